@@ -1,0 +1,138 @@
+//! The one table of hooked driver functions.
+//!
+//! A row reads `class body { export @ minimum-version flavour, … } (arguments);`
+//!
+//! - **class** drives policy: `init`, `lookup`, `context`, `alloc`, `free`, `query`, `launch`.
+//! - **body** names the hook's implementation in `shim-core`; variants of one row share it, because
+//!   their signatures are equal. Every variant keeps its own real pointer.
+//! - **exports** are libcuda's own symbol names, with the CUDA version (`1000 * major + 10 * minor`)
+//!   from which `cuGetProcAddress` answers them, and the flavour: `legacy` default stream or `ptsz`.
+//! - Signatures are those of cuda.h (CUDA 12.9).
+//!
+//! [`for_each_hook!`] hands every row to the macro named by the caller.
+
+/// Expands `$expand! { rows… }` with the whole table; see the module text for a row's form.
+#[macro_export]
+macro_rules! for_each_hook {
+    ($expand:path) => {
+        $expand! {
+            init cuInit { cuInit @ 2000 legacy } (flags: c_uint);
+
+            lookup cuGetProcAddress { cuGetProcAddress @ 11030 legacy }
+                (symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: cuuint64_t);
+            lookup cuGetProcAddress_v2 { cuGetProcAddress_v2 @ 12000 legacy }
+                (symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: cuuint64_t,
+                 status: *mut CUdriverProcAddressQueryResult);
+
+            context cuCtxCreate { cuCtxCreate @ 2000 legacy, cuCtxCreate_v2 @ 3020 legacy }
+                (pctx: *mut CUcontext, flags: c_uint, dev: CUdevice);
+            context cuCtxCreate_v3 { cuCtxCreate_v3 @ 11040 legacy }
+                (pctx: *mut CUcontext, params: *mut CUexecAffinityParam, num_params: c_int,
+                 flags: c_uint, dev: CUdevice);
+            context cuCtxCreate_v4 { cuCtxCreate_v4 @ 12050 legacy }
+                (pctx: *mut CUcontext, params: *mut CUctxCreateParams, flags: c_uint, dev: CUdevice);
+            context cuCtxDestroy { cuCtxDestroy @ 2000 legacy, cuCtxDestroy_v2 @ 4000 legacy }
+                (ctx: CUcontext);
+            context cuCtxAttach { cuCtxAttach @ 2000 legacy } (pctx: *mut CUcontext, flags: c_uint);
+            context cuCtxDetach { cuCtxDetach @ 2000 legacy } (ctx: CUcontext);
+            context cuDevicePrimaryCtxRetain { cuDevicePrimaryCtxRetain @ 7000 legacy }
+                (pctx: *mut CUcontext, dev: CUdevice);
+            context cuDevicePrimaryCtxRelease {
+                cuDevicePrimaryCtxRelease @ 7000 legacy, cuDevicePrimaryCtxRelease_v2 @ 11000 legacy
+            } (dev: CUdevice);
+            context cuDevicePrimaryCtxReset {
+                cuDevicePrimaryCtxReset @ 7000 legacy, cuDevicePrimaryCtxReset_v2 @ 11000 legacy
+            } (dev: CUdevice);
+
+            alloc cuMemAlloc { cuMemAlloc_v2 @ 3020 legacy }
+                (dptr: *mut CUdeviceptr, bytes: usize);
+            alloc cuMemAlloc_v1 { cuMemAlloc @ 2000 legacy }
+                (dptr: *mut CUdeviceptr_v1, bytes: c_uint);
+            alloc cuMemAllocPitch { cuMemAllocPitch_v2 @ 3020 legacy }
+                (dptr: *mut CUdeviceptr, pitch: *mut usize, width_bytes: usize, height: usize,
+                 element_bytes: c_uint);
+            alloc cuMemAllocPitch_v1 { cuMemAllocPitch @ 2000 legacy }
+                (dptr: *mut CUdeviceptr_v1, pitch: *mut c_uint, width_bytes: c_uint, height: c_uint,
+                 element_bytes: c_uint);
+            alloc cuMemAllocManaged { cuMemAllocManaged @ 6000 legacy }
+                (dptr: *mut CUdeviceptr, bytes: usize, flags: c_uint);
+            alloc cuMemAllocAsync {
+                cuMemAllocAsync @ 11020 legacy, cuMemAllocAsync_ptsz @ 11020 ptsz
+            } (dptr: *mut CUdeviceptr, bytes: usize, stream: CUstream);
+            alloc cuMemAllocFromPoolAsync {
+                cuMemAllocFromPoolAsync @ 11020 legacy, cuMemAllocFromPoolAsync_ptsz @ 11020 ptsz
+            } (dptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
+
+            free cuMemFree { cuMemFree_v2 @ 3020 legacy } (dptr: CUdeviceptr);
+            free cuMemFree_v1 { cuMemFree @ 2000 legacy } (dptr: CUdeviceptr_v1);
+            free cuMemFreeAsync {
+                cuMemFreeAsync @ 11020 legacy, cuMemFreeAsync_ptsz @ 11020 ptsz
+            } (dptr: CUdeviceptr, stream: CUstream);
+
+            query cuMemGetInfo { cuMemGetInfo_v2 @ 3020 legacy }
+                (free: *mut usize, total: *mut usize);
+            query cuMemGetInfo_v1 { cuMemGetInfo @ 2000 legacy }
+                (free: *mut c_uint, total: *mut c_uint);
+            query cuDeviceTotalMem { cuDeviceTotalMem_v2 @ 3020 legacy }
+                (bytes: *mut usize, dev: CUdevice);
+            query cuDeviceTotalMem_v1 { cuDeviceTotalMem @ 2000 legacy }
+                (bytes: *mut c_uint, dev: CUdevice);
+
+            launch cuLaunchKernel {
+                cuLaunchKernel @ 4000 legacy, cuLaunchKernel_ptsz @ 7000 ptsz
+            } (f: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
+               block_y: c_uint, block_z: c_uint, shared_bytes: c_uint, stream: CUstream,
+               params: *mut *mut c_void, extra: *mut *mut c_void);
+            launch cuLaunchKernelEx {
+                cuLaunchKernelEx @ 11060 legacy, cuLaunchKernelEx_ptsz @ 11060 ptsz
+            } (config: *const CUlaunchConfig, f: CUfunction, params: *mut *mut c_void,
+               extra: *mut *mut c_void);
+            launch cuLaunchCooperativeKernel {
+                cuLaunchCooperativeKernel @ 9000 legacy, cuLaunchCooperativeKernel_ptsz @ 9000 ptsz
+            } (f: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
+               block_y: c_uint, block_z: c_uint, shared_bytes: c_uint, stream: CUstream,
+               params: *mut *mut c_void);
+            launch cuLaunchCooperativeKernelMultiDevice {
+                cuLaunchCooperativeKernelMultiDevice @ 9000 legacy
+            } (launches: *mut CUDA_LAUNCH_PARAMS, devices: c_uint, flags: c_uint);
+            launch cuGraphLaunch { cuGraphLaunch @ 10000 legacy, cuGraphLaunch_ptsz @ 10000 ptsz }
+                (graph: CUgraphExec, stream: CUstream);
+            launch cuLaunch { cuLaunch @ 2000 legacy } (f: CUfunction);
+            launch cuLaunchGrid { cuLaunchGrid @ 2000 legacy }
+                (f: CUfunction, grid_width: c_int, grid_height: c_int);
+            launch cuLaunchGridAsync { cuLaunchGridAsync @ 2000 legacy }
+                (f: CUfunction, grid_width: c_int, grid_height: c_int, stream: CUstream);
+        }
+    };
+}
+
+macro_rules! rows {
+    ($($class:ident $body:ident { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
+        /// One exported symbol that Tessera hooks.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct Hook {
+            /// Policy class: `alloc`, `free`, `launch`, ….
+            pub class: &'static str,
+            /// The hook's body in `shim-core`, shared by variants of equal signature.
+            pub body: &'static str,
+            /// libcuda's export.
+            pub export: &'static str,
+            /// CUDA version from which `cuGetProcAddress` answers this variant (12040 is 12.4).
+            pub since: u32,
+            /// `legacy` or `ptsz` (per-thread default stream).
+            pub flavour: &'static str,
+        }
+
+        /// Every hooked export, in table order.
+        pub const HOOKS: &[Hook] = &[
+            $($(Hook {
+                class: stringify!($class),
+                body: stringify!($body),
+                export: stringify!($export),
+                since: $since,
+                flavour: stringify!($flavour),
+            },)+)*
+        ];
+    };
+}
+for_each_hook!(rows);

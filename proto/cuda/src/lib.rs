@@ -1,0 +1,12 @@
+//! The CUDA driver ABI as Tessera sees it: types, the one table of hooked functions
+//! ([`for_each_hook!`]), the list of deliberately unhooked ones, and NVML's part.
+//!
+//! The table is the single source for the shim's exports and real pointers, for its `dlsym` and
+//! `cuGetProcAddress` answers, for the simulated driver's entry checks and for the coverage test.
+//! This crate has no dependencies and no code that runs on a hot path.
+
+#![no_std]
+
+pub mod hooks;
+pub mod nvml;
+pub mod types;

@@ -1,0 +1,85 @@
+//! Handles, results and the few descriptors that hooked functions take.
+//!
+//! Names are the CUDA driver API's own (cuda.h of CUDA 12.9), so the usual naming lints are off.
+#![allow(non_camel_case_types, non_snake_case, missing_docs)]
+
+use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
+
+/// `CUresult`: 0 is success (CUDA Driver API, "Data types used by CUDA driver").
+pub type CUresult = c_int;
+
+pub const CUDA_SUCCESS: CUresult = 0;
+pub const CUDA_ERROR_INVALID_VALUE: CUresult = 1;
+pub const CUDA_ERROR_OUT_OF_MEMORY: CUresult = 2;
+pub const CUDA_ERROR_NOT_INITIALIZED: CUresult = 3;
+pub const CUDA_ERROR_DEINITIALIZED: CUresult = 4;
+pub const CUDA_ERROR_NO_DEVICE: CUresult = 100;
+pub const CUDA_ERROR_INVALID_DEVICE: CUresult = 101;
+pub const CUDA_ERROR_INVALID_IMAGE: CUresult = 200;
+pub const CUDA_ERROR_INVALID_CONTEXT: CUresult = 201;
+pub const CUDA_ERROR_INVALID_HANDLE: CUresult = 400;
+pub const CUDA_ERROR_NOT_FOUND: CUresult = 500;
+pub const CUDA_ERROR_NOT_READY: CUresult = 600;
+pub const CUDA_ERROR_NOT_SUPPORTED: CUresult = 801;
+/// Returned by `cuInit` when Tessera's pages are absent or invalid: "the system is not yet ready".
+pub const CUDA_ERROR_SYSTEM_NOT_READY: CUresult = 802;
+pub const CUDA_ERROR_UNKNOWN: CUresult = 999;
+
+pub type CUdevice = c_int;
+/// A device address; 64 bits since CUDA 3.2 (`_v2` functions).
+pub type CUdeviceptr = c_ulonglong;
+/// The 32-bit device address of the pre-3.2 functions.
+pub type CUdeviceptr_v1 = c_uint;
+pub type CUcontext = *mut c_void;
+pub type CUmodule = *mut c_void;
+pub type CUfunction = *mut c_void;
+pub type CUkernel = *mut c_void;
+pub type CUlibrary = *mut c_void;
+pub type CUstream = *mut c_void;
+pub type CUevent = *mut c_void;
+pub type CUgraphExec = *mut c_void;
+pub type CUmemoryPool = *mut c_void;
+pub type cuuint64_t = u64;
+
+/// `CUexecAffinityParam`: opaque to Tessera, passed through.
+pub type CUexecAffinityParam = c_void;
+/// `CUctxCreateParams`: opaque to Tessera, passed through.
+pub type CUctxCreateParams = c_void;
+/// `CUDA_LAUNCH_PARAMS`: opaque to Tessera, passed through.
+pub type CUDA_LAUNCH_PARAMS = c_void;
+
+/// `CUlaunchConfig` (cuda.h 12.9): what `cuLaunchKernelEx` takes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUlaunchConfig {
+    pub gridDimX: c_uint,
+    pub gridDimY: c_uint,
+    pub gridDimZ: c_uint,
+    pub blockDimX: c_uint,
+    pub blockDimY: c_uint,
+    pub blockDimZ: c_uint,
+    pub sharedMemBytes: c_uint,
+    pub hStream: CUstream,
+    /// `CUlaunchAttribute *`, opaque here.
+    pub attrs: *mut c_void,
+    pub numAttrs: c_uint,
+}
+const _: () = assert!(core::mem::size_of::<CUlaunchConfig>() == 56);
+
+/// `CUuuid`: 16 bytes, printed by NVML as `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CUuuid {
+    pub bytes: [u8; 16],
+}
+
+/// `CUdriverProcAddressQueryResult`.
+pub type CUdriverProcAddressQueryResult = c_int;
+pub const CU_GET_PROC_ADDRESS_SUCCESS: CUdriverProcAddressQueryResult = 0;
+pub const CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND: CUdriverProcAddressQueryResult = 1;
+pub const CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT: CUdriverProcAddressQueryResult = 2;
+
+/// `cuGetProcAddress` flags: which default-stream flavour the caller wants.
+pub const CU_GET_PROC_ADDRESS_DEFAULT: cuuint64_t = 0;
+pub const CU_GET_PROC_ADDRESS_LEGACY_STREAM: cuuint64_t = 1;
+pub const CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM: cuuint64_t = 2;

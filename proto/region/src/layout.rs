@@ -1,0 +1,237 @@
+//! The bytes of both pages. All integers are little-endian, naturally aligned, and accessed as
+//! atomics or with `pread`/`pwrite`; every offset below is part of the ABI.
+
+use core::mem::{offset_of, size_of};
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// ABI version of both pages and of the session messages.
+pub const ABI_VERSION: u32 = 1;
+/// `"TSRQUOTA"`, little-endian.
+pub const QUOTA_MAGIC: u64 = u64::from_le_bytes(*b"TSRQUOTA");
+/// `"TSRUSAGE"`, little-endian.
+pub const USAGE_MAGIC: u64 = u64::from_le_bytes(*b"TSRUSAGE");
+
+/// Most GPUs one allocation can hold.
+pub const MAX_GPUS: usize = 16;
+/// Most processes of one container that use CUDA at the same time.
+pub const SLOTS: usize = 128;
+/// Bytes of a GPU's UUID field: `GPU-…` or `MIG-…`, NUL-padded.
+pub const UUID_LEN: usize = 64;
+/// Bytes of the allocation id field, NUL-padded.
+pub const ALLOCATION_LEN: usize = 64;
+
+/// File names inside the pages directory.
+pub const QUOTA_FILE: &str = "quota";
+/// See [`QUOTA_FILE`].
+pub const USAGE_FILE: &str = "usage";
+/// See [`QUOTA_FILE`].
+pub const SESSION_SOCKET: &str = "session.sock";
+
+/// Where the pages directory is mounted in a container. If it exists, only it counts.
+pub const CONTAINER_PAGES_DIR: &str = "/usr/local/tessera/pages";
+/// Where the shim is mounted in a container.
+pub const CONTAINER_SHIM: &str = "/usr/local/tessera/libtessera.so";
+/// Outside containers, the pages directory of a `tessera run` command tree.
+pub const PAGES_DIR_ENV: &str = "TESSERA_DIR";
+
+/// Gate word: alone and not strictly limited; launches pass.
+pub const GATE_SOLO: u32 = 1;
+/// Gate word: holds the lease.
+pub const GATE_OPEN: u32 = 2;
+/// Gate word: wait on the futex.
+pub const GATE_CLOSED: u32 = 3;
+
+/// Compute policy: work-conserving.
+pub const POLICY_BURST: u32 = 0;
+/// Compute policy: hard cap.
+pub const POLICY_STRICT: u32 = 1;
+/// Compute policy: compute is not limited.
+pub const POLICY_NONE: u32 = 2;
+
+/// One GPU's limits, 192 bytes.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct QuotaGpu {
+    /// The GPU's or MIG instance's UUID as NVML prints it, NUL-padded.
+    pub uuid: [u8; UUID_LEN],
+    /// Bytes that all processes of the tenant may hold on this GPU.
+    pub memory_limit_bytes: AtomicU64,
+    /// Bytes charged for each context, before anything was observed (model constant).
+    pub context_overhead_bytes: AtomicU64,
+    /// Bytes that NVML shows beyond the ledger, as the plugin observed; 0 before the first look.
+    pub observed_overhead_bytes: AtomicU64,
+    /// Share of GPU time in thousandths of a GPU.
+    pub cores_millis: AtomicU32,
+    /// `POLICY_*`.
+    pub policy: AtomicU32,
+    /// `GATE_*`; a futex word.
+    pub gate: AtomicU32,
+    /// Changes with every grant.
+    pub gate_epoch: AtomicU32,
+    /// Operations that may be in flight while OPEN.
+    pub window: AtomicU32,
+    reserved: [u8; 76],
+}
+
+/// The quota page, 4096 bytes.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct QuotaPage {
+    /// [`QUOTA_MAGIC`], published last.
+    pub magic: AtomicU64,
+    /// [`ABI_VERSION`].
+    pub abi: AtomicU32,
+    /// Entries of `gpus` in use.
+    pub gpu_count: AtomicU32,
+    /// Grows with every Allocate of this id.
+    pub generation: AtomicU64,
+    /// The plugin's last sign of life, `CLOCK_MONOTONIC` nanoseconds; 0 where no plugin serves.
+    pub heartbeat_ns: AtomicU64,
+    /// Hash of resource and sorted replica ids, hex, NUL-padded.
+    pub allocation: [u8; ALLOCATION_LEN],
+    reserved: [u8; 160],
+    /// Limits per GPU; a tenant's ordinal in both pages is the index here.
+    pub gpus: [QuotaGpu; MAX_GPUS],
+    tail: [u8; 768],
+}
+
+/// Bytes of the quota file.
+pub const QUOTA_BYTES: usize = 4096;
+
+const _: () = {
+    assert!(size_of::<QuotaGpu>() == 192);
+    assert!(offset_of!(QuotaGpu, memory_limit_bytes) == 64);
+    assert!(offset_of!(QuotaGpu, context_overhead_bytes) == 72);
+    assert!(offset_of!(QuotaGpu, observed_overhead_bytes) == 80);
+    assert!(offset_of!(QuotaGpu, cores_millis) == 88);
+    assert!(offset_of!(QuotaGpu, policy) == 92);
+    assert!(offset_of!(QuotaGpu, gate) == 96);
+    assert!(offset_of!(QuotaGpu, gate_epoch) == 100);
+    assert!(offset_of!(QuotaGpu, window) == 104);
+    assert!(size_of::<QuotaPage>() == QUOTA_BYTES);
+    assert!(offset_of!(QuotaPage, abi) == 8);
+    assert!(offset_of!(QuotaPage, gpu_count) == 12);
+    assert!(offset_of!(QuotaPage, generation) == 16);
+    assert!(offset_of!(QuotaPage, heartbeat_ns) == 24);
+    assert!(offset_of!(QuotaPage, allocation) == 32);
+    assert!(offset_of!(QuotaPage, gpus) == 256);
+};
+
+/// What device memory was obtained by; indexes [`Slot::kinds`]. Statistics only.
+#[repr(usize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `cuMemAlloc`.
+    Plain = 0,
+    /// `cuMemAllocPitch`.
+    Pitched = 1,
+    /// `cuMemAllocManaged`.
+    Managed = 2,
+    /// Stream-ordered allocations and pools.
+    Async = 3,
+    /// `cuMemCreate`.
+    Vmm = 4,
+    /// Arrays and mipmaps.
+    Array = 5,
+    /// Graph memory nodes.
+    Graph = 6,
+    /// Contexts and other memory that no hook sees.
+    Overhead = 7,
+}
+/// Entries of [`Slot::kinds`].
+pub const KINDS: usize = 12;
+/// Shards of the launch counter, so that threads seldom share a cache line's atomic.
+pub const LAUNCH_SHARDS: usize = 8;
+
+/// One process's entry, 1024 bytes. Only the holder of the slot's lock byte writes it, except that
+/// whoever takes a dead owner's lock zeroes it.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Slot {
+    /// Per GPU: granted plus reserved bytes. This word decides.
+    pub charged: [AtomicU64; MAX_GPUS],
+    /// Per GPU: bytes whose driver call has succeeded. A refusal is decided by these.
+    pub granted: [AtomicU64; MAX_GPUS],
+    /// Per GPU: highest `granted` of this process.
+    pub peak: [AtomicU64; MAX_GPUS],
+    /// Granted bytes by [`Kind`], over all GPUs.
+    pub kinds: [AtomicU64; KINDS],
+    /// Requests refused because of the quota.
+    pub refusals: AtomicU64,
+    /// Allocations granted.
+    pub allocations: AtomicU64,
+    /// Allocations released.
+    pub frees: AtomicU64,
+    /// Requests within the quota that the driver refused.
+    pub driver_refusals: AtomicU64,
+    /// Kernel and graph launches, sharded by thread.
+    pub launches: [AtomicU64; LAUNCH_SHARDS],
+    /// Nanoseconds waited at the gate.
+    pub gate_wait_ns: AtomicU64,
+    /// Nanoseconds of GPU time used.
+    pub gpu_time_ns: AtomicU64,
+    /// Bytes asked for by the last refused request.
+    pub last_refused_bytes: AtomicU64,
+    /// When, `CLOCK_MONOTONIC` nanoseconds.
+    pub last_refused_ns: AtomicU64,
+    /// When the slot was claimed, `CLOCK_MONOTONIC` nanoseconds.
+    pub claimed_ns: AtomicU64,
+    /// The owner's pid in its own pid namespace: a hint for people, never trusted.
+    pub pid: AtomicU32,
+    reserved: [u8; 364],
+}
+
+/// The usage page's header, 4096 bytes.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct UsageHeader {
+    /// [`USAGE_MAGIC`], published last.
+    pub magic: AtomicU64,
+    /// [`ABI_VERSION`].
+    pub abi: AtomicU32,
+    /// [`SLOTS`].
+    pub slot_count: AtomicU32,
+    /// The quota page's generation when the file was made.
+    pub generation: AtomicU64,
+    line: [u8; 40],
+    /// One more than the highest slot ever claimed: how far sums must look.
+    pub high_water: AtomicU32,
+    tail: [u8; 4028],
+}
+
+/// Bytes of the usage file.
+pub const USAGE_BYTES: usize = 4096 + SLOTS * size_of::<Slot>();
+
+/// The byte whose open-file-description lock owns slot `index`.
+pub const fn slot_lock_offset(index: usize) -> u64 {
+    (4096 + index * size_of::<Slot>()) as u64
+}
+/// The byte on which requests that collided queue, for GPU `gpu`.
+pub const fn queue_lock_offset(gpu: usize) -> u64 {
+    (1024 + gpu) as u64
+}
+
+/// The whole usage file.
+#[repr(C)]
+#[derive(Debug)]
+pub struct UsagePage {
+    /// Identification.
+    pub header: UsageHeader,
+    /// One per process.
+    pub slots: [Slot; SLOTS],
+}
+
+const _: () = {
+    assert!(size_of::<Slot>() == 1024);
+    assert!(offset_of!(Slot, granted) == 128);
+    assert!(offset_of!(Slot, peak) == 256);
+    assert!(offset_of!(Slot, kinds) == 384);
+    assert!(offset_of!(Slot, refusals) == 480);
+    assert!(offset_of!(Slot, launches) == 512);
+    assert!(offset_of!(Slot, gate_wait_ns) == 576);
+    assert!(offset_of!(Slot, pid) == 616);
+    assert!(size_of::<UsageHeader>() == 4096);
+    assert!(offset_of!(UsageHeader, generation) == 16);
+    assert!(offset_of!(UsageHeader, high_water) == 64);
+    assert!(size_of::<UsagePage>() == USAGE_BYTES);
+};

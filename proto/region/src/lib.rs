@@ -1,0 +1,12 @@
+//! What a container and the plugin share: the quota page, the usage page and the session messages.
+//!
+//! - **quota page** (`quota`, one 4 KiB page): written by the plugin only, read-only to the tenant.
+//! - **usage page** (`usage`): written by the tenant's processes. The plugin never maps it; it reads
+//!   with `pread` and believes nothing.
+//! - **session socket** (`session.sock`, `SOCK_SEQPACKET`): fixed 64-byte messages.
+//!
+//! Both pages carry magic and ABI version; the magic is published last with `Release`. Offsets are
+//! asserted at compile time in [`layout`]. This crate depends on `libc` alone, because the shim
+//! links it into strangers' processes.
+
+pub mod layout;

@@ -1,0 +1,3 @@
+//! tessera.
+
+fn main() {}
