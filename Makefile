@@ -1,0 +1,50 @@
+# Tessera: the commands people use. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
+RELEASE := $(TARGET)/release
+CARGO := cargo
+# Everything that users or tests run as a file.
+ARTEFACTS := -p tessera-plugin -p tessera-shim -p simgpu -p simcuda -p simnvml -p tessera-tenant
+
+.PHONY: help build demo test test-loom python lint e2e bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+build: ## build the plugin, the shim and the simulated GPU into target/release
+	$(CARGO) build --release --locked $(ARTEFACTS)
+	@mkdir -p $(RELEASE)/sim
+	@# rename(2), so that a process that has the old file mapped keeps it
+	@for lib in cuda:libcuda.so.1 nvml:libnvidia-ml.so.1; do \
+	    cp $(RELEASE)/libsim$${lib%%:*}.so $(RELEASE)/sim/.new && mv $(RELEASE)/sim/.new $(RELEASE)/sim/$${lib##*:}; \
+	done
+
+demo: build ## share a simulated GPU among tenants and watch the quotas hold
+	$(RELEASE)/tessera demo
+
+python: ## make the Python environment that the client tests use
+	tests/python/setup.sh
+
+test-loom: ## check the lock-free accounting with loom
+	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release -p tessera-region --test loom
+
+test: build python test-loom ## all tests that need neither root nor a GPU
+	TESSERA_ARTEFACTS=$(RELEASE) $(CARGO) test --locked --workspace
+
+lint: ## formatting, clippy, dependency rules
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	tests/lint/dependencies
+
+e2e: build ## the whole on a real Kubernetes (root; see tests/e2e/README.md)
+	TESSERA_ARTEFACTS=$(RELEASE) tests/e2e/run
+
+bench: build ## measure; prints a table and writes target/bench/summary.json
+	$(CARGO) build --release --locked -p tessera-bench
+	TESSERA_ARTEFACTS=$(RELEASE) $(RELEASE)/tessera-bench --out $(TARGET)/bench/summary.json
+
+clean: ## remove build products
+	$(CARGO) clean
