@@ -1,1 +1,33 @@
-//! tessera-tests.
+//! What the suites under `tests/tests` share: the built artefacts, a simulated machine, an
+//! allocation's pages, C programs compiled on demand, and child processes that cannot outlive
+//! their test.
+//!
+//! A test reads like this:
+//!
+//! ```no_run
+//! use tessera_tests::{Pages, Preloaded, SimGpu, compile_c};
+//!
+//! let sim = SimGpu::start_default();
+//! let pages = Pages::create(&[(sim.uuid(0), 1 << 30)]);
+//! let out = Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages).run();
+//! assert!(out.success(), "{out}");
+//! ```
+
+mod artefacts;
+mod child;
+mod compile;
+mod conversation;
+mod pages;
+mod simgpu;
+
+pub use artefacts::{Artefacts, artefacts, target_dir, workspace};
+pub use child::{Output, Preloaded, Running};
+pub use compile::{CProgram, compile_c};
+pub use conversation::{Conversation, Reply};
+pub use pages::Pages;
+pub use simgpu::SimGpu;
+
+/// Bytes of a mebibyte, the unit that most suites count in.
+pub const MIB: u64 = 1 << 20;
+/// Bytes of a gibibyte.
+pub const GIB: u64 = 1 << 30;

@@ -1,0 +1,71 @@
+//! An allocation's quota and usage page, as the plugin would have written them.
+
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec, QuotaWriter};
+use tessera_region::usage::{self, Snapshot, UsageFile};
+
+/// A pages directory for one test, removed with this value.
+#[derive(Debug)]
+pub struct Pages {
+    dir: TempDir,
+    quota: QuotaWriter,
+}
+
+impl Pages {
+    /// An allocation with a memory limit in bytes per GPU, no compute limit and free contexts.
+    pub fn create(limits: &[(&str, u64)]) -> Self {
+        Self::with_overhead(limits, 0)
+    }
+
+    /// The same, where every context is charged `overhead` bytes.
+    pub fn with_overhead(limits: &[(&str, u64)], overhead: u64) -> Self {
+        let gpus = limits.iter().map(|&(uuid, memory_limit_bytes)| GpuQuota {
+            uuid: uuid.to_owned(),
+            memory_limit_bytes,
+            context_overhead_bytes: overhead,
+            cores_millis: 1000,
+            policy: Policy::None,
+        });
+        let spec = QuotaSpec {
+            allocation: "0123456789abcdef".to_owned(),
+            generation: 1,
+            gpus: gpus.collect(),
+        };
+        let dir = tempfile::tempdir().expect("a writable temporary directory");
+        let quota = quota::create(dir.path(), &spec).expect("a valid quota");
+        usage::create(dir.path(), spec.generation).expect("a writable directory");
+        Self { dir, quota }
+    }
+
+    /// What `TESSERA_DIR` is set to.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The quota page's file.
+    pub fn quota_file(&self) -> PathBuf {
+        self.dir().join(tessera_region::layout::QUOTA_FILE)
+    }
+
+    /// The usage page's file.
+    pub fn usage_file(&self) -> PathBuf {
+        self.dir().join(tessera_region::layout::USAGE_FILE)
+    }
+
+    /// The plugin's handle on the quota page, to change limits while tenants run.
+    pub fn quota(&self) -> &QuotaWriter {
+        &self.quota
+    }
+
+    /// What the plugin sees in the usage page now.
+    pub fn snapshot(&self) -> Snapshot {
+        self.usage().snapshot().expect("an untampered usage page")
+    }
+
+    /// The plugin's handle on the usage page.
+    pub fn usage(&self) -> UsageFile {
+        UsageFile::open(self.dir()).expect("a usage page")
+    }
+}

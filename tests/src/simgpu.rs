@@ -1,0 +1,97 @@
+//! A simulated machine with GPUs of its own for one test.
+
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::artefacts;
+
+/// A configuration of the simulator and its state, removed with this value.
+#[derive(Debug)]
+pub struct SimGpu {
+    dir: TempDir,
+    uuids: Vec<String>,
+}
+
+impl SimGpu {
+    /// A machine as `config_toml` describes it (the keys are those of `simgpu`'s configuration).
+    pub fn start(config_toml: &str) -> Self {
+        let dir = tempfile::tempdir().expect("a writable temporary directory");
+        std::fs::write(dir.path().join("sim.toml"), config_toml).expect("just made");
+        Self { dir, uuids: uuids_in(config_toml) }
+    }
+
+    /// Two GPUs of 8 GiB whose contexts cost 64 MiB: small enough to fill in a test.
+    pub fn start_default() -> Self {
+        Self::start(DEFAULT)
+    }
+
+    /// The configuration's `index`-th GPU's UUID.
+    pub fn uuid(&self, index: usize) -> &str {
+        &self.uuids[index]
+    }
+
+    /// How many GPUs the configuration describes.
+    pub fn gpu_count(&self) -> usize {
+        self.uuids.len()
+    }
+
+    /// What `SIMGPU_CONFIG` is set to.
+    pub fn config(&self) -> PathBuf {
+        self.dir.path().join("sim.toml")
+    }
+
+    /// What `SIMGPU_STATE` is set to.
+    pub fn state(&self) -> PathBuf {
+        self.dir.path().join("sim.state")
+    }
+
+    /// A directory for what else the test needs, removed with the machine.
+    pub fn scratch(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The environment in which a process finds the simulated libraries and this machine.
+    pub fn envs(&self) -> Vec<(String, String)> {
+        let text = |path: PathBuf| path.to_str().expect("temporary paths are UTF-8").to_owned();
+        vec![
+            ("LD_LIBRARY_PATH".to_owned(), text(artefacts().sim_dir())),
+            ("SIMGPU_CONFIG".to_owned(), text(self.config())),
+            ("SIMGPU_STATE".to_owned(), text(self.state())),
+        ]
+    }
+}
+
+/// The values of the `uuid = "…"` lines, in order.
+fn uuids_in(config_toml: &str) -> Vec<String> {
+    config_toml
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("uuid")?.trim_start().strip_prefix('='))
+        .map(|value| value.trim().trim_matches('"').to_owned())
+        .collect()
+}
+
+const DEFAULT: &str = r#"
+[[gpu]]
+uuid = "GPU-7e55e7a0-0000-4000-8000-000000000000"
+memory = "8GiB"
+context_overhead = "64MiB"
+
+[[gpu]]
+uuid = "GPU-7e55e7a0-0000-4000-8000-000000000001"
+memory = "8GiB"
+context_overhead = "64MiB"
+"#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_machine_has_two_gpus_with_distinct_uuids() {
+        let sim = SimGpu::start_default();
+        assert_eq!(sim.gpu_count(), 2);
+        assert_ne!(sim.uuid(0), sim.uuid(1));
+        assert!(sim.uuid(0).starts_with("GPU-"));
+    }
+}
