@@ -1,1 +1,42 @@
-//! tessera-kubelet.
+//! The gRPC contracts of the node: kubelet's device plugin, pod resources and plugin registration
+//! APIs, and Tessera's own admin service.
+//!
+//! The `.proto` files are in `proto/`; the code under `src/gen` is generated from them and committed,
+//! so that building needs no protobuf compiler. `tests/generated.rs` regenerates it and compares;
+//! `TESSERA_REGENERATE=1 cargo test -p tessera-kubelet --test generated` writes it anew.
+
+/// Device plugin API v1beta1: served by the plugin, `Registration` by kubelet.
+pub mod deviceplugin {
+    include!("gen/deviceplugin_v1beta1.rs");
+
+    /// The API version that goes into [`RegisterRequest::version`].
+    pub const VERSION: &str = "v1beta1";
+    /// [`Device::health`] of a device that may be handed out.
+    pub const HEALTHY: &str = "Healthy";
+    /// [`Device::health`] of a device that may not.
+    pub const UNHEALTHY: &str = "Unhealthy";
+    /// kubelet's default device plugin directory.
+    pub const DIRECTORY: &str = "/var/lib/kubelet/device-plugins";
+    /// File name of kubelet's own socket in the device plugin directory.
+    pub const KUBELET_SOCKET: &str = "kubelet.sock";
+    /// Longest [`Device::id`], in bytes.
+    pub const MAX_DEVICE_ID: usize = 63;
+}
+
+/// Pod resources API v1: served by kubelet.
+pub mod podresources {
+    include!("gen/podresources_v1.rs");
+
+    /// kubelet's default pod resources socket.
+    pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
+}
+
+/// Plugin registration API v1: how DRA drivers register.
+pub mod pluginregistration {
+    include!("gen/pluginregistration_v1.rs");
+}
+
+/// Tessera's admin service v1: what `tessera status` shows.
+pub mod admin {
+    include!("gen/admin_v1.rs");
+}
