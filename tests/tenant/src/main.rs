@@ -1,3 +1,126 @@
-//! tessera.
+//! `tessera-tenant`: a small CUDA client that behaves like a tenant of a shared GPU.
+//!
+//! It speaks the driver API alone (`dlopen` of `libcuda.so.1`, or every pointer through
+//! `cuGetProcAddress`), so it runs on NVIDIA's driver and on the simulated one, with the shim
+//! preloaded and without. The demo, the end-to-end pods and the benches are built from it.
+//!
+//! Everything it reports is one JSON object per line on standard output; people's text goes to
+//! standard error. Exit codes are [`exit`]'s.
 
-fn main() {}
+mod args;
+mod churn;
+mod cuda;
+mod driver;
+mod exec;
+mod exit;
+mod greedy;
+mod histogram;
+mod hold;
+mod infer;
+mod info;
+mod nvml;
+mod processes;
+mod report;
+mod rng;
+mod stop;
+
+use crate::args::Args;
+use crate::driver::Resolve;
+use crate::exit::Exit;
+
+/// What every subcommand needs to reach the driver.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// How driver functions are found.
+    pub resolve: Resolve,
+    /// CUDA device ordinal.
+    pub device: i32,
+}
+
+const USAGE: &str = "\
+tessera-tenant [OPTIONS] SUBCOMMAND [OPTIONS]
+
+Subcommands
+  info                      what this process sees of its GPUs, as JSON
+  hold    --bytes Q [--for S]
+                            allocate Q, say so, hold it until SIGTERM or for S seconds
+  greedy  [--chunk Q] [--min-chunk Q] [--apis plain,pitched,managed,async] [--at-most Q]
+          [--for S] [--retry-ms N]
+                            allocate until out of memory, by each API in turn; without --for exit
+                            at once, else hold S seconds (0: until SIGTERM) and keep trying
+  infer   [--weights Q] [--activations Q] [--requests N] [--rate R] [--kernel-us K] [--for S]
+                            serve inference-like requests; a JSON line each second and at the end;
+                            SIGUSR1 closes a phase and starts the next
+  churn   [--threads N] [--max Q] [--for S] [--seed N]
+                            allocate, verify and free at random from many threads
+  exec    [--clear-env] [--bytes Q] -- COMMAND...
+                            use the GPU (with --bytes), then replace this process by COMMAND
+
+Options
+  --getproc                 resolve every function through cuGetProcAddress instead of dlsym
+  --device N                CUDA device ordinal (0)
+  --processes N             fork N copies before the driver is touched
+
+Q is bytes or a quantity: 512Mi, 4GiB, 129M, 1.5Gi.
+Exit: 0 ok, 2 out of memory where none was expected, 3 another driver error, 4 data corrupted,
+5 no driver library, 6 more memory was granted than --at-most, 64 usage; 128+n: a copy died of
+signal n.";
+
+fn main() {
+    stop::block_signals();
+    let code = match run() {
+        Ok(()) => exit::OK,
+        Err(exit) => {
+            if !exit.message.is_empty() {
+                eprintln!("tessera-tenant: {}", exit.message);
+            }
+            exit.code
+        }
+    };
+    std::process::exit(code);
+}
+
+fn run() -> Result<(), Exit> {
+    let mut args = Args::from_env();
+    if args.flag("--help") || args.flag("-h") {
+        println!("{USAGE}");
+        return Ok(());
+    }
+    let target = Target {
+        resolve: if args.flag("--getproc") { Resolve::ProcAddress } else { Resolve::Dlsym },
+        device: args.number("--device", 0)?,
+    };
+    let copies: u32 = args.number("--processes", 1)?;
+    let Some(subcommand) = args.subcommand() else {
+        return Err(Exit::usage(format!("no subcommand\n\n{USAGE}")));
+    };
+    // Parsed before any fork, so that a mistake is reported once.
+    let work: Box<dyn FnOnce() -> Result<(), Exit>> = match subcommand.as_str() {
+        "info" => {
+            args.finish()?;
+            Box::new(move || info::run(target))
+        }
+        "hold" => {
+            let options = hold::Options::parse(args)?;
+            Box::new(move || hold::run(target, &options))
+        }
+        "greedy" => {
+            let options = greedy::Options::parse(args)?;
+            Box::new(move || greedy::run(target, &options))
+        }
+        "infer" => {
+            let options = infer::Options::parse(args)?;
+            Box::new(move || infer::run(target, &options))
+        }
+        "churn" => {
+            let options = churn::Options::parse(args)?;
+            Box::new(move || churn::run(target, &options))
+        }
+        "exec" => {
+            let options = exec::Options::parse(args)?;
+            Box::new(move || exec::run(target, &options))
+        }
+        other => return Err(Exit::usage(format!("unknown subcommand {other}\n\n{USAGE}"))),
+    };
+    if copies <= 1 { work() } else { processes::run(copies, work) }
+}

@@ -1,0 +1,186 @@
+//! `churn`: many threads that allocate, verify and free at random.
+//!
+//! Out of memory is no failure here: threads and processes race for what there is. Data that came
+//! back changed is.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::Target;
+use crate::args::Args;
+use crate::cuda::{Api, Block, Cuda};
+use crate::exit::{self, CudaError, Exit};
+use crate::report;
+use crate::rng::Rng;
+use crate::stop::{self, Asked};
+
+/// Bytes of the pattern at the start of every block.
+const PATTERN: usize = 64;
+
+/// The load.
+#[derive(Debug)]
+pub struct Options {
+    threads: u64,
+    /// Most bytes one thread holds.
+    max: u64,
+    limit: Option<Duration>,
+    seed: u64,
+}
+
+impl Options {
+    /// From the command line.
+    pub fn parse(mut args: Args) -> Result<Self, Exit> {
+        let options = Self {
+            threads: args.number("--threads", 4)?,
+            max: args.bytes("--max")?.unwrap_or(32 << 20),
+            limit: match args.number::<u64>("--for", 0)? {
+                0 => None,
+                seconds => Some(Duration::from_secs(seconds)),
+            },
+            seed: args.number("--seed", 1)?,
+        };
+        args.finish()?;
+        if options.threads == 0 || options.max < 4096 {
+            return Err(Exit::usage("--threads must be at least 1 and --max at least 4096"));
+        }
+        Ok(options)
+    }
+}
+
+#[derive(Default)]
+struct Counters {
+    allocations: AtomicU64,
+    frees: AtomicU64,
+    refused: AtomicU64,
+    corrupted: AtomicU64,
+    held: AtomicU64,
+}
+
+impl Counters {
+    fn report(&self, event: &str) {
+        report::line(
+            event,
+            json!({
+                "allocations": self.allocations.load(Relaxed),
+                "frees": self.frees.load(Relaxed),
+                "refused": self.refused.load(Relaxed),
+                "corrupted": self.corrupted.load(Relaxed),
+                "held": self.held.load(Relaxed),
+            }),
+        );
+    }
+}
+
+/// Churns until asked to stop or the time is over.
+pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
+    let cuda = Cuda::open(target)?;
+    let counters = Counters::default();
+    let stop_now = AtomicBool::new(false);
+    report::line("ready", json!({ "threads": options.threads }));
+    let outcome = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..options.threads)
+            .map(|index| {
+                let seed = options.seed
+                    ^ index.rotate_left(20)
+                    ^ u64::from(std::process::id()).rotate_left(40);
+                let (counters, stop_now) = (&counters, &stop_now);
+                scope.spawn(move || worker(&cuda, options.max, seed, counters, stop_now))
+            })
+            .collect();
+        let start = Instant::now();
+        loop {
+            let left = options.limit.map(|l| l.saturating_sub(start.elapsed()));
+            if left == Some(Duration::ZERO) || threads.iter().any(|t| t.is_finished()) {
+                break;
+            }
+            let second = Duration::from_secs(1);
+            if stop::wait(left.map_or(second, |l| l.min(second))) == Some(Asked::Stop) {
+                break;
+            }
+            counters.report("progress");
+        }
+        stop_now.store(true, Relaxed);
+        threads.into_iter().map(|t| t.join()).collect::<Vec<_>>()
+    });
+    for result in outcome {
+        match result {
+            Ok(result) => result?,
+            Err(_) => return Err(Exit::new(exit::DRIVER, "a thread panicked")),
+        }
+    }
+    counters.report("done");
+    cuda.close()?;
+    if counters.corrupted.load(Relaxed) > 0 {
+        return Err(Exit::new(exit::CORRUPTED, "blocks came back changed"));
+    }
+    Ok(())
+}
+
+struct Held {
+    block: Block,
+    pattern: [u8; PATTERN],
+}
+
+fn worker(
+    cuda: &Cuda,
+    max: u64,
+    seed: u64,
+    counters: &Counters,
+    stop_now: &AtomicBool,
+) -> Result<(), CudaError> {
+    cuda.bind()?;
+    let stream = cuda.stream()?;
+    let mut rng = Rng::new(seed);
+    let mut held: Vec<Held> = Vec::new();
+    let mut bytes = 0;
+    while !stop_now.load(Relaxed) {
+        let grow = held.is_empty() || bytes < max && rng.below(2) == 0;
+        if grow {
+            let want = (rng.below(max - bytes.min(max - 4096)) + 1).max(PATTERN as u64);
+            // The dispersion of APIs is by draw, so that their accounting meets in one limit.
+            let api = Api::ALL[usize::try_from(rng.below(4)).unwrap_or(0)];
+            match cuda.allocate(api, want, stream) {
+                Ok(block) => {
+                    let mut pattern = [0; PATTERN];
+                    rng.fill(&mut pattern);
+                    cuda.write(&block, 0, &pattern)?;
+                    bytes += block.bytes;
+                    counters.held.fetch_add(block.bytes, Relaxed);
+                    counters.allocations.fetch_add(1, Relaxed);
+                    held.push(Held { block, pattern });
+                }
+                Err(error) if error.is_out_of_memory() => {
+                    counters.refused.fetch_add(1, Relaxed);
+                    std::thread::yield_now();
+                }
+                Err(error) => return Err(error),
+            }
+        } else {
+            let index = usize::try_from(rng.below(held.len() as u64)).unwrap_or(0);
+            bytes -= release(cuda, held.swap_remove(index), stream, counters)?;
+        }
+    }
+    for one in held {
+        release(cuda, one, stream, counters)?;
+    }
+    Ok(())
+}
+
+fn release(
+    cuda: &Cuda,
+    held: Held,
+    stream: tessera_cuda::types::CUstream,
+    counters: &Counters,
+) -> Result<u64, CudaError> {
+    let mut back = [0; PATTERN];
+    cuda.read(&held.block, 0, &mut back)?;
+    if back != held.pattern {
+        counters.corrupted.fetch_add(1, Relaxed);
+    }
+    cuda.free(&held.block, stream)?;
+    counters.held.fetch_sub(held.block.bytes, Relaxed);
+    counters.frees.fetch_add(1, Relaxed);
+    Ok(held.block.bytes)
+}

@@ -1,0 +1,333 @@
+//! The driver with a context: the few calls a tenant needs, with checked results.
+
+use std::ffi::{CStr, c_char, c_uint, c_void};
+use std::ptr::{null, null_mut};
+
+use tessera_cuda::types::{
+    CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUresult, CUstream, CUuuid,
+};
+
+use crate::Target;
+use crate::driver::Driver;
+use crate::exit::{CudaError, Exit};
+
+/// A kernel that keeps the GPU busy for the nanoseconds of its parameter, by `%globaltimer`; the
+/// simulated driver gives a kernel of this name the same duration.
+const PTX: &CStr = c"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry spin_ns(.param .u64 spin_ns_param_0)
+{
+    .reg .pred %p<2>;
+    .reg .b64 %rd<6>;
+    ld.param.u64 %rd1, [spin_ns_param_0];
+    mov.u64 %rd2, %globaltimer;
+LOOP:
+    mov.u64 %rd3, %globaltimer;
+    sub.u64 %rd4, %rd3, %rd2;
+    setp.lt.u64 %p1, %rd4, %rd1;
+    @%p1 bra LOOP;
+    ret;
+}
+";
+
+/// `CU_MEM_ATTACH_GLOBAL`.
+const ATTACH_GLOBAL: c_uint = 1;
+/// `CU_STREAM_NON_BLOCKING`.
+const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`: wait without burning the CPU.
+const EVENT_WAIT: c_uint = 1 | 2;
+
+/// The APIs that give device memory and that Tessera accounts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    /// `cuMemAlloc`.
+    Plain,
+    /// `cuMemAllocPitch`.
+    Pitched,
+    /// `cuMemAllocManaged`.
+    Managed,
+    /// `cuMemAllocAsync`.
+    Async,
+}
+
+impl Api {
+    /// All of them, in the order they are tried.
+    pub const ALL: [Self; 4] = [Self::Plain, Self::Pitched, Self::Managed, Self::Async];
+
+    /// As on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Pitched => "pitched",
+            Self::Managed => "managed",
+            Self::Async => "async",
+        }
+    }
+}
+
+/// One allocation.
+#[derive(Debug)]
+pub struct Block {
+    /// Device address.
+    pub pointer: CUdeviceptr,
+    /// Bytes the driver gave (pitch included).
+    pub bytes: u64,
+    api: Api,
+}
+
+/// A device with its primary context retained, current in the thread that opened it.
+#[derive(Clone, Copy)]
+pub struct Cuda {
+    driver: Driver,
+    device: CUdevice,
+    context: CUcontext,
+}
+
+// SAFETY: contexts, and the functions of the driver API, may be used from any thread
+// (CUDA C Programming Guide, "Driver API": a context is current per thread).
+unsafe impl Send for Cuda {}
+// SAFETY: as above; `Cuda` itself has no interior mutability.
+unsafe impl Sync for Cuda {}
+
+fn check(call: &'static str, code: CUresult) -> Result<(), CudaError> {
+    if code == CUDA_SUCCESS { Ok(()) } else { Err(CudaError { call, code }) }
+}
+
+/// `cuInit` on a freshly loaded driver.
+pub fn initialise(target: Target) -> Result<Driver, Exit> {
+    let driver = Driver::load(target.resolve)?;
+    // SAFETY: cuInit takes flags only, which must be 0.
+    check("cuInit", unsafe { (driver.init)(0) })?;
+    Ok(driver)
+}
+
+impl Cuda {
+    /// Loads the driver, initialises it and retains the target's primary context.
+    pub fn open(target: Target) -> Result<Self, Exit> {
+        let driver = initialise(target)?;
+        Ok(Self::on(driver, target.device)?)
+    }
+
+    /// Retains the primary context of `ordinal` and makes it current.
+    pub fn on(driver: Driver, ordinal: i32) -> Result<Self, CudaError> {
+        let mut device = 0;
+        let mut context = null_mut();
+        // SAFETY: live out-parameters.
+        unsafe {
+            check("cuDeviceGet", (driver.device_get)(&raw mut device, ordinal))?;
+            check("cuDevicePrimaryCtxRetain", (driver.primary_retain)(&raw mut context, device))?;
+        }
+        let cuda = Self { driver, device, context };
+        cuda.bind()?;
+        Ok(cuda)
+    }
+
+    /// Makes the context current in the calling thread.
+    pub fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the context was retained and is released by nobody but `close`.
+        check("cuCtxSetCurrent", unsafe { (self.driver.ctx_set_current)(self.context) })
+    }
+
+    /// Gives the primary context back.
+    pub fn close(self) -> Result<(), CudaError> {
+        // SAFETY: retained once by `on`.
+        check("cuDevicePrimaryCtxRelease", unsafe { (self.driver.primary_release)(self.device) })
+    }
+
+    /// Free and total bytes as `cuMemGetInfo` shows them.
+    pub fn mem_info(&self) -> Result<(u64, u64), CudaError> {
+        let (mut free, mut total) = (0usize, 0usize);
+        // SAFETY: live out-parameters.
+        check("cuMemGetInfo", unsafe {
+            (self.driver.mem_get_info)(&raw mut free, &raw mut total)
+        })?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Allocates `bytes` by `api`; async allocations are ordered on `stream`.
+    pub fn allocate(&self, api: Api, bytes: u64, stream: CUstream) -> Result<Block, CudaError> {
+        let mut pointer = 0;
+        let size = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let mut given = bytes;
+        // SAFETY: live out-parameters; `stream` is null or one of ours.
+        unsafe {
+            match api {
+                Api::Plain => {
+                    check("cuMemAlloc", (self.driver.mem_alloc)(&raw mut pointer, size))?;
+                }
+                Api::Managed => check(
+                    "cuMemAllocManaged",
+                    (self.driver.mem_alloc_managed)(&raw mut pointer, size, ATTACH_GLOBAL),
+                )?,
+                Api::Async => {
+                    check(
+                        "cuMemAllocAsync",
+                        (self.driver.mem_alloc_async)(&raw mut pointer, size, stream),
+                    )?;
+                    check("cuStreamSynchronize", (self.driver.stream_synchronize)(stream))?;
+                }
+                Api::Pitched => {
+                    // Odd rows, so that the pitch is larger than what was asked.
+                    let width = size.min(1000);
+                    let height = size.div_ceil(width.max(1));
+                    let mut pitch = 0;
+                    check(
+                        "cuMemAllocPitch",
+                        (self.driver.mem_alloc_pitch)(
+                            &raw mut pointer,
+                            &raw mut pitch,
+                            width,
+                            height,
+                            4,
+                        ),
+                    )?;
+                    given = pitch as u64 * height as u64;
+                }
+            }
+        }
+        Ok(Block { pointer, bytes: given, api })
+    }
+
+    /// Frees by the API that `block` came from.
+    pub fn free(&self, block: &Block, stream: CUstream) -> Result<(), CudaError> {
+        // SAFETY: a block is made by `allocate` alone and freed once by its owner.
+        unsafe {
+            if block.api == Api::Async {
+                check("cuMemFreeAsync", (self.driver.mem_free_async)(block.pointer, stream))?;
+                check("cuStreamSynchronize", (self.driver.stream_synchronize)(stream))
+            } else {
+                check("cuMemFree", (self.driver.mem_free)(block.pointer))
+            }
+        }
+    }
+
+    /// Copies `data` to `block` at `offset`.
+    pub fn write(&self, block: &Block, offset: u64, data: &[u8]) -> Result<(), CudaError> {
+        debug_assert!(offset + data.len() as u64 <= block.bytes);
+        // SAFETY: source and length are a live slice's; the driver checks the destination.
+        check("cuMemcpyHtoD", unsafe {
+            (self.driver.copy_to_device)(block.pointer + offset, data.as_ptr().cast(), data.len())
+        })
+    }
+
+    /// Copies from `block` at `offset` into `data`.
+    pub fn read(&self, block: &Block, offset: u64, data: &mut [u8]) -> Result<(), CudaError> {
+        debug_assert!(offset + data.len() as u64 <= block.bytes);
+        // SAFETY: destination and length are a live, exclusive slice's.
+        check("cuMemcpyDtoH", unsafe {
+            (self.driver.copy_to_host)(data.as_mut_ptr().cast(), block.pointer + offset, data.len())
+        })
+    }
+
+    /// A stream that does not wait for the legacy default stream.
+    pub fn stream(&self) -> Result<CUstream, CudaError> {
+        let mut stream = null_mut();
+        // SAFETY: a live out-parameter.
+        check("cuStreamCreate", unsafe {
+            (self.driver.stream_create)(&raw mut stream, STREAM_NON_BLOCKING)
+        })?;
+        Ok(stream)
+    }
+
+    /// Loads the busy kernel.
+    pub fn kernel(&self) -> Result<Kernel, CudaError> {
+        let mut module = null_mut();
+        let mut function = null_mut();
+        let mut done = null_mut();
+        // SAFETY: NUL-terminated PTX and name; live out-parameters.
+        unsafe {
+            check(
+                "cuModuleLoadData",
+                (self.driver.module_load_data)(&raw mut module, PTX.as_ptr().cast()),
+            )?;
+            check(
+                "cuModuleGetFunction",
+                (self.driver.module_get_function)(&raw mut function, module, c"spin_ns".as_ptr()),
+            )?;
+            check("cuEventCreate", (self.driver.event_create)(&raw mut done, EVENT_WAIT))?;
+        }
+        Ok(Kernel { function, done })
+    }
+
+    /// Launches the busy kernel for `ns` on `stream`.
+    pub fn launch(&self, kernel: &Kernel, ns: u64, stream: CUstream) -> Result<(), CudaError> {
+        let mut duration = ns;
+        let mut params = [(&raw mut duration).cast::<c_void>()];
+        // SAFETY: one parameter, an u64, as the PTX declares; the driver copies it before return.
+        check("cuLaunchKernel", unsafe {
+            (self.driver.launch_kernel)(
+                kernel.function,
+                1,
+                1,
+                1,
+                32,
+                1,
+                1,
+                0,
+                stream,
+                params.as_mut_ptr(),
+                null::<*mut c_void>().cast_mut(),
+            )
+        })
+    }
+
+    /// Waits, asleep, until everything in `stream` is done.
+    pub fn wait(&self, kernel: &Kernel, stream: CUstream) -> Result<(), CudaError> {
+        // SAFETY: event and stream were made by this context and live as long as it.
+        unsafe {
+            check("cuEventRecord", (self.driver.event_record)(kernel.done, stream))?;
+            check("cuEventSynchronize", (self.driver.event_synchronize)(kernel.done))
+        }
+    }
+}
+
+/// The busy kernel, with the event its waiter sleeps on.
+#[derive(Debug)]
+pub struct Kernel {
+    function: CUfunction,
+    done: CUevent,
+}
+
+/// How many devices the driver shows.
+pub fn device_count(driver: &Driver) -> Result<i32, CudaError> {
+    let mut count = 0;
+    // SAFETY: a live out-parameter.
+    check("cuDeviceGetCount", unsafe { (driver.device_count)(&raw mut count) })?;
+    Ok(count)
+}
+
+/// The CUDA version that the driver speaks (12040 is 12.4).
+pub fn version(driver: &Driver) -> Result<i32, CudaError> {
+    let mut version = 0;
+    // SAFETY: a live out-parameter.
+    check("cuDriverGetVersion", unsafe { (driver.driver_version)(&raw mut version) })?;
+    Ok(version)
+}
+
+/// UUID (as NVML prints it), name, and total bytes of the device at `ordinal`.
+pub fn describe(driver: &Driver, ordinal: i32) -> Result<(String, String, u64), CudaError> {
+    let mut device = 0;
+    let mut uuid = CUuuid::default();
+    let mut name = [0u8; 128];
+    let mut total = 0usize;
+    // SAFETY: live out-parameters; the name's length is passed with it.
+    unsafe {
+        check("cuDeviceGet", (driver.device_get)(&raw mut device, ordinal))?;
+        check("cuDeviceGetUuid", (driver.device_uuid)(&raw mut uuid, device))?;
+        check(
+            "cuDeviceGetName",
+            (driver.device_name)(name.as_mut_ptr().cast::<c_char>(), 127, device),
+        )?;
+        check("cuDeviceTotalMem", (driver.device_total_mem)(&raw mut total, device))?;
+    }
+    let name = CStr::from_bytes_until_nul(&name)
+        .map_or_else(|_| String::new(), |n| n.to_string_lossy().into_owned());
+    Ok((format_uuid(uuid), name, total as u64))
+}
+
+fn format_uuid(uuid: CUuuid) -> String {
+    let hex: String = uuid.bytes.iter().map(|b| format!("{b:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}

@@ -1,0 +1,186 @@
+//! `greedy`: take all memory there is, by every API, and keep asking for more.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tessera_cuda::types::CUstream;
+
+use crate::Target;
+use crate::args::Args;
+use crate::cuda::{Api, Block, Cuda};
+use crate::exit::{self, Exit};
+use crate::report;
+use crate::stop::{self, Asked};
+
+/// How to be greedy.
+#[derive(Debug)]
+pub struct Options {
+    chunk: u64,
+    min_chunk: u64,
+    apis: Vec<Api>,
+    /// Safety where no quota holds: no more than this is taken.
+    at_most: Option<u64>,
+    hold: Option<Duration>,
+    retry: Duration,
+}
+
+impl Options {
+    /// From the command line.
+    pub fn parse(mut args: Args) -> Result<Self, Exit> {
+        let chunk = args.bytes("--chunk")?.unwrap_or(64 << 20);
+        let min_chunk = args.bytes("--min-chunk")?.unwrap_or(1 << 20).min(chunk);
+        let apis = match args.value("--apis")? {
+            None => Api::ALL.to_vec(),
+            Some(list) => list.split(',').map(parse_api).collect::<Result<_, _>>()?,
+        };
+        let at_most = args.bytes("--at-most")?;
+        let hold = match args.value("--for")? {
+            None => None,
+            Some(text) => {
+                let seconds: u64 = text
+                    .parse()
+                    .map_err(|_| Exit::usage(format!("--for: {text:?} is not whole seconds")))?;
+                Some(if seconds == 0 { Duration::MAX } else { Duration::from_secs(seconds) })
+            }
+        };
+        let retry = Duration::from_millis(args.number("--retry-ms", 50)?);
+        args.finish()?;
+        if min_chunk == 0 {
+            return Err(Exit::usage("--min-chunk must be more than 0"));
+        }
+        Ok(Self { chunk, min_chunk, apis, at_most, hold, retry })
+    }
+}
+
+fn parse_api(name: &str) -> Result<Api, Exit> {
+    Api::ALL.into_iter().find(|a| a.name() == name).ok_or_else(|| {
+        Exit::usage(format!("--apis: {name:?} is none of plain, pitched, managed, async"))
+    })
+}
+
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    attempts: u64,
+    refused: u64,
+    held: u64,
+}
+
+struct Greed<'a> {
+    cuda: Cuda,
+    stream: CUstream,
+    options: &'a Options,
+    blocks: Vec<Block>,
+    tally: BTreeMap<&'static str, Tally>,
+    held: u64,
+}
+
+impl Greed<'_> {
+    /// Asks once; `Ok(true)` where it was granted.
+    fn ask(&mut self, api: Api, bytes: u64) -> Result<bool, Exit> {
+        if self.options.at_most.is_some_and(|most| self.held + bytes > most) {
+            self.report("exceeded");
+            return Err(Exit::new(
+                exit::EXCEEDED,
+                format!("{} bytes held and still no refusal", self.held),
+            ));
+        }
+        let tally = self.tally.entry(api.name()).or_default();
+        tally.attempts += 1;
+        match self.cuda.allocate(api, bytes, self.stream) {
+            Ok(block) => {
+                tally.held += block.bytes;
+                self.held += block.bytes;
+                // Memory that is never touched need not exist.
+                self.cuda.write(&block, block.bytes.saturating_sub(64), &[0x5a; 64])?;
+                self.blocks.push(block);
+                Ok(true)
+            }
+            Err(error) if error.is_out_of_memory() => {
+                tally.refused += 1;
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn report(&self, event: &str) {
+        let apis: BTreeMap<&str, Value> = self
+            .tally
+            .iter()
+            .map(|(name, t)| {
+                (*name, json!({ "attempts": t.attempts, "refused": t.refused, "held": t.held }))
+            })
+            .collect();
+        let sum = |f: fn(&Tally) -> u64| self.tally.values().map(f).sum::<u64>();
+        report::line(
+            event,
+            json!({
+                "held": self.held,
+                "attempts": sum(|t| t.attempts),
+                "refused": sum(|t| t.refused),
+                "apis": apis,
+            }),
+        );
+    }
+}
+
+/// Exits 0 when memory ran out, however much there was; [`exit::EXCEEDED`] where `--at-most`
+/// bytes were granted.
+pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
+    let cuda = Cuda::open(target)?;
+    let mut greed = Greed {
+        cuda,
+        stream: cuda.stream()?,
+        options,
+        blocks: Vec::new(),
+        tally: BTreeMap::new(),
+        held: 0,
+    };
+    // Equal parts by every API, then smaller and smaller ones, so that the limit is met exactly.
+    let mut chunk = options.chunk;
+    while chunk >= options.min_chunk {
+        let mut granted = false;
+        for &api in &options.apis {
+            granted |= greed.ask(api, chunk)?;
+        }
+        if !granted {
+            chunk /= 2;
+        }
+        if stop::poll() == Some(Asked::Stop) {
+            break;
+        }
+    }
+    greed.report("full");
+    if let Some(hold) = options.hold {
+        keep_asking(&mut greed, hold)?;
+    }
+    let (free, total) = cuda.mem_info()?;
+    let blocks = std::mem::take(&mut greed.blocks);
+    for block in &blocks {
+        cuda.free(block, greed.stream)?;
+    }
+    report::line("view", json!({ "free_when_full": free, "total": total }));
+    greed.report("done");
+    cuda.close()?;
+    Ok(())
+}
+
+fn keep_asking(greed: &mut Greed<'_>, hold: Duration) -> Result<(), Exit> {
+    let start = Instant::now();
+    let mut reported = start;
+    let mut turn = 0usize;
+    while start.elapsed() < hold {
+        if stop::wait(greed.options.retry) == Some(Asked::Stop) {
+            break;
+        }
+        let api = greed.options.apis[turn % greed.options.apis.len()];
+        turn += 1;
+        greed.ask(api, greed.options.chunk)?;
+        if reported.elapsed() >= Duration::from_secs(1) {
+            greed.report("progress");
+            reported = Instant::now();
+        }
+    }
+    Ok(())
+}

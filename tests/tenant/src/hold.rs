@@ -1,0 +1,60 @@
+//! `hold`: allocate, say so, and keep it.
+
+use std::ptr::null_mut;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::Target;
+use crate::args::Args;
+use crate::cuda::{Api, Cuda};
+use crate::exit::{self, Exit};
+use crate::report;
+use crate::stop;
+
+/// Bytes of the pattern at both ends of the allocation.
+const PROBE: usize = 256;
+
+/// What to hold.
+#[derive(Debug)]
+pub struct Options {
+    bytes: u64,
+    limit: Option<Duration>,
+}
+
+impl Options {
+    /// From the command line.
+    pub fn parse(mut args: Args) -> Result<Self, Exit> {
+        let bytes = args.bytes("--bytes")?.ok_or_else(|| Exit::usage("hold needs --bytes"))?;
+        let seconds: u64 = args.number("--for", 0)?;
+        args.finish()?;
+        if bytes < PROBE as u64 {
+            return Err(Exit::usage(format!("--bytes must be at least {PROBE}")));
+        }
+        Ok(Self { bytes, limit: (seconds > 0).then(|| Duration::from_secs(seconds)) })
+    }
+}
+
+/// Holds until asked to stop, then checks that the data is what was written.
+pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
+    let cuda = Cuda::open(target)?;
+    let block = cuda.allocate(Api::Plain, options.bytes, null_mut())?;
+    let pattern = [0xa5u8; PROBE];
+    let ends = [0, options.bytes - PROBE as u64];
+    for offset in ends {
+        cuda.write(&block, offset, &pattern)?;
+    }
+    let (free, total) = cuda.mem_info()?;
+    report::line("ready", json!({ "held": block.bytes, "free": free, "total": total }));
+    stop::until_stopped(options.limit);
+    let mut intact = true;
+    for offset in ends {
+        let mut back = [0u8; PROBE];
+        cuda.read(&block, offset, &mut back)?;
+        intact &= back == pattern;
+    }
+    cuda.free(&block, null_mut())?;
+    cuda.close()?;
+    report::line("done", json!({ "intact": intact }));
+    if intact { Ok(()) } else { Err(Exit::new(exit::CORRUPTED, "held data changed")) }
+}
