@@ -1,1 +1,13 @@
-//! tessera-plugin.
+//! Tessera's device plugin: advertises each GPU as replicas with quotas, hands allocations their
+//! pages, and keeps the record.
+//!
+//! Pure decisions (`replica`, `capacity`, `allocate`, `preferred`, `reconcile`, `device::health`)
+//! are kept apart from what does I/O (`ledger`, `regions`, `session`, `device::nvml`), and [`app`]
+//! wires them. `docs/plugin.md` tells the life of an allocation.
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod config;
+pub mod demo;
+pub mod replica;
+pub mod run;

@@ -1,3 +1,8 @@
-//! tessera.
+//! `tessera`: see [`tessera_plugin::cli`].
+#![forbid(unsafe_code)]
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tessera_plugin::cli::main(std::env::args_os())
+}

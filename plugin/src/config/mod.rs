@@ -1,0 +1,383 @@
+//! The configuration, validated: once a [`Config`] exists, every value in it makes sense by itself.
+//! What depends on the GPUs of the node is checked by [`crate::capacity`].
+//!
+//! `config.toml` at the root of the repository is [`Config::default`] with comments; a test holds
+//! the two equal.
+
+mod parse;
+pub mod quantity;
+mod reader;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Where `tessera` looks when `--config` is not given. May be absent: the defaults hold then.
+pub const DEFAULT_FILE: &str = "/etc/tessera/config.toml";
+
+const MIB: u64 = 1 << 20;
+
+/// The whole configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The extended resource.
+    pub resource: Resource,
+    /// Which GPUs are shared, and what is kept back of each.
+    pub gpus: Gpus,
+    /// What one replica is.
+    pub share: Share,
+    /// What a container is given besides its pages.
+    pub container: Container,
+    /// Where driver libraries and device nodes come from.
+    pub driver: Driver,
+    /// Files, directories and sockets on the host.
+    pub paths: Paths,
+    /// The file system that holds the pages.
+    pub pages: Pages,
+    /// The durable record.
+    pub ledger: Ledger,
+    /// What is logged and how.
+    pub log: Log,
+    /// Where each key was set, for errors that are found later.
+    pub source: Source,
+}
+
+/// The extended resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resource {
+    /// Qualified name, as in a pod's `resources.limits`.
+    pub name: String,
+}
+
+/// Which GPUs are shared, and what is kept back of each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpus {
+    /// UUIDs, indexes, or `*`.
+    pub include: Vec<String>,
+    /// UUIDs or indexes; wins over `include`.
+    pub exclude: Vec<String>,
+    /// Bytes of each GPU that no replica gets: what the driver itself needs.
+    pub reserve_bytes: u64,
+    /// Bytes charged for each CUDA context before anything was observed.
+    pub context_overhead_bytes: u64,
+}
+
+/// What one replica is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Replicas per GPU.
+    pub replicas: u32,
+    /// Memory limit of one replica, bytes; `None` divides the GPU evenly.
+    pub memory_bytes: Option<u64>,
+    /// Compute share of one replica, thousandths of a GPU; `None` divides evenly.
+    pub cores_millis: Option<u32>,
+    /// What the compute share means.
+    pub compute: Compute,
+    /// Which GPU is preferred.
+    pub placement: Placement,
+    /// What happens to a container whose replicas lie on several GPUs.
+    pub split: Split,
+}
+
+/// What the compute share means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compute {
+    /// A weight: idle GPU time goes to whoever wants it.
+    Burst,
+    /// A cap.
+    Strict,
+    /// Compute is not limited.
+    None,
+}
+
+/// Which GPU `GetPreferredAllocation` prefers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// The fullest GPU that has room: leaves whole GPUs free.
+    Packed,
+    /// The emptiest GPU: fewest neighbours.
+    Distributed,
+}
+
+/// What happens to a container whose replicas lie on several GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// `Allocate` fails.
+    Reject,
+    /// The container sees several GPUs.
+    Spread,
+}
+
+/// What a container is given besides its pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Container {
+    /// Mount `/etc/ld.so.preload`.
+    pub inject_file: bool,
+    /// Set `LD_PRELOAD`.
+    pub inject_env: bool,
+    /// How the container gets its GPUs.
+    pub device_list_strategy: DeviceListStrategy,
+}
+
+/// How a container gets its GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceListStrategy {
+    /// `NVIDIA_VISIBLE_DEVICES`, read by NVIDIA's container toolkit.
+    Envvar,
+    /// Device nodes, as `driver.device_nodes` lists them.
+    DeviceNodes,
+    /// Nothing: the simulated GPU needs none.
+    None,
+}
+
+/// Where driver libraries and device nodes come from, beyond NVIDIA's own toolkit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Driver {
+    /// Host directory with libcuda and libnvidia-ml, mounted at [`CONTAINER_DRIVER_DIR`] and named
+    /// by `LD_LIBRARY_PATH`; `None` leaves both to the runtime.
+    pub libraries: Option<PathBuf>,
+    /// Device nodes for [`DeviceListStrategy::DeviceNodes`]; `{minor}` is the GPU's minor number.
+    pub device_nodes: Vec<String>,
+    /// More mounts for every container.
+    pub mounts: Vec<Mount>,
+    /// More variables for every container.
+    pub env: BTreeMap<String, String>,
+}
+
+/// Where `driver.libraries` is mounted in a container.
+pub const CONTAINER_DRIVER_DIR: &str = "/usr/local/tessera/driver";
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// Path on the host.
+    pub host: PathBuf,
+    /// Path in the container.
+    pub container: PathBuf,
+    /// Mounted read-only.
+    pub read_only: bool,
+}
+
+/// Files, directories and sockets on the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths {
+    /// Kubelet's device-plugin directory.
+    pub kubelet: PathBuf,
+    /// Kubelet's PodResources socket.
+    pub pod_resources: PathBuf,
+    /// Pages, one directory per allocation; a tmpfs of its own.
+    pub pages: PathBuf,
+    /// Installed shims; persistent, not mounted noexec.
+    pub shim: PathBuf,
+    /// The shim to install; `None` looks beside the executable.
+    pub shim_source: Option<PathBuf>,
+    /// The durable record.
+    pub ledger: PathBuf,
+    /// The admin socket, root only.
+    pub admin: PathBuf,
+    /// libnvidia-ml; `None` lets the loader find `libnvidia-ml.so.1`.
+    pub nvml: Option<PathBuf>,
+}
+
+/// The file system that holds the pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// What to do when `paths.pages` is not a tmpfs of its own and none can be mounted.
+    pub tmpfs: TmpfsPolicy,
+    /// Size of the tmpfs, bytes.
+    pub size_bytes: u64,
+}
+
+/// What to do when `paths.pages` is not a tmpfs of its own and none can be mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TmpfsPolicy {
+    /// Do not start.
+    Require,
+    /// Start, warn and say so in `tessera status`.
+    Prefer,
+    /// Use the directory as it is.
+    Off,
+}
+
+/// The durable record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ledger {
+    /// Wait for the disk before each answer.
+    pub fsync: bool,
+}
+
+/// What is logged and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// `tracing` filter, for instance `info` or `tessera_plugin=debug`.
+    pub filter: String,
+    /// Line format.
+    pub format: LogFormat,
+}
+
+/// Line format of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Where each key was set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Source {
+    /// The file, if one was read.
+    pub file: Option<PathBuf>,
+    lines: BTreeMap<String, usize>,
+}
+
+/// One thing wrong with the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Dotted key; empty for a syntax error.
+    pub key: String,
+    /// Line in the file, from 1; `None` where the default is at fault.
+    pub line: Option<usize>,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+/// Everything that is wrong with a configuration. Commands that meet it exit 64 (`EX_USAGE`).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct ConfigError {
+    /// The file, if one was read.
+    pub file: Option<PathBuf>,
+    /// At least one.
+    pub problems: Vec<Problem>,
+}
+
+// === impl Config ===
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            resource: Resource { name: "tessera.dev/gpu".into() },
+            gpus: Gpus {
+                include: vec!["*".into()],
+                exclude: Vec::new(),
+                reserve_bytes: 512 * MIB,
+                context_overhead_bytes: 512 * MIB,
+            },
+            share: Share {
+                replicas: 4,
+                memory_bytes: None,
+                cores_millis: None,
+                compute: Compute::Burst,
+                placement: Placement::Packed,
+                split: Split::Reject,
+            },
+            container: Container {
+                inject_file: true,
+                inject_env: false,
+                device_list_strategy: DeviceListStrategy::Envvar,
+            },
+            driver: Driver {
+                libraries: None,
+                device_nodes: [
+                    "/dev/nvidia{minor}",
+                    "/dev/nvidiactl",
+                    "/dev/nvidia-uvm",
+                    "/dev/nvidia-uvm-tools",
+                ]
+                .map(String::from)
+                .to_vec(),
+                mounts: Vec::new(),
+                env: BTreeMap::new(),
+            },
+            paths: Paths {
+                kubelet: "/var/lib/kubelet/device-plugins".into(),
+                pod_resources: "/var/lib/kubelet/pod-resources/kubelet.sock".into(),
+                pages: "/run/tessera/pages".into(),
+                shim: "/var/lib/tessera/shim".into(),
+                shim_source: None,
+                ledger: "/var/lib/tessera/ledger.redb".into(),
+                admin: "/run/tessera/admin.sock".into(),
+                nvml: None,
+            },
+            pages: Pages { tmpfs: TmpfsPolicy::Prefer, size_bytes: 64 * MIB },
+            ledger: Ledger { fsync: true },
+            log: Log { filter: "info".into(), format: LogFormat::Text },
+            source: Source::default(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads `text` as TOML over the defaults.
+    ///
+    /// # Errors
+    /// All problems at once, each with key and line.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        parse::parse(text, None)
+    }
+
+    /// Reads a file over the defaults.
+    ///
+    /// # Errors
+    /// An unreadable file, or all problems at once, each with key and line.
+    pub fn load(file: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(file).map_err(|error| ConfigError {
+            file: Some(file.to_owned()),
+            problems: vec![Problem {
+                key: String::new(),
+                line: None,
+                message: format!("cannot read the file: {error}"),
+            }],
+        })?;
+        parse::parse(&text, Some(file))
+    }
+
+    /// The file that was asked for, or [`DEFAULT_FILE`] where it exists, or the defaults.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn find(asked: Option<&Path>) -> Result<Self, ConfigError> {
+        match asked {
+            Some(file) => Config::load(file),
+            None if Path::new(DEFAULT_FILE).exists() => Config::load(Path::new(DEFAULT_FILE)),
+            None => Ok(Config::default()),
+        }
+    }
+}
+
+// === impl Source ===
+
+impl Source {
+    /// A [`Problem`] at the line where `key` was set.
+    #[must_use]
+    pub fn problem(&self, key: &str, message: String) -> Problem {
+        Problem { key: key.to_owned(), line: self.lines.get(key).copied(), message }
+    }
+}
+
+// === impl ConfigError ===
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let file = self
+            .file
+            .as_deref()
+            .map_or_else(|| "built-in configuration".to_owned(), |file| file.display().to_string());
+        for (i, problem) in self.problems.iter().enumerate() {
+            if i > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{file}")?;
+            if let Some(line) = problem.line {
+                write!(f, ":{line}")?;
+            }
+            write!(f, ": ")?;
+            if !problem.key.is_empty() {
+                write!(f, "{}: ", problem.key)?;
+            }
+            write!(f, "{}", problem.message)?;
+        }
+        Ok(())
+    }
+}

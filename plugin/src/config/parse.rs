@@ -1,0 +1,315 @@
+//! Text to [`Config`]: every key, its type, and what must hold between keys.
+
+use std::path::{Path, PathBuf};
+
+use toml::de::DeTable;
+
+use super::quantity::{Quantity, format_bytes};
+use super::reader::{Report, Section};
+use super::{
+    Compute, Config, ConfigError, Container, DeviceListStrategy, Driver, Gpus, LogFormat, Mount,
+    Pages, Paths, Placement, Share, Source, Split, TmpfsPolicy,
+};
+use crate::replica;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Inject {
+    File,
+    Env,
+}
+
+pub(super) fn parse(text: &str, file: Option<&Path>) -> Result<Config, ConfigError> {
+    let mut report = Report::new(text);
+    let (root, syntax) = DeTable::parse_recoverable(text);
+    for error in syntax {
+        let line = error.span().map(|span| report.line(span.start));
+        report.problem("", line, error.message());
+    }
+    // After a syntax error what follows may be misread: one certain report beats ten doubtful ones.
+    let config = if report.problems.is_empty() {
+        read(&mut report, root.get_ref())
+    } else {
+        Config::default()
+    };
+    let Report { problems, lines, .. } = report;
+    if problems.is_empty() {
+        Ok(Config { source: Source { file: file.map(Path::to_owned), lines }, ..config })
+    } else {
+        let mut problems = problems;
+        problems.sort_by_key(|problem| problem.line);
+        Err(ConfigError { file: file.map(Path::to_owned), problems })
+    }
+}
+
+fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
+    let mut config = Config::default();
+    let mut root = Section::root(table);
+
+    let mut section = root.section(report, "resource");
+    set(&mut config.resource.name, section.string(report, "name"));
+    section.finish(report);
+    if let Err(message) = check_resource_name(&config.resource.name) {
+        let line = report.lines.get("resource.name").copied();
+        report.problem("resource.name", line, message);
+    }
+
+    let mut section = root.section(report, "gpus");
+    read_gpus(report, &mut section, &mut config.gpus);
+    section.finish(report);
+    let mut section = root.section(report, "share");
+    read_share(report, &mut section, &mut config.share);
+    section.finish(report);
+    check_share(report, &config);
+    let mut section = root.section(report, "container");
+    read_container(report, &mut section, &mut config.container);
+    section.finish(report);
+    let mut section = root.section(report, "driver");
+    read_driver(report, &mut section, &mut config.driver);
+    section.finish(report);
+    let mut section = root.section(report, "paths");
+    read_paths(report, &mut section, &mut config.paths);
+    section.finish(report);
+    let mut section = root.section(report, "pages");
+    read_pages(report, &mut section, &mut config.pages);
+    section.finish(report);
+
+    let mut section = root.section(report, "ledger");
+    set(&mut config.ledger.fsync, section.bool(report, "fsync"));
+    section.finish(report);
+
+    let mut section = root.section(report, "log");
+    set(&mut config.log.filter, section.string(report, "filter"));
+    let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
+    set(&mut config.log.format, section.choice(report, "format", &formats));
+    section.finish(report);
+    if let Err(error) = config.log.filter.parse::<tracing_subscriber::EnvFilter>() {
+        let line = report.lines.get("log.filter").copied();
+        report.problem("log.filter", line, format!("not a filter: {error}"));
+    }
+
+    root.finish(report);
+    config
+}
+
+fn set<T>(target: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *target = value;
+    }
+}
+
+fn read_gpus(report: &mut Report<'_>, section: &mut Section<'_, '_>, gpus: &mut Gpus) {
+    set(&mut gpus.include, section.strings(report, "include"));
+    set(&mut gpus.exclude, section.strings(report, "exclude"));
+    set(&mut gpus.reserve_bytes, section.quantity(report, "reserve", Quantity::units));
+    set(
+        &mut gpus.context_overhead_bytes,
+        section.quantity(report, "context_overhead", Quantity::units),
+    );
+}
+
+fn read_share(report: &mut Report<'_>, section: &mut Section<'_, '_>, share: &mut Share) {
+    if let Some(replicas) = section.integer(report, "replicas") {
+        match u32::try_from(replicas) {
+            Ok(replicas @ 1..=replica::MAX_PER_GPU) => share.replicas = replicas,
+            _ => {
+                let line = report.lines.get("share.replicas").copied();
+                let most = replica::MAX_PER_GPU;
+                report.problem("share.replicas", line, format!("must be from 1 to {most}"));
+            }
+        }
+    }
+    set(&mut share.memory_bytes, section.quantity_or_auto(report, "memory", Quantity::units));
+    if let Some(cores) = section.quantity_or_auto(report, "cores", Quantity::millis) {
+        match cores.map(u32::try_from) {
+            None => share.cores_millis = None,
+            Some(Ok(millis @ 1..=1000)) => share.cores_millis = Some(millis),
+            Some(_) => {
+                let line = report.lines.get("share.cores").copied();
+                let message = "counts whole GPUs and must be more than 0 and at most 1; \
+                               a quarter is \"250m\" or 0.25";
+                report.problem("share.cores", line, message);
+            }
+        }
+    }
+    let words = [("burst", Compute::Burst), ("strict", Compute::Strict), ("none", Compute::None)];
+    set(&mut share.compute, section.choice(report, "compute", &words));
+    let words = [("packed", Placement::Packed), ("distributed", Placement::Distributed)];
+    set(&mut share.placement, section.choice(report, "placement", &words));
+    let words = [("reject", Split::Reject), ("spread", Split::Spread)];
+    set(&mut share.split, section.choice(report, "split", &words));
+}
+
+/// What must hold between keys whatever GPUs there are; the rest is [`crate::capacity`]'s.
+fn check_share(report: &mut Report<'_>, config: &Config) {
+    let Config { share, gpus, .. } = config;
+    if let Some(memory) = share.memory_bytes
+        && memory <= gpus.context_overhead_bytes
+    {
+        let line = report.lines.get("share.memory").copied();
+        let message = format!(
+            "{} is not more than gpus.context_overhead ({}): not one CUDA context would fit; \
+             raise the memory, or lower context_overhead if your GPUs need less",
+            format_bytes(memory),
+            format_bytes(gpus.context_overhead_bytes),
+        );
+        report.problem("share.memory", line, message);
+    }
+    if let Some(cores) = share.cores_millis
+        && u64::from(cores) * u64::from(share.replicas) > 1000
+    {
+        let line = report.lines.get("share.cores").copied();
+        let message = format!(
+            "{} replicas of {cores}m are more than one GPU (1000m); lower cores or replicas",
+            share.replicas,
+        );
+        report.problem("share.cores", line, message);
+    }
+}
+
+fn read_container(report: &mut Report<'_>, section: &mut Section<'_, '_>, target: &mut Container) {
+    let words = [("file", Inject::File), ("env", Inject::Env)];
+    if let Some(inject) = section.choices(report, "inject", &words) {
+        target.inject_file = inject.contains(&Inject::File);
+        target.inject_env = inject.contains(&Inject::Env);
+        if inject.is_empty() {
+            let line = report.lines.get("container.inject").copied();
+            let message = "without the shim no quota would hold; name \"file\", \"env\" or both";
+            report.problem("container.inject", line, message);
+        }
+    }
+    let words = [
+        ("envvar", DeviceListStrategy::Envvar),
+        ("device-nodes", DeviceListStrategy::DeviceNodes),
+        ("none", DeviceListStrategy::None),
+    ];
+    set(&mut target.device_list_strategy, section.choice(report, "device_list_strategy", &words));
+}
+
+fn read_driver(report: &mut Report<'_>, section: &mut Section<'_, '_>, driver: &mut Driver) {
+    if let Some(text) = section.string(report, "libraries") {
+        driver.libraries = optional_path(report, "driver.libraries", text);
+    }
+    if let Some(nodes) = section.strings(report, "device_nodes") {
+        for node in &nodes {
+            check_absolute(report, "driver.device_nodes", Path::new(node));
+        }
+        driver.device_nodes = nodes;
+    }
+    set(&mut driver.env, section.string_map(report, "env"));
+    for name in driver.env.keys() {
+        if name.is_empty() || name.contains(['=', '\0']) {
+            let line = report.lines.get("driver.env").copied();
+            report.problem("driver.env", line, format!("\"{name}\" cannot name a variable"));
+        }
+    }
+    if let Some(sections) = section.sections(report, "mounts") {
+        driver.mounts = sections.into_iter().filter_map(|s| read_mount(report, s)).collect();
+    }
+}
+
+fn read_mount(report: &mut Report<'_>, mut section: Section<'_, '_>) -> Option<Mount> {
+    let host = section.string(report, "host");
+    let container = section.string(report, "container");
+    let read_only = section.bool(report, "read_only").unwrap_or(true);
+    section.finish(report);
+    let line = report.lines.get("driver.mounts").copied();
+    let (Some(host), Some(container)) = (host, container) else {
+        report.problem("driver.mounts", line, "each mount needs `host` and `container`");
+        return None;
+    };
+    let (host, container) = (PathBuf::from(host), PathBuf::from(container));
+    check_absolute(report, "driver.mounts", &host);
+    check_absolute(report, "driver.mounts", &container);
+    if container.starts_with("/usr/local/tessera") || container == Path::new("/etc/ld.so.preload") {
+        let message = format!("{} is Tessera's own; mount elsewhere", container.display());
+        report.problem("driver.mounts", line, message);
+    }
+    Some(Mount { host, container, read_only })
+}
+
+fn read_paths(report: &mut Report<'_>, section: &mut Section<'_, '_>, paths: &mut Paths) {
+    let Paths { kubelet, pod_resources, pages, shim, shim_source, ledger, admin, nvml } = paths;
+    for (key, full, target) in [
+        ("kubelet", "paths.kubelet", kubelet),
+        ("pod_resources", "paths.pod_resources", pod_resources),
+        ("pages", "paths.pages", pages),
+        ("shim", "paths.shim", shim),
+        ("ledger", "paths.ledger", ledger),
+        ("admin", "paths.admin", admin),
+    ] {
+        if let Some(text) = section.string(report, key) {
+            *target = PathBuf::from(text);
+            check_absolute(report, full, target);
+        }
+    }
+    for (key, full, target) in
+        [("shim_source", "paths.shim_source", shim_source), ("nvml", "paths.nvml", nvml)]
+    {
+        if let Some(text) = section.string(report, key) {
+            *target = optional_path(report, full, text);
+        }
+    }
+}
+
+fn read_pages(report: &mut Report<'_>, section: &mut Section<'_, '_>, pages: &mut Pages) {
+    let words = [
+        ("require", TmpfsPolicy::Require),
+        ("prefer", TmpfsPolicy::Prefer),
+        ("off", TmpfsPolicy::Off),
+    ];
+    set(&mut pages.tmpfs, section.choice(report, "tmpfs", &words));
+    set(&mut pages.size_bytes, section.quantity(report, "size", Quantity::units));
+    if pages.size_bytes < 1 << 20 {
+        let line = report.lines.get("pages.size").copied();
+        report.problem("pages.size", line, "must be at least 1Mi; one allocation takes 140 KiB");
+    }
+}
+
+/// An empty string means "not set".
+fn optional_path(report: &mut Report<'_>, key: &str, text: String) -> Option<PathBuf> {
+    if text.is_empty() {
+        return None;
+    }
+    let path = PathBuf::from(text);
+    check_absolute(report, key, &path);
+    Some(path)
+}
+
+fn check_absolute(report: &mut Report<'_>, key: &str, path: &Path) {
+    if !path.is_absolute() {
+        let line = report.lines.get(key).copied();
+        report.problem(key, line, format!("\"{}\" must be an absolute path", path.display()));
+    }
+}
+
+/// An extended resource's name: a DNS subdomain, a slash, a name of at most 63 characters; not
+/// under `kubernetes.io`. See "Extended resources" in the Kubernetes documentation.
+fn check_resource_name(name: &str) -> Result<(), String> {
+    let hint = "; write it like \"tessera.dev/gpu\"";
+    let Some((domain, leaf)) = name.split_once('/') else {
+        return Err(format!("\"{name}\" has no domain{hint}"));
+    };
+    let label = |text: &str, extra: &[u8]| {
+        let bytes = text.as_bytes();
+        let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        bytes.len() <= 63
+            && edge(bytes.first())
+            && edge(bytes.last())
+            && bytes.iter().all(|b| b.is_ascii_alphanumeric() || extra.contains(b))
+    };
+    let lower = !domain.bytes().any(|byte| byte.is_ascii_uppercase());
+    // `requests.` and the domain together name a quota, which must still be a valid name.
+    if domain.len() > 244 || !lower || !domain.split('.').all(|part| label(part, b"-")) {
+        return Err(format!("\"{domain}\" is not a DNS name in lower case{hint}"));
+    }
+    if !label(leaf, b"-_.") {
+        return Err(format!("\"{leaf}\" is not a resource name of at most 63 characters{hint}"));
+    }
+    if domain == "kubernetes.io" || domain.ends_with(".kubernetes.io") {
+        return Err(format!("kubernetes.io belongs to Kubernetes{hint}"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

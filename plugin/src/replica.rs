@@ -1,0 +1,85 @@
+//! Replica ids: `<UUID>::<n>`, a pure function of the GPU and the index, so that a restart, a lost
+//! ledger and another node with the same GPU all agree on them.
+
+use std::fmt;
+
+/// Most replicas of one GPU: more would be smaller than a CUDA context on any GPU sold.
+pub const MAX_PER_GPU: u32 = 256;
+
+/// Longest id kubelet's checkpoint and labels carry.
+pub const MAX_ID_LEN: usize = 63;
+
+/// One unit advertised to kubelet.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Replica {
+    /// The GPU's UUID.
+    pub uuid: String,
+    /// From 0.
+    pub index: u32,
+}
+
+impl Replica {
+    /// Reads an id back. `None` for anything [`Replica::to_string`] would not have written.
+    #[must_use]
+    pub fn parse(id: &str) -> Option<Self> {
+        let (uuid, index) = id.rsplit_once("::")?;
+        let index: u32 = index.parse().ok().filter(|n| *n < MAX_PER_GPU)?;
+        let replica = Replica { uuid: uuid.to_owned(), index };
+        // One spelling per replica: "07" or "+7" would be a second name for the same share.
+        (is_uuid(uuid) && replica.to_string() == id).then_some(replica)
+    }
+}
+
+impl fmt::Display for Replica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}::{}", self.uuid, self.index)
+    }
+}
+
+/// Whether `uuid` can be a part of a replica id: NVML's characters, and short enough.
+#[must_use]
+pub fn is_uuid(uuid: &str) -> bool {
+    let longest = MAX_ID_LEN - "::".len() - (MAX_PER_GPU - 1).to_string().len();
+    !uuid.is_empty()
+        && uuid.len() <= longest
+        && uuid.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ids_read_like_nvidias() {
+        let replica = Replica { uuid: "GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28".into(), index: 3 };
+        assert_eq!(replica.to_string(), "GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28::3");
+    }
+
+    #[test]
+    fn what_no_replica_is_called_is_refused() {
+        for id in ["", "::", "GPU-1", "GPU-1::", "::1", "GPU-1::x", "GPU-1::-1", "GPU-1::+1"] {
+            assert_eq!(Replica::parse(id), None, "{id}");
+        }
+        for id in ["GPU-1::01", "GPU-1::256", "GPU-1::4294967296", "GPU 1::1", "../x::1"] {
+            assert_eq!(Replica::parse(id), None, "{id}");
+        }
+        assert_eq!(Replica::parse(&format!("{}::1", "x".repeat(80))), None);
+    }
+
+    proptest! {
+        #[test]
+        fn ids_survive_the_round_trip(uuid in "(GPU|MIG)-[0-9a-f-]{1,45}", index in 0..MAX_PER_GPU) {
+            let replica = Replica { uuid, index };
+            let id = replica.to_string();
+            prop_assert!(id.len() <= MAX_ID_LEN);
+            prop_assert_eq!(Replica::parse(&id), Some(replica));
+        }
+
+        #[test]
+        fn no_input_panics(id in ".{0,80}") {
+            let _ = Replica::parse(&id);
+        }
+    }
+}
