@@ -8,5 +8,7 @@
 #![no_std]
 
 pub mod hooks;
+pub mod inert;
 pub mod nvml;
 pub mod types;
+pub mod unhooked;
