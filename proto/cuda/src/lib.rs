@@ -10,5 +10,6 @@
 pub mod hooks;
 pub mod inert;
 pub mod nvml;
+pub mod nvml_unhooked;
 pub mod types;
 pub mod unhooked;

@@ -49,3 +49,11 @@ macro_rules! for_each_nvml_hook {
         }
     };
 }
+
+macro_rules! names {
+    ($($class:ident $body:ident { $($export:ident),+ $(,)? } $args:tt;)*) => {
+        /// Every hooked NVML export, in table order.
+        pub const NVML_HOOKS: &[&str] = &[$($(stringify!($export),)+)*];
+    };
+}
+for_each_nvml_hook!(names);

@@ -1,0 +1,140 @@
+//! NVML functions that tell about memory, processes or utilisation, or set limits, and that Tessera
+//! does not hook, each with the reason. Rows are full export names.
+//!
+//! NVML hands out no memory, so a gap here is a tenant that sees its neighbours' figures, not one
+//! that passes its quota.
+
+use crate::nvml::NVML_HOOKS;
+
+/// Why an NVML function is not hooked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NvmlPlan {
+    /// To show the tenant's own figures, together with the rest of the tenant's view.
+    TenantView,
+    /// Needs no hook.
+    Never,
+}
+
+/// An NVML function that is not hooked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NvmlUnhooked {
+    /// The export.
+    pub export: &'static str,
+    /// Whether it is to be hooked.
+    pub plan: NvmlPlan,
+    /// What is special about this function.
+    pub reason: &'static str,
+}
+
+macro_rules! unhooked {
+    ($($plan:ident { $($export:ident: $reason:literal;)+ })+) => {
+        /// Every NVML function that tells or limits but is not hooked, by plan.
+        pub const NVML_UNHOOKED: &[NvmlUnhooked] = &[
+            $($(NvmlUnhooked {
+                export: stringify!($export),
+                plan: NvmlPlan::$plan,
+                reason: $reason,
+            },)+)+
+        ];
+    };
+}
+
+unhooked! {
+    TenantView {
+        nvmlDeviceGetComputeRunningProcesses: "host pids and bytes of every tenant";
+        nvmlDeviceGetComputeRunningProcesses_v2: "host pids and bytes of every tenant";
+        nvmlDeviceGetComputeRunningProcesses_v3: "host pids and bytes of every tenant";
+        nvmlDeviceGetGraphicsRunningProcesses: "host pids and bytes of every tenant";
+        nvmlDeviceGetGraphicsRunningProcesses_v2: "host pids and bytes of every tenant";
+        nvmlDeviceGetGraphicsRunningProcesses_v3: "host pids and bytes of every tenant";
+        nvmlDeviceGetMPSComputeRunningProcesses: "host pids and bytes of every tenant";
+        nvmlDeviceGetMPSComputeRunningProcesses_v2: "host pids and bytes of every tenant";
+        nvmlDeviceGetMPSComputeRunningProcesses_v3: "host pids and bytes of every tenant";
+        nvmlDeviceGetRunningProcessDetailList: "host pids and bytes of every tenant";
+        nvmlDeviceGetProcessUtilization: "utilisation of every tenant's processes";
+        nvmlDeviceGetProcessesUtilizationInfo: "utilisation of every tenant's processes";
+        nvmlDeviceGetUtilizationRates: "the whole GPU's utilisation";
+        nvmlDeviceGetSamples: "utilisation samples of the whole GPU";
+        nvmlDeviceGetFieldValues: "some field ids are memory and utilisation of the whole GPU";
+        nvmlDeviceGetBAR1MemoryInfo: "the whole GPU's aperture";
+        nvmlDeviceGetAttributes: "memory of a MIG instance, as MiB";
+        nvmlDeviceGetAttributes_v2: "memory of a MIG instance, as MiB";
+        nvmlDeviceGetAccountingPids: "host pids of every tenant, where accounting is on";
+        nvmlDeviceGetAccountingStats: "peak memory by host pid, where accounting is on";
+        nvmlDeviceGetAccountingStats_v2: "peak memory by host pid, where accounting is on";
+        nvmlGpmMetricsGet: "the whole GPU's activity";
+        nvmlDevicePerfMetricsGetSamples_v1: "the whole GPU's activity";
+        nvmlSystemGetProcessName: "names of other tenants' processes, if their pids are known";
+    }
+
+    Never {
+        nvmlDeviceGetMemoryLimits_v1: "limits that the driver holds a cgroup to; not Tessera's quota";
+        nvmlDeviceSetMemoryLimits_v1: "needs root on the host";
+        nvmlDeviceGetConfComputeMemSizeInfo: "how memory is split for confidential computing";
+        nvmlDeviceGetConfComputeProtectedMemoryUsage: "confidential computing is not shared";
+        nvmlDeviceSetConfComputeUnprotectedMemSize: "needs root on the host";
+        nvmlDeviceGetAccountingMode: "a setting";
+        nvmlDeviceGetAccountingBufferSize: "a setting";
+        nvmlDeviceSetAccountingMode: "needs root on the host";
+        nvmlDeviceClearAccountingPids: "needs root on the host";
+        nvmlDeviceClearFieldValues: "resets counters; needs root on the host";
+        nvmlDeviceGetEncoderUtilization: "an engine that compute containers do not use";
+        nvmlDeviceGetDecoderUtilization: "an engine that no quota covers";
+        nvmlDeviceGetJpgUtilization: "an engine that no quota covers";
+        nvmlDeviceGetOfaUtilization: "an engine that no quota covers";
+        nvmlGpmSampleAlloc: "host memory for a sample";
+        nvmlGpmSampleFree: "host memory for a sample";
+        nvmlGpmSampleGet: "an opaque sample; read with nvmlGpmMetricsGet";
+        nvmlGpmMigSampleGet: "an opaque sample of a MIG instance";
+        nvmlGpmQueryDeviceSupport: "a capability";
+        nvmlGpmQueryIfStreamingEnabled: "a setting";
+        nvmlGpmSetStreamingEnabled: "needs root on the host";
+    }
+}
+
+/// Fragments of the names that tell about memory, processes or utilisation, or set limits.
+const TELLING: &[&str] = &[
+    "MemoryInfo",
+    "MemoryLimits",
+    "MemoryUsage",
+    "MemSize",
+    "Process",
+    "Utiliz",
+    "Accounting",
+    "Samples",
+    "FieldValues",
+    "Attributes",
+    "Gpm",
+];
+/// Of those, the ones about something else: a hypervisor's virtual GPUs, and links between GPUs.
+const ELSEWHERE: &[&str] = &["Vgpu", "NvLink"];
+
+/// Whether an NVML function is accounted for: hooked, listed here, or not about a tenant's figures.
+pub fn nvml_accounted_for(export: &str) -> bool {
+    let telling = TELLING.iter().any(|part| export.contains(part))
+        && !ELSEWHERE.iter().any(|part| export.contains(part));
+    !telling || NVML_HOOKS.contains(&export) || NVML_UNHOOKED.iter().any(|row| row.export == export)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_export_is_in_two_lists() {
+        for row in NVML_UNHOOKED {
+            assert!(!NVML_HOOKS.contains(&row.export), "{}", row.export);
+            let same = NVML_UNHOOKED.iter().filter(|other| other.export == row.export);
+            assert_eq!(same.count(), 1, "{}", row.export);
+        }
+    }
+
+    #[test]
+    fn a_new_version_of_a_telling_function_is_not_accounted_for() {
+        assert!(nvml_accounted_for("nvmlDeviceGetMemoryInfo_v2"));
+        assert!(!nvml_accounted_for("nvmlDeviceGetMemoryInfo_v3"));
+        assert!(!nvml_accounted_for("nvmlDeviceGetComputeRunningProcesses_v4"));
+        assert!(nvml_accounted_for("nvmlDeviceGetName"));
+        assert!(nvml_accounted_for("nvmlVgpuInstanceGetFbUsage"));
+    }
+}
