@@ -72,15 +72,17 @@ fn uuids_in(config_toml: &str) -> Vec<String> {
 }
 
 const DEFAULT: &str = r#"
+[memory]
+context_overhead = "64MiB"
+module_overhead = "2MiB"
+
 [[gpu]]
 uuid = "GPU-7e55e7a0-0000-4000-8000-000000000000"
 memory = "8GiB"
-context_overhead = "64MiB"
 
 [[gpu]]
 uuid = "GPU-7e55e7a0-0000-4000-8000-000000000001"
 memory = "8GiB"
-context_overhead = "64MiB"
 "#;
 
 #[cfg(test)]
