@@ -32,19 +32,19 @@ pub struct Preloaded {
 impl Preloaded {
     /// `program` under the shim of [`artefacts`].
     pub fn new(program: impl Into<PathBuf>) -> Self {
-        Self {
-            program: program.into(),
-            args: Vec::new(),
-            envs: Vec::new(),
-            shim: Some(artefacts().shim()),
-            timeout: DEFAULT_TIMEOUT,
-            dir: None,
-        }
+        Self { shim: Some(artefacts().shim()), ..Self::bare(program) }
     }
 
     /// The same program without the shim: what it does on the bare driver.
     pub fn bare(program: impl Into<PathBuf>) -> Self {
-        Self { shim: None, ..Self::new(program) }
+        Self {
+            program: program.into(),
+            args: Vec::new(),
+            envs: Vec::new(),
+            shim: None,
+            timeout: DEFAULT_TIMEOUT,
+            dir: None,
+        }
     }
 
     /// On this simulated machine.

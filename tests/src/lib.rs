@@ -17,6 +17,7 @@ mod artefacts;
 mod child;
 mod compile;
 mod conversation;
+pub mod external;
 mod pages;
 mod simgpu;
 

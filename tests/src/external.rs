@@ -1,0 +1,66 @@
+//! What tests use that nobody here wrote and that must be fetched: NVIDIA's driver library, headers,
+//! Python clients. Without a network a test may go without; on CI it may not.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::{target_dir, workspace};
+
+/// Says aloud that a test did not run, past the test harness's capture; on CI that is a failure.
+pub fn skip(test: &str, reason: &str) {
+    assert!(
+        std::env::var_os("CI").is_none_or(|ci| ci.is_empty() || ci == "false"),
+        "{test} can't run, and on CI it must: {reason}"
+    );
+    let _ = writeln!(std::io::stderr(), "\n*** SKIPPED {test}: {reason}\n");
+}
+
+/// A directory with NVIDIA's own `libcuda.so.1` and `libnvidia-ml.so.1` from Debian's non-free
+/// archive, fetched once. The error says why it can't be had.
+pub fn real_driver() -> Result<PathBuf, String> {
+    let dir = target_dir().join("real-libcuda");
+    let fetch = Command::new(workspace().join("tests/fetch-libcuda.sh"))
+        .arg(&dir)
+        .output()
+        .map_err(|e| format!("tests/fetch-libcuda.sh: {e}"))?;
+    let said = String::from_utf8_lossy(&fetch.stderr).trim().to_owned();
+    match fetch.status.code() {
+        Some(0) => Ok(dir.join("lib")),
+        Some(75) => Err(said),
+        _ => panic!("tests/fetch-libcuda.sh failed ({}): {said}", fetch.status),
+    }
+}
+
+/// The Python of the environment that `tests/python/setup.sh` makes.
+pub fn python() -> Result<PathBuf, String> {
+    let python = workspace().join(".venv/bin/python");
+    if python.exists() && workspace().join(".venv/.requirements").exists() {
+        Ok(python)
+    } else {
+        Err("no .venv: run tests/python/setup.sh (make test does)".to_owned())
+    }
+}
+
+/// The include directories of the CUDA and NVML headers in that environment.
+pub fn headers() -> Result<Vec<PathBuf>, String> {
+    python()?;
+    let lib = workspace().join(".venv/lib");
+    let mut found = Vec::new();
+    for python in std::fs::read_dir(&lib).map_err(|e| format!("{}: {e}", lib.display()))? {
+        let nvidia = python.map_err(|e| e.to_string())?.path().join("site-packages/nvidia");
+        let Ok(packages) = std::fs::read_dir(nvidia) else { continue };
+        for package in packages {
+            let include = package.map_err(|e| e.to_string())?.path().join("include");
+            if include.is_dir() {
+                found.push(include);
+            }
+        }
+    }
+    found.sort();
+    if found.is_empty() {
+        Err("no headers in .venv: run tests/python/setup.sh".into())
+    } else {
+        Ok(found)
+    }
+}
