@@ -6,8 +6,13 @@
 //! wires them. `docs/plugin.md` tells the life of an allocation.
 #![forbid(unsafe_code)]
 
+pub mod allocate;
+pub mod capacity;
 pub mod cli;
 pub mod config;
 pub mod demo;
+pub mod device;
+pub mod ledger;
+pub mod preferred;
 pub mod replica;
 pub mod run;

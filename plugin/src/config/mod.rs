@@ -80,7 +80,8 @@ pub struct Share {
 }
 
 /// What the compute share means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Compute {
     /// A weight: idle GPU time goes to whoever wants it.
     Burst,

@@ -1,0 +1,124 @@
+//! What GPUs there are and how they feel.
+
+pub mod health;
+pub mod nvml;
+
+use std::fmt;
+
+/// A GPU, or a MIG instance, which is a GPU here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// As NVML prints it.
+    pub uuid: String,
+    /// NVML's index.
+    pub index: u32,
+    /// Minor number of `/dev/nvidiaN`.
+    pub minor: u32,
+    /// Product name.
+    pub name: String,
+    /// PCI address.
+    pub pci_bus_id: String,
+    /// NUMA node, where the platform has any.
+    pub numa_node: Option<u32>,
+    /// Bytes on the device.
+    pub memory_bytes: u64,
+}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GPU {} ({}, {})", self.index, self.name, self.uuid)
+    }
+}
+
+/// Why the GPUs could not be listed. Each message says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscoveryError {
+    /// No driver library.
+    #[error(
+        "NVML cannot be loaded ({0}); is the NVIDIA driver installed and visible to this process? \
+         `paths.nvml` names the library where the loader does not find it"
+    )]
+    Library(String),
+    /// The driver is there but refuses.
+    #[error("NVML does not answer: {0}")]
+    Nvml(String),
+    /// The driver is there and has nothing, or the configuration leaves nothing.
+    #[error("{found} GPUs found, none left after gpus.include and gpus.exclude")]
+    None {
+        /// GPUs before the filter.
+        found: usize,
+    },
+}
+
+/// Where GPUs come from: NVML, or a test.
+pub trait Discovery: Send + Sync + 'static {
+    /// All GPUs that the configuration includes, in NVML's order.
+    ///
+    /// # Errors
+    /// No driver, or no GPUs.
+    fn gpus(&self) -> Result<Vec<Gpu>, DiscoveryError>;
+
+    /// Bytes in use on a GPU as the driver says.
+    ///
+    /// # Errors
+    /// The driver's word for a GPU that does not answer.
+    fn memory_used(&self, uuid: &str) -> Result<u64, String>;
+
+    /// Waits for what happens to GPUs until `stop` says so, and tells `sink`. Called on a thread of
+    /// its own. Returns `Err` where the driver can't say what happens.
+    ///
+    /// # Errors
+    /// The driver's reason.
+    fn watch(
+        &self,
+        stop: &dyn Fn() -> bool,
+        sink: &dyn Fn(health::Observation),
+    ) -> Result<(), String>;
+}
+
+/// Whether `gpus.include` and `gpus.exclude` leave this GPU in.
+#[must_use]
+pub fn selected(gpu: &Gpu, include: &[String], exclude: &[String]) -> bool {
+    let names = |list: &[String]| {
+        list.iter()
+            .any(|entry| entry == "*" || *entry == gpu.uuid || entry.parse() == Ok(gpu.index))
+    };
+    names(include) && !names(exclude)
+}
+
+#[cfg(test)]
+impl Gpu {
+    /// A GPU for tests.
+    pub(crate) fn example(uuid: &str, index: u32) -> Self {
+        Gpu {
+            uuid: uuid.into(),
+            index,
+            minor: index,
+            name: "Example".into(),
+            pci_bus_id: format!("00000000:{index:02x}:00.0"),
+            numa_node: None,
+            memory_bytes: 80 << 30,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(entries: &[&str]) -> Vec<String> {
+        entries.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn gpus_are_chosen_by_uuid_or_index_and_exclusion_wins() {
+        let gpu = Gpu::example("GPU-a", 2);
+        assert!(selected(&gpu, &list(&["*"]), &[]));
+        assert!(selected(&gpu, &list(&["GPU-a"]), &[]));
+        assert!(selected(&gpu, &list(&["2"]), &[]));
+        assert!(!selected(&gpu, &list(&["1", "GPU-b"]), &[]));
+        assert!(!selected(&gpu, &[], &[]));
+        assert!(!selected(&gpu, &list(&["*"]), &list(&["2"])));
+        assert!(!selected(&gpu, &list(&["GPU-a"]), &list(&["GPU-a"])));
+    }
+}

@@ -1,0 +1,228 @@
+//! GPUs through NVML: NVIDIA's `libnvidia-ml.so.1`, or the simulated one.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::event::EventSet;
+use nvml_wrapper::{Device, Nvml};
+
+use super::health::Observation;
+use super::{Discovery, DiscoveryError, Gpu, selected};
+use crate::config;
+
+/// How long one wait for events lasts; also how fast `stop` is noticed.
+const WAIT_MS: u32 = 1000;
+/// How often every GPU is asked whether it still answers.
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+/// Where the kernel tells a PCI device's NUMA node.
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+
+/// [`Discovery`] by NVML. Loads the library at the first call, and again until it can.
+#[derive(Debug)]
+pub struct NvmlDiscovery {
+    library: Option<PathBuf>,
+    gpus: config::Gpus,
+    loaded: Mutex<Option<Arc<Nvml>>>,
+}
+
+impl NvmlDiscovery {
+    /// `library` where the loader would not find it; `gpus` says which GPUs count.
+    #[must_use]
+    pub fn new(library: Option<PathBuf>, gpus: config::Gpus) -> Self {
+        NvmlDiscovery { library, gpus, loaded: Mutex::new(None) }
+    }
+
+    fn nvml(&self) -> Result<Arc<Nvml>, DiscoveryError> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(nvml) = &*loaded {
+            return Ok(Arc::clone(nvml));
+        }
+        // The unversioned name belongs to development packages; drivers ship this one.
+        let library = self.library.as_deref().unwrap_or(Path::new("libnvidia-ml.so.1"));
+        let nvml =
+            Nvml::builder().lib_path(library.as_os_str()).init().map_err(|error| match error {
+                NvmlError::LibloadingError(error) => DiscoveryError::Library(error.to_string()),
+                other => DiscoveryError::Nvml(other.to_string()),
+            })?;
+        let nvml = Arc::new(nvml);
+        *loaded = Some(Arc::clone(&nvml));
+        Ok(nvml)
+    }
+
+    /// The selected devices: whole GPUs, and the instances of those in MIG mode.
+    fn selected<'n>(&self, nvml: &'n Nvml) -> Result<(Vec<(Gpu, Device<'n>)>, usize), NvmlError> {
+        let mut all = Vec::new();
+        for index in 0..nvml.device_count()? {
+            let device = nvml.device_by_index(index)?;
+            let whole = describe(&device, None, index)?;
+            if device.mig_mode().is_ok_and(|mode| mode.current == 1) {
+                for instance in 0..device.mig_device_count()? {
+                    match device.mig_device_by_index(instance) {
+                        Ok(mig) => all.push((describe(&mig, Some(&whole), index)?, mig)),
+                        // Instance numbers have gaps.
+                        Err(NvmlError::NotFound | NvmlError::InvalidArg) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+            } else {
+                all.push((whole, device));
+            }
+        }
+        let found = all.len();
+        all.retain(|(gpu, _)| selected(gpu, &self.gpus.include, &self.gpus.exclude));
+        Ok((all, found))
+    }
+}
+
+fn describe(device: &Device<'_>, parent: Option<&Gpu>, index: u32) -> Result<Gpu, NvmlError> {
+    let pci_bus_id = match (device.pci_info(), parent) {
+        (Ok(pci), _) => pci.bus_id,
+        (Err(_), Some(parent)) => parent.pci_bus_id.clone(),
+        (Err(error), None) => return Err(error),
+    };
+    let numa_node =
+        sysfs_numa_node(Path::new(PCI_DEVICES), &pci_bus_id).or_else(|| device.numa_node_id().ok());
+    Ok(Gpu {
+        uuid: device.uuid()?,
+        index,
+        minor: device.minor_number().unwrap_or_else(|_| parent.map_or(index, |gpu| gpu.minor)),
+        name: device.name()?,
+        numa_node: numa_node.or_else(|| parent.and_then(|gpu| gpu.numa_node)),
+        pci_bus_id,
+        memory_bytes: device.memory_info()?.total,
+    })
+}
+
+/// NVML writes `00000000:65:00.0`, sysfs `0000:65:00.0`; −1 there means no node.
+fn sysfs_numa_node(root: &Path, pci_bus_id: &str) -> Option<u32> {
+    let id = pci_bus_id.to_ascii_lowercase();
+    let short = id.get(id.len().checked_sub("0000:00:00.0".len())?..)?;
+    std::fs::read_to_string(root.join(short).join("numa_node")).ok()?.trim().parse().ok()
+}
+
+impl Discovery for NvmlDiscovery {
+    fn gpus(&self) -> Result<Vec<Gpu>, DiscoveryError> {
+        let nvml = self.nvml()?;
+        let (gpus, found) =
+            self.selected(&nvml).map_err(|error| DiscoveryError::Nvml(error.to_string()))?;
+        if gpus.is_empty() {
+            return Err(DiscoveryError::None { found });
+        }
+        Ok(gpus.into_iter().map(|(gpu, _)| gpu).collect())
+    }
+
+    fn memory_used(&self, uuid: &str) -> Result<u64, String> {
+        let nvml = self.nvml().map_err(|error| error.to_string())?;
+        let used = nvml.device_by_uuid(uuid).and_then(|device| device.memory_info());
+        used.map(|memory| memory.used).map_err(|error| error.to_string())
+    }
+
+    fn watch(&self, stop: &dyn Fn() -> bool, sink: &dyn Fn(Observation)) -> Result<(), String> {
+        let nvml = self.nvml().map_err(|error| error.to_string())?;
+        let (devices, _) = self.selected(&nvml).map_err(|error| error.to_string())?;
+        let events = subscribe(&nvml, &devices).map_err(|error| error.to_string())?;
+        let mut probed = Instant::now();
+        while !stop() {
+            match events.as_ref().map(|set| set.wait(WAIT_MS)) {
+                Some(Ok(event)) => {
+                    if let (Some(XidError::Value(xid)), Ok(uuid)) =
+                        (event.event_data, event.device.uuid())
+                    {
+                        // An event on a GPU in MIG mode names the whole GPU: all its instances.
+                        for uuid in named_by(&uuid, &event.device, &devices) {
+                            sink(Observation::Xid { uuid, xid });
+                        }
+                    }
+                }
+                Some(Err(NvmlError::Timeout)) => {}
+                Some(Err(_)) => {
+                    // Most likely a lost GPU: the probes say which. Not in a spin.
+                    thread::sleep(Duration::from_millis(u64::from(WAIT_MS)));
+                    probed = Instant::now() - PROBE_INTERVAL;
+                }
+                None => thread::sleep(Duration::from_millis(u64::from(WAIT_MS))),
+            }
+            if probed.elapsed() >= PROBE_INTERVAL {
+                probed = Instant::now();
+                for (gpu, device) in &devices {
+                    let answer = device.memory_info().map(drop).map_err(|e| e.to_string());
+                    sink(Observation::Probe { uuid: gpu.uuid.clone(), answer });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// XID events of every device that has them; `None` if none has.
+fn subscribe<'n>(
+    nvml: &'n Nvml,
+    devices: &[(Gpu, Device<'n>)],
+) -> Result<Option<EventSet<'n>>, NvmlError> {
+    let mut wanted: Vec<&Device<'n>> = devices
+        .iter()
+        .map(|(_, device)| device)
+        .filter(|device| {
+            device
+                .supported_event_types()
+                .is_ok_and(|types| types.contains(EventTypes::CRITICAL_XID_ERROR))
+        })
+        .collect();
+    // A failed registration takes the whole set with it: start again without that device.
+    'again: while !wanted.is_empty() {
+        let mut set = nvml.create_event_set()?;
+        for i in 0..wanted.len() {
+            set = match wanted[i].register_events(EventTypes::CRITICAL_XID_ERROR, set) {
+                Ok(set) => set,
+                Err(_) => {
+                    wanted.remove(i);
+                    continue 'again;
+                }
+            };
+        }
+        return Ok(Some(set));
+    }
+    Ok(None)
+}
+
+fn named_by(uuid: &str, device: &Device<'_>, devices: &[(Gpu, Device<'_>)]) -> Vec<String> {
+    let pci = device.pci_info().map(|pci| pci.bus_id).unwrap_or_default();
+    let exact = devices.iter().any(|(gpu, _)| gpu.uuid == uuid);
+    devices
+        .iter()
+        .filter(|(gpu, _)| if exact { gpu.uuid == uuid } else { gpu.pci_bus_id == pci })
+        .map(|(gpu, _)| gpu.uuid.clone())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_says_what_to_do() {
+        let gpus = config::Config::default().gpus;
+        let discovery = NvmlDiscovery::new(Some("/nonexistent/libnvidia-ml.so.1".into()), gpus);
+        let error = discovery.gpus().unwrap_err();
+        assert!(matches!(error, DiscoveryError::Library(_)), "{error:?}");
+        assert!(error.to_string().contains("paths.nvml"), "{error}");
+    }
+
+    #[test]
+    fn numa_nodes_are_read_from_sysfs() {
+        let root = tempfile::tempdir().unwrap();
+        for (id, node) in [("0000:65:00.0", "1\n"), ("0000:66:00.0", "-1\n")] {
+            std::fs::create_dir(root.path().join(id)).unwrap();
+            std::fs::write(root.path().join(id).join("numa_node"), node).unwrap();
+        }
+        assert_eq!(sysfs_numa_node(root.path(), "00000000:65:00.0"), Some(1));
+        assert_eq!(sysfs_numa_node(root.path(), "00000000:66:00.0"), None);
+        assert_eq!(sysfs_numa_node(root.path(), "00000000:67:00.0"), None);
+        assert_eq!(sysfs_numa_node(root.path(), "x"), None);
+    }
+}

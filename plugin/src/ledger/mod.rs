@@ -1,0 +1,153 @@
+//! The durable record: intent (which allocation has which limits) and history. Losing it costs no
+//! running pod: paths are a function of the replica set, and pages can be adopted.
+
+mod schema;
+mod store;
+
+use serde::{Deserialize, Serialize};
+
+pub use schema::HISTORY_KEPT;
+pub use store::{CommitError, Ledger, OpenError, Opened};
+
+use crate::allocate::AllocationId;
+use crate::config::Compute;
+
+/// Limits on one GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// The GPU.
+    pub uuid: String,
+    /// Bytes that all processes of the tenant may hold.
+    pub memory_limit_bytes: u64,
+    /// Bytes charged for each context before anything was observed.
+    pub context_overhead_bytes: u64,
+    /// Thousandths of the GPU's time.
+    pub cores_millis: u32,
+    /// What that share means.
+    pub compute: Compute,
+}
+
+/// Where an allocation is in its life. A released one is in the history only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Allocated; no container has started with it.
+    Allocated,
+    /// A container has started.
+    Started,
+    /// Its replicas went to a newer allocation: no longer counted, kept until nothing uses its pages.
+    Parked,
+}
+
+/// The container that holds an allocation, as PodResources says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// Pod's namespace.
+    pub namespace: String,
+    /// Pod's name.
+    pub pod: String,
+    /// Container's name.
+    pub container: String,
+}
+
+/// One allocation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its name.
+    pub id: AllocationId,
+    /// The resource its replicas belong to.
+    pub resource: String,
+    /// Grows with every Allocate on this node.
+    pub generation: u64,
+    /// Replica ids, sorted. Empty for an allocation adopted from its pages until kubelet names them.
+    pub replicas: Vec<String>,
+    /// Limits per GPU, in the order of the pages.
+    pub grants: Vec<Grant>,
+    /// Where it is in its life.
+    pub state: State,
+    /// When Allocate was answered, Unix milliseconds.
+    pub allocated_unix_ms: i64,
+    /// When a container last started, Unix milliseconds; 0 for never.
+    pub started_unix_ms: i64,
+    /// Who holds it, once known.
+    pub holder: Option<Holder>,
+}
+
+impl Record {
+    /// Whether its limits count towards capacity.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.state != State::Parked
+    }
+
+    /// Whether it holds one of these replicas.
+    #[must_use]
+    pub fn overlaps(&self, replicas: &[String]) -> bool {
+        self.replicas.iter().any(|replica| replicas.contains(replica))
+    }
+}
+
+/// What happened to an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum What {
+    /// Kubelet allocated it.
+    Allocated,
+    /// Kubelet allocated it while a process of the generation before still used its pages.
+    PagesKept,
+    /// A container started with it.
+    Started,
+    /// Its replicas went to another allocation.
+    Parked,
+    /// Kubelet no longer knows it and nothing uses its pages.
+    Released,
+    /// Found on disk without a record.
+    Adopted,
+}
+
+/// One line of the history.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// When, Unix milliseconds.
+    pub at_unix_ms: i64,
+    /// Which allocation.
+    pub id: AllocationId,
+    /// Which Allocate of it.
+    pub generation: u64,
+    /// What.
+    pub what: What,
+    /// Who held it, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<Holder>,
+}
+
+/// What one transaction changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Records to write.
+    pub put: Vec<Record>,
+    /// Records to drop.
+    pub remove: Vec<AllocationId>,
+    /// Lines for the history.
+    pub events: Vec<Event>,
+}
+
+impl Change {
+    /// Writes `record` and notes why.
+    pub fn put(&mut self, record: Record, what: What, at_unix_ms: i64) {
+        self.events.push(Event {
+            at_unix_ms,
+            id: record.id.clone(),
+            generation: record.generation,
+            what,
+            holder: record.holder.clone(),
+        });
+        self.put.push(record);
+    }
+
+    /// Nothing to do.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.put.is_empty() && self.remove.is_empty() && self.events.is_empty()
+    }
+}

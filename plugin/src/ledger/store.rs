@@ -1,0 +1,355 @@
+//! The redb file behind the ledger: opening it whatever state it is in, and committing.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use redb::{
+    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, StorageError, TableError,
+};
+
+use super::schema::{
+    ALLOCATIONS, HISTORY, HISTORY_KEPT, META, META_GENERATION, META_SCHEMA, SCHEMA,
+};
+use super::{Change, Event, Record};
+
+/// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
+const CACHE_BYTES: usize = 512 << 10;
+
+/// Makes a database: the file, or a test's storage.
+type Opener = Box<dyn FnMut() -> Result<Database, DatabaseError> + Send>;
+
+/// The open ledger. Blocking: call it where that is allowed.
+pub struct Ledger {
+    path: PathBuf,
+    durability: Durability,
+    open: Opener,
+    /// `None` after a failed commit, until the next one opens it anew.
+    db: Option<Database>,
+}
+
+/// How the file was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Opened {
+    /// As it was left.
+    Existing,
+    /// There was none.
+    Created,
+    /// It could not be read, was renamed, and a new one made.
+    Rebuilt {
+        /// Where the old one is.
+        kept_as: PathBuf,
+        /// What was wrong with it.
+        reason: String,
+    },
+}
+
+/// Why the ledger cannot be opened at all.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another process holds its lock.
+    #[error(
+        "ledger {0} is in use: another Tessera plugin runs on this node; stop it, or give each its \
+         own paths.ledger"
+    )]
+    InUse(PathBuf),
+    /// The file or its directory cannot be used.
+    #[error(
+        "ledger {path}: {error}; check that paths.ledger lies on a writable disk with free space"
+    )]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: String,
+    },
+}
+
+/// Why a transaction was not written. Nothing of it was.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot write the ledger {path}: {error}; free space on its disk (running pods are not \
+     affected, nothing new was granted)"
+)]
+pub struct CommitError {
+    path: PathBuf,
+    error: String,
+}
+
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ledger").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Ledger {
+    /// Opens or makes the file. One that cannot be read is renamed beside it, never deleted.
+    ///
+    /// # Errors
+    /// The file is in use, or the disk refuses.
+    pub fn open(path: &Path, fsync: bool) -> Result<(Self, Opened), OpenError> {
+        let io_error = |error: String| OpenError::Io { path: path.to_owned(), error };
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir).map_err(|error| io_error(error.to_string()))?;
+        }
+        let existed = path.exists();
+        let file = path.to_owned();
+        let open: Opener = Box::new(move || builder().create(&file));
+        let mut ledger = Ledger {
+            path: path.to_owned(),
+            durability: if fsync { Durability::Immediate } else { Durability::None },
+            open,
+            db: None,
+        };
+        let unreadable = match ledger.try_open() {
+            Ok(()) if existed => return Ok((ledger, Opened::Existing)),
+            Ok(()) => return Ok((ledger, Opened::Created)),
+            Err(Unopened::InUse) => return Err(OpenError::InUse(path.to_owned())),
+            Err(Unopened::Disk(error)) => return Err(io_error(error)),
+            Err(Unopened::Unreadable(reason)) => reason,
+        };
+        let kept_as = keep_aside(path).map_err(|error| {
+            io_error(format!("unreadable ({unreadable}) and cannot be renamed: {error}"))
+        })?;
+        ledger.try_open().map_err(|error| io_error(error.to_string()))?;
+        Ok((ledger, Opened::Rebuilt { kept_as, reason: unreadable }))
+    }
+
+    /// A ledger over storage that `open` makes, for tests of failing disks.
+    ///
+    /// # Errors
+    /// What `open` says.
+    #[doc(hidden)]
+    pub fn with_opener(
+        mut open: impl FnMut() -> Result<Database, DatabaseError> + Send + 'static,
+    ) -> Result<Self, OpenError> {
+        let path = PathBuf::from("(test storage)");
+        let mut ledger = Ledger {
+            path: path.clone(),
+            durability: Durability::Immediate,
+            open: Box::new(move || open()),
+            db: None,
+        };
+        ledger.try_open().map_err(|error| OpenError::Io { path, error: error.to_string() })?;
+        Ok(ledger)
+    }
+
+    /// All records, and the highest generation ever given out. A record that cannot be decoded is
+    /// left out and returned as an error text: its pages, if any, will be adopted.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn load(&mut self) -> Result<(Vec<Record>, u64, Vec<String>), CommitError> {
+        let result = self.read();
+        result.map_err(|error| self.failed(&error))
+    }
+
+    /// The newest `limit` lines of the history, oldest first.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn history(&mut self, limit: usize) -> Result<Vec<Event>, CommitError> {
+        let result = self.read_history(limit);
+        result.map_err(|error| self.failed(&error))
+    }
+
+    /// Writes a change as one transaction, on disk before it returns if `fsync` is on.
+    ///
+    /// # Errors
+    /// The disk is full or broken. The ledger is opened anew at the next call.
+    pub fn commit(&mut self, change: &Change) -> Result<(), CommitError> {
+        let result = self.write(change);
+        result.map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&mut self, error: &dyn fmt::Display) -> CommitError {
+        // redb refuses everything after an I/O error until it is opened again.
+        self.db = None;
+        CommitError { path: self.path.clone(), error: error.to_string() }
+    }
+
+    fn db(&mut self) -> Result<&Database, Unopened> {
+        if self.db.is_none() {
+            self.try_open()?;
+        }
+        self.db.as_ref().ok_or(Unopened::InUse)
+    }
+
+    fn try_open(&mut self) -> Result<(), Unopened> {
+        let mut db = (self.open)()?;
+        // Checks every page against its checksum now: a damaged one would end the process later.
+        db.check_integrity()?;
+        prepare(&db).map_err(|error| Unopened::of(&error))??;
+        self.db = Some(db);
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<(Vec<Record>, u64, Vec<String>), redb::Error> {
+        let db = self.db().map_err(Unopened::into_redb)?;
+        let read = db.begin_read()?;
+        let (mut records, mut broken) = (Vec::new(), Vec::new());
+        for entry in read.open_table(ALLOCATIONS)?.iter()? {
+            let (id, value) = entry?;
+            match serde_json::from_slice::<Record>(value.value()) {
+                Ok(record) if record.id.as_str() == id.value() => records.push(record),
+                Ok(_) => broken.push(format!("record {} names another allocation", id.value())),
+                Err(error) => broken.push(format!("record {}: {error}", id.value())),
+            }
+        }
+        let generation = read.open_table(META)?.get(META_GENERATION)?.map_or(0, |n| n.value());
+        Ok((records, generation, broken))
+    }
+
+    fn read_history(&mut self, limit: usize) -> Result<Vec<Event>, redb::Error> {
+        let db = self.db().map_err(Unopened::into_redb)?;
+        let read = db.begin_read()?;
+        let mut events = Vec::new();
+        for entry in read.open_table(HISTORY)?.iter()?.rev().take(limit) {
+            if let Ok(event) = serde_json::from_slice(entry?.1.value()) {
+                events.push(event);
+            }
+        }
+        events.reverse();
+        Ok(events)
+    }
+
+    fn write(&mut self, change: &Change) -> Result<(), redb::Error> {
+        let durability = self.durability;
+        let db = self.db().map_err(Unopened::into_redb)?;
+        let mut write = db.begin_write()?;
+        write.set_durability(durability).map_err(|error| io_error(error.to_string()))?;
+        {
+            let mut allocations = write.open_table(ALLOCATIONS)?;
+            let mut meta = write.open_table(META)?;
+            let mut generation = meta.get(META_GENERATION)?.map_or(0, |n| n.value());
+            for id in &change.remove {
+                allocations.remove(id.as_str())?;
+            }
+            for record in &change.put {
+                allocations.insert(record.id.as_str(), encode(record)?.as_slice())?;
+                generation = generation.max(record.generation);
+            }
+            meta.insert(META_GENERATION, generation)?;
+            let mut history = write.open_table(HISTORY)?;
+            let mut next = history.last()?.map_or(0, |(key, _)| key.value() + 1);
+            for event in &change.events {
+                history.insert(next, encode(event)?.as_slice())?;
+                next += 1;
+            }
+            if let Some(kept_from) = next.checked_sub(HISTORY_KEPT) {
+                history.retain_in(..kept_from, |_, _| false)?;
+            }
+        }
+        write.commit()?;
+        Ok(())
+    }
+}
+
+fn builder() -> redb::Builder {
+    let mut builder = Database::builder();
+    builder.set_cache_size(CACHE_BYTES);
+    builder
+}
+
+fn encode(value: &impl serde::Serialize) -> Result<Vec<u8>, redb::Error> {
+    serde_json::to_vec(value).map_err(|error| io_error(error.to_string()))
+}
+
+fn io_error(message: String) -> redb::Error {
+    redb::Error::Io(io::Error::other(message))
+}
+
+/// Makes the tables of a new file, or checks an old one's schema.
+fn prepare(db: &Database) -> Result<Result<(), Unopened>, redb::Error> {
+    match db.begin_read()?.open_table(META) {
+        Ok(meta) => {
+            let found = meta.get(META_SCHEMA)?.map_or(0, |n| n.value());
+            if found != SCHEMA {
+                let reason = format!("schema {found}, this version reads {SCHEMA}");
+                return Ok(Err(Unopened::Unreadable(reason)));
+            }
+        }
+        Err(TableError::TableDoesNotExist(_)) => {
+            let write = db.begin_write()?;
+            write.open_table(META)?.insert(META_SCHEMA, SCHEMA)?;
+            write.open_table(ALLOCATIONS)?;
+            write.open_table(HISTORY)?;
+            write.commit()?;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(Ok(()))
+}
+
+/// Renames an unreadable file to a name that says when, and that nothing else has.
+fn keep_aside(path: &Path) -> io::Result<PathBuf> {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    for attempt in 0.. {
+        let suffix = if attempt == 0 { String::new() } else { format!("-{attempt}") };
+        let aside = path.with_file_name(format!("{name}.unreadable-{seconds}{suffix}"));
+        if !aside.exists() {
+            std::fs::rename(path, &aside)?;
+            return Ok(aside);
+        }
+    }
+    unreachable!("some name is free")
+}
+
+/// Why a database did not open.
+enum Unopened {
+    InUse,
+    Unreadable(String),
+    Disk(String),
+}
+
+impl Unopened {
+    fn of(error: &redb::Error) -> Self {
+        let text = error.to_string();
+        match error {
+            redb::Error::DatabaseAlreadyOpen => Unopened::InUse,
+            redb::Error::Io(io) if !is_content(io) => Unopened::Disk(text),
+            redb::Error::PreviousIo => Unopened::Disk(text),
+            _ => Unopened::Unreadable(text),
+        }
+    }
+
+    fn into_redb(self) -> redb::Error {
+        match self {
+            Unopened::InUse => redb::Error::DatabaseAlreadyOpen,
+            other => io_error(other.to_string()),
+        }
+    }
+}
+
+/// Whether an I/O error speaks of the bytes in the file and not of the disk.
+fn is_content(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
+}
+
+impl fmt::Display for Unopened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unopened::InUse => f.write_str("in use by another process"),
+            Unopened::Unreadable(text) | Unopened::Disk(text) => f.write_str(text),
+        }
+    }
+}
+
+impl From<DatabaseError> for Unopened {
+    fn from(error: DatabaseError) -> Self {
+        match error {
+            DatabaseError::DatabaseAlreadyOpen => Unopened::InUse,
+            DatabaseError::Storage(StorageError::Io(io)) if !is_content(&io) => {
+                Unopened::Disk(io.to_string())
+            }
+            DatabaseError::Storage(StorageError::PreviousIo) => Unopened::Disk(error.to_string()),
+            other => Unopened::Unreadable(other.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;
