@@ -12,6 +12,7 @@ pub mod cli;
 pub mod config;
 pub mod demo;
 pub mod device;
+pub mod kubelet;
 pub mod ledger;
 pub mod preferred;
 pub mod replica;

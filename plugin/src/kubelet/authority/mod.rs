@@ -1,0 +1,155 @@
+//! Makes the requests of grpc-go clients that send a socket path as `:authority` acceptable to
+//! Rust's HTTP/2.
+//!
+//! Kubelets before 1.26 send the percent-encoded path of the plugin's socket as `:authority`
+//! (`%2Fvar%2Flib%2Fkubelet…`), and all versions read do so on plugin registration sockets. `http`
+//! and `h2` hold that for malformed (RFC 3986 §3.2.2 allows no such host) and reset the stream with
+//! PROTOCOL_ERROR, before any code of ours could answer. Patching those crates is no option, so
+//! [`AuthorityStream`] stands between socket and server and rewrites what the client sends:
+//!
+//! - The preface and every frame other than HEADERS and CONTINUATION pass byte by byte, DATA and
+//!   WINDOW_UPDATE among them: flow control stays between client and server.
+//! - A header block is gathered, decoded with a decoder that follows the client's dynamic table, and
+//!   written anew with `:authority: localhost`, every field as a *literal without indexing*
+//!   (RFC 7541 §6.2.2). The server's dynamic table therefore stays empty, no index of the client's
+//!   can go astray, and no table size update needs to be passed on: the server never announces
+//!   another SETTINGS_HEADER_TABLE_SIZE than the initial 4096, which bounds the client's updates.
+//! - What the server sends passes untouched; its dynamic table is the other direction's.
+//!
+//! Memory is bounded, whatever arrives: see [`Error`] for what ends the connection.
+//!
+//! For decoding, `loona-hpack` is used. It is kept (releases to 0.4.3, which removed the last known
+//! panic on truncated input), bounds the dynamic table and passes fields to a callback, so that a
+//! small block cannot be inflated in memory. `httlib-hpack` indexes past the end of truncated input,
+//! `hpack` is abandoned (RUSTSEC-2023-0084/0085), `fluke-hpack` is loona's former name.
+
+mod block;
+mod frames;
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tonic::transport::server::Connected;
+
+pub use frames::{Error, Rewriter};
+
+/// Bytes read from the socket at once.
+const CHUNK: usize = 4096;
+/// An output buffer that has grown beyond this is given back once it is empty.
+const KEEP: usize = 16 * 1024;
+
+/// A server's connection whose incoming HTTP/2 header blocks carry `:authority: localhost`.
+#[derive(Debug)]
+pub struct AuthorityStream<S> {
+    inner: S,
+    rewriter: Rewriter,
+    chunk: Box<[u8]>,
+    /// Rewritten bytes, handed out from `taken` on.
+    out: Vec<u8>,
+    taken: usize,
+    failed: Option<Error>,
+}
+
+impl<S> AuthorityStream<S> {
+    /// Wraps the server's end of a fresh connection.
+    pub fn new(inner: S) -> Self {
+        Self {
+            inner,
+            rewriter: Rewriter::new(),
+            chunk: vec![0; CHUNK].into_boxed_slice(),
+            out: Vec::new(),
+            taken: 0,
+            failed: None,
+        }
+    }
+
+    /// Moves rewritten bytes into `buf`; false if there are none.
+    fn hand_out(&mut self, buf: &mut ReadBuf<'_>) -> bool {
+        let waiting = &self.out[self.taken..];
+        if waiting.is_empty() {
+            return false;
+        }
+        let count = waiting.len().min(buf.remaining());
+        buf.put_slice(&waiting[..count]);
+        self.taken += count;
+        if self.taken == self.out.len() {
+            self.taken = 0;
+            self.out.clear();
+            if self.out.capacity() > KEEP {
+                self.out = Vec::new();
+            }
+        }
+        true
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for AuthorityStream<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        loop {
+            // What was rewritten before an error still reaches the server.
+            if this.hand_out(buf) {
+                return Poll::Ready(Ok(()));
+            }
+            if let Some(error) = &this.failed {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error.clone())));
+            }
+            let mut chunk = ReadBuf::new(&mut this.chunk);
+            ready!(Pin::new(&mut this.inner).poll_read(cx, &mut chunk))?;
+            if chunk.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            if let Err(error) = this.rewriter.feed(chunk.filled(), &mut this.out) {
+                tracing::warn!(%error, "closing a connection to the plugin's socket");
+                this.failed = Some(error);
+            }
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for AuthorityStream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+}
+
+impl<S: Connected> Connected for AuthorityStream<S> {
+    type ConnectInfo = S::ConnectInfo;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.inner.connect_info()
+    }
+}
+
+#[cfg(test)]
+mod tests;
