@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::Target;
 use crate::args::Args;
-use crate::cuda::{Api, Block, Cuda};
+use crate::cuda::{Api, Block, Cuda, Stream};
 use crate::exit::{self, CudaError, Exit};
 use crate::report;
 use crate::rng::Rng;
@@ -168,12 +168,7 @@ fn worker(
     Ok(())
 }
 
-fn release(
-    cuda: &Cuda,
-    held: Held,
-    stream: tessera_cuda::types::CUstream,
-    counters: &Counters,
-) -> Result<u64, CudaError> {
+fn release(cuda: &Cuda, held: Held, stream: Stream, counters: &Counters) -> Result<u64, CudaError> {
     let mut back = [0; PATTERN];
     cuda.read(&held.block, 0, &mut back)?;
     if back != held.pattern {

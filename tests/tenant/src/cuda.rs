@@ -77,6 +77,15 @@ pub struct Block {
     api: Api,
 }
 
+/// A stream of the context that made it, or the legacy default stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream(CUstream);
+
+impl Stream {
+    /// `CU_STREAM_LEGACY` by its usual spelling, null.
+    pub const LEGACY: Self = Self(null_mut());
+}
+
 /// A device with its primary context retained, current in the thread that opened it.
 #[derive(Clone, Copy)]
 pub struct Cuda {
@@ -147,11 +156,11 @@ impl Cuda {
     }
 
     /// Allocates `bytes` by `api`; async allocations are ordered on `stream`.
-    pub fn allocate(&self, api: Api, bytes: u64, stream: CUstream) -> Result<Block, CudaError> {
+    pub fn allocate(&self, api: Api, bytes: u64, stream: Stream) -> Result<Block, CudaError> {
         let mut pointer = 0;
         let size = usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut given = bytes;
-        // SAFETY: live out-parameters; `stream` is null or one of ours.
+        // SAFETY: live out-parameters; a `Stream` is null or made by the driver.
         unsafe {
             match api {
                 Api::Plain => {
@@ -164,9 +173,9 @@ impl Cuda {
                 Api::Async => {
                     check(
                         "cuMemAllocAsync",
-                        (self.driver.mem_alloc_async)(&raw mut pointer, size, stream),
+                        (self.driver.mem_alloc_async)(&raw mut pointer, size, stream.0),
                     )?;
-                    check("cuStreamSynchronize", (self.driver.stream_synchronize)(stream))?;
+                    check("cuStreamSynchronize", (self.driver.stream_synchronize)(stream.0))?;
                 }
                 Api::Pitched => {
                     // Odd rows, so that the pitch is larger than what was asked.
@@ -191,12 +200,12 @@ impl Cuda {
     }
 
     /// Frees by the API that `block` came from.
-    pub fn free(&self, block: &Block, stream: CUstream) -> Result<(), CudaError> {
+    pub fn free(&self, block: &Block, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: a block is made by `allocate` alone and freed once by its owner.
         unsafe {
             if block.api == Api::Async {
-                check("cuMemFreeAsync", (self.driver.mem_free_async)(block.pointer, stream))?;
-                check("cuStreamSynchronize", (self.driver.stream_synchronize)(stream))
+                check("cuMemFreeAsync", (self.driver.mem_free_async)(block.pointer, stream.0))?;
+                check("cuStreamSynchronize", (self.driver.stream_synchronize)(stream.0))
             } else {
                 check("cuMemFree", (self.driver.mem_free)(block.pointer))
             }
@@ -222,13 +231,13 @@ impl Cuda {
     }
 
     /// A stream that does not wait for the legacy default stream.
-    pub fn stream(&self) -> Result<CUstream, CudaError> {
+    pub fn stream(&self) -> Result<Stream, CudaError> {
         let mut stream = null_mut();
         // SAFETY: a live out-parameter.
         check("cuStreamCreate", unsafe {
             (self.driver.stream_create)(&raw mut stream, STREAM_NON_BLOCKING)
         })?;
-        Ok(stream)
+        Ok(Stream(stream))
     }
 
     /// Loads the busy kernel.
@@ -252,7 +261,7 @@ impl Cuda {
     }
 
     /// Launches the busy kernel for `ns` on `stream`.
-    pub fn launch(&self, kernel: &Kernel, ns: u64, stream: CUstream) -> Result<(), CudaError> {
+    pub fn launch(&self, kernel: &Kernel, ns: u64, stream: Stream) -> Result<(), CudaError> {
         let mut duration = ns;
         let mut params = [(&raw mut duration).cast::<c_void>()];
         // SAFETY: one parameter, an u64, as the PTX declares; the driver copies it before return.
@@ -266,7 +275,7 @@ impl Cuda {
                 1,
                 1,
                 0,
-                stream,
+                stream.0,
                 params.as_mut_ptr(),
                 null::<*mut c_void>().cast_mut(),
             )
@@ -274,10 +283,10 @@ impl Cuda {
     }
 
     /// Waits, asleep, until everything in `stream` is done.
-    pub fn wait(&self, kernel: &Kernel, stream: CUstream) -> Result<(), CudaError> {
+    pub fn wait(&self, kernel: &Kernel, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: event and stream were made by this context and live as long as it.
         unsafe {
-            check("cuEventRecord", (self.driver.event_record)(kernel.done, stream))?;
+            check("cuEventRecord", (self.driver.event_record)(kernel.done, stream.0))?;
             check("cuEventSynchronize", (self.driver.event_synchronize)(kernel.done))
         }
     }

@@ -2,13 +2,12 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::ptr::null_mut;
 
 use serde_json::json;
 
 use crate::Target;
 use crate::args::Args;
-use crate::cuda::{Api, Cuda};
+use crate::cuda::{Api, Cuda, Stream};
 use crate::exit::Exit;
 use crate::report;
 use crate::stop;
@@ -39,7 +38,7 @@ impl Options {
 pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     if let Some(bytes) = options.bytes {
         let cuda = Cuda::open(target)?;
-        let block = cuda.allocate(Api::Plain, bytes, null_mut())?;
+        let block = cuda.allocate(Api::Plain, bytes, Stream::LEGACY)?;
         report::line("ready", json!({ "held": block.bytes }));
     }
     stop::unblock_signals();

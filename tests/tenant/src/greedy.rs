@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tessera_cuda::types::CUstream;
 
 use crate::Target;
 use crate::args::Args;
-use crate::cuda::{Api, Block, Cuda};
+use crate::cuda::{Api, Block, Cuda, Stream};
 use crate::exit::{self, Exit};
 use crate::report;
 use crate::stop::{self, Asked};
@@ -68,7 +67,7 @@ struct Tally {
 
 struct Greed<'a> {
     cuda: Cuda,
-    stream: CUstream,
+    stream: Stream,
     options: &'a Options,
     blocks: Vec<Block>,
     tally: BTreeMap<&'static str, Tally>,

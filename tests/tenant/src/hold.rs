@@ -1,13 +1,12 @@
 //! `hold`: allocate, say so, and keep it.
 
-use std::ptr::null_mut;
 use std::time::Duration;
 
 use serde_json::json;
 
 use crate::Target;
 use crate::args::Args;
-use crate::cuda::{Api, Cuda};
+use crate::cuda::{Api, Cuda, Stream};
 use crate::exit::{self, Exit};
 use crate::report;
 use crate::stop;
@@ -38,7 +37,7 @@ impl Options {
 /// Holds until asked to stop, then checks that the data is what was written.
 pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     let cuda = Cuda::open(target)?;
-    let block = cuda.allocate(Api::Plain, options.bytes, null_mut())?;
+    let block = cuda.allocate(Api::Plain, options.bytes, Stream::LEGACY)?;
     let pattern = [0xa5u8; PROBE];
     let ends = [0, options.bytes - PROBE as u64];
     for offset in ends {
@@ -53,7 +52,7 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
         cuda.read(&block, offset, &mut back)?;
         intact &= back == pattern;
     }
-    cuda.free(&block, null_mut())?;
+    cuda.free(&block, Stream::LEGACY)?;
     cuda.close()?;
     report::line("done", json!({ "intact": intact }));
     if intact { Ok(()) } else { Err(Exit::new(exit::CORRUPTED, "held data changed")) }

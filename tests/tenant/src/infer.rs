@@ -5,15 +5,13 @@
 //! done (an open loop), and latency counts from the arrival, so that a stalled neighbour's harm is
 //! not hidden by requests that were never sent.
 
-use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tessera_cuda::types::CUstream;
 
 use crate::Target;
 use crate::args::Args;
-use crate::cuda::{Api, Block, Cuda, Kernel};
+use crate::cuda::{Api, Block, Cuda, Kernel, Stream};
 use crate::exit::{self, Exit};
 use crate::histogram::Histogram;
 use crate::report;
@@ -106,7 +104,7 @@ impl Window {
 struct Server<'a> {
     cuda: Cuda,
     options: &'a Options,
-    stream: CUstream,
+    stream: Stream,
     kernel: Kernel,
     layers: Vec<Block>,
     seed: u64,
@@ -130,7 +128,7 @@ impl<'a> Server<'a> {
         let mut left = options.weights;
         while left > 0 {
             let bytes = left.min(LAYER).max(PROBE as u64);
-            let block = cuda.allocate(Api::Plain, bytes, null_mut())?;
+            let block = cuda.allocate(Api::Plain, bytes, Stream::LEGACY)?;
             cuda.write(&block, 0, &server.probe(server.layers.len()))?;
             server.layers.push(block);
             left = left.saturating_sub(bytes);
@@ -168,9 +166,9 @@ impl<'a> Server<'a> {
 
     fn request(&mut self, number: u64) -> Result<(u64, bool), exit::CudaError> {
         let cuda = self.cuda;
-        let block = cuda.allocate(Api::Plain, self.options.activations, null_mut())?;
+        let block = cuda.allocate(Api::Plain, self.options.activations, Stream::LEGACY)?;
         let outcome = self.compute(&block, number);
-        let freed = cuda.free(&block, null_mut());
+        let freed = cuda.free(&block, Stream::LEGACY);
         let result = outcome?;
         freed?;
         Ok(result)
@@ -254,7 +252,7 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     phase.report("phase", phase_start.elapsed().as_secs_f64(), held);
     whole.report("done", start.elapsed().as_secs_f64(), held);
     for layer in &server.layers {
-        server.cuda.free(layer, null_mut())?;
+        server.cuda.free(layer, Stream::LEGACY)?;
     }
     server.cuda.close()?;
     if whole.corrupted > 0 {

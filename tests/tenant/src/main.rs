@@ -1,41 +1,9 @@
-//! `tessera-tenant`: a small CUDA client that behaves like a tenant of a shared GPU.
-//!
-//! It speaks the driver API alone (`dlopen` of `libcuda.so.1`, or every pointer through
-//! `cuGetProcAddress`), so it runs on NVIDIA's driver and on the simulated one, with the shim
-//! preloaded and without. The demo, the end-to-end pods and the benches are built from it.
-//!
-//! Everything it reports is one JSON object per line on standard output; people's text goes to
-//! standard error. Exit codes are [`exit`]'s.
+//! The command line of `tessera-tenant`; see the library.
 
-mod args;
-mod churn;
-mod cuda;
-mod driver;
-mod exec;
-mod exit;
-mod greedy;
-mod histogram;
-mod hold;
-mod infer;
-mod info;
-mod nvml;
-mod processes;
-mod report;
-mod rng;
-mod stop;
-
-use crate::args::Args;
-use crate::driver::Resolve;
-use crate::exit::Exit;
-
-/// What every subcommand needs to reach the driver.
-#[derive(Clone, Copy, Debug)]
-pub struct Target {
-    /// How driver functions are found.
-    pub resolve: Resolve,
-    /// CUDA device ordinal.
-    pub device: i32,
-}
+use tessera_tenant::args::Args;
+use tessera_tenant::driver::Resolve;
+use tessera_tenant::exit::{self, Exit};
+use tessera_tenant::{Target, churn, exec, greedy, hold, infer, info, processes, stop};
 
 const USAGE: &str = "\
 tessera-tenant [OPTIONS] SUBCOMMAND [OPTIONS]

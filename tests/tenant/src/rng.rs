@@ -10,8 +10,8 @@ impl Rng {
         Self(seed)
     }
 
-    /// The next value.
-    pub fn next(&mut self) -> u64 {
+    /// The next value of the sequence.
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,13 +21,13 @@ impl Rng {
 
     /// Uniform in `0..bound`; `bound` must not be 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.draw() % bound
     }
 
     /// Fills `bytes` with the sequence.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
-            let word = self.next().to_le_bytes();
+            let word = self.draw().to_le_bytes();
             chunk.copy_from_slice(&word[..chunk.len()]);
         }
     }
