@@ -19,6 +19,7 @@ mod compile;
 mod conversation;
 pub mod external;
 mod pages;
+pub mod routing;
 mod simgpu;
 
 pub use artefacts::{Artefacts, artefacts, target_dir, workspace};

@@ -64,6 +64,13 @@ impl Pages {
         self.usage().snapshot().expect("an untampered usage page")
     }
 
+    /// The bytes that living processes are charged on the page's `gpu`-th GPU. Recovers the dead first,
+    /// as the plugin does.
+    pub fn charged(&self, gpu: usize) -> u64 {
+        self.usage().recover_dead().expect("a writable usage page");
+        self.snapshot().charged(gpu)
+    }
+
     /// The plugin's handle on the usage page.
     pub fn usage(&self) -> UsageFile {
         UsageFile::open(self.dir()).expect("a usage page")

@@ -6,109 +6,45 @@
 //! results and statuses included.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tessera_cuda::hooks::HOOKS;
-use tessera_cuda::inert::INERT;
+use tessera_cuda::hooks::{HOOKS, Hook};
 use tessera_cuda::nvml::NVML_HOOKS;
 use tessera_cuda::nvml_unhooked::nvml_accounted_for;
-use tessera_cuda::unhooked::{UNHOOKED, base_name, place};
-use tessera_tests::{Output, Preloaded, compile_c, external};
+use tessera_cuda::unhooked::place;
+use tessera_tests::external;
+use tessera_tests::routing::Answers;
 
-/// Every version from which cudaTypedefs.h (12.9 to 13.5) knows some function, and versions between
-/// and beyond.
-const VERSIONS: &[u32] = &[
-    1000, 2000, 2010, 2020, 2030, 3000, 3010, 3020, 4000, 4010, 5000, 5050, 6000, 6050, 7000, 7050,
-    8000, 9000, 9020, 10000, 10010, 10020, 11000, 11010, 11020, 11030, 11040, 11050, 11060, 11070,
-    11080, 12000, 12010, 12020, 12030, 12040, 12050, 12060, 12080, 12090, 13000, 13010, 13050,
-    99000,
-];
+/// The CUDA version of driver 550: hooks from later versions are not there.
+const CUDA_VERSION: u32 = 12_040;
 
-fn real_driver(test: &str) -> Option<std::path::PathBuf> {
+fn real_driver(test: &str) -> Option<PathBuf> {
     external::real_driver().map_err(|reason| external::skip(test, &reason)).ok()
 }
 
-/// All names that could be asked for: of functions, of their variants, of nothing.
-fn names() -> BTreeSet<String> {
-    let bases = HOOKS.iter().map(|hook| base_name(hook.export));
-    let bases = bases.chain(UNHOOKED.iter().map(|row| row.function)).chain(INERT.iter().copied());
-    let mut names: BTreeSet<String> = bases.map(str::to_owned).collect();
-    names.extend(HOOKS.iter().map(|hook| hook.export.to_owned()));
-    names.extend(
-        ["cuBogus", "cuMemAlloc_v9", "cudaMalloc", "curl_easy_init", "malloc"].map(String::from),
-    );
-    names
-}
-
-fn ask(program: Preloaded, driver: &Path) -> Output {
-    let mut program = program.env("LD_LIBRARY_PATH", driver);
-    for version in VERSIONS {
-        program = program.arg(version.to_string());
-    }
-    let mut running = program.spawn();
-    let mut stdin = running.take_stdin().expect("piped");
-    let asking = std::thread::spawn(move || {
-        for name in names() {
-            // It ends early only if the program died, which its status tells.
-            let _ = writeln!(stdin, "{name}");
-        }
-    });
-    let output = running.wait();
-    asking.join().expect("it only writes");
-    assert!(output.success(), "{}", output.stderr);
-    output
-}
-
-/// Question → place, of `routing`'s lines.
-fn answers(output: &Output) -> BTreeMap<&str, &str> {
-    output.stdout.lines().filter_map(|line| line.split_once(" -> ")).collect()
+/// The hooks that driver 550 has.
+fn hooks() -> impl Iterator<Item = &'static Hook> {
+    HOOKS.iter().filter(|hook| hook.since <= CUDA_VERSION)
 }
 
 #[test]
 fn every_lookup_reaches_its_hook_or_the_drivers_own_function() {
     let Some(driver) = real_driver("pointer routing on the real libcuda") else { return };
-    let program = compile_c("routing");
-    let (bare, shim) =
-        (ask(Preloaded::bare(&program), &driver), ask(Preloaded::new(&program), &driver));
-    let (bare, shim) = (answers(&bare), answers(&shim));
-    // The question holds result and status, so equal keys mean that those are unchanged.
-    let mut wrong = Vec::new();
-    for question in bare.keys().filter(|question| !shim.contains_key(*question)) {
-        wrong.push(format!("{question}: result or status changed"));
-    }
-    let mut reached = BTreeSet::new();
-    for (question, answer) in &shim {
-        let Some(own) = bare.get(question) else { continue };
-        let hooked = own
-            .strip_prefix("libcuda.so.1 ")
-            .filter(|symbol| HOOKS.iter().any(|hook| hook.export == *symbol));
-        let expected = hooked.map_or((*own).to_owned(), |symbol| format!("libtessera.so {symbol}"));
-        reached.extend(hooked);
-        if *answer != expected {
-            wrong.push(format!("{question}: {answer}, expected {expected}"));
-        }
-    }
-    let shown: Vec<_> = wrong.iter().take(20).collect();
-    assert!(wrong.is_empty(), "{} of {} answers differ: {shown:#?}", wrong.len(), shim.len());
-    assert!(bare.len() > 100_000, "only {} questions were asked", bare.len());
-    // Driver 550 speaks CUDA 12.4; everything that it has must have been reached.
-    let missed: Vec<_> = HOOKS
-        .iter()
-        .filter(|hook| hook.since <= 12_040 && !reached.contains(hook.export))
-        .collect();
+    let bare = Answers::bare(&driver);
+    let reached = bare.check_routing(&Answers::through_shim(&driver));
+    let missed: Vec<_> = hooks().filter(|hook| !reached.contains(hook.export)).collect();
     assert!(missed.is_empty(), "no look-up led to {missed:?}");
 }
 
 #[test]
 fn the_tables_versions_and_flavours_are_the_real_drivers() {
     let Some(driver) = real_driver("table versions on the real libcuda") else { return };
-    let bare = ask(Preloaded::bare(compile_c("routing")), &driver);
+    let bare = Answers::bare(&driver);
     // Export → lowest version that led to it, and the flags that did at any version.
     let mut first: BTreeMap<&str, u32> = BTreeMap::new();
     let mut flags: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (question, answer) in answers(&bare) {
+    for (question, answer) in bare.by_question() {
         let words: Vec<&str> = question.split(' ').collect();
         let (["v2", _, version, flag, ..], Some(symbol)) =
             (words.as_slice(), answer.strip_prefix("libcuda.so.1 "))
@@ -120,7 +56,7 @@ fn the_tables_versions_and_flavours_are_the_real_drivers() {
         *lowest = (*lowest).min(version);
         flags.entry(symbol).or_default().insert(flag);
     }
-    for hook in HOOKS.iter().filter(|hook| hook.since <= 12_040) {
+    for hook in hooks() {
         let Some(lowest) = first.get(hook.export) else {
             panic!("cuGetProcAddress never answers {}", hook.export);
         };
@@ -134,11 +70,9 @@ fn the_tables_versions_and_flavours_are_the_real_drivers() {
 #[test]
 fn the_real_driver_initialises_as_without_the_shim() {
     let Some(driver) = real_driver("cuInit of the real libcuda") else { return };
-    let program = compile_c("routing");
-    let bare = ask(Preloaded::bare(&program), &driver);
-    let shim = ask(Preloaded::new(&program), &driver);
-    assert_eq!(shim.number("cuInit"), bare.number("cuInit"));
-    assert_eq!(shim.stderr, bare.stderr);
+    let (bare, shim) = (Answers::bare(&driver), Answers::through_shim(&driver));
+    assert_eq!(shim.output().number("cuInit"), bare.output().number("cuInit"));
+    assert_eq!(shim.output().stderr, bare.output().stderr);
 }
 
 #[test]
@@ -162,7 +96,7 @@ fn the_real_libraries_export_every_hook_at_an_address_of_its_own() {
     let Some(driver) = real_driver("hooks on the real libcuda") else { return };
     let cuda = exports(&driver.join("libcuda.so.1"));
     let nvml = exports(&driver.join("libnvidia-ml.so.1"));
-    for hook in HOOKS.iter().filter(|hook| hook.since <= 12_040) {
+    for hook in hooks() {
         let address = cuda.get(hook.export).unwrap_or_else(|| panic!("no export {}", hook.export));
         // Routing takes the address for the function, so a shared one would be ambiguous.
         let sharing = cuda.iter().filter(|(_, other)| *other == address);

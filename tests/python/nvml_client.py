@@ -1,0 +1,77 @@
+"""nvidia-ml-py as a tenant: devices, one view of memory with the driver, processes, events."""
+
+import ctypes
+import os
+
+import pynvml
+from view import LIMIT, MIB, UUIDS, holds, same
+
+
+def driver():
+    """libcuda with a context on GPU 0 and 100 MiB allocated there."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+    same("cuInit", cuda.cuInit(0), 0)
+    same("retain", cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), 0)
+    same("current", cuda.cuCtxSetCurrent(context), 0)
+    same("allocation", cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(100 * MIB)), 0)
+    return cuda
+
+
+def devices():
+    same("device count", pynvml.nvmlDeviceGetCount(), len(UUIDS))
+    for index, uuid in enumerate(UUIDS):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        same("UUID", pynvml.nvmlDeviceGetUUID(handle), uuid)
+        again = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        same("index by UUID", pynvml.nvmlDeviceGetIndex(again), index)
+        holds("a name", pynvml.nvmlDeviceGetName(handle))
+        holds("a PCI bus id", pynvml.nvmlDeviceGetPciInfo(handle).busId)
+
+
+def memory(cuda):
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    same("cuMemGetInfo", cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)), 0)
+    first = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    second = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    holds("the allocation counts as used", first.used >= 100 * MIB)
+    same("NVML's versions agree on the total", first.total, second.total)
+    same("NVML's versions agree on what is free", first.free, second.free)
+    if LIMIT is not None:
+        same("total", first.total, LIMIT)
+        same("NVML's total and the driver's", first.total, total.value)
+        same("NVML's free and the driver's", first.free, free.value)
+        same("used and free make the total", first.used + first.free, first.total)
+
+
+def processes():
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    pids = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    holds(f"this process is among {pids}", os.getpid() in pids)
+
+
+def events():
+    events = pynvml.nvmlEventSetCreate()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+    try:
+        pynvml.nvmlEventSetWait_v2(events, 1)
+        holds("a healthy GPU reports nothing", False)
+    except pynvml.NVMLError_Timeout:
+        pass
+    pynvml.nvmlEventSetFree(events)
+
+
+def main():
+    pynvml.nvmlInit()
+    holds("a driver version", pynvml.nvmlSystemGetDriverVersion())
+    devices()
+    memory(driver())
+    processes()
+    events()
+    pynvml.nvmlShutdown()
+    print("done")
+
+
+main()

@@ -1,0 +1,54 @@
+//! `cuda-bindings` and `nvidia-ml-py`, unmodified, on the simulated machine: bare, and held to a quota.
+
+use tessera_tests::{MIB, Pages, Preloaded, SimGpu, external, workspace};
+
+/// Runs `tests/python/<script>` on a machine of its own, with the quota if there is one.
+fn client(script: &str, limit: Option<u64>) {
+    let python = match external::python() {
+        Ok(python) => python,
+        Err(reason) => return external::skip(script, &reason),
+    };
+    let sim = SimGpu::start_default();
+    let uuids: Vec<&str> = (0..sim.gpu_count()).map(|i| sim.uuid(i)).collect();
+    let pages = limit
+        .map(|limit| Pages::create(&uuids.iter().map(|uuid| (*uuid, limit)).collect::<Vec<_>>()));
+    let program = match &pages {
+        None => Preloaded::bare(python),
+        Some(pages) => Preloaded::new(python).pages(pages),
+    };
+    let mut program = program
+        .sim(&sim)
+        // The test leaves nothing in the source tree.
+        .arg("-B")
+        .arg(workspace().join("tests/python").join(script))
+        .env("TEST_UUIDS", uuids.join(","));
+    if let Some(limit) = limit {
+        program = program.env("TEST_LIMIT", limit.to_string());
+    }
+    let out = program.run();
+    assert!(out.success() && out.stdout.ends_with("done\n"), "{out}");
+    assert_eq!(out.stderr, "", "{out}");
+    if let Some(pages) = &pages {
+        assert_eq!(pages.charged(0), 0, "its end gave everything back");
+    }
+}
+
+#[test]
+fn cuda_bindings_runs_on_the_bare_simulated_driver() {
+    client("cuda_bindings_client.py", None);
+}
+
+#[test]
+fn cuda_bindings_is_held_to_its_quota() {
+    client("cuda_bindings_client.py", Some(700 * MIB));
+}
+
+#[test]
+fn nvidia_ml_py_runs_on_the_bare_simulated_driver() {
+    client("nvml_client.py", None);
+}
+
+#[test]
+fn nvidia_ml_py_sees_the_quota() {
+    client("nvml_client.py", Some(700 * MIB));
+}
