@@ -2,7 +2,7 @@
 //! atomics or with `pread`/`pwrite`; every offset below is part of the ABI.
 
 use core::mem::{offset_of, size_of};
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 /// ABI version of both pages and of the session messages.
 pub const ABI_VERSION: u32 = 1;
@@ -11,6 +11,9 @@ pub const QUOTA_MAGIC: u64 = u64::from_le_bytes(*b"TSRQUOTA");
 /// `"TSRUSAGE"`, little-endian.
 pub const USAGE_MAGIC: u64 = u64::from_le_bytes(*b"TSRUSAGE");
 
+/// Largest memory limit or request in bytes, 256 TiB. Sums over any number of processes and threads
+/// that a machine can run stay far below 2^64.
+pub const MAX_BYTES: u64 = 1 << 48;
 /// Most GPUs one allocation can hold.
 pub const MAX_GPUS: usize = 16;
 /// Most processes of one container that use CUDA at the same time.
@@ -178,7 +181,7 @@ pub struct Slot {
     pub claimed_ns: AtomicU64,
     /// The owner's pid in its own pid namespace: a hint for people, never trusted.
     pub pid: AtomicU32,
-    reserved: [u8; 364],
+    pub(crate) reserved: [AtomicU8; 364],
 }
 
 /// The usage page's header, 4096 bytes.
@@ -193,10 +196,10 @@ pub struct UsageHeader {
     pub slot_count: AtomicU32,
     /// The quota page's generation when the file was made.
     pub generation: AtomicU64,
-    line: [u8; 40],
+    line: [AtomicU8; 40],
     /// One more than the highest slot ever claimed: how far sums must look.
     pub high_water: AtomicU32,
-    tail: [u8; 4028],
+    tail: [AtomicU8; 4028],
 }
 
 /// Bytes of the usage file.

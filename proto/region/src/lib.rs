@@ -9,4 +9,16 @@
 //! asserted at compile time in [`layout`]. This crate depends on `libc` alone, because the shim
 //! links it into strangers' processes.
 
+pub mod account;
+pub mod error;
+mod files;
 pub mod layout;
+pub mod ledger;
+mod os;
+pub mod quota;
+pub mod session;
+pub mod sync;
+pub mod usage;
+
+pub use error::{AttachError, AttachFault, ClaimError, PageError, PageFault};
+pub use files::{prepare_dir, remove_pages};

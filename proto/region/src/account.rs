@@ -1,0 +1,344 @@
+//! The account of one process: [`crate::ledger`] on the real pages, with time and locks.
+//!
+//! A request is reserved before the driver is called, committed with what the driver really gave,
+//! or rolled back by dropping the [`Reservation`]. Within the limit none of this makes a system
+//! call, takes a lock or allocates.
+//!
+//! Failure cases:
+//!
+//! | What | Then |
+//! |---|---|
+//! | process killed with bytes granted or reserved | whoever is refused next takes them back, or the plugin |
+//! | holder of the queue lock killed | the kernel releases the lock |
+//! | no descriptor left, or the path leads elsewhere (`chroot`) | no queue and no recovery by this process: it waits and retries, and refuses what does not fit |
+//! | a process stopped in the middle of a driver call | who would only fit without its bytes waits up to [`PATIENCE`], then is refused as [`Reason::Contended`] |
+//! | the limit lowered below what is in use | new requests are refused, nothing is taken back |
+//! | a release of more than is held | stops at zero |
+
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use std::os::fd::{AsFd, OwnedFd};
+
+use crate::layout::{Kind, LAUNCH_SHARDS, queue_lock_offset};
+pub use crate::ledger::Reason;
+use crate::ledger::{self, Contention, Ledger};
+use crate::os::{self, TryLock};
+use crate::quota::QuotaReader;
+use crate::usage::{OwnedSlot, UsageMap};
+
+/// How long a request that would fit waits for others' unsettled ones.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The account of this process in its tenant's pages. Shared by all its threads; kept until the
+/// process ends. A forked child must neither use nor drop it: see [`crate::usage`].
+#[derive(Debug)]
+pub struct Account {
+    quota: QuotaReader,
+    usage: UsageMap,
+    slot: OwnedSlot,
+}
+
+/// A request that was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// Why.
+    pub reason: Reason,
+    /// Index of the GPU in the quota page.
+    pub gpu: usize,
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// Bytes charged by all processes of the tenant at about that time.
+    pub charged: u64,
+    /// The limit.
+    pub limit: u64,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { reason, gpu, bytes, charged, limit } = self;
+        let reason = match reason {
+            Reason::OverQuota => "over the memory quota",
+            Reason::Contended => "another process's request stayed unsettled too long",
+        };
+        write!(f, "{bytes} bytes on GPU {gpu} refused: {reason} ({charged} of {limit} in use)")
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// Bytes set aside for one driver call. Dropping it gives them back.
+#[derive(Debug)]
+#[must_use = "dropping a reservation gives its bytes back"]
+pub struct Reservation<'a> {
+    account: &'a Account,
+    gpu: usize,
+    bytes: u64,
+}
+
+/// The driver gave more than was reserved, and the rest did not fit.
+///
+/// Free what the driver gave *before* dropping this, which gives the reservation back.
+#[derive(Debug)]
+#[must_use = "free what the driver gave before dropping this"]
+pub struct Overrun<'a> {
+    /// The refusal of the bytes beyond the reservation.
+    pub refused: Refused,
+    /// Still held.
+    pub reservation: Reservation<'a>,
+}
+
+impl From<Overrun<'_>> for Refused {
+    fn from(overrun: Overrun<'_>) -> Self {
+        overrun.refused
+    }
+}
+
+impl Account {
+    /// The account that `slot` of `usage` is, under the limits of `quota`.
+    pub fn new(quota: QuotaReader, usage: UsageMap, slot: OwnedSlot) -> Self {
+        Self { quota, usage, slot }
+    }
+
+    /// The limits.
+    pub fn quota(&self) -> &QuotaReader {
+        &self.quota
+    }
+
+    /// The index of this process's slot.
+    pub fn slot_index(&self) -> usize {
+        self.slot.index()
+    }
+
+    /// Reserves `bytes` of a GPU (an index below the quota page's GPUs; others panic), for a driver
+    /// call that is about to be made. Round up to the most the driver may take.
+    ///
+    /// # Errors
+    /// [`Refused`], counted in the usage page. Takes long only if other processes' driver calls
+    /// decide, at most about [`PATIENCE`].
+    #[inline]
+    pub fn reserve(&self, gpu: usize, bytes: u64) -> Result<Reservation<'_>, Refused> {
+        let words = Words { account: self, gpu };
+        match ledger::reserve(&words, bytes, || Waiting::new(self, gpu)) {
+            Ok(()) => Ok(Reservation { account: self, gpu, bytes }),
+            Err(reason) => Err(self.refuse(reason, gpu, bytes)),
+        }
+    }
+
+    #[cold]
+    fn refuse(&self, reason: Reason, gpu: usize, bytes: u64) -> Refused {
+        let slot = self.slot.words();
+        slot.refusals.fetch_add(1, Ordering::Relaxed);
+        slot.last_refused_bytes.store(bytes, Ordering::Relaxed);
+        slot.last_refused_ns.store(os::monotonic_ns(), Ordering::Relaxed);
+        let (charged, limit) = (self.charged_total(gpu), self.quota.memory_limit(gpu));
+        Refused { reason, gpu, bytes, charged, limit }
+    }
+
+    /// Gives back bytes that were committed, after the driver released them.
+    #[inline]
+    pub fn release(&self, gpu: usize, bytes: u64, kind: Kind) {
+        subtract(&self.slot.words().kinds[kind as usize], bytes);
+        ledger::release(&Words { account: self, gpu }, bytes);
+    }
+
+    /// Bytes that all processes of the tenant have charged on a GPU, unsettled requests included.
+    /// Saturates.
+    #[inline]
+    pub fn charged_total(&self, gpu: usize) -> u64 {
+        ledger::charged_total(&Words { account: self, gpu })
+    }
+
+    /// Bytes that this process has been granted on a GPU.
+    pub fn granted_here(&self, gpu: usize) -> u64 {
+        self.slot.words().granted[gpu].load(Ordering::Relaxed)
+    }
+
+    /// Counts a request within the quota that the driver refused.
+    pub fn count_driver_refusal(&self) {
+        self.slot.words().driver_refusals.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a kernel or graph launch; threads that pass different shards don't share a word.
+    #[inline]
+    pub fn count_launch(&self, shard: usize) {
+        self.slot.words().launches[shard % LAUNCH_SHARDS].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adds time waited at the gate.
+    pub fn add_gate_wait(&self, ns: u64) {
+        self.slot.words().gate_wait_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// Adds GPU time used.
+    pub fn add_gpu_time(&self, ns: u64) {
+        self.slot.words().gpu_time_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+}
+
+/// Saturating subtraction from a statistic.
+fn subtract(word: &AtomicU64, bytes: u64) {
+    crate::sync::Word::subtract(word, bytes, Ordering::Relaxed);
+}
+
+impl<'a> Reservation<'a> {
+    /// The bytes set aside.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The driver call succeeded and took `actual` bytes: they are granted, the rest of the
+    /// reservation is given back. If it took more than was reserved, the rest is reserved now.
+    ///
+    /// # Errors
+    /// [`Overrun`] if that does not fit. Free what the driver gave, then drop the error.
+    #[inline]
+    pub fn commit(mut self, actual: u64, kind: Kind) -> Result<(), Overrun<'a>> {
+        if actual > self.bytes {
+            match self.account.reserve(self.gpu, actual - self.bytes) {
+                Ok(more) => {
+                    self.bytes += more.bytes;
+                    core::mem::forget(more);
+                }
+                Err(refused) => return Err(Overrun { refused, reservation: self }),
+            }
+        }
+        let Self { account, gpu, bytes } = self;
+        core::mem::forget(self);
+        let slot = account.slot.words();
+        let held = ledger::commit(&Words { account, gpu }, bytes, actual);
+        if slot.peak[gpu].load(Ordering::Relaxed) < held {
+            slot.peak[gpu].fetch_max(held, Ordering::Relaxed);
+        }
+        slot.kinds[kind as usize].fetch_add(actual, Ordering::Relaxed);
+        slot.allocations.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        ledger::withdraw(&Words { account: self.account, gpu: self.gpu }, self.bytes);
+    }
+}
+
+/// One GPU's words of the pages.
+struct Words<'a> {
+    account: &'a Account,
+    gpu: usize,
+}
+
+impl Ledger for Words<'_> {
+    type Word = AtomicU64;
+
+    #[inline]
+    fn own(&self) -> usize {
+        self.account.slot.index()
+    }
+    #[inline]
+    fn high_water(&self) -> usize {
+        self.account.usage.high_water()
+    }
+    #[inline]
+    fn charged(&self, slot: usize) -> &AtomicU64 {
+        &self.account.usage.slot(slot).charged[self.gpu]
+    }
+    #[inline]
+    fn granted(&self, slot: usize) -> &AtomicU64 {
+        &self.account.usage.slot(slot).granted[self.gpu]
+    }
+    #[inline]
+    fn claimed(&self, slot: usize) -> &AtomicU64 {
+        &self.account.usage.slot(slot).claimed_ns
+    }
+    #[inline]
+    fn frees(&self, slot: usize) -> &AtomicU64 {
+        &self.account.usage.slot(slot).frees
+    }
+    #[inline]
+    fn limit(&self) -> u64 {
+        self.account.quota.memory_limit(self.gpu)
+    }
+}
+
+/// A request in contention: its time, its randomness, and its own open file description (locks of
+/// different descriptions exclude each other within one process, too).
+struct Waiting<'a> {
+    account: &'a Account,
+    gpu: usize,
+    since_ns: u64,
+    random: u64,
+    rounds: u32,
+    fd: Option<OwnedFd>,
+    queued: bool,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(account: &'a Account, gpu: usize) -> Self {
+        let since_ns = os::monotonic_ns();
+        // Threads differ in their stacks, processes in their slots.
+        let here = core::ptr::from_ref(&since_ns).addr();
+        let here = u64::try_from(here).unwrap_or(0);
+        let slot = u64::try_from(account.slot_index()).unwrap_or(0);
+        let random = (since_ns ^ here.rotate_left(32) ^ (slot << 17)) | 1;
+        Self { account, gpu, since_ns, random, rounds: 0, fd: None, queued: false }
+    }
+
+    /// xorshift64: enough to part two that collided.
+    fn random_below(&mut self, bound: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % bound
+    }
+
+    /// Its own description, if there can be one now.
+    fn fd(&mut self) -> Option<&OwnedFd> {
+        if self.fd.is_none() {
+            self.fd = self.account.usage.reopen().ok();
+        }
+        self.fd.as_ref()
+    }
+}
+
+impl Contention for Waiting<'_> {
+    fn recover_dead(&mut self) -> bool {
+        let (account, gpu) = (self.account, self.gpu);
+        self.fd().is_some_and(|fd| account.usage.recover_dead(fd, account.slot_index(), gpu))
+    }
+
+    fn try_queue(&mut self) -> bool {
+        let offset = queue_lock_offset(self.gpu);
+        let locked = self.fd().map(|fd| os::try_lock(fd.as_fd(), offset));
+        self.queued |= locked == Some(Ok(TryLock::Held));
+        self.queued
+    }
+
+    fn pause(&mut self) -> bool {
+        const SPINNING: u32 = 1;
+        let patience = u64::try_from(PATIENCE.as_nanos()).unwrap_or(u64::MAX);
+        if os::monotonic_ns().saturating_sub(self.since_ns) > patience {
+            return false;
+        }
+        if self.rounds < SPINNING {
+            for _ in 0..self.random_below(512) {
+                core::hint::spin_loop();
+            }
+        } else {
+            // 20 to 40 µs at first, up to 1 ms: what others wait for is a driver call.
+            let most = 20_000 << self.rounds.min(5);
+            let time = most + self.random_below(most);
+            os::sleep(Duration::from_nanos(if self.queued { 20_000 } else { time }));
+        }
+        self.rounds += 1;
+        true
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if let (true, Some(fd)) = (self.queued, &self.fd) {
+            os::unlock(fd.as_fd(), queue_lock_offset(self.gpu));
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Making page files appear whole, and putting right what other programs leave in their place.
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::error::{PageError, PageFault};
+use crate::layout::{QUOTA_FILE, SESSION_SOCKET, USAGE_FILE};
+use crate::os::{self, FileKind, Stat};
+
+/// Makes the pages directory ready for [`crate::quota::create`] and [`crate::usage::create`]:
+/// creates it where absent, and removes *empty* directories that stand where its files belong,
+/// which containerd makes of mount sources that are missing when a container starts. Also removes
+/// temporary files that a killed plugin left.
+///
+/// Returns the files that were directories.
+///
+/// # Errors
+/// [`PageFault::IsDirectory`] for such a directory with something in it, which is nobody's to
+/// delete unasked; [`PageFault::NotRegular`] where `dir` is no directory; [`PageFault::Io`].
+pub fn prepare_dir(dir: &Path) -> Result<Vec<PathBuf>, PageError> {
+    match fs::DirBuilder::new().recursive(true).mode(0o755).create(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            return Err(PageError::new(dir, PageFault::NotRegular));
+        }
+        made => made.map_err(|error| PageError::io(dir, "mkdir", &error))?,
+    }
+    let mut replaced = Vec::new();
+    for name in [QUOTA_FILE, USAGE_FILE, SESSION_SOCKET] {
+        let path = dir.join(name);
+        if fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir()) {
+            match fs::remove_dir(&path) {
+                Ok(()) => replaced.push(path),
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                    return Err(PageError::new(&path, PageFault::IsDirectory));
+                }
+                Err(error) => return Err(PageError::io(&path, "rmdir", &error)),
+            }
+        }
+    }
+    let entries = fs::read_dir(dir).map_err(|error| PageError::io(dir, "readdir", &error))?;
+    for entry in entries.flatten() {
+        if entry.file_name().as_bytes().starts_with(TEMPORARY.as_bytes()) {
+            // Whoever wrote it is gone: the plugin is the only writer and prepares before it
+            // creates. If it cannot be removed, it only wastes a page.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    Ok(replaced)
+}
+
+/// Removes both pages, of an allocation that no container uses any more. Processes that still map
+/// them keep what they mapped. Absent files are no error.
+///
+/// # Errors
+/// [`PageFault::Io`].
+pub fn remove_pages(dir: &Path) -> Result<(), PageError> {
+    for name in [QUOTA_FILE, USAGE_FILE] {
+        let path = dir.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(PageError::io(&path, "unlink", &error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+const TEMPORARY: &str = ".tessera-new.";
+
+/// Writes `page` under a temporary name, its first eight bytes (the magic) last, and links it to
+/// `path`, which must not exist. Readers see the whole file or none. Nothing is synced: the pages
+/// live on a tmpfs, and are rebuilt after a reboot.
+///
+/// Returns `None` if something exists at `path`.
+pub(crate) fn publish(
+    dir: &Path,
+    name: &str,
+    page: &[u8],
+    mode: u32,
+) -> Result<Option<File>, PageError> {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let path = dir.join(name);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    let temporary = dir.join(format!("{TEMPORARY}{}.{serial}", os::pid()));
+    let _ = fs::remove_file(&temporary);
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temporary)
+        .map_err(|error| fault(&path, "create", &error, page.len()))?;
+    let filled = fill(&file, page, mode)
+        .map_err(|(call, error)| fault(&path, call, &error, page.len()))
+        .and_then(|()| match fs::hard_link(&temporary, &path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(fault(&path, "link", &error, page.len())),
+        });
+    let _ = fs::remove_file(&temporary);
+    filled.map(|published| published.then_some(file))
+}
+
+fn fill(mut file: &File, page: &[u8], mode: u32) -> Result<(), (&'static str, io::Error)> {
+    use std::os::unix::fs::FileExt;
+    const MAGIC: usize = 8;
+    let step = |call: &'static str| move |error| (call, error);
+    allocate(file, page.len()).map_err(step("fallocate"))?;
+    // Whatever the umask says: any user of the container must be able to use it.
+    file.set_permissions(fs::Permissions::from_mode(mode)).map_err(step("chmod"))?;
+    file.write_all(&[0; MAGIC]).map_err(step("write"))?;
+    file.write_all(&page[MAGIC..]).map_err(step("write"))?;
+    file.write_all_at(&page[..MAGIC], 0).map_err(step("write"))
+}
+
+/// Makes the kernel hold memory for all of the file, so that no later write through a mapping
+/// finds a full file system (which would be SIGBUS).
+pub(crate) fn allocate(file: &File, bytes: usize) -> io::Result<()> {
+    let len = libc::off_t::try_from(bytes).unwrap_or(libc::off_t::MAX);
+    loop {
+        // SAFETY: a plain call on an open descriptor.
+        match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len) } {
+            0 => return Ok(()),
+            libc::EINTR => {}
+            error => return Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
+fn fault(path: &Path, call: &'static str, error: &io::Error, bytes: usize) -> PageError {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => {
+            PageError::new(path, PageFault::NoSpace(u64::try_from(bytes).unwrap_or(u64::MAX)))
+        }
+        _ => PageError::io(path, call, error),
+    }
+}
+
+/// Opens one of the plugin's own files for reading and writing; it must be a regular file.
+pub(crate) fn open_page(path: &Path) -> Result<(File, Stat), PageError> {
+    let name = c_path(path).map_err(|errno| PageError::os(path, "open", errno))?;
+    let fd = os::open(&name, libc::O_RDWR).map_err(|errno| PageError::os(path, "open", errno))?;
+    let stat = os::fstat(fd.as_fd()).map_err(|errno| PageError::os(path, "fstat", errno))?;
+    match stat.kind {
+        FileKind::Regular => Ok((File::from(fd), stat)),
+        FileKind::Directory => Err(PageError::new(path, PageFault::IsDirectory)),
+        FileKind::Other => Err(PageError::new(path, PageFault::NotRegular)),
+    }
+}
+
+/// Grows or cuts the file to `bytes` and fills its holes.
+pub(crate) fn restore_size(file: &File, path: &Path, bytes: usize) -> Result<(), PageError> {
+    let len = u64::try_from(bytes).unwrap_or(u64::MAX);
+    file.set_len(len).map_err(|error| fault(path, "ftruncate", &error, bytes))?;
+    allocate(file, bytes).map_err(|error| fault(path, "fallocate", &error, bytes))
+}
+
+/// The path as the kernel takes it, or the `errno` it would answer.
+pub(crate) fn c_path(path: &Path) -> Result<CString, i32> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| libc::EINVAL)
+}
+
+/// Opens a page on the tenant's side.
+pub(crate) fn attach(
+    path: &Path,
+    access: libc::c_int,
+    bytes: usize,
+) -> Result<(OwnedFd, Stat), crate::error::AttachFault> {
+    use crate::error::AttachFault;
+    let name = c_path(path).map_err(AttachFault::open)?;
+    let fd = os::open(&name, access).map_err(AttachFault::open)?;
+    let stat = os::fstat(fd.as_fd()).map_err(AttachFault::Os)?;
+    if stat.kind != FileKind::Regular {
+        return Err(AttachFault::NotRegular);
+    }
+    let expected = u64::try_from(bytes).unwrap_or(u64::MAX);
+    // A mapping past the end of the file is SIGBUS on first touch.
+    if stat.size < expected {
+        return Err(AttachFault::Short { found: stat.size, expected });
+    }
+    Ok((fd, stat))
+}

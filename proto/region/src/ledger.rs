@@ -1,0 +1,254 @@
+//! Publish, then verify: how processes that trust each other's words, and nobody's life, share one
+//! limit without a lock. Pure: no time, no system call, no page; those come in through [`Ledger`]
+//! and [`Contention`]. One GPU at a time.
+//!
+//! # The words
+//!
+//! Every slot has two words per GPU. **charged** is what is granted plus what is reserved for
+//! driver calls under way; it alone decides whether a request may go ahead. **granted** is what
+//! driver calls have really obtained; it alone decides whether a request is refused. Within a slot
+//! `granted ≤ charged` at all times, because charged is raised first and lowered last.
+//!
+//! # A request of `n` bytes
+//!
+//! 1. *Publish*: add `n` to the own charged word; `fence(SeqCst)`.
+//! 2. *Verify*: read the high-water mark, sum all charged words. Within the limit: it is reserved.
+//! 3. Else *judge*: read a consistent sum `G` of granted words. If `G + n` exceeds the limit, look
+//!    for dead owners' slots, and if a later judgement after a look that found none says the same:
+//!    withdraw, refuse.
+//! 4. Else only unsettled requests stand in the way: *withdraw*, wait at random, and try again
+//!    where a look without publishing says that it could go; after a few rounds queue for a lock.
+//!    Its holder leaves its bytes published, so that nobody can overtake it for ever, and waits
+//!    until it fits or `G` refuses it.
+//!
+//! # Nobody passes the limit
+//!
+//! Take any set of requests that are reserved at the same time (verified, and not yet released),
+//! and of these the one, `B`, whose last fence is latest in the total order of SeqCst fences. Any
+//! other, `A`, published before its own fence, which is before `B`'s, which is before `B` read: so
+//! `B`'s sum contains `A`'s bytes (C++20 [atomics.order] 4.4: a read after a fence sees a write
+//! before an earlier fence, or a later one; the later ones either add, or subtract what is no
+//! longer reserved). So does the high-water mark, which every owner raised before it first
+//! published. `B` found the sum within the limit, so the set is. What others publish and withdraw
+//! meanwhile only makes sums larger. Process death only leaves bytes in the sum, until somebody
+//! who holds the dead owner's lock takes them away. Loom must see fences here: it treats SeqCst
+//! *accesses* as weaker than the standard does, and reports an overshoot that cannot happen.
+//!
+//! The subtraction in a release is `Release` and the sum `Acquire`: the driver's free has happened
+//! before the bytes are anybody else's.
+//!
+//! # Nobody who fits is refused
+//!
+//! A refusal needs `G + n` over the limit for a `G` that was true at one moment of the request, so
+//! that it did not fit then. A plain sum is no such `G`: one slot's word read before a release and
+//! another's after the grant that this release made room for add up to bytes that were never
+//! granted at once. Hence the *consistent* sum: each slot has an epoch (`claimed + frees`: the
+//! time of its claim plus the releases since) that every lowering of `granted` changes and nothing
+//! brings back (a slot is claimed anew at a later time, and a release takes longer than a
+//! nanosecond). If no epoch changed from before the first read to after the last, no granted word
+//! was lowered meanwhile, so each word was at least what was read when the reading ended, and so
+//! was the sum. The epoch changes *after* `granted` was lowered and *before* `charged` is: who
+//! sees a grant that needed the room also sees the epoch changed.
+//!
+//! So of two requests that each fit but not together, at most one is refused, and only after the
+//! other was granted. The one kind of exception is distinct ([`Reason::Contended`]): a request
+//! that fits gave up after [`Contention::pause`] said so, because a process is stopped in the
+//! middle of a driver call whose bytes may or may not come true.
+
+use crate::layout::SLOTS;
+use crate::sync::{Ordering, Word};
+
+/// One GPU's words in all slots, seen by the owner of one of them.
+pub trait Ledger {
+    /// The atomics in use.
+    type Word: Word;
+    /// The slot of this process.
+    fn own(&self) -> usize;
+    /// One more than the highest slot ever claimed, at most [`SLOTS`]. Must be a fresh load.
+    fn high_water(&self) -> usize;
+    /// Granted and reserved bytes.
+    fn charged(&self, slot: usize) -> &Self::Word;
+    /// Granted bytes.
+    fn granted(&self, slot: usize) -> &Self::Word;
+    /// When the slot was claimed; 0 in a free one.
+    fn claimed(&self, slot: usize) -> &Self::Word;
+    /// Releases since.
+    fn frees(&self, slot: usize) -> &Self::Word;
+    /// The limit in bytes, at most [`crate::layout::MAX_BYTES`]. Read anew at each use: it changes.
+    fn limit(&self) -> u64;
+}
+
+/// What a request can do while others stand in its way.
+pub trait Contention {
+    /// Zeroes the slots of dead owners; whether there were any.
+    fn recover_dead(&mut self) -> bool;
+    /// Tries to become the one request that waits with its bytes published; holds on success,
+    /// until dropped. May always fail: that costs fairness, not correctness.
+    fn try_queue(&mut self) -> bool;
+    /// Waits a little, at random. False when it has waited long enough altogether.
+    fn pause(&mut self) -> bool;
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// What is granted, plus the request, exceeds the limit.
+    OverQuota,
+    /// It would fit, but another process's request stood in the way all the time: one that is
+    /// stopped in the middle of a driver call, for instance.
+    Contended,
+}
+
+/// Waits without the queue before trying to get it: most collisions are over by then.
+const ROUNDS_BEFORE_QUEUE: u32 = 3;
+/// A killed process leaves reserved bytes that only recovery removes; look for such now and then.
+const ROUNDS_BETWEEN_RECOVERIES: u32 = 16;
+/// Attempts at a consistent sum before saying that there is none.
+const COLLECTIONS: usize = 4;
+
+/// Reserves `bytes`: afterwards they are in the own charged word, or were refused.
+///
+/// # Errors
+/// See [`Reason`].
+#[inline]
+pub fn reserve<L: Ledger, C: Contention>(
+    ledger: &L,
+    bytes: u64,
+    contention: impl FnOnce() -> C,
+) -> Result<(), Reason> {
+    // What can never fit is not published: words could wrap.
+    if bytes > ledger.limit() {
+        return Err(Reason::OverQuota);
+    }
+    publish(ledger, bytes);
+    if charged_total(ledger) <= ledger.limit() {
+        return Ok(());
+    }
+    contend(ledger, bytes, contention())
+}
+
+/// Turns `reserved` bytes into `actual ≤ reserved` granted ones. Returns what the process holds.
+#[inline]
+pub fn commit<L: Ledger>(ledger: &L, reserved: u64, actual: u64) -> u64 {
+    // Release: pairs with Acquire in `granted_total`: who sees the grant sees what made its room.
+    let before = ledger.granted(ledger.own()).add(actual, Ordering::Release);
+    withdraw(ledger, reserved.saturating_sub(actual));
+    before.saturating_add(actual)
+}
+
+/// Takes granted bytes back, after the driver released them.
+#[inline]
+pub fn release<L: Ledger>(ledger: &L, bytes: u64) {
+    let own = ledger.own();
+    ledger.granted(own).subtract(bytes, Ordering::Release);
+    // Release: pairs with the first Acquire in `granted_total`; whoever counts this release has
+    // seen the subtraction above.
+    ledger.frees(own).add(1, Ordering::Release);
+    withdraw(ledger, bytes);
+}
+
+/// Takes reserved bytes back.
+#[inline]
+pub fn withdraw<L: Ledger>(ledger: &L, bytes: u64) {
+    if bytes > 0 {
+        // Release: pairs with Acquire in `charged_total`.
+        ledger.charged(ledger.own()).subtract(bytes, Ordering::Release);
+    }
+}
+
+/// Sum of what all processes have charged. Saturates.
+#[inline]
+pub fn charged_total<L: Ledger>(ledger: &L) -> u64 {
+    // Acquire: pairs with Release in `withdraw`.
+    (0..ledger.high_water())
+        .map(|slot| ledger.charged(slot).load(Ordering::Acquire))
+        .fold(0, u64::saturating_add)
+}
+
+/// A sum of granted words that was exceeded by no earlier moment's leftovers: at the end of the
+/// call at least that much was granted. `None` if releases kept interfering.
+pub fn granted_total<L: Ledger>(ledger: &L) -> Option<u64> {
+    // Acquire throughout: each load is before the next; pairs with Release in `commit`, `release`
+    // and `Slot::zero`.
+    let epoch = |slot| {
+        let claimed = ledger.claimed(slot).load(Ordering::Acquire);
+        claimed.wrapping_add(ledger.frees(slot).load(Ordering::Acquire))
+    };
+    let slots = ledger.high_water();
+    let mut epochs = [0; SLOTS];
+    for _ in 0..COLLECTIONS {
+        for (slot, before) in epochs[..slots].iter_mut().enumerate() {
+            *before = epoch(slot);
+        }
+        let total = (0..slots)
+            .map(|slot| ledger.granted(slot).load(Ordering::Acquire))
+            .fold(0, u64::saturating_add);
+        if epochs[..slots].iter().enumerate().all(|(slot, before)| *before == epoch(slot)) {
+            return Some(total);
+        }
+    }
+    None
+}
+
+#[inline]
+fn publish<L: Ledger>(ledger: &L, bytes: u64) {
+    ledger.charged(ledger.own()).add(bytes, Ordering::Relaxed);
+    // The fence the proof is about.
+    L::Word::fence();
+}
+
+/// Steps 3 and 4. Called with `bytes` published; returns with them published if they are reserved.
+#[cold]
+fn contend<L: Ledger, C: Contention>(
+    ledger: &L,
+    bytes: u64,
+    mut contention: C,
+) -> Result<(), Reason> {
+    let mut published = true;
+    let mut queued = false;
+    let mut no_dead = false;
+    let mut round = 0;
+    let refuse = |published: bool, reason| {
+        withdraw(ledger, if published { bytes } else { 0 });
+        Err(reason)
+    };
+    loop {
+        if granted_total(ledger).is_some_and(|total| total.saturating_add(bytes) > ledger.limit()) {
+            if no_dead {
+                return refuse(published, Reason::OverQuota);
+            }
+            // Refuse at the next judgement, if this finds nobody dead.
+            no_dead = !contention.recover_dead();
+        } else {
+            no_dead = false;
+            if !queued && published {
+                withdraw(ledger, bytes);
+                published = false;
+            }
+            if round % ROUNDS_BETWEEN_RECOVERIES == ROUNDS_BEFORE_QUEUE {
+                contention.recover_dead();
+            }
+            if !contention.pause() {
+                return refuse(published, Reason::Contended);
+            }
+            round += 1;
+            queued = queued || (round > ROUNDS_BEFORE_QUEUE && contention.try_queue());
+        }
+        if bytes > ledger.limit() {
+            return refuse(published, Reason::OverQuota);
+        }
+        // Without the queue, publish only what could go: a hopeless publication stands in the way
+        // of others.
+        let promising = || charged_total(ledger).saturating_add(bytes) <= ledger.limit();
+        if !published && (queued || promising()) {
+            publish(ledger, bytes);
+            published = true;
+        }
+        if published {
+            L::Word::fence();
+            if charged_total(ledger) <= ledger.limit() {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The few system calls this crate makes, safely wrapped: open, `fstat`, `mmap`,
+//! open-file-description locks, clock, sleep. Each retries `EINTR`, and none allocates.
+
+use core::ffi::CStr;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+use core::time::Duration;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// `errno` of the last failed call.
+fn errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+/// Repeats `call` while a signal interrupts it; `-1` becomes `errno`.
+fn retry(mut call: impl FnMut() -> libc::c_int) -> Result<libc::c_int, i32> {
+    loop {
+        match call() {
+            -1 => match errno() {
+                libc::EINTR => {}
+                error => return Err(error),
+            },
+            value => return Ok(value),
+        }
+    }
+}
+
+/// Opens without following a final symlink, and without ever waiting: for another's lease
+/// (`EWOULDBLOCK`, see `fcntl(2)` F_SETLEASE) or for a FIFO's other end.
+pub(crate) fn open(path: &CStr, access: libc::c_int) -> Result<OwnedFd, i32> {
+    let flags = access | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    // SAFETY: `path` is NUL-terminated and outlives the call; no O_CREAT, so no mode is read.
+    let fd = retry(|| unsafe { libc::open(path.as_ptr(), flags) })?;
+    // SAFETY: `open` just returned this descriptor; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// What `fstat` says, as far as this crate cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stat {
+    /// Which file this is on this machine.
+    pub inode: (u64, u64),
+    pub size: u64,
+    pub kind: FileKind,
+    /// Permission bits.
+    pub mode: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    Regular,
+    Directory,
+    Other,
+}
+
+pub(crate) fn fstat(fd: BorrowedFd<'_>) -> Result<Stat, i32> {
+    let mut stat = core::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `stat` is writable memory of the size `fstat` fills.
+    retry(|| unsafe { libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) })?;
+    // SAFETY: `fstat` succeeded, so it filled the structure.
+    let stat = unsafe { stat.assume_init() };
+    Ok(Stat {
+        inode: (stat.st_dev, stat.st_ino),
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        kind: match stat.st_mode & libc::S_IFMT {
+            libc::S_IFREG => FileKind::Regular,
+            libc::S_IFDIR => FileKind::Directory,
+            _ => FileKind::Other,
+        },
+        mode: stat.st_mode & 0o7777,
+    })
+}
+
+/// What a lock attempt found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TryLock {
+    /// This open file description holds the byte now.
+    Held,
+    /// Another open file description does.
+    Taken,
+}
+
+fn flock(kind: libc::c_int, start: u64, len: u64) -> libc::flock {
+    // SAFETY: `flock` is integers only, for which zero is a value.
+    let mut lock: libc::flock = unsafe { core::mem::zeroed() };
+    // The constants and offsets are small: F_*LCK ≤ 2, SEEK_SET = 0, offsets < USAGE_BYTES.
+    lock.l_type = libc::c_short::try_from(kind).unwrap_or(0);
+    lock.l_whence = 0;
+    lock.l_start = libc::off_t::try_from(start).unwrap_or(libc::off_t::MAX);
+    lock.l_len = libc::off_t::try_from(len).unwrap_or(0);
+    lock
+}
+
+/// Non-blocking exclusive lock of one byte, owned by `fd`'s open file description
+/// (`fcntl_locking(2)`, F_OFD_SETLK). `fd` must be open for writing.
+pub(crate) fn try_lock(fd: BorrowedFd<'_>, offset: u64) -> Result<TryLock, i32> {
+    let lock = flock(libc::F_WRLCK, offset, 1);
+    // SAFETY: F_OFD_SETLK reads one `flock`, which outlives the call.
+    match retry(|| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }) {
+        Ok(_) => Ok(TryLock::Held),
+        Err(libc::EAGAIN | libc::EACCES) => Ok(TryLock::Taken),
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives a byte back. Explicitly, because closing is not enough when another thread forked
+/// meanwhile: the child shares the description until it executes something.
+pub(crate) fn unlock(fd: BorrowedFd<'_>, offset: u64) {
+    let lock = flock(libc::F_UNLCK, offset, 1);
+    // SAFETY: as in `try_lock`.
+    let _ = retry(|| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) });
+}
+
+/// Whether another description holds a lock anywhere in the range (F_OFD_GETLK).
+pub(crate) fn is_locked(fd: BorrowedFd<'_>, start: u64, len: u64) -> Result<bool, i32> {
+    let mut lock = flock(libc::F_WRLCK, start, len);
+    // SAFETY: F_OFD_GETLK reads and writes one `flock`, which outlives the call.
+    retry(|| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) })?;
+    Ok(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
+}
+
+/// A shared mapping of a file's first bytes as a `T`, unmapped when dropped.
+///
+/// As long as it lives the kernel keeps the open file description it was made from, and with it
+/// that description's locks, even after every descriptor was closed.
+#[derive(Debug)]
+pub(crate) struct Map<T> {
+    at: NonNull<T>,
+    marker: PhantomData<T>,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; `T` itself must allow sharing.
+unsafe impl<T: Sync> Send for Map<T> {}
+// SAFETY: as above; only `&T` is handed out.
+unsafe impl<T: Sync> Sync for Map<T> {}
+
+impl<T> Map<T> {
+    /// Maps the file, which the caller has found to be at least as long as `T`.
+    ///
+    /// # Safety
+    /// Every field of `T` that anyone may change while this mapping lives is an atomic, every bit
+    /// pattern is a valid `T`, and `T` needs no stricter alignment than a page.
+    pub(crate) unsafe fn new(fd: BorrowedFd<'_>, writable: bool) -> Result<Self, i32> {
+        const { assert!(align_of::<T>() <= 4096 && size_of::<T>() > 0) };
+        let prot = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let at = unsafe {
+            let fd = fd.as_raw_fd();
+            libc::mmap(core::ptr::null_mut(), size_of::<T>(), prot, libc::MAP_SHARED, fd, 0)
+        };
+        if at == libc::MAP_FAILED {
+            return Err(errno());
+        }
+        let at = NonNull::new(at.cast::<T>()).ok_or(libc::ENOMEM)?;
+        Ok(Self { at, marker: PhantomData })
+    }
+
+    /// Leaves the mapping in place for as long as the process lives.
+    pub(crate) fn leak(self) -> &'static T {
+        let map = core::mem::ManuallyDrop::new(self);
+        // SAFETY: as in `deref`, and nothing unmaps it any more.
+        unsafe { map.at.as_ref() }
+    }
+}
+
+impl<T> core::ops::Deref for Map<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: mapped, aligned and long enough as `new` made it, and valid by its contract.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+impl<T> Drop for Map<T> {
+    fn drop(&mut self) {
+        // SAFETY: `new` mapped exactly this range, and references borrow from `self`.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), size_of::<T>()) };
+    }
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds; comparable between processes of one boot. No system call.
+pub(crate) fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is writable; CLOCK_MONOTONIC always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let part = |value: i64| u64::try_from(value).unwrap_or(0);
+    part(now.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(now.tv_nsec))
+}
+
+/// Sleeps about that long; a signal may end it early.
+pub(crate) fn sleep(time: Duration) {
+    let time = libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    // SAFETY: reads one timespec; the remainder is not wanted.
+    unsafe { libc::nanosleep(&raw const time, core::ptr::null_mut()) };
+}
+
+/// This process's pid in its own pid namespace.
+pub(crate) fn pid() -> u32 {
+    std::process::id()
+}

@@ -1,0 +1,139 @@
+//! The tenant's side of the quota page.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use super::{Policy, name_in};
+use crate::error::{AttachError, AttachFault};
+use crate::files;
+use crate::layout::{
+    ABI_VERSION, MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage,
+    UUID_LEN,
+};
+use crate::os::Map;
+
+/// A read-only mapping of the quota page. It stays for the life of the process, so that pointers
+/// into it (the gate words) may be kept.
+///
+/// Indices are below [`gpu_count`](Self::gpu_count); others panic.
+#[derive(Debug)]
+pub struct QuotaReader {
+    page: &'static QuotaPage,
+    gpus: usize,
+    /// Copies: what was checked is what is read later.
+    uuids: [[u8; UUID_LEN]; MAX_GPUS],
+}
+
+impl QuotaReader {
+    /// Maps the quota page in `dir` and checks it.
+    ///
+    /// # Errors
+    /// A distinct [`AttachFault`] for each way in which it is not there or not a page.
+    pub fn attach(dir: &Path) -> Result<Self, AttachError> {
+        let path = dir.join(QUOTA_FILE);
+        Self::attach_at(&path).map_err(|fault| AttachError { path, fault })
+    }
+
+    fn attach_at(path: &Path) -> Result<Self, AttachFault> {
+        let (fd, _) = files::attach(path, libc::O_RDONLY, QUOTA_BYTES)?;
+        // SAFETY: what the plugin changes after publishing are atomics; `QuotaPage` is integers
+        // only, and page-aligned at most.
+        let map = unsafe { Map::<QuotaPage>::new(fd.as_fd(), false) }.map_err(AttachFault::Os)?;
+        // Acquire: pairs with the publication of the magic, so that the rest is seen whole.
+        let magic = map.magic.load(Ordering::Acquire);
+        if magic != QUOTA_MAGIC {
+            return Err(AttachFault::BadMagic(magic));
+        }
+        let abi = map.abi.load(Ordering::Relaxed);
+        if abi != ABI_VERSION {
+            return Err(AttachFault::Abi(abi));
+        }
+        let count = map.gpu_count.load(Ordering::Relaxed);
+        let gpus = match usize::try_from(count) {
+            Ok(gpus) if (1..=MAX_GPUS).contains(&gpus) => gpus,
+            _ => return Err(AttachFault::BadCount(count)),
+        };
+        let mut uuids = [[0; UUID_LEN]; MAX_GPUS];
+        for (index, gpu) in map.gpus[..gpus].iter().enumerate() {
+            if name_in(&gpu.uuid).is_none() || uuids[..index].contains(&gpu.uuid) {
+                return Err(AttachFault::BadUuid(index));
+            }
+            uuids[index] = gpu.uuid;
+        }
+        Ok(Self { page: map.leak(), gpus, uuids })
+    }
+
+    fn gpu(&self, gpu: usize) -> &'static QuotaGpu {
+        &self.page.gpus[..self.gpus][gpu]
+    }
+
+    /// GPUs in the page.
+    pub fn gpu_count(&self) -> usize {
+        self.gpus
+    }
+
+    /// The GPU's UUID as NVML prints it.
+    pub fn uuid(&self, gpu: usize) -> &str {
+        name_in(&self.uuids[..self.gpus][gpu]).unwrap_or_default()
+    }
+
+    /// The index of the GPU with this UUID.
+    pub fn find(&self, uuid: &str) -> Option<usize> {
+        (0..self.gpus).find(|&gpu| self.uuid(gpu) == uuid)
+    }
+
+    /// Bytes that all processes of the tenant may hold on this GPU, now.
+    pub fn memory_limit(&self, gpu: usize) -> u64 {
+        // Relaxed: a limit stands for itself. Capped so that sums of charges cannot wrap.
+        self.gpu(gpu).memory_limit_bytes.load(Ordering::Relaxed).min(MAX_BYTES)
+    }
+
+    /// Bytes to charge for a context: what was observed, at least the model constant.
+    pub fn context_overhead(&self, gpu: usize) -> u64 {
+        let gpu = self.gpu(gpu);
+        let constant = gpu.context_overhead_bytes.load(Ordering::Relaxed);
+        constant.max(gpu.observed_overhead_bytes.load(Ordering::Relaxed)).min(MAX_BYTES)
+    }
+
+    /// Share of GPU time in thousandths of a GPU.
+    pub fn cores_millis(&self, gpu: usize) -> u32 {
+        self.gpu(gpu).cores_millis.load(Ordering::Relaxed)
+    }
+
+    /// How the share is held; an unknown word counts as [`Policy::Burst`], the default.
+    pub fn policy(&self, gpu: usize) -> Policy {
+        Policy::from_word(self.gpu(gpu).policy.load(Ordering::Relaxed)).unwrap_or(Policy::Burst)
+    }
+
+    /// The gate, `GATE_*`, a futex word (`FUTEX_WAIT` without `FUTEX_PRIVATE_FLAG`). Valid for the
+    /// life of the process.
+    pub fn gate_word(&self, gpu: usize) -> *const AtomicU32 {
+        &raw const self.gpu(gpu).gate
+    }
+
+    /// Changes with every grant of the lease. Acquire: pairs with [`super::QuotaWriter::set_gate`].
+    pub fn gate_epoch(&self, gpu: usize) -> u32 {
+        self.gpu(gpu).gate_epoch.load(Ordering::Acquire)
+    }
+
+    /// Operations that may be in flight while the gate is OPEN.
+    pub fn window(&self, gpu: usize) -> u32 {
+        self.gpu(gpu).window.load(Ordering::Relaxed)
+    }
+
+    /// The plugin's last sign of life, `CLOCK_MONOTONIC` nanoseconds; 0 where no plugin serves.
+    pub fn heartbeat_ns(&self) -> u64 {
+        self.page.heartbeat_ns.load(Ordering::Relaxed)
+    }
+
+    /// The generation of the allocation.
+    pub fn generation(&self) -> u64 {
+        self.page.generation.load(Ordering::Relaxed)
+    }
+
+    /// The allocation's id, if it is printable.
+    pub fn allocation(&self) -> Option<&str> {
+        name_in(&self.page.allocation)
+    }
+}

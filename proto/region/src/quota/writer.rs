@@ -1,0 +1,209 @@
+//! The plugin's side of the quota page.
+
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use super::{GpuQuota, Policy, QuotaSpec, name_in};
+use crate::error::{PageError, PageFault};
+use crate::files;
+use crate::layout::{
+    ABI_VERSION, GATE_SOLO, MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu,
+    QuotaPage,
+};
+use crate::os::{Map, Stat};
+
+/// Publishes the quota page of an allocation in `dir`, mode 0644.
+///
+/// Where none exists it appears whole (temporary file, magic last, link). Where the page of the
+/// same allocation and GPUs exists, running containers map it: limits and generation are updated
+/// in place.
+///
+/// # Errors
+/// [`PageFault::Invalid`] for a spec no page can hold; [`PageFault::Foreign`] where the page of
+/// another allocation or other GPUs exists; [`PageFault::BadMagic`], [`PageFault::Abi`],
+/// [`PageFault::WrongSize`] or [`PageFault::Corrupt`] where something that is no sound page exists
+/// (nothing is overwritten); [`PageFault::IsDirectory`] (see [`crate::prepare_dir`]) and
+/// [`PageFault::NotRegular`]; [`PageFault::NoSpace`]; [`PageFault::Io`].
+pub fn create(dir: &Path, spec: &QuotaSpec) -> Result<QuotaWriter, PageError> {
+    let path = dir.join(QUOTA_FILE);
+    spec.check().map_err(|what| PageError::new(&path, PageFault::Invalid(what)))?;
+    if let Some(file) = files::publish(dir, QUOTA_FILE, &encode(spec), 0o644)? {
+        return QuotaWriter::map(path, &file);
+    }
+    let writer = QuotaWriter::open(dir)?;
+    writer.update(spec)?;
+    Ok(writer)
+}
+
+/// The page's bytes.
+fn encode(spec: &QuotaSpec) -> Vec<u8> {
+    let mut page = vec![0; QUOTA_BYTES];
+    let mut put = |at: usize, bytes: &[u8]| page[at..at + bytes.len()].copy_from_slice(bytes);
+    let count = u32::try_from(spec.gpus.len()).unwrap_or(u32::MAX);
+    put(offset_of!(QuotaPage, magic), &QUOTA_MAGIC.to_le_bytes());
+    put(offset_of!(QuotaPage, abi), &ABI_VERSION.to_le_bytes());
+    put(offset_of!(QuotaPage, gpu_count), &count.to_le_bytes());
+    put(offset_of!(QuotaPage, generation), &spec.generation.to_le_bytes());
+    put(offset_of!(QuotaPage, allocation), spec.allocation.as_bytes());
+    for (index, gpu) in spec.gpus.iter().enumerate() {
+        let at = offset_of!(QuotaPage, gpus) + index * size_of::<QuotaGpu>();
+        let mut put = |field: usize, bytes: &[u8]| put(at + field, bytes);
+        put(offset_of!(QuotaGpu, uuid), gpu.uuid.as_bytes());
+        put(offset_of!(QuotaGpu, memory_limit_bytes), &gpu.memory_limit_bytes.to_le_bytes());
+        put(
+            offset_of!(QuotaGpu, context_overhead_bytes),
+            &gpu.context_overhead_bytes.to_le_bytes(),
+        );
+        put(offset_of!(QuotaGpu, cores_millis), &gpu.cores_millis.to_le_bytes());
+        put(offset_of!(QuotaGpu, policy), &gpu.policy.to_word().to_le_bytes());
+        put(offset_of!(QuotaGpu, gate), &GATE_SOLO.to_le_bytes());
+    }
+    page
+}
+
+/// The plugin's handle on one quota page. GPUs are given by index; an index beyond the page's
+/// GPUs panics.
+#[derive(Debug)]
+pub struct QuotaWriter {
+    path: PathBuf,
+    map: Map<QuotaPage>,
+    gpus: usize,
+}
+
+impl QuotaWriter {
+    /// Opens the page that exists in `dir`.
+    ///
+    /// # Errors
+    /// As [`create`], and [`PageFault::Io`] where none exists.
+    pub fn open(dir: &Path) -> Result<Self, PageError> {
+        let path = dir.join(QUOTA_FILE);
+        let (file, stat) = files::open_page(&path)?;
+        Self::check_size(&path, stat)?;
+        Self::map(path, &file)
+    }
+
+    fn check_size(path: &Path, stat: Stat) -> Result<(), PageError> {
+        if stat.size == u64::try_from(QUOTA_BYTES).unwrap_or(u64::MAX) {
+            return Ok(());
+        }
+        Err(PageError::new(path, PageFault::WrongSize(stat.size)))
+    }
+
+    fn map(path: PathBuf, file: &File) -> Result<Self, PageError> {
+        // SAFETY: only the plugin writes this file, and after publishing it changes atomics alone;
+        // `QuotaPage` is integers only, and page-aligned at most.
+        let map = unsafe { Map::<QuotaPage>::new(file.as_fd(), true) }
+            .map_err(|errno| PageError::os(&path, "mmap", errno))?;
+        let fail = |fault| Err(PageError::new(&path, fault));
+        if map.magic.load(Ordering::Acquire) != QUOTA_MAGIC {
+            return fail(PageFault::BadMagic);
+        }
+        let abi = map.abi.load(Ordering::Relaxed);
+        if abi != ABI_VERSION {
+            return fail(PageFault::Abi { found: abi });
+        }
+        let gpus = usize::try_from(map.gpu_count.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
+        if !(1..=MAX_GPUS).contains(&gpus) {
+            return fail(PageFault::Corrupt("impossible number of GPUs"));
+        }
+        if name_in(&map.allocation).is_none() {
+            return fail(PageFault::Corrupt("impossible allocation id"));
+        }
+        for (index, gpu) in map.gpus[..gpus].iter().enumerate() {
+            let seen = &map.gpus[..index];
+            if name_in(&gpu.uuid).is_none() || seen.iter().any(|other| other.uuid == gpu.uuid) {
+                return fail(PageFault::Corrupt("impossible GPU UUID"));
+            }
+            if Policy::from_word(gpu.policy.load(Ordering::Relaxed)).is_none() {
+                return fail(PageFault::Corrupt("impossible policy"));
+            }
+        }
+        Ok(Self { path, map, gpus })
+    }
+
+    fn update(&self, spec: &QuotaSpec) -> Result<(), PageError> {
+        let same = |(gpu, want): (&QuotaGpu, &GpuQuota)| name_in(&gpu.uuid) == Some(&want.uuid);
+        let found = name_in(&self.map.allocation).unwrap_or_default();
+        if found != spec.allocation
+            || self.gpus != spec.gpus.len()
+            || !self.map.gpus.iter().zip(&spec.gpus).all(same)
+        {
+            let found = found.to_owned();
+            return Err(PageError::new(&self.path, PageFault::Foreign { found }));
+        }
+        for (gpu, want) in self.map.gpus.iter().zip(&spec.gpus) {
+            gpu.context_overhead_bytes.store(want.context_overhead_bytes, Ordering::Relaxed);
+            gpu.cores_millis.store(want.cores_millis, Ordering::Relaxed);
+            gpu.policy.store(want.policy.to_word(), Ordering::Relaxed);
+            gpu.memory_limit_bytes.store(want.memory_limit_bytes, Ordering::Relaxed);
+        }
+        // Release: who sees the new generation sees the limits that came with it.
+        self.map.generation.store(spec.generation, Ordering::Release);
+        Ok(())
+    }
+
+    fn gpu(&self, gpu: usize) -> &QuotaGpu {
+        &self.map.gpus[..self.gpus][gpu]
+    }
+
+    /// Changes the memory limit of a GPU, at most [`MAX_BYTES`]. Below what is in use, it refuses
+    /// new requests and takes nothing back.
+    pub fn set_memory_limit(&self, gpu: usize, bytes: u64) {
+        self.gpu(gpu).memory_limit_bytes.store(bytes.min(MAX_BYTES), Ordering::Relaxed);
+    }
+
+    /// Publishes the bytes that NVML shows beyond the ledger, per context.
+    pub fn set_observed_overhead(&self, gpu: usize, bytes: u64) {
+        self.gpu(gpu).observed_overhead_bytes.store(bytes.min(MAX_BYTES), Ordering::Relaxed);
+    }
+
+    /// Changes the compute share of a GPU.
+    pub fn set_cores(&self, gpu: usize, millis: u32, policy: Policy) {
+        self.gpu(gpu).cores_millis.store(millis, Ordering::Relaxed);
+        self.gpu(gpu).policy.store(policy.to_word(), Ordering::Relaxed);
+    }
+
+    /// Shows that the plugin lives: `CLOCK_MONOTONIC` nanoseconds.
+    pub fn set_heartbeat(&self, ns: u64) {
+        self.map.heartbeat_ns.store(ns, Ordering::Relaxed);
+    }
+
+    /// Sets the gate word (`GATE_*`) of a GPU and wakes who waits for it. The epoch changes first,
+    /// so that whoever sees the new word sees its epoch.
+    pub fn set_gate(&self, gpu: usize, word: u32) {
+        let gpu = self.gpu(gpu);
+        gpu.gate_epoch.fetch_add(1, Ordering::Release);
+        gpu.gate.store(word, Ordering::Release);
+        wake(&gpu.gate);
+    }
+
+    /// Sets how many operations may be in flight while the gate is OPEN.
+    pub fn set_window(&self, gpu: usize, operations: u32) {
+        self.gpu(gpu).window.store(operations, Ordering::Relaxed);
+    }
+
+    /// What the page says now.
+    pub fn spec(&self) -> QuotaSpec {
+        let gpus = self.map.gpus[..self.gpus].iter().map(|gpu| GpuQuota {
+            uuid: name_in(&gpu.uuid).unwrap_or_default().to_owned(),
+            memory_limit_bytes: gpu.memory_limit_bytes.load(Ordering::Relaxed),
+            context_overhead_bytes: gpu.context_overhead_bytes.load(Ordering::Relaxed),
+            cores_millis: gpu.cores_millis.load(Ordering::Relaxed),
+            policy: Policy::from_word(gpu.policy.load(Ordering::Relaxed)).unwrap_or(Policy::Burst),
+        });
+        QuotaSpec {
+            allocation: name_in(&self.map.allocation).unwrap_or_default().to_owned(),
+            generation: self.map.generation.load(Ordering::Acquire),
+            gpus: gpus.collect(),
+        }
+    }
+}
+
+/// `FUTEX_WAKE` of all waiters, in any process.
+fn wake(word: &AtomicU32) {
+    // SAFETY: FUTEX_WAKE reads no memory of ours beyond the address, which is mapped.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}

@@ -1,0 +1,369 @@
+//! The session's messages: 64 bytes each, one per `SOCK_SEQPACKET` packet.
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 2 | magic, `"TS"` |
+//! | 2 | 2 | ABI version |
+//! | 4 | 4 | message |
+//! | 8 | 56 | payload, per message; bytes it does not use are zero |
+//!
+//! Integers are little-endian. Both ends believe nothing: a packet of another length, an unknown
+//! message, a value out of range or a byte that should be zero is an error of its own, so that a
+//! flood of garbage can be counted by what it is.
+
+use core::fmt;
+
+use crate::layout::{ABI_VERSION, MAX_GPUS, SLOTS};
+
+/// Bytes of a message.
+pub const MESSAGE_BYTES: usize = 64;
+/// Bytes of the UUID in an event.
+pub const EVENT_UUID_LEN: usize = 40;
+
+const MAGIC: [u8; 2] = *b"TS";
+#[allow(clippy::cast_possible_truncation, reason = "checked by the assertion below")]
+const ABI: u16 = ABI_VERSION as u16;
+const _: () = assert!(ABI_VERSION <= 0xffff);
+
+/// What passes between a tenant's process and the plugin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Tenant: I use CUDA. The peer's credentials, not this, say who it is.
+    Hello {
+        /// The slot claimed in the usage page.
+        slot: u32,
+        /// The pid in the tenant's own namespace, a hint for people.
+        pid: u32,
+        /// The generation of the quota page attached to.
+        generation: u64,
+    },
+    /// Plugin: heard; sessions of this generation are served.
+    Welcome {
+        /// The quota page's generation now.
+        generation: u64,
+    },
+    /// Tenant: work is waiting at the gate of this GPU.
+    Want {
+        /// Index in the quota page.
+        gpu: u32,
+    },
+    /// Tenant: nothing of ours is in flight on this GPU any more.
+    Drained {
+        /// Index in the quota page.
+        gpu: u32,
+        /// The `gate_epoch` that was closed.
+        epoch: u32,
+        /// GPU time used since the last grant, nanoseconds.
+        used_ns: u64,
+    },
+    /// Tenant: something happened that an operator wants to hear of.
+    Event(Event),
+}
+
+/// See [`Message::Event`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What happened.
+    pub kind: EventKind,
+    /// Index in the quota page, where the GPU is there.
+    pub gpu: Option<u32>,
+    /// Bytes asked for, where the event is about memory.
+    pub bytes: u64,
+    /// The GPU's UUID, NUL-padded, where the GPU is not in the quota page; else zeros.
+    pub uuid: [u8; EVENT_UUID_LEN],
+}
+
+/// See [`Event`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum EventKind {
+    /// A request was refused because of the quota.
+    OverQuota = 1,
+    /// A request within the quota was refused by the driver.
+    DriverRefused = 2,
+    /// A GPU is visible to the process but absent from the quota page: its limit is 0.
+    UnknownGpu = 3,
+    /// The process could use no slot (all taken, or no descriptor left).
+    NoSlot = 4,
+}
+
+/// A packet that is no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecodeError {
+    /// Not [`MESSAGE_BYTES`] long.
+    Length(usize),
+    /// The first bytes are not the magic.
+    Magic([u8; 2]),
+    /// Another ABI version.
+    Abi(u16),
+    /// An unknown message.
+    Unknown(u32),
+    /// A known message with an impossible field.
+    Malformed(&'static str),
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length(found) => write!(f, "{found} bytes instead of {MESSAGE_BYTES}"),
+            Self::Magic(found) => write!(f, "not a session message (magic {found:02x?})"),
+            Self::Abi(found) => write!(f, "session ABI {found}, this program speaks {ABI}"),
+            Self::Unknown(kind) => write!(f, "unknown session message {kind}"),
+            Self::Malformed(field) => write!(f, "malformed session message: {field}"),
+        }
+    }
+}
+
+impl std::error::Error for DecodeError {}
+
+const HELLO: u32 = 1;
+const WELCOME: u32 = 2;
+const WANT: u32 = 3;
+const DRAINED: u32 = 4;
+const EVENT: u32 = 5;
+/// An event's GPU index when there is none.
+const NO_GPU: u32 = u32::MAX;
+
+impl Message {
+    /// The bytes to send. Does not allocate.
+    pub fn encode(&self) -> [u8; MESSAGE_BYTES] {
+        let mut packet = Packet::new();
+        match *self {
+            Self::Hello { slot, pid, generation } => {
+                packet.start(HELLO).u32(slot).u32(pid).u64(generation);
+            }
+            Self::Welcome { generation } => {
+                packet.start(WELCOME).u64(generation);
+            }
+            Self::Want { gpu } => {
+                packet.start(WANT).u32(gpu);
+            }
+            Self::Drained { gpu, epoch, used_ns } => {
+                packet.start(DRAINED).u32(gpu).u32(epoch).u64(used_ns);
+            }
+            Self::Event(event) => {
+                let gpu = event.gpu.unwrap_or(NO_GPU);
+                packet.start(EVENT).u32(event.kind as u32).u32(gpu);
+                packet.u64(event.bytes).bytes(&event.uuid);
+            }
+        }
+        packet.bytes
+    }
+
+    /// The message in a packet as received.
+    ///
+    /// # Errors
+    /// Every way in which it is none, told apart.
+    pub fn decode(packet: &[u8]) -> Result<Self, DecodeError> {
+        let packet: &[u8; MESSAGE_BYTES] =
+            packet.try_into().map_err(|_| DecodeError::Length(packet.len()))?;
+        let mut fields = Fields { bytes: packet, at: 0 };
+        let magic = fields.bytes();
+        if magic != MAGIC {
+            return Err(DecodeError::Magic(magic));
+        }
+        let abi = u16::from_le_bytes(fields.bytes());
+        if abi != ABI {
+            return Err(DecodeError::Abi(abi));
+        }
+        let message = match fields.u32() {
+            HELLO => Self::Hello {
+                slot: fields.below(SLOTS, "slot")?,
+                pid: fields.u32(),
+                generation: fields.u64(),
+            },
+            WELCOME => Self::Welcome { generation: fields.u64() },
+            WANT => Self::Want { gpu: fields.below(MAX_GPUS, "gpu")? },
+            DRAINED => Self::Drained {
+                gpu: fields.below(MAX_GPUS, "gpu")?,
+                epoch: fields.u32(),
+                used_ns: fields.u64(),
+            },
+            EVENT => Self::Event(Event {
+                kind: EventKind::from_u32(fields.u32())
+                    .ok_or(DecodeError::Malformed("event kind"))?,
+                gpu: fields.gpu_or_none()?,
+                bytes: fields.u64(),
+                uuid: fields.bytes(),
+            }),
+            unknown => return Err(DecodeError::Unknown(unknown)),
+        };
+        fields.rest_is_zero()?;
+        Ok(message)
+    }
+}
+
+impl EventKind {
+    fn from_u32(value: u32) -> Option<Self> {
+        [Self::OverQuota, Self::DriverRefused, Self::UnknownGpu, Self::NoSlot]
+            .into_iter()
+            .find(|kind| *kind as u32 == value)
+    }
+}
+
+/// A message being written.
+struct Packet {
+    bytes: [u8; MESSAGE_BYTES],
+    at: usize,
+}
+
+impl Packet {
+    fn new() -> Self {
+        Self { bytes: [0; MESSAGE_BYTES], at: 0 }
+    }
+
+    fn start(&mut self, message: u32) -> &mut Self {
+        self.bytes(&MAGIC).bytes(&ABI.to_le_bytes()).u32(message)
+    }
+
+    fn u32(&mut self, value: u32) -> &mut Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    fn u64(&mut self, value: u64) -> &mut Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    fn bytes(&mut self, value: &[u8]) -> &mut Self {
+        self.bytes[self.at..self.at + value.len()].copy_from_slice(value);
+        self.at += value.len();
+        self
+    }
+}
+
+/// A message being read.
+struct Fields<'a> {
+    bytes: &'a [u8; MESSAGE_BYTES],
+    at: usize,
+}
+
+impl Fields<'_> {
+    fn bytes<const N: usize>(&mut self) -> [u8; N] {
+        let mut value = [0; N];
+        value.copy_from_slice(&self.bytes[self.at..self.at + N]);
+        self.at += N;
+        value
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.bytes())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.bytes())
+    }
+
+    fn below(&mut self, bound: usize, field: &'static str) -> Result<u32, DecodeError> {
+        let value = self.u32();
+        match usize::try_from(value) {
+            Ok(index) if index < bound => Ok(value),
+            _ => Err(DecodeError::Malformed(field)),
+        }
+    }
+
+    fn gpu_or_none(&mut self) -> Result<Option<u32>, DecodeError> {
+        if self.bytes[self.at..self.at + 4] == NO_GPU.to_le_bytes() {
+            self.at += 4;
+            return Ok(None);
+        }
+        self.below(MAX_GPUS, "gpu").map(Some)
+    }
+
+    fn rest_is_zero(&self) -> Result<(), DecodeError> {
+        match self.bytes[self.at..].iter().all(|&byte| byte == 0) {
+            true => Ok(()),
+            false => Err(DecodeError::Malformed("bytes after the message are not zero")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_message() -> impl Strategy<Value = Message> {
+        let gpu = 0..16u32;
+        let event = (
+            prop::sample::select(vec![
+                EventKind::OverQuota,
+                EventKind::DriverRefused,
+                EventKind::UnknownGpu,
+                EventKind::NoSlot,
+            ]),
+            prop::option::of(gpu.clone()),
+            any::<u64>(),
+            prop::collection::vec(any::<u8>(), EVENT_UUID_LEN),
+        );
+        prop_oneof![
+            (0..128u32, any::<u32>(), any::<u64>())
+                .prop_map(|(slot, pid, generation)| Message::Hello { slot, pid, generation }),
+            any::<u64>().prop_map(|generation| Message::Welcome { generation }),
+            gpu.clone().prop_map(|gpu| Message::Want { gpu }),
+            (gpu, any::<u32>(), any::<u64>()).prop_map(|(gpu, epoch, used_ns)| Message::Drained {
+                gpu,
+                epoch,
+                used_ns
+            }),
+            event.prop_map(|(kind, gpu, bytes, uuid)| Message::Event(Event {
+                kind,
+                gpu,
+                bytes,
+                uuid: uuid.try_into().unwrap(),
+            })),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(message in any_message()) {
+            prop_assert_eq!(Message::decode(&message.encode()), Ok(message));
+        }
+
+        #[test]
+        fn whatever_is_accepted_has_one_encoding(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            if let Ok(message) = Message::decode(&bytes) {
+                prop_assert_eq!(&message.encode()[..], &bytes[..]);
+            }
+        }
+
+        #[test]
+        fn one_flipped_bit_never_passes_for_the_same_message(
+            message in any_message(), bit in 0..MESSAGE_BYTES * 8,
+        ) {
+            let mut bytes = message.encode();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_ne!(Message::decode(&bytes), Ok(message));
+        }
+    }
+
+    #[test]
+    fn every_kind_of_garbage_has_its_own_error() {
+        let good = Message::Want { gpu: 3 }.encode();
+        let with = |at: usize, byte: u8| {
+            let mut bytes = good;
+            bytes[at] = byte;
+            Message::decode(&bytes)
+        };
+        assert_eq!(Message::decode(&[]), Err(DecodeError::Length(0)));
+        assert_eq!(Message::decode(&good[..63]), Err(DecodeError::Length(63)));
+        assert_eq!(Message::decode(&[0; 65]), Err(DecodeError::Length(65)));
+        assert_eq!(with(0, b'X'), Err(DecodeError::Magic(*b"XS")));
+        assert_eq!(with(2, 9), Err(DecodeError::Abi(9)));
+        assert_eq!(with(4, 99), Err(DecodeError::Unknown(99)));
+        assert_eq!(with(8, 16), Err(DecodeError::Malformed("gpu")));
+        let trailing = DecodeError::Malformed("bytes after the message are not zero");
+        assert_eq!(with(63, 1), Err(trailing));
+    }
+
+    #[test]
+    fn the_bytes_are_the_documented_ones() {
+        let bytes = Message::Drained { gpu: 1, epoch: 2, used_ns: 3 }.encode();
+        assert_eq!(
+            bytes[..24],
+            [b'T', b'S', 1, 0, 4, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]
+        );
+        assert!(bytes[24..].iter().all(|&byte| byte == 0));
+    }
+}

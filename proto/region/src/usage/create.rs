@@ -1,0 +1,117 @@
+//! Publishing the usage page, and putting an existing one right.
+
+use core::mem::offset_of;
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+
+use super::file::{Recovered, zero_slots};
+use crate::error::PageError;
+use crate::files;
+use crate::layout::{
+    ABI_VERSION, SLOTS, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsageHeader, slot_lock_offset,
+};
+use crate::os::{self, Stat, TryLock};
+
+/// Any user of the container writes it.
+const MODE: u32 = 0o666;
+
+/// What [`create`] found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Created {
+    /// There was no page; there is one now.
+    pub fresh: bool,
+    /// Slots of living processes; their words were left alone.
+    pub live_slots: usize,
+    /// What dead processes had left.
+    pub recovered: Recovered,
+    /// The page was not as Tessera leaves it (size, mode, magic, version or counts), and is now.
+    pub repaired: bool,
+}
+
+/// Publishes the usage page in `dir`, of full size with memory behind all of it, mode 0666.
+///
+/// Where one exists, containers may have it mounted and mapped, so the same file is put right:
+/// slots of dead processes are zeroed, living ones are left alone, and whatever an earlier tenant
+/// did to size, mode or header is repaired and reported. So nothing that one tenant leaves behind
+/// can keep the next from starting.
+///
+/// # Errors
+/// [`crate::PageFault::IsDirectory`] (see [`crate::prepare_dir`]), [`crate::PageFault::NotRegular`],
+/// [`crate::PageFault::Busy`] while a process holds a lease on the file,
+/// [`crate::PageFault::NoSpace`], [`crate::PageFault::Io`].
+pub fn create(dir: &Path, generation: u64) -> Result<Created, PageError> {
+    if files::publish(dir, USAGE_FILE, &encode(generation), MODE)?.is_some() {
+        return Ok(Created { fresh: true, ..Created::default() });
+    }
+    let path = dir.join(USAGE_FILE);
+    let (file, stat) = files::open_page(&path)?;
+    renew(&file, &path, stat, generation)
+}
+
+fn renew(file: &File, path: &Path, stat: Stat, generation: u64) -> Result<Created, PageError> {
+    let io = |call| move |error: std::io::Error| PageError::io(path, call, &error);
+    let mut created = Created::default();
+    // Always: a tenant can punch holes, which a full tmpfs would turn into SIGBUS.
+    files::restore_size(file, path, USAGE_BYTES)?;
+    created.repaired |= stat.size != u64::try_from(USAGE_BYTES).unwrap_or(0);
+    if stat.mode != MODE {
+        file.set_permissions(fs::Permissions::from_mode(MODE)).map_err(io("chmod"))?;
+        created.repaired = true;
+    }
+
+    let fresh = encode(generation);
+    let mut found = [0; HEADER];
+    file.read_exact_at(&mut found, 0).map_err(io("pread"))?;
+    created.repaired |= found[..GENERATION] != fresh[..GENERATION];
+
+    let mut taken = [false; SLOTS];
+    for (slot, taken) in taken.iter_mut().enumerate() {
+        *taken = os::try_lock(file.as_fd(), slot_lock_offset(slot))
+            .map_err(|errno| PageError::os(path, "fcntl", errno))?
+            == TryLock::Taken;
+    }
+    created.live_slots = taken.iter().filter(|taken| **taken).count();
+    // While all other locks are held nobody can claim, so the mark may go back too. With a living
+    // process it may not, unless it is impossible.
+    let mark = u32::from_le_bytes(found[MARK..].try_into().unwrap_or_default());
+    let header = if created.live_slots == 0 {
+        &fresh[..HEADER]
+    } else if usize::try_from(mark).is_ok_and(|mark| mark <= SLOTS) {
+        &fresh[..MARK]
+    } else {
+        created.repaired = true;
+        found[MARK..].copy_from_slice(&u32::try_from(SLOTS).unwrap_or(u32::MAX).to_le_bytes());
+        found[..MARK].copy_from_slice(&fresh[..MARK]);
+        &found[..]
+    };
+    let written = file
+        .write_all_at(header, 0)
+        .map_err(io("pwrite"))
+        .and_then(|()| zero_slots(file, path, |slot| !taken[slot]));
+    for slot in (0..SLOTS).filter(|&slot| !taken[slot]) {
+        os::unlock(file.as_fd(), slot_lock_offset(slot));
+    }
+    created.recovered = written?;
+    Ok(created)
+}
+
+const GENERATION: usize = offset_of!(UsageHeader, generation);
+const MARK: usize = offset_of!(UsageHeader, high_water);
+/// The header's bytes that mean something.
+const HEADER: usize = MARK + size_of::<u32>();
+
+/// The bytes of an unused page.
+fn encode(generation: u64) -> Vec<u8> {
+    let mut page = vec![0; USAGE_BYTES];
+    let mut put = |at: usize, bytes: &[u8]| page[at..at + bytes.len()].copy_from_slice(bytes);
+    put(offset_of!(UsageHeader, magic), &USAGE_MAGIC.to_le_bytes());
+    put(offset_of!(UsageHeader, abi), &ABI_VERSION.to_le_bytes());
+    put(
+        offset_of!(UsageHeader, slot_count),
+        &u32::try_from(SLOTS).unwrap_or(u32::MAX).to_le_bytes(),
+    );
+    put(offset_of!(UsageHeader, generation), &generation.to_le_bytes());
+    page
+}

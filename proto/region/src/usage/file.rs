@@ -1,0 +1,190 @@
+//! The plugin's side of the usage page: one descriptor, `pread` and `pwrite`, no mapping.
+
+use core::mem::offset_of;
+use core::ops::Range;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use super::snapshot::{Snapshot, Tampered, What, parse};
+use crate::error::PageError;
+use crate::files;
+use crate::layout::{MAX_GPUS, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, slot_lock_offset};
+use crate::os::{self, TryLock};
+
+/// Reads before an impossible value is called tampering: an owner at work is seen between two of
+/// its stores now and then, but not that many times in a row.
+const READS: usize = 8;
+
+/// The plugin's handle on one usage page. Opened once and kept: whatever the tenant does to the
+/// file later (lease, mode), this descriptor goes on working.
+#[derive(Debug)]
+pub struct UsageFile {
+    path: PathBuf,
+    file: File,
+    /// Locks of one open file description do not exclude each other.
+    recovering: Mutex<()>,
+}
+
+/// What dead processes had left in their slots.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Slots that held anything.
+    pub slots: usize,
+    /// Bytes that were charged there, per GPU of the quota page.
+    pub bytes: [u64; MAX_GPUS],
+}
+
+impl UsageFile {
+    /// Opens the page in `dir`, without following a symlink and without waiting. Its contents are
+    /// not looked at: they are the tenant's.
+    ///
+    /// # Errors
+    /// [`crate::PageFault::Busy`] while a tenant holds a lease on it,
+    /// [`crate::PageFault::IsDirectory`], [`crate::PageFault::NotRegular`],
+    /// [`crate::PageFault::Io`] (absent, among others).
+    pub fn open(dir: &Path) -> Result<Self, PageError> {
+        let path = dir.join(USAGE_FILE);
+        let (file, _) = files::open_page(&path)?;
+        Ok(Self { path, file, recovering: Mutex::new(()) })
+    }
+
+    /// What the page says now, after checking that it can be true.
+    ///
+    /// # Errors
+    /// [`Tampered`] for the first thing that cannot, on every one of several reads.
+    pub fn snapshot(&self) -> Result<Snapshot, Tampered> {
+        let mut page = vec![0; USAGE_BYTES];
+        let mut read = || {
+            let size = self.file.metadata().map(|meta| meta.len()).unwrap_or(0);
+            if size != u64::try_from(USAGE_BYTES).unwrap_or(u64::MAX) {
+                return Err(Tampered::page(What::Size, size));
+            }
+            let unreadable = |_| Tampered::page(What::Size, size);
+            self.file.read_exact_at(&mut page, 0).map_err(unreadable)?;
+            parse(&page)
+        };
+        for _ in 1..READS {
+            if let Ok(snapshot) = read() {
+                return Ok(snapshot);
+            }
+            std::thread::yield_now();
+        }
+        read()
+    }
+
+    /// Zeroes the slots whose owners are gone, and says what was in them.
+    ///
+    /// # Errors
+    /// [`crate::PageFault::Io`] where the kernel refuses a lock or a write.
+    pub fn recover_dead(&self) -> Result<Recovered, PageError> {
+        let _alone = self.recovering.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut total = Recovered::default();
+        for slot in 0..SLOTS {
+            let slot_bytes = self.slot_bytes(slot)?;
+            if slot_bytes.iter().all(|&byte| byte == 0) {
+                continue;
+            }
+            let lock = os::try_lock(self.file.as_fd(), slot_lock_offset(slot))
+                .map_err(|errno| PageError::os(&self.path, "fcntl", errno))?;
+            if lock == TryLock::Taken {
+                continue;
+            }
+            let zeroed = zero_slots(&self.file, &self.path, |index| index == slot);
+            os::unlock(self.file.as_fd(), slot_lock_offset(slot));
+            total.add(&zeroed?);
+        }
+        Ok(total)
+    }
+
+    fn slot_bytes(&self, slot: usize) -> Result<[u8; SLOT], PageError> {
+        let mut bytes = [0; SLOT];
+        let at = slot_lock_offset(slot);
+        match self.file.read_exact_at(&mut bytes, at) {
+            Ok(()) => Ok(bytes),
+            // Truncated by the tenant: nothing there to recover.
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok([0; SLOT]),
+            Err(error) => Err(PageError::io(&self.path, "pread", &error)),
+        }
+    }
+
+    /// Gives the file its size and its memory back after a tenant truncated, grew or punched it.
+    /// Returns whether the size was wrong.
+    ///
+    /// # Errors
+    /// [`crate::PageFault::NoSpace`], [`crate::PageFault::Io`].
+    pub fn restore_size(&self) -> Result<bool, PageError> {
+        let stat = os::fstat(self.file.as_fd())
+            .map_err(|errno| PageError::os(&self.path, "fstat", errno))?;
+        files::restore_size(&self.file, &self.path, USAGE_BYTES)?;
+        Ok(stat.size != u64::try_from(USAGE_BYTES).unwrap_or(u64::MAX))
+    }
+
+    /// Whether any process (or a forked child of one) still holds a slot.
+    ///
+    /// # Errors
+    /// [`crate::PageFault::Io`].
+    pub fn any_slot_locked(&self) -> Result<bool, PageError> {
+        let (first, end) = (slot_lock_offset(0), slot_lock_offset(SLOTS));
+        self.locked(first, end - first)
+    }
+
+    /// Whether a process holds this slot.
+    ///
+    /// # Errors
+    /// [`crate::PageFault::Io`].
+    pub fn slot_locked(&self, slot: usize) -> Result<bool, PageError> {
+        self.locked(slot_lock_offset(slot), 1)
+    }
+
+    fn locked(&self, start: u64, len: u64) -> Result<bool, PageError> {
+        os::is_locked(self.file.as_fd(), start, len)
+            .map_err(|errno| PageError::os(&self.path, "fcntl", errno))
+    }
+}
+
+impl Recovered {
+    fn add(&mut self, other: &Self) {
+        self.slots += other.slots;
+        for (total, bytes) in self.bytes.iter_mut().zip(other.bytes) {
+            *total = total.saturating_add(bytes);
+        }
+    }
+}
+
+const SLOT: usize = size_of::<Slot>();
+const CHARGED: Range<usize> = offset_of!(Slot, charged)..offset_of!(Slot, granted);
+const GRANTED: Range<usize> = offset_of!(Slot, granted)..offset_of!(Slot, peak);
+const REST: Range<usize> = offset_of!(Slot, peak)..SLOT;
+
+/// Zeroes the slots that `which` names, whose locks the caller holds; in the order of
+/// [`Slot::zero`].
+pub(super) fn zero_slots(
+    file: &File,
+    path: &Path,
+    which: impl Fn(usize) -> bool,
+) -> Result<Recovered, PageError> {
+    let io = |call| move |error: std::io::Error| PageError::io(path, call, &error);
+    let mut recovered = Recovered::default();
+    for slot in (0..SLOTS).filter(|&slot| which(slot)) {
+        let mut bytes = [0; SLOT];
+        let at = slot_lock_offset(slot);
+        file.read_exact_at(&mut bytes, at).map_err(io("pread"))?;
+        if bytes.iter().all(|&byte| byte == 0) {
+            continue;
+        }
+        let offset = |part: &Range<usize>| at + u64::try_from(part.start).unwrap_or(0);
+        for part in [GRANTED, REST, CHARGED] {
+            file.write_all_at(&[0; SLOT][part.clone()], offset(&part)).map_err(io("pwrite"))?;
+        }
+        let words = bytes[CHARGED].chunks_exact(size_of::<u64>());
+        let mut bytes = [0; MAX_GPUS];
+        for (bytes, word) in bytes.iter_mut().zip(words) {
+            *bytes = u64::from_le_bytes(word.try_into().unwrap_or_default());
+        }
+        recovered.add(&Recovered { slots: 1, bytes });
+    }
+    Ok(recovered)
+}

@@ -1,0 +1,206 @@
+//! The tenant's side of the usage page: attach, claim a slot, recover dead owners' slots.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use std::ffi::CString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use crate::error::{AttachError, AttachFault, ClaimError};
+use crate::files;
+use crate::layout::{
+    ABI_VERSION, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsagePage, slot_lock_offset,
+};
+use crate::os::{self, Map, TryLock};
+
+/// Rounds over all slots before they count as taken, a millisecond apart: whoever looks for dead
+/// owners holds a free slot's lock for some microseconds.
+const CLAIM_ROUNDS: usize = 4;
+
+/// A mapping of the usage page.
+#[derive(Debug)]
+pub struct UsageMap {
+    page: Map<UsagePage>,
+    path: CString,
+    inode: (u64, u64),
+}
+
+/// A slot of this process, for as long as this lives: the mapping inside keeps the lock. See the
+/// [module](super) about forks.
+#[derive(Debug)]
+pub struct OwnedSlot {
+    index: usize,
+    keeper: Map<UsagePage>,
+}
+
+impl UsageMap {
+    /// Maps the usage page in `dir` and checks that it is one.
+    ///
+    /// # Errors
+    /// A distinct [`AttachFault`] for each way in which it is not there, not usable or not a page.
+    pub fn attach(dir: &Path) -> Result<Self, AttachError> {
+        let path = dir.join(USAGE_FILE);
+        Self::attach_at(&path).map_err(|fault| AttachError { path, fault })
+    }
+
+    fn attach_at(path: &Path) -> Result<Self, AttachFault> {
+        let (fd, stat) = files::attach(path, libc::O_RDWR, USAGE_BYTES)?;
+        // SAFETY: `UsagePage` is atomics only and page-aligned at most; the file is long enough.
+        let page = unsafe { Map::<UsagePage>::new(fd.as_fd(), true) }.map_err(AttachFault::Os)?;
+        // Acquire: pairs with the publication of the magic.
+        let magic = page.header.magic.load(Ordering::Acquire);
+        if magic != USAGE_MAGIC {
+            return Err(AttachFault::BadMagic(magic));
+        }
+        let abi = page.header.abi.load(Ordering::Relaxed);
+        if abi != ABI_VERSION {
+            return Err(AttachFault::Abi(abi));
+        }
+        let slots = page.header.slot_count.load(Ordering::Relaxed);
+        if usize::try_from(slots) != Ok(SLOTS) {
+            return Err(AttachFault::BadCount(slots));
+        }
+        let path = files::c_path(path).map_err(AttachFault::open)?;
+        Ok(Self { page, path, inode: stat.inode })
+    }
+
+    /// The generation the page was made or renewed for.
+    pub fn generation(&self) -> u64 {
+        self.page.header.generation.load(Ordering::Relaxed)
+    }
+
+    /// A slot's words. Only the owner may write them.
+    pub(crate) fn slot(&self, index: usize) -> &Slot {
+        &self.page.slots[index]
+    }
+
+    /// How many slots sums must look at. Loaded after the fence of a publication: whoever claimed
+    /// a slot raised it before.
+    pub(crate) fn high_water(&self) -> usize {
+        let mark = self.page.header.high_water.load(Ordering::Acquire);
+        usize::try_from(mark).unwrap_or(SLOTS).min(SLOTS)
+    }
+
+    /// A fresh open file description of the mapped file.
+    pub(crate) fn reopen(&self) -> Result<OwnedFd, ClaimError> {
+        let fd = os::open(&self.path, libc::O_RDWR).map_err(|errno| match errno {
+            libc::EMFILE | libc::ENFILE => ClaimError::Descriptors(errno),
+            _ => ClaimError::Os { call: "open", errno },
+        })?;
+        let stat =
+            os::fstat(fd.as_fd()).map_err(|errno| ClaimError::Os { call: "fstat", errno })?;
+        match stat.inode == self.inode {
+            true => Ok(fd),
+            false => Err(ClaimError::Replaced),
+        }
+    }
+
+    /// Takes the lowest slot that no living process owns.
+    ///
+    /// Call it once per process and keep the result until the process ends.
+    ///
+    /// # Errors
+    /// [`ClaimError::AllTaken`], [`ClaimError::Descriptors`], [`ClaimError::Replaced`] or what the
+    /// kernel refused.
+    pub fn claim(&self) -> Result<OwnedSlot, ClaimError> {
+        let fd = self.reopen()?;
+        for round in 0..CLAIM_ROUNDS {
+            if round > 0 {
+                os::sleep(Duration::from_millis(1));
+            }
+            for index in 0..SLOTS {
+                let lock = os::try_lock(fd.as_fd(), slot_lock_offset(index))
+                    .map_err(|errno| ClaimError::Os { call: "fcntl", errno })?;
+                if lock == TryLock::Held {
+                    return self.take(fd, index);
+                }
+            }
+        }
+        Err(ClaimError::AllTaken)
+    }
+
+    /// Makes the slot whose lock `fd` holds this process's.
+    fn take(&self, fd: OwnedFd, index: usize) -> Result<OwnedSlot, ClaimError> {
+        // SAFETY: as in `attach_at`: the same file.
+        let keeper = unsafe { Map::<UsagePage>::new(fd.as_fd(), true) }
+            .map_err(|errno| ClaimError::Os { call: "mmap", errno })?;
+        let slot = self.slot(index);
+        slot.zero();
+        let mark = u32::try_from(index + 1).unwrap_or(u32::MAX);
+        // Before any byte is charged here; see `high_water`.
+        self.page.header.high_water.fetch_max(mark, Ordering::AcqRel);
+        // Never 0, which says that the slot is free.
+        slot.claimed_ns.store(os::monotonic_ns().max(1), Ordering::Release);
+        slot.pid.store(os::pid(), Ordering::Relaxed);
+        // The descriptor goes, the mapping keeps description and lock.
+        drop(fd);
+        Ok(OwnedSlot { index, keeper })
+    }
+
+    /// Zeroes the slots other than `own` that have bytes charged on `gpu` and whose owners are
+    /// gone, through a description of its own. Returns whether there was any.
+    pub(crate) fn recover_dead(&self, fd: &OwnedFd, own: usize, gpu: usize) -> bool {
+        let mut any = false;
+        for index in (0..self.high_water()).filter(|&index| index != own) {
+            let slot = self.slot(index);
+            if slot.charged[gpu].load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let offset = slot_lock_offset(index);
+            if os::try_lock(fd.as_fd(), offset) == Ok(TryLock::Held) {
+                slot.zero();
+                any = true;
+                os::unlock(fd.as_fd(), offset);
+            }
+        }
+        any
+    }
+}
+
+impl OwnedSlot {
+    /// The slot's index.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The slot's words.
+    pub(crate) fn words(&self) -> &Slot {
+        &self.keeper.slots[self.index]
+    }
+}
+
+impl Slot {
+    /// Forgets everything. Only for whoever holds the slot's lock and is not its living owner.
+    ///
+    /// `granted` goes before what shows that it went (`frees` and `claimed_ns`), `charged` last:
+    /// the order of a release; see [`crate::ledger`].
+    pub(crate) fn zero(&self) {
+        let zero = |words: &[AtomicU64]| {
+            for word in words {
+                word.store(0, Ordering::Release);
+            }
+        };
+        zero(&self.granted);
+        zero(&self.peak);
+        zero(&self.kinds);
+        zero(&self.launches);
+        for word in [
+            &self.refusals,
+            &self.allocations,
+            &self.frees,
+            &self.driver_refusals,
+            &self.gate_wait_ns,
+            &self.gpu_time_ns,
+            &self.last_refused_bytes,
+            &self.last_refused_ns,
+            &self.claimed_ns,
+        ] {
+            word.store(0, Ordering::Release);
+        }
+        self.pid.store(0, Ordering::Relaxed);
+        for byte in &self.reserved {
+            byte.store(0, Ordering::Relaxed);
+        }
+        zero(&self.charged);
+    }
+}

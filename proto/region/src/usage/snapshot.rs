@@ -1,0 +1,248 @@
+//! Reading a page that a tenant wrote, believing nothing.
+
+use core::fmt;
+use core::mem::offset_of;
+
+use crate::layout::{
+    ABI_VERSION, KINDS, LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, SLOTS, Slot, USAGE_BYTES, USAGE_MAGIC,
+    UsageHeader, slot_lock_offset,
+};
+
+/// What the processes of one allocation say they hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The quota page's generation when the usage page was made or renewed.
+    pub generation: u64,
+    /// The slots that hold anything, dead owners' included; see [`super::UsageFile::recover_dead`].
+    pub slots: Vec<SlotView>,
+}
+
+impl Snapshot {
+    /// Bytes charged on a GPU by all processes: granted and reserved. Saturates.
+    pub fn charged(&self, gpu: usize) -> u64 {
+        self.slots.iter().fold(0, |sum, slot| sum.saturating_add(slot.charged[gpu]))
+    }
+
+    /// Bytes granted on a GPU to all processes. Saturates.
+    pub fn granted(&self, gpu: usize) -> u64 {
+        self.slots.iter().fold(0, |sum, slot| sum.saturating_add(slot.granted[gpu]))
+    }
+}
+
+/// One slot's words; see [`Slot`]. All of it is what the owner says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields of `Slot`, documented there")]
+pub struct SlotView {
+    /// The slot's index.
+    pub index: usize,
+    /// The owner's pid in its own pid namespace, a hint for people.
+    pub pid_hint: u32,
+    pub charged: [u64; MAX_GPUS],
+    pub granted: [u64; MAX_GPUS],
+    pub peak: [u64; MAX_GPUS],
+    /// Granted bytes by [`crate::layout::Kind`].
+    pub kinds: [u64; KINDS],
+    pub refusals: u64,
+    pub allocations: u64,
+    pub frees: u64,
+    pub driver_refusals: u64,
+    /// All shards together.
+    pub launches: u64,
+    pub gate_wait_ns: u64,
+    pub gpu_time_ns: u64,
+    pub last_refused_bytes: u64,
+    pub last_refused_ns: u64,
+    pub claimed_ns: u64,
+}
+
+/// A page that no sound tenant writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tampered {
+    /// What is impossible.
+    pub what: What,
+    /// In which slot, where it is in one.
+    pub slot: Option<usize>,
+    /// For which GPU, where it is about one.
+    pub gpu: Option<usize>,
+    /// The value found.
+    pub found: u64,
+}
+
+/// See [`Tampered`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// The file's size.
+    Size,
+    /// The magic.
+    Magic,
+    /// The ABI version.
+    Abi,
+    /// The number of slots.
+    SlotCount,
+    /// The high-water mark: beyond the slots, or below a used one.
+    HighWater,
+    /// More charged than any GPU has.
+    Charged,
+    /// More granted than charged, or than any GPU has.
+    Granted,
+    /// A peak below what is granted, or more than any GPU has.
+    Peak,
+    /// More bytes of a kind than any machine has.
+    Kinds,
+    /// Something in a slot that nobody claimed.
+    Unclaimed,
+    /// Bytes that are reserved are not zero: the offset in the slot.
+    Reserved,
+}
+
+impl Tampered {
+    pub(super) fn page(what: What, found: u64) -> Self {
+        Self { what, slot: None, gpu: None, found }
+    }
+}
+
+impl fmt::Display for Tampered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.what {
+            What::Size => "its size",
+            What::Magic => "its magic",
+            What::Abi => "its ABI version",
+            What::SlotCount => "its number of slots",
+            What::HighWater => "its high-water mark",
+            What::Charged => "the bytes charged",
+            What::Granted => "the bytes granted",
+            What::Peak => "the peak",
+            What::Kinds => "the bytes of a kind",
+            What::Unclaimed => "words of a slot nobody claimed",
+            What::Reserved => "reserved bytes",
+        };
+        write!(f, "the tenant tampered with its usage page: {what} cannot be {:#x}", self.found)?;
+        if let Some(slot) = self.slot {
+            write!(f, ", slot {slot}")?;
+        }
+        if let Some(gpu) = self.gpu {
+            write!(f, ", GPU {gpu}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Tampered {}
+
+/// What the bytes of a usage page say, if they can be true. Pure, and total on any input.
+///
+/// # Errors
+/// The first thing that cannot be true. An owner at work can be caught between two stores, so a
+/// caller reads again before it calls this tampering; see [`super::UsageFile::snapshot`].
+pub fn parse(page: &[u8]) -> Result<Snapshot, Tampered> {
+    if page.len() != USAGE_BYTES {
+        return Err(Tampered::page(What::Size, u64::try_from(page.len()).unwrap_or(u64::MAX)));
+    }
+    let words = Words(page);
+    let expect = |what, found: u64, good: bool| match good {
+        true => Ok(()),
+        false => Err(Tampered::page(what, found)),
+    };
+    let magic = words.u64(offset_of!(UsageHeader, magic));
+    expect(What::Magic, magic, magic == USAGE_MAGIC)?;
+    let abi = words.u32(offset_of!(UsageHeader, abi));
+    expect(What::Abi, abi.into(), abi == ABI_VERSION)?;
+    let slots = words.u32(offset_of!(UsageHeader, slot_count));
+    expect(What::SlotCount, slots.into(), index(slots) == SLOTS)?;
+    let mark = words.u32(offset_of!(UsageHeader, high_water));
+    expect(What::HighWater, mark.into(), index(mark) <= SLOTS)?;
+
+    let mut snapshot =
+        Snapshot { generation: words.u64(offset_of!(UsageHeader, generation)), slots: Vec::new() };
+    for slot in 0..SLOTS {
+        let at = usize::try_from(slot_lock_offset(slot)).unwrap_or(usize::MAX);
+        let bytes = &page[at..at + size_of::<Slot>()];
+        if bytes.iter().all(|&byte| byte == 0) {
+            continue;
+        }
+        if slot >= index(mark) {
+            let found = mark.into();
+            return Err(Tampered { what: What::HighWater, slot: Some(slot), gpu: None, found });
+        }
+        snapshot.slots.push(parse_slot(slot, Words(bytes))?);
+    }
+    Ok(snapshot)
+}
+
+fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tampered> {
+    let tampered = |what, gpu, found| Tampered { what, slot: Some(index), gpu, found };
+    let view = SlotView {
+        index,
+        pid_hint: words.u32(offset_of!(Slot, pid)),
+        charged: words.u64s(offset_of!(Slot, charged)),
+        granted: words.u64s(offset_of!(Slot, granted)),
+        peak: words.u64s(offset_of!(Slot, peak)),
+        kinds: words.u64s(offset_of!(Slot, kinds)),
+        refusals: words.u64(offset_of!(Slot, refusals)),
+        allocations: words.u64(offset_of!(Slot, allocations)),
+        frees: words.u64(offset_of!(Slot, frees)),
+        driver_refusals: words.u64(offset_of!(Slot, driver_refusals)),
+        launches: words
+            .u64s::<LAUNCH_SHARDS>(offset_of!(Slot, launches))
+            .iter()
+            .fold(0, |sum, shard| sum.saturating_add(*shard)),
+        gate_wait_ns: words.u64(offset_of!(Slot, gate_wait_ns)),
+        gpu_time_ns: words.u64(offset_of!(Slot, gpu_time_ns)),
+        last_refused_bytes: words.u64(offset_of!(Slot, last_refused_bytes)),
+        last_refused_ns: words.u64(offset_of!(Slot, last_refused_ns)),
+        claimed_ns: words.u64(offset_of!(Slot, claimed_ns)),
+    };
+    for gpu in 0..MAX_GPUS {
+        let (charged, granted, peak) = (view.charged[gpu], view.granted[gpu], view.peak[gpu]);
+        if charged > MAX_BYTES {
+            return Err(tampered(What::Charged, Some(gpu), charged));
+        }
+        if granted > charged {
+            return Err(tampered(What::Granted, Some(gpu), granted));
+        }
+        if peak < granted || peak > MAX_BYTES {
+            return Err(tampered(What::Peak, Some(gpu), peak));
+        }
+    }
+    // Over all GPUs, hence more than one GPU's worth.
+    if let Some(kind) = view.kinds.iter().find(|&&bytes| bytes > MAX_BYTES << 4) {
+        return Err(tampered(What::Kinds, None, *kind));
+    }
+    if view.claimed_ns == 0 {
+        return Err(tampered(What::Unclaimed, None, 0));
+    }
+    let reserved = &words.0[offset_of!(Slot, pid) + size_of::<u32>()..];
+    if let Some(at) = reserved.iter().position(|&byte| byte != 0) {
+        let at = words.0.len() - reserved.len() + at;
+        return Err(tampered(What::Reserved, None, u64::try_from(at).unwrap_or(u64::MAX)));
+    }
+    Ok(view)
+}
+
+fn index(value: u32) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+/// Little-endian integers at offsets that [`crate::layout`] asserts to lie inside.
+#[derive(Clone, Copy)]
+struct Words<'a>(&'a [u8]);
+
+impl Words<'_> {
+    fn bytes<const N: usize>(self, at: usize) -> [u8; N] {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(&self.0[at..at + N]);
+        bytes
+    }
+
+    fn u32(self, at: usize) -> u32 {
+        u32::from_le_bytes(self.bytes(at))
+    }
+
+    fn u64(self, at: usize) -> u64 {
+        u64::from_le_bytes(self.bytes(at))
+    }
+
+    fn u64s<const N: usize>(self, at: usize) -> [u64; N] {
+        core::array::from_fn(|index| self.u64(at + index * size_of::<u64>()))
+    }
+}
