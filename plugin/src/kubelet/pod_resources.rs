@@ -1,0 +1,208 @@
+//! Who holds which devices, as kubelet's pod resources service says.
+//!
+//! It needs no API server, but it knows no pod UIDs, leaves ordinary init containers out, and before
+//! Kubernetes 1.34 lists finished pods too, so that one device can appear twice. After a kubelet
+//! restart an empty list means "unknown", not "free".
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tessera_kubelet::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use tessera_kubelet::podresources::{AllocatableResourcesRequest, ListPodResourcesRequest};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use super::register::{causes, connect};
+
+/// Shortest time between two List calls: each makes kubelet walk all its pods.
+const MIN_INTERVAL: Duration = Duration::from_millis(500);
+/// Longest wait for an answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Largest answer; a node of 500 pods with many devices stays below 1 MiB.
+const MAX_MESSAGE: usize = 16 * 1024 * 1024;
+
+/// Why pod resources could not be asked.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PodResourcesError {
+    /// There is no socket.
+    #[error(
+        "kubelet's pod resources socket {0} does not exist: is kubelet down, its root directory \
+         another one, or the socket's directory not mounted into this container?"
+    )]
+    Absent(PathBuf),
+    /// Nobody answers at the socket.
+    #[error("cannot reach kubelet's pod resources at {path}: {reason}")]
+    Unreachable {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// No answer in time.
+    #[error("kubelet's pod resources did not answer within {0:?}")]
+    Slow(Duration),
+    /// This kubelet has no such call (GetAllocatableResources: Kubernetes 1.21 and later).
+    #[error("this kubelet's pod resources service does not support the call")]
+    Unsupported,
+    /// Kubelet answered with an error.
+    #[error("kubelet's pod resources: {0}")]
+    Failed(String),
+}
+
+/// One container's devices of one resource.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Holding {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The container's name.
+    pub container: String,
+    /// The extended resource.
+    pub resource_name: String,
+    /// Device ids, sorted.
+    pub device_ids: Vec<String>,
+}
+
+/// A client of kubelet's pod resources service. Calls are made one at a time.
+#[derive(Debug)]
+pub struct PodResources {
+    socket: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    channel: Option<Channel>,
+    /// When the last List was sent.
+    asked: Option<Instant>,
+    /// The last good answer and when it was given.
+    answer: Option<(Instant, Vec<Holding>)>,
+}
+
+impl PodResources {
+    /// A client for the service at `socket`; connects at the first call.
+    pub fn new(socket: &Path) -> Self {
+        Self { socket: socket.to_path_buf(), state: Mutex::default() }
+    }
+
+    /// All containers that hold devices of any plugin, from an answer no older than `max_age`. Calls
+    /// to kubelet are at least half a second apart; asking sooner waits.
+    ///
+    /// # Errors
+    /// See [`PodResourcesError`].
+    pub async fn list(&self, max_age: Duration) -> Result<Vec<Holding>, PodResourcesError> {
+        // An answer given after this call was made is fresh, whatever `max_age`.
+        let since = Instant::now().checked_sub(max_age);
+        let mut state = self.state.lock().await;
+        if let Some((at, holdings)) = &state.answer
+            && since.is_none_or(|since| *at >= since)
+        {
+            return Ok(holdings.clone());
+        }
+        if let Some(asked) = state.asked {
+            tokio::time::sleep_until(asked + MIN_INTERVAL).await;
+        }
+        state.asked = Some(Instant::now());
+        let mut client = self.client(&mut state).await?;
+        let answer = self.call(&mut state, client.list(ListPodResourcesRequest {})).await?;
+        let mut holdings: Vec<_> = answer
+            .pod_resources
+            .into_iter()
+            .flat_map(|pod| {
+                pod.containers.into_iter().flat_map(move |container| {
+                    let (namespace, pod) = (pod.namespace.clone(), pod.name.clone());
+                    by_resource(&container.devices).into_iter().map(
+                        move |(resource_name, device_ids)| Holding {
+                            namespace: namespace.clone(),
+                            pod: pod.clone(),
+                            container: container.name.clone(),
+                            resource_name,
+                            device_ids: device_ids.into_iter().collect(),
+                        },
+                    )
+                })
+            })
+            .collect();
+        holdings.sort();
+        state.answer = Some((Instant::now(), holdings.clone()));
+        Ok(holdings)
+    }
+
+    /// The devices of `resource_name` that kubelet offers: healthy ones of a connected plugin, used or
+    /// not.
+    ///
+    /// # Errors
+    /// See [`PodResourcesError`].
+    pub async fn allocatable(
+        &self,
+        resource_name: &str,
+    ) -> Result<BTreeSet<String>, PodResourcesError> {
+        let mut state = self.state.lock().await;
+        let mut client = self.client(&mut state).await?;
+        let call = client.get_allocatable_resources(AllocatableResourcesRequest {});
+        let answer = self.call(&mut state, call).await?;
+        Ok(by_resource(&answer.devices).remove(resource_name).unwrap_or_default())
+    }
+
+    async fn client(
+        &self,
+        state: &mut State,
+    ) -> Result<PodResourcesListerClient<Channel>, PodResourcesError> {
+        if !self.socket.exists() {
+            state.channel = None;
+            return Err(PodResourcesError::Absent(self.socket.clone()));
+        }
+        let channel = if let Some(channel) = &state.channel {
+            channel.clone()
+        } else {
+            let connecting = tokio::time::timeout(TIMEOUT, connect(&self.socket)).await;
+            let channel =
+                connecting.map_err(|_| PodResourcesError::Slow(TIMEOUT))?.map_err(|error| {
+                    PodResourcesError::Unreachable {
+                        path: self.socket.clone(),
+                        reason: causes(&error),
+                    }
+                })?;
+            state.channel.insert(channel).clone()
+        };
+        Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_MESSAGE))
+    }
+
+    async fn call<T>(
+        &self,
+        state: &mut State,
+        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+    ) -> Result<T, PodResourcesError> {
+        let answer = match tokio::time::timeout(TIMEOUT, call).await {
+            Ok(Ok(answer)) => return Ok(answer.into_inner()),
+            Ok(Err(status)) => match status.code() {
+                Code::Unimplemented => PodResourcesError::Unsupported,
+                Code::Unavailable | Code::Unknown => PodResourcesError::Unreachable {
+                    path: self.socket.clone(),
+                    reason: causes(&status),
+                },
+                _ => PodResourcesError::Failed(status.message().to_owned()),
+            },
+            Err(_) => PodResourcesError::Slow(TIMEOUT),
+        };
+        // A restarted kubelet listens on a new socket.
+        state.channel = None;
+        Err(answer)
+    }
+}
+
+/// Gathers device ids by resource; kubelet names a resource once per NUMA node.
+fn by_resource(
+    devices: &[tessera_kubelet::podresources::ContainerDevices],
+) -> std::collections::BTreeMap<String, BTreeSet<String>> {
+    let mut resources = std::collections::BTreeMap::<String, BTreeSet<String>>::new();
+    for entry in devices {
+        let ids = resources.entry(entry.resource_name.clone()).or_default();
+        ids.extend(entry.device_ids.iter().cloned());
+    }
+    resources
+}

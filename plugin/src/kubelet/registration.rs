@@ -1,0 +1,373 @@
+//! The registration state machine: what happened, to what to do next. No time and no I/O in here.
+//!
+//! ```text
+//!             Listen            Register            Accepted            Opened
+//!  (start) ──► Listening ──► Registering ──────────► Accepted ─────────► Live
+//!      ▲           │ no kubelet   │ Refused             │ Timer            │ Closed, NotOffered
+//!      │           ▼              ▼                     ▼                  ▼
+//!      │        Waiting        Retry ◄─ Register ─   Backoff ◄─────────────┘
+//!      └───────────┴── KubeletAppeared, SocketLost ─────┴── Timer
+//! ```
+//!
+//! Kubelet dials back during Register and opens ListAndWatch right after, so `Opened` may come before
+//! `Accepted`. Once a registration has been accepted, every new attempt uses a new socket whose
+//! predecessor has been closed before: some kubelets look a dying stream's owner up by resource name
+//! and would disconnect the successor (kubernetes #121994, #127803).
+
+use std::time::Duration;
+
+use super::readiness::Phase;
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// A new socket listens.
+    Listening,
+    /// No socket could be made.
+    ListenFailed,
+    /// `kubelet.sock` is there and is not the one seen before.
+    KubeletAppeared,
+    /// `kubelet.sock` is gone.
+    KubeletGone,
+    /// Our socket is gone from the directory, or is not ours any more.
+    SocketLost,
+    /// Kubelet accepted Register.
+    Accepted,
+    /// Kubelet refused Register, could not be reached, or was too slow.
+    Refused,
+    /// Kubelet opened ListAndWatch.
+    Opened,
+    /// A ListAndWatch stream ended, and not by us.
+    Closed,
+    /// Kubelet does not offer the resource, although all went well.
+    NotOffered,
+    /// The time of the last [`Action::Wake`] has come.
+    Timer,
+}
+
+/// What to do. The actions of one step are done in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// End the server with all its streams, listen on a new socket, say `Listening` or
+    /// `ListenFailed`. Whatever the old socket's calls say later is void.
+    Listen,
+    /// Call Register, say `Accepted` or `Refused`.
+    Register,
+    /// Say `Timer` after this time; replaces an earlier one.
+    Wake(Duration),
+    /// No `Timer`, please.
+    CancelWake,
+    /// Tell how it stands.
+    Report(Phase),
+    /// Find out whether kubelet offers the resource, and say `NotOffered` if it does not.
+    Verify,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// About to listen.
+    Starting,
+    /// Listening; there is no kubelet.
+    Waiting,
+    /// Register is under way.
+    Registering,
+    /// Registered; ListAndWatch has not been opened.
+    Accepted,
+    /// Registered, and kubelet reads ListAndWatch.
+    Live,
+    /// Before the next attempt on the same socket.
+    Retry,
+    /// Before the next attempt on a new socket.
+    Backoff,
+}
+
+/// Waiting times of the machine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Delays {
+    /// First wait after a failure; doubles.
+    pub(super) min_backoff: Duration,
+    /// Longest wait after a failure; also how long a registration must live to count as a good one.
+    pub(super) max_backoff: Duration,
+    /// How long kubelet may take to open ListAndWatch.
+    pub(super) live: Duration,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Machine {
+    state: State,
+    delays: Delays,
+    kubelet: bool,
+    streams: usize,
+    failures: u32,
+}
+
+impl Machine {
+    /// The machine and its first actions. `kubelet`: whether `kubelet.sock` is there.
+    pub(super) fn start(delays: Delays, kubelet: bool) -> (Self, Vec<Action>) {
+        let machine = Self { state: State::Starting, delays, kubelet, streams: 0, failures: 0 };
+        (machine, vec![Action::Listen])
+    }
+
+    /// What to do about `event`.
+    pub(super) fn on(&mut self, event: Event) -> Vec<Action> {
+        match event {
+            Event::Listening => self.listening(),
+            Event::ListenFailed => self.back_off(State::Backoff),
+            Event::KubeletAppeared => {
+                self.kubelet = true;
+                self.failures = 0;
+                self.listen_again()
+            }
+            Event::KubeletGone => {
+                self.kubelet = false;
+                match self.state {
+                    // It still reads our stream: only its door is gone.
+                    State::Live | State::Starting => vec![],
+                    _ => self.wait(),
+                }
+            }
+            // Without kubelet there is nothing to listen for; its return brings a new socket.
+            Event::SocketLost if self.kubelet => self.listen_again(),
+            Event::SocketLost => vec![],
+            Event::Accepted => match self.state {
+                State::Registering if self.streams > 0 => self.live(),
+                State::Registering => {
+                    self.state = State::Accepted;
+                    vec![Action::Report(Phase::Accepted), Action::Wake(self.delays.live)]
+                }
+                _ => vec![],
+            },
+            Event::Refused => match self.state {
+                State::Registering => self.back_off(State::Retry),
+                _ => vec![],
+            },
+            Event::Opened => {
+                self.streams += 1;
+                match self.state {
+                    State::Accepted => self.live(),
+                    _ => vec![],
+                }
+            }
+            Event::Closed => {
+                self.streams = self.streams.saturating_sub(1);
+                match self.state {
+                    State::Live if self.streams == 0 => self.back_off(State::Backoff),
+                    _ => vec![],
+                }
+            }
+            Event::NotOffered => match self.state {
+                State::Live => self.back_off(State::Backoff),
+                _ => vec![],
+            },
+            Event::Timer => self.timer(),
+        }
+    }
+
+    fn listening(&mut self) -> Vec<Action> {
+        self.streams = 0;
+        if self.kubelet { self.register() } else { self.wait() }
+    }
+
+    fn register(&mut self) -> Vec<Action> {
+        self.state = State::Registering;
+        vec![Action::CancelWake, Action::Register]
+    }
+
+    fn wait(&mut self) -> Vec<Action> {
+        self.state = State::Waiting;
+        vec![Action::CancelWake, Action::Report(Phase::Waiting)]
+    }
+
+    fn listen_again(&mut self) -> Vec<Action> {
+        self.state = State::Starting;
+        vec![Action::CancelWake, Action::Report(Phase::Waiting), Action::Listen]
+    }
+
+    fn live(&mut self) -> Vec<Action> {
+        self.state = State::Live;
+        vec![Action::Report(Phase::Live), Action::Wake(self.delays.max_backoff), Action::Verify]
+    }
+
+    /// A failure: wait, each time longer. Forgiven after a while of living (see `timer`), so that two
+    /// plugins that take one resource from each other do so ever more slowly.
+    fn back_off(&mut self, state: State) -> Vec<Action> {
+        self.state = state;
+        let wait = self
+            .delays
+            .min_backoff
+            .saturating_mul(2_u32.saturating_pow(self.failures))
+            .min(self.delays.max_backoff);
+        self.failures = self.failures.saturating_add(1);
+        vec![Action::Report(Phase::Waiting), Action::Wake(wait)]
+    }
+
+    fn timer(&mut self) -> Vec<Action> {
+        match self.state {
+            // Kubelet may have opened the stream while the socket was being retried.
+            State::Retry if self.kubelet => self.register(),
+            State::Retry => self.wait(),
+            State::Backoff => self.listen_again(),
+            State::Accepted => self.back_off(State::Backoff),
+            State::Live => {
+                self.failures = 0;
+                vec![]
+            }
+            State::Starting | State::Waiting | State::Registering => vec![],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DELAYS: Delays = Delays {
+        min_backoff: Duration::from_millis(100),
+        max_backoff: Duration::from_secs(1),
+        live: Duration::from_secs(10),
+    };
+
+    fn live() -> Machine {
+        let (mut machine, actions) = Machine::start(DELAYS, true);
+        assert_eq!(actions, [Action::Listen]);
+        assert_eq!(machine.on(Event::Listening), [Action::CancelWake, Action::Register]);
+        assert_eq!(
+            machine.on(Event::Accepted),
+            [Action::Report(Phase::Accepted), Action::Wake(DELAYS.live)]
+        );
+        assert!(machine.on(Event::Opened).contains(&Action::Report(Phase::Live)));
+        machine
+    }
+
+    #[test]
+    fn a_stream_opened_before_register_returns_counts() {
+        let (mut machine, _) = Machine::start(DELAYS, true);
+        machine.on(Event::Listening);
+        assert_eq!(machine.on(Event::Opened), []);
+        assert!(machine.on(Event::Accepted).contains(&Action::Report(Phase::Live)));
+    }
+
+    #[test]
+    fn without_kubelet_it_waits_and_registers_when_one_appears() {
+        let (mut machine, _) = Machine::start(DELAYS, false);
+        assert_eq!(
+            machine.on(Event::Listening),
+            [Action::CancelWake, Action::Report(Phase::Waiting)]
+        );
+        assert!(machine.on(Event::KubeletAppeared).contains(&Action::Listen));
+        assert!(machine.on(Event::Listening).contains(&Action::Register));
+    }
+
+    #[test]
+    fn a_new_kubelet_gets_a_new_socket_in_every_state() {
+        let states: [fn() -> Machine; 4] = [
+            live,
+            || {
+                let mut machine = live();
+                machine.on(Event::Closed);
+                machine
+            },
+            || {
+                let (mut machine, _) = Machine::start(DELAYS, true);
+                machine.on(Event::Listening);
+                machine
+            },
+            || {
+                let (mut machine, _) = Machine::start(DELAYS, true);
+                machine.on(Event::Listening);
+                machine.on(Event::Refused);
+                machine
+            },
+        ];
+        for state in states {
+            let mut machine = state();
+            assert!(machine.on(Event::KubeletAppeared).contains(&Action::Listen), "{machine:?}");
+        }
+    }
+
+    #[test]
+    fn refusals_are_retried_on_the_same_socket_ever_more_slowly() {
+        let (mut machine, _) = Machine::start(DELAYS, true);
+        machine.on(Event::Listening);
+        let mut waits = vec![];
+        for _ in 0..6 {
+            for action in machine.on(Event::Refused) {
+                if let Action::Wake(wait) = action {
+                    waits.push(wait.as_millis());
+                }
+            }
+            assert_eq!(machine.on(Event::Timer), [Action::CancelWake, Action::Register]);
+        }
+        assert_eq!(waits, [100, 200, 400, 800, 1000, 1000]);
+    }
+
+    #[test]
+    fn a_stream_that_never_opens_or_ends_brings_a_new_socket() {
+        let (mut machine, _) = Machine::start(DELAYS, true);
+        machine.on(Event::Listening);
+        machine.on(Event::Accepted);
+        assert!(machine.on(Event::Timer).contains(&Action::Wake(DELAYS.min_backoff)));
+        assert!(machine.on(Event::Timer).contains(&Action::Listen));
+
+        let mut machine = live();
+        assert_eq!(
+            machine.on(Event::Closed),
+            [Action::Report(Phase::Waiting), Action::Wake(DELAYS.min_backoff)]
+        );
+        assert!(machine.on(Event::Timer).contains(&Action::Listen));
+    }
+
+    #[test]
+    fn only_the_last_stream_that_ends_counts() {
+        let mut machine = live();
+        machine.on(Event::Opened);
+        assert_eq!(machine.on(Event::Closed), []);
+        assert!(!machine.on(Event::Closed).is_empty());
+    }
+
+    #[test]
+    fn failures_are_forgiven_only_after_living_for_a_while() {
+        let mut machine = live();
+        let wait = |actions: Vec<Action>| {
+            actions.into_iter().find_map(|action| match action {
+                Action::Wake(wait) => Some(wait),
+                _ => None,
+            })
+        };
+        assert_eq!(wait(machine.on(Event::Closed)), Some(DELAYS.min_backoff));
+        for event in [Event::Timer, Event::Listening, Event::Accepted, Event::Opened] {
+            machine.on(event);
+        }
+        assert_eq!(wait(machine.on(Event::Closed)), Some(DELAYS.min_backoff * 2));
+        for event in [Event::Timer, Event::Listening, Event::Accepted, Event::Opened] {
+            machine.on(event);
+        }
+        machine.on(Event::Timer);
+        assert_eq!(wait(machine.on(Event::Closed)), Some(DELAYS.min_backoff));
+    }
+
+    #[test]
+    fn kubelets_missing_door_does_not_matter_while_it_reads() {
+        let mut machine = live();
+        assert_eq!(machine.on(Event::KubeletGone), []);
+        assert_eq!(machine.on(Event::SocketLost), []);
+        assert!(machine.on(Event::KubeletAppeared).contains(&Action::Listen));
+    }
+
+    #[test]
+    fn a_wiped_socket_is_made_again() {
+        let mut machine = live();
+        assert!(machine.on(Event::SocketLost).contains(&Action::Listen));
+        assert!(machine.on(Event::Listening).contains(&Action::Register));
+    }
+
+    #[test]
+    fn late_answers_of_an_abandoned_register_are_ignored() {
+        let mut machine = live();
+        assert_eq!(machine.on(Event::Accepted), []);
+        assert_eq!(machine.on(Event::Refused), []);
+        machine.on(Event::Closed);
+        assert_eq!(machine.on(Event::Accepted), []);
+    }
+}

@@ -1,0 +1,261 @@
+//! The plugin's sockets in kubelet's device plugin directory: names, making, accepting, removing.
+
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::net::{UnixListener, UnixStream};
+use tokio_stream::Stream;
+
+use super::authority::AuthorityStream;
+
+/// Bytes that fit into `sockaddr_un.sun_path` with its NUL (unix(7)).
+const MAX_PATH: usize = 107;
+
+/// Why the plugin's socket cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// The directory is not there.
+    #[error(
+        "kubelet's device plugin directory {0} does not exist: is kubelet's root directory another \
+         one (--root-dir), or is the directory not mounted into this container?"
+    )]
+    NoDirectory(PathBuf),
+    /// The path would not fit into a socket address.
+    #[error(
+        "the socket path {0} is longer than {MAX_PATH} bytes: use a shorter device plugin directory \
+         or resource name"
+    )]
+    TooLong(PathBuf),
+    /// The kernel refused.
+    #[error("cannot listen on {path}: {source}")]
+    Listen {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// What tells one file from another that has taken its name. The inode number alone does not: tmpfs
+/// and ext4 use it again at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    device: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+impl Identity {
+    /// Of the file at `path`, if there is one.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        std::fs::symlink_metadata(path).ok().map(|metadata| Self::from(&metadata))
+    }
+}
+
+impl From<&Metadata> for Identity {
+    fn from(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// Makes socket names that no other start of the plugin makes: `tessera-<resource>-<pid>-<start>-<n>.sock`.
+/// The start time is needed because in a container of its own the plugin's pid is always the same.
+#[derive(Debug)]
+pub(super) struct Names {
+    prefix: String,
+    start_ms: u128,
+    count: u32,
+}
+
+impl Names {
+    pub(super) fn new(resource_name: &str) -> Self {
+        let slug: String = resource_name
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' })
+            .collect();
+        let start_ms =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+        Self { prefix: format!("tessera-{slug}-"), start_ms, count: 0 }
+    }
+
+    pub(super) fn next(&mut self) -> String {
+        self.count += 1;
+        let (prefix, pid) = (&self.prefix, std::process::id());
+        format!("{prefix}{pid}-{:x}-{}.sock", self.start_ms, self.count)
+    }
+
+    /// Whether a plugin for the same resource may have made this name.
+    fn is_ours(&self, name: &str) -> bool {
+        name.strip_prefix(&self.prefix).and_then(|rest| rest.strip_suffix(".sock")).is_some_and(
+            |rest| {
+                let mut parts = rest.split('-');
+                let mut hex =
+                    || parts.next().is_some_and(|part| part.chars().all(|c| c.is_ascii_hexdigit()));
+                hex() && hex() && hex() && parts.next().is_none()
+            },
+        )
+    }
+}
+
+/// A listening socket; its file is removed when it is dropped.
+#[derive(Debug)]
+pub(super) struct Socket {
+    pub(super) name: String,
+    pub(super) path: PathBuf,
+}
+
+impl Socket {
+    /// Listens on `name` in `dir`. Only root may connect.
+    pub(super) fn listen(dir: &Path, name: String) -> Result<(Self, UnixListener), SocketError> {
+        let path = dir.join(&name);
+        if !dir.is_dir() {
+            return Err(SocketError::NoDirectory(dir.to_path_buf()));
+        }
+        if path.as_os_str().len() > MAX_PATH {
+            return Err(SocketError::TooLong(path));
+        }
+        let listen = || {
+            let listener = UnixListener::bind(&path)?;
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600))?;
+            Ok(listener)
+        };
+        match listen() {
+            Ok(listener) => Ok((Self { name, path }, listener)),
+            Err(source) => Err(SocketError::Listen { path, source }),
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // Kubelet may have removed it long ago.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Removes sockets of earlier instances. A socket that somebody accepts on stays: two plugins for one
+/// resource are a mistake, but not one that silence would mend.
+pub(super) async fn remove_stale(dir: &Path, names: &Names, own: &str) {
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str().filter(|name| names.is_ours(name) && *name != own) else {
+            continue;
+        };
+        if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+            continue;
+        }
+        match UnixStream::connect(entry.path()).await {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                match std::fs::remove_file(entry.path()) {
+                    Ok(()) => tracing::info!(socket = name, "removed an earlier instance's socket"),
+                    Err(error) => {
+                        tracing::warn!(socket = name, %error, "cannot remove an old socket");
+                    }
+                }
+            }
+            Err(_) => {}
+            Ok(_) => tracing::warn!(
+                socket = name,
+                "another running plugin serves this resource on this node; each will keep taking it \
+                 from the other: stop one"
+            ),
+        }
+    }
+}
+
+/// The connections that a listener accepts, each with its authority rewritten.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    listener: UnixListener,
+    /// After an error, such as too many open files, accepting pauses instead of spinning.
+    pause: Option<Pin<Box<tokio::time::Sleep>>>,
+}
+
+impl Incoming {
+    pub(super) fn new(listener: UnixListener) -> Self {
+        Self { listener, pause: None }
+    }
+}
+
+impl Stream for Incoming {
+    type Item = io::Result<AuthorityStream<UnixStream>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(pause) = &mut self.pause {
+                std::task::ready!(pause.as_mut().poll(cx));
+                self.pause = None;
+            }
+            match std::task::ready!(self.listener.poll_accept(cx)) {
+                Ok((stream, _)) => return Poll::Ready(Some(Ok(AuthorityStream::new(stream)))),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept kubelet's connection; trying again");
+                    self.pause = Some(Box::pin(tokio::time::sleep(Duration::from_millis(100))));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_recognised_only_for_the_same_resource() {
+        let mut names = Names::new("tessera.dev/gpu");
+        let (first, second) = (names.next(), names.next());
+        assert_ne!(first, second);
+        assert!(first.starts_with("tessera-tessera.dev-gpu-"));
+        assert!(names.is_ours(&first));
+        // A resource whose name begins like ours is another one.
+        assert!(!names.is_ours(&Names::new("tessera.dev/gpu-large").next()));
+        assert!(!names.is_ours("kubelet.sock"));
+        assert!(!names.is_ours("tessera-tessera.dev-gpu-notes.sock"));
+    }
+
+    #[tokio::test]
+    async fn stale_sockets_go_and_living_ones_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut names = Names::new("tessera.dev/gpu");
+        let (stale, living, own) = (names.next(), names.next(), names.next());
+        drop(std::os::unix::net::UnixListener::bind(dir.path().join(&stale)).unwrap());
+        let (living, _listener) = Socket::listen(dir.path(), living).unwrap();
+        let (own, _own_listener) = Socket::listen(dir.path(), own).unwrap();
+        std::fs::write(dir.path().join("kubelet_internal_checkpoint"), "{}").unwrap();
+        remove_stale(dir.path(), &names, &own.name).await;
+        assert!(!dir.path().join(stale).exists());
+        assert!(living.path.exists());
+        assert!(own.path.exists());
+        assert!(dir.path().join("kubelet_internal_checkpoint").exists());
+    }
+
+    #[test]
+    fn a_missing_directory_and_a_long_path_say_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = Socket::listen(&dir.path().join("none"), "a.sock".into()).unwrap_err();
+        assert!(error.to_string().contains("--root-dir"), "{error}");
+        let error = Socket::listen(dir.path(), "a".repeat(120)).unwrap_err();
+        assert!(error.to_string().contains("107 bytes"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_dropped_socket_leaves_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (socket, _listener) = Socket::listen(dir.path(), "a.sock".into()).unwrap();
+        let path = socket.path.clone();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        drop(socket);
+        assert!(!path.exists());
+    }
+}
