@@ -38,7 +38,10 @@ macro_rules! driver {
         /// Typed pointers into libcuda (signatures of cuda.h, CUDA 12.9).
         #[derive(Clone, Copy)]
         pub struct Driver {
-            $(pub $field: unsafe extern "C" fn($($arg),*) -> CUresult,)*
+            $(
+                #[doc = concat!("`", $export, "`")]
+                pub $field: unsafe extern "C" fn($($arg),*) -> CUresult,
+            )*
         }
 
         impl Driver {
