@@ -17,3 +17,4 @@ pub mod ledger;
 pub mod preferred;
 pub mod replica;
 pub mod run;
+pub mod standin;
