@@ -74,11 +74,12 @@ fn renew(file: &File, path: &Path, stat: Stat, generation: u64) -> Result<Create
     }
     created.live_slots = taken.iter().filter(|taken| **taken).count();
     // While all other locks are held nobody can claim, so the mark may go back too. With a living
-    // process it may not, unless it is impossible.
+    // process it may not; and if it is impossible, every sum must look everywhere.
+    let needed = taken.iter().rposition(|taken| *taken).map_or(0, |last| last + 1);
     let mark = u32::from_le_bytes(found[MARK..].try_into().unwrap_or_default());
     let header = if created.live_slots == 0 {
         &fresh[..HEADER]
-    } else if usize::try_from(mark).is_ok_and(|mark| mark <= SLOTS) {
+    } else if usize::try_from(mark).is_ok_and(|mark| (needed..=SLOTS).contains(&mark)) {
         &fresh[..MARK]
     } else {
         created.repaired = true;
