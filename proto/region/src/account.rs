@@ -159,6 +159,25 @@ impl Account {
         self.slot.words().driver_refusals.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Looks for dead processes of the tenant with bytes on a GPU and takes the bytes back. For a
+    /// caller whom the driver refused: a refusal of the quota has looked already.
+    pub fn recover_dead(&self, gpu: usize) -> bool {
+        let Ok(fd) = self.usage.reopen() else { return false };
+        self.usage.recover_dead(&fd, self.slot_index(), gpu)
+    }
+
+    /// When anybody last took a dead process's bytes back, `CLOCK_MONOTONIC` nanoseconds; 0 is
+    /// never.
+    pub fn last_recovery_ns(&self) -> u64 {
+        self.usage.recovered_ns()
+    }
+
+    /// The launch counter's shards, for threads that count without a call. Only this process
+    /// writes them.
+    pub fn launches(&self) -> &[AtomicU64; LAUNCH_SHARDS] {
+        &self.slot.words().launches
+    }
+
     /// Counts a kernel or graph launch; threads that pass different shards don't share a word.
     #[inline]
     pub fn count_launch(&self, shard: usize) {

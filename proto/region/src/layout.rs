@@ -199,7 +199,11 @@ pub struct UsageHeader {
     line: [AtomicU8; 40],
     /// One more than the highest slot ever claimed: how far sums must look.
     pub high_water: AtomicU32,
-    tail: [AtomicU8; 4028],
+    pad: [AtomicU8; 4],
+    /// When a dead owner's bytes were last taken back, `CLOCK_MONOTONIC` nanoseconds; 0 is never.
+    /// The driver tears a killed process down later than that: its refusals may pass.
+    pub recovered_ns: AtomicU64,
+    tail: [AtomicU8; 4016],
 }
 
 /// Bytes of the usage file.
@@ -236,5 +240,6 @@ const _: () = {
     assert!(size_of::<UsageHeader>() == 4096);
     assert!(offset_of!(UsageHeader, generation) == 16);
     assert!(offset_of!(UsageHeader, high_water) == 64);
+    assert!(offset_of!(UsageHeader, recovered_ns) == 72);
     assert!(size_of::<UsagePage>() == USAGE_BYTES);
 };

@@ -11,7 +11,9 @@ use std::sync::{Mutex, PoisonError};
 use super::snapshot::{Snapshot, Tampered, What, parse};
 use crate::error::PageError;
 use crate::files;
-use crate::layout::{MAX_GPUS, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, slot_lock_offset};
+use crate::layout::{
+    MAX_GPUS, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, UsageHeader, slot_lock_offset,
+};
 use crate::os::{self, TryLock};
 
 /// Reads before an impossible value is called tampering: an owner at work is seen between two of
@@ -95,6 +97,12 @@ impl UsageFile {
             let zeroed = zero_slots(&self.file, &self.path, |index| index == slot);
             os::unlock(self.file.as_fd(), slot_lock_offset(slot));
             total.add(&zeroed?);
+        }
+        if total.bytes.iter().any(|&bytes| bytes != 0) {
+            let at = u64::try_from(offset_of!(UsageHeader, recovered_ns)).unwrap_or(0);
+            self.file
+                .write_all_at(&os::monotonic_ns().to_le_bytes(), at)
+                .map_err(|error| PageError::io(&self.path, "pwrite", &error))?;
         }
         Ok(total)
     }

@@ -69,6 +69,27 @@ impl UsageMap {
         self.page.header.generation.load(Ordering::Relaxed)
     }
 
+    /// Bytes that all processes of the tenant have charged on a GPU, for a process that only looks
+    /// and has no account. Saturates.
+    pub fn charged_total(&self, gpu: usize) -> u64 {
+        (0..self.high_water())
+            .map(|slot| self.slot(slot).charged[gpu].load(Ordering::Acquire))
+            .fold(0, u64::saturating_add)
+    }
+
+    /// When a dead owner's bytes were last taken back, `CLOCK_MONOTONIC` nanoseconds; 0 is never.
+    pub(crate) fn recovered_ns(&self) -> u64 {
+        self.page.header.recovered_ns.load(Ordering::Relaxed)
+    }
+
+    /// Zeroes a dead owner's slot, whose lock the caller holds.
+    fn recover(&self, slot: &Slot) {
+        if slot.charged.iter().any(|word| word.load(Ordering::Relaxed) != 0) {
+            self.page.header.recovered_ns.store(os::monotonic_ns(), Ordering::Relaxed);
+        }
+        slot.zero();
+    }
+
     /// A slot's words. Only the owner may write them.
     pub(crate) fn slot(&self, index: usize) -> &Slot {
         &self.page.slots[index]
@@ -125,7 +146,7 @@ impl UsageMap {
         let keeper = unsafe { Map::<UsagePage>::new(fd.as_fd(), true) }
             .map_err(|errno| ClaimError::Os { call: "mmap", errno })?;
         let slot = self.slot(index);
-        slot.zero();
+        self.recover(slot);
         let mark = u32::try_from(index + 1).unwrap_or(u32::MAX);
         // Before any byte is charged here; see `high_water`.
         self.page.header.high_water.fetch_max(mark, Ordering::AcqRel);
@@ -148,7 +169,7 @@ impl UsageMap {
             }
             let offset = slot_lock_offset(index);
             if os::try_lock(fd.as_fd(), offset) == Ok(TryLock::Held) {
-                slot.zero();
+                self.recover(slot);
                 any = true;
                 os::unlock(fd.as_fd(), offset);
             }
