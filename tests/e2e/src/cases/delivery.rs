@@ -1,0 +1,111 @@
+//! A pod that asks for shares gets what belongs to them.
+
+use anyhow::{Context, Result, ensure};
+
+use crate::deploy::{CONTEXT_BYTES, REPLICAS, RESOURCE, SHARE_BYTES};
+use crate::pods::{Container, Pod, Restart};
+use crate::suite::Suite;
+
+const PAGES: &str = "/usr/local/tessera/pages";
+
+pub fn node_offers_every_replica(suite: &Suite<'_>) -> Result<()> {
+    let node = suite.kubectl.get(&["node", &suite.node])?;
+    for list in ["capacity", "allocatable"] {
+        let count = &node["status"][list][RESOURCE];
+        ensure!(count.as_str() == Some(&REPLICAS.to_string()), "{list}: {count}");
+    }
+    Ok(())
+}
+
+pub fn container_gets_shim_pages_and_preload(suite: &Suite<'_>) -> Result<()> {
+    let pod = Pod::idle(suite.kubectl, "tenant", 1)?;
+
+    let object = pod.object()?;
+    ensure!(object["spec"]["nodeName"] == suite.node.as_str(), "{}", object["spec"]["nodeName"]);
+    let events = suite.events_of("tenant")?;
+    let scheduled = events.iter().find(|e| e["reason"] == "Scheduled").context("not scheduled")?;
+    let by = [&scheduled["source"]["component"], &scheduled["reportingComponent"]];
+    ensure!(by.iter().any(|who| **who == "default-scheduler"), "{scheduled}");
+
+    let preload = pod.exec(&["cat", "/etc/ld.so.preload"])?;
+    ensure!(preload == "/usr/local/tessera/libtessera.so\n", "/etc/ld.so.preload: {preload:?}");
+    pod.exec(&["test", "-r", "/usr/local/tessera/libtessera.so"])?;
+    pod.exec(&["test", "-S", &format!("{PAGES}/session.sock")])?;
+
+    let magic = |file: &str| pod.exec(&["head", "-c", "8", &format!("{PAGES}/{file}")]);
+    ensure!(magic("quota")? == "TSRQUOTA", "no quota page");
+    ensure!(magic("usage")? == "TSRUSAGE", "no usage page");
+
+    // Root in the container, and still only the usage page can be written.
+    let refused = |script: &str| -> Result<()> {
+        let output = pod.try_exec(&["sh", "-c", script])?;
+        ensure!(output.code != Some(0), "{script} succeeded");
+        Ok(())
+    };
+    pod.exec(&["sh", "-c", &format!(": >> {PAGES}/usage")])?;
+    refused(&format!(": >> {PAGES}/quota"))?;
+    refused(&format!("rm {PAGES}/quota"))?;
+    refused(&format!("touch {PAGES}/more"))?;
+    refused(&format!("umount {PAGES}"))?;
+    refused(": >> /usr/local/tessera/libtessera.so")?;
+    refused(": > /etc/ld.so.preload")?;
+    refused("rm /etc/ld.so.preload")?;
+
+    let gpu = pod.gpu()?;
+    ensure!(gpu.total == SHARE_BYTES, "{gpu:?}");
+    ensure!(gpu.free == SHARE_BYTES - CONTEXT_BYTES, "{gpu:?}");
+    Ok(())
+}
+
+pub fn restricted_container_is_held_too(suite: &Suite<'_>) -> Result<()> {
+    let container = Container::idle("main", 1).restricted();
+    let pod = Pod::start(suite.kubectl, "restricted", container)?;
+    ensure!(pod.gpu()?.total == SHARE_BYTES, "{:?}", pod.gpu()?);
+    check_fill(pod.fill(SHARE_BYTES)?, SHARE_BYTES)
+}
+
+pub fn two_shares_are_one_gpu_with_twice_the_memory(suite: &Suite<'_>) -> Result<()> {
+    let pod = Pod::idle(suite.kubectl, "double", 2)?;
+    let gpu = pod.gpu()?;
+    ensure!(gpu.total == 2 * SHARE_BYTES, "{gpu:?}");
+    check_fill(pod.fill(2 * SHARE_BYTES)?, 2 * SHARE_BYTES)
+}
+
+pub fn containers_of_one_pod_have_quotas_of_their_own(suite: &Suite<'_>) -> Result<()> {
+    let hold = Container::new("first", 1, &["tessera-tenant", "hold", "--bytes", "700Mi"]);
+    let containers = [hold, Container::idle("second", 2)];
+    let pod = Pod::create(suite.kubectl, "pair", Restart::Always, &[], &containers)?;
+    pod.wait_until_running()?;
+    pod.wait_for_event("first", "ready")?;
+    let second = pod.gpus("second")?;
+    ensure!(second.len() == 1 && second[0].total == 2 * SHARE_BYTES, "{second:?}");
+    ensure!(second[0].free == 2 * SHARE_BYTES - CONTEXT_BYTES, "counts its neighbour: {second:?}");
+    let first = pod.gpus("first")?;
+    // Two contexts: the holder's and that of `info`.
+    let left = SHARE_BYTES - (700 << 20) - 2 * CONTEXT_BYTES;
+    ensure!(first[0].total == SHARE_BYTES && first[0].free == left, "{first:?}");
+    Ok(())
+}
+
+pub fn init_container_and_its_successor_hold_their_own_quotas(suite: &Suite<'_>) -> Result<()> {
+    let greedy = ["tessera-tenant", "greedy"];
+    let init = [Container::new("init", 1, &greedy)];
+    let main = [Container::new("main", 2, &greedy)];
+    let pod = Pod::create(suite.kubectl, "initialised", Restart::Never, &init, &main)?;
+    let over = pod.wait_until_over()?;
+    ensure!(over["status"]["phase"] == "Succeeded", "{}", over["status"]);
+    for (container, shares) in [("init", 1), ("main", 2)] {
+        let log = pod.log(container, false)?;
+        check_fill(crate::pods::held(&log, "full")?, shares * SHARE_BYTES)
+            .with_context(|| format!("container {container}"))?;
+    }
+    Ok(())
+}
+
+/// One process that took all it could get holds its limit less one context, to a chunk.
+pub fn check_fill(held: u64, limit: u64) -> Result<()> {
+    let most = limit - CONTEXT_BYTES;
+    ensure!(held <= most, "{held} bytes held, {most} allowed");
+    ensure!(held > most - (8 << 20), "refused at {held} bytes though {most} are allowed");
+    Ok(())
+}

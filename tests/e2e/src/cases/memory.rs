@@ -1,0 +1,81 @@
+//! The memory quota holds, whatever the tenant does.
+
+use anyhow::{Result, ensure};
+
+use super::delivery::check_fill;
+use crate::deploy::{CONTEXT_BYTES, SHARE_BYTES};
+use crate::pods::{self, Container, Pod};
+use crate::suite::{Server, Suite};
+
+pub fn over_quota_is_refused_and_the_neighbour_runs_on(suite: &Suite<'_>) -> Result<()> {
+    let neighbour = Server::start(suite.kubectl, "neighbour")?;
+    // Fills its quota, and goes on asking for more.
+    let command = ["tessera-tenant", "greedy", "--for", "0", "--retry-ms", "10"];
+    let greedy = Pod::start(suite.kubectl, "greedy", Container::new("main", 1, &command))?;
+    greedy.wait_for_event("main", "full")?;
+    let (one, other) = (neighbour.pod.gpu()?, greedy.gpus("main")?);
+    ensure!(other.len() == 1 && other[0].uuid == one.uuid, "not on one GPU: {one:?} {other:?}");
+
+    neighbour.check_untouched()?;
+    let report = greedy.wait_for_event("main", "progress")?;
+    let held = report["held"].as_u64().unwrap_or(u64::MAX);
+    check_fill(held, SHARE_BYTES)?;
+    ensure!(report["refused"].as_u64() > Some(50), "it did not go on asking: {report}");
+    Ok(())
+}
+
+pub fn processes_of_a_container_share_one_quota(suite: &Suite<'_>) -> Result<()> {
+    let pod = Pod::idle(suite.kubectl, "many", 1)?;
+    let text = pod.exec(&[
+        "tessera-tenant",
+        "greedy",
+        "--processes",
+        "4",
+        "--chunk",
+        "16Mi",
+        "--for",
+        "4",
+    ])?;
+    // Each reports when it got no more, and all hold what they have for seconds after.
+    let reports = pods::events(&text, "full");
+    ensure!(reports.len() == 4, "{text}");
+    let held: u64 = reports.iter().filter_map(|r| r["held"].as_u64()).sum();
+    let most = SHARE_BYTES - 4 * CONTEXT_BYTES;
+    ensure!(held <= most, "{held} bytes held together, {most} allowed");
+    ensure!(held > most - (32 << 20), "refused at {held} bytes though {most} are allowed");
+    Ok(())
+}
+
+pub fn cleared_environment_is_still_held(suite: &Suite<'_>) -> Result<()> {
+    let pod = Pod::idle(suite.kubectl, "cleared", 1)?;
+    let [config, state] = pods::hardware();
+    let text = pod.exec(&[
+        "env",
+        "-i",
+        &config,
+        &state,
+        "/usr/local/bin/tessera-tenant",
+        "greedy",
+        "--getproc",
+    ])?;
+    check_fill(pods::held(&text, "full")?, SHARE_BYTES)
+}
+
+pub fn own_preload_is_still_held(suite: &Suite<'_>) -> Result<()> {
+    let container = Container::idle("main", 1).env("LD_PRELOAD", "libgcc_s.so.1");
+    let pod = Pod::start(suite.kubectl, "preloading", container)?;
+    let environment = pod.exec(&["env"])?;
+    ensure!(environment.contains("LD_PRELOAD=libgcc_s.so.1"), "{environment}");
+    check_fill(pod.fill(SHARE_BYTES)?, SHARE_BYTES)
+}
+
+pub fn killed_process_gives_its_memory_back(suite: &Suite<'_>) -> Result<()> {
+    let pod = Pod::idle(suite.kubectl, "killed", 1)?;
+    // Killed while it holds most of the quota; the next one gets as much, without a restart.
+    let script = "tessera-tenant hold --bytes 800Mi > /tmp/out & \
+                  until grep -q ready /tmp/out; do usleep 50000; done; kill -9 $!; wait $!; \
+                  exec tessera-tenant hold --bytes 800Mi --for 1";
+    let text = pod.exec(&["sh", "-c", script])?;
+    ensure!(pods::held(&text, "ready")? == 800 << 20, "{text}");
+    Ok(())
+}

@@ -1,0 +1,57 @@
+//! The cases, one function each.
+
+mod capacity;
+mod delivery;
+mod memory;
+mod restarts;
+mod status;
+
+use anyhow::Result;
+
+use crate::suite::Suite;
+
+/// One case.
+pub struct Case {
+    /// As it is named on the command line.
+    pub name: &'static str,
+    /// Not possible where kubelet is out of reach.
+    pub restarts_kubelet: bool,
+    /// The case itself. Whatever it leaves in the tenants' namespace is removed after it.
+    pub run: fn(&Suite<'_>) -> Result<()>,
+}
+
+macro_rules! cases {
+    ($($module:ident::$name:ident $($kubelet:ident)?),* $(,)?) => {
+        &[$(Case {
+            name: stringify!($name),
+            restarts_kubelet: cases!(@kubelet $($kubelet)?),
+            run: $module::$name,
+        }),*]
+    };
+    (@kubelet) => { false };
+    (@kubelet restarts_kubelet) => { true };
+}
+
+/// In the order in which they run: what later ones rely on comes first.
+pub const CASES: &[Case] = cases![
+    delivery::node_offers_every_replica,
+    delivery::container_gets_shim_pages_and_preload,
+    delivery::restricted_container_is_held_too,
+    delivery::two_shares_are_one_gpu_with_twice_the_memory,
+    delivery::containers_of_one_pod_have_quotas_of_their_own,
+    delivery::init_container_and_its_successor_hold_their_own_quotas,
+    memory::over_quota_is_refused_and_the_neighbour_runs_on,
+    memory::processes_of_a_container_share_one_quota,
+    memory::cleared_environment_is_still_held,
+    memory::own_preload_is_still_held,
+    memory::killed_process_gives_its_memory_back,
+    capacity::pods_beyond_the_last_share_wait_until_one_is_free,
+    capacity::share_of_a_force_deleted_pod_is_reused_at_once,
+    capacity::more_shares_than_a_gpu_has_are_refused,
+    status::status_shows_pods_quota_and_use,
+    restarts::crash_loop_keeps_the_limit,
+    restarts::plugin_pod_is_replaced,
+    restarts::plugin_is_killed,
+    restarts::kubelet_restarts restarts_kubelet,
+    restarts::lost_pages_close_and_are_repaired restarts_kubelet,
+];

@@ -1,0 +1,189 @@
+//! The cluster that the tests run on: one that was found, or one started for them.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::kubectl::Kubectl;
+use crate::process;
+
+/// The first start of a cluster may build it.
+const START: Duration = Duration::from_secs(900);
+const STEP: Duration = Duration::from_secs(120);
+
+/// How images get onto the nodes, and how kubelet is restarted.
+#[derive(Debug)]
+enum Provider {
+    /// The script that starts Kubernetes on this machine; see its README.
+    Script(PathBuf),
+    /// `kind`, by its cluster's name.
+    Kind(String),
+    /// Any other: images must be there already, kubelet is out of reach.
+    Other,
+}
+
+/// A cluster.
+#[derive(Debug)]
+pub struct Cluster {
+    provider: Provider,
+    started: bool,
+    /// Its API.
+    pub kubectl: Kubectl,
+}
+
+/// What is done to kubelet.
+#[derive(Clone, Copy, Debug)]
+pub enum Kubelet {
+    /// Ends it; containers run on.
+    Stop,
+    /// Starts it again.
+    Start,
+}
+
+impl Cluster {
+    /// The cluster that `KUBECONFIG` names; else one started with `../shared/cluster`.
+    ///
+    /// # Errors
+    /// There is neither, or it does not start.
+    pub fn find_or_start(repo: &Path) -> Result<Self> {
+        let script = repo.join("../shared/cluster/cluster");
+        let script = script.canonicalize().ok();
+        let running = env::var_os("CLUSTER_RUN").map_or("/run/test-cluster".into(), PathBuf::from);
+        let own_config = running.join("kubeconfig");
+        match (env::var_os("KUBECONFIG").filter(|name| !name.is_empty()), script) {
+            (Some(config), Some(script)) if Path::new(&config) == own_config => {
+                Ok(Self::scripted(script, own_config, false))
+            }
+            (Some(config), _) => Self::found(config.into()),
+            (None, Some(script)) => {
+                ensure!(nix::unistd::geteuid().is_root(), "starting a cluster needs root");
+                // `up` is idempotent; what somebody else started stays up afterwards.
+                let started = !own_config.exists();
+                process::run(Command::new(&script).arg("up"), None, START)?
+                    .success("cluster up")?;
+                Ok(Self::scripted(script, own_config, started))
+            }
+            (None, None) => bail!(
+                "no cluster: set KUBECONFIG to one (`kind create cluster` makes one), or put the \
+                 script that starts one at {}",
+                repo.join("../shared/cluster/cluster").display()
+            ),
+        }
+    }
+
+    fn scripted(script: PathBuf, config: PathBuf, started: bool) -> Self {
+        let home = env::var_os("CLUSTER_HOME").map_or("/opt/test-cluster".into(), PathBuf::from);
+        let kubectl = Kubectl::new(home.join("bin/kubectl"), config);
+        Self { provider: Provider::Script(script), started, kubectl }
+    }
+
+    fn found(config: PathBuf) -> Result<Self> {
+        let kubectl = Kubectl::new("kubectl".into(), config);
+        let context = kubectl.run(&["config", "current-context"])?;
+        let provider = match context.trim().strip_prefix("kind-") {
+            Some(name) => Provider::Kind(name.to_owned()),
+            None => Provider::Other,
+        };
+        Ok(Self { provider, started: false, kubectl })
+    }
+
+    /// Stops what [`Cluster::find_or_start`] started.
+    ///
+    /// # Errors
+    /// It does not stop.
+    pub fn leave(&self) -> Result<()> {
+        match (&self.provider, self.started) {
+            (Provider::Script(script), true) => {
+                process::run(Command::new(script).arg("down"), None, STEP)?
+                    .success("cluster down")
+                    .map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes an image out of a root file system and puts it on the nodes.
+    ///
+    /// # Errors
+    /// The tools for this kind of cluster are missing or fail. On another kind than the script's
+    /// or `kind`'s nothing is done: the images have to be there.
+    pub fn load_image(&self, name: &str, rootfs: &Path) -> Result<()> {
+        match &self.provider {
+            Provider::Script(script) => {
+                let mut command = Command::new(script);
+                command.args(["image", name]).arg(rootfs).args(["sleep", "2147483647"]);
+                process::run(&mut command, None, STEP)?.success("cluster image").map(drop)
+            }
+            Provider::Kind(cluster) => {
+                let file = rootfs.with_extension("dockerfile");
+                let text = "FROM scratch\nCOPY . /\nENV PATH=/usr/local/bin:/bin\n";
+                fs::write(&file, text).context("the Dockerfile of an image")?;
+                let mut build = Command::new("docker");
+                build.args(["build", "-q", "-t", name, "-f"]).arg(&file).arg(rootfs);
+                process::run(&mut build, None, STEP)?.success("docker build")?;
+                let mut load = Command::new("kind");
+                load.args(["load", "docker-image", name, "--name", cluster]);
+                process::run(&mut load, None, STEP)?.success("kind load").map(drop)
+            }
+            Provider::Other => Ok(()),
+        }
+    }
+
+    /// Whether [`Cluster::kubelet`] works here.
+    pub fn controls_kubelet(&self) -> bool {
+        !matches!(self.provider, Provider::Other)
+    }
+
+    /// Stops or starts the kubelet of `node`.
+    ///
+    /// # Errors
+    /// It is out of reach.
+    pub fn kubelet(&self, node: &str, what: Kubelet) -> Result<()> {
+        let mut command = match &self.provider {
+            Provider::Script(script) => {
+                let mut command = Command::new(script);
+                command.arg(match what {
+                    Kubelet::Stop => "kubelet-stop",
+                    Kubelet::Start => "kubelet-start",
+                });
+                command
+            }
+            Provider::Kind(_) => {
+                let verb = match what {
+                    Kubelet::Stop => "stop",
+                    Kubelet::Start => "start",
+                };
+                let mut command = Command::new("docker");
+                command.args(["exec", node, "systemctl", verb, "kubelet"]);
+                command
+            }
+            Provider::Other => bail!("this cluster's kubelet cannot be restarted from here"),
+        };
+        process::run(&mut command, None, STEP)?.success("restarting kubelet").map(drop)
+    }
+
+    /// The last lines of kubelet's log, or why they cannot be had.
+    pub fn kubelet_log(&self, node: &str) -> String {
+        let mut command = match &self.provider {
+            Provider::Script(script) => {
+                let mut command = Command::new(script);
+                command.args(["log", "kubelet", "40"]);
+                command
+            }
+            Provider::Kind(_) => {
+                let mut command = Command::new("docker");
+                command.args(["exec", node, "journalctl", "-u", "kubelet", "-n", "40"]);
+                command
+            }
+            Provider::Other => return "(kubelet's log is out of reach)".to_owned(),
+        };
+        match process::run(&mut command, None, STEP) {
+            Ok(output) => output.stdout + &output.stderr,
+            Err(error) => format!("({error:#})"),
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! Puts the plugin on one node, as deploy/daemonset.yaml describes it, but on simulated GPUs; and
+//! takes it away again.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::cluster::Cluster;
+use crate::images;
+use crate::kubectl::Kubectl;
+use crate::wait::{self, Look};
+
+/// The plugin's namespace and the DaemonSet's name, as in the manifest.
+pub const PLUGIN_NAMESPACE: &str = "tessera";
+/// The tenants' namespace.
+pub const NAMESPACE: &str = "tessera-e2e";
+/// The extended resource.
+pub const RESOURCE: &str = "tessera.dev/gpu";
+/// Where the node keeps the simulated driver and its state.
+pub const SIM_ON_NODE: &str = "/var/lib/tessera-e2e";
+/// Where the node keeps the pages, as in the manifest.
+pub const PAGES_ON_NODE: &str = "/var/lib/kubelet/plugins/tessera.dev/pages";
+/// Two GPUs of four replicas.
+pub const REPLICAS: u64 = 8;
+/// `share.memory` of overlay/config.toml.
+pub const SHARE_BYTES: u64 = 900 << 20;
+/// `gpus.context_overhead` of overlay/config.toml and overlay/simgpu.toml.
+pub const CONTEXT_BYTES: u64 = 64 << 20;
+
+const SELECTOR: &str = "app.kubernetes.io/name=tessera";
+const READY: Duration = Duration::from_secs(60);
+
+/// The deployed plugin.
+#[derive(Debug)]
+pub struct Plugin<'a> {
+    kubectl: &'a Kubectl,
+    node: String,
+}
+
+impl<'a> Plugin<'a> {
+    /// Deploys it and waits until the node offers every replica.
+    ///
+    /// # Errors
+    /// Something named Tessera is there already, or it does not come up.
+    pub fn deploy(cluster: &'a Cluster, repo: &Path, node: &str) -> Result<Self> {
+        let kubectl = &cluster.kubectl;
+        let plugin = Self { kubectl, node: node.to_owned() };
+        let manifest = repo.join("deploy/daemonset.yaml");
+        let config = fs::read_to_string(repo.join("tests/e2e/overlay/config.toml"))
+            .context("tests/e2e/overlay/config.toml")?;
+        for mut object in kubectl.read_manifest(&manifest.display().to_string())? {
+            match object["kind"].as_str() {
+                Some("Namespace") => mark_as_ours(&mut object),
+                Some("ConfigMap") => object["data"]["config.toml"] = json!(config),
+                Some("DaemonSet") => overlay(&mut object, node),
+                _ => {}
+            }
+            kubectl.apply(&object)?;
+        }
+        match plugin.wait_for_replicas(REPLICAS) {
+            Ok(()) => Ok(plugin),
+            Err(error) => {
+                println!("---- plugin's log\n{}", plugin.log());
+                println!("---- kubelet's log\n{}", cluster.kubelet_log(node));
+                Err(error)
+            }
+        }
+    }
+
+    /// What of the plugin's own namespaces is on the cluster and not from these tests.
+    ///
+    /// # Errors
+    /// A Tessera that these tests did not deploy.
+    pub fn check_absent(kubectl: &Kubectl) -> Result<()> {
+        for name in [PLUGIN_NAMESPACE, NAMESPACE] {
+            if let Some(found) = kubectl.find(&["namespace", name])? {
+                ensure!(
+                    found["metadata"]["labels"]["tessera.dev/e2e"] == "true",
+                    "namespace {name} exists: these tests would damage the Tessera that is \
+                     installed there"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// The replicas that kubelet would admit now.
+    ///
+    /// # Errors
+    /// The node is gone.
+    pub fn allocatable(&self) -> Result<u64> {
+        let node = self.kubectl.get(&["node", &self.node])?;
+        let count = node["status"]["allocatable"][RESOURCE].as_str().unwrap_or("0");
+        count.parse().with_context(|| format!("allocatable {count}"))
+    }
+
+    /// Waits until the node offers `count` replicas.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn wait_for_replicas(&self, count: u64) -> Result<()> {
+        wait::until(&format!("the node offers {count} replicas"), READY, || {
+            let now = self.allocatable()?;
+            Ok(Look::when(now == count, format!("{now} replicas")))
+        })
+    }
+
+    fn pods(&self) -> Result<Vec<Value>> {
+        let list = self.kubectl.get(&["pods", "-n", PLUGIN_NAMESPACE, "-l", SELECTOR])?;
+        Ok(list["items"].as_array().cloned().unwrap_or_default())
+    }
+
+    fn state(&self) -> Result<String> {
+        let pods = self.pods()?;
+        let state = |pod: &Value| {
+            let status = &pod["status"];
+            format!("{} {}", status["phase"], status["containerStatuses"][0]["state"])
+        };
+        Ok(pods.iter().map(state).collect::<Vec<_>>().join(", "))
+    }
+
+    /// The name of the plugin's one pod.
+    ///
+    /// # Errors
+    /// There is none, or more.
+    pub fn pod(&self) -> Result<String> {
+        match &self.pods()?[..] {
+            [pod] => Ok(pod["metadata"]["name"].as_str().unwrap_or_default().to_owned()),
+            pods => bail!("{} plugin pods", pods.len()),
+        }
+    }
+
+    /// How often the plugin's container restarted.
+    ///
+    /// # Errors
+    /// There is no plugin pod.
+    pub fn restarts(&self) -> Result<u64> {
+        let pods = self.pods()?;
+        let pod = pods.first().context("no plugin pod")?;
+        Ok(pod["status"]["containerStatuses"][0]["restartCount"].as_u64().unwrap_or(0))
+    }
+
+    /// Runs a command in the plugin's container.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn exec(&self, command: &[&str]) -> Result<String> {
+        let pod = self.pod()?;
+        let head = ["exec", "-n", PLUGIN_NAMESPACE, &pod, "-c", "tessera", "--"];
+        self.kubectl.run(&[&head[..], command].concat())
+    }
+
+    /// Deletes the plugin's pod and waits until another has taken its place.
+    ///
+    /// # Errors
+    /// None does.
+    pub fn replace_pod(&self) -> Result<()> {
+        let old = self.pod()?;
+        self.kubectl.run(&["delete", "pod", "-n", PLUGIN_NAMESPACE, &old])?;
+        wait::until("another plugin pod is ready", READY, || {
+            let pods = self.pods()?;
+            let ready = |pod: &&Value| {
+                pod["metadata"]["name"] != old.as_str()
+                    && pod["status"]["containerStatuses"][0]["ready"] == true
+            };
+            Ok(Look::when(pods.iter().any(|p| ready(&p)), self.state()?))
+        })?;
+        self.wait_for_replicas(REPLICAS)
+    }
+
+    /// Kills the plugin's process with SIGKILL and waits until kubelet has restarted it.
+    ///
+    /// # Errors
+    /// It is not restarted.
+    pub fn kill(&self) -> Result<()> {
+        let before = self.restarts()?;
+        // The pod shares the host's pid namespace: only processes of this container may be hit.
+        self.exec(&[
+            "sh",
+            "-c",
+            "mine=$(cat /proc/self/cgroup)
+             for p in /proc/[0-9]*; do
+                 [ \"$(cat $p/comm 2>/dev/null)\" = tessera ] || continue
+                 [ \"$(cat $p/cgroup 2>/dev/null)\" = \"$mine\" ] || continue
+                 kill -9 ${p#/proc/} && exit 0
+             done
+             echo no plugin process found >&2; exit 1",
+        ])?;
+        wait::until("the plugin is restarted", READY, || {
+            let now = self.restarts()?;
+            Ok(Look::when(now > before, format!("{now} restarts")))
+        })?;
+        self.wait_for_replicas(REPLICAS)
+    }
+
+    /// Takes the plugin off the node, or puts it back; the DaemonSet stays.
+    ///
+    /// # Errors
+    /// The pod does not go or come.
+    pub fn set_present(&self, present: bool) -> Result<()> {
+        let value = if present { Value::Null } else { json!("true") };
+        let patch = json!({"spec": {"template": {"spec": {
+            "nodeSelector": {"tessera.dev/e2e-nowhere": value},
+        }}}});
+        self.kubectl.run(&[
+            "patch",
+            "-n",
+            PLUGIN_NAMESPACE,
+            "daemonset/tessera",
+            "-p",
+            &patch.to_string(),
+        ])?;
+        if present {
+            return self.wait_for_replicas(REPLICAS);
+        }
+        wait::until("the plugin is gone", READY, || {
+            Ok(Look::when(self.pods()?.is_empty(), self.state()?))
+        })
+    }
+
+    /// What the plugin's containers wrote, and what its process wrote before its last restart.
+    pub fn log(&self) -> String {
+        let mut all = String::new();
+        for (container, previous) in [
+            ("prepare-host", false),
+            ("install-simgpu", false),
+            ("tessera", true),
+            ("tessera", false),
+        ] {
+            let previous = format!("--previous={previous}");
+            let head = ["logs", "-n", PLUGIN_NAMESPACE, "-l", SELECTOR, "--tail=60"];
+            match self.kubectl.try_run(&[&head[..], &["-c", container, &previous]].concat(), None) {
+                Ok(output) => all += &format!("[{container}] {}{}", output.stdout, output.stderr),
+                Err(error) => all += &format!("[{container}] {error:#}"),
+            }
+            all.push('\n');
+        }
+        all
+    }
+}
+
+/// Removes plugin, tenants, and what lies on the node, also of a run that was killed.
+///
+/// # Errors
+/// Something stays.
+pub fn remove(kubectl: &Kubectl, repo: &Path, node: &str) -> Result<()> {
+    for name in [NAMESPACE, PLUGIN_NAMESPACE] {
+        kubectl.run(&["delete", "namespace", name, "--ignore-not-found", "--timeout=50s"])?;
+    }
+    let manifest = repo.join("deploy/cleanup.yaml");
+    for mut object in kubectl.read_manifest(&manifest.display().to_string())? {
+        if object["kind"] == "Namespace" {
+            mark_as_ours(&mut object);
+        } else {
+            let pod = pod_spec(&mut object);
+            on_node(pod, node);
+            // The manifest's own cleaning, then that of the simulated GPU.
+            let mut simgpu = pod["initContainers"][0].clone();
+            simgpu["name"] = json!("clean-simgpu");
+            simgpu["command"] = json!(["sh", "-c", format!("rm -rf {SIM_ON_NODE}/*")]);
+            push(&mut simgpu["volumeMounts"], json!({"name": "sim", "mountPath": SIM_ON_NODE}));
+            push(&mut pod["volumes"], sim_volume());
+            push(&mut pod["initContainers"], simgpu);
+        }
+        kubectl.apply(&object)?;
+    }
+    let cleaned = wait::until("the node is clean", READY, || {
+        let pods = kubectl.get(&["pods", "-n", "tessera-cleanup"])?;
+        let pod = &pods["items"][0]["status"];
+        let ready = pod["containerStatuses"][0]["ready"] == true;
+        Ok(Look::when(ready, pod["initContainerStatuses"].to_string()))
+    });
+    if cleaned.is_err() {
+        let logs =
+            ["logs", "-n", "tessera-cleanup", "-l", "app.kubernetes.io/name=tessera-cleanup"];
+        let output = kubectl.try_run(&[&logs[..], &["-c", "clean"]].concat(), None)?;
+        println!("---- cleanup's log\n{}{}", output.stdout, output.stderr);
+    }
+    kubectl.run(&["delete", "namespace", "tessera-cleanup", "--timeout=50s"])?;
+    cleaned
+}
+
+fn mark_as_ours(namespace: &mut Value) {
+    namespace["metadata"]["labels"]["tessera.dev/e2e"] = json!("true");
+}
+
+fn pod_spec(daemonset: &mut Value) -> &mut Value {
+    &mut daemonset["spec"]["template"]["spec"]
+}
+
+fn push(array: &mut Value, item: Value) {
+    match array {
+        Value::Array(items) => items.push(item),
+        other => *other = json!([item]),
+    }
+}
+
+fn sim_volume() -> Value {
+    json!({"name": "sim", "hostPath": {"path": SIM_ON_NODE, "type": "DirectoryOrCreate"}})
+}
+
+/// Only this node, our image, and no need of a pod network.
+fn on_node(pod: &mut Value, node: &str) {
+    pod["hostNetwork"] = json!(true);
+    pod["nodeSelector"] = json!({"kubernetes.io/hostname": node});
+    if let Some(affinity) = pod.as_object_mut() {
+        affinity.remove("affinity");
+    }
+    for list in ["initContainers", "containers"] {
+        for container in pod[list].as_array_mut().into_iter().flatten() {
+            container["image"] = json!(images::PLUGIN);
+            container["imagePullPolicy"] = json!("Never");
+        }
+    }
+}
+
+/// The manifest's DaemonSet on the simulated GPU.
+fn overlay(daemonset: &mut Value, node: &str) {
+    let pod = pod_spec(daemonset);
+    on_node(pod, node);
+    let sim_mount = json!({"name": "sim", "mountPath": SIM_ON_NODE});
+    push(&mut pod["volumes"], sim_volume());
+    // As a driver's installer would: new files beside the old ones, then renamed over them.
+    let install = format!(
+        "for f in {from}/*; do cp $f {SIM_ON_NODE}/.new && mv {SIM_ON_NODE}/.new {SIM_ON_NODE}/${{f##*/}}; done",
+        from = images::SIM_DIR,
+    );
+    push(
+        &mut pod["initContainers"],
+        json!({
+            "name": "install-simgpu",
+            "image": images::TENANT,
+            "imagePullPolicy": "Never",
+            "command": ["sh", "-c", install],
+            "volumeMounts": [sim_mount],
+        }),
+    );
+    let plugin = &mut pod["containers"][0];
+    push(&mut plugin["volumeMounts"], sim_mount);
+    for (name, file) in [("SIMGPU_CONFIG", "simgpu.toml"), ("SIMGPU_STATE", "state")] {
+        push(&mut plugin["env"], json!({"name": name, "value": format!("{SIM_ON_NODE}/{file}")}));
+    }
+}

@@ -1,0 +1,68 @@
+//! The two images: the plugin's, as users deploy it, and a tenant's.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cluster::Cluster;
+use crate::process;
+
+/// The plugin.
+pub const PLUGIN: &str = "localhost/tessera:e2e";
+/// A CUDA client and a shell; carries the simulated driver for the node to install.
+pub const TENANT: &str = "localhost/tessera-tenant:e2e";
+/// Where the simulated driver lies in the tenant's image.
+pub const SIM_DIR: &str = "/opt/simgpu";
+
+/// Assembles both images from `artefacts` and puts them on the nodes.
+///
+/// # Errors
+/// Something was not built, or the cluster does not take an image.
+pub fn load(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
+    let work = Workspace::new()?;
+    let script = repo.join("deploy/image/rootfs");
+
+    let plugin = work.0.join("plugin");
+    run(Command::new(&script).arg("plugin").arg(artefacts).arg(&plugin))?;
+    cluster.load_image(PLUGIN, &plugin)?;
+
+    let tenant = work.0.join("tenant");
+    run(Command::new(&script).arg("base").arg(&tenant).arg(artefacts.join("tessera-tenant")))?;
+    let sim = tenant.join(SIM_DIR.trim_start_matches('/'));
+    fs::create_dir_all(&sim)?;
+    for library in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+        let from = artefacts.join("sim").join(library);
+        fs::copy(&from, sim.join(library))
+            .with_context(|| format!("{}: run `make build`", from.display()))?;
+    }
+    fs::copy(repo.join("tests/e2e/overlay/simgpu.toml"), sim.join("simgpu.toml"))?;
+    cluster.load_image(TENANT, &tenant)
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    process::run(command, None, Duration::from_secs(60))?.success("assembling an image").map(drop)
+}
+
+/// A directory that goes with this value.
+struct Workspace(PathBuf);
+
+impl Workspace {
+    fn new() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("tessera-e2e-{}", std::process::id()));
+        fs::create_dir(&path).with_context(|| path.display().to_string())?;
+        ensure!(path.is_dir(), "just made");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        // Left-over files in the temporary directory are no reason to fail.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

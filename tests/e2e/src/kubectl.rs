@@ -1,0 +1,97 @@
+//! kubectl, the one client that every cluster has.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::process::{self, Output};
+
+/// No single request takes longer on a healthy cluster.
+const REQUEST: Duration = Duration::from_secs(60);
+
+/// How to call kubectl.
+#[derive(Clone, Debug)]
+pub struct Kubectl {
+    program: PathBuf,
+    kubeconfig: PathBuf,
+}
+
+impl Kubectl {
+    /// A kubectl for one cluster.
+    pub fn new(program: PathBuf, kubeconfig: PathBuf) -> Self {
+        Self { program, kubeconfig }
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env("KUBECONFIG", &self.kubeconfig).args(args);
+        command
+    }
+
+    /// The output of a command, whatever its exit status.
+    ///
+    /// # Errors
+    /// It cannot be run, or hangs.
+    pub fn try_run(&self, args: &[&str], stdin: Option<&str>) -> Result<Output> {
+        process::run(&mut self.command(args), stdin, REQUEST)
+    }
+
+    /// Standard output of a command that has to succeed.
+    ///
+    /// # Errors
+    /// Also when it fails.
+    pub fn run(&self, args: &[&str]) -> Result<String> {
+        self.try_run(args, None)?.success(&format!("kubectl {}", args.join(" ")))
+    }
+
+    /// An object, or several as a `List`.
+    ///
+    /// # Errors
+    /// It does not exist, among others.
+    pub fn get(&self, args: &[&str]) -> Result<Value> {
+        let text = self.run(&[&["get", "-o", "json"], args].concat())?;
+        serde_json::from_str(&text).context("kubectl get -o json")
+    }
+
+    /// An object, or `None` where it does not exist.
+    ///
+    /// # Errors
+    /// Any other failure.
+    pub fn find(&self, args: &[&str]) -> Result<Option<Value>> {
+        let text = self.run(&[&["get", "-o", "json", "--ignore-not-found"], args].concat())?;
+        if text.trim().is_empty() {
+            return Ok(None);
+        }
+        serde_json::from_str(&text).map(Some).context("kubectl get -o json")
+    }
+
+    /// Creates or updates objects.
+    ///
+    /// # Errors
+    /// The API server's refusal.
+    pub fn apply(&self, object: &Value) -> Result<()> {
+        self.try_run(&["apply", "-f", "-"], Some(&object.to_string()))?
+            .success("kubectl apply")
+            .map(drop)
+    }
+
+    /// The objects of a YAML file, as kubectl itself reads it.
+    ///
+    /// # Errors
+    /// The file is missing or no manifest.
+    pub fn read_manifest(&self, file: &str) -> Result<Vec<Value>> {
+        let text = self.run(&["create", "--dry-run=client", "-o", "json", "-f", file])?;
+        let mut objects = Vec::new();
+        for object in serde_json::Deserializer::from_str(&text).into_iter::<Value>() {
+            let object = object.context("kubectl create --dry-run -o json")?;
+            match object.get("items").and_then(Value::as_array) {
+                Some(items) => objects.extend(items.iter().cloned()),
+                None => objects.push(object),
+            }
+        }
+        Ok(objects)
+    }
+}

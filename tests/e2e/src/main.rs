@@ -1,0 +1,187 @@
+//! Tessera on a real Kubernetes: the plugin as users deploy it, real kubelet, scheduler and
+//! containers; only the GPUs are simulated. See README.md beside this crate.
+
+mod cases;
+mod cluster;
+mod deploy;
+mod images;
+mod kubectl;
+mod pods;
+mod process;
+mod suite;
+mod wait;
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::cases::CASES;
+use crate::cluster::Cluster;
+use crate::deploy::Plugin;
+use crate::suite::Suite;
+
+const USAGE: &str = "\
+run [--list] [--keep] [NAME...]
+
+  NAME     run only cases whose name contains one of these
+  --list   name the cases and run none
+  --keep   leave plugin, tenants and cluster as they are at the end
+
+KUBECONFIG          the cluster; unset: one is started with ../shared/cluster
+TESSERA_ARTEFACTS   what `make build` made [target/release]";
+
+struct Options {
+    names: Vec<String>,
+    list: bool,
+    keep: bool,
+}
+
+fn main() -> ExitCode {
+    let options = match parse(env::args().skip(1)) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("{error}\n\n{USAGE}");
+            return ExitCode::from(64);
+        }
+    };
+    if options.list {
+        CASES.iter().for_each(|case| println!("{}", case.name));
+        return ExitCode::SUCCESS;
+    }
+    match run(&options) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("e2e: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(args: impl Iterator<Item = String>) -> Result<Options> {
+    let mut options = Options { names: Vec::new(), list: false, keep: false };
+    for arg in args {
+        match arg.as_str() {
+            "--list" => options.list = true,
+            "--keep" => options.keep = true,
+            flag if flag.starts_with('-') => bail!("unknown option {flag}"),
+            _ => options.names.push(arg),
+        }
+    }
+    for name in &options.names {
+        ensure!(CASES.iter().any(|case| case.name.contains(name)), "no case is named like {name}");
+    }
+    Ok(options)
+}
+
+/// Whether every case passed.
+fn run(options: &Options) -> Result<bool> {
+    let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
+    let artefacts = env::var_os("TESSERA_ARTEFACTS")
+        .map_or_else(|| repo.join("target/release"), PathBuf::from)
+        .canonicalize()
+        .context("TESSERA_ARTEFACTS: run `make build` first")?;
+    wait::catch_interrupts()?;
+    let cluster = Cluster::find_or_start(&repo)?;
+    let outcome = on(&cluster, &repo, &artefacts, options);
+    if options.keep {
+        return outcome;
+    }
+    let left = cluster.leave();
+    let passed = outcome?;
+    left?;
+    Ok(passed)
+}
+
+fn on(cluster: &Cluster, repo: &Path, artefacts: &Path, options: &Options) -> Result<bool> {
+    let kubectl = &cluster.kubectl;
+    Plugin::check_absent(kubectl)?;
+    let node = pick_node(cluster)?;
+    let started = Instant::now();
+    images::load(cluster, repo, artefacts)?;
+    if kubectl.find(&["namespace", deploy::PLUGIN_NAMESPACE])?.is_some() {
+        println!("removing what an earlier run left");
+        deploy::remove(kubectl, repo, &node)?;
+    }
+    println!("images on {node} after {:.1?}", started.elapsed());
+    let outcome = Plugin::deploy(cluster, repo, &node).and_then(|plugin| {
+        println!("plugin ready after {:.1?}", started.elapsed());
+        let suite = Suite::new(cluster, node.clone(), plugin)?;
+        Ok(cases(&suite, options, started))
+    });
+    if options.keep {
+        return outcome;
+    }
+    wait::resume();
+    let removed = deploy::remove(kubectl, repo, &node);
+    let passed = outcome?;
+    removed.context("cleaning up")?;
+    Ok(passed)
+}
+
+fn cases(suite: &Suite<'_>, options: &Options, started: Instant) -> bool {
+    let (mut passed, mut failed, mut ignored) = (0, Vec::new(), 0);
+    for case in CASES {
+        if !options.names.is_empty() && !options.names.iter().any(|n| case.name.contains(n)) {
+            continue;
+        }
+        if wait::interrupted() {
+            failed.push(case.name);
+            continue;
+        }
+        if case.restarts_kubelet && !suite.cluster.controls_kubelet() {
+            println!("test {} ... ignored (kubelet is out of reach)", case.name);
+            ignored += 1;
+            continue;
+        }
+        let begun = Instant::now();
+        let result = (case.run)(suite);
+        let seconds = begun.elapsed().as_secs_f64();
+        match result {
+            Ok(()) => {
+                println!("test {} ... ok ({seconds:.1} s)", case.name);
+                passed += 1;
+            }
+            Err(error) => {
+                println!("test {} ... FAILED ({seconds:.1} s)\n     {error:#}", case.name);
+                suite.explain();
+                failed.push(case.name);
+            }
+        }
+        if let Err(error) = suite.clear() {
+            println!("clearing up after {}: {error:#}", case.name);
+        }
+    }
+    for name in &failed {
+        println!("failed: {name}");
+    }
+    let result = if failed.is_empty() { "ok" } else { "FAILED" };
+    println!(
+        "\ntest result: {result}. {passed} passed; {} failed; {ignored} ignored; finished in {:.0?}",
+        failed.len(),
+        Duration::from_secs(started.elapsed().as_secs()),
+    );
+    failed.is_empty()
+}
+
+/// A ready node that takes ordinary pods.
+fn pick_node(cluster: &Cluster) -> Result<String> {
+    let nodes = cluster.kubectl.get(&["nodes"])?;
+    let usable = |node: &&serde_json::Value| {
+        let ready = node["status"]["conditions"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .any(|c| c["type"] == "Ready" && c["status"] == "True");
+        let taints = node["spec"]["taints"].as_array();
+        let tainted =
+            taints.into_iter().flatten().any(|taint| taint["effect"] != "PreferNoSchedule");
+        ready && !tainted && node["spec"]["unschedulable"] != true
+    };
+    let items = nodes["items"].as_array().context("nodes")?;
+    let node = items.iter().find(usable).context("no node is ready and untainted")?;
+    Ok(node["metadata"]["name"].as_str().unwrap_or_default().to_owned())
+}

@@ -1,0 +1,210 @@
+//! What every case is given, and what a failed one leaves on the terminal.
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, Kubelet};
+use crate::deploy::{NAMESPACE, Plugin, REPLICAS};
+use crate::images;
+use crate::kubectl::Kubectl;
+use crate::pods::{self, Container, Pod};
+use crate::wait::{self, Look};
+
+use std::time::Duration;
+
+/// The deployed plugin and the cluster under it.
+#[derive(Debug)]
+pub struct Suite<'a> {
+    /// The cluster.
+    pub cluster: &'a Cluster,
+    /// Its API.
+    pub kubectl: &'a Kubectl,
+    /// The node that the plugin was put on.
+    pub node: String,
+    /// The plugin.
+    pub plugin: Plugin<'a>,
+}
+
+impl<'a> Suite<'a> {
+    /// Makes the tenants' namespace; [`Suite::clear`] empties it.
+    ///
+    /// # Errors
+    /// The API server's.
+    pub fn new(cluster: &'a Cluster, node: String, plugin: Plugin<'a>) -> Result<Self> {
+        let kubectl = &cluster.kubectl;
+        kubectl.apply(&json!({
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": NAMESPACE, "labels": {"tessera.dev/e2e": "true"}},
+        }))?;
+        Ok(Self { cluster, kubectl, node, plugin })
+    }
+
+    /// Removes every tenant, and checks that the node offers everything to the next case.
+    ///
+    /// # Errors
+    /// A pod stays, or the plugin is not there.
+    pub fn clear(&self) -> Result<()> {
+        self.kubectl.run(&["delete", "pods", "--all", "-n", NAMESPACE, "--timeout=50s"])?;
+        self.plugin.wait_for_replicas(REPLICAS)
+    }
+
+    /// Stops kubelet and starts it again; the node is ready and offers every replica after.
+    ///
+    /// # Errors
+    /// It does not come back.
+    pub fn restart_kubelet(&self) -> Result<()> {
+        self.stop_kubelet()?;
+        self.start_kubelet()?;
+        self.plugin.wait_for_replicas(REPLICAS)
+    }
+
+    /// Stops kubelet.
+    ///
+    /// # Errors
+    /// It is out of reach.
+    pub fn stop_kubelet(&self) -> Result<()> {
+        self.cluster.kubelet(&self.node, Kubelet::Stop)
+    }
+
+    /// Starts kubelet and waits until it has told the API server so.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn start_kubelet(&self) -> Result<()> {
+        let before = self.heartbeat()?;
+        self.cluster.kubelet(&self.node, Kubelet::Start)?;
+        wait::until("kubelet is back", Duration::from_secs(60), || {
+            let (ready, at) = self.heartbeat()?;
+            Ok(Look::when(ready && at != before.1, format!("ready {ready} at {at}")))
+        })
+    }
+
+    /// Runs a script as root that sees, and may change, the mounts below kubelet's plugins.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn on_node(&self, script: &str) -> Result<()> {
+        let plugins = "/var/lib/kubelet/plugins";
+        self.kubectl.apply(&json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "on-node", "namespace": NAMESPACE},
+            "spec": {
+                "restartPolicy": "Never",
+                "hostNetwork": true,
+                "nodeSelector": {"kubernetes.io/hostname": self.node},
+                "containers": [{
+                    "name": "main",
+                    "image": images::TENANT,
+                    "imagePullPolicy": "Never",
+                    "command": ["sh", "-ec", script],
+                    "securityContext": {"privileged": true},
+                    "volumeMounts": [{
+                        "name": "plugins",
+                        "mountPath": plugins,
+                        "mountPropagation": "Bidirectional",
+                    }],
+                }],
+                "volumes": [{"name": "plugins", "hostPath": {"path": plugins}}],
+            },
+        }))?;
+        let pod = Pod::named(self.kubectl, "on-node");
+        let over = pod.wait_until_over()?;
+        ensure!(over["status"]["phase"] == "Succeeded", "{script}: {}", pod.log("main", false)?);
+        pod.delete()
+    }
+
+    fn heartbeat(&self) -> Result<(bool, String)> {
+        let node = self.kubectl.get(&["node", &self.node])?;
+        let conditions = node["status"]["conditions"].as_array();
+        let ready = conditions
+            .into_iter()
+            .flatten()
+            .find(|c| c["type"] == "Ready")
+            .context("no Ready condition")?;
+        Ok((ready["status"] == "True", ready["lastHeartbeatTime"].to_string()))
+    }
+
+    /// The events about a pod.
+    ///
+    /// # Errors
+    /// The API server's.
+    pub fn events_of(&self, pod: &str) -> Result<Vec<Value>> {
+        let field = format!("involvedObject.name={pod}");
+        let list = self.kubectl.get(&["events", "-n", NAMESPACE, "--field-selector", &field])?;
+        Ok(list["items"].as_array().cloned().unwrap_or_default())
+    }
+
+    /// Prints what helps to understand a failure.
+    pub fn explain(&self) {
+        let section = |title: &str, text: &str| {
+            println!("---- {title}");
+            for line in text.lines().rev().take(120).collect::<Vec<_>>().into_iter().rev() {
+                println!("     {}", line.chars().take(300).collect::<String>());
+            }
+        };
+        let show = |title: &str, args: &[&str]| match self.kubectl.try_run(args, None) {
+            Ok(output) => section(title, &(output.stdout + &output.stderr)),
+            Err(error) => section(title, &format!("{error:#}")),
+        };
+        show("tenants", &["describe", "pods", "-n", NAMESPACE]);
+        if let Ok(list) = self.kubectl.get(&["pods", "-n", NAMESPACE]) {
+            for pod in list["items"].as_array().into_iter().flatten() {
+                let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+                let args = ["logs", "-n", NAMESPACE, name, "--all-containers", "--tail=15"];
+                show(&format!("log of {name}"), &args);
+            }
+        }
+        show("plugin", &["get", "pods", "-n", "tessera", "-o", "wide"]);
+        section("plugin's log", &self.plugin.log());
+        section("kubelet's log", &self.cluster.kubelet_log(&self.node));
+    }
+}
+
+/// An inference server whose requests must keep succeeding.
+#[derive(Debug)]
+pub struct Server<'a> {
+    /// Its pod.
+    pub pod: Pod<'a>,
+    incarnation: (u64, String),
+}
+
+impl<'a> Server<'a> {
+    /// A pod with one share that serves requests until it is deleted.
+    ///
+    /// # Errors
+    /// It does not start serving.
+    pub fn start(kubectl: &'a Kubectl, name: &str) -> Result<Self> {
+        let command =
+            ["tessera-tenant", "infer", "--weights", "256Mi", "--rate", "20", "--kernel-us", "500"];
+        let pod = Pod::start(kubectl, name, Container::new("main", 1, &command))?;
+        pod.wait_for_event("main", "progress")?;
+        let incarnation = pod.incarnation()?;
+        Ok(Self { pod, incarnation })
+    }
+
+    /// Checks that it was never restarted, no request ever failed, and it goes on serving.
+    ///
+    /// # Errors
+    /// The first thing that is not so.
+    pub fn check_untouched(&self) -> Result<()> {
+        let reports = || anyhow::Ok(pods::events(&self.pod.log("main", false)?, "progress"));
+        let before = reports()?.len();
+        wait::until("two more seconds of requests are served", Duration::from_secs(20), || {
+            let now = reports()?.len();
+            Ok(Look::when(now >= before + 2, format!("{now} reports after {before}")))
+        })?;
+        for report in reports()? {
+            for failure in ["out_of_memory", "errors", "corrupted"] {
+                ensure!(report[failure] == 0, "{failure} in {report}");
+            }
+            if report["requests"] == 0 {
+                bail!("a second without requests: {report}");
+            }
+        }
+        let now = self.pod.incarnation()?;
+        ensure!(now == self.incarnation, "restarted: {:?} became {now:?}", self.incarnation);
+        Ok(())
+    }
+}

@@ -1,0 +1,104 @@
+//! Waiting on conditions, bounded, ended by an interrupt.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{SigSet, Signal};
+
+/// A look is a kubectl, and a kubectl is 60 ms of processor time that the cluster needs too.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(400);
+
+/// One look at a condition.
+#[derive(Debug)]
+pub enum Look<T> {
+    /// It holds.
+    Done(T),
+    /// Not yet, and what was seen instead.
+    NotYet(String),
+}
+
+impl Look<()> {
+    /// [`Look::Done`] if `holds`.
+    pub fn when(holds: bool, seen: impl Into<String>) -> Self {
+        if holds { Look::Done(()) } else { Look::NotYet(seen.into()) }
+    }
+}
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Makes SIGINT and SIGTERM end the current wait, so that the cluster is left as it was found.
+///
+/// # Errors
+/// The signals cannot be blocked.
+pub fn catch_interrupts() -> Result<()> {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGINT);
+    set.add(Signal::SIGTERM);
+    set.thread_block().context("cannot block signals")?;
+    thread::spawn(move || {
+        while set.wait().is_ok() {
+            INTERRUPTED.store(true, Ordering::Relaxed);
+        }
+    });
+    Ok(())
+}
+
+/// Whether somebody asked the run to end.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Forgets the interrupt: cleaning up has to wait too.
+pub fn resume() {
+    INTERRUPTED.store(false, Ordering::Relaxed);
+}
+
+/// Looks until the condition holds.
+///
+/// # Errors
+/// The look's own error, an interrupt, or `limit` passed; the last observation is in the text.
+pub fn until<T>(
+    what: &str,
+    limit: Duration,
+    mut look: impl FnMut() -> Result<Look<T>>,
+) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        let seen = match look().with_context(|| format!("while waiting until {what}"))? {
+            Look::Done(value) => return Ok(value),
+            Look::NotYet(seen) => seen,
+        };
+        if interrupted() {
+            bail!("interrupted while waiting until {what}");
+        }
+        if start.elapsed() > limit {
+            bail!("{what}: not within {limit:?}; last seen: {seen}");
+        }
+        thread::sleep(BETWEEN_LOOKS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_condition_that_never_holds_reports_what_was_seen_last() {
+        let mut looks = 0;
+        let error = until("the moon is full", Duration::ZERO, || {
+            looks += 1;
+            Ok(Look::when(false, format!("look {looks}")))
+        })
+        .unwrap_err();
+        assert!(error.to_string().contains("the moon is full"));
+        assert!(error.to_string().contains("look"));
+    }
+
+    #[test]
+    fn a_condition_that_holds_yields_its_value() {
+        let value = until("now", Duration::ZERO, || Ok(Look::Done(7))).unwrap();
+        assert_eq!(value, 7);
+    }
+}
