@@ -13,7 +13,9 @@
  *   race COUNT BYTES -> granted refused (COUNT threads allocate at once and keep what they get)
  *   churn ROUNDS BYTES -> granted refused (allocate and free, one after another)
  *   fds -> number of open files | threads -> number of threads
- *   forked COMMAND… (a forked child makes the call and answers) | closefrom FD
+ *   forked COMMAND[; COMMAND…] (a forked child makes the calls and answers the last)
+ *   forksleeper -> pid of a forked child that does nothing until it is killed
+ *   closefrom FD | kill PID | late (registers an exit handler that still calls the driver)
  *   exit CODE | _exit CODE | abort
  *
  * Unknown commands answer -1. Functions that the driver lacks answer -2.
@@ -189,24 +191,50 @@ static struct reply entries(const char *directory) {
 
 static struct reply call(char *line);
 
+static void print(struct reply reply) {
+    printf("%ld", reply.result);
+    for (int i = 0; i < reply.count; i++) printf(" %llu", reply.values[i]);
+    printf("\n");
+    fflush(stdout);
+}
+
 /* The child answers for itself, so that nothing of it is left behind whatever the call does. */
 static void forked(char *line) {
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        struct reply reply = call(line);
-        printf("%ld", reply.result);
-        for (int i = 0; i < reply.count; i++) printf(" %llu", reply.values[i]);
-        printf("\n");
-        fflush(stdout);
+        struct reply reply = {.result = -1};
+        char *rest = line;
+        for (char *command; (command = strsep(&rest, ";"));) reply = call(command);
+        print(reply);
         _exit(0);
     }
     int status = 0;
     waitpid(child, &status, 0);
     if (WIFSIGNALED(status)) {
-        printf("-4 %d\n", WTERMSIG(status));
-        fflush(stdout);
+        print(answer1(-4, (unsigned)WTERMSIG(status)));
     }
+}
+
+static struct reply fork_sleeper(void) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        /* It must not hold the conversation open. */
+        fclose(stdin);
+        fclose(stdout);
+        for (;;) pause();
+    }
+    return answer1(child > 0 ? 0 : -1, (unsigned)child);
+}
+
+/* What destructors of frameworks do after main has returned. */
+static void late(void) {
+    CUdeviceptr ptr = 0;
+    CUresult result = cuMemAlloc_v2(&ptr, 4096);
+    if (result == 0) result = cuMemFree_v2(ptr);
+    /* A driver that has shut down already says CUDA_ERROR_DEINITIALIZED. */
+    if (result != 0 && result != 4) _exit(9);
 }
 
 static struct reply call(char *line) {
@@ -262,6 +290,13 @@ static struct reply call(char *line) {
     IS("fds") { return entries("/proc/self/fd"); }
     IS("threads") { return entries("/proc/self/task"); }
     IS("closefrom") { for (int fd = (int)a; fd < 4096; fd++) close(fd); return answer0(0); }
+    IS("forksleeper") { return fork_sleeper(); }
+    IS("kill") {
+        kill((pid_t)a, SIGKILL);
+        waitpid((pid_t)a, NULL, 0);
+        return answer0(0);
+    }
+    IS("late") { return answer0(atexit(late)); }
     IS("exit") { exit((int)a); }
     IS("_exit") { _exit((int)a); }
     IS("abort") { abort(); }
@@ -278,11 +313,7 @@ int main(void) {
             forked(line + 7);
             continue;
         }
-        struct reply reply = call(line);
-        printf("%ld", reply.result);
-        for (int i = 0; i < reply.count; i++) printf(" %llu", reply.values[i]);
-        printf("\n");
-        fflush(stdout);
+        print(call(line));
     }
     return 0;
 }

@@ -11,7 +11,9 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::{Pages, SimGpu, artefacts};
+use tempfile::TempDir;
+
+use crate::{Pages, SimGpu, artefacts, workspace};
 
 /// Generous, because a loaded two-core machine is slow; a hang is what it is there for.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -27,6 +29,7 @@ pub struct Preloaded {
     shim: Option<PathBuf>,
     timeout: Duration,
     dir: Option<PathBuf>,
+    container: Option<PathBuf>,
 }
 
 impl Preloaded {
@@ -44,6 +47,7 @@ impl Preloaded {
             shim: None,
             timeout: DEFAULT_TIMEOUT,
             dir: None,
+            container: None,
         }
     }
 
@@ -76,6 +80,13 @@ impl Preloaded {
         self
     }
 
+    /// In a mount namespace where `pages` is mounted at its place in a container and the shim, if
+    /// there is one, comes by `/etc/ld.so.preload` instead of `LD_PRELOAD`. See [`can_contain`].
+    pub fn in_container(mut self, pages: impl AsRef<Path>) -> Self {
+        self.container = Some(pages.as_ref().to_owned());
+        self
+    }
+
     /// Kills the program, and what it started, after `timeout` (30 s unless said).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -84,14 +95,26 @@ impl Preloaded {
 
     /// Starts the program with pipes on all three standard streams.
     pub fn spawn(self) -> Running {
-        let mut command = Command::new(&self.program);
+        let scratch =
+            self.container.as_ref().map(|_| tempfile::tempdir().expect("a writable /tmp"));
+        let mut command = match (&self.container, &scratch) {
+            (Some(pages), Some(scratch)) => {
+                let mut command = Command::new("unshare");
+                command.args(unshare_flags());
+                command.arg(workspace().join("tests/programs/in-container.sh"));
+                command.arg(scratch.path()).arg(pages);
+                command.arg(self.shim.as_deref().unwrap_or(Path::new("-"))).arg(&self.program);
+                command
+            }
+            _ => Command::new(&self.program),
+        };
         command.args(&self.args).env_clear();
         for name in ["PATH", "HOME"] {
             if let Some(value) = std::env::var_os(name) {
                 command.env(name, value);
             }
         }
-        if let Some(shim) = &self.shim {
+        if let (Some(shim), None) = (&self.shim, &self.container) {
             command.env("LD_PRELOAD", shim);
         }
         command.envs(self.envs);
@@ -106,7 +129,14 @@ impl Preloaded {
             .unwrap_or_else(|e| panic!("cannot start {}: {e}", self.program.display()));
         let stderr = collect(child.stderr.take().expect("piped"));
         let watchdog = Watchdog::start(child.id(), self.timeout);
-        Running { child, stderr: Some(stderr), watchdog, program: self.program, reaped: false }
+        Running {
+            child,
+            stderr: Some(stderr),
+            watchdog,
+            program: self.program,
+            reaped: false,
+            _scratch: scratch,
+        }
     }
 
     /// Runs the program to its end with nothing on standard input.
@@ -125,6 +155,7 @@ pub struct Running {
     watchdog: Watchdog,
     program: PathBuf,
     reaped: bool,
+    _scratch: Option<TempDir>,
 }
 
 impl Running {
@@ -226,6 +257,29 @@ impl fmt::Display for Output {
             self.stdout.trim_end(),
             self.stderr.trim_end()
         )
+    }
+}
+
+/// Whether this machine lets tests make mount namespaces; the error says what is missing.
+pub fn can_contain() -> Result<(), String> {
+    let probe = Command::new("unshare").args(unshare_flags()).arg("true").output();
+    match probe {
+        Err(e) => Err(format!("unshare (util-linux): {e}")),
+        Ok(out) if out.status.success() => Ok(()),
+        Ok(out) => Err(format!(
+            "no mount namespaces here: {}",
+            String::from_utf8_lossy(&out.stderr).trim()
+        )),
+    }
+}
+
+/// Root needs no user namespace, and has none in some containers.
+fn unshare_flags() -> &'static [&'static str] {
+    // SAFETY: geteuid has no preconditions.
+    if unsafe { libc::geteuid() } == 0 {
+        &["--mount"]
+    } else {
+        &["--user", "--map-root-user", "--mount"]
     }
 }
 

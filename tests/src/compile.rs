@@ -71,7 +71,7 @@ impl CProgram {
             // The artefacts may be rebuilt without one of the symbols that another program uses.
             .arg("-Wl,--allow-shlib-undefined")
             .args(&self.libraries)
-            .arg("-ldl");
+            .args(["-ldl", "-lm"]);
         let made = cc.output().unwrap_or_else(|e| panic!("cannot run the C compiler: {e}"));
         assert!(
             made.status.success(),

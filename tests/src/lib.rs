@@ -23,7 +23,7 @@ pub mod routing;
 mod simgpu;
 
 pub use artefacts::{Artefacts, artefacts, target_dir, workspace};
-pub use child::{Output, Preloaded, Running};
+pub use child::{Output, Preloaded, Running, can_contain};
 pub use compile::{CProgram, compile_c};
 pub use conversation::{Conversation, Reply};
 pub use pages::Pages;

@@ -166,7 +166,7 @@ fn a_second_free_is_the_drivers_affair_and_gives_nothing_back() {
     let sim = SimGpu::start_default();
     let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
     let (mut tenant, mut bare) = (tenant(&sim, &pages), bare(&sim));
-    let mut twice = |process: &mut Conversation| {
+    let twice = |process: &mut Conversation| {
         let kept = process.must("alloc 1048576");
         let pointer = process.must("alloc 1048576");
         process.must(&format!("free {pointer}"));
