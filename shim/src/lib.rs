@@ -1,1 +1,79 @@
-//! tessera-shim.
+//! `libtessera.so`: the table of hooked functions, expanded into exports. Nothing else is here;
+//! what a hook does is in `tessera-shim-core`.
+//!
+//! Exported are the table's names and `dlsym` ([`dlsym`]), no more (checked by `nm -D` in
+//! `tests/tests/coverage.rs`). `dlvsym` is not hooked: driver symbols carry no versions, and it is
+//! how the shim, like every other preloaded library, finds the real `dlsym`.
+#![allow(non_snake_case, missing_docs, reason = "exports carry the driver's own names")]
+#![allow(clippy::too_many_arguments, reason = "the driver's signatures")]
+
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use tessera_cuda::nvml::*;
+use tessera_cuda::types::*;
+use tessera_shim_core::{hooks, launch, real, resolve::Export};
+
+mod dlsym;
+
+/// One exported function: the row's class decides what it is handed to.
+macro_rules! export {
+    (launch $body:ident $export:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
+        /// # Safety
+        /// As the driver's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $export($($arg: $ty),*) -> CUresult {
+            // SAFETY: the caller's own arguments, for a function of this very signature.
+            launch::launch(&real::$export, |real| unsafe { real($($arg),*) })
+        }
+    };
+    (lookup $body:ident $export:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
+        /// # Safety
+        /// As the driver's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $export($($arg: $ty),*) -> CUresult {
+            // SAFETY: the caller's own arguments, for a function of this very signature.
+            unsafe { hooks::$body(&EXPORTS, &real::$export, $($arg),*) }
+        }
+    };
+    ($class:ident $body:ident $export:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
+        /// # Safety
+        /// As the driver's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $export($($arg: $ty),*) -> c_int {
+            // SAFETY: the caller's own arguments, for a function of this very signature.
+            unsafe { hooks::$body(&real::$export, $($arg),*) }
+        }
+    };
+}
+
+macro_rules! cuda {
+    ($($class:ident $body:ident { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
+        $($(export!($class $body $export $args);)+)*
+        static CUDA: &[Export] =
+            &[$($(Export::new(real::$export.symbol(), $export as *const c_void)),+),*];
+    };
+}
+tessera_cuda::for_each_hook!(cuda);
+
+macro_rules! nvml {
+    ($($class:ident $body:ident { $($export:ident),+ $(,)? } $args:tt;)*) => {
+        $($(export!($class $body $export $args);)+)*
+        static NVML: &[Export] =
+            &[$($(Export::new(real::$export.symbol(), $export as *const c_void)),+),*];
+    };
+}
+tessera_cuda::for_each_nvml_hook!(nvml);
+
+/// Every hook, for lookups.
+static EXPORTS: [Export; CUDA.len() + NVML.len()] = {
+    let mut all = [CUDA[0]; CUDA.len() + NVML.len()];
+    let mut at = 0;
+    while at < CUDA.len() {
+        all[at] = CUDA[at];
+        at += 1;
+    }
+    while at < all.len() {
+        all[at] = NVML[at - CUDA.len()];
+        at += 1;
+    }
+    all
+};

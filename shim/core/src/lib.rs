@@ -1,1 +1,69 @@
-//! tessera-shim-core.
+//! What `libtessera.so` does inside a stranger's process, as a library without exports: an exported
+//! `dlsym` in an rlib would capture every program that links it.
+//!
+//! # A tour
+//!
+//! *Finding the driver.* [`real`] holds one typed pointer per driver symbol, [`driver`] binds them
+//! from the library's own handle. [`resolve`] decides what `dlsym` and ([`lookup`])
+//! `cuGetProcAddress` answer.
+//!
+//! *Where a process stands.* [`state`] is the life cycle: not a tenant, a tenant, or closed because
+//! its pages are broken ([`attach`]); and what a fork does to all of it. [`thread`](crate) state is
+//! plain words.
+//!
+//! *Memory.* `memory` and `free` hold the allocating and freeing hooks, `context` those that make
+//! and end contexts. They ask `place` where the calling thread's allocations go, remember them in
+//! [`allocations`] and [`contexts`], and settle with the account through `quota`. `info` and `nvml`
+//! show the tenant its quota.
+//!
+//! *Compute.* [`launch`] passes every launch through [`gate`], with a busy flag per thread
+//! ([`records`]).
+//!
+//! *The plugin* hears of refusals through [`session`]; nothing waits for it.
+//!
+//! # Rules of a guest
+//!
+//! No constructor, signal handler, umask, exit or change of the environment; no NEEDED entry for a
+//! driver library; nothing unwinds into the host (`extern "C"` aborts, and no hook panics). Hooks
+//! allocate nothing on hot paths and keep their tables on memory of their own. Silent unless
+//! something is refused ([`log`]).
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("CUDA exists on 64-bit Linux only; device pointers and sizes are taken as 64 bits");
+
+pub mod allocations;
+pub mod attach;
+mod context;
+pub mod contexts;
+pub mod driver;
+mod free;
+pub mod gate;
+pub mod gpus;
+mod info;
+mod init;
+pub mod launch;
+pub mod log;
+mod lookup;
+mod memory;
+mod nvml;
+mod pages;
+mod place;
+mod quota;
+pub mod real;
+pub mod records;
+pub mod resolve;
+pub mod session;
+pub mod spin;
+pub mod state;
+mod thread;
+
+/// The bodies of the table's hooks, by the table's body names. Launches share [`launch::launch`].
+pub mod hooks {
+    pub use crate::context::*;
+    pub use crate::free::*;
+    pub use crate::info::*;
+    pub use crate::init::*;
+    pub use crate::lookup::*;
+    pub use crate::memory::*;
+    pub use crate::nvml::*;
+}

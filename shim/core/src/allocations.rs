@@ -1,0 +1,319 @@
+//! Which device pointer holds how many bytes, and whose they are.
+//!
+//! A sharded hash table of this process's charged allocations. Frees look up here what to give
+//! back; pointers that are not here were never charged and pass through. Shards keep threads apart;
+//! each is an open-addressing table on memory straight from the kernel, so a hook never enters the
+//! host's allocator, and each has its own fork-safe lock.
+
+use crate::pages::{Table, Zeroed};
+use crate::spin::Spin;
+use tessera_region::layout::Kind;
+
+/// Shards; a power of two.
+const SHARDS: usize = 32;
+/// Entries of a shard's first table; a power of two.
+const FIRST: usize = 128;
+
+/// What one device pointer was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Bytes charged.
+    pub bytes: u64,
+    /// [`crate::contexts::Context::serial`] of the context it was made in.
+    pub context: u32,
+    /// Index of the GPU in the quota page.
+    pub gpu: u8,
+    /// What it was obtained by.
+    pub kind: Kind,
+}
+
+/// A table cell. `key` 0 is empty (no device address is 0), [`TOMBSTONE`] was removed.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    key: u64,
+    bytes: u64,
+    context: u32,
+    gpu: u8,
+    kind: u8,
+}
+const TOMBSTONE: u64 = u64::MAX;
+
+// SAFETY: integers only.
+unsafe impl Zeroed for Cell {}
+
+/// No memory for the table: the allocation cannot be remembered, so it must not be granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// All charged device pointers of this process.
+#[derive(Debug)]
+pub struct Allocations {
+    shards: [Spin<Shard>; SHARDS],
+}
+
+impl Default for Allocations {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Allocations {
+    /// An empty map; takes no memory until the first insertion.
+    pub const fn new() -> Self {
+        Self { shards: [const { Spin::new(Shard::new()) }; SHARDS] }
+    }
+
+    /// Remembers `pointer`. Returns what was remembered for it before: an allocation that the
+    /// driver released without our seeing it, whose bytes the caller gives back.
+    ///
+    /// # Errors
+    /// [`Full`] when the kernel has no memory for the table.
+    pub fn insert(&self, pointer: u64, value: Allocation) -> Result<Option<Allocation>, Full> {
+        if pointer == 0 || pointer == TOMBSTONE {
+            return Err(Full);
+        }
+        self.shard(pointer).lock().insert(pointer, value)
+    }
+
+    /// Forgets `pointer` and returns what it was charged.
+    pub fn remove(&self, pointer: u64) -> Option<Allocation> {
+        if pointer == 0 || pointer == TOMBSTONE {
+            return None;
+        }
+        self.shard(pointer).lock().remove(pointer)
+    }
+
+    /// Forgets every allocation that `doomed` names, handing each to `each`.
+    pub fn drain(&self, doomed: impl Fn(&Allocation) -> bool, mut each: impl FnMut(Allocation)) {
+        for shard in &self.shards {
+            shard.lock().drain(&doomed, &mut each);
+        }
+    }
+
+    fn shard(&self, pointer: u64) -> &Spin<Shard> {
+        // The low bits choose a cell within the shard; the highest ones choose the shard.
+        &self.shards[spread(pointer) >> (usize::BITS - SHARDS.trailing_zeros())]
+    }
+}
+
+/// Fibonacci hashing: device pointers differ in middle bits.
+fn spread(pointer: u64) -> usize {
+    let hash = pointer.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    #[allow(clippy::cast_possible_truncation, reason = "64-bit targets only, asserted in lib.rs")]
+    let hash = (hash ^ (hash >> 29)) as usize;
+    hash
+}
+
+#[derive(Debug)]
+struct Shard {
+    table: Option<Table<Cell>>,
+    /// Cells holding an allocation.
+    live: usize,
+    /// Cells that are not empty: live ones and tombstones.
+    used: usize,
+}
+
+impl Shard {
+    const fn new() -> Self {
+        Self { table: None, live: 0, used: 0 }
+    }
+
+    fn insert(&mut self, key: u64, value: Allocation) -> Result<Option<Allocation>, Full> {
+        self.make_room()?;
+        let table = self.table.as_mut().ok_or(Full)?;
+        let (found, at) = probe(table.as_slice(), key);
+        let cell = &mut table.as_mut_slice()[at];
+        let before = found.then(|| cell.value());
+        if !found {
+            self.live += 1;
+            self.used += usize::from(cell.key == 0);
+        }
+        *cell = Cell {
+            key,
+            bytes: value.bytes,
+            context: value.context,
+            gpu: value.gpu,
+            kind: value.kind as u8,
+        };
+        Ok(before)
+    }
+
+    fn remove(&mut self, key: u64) -> Option<Allocation> {
+        let table = self.table.as_mut()?;
+        let (found, at) = probe(table.as_slice(), key);
+        if !found {
+            return None;
+        }
+        let cell = &mut table.as_mut_slice()[at];
+        cell.key = TOMBSTONE;
+        self.live -= 1;
+        Some(cell.value())
+    }
+
+    fn drain(&mut self, doomed: &impl Fn(&Allocation) -> bool, each: &mut impl FnMut(Allocation)) {
+        let Some(table) = self.table.as_mut() else { return };
+        for cell in table.as_mut_slice() {
+            if cell.key != 0 && cell.key != TOMBSTONE && doomed(&cell.value()) {
+                cell.key = TOMBSTONE;
+                self.live -= 1;
+                each(cell.value());
+            }
+        }
+    }
+
+    /// Keeps a quarter of the cells empty, so that probes end; clears tombstones by rebuilding.
+    fn make_room(&mut self) -> Result<(), Full> {
+        let len = self.table.as_ref().map_or(0, |table| table.as_slice().len());
+        if (self.used + 1) * 4 <= len * 3 {
+            return Ok(());
+        }
+        let grown = if (self.live + 1) * 2 > len { (len * 2).max(FIRST) } else { len };
+        let mut table = Table::<Cell>::new(grown).ok_or(Full)?;
+        if let Some(old) = self.table.take() {
+            for cell in old.as_slice().iter().filter(|c| c.key != 0 && c.key != TOMBSTONE) {
+                let (_, at) = probe(table.as_slice(), cell.key);
+                table.as_mut_slice()[at] = *cell;
+            }
+        }
+        self.used = self.live;
+        self.table = Some(table);
+        Ok(())
+    }
+}
+
+/// Where `key` is (`true`), or where it would go: the first tombstone on its path, or the empty
+/// cell that ends it. `make_room` guarantees an empty cell.
+fn probe(cells: &[Cell], key: u64) -> (bool, usize) {
+    let mask = cells.len() - 1;
+    let mut at = spread(key) & mask;
+    let mut grave = None;
+    loop {
+        match cells[at].key {
+            0 => return (false, grave.unwrap_or(at)),
+            found if found == key => return (true, at),
+            TOMBSTONE if grave.is_none() => grave = Some(at),
+            _ => {}
+        }
+        at = (at + 1) & mask;
+    }
+}
+
+impl Cell {
+    fn value(&self) -> Allocation {
+        const KINDS: [Kind; 8] = [
+            Kind::Plain,
+            Kind::Pitched,
+            Kind::Managed,
+            Kind::Async,
+            Kind::Vmm,
+            Kind::Array,
+            Kind::Graph,
+            Kind::Overhead,
+        ];
+        Allocation {
+            bytes: self.bytes,
+            context: self.context,
+            gpu: self.gpu,
+            kind: KINDS[usize::from(self.kind)],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    fn plain(bytes: u64, context: u32) -> Allocation {
+        Allocation { bytes, context, gpu: 0, kind: Kind::Plain }
+    }
+
+    #[test]
+    fn unknown_pointers_are_not_found() {
+        let map = Allocations::new();
+        assert_eq!(map.remove(0), None);
+        assert_eq!(map.remove(u64::MAX), None);
+        assert_eq!(map.remove(0x7f00_0000_0000), None);
+    }
+
+    #[test]
+    fn reused_pointer_returns_what_it_replaced() {
+        let map = Allocations::new();
+        assert_eq!(map.insert(4096, plain(1, 1)), Ok(None));
+        assert_eq!(map.insert(4096, plain(2, 2)), Ok(Some(plain(1, 1))));
+        assert_eq!(map.remove(4096), Some(plain(2, 2)));
+        assert_eq!(map.remove(4096), None);
+    }
+
+    #[test]
+    fn threads_find_their_own_pointers() {
+        let map = Allocations::new();
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let map = &map;
+                scope.spawn(move || {
+                    for round in 0..5_000u64 {
+                        let pointer = 0x7000_0000_0000 + (round * 4 + thread) * 512;
+                        assert_eq!(map.insert(pointer, plain(round, 1)), Ok(None));
+                        if round % 2 == 0 {
+                            assert_eq!(map.remove(pointer), Some(plain(round, 1)));
+                        }
+                    }
+                });
+            }
+        });
+        let mut left = 0;
+        map.drain(|_| true, |_| left += 1);
+        assert_eq!(left, 4 * 2_500);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Insert(u64, u64, u32),
+        Remove(u64),
+        Drain(u32),
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        // Few distinct pointers, so that reuse, double frees and tombstones are common.
+        let pointer = (1u64..400).prop_map(|n| 0x7f00_0000_0000 + n * 512);
+        prop_oneof![
+            6 => (pointer.clone(), any::<u64>(), 0u32..4).prop_map(|(p, b, c)| Act::Insert(p, b, c)),
+            5 => pointer.prop_map(Act::Remove),
+            1 => (0u32..4).prop_map(Act::Drain),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_as_a_hash_map(acts in proptest::collection::vec(act(), 1..2_000)) {
+            let map = Allocations::new();
+            let mut model = HashMap::new();
+            for act in acts {
+                match act {
+                    Act::Insert(pointer, bytes, context) => {
+                        let value = plain(bytes, context);
+                        prop_assert_eq!(map.insert(pointer, value), Ok(model.insert(pointer, value)));
+                    }
+                    Act::Remove(pointer) => {
+                        prop_assert_eq!(map.remove(pointer), model.remove(&pointer));
+                    }
+                    Act::Drain(context) => {
+                        let mut drained: Vec<u64> = Vec::new();
+                        map.drain(|a| a.context == context, |a| drained.push(a.bytes));
+                        let mut expected: Vec<u64> =
+                            model.values().filter(|a| a.context == context).map(|a| a.bytes).collect();
+                        model.retain(|_, a| a.context != context);
+                        drained.sort_unstable();
+                        expected.sort_unstable();
+                        prop_assert_eq!(drained, expected);
+                    }
+                }
+            }
+            let mut left = 0usize;
+            map.drain(|_| true, |_| left += 1);
+            prop_assert_eq!(left, model.len());
+        }
+    }
+}

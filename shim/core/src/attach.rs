@@ -1,0 +1,121 @@
+//! Finds the pages. *Absence closes*: where the mount point exists, only it counts, and a page that
+//! is missing, unreadable or invalid means no GPU, not an unlimited one.
+
+use crate::log::Reason;
+use core::ffi::CStr;
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use tessera_region::layout::{CONTAINER_PAGES_DIR, SESSION_SOCKET};
+use tessera_region::quota::QuotaReader;
+use tessera_region::usage::UsageMap;
+
+/// Both pages, attached.
+#[derive(Debug)]
+pub struct Pages {
+    /// The limits, read-only.
+    pub quota: QuotaReader,
+    /// Who uses what.
+    pub usage: UsageMap,
+    /// Where the plugin listens.
+    pub session_path: CString,
+}
+
+/// What there is to attach to.
+#[derive(Debug)]
+pub enum Found {
+    /// Neither mount point nor variable: not a tenant.
+    Nothing,
+    /// Pages that count.
+    Pages(Box<Pages>),
+    /// Pages that should be there and are not; the line says which and what to do.
+    Broken,
+}
+
+static BROKEN: Reason = Reason::new();
+
+/// Looks for the pages and attaches.
+pub fn find() -> Found {
+    let container = Path::new(CONTAINER_PAGES_DIR);
+    if exists(c"/usr/local/tessera/pages") {
+        return attach(
+            container,
+            "the Tessera plugin writes this when a container starts: delete the pod so that it is \
+             made anew; if that does not help, see `tessera status` on its node",
+        );
+    }
+    match named_by_environment() {
+        Some(dir) => attach(
+            &dir,
+            "TESSERA_DIR names this directory: start the program with `tessera run`, or unset \
+             TESSERA_DIR to run without a quota",
+        ),
+        None => Found::Nothing,
+    }
+}
+
+const _: () = {
+    // `exists` wants the constant with a NUL.
+    let (a, b) = (CONTAINER_PAGES_DIR.as_bytes(), c"/usr/local/tessera/pages".to_bytes());
+    assert!(a.len() == b.len());
+    let mut at = 0;
+    while at < a.len() {
+        assert!(a[at] == b[at]);
+        at += 1;
+    }
+};
+
+/// Whether there is anything at `path`. What cannot be looked at (EACCES, ELOOP, EIO) exists: only
+/// a clear "no such file" opens the way past it.
+fn exists(path: &CStr) -> bool {
+    let mut stat = core::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a NUL-terminated path and a valid place for the answer, which is not read.
+    let failed = unsafe { libc::lstat(path.as_ptr(), stat.as_mut_ptr()) } != 0;
+    !(failed && matches!(crate::log::errno(), libc::ENOENT | libc::ENOTDIR))
+}
+
+/// `TESSERA_DIR`, read without std's environment lock, which another thread may have held when this
+/// process was forked.
+fn named_by_environment() -> Option<std::path::PathBuf> {
+    // SAFETY: a NUL-terminated name. As for every getenv, the host must not change its environment
+    // at the same time; the value is copied at once.
+    let value = unsafe { libc::getenv(c"TESSERA_DIR".as_ptr()) };
+    if value.is_null() {
+        return None;
+    }
+    // SAFETY: non-null, so it is a NUL-terminated string of the environment.
+    let value = unsafe { CStr::from_ptr(value) }.to_bytes();
+    (!value.is_empty()).then(|| OsStr::from_bytes(value).into())
+}
+
+fn attach(dir: &Path, advice: &str) -> Found {
+    let attached = QuotaReader::attach(dir)
+        .and_then(|quota| UsageMap::attach(dir).map(|usage| (quota, usage)));
+    match attached {
+        Ok((quota, usage)) => {
+            let path = dir.join(SESSION_SOCKET);
+            // A path from the environment or a constant: neither holds a NUL.
+            let session_path = CString::new(path.as_os_str().as_bytes()).unwrap_or_default();
+            Found::Pages(Box::new(Pages { quota, usage, session_path }))
+        }
+        Err(error) => {
+            BROKEN.say(format_args!("no GPU for this process: {error}; {advice}"));
+            Found::Broken
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_missing_path_does_not_exist() {
+        assert!(exists(c"/proc/self"));
+        assert!(exists(c"/dev/null"));
+        assert!(!exists(c"/no/such/path"));
+        assert!(!exists(c"/dev/null/below"), "ENOTDIR");
+        let long = CString::new(vec![b'a'; 5000]).expect("no NUL");
+        assert!(exists(&long), "ENAMETOOLONG tells nothing");
+    }
+}

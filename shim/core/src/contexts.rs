@@ -1,0 +1,240 @@
+//! The contexts this process has, and on which GPU each is.
+//!
+//! A context costs device memory that no hook sees, so each live one is charged the quota page's
+//! overhead. Allocations carry their context's *serial*, never its handle: the driver reuses handles
+//! as soon as a context is destroyed.
+
+use crate::pages::{Table, Zeroed};
+use crate::spin::Spin;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Where an allocation goes: the context that will own it and its GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The context's serial; 0 is no context.
+    pub serial: u32,
+    /// Index in the quota page; `None` where the page does not name the GPU.
+    pub gpu: Option<u8>,
+}
+
+/// A live context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Context {
+    /// The driver's handle; 0 marks an unused entry.
+    pub handle: usize,
+    /// Bytes charged for its existence.
+    pub overhead_bytes: u64,
+    /// Owner and GPU of what is allocated in it.
+    pub place: Place,
+    /// `cuCtxCreate` and `cuCtxAttach` less `cuCtxDetach`.
+    pub users: u32,
+    /// The device whose primary context it is.
+    pub primary_of: Option<i32>,
+}
+
+// SAFETY: `Context` is plain data; all-zero bytes are an unused entry (`Option`s of integers carry a
+// separate tag, for which zero is a valid value), asserted by a test.
+unsafe impl Zeroed for Context {}
+
+/// Entries of the first table.
+const FIRST: usize = 32;
+
+/// All contexts that hooks have seen.
+#[derive(Debug)]
+pub struct Contexts {
+    list: Spin<List>,
+    /// Moves on when a context goes or changes, so that threads' cached places become void.
+    epoch: AtomicU64,
+}
+
+#[derive(Debug)]
+struct List {
+    entries: Option<Table<Context>>,
+    last_serial: u32,
+}
+
+impl Default for Contexts {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Contexts {
+    /// None yet.
+    pub const fn new() -> Self {
+        Self { list: Spin::new(List { entries: None, last_serial: 0 }), epoch: AtomicU64::new(1) }
+    }
+
+    /// The current epoch; see [`Contexts::find`].
+    #[inline]
+    pub fn epoch(&self) -> u64 {
+        // Acquire: pairs with the Release in `changed`.
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Where `handle` is. The answer may be kept while the epoch stays.
+    pub fn find(&self, handle: usize) -> Option<Place> {
+        self.list.lock().position(|c| c.handle == handle).map(|(_, context)| context.place)
+    }
+
+    /// The live primary context of `device`.
+    pub fn primary(&self, device: i32) -> Option<Context> {
+        self.list.lock().position(|c| c.primary_of == Some(device)).map(|(_, context)| context)
+    }
+
+    /// Remembers a context that the driver has just made, and gives it a serial. `None` when the
+    /// kernel has no memory for the table.
+    pub fn insert(&self, mut context: Context) -> Option<Context> {
+        let mut list = self.list.lock();
+        list.last_serial = list.last_serial.wrapping_add(1).max(1);
+        context.place.serial = list.last_serial;
+        let stored = list.put(context);
+        drop(list);
+        self.changed();
+        stored.then_some(context)
+    }
+
+    /// Puts back what [`Contexts::take`] took: the driver refused to destroy it.
+    pub fn restore(&self, context: Context) {
+        // There is room: its own entry was freed, and tables never shrink.
+        self.list.lock().put(context);
+        self.changed();
+    }
+
+    /// Forgets `handle`, before the driver destroys it.
+    pub fn take(&self, handle: usize) -> Option<Context> {
+        self.take_if(|context| context.handle == handle)
+    }
+
+    /// Forgets the primary context of `device`.
+    pub fn take_primary(&self, device: i32) -> Option<Context> {
+        self.take_if(|context| context.primary_of == Some(device))
+    }
+
+    /// Adds to a context's users; returns how many there are now.
+    pub fn adjust_users(&self, handle: usize, by: i32) -> Option<u32> {
+        let mut list = self.list.lock();
+        let (at, _) = list.position(|c| c.handle == handle)?;
+        let context = &mut list.entries.as_mut()?.as_mut_slice()[at];
+        context.users = context.users.saturating_add_signed(by);
+        Some(context.users)
+    }
+
+    /// Whether any context is left on the page's GPU `gpu`.
+    pub fn any_on(&self, gpu: u8) -> bool {
+        self.list.lock().position(|c| c.place.gpu == Some(gpu)).is_some()
+    }
+
+    fn take_if(&self, wanted: impl Fn(&Context) -> bool) -> Option<Context> {
+        let mut list = self.list.lock();
+        let (at, context) = list.position(wanted)?;
+        list.entries.as_mut()?.as_mut_slice()[at].handle = 0;
+        drop(list);
+        self.changed();
+        Some(context)
+    }
+
+    fn changed(&self) {
+        // Release: pairs with the Acquire in `epoch`.
+        self.epoch.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl List {
+    fn position(&self, wanted: impl Fn(&Context) -> bool) -> Option<(usize, Context)> {
+        let entries = self.entries.as_ref()?.as_slice();
+        let at = entries.iter().position(|c| c.handle != 0 && wanted(c))?;
+        Some((at, entries[at]))
+    }
+
+    fn put(&mut self, context: Context) -> bool {
+        let len = self.entries.as_ref().map_or(0, |entries| entries.as_slice().len());
+        let free = self
+            .entries
+            .as_ref()
+            .and_then(|entries| entries.as_slice().iter().position(|c| c.handle == 0));
+        let at = match free {
+            Some(at) => at,
+            None => {
+                let Some(mut grown) = Table::<Context>::new((len * 2).max(FIRST)) else {
+                    return false;
+                };
+                if let Some(old) = &self.entries {
+                    grown.as_mut_slice()[..len].copy_from_slice(old.as_slice());
+                }
+                self.entries = Some(grown);
+                len
+            }
+        };
+        match &mut self.entries {
+            Some(entries) => entries.as_mut_slice()[at] = context,
+            None => return false,
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context(handle: usize, gpu: u8, primary_of: Option<i32>) -> Context {
+        let place = Place { serial: 0, gpu: Some(gpu) };
+        Context { handle, overhead_bytes: 1, place, users: 1, primary_of }
+    }
+
+    #[test]
+    fn an_unused_entry_is_all_zero() {
+        let table = Table::<Context>::new(1).expect("memory");
+        assert_eq!(table.as_slice()[0].handle, 0);
+    }
+
+    #[test]
+    fn a_reused_handle_gets_a_new_serial() {
+        let contexts = Contexts::new();
+        let first = contexts.insert(context(0x10, 0, None)).expect("stored");
+        assert_eq!(contexts.take(0x10), Some(first));
+        assert_eq!(contexts.find(0x10), None);
+        let second = contexts.insert(context(0x10, 0, None)).expect("stored");
+        assert_ne!(first.place.serial, second.place.serial);
+    }
+
+    #[test]
+    fn the_epoch_moves_when_a_context_goes() {
+        let contexts = Contexts::new();
+        contexts.insert(context(0x10, 0, Some(0)));
+        let before = contexts.epoch();
+        assert!(contexts.take_primary(0).is_some());
+        assert_ne!(contexts.epoch(), before);
+        assert!(contexts.take_primary(0).is_none());
+    }
+
+    #[test]
+    fn a_failed_destroy_keeps_the_context() {
+        let contexts = Contexts::new();
+        let made = contexts.insert(context(0x10, 2, None)).expect("stored");
+        let taken = contexts.take(0x10).expect("known");
+        assert!(!contexts.any_on(2));
+        contexts.restore(taken);
+        assert_eq!(contexts.find(0x10), Some(made.place));
+        assert!(contexts.any_on(2));
+    }
+
+    #[test]
+    fn the_table_grows() {
+        let contexts = Contexts::new();
+        for handle in 1..=100 {
+            assert!(contexts.insert(context(handle, 0, None)).is_some());
+        }
+        assert!((1..=100).all(|handle| contexts.find(handle).is_some()));
+    }
+
+    #[test]
+    fn users_are_counted() {
+        let contexts = Contexts::new();
+        contexts.insert(context(0x10, 0, None));
+        assert_eq!(contexts.adjust_users(0x10, 1), Some(2));
+        assert_eq!(contexts.adjust_users(0x10, -1), Some(1));
+        assert_eq!(contexts.adjust_users(0x20, 1), None);
+    }
+}

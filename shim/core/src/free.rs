@@ -1,0 +1,68 @@
+//! Frees: forget the pointer, call the driver, give the bytes back only when it succeeded.
+//!
+//! The entry goes *before* the call, because the driver may hand the address to another thread at
+//! once; the bytes go *after* it, because until then they are not free. Synchronous and
+//! stream-ordered frees take any pointer: CUDA lets both release the other's allocations. Pointers
+//! that are not charged (NULL, imported, already freed) are the driver's to judge.
+#![allow(non_snake_case, reason = "hooks carry the driver's own names")]
+
+use crate::quota;
+use crate::real::Real;
+use crate::state;
+use crate::thread::Depth;
+use tessera_cuda::types::*;
+
+#[inline]
+fn release(pointer: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some(_depth) = Depth::enter() else { return call() };
+    let Some(process) = state::armed() else { return call() };
+    let Some(allocation) = process.allocations.remove(pointer) else { return call() };
+    let result = call();
+    if result == CUDA_SUCCESS {
+        quota::give_back(process, allocation);
+    } else {
+        quota::keep(process, pointer, allocation);
+    }
+    result
+}
+
+/// CUDA Driver API, "Memory Management".
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuMemFree(
+    real: &Real<unsafe extern "C" fn(CUdeviceptr) -> CUresult>,
+    dptr: CUdeviceptr,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own argument.
+    release(dptr, || unsafe { real(dptr) })
+}
+
+/// The 32-bit form of before CUDA 3.2.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuMemFree_v1(
+    real: &Real<unsafe extern "C" fn(CUdeviceptr_v1) -> CUresult>,
+    dptr: CUdeviceptr_v1,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own argument.
+    release(u64::from(dptr), || unsafe { real(dptr) })
+}
+
+/// CUDA Driver API, "Stream Ordered Memory Allocator". The bytes count as free at once, as the next
+/// allocation ordered after it may use them.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuMemFreeAsync(
+    real: &Real<unsafe extern "C" fn(CUdeviceptr, CUstream) -> CUresult>,
+    dptr: CUdeviceptr,
+    stream: CUstream,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    release(dptr, || unsafe { real(dptr, stream) })
+}

@@ -1,0 +1,145 @@
+//! Lines on standard error, without allocation, locks or stdio, and seldom.
+//!
+//! The shim is silent unless it refuses something; then it says so once per reason, and again at
+//! most once a minute.
+
+use core::fmt::{self, Write};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Longest line; the rest is cut.
+const LINE: usize = 512;
+/// Least time between two lines for the same reason.
+const QUIET_NS: u64 = 60_000_000_000;
+
+/// `CLOCK_MONOTONIC` now, in nanoseconds.
+pub(crate) fn now_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a valid timespec to write to.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+/// Lets something happen at most once per interval.
+#[derive(Debug, Default)]
+pub struct Throttle {
+    /// When it happened last; 0 is never.
+    last_ns: AtomicU64,
+}
+
+impl Throttle {
+    /// Never happened yet.
+    pub const fn new() -> Self {
+        Self { last_ns: AtomicU64::new(0) }
+    }
+
+    /// Whether it may happen now; if so, counts it as happened.
+    pub fn allows(&self, now_ns: u64, interval_ns: u64) -> bool {
+        let last = self.last_ns.load(Ordering::Relaxed);
+        let now_ns = now_ns.max(1);
+        (last == 0 || now_ns.saturating_sub(last) >= interval_ns)
+            && self
+                .last_ns
+                .compare_exchange(last, now_ns, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+}
+
+/// One reason to write a line.
+#[derive(Debug, Default)]
+pub struct Reason(Throttle);
+
+impl Reason {
+    /// Never said yet.
+    pub const fn new() -> Self {
+        Self(Throttle::new())
+    }
+
+    /// Says it, unless it was said within the last minute.
+    pub fn say(&self, line: fmt::Arguments<'_>) {
+        if self.0.allows(now_ns(), QUIET_NS) {
+            write_line(line);
+        }
+    }
+}
+
+/// Writes `tessera: line` to standard error in one write.
+pub fn write_line(line: fmt::Arguments<'_>) {
+    let mut buffer = Buffer { bytes: [0; LINE], len: 0 };
+    // Errors mean that the line was cut, which is fine.
+    let _ = write!(buffer, "tessera: {line}");
+    buffer.len = buffer.len.min(LINE - 1);
+    buffer.bytes[buffer.len] = b'\n';
+    let errno = errno();
+    // SAFETY: `len + 1` initialised bytes. A closed or full standard error is the host's affair.
+    unsafe {
+        libc::write(libc::STDERR_FILENO, buffer.bytes.as_ptr().cast(), buffer.len + 1);
+    }
+    set_errno(errno);
+}
+
+/// The host's errno: hooks leave it as they found it.
+pub(crate) fn errno() -> i32 {
+    // SAFETY: the location is this thread's own.
+    unsafe { *libc::__errno_location() }
+}
+
+pub(crate) fn set_errno(value: i32) {
+    // SAFETY: the location is this thread's own.
+    unsafe { *libc::__errno_location() = value }
+}
+
+struct Buffer {
+    bytes: [u8; LINE],
+    len: usize,
+}
+
+impl Write for Buffer {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = &mut self.bytes[self.len..LINE - 1];
+        let taken = text.len().min(room.len());
+        room[..taken].copy_from_slice(&text.as_bytes()[..taken]);
+        self.len += taken;
+        if taken == text.len() { Ok(()) } else { Err(fmt::Error) }
+    }
+}
+
+/// Bytes as people read them.
+pub(crate) struct Bytes(pub(crate) u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MIB: u64 = 1 << 20;
+        if self.0 >= MIB && self.0.is_multiple_of(MIB) {
+            write!(f, "{} MiB", self.0 / MIB)
+        } else {
+            write!(f, "{} bytes", self.0)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn throttle_allows_once_per_interval() {
+        let throttle = Throttle::new();
+        assert!(throttle.allows(10, 100));
+        assert!(!throttle.allows(50, 100));
+        assert!(throttle.allows(110, 100));
+        assert!(!throttle.allows(110, 100));
+    }
+
+    #[test]
+    fn long_lines_are_cut_not_lost() {
+        let mut buffer = Buffer { bytes: [0; LINE], len: 0 };
+        assert!(buffer.write_str(&"x".repeat(2 * LINE)).is_err());
+        assert_eq!(buffer.len, LINE - 1);
+    }
+
+    #[test]
+    fn sizes_are_readable() {
+        assert_eq!(Bytes(3 << 20).to_string(), "3 MiB");
+        assert_eq!(Bytes(1000).to_string(), "1000 bytes");
+    }
+}

@@ -1,0 +1,387 @@
+//! Allocations: reserve, call the driver, settle to what it really took.
+#![allow(non_snake_case, reason = "hooks carry the driver's own names")]
+
+use crate::allocations::Allocation;
+use crate::contexts::Place;
+use crate::place::{self, Look};
+use crate::quota;
+use crate::real::{self, Real};
+use crate::state::{self, Process, Standing};
+use crate::thread::Depth;
+use core::ffi::{c_int, c_uint, c_void};
+use tessera_cuda::types::*;
+use tessera_region::layout::Kind;
+
+/// What a hook asks the quota for.
+struct Ask {
+    /// The driver's function, for messages.
+    name: &'static str,
+    kind: Kind,
+    /// The most that the driver may take.
+    worst: u64,
+    /// The least; asked for when the worst does not fit.
+    least: u64,
+    /// The stream whose device is meant, if not the current context's.
+    stream: Option<CUstream>,
+}
+
+/// What the driver made.
+struct Made {
+    pointer: u64,
+    bytes: u64,
+    /// Where it is, if not where the call was expected to put it; `None` in `Some`: host memory.
+    device: Option<Option<CUdevice>>,
+}
+
+/// Every allocating hook: `call` runs the driver's function (again, if a refusal may pass), `made`
+/// reads its result, `undo` frees it.
+#[inline]
+fn allocate(
+    ask: &Ask,
+    call: impl Fn() -> CUresult,
+    made: impl FnOnce() -> Made,
+    undo: impl FnOnce(u64),
+) -> CUresult {
+    let Some(_depth) = Depth::enter() else { return call() };
+    let process = match state::standing() {
+        Standing::Pass => return call(),
+        Standing::Closed => return CUDA_ERROR_SYSTEM_NOT_READY,
+        Standing::Armed(process) => process,
+    };
+    let look = match ask.stream {
+        Some(stream) => place::of_stream(process, stream),
+        None => place::current(process),
+    };
+    let Place { serial, gpu } = match look {
+        Look::At(place) => place,
+        Look::Nowhere => return call(),
+        Look::Refused(refused) => return quota::refuse(process, "a new context", &refused),
+    };
+    let Some(gpu) = gpu else { return quota::refuse_unlisted(process, ask.name, ask.worst) };
+
+    let reservation = match quota::reserve_between(process, gpu, ask.worst, ask.least) {
+        Ok(reservation) => reservation,
+        Err(refused) => return quota::refuse(process, ask.name, &refused),
+    };
+    let result = quota::insist(process, gpu, ask.worst, &call);
+    if result != CUDA_SUCCESS {
+        return result; // the reservation rolls back
+    }
+    let made = made();
+    // Pool memory belongs to the device, not to a context: no context's end gives it back.
+    let context = if ask.kind == Kind::Async { 0 } else { serial };
+    let settled = match whereabouts(process, gpu, made.device) {
+        Whereabouts::Expected => reservation.commit(made.bytes, ask.kind).map(|()| gpu),
+        Whereabouts::Host => return CUDA_SUCCESS, // no device memory: not charged
+        Whereabouts::Unlisted => {
+            undo(made.pointer);
+            return quota::refuse_unlisted(process, ask.name, made.bytes);
+        }
+        Whereabouts::On(other) => match quota::reserve(process, other, made.bytes) {
+            Ok(there) => there.commit(made.bytes, ask.kind).map(|()| other),
+            Err(refused) => {
+                undo(made.pointer);
+                return quota::refuse(process, ask.name, &refused);
+            }
+        },
+    };
+    let gpu = match settled {
+        Ok(gpu) => gpu,
+        Err(overrun) => {
+            // Freed while its bytes are still reserved: nobody may take them before.
+            undo(made.pointer);
+            let refused = overrun.refused;
+            drop(overrun);
+            return quota::refuse(process, ask.name, &refused);
+        }
+    };
+    let allocation = Allocation { bytes: made.bytes, context, gpu, kind: ask.kind };
+    match process.allocations.insert(made.pointer, allocation) {
+        Ok(None) => CUDA_SUCCESS,
+        Ok(Some(stale)) => {
+            // The driver gave the address anew, so what was there is gone, though we saw no free.
+            quota::give_back(process, stale);
+            CUDA_SUCCESS
+        }
+        Err(_full) => {
+            undo(made.pointer);
+            quota::give_back(process, allocation);
+            CUDA_ERROR_OUT_OF_MEMORY
+        }
+    }
+}
+
+/// Where the driver put what was reserved on one GPU.
+enum Whereabouts {
+    Expected,
+    Host,
+    Unlisted,
+    On(u8),
+}
+
+#[inline]
+fn whereabouts(
+    process: &'static Process,
+    expected: u8,
+    device: Option<Option<CUdevice>>,
+) -> Whereabouts {
+    match device.map(|device| device.map(|device| process.listed(device).flatten())) {
+        None => Whereabouts::Expected,
+        Some(None) => Whereabouts::Host,
+        Some(Some(None)) => Whereabouts::Unlisted,
+        Some(Some(Some(gpu))) if gpu == expected => Whereabouts::Expected,
+        Some(Some(Some(gpu))) => Whereabouts::On(gpu),
+    }
+}
+
+/// Frees an allocation that does not fit after all.
+fn undo_free(pointer: u64) {
+    if let Some(free) = real::cuMemFree_v2.get() {
+        // SAFETY: the driver has just made it, and nobody else has seen it.
+        unsafe { free(pointer) };
+    }
+}
+
+/// CUDA Driver API, "Memory Management".
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuMemAlloc(
+    real: &Real<unsafe extern "C" fn(*mut CUdeviceptr, usize) -> CUresult>,
+    dptr: *mut CUdeviceptr,
+    bytes: usize,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let call = || unsafe { real(dptr, bytes) };
+    if dptr.is_null() || bytes == 0 {
+        return call();
+    }
+    let bytes = bytes as u64;
+    let ask =
+        Ask { name: "cuMemAlloc", kind: Kind::Plain, worst: bytes, least: bytes, stream: None };
+    // SAFETY: the driver wrote `dptr` when it succeeded.
+    allocate(&ask, call, || Made { pointer: unsafe { *dptr }, bytes, device: None }, undo_free)
+}
+
+/// The 32-bit form of before CUDA 3.2.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuMemAlloc_v1(
+    real: &Real<unsafe extern "C" fn(*mut CUdeviceptr_v1, c_uint) -> CUresult>,
+    dptr: *mut CUdeviceptr_v1,
+    bytes: c_uint,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let call = || unsafe { real(dptr, bytes) };
+    if dptr.is_null() || bytes == 0 {
+        return call();
+    }
+    let bytes = u64::from(bytes);
+    let ask =
+        Ask { name: "cuMemAlloc", kind: Kind::Plain, worst: bytes, least: bytes, stream: None };
+    // SAFETY: the driver wrote `dptr` when it succeeded.
+    let made = || Made { pointer: u64::from(unsafe { *dptr }), bytes, device: None };
+    allocate(&ask, call, made, undo_free)
+}
+
+/// Rows are padded to the pitch, which only the driver knows: every driver and GPU so far takes a
+/// multiple of 512 bytes or less, so that is reserved, and settled to what it reports.
+const PITCH: u64 = 512;
+
+fn pitched(width_bytes: u64, height: u64) -> Ask {
+    // A product that overflows fits no quota.
+    let worst = width_bytes.checked_next_multiple_of(PITCH).unwrap_or(u64::MAX);
+    Ask {
+        name: "cuMemAllocPitch",
+        kind: Kind::Pitched,
+        worst: worst.saturating_mul(height),
+        least: width_bytes.saturating_mul(height),
+        stream: None,
+    }
+}
+
+/// CUDA Driver API, "Memory Management".
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuMemAllocPitch(
+    real: &Real<
+        unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, usize, usize, c_uint) -> CUresult,
+    >,
+    dptr: *mut CUdeviceptr,
+    pitch: *mut usize,
+    width_bytes: usize,
+    height: usize,
+    element_bytes: c_uint,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let call = || unsafe { real(dptr, pitch, width_bytes, height, element_bytes) };
+    if dptr.is_null() || pitch.is_null() || width_bytes == 0 || height == 0 {
+        return call();
+    }
+    let made = || {
+        // SAFETY: the driver wrote both when it succeeded.
+        let (pointer, pitch) = unsafe { (*dptr, *pitch) };
+        Made { pointer, bytes: (pitch as u64).saturating_mul(height as u64), device: None }
+    };
+    allocate(&pitched(width_bytes as u64, height as u64), call, made, undo_free)
+}
+
+/// The 32-bit form of before CUDA 3.2.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuMemAllocPitch_v1(
+    real: &Real<
+        unsafe extern "C" fn(*mut CUdeviceptr_v1, *mut c_uint, c_uint, c_uint, c_uint) -> CUresult,
+    >,
+    dptr: *mut CUdeviceptr_v1,
+    pitch: *mut c_uint,
+    width_bytes: c_uint,
+    height: c_uint,
+    element_bytes: c_uint,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let call = || unsafe { real(dptr, pitch, width_bytes, height, element_bytes) };
+    if dptr.is_null() || pitch.is_null() || width_bytes == 0 || height == 0 {
+        return call();
+    }
+    let made = || {
+        // SAFETY: the driver wrote both when it succeeded.
+        let (pointer, pitch) = unsafe { (*dptr, *pitch) };
+        let bytes = u64::from(pitch) * u64::from(height);
+        Made { pointer: u64::from(pointer), bytes, device: None }
+    };
+    allocate(&pitched(u64::from(width_bytes), u64::from(height)), call, made, undo_free)
+}
+
+/// CUDA Driver API, "Memory Management". Charged whole on the current device: managed memory may
+/// be resident there at any time.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuMemAllocManaged(
+    real: &Real<unsafe extern "C" fn(*mut CUdeviceptr, usize, c_uint) -> CUresult>,
+    dptr: *mut CUdeviceptr,
+    bytes: usize,
+    flags: c_uint,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let call = || unsafe { real(dptr, bytes, flags) };
+    if dptr.is_null() || bytes == 0 {
+        return call();
+    }
+    let bytes = bytes as u64;
+    let ask = Ask {
+        name: "cuMemAllocManaged",
+        kind: Kind::Managed,
+        worst: bytes,
+        least: bytes,
+        stream: None,
+    };
+    // SAFETY: the driver wrote `dptr` when it succeeded.
+    allocate(&ask, call, || Made { pointer: unsafe { *dptr }, bytes, device: None }, undo_free)
+}
+
+/// Frees on the stream that the allocation was ordered on.
+fn undo_free_async(pointer: u64, stream: CUstream) {
+    match real::cuMemFreeAsync.get() {
+        // SAFETY: the driver has just made it on this stream, and nobody else has seen it.
+        Some(free) => _ = unsafe { free(pointer, stream) },
+        None => undo_free(pointer),
+    }
+}
+
+/// CUDA Driver API, "Stream Ordered Memory Allocator".
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuMemAllocAsync(
+    real: &Real<unsafe extern "C" fn(*mut CUdeviceptr, usize, CUstream) -> CUresult>,
+    dptr: *mut CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let call = || unsafe { real(dptr, bytes, stream) };
+    if dptr.is_null() || bytes == 0 {
+        return call();
+    }
+    let bytes = bytes as u64;
+    let ask = Ask {
+        name: "cuMemAllocAsync",
+        kind: Kind::Async,
+        worst: bytes,
+        least: bytes,
+        stream: Some(stream),
+    };
+    // SAFETY: the driver wrote `dptr` when it succeeded.
+    let made = || Made { pointer: unsafe { *dptr }, bytes, device: None };
+    allocate(&ask, call, made, |pointer| undo_free_async(pointer, stream))
+}
+
+/// CUDA Driver API, "Stream Ordered Memory Allocator". The pool says where the memory is, and a
+/// pool may be on another device than the stream, or in host memory.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuMemAllocFromPoolAsync(
+    real: &Real<unsafe extern "C" fn(*mut CUdeviceptr, usize, CUmemoryPool, CUstream) -> CUresult>,
+    dptr: *mut CUdeviceptr,
+    bytes: usize,
+    pool: CUmemoryPool,
+    stream: CUstream,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let call = || unsafe { real(dptr, bytes, pool, stream) };
+    if dptr.is_null() || bytes == 0 {
+        return call();
+    }
+    let bytes = bytes as u64;
+    let ask = Ask {
+        name: "cuMemAllocFromPoolAsync",
+        kind: Kind::Async,
+        worst: bytes,
+        least: bytes,
+        stream: Some(stream),
+    };
+    let made = || {
+        // SAFETY: the driver wrote `dptr` when it succeeded.
+        let pointer = unsafe { *dptr };
+        Made { pointer, bytes, device: device_of(pointer) }
+    };
+    allocate(&ask, call, made, |pointer| undo_free_async(pointer, stream))
+}
+
+/// On which device the driver says `pointer` is; `Some(None)` in host memory, `None` when it does
+/// not say.
+fn device_of(pointer: u64) -> Option<Option<CUdevice>> {
+    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`
+    const MEMORY_TYPE: c_int = 2;
+    /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`
+    const DEVICE_ORDINAL: c_int = 9;
+    /// `CU_MEMORYTYPE_HOST`
+    const HOST: c_uint = 1;
+    let ask = real::cuPointerGetAttribute.get()?;
+    let mut memory_type: c_uint = 0;
+    let mut device: CUdevice = 0;
+    let place = (&raw mut memory_type).cast::<c_void>();
+    // SAFETY: both attributes are written as an int.
+    if unsafe { ask(place, MEMORY_TYPE, pointer) } != CUDA_SUCCESS {
+        return None;
+    }
+    if memory_type == HOST {
+        return Some(None);
+    }
+    // SAFETY: as above.
+    let told = unsafe { ask((&raw mut device).cast(), DEVICE_ORDINAL, pointer) } == CUDA_SUCCESS;
+    told.then_some(Some(device))
+}

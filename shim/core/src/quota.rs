@@ -1,0 +1,219 @@
+//! The one place where hooks meet the account: reserve, give back, refuse, insist, and what the
+//! tenant is shown.
+
+use crate::allocations::Allocation;
+use crate::gpus;
+use crate::log::{Bytes, Reason, Throttle, now_ns};
+use crate::spin::sleep_us;
+use crate::state::{NO_UUID, Observed, Process};
+use tessera_cuda::types::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use tessera_region::account::{self, Refused, Reservation};
+use tessera_region::layout::Kind;
+use tessera_region::session::{Event, EventKind};
+
+/// How long a request that fits the quota insists when the driver refuses it although something was
+/// just released: the driver tears a killed process down later than the kernel ends it.
+const INSIST_NS: u64 = 2_000_000_000;
+/// Least time between two events of a kind.
+const EVENT_NS: u64 = 1_000_000_000;
+
+static OVER_QUOTA: Reason = Reason::new();
+static CONTENDED: Reason = Reason::new();
+static UNLISTED: Reason = Reason::new();
+static OVER_QUOTA_EVENTS: Throttle = Throttle::new();
+static DRIVER_EVENTS: Throttle = Throttle::new();
+
+/// Sets `bytes` of the page's GPU `gpu` aside.
+#[inline]
+pub(crate) fn reserve(
+    process: &'static Process,
+    gpu: u8,
+    bytes: u64,
+) -> Result<Reservation<'static>, Refused> {
+    process.account.reserve(usize::from(gpu), bytes)
+}
+
+/// As [`reserve`], for a request whose size the driver settles: `worst` if there is room for it
+/// now, else at least `least`.
+#[inline]
+pub(crate) fn reserve_between(
+    process: &'static Process,
+    gpu: u8,
+    worst: u64,
+    least: u64,
+) -> Result<Reservation<'static>, Refused> {
+    if least >= worst {
+        return reserve(process, gpu, worst);
+    }
+    let at = usize::from(gpu);
+    let room =
+        process.account.quota().memory_limit(at).saturating_sub(process.account.charged_total(at));
+    reserve(process, gpu, if worst <= room { worst } else { least })
+}
+
+/// Gives back bytes that the driver has released.
+#[inline]
+pub(crate) fn release(process: &'static Process, gpu: u8, bytes: u64, kind: Kind) {
+    process.account.release(usize::from(gpu), bytes, kind);
+}
+
+/// Gives back an allocation that the driver has released.
+#[inline]
+pub(crate) fn give_back(process: &'static Process, allocation: Allocation) {
+    release(process, allocation.gpu, allocation.bytes, allocation.kind);
+}
+
+/// Remembers `allocation` again, because the driver refused to free it.
+#[cold]
+pub(crate) fn keep(process: &'static Process, pointer: u64, allocation: Allocation) {
+    match process.allocations.insert(pointer, allocation) {
+        Ok(None) => {}
+        // Another thread got the address meanwhile, so the old allocation is gone after all.
+        Ok(Some(newer)) => {
+            if let Ok(Some(old)) = process.allocations.insert(pointer, newer) {
+                give_back(process, old);
+            }
+        }
+        // No memory for the map. It stays charged, which is the safe side.
+        Err(_full) => {}
+    }
+}
+
+/// Runs the driver's call; again for up to [`INSIST_NS`], with back-off, while it refuses what the
+/// quota grants and something was released within that time.
+#[inline]
+pub(crate) fn insist(
+    process: &'static Process,
+    gpu: u8,
+    bytes: u64,
+    call: &impl Fn() -> CUresult,
+) -> CUresult {
+    let result = call();
+    if result == CUDA_ERROR_OUT_OF_MEMORY {
+        refused_by_driver(process, gpu, bytes, call)
+    } else {
+        result
+    }
+}
+
+#[cold]
+fn refused_by_driver(
+    process: &'static Process,
+    gpu: u8,
+    bytes: u64,
+    call: &impl Fn() -> CUresult,
+) -> CUresult {
+    let account = &process.account;
+    // Nobody has looked for the dead while the quota had room.
+    account.recover_dead(usize::from(gpu));
+    let mut wait_us = 500;
+    loop {
+        let since = now_ns().saturating_sub(account.last_recovery_ns());
+        if since >= INSIST_NS {
+            break;
+        }
+        sleep_us(wait_us);
+        wait_us = (wait_us * 2).min(50_000);
+        let result = call();
+        if result != CUDA_ERROR_OUT_OF_MEMORY {
+            return result;
+        }
+    }
+    account.count_driver_refusal();
+    if DRIVER_EVENTS.allows(now_ns(), EVENT_NS) {
+        process.tell(Some(event(EventKind::DriverRefused, Some(gpu), bytes)));
+    }
+    CUDA_ERROR_OUT_OF_MEMORY
+}
+
+/// Refuses a request of `name`, and says so: a line, an event.
+#[cold]
+pub(crate) fn refuse(process: &'static Process, name: &str, refused: &Refused) -> CUresult {
+    let uuid = process.account.quota().uuid(refused.gpu);
+    let (bytes, charged, limit) =
+        (Bytes(refused.bytes), Bytes(refused.charged), Bytes(refused.limit));
+    match refused.reason {
+        account::Reason::OverQuota => OVER_QUOTA.say(format_args!(
+            "out of memory: {name} asks for {bytes}, and this container has {charged} of its \
+             {limit} on {uuid} in use"
+        )),
+        account::Reason::Contended => CONTENDED.say(format_args!(
+            "out of memory: {name} asks for {bytes} on {uuid}, and another process of this \
+             container has held up a request for too long (is one stopped?)"
+        )),
+    }
+    if OVER_QUOTA_EVENTS.allows(now_ns(), EVENT_NS) {
+        let gpu = u8::try_from(refused.gpu).ok();
+        process.tell(Some(event(EventKind::OverQuota, gpu, refused.bytes)));
+    }
+    CUDA_ERROR_OUT_OF_MEMORY
+}
+
+/// Refuses a request on a GPU that the quota page does not name: its limit is 0.
+#[cold]
+pub(crate) fn refuse_unlisted(process: &'static Process, name: &str, bytes: u64) -> CUresult {
+    let listed = process.account.quota().uuid(0);
+    UNLISTED.say(format_args!(
+        "out of memory: {name} asks for {} on a GPU that this container sees but was not given; \
+         it was given {listed}{}",
+        Bytes(bytes),
+        if process.account.quota().gpu_count() > 1 { " and others" } else { "" },
+    ));
+    if OVER_QUOTA_EVENTS.allows(now_ns(), EVENT_NS) {
+        process.tell(Some(event(EventKind::OverQuota, None, bytes)));
+    }
+    CUDA_ERROR_OUT_OF_MEMORY
+}
+
+fn event(kind: EventKind, gpu: Option<u8>, bytes: u64) -> Event {
+    Event { kind, gpu: gpu.map(u32::from), bytes, uuid: NO_UUID }
+}
+
+/// A GPU's memory as the tenant sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct View {
+    /// The quota, at most what the GPU has; 0 where the page does not name it.
+    pub(crate) total: u64,
+    charged: u64,
+}
+
+impl View {
+    /// The page's GPU `gpu`, which has `real_total` bytes.
+    #[inline]
+    pub(crate) fn of(observed: Observed, gpu: Option<u8>, real_total: u64) -> Self {
+        match gpu.map(usize::from) {
+            None => Self { total: 0, charged: 0 },
+            Some(gpu) => Self {
+                total: observed.quota().memory_limit(gpu).min(real_total),
+                charged: observed.charged_total(gpu),
+            },
+        }
+    }
+
+    /// What may still be allocated.
+    #[inline]
+    pub(crate) fn free(self) -> u64 {
+        self.total.saturating_sub(self.charged)
+    }
+
+    /// What is in use; never more than the total, even after the limit was lowered.
+    pub(crate) fn used(self) -> u64 {
+        self.charged.min(self.total)
+    }
+}
+
+/// The UUID's text is what events and pages carry.
+const _: () = assert!(gpus::TEXT_LEN == tessera_region::session::EVENT_UUID_LEN);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn used_and_free_add_up_to_the_total() {
+        for (total, charged) in [(100, 0), (100, 40), (100, 100), (100, 140), (0, 0)] {
+            let view = View { total, charged };
+            assert_eq!(view.used() + view.free(), view.total);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! One cache line per launching thread: its busy flag, and what the hot path needs beside it.
+//!
+//! Whoever closes the gate must wait until no thread is between "looked at the gate" and "the
+//! driver has the launch". So every launching thread owns a record with a flag that it alone writes
+//! and that the closer can scan. Records live in memory that reads as zero in a forked child: there
+//! `process` is null, and the child's thread takes a record of the child's own state.
+//!
+//! Nothing runs when a thread ends. Its record is recognised by its dead thread id, and taken back
+//! when a new thread needs one.
+
+use crate::pages;
+use crate::spin::Spin;
+use crate::state::Process;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// A thread's record.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Record {
+    /// 1 while the thread is past the gate and inside a launch.
+    pub(crate) busy: AtomicU32,
+    /// The owner's thread id; 0 is free.
+    tid: AtomicU32,
+    /// The state this record belongs to; null after a fork.
+    pub(crate) process: AtomicPtr<Process>,
+    /// The launch counter's shard in the usage page.
+    pub(crate) launches: AtomicPtr<AtomicU64>,
+    /// 1 when no other thread writes that shard, so that counting needs no locked instruction.
+    pub(crate) exclusive: AtomicU32,
+    /// Which shard, to give it back.
+    shard: AtomicU32,
+}
+const _: () = assert!(size_of::<Record>() == 64);
+
+/// Records per page-sized chunk.
+const CHUNK: usize = 64;
+/// Most chunks: 16384 launching threads at the same time.
+const CHUNKS: usize = 256;
+
+/// All records of the process.
+#[derive(Debug)]
+pub struct Records {
+    pool: Spin<Pool>,
+}
+
+#[derive(Debug)]
+struct Pool {
+    chunks: [*mut Record; CHUNKS],
+    /// Records ever handed out; those below may be free again.
+    used: usize,
+    /// Records below `used` that were given back.
+    free: usize,
+    /// When `used` reaches this, look for dead threads before growing.
+    sweep_at: usize,
+    /// Bit n: shard n of the launch counter has an owner. The last shard is everybody's.
+    shards: u32,
+}
+
+// SAFETY: the pointers are to memory that the pool owns and never unmaps.
+unsafe impl Send for Pool {}
+
+impl Default for Records {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Records {
+    /// No records yet.
+    pub const fn new() -> Self {
+        Self {
+            pool: Spin::new(Pool {
+                chunks: [ptr::null_mut(); CHUNKS],
+                used: 0,
+                free: 0,
+                sweep_at: CHUNK,
+                shards: 0,
+            }),
+        }
+    }
+
+    /// A record for the calling thread, bound to `process` and counting into one of `shards`.
+    /// `None` when 16384 live threads have one, or the kernel has no memory.
+    pub(crate) fn claim(
+        &self,
+        process: &'static Process,
+        shards: &'static [AtomicU64],
+    ) -> Option<&'static Record> {
+        let mut pool = self.pool.lock();
+        if pool.free == 0 && pool.used >= pool.sweep_at {
+            pool.sweep();
+            pool.sweep_at = ((pool.used - pool.free) * 2).max(CHUNK);
+        }
+        let record = if pool.free > 0 { pool.reuse() } else { pool.grow() }?;
+        let last = shards.len() - 1;
+        let shard = (pool.shards.trailing_ones() as usize).min(last);
+        let exclusive = shard < last;
+        if exclusive {
+            pool.shards |= 1 << shard;
+        }
+        record.busy.store(0, Ordering::Relaxed);
+        record.launches.store(ptr::from_ref(&shards[shard]).cast_mut(), Ordering::Relaxed);
+        record.exclusive.store(u32::from(exclusive), Ordering::Relaxed);
+        record.shard.store(u32::try_from(shard).unwrap_or(0), Ordering::Relaxed);
+        record.process.store(ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
+        record.tid.store(own_tid(), Ordering::Release);
+        Some(record)
+    }
+}
+
+impl Pool {
+    fn at(&self, index: usize) -> Option<&'static Record> {
+        let chunk = NonNull::new(*self.chunks.get(index / CHUNK)?)?;
+        // SAFETY: a chunk holds CHUNK records, zeroed when mapped, and is never unmapped.
+        Some(unsafe { &*chunk.as_ptr().add(index % CHUNK) })
+    }
+
+    fn reuse(&mut self) -> Option<&'static Record> {
+        let found = (0..self.used)
+            .filter_map(|index| self.at(index))
+            .find(|record| record.tid.load(Ordering::Relaxed) == 0)?;
+        self.free -= 1;
+        Some(found)
+    }
+
+    fn grow(&mut self) -> Option<&'static Record> {
+        let slot = self.chunks.get_mut(self.used / CHUNK)?;
+        if slot.is_null() {
+            let bytes = CHUNK * size_of::<Record>();
+            let chunk = pages::map(bytes)?;
+            // Where the kernel cannot do it, `state` clears the thread's pointer in the child.
+            pages::wipe_on_fork(chunk, bytes);
+            *slot = chunk.as_ptr().cast();
+        }
+        let record = self.at(self.used)?;
+        self.used += 1;
+        Some(record)
+    }
+
+    /// Frees the records of threads that ended.
+    fn sweep(&mut self) {
+        for index in 0..self.used {
+            let Some(record) = self.at(index) else { continue };
+            let tid = record.tid.load(Ordering::Relaxed);
+            if tid != 0 && !alive(tid) {
+                if record.exclusive.load(Ordering::Relaxed) != 0 {
+                    self.shards &= !(1 << record.shard.load(Ordering::Relaxed));
+                }
+                record.process.store(ptr::null_mut(), Ordering::Relaxed);
+                // A thread that was cancelled inside a launch leaves its flag up.
+                record.busy.store(0, Ordering::Relaxed);
+                record.tid.store(0, Ordering::Relaxed);
+                self.free += 1;
+            }
+        }
+    }
+}
+
+fn own_tid() -> u32 {
+    // SAFETY: gettid has no preconditions.
+    let tid = unsafe { libc::syscall(libc::SYS_gettid) };
+    u32::try_from(tid).unwrap_or(u32::MAX)
+}
+
+/// Whether a thread of this process has that id.
+fn alive(tid: u32) -> bool {
+    // SAFETY: signal 0 is sent to nobody; it only asks whether the thread exists.
+    let sent = unsafe {
+        libc::syscall(
+            libc::SYS_tgkill,
+            libc::c_long::from(libc::getpid()),
+            libc::c_long::from(tid),
+            0,
+        )
+    };
+    sent == 0
+}

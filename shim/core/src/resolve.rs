@@ -1,0 +1,201 @@
+//! What a lookup of a hooked name answers.
+//!
+//! Rule one: ask the real resolver first, and put a hook in the place of *the driver's own export*
+//! only. NULL stays NULL, and a `cuInit` of some unrelated library stays its own.
+//!
+//! Rule two: the shim is preloaded, so a lookup in the global scope (`RTLD_DEFAULT`, a handle of
+//! `dlopen(NULL)`) finds the shim's own export even where no driver is loaded. Then what counts is
+//! what that lookup would have found without the shim.
+
+use crate::driver::{self, Wanted};
+use crate::real::Symbol;
+use core::ffi::{CStr, c_char, c_void};
+use core::mem::MaybeUninit;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+/// `dlsym(3)`.
+pub type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+
+/// The next `dlsym` after the shim's: libc's, or that of another preloaded library. Null until
+/// [`find_real_dlsym`] ran.
+pub static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Finds and keeps the real `dlsym`. `dlvsym` finds it because its own name is not hooked, and
+/// because a lookup with a version never matches the shim's unversioned export.
+pub extern "C" fn find_real_dlsym() -> *mut c_void {
+    // The oldest symbol version on each architecture, then the one that glibc 2.34 added.
+    const VERSIONS: [&CStr; 2] = if cfg!(target_arch = "x86_64") {
+        [c"GLIBC_2.2.5", c"GLIBC_2.34"]
+    } else {
+        [c"GLIBC_2.17", c"GLIBC_2.34"]
+    };
+    for version in VERSIONS {
+        // SAFETY: two NUL-terminated names; RTLD_NEXT is relative to this library.
+        let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
+        if !found.is_null() {
+            // Release: pairs with the Acquire in `real_dlsym`.
+            REAL_DLSYM.store(found, Ordering::Release);
+            return found;
+        }
+    }
+    ptr::null_mut()
+}
+
+/// The real `dlsym`, called from here: `RTLD_NEXT` then means "after the shim".
+pub(crate) fn real_dlsym() -> Option<Dlsym> {
+    let mut found = REAL_DLSYM.load(Ordering::Acquire);
+    if found.is_null() {
+        found = find_real_dlsym();
+    }
+    if found.is_null() {
+        return None;
+    }
+    // SAFETY: found under the name `dlsym`, which has this signature.
+    Some(unsafe { core::mem::transmute::<*mut c_void, Dlsym>(found) })
+}
+
+/// One exported hook: the driver's symbol and what we put in its place.
+#[derive(Clone, Copy, Debug)]
+pub struct Export {
+    symbol: &'static Symbol,
+    hook: *const c_void,
+}
+
+// SAFETY: `hook` is the address of a function, never dereferenced as data.
+unsafe impl Sync for Export {}
+
+impl Export {
+    /// Pairs a driver symbol with the exported function that replaces it.
+    pub const fn new(symbol: &'static Symbol, hook: *const c_void) -> Self {
+        Self { symbol, hook }
+    }
+
+    /// The driver's own export becomes the hook; anything else stays what it is.
+    fn substitute(&self, found: *mut c_void) -> *mut c_void {
+        if !found.is_null() && found == self.symbol.pointer() {
+            self.hook.cast_mut()
+        } else {
+            found
+        }
+    }
+}
+
+/// The export of that name, if it is hooked.
+pub fn find(exports: &'static [Export], name: &CStr) -> Option<&'static Export> {
+    exports.iter().find(|export| export.symbol.name() == name)
+}
+
+/// Answers `dlsym(handle, name)` for a hooked name on behalf of the code at `caller`.
+///
+/// The last dynamic-linker call made here decides what `dlerror` says, so every NULL comes from one.
+///
+/// # Safety
+/// As `dlsym`: `handle` must be a live handle or a pseudo-handle.
+pub unsafe fn answer(export: &Export, handle: *mut c_void, caller: *const c_void) -> *mut c_void {
+    let Some(dlsym) = real_dlsym() else { return ptr::null_mut() };
+    let name = export.symbol.name().as_ptr();
+    driver::bind(export.symbol.library(), Wanted::IfLoaded);
+
+    if handle != libc::RTLD_NEXT {
+        // SAFETY: the caller's own arguments.
+        let found = unsafe { dlsym(handle, name) };
+        if found.cast_const() != export.hook {
+            return export.substitute(found);
+        }
+    }
+    // The global scope without the shim. RTLD_NEXT of a library that stands before the driver in
+    // that scope, which is where wrappers are preloaded, means the same.
+    // SAFETY: a pseudo-handle and a NUL-terminated name.
+    let next = unsafe { dlsym(libc::RTLD_NEXT, name) };
+    let own = object_of(caller);
+    if !next.is_null() {
+        let wrapper = handle == libc::RTLD_NEXT && own.is_some() && object_of(next) == own;
+        // A wrapper that asks for the function after its own wants the driver's.
+        let wanted = if wrapper { export.symbol.pointer() } else { next };
+        return export.substitute(wanted);
+    }
+    // The scope of the caller's own library, if that brought the driver as its dependency.
+    if let Some(object) = own {
+        // SAFETY: dladdr's file name is NUL-terminated; RTLD_NOLOAD only takes a reference.
+        let library = unsafe { libc::dlopen(object.file, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        if !library.is_null() {
+            // SAFETY: the handle is live until the dlclose that gives the reference back.
+            let local = unsafe { dlsym(library, name) };
+            // SAFETY: as above.
+            unsafe { libc::dlclose(library) };
+            if !local.is_null() && local.cast_const() != export.hook {
+                return export.substitute(local);
+            }
+        }
+    }
+    // SAFETY: as above; repeated for dlerror's sake.
+    unsafe { dlsym(libc::RTLD_NEXT, name) }
+}
+
+/// A loaded file, identified by where it starts.
+#[derive(Clone, Copy, Debug)]
+struct Object {
+    base: *const c_void,
+    file: *const c_char,
+}
+
+impl PartialEq for Object {
+    fn eq(&self, other: &Self) -> bool {
+        self.base == other.base
+    }
+}
+
+fn object_of(address: *const c_void) -> Option<Object> {
+    let mut info = MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: dladdr accepts any address and writes `info` when it returns non-zero.
+    if unsafe { libc::dladdr(address, info.as_mut_ptr()) } == 0 {
+        return None;
+    }
+    // SAFETY: written, as just checked.
+    let info = unsafe { info.assume_init() };
+    Some(Object { base: info.dli_fbase, file: info.dli_fname })
+}
+
+/// Replaces a pointer that the driver's `cuGetProcAddress` answered, if it is a hooked export.
+/// The *pointer* says which variant the driver chose for the caller's version and flags.
+pub(crate) fn route(exports: &'static [Export], found: *mut c_void) -> *mut c_void {
+    exports
+        .iter()
+        .find(|export| !found.is_null() && export.symbol.pointer() == found)
+        .map_or(found, |export| export.hook.cast_mut())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::real;
+
+    static HOOK: u8 = 0;
+
+    #[test]
+    fn the_real_dlsym_is_libcs() {
+        let dlsym = real_dlsym().expect("a dlsym after this program's");
+        // SAFETY: a pseudo-handle and a NUL-terminated name.
+        let getpid = unsafe { dlsym(libc::RTLD_DEFAULT, c"getpid".as_ptr()) };
+        assert_eq!(getpid.cast_const(), libc::getpid as *const c_void);
+    }
+
+    #[test]
+    fn null_is_never_substituted() {
+        let export = Export::new(real::cuInit.symbol(), (&raw const HOOK).cast());
+        assert!(export.substitute(ptr::null_mut()).is_null());
+    }
+
+    #[test]
+    fn names_of_other_libraries_are_left_alone() {
+        static EXPORTS: [Export; 1] =
+            [Export::new(real::cuInit.symbol(), (&raw const HOOK).cast())];
+        assert!(find(&EXPORTS, c"cuInit").is_some());
+        for name in [c"cuInit_v2", c"cublasInit", c"cu", c"cuIni"] {
+            assert!(find(&EXPORTS, name).is_none(), "{name:?}");
+        }
+        let stranger = (&raw const HOOK).cast_mut().cast();
+        assert_eq!(route(&EXPORTS, stranger), stranger);
+    }
+}

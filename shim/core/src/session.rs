@@ -1,0 +1,258 @@
+//! The session socket: tells the plugin that this process uses CUDA, and what was refused.
+//!
+//! Nothing depends on it: every call is non-blocking, and a process runs on without a plugin. The
+//! socket lives in a stranger's descriptor table, so it sits at 512 or above, closes on exec, and is
+//! recognised by device and inode before each use: hosts close and reuse numbers they do not know.
+
+use crate::log::{Throttle, errno, now_ns, set_errno};
+use crate::spin::Spin;
+use core::ffi::{CStr, c_int};
+use core::mem::{MaybeUninit, offset_of};
+use tessera_region::session::Message;
+
+/// The lowest descriptor number we take, if the limit on descriptors lets us.
+const LOWEST_FD: c_int = 512;
+/// Least time between two attempts to connect.
+const RECONNECT_NS: u64 = 1_000_000_000;
+
+/// A process's end of the session.
+#[derive(Debug)]
+pub struct Session {
+    socket: Spin<Option<Socket>>,
+    attempts: Throttle,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Socket {
+    fd: c_int,
+    device: libc::dev_t,
+    inode: libc::ino_t,
+}
+
+impl Default for Session {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Session {
+    /// Not connected.
+    pub const fn new() -> Self {
+        Self { socket: Spin::new(None), attempts: Throttle::new() }
+    }
+
+    /// Sends `message` to the plugin at `path` if that is possible right now, connecting (at most
+    /// once a second) and saying `hello` first where needed. True when it was sent.
+    pub fn send(&self, path: &CStr, hello: Message, message: Option<Message>) -> bool {
+        let errno = errno();
+        let mut socket = self.socket.lock();
+        if socket.is_some_and(|socket| !socket.is_ours()) {
+            // The host closed our number; it may be a file of the host's by now.
+            *socket = None;
+        }
+        if socket.is_some_and(|socket| socket.is_hung_up()) {
+            Self::close(&mut socket);
+        }
+        if socket.is_none() && self.attempts.allows(now_ns(), RECONNECT_NS) {
+            *socket = Socket::connect(path);
+            if socket.is_some_and(|socket| !socket.put(&hello)) {
+                Self::close(&mut socket);
+            }
+        }
+        let sent = match (*socket, message) {
+            (Some(socket), Some(message)) => socket.put(&message),
+            (Some(_), None) => true,
+            (None, _) => false,
+        };
+        set_errno(errno);
+        sent
+    }
+
+    fn close(socket: &mut Option<Socket>) {
+        if let Some(socket) = socket.take() {
+            // SAFETY: `is_ours` has just found our own socket behind this number.
+            unsafe { libc::close(socket.fd) };
+        }
+    }
+}
+
+impl Socket {
+    fn connect(path: &CStr) -> Option<Self> {
+        let (address, length) = address_of(path)?;
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no pointers.
+        let low = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+        if low < 0 {
+            return None;
+        }
+        let fd = lift(low);
+        // SAFETY: `address` is an initialised sockaddr_un of which `length` bytes count.
+        let failed = unsafe { libc::connect(fd, (&raw const address).cast(), length) } != 0;
+        let socket = identify(fd).filter(|_| !failed);
+        if socket.is_none() {
+            // SAFETY: our own descriptor, made above, still unknown to anybody else.
+            unsafe { libc::close(fd) };
+        }
+        socket
+    }
+
+    fn is_ours(self) -> bool {
+        identify(self.fd).is_some_and(|now| now.device == self.device && now.inode == self.inode)
+    }
+
+    /// Reads what the plugin said (nothing to act on yet) and whether it is still there.
+    fn is_hung_up(self) -> bool {
+        let mut packet = [0u8; tessera_region::session::MESSAGE_BYTES];
+        // A few packets at most: a plugin that talks without end must not hold up its tenant.
+        for _ in 0..8 {
+            // SAFETY: `packet` is valid for its length.
+            let got = unsafe {
+                libc::recv(self.fd, packet.as_mut_ptr().cast(), packet.len(), libc::MSG_DONTWAIT)
+            };
+            match got {
+                0 => return true,
+                1.. => {}
+                _ => return !matches!(errno(), libc::EAGAIN | libc::EINTR),
+            }
+        }
+        false
+    }
+
+    fn put(self, message: &Message) -> bool {
+        let bytes = message.encode();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: `bytes` is valid for its length.
+        let sent = unsafe { libc::send(self.fd, bytes.as_ptr().cast(), bytes.len(), flags) };
+        usize::try_from(sent).is_ok_and(|sent| sent == bytes.len())
+    }
+}
+
+/// The address of a socket file; `None` where the path is too long for one (`unix(7)`).
+fn address_of(path: &CStr) -> Option<(libc::sockaddr_un, libc::socklen_t)> {
+    // SAFETY: all-zero is a valid sockaddr_un.
+    let mut address: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+    let bytes = path.to_bytes_with_nul();
+    if bytes.len() > address.sun_path.len() {
+        return None;
+    }
+    address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX).ok()?;
+    for (to, &from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    let length = offset_of!(libc::sockaddr_un, sun_path) + bytes.len();
+    Some((address, libc::socklen_t::try_from(length).ok()?))
+}
+
+/// Moves a descriptor out of the range that hosts use by number; keeps it where the limit is low.
+fn lift(low: c_int) -> c_int {
+    // SAFETY: no pointers.
+    let high = unsafe { libc::fcntl(low, libc::F_DUPFD_CLOEXEC, LOWEST_FD) };
+    if high < 0 {
+        return low;
+    }
+    // SAFETY: our own descriptor, of which `high` is the copy we keep.
+    unsafe { libc::close(low) };
+    high
+}
+
+fn identify(fd: c_int) -> Option<Socket> {
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `stat` is a valid place; fstat writes it when it returns 0.
+    if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: written, as just checked.
+    let stat = unsafe { stat.assume_init() };
+    (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(Socket {
+        fd,
+        device: stat.st_dev,
+        inode: stat.st_ino,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use std::os::unix::ffi::OsStrExt;
+    use tessera_region::session::MESSAGE_BYTES;
+
+    const HELLO: Message = Message::Hello { slot: 1, pid: 2, generation: 3 };
+    const WANT: Message = Message::Want { gpu: 0 };
+
+    /// A listening SEQPACKET socket, which std does not offer.
+    fn listen(path: &CStr) -> OwnedFd {
+        let (address, length) = address_of(path).expect("a short path");
+        // SAFETY: plain socket calls on a descriptor of our own and a filled address.
+        unsafe {
+            let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
+            assert!(fd >= 0);
+            let fd = OwnedFd::from_raw_fd(fd);
+            assert_eq!(libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length), 0);
+            assert_eq!(libc::listen(fd.as_raw_fd(), 8), 0);
+            fd
+        }
+    }
+
+    fn accept(listener: &OwnedFd) -> OwnedFd {
+        // SAFETY: our own listening socket, and a fresh descriptor that only we know.
+        unsafe {
+            let fd =
+                libc::accept(listener.as_raw_fd(), core::ptr::null_mut(), core::ptr::null_mut());
+            assert!(fd >= 0);
+            OwnedFd::from_raw_fd(fd)
+        }
+    }
+
+    fn receive(peer: &OwnedFd) -> Message {
+        let mut packet = [0u8; MESSAGE_BYTES];
+        // SAFETY: `packet` is valid for its length.
+        let got =
+            unsafe { libc::recv(peer.as_raw_fd(), packet.as_mut_ptr().cast(), packet.len(), 0) };
+        assert_eq!(usize::try_from(got), Ok(MESSAGE_BYTES));
+        Message::decode(&packet).expect("a message")
+    }
+
+    fn path_in(dir: &tempfile::TempDir) -> CString {
+        CString::new(dir.path().join("s").as_os_str().as_bytes()).expect("no NUL")
+    }
+
+    #[test]
+    fn hello_comes_first_on_a_high_descriptor() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let listener = listen(&path_in(&dir));
+        let session = Session::new();
+        assert!(session.send(&path_in(&dir), HELLO, Some(WANT)));
+        let peer = accept(&listener);
+        assert_eq!(receive(&peer), HELLO);
+        assert_eq!(receive(&peer), WANT);
+        assert!(session.socket.lock().expect("connected").fd >= LOWEST_FD);
+    }
+
+    #[test]
+    fn a_descriptor_that_the_host_reused_is_left_alone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let listener = listen(&path_in(&dir));
+        let session = Session::new();
+        assert!(session.send(&path_in(&dir), HELLO, None));
+        drop(accept(&listener));
+        let fd = session.socket.lock().expect("connected").fd;
+        let file = tempfile::tempfile().expect("a file");
+        // SAFETY: replaces the session's own descriptor, as a careless host would.
+        assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), fd) }, fd);
+        assert!(!session.send(&path_in(&dir), HELLO, Some(WANT)), "one attempt a second");
+        assert_eq!(file.metadata().expect("metadata").len(), 0, "nothing was written into it");
+        assert!(identify(fd).is_none(), "still the host's file, and open");
+        // SAFETY: the test's own descriptor.
+        assert_eq!(unsafe { libc::close(fd) }, 0);
+    }
+
+    #[test]
+    fn without_a_plugin_nothing_is_sent_and_nothing_stays_open() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let session = Session::new();
+        assert!(!session.send(&path_in(&dir), HELLO, Some(WANT)));
+        assert!(session.socket.lock().is_none());
+    }
+}

@@ -1,0 +1,339 @@
+//! The life of the shim in a process, and what a fork does to it.
+//!
+//! ```text
+//!            first hook
+//!   FRESH ───────────────► PASS     not a tenant: hooks cost next to nothing
+//!     ▲ │                   ARMED    pages attached, slot held
+//!     │ └─────────────────► CLOSED   pages broken: cuInit fails; tried again by the next cuInit
+//!     └── fork (in the child, whatever the state was)
+//! ```
+//!
+//! Where a process stands is a word in a page that the kernel wipes in forked children
+//! (`MADV_WIPEONFORK`), together with the pointers and the lock that go with it. So a child finds
+//! itself FRESH, takes a slot, a session and empty maps of its own, and never touches its parent's
+//! lock, descriptor or slot, nor a lock that another thread of its parent held while it forked.
+
+use crate::allocations::Allocations;
+use crate::attach::{self, Found, Pages};
+use crate::contexts::Contexts;
+use crate::gpus::{Gpus, Listed};
+use crate::log::Reason;
+use crate::pages;
+use crate::records::Records;
+use crate::session::Session;
+use crate::spin::Spin;
+use crate::thread::THREAD;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::ffi::CString;
+use tessera_cuda::types::CUdevice;
+use tessera_region::account::Account;
+use tessera_region::layout::MAX_GPUS;
+use tessera_region::quota::QuotaReader;
+use tessera_region::session::{EVENT_UUID_LEN, Event, EventKind, Message};
+
+/// Where this process stands.
+#[derive(Clone, Copy, Debug)]
+pub enum Standing {
+    /// Not a tenant.
+    Pass,
+    /// A tenant whose pages cannot be used.
+    Closed,
+    /// A tenant.
+    Armed(&'static Process),
+}
+
+/// A tenant process's state; made once, never freed.
+#[derive(Debug)]
+pub struct Process {
+    /// The pages and this process's slot.
+    pub account: Account,
+    /// Where the plugin listens.
+    session_path: CString,
+    /// What devices are in the page.
+    pub gpus: Gpus,
+    /// Live contexts.
+    pub contexts: Contexts,
+    /// Charged device pointers.
+    pub allocations: Allocations,
+    /// Launching threads.
+    pub records: Records,
+    /// Launches in flight of threads that got no record.
+    pub crowd: AtomicU32,
+    /// Serialises what creates and destroys a device's primary context.
+    pub primaries: [Spin<()>; PRIMARIES],
+    session: Session,
+}
+
+/// Devices with a lock of their own for their primary context; more share them.
+pub const PRIMARIES: usize = 16;
+
+/// An event's UUID where the GPU is in the page.
+pub(crate) const NO_UUID: [u8; EVENT_UUID_LEN] = [0; EVENT_UUID_LEN];
+
+const FRESH: u32 = 0;
+const PASS: u32 = 1;
+const CLOSED: u32 = 2;
+const ARMED: u32 = 3;
+
+/// The page that a fork wipes. All zero is FRESH.
+#[repr(C, align(4096))]
+struct Wiped {
+    standing: AtomicU32,
+    process: AtomicPtr<Process>,
+    /// Attached for looking only, see [`observed`].
+    pages: AtomicPtr<Pages>,
+    /// Held while attaching.
+    attaching: Spin<()>,
+}
+
+static WIPED: AtomicPtr<Wiped> = AtomicPtr::new(ptr::null_mut());
+static NO_SLOT: Reason = Reason::new();
+
+/// Where this process stands, attaching when nobody asked before.
+#[inline]
+pub fn standing() -> Standing {
+    settled().unwrap_or_else(|| arm(false))
+}
+
+/// As [`standing`], for `cuInit`: broken pages get another chance.
+pub fn standing_at_init() -> Standing {
+    match settled() {
+        Some(Standing::Closed) | None => arm(true),
+        Some(standing) => standing,
+    }
+}
+
+/// This process's state if it is an armed tenant already; attaches nothing.
+#[inline]
+pub fn armed() -> Option<&'static Process> {
+    match settled() {
+        Some(Standing::Armed(process)) => Some(process),
+        _ => None,
+    }
+}
+
+/// What is charged and allowed on the tenant's GPUs, for views that hold nothing: takes no slot and
+/// opens no session. `None` where this is no tenant, or its pages are broken.
+pub fn observed() -> Option<Observed> {
+    if let Some(process) = armed() {
+        return Some(Observed::AsProcess(process));
+    }
+    let wiped = wiped()?;
+    let _attaching = wiped.attaching.lock();
+    let mut pages = wiped.pages.load(Ordering::Relaxed);
+    if pages.is_null() {
+        match wiped.standing.load(Ordering::Relaxed) {
+            FRESH => {}
+            _ => return None,
+        }
+        match attach::find() {
+            Found::Nothing => {
+                wiped.standing.store(PASS, Ordering::Release);
+                return None;
+            }
+            Found::Broken => return None,
+            Found::Pages(found) => pages = Box::into_raw(found),
+        }
+        wiped.pages.store(pages, Ordering::Relaxed);
+    }
+    // SAFETY: made above, in this process, and never freed.
+    Some(Observed::AsStranger(unsafe { &*pages }))
+}
+
+/// See [`observed`].
+#[derive(Clone, Copy, Debug)]
+pub enum Observed {
+    /// Through this process's own account.
+    AsProcess(&'static Process),
+    /// Through pages attached for looking only.
+    AsStranger(&'static Pages),
+}
+
+impl Observed {
+    /// The limits.
+    pub fn quota(self) -> &'static QuotaReader {
+        match self {
+            Self::AsProcess(process) => process.account.quota(),
+            Self::AsStranger(pages) => &pages.quota,
+        }
+    }
+
+    /// Bytes that all processes of the tenant have charged on a GPU.
+    pub fn charged_total(self, gpu: usize) -> u64 {
+        match self {
+            Self::AsProcess(process) => process.account.charged_total(gpu),
+            Self::AsStranger(pages) => pages.usage.charged_total(gpu),
+        }
+    }
+}
+
+#[inline]
+fn settled() -> Option<Standing> {
+    let wiped = WIPED.load(Ordering::Acquire);
+    if wiped.is_null() {
+        return None;
+    }
+    // SAFETY: mapped by `wiped`, never unmapped; in a forked child it reads as zero.
+    let wiped = unsafe { &*wiped };
+    // Acquire: pairs with the Release in `arm`, so that the process is seen whole.
+    match wiped.standing.load(Ordering::Acquire) {
+        ARMED => {
+            // SAFETY: stored before ARMED was, and never freed.
+            Some(Standing::Armed(unsafe { &*wiped.process.load(Ordering::Relaxed) }))
+        }
+        PASS => Some(Standing::Pass),
+        CLOSED => Some(Standing::Closed),
+        _ => None,
+    }
+}
+
+#[cold]
+fn arm(again: bool) -> Standing {
+    let Some(wiped) = wiped() else { return Standing::Closed };
+    let _attaching = wiped.attaching.lock();
+    match settled() {
+        Some(Standing::Closed) if again => {}
+        Some(standing) => return standing,
+        None => {}
+    }
+    let pages = match attach::find() {
+        Found::Nothing => {
+            wiped.standing.store(PASS, Ordering::Release);
+            return Standing::Pass;
+        }
+        Found::Broken => {
+            wiped.standing.store(CLOSED, Ordering::Release);
+            return Standing::Closed;
+        }
+        Found::Pages(pages) => *pages,
+    };
+    let slot = match pages.usage.claim() {
+        Ok(slot) => slot,
+        Err(error) => {
+            NO_SLOT.say(format_args!(
+                "no GPU for this process: {error}; end other GPU processes of this container, or \
+                 raise the limit on open files"
+            ));
+            tell_no_slot(&pages);
+            wiped.standing.store(CLOSED, Ordering::Release);
+            return Standing::Closed;
+        }
+    };
+    let process: &'static Process = Box::leak(Box::new(Process {
+        account: Account::new(pages.quota, pages.usage, slot),
+        session_path: pages.session_path,
+        gpus: Gpus::new(),
+        contexts: Contexts::new(),
+        allocations: Allocations::new(),
+        records: Records::new(),
+        crowd: AtomicU32::new(0),
+        primaries: [const { Spin::new(()) }; PRIMARIES],
+        session: Session::new(),
+    }));
+    wiped.process.store(ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
+    // Release: pairs with the Acquire in `settled`.
+    wiped.standing.store(ARMED, Ordering::Release);
+    process.tell(None);
+    Standing::Armed(process)
+}
+
+/// The page itself, mapped at the first hook.
+fn wiped() -> Option<&'static Wiped> {
+    let mut at = WIPED.load(Ordering::Acquire);
+    if at.is_null() {
+        let page = pages::map(size_of::<Wiped>())?;
+        match WIPED.compare_exchange(
+            ptr::null_mut(),
+            page.as_ptr().cast(),
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
+            Ok(_) => {
+                at = page.as_ptr().cast();
+                if !pages::wipe_on_fork(page, size_of::<Wiped>()) {
+                    // A kernel before 4.14. SAFETY: `wipe_by_hand` is async-signal-safe.
+                    unsafe { libc::pthread_atfork(None, None, Some(wipe_by_hand)) };
+                }
+            }
+            Err(others) => {
+                pages::unmap(page, size_of::<Wiped>());
+                at = others;
+            }
+        }
+    }
+    // SAFETY: mapped zeroed, which is a FRESH page, and never unmapped once in WIPED.
+    Some(unsafe { &*at })
+}
+
+/// What `MADV_WIPEONFORK` does, for kernels without it; runs in the child.
+extern "C" fn wipe_by_hand() {
+    let wiped = WIPED.load(Ordering::Relaxed);
+    if !wiped.is_null() {
+        // SAFETY: a mapped page; the child has one thread, and all-zero is a valid `Wiped`.
+        unsafe { ptr::write_bytes(wiped, 0, 1) };
+    }
+    THREAD.with(|thread| thread.record.set(ptr::null()));
+}
+
+/// A process that could claim no slot still tells the plugin; nobody else would.
+fn tell_no_slot(pages: &Pages) {
+    let session = Session::new();
+    let hello = Message::Hello { slot: 0, pid: own_pid(), generation: pages.quota.generation() };
+    let event = Event { kind: EventKind::NoSlot, gpu: None, bytes: 0, uuid: NO_UUID };
+    session.send(&pages.session_path, hello, Some(Message::Event(event)));
+}
+
+impl Process {
+    /// The gates of the tenant's GPUs.
+    #[inline(always)]
+    pub(crate) fn gates(&self) -> impl Iterator<Item = &'static AtomicU32> {
+        let quota = self.account.quota();
+        (0..quota.gpu_count()).map(|gpu| {
+            // SAFETY: a word of the quota page, which stays mapped for the life of the process.
+            unsafe { &*quota.gate_word(gpu) }
+        })
+    }
+
+    /// The sharded launch counter of this process's slot.
+    pub(crate) fn launch_shards(&'static self) -> &'static [AtomicU64] {
+        self.account.launches()
+    }
+
+    /// What `device` is in the page; the first look at one that is not there is an event.
+    pub(crate) fn listed(&'static self, device: CUdevice) -> Option<Option<u8>> {
+        let quota = self.account.quota();
+        let uuids = (0..quota.gpu_count()).map(|gpu| quota.uuid(gpu));
+        match self.gpus.listed(device, uuids)? {
+            Listed::Gpu(gpu) => Some(Some(gpu)),
+            Listed::No { news } => {
+                if let Some(uuid) = news {
+                    let uuid = crate::gpus::text(&uuid);
+                    self.tell(Some(Event {
+                        kind: EventKind::UnknownGpu,
+                        gpu: None,
+                        bytes: 0,
+                        uuid,
+                    }));
+                }
+                Some(None)
+            }
+        }
+    }
+
+    /// Tells the plugin, if that is possible right now.
+    pub(crate) fn tell(&'static self, event: Option<Event>) {
+        let hello = Message::Hello {
+            slot: u32::try_from(self.account.slot_index()).unwrap_or(0),
+            pid: own_pid(),
+            generation: self.account.quota().generation(),
+        };
+        self.session.send(&self.session_path, hello, event.map(Message::Event));
+    }
+}
+
+fn own_pid() -> u32 {
+    std::process::id()
+}
+
+const _: () = assert!(MAX_GPUS <= 255 - 2, "a GPU's index fits beside the marks in `gpus`");
