@@ -1,1 +1,27 @@
-//! simgpu.
+//! The simulated GPU: one state, shared by all processes that load the simulated `libcuda.so.1` or
+//! `libnvidia-ml.so.1`.
+//!
+//! - [`config`]: what GPUs there are and what things cost, from TOML.
+//! - [`engine`]: the discrete-event model, pure; time and queues are injected.
+//! - [`layout`]: the bytes of the state file.
+//! - [`session`]: attaching, owning a process slot, recovering the slots of the dead.
+//! - [`memory`], [`channel`], [`inspect`], [`control`]: what a process does with an attached state.
+//!
+//! State advances lazily: whoever needs to know moves the model to `now` under a lock that the
+//! kernel releases when its holder dies ([`lock`]). No duration depends on a sleeping thread.
+//! `docs/simulator.md` describes the model, its configuration and its limits.
+
+pub mod channel;
+pub mod clock;
+pub mod config;
+pub mod control;
+pub mod engine;
+pub mod inspect;
+pub mod layout;
+pub mod lock;
+pub mod memory;
+pub mod ofd;
+pub mod session;
+
+pub use config::{Config, GpuConfig};
+pub use session::{OpenError, Session};

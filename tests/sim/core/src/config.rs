@@ -1,0 +1,544 @@
+//! The simulator's configuration: TOML, every key optional, unknown keys rejected.
+
+use serde::Deserialize;
+use std::fmt;
+
+/// Bytes in a mebibyte.
+const MIB: u64 = 1 << 20;
+/// At most this many GPUs (the state file's layout).
+pub const MAX_GPUS: usize = crate::layout::MAX_GPUS;
+
+/// A whole simulated machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// NVML's driver version, such as `580.82.07`.
+    pub driver_version: String,
+    /// `cuDriverGetVersion`: `1000 * major + 10 * minor`.
+    pub cuda_version: u32,
+    /// The GPUs, in NVML index order.
+    pub gpus: Vec<GpuConfig>,
+    /// Device memory that is used without an allocation call, and the allocator's grain.
+    pub memory: MemoryConfig,
+    /// What operations cost.
+    pub costs: Costs,
+    /// How long kernels take: the first rule whose name matches counts.
+    pub kernels: Vec<KernelRule>,
+    /// Duration of kernels that no rule names.
+    pub default_kernel: Duration,
+}
+
+/// One simulated GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuConfig {
+    /// Product name.
+    pub name: String,
+    /// Total device memory in bytes.
+    pub memory_bytes: u64,
+    /// Number of streaming multiprocessors.
+    pub sm_count: u32,
+    /// Compute capability, (major, minor).
+    pub compute_capability: (u32, u32),
+    /// UUID bytes; printed as `GPU-…`.
+    pub uuid: [u8; 16],
+    /// PCI (domain, bus, device).
+    pub pci: (u32, u32, u32),
+    /// NUMA node, or −1 for none.
+    pub numa_node: i32,
+    /// Minor number of `/dev/nvidia<minor>`.
+    pub minor: u32,
+    /// Board serial number.
+    pub serial: String,
+}
+
+/// `[memory]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryConfig {
+    /// Memory of each GPU that the driver keeps for itself.
+    pub reserved_bytes: u64,
+    /// Charged per context.
+    pub context_overhead_bytes: u64,
+    /// Charged per loaded module or library.
+    pub module_overhead_bytes: u64,
+    /// Device memory is handed out in chunks of this size; small allocations share one.
+    pub granularity_bytes: u64,
+    /// How long a dead process's memory stays in use after its death was seen.
+    pub teardown_ns: u64,
+}
+
+/// `[costs]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Costs {
+    /// GPU time added to every kernel.
+    pub launch_ns: u64,
+    /// CPU time that every launch call spends, busy.
+    pub launch_cpu_ns: u64,
+    /// GPU time of recording an event.
+    pub event_ns: u64,
+    /// GPU time of other markers (stream write value).
+    pub marker_ns: u64,
+    /// GPU time lost at a switch between processes.
+    pub context_switch_ns: u64,
+    /// How long a process runs while others wait.
+    pub time_slice_ns: u64,
+    /// Fixed time of a copy.
+    pub copy_ns: u64,
+    /// Host ↔ device bandwidth.
+    pub pcie_bytes_per_us: u64,
+    /// Device memory bandwidth (device-to-device copies, memset).
+    pub device_bytes_per_us: u64,
+}
+
+/// `[[kernel]]`: which kernels, and how long they take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelRule {
+    /// Exact name, or a prefix if it ends in `*`.
+    pub name: String,
+    /// How long.
+    pub duration: Duration,
+}
+
+/// How a kernel's duration is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Duration {
+    /// Always the same, in nanoseconds.
+    Fixed(u64),
+    /// The kernel's parameter of this index is a `u64` in nanoseconds.
+    Parameter(u32),
+    /// This many nanoseconds for each wave: blocks ÷ SMs, rounded up.
+    PerWave(u64),
+}
+
+/// What is wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError(pub String);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+// === as written ===
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Raw {
+    driver_version: String,
+    cuda_version: String,
+    gpu: Vec<RawGpu>,
+    memory: RawMemory,
+    costs: RawCosts,
+    kernel: Vec<RawKernel>,
+    default_kernel_us: f64,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct RawGpu {
+    name: Option<String>,
+    memory: Option<Quantity>,
+    sm_count: Option<u32>,
+    compute_capability: Option<String>,
+    uuid: Option<String>,
+    pci_bus_id: Option<String>,
+    numa_node: Option<i32>,
+    minor: Option<u32>,
+    serial: Option<String>,
+    mig: Option<toml::Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawMemory {
+    reserved: Quantity,
+    context_overhead: Quantity,
+    module_overhead: Quantity,
+    granularity: Quantity,
+    teardown_ms: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawCosts {
+    launch_ns: u64,
+    launch_cpu_ns: u64,
+    event_ns: u64,
+    marker_ns: u64,
+    context_switch_us: f64,
+    time_slice_us: f64,
+    copy_ns: u64,
+    pcie_gb_per_s: f64,
+    device_gb_per_s: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawKernel {
+    name: String,
+    us: Option<f64>,
+    parameter: Option<u32>,
+    us_per_wave: Option<f64>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+enum Quantity {
+    Bytes(u64),
+    Text(String),
+}
+
+impl Default for Raw {
+    fn default() -> Self {
+        Raw {
+            driver_version: "580.82.07".into(),
+            cuda_version: "13.0".into(),
+            gpu: vec![RawGpu::default(), RawGpu::default()],
+            memory: RawMemory::default(),
+            costs: RawCosts::default(),
+            kernel: Vec::new(),
+            default_kernel_us: 10.0,
+        }
+    }
+}
+
+impl Default for RawMemory {
+    fn default() -> Self {
+        RawMemory {
+            reserved: Quantity::Bytes(256 * MIB),
+            context_overhead: Quantity::Bytes(128 * MIB),
+            module_overhead: Quantity::Bytes(2 * MIB),
+            granularity: Quantity::Bytes(2 * MIB),
+            teardown_ms: 10.0,
+        }
+    }
+}
+
+impl Default for RawCosts {
+    fn default() -> Self {
+        RawCosts {
+            launch_ns: 1_000,
+            launch_cpu_ns: 0,
+            event_ns: 500,
+            marker_ns: 500,
+            context_switch_us: 50.0,
+            time_slice_us: 2_000.0,
+            copy_ns: 1_500,
+            pcie_gb_per_s: 25.0,
+            device_gb_per_s: 2_000.0,
+        }
+    }
+}
+
+// === validation ===
+
+impl Config {
+    /// Parses and validates; the error names the key and says what would be accepted.
+    pub fn parse(text: &str) -> Result<Config, ConfigError> {
+        let raw: Raw = toml::from_str(text).map_err(|e| ConfigError(e.to_string()))?;
+        let (major, minor) = two(&raw.cuda_version, "cuda_version", "such as \"13.0\"")?;
+        let cuda_version = major * 1000 + minor * 10;
+        if !(11_040..=13_990).contains(&cuda_version) {
+            return err(format!(
+                "cuda_version = {:?}: the simulator speaks 11.4 to 13.x",
+                raw.cuda_version
+            ));
+        }
+        if raw.gpu.len() > MAX_GPUS {
+            return err(format!("{} [[gpu]] tables: at most {MAX_GPUS}", raw.gpu.len()));
+        }
+        let gpus =
+            raw.gpu.iter().enumerate().map(|(i, g)| gpu(i, g)).collect::<Result<Vec<_>, _>>()?;
+        for (i, g) in gpus.iter().enumerate() {
+            if gpus[..i].iter().any(|o| o.uuid == g.uuid || o.pci == g.pci || o.minor == g.minor) {
+                return err(format!("gpu {i}: uuid, pci_bus_id and minor must be unique"));
+            }
+        }
+        let memory = MemoryConfig {
+            reserved_bytes: quantity(&raw.memory.reserved, "memory.reserved")?,
+            context_overhead_bytes: quantity(
+                &raw.memory.context_overhead,
+                "memory.context_overhead",
+            )?,
+            module_overhead_bytes: quantity(&raw.memory.module_overhead, "memory.module_overhead")?,
+            granularity_bytes: quantity(&raw.memory.granularity, "memory.granularity")?,
+            teardown_ns: nanos(raw.memory.teardown_ms, 1e6, "memory.teardown_ms")?,
+        };
+        if !memory.granularity_bytes.is_power_of_two() || memory.granularity_bytes < 512 {
+            return err("memory.granularity: a power of two, at least 512");
+        }
+        for g in &gpus {
+            if g.memory_bytes <= memory.reserved_bytes {
+                return err(format!(
+                    "gpu {:?}: memory {} is not more than memory.reserved {}",
+                    g.name, g.memory_bytes, memory.reserved_bytes
+                ));
+            }
+        }
+        let c = &raw.costs;
+        let costs = Costs {
+            launch_ns: c.launch_ns,
+            launch_cpu_ns: c.launch_cpu_ns,
+            event_ns: c.event_ns,
+            marker_ns: c.marker_ns,
+            context_switch_ns: nanos(c.context_switch_us, 1e3, "costs.context_switch_us")?,
+            time_slice_ns: nanos(c.time_slice_us, 1e3, "costs.time_slice_us")?,
+            copy_ns: c.copy_ns,
+            pcie_bytes_per_us: nanos(c.pcie_gb_per_s, 1e3, "costs.pcie_gb_per_s")?,
+            device_bytes_per_us: nanos(c.device_gb_per_s, 1e3, "costs.device_gb_per_s")?,
+        };
+        if costs.time_slice_ns < 10_000 {
+            return err("costs.time_slice_us: at least 10");
+        }
+        if costs.pcie_bytes_per_us == 0 || costs.device_bytes_per_us == 0 {
+            return err("costs.pcie_gb_per_s and costs.device_gb_per_s: more than 0");
+        }
+        Ok(Config {
+            driver_version: raw.driver_version,
+            cuda_version,
+            gpus,
+            memory,
+            costs,
+            kernels: raw.kernel.iter().map(kernel).collect::<Result<_, _>>()?,
+            default_kernel: Duration::Fixed(nanos(
+                raw.default_kernel_us,
+                1e3,
+                "default_kernel_us",
+            )?),
+        })
+    }
+
+    /// How long a kernel of this name takes: the first matching rule, else the default.
+    #[must_use]
+    pub fn kernel_duration(&self, name: &str) -> Duration {
+        self.kernels
+            .iter()
+            .find(|rule| match rule.name.strip_suffix('*') {
+                Some(prefix) => name.starts_with(prefix),
+                None => name == rule.name,
+            })
+            .map_or(self.default_kernel, |rule| rule.duration)
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config::parse("").unwrap_or_else(|e| unreachable!("built-in defaults are valid: {e}"))
+    }
+}
+
+impl GpuConfig {
+    /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+    #[must_use]
+    pub fn uuid_text(&self) -> String {
+        let hex: String = self.uuid.iter().map(|b| format!("{b:02x}")).collect();
+        let p = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+        format!("GPU-{}", p.join("-"))
+    }
+
+    /// `dddd:bb:dd.0`, the form of `cuDeviceGetPCIBusId`.
+    #[must_use]
+    pub fn pci_text(&self) -> String {
+        format!("{:04x}:{:02x}:{:02x}.0", self.pci.0, self.pci.1, self.pci.2)
+    }
+}
+
+fn err<T>(text: impl Into<String>) -> Result<T, ConfigError> {
+    Err(ConfigError(text.into()))
+}
+
+fn gpu(index: usize, raw: &RawGpu) -> Result<GpuConfig, ConfigError> {
+    let key = |k: &str| format!("gpu {index}: {k}");
+    let i = u32::try_from(index).unwrap_or(0);
+    if raw.mig.is_some() {
+        return err(key("mig: MIG instances are not simulated yet; remove the key"));
+    }
+    let uuid = match &raw.uuid {
+        None => {
+            let mut uuid = *b"\x5e\x55\xe4\xa0\x00\x00\x40\x00\x80\x00\x00\x00\x00\x00\x00\x00";
+            uuid[15] = u8::try_from(index).unwrap_or(0);
+            uuid
+        }
+        Some(text) => parse_uuid(text).ok_or_else(|| {
+            ConfigError(key(&format!(
+                "uuid = {text:?}: expected GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+            )))
+        })?,
+    };
+    let pci = match &raw.pci_bus_id {
+        None => (0, 0x17 + 0x20 * i, 0),
+        Some(text) => parse_pci(text).ok_or_else(|| {
+            ConfigError(key(&format!("pci_bus_id = {text:?}: expected 0000:17:00.0")))
+        })?,
+    };
+    let memory_bytes = match &raw.memory {
+        None => 16 << 30,
+        Some(q) => quantity(q, &key("memory"))?,
+    };
+    let sm_count = raw.sm_count.unwrap_or(132);
+    if sm_count == 0 {
+        return err(key("sm_count: at least 1"));
+    }
+    Ok(GpuConfig {
+        name: raw.name.clone().unwrap_or_else(|| "Simulated H200".into()),
+        memory_bytes,
+        sm_count,
+        compute_capability: match &raw.compute_capability {
+            None => (9, 0),
+            Some(text) => two(text, &key("compute_capability"), "such as \"9.0\"")?,
+        },
+        uuid,
+        pci,
+        numa_node: raw.numa_node.unwrap_or(0),
+        minor: raw.minor.unwrap_or(i),
+        serial: raw.serial.clone().unwrap_or_else(|| format!("16500230000{index:02}")),
+    })
+}
+
+fn kernel(raw: &RawKernel) -> Result<KernelRule, ConfigError> {
+    let key = format!("kernel {:?}", raw.name);
+    let duration = match (raw.us, raw.parameter, raw.us_per_wave) {
+        (Some(us), None, None) => Duration::Fixed(nanos(us, 1e3, &format!("{key}: us"))?),
+        (None, Some(index), None) => Duration::Parameter(index),
+        (None, None, Some(us)) => {
+            Duration::PerWave(nanos(us, 1e3, &format!("{key}: us_per_wave"))?)
+        }
+        _ => return err(format!("{key}: exactly one of us, parameter, us_per_wave")),
+    };
+    Ok(KernelRule { name: raw.name.clone(), duration })
+}
+
+/// `value` in a unit of `unit_ns` nanoseconds; at most an hour, never negative.
+fn nanos(value: f64, unit_ns: f64, key: &str) -> Result<u64, ConfigError> {
+    let ns = value * unit_ns;
+    if !(0.0..=3.6e12).contains(&ns) {
+        return err(format!("{key} = {value}: out of range"));
+    }
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "range checked")]
+    Ok(ns.round() as u64)
+}
+
+fn two(text: &str, key: &str, expected: &str) -> Result<(u32, u32), ConfigError> {
+    text.split_once('.')
+        .and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)))
+        .filter(|&(a, b): &(u32, u32)| a < 1000 && b < 100)
+        .ok_or_else(|| ConfigError(format!("{key} = {text:?}: expected {expected}")))
+}
+
+fn quantity(q: &Quantity, key: &str) -> Result<u64, ConfigError> {
+    let text = match q {
+        Quantity::Bytes(n) => return Ok(*n),
+        Quantity::Text(text) => text.trim(),
+    };
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match &text[digits.len()..] {
+        "" | "B" => 1,
+        "K" | "Ki" | "KiB" => 1 << 10,
+        "M" | "Mi" | "MiB" => MIB,
+        "G" | "Gi" | "GiB" => 1 << 30,
+        "T" | "Ti" | "TiB" => 1 << 40,
+        _ => 0,
+    };
+    digits
+        .trim()
+        .parse::<u64>()
+        .ok()
+        .filter(|_| factor != 0)
+        .and_then(|n| n.checked_mul(factor))
+        .filter(|&n| n < 1 << 48)
+        .ok_or_else(|| {
+            ConfigError(format!(
+                "{key} = {text:?}: expected bytes, or such as \"16GiB\", \"512MiB\""
+            ))
+        })
+}
+
+/// Parses `GPU-…` (or the bare hexadecimal form) into bytes.
+#[must_use]
+pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let text = text.strip_prefix("GPU-").unwrap_or(text);
+    let shape: Vec<usize> = text.split('-').map(str::len).collect();
+    if shape != [8, 4, 4, 4, 12] || !text.is_ascii() {
+        return None;
+    }
+    let hex: String = text.split('-').collect();
+    let mut out = [0u8; 16];
+    for (i, byte) in out.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(hex.get(2 * i..2 * i + 2)?, 16).ok()?;
+    }
+    Some(out)
+}
+
+/// Parses `[domain:]bus:device[.function]`, hexadecimal.
+#[must_use]
+pub fn parse_pci(text: &str) -> Option<(u32, u32, u32)> {
+    let text = text.split_once('.').map_or(text, |(a, _)| a);
+    let mut parts: Vec<u32> =
+        text.split(':').map(|p| u32::from_str_radix(p, 16).ok()).collect::<Option<Vec<_>>>()?;
+    if parts.len() == 2 {
+        parts.insert(0, 0);
+    }
+    match parts[..] {
+        [domain, bus, device] if bus < 256 && device < 32 => Some((domain, bus, device)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_two_gpus() {
+        let c = Config::default();
+        assert_eq!(c.gpus.len(), 2);
+        assert_eq!(c.cuda_version, 13_000);
+        assert_eq!(c.gpus[1].uuid_text(), "GPU-5e55e4a0-0000-4000-8000-000000000001");
+        assert_eq!(c.gpus[0].pci_text(), "0000:17:00.0");
+    }
+
+    #[test]
+    fn unknown_key_is_named() {
+        let e = Config::parse("tiem_slice = 1").unwrap_err();
+        assert!(e.0.contains("tiem_slice"), "{e}");
+    }
+
+    #[test]
+    fn bad_values_are_refused() {
+        for (text, part) in [
+            ("[[gpu]]\nmemory = \"16 furlongs\"", "gpu 0: memory"),
+            ("[[gpu]]\nuuid = \"GPU-1\"", "gpu 0: uuid"),
+            ("[[gpu]]\nmig = []", "MIG instances are not simulated"),
+            ("[[gpu]]\nminor = 3\n[[gpu]]\nminor = 3", "unique"),
+            ("cuda_version = \"9.0\"", "11.4"),
+            ("[costs]\ntime_slice_us = -1.0", "out of range"),
+            ("[costs]\ntime_slice_us = 0.1", "at least 10"),
+            ("[[kernel]]\nname = \"k\"", "exactly one of"),
+            ("[memory]\nreserved = \"1TiB\"", "not more than"),
+        ] {
+            let e = Config::parse(text).unwrap_err();
+            assert!(e.0.contains(part), "{text:?} gave {e}");
+        }
+    }
+
+    #[test]
+    fn first_matching_kernel_rule_counts() {
+        let c = Config::parse(
+            "[[kernel]]\nname = \"gemm_big\"\nus = 100.0\n[[kernel]]\nname = \"gemm*\"\nus_per_wave = 2.5\n\
+             [[kernel]]\nname = \"spin\"\nparameter = 1",
+        )
+        .unwrap();
+        assert_eq!(c.kernel_duration("gemm_big"), Duration::Fixed(100_000));
+        assert_eq!(c.kernel_duration("gemm_small"), Duration::PerWave(2_500));
+        assert_eq!(c.kernel_duration("spin"), Duration::Parameter(1));
+        assert_eq!(c.kernel_duration("other"), Duration::Fixed(10_000));
+    }
+
+    #[test]
+    fn uuid_round_trips() {
+        let c = Config::default();
+        assert_eq!(parse_uuid(&c.gpus[0].uuid_text()), Some(c.gpus[0].uuid));
+        assert_eq!(parse_uuid("GPU-zzzzzzzz-0000-4000-8000-000000000001"), None);
+    }
+}

@@ -1,0 +1,254 @@
+//! The discrete-event model of GPUs shared by processes.
+//!
+//! Pure: time and the processes' queues are arguments. [`State`] is plain data, so a process that
+//! dies in the middle of advancing a private copy leaves nothing torn.
+//!
+//! - A **channel** is one process's work on one GPU: a FIFO of operations, across its streams.
+//! - A GPU runs one channel at a time. While others have work, a channel runs for a time slice;
+//!   a switch to another process costs time. A kernel is preempted at the end of a slice and
+//!   resumes where it was (compute preemption, as on Pascal and later).
+//! - Copies between host and device occupy their channel, not the GPU (a copy engine's work).
+
+mod step;
+#[cfg(test)]
+mod tests;
+
+use crate::layout::{MAX_CHANNELS, MAX_GPUS};
+
+/// No channel, no GPU.
+pub const NONE: u32 = u32::MAX;
+/// Utilisation is remembered in buckets of this length …
+pub const BUCKET_NS: u64 = 100_000_000;
+/// … and this many of them.
+pub const BUCKETS: usize = 16;
+
+/// One operation of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Needs the GPU for this many nanoseconds.
+    Compute(u64),
+    /// Occupies its channel only.
+    Delay(u64),
+    /// Waits until operation `seq` of another channel is complete.
+    Wait {
+        /// The other channel.
+        channel: u32,
+        /// Its operation.
+        seq: u64,
+    },
+    /// Waits until the process says that its host function returned.
+    Host,
+}
+
+/// The processes' queues, as the engine reads them.
+pub trait Queues {
+    /// How many operations were ever submitted to the channel.
+    fn submitted(&self, channel: u32) -> u64;
+    /// Operation number `seq` and its time of arrival; `seq < submitted`.
+    fn op(&self, channel: u32, seq: u64) -> (u64, Op);
+    /// How many host functions' operations the process declared finished: all with `seq` below.
+    fn host_done(&self, channel: u32) -> u64;
+    /// How many `Wait` operations were ever submitted to the channel.
+    fn waits(&self, channel: u32) -> u64;
+    /// Told once per completed operation.
+    fn completed(&mut self, channel: u32, seq: u64, at: u64);
+}
+
+/// What things cost the engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Params {
+    /// Time slice while others wait.
+    pub slice_ns: u64,
+    /// Lost at a switch between processes.
+    pub switch_ns: u64,
+}
+
+/// The operation at a channel's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Head {
+    /// Nothing loaded: idle, or the next operation has not arrived.
+    Empty = 0,
+    /// `left` ns of GPU time remain.
+    Compute = 1,
+    /// Complete at time `left`.
+    Delay = 2,
+    /// Waiting for `dependency` and `left` (channel, seq).
+    Wait = 3,
+    /// Waiting for a host function.
+    Host = 4,
+}
+
+/// One process's work on one GPU.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Channel {
+    /// The GPU, or [`NONE`] for a free channel.
+    pub gpu: u32,
+    /// The process slot that owns it.
+    pub slot: u32,
+    /// What is at the head.
+    pub head: Head,
+    /// For [`Head::Wait`]: the channel waited for.
+    pub dependency: u32,
+    /// See [`Head`].
+    pub left: u64,
+    /// Next operation to load.
+    pub read: u64,
+    /// Operations completed: all with a lower number.
+    pub completed: u64,
+    /// `Wait` operations completed.
+    pub waits_done: u64,
+    /// GPU time used.
+    pub busy_ns: u64,
+}
+
+/// One GPU's state.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Gpu {
+    /// The model's time on this GPU.
+    pub now: u64,
+    /// The channel that ran last, or [`NONE`].
+    pub current: u32,
+    /// Switches between channels so far.
+    pub switches: u32,
+    /// `current` runs from here (the end of a switch).
+    pub run_from: u64,
+    /// `current` may be replaced from here.
+    pub slice_end: u64,
+    /// GPU time used by all, switches left out.
+    pub busy_ns: u64,
+    /// Newest bucket: its number is time ÷ [`BUCKET_NS`].
+    pub bucket: u64,
+    /// Busy nanoseconds in the newest [`BUCKETS`] buckets, by number modulo `BUCKETS`.
+    pub buckets: [u32; BUCKETS],
+}
+
+/// The whole engine.
+#[derive(Clone, Debug)]
+#[repr(C)]
+pub struct State {
+    /// Channels at and above this index were never used.
+    pub channels_used: u32,
+    /// GPUs configured.
+    pub gpu_count: u32,
+    /// By NVML index.
+    pub gpus: [Gpu; MAX_GPUS],
+    /// By channel number.
+    pub channels: [Channel; MAX_CHANNELS],
+}
+
+impl Channel {
+    /// A channel that nobody owns.
+    pub const FREE: Channel = Channel {
+        gpu: NONE,
+        slot: NONE,
+        head: Head::Empty,
+        dependency: NONE,
+        left: 0,
+        read: 0,
+        completed: 0,
+        waits_done: 0,
+        busy_ns: 0,
+    };
+}
+
+impl State {
+    /// Idle GPUs at time `now`.
+    #[must_use]
+    pub fn new(gpu_count: u32, now: u64) -> Box<State> {
+        let gpu = Gpu {
+            now,
+            current: NONE,
+            switches: 0,
+            run_from: 0,
+            slice_end: 0,
+            busy_ns: 0,
+            bucket: now / BUCKET_NS,
+            buckets: [0; BUCKETS],
+        };
+        Box::new(State {
+            channels_used: 0,
+            gpu_count,
+            gpus: [gpu; MAX_GPUS],
+            channels: [Channel::FREE; MAX_CHANNELS],
+        })
+    }
+
+    /// Gives a process a channel on a GPU whose queue is at `submitted` operations; none is free:
+    /// `None`.
+    pub fn open_channel(
+        &mut self,
+        gpu: u32,
+        slot: u32,
+        submitted: u64,
+        waits: u64,
+        at: usize,
+    ) -> Option<u32> {
+        let channel = self.channels.get_mut(at).filter(|c| c.gpu == NONE)?;
+        *channel = Channel {
+            gpu,
+            slot,
+            read: submitted,
+            completed: submitted,
+            waits_done: waits,
+            ..Channel::FREE
+        };
+        let index = u32::try_from(at).ok()?;
+        self.channels_used = self.channels_used.max(index + 1);
+        Some(index)
+    }
+
+    /// The first free channel.
+    #[must_use]
+    pub fn free_channel(&self) -> Option<usize> {
+        self.channels.iter().position(|c| c.gpu == NONE)
+    }
+
+    /// Drops a channel with all its work, at once.
+    pub fn close_channel(&mut self, channel: u32) {
+        for gpu in &mut self.gpus {
+            if gpu.current == channel {
+                gpu.current = NONE;
+            }
+        }
+        if let Some(c) = self.channels.get_mut(channel as usize) {
+            *c = Channel::FREE;
+        }
+    }
+
+    /// Whether operation `seq` of `channel` is complete. A channel that was closed has nothing left.
+    #[must_use]
+    pub fn is_complete(&self, channel: u32, seq: u64) -> bool {
+        self.channels.get(channel as usize).is_none_or(|c| c.gpu == NONE || c.completed > seq)
+    }
+
+    /// Percent of the last `window` buckets before the current one in which the GPU was busy.
+    #[must_use]
+    pub fn utilisation_percent(&self, gpu: usize, window: usize) -> u32 {
+        let Some(g) = self.gpus.get(gpu) else { return 0 };
+        let newest = g.now / BUCKET_NS;
+        let mut busy = 0u64;
+        for back in 1..=window.clamp(1, BUCKETS - 1) as u64 {
+            let number = newest.saturating_sub(back);
+            if number <= g.bucket && number + (BUCKETS as u64) > g.bucket {
+                busy += u64::from(g.buckets[(number % BUCKETS as u64) as usize]);
+            }
+        }
+        let percent = busy * 100 / (BUCKET_NS * window.clamp(1, BUCKETS - 1) as u64);
+        u32::try_from(percent.min(100)).unwrap_or(100)
+    }
+
+    /// `is_valid` of every invariant that does not depend on the queues.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.channels.iter().enumerate().all(|(i, c)| {
+            let loaded = u64::from(c.head != Head::Empty);
+            c.gpu == NONE
+                || (c.gpu < self.gpu_count
+                    && c.read == c.completed + loaded
+                    && i < self.channels_used as usize)
+        })
+    }
+}

@@ -1,0 +1,315 @@
+//! Advancing the model from event to event.
+
+use super::{BUCKET_NS, BUCKETS, Gpu, Head, NONE, Op, Params, Queues, State};
+use crate::layout::MAX_CHANNELS;
+
+/// Channels of one GPU.
+struct Members {
+    ids: [u32; MAX_CHANNELS],
+    len: usize,
+}
+
+impl Members {
+    fn of(state: &State, gpu: u32) -> Members {
+        let mut m = Members { ids: [0; MAX_CHANNELS], len: 0 };
+        for (id, c) in (0u32..).zip(&state.channels[..state.channels_used as usize]) {
+            if c.gpu == gpu {
+                m.ids[m.len] = id;
+                m.len += 1;
+            }
+        }
+        m
+    }
+
+    fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.ids[..self.len].iter().copied()
+    }
+}
+
+/// What one GPU does next.
+struct Plan {
+    /// The next moment at which anything changes, the running operation's end left out.
+    limit: u64,
+    /// Whether `current` runs.
+    running: bool,
+}
+
+impl State {
+    /// Moves every GPU to time `to`; a GPU that is already later stays.
+    pub fn advance<Q: Queues>(&mut self, queues: &mut Q, params: &Params, to: u64) {
+        let crossing = (0..self.channels_used).any(|id| {
+            let c = &self.channels[id as usize];
+            c.gpu != NONE && queues.waits(id) != c.waits_done
+        });
+        if crossing {
+            self.advance_together(queues, params, to);
+        } else {
+            for gpu in 0..self.gpu_count {
+                let members = Members::of(self, gpu);
+                while self.step(queues, params, gpu, &members, to) {}
+            }
+        }
+    }
+
+    /// As [`State::advance`], in one order over all GPUs, for operations that wait across them.
+    fn advance_together<Q: Queues>(&mut self, queues: &mut Q, params: &Params, to: u64) {
+        loop {
+            let mut next = to;
+            for gpu in 0..self.gpu_count {
+                let members = Members::of(self, gpu);
+                next = next.min(self.next_event(queues, params, gpu, &members, to));
+            }
+            for gpu in 0..self.gpu_count {
+                let members = Members::of(self, gpu);
+                while self.step(queues, params, gpu, &members, next) {}
+            }
+            // An operation that completed on one GPU may release one on another, now.
+            let mut released = true;
+            while released {
+                released = false;
+                for gpu in 0..self.gpu_count {
+                    let members = Members::of(self, gpu);
+                    for id in members.iter() {
+                        released |= self.settle(queues, id, self.gpus[gpu as usize].now);
+                    }
+                }
+            }
+            if next >= to {
+                return;
+            }
+        }
+    }
+
+    /// When operation `seq` of `channel` will be complete if nothing more is submitted: a lower
+    /// bound after `max_steps` events; `None` if it waits for something outside its GPU.
+    pub fn predict<Q: Queues>(
+        &mut self,
+        queues: &mut Q,
+        params: &Params,
+        channel: u32,
+        seq: u64,
+        max_steps: u32,
+    ) -> Option<u64> {
+        let gpu = self.channels.get(channel as usize).map(|c| c.gpu).filter(|&g| g != NONE)?;
+        let members = Members::of(self, gpu);
+        for _ in 0..max_steps {
+            if self.is_complete(channel, seq) {
+                break;
+            }
+            let now = self.gpus[gpu as usize].now;
+            let next = self.next_event(queues, params, gpu, &members, u64::MAX);
+            if next == u64::MAX {
+                return None;
+            }
+            while self.gpus[gpu as usize].now < next
+                && self.step(queues, params, gpu, &members, next)
+            {}
+            if self.gpus[gpu as usize].now == now && !self.is_complete(channel, seq) {
+                return None;
+            }
+        }
+        Some(self.gpus[gpu as usize].now)
+    }
+
+    /// The next moment, at most `to`, at which anything changes on the GPU.
+    fn next_event<Q: Queues>(
+        &mut self,
+        queues: &mut Q,
+        params: &Params,
+        gpu: u32,
+        members: &Members,
+        to: u64,
+    ) -> u64 {
+        let plan = self.plan(queues, params, gpu, members, to);
+        let g = &self.gpus[gpu as usize];
+        if !plan.running {
+            return plan.limit;
+        }
+        let left = self.channels[g.current as usize].left;
+        plan.limit.min(g.now.max(g.run_from).saturating_add(left))
+    }
+
+    /// One event: false when the GPU reached `to`.
+    fn step<Q: Queues>(
+        &mut self,
+        queues: &mut Q,
+        params: &Params,
+        gpu: u32,
+        members: &Members,
+        to: u64,
+    ) -> bool {
+        let plan = self.plan(queues, params, gpu, members, to);
+        let g = gpu as usize;
+        if self.gpus[g].now >= to {
+            return false;
+        }
+        if plan.running {
+            self.run_current(queues, g, plan.limit);
+        } else {
+            self.gpus[g].now = plan.limit;
+        }
+        true
+    }
+
+    /// Settles what is complete now, chooses who runs, and finds the next event of the others.
+    fn plan<Q: Queues>(
+        &mut self,
+        queues: &mut Q,
+        params: &Params,
+        gpu: u32,
+        members: &Members,
+        to: u64,
+    ) -> Plan {
+        let g = gpu as usize;
+        let now = self.gpus[g].now;
+        let mut limit = to.max(now);
+        for id in members.iter() {
+            self.settle(queues, id, now);
+            let c = &self.channels[id as usize];
+            match c.head {
+                Head::Empty if queues.submitted(id) > c.read => {
+                    limit = limit.min(queues.op(id, c.read).0.max(now));
+                }
+                Head::Delay => limit = limit.min(c.left),
+                _ => {}
+            }
+        }
+        let current = self.gpus[g].current;
+        let runnable = |id: u32| self.channels[id as usize].head == Head::Compute;
+        // Round robin: the first runnable channel after the current one, wrapping.
+        let other = members
+            .iter()
+            .filter(|&id| id != current && runnable(id))
+            .min_by_key(|&id| (id <= current && current != NONE, id));
+        let current_runs = current != NONE && runnable(current);
+        let state = &mut self.gpus[g];
+        match (current_runs, other) {
+            (false, None) => return Plan { limit, running: false },
+            (true, None) => {
+                // Alone: a new slice begins when this one ends, however often anybody looks.
+                if state.slice_end <= now {
+                    let slices = (now - state.slice_end) / params.slice_ns + 1;
+                    state.slice_end += slices * params.slice_ns;
+                }
+            }
+            (true, Some(_)) if now < state.slice_end => limit = limit.min(state.slice_end),
+            (_, Some(next)) => {
+                let cost = if current == NONE { 0 } else { params.switch_ns };
+                state.switches = state.switches.wrapping_add(1);
+                state.current = next;
+                state.run_from = now + cost;
+                state.slice_end = state.run_from + params.slice_ns;
+                // Somebody waits still: the one that was preempted, or a third.
+                let waiting = current_runs
+                    || members
+                        .iter()
+                        .any(|id| id != next && self.channels[id as usize].head == Head::Compute);
+                if waiting {
+                    limit = limit.min(self.gpus[g].slice_end);
+                }
+            }
+        }
+        Plan { limit, running: true }
+    }
+
+    /// Runs the current channel's kernels back to back until `limit`.
+    fn run_current<Q: Queues>(&mut self, queues: &mut Q, g: usize, limit: u64) {
+        let id = self.gpus[g].current;
+        loop {
+            let state = &mut self.gpus[g];
+            let start = state.now.max(state.run_from);
+            if start >= limit {
+                state.now = limit;
+                return;
+            }
+            let c = &mut self.channels[id as usize];
+            let end = start.saturating_add(c.left).min(limit);
+            c.left -= end - start;
+            c.busy_ns += end - start;
+            state.account(start, end);
+            state.now = end;
+            if c.left > 0 {
+                return;
+            }
+            self.complete(queues, id, end);
+            self.settle(queues, id, end);
+            if end >= limit || self.channels[id as usize].head != Head::Compute {
+                return;
+            }
+        }
+    }
+
+    /// Loads what has arrived and completes what needs no more time; true if anything completed.
+    fn settle<Q: Queues>(&mut self, queues: &mut Q, id: u32, now: u64) -> bool {
+        let mut any = false;
+        loop {
+            let c = self.channels[id as usize];
+            let done = match c.head {
+                Head::Empty => {
+                    if queues.submitted(id) <= c.read {
+                        return any;
+                    }
+                    let (arrival, op) = queues.op(id, c.read);
+                    if arrival > now {
+                        return any;
+                    }
+                    let c = &mut self.channels[id as usize];
+                    c.read += 1;
+                    (c.head, c.left) = match op {
+                        Op::Compute(ns) => (Head::Compute, ns),
+                        Op::Delay(ns) => (Head::Delay, now.saturating_add(ns)),
+                        Op::Wait { channel, seq } => {
+                            c.dependency = channel;
+                            (Head::Wait, seq)
+                        }
+                        Op::Host => (Head::Host, 0),
+                    };
+                    continue;
+                }
+                Head::Compute => c.left == 0,
+                Head::Delay => c.left <= now,
+                Head::Wait => self.is_complete(c.dependency, c.left),
+                Head::Host => queues.host_done(id) >= c.read,
+            };
+            if !done {
+                return any;
+            }
+            self.complete(queues, id, now);
+            any = true;
+        }
+    }
+
+    fn complete<Q: Queues>(&mut self, queues: &mut Q, id: u32, at: u64) {
+        let c = &mut self.channels[id as usize];
+        if c.head == Head::Wait {
+            c.waits_done += 1;
+        }
+        c.head = Head::Empty;
+        c.left = 0;
+        let seq = c.completed;
+        c.completed += 1;
+        queues.completed(id, seq, at);
+    }
+}
+
+impl Gpu {
+    /// Books busy time [`from`, `to`) into the buckets that utilisation is read from.
+    fn account(&mut self, from: u64, to: u64) {
+        self.busy_ns += to - from;
+        let mut at = from;
+        while at < to {
+            let number = at / BUCKET_NS;
+            if number > self.bucket {
+                let gap = (number - self.bucket).min(BUCKETS as u64);
+                for i in 0..gap {
+                    self.buckets[((number - i) % BUCKETS as u64) as usize] = 0;
+                }
+                self.bucket = number;
+            }
+            let end = to.min((number + 1) * BUCKET_NS);
+            let slot = &mut self.buckets[(number % BUCKETS as u64) as usize];
+            *slot = slot.saturating_add(u32::try_from(end - at).unwrap_or(u32::MAX));
+            at = end;
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The model against hand-computed cases and its invariants.
+
+use super::{Op, Params, Queues, State};
+use proptest::prelude::*;
+use std::collections::HashMap;
+
+const US: u64 = 1_000;
+const PARAMS: Params = Params { slice_ns: 2_000 * US, switch_ns: 50 * US };
+
+#[derive(Default, Clone)]
+struct Plain {
+    ops: HashMap<u32, Vec<(u64, Op)>>,
+    host: HashMap<u32, u64>,
+    done: HashMap<(u32, u64), u64>,
+}
+
+impl Plain {
+    fn push(&mut self, channel: u32, at: u64, op: Op) -> u64 {
+        let ops = self.ops.entry(channel).or_default();
+        ops.push((at, op));
+        ops.len() as u64 - 1
+    }
+    fn finish(&self, channel: u32, seq: u64) -> Option<u64> {
+        self.done.get(&(channel, seq)).copied()
+    }
+}
+
+impl Queues for Plain {
+    fn submitted(&self, channel: u32) -> u64 {
+        self.ops.get(&channel).map_or(0, |o| o.len() as u64)
+    }
+    fn op(&self, channel: u32, seq: u64) -> (u64, Op) {
+        self.ops[&channel][usize::try_from(seq).unwrap()]
+    }
+    fn host_done(&self, channel: u32) -> u64 {
+        self.host.get(&channel).copied().unwrap_or(0)
+    }
+    fn waits(&self, channel: u32) -> u64 {
+        let ops = self.ops.get(&channel).map_or(&[][..], |o| o);
+        ops.iter().filter(|(_, op)| matches!(op, Op::Wait { .. })).count() as u64
+    }
+    fn completed(&mut self, channel: u32, seq: u64, at: u64) {
+        assert!(self.done.insert((channel, seq), at).is_none(), "completed twice");
+    }
+}
+
+fn two_channels(gpus: [u32; 2]) -> Box<State> {
+    let mut s = State::new(2, 0);
+    for (at, gpu) in gpus.into_iter().enumerate() {
+        s.open_channel(gpu, u32::try_from(at).unwrap(), 0, 0, at).unwrap();
+    }
+    s
+}
+
+#[test]
+fn alone_kernels_run_back_to_back() {
+    let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
+    for _ in 0..3 {
+        q.push(0, 10 * US, Op::Compute(7 * US));
+    }
+    s.advance(&mut q, &PARAMS, 100 * US);
+    assert_eq!([0, 1, 2].map(|i| q.finish(0, i)), [17, 24, 31].map(|t| Some(t * US)));
+    assert_eq!(s.gpus[0].busy_ns, 21 * US);
+}
+
+#[test]
+fn two_backlogged_processes_share_by_slices() {
+    let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
+    for _ in 0..100 {
+        q.push(0, 0, Op::Compute(1_000 * US));
+        q.push(1, 0, Op::Compute(1_000 * US));
+    }
+    s.advance(&mut q, &PARAMS, 50_000 * US);
+    let (a, b) = (s.channels[0].busy_ns, s.channels[1].busy_ns);
+    assert!(a.abs_diff(b) <= PARAMS.slice_ns, "{a} {b}");
+    let lost = u64::from(s.gpus[0].switches - 1) * PARAMS.switch_ns;
+    assert!(a + b + lost + PARAMS.switch_ns >= 50_000 * US && a + b + lost <= 50_050 * US);
+}
+
+#[test]
+fn a_long_kernel_is_preempted_and_resumes() {
+    let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
+    q.push(0, 0, Op::Compute(3_000 * US));
+    q.push(1, 100 * US, Op::Compute(10 * US));
+    s.advance(&mut q, &PARAMS, 10_000 * US);
+    assert_eq!(q.finish(1, 0), Some(2_060 * US), "waits for the slice, then the switch");
+    assert_eq!(q.finish(0, 0), Some(2_060 * US + 50 * US + 1_000 * US));
+}
+
+#[test]
+fn copies_do_not_need_the_gpu() {
+    let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
+    q.push(0, 0, Op::Compute(1_000 * US));
+    q.push(1, 0, Op::Delay(30 * US));
+    s.advance(&mut q, &PARAMS, 40 * US);
+    assert_eq!(q.finish(1, 0), Some(30 * US));
+    assert_eq!(q.finish(0, 0), None);
+}
+
+#[test]
+fn a_wait_across_gpus_ends_with_its_dependency() {
+    let (mut s, mut q) = (two_channels([0, 1]), Plain::default());
+    let dep = q.push(1, 0, Op::Compute(500 * US));
+    q.push(0, 0, Op::Wait { channel: 1, seq: dep });
+    q.push(0, 0, Op::Compute(10 * US));
+    s.advance(&mut q, &PARAMS, 2_000 * US);
+    assert_eq!(q.finish(0, 1), Some(510 * US));
+}
+
+#[test]
+fn a_host_function_holds_its_channel() {
+    let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
+    let host = q.push(0, 0, Op::Host);
+    q.push(0, 0, Op::Compute(10 * US));
+    s.advance(&mut q, &PARAMS, 100 * US);
+    assert_eq!(q.finish(0, host), None);
+    q.host.insert(0, host + 1);
+    s.advance(&mut q, &PARAMS, 200 * US);
+    assert_eq!(q.finish(0, 1), Some(110 * US));
+}
+
+#[test]
+fn closing_a_channel_frees_the_gpu_for_the_others() {
+    let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
+    q.push(0, 0, Op::Compute(1_000_000 * US));
+    q.push(1, 0, Op::Compute(3_000 * US));
+    s.advance(&mut q, &PARAMS, 100 * US);
+    s.close_channel(0);
+    s.advance(&mut q, &PARAMS, 4_000 * US);
+    assert_eq!(q.finish(1, 0), Some(3_100 * US));
+    assert!(s.is_complete(0, 0), "nobody waits for the dead");
+}
+
+#[test]
+fn utilisation_is_busy_time_over_the_window() {
+    let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
+    for i in 0..10 {
+        q.push(0, i * 100_000 * US, Op::Compute(25_000 * US));
+    }
+    s.advance(&mut q, &PARAMS, 1_000_000 * US);
+    assert_eq!(s.utilisation_percent(0, 10), 25);
+    s.advance(&mut q, &PARAMS, 9_000_000 * US);
+    assert_eq!(s.utilisation_percent(0, 10), 0);
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        (0u64..5_000).prop_map(|us| Op::Compute(us * US)),
+        (0u64..500).prop_map(|us| Op::Delay(us * US)),
+    ]
+}
+
+proptest! {
+    /// However time is cut into advances, the same happens at the same times; work is conserved;
+    /// each channel is FIFO.
+    #[test]
+    fn advancing_in_pieces_changes_nothing(
+        work in prop::collection::vec((0u32..3, 0u64..20_000, any_op()), 1..60),
+        cuts in prop::collection::vec(1u64..400_000, 0..20),
+    ) {
+        let mut s = State::new(2, 0);
+        for (at, gpu) in [0, 0, 1].into_iter().enumerate() {
+            s.open_channel(gpu, 0, 0, 0, at).unwrap();
+        }
+        let mut q = Plain::default();
+        for ops in [0, 1, 2].map(|c| {
+            let mut mine: Vec<_> = work.iter().filter(|w| w.0 == c).copied().collect();
+            mine.sort_by_key(|w| w.1);
+            mine
+        }) {
+            for (c, at, op) in ops {
+                q.push(c, at * US, op);
+            }
+        }
+        let end = 2_000_000 * US;
+        let (mut once, mut once_q) = (s.clone(), q.clone());
+        once.advance(&mut once_q, &PARAMS, end);
+        let mut cuts: Vec<u64> = cuts.iter().map(|c| c * US).collect();
+        cuts.sort_unstable();
+        for cut in cuts {
+            s.advance(&mut q, &PARAMS, cut);
+            prop_assert!(s.is_valid());
+        }
+        s.advance(&mut q, &PARAMS, end);
+        prop_assert_eq!(&once_q.done, &q.done);
+        let compute: u64 = work.iter().filter_map(|w| match w.2 { Op::Compute(ns) => Some(ns), _ => None }).sum();
+        prop_assert_eq!(s.gpus[0].busy_ns + s.gpus[1].busy_ns, compute);
+        for c in 0..3 {
+            for seq in 0..q.submitted(c) {
+                let (arrival, _) = q.op(c, seq);
+                let at = q.finish(c, seq);
+                prop_assert!(at.is_some_and(|t| t >= arrival));
+                prop_assert!(seq == 0 || at >= q.finish(c, seq - 1));
+            }
+        }
+    }
+
+    /// A prediction is what happens if nothing more is submitted.
+    #[test]
+    fn prediction_comes_true(
+        work in prop::collection::vec((0u32..2, any_op()), 1..40),
+    ) {
+        let mut s = two_channels([0, 0]);
+        let mut q = Plain::default();
+        for (c, op) in work {
+            q.push(c, 0, op);
+        }
+        let last = q.submitted(0);
+        prop_assume!(last > 0);
+        let predicted = s.clone().predict(&mut q.clone(), &PARAMS, 0, last - 1, u32::MAX);
+        s.advance(&mut q, &PARAMS, 1_000_000_000 * US);
+        prop_assert_eq!(predicted, q.finish(0, last - 1));
+    }
+}

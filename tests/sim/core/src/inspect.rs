@@ -1,0 +1,116 @@
+//! What an observer (NVML, `simgpu-ctl`) reads from the state.
+
+use crate::engine::NONE;
+use crate::layout::{MAX_SLOTS, MAX_XIDS, slot_state};
+use crate::session::Session;
+use std::sync::atomic::Ordering;
+
+/// One process on one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessOnGpu {
+    /// Pid in the observer's namespace; 0: not visible from there.
+    pub pid: i32,
+    /// The process's `comm`.
+    pub name: String,
+    /// Bytes in use: contexts, modules, allocations.
+    pub used_bytes: u64,
+    /// Of these, allocations.
+    pub allocated_bytes: u64,
+    /// GPU time used so far.
+    pub busy_ns: u64,
+}
+
+/// One XID event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XidEvent {
+    /// NVML index.
+    pub gpu: u32,
+    /// The XID.
+    pub code: u32,
+    /// CLOCK_MONOTONIC.
+    pub at_ns: u64,
+}
+
+impl Session {
+    /// The processes that have a context on the GPU.
+    pub fn processes(&self, gpu: usize) -> Vec<ProcessOnGpu> {
+        let mut found = Vec::new();
+        {
+            let mut locked = self.lock();
+            locked.recover_dead(true);
+            locked.advance();
+            let used = self.shared().slots_used.load(Ordering::Acquire) as usize;
+            for i in 0..used.min(MAX_SLOTS) {
+                let slot = &self.shared().slots[i];
+                let memory = &slot.memory[gpu];
+                if slot.state.load(Ordering::Acquire) != slot_state::LIVE || memory.total() == 0 {
+                    continue;
+                }
+                let busy_ns = locked
+                    .state()
+                    .channels
+                    .iter()
+                    .filter(|c| c.gpu != NONE && c.gpu as usize == gpu && c.slot as usize == i)
+                    .map(|c| c.busy_ns)
+                    .sum();
+                found.push((i, busy_ns));
+            }
+        }
+        found
+            .into_iter()
+            .map(|(i, busy_ns)| {
+                let slot = &self.shared().slots[i];
+                ProcessOnGpu {
+                    pid: self.pid_of(i),
+                    name: slot.name_text(),
+                    used_bytes: slot.memory[gpu].total(),
+                    allocated_bytes: slot.memory[gpu].allocated.load(Ordering::Relaxed),
+                    busy_ns,
+                }
+            })
+            .collect()
+    }
+
+    /// Percent of the last second in which the GPU was busy.
+    pub fn utilisation_percent(&self, gpu: usize) -> u32 {
+        let mut locked = self.lock();
+        locked.advance();
+        locked.state().utilisation_percent(gpu, 10)
+    }
+
+    /// GPU time used by all processes, dead ones included, and switches between processes.
+    pub fn gpu_busy(&self, gpu: usize) -> (u64, u32) {
+        let mut locked = self.lock();
+        locked.advance();
+        let g = &locked.state().gpus[gpu];
+        (g.busy_ns, g.switches)
+    }
+
+    /// Whether the GPU fell off the bus.
+    #[must_use]
+    pub fn is_lost(&self, gpu: usize) -> bool {
+        self.shared().gpus[gpu].lost.load(Ordering::Acquire) != 0
+    }
+
+    /// How many XID events there were.
+    #[must_use]
+    pub fn xids_written(&self) -> u64 {
+        self.shared().xids_written.load(Ordering::Acquire)
+    }
+
+    /// XID event number `n`; overwritten since or not yet written: `None`.
+    #[must_use]
+    pub fn xid(&self, n: u64) -> Option<XidEvent> {
+        let written = self.xids_written();
+        if n >= written || written - n > MAX_XIDS as u64 {
+            return None;
+        }
+        #[allow(clippy::cast_possible_truncation, reason = "a remainder below MAX_XIDS")]
+        let record = &self.shared().xids[(n % MAX_XIDS as u64) as usize];
+        Some(XidEvent {
+            gpu: record.gpu.load(Ordering::Relaxed),
+            code: record.code.load(Ordering::Relaxed),
+            at_ns: record.at_ns.load(Ordering::Relaxed),
+        })
+    }
+}

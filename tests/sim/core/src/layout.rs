@@ -1,0 +1,187 @@
+//! The bytes of the state file. All processes of one build share them; [`VERSION`] changes with
+//! any change here.
+//!
+//! Rules that keep a process killed at any instant from tearing the state:
+//! - the engine's state is written to the inactive of two buffers, then [`Shared::active`] flips;
+//! - every byte count is one word, owned by one (slot, GPU);
+//! - a record is published by one store, last (a slot's `state`, a ring's `submitted`, the XID
+//!   log's `written`, the file's `magic`).
+
+use crate::engine;
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+
+/// GPUs in one simulated machine.
+pub const MAX_GPUS: usize = 16;
+/// Processes with an initialised driver at one time.
+pub const MAX_SLOTS: usize = 128;
+/// (Process, GPU) pairs with a context at one time.
+pub const MAX_CHANNELS: usize = 256;
+/// Operations in flight in one channel; a launch beyond them waits, as it does on hardware.
+pub const RING: usize = 1024;
+/// XID events remembered.
+pub const MAX_XIDS: usize = 256;
+/// Largest configuration, in bytes.
+pub const MAX_CONFIG: usize = 64 * 1024;
+
+/// "SIMGPU" and two bytes of the layout's family.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
+/// Version of everything below.
+pub const VERSION: u32 = 1;
+
+/// Bytes of the file (beyond its end) that are locked, never read.
+pub mod lock_bytes {
+    /// Held shared by everyone attached; exclusively while the file is initialised.
+    pub const ATTACH: i64 = 1 << 40;
+    /// `+ slot`: OFD lock of the process that owns the slot, kept by its mapping.
+    pub const SLOT: i64 = ATTACH + 0x1000;
+    /// `+ slot`: POSIX lock of the same process; `F_GETLK` tells its pid in the asker's namespace.
+    pub const PID: i64 = ATTACH + 0x2000;
+}
+
+/// The file.
+#[repr(C)]
+pub struct Shared {
+    /// [`MAGIC`], stored last.
+    pub magic: AtomicU64,
+    /// [`VERSION`].
+    pub version: AtomicU32,
+    /// Bytes of configuration text.
+    pub config_len: AtomicU32,
+    /// Size of this structure.
+    pub size: AtomicU64,
+    /// CLOCK_MONOTONIC at creation.
+    pub created_ns: AtomicU64,
+    /// Which engine buffer is current.
+    pub active: AtomicU32,
+    /// When the last scan for dead processes began.
+    pub last_scan_ns: AtomicU64,
+    /// Counts commits of the engine.
+    pub commits: AtomicU64,
+    /// Slots at and above this index were never used.
+    pub slots_used: AtomicU32,
+    /// Protects the engine, the slots and memory totals; see [`crate::lock`].
+    pub lock: UnsafeCell<libc::pthread_mutex_t>,
+    /// Two copies of the engine.
+    pub engines: [UnsafeCell<engine::State>; 2],
+    /// Owners.
+    pub slots: [Slot; MAX_SLOTS],
+    /// Health and totals, by NVML index.
+    pub gpus: [GpuShared; MAX_GPUS],
+    /// XID events written so far.
+    pub xids_written: AtomicU64,
+    /// The last [`MAX_XIDS`] of them, by number modulo.
+    pub xids: [Xid; MAX_XIDS],
+    /// Operations in flight.
+    pub rings: [Ring; MAX_CHANNELS],
+    /// The configuration the file was created with, TOML.
+    pub config: UnsafeCell<[u8; MAX_CONFIG]>,
+}
+
+// SAFETY: everything is atomic except `lock`, which is a process-shared mutex made for this, the
+// engine buffers, which are touched only under it, and `config`, which is written only before
+// `magic` is published.
+unsafe impl Sync for Shared {}
+
+/// Values of [`Slot::state`].
+pub mod slot_state {
+    /// Nobody's.
+    pub const FREE: u32 = 0;
+    /// A process's.
+    pub const LIVE: u32 = 1;
+    /// The process is gone, its memory is still in use until `release_ns`.
+    pub const DYING: u32 = 2;
+}
+
+/// One process with an initialised driver.
+#[repr(C)]
+pub struct Slot {
+    /// See [`slot_state`].
+    pub state: AtomicU32,
+    /// The process's pid as it sees itself.
+    pub pid: AtomicI32,
+    /// Counts the slot's owners.
+    pub generation: AtomicU64,
+    /// When a dying slot's memory is given back.
+    pub release_ns: AtomicU64,
+    /// `comm`, NUL-padded, in two words.
+    pub name: [AtomicU64; 2],
+    /// Memory in use, by GPU.
+    pub memory: [SlotMemory; MAX_GPUS],
+}
+
+/// Device memory of one process on one GPU, in bytes.
+#[repr(C)]
+pub struct SlotMemory {
+    /// Chunks of the allocator.
+    pub allocated: AtomicU64,
+    /// Contexts.
+    pub contexts: AtomicU64,
+    /// Modules and libraries.
+    pub modules: AtomicU64,
+}
+
+/// One GPU's health and history.
+#[repr(C)]
+pub struct GpuShared {
+    /// 1 once the GPU has fallen off the bus.
+    pub lost: AtomicU32,
+    /// The last XID, or 0.
+    pub last_xid: AtomicU32,
+    /// GPU time of processes that are gone.
+    pub retired_busy_ns: AtomicU64,
+}
+
+/// One XID event.
+#[repr(C)]
+pub struct Xid {
+    /// NVML index of the GPU.
+    pub gpu: AtomicU32,
+    /// The XID.
+    pub code: AtomicU32,
+    /// CLOCK_MONOTONIC.
+    pub at_ns: AtomicU64,
+}
+
+/// One channel's operations. One process writes, whoever holds the lock reads.
+#[repr(C, align(64))]
+pub struct Ring {
+    /// Operations submitted so far; an operation is published by adding one (Release).
+    pub submitted: AtomicU64,
+    /// `Wait` operations submitted so far.
+    pub waits: AtomicU64,
+    /// Host functions finished: those with a lower number.
+    pub host_done: AtomicU64,
+    /// Copy of the engine's `completed`, of a committed state (Release), for readers without the lock.
+    pub completed: AtomicU64,
+    /// The operations, by number modulo [`RING`].
+    pub entries: [Entry; RING],
+}
+
+/// One operation.
+#[repr(C)]
+pub struct Entry {
+    /// When it was submitted.
+    pub arrival_ns: AtomicU64,
+    /// Kind in the low 8 bits, the other channel of a wait above bit 32.
+    pub kind: AtomicU64,
+    /// Nanoseconds, or the number waited for.
+    pub value: AtomicU64,
+    /// When it was complete; valid once `completed` passed it.
+    pub finish_ns: AtomicU64,
+}
+
+/// Kinds of [`Entry`].
+pub mod kind {
+    /// Needs the GPU.
+    pub const COMPUTE: u64 = 0;
+    /// Occupies the channel.
+    pub const DELAY: u64 = 1;
+    /// Waits for another channel.
+    pub const WAIT: u64 = 2;
+    /// Waits for a host function.
+    pub const HOST: u64 = 3;
+}
+
+const _: () = assert!(std::mem::size_of::<Entry>() == 32);
+const _: () = assert!(std::mem::align_of::<Shared>() <= 4096);

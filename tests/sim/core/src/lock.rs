@@ -1,0 +1,92 @@
+//! The lock on the shared state: a robust process-shared mutex (pthread_mutexattr_setrobust(3)).
+//!
+//! The kernel marks it when its holder dies, so a killed process never wedges the others. Waiters
+//! do not block inside `pthread_mutex_lock`: the kernel's robust list compares thread ids as each
+//! namespace numbers them, so a waiter killed while it is *pending* on a lock held by a namesake
+//! in another container would wrongly mark that lock free. Waiting outside with `trylock` shrinks
+//! that window to nanoseconds, and a namesake is not even tried.
+
+use crate::layout::Shared;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Holding the lock.
+pub struct Guard<'a> {
+    shared: &'a Shared,
+}
+
+/// Initialises the mutex in a fresh state file.
+///
+/// # Safety
+/// `shared.lock` must not be in use by anyone.
+pub unsafe fn initialise(shared: &Shared) -> bool {
+    let mut attr = std::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+    // SAFETY: attr is initialised before use and destroyed after; the mutex is unused (caller).
+    unsafe {
+        let a = attr.as_mut_ptr();
+        libc::pthread_mutexattr_init(a) == 0
+            && libc::pthread_mutexattr_setpshared(a, libc::PTHREAD_PROCESS_SHARED) == 0
+            && libc::pthread_mutexattr_setrobust(a, libc::PTHREAD_MUTEX_ROBUST) == 0
+            && libc::pthread_mutex_init(shared.lock.get(), a) == 0
+            && libc::pthread_mutexattr_destroy(a) == 0
+    }
+}
+
+/// Takes the lock.
+pub fn lock(shared: &Shared) -> Guard<'_> {
+    let mut tries = 0u32;
+    loop {
+        if !held_by_namesake(shared, tries) {
+            // SAFETY: the mutex was initialised before the file's magic was published.
+            let rc = unsafe { libc::pthread_mutex_trylock(shared.lock.get()) };
+            match rc {
+                0 => return Guard { shared },
+                libc::EOWNERDEAD => {
+                    // The committed state is whole whatever its holder was doing; see `layout`.
+                    // SAFETY: EOWNERDEAD means that we hold the mutex.
+                    unsafe { libc::pthread_mutex_consistent(shared.lock.get()) };
+                    return Guard { shared };
+                }
+                _ => {}
+            }
+        }
+        tries += 1;
+        back_off(tries);
+    }
+}
+
+/// Whether the lock's word carries our own thread id: this thread does not hold it, so it is
+/// another's with the same number in another pid namespace. Looked at only after a failure.
+fn held_by_namesake(shared: &Shared, tries: u32) -> bool {
+    const TID_MASK: u32 = 0x3fff_ffff;
+    if tries == 0 {
+        return false;
+    }
+    // SAFETY: glibc's pthread_mutex_t begins with the futex word `__lock`, aligned to 4.
+    let word = unsafe { &*shared.lock.get().cast::<AtomicU32>() }.load(Ordering::Relaxed);
+    // SAFETY: gettid has no preconditions.
+    let me = unsafe { libc::gettid() };
+    word & TID_MASK == u32::try_from(me).unwrap_or(0)
+}
+
+/// Sections are microseconds: spin a little, then yield, then nap.
+fn back_off(tries: u32) {
+    match tries {
+        0..=20 => std::hint::spin_loop(),
+        // SAFETY: sched_yield has no preconditions.
+        21..=60 => unsafe {
+            libc::sched_yield();
+        },
+        _ => {
+            let nap = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
+            // SAFETY: `nap` is valid; a null remainder is allowed.
+            unsafe { libc::nanosleep(&raw const nap, std::ptr::null_mut()) };
+        }
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        // SAFETY: this thread holds the mutex, as the guard is neither Send nor copied.
+        unsafe { libc::pthread_mutex_unlock(self.shared.lock.get()) };
+    }
+}

@@ -1,0 +1,93 @@
+//! Device memory, counted: one total per GPU over all processes, refused when it is full.
+
+use crate::layout::{MAX_SLOTS, SlotMemory, slot_state};
+use crate::session::{Locked, Session};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What device memory is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Chunks of the allocator.
+    Allocation,
+    /// Contexts.
+    Context,
+    /// Modules and libraries.
+    Module,
+}
+
+impl SlotMemory {
+    fn word(&self, kind: Use) -> &AtomicU64 {
+        match kind {
+            Use::Allocation => &self.allocated,
+            Use::Context => &self.contexts,
+            Use::Module => &self.modules,
+        }
+    }
+
+    /// Everything, in bytes.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        [Use::Allocation, Use::Context, Use::Module]
+            .iter()
+            .fold(0, |sum, k| sum + self.word(*k).load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn clear(&self) {
+        for kind in [Use::Allocation, Use::Context, Use::Module] {
+            self.word(kind).store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Session {
+    /// Takes `bytes` of a GPU's memory; false if it has not that many.
+    pub fn charge(&self, gpu: usize, kind: Use, bytes: u64) -> bool {
+        let Some(slot) = self.slot() else { return false };
+        let capacity = self.capacity(gpu);
+        let mut locked = self.lock();
+        if locked.used(gpu).saturating_add(bytes) > capacity {
+            locked.recover_dead(true);
+            if locked.used(gpu).saturating_add(bytes) > capacity {
+                return false;
+            }
+        }
+        let word = self.shared().slots[slot].memory[gpu].word(kind);
+        word.fetch_add(bytes, Ordering::Relaxed);
+        true
+    }
+
+    /// Gives `bytes` back.
+    pub fn uncharge(&self, gpu: usize, kind: Use, bytes: u64) {
+        let Some(slot) = self.slot() else { return };
+        let word = self.shared().slots[slot].memory[gpu].word(kind);
+        let taken = |now: u64| Some(now.saturating_sub(bytes));
+        let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
+    }
+
+    /// Bytes of a GPU that processes can use.
+    #[must_use]
+    pub fn capacity(&self, gpu: usize) -> u64 {
+        let reserved = self.config().memory.reserved_bytes;
+        self.config().gpus.get(gpu).map_or(0, |g| g.memory_bytes.saturating_sub(reserved))
+    }
+
+    /// Bytes of a GPU in use by all processes.
+    pub fn used(&self, gpu: usize) -> u64 {
+        let mut locked = self.lock();
+        locked.recover_dead(false);
+        locked.used(gpu)
+    }
+}
+
+impl Locked<'_> {
+    /// As [`Session::used`], without looking for the dead.
+    #[must_use]
+    pub fn used(&self, gpu: usize) -> u64 {
+        let shared = self.shared();
+        let used = (shared.slots_used.load(Ordering::Acquire) as usize).min(MAX_SLOTS);
+        shared.slots[..used]
+            .iter()
+            .filter(|s| s.state.load(Ordering::Acquire) != slot_state::FREE)
+            .fold(0u64, |sum, s| sum.saturating_add(s.memory[gpu].total()))
+    }
+}

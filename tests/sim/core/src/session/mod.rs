@@ -1,0 +1,215 @@
+//! A process's attachment to the shared state.
+//!
+//! Attaching maps the file and holds a shared lock on one byte; owning a process slot holds an
+//! exclusive one. Both locks live as long as the mapping, so a closed descriptor or a forked child
+//! does not drop them: memory of a dead parent stays in use while a child shares its mapping, as
+//! the driver's own does.
+//!
+//! The descriptor stays open for good: closing any descriptor of a file drops the process's
+//! traditional locks on it, and with them the pid that NVML reports.
+
+mod attach;
+mod slots;
+
+pub use attach::{OpenError, state_path};
+
+use crate::config::Config;
+use crate::engine::State;
+use crate::layout::{Entry, MAX_CHANNELS, RING, Shared, kind};
+use crate::{clock, engine, lock};
+use std::cell::UnsafeCell;
+use std::os::fd::RawFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+/// An attached state. Never detached: see the module's text.
+pub struct Session {
+    shared: &'static Shared,
+    config: Config,
+    fd: AtomicI32,
+    identity: (u64, u64),
+    path: std::path::PathBuf,
+    slot: OnceLock<usize>,
+    scratch: UnsafeCell<Scratch>,
+}
+
+/// This process's private copy of the engine, and which commit it equals.
+struct Scratch {
+    state: Box<State>,
+    commit: u64,
+}
+
+// SAFETY: `scratch` is touched only while the shared lock is held, which excludes other threads too.
+unsafe impl Sync for Session {}
+// SAFETY: nothing in it is bound to a thread.
+unsafe impl Send for Session {}
+
+/// The lock held, with the engine's state at hand.
+pub struct Locked<'a> {
+    session: &'a Session,
+    _guard: lock::Guard<'a>,
+}
+
+impl Session {
+    /// The configuration that the state was created with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The mapped file.
+    #[must_use]
+    pub fn shared(&self) -> &'static Shared {
+        self.shared
+    }
+
+    /// The process slot, once claimed.
+    #[must_use]
+    pub fn slot(&self) -> Option<usize> {
+        self.slot.get().copied()
+    }
+
+    /// Takes the shared lock.
+    pub fn lock(&self) -> Locked<'_> {
+        let guard = lock::lock(self.shared);
+        // SAFETY: the lock is held, so nobody else touches scratch or writes the buffers.
+        let scratch = unsafe { &mut *self.scratch.get() };
+        let commit = self.shared.commits.load(Ordering::Acquire);
+        if scratch.commit != commit {
+            let active = self.shared.active.load(Ordering::Acquire) as usize & 1;
+            // SAFETY: as above; the active buffer is whole.
+            copy_state(unsafe { &*self.shared.engines[active].get() }, &mut scratch.state);
+            scratch.commit = commit;
+        }
+        Locked { session: self, _guard: guard }
+    }
+
+    fn params(&self) -> engine::Params {
+        engine::Params {
+            slice_ns: self.config.costs.time_slice_ns,
+            switch_ns: self.config.costs.context_switch_ns,
+        }
+    }
+
+    fn fd(&self) -> RawFd {
+        self.fd.load(Ordering::Relaxed)
+    }
+}
+
+impl Locked<'_> {
+    /// The engine, as of the last [`Locked::advance`] or the last commit of anyone.
+    pub(crate) fn state(&mut self) -> &mut State {
+        // SAFETY: the lock is held and `&mut self` excludes a second reference.
+        unsafe { &mut (*self.session.scratch.get()).state }
+    }
+
+    /// The mapped file.
+    #[must_use]
+    pub fn shared(&self) -> &'static Shared {
+        self.session.shared
+    }
+
+    /// Moves the model to now and publishes it.
+    pub fn advance(&mut self) -> u64 {
+        let now = clock::now_ns();
+        let params = self.session.params();
+        let mut rings = Rings { shared: self.session.shared, dry: false };
+        self.state().advance(&mut rings, &params, now);
+        self.commit();
+        now
+    }
+
+    /// When `seq` of `channel` will be complete if nothing more is submitted.
+    pub(crate) fn predict(&mut self, channel: u32, seq: u64) -> Option<u64> {
+        /// Enough for a full ring; beyond it the answer is a lower bound.
+        const MAX_STEPS: u32 = 4096;
+        let mut copy = self.state().clone();
+        let params = self.session.params();
+        let mut rings = Rings { shared: self.session.shared, dry: true };
+        copy.predict(&mut rings, &params, channel, seq, MAX_STEPS)
+    }
+
+    /// Publishes the private copy: the inactive buffer, then the flip, then the readers' hints.
+    pub(crate) fn commit(&mut self) {
+        let shared = self.session.shared;
+        // SAFETY: the lock is held.
+        let scratch = unsafe { &mut *self.session.scratch.get() };
+        let next = (shared.active.load(Ordering::Relaxed) + 1) & 1;
+        // SAFETY: nobody reads the inactive buffer, and only the lock's holder writes it.
+        copy_state(&scratch.state, unsafe { &mut *shared.engines[next as usize].get() });
+        shared.active.store(next, Ordering::Release);
+        scratch.commit = shared.commits.fetch_add(1, Ordering::AcqRel) + 1;
+        let used = scratch.state.channels_used as usize;
+        for (channel, ring) in scratch.state.channels[..used].iter().zip(&shared.rings) {
+            if channel.gpu != engine::NONE {
+                // Release: pairs with Acquire in `Session::is_complete`; covers `finish_ns`.
+                ring.completed.store(channel.completed, Ordering::Release);
+            }
+        }
+    }
+}
+
+/// Copies what was ever used of a state.
+fn copy_state(from: &State, to: &mut State) {
+    let used = (from.channels_used as usize).min(MAX_CHANNELS);
+    to.channels_used = from.channels_used;
+    to.gpu_count = from.gpu_count;
+    to.gpus = from.gpus;
+    to.channels[..used].copy_from_slice(&from.channels[..used]);
+}
+
+/// The engine's view of the rings. `dry`: for predictions, which leave no trace.
+struct Rings {
+    shared: &'static Shared,
+    dry: bool,
+}
+
+impl Rings {
+    fn entry(&self, channel: u32, seq: u64) -> &'static Entry {
+        entry(self.shared, channel, seq)
+    }
+}
+
+/// Operation `seq` of a channel.
+pub(crate) fn entry(shared: &'static Shared, channel: u32, seq: u64) -> &'static Entry {
+    #[allow(clippy::cast_possible_truncation, reason = "a remainder below RING")]
+    &shared.rings[channel as usize].entries[(seq % RING as u64) as usize]
+}
+
+impl engine::Queues for Rings {
+    fn submitted(&self, channel: u32) -> u64 {
+        // Acquire: pairs with Release in `Session::submit`; covers the entry.
+        self.shared.rings[channel as usize].submitted.load(Ordering::Acquire)
+    }
+
+    fn op(&self, channel: u32, seq: u64) -> (u64, engine::Op) {
+        let e = self.entry(channel, seq);
+        let tag = e.kind.load(Ordering::Relaxed);
+        let value = e.value.load(Ordering::Relaxed);
+        let op = match tag & 0xff {
+            kind::DELAY => engine::Op::Delay(value),
+            kind::WAIT => {
+                let channel = u32::try_from(tag >> 32).unwrap_or(engine::NONE);
+                engine::Op::Wait { channel, seq: value }
+            }
+            kind::HOST => engine::Op::Host,
+            _ => engine::Op::Compute(value),
+        };
+        (e.arrival_ns.load(Ordering::Relaxed), op)
+    }
+
+    fn host_done(&self, channel: u32) -> u64 {
+        self.shared.rings[channel as usize].host_done.load(Ordering::Acquire)
+    }
+
+    fn waits(&self, channel: u32) -> u64 {
+        let waits: &AtomicU64 = &self.shared.rings[channel as usize].waits;
+        waits.load(Ordering::Acquire)
+    }
+
+    fn completed(&mut self, channel: u32, seq: u64, at: u64) {
+        if !self.dry {
+            self.entry(channel, seq).finish_ns.store(at, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Owning a process slot, and recovering those of the dead.
+
+use super::{Locked, Session};
+use crate::layout::{MAX_CHANNELS, MAX_SLOTS, Slot, lock_bytes, slot_state};
+use crate::{clock, engine, ofd};
+use std::sync::atomic::Ordering;
+
+/// Dead processes are looked for at most this often, unless memory is short.
+const SCAN_EVERY_NS: u64 = 1_000_000;
+
+impl Session {
+    /// Claims a process slot; every slot is taken: false. The first claim counts.
+    pub fn claim(&self) -> bool {
+        if self.slot.get().is_some() {
+            return true;
+        }
+        let mut locked = self.lock();
+        locked.recover_dead(true);
+        let Some(fd) = self.checked_fd() else { return false };
+        for (i, slot) in self.shared.slots.iter().enumerate() {
+            if slot.state.load(Ordering::Acquire) != slot_state::FREE
+                || !ofd::try_exclusive(fd, lock_bytes::SLOT + i64::try_from(i).unwrap_or(0))
+            {
+                continue;
+            }
+            slot.describe();
+            for memory in &slot.memory {
+                memory.clear();
+            }
+            let used = u32::try_from(i + 1).unwrap_or(u32::MAX);
+            self.shared.slots_used.fetch_max(used, Ordering::AcqRel);
+            slot.state.store(slot_state::LIVE, Ordering::Release);
+            ofd::sign_pid(fd, lock_bytes::PID + i64::try_from(i).unwrap_or(0));
+            return self.slot.set(i).is_ok();
+        }
+        false
+    }
+
+    /// Gives the slot, its memory and its channels back: the driver's clean-up at a normal exit.
+    pub fn release(&self) {
+        let Some(i) = self.slot() else { return };
+        let mut locked = self.lock();
+        locked.close_channels_of(i);
+        let slot = &self.shared.slots[i];
+        for memory in &slot.memory {
+            memory.clear();
+        }
+        slot.state.store(slot_state::FREE, Ordering::Release);
+        if let Some(fd) = self.checked_fd() {
+            let i = i64::try_from(i).unwrap_or(0);
+            ofd::unsign_pid(fd, lock_bytes::PID + i);
+            ofd::unlock(fd, lock_bytes::SLOT + i);
+        }
+    }
+
+    /// The pid of a slot's owner as this process sees it; 0: it is in another pid namespace.
+    #[must_use]
+    pub fn pid_of(&self, slot: usize) -> i32 {
+        let recorded = self.shared.slots[slot].pid.load(Ordering::Relaxed);
+        if self.slot() == Some(slot) {
+            return recorded;
+        }
+        let Some(fd) = self.checked_fd() else { return recorded };
+        ofd::signer_pid(fd, lock_bytes::PID + i64::try_from(slot).unwrap_or(0)).unwrap_or(recorded)
+    }
+}
+
+impl Locked<'_> {
+    /// Begins the teardown of slots whose owner died, and ends those whose time has come.
+    pub fn recover_dead(&mut self, force: bool) {
+        let shared = self.session.shared;
+        let now = clock::now_ns();
+        let due = now.saturating_sub(shared.last_scan_ns.load(Ordering::Relaxed)) >= SCAN_EVERY_NS;
+        if due || force {
+            shared.last_scan_ns.store(now, Ordering::Relaxed);
+        }
+        let used = (shared.slots_used.load(Ordering::Acquire) as usize).min(MAX_SLOTS);
+        let mine = self.session.slot();
+        let mut fd = None;
+        for (i, slot) in shared.slots[..used].iter().enumerate() {
+            match slot.state.load(Ordering::Acquire) {
+                slot_state::LIVE if (due || force) && mine != Some(i) => {
+                    let byte = lock_bytes::SLOT + i64::try_from(i).unwrap_or(0);
+                    let Some(fd) = *fd.get_or_insert_with(|| self.session.checked_fd()) else {
+                        continue;
+                    };
+                    if ofd::is_held(fd, byte) {
+                        continue;
+                    }
+                    self.close_channels_of(i);
+                    let release = now + self.session.config.memory.teardown_ns;
+                    slot.release_ns.store(release, Ordering::Relaxed);
+                    slot.state.store(slot_state::DYING, Ordering::Release);
+                }
+                slot_state::DYING => {}
+                _ => continue,
+            }
+            if slot.state.load(Ordering::Relaxed) == slot_state::DYING
+                && slot.release_ns.load(Ordering::Relaxed) <= now
+            {
+                for memory in &slot.memory {
+                    memory.clear();
+                }
+                slot.state.store(slot_state::FREE, Ordering::Release);
+            }
+        }
+    }
+
+    /// Drops a process's work; its GPU time moves to the GPU's history.
+    fn close_channels_of(&mut self, slot: usize) {
+        let slot = u32::try_from(slot).unwrap_or(engine::NONE);
+        let shared = self.session.shared;
+        self.advance();
+        let mut closed = false;
+        for id in 0..MAX_CHANNELS {
+            let state = self.state();
+            let c = state.channels[id];
+            if c.gpu == engine::NONE || c.slot != slot {
+                continue;
+            }
+            let retired = &shared.gpus[c.gpu as usize].retired_busy_ns;
+            retired.fetch_add(c.busy_ns, Ordering::Relaxed);
+            state.close_channel(u32::try_from(id).unwrap_or(engine::NONE));
+            closed = true;
+        }
+        if closed {
+            self.commit();
+        }
+    }
+}
+
+impl Slot {
+    fn describe(&self) {
+        // SAFETY: getpid has no preconditions.
+        self.pid.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+        self.generation.fetch_add(1, Ordering::Relaxed);
+        let comm = std::fs::read("/proc/self/comm").unwrap_or_default();
+        let mut name = [0u8; 16];
+        for (to, from) in name.iter_mut().zip(comm.iter().take_while(|b| **b != b'\n')) {
+            *to = *from;
+        }
+        for (word, bytes) in self.name.iter().zip(name.chunks_exact(8)) {
+            let mut eight = [0u8; 8];
+            eight.copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(eight), Ordering::Relaxed);
+        }
+    }
+
+    /// The owner's `comm`.
+    #[must_use]
+    pub fn name_text(&self) -> String {
+        let bytes: Vec<u8> =
+            self.name.iter().flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes()).collect();
+        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+        String::from_utf8_lossy(&bytes[..end]).into_owned()
+    }
+}

@@ -1,0 +1,100 @@
+//! The boundary to C: exports, and the pointers that callers hand in.
+//!
+//! A CUDA function's caller promises that the pointers it passes are null or valid for what the
+//! manual says is read or written. `put`, `get` and `cstr` are where that promise is relied on;
+//! null is refused with `CUDA_ERROR_INVALID_VALUE`.
+
+use crate::errors::Result;
+use std::ffi::{CStr, c_char};
+use tessera_cuda::types::CUDA_ERROR_INVALID_VALUE;
+
+/// Writes a result through a caller's pointer.
+pub(crate) fn put<T>(to: *mut T, value: T) -> Result<()> {
+    if to.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: not null, and the caller of the C function promises that it is writable; it may be
+    // unaligned in packed structures.
+    unsafe { to.write_unaligned(value) };
+    Ok(())
+}
+
+/// As [`put`], where the manual allows null.
+pub(crate) fn put_if<T>(to: *mut T, value: T) {
+    if !to.is_null() {
+        let _ = put(to, value);
+    }
+}
+
+/// Reads an argument through a caller's pointer.
+pub(crate) fn get<T: Copy>(from: *const T) -> Result<T> {
+    if from.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: not null, and the caller of the C function promises that it is readable.
+    Ok(unsafe { from.read_unaligned() })
+}
+
+/// A caller's string.
+pub(crate) fn cstr<'a>(text: *const c_char) -> Result<&'a str> {
+    if text.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: not null, and the caller of the C function promises a terminated string that lives
+    // for the call.
+    unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| CUDA_ERROR_INVALID_VALUE)
+}
+
+/// Writes `text`, cut to `len` bytes with its terminator.
+pub(crate) fn put_text(to: *mut c_char, len: i32, text: &str) -> Result<()> {
+    let len = usize::try_from(len).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    if to.is_null() || len == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let n = text.len().min(len - 1);
+    // SAFETY: the caller promises `len` writable bytes, and n + 1 ≤ len.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast::<c_char>(), to, n);
+        *to.add(n) = 0;
+    }
+    Ok(())
+}
+
+/// Declares exported driver functions: `fn name(args) { body: Result<()> }`.
+macro_rules! exports {
+    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {
+        $(
+            $(#[$meta])*
+            #[allow(non_snake_case, missing_docs, clippy::too_many_arguments,
+                    reason = "the driver API's own names and signatures")]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($arg: $ty),*) -> tessera_cuda::types::CUresult {
+                let outcome: $crate::errors::Result<()> = (|| $body)();
+                match outcome {
+                    Ok(()) => tessera_cuda::types::CUDA_SUCCESS,
+                    Err(code) => code,
+                }
+            }
+        )*
+    };
+}
+pub(crate) use exports;
+
+/// Exports that differ only in their default stream: `fn legacy, ptsz(args) |flavour| { … }`.
+macro_rules! exports_both {
+    ($(fn $name:ident, $ptsz:ident($($arg:ident: $ty:ty),* $(,)?) |$flavour:ident| $body:block)*) => {
+        $(
+            $crate::abi::exports! {
+                fn $name($($arg: $ty),*) {
+                    let $flavour = $crate::stream::Flavour::Legacy;
+                    $body
+                }
+                fn $ptsz($($arg: $ty),*) {
+                    let $flavour = $crate::stream::Flavour::PerThread;
+                    $body
+                }
+            }
+        )*
+    };
+}
+pub(crate) use exports_both;

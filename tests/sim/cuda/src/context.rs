@@ -1,0 +1,395 @@
+//! Contexts: CUDA Driver API, "Context Management" and "Primary Context Management".
+
+use crate::abi::{exports, get, put, put_if};
+use crate::driver::{Device, driver, lock};
+use crate::errors::Result;
+use crate::handle::{Header, Object, enliven, handle, kill, resolve};
+use crate::stream::{HIGHEST_PRIORITY, Stream};
+use simgpu::memory::Use;
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_uint};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_OUT_OF_MEMORY, CUcontext, CUctxCreateParams, CUdevice, CUexecAffinityParam,
+    CUresult,
+};
+
+const CUDA_ERROR_CONTEXT_IS_DESTROYED: CUresult = 709;
+const CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE: CUresult = 708;
+const CUDA_ERROR_UNSUPPORTED_LIMIT: CUresult = 215;
+/// Scheduling (3 bits), map host, resize local memory, core dumps, sync memops.
+const ALL_FLAGS: u32 = 0xff;
+
+/// A context.
+#[repr(C)]
+pub(crate) struct Context {
+    header: Header,
+    /// Its GPU.
+    pub device: &'static Device,
+    /// One more than the last operation; 0: none.
+    pub last: AtomicU64,
+    /// One more than the last operation of a blocking stream.
+    pub last_blocking: AtomicU64,
+    alive: AtomicBool,
+    flags: AtomicU32,
+    id: u64,
+    primary: bool,
+    legacy: OnceLock<&'static Stream>,
+    limits: [AtomicU64; 8],
+}
+
+impl Object for Context {
+    const MAGIC: u32 = 0x4354_5854;
+    const INVALID: CUresult = CUDA_ERROR_INVALID_CONTEXT;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+/// A device's primary context.
+#[derive(Default)]
+pub(crate) struct Primary {
+    retained: u32,
+    context: Option<&'static Context>,
+    flags: u32,
+}
+
+thread_local! {
+    /// The top of this thread's context stack.
+    static TOP: Cell<Option<&'static Context>> = const { Cell::new(None) };
+    /// What lies below it.
+    static BELOW: RefCell<Vec<Option<&'static Context>>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Context {
+    fn create(device: &'static Device, flags: u32, primary: bool) -> Result<&'static Context> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let driver = driver()?;
+        device.check()?;
+        device.lane.open(driver, device.gpu)?;
+        let overhead = driver.session.config().memory.context_overhead_bytes;
+        if !driver.session.charge(device.gpu, Use::Context, overhead) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        // Stack size, printf FIFO, malloc heap, sync depth, pending launches, L2 granularity,
+        // persisting L2: the defaults of a real H100.
+        let limits = [1024, 6_291_456, 8_388_608, 2, 2048, 128, 0, 0].map(AtomicU64::new);
+        let context = Box::leak(Box::new(Context {
+            header: Header::new(),
+            device,
+            last: AtomicU64::new(0),
+            last_blocking: AtomicU64::new(0),
+            alive: AtomicBool::new(true),
+            flags: AtomicU32::new(flags),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            primary,
+            legacy: OnceLock::new(),
+            limits,
+        }));
+        let context: &'static Context = context;
+        let _ = context.legacy.set(Stream::create(context, 0, 0));
+        Ok(enliven(context))
+    }
+
+    /// Its legacy default stream.
+    #[inline]
+    pub(crate) fn legacy(&'static self) -> &'static Stream {
+        self.legacy.get_or_init(|| Stream::create(self, 0, 0))
+    }
+
+    /// Fails once the context was destroyed.
+    #[inline]
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        if self.alive.load(Ordering::Relaxed) {
+            Ok(())
+        } else {
+            Err(CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        }
+    }
+
+    /// Waits for all its work.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.check_alive()?;
+        match self.last.load(Ordering::Relaxed).checked_sub(1) {
+            Some(seq) => self.device.wait(seq),
+            None => self.device.check(),
+        }
+    }
+
+    /// Ends it with everything it holds.
+    fn destroy(&'static self) -> Result<()> {
+        let driver = driver()?;
+        if !self.alive.swap(false, Ordering::AcqRel) {
+            return Err(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        }
+        // Work in flight completes first: memory is not pulled from under a running kernel.
+        if let Some(seq) = self.last.load(Ordering::Relaxed).checked_sub(1) {
+            driver.session.wait(self.device.lane.channel(), seq);
+        }
+        crate::memory::free_all_of(driver, self);
+        crate::module::unload_all_of(driver, self);
+        let overhead = driver.session.config().memory.context_overhead_bytes;
+        driver.session.uncharge(self.device.gpu, Use::Context, overhead);
+        self.legacy().destroy();
+        kill(self);
+        Ok(())
+    }
+}
+
+/// The calling thread's current context.
+#[inline]
+pub(crate) fn current() -> Result<&'static Context> {
+    driver()?;
+    match TOP.try_with(Cell::get) {
+        Ok(Some(context)) => context.check_alive().map(|()| context),
+        _ => Err(CUDA_ERROR_INVALID_CONTEXT),
+    }
+}
+
+fn top() -> Option<&'static Context> {
+    TOP.try_with(Cell::get).ok().flatten()
+}
+
+fn push(context: &'static Context) {
+    let _ = BELOW.try_with(|below| below.borrow_mut().push(top()));
+    let _ = TOP.try_with(|t| t.set(Some(context)));
+}
+
+fn pop() -> Option<&'static Context> {
+    let popped = top()?;
+    let below = BELOW.try_with(|b| b.borrow_mut().pop()).ok().flatten().flatten();
+    let _ = TOP.try_with(|t| t.set(below));
+    Some(popped)
+}
+
+fn create(out: *mut CUcontext, flags: c_uint, dev: CUdevice) -> Result<()> {
+    let device = driver()?.device(dev)?;
+    if out.is_null() || flags & !ALL_FLAGS != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let context = Context::create(device, flags, false)?;
+    push(context);
+    put(out, handle(context))
+}
+
+fn destroy(ctx: CUcontext) -> Result<()> {
+    driver()?;
+    let context: &'static Context = resolve(ctx)?;
+    if context.primary {
+        return Err(CUDA_ERROR_INVALID_CONTEXT);
+    }
+    // "If ctx is current to the calling thread then ctx will also be popped."
+    if top().is_some_and(|t| std::ptr::eq(t, context)) {
+        pop();
+    }
+    context.destroy()
+}
+
+fn release(dev: CUdevice, all: bool) -> Result<()> {
+    let device = driver()?.device(dev)?;
+    let mut primary = lock(&device.primary);
+    if all {
+        primary.retained = 0;
+    } else {
+        // "CUDA_ERROR_INVALID_CONTEXT" for a release without a retain.
+        primary.retained = primary.retained.checked_sub(1).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    }
+    if primary.retained == 0
+        && let Some(context) = primary.context.take()
+    {
+        context.destroy()?;
+    }
+    Ok(())
+}
+
+fn set_flags(dev: CUdevice, flags: c_uint) -> Result<()> {
+    let device = driver()?.device(dev)?;
+    if flags & !ALL_FLAGS != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut primary = lock(&device.primary);
+    primary.flags = flags;
+    if let Some(context) = primary.context {
+        context.flags.store(flags, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+fn push_current(ctx: CUcontext) -> Result<()> {
+    driver()?;
+    push(resolve(ctx)?);
+    Ok(())
+}
+
+fn pop_current(out: *mut CUcontext) -> Result<()> {
+    driver()?;
+    let context = pop().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    put_if(out, handle(context));
+    Ok(())
+}
+
+fn resolve_or_current(ctx: CUcontext) -> Result<&'static Context> {
+    if ctx.is_null() { current() } else { driver().and_then(|_| resolve(ctx)) }
+}
+
+/// Where `CU_LIMIT_*` is kept.
+fn limit(context: &Context, which: c_int) -> Result<&AtomicU64> {
+    usize::try_from(which)
+        .ok()
+        .filter(|&i| i < 7)
+        .and_then(|i| context.limits.get(i))
+        .ok_or(CUDA_ERROR_UNSUPPORTED_LIMIT)
+}
+
+exports! {
+    fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, dev: CUdevice) {
+        let device = driver()?.device(dev)?;
+        let mut primary = lock(&device.primary);
+        let context = match primary.context {
+            Some(context) => context,
+            None => {
+                let context = Context::create(device, primary.flags, true)?;
+                primary.context = Some(context);
+                context
+            }
+        };
+        put(out, handle(context))?;
+        primary.retained += 1;
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxRelease(dev: CUdevice) { release(dev, false) }
+    fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) { release(dev, false) }
+    fn cuDevicePrimaryCtxReset(dev: CUdevice) { release(dev, true) }
+    fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) { release(dev, true) }
+
+    fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int) {
+        let device = driver()?.device(dev)?;
+        let primary = lock(&device.primary);
+        put_if(flags, primary.flags);
+        put_if(active, c_int::from(primary.context.is_some()));
+        Ok(())
+    }
+
+    // Since CUDA 11 flags may change while the context is active; the v1 entry point refuses.
+    fn cuDevicePrimaryCtxSetFlags(dev: CUdevice, flags: c_uint) {
+        let device = driver()?.device(dev)?;
+        if lock(&device.primary).context.is_some() {
+            return Err(CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE);
+        }
+        set_flags(dev, flags)
+    }
+    fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: c_uint) { set_flags(dev, flags) }
+
+    fn cuCtxCreate(out: *mut CUcontext, flags: c_uint, dev: CUdevice) { create(out, flags, dev) }
+    fn cuCtxCreate_v2(out: *mut CUcontext, flags: c_uint, dev: CUdevice) { create(out, flags, dev) }
+
+    // Execution affinity needs MPS, which is not simulated.
+    fn cuCtxCreate_v3(out: *mut CUcontext, _params: *mut CUexecAffinityParam, count: c_int, flags: c_uint, dev: CUdevice) {
+        if count != 0 {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        create(out, flags, dev)
+    }
+
+    fn cuCtxCreate_v4(out: *mut CUcontext, params: *mut CUctxCreateParams, flags: c_uint, dev: CUdevice) {
+        /// `CUctxCreateParams`: affinity parameters, their number, CIG parameters.
+        #[derive(Clone, Copy)]
+        #[repr(C)]
+        struct Params { affinity: usize, count: c_int, cig: usize }
+        if !params.is_null() {
+            let p: Params = get(params.cast())?;
+            if p.affinity != 0 || p.count != 0 || p.cig != 0 {
+                return Err(CUDA_ERROR_NOT_SUPPORTED);
+            }
+        }
+        create(out, flags, dev)
+    }
+
+    fn cuCtxDestroy(ctx: CUcontext) { destroy(ctx) }
+    fn cuCtxDestroy_v2(ctx: CUcontext) { destroy(ctx) }
+
+    // Deprecated since 4.0: a usage count that nothing but detaching reads.
+    fn cuCtxAttach(out: *mut CUcontext, flags: c_uint) {
+        if flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        put(out, handle(current()?))
+    }
+    fn cuCtxDetach(ctx: CUcontext) {
+        let _: &Context = resolve(ctx)?;
+        Ok(())
+    }
+
+    fn cuCtxPushCurrent(ctx: CUcontext) { push_current(ctx) }
+    fn cuCtxPushCurrent_v2(ctx: CUcontext) { push_current(ctx) }
+    fn cuCtxPopCurrent(out: *mut CUcontext) { pop_current(out) }
+    fn cuCtxPopCurrent_v2(out: *mut CUcontext) { pop_current(out) }
+
+    fn cuCtxSetCurrent(ctx: CUcontext) {
+        driver()?;
+        if ctx.is_null() {
+            pop();
+            return Ok(());
+        }
+        let context: &'static Context = resolve(ctx)?;
+        let _ = TOP.try_with(|t| t.set(Some(context)));
+        Ok(())
+    }
+
+    fn cuCtxGetCurrent(out: *mut CUcontext) {
+        driver()?;
+        put(out, top().map_or(std::ptr::null_mut(), handle))
+    }
+
+    fn cuCtxGetDevice(dev: *mut CUdevice) { put(dev, current()?.device.ordinal) }
+    fn cuCtxGetDevice_v2(dev: *mut CUdevice, ctx: CUcontext) {
+        put(dev, resolve_or_current(ctx)?.device.ordinal)
+    }
+
+    fn cuCtxSynchronize() { current()?.synchronize() }
+    fn cuCtxSynchronize_v2(ctx: CUcontext) { resolve_or_current(ctx)?.synchronize() }
+
+    fn cuCtxGetFlags(flags: *mut c_uint) {
+        put(flags, current()?.flags.load(Ordering::Relaxed))
+    }
+    fn cuCtxSetFlags(flags: c_uint) {
+        let context = current()?;
+        if flags & !ALL_FLAGS != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        context.flags.store(flags, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn cuCtxGetId(ctx: CUcontext, id: *mut u64) { put(id, resolve_or_current(ctx)?.id) }
+
+    fn cuCtxGetApiVersion(ctx: CUcontext, version: *mut c_uint) {
+        resolve_or_current(ctx)?;
+        put(version, 3020)
+    }
+
+    fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
+        current()?;
+        put_if(least, 0);
+        put_if(greatest, HIGHEST_PRIORITY);
+        Ok(())
+    }
+
+    fn cuCtxGetLimit(value: *mut usize, which: c_int) {
+        let now = limit(current()?, which)?.load(Ordering::Relaxed);
+        put(value, usize::try_from(now).unwrap_or(usize::MAX))
+    }
+    fn cuCtxSetLimit(which: c_int, value: usize) {
+        limit(current()?, which)?.store(value as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn cuCtxGetCacheConfig(config: *mut c_int) { current()?; put(config, 0) }
+    fn cuCtxSetCacheConfig(_config: c_int) { current().map(|_| ()) }
+    fn cuCtxGetSharedMemConfig(config: *mut c_int) { current()?; put(config, 0) }
+    fn cuCtxSetSharedMemConfig(_config: c_int) { current().map(|_| ()) }
+    fn cuCtxResetPersistingL2Cache() { current().map(|_| ()) }
+}

@@ -1,0 +1,393 @@
+//! Copies and fills: CUDA Driver API, "Memory Management".
+//!
+//! The bytes move when the call is made: all streams share one queue and kernels compute nothing,
+//! so nobody can tell the difference from moving them when the queue gets there. The time is spent
+//! in the queue: host ↔ device copies on a copy engine, device-to-device copies and fills on the GPU.
+
+use crate::abi::{exports, exports_both, get};
+use crate::context::current;
+use crate::driver::driver;
+use crate::errors::Result;
+use crate::stream::{Stream, stream};
+use simgpu::engine::Op;
+use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUcontext, CUdeviceptr, CUstream,
+};
+
+const HOST: c_uint = 1;
+const DEVICE: c_uint = 2;
+const UNIFIED: c_uint = 4;
+
+/// Which ends of a copy must be memory that the driver knows.
+#[derive(Clone, Copy)]
+enum End {
+    Host,
+    Device,
+    Either,
+}
+
+/// Whether `[address, address + len)` is device memory; it must be if the copy says so.
+fn check(address: u64, len: usize, end: End, written: bool) -> Result<bool> {
+    if address == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if matches!(end, End::Host) {
+        return Ok(false);
+    }
+    let mut memory = driver()?.memory();
+    let found = if written {
+        memory.touch(address, len as u64)
+    } else {
+        memory.find(address, len as u64).map(|(_, a)| a.kind)
+    };
+    match (found, end) {
+        (Some(kind), _) => Ok(kind.is_device()),
+        (None, End::Either) => Ok(false),
+        (None, _) => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+/// Waits for host functions submitted before: they may write what is about to be copied.
+fn after_host_functions(s: &'static Stream) -> Result<()> {
+    s.context().check_alive()?;
+    match s.device().lane.last_host_function() {
+        Some(seq) => s.device().wait(seq),
+        None => Ok(()),
+    }
+}
+
+/// Bookkeeping of a copy of `bytes` that was or is about to be done, with its time.
+fn spend(s: &'static Stream, bytes: usize, on_device: bool, wait: bool) -> Result<()> {
+    let costs = &driver()?.session.config().costs;
+    let rate = if on_device { costs.device_bytes_per_us } else { costs.pcie_bytes_per_us };
+    let ns = costs.copy_ns + (bytes as u64).saturating_mul(1_000) / rate;
+    let seq = s.submit(if on_device { Op::Compute(ns) } else { Op::Delay(ns) })?;
+    if wait { s.device().wait(seq) } else { Ok(()) }
+}
+
+/// A linear copy. Synchronous: it returns when the data is there, except device to device, where
+/// "no host-side synchronization is performed" ("API synchronization behavior").
+fn linear(
+    dst: (u64, End),
+    src: (u64, End),
+    len: usize,
+    s: &'static Stream,
+    synchronous: bool,
+) -> Result<()> {
+    after_host_functions(s)?;
+    if len == 0 {
+        return Ok(());
+    }
+    let to_device = check(dst.0, len, dst.1, true)?;
+    let from_device = check(src.0, len, src.1, false)?;
+    // SAFETY: device ends lie in allocations of ours (checked); host ends are the caller's
+    // promise; they may overlap.
+    unsafe { std::ptr::copy(src.0 as *const u8, dst.0 as *mut u8, len) };
+    let on_device = to_device && from_device;
+    spend(s, len, on_device, synchronous && !on_device)
+}
+
+/// One end of a pitched copy: where row (z, y) begins is `start + z * slice + y * pitch`.
+struct Pitched {
+    start: u64,
+    pitch: usize,
+    slice: usize,
+    end: End,
+}
+
+impl Pitched {
+    /// Offsets are in bytes, rows and slices.
+    fn new(
+        kind: c_uint,
+        (host, device): (u64, u64),
+        (x, y, z): (usize, usize, usize),
+        (pitch, rows): (usize, usize),
+        (width, height): (usize, usize),
+    ) -> Result<Pitched> {
+        let (base, end) = match kind {
+            HOST => (host, End::Host),
+            DEVICE => (device, End::Device),
+            UNIFIED => (device, End::Either),
+            // Arrays are not simulated yet.
+            _ => return Err(CUDA_ERROR_NOT_SUPPORTED),
+        };
+        // A pitch of 0 means tightly packed.
+        let pitch = if pitch == 0 { x + width } else { pitch };
+        let rows = if rows == 0 { y + height } else { rows };
+        if pitch < x + width || base == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let slice = pitch.checked_mul(rows).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let start = base + (z * slice + y * pitch + x) as u64;
+        Ok(Pitched { start, pitch, slice, end })
+    }
+
+    fn span(&self, width: usize, height: usize, depth: usize) -> usize {
+        (depth - 1) * self.slice + (height - 1) * self.pitch + width
+    }
+
+    fn row(&self, z: usize, y: usize) -> *mut u8 {
+        (self.start + (z * self.slice + y * self.pitch) as u64) as *mut u8
+    }
+}
+
+fn boxed(
+    dst: &Pitched,
+    src: &Pitched,
+    (width, height, depth): (usize, usize, usize),
+    s: &'static Stream,
+    synchronous: bool,
+) -> Result<()> {
+    after_host_functions(s)?;
+    if width == 0 || height == 0 || depth == 0 {
+        return Ok(());
+    }
+    let to_device = check(dst.start, dst.span(width, height, depth), dst.end, true)?;
+    let from_device = check(src.start, src.span(width, height, depth), src.end, false)?;
+    for z in 0..depth {
+        for y in 0..height {
+            // SAFETY: rows within spans that were checked (device) or promised (host).
+            unsafe { std::ptr::copy(src.row(z, y), dst.row(z, y), width) };
+        }
+    }
+    let on_device = to_device && from_device;
+    spend(s, width * height * depth, on_device, synchronous && !on_device)
+}
+
+/// `CUDA_MEMCPY2D`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+#[allow(missing_docs, reason = "cuda.h's structure")]
+pub struct Copy2d {
+    src_x: usize,
+    src_y: usize,
+    src_kind: c_uint,
+    src_host: u64,
+    src_device: u64,
+    src_array: u64,
+    src_pitch: usize,
+    dst_x: usize,
+    dst_y: usize,
+    dst_kind: c_uint,
+    dst_host: u64,
+    dst_device: u64,
+    dst_array: u64,
+    dst_pitch: usize,
+    width: usize,
+    height: usize,
+}
+const _: () = assert!(size_of::<Copy2d>() == 128);
+
+/// `CUDA_MEMCPY3D`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+#[allow(missing_docs, reason = "cuda.h's structure")]
+pub struct Copy3d {
+    src_x: usize,
+    src_y: usize,
+    src_z: usize,
+    src_lod: usize,
+    src_kind: c_uint,
+    src_host: u64,
+    src_device: u64,
+    src_array: u64,
+    reserved0: u64,
+    src_pitch: usize,
+    src_height: usize,
+    dst_x: usize,
+    dst_y: usize,
+    dst_z: usize,
+    dst_lod: usize,
+    dst_kind: c_uint,
+    dst_host: u64,
+    dst_device: u64,
+    dst_array: u64,
+    reserved1: u64,
+    dst_pitch: usize,
+    dst_height: usize,
+    width: usize,
+    height: usize,
+    depth: usize,
+}
+const _: () = assert!(size_of::<Copy3d>() == 200);
+
+fn copy_2d(copy: *const Copy2d, s: &'static Stream, synchronous: bool) -> Result<()> {
+    let c = get(copy)?;
+    let size = (c.width, c.height);
+    let dst = Pitched::new(
+        c.dst_kind,
+        (c.dst_host, c.dst_device),
+        (c.dst_x, c.dst_y, 0),
+        (c.dst_pitch, 0),
+        size,
+    )?;
+    let src = Pitched::new(
+        c.src_kind,
+        (c.src_host, c.src_device),
+        (c.src_x, c.src_y, 0),
+        (c.src_pitch, 0),
+        size,
+    )?;
+    boxed(&dst, &src, (c.width, c.height, 1), s, synchronous)
+}
+
+fn copy_3d(copy: *const Copy3d, s: &'static Stream, synchronous: bool) -> Result<()> {
+    let c = get(copy)?;
+    let size = (c.width, c.height);
+    let dst = Pitched::new(
+        c.dst_kind,
+        (c.dst_host, c.dst_device),
+        (c.dst_x, c.dst_y, c.dst_z),
+        (c.dst_pitch, c.dst_height),
+        size,
+    )?;
+    let src = Pitched::new(
+        c.src_kind,
+        (c.src_host, c.src_device),
+        (c.src_x, c.src_y, c.src_z),
+        (c.src_pitch, c.src_height),
+        size,
+    )?;
+    boxed(&dst, &src, (c.width, c.height, c.depth), s, synchronous)
+}
+
+/// Fills `height` rows of `width` elements; a fill of device memory is asynchronous.
+fn fill<T: Copy>(
+    at: u64,
+    pitch: usize,
+    value: T,
+    (width, height): (usize, usize),
+    s: &'static Stream,
+) -> Result<()> {
+    after_host_functions(s)?;
+    let size = size_of::<T>();
+    if !at.is_multiple_of(size as u64) || !pitch.is_multiple_of(size) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if width == 0 || height == 0 {
+        return Ok(());
+    }
+    let row = width.checked_mul(size).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    if height > 1 && pitch < row {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let span = pitch
+        .checked_mul(height - 1)
+        .and_then(|n| n.checked_add(row))
+        .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let on_device = check(at, span, End::Device, true)?;
+    for y in 0..height {
+        let start = (at + (y * pitch) as u64) as *mut T;
+        // SAFETY: aligned, and inside an allocation of ours that `check` found.
+        unsafe { std::slice::from_raw_parts_mut(start, width) }.fill(value);
+    }
+    // "if the target is pinned host memory, the function is fully synchronous".
+    spend(s, row * height, true, !on_device)
+}
+
+exports_both! {
+    fn cuMemcpy, cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, len: usize) |flavour| {
+        linear((dst, End::Either), (src, End::Either), len, stream(std::ptr::null_mut(), flavour)?, true)
+    }
+    fn cuMemcpyAsync, cuMemcpyAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, len: usize, s: CUstream) |flavour| {
+        linear((dst, End::Either), (src, End::Either), len, stream(s, flavour)?, false)
+    }
+    fn cuMemcpyPeer, cuMemcpyPeer_ptds(dst: CUdeviceptr, dst_ctx: CUcontext, src: CUdeviceptr, src_ctx: CUcontext, len: usize) |flavour| {
+        let _ = (dst_ctx, src_ctx);
+        linear((dst, End::Device), (src, End::Device), len, stream(std::ptr::null_mut(), flavour)?, true)
+    }
+    fn cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, dst_ctx: CUcontext, src: CUdeviceptr, src_ctx: CUcontext, len: usize, s: CUstream) |flavour| {
+        let _ = (dst_ctx, src_ctx);
+        linear((dst, End::Device), (src, End::Device), len, stream(s, flavour)?, false)
+    }
+    fn cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds(dst: CUdeviceptr, src: *const c_void, len: usize) |flavour| {
+        linear((dst, End::Device), (src as u64, End::Host), len, stream(std::ptr::null_mut(), flavour)?, true)
+    }
+    fn cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz(dst: CUdeviceptr, src: *const c_void, len: usize, s: CUstream) |flavour| {
+        linear((dst, End::Device), (src as u64, End::Host), len, stream(s, flavour)?, false)
+    }
+    fn cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds(dst: *mut c_void, src: CUdeviceptr, len: usize) |flavour| {
+        linear((dst as u64, End::Host), (src, End::Device), len, stream(std::ptr::null_mut(), flavour)?, true)
+    }
+    fn cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CUdeviceptr, len: usize, s: CUstream) |flavour| {
+        linear((dst as u64, End::Host), (src, End::Device), len, stream(s, flavour)?, false)
+    }
+    fn cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds(dst: CUdeviceptr, src: CUdeviceptr, len: usize) |flavour| {
+        linear((dst, End::Device), (src, End::Device), len, stream(std::ptr::null_mut(), flavour)?, true)
+    }
+    fn cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, len: usize, s: CUstream) |flavour| {
+        linear((dst, End::Device), (src, End::Device), len, stream(s, flavour)?, false)
+    }
+    fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds(copy: *const Copy2d) |flavour| {
+        copy_2d(copy, stream(std::ptr::null_mut(), flavour)?, true)
+    }
+    fn cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds(copy: *const Copy2d) |flavour| {
+        copy_2d(copy, stream(std::ptr::null_mut(), flavour)?, true)
+    }
+    fn cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(copy: *const Copy2d, s: CUstream) |flavour| {
+        copy_2d(copy, stream(s, flavour)?, false)
+    }
+    fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds(copy: *const Copy3d) |flavour| {
+        copy_3d(copy, stream(std::ptr::null_mut(), flavour)?, true)
+    }
+    fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz(copy: *const Copy3d, s: CUstream) |flavour| {
+        copy_3d(copy, stream(s, flavour)?, false)
+    }
+    fn cuMemsetD8_v2, cuMemsetD8_v2_ptds(at: CUdeviceptr, value: c_uchar, n: usize) |flavour| {
+        fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?)
+    }
+    fn cuMemsetD16_v2, cuMemsetD16_v2_ptds(at: CUdeviceptr, value: c_ushort, n: usize) |flavour| {
+        fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?)
+    }
+    fn cuMemsetD32_v2, cuMemsetD32_v2_ptds(at: CUdeviceptr, value: c_uint, n: usize) |flavour| {
+        fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?)
+    }
+    fn cuMemsetD2D8_v2, cuMemsetD2D8_v2_ptds(at: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize) |flavour| {
+        fill(at, pitch, value, (width, height), stream(std::ptr::null_mut(), flavour)?)
+    }
+    fn cuMemsetD2D16_v2, cuMemsetD2D16_v2_ptds(at: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize) |flavour| {
+        fill(at, pitch, value, (width, height), stream(std::ptr::null_mut(), flavour)?)
+    }
+    fn cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds(at: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) |flavour| {
+        fill(at, pitch, value, (width, height), stream(std::ptr::null_mut(), flavour)?)
+    }
+    fn cuMemsetD8Async, cuMemsetD8Async_ptsz(at: CUdeviceptr, value: c_uchar, n: usize, s: CUstream) |flavour| {
+        fill(at, 0, value, (n, 1), stream(s, flavour)?)
+    }
+    fn cuMemsetD16Async, cuMemsetD16Async_ptsz(at: CUdeviceptr, value: c_ushort, n: usize, s: CUstream) |flavour| {
+        fill(at, 0, value, (n, 1), stream(s, flavour)?)
+    }
+    fn cuMemsetD32Async, cuMemsetD32Async_ptsz(at: CUdeviceptr, value: c_uint, n: usize, s: CUstream) |flavour| {
+        fill(at, 0, value, (n, 1), stream(s, flavour)?)
+    }
+    fn cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize, s: CUstream) |flavour| {
+        fill(at, pitch, value, (width, height), stream(s, flavour)?)
+    }
+    fn cuMemsetD2D16Async, cuMemsetD2D16Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize, s: CUstream) |flavour| {
+        fill(at, pitch, value, (width, height), stream(s, flavour)?)
+    }
+    fn cuMemsetD2D32Async, cuMemsetD2D32Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, s: CUstream) |flavour| {
+        fill(at, pitch, value, (width, height), stream(s, flavour)?)
+    }
+    fn cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz(at: CUdeviceptr, len: usize, dev: i32, s: CUstream) |flavour| {
+        let _ = (at, len, dev);
+        stream(s, flavour).map(|_| ())
+    }
+    fn cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz(at: CUdeviceptr, len: usize, kind: i32, id: i32, flags: c_uint, s: CUstream) |flavour| {
+        let _ = (at, len, kind, id, flags);
+        stream(s, flavour).map(|_| ())
+    }
+}
+
+exports! {
+    // Before CUDA 3.2, when device addresses had 32 bits.
+    fn cuMemcpyHtoD(dst: c_uint, src: *const c_void, len: c_uint) {
+        let s = current()?.legacy();
+        linear((u64::from(dst), End::Device), (src as u64, End::Host), len as usize, s, true)
+    }
+    fn cuMemcpyDtoH(dst: *mut c_void, src: c_uint, len: c_uint) {
+        let s = current()?.legacy();
+        linear((dst as u64, End::Host), (u64::from(src), End::Device), len as usize, s, true)
+    }
+}

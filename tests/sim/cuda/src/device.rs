@@ -1,0 +1,276 @@
+//! Devices: CUDA Driver API, "Device Management", "Peer Context Memory Access".
+
+use crate::abi::{cstr, exports, get, put, put_if, put_text};
+use crate::context::{Context, current};
+use crate::driver::{Device, driver};
+use crate::errors::Result;
+use crate::handle::resolve;
+use crate::launch::{SHARED_OPT_IN, SHARED_PER_SM};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUcontext, CUdevice, CUuuid,
+};
+
+/// `CU_DEVICE_ATTRIBUTE_*` with one value for every simulated GPU: those of a Hopper.
+const FIXED: &[(c_int, c_int)] = &[
+    (1, 1024),
+    (2, 1024),
+    (3, 1024),
+    (4, 64),
+    (5, 0x7fff_ffff),
+    (6, 65_535),
+    (7, 65_535),
+    (8, 49_152),
+    (9, 65_536),
+    (10, 32),
+    (11, 0x7fff_ffff),
+    (12, 65_536),
+    (13, 1_980_000),
+    (14, 512),
+    (15, 1),
+    (17, 0),
+    (18, 0),
+    (19, 1),
+    (20, 0),
+    (21, 131_072),
+    (22, 131_072),
+    (23, 65_536),
+    (24, 16_384),
+    (25, 16_384),
+    (26, 16_384),
+    (27, 32_768),
+    (28, 32_768),
+    (29, 2048),
+    (30, 512),
+    (31, 1),
+    (32, 0),
+    (35, 0),
+    (36, 2_619_000),
+    (37, 6144),
+    (38, 62_914_560),
+    (39, 2048),
+    (40, 3),
+    (41, 1),
+    (42, 32_768),
+    (43, 2048),
+    (44, 0),
+    (45, 32_768),
+    (46, 32_768),
+    (47, 8192),
+    (48, 8192),
+    (49, 32_768),
+    (51, 32),
+    (52, 32_768),
+    (53, 32_768),
+    (54, 2046),
+    (55, 32_768),
+    (56, 131_072),
+    (57, 65_536),
+    (58, 16_384),
+    (59, 16_384),
+    (60, 16_384),
+    (61, 32_768),
+    (62, 2048),
+    (63, 32_768),
+    (64, 32_768),
+    (65, 2048),
+    (66, 32_768),
+    (67, 32_768),
+    (68, 2046),
+    (69, 268_435_456),
+    (70, 131_072),
+    (71, 65_000),
+    (72, 2_097_120),
+    (73, 32_768),
+    (74, 32_768),
+    (77, 32_768),
+    (78, 1),
+    (79, 1),
+    (80, 1),
+    (82, 65_536),
+    (83, 1),
+    (84, 0),
+    (86, 0),
+    (87, 2),
+    (88, 0),
+    (89, 1),
+    (90, 1),
+    (91, 1),
+    (92, 0),
+    (93, 0),
+    (94, 0),
+    (95, 1),
+    (96, 1),
+    (98, 0),
+    (99, 1),
+    (100, 0),
+    (101, 0),
+    (102, 0),
+    (103, 0),
+    (104, 0),
+    (105, 0),
+    (106, 32),
+    (107, 0),
+    (108, 39_321_600),
+    (109, 134_213_632),
+    (110, 0),
+    (111, 1024),
+    (112, 0),
+    (113, 0),
+    (114, 0),
+    (115, 1),
+    (116, 0),
+    (117, 0),
+    (118, 0),
+    (119, 0),
+    (120, 1),
+    (121, 0),
+    (122, 0),
+    (123, 0),
+    (124, 0),
+    (125, 0),
+    (126, 4),
+    (127, 1),
+    (128, 0),
+    (129, 1),
+    (130, 0),
+    (132, 0),
+    (133, 0),
+    (135, 0),
+    (136, 0),
+    (137, 0),
+    (138, 0),
+    (139, 0),
+    (140, 0),
+    (141, 0),
+    (142, 0),
+    (143, 0),
+    (144, 0),
+    (145, 0),
+    (146, 0),
+    (147, 0),
+];
+
+fn attribute(device: &Device, which: c_int) -> Result<c_int> {
+    let gpu = &device.config;
+    let int = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
+    let size = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
+    Ok(match which {
+        16 => int(gpu.sm_count),
+        33 => int(gpu.pci.1),
+        34 => int(gpu.pci.2),
+        50 => int(gpu.pci.0),
+        75 => int(gpu.compute_capability.0),
+        76 => int(gpu.compute_capability.1),
+        81 => size(SHARED_PER_SM),
+        85 => device.ordinal,
+        97 => size(SHARED_OPT_IN),
+        // The GPU has no NUMA memory of its own; the host's node near it.
+        131 => -1,
+        134 => gpu.numa_node,
+        _ => {
+            let i = FIXED.binary_search_by_key(&which, |a| a.0);
+            return i.map(|i| FIXED[i].1).map_err(|_| CUDA_ERROR_INVALID_VALUE);
+        }
+    })
+}
+
+fn uuid(out: *mut CUuuid, dev: CUdevice) -> Result<()> {
+    put(out, CUuuid { bytes: driver()?.device(dev)?.config.uuid })
+}
+
+exports! {
+    fn cuDeviceGetCount(count: *mut c_int) {
+        put(count, c_int::try_from(driver()?.devices.len()).unwrap_or(c_int::MAX))
+    }
+    fn cuDeviceGet(out: *mut CUdevice, ordinal: c_int) {
+        put(out, driver()?.device(ordinal)?.ordinal)
+    }
+    fn cuDeviceGetName(out: *mut c_char, len: c_int, dev: CUdevice) {
+        put_text(out, len, &driver()?.device(dev)?.config.name)
+    }
+    fn cuDeviceGetUuid(out: *mut CUuuid, dev: CUdevice) { uuid(out, dev) }
+    // Differs from v1 only for MIG instances.
+    fn cuDeviceGetUuid_v2(out: *mut CUuuid, dev: CUdevice) { uuid(out, dev) }
+    fn cuDeviceGetLuid(_luid: *mut c_char, _mask: *mut c_uint, dev: CUdevice) {
+        // Windows only.
+        driver()?.device(dev)?;
+        Err(CUDA_ERROR_INVALID_DEVICE)
+    }
+    fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, dev: CUdevice) {
+        put(value, attribute(driver()?.device(dev)?, which)?)
+    }
+    fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, dev: CUdevice) {
+        let device = driver()?.device(dev)?;
+        put(major, attribute(device, 75)?)?;
+        put(minor, attribute(device, 76)?)
+    }
+    fn cuDeviceGetProperties(out: *mut c_void, dev: CUdevice) {
+        // CUdevprop: threads per block, block dimensions, grid dimensions, shared memory, constant
+        // memory, SIMD width, pitch, registers, clock, texture alignment.
+        let device = driver()?.device(dev)?;
+        for (i, which) in [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14].into_iter().enumerate() {
+            put(out.cast::<c_int>().wrapping_add(i), attribute(device, which)?)?;
+        }
+        Ok(())
+    }
+    fn cuDeviceGetPCIBusId(out: *mut c_char, len: c_int, dev: CUdevice) {
+        put_text(out, len, &driver()?.device(dev)?.config.pci_text())
+    }
+    fn cuDeviceGetByPCIBusId(out: *mut CUdevice, id: *const c_char) {
+        let wanted = simgpu::config::parse_pci(cstr(id)?).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let found = driver()?.devices.iter().find(|d| d.config.pci == wanted);
+        put(out, found.ok_or(CUDA_ERROR_INVALID_DEVICE)?.ordinal)
+    }
+    fn cuDeviceGetTexture1DLinearMaxWidth(out: *mut usize, _format: c_int, _channels: c_uint, dev: CUdevice) {
+        driver()?.device(dev)?;
+        put(out, 1 << 28)
+    }
+    fn cuDeviceGetExecAffinitySupport(out: *mut c_int, _kind: c_int, dev: CUdevice) {
+        driver()?.device(dev)?;
+        put(out, 0)
+    }
+
+    // No links between simulated GPUs: peers reach each other through the host.
+    fn cuDeviceCanAccessPeer(can: *mut c_int, dev: CUdevice, peer: CUdevice) {
+        let driver = driver()?;
+        driver.device(dev)?;
+        driver.device(peer)?;
+        put(can, 0)
+    }
+    fn cuDeviceGetP2PAttribute(value: *mut c_int, _which: c_int, src: CUdevice, dst: CUdevice) {
+        let driver = driver()?;
+        let (src, dst) = (driver.device(src)?, driver.device(dst)?);
+        if std::ptr::eq(src, dst) {
+            return Err(CUDA_ERROR_INVALID_DEVICE);
+        }
+        put(value, 0)
+    }
+    fn cuCtxEnablePeerAccess(peer: CUcontext, _flags: c_uint) {
+        const CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: i32 = 217;
+        current()?;
+        resolve::<Context>(peer)?;
+        Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)
+    }
+    fn cuCtxDisablePeerAccess(peer: CUcontext) {
+        const CUDA_ERROR_PEER_ACCESS_NOT_ENABLED: i32 = 705;
+        current()?;
+        resolve::<Context>(peer)?;
+        Err(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)
+    }
+
+    fn cuGetExportTable(table: *mut *const c_void, id: *const CUuuid) {
+        // NVIDIA's private tables are not simulated: what a real driver says of an unknown id.
+        get(id)?;
+        put_if(table, std::ptr::null());
+        Err(CUDA_ERROR_INVALID_VALUE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn attributes_are_sorted() {
+        assert!(super::FIXED.is_sorted_by_key(|a| a.0));
+    }
+}

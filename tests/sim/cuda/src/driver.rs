@@ -1,0 +1,239 @@
+//! The process's driver: initialisation, fork, exit.
+//!
+//! After `fork` the child's driver is unusable (CUDA C++ Programming Guide, "Initialization": the
+//! runtime and driver can't be used across a fork); every call there returns
+//! `CUDA_ERROR_NOT_INITIALIZED`. A page that the kernel wipes at fork tells the child.
+
+use crate::context::Primary;
+use crate::errors::Result;
+use crate::host_function::Caller;
+use crate::memory::Memory;
+use crate::pool::Pool;
+use crate::work::Lane;
+use simgpu::{GpuConfig, Session};
+use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tessera_cuda::types::{
+    CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN,
+};
+
+/// Everything of one process.
+pub(crate) struct Driver {
+    /// The shared state.
+    pub session: Session,
+    /// Visible GPUs, by CUDA ordinal.
+    pub devices: Vec<Device>,
+    /// Allocations of all devices.
+    pub memory: Mutex<Memory>,
+}
+
+/// One visible GPU.
+pub(crate) struct Device {
+    /// CUDA ordinal.
+    pub ordinal: c_int,
+    /// NVML index: the number in the shared state.
+    pub gpu: usize,
+    /// What it is.
+    pub config: GpuConfig,
+    /// Its primary context.
+    pub primary: Mutex<Primary>,
+    /// This process's queue to it.
+    pub lane: Lane,
+    /// Its default memory pool.
+    pub pool: Pool,
+    /// Its host function thread.
+    pub caller: Caller,
+}
+
+const LIVE: u32 = 1;
+const EXITED: u32 = 2;
+
+static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
+/// Points to a word on a wipe-on-fork page: [`LIVE`] here, 0 in a forked child.
+static PHASE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+static INIT: Mutex<()> = Mutex::new(());
+
+/// The initialised driver.
+#[inline]
+pub(crate) fn driver() -> Result<&'static Driver> {
+    match phase() {
+        Some(LIVE) => {
+            // SAFETY: set before PHASE, from a leaked box.
+            Ok(unsafe { &*DRIVER.load(Ordering::Acquire) })
+        }
+        Some(EXITED) => Err(CUDA_ERROR_DEINITIALIZED),
+        _ => Err(CUDA_ERROR_NOT_INITIALIZED),
+    }
+}
+
+#[inline]
+fn phase() -> Option<u32> {
+    let page = PHASE.load(Ordering::Acquire);
+    // SAFETY: null, or a page that is never unmapped.
+    unsafe { page.as_ref() }.map(|word| word.load(Ordering::Relaxed))
+}
+
+impl Driver {
+    /// The device with this ordinal.
+    pub(crate) fn device(&'static self, ordinal: c_int) -> Result<&'static Device> {
+        usize::try_from(ordinal)
+            .ok()
+            .and_then(|i| self.devices.get(i))
+            .ok_or(CUDA_ERROR_INVALID_DEVICE)
+    }
+
+    /// Allocations, locked.
+    pub(crate) fn memory(&self) -> MutexGuard<'_, Memory> {
+        lock(&self.memory)
+    }
+}
+
+impl Device {
+    /// Fails once the GPU has fallen off the bus.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<()> {
+        let session = &driver()?.session;
+        if session.is_lost(self.gpu) { Err(CUDA_ERROR_UNKNOWN) } else { Ok(()) }
+    }
+}
+
+/// Locks; a poisoned lock is as good as any here, since nothing unwinds in release builds.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `cuInit`.
+pub(crate) fn initialise(flags: c_uint) -> Result<()> {
+    if flags != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let _one = lock(&INIT);
+    match phase() {
+        Some(LIVE) => return Ok(()),
+        Some(EXITED) => return Err(CUDA_ERROR_DEINITIALIZED),
+        Some(_) => return Err(CUDA_ERROR_NOT_INITIALIZED),
+        None => {}
+    }
+    let session = Session::open().map_err(|e| {
+        eprintln!("{e}");
+        CUDA_ERROR_UNKNOWN
+    })?;
+    let visible = visible_gpus(session.config());
+    if visible.is_empty() {
+        return Err(CUDA_ERROR_NO_DEVICE);
+    }
+    if !session.claim() {
+        eprintln!("simgpu: {} processes use the simulated GPUs already", simgpu::layout::MAX_SLOTS);
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    let page = wipe_on_fork_page().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let devices = (0..)
+        .zip(visible)
+        .map(|(ordinal, gpu)| Device {
+            ordinal,
+            gpu,
+            config: session.config().gpus[gpu].clone(),
+            primary: Mutex::default(),
+            lane: Lane::default(),
+            pool: Pool::of_device(ordinal),
+            caller: Caller::default(),
+        })
+        .collect();
+    let memory = Mutex::new(Memory::new(session.config()));
+    let driver = Box::new(Driver { session, devices, memory });
+    DRIVER.store(Box::into_raw(driver), Ordering::Release);
+    page.store(LIVE, Ordering::Release);
+    PHASE.store(std::ptr::from_ref(page).cast_mut(), Ordering::Release);
+    Ok(())
+}
+
+/// `CUDA_VISIBLE_DEVICES` (CUDA C++ Programming Guide, "CUDA Environment Variables"): ordinals or
+/// UUID prefixes; the first invalid entry ends the list.
+fn visible_gpus(config: &simgpu::Config) -> Vec<usize> {
+    let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else {
+        return (0..config.gpus.len()).collect();
+    };
+    let mut visible = Vec::new();
+    for entry in list.split(',').map(str::trim) {
+        let found = if entry.starts_with("GPU-") {
+            config.gpus.iter().position(|g| g.uuid_text().starts_with(entry))
+        } else {
+            entry.parse::<usize>().ok().filter(|&i| i < config.gpus.len())
+        };
+        match found {
+            Some(gpu) if !visible.contains(&gpu) => visible.push(gpu),
+            _ => break,
+        }
+    }
+    visible
+}
+
+fn wipe_on_fork_page() -> Option<&'static AtomicU32> {
+    const PAGE: usize = 4096;
+    // SAFETY: a fresh private anonymous mapping; madvise on exactly it; never unmapped.
+    unsafe {
+        let at = libc::mmap(
+            std::ptr::null_mut(),
+            PAGE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        );
+        if at == libc::MAP_FAILED || libc::madvise(at, PAGE, libc::MADV_WIPEONFORK) != 0 {
+            return None;
+        }
+        Some(&*at.cast::<AtomicU32>())
+    }
+}
+
+/// At a normal exit the driver gives back what the process holds.
+extern "C" fn at_exit() {
+    if let Ok(driver) = driver() {
+        if let Some(page) = phase_word() {
+            page.store(EXITED, Ordering::Release);
+        }
+        driver.session.release();
+    }
+}
+
+fn phase_word() -> Option<&'static AtomicU32> {
+    // SAFETY: null, or a page that is never unmapped.
+    unsafe { PHASE.load(Ordering::Acquire).as_ref() }
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static FINI: extern "C" fn() = at_exit;
+
+crate::abi::exports! {
+    fn cuInit(flags: c_uint) {
+        initialise(flags)
+    }
+
+    fn cuDriverGetVersion(version: *mut c_int) {
+        // Answered before cuInit too, as the manual allows.
+        let version_now = match driver() {
+            Ok(d) => d.session.config().cuda_version,
+            Err(_) => cuda_version_before_init(),
+        };
+        crate::abi::put(version, c_int::try_from(version_now).unwrap_or(c_int::MAX))
+    }
+}
+
+/// The version that the configuration names, without touching the shared state.
+pub(crate) fn cuda_version_before_init() -> u32 {
+    static KNOWN: AtomicU32 = AtomicU32::new(0);
+    if let known @ 1.. = KNOWN.load(Ordering::Relaxed) {
+        return known;
+    }
+    let version = std::env::var_os("SIMGPU_CONFIG")
+        .and_then(|path| std::fs::read_to_string(path).ok())
+        .and_then(|text| simgpu::Config::parse(&text).ok())
+        .unwrap_or_default()
+        .cuda_version;
+    KNOWN.store(version, Ordering::Relaxed);
+    version
+}

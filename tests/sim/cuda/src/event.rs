@@ -1,0 +1,163 @@
+//! Events: CUDA Driver API, "Event Management".
+
+use crate::abi::{exports, exports_both, put};
+use crate::context::current;
+use crate::driver::{Device, driver, lock};
+use crate::errors::Result;
+use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
+use crate::stream::{Flavour, stream};
+use simgpu::engine::Op;
+use std::ffi::c_uint;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUevent, CUstream,
+};
+
+const CU_EVENT_DISABLE_TIMING: u32 = 2;
+const CU_EVENT_ALL_FLAGS: u32 = 7;
+
+/// An event.
+#[repr(C)]
+pub(crate) struct Event {
+    header: Header,
+    flags: AtomicU32,
+    record: Mutex<Option<Record>>,
+}
+
+#[derive(Clone, Copy)]
+struct Record {
+    device: &'static Device,
+    seq: u64,
+    finish_ns: Option<u64>,
+}
+
+impl Object for Event {
+    const MAGIC: u32 = 0x4556_4e54;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+static DEAD: Recycler<Event> = Recycler::new();
+
+impl Event {
+    /// The last record: its GPU and operation.
+    pub(crate) fn recorded(&self) -> Option<(&'static Device, u64)> {
+        lock(&self.record).map(|r| (r.device, r.seq))
+    }
+
+    /// Fetches the time of record `seq` before the queue forgets it.
+    pub(crate) fn fetch(&self, seq: u64) {
+        if let Some(record) = lock(&self.record).as_mut().filter(|r| r.seq == seq) {
+            record.fetch();
+        }
+    }
+
+    /// When the last record was reached.
+    fn finish_ns(&self) -> Result<u64> {
+        let mut record = lock(&self.record);
+        let record = record.as_mut().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        if !record.device.is_complete(record.seq)? {
+            return Err(CUDA_ERROR_NOT_READY);
+        }
+        record.fetch();
+        record.finish_ns.ok_or(CUDA_ERROR_NOT_READY)
+    }
+}
+
+impl Record {
+    fn fetch(&mut self) {
+        if self.finish_ns.is_none()
+            && let Ok(driver) = driver()
+        {
+            self.finish_ns = driver.session.finish_ns(self.device.lane.channel(), self.seq);
+        }
+    }
+}
+
+fn record(event: CUevent, s: CUstream, flavour: Flavour) -> Result<()> {
+    let event: &'static Event = resolve(event)?;
+    let s = stream(s, flavour)?;
+    let cost = driver()?.session.config().costs.event_ns;
+    let seq = s.submit_for(Op::Compute(cost), Some(event))?;
+    *lock(&event.record) = Some(Record { device: s.device(), seq, finish_ns: None });
+    Ok(())
+}
+
+fn elapsed_ms(start: CUevent, end: CUevent) -> Result<f32> {
+    let (start, end): (&Event, &Event) = (resolve(start)?, resolve(end)?);
+    let timed = |e: &Event| e.flags.load(Ordering::Relaxed) & CU_EVENT_DISABLE_TIMING == 0;
+    if !timed(start) || !timed(end) {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    let (from, to) = (start.finish_ns()?, end.finish_ns()?);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "milliseconds")]
+    let ms = (i128::from(to) - i128::from(from)) as f64 / 1e6;
+    #[allow(clippy::cast_possible_truncation, reason = "the manual's type")]
+    Ok(ms as f32)
+}
+
+fn destroy(event: CUevent) -> Result<()> {
+    driver()?;
+    let event: &'static Event = resolve(event)?;
+    if kill(event) {
+        *lock(&event.record) = None;
+        DEAD.give(event);
+    }
+    Ok(())
+}
+
+exports! {
+    fn cuEventCreate(out: *mut CUevent, flags: c_uint) {
+        current()?;
+        if out.is_null() || flags & !CU_EVENT_ALL_FLAGS != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let event = DEAD.take(|| Event {
+            header: Header::new(),
+            flags: AtomicU32::default(),
+            record: Mutex::default(),
+        });
+        event.flags.store(flags, Ordering::Relaxed);
+        put(out, handle(enliven(event)))
+    }
+
+    fn cuEventDestroy(event: CUevent) { destroy(event) }
+    fn cuEventDestroy_v2(event: CUevent) { destroy(event) }
+
+    fn cuEventQuery(event: CUevent) {
+        driver()?;
+        match resolve::<Event>(event)?.recorded() {
+            Some((device, seq)) if !device.is_complete(seq)? => Err(CUDA_ERROR_NOT_READY),
+            Some((device, _)) => device.check(),
+            // Never recorded: nothing was captured, which is complete.
+            None => Ok(()),
+        }
+    }
+
+    fn cuEventSynchronize(event: CUevent) {
+        driver()?;
+        match resolve::<Event>(event)?.recorded() {
+            Some((device, seq)) => device.wait(seq),
+            None => Ok(()),
+        }
+    }
+
+    fn cuEventElapsedTime(ms: *mut f32, start: CUevent, end: CUevent) {
+        put(ms, elapsed_ms(start, end)?)
+    }
+    fn cuEventElapsedTime_v2(ms: *mut f32, start: CUevent, end: CUevent) {
+        put(ms, elapsed_ms(start, end)?)
+    }
+}
+
+exports_both! {
+    fn cuEventRecord, cuEventRecord_ptsz(event: CUevent, s: CUstream) |flavour| {
+        record(event, s, flavour)
+    }
+
+    fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(event: CUevent, s: CUstream, _flags: c_uint) |flavour| {
+        record(event, s, flavour)
+    }
+}

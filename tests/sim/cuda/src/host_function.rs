@@ -1,0 +1,94 @@
+//! Host functions in streams: `cuLaunchHostFunc`, `cuStreamAddCallback` (CUDA Driver API, "Stream
+//! Management").
+//!
+//! One thread per GPU waits for its queue to reach the function, calls it, and lets the queue go
+//! on. Copies submitted behind a host function wait for it, because it may write what they read.
+
+use crate::abi::exports_both;
+use crate::driver::{Device, driver, lock};
+use crate::errors::Result;
+use crate::stream::stream;
+use simgpu::engine::Op;
+use std::ffi::{c_uint, c_void};
+use std::sync::Mutex;
+use std::sync::mpsc::{Sender, channel};
+use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUresult, CUstream};
+
+type HostFn = unsafe extern "C" fn(data: *mut c_void);
+type Callback = unsafe extern "C" fn(stream: CUstream, status: CUresult, data: *mut c_void);
+
+/// A function to call, with its argument as an address.
+enum Call {
+    Plain(HostFn, usize),
+    Callback(Callback, usize, usize),
+}
+
+struct Job {
+    seq: u64,
+    call: Call,
+}
+
+/// The way to a GPU's host function thread, once there is one.
+#[derive(Default)]
+pub(crate) struct Caller(Mutex<Option<Sender<Job>>>);
+
+/// Calls on behalf of one GPU's queue until the process ends.
+fn spawn(device: &'static Device) -> Result<Sender<Job>> {
+    let (sender, jobs) = channel::<Job>();
+    let run = move || {
+        for job in jobs {
+            let Ok(driver) = driver() else { return };
+            let channel = device.lane.channel();
+            if let Some(before) = job.seq.checked_sub(1) {
+                driver.session.wait(channel, before);
+            }
+            // SAFETY: the caller of cuLaunchHostFunc promises a function that may be called once
+            // with this argument, from any thread.
+            unsafe {
+                match job.call {
+                    Call::Plain(f, data) => f(data as *mut c_void),
+                    Call::Callback(f, s, data) => f(s as CUstream, 0, data as *mut c_void),
+                }
+            }
+            driver.session.host_done(channel, job.seq);
+        }
+    };
+    // Signals are the application's threads' business.
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigfillset initialises `all`; pthread_sigmask reads it and fills `before`.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let spawned = std::thread::Builder::new().name("simgpu-host".into()).spawn(run);
+    // SAFETY: `before` was filled in above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    spawned.map(|_| sender).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+}
+
+fn submit(device: &'static Device, submit: impl FnOnce() -> Result<u64>, call: Call) -> Result<()> {
+    let mut sender = lock(&device.caller.0);
+    let sender = match &mut *sender {
+        Some(sender) => sender,
+        none => none.insert(spawn(device)?),
+    };
+    let seq = submit()?;
+    device.lane.host_function(seq);
+    sender.send(Job { seq, call }).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+}
+
+exports_both! {
+    fn cuLaunchHostFunc, cuLaunchHostFunc_ptsz(s: CUstream, f: Option<HostFn>, data: *mut c_void) |flavour| {
+        let s = stream(s, flavour)?;
+        let f = f.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        submit(s.device(), || s.submit(Op::Host), Call::Plain(f, data as usize))
+    }
+
+    fn cuStreamAddCallback, cuStreamAddCallback_ptsz(s: CUstream, f: Option<Callback>, data: *mut c_void, flags: c_uint) |flavour| {
+        let handle = s as usize;
+        let s = stream(s, flavour)?;
+        let f = f.filter(|_| flags == 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        submit(s.device(), || s.submit(Op::Host), Call::Callback(f, handle, data as usize))
+    }
+}

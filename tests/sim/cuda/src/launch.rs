@@ -1,0 +1,236 @@
+//! Launches: they take time and compute nothing. CUDA Driver API, "Execution Control".
+
+use crate::abi::{exports, exports_both, get, put};
+use crate::context::current;
+use crate::driver::driver;
+use crate::errors::Result;
+use crate::handle::resolve;
+use crate::module::Function;
+use crate::stream::{Flavour, Stream, stream};
+use simgpu::config::Duration;
+use simgpu::engine::Op;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::Ordering;
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_LAUNCH_PARAMS, CUfunction,
+    CUlaunchConfig, CUstream,
+};
+
+const MAX_THREADS: u64 = 1024;
+/// `CU_LAUNCH_PARAM_*`, the keys of `extra`.
+const PARAM_END: usize = 0;
+const PARAM_BUFFER_POINTER: usize = 1;
+
+/// Grid and block.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    /// Blocks.
+    pub grid: [c_uint; 3],
+    /// Threads of a block.
+    pub block: [c_uint; 3],
+}
+
+impl Shape {
+    fn blocks(self) -> u64 {
+        self.grid.iter().map(|&n| u64::from(n)).product()
+    }
+
+    /// Refuses what no GPU would launch.
+    pub(crate) fn check(self) -> Result<()> {
+        let threads: u64 = self.block.iter().map(|&n| u64::from(n)).product();
+        let fits = (1..=MAX_THREADS).contains(&threads)
+            && self.block[2] <= 64
+            && self.grid[0] > 0
+            && self.grid[0] <= 0x7fff_ffff
+            && (1..=65_535).contains(&self.grid[1])
+            && (1..=65_535).contains(&self.grid[2]);
+        if fits { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+    }
+}
+
+/// How long a launch keeps the GPU busy.
+#[inline]
+pub(crate) fn duration(
+    function: &Function,
+    shape: Shape,
+    sm_count: u32,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Result<u64> {
+    match function.duration {
+        Duration::Fixed(ns) => Ok(ns),
+        Duration::PerWave(ns) => {
+            Ok(shape.blocks().div_ceil(u64::from(sm_count.max(1))).saturating_mul(ns))
+        }
+        Duration::Parameter(index) => parameter(index as usize, params, extra),
+    }
+}
+
+/// The kernel's parameter number `index`, a `u64`: of `kernelParams`, or of the packed buffer.
+fn parameter(index: usize, params: *mut *mut c_void, extra: *mut *mut c_void) -> Result<u64> {
+    if !params.is_null() {
+        let pointer: *mut c_void = get(params.wrapping_add(index))?;
+        return get(pointer.cast::<u64>());
+    }
+    if extra.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    for pair in 0..4 {
+        let key = get(extra.wrapping_add(2 * pair))? as usize;
+        let value: *mut c_void = get(extra.wrapping_add(2 * pair + 1))?;
+        match key {
+            PARAM_END => break,
+            PARAM_BUFFER_POINTER => return get(value.cast::<u64>().wrapping_add(index)),
+            _ => {}
+        }
+    }
+    Err(CUDA_ERROR_INVALID_VALUE)
+}
+
+#[inline]
+fn launch(
+    f: CUfunction,
+    shape: Shape,
+    s: &'static Stream,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Result<()> {
+    let function: &Function = resolve(f)?;
+    shape.check()?;
+    let device = s.device();
+    device.check()?;
+    let costs = &driver()?.session.config().costs;
+    let ns = duration(function, shape, device.config.sm_count, params, extra)?;
+    if costs.launch_cpu_ns > 0 {
+        spin(costs.launch_cpu_ns);
+    }
+    s.submit(Op::Compute(ns.saturating_add(costs.launch_ns))).map(|_| ())
+}
+
+/// Spends CPU time, as a driver's launch does.
+fn spin(ns: u64) {
+    let until = simgpu::clock::now_ns() + ns;
+    while simgpu::clock::now_ns() < until {
+        std::hint::spin_loop();
+    }
+}
+
+exports_both! {
+    fn cuLaunchKernel, cuLaunchKernel_ptsz(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, s: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void) |flavour| {
+        let shape = Shape { grid: [gx, gy, gz], block: [bx, by, bz] };
+        launch(f, shape, stream(s, flavour)?, params, extra)
+    }
+
+    fn cuLaunchKernelEx, cuLaunchKernelEx_ptsz(config: *const CUlaunchConfig, f: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void) |flavour| {
+        let c = get(config)?;
+        let shape = Shape {
+            grid: [c.gridDimX, c.gridDimY, c.gridDimZ],
+            block: [c.blockDimX, c.blockDimY, c.blockDimZ],
+        };
+        launch(f, shape, stream(c.hStream, flavour)?, params, extra)
+    }
+
+    fn cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, s: CUstream, params: *mut *mut c_void) |flavour| {
+        let shape = Shape { grid: [gx, gy, gz], block: [bx, by, bz] };
+        launch(f, shape, stream(s, flavour)?, params, std::ptr::null_mut())
+    }
+}
+
+fn launch_grid(f: CUfunction, width: c_int, height: c_int, s: CUstream) -> Result<()> {
+    let function: &Function = resolve(f)?;
+    let [x, y, z] = [0, 1, 2].map(|i| function.block[i].load(Ordering::Relaxed));
+    let positive = |n: c_int| c_uint::try_from(n).map_err(|_| CUDA_ERROR_INVALID_VALUE);
+    let shape = Shape { grid: [positive(width)?, positive(height)?, 1], block: [x, y, z] };
+    if let Duration::Parameter(_) = function.duration {
+        // Parameters set with cuParamSet* are not simulated.
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let null = std::ptr::null_mut();
+    launch(f, shape, stream(s, Flavour::Legacy)?, null, null)
+}
+
+exports! {
+    // "Deprecated" since 11.3: one launch per device.
+    fn cuLaunchCooperativeKernelMultiDevice(launches: *mut CUDA_LAUNCH_PARAMS, devices: c_uint, _flags: c_uint) {
+        /// `CUDA_LAUNCH_PARAMS`.
+        #[derive(Clone, Copy)]
+        #[repr(C)]
+        struct Launch {
+            function: CUfunction,
+            grid: [c_uint; 3],
+            block: [c_uint; 3],
+            shared: c_uint,
+            stream: CUstream,
+            params: *mut *mut c_void,
+        }
+        const _: () = assert!(size_of::<Launch>() == 56);
+        current()?;
+        if devices == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        for i in 0..devices as usize {
+            let l: Launch = get(launches.cast::<Launch>().wrapping_add(i))?;
+            let shape = Shape { grid: l.grid, block: l.block };
+            launch(l.function, shape, stream(l.stream, Flavour::Legacy)?, l.params, std::ptr::null_mut())?;
+        }
+        Ok(())
+    }
+
+    fn cuLaunch(f: CUfunction) { launch_grid(f, 1, 1, std::ptr::null_mut()) }
+    fn cuLaunchGrid(f: CUfunction, width: c_int, height: c_int) {
+        launch_grid(f, width, height, std::ptr::null_mut())
+    }
+    fn cuLaunchGridAsync(f: CUfunction, width: c_int, height: c_int, s: CUstream) {
+        launch_grid(f, width, height, s)
+    }
+
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: *mut c_int, f: CUfunction, block_size: c_int, shared: usize) {
+        put(blocks, occupancy(f, block_size, shared)?)
+    }
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: *mut c_int, f: CUfunction, block_size: c_int, shared: usize, _flags: c_uint) {
+        put(blocks, occupancy(f, block_size, shared)?)
+    }
+    fn cuOccupancyMaxPotentialBlockSize(grid: *mut c_int, block: *mut c_int, f: CUfunction, _of: *const c_void, shared: usize, limit: c_int) {
+        potential(grid, block, f, shared, limit)
+    }
+    fn cuOccupancyMaxPotentialBlockSizeWithFlags(grid: *mut c_int, block: *mut c_int, f: CUfunction, _of: *const c_void, shared: usize, limit: c_int, _flags: c_uint) {
+        potential(grid, block, f, shared, limit)
+    }
+    fn cuOccupancyAvailableDynamicSMemPerBlock(bytes: *mut usize, f: CUfunction, blocks: c_int, _block_size: c_int) {
+        driver()?;
+        resolve::<Function>(f)?;
+        let blocks = usize::try_from(blocks).ok().filter(|&n| n > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        put(bytes, (SHARED_PER_SM / blocks).saturating_sub(1024).min(SHARED_OPT_IN))
+    }
+}
+
+const THREADS_PER_SM: c_int = 2048;
+const BLOCKS_PER_SM: c_int = 32;
+/// Shared memory of an SM and the most that one block may ask for (Hopper).
+pub(crate) const SHARED_PER_SM: usize = 233_472;
+/// See [`SHARED_PER_SM`].
+pub(crate) const SHARED_OPT_IN: usize = 232_448;
+
+fn occupancy(f: CUfunction, block_size: c_int, shared: usize) -> Result<c_int> {
+    driver()?;
+    resolve::<Function>(f)?;
+    if !(1..=1024).contains(&block_size) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let by_shared = c_int::try_from(SHARED_PER_SM / (shared + 1024)).unwrap_or(c_int::MAX);
+    Ok((THREADS_PER_SM / block_size).min(BLOCKS_PER_SM).min(by_shared))
+}
+
+fn potential(
+    grid: *mut c_int,
+    block: *mut c_int,
+    f: CUfunction,
+    shared: usize,
+    limit: c_int,
+) -> Result<()> {
+    let size = if limit > 0 { limit.min(1024) } else { 1024 };
+    let sms = current()?.device.config.sm_count;
+    let blocks = occupancy(f, size, shared)?;
+    put(grid, blocks.saturating_mul(c_int::try_from(sms).unwrap_or(c_int::MAX)))?;
+    put(block, size)
+}

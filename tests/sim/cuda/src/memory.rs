@@ -1,0 +1,392 @@
+//! Device memory: CUDA Driver API, "Memory Management".
+//!
+//! A device address is the address of host memory in this process, so copies are real. How much of
+//! a GPU is in use is counted in the shared state, in chunks; see [`crate::arena`].
+
+use crate::abi::{exports, put, put_if};
+use crate::arena::{ALIGN, Arena, forget_pages};
+use crate::context::{Context, current};
+use crate::driver::{Driver, driver};
+use crate::errors::Result;
+use simgpu::Config;
+use simgpu::memory::Use;
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_void};
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice, CUdeviceptr, CUdeviceptr_v1,
+    CUresult,
+};
+
+const CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED: CUresult = 712;
+const CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED: CUresult = 713;
+/// `cuMemAllocPitch`: rows begin at multiples of this (texture pitch alignment is less).
+const PITCH: usize = 512;
+
+/// What an allocation is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// `cuMemAlloc`, `cuMemAllocPitch`.
+    Device,
+    /// The same below 4 GiB.
+    Low,
+    /// `cuMemAllocManaged`; simulated as device memory.
+    Managed,
+    /// From a memory pool.
+    Pooled,
+    /// `cuMemAllocHost`, `cuMemHostAlloc`.
+    Host,
+    /// `cuMemHostRegister`.
+    Registered,
+}
+
+impl Kind {
+    /// Whether it occupies a GPU's memory.
+    pub(crate) fn is_device(self) -> bool {
+        !matches!(self, Kind::Host | Kind::Registered)
+    }
+}
+
+/// One allocation.
+#[derive(Clone, Copy)]
+pub(crate) struct Allocation {
+    /// Its size as asked for.
+    pub size: u64,
+    /// What it is.
+    pub kind: Kind,
+    /// The context it belongs to.
+    pub context: &'static Context,
+    /// Number unique in the process (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
+    pub id: u64,
+    /// Host flags.
+    flags: u32,
+    /// Whether its pages may have been touched.
+    touched: bool,
+}
+
+/// All allocations of the process.
+pub(crate) struct Memory {
+    /// By GPU: ordinary and low addresses.
+    arenas: Vec<[Arena; 2]>,
+    by_start: BTreeMap<u64, Allocation>,
+    next_id: u64,
+}
+
+impl Memory {
+    /// Nothing allocated.
+    pub(crate) fn new(config: &Config) -> Memory {
+        let chunk = config.memory.granularity_bytes;
+        let arenas =
+            config.gpus.iter().map(|_| [Arena::new(chunk, false), Arena::new(chunk, true)]);
+        Memory { arenas: arenas.collect(), by_start: BTreeMap::new(), next_id: 1 }
+    }
+
+    /// The allocation that contains `[address, address + len)`, and where it begins.
+    pub(crate) fn find(&self, address: u64, len: u64) -> Option<(u64, &Allocation)> {
+        let (&start, a) = self.by_start.range(..=address).next_back()?;
+        let end = address.checked_add(len)?;
+        (address < start + a.size.max(1) && end <= start + a.size).then_some((start, a))
+    }
+
+    /// As [`Memory::find`], and notes that the memory is written.
+    pub(crate) fn touch(&mut self, address: u64, len: u64) -> Option<Kind> {
+        let (&start, a) = self.by_start.range_mut(..=address).next_back()?;
+        let end = address.checked_add(len)?;
+        (end <= start + a.size).then(|| {
+            a.touched = true;
+            a.kind
+        })
+    }
+
+    fn insert(&mut self, start: u64, size: u64, kind: Kind, context: &'static Context, flags: u32) {
+        let id = self.next_id;
+        self.next_id += 1;
+        let new = Allocation { size, kind, context, id, flags, touched: false };
+        self.by_start.insert(start, new);
+    }
+}
+
+/// Allocates device memory for `context`.
+pub(crate) fn allocate(context: &'static Context, size: u64, kind: Kind) -> Result<u64> {
+    let driver = driver()?;
+    context.device.check()?;
+    if size == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let gpu = context.device.gpu;
+    let mut memory = driver.memory();
+    let arena = &mut memory.arenas[gpu][usize::from(kind == Kind::Low)];
+    let need = arena.need(size).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    if need.charge > 0 && !driver.session.charge(gpu, Use::Allocation, need.charge) {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    let Some(start) = arena.take(need) else {
+        driver.session.uncharge(gpu, Use::Allocation, need.charge);
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    };
+    memory.insert(start, size, kind, context, 0);
+    Ok(start)
+}
+
+/// Frees what begins at `address`; what it was.
+pub(crate) fn free(driver: &Driver, address: u64) -> Result<Allocation> {
+    let mut memory = driver.memory();
+    let Some(&a) = memory.by_start.get(&address).filter(|a| a.kind.is_device()) else {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    };
+    memory.by_start.remove(&address);
+    if a.touched {
+        forget_pages(address, a.size.next_multiple_of(ALIGN));
+    }
+    let gpu = a.context.device.gpu;
+    let freed = memory.arenas[gpu][usize::from(a.kind == Kind::Low)].give(address, a.size);
+    if freed > 0 {
+        driver.session.uncharge(gpu, Use::Allocation, freed);
+    }
+    Ok(a)
+}
+
+/// Frees what belongs to a context that ends; pools belong to the device.
+pub(crate) fn free_all_of(driver: &Driver, context: &'static Context) {
+    let (device, host): (Vec<_>, Vec<_>) = driver
+        .memory()
+        .by_start
+        .iter()
+        .filter(|(_, a)| std::ptr::eq(a.context, context) && a.kind != Kind::Pooled)
+        .map(|(start, a)| (*start, a.kind))
+        .partition(|(_, kind)| kind.is_device());
+    for (start, _) in device {
+        let _ = free(driver, start);
+    }
+    for (start, kind) in host {
+        let _ = forget_host(driver, start, kind);
+    }
+}
+
+/// `cuMemFree`: null is allowed, and waits for the work that may use the memory.
+fn free_sync(address: u64) -> Result<()> {
+    let driver = driver()?;
+    if address == 0 {
+        return Ok(());
+    }
+    let owner = driver.memory().by_start.get(&address).map(|a| a.context);
+    let owner = owner.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    owner.synchronize()?;
+    let freed = free(driver, address)?;
+    if freed.kind == Kind::Pooled {
+        freed.context.device.pool.returned(freed.size);
+    }
+    Ok(())
+}
+
+fn pitched(width: usize, height: usize, element: c_uint) -> Result<(usize, u64)> {
+    if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let pitch = width.checked_next_multiple_of(PITCH).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let bytes = pitch.checked_mul(height).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    Ok((pitch, bytes as u64))
+}
+
+/// (free, total) of the current context's GPU.
+fn info() -> Result<(u64, u64)> {
+    let device = current()?.device;
+    device.check()?;
+    let session = &driver()?.session;
+    let total = device.config.memory_bytes;
+    let used = session.used(device.gpu).saturating_add(session.config().memory.reserved_bytes);
+    Ok((total.saturating_sub(used), total))
+}
+
+fn u32_or_max(n: u64) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+fn allocate_host(size: usize, flags: c_uint) -> Result<*mut c_void> {
+    let context = current()?;
+    if size == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut at = std::ptr::null_mut();
+    // SAFETY: `at` is a valid place for the result.
+    if unsafe { libc::posix_memalign(&raw mut at, 4096, size) } != 0 {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    driver()?.memory().insert(at as u64, size as u64, Kind::Host, context, flags);
+    Ok(at)
+}
+
+/// Forgets host memory that begins at `start`, and frees what `cuMemAllocHost` gave.
+fn forget_host(driver: &Driver, start: u64, kind: Kind) -> Result<()> {
+    let mut memory = driver.memory();
+    if memory.by_start.get(&start).is_none_or(|a| a.kind != kind) {
+        return Err(if kind == Kind::Host {
+            CUDA_ERROR_INVALID_VALUE
+        } else {
+            CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
+        });
+    }
+    memory.by_start.remove(&start);
+    drop(memory);
+    if kind == Kind::Host {
+        // SAFETY: it came from posix_memalign in `allocate_host`, and was just forgotten.
+        unsafe { libc::free(start as *mut c_void) };
+    }
+    Ok(())
+}
+
+fn register(start: *mut c_void, len: usize, flags: c_uint) -> Result<()> {
+    let context = current()?;
+    if start.is_null() || len == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut memory = driver()?.memory();
+    let (from, to) = (start as u64, start as u64 + len as u64);
+    let overlaps = memory.by_start.range(..to).next_back().is_some_and(|(s, a)| s + a.size > from);
+    if overlaps {
+        return Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+    }
+    memory.insert(from, len as u64, Kind::Registered, context, flags);
+    Ok(())
+}
+
+fn host_pointer(address: *mut c_void) -> Result<u64> {
+    current()?;
+    let memory = driver()?.memory();
+    match memory.find(address as u64, 0) {
+        Some((_, a)) if !a.kind.is_device() => Ok(address as u64),
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+fn address_range(address: u64) -> Result<(u64, u64)> {
+    current()?;
+    let memory = driver()?.memory();
+    memory.find(address, 0).map(|(start, a)| (start, a.size)).ok_or(crate::NOT_FOUND)
+}
+
+exports! {
+    fn cuMemAlloc_v2(out: *mut CUdeviceptr, bytes: usize) {
+        let context = current()?;
+        if out.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        put(out, allocate(context, bytes as u64, Kind::Device)?)
+    }
+
+    fn cuMemAlloc(out: *mut CUdeviceptr_v1, bytes: c_uint) {
+        let context = current()?;
+        if out.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        put(out, u32_or_max(allocate(context, u64::from(bytes), Kind::Low)?))
+    }
+
+    fn cuMemAllocPitch_v2(out: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: c_uint) {
+        let context = current()?;
+        if out.is_null() || pitch.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let (row, bytes) = pitched(width, height, element)?;
+        put(out, allocate(context, bytes, Kind::Device)?)?;
+        put(pitch, row)
+    }
+
+    fn cuMemAllocPitch(out: *mut CUdeviceptr_v1, pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint) {
+        let context = current()?;
+        if out.is_null() || pitch.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let (row, bytes) = pitched(width as usize, height as usize, element)?;
+        put(out, u32_or_max(allocate(context, bytes, Kind::Low)?))?;
+        put(pitch, u32_or_max(row as u64))
+    }
+
+    fn cuMemAllocManaged(out: *mut CUdeviceptr, bytes: usize, flags: c_uint) {
+        let context = current()?;
+        // CU_MEM_ATTACH_GLOBAL or CU_MEM_ATTACH_HOST.
+        if out.is_null() || !matches!(flags, 1 | 2) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let at = allocate(context, bytes as u64, Kind::Managed)?;
+        // The host writes managed memory behind the driver's back.
+        driver()?.memory().touch(at, 0);
+        put(out, at)
+    }
+
+    fn cuMemFree_v2(address: CUdeviceptr) { free_sync(address) }
+    fn cuMemFree(address: CUdeviceptr_v1) { free_sync(u64::from(address)) }
+
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        let (f, t) = info()?;
+        put(free, usize::try_from(f).unwrap_or(usize::MAX))?;
+        put(total, usize::try_from(t).unwrap_or(usize::MAX))
+    }
+    fn cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) {
+        let (f, t) = info()?;
+        put(free, u32_or_max(f))?;
+        put(total, u32_or_max(t))
+    }
+
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) {
+        let total = driver()?.device(dev)?.config.memory_bytes;
+        put(bytes, usize::try_from(total).unwrap_or(usize::MAX))
+    }
+    fn cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) {
+        put(bytes, u32_or_max(driver()?.device(dev)?.config.memory_bytes))
+    }
+
+    fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr) {
+        let (start, len) = address_range(address)?;
+        put_if(base, start);
+        put_if(size, usize::try_from(len).unwrap_or(usize::MAX));
+        Ok(())
+    }
+    fn cuMemGetAddressRange(base: *mut CUdeviceptr_v1, size: *mut c_uint, address: CUdeviceptr_v1) {
+        let (start, len) = address_range(u64::from(address))?;
+        put_if(base, u32_or_max(start));
+        put_if(size, u32_or_max(len));
+        Ok(())
+    }
+
+    fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) {
+        put(out, allocate_host(bytes, 0)?)
+    }
+    fn cuMemAllocHost(out: *mut *mut c_void, bytes: c_uint) {
+        put(out, allocate_host(bytes as usize, 0)?)
+    }
+    fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: c_uint) {
+        if flags & !7 != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        put(out, allocate_host(bytes, flags)?)
+    }
+    fn cuMemFreeHost(start: *mut c_void) {
+        let driver = driver()?;
+        forget_host(driver, start as u64, Kind::Host)
+    }
+    fn cuMemHostRegister_v2(start: *mut c_void, len: usize, flags: c_uint) {
+        register(start, len, flags)
+    }
+    fn cuMemHostRegister(start: *mut c_void, len: usize, flags: c_uint) {
+        register(start, len, flags)
+    }
+    fn cuMemHostUnregister(start: *mut c_void) {
+        current()?;
+        forget_host(driver()?, start as u64, Kind::Registered)
+    }
+    fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, host: *mut c_void, _flags: c_uint) {
+        put(out, host_pointer(host)?)
+    }
+    fn cuMemHostGetFlags(flags: *mut c_uint, host: *mut c_void) {
+        let memory = driver()?.memory();
+        let (_, a) = memory.find(host as u64, 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        put(flags, a.flags)
+    }
+
+    fn cuMemAdvise(_at: CUdeviceptr, _len: usize, _advice: c_int, _dev: CUdevice) {
+        current().map(|_| ())
+    }
+    fn cuMemAdvise_v2(_at: CUdeviceptr, _len: usize, _advice: c_int, _kind: c_int, _id: c_int) {
+        current().map(|_| ())
+    }
+}

@@ -1,0 +1,324 @@
+//! Modules, libraries, functions: CUDA Driver API, "Module Management", "Library Management",
+//! "Execution Control".
+//!
+//! Any image is accepted. From PTX text the entries and variables are read; of a cubin or fatbin
+//! any name asked for is taken to exist.
+
+use crate::NOT_FOUND;
+use crate::abi::{cstr, exports, put, put_if};
+use crate::context::{Context, current};
+use crate::driver::{Driver, driver, lock};
+use crate::errors::Result;
+use crate::handle::{Header, Object, enliven, handle, kill, resolve};
+use crate::memory::{Kind, allocate, free};
+use crate::ptx;
+use simgpu::config::Duration;
+use simgpu::memory::Use;
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice,
+    CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule,
+};
+
+/// `CU_FUNC_ATTRIBUTE_*` below this are kept.
+const ATTRIBUTES: usize = 16;
+/// Size given to a variable of an image that can't be read.
+const UNKNOWN_GLOBAL_BYTES: u64 = 4096;
+
+/// A loaded module or library. A library belongs to the context that was current when it was
+/// loaded, where the real one belongs to none.
+#[repr(C)]
+pub(crate) struct Module {
+    header: Header,
+    context: &'static Context,
+    image: ptx::Image,
+    functions: Mutex<BTreeMap<String, &'static Function>>,
+    globals: Mutex<BTreeMap<String, (u64, u64)>>,
+}
+
+impl Object for Module {
+    const MAGIC: u32 = 0x4d4f_4455;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+/// A kernel. A library's `CUkernel` and a module's `CUfunction` are the same here.
+#[repr(C)]
+pub(crate) struct Function {
+    header: Header,
+    name: CString,
+    module: &'static Module,
+    /// How long it runs.
+    pub duration: Duration,
+    attributes: [AtomicI32; ATTRIBUTES],
+    /// `cuFuncSetBlockShape`, for the launch functions of CUDA before 4.0.
+    pub block: [AtomicU32; 3],
+}
+
+impl Object for Function {
+    const MAGIC: u32 = 0x4655_4e43;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+/// Every module and library of the process.
+static LOADED: Mutex<Vec<&'static Module>> = Mutex::new(Vec::new());
+
+fn load(context: &'static Context, image: *const c_void) -> Result<&'static Module> {
+    let image = ptx::Image::read(image).ok_or(CUDA_ERROR_INVALID_IMAGE)?;
+    add(context, image)
+}
+
+fn add(context: &'static Context, image: ptx::Image) -> Result<&'static Module> {
+    let driver = driver()?;
+    context.device.check()?;
+    let overhead = driver.session.config().memory.module_overhead_bytes;
+    if !driver.session.charge(context.device.gpu, Use::Module, overhead) {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    let module: &'static Module = Box::leak(Box::new(Module {
+        header: Header::new(),
+        context,
+        image,
+        functions: Mutex::default(),
+        globals: Mutex::default(),
+    }));
+    lock(&LOADED).push(module);
+    Ok(enliven(module))
+}
+
+fn load_file(context: &'static Context, path: *const c_char) -> Result<&'static Module> {
+    const CUDA_ERROR_FILE_NOT_FOUND: i32 = 301;
+    let bytes = std::fs::read(cstr(path)?).map_err(|_| CUDA_ERROR_FILE_NOT_FOUND)?;
+    let image = ptx::Image::of(&bytes).ok_or(CUDA_ERROR_INVALID_IMAGE)?;
+    add(context, image)
+}
+
+fn unload(driver: &Driver, module: &'static Module) {
+    if !kill(module) {
+        return;
+    }
+    lock(&LOADED).retain(|m| !std::ptr::eq(*m, module));
+    for function in lock(&module.functions).values() {
+        kill(*function);
+    }
+    for (at, _) in std::mem::take(&mut *lock(&module.globals)).into_values() {
+        let _ = free(driver, at);
+    }
+    let overhead = driver.session.config().memory.module_overhead_bytes;
+    driver.session.uncharge(module.context.device.gpu, Use::Module, overhead);
+}
+
+/// Unloads what belongs to a context that ends.
+pub(crate) fn unload_all_of(driver: &Driver, context: &'static Context) {
+    let loaded: Vec<_> =
+        lock(&LOADED).iter().copied().filter(|m| std::ptr::eq(m.context, context)).collect();
+    for module in loaded {
+        unload(driver, module);
+    }
+}
+
+impl Module {
+    fn function(&'static self, name: &str) -> Result<&'static Function> {
+        if !self.image.has_entry(name) {
+            return Err(NOT_FOUND);
+        }
+        let config = driver()?.session.config();
+        let mut functions = lock(&self.functions);
+        if let Some(function) = functions.get(name) {
+            return Ok(function);
+        }
+        let gpu = &self.context.device.config;
+        let version = i32::try_from(gpu.compute_capability.0 * 10 + gpu.compute_capability.1);
+        let attributes: [AtomicI32; ATTRIBUTES] = Default::default();
+        // Threads per block, registers, PTX and binary version; the rest is 0.
+        for (i, value) in [(0, 1024), (4, 32), (5, version.unwrap_or(0)), (6, version.unwrap_or(0))]
+        {
+            attributes[i].store(value, Ordering::Relaxed);
+        }
+        attributes[9].store(-1, Ordering::Relaxed);
+        let function: &'static Function = Box::leak(Box::new(Function {
+            header: Header::new(),
+            name: CString::new(name).map_err(|_| CUDA_ERROR_INVALID_VALUE)?,
+            module: self,
+            duration: config.kernel_duration(name),
+            attributes,
+            block: [1, 1, 1].map(AtomicU32::new),
+        }));
+        functions.insert(name.to_owned(), enliven(function));
+        Ok(function)
+    }
+
+    fn global(&'static self, name: &str) -> Result<(u64, u64)> {
+        let size = self.image.variable(name, UNKNOWN_GLOBAL_BYTES).ok_or(NOT_FOUND)?;
+        let mut globals = lock(&self.globals);
+        if let Some(&known) = globals.get(name) {
+            return Ok(known);
+        }
+        let at = allocate(self.context, size, Kind::Device)?;
+        globals.insert(name.to_owned(), (at, size));
+        Ok((at, size))
+    }
+}
+
+impl Function {
+    fn attribute(&self, which: c_int) -> Result<&AtomicI32> {
+        let index = usize::try_from(which).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        self.attributes.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+
+    fn set(&self, which: c_int, value: c_int) -> Result<()> {
+        // Dynamic shared memory, carve-out, and the cluster attributes can be set.
+        if !matches!(which, 8 | 9 | 11..=15) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        self.attribute(which)?.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+fn get_global(module: CUmodule, name: *const c_char) -> Result<(u64, u64)> {
+    driver()?;
+    resolve::<Module>(module)?.global(cstr(name)?)
+}
+
+fn put_global(at: *mut CUdeviceptr, size: *mut usize, global: (u64, u64)) -> Result<()> {
+    put_if(at, global.0);
+    put_if(size, usize::try_from(global.1).unwrap_or(usize::MAX));
+    Ok(())
+}
+
+exports! {
+    fn cuModuleLoadData(out: *mut CUmodule, image: *const c_void) {
+        put(out, handle(load(current()?, image)?))
+    }
+    fn cuModuleLoadDataEx(out: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void) {
+        let _ = (count, options, values);
+        put(out, handle(load(current()?, image)?))
+    }
+    fn cuModuleLoadFatBinary(out: *mut CUmodule, image: *const c_void) {
+        put(out, handle(load(current()?, image)?))
+    }
+    fn cuModuleLoad(out: *mut CUmodule, path: *const c_char) {
+        put(out, handle(load_file(current()?, path)?))
+    }
+    fn cuModuleUnload(module: CUmodule) {
+        let driver = driver()?;
+        unload(driver, resolve(module)?);
+        Ok(())
+    }
+    fn cuModuleGetFunction(out: *mut CUfunction, module: CUmodule, name: *const c_char) {
+        driver()?;
+        put(out, handle(resolve::<Module>(module)?.function(cstr(name)?)?))
+    }
+    fn cuModuleGetFunctionCount(count: *mut c_uint, module: CUmodule) {
+        driver()?;
+        put(count, resolve::<Module>(module)?.image.entry_count())
+    }
+    fn cuModuleGetGlobal_v2(at: *mut CUdeviceptr, size: *mut usize, module: CUmodule, name: *const c_char) {
+        put_global(at, size, get_global(module, name)?)
+    }
+    fn cuModuleGetLoadingMode(mode: *mut c_int) {
+        driver()?;
+        // CU_MODULE_LAZY_LOADING.
+        put(mode, 2)
+    }
+
+    fn cuLibraryLoadData(out: *mut CUlibrary, code: *const c_void, _jit: *mut c_int, _jit_values: *mut *mut c_void, _jit_count: c_uint, _options: *mut c_int, _values: *mut *mut c_void, _count: c_uint) {
+        put(out, handle(load(current()?, code)?))
+    }
+    fn cuLibraryLoadFromFile(out: *mut CUlibrary, path: *const c_char, _jit: *mut c_int, _jit_values: *mut *mut c_void, _jit_count: c_uint, _options: *mut c_int, _values: *mut *mut c_void, _count: c_uint) {
+        put(out, handle(load_file(current()?, path)?))
+    }
+    fn cuLibraryUnload(library: CUlibrary) {
+        let driver = driver()?;
+        unload(driver, resolve(library)?);
+        Ok(())
+    }
+    fn cuLibraryGetKernel(out: *mut CUkernel, library: CUlibrary, name: *const c_char) {
+        driver()?;
+        put(out, handle(resolve::<Module>(library)?.function(cstr(name)?)?))
+    }
+    fn cuLibraryGetKernelCount(count: *mut c_uint, library: CUlibrary) {
+        driver()?;
+        put(count, resolve::<Module>(library)?.image.entry_count())
+    }
+    fn cuLibraryGetModule(out: *mut CUmodule, library: CUlibrary) {
+        driver()?;
+        put(out, handle(resolve::<Module>(library)?))
+    }
+    fn cuLibraryGetGlobal(at: *mut CUdeviceptr, size: *mut usize, library: CUlibrary, name: *const c_char) {
+        put_global(at, size, get_global(library, name)?)
+    }
+    fn cuKernelGetFunction(out: *mut CUfunction, kernel: CUkernel) {
+        driver()?;
+        put(out, handle(resolve::<Function>(kernel)?))
+    }
+    fn cuKernelGetLibrary(out: *mut CUlibrary, kernel: CUkernel) {
+        driver()?;
+        put(out, handle(resolve::<Function>(kernel)?.module))
+    }
+    fn cuKernelGetName(out: *mut *const c_char, kernel: CUkernel) {
+        driver()?;
+        put(out, resolve::<Function>(kernel)?.name.as_ptr())
+    }
+    fn cuKernelGetAttribute(value: *mut c_int, which: c_int, kernel: CUkernel, _dev: CUdevice) {
+        driver()?;
+        put(value, resolve::<Function>(kernel)?.attribute(which)?.load(Ordering::Relaxed))
+    }
+    fn cuKernelSetAttribute(which: c_int, value: c_int, kernel: CUkernel, _dev: CUdevice) {
+        driver()?;
+        resolve::<Function>(kernel)?.set(which, value)
+    }
+    fn cuKernelSetCacheConfig(kernel: CUkernel, _config: c_int, _dev: CUdevice) {
+        driver()?;
+        resolve::<Function>(kernel).map(|_| ())
+    }
+
+    fn cuFuncGetAttribute(value: *mut c_int, which: c_int, function: CUfunction) {
+        driver()?;
+        put(value, resolve::<Function>(function)?.attribute(which)?.load(Ordering::Relaxed))
+    }
+    fn cuFuncSetAttribute(function: CUfunction, which: c_int, value: c_int) {
+        driver()?;
+        resolve::<Function>(function)?.set(which, value)
+    }
+    fn cuFuncGetName(out: *mut *const c_char, function: CUfunction) {
+        driver()?;
+        put(out, resolve::<Function>(function)?.name.as_ptr())
+    }
+    fn cuFuncGetModule(out: *mut CUmodule, function: CUfunction) {
+        driver()?;
+        put(out, handle(resolve::<Function>(function)?.module))
+    }
+    fn cuFuncIsLoaded(state: *mut c_int, function: CUfunction) {
+        driver()?;
+        resolve::<Function>(function)?;
+        put(state, 1)
+    }
+    fn cuFuncLoad(function: CUfunction) {
+        driver()?;
+        resolve::<Function>(function).map(|_| ())
+    }
+    fn cuFuncSetCacheConfig(function: CUfunction, _config: c_int) {
+        driver()?;
+        resolve::<Function>(function).map(|_| ())
+    }
+    fn cuFuncSetSharedMemConfig(function: CUfunction, _config: c_int) {
+        driver()?;
+        resolve::<Function>(function).map(|_| ())
+    }
+    fn cuFuncSetBlockShape(function: CUfunction, x: c_int, y: c_int, z: c_int) {
+        driver()?;
+        let function: &Function = resolve(function)?;
+        for (to, from) in function.block.iter().zip([x, y, z]) {
+            to.store(u32::try_from(from).map_err(|_| CUDA_ERROR_INVALID_VALUE)?, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,426 @@
+//! `cuGetProcAddress`: CUDA Driver API, "Driver Entry Point Access".
+//!
+//! The table follows cudaTypedefs.h of CUDA 13.0 (`PFN_<name>_v<version>[_ptsz|_ptds]`): a name
+//! means the newest variant that the caller's CUDA version knows.
+
+use crate::abi::{cstr, exports, put, put_if};
+use crate::driver::{cuda_version_before_init, driver};
+use crate::errors::Result;
+use crate::stream::Flavour;
+use std::ffi::{c_char, c_int, c_void};
+use tessera_cuda::types::{
+    CU_GET_PROC_ADDRESS_DEFAULT, CU_GET_PROC_ADDRESS_LEGACY_STREAM,
+    CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, CU_GET_PROC_ADDRESS_SUCCESS,
+    CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdriverProcAddressQueryResult, cuuint64_t,
+};
+
+/// One variant of one name.
+pub(crate) struct Variant {
+    /// The name to ask for.
+    pub name: &'static str,
+    /// CUDA version from which this variant is the answer.
+    pub since: u32,
+    /// Which default stream it means.
+    pub flavour: Flavour,
+    /// Its export.
+    #[cfg_attr(not(test), allow(dead_code, reason = "read by tests"))]
+    pub export: &'static str,
+    address: Address,
+}
+
+struct Address(*const c_void);
+// SAFETY: addresses of functions, which any thread may read.
+unsafe impl Sync for Address {}
+
+macro_rules! variants {
+    ($($name:ident $since:literal $flavour:ident => $export:ident;)*) => {
+        /// All variants, by name.
+        pub(crate) static VARIANTS: &[Variant] = &[$(Variant {
+            name: stringify!($name),
+            since: $since,
+            flavour: Flavour::$flavour,
+            export: stringify!($export),
+            address: Address(crate::exports::$export as *const c_void),
+        },)*];
+    };
+}
+
+/// What a lookup found.
+enum Found {
+    Symbol(*const c_void),
+    Unknown,
+    TooNew,
+}
+
+fn find(name: &str, version: u32, flavour: Flavour) -> Found {
+    let from = VARIANTS.partition_point(|v| v.name < name);
+    let mine = || VARIANTS[from..].iter().take_while(|v| v.name == name);
+    if mine().next().is_none() {
+        return Found::Unknown;
+    }
+    let newest = |f: Flavour| {
+        mine().filter(|v| v.flavour == f && v.since <= version).max_by_key(|v| v.since)
+    };
+    // A function without a default stream has only the legacy variant.
+    let own = if flavour == Flavour::PerThread { newest(flavour) } else { None };
+    match own.or_else(|| newest(Flavour::Legacy)) {
+        Some(v) => Found::Symbol(v.address.0),
+        None => Found::TooNew,
+    }
+}
+
+fn get(
+    symbol: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: cuuint64_t,
+) -> Result<(Result<()>, CUdriverProcAddressQueryResult)> {
+    let name = cstr(symbol)?;
+    if out.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let flavour = match flags {
+        CU_GET_PROC_ADDRESS_DEFAULT | CU_GET_PROC_ADDRESS_LEGACY_STREAM => Flavour::Legacy,
+        CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => Flavour::PerThread,
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    };
+    let known = match driver() {
+        Ok(d) => d.session.config().cuda_version,
+        Err(_) => cuda_version_before_init(),
+    };
+    // A driver offers nothing newer than itself.
+    let version = u32::try_from(version).map_err(|_| CUDA_ERROR_INVALID_VALUE)?.min(known);
+    let (pointer, outcome, status) = match find(name, version, flavour) {
+        Found::Symbol(p) => (p.cast_mut(), Ok(()), CU_GET_PROC_ADDRESS_SUCCESS),
+        Found::Unknown => {
+            (std::ptr::null_mut(), Err(CUDA_ERROR_NOT_FOUND), CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND)
+        }
+        Found::TooNew => (
+            std::ptr::null_mut(),
+            Err(CUDA_ERROR_NOT_FOUND),
+            CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT,
+        ),
+    };
+    put(out, pointer)?;
+    Ok((outcome, status))
+}
+
+exports! {
+    fn cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: cuuint64_t) {
+        get(symbol, pfn, cuda_version, flags)?.0
+    }
+
+    fn cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: cuuint64_t, status: *mut CUdriverProcAddressQueryResult) {
+        let (outcome, found) = get(symbol, pfn, cuda_version, flags)?;
+        put_if(status, found);
+        outcome
+    }
+}
+
+variants! {
+    cuCtxAttach 2000 Legacy => cuCtxAttach;
+    cuCtxCreate 2000 Legacy => cuCtxCreate;
+    cuCtxCreate 3020 Legacy => cuCtxCreate_v2;
+    cuCtxCreate 11040 Legacy => cuCtxCreate_v3;
+    cuCtxCreate 12050 Legacy => cuCtxCreate_v4;
+    cuCtxDestroy 2000 Legacy => cuCtxDestroy;
+    cuCtxDestroy 4000 Legacy => cuCtxDestroy_v2;
+    cuCtxDetach 2000 Legacy => cuCtxDetach;
+    cuCtxDisablePeerAccess 4000 Legacy => cuCtxDisablePeerAccess;
+    cuCtxEnablePeerAccess 4000 Legacy => cuCtxEnablePeerAccess;
+    cuCtxGetApiVersion 3020 Legacy => cuCtxGetApiVersion;
+    cuCtxGetCacheConfig 3020 Legacy => cuCtxGetCacheConfig;
+    cuCtxGetCurrent 4000 Legacy => cuCtxGetCurrent;
+    cuCtxGetDevice 2000 Legacy => cuCtxGetDevice;
+    cuCtxGetDevice 13000 Legacy => cuCtxGetDevice_v2;
+    cuCtxGetFlags 7000 Legacy => cuCtxGetFlags;
+    cuCtxGetId 12000 Legacy => cuCtxGetId;
+    cuCtxGetLimit 3010 Legacy => cuCtxGetLimit;
+    cuCtxGetSharedMemConfig 4020 Legacy => cuCtxGetSharedMemConfig;
+    cuCtxGetStreamPriorityRange 5050 Legacy => cuCtxGetStreamPriorityRange;
+    cuCtxPopCurrent 2000 Legacy => cuCtxPopCurrent;
+    cuCtxPopCurrent 4000 Legacy => cuCtxPopCurrent_v2;
+    cuCtxPushCurrent 2000 Legacy => cuCtxPushCurrent;
+    cuCtxPushCurrent 4000 Legacy => cuCtxPushCurrent_v2;
+    cuCtxResetPersistingL2Cache 11000 Legacy => cuCtxResetPersistingL2Cache;
+    cuCtxSetCacheConfig 3020 Legacy => cuCtxSetCacheConfig;
+    cuCtxSetCurrent 4000 Legacy => cuCtxSetCurrent;
+    cuCtxSetFlags 12010 Legacy => cuCtxSetFlags;
+    cuCtxSetLimit 3010 Legacy => cuCtxSetLimit;
+    cuCtxSetSharedMemConfig 4020 Legacy => cuCtxSetSharedMemConfig;
+    cuCtxSynchronize 2000 Legacy => cuCtxSynchronize;
+    cuCtxSynchronize 13000 Legacy => cuCtxSynchronize_v2;
+    cuDeviceCanAccessPeer 4000 Legacy => cuDeviceCanAccessPeer;
+    cuDeviceComputeCapability 2000 Legacy => cuDeviceComputeCapability;
+    cuDeviceGet 2000 Legacy => cuDeviceGet;
+    cuDeviceGetAttribute 2000 Legacy => cuDeviceGetAttribute;
+    cuDeviceGetByPCIBusId 4010 Legacy => cuDeviceGetByPCIBusId;
+    cuDeviceGetCount 2000 Legacy => cuDeviceGetCount;
+    cuDeviceGetDefaultMemPool 11020 Legacy => cuDeviceGetDefaultMemPool;
+    cuDeviceGetExecAffinitySupport 11040 Legacy => cuDeviceGetExecAffinitySupport;
+    cuDeviceGetLuid 10000 Legacy => cuDeviceGetLuid;
+    cuDeviceGetMemPool 11020 Legacy => cuDeviceGetMemPool;
+    cuDeviceGetName 2000 Legacy => cuDeviceGetName;
+    cuDeviceGetP2PAttribute 8000 Legacy => cuDeviceGetP2PAttribute;
+    cuDeviceGetPCIBusId 4010 Legacy => cuDeviceGetPCIBusId;
+    cuDeviceGetProperties 2000 Legacy => cuDeviceGetProperties;
+    cuDeviceGetTexture1DLinearMaxWidth 11010 Legacy => cuDeviceGetTexture1DLinearMaxWidth;
+    cuDeviceGetUuid 9020 Legacy => cuDeviceGetUuid;
+    cuDeviceGetUuid 11040 Legacy => cuDeviceGetUuid_v2;
+    cuDevicePrimaryCtxGetState 7000 Legacy => cuDevicePrimaryCtxGetState;
+    cuDevicePrimaryCtxRelease 7000 Legacy => cuDevicePrimaryCtxRelease;
+    cuDevicePrimaryCtxRelease 11000 Legacy => cuDevicePrimaryCtxRelease_v2;
+    cuDevicePrimaryCtxReset 7000 Legacy => cuDevicePrimaryCtxReset;
+    cuDevicePrimaryCtxReset 11000 Legacy => cuDevicePrimaryCtxReset_v2;
+    cuDevicePrimaryCtxRetain 7000 Legacy => cuDevicePrimaryCtxRetain;
+    cuDevicePrimaryCtxSetFlags 7000 Legacy => cuDevicePrimaryCtxSetFlags;
+    cuDevicePrimaryCtxSetFlags 11000 Legacy => cuDevicePrimaryCtxSetFlags_v2;
+    cuDeviceSetMemPool 11020 Legacy => cuDeviceSetMemPool;
+    cuDeviceTotalMem 2000 Legacy => cuDeviceTotalMem;
+    cuDeviceTotalMem 3020 Legacy => cuDeviceTotalMem_v2;
+    cuDriverGetVersion 2020 Legacy => cuDriverGetVersion;
+    cuEventCreate 2000 Legacy => cuEventCreate;
+    cuEventDestroy 2000 Legacy => cuEventDestroy;
+    cuEventDestroy 4000 Legacy => cuEventDestroy_v2;
+    cuEventElapsedTime 2000 Legacy => cuEventElapsedTime;
+    cuEventElapsedTime 12080 Legacy => cuEventElapsedTime_v2;
+    cuEventQuery 2000 Legacy => cuEventQuery;
+    cuEventRecord 2000 Legacy => cuEventRecord;
+    cuEventRecord 7000 PerThread => cuEventRecord_ptsz;
+    cuEventRecordWithFlags 11010 Legacy => cuEventRecordWithFlags;
+    cuEventRecordWithFlags 11010 PerThread => cuEventRecordWithFlags_ptsz;
+    cuEventSynchronize 2000 Legacy => cuEventSynchronize;
+    cuFuncGetAttribute 2020 Legacy => cuFuncGetAttribute;
+    cuFuncGetModule 11000 Legacy => cuFuncGetModule;
+    cuFuncGetName 12030 Legacy => cuFuncGetName;
+    cuFuncIsLoaded 12040 Legacy => cuFuncIsLoaded;
+    cuFuncLoad 12040 Legacy => cuFuncLoad;
+    cuFuncSetAttribute 9000 Legacy => cuFuncSetAttribute;
+    cuFuncSetBlockShape 2000 Legacy => cuFuncSetBlockShape;
+    cuFuncSetCacheConfig 3000 Legacy => cuFuncSetCacheConfig;
+    cuFuncSetSharedMemConfig 4020 Legacy => cuFuncSetSharedMemConfig;
+    cuGetErrorName 6000 Legacy => cuGetErrorName;
+    cuGetErrorString 6000 Legacy => cuGetErrorString;
+    cuGetExportTable 3000 Legacy => cuGetExportTable;
+    cuGetProcAddress 11030 Legacy => cuGetProcAddress;
+    cuGetProcAddress 12000 Legacy => cuGetProcAddress_v2;
+    cuGraphAddEmptyNode 10000 Legacy => cuGraphAddEmptyNode;
+    cuGraphAddKernelNode 10000 Legacy => cuGraphAddKernelNode;
+    cuGraphAddKernelNode 12000 Legacy => cuGraphAddKernelNode_v2;
+    cuGraphClone 10000 Legacy => cuGraphClone;
+    cuGraphCreate 10000 Legacy => cuGraphCreate;
+    cuGraphDestroy 10000 Legacy => cuGraphDestroy;
+    cuGraphExecDestroy 10000 Legacy => cuGraphExecDestroy;
+    cuGraphGetNodes 10000 Legacy => cuGraphGetNodes;
+    cuGraphInstantiate 10000 Legacy => cuGraphInstantiate;
+    cuGraphInstantiate 11000 Legacy => cuGraphInstantiate_v2;
+    cuGraphInstantiate 12000 Legacy => cuGraphInstantiateWithFlags;
+    cuGraphInstantiateWithFlags 11040 Legacy => cuGraphInstantiateWithFlags;
+    cuGraphLaunch 10000 Legacy => cuGraphLaunch;
+    cuGraphLaunch 10000 PerThread => cuGraphLaunch_ptsz;
+    cuGraphUpload 11010 Legacy => cuGraphUpload;
+    cuGraphUpload 11010 PerThread => cuGraphUpload_ptsz;
+    cuInit 2000 Legacy => cuInit;
+    cuKernelGetAttribute 12000 Legacy => cuKernelGetAttribute;
+    cuKernelGetFunction 12000 Legacy => cuKernelGetFunction;
+    cuKernelGetLibrary 12050 Legacy => cuKernelGetLibrary;
+    cuKernelGetName 12030 Legacy => cuKernelGetName;
+    cuKernelSetAttribute 12000 Legacy => cuKernelSetAttribute;
+    cuKernelSetCacheConfig 12000 Legacy => cuKernelSetCacheConfig;
+    cuLaunch 2000 Legacy => cuLaunch;
+    cuLaunchCooperativeKernel 9000 Legacy => cuLaunchCooperativeKernel;
+    cuLaunchCooperativeKernel 9000 PerThread => cuLaunchCooperativeKernel_ptsz;
+    cuLaunchCooperativeKernelMultiDevice 9000 Legacy => cuLaunchCooperativeKernelMultiDevice;
+    cuLaunchGrid 2000 Legacy => cuLaunchGrid;
+    cuLaunchGridAsync 2000 Legacy => cuLaunchGridAsync;
+    cuLaunchHostFunc 10000 Legacy => cuLaunchHostFunc;
+    cuLaunchHostFunc 10000 PerThread => cuLaunchHostFunc_ptsz;
+    cuLaunchKernel 4000 Legacy => cuLaunchKernel;
+    cuLaunchKernel 7000 PerThread => cuLaunchKernel_ptsz;
+    cuLaunchKernelEx 11060 Legacy => cuLaunchKernelEx;
+    cuLaunchKernelEx 11060 PerThread => cuLaunchKernelEx_ptsz;
+    cuLibraryGetGlobal 12000 Legacy => cuLibraryGetGlobal;
+    cuLibraryGetKernel 12000 Legacy => cuLibraryGetKernel;
+    cuLibraryGetKernelCount 12040 Legacy => cuLibraryGetKernelCount;
+    cuLibraryGetModule 12000 Legacy => cuLibraryGetModule;
+    cuLibraryLoadData 12000 Legacy => cuLibraryLoadData;
+    cuLibraryLoadFromFile 12000 Legacy => cuLibraryLoadFromFile;
+    cuLibraryUnload 12000 Legacy => cuLibraryUnload;
+    cuMemAdvise 8000 Legacy => cuMemAdvise;
+    cuMemAdvise 12020 Legacy => cuMemAdvise_v2;
+    cuMemAlloc 2000 Legacy => cuMemAlloc;
+    cuMemAlloc 3020 Legacy => cuMemAlloc_v2;
+    cuMemAllocAsync 11020 Legacy => cuMemAllocAsync;
+    cuMemAllocAsync 11020 PerThread => cuMemAllocAsync_ptsz;
+    cuMemAllocFromPoolAsync 11020 Legacy => cuMemAllocFromPoolAsync;
+    cuMemAllocFromPoolAsync 11020 PerThread => cuMemAllocFromPoolAsync_ptsz;
+    cuMemAllocHost 2000 Legacy => cuMemAllocHost;
+    cuMemAllocHost 3020 Legacy => cuMemAllocHost_v2;
+    cuMemAllocManaged 6000 Legacy => cuMemAllocManaged;
+    cuMemAllocPitch 2000 Legacy => cuMemAllocPitch;
+    cuMemAllocPitch 3020 Legacy => cuMemAllocPitch_v2;
+    cuMemFree 2000 Legacy => cuMemFree;
+    cuMemFree 3020 Legacy => cuMemFree_v2;
+    cuMemFreeAsync 11020 Legacy => cuMemFreeAsync;
+    cuMemFreeAsync 11020 PerThread => cuMemFreeAsync_ptsz;
+    cuMemFreeHost 2000 Legacy => cuMemFreeHost;
+    cuMemGetAddressRange 2000 Legacy => cuMemGetAddressRange;
+    cuMemGetAddressRange 3020 Legacy => cuMemGetAddressRange_v2;
+    cuMemGetInfo 2000 Legacy => cuMemGetInfo;
+    cuMemGetInfo 3020 Legacy => cuMemGetInfo_v2;
+    cuMemHostAlloc 2020 Legacy => cuMemHostAlloc;
+    cuMemHostGetDevicePointer 3020 Legacy => cuMemHostGetDevicePointer_v2;
+    cuMemHostGetFlags 2030 Legacy => cuMemHostGetFlags;
+    cuMemHostRegister 4000 Legacy => cuMemHostRegister;
+    cuMemHostRegister 6050 Legacy => cuMemHostRegister_v2;
+    cuMemHostUnregister 4000 Legacy => cuMemHostUnregister;
+    cuMemPoolCreate 11020 Legacy => cuMemPoolCreate;
+    cuMemPoolDestroy 11020 Legacy => cuMemPoolDestroy;
+    cuMemPoolGetAttribute 11020 Legacy => cuMemPoolGetAttribute;
+    cuMemPoolSetAttribute 11020 Legacy => cuMemPoolSetAttribute;
+    cuMemPoolTrimTo 11020 Legacy => cuMemPoolTrimTo;
+    cuMemPrefetchAsync 8000 Legacy => cuMemPrefetchAsync;
+    cuMemPrefetchAsync 12020 Legacy => cuMemPrefetchAsync_v2;
+    cuMemPrefetchAsync 8000 PerThread => cuMemPrefetchAsync_ptsz;
+    cuMemPrefetchAsync 12020 PerThread => cuMemPrefetchAsync_v2_ptsz;
+    cuMemcpy 4000 Legacy => cuMemcpy;
+    cuMemcpy 7000 PerThread => cuMemcpy_ptds;
+    cuMemcpy2D 3020 Legacy => cuMemcpy2D_v2;
+    cuMemcpy2D 7000 PerThread => cuMemcpy2D_v2_ptds;
+    cuMemcpy2DAsync 3020 Legacy => cuMemcpy2DAsync_v2;
+    cuMemcpy2DAsync 7000 PerThread => cuMemcpy2DAsync_v2_ptsz;
+    cuMemcpy2DUnaligned 3020 Legacy => cuMemcpy2DUnaligned_v2;
+    cuMemcpy2DUnaligned 7000 PerThread => cuMemcpy2DUnaligned_v2_ptds;
+    cuMemcpy3D 3020 Legacy => cuMemcpy3D_v2;
+    cuMemcpy3D 7000 PerThread => cuMemcpy3D_v2_ptds;
+    cuMemcpy3DAsync 3020 Legacy => cuMemcpy3DAsync_v2;
+    cuMemcpy3DAsync 7000 PerThread => cuMemcpy3DAsync_v2_ptsz;
+    cuMemcpyAsync 4000 Legacy => cuMemcpyAsync;
+    cuMemcpyAsync 7000 PerThread => cuMemcpyAsync_ptsz;
+    cuMemcpyDtoD 3020 Legacy => cuMemcpyDtoD_v2;
+    cuMemcpyDtoD 7000 PerThread => cuMemcpyDtoD_v2_ptds;
+    cuMemcpyDtoDAsync 3020 Legacy => cuMemcpyDtoDAsync_v2;
+    cuMemcpyDtoDAsync 7000 PerThread => cuMemcpyDtoDAsync_v2_ptsz;
+    cuMemcpyDtoH 2000 Legacy => cuMemcpyDtoH;
+    cuMemcpyDtoH 3020 Legacy => cuMemcpyDtoH_v2;
+    cuMemcpyDtoH 7000 PerThread => cuMemcpyDtoH_v2_ptds;
+    cuMemcpyDtoHAsync 3020 Legacy => cuMemcpyDtoHAsync_v2;
+    cuMemcpyDtoHAsync 7000 PerThread => cuMemcpyDtoHAsync_v2_ptsz;
+    cuMemcpyHtoD 2000 Legacy => cuMemcpyHtoD;
+    cuMemcpyHtoD 3020 Legacy => cuMemcpyHtoD_v2;
+    cuMemcpyHtoD 7000 PerThread => cuMemcpyHtoD_v2_ptds;
+    cuMemcpyHtoDAsync 3020 Legacy => cuMemcpyHtoDAsync_v2;
+    cuMemcpyHtoDAsync 7000 PerThread => cuMemcpyHtoDAsync_v2_ptsz;
+    cuMemcpyPeer 4000 Legacy => cuMemcpyPeer;
+    cuMemcpyPeer 7000 PerThread => cuMemcpyPeer_ptds;
+    cuMemcpyPeerAsync 4000 Legacy => cuMemcpyPeerAsync;
+    cuMemcpyPeerAsync 7000 PerThread => cuMemcpyPeerAsync_ptsz;
+    cuMemsetD16 3020 Legacy => cuMemsetD16_v2;
+    cuMemsetD16 7000 PerThread => cuMemsetD16_v2_ptds;
+    cuMemsetD16Async 3020 Legacy => cuMemsetD16Async;
+    cuMemsetD16Async 7000 PerThread => cuMemsetD16Async_ptsz;
+    cuMemsetD2D16 3020 Legacy => cuMemsetD2D16_v2;
+    cuMemsetD2D16 7000 PerThread => cuMemsetD2D16_v2_ptds;
+    cuMemsetD2D16Async 3020 Legacy => cuMemsetD2D16Async;
+    cuMemsetD2D16Async 7000 PerThread => cuMemsetD2D16Async_ptsz;
+    cuMemsetD2D32 3020 Legacy => cuMemsetD2D32_v2;
+    cuMemsetD2D32 7000 PerThread => cuMemsetD2D32_v2_ptds;
+    cuMemsetD2D32Async 3020 Legacy => cuMemsetD2D32Async;
+    cuMemsetD2D32Async 7000 PerThread => cuMemsetD2D32Async_ptsz;
+    cuMemsetD2D8 3020 Legacy => cuMemsetD2D8_v2;
+    cuMemsetD2D8 7000 PerThread => cuMemsetD2D8_v2_ptds;
+    cuMemsetD2D8Async 3020 Legacy => cuMemsetD2D8Async;
+    cuMemsetD2D8Async 7000 PerThread => cuMemsetD2D8Async_ptsz;
+    cuMemsetD32 3020 Legacy => cuMemsetD32_v2;
+    cuMemsetD32 7000 PerThread => cuMemsetD32_v2_ptds;
+    cuMemsetD32Async 3020 Legacy => cuMemsetD32Async;
+    cuMemsetD32Async 7000 PerThread => cuMemsetD32Async_ptsz;
+    cuMemsetD8 3020 Legacy => cuMemsetD8_v2;
+    cuMemsetD8 7000 PerThread => cuMemsetD8_v2_ptds;
+    cuMemsetD8Async 3020 Legacy => cuMemsetD8Async;
+    cuMemsetD8Async 7000 PerThread => cuMemsetD8Async_ptsz;
+    cuModuleGetFunction 2000 Legacy => cuModuleGetFunction;
+    cuModuleGetFunctionCount 12040 Legacy => cuModuleGetFunctionCount;
+    cuModuleGetGlobal 3020 Legacy => cuModuleGetGlobal_v2;
+    cuModuleGetLoadingMode 11070 Legacy => cuModuleGetLoadingMode;
+    cuModuleLoad 2000 Legacy => cuModuleLoad;
+    cuModuleLoadData 2000 Legacy => cuModuleLoadData;
+    cuModuleLoadDataEx 2010 Legacy => cuModuleLoadDataEx;
+    cuModuleLoadFatBinary 2000 Legacy => cuModuleLoadFatBinary;
+    cuModuleUnload 2000 Legacy => cuModuleUnload;
+    cuOccupancyAvailableDynamicSMemPerBlock 10020 Legacy => cuOccupancyAvailableDynamicSMemPerBlock;
+    cuOccupancyMaxActiveBlocksPerMultiprocessor 6050 Legacy => cuOccupancyMaxActiveBlocksPerMultiprocessor;
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags 7000 Legacy => cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags;
+    cuOccupancyMaxPotentialBlockSize 6050 Legacy => cuOccupancyMaxPotentialBlockSize;
+    cuOccupancyMaxPotentialBlockSizeWithFlags 7000 Legacy => cuOccupancyMaxPotentialBlockSizeWithFlags;
+    cuPointerGetAttribute 4000 Legacy => cuPointerGetAttribute;
+    cuPointerGetAttributes 7000 Legacy => cuPointerGetAttributes;
+    cuPointerSetAttribute 6000 Legacy => cuPointerSetAttribute;
+    cuStreamAddCallback 5000 Legacy => cuStreamAddCallback;
+    cuStreamAddCallback 7000 PerThread => cuStreamAddCallback_ptsz;
+    cuStreamAttachMemAsync 6000 Legacy => cuStreamAttachMemAsync;
+    cuStreamAttachMemAsync 7000 PerThread => cuStreamAttachMemAsync_ptsz;
+    cuStreamCreate 2000 Legacy => cuStreamCreate;
+    cuStreamCreateWithPriority 5050 Legacy => cuStreamCreateWithPriority;
+    cuStreamDestroy 2000 Legacy => cuStreamDestroy;
+    cuStreamDestroy 4000 Legacy => cuStreamDestroy_v2;
+    cuStreamGetCtx 9020 Legacy => cuStreamGetCtx;
+    cuStreamGetCtx 12050 Legacy => cuStreamGetCtx_v2;
+    cuStreamGetCtx 9020 PerThread => cuStreamGetCtx_ptsz;
+    cuStreamGetCtx 12050 PerThread => cuStreamGetCtx_v2_ptsz;
+    cuStreamGetDevice 12080 Legacy => cuStreamGetDevice;
+    cuStreamGetDevice 12080 PerThread => cuStreamGetDevice_ptsz;
+    cuStreamGetFlags 5050 Legacy => cuStreamGetFlags;
+    cuStreamGetFlags 7000 PerThread => cuStreamGetFlags_ptsz;
+    cuStreamGetId 12000 Legacy => cuStreamGetId;
+    cuStreamGetId 12000 PerThread => cuStreamGetId_ptsz;
+    cuStreamGetPriority 5050 Legacy => cuStreamGetPriority;
+    cuStreamGetPriority 7000 PerThread => cuStreamGetPriority_ptsz;
+    cuStreamIsCapturing 10000 Legacy => cuStreamIsCapturing;
+    cuStreamIsCapturing 10000 PerThread => cuStreamIsCapturing_ptsz;
+    cuStreamQuery 2000 Legacy => cuStreamQuery;
+    cuStreamQuery 7000 PerThread => cuStreamQuery_ptsz;
+    cuStreamSynchronize 2000 Legacy => cuStreamSynchronize;
+    cuStreamSynchronize 7000 PerThread => cuStreamSynchronize_ptsz;
+    cuStreamWaitEvent 3020 Legacy => cuStreamWaitEvent;
+    cuStreamWaitEvent 7000 PerThread => cuStreamWaitEvent_ptsz;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_sorted_by_name() {
+        assert!(VARIANTS.is_sorted_by_key(|v| v.name));
+    }
+
+    #[test]
+    fn every_hook_is_simulated_with_its_version_and_flavour() {
+        for hook in tessera_cuda::hooks::HOOKS {
+            let flavour = if hook.flavour == "ptsz" { Flavour::PerThread } else { Flavour::Legacy };
+            let found = VARIANTS
+                .iter()
+                .any(|v| v.export == hook.export && v.since == hook.since && v.flavour == flavour);
+            assert!(found, "{hook:?}");
+        }
+    }
+
+    #[test]
+    fn version_and_flags_choose_the_variant() {
+        use crate::exports as e;
+        let pointer = |name, version, flavour| match find(name, version, flavour) {
+            Found::Symbol(p) => p,
+            _ => std::ptr::null(),
+        };
+        let (legacy, own) = (Flavour::Legacy, Flavour::PerThread);
+        assert_eq!(pointer("cuMemAlloc", 3000, legacy), e::cuMemAlloc as *const c_void);
+        assert_eq!(pointer("cuMemAlloc", 13_000, own), e::cuMemAlloc_v2 as *const c_void);
+        assert_eq!(pointer("cuLaunchKernel", 12_000, own), e::cuLaunchKernel_ptsz as *const c_void);
+        assert_eq!(pointer("cuLaunchKernel", 6_000, own), e::cuLaunchKernel as *const c_void);
+        assert_eq!(pointer("cuCtxCreate", 12_040, legacy), e::cuCtxCreate_v3 as *const c_void);
+        assert!(matches!(find("cuCtxCreate_v9", 13_000, legacy), Found::Unknown));
+        assert!(matches!(find("cuLaunchKernelEx", 11_000, legacy), Found::TooNew));
+    }
+}

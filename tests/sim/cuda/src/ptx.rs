@@ -1,0 +1,145 @@
+//! Reading images: entries and variables of PTX text; cubins and fatbins are opaque.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, c_void};
+
+/// What is known of an image.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Image {
+    /// A cubin or fatbin: any name exists.
+    Opaque,
+    /// PTX: these entries, and these variables with their sizes in bytes.
+    Ptx(BTreeSet<String>, BTreeMap<String, u64>),
+}
+
+const ELF: [u8; 4] = *b"\x7fELF";
+const FATBIN: [u8; 4] = 0xBA55_ED50u32.to_le_bytes();
+/// `__fatBinC_Wrapper_t`, which `cuModuleLoadFatBinary` also takes.
+const FATBIN_WRAPPER: [u8; 4] = 0x4662_43B1u32.to_le_bytes();
+
+impl Image {
+    /// An image in the caller's memory: a binary one by its magic, else terminated text.
+    pub(crate) fn read(image: *const c_void) -> Option<Image> {
+        if image.is_null() {
+            return None;
+        }
+        // SAFETY: the caller promises an image; every kind has at least four bytes ("\0" of an
+        // empty text apart, so bytes are read one at a time).
+        let magic = unsafe {
+            let bytes = image.cast::<u8>();
+            let mut magic = [0u8; 4];
+            for (i, to) in magic.iter_mut().enumerate() {
+                *to = *bytes.add(i);
+                if *to == 0 && i == 0 {
+                    return None;
+                }
+            }
+            magic
+        };
+        if matches!(magic, ELF | FATBIN | FATBIN_WRAPPER) {
+            return Some(Image::Opaque);
+        }
+        // SAFETY: not binary, so the manual says that it is a NUL-terminated string.
+        Image::of(unsafe { CStr::from_ptr(image.cast()) }.to_bytes())
+    }
+
+    /// An image of known length.
+    pub(crate) fn of(bytes: &[u8]) -> Option<Image> {
+        if bytes.starts_with(&ELF)
+            || bytes.starts_with(&FATBIN)
+            || bytes.starts_with(&FATBIN_WRAPPER)
+        {
+            return Some(Image::Opaque);
+        }
+        let text = std::str::from_utf8(bytes.strip_suffix(b"\0").unwrap_or(bytes)).ok()?;
+        text.contains(".version").then(|| parse(text))
+    }
+
+    pub(crate) fn has_entry(&self, name: &str) -> bool {
+        match self {
+            Image::Opaque => true,
+            Image::Ptx(entries, _) => entries.contains(name),
+        }
+    }
+
+    pub(crate) fn entry_count(&self) -> u32 {
+        match self {
+            Image::Opaque => 0,
+            Image::Ptx(entries, _) => u32::try_from(entries.len()).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// A variable's size; `unknown` where the image can't tell.
+    pub(crate) fn variable(&self, name: &str, unknown: u64) -> Option<u64> {
+        match self {
+            Image::Opaque => Some(unknown),
+            Image::Ptx(_, variables) => variables.get(name).copied(),
+        }
+    }
+}
+
+fn parse(text: &str) -> Image {
+    let (mut entries, mut variables) = (BTreeSet::new(), BTreeMap::new());
+    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%');
+    for line in text.lines() {
+        let line = line.split("//").next().unwrap_or("");
+        if let Some((_, rest)) = line.split_once(".entry") {
+            let rest = rest.trim_start();
+            let name = &rest[..rest.find(|c| !is_name(c)).unwrap_or(rest.len())];
+            if !name.is_empty() {
+                entries.insert(name.to_owned());
+            }
+        } else if let Some((_, rest)) = line.split_once(".global ").or(line.split_once(".const ")) {
+            if let Some((name, size)) = variable(rest) {
+                variables.insert(name, size);
+            }
+        }
+    }
+    Image::Ptx(entries, variables)
+}
+
+/// `.align 4 .b8 name[16];`, `.u32 name = 1;`: a variable and its size.
+fn variable(rest: &str) -> Option<(String, u64)> {
+    let declaration = rest.split(['=', ';']).next()?.trim();
+    let last = declaration.split_whitespace().next_back()?;
+    let kind = declaration.split_whitespace().rev().nth(1)?;
+    let bits: u64 = kind.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().ok()?;
+    let mut parts = last.split('[');
+    let name = parts.next()?.to_owned();
+    let count = parts.try_fold(1u64, |n, dimension| {
+        n.checked_mul(dimension.trim_end_matches(']').parse().ok()?)
+    })?;
+    Some((name, (bits / 8).checked_mul(count)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Image;
+
+    #[test]
+    fn entries_and_variables_are_read() {
+        let image = Image::of(
+            b".version 8.0\n.target sm_90\n.visible .global .align 4 .b8 table[16];\n\
+              .visible .const .u32 one = 1;\n.visible .entry add(\n .param .u64 a)\n{ ret; }\n\
+              // .entry not_this\n.entry  mul()\n",
+        )
+        .unwrap();
+        assert!(image.has_entry("add") && image.has_entry("mul"));
+        assert!(!image.has_entry("not_this") && image.entry_count() == 2);
+        assert_eq!(image.variable("table", 0), Some(16));
+        assert_eq!(image.variable("one", 0), Some(4));
+        assert_eq!(image.variable("two", 0), None);
+    }
+
+    #[test]
+    fn binaries_have_any_name() {
+        assert_eq!(Image::of(b"\x7fELF\x02\x01"), Some(Image::Opaque));
+        assert!(Image::Opaque.has_entry("anything"));
+    }
+
+    #[test]
+    fn text_that_is_not_ptx_is_refused() {
+        assert_eq!(Image::of(b"hello"), None);
+        assert_eq!(Image::of(&[0xff, 0xfe, 0, 1]), None);
+    }
+}

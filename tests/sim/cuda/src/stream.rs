@@ -1,0 +1,254 @@
+//! Streams.
+//!
+//! All streams of a process on one GPU feed one queue in order of submission: a legal schedule for
+//! any program, with none of the concurrency between kernels that hardware may offer. So legacy
+//! default stream semantics (CUDA Driver API, "Stream synchronization behavior") hold by
+//! construction, and only waiting must know which operations a stream waits for.
+
+use crate::abi::{exports, exports_both, put, put_if};
+use crate::context::{Context, current};
+use crate::driver::Device;
+use crate::errors::Result;
+use crate::event::Event;
+use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
+use simgpu::engine::Op;
+use std::cell::RefCell;
+use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUcontext, CUdevice,
+    CUevent, CUstream,
+};
+
+/// Which stream handle 0 means: `_ptsz` and `_ptds` entry points mean the thread's own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flavour {
+    /// The legacy default stream.
+    Legacy,
+    /// The calling thread's default stream.
+    PerThread,
+}
+
+const CU_STREAM_LEGACY: usize = 1;
+const CU_STREAM_PER_THREAD: usize = 2;
+const CU_STREAM_NON_BLOCKING: u32 = 1;
+/// Priorities: 0 is lowest, −5 highest, as on Hopper.
+pub(crate) const HIGHEST_PRIORITY: i32 = -5;
+
+/// A stream.
+#[repr(C)]
+pub(crate) struct Stream {
+    header: Header,
+    context: AtomicPtr<Context>,
+    flags: AtomicU32,
+    priority: AtomicI32,
+    id: AtomicU64,
+    /// One more than its last operation; 0: none.
+    last: AtomicU64,
+}
+
+impl Object for Stream {
+    const MAGIC: u32 = 0x5354_524d;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+static DEAD: Recycler<Stream> = Recycler::new();
+static NEXT_ID: AtomicU64 = AtomicU64::new(3);
+
+thread_local! {
+    static OWN: RefCell<Vec<(*const Context, &'static Stream)>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Stream {
+    /// A stream in `context`.
+    pub(crate) fn create(context: &'static Context, flags: u32, priority: i32) -> &'static Stream {
+        let stream = DEAD.take(|| Stream {
+            header: Header::new(),
+            context: AtomicPtr::default(),
+            flags: AtomicU32::default(),
+            priority: AtomicI32::default(),
+            id: AtomicU64::default(),
+            last: AtomicU64::default(),
+        });
+        stream.context.store(std::ptr::from_ref(context).cast_mut(), Ordering::Relaxed);
+        stream.flags.store(flags, Ordering::Relaxed);
+        stream.priority.store(priority.clamp(HIGHEST_PRIORITY, 0), Ordering::Relaxed);
+        stream.id.store(NEXT_ID.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        stream.last.store(0, Ordering::Relaxed);
+        enliven(stream)
+    }
+
+    /// Ends the handle; its work goes on.
+    pub(crate) fn destroy(&'static self) {
+        if kill(self) {
+            DEAD.give(self);
+        }
+    }
+
+    /// Its context.
+    #[inline]
+    pub(crate) fn context(&self) -> &'static Context {
+        // SAFETY: set at creation to a context, which is never freed.
+        unsafe { &*self.context.load(Ordering::Relaxed) }
+    }
+
+    /// Its GPU.
+    #[inline]
+    pub(crate) fn device(&self) -> &'static Device {
+        self.context().device
+    }
+
+    fn is_blocking(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & CU_STREAM_NON_BLOCKING == 0
+    }
+
+    /// Submits an operation; its number.
+    #[inline]
+    pub(crate) fn submit(&self, op: Op) -> Result<u64> {
+        self.submit_for(op, None)
+    }
+
+    /// Submits an operation that records `event`.
+    pub(crate) fn submit_for(&self, op: Op, event: Option<&'static Event>) -> Result<u64> {
+        let context = self.context();
+        context.check_alive()?;
+        let seq = context.device.submit_with(op, event)?;
+        self.last.store(seq + 1, Ordering::Relaxed);
+        context.last.store(seq + 1, Ordering::Relaxed);
+        if self.is_blocking() {
+            context.last_blocking.store(seq + 1, Ordering::Relaxed);
+        }
+        Ok(seq)
+    }
+
+    /// The operation that synchronising this stream waits for.
+    fn awaited(&self) -> Option<u64> {
+        let context = self.context();
+        // The legacy stream waits for all blocking streams.
+        let last =
+            if std::ptr::eq(self, context.legacy()) { &context.last_blocking } else { &self.last };
+        last.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Waits for everything submitted so far.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.context().check_alive()?;
+        match self.awaited() {
+            Some(seq) => self.device().wait(seq),
+            None => self.device().check(),
+        }
+    }
+}
+
+/// The stream behind a handle, default streams included.
+#[inline]
+pub(crate) fn stream(handle: CUstream, flavour: Flavour) -> Result<&'static Stream> {
+    match (handle as usize, flavour) {
+        (0, Flavour::Legacy) | (CU_STREAM_LEGACY, _) => Ok(current()?.legacy()),
+        (0, Flavour::PerThread) | (CU_STREAM_PER_THREAD, _) => per_thread(current()?),
+        _ => resolve(handle),
+    }
+}
+
+fn per_thread(context: &'static Context) -> Result<&'static Stream> {
+    OWN.try_with(|own| {
+        let mut own = own.try_borrow_mut().map_err(|_| CUDA_ERROR_INVALID_HANDLE)?;
+        if let Some((_, stream)) = own.iter().find(|(c, _)| std::ptr::eq(*c, context)) {
+            return Ok(*stream);
+        }
+        let stream = Stream::create(context, 0, 0);
+        own.push((context, stream));
+        Ok(stream)
+    })
+    // The thread is ending: the legacy stream is as good.
+    .unwrap_or(Ok(context.legacy()))
+}
+
+fn create(out: *mut CUstream, flags: c_uint, priority: c_int) -> Result<()> {
+    if flags > CU_STREAM_NON_BLOCKING || out.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    put(out, handle(Stream::create(current()?, flags, priority)))
+}
+
+exports! {
+    fn cuStreamCreate(out: *mut CUstream, flags: c_uint) { create(out, flags, 0) }
+
+    fn cuStreamCreateWithPriority(out: *mut CUstream, flags: c_uint, priority: c_int) {
+        create(out, flags, priority)
+    }
+
+    fn cuStreamDestroy(s: CUstream) { destroy(s) }
+    fn cuStreamDestroy_v2(s: CUstream) { destroy(s) }
+}
+
+fn destroy(s: CUstream) -> Result<()> {
+    crate::driver::driver()?;
+    // Default streams can't be destroyed.
+    resolve::<Stream>(s)?.destroy();
+    Ok(())
+}
+
+exports_both! {
+    fn cuStreamSynchronize, cuStreamSynchronize_ptsz(s: CUstream) |flavour| {
+        stream(s, flavour)?.synchronize()
+    }
+
+    fn cuStreamQuery, cuStreamQuery_ptsz(s: CUstream) |flavour| {
+        let s = stream(s, flavour)?;
+        s.device().check()?;
+        match s.awaited() {
+            Some(seq) if !s.device().is_complete(seq)? => Err(CUDA_ERROR_NOT_READY),
+            _ => Ok(()),
+        }
+    }
+
+    fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(s: CUstream, event: CUevent, _flags: c_uint) |flavour| {
+        let s = stream(s, flavour)?;
+        let event: &Event = resolve(event)?;
+        // Same GPU: the queue's order is enough. Never recorded: nothing to wait for.
+        if let Some((device, seq)) = event.recorded()
+            && !std::ptr::eq(device, s.device())
+        {
+            s.submit(Op::Wait { channel: device.lane.channel(), seq })?;
+        }
+        Ok(())
+    }
+
+    fn cuStreamGetFlags, cuStreamGetFlags_ptsz(s: CUstream, flags: *mut c_uint) |flavour| {
+        put(flags, stream(s, flavour)?.flags.load(Ordering::Relaxed))
+    }
+
+    fn cuStreamGetPriority, cuStreamGetPriority_ptsz(s: CUstream, priority: *mut c_int) |flavour| {
+        put(priority, stream(s, flavour)?.priority.load(Ordering::Relaxed))
+    }
+
+    fn cuStreamGetId, cuStreamGetId_ptsz(s: CUstream, id: *mut u64) |flavour| {
+        put(id, stream(s, flavour)?.id.load(Ordering::Relaxed))
+    }
+
+    fn cuStreamGetCtx, cuStreamGetCtx_ptsz(s: CUstream, ctx: *mut CUcontext) |flavour| {
+        put(ctx, handle(stream(s, flavour)?.context()))
+    }
+
+    fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(s: CUstream, ctx: *mut CUcontext, green: *mut CUcontext) |flavour| {
+        put_if(green, std::ptr::null_mut());
+        put(ctx, handle(stream(s, flavour)?.context()))
+    }
+
+    fn cuStreamGetDevice, cuStreamGetDevice_ptsz(s: CUstream, device: *mut CUdevice) |flavour| {
+        put(device, stream(s, flavour)?.device().ordinal)
+    }
+
+    // Capture is not simulated yet: no stream ever captures.
+    fn cuStreamIsCapturing, cuStreamIsCapturing_ptsz(s: CUstream, status: *mut c_int) |flavour| {
+        stream(s, flavour)?;
+        put(status, 0)
+    }
+
+    fn cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz(s: CUstream, _at: u64, _len: usize, _flags: c_uint) |flavour| {
+        stream(s, flavour).map(|_| ())
+    }
+}
