@@ -60,13 +60,13 @@ impl Args {
         Ok(found)
     }
 
-    /// A number, or `default`.
+    /// A number, or whatever else is written as one word, or `default`.
     pub fn number<T: FromStr>(&mut self, name: &str, default: T) -> Result<T, Exit> {
         match self.value(name)? {
             None => Ok(default),
-            Some(text) => text
-                .parse()
-                .map_err(|_| Exit::usage(format!("{name}: {text:?} is not a number it can take"))),
+            Some(text) => {
+                text.parse().map_err(|_| Exit::usage(format!("{name}: it cannot be {text:?}")))
+            }
         }
     }
 

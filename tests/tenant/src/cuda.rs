@@ -7,9 +7,9 @@ use tessera_cuda::types::{
     CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUresult, CUstream, CUuuid,
 };
 
-use crate::Target;
 use crate::driver::Driver;
-use crate::exit::{CudaError, Exit};
+use crate::exit::{self, CudaError, Exit};
+use crate::{Device, Target};
 
 /// A kernel that keeps the GPU busy for the nanoseconds of its parameter, by `%globaltimer`; the
 /// simulated driver gives a kernel of this name the same duration.
@@ -116,7 +116,11 @@ impl Cuda {
     /// Loads the driver, initialises it and retains the target's primary context.
     pub fn open(target: Target) -> Result<Self, Exit> {
         let driver = initialise(target)?;
-        Ok(Self::on(driver, target.device)?)
+        let ordinal = match target.device {
+            Device::Ordinal(ordinal) => ordinal,
+            Device::Uuid(uuid) => find(&driver, uuid)?,
+        };
+        Ok(Self::on(driver, ordinal)?)
     }
 
     /// Retains the primary context of `ordinal` and makes it current.
@@ -297,6 +301,23 @@ impl Cuda {
 pub struct Kernel {
     function: CUfunction,
     done: CUevent,
+}
+
+/// The ordinal of the device with this UUID.
+fn find(driver: &Driver, wanted: [u8; 16]) -> Result<i32, Exit> {
+    for ordinal in 0..device_count(driver)? {
+        let mut device = 0;
+        let mut uuid = CUuuid::default();
+        // SAFETY: live out-parameters.
+        unsafe {
+            check("cuDeviceGet", (driver.device_get)(&raw mut device, ordinal))?;
+            check("cuDeviceGetUuid", (driver.device_uuid)(&raw mut uuid, device))?;
+        }
+        if uuid.bytes == wanted {
+            return Ok(ordinal);
+        }
+    }
+    Err(Exit::new(exit::DRIVER, "the driver shows no device of that UUID"))
 }
 
 /// How many devices the driver shows.

@@ -31,6 +31,51 @@ use crate::driver::Resolve;
 pub struct Target {
     /// How driver functions are found.
     pub resolve: Resolve,
-    /// CUDA device ordinal.
-    pub device: i32,
+    /// Which device.
+    pub device: Device,
+}
+
+/// One of the devices that the driver shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// By CUDA ordinal.
+    Ordinal(i32),
+    /// By UUID: ordinals depend on `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`.
+    Uuid([u8; 16]),
+}
+
+impl std::str::FromStr for Device {
+    type Err = ();
+
+    /// `1`, or a UUID as NVML prints it.
+    fn from_str(text: &str) -> Result<Self, ()> {
+        if let Ok(ordinal) = text.parse() {
+            return Ok(Self::Ordinal(ordinal));
+        }
+        let text = text.strip_prefix("GPU-").or(text.strip_prefix("MIG-")).unwrap_or(text);
+        let hex: Vec<u8> = text.bytes().filter(|b| *b != b'-').collect();
+        if hex.len() != 32 {
+            return Err(());
+        }
+        let mut uuid = [0; 16];
+        for (byte, pair) in uuid.iter_mut().zip(hex.chunks(2)) {
+            let pair = std::str::from_utf8(pair).map_err(|_| ())?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| ())?;
+        }
+        Ok(Self::Uuid(uuid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_by_ordinal_or_uuid() {
+        assert_eq!("1".parse(), Ok(Device::Ordinal(1)));
+        let uuid = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f".parse();
+        assert_eq!(uuid, Ok(Device::Uuid(std::array::from_fn(|i| u8::try_from(i).unwrap()))));
+        assert_eq!("GPU-1".parse::<Device>(), Err(()));
+        assert_eq!("GPU-zz010203-0405-0607-0809-0a0b0c0d0e0f".parse::<Device>(), Err(()));
+    }
 }

@@ -3,7 +3,7 @@
 use tessera_tenant::args::Args;
 use tessera_tenant::driver::Resolve;
 use tessera_tenant::exit::{self, Exit};
-use tessera_tenant::{Target, churn, exec, greedy, hold, infer, info, processes, stop};
+use tessera_tenant::{Device, Target, churn, exec, greedy, hold, infer, info, processes, stop};
 
 const USAGE: &str = "\
 tessera-tenant [OPTIONS] SUBCOMMAND [OPTIONS]
@@ -26,7 +26,7 @@ Subcommands
 
 Options
   --getproc                 resolve every function through cuGetProcAddress instead of dlsym
-  --device N                CUDA device ordinal (0)
+  --device N|UUID           CUDA device by ordinal or UUID (0)
   --processes N             fork N copies before the driver is touched
 
 Q is bytes or a quantity: 512Mi, 4GiB, 129M, 1.5Gi.
@@ -56,7 +56,7 @@ fn run() -> Result<(), Exit> {
     }
     let target = Target {
         resolve: if args.flag("--getproc") { Resolve::ProcAddress } else { Resolve::Dlsym },
-        device: args.number("--device", 0)?,
+        device: args.number("--device", Device::Ordinal(0))?,
     };
     let copies: u32 = args.number("--processes", 1)?;
     let Some(subcommand) = args.subcommand() else {
