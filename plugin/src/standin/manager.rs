@@ -77,6 +77,11 @@ impl<P> Manager<P> {
     /// The plugin of a resource is gone: its devices are all unhealthy.
     pub(super) fn disconnect(&mut self, resource_name: &str) {
         self.plugins.remove(resource_name);
+        self.mark_unhealthy(resource_name);
+    }
+
+    /// All devices of a resource are unhealthy.
+    pub(super) fn mark_unhealthy(&mut self, resource_name: &str) {
         for device in self.devices.entry(resource_name.to_owned()).or_default().values_mut() {
             UNHEALTHY.clone_into(&mut device.health);
         }

@@ -127,6 +127,7 @@ struct State {
     manager: Manager<Endpoint>,
     behaviour: Behaviour,
     registrations: u64,
+    lists: u64,
     running: Option<servers::Running>,
 }
 
@@ -222,6 +223,13 @@ impl Kubelet {
         self.0.tick();
     }
 
+    /// Takes all devices of a resource for unhealthy although its stream is open, as kubelets do that
+    /// mistake the end of an older plugin's stream for the newer one's (kubernetes #121994).
+    pub fn lose_devices(&self, resource_name: &str) {
+        self.0.state().manager.mark_unhealthy(resource_name);
+        self.0.tick();
+    }
+
     /// All devices of a resource as last seen, sorted by id; all unhealthy once the stream has ended.
     pub fn devices(&self, resource_name: &str) -> Vec<Device> {
         self.0.state().manager.devices(resource_name)
@@ -235,6 +243,11 @@ impl Kubelet {
     /// Registrations accepted since the start.
     pub fn registrations(&self) -> u64 {
         self.0.state().registrations
+    }
+
+    /// Messages received on device streams since the start.
+    pub fn lists(&self) -> u64 {
+        self.0.state().lists
     }
 
     /// File name of the socket that serves a resource now.

@@ -180,7 +180,10 @@ async fn watch_devices(
         let mut stream = stream.into_inner();
         while let Ok(Some(list)) = stream.message().await {
             let Some(inner) = inner.upgrade() else { return };
-            inner.state().manager.list(&resource_name, id, list.devices);
+            let mut state = inner.state();
+            state.lists += 1;
+            state.manager.list(&resource_name, id, list.devices);
+            drop(state);
             inner.tick();
         }
     }
