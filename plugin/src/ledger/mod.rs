@@ -71,6 +71,9 @@ pub struct Record {
     pub started_unix_ms: i64,
     /// Who holds it, once known.
     pub holder: Option<Holder>,
+    /// Who held the generation before: kubelets before 1.34 may go on listing it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predecessor: Option<Holder>,
 }
 
 impl Record {

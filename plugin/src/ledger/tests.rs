@@ -19,6 +19,7 @@ fn record(name: &str, generation: u64) -> Record {
         allocated_unix_ms: 1,
         started_unix_ms: 0,
         holder: None,
+        predecessor: None,
     }
 }
 

@@ -1,0 +1,247 @@
+//! The life of an allocation: Allocate, container starts, and release. All of it blocks on the
+//! ledger's disk: call it on a blocking thread, within a runtime.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tessera_kubelet::deviceplugin::ContainerAllocateResponse;
+use tracing::{error, info, warn};
+
+use super::{AllocateError, Node, Writer, lock, monotonic_ns, unix_ms};
+use crate::allocate::{self, AllocationId, Plan};
+use crate::ledger::{Change, Record, State, What};
+use crate::reconcile::{self, Action, Kubelet};
+use crate::regions::{self, Mode, Region, RegionError};
+
+impl Node {
+    /// `Allocate`: all containers of the request or none.
+    ///
+    /// # Errors
+    /// See [`AllocateError`]; nothing was granted then.
+    pub fn allocate(
+        &self,
+        containers: &[Vec<String>],
+    ) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
+        let mut writer = lock(&self.writer);
+        let catalogue = self.catalogue();
+        let plans = containers
+            .iter()
+            .map(|ids| allocate::plan(&catalogue, ids))
+            .collect::<Result<Vec<Plan>, _>>()?;
+        if !self.delivery.shim.is_file() {
+            return Err(AllocateError::Shim(self.delivery.shim.clone()));
+        }
+        let mut change = Change::default();
+        for plan in &plans {
+            let record = self.new_generation(&mut writer, plan);
+            self.supersede(&record, &mut change);
+            change.put(record, What::Allocated, unix_ms());
+        }
+        writer.ledger.commit(&change)?;
+        self.store(&change);
+
+        let mut responses = Vec::with_capacity(plans.len());
+        for plan in &plans {
+            if let Err(error) = self.make_pages(&mut writer, &plan.id, Mode::Fresh) {
+                self.withdraw(&mut writer, &plans);
+                return Err(error.into());
+            }
+            let dir = regions::dir(self.pages(), &plan.id);
+            responses.push(allocate::response(
+                plan,
+                &dir,
+                &self.delivery,
+                &self.config,
+                &catalogue,
+            ));
+            info!(id = %plan.id, replicas = ?plan.replicas, "allocated");
+        }
+        drop(writer);
+        self.refresh_devices();
+        Ok(responses)
+    }
+
+    /// `PreStartContainer`: makes the allocation the live one of its replicas, its pages whole, and
+    /// takes back what dead processes held.
+    ///
+    /// # Errors
+    /// Replicas that never were ours, or pages that cannot be made: without them the container's
+    /// first driver call would fail. Never for what the ledger's disk or the identity says.
+    pub fn pre_start(&self, ids: &[String]) -> Result<(), AllocateError> {
+        let mut writer = lock(&self.writer);
+        let id = AllocationId::of(&self.config.resource.name, ids.iter().map(String::as_str));
+        let known = lock(&self.records).get(&id).cloned();
+        let mut record = match known {
+            Some(record) if !record.replicas.is_empty() => record,
+            // Released, or its record was lost. What kubelet has admitted gets its quota.
+            _ => {
+                let plan = allocate::plan_for_running(&self.catalogue(), ids)?;
+                self.new_generation(&mut writer, &plan)
+            }
+        };
+        record.state = State::Started;
+        record.started_unix_ms = unix_ms();
+        let mut change = Change::default();
+        self.supersede(&record, &mut change);
+        change.put(record, What::Started, unix_ms());
+        if let Err(error) = writer.ledger.commit(&change) {
+            // The container was admitted: its quota holds by its pages, the record can wait.
+            error!(%error, "a container's start is not recorded");
+            self.note(error.to_string());
+        }
+        self.store(&change);
+        let made = self.make_pages(&mut writer, &id, Mode::Ensure);
+        drop(writer);
+        self.refresh_devices();
+        if let Some(region) = lock(&self.regions).get(&id).cloned() {
+            // Looking recovers.
+            let _ = region.look();
+        }
+        self.started.notify_one();
+        made.map_err(AllocateError::from)
+    }
+
+    /// One round of housekeeping: names holders, completes adopted records, releases what nobody
+    /// holds.
+    pub fn reconcile(&self, kubelet: Kubelet<'_>, grace: Duration) {
+        let mut writer = lock(&self.writer);
+        let records = lock(&self.records).clone();
+        let in_use = |id: &AllocationId| {
+            let region = lock(&self.regions).get(id).cloned();
+            region.is_some_and(|region| region.in_use())
+        };
+        let mut absences = lock(&self.absences);
+        let actions =
+            reconcile::decide(&records, kubelet, &in_use, &mut absences, grace, Instant::now());
+        drop(absences);
+        let mut change = Change::default();
+        for action in actions {
+            match action {
+                Action::Name(id, holder) => {
+                    let Some(record) = records.get(&id).cloned() else { continue };
+                    change.put.push(Record { holder: Some(holder), ..record });
+                }
+                Action::Complete(id, replicas, holder) => {
+                    let Some(record) = records.get(&id).cloned() else { continue };
+                    info!(%id, ?replicas, "kubelet named the replicas of adopted pages");
+                    change.put.push(Record { replicas, holder: Some(holder), ..record });
+                }
+                Action::Release(id) => {
+                    let Some(record) = records.get(&id).cloned() else { continue };
+                    info!(%id, holder = ?record.holder, "released");
+                    change.put(record, What::Released, unix_ms());
+                    change.put.pop();
+                    change.remove.push(id);
+                }
+            }
+        }
+        if change.is_empty() {
+            return;
+        }
+        if let Err(error) = writer.ledger.commit(&change) {
+            // Tried again at the next round.
+            warn!(%error, "housekeeping waits");
+            self.note(error.to_string());
+            return;
+        }
+        self.store(&change);
+        for id in &change.remove {
+            lock(&self.regions).remove(id);
+            if let Err(error) = regions::remove(self.pages(), id) {
+                warn!(%id, %error, "pages of a released allocation cannot be removed");
+            }
+        }
+        drop(writer);
+        self.refresh_devices();
+    }
+
+    fn new_generation(&self, writer: &mut Writer, plan: &Plan) -> Record {
+        writer.generation += 1;
+        let before = lock(&self.records).get(&plan.id).cloned();
+        Record {
+            id: plan.id.clone(),
+            resource: self.config.resource.name.clone(),
+            generation: writer.generation,
+            replicas: plan.replicas.clone(),
+            grants: plan.grants.clone(),
+            state: State::Allocated,
+            allocated_unix_ms: unix_ms(),
+            started_unix_ms: 0,
+            holder: None,
+            predecessor: before.and_then(|record| record.holder),
+        }
+    }
+
+    /// Parks every other live allocation that holds a replica of `record`.
+    fn supersede(&self, record: &Record, change: &mut Change) {
+        let records = lock(&self.records);
+        let overlapping = records.values().filter(|other| {
+            other.id != record.id && other.is_live() && other.overlaps(&record.replicas)
+        });
+        for other in overlapping {
+            let parked = Record { state: State::Parked, ..other.clone() };
+            change.put(parked, What::Parked, unix_ms());
+        }
+    }
+
+    /// Takes a committed change over into memory.
+    fn store(&self, change: &Change) {
+        let mut records = lock(&self.records);
+        for id in &change.remove {
+            records.remove(id);
+        }
+        for record in &change.put {
+            records.insert(record.id.clone(), record.clone());
+        }
+    }
+
+    fn make_pages(
+        &self,
+        writer: &mut Writer,
+        id: &AllocationId,
+        mode: Mode,
+    ) -> Result<(), RegionError> {
+        let Some(record) = lock(&self.records).get(id).cloned() else { return Ok(()) };
+        let open = lock(&self.regions).get(id).cloned();
+        let outcome = match open {
+            Some(region) => region.renew(&record, mode)?,
+            None => {
+                let (region, outcome) = Region::create(self.pages(), &record, mode)?;
+                lock(&self.regions).insert(id.clone(), Arc::clone(&region));
+                outcome
+            }
+        };
+        if let Some(region) = lock(&self.regions).get(id) {
+            region.heartbeat(monotonic_ns());
+        }
+        if outcome.repaired {
+            info!(%id, "pages repaired");
+        }
+        if outcome.kept {
+            warn!(%id, "a process of the tenant before still runs; its pages are kept");
+            let mut change = Change::default();
+            change.put(record, What::PagesKept, unix_ms());
+            change.put.clear();
+            if let Err(error) = writer.ledger.commit(&change) {
+                warn!(%error, "the event is not recorded");
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back allocations whose pages could not be made.
+    fn withdraw(&self, writer: &mut Writer, plans: &[Plan]) {
+        let change = Change {
+            remove: plans.iter().map(|plan| plan.id.clone()).collect(),
+            ..Change::default()
+        };
+        if let Err(error) = writer.ledger.commit(&change) {
+            warn!(%error, "a failed allocation stays in the ledger until it is released");
+            return;
+        }
+        self.store(&change);
+        for plan in plans {
+            lock(&self.regions).remove(&plan.id);
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! The plugin's state on this node: what can be allocated, what is, and the pages of it.
+//!
+//! Three locks, always taken in this order, never across an await:
+//! `writer` (the ledger; held while the disk is waited for, so only on blocking threads), then
+//! `records`, then `regions` (both held briefly). Whoever changes allocations holds `writer`.
+
+mod devices;
+mod life;
+pub mod service;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use nix::time::{ClockId, clock_gettime};
+use tokio::sync::{Notify, watch};
+use tracing::{error, info, warn};
+
+use crate::allocate::{AllocationId, Catalogue, Delivery, Sold};
+use crate::capacity::replica_limit;
+use crate::config::Config;
+use crate::device::Gpu;
+use crate::device::health::{Health, Observation};
+use crate::kubelet::Device;
+use crate::ledger::{Change, CommitError, Ledger, OpenError, Opened, Record, State, What};
+use crate::reconcile::Absences;
+use crate::regions::{self, Mode, Region};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Node {
+    config: Config,
+    delivery: Delivery,
+    catalogue: Mutex<Catalogue>,
+    health: Mutex<Health>,
+    writer: Mutex<Writer>,
+    records: Mutex<BTreeMap<AllocationId, Record>>,
+    regions: Mutex<BTreeMap<AllocationId, Arc<Region>>>,
+    absences: Mutex<Absences>,
+    devices: watch::Sender<Vec<Device>>,
+    started: Notify,
+    notes: Mutex<Vec<String>>,
+}
+
+/// What only one thread changes at a time.
+#[derive(Debug)]
+struct Writer {
+    ledger: Ledger,
+    generation: u64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A poisoned lock means a bug that has been reported; the data is still consistent, because every
+    // change is prepared before it is stored.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Unix time in milliseconds.
+#[must_use]
+pub fn unix_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds, the clock of the pages.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC);
+    let nanos = |t: nix::sys::time::TimeSpec| {
+        let (seconds, nanos) = (u64::try_from(t.tv_sec()).ok()?, u64::try_from(t.tv_nsec()).ok()?);
+        Some(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+    };
+    time.ok().and_then(nanos).unwrap_or(0)
+}
+
+impl Node {
+    /// Opens the ledger, adopts what the file system knows and the ledger does not, and makes every
+    /// page whole: all of it before kubelet hears of us. Blocking, within a runtime.
+    ///
+    /// # Errors
+    /// The ledger cannot be opened at all.
+    pub fn open(config: Config, gpus: &[Gpu], delivery: Delivery) -> Result<Arc<Self>, OpenError> {
+        let (mut ledger, opened) = Ledger::open(&config.paths.ledger, config.ledger.fsync)?;
+        let mut notes = Vec::new();
+        if let Opened::Rebuilt { kept_as, reason } = opened {
+            let note = format!(
+                "the ledger was unreadable ({reason}); a new one was made, the old one is kept as {}",
+                kept_as.display()
+            );
+            error!("{note}");
+            notes.push(note);
+        }
+        let (list, mut generation, broken) = ledger.load().map_err(|error| OpenError::Io {
+            path: config.paths.ledger.clone(),
+            error: error.to_string(),
+        })?;
+        for text in broken {
+            warn!("ledger: {text}; left out");
+            notes.push(format!("ledger: {text}; left out"));
+        }
+        let mut records: BTreeMap<_, _> =
+            list.into_iter().map(|record| (record.id.clone(), record)).collect();
+        let mut change = Change::default();
+        for id in regions::existing(&config.paths.pages) {
+            let Some(spec) = regions::read_spec(&config.paths.pages, &id) else { continue };
+            generation = generation.max(spec.generation);
+            if records.contains_key(&id) {
+                continue;
+            }
+            info!(%id, "adopting pages without a record");
+            let record = Record {
+                id: id.clone(),
+                resource: config.resource.name.clone(),
+                generation: spec.generation,
+                replicas: Vec::new(),
+                grants: regions::grants(&spec),
+                state: State::Started,
+                allocated_unix_ms: unix_ms(),
+                started_unix_ms: 0,
+                holder: None,
+                predecessor: None,
+            };
+            change.put(record.clone(), What::Adopted, unix_ms());
+            records.insert(id, record);
+        }
+        if !change.is_empty()
+            && let Err(error) = ledger.commit(&change)
+        {
+            // They are adopted again next time.
+            warn!(%error, "adopted pages are not recorded");
+            notes.push(error.to_string());
+        }
+
+        let node = Arc::new(Node {
+            catalogue: Mutex::new(catalogue(&config, gpus)),
+            health: Mutex::default(),
+            writer: Mutex::new(Writer { ledger, generation }),
+            records: Mutex::new(records),
+            regions: Mutex::default(),
+            absences: Mutex::default(),
+            devices: watch::Sender::new(Vec::new()),
+            started: Notify::new(),
+            notes: Mutex::new(notes),
+            config,
+            delivery,
+        });
+        node.rebuild();
+        node.refresh_devices();
+        Ok(node)
+    }
+
+    /// Makes every page of the ledger whole. What can't be is left out, and said so.
+    fn rebuild(&self) {
+        let records: Vec<Record> = lock(&self.records).values().cloned().collect();
+        for record in records {
+            match Region::create(self.pages(), &record, Mode::Ensure) {
+                Ok((region, outcome)) => {
+                    if outcome.repaired {
+                        info!(id = %record.id, "pages rebuilt");
+                    }
+                    region.heartbeat(monotonic_ns());
+                    lock(&self.regions).insert(record.id, region);
+                }
+                Err(error) => {
+                    error!(id = %record.id, %error, "pages cannot be rebuilt");
+                    self.note(format!("allocation {} has no pages: {error}", record.id));
+                }
+            }
+        }
+    }
+
+    fn pages(&self) -> &std::path::Path {
+        &self.config.paths.pages
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Where the shim is.
+    #[must_use]
+    pub fn delivery(&self) -> &Delivery {
+        &self.delivery
+    }
+
+    /// What is sold, with health.
+    #[must_use]
+    pub fn catalogue(&self) -> Catalogue {
+        lock(&self.catalogue).clone()
+    }
+
+    /// All records, with the regions that are open.
+    #[must_use]
+    pub fn allocations(&self) -> Vec<(Record, Option<Arc<Region>>)> {
+        let records: Vec<Record> = lock(&self.records).values().cloned().collect();
+        let regions = lock(&self.regions);
+        records
+            .into_iter()
+            .map(|record| {
+                let region = regions.get(&record.id).cloned();
+                (record, region)
+            })
+            .collect()
+    }
+
+    /// The devices as advertised now.
+    #[must_use]
+    pub fn advertised(&self) -> Vec<Device> {
+        self.devices.borrow().clone()
+    }
+
+    /// Adds a sentence to what `status` warns of.
+    pub fn note(&self, note: String) {
+        let mut notes = lock(&self.notes);
+        // What goes wrong again and again is told once, and there is an end to it.
+        if !notes.contains(&note) && notes.len() < 64 {
+            notes.push(note);
+        }
+    }
+
+    /// What needs somebody's attention since the start.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        lock(&self.notes).clone()
+    }
+
+    /// Done when a container has started since the last time: its holder may be known now.
+    pub async fn container_started(&self) {
+        self.started.notified().await;
+    }
+
+    /// Takes what the driver reports of a GPU.
+    pub fn observe(&self, observation: Observation) {
+        let told = format!("{observation:?}");
+        if !lock(&self.health).observe(observation, Instant::now()) {
+            return;
+        }
+        {
+            let health = lock(&self.health);
+            for (uuid, sold) in &mut lock(&self.catalogue).gpus {
+                sold.sick = health.reason(uuid).map(str::to_owned);
+                match &sold.sick {
+                    Some(reason) => warn!(gpu = %uuid, %reason, "unhealthy"),
+                    None => info!(gpu = %uuid, "healthy"),
+                }
+            }
+        }
+        warn!(observation = %told, "a GPU's health changed");
+        self.refresh_devices();
+    }
+
+    /// Says "the plugin lives" on every page; with 0, "it stops now".
+    pub fn heartbeat(&self, now_ns: u64) {
+        let regions: Vec<Arc<Region>> = lock(&self.regions).values().cloned().collect();
+        for region in regions {
+            region.heartbeat(now_ns);
+        }
+    }
+}
+
+fn catalogue(config: &Config, gpus: &[Gpu]) -> Catalogue {
+    let sold = |gpu: &Gpu| Sold {
+        gpu: gpu.clone(),
+        limit: replica_limit(gpu.memory_bytes, config),
+        sick: None,
+    };
+    Catalogue {
+        resource: config.resource.name.clone(),
+        replicas: config.share.replicas,
+        split: config.share.split,
+        context_overhead_bytes: config.gpus.context_overhead_bytes,
+        compute: config.share.compute,
+        gpus: gpus.iter().map(|gpu| (gpu.uuid.clone(), sold(gpu))).collect(),
+    }
+}
+
+/// Why kubelet gets no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AllocateError {
+    /// The request.
+    #[error(transparent)]
+    Refused(#[from] crate::allocate::Refusal),
+    /// The ledger.
+    #[error(transparent)]
+    Ledger(#[from] CommitError),
+    /// The pages.
+    #[error("cannot make the pages of the allocation: {0}")]
+    Pages(#[from] regions::RegionError),
+    /// The shim's files are gone and could not be put back.
+    #[error("the shim is gone from {0}; restart the plugin, which installs it")]
+    Shim(PathBuf),
+}

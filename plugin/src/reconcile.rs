@@ -1,0 +1,247 @@
+//! Releasing what nobody holds, and learning who holds what. There is no Deallocate: kubelet's
+//! PodResources is compared with the ledger and with what really runs. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use crate::allocate::AllocationId;
+use crate::kubelet::pod_resources::Holding;
+use crate::ledger::{Holder, Record, State};
+
+/// What kubelet says now.
+#[derive(Clone, Copy, Debug)]
+pub struct Kubelet<'a> {
+    /// All pods it knows, with or without devices. 0 after a restart means "unknown".
+    pub pods: usize,
+    /// Containers with devices.
+    pub holdings: &'a [Holding],
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Nobody holds it and nothing runs: remove its pages, keep its history.
+    Release(AllocationId),
+    /// Kubelet names its holder.
+    Name(AllocationId, Holder),
+    /// Its record was lost and kubelet names its replicas.
+    Complete(AllocationId, Vec<String>, Holder),
+}
+
+/// Since when each allocation has been unlisted.
+#[derive(Clone, Debug, Default)]
+pub struct Absences(BTreeMap<AllocationId, Instant>);
+
+/// Decides. `in_use` says whether a process holds a slot of the allocation.
+pub fn decide(
+    records: &BTreeMap<AllocationId, Record>,
+    kubelet: Kubelet<'_>,
+    in_use: &dyn Fn(&AllocationId) -> bool,
+    absences: &mut Absences,
+    grace: Duration,
+    now: Instant,
+) -> Vec<Action> {
+    absences.0.retain(|id, _| records.contains_key(id));
+    if kubelet.pods == 0 {
+        // Right after its start kubelet knows no pods. What was absent before is not more absent now.
+        absences.0.clear();
+        return Vec::new();
+    }
+    let mut held: BTreeMap<AllocationId, Vec<&Holding>> = BTreeMap::new();
+    for holding in kubelet.holdings {
+        let ids = holding.device_ids.iter().map(String::as_str);
+        held.entry(AllocationId::of(&holding.resource_name, ids)).or_default().push(holding);
+    }
+
+    let mut actions = Vec::new();
+    for (id, record) in records {
+        if let Some(holdings) = held.get(id) {
+            absences.0.remove(id);
+            let Some(holder) = choose(record, holdings) else { continue };
+            if record.replicas.is_empty() {
+                let replicas: BTreeSet<_> = holdings[0].device_ids.iter().cloned().collect();
+                let replicas = replicas.into_iter().collect();
+                actions.push(Action::Complete(id.clone(), replicas, holder));
+            } else if record.holder.as_ref() != Some(&holder) && record.state != State::Parked {
+                actions.push(Action::Name(id.clone(), holder));
+            }
+            continue;
+        }
+        let since = *absences.0.entry(id.clone()).or_insert(now);
+        let wanted_again = record.state == State::Parked
+            && records.values().any(|other| covers(other, record) && held.contains_key(&other.id));
+        let long_gone = now.saturating_duration_since(since) >= grace;
+        if long_gone && !wanted_again && !in_use(id) {
+            actions.push(Action::Release(id.clone()));
+        }
+    }
+    actions
+}
+
+/// Whether `parked` may belong to an init container of the pod that holds `other`: kubelet gives its
+/// replicas to the next container with more, lists only the latter, and starts the former again when
+/// the sandbox dies.
+fn covers(other: &Record, parked: &Record) -> bool {
+    other.is_live()
+        && other.resource == parked.resource
+        && parked.replicas.iter().all(|replica| other.replicas.contains(replica))
+}
+
+/// Kubelets before 1.34 list finished pods too: of several holders one that was not known before is
+/// the new one.
+fn choose(record: &Record, holdings: &[&Holding]) -> Option<Holder> {
+    let holders: Vec<Holder> = holdings
+        .iter()
+        .map(|holding| Holder {
+            namespace: holding.namespace.clone(),
+            pod: holding.pod.clone(),
+            container: holding.container.clone(),
+        })
+        .collect();
+    let known = record.holder.as_ref().filter(|holder| holders.contains(holder)).cloned();
+    let new = || holders.iter().find(|h| Some(*h) != record.predecessor.as_ref()).cloned();
+    known.or_else(new).or_else(|| holders.last().cloned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRACE: Duration = Duration::from_secs(30);
+
+    struct World {
+        records: BTreeMap<AllocationId, Record>,
+        holdings: Vec<Holding>,
+        pods: usize,
+        busy: BTreeSet<AllocationId>,
+        absences: Absences,
+        start: Instant,
+    }
+
+    fn world() -> World {
+        World {
+            records: BTreeMap::new(),
+            holdings: Vec::new(),
+            pods: 3,
+            busy: BTreeSet::new(),
+            absences: Absences::default(),
+            start: Instant::now(),
+        }
+    }
+
+    impl World {
+        fn record(&mut self, replicas: &[&str], state: State) -> AllocationId {
+            let id = AllocationId::of("r", replicas.iter().copied());
+            let record = Record {
+                id: id.clone(),
+                resource: "r".into(),
+                generation: 1,
+                replicas: replicas.iter().map(ToString::to_string).collect(),
+                grants: Vec::new(),
+                state,
+                allocated_unix_ms: 0,
+                started_unix_ms: 0,
+                holder: None,
+                predecessor: None,
+            };
+            self.records.insert(id.clone(), record);
+            id
+        }
+
+        fn hold(&mut self, pod: &str, replicas: &[&str]) {
+            self.holdings.push(Holding {
+                namespace: "ns".into(),
+                pod: pod.into(),
+                container: "c".into(),
+                resource_name: "r".into(),
+                device_ids: replicas.iter().map(ToString::to_string).collect(),
+            });
+        }
+
+        fn at(&mut self, after: Duration) -> Vec<Action> {
+            let kubelet = Kubelet { pods: self.pods, holdings: &self.holdings };
+            let busy = self.busy.clone();
+            let in_use = move |id: &AllocationId| busy.contains(id);
+            let now = self.start + after;
+            decide(&self.records, kubelet, &in_use, &mut self.absences, GRACE, now)
+        }
+    }
+
+    fn holder(pod: &str) -> Holder {
+        Holder { namespace: "ns".into(), pod: pod.into(), container: "c".into() }
+    }
+
+    #[test]
+    fn what_nobody_holds_is_released_after_the_grace() {
+        let mut world = world();
+        let id = world.record(&["a", "b"], State::Started);
+        assert_eq!(world.at(Duration::ZERO), []);
+        assert_eq!(world.at(GRACE / 2), []);
+        assert_eq!(world.at(GRACE), [Action::Release(id)]);
+    }
+
+    #[test]
+    fn what_runs_is_never_released() {
+        let mut world = world();
+        let id = world.record(&["a"], State::Started);
+        world.busy.insert(id);
+        assert_eq!(world.at(Duration::ZERO), []);
+        assert_eq!(world.at(GRACE * 100), []);
+    }
+
+    #[test]
+    fn a_restarted_kubelet_that_knows_no_pods_releases_nothing() {
+        let mut world = world();
+        world.record(&["a"], State::Started);
+        assert_eq!(world.at(Duration::ZERO), []);
+        world.pods = 0;
+        assert_eq!(world.at(GRACE * 10), []);
+        world.pods = 3;
+        assert_eq!(world.at(GRACE * 20), [], "the grace begins anew");
+        assert_ne!(world.at(GRACE * 21), []);
+    }
+
+    #[test]
+    fn holders_are_named_once() {
+        let mut world = world();
+        let id = world.record(&["a", "b"], State::Started);
+        world.hold("pod", &["b", "a"]);
+        assert_eq!(world.at(Duration::ZERO), [Action::Name(id.clone(), holder("pod"))]);
+        world.records.get_mut(&id).unwrap().holder = Some(holder("pod"));
+        assert_eq!(world.at(Duration::ZERO), []);
+    }
+
+    #[test]
+    fn a_finished_pod_that_is_still_listed_is_not_taken_for_its_successor() {
+        let mut world = world();
+        let id = world.record(&["a"], State::Allocated);
+        world.records.get_mut(&id).unwrap().predecessor = Some(holder("old"));
+        world.hold("new", &["a"]);
+        world.hold("old", &["a"]);
+        assert_eq!(world.at(Duration::ZERO), [Action::Name(id, holder("new"))]);
+    }
+
+    #[test]
+    fn an_init_containers_allocation_stays_while_its_pod_does() {
+        let mut world = world();
+        let init = world.record(&["a"], State::Parked);
+        world.record(&["a", "b"], State::Started);
+        world.hold("pod", &["a", "b"]);
+        world.at(Duration::ZERO);
+        let actions = world.at(GRACE * 2);
+        assert!(!actions.contains(&Action::Release(init.clone())), "{actions:?}");
+        world.holdings.clear();
+        world.at(GRACE * 3);
+        assert!(world.at(GRACE * 5).contains(&Action::Release(init)));
+    }
+
+    #[test]
+    fn a_lost_record_is_completed_from_what_kubelet_says() {
+        let mut world = world();
+        let id = world.record(&["a", "b"], State::Started);
+        world.records.get_mut(&id).unwrap().replicas.clear();
+        world.hold("pod", &["b", "a"]);
+        let want = Action::Complete(id, vec!["a".into(), "b".into()], holder("pod"));
+        assert_eq!(world.at(Duration::ZERO), [want]);
+    }
+}

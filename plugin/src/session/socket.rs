@@ -1,0 +1,78 @@
+//! The system calls of a session: SEQPACKET sockets and pidfds, non-blocking.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use nix::sys::socket::{getsockopt, sockopt};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tessera_region::layout::SESSION_SOCKET;
+use tessera_region::session::MESSAGE_BYTES;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// One more than a message, so that a longer packet does not pass for one.
+pub(super) const PACKET: usize = MESSAGE_BYTES + 1;
+
+/// Processes of one container that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// A socket listening at `session.sock` in `dir`, in place of whatever was there.
+pub(super) fn listen(dir: &Path) -> io::Result<OwnedFd> {
+    // Socket paths end after 107 bytes; a path through the directory's descriptor is always short.
+    let handle = std::fs::File::open(dir)?;
+    let path = Path::new("/proc/self/fd").join(handle.as_raw_fd().to_string()).join(SESSION_SOCKET);
+    match std::fs::symlink_metadata(&path) {
+        // containerd makes missing mount sources as empty directories.
+        Ok(meta) if meta.is_dir() => std::fs::remove_dir(&path)?,
+        Ok(_) => std::fs::remove_file(&path)?,
+        Err(_) => {}
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
+    // Connecting needs write permission; any user of the container may.
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Lets the runtime say when the descriptor is ready.
+#[expect(
+    deprecated,
+    reason = "unsound only for types whose descriptor changes, which OwnedFd's never does; the \
+              replacement is unsafe to call"
+)]
+pub(super) fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, Interest::READABLE)
+}
+
+pub(super) fn accept(socket: impl AsFd) -> io::Result<OwnedFd> {
+    Ok(rustix::net::accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
+}
+
+/// The peer's pid here; `None` where its pid namespace is not ours or a child of ours.
+pub(super) fn peer_pid(peer: &OwnedFd) -> Option<u32> {
+    let credentials = getsockopt(peer, sockopt::PeerCredentials).ok()?;
+    u32::try_from(credentials.pid()).ok().filter(|pid| *pid != 0)
+}
+
+/// A descriptor that becomes readable when the process is dead. `NotFound` if it is already.
+pub(super) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    pidfd_open(pid, PidfdFlags::NONBLOCK).map_err(|errno| match errno {
+        rustix::io::Errno::SRCH => io::ErrorKind::NotFound.into(),
+        errno => errno.into(),
+    })
+}
+
+pub(super) fn receive(socket: impl AsFd, packet: &mut [u8; PACKET]) -> io::Result<usize> {
+    Ok(rustix::net::recv(socket, &mut packet[..], RecvFlags::DONTWAIT)?.0)
+}
+
+pub(super) fn send(socket: impl AsFd, packet: &[u8]) -> io::Result<usize> {
+    Ok(rustix::net::send(socket, packet, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
+}

@@ -1,0 +1,186 @@
+//! What the sessions of one allocation have said so far. Everything here came from a container:
+//! bounded, counted, believed only where the kernel vouches for it.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tessera_region::layout::SLOTS;
+use tessera_region::session::{EventKind, Message};
+
+use super::bucket::Bucket;
+
+/// Sessions of one allocation at a time: every slot, and as many again that are dying.
+pub const MAX_SESSIONS: usize = 2 * SLOTS;
+/// Messages a second of one allocation, and how many at once.
+const RATE: u32 = 2000;
+const BURST: u32 = 4000;
+/// Packets that are no messages after which a session is closed.
+pub(super) const MAX_GARBAGE: u32 = 16;
+
+/// A process with a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its pid on the host, as the kernel says; `None` from a pid namespace we cannot see into.
+    pub host_pid: Option<u32>,
+    /// Its pid in its own namespace and its slot, as it says; `None` before its hello.
+    pub hello: Option<(u32, u32)>,
+}
+
+/// Counters since the allocation began or the plugin started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets that were no message.
+    pub garbage: u64,
+    /// Sessions closed because of it.
+    pub dropped: u64,
+    /// Sessions turned away because there were too many.
+    pub turned_away: u64,
+    /// Times a sender had to wait for the rate limit.
+    pub throttled: u64,
+    /// Requests over the quota, as told by events.
+    pub over_quota: u64,
+    /// Requests within the quota that the driver refused.
+    pub driver_refused: u64,
+    /// GPUs a process saw that are not in its quota page.
+    pub unknown_gpu: u64,
+    /// Processes that got no slot.
+    pub no_slot: u64,
+}
+
+/// The sessions of one allocation.
+#[derive(Debug)]
+pub struct Tenant {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    peers: BTreeMap<u64, Peer>,
+    next: u64,
+    counters: Counters,
+    bucket: Bucket,
+    hidden_pids: bool,
+}
+
+impl Default for Tenant {
+    fn default() -> Self {
+        Tenant {
+            state: Mutex::new(State {
+                peers: BTreeMap::new(),
+                next: 0,
+                counters: Counters::default(),
+                bucket: Bucket::new(BURST, RATE, Instant::now()),
+                hidden_pids: false,
+            }),
+        }
+    }
+}
+
+impl Tenant {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Processes with a session.
+    #[must_use]
+    pub fn peers(&self) -> Vec<Peer> {
+        self.state().peers.values().copied().collect()
+    }
+
+    /// See [`Counters`].
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.state().counters
+    }
+
+    /// Whether a process came whose pid on the host cannot be known: the plugin lacks hostPID.
+    #[must_use]
+    pub fn has_hidden_pids(&self) -> bool {
+        self.state().hidden_pids
+    }
+
+    /// Admits a session; `None` if there are too many.
+    pub(super) fn enter(&self, host_pid: Option<u32>) -> Option<u64> {
+        let mut state = self.state();
+        state.hidden_pids |= host_pid.is_none();
+        if state.peers.len() >= MAX_SESSIONS {
+            state.counters.turned_away += 1;
+            return None;
+        }
+        let key = state.next;
+        state.next += 1;
+        state.peers.insert(key, Peer { host_pid, hello: None });
+        Some(key)
+    }
+
+    pub(super) fn leave(&self, key: u64) {
+        self.state().peers.remove(&key);
+    }
+
+    /// Takes a token of the rate limit, or says how long to wait.
+    pub(super) fn admit(&self, now: Instant) -> Result<(), std::time::Duration> {
+        let mut state = self.state();
+        let result = state.bucket.take(now);
+        state.counters.throttled += u64::from(result.is_err());
+        result
+    }
+
+    pub(super) fn garbage(&self, dropped: bool) {
+        let mut state = self.state();
+        state.counters.garbage += 1;
+        state.counters.dropped += u64::from(dropped);
+    }
+
+    /// Takes a message; true if it wants a welcome.
+    pub(super) fn hear(&self, key: u64, message: &Message) -> bool {
+        let mut state = self.state();
+        match message {
+            Message::Hello { slot, pid, .. } => {
+                if let Some(peer) = state.peers.get_mut(&key) {
+                    peer.hello = Some((*pid, *slot));
+                }
+                return true;
+            }
+            Message::Event(event) => {
+                let counters = &mut state.counters;
+                let counter = match event.kind {
+                    EventKind::OverQuota => &mut counters.over_quota,
+                    EventKind::DriverRefused => &mut counters.driver_refused,
+                    EventKind::UnknownGpu => &mut counters.unknown_gpu,
+                    EventKind::NoSlot => &mut counters.no_slot,
+                };
+                *counter += 1;
+            }
+            // Compute is not arbitrated yet, so nobody waits at a gate. A tenant has no business
+            // sending a welcome; it changes nothing.
+            Message::Want { .. } | Message::Drained { .. } | Message::Welcome { .. } => {}
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_are_bounded() {
+        let tenant = Tenant::default();
+        let keys: Vec<_> = (0..MAX_SESSIONS).map(|_| tenant.enter(Some(1)).unwrap()).collect();
+        assert_eq!(tenant.enter(Some(1)), None);
+        assert_eq!(tenant.counters().turned_away, 1);
+        tenant.leave(keys[0]);
+        assert!(tenant.enter(Some(1)).is_some());
+        assert_eq!(tenant.peers().len(), MAX_SESSIONS);
+    }
+
+    #[test]
+    fn a_peer_in_an_unseen_pid_namespace_is_noted() {
+        let tenant = Tenant::default();
+        tenant.enter(Some(7));
+        assert!(!tenant.has_hidden_pids());
+        tenant.enter(None);
+        assert!(tenant.has_hidden_pids());
+    }
+}
