@@ -1,22 +1,189 @@
 //! `tessera run`: a quota for one command tree, with neither Kubernetes nor plugin.
+//!
+//! The command gets a pages directory of its own through `TESSERA_DIR` and the shim through
+//! `LD_PRELOAD`; both are set for the command alone. The directory goes when the command has ended,
+//! also by a signal. What a `tessera run` that was itself killed left behind, the next one removes.
 
-use std::ffi::OsString;
-use std::process::ExitCode;
+mod gpus;
+mod observe;
+mod pages;
+mod shim;
+mod supervise;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::Context;
+use tessera_region::layout::PAGES_DIR_ENV;
+use tessera_region::quota::{GpuQuota, Policy, QuotaSpec};
 
 use crate::config::Config;
+use crate::config::quantity::{Quantity, format_bytes};
+
+pub(crate) use shim::{Artefact, find as find_artefact};
+
+/// Context overhead of the simulated GPU's default configuration, bytes.
+pub(crate) const SIM_CONTEXT_OVERHEAD: u64 = 128 << 20;
 
 /// Arguments of `tessera run`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The command and its arguments.
+    /// Memory that all processes of the command together may hold on each GPU: 4GiB, 512Mi, 2G
+    #[arg(long, short, value_name = "QUANTITY", value_parser = parse_bytes)]
+    memory: u64,
+    /// GPUs the command may use, by UUID or NVML index; all others get none [default: all]
+    #[arg(long, value_name = "UUID|INDEX", value_delimiter = ',')]
+    gpu: Vec<String>,
+    /// Charge for each CUDA context, memory that no allocation call shows [default: the
+    /// configuration's gpus.context_overhead]
+    #[arg(long, value_name = "QUANTITY", value_parser = parse_bytes)]
+    context_overhead: Option<u64>,
+    /// The shim to preload [default: libtessera.so beside tessera, or as installed]
+    #[arg(long, value_name = "FILE")]
+    shim: Option<PathBuf>,
+    /// Use the simulated GPU beside this program instead of the machine's
+    #[arg(long)]
+    sim: bool,
+    /// At the end, print peak use and refusals to standard error
+    #[arg(long, short)]
+    verbose: bool,
+    /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-    pub command: Vec<OsString>,
+    command: Vec<OsString>,
 }
 
-/// Runs the command.
+/// A Kubernetes quantity of bytes, or one spelled with a final `B` (`4GiB`, `2GB`).
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let unit = text.strip_suffix('B').filter(|t| t.ends_with(['i', 'k', 'M', 'G', 'T', 'P']));
+    Quantity::parse(unit.unwrap_or(text)).and_then(Quantity::units).map_err(|e| e.to_string())
+}
+
+/// Runs the command to its end; the exit code is its own, or 128 + the signal that ended it. 127
+/// and 126 mean that it could not be found or started, as for `env` and `timeout`.
 ///
 /// # Errors
-/// What kept the command from starting.
-pub fn main(_args: Args, _config: &Config) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("`tessera run` is not in this build")
+/// What kept the command from starting; nothing is left behind.
+pub fn main(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
+    if args.sim {
+        enter_simulation()?;
+    }
+    let shim = shim::find(Artefact::Shim, args.shim.as_deref())?;
+    let overhead = args.context_overhead.unwrap_or(if args.sim {
+        SIM_CONTEXT_OVERHEAD
+    } else {
+        config.gpus.context_overhead_bytes
+    });
+    let gpus = gpus::select(&gpus::list(config)?, &args.gpu)?;
+    for gpu in &gpus {
+        gpus::check(gpu, args.memory, overhead)?;
+    }
+    let spec = QuotaSpec {
+        allocation: format!("run-{}", std::process::id()),
+        generation: 1,
+        gpus: gpus
+            .iter()
+            .map(|gpu| GpuQuota {
+                uuid: gpu.uuid.clone(),
+                memory_limit_bytes: args.memory,
+                context_overhead_bytes: overhead,
+                cores_millis: 1000,
+                policy: Policy::None,
+            })
+            .collect(),
+    };
+    pages::sweep();
+    let pages = pages::Pages::create(&spec).context("cannot make the pages")?;
+
+    let mut command = Command::new(&args.command[0]);
+    command
+        .args(&args.command[1..])
+        .env(PAGES_DIR_ENV, pages.dir())
+        .env("LD_PRELOAD", preload(shim.as_os_str(), std::env::var_os("LD_PRELOAD")));
+    let mut observer = observe::Observer::default();
+    let outcome = supervise::run(command, args.verbose, || {
+        if let Ok(snapshot) = pages.usage().snapshot() {
+            observer.see(&snapshot);
+        }
+    });
+    if args.verbose {
+        // The last look: the processes are gone, what they wrote is not.
+        if let Ok(snapshot) = pages.usage().snapshot() {
+            observer.see(&snapshot);
+        }
+        for (gpu, line) in gpus.iter().zip(observer.lines()) {
+            eprintln!(
+                "tessera: {} ({}): {line} of {}",
+                gpu.uuid,
+                gpu.name,
+                format_bytes(args.memory)
+            );
+        }
+        eprintln!("tessera: {} requests refused", observer.refusals());
+    }
+    drop(pages);
+    outcome.map(ExitCode::from)
+}
+
+/// `LD_PRELOAD` with the shim first: what the user preloads keeps working behind it.
+fn preload(shim: &OsStr, inherited: Option<OsString>) -> OsString {
+    let mut value = shim.to_owned();
+    if let Some(inherited) = inherited.filter(|v| !v.is_empty()) {
+        value.push(":");
+        value.push(inherited);
+    }
+    value
+}
+
+/// Puts the simulated libraries first on the loader's path, which takes a fresh start of this
+/// program: the loader reads `LD_LIBRARY_PATH` once. Returns where that has been done.
+///
+/// # Errors
+/// No simulated GPU beside this program.
+pub(crate) fn enter_simulation() -> anyhow::Result<()> {
+    let sim = shim::find(Artefact::Simulation, None)?;
+    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    if std::env::split_paths(&path).next().as_deref() == Some(sim.as_path()) {
+        return Ok(());
+    }
+    let with_sim = std::env::join_paths(
+        std::iter::once(sim)
+            .chain(std::env::split_paths(&path).filter(|p| !p.as_os_str().is_empty())),
+    )
+    .context("the simulator's path cannot stand in LD_LIBRARY_PATH")?;
+    let mut arguments = std::env::args_os();
+    let name = arguments.next();
+    let exe = std::env::current_exe().context("/proc is not mounted")?;
+    let mut again = Command::new(exe);
+    if let Some(name) = name {
+        again.arg0(name);
+    }
+    Err(again.args(arguments).env("LD_LIBRARY_PATH", with_sim).exec())
+        .context("cannot start again with the simulated GPU")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_in_both_spellings() {
+        assert_eq!(parse_bytes("4GiB"), Ok(4 << 30));
+        assert_eq!(parse_bytes("4Gi"), Ok(4 << 30));
+        assert_eq!(parse_bytes("2GB"), Ok(2_000_000_000));
+        assert_eq!(parse_bytes("129e6"), Ok(129_000_000));
+        assert_eq!(parse_bytes("1.5GiB"), Ok(3 << 29));
+        for bad in ["4B", "B", "GiB", "-1Gi", "4 apples", ""] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_shim_comes_before_what_was_preloaded() {
+        assert_eq!(preload(OsStr::new("/s.so"), None), "/s.so");
+        assert_eq!(preload(OsStr::new("/s.so"), Some("".into())), "/s.so");
+        assert_eq!(preload(OsStr::new("/s.so"), Some("/a.so:/b.so".into())), "/s.so:/a.so:/b.so");
+    }
 }

@@ -1,0 +1,102 @@
+//! Which GPUs the command may use.
+
+use anyhow::Context;
+
+use crate::config::Config;
+use crate::config::quantity::format_bytes;
+use crate::device::nvml::NvmlDiscovery;
+use crate::device::{Discovery, Gpu};
+
+/// All GPUs of the machine that the configuration includes.
+///
+/// # Errors
+/// No NVML, or what it answers; no GPU at all.
+pub(super) fn list(config: &Config) -> anyhow::Result<Vec<Gpu>> {
+    NvmlDiscovery::new(config.paths.nvml.clone(), config.gpus.clone())
+        .gpus()
+        .context("no GPU to hold the command on (--sim uses the simulated one instead)")
+}
+
+/// Those of `all` that `wanted` names by UUID or index; all where it names none.
+///
+/// # Errors
+/// A name that is no GPU's, with those there are.
+pub(super) fn select(all: &[Gpu], wanted: &[String]) -> anyhow::Result<Vec<Gpu>> {
+    if wanted.is_empty() {
+        return Ok(all.to_vec());
+    }
+    let mut chosen: Vec<Gpu> = Vec::new();
+    for name in wanted {
+        let found = all.iter().find(|g| g.uuid == *name || g.index.to_string() == *name);
+        let Some(gpu) = found else {
+            let there: Vec<String> =
+                all.iter().map(|g| format!("{} ({})", g.index, g.uuid)).collect();
+            anyhow::bail!("--gpu {name}: no such GPU; there is {}", there.join(", "));
+        };
+        if !chosen.contains(gpu) {
+            chosen.push(gpu.clone());
+        }
+    }
+    Ok(chosen)
+}
+
+/// Whether `memory` makes sense on `gpu`.
+///
+/// # Errors
+/// A quota that no context fits into, or that is larger than the GPU.
+pub(super) fn check(gpu: &Gpu, memory: u64, overhead: u64) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        memory > overhead,
+        "--memory {} leaves nothing to use: a CUDA context alone is charged {} \
+         (--context-overhead); give more",
+        format_bytes(memory),
+        format_bytes(overhead)
+    );
+    anyhow::ensure!(
+        memory <= gpu.memory_bytes,
+        "--memory {} is more than GPU {} ({}) has: {}",
+        format_bytes(memory),
+        gpu.index,
+        gpu.name,
+        format_bytes(gpu.memory_bytes)
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn two() -> Vec<Gpu> {
+        (0..2)
+            .map(|index| Gpu {
+                memory_bytes: 8 << 30,
+                ..Gpu::example(&format!("GPU-{index:08}"), index)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn gpus_are_chosen_by_uuid_and_by_index() {
+        let all = two();
+        assert_eq!(select(&all, &[]).unwrap(), all);
+        assert_eq!(select(&all, &["1".into()]).unwrap(), all[1..]);
+        assert_eq!(select(&all, &["GPU-00000000".into(), "0".into()]).unwrap(), all[..1]);
+    }
+
+    #[test]
+    fn an_unknown_gpu_is_refused_with_those_there_are() {
+        let error = select(&two(), &["7".into()]).unwrap_err().to_string();
+        assert!(error.contains("--gpu 7") && error.contains("GPU-00000001"), "{error}");
+    }
+
+    #[test]
+    fn quotas_that_make_no_sense_are_refused() {
+        let gpu = &two()[0];
+        assert!(check(gpu, 1 << 30, 512 << 20).is_ok());
+        let small = check(gpu, 512 << 20, 512 << 20).unwrap_err().to_string();
+        assert!(small.contains("512 MiB") && small.contains("context"), "{small}");
+        let large = check(gpu, 9 << 30, 512 << 20).unwrap_err().to_string();
+        assert!(large.contains("9 GiB") && large.contains("8 GiB"), "{large}");
+    }
+}

@@ -1,0 +1,164 @@
+//! The command's private pages directory.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use tessera_region::quota::{self, QuotaSpec, QuotaWriter};
+use tessera_region::usage::{self, UsageFile};
+
+const PREFIX: &str = "tessera-run.";
+const LOCK: &str = "lock";
+/// Younger directories are left alone: their maker may not have locked them yet.
+const SETTLED: Duration = Duration::from_secs(60);
+
+/// A directory with quota and usage page, mode 0700, removed when dropped.
+#[derive(Debug)]
+pub(super) struct Pages {
+    dir: PathBuf,
+    usage: UsageFile,
+    _quota: QuotaWriter,
+    /// Held while the command runs; see [`sweep`].
+    _lock: File,
+}
+
+impl Pages {
+    /// Makes the pages in a fresh directory.
+    ///
+    /// # Errors
+    /// A full or read-only file system.
+    pub fn create(spec: &QuotaSpec) -> anyhow::Result<Self> {
+        let base = base();
+        let dir = nix::unistd::mkdtemp(&base.join(format!("{PREFIX}XXXXXX")))
+            .with_context(|| format!("cannot make a directory in {}", base.display()))?;
+        let made = Self::fill(dir.clone(), spec);
+        if made.is_err() {
+            let _ = fs::remove_dir_all(&dir);
+        }
+        made
+    }
+
+    fn fill(dir: PathBuf, spec: &QuotaSpec) -> anyhow::Result<Self> {
+        let lock = File::create_new(dir.join(LOCK))?;
+        lock.lock()?;
+        let quota = quota::create(&dir, spec)?;
+        usage::create(&dir, spec.generation)?;
+        let usage = UsageFile::open(&dir)?;
+        Ok(Self { dir, usage, _quota: quota, _lock: lock })
+    }
+
+    /// What `TESSERA_DIR` is set to.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What the command's processes wrote.
+    pub fn usage(&self) -> &UsageFile {
+        &self.usage
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure here, and the next run sweeps.
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// `$XDG_RUNTIME_DIR`, a tmpfs of the user's own, else the temporary directory.
+fn base() -> PathBuf {
+    std::env::var_os("XDG_RUNTIME_DIR")
+        .map(PathBuf::from)
+        .filter(|dir| dir.is_dir())
+        .unwrap_or_else(std::env::temp_dir)
+}
+
+/// Removes what earlier runs left that were killed: directories of ours whose lock is free and
+/// whose usage page no process holds a slot of.
+pub(super) fn sweep() {
+    // A directory that cannot be read or removed is no reason not to run.
+    let _ = sweep_in(&base(), SETTLED);
+}
+
+fn sweep_in(base: &Path, settled: Duration) -> io::Result<()> {
+    for entry in fs::read_dir(base)? {
+        let entry = entry?;
+        if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
+            continue;
+        }
+        let dir = entry.path();
+        if abandoned(&dir, settled).unwrap_or(false) {
+            let _ = fs::remove_dir_all(&dir);
+        }
+    }
+    Ok(())
+}
+
+fn abandoned(dir: &Path, settled: Duration) -> io::Result<bool> {
+    let meta = fs::symlink_metadata(dir)?;
+    if !meta.is_dir() || meta.uid() != nix::unistd::geteuid().as_raw() {
+        return Ok(false);
+    }
+    if meta.modified()?.elapsed().is_ok_and(|age| age < settled) {
+        return Ok(false);
+    }
+    if File::open(dir.join(LOCK))?.try_lock().is_err() {
+        return Ok(false);
+    }
+    Ok(UsageFile::open(dir).is_ok_and(|usage| matches!(usage.any_slot_locked(), Ok(false))))
+}
+
+#[cfg(test)]
+mod tests {
+    use tessera_region::quota::{GpuQuota, Policy};
+
+    use super::*;
+
+    fn spec() -> QuotaSpec {
+        QuotaSpec {
+            allocation: "run-1".into(),
+            generation: 1,
+            gpus: vec![GpuQuota {
+                uuid: "GPU-5e55e4a0-0000-4000-8000-000000000000".into(),
+                memory_limit_bytes: 1 << 30,
+                context_overhead_bytes: 0,
+                cores_millis: 1000,
+                policy: Policy::None,
+            }],
+        }
+    }
+
+    #[test]
+    fn pages_are_private_and_go_when_dropped() {
+        let pages = Pages::create(&spec()).unwrap();
+        let dir = pages.dir().to_owned();
+        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
+        assert!(pages.usage().snapshot().is_ok());
+        drop(pages);
+        assert!(!dir.exists());
+    }
+
+    #[test]
+    fn an_abandoned_directory_is_swept_and_a_used_one_is_not() {
+        let base = tempfile::tempdir().unwrap();
+        let make = |name: &str| {
+            let dir = base.path().join(name);
+            fs::create_dir(&dir).unwrap();
+            Pages::fill(dir, &spec()).unwrap()
+        };
+        let used = make("tessera-run.used");
+        let left = make("tessera-run.left");
+        let (left_dir, left_lock) = (left.dir.clone(), left._lock.try_clone().unwrap());
+        std::mem::forget(left);
+        // What the kernel does when a killed run's descriptors are closed.
+        left_lock.unlock().unwrap();
+        sweep_in(base.path(), SETTLED).unwrap();
+        assert!(left_dir.exists(), "too young to be judged");
+        sweep_in(base.path(), Duration::ZERO).unwrap();
+        assert!(!left_dir.exists());
+        assert!(used.dir().exists());
+    }
+}

@@ -1,0 +1,140 @@
+//! Starts the command, passes signals on, and waits.
+
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use anyhow::Context;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
+
+/// How often the usage page is read while the command runs.
+const LOOK: Duration = Duration::from_millis(20);
+/// The command was found but could not be started.
+const CANNOT_RUN: u8 = 126;
+/// The command was not found.
+const NOT_FOUND: u8 = 127;
+
+/// Runs `command` to its end and returns its exit code; `look` is called now and then where
+/// `observe` says so.
+///
+/// # Errors
+/// Signals or processes cannot be handled at all; a command that cannot be started is told on
+/// standard error and has a code of its own.
+pub(super) fn run(command: Command, observe: bool, look: impl FnMut()) -> anyhow::Result<u8> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot watch signals")?
+        .block_on(supervise(command, observe, look))
+}
+
+async fn supervise(command: Command, observe: bool, mut look: impl FnMut()) -> anyhow::Result<u8> {
+    // Before the start, so that no signal ends this process and leaves the pages behind.
+    let mut signals = Signals::new().context("cannot watch signals")?;
+    let name = command.get_program().to_owned();
+    let mut child = match tokio::process::Command::from(command).spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            eprintln!("tessera: cannot run {}: {error}", name.to_string_lossy());
+            let missing = error.kind() == io::ErrorKind::NotFound;
+            return Ok(if missing { NOT_FOUND } else { CANNOT_RUN });
+        }
+    };
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
+    let mut tick = tokio::time::interval(LOOK);
+    loop {
+        tokio::select! {
+            status = child.wait() => return Ok(code(status.context("cannot wait for the command")?)),
+            received = signals.next() => {
+                // Not yet waited for, so the pid is still the child's.
+                if let Some(pid) = pid.filter(|_| !from_terminal(received)) {
+                    let _ = kill(pid, received);
+                }
+            }
+            _ = tick.tick(), if observe => look(),
+        }
+    }
+}
+
+/// The command's own exit code, or 128 + the signal that ended it, as shells say it.
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+/// Whether the terminal sent `signal` to the whole foreground group, the command included.
+fn from_terminal(signal: Signal) -> bool {
+    matches!(signal, Signal::SIGINT | Signal::SIGQUIT)
+        && nix::unistd::tcgetpgrp(io::stdin()).is_ok_and(|group| group == nix::unistd::getpgrp())
+}
+
+struct Signals {
+    streams: [(Signal, Stream); 6],
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        let open = |s: Signal| Ok::<_, io::Error>((s, signal(SignalKind::from_raw(s as i32))?));
+        Ok(Self {
+            streams: [
+                open(Signal::SIGTERM)?,
+                open(Signal::SIGINT)?,
+                open(Signal::SIGHUP)?,
+                open(Signal::SIGQUIT)?,
+                open(Signal::SIGUSR1)?,
+                open(Signal::SIGUSR2)?,
+            ],
+        })
+    }
+
+    async fn next(&mut self) -> Signal {
+        std::future::poll_fn(|context| {
+            for (signal, stream) in &mut self.streams {
+                if stream.poll_recv(context).is_ready() {
+                    return std::task::Poll::Ready(*signal);
+                }
+            }
+            std::task::Poll::Pending
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn the_commands_exit_code_is_passed_on() {
+        assert_eq!(run(shell("exit 7"), false, || {}).unwrap(), 7);
+        assert_eq!(run(shell("true"), false, || {}).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_signal_is_128_and_its_number() {
+        assert_eq!(run(shell("kill -KILL $$"), false, || {}).unwrap(), 137);
+        assert_eq!(run(shell("kill -TERM $$"), false, || {}).unwrap(), 143);
+    }
+
+    #[test]
+    fn a_command_that_is_not_there_is_127() {
+        assert_eq!(run(Command::new("/nonexistent/x"), false, || {}).unwrap(), 127);
+        assert_eq!(run(Command::new("/etc/passwd"), false, || {}).unwrap(), 126);
+    }
+
+    #[test]
+    fn the_usage_is_looked_at_while_the_command_runs() {
+        let mut looks = 0;
+        run(shell("sleep 0.2"), true, || looks += 1).unwrap();
+        assert!(looks >= 2, "{looks}");
+    }
+}
