@@ -18,7 +18,8 @@
  *   closefrom FD | kill PID | late (registers an exit handler that still calls the driver)
  *   exit CODE | _exit CODE | abort
  *
- * Unknown commands answer -1. Functions that the driver lacks answer -2.
+ * Unknown commands answer -1, functions that the driver lacks -2, a forked child that a signal killed
+ * `-4 SIGNAL`, one that ended without an answer -5.
  */
 #include "driver.h"
 
@@ -191,29 +192,29 @@ static struct reply entries(const char *directory) {
 
 static struct reply call(char *line);
 
-static void print(struct reply reply) {
-    printf("%ld", reply.result);
-    for (int i = 0; i < reply.count; i++) printf(" %llu", reply.values[i]);
-    printf("\n");
-    fflush(stdout);
-}
-
-/* The child answers for itself, so that nothing of it is left behind whatever the call does. */
-static void forked(char *line) {
+/* The child's answer comes once it is gone, so that what it leaves behind can be looked at. */
+static struct reply forked(char *line) {
+    int answer[2];
+    if (pipe(answer) != 0) return answer0(-1);
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
         struct reply reply = {.result = -1};
         char *rest = line;
+        /* Kept whatever `closefrom` closes. */
+        dup2(answer[1], STDOUT_FILENO);
         for (char *command; (command = strsep(&rest, ";"));) reply = call(command);
-        print(reply);
+        if (write(STDOUT_FILENO, &reply, sizeof reply) < 0) abort();
         _exit(0);
     }
+    close(answer[1]);
+    struct reply reply = {.result = -5};
     int status = 0;
+    ssize_t got = read(answer[0], &reply, sizeof reply);
+    close(answer[0]);
     waitpid(child, &status, 0);
-    if (WIFSIGNALED(status)) {
-        print(answer1(-4, (unsigned)WTERMSIG(status)));
-    }
+    if (WIFSIGNALED(status)) return answer1(-4, (unsigned)WTERMSIG(status));
+    return got == sizeof reply ? reply : answer0(-5);
 }
 
 static struct reply fork_sleeper(void) {
@@ -245,6 +246,7 @@ static struct reply call(char *line) {
     CUdevice dev = (CUdevice)a;
 #define IS(name) if (strcmp(command, name) == 0)
 
+    IS("forked") { return forked(strstr(line, "forked") + strlen("forked")); }
     IS("init") { HAVE(cuInit); return answer0(cuInit((unsigned)a)); }
     IS("count") { int count = 0; CUresult r = cuDeviceGetCount(&count); return answer1(r, (unsigned)count); }
     IS("uuid") { HAVE(cuDeviceGetUuid_v2); return uuid(dev); }
@@ -303,16 +305,19 @@ static struct reply call(char *line) {
     return answer0(-1);
 }
 
+static void print(struct reply reply) {
+    printf("%ld", reply.result);
+    for (int i = 0; i < reply.count; i++) printf(" %llu", reply.values[i]);
+    printf("\n");
+    fflush(stdout);
+}
+
 int main(void) {
     char line[256];
     load_driver();
     /* Unbuffered, so that a forked child inherits no half-read commands. */
     setvbuf(stdin, NULL, _IONBF, 0);
     while (fgets(line, sizeof line, stdin)) {
-        if (strncmp(line, "forked ", 7) == 0) {
-            forked(line + 7);
-            continue;
-        }
         print(call(line));
     }
     return 0;
