@@ -1,8 +1,9 @@
 //! Making things happen to a simulated GPU, for tests: XIDs, a GPU that falls off the bus.
 
-use crate::clock;
+use crate::inspect::low_half;
 use crate::layout::MAX_XIDS;
 use crate::session::Session;
+use crate::{clock, futex};
 use std::sync::atomic::Ordering;
 
 impl Session {
@@ -18,6 +19,8 @@ impl Session {
         self.shared().gpus[gpu].last_xid.store(code, Ordering::Relaxed);
         // Release: pairs with Acquire in `xids_written`.
         self.shared().xids_written.store(n + 1, Ordering::Release);
+        self.shared().xid_bell.store(low_half(n + 1), Ordering::Release);
+        futex::wake_all(&self.shared().xid_bell);
     }
 
     /// Makes a GPU fall off the bus (XID 79), or come back.

@@ -1,9 +1,12 @@
 //! What an observer (NVML, `simgpu-ctl`) reads from the state.
 
+use crate::clock;
 use crate::engine::NONE;
+use crate::futex;
 use crate::layout::{MAX_SLOTS, MAX_XIDS, slot_state};
 use crate::session::Session;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// One process on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +89,19 @@ impl Session {
         (g.busy_ns, g.switches)
     }
 
+    /// (pid, percent of the time since its context was made in which it kept the GPU busy).
+    pub fn processes_busy(&self, gpu: usize) -> Vec<(i32, u32)> {
+        let elapsed =
+            clock::now_ns().saturating_sub(self.shared().created_ns.load(Ordering::Relaxed));
+        self.processes(gpu)
+            .into_iter()
+            .map(|p| {
+                let percent = p.busy_ns.saturating_mul(100) / elapsed.max(1);
+                (p.pid, u32::try_from(percent.min(100)).unwrap_or(100))
+            })
+            .collect()
+    }
+
     /// Whether the GPU fell off the bus.
     #[must_use]
     pub fn is_lost(&self, gpu: usize) -> bool {
@@ -96,6 +112,14 @@ impl Session {
     #[must_use]
     pub fn xids_written(&self) -> u64 {
         self.shared().xids_written.load(Ordering::Acquire)
+    }
+
+    /// Sleeps until there were more than `seen` XID events, at most `timeout`. May return early.
+    pub fn wait_for_xid(&self, seen: u64, timeout: Duration) {
+        if self.xids_written() != seen {
+            return;
+        }
+        futex::wait(&self.shared().xid_bell, low_half(seen), timeout);
     }
 
     /// XID event number `n`; overwritten since or not yet written: `None`.
@@ -113,4 +137,11 @@ impl Session {
             at_ns: record.at_ns.load(Ordering::Relaxed),
         })
     }
+}
+
+/// The bell's value after `n` events.
+pub(crate) fn low_half(n: u64) -> u32 {
+    #[allow(clippy::cast_possible_truncation, reason = "the low half is meant")]
+    let low = n as u32;
+    low
 }

@@ -68,6 +68,8 @@ pub struct Shared {
     pub slots: [Slot; MAX_SLOTS],
     /// Health and totals, by NVML index.
     pub gpus: [GpuShared; MAX_GPUS],
+    /// The low half of `xids_written`, a futex.
+    pub xid_bell: AtomicU32,
     /// XID events written so far.
     pub xids_written: AtomicU64,
     /// The last [`MAX_XIDS`] of them, by number modulo.

@@ -16,6 +16,7 @@ pub mod clock;
 pub mod config;
 pub mod control;
 pub mod engine;
+mod futex;
 pub mod inspect;
 pub mod layout;
 pub mod lock;

@@ -1,0 +1,94 @@
+//! The boundary to C: exports, and the pointers that callers hand in, which they promise are null
+//! or valid for what the manual says is read or written.
+
+use std::ffi::{CStr, c_char, c_uint};
+use tessera_cuda::nvml::{NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_INVALID_ARGUMENT, nvmlReturn_t};
+
+/// A call's outcome inside this crate.
+pub(crate) type Result<T> = std::result::Result<T, nvmlReturn_t>;
+
+/// Writes a result through a caller's pointer.
+pub(crate) fn put<T>(to: *mut T, value: T) -> Result<()> {
+    if to.is_null() {
+        return Err(NVML_ERROR_INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, and the caller of the C function promises that it is writable.
+    unsafe { to.write_unaligned(value) };
+    Ok(())
+}
+
+/// Reads an argument through a caller's pointer.
+pub(crate) fn get<T: Copy>(from: *const T) -> Result<T> {
+    if from.is_null() {
+        return Err(NVML_ERROR_INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, and the caller of the C function promises that it is readable.
+    Ok(unsafe { from.read_unaligned() })
+}
+
+/// A caller's string.
+pub(crate) fn cstr<'a>(text: *const c_char) -> Result<&'a str> {
+    if text.is_null() {
+        return Err(NVML_ERROR_INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, and the caller promises a terminated string that lives for the call.
+    unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| NVML_ERROR_INVALID_ARGUMENT)
+}
+
+/// Writes `text` with its terminator, or says that there is not room enough.
+pub(crate) fn put_text(to: *mut c_char, len: c_uint, text: &str) -> Result<()> {
+    if to.is_null() {
+        return Err(NVML_ERROR_INVALID_ARGUMENT);
+    }
+    if text.len() >= len as usize {
+        return Err(NVML_ERROR_INSUFFICIENT_SIZE);
+    }
+    // SAFETY: the caller promises `len` writable bytes, and the text is shorter.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast::<c_char>(), to, text.len());
+        *to.add(text.len()) = 0;
+    }
+    Ok(())
+}
+
+/// A fixed-size C string.
+pub(crate) fn text_field<const N: usize>(text: &str) -> [u8; N] {
+    let mut field = [0u8; N];
+    for (to, from) in field.iter_mut().take(N - 1).zip(text.bytes()) {
+        *to = from;
+    }
+    field
+}
+
+/// Declares exported NVML functions: `fn name(args) { body: Result<()> }`.
+macro_rules! exports {
+    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {
+        $(
+            $(#[$meta])*
+            #[allow(non_snake_case, missing_docs, reason = "NVML's own names and signatures")]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($arg: $ty),*) -> tessera_cuda::nvml::nvmlReturn_t {
+                let outcome: $crate::abi::Result<()> = (|| $body)();
+                match outcome {
+                    Ok(()) => tessera_cuda::nvml::NVML_SUCCESS,
+                    Err(code) => code,
+                }
+            }
+        )*
+    };
+}
+pub(crate) use exports;
+
+/// Declares exports that a simulated GPU does not support: `fn name(args)`.
+macro_rules! unsupported {
+    ($($name:ident($($arg:ident: $ty:ty),*);)*) => {
+        $crate::abi::exports! {
+            $(fn $name(device: tessera_cuda::nvml::nvmlDevice_t $(, $arg: $ty)*) {
+                $(let _ = $arg;)*
+                $crate::state::device(device)?;
+                Err(tessera_cuda::nvml::NVML_ERROR_NOT_SUPPORTED)
+            })*
+        }
+    };
+}
+pub(crate) use unsupported;

@@ -1,0 +1,122 @@
+//! Clocks, power, temperature, PCIe: plausible constants, some following the load.
+
+use crate::abi::{Result, exports, put};
+use crate::state::device;
+use std::ffi::{c_int, c_uint, c_ulonglong};
+use tessera_cuda::nvml::{NVML_ERROR_INVALID_ARGUMENT, nvmlDevice_t};
+
+/// Graphics, SM, memory, video clocks in MHz.
+const CLOCKS_MHZ: [c_uint; 4] = [1980, 1980, 3201, 1545];
+const IDLE_MW: c_uint = 75_000;
+const LIMIT_MW: c_uint = 700_000;
+
+fn clock(handle: nvmlDevice_t, which: c_uint, out: *mut c_uint) -> Result<()> {
+    device(handle)?;
+    let mhz = CLOCKS_MHZ.get(which as usize).ok_or(NVML_ERROR_INVALID_ARGUMENT)?;
+    put(out, *mhz)
+}
+
+fn utilisation(handle: nvmlDevice_t) -> Result<c_uint> {
+    let d = device(handle)?;
+    Ok(d.session.utilisation_percent(d.index))
+}
+
+fn constant(handle: nvmlDevice_t, out: *mut c_uint, value: c_uint) -> Result<()> {
+    device(handle)?;
+    put(out, value)
+}
+
+exports! {
+    fn nvmlDeviceGetClockInfo(handle: nvmlDevice_t, which: c_uint, out: *mut c_uint) {
+        clock(handle, which, out)
+    }
+    fn nvmlDeviceGetMaxClockInfo(handle: nvmlDevice_t, which: c_uint, out: *mut c_uint) {
+        clock(handle, which, out)
+    }
+    fn nvmlDeviceGetApplicationsClock(handle: nvmlDevice_t, which: c_uint, out: *mut c_uint) {
+        clock(handle, which, out)
+    }
+    fn nvmlDeviceGetDefaultApplicationsClock(handle: nvmlDevice_t, which: c_uint, out: *mut c_uint) {
+        clock(handle, which, out)
+    }
+    fn nvmlDeviceGetClock(handle: nvmlDevice_t, which: c_uint, _id: c_uint, out: *mut c_uint) {
+        clock(handle, which, out)
+    }
+    fn nvmlDeviceGetPerformanceState(handle: nvmlDevice_t, out: *mut c_uint) {
+        constant(handle, out, 0)
+    }
+    fn nvmlDeviceGetPowerState(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 0) }
+    fn nvmlDeviceGetCurrentClocksThrottleReasons(handle: nvmlDevice_t, out: *mut c_ulonglong) {
+        // nvmlClocksThrottleReasonGpuIdle when nothing runs.
+        let idle = utilisation(handle)? == 0;
+        put(out, c_ulonglong::from(idle))
+    }
+    fn nvmlDeviceGetCurrentClocksEventReasons(handle: nvmlDevice_t, out: *mut c_ulonglong) {
+        let idle = utilisation(handle)? == 0;
+        put(out, c_ulonglong::from(idle))
+    }
+    fn nvmlDeviceGetSupportedClocksThrottleReasons(handle: nvmlDevice_t, out: *mut c_ulonglong) {
+        device(handle)?;
+        put(out, 1)
+    }
+
+    fn nvmlDeviceGetTemperature(handle: nvmlDevice_t, sensor: c_uint, out: *mut c_uint) {
+        let busy = utilisation(handle)?;
+        if sensor != 0 {
+            return Err(NVML_ERROR_INVALID_ARGUMENT);
+        }
+        put(out, 30 + busy * 35 / 100)
+    }
+    fn nvmlDeviceGetTemperatureThreshold(handle: nvmlDevice_t, which: c_uint, out: *mut c_uint) {
+        // Shutdown, slowdown, memory, GPU maximum.
+        constant(handle, out, *[92, 89, 95, 87].get(which as usize).unwrap_or(&87))
+    }
+    fn nvmlDeviceGetPowerUsage(handle: nvmlDevice_t, out: *mut c_uint) {
+        put(out, IDLE_MW + (LIMIT_MW - IDLE_MW) / 100 * utilisation(handle)?)
+    }
+    fn nvmlDeviceGetPowerManagementMode(handle: nvmlDevice_t, out: *mut c_uint) {
+        constant(handle, out, 1)
+    }
+    fn nvmlDeviceGetPowerManagementLimit(handle: nvmlDevice_t, out: *mut c_uint) {
+        constant(handle, out, LIMIT_MW)
+    }
+    fn nvmlDeviceGetPowerManagementDefaultLimit(handle: nvmlDevice_t, out: *mut c_uint) {
+        constant(handle, out, LIMIT_MW)
+    }
+    fn nvmlDeviceGetEnforcedPowerLimit(handle: nvmlDevice_t, out: *mut c_uint) {
+        constant(handle, out, LIMIT_MW)
+    }
+    fn nvmlDeviceGetPowerManagementLimitConstraints(handle: nvmlDevice_t, min: *mut c_uint, max: *mut c_uint) {
+        device(handle)?;
+        put(min, 200_000)?;
+        put(max, LIMIT_MW)
+    }
+    fn nvmlDeviceGetTotalEnergyConsumption(handle: nvmlDevice_t, out: *mut c_ulonglong) {
+        let d = device(handle)?;
+        let (busy_ns, _) = d.session.gpu_busy(d.index);
+        // Millijoule above idle: milliwatts times seconds.
+        put(out, busy_ns / 1_000_000 * u64::from(LIMIT_MW - IDLE_MW) / 1_000)
+    }
+
+    fn nvmlDeviceGetMaxPcieLinkGeneration(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 5) }
+    fn nvmlDeviceGetCurrPcieLinkGeneration(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 5) }
+    fn nvmlDeviceGetMaxPcieLinkWidth(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 16) }
+    fn nvmlDeviceGetCurrPcieLinkWidth(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 16) }
+    fn nvmlDeviceGetPcieReplayCounter(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 0) }
+    fn nvmlDeviceGetPcieThroughput(handle: nvmlDevice_t, _counter: c_uint, out: *mut c_uint) { constant(handle, out, 0) }
+    fn nvmlDeviceGetMemoryBusWidth(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 6144) }
+    fn nvmlDeviceGetEncoderUtilization(handle: nvmlDevice_t, out: *mut c_uint, period_us: *mut c_uint) {
+        constant(handle, out, 0)?;
+        put(period_us, 100_000)
+    }
+    fn nvmlDeviceGetDecoderUtilization(handle: nvmlDevice_t, out: *mut c_uint, period_us: *mut c_uint) {
+        constant(handle, out, 0)?;
+        put(period_us, 100_000)
+    }
+    fn nvmlDeviceGetAPIRestriction(handle: nvmlDevice_t, _api: c_uint, out: *mut c_uint) { constant(handle, out, 1) }
+    fn nvmlDeviceGetAutoBoostedClocksEnabled(handle: nvmlDevice_t, on: *mut c_int, default_on: *mut c_int) {
+        device(handle)?;
+        put(on, 0)?;
+        put(default_on, 0)
+    }
+}

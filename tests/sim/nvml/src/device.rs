@@ -1,0 +1,219 @@
+//! Finding devices, and what they are: NVML API Reference, "Device Queries".
+
+use crate::abi::{Result, cstr, exports, put, put_text, text_field, unsupported};
+use crate::state::{device, device_even_lost, handle_of, session};
+use simgpu::config::{parse_pci, parse_uuid};
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
+use tessera_cuda::nvml::{
+    NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_FOUND, NVML_ERROR_NOT_SUPPORTED, nvmlDevice_t,
+};
+
+/// `nvmlPciInfo_t`.
+#[repr(C)]
+#[allow(missing_docs, reason = "nvml.h's structure")]
+pub struct PciInfo {
+    legacy: [u8; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    device_id: c_uint,
+    subsystem_id: c_uint,
+    bus_id: [u8; 32],
+}
+const _: () = assert!(size_of::<PciInfo>() == 68);
+
+/// H200's PCI device and vendor id.
+const DEVICE_ID: c_uint = 0x2335_10de;
+/// `NVML_DEVICE_ARCH_*` by compute capability (major, minor).
+fn architecture((major, minor): (u32, u32)) -> c_uint {
+    match (major, minor) {
+        (5, _) => 3,
+        (6, _) => 4,
+        (7, 5) => 6,
+        (7, _) => 5,
+        (8, 9) => 8,
+        (8, _) => 7,
+        (9, _) => 9,
+        (10.., _) => 10,
+        _ => 0xffff_ffff,
+    }
+}
+
+fn count(out: *mut c_uint) -> Result<()> {
+    put(out, c_uint::try_from(session()?.config().gpus.len()).unwrap_or(0))
+}
+
+fn by_index(index: c_uint, out: *mut nvmlDevice_t) -> Result<()> {
+    if index as usize >= session()?.config().gpus.len() {
+        return Err(NVML_ERROR_INVALID_ARGUMENT);
+    }
+    found(Some(index as usize), out)
+}
+
+fn found(index: Option<usize>, out: *mut nvmlDevice_t) -> Result<()> {
+    let handle = handle_of(index.ok_or(NVML_ERROR_NOT_FOUND)?);
+    device(handle)?;
+    put(out, handle)
+}
+
+fn by_pci(id: *const c_char, out: *mut nvmlDevice_t) -> Result<()> {
+    let wanted = parse_pci(cstr(id)?).ok_or(NVML_ERROR_INVALID_ARGUMENT)?;
+    found(session()?.config().gpus.iter().position(|g| g.pci == wanted), out)
+}
+
+fn pci_info(handle: nvmlDevice_t, out: *mut PciInfo) -> Result<()> {
+    let (domain, bus, dev) = device_even_lost(handle)?.config.pci;
+    put(
+        out,
+        PciInfo {
+            legacy: text_field(&format!("{domain:04X}:{bus:02X}:{dev:02X}.0")),
+            domain,
+            bus,
+            device: dev,
+            device_id: DEVICE_ID,
+            subsystem_id: DEVICE_ID,
+            bus_id: text_field(&format!("{domain:08X}:{bus:02X}:{dev:02X}.0")),
+        },
+    )
+}
+
+exports! {
+    fn nvmlDeviceGetCount(out: *mut c_uint) { count(out) }
+    fn nvmlDeviceGetCount_v2(out: *mut c_uint) { count(out) }
+    fn nvmlDeviceGetHandleByIndex(index: c_uint, out: *mut nvmlDevice_t) { by_index(index, out) }
+    fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, out: *mut nvmlDevice_t) { by_index(index, out) }
+    fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, out: *mut nvmlDevice_t) {
+        let text = cstr(uuid)?;
+        let wanted = parse_uuid(text).filter(|_| text.starts_with("GPU-"));
+        let wanted = wanted.ok_or(NVML_ERROR_NOT_FOUND)?;
+        found(session()?.config().gpus.iter().position(|g| g.uuid == wanted), out)
+    }
+    fn nvmlDeviceGetHandleBySerial(serial: *const c_char, out: *mut nvmlDevice_t) {
+        let wanted = cstr(serial)?;
+        found(session()?.config().gpus.iter().position(|g| g.serial == wanted), out)
+    }
+    fn nvmlDeviceGetHandleByPciBusId(id: *const c_char, out: *mut nvmlDevice_t) { by_pci(id, out) }
+    fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, out: *mut nvmlDevice_t) { by_pci(id, out) }
+
+    fn nvmlDeviceGetName(handle: nvmlDevice_t, text: *mut c_char, len: c_uint) {
+        put_text(text, len, &device(handle)?.config.name)
+    }
+    fn nvmlDeviceGetUUID(handle: nvmlDevice_t, text: *mut c_char, len: c_uint) {
+        put_text(text, len, &device_even_lost(handle)?.config.uuid_text())
+    }
+    fn nvmlDeviceGetSerial(handle: nvmlDevice_t, text: *mut c_char, len: c_uint) {
+        put_text(text, len, &device(handle)?.config.serial)
+    }
+    fn nvmlDeviceGetIndex(handle: nvmlDevice_t, out: *mut c_uint) {
+        put(out, c_uint::try_from(device_even_lost(handle)?.index).unwrap_or(0))
+    }
+    fn nvmlDeviceGetMinorNumber(handle: nvmlDevice_t, out: *mut c_uint) {
+        put(out, device_even_lost(handle)?.config.minor)
+    }
+    fn nvmlDeviceGetModuleId(handle: nvmlDevice_t, out: *mut c_uint) {
+        put(out, c_uint::try_from(device(handle)?.index).unwrap_or(0))
+    }
+    fn nvmlDeviceGetBoardId(handle: nvmlDevice_t, out: *mut c_uint) {
+        let (domain, bus, _) = device(handle)?.config.pci;
+        put(out, domain << 16 | bus << 8)
+    }
+    fn nvmlDeviceGetMultiGpuBoard(handle: nvmlDevice_t, out: *mut c_uint) {
+        device(handle)?;
+        put(out, 0)
+    }
+    fn nvmlDeviceGetPciInfo(handle: nvmlDevice_t, out: *mut PciInfo) { pci_info(handle, out) }
+    fn nvmlDeviceGetPciInfo_v2(handle: nvmlDevice_t, out: *mut PciInfo) { pci_info(handle, out) }
+    fn nvmlDeviceGetPciInfo_v3(handle: nvmlDevice_t, out: *mut PciInfo) { pci_info(handle, out) }
+
+    fn nvmlDeviceGetBrand(handle: nvmlDevice_t, out: *mut c_uint) {
+        device(handle)?;
+        // NVML_BRAND_NVIDIA.
+        put(out, 14)
+    }
+    fn nvmlDeviceGetArchitecture(handle: nvmlDevice_t, out: *mut c_uint) {
+        put(out, architecture(device(handle)?.config.compute_capability))
+    }
+    fn nvmlDeviceGetCudaComputeCapability(handle: nvmlDevice_t, major: *mut c_int, minor: *mut c_int) {
+        let (a, b) = device(handle)?.config.compute_capability;
+        put(major, c_int::try_from(a).unwrap_or(0))?;
+        put(minor, c_int::try_from(b).unwrap_or(0))
+    }
+    fn nvmlDeviceGetNumGpuCores(handle: nvmlDevice_t, out: *mut c_uint) {
+        // 128 cores an SM since Ampere.
+        put(out, device(handle)?.config.sm_count.saturating_mul(128))
+    }
+    fn nvmlDeviceGetVbiosVersion(handle: nvmlDevice_t, text: *mut c_char, len: c_uint) {
+        device(handle)?;
+        put_text(text, len, "96.00.99.00.01")
+    }
+    fn nvmlDeviceGetPersistenceMode(handle: nvmlDevice_t, out: *mut c_uint) {
+        device(handle)?;
+        put(out, 1)
+    }
+    fn nvmlDeviceGetComputeMode(handle: nvmlDevice_t, out: *mut c_uint) {
+        device(handle)?;
+        // NVML_COMPUTEMODE_DEFAULT.
+        put(out, 0)
+    }
+    fn nvmlDeviceGetDisplayMode(handle: nvmlDevice_t, out: *mut c_uint) {
+        device(handle)?;
+        put(out, 0)
+    }
+    fn nvmlDeviceGetDisplayActive(handle: nvmlDevice_t, out: *mut c_uint) {
+        device(handle)?;
+        put(out, 0)
+    }
+    fn nvmlDeviceGetVirtualizationMode(handle: nvmlDevice_t, out: *mut c_uint) {
+        device(handle)?;
+        // NVML_GPU_VIRTUALIZATION_MODE_NONE.
+        put(out, 0)
+    }
+
+    // MIG can't be switched on: current and pending are NVML_DEVICE_MIG_DISABLE.
+    fn nvmlDeviceGetMigMode(handle: nvmlDevice_t, current: *mut c_uint, pending: *mut c_uint) {
+        device(handle)?;
+        put(current, 0)?;
+        put(pending, 0)
+    }
+    fn nvmlDeviceGetMaxMigDeviceCount(handle: nvmlDevice_t, out: *mut c_uint) {
+        device(handle)?;
+        put(out, 0)
+    }
+    fn nvmlDeviceGetMigDeviceHandleByIndex(handle: nvmlDevice_t, _index: c_uint, _out: *mut nvmlDevice_t) {
+        device(handle)?;
+        Err(NVML_ERROR_NOT_FOUND)
+    }
+    fn nvmlDeviceIsMigDeviceHandle(handle: nvmlDevice_t, out: *mut c_uint) {
+        device(handle)?;
+        put(out, 0)
+    }
+    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle: nvmlDevice_t, _out: *mut nvmlDevice_t) {
+        device(handle)?;
+        Err(NVML_ERROR_INVALID_ARGUMENT)
+    }
+    fn nvmlDeviceSetMigMode(handle: nvmlDevice_t, _mode: c_uint, _status: *mut c_int) {
+        device(handle)?;
+        Err(NVML_ERROR_NOT_SUPPORTED)
+    }
+}
+
+unsupported! {
+    nvmlDeviceGetGpuInstanceId(out: *mut c_uint);
+    nvmlDeviceGetComputeInstanceId(out: *mut c_uint);
+    nvmlDeviceGetAttributes_v2(out: *mut c_uint);
+    nvmlDeviceGetEccMode(current: *mut c_uint, pending: *mut c_uint);
+    nvmlDeviceGetTotalEccErrors(kind: c_uint, counter: c_uint, out: *mut c_ulonglong);
+    nvmlDeviceGetMemoryErrorCounter(kind: c_uint, counter: c_uint, place: c_uint, out: *mut c_ulonglong);
+    nvmlDeviceGetRetiredPages(cause: c_uint, count: *mut c_uint, out: *mut c_ulonglong);
+    nvmlDeviceGetRemappedRows(a: *mut c_uint, b: *mut c_uint, c: *mut c_uint, d: *mut c_uint);
+    nvmlDeviceGetInforomImageVersion(text: *mut c_char, len: c_uint);
+    nvmlDeviceGetBoardPartNumber(text: *mut c_char, len: c_uint);
+    nvmlDeviceGetFanSpeed(out: *mut c_uint);
+    nvmlDeviceGetFanSpeed_v2(fan: c_uint, out: *mut c_uint);
+    nvmlDeviceGetNumFans(out: *mut c_uint);
+    nvmlDeviceGetAccountingMode(out: *mut c_uint);
+    nvmlDeviceGetNvLinkState(link: c_uint, out: *mut c_uint);
+    nvmlDeviceGetNvLinkVersion(link: c_uint, out: *mut c_uint);
+    nvmlDeviceGetNvLinkCapability(link: c_uint, which: c_uint, out: *mut c_uint);
+    nvmlDeviceGetNvLinkRemotePciInfo_v2(link: c_uint, out: *mut PciInfo);
+}
