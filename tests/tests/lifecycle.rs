@@ -185,7 +185,10 @@ fn thousands_of_threads_and_forks_among_them_keep_the_account() {
 
 #[test]
 fn the_129th_process_is_refused_with_a_clear_line() {
-    let sim = SimGpu::start_default();
+    // The simulator, too, has room for that many processes; a dead one leaves it at once here.
+    let sim = SimGpu::start(
+        "[memory]\nteardown_ms = 0.0\n[[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000000\"",
+    );
     let pages = Pages::create(&[(sim.uuid(0), 512 * MIB)]);
     let program = compile_c("calls");
     let slots = tessera_region::layout::SLOTS;
@@ -193,7 +196,9 @@ fn the_129th_process_is_refused_with_a_clear_line() {
         .map(|_| Conversation::start(Preloaded::new(&program).sim(&sim).pages(&pages)))
         .collect();
     tenants.iter_mut().for_each(|tenant| tenant.send("init"));
-    tenants.iter_mut().for_each(|tenant| assert_eq!(tenant.reply("init").result, 0));
+    for (index, tenant) in tenants.iter_mut().enumerate() {
+        assert_eq!(tenant.reply("init").result, 0, "process {index}");
+    }
     let mut late = Conversation::start(Preloaded::new(&program).sim(&sim).pages(&pages));
     assert_ne!(late.ask("init").result, 0);
     let out = late.finish();
