@@ -3,14 +3,23 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
 
-use crate::config::{Config, ConfigError};
-use crate::{demo, run};
+use crate::admin::Format;
+use crate::config::{Config, ConfigError, Log, LogFormat, Problem};
+use crate::device::Discovery;
+use crate::device::nvml::NvmlDiscovery;
+use crate::{admin, app, capacity, demo, run};
 
 /// `EX_USAGE`: the configuration or the command line is wrong; starting again will not help.
 pub const EXIT_USAGE: u8 = 64;
+
+/// Threads for what blocks: one may wait for the ledger's disk while the other reads pages.
+const BLOCKING_THREADS: usize = 3;
 
 /// Shares NVIDIA GPUs among inference containers, each held to its quota.
 #[derive(Debug, Parser)]
@@ -25,10 +34,41 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Serve this node's GPUs to kubelet
+    Serve,
+    /// Show GPUs, replicas, allocations, pods, quota and use
+    Status {
+        /// Output format
+        #[arg(long, short, value_enum, default_value = "text")]
+        output: Format,
+        /// Print only what is amiss; succeed if the node offers the resource (a readiness probe)
+        #[arg(long)]
+        ready: bool,
+    },
     /// Hold one command tree to a quota, without Kubernetes
     Run(run::Args),
     /// Show the whole of Tessera on a simulated GPU
     Demo(demo::Args),
+    /// Check or print configuration
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Mount the pages' tmpfs and install the shim, for a plugin that may not (root)
+    #[command(hide = true)]
+    PrepareHost {
+        /// The libtessera.so to install
+        #[arg(long, value_name = "FILE")]
+        shim: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Check the configuration, against this machine's GPUs where it has any
+    Check,
+    /// Print the commented defaults
+    Default,
 }
 
 /// Runs `tessera` with these arguments.
@@ -41,17 +81,102 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    let outcome = Config::find(cli.config.as_deref()).map_err(anyhow::Error::from).and_then(
-        |config| match cli.command {
-            Command::Run(args) => run::main(args, &config),
-            Command::Demo(args) => demo::main(args, &config),
-        },
-    );
-    outcome.unwrap_or_else(|error| {
-        eprintln!("tessera: {error:#}");
-        match error.downcast_ref::<ConfigError>() {
-            Some(_) => ExitCode::from(EXIT_USAGE),
-            None => ExitCode::FAILURE,
+    let outcome = Config::find(cli.config.as_deref())
+        .map_err(anyhow::Error::from)
+        .and_then(|config| execute(cli.command, config));
+    outcome.unwrap_or_else(|error| match error.downcast_ref::<ConfigError>() {
+        Some(error) => {
+            // One problem per line, each with file, line and key.
+            eprintln!("{error}");
+            ExitCode::from(EXIT_USAGE)
+        }
+        None => {
+            eprintln!("tessera: {error:#}");
+            ExitCode::FAILURE
         }
     })
+}
+
+fn execute(command: Command, config: Config) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Serve => serve(config),
+        Command::Status { output, ready } => admin::main(&config, output, ready),
+        Command::Run(args) => run::main(args, &config),
+        Command::Demo(args) => demo::main(args, &config),
+        Command::Config { command: ConfigCommand::Check } => check(&config),
+        Command::Config { command: ConfigCommand::Default } => {
+            print!("{}", include_str!("../../config.toml"));
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::PrepareHost { shim } => {
+            println!("{}", app::prepare_host(&config, shim.as_deref())?);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn serve(config: Config) -> anyhow::Result<ExitCode> {
+    start_log(&config)?;
+    app::raise_file_limit();
+    // One thread for everything that does not block, and a few for what does: a node agent should
+    // not be noticed.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_stack_size(512 << 10)
+        .build()?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let discovery = NvmlDiscovery::new(config.paths.nvml.clone(), config.gpus.clone());
+        let app = app::start(config, Arc::new(discovery), app::Timing::default())?;
+        app.run_until(async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        })
+        .await
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn start_log(config: &Config) -> Result<(), ConfigError> {
+    let Log { filter, format } = &config.log;
+    let filter: EnvFilter = filter.parse().map_err(|error| ConfigError {
+        file: config.source.file.clone(),
+        problems: vec![config.source.problem("log.filter", format!("not a filter: {error}"))],
+    })?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(false).init(),
+        LogFormat::Json => log.json().init(),
+    }
+    Ok(())
+}
+
+fn check(config: &Config) -> anyhow::Result<ExitCode> {
+    let discovery = NvmlDiscovery::new(config.paths.nvml.clone(), config.gpus.clone());
+    let gpus = match discovery.gpus() {
+        Ok(gpus) => gpus,
+        Err(error) => {
+            println!("ok, as far as it can be told without GPUs ({error})");
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let problems: Vec<Problem> = capacity::check(&gpus, config);
+    if !problems.is_empty() {
+        return Err(ConfigError { file: config.source.file.clone(), problems }.into());
+    }
+    for gpu in &gpus {
+        let limit = capacity::replica_limit(gpu.memory_bytes, config);
+        println!(
+            "{gpu}: {} replicas of {} and {}m",
+            config.share.replicas,
+            crate::config::quantity::format_bytes(limit.memory_bytes),
+            limit.cores_millis
+        );
+    }
+    println!("ok");
+    Ok(ExitCode::SUCCESS)
 }

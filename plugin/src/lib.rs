@@ -6,7 +6,9 @@
 //! wires them. `docs/plugin.md` tells the life of an allocation.
 #![forbid(unsafe_code)]
 
+pub mod admin;
 pub mod allocate;
+pub mod app;
 pub mod capacity;
 pub mod cli;
 pub mod config;

@@ -17,6 +17,8 @@ use tonic::{Code, Status};
 
 use super::register::{causes, connect};
 
+type Client = PodResourcesListerClient<Channel>;
+
 /// Shortest time between two List calls: each makes kubelet walk all its pods.
 const MIN_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest wait for an answer.
@@ -67,6 +69,15 @@ pub struct Holding {
     pub device_ids: Vec<String>,
 }
 
+/// What kubelet knows of pods and devices at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Pods it knows, with or without devices.
+    pub pods: usize,
+    /// Containers with devices, one entry per container and resource.
+    pub holdings: Vec<Holding>,
+}
+
 /// A client of kubelet's pod resources service. Calls are made one at a time.
 #[derive(Debug)]
 pub struct PodResources {
@@ -80,7 +91,7 @@ struct State {
     /// When the last List was sent.
     asked: Option<Instant>,
     /// The last good answer and when it was given.
-    answer: Option<(Instant, Vec<Holding>)>,
+    answer: Option<(Instant, Census)>,
 }
 
 impl PodResources {
@@ -95,20 +106,30 @@ impl PodResources {
     /// # Errors
     /// See [`PodResourcesError`].
     pub async fn list(&self, max_age: Duration) -> Result<Vec<Holding>, PodResourcesError> {
+        Ok(self.census(max_age).await?.holdings)
+    }
+
+    /// As [`PodResources::list`], with the number of pods that kubelet knows at all: 0 means that it
+    /// has just started, and that nobody's absence means anything.
+    ///
+    /// # Errors
+    /// As [`PodResources::list`].
+    pub async fn census(&self, max_age: Duration) -> Result<Census, PodResourcesError> {
         // An answer given after this call was made is fresh, whatever `max_age`.
         let since = Instant::now().checked_sub(max_age);
         let mut state = self.state.lock().await;
-        if let Some((at, holdings)) = &state.answer
+        if let Some((at, census)) = &state.answer
             && since.is_none_or(|since| *at >= since)
         {
-            return Ok(holdings.clone());
+            return Ok(census.clone());
         }
         if let Some(asked) = state.asked {
             tokio::time::sleep_until(asked + MIN_INTERVAL).await;
         }
         state.asked = Some(Instant::now());
-        let mut client = self.client(&mut state).await?;
-        let answer = self.call(&mut state, client.list(ListPodResourcesRequest {})).await?;
+        let call = async |mut client: Client| client.list(ListPodResourcesRequest {}).await;
+        let answer = self.call(&mut state, call).await?;
+        let pods = answer.pod_resources.len();
         let mut holdings: Vec<_> = answer
             .pod_resources
             .into_iter()
@@ -128,8 +149,9 @@ impl PodResources {
             })
             .collect();
         holdings.sort();
-        state.answer = Some((Instant::now(), holdings.clone()));
-        Ok(holdings)
+        let census = Census { pods, holdings };
+        state.answer = Some((Instant::now(), census.clone()));
+        Ok(census)
     }
 
     /// The devices of `resource_name` that kubelet offers: healthy ones of a connected plugin, used or
@@ -142,16 +164,52 @@ impl PodResources {
         resource_name: &str,
     ) -> Result<BTreeSet<String>, PodResourcesError> {
         let mut state = self.state.lock().await;
-        let mut client = self.client(&mut state).await?;
-        let call = client.get_allocatable_resources(AllocatableResourcesRequest {});
+        let call = async |mut client: Client| {
+            client.get_allocatable_resources(AllocatableResourcesRequest {}).await
+        };
         let answer = self.call(&mut state, call).await?;
         Ok(by_resource(&answer.devices).remove(resource_name).unwrap_or_default())
     }
 
-    async fn client(
+    async fn call<T>(
         &self,
         state: &mut State,
-    ) -> Result<PodResourcesListerClient<Channel>, PodResourcesError> {
+        call: impl AsyncFn(Client) -> Result<tonic::Response<T>, Status>,
+    ) -> Result<T, PodResourcesError> {
+        // A connection from before kubelet's restart may fail at its first use.
+        let reused = state.channel.is_some();
+        let answer = self.call_once(state, &call).await;
+        match answer {
+            Err(PodResourcesError::Unreachable { .. }) if reused => {
+                self.call_once(state, &call).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn call_once<T>(
+        &self,
+        state: &mut State,
+        call: impl AsyncFn(Client) -> Result<tonic::Response<T>, Status>,
+    ) -> Result<T, PodResourcesError> {
+        let client = self.client(state).await?;
+        let error = match tokio::time::timeout(TIMEOUT, call(client)).await {
+            Ok(Ok(answer)) => return Ok(answer.into_inner()),
+            Ok(Err(status)) if status.code() == Code::Unimplemented => {
+                return Err(PodResourcesError::Unsupported);
+            }
+            // Only what tonic itself says has a source.
+            Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
+                self.unreachable(&status)
+            }
+            Ok(Err(status)) => return Err(PodResourcesError::Failed(status.message().to_owned())),
+            Err(_) => PodResourcesError::Slow(TIMEOUT),
+        };
+        state.channel = None;
+        Err(error)
+    }
+
+    async fn client(&self, state: &mut State) -> Result<Client, PodResourcesError> {
         if !self.socket.exists() {
             state.channel = None;
             return Err(PodResourcesError::Absent(self.socket.clone()));
@@ -160,38 +218,15 @@ impl PodResources {
             channel.clone()
         } else {
             let connecting = tokio::time::timeout(TIMEOUT, connect(&self.socket)).await;
-            let channel =
-                connecting.map_err(|_| PodResourcesError::Slow(TIMEOUT))?.map_err(|error| {
-                    PodResourcesError::Unreachable {
-                        path: self.socket.clone(),
-                        reason: causes(&error),
-                    }
-                })?;
+            let connected = connecting.map_err(|_| PodResourcesError::Slow(TIMEOUT))?;
+            let channel = connected.map_err(|error| self.unreachable(&error))?;
             state.channel.insert(channel).clone()
         };
-        Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_MESSAGE))
+        Ok(Client::new(channel).max_decoding_message_size(MAX_MESSAGE))
     }
 
-    async fn call<T>(
-        &self,
-        state: &mut State,
-        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
-    ) -> Result<T, PodResourcesError> {
-        let answer = match tokio::time::timeout(TIMEOUT, call).await {
-            Ok(Ok(answer)) => return Ok(answer.into_inner()),
-            Ok(Err(status)) => match status.code() {
-                Code::Unimplemented => PodResourcesError::Unsupported,
-                Code::Unavailable | Code::Unknown => PodResourcesError::Unreachable {
-                    path: self.socket.clone(),
-                    reason: causes(&status),
-                },
-                _ => PodResourcesError::Failed(status.message().to_owned()),
-            },
-            Err(_) => PodResourcesError::Slow(TIMEOUT),
-        };
-        // A restarted kubelet listens on a new socket.
-        state.channel = None;
-        Err(answer)
+    fn unreachable(&self, error: &dyn std::error::Error) -> PodResourcesError {
+        PodResourcesError::Unreachable { path: self.socket.clone(), reason: causes(error) }
     }
 }
 

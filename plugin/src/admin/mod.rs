@@ -1,0 +1,10 @@
+//! The admin service: what `tessera status` shows.
+
+mod client;
+mod server;
+mod status;
+mod table;
+
+pub use client::{Format, main};
+pub use server::{AdminError, Server};
+pub use status::Sources;

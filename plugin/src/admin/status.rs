@@ -1,0 +1,303 @@
+//! Putting together what the admin service answers.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tessera_kubelet::admin::{
+    Allocation, AllocationState, ComputePolicy, Gpu, GpuUse, Health, Holder, Plugin, Process,
+    Registration, Replica, StatusResponse,
+};
+
+use crate::config::{Compute, Config};
+use crate::device::Discovery;
+use crate::kubelet::{Phase, Readiness};
+use crate::ledger::{Record, State};
+use crate::node::{Node, unix_ms};
+use crate::regions::{Region, Use};
+use crate::session::Counters;
+
+/// Everything that `status` looks at. What comes later in the start is filled in later: the service
+/// answers while the plugin still waits for GPUs.
+pub struct Sources {
+    config: Config,
+    discovery: Arc<dyn Discovery>,
+    started_unix_ms: i64,
+    node: OnceLock<Arc<Node>>,
+    readiness: OnceLock<Readiness>,
+    /// What the plugin waits for, or lacks, by topic.
+    conditions: Mutex<BTreeMap<&'static str, String>>,
+}
+
+impl std::fmt::Debug for Sources {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sources").finish_non_exhaustive()
+    }
+}
+
+impl Sources {
+    /// With nothing but the configuration so far.
+    #[must_use]
+    pub fn new(config: Config, discovery: Arc<dyn Discovery>) -> Self {
+        Sources {
+            config,
+            discovery,
+            started_unix_ms: unix_ms(),
+            node: OnceLock::new(),
+            readiness: OnceLock::new(),
+            conditions: Mutex::default(),
+        }
+    }
+
+    /// The node is there.
+    pub fn set_node(&self, node: Arc<Node>) {
+        // Set once by the start.
+        let _ = self.node.set(node);
+    }
+
+    /// Kubelet is being served.
+    pub fn set_readiness(&self, readiness: Readiness) {
+        let _ = self.readiness.set(readiness);
+    }
+
+    /// Says what is amiss about a topic, or with `None` that nothing is. True if that is news.
+    pub fn set_condition(&self, topic: &'static str, text: Option<String>) -> bool {
+        let mut conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = match &text {
+            Some(text) => conditions.insert(topic, text.clone()),
+            None => conditions.remove(topic),
+        };
+        before != text
+    }
+
+    /// The answer. Reads every usage page and asks the driver for memory in use.
+    #[must_use]
+    pub fn status(&self) -> StatusResponse {
+        let mut status = StatusResponse {
+            plugin: Some(self.plugin()),
+            at_unix_ms: unix_ms(),
+            ..StatusResponse::default()
+        };
+        let conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        status.warnings.extend(conditions.values().cloned());
+        drop(conditions);
+        let Some(node) = self.node.get() else { return status };
+        status.warnings.extend(node.notes());
+        let mut hidden = false;
+        for (record, region) in node.allocations() {
+            let used = region.as_ref().map(|region| region.look()).unwrap_or_default();
+            let counters = region.as_ref().map(|region| region.tenant().counters());
+            hidden |= region.as_ref().is_some_and(|region| region.tenant().has_hidden_pids());
+            let parked_and_idle = !record.is_live() && used.snapshot.slots.is_empty();
+            let name = describe(&record);
+            if let Some(region) = &region {
+                status.warnings.extend(tenant_warnings(
+                    &name,
+                    region,
+                    counters.unwrap_or_default(),
+                ));
+            }
+            if !parked_and_idle {
+                status.allocations.push(allocation(&record, region.as_deref(), &used));
+            }
+        }
+        if hidden {
+            status.warnings.push(
+                "pids of tenants are unknown: the plugin's pod needs hostPID: true; until then a \
+                 process's death is noticed when its socket closes"
+                    .to_owned(),
+            );
+        }
+        if let Some(plugin) = &mut status.plugin {
+            plugin.sees_host_pids = !hidden;
+            plugin.shim_path = node.delivery().shim.display().to_string();
+        }
+        status.gpus = self.gpus(node, &status.allocations);
+        status
+    }
+
+    fn plugin(&self) -> Plugin {
+        let report = self.readiness.get().map(Readiness::report);
+        let registration = match report.as_ref().map(|report| report.phase) {
+            Some(Phase::Live) => Registration::Live,
+            Some(Phase::Accepted) => Registration::Accepted,
+            Some(Phase::Waiting | Phase::Stopped) | None => Registration::Waiting,
+        };
+        let at = report.as_ref().and_then(|report| report.registered_at);
+        Plugin {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            started_unix_ms: self.started_unix_ms,
+            resource_name: self.config.resource.name.clone(),
+            registration: registration.into(),
+            registered_unix_ms: at.map_or(0, to_unix_ms),
+            registrations: report.as_ref().map_or(0, |report| report.registrations),
+            registration_error: report.and_then(|report| report.last_error).unwrap_or_default(),
+            sees_host_pids: true,
+            config_path: self
+                .config
+                .source
+                .file
+                .as_ref()
+                .map(|file| file.display().to_string())
+                .unwrap_or_default(),
+            shim_path: String::new(),
+        }
+    }
+
+    fn gpus(&self, node: &Node, allocations: &[Allocation]) -> Vec<Gpu> {
+        let catalogue = node.catalogue();
+        let advertised: BTreeMap<String, bool> =
+            node.advertised().into_iter().map(|device| (device.id, device.healthy)).collect();
+        let live = || allocations.iter().filter(|a| a.state() != AllocationState::Parked);
+        let mut gpus: Vec<Gpu> = catalogue
+            .gpus
+            .values()
+            .map(|sold| {
+                let uses = || live().flat_map(|a| &a.gpus).filter(|u| u.gpu_uuid == sold.gpu.uuid);
+                let sum =
+                    |bytes: fn(&GpuUse) -> u64| uses().map(bytes).fold(0, u64::saturating_add);
+                let replica = |id: &String, healthy: bool, index: u32| Replica {
+                    id: id.clone(),
+                    index,
+                    health: health(healthy).into(),
+                    health_reason: match (healthy, &sold.sick) {
+                        (true, _) => String::new(),
+                        (false, Some(reason)) => reason.clone(),
+                        (false, None) if index >= catalogue.replicas => "retired".to_owned(),
+                        (false, None) => "no room beside the live limits".to_owned(),
+                    },
+                    memory_limit_bytes: sold.limit.memory_bytes,
+                    cores_millis: sold.limit.cores_millis,
+                    allocation_id: live()
+                        .find(|a| a.replica_ids.contains(id))
+                        .map(|a| a.id.clone())
+                        .unwrap_or_default(),
+                };
+                let replicas = advertised.iter().filter_map(|(id, healthy)| {
+                    let parsed = crate::replica::Replica::parse(id)?;
+                    (parsed.uuid == sold.gpu.uuid).then(|| replica(id, *healthy, parsed.index))
+                });
+                let mut replicas: Vec<Replica> = replicas.collect();
+                replicas.sort_by_key(|replica| replica.index);
+                Gpu {
+                    uuid: sold.gpu.uuid.clone(),
+                    index: sold.gpu.index,
+                    name: sold.gpu.name.clone(),
+                    pci_bus_id: sold.gpu.pci_bus_id.clone(),
+                    numa_node: sold.gpu.numa_node.map(i64::from),
+                    health: health(sold.sick.is_none()).into(),
+                    health_reason: sold.sick.clone().unwrap_or_default(),
+                    memory_total_bytes: sold.gpu.memory_bytes,
+                    memory_used_bytes: self.discovery.memory_used(&sold.gpu.uuid).unwrap_or(0),
+                    memory_reserve_bytes: self.config.gpus.reserve_bytes,
+                    memory_limits_bytes: sum(|u| u.memory_limit_bytes),
+                    memory_charged_bytes: sum(|u| u.memory_charged_bytes),
+                    cores_millis: uses().map(|u| u.cores_millis).fold(0, u32::saturating_add),
+                    replicas,
+                }
+            })
+            .collect();
+        gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+        gpus
+    }
+}
+
+fn health(healthy: bool) -> Health {
+    if healthy { Health::Healthy } else { Health::Unhealthy }
+}
+
+fn to_unix_ms(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// An allocation as a person would call it.
+fn describe(record: &Record) -> String {
+    match &record.holder {
+        Some(holder) => format!("{}/{} ({})", holder.namespace, holder.pod, holder.container),
+        None => format!("allocation {}", record.id),
+    }
+}
+
+fn tenant_warnings(name: &str, region: &Region, counters: Counters) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let mut warn = |count: u64, text: &str| {
+        if count > 0 {
+            warnings.push(format!("{name}: {text} ({count} times)"));
+        }
+    };
+    warn(region.tamperings(), "its usage page was tampered with");
+    warn(counters.garbage, "sends garbage to its session socket");
+    warn(counters.throttled, "floods its session socket and is slowed down");
+    warn(counters.turned_away, "opens too many sessions");
+    warn(counters.unknown_gpu, "sees a GPU that is not in its quota, and may not use it");
+    warn(counters.no_slot, "has more CUDA processes than there are slots");
+    warnings
+}
+
+fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocation {
+    let state = match record.state {
+        State::Allocated => AllocationState::Allocated,
+        State::Started => AllocationState::Started,
+        State::Parked => AllocationState::Parked,
+    };
+    // The page has the last word on limits: they may change while a container runs.
+    let limits = region.map(|region| region.spec().gpus).unwrap_or_default();
+    let snapshot = &used.snapshot;
+    let gpus = record.grants.iter().enumerate().map(|(gpu, grant)| GpuUse {
+        gpu_uuid: grant.uuid.clone(),
+        memory_limit_bytes: limits
+            .get(gpu)
+            .map_or(grant.memory_limit_bytes, |quota| quota.memory_limit_bytes),
+        memory_charged_bytes: snapshot.charged(gpu),
+        memory_granted_bytes: snapshot.granted(gpu),
+        memory_peak_bytes: used.tally.peak.get(gpu).copied().unwrap_or(0),
+        context_overhead_bytes: grant.context_overhead_bytes,
+        cores_millis: grant.cores_millis,
+        policy: match grant.compute {
+            Compute::Burst => ComputePolicy::Burst,
+            Compute::Strict => ComputePolicy::Strict,
+            Compute::None => ComputePolicy::None,
+        }
+        .into(),
+    });
+    let peers = region.map(|region| region.tenant().peers()).unwrap_or_default();
+    let processes = snapshot.slots.iter().map(|slot| {
+        let index = u32::try_from(slot.index).unwrap_or(u32::MAX);
+        // A slot is matched to the session that named it. The name is the tenant's word; the pid is
+        // the kernel's, and of one of the tenant's own processes in any case.
+        let host_pid = peers
+            .iter()
+            .find(|peer| peer.hello.is_some_and(|(_, slot)| slot == index))
+            .and_then(|peer| peer.host_pid);
+        Process {
+            host_pid: host_pid.unwrap_or(0),
+            container_pid: slot.pid_hint,
+            slot: index,
+            memory_charged_bytes: slot.charged.iter().fold(0, |sum, b| sum.saturating_add(*b)),
+        }
+    });
+    Allocation {
+        id: record.id.to_string(),
+        state: state.into(),
+        generation: record.generation,
+        replica_ids: record.replicas.clone(),
+        holder: record.holder.as_ref().map(|holder| Holder {
+            namespace: holder.namespace.clone(),
+            pod: holder.pod.clone(),
+            container: holder.container.clone(),
+        }),
+        allocated_unix_ms: record.allocated_unix_ms,
+        started_unix_ms: record.started_unix_ms,
+        gpus: gpus.collect(),
+        processes: processes.collect(),
+        refusals: used.tally.refusals,
+        driver_refusals: used.tally.driver_refusals,
+        launches: used.tally.launches,
+        gpu_time_us: used.tally.gpu_time_ns / 1000,
+        gate_wait_us: used.tally.gate_wait_ns / 1000,
+        tamperings: region.map_or(0, Region::tamperings),
+        pages_dir: region.map(|region| region.dir().display().to_string()).unwrap_or_default(),
+    }
+}

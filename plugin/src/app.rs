@@ -1,0 +1,314 @@
+//! `tessera serve`: builds everything, runs it until it is told to stop, and drains.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tracing::{debug, error, info, warn};
+
+use crate::admin::{self, Sources};
+use crate::allocate::Delivery;
+use crate::capacity;
+use crate::config::{Config, ConfigError};
+use crate::device::health::Observation;
+use crate::device::{Discovery, Gpu};
+use crate::kubelet::pod_resources::PodResources;
+use crate::kubelet::{self, Readiness};
+use crate::node::service::Service;
+use crate::node::{Node, monotonic_ns};
+use crate::reconcile::Kubelet;
+use crate::regions::tmpfs;
+use crate::shim_install;
+
+/// Intervals. The defaults are for production, tests shorten them.
+#[derive(Clone, Debug)]
+pub struct Timing {
+    /// How often pages say that the plugin lives.
+    pub heartbeat: Duration,
+    /// How often ledger and kubelet are compared.
+    pub reconcile: Duration,
+    /// How long kubelet must leave an allocation out before it is released.
+    pub release_grace: Duration,
+    /// How often GPUs are looked for while there are none.
+    pub discovery: Duration,
+    /// Kubelet's side.
+    pub kubelet: kubelet::Timing,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Timing {
+            heartbeat: Duration::from_secs(1),
+            reconcile: Duration::from_secs(10),
+            release_grace: Duration::from_secs(30),
+            discovery: Duration::from_secs(10),
+            kubelet: kubelet::Timing::default(),
+        }
+    }
+}
+
+/// A plugin that has started; see [`start`].
+#[derive(Debug)]
+pub struct App {
+    sources: Arc<Sources>,
+    main: JoinHandle<anyhow::Result<()>>,
+    stop: watch::Sender<bool>,
+    readiness: watch::Receiver<Option<Readiness>>,
+    // Dropped last: `status` answers until the end.
+    _admin: admin::Server,
+}
+
+/// Starts the plugin: installs the shim, finds room for pages, serves `status`. The rest, from
+/// discovering GPUs to serving kubelet, goes on in a task.
+///
+/// # Errors
+/// What keeps the plugin from starting at all.
+pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> anyhow::Result<App> {
+    let source = config.paths.shim_source.clone().unwrap_or_else(shim_install::default_source);
+    let delivery = shim_install::install(&source, &config.paths.shim)?;
+    let sources = Arc::new(Sources::new(config.clone(), Arc::clone(&discovery)));
+    let admin = admin::Server::start(&config.paths.admin, Arc::clone(&sources))?;
+    let pages = tmpfs::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;
+    info!(shim = %delivery.shim.display(), pages = %config.paths.pages.display(), "{pages}");
+    if let tmpfs::Found::Shared { warning } = pages
+        && !warning.is_empty()
+    {
+        warn!("{warning}");
+        sources.set_condition("pages", Some(warning));
+    }
+    let (stop, stopped) = watch::channel(false);
+    let (ready, readiness) = watch::channel(None);
+    let main = run(config, discovery, timing, delivery, Arc::clone(&sources), stopped, ready);
+    Ok(App { sources, main: tokio::spawn(main), stop, readiness, _admin: admin })
+}
+
+impl App {
+    /// How it stands with kubelet, once kubelet is being served. `None` if the start failed.
+    pub async fn readiness(&self) -> Option<Readiness> {
+        self.readiness.clone().wait_for(Option::is_some).await.ok()?.clone()
+    }
+
+    /// What `tessera status` would say.
+    #[must_use]
+    pub fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
+    /// Runs until `shutdown` is done, then drains.
+    ///
+    /// # Errors
+    /// What ended the plugin before that.
+    pub async fn run_until(mut self, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
+        tokio::select! {
+            ended = &mut self.main => return ended?,
+            () = shutdown => {}
+        }
+        info!("stopping");
+        self.stop.send_replace(true);
+        self.main.await?
+    }
+}
+
+async fn run(
+    config: Config,
+    discovery: Arc<dyn Discovery>,
+    timing: Timing,
+    delivery: Delivery,
+    sources: Arc<Sources>,
+    mut stopped: watch::Receiver<bool>,
+    ready: watch::Sender<Option<Readiness>>,
+) -> anyhow::Result<()> {
+    let gpus = tokio::select! {
+        gpus = discover(&discovery, &sources, timing.discovery) => gpus,
+        _ = stopped.wait_for(|stop| *stop) => return Ok(()),
+    };
+    let problems = capacity::check(&gpus, &config);
+    if !problems.is_empty() {
+        return Err(ConfigError { file: config.source.file.clone(), problems }.into());
+    }
+    for gpu in &gpus {
+        let limit = capacity::replica_limit(gpu.memory_bytes, &config);
+        info!(%gpu, replicas = config.share.replicas, memory = limit.memory_bytes, "sharing");
+    }
+    let (kubelet_dir, resource) = (config.paths.kubelet.clone(), config.resource.name.clone());
+    let pod_resources = Arc::new(PodResources::new(&config.paths.pod_resources));
+    let pod_resources_socket = config.paths.pod_resources.clone();
+    let node = tokio::task::spawn_blocking(move || Node::open(config, &gpus, delivery)).await??;
+    sources.set_node(Arc::clone(&node));
+
+    let mut stop_serving = stopped.clone();
+    let serving = kubelet::serve_with(
+        &resource,
+        &kubelet_dir,
+        Arc::new(Service(Arc::clone(&node))),
+        async move {
+            // An error means that the application itself is gone.
+            let _ = stop_serving.wait_for(|stop| *stop).await;
+        },
+        kubelet::Options {
+            timing: timing.kubelet.clone(),
+            pod_resources: Some(pod_resources_socket),
+        },
+    )?;
+    let readiness = serving.readiness();
+    sources.set_readiness(readiness.clone());
+    ready.send_replace(Some(readiness));
+
+    let health = Watcher::start(discovery, Arc::clone(&node), Arc::clone(&sources))?;
+    tokio::select! {
+        () = beat(&node, timing.heartbeat) => {}
+        () = housekeeping(&node, &pod_resources, &sources, &timing) => {}
+        _ = stopped.wait_for(|stop| *stop) => {}
+    }
+    serving.finished().await;
+    health.stop();
+    // Tenants need not wait for a heartbeat that will not come.
+    node.heartbeat(0);
+    Ok(())
+}
+
+/// Looks for GPUs until there are some, and says meanwhile what is missing.
+async fn discover(
+    discovery: &Arc<dyn Discovery>,
+    sources: &Sources,
+    interval: Duration,
+) -> Vec<Gpu> {
+    loop {
+        let looking = Arc::clone(discovery);
+        let found = tokio::task::spawn_blocking(move || looking.gpus()).await;
+        let missing = match found {
+            Ok(Ok(gpus)) => {
+                sources.set_condition("gpus", None);
+                return gpus;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        let text = format!("waiting for GPUs, nothing is registered: {missing}");
+        if sources.set_condition("gpus", Some(text.clone())) {
+            error!("{text}");
+        }
+        tokio::time::sleep(interval).await;
+    }
+}
+
+async fn beat(node: &Node, interval: Duration) {
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        node.heartbeat(monotonic_ns());
+    }
+}
+
+/// Compares ledger and kubelet now and then, and soon after a container has started.
+async fn housekeeping(
+    node: &Arc<Node>,
+    pod_resources: &PodResources,
+    sources: &Sources,
+    timing: &Timing,
+) {
+    loop {
+        let soon = tokio::select! {
+            () = tokio::time::sleep(timing.reconcile) => false,
+            () = node.container_started() => true,
+        };
+        // A container that starts is listed already; its neighbours of the same pod follow at once.
+        let max_age = if soon { Duration::ZERO } else { timing.reconcile / 2 };
+        match pod_resources.census(max_age).await {
+            Ok(census) => {
+                if sources.set_condition("pod-resources", None) {
+                    info!("PodResources answers");
+                }
+                let (node, grace) = (Arc::clone(node), timing.release_grace);
+                let round = tokio::task::spawn_blocking(move || {
+                    let kubelet = Kubelet { pods: census.pods, holdings: &census.holdings };
+                    node.reconcile(kubelet, grace);
+                });
+                if let Err(error) = round.await {
+                    error!(%error, "housekeeping");
+                }
+            }
+            Err(error) => {
+                let text = format!("pods' names are unknown and nothing is released: {error}");
+                if sources.set_condition("pod-resources", Some(text.clone())) {
+                    warn!("{text}");
+                }
+            }
+        }
+    }
+}
+
+/// The thread that waits for what happens to GPUs.
+#[derive(Debug)]
+struct Watcher {
+    stop: Arc<AtomicBool>,
+}
+
+impl Watcher {
+    fn start(
+        discovery: Arc<dyn Discovery>,
+        node: Arc<Node>,
+        sources: Arc<Sources>,
+    ) -> std::io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopping = Arc::clone(&stop);
+        // Bounded: a GPU that reports without end is unhealthy after the first report.
+        let (sender, mut receiver) = mpsc::channel::<Observation>(64);
+        std::thread::Builder::new().name("health".into()).stack_size(256 << 10).spawn(
+            move || {
+                let sink = |observation| {
+                    // Full: the next report says the same.
+                    let _ = sender.try_send(observation);
+                };
+                let stopped = || stopping.load(Ordering::Relaxed);
+                if let Err(reason) = discovery.watch(&stopped, &sink) {
+                    let text = format!("GPU health is not watched: {reason}");
+                    warn!("{text}");
+                    sources.set_condition("health", Some(text));
+                }
+            },
+        )?;
+        tokio::spawn(async move {
+            while let Some(observation) = receiver.recv().await {
+                debug!(?observation, "health");
+                node.observe(observation);
+            }
+        });
+        Ok(Watcher { stop })
+    }
+
+    /// The thread ends within a second; nobody waits for it.
+    fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Raises the soft limit of open files to the hard one: an allocation takes three, a session two.
+pub fn raise_file_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
+/// Prepares the host for a plugin with fewer rights: the pages' tmpfs, the shim.
+///
+/// # Errors
+/// What could not be prepared.
+pub fn prepare_host(config: &Config, shim: Option<&Path>) -> anyhow::Result<String> {
+    let pages = tmpfs::ensure(
+        &config.paths.pages,
+        crate::config::TmpfsPolicy::Require,
+        config.pages.size_bytes,
+    )?;
+    let source = shim.map(Path::to_owned).or_else(|| config.paths.shim_source.clone());
+    let source = source.unwrap_or_else(shim_install::default_source);
+    let delivery = shim_install::install(&source, &config.paths.shim)?;
+    Ok(format!("{}: {pages}\n{}: installed", config.paths.pages.display(), delivery.shim.display()))
+}
