@@ -1,0 +1,139 @@
+//! `tessera-bench`: what Tessera costs and whether its quota holds under load, measured on the
+//! simulated driver, printed beside the targets of `docs/design.md` and written to
+//! `target/bench/summary.json`. `docs/benchmarks.md` says how each figure is got.
+//!
+//! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (overhead, race, recovery, plugin).
+
+mod child;
+mod clock;
+mod machine;
+mod overhead;
+mod race;
+mod recovery;
+mod report;
+mod stats;
+mod world;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Context;
+use serde_json::json;
+use tessera_tenant::args::Args;
+
+use crate::report::Report;
+use crate::world::{Artefacts, World};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match arguments.split_first() {
+        Some((first, task)) if first == "child" => child::main(task).map(|()| ExitCode::SUCCESS),
+        _ => bench(),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("tessera-bench: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn bench() -> anyhow::Result<ExitCode> {
+    let mut args = Args::from_env();
+    let usage = |exit: tessera_tenant::exit::Exit| anyhow::anyhow!(exit.message);
+    let out = args.value("--out").map_err(usage)?;
+    let artefacts = args.value("--artefacts").map_err(usage)?;
+    let only = args.value("--only").map_err(usage)?;
+    args.finish().map_err(usage)?;
+    let wanted = |part: &str| only.as_deref().is_none_or(|list| list.split(',').any(|p| p == part));
+    let artefacts = Artefacts::find(artefacts.as_deref())?;
+    let world = match World::enter(&artefacts)? {
+        Ok(world) => world,
+        Err(status) => {
+            return Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+    };
+
+    let start = Instant::now();
+    let mut report = Report::default();
+    if wanted("overhead") {
+        overheads(&world, &mut report)?;
+    }
+    if wanted("race") {
+        races(&world, &mut report)?;
+    }
+    if wanted("recovery") {
+        recoveries(&world, &mut report)?;
+    }
+    report.put("metadata", machine::metadata());
+    report.put("seconds", json!(start.elapsed().as_secs()));
+
+    println!("\n{}", report.table());
+    println!(
+        "Measured on: {}. Overheads are hooked minus bare, medians of alternating rounds;",
+        machine::describe()
+    );
+    println!("± is half the distance between the quartiles of the rounds' differences.");
+    let out = out.unwrap_or_else(|| "target/bench/summary.json".into());
+    let out = Path::new(&out);
+    if let Some(parent) = out.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    std::fs::write(out, format!("{:#}\n", report.summary()))
+        .with_context(|| format!("cannot write {}", out.display()))?;
+    println!("Summary: {}", out.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn note(what: &str) {
+    eprintln!("measuring {what} …");
+}
+
+fn overheads(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("launches");
+    let pair = overhead::call(world, "launch")?;
+    report.pair("launch_overhead_ns", "hooked launch, alone", "ns", &pair, 8.0);
+    note("allocations");
+    let pair = overhead::call(world, "alloc-free")?;
+    report.pair("alloc_free_overhead_ns", "alloc + free", "ns", &pair, 250.0);
+    note("cuMemGetInfo");
+    let pair = overhead::call(world, "mem-get-info")?;
+    report.pair("mem_get_info_overhead_ns", "cuMemGetInfo", "ns", &pair, 50.0);
+    note("first calls");
+    let pair = overhead::first_call(world)?;
+    report.pair("first_call_overhead_us", "to the first context", "µs", &pair, 1000.0);
+    note("/bin/true");
+    let pair = overhead::true_program(world)?;
+    report.pair("true_overhead_us", "/bin/true", "µs", &pair, 100.0);
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts and bytes far below 2^53")]
+fn races(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("races for memory");
+    let outcome = race::run(world)?;
+    let over = outcome.overshoot_bytes as f64;
+    report.figure("overshoot_bytes", "granted over the limit", "bytes", over, Some(0.0));
+    let refusals = outcome.false_refusals as f64;
+    report.figure("false_refusals", "refusals of what fits", "", refusals, Some(0.0));
+    report.put(
+        "race_detail",
+        json!({
+            "processes": race::PROCESSES,
+            "threads": race::THREADS,
+            "counted_rounds": outcome.rounds,
+            "true_refusals": outcome.true_refusals,
+            "killed": outcome.kills,
+        }),
+    );
+    Ok(())
+}
+
+fn recoveries(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("recovery");
+    let recovery = recovery::run(world)?;
+    let worst = recovery.after_driver.max().max(0.0);
+    report.figure("recovery_ms", "bytes back after the driver's", "ms", worst, Some(10.0));
+    report.detail("recovery_after_driver_ms", &recovery.after_driver);
+    report.detail("recovery_after_kill_ms", &recovery.after_kill);
+    Ok(())
+}

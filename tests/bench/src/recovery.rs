@@ -1,0 +1,83 @@
+//! How soon a killed process's bytes can be had again, after the driver has them back.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use crate::clock;
+use crate::stats::Sample;
+use crate::world::{Account, CONTEXT, World};
+
+/// Processes killed.
+const KILLS: usize = 30;
+/// What each holds.
+const HELD: u64 = 1 << 30;
+/// How long the driver may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Milliseconds, over all kills.
+#[derive(Clone, Debug)]
+pub struct Recovery {
+    /// Grant to another process of the tenant, after the driver's own release; negative where the
+    /// ledger was sooner.
+    pub after_driver: Sample,
+    /// Grant to another process of the tenant, after SIGKILL was sent.
+    pub after_kill: Sample,
+}
+
+/// Kills a process that fills its tenant's limit while another of the tenant asks for its bytes.
+///
+/// # Errors
+/// A child's, or bytes that do not come back.
+pub fn run(world: &World) -> anyhow::Result<Recovery> {
+    let account = Account::open(world)?;
+    let pages = world.pages(2 * CONTEXT + HELD)?;
+    let bytes = HELD.to_string();
+    let mut taker = world
+        .hooked(&["take", &bytes], &pages)?
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut orders = taker.stdin.take().context("piped")?;
+    let mut answers = BufReader::new(taker.stdout.take().context("piped")?);
+    let mut line = String::new();
+    answers.read_line(&mut line)?;
+    anyhow::ensure!(line.trim() == "ready", "the taker did not start");
+
+    let (mut after_driver, mut after_kill) = (Vec::new(), Vec::new());
+    for _ in 0..KILLS {
+        let mut holder = world.hooked(&["hold", &bytes], &pages)?.stdout(Stdio::piped()).spawn()?;
+        let pid = holder.id();
+        let mut said = BufReader::new(holder.stdout.take().context("piped")?);
+        line.clear();
+        said.read_line(&mut line)?;
+        anyhow::ensure!(line.trim() == "holding", "the holder did not get its memory");
+        writeln!(orders, "take")?;
+        // The taker is refused for a while first: it must be asking already.
+        std::thread::sleep(Duration::from_millis(20));
+
+        let killed = clock::now_ns();
+        holder.kill()?;
+        let patience = Instant::now() + PATIENCE;
+        while account.processes()?.iter().any(|(other, _)| *other == pid) {
+            anyhow::ensure!(Instant::now() < patience, "the driver keeps a dead process's bytes");
+        }
+        let released = clock::now_ns();
+        holder.wait()?;
+        line.clear();
+        answers.read_line(&mut line)?;
+        let granted: u64 = line.trim().parse().context("the taker did not get the bytes")?;
+        after_driver.push(millis(granted) - millis(released));
+        after_kill.push(millis(granted) - millis(killed));
+    }
+    drop(orders);
+    taker.wait()?;
+    Ok(Recovery { after_driver: Sample::new(after_driver), after_kill: Sample::new(after_kill) })
+}
+
+#[allow(clippy::cast_precision_loss, reason = "nanoseconds of uptime stay below 2^53 for 104 days")]
+fn millis(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}

@@ -1,0 +1,161 @@
+//! Figures against the targets of `docs/design.md`, for people and for machines.
+
+use serde_json::{Map, Value, json};
+
+use crate::stats::{Pair, Sample};
+
+/// A figure with its target.
+#[derive(Clone, Debug)]
+struct Row {
+    what: &'static str,
+    measured: String,
+    bare: String,
+    target: String,
+    reached: Option<bool>,
+}
+
+/// Everything measured so far.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    rows: Vec<Row>,
+    summary: Map<String, Value>,
+}
+
+impl Report {
+    /// Adds hooked − bare, with what it must not exceed.
+    pub fn pair(&mut self, key: &str, what: &'static str, unit: &str, pair: &Pair, most: f64) {
+        let overhead = pair.overhead();
+        self.rows.push(Row {
+            what,
+            measured: format!(
+                "{} {unit} ±{}",
+                short(overhead),
+                short(pair.difference.spread() / 2.0)
+            ),
+            bare: format!("{} {unit}", short(pair.bare.median())),
+            target: format!("≤ {} {unit}", short(most)),
+            reached: Some(overhead <= most),
+        });
+        self.put(key, json!(round(overhead)));
+        self.put(
+            &format!("{key}_detail"),
+            json!({
+                "bare_median": round(pair.bare.median()),
+                "hooked_median": round(pair.hooked.median()),
+                "difference_median": round(pair.difference.median()),
+                "difference_quartiles": [
+                    round(pair.difference.quantile(0.25)),
+                    round(pair.difference.quantile(0.75)),
+                ],
+                "rounds": pair.difference.len(),
+            }),
+        );
+    }
+
+    /// Adds a figure that must not exceed `most`; without it, one that is only told.
+    pub fn figure(
+        &mut self,
+        key: &str,
+        what: &'static str,
+        unit: &str,
+        value: f64,
+        most: Option<f64>,
+    ) {
+        self.rows.push(Row {
+            what,
+            measured: format!("{} {unit}", short(value)),
+            bare: String::new(),
+            target: most.map_or_else(|| "told".into(), |most| format!("≤ {} {unit}", short(most))),
+            reached: most.map(|most| value <= most),
+        });
+        self.put(key, json!(round(value)));
+    }
+
+    /// Adds quantiles to the summary only.
+    pub fn detail(&mut self, key: &str, sample: &Sample) {
+        self.put(
+            key,
+            json!({
+                "p50": round(sample.median()),
+                "p90": round(sample.quantile(0.9)),
+                "p99": round(sample.quantile(0.99)),
+                "max": round(sample.max()),
+                "samples": sample.len(),
+            }),
+        );
+    }
+
+    /// Adds anything to the summary only.
+    pub fn put(&mut self, key: &str, value: Value) {
+        self.summary.insert(key.to_owned(), value);
+    }
+
+    /// The summary.
+    pub fn summary(&self) -> Value {
+        Value::Object(self.summary.clone())
+    }
+
+    /// The table.
+    pub fn table(&self) -> String {
+        let verdict = |row: &Row| match row.reached {
+            Some(true) => "reached",
+            Some(false) => "missed",
+            None => "",
+        };
+        let mut cells = vec![["WHAT", "MEASURED", "BARE", "TARGET", ""].map(str::to_owned)];
+        for row in &self.rows {
+            cells.push([
+                row.what.to_owned(),
+                row.measured.clone(),
+                row.bare.clone(),
+                row.target.clone(),
+                verdict(row).to_owned(),
+            ]);
+        }
+        let widths: [usize; 5] = std::array::from_fn(|column| {
+            cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+        });
+        let mut text = String::new();
+        for row in &cells {
+            let line: Vec<String> =
+                row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+            text += line.join("  ").trim_end();
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// Three significant digits or so.
+fn short(value: f64) -> String {
+    match value.abs() {
+        v if v >= 100.0 || v == 0.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+fn round(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missed_target_is_said_to_be_missed() {
+        let mut report = Report::default();
+        let pair = Pair::new(vec![100.0, 100.0], vec![108.0, 110.0]);
+        report.pair("x_ns", "a call", "ns", &pair, 8.0);
+        report.figure("y", "a figure", "ms", 1.0, Some(2.0));
+        report.figure("z", "another", "ms", 1.0, None);
+        let table = report.table();
+        let line = |name: &str| table.lines().find(|l| l.starts_with(name)).unwrap().to_owned();
+        assert!(line("a call").ends_with("missed"), "{table}");
+        assert!(line("a figure").ends_with("reached"), "{table}");
+        assert!(line("another").ends_with("told"), "{table}");
+        assert_eq!(report.summary()["x_ns"], 9.0);
+        assert_eq!(report.summary()["x_ns_detail"]["bare_median"], 100.0);
+    }
+}

@@ -1,0 +1,205 @@
+//! One simulated machine, an allocation's pages, and commands that run with and without the shim.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+use anyhow::Context;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use tempfile::TempDir;
+use tessera_region::layout::PAGES_DIR_ENV;
+use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec, QuotaWriter};
+use tessera_region::usage;
+
+/// The simulator's configuration under every figure; it goes into the summary word for word.
+/// Launches, events and markers cost no GPU time, so that nothing but calls is measured; the
+/// driver gives a dead process's memory back at once, so that recovery is the ledger's alone.
+pub const SIMULATION: &str = r#"driver_version = "580.82.07"
+[[gpu]]
+name = "Simulated GPU"
+memory = "16GiB"
+[memory]
+reserved = "256MiB"
+context_overhead = "32MiB"
+module_overhead = "2MiB"
+granularity = "2MiB"
+teardown_ms = 0.0
+[costs]
+launch_ns = 0
+event_ns = 0
+marker_ns = 0
+context_switch_us = 0.0
+[[kernel]]
+name = "spin_ns"
+parameter = 0
+"#;
+/// `memory.context_overhead` above, bytes.
+pub const CONTEXT: u64 = 32 << 20;
+/// `memory.reserved` above, bytes.
+pub const RESERVED: u64 = 256 << 20;
+
+/// The files under measurement.
+#[derive(Clone, Debug)]
+pub struct Artefacts {
+    /// Directory with all of them.
+    pub dir: PathBuf,
+}
+
+impl Artefacts {
+    /// As `given`, or beside this program.
+    ///
+    /// # Errors
+    /// Names the first file that is missing.
+    pub fn find(given: Option<&str>) -> anyhow::Result<Self> {
+        let dir = match given {
+            Some(given) => PathBuf::from(given),
+            None => std::env::current_exe()?.parent().unwrap_or(Path::new(".")).to_owned(),
+        };
+        let dir = dir.canonicalize().with_context(|| format!("{}", dir.display()))?;
+        for name in ["libtessera.so", "sim/libcuda.so.1", "sim/libnvidia-ml.so.1"] {
+            let path = dir.join(name);
+            anyhow::ensure!(path.exists(), "{} is missing: run `make build`", path.display());
+        }
+        Ok(Self { dir })
+    }
+
+    /// A file of them.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+}
+
+/// The simulated machine. This process runs in its environment; see [`World::enter`].
+#[derive(Clone, Debug)]
+pub struct World {
+    /// The files under measurement.
+    pub artefacts: Artefacts,
+    dir: PathBuf,
+}
+
+/// Names the machine's directory to the process that measures on it.
+const WORLD: &str = "TESSERA_BENCH_WORLD";
+
+impl World {
+    /// Makes a machine and runs this program again on it, because NVML finds the simulated GPU by
+    /// the environment; `None` in the process that started it, which then has its exit code.
+    ///
+    /// # Errors
+    /// No temporary directory, or this program cannot be run again.
+    pub fn enter(artefacts: &Artefacts) -> anyhow::Result<Result<Self, ExitStatus>> {
+        if let Some(dir) = std::env::var_os(WORLD) {
+            return Ok(Ok(Self { artefacts: artefacts.clone(), dir: dir.into() }));
+        }
+        let dir = tempfile::Builder::new().prefix("tessera-bench.").tempdir()?;
+        std::fs::write(dir.path().join("simgpu.toml"), SIMULATION)?;
+        let world = Self { artefacts: artefacts.clone(), dir: dir.path().to_owned() };
+        let mut again = Command::new(std::env::current_exe()?);
+        again.args(std::env::args_os().skip(1)).env(WORLD, dir.path()).envs(world.envs());
+        Ok(Err(again.status().context("cannot run this program again")?))
+    }
+
+    /// A path in the machine's directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// What the simulator's libraries need of the environment.
+    pub fn envs(&self) -> [(&'static str, PathBuf); 3] {
+        [
+            ("LD_LIBRARY_PATH", self.artefacts.path("sim")),
+            ("SIMGPU_CONFIG", self.path("simgpu.toml")),
+            ("SIMGPU_STATE", self.path("simgpu.state")),
+        ]
+    }
+
+    /// This program, as a child that does `task` on the simulated driver, without the shim.
+    ///
+    /// # Errors
+    /// `/proc` is not mounted.
+    pub fn bare(&self, task: &[&str]) -> anyhow::Result<Command> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("child").args(task).envs(self.envs());
+        Ok(command)
+    }
+
+    /// The same with the shim, under `pages`.
+    ///
+    /// # Errors
+    /// As [`Self::bare`].
+    pub fn hooked(&self, task: &[&str], pages: &Pages) -> anyhow::Result<Command> {
+        let mut command = self.bare(task)?;
+        command
+            .env("LD_PRELOAD", self.artefacts.path("libtessera.so"))
+            .env(PAGES_DIR_ENV, pages.dir.path());
+        Ok(command)
+    }
+
+    /// An allocation with `limit` bytes of the only GPU.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn pages(&self, limit: u64) -> anyhow::Result<Pages> {
+        let dir = tempfile::Builder::new().prefix("tessera-bench-pages.").tempdir()?;
+        let spec = QuotaSpec {
+            allocation: "bench".into(),
+            generation: 1,
+            gpus: vec![GpuQuota {
+                uuid: "GPU-5e55e4a0-0000-4000-8000-000000000000".into(),
+                memory_limit_bytes: limit,
+                context_overhead_bytes: CONTEXT,
+                cores_millis: 1000,
+                policy: Policy::None,
+            }],
+        };
+        let quota = quota::create(dir.path(), &spec)?;
+        usage::create(dir.path(), spec.generation)?;
+        Ok(Pages { dir, _quota: quota })
+    }
+}
+
+/// An allocation's pages, removed with this value.
+#[derive(Debug)]
+pub struct Pages {
+    dir: TempDir,
+    _quota: QuotaWriter,
+}
+
+/// The simulator's own account of memory, by NVML, outside any shim.
+#[derive(Debug)]
+pub struct Account {
+    nvml: Nvml,
+}
+
+impl Account {
+    /// Opens NVML on the machine that this process runs in.
+    ///
+    /// # Errors
+    /// NVML's.
+    pub fn open(world: &World) -> anyhow::Result<Self> {
+        let library = world.artefacts.path("sim/libnvidia-ml.so.1");
+        Ok(Self { nvml: Nvml::builder().lib_path(library.as_os_str()).init()? })
+    }
+
+    /// Bytes in use by tenants: one counter, hence exact at one instant.
+    ///
+    /// # Errors
+    /// NVML's.
+    pub fn used(&self) -> anyhow::Result<u64> {
+        Ok(self.nvml.device_by_index(0)?.memory_info()?.used.saturating_sub(RESERVED))
+    }
+
+    /// Bytes of every process, contexts included.
+    ///
+    /// # Errors
+    /// NVML's.
+    pub fn processes(&self) -> anyhow::Result<Vec<(u32, u64)>> {
+        let processes = self.nvml.device_by_index(0)?.running_compute_processes()?;
+        Ok(processes
+            .into_iter()
+            .map(|process| match process.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) => (process.pid, bytes),
+                UsedGpuMemory::Unavailable => (process.pid, 0),
+            })
+            .collect())
+    }
+}
