@@ -6,6 +6,8 @@
  *   ctx DEV -> handle | destroy HANDLE | current HANDLE
  *   alloc BYTES -> ptr | pitch WIDTH HEIGHT ELEMENT -> ptr pitch | managed BYTES -> ptr
  *   async BYTES -> ptr | pool DEV BYTES -> ptr | free PTR | free_async PTR
+ *   host BYTES -> ptr | host_free PTR (page-locked host memory)
+ *   alloc1 BYTES -> ptr | free1 PTR | info1 -> free total | total1 DEV (the 32-bit functions of CUDA 2)
  *   info -> free total | nvml DEV -> total free used | nvml2 DEV -> total reserved free used
  *   fill PTR BYTES VALUE (host to device) | memset PTR BYTES VALUE | copy DST SRC BYTES
  *   check PTR BYTES VALUE -> bytes that differ | sync
@@ -279,6 +281,12 @@ static struct reply call(char *line) {
     IS("free") { return answer0(cuMemFree_v2(a)); }
     IS("free_async") { HAVE(cuMemFreeAsync); return answer0(cuMemFreeAsync(a, NULL)); }
     IS("info") { size_t avail = 0, total = 0; CUresult r = cuMemGetInfo_v2(&avail, &total); return answer2(r, avail, total); }
+    IS("host") { void *host = NULL; CUresult r = cuMemHostAlloc(&host, a, 0); return answer1(r, (uintptr_t)host); }
+    IS("host_free") { return answer0(cuMemFreeHost((void *)(uintptr_t)a)); }
+    IS("alloc1") { HAVE(cuMemAlloc); unsigned old = 0; CUresult r = cuMemAlloc(&old, (unsigned)a); return answer1(r, old); }
+    IS("free1") { HAVE(cuMemFree); return answer0(cuMemFree((unsigned)a)); }
+    IS("info1") { HAVE(cuMemGetInfo); unsigned avail = 0, total = 0; CUresult r = cuMemGetInfo(&avail, &total); return answer2(r, avail, total); }
+    IS("total1") { HAVE(cuDeviceTotalMem); unsigned bytes = 0; CUresult r = cuDeviceTotalMem(&bytes, dev); return answer1(r, bytes); }
     IS("nvml") { return nvml((unsigned)a, 1); }
     IS("nvml2") { return nvml((unsigned)a, 2); }
     IS("fill") { return transfer(command, a, b, (int)c); }

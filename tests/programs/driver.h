@@ -57,6 +57,12 @@ typedef struct {
     X(cuMemFree_v2, cuMemFree, 3020, (CUdeviceptr ptr))                                            \
     X(cuMemFreeAsync, cuMemFreeAsync, 11020, (CUdeviceptr ptr, CUstream s))                        \
     X(cuMemGetInfo_v2, cuMemGetInfo, 3020, (size_t *avail, size_t *total))                         \
+    X(cuMemHostAlloc, cuMemHostAlloc, 2020, (void **ptr, size_t bytes, unsigned flags))            \
+    X(cuMemFreeHost, cuMemFreeHost, 2000, (void *ptr))                                             \
+    X(cuMemAlloc, cuMemAlloc, 2000, (unsigned *ptr, unsigned bytes))                               \
+    X(cuMemFree, cuMemFree, 2000, (unsigned ptr))                                                  \
+    X(cuMemGetInfo, cuMemGetInfo, 2000, (unsigned *avail, unsigned *total))                        \
+    X(cuDeviceTotalMem, cuDeviceTotalMem, 2000, (unsigned *bytes, CUdevice dev))                   \
     X(cuMemcpyHtoD_v2, cuMemcpyHtoD, 3020, (CUdeviceptr dst, const void *src, size_t bytes))       \
     X(cuMemcpyDtoH_v2, cuMemcpyDtoH, 3020, (void *dst, CUdeviceptr src, size_t bytes))             \
     X(cuMemcpyDtoD_v2, cuMemcpyDtoD, 3020, (CUdeviceptr dst, CUdeviceptr src, size_t bytes))       \

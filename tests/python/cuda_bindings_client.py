@@ -95,12 +95,24 @@ def launches():
     ok(cu.cuEventSynchronize(after))
     same("a finished event", cu.cuEventQuery(after)[0], cu.CUresult.CUDA_SUCCESS)
     holds("the kernels took time", ok(cu.cuEventElapsedTime(before, after)) > 0)
+    ok(cu.cuLaunchCooperativeKernel(kernel, 1, 1, 1, 32, 1, 1, 0, stream, 0))
     config = cu.CUlaunchConfig()
     config.gridDimX = config.gridDimY = config.gridDimZ = 1
     config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
     config.hStream = stream
     ok(cu.cuLaunchKernelEx(config, kernel, 0, 0))
     ok(cu.cuStreamSynchronize(stream))
+    graph = ok(cu.cuGraphCreate(0))
+    node = cu.CUDA_KERNEL_NODE_PARAMS()
+    node.func = kernel
+    node.gridDimX = node.gridDimY = node.gridDimZ = 1
+    node.blockDimX, node.blockDimY, node.blockDimZ = 32, 1, 1
+    ok(cu.cuGraphAddKernelNode(graph, None, 0, node))
+    executable = ok(cu.cuGraphInstantiate(graph, 0))
+    ok(cu.cuGraphLaunch(executable, stream))
+    ok(cu.cuStreamSynchronize(stream))
+    ok(cu.cuGraphExecDestroy(executable))
+    ok(cu.cuGraphDestroy(graph))
     ok(cu.cuEventDestroy(before))
     ok(cu.cuEventDestroy(after))
     ok(cu.cuStreamDestroy(stream))

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import subprocess
 
 import pynvml
 from view import LIMIT, MIB, UUIDS, holds, same
@@ -60,6 +61,13 @@ def events():
         holds("a healthy GPU reports nothing", False)
     except pynvml.NVMLError_Timeout:
         pass
+    # A fault of that GPU arrives; one of the other does not.
+    for gpu, xid in ((1, 79), (0, 48)):
+        subprocess.run([os.environ["TEST_SIMGPU_CTL"], "xid", str(gpu), str(xid)], check=True)
+    event = pynvml.nvmlEventSetWait_v2(events, 5000)
+    same("XID", event.eventData, 48)
+    same("event type", event.eventType, pynvml.nvmlEventTypeXidCriticalError)
+    same("the event's GPU", pynvml.nvmlDeviceGetUUID(event.device), UUIDS[0])
     pynvml.nvmlEventSetFree(events)
 
 

@@ -44,6 +44,13 @@ impl Artefacts {
         self.existing("sim/libnvidia-ml.so.1")
     }
 
+    /// The tool that injects faults into the simulated machine.
+    pub fn simgpu_ctl(&self) -> PathBuf {
+        // Cargo puts it beside the other binaries; a copy of the simulator has it beside its libraries.
+        let beside_libraries = self.dir.join("sim/simgpu-ctl");
+        if beside_libraries.exists() { beside_libraries } else { self.existing("simgpu-ctl") }
+    }
+
     fn existing(&self, name: &str) -> PathBuf {
         let path = self.dir.join(name);
         assert!(

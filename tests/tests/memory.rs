@@ -179,6 +179,71 @@ fn a_second_free_is_the_drivers_affair_and_gives_nothing_back() {
 }
 
 #[test]
+fn either_free_releases_either_kind() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let mut tenant = tenant(&sim, &pages);
+    for (obtain, release) in [("alloc 67108864", "free_async"), ("async 67108864", "free")] {
+        for _ in 0..3 {
+            let pointer = tenant.must(obtain);
+            tenant.must(&format!("{release} {pointer}"));
+            tenant.must("sync");
+            assert_eq!(free_bytes(&mut tenant), 64 * MIB, "{obtain}, {release}");
+        }
+    }
+}
+
+#[test]
+fn host_memory_is_not_charged() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 16 * MIB)]);
+    let mut tenant = tenant(&sim, &pages);
+    let host = tenant.must("host 67108864");
+    assert_eq!(free_bytes(&mut tenant), 16 * MIB);
+    tenant.must(&format!("host_free {host}"));
+    assert_eq!(free_bytes(&mut tenant), 16 * MIB);
+}
+
+#[test]
+fn the_functions_of_cuda_2_are_held_to_the_quota_and_saturate() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB), (sim.uuid(1), 6 * GIB)]);
+    let mut tenant = tenant(&sim, &pages);
+    assert_eq!(tenant.ask("alloc1 67108865").result, OUT_OF_MEMORY);
+    assert_eq!(tenant.ask("info1").values, [64 * MIB, 64 * MIB]);
+    assert_eq!(tenant.must("total1 0"), 64 * MIB);
+    // 6 GiB does not fit into 32 bits.
+    assert_eq!(tenant.must("total1 1"), u64::from(u32::MAX));
+}
+
+#[test]
+fn without_a_context_calls_fail_as_on_the_bare_driver() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB), (sim.uuid(1), 64 * MIB)]);
+    let program = compile_c("calls");
+    let mut tenant = Conversation::start(Preloaded::new(&program).sim(&sim).pages(&pages));
+    let mut bare = Conversation::start(Preloaded::bare(&program).sim(&sim));
+    // Before and after cuInit, with no context current.
+    for prepare in ["count", "init"] {
+        assert_eq!(tenant.ask(prepare).result, bare.ask(prepare).result, "{prepare}");
+        for command in [
+            "alloc 1",
+            "managed 1",
+            "pitch 16 16 4",
+            "async 1",
+            "free 0",
+            "info",
+            "total 0",
+            "sync",
+        ] {
+            let (seen, expected) = (tenant.ask(command), bare.ask(command));
+            assert_eq!(seen.result, expected.result, "after {prepare}: {command}");
+        }
+    }
+    assert_eq!(pages.charged(0) + pages.charged(1), 0);
+}
+
+#[test]
 fn all_views_of_memory_agree() {
     let sim = SimGpu::start_default();
     let pages = Pages::create(&[(sim.uuid(0), 300 * MIB), (sim.uuid(1), 200 * MIB)]);
@@ -331,6 +396,7 @@ fn resetting_the_primary_context_gives_back_all_of_its_memory() {
     for obtain in ["alloc 1048576", "managed 1048576", "pitch 1000 10 4", "async 1048576"] {
         tenant.must(obtain);
     }
+    assert!(pages.charged(0) > 67 * MIB);
     tenant.must("reset 0");
     assert_eq!(pages.charged(0), 0);
     tenant.must("retain 0");

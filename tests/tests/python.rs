@@ -1,6 +1,6 @@
 //! `cuda-bindings` and `nvidia-ml-py`, unmodified, on the simulated machine: bare, and held to a quota.
 
-use tessera_tests::{MIB, Pages, Preloaded, SimGpu, external, workspace};
+use tessera_tests::{MIB, Pages, Preloaded, SimGpu, artefacts, external, workspace};
 
 /// Runs `tests/python/<script>` on a machine of its own, with the quota if there is one.
 fn client(script: &str, limit: Option<u64>) {
@@ -21,7 +21,8 @@ fn client(script: &str, limit: Option<u64>) {
         // The test leaves nothing in the source tree.
         .arg("-B")
         .arg(workspace().join("tests/python").join(script))
-        .env("TEST_UUIDS", uuids.join(","));
+        .env("TEST_UUIDS", uuids.join(","))
+        .env("TEST_SIMGPU_CTL", artefacts().simgpu_ctl());
     if let Some(limit) = limit {
         program = program.env("TEST_LIMIT", limit.to_string());
     }
