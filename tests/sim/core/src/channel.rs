@@ -118,7 +118,7 @@ impl Session {
             .channels
             .iter()
             .filter(|c| c.gpu != NONE && c.gpu == gpu && c.slot == slot)
-            .map(|c| c.busy_ns)
+            .map(|c| c.busy.ns)
             .sum()
     }
 }

@@ -1,12 +1,14 @@
 //! What an observer (NVML, `simgpu-ctl`) reads from the state.
 
-use crate::clock;
-use crate::engine::NONE;
+use crate::engine::{Channel, NONE, Usage};
 use crate::futex;
 use crate::layout::{MAX_SLOTS, MAX_XIDS, slot_state};
 use crate::session::Session;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+/// Utilisation is over this many of the engine's buckets: a second.
+const WINDOW: usize = 10;
 
 /// One process on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +23,8 @@ pub struct ProcessOnGpu {
     pub allocated_bytes: u64,
     /// GPU time used so far.
     pub busy_ns: u64,
+    /// Percent of the last second in which it kept the GPU busy.
+    pub percent: u32,
 }
 
 /// One XID event.
@@ -41,7 +45,7 @@ impl Session {
         {
             let mut locked = self.lock();
             locked.recover_dead(true);
-            locked.advance();
+            let now = locked.advance();
             let used = self.shared().slots_used.load(Ordering::Acquire) as usize;
             for i in 0..used.min(MAX_SLOTS) {
                 let slot = &self.shared().slots[i];
@@ -49,19 +53,16 @@ impl Session {
                 if slot.state.load(Ordering::Acquire) != slot_state::LIVE || memory.total() == 0 {
                     continue;
                 }
-                let busy_ns = locked
-                    .state()
-                    .channels
-                    .iter()
-                    .filter(|c| c.gpu != NONE && c.gpu as usize == gpu && c.slot as usize == i)
-                    .map(|c| c.busy_ns)
-                    .sum();
-                found.push((i, busy_ns));
+                let mine =
+                    |c: &&Channel| c.gpu != NONE && c.gpu as usize == gpu && c.slot as usize == i;
+                let busy = locked.state().channels.iter().find(mine).map(|c| c.busy);
+                let busy = busy.unwrap_or(Usage::NONE);
+                found.push((i, busy.ns, busy.percent(now, WINDOW)));
             }
         }
         found
             .into_iter()
-            .map(|(i, busy_ns)| {
+            .map(|(i, busy_ns, percent)| {
                 let slot = &self.shared().slots[i];
                 ProcessOnGpu {
                     pid: self.pid_of(i),
@@ -69,6 +70,7 @@ impl Session {
                     used_bytes: slot.memory[gpu].total(),
                     allocated_bytes: slot.memory[gpu].allocated.load(Ordering::Relaxed),
                     busy_ns,
+                    percent,
                 }
             })
             .collect()
@@ -77,8 +79,8 @@ impl Session {
     /// Percent of the last second in which the GPU was busy.
     pub fn utilisation_percent(&self, gpu: usize) -> u32 {
         let mut locked = self.lock();
-        locked.advance();
-        locked.state().utilisation_percent(gpu, 10)
+        let now = locked.advance();
+        locked.state().gpus[gpu].busy.percent(now, WINDOW)
     }
 
     /// GPU time used by all processes, dead ones included, and switches between processes.
@@ -86,20 +88,7 @@ impl Session {
         let mut locked = self.lock();
         locked.advance();
         let g = &locked.state().gpus[gpu];
-        (g.busy_ns, g.switches)
-    }
-
-    /// (pid, percent of the time since its context was made in which it kept the GPU busy).
-    pub fn processes_busy(&self, gpu: usize) -> Vec<(i32, u32)> {
-        let elapsed =
-            clock::now_ns().saturating_sub(self.shared().created_ns.load(Ordering::Relaxed));
-        self.processes(gpu)
-            .into_iter()
-            .map(|p| {
-                let percent = p.busy_ns.saturating_mul(100) / elapsed.max(1);
-                (p.pid, u32::try_from(percent.min(100)).unwrap_or(100))
-            })
-            .collect()
+        (g.busy.ns, g.switches)
     }
 
     /// Whether the GPU fell off the bus.

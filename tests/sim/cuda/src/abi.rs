@@ -68,9 +68,12 @@ macro_rules! exports {
             #[allow(non_snake_case, missing_docs, clippy::too_many_arguments,
                     reason = "the driver API's own names and signatures")]
             #[unsafe(no_mangle)]
+            // A section of its own keeps the compiler from giving two equal variants one address:
+            // libcuda's exports have distinct ones, and a pointer tells which variant was chosen.
+            #[unsafe(link_section = concat!(".text.", stringify!($name)))]
             pub unsafe extern "C" fn $name($($arg: $ty),*) -> tessera_cuda::types::CUresult {
-                let outcome: $crate::errors::Result<()> = (|| $body)();
-                match outcome {
+                let act = || -> $crate::errors::Result<()> { $body };
+                match act() {
                     Ok(()) => tessera_cuda::types::CUDA_SUCCESS,
                     Err(code) => code,
                 }

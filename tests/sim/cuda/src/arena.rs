@@ -170,3 +170,78 @@ pub(crate) fn forget_pages(start: u64, len: u64) {
         unsafe { libc::madvise(from as *mut libc::c_void, len, libc::MADV_DONTNEED) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const CHUNK: u64 = 2 << 20;
+
+    fn allocate(arena: &mut Arena, size: u64) -> (u64, u64) {
+        let need = arena.need(size).unwrap();
+        (arena.take(need).unwrap(), need.charge)
+    }
+
+    #[test]
+    fn small_allocations_share_a_chunk() {
+        let mut arena = Arena::new(CHUNK, false);
+        let (a, first) = allocate(&mut arena, 1);
+        let (b, second) = allocate(&mut arena, 1000);
+        assert_eq!((first, second), (CHUNK, 0));
+        assert_eq!(a / CHUNK, b / CHUNK);
+        assert_eq!(arena.give(a, 1), 0);
+        assert_eq!(arena.give(b, 1000), CHUNK);
+    }
+
+    #[test]
+    fn large_allocations_take_whole_chunks() {
+        let mut arena = Arena::new(CHUNK, false);
+        let (at, charge) = allocate(&mut arena, 3 << 20);
+        assert_eq!((at % CHUNK, charge), (0, 2 * CHUNK));
+        assert_eq!(arena.give(at, 3 << 20), 2 * CHUNK);
+    }
+
+    #[test]
+    fn low_addresses_fit_32_bits() {
+        let mut arena = Arena::new(CHUNK, true);
+        let (at, _) = allocate(&mut arena, 1 << 20);
+        assert!(at + (1 << 20) < 1 << 32);
+    }
+
+    #[test]
+    fn sizes_beyond_any_gpu_are_refused() {
+        let arena = Arena::new(CHUNK, false);
+        assert_eq!(arena.need(u64::MAX), None);
+        assert_eq!(arena.need(1 << 60), None);
+    }
+
+    proptest! {
+        /// Live allocations never overlap, and what was charged comes back exactly.
+        #[test]
+        fn nothing_overlaps_and_nothing_leaks(
+            steps in prop::collection::vec((any::<bool>(), 1u64..6 << 20, any::<prop::sample::Index>()), 1..200),
+        ) {
+            let mut arena = Arena::new(CHUNK, false);
+            let (mut live, mut charged) = (Vec::<(u64, u64)>::new(), 0u64);
+            for (give, size, which) in steps {
+                if give && !live.is_empty() {
+                    let (at, size) = live.swap_remove(which.index(live.len()));
+                    charged -= arena.give(at, size);
+                } else {
+                    let (at, charge) = allocate(&mut arena, size);
+                    charged += charge;
+                    prop_assert!(at % ALIGN == 0);
+                    prop_assert!(live.iter().all(|&(a, n)| a + n <= at || at + size <= a));
+                    live.push((at, size));
+                }
+                let bytes: u64 = live.iter().map(|l| l.1).sum();
+                prop_assert!(charged >= bytes);
+            }
+            for (at, size) in live.drain(..) {
+                charged -= arena.give(at, size);
+            }
+            prop_assert_eq!(charged, 0);
+        }
+    }
+}

@@ -89,10 +89,10 @@ fn parse(text: &str) -> Image {
             if !name.is_empty() {
                 entries.insert(name.to_owned());
             }
-        } else if let Some((_, rest)) = line.split_once(".global ").or(line.split_once(".const ")) {
-            if let Some((name, size)) = variable(rest) {
-                variables.insert(name, size);
-            }
+        } else if let Some((_, rest)) = line.split_once(".global ").or(line.split_once(".const "))
+            && let Some((name, size)) = variable(rest)
+        {
+            variables.insert(name, size);
         }
     }
     Image::Ptx(entries, variables)

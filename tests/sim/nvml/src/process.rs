@@ -129,9 +129,9 @@ exports! {
         let now_us = simgpu::clock::now_ns() / 1_000;
         let samples: Vec<_> = d
             .session
-            .processes_busy(d.index)
+            .processes(d.index)
             .into_iter()
-            .filter(|(pid, percent)| *pid > 0 && *percent > 0 && now_us > since_us)
+            .filter(|p| p.pid > 0 && p.percent > 0 && now_us > since_us)
             .collect();
         if samples.is_empty() {
             return Err(NVML_ERROR_NOT_FOUND);
@@ -141,9 +141,9 @@ exports! {
         if out.is_null() || samples.len() > room {
             return Err(NVML_ERROR_INSUFFICIENT_SIZE);
         }
-        for (i, (pid, percent)) in samples.into_iter().enumerate() {
-            let pid = c_uint::try_from(pid).unwrap_or(0);
-            let sample = Sample { pid, time_us: now_us, sm: percent, memory: 0, encoder: 0, decoder: 0 };
+        for (i, p) in samples.iter().enumerate() {
+            let pid = c_uint::try_from(p.pid).unwrap_or(0);
+            let sample = Sample { pid, time_us: now_us, sm: p.percent, memory: 0, encoder: 0, decoder: 0 };
             put(out.wrapping_add(i), sample)?;
         }
         Ok(())

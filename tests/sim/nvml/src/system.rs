@@ -64,8 +64,9 @@ exports! {
         session()?;
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| NVML_ERROR_NOT_FOUND)?;
         let name = String::from_utf8_lossy(line.split(|b| *b == 0).next().unwrap_or(&[])).into_owned();
-        // "len … the name is truncated".
-        let cut = name.floor_char_boundary((len as usize).saturating_sub(1));
+        // "… the name is truncated" to what fits with its terminator.
+        let room = (len as usize).saturating_sub(1).min(name.len());
+        let cut = (0..=room).rev().find(|&n| name.is_char_boundary(n)).unwrap_or(0);
         put_text(text, len, &name[..cut])
     }
     fn nvmlUnitGetCount(count: *mut c_uint) {

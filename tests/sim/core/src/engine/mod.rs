@@ -100,7 +100,19 @@ pub struct Channel {
     /// `Wait` operations completed.
     pub waits_done: u64,
     /// GPU time used.
-    pub busy_ns: u64,
+    pub busy: Usage,
+}
+
+/// GPU time used: in total, and lately.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Usage {
+    /// In total.
+    pub ns: u64,
+    /// Newest bucket: its number is time ÷ [`BUCKET_NS`].
+    bucket: u64,
+    /// Busy nanoseconds in the newest [`BUCKETS`] buckets, by number modulo `BUCKETS`.
+    buckets: [u32; BUCKETS],
 }
 
 /// One GPU's state.
@@ -118,11 +130,7 @@ pub struct Gpu {
     /// `current` may be replaced from here.
     pub slice_end: u64,
     /// GPU time used by all, switches left out.
-    pub busy_ns: u64,
-    /// Newest bucket: its number is time ÷ [`BUCKET_NS`].
-    pub bucket: u64,
-    /// Busy nanoseconds in the newest [`BUCKETS`] buckets, by number modulo `BUCKETS`.
-    pub buckets: [u32; BUCKETS],
+    pub busy: Usage,
 }
 
 /// The whole engine.
@@ -150,7 +158,7 @@ impl Channel {
         read: 0,
         completed: 0,
         waits_done: 0,
-        busy_ns: 0,
+        busy: Usage::NONE,
     };
 }
 
@@ -158,16 +166,8 @@ impl State {
     /// Idle GPUs at time `now`.
     #[must_use]
     pub fn new(gpu_count: u32, now: u64) -> Box<State> {
-        let gpu = Gpu {
-            now,
-            current: NONE,
-            switches: 0,
-            run_from: 0,
-            slice_end: 0,
-            busy_ns: 0,
-            bucket: now / BUCKET_NS,
-            buckets: [0; BUCKETS],
-        };
+        let gpu =
+            Gpu { now, current: NONE, switches: 0, run_from: 0, slice_end: 0, busy: Usage::NONE };
         Box::new(State {
             channels_used: 0,
             gpu_count,
@@ -224,22 +224,6 @@ impl State {
         self.channels.get(channel as usize).is_none_or(|c| c.gpu == NONE || c.completed > seq)
     }
 
-    /// Percent of the last `window` buckets before the current one in which the GPU was busy.
-    #[must_use]
-    pub fn utilisation_percent(&self, gpu: usize, window: usize) -> u32 {
-        let Some(g) = self.gpus.get(gpu) else { return 0 };
-        let newest = g.now / BUCKET_NS;
-        let mut busy = 0u64;
-        for back in 1..=window.clamp(1, BUCKETS - 1) as u64 {
-            let number = newest.saturating_sub(back);
-            if number <= g.bucket && number + (BUCKETS as u64) > g.bucket {
-                busy += u64::from(g.buckets[(number % BUCKETS as u64) as usize]);
-            }
-        }
-        let percent = busy * 100 / (BUCKET_NS * window.clamp(1, BUCKETS - 1) as u64);
-        u32::try_from(percent.min(100)).unwrap_or(100)
-    }
-
     /// `is_valid` of every invariant that does not depend on the queues.
     #[must_use]
     pub fn is_valid(&self) -> bool {
@@ -251,4 +235,49 @@ impl State {
                     && i < self.channels_used as usize)
         })
     }
+}
+
+impl Usage {
+    /// None.
+    pub const NONE: Usage = Usage { ns: 0, bucket: 0, buckets: [0; BUCKETS] };
+
+    /// Percent of the last `window` whole buckets before `now` that was used.
+    #[must_use]
+    pub fn percent(&self, now: u64, window: usize) -> u32 {
+        let window = window.clamp(1, BUCKETS - 1) as u64;
+        let newest = now / BUCKET_NS;
+        let busy: u64 = (1..=window)
+            .map(|back| newest.saturating_sub(back))
+            .filter(|&number| number <= self.bucket && number + BUCKETS as u64 > self.bucket)
+            .map(|number| u64::from(self.buckets[index(number)]))
+            .sum();
+        u32::try_from((busy * 100 / (BUCKET_NS * window)).min(100)).unwrap_or(100)
+    }
+
+    /// Books the time from `from` to `to`.
+    fn add(&mut self, from: u64, to: u64) {
+        self.ns += to - from;
+        let mut at = from;
+        while at < to {
+            let number = at / BUCKET_NS;
+            if number > self.bucket {
+                let gap = (number - self.bucket).min(BUCKETS as u64);
+                for i in 0..gap {
+                    self.buckets[index(number - i)] = 0;
+                }
+                self.bucket = number;
+            }
+            let end = to.min((number + 1) * BUCKET_NS);
+            let bucket = &mut self.buckets[index(number)];
+            *bucket = bucket.saturating_add(u32::try_from(end - at).unwrap_or(u32::MAX));
+            at = end;
+        }
+    }
+}
+
+/// Where a bucket is kept.
+fn index(number: u64) -> usize {
+    #[allow(clippy::cast_possible_truncation, reason = "a remainder below BUCKETS")]
+    let index = (number % BUCKETS as u64) as usize;
+    index
 }

@@ -1,6 +1,6 @@
 //! Advancing the model from event to event.
 
-use super::{BUCKET_NS, BUCKETS, Gpu, Head, NONE, Op, Params, Queues, State};
+use super::{Head, NONE, Op, Params, Queues, State};
 use crate::layout::MAX_CHANNELS;
 
 /// Channels of one GPU.
@@ -93,20 +93,15 @@ impl State {
         let gpu = self.channels.get(channel as usize).map(|c| c.gpu).filter(|&g| g != NONE)?;
         let members = Members::of(self, gpu);
         for _ in 0..max_steps {
+            // Planning completes what needs no more time.
+            let next = self.next_event(queues, params, gpu, &members, u64::MAX);
             if self.is_complete(channel, seq) {
                 break;
             }
-            let now = self.gpus[gpu as usize].now;
-            let next = self.next_event(queues, params, gpu, &members, u64::MAX);
             if next == u64::MAX {
                 return None;
             }
-            while self.gpus[gpu as usize].now < next
-                && self.step(queues, params, gpu, &members, next)
-            {}
-            if self.gpus[gpu as usize].now == now && !self.is_complete(channel, seq) {
-                return None;
-            }
+            self.step(queues, params, gpu, &members, next);
         }
         Some(self.gpus[gpu as usize].now)
     }
@@ -183,15 +178,14 @@ impl State {
             .min_by_key(|&id| (id <= current && current != NONE, id));
         let current_runs = current != NONE && runnable(current);
         let state = &mut self.gpus[g];
+        // Nobody waited when the slice ended, or there would have been an event: new ones began.
+        if current_runs && now > state.slice_end {
+            let slices = (now - state.slice_end).div_ceil(params.slice_ns);
+            state.slice_end += slices * params.slice_ns;
+        }
         match (current_runs, other) {
             (false, None) => return Plan { limit, running: false },
-            (true, None) => {
-                // Alone: a new slice begins when this one ends, however often anybody looks.
-                if state.slice_end <= now {
-                    let slices = (now - state.slice_end) / params.slice_ns + 1;
-                    state.slice_end += slices * params.slice_ns;
-                }
-            }
+            (true, None) => {}
             (true, Some(_)) if now < state.slice_end => limit = limit.min(state.slice_end),
             (_, Some(next)) => {
                 let cost = if current == NONE { 0 } else { params.switch_ns };
@@ -225,8 +219,8 @@ impl State {
             let c = &mut self.channels[id as usize];
             let end = start.saturating_add(c.left).min(limit);
             c.left -= end - start;
-            c.busy_ns += end - start;
-            state.account(start, end);
+            c.busy.add(start, end);
+            state.busy.add(start, end);
             state.now = end;
             if c.left > 0 {
                 return;
@@ -289,27 +283,5 @@ impl State {
         let seq = c.completed;
         c.completed += 1;
         queues.completed(id, seq, at);
-    }
-}
-
-impl Gpu {
-    /// Books busy time [`from`, `to`) into the buckets that utilisation is read from.
-    fn account(&mut self, from: u64, to: u64) {
-        self.busy_ns += to - from;
-        let mut at = from;
-        while at < to {
-            let number = at / BUCKET_NS;
-            if number > self.bucket {
-                let gap = (number - self.bucket).min(BUCKETS as u64);
-                for i in 0..gap {
-                    self.buckets[((number - i) % BUCKETS as u64) as usize] = 0;
-                }
-                self.bucket = number;
-            }
-            let end = to.min((number + 1) * BUCKET_NS);
-            let slot = &mut self.buckets[(number % BUCKETS as u64) as usize];
-            *slot = slot.saturating_add(u32::try_from(end - at).unwrap_or(u32::MAX));
-            at = end;
-        }
     }
 }

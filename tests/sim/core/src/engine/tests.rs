@@ -60,7 +60,7 @@ fn alone_kernels_run_back_to_back() {
     }
     s.advance(&mut q, &PARAMS, 100 * US);
     assert_eq!([0, 1, 2].map(|i| q.finish(0, i)), [17, 24, 31].map(|t| Some(t * US)));
-    assert_eq!(s.gpus[0].busy_ns, 21 * US);
+    assert_eq!(s.gpus[0].busy.ns, 21 * US);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn two_backlogged_processes_share_by_slices() {
         q.push(1, 0, Op::Compute(1_000 * US));
     }
     s.advance(&mut q, &PARAMS, 50_000 * US);
-    let (a, b) = (s.channels[0].busy_ns, s.channels[1].busy_ns);
+    let (a, b) = (s.channels[0].busy.ns, s.channels[1].busy.ns);
     assert!(a.abs_diff(b) <= PARAMS.slice_ns, "{a} {b}");
     let lost = u64::from(s.gpus[0].switches - 1) * PARAMS.switch_ns;
     assert!(a + b + lost + PARAMS.switch_ns >= 50_000 * US && a + b + lost <= 50_050 * US);
@@ -138,9 +138,9 @@ fn utilisation_is_busy_time_over_the_window() {
         q.push(0, i * 100_000 * US, Op::Compute(25_000 * US));
     }
     s.advance(&mut q, &PARAMS, 1_000_000 * US);
-    assert_eq!(s.utilisation_percent(0, 10), 25);
+    assert_eq!(s.gpus[0].busy.percent(s.gpus[0].now, 10), 25);
     s.advance(&mut q, &PARAMS, 9_000_000 * US);
-    assert_eq!(s.utilisation_percent(0, 10), 0);
+    assert_eq!(s.gpus[0].busy.percent(s.gpus[0].now, 10), 0);
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
@@ -184,7 +184,7 @@ proptest! {
         s.advance(&mut q, &PARAMS, end);
         prop_assert_eq!(&once_q.done, &q.done);
         let compute: u64 = work.iter().filter_map(|w| match w.2 { Op::Compute(ns) => Some(ns), _ => None }).sum();
-        prop_assert_eq!(s.gpus[0].busy_ns + s.gpus[1].busy_ns, compute);
+        prop_assert_eq!(s.gpus[0].busy.ns + s.gpus[1].busy.ns, compute);
         for c in 0..3 {
             for seq in 0..q.submitted(c) {
                 let (arrival, _) = q.op(c, seq);

@@ -109,6 +109,11 @@ impl Locked<'_> {
         self.session.shared
     }
 
+    /// Whether the model's invariants hold.
+    pub fn is_valid(&mut self) -> bool {
+        self.state().is_valid()
+    }
+
     /// Moves the model to now and publishes it.
     pub fn advance(&mut self) -> u64 {
         let now = clock::now_ns();

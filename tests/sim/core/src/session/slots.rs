@@ -119,7 +119,7 @@ impl Locked<'_> {
                 continue;
             }
             let retired = &shared.gpus[c.gpu as usize].retired_busy_ns;
-            retired.fetch_add(c.busy_ns, Ordering::Relaxed);
+            retired.fetch_add(c.busy.ns, Ordering::Relaxed);
             state.close_channel(u32::try_from(id).unwrap_or(engine::NONE));
             closed = true;
         }

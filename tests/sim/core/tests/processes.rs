@@ -1,0 +1,436 @@
+//! The shared state between real processes: creation, sharing, death.
+//!
+//! Each test forks children that open the state for themselves; a child ends with `_exit` or is
+//! killed, so that nothing of the parent's runs in it.
+
+use simgpu::Session;
+use simgpu::engine::Op;
+use simgpu::layout::{MAX_SLOTS, Shared};
+use simgpu::memory::Use;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+const MS: u64 = 1_000_000;
+const CONFIG: &str = "[memory]\nteardown_ms = 30\n[costs]\nlaunch_ns = 0\n";
+/// A generous bound for things that take milliseconds.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A child process that is killed when dropped.
+struct Child(libc::pid_t);
+
+impl Child {
+    /// Runs `act` in a child, which then exits with its answer, or waits to be killed.
+    fn run(act: impl FnOnce() -> i32) -> Child {
+        // SAFETY: the child uses memory and system calls only, and leaves with _exit; glibc keeps
+        // its allocator usable in a forked child.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "fork failed");
+        if pid == 0 {
+            let code = act();
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(code) };
+        }
+        Child(pid)
+    }
+
+    fn wait(mut self) -> i32 {
+        let status = reap(self.0);
+        self.0 = 0;
+        assert!(libc::WIFEXITED(status), "child died: {status:#x}");
+        libc::WEXITSTATUS(status)
+    }
+
+    fn kill(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if self.0 > 0 {
+            // SAFETY: our own child, not yet reaped.
+            unsafe { libc::kill(self.0, libc::SIGKILL) };
+            reap(self.0);
+        }
+    }
+}
+
+fn reap(pid: libc::pid_t) -> i32 {
+    let mut status = 0;
+    // SAFETY: `status` is valid, `pid` is our own child.
+    while unsafe { libc::waitpid(pid, &raw mut status, 0) } < 0 {}
+    status
+}
+
+fn sleep_forever() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// A word that parent and children share, outside the state under test.
+struct Flag(&'static AtomicU32);
+
+impl Flag {
+    fn new() -> Flag {
+        // SAFETY: a fresh shared anonymous page, never unmapped.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        // SAFETY: mapped, zeroed, aligned.
+        Flag(unsafe { &*at.cast::<AtomicU32>() })
+    }
+    fn raise(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn reached(&self, n: u32) {
+        eventually("a child to get there", || self.0.load(Ordering::SeqCst) >= n);
+    }
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !holds() {
+        assert!(since.elapsed() < PATIENCE, "waited too long for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+struct Dir(tempfile::TempDir);
+
+impl Dir {
+    fn new() -> Dir {
+        Dir(tempfile::tempdir().unwrap())
+    }
+    fn state(&self) -> PathBuf {
+        self.0.path().join("state")
+    }
+}
+
+fn open(path: &Path) -> Session {
+    Session::open_at(path, Some(CONFIG)).unwrap()
+}
+
+fn open_and_claim(path: &Path) -> Session {
+    let session = open(path);
+    assert!(session.claim());
+    session
+}
+
+#[test]
+fn processes_that_start_together_share_one_state() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let (ready, done) = (Flag::new(), Flag::new());
+    let children: Vec<_> = (0..8)
+        .map(|_| {
+            Child::run(|| {
+                let s = open_and_claim(&path);
+                let ok = s.charge(0, Use::Allocation, 5 * MIB);
+                ready.raise();
+                done.reached(1);
+                i32::from(!ok)
+            })
+        })
+        .collect();
+    ready.reached(8);
+    assert_eq!(open(&path).used(0), 8 * 5 * MIB);
+    done.raise();
+    for child in children {
+        assert_eq!(child.wait(), 0);
+    }
+}
+
+#[test]
+fn a_killed_process_gives_its_memory_back_after_the_teardown() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let ready = Flag::new();
+    let child = Child::run(|| {
+        let s = open_and_claim(&path);
+        s.charge(1, Use::Allocation, 700 * MIB);
+        ready.raise();
+        sleep_forever()
+    });
+    ready.reached(1);
+    let s = open(&path);
+    assert_eq!(s.used(1), 700 * MIB);
+    child.kill();
+    let seen = Instant::now();
+    let still = s.processes(1);
+    assert!(still.is_empty(), "a dead process is not listed: {still:?}");
+    assert_eq!(s.used(1), 700 * MIB, "teardown is deferred");
+    eventually("the memory", || s.used(1) == 0);
+    assert!(seen.elapsed() >= Duration::from_millis(30));
+}
+
+#[test]
+fn memory_is_refused_beyond_the_gpu_and_granted_again_after_a_death() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let ready = Flag::new();
+    let s = open_and_claim(&path);
+    let capacity = s.capacity(0);
+    let child = Child::run(|| {
+        let s = open_and_claim(&path);
+        let ok = s.charge(0, Use::Allocation, s.capacity(0));
+        ready.raise();
+        if ok { sleep_forever() } else { 1 }
+    });
+    ready.reached(1);
+    assert!(!s.charge(0, Use::Allocation, 1));
+    assert!(s.charge(1, Use::Allocation, capacity), "the other GPU is free");
+    child.kill();
+    assert!(!s.charge(0, Use::Allocation, 1), "not before the teardown");
+    eventually("room", || s.charge(0, Use::Allocation, capacity));
+}
+
+#[test]
+fn a_forked_child_keeps_its_parents_memory_in_use() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let ready = Flag::new();
+    let grandchild = Flag::new();
+    let parent = Child::run(|| {
+        let s = open_and_claim(&path);
+        s.charge(0, Use::Allocation, 64 * MIB);
+        let heir = Child::run(|| {
+            ready.raise();
+            grandchild.reached(1);
+            0
+        });
+        ready.reached(1);
+        // Leaves without reaping: the heir lives on.
+        std::mem::forget(heir);
+        0
+    });
+    assert_eq!(parent.wait(), 0);
+    let s = open(&path);
+    std::thread::sleep(Duration::from_millis(60));
+    assert_eq!(s.used(0), 64 * MIB);
+    grandchild.raise();
+    eventually("the heir's end", || s.used(0) == 0);
+}
+
+#[test]
+fn killing_the_holder_of_the_lock_wedges_nobody() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let ready = Flag::new();
+    let child = Child::run(|| {
+        let s = open_and_claim(&path);
+        s.charge(0, Use::Allocation, MIB);
+        let _held = s.lock();
+        ready.raise();
+        sleep_forever()
+    });
+    ready.reached(1);
+    child.kill();
+    let s = open_and_claim(&path);
+    eventually("the dead holder's memory", || s.used(0) == 0);
+    assert!(s.charge(0, Use::Allocation, MIB));
+}
+
+#[test]
+fn a_storm_of_kills_leaves_a_whole_state() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let keeper = open_and_claim(&path);
+    let channel = keeper.open_channel(0).unwrap();
+    for round in 0..40u64 {
+        let started = Flag::new();
+        let children: Vec<_> = (0..3)
+            .map(|_| {
+                Child::run(|| {
+                    let s = open_and_claim(&path);
+                    let channel = s.open_channel(0).unwrap();
+                    started.raise();
+                    loop {
+                        s.charge(0, Use::Allocation, MIB);
+                        let seq = s.submit(channel, Op::Compute(20_000));
+                        s.is_complete(channel, seq);
+                        s.uncharge(0, Use::Allocation, MIB);
+                    }
+                })
+            })
+            .collect();
+        started.reached(3);
+        std::thread::sleep(Duration::from_micros(100 + 37 * round));
+        drop(children);
+        let seq = keeper.submit(channel, Op::Compute(1_000));
+        keeper.wait(channel, seq);
+        let mut locked = keeper.lock();
+        locked.advance();
+        assert!(locked.is_valid());
+    }
+    eventually("all memory", || keeper.used(0) == 0);
+    assert!(keeper.processes(0).is_empty());
+}
+
+#[test]
+fn two_busy_processes_get_half_the_gpu_each() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let s = open_and_claim(&path);
+    let channel = s.open_channel(0).unwrap();
+    let ready = Flag::new();
+    let other = Child::run(|| {
+        let s = open_and_claim(&path);
+        s.charge(0, Use::Context, MIB);
+        let channel = s.open_channel(0).unwrap();
+        ready.raise();
+        loop {
+            s.submit(channel, Op::Compute(100_000));
+        }
+    });
+    ready.reached(1);
+    let alone = 20 * MS;
+    let since = Instant::now();
+    let last = (0..200).map(|_| s.submit(channel, Op::Compute(alone / 200))).last().unwrap();
+    s.wait(channel, last);
+    let took = u64::try_from(since.elapsed().as_nanos()).unwrap();
+    // 10 slices of 2 ms against as many of the other's, and the switches between.
+    assert!(took >= 38 * MS, "no interference: {took} ns");
+    let mine = s.busy_ns(0);
+    let theirs = s.processes(0)[0].busy_ns;
+    assert_eq!(mine, alone);
+    assert!(theirs.abs_diff(mine) <= 5 * MS, "{mine} against {theirs}");
+    other.kill();
+}
+
+#[test]
+fn work_of_the_dead_does_not_delay_the_living() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let s = open_and_claim(&path);
+    let channel = s.open_channel(0).unwrap();
+    let ready = Flag::new();
+    let hog = Child::run(|| {
+        let s = open_and_claim(&path);
+        let channel = s.open_channel(0).unwrap();
+        s.submit(channel, Op::Compute(3_600_000 * MS));
+        ready.raise();
+        sleep_forever()
+    });
+    ready.reached(1);
+    hog.kill();
+    let since = Instant::now();
+    let seq = s.submit(channel, Op::Compute(40 * MS));
+    s.wait(channel, seq);
+    assert!(since.elapsed() < Duration::from_millis(70), "{:?}", since.elapsed());
+}
+
+#[test]
+fn a_full_queue_makes_the_submitter_wait() {
+    let dir = Dir::new();
+    let s = open_and_claim(&dir.state());
+    let channel = s.open_channel(0).unwrap();
+    let since = Instant::now();
+    for _ in 0..simgpu::layout::RING + 10 {
+        s.submit(channel, Op::Compute(MS));
+    }
+    assert!(since.elapsed() >= Duration::from_millis(10), "{:?}", since.elapsed());
+}
+
+#[test]
+fn a_state_in_use_keeps_its_configuration() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let ready = Flag::new();
+    let user = Child::run(|| {
+        let _s = open(&path);
+        ready.raise();
+        sleep_forever()
+    });
+    ready.reached(1);
+    let other = "[[gpu]]\nmemory = \"1GiB\"\n";
+    let refused = Session::open_at(&path, Some(other)).err().unwrap().to_string();
+    assert!(refused.contains("another configuration"), "{refused}");
+    assert_eq!(Session::open_at(&path, None).unwrap().config().gpus.len(), 2);
+    user.kill();
+}
+
+#[test]
+fn an_idle_state_takes_a_new_configuration() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let first = Child::run(|| {
+        open(&path);
+        0
+    });
+    assert_eq!(first.wait(), 0);
+    let s = Session::open_at(&path, Some("[[gpu]]\nmemory = \"1GiB\"\n")).unwrap();
+    assert_eq!(s.config().gpus.len(), 1);
+}
+
+#[test]
+fn a_half_made_state_is_made_anew() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(std::mem::size_of::<Shared>() as u64).unwrap();
+    drop(file);
+    assert_eq!(open(&path).config().gpus.len(), 2);
+}
+
+#[test]
+fn a_file_that_is_not_ours_is_left_alone() {
+    let dir = Dir::new();
+    let path = dir.state();
+    std::fs::write(&path, "precious").unwrap();
+    let refused = Session::open_at(&path, Some(CONFIG)).err().unwrap().to_string();
+    assert!(refused.contains("left alone"), "{refused}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+}
+
+#[test]
+fn slots_run_out_and_come_back() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let ready = Flag::new();
+    let claimed = |path: &Path, ready: &Flag| {
+        Child::run(|| {
+            let s = open(path);
+            let code = if s.claim() { 1 } else { 2 };
+            ready.0.fetch_add(if code == 1 { 1 } else { 1000 }, Ordering::SeqCst);
+            sleep_forever()
+        })
+    };
+    let holders: Vec<_> = (0..MAX_SLOTS).map(|_| claimed(&path, &ready)).collect();
+    ready.reached(u32::try_from(MAX_SLOTS).unwrap());
+    assert!(!open(&path).claim());
+    drop(holders);
+    let s = open(&path);
+    eventually("a slot", || s.claim());
+}
+
+#[test]
+fn xids_wake_their_waiters() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let s = open(&path);
+    let injector = Child::run(|| {
+        let s = open(&path);
+        std::thread::sleep(Duration::from_millis(20));
+        s.inject_xid(1, 31);
+        0
+    });
+    let since = Instant::now();
+    while s.xids_written() == 0 {
+        assert!(since.elapsed() < PATIENCE);
+        s.wait_for_xid(0, PATIENCE);
+    }
+    let event = s.xid(0).unwrap();
+    assert_eq!((event.gpu, event.code), (1, 31));
+    assert_eq!(injector.wait(), 0);
+}
