@@ -127,7 +127,8 @@ impl PodResources {
             tokio::time::sleep_until(asked + MIN_INTERVAL).await;
         }
         state.asked = Some(Instant::now());
-        let call = async |mut client: Client| client.list(ListPodResourcesRequest {}).await;
+        let call =
+            |mut client: Client| async move { client.list(ListPodResourcesRequest {}).await };
         let answer = self.call(&mut state, call).await?;
         let pods = answer.pod_resources.len();
         let mut holdings: Vec<_> = answer
@@ -164,17 +165,17 @@ impl PodResources {
         resource_name: &str,
     ) -> Result<BTreeSet<String>, PodResourcesError> {
         let mut state = self.state.lock().await;
-        let call = async |mut client: Client| {
+        let call = |mut client: Client| async move {
             client.get_allocatable_resources(AllocatableResourcesRequest {}).await
         };
         let answer = self.call(&mut state, call).await?;
         Ok(by_resource(&answer.devices).remove(resource_name).unwrap_or_default())
     }
 
-    async fn call<T>(
+    async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
         &self,
         state: &mut State,
-        call: impl AsyncFn(Client) -> Result<tonic::Response<T>, Status>,
+        call: impl Fn(Client) -> F,
     ) -> Result<T, PodResourcesError> {
         // A connection from before kubelet's restart may fail at its first use.
         let reused = state.channel.is_some();
@@ -187,10 +188,10 @@ impl PodResources {
         }
     }
 
-    async fn call_once<T>(
+    async fn call_once<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
         &self,
         state: &mut State,
-        call: impl AsyncFn(Client) -> Result<tonic::Response<T>, Status>,
+        call: impl Fn(Client) -> F,
     ) -> Result<T, PodResourcesError> {
         let client = self.client(state).await?;
         let error = match tokio::time::timeout(TIMEOUT, call(client)).await {

@@ -128,6 +128,7 @@ struct State {
     behaviour: Behaviour,
     registrations: u64,
     lists: u64,
+    pod_lists: u64,
     running: Option<servers::Running>,
 }
 
@@ -248,6 +249,11 @@ impl Kubelet {
     /// Messages received on device streams since the start.
     pub fn lists(&self) -> u64 {
         self.0.state().lists
+    }
+
+    /// List calls to pod resources since the start.
+    pub fn pod_lists(&self) -> u64 {
+        self.0.state().pod_lists
     }
 
     /// File name of the socket that serves a resource now.

@@ -231,7 +231,9 @@ impl PodResourcesLister for Service {
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        let pod_resources = self.inner()?.pod_resources();
+        let inner = self.inner()?;
+        inner.state().pod_lists += 1;
+        let pod_resources = inner.pod_resources();
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 
