@@ -113,6 +113,9 @@ impl Account {
     /// Reserves `bytes` of a GPU (an index below the quota page's GPUs; others panic), for a driver
     /// call that is about to be made. Round up to the most the driver may take.
     ///
+    /// A thread holds no other uncommitted reservation of that GPU meanwhile: two threads that do
+    /// could wait for each other until one is refused. Reserve the sum instead.
+    ///
     /// # Errors
     /// [`Refused`], counted in the usage page. Takes long only if other processes' driver calls
     /// decide, at most about [`PATIENCE`].
@@ -133,6 +136,23 @@ impl Account {
         slot.last_refused_ns.store(os::monotonic_ns(), Ordering::Relaxed);
         let (charged, limit) = (self.charged_total(gpu), self.quota.memory_limit(gpu));
         Refused { reason, gpu, bytes, charged, limit }
+    }
+
+    /// Settles a reservation, and keeps the peak.
+    #[inline]
+    fn grant(&self, gpu: usize, reserved: u64, actual: u64) {
+        let peak = &self.slot.words().peak[gpu];
+        let held = ledger::commit(&Words { account: self, gpu }, reserved, actual);
+        if peak.load(Ordering::Relaxed) < held {
+            peak.fetch_max(held, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn count_grant(&self, bytes: u64, kind: Kind) {
+        let slot = self.slot.words();
+        slot.kinds[kind as usize].fetch_add(bytes, Ordering::Relaxed);
+        slot.allocations.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Gives back bytes that were committed, after the driver released them.
@@ -212,26 +232,37 @@ impl<'a> Reservation<'a> {
     /// # Errors
     /// [`Overrun`] if that does not fit. Free what the driver gave, then drop the error.
     #[inline]
-    pub fn commit(mut self, actual: u64, kind: Kind) -> Result<(), Overrun<'a>> {
-        if actual > self.bytes {
-            match self.account.reserve(self.gpu, actual - self.bytes) {
-                Ok(more) => {
-                    self.bytes += more.bytes;
-                    core::mem::forget(more);
-                }
-                Err(refused) => return Err(Overrun { refused, reservation: self }),
+    pub fn commit(self, actual: u64, kind: Kind) -> Result<(), Overrun<'a>> {
+        let Self { account, gpu, bytes } = self;
+        if actual > bytes {
+            return self.commit_more(actual, kind);
+        }
+        core::mem::forget(self);
+        account.grant(gpu, bytes, actual);
+        account.count_grant(actual, kind);
+        Ok(())
+    }
+
+    /// The driver has given what was reserved and more, so the reservation counts as granted while
+    /// the rest is asked for: two that asked with reserved bytes in their hands could wait for each
+    /// other.
+    #[cold]
+    fn commit_more(self, actual: u64, kind: Kind) -> Result<(), Overrun<'a>> {
+        let Self { account, gpu, bytes } = self;
+        account.grant(gpu, bytes, bytes);
+        match account.reserve(gpu, actual - bytes) {
+            Ok(more) => {
+                let more = core::mem::ManuallyDrop::new(more);
+                core::mem::forget(self);
+                account.grant(gpu, more.bytes, more.bytes);
+                account.count_grant(actual, kind);
+                Ok(())
+            }
+            Err(refused) => {
+                ledger::unsettle(&Words { account, gpu }, bytes);
+                Err(Overrun { refused, reservation: self })
             }
         }
-        let Self { account, gpu, bytes } = self;
-        core::mem::forget(self);
-        let slot = account.slot.words();
-        let held = ledger::commit(&Words { account, gpu }, bytes, actual);
-        if slot.peak[gpu].load(Ordering::Relaxed) < held {
-            slot.peak[gpu].fetch_max(held, Ordering::Relaxed);
-        }
-        slot.kinds[kind as usize].fetch_add(actual, Ordering::Relaxed);
-        slot.allocations.fetch_add(1, Ordering::Relaxed);
-        Ok(())
     }
 }
 

@@ -21,6 +21,10 @@
 //!    Its holder leaves its bytes published, so that nobody can overtake it for ever, and waits
 //!    until it fits or `G` refuses it.
 //!
+//! Nobody waits with reserved bytes in hand: two that did could wait for each other. So a request
+//! that turns out to need more than it reserved counts what it has as granted (which is true: the
+//! driver gave it) before it asks for the rest.
+//!
 //! # Nobody passes the limit
 //!
 //! Take any set of requests that are reserved at the same time (verified, and not yet released),
@@ -139,12 +143,18 @@ pub fn commit<L: Ledger>(ledger: &L, reserved: u64, actual: u64) -> u64 {
 /// Takes granted bytes back, after the driver released them.
 #[inline]
 pub fn release<L: Ledger>(ledger: &L, bytes: u64) {
+    unsettle(ledger, bytes);
+    withdraw(ledger, bytes);
+}
+
+/// Turns granted bytes into reserved ones again: the driver is about to release them.
+#[inline]
+pub fn unsettle<L: Ledger>(ledger: &L, bytes: u64) {
     let own = ledger.own();
     ledger.granted(own).subtract(bytes, Ordering::Release);
     // Release: pairs with the first Acquire in `granted_total`; whoever counts this release has
     // seen the subtraction above.
     ledger.frees(own).add(1, Ordering::Release);
-    withdraw(ledger, bytes);
 }
 
 /// Takes reserved bytes back.

@@ -1,0 +1,48 @@
+//! The promises of accounting and slots, tried on real processes that are killed at random moments.
+//!
+//! This binary runs itself: with `child:ROLE` as its first argument it is a tenant's process of one
+//! of the scenarios. Another argument selects scenarios by a part of their names.
+
+mod churn;
+mod rounds;
+mod slots;
+mod support;
+
+use std::time::Instant;
+
+/// A scenario panics, or returns figures worth showing.
+type Scenario = (&'static str, fn() -> String);
+
+const SCENARIOS: &[Scenario] = &[
+    ("none_that_fits_is_refused_and_none_passes_the_limit", rounds::run),
+    ("churn_under_kills_never_passes_the_limit_and_loses_no_byte", churn::run),
+    ("a_killed_process_gives_everything_back", slots::killed),
+    ("a_forked_child_keeps_its_dead_parents_slot", slots::forked),
+    ("closing_every_descriptor_keeps_the_slot", slots::closed),
+    ("executing_another_program_frees_the_slot", slots::executed),
+    ("a_lease_makes_opening_fail_and_not_wait", slots::leased),
+    ("without_descriptors_requests_are_still_judged", slots::starved),
+];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(role) = arguments.first().and_then(|first| first.strip_prefix("child:")) {
+        support::die_with_parent();
+        let dir = std::path::Path::new(&arguments[1]);
+        return match role {
+            "rounds" => rounds::child(dir, arguments[2].parse().unwrap()),
+            "churn" => churn::child(dir, arguments[2].parse().unwrap()),
+            _ => slots::child(role, dir),
+        };
+    }
+    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
+    let chosen = |name: &str| filter.is_none_or(|filter| name.contains(filter.as_str()));
+    let mut ran = 0;
+    for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| chosen(name)) {
+        let start = Instant::now();
+        let figures = scenario();
+        println!("test {name} ... ok ({:.1} s) {figures}", start.elapsed().as_secs_f64());
+        ran += 1;
+    }
+    println!("\ntest result: ok. {ran} passed\n");
+}
