@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -43,7 +43,7 @@ impl Pages {
     }
 
     pub fn spawn(&self, role: &str, index: usize) -> Tenant {
-        let child = Command::new(std::env::current_exe().unwrap())
+        let mut child = Command::new(std::env::current_exe().unwrap())
             .arg(format!("child:{role}"))
             .arg(self.dir.path())
             .arg(index.to_string())
@@ -51,7 +51,8 @@ impl Pages {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        Tenant(child)
+        let out = BufReader::new(child.stdout.take().unwrap());
+        Tenant { child, out }
     }
 }
 
@@ -63,44 +64,50 @@ pub fn account(dir: &Path) -> Account {
 }
 
 /// A child, killed with SIGKILL when dropped.
-pub struct Tenant(Child);
+pub struct Tenant {
+    child: Child,
+    out: BufReader<ChildStdout>,
+}
 
 impl Tenant {
     /// Sends SIGKILL and waits until the process is gone.
     pub fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
     }
 
     /// The next line that the child prints.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
-        BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        self.out.read_line(&mut line).unwrap();
         line.trim().to_owned()
     }
 
     pub fn succeeded(&mut self) -> bool {
-        self.0.wait().unwrap().success()
+        self.child.wait().unwrap().success()
     }
 }
 
 impl Drop for Tenant {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
+/// Ends with the parent, and by itself should the parent wait for ever.
 pub fn die_with_parent() {
+    // SAFETY: SIGALRM's default action ends this process; nothing here handles it.
+    unsafe { libc::alarm(60) };
     // SAFETY: changes only what happens to this process when its parent dies.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
 }
 
-/// Waits until `condition`, at most ten seconds.
+/// Waits until `condition`, at most half a minute.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(10), "waited in vain until {what}");
+        assert!(start.elapsed() < Duration::from_secs(30), "waited in vain until {what}");
         std::thread::sleep(Duration::from_micros(50));
     }
 }
