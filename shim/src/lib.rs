@@ -21,8 +21,20 @@ macro_rules! export {
         /// As the driver's.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $export($($arg: $ty),*) -> CUresult {
-            // SAFETY: the caller's own arguments, for a function of this very signature.
-            launch::launch(&real::$export, |real| unsafe { real($($arg),*) })
+            /// A first launch, a closed gate, pass-through: apart, and called with the very same
+            /// arguments, so that the hot path leaves them where they are.
+            #[cold]
+            #[inline(never)]
+            unsafe extern "C" fn otherwise($($arg: $ty),*) -> CUresult {
+                // SAFETY: the caller's own arguments, for a function of this very signature.
+                launch::otherwise(&real::$export, |real| unsafe { real($($arg),*) })
+            }
+            match launch::at_once(&real::$export) {
+                // SAFETY: as above.
+                Some((real, _busy)) => unsafe { real($($arg),*) },
+                // SAFETY: as above.
+                None => unsafe { otherwise($($arg),*) },
+            }
         }
     };
     (lookup $body:ident $export:ident ($($arg:ident : $ty:ty),* $(,)?)) => {

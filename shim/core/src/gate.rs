@@ -1,20 +1,22 @@
 //! The gate: where a launch asks whether its tenant may use the GPU now.
 //!
-//! The plugin writes a gate word per GPU into the quota page. [`admit`] is the one place that reads
-//! it, between raising the thread's busy flag and the driver's launch, so that the protocol of a
+//! The plugin writes a gate word per GPU into the quota page. This is the one place that reads it, between raising the thread's busy flag and the driver's launch, so that the protocol of a
 //! lease (close the gate, wait until no flag is up, drain) has its ordering here and nowhere else:
 //!
 //! - the launching thread: `busy.swap(1, SeqCst)`, then load the gate;
 //! - who closes: store CLOSED, `fence(SeqCst)`, then read the busy flags. One of the two sees the
 //!   other.
 //!
+//! A container with several GPUs is granted all of them or none (design: a gang, for NCCL), so its
+//! gates move together, and a launch looks at the first.
+//!
 //! **State of enforcement.** Compute is not limited yet: the plugin writes SOLO only, and a word
-//! other than SOLO is admitted at once (see [`other_than_solo`]). What is final is the hot path and
-//! its cost.
+//! other than SOLO is admitted at once, with a line that says so ([`other_than_solo`]). What is final
+//! is the hot path and its cost.
 
-use crate::records::Record;
+use crate::log::Reason;
+use crate::own;
 use crate::state::{self, Process, Standing};
-use crate::thread::THREAD;
 use core::sync::atomic::{AtomicU32, Ordering};
 use tessera_cuda::types::{CUDA_ERROR_SYSTEM_NOT_READY, CUresult};
 use tessera_region::layout::GATE_SOLO;
@@ -23,7 +25,7 @@ use tessera_region::layout::GATE_SOLO;
 #[derive(Debug)]
 pub enum Pass {
     /// This thread's busy flag is up.
-    Flag(&'static AtomicU32),
+    Flag(Busy),
     /// More threads than there are records: they share a counter.
     Crowd(&'static AtomicU32),
     /// Nothing to give back: pass-through, or inside another launch of this thread.
@@ -31,98 +33,110 @@ pub enum Pass {
 }
 
 impl Drop for Pass {
-    #[inline(always)]
     fn drop(&mut self) {
-        match self {
-            // Release: the launch is the driver's before the flag is seen down.
-            Self::Flag(busy) => busy.store(0, Ordering::Release),
-            Self::Crowd(count) => {
-                count.fetch_sub(1, Ordering::Release);
-            }
-            Self::Free => {}
+        if let Self::Crowd(count) = self {
+            count.fetch_sub(1, Ordering::Release);
         }
     }
+}
+
+/// A busy flag that is up; dropping it lowers it.
+#[derive(Debug)]
+pub struct Busy(&'static AtomicU32);
+
+impl Drop for Busy {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: the launch is the driver's before the flag is seen down.
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// The hot path of [`admit`]: a thread that has launched before, at an open gate. `None` says
+/// nothing but "ask [`admit`]". Makes no call, so that the launch's arguments stay where they are.
+#[inline(always)]
+pub fn admit_at_once() -> Option<Busy> {
+    // SAFETY: records are never unmapped; in a forked child they read as zero.
+    let record = unsafe { own::record().as_ref() }?;
+    if record.busy.swap(1, Ordering::SeqCst) != 0 {
+        return None; // inside another launch of this thread
+    }
+    let busy = Busy(&record.busy);
+    let gate = record.gate.load(Ordering::Relaxed);
+    if gate.is_null() {
+        return None;
+    }
+    // SAFETY: a word of the quota page, which stays mapped. Acquire: pairs with the plugin's
+    // Release.
+    if unsafe { &*gate }.load(Ordering::Acquire) != GATE_SOLO {
+        return None;
+    }
+    let launches = record.launches.load(Ordering::Relaxed);
+    // SAFETY: set together with `gate`: a word of this process's slot, which stays mapped.
+    let launches = unsafe { &*launches };
+    // A record with a gate is the word's only writer.
+    launches.store(launches.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    Some(busy)
 }
 
 /// Waits until this thread may launch, and counts the launch.
 ///
 /// # Errors
 /// `CUDA_ERROR_SYSTEM_NOT_READY` where the quota cannot be read (absence closes).
-#[inline(always)]
+#[inline(never)]
 pub fn admit() -> Result<Pass, CUresult> {
-    let record = THREAD.with(|thread| thread.record.get());
-    if record.is_null() {
-        return admit_without_record();
-    }
     // SAFETY: records are never unmapped; in a forked child they read as zero.
-    let record = unsafe { &*record };
+    let mut record = unsafe { own::record().as_ref() };
+    if record.is_none_or(|record| record.process.load(Ordering::Relaxed).is_null()) {
+        let process = match state::standing() {
+            Standing::Pass => return Ok(Pass::Free),
+            Standing::Closed => return Err(CUDA_ERROR_SYSTEM_NOT_READY),
+            Standing::Armed(process) => process,
+        };
+        record = process.records.claim(process);
+        let Some(record) = record else { return Ok(admit_to_crowd(process)) };
+        own::set_record(record);
+    }
+    let Some(record) = record else { return Ok(Pass::Free) };
     if record.busy.swap(1, Ordering::SeqCst) != 0 {
         // The driver called its own export: the outer launch holds the flag.
         return Ok(Pass::Free);
     }
-    let pass = Pass::Flag(&record.busy);
-    let process = record.process.load(Ordering::Relaxed);
-    if process.is_null() {
-        drop(pass);
-        return admit_without_record();
-    }
-    // SAFETY: the state of a process is never freed.
-    check(unsafe { &*process });
-    count(record);
-    Ok(pass)
+    let busy = Busy(&record.busy);
+    // SAFETY: not null, as just seen to; the state of a process is never freed.
+    check(unsafe { &*record.process.load(Ordering::Relaxed) }.gate());
+    // SAFETY: set together with `process`: a word of this process's slot, which stays mapped.
+    unsafe { &*record.launches.load(Ordering::Relaxed) }.fetch_add(1, Ordering::Relaxed);
+    Ok(Pass::Flag(busy))
 }
 
-/// The gates of all the tenant's GPUs: a container with several is granted all or none.
-#[inline(always)]
-fn check(process: &'static Process) {
-    for gate in process.gates() {
-        if gate.load(Ordering::Acquire) != GATE_SOLO {
-            other_than_solo();
-        }
+/// A launch of a thread that has no record.
+fn admit_to_crowd(process: &'static Process) -> Pass {
+    process.crowd.fetch_add(1, Ordering::SeqCst);
+    check(process.gate());
+    if let Some(shared) = process.account.launches().last() {
+        shared.fetch_add(1, Ordering::Relaxed);
+    }
+    Pass::Crowd(&process.crowd)
+}
+
+fn check(gate: &AtomicU32) {
+    // Acquire: pairs with the plugin's Release.
+    let word = gate.load(Ordering::Acquire);
+    if word != GATE_SOLO {
+        other_than_solo(word);
     }
 }
 
-/// OPEN, CLOSED or a word from a later plugin. Without a lease protocol there is nothing to wait
-/// for, so the launch passes.
+static NO_LEASES: Reason = Reason::new();
+
+/// OPEN, CLOSED or a word from a later plugin: it shares out GPU time, which this shim cannot. The
+/// launch passes, and the mismatch is said.
 #[cold]
-fn other_than_solo() {}
-
-#[inline(always)]
-fn count(record: &Record) {
-    let launches = record.launches.load(Ordering::Relaxed);
-    // SAFETY: set together with `process`, which is not null: a word of this process's slot, which
-    // stays mapped.
-    let launches = unsafe { &*launches };
-    if record.exclusive.load(Ordering::Relaxed) != 0 {
-        launches.store(launches.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-    } else {
-        launches.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// A thread's first launch, its first one after a fork, and every launch in pass-through.
 #[inline(never)]
-fn admit_without_record() -> Result<Pass, CUresult> {
-    let process = match state::standing() {
-        Standing::Pass => return Ok(Pass::Free),
-        Standing::Closed => return Err(CUDA_ERROR_SYSTEM_NOT_READY),
-        Standing::Armed(process) => process,
-    };
-    match process.records.claim(process, process.launch_shards()) {
-        Some(record) => {
-            THREAD.with(|thread| thread.record.set(record));
-            record.busy.swap(1, Ordering::SeqCst);
-            check(process);
-            count(record);
-            Ok(Pass::Flag(&record.busy))
-        }
-        None => {
-            process.crowd.fetch_add(1, Ordering::SeqCst);
-            check(process);
-            if let Some(shared) = process.launch_shards().last() {
-                shared.fetch_add(1, Ordering::Relaxed);
-            }
-            Ok(Pass::Crowd(&process.crowd))
-        }
-    }
+fn other_than_solo(word: u32) {
+    NO_LEASES.say(format_args!(
+        "the plugin shares out GPU time (gate {word}), and this libtessera.so only limits memory: \
+         restart the container so that it gets the plugin's own"
+    ));
 }

@@ -1,16 +1,23 @@
 //! Launch hooks: through the gate, then to the driver. All variants share this body, because
 //! nothing in a launch's arguments changes what the gate decides.
 
-use crate::gate;
+use crate::gate::{self, Busy};
 use crate::real::Real;
 use tessera_cuda::types::{CUDA_ERROR_NOT_FOUND, CUresult};
 
-/// Forwards a launch. `call` hands the caller's own arguments to the driver's function.
+/// The hot path: the driver's function and the right to call it while the flag is up. `None` says
+/// nothing but "ask [`otherwise`]".
 #[inline(always)]
-pub fn launch<F: Copy>(real: &Real<F>, call: impl FnOnce(F) -> CUresult) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+pub fn at_once<F: Copy>(real: &Real<F>) -> Option<(F, Busy)> {
+    let function = real.bound()?;
+    Some((function, gate::admit_at_once()?))
+}
+
+/// Forwards any launch. `call` hands the caller's own arguments to the driver's function.
+pub fn otherwise<F: Copy>(real: &Real<F>, call: impl FnOnce(F) -> CUresult) -> CUresult {
+    let Some(function) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     match gate::admit() {
-        Ok(_pass) => call(real),
+        Ok(_pass) => call(function),
         Err(refusal) => refusal,
     }
 }

@@ -46,6 +46,7 @@ pub mod log;
 mod lookup;
 mod memory;
 mod nvml;
+mod own;
 mod pages;
 mod place;
 mod quota;

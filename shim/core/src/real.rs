@@ -85,27 +85,28 @@ impl<F: Copy> Real<F> {
         &self.symbol
     }
 
-    /// The driver's function, looking for the library, and loading it, when called for the first
-    /// time. `None` where this driver has no such function.
+    /// The driver's function, if the library is bound and has it.
     #[inline(always)]
-    pub fn get(&self) -> Option<F> {
+    pub fn bound(&self) -> Option<F> {
         let pointer = self.symbol.pointer();
         if pointer.is_null() {
-            return self.find();
+            return None;
         }
         // SAFETY: non-null, so by the contract of `new` it is a function of type F; sizes are equal.
         Some(unsafe { core::mem::transmute_copy::<*mut c_void, F>(&pointer) })
     }
 
+    /// The driver's function, looking for the library, and loading it, when called for the first
+    /// time. `None` where this driver has no such function.
+    #[inline(always)]
+    pub fn get(&self) -> Option<F> {
+        self.bound().or_else(|| self.find())
+    }
+
     #[cold]
     fn find(&self) -> Option<F> {
         driver::bind(self.symbol.library, driver::Wanted::Load);
-        let pointer = self.symbol.pointer();
-        if pointer.is_null() {
-            return None;
-        }
-        // SAFETY: as in `get`.
-        Some(unsafe { core::mem::transmute_copy::<*mut c_void, F>(&pointer) })
+        self.bound()
     }
 }
 

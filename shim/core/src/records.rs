@@ -22,12 +22,13 @@ pub struct Record {
     pub(crate) busy: AtomicU32,
     /// The owner's thread id; 0 is free.
     tid: AtomicU32,
-    /// The state this record belongs to; null after a fork.
-    pub(crate) process: AtomicPtr<Process>,
+    /// The gate, for the hot path; null where the thread is to take the other one: after a fork,
+    /// and when it shares its counter.
+    pub(crate) gate: AtomicPtr<AtomicU32>,
     /// The launch counter's shard in the usage page.
     pub(crate) launches: AtomicPtr<AtomicU64>,
-    /// 1 when no other thread writes that shard, so that counting needs no locked instruction.
-    pub(crate) exclusive: AtomicU32,
+    /// The state this record belongs to; null after a fork.
+    pub(crate) process: AtomicPtr<Process>,
     /// Which shard, to give it back.
     shard: AtomicU32,
 }
@@ -80,13 +81,9 @@ impl Records {
         }
     }
 
-    /// A record for the calling thread, bound to `process` and counting into one of `shards`.
-    /// `None` when 16384 live threads have one, or the kernel has no memory.
-    pub(crate) fn claim(
-        &self,
-        process: &'static Process,
-        shards: &'static [AtomicU64],
-    ) -> Option<&'static Record> {
+    /// A record for the calling thread, for the gates and the launch counter of `process`. `None` when 16384 live threads have one, or the kernel has no memory.
+    pub(crate) fn claim(&self, process: &'static Process) -> Option<&'static Record> {
+        let shards = process.account.launches();
         let mut pool = self.pool.lock();
         if pool.free == 0 && pool.used >= pool.sweep_at {
             pool.sweep();
@@ -99,11 +96,13 @@ impl Records {
         if exclusive {
             pool.shards |= 1 << shard;
         }
+        let gate =
+            if exclusive { ptr::from_ref(process.gate()).cast_mut() } else { ptr::null_mut() };
         record.busy.store(0, Ordering::Relaxed);
-        record.launches.store(ptr::from_ref(&shards[shard]).cast_mut(), Ordering::Relaxed);
-        record.exclusive.store(u32::from(exclusive), Ordering::Relaxed);
         record.shard.store(u32::try_from(shard).unwrap_or(0), Ordering::Relaxed);
+        record.launches.store(ptr::from_ref(&shards[shard]).cast_mut(), Ordering::Relaxed);
         record.process.store(ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
+        record.gate.store(gate, Ordering::Relaxed);
         record.tid.store(own_tid(), Ordering::Release);
         Some(record)
     }
@@ -144,9 +143,10 @@ impl Pool {
             let Some(record) = self.at(index) else { continue };
             let tid = record.tid.load(Ordering::Relaxed);
             if tid != 0 && !alive(tid) {
-                if record.exclusive.load(Ordering::Relaxed) != 0 {
+                if !record.gate.load(Ordering::Relaxed).is_null() {
                     self.shards &= !(1 << record.shard.load(Ordering::Relaxed));
                 }
+                record.gate.store(ptr::null_mut(), Ordering::Relaxed);
                 record.process.store(ptr::null_mut(), Ordering::Relaxed);
                 // A thread that was cancelled inside a launch leaves its flag up.
                 record.busy.store(0, Ordering::Relaxed);

@@ -18,13 +18,13 @@ use crate::attach::{self, Found, Pages};
 use crate::contexts::Contexts;
 use crate::gpus::{Gpus, Listed};
 use crate::log::Reason;
+use crate::own;
 use crate::pages;
 use crate::records::Records;
 use crate::session::Session;
 use crate::spin::Spin;
-use crate::thread::THREAD;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::ffi::CString;
 use tessera_cuda::types::CUdevice;
 use tessera_region::account::Account;
@@ -273,7 +273,7 @@ extern "C" fn wipe_by_hand() {
         // SAFETY: a mapped page; the child has one thread, and all-zero is a valid `Wiped`.
         unsafe { ptr::write_bytes(wiped, 0, 1) };
     }
-    THREAD.with(|thread| thread.record.set(ptr::null()));
+    own::set_record(ptr::null());
 }
 
 /// A process that could claim no slot still tells the plugin; nobody else would.
@@ -285,19 +285,10 @@ fn tell_no_slot(pages: &Pages) {
 }
 
 impl Process {
-    /// The gates of the tenant's GPUs.
-    #[inline(always)]
-    pub(crate) fn gates(&self) -> impl Iterator<Item = &'static AtomicU32> {
-        let quota = self.account.quota();
-        (0..quota.gpu_count()).map(|gpu| {
-            // SAFETY: a word of the quota page, which stays mapped for the life of the process.
-            unsafe { &*quota.gate_word(gpu) }
-        })
-    }
-
-    /// The sharded launch counter of this process's slot.
-    pub(crate) fn launch_shards(&'static self) -> &'static [AtomicU64] {
-        self.account.launches()
+    /// The tenant's gate: that of its first GPU; see [`crate::gate`].
+    pub(crate) fn gate(&self) -> &'static AtomicU32 {
+        // SAFETY: a word of the quota page, which stays mapped for the life of the process.
+        unsafe { &*self.account.quota().gate_word(0) }
     }
 
     /// What `device` is in the page; the first look at one that is not there is an event.

@@ -2,18 +2,15 @@
 //!
 //! Plain thread-local words: no lazy initialisation, no destructor, no registration. So hooks work
 //! in TLS destructors and atexit handlers, and a thread that ends leaves nothing behind but its
-//! launch record, which is reclaimed by its dead thread id ([`crate::records`]).
+//! launch record, which is reclaimed by its dead thread id ([`crate::records`]). The word that a
+//! launch needs is in [`crate::own`], being the only one that has to be faster than this.
 
 use crate::contexts::Place;
-use crate::records::Record;
 use core::cell::Cell;
-use core::ptr;
 
 pub(crate) struct Thread {
     /// Hooks of ours that are active on this thread.
     depth: Cell<u32>,
-    /// This thread's launch record; the memory behind it is wiped in forked children.
-    pub(crate) record: Cell<*const Record>,
     /// The context that was current last time, and where it is.
     pub(crate) place: Cell<CachedPlace>,
 }
@@ -34,7 +31,6 @@ thread_local! {
     pub(crate) static THREAD: Thread = const {
         Thread {
             depth: Cell::new(0),
-            record: Cell::new(ptr::null()),
             place: Cell::new(CachedPlace {
                 owner: 0,
                 epoch: 0,

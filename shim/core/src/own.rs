@@ -1,0 +1,112 @@
+//! The calling thread's launch record, at the price of two loads.
+//!
+//! In a shared library `thread_local!` costs a call of `__tls_get_addr`, a fifth of what a hooked
+//! launch may cost. The shim is loaded at program start, so its one word can be in the static TLS
+//! block, at a fixed distance from the thread pointer (the "initial-exec" model of the ELF TLS
+//! specification), for which stable Rust has no word but assembly has.
+
+use crate::records::Record;
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+core::arch::global_asm!(
+    ".pushsection .tbss.tessera_record,\"awT\",%nobits",
+    ".hidden tessera_record",
+    ".globl tessera_record",
+    ".type tessera_record, %object",
+    ".size tessera_record, 8",
+    ".balign 8",
+    "tessera_record:",
+    ".zero 8",
+    ".popsection",
+);
+
+/// This thread's record; null before its first launch.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) fn record() -> *const Record {
+    let record;
+    // SAFETY: reads this thread's own word, which exists for as long as the thread does.
+    unsafe {
+        core::arch::asm!(
+            "mov {record}, qword ptr [rip + tessera_record@GOTTPOFF]",
+            "mov {record}, qword ptr fs:[{record}]",
+            record = out(reg) record,
+            options(nostack, preserves_flags, readonly),
+        );
+    }
+    record
+}
+
+/// Sets this thread's record.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn set_record(record: *const Record) {
+    // SAFETY: writes this thread's own word.
+    unsafe {
+        core::arch::asm!(
+            "mov {at}, qword ptr [rip + tessera_record@GOTTPOFF]",
+            "mov qword ptr fs:[{at}], {record}",
+            at = out(reg) _,
+            record = in(reg) record,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// This thread's record; null before its first launch.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+pub(crate) fn record() -> *const Record {
+    let record;
+    // SAFETY: reads this thread's own word, which exists for as long as the thread does.
+    unsafe {
+        core::arch::asm!(
+            "mrs {thread}, tpidr_el0",
+            "adrp {record}, :gottprel:tessera_record",
+            "ldr {record}, [{record}, :gottprel_lo12:tessera_record]",
+            "ldr {record}, [{thread}, {record}]",
+            thread = out(reg) _,
+            record = out(reg) record,
+            options(nostack, preserves_flags, readonly),
+        );
+    }
+    record
+}
+
+/// Sets this thread's record.
+#[cfg(target_arch = "aarch64")]
+pub(crate) fn set_record(record: *const Record) {
+    // SAFETY: writes this thread's own word.
+    unsafe {
+        core::arch::asm!(
+            "mrs {thread}, tpidr_el0",
+            "adrp {at}, :gottprel:tessera_record",
+            "ldr {at}, [{at}, :gottprel_lo12:tessera_record]",
+            "str {record}, [{thread}, {at}]",
+            thread = out(reg) _,
+            at = out(reg) _,
+            record = in(reg) record,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::ptr;
+
+    #[test]
+    fn every_thread_has_its_own_word() {
+        let mine = ptr::without_provenance(64);
+        set_record(mine);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(record().is_null());
+                set_record(ptr::without_provenance(128));
+                assert_eq!(record().addr(), 128);
+            });
+        });
+        assert_eq!(record(), mine);
+        set_record(ptr::null());
+    }
+}
