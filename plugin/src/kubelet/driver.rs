@@ -97,9 +97,9 @@ impl<P: DevicePlugin> Driver<P> {
             max_backoff: timing.max_backoff,
             live: timing.live_timeout,
         };
-        let (mut machine, _) = Machine::start(delays, self.snapshot.kubelet.is_some());
+        let mut machine = Machine::new(delays);
         // The first socket has been made in `new`.
-        let mut todo: VecDeque<Action> = machine.on(Event::Listening).into();
+        let mut todo: VecDeque<Action> = machine.on(self.listening()).into();
         let mut wake: Option<Instant> = None;
         let own = self.server.as_ref().map(|server| server.socket.name.clone());
         let mut housekeeping = Box::pin({
@@ -119,7 +119,7 @@ impl<P: DevicePlugin> Driver<P> {
                     Action::Listen => {
                         self.end_server().await;
                         let event = match self.listen() {
-                            Ok(()) => Event::Listening,
+                            Ok(()) => self.listening(),
                             Err(error) => {
                                 self.complain(&error.to_string());
                                 Event::ListenFailed
@@ -180,6 +180,10 @@ impl<P: DevicePlugin> Driver<P> {
             });
         self.server = Some(Server { socket, stop, task: tokio::spawn(serving) });
         Ok(())
+    }
+
+    fn listening(&self) -> Event {
+        Event::Listening { kubelet: self.snapshot.kubelet.is_some() }
     }
 
     /// Ends the streams, lets open calls end, removes the socket.

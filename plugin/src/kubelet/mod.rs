@@ -142,6 +142,9 @@ impl Serving {
 ///
 /// # Errors
 /// [`SocketError`] if no socket can be made in `dir`; its message says what to do.
+///
+/// # Panics
+/// Outside of a tokio runtime.
 pub fn serve<P: DevicePlugin>(
     resource_name: &str,
     dir: &Path,
@@ -165,6 +168,9 @@ pub struct Options {
 /// [`serve`], with options.
 ///
 /// # Errors
+/// As [`serve`].
+///
+/// # Panics
 /// As [`serve`].
 pub fn serve_with<P: DevicePlugin>(
     resource_name: &str,

@@ -21,8 +21,8 @@ use super::readiness::Phase;
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// A new socket listens.
-    Listening,
+    /// A new socket listens. `kubelet`: whether `kubelet.sock` was there at that moment.
+    Listening { kubelet: bool },
     /// No socket could be made.
     ListenFailed,
     /// `kubelet.sock` is there and is not the one seen before.
@@ -103,16 +103,15 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// The machine and its first actions. `kubelet`: whether `kubelet.sock` is there.
-    pub(super) fn start(delays: Delays, kubelet: bool) -> (Self, Vec<Action>) {
-        let machine = Self { state: State::Starting, delays, kubelet, streams: 0, failures: 0 };
-        (machine, vec![Action::Listen])
+    /// A machine that awaits its first `Listening`.
+    pub(super) fn new(delays: Delays) -> Self {
+        Self { state: State::Starting, delays, kubelet: false, streams: 0, failures: 0 }
     }
 
     /// What to do about `event`.
     pub(super) fn on(&mut self, event: Event) -> Vec<Action> {
         match event {
-            Event::Listening => self.listening(),
+            Event::Listening { kubelet } => self.listening(kubelet),
             Event::ListenFailed => self.back_off(State::Backoff),
             Event::KubeletAppeared => {
                 self.kubelet = true;
@@ -164,9 +163,10 @@ impl Machine {
         }
     }
 
-    fn listening(&mut self) -> Vec<Action> {
+    fn listening(&mut self, kubelet: bool) -> Vec<Action> {
         self.streams = 0;
-        if self.kubelet { self.register() } else { self.wait() }
+        self.kubelet = kubelet;
+        if kubelet { self.register() } else { self.wait() }
     }
 
     fn register(&mut self) -> Vec<Action> {
@@ -228,10 +228,11 @@ mod tests {
         live: Duration::from_secs(10),
     };
 
+    const LISTENING: Event = Event::Listening { kubelet: true };
+
     fn live() -> Machine {
-        let (mut machine, actions) = Machine::start(DELAYS, true);
-        assert_eq!(actions, [Action::Listen]);
-        assert_eq!(machine.on(Event::Listening), [Action::CancelWake, Action::Register]);
+        let mut machine = Machine::new(DELAYS);
+        assert_eq!(machine.on(LISTENING), [Action::CancelWake, Action::Register]);
         assert_eq!(
             machine.on(Event::Accepted),
             [Action::Report(Phase::Accepted), Action::Wake(DELAYS.live)]
@@ -242,21 +243,21 @@ mod tests {
 
     #[test]
     fn a_stream_opened_before_register_returns_counts() {
-        let (mut machine, _) = Machine::start(DELAYS, true);
-        machine.on(Event::Listening);
+        let mut machine = Machine::new(DELAYS);
+        machine.on(LISTENING);
         assert_eq!(machine.on(Event::Opened), []);
         assert!(machine.on(Event::Accepted).contains(&Action::Report(Phase::Live)));
     }
 
     #[test]
     fn without_kubelet_it_waits_and_registers_when_one_appears() {
-        let (mut machine, _) = Machine::start(DELAYS, false);
+        let mut machine = Machine::new(DELAYS);
         assert_eq!(
-            machine.on(Event::Listening),
+            machine.on(Event::Listening { kubelet: false }),
             [Action::CancelWake, Action::Report(Phase::Waiting)]
         );
         assert!(machine.on(Event::KubeletAppeared).contains(&Action::Listen));
-        assert!(machine.on(Event::Listening).contains(&Action::Register));
+        assert!(machine.on(LISTENING).contains(&Action::Register));
     }
 
     #[test]
@@ -269,13 +270,13 @@ mod tests {
                 machine
             },
             || {
-                let (mut machine, _) = Machine::start(DELAYS, true);
-                machine.on(Event::Listening);
+                let mut machine = Machine::new(DELAYS);
+                machine.on(LISTENING);
                 machine
             },
             || {
-                let (mut machine, _) = Machine::start(DELAYS, true);
-                machine.on(Event::Listening);
+                let mut machine = Machine::new(DELAYS);
+                machine.on(LISTENING);
                 machine.on(Event::Refused);
                 machine
             },
@@ -288,8 +289,8 @@ mod tests {
 
     #[test]
     fn refusals_are_retried_on_the_same_socket_ever_more_slowly() {
-        let (mut machine, _) = Machine::start(DELAYS, true);
-        machine.on(Event::Listening);
+        let mut machine = Machine::new(DELAYS);
+        machine.on(LISTENING);
         let mut waits = vec![];
         for _ in 0..6 {
             for action in machine.on(Event::Refused) {
@@ -304,8 +305,8 @@ mod tests {
 
     #[test]
     fn a_stream_that_never_opens_or_ends_brings_a_new_socket() {
-        let (mut machine, _) = Machine::start(DELAYS, true);
-        machine.on(Event::Listening);
+        let mut machine = Machine::new(DELAYS);
+        machine.on(LISTENING);
         machine.on(Event::Accepted);
         assert!(machine.on(Event::Timer).contains(&Action::Wake(DELAYS.min_backoff)));
         assert!(machine.on(Event::Timer).contains(&Action::Listen));
@@ -336,11 +337,11 @@ mod tests {
             })
         };
         assert_eq!(wait(machine.on(Event::Closed)), Some(DELAYS.min_backoff));
-        for event in [Event::Timer, Event::Listening, Event::Accepted, Event::Opened] {
+        for event in [Event::Timer, LISTENING, Event::Accepted, Event::Opened] {
             machine.on(event);
         }
         assert_eq!(wait(machine.on(Event::Closed)), Some(DELAYS.min_backoff * 2));
-        for event in [Event::Timer, Event::Listening, Event::Accepted, Event::Opened] {
+        for event in [Event::Timer, LISTENING, Event::Accepted, Event::Opened] {
             machine.on(event);
         }
         machine.on(Event::Timer);
@@ -356,10 +357,19 @@ mod tests {
     }
 
     #[test]
+    fn a_kubelet_that_comes_while_the_socket_is_made_is_not_missed() {
+        let mut machine = live();
+        machine.on(Event::KubeletGone);
+        machine.on(Event::Closed);
+        assert!(machine.on(Event::Timer).contains(&Action::Listen));
+        assert!(machine.on(LISTENING).contains(&Action::Register));
+    }
+
+    #[test]
     fn a_wiped_socket_is_made_again() {
         let mut machine = live();
         assert!(machine.on(Event::SocketLost).contains(&Action::Listen));
-        assert!(machine.on(Event::Listening).contains(&Action::Register));
+        assert!(machine.on(LISTENING).contains(&Action::Register));
     }
 
     #[test]

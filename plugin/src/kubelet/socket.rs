@@ -42,12 +42,14 @@ pub enum SocketError {
 }
 
 /// What tells one file from another that has taken its name. The inode number alone does not: tmpfs
-/// and ext4 use it again at once.
+/// and ext4 use it again at once. The time of birth does, and unlike the time of change it survives
+/// chmod and relabelling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     device: u64,
     inode: u64,
-    changed: (i64, i64),
+    /// Where the file system knows no birth, the last change.
+    born: Option<SystemTime>,
 }
 
 impl Identity {
@@ -62,9 +64,15 @@ impl From<&Metadata> for Identity {
         Self {
             device: metadata.dev(),
             inode: metadata.ino(),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            born: metadata.created().ok().or_else(|| changed(metadata)),
         }
     }
+}
+
+fn changed(metadata: &Metadata) -> Option<SystemTime> {
+    let seconds = Duration::from_secs(u64::try_from(metadata.ctime()).ok()?);
+    let nanos = Duration::from_nanos(u64::try_from(metadata.ctime_nsec()).ok()?);
+    Some(UNIX_EPOCH + seconds + nanos)
 }
 
 /// Makes socket names that no other start of the plugin makes: `tessera-<resource>-<pid>-<start>-<n>.sock`.
@@ -222,6 +230,19 @@ mod tests {
         assert!(!names.is_ours(&Names::new("tessera.dev/gpu-large").next()));
         assert!(!names.is_ours("kubelet.sock"));
         assert!(!names.is_ours("tessera-tessera.dev-gpu-notes.sock"));
+    }
+
+    #[test]
+    fn a_file_stays_the_same_when_its_mode_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kubelet.sock");
+        std::fs::write(&path, "").unwrap();
+        if std::fs::metadata(&path).unwrap().created().is_err() {
+            return;
+        }
+        let before = Identity::of(&path);
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        assert_eq!(Identity::of(&path), before);
     }
 
     #[tokio::test]
