@@ -53,68 +53,70 @@ enum Found {
     TooNew,
 }
 
-fn find(name: &str, version: u32, flavour: Flavour) -> Found {
+/// The variant of `name` for a caller of `version`, from a driver of version `driver`.
+fn find(name: &str, version: u32, flavour: Flavour, driver: u32) -> Found {
     let from = VARIANTS.partition_point(|v| v.name < name);
-    let mine = || VARIANTS[from..].iter().take_while(|v| v.name == name);
+    // An older driver has never heard of what came later.
+    let mine =
+        || VARIANTS[from..].iter().take_while(|v| v.name == name).filter(|v| v.since <= driver);
     if mine().next().is_none() {
         return Found::Unknown;
     }
-    let newest = |f: Flavour| {
-        mine().filter(|v| v.flavour == f && v.since <= version).max_by_key(|v| v.since)
-    };
-    // A function without a default stream has only the legacy variant.
-    let own = if flavour == Flavour::PerThread { newest(flavour) } else { None };
-    match own.or_else(|| newest(Flavour::Legacy)) {
+    // A function with a per-thread variant has only that for a caller who wants it, even if it is
+    // too new; one without has only the legacy variant. (So does NVIDIA's 550.163.01.)
+    let own = flavour == Flavour::PerThread && mine().any(|v| v.flavour == flavour);
+    let wanted = if own { Flavour::PerThread } else { Flavour::Legacy };
+    let known = mine().filter(|v| v.flavour == wanted && v.since <= version);
+    match known.max_by_key(|v| v.since) {
         Some(v) => Found::Symbol(v.address.0),
         None => Found::TooNew,
     }
 }
 
-fn get(
+fn look_up(
     symbol: *const c_char,
     out: *mut *mut c_void,
     version: c_int,
     flags: cuuint64_t,
-) -> Result<(Result<()>, CUdriverProcAddressQueryResult)> {
+) -> Result<Found> {
     let name = cstr(symbol)?;
     if out.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let flavour = match flags {
-        CU_GET_PROC_ADDRESS_DEFAULT | CU_GET_PROC_ADDRESS_LEGACY_STREAM => Flavour::Legacy,
-        CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => Flavour::PerThread,
-        _ => return Err(CUDA_ERROR_INVALID_VALUE),
-    };
+    const BOTH: cuuint64_t =
+        CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    if flags & !BOTH != CU_GET_PROC_ADDRESS_DEFAULT {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let per_thread = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM != 0;
+    let flavour = if per_thread { Flavour::PerThread } else { Flavour::Legacy };
     let known = match driver() {
         Ok(d) => d.session.config().cuda_version,
         Err(_) => cuda_version_before_init(),
     };
-    // A driver offers nothing newer than itself.
-    let version = u32::try_from(version).map_err(|_| CUDA_ERROR_INVALID_VALUE)?.min(known);
-    let (pointer, outcome, status) = match find(name, version, flavour) {
-        Found::Symbol(p) => (p.cast_mut(), Ok(()), CU_GET_PROC_ADDRESS_SUCCESS),
-        Found::Unknown => {
-            (std::ptr::null_mut(), Err(CUDA_ERROR_NOT_FOUND), CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND)
-        }
-        Found::TooNew => (
-            std::ptr::null_mut(),
-            Err(CUDA_ERROR_NOT_FOUND),
-            CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT,
-        ),
-    };
-    put(out, pointer)?;
-    Ok((outcome, status))
+    // A negative version reads as a huge one.
+    Ok(find(name, version.cast_unsigned(), flavour, known))
 }
 
 exports! {
+    // As NVIDIA's 550.163.01 does: v1 fails and leaves the pointer alone …
     fn cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: cuuint64_t) {
-        get(symbol, pfn, cuda_version, flags)?.0
+        match look_up(symbol, pfn, cuda_version, flags)? {
+            Found::Symbol(p) => put(pfn, p.cast_mut()),
+            Found::Unknown | Found::TooNew => Err(CUDA_ERROR_NOT_FOUND),
+        }
     }
 
+    // … and v2 succeeds with a null pointer and a status that says why.
     fn cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: cuuint64_t, status: *mut CUdriverProcAddressQueryResult) {
-        let (outcome, found) = get(symbol, pfn, cuda_version, flags)?;
+        let (pointer, found) = match look_up(symbol, pfn, cuda_version, flags)? {
+            Found::Symbol(p) => (p, CU_GET_PROC_ADDRESS_SUCCESS),
+            Found::Unknown => (std::ptr::null(), CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
+            Found::TooNew => (std::ptr::null(), CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT),
+        };
+        put(pfn, pointer.cast_mut())?;
         put_if(status, found);
-        outcome
+        Ok(())
     }
 }
 
@@ -215,7 +217,6 @@ variants! {
     cuGraphGetNodes 10000 Legacy => cuGraphGetNodes;
     cuGraphInstantiate 10000 Legacy => cuGraphInstantiate;
     cuGraphInstantiate 11000 Legacy => cuGraphInstantiate_v2;
-    cuGraphInstantiate 12000 Legacy => cuGraphInstantiateWithFlags;
     cuGraphInstantiateWithFlags 11040 Legacy => cuGraphInstantiateWithFlags;
     cuGraphLaunch 10000 Legacy => cuGraphLaunch;
     cuGraphLaunch 10000 PerThread => cuGraphLaunch_ptsz;
@@ -410,7 +411,7 @@ mod tests {
     #[test]
     fn version_and_flags_choose_the_variant() {
         use crate::exports as e;
-        let pointer = |name, version, flavour| match find(name, version, flavour) {
+        let pointer = |name, version, flavour| match find(name, version, flavour, 13_000) {
             Found::Symbol(p) => p,
             _ => std::ptr::null(),
         };
@@ -418,9 +419,10 @@ mod tests {
         assert_eq!(pointer("cuMemAlloc", 3000, legacy), e::cuMemAlloc as *const c_void);
         assert_eq!(pointer("cuMemAlloc", 13_000, own), e::cuMemAlloc_v2 as *const c_void);
         assert_eq!(pointer("cuLaunchKernel", 12_000, own), e::cuLaunchKernel_ptsz as *const c_void);
-        assert_eq!(pointer("cuLaunchKernel", 6_000, own), e::cuLaunchKernel as *const c_void);
+        assert!(matches!(find("cuLaunchKernel", 6_000, own, 13_000), Found::TooNew));
         assert_eq!(pointer("cuCtxCreate", 12_040, legacy), e::cuCtxCreate_v3 as *const c_void);
-        assert!(matches!(find("cuCtxCreate_v9", 13_000, legacy), Found::Unknown));
-        assert!(matches!(find("cuLaunchKernelEx", 11_000, legacy), Found::TooNew));
+        assert!(matches!(find("cuCtxCreate_v9", 13_000, legacy, 13_000), Found::Unknown));
+        assert!(matches!(find("cuLaunchKernelEx", 11_000, legacy, 13_000), Found::TooNew));
+        assert!(matches!(find("cuStreamGetDevice", 12_000, legacy, 12_040), Found::Unknown));
     }
 }

@@ -115,12 +115,19 @@ impl Stream {
         let context = self.context();
         context.check_alive()?;
         let seq = context.device.submit_with(op, event)?;
-        self.last.store(seq + 1, Ordering::Relaxed);
-        context.last.store(seq + 1, Ordering::Relaxed);
-        if self.is_blocking() {
-            context.last_blocking.store(seq + 1, Ordering::Relaxed);
-        }
+        self.note(seq);
         Ok(seq)
+    }
+
+    /// Synchronising this stream, or what it blocks, now waits for operation `seq` of its GPU. A
+    /// maximum: other threads may have noted later ones.
+    fn note(&self, seq: u64) {
+        let context = self.context();
+        self.last.fetch_max(seq + 1, Ordering::Relaxed);
+        context.last.fetch_max(seq + 1, Ordering::Relaxed);
+        if self.is_blocking() {
+            context.last_blocking.fetch_max(seq + 1, Ordering::Relaxed);
+        }
     }
 
     /// The operation that synchronising this stream waits for.
@@ -208,11 +215,14 @@ exports_both! {
     fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(s: CUstream, event: CUevent, _flags: c_uint) |flavour| {
         let s = stream(s, flavour)?;
         let event: &Event = resolve(event)?;
-        // Same GPU: the queue's order is enough. Never recorded: nothing to wait for.
-        if let Some((device, seq)) = event.recorded()
-            && !std::ptr::eq(device, s.device())
-        {
-            s.submit(Op::Wait { channel: device.lane.channel(), seq })?;
+        match event.recorded() {
+            // The queue's order makes later work wait; synchronising must as well.
+            Some((device, seq)) if std::ptr::eq(device, s.device()) => s.note(seq),
+            Some((device, seq)) => {
+                s.submit(Op::Wait { channel: device.lane.channel(), seq })?;
+            }
+            // Never recorded: nothing to wait for.
+            None => {}
         }
         Ok(())
     }
