@@ -129,6 +129,20 @@ fn a_session_socket_is_not_needed() {
     }
 }
 
+#[test]
+fn a_grown_usage_page_still_holds() {
+    // Its tenant can do that; the plugin restores the size.
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    truncate(&pages.usage_file(), 1 << 30);
+    let program = Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages);
+    let mut tenant = Conversation::start(program);
+    tenant.must("init");
+    tenant.must("retain 0");
+    assert_eq!(tenant.ask("alloc 67108865").result, 2);
+    tenant.must("alloc 67108864");
+}
+
 /// Whether mount namespaces can be had; says so if not.
 fn contained(test: &str) -> bool {
     can_contain().map_err(|reason| external::skip(test, &reason)).is_ok()

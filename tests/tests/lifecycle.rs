@@ -58,6 +58,29 @@ fn a_killed_process_leaves_nothing_behind() {
 }
 
 #[test]
+fn memory_that_the_driver_has_not_freed_yet_is_waited_for() {
+    // The driver needs 300 ms to take a dead process's memory back; the slot is free at once.
+    let sim = SimGpu::start(
+        r#"
+        [memory]
+        reserved = "16MiB"
+        context_overhead = "16MiB"
+        teardown_ms = 300.0
+        [[gpu]]
+        uuid = "GPU-7e55e7a0-0000-4000-8000-000000000000"
+        memory = "1GiB"
+        "#,
+    );
+    let pages = Pages::create(&[(sim.uuid(0), 700 * MIB)]);
+    let mut next = start(&sim, &pages);
+    let mut victim = start(&sim, &pages);
+    victim.must("alloc 734003200");
+    victim.kill();
+    // Within the quota, so a refusal would be the driver's, and false a moment later.
+    next.must("alloc 734003200");
+}
+
+#[test]
 fn a_process_killed_in_the_middle_of_calls_leaves_nothing_behind() {
     let sim = SimGpu::start_default();
     let pages = Pages::create(&[(sim.uuid(0), 256 * MIB)]);
