@@ -9,6 +9,9 @@
 //!   from which `cuGetProcAddress` answers them, and the flavour: `legacy` default stream or `ptsz`.
 //! - Signatures are those of cuda.h (CUDA 12.9).
 //!
+//! Tests compare signatures with cudaTypedefs.h of CUDA 12.9 and 13.5, and versions and flavours with
+//! what NVIDIA's driver 550 answers.
+//!
 //! [`for_each_hook!`] hands every row to the macro named by the caller.
 
 /// Expands `$expand! { rows… }` with the whole table; see the module text for a row's form.
