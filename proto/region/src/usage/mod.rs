@@ -33,3 +33,6 @@ pub use create::{Created, create};
 pub use file::{Recovered, UsageFile};
 pub use map::{OwnedSlot, UsageMap};
 pub use snapshot::{SlotView, Snapshot, Tampered, What, parse};
+
+#[cfg(test)]
+mod tests;

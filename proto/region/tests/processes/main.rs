@@ -22,6 +22,7 @@ const SCENARIOS: &[Scenario] = &[
     ("executing_another_program_frees_the_slot", slots::executed),
     ("a_lease_makes_opening_fail_and_not_wait", slots::leased),
     ("without_descriptors_requests_are_still_judged", slots::starved),
+    ("a_full_file_system_is_said_and_leaves_nothing", slots::full),
 ];
 
 fn main() {

@@ -1,8 +1,10 @@
 //! The life of a slot: death, fork, closed descriptors, exec; leases; descriptor exhaustion.
 
+use std::ffi::{CStr, CString};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::ptr;
 use std::time::{Duration, Instant};
 
 use tessera_region::account::Reason;
@@ -10,7 +12,7 @@ use tessera_region::layout::{Kind, USAGE_FILE};
 use tessera_region::usage::{self, UsageFile, UsageMap};
 use tessera_region::{ClaimError, PageFault};
 
-use crate::support::{Pages, account, wait_until};
+use crate::support::{Pages, account, spawn_in, wait_until};
 
 const LIMIT: u64 = 1000;
 /// Of which a tenant's process holds this and has the rest reserved.
@@ -19,6 +21,7 @@ const GRANTED: u64 = 600;
 /// A tenant's process with one of the roles below.
 pub fn child(role: &str, dir: &Path) {
     match role {
+        "full" => return fill(dir),
         "lease" => return hold_lease(dir),
         "starved" => return starve(dir),
         _ => {}
@@ -198,4 +201,51 @@ pub fn starved() -> String {
     let pages = Pages::new(LIMIT);
     assert!(pages.spawn("starved", 0).succeeded());
     String::new()
+}
+
+/// In a mount namespace of its own, on a file system with room for one page and no more.
+fn fill(dir: &Path) {
+    let target = CString::new(dir.as_os_str().as_encoded_bytes()).unwrap();
+    let mount = |flags: libc::c_ulong, options: &CStr| {
+        // SAFETY: NUL-terminated strings that outlive the call.
+        let result = unsafe {
+            let (kind, options) = (c"tmpfs".as_ptr(), options.as_ptr().cast());
+            libc::mount(kind, target.as_ptr(), kind, flags, options)
+        };
+        assert_eq!(result, 0, "mount: {}", std::io::Error::last_os_error());
+    };
+    // SAFETY: this process has one thread, and shares its mounts with nobody afterwards.
+    let unshared = unsafe {
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            || libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) == 0
+    };
+    if !unshared {
+        return ready("no mount namespaces here");
+    }
+    let private = libc::MS_REC | libc::MS_PRIVATE;
+    // SAFETY: as `mount`; keeps what follows out of the namespace this one was copied from.
+    unsafe { libc::mount(c"none".as_ptr(), c"/".as_ptr(), ptr::null(), private, ptr::null()) };
+    mount(0, c"size=8k");
+    let full = usage::create(dir, 1).unwrap_err();
+    assert!(matches!(full.fault, PageFault::NoSpace(bytes) if bytes > 8192), "{full}");
+    let left: Vec<_> = std::fs::read_dir(dir).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    mount(libc::MS_REMOUNT, c"size=1m");
+    assert!(usage::create(dir, 1).unwrap().fresh);
+
+    // A tenant punched the memory out of its page, and the file system filled up meanwhile.
+    let page = std::fs::OpenOptions::new().write(true).open(dir.join(USAGE_FILE)).unwrap();
+    page.set_len(0).unwrap();
+    std::fs::write(dir.join("neighbour"), vec![1; 1 << 21]).unwrap_err();
+    let full = UsageFile::open(dir).unwrap().restore_size().unwrap_err();
+    assert!(matches!(full.fault, PageFault::NoSpace(_)), "{full}");
+    ready("done");
+}
+
+pub fn full() -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let mut tenant = spawn_in(dir.path(), "full", 0);
+    let said = tenant.line();
+    assert!(tenant.succeeded());
+    said
 }

@@ -43,17 +43,22 @@ impl Pages {
     }
 
     pub fn spawn(&self, role: &str, index: usize) -> Tenant {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .arg(format!("child:{role}"))
-            .arg(self.dir.path())
-            .arg(index.to_string())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let out = BufReader::new(child.stdout.take().unwrap());
-        Tenant { child, out }
+        spawn_in(self.dir.path(), role, index)
     }
+}
+
+/// Runs this program as a tenant's process with this role.
+pub fn spawn_in(dir: &Path, role: &str, index: usize) -> Tenant {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .arg(format!("child:{role}"))
+        .arg(dir)
+        .arg(index.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let out = BufReader::new(child.stdout.take().unwrap());
+    Tenant { child, out }
 }
 
 /// Attaches and claims, as a tenant's process does at its first driver call.

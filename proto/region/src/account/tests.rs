@@ -1,0 +1,253 @@
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Instant;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::quota::{self, GpuQuota, Policy, QuotaSpec, QuotaWriter};
+use crate::usage::{self, SlotView, UsageFile};
+
+struct Tenant {
+    dir: TempDir,
+    quota: QuotaWriter,
+}
+
+impl Tenant {
+    /// One GPU with a limit of 1000 bytes, one with 10.
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let gpu = |uuid: &str, memory_limit_bytes| GpuQuota {
+            uuid: uuid.into(),
+            memory_limit_bytes,
+            context_overhead_bytes: 0,
+            cores_millis: 1000,
+            policy: Policy::None,
+        };
+        let gpus = vec![gpu("GPU-0", 1000), gpu("GPU-1", 10)];
+        let spec = QuotaSpec { allocation: "a".into(), generation: 1, gpus };
+        let quota = quota::create(dir.path(), &spec).unwrap();
+        usage::create(dir.path(), 1).unwrap();
+        Self { dir, quota }
+    }
+
+    fn process(&self) -> Account {
+        let usage = UsageMap::attach(self.dir.path()).unwrap();
+        let slot = usage.claim().unwrap();
+        Account::new(QuotaReader::attach(self.dir.path()).unwrap(), usage, slot)
+    }
+
+    /// The slot's words, after the plugin's own checks.
+    fn slot(&self, account: &Account) -> SlotView {
+        let snapshot = UsageFile::open(self.dir.path()).unwrap().snapshot().unwrap();
+        snapshot.slots.into_iter().find(|slot| slot.index == account.slot_index()).unwrap()
+    }
+}
+
+fn take(account: &Account, gpu: usize, bytes: u64) -> Result<(), Reason> {
+    let reservation = account.reserve(gpu, bytes).map_err(|refused| refused.reason)?;
+    reservation.commit(bytes, Kind::Plain).map_err(|overrun| overrun.refused.reason)
+}
+
+#[test]
+fn the_last_byte_fits_and_the_next_does_not() {
+    let tenant = Tenant::new();
+    let account = tenant.process();
+    take(&account, 0, 999).unwrap();
+    assert_eq!(account.charged_total(0), 999);
+    let refused = account.reserve(0, 2).unwrap_err();
+    let reason = Reason::OverQuota;
+    assert_eq!(refused, Refused { reason, gpu: 0, bytes: 2, charged: 999, limit: 1000 });
+    assert!(refused.to_string().contains("over the memory quota"), "{refused}");
+    take(&account, 0, 1).unwrap();
+    take(&account, 0, 0).unwrap();
+    assert_eq!(take(&account, 0, 1), Err(reason));
+    assert_eq!(tenant.slot(&account).refusals, 2);
+}
+
+#[test]
+fn gpus_are_accounted_apart_and_processes_together() {
+    let tenant = Tenant::new();
+    let (one, two) = (tenant.process(), tenant.process());
+    take(&one, 0, 1000).unwrap();
+    take(&two, 1, 10).unwrap();
+    assert_eq!(take(&two, 0, 1), Err(Reason::OverQuota));
+    assert_eq!(take(&one, 1, 1), Err(Reason::OverQuota));
+    assert_eq!((one.charged_total(1), one.granted_here(1), two.granted_here(1)), (10, 0, 10));
+}
+
+#[test]
+fn a_dropped_reservation_leaves_nothing() {
+    let tenant = Tenant::new();
+    let account = tenant.process();
+    let reservation = account.reserve(0, 700).unwrap();
+    assert_eq!((reservation.bytes(), account.charged_total(0)), (700, 700));
+    drop(reservation);
+    let slot = tenant.slot(&account);
+    assert_eq!((slot.charged[0], slot.granted[0], slot.peak[0], slot.frees), (0, 0, 0, 0));
+}
+
+#[test]
+fn a_commit_settles_to_what_the_driver_gave() {
+    let tenant = Tenant::new();
+    let account = tenant.process();
+    account.reserve(0, 100).unwrap().commit(60, Kind::Pitched).unwrap();
+    assert_eq!(account.charged_total(0), 60);
+    account.reserve(0, 100).unwrap().commit(140, Kind::Pitched).unwrap();
+    assert_eq!(account.charged_total(0), 200);
+    account.release(0, 140, Kind::Pitched);
+    let slot = tenant.slot(&account);
+    assert_eq!((slot.charged[0], slot.granted[0], slot.peak[0]), (60, 60, 200));
+    assert_eq!((slot.kinds[Kind::Pitched as usize], slot.allocations, slot.frees), (60, 2, 1));
+}
+
+#[test]
+fn what_the_driver_gave_over_the_quota_stays_charged_until_it_is_freed() {
+    let tenant = Tenant::new();
+    let account = tenant.process();
+    take(&account, 0, 800).unwrap();
+    let overrun = account.reserve(0, 150).unwrap().commit(250, Kind::Plain).unwrap_err();
+    assert_eq!((overrun.refused.reason, overrun.refused.bytes), (Reason::OverQuota, 100));
+    assert_eq!((account.charged_total(0), account.granted_here(0)), (950, 800));
+    // Here the caller frees.
+    drop(overrun);
+    assert_eq!((account.charged_total(0), account.granted_here(0)), (800, 800));
+}
+
+#[test]
+fn absurd_requests_and_releases_do_no_harm() {
+    let tenant = Tenant::new();
+    let account = tenant.process();
+    take(&account, 0, 10).unwrap();
+    for bytes in [1001, crate::layout::MAX_BYTES, u64::MAX - 9, u64::MAX] {
+        assert_eq!(take(&account, 0, bytes), Err(Reason::OverQuota));
+    }
+    assert_eq!(account.charged_total(0), 10);
+    account.release(0, u64::MAX, Kind::Plain);
+    assert_eq!(account.charged_total(0), 0);
+    take(&account, 0, 1000).unwrap();
+}
+
+#[test]
+fn a_lowered_limit_takes_nothing_back_and_a_raised_one_counts_at_once() {
+    let tenant = Tenant::new();
+    let account = tenant.process();
+    take(&account, 0, 900).unwrap();
+    tenant.quota.set_memory_limit(0, 500);
+    assert_eq!(take(&account, 0, 1), Err(Reason::OverQuota));
+    assert_eq!(account.charged_total(0), 900);
+    account.release(0, 500, Kind::Plain);
+    take(&account, 0, 100).unwrap();
+    tenant.quota.set_memory_limit(0, 2000);
+    take(&account, 0, 1500).unwrap();
+    tenant.quota.set_memory_limit(0, 0);
+    assert_eq!(take(&account, 0, 1), Err(Reason::OverQuota));
+}
+
+#[test]
+fn who_fits_waits_for_an_unsettled_request() {
+    let tenant = Tenant::new();
+    let (one, two) = (tenant.process(), tenant.process());
+    // The driver refuses the first: the second is granted.
+    let unsettled = one.reserve(0, 600).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| take(&two, 0, 600));
+        while two.charged_total(0) <= 600 && !waiting.is_finished() {
+            std::thread::yield_now();
+        }
+        drop(unsettled);
+        assert_eq!(waiting.join().unwrap(), Ok(()));
+    });
+    two.release(0, 600, Kind::Plain);
+    // The driver grants it: the second is refused.
+    let unsettled = one.reserve(0, 600).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| take(&two, 0, 600));
+        while two.charged_total(0) <= 600 && !waiting.is_finished() {
+            std::thread::yield_now();
+        }
+        unsettled.commit(600, Kind::Plain).unwrap();
+        assert_eq!(waiting.join().unwrap(), Err(Reason::OverQuota));
+    });
+}
+
+#[test]
+fn a_request_that_never_settles_is_waited_for_but_not_for_ever() {
+    let tenant = Tenant::new();
+    let (stopped, other) = (tenant.process(), tenant.process());
+    let _unsettled = stopped.reserve(0, 600).unwrap();
+    let start = Instant::now();
+    let refused = other.reserve(0, 600).unwrap_err();
+    assert_eq!(refused.reason, Reason::Contended);
+    assert!(start.elapsed() >= PATIENCE && start.elapsed() < PATIENCE * 3);
+    assert_eq!(other.charged_total(0), 600);
+    take(&other, 0, 400).unwrap();
+}
+
+#[test]
+fn settling_up_at_the_same_time_is_no_deadlock() {
+    let tenant = Tenant::new();
+    let (one, two) = (tenant.process(), tenant.process());
+    let start = Instant::now();
+    for _ in 0..50 {
+        let both = [&one, &two].map(|account| (account, account.reserve(0, 490).unwrap()));
+        // 980 are granted, and each asks for 15 more: room for one.
+        let granted = std::thread::scope(|scope| {
+            let threads = both.map(|(account, reservation)| {
+                scope.spawn(move || match reservation.commit(505, Kind::Plain) {
+                    Ok(()) => Some(account),
+                    Err(overrun) => {
+                        assert_eq!(overrun.refused.reason, Reason::OverQuota);
+                        None
+                    }
+                })
+            });
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let granted: Vec<&Account> = granted.into_iter().flatten().collect();
+        // Who is refused may have been so before the other's reservation was given back.
+        assert!(!granted.is_empty());
+        for account in granted {
+            account.release(0, 505, Kind::Plain);
+        }
+        assert_eq!(one.charged_total(0), 0);
+    }
+    assert!(start.elapsed() < PATIENCE, "some waited for each other");
+}
+
+#[test]
+fn threads_that_come_and_go_never_pass_the_limit() {
+    let tenant = Tenant::new();
+    let accounts = [tenant.process(), tenant.process()];
+    let held = AtomicU64::new(0);
+    let failed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let (account, held, failed) = (&accounts[thread % 2], &held, &failed);
+            scope.spawn(move || {
+                for _ in 0..2000 {
+                    let Ok(reservation) = account.reserve(0, 260) else { continue };
+                    let now = held.fetch_add(260, Ordering::SeqCst) + 260;
+                    failed.fetch_or(now > 1000, Ordering::SeqCst);
+                    reservation.commit(260, Kind::Plain).unwrap();
+                    held.fetch_sub(260, Ordering::SeqCst);
+                    account.release(0, 260, Kind::Plain);
+                }
+            });
+        }
+    });
+    assert!(!failed.into_inner());
+    assert_eq!(accounts[0].charged_total(0), 0);
+}
+
+#[test]
+fn statistics_reach_the_plugin() {
+    let tenant = Tenant::new();
+    let account = tenant.process();
+    account.count_driver_refusal();
+    (0..20).for_each(|shard| account.count_launch(shard));
+    account.add_gate_wait(5);
+    account.add_gpu_time(6);
+    let slot = tenant.slot(&account);
+    assert_eq!((slot.driver_refusals, slot.launches), (1, 20));
+    assert_eq!((slot.gate_wait_ns, slot.gpu_time_ns), (5, 6));
+}

@@ -1,0 +1,323 @@
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+use crate::account::Account;
+use crate::layout::{Kind, MAX_GPUS, SLOTS, USAGE_BYTES, USAGE_FILE, slot_lock_offset};
+use crate::quota::{GpuQuota, Policy, QuotaReader, QuotaSpec};
+use crate::{AttachFault, ClaimError, PageFault};
+
+fn pages() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let gpu = GpuQuota {
+        uuid: "GPU-0".into(),
+        memory_limit_bytes: 1000,
+        context_overhead_bytes: 0,
+        cores_millis: 1000,
+        policy: Policy::None,
+    };
+    let spec = QuotaSpec { allocation: "a".into(), generation: 3, gpus: vec![gpu] };
+    crate::quota::create(dir.path(), &spec).unwrap();
+    assert!(create(dir.path(), 3).unwrap().fresh);
+    dir
+}
+
+fn claim(dir: &TempDir) -> OwnedSlot {
+    UsageMap::attach(dir.path()).unwrap().claim().unwrap()
+}
+
+/// A process that holds `bytes`; dropping it is its death.
+fn holder(dir: &TempDir, bytes: u64) -> Account {
+    let map = UsageMap::attach(dir.path()).unwrap();
+    let slot = map.claim().unwrap();
+    let account = Account::new(QuotaReader::attach(dir.path()).unwrap(), map, slot);
+    account.reserve(0, bytes).unwrap().commit(bytes, Kind::Plain).unwrap();
+    account
+}
+
+fn file(dir: &TempDir) -> UsageFile {
+    UsageFile::open(dir.path()).unwrap()
+}
+
+/// What a tenant does to its own page.
+fn scribble(dir: &TempDir, at: u64, bytes: &[u8]) {
+    let file = OpenOptions::new().write(true).open(dir.path().join(USAGE_FILE)).unwrap();
+    file.write_all_at(bytes, at).unwrap();
+}
+
+fn resize(dir: &TempDir, len: u64) {
+    let file = OpenOptions::new().write(true).open(dir.path().join(USAGE_FILE)).unwrap();
+    file.set_len(len).unwrap();
+}
+
+const SLOT_0: u64 = slot_lock_offset(0);
+
+#[test]
+fn a_fresh_page_is_empty_and_anybodys_to_write() {
+    let dir = pages();
+    let meta = fs::metadata(dir.path().join(USAGE_FILE)).unwrap();
+    assert_eq!((meta.len(), meta.mode() & 0o777), (USAGE_BYTES as u64, 0o666));
+    assert!(meta.blocks() * 512 >= USAGE_BYTES as u64, "not allocated");
+    assert_eq!(file(&dir).snapshot().unwrap(), Snapshot { generation: 3, slots: vec![] });
+    assert!(!file(&dir).any_slot_locked().unwrap());
+}
+
+#[test]
+fn the_plugin_sees_what_processes_hold() {
+    let dir = pages();
+    let one = holder(&dir, 100);
+    let two = holder(&dir, 50);
+    two.release(0, 20, Kind::Plain);
+    assert!(one.reserve(0, 901).is_err());
+    let snapshot = file(&dir).snapshot().unwrap();
+    assert_eq!((snapshot.charged(0), snapshot.granted(0), snapshot.slots.len()), (130, 130, 2));
+    let [one, two] = &snapshot.slots[..] else { panic!("{snapshot:?}") };
+    assert_eq!((one.index, one.refusals, one.last_refused_bytes), (0, 1, 901));
+    assert_eq!((two.index, two.peak[0], two.allocations, two.frees), (1, 50, 1, 1));
+    assert_eq!(two.kinds[Kind::Plain as usize], 30);
+    assert_eq!(two.pid_hint, std::process::id());
+    assert!(two.claimed_ns > 0 && one.last_refused_ns >= one.claimed_ns);
+}
+
+#[test]
+fn slots_are_taken_lowest_first_and_again_after_death() {
+    let dir = pages();
+    let slots: Vec<OwnedSlot> = (0..3).map(|_| claim(&dir)).collect();
+    assert_eq!(slots.iter().map(OwnedSlot::index).collect::<Vec<_>>(), [0, 1, 2]);
+    let [zero, one, two] = <[OwnedSlot; 3]>::try_from(slots).unwrap();
+    drop(one);
+    assert_eq!(claim(&dir).index(), 1);
+    let usage = file(&dir);
+    assert!(usage.slot_locked(0).unwrap() && !usage.slot_locked(1).unwrap());
+    drop((zero, two));
+    assert!(!usage.any_slot_locked().unwrap());
+}
+
+#[test]
+fn a_claim_forgets_what_a_dead_owner_had() {
+    let dir = pages();
+    drop(holder(&dir, 100));
+    assert_eq!(file(&dir).snapshot().unwrap().charged(0), 100);
+    let _slot = claim(&dir);
+    assert_eq!(file(&dir).snapshot().unwrap().charged(0), 0);
+}
+
+#[test]
+fn the_plugin_recovers_the_dead_and_leaves_the_living() {
+    let dir = pages();
+    let living = holder(&dir, 100);
+    let (dead, also_dead) = (holder(&dir, 50), holder(&dir, 7));
+    let usage = file(&dir);
+    assert_eq!(usage.recover_dead().unwrap(), Recovered::default());
+    drop((dead, also_dead));
+    let recovered = usage.recover_dead().unwrap();
+    assert_eq!((recovered.slots, recovered.bytes[0]), (2, 57));
+    assert_eq!(usage.snapshot().unwrap().charged(0), 100);
+    assert_eq!(living.charged_total(0), 100);
+}
+
+#[test]
+fn a_refused_process_recovers_the_dead_by_itself() {
+    let dir = pages();
+    let living = holder(&dir, 100);
+    drop(holder(&dir, 900));
+    living.reserve(0, 900).unwrap().commit(900, Kind::Plain).unwrap();
+}
+
+#[test]
+fn when_all_slots_are_taken_it_says_so() {
+    let dir = pages();
+    let map = UsageMap::attach(dir.path()).unwrap();
+    let slots: Vec<OwnedSlot> = (0..SLOTS).map(|_| map.claim().unwrap()).collect();
+    assert_eq!(map.claim().unwrap_err(), ClaimError::AllTaken);
+    assert_eq!(file(&dir).snapshot().unwrap().slots.len(), SLOTS);
+    drop(slots);
+    assert!(map.claim().is_ok());
+}
+
+#[test]
+fn another_file_at_the_path_is_not_claimed_in() {
+    let dir = pages();
+    let map = UsageMap::attach(dir.path()).unwrap();
+    crate::remove_pages(dir.path()).unwrap();
+    assert_eq!(map.claim().unwrap_err(), ClaimError::Os { call: "open", errno: libc::ENOENT });
+    create(dir.path(), 1).unwrap();
+    assert_eq!(map.claim().unwrap_err(), ClaimError::Replaced);
+}
+
+#[test]
+fn a_tenant_told_apart_why_it_cannot_attach() {
+    let fault_after = |make: &dyn Fn(&TempDir, &Path)| {
+        let dir = pages();
+        make(&dir, &dir.path().join(USAGE_FILE));
+        UsageMap::attach(dir.path()).unwrap_err().fault
+    };
+    let remove = |path: &Path| fs::remove_file(path).unwrap();
+    assert_eq!(fault_after(&|_, path| remove(path)), AttachFault::Absent);
+    let directory = |_: &TempDir, path: &Path| {
+        remove(path);
+        fs::create_dir(path).unwrap();
+    };
+    assert_eq!(fault_after(&directory), AttachFault::NotRegular);
+    let link = |_: &TempDir, path: &Path| {
+        remove(path);
+        symlink("quota", path).unwrap();
+    };
+    assert_eq!(fault_after(&link), AttachFault::NotRegular);
+    let expected = USAGE_BYTES as u64;
+    assert_eq!(
+        fault_after(&|dir, _| resize(dir, expected - 1)),
+        AttachFault::Short { found: expected - 1, expected }
+    );
+    assert_eq!(fault_after(&|dir, _| scribble(dir, 0, &[0; 8])), AttachFault::BadMagic(0));
+    assert_eq!(fault_after(&|dir, _| scribble(dir, 8, &[7])), AttachFault::Abi(7));
+    assert_eq!(fault_after(&|dir, _| scribble(dir, 12, &[1])), AttachFault::BadCount(1));
+}
+
+#[test]
+fn tampering_is_named_and_the_size_restored() {
+    let dir = pages();
+    let usage = file(&dir);
+    let what = || usage.snapshot().unwrap_err().what;
+    resize(&dir, 4);
+    assert_eq!(usage.snapshot().unwrap_err(), Tampered::page(What::Size, 4));
+    assert_eq!(usage.recover_dead().unwrap(), Recovered::default());
+    assert!(usage.restore_size().unwrap());
+    assert_eq!(what(), What::Magic);
+    assert!(!create(dir.path(), 4).unwrap().fresh);
+    assert_eq!(usage.snapshot().unwrap().generation, 4);
+    resize(&dir, 1 << 30);
+    assert_eq!(what(), What::Size);
+    assert!(usage.restore_size().unwrap());
+    assert!(!usage.restore_size().unwrap());
+    assert!(usage.snapshot().is_ok());
+
+    let holder = holder(&dir, 10);
+    let expect = |at: u64, bytes: &[u8], what| {
+        let path = dir.path().join(USAGE_FILE);
+        let before = fs::read(&path).unwrap();
+        scribble(&dir, at, bytes);
+        let tampered = usage.snapshot().unwrap_err();
+        assert_eq!(tampered.what, what, "{tampered}");
+        scribble(&dir, 0, &before);
+    };
+    let word = |value: u64| value.to_le_bytes();
+    expect(8, &[2], What::Abi);
+    expect(12, &[2], What::SlotCount);
+    expect(64, &[129], What::HighWater);
+    expect(64, &[0], What::HighWater);
+    expect(SLOT_0, &word(u64::MAX), What::Charged);
+    expect(SLOT_0, &word(9), What::Granted);
+    expect(SLOT_0 + 128, &word(11), What::Granted);
+    expect(SLOT_0 + 256, &word(9), What::Peak);
+    expect(SLOT_0 + 256, &word(u64::MAX), What::Peak);
+    expect(SLOT_0 + 384, &word(u64::MAX), What::Kinds);
+    expect(SLOT_0 + 608, &word(0), What::Unclaimed);
+    expect(SLOT_0 + 1023, &[1], What::Reserved);
+    assert_eq!(usage.snapshot().unwrap().charged(0), holder.charged_total(0));
+}
+
+#[test]
+fn the_next_tenant_finds_a_sound_page_whatever_the_last_one_did() {
+    let dir = pages();
+    drop(holder(&dir, 10));
+    let created = create(dir.path(), 4).unwrap();
+    assert_eq!((created.fresh, created.repaired, created.live_slots), (false, false, 0));
+    assert_eq!((created.recovered.slots, created.recovered.bytes[0]), (1, 10));
+
+    let path = dir.path().join(USAGE_FILE);
+    let spoils: [&dyn Fn(); 5] = [
+        &|| fs::write(&path, "").unwrap(),
+        &|| fs::write(&path, vec![0xff; USAGE_BYTES]).unwrap(),
+        &|| resize(&dir, 1 << 20),
+        &|| fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap(),
+        &|| scribble(&dir, 8, &[9]),
+    ];
+    for spoil in spoils {
+        spoil();
+        assert!(create(dir.path(), 5).unwrap().repaired);
+        assert!(!create(dir.path(), 5).unwrap().repaired);
+        assert_eq!(file(&dir).snapshot().unwrap(), Snapshot { generation: 5, slots: vec![] });
+        assert_eq!(holder(&dir, 1000).slot_index(), 0);
+    }
+}
+
+#[test]
+fn renewing_leaves_the_living_alone() {
+    let dir = pages();
+    let (dead, living) = (holder(&dir, 5), holder(&dir, 10));
+    drop(dead);
+    let created = create(dir.path(), 9).unwrap();
+    assert_eq!((created.live_slots, created.recovered.bytes[0]), (1, 5));
+    assert_eq!((living.charged_total(0), created.repaired), (10, false));
+    // A header wiped under a living process must not hide its slot from sums.
+    scribble(&dir, 0, &[0; 4096]);
+    assert!(create(dir.path(), 9).unwrap().repaired);
+    assert_eq!(living.charged_total(0), 10);
+    assert_eq!(holder(&dir, 990).charged_total(0), 1000);
+}
+
+#[test]
+fn what_stands_in_the_pages_place_is_told_apart() {
+    let dir = pages();
+    let path = dir.path().join(USAGE_FILE);
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    let fault = || create(dir.path(), 1).unwrap_err().fault;
+    assert!(matches!(fault(), PageFault::IsDirectory));
+    assert!(matches!(UsageFile::open(dir.path()).unwrap_err().fault, PageFault::IsDirectory));
+    crate::prepare_dir(dir.path()).unwrap();
+    symlink("quota", &path).unwrap();
+    assert!(matches!(fault(), PageFault::NotRegular));
+    assert!(matches!(UsageFile::open(dir.path()).unwrap_err().fault, PageFault::NotRegular));
+}
+
+/// A page as a sound tenant of two processes leaves it.
+fn sound_page() -> Vec<u8> {
+    let dir = pages();
+    let _holders = (holder(&dir, 10), holder(&dir, 20));
+    fs::read(dir.path().join(USAGE_FILE)).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn any_scribbling_is_parsed_without_harm(
+        marks in prop::collection::vec((0..USAGE_BYTES, any::<u8>()), 0..20),
+    ) {
+        let mut page = sound_page();
+        for (at, byte) in marks {
+            page[at] = byte;
+        }
+        if let Ok(snapshot) = parse(&page) {
+            prop_assert!(snapshot.slots.len() <= SLOTS);
+            for slot in &snapshot.slots {
+                for gpu in 0..MAX_GPUS {
+                    prop_assert!(slot.granted[gpu] <= slot.charged[gpu]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn words_of_a_slot_are_parsed_without_harm(
+        words in prop::collection::vec(any::<u64>(), 128), mark in any::<u32>(),
+    ) {
+        let mut page = sound_page();
+        page[64..68].copy_from_slice(&mark.to_le_bytes());
+        for (index, word) in words.iter().enumerate() {
+            let at = 4096 + index * 8;
+            page[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        prop_assert!(parse(&page).is_err());
+    }
+
+    #[test]
+    fn any_other_length_is_refused(page in prop::collection::vec(any::<u8>(), 0..10_000)) {
+        let found = page.len() as u64;
+        prop_assert_eq!(parse(&page), Err(Tampered::page(What::Size, found)));
+    }
+}
