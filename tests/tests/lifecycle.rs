@@ -226,7 +226,7 @@ fn the_129th_process_is_refused_with_a_clear_line() {
     assert_ne!(late.ask("init").result, 0);
     let out = late.finish();
     assert_eq!(out.stderr.lines().count(), 1, "{out}");
-    assert!(out.stderr.contains("128"), "{out}");
+    assert!(out.stderr.contains("tessera") && out.stderr.contains("128"), "{out}");
     // One ends, one may come.
     tenants.pop();
     let mut next = Conversation::start(Preloaded::new(&program).sim(&sim).pages(&pages));
