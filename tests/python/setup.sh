@@ -24,5 +24,11 @@ if ! "$python" -m venv --clear "$venv"; then
         "on Debian and Ubuntu: apt install python3-venv" >&2
     exit 1
 fi
-"$venv/bin/pip" --disable-pip-version-check --quiet install --requirement "$requirements"
+if ! "$venv/bin/pip" --disable-pip-version-check --quiet install --requirement "$requirements"; then
+    # Without a network the tests that need these say that they are skipped; on CI they must run.
+    case "${CI:-false}" in
+    false) echo "*** tests/python/setup.sh: no packages; tests that need them are SKIPPED" >&2 && exit 0 ;;
+    *) exit 1 ;;
+    esac
+fi
 cp "$requirements" "$stamp"
