@@ -87,10 +87,10 @@ fn renew(file: &File, path: &Path, stat: Stat, generation: u64) -> Result<Create
         found[..MARK].copy_from_slice(&fresh[..MARK]);
         &found[..]
     };
-    let written = file
-        .write_all_at(header, 0)
-        .map_err(io("pwrite"))
-        .and_then(|()| zero_slots(file, path, |slot| !taken[slot]));
+    // Slots first: a snapshot meanwhile must not see them above a mark that went back.
+    let written = zero_slots(file, path, |slot| !taken[slot]).and_then(|recovered| {
+        file.write_all_at(header, 0).map(|()| recovered).map_err(io("pwrite"))
+    });
     for slot in (0..SLOTS).filter(|&slot| !taken[slot]) {
         os::unlock(file.as_fd(), slot_lock_offset(slot));
     }

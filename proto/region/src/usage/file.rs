@@ -16,8 +16,8 @@ use crate::layout::{
 };
 use crate::os::{self, TryLock};
 
-/// Reads before an impossible value is called tampering: an owner at work is seen between two of
-/// its stores now and then, but not that many times in a row.
+/// Reads before an impossible value is called tampering: a read that straddles an owner's stores
+/// happens now and then, but not that many times in a row.
 const READS: usize = 8;
 
 /// The plugin's handle on one usage page. Opened once and kept: whatever the tenant does to the

@@ -85,7 +85,7 @@ pub enum What {
     Charged,
     /// More granted than charged, or than any GPU has.
     Granted,
-    /// A peak below what is granted, or more than any GPU has.
+    /// A peak that no GPU has.
     Peak,
     /// More bytes of a kind than any machine has.
     Kinds,
@@ -132,8 +132,9 @@ impl std::error::Error for Tampered {}
 /// What the bytes of a usage page say, if they can be true. Pure, and total on any input.
 ///
 /// # Errors
-/// The first thing that cannot be true. An owner at work can be caught between two stores, so a
-/// caller reads again before it calls this tampering; see [`super::UsageFile::snapshot`].
+/// The first thing that cannot be true. Whatever a process leaves when it is stopped or killed
+/// between two stores can; but a read is not one moment, so a caller reads again before it calls
+/// this tampering; see [`super::UsageFile::snapshot`].
 pub fn parse(page: &[u8]) -> Result<Snapshot, Tampered> {
     if page.len() != USAGE_BYTES {
         return Err(Tampered::page(What::Size, u64::try_from(page.len()).unwrap_or(u64::MAX)));
@@ -200,7 +201,8 @@ fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tampered> {
         if granted > charged {
             return Err(tampered(What::Granted, Some(gpu), granted));
         }
-        if peak < granted || peak > MAX_BYTES {
+        // Not compared with `granted`, which is raised before it: an owner can be stopped in between.
+        if peak > MAX_BYTES {
             return Err(tampered(What::Peak, Some(gpu), peak));
         }
     }
@@ -208,8 +210,17 @@ fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tampered> {
     if let Some(kind) = view.kinds.iter().find(|&&bytes| bytes > MAX_BYTES << 4) {
         return Err(tampered(What::Kinds, None, *kind));
     }
+    // Whoever recovers a slot can be stopped before the last step, when only `charged` is left.
     if view.claimed_ns == 0 {
-        return Err(tampered(What::Unclaimed, None, 0));
+        let left = SlotView {
+            index,
+            charged: view.charged,
+            pid_hint: view.pid_hint,
+            ..SlotView::default()
+        };
+        if view != left {
+            return Err(tampered(What::Unclaimed, None, 0));
+        }
     }
     let reserved = &words.0[offset_of!(Slot, pid) + size_of::<u32>()..];
     if let Some(at) = reserved.iter().position(|&byte| byte != 0) {

@@ -213,7 +213,6 @@ fn tampering_is_named_and_the_size_restored() {
     expect(SLOT_0, &word(u64::MAX), What::Charged);
     expect(SLOT_0, &word(9), What::Granted);
     expect(SLOT_0 + 128, &word(11), What::Granted);
-    expect(SLOT_0 + 256, &word(9), What::Peak);
     expect(SLOT_0 + 256, &word(u64::MAX), What::Peak);
     expect(SLOT_0 + 384, &word(u64::MAX), What::Kinds);
     expect(SLOT_0 + 608, &word(0), What::Unclaimed);

@@ -104,6 +104,7 @@ pub fn run() -> String {
     let mut tenants: Vec<Tenant> =
         (0..PROCESSES).map(|process| pages.spawn("churn", process)).collect();
     let mut random = Random::new(1234);
+    let usage = pages.usage();
     let (mut kills, start) = (0, Instant::now());
     while start.elapsed() < TIME {
         std::thread::sleep(Duration::from_micros(5_000 + random.below(30_000)));
@@ -118,6 +119,8 @@ pub fn run() -> String {
         control.dying[victim].store(0, SeqCst);
         driver.unlock().unwrap();
         tenants[victim] = pages.spawn("churn", victim);
+        // Whatever moment it is, and wherever a process died, this is no tampering.
+        usage.snapshot().unwrap();
     }
     control.stop.store(1, SeqCst);
     wait_until("all have stopped", || {
