@@ -27,7 +27,7 @@ pub struct Allocation {
     pub kind: Kind,
 }
 
-/// A table cell. `key` 0 is empty (no device address is 0), [`TOMBSTONE`] was removed.
+/// A table cell. `key` 0 is empty: no device address is 0.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     key: u64,
@@ -36,7 +36,6 @@ struct Cell {
     gpu: u8,
     kind: u8,
 }
-const TOMBSTONE: u64 = u64::MAX;
 
 // SAFETY: integers only.
 unsafe impl Zeroed for Cell {}
@@ -69,7 +68,7 @@ impl Allocations {
     /// # Errors
     /// [`Full`] when the kernel has no memory for the table.
     pub fn insert(&self, pointer: u64, value: Allocation) -> Result<Option<Allocation>, Full> {
-        if pointer == 0 || pointer == TOMBSTONE {
+        if pointer == 0 {
             return Err(Full);
         }
         self.shard(pointer).lock().insert(pointer, value)
@@ -77,7 +76,7 @@ impl Allocations {
 
     /// Forgets `pointer` and returns what it was charged.
     pub fn remove(&self, pointer: u64) -> Option<Allocation> {
-        if pointer == 0 || pointer == TOMBSTONE {
+        if pointer == 0 {
             return None;
         }
         self.shard(pointer).lock().remove(pointer)
@@ -107,28 +106,22 @@ fn spread(pointer: u64) -> usize {
 #[derive(Debug)]
 struct Shard {
     table: Option<Table<Cell>>,
-    /// Cells holding an allocation.
+    /// Cells that are not empty.
     live: usize,
-    /// Cells that are not empty: live ones and tombstones.
-    used: usize,
 }
 
 impl Shard {
     const fn new() -> Self {
-        Self { table: None, live: 0, used: 0 }
+        Self { table: None, live: 0 }
     }
 
     fn insert(&mut self, key: u64, value: Allocation) -> Result<Option<Allocation>, Full> {
         self.make_room()?;
-        let table = self.table.as_mut().ok_or(Full)?;
-        let (found, at) = probe(table.as_slice(), key);
-        let cell = &mut table.as_mut_slice()[at];
-        let before = found.then(|| cell.value());
-        if !found {
-            self.live += 1;
-            self.used += usize::from(cell.key == 0);
-        }
-        *cell = Cell {
+        let cells = self.table.as_mut().ok_or(Full)?.as_mut_slice();
+        let (found, at) = probe(cells, key);
+        let before = found.then(|| cells[at].value());
+        self.live += usize::from(!found);
+        cells[at] = Cell {
             key,
             bytes: value.bytes,
             context: value.context,
@@ -139,63 +132,82 @@ impl Shard {
     }
 
     fn remove(&mut self, key: u64) -> Option<Allocation> {
-        let table = self.table.as_mut()?;
-        let (found, at) = probe(table.as_slice(), key);
+        let cells = self.table.as_mut()?.as_mut_slice();
+        let (found, at) = probe(cells, key);
         if !found {
             return None;
         }
-        let cell = &mut table.as_mut_slice()[at];
-        cell.key = TOMBSTONE;
+        let value = cells[at].value();
+        vacate(cells, at);
         self.live -= 1;
-        Some(cell.value())
+        Some(value)
     }
 
     fn drain(&mut self, doomed: &impl Fn(&Allocation) -> bool, each: &mut impl FnMut(Allocation)) {
         let Some(table) = self.table.as_mut() else { return };
-        for cell in table.as_mut_slice() {
-            if cell.key != 0 && cell.key != TOMBSTONE && doomed(&cell.value()) {
-                cell.key = TOMBSTONE;
+        let cells = table.as_mut_slice();
+        let mut at = 0;
+        while at < cells.len() {
+            let value = cells[at].value();
+            if cells[at].key != 0 && doomed(&value) {
+                // Fills the cell from further on; what comes around the end was looked at.
+                vacate(cells, at);
                 self.live -= 1;
-                each(cell.value());
+                each(value);
+            } else {
+                at += 1;
             }
         }
     }
 
-    /// Keeps a quarter of the cells empty, so that probes end; clears tombstones by rebuilding.
+    /// Keeps a quarter of the cells empty, so that probes end soon.
     fn make_room(&mut self) -> Result<(), Full> {
-        let len = self.table.as_ref().map_or(0, |table| table.as_slice().len());
-        if (self.used + 1) * 4 <= len * 3 {
+        let old = self.table.as_ref().map_or(&[][..], |table| table.as_slice());
+        if (self.live + 1) * 4 <= old.len() * 3 {
             return Ok(());
         }
-        let grown = if (self.live + 1) * 2 > len { (len * 2).max(FIRST) } else { len };
-        let mut table = Table::<Cell>::new(grown).ok_or(Full)?;
-        if let Some(old) = self.table.take() {
-            for cell in old.as_slice().iter().filter(|c| c.key != 0 && c.key != TOMBSTONE) {
-                let (_, at) = probe(table.as_slice(), cell.key);
-                table.as_mut_slice()[at] = *cell;
-            }
+        let mut table = Table::<Cell>::new((old.len() * 2).max(FIRST)).ok_or(Full)?;
+        for cell in old.iter().filter(|cell| cell.key != 0) {
+            let (_, at) = probe(table.as_slice(), cell.key);
+            table.as_mut_slice()[at] = *cell;
         }
-        self.used = self.live;
         self.table = Some(table);
         Ok(())
     }
 }
 
-/// Where `key` is (`true`), or where it would go: the first tombstone on its path, or the empty
-/// cell that ends it. `make_room` guarantees an empty cell.
+/// Where `key` is (`true`), or the empty cell that ends its path. `make_room` guarantees one.
 fn probe(cells: &[Cell], key: u64) -> (bool, usize) {
     let mask = cells.len() - 1;
     let mut at = spread(key) & mask;
-    let mut grave = None;
-    loop {
-        match cells[at].key {
-            0 => return (false, grave.unwrap_or(at)),
-            found if found == key => return (true, at),
-            TOMBSTONE if grave.is_none() => grave = Some(at),
-            _ => {}
+    while cells[at].key != 0 {
+        if cells[at].key == key {
+            return (true, at);
         }
         at = (at + 1) & mask;
     }
+    (false, at)
+}
+
+/// Empties a cell and moves those that were displaced past it back, so that no path is broken
+/// (linear probing without tombstones: a table that only churns is never rebuilt).
+fn vacate(cells: &mut [Cell], at: usize) {
+    let mask = cells.len() - 1;
+    let mut hole = at;
+    let mut next = at;
+    loop {
+        next = (next + 1) & mask;
+        if cells[next].key == 0 {
+            break;
+        }
+        let home = spread(cells[next].key) & mask;
+        // It may move unless its home lies between the hole and where it is.
+        if next.wrapping_sub(home) & mask >= next.wrapping_sub(hole) & mask {
+            cells[hole] = cells[next];
+            hole = next;
+        }
+    }
+    cells[hole].key = 0;
 }
 
 impl Cell {
@@ -233,7 +245,6 @@ mod tests {
     fn unknown_pointers_are_not_found() {
         let map = Allocations::new();
         assert_eq!(map.remove(0), None);
-        assert_eq!(map.remove(u64::MAX), None);
         assert_eq!(map.remove(0x7f00_0000_0000), None);
     }
 
@@ -276,7 +287,7 @@ mod tests {
     }
 
     fn act() -> impl Strategy<Value = Act> {
-        // Few distinct pointers, so that reuse, double frees and tombstones are common.
+        // Few distinct pointers, so that reuse, double frees and displaced cells are common.
         let pointer = (1u64..400).prop_map(|n| 0x7f00_0000_0000 + n * 512);
         prop_oneof![
             6 => (pointer.clone(), any::<u64>(), 0u32..4).prop_map(|(p, b, c)| Act::Insert(p, b, c)),

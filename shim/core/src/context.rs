@@ -43,7 +43,8 @@ fn create(
     let handle = handle().addr();
     let place = Place { serial: 0, gpu: Some(gpu) };
     let overhead_bytes = if charged { overhead_bytes } else { 0 };
-    process.contexts.insert(Context { handle, overhead_bytes, place, users: 1, primary_of });
+    let context = Context { handle, overhead_bytes, place, users: 1, primary_of };
+    process.contexts.insert(context, |stale| give_back(process, &stale));
     result
 }
 
@@ -132,7 +133,7 @@ fn destroy(process: &'static Process, ctx: CUcontext, call: impl FnOnce() -> CUr
 }
 
 /// Everything that goes with a context.
-fn give_back(process: &'static Process, context: &Context) {
+pub(crate) fn give_back(process: &'static Process, context: &Context) {
     give_back_allocations(process, context.place.serial);
     let Some(gpu) = context.place.gpu else { return };
     quota::release(process, gpu, context.overhead_bytes, Kind::Overhead);

@@ -82,9 +82,13 @@ impl Contexts {
         self.list.lock().position(|c| c.primary_of == Some(device)).map(|(_, context)| context)
     }
 
-    /// Remembers a context that the driver has just made, and gives it a serial. `None` when the
-    /// kernel has no memory for the table.
-    pub fn insert(&self, mut context: Context) -> Option<Context> {
+    /// Remembers a context that the driver has just made, and gives it a serial. `stale` gets what
+    /// had its handle before: a context that ended without our seeing it. `None` when the kernel has
+    /// no memory for the table.
+    pub fn insert(&self, mut context: Context, stale: impl FnOnce(Context)) -> Option<Context> {
+        if let Some(before) = self.take(context.handle) {
+            stale(before);
+        }
         let mut list = self.list.lock();
         list.last_serial = list.last_serial.wrapping_add(1).max(1);
         context.place.serial = list.last_serial;
@@ -183,6 +187,20 @@ mod tests {
         Context { handle, overhead_bytes: 1, place, users: 1, primary_of }
     }
 
+    fn nothing_stale(context: Context) {
+        panic!("{context:?} was known");
+    }
+
+    #[test]
+    fn a_handle_made_again_without_a_destroy_hands_back_the_old_context() {
+        let contexts = Contexts::new();
+        let first = contexts.insert(context(0x10, 0, None), nothing_stale).expect("stored");
+        let mut stale = None;
+        let second = contexts.insert(context(0x10, 0, None), |c| stale = Some(c)).expect("stored");
+        assert_eq!(stale, Some(first));
+        assert_eq!(contexts.find(0x10), Some(second.place));
+    }
+
     #[test]
     fn an_unused_entry_is_all_zero() {
         let table = Table::<Context>::new(1).expect("memory");
@@ -192,17 +210,17 @@ mod tests {
     #[test]
     fn a_reused_handle_gets_a_new_serial() {
         let contexts = Contexts::new();
-        let first = contexts.insert(context(0x10, 0, None)).expect("stored");
+        let first = contexts.insert(context(0x10, 0, None), nothing_stale).expect("stored");
         assert_eq!(contexts.take(0x10), Some(first));
         assert_eq!(contexts.find(0x10), None);
-        let second = contexts.insert(context(0x10, 0, None)).expect("stored");
+        let second = contexts.insert(context(0x10, 0, None), nothing_stale).expect("stored");
         assert_ne!(first.place.serial, second.place.serial);
     }
 
     #[test]
     fn the_epoch_moves_when_a_context_goes() {
         let contexts = Contexts::new();
-        contexts.insert(context(0x10, 0, Some(0)));
+        contexts.insert(context(0x10, 0, Some(0)), nothing_stale);
         let before = contexts.epoch();
         assert!(contexts.take_primary(0).is_some());
         assert_ne!(contexts.epoch(), before);
@@ -212,7 +230,7 @@ mod tests {
     #[test]
     fn a_failed_destroy_keeps_the_context() {
         let contexts = Contexts::new();
-        let made = contexts.insert(context(0x10, 2, None)).expect("stored");
+        let made = contexts.insert(context(0x10, 2, None), nothing_stale).expect("stored");
         let taken = contexts.take(0x10).expect("known");
         assert!(!contexts.any_on(2));
         contexts.restore(taken);
@@ -224,7 +242,7 @@ mod tests {
     fn the_table_grows() {
         let contexts = Contexts::new();
         for handle in 1..=100 {
-            assert!(contexts.insert(context(handle, 0, None)).is_some());
+            assert!(contexts.insert(context(handle, 0, None), nothing_stale).is_some());
         }
         assert!((1..=100).all(|handle| contexts.find(handle).is_some()));
     }
@@ -232,7 +250,7 @@ mod tests {
     #[test]
     fn users_are_counted() {
         let contexts = Contexts::new();
-        contexts.insert(context(0x10, 0, None));
+        contexts.insert(context(0x10, 0, None), nothing_stale);
         assert_eq!(contexts.adjust_users(0x10, 1), Some(2));
         assert_eq!(contexts.adjust_users(0x10, -1), Some(1));
         assert_eq!(contexts.adjust_users(0x20, 1), None);

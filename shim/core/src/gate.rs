@@ -58,22 +58,23 @@ impl Drop for Busy {
 pub fn admit_at_once() -> Option<Busy> {
     // SAFETY: records are never unmapped; in a forked child they read as zero.
     let record = unsafe { own::record().as_ref() }?;
+    // Before the flag's locked instruction, which holds up every later load. Only this thread
+    // changes them, outside launches.
+    let gate = record.gate.load(Ordering::Relaxed);
+    let launches = record.launches.load(Ordering::Relaxed);
+    if gate.is_null() {
+        return None;
+    }
+    // SAFETY: words of the quota page and of this process's slot, which stay mapped; set together.
+    let (gate, launches) = unsafe { (&*gate, &*launches) };
     if record.busy.swap(1, Ordering::SeqCst) != 0 {
         return None; // inside another launch of this thread
     }
     let busy = Busy(&record.busy);
-    let gate = record.gate.load(Ordering::Relaxed);
-    if gate.is_null() {
+    // Acquire: pairs with the plugin's Release.
+    if gate.load(Ordering::Acquire) != GATE_SOLO {
         return None;
     }
-    // SAFETY: a word of the quota page, which stays mapped. Acquire: pairs with the plugin's
-    // Release.
-    if unsafe { &*gate }.load(Ordering::Acquire) != GATE_SOLO {
-        return None;
-    }
-    let launches = record.launches.load(Ordering::Relaxed);
-    // SAFETY: set together with `gate`: a word of this process's slot, which stays mapped.
-    let launches = unsafe { &*launches };
     // A record with a gate is the word's only writer.
     launches.store(launches.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     Some(busy)

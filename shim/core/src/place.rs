@@ -1,5 +1,6 @@
 //! Where an allocation of the calling thread would go: which context owns it, on which GPU.
 
+use crate::context::give_back;
 use crate::contexts::{Context, Place};
 use crate::quota;
 use crate::real;
@@ -94,14 +95,14 @@ fn adopt(process: &'static Process, context: CUcontext) -> Look {
             return Look::Refused(refused);
         }
     }
-    let made = process.contexts.insert(Context {
+    let context = Context {
         handle: context.addr(),
         overhead_bytes,
         place: Place { serial: 0, gpu },
         users: 1,
         primary_of: is_primary(context, device).then_some(device),
-    });
-    match made {
+    };
+    match process.contexts.insert(context, |stale| give_back(process, &stale)) {
         Some(made) => Look::At(made.place),
         None => Look::Nowhere,
     }
