@@ -165,8 +165,7 @@ async fn run(
     }
     serving.finished().await;
     health.stop();
-    // Tenants need not wait for a heartbeat that will not come.
-    node.heartbeat(0);
+    tokio::task::spawn_blocking(move || node.close()).await?;
     Ok(())
 }
 

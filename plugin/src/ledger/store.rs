@@ -163,6 +163,12 @@ impl Ledger {
         result.map_err(|error| self.failed(&error))
     }
 
+    /// Lets go of the file, for the next plugin. Nothing can be read or written any more.
+    pub fn close(&mut self) {
+        self.db = None;
+        self.open = Box::new(|| Err(DatabaseError::DatabaseAlreadyOpen));
+    }
+
     fn failed(&mut self, error: &dyn fmt::Display) -> CommitError {
         // redb refuses everything after an I/O error until it is opened again.
         self.db = None;

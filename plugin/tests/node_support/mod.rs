@@ -1,0 +1,361 @@
+//! What the tests of the whole plugin share: a node with GPUs that a test can break, a stand-in
+//! kubelet, the plugin as `tessera serve` builds it, and tenants.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use tessera_kubelet::admin::{Allocation, StatusResponse};
+use tessera_kubelet::deviceplugin::device_plugin_client::DevicePluginClient;
+use tessera_kubelet::deviceplugin::{
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, PreStartContainerRequest,
+};
+use tessera_plugin::admin::Sources;
+use tessera_plugin::allocate::AllocationId;
+use tessera_plugin::app::{self, App, Timing};
+use tessera_plugin::config::Config;
+use tessera_plugin::device::health::Observation;
+use tessera_plugin::device::{Discovery, DiscoveryError, Gpu};
+use tessera_plugin::standin::{Container, Kubelet, Pod};
+use tessera_region::account::Account;
+use tessera_region::layout::Kind;
+use tessera_region::quota::QuotaReader;
+use tessera_region::usage::UsageMap;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::transport::{Channel, Endpoint};
+
+/// The resource of the tests.
+pub const GPU: &str = "tessera.dev/gpu";
+/// One GiB.
+pub const GIB: u64 = 1 << 30;
+
+/// Fails the test if `future` takes longer than any machine should need.
+pub async fn bounded<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(Duration::from_secs(30), future).await.expect("took longer than 30 s")
+}
+
+/// Looks again and again until `look` finds something.
+pub async fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    bounded(async {
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+}
+
+/// GPUs that a test can take away or make sick.
+#[derive(Debug, Default)]
+pub struct FakeGpus {
+    pub gpus: Mutex<Vec<Gpu>>,
+    observations: Mutex<VecDeque<Observation>>,
+    news: Condvar,
+}
+
+impl FakeGpus {
+    pub fn report(&self, observation: Observation) {
+        self.observations.lock().unwrap().push_back(observation);
+        self.news.notify_all();
+    }
+}
+
+impl Discovery for FakeGpus {
+    fn gpus(&self) -> Result<Vec<Gpu>, DiscoveryError> {
+        let gpus = self.gpus.lock().unwrap().clone();
+        if gpus.is_empty() { Err(DiscoveryError::None { found: 0 }) } else { Ok(gpus) }
+    }
+
+    fn memory_used(&self, _uuid: &str) -> Result<u64, String> {
+        Ok(0)
+    }
+
+    fn watch(&self, stop: &dyn Fn() -> bool, sink: &dyn Fn(Observation)) -> Result<(), String> {
+        let mut waiting = self.observations.lock().unwrap();
+        while !stop() {
+            while let Some(observation) = waiting.pop_front() {
+                sink(observation);
+            }
+            let wait = Duration::from_millis(20);
+            waiting = self.news.wait_timeout(waiting, wait).unwrap().0;
+        }
+        Ok(())
+    }
+}
+
+pub fn gpu(index: u32) -> Gpu {
+    Gpu {
+        uuid: format!("GPU-{index:08}-0000-0000-0000-000000000000"),
+        index,
+        minor: index,
+        name: "Example".into(),
+        pci_bus_id: format!("00000000:{index:02x}:00.0"),
+        numa_node: None,
+        memory_bytes: 40 * GIB,
+    }
+}
+
+pub fn replica(gpu_index: u32, n: u32) -> String {
+    format!("{}::{n}", gpu(gpu_index).uuid)
+}
+
+struct Running {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<anyhow::Result<()>>,
+    sources: Arc<Sources>,
+}
+
+/// One node. Two GPUs of 40 GiB, four replicas of 8 GiB each, unless the test says otherwise.
+pub struct TestNode {
+    pub dir: tempfile::TempDir,
+    pub kubelet: Kubelet,
+    pub gpus: Arc<FakeGpus>,
+    pub settings: String,
+    running: Option<Running>,
+}
+
+pub const SETTINGS: &str = "[share]\nreplicas = 4\nmemory = \"8Gi\"\n";
+
+impl TestNode {
+    /// With the plugin registered.
+    pub async fn start() -> Self {
+        Self::start_with(SETTINGS).await
+    }
+
+    pub async fn start_with(settings: &str) -> Self {
+        let mut node = Self::without_plugin(settings).await;
+        node.start_plugin().await;
+        node
+    }
+
+    pub async fn without_plugin(settings: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let kubelet = Kubelet::start(&dir.path().join("kubelet")).await.unwrap();
+        std::fs::write(dir.path().join("libtessera.so"), b"\x7fELF, for all it matters").unwrap();
+        let gpus = Arc::new(FakeGpus::default());
+        *gpus.gpus.lock().unwrap() = vec![gpu(0), gpu(1)];
+        Self { dir, kubelet, gpus, settings: settings.to_owned(), running: None }
+    }
+
+    pub fn config_text(&self) -> String {
+        let at = |name: &str| self.dir.path().join(name).display().to_string();
+        format!(
+            "{}\n[paths]\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\n\
+             shim = \"{}\"\nshim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\n\
+             [pages]\ntmpfs = \"off\"\n",
+            self.settings,
+            self.kubelet.device_plugins_dir().display(),
+            self.kubelet.pod_resources_socket().display(),
+            at("pages"),
+            at("shim"),
+            at("libtessera.so"),
+            at("state/ledger.redb"),
+            at("admin.sock"),
+        )
+    }
+
+    /// What the plugin as a whole says when it cannot start.
+    pub fn try_app(&self) -> anyhow::Result<App> {
+        let config = Config::parse(&self.config_text())?;
+        let timing = Timing {
+            reconcile: Duration::from_millis(50),
+            release_grace: Duration::from_millis(300),
+            discovery: Duration::from_millis(20),
+            heartbeat: Duration::from_millis(50),
+            kubelet: tessera_plugin::kubelet::Timing {
+                debounce: Duration::from_millis(1),
+                min_backoff: Duration::from_millis(10),
+                ..Default::default()
+            },
+        };
+        app::start(config, Arc::clone(&self.gpus) as Arc<dyn Discovery>, timing)
+    }
+
+    pub fn launch_plugin(&mut self) {
+        let app = self.try_app().unwrap();
+        let sources = Arc::clone(app.sources());
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(app.run_until(async {
+            let _ = stopped.await;
+        }));
+        self.running = Some(Running { stop, task, sources });
+    }
+
+    pub async fn start_plugin(&mut self) {
+        self.launch_plugin();
+        bounded(self.kubelet.wait_until(|kubelet| kubelet.allocatable(GPU) > 0)).await;
+    }
+
+    pub async fn stop_plugin(&mut self) {
+        let Running { stop, task, sources } = self.running.take().unwrap();
+        drop(sources);
+        let _ = stop.send(());
+        bounded(task).await.unwrap().unwrap();
+    }
+
+    /// The plugin's end, which the test expects by itself.
+    pub async fn plugin_ended(&mut self) -> anyhow::Error {
+        bounded(self.running.take().unwrap().task).await.unwrap().unwrap_err()
+    }
+
+    pub async fn status(&self) -> StatusResponse {
+        let sources = Arc::clone(&self.running.as_ref().unwrap().sources);
+        tokio::task::spawn_blocking(move || sources.status()).await.unwrap()
+    }
+
+    /// Waits until the status has something to say.
+    pub async fn status_until<T>(&self, mut look: impl FnMut(&StatusResponse) -> Option<T>) -> T {
+        bounded(async {
+            loop {
+                if let Some(found) = look(&self.status().await) {
+                    return found;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await
+    }
+
+    pub async fn allocation(&self, ids: &[String]) -> Option<Allocation> {
+        let id = id_of(ids).to_string();
+        self.status().await.allocations.into_iter().find(|allocation| allocation.id == id)
+    }
+
+    /// The pages of these replicas on the host.
+    pub fn pages(&self, ids: &[String]) -> PathBuf {
+        self.dir.path().join("pages").join(id_of(ids).as_str())
+    }
+
+    pub fn ledger(&self) -> PathBuf {
+        self.dir.path().join("state/ledger.redb")
+    }
+
+    /// A client of the plugin itself, for requests that no kubelet sends.
+    pub async fn client(&self) -> DevicePluginClient<Channel> {
+        let endpoint = self.kubelet.endpoint(GPU).unwrap();
+        let socket = self.kubelet.device_plugins_dir().join(endpoint);
+        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap();
+        DevicePluginClient::new(endpoint.connect().await.unwrap())
+    }
+
+    pub async fn allocate(
+        &self,
+        ids: &[String],
+    ) -> Result<ContainerAllocateResponse, tonic::Status> {
+        let request = ContainerAllocateRequest { device_ids: ids.to_vec() };
+        let request = AllocateRequest { container_requests: vec![request] };
+        let answer = self.client().await.allocate(request).await?;
+        Ok(answer.into_inner().container_responses.remove(0))
+    }
+
+    pub async fn pre_start(&self, ids: &[String]) -> Result<(), tonic::Status> {
+        let request = PreStartContainerRequest { device_ids: ids.to_vec() };
+        self.client().await.pre_start_container(request).await.map(drop)
+    }
+}
+
+pub fn id_of(ids: &[String]) -> AllocationId {
+    AllocationId::of(GPU, ids.iter().map(String::as_str))
+}
+
+pub fn pod(name: &str, replicas: usize) -> Pod {
+    Pod::new("default", name).with(Container::new("main").asking(GPU, replicas))
+}
+
+/// A process that holds memory of an allocation, as the shim does, without any driver.
+pub struct Tenant {
+    child: Child,
+}
+
+/// Set for the child that is a tenant: the pages and the bytes to hold.
+const TENANT_DIR: &str = "TESSERA_TEST_TENANT_DIR";
+const TENANT_BYTES: &str = "TESSERA_TEST_TENANT_BYTES";
+
+impl Tenant {
+    /// Starts one and waits until it holds `bytes` on the first GPU and has said hello.
+    pub fn hold(pages: &Path, bytes: u64) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "tenant_process", "--nocapture", "--test-threads=1"])
+            .env(TENANT_DIR, pages)
+            .env(TENANT_BYTES, bytes.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let ready = lines.any(|line| line.unwrap().ends_with("tenant holds"));
+        assert!(ready, "the tenant ended early");
+        Self { child }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The body of the test `tenant_process`, which every test binary that uses [`Tenant`] has: nothing
+/// in an ordinary run, a tenant in the child.
+pub fn tenant_process() {
+    let Some(dir) = std::env::var_os(TENANT_DIR).map(PathBuf::from) else { return };
+    let bytes: u64 = std::env::var(TENANT_BYTES).unwrap().parse().unwrap();
+    let quota = QuotaReader::attach(&dir).unwrap();
+    let generation = quota.generation();
+    let usage = UsageMap::attach(&dir).unwrap();
+    let slot = usage.claim().unwrap();
+    let account = Account::new(quota, usage, slot);
+    let reservation = account.reserve(0, bytes).expect("within the quota");
+    reservation.commit(bytes, Kind::Plain).unwrap();
+    let session = connect(&dir);
+    let slot = u32::try_from(account.slot_index()).unwrap();
+    let hello =
+        tessera_region::session::Message::Hello { slot, pid: std::process::id(), generation };
+    rustix::net::send(&session, &hello.encode(), rustix::net::SendFlags::empty()).unwrap();
+    println!("tenant holds");
+    std::io::stdout().flush().unwrap();
+    // Until it is killed, or the test that started it is gone.
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+/// A session socket, connected.
+pub fn connect(dir: &Path) -> std::os::fd::OwnedFd {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    let address = SocketAddrUnix::new(dir.join("session.sock")).unwrap();
+    rustix::net::connect(&socket, &address).unwrap();
+    socket
+}
+
+/// The limit of the first GPU as a tenant reads it.
+pub fn limit(pages: &Path) -> u64 {
+    QuotaReader::attach(pages).unwrap().memory_limit(0)
+}
+
+/// The generation as a tenant reads it.
+pub fn generation(pages: &Path) -> u64 {
+    QuotaReader::attach(pages).unwrap().generation()
+}
