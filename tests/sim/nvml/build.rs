@@ -1,6 +1,7 @@
-//! Gives the library NVML's own SONAME, and keeps it loaded: its state is never torn down.
+//! Links as `libnvidia-ml.so.1`.
+
+include!("../link.rs");
+
 fn main() {
-    println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    link_as("libnvidia-ml.so.1");
 }

@@ -85,10 +85,7 @@ impl Session {
                 if locked.state().is_complete(channel, seq) {
                     return;
                 }
-                match locked.predict(channel, seq) {
-                    Some(at) => at.min(now + LOOK_AGAIN_NS),
-                    None => now + POLL_NS,
-                }
+                locked.predict(channel, seq, now + LOOK_AGAIN_NS).unwrap_or(now + POLL_NS)
             };
             clock::sleep_until(until);
         }

@@ -9,27 +9,24 @@ pub fn now_ns() -> u64 {
     u64::try_from(ts.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(ts.tv_nsec).unwrap_or(0)
 }
 
-/// Below this much remaining time a sleep would overshoot (timer slack is 50 µs): yield instead.
+/// A sleep overshoots (timer slack is 50 µs), so the last stretch is spent yielding.
 const YIELD_BELOW_NS: u64 = 60_000;
 
-/// Waits until `deadline_ns`, sleeping through all but the last stretch. May return early on a
-/// signal: callers re-evaluate.
+/// Waits until `deadline_ns`. May return early on a signal: callers re-evaluate.
 pub fn sleep_until(deadline_ns: u64) {
-    let now = now_ns();
-    if deadline_ns <= now {
-        return;
+    let left = deadline_ns.saturating_sub(now_ns());
+    if let Some(nap) = left.checked_sub(YIELD_BELOW_NS) {
+        let ts = libc::timespec {
+            tv_sec: libc::time_t::try_from(nap / 1_000_000_000).unwrap_or(libc::time_t::MAX),
+            tv_nsec: libc::c_long::try_from(nap % 1_000_000_000).unwrap_or(0),
+        };
+        // SAFETY: `ts` is a valid timespec; a null remainder is allowed.
+        if unsafe { libc::nanosleep(&raw const ts, std::ptr::null_mut()) } != 0 {
+            return;
+        }
     }
-    let left = deadline_ns - now;
-    if left <= YIELD_BELOW_NS {
+    while now_ns() < deadline_ns {
         // SAFETY: sched_yield has no preconditions.
         unsafe { libc::sched_yield() };
-        return;
     }
-    let nap = left - YIELD_BELOW_NS;
-    let ts = libc::timespec {
-        tv_sec: libc::time_t::try_from(nap / 1_000_000_000).unwrap_or(libc::time_t::MAX),
-        tv_nsec: i64::try_from(nap % 1_000_000_000).unwrap_or(0),
-    };
-    // SAFETY: `ts` is a valid timespec; a null remainder is allowed.
-    unsafe { libc::nanosleep(&raw const ts, std::ptr::null_mut()) };
 }

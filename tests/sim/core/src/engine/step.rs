@@ -26,6 +26,34 @@ impl Members {
     }
 }
 
+/// Queues that are looked at only, and one operation's completion.
+struct Watch<'a, Q> {
+    queues: &'a Q,
+    channel: u32,
+    seq: u64,
+    at: Option<u64>,
+}
+
+impl<Q: Queues> Queues for Watch<'_, Q> {
+    fn submitted(&self, channel: u32) -> u64 {
+        self.queues.submitted(channel)
+    }
+    fn op(&self, channel: u32, seq: u64) -> (u64, Op) {
+        self.queues.op(channel, seq)
+    }
+    fn host_done(&self, channel: u32) -> u64 {
+        self.queues.host_done(channel)
+    }
+    fn waits(&self, channel: u32) -> u64 {
+        self.queues.waits(channel)
+    }
+    fn completed(&mut self, channel: u32, seq: u64, at: u64) {
+        if (channel, seq) == (self.channel, self.seq) {
+            self.at = Some(at);
+        }
+    }
+}
+
 /// What one GPU does next.
 struct Plan {
     /// The next moment at which anything changes, the running operation's end left out.
@@ -80,30 +108,26 @@ impl State {
         }
     }
 
-    /// When operation `seq` of `channel` will be complete if nothing more is submitted: a lower
-    /// bound after `max_steps` events; `None` if it waits for something outside its GPU.
+    /// When operation `seq` of `channel` will be complete if nothing more is submitted, or
+    /// `horizon` if that is sooner; `None` if it waits for something outside its GPU. Moves this
+    /// copy of the state on, and tells `queues` nothing.
     pub fn predict<Q: Queues>(
         &mut self,
-        queues: &mut Q,
+        queues: &Q,
         params: &Params,
         channel: u32,
         seq: u64,
-        max_steps: u32,
+        horizon: u64,
     ) -> Option<u64> {
         let gpu = self.channels.get(channel as usize).map(|c| c.gpu).filter(|&g| g != NONE)?;
         let members = Members::of(self, gpu);
-        for _ in 0..max_steps {
-            // Planning completes what needs no more time.
-            let next = self.next_event(queues, params, gpu, &members, u64::MAX);
-            if self.is_complete(channel, seq) {
-                break;
-            }
-            if next == u64::MAX {
-                return None;
-            }
-            self.step(queues, params, gpu, &members, next);
+        let mut watch = Watch { queues, channel, seq, at: None };
+        if self.is_complete(channel, seq) {
+            return Some(self.gpus[gpu as usize].now);
         }
-        Some(self.gpus[gpu as usize].now)
+        while watch.at.is_none() && self.step(&mut watch, params, gpu, &members, horizon) {}
+        let waits = matches!(self.channels[channel as usize].head, Head::Wait | Head::Host);
+        watch.at.or((!waits).then_some(horizon))
     }
 
     /// The next moment, at most `to`, at which anything changes on the GPU.

@@ -199,16 +199,29 @@ proptest! {
     #[test]
     fn prediction_comes_true(
         work in prop::collection::vec((0u32..2, any_op()), 1..40),
+        which in any::<prop::sample::Index>(),
     ) {
         let mut s = two_channels([0, 0]);
         let mut q = Plain::default();
         for (c, op) in work {
             q.push(c, 0, op);
         }
-        let last = q.submitted(0);
-        prop_assume!(last > 0);
-        let predicted = s.clone().predict(&mut q.clone(), &PARAMS, 0, last - 1, u32::MAX);
+        let submitted = usize::try_from(q.submitted(0)).unwrap();
+        prop_assume!(submitted > 0);
+        let seq = which.index(submitted) as u64;
+        let predicted = s.clone().predict(&q, &PARAMS, 0, seq, u64::MAX);
         s.advance(&mut q, &PARAMS, 1_000_000_000 * US);
-        prop_assert_eq!(predicted, q.finish(0, last - 1));
+        prop_assert_eq!(predicted, q.finish(0, seq));
     }
+}
+
+#[test]
+fn prediction_stops_at_its_horizon_and_knows_what_it_cannot_know() {
+    let mut s = two_channels([0, 0]);
+    let mut q = Plain::default();
+    let long = q.push(0, 0, Op::Compute(1_000_000 * US));
+    q.push(1, 0, Op::Host);
+    let after = q.push(1, 0, Op::Delay(US));
+    assert_eq!(s.clone().predict(&q, &PARAMS, 0, long, 300 * US), Some(300 * US));
+    assert_eq!(s.predict(&q, &PARAMS, 1, after, 300 * US), None);
 }

@@ -118,20 +118,18 @@ impl Locked<'_> {
     pub fn advance(&mut self) -> u64 {
         let now = clock::now_ns();
         let params = self.session.params();
-        let mut rings = Rings { shared: self.session.shared, dry: false };
+        let mut rings = Rings { shared: self.session.shared };
         self.state().advance(&mut rings, &params, now);
         self.commit();
         now
     }
 
-    /// When `seq` of `channel` will be complete if nothing more is submitted.
-    pub(crate) fn predict(&mut self, channel: u32, seq: u64) -> Option<u64> {
-        /// Enough for a full ring; beyond it the answer is a lower bound.
-        const MAX_STEPS: u32 = 4096;
+    /// When `seq` of `channel` will be complete if nothing more is submitted, at most `horizon`.
+    pub(crate) fn predict(&mut self, channel: u32, seq: u64, horizon: u64) -> Option<u64> {
         let mut copy = self.state().clone();
         let params = self.session.params();
-        let mut rings = Rings { shared: self.session.shared, dry: true };
-        copy.predict(&mut rings, &params, channel, seq, MAX_STEPS)
+        let rings = Rings { shared: self.session.shared };
+        copy.predict(&rings, &params, channel, seq, horizon)
     }
 
     /// Publishes the private copy: the inactive buffer, then the flip, then the readers' hints.
@@ -163,10 +161,9 @@ fn copy_state(from: &State, to: &mut State) {
     to.channels[..used].copy_from_slice(&from.channels[..used]);
 }
 
-/// The engine's view of the rings. `dry`: for predictions, which leave no trace.
+/// The engine's view of the rings.
 struct Rings {
     shared: &'static Shared,
-    dry: bool,
 }
 
 impl Rings {
@@ -213,8 +210,6 @@ impl engine::Queues for Rings {
     }
 
     fn completed(&mut self, channel: u32, seq: u64, at: u64) {
-        if !self.dry {
-            self.entry(channel, seq).finish_ns.store(at, Ordering::Relaxed);
-        }
+        self.entry(channel, seq).finish_ns.store(at, Ordering::Relaxed);
     }
 }
