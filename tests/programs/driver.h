@@ -100,15 +100,20 @@ static inline void load_driver(void) {
     CUresult (*resolve)(const char *, void **, int, uint64_t, int *) =
         dlsym(handle, "cuGetProcAddress_v2");
 #ifdef PER_THREAD
+    /* The flavour exists from CUDA 7 on; before that the driver answers nothing. (So the functions of
+       CUDA 2 are not to be called in this flavour: their names lead to the later forms.) */
     const uint64_t flags = 2;
+    const int least = 7000;
 #else
     const uint64_t flags = 0;
+    const int least = 0;
 #endif
 #define LOAD(symbol, name, version, arguments)                                                     \
     do {                                                                                           \
         void *found = NULL;                                                                        \
         int status = 0;                                                                            \
-        if (!resolve || resolve(#name, &found, version, flags, &status) != 0) found = NULL;        \
+        if (!resolve || resolve(#name, &found, version < least ? least : version, flags, &status)) \
+            found = NULL;                                                                          \
         *(void **)&symbol = found;                                                                 \
     } while (0);
 #else
