@@ -122,13 +122,13 @@ impl Ledger {
     /// What `open` says.
     #[doc(hidden)]
     pub fn with_opener(
-        mut open: impl FnMut() -> Result<Database, DatabaseError> + Send + 'static,
+        open: impl FnMut() -> Result<Database, DatabaseError> + Send + 'static,
     ) -> Result<Self, OpenError> {
         let path = PathBuf::from("(test storage)");
         let mut ledger = Ledger {
             path: path.clone(),
             durability: Durability::Immediate,
-            open: Box::new(move || open()),
+            open: Box::new(open),
             db: None,
         };
         ledger.try_open().map_err(|error| OpenError::Io { path, error: error.to_string() })?;

@@ -1,0 +1,216 @@
+//! The `tessera` program from outside: exit statuses, messages, and the plugin on simulated GPUs.
+
+mod node_support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use node_support::{GPU, bounded, pod, until};
+use serde_json::Value;
+use tessera_plugin::standin::Kubelet;
+
+fn tessera() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_tessera"))
+}
+
+/// The built simulator.
+fn simulator(name: &str) -> PathBuf {
+    let dir = std::env::var_os("TESSERA_ARTEFACTS").map(PathBuf::from);
+    let dir =
+        dir.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release"));
+    let found = [dir.join("sim").join(name), dir.join(name)].into_iter().find(|path| path.exists());
+    found.unwrap_or_else(|| panic!("no {name} in {}: run `make build`", dir.display()))
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A node with simulated GPUs and the plugin as a process.
+struct Simulated {
+    dir: tempfile::TempDir,
+    kubelet: Kubelet,
+    plugin: Option<Child>,
+}
+
+impl Simulated {
+    async fn new(share: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let kubelet = Kubelet::start(&dir.path().join("kubelet")).await.unwrap();
+        std::fs::write(dir.path().join("libtessera.so"), b"\x7fELF").unwrap();
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        let config = format!(
+            "[share]\n{share}\n[gpus]\ncontext_overhead = \"64Mi\"\n\
+             [paths]\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
+             shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n\
+             [pages]\ntmpfs = \"off\"\n",
+            kubelet.device_plugins_dir().display(),
+            kubelet.pod_resources_socket().display(),
+            at("pages"),
+            at("shim"),
+            at("libtessera.so"),
+            at("ledger.redb"),
+            at("admin.sock"),
+            simulator("libnvidia-ml.so.1").display(),
+        );
+        std::fs::write(dir.path().join("config.toml"), config).unwrap();
+        Self { dir, kubelet, plugin: None }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = tessera();
+        command.arg("--config").arg(self.dir.path().join("config.toml"));
+        command.env("SIMGPU_STATE", self.dir.path().join("simgpu.state"));
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command().args(args).output().unwrap()
+    }
+
+    fn json(&self) -> Value {
+        let output = self.run(&["status", "-o", "json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)))
+    }
+
+    async fn serve(&mut self) {
+        let log = std::fs::File::create(self.dir.path().join("log")).unwrap();
+        let plugin = self.command().arg("serve").stderr(log).stdin(Stdio::null()).spawn().unwrap();
+        self.plugin = Some(plugin);
+        bounded(self.kubelet.wait_until(|kubelet| kubelet.allocatable(GPU) > 0)).await;
+    }
+
+    async fn terminate(&mut self) -> Option<i32> {
+        let mut plugin = self.plugin.take().unwrap();
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(plugin.id()).unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        until(|| plugin.try_wait().unwrap()).await.code()
+    }
+}
+
+impl Drop for Simulated {
+    fn drop(&mut self) {
+        if let Some(plugin) = &mut self.plugin {
+            let _ = plugin.kill();
+            let _ = plugin.wait();
+        }
+    }
+}
+
+#[test]
+fn a_wrong_configuration_exits_64_with_every_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.toml");
+    std::fs::write(&file, "[share]\nreplicas = 0\nmemroy = \"4Gi\"\n[log]\nformat = 3\n").unwrap();
+    for command in [&["serve"][..], &["status"], &["config", "check"]] {
+        let output = tessera().arg("--config").arg(&file).args(command).output().unwrap();
+        assert_eq!(output.status.code(), Some(64), "{command:?}");
+        let file = file.display();
+        let want = format!(
+            "{file}:2: share.replicas: must be from 1 to 256\n\
+             {file}:3: share.memroy: unknown key; did you mean `memory`?\n\
+             {file}:5: log.format: must be a string, not integer\n"
+        );
+        assert_eq!(stderr(&output), want);
+    }
+}
+
+#[test]
+fn a_wrong_command_line_exits_64_and_help_does_not() {
+    assert_eq!(tessera().arg("sevre").output().unwrap().status.code(), Some(64));
+    assert_eq!(tessera().output().unwrap().status.code(), Some(64));
+    assert_eq!(tessera().arg("--help").output().unwrap().status.code(), Some(0));
+    assert_eq!(tessera().arg("--version").output().unwrap().status.code(), Some(0));
+}
+
+#[test]
+fn the_defaults_can_be_printed_and_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.toml");
+    std::fs::write(&file, tessera().args(["config", "default"]).output().unwrap().stdout).unwrap();
+    let checked = tessera().arg("-c").arg(&file).args(["config", "check"]).output().unwrap();
+    assert_eq!(checked.status.code(), Some(0), "{}", stderr(&checked));
+}
+
+#[tokio::test]
+async fn impossible_quotas_are_told_by_check_and_end_serve_with_64() {
+    let node = Simulated::new("replicas = 4\nmemory = \"70Gi\"").await;
+    for command in [&["config", "check"][..], &["serve"]] {
+        let output = node.run(command);
+        assert_eq!(output.status.code(), Some(64));
+        let text = stderr(&output);
+        let told = text.lines().filter(|l| l.contains("config.toml:3: share.memory: 4 replicas"));
+        assert_eq!(told.count(), 2, "one for each GPU: {text}");
+    }
+}
+
+#[tokio::test]
+async fn simulated_gpus_are_served_and_a_fault_takes_one_out() {
+    let mut node = Simulated::new("replicas = 4").await;
+    node.serve().await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    let admitted = node.kubelet.run(&pod("a", 2)).await.unwrap().remove(0);
+
+    let status = node.json();
+    assert_eq!(status["gpus"].as_array().unwrap().len(), 2);
+    assert_eq!(status["plugin"]["registration"], "live");
+    assert_eq!(status["allocations"][0]["replica_ids"].as_array().unwrap().len(), 2);
+    let total = status["gpus"][0]["memory_total_bytes"].as_u64().unwrap();
+    let limit = status["allocations"][0]["gpus"][0]["memory_limit_bytes"].as_u64().unwrap();
+    let each = (total - (512 << 20)) / 4;
+    assert_eq!(limit, (each - each % (1 << 20)) * 2);
+    let text = node.run(&["status"]);
+    assert!(String::from_utf8_lossy(&text.stdout).contains(&admitted.device_ids[0][..40]));
+    assert!(node.run(&["status", "--ready"]).status.success());
+
+    let fault = Command::new(simulator("simgpu-ctl"))
+        .args(["xid", "1", "79"])
+        .env("SIMGPU_STATE", node.dir.path().join("simgpu.state"))
+        .output()
+        .unwrap();
+    assert!(fault.status.success(), "{}", stderr(&fault));
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    let status = node.json();
+    assert_eq!(status["gpus"][1]["health_reason"], "XID 79");
+    assert_eq!(status["gpus"][0]["health"], "healthy");
+
+    assert_eq!(node.terminate().await, Some(0));
+}
+
+#[tokio::test]
+async fn without_a_plugin_status_reads_the_pages_and_says_so() {
+    let mut node = Simulated::new("replicas = 4").await;
+    node.serve().await;
+    node.kubelet.run(&pod("a", 1)).await.unwrap();
+    let limit = node.json()["allocations"][0]["gpus"][0]["memory_limit_bytes"].clone();
+    node.terminate().await;
+
+    let output = node.run(&["status", "-o", "json"]);
+    assert_eq!(output.status.code(), Some(69));
+    let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(status["allocations"][0]["gpus"][0]["memory_limit_bytes"], limit);
+    let warning = status["warnings"][0].as_str().unwrap();
+    assert!(warning.contains("running pods keep their limits"), "{warning}");
+    let ready = node.run(&["status", "--ready"]);
+    assert_eq!(ready.status.code(), Some(69));
+}
+
+#[tokio::test]
+async fn a_killed_plugin_comes_back_with_everything() {
+    let mut node = Simulated::new("replicas = 4").await;
+    node.serve().await;
+    node.kubelet.run(&pod("a", 1)).await.unwrap();
+    let before = node.json()["allocations"][0].clone();
+    let mut plugin = node.plugin.take().unwrap();
+    plugin.kill().unwrap();
+    plugin.wait().unwrap();
+    bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
+    node.serve().await;
+    let after = node.json()["allocations"][0].clone();
+    for key in ["id", "generation", "replica_ids", "gpus", "allocated_unix_ms"] {
+        assert_eq!(after[key], before[key], "{key}");
+    }
+    // Killed without a chance to tidy up, it left its admin socket; the next one took its place.
+    tokio::time::timeout(Duration::from_secs(10), async { node.terminate().await }).await.unwrap();
+}
