@@ -94,7 +94,7 @@ pub fn admit() -> Result<Pass, CUresult> {
             Standing::Closed => return Err(CUDA_ERROR_SYSTEM_NOT_READY),
             Standing::Armed(process) => process,
         };
-        record = process.records.claim(process);
+        record = process.records.claim(process.owner());
         let Some(record) = record else { return Ok(admit_to_crowd(process)) };
         own::set_record(record);
     }

@@ -13,6 +13,7 @@ use crate::spin::Spin;
 use crate::state::Process;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use tessera_region::layout::LAUNCH_SHARDS;
 
 /// A thread's record.
 #[repr(C, align(64))]
@@ -33,6 +34,17 @@ pub struct Record {
     shard: AtomicU32,
 }
 const _: () = assert!(size_of::<Record>() == 64);
+
+/// What records point to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owner {
+    /// The state that claims.
+    pub(crate) process: NonNull<Process>,
+    /// The tenant's gate.
+    pub(crate) gate: &'static AtomicU32,
+    /// The shards of the launch counter.
+    pub(crate) launches: &'static [AtomicU64; LAUNCH_SHARDS],
+}
 
 /// Records per page-sized chunk.
 const CHUNK: usize = 64;
@@ -81,9 +93,10 @@ impl Records {
         }
     }
 
-    /// A record for the calling thread, for the gates and the launch counter of `process`. `None` when 16384 live threads have one, or the kernel has no memory.
-    pub(crate) fn claim(&self, process: &'static Process) -> Option<&'static Record> {
-        let shards = process.account.launches();
+    /// A record for the calling thread. `None` when 16384 live threads have one, or the kernel has
+    /// no memory.
+    pub(crate) fn claim(&self, owner: Owner) -> Option<&'static Record> {
+        let Owner { process, gate, launches: shards } = owner;
         let mut pool = self.pool.lock();
         if pool.free == 0 && pool.used >= pool.sweep_at {
             pool.sweep();
@@ -96,12 +109,11 @@ impl Records {
         if exclusive {
             pool.shards |= 1 << shard;
         }
-        let gate =
-            if exclusive { ptr::from_ref(process.gate()).cast_mut() } else { ptr::null_mut() };
+        let gate = if exclusive { ptr::from_ref(gate).cast_mut() } else { ptr::null_mut() };
         record.busy.store(0, Ordering::Relaxed);
         record.shard.store(u32::try_from(shard).unwrap_or(0), Ordering::Relaxed);
         record.launches.store(ptr::from_ref(&shards[shard]).cast_mut(), Ordering::Relaxed);
-        record.process.store(ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
+        record.process.store(process.as_ptr(), Ordering::Relaxed);
         record.gate.store(gate, Ordering::Relaxed);
         record.tid.store(own_tid(), Ordering::Release);
         Some(record)
@@ -175,4 +187,63 @@ fn alive(tid: u32) -> bool {
         )
     };
     sent == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::sync::Barrier;
+
+    static GATE: AtomicU32 = AtomicU32::new(0);
+    static LAUNCHES: [AtomicU64; LAUNCH_SHARDS] = [const { AtomicU64::new(0) }; LAUNCH_SHARDS];
+
+    fn claim(records: &Records) -> &'static Record {
+        let owner = Owner { process: NonNull::dangling(), gate: &GATE, launches: &LAUNCHES };
+        records.claim(owner).expect("a record")
+    }
+
+    fn has_own_counter(record: &Record) -> bool {
+        !record.gate.load(Ordering::Relaxed).is_null()
+    }
+
+    #[test]
+    fn living_threads_share_no_record_and_only_the_last_counter() {
+        const THREADS: usize = 3 * CHUNK;
+        let records = Records::new();
+        let (all_claimed, claimed) = (Barrier::new(THREADS), Spin::new(Vec::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    let record = claim(&records);
+                    let launches = record.launches.load(Ordering::Relaxed).addr();
+                    let address = ptr::from_ref(record).addr();
+                    claimed.lock().push((address, launches, has_own_counter(record)));
+                    all_claimed.wait();
+                });
+            }
+        });
+        let claimed = claimed.lock();
+        let distinct: HashSet<_> = claimed.iter().map(|c| c.0).collect();
+        assert_eq!(distinct.len(), THREADS);
+        let exclusive: HashSet<_> = claimed.iter().filter(|c| c.2).map(|c| c.1).collect();
+        assert_eq!(exclusive.len(), LAUNCH_SHARDS - 1);
+        assert_eq!(claimed.iter().filter(|c| c.2).count(), LAUNCH_SHARDS - 1);
+        let last = ptr::from_ref(&LAUNCHES[LAUNCH_SHARDS - 1]).addr();
+        assert!(claimed.iter().all(|c| c.2 || c.1 == last));
+    }
+
+    #[test]
+    fn records_and_counters_of_ended_threads_are_used_again() {
+        let records = Records::new();
+        for round in 0..20 * CHUNK {
+            let own = std::thread::scope(|scope| {
+                scope.spawn(|| has_own_counter(claim(&records))).join().expect("it ended")
+            });
+            if round % CHUNK == 0 {
+                assert!(own, "a counter of its own again in round {round}");
+            }
+        }
+        assert!(records.pool.lock().used <= 2 * CHUNK);
+    }
 }

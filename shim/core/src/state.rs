@@ -20,7 +20,7 @@ use crate::gpus::{Gpus, Listed};
 use crate::log::Reason;
 use crate::own;
 use crate::pages;
-use crate::records::Records;
+use crate::records::{Owner, Records};
 use crate::session::Session;
 use crate::spin::Spin;
 use core::ptr;
@@ -289,6 +289,12 @@ impl Process {
     pub(crate) fn gate(&self) -> &'static AtomicU32 {
         // SAFETY: a word of the quota page, which stays mapped for the life of the process.
         unsafe { &*self.account.quota().gate_word(0) }
+    }
+
+    /// What this process's launching threads need to find.
+    pub(crate) fn owner(&'static self) -> Owner {
+        let launches = self.account.launches();
+        Owner { process: ptr::NonNull::from(self), gate: self.gate(), launches }
     }
 
     /// What `device` is in the page; the first look at one that is not there is an event.
