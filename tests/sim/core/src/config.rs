@@ -499,6 +499,16 @@ mod tests {
     }
 
     #[test]
+    fn the_documented_configurations_are_valid_and_the_first_is_the_default() {
+        let text = include_str!("../../../../docs/simulator.md");
+        let blocks: Vec<&str> =
+            text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+        assert_eq!(Config::parse(blocks[0]).unwrap(), Config::default());
+        assert_eq!(blocks.len(), 2);
+        assert_eq!(Config::parse(blocks[1]).unwrap().kernels.len(), 3);
+    }
+
+    #[test]
     fn unknown_key_is_named() {
         let e = Config::parse("tiem_slice = 1").unwrap_err();
         assert!(e.0.contains("tiem_slice"), "{e}");
