@@ -325,7 +325,7 @@ fn overlay(daemonset: &mut Value, node: &str) {
     push(&mut pod["volumes"], sim_volume());
     // As a driver's installer would: new files beside the old ones, then renamed over them.
     let install = format!(
-        "for f in {from}/*; do cp $f {SIM_ON_NODE}/.new && mv {SIM_ON_NODE}/.new {SIM_ON_NODE}/${{f##*/}}; done",
+        "for f in {from}/*.*; do cp $f {SIM_ON_NODE}/.new && mv {SIM_ON_NODE}/.new {SIM_ON_NODE}/${{f##*/}}; done",
         from = images::SIM_DIR,
     );
     push(

@@ -32,14 +32,18 @@ pub fn load(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
 
     let tenant = work.0.join("tenant");
     run(Command::new(&script).arg("base").arg(&tenant).arg(artefacts.join("tessera-tenant")))?;
+    let overlay = repo.join("tests/e2e/overlay");
     let sim = tenant.join(SIM_DIR.trim_start_matches('/'));
-    fs::create_dir_all(&sim)?;
+    fs::create_dir_all(sim.join("bin"))?;
     for library in ["libcuda.so.1", "libnvidia-ml.so.1"] {
         let from = artefacts.join("sim").join(library);
         fs::copy(&from, sim.join(library))
             .with_context(|| format!("{}: run `make build`", from.display()))?;
     }
-    fs::copy(repo.join("tests/e2e/overlay/simgpu.toml"), sim.join("simgpu.toml"))?;
+    fs::copy(overlay.join("simgpu.toml"), sim.join("simgpu.toml"))?;
+    let program = tenant.join("usr/local/bin/tessera-tenant");
+    fs::rename(&program, sim.join("bin/tessera-tenant"))?;
+    fs::copy(overlay.join("tessera-tenant"), &program)?;
     cluster.load_image(TENANT, &tenant)
 }
 

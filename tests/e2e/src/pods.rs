@@ -319,10 +319,8 @@ impl GpuView {
 
 /// The environment that stands for the simulated hardware; all else is the tenant's to clear.
 pub fn hardware() -> [String; 2] {
-    [
-        format!("SIMGPU_CONFIG={SIM_ON_NODE}/simgpu.toml"),
-        format!("SIMGPU_STATE={SIM_ON_NODE}/state"),
-    ]
+    [("SIMGPU_CONFIG", "simgpu.toml"), ("SIMGPU_STATE", "state")]
+        .map(|(name, file)| format!("{name}={SIM_ON_NODE}/{file}"))
 }
 
 /// The reports of one kind among a tenant's output.

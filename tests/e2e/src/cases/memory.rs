@@ -1,11 +1,14 @@
 //! The memory quota holds, whatever the tenant does.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 
 use super::delivery::check_fill;
 use crate::deploy::{CONTEXT_BYTES, SHARE_BYTES};
 use crate::pods::{self, Container, Pod};
 use crate::suite::{Server, Suite};
+use crate::wait::{self, Look};
 
 pub fn over_quota_is_refused_and_the_neighbour_runs_on(suite: &Suite<'_>) -> Result<()> {
     let neighbour = Server::start(suite.kubectl, "neighbour")?;
@@ -25,25 +28,16 @@ pub fn over_quota_is_refused_and_the_neighbour_runs_on(suite: &Suite<'_>) -> Res
 }
 
 pub fn processes_of_a_container_share_one_quota(suite: &Suite<'_>) -> Result<()> {
-    let pod = Pod::idle(suite.kubectl, "many", 1)?;
-    let text = pod.exec(&[
-        "tessera-tenant",
-        "greedy",
-        "--processes",
-        "4",
-        "--chunk",
-        "16Mi",
-        "--for",
-        "4",
-    ])?;
-    // Each reports when it got no more, and all hold what they have for seconds after.
-    let reports = pods::events(&text, "full");
-    ensure!(reports.len() == 4, "{text}");
-    let held: u64 = reports.iter().filter_map(|r| r["held"].as_u64()).sum();
-    let most = SHARE_BYTES - 4 * CONTEXT_BYTES;
-    ensure!(held <= most, "{held} bytes held together, {most} allowed");
-    ensure!(held > most - (32 << 20), "refused at {held} bytes though {most} are allowed");
-    Ok(())
+    let hold = ["tessera-tenant", "hold", "--processes", "4", "--bytes", "100Mi"];
+    let pod = Pod::start(suite.kubectl, "many", Container::new("main", 1, &hold))?;
+    wait::until("four processes hold memory", Duration::from_secs(20), || {
+        let log = pod.log("main", false)?;
+        Ok(Look::when(pods::events(&log, "ready").len() == 4, log))
+    })?;
+    let left = SHARE_BYTES - 4 * ((100 << 20) + CONTEXT_BYTES);
+    let gpu = pod.gpu()?;
+    ensure!(gpu.free == left - CONTEXT_BYTES, "a fifth process sees {gpu:?}, {left} are left");
+    check_fill(pod.fill(left)?, left)
 }
 
 pub fn cleared_environment_is_still_held(suite: &Suite<'_>) -> Result<()> {
@@ -77,5 +71,18 @@ pub fn killed_process_gives_its_memory_back(suite: &Suite<'_>) -> Result<()> {
                   exec tessera-tenant hold --bytes 800Mi --for 1";
     let text = pod.exec(&["sh", "-c", script])?;
     ensure!(pods::held(&text, "ready")? == 800 << 20, "{text}");
+    Ok(())
+}
+
+/// A container that got at a GPU it was not given, for instance by a device node of its own.
+pub fn gpu_that_was_not_given_is_refused(suite: &Suite<'_>) -> Result<()> {
+    let pod = Pod::idle(suite.kubectl, "intruder", 1)?;
+    ensure!(pod.gpu()?.total == SHARE_BYTES, "{:?}", pod.gpu()?);
+    let others = "unset NVIDIA_VISIBLE_DEVICES; \
+                  for n in 0 1; do tessera-tenant --device $n hold --bytes 1Mi --for 1; done";
+    let output = pod.try_exec(&["sh", "-c", others])?;
+    let held = pods::events(&output.stdout, "ready").len();
+    ensure!(held == 1, "{held} of two GPUs could be used: {output:?}");
+    ensure!(output.stderr.contains("out of memory"), "{output:?}");
     Ok(())
 }

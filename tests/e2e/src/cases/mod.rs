@@ -49,6 +49,7 @@ pub const CASES: &[Case] = cases![
     capacity::share_of_a_force_deleted_pod_is_reused_at_once,
     capacity::more_shares_than_a_gpu_has_are_refused,
     status::status_shows_pods_quota_and_use,
+    memory::gpu_that_was_not_given_is_refused,
     restarts::crash_loop_keeps_the_limit,
     restarts::plugin_pod_is_replaced,
     restarts::plugin_is_killed,
