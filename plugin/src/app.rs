@@ -215,6 +215,10 @@ async fn housekeeping(
             () = tokio::time::sleep(timing.reconcile) => false,
             () = node.container_started() => true,
         };
+        let inspected = Arc::clone(node);
+        if let Err(error) = tokio::task::spawn_blocking(move || inspected.inspect()).await {
+            error!(%error, "inspection");
+        }
         // A container that starts is listed already; its neighbours of the same pod follow at once.
         let max_age = if soon { Duration::ZERO } else { timing.reconcile / 2 };
         match pod_resources.census(max_age).await {

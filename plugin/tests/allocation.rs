@@ -245,6 +245,29 @@ async fn a_plugin_restart_leaves_running_pods_alone_and_mends_pages_before_it_re
 }
 
 #[tokio::test]
+async fn a_generation_that_was_recorded_and_not_begun_begins_at_the_next_start() {
+    let mut node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    Tenant::hold(&pages, 3 * GIB).kill();
+    node.stop_plugin().await;
+    // Killed right after the commit of another Allocate.
+    let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
+    let mut record = ledger.load().unwrap().0.remove(0);
+    record.generation += 1;
+    let mut change = tessera_plugin::ledger::Change::default();
+    change.put(record.clone(), What::Allocated, 0);
+    ledger.commit(&change).unwrap();
+    drop(ledger);
+    let old = std::fs::File::open(pages.join(USAGE_FILE)).unwrap();
+    node.start_plugin().await;
+    assert_eq!(generation(&pages), record.generation);
+    let inode =
+        |file: &std::fs::File| std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap());
+    assert_ne!(inode(&old), inode(&std::fs::File::open(pages.join(USAGE_FILE)).unwrap()));
+}
+
+#[tokio::test]
 async fn a_kubelet_restart_keeps_allocations_and_numbers() {
     let node = TestNode::start().await;
     let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);

@@ -37,6 +37,17 @@ async fn a_usage_file_of_the_wrong_size_is_restored_and_flagged() {
 }
 
 #[tokio::test]
+async fn housekeeping_restores_a_usage_file_that_nobody_asks_about() {
+    let node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    usage_file(&pages).set_len(1 << 30).unwrap();
+    let size = || std::fs::metadata(pages.join(USAGE_FILE)).unwrap().len();
+    until(|| (size() == USAGE_BYTES as u64).then_some(())).await;
+    assert_eq!(node.allocation(&admitted.device_ids).await.unwrap().tamperings, 1);
+}
+
+#[tokio::test]
 async fn a_scribbled_usage_page_hurts_its_own_tenant_only() {
     let node = TestNode::start().await;
     let bad = node.kubelet.run(&pod("bad", 1)).await.unwrap().remove(0);

@@ -10,6 +10,7 @@ use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::event::EventSet;
 use nvml_wrapper::{Device, Nvml};
+use tracing::warn;
 
 use super::health::Observation;
 use super::{Discovery, DiscoveryError, Gpu, selected};
@@ -52,6 +53,13 @@ impl NvmlDiscovery {
         let nvml = Arc::new(nvml);
         *loaded = Some(Arc::clone(&nvml));
         Ok(nvml)
+    }
+
+    fn is_here(nvml: &Nvml, entry: &str) -> bool {
+        let count = nvml.device_count().unwrap_or(0);
+        entry == "*"
+            || entry.parse().is_ok_and(|index: u32| index < count)
+            || nvml.device_by_uuid(entry).is_ok()
     }
 
     /// The selected devices: whole GPUs, and the instances of those in MIG mode.
@@ -110,6 +118,11 @@ impl Discovery for NvmlDiscovery {
         let nvml = self.nvml()?;
         let (gpus, found) =
             self.selected(&nvml).map_err(|error| DiscoveryError::Nvml(error.to_string()))?;
+        // One configuration often serves many nodes, so this is no error; but it may be a mistake.
+        let unmatched = self.gpus.include.iter().chain(&self.gpus.exclude);
+        for entry in unmatched.filter(|entry| !Self::is_here(&nvml, entry)) {
+            warn!("gpus.include or gpus.exclude names {entry}, which this node does not have");
+        }
         if gpus.is_empty() {
             return Err(DiscoveryError::None { found });
         }

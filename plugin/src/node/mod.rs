@@ -154,7 +154,13 @@ impl Node {
     fn rebuild(&self) {
         let records: Vec<Record> = lock(&self.records).values().cloned().collect();
         for record in records {
-            match Region::create(self.pages(), &record, Mode::Ensure) {
+            // A plugin that died between commit and pages left those of the tenant before.
+            let found = regions::read_spec(self.pages(), &record.id);
+            let mode = match found {
+                Some(spec) if spec.generation < record.generation => Mode::Fresh,
+                _ => Mode::Ensure,
+            };
+            match Region::create(self.pages(), &record, mode) {
                 Ok((region, outcome)) => {
                     if outcome.repaired {
                         info!(id = %record.id, "pages rebuilt");
@@ -234,22 +240,32 @@ impl Node {
 
     /// Takes what the driver reports of a GPU.
     pub fn observe(&self, observation: Observation) {
-        let told = format!("{observation:?}");
         if !lock(&self.health).observe(observation, Instant::now()) {
             return;
         }
         {
             let health = lock(&self.health);
             for (uuid, sold) in &mut lock(&self.catalogue).gpus {
-                sold.sick = health.reason(uuid).map(str::to_owned);
-                match &sold.sick {
-                    Some(reason) => warn!(gpu = %uuid, %reason, "unhealthy"),
-                    None => info!(gpu = %uuid, "healthy"),
+                let reason = health.reason(uuid);
+                match reason {
+                    _ if sold.sick.as_deref() == reason => {}
+                    Some(reason) => warn!(gpu = %uuid, %reason, "a GPU is unhealthy"),
+                    None => info!(gpu = %uuid, "a GPU is healthy again"),
                 }
+                sold.sick = reason.map(str::to_owned);
             }
         }
-        warn!(observation = %told, "a GPU's health changed");
         self.refresh_devices();
+    }
+
+    /// Looks at every usage page: takes back what dead processes held, puts right what a tenant broke.
+    /// Blocking.
+    pub fn inspect(&self) {
+        let regions: Vec<Arc<Region>> = lock(&self.regions).values().cloned().collect();
+        for region in regions {
+            // What it says is for whoever asks; looking does the rest.
+            let _ = region.look();
+        }
     }
 
     /// The end: tenants need not wait for a heartbeat that will not come, and the next plugin need not

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tessera_region::layout::MAX_GPUS;
 use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec, QuotaWriter};
-use tessera_region::usage::{self, SlotView, Snapshot, UsageFile, What};
+use tessera_region::usage::{self, SlotView, Snapshot, Tampered, UsageFile, What};
 use tessera_region::{PageError, PageFault, prepare_dir, remove_pages};
 use tracing::{info, warn};
 
@@ -103,6 +103,8 @@ struct Open {
     quota: QuotaWriter,
     usage: UsageFile,
     ended: Tally,
+    /// What was wrong with the usage page at the last look.
+    wrong: Option<Tampered>,
     listener: Listener,
 }
 
@@ -163,7 +165,13 @@ impl Region {
                 dir: dir.clone(),
                 generation: AtomicU64::new(record.generation),
                 tamperings: AtomicU64::new(0),
-                open: Mutex::new(Open { quota, usage, ended: Tally::default(), listener }),
+                open: Mutex::new(Open {
+                    quota,
+                    usage,
+                    ended: Tally::default(),
+                    wrong: None,
+                    listener,
+                }),
             }
         });
         match failed {
@@ -243,28 +251,33 @@ impl Region {
     pub fn look(&self) -> Use {
         let mut open = self.open();
         self.recover_in(&mut open);
-        let snapshot = self.snapshot(&open.usage);
+        let snapshot = self.snapshot(&mut open);
         let mut tally = open.ended.clone();
         snapshot.slots.iter().for_each(|slot| tally.add(slot));
         Use { snapshot, tally }
     }
 
-    fn snapshot(&self, usage: &UsageFile) -> Snapshot {
-        let tampered = match usage.snapshot() {
-            Ok(snapshot) => return snapshot,
+    fn snapshot(&self, open: &mut Open) -> Snapshot {
+        let tampered = match open.usage.snapshot() {
+            Ok(snapshot) => {
+                open.wrong = None;
+                return snapshot;
+            }
             Err(tampered) => tampered,
         };
-        // Once per state, not once per look: a counter that runs by itself tells nothing.
-        let before = self.tamperings.fetch_add(1, Ordering::Relaxed);
-        if before == 0 {
+        // Counted when it appears, not at every look.
+        if open.wrong != Some(tampered) {
+            self.tamperings.fetch_add(1, Ordering::Relaxed);
             warn!(dir = %self.dir.display(), %tampered, "usage page");
         }
-        if tampered.what == What::Size
-            && let Err(error) = usage.restore_size()
-        {
-            warn!(%error, "usage page");
+        open.wrong = Some(tampered);
+        if tampered.what == What::Size {
+            match open.usage.restore_size() {
+                Ok(_) => open.wrong = None,
+                Err(error) => warn!(%error, "usage page"),
+            }
         }
-        usage.snapshot().unwrap_or_default()
+        open.usage.snapshot().unwrap_or_default()
     }
 
     fn recover_in(&self, open: &mut Open) {
