@@ -12,7 +12,7 @@ mod supervise;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::Context;
@@ -68,7 +68,7 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
 /// What kept the command from starting; nothing is left behind.
 pub fn main(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     if args.sim {
-        enter_simulation()?;
+        enter_simulation(&[])?;
     }
     let shim = shim::find(Artefact::Shim, args.shim.as_deref())?;
     let overhead = args.context_overhead.unwrap_or(if args.sim {
@@ -138,21 +138,24 @@ fn preload(shim: &OsStr, inherited: Option<OsString>) -> OsString {
 }
 
 /// Puts the simulated libraries first on the loader's path, which takes a fresh start of this
-/// program: the loader reads `LD_LIBRARY_PATH` once. Returns where that has been done.
+/// program: the loader reads `LD_LIBRARY_PATH` once. `envs` are set with it. Returns where all that
+/// has been done already.
 ///
 /// # Errors
 /// No simulated GPU beside this program.
-pub(crate) fn enter_simulation() -> anyhow::Result<()> {
+pub(crate) fn enter_simulation(envs: &[(&str, &Path)]) -> anyhow::Result<()> {
     let sim = shim::find(Artefact::Simulation, None)?;
     let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    if std::env::split_paths(&path).next().as_deref() == Some(sim.as_path()) {
+    let first = std::env::split_paths(&path).next();
+    let same = |(name, value): &(&str, &Path)| {
+        std::env::var_os(name).is_some_and(|v| v.as_os_str() == value.as_os_str())
+    };
+    if first.as_deref() == Some(sim.as_path()) && envs.iter().all(same) {
         return Ok(());
     }
-    let with_sim = std::env::join_paths(
-        std::iter::once(sim)
-            .chain(std::env::split_paths(&path).filter(|p| !p.as_os_str().is_empty())),
-    )
-    .context("the simulator's path cannot stand in LD_LIBRARY_PATH")?;
+    let rest = std::env::split_paths(&path).filter(|p| !p.as_os_str().is_empty() && *p != sim);
+    let with_sim = std::env::join_paths(std::iter::once(sim.clone()).chain(rest))
+        .context("the simulator's path cannot stand in LD_LIBRARY_PATH")?;
     let mut arguments = std::env::args_os();
     let name = arguments.next();
     let exe = std::env::current_exe().context("/proc is not mounted")?;
@@ -160,8 +163,8 @@ pub(crate) fn enter_simulation() -> anyhow::Result<()> {
     if let Some(name) = name {
         again.arg0(name);
     }
-    Err(again.args(arguments).env("LD_LIBRARY_PATH", with_sim).exec())
-        .context("cannot start again with the simulated GPU")
+    again.args(arguments).env("LD_LIBRARY_PATH", with_sim).envs(envs.iter().copied());
+    Err(again.exec()).context("cannot start again with the simulated GPU")
 }
 
 #[cfg(test)]

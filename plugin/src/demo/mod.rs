@@ -22,8 +22,9 @@ mod view;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use stage::Scratch;
+
 use crate::config::Config;
-use crate::run::enter_simulation;
 
 /// Arguments of `tessera demo`.
 #[derive(Debug, clap::Args)]
@@ -55,12 +56,13 @@ pub fn main(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     if let Some(surroundings) = &args.enter {
         container::enter(surroundings, &args.command)?;
     }
+    let scratch = Scratch::open(args.keep)?;
     if !args.real {
-        enter_simulation()?;
+        scratch.simulate()?;
     }
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()?
-        .block_on(play::run(&args, config))
+        .block_on(play::run(&args, config, scratch))
 }

@@ -16,7 +16,7 @@ use super::Args;
 use super::account::{Account, Watch};
 use super::container::Means;
 use super::report;
-use super::stage::Stage;
+use super::stage::{Scratch, Stage};
 use super::table::{count, millis};
 use super::tenant::{GREEDY_PROCESSES, Part, Tenant};
 use super::verdict::{self, Facts, Recovery};
@@ -32,11 +32,15 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const INTERRUPTED: u8 = 130;
 
 /// Plays the demo to its end, cleans up, reports and judges.
-pub(super) async fn run(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(
+    args: &Args,
+    config: &Config,
+    scratch: Scratch,
+) -> anyhow::Result<ExitCode> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let program = find_artefact(Artefact::Tenant, None)?;
-    let stage = Stage::set(args.real, args.keep, config).await?;
+    let stage = Stage::set(args.real, scratch, config).await?;
     let (means, account) = match prepare(&stage) {
         Ok(prepared) => prepared,
         Err(error) => {
@@ -123,7 +127,6 @@ impl Play {
         ));
         let chat = self.place(Part::Serve).await?;
         self.ready(chat, 1).await?;
-        self.start = self.start.max(Instant::now() - Duration::from_millis(500));
         self.tenants[chat].state = "serves alone: this is what it feels without neighbours".into();
         self.pass(self.at(0.35)).await;
 

@@ -30,14 +30,23 @@ impl Report<'_> {
     /// The lines, each at most `width` characters.
     pub fn lines(&self, failures: &[String], width: usize) -> Vec<String> {
         let mut lines = vec![String::new()];
-        lines.extend(self.tenants().lines(width));
+        for table in self.tenants(width) {
+            lines.extend(table.lines(width));
+            lines.push(String::new());
+        }
+        lines.pop();
         lines.push(String::new());
         lines.extend(self.neighbour().lines(width));
         lines.push(String::new());
         let kind = if self.real { "real" } else { "simulated" };
+        let again = self.recovery.again_us.map(|us| {
+            let later = millis(us);
+            format!("crash was started again by the stand-in and held as much {later} later.")
+        });
         let mut wrap = |text: String| {
             lines.extend(wrapped(&text, width));
         };
+        wrap(again.unwrap_or_default());
         wrap(format!(
             "On {} {kind} GPU{} ({}); plugin and kubelet's stand-in over gRPC; tenants ran with {}. \
              \"Most held\" is NVML's account, context included, asked outside the shim.",
@@ -56,9 +65,21 @@ impl Report<'_> {
         lines
     }
 
-    fn tenants(&self) -> Table {
-        let mut table =
-            Table::new(&["TENANT", "ASKED", "GOT", "TRIED", "REFUSED", "MOST HELD", "OUTCOME"]);
+    /// One table, or two where the terminal is too narrow for all columns.
+    fn tenants(&self, width: usize) -> Vec<Table> {
+        let whole =
+            self.columns(&["TENANT", "ASKED", "GOT", "TRIED", "REFUSED", "MOST HELD", "OUTCOME"]);
+        if whole.width() <= width {
+            return vec![whole];
+        }
+        vec![
+            self.columns(&["TENANT", "ASKED", "GOT", "MOST HELD"]),
+            self.columns(&["TENANT", "TRIED", "REFUSED", "OUTCOME"]),
+        ]
+    }
+
+    fn columns(&self, headings: &[&'static str]) -> Table {
+        let mut table = Table::new(headings);
         for (facts, &(part, gpu)) in self.facts.iter().zip(self.placed) {
             let tries = facts.progress.tries();
             let total = facts.progress.total();
@@ -70,7 +91,7 @@ impl Report<'_> {
                 ),
                 Part::Exceed => (
                     format!(
-                        "more, {} times: {} APIs, {GREEDY_PROCESSES} processes",
+                        "{} times more: {} APIs, {GREEDY_PROCESSES} processes",
                         count(tries.attempts),
                         facts.progress.apis().len()
                     ),
@@ -80,27 +101,26 @@ impl Report<'_> {
                 Part::Die => (
                     format!("{}, then SIGKILL", format_bytes(facts.progress.held())),
                     "0".into(),
-                    match (self.recovery.driver_us, self.recovery.again_us) {
-                        (Some(freed), Some(again)) => format!(
-                            "bytes back after {}, held again {} after its restart",
-                            millis(freed),
-                            millis(again)
-                        ),
+                    match self.recovery {
+                        Recovery { driver_us: Some(us), again_us: Some(_) } => {
+                            format!("bytes back in {}", millis(us))
+                        }
                         _ => "did not come back".into(),
                     },
                 ),
             };
             let outcome =
                 if facts.peak > facts.quota { "PASSED ITS QUOTA".into() } else { outcome };
-            table.row(vec![
-                facts.name.into(),
-                replicas(part.replicas()),
-                format!("{} on GPU {gpu}", format_bytes(facts.quota)),
-                tried,
-                refused,
-                format_bytes(facts.peak),
-                outcome,
-            ]);
+            let cell = |heading: &&str| match *heading {
+                "TENANT" => facts.name.to_owned(),
+                "ASKED" => replicas(part.replicas()),
+                "GOT" => format!("{} on GPU {gpu}", format_bytes(facts.quota)),
+                "TRIED" => tried.clone(),
+                "REFUSED" => refused.clone(),
+                "MOST HELD" => format_bytes(facts.peak),
+                _ => outcome.clone(),
+            };
+            table.row(headings.iter().map(cell).collect());
         }
         table
     }

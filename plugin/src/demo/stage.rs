@@ -12,13 +12,15 @@ use toml::{Table, Value};
 use crate::config::Config;
 use crate::device::nvml::NvmlDiscovery;
 use crate::device::{Discovery, Gpu};
-use crate::run::{Artefact, SIM_CONTEXT_OVERHEAD, find_artefact};
+use crate::run::{Artefact, SIM_CONTEXT_OVERHEAD, enter_simulation, find_artefact};
 use crate::standin::Kubelet;
 
 /// How long the plugin may take to register; NVML on a cold machine takes seconds.
 const REGISTRATION: Duration = Duration::from_secs(20);
 /// How long it may take to end when asked to.
 const GOODBYE: Duration = Duration::from_secs(3);
+const SIMULATION_CONFIG: &str = "simgpu.toml";
+const SIMULATION_STATE: &str = "simgpu.state";
 /// What the simulated GPU keeps for itself, bytes (its configuration's default).
 const SIM_RESERVE: u64 = 256 << 20;
 /// Two GPUs, small enough that replicas are of a size people know.
@@ -42,12 +44,36 @@ pub(super) struct Scratch {
     keep: bool,
 }
 
+/// Tells this program, started again, that the directory is there already.
+const SCRATCH: &str = "TESSERA_DEMO_DIR";
+
 impl Scratch {
-    fn new(keep: bool) -> anyhow::Result<Self> {
+    /// A fresh directory, or the one made before this program started itself again.
+    ///
+    /// # Errors
+    /// No place for temporary files.
+    pub fn open(keep: bool) -> anyhow::Result<Self> {
+        if let Some(path) = std::env::var_os(SCRATCH) {
+            return Ok(Self { path: path.into(), keep });
+        }
         let template = std::env::temp_dir().join("tessera-demo.XXXXXX");
         let path = nix::unistd::mkdtemp(&template)
             .with_context(|| format!("cannot make {}", template.display()))?;
         Ok(Self { path, keep })
+    }
+
+    /// Puts this process on a simulated machine of its own, by starting it again.
+    ///
+    /// # Errors
+    /// No simulated GPU beside this program.
+    pub fn simulate(&self) -> anyhow::Result<()> {
+        let config = self.path.join(SIMULATION_CONFIG);
+        fs::write(&config, SIMULATION)?;
+        enter_simulation(&[
+            (SCRATCH, &self.path),
+            ("SIMGPU_CONFIG", &config),
+            ("SIMGPU_STATE", &self.path.join(SIMULATION_STATE)),
+        ])
     }
 
     /// An empty directory below.
@@ -92,20 +118,15 @@ impl Stage {
     ///
     /// # Errors
     /// No GPU, no artefacts, a plugin that ends or does not register.
-    pub async fn set(real: bool, keep: bool, config: &Config) -> anyhow::Result<Self> {
-        let scratch = Scratch::new(keep)?;
+    pub async fn set(real: bool, scratch: Scratch, config: &Config) -> anyhow::Result<Self> {
         let shim = find_artefact(Artefact::Shim, None)?;
         let simulation = (!real).then(|| find_artefact(Artefact::Simulation, None)).transpose()?;
         let simulation = match simulation {
             None => None,
             Some(libraries) => {
-                let simulation = Simulation {
-                    libraries,
-                    config: scratch.path.join("simgpu.toml"),
-                    state: scratch.path.join("simgpu.state"),
-                };
-                fs::write(&simulation.config, SIMULATION)?;
-                Some(simulation)
+                let config = scratch.path.join(SIMULATION_CONFIG);
+                let state = scratch.path.join(SIMULATION_STATE);
+                Some(Simulation { libraries, config, state })
             }
         };
         let kubelet = Kubelet::start(&scratch.dir("kubelet")?).await?;
@@ -118,7 +139,7 @@ impl Stage {
             &file,
             plugin_config(&scratch.path, &kubelet, &shim, simulation.as_ref(), config),
         )?;
-        let mut plugin = start_plugin(&scratch.path, &file, simulation.as_ref())?;
+        let mut plugin = start_plugin(&scratch.path, &file)?;
         let nvml = simulation.as_ref().map(|s| s.libraries.join("libnvidia-ml.so.1"));
         let nvml = nvml.or_else(|| config.paths.nvml.clone());
         let registered = tokio::select! {
@@ -169,11 +190,7 @@ struct Simulation {
     state: PathBuf,
 }
 
-fn start_plugin(
-    dir: &Path,
-    config: &Path,
-    simulation: Option<&Simulation>,
-) -> anyhow::Result<Child> {
+fn start_plugin(dir: &Path, config: &Path) -> anyhow::Result<Child> {
     let log = fs::File::create(dir.join("plugin.log"))?;
     let mut command = Command::new(std::env::current_exe()?);
     command
@@ -186,9 +203,6 @@ fn start_plugin(
         // Not the terminal's Ctrl-C: the demo ends it in order.
         .process_group(0)
         .kill_on_drop(true);
-    if let Some(simulation) = simulation {
-        command.env("SIMGPU_CONFIG", &simulation.config).env("SIMGPU_STATE", &simulation.state);
-    }
     command.spawn().context("cannot start the plugin")
 }
 
@@ -271,7 +285,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_plugins_configuration_is_one_it_accepts() {
-        let scratch = Scratch::new(false).unwrap();
+        let scratch = Scratch::open(false).unwrap();
         let dir = &scratch.path;
         let kubelet = Kubelet::start(&dir.join("kubelet")).await.unwrap();
         let simulation = Simulation {
@@ -293,7 +307,7 @@ mod tests {
 
     #[test]
     fn the_directory_goes_unless_it_is_to_be_kept() {
-        let scratch = Scratch::new(false).unwrap();
+        let scratch = Scratch::open(false).unwrap();
         let dir = scratch.dir("a/b").unwrap();
         assert!(dir.is_dir());
         drop(scratch);

@@ -7,7 +7,7 @@ pub(super) struct Table {
     rows: Vec<Vec<String>>,
 }
 
-const GAP: &str = "   ";
+const GAP: &str = "  ";
 
 impl Table {
     /// An empty table.
@@ -21,16 +21,25 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// The lines, each at most `width` characters.
-    pub fn lines(&self, width: usize) -> Vec<String> {
-        let widths: Vec<usize> = (0..self.headings.len())
+    /// Characters that the widest line needs.
+    pub fn width(&self) -> usize {
+        let widths = self.widths();
+        widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1)
+    }
+
+    fn widths(&self) -> Vec<usize> {
+        (0..self.headings.len())
             .map(|column| {
                 let cells = self.rows.iter().map(|row| row[column].chars().count());
                 cells.chain([self.headings[column].chars().count()]).max().unwrap_or(0)
             })
-            .collect();
-        let total = widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1);
-        if total > width {
+            .collect()
+    }
+
+    /// The lines, each at most `width` characters.
+    pub fn lines(&self, width: usize) -> Vec<String> {
+        let widths = self.widths();
+        if self.width() > width {
             return self.blocks(width);
         }
         let render = |cells: &mut dyn Iterator<Item = &str>| {
@@ -123,9 +132,9 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let lines = table().lines(80);
-        assert_eq!(lines[0], "TENANT        GOT");
-        assert_eq!(lines[1], "chat          4 GiB on GPU 0");
-        assert_eq!(lines[2], "a-long-name   1");
+        assert_eq!(lines[0], "TENANT       GOT");
+        assert_eq!(lines[1], "chat         4 GiB on GPU 0");
+        assert_eq!(lines[2], "a-long-name  1");
     }
 
     #[test]
