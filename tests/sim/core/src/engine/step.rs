@@ -5,13 +5,22 @@ use crate::layout::MAX_CHANNELS;
 
 /// Channels of one GPU.
 struct Members {
+    gpu: u32,
     ids: [u32; MAX_CHANNELS],
     len: usize,
 }
 
+/// Whether an operation that waits for another GPU may be released: not while some GPUs have
+/// reached a moment that others have not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    Release,
+    Hold,
+}
+
 impl Members {
     fn of(state: &State, gpu: u32) -> Members {
-        let mut m = Members { ids: [0; MAX_CHANNELS], len: 0 };
+        let mut m = Members { gpu, ids: [0; MAX_CHANNELS], len: 0 };
         for (id, c) in (0u32..).zip(&state.channels[..state.channels_used as usize]) {
             if c.gpu == gpu {
                 m.ids[m.len] = id;
@@ -74,7 +83,7 @@ impl State {
         } else {
             for gpu in 0..self.gpu_count {
                 let members = Members::of(self, gpu);
-                while self.step(queues, params, gpu, &members, to) {}
+                while self.step(queues, params, &members, to, Waits::Release) {}
             }
         }
     }
@@ -85,11 +94,11 @@ impl State {
             let mut next = to;
             for gpu in 0..self.gpu_count {
                 let members = Members::of(self, gpu);
-                next = next.min(self.next_event(queues, params, gpu, &members, to));
+                next = next.min(self.next_event(queues, params, &members, to, Waits::Hold));
             }
             for gpu in 0..self.gpu_count {
                 let members = Members::of(self, gpu);
-                while self.step(queues, params, gpu, &members, next) {}
+                while self.step(queues, params, &members, next, Waits::Hold) {}
             }
             // An operation that completed on one GPU may release one on another, now.
             let mut released = true;
@@ -98,7 +107,8 @@ impl State {
                 for gpu in 0..self.gpu_count {
                     let members = Members::of(self, gpu);
                     for id in members.iter() {
-                        released |= self.settle(queues, id, self.gpus[gpu as usize].now);
+                        released |=
+                            self.settle(queues, id, self.gpus[gpu as usize].now, Waits::Release);
                     }
                 }
             }
@@ -125,7 +135,9 @@ impl State {
         if self.is_complete(channel, seq) {
             return Some(self.gpus[gpu as usize].now);
         }
-        while watch.at.is_none() && self.step(&mut watch, params, gpu, &members, horizon) {}
+        while watch.at.is_none() && self.step(&mut watch, params, &members, horizon, Waits::Release)
+        {
+        }
         let waits = matches!(self.channels[channel as usize].head, Head::Wait | Head::Host);
         watch.at.or((!waits).then_some(horizon))
     }
@@ -135,12 +147,12 @@ impl State {
         &mut self,
         queues: &mut Q,
         params: &Params,
-        gpu: u32,
         members: &Members,
         to: u64,
+        waits: Waits,
     ) -> u64 {
-        let plan = self.plan(queues, params, gpu, members, to);
-        let g = &self.gpus[gpu as usize];
+        let plan = self.plan(queues, params, members, to, waits);
+        let g = &self.gpus[members.gpu as usize];
         if !plan.running {
             return plan.limit;
         }
@@ -153,12 +165,12 @@ impl State {
         &mut self,
         queues: &mut Q,
         params: &Params,
-        gpu: u32,
         members: &Members,
         to: u64,
+        waits: Waits,
     ) -> bool {
-        let plan = self.plan(queues, params, gpu, members, to);
-        let g = gpu as usize;
+        let plan = self.plan(queues, params, members, to, waits);
+        let g = members.gpu as usize;
         if self.gpus[g].now >= to {
             return false;
         }
@@ -175,15 +187,15 @@ impl State {
         &mut self,
         queues: &mut Q,
         params: &Params,
-        gpu: u32,
         members: &Members,
         to: u64,
+        waits: Waits,
     ) -> Plan {
-        let g = gpu as usize;
+        let g = members.gpu as usize;
         let now = self.gpus[g].now;
         let mut limit = to.max(now);
         for id in members.iter() {
-            self.settle(queues, id, now);
+            self.settle(queues, id, now, waits);
             let c = &self.channels[id as usize];
             match c.head {
                 Head::Empty if queues.submitted(id) > c.read => {
@@ -250,7 +262,7 @@ impl State {
                 return;
             }
             self.complete(queues, id, end);
-            self.settle(queues, id, end);
+            self.settle(queues, id, end, Waits::Hold);
             if end >= limit || self.channels[id as usize].head != Head::Compute {
                 return;
             }
@@ -258,7 +270,7 @@ impl State {
     }
 
     /// Loads what has arrived and completes what needs no more time; true if anything completed.
-    fn settle<Q: Queues>(&mut self, queues: &mut Q, id: u32, now: u64) -> bool {
+    fn settle<Q: Queues>(&mut self, queues: &mut Q, id: u32, now: u64, waits: Waits) -> bool {
         let mut any = false;
         loop {
             let c = self.channels[id as usize];
@@ -286,7 +298,7 @@ impl State {
                 }
                 Head::Compute => c.left == 0,
                 Head::Delay => c.left <= now,
-                Head::Wait => self.is_complete(c.dependency, c.left),
+                Head::Wait => waits == Waits::Release && self.is_complete(c.dependency, c.left),
                 Head::Host => queues.host_done(id) >= c.read,
             };
             if !done {

@@ -225,3 +225,19 @@ fn prediction_stops_at_its_horizon_and_knows_what_it_cannot_know() {
     assert_eq!(s.clone().predict(&q, &PARAMS, 0, long, 300 * US), Some(300 * US));
     assert_eq!(s.predict(&q, &PARAMS, 1, after, 300 * US), None);
 }
+
+#[test]
+fn a_wait_ends_at_its_dependencys_end_however_time_is_cut() {
+    for cuts in [vec![], vec![100, 200, 300, 400, 501, 502], vec![250]] {
+        let (mut s, mut q) = (two_channels([0, 1]), Plain::default());
+        q.push(0, 0, Op::Compute(500 * US));
+        let dep = q.push(0, 0, Op::Compute(US));
+        q.push(1, 0, Op::Wait { channel: 0, seq: dep });
+        let after = q.push(1, 0, Op::Compute(US));
+        for cut in cuts {
+            s.advance(&mut q, &PARAMS, cut * US);
+        }
+        s.advance(&mut q, &PARAMS, 2_000 * US);
+        assert_eq!((q.finish(0, dep), q.finish(1, after)), (Some(501 * US), Some(502 * US)));
+    }
+}

@@ -1,0 +1,445 @@
+//! The library as programs load it: each scenario runs in a process of its own, with its own state.
+
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const CONFIG: &str = r#"
+default_kernel_us = 20.0
+[memory]
+reserved = 0
+context_overhead = "64MiB"
+module_overhead = 0
+[costs]
+launch_ns = 0
+event_ns = 1000
+[[kernel]]
+name = "spin"
+parameter = 1
+[[kernel]]
+name = "wave"
+us_per_wave = 3.0
+"#;
+
+type Result = c_int;
+type Handle = *mut c_void;
+
+const MIB: usize = 1 << 20;
+const NULL: Handle = std::ptr::null_mut();
+
+/// Runs the ignored test `name` of this file in a fresh process on a fresh state.
+fn in_its_own_process(name: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("gpus.toml");
+    std::fs::write(&config, CONFIG).unwrap();
+    let out = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"])
+        .env("SIMGPU_CONFIG", &config)
+        .env("SIMGPU_STATE", dir.path().join("state"))
+        .output()
+        .unwrap();
+    let text =
+        format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success() && text.contains("1 passed"), "{name}: {text}");
+}
+
+macro_rules! scenarios {
+    ($($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                in_its_own_process(concat!("scenario::", stringify!($name)));
+            }
+        )*
+        mod scenario {
+            $(
+                #[test]
+                #[ignore = "run by its namesake in a process of its own"]
+                fn $name() {
+                    super::body::$name();
+                }
+            )*
+        }
+    };
+}
+
+scenarios! {
+    errors_before_init_and_without_a_context
+    copies_and_fills_are_real
+    a_gpus_memory_is_finite
+    a_context_takes_its_memory_with_it
+    kernels_take_the_time_that_the_configuration_says
+    an_event_of_another_gpu_is_waited_for
+    host_functions_run_in_stream_order
+    threads_share_a_context
+    a_forked_child_has_no_driver
+    a_graph_takes_the_time_of_its_kernels
+    pointers_are_what_they_are
+}
+
+/// The library beside this test's executable, loaded once.
+fn library() -> Handle {
+    static LIBRARY: OnceLock<usize> = OnceLock::new();
+    let at = LIBRARY.get_or_init(|| {
+        let path: PathBuf = std::env::current_exe().unwrap().with_file_name("libsimcuda.so");
+        let path = CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: a library without constructors.
+        let lib = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        assert!(!lib.is_null(), "cannot load {path:?}");
+        lib as usize
+    });
+    *at as Handle
+}
+
+fn symbol(name: &str) -> Handle {
+    let c = CString::new(name).unwrap();
+    // SAFETY: a loaded library and a terminated name.
+    let at = unsafe { libc::dlsym(library(), c.as_ptr()) };
+    assert!(!at.is_null(), "no {name}");
+    at
+}
+
+/// `cuda!(name(arg: type, …))`: the call's CUresult.
+macro_rules! cuda {
+    ($name:ident($($arg:expr => $ty:ty),* $(,)?)) => {{
+        type Signature = unsafe extern "C" fn($($ty),*) -> Result;
+        let at = symbol(stringify!($name));
+        // SAFETY: the export has this signature.
+        let f = unsafe { std::mem::transmute::<Handle, Signature>(at) };
+        // SAFETY: the arguments are valid for the call, or meant to be refused by it.
+        unsafe { f($($arg),*) }
+    }};
+}
+
+fn ok(result: Result) {
+    assert_eq!(result, 0);
+}
+
+fn retain(ordinal: c_int) -> Handle {
+    let mut context = NULL;
+    ok(cuda!(cuInit(0 => c_uint)));
+    ok(cuda!(cuDevicePrimaryCtxRetain(&raw mut context => *mut Handle, ordinal => c_int)));
+    ok(cuda!(cuCtxSetCurrent(context => Handle)));
+    context
+}
+
+fn alloc(bytes: usize) -> std::result::Result<u64, Result> {
+    let mut at = 0u64;
+    match cuda!(cuMemAlloc_v2(&raw mut at => *mut u64, bytes => usize)) {
+        0 => Ok(at),
+        e => Err(e),
+    }
+}
+
+fn free(at: u64) -> Result {
+    cuda!(cuMemFree_v2(at => u64))
+}
+
+fn free_bytes() -> usize {
+    let (mut free, mut total) = (0usize, 0usize);
+    ok(cuda!(cuMemGetInfo_v2(&raw mut free => *mut usize, &raw mut total => *mut usize)));
+    free
+}
+
+fn kernel(name: &str) -> Handle {
+    let ptx = c".version 8.0\n.entry spin()\n.entry wave()\n.entry plain()\n";
+    let (mut module, mut function) = (NULL, NULL);
+    let name = CString::new(name).unwrap();
+    ok(cuda!(cuModuleLoadData(&raw mut module => *mut Handle, ptx.as_ptr() => *const c_char)));
+    ok(cuda!(cuModuleGetFunction(&raw mut function => *mut Handle, module => Handle,
+             name.as_ptr() => *const c_char)));
+    function
+}
+
+fn launch(function: Handle, blocks: c_uint, stream: Handle, params: *mut Handle) -> Result {
+    cuda!(cuLaunchKernel(function => Handle, blocks => c_uint, 1 => c_uint, 1 => c_uint,
+          128 => c_uint, 1 => c_uint, 1 => c_uint, 0 => c_uint, stream => Handle,
+          params => *mut Handle, std::ptr::null_mut() => *mut Handle))
+}
+
+fn new_stream() -> Handle {
+    let mut s = NULL;
+    ok(cuda!(cuStreamCreate(&raw mut s => *mut Handle, 1 => c_uint)));
+    s
+}
+
+fn new_event() -> Handle {
+    let mut e = NULL;
+    ok(cuda!(cuEventCreate(&raw mut e => *mut Handle, 0 => c_uint)));
+    e
+}
+
+fn record(event: Handle, stream: Handle) {
+    ok(cuda!(cuEventRecord(event => Handle, stream => Handle)));
+}
+
+fn synchronize(stream: Handle) {
+    ok(cuda!(cuStreamSynchronize(stream => Handle)));
+}
+
+fn elapsed_us(from: Handle, to: Handle) -> f32 {
+    let mut ms = 0f32;
+    ok(cuda!(cuEventElapsedTime(&raw mut ms => *mut f32, from => Handle, to => Handle)));
+    ms * 1000.0
+}
+
+/// Occupies the GPU while what is measured is submitted, so that it then runs back to back.
+fn keep_busy(spin: Handle, stream: Handle) {
+    let (mut unused, mut ns) = (0u64, 100_000_000u64);
+    let mut params = [(&raw mut unused).cast::<c_void>(), (&raw mut ns).cast()];
+    ok(launch(spin, 1, stream, params.as_mut_ptr()));
+}
+
+fn read<const N: usize>(at: u64) -> [u8; N] {
+    let mut bytes = [0u8; N];
+    ok(cuda!(cuMemcpyDtoH_v2(bytes.as_mut_ptr() => *mut u8, at => u64, N => usize)));
+    bytes
+}
+
+mod body {
+    use super::*;
+
+    pub fn errors_before_init_and_without_a_context() {
+        assert_eq!(alloc(1), Err(3));
+        assert_eq!(cuda!(cuInit(1 => c_uint)), 1);
+        ok(cuda!(cuInit(0 => c_uint)));
+        assert_eq!(alloc(1), Err(201));
+        assert_eq!(cuda!(cuCtxSynchronize()), 201);
+        let mut device = 0;
+        assert_eq!(cuda!(cuDeviceGet(&raw mut device => *mut c_int, 2 => c_int)), 101);
+        assert_eq!(cuda!(cuDevicePrimaryCtxRelease_v2(0 => c_int)), 201);
+        retain(0);
+        assert_eq!(alloc(0), Err(1));
+        assert_eq!(free(0xdead_0000), 1);
+        assert_eq!(free(0), 0);
+        assert_eq!(launch(NULL, 1, NULL, std::ptr::null_mut()), 400);
+        assert_eq!(launch(kernel("plain"), 0, NULL, std::ptr::null_mut()), 1);
+    }
+
+    pub fn copies_and_fills_are_real() {
+        retain(0);
+        let (a, b) = (alloc(4096).unwrap(), alloc(4096).unwrap());
+        let bytes: Vec<u8> = (0..=255).cycle().take(4096).collect();
+        ok(cuda!(cuMemcpyHtoD_v2(a => u64, bytes.as_ptr() => *const u8, 4096 => usize)));
+        ok(cuda!(cuMemcpyDtoD_v2(b => u64, a => u64, 4096 => usize)));
+        assert_eq!(read::<4096>(b)[..], bytes[..]);
+        ok(cuda!(cuMemsetD32_v2(a => u64, 0x0403_0201 => c_uint, 3 => usize)));
+        ok(cuda!(cuMemsetD16_v2(a + 12 => u64, 0x0605 => u16, 1 => usize)));
+        ok(cuda!(cuMemsetD8_v2(a + 14 => u64, 9 => u8, 1 => usize)));
+        assert_eq!(read::<16>(a), [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 9, 15]);
+        // Two rows of three bytes, ten apart.
+        ok(cuda!(cuMemsetD2D8_v2(b => u64, 10 => usize, 7 => u8, 3 => usize, 2 => usize)));
+        assert_eq!(read::<14>(b), [7, 7, 7, 3, 4, 5, 6, 7, 8, 9, 7, 7, 7, 13]);
+        assert_eq!(cuda!(cuMemsetD8_v2(a + 4000 => u64, 0 => u8, 97 => usize)), 1, "past the end");
+        assert_eq!(cuda!(cuMemcpyDtoD_v2(a => u64, 0x1000 => u64, 8 => usize)), 1);
+    }
+
+    pub fn a_gpus_memory_is_finite() {
+        retain(0);
+        let room = free_bytes();
+        assert_eq!(alloc(room + 1), Err(2));
+        let all = alloc(room).unwrap();
+        assert_eq!((alloc(1), free_bytes()), (Err(2), 0));
+        ok(free(all));
+        assert_eq!(free_bytes(), room);
+        let small: Vec<u64> = (0..100).map(|_| alloc(100).unwrap()).collect();
+        assert_eq!(room - free_bytes(), 2 * MIB, "small allocations share a chunk");
+        small.into_iter().for_each(|at| ok(free(at)));
+        assert_eq!(free_bytes(), room);
+        let (mut at, mut pitch) = (0u64, 0usize);
+        ok(cuda!(cuMemAllocPitch_v2(&raw mut at => *mut u64, &raw mut pitch => *mut usize,
+                 1000 => usize, 7 => usize, 4 => c_uint)));
+        assert_eq!(pitch, 1024);
+        ok(free(at));
+    }
+
+    pub fn a_context_takes_its_memory_with_it() {
+        retain(0);
+        let before = free_bytes();
+        let mut context = NULL;
+        ok(cuda!(cuCtxCreate_v2(&raw mut context => *mut Handle, 0 => c_uint, 0 => c_int)));
+        let lost = alloc(10 * MIB).unwrap();
+        assert_eq!(before - free_bytes(), 74 * MIB);
+        ok(cuda!(cuCtxDestroy_v2(context => Handle)));
+        assert_eq!(free_bytes(), before, "the primary context is current again");
+        assert_eq!(free(lost), 1);
+        assert_eq!(cuda!(cuCtxSetCurrent(context => Handle)), 201);
+        ok(cuda!(cuDevicePrimaryCtxReset_v2(0 => c_int)));
+        assert_eq!(alloc(1), Err(709));
+    }
+
+    pub fn kernels_take_the_time_that_the_configuration_says() {
+        retain(0);
+        let (s, from, to) = (new_stream(), new_event(), new_event());
+        let spin = kernel("spin");
+        let timed = |n: u32, function: Handle, blocks: c_uint, params: *mut Handle| {
+            keep_busy(spin, s);
+            record(from, s);
+            for _ in 0..n {
+                ok(launch(function, blocks, s, params));
+            }
+            record(to, s);
+            synchronize(s);
+            (elapsed_us(from, to) - 1.0).round()
+        };
+        assert_eq!(timed(1000, kernel("plain"), 1, std::ptr::null_mut()), 20_000.0);
+        // 300 blocks on 132 SMs are three waves.
+        assert_eq!(timed(5, kernel("wave"), 300, std::ptr::null_mut()), 45.0);
+        let (mut other, mut ns) = (0u64, 123_000u64);
+        let mut params = [(&raw mut other).cast::<c_void>(), (&raw mut ns).cast()];
+        assert_eq!(timed(1, kernel("spin"), 1, params.as_mut_ptr()), 123.0);
+    }
+
+    pub fn an_event_of_another_gpu_is_waited_for() {
+        retain(0);
+        let (s0, e0) = (new_stream(), new_event());
+        let slow = kernel("spin");
+        let (mut other, mut ns) = (0u64, 30_000_000u64);
+        let mut params = [(&raw mut other).cast::<c_void>(), (&raw mut ns).cast()];
+        ok(launch(slow, 1, s0, params.as_mut_ptr()));
+        record(e0, s0);
+        retain(1);
+        let (s1, e1) = (new_stream(), new_event());
+        let since = Instant::now();
+        ok(cuda!(cuStreamWaitEvent(s1 => Handle, e0 => Handle, 0 => c_uint)));
+        record(e1, s1);
+        synchronize(s1);
+        assert!(since.elapsed() >= Duration::from_millis(25), "{:?}", since.elapsed());
+        assert_eq!(elapsed_us(e0, e1), 1.0, "its end on one GPU is its start on the other");
+    }
+
+    static STEP: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn first(data: *mut c_void) {
+        std::thread::sleep(Duration::from_millis(5));
+        // SAFETY: the test's own array, alive until the stream is synchronised.
+        unsafe { *data.cast::<u8>() = 42 };
+        assert_eq!(STEP.swap(1, Ordering::SeqCst), 0);
+    }
+
+    pub fn host_functions_run_in_stream_order() {
+        retain(0);
+        let s = new_stream();
+        let mut value = [0u8; 4];
+        let at = alloc(4).unwrap();
+        ok(launch(kernel("plain"), 1, s, std::ptr::null_mut()));
+        ok(cuda!(cuLaunchHostFunc(s => Handle, first => extern "C" fn(*mut c_void),
+                 value.as_mut_ptr() => *mut u8)));
+        ok(cuda!(cuMemcpyHtoDAsync_v2(at => u64, value.as_ptr() => *const u8, 4 => usize,
+                 s => Handle)));
+        synchronize(s);
+        assert_eq!(STEP.load(Ordering::SeqCst), 1);
+        assert_eq!(read::<4>(at), [42, 0, 0, 0], "the copy saw what the host function wrote");
+    }
+
+    pub fn threads_share_a_context() {
+        let context = retain(0) as usize;
+        let function = kernel("plain") as usize;
+        let before = free_bytes();
+        std::thread::scope(|scope| {
+            for id in 1..=6u32 {
+                scope.spawn(move || {
+                    ok(cuda!(cuCtxSetCurrent(context as Handle => Handle)));
+                    let s = new_stream();
+                    let event = new_event();
+                    for round in 0..100u32 {
+                        let words = 1 + (id * 7919 + round * 104_729) as usize % 200_000;
+                        let at = alloc(words * 4).unwrap();
+                        let value = id << 16 | round;
+                        ok(cuda!(cuMemsetD32Async(at => u64, value => c_uint, words => usize,
+                                 s => Handle)));
+                        ok(launch(function as Handle, 1, s, std::ptr::null_mut()));
+                        record(event, s);
+                        let last = at + 4 * (words as u64 - 1);
+                        assert_eq!(u32::from_ne_bytes(read::<4>(last)), value);
+                        ok(cuda!(cuEventSynchronize(event => Handle)));
+                        ok(cuda!(cuStreamQuery(s => Handle)));
+                        ok(free(at));
+                    }
+                    ok(cuda!(cuEventDestroy_v2(event => Handle)));
+                    ok(cuda!(cuStreamDestroy_v2(s => Handle)));
+                });
+            }
+        });
+        assert_eq!(free_bytes(), before);
+    }
+
+    pub fn a_forked_child_has_no_driver() {
+        retain(0);
+        let before = free_bytes();
+        let call = symbol("cuMemAlloc_v2");
+        // SAFETY: the child makes two calls and leaves with _exit.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            type Alloc = unsafe extern "C" fn(*mut u64, usize) -> Result;
+            let mut at = 0;
+            // SAFETY: the export has this signature; `at` is valid; _exit ends the child.
+            unsafe {
+                let alloc = std::mem::transmute::<Handle, Alloc>(call);
+                libc::_exit(alloc(&raw mut at, 1));
+            }
+        }
+        let mut status = 0;
+        // SAFETY: our own child.
+        unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        assert_eq!(libc::WEXITSTATUS(status), 3);
+        assert_eq!(free_bytes(), before);
+        ok(free(alloc(MIB).unwrap()));
+    }
+
+    pub fn a_graph_takes_the_time_of_its_kernels() {
+        /// `CUDA_KERNEL_NODE_PARAMS` v1.
+        #[repr(C)]
+        struct Node(Handle, [c_uint; 7], *mut Handle, *mut Handle);
+        retain(0);
+        let (mut graph, mut exec, mut node) = (NULL, NULL, NULL);
+        ok(cuda!(cuGraphCreate(&raw mut graph => *mut Handle, 0 => c_uint)));
+        let params = Node(
+            kernel("plain"),
+            [1, 1, 1, 32, 1, 1, 0],
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        );
+        for _ in 0..4 {
+            ok(cuda!(cuGraphAddKernelNode(&raw mut node => *mut Handle, graph => Handle,
+                     std::ptr::null() => *const Handle, 0 => usize, &raw const params => *const Node)));
+        }
+        ok(
+            cuda!(cuGraphInstantiateWithFlags(&raw mut exec => *mut Handle, graph => Handle, 0 => u64)),
+        );
+        let (s, from, to) = (new_stream(), new_event(), new_event());
+        keep_busy(kernel("spin"), s);
+        record(from, s);
+        ok(cuda!(cuGraphLaunch(exec => Handle, s => Handle)));
+        record(to, s);
+        synchronize(s);
+        assert_eq!((elapsed_us(from, to) - 1.0).round(), 80.0);
+    }
+
+    pub fn pointers_are_what_they_are() {
+        let context = retain(0);
+        let at = alloc(1000).unwrap();
+        let (mut owner, mut kind) = (NULL, 0u32);
+        ok(
+            cuda!(cuPointerGetAttribute(&raw mut owner => *mut Handle, 1 => c_int, at + 999 => u64)),
+        );
+        ok(cuda!(cuPointerGetAttribute(&raw mut kind => *mut u32, 2 => c_int, at => u64)));
+        assert_eq!((owner, kind), (context, 2));
+        assert_eq!(
+            cuda!(cuPointerGetAttribute(&raw mut kind => *mut u32, 2 => c_int, at + 1000 => u64)),
+            1
+        );
+        let (mut base, mut size) = (0u64, 0usize);
+        ok(cuda!(cuMemGetAddressRange_v2(&raw mut base => *mut u64, &raw mut size => *mut usize,
+                 at + 10 => u64)));
+        assert_eq!((base, size), (at, 1000));
+        let mut host = NULL;
+        ok(cuda!(cuMemHostAlloc(&raw mut host => *mut Handle, 64 => usize, 0 => c_uint)));
+        ok(cuda!(cuPointerGetAttribute(&raw mut kind => *mut u32, 2 => c_int, host as u64 => u64)));
+        assert_eq!(kind, 1);
+        ok(cuda!(cuMemFreeHost(host => Handle)));
+    }
+}
