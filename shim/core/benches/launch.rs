@@ -1,11 +1,11 @@
 //! A hooked launch against the bare call, on a driver that does nothing. Cases:
 //!
 //! - `bare`: the driver's function through a pointer;
-//! - `pair`: the same with a busy flag's `swap(1, SeqCst)` and `store(0, Release)` around it, which
-//!   is what the gate's protocol costs at least;
+//! - `pair`: the same with a flag's `swap(1, SeqCst)` and `store(0, Release)` around it, which is
+//!   what the gate's protocol would cost at least without membarrier;
 //! - `pass`: hooked, in a process that is no tenant;
 //! - `solo`: hooked, a tenant alone on its GPU;
-//! - `shared`: the same in a ninth thread, which shares its launch counter.
+//! - `shared`: the same in a ninth thread, which shares its launch counter and uses the `swap`.
 //!
 //! Each figure is the median of [`ROUNDS`] rounds of [`LAUNCHES`]. Here the thread's record is found
 //! at a fixed distance from the thread pointer, in the shared library with one load more;

@@ -3,9 +3,14 @@
 //! The plugin writes a gate word per GPU into the quota page. This is the one place that reads it, between raising the thread's busy flag and the driver's launch, so that the protocol of a
 //! lease (close the gate, wait until no flag is up, drain) has its ordering here and nowhere else:
 //!
-//! - the launching thread: `busy.swap(1, SeqCst)`, then load the gate;
-//! - who closes: store CLOSED, `fence(SeqCst)`, then read the busy flags. One of the two sees the
-//!   other.
+//! - the launching thread: raise the flag, then load the gate;
+//! - who closes, a thread of the same process that has read CLOSED: `membarrier(2)`
+//!   PRIVATE_EXPEDITED, then read the flags. One of the two sees the other, because the system call
+//!   puts a full barrier into every running thread of the process. Between raising and loading there
+//!   is then only a compiler fence: a locked instruction there costs 6 ns in every launch, more than
+//!   everything else together, and closing is rare. Registration, which is slow in a process with
+//!   many threads, is the closer's affair. Where the kernel has no such call, the flag is raised by a
+//!   `swap(1, SeqCst)`, and who closes needs a `fence(SeqCst)` only.
 //!
 //! A container with several GPUs is granted all of them or none (design: a gang, for NCCL), so its
 //! gates move together, and a launch looks at the first.
@@ -17,7 +22,7 @@
 use crate::log::Reason;
 use crate::own;
 use crate::state::{self, Process, Standing};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 use tessera_cuda::types::{CUDA_ERROR_SYSTEM_NOT_READY, CUresult};
 use tessera_region::layout::GATE_SOLO;
 
@@ -58,8 +63,6 @@ impl Drop for Busy {
 pub fn admit_at_once() -> Option<Busy> {
     // SAFETY: records are never unmapped; in a forked child they read as zero.
     let record = unsafe { own::record().as_ref() }?;
-    // Before the flag's locked instruction, which holds up every later load. Only this thread
-    // changes them, outside launches.
     let gate = record.gate.load(Ordering::Relaxed);
     let launches = record.launches.load(Ordering::Relaxed);
     if gate.is_null() {
@@ -67,9 +70,12 @@ pub fn admit_at_once() -> Option<Busy> {
     }
     // SAFETY: words of the quota page and of this process's slot, which stay mapped; set together.
     let (gate, launches) = unsafe { (&*gate, &*launches) };
-    if record.busy.swap(1, Ordering::SeqCst) != 0 {
+    if record.busy.load(Ordering::Relaxed) != 0 {
         return None; // inside another launch of this thread
     }
+    record.busy.store(1, Ordering::Relaxed);
+    // Pairs with the closer's membarrier; see the module's text.
+    compiler_fence(Ordering::SeqCst);
     let busy = Busy(&record.busy);
     // Acquire: pairs with the plugin's Release.
     if gate.load(Ordering::Acquire) != GATE_SOLO {
@@ -78,6 +84,17 @@ pub fn admit_at_once() -> Option<Busy> {
     // A record with a gate is the word's only writer.
     launches.store(launches.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     Some(busy)
+}
+
+/// Whether the kernel has what the hot path leaves to who closes. Only asks; a closer registers.
+pub(crate) fn has_membarrier() -> bool {
+    /// `MEMBARRIER_CMD_QUERY`
+    const QUERY: libc::c_int = 0;
+    /// `MEMBARRIER_CMD_PRIVATE_EXPEDITED`
+    const PRIVATE_EXPEDITED: libc::c_long = 1 << 3;
+    // SAFETY: a query has no effect.
+    let commands = unsafe { libc::syscall(libc::SYS_membarrier, QUERY, 0, 0) };
+    commands > 0 && commands & PRIVATE_EXPEDITED != 0
 }
 
 /// Waits until this thread may launch, and counts the launch.

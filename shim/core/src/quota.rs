@@ -130,8 +130,9 @@ fn refused_by_driver(
 #[cold]
 pub(crate) fn refuse(process: &'static Process, name: &str, refused: &Refused) -> CUresult {
     let uuid = process.account.quota().uuid(refused.gpu);
-    let (bytes, charged, limit) =
-        (Bytes(refused.bytes), Bytes(refused.charged), Bytes(refused.limit));
+    // Requests under way are charged too, some of which will be refused themselves.
+    let charged = Bytes(refused.charged.min(refused.limit));
+    let (bytes, limit) = (Bytes(refused.bytes), Bytes(refused.limit));
     match refused.reason {
         account::Reason::OverQuota => OVER_QUOTA.say(format_args!(
             "out of memory: {name} asks for {bytes}, and this container has {charged} of its \

@@ -24,7 +24,7 @@ pub struct Record {
     /// The owner's thread id; 0 is free.
     tid: AtomicU32,
     /// The gate, for the hot path; null where the thread is to take the other one: after a fork,
-    /// and when it shares its counter.
+    /// when it shares its counter, and without membarrier.
     pub(crate) gate: AtomicPtr<AtomicU32>,
     /// The launch counter's shard in the usage page.
     pub(crate) launches: AtomicPtr<AtomicU64>,
@@ -44,6 +44,8 @@ pub(crate) struct Owner {
     pub(crate) gate: &'static AtomicU32,
     /// The shards of the launch counter.
     pub(crate) launches: &'static [AtomicU64; LAUNCH_SHARDS],
+    /// Whether the hot path may do without a locked instruction.
+    pub(crate) has_membarrier: bool,
 }
 
 /// Records per page-sized chunk.
@@ -96,7 +98,7 @@ impl Records {
     /// A record for the calling thread. `None` when 16384 live threads have one, or the kernel has
     /// no memory.
     pub(crate) fn claim(&self, owner: Owner) -> Option<&'static Record> {
-        let Owner { process, gate, launches: shards } = owner;
+        let Owner { process, gate, launches: shards, has_membarrier } = owner;
         let mut pool = self.pool.lock();
         if pool.free == 0 && pool.used >= pool.sweep_at {
             pool.sweep();
@@ -109,7 +111,8 @@ impl Records {
         if exclusive {
             pool.shards |= 1 << shard;
         }
-        let gate = if exclusive { ptr::from_ref(gate).cast_mut() } else { ptr::null_mut() };
+        let hot = exclusive && has_membarrier;
+        let gate = if hot { ptr::from_ref(gate).cast_mut() } else { ptr::null_mut() };
         record.busy.store(0, Ordering::Relaxed);
         record.shard.store(u32::try_from(shard).unwrap_or(0), Ordering::Relaxed);
         record.launches.store(ptr::from_ref(&shards[shard]).cast_mut(), Ordering::Relaxed);
@@ -155,9 +158,8 @@ impl Pool {
             let Some(record) = self.at(index) else { continue };
             let tid = record.tid.load(Ordering::Relaxed);
             if tid != 0 && !alive(tid) {
-                if !record.gate.load(Ordering::Relaxed).is_null() {
-                    self.shards &= !(1 << record.shard.load(Ordering::Relaxed));
-                }
+                // The last shard is everybody's; its bit is never set.
+                self.shards &= !(1 << record.shard.load(Ordering::Relaxed));
                 record.gate.store(ptr::null_mut(), Ordering::Relaxed);
                 record.process.store(ptr::null_mut(), Ordering::Relaxed);
                 // A thread that was cancelled inside a launch leaves its flag up.
@@ -199,7 +201,12 @@ mod tests {
     static LAUNCHES: [AtomicU64; LAUNCH_SHARDS] = [const { AtomicU64::new(0) }; LAUNCH_SHARDS];
 
     fn claim(records: &Records) -> &'static Record {
-        let owner = Owner { process: NonNull::dangling(), gate: &GATE, launches: &LAUNCHES };
+        let owner = Owner {
+            process: NonNull::dangling(),
+            gate: &GATE,
+            launches: &LAUNCHES,
+            has_membarrier: true,
+        };
         records.claim(owner).expect("a record")
     }
 

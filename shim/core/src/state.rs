@@ -16,6 +16,7 @@
 use crate::allocations::Allocations;
 use crate::attach::{self, Found, Pages};
 use crate::contexts::Contexts;
+use crate::gate;
 use crate::gpus::{Gpus, Listed};
 use crate::log::Reason;
 use crate::own;
@@ -63,6 +64,8 @@ pub struct Process {
     /// Serialises what creates and destroys a device's primary context.
     pub primaries: [Spin<()>; PRIMARIES],
     session: Session,
+    /// Whether who closes the gate can order other threads' accesses; see [`crate::gate`].
+    has_membarrier: bool,
 }
 
 /// Devices with a lock of their own for their primary context; more share them.
@@ -168,6 +171,12 @@ impl Observed {
     }
 }
 
+/// Whether this process is known to be no tenant.
+#[inline]
+pub fn passes() -> bool {
+    matches!(settled(), Some(Standing::Pass))
+}
+
 #[inline]
 fn settled() -> Option<Standing> {
     let wiped = WIPED.load(Ordering::Acquire);
@@ -230,6 +239,7 @@ fn arm(again: bool) -> Standing {
         crowd: AtomicU32::new(0),
         primaries: [const { Spin::new(()) }; PRIMARIES],
         session: Session::new(),
+        has_membarrier: gate::has_membarrier(),
     }));
     wiped.process.store(ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
     // Release: pairs with the Acquire in `settled`.
@@ -293,8 +303,12 @@ impl Process {
 
     /// What this process's launching threads need to find.
     pub(crate) fn owner(&'static self) -> Owner {
-        let launches = self.account.launches();
-        Owner { process: ptr::NonNull::from(self), gate: self.gate(), launches }
+        Owner {
+            process: ptr::NonNull::from(self),
+            gate: self.gate(),
+            launches: self.account.launches(),
+            has_membarrier: self.has_membarrier,
+        }
     }
 
     /// What `device` is in the page; the first look at one that is not there is an event.
