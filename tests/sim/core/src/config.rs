@@ -74,7 +74,7 @@ pub struct Costs {
     pub launch_cpu_ns: u64,
     /// GPU time of recording an event.
     pub event_ns: u64,
-    /// GPU time of other markers (stream write value).
+    /// GPU time of a memory write by a stream (`cuStreamWriteValue`).
     pub marker_ns: u64,
     /// GPU time lost at a switch between processes.
     pub context_switch_ns: u64,

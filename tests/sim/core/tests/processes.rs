@@ -223,6 +223,38 @@ fn a_forked_child_keeps_its_parents_memory_in_use() {
 }
 
 #[test]
+fn a_process_that_closes_every_descriptor_still_owns_its_slot() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let ready = Flag::new();
+    let other = Child::run(|| {
+        let s = open_and_claim(&path);
+        s.charge(0, Use::Allocation, 32 * MIB);
+        ready.raise();
+        sleep_forever()
+    });
+    let closer = Child::run(|| {
+        let s = open_and_claim(&path);
+        s.charge(0, Use::Allocation, 16 * MIB);
+        ready.reached(1);
+        // SAFETY: closes descriptors that nothing below uses.
+        unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+        // A foreign file takes the number: its locks must not be taken for ours.
+        let _foreign = std::fs::File::open("/proc/self/exe");
+        let alive = s.processes(0).len();
+        ready.raise();
+        if alive == 2 { sleep_forever() } else { 1 }
+    });
+    ready.reached(2);
+    let s = open(&path);
+    assert_eq!(s.processes(0).len(), 2);
+    assert_eq!(s.used(0), 48 * MIB);
+    other.kill();
+    closer.kill();
+    eventually("both processes' memory", || s.used(0) == 0);
+}
+
+#[test]
 fn killing_the_holder_of_the_lock_wedges_nobody() {
     let dir = Dir::new();
     let path = dir.state();

@@ -126,7 +126,8 @@ impl Context {
         }
         // Work in flight completes first: memory is not pulled from under a running kernel.
         if let Some(seq) = self.last.load(Ordering::Relaxed).checked_sub(1) {
-            driver.session.wait(self.device.lane.channel(), seq);
+            // A lost GPU's work is over too.
+            let _ = self.device.wait(seq);
         }
         crate::memory::free_all_of(driver, self);
         crate::module::unload_all_of(driver, self);

@@ -21,6 +21,8 @@ type Callback = unsafe extern "C" fn(stream: CUstream, status: CUresult, data: *
 enum Call {
     Plain(HostFn, usize),
     Callback(Callback, usize, usize),
+    /// Nothing: the memory writes up to this operation are due.
+    Writes,
 }
 
 struct Job {
@@ -39,6 +41,11 @@ fn spawn(device: &'static Device) -> Result<Sender<Job>> {
         for job in jobs {
             let Ok(driver) = driver() else { return };
             let channel = device.lane.channel();
+            if matches!(job.call, Call::Writes) {
+                driver.session.wait(channel, job.seq);
+                device.settle_writes();
+                continue;
+            }
             if let Some(before) = job.seq.checked_sub(1) {
                 driver.session.wait(channel, before);
             }
@@ -48,6 +55,7 @@ fn spawn(device: &'static Device) -> Result<Sender<Job>> {
                 match job.call {
                     Call::Plain(f, data) => f(data as *mut c_void),
                     Call::Callback(f, s, data) => f(s as CUstream, 0, data as *mut c_void),
+                    Call::Writes => {}
                 }
             }
             driver.session.host_done(channel, job.seq);
@@ -65,6 +73,11 @@ fn spawn(device: &'static Device) -> Result<Sender<Job>> {
     // SAFETY: `before` was filled in above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     spawned.map(|_| sender).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+}
+
+/// Submits memory writes, and has them done when the queue gets there.
+pub(crate) fn after(device: &'static Device, writes: impl FnOnce() -> Result<u64>) -> Result<()> {
+    submit(device, writes, Call::Writes)
 }
 
 fn submit(device: &'static Device, submit: impl FnOnce() -> Result<u64>, call: Call) -> Result<()> {

@@ -23,6 +23,7 @@ mod pool;
 mod proc_address;
 mod ptx;
 mod stream;
+mod stream_write;
 mod work;
 
 /// Every exported function.
@@ -42,6 +43,7 @@ mod exports {
     pub(crate) use crate::pool::*;
     pub(crate) use crate::proc_address::*;
     pub(crate) use crate::stream::*;
+    pub(crate) use crate::stream_write::*;
 }
 
 pub(crate) use tessera_cuda::types::CUDA_ERROR_NOT_FOUND as NOT_FOUND;

@@ -386,6 +386,14 @@ variants! {
     cuStreamSynchronize 7000 PerThread => cuStreamSynchronize_ptsz;
     cuStreamWaitEvent 3020 Legacy => cuStreamWaitEvent;
     cuStreamWaitEvent 7000 PerThread => cuStreamWaitEvent_ptsz;
+    cuStreamWriteValue32 8000 Legacy => cuStreamWriteValue32;
+    cuStreamWriteValue32 11070 Legacy => cuStreamWriteValue32_v2;
+    cuStreamWriteValue32 8000 PerThread => cuStreamWriteValue32_ptsz;
+    cuStreamWriteValue32 11070 PerThread => cuStreamWriteValue32_v2_ptsz;
+    cuStreamWriteValue64 9000 Legacy => cuStreamWriteValue64;
+    cuStreamWriteValue64 11070 Legacy => cuStreamWriteValue64_v2;
+    cuStreamWriteValue64 9000 PerThread => cuStreamWriteValue64_ptsz;
+    cuStreamWriteValue64 11070 PerThread => cuStreamWriteValue64_v2_ptsz;
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use crate::driver::{Device, Driver, driver, lock};
 use crate::errors::Result;
 use crate::event::Event;
+use crate::stream_write::PendingWrites;
 use simgpu::engine::Op;
 use simgpu::layout::RING;
 use std::collections::VecDeque;
@@ -18,6 +19,8 @@ pub(crate) struct Lane {
     /// One more than the last host function; 0: none.
     last_host: AtomicU64,
     submitter: Mutex<Submitter>,
+    /// Memory writes that the queue has not reached.
+    pub writes: PendingWrites,
 }
 
 #[derive(Default)]
@@ -33,6 +36,7 @@ impl Default for Lane {
             channel: AtomicU32::new(CLOSED),
             last_host: AtomicU64::new(0),
             submitter: Mutex::default(),
+            writes: PendingWrites::default(),
         }
     }
 }
@@ -90,12 +94,17 @@ impl Device {
 
     /// Whether an operation is complete.
     pub(crate) fn is_complete(&self, seq: u64) -> Result<bool> {
-        Ok(driver()?.session.is_complete(self.lane.channel(), seq))
+        let complete = driver()?.session.is_complete(self.lane.channel(), seq);
+        if complete {
+            self.settle_writes();
+        }
+        Ok(complete)
     }
 
     /// Waits for an operation.
     pub(crate) fn wait(&self, seq: u64) -> Result<()> {
         driver()?.session.wait(self.lane.channel(), seq);
+        self.settle_writes();
         self.check()
     }
 }

@@ -78,6 +78,7 @@ scenarios! {
     a_forked_child_has_no_driver
     a_graph_takes_the_time_of_its_kernels
     pointers_are_what_they_are
+    a_stream_writes_memory_when_it_gets_there
 }
 
 /// The library beside this test's executable, loaded once.
@@ -441,5 +442,39 @@ mod body {
         ok(cuda!(cuPointerGetAttribute(&raw mut kind => *mut u32, 2 => c_int, host as u64 => u64)));
         assert_eq!(kind, 1);
         ok(cuda!(cuMemFreeHost(host => Handle)));
+    }
+
+    pub fn a_stream_writes_memory_when_it_gets_there() {
+        retain(0);
+        let s = new_stream();
+        let mut host = NULL;
+        ok(cuda!(cuMemHostAlloc(&raw mut host => *mut Handle, 64 => usize, 0 => c_uint)));
+        // SAFETY: 64 zeroed bytes of pinned memory, aligned to a page.
+        let words = unsafe {
+            std::ptr::write_bytes(host.cast::<u8>(), 0, 64);
+            std::slice::from_raw_parts(host.cast::<AtomicU32>(), 16)
+        };
+        let at = host as u64;
+        let write = |offset: u64, value: u32| {
+            ok(
+                cuda!(cuStreamWriteValue32_v2(s => Handle, at + offset => u64, value => u32, 0 => c_uint)),
+            );
+        };
+        keep_busy(kernel("spin"), s);
+        write(0, 7);
+        assert_eq!(words[0].load(Ordering::SeqCst), 0, "not before the kernel is done");
+        synchronize(s);
+        assert_eq!(words[0].load(Ordering::SeqCst), 7, "synchronising makes it visible");
+        keep_busy(kernel("spin"), s);
+        write(4, 8);
+        let since = Instant::now();
+        while words[1].load(Ordering::SeqCst) == 0 {
+            assert!(since.elapsed() < Duration::from_secs(20), "nobody wrote for a mere watcher");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(words[1].load(Ordering::SeqCst), 8);
+        let refused =
+            cuda!(cuStreamWriteValue32_v2(s => Handle, at + 2 => u64, 1 => u32, 0 => c_uint));
+        assert_eq!(refused, 1, "misaligned");
     }
 }
