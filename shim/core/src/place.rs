@@ -81,7 +81,10 @@ fn adopt(process: &'static Process, context: CUcontext) -> Look {
     if unsafe { ask(&raw mut device) } != CUDA_SUCCESS {
         return Look::Nowhere;
     }
-    let Some(gpu) = process.listed(device) else { return Look::Nowhere };
+    let Some(gpu) = process.listed(device) else {
+        // There is a context, but on a GPU that cannot be told: as if the page did not name it.
+        return Look::At(Place { serial: 0, gpu: None });
+    };
     let _one_at_a_time = process.primaries[primary_lock(device)].lock();
     if let Some(place) = process.contexts.find(context.addr()) {
         return Look::At(place);
