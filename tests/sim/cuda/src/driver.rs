@@ -195,7 +195,11 @@ extern "C" fn at_exit() {
         if let Some(page) = phase_word() {
             page.store(EXITED, Ordering::Release);
         }
-        driver.session.release();
+        // A thread that is submitting still would write into the next owner's queue: then the
+        // kernel gives everything back when the process is gone, as after a kill.
+        if driver.devices.iter().all(|d| d.lane.stop()) {
+            driver.session.release();
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use simgpu::layout::RING;
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use tessera_cuda::types::CUDA_ERROR_OUT_OF_MEMORY;
+use tessera_cuda::types::{CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_OUT_OF_MEMORY};
 
 const CLOSED: u32 = u32::MAX;
 
@@ -28,6 +28,8 @@ struct Submitter {
     /// Recorded events whose time has not been fetched, oldest first.
     recorded: VecDeque<(u64, &'static Event)>,
     next: u64,
+    /// The process is ending: the channel is about to be another's.
+    stopped: bool,
 }
 
 impl Default for Lane {
@@ -45,6 +47,22 @@ impl Lane {
     /// The channel's number.
     pub(crate) fn channel(&self) -> u32 {
         self.channel.load(Ordering::Acquire)
+    }
+
+    /// Ends submission, for good; false if a thread is submitting and does not finish soon.
+    pub(crate) fn stop(&self) -> bool {
+        const PATIENCE: std::time::Duration = std::time::Duration::from_millis(50);
+        let since = std::time::Instant::now();
+        loop {
+            match self.submitter.try_lock() {
+                Ok(mut s) => {
+                    s.stopped = true;
+                    return true;
+                }
+                Err(_) if since.elapsed() > PATIENCE => return false,
+                Err(_) => std::thread::yield_now(),
+            }
+        }
     }
 
     /// Notes that operation `seq` is a host function.
@@ -75,6 +93,9 @@ impl Device {
         let session = &driver()?.session;
         let channel = self.lane.channel();
         let mut s = lock(&self.lane.submitter);
+        if s.stopped {
+            return Err(CUDA_ERROR_DEINITIALIZED);
+        }
         // The ring forgets an operation RING later: fetch its event's time before.
         while let Some(&(seq, old)) = s.recorded.front() {
             if seq + RING as u64 > s.next {
