@@ -57,8 +57,8 @@ impl Means {
     /// For people.
     pub fn describe(self) -> &'static str {
         match self {
-            Self::Namespace => "the answer's mounts, in a mount namespace each",
-            Self::Environment => "the answer's host paths, by TESSERA_DIR and LD_PRELOAD",
+            Self::Namespace => "a mount namespace each",
+            Self::Environment => "TESSERA_DIR and LD_PRELOAD",
         }
     }
 

@@ -48,7 +48,7 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// Runs the demonstration. Fails if any quota was passed or a neighbour was harmed.
+/// Runs the demonstration. Fails if any quota was exceeded or a neighbour was harmed.
 ///
 /// # Errors
 /// What kept it from starting or from being judged.

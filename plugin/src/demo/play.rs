@@ -164,7 +164,7 @@ impl Play {
         let index = self.tenants.len();
         self.watch.seen().enrol(group, index);
         self.tell(format!(
-            "{}: asked {}, kubelet and plugin agreed on GPU {}, quota {}",
+            "{}: asked {}, was given GPU {}, quota {}",
             part.name(),
             replicas(part.replicas()),
             tenant.gpu,
@@ -290,7 +290,7 @@ impl Play {
         Scene {
             title: format!("Tessera: tenants with quotas on {kind}"),
             subtitle: format!(
-                "plugin: tessera serve (pid {}), kubelet: a stand-in over gRPC, tenants: {}",
+                "plugin: tessera serve, pid {}; kubelet: a stand-in; tenants: {}",
                 self.stage.plugin_pid().map_or_else(|| "gone".into(), |pid| pid.to_string()),
                 self.means.describe()
             ),

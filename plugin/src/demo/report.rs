@@ -48,15 +48,16 @@ impl Report<'_> {
         };
         wrap(again.unwrap_or_default());
         wrap(format!(
-            "On {} {kind} GPU{} ({}); plugin and kubelet's stand-in over gRPC; tenants ran with {}. \
-             \"Most held\" is NVML's account, context included, asked outside the shim.",
+            "On {} {kind} GPU{} ({}); the plugin and a stand-in for kubelet over gRPC; Allocate's \
+             answer reached tenants by {}. \"Most held\" is NVML's account, contexts included, asked \
+             outside the shim.",
             self.gpus.len(),
             if self.gpus.len() == 1 { "" } else { "s" },
             self.gpus.first().map_or("none", String::as_str),
             self.means.describe()
         ));
         if failures.is_empty() {
-            wrap("PASSED: no quota was passed, and no neighbour was harmed.".into());
+            wrap("OK: no quota was exceeded, and no neighbour was harmed.".into());
         } else {
             for failure in failures {
                 wrap(format!("FAILED: {failure}"));
@@ -110,7 +111,7 @@ impl Report<'_> {
                 ),
             };
             let outcome =
-                if facts.peak > facts.quota { "PASSED ITS QUOTA".into() } else { outcome };
+                if facts.peak > facts.quota { "EXCEEDED ITS QUOTA".into() } else { outcome };
             let cell = |heading: &&str| match *heading {
                 "TENANT" => facts.name.to_owned(),
                 "ASKED" => replicas(part.replicas()),
@@ -207,7 +208,7 @@ mod tests {
             assert!(lines.iter().any(|l| l.starts_with("FAILED: something")), "{lines:#?}");
         }
         let lines = report.lines(&[], 200);
-        assert!(lines.iter().any(|l| l.starts_with("PASSED")), "{lines:#?}");
+        assert!(lines.iter().any(|l| l.starts_with("OK: ")), "{lines:#?}");
         assert!(lines.iter().any(|l| l.starts_with("chat beside")), "{lines:#?}");
     }
 }

@@ -39,7 +39,7 @@ pub(super) fn failures(tenants: &[Facts], recovery: Recovery) -> Vec<String> {
         let name = tenant.name;
         if tenant.peak > tenant.quota {
             failures.push(format!(
-                "{name} passed its quota: the driver showed {} of {} ({} bytes over)",
+                "{name} exceeded its quota: the driver showed {} of {} ({} bytes over)",
                 format_bytes(tenant.peak),
                 format_bytes(tenant.quota),
                 tenant.peak - tenant.quota
@@ -55,7 +55,7 @@ pub(super) fn failures(tenants: &[Facts], recovery: Recovery) -> Vec<String> {
                 }
             }
             if tenant.progress.tries().attempts == 0 {
-                failures.push(format!("{name} never tried to pass its quota"));
+                failures.push(format!("{name} never tried to exceed its quota"));
             }
         } else {
             failures.extend(harm(name, &tenant.progress.total()));

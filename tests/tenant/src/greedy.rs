@@ -9,6 +9,7 @@ use crate::Target;
 use crate::args::Args;
 use crate::cuda::{Api, Block, Cuda, Stream};
 use crate::exit::{self, Exit};
+use crate::processes;
 use crate::report;
 use crate::stop::{self, Asked};
 
@@ -127,7 +128,8 @@ impl Greed<'_> {
 /// Exits 0 when memory ran out, however much there was; [`exit::EXCEEDED`] where `--at-most`
 /// bytes were granted.
 pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
-    let cuda = Cuda::open(target)?;
+    let cuda = open(target, options)?;
+    let Some(cuda) = cuda else { return Ok(()) };
     let mut greed = Greed {
         cuda,
         stream: cuda.stream()?,
@@ -163,6 +165,41 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     greed.report("done");
     cuda.close()?;
     Ok(())
+}
+
+/// A context, once all copies have tried to get one. Refused one, it asks again as long as it would
+/// hold: `None` where it never got any.
+fn open(target: Target, options: &Options) -> Result<Option<Cuda>, Exit> {
+    let start = Instant::now();
+    let mut attempts = 0u64;
+    let tell = |event: &str, attempts: u64| {
+        let tries = json!({ "attempts": attempts, "refused": attempts, "held": 0 });
+        report::line(
+            event,
+            json!({
+                "held": 0, "attempts": attempts, "refused": attempts, "apis": { "context": tries },
+            }),
+        );
+    };
+    loop {
+        let opened = Cuda::open(target);
+        if attempts == 0 {
+            processes::muster();
+        }
+        match opened {
+            Ok(cuda) => return Ok(Some(cuda)),
+            Err(exit) if exit.code == exit::OUT_OF_MEMORY => attempts += 1,
+            Err(exit) => return Err(exit),
+        }
+        if attempts == 1 {
+            tell("full", attempts);
+        }
+        let over = options.hold.is_none_or(|hold| start.elapsed() >= hold);
+        if over || stop::wait(options.retry) == Some(Asked::Stop) {
+            tell("done", attempts);
+            return Ok(None);
+        }
+    }
 }
 
 fn keep_asking(greed: &mut Greed<'_>, hold: Duration) -> Result<(), Exit> {
