@@ -6,8 +6,8 @@ SHELL := /bin/bash
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
 RELEASE := $(TARGET)/release
 CARGO := cargo
-# Everything that users or tests run as a file.
-ARTEFACTS := -p tessera-plugin -p tessera-shim -p simgpu -p simcuda -p simnvml -p tessera-tenant
+# Everything that users or tests run as a file, but for the shim, which has its own link step.
+ARTEFACTS := -p tessera-plugin -p simgpu -p simcuda -p simnvml -p tessera-tenant
 
 .PHONY: help build demo test test-loom python lint e2e bench clean
 
@@ -21,6 +21,7 @@ build: ## build the plugin, the shim and the simulated GPU into target/release
 	@for lib in cuda:libcuda.so.1 nvml:libnvidia-ml.so.1; do \
 	    cp $(RELEASE)/libsim$${lib%%:*}.so $(RELEASE)/sim/.new && mv $(RELEASE)/sim/.new $(RELEASE)/sim/$${lib##*:}; \
 	done
+	shim/release $(RELEASE)
 
 demo: build ## share a simulated GPU among tenants and watch the quotas hold
 	$(RELEASE)/tessera demo

@@ -1,18 +1,15 @@
-//! Every function that NVIDIA's headers declare is hooked, unhooked with a reason, or inert; and the
-//! shim exports exactly the hooks.
+//! Every function that NVIDIA's headers declare is hooked, unhooked with a reason, or inert.
 //!
 //! Headers of two CUDA generations come with the Python environment. A CUDA release that adds a way
 //! to obtain memory or to launch fails here until somebody has looked at it.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::process::Command;
 
 use tessera_cuda::hooks::HOOKS;
-use tessera_cuda::nvml::NVML_HOOKS;
 use tessera_cuda::nvml_unhooked::nvml_accounted_for;
 use tessera_cuda::unhooked::place;
-use tessera_tests::{artefacts, external};
+use tessera_tests::external;
 
 /// The functions that headers with this `prefix` in their file name declare, as `MARK name(`.
 fn declared(mark: &str, prefix: &str) -> Option<BTreeSet<String>> {
@@ -130,39 +127,4 @@ fn every_declared_nvml_function_that_tells_about_tenants_is_accounted_for() {
 /// `cu[A-Z]…`: the driver's names; `cuda…` is the runtime's.
 fn is_driver_name(name: &str) -> bool {
     name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
-}
-
-/// What a binutils program prints about the shim.
-fn about_the_shim(program: &str, flags: &[&str]) -> String {
-    let out = Command::new(program).args(flags).arg(artefacts().shim()).output();
-    let out = out.expect("binutils are part of every C compiler");
-    assert!(out.status.success(), "{program}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8_lossy(&out.stdout).into_owned()
-}
-
-#[test]
-fn the_shim_exports_the_hooks_and_dlsym_and_nothing_else() {
-    // A further export would take the place of a function of that name in every process.
-    let listing = about_the_shim("nm", &["-D", "--defined-only"]);
-    let exported: BTreeSet<&str> =
-        listing.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
-    let mut expected: BTreeSet<&str> = HOOKS.iter().map(|hook| hook.export).collect();
-    expected.extend(NVML_HOOKS);
-    expected.insert("dlsym");
-    assert_eq!(exported, expected);
-}
-
-#[test]
-fn the_shim_brings_no_library_into_a_process_but_the_c_runtime() {
-    let dynamic = about_the_shim("readelf", &["-dW"]);
-    let needed: Vec<&str> = dynamic
-        .lines()
-        .filter(|line| line.contains("(NEEDED)"))
-        .filter_map(|line| line.split(['[', ']']).nth(1))
-        .collect();
-    assert!(!needed.is_empty(), "{dynamic}");
-    let runtime = ["libc.", "ld-linux", "libpthread.", "libdl.", "libgcc_s."];
-    for library in needed {
-        assert!(runtime.iter().any(|name| library.starts_with(name)), "NEEDED {library}");
-    }
 }
