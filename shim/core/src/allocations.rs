@@ -19,7 +19,7 @@ const FIRST: usize = 128;
 pub struct Allocation {
     /// Bytes charged.
     pub bytes: u64,
-    /// [`crate::contexts::Context::serial`] of the context it was made in.
+    /// [`crate::contexts::Place::serial`] of the context it was made in; 0 for pool memory.
     pub context: u32,
     /// Index of the GPU in the quota page.
     pub gpu: u8,

@@ -173,7 +173,7 @@ pub unsafe fn cuCtxDestroy(
     }
 }
 
-/// CUDA Driver API, "Context Management [DEPRECATED]": one more user of the current context.
+/// CUDA Driver API, "Context Management (deprecated)": one more user of the current context.
 ///
 /// # Safety
 /// As the driver's.
@@ -197,7 +197,7 @@ pub unsafe fn cuCtxAttach(
     result
 }
 
-/// CUDA Driver API, "Context Management [DEPRECATED]": the last user's detach destroys.
+/// CUDA Driver API, "Context Management (deprecated)": the last user's detach destroys.
 ///
 /// # Safety
 /// As the driver's.

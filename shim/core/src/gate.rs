@@ -1,7 +1,8 @@
 //! The gate: where a launch asks whether its tenant may use the GPU now.
 //!
-//! The plugin writes a gate word per GPU into the quota page. This is the one place that reads it, between raising the thread's busy flag and the driver's launch, so that the protocol of a
-//! lease (close the gate, wait until no flag is up, drain) has its ordering here and nowhere else:
+//! The plugin writes a gate word per GPU into the quota page. This is the one place that reads it,
+//! between raising the thread's busy flag and the driver's launch, so that the protocol of a lease
+//! (close the gate, wait until no flag is up, drain) has its ordering here and nowhere else:
 //!
 //! - the launching thread: raise the flag, then load the gate;
 //! - who closes, a thread of the same process that has read CLOSED: `membarrier(2)`
@@ -16,7 +17,7 @@
 //! gates move together, and a launch looks at the first.
 //!
 //! **State of enforcement.** Compute is not limited yet: the plugin writes SOLO only, and a word
-//! other than SOLO is admitted at once, with a line that says so ([`other_than_solo`]). What is final
+//! other than SOLO is admitted at once, with a line that says so (`other_than_solo`). What is final
 //! is the hot path and its cost.
 
 use crate::log::Reason;

@@ -4,12 +4,12 @@
 //! # A tour
 //!
 //! *Finding the driver.* [`real`] holds one typed pointer per driver symbol, [`driver`] binds them
-//! from the library's own handle. [`resolve`] decides what `dlsym` and ([`lookup`])
+//! from the library's own handle. [`resolve`] decides what `dlsym` and (`lookup`)
 //! `cuGetProcAddress` answer.
 //!
 //! *Where a process stands.* [`state`] is the life cycle: not a tenant, a tenant, or closed because
-//! its pages are broken ([`attach`]); and what a fork does to all of it. [`thread`](crate) state is
-//! plain words.
+//! its pages are broken ([`attach`]); and what a fork does to all of it. A thread's own state
+//! (`thread`, `own`) is plain words.
 //!
 //! *Memory.* `memory` and `free` hold the allocating and freeing hooks, `context` those that make
 //! and end contexts. They ask `place` where the calling thread's allocations go, remember them in
@@ -58,7 +58,7 @@ pub mod spin;
 pub mod state;
 mod thread;
 
-/// The bodies of the table's hooks, by the table's body names. Launches share [`launch::launch`].
+/// The bodies of the table's hooks, by the table's body names. Launches go through [`launch`] instead.
 pub mod hooks {
     pub use crate::context::*;
     pub use crate::free::*;
