@@ -18,8 +18,8 @@ build: ## build the plugin, the shim and the simulated GPU into target/release
 	$(CARGO) build --release --locked $(ARTEFACTS)
 	@mkdir -p $(RELEASE)/sim
 	@# rename(2), so that a process that has the old file mapped keeps it
-	@for lib in cuda:libcuda.so.1 nvml:libnvidia-ml.so.1; do \
-	    cp $(RELEASE)/libsim$${lib%%:*}.so $(RELEASE)/sim/.new && mv $(RELEASE)/sim/.new $(RELEASE)/sim/$${lib##*:}; \
+	@for file in libsimcuda.so:libcuda.so.1 libsimnvml.so:libnvidia-ml.so.1 simgpu-ctl:simgpu-ctl; do \
+	    cp $(RELEASE)/$${file%%:*} $(RELEASE)/sim/.new && mv $(RELEASE)/sim/.new $(RELEASE)/sim/$${file##*:}; \
 	done
 	shim/release $(RELEASE)
 

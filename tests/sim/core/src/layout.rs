@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 /// GPUs in one simulated machine.
 pub const MAX_GPUS: usize = 16;
 /// Processes with an initialised driver at one time.
-pub const MAX_SLOTS: usize = 128;
+pub const MAX_SLOTS: usize = 512;
 /// (Process, GPU) pairs with a context at one time.
 pub const MAX_CHANNELS: usize = 256;
 /// Operations in flight in one channel; a launch beyond them waits, as it does on hardware.
