@@ -171,12 +171,12 @@ impl Cluster {
         let mut command = match &self.provider {
             Provider::Script(script) => {
                 let mut command = Command::new(script);
-                command.args(["log", "kubelet", "40"]);
+                command.args(["log", "kubelet", "100"]);
                 command
             }
             Provider::Kind(_) => {
                 let mut command = Command::new("docker");
-                command.args(["exec", node, "journalctl", "-u", "kubelet", "-n", "40"]);
+                command.args(["exec", node, "journalctl", "-u", "kubelet", "-n", "100"]);
                 command
             }
             Provider::Other => return "(kubelet's log is out of reach)".to_owned(),

@@ -140,7 +140,10 @@ impl<'a> Suite<'a> {
     pub fn explain(&self) {
         let section = |title: &str, text: &str| {
             println!("---- {title}");
-            for line in text.lines().rev().take(120).collect::<Vec<_>>().into_iter().rev() {
+            // Kubelet's chatter about cgroups and volumes says nothing here.
+            let noise = ["perf_event", "MountVolume", "VerifyControllerAttachedVolume", "PLEG"];
+            let lines = text.lines().filter(|line| !noise.iter().any(|word| line.contains(word)));
+            for line in lines.rev().take(120).collect::<Vec<_>>().into_iter().rev() {
                 println!("     {}", line.chars().take(300).collect::<String>());
             }
         };

@@ -16,8 +16,9 @@ pub fn over_quota_is_refused_and_the_neighbour_runs_on(suite: &Suite<'_>) -> Res
     let command = ["tessera-tenant", "greedy", "--for", "0", "--retry-ms", "10"];
     let greedy = Pod::start(suite.kubectl, "greedy", Container::new("main", 1, &command))?;
     greedy.wait_for_event("main", "full")?;
-    let (one, other) = (neighbour.pod.gpu()?, greedy.gpus("main")?);
-    ensure!(other.len() == 1 && other[0].uuid == one.uuid, "not on one GPU: {one:?} {other:?}");
+    let given = |pod: &Pod<'_>| pod.exec(&["sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES"]);
+    let (one, other) = (given(&neighbour.pod)?, given(&greedy)?);
+    ensure!(one == other, "not on one GPU: {one} {other}");
 
     neighbour.check_untouched()?;
     let report = greedy.wait_for_event("main", "progress")?;
@@ -85,4 +86,34 @@ pub fn gpu_that_was_not_given_is_refused(suite: &Suite<'_>) -> Result<()> {
     ensure!(held == 1, "{held} of two GPUs could be used: {output:?}");
     ensure!(output.stderr.contains("out of memory"), "{output:?}");
     Ok(())
+}
+
+pub fn ruined_usage_page_hurts_only_its_tenant(suite: &Suite<'_>) -> Result<()> {
+    let neighbour = Server::start(suite.kubectl, "neighbour")?;
+    let container = Container::new("main", 1, &["sh", "-c", "sleep 2147483647 & wait $!"]);
+    let pod = Pod::start(suite.kubectl, "vandal", container)?;
+    let usage = "/usr/local/tessera/pages/usage";
+    let works = || -> Result<bool> {
+        Ok(pod.try_exec(&["tessera-tenant", "hold", "--bytes", "1Mi", "--for", "1"])?.code
+            == Some(0))
+    };
+    // Cut: no quota can be kept with it, so no memory, until the container starts anew.
+    pod.exec(&["sh", "-c", &format!(": > {usage}")])?;
+    ensure!(!works()?, "memory without a usage page");
+    pod.exec(&["killall", "sleep"])?;
+    pod.wait_for_restart(0)?;
+    ensure!(works()?, "still refused after a restart");
+    // Grown until the file system that holds all pages is full: nobody else's is touched.
+    let grow = pod.try_exec(&["dd", "if=/dev/zero", &format!("of={usage}"), "bs=1M", "seek=1"])?;
+    ensure!(grow.stderr.contains("No space left"), "the pages' file system has no end: {grow:?}");
+    neighbour.check_untouched()?;
+    wait::until("there is room again", Duration::from_secs(30), || {
+        let size = pod.exec(&["stat", "-c", "%s", usage])?;
+        Ok(Look::when(size.trim().len() < 7, size))
+    })?;
+    let fresh = Pod::idle(suite.kubectl, "fresh", 1)?;
+    check_fill(fresh.fill(SHARE_BYTES)?, SHARE_BYTES)?;
+    let status = suite.plugin.exec(&["tessera", "status"])?;
+    ensure!(status.contains("vandal (main)") && status.contains("tampered"), "{status}");
+    neighbour.check_untouched()
 }

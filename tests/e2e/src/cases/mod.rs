@@ -50,6 +50,7 @@ pub const CASES: &[Case] = cases![
     capacity::more_shares_than_a_gpu_has_are_refused,
     status::status_shows_pods_quota_and_use,
     memory::gpu_that_was_not_given_is_refused,
+    memory::ruined_usage_page_hurts_only_its_tenant,
     restarts::crash_loop_keeps_the_limit,
     restarts::plugin_pod_is_replaced,
     restarts::plugin_is_killed,
