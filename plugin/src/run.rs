@@ -61,12 +61,23 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     Quantity::parse(unit.unwrap_or(text)).and_then(Quantity::units).map_err(|e| e.to_string())
 }
 
-/// Runs the command to its end; the exit code is its own, or 128 + the signal that ended it. 127
-/// and 126 mean that it could not be found or started, as for `env` and `timeout`.
+/// `tessera run` itself failed, before or beside the command; `env` and `timeout` use the same.
+const OWN_FAILURE: u8 = 125;
+
+/// Runs the command to its end; the exit code is its own, or 128 + the signal that ended it. As for
+/// `env` and `timeout`, 127 and 126 mean that it could not be found or started, 125 that `tessera
+/// run` could not do its part; then nothing is left behind.
 ///
 /// # Errors
-/// What kept the command from starting; nothing is left behind.
+/// None: they are told on standard error, so that they have a code of their own.
 pub fn main(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
+    Ok(hold(args, config).unwrap_or_else(|error| {
+        eprintln!("tessera: {error:#}");
+        ExitCode::from(OWN_FAILURE)
+    }))
+}
+
+fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     if args.sim {
         enter_simulation(&[])?;
     }

@@ -29,7 +29,7 @@ pub(super) struct Surroundings {
     pub mounts: Vec<Mount>,
     /// Variables.
     pub envs: BTreeMap<String, String>,
-    /// An empty directory for what the namespace needs besides.
+    /// An empty directory for what a mount namespace needs besides; without it there is none.
     pub scratch: PathBuf,
 }
 
@@ -86,19 +86,13 @@ impl Means {
         program: &Path,
         arguments: &[String],
     ) -> anyhow::Result<Command> {
-        let mut command = match self {
-            Self::Namespace => {
-                let mut command = Command::new(std::env::current_exe()?);
-                command.args(["demo", "--enter"]).arg(serde_json::to_string(surroundings)?);
-                command.arg("--").arg(program);
-                command
-            }
+        let surroundings = match self {
+            Self::Namespace => surroundings.clone(),
             Self::Environment => {
-                let mut command = Command::new(program);
-                command.envs(surroundings.environment());
-                command
+                Surroundings { envs: surroundings.environment(), ..Default::default() }
             }
         };
+        let mut command = surroundings.command(program)?;
         command.args(arguments);
         // A group of its own: that is how the account knows a tenant's processes.
         command.process_group(0);
@@ -107,23 +101,33 @@ impl Means {
 }
 
 impl Surroundings {
+    /// A command that enters these surroundings, becomes `program`, and dies with this process.
+    ///
+    /// # Errors
+    /// `/proc` is not mounted.
+    pub fn command(&self, program: &Path) -> anyhow::Result<Command> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["demo", "--enter"]).arg(serde_json::to_string(self)?);
+        command.arg("--").arg(program);
+        Ok(command)
+    }
+
     fn host_of(&self, container: &str) -> Option<&Path> {
         self.mounts.iter().find(|m| m.container == Path::new(container)).map(|m| m.host.as_path())
     }
 
     /// The variables of a process that sees host paths: the answer's own, with what its mounts
     /// would have provided.
-    fn environment(&self) -> BTreeMap<String, OsString> {
-        let mut envs: BTreeMap<String, OsString> =
-            self.envs.iter().map(|(k, v)| (k.clone(), v.into())).collect();
+    fn environment(&self) -> BTreeMap<String, String> {
+        let mut envs = self.envs.clone();
         if let Some(pages) = self.host_of(CONTAINER_PAGES_DIR) {
-            envs.insert(PAGES_DIR_ENV.into(), pages.into());
+            envs.insert(PAGES_DIR_ENV.into(), pages.to_string_lossy().into_owned());
         }
         if let Some(shim) = self.host_of(CONTAINER_SHIM) {
-            envs.insert("LD_PRELOAD".into(), shim.into());
+            envs.insert("LD_PRELOAD".into(), shim.to_string_lossy().into_owned());
         }
         if let Some(driver) = self.host_of(CONTAINER_DRIVER_DIR) {
-            envs.insert("LD_LIBRARY_PATH".into(), driver.into());
+            envs.insert("LD_LIBRARY_PATH".into(), driver.to_string_lossy().into_owned());
         }
         envs
     }
@@ -141,16 +145,24 @@ pub(super) fn enter(surroundings: &str, command: &[OsString]) -> anyhow::Result<
     // Whatever ends the demo ends its tenants.
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
     anyhow::ensure!(nix::unistd::getppid() == parent, "the demo is gone");
-    separate().context("no mount namespace")?;
-    mount(Some("tmpfs"), &surroundings.scratch, Some("tmpfs"), MsFlags::empty(), Some("size=1m"))
-        .context("no tmpfs")?;
-    let mut overlays = 0;
-    for one in &surroundings.mounts {
-        place(one, &surroundings.scratch, &mut overlays)
-            .with_context(|| format!("cannot mount {}", one.container.display()))?;
+    if !surroundings.scratch.as_os_str().is_empty() {
+        build(&surroundings)?;
     }
     let error = Command::new(program).args(&command[1..]).envs(&surroundings.envs).exec();
     Err(error).with_context(|| format!("cannot run {}", Path::new(program).display()))
+}
+
+/// The mounts, in a namespace that only this process and its children see.
+fn build(surroundings: &Surroundings) -> anyhow::Result<()> {
+    separate().context("no mount namespace")?;
+    let (scratch, size) = (&surroundings.scratch, Some("size=1m"));
+    mount(Some("tmpfs"), scratch, Some("tmpfs"), MsFlags::empty(), size).context("no tmpfs")?;
+    let mut overlays = 0;
+    for one in &surroundings.mounts {
+        place(one, scratch, &mut overlays)
+            .with_context(|| format!("cannot mount {}", one.container.display()))?;
+    }
+    Ok(())
 }
 
 /// A mount namespace of our own, whose changes stay in it.

@@ -9,6 +9,7 @@ use anyhow::Context;
 use tokio::process::{Child, Command};
 use toml::{Table, Value};
 
+use super::container::Surroundings;
 use crate::config::Config;
 use crate::device::nvml::NvmlDiscovery;
 use crate::device::{Discovery, Gpu};
@@ -192,7 +193,8 @@ struct Simulation {
 
 fn start_plugin(dir: &Path, config: &Path) -> anyhow::Result<Child> {
     let log = fs::File::create(dir.join("plugin.log"))?;
-    let mut command = Command::new(std::env::current_exe()?);
+    // Through the same door as the tenants, so that it cannot outlive the demo.
+    let mut command = Command::from(Surroundings::default().command(&std::env::current_exe()?)?);
     command
         .arg("--config")
         .arg(config)
