@@ -8,6 +8,7 @@ mod child;
 mod clock;
 mod machine;
 mod overhead;
+mod plugin;
 mod race;
 mod recovery;
 mod report;
@@ -59,10 +60,13 @@ fn bench() -> anyhow::Result<ExitCode> {
         overheads(&world, &mut report)?;
     }
     if wanted("race") {
-        races(&world, &mut report)?;
+        races(&world, &mut report).with_context(|| world.complaints())?;
     }
     if wanted("recovery") {
-        recoveries(&world, &mut report)?;
+        recoveries(&world, &mut report).with_context(|| world.complaints())?;
+    }
+    if wanted("plugin") {
+        plugins(&world, &mut report)?;
     }
     report.put("metadata", machine::metadata());
     report.put("seconds", json!(start.elapsed().as_secs()));
@@ -135,5 +139,33 @@ fn recoveries(world: &World, report: &mut Report) -> anyhow::Result<()> {
     report.figure("recovery_ms", "bytes back after the driver's", "ms", worst, Some(10.0));
     report.detail("recovery_after_driver_ms", &recovery.after_driver);
     report.detail("recovery_after_kill_ms", &recovery.after_kill);
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "KiB far below 2^53")]
+fn plugins(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("the plugin");
+    let figures = plugin::run(world)?;
+    let p99 = figures.allocate_ms.quantile(0.99);
+    report.figure("allocate_p99_ms", "Allocate, p99, no fsync", "ms", p99, Some(2.0));
+    let p99 = figures.fsync_ms.quantile(0.99);
+    report.figure("fsync_p99_ms", "Allocate, p99, with fsync", "ms", p99, None);
+    let p99 = figures.disk_ms.quantile(0.99);
+    report.figure("disk_fsync_p99_ms", "the disk's own fsync, p99", "ms", p99, None);
+    let (rss, own) = figures.rss_kib;
+    report.figure(
+        "plugin_rss_mib",
+        "plugin's RSS after the load",
+        "MiB",
+        rss as f64 / 1024.0,
+        Some(12.0),
+    );
+    report.figure("plugin_rss_anon_mib", "of it its own", "MiB", own as f64 / 1024.0, None);
+    let median = figures.register_ms.median();
+    report.figure("register_ms", "start to registered", "ms", median, Some(20.0));
+    report.detail("allocate_ms", &figures.allocate_ms);
+    report.detail("allocate_fsync_ms", &figures.fsync_ms);
+    report.detail("disk_fsync_ms", &figures.disk_ms);
+    report.detail("register_detail_ms", &figures.register_ms);
     Ok(())
 }

@@ -9,11 +9,11 @@ use crate::stats::Pair;
 use crate::world::World;
 
 /// Rounds of each, alternating.
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 31;
 /// Processes of each for the first call.
-const FIRST_CALLS: usize = 40;
+const FIRST_CALLS: usize = 100;
 /// Processes of each for `/bin/true`.
-const TRUES: usize = 400;
+const TRUES: usize = 2000;
 /// A limit that nothing here meets.
 const AMPLE: u64 = 8 << 30;
 

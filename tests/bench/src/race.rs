@@ -26,7 +26,7 @@ pub const THREADS: usize = 4;
 /// Chunks that fit in the contended rounds.
 const FIT: u64 = 40;
 /// Contended rounds.
-const ROUNDS: usize = 200;
+const ROUNDS: usize = 400;
 /// Every this many rounds, processes are killed in the middle.
 const KILL_EVERY: usize = 10;
 /// Processes killed in such a round, or in each stretch of churning.
@@ -133,7 +133,8 @@ struct Member {
 impl Member {
     fn start(world: &World, pages: &Pages) -> anyhow::Result<Self> {
         let mut command = world.hooked(&["race", &THREADS.to_string()], pages)?;
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(world.log()?).spawn()?;
         let orders = child.stdin.take().context("piped")?;
         let answers = BufReader::new(child.stdout.take().context("piped")?);
         Ok(Self { child, orders, answers })

@@ -39,6 +39,7 @@ pub fn run(world: &World) -> anyhow::Result<Recovery> {
         .hooked(&["take", &bytes], &pages)?
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
+        .stderr(world.log()?)
         .spawn()?;
     let mut orders = taker.stdin.take().context("piped")?;
     let mut answers = BufReader::new(taker.stdout.take().context("piped")?);

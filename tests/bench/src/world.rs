@@ -1,5 +1,6 @@
 //! One simulated machine, an allocation's pages, and commands that run with and without the shim.
 
+use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
@@ -101,6 +102,21 @@ impl World {
     /// A path in the machine's directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
+    }
+
+    /// Where children that are refused, and say so, say it.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn log(&self) -> anyhow::Result<File> {
+        Ok(OpenOptions::new().create(true).append(true).open(self.path("log"))?)
+    }
+
+    /// What children said last that was no refusal.
+    pub fn complaints(&self) -> String {
+        let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().filter(|l| !l.contains("out of memory")).collect();
+        lines[lines.len().saturating_sub(5)..].join("\n")
     }
 
     /// What the simulator's libraries need of the environment.
