@@ -58,6 +58,8 @@ fn a_command_tree_is_held_to_its_quota_on_every_gpu() {
             "greedy",
             "--min-chunk=2Mi",
             "--at-most=2Gi",
+            // Peaks are looked for every 20 ms.
+            "--for=1",
         ];
         let out = bench.output(&["-m", "1GiB", "-v"], &greedy);
         assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
