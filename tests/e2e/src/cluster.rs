@@ -63,6 +63,9 @@ impl Cluster {
                 ensure!(nix::unistd::geteuid().is_root(), "starting a cluster needs root");
                 // `up` is idempotent; what somebody else started stays up afterwards.
                 let started = !own_config.exists();
+                if started {
+                    println!("starting a cluster (the first time it is built: some minutes)");
+                }
                 process::run(Command::new(&script).arg("up"), None, START)?
                     .success("cluster up")?;
                 Ok(Self::scripted(script, own_config, started))
