@@ -417,6 +417,27 @@ fn a_context_that_does_not_fit_is_refused() {
     second.must("retain 0");
 }
 
+/// The driver hands out whole 2 MiB pages for what is larger than half of one. Charged by what was
+/// asked for, a loop of 2 MiB + 1 byte took 1.87 GiB of device memory under a quota of 1 GiB.
+#[test]
+fn awkward_sizes_take_no_more_device_memory_than_the_quota() {
+    for bytes in [1, 513, MIB + 1, 2 * MIB + 1, 3 * MIB] {
+        for call in ["alloc", "managed", "async"] {
+            // One each: a predecessor's memory would come back meanwhile.
+            let sim = SimGpu::start_default();
+            let pages = Pages::create(&[(sim.uuid(0), 4 * MIB)]);
+            let mut witness = bare(&sim);
+            let mut tenant = tenant(&sim, &pages);
+            let before = free_bytes(&mut witness);
+            let (granted, refused) = until_refused(&mut tenant, &format!("{call} {bytes}"));
+            assert_eq!(refused.result, OUT_OF_MEMORY);
+            assert!(!granted.is_empty(), "{call} {bytes}");
+            let taken = before - free_bytes(&mut witness);
+            assert!(taken <= 4 * MIB, "{call} {bytes}: {taken} bytes of device memory");
+        }
+    }
+}
+
 #[test]
 fn racing_threads_are_granted_exactly_what_fits() {
     let sim = SimGpu::start_default();

@@ -33,6 +33,24 @@ struct Made {
     device: Option<Option<CUdevice>>,
 }
 
+/// Device memory is handed out in pages of this size (`cuMemGetAllocationGranularity` of every GPU
+/// so far), and larger allocations take whole ones.
+const CHUNK: u64 = 2 << 20;
+/// Smaller allocations share a page, aligned to this.
+const ALIGN: u64 = 512;
+
+/// The device memory behind an allocation of `bytes`: what NVML shows, and what a quota is about.
+/// Charging what was asked for would let a loop of 2 MiB + 1 byte take twice its quota.
+#[inline]
+const fn footprint(bytes: u64) -> u64 {
+    let step = if bytes <= CHUNK / 2 { ALIGN } else { CHUNK };
+    // What overflows fits no quota.
+    match bytes.checked_next_multiple_of(step) {
+        Some(bytes) => bytes,
+        None => u64::MAX,
+    }
+}
+
 /// Every allocating hook: `call` runs the driver's function (again, if a refusal may pass), `made`
 /// reads its result, `undo` frees it.
 #[inline]
@@ -59,15 +77,17 @@ fn allocate(
     };
     let Some(gpu) = gpu else { return quota::refuse_unlisted(process, ask.name, ask.worst) };
 
-    let reservation = match quota::reserve_between(process, gpu, ask.worst, ask.least) {
+    let (worst, least) = (footprint(ask.worst), footprint(ask.least));
+    let reservation = match quota::reserve_between(process, gpu, worst, least) {
         Ok(reservation) => reservation,
         Err(refused) => return quota::refuse(process, ask.name, &refused),
     };
-    let result = quota::insist(process, gpu, ask.worst, &call);
+    let result = quota::insist(process, gpu, worst, &call);
     if result != CUDA_SUCCESS {
         return result; // the reservation rolls back
     }
     let made = made();
+    let made = Made { bytes: footprint(made.bytes), ..made };
     // Pool memory belongs to the device, not to a context: no context's end gives it back.
     let context = if ask.kind == Kind::Async { 0 } else { serial };
     let settled = match whereabouts(process, gpu, made.device) {
@@ -384,4 +404,26 @@ fn device_of(pointer: u64) -> Option<Option<CUdevice>> {
     // SAFETY: as above.
     let told = unsafe { ask((&raw mut device).cast(), DEVICE_ORDINAL, pointer) } == CUDA_SUCCESS;
     told.then_some(Some(device))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::footprint;
+
+    #[test]
+    fn small_allocations_share_a_page_and_large_ones_take_whole_ones() {
+        const MIB: u64 = 1 << 20;
+        for (asked, taken) in [
+            (1, 512),
+            (512, 512),
+            (513, 1024),
+            (MIB, MIB),
+            (MIB + 1, 2 * MIB),
+            (2 * MIB, 2 * MIB),
+            (2 * MIB + 1, 4 * MIB),
+            (u64::MAX, u64::MAX),
+        ] {
+            assert_eq!(footprint(asked), taken, "{asked}");
+        }
+    }
 }
