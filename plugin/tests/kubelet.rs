@@ -23,22 +23,6 @@ async fn registers_and_offers_its_devices() {
 }
 
 #[tokio::test]
-async fn registers_within_20_ms() {
-    let node = Node::new().await;
-    let mut times = vec![];
-    for _ in 0..9 {
-        let started = Instant::now();
-        let plugin = node.plugin(4);
-        bounded(plugin.readiness().wait_for(|report| report.registrations > 0)).await.unwrap();
-        times.push(started.elapsed());
-        plugin.stop().await;
-    }
-    println!("start to registered: {times:?}");
-    // The best of them, because the machine may be busy with other tests.
-    assert!(times.iter().min().unwrap() < &Duration::from_millis(20), "{times:?}");
-}
-
-#[tokio::test]
 async fn sends_changes_in_bursts_as_one_message() {
     let node = Node::new().await;
     let plugin = node.plugin(4);
@@ -107,7 +91,11 @@ async fn waits_for_a_kubelet_that_starts_later() {
     node.kubelet.stop().await;
     std::fs::remove_file(node.kubelet.device_plugins_dir().join("kubelet.sock")).unwrap();
     let plugin = node.plugin(1);
-    assert_eq!(plugin.readiness().report().phase, Phase::Waiting);
+    let waiting = bounded(plugin.readiness().wait_for(|report| report.last_error.is_some())).await;
+    let waiting = waiting.unwrap();
+    assert_eq!(waiting.phase, Phase::Waiting);
+    let missing = waiting.last_error.unwrap();
+    assert!(missing.contains("there is no") && missing.contains("kubelet.sock"), "{missing}");
     node.kubelet.resume().await.unwrap();
     bounded(node.kubelet.wait_allocatable(GPU, 1)).await;
 }

@@ -183,7 +183,13 @@ impl<P: DevicePlugin> Driver<P> {
     }
 
     fn listening(&self) -> Event {
-        Event::Listening { kubelet: self.snapshot.kubelet.is_some() }
+        let kubelet = self.snapshot.kubelet.is_some();
+        if !kubelet {
+            let missing = format!("waiting for kubelet: there is no {}", self.kubelet.display());
+            tracing::info!("{missing}");
+            self.latch.failed(&missing);
+        }
+        Event::Listening { kubelet }
     }
 
     /// Ends the streams, lets open calls end, removes the socket.
@@ -211,7 +217,10 @@ impl<P: DevicePlugin> Driver<P> {
         for event in &events {
             match event {
                 Event::KubeletAppeared => tracing::info!("kubelet has (re)started; registering"),
-                Event::KubeletGone => tracing::info!("kubelet's socket is gone; waiting for it"),
+                Event::KubeletGone => {
+                    tracing::info!("kubelet's socket is gone; waiting for it");
+                    self.latch.failed("waiting for kubelet: its socket is gone");
+                }
                 _ => tracing::warn!("the plugin's socket was removed; making a new one"),
             }
         }
