@@ -248,7 +248,7 @@ impl<'a> Plugin<'a> {
 /// Something stays.
 pub fn remove(kubectl: &Kubectl, repo: &Path, node: &str) -> Result<()> {
     for name in [NAMESPACE, PLUGIN_NAMESPACE] {
-        kubectl.run(&["delete", "namespace", name, "--ignore-not-found", "--timeout=50s"])?;
+        delete_namespace(kubectl, name)?;
     }
     let manifest = repo.join("deploy/cleanup.yaml");
     for mut object in kubectl.read_manifest(&manifest.display().to_string())? {
@@ -279,8 +279,15 @@ pub fn remove(kubectl: &Kubectl, repo: &Path, node: &str) -> Result<()> {
         let output = kubectl.try_run(&[&logs[..], &["-c", "clean"]].concat(), None)?;
         println!("---- cleanup's log\n{}{}", output.stdout, output.stderr);
     }
-    kubectl.run(&["delete", "namespace", "tessera-cleanup", "--timeout=50s"])?;
+    delete_namespace(kubectl, "tessera-cleanup")?;
     cleaned
+}
+
+/// What runs in it first: a namespace is gone only when its pods are.
+fn delete_namespace(kubectl: &Kubectl, name: &str) -> Result<()> {
+    kubectl.run(&["delete", "daemonset", "--all", "-n", name])?;
+    kubectl.delete_pods(name)?;
+    kubectl.run(&["delete", "namespace", name, "--ignore-not-found", "--timeout=50s"]).map(drop)
 }
 
 fn mark_as_ours(namespace: &mut Value) {

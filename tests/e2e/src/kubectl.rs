@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::process::{self, Output};
+use crate::wait::{self, Look};
 
 /// No single request takes longer on a healthy cluster.
 const REQUEST: Duration = Duration::from_secs(60);
@@ -66,6 +67,26 @@ impl Kubectl {
             return Ok(None);
         }
         serde_json::from_str(&text).map(Some).context("kubectl get -o json")
+    }
+
+    /// Deletes every pod of a namespace and waits until no container of them runs.
+    ///
+    /// # Errors
+    /// A container does not end.
+    pub fn delete_pods(&self, namespace: &str) -> Result<()> {
+        let all = ["delete", "pods", "--all", "-n", namespace, "--wait=false"];
+        self.run(&all)?;
+        wait::until("no container runs", Duration::from_secs(60), || {
+            let pods = self.get(&["pods", "-n", namespace])?;
+            let containers = pods["items"].as_array().into_iter().flatten().flat_map(|pod| {
+                pod["status"]["containerStatuses"].as_array().into_iter().flatten()
+            });
+            let running = containers.filter(|c| c["state"]["running"].is_object()).count();
+            Ok(Look::when(running == 0, format!("{running} containers run")))
+        })?;
+        // Kubelets before 1.22 take up to a minute more until their garbage collection has removed
+        // the last ended container. Nothing depends on it.
+        self.run(&[&all[..], &["--force", "--grace-period=0"]].concat()).map(drop)
     }
 
     /// Creates or updates objects.

@@ -153,6 +153,7 @@ fn cases(suite: &Suite<'_>, options: &Options, started: Instant) -> bool {
         }
         if let Err(error) = suite.clear() {
             println!("clearing up after {}: {error:#}", case.name);
+            suite.explain();
         }
     }
     for name in &failed {

@@ -45,7 +45,7 @@ impl<'a> Suite<'a> {
     /// # Errors
     /// A pod stays, or the plugin is not there.
     pub fn clear(&self) -> Result<()> {
-        self.kubectl.run(&["delete", "pods", "--all", "-n", NAMESPACE, "--timeout=50s"])?;
+        self.kubectl.delete_pods(NAMESPACE)?;
         self.plugin.wait_for_replicas(REPLICAS)
     }
 
