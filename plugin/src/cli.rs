@@ -55,7 +55,6 @@ enum Command {
         command: ConfigCommand,
     },
     /// Mount the pages' tmpfs and install the shim, for a plugin that may not (root)
-    #[command(hide = true)]
     PrepareHost {
         /// The libtessera.so to install
         #[arg(long, value_name = "FILE")]
