@@ -13,6 +13,9 @@ use tessera_cuda::types::*;
 use tessera_shim_core::{hooks, launch, real, resolve::Export};
 
 mod dlsym;
+// Not in debug builds, which unwind.
+#[cfg(panic = "abort")]
+mod unwinder;
 
 /// One exported function: the row's class decides what it is handed to.
 macro_rules! export {

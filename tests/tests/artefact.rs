@@ -52,7 +52,7 @@ fn the_shim_needs_libraries_of_the_c_library_only() {
         .filter_map(|line| line.split(['[', ']']).nth(1))
         .collect();
     assert!(!needed.is_empty(), "{dynamic}");
-    let c_library = ["libc.so.6", "libpthread.so.0", "libdl.so.2"];
+    let c_library = ["libc.so.6", "libdl.so.2"];
     for library in needed {
         assert!(
             c_library.contains(&library) || library.starts_with("ld-linux"),
