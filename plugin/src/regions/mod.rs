@@ -250,8 +250,13 @@ impl Region {
     #[must_use]
     pub fn look(&self) -> Use {
         let mut open = self.open();
-        self.recover_in(&mut open);
-        let snapshot = self.snapshot(&mut open);
+        let snapshot = match self.recover_in(&mut open) {
+            Some(snapshot) => {
+                open.wrong = None;
+                snapshot
+            }
+            None => self.snapshot(&mut open),
+        };
         let mut tally = open.ended.clone();
         snapshot.slots.iter().for_each(|slot| tally.add(slot));
         Use { snapshot, tally }
@@ -280,13 +285,15 @@ impl Region {
         open.usage.snapshot().unwrap_or_default()
     }
 
-    fn recover_in(&self, open: &mut Open) {
-        let before = open.usage.snapshot().unwrap_or_default();
+    /// Takes back what dead processes held. The page as it was read before, if it was sound and there
+    /// was nothing to take: then nobody need read its 132 KiB again.
+    fn recover_in(&self, open: &mut Open) -> Option<Snapshot> {
+        let before = open.usage.snapshot();
         match open.usage.recover_dead() {
-            Ok(recovered) if recovered.slots == 0 => {}
+            Ok(recovered) if recovered.slots == 0 => return before.ok(),
             Ok(recovered) => {
                 let after = open.usage.snapshot().unwrap_or_default();
-                for slot in before.slots {
+                for slot in before.unwrap_or_default().slots {
                     let still =
                         |s: &SlotView| s.index == slot.index && s.claimed_ns == slot.claimed_ns;
                     if !after.slots.iter().any(still) {
@@ -301,6 +308,7 @@ impl Region {
             }
             Err(error) => warn!(%error, "dead processes' slots cannot be recovered"),
         }
+        None
     }
 }
 
@@ -424,7 +432,8 @@ impl session::Pages for Weak {
     fn recover(&self) {
         if let Some(region) = self.0.upgrade() {
             let mut open = region.open();
-            region.recover_in(&mut open);
+            // The page is of no interest here.
+            let _ = region.recover_in(&mut open);
         }
     }
 
