@@ -25,6 +25,14 @@ struct Ask {
     stream: Option<CUstream>,
 }
 
+impl Ask {
+    /// For calls whose bytes are known beforehand.
+    #[inline]
+    const fn exactly(name: &'static str, kind: Kind, bytes: u64, stream: Option<CUstream>) -> Self {
+        Self { name, kind, worst: bytes, least: bytes, stream }
+    }
+}
+
 /// What the driver made.
 struct Made {
     pointer: u64,
@@ -178,8 +186,7 @@ pub unsafe fn cuMemAlloc(
         return call();
     }
     let bytes = bytes as u64;
-    let ask =
-        Ask { name: "cuMemAlloc", kind: Kind::Plain, worst: bytes, least: bytes, stream: None };
+    let ask = Ask::exactly("cuMemAlloc", Kind::Plain, bytes, None);
     // SAFETY: the driver wrote `dptr` when it succeeded.
     allocate(&ask, call, || Made { pointer: unsafe { *dptr }, bytes, device: None }, undo_free)
 }
@@ -200,8 +207,7 @@ pub unsafe fn cuMemAlloc_v1(
         return call();
     }
     let bytes = u64::from(bytes);
-    let ask =
-        Ask { name: "cuMemAlloc", kind: Kind::Plain, worst: bytes, least: bytes, stream: None };
+    let ask = Ask::exactly("cuMemAlloc", Kind::Plain, bytes, None);
     // SAFETY: the driver wrote `dptr` when it succeeded.
     let made = || Made { pointer: u64::from(unsafe { *dptr }), bytes, device: None };
     allocate(&ask, call, made, undo_free)
@@ -298,13 +304,7 @@ pub unsafe fn cuMemAllocManaged(
         return call();
     }
     let bytes = bytes as u64;
-    let ask = Ask {
-        name: "cuMemAllocManaged",
-        kind: Kind::Managed,
-        worst: bytes,
-        least: bytes,
-        stream: None,
-    };
+    let ask = Ask::exactly("cuMemAllocManaged", Kind::Managed, bytes, None);
     // SAFETY: the driver wrote `dptr` when it succeeded.
     allocate(&ask, call, || Made { pointer: unsafe { *dptr }, bytes, device: None }, undo_free)
 }
@@ -335,13 +335,7 @@ pub unsafe fn cuMemAllocAsync(
         return call();
     }
     let bytes = bytes as u64;
-    let ask = Ask {
-        name: "cuMemAllocAsync",
-        kind: Kind::Async,
-        worst: bytes,
-        least: bytes,
-        stream: Some(stream),
-    };
+    let ask = Ask::exactly("cuMemAllocAsync", Kind::Async, bytes, Some(stream));
     // SAFETY: the driver wrote `dptr` when it succeeded.
     let made = || Made { pointer: unsafe { *dptr }, bytes, device: None };
     allocate(&ask, call, made, |pointer| undo_free_async(pointer, stream))
@@ -366,13 +360,7 @@ pub unsafe fn cuMemAllocFromPoolAsync(
         return call();
     }
     let bytes = bytes as u64;
-    let ask = Ask {
-        name: "cuMemAllocFromPoolAsync",
-        kind: Kind::Async,
-        worst: bytes,
-        least: bytes,
-        stream: Some(stream),
-    };
+    let ask = Ask::exactly("cuMemAllocFromPoolAsync", Kind::Async, bytes, Some(stream));
     let made = || {
         // SAFETY: the driver wrote `dptr` when it succeeded.
         let pointer = unsafe { *dptr };
