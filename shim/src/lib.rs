@@ -13,6 +13,7 @@ use tessera_cuda::types::*;
 use tessera_shim_core::{hooks, launch, real, resolve::Export};
 
 mod dlsym;
+mod tls;
 // Not in debug builds, which unwind.
 #[cfg(panic = "abort")]
 mod unwinder;

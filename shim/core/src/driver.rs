@@ -4,6 +4,7 @@
 //! A library is looked for when a lookup asks for one of its hooked names, and loaded when a hook is
 //! called that nobody loaded it for. Once found it is pinned, because real pointers point into it.
 
+use crate::libdl;
 use crate::real::{self, Library, Symbol};
 use crate::resolve::real_dlsym;
 use core::ffi::{CStr, c_int, c_void};
@@ -50,7 +51,7 @@ pub fn bind(library: Library, wanted: Wanted) -> bool {
 fn open(soname: &'static CStr, wanted: Wanted) -> *mut c_void {
     let dlopen = |flags: c_int| {
         // SAFETY: a NUL-terminated name; the driver's constructors are what the host asked for.
-        unsafe { libc::dlopen(soname.as_ptr(), libc::RTLD_LAZY | flags) }
+        unsafe { libdl::dlopen(soname.as_ptr(), libc::RTLD_LAZY | flags) }
     };
     let handle = dlopen(libc::RTLD_NOLOAD | libc::RTLD_NODELETE);
     if !handle.is_null() || wanted == Wanted::IfLoaded {

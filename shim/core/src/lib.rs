@@ -42,6 +42,8 @@ pub mod gpus;
 mod info;
 mod init;
 pub mod launch;
+mod libdl;
+mod loaded;
 pub mod log;
 mod lookup;
 mod memory;

@@ -8,9 +8,10 @@
 //! what that lookup would have found without the shim.
 
 use crate::driver::{self, Wanted};
+use crate::libdl;
+use crate::loaded;
 use crate::real::Symbol;
 use core::ffi::{CStr, c_char, c_void};
-use core::mem::MaybeUninit;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
@@ -22,7 +23,8 @@ pub type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void
 pub static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Finds and keeps the real `dlsym`. `dlvsym` finds it because its own name is not hooked, and
-/// because a lookup with a version never matches the shim's unversioned export.
+/// because a lookup with a version never matches the shim's unversioned export. Where there is no
+/// `dlvsym` (musl; glibc before 2.34 as long as nothing needs libdl), the symbol tables are read.
 pub extern "C" fn find_real_dlsym() -> *mut c_void {
     // The oldest symbol version on each architecture, then the one that glibc 2.34 added.
     const VERSIONS: [&CStr; 2] = if cfg!(target_arch = "x86_64") {
@@ -30,16 +32,19 @@ pub extern "C" fn find_real_dlsym() -> *mut c_void {
     } else {
         [c"GLIBC_2.17", c"GLIBC_2.34"]
     };
-    for version in VERSIONS {
-        // SAFETY: two NUL-terminated names; RTLD_NEXT is relative to this library.
-        let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
-        if !found.is_null() {
-            // Release: pairs with the Acquire in `real_dlsym`.
-            REAL_DLSYM.store(found, Ordering::Release);
-            return found;
-        }
-    }
-    ptr::null_mut()
+    let by_version = libdl::dlvsym().and_then(|dlvsym| {
+        VERSIONS.into_iter().find_map(|version| {
+            // SAFETY: two NUL-terminated names; RTLD_NEXT is relative to this library.
+            let found = unsafe { dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
+            (!found.is_null()).then_some(found)
+        })
+    });
+    let Some(found) = by_version.or_else(|| loaded::function(c"dlsym")) else {
+        return ptr::null_mut();
+    };
+    // Release: pairs with the Acquire in `real_dlsym`.
+    REAL_DLSYM.store(found, Ordering::Release);
+    found
 }
 
 /// The real `dlsym`, called from here: `RTLD_NEXT` then means "after the shim".
@@ -108,22 +113,22 @@ pub unsafe fn answer(export: &Export, handle: *mut c_void, caller: *const c_void
     // that scope, which is where wrappers are preloaded, means the same.
     // SAFETY: a pseudo-handle and a NUL-terminated name.
     let next = unsafe { dlsym(libc::RTLD_NEXT, name) };
-    let own = object_of(caller);
+    let own = loaded::file_of(caller);
     if !next.is_null() {
-        let wrapper = handle == libc::RTLD_NEXT && own.is_some() && object_of(next) == own;
+        let wrapper = handle == libc::RTLD_NEXT && own.is_some() && loaded::file_of(next) == own;
         // A wrapper that asks for the function after its own wants the driver's.
         let wanted = if wrapper { export.symbol.pointer() } else { next };
         return export.substitute(wanted);
     }
     // The scope of the caller's own library, if that brought the driver as its dependency.
-    if let Some(object) = own {
-        // SAFETY: dladdr's file name is NUL-terminated; RTLD_NOLOAD only takes a reference.
-        let library = unsafe { libc::dlopen(object.file, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if let Some(file) = own {
+        // SAFETY: the dynamic linker's own name of the file; RTLD_NOLOAD only takes a reference.
+        let library = unsafe { libdl::dlopen(file.name, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         if !library.is_null() {
             // SAFETY: the handle is live until the dlclose that gives the reference back.
             let local = unsafe { dlsym(library, name) };
             // SAFETY: as above.
-            unsafe { libc::dlclose(library) };
+            unsafe { libdl::dlclose(library) };
             if !local.is_null() && local.cast_const() != export.hook {
                 return export.substitute(local);
             }
@@ -131,30 +136,6 @@ pub unsafe fn answer(export: &Export, handle: *mut c_void, caller: *const c_void
     }
     // SAFETY: as above; repeated for dlerror's sake.
     unsafe { dlsym(libc::RTLD_NEXT, name) }
-}
-
-/// A loaded file, identified by where it starts.
-#[derive(Clone, Copy, Debug)]
-struct Object {
-    base: *const c_void,
-    file: *const c_char,
-}
-
-impl PartialEq for Object {
-    fn eq(&self, other: &Self) -> bool {
-        self.base == other.base
-    }
-}
-
-fn object_of(address: *const c_void) -> Option<Object> {
-    let mut info = MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: dladdr accepts any address and writes `info` when it returns non-zero.
-    if unsafe { libc::dladdr(address, info.as_mut_ptr()) } == 0 {
-        return None;
-    }
-    // SAFETY: written, as just checked.
-    let info = unsafe { info.assume_init() };
-    Some(Object { base: info.dli_fbase, file: info.dli_fname })
 }
 
 /// Replaces a pointer that the driver's `cuGetProcAddress` answered, if it is a hooked export.

@@ -18,13 +18,13 @@ use crate::attach::{self, Found, Pages};
 use crate::contexts::Contexts;
 use crate::gate;
 use crate::gpus::{Gpus, Listed};
+use crate::libdl;
 use crate::log::Reason;
 use crate::own;
 use crate::pages;
 use crate::records::{Owner, Records};
 use crate::session::Session;
 use crate::spin::Spin;
-use core::ffi::{c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::ffi::CString;
@@ -264,8 +264,7 @@ fn wiped() -> Option<&'static Wiped> {
                 at = page.as_ptr().cast();
                 if !pages::wipe_on_fork(page, size_of::<Wiped>()) {
                     // A kernel before 4.14.
-                    // SAFETY: `wipe_by_hand` is async-signal-safe, and the shim is never unloaded.
-                    unsafe { __register_atfork(None, None, Some(wipe_by_hand), ptr::null_mut()) };
+                    libdl::at_fork_in_child(wipe_by_hand);
                 }
             }
             Err(others) => {
@@ -276,19 +275,6 @@ fn wiped() -> Option<&'static Wiped> {
     }
     // SAFETY: mapped zeroed, which is a FRESH page, and never unmapped once in WIPED.
     Some(unsafe { &*at })
-}
-
-type Handler = Option<extern "C" fn()>;
-
-unsafe extern "C" {
-    /// What `pthread_atfork` calls (LSB Core, "__register_atfork"). It is libc's own in every glibc,
-    /// while `pthread_atfork` would need `libpthread.so.0` before 2.34.
-    fn __register_atfork(
-        prepare: Handler,
-        parent: Handler,
-        child: Handler,
-        dso_handle: *mut c_void,
-    ) -> c_int;
 }
 
 /// What `MADV_WIPEONFORK` does, for kernels without it; runs in the child.
