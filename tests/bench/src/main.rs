@@ -2,16 +2,19 @@
 //! simulated driver, printed beside the targets of `docs/design.md` and written to
 //! `target/bench/summary.json`. `docs/benchmarks.md` says how each figure is got.
 //!
-//! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (overhead, race, recovery, plugin).
+//! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (overhead, contended, race, recovery,
+//! plugin, shim).
 
 mod child;
 mod clock;
+mod contended;
 mod machine;
 mod overhead;
 mod plugin;
 mod race;
 mod recovery;
 mod report;
+mod shim_file;
 mod stats;
 mod world;
 
@@ -59,6 +62,9 @@ fn bench() -> anyhow::Result<ExitCode> {
     if wanted("overhead") {
         overheads(&world, &mut report)?;
     }
+    if wanted("contended") {
+        contention(&world, &mut report)?;
+    }
     if wanted("race") {
         races(&world, &mut report).with_context(|| world.complaints())?;
     }
@@ -67,6 +73,9 @@ fn bench() -> anyhow::Result<ExitCode> {
     }
     if wanted("plugin") {
         plugins(&world, &mut report)?;
+    }
+    if wanted("shim") {
+        shim(&world, &mut report)?;
     }
     report.put("metadata", machine::metadata());
     report.put("seconds", json!(start.elapsed().as_secs()));
@@ -108,6 +117,28 @@ fn overheads(world: &World, report: &mut Report) -> anyhow::Result<()> {
     note("/bin/true");
     let pair = overhead::true_program(world)?;
     report.pair("true_overhead_us", "/bin/true", "µs", &pair, 100.0);
+    Ok(())
+}
+
+fn contention(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("allocations in 16 processes at once");
+    let cost = contended::run(world)?;
+    report.pair_without_target(
+        "alloc_free_contended_ns",
+        "alloc + free, 16 at once",
+        "ns",
+        &cost.cpu,
+    );
+    let absolute = cost.cpu.hooked.median();
+    report.figure("alloc_free_contended_cpu_ns", "of all its CPU time", "ns", absolute, None);
+    report.put(
+        "alloc_free_contended_wall_ns_detail",
+        json!({
+            "processes": contended::PROCESSES,
+            "bare_median": cost.wall.bare.median().round(),
+            "hooked_median": cost.wall.hooked.median().round(),
+        }),
+    );
     Ok(())
 }
 
@@ -167,5 +198,14 @@ fn plugins(world: &World, report: &mut Report) -> anyhow::Result<()> {
     report.detail("allocate_fsync_ms", &figures.fsync_ms);
     report.detail("disk_fsync_ms", &figures.disk_ms);
     report.detail("register_detail_ms", &figures.register_ms);
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "KiB far below 2^53")]
+fn shim(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    let file = shim_file::read(&world.artefacts.path("libtessera.so"))?;
+    report.figure("shim_kib", "the shim's file", "KiB", file.bytes as f64 / 1024.0, Some(500.0));
+    let reached = file.max_glibc <= shim_file::Version::of(&[2, 17]);
+    report.word("shim_max_glibc", "newest glibc it asks for", &file.max_glibc, "≤ 2.17", reached);
     Ok(())
 }

@@ -24,6 +24,22 @@ pub struct Report {
 impl Report {
     /// Adds hooked − bare, with what it must not exceed.
     pub fn pair(&mut self, key: &str, what: &'static str, unit: &str, pair: &Pair, most: f64) {
+        self.difference(key, what, unit, pair, Some(most));
+    }
+
+    /// Adds hooked − bare that is only reported.
+    pub fn pair_without_target(&mut self, key: &str, what: &'static str, unit: &str, pair: &Pair) {
+        self.difference(key, what, unit, pair, None);
+    }
+
+    fn difference(
+        &mut self,
+        key: &str,
+        what: &'static str,
+        unit: &str,
+        pair: &Pair,
+        most: Option<f64>,
+    ) {
         let overhead = pair.overhead();
         self.rows.push(Row {
             what,
@@ -33,8 +49,8 @@ impl Report {
                 short(pair.difference.spread() / 2.0)
             ),
             bare: format!("{} {unit}", short(pair.bare.median())),
-            target: format!("≤ {} {unit}", short(most)),
-            reached: Some(overhead <= most),
+            target: target(most, unit),
+            reached: most.map(|most| overhead <= most),
         });
         self.put(key, json!(round(overhead)));
         self.put(
@@ -69,11 +85,29 @@ impl Report {
             what,
             measured: format!("{} {unit}", short(value)),
             bare: String::new(),
-            target: most
-                .map_or_else(|| "reported".into(), |most| format!("≤ {} {unit}", short(most))),
+            target: target(most, unit),
             reached: most.map(|most| value <= most),
         });
         self.put(key, json!(round(value)));
+    }
+
+    /// Adds a figure that is no quantity.
+    pub fn word(
+        &mut self,
+        key: &str,
+        what: &'static str,
+        value: &impl ToString,
+        target: &str,
+        reached: bool,
+    ) {
+        self.rows.push(Row {
+            what,
+            measured: value.to_string(),
+            bare: String::new(),
+            target: target.to_owned(),
+            reached: Some(reached),
+        });
+        self.put(key, json!(value.to_string()));
     }
 
     /// Adds quantiles to the summary only.
@@ -129,6 +163,10 @@ impl Report {
         }
         text
     }
+}
+
+fn target(most: Option<f64>, unit: &str) -> String {
+    most.map_or_else(|| "reported".into(), |most| format!("≤ {} {unit}", short(most)))
 }
 
 /// Three significant digits or so.

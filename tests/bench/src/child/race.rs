@@ -1,0 +1,113 @@
+//! One of the racing processes.
+
+use std::io::BufRead;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use tessera_tenant::cuda::{Api, Block, Cuda, Stream};
+
+use super::{CHUNK, failed, open, say};
+use crate::clock;
+
+/// Does what the lines on its standard input say, and answers each.
+///
+/// - `round T`: at `CLOCK_MONOTONIC` `T`, every thread that holds nothing asks for one chunk;
+///   answers how many this process holds then.
+/// - `free`: gives all back.
+/// - `churn MS`: every thread takes and gives back a chunk as fast as it can; answers how many of
+///   its requests were refused.
+pub fn run(threads: usize) -> anyhow::Result<()> {
+    let cuda = open()?;
+    let held: Vec<Mutex<Option<Block>>> = (0..threads).map(|_| Mutex::new(None)).collect();
+    say("ready")?;
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split(' ').collect();
+        let answer = match words[..] {
+            ["round", at] => {
+                let at: u64 = at.parse()?;
+                all(&held, |slot| ask_at(&cuda, slot, at))?.into_iter().sum()
+            }
+            ["free"] => all(&held, |slot| give_back(&cuda, slot))?.into_iter().sum(),
+            ["churn", ms] => {
+                let end = Instant::now() + Duration::from_millis(ms.parse()?);
+                all(&held, |slot| churn(&cuda, slot, end))?.into_iter().sum::<u64>()
+            }
+            _ => anyhow::bail!("unknown order {line:?}"),
+        };
+        say(&answer.to_string())?;
+    }
+    Ok(())
+}
+
+type Slot = Mutex<Option<Block>>;
+
+/// Runs `work` for every slot on a thread of its own.
+fn all(
+    slots: &[Slot],
+    work: impl Fn(&mut Option<Block>) -> anyhow::Result<u64> + Sync,
+) -> anyhow::Result<Vec<u64>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = slots
+            .iter()
+            .map(|slot| {
+                let work = &work;
+                scope.spawn(move || {
+                    work(&mut slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?)
+            .collect()
+    })
+}
+
+fn ask(cuda: &Cuda, slot: &mut Option<Block>) -> anyhow::Result<bool> {
+    match cuda.allocate(Api::Plain, CHUNK, Stream::LEGACY) {
+        Ok(block) => {
+            *slot = Some(block);
+            Ok(true)
+        }
+        Err(error) if error.is_out_of_memory() => Ok(false),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+fn ask_at(cuda: &Cuda, slot: &mut Option<Block>, at: u64) -> anyhow::Result<u64> {
+    cuda.bind().map_err(failed)?;
+    let ahead = at.saturating_sub(clock::now_ns());
+    // Asleep most of the way: with more threads than cores, spinning would make them late.
+    std::thread::sleep(Duration::from_nanos(ahead.saturating_sub(200_000)));
+    while clock::now_ns() < at {
+        std::hint::spin_loop();
+    }
+    if slot.is_none() {
+        ask(cuda, slot)?;
+    }
+    Ok(u64::from(slot.is_some()))
+}
+
+fn give_back(cuda: &Cuda, slot: &mut Option<Block>) -> anyhow::Result<u64> {
+    cuda.bind().map_err(failed)?;
+    if let Some(block) = slot.take() {
+        cuda.free(&block, Stream::LEGACY).map_err(failed)?;
+    }
+    Ok(0)
+}
+
+fn churn(cuda: &Cuda, slot: &mut Option<Block>, end: Instant) -> anyhow::Result<u64> {
+    cuda.bind().map_err(failed)?;
+    let mut refused = 0;
+    while Instant::now() < end {
+        if slot.is_some() {
+            give_back(cuda, slot)?;
+        } else if !ask(cuda, slot).context("while churning")? {
+            refused += 1;
+        }
+    }
+    give_back(cuda, slot)?;
+    Ok(refused)
+}
