@@ -59,9 +59,11 @@ pub struct QuotaGpu {
     pub uuid: [u8; UUID_LEN],
     /// Bytes that all processes of the tenant may hold on this GPU.
     pub memory_limit_bytes: AtomicU64,
-    /// Bytes charged for each context, before anything was observed (model constant).
+    /// Bytes charged for each context (model constant).
     pub context_overhead_bytes: AtomicU64,
-    /// Bytes that NVML shows beyond the ledger, as the plugin observed; 0 before the first look.
+    /// Bytes that NVML shows for the tenant's processes beyond everything charged (model constants
+    /// included), as the plugin observed; 0 before the first look. Charges may reach the limit less
+    /// these.
     pub observed_overhead_bytes: AtomicU64,
     /// Share of GPU time in thousandths of a GPU.
     pub cores_millis: AtomicU32,

@@ -78,7 +78,8 @@ pub trait Ledger {
     fn claimed(&self, slot: usize) -> &Self::Word;
     /// Releases since.
     fn frees(&self, slot: usize) -> &Self::Word;
-    /// The limit in bytes, at most [`crate::layout::MAX_BYTES`]. Read anew at each use: it changes.
+    /// What charges may reach, at most [`crate::layout::MAX_BYTES`]: the quota less what the plugin
+    /// saw beyond the charges. Read anew at each use: it changes, either way.
     fn limit(&self) -> u64;
 }
 
@@ -198,6 +199,13 @@ pub fn granted_total<L: Ledger>(ledger: &L) -> Option<u64> {
         }
     }
     None
+}
+
+/// A plain sum of granted words, for messages: parts of it may be of different moments. Saturates.
+pub fn granted_sum<L: Ledger>(ledger: &L) -> u64 {
+    (0..ledger.high_water())
+        .map(|slot| ledger.granted(slot).load(Ordering::Relaxed))
+        .fold(0, u64::saturating_add)
 }
 
 #[inline]

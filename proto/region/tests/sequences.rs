@@ -37,6 +37,10 @@ enum Step {
     Limit {
         bytes: u64,
     },
+    /// The plugin sees memory beyond the ledger.
+    Overhead {
+        bytes: u64,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -51,6 +55,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => process.prop_map(|process| Step::Kill { process }),
         1 => Just(Step::Recover),
         1 => (0..2000u64).prop_map(|bytes| Step::Limit { bytes }),
+        1 => (0..1500u64).prop_map(|bytes| Step::Overhead { bytes }),
     ]
 }
 
@@ -108,12 +113,13 @@ proptest! {
         let writer = quota::create(dir.path(), &spec).unwrap();
         usage::create(dir.path(), 1).unwrap();
         let page = UsageFile::open(dir.path()).unwrap();
-        let mut limit = 1000;
+        let (mut quota, mut overhead) = (1000u64, 0u64);
         let mut dead = 0;
         let mut processes: Vec<Process> =
             (0..PROCESSES).map(|_| Process::start(dir.path())).collect();
 
         for step in steps {
+            let limit = quota.saturating_sub(overhead);
             let charged: u64 = processes.iter().map(Process::charged).sum();
             let granted: u64 = processes.iter().map(Process::granted).sum();
             match step {
@@ -177,8 +183,12 @@ proptest! {
                     dead = 0;
                 }
                 Step::Limit { bytes } => {
-                    limit = bytes;
+                    quota = bytes;
                     writer.set_memory_limit(0, bytes);
+                }
+                Step::Overhead { bytes } => {
+                    overhead = bytes;
+                    writer.set_observed_overhead(0, bytes);
                 }
             }
             let snapshot = page.snapshot().unwrap();

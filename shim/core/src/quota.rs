@@ -46,8 +46,11 @@ pub(crate) fn reserve_between(
         return reserve(process, gpu, worst);
     }
     let at = usize::from(gpu);
-    let room =
-        process.account.quota().memory_limit(at).saturating_sub(process.account.charged_total(at));
+    let room = process
+        .account
+        .quota()
+        .effective_limit(at)
+        .saturating_sub(process.account.charged_total(at));
     reserve(process, gpu, if worst <= room { worst } else { least })
 }
 
@@ -130,13 +133,18 @@ fn refused_by_driver(
 #[cold]
 pub(crate) fn refuse(process: &'static Process, name: &str, refused: &Refused) -> CUresult {
     let uuid = process.account.quota().uuid(refused.gpu);
-    // Requests under way are charged too, some of which will be refused themselves.
-    let charged = Bytes(refused.charged.min(refused.limit));
+    let used = Bytes(refused.used());
     let (bytes, limit) = (Bytes(refused.bytes), Bytes(refused.limit));
     match refused.reason {
+        account::Reason::OverQuota if refused.overhead > 0 => OVER_QUOTA.say(format_args!(
+            "out of memory: {name} asks for {bytes}, and this container has {used} of its {limit} \
+             on {uuid} in use, {} of it for contexts, modules and what else the driver takes by \
+             itself beyond what was set aside for it",
+            Bytes(refused.overhead.min(refused.limit))
+        )),
         account::Reason::OverQuota => OVER_QUOTA.say(format_args!(
-            "out of memory: {name} asks for {bytes}, and this container has {charged} of its \
-             {limit} on {uuid} in use"
+            "out of memory: {name} asks for {bytes}, and this container has {used} of its {limit} \
+             on {uuid} in use"
         )),
         account::Reason::Contended => CONTENDED.say(format_args!(
             "out of memory: {name} asks for {bytes} on {uuid}, and another process of this \
@@ -170,12 +178,14 @@ fn event(kind: EventKind, gpu: Option<u8>, bytes: u64) -> Event {
     Event { kind, gpu: gpu.map(u32::from), bytes, uuid: NO_UUID }
 }
 
-/// A GPU's memory as the tenant sees it.
+/// A GPU's memory as the tenant sees it: the one formula behind `cuMemGetInfo`, `cuDeviceTotalMem`
+/// and NVML. `used + free = total` always, and the total moves with the quota alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct View {
     /// The quota, at most what the GPU has; 0 where the page does not name it.
     pub(crate) total: u64,
-    charged: u64,
+    /// What is charged, and what is seen beyond that.
+    taken: u64,
 }
 
 impl View {
@@ -183,10 +193,12 @@ impl View {
     #[inline]
     pub(crate) fn of(observed: Observed, gpu: Option<u8>, real_total: u64) -> Self {
         match gpu.map(usize::from) {
-            None => Self { total: 0, charged: 0 },
+            None => Self { total: 0, taken: 0 },
             Some(gpu) => Self {
                 total: observed.quota().memory_limit(gpu).min(real_total),
-                charged: observed.charged_total(gpu),
+                taken: observed
+                    .charged_total(gpu)
+                    .saturating_add(observed.quota().observed_overhead(gpu)),
             },
         }
     }
@@ -194,12 +206,12 @@ impl View {
     /// What may still be allocated.
     #[inline]
     pub(crate) fn free(self) -> u64 {
-        self.total.saturating_sub(self.charged)
+        self.total.saturating_sub(self.taken)
     }
 
     /// What is in use; never more than the total, even after the limit was lowered.
     pub(crate) fn used(self) -> u64 {
-        self.charged.min(self.total)
+        self.taken.min(self.total)
     }
 }
 
@@ -212,8 +224,8 @@ mod tests {
 
     #[test]
     fn used_and_free_add_up_to_the_total() {
-        for (total, charged) in [(100, 0), (100, 40), (100, 100), (100, 140), (0, 0)] {
-            let view = View { total, charged };
+        for (total, taken) in [(100, 0), (100, 40), (100, 100), (100, 140), (0, 0)] {
+            let view = View { total, taken };
             assert_eq!(view.used() + view.free(), view.total);
         }
     }

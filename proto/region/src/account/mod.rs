@@ -12,7 +12,7 @@
 //! | holder of the queue lock killed | the kernel releases the lock |
 //! | no descriptor left, or the path leads elsewhere (`chroot`) | no queue and no recovery by this process: it waits and retries, and refuses what does not fit |
 //! | a process stopped in the middle of a driver call | who would only fit without its bytes waits up to [`PATIENCE`], then is refused as [`Reason::Contended`] |
-//! | the limit lowered below what is in use | new requests are refused, nothing is taken back |
+//! | the limit lowered, or overhead observed, so that more is in use than may be | new requests are refused, nothing is taken back |
 //! | a release of more than is held | stops at zero |
 
 use core::fmt;
@@ -48,20 +48,31 @@ pub struct Refused {
     pub gpu: usize,
     /// Bytes asked for.
     pub bytes: u64,
-    /// Bytes charged by all processes of the tenant at about that time.
-    pub charged: u64,
+    /// Bytes granted to all processes of the tenant at about that time. Requests under way are not
+    /// among them: they may be refused themselves.
+    pub granted: u64,
+    /// Bytes that the tenant's processes hold beyond what is charged; they count like granted ones.
+    pub overhead: u64,
     /// The limit.
     pub limit: u64,
 }
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { reason, gpu, bytes, charged, limit } = self;
+        let Self { reason, gpu, bytes, limit, .. } = self;
+        let used = self.used();
         let reason = match reason {
             Reason::OverQuota => "over the memory quota",
             Reason::Contended => "another process's request stayed unsettled too long",
         };
-        write!(f, "{bytes} bytes on GPU {gpu} refused: {reason} ({charged} of {limit} in use)")
+        write!(f, "{bytes} bytes on GPU {gpu} refused: {reason} ({used} of {limit} in use)")
+    }
+}
+
+impl Refused {
+    /// Bytes in use at about that time, overhead included; never more than the limit.
+    pub fn used(&self) -> u64 {
+        self.granted.saturating_add(self.overhead).min(self.limit)
     }
 }
 
@@ -134,8 +145,10 @@ impl Account {
         slot.refusals.fetch_add(1, Ordering::Relaxed);
         slot.last_refused_bytes.store(bytes, Ordering::Relaxed);
         slot.last_refused_ns.store(os::monotonic_ns(), Ordering::Relaxed);
-        let (charged, limit) = (self.charged_total(gpu), self.quota.memory_limit(gpu));
-        Refused { reason, gpu, bytes, charged, limit }
+        let words = Words { account: self, gpu };
+        let granted = ledger::granted_total(&words).unwrap_or_else(|| ledger::granted_sum(&words));
+        let (overhead, limit) = (self.quota.observed_overhead(gpu), self.quota.memory_limit(gpu));
+        Refused { reason, gpu, bytes, granted, overhead, limit }
     }
 
     /// Settles a reservation, and keeps the peak.
@@ -307,7 +320,7 @@ impl Ledger for Words<'_> {
     }
     #[inline]
     fn limit(&self) -> u64 {
-        self.account.quota.memory_limit(self.gpu)
+        self.account.quota.effective_limit(self.gpu)
     }
 }
 

@@ -56,12 +56,49 @@ fn the_last_byte_fits_and_the_next_does_not() {
     assert_eq!(account.charged_total(0), 999);
     let refused = account.reserve(0, 2).unwrap_err();
     let reason = Reason::OverQuota;
-    assert_eq!(refused, Refused { reason, gpu: 0, bytes: 2, charged: 999, limit: 1000 });
+    assert_eq!(
+        refused,
+        Refused { reason, gpu: 0, bytes: 2, granted: 999, overhead: 0, limit: 1000 }
+    );
     assert!(refused.to_string().contains("over the memory quota"), "{refused}");
     take(&account, 0, 1).unwrap();
     take(&account, 0, 0).unwrap();
     assert_eq!(take(&account, 0, 1), Err(reason));
     assert_eq!(tenant.slot(&account).refusals, 2);
+}
+
+#[test]
+fn observed_overhead_takes_from_what_may_be_charged_and_gives_it_back() {
+    let tenant = Tenant::new();
+    let account = tenant.process();
+    take(&account, 0, 600).unwrap();
+    tenant.quota.set_observed_overhead(0, 300);
+    let refused = account.reserve(0, 101).unwrap_err();
+    assert_eq!((refused.granted, refused.overhead, refused.used()), (600, 300, 900));
+    assert!(refused.to_string().contains("900 of 1000 in use"), "{refused}");
+    take(&account, 0, 100).unwrap();
+    // More is seen than is left: nothing is taken back, and nothing given.
+    tenant.quota.set_observed_overhead(0, 5000);
+    assert_eq!(take(&account, 0, 1), Err(Reason::OverQuota));
+    account.release(0, 100, Kind::Plain);
+    assert_eq!(take(&account, 0, 1), Err(Reason::OverQuota));
+    tenant.quota.set_observed_overhead(0, 0);
+    take(&account, 0, 400).unwrap();
+    // The other GPU has its own.
+    tenant.quota.set_observed_overhead(1, 4);
+    assert_eq!(take(&account, 1, 7), Err(Reason::OverQuota));
+    take(&account, 1, 6).unwrap();
+}
+
+#[test]
+fn a_refusal_tells_what_is_granted_and_not_what_others_are_asking_for() {
+    let tenant = Tenant::new();
+    let (one, two) = (tenant.process(), tenant.process());
+    take(&one, 0, 600).unwrap();
+    let under_way = one.reserve(0, 399).unwrap();
+    let refused = two.reserve(0, 500).unwrap_err();
+    assert_eq!((refused.granted, refused.used()), (600, 600));
+    drop(under_way);
 }
 
 #[test]

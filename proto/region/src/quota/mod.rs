@@ -35,7 +35,7 @@ pub struct GpuQuota {
     pub uuid: String,
     /// Bytes that all processes of the tenant may hold, at most [`MAX_BYTES`].
     pub memory_limit_bytes: u64,
-    /// Bytes charged for each context before anything was observed.
+    /// Bytes charged for each context.
     pub context_overhead_bytes: u64,
     /// Share of GPU time in thousandths of a GPU.
     pub cores_millis: u32,

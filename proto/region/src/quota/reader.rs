@@ -89,11 +89,26 @@ impl QuotaReader {
         self.gpu(gpu).memory_limit_bytes.load(Ordering::Relaxed).min(MAX_BYTES)
     }
 
-    /// Bytes to charge for a context: what was observed, at least the model constant.
+    /// Bytes that the tenant's processes hold beyond everything charged, as the plugin saw them
+    /// through NVML; 0 before the first look, and where the charges cover it all.
+    #[inline]
+    pub fn observed_overhead(&self, gpu: usize) -> u64 {
+        // Relaxed: it stands for itself, as a limit does.
+        self.gpu(gpu).observed_overhead_bytes.load(Ordering::Relaxed).min(MAX_BYTES)
+    }
+
+    /// Bytes that charges may reach on this GPU, now: the limit less the observed overhead. By this
+    /// requests are decided, and what is free is shown. Goes down when overhead is seen; what is
+    /// charged may then exceed it.
+    #[inline]
+    pub fn effective_limit(&self, gpu: usize) -> u64 {
+        self.memory_limit(gpu).saturating_sub(self.observed_overhead(gpu))
+    }
+
+    /// Bytes to charge for a context: the GPU model's constant. What contexts really take beyond it
+    /// is in [`Self::observed_overhead`].
     pub fn context_overhead(&self, gpu: usize) -> u64 {
-        let gpu = self.gpu(gpu);
-        let constant = gpu.context_overhead_bytes.load(Ordering::Relaxed);
-        constant.max(gpu.observed_overhead_bytes.load(Ordering::Relaxed)).min(MAX_BYTES)
+        self.gpu(gpu).context_overhead_bytes.load(Ordering::Relaxed).min(MAX_BYTES)
     }
 
     /// Share of GPU time in thousandths of a GPU.

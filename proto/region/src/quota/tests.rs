@@ -95,10 +95,14 @@ fn what_the_plugin_changes_the_tenant_sees() {
     assert_eq!((reader.memory_limit(0), reader.memory_limit(1)), (1000, 5));
     writer.set_memory_limit(1, u64::MAX);
     assert_eq!(reader.memory_limit(1), MAX_BYTES);
-    writer.set_observed_overhead(0, 3);
-    assert_eq!(reader.context_overhead(0), 10, "never below the constant");
     writer.set_observed_overhead(0, 33);
-    assert_eq!(reader.context_overhead(0), 33);
+    assert_eq!((reader.observed_overhead(0), reader.context_overhead(0)), (33, 10));
+    assert_eq!((reader.effective_limit(0), reader.effective_limit(1)), (967, MAX_BYTES));
+    writer.set_observed_overhead(0, 1001);
+    assert_eq!((reader.effective_limit(0), reader.memory_limit(0)), (0, 1000));
+    writer.set_observed_overhead(0, u64::MAX);
+    assert_eq!((writer.observed_overhead(0), reader.observed_overhead(0)), (MAX_BYTES, MAX_BYTES));
+    writer.set_observed_overhead(0, 0);
     writer.set_heartbeat(99);
     writer.set_window(0, 4);
     writer.set_cores(0, 500, Policy::Burst);

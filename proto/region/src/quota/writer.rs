@@ -155,9 +155,15 @@ impl QuotaWriter {
         self.gpu(gpu).memory_limit_bytes.store(bytes.min(MAX_BYTES), Ordering::Relaxed);
     }
 
-    /// Publishes the bytes that NVML shows beyond the ledger, per context.
+    /// Publishes the bytes that NVML shows for the tenant's processes beyond everything charged, at
+    /// most [`MAX_BYTES`].
     pub fn set_observed_overhead(&self, gpu: usize, bytes: u64) {
         self.gpu(gpu).observed_overhead_bytes.store(bytes.min(MAX_BYTES), Ordering::Relaxed);
+    }
+
+    /// What [`Self::set_observed_overhead`] published last, by this plugin or the one before.
+    pub fn observed_overhead(&self, gpu: usize) -> u64 {
+        self.gpu(gpu).observed_overhead_bytes.load(Ordering::Relaxed)
     }
 
     /// Changes the compute share of a GPU.
