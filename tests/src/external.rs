@@ -1,6 +1,7 @@
 //! What tests use that nobody here wrote and that must be fetched: NVIDIA's driver library, headers,
-//! Python clients. Without a network a test may go without; on CI it may not.
+//! Python clients, other C libraries and allocators. Without a network a test may go without; on CI it may not.
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,15 +21,32 @@ pub fn skip(test: &str, reason: &str) {
 /// archive, fetched once. The error says why it can't be had.
 pub fn real_driver() -> Result<PathBuf, String> {
     let dir = target_dir().join("real-libcuda");
-    let fetch = Command::new(workspace().join("tests/fetch-libcuda.sh"))
-        .arg(&dir)
+    fetch("fetch-libcuda.sh", &[dir.as_os_str()])?;
+    Ok(dir.join("lib"))
+}
+
+/// A directory into which these packages of a Debian suite are unpacked, fetched once and not
+/// installed. The error says why it can't be had.
+pub fn packages(suite: &str, packages: &[&str]) -> Result<PathBuf, String> {
+    let dir = target_dir().join("debian").join(format!("{suite}-{}", packages.join("-")));
+    let mut arguments = vec![dir.as_os_str(), OsStr::new(suite), OsStr::new("main")];
+    arguments.extend(packages.iter().map(OsStr::new));
+    fetch("fetch-packages.sh", &arguments)?;
+    Ok(dir)
+}
+
+/// Runs a script of this directory that exits with 75 (EX_TEMPFAIL) where something can't be had.
+fn fetch(script: &str, arguments: &[&OsStr]) -> Result<(), String> {
+    let name = format!("tests/{script}");
+    let fetch = Command::new(workspace().join(&name))
+        .args(arguments)
         .output()
-        .map_err(|e| format!("tests/fetch-libcuda.sh: {e}"))?;
+        .map_err(|e| format!("{name}: {e}"))?;
     let said = String::from_utf8_lossy(&fetch.stderr).trim().to_owned();
     match fetch.status.code() {
-        Some(0) => Ok(dir.join("lib")),
+        Some(0) => Ok(()),
         Some(75) => Err(said),
-        _ => panic!("tests/fetch-libcuda.sh failed ({}): {said}", fetch.status),
+        _ => panic!("{name} failed ({}): {said}", fetch.status),
     }
 }
 

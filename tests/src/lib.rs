@@ -18,6 +18,7 @@ mod child;
 mod compile;
 mod conversation;
 pub mod external;
+pub mod foreign;
 mod pages;
 pub mod routing;
 mod simgpu;
