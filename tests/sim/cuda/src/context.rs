@@ -56,6 +56,13 @@ pub(crate) struct Primary {
     flags: u32,
 }
 
+impl Primary {
+    /// The primary context, while it is active.
+    pub(crate) fn context(&self) -> Option<&'static Context> {
+        self.context
+    }
+}
+
 thread_local! {
     /// The top of this thread's context stack.
     static TOP: Cell<Option<&'static Context>> = const { Cell::new(None) };
@@ -130,6 +137,9 @@ impl Context {
             let _ = self.device.wait(seq);
         }
         crate::memory::free_all_of(driver, self);
+        if self.primary {
+            crate::graph::memory::release_all(driver, self.device);
+        }
         crate::module::unload_all_of(driver, self);
         let overhead = driver.session.config().memory.context_overhead_bytes;
         driver.session.uncharge(self.device.gpu, Use::Context, overhead);

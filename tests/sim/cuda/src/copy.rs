@@ -8,6 +8,7 @@ use crate::abi::{exports, exports_both, get};
 use crate::context::current;
 use crate::driver::driver;
 use crate::errors::Result;
+use crate::graph::kind::Memset;
 use crate::stream::{Stream, stream};
 use simgpu::engine::Op;
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
@@ -232,24 +233,69 @@ fn copy_2d(copy: *const Copy2d, s: &'static Stream, synchronous: bool) -> Result
     boxed(&dst, &src, (c.width, c.height, 1), s, synchronous)
 }
 
-fn copy_3d(copy: *const Copy3d, s: &'static Stream, synchronous: bool) -> Result<()> {
-    let c = get(copy)?;
-    let size = (c.width, c.height);
-    let dst = Pitched::new(
-        c.dst_kind,
-        (c.dst_host, c.dst_device),
-        (c.dst_x, c.dst_y, c.dst_z),
-        (c.dst_pitch, c.dst_height),
-        size,
-    )?;
-    let src = Pitched::new(
-        c.src_kind,
-        (c.src_host, c.src_device),
-        (c.src_x, c.src_y, c.src_z),
-        (c.src_pitch, c.src_height),
-        size,
-    )?;
+fn copy_3d(c: &Copy3d, s: &'static Stream, synchronous: bool) -> Result<()> {
+    let (dst, src) = c.ends()?;
     boxed(&dst, &src, (c.width, c.height, c.depth), s, synchronous)
+}
+
+impl Copy3d {
+    /// Its destination and source.
+    fn ends(&self) -> Result<(Pitched, Pitched)> {
+        let size = (self.width, self.height);
+        let dst = Pitched::new(
+            self.dst_kind,
+            (self.dst_host, self.dst_device),
+            (self.dst_x, self.dst_y, self.dst_z),
+            (self.dst_pitch, self.dst_height),
+            size,
+        )?;
+        let src = Pitched::new(
+            self.src_kind,
+            (self.src_host, self.src_device),
+            (self.src_x, self.src_y, self.src_z),
+            (self.src_pitch, self.src_height),
+            size,
+        )?;
+        Ok((dst, src))
+    }
+
+    /// Refuses what can't be copied.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.ends().map(|_| ())
+    }
+
+    /// "Changing either the source or destination memory type … is not supported."
+    pub(crate) fn same_kinds(&self, other: &Copy3d) -> bool {
+        (self.dst_kind, self.src_kind) == (other.dst_kind, other.src_kind)
+    }
+}
+
+/// Submits a copy node.
+pub(crate) fn run(copy: &Copy3d, s: &'static Stream) -> Result<()> {
+    copy_3d(copy, s, false)
+}
+
+impl Memset {
+    /// Refuses what can't be filled.
+    pub(crate) fn check(&self) -> Result<()> {
+        let fits = matches!(self.element, 1 | 2 | 4)
+            && self.dst != 0
+            && self.dst.is_multiple_of(u64::from(self.element))
+            && self.width > 0
+            && self.height > 0;
+        if fits { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+    }
+
+    /// Submits a fill node.
+    pub(crate) fn run(&self, s: &'static Stream) -> Result<()> {
+        let size = (self.width, self.height);
+        let [low, second, _, _] = self.value.to_le_bytes();
+        match self.element {
+            1 => fill(self.dst, self.pitch, low, size, s),
+            2 => fill(self.dst, self.pitch, u16::from_le_bytes([low, second]), size, s),
+            _ => fill(self.dst, self.pitch, self.value, size, s),
+        }
+    }
 }
 
 /// Fills `height` rows of `width` elements; a fill of device memory is asynchronous.
@@ -262,7 +308,7 @@ fn fill<T: Copy>(
 ) -> Result<()> {
     after_host_functions(s)?;
     let size = size_of::<T>();
-    if !at.is_multiple_of(size as u64) || !pitch.is_multiple_of(size) {
+    if !at.is_multiple_of(size as u64) || (height > 1 && !pitch.is_multiple_of(size)) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     if width == 0 || height == 0 {
@@ -329,10 +375,10 @@ exports_both! {
         copy_2d(copy, stream(s, flavour)?, false)
     }
     fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds(copy: *const Copy3d) |flavour| {
-        copy_3d(copy, stream(std::ptr::null_mut(), flavour)?, true)
+        copy_3d(&get(copy)?, stream(std::ptr::null_mut(), flavour)?, true)
     }
     fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz(copy: *const Copy3d, s: CUstream) |flavour| {
-        copy_3d(copy, stream(s, flavour)?, false)
+        copy_3d(&get(copy)?, stream(s, flavour)?, false)
     }
     fn cuMemsetD8_v2, cuMemsetD8_v2_ptds(at: CUdeviceptr, value: c_uchar, n: usize) |flavour| {
         fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?)

@@ -5,7 +5,7 @@ use crate::context::current;
 use crate::driver::{Device, driver, lock};
 use crate::errors::Result;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
-use crate::stream::{Flavour, stream};
+use crate::stream::{Flavour, Stream, stream};
 use simgpu::engine::Op;
 use std::ffi::c_uint;
 use std::sync::Mutex;
@@ -77,8 +77,11 @@ impl Record {
 }
 
 fn record(event: CUevent, s: CUstream, flavour: Flavour) -> Result<()> {
-    let event: &'static Event = resolve(event)?;
-    let s = stream(s, flavour)?;
+    record_in(resolve(event)?, stream(s, flavour)?)
+}
+
+/// Records an event in a stream.
+pub(crate) fn record_in(event: &'static Event, s: &'static Stream) -> Result<()> {
     let cost = driver()?.session.config().costs.event_ns;
     let seq = s.submit_for(Op::Compute(cost), Some(event))?;
     *lock(&event.record) = Some(Record { device: s.device(), seq, finish_ns: None });

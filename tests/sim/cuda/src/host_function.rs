@@ -7,14 +7,15 @@
 use crate::abi::exports_both;
 use crate::driver::{Device, driver, lock};
 use crate::errors::Result;
-use crate::stream::stream;
+use crate::stream::{Stream, stream};
 use simgpu::engine::Op;
 use std::ffi::{c_uint, c_void};
 use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUresult, CUstream};
 
-type HostFn = unsafe extern "C" fn(data: *mut c_void);
+/// What the host is to call.
+pub(crate) type HostFn = unsafe extern "C" fn(data: *mut c_void);
 type Callback = unsafe extern "C" fn(stream: CUstream, status: CUresult, data: *mut c_void);
 
 /// A function to call, with its argument as an address.
@@ -80,6 +81,11 @@ pub(crate) fn after(device: &'static Device, writes: impl FnOnce() -> Result<u64
     submit(device, writes, Call::Writes)
 }
 
+/// Has `f` called when the queue gets there.
+pub(crate) fn run(f: HostFn, data: usize, s: &'static Stream) -> Result<()> {
+    submit(s.device(), || s.submit(Op::Host), Call::Plain(f, data))
+}
+
 fn submit(device: &'static Device, submit: impl FnOnce() -> Result<u64>, call: Call) -> Result<()> {
     let mut sender = lock(&device.caller.0);
     let sender = match &mut *sender {
@@ -95,7 +101,7 @@ exports_both! {
     fn cuLaunchHostFunc, cuLaunchHostFunc_ptsz(s: CUstream, f: Option<HostFn>, data: *mut c_void) |flavour| {
         let s = stream(s, flavour)?;
         let f = f.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        submit(s.device(), || s.submit(Op::Host), Call::Plain(f, data as usize))
+        run(f, data as usize, s)
     }
 
     fn cuStreamAddCallback, cuStreamAddCallback_ptsz(s: CUstream, f: Option<Callback>, data: *mut c_void, flags: c_uint) |flavour| {

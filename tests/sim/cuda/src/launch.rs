@@ -4,6 +4,7 @@ use crate::abi::{exports, exports_both, get, put};
 use crate::context::current;
 use crate::driver::driver;
 use crate::errors::Result;
+use crate::graph::kind::Kernel;
 use crate::handle::resolve;
 use crate::module::Function;
 use crate::stream::{Flavour, Stream, stream};
@@ -105,6 +106,18 @@ fn launch(
         spin(costs.launch_cpu_ns);
     }
     s.submit(Op::Compute(ns.saturating_add(costs.launch_ns))).map(|_| ())
+}
+
+/// Submits a kernel node.
+pub(crate) fn run_kernel(kernel: &Kernel, s: &'static Stream) -> Result<()> {
+    let null = std::ptr::null_mut();
+    let sm_count = s.device().config.sm_count;
+    let ns = match kernel.fixed_ns {
+        Some(ns) => ns,
+        None => duration(kernel.function, kernel.shape, sm_count, null, null)?,
+    };
+    let launch_ns = driver()?.session.config().costs.launch_ns;
+    s.submit(Op::Compute(ns.saturating_add(launch_ns))).map(|_| ())
 }
 
 /// Spends CPU time, as a driver's launch does.

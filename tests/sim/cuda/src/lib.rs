@@ -34,6 +34,16 @@ mod exports {
     pub(crate) use crate::driver::*;
     pub(crate) use crate::errors::*;
     pub(crate) use crate::event::*;
+    pub(crate) use crate::graph::add::*;
+    pub(crate) use crate::graph::clone::*;
+    pub(crate) use crate::graph::conditional::*;
+    pub(crate) use crate::graph::edges::*;
+    pub(crate) use crate::graph::exec::*;
+    pub(crate) use crate::graph::instantiate::*;
+    pub(crate) use crate::graph::memory::*;
+    pub(crate) use crate::graph::params::*;
+    pub(crate) use crate::graph::update::*;
+    pub(crate) use crate::graph::user_object::*;
     pub(crate) use crate::graph::*;
     pub(crate) use crate::host_function::*;
     pub(crate) use crate::launch::*;

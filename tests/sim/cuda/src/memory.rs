@@ -33,6 +33,8 @@ pub(crate) enum Kind {
     Managed,
     /// From a memory pool.
     Pooled,
+    /// Of a graph's allocation node; see [`crate::graph::memory`].
+    Graph,
     /// `cuMemAllocHost`, `cuMemHostAlloc`.
     Host,
     /// `cuMemHostRegister`.
@@ -105,6 +107,18 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// Notes what an allocation node obtained; physical memory is counted elsewhere.
+    pub(crate) fn insert_graph(&mut self, start: u64, size: u64, context: &'static Context) {
+        self.insert(start, size, Kind::Graph, context, 0);
+    }
+
+    /// Forgets it; whether its pages may have been touched.
+    pub(crate) fn remove_graph(&mut self, start: u64) -> bool {
+        self.by_start.remove(&start).is_some_and(|a| a.touched)
+    }
+}
+
 /// Allocates device memory for `context`.
 pub(crate) fn allocate(context: &'static Context, size: u64, kind: Kind) -> Result<u64> {
     let driver = driver()?;
@@ -130,7 +144,9 @@ pub(crate) fn allocate(context: &'static Context, size: u64, kind: Kind) -> Resu
 /// Frees what begins at `address`; what it was.
 pub(crate) fn free(driver: &Driver, address: u64) -> Result<Allocation> {
     let mut memory = driver.memory();
-    let Some(&a) = memory.by_start.get(&address).filter(|a| a.kind.is_device()) else {
+    let Some(&a) =
+        memory.by_start.get(&address).filter(|a| a.kind.is_device() && a.kind != Kind::Graph)
+    else {
         return Err(CUDA_ERROR_INVALID_VALUE);
     };
     memory.by_start.remove(&address);
@@ -151,7 +167,9 @@ pub(crate) fn free_all_of(driver: &Driver, context: &'static Context) {
         .memory()
         .by_start
         .iter()
-        .filter(|(_, a)| std::ptr::eq(a.context, context) && a.kind != Kind::Pooled)
+        .filter(|(_, a)| {
+            std::ptr::eq(a.context, context) && !matches!(a.kind, Kind::Pooled | Kind::Graph)
+        })
         .map(|(start, a)| (*start, a.kind))
         .partition(|(_, kind)| kind.is_device());
     for (start, _) in device {
@@ -171,6 +189,9 @@ fn free_sync(address: u64) -> Result<()> {
     let owner = driver.memory().by_start.get(&address).map(|a| a.context);
     let owner = owner.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     owner.synchronize()?;
+    if let Some(freed) = crate::graph::memory::free_outside(address) {
+        return freed.map(drop);
+    }
     let freed = free(driver, address)?;
     if freed.kind == Kind::Pooled {
         freed.context.device.pool.returned(freed.size);

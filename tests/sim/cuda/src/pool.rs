@@ -98,6 +98,9 @@ exports_both! {
         if at == 0 {
             return Ok(());
         }
+        if let Some(freed) = crate::graph::memory::free_outside(at) {
+            return freed.map(drop);
+        }
         let freed = free(driver()?, at)?;
         if freed.kind == Kind::Pooled {
             freed.context.device.pool.returned(freed.size);

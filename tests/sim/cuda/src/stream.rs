@@ -100,6 +100,30 @@ impl Stream {
         self.context().device
     }
 
+    /// Its number, never another stream's.
+    pub(crate) fn number(&self) -> u64 {
+        self.id.load(Ordering::Relaxed)
+    }
+
+    /// One more than its last operation; 0: none.
+    pub(crate) fn last_operation(&self) -> u64 {
+        self.last.load(Ordering::Relaxed)
+    }
+
+    /// Makes later operations wait for an event's last record.
+    pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
+        match event.recorded() {
+            // The queue's order makes later work wait; synchronising must as well.
+            Some((device, seq)) if std::ptr::eq(device, self.device()) => self.note(seq),
+            Some((device, seq)) => {
+                self.submit(Op::Wait { channel: device.lane.channel(), seq })?;
+            }
+            // Never recorded: nothing to wait for.
+            None => {}
+        }
+        Ok(())
+    }
+
     fn is_blocking(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & CU_STREAM_NON_BLOCKING == 0
     }
@@ -214,17 +238,7 @@ exports_both! {
 
     fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(s: CUstream, event: CUevent, _flags: c_uint) |flavour| {
         let s = stream(s, flavour)?;
-        let event: &Event = resolve(event)?;
-        match event.recorded() {
-            // The queue's order makes later work wait; synchronising must as well.
-            Some((device, seq)) if std::ptr::eq(device, s.device()) => s.note(seq),
-            Some((device, seq)) => {
-                s.submit(Op::Wait { channel: device.lane.channel(), seq })?;
-            }
-            // Never recorded: nothing to wait for.
-            None => {}
-        }
-        Ok(())
+        s.wait_for(resolve(event)?)
     }
 
     fn cuStreamGetFlags, cuStreamGetFlags_ptsz(s: CUstream, flags: *mut c_uint) |flavour| {

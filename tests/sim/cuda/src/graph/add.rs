@@ -1,0 +1,229 @@
+//! Adding nodes, of every kind that is simulated: all but external semaphores.
+
+use super::clone::child;
+use super::conditional::Conditional;
+use super::edges::nodes_with_data;
+use super::kind::{
+    AllocParams, ChildParams, ConditionalParams, Edge, EventParams, HostNode, HostParams, Kernel,
+    KernelParams, KernelParamsV2, Kind, MemcpyParams, Memset, NodeParams,
+};
+use super::memory::{self, Allocation};
+use super::{CUgraph, CUgraphNode, Graph};
+use crate::abi::{exports, get, put};
+use crate::context::{Context, current};
+use crate::copy::Copy3d;
+use crate::driver::{driver, lock};
+use crate::errors::Result;
+use crate::event::Event;
+use crate::handle::{handle, resolve};
+use crate::launch::{Shape, duration};
+use crate::module::Function;
+use std::ffi::c_void;
+use std::sync::Arc;
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUcontext,
+    CUdeviceptr, CUevent,
+};
+
+/// A kernel node's work; parameters are copied when the node is made, as far as they matter.
+pub(crate) fn kernel(p: &KernelParams) -> Result<Kind> {
+    let function: &'static Function = resolve(p.function)?;
+    let shape = Shape { grid: p.grid, block: p.block };
+    shape.check()?;
+    let fixed_ns = match function.duration {
+        simgpu::config::Duration::PerWave(_) => None,
+        _ => Some(duration(function, shape, 1, p.params, p.extra)?),
+    };
+    Ok(Kind::Kernel(Kernel {
+        function,
+        shape,
+        shared: p.shared,
+        fixed_ns,
+        params: p.params as usize,
+        extra: p.extra as usize,
+        priority: 0,
+        cooperative: false,
+    }))
+}
+
+/// As [`kernel`], of the structure that may name a `CUkernel` instead.
+pub(crate) fn kernel_v2(p: &KernelParamsV2) -> Result<Kind> {
+    let function = if p.v1.function.is_null() { p.kernel } else { p.v1.function };
+    kernel(&KernelParams { function, ..p.v1 })
+}
+
+/// A copy node's work.
+pub(crate) fn memcpy(copy: *const Copy3d) -> Result<Kind> {
+    let copy = get(copy)?;
+    copy.check()?;
+    Ok(Kind::Memcpy(Arc::new(copy)))
+}
+
+/// A fill node's work.
+pub(crate) fn memset(fill: *const Memset) -> Result<Kind> {
+    let fill = get(fill)?;
+    fill.check()?;
+    Ok(Kind::Memset(fill))
+}
+
+/// A host node's work.
+pub(crate) fn host(p: *const HostParams) -> Result<Kind> {
+    let p = get(p)?;
+    let function = p.function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    Ok(Kind::Host(HostNode { function, data: p.data as usize }))
+}
+
+/// The context for memory on a device: the current one, else the device's primary one.
+fn context_on(id: i32) -> Result<&'static Context> {
+    let device = driver()?.device(id).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    match current() {
+        Ok(context) if std::ptr::eq(context.device, device) => Ok(context),
+        _ => lock(&device.primary).context().ok_or(CUDA_ERROR_INVALID_CONTEXT),
+    }
+}
+
+/// An allocation node's work; its address is written into the caller's structure.
+fn alloc(graph: &'static Graph, params: *mut AllocParams) -> Result<Kind> {
+    let p = get(params)?;
+    // CU_MEM_ALLOCATION_TYPE_PINNED on a device, "IPC is not supported".
+    if p.kind != 1 || p.location != 1 || p.handles != 0 || p.bytes == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let made = allocate(graph, context_on(p.location_id)?, p.bytes as u64)?;
+    let Kind::MemAlloc(allocation) = &made else { return Err(CUDA_ERROR_INVALID_VALUE) };
+    put(params, AllocParams { at: allocation.at, ..p })?;
+    Ok(made)
+}
+
+/// An allocation of `bytes` for a node of `graph`.
+pub(crate) fn allocate(
+    graph: &'static Graph,
+    context: &'static Context,
+    bytes: u64,
+) -> Result<Kind> {
+    let allocation = Allocation::create(context, bytes, handle(graph) as usize)?;
+    memory::remember(&allocation);
+    Ok(Kind::MemAlloc(allocation))
+}
+
+/// A free node's work.
+pub(crate) fn free(graph: &'static Graph, at: CUdeviceptr) -> Result<Kind> {
+    let allocation = memory::find(at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    allocation.add_free(handle(graph) as usize)?;
+    Ok(Kind::MemFree(allocation))
+}
+
+/// An event node's work.
+fn event(event: CUevent) -> Result<&'static Event> {
+    resolve(event)
+}
+
+/// Any node's work, of `CUgraphNodeParams`.
+fn of_any_kind(graph: &'static Graph, params: *mut NodeParams) -> Result<Kind> {
+    match settable(params)? {
+        Some(kind) => Ok(kind),
+        None => match get(params.cast::<i32>())? {
+            4 => {
+                let p: ChildParams = get(NodeParams::member(params))?;
+                child(graph, p.graph, p.ownership)
+            }
+            10 => alloc(graph, NodeParams::member(params)),
+            11 => free(graph, get(NodeParams::member(params))?),
+            13 => {
+                let at = NodeParams::member::<ConditionalParams>(params);
+                let p = get(at)?;
+                let conditional = Conditional::create(p.handle, p.kind, p.size)?;
+                put(at, ConditionalParams { bodies: conditional.handles(), ..p })?;
+                Ok(Kind::Conditional(conditional))
+            }
+            // External semaphores, and what CUDA 13 added.
+            _ => Err(CUDA_ERROR_NOT_SUPPORTED),
+        },
+    }
+}
+
+/// The work that `cuGraphNodeSetParams` may give a node too; `None` for other kinds.
+pub(crate) fn settable(params: *mut NodeParams) -> Result<Option<Kind>> {
+    let number: i32 = get(params.cast())?;
+    let kind = match number {
+        0 => kernel_v2(&get(NodeParams::member(params))?)?,
+        1 => {
+            let p = NodeParams::member::<MemcpyParams>(params);
+            memcpy(p.cast::<u8>().wrapping_add(std::mem::offset_of!(MemcpyParams, copy)).cast())?
+        }
+        2 => memset(NodeParams::member(params))?,
+        3 => host(NodeParams::member(params))?,
+        5 => Kind::Empty,
+        6 => Kind::EventWait(event(get::<EventParams>(NodeParams::member(params))?.event)?),
+        7 => Kind::EventRecord(event(get::<EventParams>(NodeParams::member(params))?.event)?),
+        _ => return Ok(None),
+    };
+    Ok(Some(kind))
+}
+
+fn add(
+    out: *mut CUgraphNode,
+    graph: CUgraph,
+    deps: *const CUgraphNode,
+    data: *const Edge,
+    count: usize,
+    kind: impl FnOnce(&'static Graph) -> Result<Kind>,
+) -> Result<()> {
+    driver()?;
+    let graph: &'static Graph = resolve(graph)?;
+    if out.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let after = nodes_with_data(deps, data, count)?;
+    if after.iter().any(|(node, _)| !node.is_in(graph)) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    put(out, handle(graph.add(kind(graph)?, after)?))
+}
+
+const NO_DATA: *const Edge = std::ptr::null();
+
+exports! {
+    fn cuGraphAddKernelNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const KernelParams) {
+        add(out, graph, deps, NO_DATA, count, |_| kernel(&get(params)?))
+    }
+    fn cuGraphAddKernelNode_v2(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const KernelParamsV2) {
+        add(out, graph, deps, NO_DATA, count, |_| kernel_v2(&get(params)?))
+    }
+    fn cuGraphAddMemcpyNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, copy: *const Copy3d, _ctx: CUcontext) {
+        add(out, graph, deps, NO_DATA, count, |_| memcpy(copy))
+    }
+    fn cuGraphAddMemsetNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, fill: *const Memset, _ctx: CUcontext) {
+        add(out, graph, deps, NO_DATA, count, |_| memset(fill))
+    }
+    fn cuGraphAddHostNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const HostParams) {
+        add(out, graph, deps, NO_DATA, count, |_| host(params))
+    }
+    fn cuGraphAddChildGraphNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, of: CUgraph) {
+        add(out, graph, deps, NO_DATA, count, |graph| child(graph, of, 0))
+    }
+    fn cuGraphAddEmptyNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize) {
+        add(out, graph, deps, NO_DATA, count, |_| Ok(Kind::Empty))
+    }
+    fn cuGraphAddEventRecordNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, of: CUevent) {
+        add(out, graph, deps, NO_DATA, count, |_| Ok(Kind::EventRecord(event(of)?)))
+    }
+    fn cuGraphAddEventWaitNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, of: CUevent) {
+        add(out, graph, deps, NO_DATA, count, |_| Ok(Kind::EventWait(event(of)?)))
+    }
+    fn cuGraphAddMemAllocNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *mut c_void) {
+        add(out, graph, deps, NO_DATA, count, |graph| alloc(graph, params.cast()))
+    }
+    fn cuGraphAddMemFreeNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, at: CUdeviceptr) {
+        add(out, graph, deps, NO_DATA, count, |graph| free(graph, at))
+    }
+    fn cuGraphAddNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *mut c_void) {
+        add(out, graph, deps, NO_DATA, count, |graph| of_any_kind(graph, params.cast()))
+    }
+    fn cuGraphAddNode_v2(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, data: *const Edge, count: usize, params: *mut c_void) {
+        add(out, graph, deps, data, count, |graph| of_any_kind(graph, params.cast()))
+    }
+    fn cuGraphAddNode_v3(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, data: *const Edge, count: usize, params: *mut c_void) {
+        add(out, graph, deps, data, count, |graph| of_any_kind(graph, params.cast()))
+    }
+}

@@ -1,0 +1,300 @@
+//! Executable graphs: their steps, and launching them.
+//!
+//! The steps of a launch go to the launch stream's queue one after another, dependencies first.
+
+use super::kind::Kind;
+use super::memory::{self, Allocation};
+use super::plan::{self, Effect};
+use super::{Graph, Node};
+use crate::abi::{exports, exports_both, put};
+use crate::context::current;
+use crate::driver::{Device, driver, lock};
+use crate::errors::Result;
+use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
+use crate::stream::{Stream, stream};
+use std::collections::BTreeMap;
+use std::ffi::c_uint;
+use std::sync::{Arc, Mutex};
+use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUgraphExec, CUstream};
+
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
+pub(crate) const AUTO_FREE_ON_LAUNCH: u64 = 1;
+
+/// An executable graph.
+#[repr(C)]
+pub(crate) struct Exec {
+    header: Header,
+    state: Mutex<State>,
+}
+
+/// What an executable graph is made of.
+#[derive(Default)]
+pub(crate) struct State {
+    /// For [`memory`].
+    number: u64,
+    /// The graph it was made of, and that graph's id then.
+    graph: Option<(&'static Graph, u32)>,
+    /// As given, without upload.
+    pub flags: u64,
+    /// In order of execution.
+    pub steps: Vec<Step>,
+}
+
+/// One step of a launch.
+#[derive(Clone)]
+pub(crate) struct Step {
+    /// The node it was made of.
+    pub serial: u64,
+    /// The same as a handle, if the node still exists.
+    pub node: &'static Node,
+    /// What it does.
+    pub kind: Kind,
+    /// The steps that it depends on.
+    pub after: Vec<usize>,
+    /// `cuGraphNodeSetEnabled`.
+    pub enabled: bool,
+}
+
+impl Object for Exec {
+    const MAGIC: u32 = 0x4745_5845;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+static DEAD: Recycler<Exec> = Recycler::new();
+
+/// The steps of `graph` behind those in `steps`; `None` for a cycle. The steps of a child graph
+/// follow its node's, and what depends on the node depends on all of them.
+pub(crate) fn flatten(graph: &Graph, steps: &mut Vec<Step>, behind: Option<usize>) -> Option<()> {
+    let nodes = graph.nodes();
+    let index: BTreeMap<usize, usize> =
+        nodes.iter().enumerate().map(|(i, node)| (handle(*node) as usize, i)).collect();
+    let after: Vec<Vec<usize>> = nodes
+        .iter()
+        .map(|node| {
+            let from = node.after().into_iter();
+            from.filter_map(|(from, _)| index.get(&(handle(from) as usize)).copied()).collect()
+        })
+        .collect();
+    let mut spans: Vec<std::ops::Range<usize>> = vec![0..0; nodes.len()];
+    for at in plan::order(nodes.len(), |n| after[n].clone())? {
+        let (kind, serial) = {
+            let state = nodes[at].lock();
+            (state.kind.clone(), state.serial)
+        };
+        let mut from: Vec<usize> = after[at].iter().flat_map(|&b| spans[b].clone()).collect();
+        from.extend(behind);
+        let first = steps.len();
+        let inner = match &kind {
+            Kind::Child(graph) => Some(*graph),
+            Kind::Conditional(conditional) => conditional.chosen(),
+            _ => None,
+        };
+        steps.push(Step { serial, node: nodes[at], kind, after: from, enabled: true });
+        if let Some(inner) = inner {
+            flatten(inner, steps, Some(first))?;
+        }
+        spans[at] = first..steps.len();
+    }
+    Some(())
+}
+
+impl State {
+    /// Allocations that live on behind a launch.
+    fn lasting(&self) -> Vec<Arc<Allocation>> {
+        let freed = |at: u64| {
+            self.steps.iter().any(|step| matches!(&step.kind, Kind::MemFree(a) if a.at == at))
+        };
+        let allocations = self.steps.iter().filter_map(|step| match &step.kind {
+            Kind::MemAlloc(a) if !freed(a.at) => Some(Arc::clone(a)),
+            _ => None,
+        });
+        allocations.collect()
+    }
+
+    fn allocates(&self, at: u64) -> bool {
+        self.steps.iter().any(|step| matches!(&step.kind, Kind::MemAlloc(a) if a.at == at))
+    }
+
+    /// Bytes of physical memory that a launch needs, by device.
+    fn footprints(&self) -> Vec<(&'static Device, u64)> {
+        let mut devices = Vec::<&'static Device>::new();
+        for step in &self.steps {
+            if let Kind::MemAlloc(a) = &step.kind
+                && !devices.iter().any(|d| std::ptr::eq(*d, a.device))
+            {
+                devices.push(a.device);
+            }
+        }
+        let after: Vec<_> = self.steps.iter().map(|step| step.after.clone()).collect();
+        let bytes_on = |device: &'static Device| {
+            let effects: Vec<_> = self
+                .steps
+                .iter()
+                .map(|step| match &step.kind {
+                    Kind::MemAlloc(a) if std::ptr::eq(a.device, device) => {
+                        Effect::Alloc(a.at, memory::footprint(a.size))
+                    }
+                    Kind::MemFree(a) => Effect::Free(a.at),
+                    _ => Effect::None,
+                })
+                .collect();
+            plan::footprint(&effects, &after)
+        };
+        devices.into_iter().map(|device| (device, bytes_on(device))).collect()
+    }
+
+    fn map(&self, s: &Stream) -> Result<Vec<&'static Device>> {
+        let mut mapped = Vec::new();
+        for (device, bytes) in self.footprints() {
+            memory::map(self.number, device, s.number(), bytes)?;
+            mapped.push(device);
+        }
+        Ok(mapped)
+    }
+
+    /// Submits a launch.
+    fn launch(&self, s: &'static Stream) -> Result<()> {
+        s.device().check()?;
+        s.context().check_alive()?;
+        let lasting = self.lasting();
+        if lasting.iter().any(|a| memory::is_live(a.at)) {
+            // "the launch will fail with CUDA_ERROR_INVALID_VALUE"
+            if self.flags & AUTO_FREE_ON_LAUNCH == 0 {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            lasting.iter().for_each(|a| drop(memory::free(a.at)));
+        }
+        let unknown = |step: &Step| match &step.kind {
+            Kind::MemFree(a) => !self.allocates(a.at) && !memory::is_live(a.at),
+            _ => false,
+        };
+        if self.steps.iter().any(unknown) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let devices = self.map(s)?;
+        for step in self.steps.iter().filter(|step| step.enabled) {
+            match &step.kind {
+                Kind::Kernel(kernel) => crate::launch::run_kernel(kernel, s)?,
+                Kind::Memcpy(copy) => crate::copy::run(copy, s)?,
+                Kind::Memset(fill) => fill.run(s)?,
+                Kind::Host(host) => crate::host_function::run(host.function, host.data, s)?,
+                Kind::EventWait(event) => s.wait_for(event)?,
+                Kind::EventRecord(event) => crate::event::record_in(event, s)?,
+                Kind::MemAlloc(a) => {
+                    if lasting.iter().any(|other| other.at == a.at) {
+                        memory::enliven(self.number, a);
+                    }
+                }
+                Kind::MemFree(a) => {
+                    if !self.allocates(a.at) {
+                        drop(memory::free(a.at));
+                    }
+                }
+                Kind::Empty | Kind::Child(_) | Kind::Conditional(_) => {}
+            }
+        }
+        let last = s.last_operation();
+        for device in devices {
+            memory::launched(self.number, device, last);
+        }
+        Ok(())
+    }
+}
+
+/// Why a graph can't be instantiated: `CUgraphInstantiateResult`, and the node at fault.
+pub(crate) struct Refusal {
+    /// `CUDA_GRAPH_INSTANTIATE_*`.
+    pub result: i32,
+    /// One of the offending nodes.
+    pub node: Option<&'static Node>,
+}
+
+impl Exec {
+    /// Makes an executable graph of `graph`.
+    pub(crate) fn create(
+        graph: &'static Graph,
+        flags: u64,
+    ) -> std::result::Result<&'static Exec, Refusal> {
+        const ERROR: i32 = 1;
+        const INVALID_STRUCTURE: i32 = 2;
+        let plain = Refusal { result: ERROR, node: None };
+        let mut steps = Vec::new();
+        if flatten(graph, &mut steps, None).is_none() {
+            let node = graph.nodes().first().copied();
+            return Err(Refusal { result: INVALID_STRUCTURE, node });
+        }
+        // "there can be at most one executable graph in existence for that graph at a time"
+        let single = graph.has_memory_nodes() || graph.has_conditional_nodes();
+        let mut original = graph.lock();
+        if original.owned || (single && original.execs > 0) {
+            return Err(plain);
+        }
+        if single {
+            original.execs += 1;
+        }
+        let origin = single.then_some((graph, original.id));
+        drop(original);
+        let exec = DEAD.take(|| Exec { header: Header::new(), state: Mutex::default() });
+        *exec.lock() = State { number: memory::next_exec(), graph: origin, flags, steps };
+        Ok(enliven(exec))
+    }
+
+    /// Its state, locked.
+    pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Maps its memory for a launch in `s`.
+    pub(crate) fn upload(&self, s: &'static Stream) -> Result<()> {
+        self.lock().map(s).map(|_| ())
+    }
+
+    /// Ends it. What it allocated lives on; its memory is kept for other graphs.
+    pub(crate) fn destroy(&'static self) {
+        if !kill(self) {
+            return;
+        }
+        let state = std::mem::take(&mut *self.lock());
+        memory::unmap(state.number);
+        if let Some((graph, id)) = state.graph {
+            let mut original = graph.lock();
+            if original.id == id {
+                original.execs = original.execs.saturating_sub(1);
+            }
+        }
+        DEAD.give(self);
+    }
+}
+
+exports! {
+    fn cuGraphExecDestroy(exec: CUgraphExec) {
+        driver()?;
+        resolve::<Exec>(exec)?.destroy();
+        Ok(())
+    }
+    fn cuGraphExecGetFlags(exec: CUgraphExec, flags: *mut u64) {
+        driver()?;
+        put(flags, resolve::<Exec>(exec)?.lock().flags)
+    }
+    fn cuGraphExecGetId(exec: CUgraphExec, id: *mut c_uint) {
+        driver()?;
+        let number = resolve::<Exec>(exec)?.lock().number;
+        put(id, u32::try_from(number).unwrap_or(u32::MAX))
+    }
+}
+
+exports_both! {
+    fn cuGraphLaunch, cuGraphLaunch_ptsz(exec: CUgraphExec, s: CUstream) |flavour| {
+        driver()?;
+        let exec: &'static Exec = resolve(exec)?;
+        let s = stream(s, flavour)?;
+        exec.lock().launch(s)
+    }
+    fn cuGraphUpload, cuGraphUpload_ptsz(exec: CUgraphExec, s: CUstream) |flavour| {
+        current()?;
+        let exec: &'static Exec = resolve(exec)?;
+        exec.upload(stream(s, flavour)?)
+    }
+}

@@ -1,0 +1,213 @@
+//! What nodes do, and cuda.h's structures that say it.
+
+use super::conditional::Conditional;
+use super::memory::Allocation;
+use super::{CUgraph, Graph, Node};
+use crate::copy::Copy3d;
+use crate::event::Event;
+use crate::launch::Shape;
+use crate::module::Function;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+use tessera_cuda::types::{CUcontext, CUdeviceptr, CUevent, CUfunction};
+
+/// `CUgraphEdgeData`, all zero unless somebody said otherwise.
+pub(crate) type Edge = [u8; 8];
+
+/// What a node does. Cheap to copy: large parts are shared and never change.
+#[derive(Clone, Default)]
+pub(crate) enum Kind {
+    /// A kernel.
+    Kernel(Kernel),
+    /// A copy.
+    Memcpy(Arc<Copy3d>),
+    /// A fill.
+    Memset(Memset),
+    /// A host function and its argument.
+    Host(HostNode),
+    /// A graph that this node owns.
+    Child(&'static Graph),
+    /// Nothing.
+    #[default]
+    Empty,
+    /// Waits for an event recorded elsewhere.
+    EventWait(&'static Event),
+    /// Records an event.
+    EventRecord(&'static Event),
+    /// Obtains memory.
+    MemAlloc(Arc<Allocation>),
+    /// Gives memory back.
+    MemFree(Arc<Allocation>),
+    /// Chooses among graphs that this node owns.
+    Conditional(Arc<Conditional>),
+}
+
+impl Kind {
+    /// `CUgraphNodeType`.
+    pub(crate) fn number(&self) -> c_int {
+        match self {
+            Kind::Kernel(_) => 0,
+            Kind::Memcpy(_) => 1,
+            Kind::Memset(_) => 2,
+            Kind::Host(_) => 3,
+            Kind::Child(_) => 4,
+            Kind::Empty => 5,
+            Kind::EventWait(_) => 6,
+            Kind::EventRecord(_) => 7,
+            Kind::MemAlloc(_) => 10,
+            Kind::MemFree(_) => 11,
+            Kind::Conditional(_) => 13,
+        }
+    }
+}
+
+/// A kernel, with its parameters as far as they matter: how long it runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernel {
+    /// Which.
+    pub function: &'static Function,
+    /// Grid and block.
+    pub shape: Shape,
+    /// Dynamic shared memory, bytes of a block.
+    pub shared: c_uint,
+    /// GPU time in ns, unless it depends on the GPU.
+    pub fixed_ns: Option<u64>,
+    /// Where the caller's parameters were.
+    pub params: usize,
+    /// Where the caller's packed parameters were.
+    pub extra: usize,
+    /// `CU_LAUNCH_ATTRIBUTE_PRIORITY`.
+    pub priority: c_int,
+    /// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
+    pub cooperative: bool,
+}
+
+/// A host function and its argument.
+#[derive(Clone, Copy)]
+pub(crate) struct HostNode {
+    /// What to call.
+    pub function: crate::host_function::HostFn,
+    /// With what.
+    pub data: usize,
+}
+
+/// `CUDA_MEMSET_NODE_PARAMS` v1; v2 appends a context.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Memset {
+    pub dst: CUdeviceptr,
+    pub pitch: usize,
+    pub value: c_uint,
+    pub element: c_uint,
+    pub width: usize,
+    pub height: usize,
+}
+const _: () = assert!(size_of::<Memset>() == 40);
+
+/// `CUDA_KERNEL_NODE_PARAMS` v1; v2 appends a kernel and a context.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct KernelParams {
+    pub function: CUfunction,
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared: c_uint,
+    pub params: *mut *mut c_void,
+    pub extra: *mut *mut c_void,
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS` v2 and v3.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct KernelParamsV2 {
+    pub v1: KernelParams,
+    pub kernel: CUfunction,
+    pub context: CUcontext,
+}
+const _: () = assert!(size_of::<KernelParams>() == 56 && size_of::<KernelParamsV2>() == 72);
+
+/// `CUDA_HOST_NODE_PARAMS` v1; v2 appends a synchronisation mode and a context.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct HostParams {
+    pub function: Option<crate::host_function::HostFn>,
+    pub data: *mut c_void,
+}
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`, v1 and v2.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct AllocParams {
+    pub kind: c_int,
+    pub handles: c_int,
+    pub location: c_int,
+    pub location_id: c_int,
+    pub security: usize,
+    pub max_size: usize,
+    pub usage: u16,
+    pub reserved: [u8; 54],
+    pub access: *const c_void,
+    pub access_count: usize,
+    pub bytes: usize,
+    pub at: CUdeviceptr,
+}
+const _: () = assert!(size_of::<AllocParams>() == 120);
+
+/// `CUDA_MEMCPY_NODE_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct MemcpyParams {
+    pub flags: c_int,
+    pub reserved: c_int,
+    pub context: CUcontext,
+    pub copy: Copy3d,
+}
+
+/// `CUDA_CHILD_GRAPH_NODE_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ChildParams {
+    pub graph: CUgraph,
+    /// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_*`: 0 clone, 1 move.
+    pub ownership: c_int,
+}
+
+/// `CUDA_EVENT_RECORD_NODE_PARAMS` and `_WAIT_`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct EventParams {
+    pub event: CUevent,
+}
+
+/// `CUDA_CONDITIONAL_NODE_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ConditionalParams {
+    pub handle: u64,
+    pub kind: c_int,
+    pub size: c_uint,
+    pub bodies: *mut CUgraph,
+    pub context: CUcontext,
+}
+
+/// `CUgraphNodeParams`: a type, and a union of the above.
+#[repr(C)]
+pub(crate) struct NodeParams {
+    pub kind: c_int,
+    pub reserved: [c_int; 3],
+    pub data: [u64; 29],
+    pub reserved2: u64,
+}
+const _: () = assert!(size_of::<NodeParams>() == 256);
+
+impl NodeParams {
+    /// Where the union of the caller's structure is, as one of its members.
+    pub(crate) fn member<T>(params: *mut NodeParams) -> *mut T {
+        params.cast::<u8>().wrapping_add(std::mem::offset_of!(NodeParams, data)).cast()
+    }
+}
+
+/// Compares nodes by identity.
+pub(crate) fn same(a: &Node, b: &Node) -> bool {
+    std::ptr::eq(a, b)
+}

@@ -1,0 +1,331 @@
+//! Device memory of allocation nodes: CUDA Programming Guide, "Graph Memory Nodes".
+//!
+//! An allocation has its address from when its node is created. Physical memory comes when an
+//! executable graph is uploaded or first launched, because only then its stream is known: graphs
+//! of one stream never run at once and share memory, those of different streams do not ("Physical
+//! Memory Management and Sharing"). It is kept, also when the graph is destroyed, until
+//! `cuDeviceGraphMemTrim` ("Physical Memory Footprint"), for what is still in use beyond that.
+//!
+//! So a device has *reserved* bytes, charged to the GPU, of which those *used* are mapped: by
+//! allocations that live on outside of a graph, and for each stream by the most demanding graph
+//! last launched there.
+
+use crate::abi::{exports, get, put};
+use crate::arena::Arena;
+use crate::context::Context;
+use crate::driver::{Device, Driver, driver, lock};
+use crate::errors::Result;
+use simgpu::memory::Use;
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice};
+
+/// What an allocation node obtains. Its address is given back with the last reference: of its
+/// node, of executable graphs, or of its being alive.
+pub(crate) struct Allocation {
+    /// Where.
+    pub at: u64,
+    /// As asked for.
+    pub size: u64,
+    /// The GPU it lies on.
+    pub device: &'static Device,
+    /// A free node of the owning graph exists.
+    pub freed_inside: AtomicBool,
+    /// A free node of another graph exists.
+    pub freed_outside: AtomicBool,
+    /// The graph that owns it: its address.
+    pub owner: AtomicUsize,
+}
+
+/// Graph memory of all devices, and the allocations that live outside of a running graph.
+#[derive(Default)]
+struct State {
+    pools: BTreeMap<c_int, Pool>,
+    /// By address; with the executable graph that allocated each.
+    live: BTreeMap<u64, (Arc<Allocation>, u64)>,
+    /// By GPU: addresses.
+    arenas: BTreeMap<c_int, Arena>,
+}
+
+static STATE: Mutex<State> =
+    Mutex::new(State { pools: BTreeMap::new(), live: BTreeMap::new(), arenas: BTreeMap::new() });
+
+/// One device's graph memory, in bytes.
+#[derive(Default)]
+struct Pool {
+    reserved: u64,
+    reserved_high: u64,
+    used_high: u64,
+    /// Executable graphs whose memory is mapped, by their number.
+    mapped: BTreeMap<u64, Mapped>,
+    /// Of allocations alive, by the executable graph that made them.
+    live: BTreeMap<u64, u64>,
+}
+
+/// An executable graph's physical memory.
+struct Mapped {
+    stream: u64,
+    bytes: u64,
+    /// Its last operation.
+    last: u64,
+}
+
+impl Pool {
+    /// Bytes mapped, in whole pages.
+    fn used(&self, page: u64) -> u64 {
+        let mut streams = BTreeMap::<u64, u64>::new();
+        for (exec, m) in &self.mapped {
+            // What lives on belongs to the allocation rather than to the graph.
+            let own = m.bytes.saturating_sub(self.live.get(exec).copied().unwrap_or(0));
+            let most = streams.entry(m.stream).or_default();
+            *most = own.max(*most);
+        }
+        let live: u64 = self.live.values().sum();
+        (live + streams.values().sum::<u64>()).next_multiple_of(page)
+    }
+
+    fn note(&mut self, page: u64) {
+        self.used_high = self.used_high.max(self.used(page));
+        self.reserved_high = self.reserved_high.max(self.reserved);
+    }
+}
+
+fn page(driver: &Driver) -> u64 {
+    driver.session.config().memory.granularity_bytes
+}
+
+/// The bytes of physical memory that an allocation takes.
+pub(crate) fn footprint(size: u64) -> u64 {
+    size.next_multiple_of(crate::arena::ALIGN)
+}
+
+impl Allocation {
+    /// Addresses for an allocation on `context`'s GPU, made by a node of the graph at `owner`.
+    pub(crate) fn create(context: &'static Context, size: u64, owner: usize) -> Result<Arc<Self>> {
+        let driver = driver()?;
+        let device = context.device;
+        if size == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut state = lock(&STATE);
+        let arena =
+            state.arenas.entry(device.ordinal).or_insert_with(|| Arena::new(page(driver), false));
+        let need = arena.need(size).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let at = arena.take(need).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        drop(state);
+        driver.memory().insert_graph(at, size, context);
+        Ok(Arc::new(Allocation {
+            at,
+            size,
+            device,
+            freed_inside: AtomicBool::new(false),
+            freed_outside: AtomicBool::new(false),
+            owner: AtomicUsize::new(owner),
+        }))
+    }
+
+    /// Notes a free node in the graph at `graph`; "an allocation twice in the same graph" and the
+    /// other combinations that `cuGraphAddMemFreeNode` and `cuGraphAddMemAllocNode` name fail.
+    pub(crate) fn add_free(&self, graph: usize) -> Result<()> {
+        let inside = self.owner.load(Ordering::Acquire) == graph;
+        if self.freed_inside.load(Ordering::Acquire)
+            || (inside && self.freed_outside.load(Ordering::Acquire))
+        {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let to = if inside { &self.freed_inside } else { &self.freed_outside };
+        to.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let Ok(driver) = driver() else { return };
+        if driver.memory().remove_graph(self.at) {
+            crate::arena::forget_pages(self.at, footprint(self.size));
+        }
+        if let Some(arena) = lock(&STATE).arenas.get_mut(&self.device.ordinal) {
+            arena.give(self.at, self.size);
+        }
+    }
+}
+
+/// Every allocation node's allocation by address, while its node or anything else holds it.
+static KNOWN: Mutex<BTreeMap<u64, std::sync::Weak<Allocation>>> = Mutex::new(BTreeMap::new());
+
+/// Remembers an allocation for [`find`].
+pub(crate) fn remember(allocation: &Arc<Allocation>) {
+    let mut known = lock(&KNOWN);
+    known.retain(|_, weak| weak.strong_count() > 0);
+    known.insert(allocation.at, Arc::downgrade(allocation));
+}
+
+/// The allocation that an allocation node returned at exactly this address.
+pub(crate) fn find(at: u64) -> Option<Arc<Allocation>> {
+    lock(&KNOWN).get(&at).and_then(std::sync::Weak::upgrade)
+}
+
+/// A number for an executable graph.
+pub(crate) fn next_exec() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Maps `bytes` of `device` for an executable graph in a stream.
+pub(crate) fn map(exec: u64, device: &'static Device, stream: u64, bytes: u64) -> Result<()> {
+    let driver = driver()?;
+    let page = page(driver);
+    let mut state = lock(&STATE);
+    let pool = state.pools.entry(device.ordinal).or_default();
+    let before = pool.mapped.remove(&exec);
+    let last = before.as_ref().map_or(0, |m| m.last);
+    pool.mapped.insert(exec, Mapped { stream, bytes, last });
+    let missing = pool.used(page).saturating_sub(pool.reserved);
+    if missing > 0 && !driver.session.charge(device.gpu, Use::Allocation, missing) {
+        match before {
+            Some(before) => pool.mapped.insert(exec, before),
+            None => pool.mapped.remove(&exec),
+        };
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    pool.reserved += missing;
+    pool.note(page);
+    Ok(())
+}
+
+/// Notes the last operation of an executable graph's launch on `device`.
+pub(crate) fn launched(exec: u64, device: &Device, last: u64) {
+    if let Some(pool) = lock(&STATE).pools.get_mut(&device.ordinal)
+        && let Some(mapped) = pool.mapped.get_mut(&exec)
+    {
+        mapped.last = last;
+    }
+}
+
+/// An executable graph is gone: its memory is kept for others.
+pub(crate) fn unmap(exec: u64) {
+    for pool in lock(&STATE).pools.values_mut() {
+        pool.mapped.remove(&exec);
+    }
+}
+
+/// An allocation lives on behind the launch of the executable graph that made it.
+pub(crate) fn enliven(exec: u64, allocation: &Arc<Allocation>) {
+    let mut state = lock(&STATE);
+    let replaced = state.live.insert(allocation.at, (Arc::clone(allocation), exec));
+    if replaced.is_none() {
+        let pool = state.pools.entry(allocation.device.ordinal).or_default();
+        *pool.live.entry(exec).or_default() += footprint(allocation.size);
+        if let Ok(driver) = driver() {
+            pool.note(page(driver));
+        }
+    }
+}
+
+/// Whether an allocation lives on outside of a graph.
+pub(crate) fn is_live(at: u64) -> bool {
+    lock(&STATE).live.contains_key(&at)
+}
+
+/// Frees an allocation that lives on; `None`: there is none at this address.
+pub(crate) fn free(at: u64) -> Option<Arc<Allocation>> {
+    let mut state = lock(&STATE);
+    let (allocation, exec) = state.live.remove(&at)?;
+    if let Some(pool) = state.pools.get_mut(&allocation.device.ordinal)
+        && let Some(live) = pool.live.get_mut(&exec)
+    {
+        *live = live.saturating_sub(footprint(allocation.size));
+        if *live == 0 {
+            pool.live.remove(&exec);
+        }
+    }
+    // Returned, so that the last reference is dropped without the lock.
+    Some(allocation)
+}
+
+/// `cuMemFree` and `cuMemFreeAsync` of an address that an allocation node returned: "immediately
+/// upon freeing call", "in stream order"; `None` if it is not such an address.
+pub(crate) fn free_outside(at: u64) -> Option<Result<Arc<Allocation>>> {
+    match free(at) {
+        Some(allocation) => Some(Ok(allocation)),
+        None => find(at).map(|_| Err(CUDA_ERROR_INVALID_VALUE)),
+    }
+}
+
+/// `cuDeviceGraphMemTrim`: what no running or waiting graph and no live allocation uses.
+fn trim(driver: &Driver, device: &'static Device) {
+    let page = page(driver);
+    let mut state = lock(&STATE);
+    let Some(pool) = state.pools.get_mut(&device.ordinal) else { return };
+    let channel = device.lane.channel();
+    pool.mapped.retain(|_, m| m.last > 0 && !driver.session.is_complete(channel, m.last - 1));
+    let used = pool.used(page);
+    let idle = pool.reserved.saturating_sub(used);
+    pool.reserved -= idle;
+    driver.session.uncharge(device.gpu, Use::Allocation, idle);
+}
+
+/// A device's primary context ends, and all of the device's graph memory with it.
+pub(crate) fn release_all(driver: &Driver, device: &'static Device) {
+    let mut state = lock(&STATE);
+    let (gone, kept) = std::mem::take(&mut state.live)
+        .into_iter()
+        .partition(|(_, (allocation, _))| std::ptr::eq(allocation.device, device));
+    state.live = kept;
+    if let Some(pool) = state.pools.remove(&device.ordinal) {
+        driver.session.uncharge(device.gpu, Use::Allocation, pool.reserved);
+    }
+    drop(state);
+    let gone: BTreeMap<u64, (Arc<Allocation>, u64)> = gone;
+    drop(gone);
+}
+
+/// `CU_GRAPH_MEM_ATTR_*`.
+mod attribute {
+    pub(super) const USED_CURRENT: i32 = 0;
+    pub(super) const USED_HIGH: i32 = 1;
+    pub(super) const RESERVED_CURRENT: i32 = 2;
+    pub(super) const RESERVED_HIGH: i32 = 3;
+}
+
+exports! {
+    fn cuDeviceGraphMemTrim(dev: CUdevice) {
+        let driver = driver()?;
+        trim(driver, driver.device(dev)?);
+        Ok(())
+    }
+    fn cuDeviceGetGraphMemAttribute(dev: CUdevice, which: c_int, value: *mut c_void) {
+        let driver = driver()?;
+        let device = driver.device(dev)?;
+        let mut state = lock(&STATE);
+        let pool = state.pools.entry(device.ordinal).or_default();
+        let answer = match which {
+            attribute::USED_CURRENT => pool.used(page(driver)),
+            attribute::USED_HIGH => pool.used_high,
+            attribute::RESERVED_CURRENT => pool.reserved,
+            attribute::RESERVED_HIGH => pool.reserved_high,
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        };
+        put(value.cast(), answer)
+    }
+    // "High watermark can only be reset to zero": the mark begins anew at what there is.
+    fn cuDeviceSetGraphMemAttribute(dev: CUdevice, which: c_int, value: *mut c_void) {
+        let driver = driver()?;
+        let device = driver.device(dev)?;
+        if get(value.cast::<u64>())? != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut state = lock(&STATE);
+        let pool = state.pools.entry(device.ordinal).or_default();
+        match which {
+            attribute::USED_HIGH => pool.used_high = 0,
+            attribute::RESERVED_HIGH => pool.reserved_high = 0,
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+        pool.note(page(driver));
+        Ok(())
+    }
+}

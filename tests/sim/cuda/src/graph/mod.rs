@@ -1,0 +1,317 @@
+//! Graphs: CUDA Driver API, "Graph Management"; CUDA Programming Guide, "CUDA Graphs".
+//!
+//! - [`add`], [`params`]: nodes, and what they do; [`kind`] is what cuda.h says of them.
+//! - [`edges`]: dependencies, order.
+//! - [`clone`]: copies, child graphs among them.
+//! - [`exec`], [`update`], [`instantiate`]: executable graphs; [`plan`] is their pure part.
+//! - [`memory`]: device memory of allocation nodes.
+//! - [`conditional`], [`user_object`]: what their names say.
+//!
+//! "Graph objects are not threadsafe" (Driver API, "Graph object thread safety"), but the
+//! simulator keeps its own state whole whatever threads do.
+
+pub(crate) mod add;
+pub(crate) mod clone;
+pub(crate) mod conditional;
+pub(crate) mod edges;
+pub(crate) mod exec;
+pub(crate) mod instantiate;
+pub(crate) mod kind;
+pub(crate) mod memory;
+pub(crate) mod params;
+pub(crate) mod plan;
+pub(crate) mod update;
+pub(crate) mod user_object;
+
+use crate::abi::{exports, get, put};
+use crate::driver::{driver, lock};
+use crate::errors::Result;
+use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
+use kind::{Edge, Kind};
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use tessera_cuda::types::CUDA_ERROR_INVALID_VALUE;
+use user_object::UserObject;
+
+/// Handle of a [`Graph`].
+pub(crate) type CUgraph = *mut c_void;
+/// Handle of a [`Node`].
+pub(crate) type CUgraphNode = *mut c_void;
+
+/// A graph.
+#[repr(C)]
+pub(crate) struct Graph {
+    header: Header,
+    state: Mutex<State>,
+}
+
+/// What a graph is made of.
+#[derive(Default)]
+pub(crate) struct State {
+    /// In order of creation.
+    pub nodes: Vec<&'static Node>,
+    /// Never another graph's.
+    pub id: u32,
+    next_node: u32,
+    /// It belongs to a child or conditional node, which ends it.
+    pub owned: bool,
+    /// Executable graphs of it that exist, counted if it has memory nodes.
+    pub execs: u32,
+    /// The clones of another graph's nodes, by the original's address.
+    pub originals: BTreeMap<usize, &'static Node>,
+    /// User objects and how many references of each the graph holds.
+    pub objects: Vec<(&'static UserObject, u32)>,
+}
+
+impl Object for Graph {
+    const MAGIC: u32 = 0x4752_5048;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+/// A node.
+#[repr(C)]
+pub(crate) struct Node {
+    header: Header,
+    state: Mutex<NodeState>,
+}
+
+/// What a node does, and after which others.
+#[derive(Default)]
+pub(crate) struct NodeState {
+    graph: Option<&'static Graph>,
+    id: u32,
+    /// Never another node's.
+    pub serial: u64,
+    /// What it does.
+    pub kind: Kind,
+    /// What it depends on.
+    pub after: Vec<(&'static Node, Edge)>,
+}
+
+impl Object for Node {
+    const MAGIC: u32 = 0x474e_4f44;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+static DEAD_GRAPHS: Recycler<Graph> = Recycler::new();
+static DEAD_NODES: Recycler<Node> = Recycler::new();
+
+impl Graph {
+    /// An empty graph.
+    pub(crate) fn create() -> &'static Graph {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let graph = DEAD_GRAPHS.take(|| Graph { header: Header::new(), state: Mutex::default() });
+        *lock(&graph.state) =
+            State { id: NEXT.fetch_add(1, Ordering::Relaxed), ..State::default() };
+        enliven(graph)
+    }
+
+    /// An empty graph that belongs to a node.
+    pub(crate) fn create_owned() -> &'static Graph {
+        let graph = Graph::create();
+        lock(&graph.state).owned = true;
+        graph
+    }
+
+    /// Its state, locked. Nobody locks a graph while it holds a node.
+    pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Its nodes, in order of creation.
+    pub(crate) fn nodes(&self) -> Vec<&'static Node> {
+        self.lock().nodes.clone()
+    }
+
+    /// Adds a node behind `after`, which are nodes of this graph without duplicates.
+    pub(crate) fn add(
+        &'static self,
+        kind: Kind,
+        after: Vec<(&'static Node, Edge)>,
+    ) -> Result<&'static Node> {
+        for (i, (node, _)) in after.iter().enumerate() {
+            let duplicate = after[..i].iter().any(|(other, _)| std::ptr::eq(*other, *node));
+            if duplicate || !node.is_in(self) {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+        }
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let node = DEAD_NODES.take(|| Node { header: Header::new(), state: Mutex::default() });
+        let mut state = self.lock();
+        let id = state.next_node;
+        state.next_node += 1;
+        *lock(&node.state) = NodeState {
+            graph: Some(self),
+            id,
+            serial: NEXT.fetch_add(1, Ordering::Relaxed),
+            kind,
+            after,
+        };
+        state.nodes.push(node);
+        Ok(enliven(node))
+    }
+
+    /// "graphs which contain allocation and/or memory free nodes", child graphs included.
+    pub(crate) fn has_memory_nodes(&self) -> bool {
+        self.nodes().iter().any(|node| match node.kind() {
+            Kind::MemAlloc(_) | Kind::MemFree(_) => true,
+            Kind::Child(graph) => graph.has_memory_nodes(),
+            _ => false,
+        })
+    }
+
+    /// Whether a conditional node is in it.
+    pub(crate) fn has_conditional_nodes(&self) -> bool {
+        self.nodes().iter().any(|node| matches!(node.kind(), Kind::Conditional(_)))
+    }
+
+    /// Ends it with its nodes and what they own.
+    pub(crate) fn destroy(&'static self) {
+        if !kill(self) {
+            return;
+        }
+        let state = std::mem::take(&mut *self.lock());
+        for node in state.nodes {
+            node.destroy();
+        }
+        for (object, count) in state.objects {
+            let _ = object.release(count);
+        }
+        DEAD_GRAPHS.give(self);
+    }
+}
+
+impl Node {
+    /// What it does.
+    pub(crate) fn kind(&self) -> Kind {
+        lock(&self.state).kind.clone()
+    }
+
+    /// Its state, locked.
+    pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, NodeState> {
+        lock(&self.state)
+    }
+
+    /// What it depends on.
+    pub(crate) fn after(&self) -> Vec<(&'static Node, Edge)> {
+        lock(&self.state).after.clone()
+    }
+
+    /// The graph it is in.
+    pub(crate) fn graph(&self) -> Option<&'static Graph> {
+        lock(&self.state).graph
+    }
+
+    /// Whether it is a node of `graph`.
+    pub(crate) fn is_in(&self, graph: &Graph) -> bool {
+        self.graph().is_some_and(|own| std::ptr::eq(own, graph))
+    }
+
+    fn destroy(&'static self) {
+        if !kill(self) {
+            return;
+        }
+        let state = std::mem::take(&mut *self.lock());
+        match state.kind {
+            Kind::Child(graph) => graph.destroy(),
+            Kind::Conditional(c) => c.bodies.iter().for_each(|body| body.destroy()),
+            _ => {}
+        }
+        DEAD_NODES.give(self);
+    }
+}
+
+/// A graph that a caller may change and end.
+fn destroyable(graph: CUgraph) -> Result<&'static Graph> {
+    let graph: &'static Graph = resolve(graph)?;
+    if graph.lock().owned { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok(graph) }
+}
+
+/// Writes a list of handles as `cuGraphGetNodes` describes: the number if there is nowhere to
+/// write, else as many as fit, null behind the last, and how many there were.
+pub(crate) fn put_list(
+    all: &[CUgraphNode],
+    out: *mut CUgraphNode,
+    count: *mut usize,
+) -> Result<()> {
+    if out.is_null() {
+        return put(count, all.len());
+    }
+    let room = get(count)?;
+    for i in 0..room {
+        put(out.wrapping_add(i), all.get(i).copied().unwrap_or(std::ptr::null_mut()))?;
+    }
+    put(count, room.min(all.len()))
+}
+
+exports! {
+    fn cuGraphCreate(out: *mut CUgraph, flags: c_uint) {
+        driver()?;
+        if flags != 0 || out.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        put(out, handle(Graph::create()))
+    }
+    fn cuGraphDestroy(graph: CUgraph) {
+        driver()?;
+        destroyable(graph)?.destroy();
+        Ok(())
+    }
+    fn cuGraphDestroyNode(node: CUgraphNode) {
+        driver()?;
+        let node: &'static Node = resolve(node)?;
+        let graph = node.graph().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if graph.has_memory_nodes() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut state = graph.lock();
+        state.nodes.retain(|other| !std::ptr::eq(*other, node));
+        state.originals.retain(|_, clone| !std::ptr::eq(*clone, node));
+        for other in &state.nodes {
+            other.lock().after.retain(|(from, _)| !std::ptr::eq(*from, node));
+        }
+        drop(state);
+        node.destroy();
+        Ok(())
+    }
+    fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
+        driver()?;
+        let all: Vec<_> = resolve::<Graph>(graph)?.nodes().into_iter().map(handle).collect();
+        put_list(&all, nodes, count)
+    }
+    fn cuGraphGetRootNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
+        driver()?;
+        let all = resolve::<Graph>(graph)?.nodes();
+        let roots: Vec<_> =
+            all.into_iter().filter(|node| node.lock().after.is_empty()).map(handle).collect();
+        put_list(&roots, nodes, count)
+    }
+    fn cuGraphNodeGetType(node: CUgraphNode, kind: *mut c_int) {
+        driver()?;
+        put(kind, resolve::<Node>(node)?.kind().number())
+    }
+    fn cuGraphNodeGetContainingGraph(node: CUgraphNode, graph: *mut CUgraph) {
+        driver()?;
+        put(graph, resolve::<Node>(node)?.graph().map_or(std::ptr::null_mut(), handle))
+    }
+    fn cuGraphNodeGetLocalId(node: CUgraphNode, id: *mut c_uint) {
+        driver()?;
+        put(id, resolve::<Node>(node)?.lock().id)
+    }
+    fn cuGraphNodeGetToolsId(node: CUgraphNode, id: *mut u64) {
+        driver()?;
+        let node: &Node = resolve(node)?;
+        let graph = node.graph().map_or(0, |graph| graph.lock().id);
+        put(id, u64::from(graph) << 32 | u64::from(node.lock().id))
+    }
+    fn cuGraphGetId(graph: CUgraph, id: *mut c_uint) {
+        driver()?;
+        put(id, resolve::<Graph>(graph)?.lock().id)
+    }
+}
