@@ -52,7 +52,8 @@ fn typedefs(header: &str) -> BTreeMap<String, Vec<String>> {
             continue;
         };
         let Some((name, arguments)) = rest.split_once(")(") else { continue };
-        let arguments = arguments.trim_end_matches(')').split(',').map(rust_type).collect();
+        let arguments = arguments.trim_end_matches(')').split(',');
+        let arguments = arguments.filter(|a| a.trim() != "void").map(rust_type).collect();
         types.insert(name.to_owned(), arguments);
     }
     types
@@ -68,6 +69,7 @@ fn rust_type(parameter: &str) -> String {
     words.pop(); // the parameter's name
     let plain = match words.join(" ").as_str() {
         "unsigned int" => "c_uint".to_owned(),
+        "unsigned long long" => "c_ulonglong".to_owned(),
         "int" => "c_int".to_owned(),
         "char" => "c_char".to_owned(),
         "void" => "c_void".to_owned(),

@@ -2,7 +2,8 @@
 //!
 //! A row reads `class body { export @ minimum-version flavour, … } (arguments);`
 //!
-//! - **class** drives policy: `init`, `lookup`, `context`, `alloc`, `free`, `query`, `launch`.
+//! - **class** drives policy: `init`, `lookup`, `context`, `alloc`, `free`, `pool`, `sync`, `query`,
+//!   `launch`.
 //! - **body** names the hook's implementation in `shim-core`; variants of one row share it, because
 //!   their signatures are equal. Every variant keeps its own real pointer.
 //! - **exports** are libcuda's own symbol names, with the CUDA version (`1000 * major + 10 * minor`)
@@ -71,6 +72,21 @@ macro_rules! for_each_hook {
             free cuMemFreeAsync {
                 cuMemFreeAsync @ 11020 legacy, cuMemFreeAsync_ptsz @ 11020 ptsz
             } (dptr: CUdeviceptr, stream: CUstream);
+
+            pool cuMemPoolCreate { cuMemPoolCreate @ 11020 legacy }
+                (pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
+            pool cuMemPoolDestroy { cuMemPoolDestroy @ 11020 legacy } (pool: CUmemoryPool);
+            pool cuMemPoolTrimTo { cuMemPoolTrimTo @ 11020 legacy }
+                (pool: CUmemoryPool, min_bytes_to_keep: usize);
+            pool cuMemPoolSetAttribute { cuMemPoolSetAttribute @ 11020 legacy }
+                (pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void);
+
+            sync cuStreamSynchronize {
+                cuStreamSynchronize @ 2000 legacy, cuStreamSynchronize_ptsz @ 7000 ptsz
+            } (stream: CUstream);
+            sync cuEventSynchronize { cuEventSynchronize @ 2000 legacy } (event: CUevent);
+            sync cuCtxSynchronize { cuCtxSynchronize @ 2000 legacy } ();
+            sync cuCtxSynchronize_v2 { cuCtxSynchronize_v2 @ 13000 legacy } (ctx: CUcontext);
 
             query cuMemGetInfo { cuMemGetInfo_v2 @ 3020 legacy }
                 (free: *mut usize, total: *mut usize);

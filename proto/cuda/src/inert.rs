@@ -82,7 +82,6 @@ pub const INERT: &[&str] = &[
     "cuCtxSetCurrent",
     "cuCtxSetFlags",
     "cuCtxSetSharedMemConfig",
-    "cuCtxSynchronize",
     "cuCtxWaitEvent",
     // SM partitions: descriptions only.
     "cuDevResourceGenerateDesc",
@@ -218,7 +217,6 @@ pub const INERT: &[&str] = &[
     "cuEventQuery",
     "cuEventRecord",
     "cuEventRecordWithFlags",
-    "cuEventSynchronize",
     "cuIpcGetEventHandle",
     "cuIpcOpenEventHandle",
     "cuStreamAttachMemAsync",
@@ -241,7 +239,6 @@ pub const INERT: &[&str] = &[
     "cuStreamIsCapturing",
     "cuStreamQuery",
     "cuStreamSetAttribute",
-    "cuStreamSynchronize",
     "cuStreamUpdateCaptureDependencies",
     "cuStreamWaitEvent",
     "cuThreadExchangeStreamCaptureMode",

@@ -41,6 +41,65 @@ pub type CUgraphExec = *mut c_void;
 pub type CUmemoryPool = *mut c_void;
 pub type cuuint64_t = u64;
 
+/// `CUmemLocationType`.
+pub type CUmemLocationType = c_int;
+pub const CU_MEM_LOCATION_TYPE_NONE: CUmemLocationType = 0;
+pub const CU_MEM_LOCATION_TYPE_DEVICE: CUmemLocationType = 1;
+pub const CU_MEM_LOCATION_TYPE_HOST: CUmemLocationType = 2;
+pub const CU_MEM_LOCATION_TYPE_HOST_NUMA: CUmemLocationType = 3;
+pub const CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: CUmemLocationType = 4;
+/// CUDA 13.
+pub const CU_MEM_LOCATION_TYPE_INVISIBLE: CUmemLocationType = 5;
+/// CUDA 13: `id` is two bytes, the device's ordinal and a domain.
+pub const CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN: CUmemLocationType = 6;
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CUmemLocation {
+    pub r#type: CUmemLocationType,
+    pub id: c_int,
+}
+
+/// `CUmemAllocationType`.
+pub type CUmemAllocationType = c_int;
+pub const CU_MEM_ALLOCATION_TYPE_PINNED: CUmemAllocationType = 1;
+pub const CU_MEM_ALLOCATION_TYPE_MANAGED: CUmemAllocationType = 2;
+
+/// `CUmemAllocationHandleType`.
+pub type CUmemAllocationHandleType = c_int;
+
+/// `CUmemPoolProps` (cuda.h 12.9; CUDA 13 names one byte of `reserved`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUmemPoolProps {
+    pub allocType: CUmemAllocationType,
+    pub handleTypes: CUmemAllocationHandleType,
+    pub location: CUmemLocation,
+    pub win32SecurityAttributes: *mut c_void,
+    pub maxSize: usize,
+    pub usage: u16,
+    pub reserved: [u8; 54],
+}
+const _: () = assert!(core::mem::size_of::<CUmemPoolProps>() == 88);
+
+/// `CUmemPool_attribute`.
+pub type CUmemPool_attribute = c_int;
+pub const CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: CUmemPool_attribute = 4;
+pub const CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: CUmemPool_attribute = 5;
+pub const CU_MEMPOOL_ATTR_USED_MEM_CURRENT: CUmemPool_attribute = 7;
+/// CUDA 13.
+pub const CU_MEMPOOL_ATTR_ALLOCATION_TYPE: CUmemPool_attribute = 9;
+/// CUDA 13.
+pub const CU_MEMPOOL_ATTR_LOCATION_ID: CUmemPool_attribute = 11;
+/// CUDA 13.
+pub const CU_MEMPOOL_ATTR_LOCATION_TYPE: CUmemPool_attribute = 12;
+
+/// `CUgraphMem_attribute`.
+pub type CUgraphMem_attribute = c_int;
+pub const CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: CUgraphMem_attribute = 0;
+pub const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: CUgraphMem_attribute = 2;
+
 /// `CUexecAffinityParam`: opaque to Tessera, passed through.
 pub type CUexecAffinityParam = c_void;
 /// `CUctxCreateParams`: opaque to Tessera, passed through.

@@ -88,17 +88,6 @@ unhooked! {
         Shares cuMulticastBindAddr: "holds existing memory beyond its release";
         Releases cuMulticastUnbind: "ends what a bind held";
 
-        // Pools. Plain async allocations are charged by request; a pool reserves in chunks.
-        Obtains cuMemPoolCreate: "charged by CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, not by request";
-        Releases cuMemPoolDestroy: "gives its chunks back once nothing lives in it";
-        Releases cuMemPoolTrimTo: "gives unused chunks back";
-        Releases cuMemPoolSetAttribute: "the release threshold decides when chunks go back";
-        Shares cuMemPoolExportToShareableHandle: "importers keep allocations of the pool alive";
-        Shares cuMemPoolExportPointer: "an importer keeps this allocation alive after its free";
-        Shares cuMemPoolSetAccess: "a peer's view of a pool; page tables on the peer";
-        Obtains cuDeviceSetMemPool: "changes the pool from which cuMemAllocAsync takes";
-        Obtains cuMemSetMemPool: "as cuDeviceSetMemPool, by location (CUDA 13)";
-
         // Graph memory.
         Obtains cuGraphAddMemAllocNode: "reserved at upload or first launch, kept until trimmed";
         Releases cuGraphAddMemFreeNode: "returns bytes to the graph pool, not to the device";
@@ -212,13 +201,20 @@ unhooked! {
         Obtains cuMemDiscardAndPrefetchBatchAsync: "managed memory is charged when allocated";
         Obtains cuMemAdvise: "managed memory is charged when allocated";
 
+        // Pools are charged by what the driver reserves for them, in the process that made them.
+        Shares cuMemPoolExportToShareableHandle: "a name for a pool; holds nothing alive by itself";
+        Shares cuMemPoolExportPointer: "a name for an allocation, which importers must free first";
+        Shares cuMemPoolImportPointer: "the exporting process is charged";
+        Shares cuMemPoolImportFromShareableHandle: "the exporting process is charged";
+        Shares cuMemPoolSetAccess: "a peer's view of a pool; page tables on the peer";
+        Obtains cuDeviceSetMemPool: "which pool is current is asked at each allocation";
+        Obtains cuMemSetMemPool: "which pool is current is asked at each allocation (CUDA 13)";
+
         // Imports: the exporter is charged.
         Shares cuIpcOpenMemHandle: "the exporting process is charged";
         Releases cuIpcCloseMemHandle: "the exporting process is charged";
         Shares cuIpcGetMemHandle: "a name for existing memory; holds nothing alive by itself";
         Shares cuMemImportFromShareableHandle: "the exporting process is charged";
-        Shares cuMemPoolImportFromShareableHandle: "the exporting process is charged";
-        Shares cuMemPoolImportPointer: "the exporting process is charged";
         Shares cuImportExternalMemory: "memory of Vulkan, Direct3D or NvSci, obtained there";
         Shares cuExternalMemoryGetMappedBuffer: "a view of an import";
         Shares cuExternalMemoryGetMappedMipmappedArray: "a view of an import";

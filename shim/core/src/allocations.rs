@@ -17,9 +17,10 @@ const FIRST: usize = 128;
 /// What one device pointer was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Bytes charged.
+    /// Bytes charged; of pool memory the bytes asked for, as the pool is what is charged.
     pub bytes: u64,
-    /// [`crate::contexts::Place::serial`] of the context it was made in; 0 for pool memory.
+    /// [`crate::contexts::Place::serial`] of the context it was made in; of pool memory
+    /// ([`Kind::Async`]) the pool's number.
     pub context: u32,
     /// Index of the GPU in the quota page.
     pub gpu: u8,

@@ -139,18 +139,12 @@ pub(crate) fn give_back(process: &'static Process, context: &Context) {
     give_back_allocations(process, context.place.serial);
     let Some(gpu) = context.place.gpu else { return };
     quota::release(process, gpu, context.overhead_bytes, Kind::Overhead);
-    if !process.contexts.any_on(gpu) {
-        // The process has left the device, and its pools with it.
-        process.allocations.drain(
-            |allocation| allocation.context == 0 && allocation.gpu == gpu,
-            |allocation| quota::give_back(process, allocation),
-        );
-    }
+    process.pools.context_ended(process, gpu, !process.contexts.any_on(gpu));
 }
 
 fn give_back_allocations(process: &'static Process, serial: u32) {
     process.allocations.drain(
-        |allocation| allocation.context == serial,
+        |allocation| allocation.context == serial && allocation.kind != Kind::Async,
         |allocation| quota::give_back(process, allocation),
     );
 }

@@ -3,7 +3,8 @@
 //! The entry goes *before* the call, because the driver may hand the address to another thread at
 //! once; the bytes go *after* it, because until then they are not free. Synchronous and
 //! stream-ordered frees take any pointer: CUDA lets both release the other's allocations. Pointers
-//! that are not charged (NULL, imported, already freed) are the driver's to judge.
+//! that are not charged (NULL, imported, already freed) are the driver's to judge. What was made in a
+//! pool goes back to the pool, whose charge follows the driver ([`crate::pools`]).
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
 use crate::quota;
@@ -11,17 +12,21 @@ use crate::real::Real;
 use crate::state;
 use crate::thread::Depth;
 use tessera_cuda::types::*;
+use tessera_region::layout::Kind;
 
+/// `waited`: the free is complete when the driver's call returns.
 #[inline]
-fn release(pointer: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+fn release(pointer: u64, waited: bool, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(_depth) = Depth::enter() else { return call() };
     let Some(process) = state::armed() else { return call() };
     let Some(allocation) = process.allocations.remove(pointer) else { return call() };
     let result = call();
-    if result == CUDA_SUCCESS {
-        quota::give_back(process, allocation);
-    } else {
+    if result != CUDA_SUCCESS {
         quota::keep(process, pointer, allocation);
+    } else if allocation.kind != Kind::Async {
+        quota::give_back(process, allocation);
+    } else if let Some(pool) = process.pools.numbered(allocation.context) {
+        pool.lost(process, waited);
     }
     result
 }
@@ -36,7 +41,7 @@ pub unsafe fn cuMemFree(
 ) -> CUresult {
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: the caller's own argument.
-    release(dptr, || unsafe { real(dptr) })
+    release(dptr, true, || unsafe { real(dptr) })
 }
 
 /// The 32-bit form of before CUDA 3.2.
@@ -49,11 +54,10 @@ pub unsafe fn cuMemFree_v1(
 ) -> CUresult {
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: the caller's own argument.
-    release(u64::from(dptr), || unsafe { real(dptr) })
+    release(u64::from(dptr), true, || unsafe { real(dptr) })
 }
 
-/// CUDA Driver API, "Stream Ordered Memory Allocator". The bytes count as free at once, as the next
-/// allocation ordered after it may use them.
+/// CUDA Driver API, "Stream Ordered Memory Allocator".
 ///
 /// # Safety
 /// As the driver's.
@@ -64,5 +68,5 @@ pub unsafe fn cuMemFreeAsync(
 ) -> CUresult {
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: the caller's own arguments.
-    release(dptr, || unsafe { real(dptr, stream) })
+    release(dptr, false, || unsafe { real(dptr, stream) })
 }

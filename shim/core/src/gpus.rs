@@ -63,6 +63,13 @@ impl Gpus {
         let news = cell.is_some_and(|cell| cell.swap(word, Ordering::Relaxed) == UNKNOWN);
         Some(found.map_or(Listed::No { news: news.then_some(uuid) }, Listed::Gpu))
     }
+
+    /// Which device entry `gpu` of the page is, among those that were looked up.
+    pub fn device_of(&self, gpu: u8) -> Option<CUdevice> {
+        let word = FIRST + gpu;
+        let at = self.known.iter().position(|cell| cell.load(Ordering::Relaxed) == word)?;
+        CUdevice::try_from(at).ok()
+    }
 }
 
 /// `cuDeviceGetUuid_v2` tells a MIG instance's own UUID, the first version its parent's.

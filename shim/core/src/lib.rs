@@ -12,9 +12,9 @@
 //! (`thread`, `own`) is plain words.
 //!
 //! *Memory.* `memory` and `free` hold the allocating and freeing hooks, `context` those that make
-//! and end contexts. They ask `place` where the calling thread's allocations go, remember them in
-//! [`allocations`] and [`contexts`], and settle with the account through `quota`. `info` and `nvml`
-//! show the tenant its quota.
+//! and end contexts, [`pools`] those of stream-ordered memory. They ask `place` where the calling
+//! thread's allocations go, remember them in [`allocations`] and [`contexts`], and settle with the
+//! account through `quota`. `info` and `nvml` show the tenant its quota.
 //!
 //! *Compute.* [`launch`] passes every launch through [`gate`], with a busy flag per thread
 //! ([`records`]).
@@ -51,6 +51,7 @@ mod nvml;
 mod own;
 mod pages;
 mod place;
+pub mod pools;
 mod quota;
 pub mod real;
 pub mod records;
@@ -69,4 +70,6 @@ pub mod hooks {
     pub use crate::lookup::*;
     pub use crate::memory::*;
     pub use crate::nvml::*;
+    pub use crate::pools::hooks::*;
+    pub use crate::pools::sync::*;
 }

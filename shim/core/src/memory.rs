@@ -6,9 +6,9 @@ use crate::contexts::Place;
 use crate::place::{self, Look};
 use crate::quota;
 use crate::real::{self, Real};
-use crate::state::{self, Process, Standing};
+use crate::state::{self, Standing};
 use crate::thread::Depth;
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::c_uint;
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
 
@@ -21,15 +21,13 @@ struct Ask {
     worst: u64,
     /// The least; asked for when the worst does not fit.
     least: u64,
-    /// The stream whose device is meant, if not the current context's.
-    stream: Option<CUstream>,
 }
 
 impl Ask {
     /// For calls whose bytes are known beforehand.
     #[inline]
-    const fn exactly(name: &'static str, kind: Kind, bytes: u64, stream: Option<CUstream>) -> Self {
-        Self { name, kind, worst: bytes, least: bytes, stream }
+    const fn exactly(name: &'static str, kind: Kind, bytes: u64) -> Self {
+        Self { name, kind, worst: bytes, least: bytes }
     }
 }
 
@@ -37,8 +35,6 @@ impl Ask {
 struct Made {
     pointer: u64,
     bytes: u64,
-    /// Where it is, if not where the call was expected to put it; `None` in `Some`: host memory.
-    device: Option<Option<CUdevice>>,
 }
 
 /// Device memory is handed out in pages of this size (`cuMemGetAllocationGranularity` of every GPU
@@ -74,11 +70,7 @@ fn allocate(
         Standing::Closed => return CUDA_ERROR_SYSTEM_NOT_READY,
         Standing::Armed(process) => process,
     };
-    let look = match ask.stream {
-        Some(stream) => place::of_stream(process, stream),
-        None => place::current(process),
-    };
-    let Place { serial, gpu } = match look {
+    let Place { serial, gpu } = match place::current(process) {
         Look::At(place) => place,
         Look::Nowhere => return call(),
         Look::Refused(refused) => return quota::refuse(process, "a new context", &refused),
@@ -96,34 +88,14 @@ fn allocate(
     }
     let made = made();
     let made = Made { bytes: footprint(made.bytes), ..made };
-    // Pool memory belongs to the device, not to a context: no context's end gives it back.
-    let context = if ask.kind == Kind::Async { 0 } else { serial };
-    let settled = match whereabouts(process, gpu, made.device) {
-        Whereabouts::Expected => reservation.commit(made.bytes, ask.kind).map(|()| gpu),
-        Whereabouts::Host => return CUDA_SUCCESS, // no device memory: not charged
-        Whereabouts::Unlisted => {
-            undo(made.pointer);
-            return quota::refuse_unlisted(process, ask.name, made.bytes);
-        }
-        Whereabouts::On(other) => match quota::reserve(process, other, made.bytes) {
-            Ok(there) => there.commit(made.bytes, ask.kind).map(|()| other),
-            Err(refused) => {
-                undo(made.pointer);
-                return quota::refuse(process, ask.name, &refused);
-            }
-        },
-    };
-    let gpu = match settled {
-        Ok(gpu) => gpu,
-        Err(overrun) => {
-            // Freed while its bytes are still reserved: nobody may take them before.
-            undo(made.pointer);
-            let refused = overrun.refused;
-            drop(overrun);
-            return quota::refuse(process, ask.name, &refused);
-        }
-    };
-    let allocation = Allocation { bytes: made.bytes, context, gpu, kind: ask.kind };
+    if let Err(overrun) = quota::commit(process, gpu, reservation, made.bytes, ask.kind) {
+        // Freed while its bytes are still reserved: nobody may take them before.
+        undo(made.pointer);
+        let refused = overrun.refused;
+        drop(overrun);
+        return quota::refuse(process, ask.name, &refused);
+    }
+    let allocation = Allocation { bytes: made.bytes, context: serial, gpu, kind: ask.kind };
     match process.allocations.insert(made.pointer, allocation) {
         Ok(None) => CUDA_SUCCESS,
         Ok(Some(stale)) => {
@@ -136,29 +108,6 @@ fn allocate(
             quota::give_back(process, allocation);
             CUDA_ERROR_OUT_OF_MEMORY
         }
-    }
-}
-
-/// Where the driver put what was reserved on one GPU.
-enum Whereabouts {
-    Expected,
-    Host,
-    Unlisted,
-    On(u8),
-}
-
-#[inline]
-fn whereabouts(
-    process: &'static Process,
-    expected: u8,
-    device: Option<Option<CUdevice>>,
-) -> Whereabouts {
-    match device.map(|device| device.map(|device| process.listed(device).flatten())) {
-        None => Whereabouts::Expected,
-        Some(None) => Whereabouts::Host,
-        Some(Some(None)) => Whereabouts::Unlisted,
-        Some(Some(Some(gpu))) if gpu == expected => Whereabouts::Expected,
-        Some(Some(Some(gpu))) => Whereabouts::On(gpu),
     }
 }
 
@@ -186,9 +135,9 @@ pub unsafe fn cuMemAlloc(
         return call();
     }
     let bytes = bytes as u64;
-    let ask = Ask::exactly("cuMemAlloc", Kind::Plain, bytes, None);
+    let ask = Ask::exactly("cuMemAlloc", Kind::Plain, bytes);
     // SAFETY: the driver wrote `dptr` when it succeeded.
-    allocate(&ask, call, || Made { pointer: unsafe { *dptr }, bytes, device: None }, undo_free)
+    allocate(&ask, call, || Made { pointer: unsafe { *dptr }, bytes }, undo_free)
 }
 
 /// The 32-bit form of before CUDA 3.2.
@@ -207,9 +156,9 @@ pub unsafe fn cuMemAlloc_v1(
         return call();
     }
     let bytes = u64::from(bytes);
-    let ask = Ask::exactly("cuMemAlloc", Kind::Plain, bytes, None);
+    let ask = Ask::exactly("cuMemAlloc", Kind::Plain, bytes);
     // SAFETY: the driver wrote `dptr` when it succeeded.
-    let made = || Made { pointer: u64::from(unsafe { *dptr }), bytes, device: None };
+    let made = || Made { pointer: u64::from(unsafe { *dptr }), bytes };
     allocate(&ask, call, made, undo_free)
 }
 
@@ -225,7 +174,6 @@ fn pitched(width_bytes: u64, height: u64) -> Ask {
         kind: Kind::Pitched,
         worst: worst.saturating_mul(height),
         least: width_bytes.saturating_mul(height),
-        stream: None,
     }
 }
 
@@ -252,7 +200,7 @@ pub unsafe fn cuMemAllocPitch(
     let made = || {
         // SAFETY: the driver wrote both when it succeeded.
         let (pointer, pitch) = unsafe { (*dptr, *pitch) };
-        Made { pointer, bytes: (pitch as u64).saturating_mul(height as u64), device: None }
+        Made { pointer, bytes: (pitch as u64).saturating_mul(height as u64) }
     };
     allocate(&pitched(width_bytes as u64, height as u64), call, made, undo_free)
 }
@@ -281,7 +229,7 @@ pub unsafe fn cuMemAllocPitch_v1(
         // SAFETY: the driver wrote both when it succeeded.
         let (pointer, pitch) = unsafe { (*dptr, *pitch) };
         let bytes = u64::from(pitch) * u64::from(height);
-        Made { pointer: u64::from(pointer), bytes, device: None }
+        Made { pointer: u64::from(pointer), bytes }
     };
     allocate(&pitched(u64::from(width_bytes), u64::from(height)), call, made, undo_free)
 }
@@ -304,94 +252,9 @@ pub unsafe fn cuMemAllocManaged(
         return call();
     }
     let bytes = bytes as u64;
-    let ask = Ask::exactly("cuMemAllocManaged", Kind::Managed, bytes, None);
+    let ask = Ask::exactly("cuMemAllocManaged", Kind::Managed, bytes);
     // SAFETY: the driver wrote `dptr` when it succeeded.
-    allocate(&ask, call, || Made { pointer: unsafe { *dptr }, bytes, device: None }, undo_free)
-}
-
-/// Frees on the stream that the allocation was ordered on.
-fn undo_free_async(pointer: u64, stream: CUstream) {
-    match real::cuMemFreeAsync.get() {
-        // SAFETY: the driver has just made it on this stream, and nobody else has seen it.
-        Some(free) => _ = unsafe { free(pointer, stream) },
-        None => undo_free(pointer),
-    }
-}
-
-/// CUDA Driver API, "Stream Ordered Memory Allocator".
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuMemAllocAsync(
-    real: &Real<unsafe extern "C" fn(*mut CUdeviceptr, usize, CUstream) -> CUresult>,
-    dptr: *mut CUdeviceptr,
-    bytes: usize,
-    stream: CUstream,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(dptr, bytes, stream) };
-    if dptr.is_null() || bytes == 0 {
-        return call();
-    }
-    let bytes = bytes as u64;
-    let ask = Ask::exactly("cuMemAllocAsync", Kind::Async, bytes, Some(stream));
-    // SAFETY: the driver wrote `dptr` when it succeeded.
-    let made = || Made { pointer: unsafe { *dptr }, bytes, device: None };
-    allocate(&ask, call, made, |pointer| undo_free_async(pointer, stream))
-}
-
-/// CUDA Driver API, "Stream Ordered Memory Allocator". The pool says where the memory is, and a
-/// pool may be on another device than the stream, or in host memory.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuMemAllocFromPoolAsync(
-    real: &Real<unsafe extern "C" fn(*mut CUdeviceptr, usize, CUmemoryPool, CUstream) -> CUresult>,
-    dptr: *mut CUdeviceptr,
-    bytes: usize,
-    pool: CUmemoryPool,
-    stream: CUstream,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(dptr, bytes, pool, stream) };
-    if dptr.is_null() || bytes == 0 {
-        return call();
-    }
-    let bytes = bytes as u64;
-    let ask = Ask::exactly("cuMemAllocFromPoolAsync", Kind::Async, bytes, Some(stream));
-    let made = || {
-        // SAFETY: the driver wrote `dptr` when it succeeded.
-        let pointer = unsafe { *dptr };
-        Made { pointer, bytes, device: device_of(pointer) }
-    };
-    allocate(&ask, call, made, |pointer| undo_free_async(pointer, stream))
-}
-
-/// On which device the driver says `pointer` is; `Some(None)` in host memory, `None` when it does
-/// not say.
-fn device_of(pointer: u64) -> Option<Option<CUdevice>> {
-    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`
-    const MEMORY_TYPE: c_int = 2;
-    /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`
-    const DEVICE_ORDINAL: c_int = 9;
-    /// `CU_MEMORYTYPE_HOST`
-    const HOST: c_uint = 1;
-    let ask = real::cuPointerGetAttribute.get()?;
-    let mut memory_type: c_uint = 0;
-    let mut device: CUdevice = 0;
-    let place = (&raw mut memory_type).cast::<c_void>();
-    // SAFETY: both attributes are written as an int.
-    if unsafe { ask(place, MEMORY_TYPE, pointer) } != CUDA_SUCCESS {
-        return None;
-    }
-    if memory_type == HOST {
-        return Some(None);
-    }
-    // SAFETY: as above.
-    let told = unsafe { ask((&raw mut device).cast(), DEVICE_ORDINAL, pointer) } == CUDA_SUCCESS;
-    told.then_some(Some(device))
+    allocate(&ask, call, || Made { pointer: unsafe { *dptr }, bytes }, undo_free)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::log::{Bytes, Reason, Throttle, now_ns};
 use crate::spin::sleep_us;
 use crate::state::{NO_UUID, Observed, Process};
 use tessera_cuda::types::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
-use tessera_region::account::{self, Refused, Reservation};
+use tessera_region::account::{self, Overrun, Refused, Reservation};
 use tessera_region::layout::Kind;
 use tessera_region::session::{Event, EventKind};
 
@@ -23,14 +23,73 @@ static UNLISTED: Reason = Reason::new();
 static OVER_QUOTA_EVENTS: Throttle = Throttle::new();
 static DRIVER_EVENTS: Throttle = Throttle::new();
 
-/// Sets `bytes` of the page's GPU `gpu` aside.
+/// Sets `bytes` of the page's GPU `gpu` aside. Before it is refused, this process's pools give back
+/// what they hold there and do not use.
 #[inline]
 pub(crate) fn reserve(
     process: &'static Process,
     gpu: u8,
     bytes: u64,
 ) -> Result<Reservation<'static>, Refused> {
-    process.account.reserve(usize::from(gpu), bytes)
+    process
+        .account
+        .try_reserve(usize::from(gpu), bytes)
+        .or_else(|reason| once_more(process, gpu, bytes, reason))
+}
+
+#[cold]
+fn once_more(
+    process: &'static Process,
+    gpu: u8,
+    bytes: u64,
+    reason: account::Reason,
+) -> Result<Reservation<'static>, Refused> {
+    let (account, at) = (&process.account, usize::from(gpu));
+    let again = if process.pools.reclaim(process, gpu) {
+        account.try_reserve(at, bytes)
+    } else {
+        Err(reason)
+    };
+    again.map_err(|reason| account.refuse(reason, at, bytes))
+}
+
+/// Settles `reservation` to the `actual` bytes that the driver took. Before what exceeds the
+/// reservation is refused, as in [`reserve`].
+#[inline]
+pub(crate) fn commit(
+    process: &'static Process,
+    gpu: u8,
+    reservation: Reservation<'static>,
+    actual: u64,
+    kind: Kind,
+) -> Result<(), Overrun<'static>> {
+    reservation.commit(actual, kind).or_else(|overrun| {
+        if process.pools.reclaim(process, gpu) {
+            overrun.reservation.commit(actual, kind)
+        } else {
+            Err(overrun)
+        }
+    })
+}
+
+/// What the quota has left.
+#[inline]
+fn room(process: &'static Process, gpu: u8) -> u64 {
+    let at = usize::from(gpu);
+    process.account.quota().effective_limit(at).saturating_sub(process.account.charged_total(at))
+}
+
+/// Sets `bytes` aside if there is room for them now; refuses nobody.
+#[inline]
+pub(crate) fn reserve_if_room(
+    process: &'static Process,
+    gpu: u8,
+    bytes: u64,
+) -> Option<Reservation<'static>> {
+    if bytes > room(process, gpu) {
+        return None;
+    }
+    process.account.try_reserve(usize::from(gpu), bytes).ok()
 }
 
 /// As [`reserve`], for a request whose size the driver settles: `worst` if there is room for it
@@ -45,13 +104,7 @@ pub(crate) fn reserve_between(
     if least >= worst {
         return reserve(process, gpu, worst);
     }
-    let at = usize::from(gpu);
-    let room = process
-        .account
-        .quota()
-        .effective_limit(at)
-        .saturating_sub(process.account.charged_total(at));
-    reserve(process, gpu, if worst <= room { worst } else { least })
+    reserve(process, gpu, if worst <= room(process, gpu) { worst } else { least })
 }
 
 /// Gives back bytes that the driver has released.
@@ -63,7 +116,11 @@ pub(crate) fn release(process: &'static Process, gpu: u8, bytes: u64, kind: Kind
 /// Gives back an allocation that the driver has released.
 #[inline]
 pub(crate) fn give_back(process: &'static Process, allocation: Allocation) {
-    release(process, allocation.gpu, allocation.bytes, allocation.kind);
+    if allocation.kind != Kind::Async {
+        release(process, allocation.gpu, allocation.bytes, allocation.kind);
+    } else if let Some(pool) = process.pools.numbered(allocation.context) {
+        pool.lost(process, false);
+    }
 }
 
 /// Remembers `allocation` again, because the driver refused to free it.
@@ -192,6 +249,9 @@ impl View {
     /// The page's GPU `gpu`, which has `real_total` bytes.
     #[inline]
     pub(crate) fn of(observed: Observed, gpu: Option<u8>, real_total: u64) -> Self {
+        if let Observed::AsProcess(process) = observed {
+            process.pools.settle_freed(process, false);
+        }
         match gpu.map(usize::from) {
             None => Self { total: 0, taken: 0 },
             Some(gpu) => Self {

@@ -22,6 +22,7 @@ use crate::libdl;
 use crate::log::Reason;
 use crate::own;
 use crate::pages;
+use crate::pools::Pools;
 use crate::records::{Owner, Records};
 use crate::session::Session;
 use crate::spin::Spin;
@@ -58,6 +59,8 @@ pub struct Process {
     pub contexts: Contexts,
     /// Charged device pointers.
     pub allocations: Allocations,
+    /// Memory pools.
+    pub pools: Pools,
     /// Launching threads.
     pub records: Records,
     /// Launches in flight of threads that got no record.
@@ -236,6 +239,7 @@ fn arm(again: bool) -> Standing {
         gpus: Gpus::new(),
         contexts: Contexts::new(),
         allocations: Allocations::new(),
+        pools: Pools::new(),
         records: Records::new(),
         crowd: AtomicU32::new(0),
         primaries: [const { Spin::new(()) }; PRIMARIES],

@@ -132,15 +132,24 @@ impl Account {
     /// decide, at most about [`PATIENCE`].
     #[inline]
     pub fn reserve(&self, gpu: usize, bytes: u64) -> Result<Reservation<'_>, Refused> {
-        let words = Words { account: self, gpu };
-        match ledger::reserve(&words, bytes, || Waiting::new(self, gpu)) {
-            Ok(()) => Ok(Reservation { account: self, gpu, bytes }),
-            Err(reason) => Err(self.refuse(reason, gpu, bytes)),
-        }
+        self.try_reserve(gpu, bytes).map_err(|reason| self.refuse(reason, gpu, bytes))
     }
 
+    /// As [`Account::reserve`], for a caller that has another way if it fails: not counted as a
+    /// refusal. Where that way ends too, [`Account::refuse`] counts it.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    #[inline]
+    pub fn try_reserve(&self, gpu: usize, bytes: u64) -> Result<Reservation<'_>, Reason> {
+        let words = Words { account: self, gpu };
+        ledger::reserve(&words, bytes, || Waiting::new(self, gpu))?;
+        Ok(Reservation { account: self, gpu, bytes })
+    }
+
+    /// Counts a request as refused, and describes it.
     #[cold]
-    fn refuse(&self, reason: Reason, gpu: usize, bytes: u64) -> Refused {
+    pub fn refuse(&self, reason: Reason, gpu: usize, bytes: u64) -> Refused {
         let slot = self.slot.words();
         slot.refusals.fetch_add(1, Ordering::Relaxed);
         slot.last_refused_bytes.store(bytes, Ordering::Relaxed);

@@ -13,8 +13,8 @@ use crate::stream::stream;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdevice, CUdeviceptr, CUmemoryPool,
-    CUstream,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdevice, CUdeviceptr, CUmemPoolProps,
+    CUmemoryPool, CUstream,
 };
 
 /// `CU_MEMPOOL_ATTR_*`.
@@ -122,7 +122,7 @@ exports! {
         if std::ptr::eq(pool, &device.pool) { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
     }
     // Explicit pools are the memory issue's.
-    fn cuMemPoolCreate(_out: *mut CUmemoryPool, _props: *const c_void) {
+    fn cuMemPoolCreate(_out: *mut CUmemoryPool, _props: *const CUmemPoolProps) {
         driver()?;
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }

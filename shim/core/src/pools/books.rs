@@ -1,0 +1,253 @@
+//! What one pool is charged: pure, so that it can be tried against a model of the driver.
+//!
+//! A pool's charge follows what the driver says it *reserves*. Calls run at the same time in one
+//! pool, and a look at what it reserves tells their growths together, not each its own. So nobody
+//! asks whose growth it was:
+//!
+//! - a call announces what it has reserved from the quota (*pending*) before it calls the driver;
+//! - afterwards it settles under the pool's lock: the driver is asked, the charge moves to the
+//!   answer, and the call's own reservation pays for as much of a growth as it can. What it does not
+//!   need goes back. What it cannot pay is *lacking* only as far as no other call is pending.
+//!
+//! With growths of at most what each call announced, `reserved <= charged + pending` holds at every
+//! moment, and `charged` is what the driver reserves whenever nobody is pending. Nothing is charged
+//! twice, because the charge is set to the driver's figure, never added up.
+
+/// The chunk in which pools grow, as far as is known: the CUDA driver's is 32 MiB.
+const CHUNK: u64 = 32 << 20;
+/// A chunk larger than this is not believed; such a pool's growths are paid for as they are seen.
+const LARGEST_CHUNK: u64 = 1 << 30;
+/// Device memory comes in pages of this size at least.
+const PAGE: u64 = 2 << 20;
+
+/// A pool's books.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Books {
+    /// Bytes charged.
+    charged: u64,
+    /// Bytes that calls under way have reserved from the quota.
+    pending: u64,
+    /// The chunk, where it was seen to be larger than [`CHUNK`]; else 0.
+    learnt: u64,
+}
+
+/// What a settlement says is to be done with the quota, while the lock is still held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settled {
+    /// Bytes of the call's own reservation that are charged now; the rest goes back.
+    pub keep: u64,
+    /// Bytes charged before that the driver has given back.
+    pub release: u64,
+    /// Bytes that the pool holds and nobody has reserved.
+    pub lacking: u64,
+}
+
+impl Books {
+    /// Nothing charged.
+    pub const fn new() -> Self {
+        Self { charged: 0, pending: 0, learnt: 0 }
+    }
+
+    /// Bytes charged.
+    pub fn charged(&self) -> u64 {
+        self.charged
+    }
+
+    /// Whether a call is under way.
+    pub fn is_busy(&self) -> bool {
+        self.pending > 0
+    }
+
+    /// The most by which the pool grows for an allocation of `bytes`.
+    pub fn worst(&self, bytes: u64) -> u64 {
+        // What overflows fits no quota.
+        bytes.checked_next_multiple_of(self.learnt.max(CHUNK)).unwrap_or(u64::MAX)
+    }
+
+    /// A call that has reserved `bytes` from the quota is about to call the driver.
+    pub fn begin(&mut self, bytes: u64) {
+        self.pending = self.pending.saturating_add(bytes);
+    }
+
+    /// Moves the charge to the `reserved` bytes that the driver reports. `mine` is what the calling
+    /// thread announced with [`Books::begin`]; 0 for who only looks.
+    pub fn settle(&mut self, mine: u64, reserved: u64) -> Settled {
+        let reserved = pages(reserved);
+        self.pending = self.pending.saturating_sub(mine);
+        let grown = reserved.saturating_sub(self.charged);
+        let keep = grown.min(mine);
+        let release = self.charged.saturating_sub(reserved);
+        self.charged = self.charged + keep - release;
+        let lacking = reserved.saturating_sub(self.charged.saturating_add(self.pending));
+        Settled { keep, release, lacking }
+    }
+
+    /// A call that was alone reserved the worst, and the driver took `lacking` more.
+    pub fn learn(&mut self, worst: u64, lacking: u64) {
+        if let Some(chunk) = worst.saturating_add(lacking).checked_next_power_of_two()
+            && chunk <= LARGEST_CHUNK
+        {
+            self.learnt = self.learnt.max(chunk);
+        }
+    }
+
+    /// The pool is gone: forgets the charge and returns it.
+    pub fn close(&mut self) -> u64 {
+        core::mem::take(&mut self.charged)
+    }
+}
+
+/// Whole pages: no driver backs less with memory, whatever it reports.
+pub fn pages(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn an_allocation_within_what_is_reserved_gives_its_whole_reservation_back() {
+        let mut books = Books::default();
+        books.begin(32 * MIB);
+        let first = books.settle(32 * MIB, 32 * MIB);
+        assert_eq!(first, Settled { keep: 32 * MIB, release: 0, lacking: 0 });
+        books.begin(32 * MIB);
+        let second = books.settle(32 * MIB, 32 * MIB);
+        assert_eq!(second, Settled { keep: 0, release: 0, lacking: 0 });
+        assert_eq!(books.charged(), 32 * MIB);
+    }
+
+    #[test]
+    fn two_calls_that_grow_a_pool_pay_for_it_once_together() {
+        let mut books = Books::default();
+        books.begin(32 * MIB);
+        books.begin(32 * MIB);
+        // Both have been through the driver before either looks.
+        let first = books.settle(32 * MIB, 64 * MIB);
+        assert_eq!(first, Settled { keep: 32 * MIB, release: 0, lacking: 0 });
+        let second = books.settle(32 * MIB, 64 * MIB);
+        assert_eq!(second, Settled { keep: 32 * MIB, release: 0, lacking: 0 });
+        assert_eq!(books.charged(), 64 * MIB);
+    }
+
+    #[test]
+    fn the_first_to_look_may_pay_for_anothers_growth() {
+        let mut books = Books::default();
+        books.begin(32 * MIB);
+        books.begin(64 * MIB);
+        // The second grew the pool, the first did not.
+        assert_eq!(books.settle(32 * MIB, 64 * MIB).keep, 32 * MIB);
+        assert_eq!(books.settle(64 * MIB, 64 * MIB).keep, 32 * MIB);
+        assert_eq!(books.charged(), 64 * MIB);
+        assert!(!books.is_busy());
+    }
+
+    #[test]
+    fn what_nobody_reserved_is_lacking() {
+        let mut books = Books::default();
+        books.begin(2 * MIB);
+        let settled = books.settle(2 * MIB, 32 * MIB);
+        assert_eq!(settled, Settled { keep: 2 * MIB, release: 0, lacking: 30 * MIB });
+    }
+
+    #[test]
+    fn a_larger_chunk_is_learnt_and_nonsense_is_not() {
+        let mut books = Books::default();
+        assert_eq!(books.worst(1), 32 * MIB);
+        books.learn(32 * MIB, 32 * MIB);
+        assert_eq!(books.worst(1), 64 * MIB);
+        books.learn(64 * MIB, u64::MAX);
+        books.learn(64 * MIB, 4096 * MIB);
+        assert_eq!(books.worst(65 * MIB), 128 * MIB);
+        assert_eq!(books.worst(u64::MAX), u64::MAX);
+    }
+
+    /// A thread's next step, or something the driver does by itself.
+    #[derive(Clone, Debug)]
+    enum Act {
+        /// The thread goes one step on: announces, calls the driver, settles. A call that grows the
+        /// pool does so by at most what was announced.
+        Step { thread: usize, bytes: u64, grows: bool },
+        /// The driver gives back up to so many chunks: a synchronisation, a trim.
+        Shrink(u64),
+        /// Somebody only looks.
+        Look,
+    }
+
+    #[derive(Clone, Copy)]
+    enum Thread {
+        Idle,
+        Announced(u64),
+        Called(u64),
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            8 => (0usize..4, 1u64..200, any::<bool>())
+                .prop_map(|(thread, mib, grows)| Act::Step { thread, bytes: mib * MIB, grows }),
+            2 => (1u64..4).prop_map(Act::Shrink),
+            1 => Just(Act::Look),
+        ]
+    }
+
+    proptest! {
+        /// However calls race, settle and shrink: what the driver holds is always charged or
+        /// reserved, nothing is ever lacking, and when all is quiet the charge is the driver's figure.
+        #[test]
+        fn racing_settlements_lose_nothing_and_charge_nothing_twice(
+            acts in proptest::collection::vec(act(), 1..300)
+        ) {
+            let mut books = Books::default();
+            let mut threads = [Thread::Idle; 4];
+            let (mut reserved, mut quota) = (0u64, 0u64);
+            let looked = |books: &mut Books, mine: u64, reserved: u64, quota: &mut u64| {
+                let settled = books.settle(mine, reserved);
+                *quota = *quota - mine + settled.keep - settled.release;
+                settled
+            };
+            for act in acts {
+                match act {
+                    Act::Step { thread, bytes, grows } => threads[thread] = match threads[thread] {
+                        Thread::Idle => {
+                            let worst = books.worst(bytes);
+                            quota += worst;
+                            books.begin(worst);
+                            Thread::Announced(worst)
+                        }
+                        Thread::Announced(worst) => {
+                            if grows {
+                                reserved += worst;
+                            }
+                            Thread::Called(worst)
+                        }
+                        Thread::Called(worst) => {
+                            let settled = looked(&mut books, worst, reserved, &mut quota);
+                            prop_assert_eq!(settled.lacking, 0);
+                            Thread::Idle
+                        }
+                    },
+                    Act::Shrink(chunks) => reserved = reserved.saturating_sub(chunks * CHUNK),
+                    Act::Look => {
+                        prop_assert_eq!(looked(&mut books, 0, reserved, &mut quota).lacking, 0);
+                    }
+                }
+                prop_assert!(reserved <= quota, "the driver holds what nobody has reserved");
+                prop_assert_eq!(quota, books.charged + books.pending);
+            }
+            for thread in threads {
+                match thread {
+                    Thread::Idle => {}
+                    Thread::Announced(worst) | Thread::Called(worst) => {
+                        looked(&mut books, worst, reserved, &mut quota);
+                    }
+                }
+            }
+            looked(&mut books, 0, reserved, &mut quota);
+            prop_assert_eq!((books.charged, books.pending, quota), (reserved, 0, reserved));
+        }
+    }
+}

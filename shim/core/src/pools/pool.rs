@@ -1,0 +1,303 @@
+//! One pool of this process, and its settlement with the quota.
+
+use super::ask::Source;
+use super::books::{Books, Settled};
+use super::notice_frees;
+use crate::quota;
+use crate::spin::Spin;
+use crate::state::Process;
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
+use tessera_region::account::Reservation;
+use tessera_region::layout::Kind;
+
+/// Where a pool's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// On a GPU of the quota page.
+    Gpu(u8),
+    /// On a GPU that the page does not name.
+    Unlisted,
+    /// In host memory, or in another process's pool: not charged.
+    Free,
+}
+
+impl Home {
+    const UNLISTED: u8 = 254;
+    const FREE: u8 = 255;
+
+    fn word(self) -> u8 {
+        match self {
+            Self::Gpu(gpu) => gpu,
+            Self::Unlisted => Self::UNLISTED,
+            Self::Free => Self::FREE,
+        }
+    }
+
+    fn of(word: u8) -> Self {
+        match word {
+            Self::UNLISTED => Self::Unlisted,
+            Self::FREE => Self::Free,
+            gpu => Self::Gpu(gpu),
+        }
+    }
+}
+
+/// A pool. All zero is one that is not in use.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    /// The driver's handle; 0 while unused, after its destruction, and of what has none.
+    handle: AtomicUsize,
+    /// Of graph memory: the device, plus one; else 0.
+    graphs_of: AtomicI32,
+    /// See [`Home`].
+    home: AtomicU8,
+    /// Its place in the table, plus one.
+    number: AtomicU32,
+    /// Allocations that live in it, as far as hooks saw them being made.
+    live: AtomicU64,
+    /// Bytes that the driver keeps over synchronisations.
+    threshold: AtomicU64,
+    /// Something was freed, and the driver may give chunks back at any synchronisation.
+    loose: AtomicBool,
+    /// The driver took more than could be reserved, and it could not be undone yet.
+    in_debt: AtomicBool,
+    /// The application made it, and may destroy it.
+    own: AtomicBool,
+    /// The application has destroyed it while allocations lived.
+    orphaned: AtomicBool,
+    books: Spin<Books>,
+    /// Held over the driver's call by those that could not reserve the worst.
+    pub(crate) tight: Spin<()>,
+}
+
+impl Pool {
+    pub(crate) const fn new() -> Self {
+        Self {
+            handle: AtomicUsize::new(0),
+            graphs_of: AtomicI32::new(0),
+            home: AtomicU8::new(0),
+            number: AtomicU32::new(0),
+            live: AtomicU64::new(0),
+            threshold: AtomicU64::new(0),
+            loose: AtomicBool::new(false),
+            in_debt: AtomicBool::new(false),
+            own: AtomicBool::new(false),
+            orphaned: AtomicBool::new(false),
+            books: Spin::new(Books::new()),
+            tight: Spin::new(()),
+        }
+    }
+
+    /// Takes an unused place; the caller holds the table's lock.
+    pub(crate) fn begin_life(&self, source: Source, home: Home, number: u32) {
+        self.home.store(home.word(), Ordering::Relaxed);
+        self.number.store(number, Ordering::Relaxed);
+        self.own.store(false, Ordering::Relaxed);
+        self.threshold.store(source.release_threshold().unwrap_or(0), Ordering::Relaxed);
+        match source {
+            Source::Graphs(device) => self.graphs_of.store(device + 1, Ordering::Relaxed),
+            // Release: who finds the handle finds the rest.
+            Source::Pool(handle) => self.handle.store(handle, Ordering::Release),
+        }
+    }
+
+    pub(crate) fn is(&self, handle: usize) -> bool {
+        // Acquire: pairs with the Release in `begin_life`.
+        self.handle.load(Ordering::Acquire) == handle
+    }
+
+    /// Whether its place may be given to another pool.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.source().is_none()
+            && self.live.load(Ordering::Relaxed) == 0
+            && !self.orphaned.load(Ordering::Relaxed)
+            && !self.books.lock().is_busy()
+    }
+
+    pub(crate) fn home(&self) -> Home {
+        Home::of(self.home.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    /// Whom to ask about it; `None` once it is destroyed.
+    pub(crate) fn source(&self) -> Option<Source> {
+        match (self.handle.load(Ordering::Relaxed), self.graphs_of.load(Ordering::Relaxed)) {
+            (0, 0) => None,
+            (0, device) => Some(Source::Graphs(device - 1)),
+            (handle, _) => Some(Source::Pool(handle)),
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        if self.graphs_of.load(Ordering::Relaxed) == 0 { Kind::Async } else { Kind::Graph }
+    }
+
+    pub(crate) fn worst(&self, bytes: u64) -> u64 {
+        self.books.lock().worst(bytes)
+    }
+
+    pub(crate) fn charged(&self) -> u64 {
+        self.books.lock().charged()
+    }
+
+    /// What an allocation of `bytes` adds at least: what does not fit into what is reserved anyway.
+    pub(crate) fn least(&self, bytes: u64) -> u64 {
+        let unused = self.source().and_then(|source| {
+            let (reserved, used) = (source.reserved()?, source.used()?);
+            Some(reserved.saturating_sub(used))
+        });
+        bytes.saturating_sub(unused.unwrap_or(0))
+    }
+
+    pub(crate) fn in_debt(&self) -> bool {
+        self.in_debt.load(Ordering::Relaxed)
+    }
+
+    /// Announces a call that has reserved `bytes`.
+    pub(crate) fn begin(&self, bytes: u64) {
+        self.books.lock().begin(bytes);
+    }
+
+    /// Settles a call that was announced with `reservation`: asks the driver, charges what it
+    /// reserves, gives the rest back. Returns the bytes that the pool holds and nobody has reserved.
+    pub(crate) fn settle_call(
+        &self,
+        process: &'static Process,
+        reservation: Reservation<'static>,
+    ) -> u64 {
+        let mine = reservation.bytes();
+        let mut books = self.books.lock();
+        // A driver that does not tell has taken the worst.
+        let reserved = self
+            .source()
+            .and_then(Source::reserved)
+            .unwrap_or_else(|| books.charged().saturating_add(mine));
+        let settled = books.settle(mine, reserved);
+        if settled.keep > 0 {
+            // At most what was reserved, which never fails.
+            let _fits = reservation.commit(settled.keep, self.kind());
+        } else {
+            drop(reservation);
+        }
+        self.book(process, &settled);
+        settled.lacking
+    }
+
+    /// Settles without a call: what the driver has given back is given back. Returns how much.
+    pub(crate) fn settle(&self, process: &'static Process) -> u64 {
+        let mut books = self.books.lock();
+        // Lowered before the driver is asked: a free after that raises it again.
+        let was_loose = self.loose.swap(false, Ordering::Relaxed);
+        let Some(reserved) = self.source().and_then(Source::reserved) else { return 0 };
+        // The threshold tells whether the next synchronisation may give more back.
+        if was_loose && reserved > self.threshold.load(Ordering::Relaxed) {
+            self.loose.store(true, Ordering::Relaxed);
+        }
+        let settled = books.settle(0, reserved);
+        self.book(process, &settled);
+        settled.release
+    }
+
+    fn book(&self, process: &'static Process, settled: &Settled) {
+        if let (Home::Gpu(gpu), 1..) = (self.home(), settled.release) {
+            quota::release(process, gpu, settled.release, self.kind());
+        }
+        self.in_debt.store(settled.lacking > 0, Ordering::Relaxed);
+    }
+
+    /// The driver took `lacking` bytes more than the `worst` that a call alone had reserved.
+    pub(crate) fn learn(&self, worst: u64, lacking: u64) {
+        self.books.lock().learn(worst, lacking);
+    }
+
+    /// An allocation was made in it.
+    pub(crate) fn gained(&self) {
+        self.live.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An allocation of it was freed; `complete` where the free has been waited for.
+    pub(crate) fn lost(&self, process: &'static Process, complete: bool) {
+        let before = self.live.fetch_sub(1, Ordering::Relaxed);
+        self.loosen();
+        if complete {
+            if self.source().is_some() {
+                self.settle(process);
+            } else if before == 1 {
+                self.end_orphan(process);
+            }
+        }
+    }
+
+    /// The driver may give chunks back from now on.
+    pub(crate) fn loosen(&self) {
+        if !self.loose.load(Ordering::Relaxed) {
+            self.loose.store(true, Ordering::Relaxed);
+        }
+        notice_frees();
+    }
+
+    pub(crate) fn is_loose(&self) -> bool {
+        self.loose.load(Ordering::Relaxed)
+    }
+
+    /// The application has just made it.
+    pub(crate) fn mark_own(&self) {
+        self.own.store(true, Ordering::Relaxed);
+    }
+
+    /// Before the application destroys it, after which nobody can be asked: gives back what living
+    /// allocations do not need.
+    pub(crate) fn prepare_end(&self, process: &'static Process) {
+        // A device's default pool cannot be destroyed, and keeps what it has.
+        if let (true, Some(source)) = (self.own.load(Ordering::Relaxed), self.source()) {
+            source.trim();
+            self.settle(process);
+        }
+    }
+
+    pub(crate) fn set_threshold(&self, bytes: u64) {
+        self.threshold.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The application destroys it: no more questions. The handle goes before the driver's call,
+    /// because it may be another pool's at once.
+    pub(crate) fn hide(&self) {
+        self.handle.store(0, Ordering::Relaxed);
+    }
+
+    /// The driver refused to destroy it.
+    pub(crate) fn show(&self, handle: usize) {
+        self.handle.store(handle, Ordering::Release);
+    }
+
+    /// It is destroyed. What backs living allocations stays until the last of them is freed; then,
+    /// as nobody can be asked any more, until the next synchronisation.
+    pub(crate) fn orphan(&self) {
+        self.in_debt.store(false, Ordering::Relaxed);
+        if self.live.load(Ordering::Relaxed) > 0 || self.charged() > 0 {
+            self.orphaned.store(true, Ordering::Relaxed);
+            self.loosen();
+        }
+    }
+
+    /// A destroyed pool whose last allocation is freed for certain.
+    pub(crate) fn end_orphan(&self, process: &'static Process) {
+        if self.live.load(Ordering::Relaxed) == 0 && self.orphaned.swap(false, Ordering::Relaxed) {
+            self.close(process);
+        }
+    }
+
+    /// The driver has given all of it back.
+    pub(crate) fn close(&self, process: &'static Process) {
+        let charged = self.books.lock().close();
+        self.loose.store(false, Ordering::Relaxed);
+        if let (Home::Gpu(gpu), 1..) = (self.home(), charged) {
+            quota::release(process, gpu, charged, self.kind());
+        }
+    }
+}
