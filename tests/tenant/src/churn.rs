@@ -1,7 +1,8 @@
 //! `churn`: many threads that allocate, verify and free at random.
 //!
 //! Out of memory is no failure here: threads and processes race for what there is. Data that came
-//! back changed is.
+//! back changed is. The last report says what was free before and is free after; in a quiet
+//! container the two are equal.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -10,8 +11,9 @@ use serde_json::json;
 
 use crate::Target;
 use crate::args::Args;
-use crate::cuda::{Api, Block, Cuda, Stream};
+use crate::cuda::{Cuda, Stream};
 use crate::exit::{self, CudaError, Exit};
+use crate::memory::{Api, Block};
 use crate::report;
 use crate::rng::Rng;
 use crate::stop::{self, Asked};
@@ -27,6 +29,7 @@ pub struct Options {
     max: u64,
     limit: Option<Duration>,
     seed: u64,
+    apis: Vec<Api>,
 }
 
 impl Options {
@@ -40,6 +43,10 @@ impl Options {
                 seconds => Some(Duration::from_secs(seconds)),
             },
             seed: args.number("--seed", 1)?,
+            apis: match args.value("--apis")? {
+                None => Api::ACCOUNTED.to_vec(),
+                Some(list) => Api::list(&list).map_err(|e| Exit::usage(format!("--apis: {e}")))?,
+            },
         };
         args.finish()?;
         if options.threads == 0 || options.max < 4096 {
@@ -76,6 +83,7 @@ impl Counters {
 /// Churns until asked to stop or the time is over.
 pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     let cuda = Cuda::open(target)?;
+    let (free_before, _) = cuda.mem_info()?;
     let counters = Counters::default();
     let stop_now = AtomicBool::new(false);
     report::line("ready", json!({ "threads": options.threads }));
@@ -86,7 +94,7 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
                     ^ index.rotate_left(20)
                     ^ u64::from(std::process::id()).rotate_left(40);
                 let (counters, stop_now) = (&counters, &stop_now);
-                scope.spawn(move || worker(&cuda, options.max, seed, counters, stop_now))
+                scope.spawn(move || worker(&cuda, options, seed, counters, stop_now))
             })
             .collect();
         let start = Instant::now();
@@ -110,6 +118,9 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
             Err(_) => return Err(Exit::new(exit::DRIVER, "a thread panicked")),
         }
     }
+    cuda.trim()?;
+    let (free_after, _) = cuda.mem_info()?;
+    report::line("view", json!({ "free_before": free_before, "free_after": free_after }));
     counters.report("done");
     cuda.close()?;
     if counters.corrupted.load(Relaxed) > 0 {
@@ -125,13 +136,14 @@ struct Held {
 
 fn worker(
     cuda: &Cuda,
-    max: u64,
+    options: &Options,
     seed: u64,
     counters: &Counters,
     stop_now: &AtomicBool,
 ) -> Result<(), CudaError> {
     cuda.bind()?;
     let stream = cuda.stream()?;
+    let (max, apis) = (options.max, &options.apis);
     let mut rng = Rng::new(seed);
     let mut held: Vec<Held> = Vec::new();
     let mut bytes = 0;
@@ -140,7 +152,7 @@ fn worker(
         if grow {
             let want = (rng.below(max - bytes.min(max - 4096)) + 1).max(PATTERN as u64);
             // The dispersion of APIs is by draw, so that their accounting meets in one limit.
-            let api = Api::ALL[usize::try_from(rng.below(4)).unwrap_or(0)];
+            let api = apis[usize::try_from(rng.below(apis.len() as u64)).unwrap_or(0)];
             match cuda.allocate(api, want, stream) {
                 Ok(block) => {
                     let mut pattern = [0; PATTERN];

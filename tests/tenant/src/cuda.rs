@@ -4,11 +4,13 @@ use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
 use tessera_cuda::types::{
-    CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUresult, CUstream, CUuuid,
+    CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS, CUcontext, CUdevice, CUevent, CUfunction, CUresult,
+    CUstream, CUuuid,
 };
 
 use crate::driver::Driver;
 use crate::exit::{self, CudaError, Exit};
+use crate::memory::OwnPool;
 use crate::{Device, Target};
 
 /// A kernel that keeps the GPU busy for the nanoseconds of its parameter, by `%globaltimer`; the
@@ -32,50 +34,10 @@ LOOP:
 }
 ";
 
-/// `CU_MEM_ATTACH_GLOBAL`.
-const ATTACH_GLOBAL: c_uint = 1;
 /// `CU_STREAM_NON_BLOCKING`.
 const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`: wait without burning the CPU.
 const EVENT_WAIT: c_uint = 1 | 2;
-
-/// The APIs that give device memory and that Tessera accounts for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Api {
-    /// `cuMemAlloc`.
-    Plain,
-    /// `cuMemAllocPitch`.
-    Pitched,
-    /// `cuMemAllocManaged`.
-    Managed,
-    /// `cuMemAllocAsync`.
-    Async,
-}
-
-impl Api {
-    /// All of them, in the order they are tried.
-    pub const ALL: [Self; 4] = [Self::Plain, Self::Pitched, Self::Managed, Self::Async];
-
-    /// As on the command line and in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Plain => "plain",
-            Self::Pitched => "pitched",
-            Self::Managed => "managed",
-            Self::Async => "async",
-        }
-    }
-}
-
-/// One allocation.
-#[derive(Debug)]
-pub struct Block {
-    /// Device address.
-    pub pointer: CUdeviceptr,
-    /// Bytes the driver gave (pitch included).
-    pub bytes: u64,
-    api: Api,
-}
 
 /// A stream of the context that made it, or the legacy default stream.
 #[derive(Clone, Copy, Debug)]
@@ -84,12 +46,18 @@ pub struct Stream(CUstream);
 impl Stream {
     /// `CU_STREAM_LEGACY` by its usual spelling, null.
     pub const LEGACY: Self = Self(null_mut());
+
+    pub(crate) fn raw(self) -> CUstream {
+        self.0
+    }
 }
 
 /// A device with its primary context retained, current in the thread that opened it.
 #[derive(Clone, Copy)]
 pub struct Cuda {
-    driver: Driver,
+    /// For the life of the process, so that this can be copied to every thread.
+    driver: &'static Driver,
+    own_pool: &'static OwnPool,
     device: CUdevice,
     context: CUcontext,
 }
@@ -100,8 +68,13 @@ unsafe impl Send for Cuda {}
 // SAFETY: as above; `Cuda` itself has no interior mutability.
 unsafe impl Sync for Cuda {}
 
-fn check(call: &'static str, code: CUresult) -> Result<(), CudaError> {
+pub(crate) fn check(call: &'static str, code: CUresult) -> Result<(), CudaError> {
     if code == CUDA_SUCCESS { Ok(()) } else { Err(CudaError { call, code }) }
+}
+
+/// A function that older drivers lack.
+pub(crate) fn need<F>(call: &'static str, function: Option<F>) -> Result<F, CudaError> {
+    function.ok_or(CudaError { call, code: CUDA_ERROR_NOT_FOUND })
 }
 
 /// `cuInit` on a freshly loaded driver.
@@ -132,9 +105,22 @@ impl Cuda {
             check("cuDeviceGet", (driver.device_get)(&raw mut device, ordinal))?;
             check("cuDevicePrimaryCtxRetain", (driver.primary_retain)(&raw mut context, device))?;
         }
-        let cuda = Self { driver, device, context };
+        let (driver, own_pool) = (Box::leak(Box::new(driver)), Box::leak(Box::default()));
+        let cuda = Self { driver, own_pool, device, context };
         cuda.bind()?;
         Ok(cuda)
+    }
+
+    pub(crate) fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
+    pub(crate) fn device(&self) -> CUdevice {
+        self.device
+    }
+
+    pub(crate) fn own_pool(&self) -> &'static OwnPool {
+        self.own_pool
     }
 
     /// Makes the context current in the calling thread.
@@ -159,80 +145,10 @@ impl Cuda {
         Ok((free as u64, total as u64))
     }
 
-    /// Allocates `bytes` by `api`; async allocations are ordered on `stream`.
-    pub fn allocate(&self, api: Api, bytes: u64, stream: Stream) -> Result<Block, CudaError> {
-        let mut pointer = 0;
-        let size = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let mut given = bytes;
-        // SAFETY: live out-parameters; a `Stream` is null or made by the driver.
-        unsafe {
-            match api {
-                Api::Plain => {
-                    check("cuMemAlloc", (self.driver.mem_alloc)(&raw mut pointer, size))?;
-                }
-                Api::Managed => check(
-                    "cuMemAllocManaged",
-                    (self.driver.mem_alloc_managed)(&raw mut pointer, size, ATTACH_GLOBAL),
-                )?,
-                Api::Async => {
-                    check(
-                        "cuMemAllocAsync",
-                        (self.driver.mem_alloc_async)(&raw mut pointer, size, stream.0),
-                    )?;
-                    check("cuStreamSynchronize", (self.driver.stream_synchronize)(stream.0))?;
-                }
-                Api::Pitched => {
-                    // Rows that no pitch is equal to: where it is 1024, as on every GPU so far, all
-                    // rows together take what was asked for.
-                    let width = size.min(1000);
-                    let height = (size / 1024).max(1);
-                    let mut pitch = 0;
-                    check(
-                        "cuMemAllocPitch",
-                        (self.driver.mem_alloc_pitch)(
-                            &raw mut pointer,
-                            &raw mut pitch,
-                            width,
-                            height,
-                            4,
-                        ),
-                    )?;
-                    given = pitch as u64 * height as u64;
-                }
-            }
-        }
-        Ok(Block { pointer, bytes: given, api })
-    }
-
-    /// Frees by the API that `block` came from.
-    pub fn free(&self, block: &Block, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: a block is made by `allocate` alone and freed once by its owner.
-        unsafe {
-            if block.api == Api::Async {
-                check("cuMemFreeAsync", (self.driver.mem_free_async)(block.pointer, stream.0))?;
-                check("cuStreamSynchronize", (self.driver.stream_synchronize)(stream.0))
-            } else {
-                check("cuMemFree", (self.driver.mem_free)(block.pointer))
-            }
-        }
-    }
-
-    /// Copies `data` to `block` at `offset`.
-    pub fn write(&self, block: &Block, offset: u64, data: &[u8]) -> Result<(), CudaError> {
-        debug_assert!(offset + data.len() as u64 <= block.bytes);
-        // SAFETY: source and length are a live slice's; the driver checks the destination.
-        check("cuMemcpyHtoD", unsafe {
-            (self.driver.copy_to_device)(block.pointer + offset, data.as_ptr().cast(), data.len())
-        })
-    }
-
-    /// Copies from `block` at `offset` into `data`.
-    pub fn read(&self, block: &Block, offset: u64, data: &mut [u8]) -> Result<(), CudaError> {
-        debug_assert!(offset + data.len() as u64 <= block.bytes);
-        // SAFETY: destination and length are a live, exclusive slice's.
-        check("cuMemcpyDtoH", unsafe {
-            (self.driver.copy_to_host)(data.as_mut_ptr().cast(), block.pointer + offset, data.len())
-        })
+    /// Waits until everything in `stream` is done.
+    pub fn synchronise(&self, stream: Stream) -> Result<(), CudaError> {
+        // SAFETY: a `Stream` is null or made by the driver.
+        check("cuStreamSynchronize", unsafe { (self.driver.stream_synchronize)(stream.0) })
     }
 
     /// A stream that does not wait for the legacy default stream.

@@ -1,11 +1,11 @@
 //! The driver functions this client calls, found by `dlsym` or through `cuGetProcAddress`.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use tessera_cuda::types::{
     CU_GET_PROC_ADDRESS_DEFAULT, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr,
-    CUdriverProcAddressQueryResult, CUevent, CUfunction, CUmodule, CUresult, CUstream, CUuuid,
-    cuuint64_t,
+    CUdriverProcAddressQueryResult, CUevent, CUfunction, CUgraphExec, CUmemoryPool, CUmodule,
+    CUresult, CUstream, CUuuid, cuuint64_t,
 };
 
 use crate::exit::{self, Exit};
@@ -34,13 +34,20 @@ type GetProcAddress =
 
 /// Declares [`Driver`]: field, export, the name `cuGetProcAddress` knows it by, arguments.
 macro_rules! driver {
-    ($( $field:ident $export:literal $name:literal ($($arg:ty),* $(,)?); )*) => {
+    (
+        required { $( $field:ident $export:literal $name:literal ($($arg:ty),* $(,)?); )* }
+        optional { $( $late:ident $late_export:literal $late_name:literal ($($late_arg:ty),* $(,)?); )* }
+    ) => {
         /// Typed pointers into libcuda (signatures of cuda.h, CUDA 12.9).
         #[derive(Clone, Copy)]
         pub struct Driver {
             $(
                 #[doc = concat!("`", $export, "`")]
                 pub $field: unsafe extern "C" fn($($arg),*) -> CUresult,
+            )*
+            $(
+                #[doc = concat!("`", $late_export, "`, where the driver has it")]
+                pub $late: Option<unsafe extern "C" fn($($late_arg),*) -> CUresult>,
             )*
         }
 
@@ -60,6 +67,15 @@ macro_rules! driver {
                             >(pointer)
                         }
                     },)*
+                    $($late: finder.find($late_export, $late_name).ok().map(|pointer| {
+                        // SAFETY: as above.
+                        unsafe {
+                            std::mem::transmute::<
+                                *mut c_void,
+                                unsafe extern "C" fn($($late_arg),*) -> CUresult,
+                            >(pointer)
+                        }
+                    }),)*
                 })
             }
         }
@@ -67,39 +83,77 @@ macro_rules! driver {
 }
 
 driver! {
-    init "cuInit" "cuInit" (c_uint);
-    driver_version "cuDriverGetVersion" "cuDriverGetVersion" (*mut c_int);
-    device_count "cuDeviceGetCount" "cuDeviceGetCount" (*mut c_int);
-    device_get "cuDeviceGet" "cuDeviceGet" (*mut CUdevice, c_int);
-    device_name "cuDeviceGetName" "cuDeviceGetName" (*mut c_char, c_int, CUdevice);
-    device_uuid "cuDeviceGetUuid_v2" "cuDeviceGetUuid" (*mut CUuuid, CUdevice);
-    device_total_mem "cuDeviceTotalMem_v2" "cuDeviceTotalMem" (*mut usize, CUdevice);
-    primary_retain "cuDevicePrimaryCtxRetain" "cuDevicePrimaryCtxRetain"
-        (*mut CUcontext, CUdevice);
-    primary_release "cuDevicePrimaryCtxRelease_v2" "cuDevicePrimaryCtxRelease" (CUdevice);
-    ctx_set_current "cuCtxSetCurrent" "cuCtxSetCurrent" (CUcontext);
-    mem_get_info "cuMemGetInfo_v2" "cuMemGetInfo" (*mut usize, *mut usize);
-    mem_alloc "cuMemAlloc_v2" "cuMemAlloc" (*mut CUdeviceptr, usize);
-    mem_alloc_pitch "cuMemAllocPitch_v2" "cuMemAllocPitch"
-        (*mut CUdeviceptr, *mut usize, usize, usize, c_uint);
-    mem_alloc_managed "cuMemAllocManaged" "cuMemAllocManaged"
-        (*mut CUdeviceptr, usize, c_uint);
-    mem_alloc_async "cuMemAllocAsync" "cuMemAllocAsync" (*mut CUdeviceptr, usize, CUstream);
-    mem_free "cuMemFree_v2" "cuMemFree" (CUdeviceptr);
-    mem_free_async "cuMemFreeAsync" "cuMemFreeAsync" (CUdeviceptr, CUstream);
-    copy_to_device "cuMemcpyHtoD_v2" "cuMemcpyHtoD" (CUdeviceptr, *const c_void, usize);
-    copy_to_host "cuMemcpyDtoH_v2" "cuMemcpyDtoH" (*mut c_void, CUdeviceptr, usize);
-    module_load_data "cuModuleLoadData" "cuModuleLoadData" (*mut CUmodule, *const c_void);
-    module_get_function "cuModuleGetFunction" "cuModuleGetFunction"
-        (*mut CUfunction, CUmodule, *const c_char);
-    launch_kernel "cuLaunchKernel" "cuLaunchKernel"
-        (CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
-         *mut *mut c_void, *mut *mut c_void);
-    stream_create "cuStreamCreate" "cuStreamCreate" (*mut CUstream, c_uint);
-    stream_synchronize "cuStreamSynchronize" "cuStreamSynchronize" (CUstream);
-    event_create "cuEventCreate" "cuEventCreate" (*mut CUevent, c_uint);
-    event_record "cuEventRecord" "cuEventRecord" (CUevent, CUstream);
-    event_synchronize "cuEventSynchronize" "cuEventSynchronize" (CUevent);
+    required {
+        init "cuInit" "cuInit" (c_uint);
+        driver_version "cuDriverGetVersion" "cuDriverGetVersion" (*mut c_int);
+        device_count "cuDeviceGetCount" "cuDeviceGetCount" (*mut c_int);
+        device_get "cuDeviceGet" "cuDeviceGet" (*mut CUdevice, c_int);
+        device_name "cuDeviceGetName" "cuDeviceGetName" (*mut c_char, c_int, CUdevice);
+        device_uuid "cuDeviceGetUuid_v2" "cuDeviceGetUuid" (*mut CUuuid, CUdevice);
+        device_total_mem "cuDeviceTotalMem_v2" "cuDeviceTotalMem" (*mut usize, CUdevice);
+        primary_retain "cuDevicePrimaryCtxRetain" "cuDevicePrimaryCtxRetain"
+            (*mut CUcontext, CUdevice);
+        primary_release "cuDevicePrimaryCtxRelease_v2" "cuDevicePrimaryCtxRelease" (CUdevice);
+        ctx_set_current "cuCtxSetCurrent" "cuCtxSetCurrent" (CUcontext);
+        mem_get_info "cuMemGetInfo_v2" "cuMemGetInfo" (*mut usize, *mut usize);
+        mem_alloc "cuMemAlloc_v2" "cuMemAlloc" (*mut CUdeviceptr, usize);
+        mem_alloc_pitch "cuMemAllocPitch_v2" "cuMemAllocPitch"
+            (*mut CUdeviceptr, *mut usize, usize, usize, c_uint);
+        mem_alloc_managed "cuMemAllocManaged" "cuMemAllocManaged"
+            (*mut CUdeviceptr, usize, c_uint);
+        mem_alloc_async "cuMemAllocAsync" "cuMemAllocAsync" (*mut CUdeviceptr, usize, CUstream);
+        mem_free "cuMemFree_v2" "cuMemFree" (CUdeviceptr);
+        mem_free_async "cuMemFreeAsync" "cuMemFreeAsync" (CUdeviceptr, CUstream);
+        copy_to_device "cuMemcpyHtoD_v2" "cuMemcpyHtoD" (CUdeviceptr, *const c_void, usize);
+        copy_to_host "cuMemcpyDtoH_v2" "cuMemcpyDtoH" (*mut c_void, CUdeviceptr, usize);
+        module_load_data "cuModuleLoadData" "cuModuleLoadData" (*mut CUmodule, *const c_void);
+        module_get_function "cuModuleGetFunction" "cuModuleGetFunction"
+            (*mut CUfunction, CUmodule, *const c_char);
+        launch_kernel "cuLaunchKernel" "cuLaunchKernel"
+            (CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+             *mut *mut c_void, *mut *mut c_void);
+        stream_create "cuStreamCreate" "cuStreamCreate" (*mut CUstream, c_uint);
+        stream_synchronize "cuStreamSynchronize" "cuStreamSynchronize" (CUstream);
+        event_create "cuEventCreate" "cuEventCreate" (*mut CUevent, c_uint);
+        event_record "cuEventRecord" "cuEventRecord" (CUevent, CUstream);
+        event_synchronize "cuEventSynchronize" "cuEventSynchronize" (CUevent);
+    }
+    optional {
+        copy_2d "cuMemcpy2D_v2" "cuMemcpy2D" (*const c_void);
+        default_mem_pool "cuDeviceGetDefaultMemPool" "cuDeviceGetDefaultMemPool"
+            (*mut CUmemoryPool, CUdevice);
+        mem_pool_create "cuMemPoolCreate" "cuMemPoolCreate" (*mut CUmemoryPool, *const c_void);
+        mem_pool_destroy "cuMemPoolDestroy" "cuMemPoolDestroy" (CUmemoryPool);
+        mem_pool_trim "cuMemPoolTrimTo" "cuMemPoolTrimTo" (CUmemoryPool, usize);
+        mem_alloc_from_pool "cuMemAllocFromPoolAsync" "cuMemAllocFromPoolAsync"
+            (*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
+        mem_granularity "cuMemGetAllocationGranularity" "cuMemGetAllocationGranularity"
+            (*mut usize, *const c_void, c_int);
+        mem_address_reserve "cuMemAddressReserve" "cuMemAddressReserve"
+            (*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+        mem_address_free "cuMemAddressFree" "cuMemAddressFree" (CUdeviceptr, usize);
+        mem_create "cuMemCreate" "cuMemCreate" (*mut u64, usize, *const c_void, c_ulonglong);
+        mem_release "cuMemRelease" "cuMemRelease" (u64);
+        mem_map "cuMemMap" "cuMemMap" (CUdeviceptr, usize, usize, u64, c_ulonglong);
+        mem_unmap "cuMemUnmap" "cuMemUnmap" (CUdeviceptr, usize);
+        mem_set_access "cuMemSetAccess" "cuMemSetAccess" (CUdeviceptr, usize, *const c_void, usize);
+        array_create "cuArray3DCreate_v2" "cuArray3DCreate" (*mut *mut c_void, *const c_void);
+        array_destroy "cuArrayDestroy" "cuArrayDestroy" (*mut c_void);
+        mipmap_create "cuMipmappedArrayCreate" "cuMipmappedArrayCreate"
+            (*mut *mut c_void, *const c_void, c_uint);
+        mipmap_level "cuMipmappedArrayGetLevel" "cuMipmappedArrayGetLevel"
+            (*mut *mut c_void, *mut c_void, c_uint);
+        mipmap_destroy "cuMipmappedArrayDestroy" "cuMipmappedArrayDestroy" (*mut c_void);
+        graph_create "cuGraphCreate" "cuGraphCreate" (*mut *mut c_void, c_uint);
+        graph_destroy "cuGraphDestroy" "cuGraphDestroy" (*mut c_void);
+        graph_add_mem_alloc "cuGraphAddMemAllocNode" "cuGraphAddMemAllocNode"
+            (*mut *mut c_void, *mut c_void, *const c_void, usize, *mut c_void);
+        graph_instantiate "cuGraphInstantiateWithFlags" "cuGraphInstantiateWithFlags"
+            (*mut CUgraphExec, *mut c_void, c_ulonglong);
+        graph_launch "cuGraphLaunch" "cuGraphLaunch" (CUgraphExec, CUstream);
+        graph_exec_destroy "cuGraphExecDestroy" "cuGraphExecDestroy" (CUgraphExec);
+        graph_mem_trim "cuDeviceGraphMemTrim" "cuDeviceGraphMemTrim" (CUdevice);
+    }
 }
 
 /// A library that stays loaded until the process ends.

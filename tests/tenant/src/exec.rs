@@ -7,8 +7,9 @@ use serde_json::json;
 
 use crate::Target;
 use crate::args::Args;
-use crate::cuda::{Api, Cuda, Stream};
+use crate::cuda::{Cuda, Stream};
 use crate::exit::Exit;
+use crate::memory::Api;
 use crate::report;
 use crate::stop;
 

@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use crate::Target;
 use crate::args::Args;
-use crate::cuda::{Api, Block, Cuda, Stream};
+use crate::cuda::{Cuda, Stream};
 use crate::exit::{self, Exit};
+use crate::memory::{Api, Block};
 use crate::processes;
 use crate::report;
 use crate::stop::{self, Asked};
@@ -31,8 +32,8 @@ impl Options {
         let chunk = args.bytes("--chunk")?.unwrap_or(64 << 20);
         let min_chunk = args.bytes("--min-chunk")?.unwrap_or(1 << 20).min(chunk);
         let apis = match args.value("--apis")? {
-            None => Api::ALL.to_vec(),
-            Some(list) => list.split(',').map(parse_api).collect::<Result<_, _>>()?,
+            None => Api::ACCOUNTED.to_vec(),
+            Some(list) => Api::list(&list).map_err(|e| Exit::usage(format!("--apis: {e}")))?,
         };
         let at_most = args.bytes("--at-most")?;
         let hold = match args.value("--for")? {
@@ -51,12 +52,6 @@ impl Options {
         }
         Ok(Self { chunk, min_chunk, apis, at_most, hold, retry })
     }
-}
-
-fn parse_api(name: &str) -> Result<Api, Exit> {
-    Api::ALL.into_iter().find(|a| a.name() == name).ok_or_else(|| {
-        Exit::usage(format!("--apis: {name:?} is none of plain, pitched, managed, async"))
-    })
 }
 
 #[derive(Clone, Copy, Default)]

@@ -11,9 +11,10 @@ use serde_json::json;
 
 use crate::Target;
 use crate::args::Args;
-use crate::cuda::{Api, Block, Cuda, Kernel, Stream};
+use crate::cuda::{Cuda, Kernel, Stream};
 use crate::exit::{self, Exit};
 use crate::histogram::Histogram;
+use crate::memory::{Api, Block};
 use crate::report;
 use crate::rng::Rng;
 use crate::stop::{self, Asked};

@@ -12,14 +12,14 @@ Subcommands
   info                      what this process sees of its GPUs, as JSON
   hold    --bytes Q [--for S]
                             allocate Q, say so, hold it until SIGTERM or for S seconds
-  greedy  [--chunk Q] [--min-chunk Q] [--apis plain,pitched,managed,async] [--at-most Q]
+  greedy  [--chunk Q] [--min-chunk Q] [--apis LIST] [--at-most Q]
           [--for S] [--retry-ms N]
                             allocate until out of memory, by each API in turn; without --for exit
                             at once, else hold S seconds (0: until SIGTERM) and keep trying
   infer   [--weights Q] [--activations Q] [--requests N] [--rate R] [--kernel-us K] [--for S]
                             serve inference-like requests; a JSON line each second and at the end;
                             SIGUSR1 closes a phase and starts the next
-  churn   [--threads N] [--max Q] [--for S] [--seed N]
+  churn   [--threads N] [--max Q] [--for S] [--seed N] [--apis LIST]
                             allocate, verify and free at random from many threads
   exec    [--clear-env] [--bytes Q] -- COMMAND...
                             use the GPU (with --bytes), then replace this process by COMMAND
@@ -29,7 +29,8 @@ Options
   --device N|UUID           CUDA device by ordinal or UUID (0)
   --processes N             fork N copies before the driver is touched
 
-Q is bytes or a quantity: 512Mi, 4GiB, 129M, 1.5Gi.
+LIST is of plain, pitched, managed, async, pool, vmm, array, mipmap, graph; without it, those that
+Tessera accounts for. Q is bytes or a quantity: 512Mi, 4GiB, 129M, 1.5Gi.
 Exit: 0 ok, 2 out of memory where none was expected, 3 another driver error, 4 data corrupted,
 5 no driver library, 6 more memory was granted than --at-most, 64 usage; 128+n: a copy died of
 signal n.";

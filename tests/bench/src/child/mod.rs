@@ -5,8 +5,9 @@ mod race;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use tessera_tenant::cuda::{Api, Cuda, Stream};
+use tessera_tenant::cuda::{Cuda, Stream};
 use tessera_tenant::driver::Resolve;
+use tessera_tenant::memory::Api;
 use tessera_tenant::{Device, Target};
 
 use crate::clock;

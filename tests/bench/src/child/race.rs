@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tessera_tenant::cuda::{Api, Block, Cuda, Stream};
+use tessera_tenant::cuda::{Cuda, Stream};
+use tessera_tenant::memory::{Api, Block};
 
 use super::{CHUNK, failed, open, say};
 use crate::clock;

@@ -1,0 +1,223 @@
+//! Every way in which the driver API gives device memory, behind one pair of calls.
+
+mod array;
+mod graph;
+mod linear;
+mod pool;
+mod vmm;
+
+pub use pool::OwnPool;
+
+use tessera_cuda::types::CUdeviceptr;
+
+use crate::cuda::{Cuda, Stream};
+use crate::exit::CudaError;
+
+/// A way to obtain device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    /// `cuMemAlloc`.
+    Plain,
+    /// `cuMemAllocPitch`, of an odd size.
+    Pitched,
+    /// `cuMemAllocManaged`.
+    Managed,
+    /// `cuMemAllocAsync`: the device's pool.
+    Async,
+    /// `cuMemAllocFromPoolAsync`, from a pool that this process made.
+    Pool,
+    /// `cuMemCreate` and `cuMemMap`.
+    Vmm,
+    /// `cuArray3DCreate`.
+    Array,
+    /// `cuMipmappedArrayCreate`.
+    Mipmap,
+    /// `cuGraphAddMemAllocNode`, launched.
+    Graph,
+}
+
+impl Api {
+    /// All of them, in the order they are tried.
+    pub const ALL: [Self; 9] = [
+        Self::Plain,
+        Self::Pitched,
+        Self::Managed,
+        Self::Async,
+        Self::Pool,
+        Self::Vmm,
+        Self::Array,
+        Self::Mipmap,
+        Self::Graph,
+    ];
+
+    /// Those that Tessera accounts for so far; what tenants use unless told otherwise.
+    pub const ACCOUNTED: [Self; 4] = [Self::Plain, Self::Pitched, Self::Managed, Self::Async];
+
+    /// As on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Pitched => "pitched",
+            Self::Managed => "managed",
+            Self::Async => "async",
+            Self::Pool => "pool",
+            Self::Vmm => "vmm",
+            Self::Array => "array",
+            Self::Mipmap => "mipmap",
+            Self::Graph => "graph",
+        }
+    }
+
+    /// The one of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|api| api.name() == name)
+    }
+
+    /// A comma-separated list of names; the error names what is none.
+    ///
+    /// # Errors
+    /// A word that is no API's name.
+    pub fn list(names: &str) -> Result<Vec<Self>, String> {
+        let all: Vec<&str> = Self::ALL.into_iter().map(Self::name).collect();
+        let parse = |name| {
+            Self::named(name).ok_or_else(|| format!("{name:?} is none of {}", all.join(", ")))
+        };
+        names.split(',').map(parse).collect()
+    }
+}
+
+/// One allocation.
+#[derive(Debug)]
+pub struct Block {
+    /// Bytes that can be written (pitch included).
+    pub bytes: u64,
+    api: Api,
+    place: Place,
+}
+
+/// What the driver gave.
+#[derive(Debug)]
+enum Place {
+    Address(CUdeviceptr),
+    Mapped(vmm::Mapped),
+    Array(array::Array),
+    Graph(graph::Launched),
+}
+
+impl Cuda {
+    /// Whether the driver has the functions behind `api`.
+    pub fn has(&self, api: Api) -> bool {
+        let driver = self.driver();
+        match api {
+            Api::Plain | Api::Pitched | Api::Managed | Api::Async => true,
+            Api::Pool => driver.mem_pool_create.is_some(),
+            Api::Vmm => driver.mem_create.is_some(),
+            Api::Array => driver.array_create.is_some(),
+            Api::Mipmap => driver.mipmap_create.is_some(),
+            Api::Graph => driver.graph_add_mem_alloc.is_some(),
+        }
+    }
+
+    /// Allocates `bytes` by `api`; stream-ordered allocations are ordered on `stream`, which is
+    /// waited for. What takes whole pages gets as many as hold `bytes`.
+    ///
+    /// # Errors
+    /// The driver's; `CUDA_ERROR_NOT_FOUND` where it lacks the API.
+    pub fn allocate(&self, api: Api, bytes: u64, stream: Stream) -> Result<Block, CudaError> {
+        let size = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let (place, bytes) = match api {
+            Api::Plain => (Place::Address(linear::plain(self, size)?), bytes),
+            Api::Managed => (Place::Address(linear::managed(self, size)?), bytes),
+            Api::Pitched => {
+                let (address, given) = linear::pitched(self, size)?;
+                (Place::Address(address), given)
+            }
+            Api::Async => (Place::Address(pool::from_default(self, size, stream)?), bytes),
+            Api::Pool => (Place::Address(pool::from_own(self, size, stream)?), bytes),
+            Api::Vmm => {
+                let mapped = vmm::map(self, size)?;
+                let given = mapped.bytes();
+                (Place::Mapped(mapped), given)
+            }
+            Api::Array | Api::Mipmap => {
+                let array = array::create(self, api == Api::Mipmap, size)?;
+                let given = array.bytes();
+                (Place::Array(array), given)
+            }
+            Api::Graph => (Place::Graph(graph::launch(self, size, stream)?), bytes),
+        };
+        Ok(Block { bytes, api, place })
+    }
+
+    /// Frees by the API that `block` came from, and has the driver take the memory back.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn free(&self, block: &Block, stream: Stream) -> Result<(), CudaError> {
+        match &block.place {
+            Place::Address(address) => match block.api {
+                Api::Async | Api::Pool => pool::free(self, *address, stream),
+                _ => linear::free(self, *address),
+            },
+            Place::Mapped(mapped) => vmm::unmap(self, mapped),
+            Place::Array(array) => array::destroy(self, array),
+            Place::Graph(launched) => graph::free(self, launched, stream),
+        }
+    }
+
+    /// Copies `data` to `block` at `offset`; within one of an array's rows.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn write(&self, block: &Block, offset: u64, data: &[u8]) -> Result<(), CudaError> {
+        debug_assert!(offset + data.len() as u64 <= block.bytes);
+        match &block.place {
+            Place::Array(array) => array::write(self, array, offset, data),
+            place => linear::write(self, address(place) + offset, data),
+        }
+    }
+
+    /// Copies from `block` at `offset` into `data`; within one of an array's rows.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn read(&self, block: &Block, offset: u64, data: &mut [u8]) -> Result<(), CudaError> {
+        debug_assert!(offset + data.len() as u64 <= block.bytes);
+        match &block.place {
+            Place::Array(array) => array::read(self, array, offset, data),
+            place => linear::read(self, address(place) + offset, data),
+        }
+    }
+
+    /// Has the driver take back what pools and graphs keep for later.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn trim(&self) -> Result<(), CudaError> {
+        pool::trim(self)?;
+        graph::trim(self)
+    }
+}
+
+fn address(place: &Place) -> CUdeviceptr {
+    match place {
+        Place::Address(address) => *address,
+        Place::Mapped(mapped) => mapped.address(),
+        Place::Graph(launched) => launched.address(),
+        Place::Array(_) => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_api_is_found_by_its_name() {
+        for api in Api::ALL {
+            assert_eq!(Api::named(api.name()), Some(api));
+        }
+        assert_eq!(Api::list("vmm,graph"), Ok(vec![Api::Vmm, Api::Graph]));
+        assert!(Api::list("plain,vram").unwrap_err().contains("vram"));
+    }
+}
