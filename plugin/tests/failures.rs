@@ -37,6 +37,19 @@ async fn a_usage_file_of_the_wrong_size_is_restored_and_flagged() {
 }
 
 #[tokio::test]
+async fn a_usage_page_cut_to_nothing_is_a_page_again_for_new_processes() {
+    let node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    for damage in [&[][..], &[0xff; USAGE_BYTES]] {
+        std::fs::write(pages.join(USAGE_FILE), damage).unwrap();
+        assert!(node.allocation(&admitted.device_ids).await.unwrap().tamperings > 0);
+        // No container restarts; its next process attaches.
+        drop(Tenant::hold(&pages, 2 * GIB));
+    }
+}
+
+#[tokio::test]
 async fn housekeeping_restores_a_usage_file_that_nobody_asks_about() {
     let node = TestNode::start().await;
     let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);

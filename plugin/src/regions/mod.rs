@@ -276,8 +276,8 @@ impl Region {
             warn!(dir = %self.dir.display(), %tampered, "usage page");
         }
         open.wrong = Some(tampered);
-        if tampered.what == What::Size {
-            match open.usage.restore_size() {
+        if is_restored(tampered.what) {
+            match open.usage.restore(self.generation.load(Ordering::Relaxed)) {
                 Ok(_) => open.wrong = None,
                 Err(error) => warn!(%error, "usage page"),
             }
@@ -364,6 +364,21 @@ fn write_pages(
     };
     outcome.repaired |= created.repaired || (mode == Mode::Ensure && created.fresh);
     Ok((quota, UsageFile::open(dir)?, outcome))
+}
+
+/// What is put right at once: the page as a whole, so that newcomers find one. Words in slots are their
+/// owners' affair.
+fn is_restored(what: What) -> bool {
+    matches!(
+        what,
+        What::Size
+            | What::Memory
+            | What::Magic
+            | What::Abi
+            | What::SlotCount
+            | What::HighWater
+            | What::Unclaimed
+    )
 }
 
 /// Whether the file is not a page of this allocation, so that nothing is lost by replacing it.

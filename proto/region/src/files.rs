@@ -143,6 +143,11 @@ fn fault(path: &Path, call: &'static str, error: &io::Error, bytes: usize) -> Pa
     }
 }
 
+/// Whether anything is at the path.
+pub(crate) fn exists(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
 /// Opens one of the plugin's own files for reading and writing; it must be a regular file.
 pub(crate) fn open_page(path: &Path) -> Result<(File, Stat), PageError> {
     let name = c_path(path).map_err(|errno| PageError::os(path, "open", errno))?;

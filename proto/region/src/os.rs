@@ -42,6 +42,8 @@ pub(crate) struct Stat {
     /// Which file this is on this machine.
     pub inode: (u64, u64),
     pub size: u64,
+    /// Bytes of it that have memory behind them.
+    pub held: u64,
     pub kind: FileKind,
     /// Permission bits.
     pub mode: u32,
@@ -63,6 +65,7 @@ pub(crate) fn fstat(fd: BorrowedFd<'_>) -> Result<Stat, i32> {
     Ok(Stat {
         inode: (stat.st_dev, stat.st_ino),
         size: u64::try_from(stat.st_size).unwrap_or(0),
+        held: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
         kind: match stat.st_mode & libc::S_IFMT {
             libc::S_IFREG => FileKind::Regular,
             libc::S_IFDIR => FileKind::Directory,
@@ -70,6 +73,19 @@ pub(crate) fn fstat(fd: BorrowedFd<'_>) -> Result<Stat, i32> {
         },
         mode: stat.st_mode & 0o7777,
     })
+}
+
+/// Whether the file lies on a tmpfs, where allocated bytes and memory are the same thing. Other file
+/// systems compress, or count otherwise.
+pub(crate) fn is_tmpfs(fd: BorrowedFd<'_>) -> bool {
+    let mut stat = core::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: `stat` is writable memory of the size `fstatfs` fills.
+    if retry(|| unsafe { libc::fstatfs(fd.as_raw_fd(), stat.as_mut_ptr()) }).is_err() {
+        return false;
+    }
+    // SAFETY: `fstatfs` succeeded, so it filled the structure.
+    let stat = unsafe { stat.assume_init() };
+    stat.f_type == libc::TMPFS_MAGIC
 }
 
 /// What a lock attempt found.

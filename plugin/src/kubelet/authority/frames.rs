@@ -140,12 +140,12 @@ impl Rewriter {
             let used = match &mut self.state {
                 State::Preface(seen) => {
                     let rest = &PREFACE[*seen..];
-                    let used = rest.len().min(input.len());
-                    if rest[..used] != input[..used] {
-                        return Err(Error::Preface);
-                    }
+                    let used = rest.iter().zip(input).take_while(|(want, got)| want == got).count();
                     out.extend_from_slice(&input[..used]);
                     *seen += used;
+                    if used < rest.len().min(input.len()) {
+                        return Err(Error::Preface);
+                    }
                     if *seen == PREFACE.len() {
                         self.state = State::Header([0; HEADER], 0);
                     }

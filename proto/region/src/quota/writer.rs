@@ -30,7 +30,9 @@ use crate::os::{Map, Stat};
 pub fn create(dir: &Path, spec: &QuotaSpec) -> Result<QuotaWriter, PageError> {
     let path = dir.join(QUOTA_FILE);
     spec.check().map_err(|what| PageError::new(&path, PageFault::Invalid(what)))?;
-    if let Some(file) = files::publish(dir, QUOTA_FILE, &encode(spec), 0o644)? {
+    if !files::exists(&path)
+        && let Some(file) = files::publish(dir, QUOTA_FILE, &encode(spec), 0o644)?
+    {
         return QuotaWriter::map(path, &file);
     }
     let writer = QuotaWriter::open(dir)?;

@@ -40,12 +40,16 @@ pub struct Created {
 /// # Errors
 /// [`crate::PageFault::IsDirectory`] (see [`crate::prepare_dir`]), [`crate::PageFault::NotRegular`],
 /// [`crate::PageFault::Busy`] while a process holds a lease on the file,
+/// [`crate::PageFault::Denied`] where a tenant took it from us and we lack the rights to take it back,
 /// [`crate::PageFault::NoSpace`], [`crate::PageFault::Io`].
 pub fn create(dir: &Path, generation: u64) -> Result<Created, PageError> {
-    if files::publish(dir, USAGE_FILE, &encode(generation), MODE)?.is_some() {
+    let path = dir.join(USAGE_FILE);
+    // What exists needs no memory: on a full file system a tenant's restart must not fail.
+    if !files::exists(&path)
+        && files::publish(dir, USAGE_FILE, &encode(generation), MODE)?.is_some()
+    {
         return Ok(Created { fresh: true, ..Created::default() });
     }
-    let path = dir.join(USAGE_FILE);
     let (file, stat) = files::open_page(&path)?;
     renew(&file, &path, stat, generation)
 }
@@ -98,6 +102,33 @@ fn renew(file: &File, path: &Path, stat: Stat, generation: u64) -> Result<Create
     Ok(created)
 }
 
+/// Writes the header anew where it is not as Tessera leaves it, the magic last. `living` are the slots
+/// that sums must reach.
+pub(super) fn restore_header(
+    file: &File,
+    generation: u64,
+    living: &[bool; SLOTS],
+) -> std::io::Result<bool> {
+    let mut found = [0; HEADER];
+    file.read_exact_at(&mut found, 0)?;
+    let fresh = encode(generation);
+    let mark = u32::from_le_bytes(found[MARK..].try_into().unwrap_or_default());
+    let needed = living.iter().rposition(|living| *living).map_or(0, |last| last + 1);
+    let right = usize::try_from(mark).is_ok_and(|mark| (needed..=SLOTS).contains(&mark));
+    if right && found[..GENERATION] == fresh[..GENERATION] {
+        return Ok(false);
+    }
+    if !right {
+        // All of them: whoever claims meanwhile can't raise it further.
+        let all = u32::try_from(SLOTS).unwrap_or(u32::MAX).to_le_bytes();
+        file.write_all_at(&all, MARK as u64)?;
+    }
+    file.write_all_at(&fresh[MAGIC..MARK], MAGIC as u64)?;
+    file.write_all_at(&fresh[..MAGIC], 0)?;
+    Ok(true)
+}
+
+const MAGIC: usize = size_of::<u64>();
 const GENERATION: usize = offset_of!(UsageHeader, generation);
 const MARK: usize = offset_of!(UsageHeader, high_water);
 /// The header's bytes that mean something.

@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use super::create::restore_header;
 use super::snapshot::{Snapshot, Tampered, What, parse};
 use crate::error::PageError;
 use crate::files;
@@ -26,6 +27,8 @@ const READS: usize = 8;
 pub struct UsageFile {
     path: PathBuf,
     file: File,
+    /// Where a page without memory behind it is somebody's doing.
+    tmpfs: bool,
     /// Locks of one open file description do not exclude each other.
     recovering: Mutex<()>,
 }
@@ -39,6 +42,19 @@ pub struct Recovered {
     pub bytes: [u64; MAX_GPUS],
 }
 
+/// What [`UsageFile::restore`] found and put right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// The file was cut or had grown.
+    pub size: bool,
+    /// Part of it had no memory behind it: a later write could have met a full file system.
+    pub memory: bool,
+    /// The header was not ours any more.
+    pub header: bool,
+    /// Slots of living processes that held nothing, not even their claim.
+    pub slots: usize,
+}
+
 impl UsageFile {
     /// Opens the page in `dir`, without following a symlink and without waiting. Its contents are
     /// not looked at: they are the tenant's.
@@ -50,7 +66,8 @@ impl UsageFile {
     pub fn open(dir: &Path) -> Result<Self, PageError> {
         let path = dir.join(USAGE_FILE);
         let (file, _) = files::open_page(&path)?;
-        Ok(Self { path, file, recovering: Mutex::new(()) })
+        let tmpfs = os::is_tmpfs(file.as_fd());
+        Ok(Self { path, file, tmpfs, recovering: Mutex::new(()) })
     }
 
     /// What the page says now, after checking that it can be true.
@@ -60,9 +77,13 @@ impl UsageFile {
     pub fn snapshot(&self) -> Result<Snapshot, Tampered> {
         let mut page = vec![0; USAGE_BYTES];
         let mut read = || {
-            let size = self.file.metadata().map(|meta| meta.len()).unwrap_or(0);
-            if size != u64::try_from(USAGE_BYTES).unwrap_or(u64::MAX) {
+            let stat = os::fstat(self.file.as_fd()).map_err(|_| Tampered::page(What::Size, 0))?;
+            let size = stat.size;
+            if size != BYTES {
                 return Err(Tampered::page(What::Size, size));
+            }
+            if self.tmpfs && stat.held < BYTES {
+                return Err(Tampered::page(What::Memory, stat.held));
             }
             let unreadable = |_| Tampered::page(What::Size, size);
             self.file.read_exact_at(&mut page, 0).map_err(unreadable)?;
@@ -118,16 +139,42 @@ impl UsageFile {
         }
     }
 
-    /// Gives the file its size and its memory back after a tenant truncated, grew or punched it.
-    /// Returns whether the size was wrong.
+    /// Puts right what a tenant did to the page as a whole: size, memory behind it (it can cut the file
+    /// or punch holes), and header. Slots keep what is in them; a living process's slot that was cut
+    /// off is marked as claimed again, with nothing in it.
+    ///
+    /// Writes, and so waits while the tenant itself is in the middle of a write to the file.
     ///
     /// # Errors
     /// [`crate::PageFault::NoSpace`], [`crate::PageFault::Io`].
-    pub fn restore_size(&self) -> Result<bool, PageError> {
+    pub fn restore(&self, generation: u64) -> Result<Restored, PageError> {
+        let _alone = self.recovering.lock().unwrap_or_else(PoisonError::into_inner);
         let stat = os::fstat(self.file.as_fd())
             .map_err(|errno| PageError::os(&self.path, "fstat", errno))?;
+        let mut restored = Restored {
+            size: stat.size != BYTES,
+            memory: self.tmpfs && stat.held < BYTES,
+            ..Restored::default()
+        };
         files::restore_size(&self.file, &self.path, USAGE_BYTES)?;
-        Ok(stat.size != u64::try_from(USAGE_BYTES).unwrap_or(u64::MAX))
+        let mut living = [false; SLOTS];
+        for (slot, living) in living.iter_mut().enumerate() {
+            *living = self.slot_locked(slot)?;
+        }
+        let io = |call| move |error: std::io::Error| PageError::io(&self.path, call, &error);
+        restored.header =
+            restore_header(&self.file, generation, &living).map_err(io("pwrite"))?;
+        for slot in (0..SLOTS).filter(|&slot| living[slot]) {
+            let at = slot_lock_offset(slot) + CLAIMED;
+            let mut claimed = [0; size_of::<u64>()];
+            self.file.read_exact_at(&mut claimed, at).map_err(io("pread"))?;
+            if claimed == [0; size_of::<u64>()] {
+                let now = os::monotonic_ns().max(1).to_le_bytes();
+                self.file.write_all_at(&now, at).map_err(io("pwrite"))?;
+                restored.slots += 1;
+            }
+        }
+        Ok(restored)
     }
 
     /// Whether any process (or a forked child of one) still holds a slot.
@@ -162,7 +209,9 @@ impl Recovered {
     }
 }
 
+const BYTES: u64 = USAGE_BYTES as u64;
 const SLOT: usize = size_of::<Slot>();
+const CLAIMED: u64 = offset_of!(Slot, claimed_ns) as u64;
 const CHARGED: Range<usize> = offset_of!(Slot, charged)..offset_of!(Slot, granted);
 const GRANTED: Range<usize> = offset_of!(Slot, granted)..offset_of!(Slot, peak);
 const REST: Range<usize> = offset_of!(Slot, peak)..SLOT;

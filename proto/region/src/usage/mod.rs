@@ -30,7 +30,7 @@ mod map;
 mod snapshot;
 
 pub use create::{Created, create};
-pub use file::{Recovered, UsageFile};
+pub use file::{Recovered, Restored, UsageFile};
 pub use map::{OwnedSlot, UsageMap};
 pub use snapshot::{SlotView, Snapshot, Tampered, What, parse};
 

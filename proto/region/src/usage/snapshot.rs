@@ -73,6 +73,8 @@ pub struct Tampered {
 pub enum What {
     /// The file's size.
     Size,
+    /// The bytes of the file with memory behind them.
+    Memory,
     /// The magic.
     Magic,
     /// The ABI version.
@@ -105,6 +107,7 @@ impl fmt::Display for Tampered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.what {
             What::Size => "its size",
+            What::Memory => "the bytes it has memory for",
             What::Magic => "its magic",
             What::Abi => "its ABI version",
             What::SlotCount => "its number of slots",

@@ -186,14 +186,15 @@ fn tampering_is_named_and_the_size_restored() {
     resize(&dir, 4);
     assert_eq!(usage.snapshot().unwrap_err(), Tampered::page(What::Size, 4));
     assert_eq!(usage.recover_dead().unwrap(), Recovered::default());
-    assert!(usage.restore_size().unwrap());
-    assert_eq!(what(), What::Magic);
+    let restored = usage.restore(3).unwrap();
+    assert!(restored.size && restored.header, "{restored:?}");
+    assert_eq!(usage.snapshot().unwrap(), Snapshot { generation: 3, slots: vec![] });
     assert!(!create(dir.path(), 4).unwrap().fresh);
     assert_eq!(usage.snapshot().unwrap().generation, 4);
     resize(&dir, 1 << 30);
     assert_eq!(what(), What::Size);
-    assert!(usage.restore_size().unwrap());
-    assert!(!usage.restore_size().unwrap());
+    assert_eq!(usage.restore(4).unwrap(), Restored { size: true, ..Restored::default() });
+    assert_eq!(usage.restore(4).unwrap(), Restored::default());
     assert!(usage.snapshot().is_ok());
 
     let holder = holder(&dir, 10);
@@ -218,6 +219,55 @@ fn tampering_is_named_and_the_size_restored() {
     expect(SLOT_0 + 608, &word(0), What::Unclaimed);
     expect(SLOT_0 + 1023, &[1], What::Reserved);
     assert_eq!(usage.snapshot().unwrap().charged(0), holder.charged_total(0));
+}
+
+#[test]
+fn a_page_cut_to_nothing_is_usable_again_by_the_living_and_by_newcomers() {
+    for len in [0, 1, 4095, 4096, SLOT_0 + 1024, USAGE_BYTES as u64 - 1] {
+        let dir = pages();
+        let usage = file(&dir);
+        let living = holder(&dir, 100);
+        resize(&dir, len);
+        assert!(usage.snapshot().is_err());
+        let restored = usage.restore(3).unwrap();
+        assert!(restored.size, "{len}: {restored:?}");
+        let kept = if len >= SLOT_0 + 1024 { 100 } else { 0 };
+        assert_eq!(usage.snapshot().unwrap().charged(0), kept, "{len}");
+        // Who was cut off goes on; what it releases from before stays at nothing.
+        living.reserve(0, 300).unwrap().commit(300, Kind::Plain).unwrap();
+        living.release(0, 100, Kind::Plain);
+        assert_eq!(usage.snapshot().unwrap().charged(0), kept + 200, "{len}");
+        // A newcomer attaches, and the sums of both reach each other.
+        let newcomer = holder(&dir, 500);
+        assert_eq!(newcomer.charged_total(0), kept + 700, "{len}");
+        assert!(living.reserve(0, 400).is_err(), "{len}");
+        drop((living, newcomer));
+        usage.recover_dead().unwrap();
+        assert_eq!(usage.snapshot().unwrap().slots, vec![], "{len}");
+    }
+}
+
+#[test]
+fn a_punched_page_gets_its_memory_back() {
+    // On a tmpfs: elsewhere, blocks are counted otherwise.
+    let Ok(dir) = tempfile::tempdir_in("/dev/shm") else { return };
+    create(dir.path(), 3).unwrap();
+    let usage = UsageFile::open(dir.path()).unwrap();
+    let file = OpenOptions::new().write(true).open(dir.path().join(USAGE_FILE)).unwrap();
+    let punch = |at: i64, len: i64| {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: a plain call on an open descriptor.
+        let done = unsafe { libc::fallocate(std::os::fd::AsRawFd::as_raw_fd(&file), mode, at, len) };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    };
+    punch(8192, 4096);
+    let tampered = usage.snapshot().unwrap_err();
+    assert_eq!((tampered.what, tampered.found), (What::Memory, USAGE_BYTES as u64 - 4096));
+    assert_eq!(usage.restore(3).unwrap(), Restored { memory: true, ..Restored::default() });
+    punch(0, 4096);
+    assert!(usage.snapshot().is_err());
+    assert!(usage.restore(3).unwrap().header);
+    assert!(usage.snapshot().is_ok());
 }
 
 #[test]

@@ -237,8 +237,14 @@ fn fill(dir: &Path) {
     let page = std::fs::OpenOptions::new().write(true).open(dir.join(USAGE_FILE)).unwrap();
     page.set_len(0).unwrap();
     std::fs::write(dir.join("neighbour"), vec![1; 1 << 21]).unwrap_err();
-    let full = UsageFile::open(dir).unwrap().restore_size().unwrap_err();
+    let full = UsageFile::open(dir).unwrap().restore(1).unwrap_err();
     assert!(matches!(full.fault, PageFault::NoSpace(_)), "{full}");
+
+    // A sound page is renewed without any memory.
+    std::fs::remove_file(dir.join("neighbour")).unwrap();
+    UsageFile::open(dir).unwrap().restore(1).unwrap();
+    let _ = std::fs::write(dir.join("neighbour"), vec![1; 1 << 21]);
+    assert!(!usage::create(dir, 2).unwrap().fresh);
     ready("done");
 }
 
