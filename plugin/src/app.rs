@@ -19,6 +19,7 @@ use crate::kubelet::pod_resources::PodResources;
 use crate::kubelet::{self, Readiness};
 use crate::node::service::Service;
 use crate::node::{Node, monotonic_ns};
+use crate::observe;
 use crate::reconcile::Kubelet;
 use crate::regions::tmpfs;
 use crate::shim_install;
@@ -157,6 +158,8 @@ async fn run(
     sources.set_readiness(readiness.clone());
     ready.send_replace(Some(readiness));
 
+    let observing =
+        observe::Watch::start(Arc::clone(&node), Arc::clone(&discovery), Arc::clone(&sources))?;
     let health = Watcher::start(discovery, Arc::clone(&node), Arc::clone(&sources))?;
     tokio::select! {
         () = beat(&node, timing.heartbeat) => {}
@@ -164,6 +167,7 @@ async fn run(
         _ = stopped.wait_for(|stop| *stop) => {}
     }
     serving.finished().await;
+    drop(observing);
     health.stop();
     tokio::task::spawn_blocking(move || node.close()).await?;
     Ok(())

@@ -17,6 +17,7 @@ pub mod device;
 pub mod kubelet;
 pub mod ledger;
 pub mod node;
+pub mod observe;
 pub mod preferred;
 pub mod reconcile;
 pub mod regions;

@@ -111,6 +111,8 @@ fn offline(config: &Config, warning: String) -> StatusResponse {
             memory_charged_bytes: snapshot.charged(gpu),
             memory_granted_bytes: snapshot.granted(gpu),
             memory_peak_bytes: snapshot.slots.iter().map(|s| s.peak[gpu]).max().unwrap_or(0),
+            memory_overhead_bytes: regions::read_overhead(root, &id, gpu),
+            memory_nvml_bytes: None,
             context_overhead_bytes: quota.context_overhead_bytes,
             cores_millis: quota.cores_millis,
             policy: match quota.policy {

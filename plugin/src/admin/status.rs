@@ -104,7 +104,8 @@ impl Sources {
         if hidden {
             status.warnings.push(
                 "pids of tenants are unknown: the plugin's pod needs hostPID: true; until then a \
-                 process's death is noticed when its socket closes"
+                 process's death is noticed when its socket closes, and what it holds beyond its \
+                 charges is neither observed nor audited"
                     .to_owned(),
             );
         }
@@ -195,6 +196,7 @@ impl Sources {
                     memory_charged_bytes: sum(|u| u.memory_charged_bytes),
                     cores_millis: uses().map(|u| u.cores_millis).fold(0, u32::saturating_add),
                     replicas,
+                    memory_outside_bytes: node.outside(&sold.gpu.uuid),
                 }
             })
             .collect();
@@ -222,6 +224,12 @@ fn describe(record: &Record) -> String {
 
 fn tenant_warnings(name: &str, region: &Region, counters: Counters) -> Vec<String> {
     let mut warnings = Vec::new();
+    if region.observed().stands() {
+        warnings.push(format!(
+            "{name}: holds device memory outside its account; the log says which process, and \
+             docs/plugin.md what it may be"
+        ));
+    }
     let mut warn = |count: u64, text: &str| {
         if count > 0 {
             warnings.push(format!("{name}: {text} ({count} times)"));
@@ -261,6 +269,8 @@ fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocatio
             Compute::None => ComputePolicy::None,
         }
         .into(),
+        memory_overhead_bytes: region.map_or(0, |region| region.overhead(gpu)),
+        memory_nvml_bytes: region.and_then(|region| region.observed().used(gpu)),
     });
     let peers = region.map(|region| region.tenant().peers()).unwrap_or_default();
     let processes = snapshot.slots.iter().map(|slot| {
@@ -298,6 +308,7 @@ fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocatio
         gpu_time_us: used.tally.gpu_time_ns / 1000,
         gate_wait_us: used.tally.gate_wait_ns / 1000,
         tamperings: region.map_or(0, Region::tamperings),
+        unaccounted: region.map_or(0, |region| region.observed().findings()),
         pages_dir: region.map(|region| region.dir().display().to_string()).unwrap_or_default(),
     }
 }

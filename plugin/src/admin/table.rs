@@ -41,6 +41,8 @@ pub(super) fn text(status: &StatusResponse) -> String {
             "GPU",
             "MEMORY",
             "USED",
+            "OVERHEAD",
+            "NVML",
             "PEAK",
             "CORES",
             "PROCESSES",
@@ -127,6 +129,8 @@ fn allocation_rows(allocation: &Allocation) -> Vec<Vec<String>> {
             used.gpu_uuid.clone(),
             format_bytes(used.memory_limit_bytes),
             format_bytes(used.memory_charged_bytes),
+            format_bytes(used.memory_overhead_bytes),
+            used.memory_nvml_bytes.map_or_else(|| "-".to_owned(), format_bytes),
             format_bytes(used.memory_peak_bytes),
             format!("{} {}", cores(used.cores_millis), policy_name(used.policy())),
             once(allocation.processes.len().to_string()),
@@ -233,6 +237,7 @@ fn gpu_json(gpu: &Gpu) -> Value {
         "memory_reserve_bytes": gpu.memory_reserve_bytes,
         "memory_limits_bytes": gpu.memory_limits_bytes,
         "memory_charged_bytes": gpu.memory_charged_bytes,
+        "memory_outside_bytes": gpu.memory_outside_bytes,
         "cores_millis": gpu.cores_millis,
         "replicas": replicas.collect::<Vec<_>>(),
     })
@@ -247,6 +252,8 @@ fn allocation_json(allocation: &Allocation) -> Value {
             "memory_granted_bytes": used.memory_granted_bytes,
             "memory_peak_bytes": used.memory_peak_bytes,
             "context_overhead_bytes": used.context_overhead_bytes,
+            "memory_overhead_bytes": used.memory_overhead_bytes,
+            "memory_nvml_bytes": used.memory_nvml_bytes,
             "cores_millis": used.cores_millis,
             "policy": policy_name(used.policy()),
         })
@@ -279,6 +286,7 @@ fn allocation_json(allocation: &Allocation) -> Value {
         "gpu_time_us": allocation.gpu_time_us,
         "gate_wait_us": allocation.gate_wait_us,
         "tamperings": allocation.tamperings,
+        "unaccounted": allocation.unaccounted,
         "pages_dir": allocation.pages_dir,
     })
 }

@@ -58,8 +58,10 @@ pub struct Gpus {
     pub exclude: Vec<String>,
     /// Bytes of each GPU that no replica gets: what the driver itself needs.
     pub reserve_bytes: u64,
-    /// Bytes charged for each CUDA context before anything was observed.
+    /// Bytes charged for each CUDA context; what it takes beyond that is observed.
     pub context_overhead_bytes: u64,
+    /// Bytes beyond its charges that a container may hold on a GPU before it is flagged.
+    pub audit_slack_bytes: u64,
 }
 
 /// What one replica is.
@@ -264,6 +266,7 @@ impl Default for Config {
                 exclude: Vec::new(),
                 reserve_bytes: 512 * MIB,
                 context_overhead_bytes: 512 * MIB,
+                audit_slack_bytes: 1024 * MIB,
             },
             share: Share {
                 replicas: 4,

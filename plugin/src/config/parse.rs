@@ -105,6 +105,15 @@ fn read_gpus(report: &mut Report<'_>, section: &mut Section<'_, '_>, gpus: &mut 
         &mut gpus.context_overhead_bytes,
         section.quantity(report, "context_overhead", Quantity::units),
     );
+    if let Some(slack) = section.quantity(report, "audit_slack", Quantity::units) {
+        if slack == 0 {
+            let line = report.lines.get("gpus.audit_slack").copied();
+            let message = "would flag every container; use what your applications may take beyond \
+                           gpus.context_overhead, 1Gi for instance";
+            report.problem("gpus.audit_slack", line, message);
+        }
+        gpus.audit_slack_bytes = slack;
+    }
 }
 
 fn read_share(report: &mut Report<'_>, section: &mut Section<'_, '_>, share: &mut Share) {

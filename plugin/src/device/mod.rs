@@ -50,6 +50,16 @@ pub enum DiscoveryError {
     },
 }
 
+/// A process with a context on a GPU, as the driver says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuProcess {
+    /// Its pid, in the plugin's pid namespace.
+    pub pid: u32,
+    /// All of its memory on the GPU in bytes; `None` where the driver does not tell
+    /// (`NVML_VALUE_NOT_AVAILABLE`).
+    pub used_bytes: Option<u64>,
+}
+
 /// Where GPUs come from: NVML, or a test.
 pub trait Discovery: Send + Sync + 'static {
     /// All GPUs that the configuration includes, in NVML's order.
@@ -63,6 +73,12 @@ pub trait Discovery: Send + Sync + 'static {
     /// # Errors
     /// The driver's word for a GPU that does not answer.
     fn memory_used(&self, uuid: &str) -> Result<u64, String>;
+
+    /// The processes that have a context on a GPU, each pid once.
+    ///
+    /// # Errors
+    /// The driver's word for a GPU that does not answer.
+    fn processes(&self, uuid: &str) -> Result<Vec<GpuProcess>, String>;
 
     /// Waits for what happens to GPUs until `stop` says so, and tells `sink`. Called on a thread of
     /// its own. Returns `Err` where the driver can't say what happens.

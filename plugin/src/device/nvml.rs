@@ -6,14 +6,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::event::EventSet;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 use tracing::warn;
 
 use super::health::Observation;
-use super::{Discovery, DiscoveryError, Gpu, selected};
+use super::{Discovery, DiscoveryError, Gpu, GpuProcess, selected};
 use crate::config;
 
 /// How long one wait for events lasts; also how fast `stop` is noticed.
@@ -135,6 +137,15 @@ impl Discovery for NvmlDiscovery {
         used.map(|memory| memory.used).map_err(|error| error.to_string())
     }
 
+    fn processes(&self, uuid: &str) -> Result<Vec<GpuProcess>, String> {
+        let nvml = self.nvml().map_err(|error| error.to_string())?;
+        let device = nvml.device_by_uuid(uuid).map_err(|error| error.to_string())?;
+        let compute = device.running_compute_processes().map_err(|error| error.to_string())?;
+        // Compute-only drivers and simulators need not know the second list.
+        let graphics = device.running_graphics_processes().unwrap_or_default();
+        Ok(merged(compute.into_iter().chain(graphics)))
+    }
+
     fn watch(&self, stop: &dyn Fn() -> bool, sink: &dyn Fn(Observation)) -> Result<(), String> {
         let nvml = self.nvml().map_err(|error| error.to_string())?;
         let (devices, _) = self.selected(&nvml).map_err(|error| error.to_string())?;
@@ -170,6 +181,24 @@ impl Discovery for NvmlDiscovery {
         }
         Ok(())
     }
+}
+
+/// Each process once: one that computes and draws is in both lists, each time with all its memory
+/// ("The usedGpuMemory field returned is all of the memory used by the application", NVML API,
+/// "Device Queries").
+fn merged(list: impl Iterator<Item = ProcessInfo>) -> Vec<GpuProcess> {
+    let mut processes: Vec<GpuProcess> = Vec::new();
+    for process in list {
+        let used_bytes = match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        };
+        match processes.iter_mut().find(|known| known.pid == process.pid) {
+            Some(known) => known.used_bytes = known.used_bytes.max(used_bytes),
+            None => processes.push(GpuProcess { pid: process.pid, used_bytes }),
+        }
+    }
+    processes
 }
 
 /// XID events of every device that has them; `None` if none has.
@@ -224,6 +253,25 @@ mod tests {
         let error = discovery.gpus().unwrap_err();
         assert!(matches!(error, DiscoveryError::Library(_)), "{error:?}");
         assert!(error.to_string().contains("paths.nvml"), "{error}");
+    }
+
+    #[test]
+    fn a_process_in_both_lists_counts_once() {
+        let process = |pid, used_gpu_memory| ProcessInfo {
+            pid,
+            used_gpu_memory,
+            gpu_instance_id: None,
+            compute_instance_id: None,
+        };
+        let list = [
+            process(1, UsedGpuMemory::Used(5)),
+            process(2, UsedGpuMemory::Unavailable),
+            process(1, UsedGpuMemory::Used(7)),
+            process(2, UsedGpuMemory::Unavailable),
+        ];
+        let one = GpuProcess { pid: 1, used_bytes: Some(7) };
+        let two = GpuProcess { pid: 2, used_bytes: None };
+        assert_eq!(merged(list.into_iter()), [one, two]);
     }
 
     #[test]

@@ -106,6 +106,8 @@ pub enum What {
     Released,
     /// Found on disk without a record.
     Adopted,
+    /// A process of it holds device memory outside its account.
+    Unaccounted,
 }
 
 /// One line of the history.

@@ -155,6 +155,17 @@ impl Node {
         self.refresh_devices();
     }
 
+    /// Notes in the history that a container holds device memory outside its account.
+    pub fn note_unaccounted(&self, record: &Record) {
+        let mut change = Change::default();
+        change.put(record.clone(), What::Unaccounted, unix_ms());
+        // The event alone: the record may be newer by now.
+        change.put.clear();
+        if let Err(error) = lock(&self.writer).ledger.commit(&change) {
+            warn!(%error, "the event is not recorded");
+        }
+    }
+
     fn new_generation(&self, writer: &mut Writer, plan: &Plan) -> Record {
         writer.generation += 1;
         let before = lock(&self.records).get(&plan.id).cloned();
@@ -207,6 +218,7 @@ impl Node {
             Some(region) => region.renew(&record, mode)?,
             None => {
                 let (region, outcome) = Region::create(self.pages(), &record, mode)?;
+                region.observed().attach(&self.bell);
                 lock(&self.regions).insert(id.clone(), Arc::clone(&region));
                 outcome
             }

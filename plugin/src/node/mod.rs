@@ -24,6 +24,7 @@ use crate::device::Gpu;
 use crate::device::health::{Health, Observation};
 use crate::kubelet::Device;
 use crate::ledger::{Change, CommitError, Ledger, OpenError, Opened, Record, State, What};
+use crate::observe::Bell;
 use crate::reconcile::Absences;
 use crate::regions::{self, Mode, Region};
 
@@ -41,6 +42,10 @@ pub struct Node {
     devices: watch::Sender<Vec<Device>>,
     started: Notify,
     notes: Mutex<Vec<String>>,
+    /// Wakes who observes; see [`crate::observe`].
+    bell: Arc<Bell>,
+    /// Bytes on each GPU that processes of no tenant use.
+    outside: Mutex<BTreeMap<String, u64>>,
 }
 
 /// What only one thread changes at a time.
@@ -142,6 +147,8 @@ impl Node {
             devices: watch::Sender::new(Vec::new()),
             started: Notify::new(),
             notes: Mutex::new(notes),
+            bell: Arc::default(),
+            outside: Mutex::default(),
             config,
             delivery,
         });
@@ -166,6 +173,7 @@ impl Node {
                         info!(id = %record.id, "pages rebuilt");
                     }
                     region.heartbeat(monotonic_ns());
+                    region.observed().attach(&self.bell);
                     lock(&self.regions).insert(record.id, region);
                 }
                 Err(error) => {
@@ -236,6 +244,23 @@ impl Node {
     /// Done when a container has started since the last time: its holder may be known now.
     pub async fn container_started(&self) {
         self.started.notified().await;
+    }
+
+    /// Rung when there is news of an allocation's memory.
+    #[must_use]
+    pub fn bell(&self) -> &Arc<Bell> {
+        &self.bell
+    }
+
+    /// Bytes on a GPU that processes of no tenant use, as of the last look.
+    #[must_use]
+    pub fn outside(&self, uuid: &str) -> u64 {
+        lock(&self.outside).get(uuid).copied().unwrap_or(0)
+    }
+
+    /// See [`Node::outside`].
+    pub fn set_outside(&self, uuid: &str, bytes: u64) {
+        lock(&self.outside).insert(uuid.to_owned(), bytes);
     }
 
     /// Takes what the driver reports of a GPU.

@@ -21,6 +21,7 @@ use tracing::{info, warn};
 use crate::allocate::AllocationId;
 use crate::config::Compute;
 use crate::ledger::{Grant, Record};
+use crate::observe::Observed;
 use crate::session::{self, Listener, Tenant};
 
 /// Whether pages may be reused.
@@ -115,6 +116,7 @@ pub struct Region {
     generation: AtomicU64,
     tamperings: AtomicU64,
     open: Mutex<Open>,
+    observed: Observed,
 }
 
 /// The directory of an allocation.
@@ -138,6 +140,12 @@ pub fn existing(root: &Path) -> Vec<AllocationId> {
 pub fn read_spec(root: &Path, id: &AllocationId) -> Option<QuotaSpec> {
     let spec = QuotaWriter::open(&dir(root, id)).ok()?.spec();
     (spec.allocation == id.as_str()).then_some(spec)
+}
+
+/// What the quota page of a directory says of overhead on its `gpu`-th GPU, without a plugin.
+#[must_use]
+pub fn read_overhead(root: &Path, id: &AllocationId, gpu: usize) -> u64 {
+    QuotaWriter::open(&dir(root, id)).map_or(0, |quota| quota.observed_overhead(gpu))
 }
 
 impl Region {
@@ -165,6 +173,7 @@ impl Region {
                 dir: dir.clone(),
                 generation: AtomicU64::new(record.generation),
                 tamperings: AtomicU64::new(0),
+                observed: Observed::default(),
                 open: Mutex::new(Open {
                     quota,
                     usage,
@@ -200,6 +209,7 @@ impl Region {
         if new_tenant {
             open.ended = Tally::default();
             self.tamperings.store(0, Ordering::Relaxed);
+            self.observed.clear();
         }
         open.quota = quota;
         open.usage = usage;
@@ -246,6 +256,30 @@ impl Region {
         self.open().usage.any_slot_locked().unwrap_or(true)
     }
 
+    /// What the driver shows of it; see [`crate::observe`].
+    #[must_use]
+    pub fn observed(&self) -> &Observed {
+        &self.observed
+    }
+
+    /// What is published as overhead on the page's `gpu`-th GPU, bytes.
+    #[must_use]
+    pub fn overhead(&self, gpu: usize) -> u64 {
+        self.open().quota.observed_overhead(gpu)
+    }
+
+    /// Publishes overhead on the page's `gpu`-th GPU, bytes.
+    pub fn publish_overhead(&self, gpu: usize, bytes: u64) {
+        self.open().quota.set_observed_overhead(gpu, bytes);
+    }
+
+    /// The slots in use as they stand, with nothing recovered or repaired; none if the page cannot be
+    /// believed.
+    #[must_use]
+    pub fn slots(&self) -> Vec<SlotView> {
+        self.open().usage.snapshot().unwrap_or_default().slots
+    }
+
     /// What is in use. A wrong size is put right; a page that still cannot be true is flagged.
     #[must_use]
     pub fn look(&self) -> Use {
@@ -274,6 +308,8 @@ impl Region {
         if open.wrong != Some(tampered) {
             self.tamperings.fetch_add(1, Ordering::Relaxed);
             warn!(dir = %self.dir.display(), %tampered, "usage page");
+            // The driver's figures tell what it hides.
+            self.observed.news();
         }
         open.wrong = Some(tampered);
         if is_restored(tampered.what) {
@@ -449,6 +485,14 @@ impl session::Pages for Weak {
             let mut open = region.open();
             // The page is of no interest here.
             let _ = region.recover_in(&mut open);
+            drop(open);
+            region.observed.news();
+        }
+    }
+
+    fn news(&self) {
+        if let Some(region) = self.0.upgrade() {
+            region.observed.news();
         }
     }
 

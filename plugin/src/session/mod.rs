@@ -15,11 +15,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tessera_region::session::Message;
+use tessera_region::session::{EventKind, Message};
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
+pub use bucket::Bucket;
 pub use tenant::{Counters, MAX_SESSIONS, Peer, Tenant};
 
 /// How long after end-of-file slots are looked at again: at `exec` the kernel drops the old mapping,
@@ -36,6 +37,8 @@ pub trait Pages: Send + Sync + 'static {
     fn recover(&self);
     /// The generation to welcome with.
     fn generation(&self) -> u64;
+    /// A process came, or made a context: what the allocation holds of its GPUs is worth a look.
+    fn news(&self) {}
 }
 
 /// A listening socket; closes with all its sessions when dropped.
@@ -167,6 +170,9 @@ async fn converse(
         }
         match Message::decode(&packet[..length]) {
             Ok(message) => {
+                if is_news(&message) {
+                    pages.news();
+                }
                 if tenant.hear(key, &message) {
                     let welcome = Message::Welcome { generation: pages.generation() }.encode();
                     // A peer that does not read its welcome does without it.
@@ -183,6 +189,15 @@ async fn converse(
                 }
             }
         }
+    }
+}
+
+/// Whether device memory has been taken, or will be soon, that no call shows.
+fn is_news(message: &Message) -> bool {
+    match message {
+        Message::Hello { .. } => true,
+        Message::Event(event) => event.kind == EventKind::ContextMade,
+        _ => false,
     }
 }
 

@@ -145,6 +145,8 @@ impl Tenant {
             Message::Event(event) => {
                 let counters = &mut state.counters;
                 let counter = match event.kind {
+                    // News for whoever looks at the GPU, and no more.
+                    EventKind::ContextMade => return false,
                     EventKind::OverQuota => &mut counters.over_quota,
                     EventKind::DriverRefused => &mut counters.driver_refused,
                     EventKind::UnknownGpu => &mut counters.unknown_gpu,

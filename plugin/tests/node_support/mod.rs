@@ -2,7 +2,7 @@
 //! kubelet, the plugin as `tessera serve` builds it, and tenants.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,7 +19,7 @@ use tessera_plugin::allocate::AllocationId;
 use tessera_plugin::app::{self, App, Timing};
 use tessera_plugin::config::Config;
 use tessera_plugin::device::health::Observation;
-use tessera_plugin::device::{Discovery, DiscoveryError, Gpu};
+use tessera_plugin::device::{Discovery, DiscoveryError, Gpu, GpuProcess};
 use tessera_plugin::standin::{Container, Kubelet, Pod};
 use tessera_region::account::Account;
 use tessera_region::layout::Kind;
@@ -56,6 +56,8 @@ pub async fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
 #[derive(Debug, Default)]
 pub struct FakeGpus {
     pub gpus: Mutex<Vec<Gpu>>,
+    /// What the driver says of processes, by GPU.
+    pub processes: Mutex<BTreeMap<String, Vec<GpuProcess>>>,
     observations: Mutex<VecDeque<Observation>>,
     news: Condvar,
 }
@@ -75,6 +77,10 @@ impl Discovery for FakeGpus {
 
     fn memory_used(&self, _uuid: &str) -> Result<u64, String> {
         Ok(0)
+    }
+
+    fn processes(&self, uuid: &str) -> Result<Vec<GpuProcess>, String> {
+        Ok(self.processes.lock().unwrap().get(uuid).cloned().unwrap_or_default())
     }
 
     fn watch(&self, stop: &dyn Fn() -> bool, sink: &dyn Fn(Observation)) -> Result<(), String> {

@@ -85,6 +85,8 @@ pub enum EventKind {
     UnknownGpu = 3,
     /// The process could use no slot (all taken, or no descriptor left).
     NoSlot = 4,
+    /// The process made a context: memory that no call shows has just been taken.
+    ContextMade = 5,
 }
 
 /// A packet that is no message.
@@ -195,7 +197,7 @@ impl Message {
 
 impl EventKind {
     fn from_u32(value: u32) -> Option<Self> {
-        [Self::OverQuota, Self::DriverRefused, Self::UnknownGpu, Self::NoSlot]
+        [Self::OverQuota, Self::DriverRefused, Self::UnknownGpu, Self::NoSlot, Self::ContextMade]
             .into_iter()
             .find(|kind| *kind as u32 == value)
     }
@@ -291,6 +293,7 @@ mod tests {
                 EventKind::DriverRefused,
                 EventKind::UnknownGpu,
                 EventKind::NoSlot,
+                EventKind::ContextMade,
             ]),
             prop::option::of(gpu.clone()),
             any::<u64>(),

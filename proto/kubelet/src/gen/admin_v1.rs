@@ -103,6 +103,9 @@ pub struct Gpu {
     /// What it is cut into.
     #[prost(message, repeated, tag = "14")]
     pub replicas: ::prost::alloc::vec::Vec<Replica>,
+    /// Memory that processes of no tenant use, as the driver said at the last look.
+    #[prost(uint64, tag = "15")]
+    pub memory_outside_bytes: u64,
 }
 /// The unit that kubelet hands out.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -180,6 +183,9 @@ pub struct Allocation {
     /// Its pages on the host.
     #[prost(string, tag = "16")]
     pub pages_dir: ::prost::alloc::string::String,
+    /// Times that memory outside its account was found.
+    #[prost(uint64, tag = "17")]
+    pub unaccounted: u64,
 }
 /// The container that holds an allocation.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -221,6 +227,12 @@ pub struct GpuUse {
     /// See ComputePolicy.
     #[prost(enumeration = "ComputePolicy", tag = "8")]
     pub policy: i32,
+    /// Bytes that its processes hold beyond what is charged, as published: taken from the limit.
+    #[prost(uint64, tag = "9")]
+    pub memory_overhead_bytes: u64,
+    /// All memory of its processes as the driver said at the last look; absent where it did not say.
+    #[prost(uint64, optional, tag = "10")]
+    pub memory_nvml_bytes: ::core::option::Option<u64>,
 }
 /// A process that uses CUDA.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -1,0 +1,133 @@
+//! Memory outside the account: a state machine per tenant and GPU, pure. It flags and stops nobody.
+
+use super::sample::Sample;
+
+/// Something that people should look at. Each is told once, until it has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// A process of the container holds memory and is in no slot of the usage page: it does not load
+    /// the shim, or the page was emptied under it.
+    NoSlot {
+        /// Its pid on the host.
+        pid: u32,
+        /// What the driver says it uses.
+        bytes: u64,
+    },
+    /// Its processes together hold far more than is charged.
+    Beyond {
+        /// How much more.
+        bytes: u64,
+    },
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug)]
+pub struct Audit {
+    /// Bytes beyond the charges that are nothing unusual.
+    slack: u64,
+    /// Processes without a slot, pid and start, at the look before.
+    strays: Vec<(u32, u64)>,
+    /// Those that were told.
+    told: Vec<(u32, u64)>,
+    /// Looks in a row that showed too much.
+    beyond: u32,
+}
+
+impl Audit {
+    /// Nothing found yet. `slack`: bytes beyond the charges that are nothing unusual.
+    #[must_use]
+    pub fn new(slack: u64) -> Self {
+        Audit { slack, strays: Vec::new(), told: Vec::new(), beyond: 0 }
+    }
+
+    /// Takes a look; what it confirms of the look before.
+    pub fn see(&mut self, sample: &Sample) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let mut strays = Vec::new();
+        for (member, _) in &sample.members {
+            let Some(bytes) = member.used_bytes.filter(|bytes| *bytes > 0) else { continue };
+            if member.slot.is_some() {
+                continue;
+            }
+            let who = (member.pid, member.start);
+            if self.strays.contains(&who) && !self.told.contains(&who) {
+                self.told.push(who);
+                findings.push(Finding::NoSlot { pid: member.pid, bytes });
+            }
+            strays.push(who);
+        }
+        self.told.retain(|who| strays.contains(who));
+        self.strays = strays;
+        if let Some(bytes) = sample.overhead() {
+            if bytes > self.slack {
+                self.beyond = self.beyond.saturating_add(1);
+                if self.beyond == 2 {
+                    findings.push(Finding::Beyond { bytes });
+                }
+            } else if bytes <= self.slack / 2 || self.beyond < 2 {
+                // Told again only after it was clearly over.
+                self.beyond = 0;
+            }
+        }
+        findings
+    }
+
+    /// Whether something that was told still stands.
+    #[must_use]
+    pub fn stands(&self) -> bool {
+        self.beyond >= 2 || !self.told.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::sample::Member;
+
+    const SLACK: u64 = 1000;
+
+    fn look(overhead: u64, strays: &[u32]) -> Sample {
+        let stray = |&pid| (Member { pid, start: 1, used_bytes: Some(5), slot: None }, 0);
+        let one = Member { pid: 1, start: 1, used_bytes: Some(overhead), slot: Some(0) };
+        let members = std::iter::once((one, 0)).chain(strays.iter().map(stray)).collect();
+        Sample { quiet: true, granted: 0, used: Some(overhead), members }
+    }
+
+    #[test]
+    fn far_more_than_is_charged_is_told_once_until_it_is_over() {
+        let mut audit = Audit::new(SLACK);
+        assert_eq!(audit.see(&look(SLACK, &[])), []);
+        assert_eq!(audit.see(&look(SLACK + 1, &[])), [], "not confirmed");
+        assert_eq!(audit.see(&look(SLACK, &[])), []);
+        assert_eq!(audit.see(&look(SLACK + 1, &[])), []);
+        assert_eq!(audit.see(&look(SLACK + 9, &[])), [Finding::Beyond { bytes: SLACK + 9 }]);
+        for overhead in [SLACK + 5, SLACK, SLACK - 1, SLACK + 5, SLACK + 5] {
+            assert_eq!(audit.see(&look(overhead, &[])), [], "{overhead}");
+            assert!(audit.stands());
+        }
+        assert_eq!(audit.see(&look(SLACK / 2, &[])), []);
+        assert!(!audit.stands());
+        audit.see(&look(SLACK + 1, &[]));
+        assert_eq!(audit.see(&look(SLACK + 1, &[])).len(), 1);
+    }
+
+    #[test]
+    fn looks_that_cannot_tell_find_nothing_beyond() {
+        let mut audit = Audit::new(SLACK);
+        for _ in 0..9 {
+            assert_eq!(audit.see(&Sample { quiet: false, ..look(9 * SLACK, &[]) }), []);
+        }
+    }
+
+    #[test]
+    fn a_process_without_a_slot_is_told_once() {
+        let mut audit = Audit::new(SLACK);
+        assert_eq!(audit.see(&look(0, &[7])), [], "it may be taking one");
+        assert_eq!(audit.see(&look(0, &[7])), [Finding::NoSlot { pid: 7, bytes: 5 }]);
+        assert_eq!(audit.see(&look(0, &[7, 8])), []);
+        assert_eq!(audit.see(&look(0, &[8])), [Finding::NoSlot { pid: 8, bytes: 5 }]);
+        assert!(audit.stands());
+        audit.see(&look(0, &[]));
+        assert!(!audit.stands());
+    }
+}

@@ -1,0 +1,368 @@
+//! Memory that no hook sees: contexts beyond their constant, modules loaded late, local memory,
+//! half-empty pages, and whatever goes past the shim. The driver's own figures per process show it,
+//! and what they show beyond a tenant's charges is published in its quota page.
+//!
+//! One thread looks, GPU by GPU, when there is news and else ever less often ([`rhythm`]). A look
+//! reads a tenant's ledger, asks the driver, and reads the ledger again ([`sample`]); [`gauge`] says
+//! what to believe and publish, [`audit`] what to flag. Those four are pure. Whose a pid is
+//! comes from the sessions and from `/proc` ([`procs`]).
+
+pub mod audit;
+pub mod gauge;
+mod observed;
+pub mod procs;
+pub mod rhythm;
+pub mod sample;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tracing::{debug, info, warn};
+
+pub use observed::{Bell, Observed};
+
+use self::audit::{Audit, Finding};
+use self::gauge::{Gauge, Verdict};
+use self::procs::Procs;
+use self::rhythm::{Rhythm, SLOW};
+use self::sample::{Member, compose, slot_of};
+use crate::admin::Sources;
+use crate::allocate::AllocationId;
+use crate::config::quantity::format_bytes;
+use crate::device::{Discovery, GpuProcess};
+use crate::ledger::Record;
+use crate::node::Node;
+use crate::regions::Region;
+use crate::session::Bucket;
+
+/// News of one allocation that bring looks forward: a burst, and how many a second after it. So a
+/// flood of messages costs a few looks a second.
+const NEWS_BURST: u32 = 16;
+const NEWS_RATE: u32 = 1;
+
+/// The first look is left until kubelet has been served.
+const START: Duration = Duration::from_secs(1);
+/// Least time between two findings about a tenant that are told; all are counted.
+const TELL: Duration = Duration::from_secs(10);
+
+/// The thread that looks; ends when dropped.
+#[derive(Debug)]
+pub struct Watch {
+    stop: Arc<AtomicBool>,
+    bell: Arc<Bell>,
+}
+
+impl Watch {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The system has no room for a thread.
+    pub fn start(
+        node: Arc<Node>,
+        discovery: Arc<dyn Discovery>,
+        sources: Arc<Sources>,
+    ) -> std::io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let bell = Arc::clone(node.bell());
+        let watch = Watch { stop: Arc::clone(&stop), bell: Arc::clone(&bell) };
+        let mut observer = Observer::new(node, discovery, sources);
+        std::thread::Builder::new().name("observe".into()).stack_size(256 << 10).spawn(
+            move || {
+                let mut due = Instant::now() + START;
+                while !stop.load(Ordering::Relaxed) {
+                    bell.wait(due);
+                    if !stop.load(Ordering::Relaxed) {
+                        observer.round();
+                    }
+                    due = observer.due();
+                }
+            },
+        )?;
+        Ok(watch)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.bell.ring();
+    }
+}
+
+/// A tenant, for as long as its generation lasts.
+struct Tenant {
+    generation: u64,
+    gpus: Vec<(Gauge, Audit)>,
+    news: Bucket,
+    told: Option<Instant>,
+}
+
+/// An allocation as one round finds it.
+type Found = (Record, Arc<Region>);
+
+struct Observer {
+    node: Arc<Node>,
+    discovery: Arc<dyn Discovery>,
+    sources: Arc<Sources>,
+    procs: Procs,
+    gpus: BTreeMap<String, Rhythm>,
+    tenants: BTreeMap<AllocationId, Tenant>,
+    /// Why a GPU's processes cannot be told, by UUID.
+    silent: BTreeMap<String, String>,
+    /// Pids that the driver listed at the last look, by GPU.
+    listed: BTreeMap<String, Vec<u32>>,
+    /// Processes of no tenant that were told of.
+    strangers: Vec<(u32, u64)>,
+}
+
+impl Observer {
+    fn new(node: Arc<Node>, discovery: Arc<dyn Discovery>, sources: Arc<Sources>) -> Self {
+        Observer {
+            node,
+            discovery,
+            sources,
+            procs: Procs::default(),
+            gpus: BTreeMap::new(),
+            tenants: BTreeMap::new(),
+            silent: BTreeMap::new(),
+            listed: BTreeMap::new(),
+            strangers: Vec::new(),
+        }
+    }
+
+    /// When the next GPU is due. A new allocation rings before.
+    fn due(&self) -> Instant {
+        let idle = Instant::now() + SLOW;
+        self.gpus.values().map(Rhythm::due).min().map_or(idle, |due| due.min(idle))
+    }
+
+    fn round(&mut self) {
+        let allocations: Vec<Found> = self
+            .node
+            .allocations()
+            .into_iter()
+            .filter_map(|(record, region)| Some((record, region?)))
+            .collect();
+        self.tenants.retain(|id, _| allocations.iter().any(|(record, _)| record.id == *id));
+        let sold = |uuid: &String| {
+            allocations.iter().any(|(r, _)| r.grants.iter().any(|grant| grant.uuid == *uuid))
+        };
+        self.gpus.retain(|uuid, _| sold(uuid));
+        self.listed.retain(|uuid, _| sold(uuid));
+        let silent = self.silent.len();
+        self.silent.retain(|uuid, _| sold(uuid));
+        let now = Instant::now();
+        for (record, region) in &allocations {
+            self.meet(record, region, now);
+        }
+        let due: Vec<String> = self
+            .gpus
+            .iter()
+            .filter(|(_, rhythm)| rhythm.due() <= now)
+            .map(|(uuid, _)| uuid.clone())
+            .collect();
+        for uuid in &due {
+            let verdicts = self.look(uuid, &allocations);
+            if let Some(rhythm) = self.gpus.get_mut(uuid) {
+                rhythm.looked(Instant::now(), &verdicts);
+            }
+        }
+        if !due.is_empty() || silent != self.silent.len() {
+            self.say_what_is_silent();
+            let listed = &self.listed;
+            self.procs.keep(|pid| listed.values().any(|pids| pids.contains(&pid)));
+        }
+    }
+
+    /// Knows the tenant of an allocation, and hears its news.
+    fn meet(&mut self, record: &Record, region: &Region, now: Instant) {
+        let fresh = self.tenants.get(&record.id).is_none_or(|t| t.generation != record.generation);
+        if fresh {
+            let slack = self.node.config().gpus.audit_slack_bytes;
+            let gpu = |gpu: usize| (Gauge::new(region.overhead(gpu)), Audit::new(slack));
+            let tenant = Tenant {
+                generation: record.generation,
+                gpus: (0..record.grants.len()).map(gpu).collect(),
+                news: Bucket::new(NEWS_BURST, NEWS_RATE, now),
+                told: None,
+            };
+            self.tenants.insert(record.id.clone(), tenant);
+        }
+        let wait = match self.tenants.get_mut(&record.id) {
+            Some(tenant) if region.observed().take_news() => tenant.news.take(now).err(),
+            _ if fresh => None,
+            _ => return,
+        };
+        for grant in &record.grants {
+            let rhythm = self.gpus.entry(grant.uuid.clone()).or_insert_with(|| Rhythm::new(now));
+            rhythm.news(now, wait);
+        }
+    }
+
+    /// Looks at one GPU.
+    fn look(&mut self, uuid: &str, allocations: &[Found]) -> Vec<Verdict> {
+        // Without the host's pids nobody is told from anybody; `status` says so.
+        let tenants: Vec<(&Found, usize)> = allocations
+            .iter()
+            .filter(|(_, region)| !region.tenant().has_hidden_pids())
+            .filter_map(|found| {
+                let gpu = found.0.grants.iter().position(|grant| grant.uuid == uuid)?;
+                Some((found, gpu))
+            })
+            .collect();
+        let before: Vec<_> =
+            tenants.iter().map(|((_, region), _)| region.look().snapshot.slots).collect();
+        let processes = match self.discovery.processes(uuid) {
+            Ok(processes) => processes,
+            Err(error) => {
+                self.silent.insert(uuid.to_owned(), error);
+                tenants.iter().for_each(|((_, r), gpu)| r.observed().set_used(*gpu, None));
+                return Vec::new();
+            }
+        };
+        let now = Instant::now();
+        if processes.iter().any(|process| process.used_bytes.is_none()) {
+            let reason = "it tells the processes and not their memory (NVML_VALUE_NOT_AVAILABLE)";
+            self.silent.insert(uuid.to_owned(), reason.to_owned());
+        } else {
+            self.silent.remove(uuid);
+        }
+        self.listed.insert(uuid.to_owned(), processes.iter().map(|p| p.pid).collect());
+
+        let mut members: Vec<Vec<Member>> = vec![Vec::new(); tenants.len()];
+        let mut outside = 0u64;
+        for process in processes {
+            match self.owner(&process, &tenants, &before) {
+                Owner::Tenant(at, member) => members[at].push(member),
+                Owner::Nobody => {
+                    outside = outside.saturating_add(process.used_bytes.unwrap_or(0));
+                }
+                Owner::Gone => {}
+            }
+        }
+        self.node.set_outside(uuid, outside);
+
+        let mut verdicts = Vec::new();
+        for (at, ((record, region), gpu)) in tenants.iter().enumerate() {
+            let after = region.slots();
+            let sample = compose(&before[at], &after, *gpu, std::mem::take(&mut members[at]));
+            region.observed().set_used(*gpu, sample.used);
+            let Some(tenant) = self.tenants.get_mut(&record.id) else { continue };
+            let Some((gauge, audit)) = tenant.gpus.get_mut(*gpu) else { continue };
+            let verdict = gauge.see(now, &sample);
+            if let Verdict::Publish(bytes) = verdict {
+                region.publish_overhead(*gpu, bytes);
+                debug!(id = %record.id, gpu = uuid, overhead = bytes, "overhead observed");
+            }
+            let findings = audit.see(&sample);
+            let stands = tenant.gpus.iter().any(|(_, audit)| audit.stands());
+            region.observed().found(u64::try_from(findings.len()).unwrap_or(0), stands);
+            let tells = tenant.told.is_none_or(|told| now.duration_since(told) >= TELL);
+            if let Some(finding) = findings.first().filter(|_| tells) {
+                tenant.told = Some(now);
+                self.tell(record, uuid, *finding);
+            }
+            verdicts.push(verdict);
+        }
+        verdicts
+    }
+
+    /// Whose a process is.
+    fn owner(
+        &mut self,
+        process: &GpuProcess,
+        tenants: &[(&Found, usize)],
+        slots: &[Vec<tessera_region::usage::SlotView>],
+    ) -> Owner {
+        let Some(identity) = self.procs.living(process.pid) else { return Owner::Gone };
+        let peer_of = |region: &Region| {
+            let peers = region.tenant().peers();
+            peers.into_iter().find(|peer| peer.host_pid == Some(process.pid))
+        };
+        let with_session = tenants.iter().enumerate().find_map(|(at, ((_, region), _))| {
+            peer_of(region).map(|peer| (at, peer.hello.map(|(_, slot)| slot)))
+        });
+        let owner = with_session.or_else(|| {
+            let id = identity.allocation.as_ref()?;
+            let at = tenants.iter().position(|((record, _), _)| record.id == *id)?;
+            Some((at, None))
+        });
+        match owner {
+            Some((at, named)) => Owner::Tenant(
+                at,
+                Member {
+                    pid: process.pid,
+                    start: identity.start,
+                    used_bytes: process.used_bytes,
+                    slot: slot_of(&slots[at], named, identity.namespace_pid),
+                },
+            ),
+            None => {
+                let who = (process.pid, identity.start);
+                if !self.strangers.contains(&who) {
+                    // Bounded: what matters is that a new one is told.
+                    self.strangers.truncate(63);
+                    self.strangers.insert(0, who);
+                    info!(
+                        pid = process.pid, name = %identity.name, bytes = process.used_bytes,
+                        "a process of no tenant has a context on a shared GPU"
+                    );
+                }
+                Owner::Nobody
+            }
+        }
+    }
+
+    /// Says what the audit found: to the log, and to the history.
+    fn tell(&self, record: &Record, uuid: &str, finding: Finding) {
+        let (namespace, pod, container) = match &record.holder {
+            Some(h) => (h.namespace.as_str(), h.pod.as_str(), h.container.as_str()),
+            None => ("", "", ""),
+        };
+        match finding {
+            Finding::NoSlot { pid, bytes } => warn!(
+                id = %record.id, namespace, pod, container, gpu = uuid, pid, bytes,
+                "a process holds device memory outside its container's account: it is in no slot of \
+                 the usage page. It does not load the shim (a static program, another namespace, a \
+                 preload removed), or the page was emptied. The memory counts against the quota"
+            ),
+            Finding::Beyond { bytes } => warn!(
+                id = %record.id, namespace, pod, container, gpu = uuid, bytes,
+                "a container's processes hold {} of device memory beyond what is charged, contexts \
+                 included. Modules, local memory and half-empty pages can take that much, and \
+                 gpus.context_overhead should then be higher; else something goes past the shim. \
+                 The memory counts against the quota",
+                format_bytes(bytes)
+            ),
+        }
+        self.node.note_unaccounted(record);
+    }
+
+    fn say_what_is_silent(&self) {
+        let text = self.silent.iter().next().map(|(uuid, reason)| {
+            format!(
+                "the driver does not tell what processes hold on {} GPUs, {uuid} among them: \
+                 {reason}. Memory that no call shows is charged by gpus.context_overhead alone, and \
+                 nothing is audited there",
+                self.silent.len()
+            )
+        });
+        if self.sources.set_condition("observation", text.clone()) {
+            match text {
+                Some(text) => warn!("{text}"),
+                None => info!("the driver tells what processes hold"),
+            }
+        }
+    }
+}
+
+enum Owner {
+    /// Of this one, by its place in the round.
+    Tenant(usize, Member),
+    /// Of no tenant on this GPU.
+    Nobody,
+    /// It has ended, or lets go of its memory.
+    Gone,
+}

@@ -1,0 +1,212 @@
+//! Who a pid is, by `/proc`: the container it lives in, its pid there, and whether it still has its
+//! memory. Read with care for pids that end and come again; remembered by pid and start time.
+//!
+//! A container is told by its mounts: what kubelet mounted at [`CONTAINER_PAGES_DIR`] is a directory
+//! named like the allocation (proc_pid_mountinfo(5)). A process that never loads the shim has the
+//! same mounts, needs no session to be known, and is known again after a restart of the plugin;
+//! `/proc/<pid>/cgroup` would need a session to learn from.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use tessera_region::layout::CONTAINER_PAGES_DIR;
+
+use crate::allocate::AllocationId;
+
+/// What does not change while a process lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Start time, clock ticks since boot.
+    pub start: u64,
+    /// Its pid in its own pid namespace.
+    pub namespace_pid: u32,
+    /// The allocation whose pages are mounted where it lives.
+    pub allocation: Option<AllocationId>,
+    /// Its name (`comm`), for people.
+    pub name: String,
+}
+
+/// Remembers who is who.
+#[derive(Debug)]
+pub struct Procs {
+    root: PathBuf,
+    known: HashMap<u32, Identity>,
+}
+
+impl Default for Procs {
+    fn default() -> Self {
+        Self::at(Path::new("/proc"))
+    }
+}
+
+impl Procs {
+    /// With proc(5) mounted at `root`.
+    #[must_use]
+    pub fn at(root: &Path) -> Self {
+        Procs { root: root.to_owned(), known: HashMap::new() }
+    }
+
+    /// Who `pid` is; `None` for one that has ended, or is ending: a process that has let go of its
+    /// memory holds no slot any more, while the driver still takes its device memory down.
+    pub fn living(&mut self, pid: u32) -> Option<&Identity> {
+        let start = self.start_of_living(pid)?;
+        if self.known.get(&pid).is_none_or(|known| known.start != start) {
+            let identity = self.read(pid, start)?;
+            self.known.insert(pid, identity);
+        }
+        self.known.get(&pid)
+    }
+
+    /// Forgets all but these.
+    pub fn keep(&mut self, pids: impl Fn(u32) -> bool) {
+        self.known.retain(|pid, _| pids(*pid));
+    }
+
+    fn file(&self, pid: u32, name: &str) -> Option<Vec<u8>> {
+        std::fs::read(self.root.join(pid.to_string()).join(name)).ok()
+    }
+
+    fn start_of_living(&self, pid: u32) -> Option<u64> {
+        let stat = self.file(pid, "stat")?;
+        let (state, start, memory) = parse_stat(&stat)?;
+        (!matches!(state, b'Z' | b'X' | b'x') && memory > 0).then_some(start)
+    }
+
+    fn read(&self, pid: u32, start: u64) -> Option<Identity> {
+        let status = String::from_utf8_lossy(&self.file(pid, "status")?).into_owned();
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        // Outermost namespace first; kernels before 4.1 have no such line.
+        let namespace_pid = field("NSpid:").and_then(|pids| pids.split_whitespace().last());
+        let mounts = self.file(pid, "mountinfo").unwrap_or_default();
+        let identity = Identity {
+            start,
+            namespace_pid: namespace_pid.and_then(|text| text.parse().ok()).unwrap_or(pid),
+            allocation: mounted_allocation(&mounts),
+            name: field("Name:").unwrap_or_default().trim().to_owned(),
+        };
+        // All of it was the same process's.
+        (self.start_of_living(pid) == Some(start)).then_some(identity)
+    }
+}
+
+/// State, start time and virtual memory of `/proc/<pid>/stat`: fields 3, 22 and 23. The second, in
+/// parentheses, is the process's to choose.
+fn parse_stat(stat: &[u8]) -> Option<(u8, u64, u64)> {
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = *fields.next()?.as_bytes().first()?;
+    let start = fields.nth(22 - 4)?.parse().ok()?;
+    let memory = fields.next()?.parse().ok()?;
+    Some((state, start, memory))
+}
+
+/// The allocation whose directory is mounted at [`CONTAINER_PAGES_DIR`]: the first such mount, which
+/// the runtime made; what the container mounts over it comes later.
+fn mounted_allocation(mountinfo: &[u8]) -> Option<AllocationId> {
+    let text = String::from_utf8_lossy(mountinfo);
+    text.lines().find_map(|line| {
+        let mut fields = line.split(' ');
+        // Id, parent, device, the mount's root in its file system, the mount point.
+        let root = fields.nth(3)?;
+        if fields.next()? != CONTAINER_PAGES_DIR {
+            return None;
+        }
+        AllocationId::parse(root.rsplit('/').next()?)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const ID: &str = "0123456789abcdef0123456789abcdef";
+
+    /// A proc(5) with one process.
+    struct Fake {
+        dir: tempfile::TempDir,
+        procs: Procs,
+    }
+
+    impl Fake {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let procs = Procs::at(dir.path());
+            let fake = Self { dir, procs };
+            fs::create_dir(fake.dir.path().join("7")).unwrap();
+            fake.write("status", "Name:\tserver\nNSpid:\t7\t3\n");
+            fake.write("mountinfo", &mounts(ID));
+            fake.stat('S', 99, 4096);
+            fake
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.dir.path().join("7").join(name), text).unwrap();
+        }
+
+        fn stat(&self, state: char, start: u64, memory: u64) {
+            let stat = format!(
+                "7 (a) R) {state} 1 7 7 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 1 0 {start} {memory} 9 \
+                 18446744073709551615 1 1\n"
+            );
+            self.write("stat", &stat);
+        }
+    }
+
+    fn mounts(id: &str) -> String {
+        format!(
+            "22 1 0:21 / / rw - overlay overlay rw\n\
+             23 22 0:30 /{id}/usage /usr/local/tessera/pages/usage rw - tmpfs tmpfs rw\n\
+             24 22 0:30 /{id} /usr/local/tessera/pages ro,nosuid - tmpfs tmpfs rw\n"
+        )
+    }
+
+    #[test]
+    fn a_container_is_told_by_what_is_mounted_at_the_pages_place() {
+        let mut fake = Fake::new();
+        let identity = fake.procs.living(7).unwrap();
+        assert_eq!(identity.allocation.as_ref().map(AllocationId::as_str), Some(ID));
+        assert_eq!((identity.start, identity.namespace_pid), (99, 3));
+        assert_eq!(identity.name, "server");
+        assert_eq!(fake.procs.living(8), None);
+    }
+
+    #[test]
+    fn what_a_container_mounts_over_it_does_not_count() {
+        let other = "fedcba9876543210fedcba9876543210";
+        let text = mounts(ID) + &mounts(other);
+        assert_eq!(mounted_allocation(text.as_bytes()).unwrap().as_str(), ID);
+        assert_eq!(mounted_allocation(b"1 2 0:1 / /usr/local/tessera/pages"), None);
+        assert_eq!(mounted_allocation(b"\xff\n\n1 2"), None);
+    }
+
+    #[test]
+    fn the_dead_and_the_dying_are_nobody() {
+        let mut fake = Fake::new();
+        for (state, memory) in [('Z', 0), ('X', 4096), ('R', 0)] {
+            fake.stat(state, 99, memory);
+            assert_eq!(fake.procs.living(7), None, "{state} {memory}");
+        }
+    }
+
+    #[test]
+    fn a_pid_that_comes_again_is_somebody_else() {
+        let mut fake = Fake::new();
+        assert!(fake.procs.living(7).unwrap().allocation.is_some());
+        fake.write("mountinfo", "22 1 0:21 / / rw - ext4 /dev/sda rw\n");
+        assert!(fake.procs.living(7).unwrap().allocation.is_some(), "remembered");
+        fake.stat('S', 100, 4096);
+        assert_eq!(fake.procs.living(7).unwrap().allocation, None);
+        fake.procs.keep(|pid| pid != 7);
+        assert!(fake.procs.known.is_empty());
+    }
+
+    #[test]
+    fn this_very_process_is_alive() {
+        let mut procs = Procs::default();
+        let own = procs.living(std::process::id()).unwrap();
+        assert!(own.start > 0 && own.allocation.is_none());
+    }
+}

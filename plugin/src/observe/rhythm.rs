@@ -1,0 +1,119 @@
+//! When to look at a GPU next: at once after news, ever less often while nothing moves. Pure.
+
+use std::time::{Duration, Instant};
+
+use super::gauge::{CONFIRM, Verdict};
+
+/// The pause after the first look; doubles from look to look.
+const FIRST: Duration = Duration::from_millis(10);
+/// The longest pause.
+pub const SLOW: Duration = Duration::from_secs(10);
+/// The longest pause while looks cannot tell, because the ledger moves all the time.
+const RESTLESS: Duration = Duration::from_secs(1);
+
+/// One GPU's.
+#[derive(Clone, Copy, Debug)]
+pub struct Rhythm {
+    due: Instant,
+    pause: Duration,
+}
+
+impl Rhythm {
+    /// Looks at once.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
+        Rhythm { due: now, pause: FIRST }
+    }
+
+    /// When to look.
+    #[must_use]
+    pub fn due(&self) -> Instant {
+        self.due
+    }
+
+    /// Something has happened: a process came, made a context, or went. With `wait`, there is so much
+    /// news that it must wait, and brings no more than one look.
+    pub fn news(&mut self, now: Instant, wait: Option<Duration>) {
+        match wait {
+            None => {
+                self.due = self.due.min(now);
+                self.pause = FIRST;
+            }
+            Some(wait) => self.due = self.due.min(now + wait),
+        }
+    }
+
+    /// A look is over, and came to these verdicts for the tenants there.
+    pub fn looked(&mut self, now: Instant, verdicts: &[Verdict]) {
+        let any = |wanted: fn(&Verdict) -> bool| verdicts.iter().any(wanted);
+        if any(|v| matches!(v, Verdict::Confirm)) {
+            self.due = now + 2 * CONFIRM;
+            // A figure that never agrees with itself costs no more than the rest.
+            self.pause = (self.pause * 2).min(SLOW);
+            self.due = self.due.max(now + self.pause / 16);
+            return;
+        }
+        let most = if any(|v| matches!(v, Verdict::Unclear)) { RESTLESS } else { SLOW };
+        self.due = now + self.pause.min(most);
+        self.pause = (self.pause * 2).min(SLOW);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks in the time after `news`, which all come to `verdict`.
+    fn looks(verdict: Verdict, within: Duration) -> usize {
+        let start = Instant::now();
+        let mut rhythm = Rhythm::new(start);
+        let mut count = 0;
+        while rhythm.due() <= start + within {
+            let now = rhythm.due();
+            rhythm.looked(now, &[verdict]);
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn looks_are_frequent_after_news_and_rare_when_nothing_moves() {
+        assert!(looks(Verdict::Steady, Duration::from_millis(100)) >= 4);
+        let hour = looks(Verdict::Steady, Duration::from_secs(3600));
+        assert!((350..400).contains(&hour), "{hour}");
+    }
+
+    #[test]
+    fn a_ledger_that_never_rests_is_looked_at_every_second() {
+        let minute = looks(Verdict::Unclear, Duration::from_secs(60));
+        assert!((60..75).contains(&minute), "{minute}");
+    }
+
+    #[test]
+    fn a_figure_to_confirm_is_looked_at_soon_and_one_that_never_agrees_is_not_forever() {
+        assert!(looks(Verdict::Confirm, Duration::from_millis(25)) >= 2);
+        let minute = looks(Verdict::Confirm, Duration::from_secs(60));
+        assert!(minute < 150, "{minute}");
+    }
+
+    #[test]
+    fn news_bring_the_next_look_forward() {
+        let start = Instant::now();
+        let mut rhythm = Rhythm::new(start);
+        for _ in 0..20 {
+            rhythm.looked(rhythm.due(), &[]);
+        }
+        let later = rhythm.due() - Duration::from_secs(5);
+        rhythm.news(later, None);
+        assert_eq!(rhythm.due(), later);
+        rhythm.looked(later, &[]);
+        assert_eq!(rhythm.due(), later + FIRST);
+        for _ in 0..20 {
+            rhythm.looked(rhythm.due(), &[]);
+        }
+        let before = rhythm;
+        let later = rhythm.due() - Duration::from_secs(5);
+        rhythm.news(later, Some(Duration::from_secs(1)));
+        assert_eq!((rhythm.due(), rhythm.pause), (later + Duration::from_secs(1), before.pause));
+    }
+}

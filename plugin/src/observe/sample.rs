@@ -1,0 +1,175 @@
+//! One look at what a tenant holds on one GPU: its ledger before and after, and between the two what
+//! the driver says. Pure.
+
+use tessera_region::layout::Kind;
+use tessera_region::usage::SlotView;
+
+/// A living process of the tenant that the driver lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its pid on the host.
+    pub pid: u32,
+    /// Its start time, clock ticks since boot: tells it from a namesake.
+    pub start: u64,
+    /// What the driver says it uses; `None` where it does not tell.
+    pub used_bytes: Option<u64>,
+    /// The slot that it holds, if any; see [`slot_of`].
+    pub slot: Option<usize>,
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Nothing of the ledger moved during the look, so the figures are of one moment.
+    pub quiet: bool,
+    /// Bytes granted to the processes that the driver lists, contexts' constants included. A slot
+    /// whose process it does not list says nothing of those it does, unless one of these has no slot
+    /// that is known to be its own: then it may be this.
+    pub granted: u64,
+    /// Bytes of the tenant's living processes as the driver says; `None` where it does not tell.
+    pub used: Option<u64>,
+    /// Whom that is made of, sorted, each with the bytes of its contexts' constants.
+    pub members: Vec<(Member, u64)>,
+}
+
+impl Sample {
+    /// What the driver shows beyond everything charged, if this look can tell.
+    #[must_use]
+    pub fn overhead(&self) -> Option<u64> {
+        let used = self.used.filter(|_| self.quiet)?;
+        // Pools are settled late, pages freed lazily: less than the ledger is no overhead.
+        Some(used.saturating_sub(self.granted))
+    }
+}
+
+/// Puts a look together. `before` and `after` are the slots of the usage page around the driver's
+/// answer, dead owners' recovered; a page that cannot be believed has none, and then all that the
+/// driver shows is beyond the ledger, which is what its tenant made of it.
+#[must_use]
+pub fn compose(
+    before: &[SlotView],
+    after: &[SlotView],
+    gpu: usize,
+    mut members: Vec<Member>,
+) -> Sample {
+    members.sort_by_key(|member| (member.pid, member.start));
+    let used = members.iter().try_fold(0u64, |sum, m| Some(sum.saturating_add(m.used_bytes?)));
+    let all_known = members.iter().all(|member| member.slot.is_some());
+    let counts = |slot: &&SlotView| {
+        !all_known || members.iter().any(|member| member.slot == Some(slot.index))
+    };
+    let granted = before.iter().filter(counts).map(|slot| slot.granted[gpu]);
+    let contexts = |member: &Member| {
+        let slot = member.slot.and_then(|index| before.iter().find(|slot| slot.index == index));
+        slot.map_or(0, |slot| slot.kinds[Kind::Overhead as usize])
+    };
+    Sample {
+        quiet: before.len() == after.len()
+            && before.iter().zip(after).all(|(a, b)| unmoved(a, b, gpu)),
+        granted: granted.fold(0, u64::saturating_add),
+        used,
+        members: members.iter().map(|member| (*member, contexts(member))).collect(),
+    }
+}
+
+/// Whether a slot's owner neither got nor gave back anything between two reads, and is in no driver
+/// call that might: counters of both kinds only grow, so equal ones mean that nothing happened.
+fn unmoved(before: &SlotView, after: &SlotView, gpu: usize) -> bool {
+    let epoch = |s: &SlotView| (s.index, s.claimed_ns, s.frees, s.allocations);
+    let bytes = |s: &SlotView| (s.charged[gpu], s.granted[gpu]);
+    epoch(before) == epoch(after)
+        && bytes(before) == bytes(after)
+        && before.charged[gpu] == before.granted[gpu]
+}
+
+/// The slot of a process: the one its session named, else the one that carries its pid in its own
+/// pid namespace. Both are the tenant's words; a false one hides no bytes, because sums are over
+/// the tenant.
+#[must_use]
+pub fn slot_of(slots: &[SlotView], named: Option<u32>, namespace_pid: u32) -> Option<usize> {
+    let named = named.and_then(|named| usize::try_from(named).ok());
+    let by_name = slots.iter().find(|slot| slot.claimed_ns != 0 && Some(slot.index) == named);
+    let by_pid = || slots.iter().find(|s| s.claimed_ns != 0 && s.pid_hint == namespace_pid);
+    by_name.or_else(by_pid).map(|slot| slot.index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(index: usize, granted: u64) -> SlotView {
+        let mut slot = SlotView { index, claimed_ns: 1, pid_hint: 40, ..SlotView::default() };
+        (slot.granted[0], slot.charged[0]) = (granted, granted);
+        slot
+    }
+
+    fn member(pid: u32, used_bytes: Option<u64>) -> Member {
+        Member { pid, start: 1, used_bytes, slot: None }
+    }
+
+    #[test]
+    fn overhead_is_what_the_driver_shows_beyond_the_charges() {
+        let slots = [slot(0, 10), slot(3, 5)];
+        let members = vec![member(2, Some(12)), member(1, Some(9))];
+        let sample = compose(&slots, &slots, 0, members);
+        assert_eq!((sample.granted, sample.used, sample.overhead()), (15, Some(21), Some(6)));
+        assert_eq!(sample.members[0].0.pid, 1, "sorted");
+        let sample = compose(&slots, &slots, 0, vec![member(1, Some(14))]);
+        assert_eq!(sample.overhead(), Some(0), "a ledger ahead of the driver is no overhead");
+    }
+
+    #[test]
+    fn a_slot_whose_process_is_not_listed_covers_nobody_elses_overhead() {
+        let slots = [slot(0, 10), slot(3, 1000)];
+        let known = Member { slot: Some(0), ..member(1, Some(12)) };
+        let sample = compose(&slots, &slots, 0, vec![known]);
+        assert_eq!((sample.granted, sample.overhead()), (10, Some(2)));
+        // One that cannot be told from it keeps it in the sum.
+        let sample = compose(&slots, &slots, 0, vec![known, member(2, Some(1003))]);
+        assert_eq!((sample.granted, sample.overhead()), (1010, Some(5)));
+    }
+
+    #[test]
+    fn a_figure_that_the_driver_withholds_makes_no_sum() {
+        let members = vec![member(1, Some(9)), member(2, None)];
+        assert_eq!(compose(&[], &[], 0, members).overhead(), None);
+        assert_eq!(compose(&[], &[], 0, vec![]).overhead(), Some(0));
+    }
+
+    #[test]
+    fn whatever_moves_in_the_ledger_makes_a_look_unquiet() {
+        let before = [slot(0, 10)];
+        let changed: [fn(&mut SlotView); 7] = [
+            |s| s.index = 1,
+            |s| s.claimed_ns = 2,
+            |s| s.frees = 1,
+            |s| s.allocations = 1,
+            |s| (s.charged[0], s.granted[0]) = (11, 11),
+            |s| s.charged[0] = 11,
+            |s| s.granted[0] = 9,
+        ];
+        for change in changed {
+            let mut after = before.clone();
+            change(&mut after[0]);
+            assert!(!compose(&before, &after, 0, vec![]).quiet, "{after:?}");
+        }
+        assert!(!compose(&before, &[], 0, vec![]).quiet);
+        // A driver call under way all the time.
+        let mut reserved = before.clone();
+        reserved[0].charged[0] = 12;
+        assert!(!compose(&reserved, &reserved, 0, vec![]).quiet);
+        assert!(compose(&reserved, &reserved, 1, vec![]).quiet, "another GPU's");
+    }
+
+    #[test]
+    fn a_process_is_found_by_its_session_and_else_by_its_pid() {
+        let mut slots = [slot(0, 1), slot(5, 1)];
+        slots[1].pid_hint = 41;
+        assert_eq!(slot_of(&slots, Some(5), 40), Some(5));
+        assert_eq!(slot_of(&slots, None, 41), Some(5));
+        assert_eq!(slot_of(&slots, Some(9), 41), Some(5), "a slot that is gone");
+        assert_eq!(slot_of(&slots, None, 77), None);
+        slots[1].claimed_ns = 0;
+        assert_eq!(slot_of(&slots, Some(5), 41), None);
+    }
+}
