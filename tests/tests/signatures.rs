@@ -74,8 +74,11 @@ fn rust_type(parameter: &str) -> String {
         "char" => "c_char".to_owned(),
         "void" => "c_void".to_owned(),
         "size_t" => "usize".to_owned(),
-        // Struct versions that are current; the 32-bit address is a type of its own.
-        "CUdeviceptr_v1" => "CUdeviceptr_v1".to_owned(),
+        "unsigned long long" => "c_ulonglong".to_owned(),
+        // Struct versions that are current; those of before CUDA 3.2 are types of their own.
+        old @ ("CUdeviceptr_v1" | "CUDA_ARRAY_DESCRIPTOR_v1" | "CUDA_ARRAY3D_DESCRIPTOR_v1") => {
+            old.to_owned()
+        }
         other => base_name(other).to_owned(),
     };
     let pointer = if constant { "*const " } else { "*mut " };

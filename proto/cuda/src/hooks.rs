@@ -67,6 +67,21 @@ macro_rules! for_each_hook {
                 cuMemAllocFromPoolAsync @ 11020 legacy, cuMemAllocFromPoolAsync_ptsz @ 11020 ptsz
             } (dptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
 
+            alloc cuArrayCreate { cuArrayCreate_v2 @ 3020 legacy }
+                (handle: *mut CUarray, descriptor: *const CUDA_ARRAY_DESCRIPTOR);
+            alloc cuArrayCreate_v1 { cuArrayCreate @ 2000 legacy }
+                (handle: *mut CUarray, descriptor: *const CUDA_ARRAY_DESCRIPTOR_v1);
+            alloc cuArray3DCreate { cuArray3DCreate_v2 @ 3020 legacy }
+                (handle: *mut CUarray, descriptor: *const CUDA_ARRAY3D_DESCRIPTOR);
+            alloc cuArray3DCreate_v1 { cuArray3DCreate @ 2000 legacy }
+                (handle: *mut CUarray, descriptor: *const CUDA_ARRAY3D_DESCRIPTOR_v1);
+            alloc cuMipmappedArrayCreate { cuMipmappedArrayCreate @ 5000 legacy }
+                (handle: *mut CUmipmappedArray, descriptor: *const CUDA_ARRAY3D_DESCRIPTOR,
+                 levels: c_uint);
+            free cuArrayDestroy { cuArrayDestroy @ 2000 legacy } (array: CUarray);
+            free cuMipmappedArrayDestroy { cuMipmappedArrayDestroy @ 5000 legacy }
+                (array: CUmipmappedArray);
+
             free cuMemFree { cuMemFree_v2 @ 3020 legacy } (dptr: CUdeviceptr);
             free cuMemFree_v1 { cuMemFree @ 2000 legacy } (dptr: CUdeviceptr_v1);
             free cuMemFreeAsync {

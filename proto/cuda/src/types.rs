@@ -41,6 +41,11 @@ pub type CUgraphExec = *mut c_void;
 pub type CUmemoryPool = *mut c_void;
 pub type cuuint64_t = u64;
 
+pub type CUarray = *mut c_void;
+pub type CUmipmappedArray = *mut c_void;
+/// What `cuMemCreate` answers.
+pub type CUmemGenericAllocationHandle = c_ulonglong;
+
 /// `CUmemLocationType`.
 pub type CUmemLocationType = c_int;
 pub const CU_MEM_LOCATION_TYPE_NONE: CUmemLocationType = 0;
@@ -68,6 +73,11 @@ pub const CU_MEM_ALLOCATION_TYPE_MANAGED: CUmemAllocationType = 2;
 
 /// `CUmemAllocationHandleType`.
 pub type CUmemAllocationHandleType = c_int;
+pub const CU_MEM_HANDLE_TYPE_NONE: CUmemAllocationHandleType = 0;
+/// An `int` descriptor.
+pub const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: CUmemAllocationHandleType = 1;
+/// A [`CUmemFabricHandle`].
+pub const CU_MEM_HANDLE_TYPE_FABRIC: CUmemAllocationHandleType = 8;
 
 /// `CUmemPoolProps` (cuda.h 12.9; CUDA 13 names one byte of `reserved`).
 #[repr(C)]
@@ -99,6 +109,99 @@ pub const CU_MEMPOOL_ATTR_LOCATION_TYPE: CUmemPool_attribute = 12;
 pub type CUgraphMem_attribute = c_int;
 pub const CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: CUgraphMem_attribute = 0;
 pub const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: CUgraphMem_attribute = 2;
+
+/// `CUmemAllocationProp` (cuda.h 12.9).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUmemAllocationProp {
+    pub r#type: CUmemAllocationType,
+    pub requestedHandleTypes: CUmemAllocationHandleType,
+    pub location: CUmemLocation,
+    pub win32HandleMetaData: *mut c_void,
+    pub compressionType: u8,
+    pub gpuDirectRDMACapable: u8,
+    pub usage: u16,
+    pub reserved: [u8; 4],
+}
+const _: () = assert!(core::mem::size_of::<CUmemAllocationProp>() == 32);
+
+/// `CUmulticastObjectProp`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUmulticastObjectProp {
+    pub numDevices: c_uint,
+    pub size: usize,
+    pub handleTypes: c_ulonglong,
+    pub flags: c_ulonglong,
+}
+const _: () = assert!(core::mem::size_of::<CUmulticastObjectProp>() == 32);
+
+/// `CUarray_format`.
+pub type CUarray_format = c_int;
+
+/// `CUDA_ARRAY_DESCRIPTOR`: height 0 is one dimension.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_ARRAY_DESCRIPTOR {
+    pub Width: usize,
+    pub Height: usize,
+    pub Format: CUarray_format,
+    pub NumChannels: c_uint,
+}
+const _: () = assert!(core::mem::size_of::<CUDA_ARRAY_DESCRIPTOR>() == 24);
+
+/// `CUDA_ARRAY_DESCRIPTOR_v1` of before CUDA 3.2.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_ARRAY_DESCRIPTOR_v1 {
+    pub Width: c_uint,
+    pub Height: c_uint,
+    pub Format: CUarray_format,
+    pub NumChannels: c_uint,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CUDA_ARRAY3D_DESCRIPTOR {
+    pub Width: usize,
+    pub Height: usize,
+    pub Depth: usize,
+    pub Format: CUarray_format,
+    pub NumChannels: c_uint,
+    pub Flags: c_uint,
+}
+const _: () = assert!(core::mem::size_of::<CUDA_ARRAY3D_DESCRIPTOR>() == 40);
+
+/// `CUDA_ARRAY3D_DESCRIPTOR_v1` of before CUDA 3.2.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_ARRAY3D_DESCRIPTOR_v1 {
+    pub Width: c_uint,
+    pub Height: c_uint,
+    pub Depth: c_uint,
+    pub Format: CUarray_format,
+    pub NumChannels: c_uint,
+    pub Flags: c_uint,
+}
+
+/// The depth counts layers.
+pub const CUDA_ARRAY3D_LAYERED: c_uint = 0x01;
+/// The depth counts faces, six a cube.
+pub const CUDA_ARRAY3D_CUBEMAP: c_uint = 0x04;
+/// Memory comes tile by tile with `cuMemMapArrayAsync`.
+pub const CUDA_ARRAY3D_SPARSE: c_uint = 0x40;
+/// Memory comes with `cuMemMapArrayAsync`.
+pub const CUDA_ARRAY3D_DEFERRED_MAPPING: c_uint = 0x80;
+
+/// `CUDA_ARRAY_MEMORY_REQUIREMENTS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CUDA_ARRAY_MEMORY_REQUIREMENTS {
+    pub size: usize,
+    pub alignment: usize,
+    pub reserved: [c_uint; 4],
+}
 
 /// `CUexecAffinityParam`: opaque to Tessera, passed through.
 pub type CUexecAffinityParam = c_void;

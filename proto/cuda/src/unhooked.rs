@@ -67,13 +67,6 @@ macro_rules! unhooked {
 
 unhooked! {
     MemoryBreadth {
-        // Arrays.
-        Obtains cuArrayCreate: "size by cuArrayGetMemoryRequirements after a worst-case reservation";
-        Obtains cuArray3DCreate: "as cuArrayCreate; sparse and deferred-mapping arrays own no memory";
-        Releases cuArrayDestroy: "gives back what its create was charged";
-        Obtains cuMipmappedArrayCreate: "size by cuMipmappedArrayGetMemoryRequirements";
-        Releases cuMipmappedArrayDestroy: "gives back what its create was charged";
-
         // Virtual memory management.
         Obtains cuMemCreate: "charged to prop->location's GPU; host and NUMA locations are free";
         Releases cuMemRelease: "drops a reference; the memory lives while it is mapped or shared";

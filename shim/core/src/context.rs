@@ -1,7 +1,7 @@
 //! Contexts: each live one is charged the overhead that the quota page names, and its end gives back
 //! everything that was allocated in it (CUDA Driver API, `cuCtxDestroy` and
-//! `cuDevicePrimaryCtxReset`: what is allocated by `cuMemAlloc`, `cuMemAllocPitch` and
-//! `cuMemAllocManaged` goes with the context; pool memory does not).
+//! `cuDevicePrimaryCtxReset`: arrays and what is allocated by `cuMemAlloc`, `cuMemAllocPitch` and
+//! `cuMemAllocManaged` go with the context; pool memory and that of `cuMemCreate` do not).
 //!
 //! A primary context is created by the first retain and destroyed by the last release. Others may
 //! retain it where no hook sees it, so the driver is asked what became of it, not a count of ours.
@@ -147,6 +147,7 @@ fn give_back_allocations(process: &'static Process, serial: u32) {
         |allocation| allocation.context == serial && allocation.kind != Kind::Async,
         |allocation| quota::give_back(process, allocation),
     );
+    process.arrays.context_ended(process, serial);
 }
 
 /// CUDA Driver API, "Context Management".

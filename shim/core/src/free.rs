@@ -22,7 +22,7 @@ fn release(pointer: u64, waited: bool, call: impl FnOnce() -> CUresult) -> CUres
     let Some(allocation) = process.allocations.remove(pointer) else { return call() };
     let result = call();
     if result != CUDA_SUCCESS {
-        quota::keep(process, pointer, allocation);
+        quota::keep(process, &process.allocations, pointer, allocation);
     } else if allocation.kind != Kind::Async {
         quota::give_back(process, allocation);
     } else if let Some(pool) = process.pools.numbered(allocation.context) {

@@ -12,9 +12,10 @@
 //! (`thread`, `own`) is plain words.
 //!
 //! *Memory.* `memory` and `free` hold the allocating and freeing hooks, `context` those that make
-//! and end contexts, [`pools`] those of stream-ordered memory. They ask `place` where the calling
-//! thread's allocations go, remember them in [`allocations`] and [`contexts`], and settle with the
-//! account through `quota`. `info` and `nvml` show the tenant its quota.
+//! and end contexts, [`pools`] those of stream-ordered memory, [`arrays`] those of arrays. They ask
+//! `place` where the calling thread's allocations go, remember them in [`allocations`] and
+//! [`contexts`], and settle with the account through `quota`. `info` and `nvml` show the tenant its
+//! quota.
 //!
 //! *Compute.* [`launch`] passes every launch through [`gate`], with a busy flag per thread
 //! ([`records`]).
@@ -32,6 +33,7 @@
 compile_error!("CUDA exists on 64-bit Linux only; device pointers and sizes are taken as 64 bits");
 
 pub mod allocations;
+pub mod arrays;
 pub mod attach;
 mod context;
 pub mod contexts;
@@ -63,6 +65,7 @@ mod thread;
 
 /// The bodies of the table's hooks, by the table's body names. Launches go through [`launch`] instead.
 pub mod hooks {
+    pub use crate::arrays::hooks::*;
     pub use crate::context::*;
     pub use crate::free::*;
     pub use crate::info::*;

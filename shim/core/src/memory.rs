@@ -46,7 +46,7 @@ const ALIGN: u64 = 512;
 /// The device memory behind an allocation of `bytes`: what NVML shows, and what a quota is about.
 /// Charging what was asked for would let a loop of 2 MiB + 1 byte take twice its quota.
 #[inline]
-const fn footprint(bytes: u64) -> u64 {
+pub(crate) const fn footprint(bytes: u64) -> u64 {
     let step = if bytes <= CHUNK / 2 { ALIGN } else { CHUNK };
     // What overflows fits no quota.
     match bytes.checked_next_multiple_of(step) {

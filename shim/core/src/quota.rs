@@ -1,7 +1,7 @@
 //! The one place where hooks meet the account: reserve, give back, refuse, insist, and what the
 //! tenant is shown.
 
-use crate::allocations::Allocation;
+use crate::allocations::{Allocation, Allocations};
 use crate::gpus;
 use crate::log::{Bytes, Reason, Throttle, now_ns};
 use crate::spin::sleep_us;
@@ -123,14 +123,19 @@ pub(crate) fn give_back(process: &'static Process, allocation: Allocation) {
     }
 }
 
-/// Remembers `allocation` again, because the driver refused to free it.
+/// Remembers `allocation` in `map` again, because the driver refused to free it.
 #[cold]
-pub(crate) fn keep(process: &'static Process, pointer: u64, allocation: Allocation) {
-    match process.allocations.insert(pointer, allocation) {
+pub(crate) fn keep(
+    process: &'static Process,
+    map: &Allocations,
+    pointer: u64,
+    allocation: Allocation,
+) {
+    match map.insert(pointer, allocation) {
         Ok(None) => {}
         // Another thread got the address meanwhile, so the old allocation is gone after all.
         Ok(Some(newer)) => {
-            if let Ok(Some(old)) = process.allocations.insert(pointer, newer) {
+            if let Ok(Some(old)) = map.insert(pointer, newer) {
                 give_back(process, old);
             }
         }

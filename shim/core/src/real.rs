@@ -146,6 +146,8 @@ macro_rules! asked {
     };
 }
 asked! { CUDA_ASKED Cuda CUresult;
+    cuArrayGetMemoryRequirements
+        (needs: *mut CUDA_ARRAY_MEMORY_REQUIREMENTS, array: CUarray, dev: CUdevice);
     cuCtxGetCurrent (ctx: *mut CUcontext);
     cuCtxGetDevice (dev: *mut CUdevice);
     cuDeviceGet (dev: *mut CUdevice, ordinal: c_int);
@@ -158,6 +160,8 @@ asked! { CUDA_ASKED Cuda CUresult;
     cuDeviceGetUuid_v2 (uuid: *mut CUuuid, dev: CUdevice);
     cuDevicePrimaryCtxGetState (dev: CUdevice, flags: *mut c_uint, active: *mut c_int);
     cuMemPoolGetAttribute (pool: CUmemoryPool, attribute: c_int, value: *mut c_void);
+    cuMipmappedArrayGetMemoryRequirements
+        (needs: *mut CUDA_ARRAY_MEMORY_REQUIREMENTS, array: CUmipmappedArray, dev: CUdevice);
     cuStreamGetCtx (stream: CUstream, ctx: *mut CUcontext);
     cuStreamIsCapturing (stream: CUstream, status: *mut c_int);
     cuStreamIsCapturing_ptsz (stream: CUstream, status: *mut c_int);

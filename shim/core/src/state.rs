@@ -14,6 +14,7 @@
 //! lock, descriptor or slot, nor a lock that another thread of its parent held while it forked.
 
 use crate::allocations::Allocations;
+use crate::arrays::Arrays;
 use crate::attach::{self, Found, Pages};
 use crate::contexts::Contexts;
 use crate::gate;
@@ -61,6 +62,8 @@ pub struct Process {
     pub allocations: Allocations,
     /// Memory pools.
     pub pools: Pools,
+    /// Charged arrays.
+    pub arrays: Arrays,
     /// Launching threads.
     pub records: Records,
     /// Launches in flight of threads that got no record.
@@ -240,6 +243,7 @@ fn arm(again: bool) -> Standing {
         contexts: Contexts::new(),
         allocations: Allocations::new(),
         pools: Pools::new(),
+        arrays: Arrays::new(),
         records: Records::new(),
         crowd: AtomicU32::new(0),
         primaries: [const { Spin::new(()) }; PRIMARIES],

@@ -24,6 +24,7 @@ mod proc_address;
 mod ptx;
 mod stream;
 mod stream_write;
+mod unbuilt;
 mod work;
 
 /// Every exported function.
@@ -54,6 +55,7 @@ mod exports {
     pub(crate) use crate::proc_address::*;
     pub(crate) use crate::stream::*;
     pub(crate) use crate::stream_write::*;
+    pub(crate) use crate::unbuilt::*;
 }
 
 pub(crate) use tessera_cuda::types::CUDA_ERROR_NOT_FOUND as NOT_FOUND;

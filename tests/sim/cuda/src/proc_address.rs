@@ -121,6 +121,11 @@ exports! {
 }
 
 variants! {
+    cuArray3DCreate 2000 Legacy => cuArray3DCreate;
+    cuArray3DCreate 3020 Legacy => cuArray3DCreate_v2;
+    cuArrayCreate 2000 Legacy => cuArrayCreate;
+    cuArrayCreate 3020 Legacy => cuArrayCreate_v2;
+    cuArrayDestroy 2000 Legacy => cuArrayDestroy;
     cuCtxAttach 2000 Legacy => cuCtxAttach;
     cuCtxCreate 2000 Legacy => cuCtxCreate;
     cuCtxCreate 3020 Legacy => cuCtxCreate_v2;
@@ -417,6 +422,8 @@ variants! {
     cuMemsetD8 7000 PerThread => cuMemsetD8_v2_ptds;
     cuMemsetD8Async 3020 Legacy => cuMemsetD8Async;
     cuMemsetD8Async 7000 PerThread => cuMemsetD8Async_ptsz;
+    cuMipmappedArrayCreate 5000 Legacy => cuMipmappedArrayCreate;
+    cuMipmappedArrayDestroy 5000 Legacy => cuMipmappedArrayDestroy;
     cuModuleGetFunction 2000 Legacy => cuModuleGetFunction;
     cuModuleGetFunctionCount 12040 Legacy => cuModuleGetFunctionCount;
     cuModuleGetGlobal 3020 Legacy => cuModuleGetGlobal_v2;

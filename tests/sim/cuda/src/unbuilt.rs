@@ -1,0 +1,33 @@
+//! Functions that clients look for and that this driver does not have yet.
+
+use crate::abi::exports;
+use std::ffi::c_uint;
+use tessera_cuda::types::*;
+
+exports! {
+    fn cuArrayCreate(_handle: *mut CUarray, _descriptor: *const CUDA_ARRAY_DESCRIPTOR_v1) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuArrayCreate_v2(_handle: *mut CUarray, _descriptor: *const CUDA_ARRAY_DESCRIPTOR) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuArray3DCreate(_handle: *mut CUarray, _descriptor: *const CUDA_ARRAY3D_DESCRIPTOR_v1) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuArray3DCreate_v2(_handle: *mut CUarray, _descriptor: *const CUDA_ARRAY3D_DESCRIPTOR) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuMipmappedArrayCreate(
+        _handle: *mut CUmipmappedArray,
+        _descriptor: *const CUDA_ARRAY3D_DESCRIPTOR,
+        _levels: c_uint,
+    ) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuArrayDestroy(_array: CUarray) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuMipmappedArrayDestroy(_array: CUmipmappedArray) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+}
