@@ -117,8 +117,9 @@ impl Context {
     }
 
     /// Waits for all its work.
-    pub(crate) fn synchronize(&self) -> Result<()> {
+    pub(crate) fn synchronize(&'static self) -> Result<()> {
         self.check_alive()?;
+        crate::capture::permit_context(self)?;
         match self.last.load(Ordering::Relaxed).checked_sub(1) {
             Some(seq) => self.device.wait(seq),
             None => self.device.check(),

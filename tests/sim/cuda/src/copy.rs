@@ -5,13 +5,15 @@
 //! in the queue: host ↔ device copies on a copy engine, device-to-device copies and fills on the GPU.
 
 use crate::abi::{exports, exports_both, get};
+use crate::capture;
 use crate::context::current;
 use crate::driver::driver;
 use crate::errors::Result;
-use crate::graph::kind::Memset;
+use crate::graph::kind::{Kind, Memset};
 use crate::stream::{Stream, stream};
 use simgpu::engine::Op;
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
+use std::sync::Arc;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUcontext, CUdeviceptr, CUstream,
 };
@@ -26,6 +28,17 @@ enum End {
     Host,
     Device,
     Either,
+}
+
+impl End {
+    /// `CU_MEMORYTYPE_*`.
+    fn number(self) -> c_uint {
+        match self {
+            End::Host => HOST,
+            End::Device => DEVICE,
+            End::Either => UNIFIED,
+        }
+    }
 }
 
 /// Whether `[address, address + len)` is device memory; it must be if the copy says so.
@@ -76,6 +89,12 @@ fn linear(
     s: &'static Stream,
     synchronous: bool,
 ) -> Result<()> {
+    if s.is_capturing() {
+        return capture_copy(s, Copy3d::linear(dst, src, len), synchronous);
+    }
+    if synchronous {
+        capture::permit()?;
+    }
     after_host_functions(s)?;
     if len == 0 {
         return Ok(());
@@ -213,8 +232,41 @@ pub struct Copy3d {
 }
 const _: () = assert!(size_of::<Copy3d>() == 200);
 
+impl Copy2d {
+    fn in_3d(&self) -> Copy3d {
+        // SAFETY: numbers only, for which zero is a value.
+        let zero: Copy3d = unsafe { std::mem::zeroed() };
+        Copy3d {
+            src_x: self.src_x,
+            src_y: self.src_y,
+            src_kind: self.src_kind,
+            src_host: self.src_host,
+            src_device: self.src_device,
+            src_array: self.src_array,
+            src_pitch: self.src_pitch,
+            dst_x: self.dst_x,
+            dst_y: self.dst_y,
+            dst_kind: self.dst_kind,
+            dst_host: self.dst_host,
+            dst_device: self.dst_device,
+            dst_array: self.dst_array,
+            dst_pitch: self.dst_pitch,
+            width: self.width,
+            height: self.height,
+            depth: 1,
+            ..zero
+        }
+    }
+}
+
 fn copy_2d(copy: *const Copy2d, s: &'static Stream, synchronous: bool) -> Result<()> {
     let c = get(copy)?;
+    if s.is_capturing() {
+        return capture_copy(s, c.in_3d(), synchronous);
+    }
+    if synchronous {
+        capture::permit()?;
+    }
     let size = (c.width, c.height);
     let dst = Pitched::new(
         c.dst_kind,
@@ -235,6 +287,12 @@ fn copy_2d(copy: *const Copy2d, s: &'static Stream, synchronous: bool) -> Result
 
 fn copy_3d(c: &Copy3d, s: &'static Stream, synchronous: bool) -> Result<()> {
     let (dst, src) = c.ends()?;
+    if s.is_capturing() {
+        return capture_copy(s, *c, synchronous);
+    }
+    if synchronous {
+        capture::permit()?;
+    }
     boxed(&dst, &src, (c.width, c.height, c.depth), s, synchronous)
 }
 
@@ -259,6 +317,25 @@ impl Copy3d {
         Ok((dst, src))
     }
 
+    /// `len` bytes in a row.
+    fn linear((dst, to): (u64, End), (src, from): (u64, End), len: usize) -> Copy3d {
+        // SAFETY: numbers only, for which zero is a value.
+        let zero: Copy3d = unsafe { std::mem::zeroed() };
+        let (dst_kind, src_kind) = (to.number(), from.number());
+        Copy3d {
+            src_kind,
+            src_host: src,
+            src_device: src,
+            dst_kind,
+            dst_host: dst,
+            dst_device: dst,
+            width: len,
+            height: 1,
+            depth: 1,
+            ..zero
+        }
+    }
+
     /// Refuses what can't be copied.
     pub(crate) fn check(&self) -> Result<()> {
         self.ends().map(|_| ())
@@ -268,6 +345,14 @@ impl Copy3d {
     pub(crate) fn same_kinds(&self, other: &Copy3d) -> bool {
         (self.dst_kind, self.src_kind) == (other.dst_kind, other.src_kind)
     }
+}
+
+/// A copy in a capturing stream.
+fn capture_copy(s: &'static Stream, copy: Copy3d, synchronous: bool) -> Result<()> {
+    if synchronous {
+        return capture::fail(s);
+    }
+    capture::add(s, |_| Ok(Kind::Memcpy(Arc::new(copy)))).map(|_| ())
 }
 
 /// Submits a copy node.
@@ -291,23 +376,40 @@ impl Memset {
         let size = (self.width, self.height);
         let [low, second, _, _] = self.value.to_le_bytes();
         match self.element {
-            1 => fill(self.dst, self.pitch, low, size, s),
-            2 => fill(self.dst, self.pitch, u16::from_le_bytes([low, second]), size, s),
-            _ => fill(self.dst, self.pitch, self.value, size, s),
+            1 => fill(self.dst, self.pitch, low, size, s, false),
+            2 => fill(self.dst, self.pitch, u16::from_le_bytes([low, second]), size, s, false),
+            _ => fill(self.dst, self.pitch, self.value, size, s, false),
         }
     }
 }
 
+/// Managed memory is where it is: there is nothing to move.
+fn prefetch(s: &'static Stream) -> Result<()> {
+    if s.is_capturing() { capture::fail(s) } else { Ok(()) }
+}
+
 /// Fills `height` rows of `width` elements; a fill of device memory is asynchronous.
-fn fill<T: Copy>(
+fn fill<T: Copy + Into<c_uint>>(
     at: u64,
     pitch: usize,
     value: T,
     (width, height): (usize, usize),
     s: &'static Stream,
+    synchronous: bool,
 ) -> Result<()> {
-    after_host_functions(s)?;
     let size = size_of::<T>();
+    if s.is_capturing() {
+        if synchronous {
+            return capture::fail(s);
+        }
+        let element = c_uint::try_from(size).unwrap_or(0);
+        let fill = Memset { dst: at, pitch, value: value.into(), element, width, height };
+        return capture::add(s, |_| fill.check().map(|()| Kind::Memset(fill))).map(|_| ());
+    }
+    if synchronous {
+        capture::permit()?;
+    }
+    after_host_functions(s)?;
     if !at.is_multiple_of(size as u64) || (height > 1 && !pitch.is_multiple_of(size)) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -381,48 +483,48 @@ exports_both! {
         copy_3d(&get(copy)?, stream(s, flavour)?, false)
     }
     fn cuMemsetD8_v2, cuMemsetD8_v2_ptds(at: CUdeviceptr, value: c_uchar, n: usize) |flavour| {
-        fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?)
+        fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?, true)
     }
     fn cuMemsetD16_v2, cuMemsetD16_v2_ptds(at: CUdeviceptr, value: c_ushort, n: usize) |flavour| {
-        fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?)
+        fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?, true)
     }
     fn cuMemsetD32_v2, cuMemsetD32_v2_ptds(at: CUdeviceptr, value: c_uint, n: usize) |flavour| {
-        fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?)
+        fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?, true)
     }
     fn cuMemsetD2D8_v2, cuMemsetD2D8_v2_ptds(at: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize) |flavour| {
-        fill(at, pitch, value, (width, height), stream(std::ptr::null_mut(), flavour)?)
+        fill(at, pitch, value, (width, height), stream(std::ptr::null_mut(), flavour)?, true)
     }
     fn cuMemsetD2D16_v2, cuMemsetD2D16_v2_ptds(at: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize) |flavour| {
-        fill(at, pitch, value, (width, height), stream(std::ptr::null_mut(), flavour)?)
+        fill(at, pitch, value, (width, height), stream(std::ptr::null_mut(), flavour)?, true)
     }
     fn cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds(at: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) |flavour| {
-        fill(at, pitch, value, (width, height), stream(std::ptr::null_mut(), flavour)?)
+        fill(at, pitch, value, (width, height), stream(std::ptr::null_mut(), flavour)?, true)
     }
     fn cuMemsetD8Async, cuMemsetD8Async_ptsz(at: CUdeviceptr, value: c_uchar, n: usize, s: CUstream) |flavour| {
-        fill(at, 0, value, (n, 1), stream(s, flavour)?)
+        fill(at, 0, value, (n, 1), stream(s, flavour)?, false)
     }
     fn cuMemsetD16Async, cuMemsetD16Async_ptsz(at: CUdeviceptr, value: c_ushort, n: usize, s: CUstream) |flavour| {
-        fill(at, 0, value, (n, 1), stream(s, flavour)?)
+        fill(at, 0, value, (n, 1), stream(s, flavour)?, false)
     }
     fn cuMemsetD32Async, cuMemsetD32Async_ptsz(at: CUdeviceptr, value: c_uint, n: usize, s: CUstream) |flavour| {
-        fill(at, 0, value, (n, 1), stream(s, flavour)?)
+        fill(at, 0, value, (n, 1), stream(s, flavour)?, false)
     }
     fn cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize, s: CUstream) |flavour| {
-        fill(at, pitch, value, (width, height), stream(s, flavour)?)
+        fill(at, pitch, value, (width, height), stream(s, flavour)?, false)
     }
     fn cuMemsetD2D16Async, cuMemsetD2D16Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize, s: CUstream) |flavour| {
-        fill(at, pitch, value, (width, height), stream(s, flavour)?)
+        fill(at, pitch, value, (width, height), stream(s, flavour)?, false)
     }
     fn cuMemsetD2D32Async, cuMemsetD2D32Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, s: CUstream) |flavour| {
-        fill(at, pitch, value, (width, height), stream(s, flavour)?)
+        fill(at, pitch, value, (width, height), stream(s, flavour)?, false)
     }
     fn cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz(at: CUdeviceptr, len: usize, dev: i32, s: CUstream) |flavour| {
         let _ = (at, len, dev);
-        stream(s, flavour).map(|_| ())
+        prefetch(stream(s, flavour)?)
     }
     fn cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz(at: CUdeviceptr, len: usize, kind: i32, id: i32, flags: c_uint, s: CUstream) |flavour| {
         let _ = (at, len, kind, id, flags);
-        stream(s, flavour).map(|_| ())
+        prefetch(stream(s, flavour)?)
     }
 }
 

@@ -1,9 +1,11 @@
 //! Events: CUDA Driver API, "Event Management".
 
 use crate::abi::{exports, exports_both, put};
+use crate::capture;
 use crate::context::current;
 use crate::driver::{Device, driver, lock};
 use crate::errors::Result;
+use crate::graph::kind::Kind;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
 use crate::stream::{Flavour, Stream, stream};
 use simgpu::engine::Op;
@@ -15,6 +17,7 @@ use tessera_cuda::types::{
 };
 
 const CU_EVENT_DISABLE_TIMING: u32 = 2;
+const CU_EVENT_RECORD_EXTERNAL: u32 = 1;
 const CU_EVENT_ALL_FLAGS: u32 = 7;
 
 /// An event.
@@ -76,8 +79,16 @@ impl Record {
     }
 }
 
-fn record(event: CUevent, s: CUstream, flavour: Flavour) -> Result<()> {
-    record_in(resolve(event)?, stream(s, flavour)?)
+fn record(event: CUevent, s: CUstream, flavour: Flavour, external: bool) -> Result<()> {
+    let (event, s): (&'static Event, _) = (resolve(event)?, stream(s, flavour)?);
+    if external {
+        // "This flag is invalid when used outside of capture."
+        if !s.is_capturing() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        return capture::add(s, |_| Ok(Kind::EventRecord(event))).map(|_| ());
+    }
+    if capture::record(event, s)? { Ok(()) } else { record_in(event, s) }
 }
 
 /// Records an event in a stream.
@@ -88,8 +99,16 @@ pub(crate) fn record_in(event: &'static Event, s: &'static Stream) -> Result<()>
     Ok(())
 }
 
+/// An event to ask about or wait for, which captures restrict.
+fn asked(event: CUevent) -> Result<&'static Event> {
+    let event = resolve(event)?;
+    capture::is_captured(event)?;
+    capture::permit()?;
+    Ok(event)
+}
+
 fn elapsed_ms(start: CUevent, end: CUevent) -> Result<f32> {
-    let (start, end): (&Event, &Event) = (resolve(start)?, resolve(end)?);
+    let (start, end) = (asked(start)?, asked(end)?);
     let timed = |e: &Event| e.flags.load(Ordering::Relaxed) & CU_EVENT_DISABLE_TIMING == 0;
     if !timed(start) || !timed(end) {
         return Err(CUDA_ERROR_INVALID_HANDLE);
@@ -105,6 +124,7 @@ fn destroy(event: CUevent) -> Result<()> {
     driver()?;
     let event: &'static Event = resolve(event)?;
     if kill(event) {
+        capture::forget_event(event);
         *lock(&event.record) = None;
         DEAD.give(event);
     }
@@ -131,7 +151,7 @@ exports! {
 
     fn cuEventQuery(event: CUevent) {
         driver()?;
-        match resolve::<Event>(event)?.recorded() {
+        match asked(event)?.recorded() {
             Some((device, seq)) if !device.is_complete(seq)? => Err(CUDA_ERROR_NOT_READY),
             Some((device, _)) => device.check(),
             // Never recorded: nothing was captured, which is complete.
@@ -141,7 +161,7 @@ exports! {
 
     fn cuEventSynchronize(event: CUevent) {
         driver()?;
-        match resolve::<Event>(event)?.recorded() {
+        match asked(event)?.recorded() {
             Some((device, seq)) => device.wait(seq),
             None => Ok(()),
         }
@@ -157,10 +177,13 @@ exports! {
 
 exports_both! {
     fn cuEventRecord, cuEventRecord_ptsz(event: CUevent, s: CUstream) |flavour| {
-        record(event, s, flavour)
+        record(event, s, flavour, false)
     }
 
-    fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(event: CUevent, s: CUstream, _flags: c_uint) |flavour| {
-        record(event, s, flavour)
+    fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(event: CUevent, s: CUstream, flags: c_uint) |flavour| {
+        if flags & !CU_EVENT_RECORD_EXTERNAL != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        record(event, s, flavour, flags != 0)
     }
 }

@@ -5,8 +5,10 @@
 //! on. Copies submitted behind a host function wait for it, because it may write what they read.
 
 use crate::abi::exports_both;
+use crate::capture;
 use crate::driver::{Device, driver, lock};
 use crate::errors::Result;
+use crate::graph::kind::{HostNode, Kind};
 use crate::stream::{Stream, stream};
 use simgpu::engine::Op;
 use std::ffi::{c_uint, c_void};
@@ -83,6 +85,10 @@ pub(crate) fn after(device: &'static Device, writes: impl FnOnce() -> Result<u64
 
 /// Has `f` called when the queue gets there.
 pub(crate) fn run(f: HostFn, data: usize, s: &'static Stream) -> Result<()> {
+    if s.is_capturing() {
+        let host = HostNode { function: f, data };
+        return capture::add(s, |_| Ok(Kind::Host(host))).map(|_| ());
+    }
     submit(s.device(), || s.submit(Op::Host), Call::Plain(f, data))
 }
 
@@ -108,6 +114,9 @@ exports_both! {
         let handle = s as usize;
         let s = stream(s, flavour)?;
         let f = f.filter(|_| flags == 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if s.is_capturing() {
+            return capture::fail(s);
+        }
         submit(s.device(), || s.submit(Op::Host), Call::Callback(f, handle, data as usize))
     }
 }

@@ -1,10 +1,11 @@
 //! Launches: they take time and compute nothing. CUDA Driver API, "Execution Control".
 
 use crate::abi::{exports, exports_both, get, put};
+use crate::capture;
 use crate::context::current;
 use crate::driver::driver;
 use crate::errors::Result;
-use crate::graph::kind::Kernel;
+use crate::graph::kind::{Kernel, KernelParams};
 use crate::handle::resolve;
 use crate::module::Function;
 use crate::stream::{Flavour, Stream, stream};
@@ -98,6 +99,18 @@ fn launch(
 ) -> Result<()> {
     let function: &Function = resolve(f)?;
     shape.check()?;
+    if s.is_capturing() {
+        let (function, priority) = (f, s.chosen_priority());
+        let params = KernelParams {
+            function,
+            grid: shape.grid,
+            block: shape.block,
+            shared: 0,
+            params,
+            extra,
+        };
+        return capture::add(s, |_| crate::graph::add::launched(&params, priority)).map(|_| ());
+    }
     let device = s.device();
     device.check()?;
     let costs = &driver()?.session.config().costs;

@@ -6,6 +6,7 @@
 
 mod abi;
 mod arena;
+mod capture;
 mod context;
 mod copy;
 mod device;
@@ -29,6 +30,7 @@ mod work;
 
 /// Every exported function.
 mod exports {
+    pub(crate) use crate::capture::calls::*;
     pub(crate) use crate::context::*;
     pub(crate) use crate::copy::*;
     pub(crate) use crate::device::*;

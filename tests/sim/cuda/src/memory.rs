@@ -126,6 +126,9 @@ pub(crate) fn allocate(context: &'static Context, size: u64, kind: Kind) -> Resu
     if size == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
+    if kind != Kind::Pooled {
+        crate::capture::permit()?;
+    }
     let gpu = context.device.gpu;
     let mut memory = driver.memory();
     let arena = &mut memory.arenas[gpu][usize::from(kind == Kind::Low)];
@@ -223,6 +226,7 @@ fn u32_or_max(n: u64) -> u32 {
 }
 
 fn allocate_host(size: usize, flags: c_uint) -> Result<*mut c_void> {
+    crate::capture::permit()?;
     let context = current()?;
     if size == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -256,6 +260,7 @@ fn forget_host(driver: &Driver, start: u64, kind: Kind) -> Result<()> {
 }
 
 fn register(start: *mut c_void, len: usize, flags: c_uint) -> Result<()> {
+    crate::capture::permit()?;
     let context = current()?;
     if start.is_null() || len == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);

@@ -76,6 +76,7 @@ fn load(context: &'static Context, image: *const c_void) -> Result<&'static Modu
 
 fn add(context: &'static Context, image: ptx::Image) -> Result<&'static Module> {
     let driver = driver()?;
+    crate::capture::permit()?;
     context.device.check()?;
     let overhead = driver.session.config().memory.module_overhead_bytes;
     if !driver.session.charge(context.device.gpu, Use::Module, overhead) {

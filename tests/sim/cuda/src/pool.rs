@@ -4,6 +4,7 @@
 //! used, and a free takes effect when it is submitted.
 
 use crate::abi::{exports, exports_both, get, put};
+use crate::capture;
 use crate::context::current;
 use crate::driver::{Device, driver};
 use crate::errors::Result;
@@ -86,17 +87,27 @@ fn default_pool(device: &'static Device) -> CUmemoryPool {
 
 exports_both! {
     fn cuMemAllocAsync, cuMemAllocAsync_ptsz(out: *mut CUdeviceptr, bytes: usize, s: CUstream) |flavour| {
-        let device = stream(s, flavour)?.device();
+        let s = stream(s, flavour)?;
+        if s.is_capturing() {
+            return capture::alloc(s, s.device(), out, bytes);
+        }
+        let device = s.device();
         allocate_from(&device.pool, out, bytes)
     }
     fn cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(out: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, s: CUstream) |flavour| {
-        stream(s, flavour)?;
-        allocate_from(resolve(pool)?, out, bytes)
+        let (s, pool): (_, &Pool) = (stream(s, flavour)?, resolve(pool)?);
+        if s.is_capturing() {
+            return capture::alloc(s, driver()?.device(pool.ordinal)?, out, bytes);
+        }
+        allocate_from(pool, out, bytes)
     }
     fn cuMemFreeAsync, cuMemFreeAsync_ptsz(at: CUdeviceptr, s: CUstream) |flavour| {
-        stream(s, flavour)?;
+        let s = stream(s, flavour)?;
         if at == 0 {
             return Ok(());
+        }
+        if s.is_capturing() {
+            return capture::free(s, at);
         }
         if let Some(freed) = crate::graph::memory::free_outside(at) {
             return freed.map(drop);

@@ -6,6 +6,7 @@
 //! construction, and only waiting must know which operations a stream waits for.
 
 use crate::abi::{exports, exports_both, put, put_if};
+use crate::capture::{self, sequence::Wait};
 use crate::context::{Context, current};
 use crate::driver::Device;
 use crate::errors::Result;
@@ -14,7 +15,7 @@ use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
 use simgpu::engine::Op;
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUcontext, CUdevice,
     CUevent, CUstream,
@@ -31,6 +32,7 @@ pub(crate) enum Flavour {
 
 const CU_STREAM_LEGACY: usize = 1;
 const CU_STREAM_PER_THREAD: usize = 2;
+const CU_EVENT_WAIT_EXTERNAL: u32 = 1;
 const CU_STREAM_NON_BLOCKING: u32 = 1;
 /// Priorities: 0 is lowest, −5 highest, as on Hopper.
 pub(crate) const HIGHEST_PRIORITY: i32 = -5;
@@ -45,6 +47,8 @@ pub(crate) struct Stream {
     id: AtomicU64,
     /// One more than its last operation; 0: none.
     last: AtomicU64,
+    /// It takes part in a capture.
+    capturing: AtomicBool,
 }
 
 impl Object for Stream {
@@ -71,6 +75,7 @@ impl Stream {
             priority: AtomicI32::default(),
             id: AtomicU64::default(),
             last: AtomicU64::default(),
+            capturing: AtomicBool::default(),
         });
         stream.context.store(std::ptr::from_ref(context).cast_mut(), Ordering::Relaxed);
         stream.flags.store(flags, Ordering::Relaxed);
@@ -83,6 +88,7 @@ impl Stream {
     /// Ends the handle; its work goes on.
     pub(crate) fn destroy(&'static self) {
         if kill(self) {
+            crate::capture::sequence::leave(self);
             DEAD.give(self);
         }
     }
@@ -124,7 +130,34 @@ impl Stream {
         Ok(())
     }
 
-    fn is_blocking(&self) -> bool {
+    /// Whether what is submitted to it becomes nodes of a graph.
+    #[inline]
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.capturing.load(Ordering::Relaxed)
+    }
+
+    /// Its priority, which kernels captured in it have.
+    pub(crate) fn chosen_priority(&self) -> i32 {
+        self.priority.load(Ordering::Relaxed)
+    }
+
+    /// For [`crate::capture`].
+    pub(crate) fn set_capturing(&self, capturing: bool) {
+        self.capturing.store(capturing, Ordering::Relaxed);
+    }
+
+    /// Whether it is its context's legacy default stream.
+    pub(crate) fn is_legacy(&self) -> bool {
+        std::ptr::eq(self, self.context().legacy())
+    }
+
+    /// Refuses to wait for or ask about work that is captured rather than scheduled.
+    fn permit(&'static self) -> Result<()> {
+        if self.is_capturing() { capture::fail(self) } else { capture::permit() }
+    }
+
+    /// Whether it waits for the legacy default stream, and that for it.
+    pub(crate) fn is_blocking(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & CU_STREAM_NON_BLOCKING == 0
     }
 
@@ -164,8 +197,9 @@ impl Stream {
     }
 
     /// Waits for everything submitted so far.
-    pub(crate) fn synchronize(&self) -> Result<()> {
+    pub(crate) fn synchronize(&'static self) -> Result<()> {
         self.context().check_alive()?;
+        self.permit()?;
         match self.awaited() {
             Some(seq) => self.device().wait(seq),
             None => self.device().check(),
@@ -177,9 +211,21 @@ impl Stream {
 #[inline]
 pub(crate) fn stream(handle: CUstream, flavour: Flavour) -> Result<&'static Stream> {
     match (handle as usize, flavour) {
-        (0, Flavour::Legacy) | (CU_STREAM_LEGACY, _) => Ok(current()?.legacy()),
+        (0, Flavour::Legacy) | (CU_STREAM_LEGACY, _) => {
+            let context = current()?;
+            capture::permit_legacy(context, false)?;
+            Ok(context.legacy())
+        }
         (0, Flavour::PerThread) | (CU_STREAM_PER_THREAD, _) => per_thread(current()?),
         _ => resolve(handle),
+    }
+}
+
+/// As [`stream`], for calls that neither submit, wait nor ask for progress.
+pub(crate) fn peek(handle: CUstream, flavour: Flavour) -> Result<&'static Stream> {
+    match (handle as usize, flavour) {
+        (0, Flavour::Legacy) | (CU_STREAM_LEGACY, _) => Ok(current()?.legacy()),
+        _ => stream(handle, flavour),
     }
 }
 
@@ -230,49 +276,49 @@ exports_both! {
     fn cuStreamQuery, cuStreamQuery_ptsz(s: CUstream) |flavour| {
         let s = stream(s, flavour)?;
         s.device().check()?;
+        s.permit()?;
         match s.awaited() {
             Some(seq) if !s.device().is_complete(seq)? => Err(CUDA_ERROR_NOT_READY),
             _ => Ok(()),
         }
     }
 
-    fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(s: CUstream, event: CUevent, _flags: c_uint) |flavour| {
+    fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(s: CUstream, event: CUevent, flags: c_uint) |flavour| {
         let s = stream(s, flavour)?;
-        s.wait_for(resolve(event)?)
+        let event: &'static Event = resolve(event)?;
+        match capture::wait(s, event, flags & CU_EVENT_WAIT_EXTERNAL != 0)? {
+            Wait::Captured => Ok(()),
+            Wait::Recorded => s.wait_for(event),
+        }
     }
 
     fn cuStreamGetFlags, cuStreamGetFlags_ptsz(s: CUstream, flags: *mut c_uint) |flavour| {
-        put(flags, stream(s, flavour)?.flags.load(Ordering::Relaxed))
+        put(flags, peek(s, flavour)?.flags.load(Ordering::Relaxed))
     }
 
     fn cuStreamGetPriority, cuStreamGetPriority_ptsz(s: CUstream, priority: *mut c_int) |flavour| {
-        put(priority, stream(s, flavour)?.priority.load(Ordering::Relaxed))
+        put(priority, peek(s, flavour)?.priority.load(Ordering::Relaxed))
     }
 
     fn cuStreamGetId, cuStreamGetId_ptsz(s: CUstream, id: *mut u64) |flavour| {
-        put(id, stream(s, flavour)?.id.load(Ordering::Relaxed))
+        put(id, peek(s, flavour)?.id.load(Ordering::Relaxed))
     }
 
     fn cuStreamGetCtx, cuStreamGetCtx_ptsz(s: CUstream, ctx: *mut CUcontext) |flavour| {
-        put(ctx, handle(stream(s, flavour)?.context()))
+        put(ctx, handle(peek(s, flavour)?.context()))
     }
 
     fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(s: CUstream, ctx: *mut CUcontext, green: *mut CUcontext) |flavour| {
         put_if(green, std::ptr::null_mut());
-        put(ctx, handle(stream(s, flavour)?.context()))
+        put(ctx, handle(peek(s, flavour)?.context()))
     }
 
     fn cuStreamGetDevice, cuStreamGetDevice_ptsz(s: CUstream, device: *mut CUdevice) |flavour| {
-        put(device, stream(s, flavour)?.device().ordinal)
-    }
-
-    // Capture is not simulated yet: no stream ever captures.
-    fn cuStreamIsCapturing, cuStreamIsCapturing_ptsz(s: CUstream, status: *mut c_int) |flavour| {
-        stream(s, flavour)?;
-        put(status, 0)
+        put(device, peek(s, flavour)?.device().ordinal)
     }
 
     fn cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz(s: CUstream, _at: u64, _len: usize, _flags: c_uint) |flavour| {
-        stream(s, flavour).map(|_| ())
+        let s = stream(s, flavour)?;
+        if s.is_capturing() { capture::fail(s) } else { Ok(()) }
     }
 }

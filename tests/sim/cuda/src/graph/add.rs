@@ -46,6 +46,14 @@ pub(crate) fn kernel(p: &KernelParams) -> Result<Kind> {
     }))
 }
 
+/// A launch in a capturing stream: "priorities … are copied from stream priority".
+pub(crate) fn launched(p: &KernelParams, priority: i32) -> Result<Kind> {
+    match kernel(p)? {
+        Kind::Kernel(kernel) => Ok(Kind::Kernel(Kernel { priority, ..kernel })),
+        other => Ok(other),
+    }
+}
+
 /// As [`kernel`], of the structure that may name a `CUkernel` instead.
 pub(crate) fn kernel_v2(p: &KernelParamsV2) -> Result<Kind> {
     let function = if p.v1.function.is_null() { p.kernel } else { p.v1.function };
@@ -89,19 +97,15 @@ fn alloc(graph: &'static Graph, params: *mut AllocParams) -> Result<Kind> {
     if p.kind != 1 || p.location != 1 || p.handles != 0 || p.bytes == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let made = allocate(graph, context_on(p.location_id)?, p.bytes as u64)?;
+    let made = allocate_on(graph, p.location_id, p.bytes as u64)?;
     let Kind::MemAlloc(allocation) = &made else { return Err(CUDA_ERROR_INVALID_VALUE) };
     put(params, AllocParams { at: allocation.at, ..p })?;
     Ok(made)
 }
 
-/// An allocation of `bytes` for a node of `graph`.
-pub(crate) fn allocate(
-    graph: &'static Graph,
-    context: &'static Context,
-    bytes: u64,
-) -> Result<Kind> {
-    let allocation = Allocation::create(context, bytes, handle(graph) as usize)?;
+/// An allocation of `bytes` on a device for a node of `graph`.
+pub(crate) fn allocate_on(graph: &'static Graph, device: i32, bytes: u64) -> Result<Kind> {
+    let allocation = Allocation::create(context_on(device)?, bytes, handle(graph) as usize)?;
     memory::remember(&allocation);
     Ok(Kind::MemAlloc(allocation))
 }

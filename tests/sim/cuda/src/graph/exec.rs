@@ -2,11 +2,12 @@
 //!
 //! The steps of a launch go to the launch stream's queue one after another, dependencies first.
 
-use super::kind::Kind;
+use super::kind::{Edge, Kind};
 use super::memory::{self, Allocation};
 use super::plan::{self, Effect};
 use super::{Graph, Node};
 use crate::abi::{exports, exports_both, put};
+use crate::capture;
 use crate::context::current;
 use crate::driver::{Device, driver, lock};
 use crate::errors::Result;
@@ -15,7 +16,9 @@ use crate::stream::{Stream, stream};
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::sync::{Arc, Mutex};
-use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUgraphExec, CUstream};
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUgraphExec, CUstream,
+};
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
 pub(crate) const AUTO_FREE_ON_LAUNCH: u64 = 1;
@@ -154,6 +157,25 @@ impl State {
         Ok(mapped)
     }
 
+    /// A child graph node that does what a launch does.
+    fn as_child(&self) -> Result<Kind> {
+        let graph = Graph::create_owned();
+        let mut nodes = Vec::<&'static Node>::with_capacity(self.steps.len());
+        for step in &self.steps {
+            let kind = match &step.kind {
+                // "memory allocation/free nodes can't be present in the child graph"
+                Kind::MemAlloc(_) | Kind::MemFree(_) => return Err(CUDA_ERROR_NOT_SUPPORTED),
+                // Their own nodes follow.
+                Kind::Child(_) | Kind::Conditional(_) => Kind::Empty,
+                _ if !step.enabled => Kind::Empty,
+                other => other.clone(),
+            };
+            let after = step.after.iter().map(|&from| (nodes[from], Edge::default())).collect();
+            nodes.push(graph.add(kind, after)?);
+        }
+        Ok(Kind::Child(graph))
+    }
+
     /// Submits a launch.
     fn launch(&self, s: &'static Stream) -> Result<()> {
         s.device().check()?;
@@ -228,7 +250,7 @@ impl Exec {
         // "there can be at most one executable graph in existence for that graph at a time"
         let single = graph.has_memory_nodes() || graph.has_conditional_nodes();
         let mut original = graph.lock();
-        if original.owned || (single && original.execs > 0) {
+        if original.owned || original.capturing || (single && original.execs > 0) {
             return Err(plain);
         }
         if single {
@@ -290,11 +312,15 @@ exports_both! {
         driver()?;
         let exec: &'static Exec = resolve(exec)?;
         let s = stream(s, flavour)?;
+        if s.is_capturing() {
+            return capture::add(s, |_| exec.lock().as_child()).map(|_| ());
+        }
         exec.lock().launch(s)
     }
     fn cuGraphUpload, cuGraphUpload_ptsz(exec: CUgraphExec, s: CUstream) |flavour| {
         current()?;
         let exec: &'static Exec = resolve(exec)?;
-        exec.upload(stream(s, flavour)?)
+        let s = stream(s, flavour)?;
+        if s.is_capturing() { capture::fail(s) } else { exec.upload(s) }
     }
 }

@@ -57,6 +57,8 @@ pub(crate) struct State {
     next_node: u32,
     /// It belongs to a child or conditional node, which ends it.
     pub owned: bool,
+    /// A stream is being captured into it.
+    pub capturing: bool,
     /// Executable graphs of it that exist, counted if it has memory nodes.
     pub execs: u32,
     /// The clones of another graph's nodes, by the original's address.
@@ -176,6 +178,7 @@ impl Graph {
         if !kill(self) {
             return;
         }
+        crate::capture::sequence::graph_is_gone(self);
         let state = std::mem::take(&mut *self.lock());
         for node in state.nodes {
             node.destroy();
