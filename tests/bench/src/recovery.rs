@@ -5,13 +5,14 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use tessera_tenant::memory::Api;
 
 use crate::clock;
 use crate::stats::Sample;
 use crate::world::{Account, CONTEXT, World};
 
-/// Processes killed.
-const KILLS: usize = 30;
+/// Processes killed while they hold memory of one API.
+const KILLS: usize = 10;
 /// What each holds.
 const HELD: u64 = 1 << 30;
 /// How long the driver may take.
@@ -27,11 +28,12 @@ pub struct Recovery {
     pub after_kill: Sample,
 }
 
-/// Kills a process that fills its tenant's limit while another of the tenant asks for its bytes.
+/// Kills a process that fills its tenant's limit by `api` while another of the tenant asks for its
+/// bytes.
 ///
 /// # Errors
 /// A child's, or bytes that do not come back.
-pub fn run(world: &World) -> anyhow::Result<Recovery> {
+pub fn run(world: &World, api: Api) -> anyhow::Result<Recovery> {
     let account = Account::open(world)?;
     let pages = world.pages(2 * CONTEXT + HELD)?;
     let bytes = HELD.to_string();
@@ -49,7 +51,8 @@ pub fn run(world: &World) -> anyhow::Result<Recovery> {
 
     let (mut after_driver, mut after_kill) = (Vec::new(), Vec::new());
     for _ in 0..KILLS {
-        let mut holder = world.hooked(&["hold", &bytes], &pages)?.stdout(Stdio::piped()).spawn()?;
+        let mut holder =
+            world.hooked(&["hold", api.name(), &bytes], &pages)?.stdout(Stdio::piped()).spawn()?;
         let pid = holder.id();
         let mut said = BufReader::new(holder.stdout.take().context("piped")?);
         line.clear();

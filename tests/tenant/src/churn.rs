@@ -152,7 +152,7 @@ fn worker(
         if grow {
             let want = (rng.below(max - bytes.min(max - 4096)) + 1).max(PATTERN as u64);
             // The dispersion of APIs is by draw, so that their accounting meets in one limit.
-            let api = apis[usize::try_from(rng.below(apis.len() as u64)).unwrap_or(0)];
+            let api = *rng.pick(apis);
             match cuda.allocate(api, want, stream) {
                 Ok(block) => {
                     let mut pattern = [0; PATTERN];

@@ -24,6 +24,12 @@ impl Rng {
         self.draw() % bound
     }
 
+    /// One of `items`, of which there must be some.
+    pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
+        let index = usize::try_from(self.below(items.len() as u64)).unwrap_or(0);
+        &items[index]
+    }
+
     /// Fills `bytes` with the sequence.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {

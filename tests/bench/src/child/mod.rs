@@ -5,6 +5,7 @@ mod race;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use tessera_tenant::cuda::{Cuda, Stream};
 use tessera_tenant::driver::Resolve;
 use tessera_tenant::memory::Api;
@@ -29,11 +30,14 @@ pub fn main(task: &[String]) -> anyhow::Result<()> {
     match words[..] {
         ["launch"] => launch(),
         ["alloc-free"] => alloc_free(),
+        ["alloc-async"] => alloc_async(),
+        ["vmm"] => vmm(),
+        ["array"] => array(),
         ["mem-get-info"] => mem_get_info(),
         ["first-call"] => first_call(),
         ["contended", ms] => contended(ms.parse()?),
         ["race", threads] => race::run(threads.parse()?),
-        ["hold", bytes] => hold(bytes.parse()?),
+        ["hold", api, bytes] => hold(Api::named(api).context("unknown API")?, bytes.parse()?),
         ["take", bytes] => take(bytes.parse()?),
         _ => anyhow::bail!("unknown task {task:?}"),
     }
@@ -91,6 +95,35 @@ fn alloc_free() -> anyhow::Result<()> {
     )
 }
 
+/// In a pool that has its chunk, and keeps it because something lives in it.
+fn alloc_async() -> anyhow::Result<()> {
+    let cuda = open()?;
+    let stream = cuda.stream().map_err(failed)?;
+    let _keeps_the_pool_warm = cuda.allocate(Api::Async, 1, stream).map_err(failed)?;
+    let size = usize::try_from(CHUNK)?;
+    measure(
+        || cuda.async_pair(size, stream).map_err(failed),
+        || cuda.synchronise(stream).map_err(failed),
+    )
+}
+
+fn vmm() -> anyhow::Result<()> {
+    let cuda = open()?;
+    let range = cuda.reserve(usize::try_from(CHUNK)?).map_err(failed)?;
+    measure(|| cuda.vmm_cycle(&range).map_err(failed), || Ok(()))
+}
+
+fn array() -> anyhow::Result<()> {
+    let cuda = open()?;
+    measure(
+        || {
+            let block = cuda.allocate(Api::Array, CHUNK, Stream::LEGACY).map_err(failed)?;
+            cuda.free(&block, Stream::LEGACY).map_err(failed)
+        },
+        || Ok(()),
+    )
+}
+
 fn mem_get_info() -> anyhow::Result<()> {
     let cuda = open()?;
     measure(|| cuda.mem_info().map(|_| ()).map_err(failed), || Ok(()))
@@ -106,9 +139,9 @@ fn first_call() -> anyhow::Result<()> {
 }
 
 /// Holds `bytes` until killed.
-fn hold(bytes: u64) -> anyhow::Result<()> {
+fn hold(api: Api, bytes: u64) -> anyhow::Result<()> {
     let cuda = open()?;
-    let _block = cuda.allocate(Api::Plain, bytes, Stream::LEGACY).map_err(failed)?;
+    let _block = cuda.allocate(api, bytes, Stream::LEGACY).map_err(failed)?;
     println!("holding");
     std::thread::sleep(Duration::from_secs(60));
     Ok(())

@@ -7,17 +7,19 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tessera_tenant::cuda::{Cuda, Stream};
 use tessera_tenant::memory::{Api, Block};
+use tessera_tenant::rng::Rng;
 
-use super::{CHUNK, failed, open, say};
+use super::{failed, open, say};
 use crate::clock;
+use crate::race::CHUNK;
 
 /// Does what the lines on its standard input say, and answers each.
 ///
-/// - `round T`: at `CLOCK_MONOTONIC` `T`, every thread that holds nothing asks for one chunk;
-///   answers how many this process holds then.
+/// - `round T APIS`: at `CLOCK_MONOTONIC` `T`, every thread that holds nothing asks for one chunk, by
+///   the next of the APIs; answers how many this process holds then.
 /// - `free`: gives all back.
-/// - `churn MS`: every thread takes and gives back a chunk as fast as it can; answers how many of
-///   its requests were refused.
+/// - `churn MS APIS`: every thread takes and gives back a chunk as fast as it can, by an API drawn
+///   anew each time; answers how many of its requests were refused.
 pub fn run(threads: usize) -> anyhow::Result<()> {
     let cuda = open()?;
     let held: Vec<Mutex<Option<Block>>> = (0..threads).map(|_| Mutex::new(None)).collect();
@@ -26,14 +28,18 @@ pub fn run(threads: usize) -> anyhow::Result<()> {
         let line = line?;
         let words: Vec<&str> = line.split(' ').collect();
         let answer = match words[..] {
-            ["round", at] => {
+            ["round", at, apis] => {
                 let at: u64 = at.parse()?;
-                all(&held, |slot| ask_at(&cuda, slot, at))?.into_iter().sum()
+                let apis = parse(apis)?;
+                let ask = |index, slot: &mut _| ask_at(&cuda, slot, apis[index % apis.len()], at);
+                all(&held, ask)?.into_iter().sum()
             }
-            ["free"] => all(&held, |slot| give_back(&cuda, slot))?.into_iter().sum(),
-            ["churn", ms] => {
+            ["free"] => all(&held, |_, slot| give_back(&cuda, slot))?.into_iter().sum(),
+            ["churn", ms, apis] => {
                 let end = Instant::now() + Duration::from_millis(ms.parse()?);
-                all(&held, |slot| churn(&cuda, slot, end))?.into_iter().sum::<u64>()
+                let apis = parse(apis)?;
+                let work = |index, slot: &mut _| churn(&cuda, slot, &apis, index as u64, end);
+                all(&held, work)?.into_iter().sum::<u64>()
             }
             _ => anyhow::bail!("unknown order {line:?}"),
         };
@@ -42,20 +48,25 @@ pub fn run(threads: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn parse(apis: &str) -> anyhow::Result<Vec<Api>> {
+    Api::list(apis).map_err(anyhow::Error::msg)
+}
+
 type Slot = Mutex<Option<Block>>;
 
 /// Runs `work` for every slot on a thread of its own.
 fn all(
     slots: &[Slot],
-    work: impl Fn(&mut Option<Block>) -> anyhow::Result<u64> + Sync,
+    work: impl Fn(usize, &mut Option<Block>) -> anyhow::Result<u64> + Sync,
 ) -> anyhow::Result<Vec<u64>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = slots
             .iter()
-            .map(|slot| {
+            .enumerate()
+            .map(|(index, slot)| {
                 let work = &work;
                 scope.spawn(move || {
-                    work(&mut slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+                    work(index, &mut slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
                 })
             })
             .collect();
@@ -66,8 +77,8 @@ fn all(
     })
 }
 
-fn ask(cuda: &Cuda, slot: &mut Option<Block>) -> anyhow::Result<bool> {
-    match cuda.allocate(Api::Plain, CHUNK, Stream::LEGACY) {
+fn ask(cuda: &Cuda, slot: &mut Option<Block>, api: Api) -> anyhow::Result<bool> {
+    match cuda.allocate(api, CHUNK, Stream::LEGACY) {
         Ok(block) => {
             *slot = Some(block);
             Ok(true)
@@ -77,7 +88,7 @@ fn ask(cuda: &Cuda, slot: &mut Option<Block>) -> anyhow::Result<bool> {
     }
 }
 
-fn ask_at(cuda: &Cuda, slot: &mut Option<Block>, at: u64) -> anyhow::Result<u64> {
+fn ask_at(cuda: &Cuda, slot: &mut Option<Block>, api: Api, at: u64) -> anyhow::Result<u64> {
     cuda.bind().map_err(failed)?;
     let ahead = at.saturating_sub(clock::now_ns());
     // Asleep most of the way: with more threads than cores, spinning would make them late.
@@ -86,7 +97,7 @@ fn ask_at(cuda: &Cuda, slot: &mut Option<Block>, at: u64) -> anyhow::Result<u64>
         std::hint::spin_loop();
     }
     if slot.is_none() {
-        ask(cuda, slot)?;
+        ask(cuda, slot, api)?;
     }
     Ok(u64::from(slot.is_some()))
 }
@@ -99,13 +110,20 @@ fn give_back(cuda: &Cuda, slot: &mut Option<Block>) -> anyhow::Result<u64> {
     Ok(0)
 }
 
-fn churn(cuda: &Cuda, slot: &mut Option<Block>, end: Instant) -> anyhow::Result<u64> {
+fn churn(
+    cuda: &Cuda,
+    slot: &mut Option<Block>,
+    apis: &[Api],
+    index: u64,
+    end: Instant,
+) -> anyhow::Result<u64> {
     cuda.bind().map_err(failed)?;
+    let mut rng = Rng::new(u64::from(std::process::id()) << 8 | index);
     let mut refused = 0;
     while Instant::now() < end {
         if slot.is_some() {
             give_back(cuda, slot)?;
-        } else if !ask(cuda, slot).context("while churning")? {
+        } else if !ask(cuda, slot, *rng.pick(apis)).context("while churning")? {
             refused += 1;
         }
     }

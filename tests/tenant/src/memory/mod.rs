@@ -1,6 +1,7 @@
 //! Every way in which the driver API gives device memory, behind one pair of calls.
 
 mod array;
+mod cycles;
 mod graph;
 mod linear;
 mod pool;

@@ -71,74 +71,102 @@ impl Mapped {
     }
 }
 
+/// Physical memory of at least `bytes`, at addresses of its own.
 pub fn map(cuda: &Cuda, bytes: usize) -> Result<Mapped, CudaError> {
-    let driver = cuda.driver();
-    let granularity_of = need("cuMemGetAllocationGranularity", driver.mem_granularity)?;
-    let reserve = need("cuMemAddressReserve", driver.mem_address_reserve)?;
-    let create = need("cuMemCreate", driver.mem_create)?;
-    let map = need("cuMemMap", driver.mem_map)?;
-    let access = need("cuMemSetAccess", driver.mem_set_access)?;
-    let location = Location::device(cuda.device());
-    let prop = AllocationProp {
+    let size = round_up(cuda, bytes)?;
+    let handle = create(cuda, size)?;
+    let undo = |error| release(cuda, handle).and(Err(error));
+    let address = reserve(cuda, size).or_else(undo)?;
+    let undo = |error| {
+        release(cuda, handle)?;
+        forget(cuda, address, size)?;
+        Err(error)
+    };
+    map_at(cuda, address, size, handle).or_else(undo)?;
+    Ok(Mapped { address, size, handle })
+}
+
+/// Unmaps, gives the physical memory back, and the addresses.
+pub fn unmap(cuda: &Cuda, mapped: &Mapped) -> Result<(), CudaError> {
+    unmap_at(cuda, mapped.address, mapped.size)?;
+    release(cuda, mapped.handle)?;
+    forget(cuda, mapped.address, mapped.size)
+}
+
+fn prop(cuda: &Cuda) -> AllocationProp {
+    AllocationProp {
         kind: PINNED,
         handle_types: 0,
-        location,
+        location: Location::device(cuda.device()),
         metadata: null_mut(),
         compression: 0,
         rdma: 0,
         usage: 0,
         reserved: [0; 4],
-    };
-    let prop = (&raw const prop).cast();
+    }
+}
+
+/// To a multiple of the granularity.
+pub fn round_up(cuda: &Cuda, bytes: usize) -> Result<usize, CudaError> {
+    let granularity_of = need("cuMemGetAllocationGranularity", cuda.driver().mem_granularity)?;
+    let prop = prop(cuda);
     let mut granularity = 0;
     // SAFETY: a live out-parameter; every field of the properties is set.
     check("cuMemGetAllocationGranularity", unsafe {
-        granularity_of(&raw mut granularity, prop, MINIMUM)
+        granularity_of(&raw mut granularity, (&raw const prop).cast(), MINIMUM)
     })?;
-    let size = bytes.checked_next_multiple_of(granularity.max(1)).unwrap_or(usize::MAX);
-    let mut mapped = Mapped { address: 0, size, handle: 0 };
-    // SAFETY: live out-parameters and properties; each step is undone where a later one fails.
+    Ok(bytes.checked_next_multiple_of(granularity.max(1)).unwrap_or(usize::MAX))
+}
+
+pub fn create(cuda: &Cuda, size: usize) -> Result<u64, CudaError> {
+    let create = need("cuMemCreate", cuda.driver().mem_create)?;
+    let prop = prop(cuda);
+    let mut handle = 0;
+    // SAFETY: a live out-parameter; every field of the properties is set.
+    check("cuMemCreate", unsafe { create(&raw mut handle, size, (&raw const prop).cast(), 0) })?;
+    Ok(handle)
+}
+
+pub fn reserve(cuda: &Cuda, size: usize) -> Result<CUdeviceptr, CudaError> {
+    let reserve = need("cuMemAddressReserve", cuda.driver().mem_address_reserve)?;
+    let mut address = 0;
+    // SAFETY: a live out-parameter.
+    check("cuMemAddressReserve", unsafe { reserve(&raw mut address, size, 0, 0, 0) })?;
+    Ok(address)
+}
+
+/// Maps all of `handle`, readable and writable; nothing stays mapped where that fails.
+pub fn map_at(
+    cuda: &Cuda,
+    address: CUdeviceptr,
+    size: usize,
+    handle: u64,
+) -> Result<(), CudaError> {
+    let map = need("cuMemMap", cuda.driver().mem_map)?;
+    let access = need("cuMemSetAccess", cuda.driver().mem_set_access)?;
+    let grant = AccessDesc { location: Location::device(cuda.device()), flags: READ_WRITE };
+    // SAFETY: addresses that `reserve` gave and a handle of `create`; a live description.
     unsafe {
-        check("cuMemCreate", create(&raw mut mapped.handle, size, prop, 0))?;
-        let reserved =
-            check("cuMemAddressReserve", reserve(&raw mut mapped.address, size, 0, 0, 0));
-        if let Err(error) = reserved {
-            release(cuda, &mapped)?;
-            return Err(error);
-        }
-        let done = check("cuMemMap", map(mapped.address, size, 0, mapped.handle, 0));
-        if let Err(error) = done {
-            release(cuda, &mapped)?;
-            forget(cuda, &mapped)?;
-            return Err(error);
-        }
-        let grant = AccessDesc { location, flags: READ_WRITE };
-        let done = access(mapped.address, size, (&raw const grant).cast(), 1);
-        if let Err(error) = check("cuMemSetAccess", done) {
-            unmap(cuda, &mapped)?;
-            return Err(error);
-        }
+        check("cuMemMap", map(address, size, 0, handle, 0))?;
+        check("cuMemSetAccess", access(address, size, (&raw const grant).cast(), 1))
+            .or_else(|error| unmap_at(cuda, address, size).and(Err(error)))
     }
-    Ok(mapped)
 }
 
-/// Unmaps, gives the physical memory back, and the addresses.
-pub fn unmap(cuda: &Cuda, mapped: &Mapped) -> Result<(), CudaError> {
+pub fn unmap_at(cuda: &Cuda, address: CUdeviceptr, size: usize) -> Result<(), CudaError> {
     let unmap = need("cuMemUnmap", cuda.driver().mem_unmap)?;
-    // SAFETY: mapped whole by `map`; its owner uses it no more.
-    check("cuMemUnmap", unsafe { unmap(mapped.address, mapped.size) })?;
-    release(cuda, mapped)?;
-    forget(cuda, mapped)
+    // SAFETY: mapped whole by `map_at`; its owner uses it no more.
+    check("cuMemUnmap", unsafe { unmap(address, size) })
 }
 
-fn release(cuda: &Cuda, mapped: &Mapped) -> Result<(), CudaError> {
+pub fn release(cuda: &Cuda, handle: u64) -> Result<(), CudaError> {
     let release = need("cuMemRelease", cuda.driver().mem_release)?;
-    // SAFETY: created by `map`, released once.
-    check("cuMemRelease", unsafe { release(mapped.handle) })
+    // SAFETY: a handle of `create`, released once.
+    check("cuMemRelease", unsafe { release(handle) })
 }
 
-fn forget(cuda: &Cuda, mapped: &Mapped) -> Result<(), CudaError> {
+fn forget(cuda: &Cuda, address: CUdeviceptr, size: usize) -> Result<(), CudaError> {
     let free = need("cuMemAddressFree", cuda.driver().mem_address_free)?;
-    // SAFETY: reserved by `map`, and nothing is mapped there any more.
-    check("cuMemAddressFree", unsafe { free(mapped.address, mapped.size) })
+    // SAFETY: reserved by `reserve`, and nothing is mapped there any more.
+    check("cuMemAddressFree", unsafe { free(address, size) })
 }
