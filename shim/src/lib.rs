@@ -7,7 +7,7 @@
 #![allow(non_snake_case, missing_docs, reason = "exports carry the driver's own names")]
 #![allow(clippy::too_many_arguments, reason = "the driver's signatures")]
 
-use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use tessera_cuda::nvml::*;
 use tessera_cuda::types::*;
 use tessera_shim_core::{hooks, launch, real, resolve::Export};
@@ -20,6 +20,29 @@ mod unwinder;
 
 /// One exported function: the row's class decides what it is handed to.
 macro_rules! export {
+    (launch cuGraphLaunch $export:ident ($exec:ident : $exec_ty:ty, $stream:ident : $stream_ty:ty)) => {
+        /// # Safety
+        /// As the driver's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $export($exec: $exec_ty, $stream: $stream_ty) -> CUresult {
+            /// As below; also where some graph of the process allocates memory.
+            #[cold]
+            #[inline(never)]
+            unsafe extern "C" fn otherwise($exec: $exec_ty, $stream: $stream_ty) -> CUresult {
+                // SAFETY: the caller's own arguments, for a function of this very signature.
+                let call = |real: unsafe extern "C" fn($exec_ty, $stream_ty) -> CUresult| unsafe {
+                    real($exec, $stream)
+                };
+                hooks::launch(&real::$export, $exec, $stream, call)
+            }
+            match launch::graph_at_once(&real::$export) {
+                // SAFETY: as above.
+                Some((real, _busy)) => unsafe { real($exec, $stream) },
+                // SAFETY: as above.
+                None => unsafe { otherwise($exec, $stream) },
+            }
+        }
+    };
     (launch $body:ident $export:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
         /// # Safety
         /// As the driver's.

@@ -2,8 +2,8 @@
 //!
 //! A row reads `class body { export @ minimum-version flavour, … } (arguments);`
 //!
-//! - **class** drives policy: `init`, `lookup`, `context`, `alloc`, `free`, `pool`, `sync`, `query`,
-//!   `launch`.
+//! - **class** drives policy: `init`, `lookup`, `context`, `alloc`, `free`, `pool`, `graph`,
+//!   `sync`, `query`, `launch`.
 //! - **body** names the hook's implementation in `shim-core`; variants of one row share it, because
 //!   their signatures are equal. Every variant keeps its own real pointer.
 //! - **exports** are libcuda's own symbol names, with the CUDA version (`1000 * major + 10 * minor`)
@@ -95,6 +95,27 @@ macro_rules! for_each_hook {
                 (pool: CUmemoryPool, min_bytes_to_keep: usize);
             pool cuMemPoolSetAttribute { cuMemPoolSetAttribute @ 11020 legacy }
                 (pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void);
+
+            graph cuGraphInstantiate {
+                cuGraphInstantiate @ 10000 legacy, cuGraphInstantiate_v2 @ 11000 legacy
+            } (pexec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode,
+               log: *mut c_char, log_bytes: usize);
+            graph cuGraphInstantiateWithFlags { cuGraphInstantiateWithFlags @ 11040 legacy }
+                (pexec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
+            graph cuGraphInstantiateWithParams {
+                cuGraphInstantiateWithParams @ 12000 legacy,
+                cuGraphInstantiateWithParams_ptsz @ 12000 ptsz
+            } (pexec: *mut CUgraphExec, graph: CUgraph,
+               params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS);
+            graph cuGraphExecDestroy { cuGraphExecDestroy @ 10000 legacy } (exec: CUgraphExec);
+            graph cuGraphExecUpdate { cuGraphExecUpdate @ 10020 legacy }
+                (exec: CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode,
+                 outcome: *mut CUgraphExecUpdateResult);
+            graph cuGraphExecUpdate_v2 { cuGraphExecUpdate_v2 @ 12000 legacy }
+                (exec: CUgraphExec, graph: CUgraph, outcome: *mut CUgraphExecUpdateResultInfo);
+            graph cuGraphUpload { cuGraphUpload @ 11010 legacy, cuGraphUpload_ptsz @ 11010 ptsz }
+                (exec: CUgraphExec, stream: CUstream);
+            graph cuDeviceGraphMemTrim { cuDeviceGraphMemTrim @ 11040 legacy } (dev: CUdevice);
 
             sync cuStreamSynchronize {
                 cuStreamSynchronize @ 2000 legacy, cuStreamSynchronize_ptsz @ 7000 ptsz

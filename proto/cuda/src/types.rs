@@ -37,6 +37,8 @@ pub type CUkernel = *mut c_void;
 pub type CUlibrary = *mut c_void;
 pub type CUstream = *mut c_void;
 pub type CUevent = *mut c_void;
+pub type CUgraph = *mut c_void;
+pub type CUgraphNode = *mut c_void;
 pub type CUgraphExec = *mut c_void;
 pub type CUmemoryPool = *mut c_void;
 pub type cuuint64_t = u64;
@@ -201,6 +203,48 @@ pub struct CUDA_ARRAY_MEMORY_REQUIREMENTS {
     pub size: usize,
     pub alignment: usize,
     pub reserved: [c_uint; 4],
+}
+
+/// `CUgraphNodeType`.
+pub const CU_GRAPH_NODE_TYPE_GRAPH: c_int = 4;
+pub const CU_GRAPH_NODE_TYPE_MEM_ALLOC: c_int = 10;
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS_v1` (cuda.h 12.9).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_MEM_ALLOC_NODE_PARAMS {
+    pub poolProps: CUmemPoolProps,
+    /// `const CUmemAccessDesc *`, opaque here.
+    pub accessDescs: *const c_void,
+    pub accessDescCount: usize,
+    pub bytesize: usize,
+    pub dptr: CUdeviceptr,
+}
+const _: () = assert!(core::mem::size_of::<CUDA_MEM_ALLOC_NODE_PARAMS>() == 120);
+
+/// `CUDA_GRAPH_INSTANTIATE_PARAMS` (cuda.h 12.9).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_GRAPH_INSTANTIATE_PARAMS {
+    pub flags: cuuint64_t,
+    pub hUploadStream: CUstream,
+    pub hErrNode_out: CUgraphNode,
+    pub result_out: c_int,
+}
+const _: () = assert!(core::mem::size_of::<CUDA_GRAPH_INSTANTIATE_PARAMS>() == 32);
+pub const CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD: cuuint64_t = 2;
+/// `CUgraphInstantiateResult`.
+pub const CUDA_GRAPH_INSTANTIATE_ERROR: c_int = 1;
+
+/// `CUgraphExecUpdateResult`.
+pub type CUgraphExecUpdateResult = c_int;
+/// `CUgraphExecUpdateResultInfo` (cuda.h 12.9).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUgraphExecUpdateResultInfo {
+    pub result: CUgraphExecUpdateResult,
+    pub errorNode: CUgraphNode,
+    pub errorFromNode: CUgraphNode,
 }
 
 /// `CUexecAffinityParam`: opaque to Tessera, passed through.

@@ -81,18 +81,6 @@ unhooked! {
         Shares cuMulticastBindAddr: "holds existing memory beyond its release";
         Releases cuMulticastUnbind: "ends what a bind held";
 
-        // Graph memory.
-        Obtains cuGraphAddMemAllocNode: "reserved at upload or first launch, kept until trimmed";
-        Releases cuGraphAddMemFreeNode: "returns bytes to the graph pool, not to the device";
-        Obtains cuGraphAddNode: "one way to add every kind of node, allocation nodes among them";
-        Obtains cuGraphInstantiate: "device memory of the executable graph itself";
-        Obtains cuGraphInstantiateWithFlags: "as cuGraphInstantiate";
-        Obtains cuGraphInstantiateWithParams: "as cuGraphInstantiate; may upload at once";
-        Obtains cuGraphUpload: "reserves the graph's memory without a launch";
-        Releases cuGraphExecDestroy: "memory goes to the device's graph pool";
-        Releases cuDeviceGraphMemTrim: "gives the graph pool's unused memory back to the device";
-        Obtains cuGraphExecUpdate: "may replace nodes that own memory";
-
         // Whole processes.
         Releases cuCheckpointProcessCheckpoint: "moves another process's device memory to the host";
         Obtains cuCheckpointProcessRestore: "takes it back at once, of that process";
@@ -202,6 +190,11 @@ unhooked! {
         Shares cuMemPoolSetAccess: "a peer's view of a pool; page tables on the peer";
         Obtains cuDeviceSetMemPool: "which pool is current is asked at each allocation";
         Obtains cuMemSetMemPool: "which pool is current is asked at each allocation (CUDA 13)";
+
+        // Allocation nodes take memory when their executable graph is uploaded or launched.
+        Obtains cuGraphAddMemAllocNode: "instantiation looks through the graph for these";
+        Releases cuGraphAddMemFreeNode: "returns bytes to the device's graph memory, which keeps them";
+        Obtains cuGraphAddNode: "instantiation looks through the graph for allocation nodes";
 
         // Imports: the exporter is charged.
         Shares cuIpcOpenMemHandle: "the exporting process is charged";

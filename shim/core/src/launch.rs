@@ -2,6 +2,7 @@
 //! nothing in a launch's arguments changes what the gate decides.
 
 use crate::gate::{self, Busy};
+use crate::graphs;
 use crate::real::Real;
 use crate::state;
 use tessera_cuda::types::{CUDA_ERROR_NOT_FOUND, CUresult};
@@ -13,6 +14,15 @@ pub fn at_once<F: Copy>(real: &Real<F>) -> Option<(F, Option<Busy>)> {
     let function = real.bound()?;
     let busy = gate::admit_at_once();
     (busy.is_some() || state::passes()).then_some((function, busy))
+}
+
+/// As [`at_once`], for graph launches: one that may take memory goes the other way.
+#[inline(always)]
+pub fn graph_at_once<F: Copy>(real: &Real<F>) -> Option<(F, Option<Busy>)> {
+    if graphs::any_with_memory() {
+        return None;
+    }
+    at_once(real)
 }
 
 /// Forwards any launch. `call` hands the caller's own arguments to the driver's function.

@@ -12,10 +12,10 @@
 //! (`thread`, `own`) is plain words.
 //!
 //! *Memory.* `memory` and `free` hold the allocating and freeing hooks, `context` those that make
-//! and end contexts, [`pools`] those of stream-ordered memory, [`arrays`] those of arrays. They ask
-//! `place` where the calling thread's allocations go, remember them in [`allocations`] and
-//! [`contexts`], and settle with the account through `quota`. `info` and `nvml` show the tenant its
-//! quota.
+//! and end contexts, [`pools`] those of stream-ordered memory, [`graphs`] those of graphs that
+//! allocate, [`arrays`] those of arrays. They ask `place` where the calling thread's allocations go,
+//! remember them in [`allocations`] and [`contexts`], and settle with the account through `quota`.
+//! `info` and `nvml` show the tenant its quota.
 //!
 //! *Compute.* [`launch`] passes every launch through [`gate`], with a busy flag per thread
 //! ([`records`]).
@@ -41,6 +41,7 @@ pub mod driver;
 mod free;
 pub mod gate;
 pub mod gpus;
+pub mod graphs;
 mod info;
 mod init;
 pub mod launch;
@@ -68,6 +69,7 @@ pub mod hooks {
     pub use crate::arrays::hooks::*;
     pub use crate::context::*;
     pub use crate::free::*;
+    pub use crate::graphs::hooks::*;
     pub use crate::info::*;
     pub use crate::init::*;
     pub use crate::lookup::*;

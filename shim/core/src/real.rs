@@ -6,7 +6,7 @@
 #![allow(non_upper_case_globals, missing_docs, reason = "statics carry the driver's own names")]
 
 use crate::driver;
-use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use tessera_cuda::nvml::{nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlReturn_t};
@@ -155,10 +155,13 @@ asked! { CUDA_ASKED Cuda CUresult;
     cuDeviceGetDefaultMemPool (pool: *mut CUmemoryPool, dev: CUdevice);
     cuDeviceGetGraphMemAttribute (dev: CUdevice, attribute: c_int, value: *mut c_void);
     cuDeviceGetMemPool (pool: *mut CUmemoryPool, dev: CUdevice);
-    cuDeviceGraphMemTrim (dev: CUdevice);
     cuDeviceGetUuid (uuid: *mut CUuuid, dev: CUdevice);
     cuDeviceGetUuid_v2 (uuid: *mut CUuuid, dev: CUdevice);
     cuDevicePrimaryCtxGetState (dev: CUdevice, flags: *mut c_uint, active: *mut c_int);
+    cuGraphChildGraphNodeGetGraph (node: CUgraphNode, graph: *mut CUgraph);
+    cuGraphGetNodes (graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize);
+    cuGraphMemAllocNodeGetParams (node: CUgraphNode, params: *mut CUDA_MEM_ALLOC_NODE_PARAMS);
+    cuGraphNodeGetType (node: CUgraphNode, kind: *mut c_int);
     cuMemPoolGetAttribute (pool: CUmemoryPool, attribute: c_int, value: *mut c_void);
     cuMipmappedArrayGetMemoryRequirements
         (needs: *mut CUDA_ARRAY_MEMORY_REQUIREMENTS, array: CUmipmappedArray, dev: CUdevice);

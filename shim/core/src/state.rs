@@ -19,6 +19,7 @@ use crate::attach::{self, Found, Pages};
 use crate::contexts::Contexts;
 use crate::gate;
 use crate::gpus::{Gpus, Listed};
+use crate::graphs::Graphs;
 use crate::libdl;
 use crate::log::Reason;
 use crate::own;
@@ -64,6 +65,8 @@ pub struct Process {
     pub pools: Pools,
     /// Charged arrays.
     pub arrays: Arrays,
+    /// Executable graphs with memory of their own.
+    pub graphs: Graphs,
     /// Launching threads.
     pub records: Records,
     /// Launches in flight of threads that got no record.
@@ -244,6 +247,7 @@ fn arm(again: bool) -> Standing {
         allocations: Allocations::new(),
         pools: Pools::new(),
         arrays: Arrays::new(),
+        graphs: Graphs::new(),
         records: Records::new(),
         crowd: AtomicU32::new(0),
         primaries: [const { Spin::new(()) }; PRIMARIES],

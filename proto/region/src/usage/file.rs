@@ -162,8 +162,7 @@ impl UsageFile {
             *living = self.slot_locked(slot)?;
         }
         let io = |call| move |error: std::io::Error| PageError::io(&self.path, call, &error);
-        restored.header =
-            restore_header(&self.file, generation, &living).map_err(io("pwrite"))?;
+        restored.header = restore_header(&self.file, generation, &living).map_err(io("pwrite"))?;
         for slot in (0..SLOTS).filter(|&slot| living[slot]) {
             let at = slot_lock_offset(slot) + CLAIMED;
             let mut claimed = [0; size_of::<u64>()];

@@ -257,7 +257,8 @@ fn a_punched_page_gets_its_memory_back() {
     let punch = |at: i64, len: i64| {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: a plain call on an open descriptor.
-        let done = unsafe { libc::fallocate(std::os::fd::AsRawFd::as_raw_fd(&file), mode, at, len) };
+        let done =
+            unsafe { libc::fallocate(std::os::fd::AsRawFd::as_raw_fd(&file), mode, at, len) };
         assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
     };
     punch(8192, 4096);

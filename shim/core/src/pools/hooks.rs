@@ -24,7 +24,7 @@ fn undo_free(pointer: u64, stream: CUstream, per_thread: bool) {
 }
 
 /// Whether a variant means the thread's own default stream by NULL.
-fn is_per_thread<F: Copy>(real: &Real<F>) -> bool {
+pub(crate) fn is_per_thread<F: Copy>(real: &Real<F>) -> bool {
     real.symbol().name().to_bytes().ends_with(b"_ptsz")
 }
 

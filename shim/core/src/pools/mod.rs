@@ -153,7 +153,6 @@ impl Pools {
     }
 
     /// What the page's GPU `gpu`, which is `device`, keeps for graphs.
-    #[allow(dead_code, reason = "for graph memory nodes")]
     pub(crate) fn graphs(&self, gpu: u8, device: CUdevice) -> Option<&Pool> {
         let pool = self.graphs.get(usize::from(gpu))?;
         if pool.source().is_none() {
@@ -201,7 +200,10 @@ impl Pools {
             if pool.home() == Home::Gpu(gpu) && (pool.charged() > 0 || pool.in_debt()) {
                 uncaptured.get_or_insert_with(Uncaptured::enter);
                 source.trim();
-                released += pool.settle(process);
+                if let Source::Graphs(_) = source {
+                    process.graphs.trimmed();
+                }
+                released += pool.settle(process).release;
             }
         }
         released > 0

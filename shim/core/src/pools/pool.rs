@@ -188,19 +188,21 @@ impl Pool {
         settled.lacking
     }
 
-    /// Settles without a call: what the driver has given back is given back. Returns how much.
-    pub(crate) fn settle(&self, process: &'static Process) -> u64 {
+    /// Settles without a call: what the driver has given back is given back.
+    pub(crate) fn settle(&self, process: &'static Process) -> Settled {
         let mut books = self.books.lock();
         // Lowered before the driver is asked: a free after that raises it again.
         let was_loose = self.loose.swap(false, Ordering::Relaxed);
-        let Some(reserved) = self.source().and_then(Source::reserved) else { return 0 };
+        let Some(reserved) = self.source().and_then(Source::reserved) else {
+            return Settled { keep: 0, release: 0, lacking: 0 };
+        };
         // The threshold tells whether the next synchronisation may give more back.
         if was_loose && reserved > self.threshold.load(Ordering::Relaxed) {
             self.loose.store(true, Ordering::Relaxed);
         }
         let settled = books.settle(0, reserved);
         self.book(process, &settled);
-        settled.release
+        settled
     }
 
     fn book(&self, process: &'static Process, settled: &Settled) {

@@ -8,7 +8,9 @@ use crate::errors::Result;
 use crate::handle::{handle, resolve};
 use crate::stream::stream;
 use std::ffi::{c_char, c_int};
-use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUgraphExec, CUstream};
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_GRAPH_INSTANTIATE_PARAMS as Params, CUgraphExec,
+};
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_*`.
 mod flag {
@@ -16,16 +18,6 @@ mod flag {
     /// Automatic free and device launch, which exclude each other.
     pub(super) const EXCLUSIVE: u64 = 1 | 4;
     pub(super) const ALL: u64 = 15;
-}
-
-/// `CUDA_GRAPH_INSTANTIATE_PARAMS`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Params {
-    flags: u64,
-    upload: CUstream,
-    node: CUgraphNode,
-    result: c_int,
 }
 
 /// `cuGraphInstantiateWithFlags`.
@@ -86,7 +78,7 @@ exports_both! {
     fn cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz(out: *mut CUgraphExec, graph: CUgraph, params: *mut Params) |flavour| {
         const ERROR: c_int = 1;
         let p = get(params)?;
-        let answer = |result, node| put(params, Params { result, node, ..p });
+        let answer = |result, node| put(params, Params { result_out: result, hErrNode_out: node, ..p });
         let null = std::ptr::null_mut();
         match with_flags(out, graph, p.flags) {
             Ok(None) => {}
@@ -101,7 +93,7 @@ exports_both! {
         }
         if p.flags & flag::UPLOAD != 0 {
             let exec: &'static Exec = resolve(get(out)?)?;
-            let uploaded = stream(p.upload, flavour).and_then(|s| exec.upload(s));
+            let uploaded = stream(p.hUploadStream, flavour).and_then(|s| exec.upload(s));
             if let Err(code) = uploaded {
                 exec.destroy();
                 answer(ERROR, null)?;

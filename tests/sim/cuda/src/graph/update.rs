@@ -12,7 +12,8 @@ use crate::event::Event;
 use crate::handle::{handle, resolve};
 use std::ffi::{c_int, c_uint, c_void};
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUcontext, CUevent, CUgraphExec, CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUcontext, CUevent, CUgraphExec,
+    CUgraphExecUpdateResultInfo as Info, CUresult,
 };
 
 const CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE: CUresult = 910;
@@ -24,15 +25,6 @@ mod outcome {
     pub(super) const TOPOLOGY_CHANGED: c_int = 2;
     pub(super) const NODE_TYPE_CHANGED: c_int = 3;
     pub(super) const PARAMETERS_CHANGED: c_int = 5;
-}
-
-/// `CUgraphExecUpdateResultInfo`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Info {
-    result: c_int,
-    node: CUgraphNode,
-    from: CUgraphNode,
 }
 
 /// Why an update can't be: a result, the node, and the one it depends on.
@@ -173,10 +165,10 @@ exports! {
     fn cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: *mut Info) {
         let null = std::ptr::null_mut();
         match update(exec, graph)? {
-            None => put(info, Info { result: 0, node: null, from: null }),
+            None => put(info, Info { result: 0, errorNode: null, errorFromNode: null }),
             Some((result, node, from)) => {
                 let (node, from) = (node.map_or(null, handle), from.map_or(null, handle));
-                put(info, Info { result, node, from })?;
+                put(info, Info { result, errorNode: node, errorFromNode: from })?;
                 Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
             }
         }
