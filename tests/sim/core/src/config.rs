@@ -61,6 +61,8 @@ pub struct MemoryConfig {
     pub module_overhead_bytes: u64,
     /// Device memory is handed out in chunks of this size; small allocations share one.
     pub granularity_bytes: u64,
+    /// Memory pools take device memory in chunks of this.
+    pub pool_chunk_bytes: u64,
     /// How long a dead process's memory stays in use after its death was seen.
     pub teardown_ns: u64,
 }
@@ -156,6 +158,7 @@ struct RawMemory {
     context_overhead: Quantity,
     module_overhead: Quantity,
     granularity: Quantity,
+    pool_chunk: Quantity,
     teardown_ms: f64,
 }
 
@@ -210,6 +213,7 @@ impl Default for RawMemory {
             context_overhead: Quantity::Bytes(128 * MIB),
             module_overhead: Quantity::Bytes(2 * MIB),
             granularity: Quantity::Bytes(2 * MIB),
+            pool_chunk: Quantity::Bytes(32 * MIB),
             teardown_ms: 10.0,
         }
     }
@@ -263,10 +267,16 @@ impl Config {
             )?,
             module_overhead_bytes: quantity(&raw.memory.module_overhead, "memory.module_overhead")?,
             granularity_bytes: quantity(&raw.memory.granularity, "memory.granularity")?,
+            pool_chunk_bytes: quantity(&raw.memory.pool_chunk, "memory.pool_chunk")?,
             teardown_ns: nanos(raw.memory.teardown_ms, 1e6, "memory.teardown_ms")?,
         };
         if !memory.granularity_bytes.is_power_of_two() || memory.granularity_bytes < 512 {
             return err("memory.granularity: a power of two, at least 512");
+        }
+        if memory.pool_chunk_bytes == 0
+            || !memory.pool_chunk_bytes.is_multiple_of(memory.granularity_bytes)
+        {
+            return err("memory.pool_chunk: a multiple of memory.granularity");
         }
         for g in &gpus {
             if g.memory_bytes <= memory.reserved_bytes {
@@ -526,6 +536,7 @@ mod tests {
             ("[costs]\ntime_slice_us = 0.1", "at least 10"),
             ("[[kernel]]\nname = \"k\"", "exactly one of"),
             ("[memory]\nreserved = \"1TiB\"", "not more than"),
+            ("[memory]\npool_chunk = \"3MiB\"", "a multiple of memory.granularity"),
         ] {
             let e = Config::parse(text).unwrap_err();
             assert!(e.0.contains(part), "{text:?} gave {e}");

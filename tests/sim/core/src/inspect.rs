@@ -3,6 +3,7 @@
 use crate::engine::{Channel, NONE, Usage};
 use crate::futex;
 use crate::layout::{MAX_SLOTS, MAX_XIDS, slot_state};
+use crate::memory::Use;
 use crate::session::Session;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,10 +18,10 @@ pub struct ProcessOnGpu {
     pub pid: i32,
     /// The process's `comm`.
     pub name: String,
-    /// Bytes in use: contexts, modules, allocations.
+    /// Bytes in use, for whatever.
     pub used_bytes: u64,
-    /// Of these, allocations.
-    pub allocated_bytes: u64,
+    /// The same by use; those of 0 bytes are left out.
+    pub by_use: Vec<(Use, u64)>,
     /// GPU time used so far.
     pub busy_ns: u64,
     /// Percent of the last second in which it kept the GPU busy.
@@ -68,7 +69,7 @@ impl Session {
                     pid: self.pid_of(i),
                     name: slot.name_text(),
                     used_bytes: slot.memory[gpu].total(),
-                    allocated_bytes: slot.memory[gpu].allocated.load(Ordering::Relaxed),
+                    by_use: slot.memory[gpu].by_use(),
                     busy_ns,
                     percent,
                 }

@@ -27,7 +27,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -117,6 +117,8 @@ pub struct Slot {
 pub struct SlotMemory {
     /// Chunks of the allocator.
     pub allocated: AtomicU64,
+    /// Chunks of memory pools.
+    pub pools: AtomicU64,
     /// Contexts.
     pub contexts: AtomicU64,
     /// Modules and libraries.

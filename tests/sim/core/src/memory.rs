@@ -9,16 +9,35 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub enum Use {
     /// Chunks of the allocator.
     Allocation,
+    /// Chunks of memory pools.
+    Pool,
     /// Contexts.
     Context,
     /// Modules and libraries.
     Module,
 }
 
+impl Use {
+    /// Every use.
+    pub const ALL: [Use; 4] = [Use::Allocation, Use::Pool, Use::Context, Use::Module];
+
+    /// What `simgpu-ctl status` calls it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Use::Allocation => "allocated",
+            Use::Pool => "pools",
+            Use::Context => "contexts",
+            Use::Module => "modules",
+        }
+    }
+}
+
 impl SlotMemory {
-    fn word(&self, kind: Use) -> &AtomicU64 {
+    pub(crate) fn word(&self, kind: Use) -> &AtomicU64 {
         match kind {
             Use::Allocation => &self.allocated,
+            Use::Pool => &self.pools,
             Use::Context => &self.contexts,
             Use::Module => &self.modules,
         }
@@ -27,13 +46,17 @@ impl SlotMemory {
     /// Everything, in bytes.
     #[must_use]
     pub fn total(&self) -> u64 {
-        [Use::Allocation, Use::Context, Use::Module]
-            .iter()
-            .fold(0, |sum, k| sum + self.word(*k).load(Ordering::Relaxed))
+        Use::ALL.iter().fold(0, |sum, k| sum + self.word(*k).load(Ordering::Relaxed))
+    }
+
+    /// By use; those of 0 bytes are left out.
+    pub(crate) fn by_use(&self) -> Vec<(Use, u64)> {
+        let bytes = |k: Use| self.word(k).load(Ordering::Relaxed);
+        Use::ALL.into_iter().map(|k| (k, bytes(k))).filter(|(_, n)| *n > 0).collect()
     }
 
     pub(crate) fn clear(&self) {
-        for kind in [Use::Allocation, Use::Context, Use::Module] {
+        for kind in Use::ALL {
             self.word(kind).store(0, Ordering::Relaxed);
         }
     }

@@ -12,14 +12,14 @@ const REGION: u64 = 1 << 30;
 
 /// Free ranges, found by address and by size.
 #[derive(Default)]
-struct FreeList {
+pub(crate) struct FreeList {
     by_start: BTreeMap<u64, u64>,
     by_len: BTreeSet<(u64, u64)>,
 }
 
 impl FreeList {
     /// Takes the smallest range of at least `len`.
-    fn take(&mut self, len: u64) -> Option<u64> {
+    pub(crate) fn take(&mut self, len: u64) -> Option<u64> {
         let &(found, start) = self.by_len.range((len, 0)..).next()?;
         self.remove(start, found);
         if found > len {
@@ -29,7 +29,12 @@ impl FreeList {
     }
 
     /// Gives a range back, joined with its neighbours that `joins` allows; what it became.
-    fn put(&mut self, start: u64, len: u64, joins: impl Fn(u64, u64) -> bool) -> (u64, u64) {
+    pub(crate) fn put(
+        &mut self,
+        start: u64,
+        len: u64,
+        joins: impl Fn(u64, u64) -> bool,
+    ) -> (u64, u64) {
         let (mut start, mut len) = (start, len);
         if let Some((&before, &n)) = self.by_start.range(..start).next_back()
             && before + n == start
@@ -49,12 +54,23 @@ impl FreeList {
         (start, len)
     }
 
+    /// The length of the free range that begins at `start`.
+    pub(crate) fn len_at(&self, start: u64) -> Option<u64> {
+        self.by_start.get(&start).copied()
+    }
+
+    /// Whether nothing is free.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_start.is_empty()
+    }
+
     fn insert(&mut self, start: u64, len: u64) {
         self.by_start.insert(start, len);
         self.by_len.insert((len, start));
     }
 
-    fn remove(&mut self, start: u64, len: u64) {
+    /// Forgets a free range.
+    pub(crate) fn remove(&mut self, start: u64, len: u64) {
         self.by_start.remove(&start);
         self.by_len.remove(&(len, start));
     }
@@ -127,6 +143,16 @@ impl Arena {
         self.small.remove(slab, len);
         self.large.put(slab, len, |_, _| true);
         chunk
+    }
+
+    /// Takes address space of whole chunks, whoever counts its memory.
+    pub(crate) fn take_range(&mut self, bytes: u64) -> Option<u64> {
+        self.take_large(bytes.checked_next_multiple_of(self.chunk)?)
+    }
+
+    /// Gives such a range back.
+    pub(crate) fn give_range(&mut self, start: u64, bytes: u64) {
+        self.large.put(start, bytes.next_multiple_of(self.chunk), |_, _| true);
     }
 
     fn take_large(&mut self, bytes: u64) -> Option<u64> {

@@ -4,6 +4,7 @@ use crate::abi::{exports, get, put, put_if};
 use crate::driver::{Device, driver, lock};
 use crate::errors::Result;
 use crate::handle::{Header, Object, enliven, handle, kill, resolve};
+use crate::pool;
 use crate::stream::{HIGHEST_PRIORITY, Stream};
 use simgpu::memory::Use;
 use std::cell::{Cell, RefCell};
@@ -77,7 +78,7 @@ impl Context {
         device.check()?;
         device.lane.open(driver, device.gpu)?;
         let overhead = driver.session.config().memory.context_overhead_bytes;
-        if !driver.session.charge(device.gpu, Use::Context, overhead) {
+        if !pool::charge(driver, device.gpu, Use::Context, overhead) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         // Stack size, printf FIFO, malloc heap, sync depth, pending launches, L2 granularity,
@@ -246,6 +247,12 @@ fn resolve_or_current(ctx: CUcontext) -> Result<&'static Context> {
     if ctx.is_null() { current() } else { driver().and_then(|_| resolve(ctx)) }
 }
 
+fn synchronize(context: &'static Context) -> Result<()> {
+    context.synchronize()?;
+    pool::synchronized();
+    Ok(())
+}
+
 /// Where `CU_LIMIT_*` is kept.
 fn limit(context: &Context, which: c_int) -> Result<&AtomicU64> {
     usize::try_from(which)
@@ -361,8 +368,8 @@ exports! {
         put(dev, resolve_or_current(ctx)?.device.ordinal)
     }
 
-    fn cuCtxSynchronize() { current()?.synchronize() }
-    fn cuCtxSynchronize_v2(ctx: CUcontext) { resolve_or_current(ctx)?.synchronize() }
+    fn cuCtxSynchronize() { synchronize(current()?) }
+    fn cuCtxSynchronize_v2(ctx: CUcontext) { synchronize(resolve_or_current(ctx)?) }
 
     fn cuCtxGetFlags(flags: *mut c_uint) {
         put(flags, current()?.flags.load(Ordering::Relaxed))

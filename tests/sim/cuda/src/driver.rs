@@ -8,7 +8,7 @@ use crate::context::Primary;
 use crate::errors::Result;
 use crate::host_function::Caller;
 use crate::memory::Memory;
-use crate::pool::Pool;
+use crate::pool::DevicePools;
 use crate::work::Lane;
 use simgpu::{GpuConfig, Session};
 use std::ffi::{c_int, c_uint};
@@ -41,8 +41,8 @@ pub(crate) struct Device {
     pub primary: Mutex<Primary>,
     /// This process's queue to it.
     pub lane: Lane,
-    /// Its default memory pool.
-    pub pool: Pool,
+    /// Its memory pools.
+    pub pools: Mutex<DevicePools>,
     /// Its host function thread.
     pub caller: Caller,
 }
@@ -137,7 +137,7 @@ pub(crate) fn initialise(flags: c_uint) -> Result<()> {
             config: session.config().gpus[gpu].clone(),
             primary: Mutex::default(),
             lane: Lane::default(),
-            pool: Pool::of_device(ordinal),
+            pools: Mutex::default(),
             caller: Caller::default(),
         })
         .collect();

@@ -7,6 +7,7 @@ use crate::driver::{Device, driver, lock};
 use crate::errors::Result;
 use crate::graph::kind::Kind;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
+use crate::pool;
 use crate::stream::{Flavour, Stream, stream};
 use simgpu::engine::Op;
 use std::ffi::c_uint;
@@ -96,6 +97,7 @@ pub(crate) fn record_in(event: &'static Event, s: &'static Stream) -> Result<()>
     let cost = driver()?.session.config().costs.event_ns;
     let seq = s.submit_for(Op::Compute(cost), Some(event))?;
     *lock(&event.record) = Some(Record { device: s.device(), seq, finish_ns: None });
+    pool::order::recorded(std::ptr::from_ref(event).addr(), s, seq);
     Ok(())
 }
 
@@ -161,10 +163,11 @@ exports! {
 
     fn cuEventSynchronize(event: CUevent) {
         driver()?;
-        match asked(event)?.recorded() {
-            Some((device, seq)) => device.wait(seq),
-            None => Ok(()),
+        if let Some((device, seq)) = asked(event)?.recorded() {
+            device.wait(seq)?;
         }
+        pool::synchronized();
+        Ok(())
     }
 
     fn cuEventElapsedTime(ms: *mut f32, start: CUevent, end: CUevent) {

@@ -8,6 +8,7 @@ use crate::arena::{ALIGN, Arena, forget_pages};
 use crate::context::{Context, current};
 use crate::driver::{Driver, driver};
 use crate::errors::Result;
+use crate::pool::{self, Pool};
 use simgpu::Config;
 use simgpu::memory::Use;
 use std::collections::BTreeMap;
@@ -61,6 +62,8 @@ pub(crate) struct Allocation {
     pub id: u64,
     /// Host flags.
     flags: u32,
+    /// The pool it came from.
+    pub pool: Option<&'static Pool>,
     /// Whether its pages may have been touched.
     touched: bool,
 }
@@ -102,8 +105,40 @@ impl Memory {
     fn insert(&mut self, start: u64, size: u64, kind: Kind, context: &'static Context, flags: u32) {
         let id = self.next_id;
         self.next_id += 1;
-        let new = Allocation { size, kind, context, id, flags, touched: false };
+        let new = Allocation { size, kind, context, id, flags, pool: None, touched: false };
         self.by_start.insert(start, new);
+    }
+
+    /// Books an allocation of a pool.
+    pub(crate) fn insert_pooled(
+        &mut self,
+        start: u64,
+        size: u64,
+        context: &'static Context,
+        pool: &'static Pool,
+    ) {
+        self.insert(start, size, Kind::Pooled, context, 0);
+        if let Some(new) = self.by_start.get_mut(&start) {
+            new.pool = Some(pool);
+        }
+    }
+
+    /// Forgets an allocation of a pool that begins at `start`: the pool and the size.
+    pub(crate) fn remove_pooled(&mut self, start: u64) -> Option<(&'static Pool, u64)> {
+        let a = self.by_start.get(&start)?;
+        let found = (a.pool?, a.size);
+        self.by_start.remove(&start);
+        Some(found)
+    }
+
+    /// Takes address space of a GPU, whoever counts the memory.
+    pub(crate) fn take_range(&mut self, gpu: usize, bytes: u64) -> Option<u64> {
+        self.arenas[gpu][0].take_range(bytes)
+    }
+
+    /// Gives address space back.
+    pub(crate) fn give_range(&mut self, gpu: usize, start: u64, bytes: u64) {
+        self.arenas[gpu][0].give_range(start, bytes);
     }
 }
 
@@ -126,9 +161,17 @@ pub(crate) fn allocate(context: &'static Context, size: u64, kind: Kind) -> Resu
     if size == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if kind != Kind::Pooled {
-        crate::capture::permit()?;
+    crate::capture::permit()?;
+    match try_allocate(driver, context, size, kind) {
+        // What pools hold unused is given up before anybody is refused.
+        Err(CUDA_ERROR_OUT_OF_MEMORY) if pool::release_unused(driver, context.device.gpu) > 0 => {
+            try_allocate(driver, context, size, kind)
+        }
+        done => done,
     }
+}
+
+fn try_allocate(driver: &Driver, context: &'static Context, size: u64, kind: Kind) -> Result<u64> {
     let gpu = context.device.gpu;
     let mut memory = driver.memory();
     let arena = &mut memory.arenas[gpu][usize::from(kind == Kind::Low)];
@@ -147,9 +190,8 @@ pub(crate) fn allocate(context: &'static Context, size: u64, kind: Kind) -> Resu
 /// Frees what begins at `address`; what it was.
 pub(crate) fn free(driver: &Driver, address: u64) -> Result<Allocation> {
     let mut memory = driver.memory();
-    let Some(&a) =
-        memory.by_start.get(&address).filter(|a| a.kind.is_device() && a.kind != Kind::Graph)
-    else {
+    let own = |a: &&Allocation| a.kind.is_device() && !matches!(a.kind, Kind::Pooled | Kind::Graph);
+    let Some(&a) = memory.by_start.get(&address).filter(own) else {
         return Err(CUDA_ERROR_INVALID_VALUE);
     };
     memory.by_start.remove(&address);
@@ -189,17 +231,18 @@ fn free_sync(address: u64) -> Result<()> {
     if address == 0 {
         return Ok(());
     }
-    let owner = driver.memory().by_start.get(&address).map(|a| a.context);
-    let owner = owner.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let owner = driver.memory().by_start.get(&address).map(|a| (a.context, a.kind));
+    let (owner, kind) = owner.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    if kind == Kind::Pooled {
+        // "the driver assumes that all accesses to the allocation are complete and performs no
+        // further synchronization" (CUDA C++ Programming Guide).
+        return pool::free(driver, address, None).then_some(()).ok_or(CUDA_ERROR_INVALID_VALUE);
+    }
     owner.synchronize()?;
     if let Some(freed) = crate::graph::memory::free_outside(address) {
         return freed.map(drop);
     }
-    let freed = free(driver, address)?;
-    if freed.kind == Kind::Pooled {
-        freed.context.device.pool.returned(freed.size);
-    }
-    Ok(())
+    free(driver, address).map(|_| ())
 }
 
 fn pitched(width: usize, height: usize, element: c_uint) -> Result<(usize, u64)> {

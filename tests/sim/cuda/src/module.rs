@@ -11,6 +11,7 @@ use crate::driver::{Driver, driver, lock};
 use crate::errors::Result;
 use crate::handle::{Header, Object, enliven, handle, kill, resolve};
 use crate::memory::{Kind, allocate, free};
+use crate::pool;
 use crate::ptx;
 use simgpu::config::Duration;
 use simgpu::memory::Use;
@@ -79,7 +80,7 @@ fn add(context: &'static Context, image: ptx::Image) -> Result<&'static Module> 
     crate::capture::permit()?;
     context.device.check()?;
     let overhead = driver.session.config().memory.module_overhead_bytes;
-    if !driver.session.charge(context.device.gpu, Use::Module, overhead) {
+    if !pool::charge(driver, context.device.gpu, Use::Module, overhead) {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
     let module: &'static Module = Box::leak(Box::new(Module {

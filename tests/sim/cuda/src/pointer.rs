@@ -32,8 +32,7 @@ fn attribute(value: *mut c_void, which: c_int, address: u64) -> Result<()> {
         12 => put(value.cast(), a.size),
         13 => put(value.cast(), 1u8),
         16 => put(value.cast(), 3u32),
-        17 if a.kind == Kind::Pooled => put(value.cast(), handle(&a.context.device.pool)),
-        17 => put(value.cast(), std::ptr::null_mut::<c_void>()),
+        17 => put(value.cast(), a.pool.map_or(std::ptr::null_mut(), handle)),
         _ => Err(CUDA_ERROR_INVALID_VALUE),
     }
 }

@@ -349,8 +349,10 @@ variants! {
     cuMemFreeHost 2000 Legacy => cuMemFreeHost;
     cuMemGetAddressRange 2000 Legacy => cuMemGetAddressRange;
     cuMemGetAddressRange 3020 Legacy => cuMemGetAddressRange_v2;
+    cuMemGetDefaultMemPool 13000 Legacy => cuMemGetDefaultMemPool;
     cuMemGetInfo 2000 Legacy => cuMemGetInfo;
     cuMemGetInfo 3020 Legacy => cuMemGetInfo_v2;
+    cuMemGetMemPool 13000 Legacy => cuMemGetMemPool;
     cuMemHostAlloc 2020 Legacy => cuMemHostAlloc;
     cuMemHostGetDevicePointer 3020 Legacy => cuMemHostGetDevicePointer_v2;
     cuMemHostGetFlags 2030 Legacy => cuMemHostGetFlags;
@@ -359,13 +361,16 @@ variants! {
     cuMemHostUnregister 4000 Legacy => cuMemHostUnregister;
     cuMemPoolCreate 11020 Legacy => cuMemPoolCreate;
     cuMemPoolDestroy 11020 Legacy => cuMemPoolDestroy;
+    cuMemPoolGetAccess 11020 Legacy => cuMemPoolGetAccess;
     cuMemPoolGetAttribute 11020 Legacy => cuMemPoolGetAttribute;
+    cuMemPoolSetAccess 11020 Legacy => cuMemPoolSetAccess;
     cuMemPoolSetAttribute 11020 Legacy => cuMemPoolSetAttribute;
     cuMemPoolTrimTo 11020 Legacy => cuMemPoolTrimTo;
     cuMemPrefetchAsync 8000 Legacy => cuMemPrefetchAsync;
     cuMemPrefetchAsync 12020 Legacy => cuMemPrefetchAsync_v2;
     cuMemPrefetchAsync 8000 PerThread => cuMemPrefetchAsync_ptsz;
     cuMemPrefetchAsync 12020 PerThread => cuMemPrefetchAsync_v2_ptsz;
+    cuMemSetMemPool 13000 Legacy => cuMemSetMemPool;
     cuMemcpy 4000 Legacy => cuMemcpy;
     cuMemcpy 7000 PerThread => cuMemcpy_ptds;
     cuMemcpy2D 3020 Legacy => cuMemcpy2D_v2;

@@ -12,6 +12,7 @@ use crate::driver::Device;
 use crate::errors::Result;
 use crate::event::Event;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
+use crate::pool;
 use simgpu::engine::Op;
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
@@ -127,6 +128,7 @@ impl Stream {
             // Never recorded: nothing to wait for.
             None => {}
         }
+        pool::order::waited(std::ptr::from_ref(event).addr(), self);
         Ok(())
     }
 
@@ -188,7 +190,7 @@ impl Stream {
     }
 
     /// The operation that synchronising this stream waits for.
-    fn awaited(&self) -> Option<u64> {
+    pub(crate) fn awaited(&self) -> Option<u64> {
         let context = self.context();
         // The legacy stream waits for all blocking streams.
         let last =
@@ -270,7 +272,9 @@ fn destroy(s: CUstream) -> Result<()> {
 
 exports_both! {
     fn cuStreamSynchronize, cuStreamSynchronize_ptsz(s: CUstream) |flavour| {
-        stream(s, flavour)?.synchronize()
+        stream(s, flavour)?.synchronize()?;
+        pool::synchronized();
+        Ok(())
     }
 
     fn cuStreamQuery, cuStreamQuery_ptsz(s: CUstream) |flavour| {

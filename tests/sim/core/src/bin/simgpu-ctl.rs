@@ -80,12 +80,14 @@ fn status(session: &Session) {
             session.utilisation_percent(i),
         );
         for p in session.processes(i) {
+            let kinds: Vec<String> =
+                p.by_use.iter().map(|(u, n)| format!("{} {}", n / MIB, u.name())).collect();
             println!(
-                "  pid {:<8} {:<16} {:>7} MiB ({} allocated), busy {:.3} s",
+                "  pid {:<8} {:<16} {:>7} MiB ({}), busy {:.3} s",
                 p.pid,
                 p.name,
                 p.used_bytes / MIB,
-                p.allocated_bytes / MIB,
+                kinds.join(", "),
                 seconds(p.busy_ns),
             );
         }

@@ -184,7 +184,7 @@ pub(crate) fn map(exec: u64, device: &'static Device, stream: u64, bytes: u64) -
     let last = before.as_ref().map_or(0, |m| m.last);
     pool.mapped.insert(exec, Mapped { stream, bytes, last });
     let missing = pool.used(page).saturating_sub(pool.reserved);
-    if missing > 0 && !driver.session.charge(device.gpu, Use::Allocation, missing) {
+    if missing > 0 && !crate::pool::charge(driver, device.gpu, Use::Allocation, missing) {
         match before {
             Some(before) => pool.mapped.insert(exec, before),
             None => pool.mapped.remove(&exec),

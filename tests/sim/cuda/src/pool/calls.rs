@@ -1,0 +1,317 @@
+//! The pool functions.
+
+use super::props::{HANDLE_NONE, Location, PINNED, Props, RawAccess};
+use super::{HOLDING, Pool};
+use crate::abi::{exports, exports_both, get, put};
+use crate::capture;
+use crate::driver::{Driver, driver, lock};
+use crate::errors::Result;
+use crate::handle::{handle, resolve};
+use crate::memory::free;
+use crate::stream::{Stream, stream};
+use std::ffi::{c_int, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdevice, CUdeviceptr, CUmemLocation,
+    CUmemPoolProps, CUmemoryPool, CUstream,
+};
+
+/// `CU_MEMPOOL_ATTR_*`.
+mod attribute {
+    pub(super) const REUSE_FOLLOW_EVENT_DEPENDENCIES: i32 = 1;
+    pub(super) const REUSE_ALLOW_INTERNAL_DEPENDENCIES: i32 = 3;
+    pub(super) const RELEASE_THRESHOLD: i32 = 4;
+    pub(super) const RESERVED_MEM_CURRENT: i32 = 5;
+    pub(super) const RESERVED_MEM_HIGH: i32 = 6;
+    pub(super) const USED_MEM_CURRENT: i32 = 7;
+    pub(super) const USED_MEM_HIGH: i32 = 8;
+    pub(super) const ALLOCATION_TYPE: i32 = 9;
+    pub(super) const EXPORT_HANDLE_TYPES: i32 = 10;
+    pub(super) const LOCATION_ID: i32 = 11;
+    pub(super) const LOCATION_TYPE: i32 = 12;
+    pub(super) const MAX_POOL_SIZE: i32 = 13;
+    pub(super) const HW_DECOMPRESS_ENABLED: i32 = 14;
+    pub(super) const LOCALITY_DOMAIN_ID: i32 = 15;
+}
+
+/// Where a pool that is not a device's belongs: default and current pools of host locations and of
+/// managed memory.
+struct Place {
+    location: CUmemLocation,
+    allocation: c_int,
+    default: &'static Pool,
+    current: Option<&'static Pool>,
+}
+
+static PLACES: Mutex<Vec<Place>> = Mutex::new(Vec::new());
+
+/// A pool is destroyed: its place's default pool is current again.
+pub(super) fn forget_current(pool: &'static Pool) {
+    for place in lock(&PLACES).iter_mut() {
+        if place.current.is_some_and(|p| std::ptr::eq(p, pool)) {
+            place.current = None;
+        }
+    }
+}
+
+fn allocate(
+    pool: &'static Pool,
+    out: *mut CUdeviceptr,
+    bytes: usize,
+    s: &'static Stream,
+) -> Result<()> {
+    if s.is_capturing() {
+        let device = lock(&pool.inner).device.ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
+        return capture::alloc(s, device, out, bytes);
+    }
+    if out.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    put(out, pool.allocate(s.context(), s, bytes as u64)?)
+}
+
+fn get_attribute(pool: &'static Pool, which: c_int, value: *mut c_void) -> Result<()> {
+    use attribute as a;
+    let inner = lock(&pool.inner);
+    let new = driver()?.session.config().cuda_version >= 13_000;
+    match which {
+        a::REUSE_FOLLOW_EVENT_DEPENDENCIES..=a::REUSE_ALLOW_INTERNAL_DEPENDENCIES => {
+            let i = usize::try_from(which - 1).unwrap_or(0);
+            put(value.cast::<u32>(), pool.reuse[i].load(Ordering::Relaxed))
+        }
+        a::RELEASE_THRESHOLD => {
+            put(value.cast::<u64>(), pool.release_threshold.load(Ordering::Relaxed))
+        }
+        a::RESERVED_MEM_CURRENT => put(value.cast::<u64>(), inner.space.reserved()),
+        a::RESERVED_MEM_HIGH => put(value.cast::<u64>(), inner.reserved_high),
+        a::USED_MEM_CURRENT => put(value.cast::<u64>(), inner.space.used()),
+        a::USED_MEM_HIGH => put(value.cast::<u64>(), inner.used_high),
+        a::ALLOCATION_TYPE if new => put(value.cast::<c_int>(), inner.props.allocation),
+        a::EXPORT_HANDLE_TYPES if new => put(value.cast::<c_int>(), inner.props.handles),
+        a::LOCATION_ID if new => put(value.cast::<c_int>(), inner.props.location.raw().id),
+        a::LOCATION_TYPE if new => put(value.cast::<c_int>(), inner.props.location.raw().r#type),
+        a::MAX_POOL_SIZE if new => put(value.cast::<u64>(), inner.props.max_size),
+        a::HW_DECOMPRESS_ENABLED if new => put(value.cast::<c_int>(), 0),
+        a::LOCALITY_DOMAIN_ID if new => put(value.cast::<c_int>(), -1),
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+fn set_attribute(pool: &'static Pool, which: c_int, value: *const c_void) -> Result<()> {
+    use attribute as a;
+    match which {
+        a::REUSE_FOLLOW_EVENT_DEPENDENCIES..=a::REUSE_ALLOW_INTERNAL_DEPENDENCIES => {
+            let i = usize::try_from(which - 1).unwrap_or(0);
+            pool.reuse[i].store(get(value.cast::<u32>())?, Ordering::Relaxed);
+        }
+        a::RELEASE_THRESHOLD => {
+            pool.release_threshold.store(get(value.cast::<u64>())?, Ordering::Relaxed);
+            HOLDING.store(true, Ordering::Release);
+        }
+        // "It is illegal to set this attribute to a non-zero value."
+        a::RESERVED_MEM_HIGH if get(value.cast::<u64>())? == 0 => {
+            let mut inner = lock(&pool.inner);
+            inner.reserved_high = inner.space.reserved();
+        }
+        a::USED_MEM_HIGH if get(value.cast::<u64>())? == 0 => {
+            let mut inner = lock(&pool.inner);
+            inner.used_high = inner.space.used();
+        }
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    }
+    Ok(())
+}
+
+/// Devices reach each other through the host only, so a pool is its own device's; host pools can
+/// be opened to every device.
+fn set_access(
+    driver: &'static Driver,
+    pool: &'static Pool,
+    map: *const RawAccess,
+    count: usize,
+) -> Result<()> {
+    let mut inner = lock(&pool.inner);
+    for i in 0..count {
+        let wanted: RawAccess = get(map.wrapping_add(i))?;
+        let Location::Device(ordinal) =
+            Location::of(wanted.location, driver).map_err(|_| CUDA_ERROR_INVALID_VALUE)?
+        else {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        };
+        if !matches!(wanted.flags, 0 | 1 | 3) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        match inner.device {
+            // A pool's own device can't lose its access.
+            Some(own) if own.ordinal == ordinal => {
+                if wanted.flags != 3 {
+                    return Err(CUDA_ERROR_INVALID_VALUE);
+                }
+            }
+            Some(_) if wanted.flags != 0 => return Err(CUDA_ERROR_NOT_SUPPORTED),
+            _ => {
+                let at = usize::try_from(ordinal).unwrap_or(usize::MAX);
+                *inner.access.get_mut(at).ok_or(CUDA_ERROR_INVALID_VALUE)? = wanted.flags;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn access(driver: &'static Driver, pool: &'static Pool, location: CUmemLocation) -> Result<u32> {
+    let inner = lock(&pool.inner);
+    match Location::of(location, driver).map_err(|_| CUDA_ERROR_INVALID_VALUE)? {
+        Location::Device(ordinal) => {
+            let at = usize::try_from(ordinal).unwrap_or(usize::MAX);
+            inner.access.get(at).copied().ok_or(CUDA_ERROR_INVALID_VALUE)
+        }
+        Location::Host | Location::HostNuma(_) => Ok(if inner.device.is_none() { 3 } else { 0 }),
+        Location::None => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+fn set_current(driver: &'static Driver, ordinal: CUdevice, pool: &'static Pool) -> Result<()> {
+    let device = driver.device(ordinal)?;
+    // "pool must be local to the specified device".
+    if !lock(&pool.inner).device.is_some_and(|d| std::ptr::eq(d, device)) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let default = device.default_pool()?;
+    lock(&device.pools).current = (!std::ptr::eq(pool, default)).then_some(pool);
+    Ok(())
+}
+
+/// The default pool of a place, or with `current` the current one.
+fn pool_of(
+    location: *mut CUmemLocation,
+    allocation: c_int,
+    current: bool,
+) -> Result<&'static Pool> {
+    let driver = driver()?;
+    let location = Location::of(get(location)?, driver)?;
+    let props = match (location, allocation) {
+        (Location::None, PINNED) => return Err(CUDA_ERROR_INVALID_VALUE),
+        (Location::Device(ordinal), PINNED) => {
+            let device = driver.device(ordinal)?;
+            return if current { device.current_pool() } else { device.default_pool() };
+        }
+        (_, PINNED | super::props::MANAGED) => {
+            Props { allocation, handles: HANDLE_NONE, location, max_size: 0 }
+        }
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    };
+    let mut places = lock(&PLACES);
+    let raw = location.raw();
+    let at = places.iter().position(|p| p.location == raw && p.allocation == allocation);
+    let place = match at {
+        Some(at) => &places[at],
+        None => {
+            let default = Pool::create(driver, props, true)?;
+            places.push(Place { location: raw, allocation, default, current: None });
+            &places[places.len() - 1]
+        }
+    };
+    Ok(place.current.filter(|_| current).unwrap_or(place.default))
+}
+
+exports_both! {
+    fn cuMemAllocAsync, cuMemAllocAsync_ptsz(out: *mut CUdeviceptr, bytes: usize, s: CUstream) |flavour| {
+        let s = stream(s, flavour)?;
+        allocate(s.device().current_pool()?, out, bytes, s)
+    }
+    fn cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(out: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, s: CUstream) |flavour| {
+        let s = stream(s, flavour)?;
+        allocate(resolve(pool)?, out, bytes, s)
+    }
+    fn cuMemFreeAsync, cuMemFreeAsync_ptsz(at: CUdeviceptr, s: CUstream) |flavour| {
+        let s = stream(s, flavour)?;
+        let driver = driver()?;
+        if at == 0 {
+            return Ok(());
+        }
+        if s.is_capturing() {
+            return capture::free(s, at);
+        }
+        if super::free(driver, at, Some(s)) {
+            return Ok(());
+        }
+        if let Some(freed) = crate::graph::memory::free_outside(at) {
+            return freed.map(drop);
+        }
+        // Memory of cuMemAlloc: at once.
+        free(driver, at).map(|_| ())
+    }
+}
+
+exports! {
+    fn cuDeviceGetDefaultMemPool(out: *mut CUmemoryPool, dev: CUdevice) {
+        put(out, handle(driver()?.device(dev)?.default_pool()?))
+    }
+    fn cuDeviceGetMemPool(out: *mut CUmemoryPool, dev: CUdevice) {
+        put(out, handle(driver()?.device(dev)?.current_pool()?))
+    }
+    fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) {
+        set_current(driver()?, dev, resolve(pool)?)
+    }
+    fn cuMemPoolCreate(out: *mut CUmemoryPool, props: *const CUmemPoolProps) {
+        let driver = driver()?;
+        let props = Props::check(&get(props)?, driver)?;
+        if out.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        put(out, handle(Pool::create(driver, props, false)?))
+    }
+    fn cuMemPoolDestroy(pool: CUmemoryPool) {
+        resolve::<Pool>(pool)?.destroy(driver()?)
+    }
+    fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
+        resolve::<Pool>(pool)?.trim(driver()?, keep as u64);
+        Ok(())
+    }
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, which: c_int, value: *mut c_void) {
+        driver()?;
+        get_attribute(resolve(pool)?, which, value)
+    }
+    fn cuMemPoolSetAttribute(pool: CUmemoryPool, which: c_int, value: *mut c_void) {
+        driver()?;
+        set_attribute(resolve(pool)?, which, value)
+    }
+    fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const RawAccess, count: usize) {
+        set_access(driver()?, resolve(pool)?, map, count)
+    }
+    fn cuMemPoolGetAccess(flags: *mut u32, pool: CUmemoryPool, location: *mut CUmemLocation) {
+        put(flags, access(driver()?, resolve(pool)?, get(location)?)?)
+    }
+
+    fn cuMemGetDefaultMemPool(out: *mut CUmemoryPool, location: *mut CUmemLocation, allocation: c_int) {
+        put(out, handle(pool_of(location, allocation, false)?))
+    }
+    fn cuMemGetMemPool(out: *mut CUmemoryPool, location: *mut CUmemLocation, allocation: c_int) {
+        put(out, handle(pool_of(location, allocation, true)?))
+    }
+    fn cuMemSetMemPool(location: *mut CUmemLocation, allocation: c_int, pool: CUmemoryPool) {
+        let driver = driver()?;
+        let pool: &'static Pool = resolve(pool)?;
+        let place = Location::of(get(location)?, driver)?;
+        {
+            let inner = lock(&pool.inner);
+            // "must match those of the pool otherwise CUDA_ERROR_INVALID_VALUE is returned".
+            if inner.props.location != place || inner.props.allocation != allocation {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+        }
+        if let (Location::Device(ordinal), PINNED) = (place, allocation) {
+            return set_current(driver, ordinal, pool);
+        }
+        pool_of(location, allocation, false)?;
+        let raw = place.raw();
+        if let Some(place) = lock(&PLACES)
+            .iter_mut()
+            .find(|p| p.location == raw && p.allocation == allocation)
+        {
+            place.current = Some(pool);
+        }
+        Ok(())
+    }
+}

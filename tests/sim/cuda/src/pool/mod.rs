@@ -1,0 +1,381 @@
+//! Memory pools: CUDA Driver API, "Stream Ordered Memory Allocator"; CUDA C++ Programming Guide,
+//! the chapter of the same name.
+//!
+//! A pool takes memory of the GPU in chunks (`[memory] pool_chunk`), a larger request in a chunk of
+//! several; when the GPU has not that much, in one that just fits. A free takes effect when its
+//! stream gets there; until then only work that comes after it may have the memory again. Chunks
+//! go back when a stream, event or context is synchronised and the pool holds more than its
+//! threshold, when it is trimmed or destroyed, and when the process would be refused memory.
+
+mod calls;
+pub(crate) mod order;
+mod props;
+mod space;
+
+pub(crate) use calls::*;
+
+use crate::context::Context;
+use crate::driver::{Device, Driver, driver, lock};
+use crate::errors::Result;
+use crate::handle::{Header, Object, Recycler, enliven, kill};
+use crate::stream::Stream;
+use order::After;
+use props::{Location, Props};
+use simgpu::engine::Op;
+use simgpu::memory::Use;
+use space::{Space, rounded};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
+
+/// A pool.
+#[repr(C)]
+pub(crate) struct Pool {
+    header: Header,
+    inner: Mutex<Inner>,
+    release_threshold: AtomicU64,
+    /// Follow event dependencies, opportunistic, internal dependencies.
+    reuse: [AtomicU32; 3],
+}
+
+struct Inner {
+    props: Props,
+    /// The GPU whose memory it is; host memory: none.
+    device: Option<&'static Device>,
+    /// Whether a device owns it, which can't be destroyed.
+    is_default: bool,
+    destroyed: bool,
+    space: Space<After>,
+    live: u64,
+    touched: bool,
+    reserved_high: u64,
+    used_high: u64,
+    /// Devices other than its own that may access it: flags by ordinal.
+    access: Vec<u32>,
+}
+
+impl Object for Pool {
+    const MAGIC: u32 = 0x504f_4f4c;
+    const INVALID: i32 = CUDA_ERROR_INVALID_VALUE;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+/// Every pool of the process that may hold memory.
+static POOLS: Mutex<Vec<&'static Pool>> = Mutex::new(Vec::new());
+static DEAD: Recycler<Pool> = Recycler::new();
+/// Whether some pool holds memory that a synchronisation may release.
+static HOLDING: AtomicBool = AtomicBool::new(false);
+
+impl Pool {
+    fn dead() -> Pool {
+        Pool {
+            header: Header::new(),
+            inner: Mutex::new(Inner {
+                props: Props::default(),
+                device: None,
+                is_default: false,
+                destroyed: true,
+                space: Space::new(),
+                live: 0,
+                touched: false,
+                reserved_high: 0,
+                used_high: 0,
+                access: Vec::new(),
+            }),
+            release_threshold: AtomicU64::new(0),
+            reuse: [1, 1, 1].map(AtomicU32::new),
+        }
+    }
+
+    /// A pool with these properties.
+    fn create(driver: &'static Driver, props: Props, is_default: bool) -> Result<&'static Pool> {
+        let device = match props.location {
+            Location::Device(ordinal) => Some(driver.device(ordinal)?),
+            _ => None,
+        };
+        let pool = DEAD.take(Pool::dead);
+        pool.release_threshold.store(0, Ordering::Relaxed);
+        pool.reuse.iter().for_each(|r| r.store(1, Ordering::Relaxed));
+        let mut inner = lock(&pool.inner);
+        *inner = Inner {
+            props,
+            device,
+            is_default,
+            destroyed: false,
+            space: Space::new(),
+            live: 0,
+            touched: false,
+            reserved_high: 0,
+            used_high: 0,
+            access: vec![0; driver.devices.len()],
+        };
+        if let Some(device) = device
+            && let Some(own) =
+                usize::try_from(device.ordinal).ok().and_then(|i| inner.access.get_mut(i))
+        {
+            *own = props::READ_WRITE;
+        }
+        drop(inner);
+        lock(&POOLS).push(pool);
+        Ok(enliven(pool))
+    }
+
+    /// Allocates `bytes` for work that comes after what `stream` has so far.
+    pub(crate) fn allocate(
+        &'static self,
+        context: &'static Context,
+        stream: &'static Stream,
+        bytes: u64,
+    ) -> Result<u64> {
+        let driver = driver()?;
+        if bytes == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let len = rounded(bytes).filter(|n| *n < 1 << 46).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let start = self.take(driver, stream, len)?;
+        driver.memory().insert_pooled(start, bytes, context, self);
+        Ok(start)
+    }
+
+    fn take(&'static self, driver: &Driver, stream: &'static Stream, len: u64) -> Result<u64> {
+        let allows = |i: usize| self.reuse[i].load(Ordering::Relaxed) != 0;
+        let mut inner = lock(&self.inner);
+        if let Some(device) = inner.device {
+            device.check()?;
+        }
+        let found = inner.space.take_pending(len, |a| a.is_in(stream)).map(|p| p.0);
+        let found = found.or_else(|| inner.space.take_ready(len));
+        let found = found.or_else(|| {
+            let follow = allows(0);
+            inner.space.take_pending(len, |a| follow && a.is_before(stream)).map(|p| p.0)
+        });
+        let found = found.or_else(|| {
+            if allows(1) {
+                inner.space.settle(After::is_reached);
+            }
+            inner.space.take_ready(len)
+        });
+        let found = found.or_else(|| inner.grow(driver, len));
+        if let Some(start) = found {
+            return Ok(inner.taken(start));
+        }
+        drop(inner);
+        // What pools hold unused is given up before anybody is refused.
+        let gpu = lock(&self.inner).device.map(|d| d.gpu);
+        let released = gpu.is_some_and(|gpu| release_unused(driver, gpu) > 0);
+        let mut inner = lock(&self.inner);
+        if released && let Some(start) = inner.grow(driver, len) {
+            return Ok(inner.taken(start));
+        }
+        // "the driver will look for memory whose availability depends on another stream's pending
+        // progress … insert the required dependency into the allocating stream".
+        if allows(2)
+            && let Some((start, after)) = inner.space.take_pending(len, |_| true)
+        {
+            if !std::ptr::eq(after.device, stream.device()) {
+                let channel = after.device.lane.channel();
+                let _ = stream.submit(Op::Wait { channel, seq: after.seq });
+            }
+            return Ok(inner.taken(start));
+        }
+        Err(CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
+    /// Frees an allocation: at once, or when `stream` gets there.
+    pub(crate) fn free(&'static self, start: u64, bytes: u64, stream: Option<&'static Stream>) {
+        let len = rounded(bytes).unwrap_or(bytes);
+        let after = stream.and_then(After::now_in);
+        let mut inner = lock(&self.inner);
+        match after {
+            Some(after) => inner.space.free_after(start, len, after, After::joined),
+            None => inner.space.free_now(start, len),
+        }
+        inner.live -= 1;
+        inner.touched = true;
+        HOLDING.store(true, Ordering::Release);
+        if inner.destroyed && inner.live == 0 {
+            let driver = driver();
+            if let Ok(driver) = driver {
+                inner.release(driver, 0);
+            }
+            let empty = inner.space.reserved() == 0;
+            drop(inner);
+            if empty {
+                self.bury();
+            }
+        }
+    }
+
+    /// Gives unused chunks back as long as `keep` bytes stay; how many bytes went.
+    fn trim(&'static self, driver: &Driver, keep: u64) -> u64 {
+        let mut inner = lock(&self.inner);
+        let released = inner.release(driver, keep);
+        let over = inner.destroyed && inner.live == 0 && inner.space.reserved() == 0;
+        drop(inner);
+        if over {
+            self.bury();
+        }
+        released
+    }
+
+    fn destroy(&'static self, driver: &'static Driver) -> Result<()> {
+        let mut inner = lock(&self.inner);
+        if inner.is_default || !kill(self) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        inner.destroyed = true;
+        drop(inner);
+        for device in &driver.devices {
+            let mut pools = lock(&device.pools);
+            if pools.current.is_some_and(|p| std::ptr::eq(p, self)) {
+                pools.current = None;
+            }
+        }
+        calls::forget_current(self);
+        self.trim(driver, 0);
+        Ok(())
+    }
+
+    /// The last of a destroyed pool is gone.
+    fn bury(&'static self) {
+        let mut pools = lock(&POOLS);
+        if let Some(at) = pools.iter().position(|p| std::ptr::eq(*p, self)) {
+            pools.swap_remove(at);
+            drop(pools);
+            DEAD.give(self);
+        }
+    }
+}
+
+impl Inner {
+    fn taken(&mut self, start: u64) -> u64 {
+        self.live += 1;
+        self.used_high = self.used_high.max(self.space.used());
+        start
+    }
+
+    /// Takes `len` bytes of a new chunk; the GPU, or the pool, has not that much: `None`.
+    fn grow(&mut self, driver: &Driver, len: u64) -> Option<u64> {
+        let memory = driver.session.config().memory;
+        let fitting = len.checked_next_multiple_of(memory.granularity_bytes)?;
+        let whole = fitting.checked_next_multiple_of(memory.pool_chunk_bytes)?;
+        let room = match self.props.max_size {
+            0 => u64::MAX,
+            most => most.saturating_sub(self.space.reserved()),
+        };
+        let (bytes, start) =
+            [whole, fitting].into_iter().filter(|&bytes| bytes <= room).find_map(|bytes| {
+                let charged =
+                    self.device.is_none_or(|d| driver.session.charge(d.gpu, Use::Pool, bytes));
+                charged.then_some(bytes).and_then(|bytes| {
+                    let gpu = self.device.map_or(0, |d| d.gpu);
+                    let start = driver.memory().take_range(gpu, bytes);
+                    if start.is_none() {
+                        self.uncharge(driver, bytes);
+                    }
+                    start.map(|start| (bytes, start))
+                })
+            })?;
+        self.space.add_chunk(start, bytes);
+        self.reserved_high = self.reserved_high.max(self.space.reserved());
+        self.space.take_ready(len)
+    }
+
+    fn uncharge(&self, driver: &Driver, bytes: u64) {
+        if let Some(device) = self.device {
+            driver.session.uncharge(device.gpu, Use::Pool, bytes);
+        }
+    }
+
+    fn release(&mut self, driver: &Driver, keep: u64) -> u64 {
+        self.space.settle(After::is_reached);
+        let mut released = 0;
+        for (start, len) in self.space.release(keep) {
+            let gpu = self.device.map_or(0, |d| d.gpu);
+            if self.touched {
+                crate::arena::forget_pages(start, len);
+            }
+            driver.memory().give_range(gpu, start, len);
+            self.uncharge(driver, len);
+            released += len;
+        }
+        if self.space.reserved() == 0 {
+            self.touched = false;
+        }
+        released
+    }
+}
+
+/// The host has waited for a stream, an event or a context: pools give back what they hold beyond
+/// their thresholds (`CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`: "on the next call to stream, event or
+/// context synchronize").
+#[inline]
+pub(crate) fn synchronized() {
+    if HOLDING.load(Ordering::Acquire) {
+        release_beyond_thresholds();
+    }
+}
+
+#[cold]
+fn release_beyond_thresholds() {
+    let Ok(driver) = driver() else { return };
+    HOLDING.store(false, Ordering::Release);
+    let pools = lock(&POOLS).clone();
+    for pool in pools {
+        let destroyed = lock(&pool.inner).destroyed;
+        let keep = if destroyed { 0 } else { pool.release_threshold.load(Ordering::Relaxed) };
+        pool.trim(driver, keep);
+        if lock(&pool.inner).space.has_free() {
+            HOLDING.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// Gives back whatever pools hold unused of a GPU's memory; how many bytes went.
+pub(crate) fn release_unused(driver: &Driver, gpu: usize) -> u64 {
+    let pools = lock(&POOLS).clone();
+    let of_gpu = |p: &&Pool| lock(&p.inner).device.is_some_and(|d| d.gpu == gpu);
+    pools.into_iter().filter(of_gpu).map(|pool| pool.trim(driver, 0)).sum()
+}
+
+/// Charges a GPU's memory; before it is refused, pools give up what they hold unused.
+pub(crate) fn charge(driver: &Driver, gpu: usize, kind: Use, bytes: u64) -> bool {
+    driver.session.charge(gpu, kind, bytes)
+        || release_unused(driver, gpu) > 0 && driver.session.charge(gpu, kind, bytes)
+}
+
+/// A device's pools: the default one and the current one, made when first asked for.
+#[derive(Default)]
+pub(crate) struct DevicePools {
+    default: Option<&'static Pool>,
+    /// Unless it is the default.
+    current: Option<&'static Pool>,
+}
+
+impl Device {
+    /// `cuDeviceGetDefaultMemPool`.
+    pub(crate) fn default_pool(&'static self) -> Result<&'static Pool> {
+        let mut pools = lock(&self.pools);
+        if let Some(pool) = pools.default {
+            return Ok(pool);
+        }
+        let pool = Pool::create(driver()?, Props::of_device(self.ordinal), true)?;
+        pools.default = Some(pool);
+        Ok(pool)
+    }
+
+    /// `cuDeviceGetMemPool`.
+    pub(crate) fn current_pool(&'static self) -> Result<&'static Pool> {
+        let current = lock(&self.pools).current;
+        current.map_or_else(|| self.default_pool(), Ok)
+    }
+}
+
+/// Frees pool memory, if that is what begins at `address`; whether it was.
+pub(crate) fn free(driver: &Driver, address: u64, stream: Option<&'static Stream>) -> bool {
+    let Some((pool, bytes)) = driver.memory().remove_pooled(address) else { return false };
+    pool.free(address, bytes, stream);
+    true
+}
