@@ -33,6 +33,8 @@ pub struct Timing {
     pub reconcile: Duration,
     /// How long kubelet must leave an allocation out before it is released.
     pub release_grace: Duration,
+    /// How long nobody must have needed an installed shim before it is removed.
+    pub shim_grace: Duration,
     /// How often GPUs are looked for while there are none.
     pub discovery: Duration,
     /// Kubelet's side.
@@ -45,6 +47,7 @@ impl Default for Timing {
             heartbeat: Duration::from_secs(1),
             reconcile: Duration::from_secs(10),
             release_grace: Duration::from_secs(30),
+            shim_grace: Duration::from_secs(3600),
             discovery: Duration::from_secs(10),
             kubelet: kubelet::Timing::default(),
         }
@@ -231,9 +234,11 @@ async fn housekeeping(
                     info!("PodResources answers");
                 }
                 let (node, grace) = (Arc::clone(node), timing.release_grace);
+                let shim_grace = timing.shim_grace;
                 let round = tokio::task::spawn_blocking(move || {
                     let kubelet = Kubelet { pods: census.pods, holdings: &census.holdings };
                     node.reconcile(kubelet, grace);
+                    node.sweep_shims(shim_grace);
                 });
                 if let Err(error) = round.await {
                     error!(%error, "housekeeping");

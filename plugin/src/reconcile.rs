@@ -143,6 +143,7 @@ mod tests {
                 started_unix_ms: 0,
                 holder: None,
                 predecessor: None,
+                shim: None,
             };
             self.records.insert(id.clone(), record);
             id

@@ -51,6 +51,11 @@ impl Preloaded {
         }
     }
 
+    /// With this file for the shim.
+    pub fn shim(self, shim: impl Into<PathBuf>) -> Self {
+        Self { shim: Some(shim.into()), ..self }
+    }
+
     /// On this simulated machine.
     pub fn sim(mut self, sim: &SimGpu) -> Self {
         self.envs.extend(sim.envs().into_iter().map(|(k, v)| (k.into(), v.into())));

@@ -74,6 +74,9 @@ pub struct Record {
     /// Who held the generation before: kubelets before 1.34 may go on listing it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predecessor: Option<Holder>,
+    /// Name of the shim that its containers mount; `None` where the record was lost in between.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shim: Option<String>,
 }
 
 impl Record {

@@ -20,6 +20,7 @@ fn record(name: &str, generation: u64) -> Record {
         started_unix_ms: 0,
         holder: None,
         predecessor: None,
+        shim: None,
     }
 }
 

@@ -113,6 +113,7 @@ mod tests {
             started_unix_ms: 0,
             holder: None,
             predecessor: None,
+            shim: None,
         };
         [(id, record)].into()
     }

@@ -12,6 +12,7 @@ use crate::allocate::{self, AllocationId, Plan};
 use crate::ledger::{Change, Record, State, What};
 use crate::reconcile::{self, Action, Kubelet};
 use crate::regions::{self, Mode, Region, RegionError};
+use crate::shim_install;
 
 impl Node {
     /// `Allocate`: all containers of the request or none.
@@ -28,12 +29,11 @@ impl Node {
             .iter()
             .map(|ids| allocate::plan(&catalogue, ids))
             .collect::<Result<Vec<Plan>, _>>()?;
-        if !self.delivery.shim.is_file() {
-            return Err(AllocateError::Shim(self.delivery.shim.clone()));
-        }
+        let shim = shim_install::name_of(&self.delivery);
+        self.ensure_shim(shim.as_deref())?;
         let mut change = Change::default();
         for plan in &plans {
-            let record = self.new_generation(&mut writer, plan);
+            let record = Record { shim: shim.clone(), ..self.new_generation(&mut writer, plan) };
             self.supersede(&record, &mut change);
             change.put(record, What::Allocated, unix_ms());
         }
@@ -65,8 +65,8 @@ impl Node {
     /// takes back what dead processes held.
     ///
     /// # Errors
-    /// Replicas that never were ours, or pages that cannot be made: without them the container's
-    /// first driver call would fail. Never for what the ledger's disk or the identity says.
+    /// Replicas that never were ours, pages that cannot be made (without them the container's first
+    /// driver call would fail), or a shim that is gone (without it there would be no quota). Never for what the ledger's disk or the identity says.
     pub fn pre_start(&self, ids: &[String]) -> Result<(), AllocateError> {
         let mut writer = lock(&self.writer);
         let id = AllocationId::of(&self.config.resource.name, ids.iter().map(String::as_str));
@@ -79,6 +79,7 @@ impl Node {
                 self.new_generation(&mut writer, &plan)
             }
         };
+        self.ensure_shim(record.shim.as_deref())?;
         record.state = State::Started;
         record.started_unix_ms = unix_ms();
         let mut change = Change::default();
@@ -180,6 +181,7 @@ impl Node {
             started_unix_ms: 0,
             holder: None,
             predecessor: before.and_then(|record| record.holder),
+            shim: None,
         }
     }
 

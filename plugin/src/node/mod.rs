@@ -7,6 +7,7 @@
 mod devices;
 mod life;
 pub mod service;
+mod shims;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,6 +28,8 @@ use crate::ledger::{Change, CommitError, Ledger, OpenError, Opened, Record, Stat
 use crate::observe::Bell;
 use crate::reconcile::Absences;
 use crate::regions::{self, Mode, Region};
+use crate::shim_install::ShimError;
+use crate::shim_install::unused::Unused;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -39,6 +42,7 @@ pub struct Node {
     records: Mutex<BTreeMap<AllocationId, Record>>,
     regions: Mutex<BTreeMap<AllocationId, Arc<Region>>>,
     absences: Mutex<Absences>,
+    unused: Mutex<Unused>,
     devices: watch::Sender<Vec<Device>>,
     started: Notify,
     notes: Mutex<Vec<String>>,
@@ -125,6 +129,7 @@ impl Node {
                 started_unix_ms: 0,
                 holder: None,
                 predecessor: None,
+                shim: None,
             };
             change.put(record.clone(), What::Adopted, unix_ms());
             records.insert(id, record);
@@ -144,6 +149,7 @@ impl Node {
             records: Mutex::new(records),
             regions: Mutex::default(),
             absences: Mutex::default(),
+            unused: Mutex::default(),
             devices: watch::Sender::new(Vec::new()),
             started: Notify::new(),
             notes: Mutex::new(notes),
@@ -152,6 +158,7 @@ impl Node {
             config,
             delivery,
         });
+        node.restore_shims();
         node.rebuild();
         node.refresh_devices();
         Ok(node)
@@ -338,6 +345,11 @@ pub enum AllocateError {
     #[error("cannot make the pages of the allocation: {0}")]
     Pages(#[from] regions::RegionError),
     /// The shim's files are gone and could not be put back.
-    #[error("the shim is gone from {0}; restart the plugin, which installs it")]
-    Shim(PathBuf),
+    #[error("the shim is gone from {path} and cannot be restored: {error}")]
+    Shim {
+        /// Where containers mount it from.
+        path: PathBuf,
+        /// Why not.
+        error: ShimError,
+    },
 }

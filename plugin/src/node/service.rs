@@ -40,7 +40,7 @@ fn status(error: &AllocateError) -> Status {
         AllocateError::Refused(Refusal::Dead { .. }) => Status::unavailable(text),
         AllocateError::Refused(_) => Status::invalid_argument(text),
         AllocateError::Ledger(_) | AllocateError::Pages(_) => Status::resource_exhausted(text),
-        AllocateError::Shim(_) => Status::failed_precondition(text),
+        AllocateError::Shim { .. } => Status::failed_precondition(text),
     }
 }
 

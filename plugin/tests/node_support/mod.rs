@@ -173,6 +173,7 @@ impl TestNode {
         let timing = Timing {
             reconcile: Duration::from_millis(50),
             release_grace: Duration::from_millis(300),
+            shim_grace: Duration::from_millis(200),
             discovery: Duration::from_millis(20),
             heartbeat: Duration::from_millis(50),
             kubelet: tessera_plugin::kubelet::Timing {

@@ -1,0 +1,78 @@
+//! The installed shims that this node's containers mount: kept whole while they are needed, removed
+//! once they are not.
+
+use std::time::{Duration, Instant};
+
+use tracing::{error, info, warn};
+
+use super::{AllocateError, Node, lock};
+use crate::shim_install::{self, SHIM, unused};
+
+impl Node {
+    /// Sees to it that the shim of that name is there to be mounted. A look at the file is enough
+    /// here; its content is compared when the plugin starts.
+    pub(super) fn ensure_shim(&self, name: Option<&str>) -> Result<(), AllocateError> {
+        let Some(name) = name else { return Ok(()) };
+        let path = self.config.paths.shim.join(name).join(SHIM);
+        if path.metadata().is_ok_and(|meta| meta.is_file() && meta.len() > 0) {
+            return Ok(());
+        }
+        match self.restore_shim(name) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(AllocateError::Shim { path, error }),
+        }
+    }
+
+    fn restore_shim(&self, name: &str) -> Result<bool, shim_install::ShimError> {
+        let paths = &self.config.paths;
+        let source = paths.shim_source.clone().unwrap_or_else(shim_install::default_source);
+        let restored = shim_install::restore(&source, &paths.shim, name)?;
+        if restored {
+            warn!(name, "a shim that containers mount was missing or damaged; restored");
+        }
+        Ok(restored)
+    }
+
+    /// At the start: every shim that a container may mount again is whole.
+    pub(super) fn restore_shims(&self) {
+        let records = lock(&self.records);
+        let mut names: Vec<String> =
+            records.values().filter_map(|record| record.shim.clone()).collect();
+        drop(records);
+        names.sort();
+        names.dedup();
+        for name in names {
+            if let Err(error) = self.restore_shim(&name) {
+                error!(name, %error, "a shim that containers mount cannot be restored");
+                self.note(error.to_string());
+            }
+        }
+    }
+
+    /// Removes installed shims that no container has needed for `grace`. Blocking.
+    pub fn sweep_shims(&self, grace: Duration) {
+        let dir = &self.config.paths.shim;
+        let Some(current) = shim_install::name_of(&self.delivery) else { return };
+        let records = lock(&self.records).clone();
+        let mut since = lock(&self.unused);
+        let now = Instant::now();
+        let installed = unused::installed(dir);
+        for name in unused::decide(&installed, &current, records.values(), &mut since, grace, now) {
+            match unused::is_mounted(&name) {
+                Ok(false) => {}
+                // Not in the ledger, and yet somebody's.
+                Ok(true) | Err(_) => {
+                    since.forget(&name);
+                    continue;
+                }
+            }
+            match unused::remove(dir, &name) {
+                Ok(()) => info!(name, "removed a shim that nobody needs any more"),
+                Err(error) => {
+                    since.forget(&name);
+                    warn!(name, %error, "a shim that nobody needs cannot be removed");
+                }
+            }
+        }
+    }
+}
