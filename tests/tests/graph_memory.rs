@@ -46,7 +46,7 @@ fn a_launch_that_does_not_fit_is_refused_and_leaves_nothing() {
     let sim = SimGpu::start_default();
     let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
     let mut tenant = tenant(&sim, &pages);
-    for how in ["graph", "loose", "nested"] {
+    for how in ["graph", "loose", "nested", "capture"] {
         let exec = tenant.must(&format!("{how} {}", 66 * MIB));
         for call in ["launch", "upload"] {
             let refused = tenant.ask(&format!("{call} {exec} 0"));
@@ -125,6 +125,20 @@ fn what_outlives_its_graph_stays_charged_until_it_is_freed_and_trimmed() {
     tenant.must(&format!("destroy {exec}"));
     tenant.must("trim 0");
     assert_eq!((pages.charged(0), tenant.must("reserved 0")), (0, 0));
+}
+
+#[test]
+fn capturing_takes_nothing_however_large() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let mut tenant = tenant(&sim, &pages);
+    let held = tenant.must(&format!("alloc {}", 64 * MIB));
+    let exec = tenant.must(&format!("capture {}", 48 * MIB));
+    assert_eq!(pages.charged(0), 64 * MIB);
+    assert_eq!(tenant.ask(&format!("launch {exec} 0")).result, OUT_OF_MEMORY);
+    tenant.must(&format!("free {held}"));
+    tenant.must(&format!("launch {exec} 0"));
+    assert_eq!(pages.charged(0), tenant.must("reserved 0"));
 }
 
 #[test]

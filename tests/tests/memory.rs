@@ -479,28 +479,28 @@ fn requests_that_fit_together_are_never_refused() {
 #[test]
 fn the_plugin_sees_kinds_peaks_and_refusals() {
     let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let pages = Pages::create(&[(sim.uuid(0), 128 * MIB)]);
     let mut tenant = tenant(&sim, &pages);
     // The context is charged too, if only with nothing here.
     let before = pages.snapshot().slots[0].clone();
     let plain = tenant.must("alloc 33554432");
     tenant.must("managed 1048576");
-    tenant.must("async 2097152");
+    tenant.must("async 2097152"); // a chunk of 32 MiB
     tenant.must(&format!("free {plain}"));
     assert_eq!(tenant.ask("alloc 671088640").result, OUT_OF_MEMORY);
     tenant.must("launch");
     let snapshot = pages.snapshot();
     let [slot] = &snapshot.slots[..] else { panic!("{snapshot:?}") };
     assert_eq!(slot.pid_hint, tenant.pid());
-    assert_eq!((slot.charged[0], slot.granted[0]), (3 * MIB, 3 * MIB));
-    assert_eq!(slot.peak[0], 35 * MIB);
+    assert_eq!((slot.charged[0], slot.granted[0]), (33 * MIB, 33 * MIB));
+    assert_eq!(slot.peak[0], 65 * MIB);
     assert_eq!((slot.allocations - before.allocations, slot.frees, slot.refusals), (3, 1, 1));
     assert_eq!(slot.last_refused_bytes, 640 * MIB);
     assert_eq!(slot.launches, 1);
     use tessera_region::layout::Kind;
     assert_eq!(slot.kinds[Kind::Plain as usize], 0);
     assert_eq!(slot.kinds[Kind::Managed as usize], MIB);
-    assert_eq!(slot.kinds[Kind::Async as usize], 2 * MIB);
+    assert_eq!(slot.kinds[Kind::Async as usize], 32 * MIB);
 }
 
 #[test]

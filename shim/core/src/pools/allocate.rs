@@ -90,10 +90,14 @@ impl Order<'_> {
 
     /// Reserves what the pool holds beyond its charge, if it does.
     fn pay_debt(&self) -> Result<(), Refused> {
-        if self.pool.in_debt() {
-            self.process.pools.reclaim(self.process, self.gpu);
+        if !self.pool.in_debt() {
+            return Ok(());
         }
-        if self.pool.in_debt() { self.obtain(1) } else { Ok(()) }
+        self.process.pools.reclaim(self.process, self.gpu);
+        match self.pool.settle(self.process).lacking {
+            0 => Ok(()),
+            lacking => self.obtain(lacking),
+        }
     }
 
     /// Reserves what the pool holds and nobody has reserved: `lacking` bytes, or more by then.
