@@ -102,7 +102,15 @@ impl Ledger {
             open,
             db: None,
         };
-        let unreadable = match ledger.try_open() {
+        let attempt = Attempt::begin(path);
+        let tried = match attempt.ended_before {
+            CRASHES.. if existed => Err(Unopened::Unreadable(format!(
+                "reading it ended the plugin {} times",
+                attempt.ended_before
+            ))),
+            _ => ledger.try_read(),
+        };
+        let unreadable = match tried {
             Ok(()) if existed => return Ok((ledger, Opened::Existing)),
             Ok(()) => return Ok((ledger, Opened::Created)),
             Err(Unopened::InUse) => return Err(OpenError::InUse(path.to_owned())),
@@ -180,6 +188,23 @@ impl Ledger {
             self.try_open()?;
         }
         self.db.as_ref().ok_or(Unopened::InUse)
+    }
+
+    /// Opens it and reads all of it. redb is meant to report damage, and sometimes panics instead (found
+    /// by fuzzing 4.5.0); where panics abort, [`Attempt`] tells.
+    fn try_read(&mut self) -> Result<(), Unopened> {
+        let read = std::panic::AssertUnwindSafe(|| {
+            self.try_open()?;
+            self.read().map_err(|error| Unopened::of(&error))?;
+            self.read_history(usize::MAX).map_err(|error| Unopened::of(&error))?;
+            Ok(())
+        });
+        let result = std::panic::catch_unwind(read)
+            .unwrap_or_else(|_| Err(Unopened::Unreadable("its reader panicked".to_owned())));
+        if result.is_err() {
+            self.db = None;
+        }
+        result
     }
 
     fn try_open(&mut self) -> Result<(), Unopened> {
@@ -286,6 +311,35 @@ fn prepare(db: &Database) -> Result<Result<(), Unopened>, redb::Error> {
         Err(error) => return Err(error.into()),
     }
     Ok(Ok(()))
+}
+
+/// Starts that ended while they read the ledger, after which it counts as unreadable. Not at the first:
+/// that may have been a power cut.
+const CRASHES: u32 = 2;
+
+/// A mark beside the ledger while it is being opened: a file that ends its reader would otherwise do so
+/// at every start.
+struct Attempt {
+    mark: PathBuf,
+    ended_before: u32,
+}
+
+impl Attempt {
+    fn begin(ledger: &Path) -> Self {
+        let name = ledger.file_name().unwrap_or_default().to_string_lossy();
+        let mark = ledger.with_file_name(format!("{name}.opening"));
+        let text = std::fs::read_to_string(&mark).unwrap_or_default();
+        let ended_before = text.trim().parse().unwrap_or(0);
+        // Where it cannot be written, the ledger cannot either, and that is told.
+        let _ = std::fs::write(&mark, (ended_before + 1).to_string());
+        Attempt { mark, ended_before }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.mark);
+    }
 }
 
 /// Renames an unreadable file to a name that says when, and that nothing else has.
