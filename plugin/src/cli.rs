@@ -18,8 +18,9 @@ use crate::{admin, app, capacity, demo, run};
 /// `EX_USAGE`: the configuration or the command line is wrong; starting again will not help.
 pub const EXIT_USAGE: u8 = 64;
 
-/// Threads for what blocks: one may wait for the ledger's disk while the other reads pages.
-const BLOCKING_THREADS: usize = 3;
+/// Most threads for what blocks; they start when needed. One may wait for the ledger's disk while the
+/// others read pages, and a hostile tenant can hold up one that looks at its pages, for a moment.
+const BLOCKING_THREADS: usize = 8;
 
 /// Shares NVIDIA GPUs among inference containers, each held to its quota.
 #[derive(Debug, Parser)]

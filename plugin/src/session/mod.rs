@@ -4,8 +4,12 @@
 //! unix(7)); its death is seen by pidfd and not by end-of-file, because a forked child keeps the
 //! socket open; then the slots of its allocation are recovered at once. What it sends is limited in
 //! rate by not reading further, so that a flood fills the sender's own queue.
+//!
+//! All of it runs on the runtime's one thread, so nothing here may wait for a container: recovery goes
+//! to a blocking thread, one at a time for each allocation, and so does closing ([`closer`]).
 
 mod bucket;
+mod closer;
 mod socket;
 mod tenant;
 
@@ -15,8 +19,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use closer::{Closer, Guarded};
 use tessera_region::session::{EventKind, Message};
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
@@ -30,10 +36,12 @@ const SETTLE: Duration = Duration::from_millis(20);
 /// Connections a second of one allocation, and how many at once: each costs a look at its slots.
 const CONNECT_RATE: u32 = 200;
 const CONNECT_BURST: u32 = 512;
+/// Least time from one recovery of an allocation to the next.
+const BREATH: Duration = Duration::from_millis(5);
 
 /// What the sessions of an allocation need of its pages.
 pub trait Pages: Send + Sync + 'static {
-    /// A process of the allocation is gone: take back what it held.
+    /// A process of the allocation is gone: take back what it held. May block.
     fn recover(&self);
     /// The generation to welcome with.
     fn generation(&self) -> u64;
@@ -54,8 +62,13 @@ impl Listener {
     /// # Errors
     /// The socket cannot be made.
     pub fn bind(dir: &Path, pages: Arc<dyn Pages>, tenant: Arc<Tenant>) -> io::Result<Self> {
-        let socket = socket::watch(socket::listen(dir)?)?;
-        let task = tokio::spawn(accept(socket, pages, Arc::clone(&tenant)));
+        Self::serve(socket::listen(dir, true)?, pages, tenant)
+    }
+
+    fn serve(socket: OwnedFd, pages: Arc<dyn Pages>, tenant: Arc<Tenant>) -> io::Result<Self> {
+        let closer = Arc::new(Closer::default());
+        let socket = Guarded::new(socket::watch(socket)?, Arc::clone(&closer));
+        let task = tokio::spawn(accept(socket, pages, Arc::clone(&tenant), closer));
         Ok(Listener { tenant, task: Some(task) })
     }
 
@@ -80,26 +93,41 @@ impl Drop for Listener {
     }
 }
 
-async fn accept(socket: AsyncFd<OwnedFd>, pages: Arc<dyn Pages>, tenant: Arc<Tenant>) {
+async fn accept(socket: Guarded, pages: Arc<dyn Pages>, tenant: Arc<Tenant>, closer: Arc<Closer>) {
     // Dropped with this task, and every session with it.
     let mut sessions = tokio::task::JoinSet::new();
+    let gone = Arc::new(Notify::new());
+    sessions.spawn(recover(Arc::clone(&pages), Arc::clone(&gone)));
     let mut connects = bucket::Bucket::new(CONNECT_BURST, CONNECT_RATE, Instant::now());
+    // One line in a while, whatever a container does.
+    let mut said = bucket::Bucket::new(1, 1, Instant::now());
     loop {
-        while sessions.try_join_next().is_some() {}
+        while let Some(ended) = sessions.try_join_next() {
+            if let Ok(Err(error)) = ended
+                && said.take(Instant::now()).is_ok()
+            {
+                warn!(%error, "a session ended early; slots are recovered when probed");
+            }
+        }
         while let Err(wait) = connects.take(Instant::now()) {
             tokio::time::sleep(wait).await;
         }
-        match socket.async_io(tokio::io::Interest::READABLE, |fd| socket::accept(fd)).await {
+        while closer.is_behind() {
+            tokio::time::sleep(SETTLE).await;
+        }
+        match socket.get().async_io(tokio::io::Interest::READABLE, |fd| socket::accept(fd)).await {
             Ok(peer) => {
                 let host_pid = socket::peer_pid(&peer);
+                let Ok(peer) = socket::watch(peer) else { continue };
+                let peer = Guarded::new(peer, Arc::clone(&closer));
                 let Some(key) = tenant.enter(host_pid) else { continue };
                 let (pages, tenant) = (Arc::clone(&pages), Arc::clone(&tenant));
+                let gone = Arc::clone(&gone);
                 sessions.spawn(async move {
-                    if let Err(error) = session(peer, host_pid, key, &*pages, &tenant).await {
-                        warn!(%error, "a session ended early; slots are recovered when probed");
-                    }
+                    let result = session(peer, host_pid, key, &*pages, &tenant, &gone).await;
                     tenant.leave(key);
-                    pages.recover();
+                    gone.notify_one();
+                    result
                 });
             }
             // Out of descriptors, or the peer has gone again: whoever waits is served later.
@@ -111,13 +139,26 @@ async fn accept(socket: AsyncFd<OwnedFd>, pages: Arc<dyn Pages>, tenant: Arc<Ten
     }
 }
 
+/// Recovers slots when processes are gone: at once, and together those that go meanwhile.
+async fn recover(pages: Arc<dyn Pages>, gone: Arc<Notify>) -> io::Result<()> {
+    loop {
+        gone.notified().await;
+        let pages = Arc::clone(&pages);
+        if let Err(error) = tokio::task::spawn_blocking(move || pages.recover()).await {
+            warn!(%error, "recovery");
+        }
+        tokio::time::sleep(BREATH).await;
+    }
+}
+
 /// One session, until its process is dead.
 async fn session(
-    peer: OwnedFd,
+    peer: Guarded,
     host_pid: Option<u32>,
     key: u64,
     pages: &dyn Pages,
     tenant: &Tenant,
+    gone: &Notify,
 ) -> io::Result<()> {
     let death = match host_pid.map(socket::pidfd) {
         None => None,
@@ -126,7 +167,6 @@ async fn session(
         Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Some(Err(error)) => return Err(error),
     };
-    let peer = socket::watch(peer)?;
     let died = async {
         match &death {
             Some(pidfd) => pidfd.readable().await.map(drop),
@@ -136,14 +176,14 @@ async fn session(
     tokio::pin!(died);
     tokio::select! {
         result = &mut died => return result,
-        result = converse(&peer, key, pages, tenant) => result?,
+        result = converse(peer.get(), key, pages, tenant) => result?,
     }
     // End of file or thrown out, but the process may live on: an application that closes numbers it
     // does not know, an exec.
     drop(peer);
-    pages.recover();
+    gone.notify_one();
     tokio::time::sleep(SETTLE).await;
-    pages.recover();
+    gone.notify_one();
     if death.is_some() { died.await } else { Ok(()) }
 }
 
@@ -163,6 +203,11 @@ async fn converse(
             Ok(0) => return Ok(()),
             Ok(length) => length,
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
+            // It carries descriptors, which no message of ours does: enough is known of this peer.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                tenant.garbage(true);
+                return Ok(());
+            }
             Err(error) => return Err(error),
         };
         while let Err(wait) = tenant.admit(Instant::now()) {

@@ -6,7 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use nix::sys::socket::{getsockopt, sockopt};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, recvmsg,
+};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tessera_region::layout::SESSION_SOCKET;
 use tessera_region::session::MESSAGE_BYTES;
@@ -19,8 +23,9 @@ pub(super) const PACKET: usize = MESSAGE_BYTES + 1;
 /// Processes of one container that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// A socket listening at `session.sock` in `dir`, in place of whatever was there.
-pub(super) fn listen(dir: &Path) -> io::Result<OwnedFd> {
+/// A socket listening at `session.sock` in `dir`, in place of whatever was there. Messages with
+/// descriptors are refused at the sender, if `refuse`; older kernels cannot.
+pub(super) fn listen(dir: &Path, refuse: bool) -> io::Result<OwnedFd> {
     // Socket paths end after 107 bytes; a path through the directory's descriptor is always short.
     let handle = std::fs::File::open(dir)?;
     let path = Path::new("/proc/self/fd").join(handle.as_raw_fd().to_string()).join(SESSION_SOCKET);
@@ -35,8 +40,30 @@ pub(super) fn listen(dir: &Path) -> io::Result<OwnedFd> {
     rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
     // Connecting needs write permission; any user of the container may.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
+    if refuse {
+        // Accepted sockets inherit it. Where the kernel does not know it, see `closer`.
+        let _ = tessera_region::session::refuse_descriptors(socket.as_fd());
+    }
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
+}
+
+/// Whether nothing is left in it that closing it would have to throw away.
+pub(super) fn is_drained(socket: &OwnedFd) -> bool {
+    if rustix::net::sockopt::socket_acceptconn(socket).unwrap_or(false) {
+        let mut poll_fd = [PollFd::new(socket, PollFlags::IN)];
+        return poll(&mut poll_fd, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0);
+    }
+    !matches!(peek(socket), Ok((1.., _)))
+}
+
+/// Length and flags of the next packet, left where it is.
+fn peek(socket: impl AsFd) -> io::Result<(usize, ReturnFlags)> {
+    let mut byte = [0];
+    let mut parts = [io::IoSliceMut::new(&mut byte)];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+    let found = recvmsg(socket, &mut parts, &mut RecvAncillaryBuffer::default(), flags)?;
+    Ok((found.bytes, found.flags))
 }
 
 /// Lets the runtime say when the descriptor is ready.
@@ -69,7 +96,12 @@ pub(super) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     })
 }
 
+/// One packet. One that carries descriptors is left unread, because to drop it is to close them:
+/// `PermissionDenied`.
 pub(super) fn receive(socket: impl AsFd, packet: &mut [u8; PACKET]) -> io::Result<usize> {
+    if peek(&socket)?.1.contains(ReturnFlags::CTRUNC) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     Ok(rustix::net::recv(socket, &mut packet[..], RecvFlags::DONTWAIT)?.0)
 }
 

@@ -10,8 +10,13 @@ use tessera_region::session::{EventKind, Message};
 
 use super::bucket::Bucket;
 
-/// Sessions of one allocation at a time: every slot, and as many again that are dying.
+/// Sessions of one allocation at a time: every slot, and as many again that are dying. Fewer where the
+/// plugin may open few files, so that no allocation takes them from the others.
 pub const MAX_SESSIONS: usize = 2 * SLOTS;
+/// Allocations that must be able to have their share of descriptors, two for each session.
+const SHARES: u64 = 32;
+/// Descriptors for everything else: the ledger, kubelet, pages, listeners.
+const KEPT: u64 = 256;
 /// Messages a second of one allocation, and how many at once.
 const RATE: u32 = 2000;
 const BURST: u32 = 4000;
@@ -61,12 +66,22 @@ struct State {
     counters: Counters,
     bucket: Bucket,
     hidden_pids: bool,
+    most: usize,
+}
+
+/// Sessions that one allocation may have where a process may open `files`.
+fn share(files: u64) -> usize {
+    let share = files.saturating_sub(KEPT) / (2 * SHARES);
+    usize::try_from(share).unwrap_or(MAX_SESSIONS).clamp(8, MAX_SESSIONS)
 }
 
 impl Default for Tenant {
     fn default() -> Self {
+        use nix::sys::resource::{Resource, getrlimit};
+        let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
         Tenant {
             state: Mutex::new(State {
+                most: share(files),
                 peers: BTreeMap::new(),
                 next: 0,
                 counters: Counters::default(),
@@ -104,7 +119,7 @@ impl Tenant {
     pub(super) fn enter(&self, host_pid: Option<u32>) -> Option<u64> {
         let mut state = self.state();
         state.hidden_pids |= host_pid.is_none();
-        if state.peers.len() >= MAX_SESSIONS {
+        if state.peers.len() >= state.most {
             state.counters.turned_away += 1;
             return None;
         }
@@ -167,14 +182,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn few_descriptors_are_shared() {
+        assert_eq!([share(1024), share(4096), share(1 << 20), share(0)], [12, 60, MAX_SESSIONS, 8]);
+    }
+
+    #[test]
     fn sessions_are_bounded() {
         let tenant = Tenant::default();
-        let keys: Vec<_> = (0..MAX_SESSIONS).map(|_| tenant.enter(Some(1)).unwrap()).collect();
+        let most = tenant.state().most;
+        let keys: Vec<_> = (0..most).map(|_| tenant.enter(Some(1)).unwrap()).collect();
         assert_eq!(tenant.enter(Some(1)), None);
         assert_eq!(tenant.counters().turned_away, 1);
         tenant.leave(keys[0]);
         assert!(tenant.enter(Some(1)).is_some());
-        assert_eq!(tenant.peers().len(), MAX_SESSIONS);
+        assert_eq!(tenant.peers().len(), most);
     }
 
     #[test]

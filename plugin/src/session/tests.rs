@@ -1,7 +1,7 @@
 use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use tessera_region::layout::SESSION_SOCKET;
 use tessera_region::session::{Event, EventKind};
 
@@ -10,10 +10,13 @@ use super::*;
 #[derive(Default)]
 struct FakePages {
     recovered: AtomicU32,
+    /// What the tenant makes every recovery take.
+    slow: Duration,
 }
 
 impl Pages for FakePages {
     fn recover(&self) {
+        std::thread::sleep(self.slow);
         self.recovered.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -29,10 +32,15 @@ struct Fixture {
 }
 
 fn fixture() -> Fixture {
+    fixture_with(FakePages::default(), true)
+}
+
+/// `refuse` as far as the kernel can, which older ones cannot.
+fn fixture_with(pages: FakePages, refuse: bool) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
-    let pages = Arc::new(FakePages::default());
-    let listener =
-        Listener::bind(dir.path(), Arc::clone(&pages) as _, Arc::new(Tenant::default())).unwrap();
+    let pages = Arc::new(pages);
+    let socket = socket::listen(dir.path(), refuse).unwrap();
+    let listener = Listener::serve(socket, Arc::clone(&pages) as _, Arc::default()).unwrap();
     Fixture { dir, pages, listener }
 }
 
@@ -50,6 +58,41 @@ impl Fixture {
     fn counters(&self) -> Counters {
         self.listener.tenant().counters()
     }
+}
+
+impl Fixture {
+    /// A process of this allocation comes, and is heard within [`until`]'s bound.
+    async fn is_served(&self) {
+        let peer = self.connect();
+        socket::send(peer.get_ref(), &hello()).unwrap();
+        let heard = || self.listener.tenant().peers().iter().any(|peer| peer.hello.is_some());
+        until(heard).await;
+    }
+}
+
+/// Sends a message that carries `fd`, which is closed here.
+fn send_with(peer: &AsyncFd<OwnedFd>, fd: OwnedFd) -> Result<usize, rustix::io::Errno> {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, sendmsg};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [std::os::fd::AsFd::as_fd(&fd)];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let message = hello();
+    sendmsg(peer.get_ref(), &[io::IoSlice::new(&message)], &mut control, SendFlags::DONTWAIT)
+}
+
+/// A TCP socket whose last close takes a minute: data that its peer does not read, and `SO_LINGER`.
+fn lingering() -> (OwnedFd, std::net::TcpStream) {
+    use std::io::Write;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while sender.write(&[0; 1 << 16]).is_ok() {}
+    sender.set_nonblocking(false).unwrap();
+    let minute = Some(Duration::from_secs(60));
+    rustix::net::sockopt::set_socket_linger(&sender, minute).unwrap();
+    (sender.into(), peer)
 }
 
 async fn until(mut condition: impl FnMut() -> bool) {
@@ -190,4 +233,98 @@ async fn thousands_of_listeners_are_served_by_one_thread() {
         })
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_message_with_descriptors_is_refused_or_ends_the_session() {
+    let new = fixture();
+    let peer = new.connect();
+    match send_with(&peer, std::fs::File::open("/dev/null").unwrap().into()) {
+        Err(errno) => assert_eq!(errno, rustix::io::Errno::PERM),
+        // A kernel before 6.16.
+        Ok(_) => until(|| new.counters().dropped == 1).await,
+    }
+    let old = fixture_with(FakePages::default(), false);
+    let peer = old.connect();
+    send_with(&peer, std::fs::File::open("/dev/null").unwrap().into()).unwrap();
+    until(|| old.counters().dropped == 1).await;
+    assert!(old.listener.tenant().peers().iter().all(|peer| peer.hello.is_none()));
+}
+
+#[tokio::test]
+async fn descriptors_that_take_a_minute_to_close_hold_nobody_up() {
+    let (neighbour, bad) = (fixture(), fixture_with(FakePages::default(), false));
+    let (mut ends, mut open) = (Vec::new(), Vec::new());
+    // In a session, in one whose owner is gone again, and where too many are waiting already.
+    for round in 0..40 {
+        let peer = bad.connect();
+        let (fd, end) = lingering();
+        send_with(&peer, fd).unwrap();
+        ends.push(end);
+        if round % 2 == 1 {
+            open.push(peer);
+        } else {
+            drop(peer);
+        }
+    }
+    until(|| bad.counters().dropped > 0).await;
+    let start = Instant::now();
+    for _ in 0..10 {
+        neighbour.is_served().await;
+    }
+    // The listener and whatever it has not accepted go as well.
+    drop(bad.listener);
+    neighbour.is_served().await;
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    // Ends the lingering: the peers go.
+    drop((ends, open));
+}
+
+#[tokio::test]
+async fn a_storm_of_connections_and_deaths_does_not_delay_a_neighbour() {
+    let neighbour = fixture();
+    // Each look at the pages of this one takes long.
+    let slow = FakePages { slow: Duration::from_millis(200), ..FakePages::default() };
+    let bad = fixture_with(slow, true);
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let storms: Vec<_> = (0..2)
+        .map(|_| {
+            let (stop, path) = (Arc::clone(&stop), bad.dir.path().join(SESSION_SOCKET));
+            std::thread::spawn(move || {
+                let (mut held, mut connections) = (Vec::new(), 0);
+                while !stop.load(Ordering::SeqCst) {
+                    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                    let kind = SocketType::SEQPACKET;
+                    let unix = AddressFamily::UNIX;
+                    let Ok(socket) = rustix::net::socket_with(unix, kind, flags, None) else {
+                        held.clear();
+                        continue;
+                    };
+                    let address = SocketAddrUnix::new(&path).unwrap();
+                    if rustix::net::connect(&socket, &address).is_err() {
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    connections += 1;
+                    // Half-open, garbage, large, or gone at once.
+                    match connections % 4 {
+                        0 => held.push(socket),
+                        1 => drop(socket::send(&socket, &[0xa5; 64])),
+                        2 => drop(socket::send(&socket, &[0; 60_000])),
+                        _ => {}
+                    }
+                    held.truncate(300);
+                }
+                connections
+            })
+        })
+        .collect();
+    until(|| bad.counters().garbage > 100).await;
+    for _ in 0..20 {
+        neighbour.is_served().await;
+    }
+    stop.store(true, Ordering::SeqCst);
+    let connections: u32 = storms.into_iter().map(|storm| storm.join().unwrap()).sum();
+    assert!(connections > 200, "{connections}");
+    assert!(bad.listener.tenant().peers().len() <= MAX_SESSIONS);
 }
