@@ -77,11 +77,9 @@ pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> a
     let admin = admin::Server::start(&config.paths.admin, Arc::clone(&sources))?;
     let pages = tmpfs::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;
     info!(shim = %delivery.shim.display(), pages = %config.paths.pages.display(), "{pages}");
-    if let tmpfs::Found::Shared { warning } = pages
-        && !warning.is_empty()
-    {
+    if let Some(warning) = pages.warning() {
         warn!("{warning}");
-        sources.set_condition("pages", Some(warning));
+        sources.set_condition("pages", Some(warning.to_owned()));
     }
     let (stop, stopped) = watch::channel(false);
     let (ready, readiness) = watch::channel(None);
@@ -223,7 +221,12 @@ async fn housekeeping(
             () = node.container_started() => true,
         };
         let inspected = Arc::clone(node);
-        if let Err(error) = tokio::task::spawn_blocking(move || inspected.inspect()).await {
+        if let Err(error) = tokio::task::spawn_blocking(move || {
+            inspected.inspect();
+            inspected.reopen();
+        })
+        .await
+        {
             error!(%error, "inspection");
         }
         // A container that starts is listed already; its neighbours of the same pod follow at once.

@@ -1,7 +1,6 @@
 //! The life of an allocation: Allocate, container starts, and release. All of it blocks on the
 //! ledger's disk: call it on a blocking thread, within a runtime.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tessera_kubelet::deviceplugin::ContainerAllocateResponse;
@@ -11,7 +10,7 @@ use super::{AllocateError, Node, Writer, lock, monotonic_ns, unix_ms};
 use crate::allocate::{self, AllocationId, Plan};
 use crate::ledger::{Change, Record, State, What};
 use crate::reconcile::{self, Action, Kubelet};
-use crate::regions::{self, Mode, Region, RegionError};
+use crate::regions::{self, Mode, Outcome, Region, RegionError};
 use crate::shim_install;
 
 impl Node {
@@ -215,15 +214,13 @@ impl Node {
         mode: Mode,
     ) -> Result<(), RegionError> {
         let Some(record) = lock(&self.records).get(id).cloned() else { return Ok(()) };
-        let open = lock(&self.regions).get(id).cloned();
-        let outcome = match open {
-            Some(region) => region.renew(&record, mode)?,
-            None => {
-                let (region, outcome) = Region::create(self.pages(), &record, mode)?;
-                region.observed().attach(&self.bell);
-                lock(&self.regions).insert(id.clone(), Arc::clone(&region));
-                outcome
+        let outcome = match self.open_pages(&record, mode) {
+            // Another tenant may have grown its usage file, which looking undoes.
+            Err(error) if error.is_full() => {
+                self.inspect();
+                self.open_pages(&record, mode)?
             }
+            result => result?,
         };
         if let Some(region) = lock(&self.regions).get(id) {
             region.heartbeat(monotonic_ns());
@@ -241,6 +238,36 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    fn open_pages(&self, record: &Record, mode: Mode) -> Result<Outcome, RegionError> {
+        let open = lock(&self.regions).get(&record.id).cloned();
+        if let Some(region) = open {
+            return region.renew(record, mode);
+        }
+        let (region, outcome) = Region::create(self.pages(), record, mode)?;
+        region.observed().attach(&self.bell);
+        lock(&self.regions).insert(record.id.clone(), region);
+        Ok(outcome)
+    }
+
+    /// Opens pages that could not be opened before, because their tenant had a lease on them, kept us
+    /// from changing them, or the file system was full.
+    pub fn reopen(&self) {
+        let missing: Vec<AllocationId> = {
+            let (records, regions) = (lock(&self.records), lock(&self.regions));
+            records.keys().filter(|id| !regions.contains_key(*id)).cloned().collect()
+        };
+        if missing.is_empty() {
+            return;
+        }
+        let mut writer = lock(&self.writer);
+        for id in missing {
+            match self.make_pages(&mut writer, &id, Mode::Adopt) {
+                Ok(()) => info!(%id, "pages are open again"),
+                Err(error) => warn!(%id, %error, "pages cannot be opened"),
+            }
+        }
     }
 
     /// Takes back allocations whose pages could not be made.

@@ -159,7 +159,9 @@ impl Node {
             delivery,
         });
         node.restore_shims();
+        regions::sweep(node.pages());
         node.rebuild();
+        regions::keep_spares(node.pages());
         node.refresh_devices();
         Ok(node)
     }
@@ -172,7 +174,7 @@ impl Node {
             let found = regions::read_spec(self.pages(), &record.id);
             let mode = match found {
                 Some(spec) if spec.generation < record.generation => Mode::Fresh,
-                _ => Mode::Ensure,
+                _ => Mode::Adopt,
             };
             match Region::create(self.pages(), &record, mode) {
                 Ok((region, outcome)) => {
@@ -298,6 +300,8 @@ impl Node {
             // What it says is for whoever asks; looking does the rest.
             let _ = region.look();
         }
+        // After looking, which cuts back what has grown.
+        regions::keep_spares(self.pages());
     }
 
     /// The end: tenants need not wait for a heartbeat that will not come, and the next plugin need not

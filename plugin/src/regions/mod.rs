@@ -4,33 +4,42 @@
 //! it are replaced when a new generation begins. Containers mount the directory, so what they see of
 //! it follows.
 
+mod patience;
 pub mod tmpfs;
+mod write;
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use tessera_region::layout::MAX_GPUS;
-use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec, QuotaWriter};
-use tessera_region::usage::{self, SlotView, Snapshot, Tampered, UsageFile, What};
-use tessera_region::{PageError, PageFault, prepare_dir, remove_pages};
+use tessera_region::layout::{MAX_GPUS, SESSION_SOCKET};
+use tessera_region::quota::{QuotaSpec, QuotaWriter};
+use tessera_region::usage::{Recovered, SlotView, Snapshot, Tampered, UsageFile, What};
+use tessera_region::{PageError, PageFault};
 use tracing::{info, warn};
 
 use crate::allocate::AllocationId;
-use crate::config::Compute;
-use crate::ledger::{Grant, Record};
+use crate::ledger::Record;
 use crate::observe::Observed;
 use crate::session::{self, Listener, Tenant};
+pub use patience::HeldUp;
+use patience::Patience;
+pub use write::grants;
 
 /// Whether pages may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// A new tenant: new pages, unless a process still holds a slot in the old ones.
     Fresh,
-    /// The tenant there is: what exists stays, what is missing or broken is made.
+    /// The tenant there is, of which a container is about to start: what exists stays if it can be used;
+    /// what is missing, broken or out of reach is made.
     Ensure,
+    /// The tenant there is, which may be running: as `Ensure`, but nothing that a container may have
+    /// mounted is replaced because it is out of reach for now.
+    Adopt,
 }
 
 /// What became of the pages.
@@ -48,6 +57,14 @@ pub enum RegionError {
     /// A page.
     #[error(transparent)]
     Page(#[from] PageError),
+    /// A page cannot be changed, because its tenant does not let go of it.
+    #[error("{path}: {error}")]
+    HeldUp {
+        /// The directory.
+        path: PathBuf,
+        /// What the tenant does.
+        error: HeldUp,
+    },
     /// The session socket.
     #[error("{path}: session socket: {error}")]
     Socket {
@@ -56,6 +73,18 @@ pub enum RegionError {
         /// What the system said.
         error: io::Error,
     },
+}
+
+impl RegionError {
+    /// Whether the file system has no room.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        match self {
+            RegionError::Page(error) => matches!(error.fault, PageFault::NoSpace(_)),
+            RegionError::Socket { error, .. } => error.kind() == io::ErrorKind::StorageFull,
+            RegionError::HeldUp { .. } => false,
+        }
+    }
 }
 
 /// What processes that have ended did; their slots are zeroed.
@@ -101,11 +130,15 @@ pub struct Use {
 
 #[derive(Debug)]
 struct Open {
-    quota: QuotaWriter,
-    usage: UsageFile,
+    usage: Arc<UsageFile>,
+    patience: Arc<Patience>,
     ended: Tally,
     /// What was wrong with the usage page at the last look.
     wrong: Option<Tampered>,
+    /// When the last attempt to change the usage file was given up.
+    held_up: Option<Instant>,
+    /// When a recovery was last told.
+    told: Option<Instant>,
     listener: Listener,
 }
 
@@ -115,6 +148,8 @@ pub struct Region {
     dir: PathBuf,
     generation: AtomicU64,
     tamperings: AtomicU64,
+    /// No container can hold this one up: it is used on the thread that nothing may block.
+    quota: Mutex<QuotaWriter>,
     open: Mutex<Open>,
     observed: Observed,
 }
@@ -159,7 +194,7 @@ impl Region {
         mode: Mode,
     ) -> Result<(Arc<Self>, Outcome), RegionError> {
         let dir = dir(root, &record.id);
-        let (quota, usage, outcome) = write_pages(&dir, record, mode)?;
+        let made = make_pages(&dir, record, mode, None, Arc::default())?;
         let tenant = Arc::new(Tenant::default());
         // The listener's tasks need the region, which holds the listener.
         let mut failed = None;
@@ -172,20 +207,23 @@ impl Region {
             Region {
                 dir: dir.clone(),
                 generation: AtomicU64::new(record.generation),
-                tamperings: AtomicU64::new(0),
+                tamperings: AtomicU64::new(u64::from(made.held_up)),
                 observed: Observed::default(),
+                quota: Mutex::new(made.pages.quota),
                 open: Mutex::new(Open {
-                    quota,
-                    usage,
+                    usage: Arc::new(made.pages.usage),
+                    patience: made.patience,
                     ended: Tally::default(),
                     wrong: None,
+                    held_up: None,
+                    told: None,
                     listener,
                 }),
             }
         });
         match failed {
             Some(error) => Err(RegionError::Socket { path: dir, error }),
-            None => Ok((region, outcome)),
+            None => Ok((region, made.pages.outcome)),
         }
     }
 
@@ -195,8 +233,11 @@ impl Region {
     /// The pages or the socket cannot be made.
     pub fn renew(self: &Arc<Self>, record: &Record, mode: Mode) -> Result<Outcome, RegionError> {
         let mut open = self.open();
-        let (quota, usage, outcome) = write_pages(&self.dir, record, mode)?;
-        let socket = self.dir.join(tessera_region::layout::SESSION_SOCKET);
+        // Whatever became of its mode and owner, this descriptor knows.
+        let in_use = Some(open.usage.any_slot_locked().unwrap_or(true));
+        let made = make_pages(&self.dir, record, mode, in_use, Arc::clone(&open.patience))?;
+        let outcome = made.pages.outcome;
+        let socket = self.dir.join(SESSION_SOCKET);
         let had_socket = socket.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket());
         let new_tenant = mode == Mode::Fresh && !outcome.kept;
         if new_tenant || !had_socket {
@@ -210,15 +251,19 @@ impl Region {
             open.ended = Tally::default();
             self.tamperings.store(0, Ordering::Relaxed);
             self.observed.clear();
+        } else {
+            self.tamperings.fetch_add(u64::from(made.held_up), Ordering::Relaxed);
         }
-        open.quota = quota;
-        open.usage = usage;
+        *lock(&self.quota) = made.pages.quota;
+        open.usage = Arc::new(made.pages.usage);
+        open.patience = made.patience;
+        open.held_up = None;
         self.generation.store(record.generation, Ordering::Relaxed);
         Ok(outcome)
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.open)
     }
 
     /// The directory on the host.
@@ -233,21 +278,21 @@ impl Region {
         Arc::clone(self.open().listener.tenant())
     }
 
-    /// Times the usage page was found impossible, or its file's size wrong.
+    /// Times the usage page was found impossible, its file wrong, or changing it held up.
     #[must_use]
     pub fn tamperings(&self) -> u64 {
         self.tamperings.load(Ordering::Relaxed)
     }
 
-    /// Says "the plugin lives", `CLOCK_MONOTONIC` nanoseconds; 0 for "it stops now".
+    /// Says "the plugin lives", `CLOCK_MONOTONIC` nanoseconds; 0 for "it stops now". Never blocks.
     pub fn heartbeat(&self, monotonic_ns: u64) {
-        self.open().quota.set_heartbeat(monotonic_ns);
+        lock(&self.quota).set_heartbeat(monotonic_ns);
     }
 
     /// Limits as the quota page has them.
     #[must_use]
     pub fn spec(&self) -> QuotaSpec {
-        self.open().quota.spec()
+        lock(&self.quota).spec()
     }
 
     /// Whether any process holds a slot. A page that cannot be asked counts as in use.
@@ -265,12 +310,12 @@ impl Region {
     /// What is published as overhead on the page's `gpu`-th GPU, bytes.
     #[must_use]
     pub fn overhead(&self, gpu: usize) -> u64 {
-        self.open().quota.observed_overhead(gpu)
+        lock(&self.quota).observed_overhead(gpu)
     }
 
     /// Publishes overhead on the page's `gpu`-th GPU, bytes.
     pub fn publish_overhead(&self, gpu: usize, bytes: u64) {
-        self.open().quota.set_observed_overhead(gpu, bytes);
+        lock(&self.quota).set_observed_overhead(gpu, bytes);
     }
 
     /// The slots in use as they stand, with nothing recovered or repaired; none if the page cannot be
@@ -280,7 +325,8 @@ impl Region {
         self.open().usage.snapshot().unwrap_or_default().slots
     }
 
-    /// What is in use. A wrong size is put right; a page that still cannot be true is flagged.
+    /// What is in use. What dead processes held is taken back; what a tenant did to the page as a whole is
+    /// put right; a page that still cannot be true is flagged. Blocking.
     #[must_use]
     pub fn look(&self) -> Use {
         let mut open = self.open();
@@ -313,19 +359,52 @@ impl Region {
         }
         open.wrong = Some(tampered);
         if is_restored(tampered.what) {
-            match open.usage.restore(self.generation.load(Ordering::Relaxed)) {
-                Ok(_) => open.wrong = None,
-                Err(error) => warn!(%error, "usage page"),
+            let generation = self.generation.load(Ordering::Relaxed);
+            match self.change(open, move |usage| usage.restore(generation)) {
+                Some(Ok(_)) => open.wrong = None,
+                Some(Err(error)) => warn!(%error, "usage page"),
+                None => {}
             }
         }
         open.usage.snapshot().unwrap_or_default()
+    }
+
+    /// Changes the usage file, unless the tenant keeps it from being changed.
+    fn change<T: Send + 'static>(
+        &self,
+        open: &mut Open,
+        work: impl FnOnce(&UsageFile) -> T + Send + 'static,
+    ) -> Option<T> {
+        if open.held_up.is_some_and(|at| at.elapsed() < Duration::from_secs(1)) {
+            // Whoever asks now need not wait as well.
+            return None;
+        }
+        let usage = Arc::clone(&open.usage);
+        match open.patience.spend(move || work(&usage)) {
+            Ok(done) => {
+                open.held_up = None;
+                Some(done)
+            }
+            Err(error) => {
+                if open.held_up.replace(Instant::now()).is_none() {
+                    self.tamperings.fetch_add(1, Ordering::Relaxed);
+                    warn!(dir = %self.dir.display(), %error, "usage page");
+                }
+                None
+            }
+        }
     }
 
     /// Takes back what dead processes held. The page as it was read before, if it was sound and there
     /// was nothing to take: then nobody need read its 132 KiB again.
     fn recover_in(&self, open: &mut Open) -> Option<Snapshot> {
         let before = open.usage.snapshot();
-        match open.usage.recover_dead() {
+        if let Ok(before) = &before
+            && before.slots.iter().all(|slot| open.usage.slot_locked(slot.index).unwrap_or(false))
+        {
+            return Some(before.clone());
+        }
+        match self.change(open, UsageFile::recover_dead)? {
             Ok(recovered) if recovered.slots == 0 => return before.ok(),
             Ok(recovered) => {
                 let after = open.usage.snapshot().unwrap_or_default();
@@ -336,70 +415,85 @@ impl Region {
                         open.ended.add(&slot);
                     }
                 }
-                let bytes: u64 = recovered.bytes.iter().fold(0, |sum, b| sum.saturating_add(*b));
-                info!(
-                    dir = %self.dir.display(), slots = recovered.slots, bytes,
-                    "recovered what dead processes held"
-                );
+                self.tell(open, &recovered);
             }
             Err(error) => warn!(%error, "dead processes' slots cannot be recovered"),
         }
         None
     }
+
+    /// At most once a second: processes can die faster than anybody wants to read.
+    fn tell(&self, open: &mut Open, recovered: &Recovered) {
+        if open.told.is_some_and(|told| told.elapsed() < Duration::from_secs(1)) {
+            return;
+        }
+        open.told = Some(Instant::now());
+        let bytes: u64 = recovered.bytes.iter().fold(0, |sum, b| sum.saturating_add(*b));
+        info!(
+            dir = %self.dir.display(), slots = recovered.slots, bytes,
+            "recovered what dead processes held"
+        );
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Removes an allocation's directory: its pages, its socket, and itself. Processes that still map
-/// the pages keep what they mapped.
+/// the pages keep what they mapped. Does not wait for files that a tenant keeps from being removed.
 ///
 /// # Errors
 /// The file system refuses.
 pub fn remove(root: &Path, id: &AllocationId) -> io::Result<()> {
-    match std::fs::remove_dir_all(dir(root, id)) {
+    match write::set_aside(&dir(root, id)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
     }
 }
 
-fn write_pages(
+/// Removes what [`remove`] has not finished when an earlier plugin ended.
+pub fn sweep(root: &Path) {
+    write::sweep(root);
+}
+
+/// Makes pages in advance, for allocations that find a full file system.
+pub fn keep_spares(root: &Path) {
+    write::keep_spares(root);
+}
+
+struct Made {
+    pages: write::Pages,
+    patience: Arc<Patience>,
+    /// The old files were left behind, because they could not be changed.
+    held_up: bool,
+}
+
+/// Makes the pages, in a limited time. A tenant that does not let go of its file loses the directory
+/// with it when its next container starts; while it may run, this is an error, for later.
+fn make_pages(
     dir: &Path,
     record: &Record,
     mode: Mode,
-) -> Result<(QuotaWriter, UsageFile, Outcome), PageError> {
-    let spec = spec(record);
-    let mut outcome = Outcome::default();
-    let replaced = prepare_dir(dir)?;
-    outcome.repaired |= !replaced.is_empty();
-    if mode == Mode::Fresh {
-        let in_use =
-            UsageFile::open(dir).is_ok_and(|usage| usage.any_slot_locked().unwrap_or(true));
-        if in_use {
-            outcome.kept = true;
-        } else {
-            // Even sound ones: a new file has nothing of the tenant before, no lease and no
-            // descriptor that outlived it.
-            remove_pages(dir)?;
+    in_use: Option<bool>,
+    patience: Arc<Patience>,
+) -> Result<Made, RegionError> {
+    let (path, wanted) = (dir.to_owned(), record.clone());
+    let made = patience.spend(move || write::write(&path, &wanted, mode, in_use));
+    match made {
+        Ok(pages) => Ok(Made { pages: pages?, patience, held_up: false }),
+        Err(error) if mode == Mode::Adopt => {
+            Err(RegionError::HeldUp { path: dir.to_owned(), error })
+        }
+        Err(error) => {
+            warn!(dir = %dir.display(), %error, "its pages are made anew");
+            let failed = |error| RegionError::Socket { path: dir.to_owned(), error };
+            write::set_aside(dir).map_err(failed)?;
+            let mut pages = write::write(dir, record, mode, Some(false))?;
+            pages.outcome.repaired = true;
+            Ok(Made { pages, patience: Arc::default(), held_up: true })
         }
     }
-    let quota = match quota::create(dir, &spec) {
-        Err(error) if is_broken(&error.fault) => {
-            warn!(%error, "replacing a quota page");
-            outcome.repaired = true;
-            remove_file(&error.path)?;
-            quota::create(dir, &spec)?
-        }
-        result => result?,
-    };
-    let created = match usage::create(dir, spec.generation) {
-        Err(error) if is_broken(&error.fault) => {
-            warn!(%error, "replacing a usage page");
-            outcome.repaired = true;
-            remove_file(&error.path)?;
-            usage::create(dir, spec.generation)?
-        }
-        result => result?,
-    };
-    outcome.repaired |= created.repaired || (mode == Mode::Ensure && created.fresh);
-    Ok((quota, UsageFile::open(dir)?, outcome))
 }
 
 /// What is put right at once: the page as a whole, so that newcomers find one. Words in slots are their
@@ -415,65 +509,6 @@ fn is_restored(what: What) -> bool {
             | What::HighWater
             | What::Unclaimed
     )
-}
-
-/// Whether the file is not a page of this allocation, so that nothing is lost by replacing it.
-fn is_broken(fault: &PageFault) -> bool {
-    matches!(
-        fault,
-        PageFault::NotRegular
-            | PageFault::BadMagic
-            | PageFault::Abi { .. }
-            | PageFault::WrongSize(_)
-            | PageFault::Corrupt(_)
-            | PageFault::Foreign { .. }
-    )
-}
-
-fn remove_file(path: &Path) -> Result<(), PageError> {
-    std::fs::remove_file(path).map_err(|source| PageError {
-        path: path.to_owned(),
-        fault: PageFault::Io { call: "unlink", source },
-    })
-}
-
-fn spec(record: &Record) -> QuotaSpec {
-    QuotaSpec {
-        allocation: record.id.to_string(),
-        generation: record.generation,
-        gpus: record.grants.iter().map(gpu_quota).collect(),
-    }
-}
-
-fn gpu_quota(grant: &Grant) -> GpuQuota {
-    GpuQuota {
-        uuid: grant.uuid.clone(),
-        memory_limit_bytes: grant.memory_limit_bytes,
-        context_overhead_bytes: grant.context_overhead_bytes,
-        cores_millis: grant.cores_millis,
-        policy: match grant.compute {
-            Compute::Burst => Policy::Burst,
-            Compute::Strict => Policy::Strict,
-            Compute::None => Policy::None,
-        },
-    }
-}
-
-/// The limits of a page, to adopt it.
-#[must_use]
-pub fn grants(spec: &QuotaSpec) -> Vec<Grant> {
-    let grant = |gpu: &GpuQuota| Grant {
-        uuid: gpu.uuid.clone(),
-        memory_limit_bytes: gpu.memory_limit_bytes,
-        context_overhead_bytes: gpu.context_overhead_bytes,
-        cores_millis: gpu.cores_millis,
-        compute: match gpu.policy {
-            Policy::Burst => Compute::Burst,
-            Policy::Strict => Compute::Strict,
-            Policy::None => Compute::None,
-        },
-    };
-    spec.gpus.iter().map(grant).collect()
 }
 
 /// What a region's sessions hold of it: they must not keep it alive.

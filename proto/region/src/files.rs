@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::error::{PageError, PageFault};
 use crate::layout::{QUOTA_FILE, SESSION_SOCKET, USAGE_FILE};
 use crate::os::{self, FileKind, Stat};
+use crate::spares::Spares;
 
 /// Makes the pages directory ready for [`crate::quota::create`] and [`crate::usage::create`]:
 /// creates it where absent, and removes *empty* directories that stand where its files belong,
@@ -84,28 +85,38 @@ pub(crate) fn publish(
     name: &str,
     page: &[u8],
     mode: u32,
+    spares: Option<&Spares>,
 ) -> Result<Option<File>, PageError> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let path = dir.join(name);
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
     let temporary = dir.join(format!("{TEMPORARY}{}.{serial}", os::pid()));
     let _ = fs::remove_file(&temporary);
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&temporary)
-        .map_err(|error| fault(&path, "create", &error, page.len()))?;
-    let filled = fill(&file, page, mode)
-        .map_err(|(call, error)| fault(&path, call, &error, page.len()))
-        .and_then(|()| match fs::hard_link(&temporary, &path) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-            Err(error) => Err(fault(&path, "link", &error, page.len())),
-        });
+    let make = |options: &mut OpenOptions| {
+        let file = options
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .open(&temporary)
+            .map_err(|error| fault(&path, "create", &error, page.len()))?;
+        fill(&file, page, mode)
+            .map_err(|(call, error)| fault(&path, call, &error, page.len()))
+            .map(|()| file)
+    };
+    let mut made = make(OpenOptions::new().create_new(true));
+    if let (Err(error), Some(spares)) = (&made, spares)
+        && matches!(error.fault, PageFault::NoSpace(_))
+        && spares.take(name, &temporary)
+    {
+        made = make(&mut OpenOptions::new());
+    }
+    let filled = made.and_then(|file| match fs::hard_link(&temporary, &path) {
+        Ok(()) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+        Err(error) => Err(fault(&path, "link", &error, page.len())),
+    });
     let _ = fs::remove_file(&temporary);
-    filled.map(|published| published.then_some(file))
+    filled
 }
 
 fn fill(mut file: &File, page: &[u8], mode: u32) -> Result<(), (&'static str, io::Error)> {

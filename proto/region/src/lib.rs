@@ -20,8 +20,10 @@ pub mod ledger;
 mod os;
 pub mod quota;
 pub mod session;
+mod spares;
 pub mod sync;
 pub mod usage;
 
 pub use error::{AttachError, AttachFault, ClaimError, PageError, PageFault};
 pub use files::{prepare_dir, remove_pages};
+pub use spares::{PAIR_BYTES, Spares};

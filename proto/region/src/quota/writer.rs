@@ -14,6 +14,7 @@ use crate::layout::{
     QuotaPage,
 };
 use crate::os::{Map, Stat};
+use crate::spares::Spares;
 
 /// Publishes the quota page of an allocation in `dir`, mode 0644.
 ///
@@ -28,10 +29,22 @@ use crate::os::{Map, Stat};
 /// (nothing is overwritten); [`PageFault::IsDirectory`] (see [`crate::prepare_dir`]) and
 /// [`PageFault::NotRegular`]; [`PageFault::NoSpace`]; [`PageFault::Io`].
 pub fn create(dir: &Path, spec: &QuotaSpec) -> Result<QuotaWriter, PageError> {
+    create_from(dir, spec, None)
+}
+
+/// [`create`], with files to fall back on where the file system is full.
+///
+/// # Errors
+/// As [`create`].
+pub fn create_from(
+    dir: &Path,
+    spec: &QuotaSpec,
+    spares: Option<&Spares>,
+) -> Result<QuotaWriter, PageError> {
     let path = dir.join(QUOTA_FILE);
     spec.check().map_err(|what| PageError::new(&path, PageFault::Invalid(what)))?;
     if !files::exists(&path)
-        && let Some(file) = files::publish(dir, QUOTA_FILE, &encode(spec), 0o644)?
+        && let Some(file) = files::publish(dir, QUOTA_FILE, &encode(spec), 0o644, spares)?
     {
         return QuotaWriter::map(path, &file);
     }

@@ -13,6 +13,7 @@ use crate::layout::{
     ABI_VERSION, SLOTS, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsageHeader, slot_lock_offset,
 };
 use crate::os::{self, Stat, TryLock};
+use crate::spares::Spares;
 
 /// Any user of the container writes it.
 const MODE: u32 = 0o666;
@@ -43,10 +44,22 @@ pub struct Created {
 /// [`crate::PageFault::Denied`] where a tenant took it from us and we lack the rights to take it back,
 /// [`crate::PageFault::NoSpace`], [`crate::PageFault::Io`].
 pub fn create(dir: &Path, generation: u64) -> Result<Created, PageError> {
+    create_from(dir, generation, None)
+}
+
+/// [`create`], with files to fall back on where the file system is full.
+///
+/// # Errors
+/// As [`create`].
+pub fn create_from(
+    dir: &Path,
+    generation: u64,
+    spares: Option<&Spares>,
+) -> Result<Created, PageError> {
     let path = dir.join(USAGE_FILE);
     // What exists needs no memory: on a full file system a tenant's restart must not fail.
     if !files::exists(&path)
-        && files::publish(dir, USAGE_FILE, &encode(generation), MODE)?.is_some()
+        && files::publish(dir, USAGE_FILE, &encode(generation), MODE, spares)?.is_some()
     {
         return Ok(Created { fresh: true, ..Created::default() });
     }

@@ -29,7 +29,7 @@ mod file;
 mod map;
 mod snapshot;
 
-pub use create::{Created, create};
+pub use create::{Created, create, create_from};
 pub use file::{Recovered, Restored, UsageFile};
 pub use map::{OwnedSlot, UsageMap};
 pub use snapshot::{SlotView, Snapshot, Tampered, What, parse};

@@ -1,0 +1,182 @@
+//! Making an allocation's pages, whatever is in their place.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec, QuotaWriter};
+use tessera_region::usage::{self, UsageFile};
+use tessera_region::{PAIR_BYTES, PageError, PageFault, Spares, prepare_dir, remove_pages};
+use tracing::warn;
+
+use super::{Mode, Outcome};
+use crate::config::Compute;
+use crate::ledger::{Grant, Record};
+
+/// Begins the names of directories that are on their way out.
+pub(super) const ASIDE: &str = ".aside-";
+
+/// The directory with pages made in advance.
+const SPARE: &str = ".spare";
+/// Most of them.
+const SPARES: u64 = 16;
+
+/// Sees to it that there are spare pages, which take a quarter of the file system at most. What cannot
+/// be made now, because the file system is full, is made when it is not.
+pub(super) fn keep_spares(root: &Path) {
+    let Ok(stat) = nix::sys::statvfs::statvfs(root) else { return };
+    let total = stat.blocks().saturating_mul(stat.fragment_size());
+    let pairs = (total / 4 / PAIR_BYTES).min(SPARES);
+    let _ = Spares::new(root.join(SPARE)).fill(usize::try_from(pairs).unwrap_or(0));
+}
+
+/// Pages as they should be, and open.
+#[derive(Debug)]
+pub(super) struct Pages {
+    pub(super) quota: QuotaWriter,
+    pub(super) usage: UsageFile,
+    pub(super) outcome: Outcome,
+}
+
+/// Makes or renews the pages of `record` in `dir`. `in_use` says whether a process still holds a slot,
+/// as far as the caller knows by a descriptor it already has; a mode that shuts us out does not count.
+pub(super) fn write(
+    dir: &Path,
+    record: &Record,
+    mode: Mode,
+    in_use: Option<bool>,
+) -> Result<Pages, PageError> {
+    let spec = spec(record);
+    let spares = Spares::new(dir.with_file_name(SPARE));
+    let mut outcome = Outcome::default();
+    let replaced = prepare_dir(dir)?;
+    outcome.repaired |= !replaced.is_empty();
+    if mode == Mode::Fresh {
+        let by_path =
+            || UsageFile::open(dir).is_ok_and(|usage| usage.any_slot_locked().unwrap_or(true));
+        if in_use.unwrap_or_else(by_path) {
+            outcome.kept = true;
+        } else {
+            // Even sound ones: a new file has nothing of the tenant before, no lease and no
+            // descriptor that outlived it.
+            remove_pages(dir)?;
+        }
+    }
+    let quota = match quota::create_from(dir, &spec, Some(&spares)) {
+        Err(error) if is_broken(&error.fault) => {
+            warn!(%error, "replacing a quota page");
+            outcome.repaired = true;
+            remove_file(&error.path)?;
+            quota::create_from(dir, &spec, Some(&spares))?
+        }
+        result => result?,
+    };
+    // A container's root can take the file from a plugin without capabilities, lease it, or go on
+    // damaging it. Its next start gets a new one. Not while it may run: it has the old one mounted.
+    let replaceable = |fault: &PageFault| {
+        is_broken(fault) || mode != Mode::Adopt && !matches!(fault, PageFault::IsDirectory)
+    };
+    let created = match usage::create_from(dir, spec.generation, Some(&spares)) {
+        Err(error) if replaceable(&error.fault) => {
+            warn!(%error, "replacing a usage page");
+            outcome.repaired = true;
+            remove_file(&error.path)?;
+            usage::create_from(dir, spec.generation, Some(&spares))?
+        }
+        result => result?,
+    };
+    outcome.repaired |= created.repaired || (mode != Mode::Fresh && created.fresh);
+    Ok(Pages { quota, usage: UsageFile::open(dir)?, outcome })
+}
+
+/// Gives the directory another name, because what is in it cannot be changed now, and lets it be removed
+/// when it can. Renaming a directory needs the lock of nothing that a container has open.
+pub(super) fn set_aside(dir: &Path) -> std::io::Result<()> {
+    static SERIAL: AtomicU64 = AtomicU64::new(0);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    let name = format!("{ASIDE}{}-{serial}", std::process::id());
+    let aside = dir.with_file_name(name);
+    std::fs::rename(dir, &aside)?;
+    remove_later(vec![aside]);
+    Ok(())
+}
+
+/// Removes what an earlier plugin set aside.
+pub(super) fn sweep(root: &Path) {
+    let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
+    let aside = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(ASIDE.as_bytes()))
+    };
+    let left: Vec<_> = entries.map(|entry| entry.path()).filter(aside).collect();
+    if !left.is_empty() {
+        remove_later(left);
+    }
+}
+
+fn remove_later(dirs: Vec<PathBuf>) {
+    let remove = move || {
+        for dir in dirs {
+            let _ = std::fs::remove_dir_all(dir);
+        }
+    };
+    // If there is no thread to be had, the next start sweeps.
+    let _ = std::thread::Builder::new().name("sweep".into()).stack_size(128 << 10).spawn(remove);
+}
+
+/// Whether the file is not a page of this allocation, so that nothing is lost by replacing it.
+fn is_broken(fault: &PageFault) -> bool {
+    matches!(
+        fault,
+        PageFault::NotRegular
+            | PageFault::BadMagic
+            | PageFault::Abi { .. }
+            | PageFault::WrongSize(_)
+            | PageFault::Corrupt(_)
+            | PageFault::Foreign { .. }
+    )
+}
+
+fn remove_file(path: &Path) -> Result<(), PageError> {
+    std::fs::remove_file(path).map_err(|source| PageError {
+        path: path.to_owned(),
+        fault: PageFault::Io { call: "unlink", source },
+    })
+}
+
+fn spec(record: &Record) -> QuotaSpec {
+    QuotaSpec {
+        allocation: record.id.to_string(),
+        generation: record.generation,
+        gpus: record.grants.iter().map(gpu_quota).collect(),
+    }
+}
+
+fn gpu_quota(grant: &Grant) -> GpuQuota {
+    GpuQuota {
+        uuid: grant.uuid.clone(),
+        memory_limit_bytes: grant.memory_limit_bytes,
+        context_overhead_bytes: grant.context_overhead_bytes,
+        cores_millis: grant.cores_millis,
+        policy: match grant.compute {
+            Compute::Burst => Policy::Burst,
+            Compute::Strict => Policy::Strict,
+            Compute::None => Policy::None,
+        },
+    }
+}
+
+/// The limits of a page, to adopt it.
+#[must_use]
+pub fn grants(spec: &QuotaSpec) -> Vec<Grant> {
+    let grant = |gpu: &GpuQuota| Grant {
+        uuid: gpu.uuid.clone(),
+        memory_limit_bytes: gpu.memory_limit_bytes,
+        context_overhead_bytes: gpu.context_overhead_bytes,
+        cores_millis: gpu.cores_millis,
+        compute: match gpu.policy {
+            Policy::Burst => Compute::Burst,
+            Policy::Strict => Compute::Strict,
+            Policy::None => Compute::None,
+        },
+    };
+    spec.gpus.iter().map(grant).collect()
+}
