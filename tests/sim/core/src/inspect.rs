@@ -4,6 +4,7 @@ use crate::engine::{Channel, NONE, Usage};
 use crate::futex;
 use crate::layout::{MAX_SLOTS, MAX_XIDS, slot_state};
 use crate::memory::Use;
+use crate::objects;
 use crate::session::Session;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -51,25 +52,36 @@ impl Session {
             for i in 0..used.min(MAX_SLOTS) {
                 let slot = &self.shared().slots[i];
                 let memory = &slot.memory[gpu];
-                if slot.state.load(Ordering::Acquire) != slot_state::LIVE || memory.total() == 0 {
+                if slot.state.load(Ordering::Acquire) != slot_state::LIVE {
+                    continue;
+                }
+                let shared = objects::by_use_of(self.shared(), i, gpu);
+                if memory.total() == 0 && shared.is_empty() {
                     continue;
                 }
                 let mine =
                     |c: &&Channel| c.gpu != NONE && c.gpu as usize == gpu && c.slot as usize == i;
                 let busy = locked.state().channels.iter().find(mine).map(|c| c.busy);
                 let busy = busy.unwrap_or(Usage::NONE);
-                found.push((i, busy.ns, busy.percent(now, WINDOW)));
+                let mut by_use = memory.by_use();
+                for (kind, bytes) in shared {
+                    match by_use.iter_mut().find(|(k, _)| *k == kind) {
+                        Some((_, sum)) => *sum += bytes,
+                        None => by_use.push((kind, bytes)),
+                    }
+                }
+                found.push((i, by_use, busy.ns, busy.percent(now, WINDOW)));
             }
         }
         found
             .into_iter()
-            .map(|(i, busy_ns, percent)| {
+            .map(|(i, by_use, busy_ns, percent)| {
                 let slot = &self.shared().slots[i];
                 ProcessOnGpu {
                     pid: self.pid_of(i),
                     name: slot.name_text(),
-                    used_bytes: slot.memory[gpu].total(),
-                    by_use: slot.memory[gpu].by_use(),
+                    used_bytes: by_use.iter().map(|(_, n)| n).sum(),
+                    by_use,
                     busy_ns,
                     percent,
                 }

@@ -19,6 +19,8 @@ pub const MAX_SLOTS: usize = 512;
 pub const MAX_CHANNELS: usize = 256;
 /// Operations in flight in one channel; a launch beyond them waits, as it does on hardware.
 pub const RING: usize = 1024;
+/// Pieces of device memory that processes share at one time.
+pub const MAX_OBJECTS: usize = 8192;
 /// XID events remembered.
 pub const MAX_XIDS: usize = 256;
 /// Largest configuration, in bytes.
@@ -27,7 +29,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -66,6 +68,10 @@ pub struct Shared {
     pub engines: [UnsafeCell<engine::State>; 2],
     /// Owners.
     pub slots: [Slot; MAX_SLOTS],
+    /// Objects at and above this index were never used.
+    pub objects_used: AtomicU32,
+    /// Device memory that more than one process may hold.
+    pub objects: [Object; MAX_OBJECTS],
     /// Health and totals, by NVML index.
     pub gpus: [GpuShared; MAX_GPUS],
     /// The low half of `xids_written`, a futex.
@@ -119,10 +125,39 @@ pub struct SlotMemory {
     pub allocated: AtomicU64,
     /// Chunks of memory pools.
     pub pools: AtomicU64,
+    /// `cuMemCreate`.
+    pub virtual_memory: AtomicU64,
+    /// Arrays and mipmapped arrays.
+    pub arrays: AtomicU64,
     /// Contexts.
     pub contexts: AtomicU64,
     /// Modules and libraries.
     pub modules: AtomicU64,
+    /// Stacks, printf buffers and heaps of kernels.
+    pub local: AtomicU64,
+    /// What no public function obtained.
+    pub private: AtomicU64,
+}
+
+/// A piece of device memory that more than one process may hold, counted once. It is free again
+/// when nobody holds it; `holders` is the only word that a holder's death changes, and an object
+/// without a holder counts for nothing, so there is no moment at which a kill could tear it.
+#[repr(C)]
+pub struct Object {
+    /// 1 once the other fields are written.
+    pub live: AtomicU32,
+    /// NVML index of the GPU.
+    pub gpu: AtomicU32,
+    /// See [`crate::memory::Use`].
+    pub kind: AtomicU32,
+    /// The slot of the process that made it. It counts for that one while it holds it.
+    pub owner: AtomicU32,
+    /// Counts the object's lives.
+    pub generation: AtomicU64,
+    /// Its size.
+    pub bytes: AtomicU64,
+    /// The slots that hold it, one bit each.
+    pub holders: [AtomicU64; MAX_SLOTS / 64],
 }
 
 /// One GPU's health and history.

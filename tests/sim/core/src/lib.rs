@@ -5,6 +5,7 @@
 //! - [`engine`]: the discrete-event model, pure; time and queues are injected.
 //! - [`layout`]: the bytes of the state file.
 //! - [`session`]: attaching, owning a process slot, recovering the slots of the dead.
+//! - [`objects`]: device memory that processes share.
 //! - [`memory`], [`channel`], [`inspect`], [`control`]: what a process does with an attached state.
 //!
 //! State advances lazily: whoever needs to know moves the model to `now` under a lock that the
@@ -21,6 +22,7 @@ pub mod inspect;
 pub mod layout;
 pub mod lock;
 pub mod memory;
+pub mod objects;
 pub mod ofd;
 pub mod session;
 

@@ -11,15 +11,32 @@ pub enum Use {
     Allocation,
     /// Chunks of memory pools.
     Pool,
+    /// `cuMemCreate`.
+    Virtual,
+    /// Arrays and mipmapped arrays.
+    Array,
     /// Contexts.
     Context,
     /// Modules and libraries.
     Module,
+    /// Stacks, printf buffers and heaps of kernels.
+    Local,
+    /// What no public function obtained.
+    Private,
 }
 
 impl Use {
     /// Every use.
-    pub const ALL: [Use; 4] = [Use::Allocation, Use::Pool, Use::Context, Use::Module];
+    pub const ALL: [Use; 8] = [
+        Use::Allocation,
+        Use::Pool,
+        Use::Virtual,
+        Use::Array,
+        Use::Context,
+        Use::Module,
+        Use::Local,
+        Use::Private,
+    ];
 
     /// What `simgpu-ctl status` calls it.
     #[must_use]
@@ -27,8 +44,12 @@ impl Use {
         match self {
             Use::Allocation => "allocated",
             Use::Pool => "pools",
+            Use::Virtual => "virtual memory",
+            Use::Array => "arrays",
             Use::Context => "contexts",
             Use::Module => "modules",
+            Use::Local => "local memory",
+            Use::Private => "private",
         }
     }
 }
@@ -38,8 +59,12 @@ impl SlotMemory {
         match kind {
             Use::Allocation => &self.allocated,
             Use::Pool => &self.pools,
+            Use::Virtual => &self.virtual_memory,
+            Use::Array => &self.arrays,
             Use::Context => &self.contexts,
             Use::Module => &self.modules,
+            Use::Local => &self.local,
+            Use::Private => &self.private,
         }
     }
 
@@ -112,5 +137,6 @@ impl Locked<'_> {
             .iter()
             .filter(|s| s.state.load(Ordering::Acquire) != slot_state::FREE)
             .fold(0u64, |sum, s| sum.saturating_add(s.memory[gpu].total()))
+            .saturating_add(crate::objects::bytes_on(shared, gpu))
     }
 }

@@ -81,24 +81,34 @@ impl Context {
         if !pool::charge(driver, device.gpu, Use::Context, overhead) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let context = Context::stand_in(device, flags, primary, id);
+        let _ = context.legacy.set(Stream::create(context, 0, 0));
+        Ok(enliven(context))
+    }
+
+    /// A context without a handle: what belongs to a device, but to no context, is booked on one.
+    pub(crate) fn stand_in(
+        device: &'static Device,
+        flags: u32,
+        primary: bool,
+        id: u64,
+    ) -> &'static Context {
         // Stack size, printf FIFO, malloc heap, sync depth, pending launches, L2 granularity,
         // persisting L2: the defaults of a real H100.
         let limits = [1024, 6_291_456, 8_388_608, 2, 2048, 128, 0, 0].map(AtomicU64::new);
-        let context = Box::leak(Box::new(Context {
+        Box::leak(Box::new(Context {
             header: Header::new(),
             device,
             last: AtomicU64::new(0),
             last_blocking: AtomicU64::new(0),
             alive: AtomicBool::new(true),
             flags: AtomicU32::new(flags),
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            id,
             primary,
             legacy: OnceLock::new(),
             limits,
-        }));
-        let context: &'static Context = context;
-        let _ = context.legacy.set(Stream::create(context, 0, 0));
-        Ok(enliven(context))
+        }))
     }
 
     /// Its legacy default stream.

@@ -4,7 +4,7 @@
 //! runtime and driver can't be used across a fork); every call there returns
 //! `CUDA_ERROR_NOT_INITIALIZED`. A page that the kernel wipes at fork tells the child.
 
-use crate::context::Primary;
+use crate::context::{Context, Primary};
 use crate::errors::Result;
 use crate::host_function::Caller;
 use crate::memory::Memory;
@@ -13,7 +13,7 @@ use crate::work::Lane;
 use simgpu::{GpuConfig, Session};
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use tessera_cuda::types::{
     CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN,
@@ -41,6 +41,8 @@ pub(crate) struct Device {
     pub primary: Mutex<Primary>,
     /// This process's queue to it.
     pub lane: Lane,
+    /// What belongs to it but to no context is booked on this.
+    pub nobody: OnceLock<&'static Context>,
     /// Its memory pools.
     pub pools: Mutex<DevicePools>,
     /// Its host function thread.
@@ -91,6 +93,11 @@ impl Driver {
 }
 
 impl Device {
+    /// A context that never was anybody's.
+    pub(crate) fn nobodys(&'static self) -> &'static Context {
+        self.nobody.get_or_init(|| Context::stand_in(self, 0, false, 0))
+    }
+
     /// Fails once the GPU has fallen off the bus.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
@@ -137,6 +144,7 @@ pub(crate) fn initialise(flags: c_uint) -> Result<()> {
             config: session.config().gpus[gpu].clone(),
             primary: Mutex::default(),
             lane: Lane::default(),
+            nobody: OnceLock::new(),
             pools: Mutex::default(),
             caller: Caller::default(),
         })

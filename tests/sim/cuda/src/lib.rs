@@ -23,9 +23,11 @@ mod pointer;
 mod pool;
 mod proc_address;
 mod ptx;
+mod shared;
 mod stream;
 mod stream_write;
 mod unbuilt;
+mod vmm;
 mod work;
 
 /// Every exported function.
@@ -58,6 +60,7 @@ mod exports {
     pub(crate) use crate::stream::*;
     pub(crate) use crate::stream_write::*;
     pub(crate) use crate::unbuilt::*;
+    pub(crate) use crate::vmm::*;
 }
 
 pub(crate) use tessera_cuda::types::CUDA_ERROR_NOT_FOUND as NOT_FOUND;

@@ -6,7 +6,7 @@
 use crate::abi::{exports, put, put_if};
 use crate::arena::{ALIGN, Arena, forget_pages};
 use crate::context::{Context, current};
-use crate::driver::{Driver, driver};
+use crate::driver::{Device, Driver, driver};
 use crate::errors::Result;
 use crate::pool::{self, Pool};
 use simgpu::Config;
@@ -36,6 +36,10 @@ pub(crate) enum Kind {
     Pooled,
     /// Of a graph's allocation node; see [`crate::graph::memory`].
     Graph,
+    /// Mapped by `cuMemMap`; see [`crate::vmm`].
+    Mapped,
+    /// The same of host memory.
+    MappedHost,
     /// `cuMemAllocHost`, `cuMemHostAlloc`.
     Host,
     /// `cuMemHostRegister`.
@@ -45,7 +49,7 @@ pub(crate) enum Kind {
 impl Kind {
     /// Whether it occupies a GPU's memory.
     pub(crate) fn is_device(self) -> bool {
-        !matches!(self, Kind::Host | Kind::Registered)
+        !matches!(self, Kind::Host | Kind::Registered | Kind::MappedHost)
     }
 }
 
@@ -66,6 +70,12 @@ pub(crate) struct Allocation {
     pub pool: Option<&'static Pool>,
     /// Whether its pages may have been touched.
     touched: bool,
+}
+
+impl Allocation {
+    fn is_mapped(&self) -> bool {
+        matches!(self.kind, Kind::Mapped | Kind::MappedHost)
+    }
 }
 
 /// All allocations of the process.
@@ -89,13 +99,37 @@ impl Memory {
     pub(crate) fn find(&self, address: u64, len: u64) -> Option<(u64, &Allocation)> {
         let (&start, a) = self.by_start.range(..=address).next_back()?;
         let end = address.checked_add(len)?;
+        if a.is_mapped() {
+            let found = address < start + a.size && self.spans(start, end, len.min(1));
+            return found.then_some((start, a));
+        }
         (address < start + a.size.max(1) && end <= start + a.size).then_some((start, a))
+    }
+
+    /// Whether adjacent mappings from `start` reach to `end`, each with this access.
+    fn spans(&self, start: u64, end: u64, access: u64) -> bool {
+        let mut at = start;
+        while let Some(a) = self.by_start.get(&at).filter(|a| a.is_mapped()) {
+            if u64::from(a.flags) & access != access {
+                return false;
+            }
+            at += a.size;
+            if at >= end {
+                return true;
+            }
+        }
+        false
     }
 
     /// As [`Memory::find`], and notes that the memory is written.
     pub(crate) fn touch(&mut self, address: u64, len: u64) -> Option<Kind> {
-        let (&start, a) = self.by_start.range_mut(..=address).next_back()?;
+        let (&start, a) = self.by_start.range(..=address).next_back()?;
         let end = address.checked_add(len)?;
+        if a.is_mapped() {
+            let kind = a.kind;
+            return (address < start + a.size && self.spans(start, end, 3)).then_some(kind);
+        }
+        let a = self.by_start.get_mut(&start)?;
         (end <= start + a.size).then(|| {
             a.touched = true;
             a.kind
@@ -129,6 +163,27 @@ impl Memory {
         let found = (a.pool?, a.size);
         self.by_start.remove(&start);
         Some(found)
+    }
+
+    /// Notes a mapping of physical memory, without access.
+    pub(crate) fn insert_mapped(&mut self, start: u64, size: u64, device: Option<&'static Device>) {
+        let Ok(driver) = driver() else { return };
+        let kind = if device.is_some() { Kind::Mapped } else { Kind::MappedHost };
+        if let Some(device) = device.or(driver.devices.first()) {
+            self.insert(start, size, kind, device.nobodys(), 0);
+        }
+    }
+
+    /// Sets a mapping's access: `CU_MEM_ACCESS_FLAGS_*`.
+    pub(crate) fn set_mapped_access(&mut self, start: u64, flags: u32) {
+        if let Some(a) = self.by_start.get_mut(&start) {
+            a.flags = flags;
+        }
+    }
+
+    /// Forgets a mapping.
+    pub(crate) fn remove_mapped(&mut self, start: u64) {
+        self.by_start.remove(&start);
     }
 
     /// Takes address space of a GPU, whoever counts the memory.
@@ -190,7 +245,9 @@ fn try_allocate(driver: &Driver, context: &'static Context, size: u64, kind: Kin
 /// Frees what begins at `address`; what it was.
 pub(crate) fn free(driver: &Driver, address: u64) -> Result<Allocation> {
     let mut memory = driver.memory();
-    let own = |a: &&Allocation| a.kind.is_device() && !matches!(a.kind, Kind::Pooled | Kind::Graph);
+    let own = |a: &&Allocation| {
+        a.kind.is_device() && !matches!(a.kind, Kind::Pooled | Kind::Graph | Kind::Mapped)
+    };
     let Some(&a) = memory.by_start.get(&address).filter(own) else {
         return Err(CUDA_ERROR_INVALID_VALUE);
     };
@@ -233,6 +290,9 @@ fn free_sync(address: u64) -> Result<()> {
     }
     let owner = driver.memory().by_start.get(&address).map(|a| (a.context, a.kind));
     let (owner, kind) = owner.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    if matches!(kind, Kind::Mapped | Kind::MappedHost) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     if kind == Kind::Pooled {
         // "the driver assumes that all accesses to the allocation are complete and performs no
         // further synchronization" (CUDA C++ Programming Guide).

@@ -14,6 +14,9 @@ fn attribute(value: *mut c_void, which: c_int, address: u64) -> Result<()> {
     let (start, a) = memory.find(address, 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let device = a.kind.is_device();
     match which {
+        1 if matches!(a.kind, Kind::Mapped | Kind::MappedHost) => {
+            put(value.cast(), std::ptr::null_mut::<c_void>())
+        }
         1 => put(value.cast(), handle(a.context)),
         2 => put(value.cast(), if device { 2u32 } else { 1 }),
         3 => put(value.cast(), address),
@@ -27,6 +30,10 @@ fn attribute(value: *mut c_void, which: c_int, address: u64) -> Result<()> {
         9 => put(value.cast(), a.context.device.ordinal),
         // Legacy IPC is not simulated; no handle types.
         10 => put(value.cast(), 0u8),
+        14 if matches!(a.kind, Kind::Mapped | Kind::MappedHost) => {
+            drop(memory);
+            put(value.cast(), crate::vmm::handle_types_at(address))
+        }
         14 => put(value.cast(), 0u64),
         11 => put(value.cast(), start),
         12 => put(value.cast(), a.size),

@@ -1,7 +1,7 @@
 //! Functions that clients look for and that this driver does not have yet.
 
 use crate::abi::exports;
-use std::ffi::c_uint;
+use std::ffi::{c_int, c_uint, c_void};
 use tessera_cuda::types::*;
 
 exports! {
@@ -28,6 +28,17 @@ exports! {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
     fn cuMipmappedArrayDestroy(_array: CUmipmappedArray) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    // Sparse arrays are not simulated.
+    fn cuMemMapArrayAsync(_list: *mut c_void, _count: c_uint, _stream: CUstream) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuMemMapArrayAsync_ptsz(_list: *mut c_void, _count: c_uint, _stream: CUstream) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    // "CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED" is 0.
+    fn cuMemGetHandleForAddressRange(_handle: *mut c_void, _start: CUdeviceptr, _len: usize, _kind: c_int, _flags: u64) {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Locked, Session};
 use crate::layout::{MAX_CHANNELS, MAX_SLOTS, Slot, lock_bytes, slot_state};
-use crate::{clock, engine, ofd};
+use crate::{clock, engine, objects, ofd};
 use std::sync::atomic::Ordering;
 
 /// Dead processes are looked for at most this often, unless memory is short.
@@ -24,6 +24,7 @@ impl Session {
                 continue;
             }
             slot.describe();
+            objects::forget_holder(self.shared, i);
             for memory in &slot.memory {
                 memory.clear();
             }
@@ -41,6 +42,7 @@ impl Session {
         let Some(i) = self.slot() else { return };
         let mut locked = self.lock();
         locked.close_channels_of(i);
+        objects::forget_holder(self.shared, i);
         let slot = &self.shared.slots[i];
         for memory in &slot.memory {
             memory.clear();
@@ -98,6 +100,7 @@ impl Locked<'_> {
             if slot.state.load(Ordering::Relaxed) == slot_state::DYING
                 && slot.release_ns.load(Ordering::Relaxed) <= now
             {
+                objects::forget_holder(shared, i);
                 for memory in &slot.memory {
                     memory.clear();
                 }

@@ -9,7 +9,7 @@
 
 mod calls;
 pub(crate) mod order;
-mod props;
+pub(crate) mod props;
 mod space;
 
 pub(crate) use calls::*;

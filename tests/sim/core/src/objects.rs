@@ -1,0 +1,158 @@
+//! Device memory that more than one process may hold: exported memory, IPC.
+//!
+//! An object begins as a part of its maker's own count ([`Session::share`]) and is counted once from
+//! then on, for its maker while that holds it, else for the first of the others. Rules of
+//! [`crate::layout`]: `live` is stored last, and what a death ends are bits of `holders`.
+
+use crate::layout::{MAX_OBJECTS, MAX_SLOTS, Object, Shared};
+use crate::memory::Use;
+use crate::session::Session;
+use std::sync::atomic::Ordering;
+
+/// Names an object, for other processes too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ObjectId {
+    /// Where it is in the table.
+    pub index: u32,
+    /// Which life of it.
+    pub generation: u64,
+}
+
+fn word_and_bit(slot: usize) -> (usize, u64) {
+    (slot / 64, 1 << (slot % 64))
+}
+
+impl Object {
+    fn is_held_by(&self, slot: usize) -> bool {
+        let (word, bit) = word_and_bit(slot);
+        self.holders[word].load(Ordering::Acquire) & bit != 0
+    }
+
+    /// The slot for which it counts; nobody holds it: `None`.
+    fn counts_for(&self) -> Option<usize> {
+        let owner = self.owner.load(Ordering::Relaxed) as usize;
+        if owner < MAX_SLOTS && self.is_held_by(owner) {
+            return Some(owner);
+        }
+        self.holders.iter().enumerate().find_map(|(i, word)| {
+            let bits = word.load(Ordering::Acquire);
+            (bits != 0).then(|| i * 64 + bits.trailing_zeros() as usize)
+        })
+    }
+
+    fn is_live(&self) -> bool {
+        self.live.load(Ordering::Acquire) == 1 && self.counts_for().is_some()
+    }
+
+    fn drop_holder(&self, slot: usize) {
+        let (word, bit) = word_and_bit(slot);
+        self.holders[word].fetch_and(!bit, Ordering::AcqRel);
+        if self.counts_for().is_none() {
+            self.live.store(0, Ordering::Release);
+        }
+    }
+
+    fn kind(&self) -> Use {
+        let at = self.kind.load(Ordering::Relaxed) as usize;
+        Use::ALL.get(at).copied().unwrap_or(Use::Private)
+    }
+}
+
+fn used(shared: &Shared) -> &[Object] {
+    &shared.objects[..(shared.objects_used.load(Ordering::Acquire) as usize).min(MAX_OBJECTS)]
+}
+
+/// Bytes of live objects on a GPU.
+pub(crate) fn bytes_on(shared: &Shared, gpu: usize) -> u64 {
+    used(shared)
+        .iter()
+        .filter(|o| o.gpu.load(Ordering::Relaxed) as usize == gpu && o.is_live())
+        .fold(0, |sum, o| sum.saturating_add(o.bytes.load(Ordering::Relaxed)))
+}
+
+/// What counts for a slot on a GPU.
+pub(crate) fn by_use_of(shared: &Shared, slot: usize, gpu: usize) -> Vec<(Use, u64)> {
+    used(shared)
+        .iter()
+        .filter(|o| o.gpu.load(Ordering::Relaxed) as usize == gpu && o.is_live())
+        .filter(|o| o.counts_for() == Some(slot))
+        .map(|o| (o.kind(), o.bytes.load(Ordering::Relaxed)))
+        .collect()
+}
+
+/// A slot's process is gone, or a new one begins: it holds nothing. Under the lock.
+pub(crate) fn forget_holder(shared: &Shared, slot: usize) {
+    for object in used(shared) {
+        if object.is_held_by(slot) {
+            object.drop_holder(slot);
+        }
+    }
+}
+
+impl Session {
+    /// Makes `bytes` of what this process was charged for an object that others may hold; no slot
+    /// or no object is free: `None`.
+    pub fn share(&self, gpu: usize, kind: Use, bytes: u64) -> Option<ObjectId> {
+        let slot = self.slot()?;
+        let shared = self.shared();
+        let _locked = self.lock();
+        let at = shared.objects.iter().position(|o| !o.is_live())?;
+        let object = &shared.objects[at];
+        object.live.store(0, Ordering::Release);
+        let index = u32::try_from(at).ok()?;
+        let number = Use::ALL.iter().position(|k| *k == kind)?;
+        object.gpu.store(u32::try_from(gpu).ok()?, Ordering::Relaxed);
+        object.kind.store(u32::try_from(number).ok()?, Ordering::Relaxed);
+        object.owner.store(u32::try_from(slot).ok()?, Ordering::Relaxed);
+        object.bytes.store(bytes, Ordering::Relaxed);
+        let generation = object.generation.fetch_add(1, Ordering::Relaxed) + 1;
+        let (word, bit) = word_and_bit(slot);
+        for (i, holders) in object.holders.iter().enumerate() {
+            holders.store(if i == word { bit } else { 0 }, Ordering::Relaxed);
+        }
+        shared.objects_used.fetch_max(index + 1, Ordering::AcqRel);
+        // Release: publishes the fields. Until the next line the bytes count twice, which a kill
+        // here leaves so until the process's teardown.
+        object.live.store(1, Ordering::Release);
+        self.uncharge(gpu, kind, bytes);
+        Some(ObjectId { index, generation })
+    }
+
+    /// Holds another's object too: its GPU and size; it is gone: `None`.
+    pub fn hold(&self, id: ObjectId) -> Option<(usize, u64)> {
+        let slot = self.slot()?;
+        let _locked = self.lock();
+        let object = self.object(id)?;
+        let (word, bit) = word_and_bit(slot);
+        object.holders[word].fetch_or(bit, Ordering::AcqRel);
+        Some((object.gpu.load(Ordering::Relaxed) as usize, object.bytes.load(Ordering::Relaxed)))
+    }
+
+    /// Holds it no longer.
+    pub fn let_go(&self, id: ObjectId) {
+        let Some(slot) = self.slot() else { return };
+        let _locked = self.lock();
+        if let Some(object) = self.object(id) {
+            object.drop_holder(slot);
+        }
+    }
+
+    /// Whether anybody but this process holds it.
+    pub fn is_shared(&self, id: ObjectId) -> bool {
+        let Some(slot) = self.slot() else { return false };
+        let _locked = self.lock();
+        let (mine, bit) = word_and_bit(slot);
+        self.object(id).is_some_and(|object| {
+            object.holders.iter().enumerate().any(|(i, word)| {
+                let others = if i == mine { !bit } else { u64::MAX };
+                word.load(Ordering::Acquire) & others != 0
+            })
+        })
+    }
+
+    fn object(&self, id: ObjectId) -> Option<&'static Object> {
+        let object = self.shared().objects.get(id.index as usize)?;
+        let same = object.generation.load(Ordering::Relaxed) == id.generation;
+        (same && object.is_live()).then_some(object)
+    }
+}

@@ -1,0 +1,219 @@
+//! Multicast objects: CUDA Driver API, "Multicast Object Management".
+//!
+//! What binds to what, and how long memory lives because it is bound. Writes to a mapped multicast
+//! object stay in it; they don't reach the bound memory.
+
+use super::{Physical, Vmm, granularity, vmm};
+use crate::abi::{exports, get, put};
+use crate::driver::{Driver, driver};
+use crate::errors::Result;
+use crate::pool::props::Location;
+use crate::shared;
+use std::ffi::{c_int, c_ulonglong};
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_OUT_OF_MEMORY, CUdevice, CUdeviceptr, CUmemGenericAllocationHandle,
+    CUmulticastObjectProp,
+};
+
+const CUDA_ERROR_ILLEGAL_STATE: i32 = 401;
+
+/// The devices of a multicast object and the memory bound to it.
+pub(super) struct Team {
+    size: u32,
+    devices: Vec<CUdevice>,
+    pub(super) bound: Vec<Bound>,
+}
+
+/// Memory bound to it.
+pub(super) struct Bound {
+    device: CUdevice,
+    offset: u64,
+    len: u64,
+    pub(super) handle: u64,
+}
+
+impl Team {
+    /// Whether all devices were added.
+    pub(super) fn is_complete(&self) -> bool {
+        self.devices.len() == self.size as usize
+    }
+}
+
+fn check(driver: &Driver, prop: &CUmulticastObjectProp) -> Result<()> {
+    let devices = prop.numDevices as usize;
+    let wrong = !(1..=driver.devices.len()).contains(&devices) || prop.flags != 0;
+    if wrong {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // Objects of one process only.
+    if prop.handleTypes & !1 != 0 { Err(CUDA_ERROR_NOT_SUPPORTED) } else { Ok(()) }
+}
+
+fn create(driver: &Driver, prop: &CUmulticastObjectProp) -> Result<u64> {
+    check(driver, prop)?;
+    let size = prop.size as u64;
+    if size == 0 || !size.is_multiple_of(granularity(driver)) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let home = shared::map_anonymous(size).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    Ok(vmm().add(Physical {
+        bytes: size,
+        home,
+        location: Location::None,
+        device: None,
+        handle_types: 0,
+        usage: 0,
+        file: None,
+        object: None,
+        references: 1,
+        uses: 0,
+        multicast: Some(Team { size: prop.numDevices, devices: Vec::new(), bound: Vec::new() }),
+    }))
+}
+
+fn team(vmm: &mut Vmm, object: u64) -> Result<(&mut Team, u64)> {
+    let memory = vmm.get(object)?;
+    let bytes = memory.bytes;
+    memory.multicast.as_mut().map(|team| (team, bytes)).ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+fn add_device(driver: &'static Driver, object: u64, dev: CUdevice) -> Result<()> {
+    driver.device(dev)?;
+    let mut vmm = vmm();
+    let (team, _) = team(&mut vmm, object)?;
+    if team.devices.contains(&dev) || team.is_complete() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    team.devices.push(dev);
+    Ok(())
+}
+
+/// Binds memory that a handle means, whose own offset is `from`.
+fn bind(
+    driver: &Driver,
+    vmm: &mut Vmm,
+    object: u64,
+    dev: Option<CUdevice>,
+    offset: u64,
+    (handle, from): (u64, u64),
+    len: u64,
+) -> Result<()> {
+    let grain = granularity(driver);
+    let memory = vmm.memory.get(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let end = from.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    if len == 0
+        || end > memory.bytes
+        || [offset, from, len].iter().any(|n| !n.is_multiple_of(grain))
+    {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let device = memory.device.map(|d| d.ordinal);
+    let device = match (device, dev) {
+        (Some(own), Some(asked)) if own != asked => return Err(CUDA_ERROR_INVALID_DEVICE),
+        (own, asked) => own.or(asked).ok_or(CUDA_ERROR_INVALID_VALUE)?,
+    };
+    let (team, bytes) = team(vmm, object)?;
+    // The real driver blocks until all devices have been added; here nobody else will add one.
+    if !team.is_complete() {
+        return Err(CUDA_ERROR_ILLEGAL_STATE);
+    }
+    if !team.devices.contains(&device) {
+        return Err(CUDA_ERROR_INVALID_DEVICE);
+    }
+    let to = offset.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let taken = |b: &Bound| b.device == device && b.offset < to && offset < b.offset + b.len;
+    if to > bytes || team.bound.iter().any(taken) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    team.bound.push(Bound { device, offset, len, handle });
+    if let Some(memory) = vmm.memory.get_mut(&handle) {
+        memory.uses += 1;
+    }
+    Ok(())
+}
+
+fn bind_memory(
+    object: u64,
+    dev: Option<CUdevice>,
+    offset: usize,
+    memory: u64,
+    from: usize,
+    len: usize,
+    flags: u64,
+) -> Result<()> {
+    let driver = driver()?;
+    let mut vmm = vmm();
+    vmm.get(memory)?;
+    if flags != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    bind(driver, &mut vmm, object, dev, offset as u64, (memory, from as u64), len as u64)
+}
+
+fn bind_address(
+    object: u64,
+    dev: Option<CUdevice>,
+    offset: usize,
+    address: u64,
+    len: usize,
+    flags: u64,
+) -> Result<()> {
+    let driver = driver()?;
+    let mut vmm = vmm();
+    if flags != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let (start, mapping) = vmm.at(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let handle = mapping.handle;
+    bind(driver, &mut vmm, object, dev, offset as u64, (handle, address - start), len as u64)
+}
+
+fn unbind(object: u64, dev: CUdevice, offset: u64, len: u64) -> Result<()> {
+    let driver = driver()?;
+    driver.device(dev)?;
+    let mut vmm = vmm();
+    let (team, _) = team(&mut vmm, object)?;
+    let matches = |b: &Bound| b.device == dev && b.offset == offset && b.len == len;
+    let at = team.bound.iter().position(matches).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let bound = team.bound.swap_remove(at);
+    vmm.unuse(driver, bound.handle);
+    Ok(())
+}
+
+exports! {
+    fn cuMulticastGetGranularity(out: *mut usize, prop: *const CUmulticastObjectProp, option: c_int) {
+        let driver = driver()?;
+        check(driver, &get(prop)?)?;
+        if !matches!(option, 0 | 1) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        put(out, usize::try_from(granularity(driver)).unwrap_or(usize::MAX))
+    }
+    fn cuMulticastCreate(out: *mut CUmemGenericAllocationHandle, prop: *const CUmulticastObjectProp) {
+        let driver = driver()?;
+        let prop = get(prop)?;
+        if out.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        put(out, create(driver, &prop)?)
+    }
+    fn cuMulticastAddDevice(object: CUmemGenericAllocationHandle, dev: CUdevice) {
+        add_device(driver()?, object, dev)
+    }
+    fn cuMulticastBindMem(object: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle, from: usize, len: usize, flags: c_ulonglong) {
+        bind_memory(object, None, offset, memory, from, len, flags)
+    }
+    fn cuMulticastBindMem_v2(object: CUmemGenericAllocationHandle, dev: CUdevice, offset: usize, memory: CUmemGenericAllocationHandle, from: usize, len: usize, flags: c_ulonglong) {
+        bind_memory(object, Some(dev), offset, memory, from, len, flags)
+    }
+    fn cuMulticastBindAddr(object: CUmemGenericAllocationHandle, offset: usize, address: CUdeviceptr, len: usize, flags: c_ulonglong) {
+        bind_address(object, None, offset, address, len, flags)
+    }
+    fn cuMulticastBindAddr_v2(object: CUmemGenericAllocationHandle, dev: CUdevice, offset: usize, address: CUdeviceptr, len: usize, flags: c_ulonglong) {
+        bind_address(object, Some(dev), offset, address, len, flags)
+    }
+    fn cuMulticastUnbind(object: CUmemGenericAllocationHandle, dev: CUdevice, offset: usize, len: usize) {
+        unbind(object, dev, offset as u64, len as u64)
+    }
+}
