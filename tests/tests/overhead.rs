@@ -57,3 +57,65 @@ fn a_refusal_shows_what_is_granted_and_not_what_racing_requests_ask_for() {
     let used: u64 = used.and_then(|used| used.parse().ok()).unwrap_or_else(|| panic!("{said}"));
     assert!(used <= 576 && used % 96 == 0, "{said}");
 }
+
+/// What `processes.c` prints for one form of the list: result, count, then pids and bytes.
+fn listed(out: &str, form: &str) -> Vec<u64> {
+    let line = out.lines().find_map(|line| line.strip_prefix(&format!("{form} ")));
+    let line = line.unwrap_or_else(|| panic!("no {form} in\n{out}"));
+    line.split(' ').map(|word| word.parse().expect("a number")).collect()
+}
+
+#[test]
+fn nvml_lists_the_tenants_own_processes_and_nobody_elses() {
+    const SIZE: u64 = 7; // NVML_ERROR_INSUFFICIENT_SIZE
+    let sim = SimGpu::start_default();
+    let one = Pages::with_overhead(&[(sim.uuid(0), 600 * MIB)], 64 * MIB);
+    let other = Pages::with_overhead(&[(sim.uuid(0), 600 * MIB)], 64 * MIB);
+    let (mut first, mut second) = (tenant(&sim, &one), tenant(&sim, &one));
+    let mut neighbour = tenant(&sim, &other);
+    first.must("alloc 104857600");
+    neighbour.must("alloc 209715200");
+    // An even share each of what is seen beyond the charges.
+    one.quota().set_observed_overhead(0, 20 * MIB);
+    let mut own = vec![
+        (u64::from(first.pid()), (64 + 100 + 10) * MIB),
+        (u64::from(second.pid()), (64 + 10) * MIB),
+    ];
+    own.sort_unstable();
+    let program = compile_c("processes");
+    let out = Preloaded::new(&program).sim(&sim).pages(&one).run();
+    assert!(out.success(), "{out}");
+    let compute = "nvmlDeviceGetComputeRunningProcesses";
+    for form in
+        [compute, &format!("{compute}_v2"), &format!("{compute}_v3"), "details0", "details3"]
+    {
+        assert_eq!(listed(&out.stdout, &format!("{form}.size")), [SIZE, 2], "{form}");
+        let found = listed(&out.stdout, form);
+        assert_eq!(found[..2], [0, 2], "{form}");
+        let mut found: Vec<_> = found[2..].chunks(2).map(|entry| (entry[0], entry[1])).collect();
+        found.sort_unstable();
+        assert_eq!(found, own, "{form}");
+    }
+    for form in [
+        "nvmlDeviceGetGraphicsRunningProcesses_v3",
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        "details1",
+        "details2",
+    ] {
+        assert_eq!(listed(&out.stdout, &format!("{form}.size")), [0, 0], "{form}");
+        assert_eq!(listed(&out.stdout, form), [0, 0], "{form}");
+    }
+    assert_eq!(listed(&out.stdout, "details4")[0], 2, "NVML's own word on an impossible mode");
+    assert_eq!(listed(&out.stdout, "utilization"), [6, 0], "none that could be told apart");
+    // The list adds up to what is used.
+    let used: u64 = own.iter().map(|(_, bytes)| bytes).sum();
+    assert_eq!(first.ask("nvml 0").values[2], used);
+    // The dead are not listed, even before anybody takes their bytes back.
+    second.kill();
+    let out = Preloaded::new(&program).sim(&sim).pages(&one).run();
+    let last = [0, 1, u64::from(first.pid()), (64 + 100 + 20) * MIB];
+    assert_eq!(listed(&out.stdout, &format!("{compute}_v3")), last);
+    // Bare, both tenants' processes are there.
+    let out = Preloaded::bare(&program).sim(&sim).run();
+    assert_eq!(listed(&out.stdout, &format!("{compute}_v3"))[1], 2);
+}

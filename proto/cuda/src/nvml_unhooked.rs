@@ -9,8 +9,8 @@ use crate::nvml::NVML_HOOKS;
 /// Why an NVML function is not hooked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NvmlPlan {
-    /// To show the tenant's own figures, together with the rest of the tenant's view.
-    TenantView,
+    /// Tells of the GPU as such, which its tenants share, and names nobody.
+    WholeGpu,
     /// Needs no hook.
     Never,
 }
@@ -20,7 +20,7 @@ pub enum NvmlPlan {
 pub struct NvmlUnhooked {
     /// The export.
     pub export: &'static str,
-    /// Whether it is to be hooked.
+    /// Which kind of reason.
     pub plan: NvmlPlan,
     /// What is special about this function.
     pub reason: &'static str,
@@ -40,31 +40,15 @@ macro_rules! unhooked {
 }
 
 unhooked! {
-    TenantView {
-        nvmlDeviceGetComputeRunningProcesses: "host pids and bytes of every tenant";
-        nvmlDeviceGetComputeRunningProcesses_v2: "host pids and bytes of every tenant";
-        nvmlDeviceGetComputeRunningProcesses_v3: "host pids and bytes of every tenant";
-        nvmlDeviceGetGraphicsRunningProcesses: "host pids and bytes of every tenant";
-        nvmlDeviceGetGraphicsRunningProcesses_v2: "host pids and bytes of every tenant";
-        nvmlDeviceGetGraphicsRunningProcesses_v3: "host pids and bytes of every tenant";
-        nvmlDeviceGetMPSComputeRunningProcesses: "host pids and bytes of every tenant";
-        nvmlDeviceGetMPSComputeRunningProcesses_v2: "host pids and bytes of every tenant";
-        nvmlDeviceGetMPSComputeRunningProcesses_v3: "host pids and bytes of every tenant";
-        nvmlDeviceGetRunningProcessDetailList: "host pids and bytes of every tenant";
-        nvmlDeviceGetProcessUtilization: "utilisation of every tenant's processes";
-        nvmlDeviceGetProcessesUtilizationInfo: "utilisation of every tenant's processes";
-        nvmlDeviceGetUtilizationRates: "the whole GPU's utilisation";
+    WholeGpu {
+        nvmlDeviceGetUtilizationRates: "how busy the GPU is, which its tenants share: a share of it would be nobody's truth";
         nvmlDeviceGetSamples: "utilisation samples of the whole GPU";
-        nvmlDeviceGetFieldValues: "some field ids are memory and utilisation of the whole GPU";
-        nvmlDeviceGetBAR1MemoryInfo: "the whole GPU's aperture";
-        nvmlDeviceGetAttributes: "memory of a MIG instance, as MiB";
-        nvmlDeviceGetAttributes_v2: "memory of a MIG instance, as MiB";
-        nvmlDeviceGetAccountingPids: "host pids of every tenant, where accounting is on";
-        nvmlDeviceGetAccountingStats: "peak memory by host pid, where accounting is on";
-        nvmlDeviceGetAccountingStats_v2: "peak memory by host pid, where accounting is on";
+        nvmlDeviceGetFieldValues: "power, clocks, errors, links and utilisation of the whole GPU; no field is its memory in use";
+        nvmlDeviceGetBAR1MemoryInfo: "an aperture for mappings, no memory: its size is the hardware's and no quota covers it";
+        nvmlDeviceGetAttributes: "what a MIG instance is made of";
+        nvmlDeviceGetAttributes_v2: "what a MIG instance is made of";
         nvmlGpmMetricsGet: "the whole GPU's activity";
         nvmlDevicePerfMetricsGetSamples_v1: "the whole GPU's activity";
-        nvmlSystemGetProcessName: "names of other tenants' processes, if their pids are known";
     }
 
     Never {
@@ -73,6 +57,9 @@ unhooked! {
         nvmlDeviceGetConfComputeMemSizeInfo: "how memory is split for confidential computing";
         nvmlDeviceGetConfComputeProtectedMemoryUsage: "confidential computing is not shared";
         nvmlDeviceSetConfComputeUnprotectedMemSize: "needs root on the host";
+        nvmlDeviceGetAccountingStats: "peak memory by host pid, where root has accounting on; the pids are hidden";
+        nvmlDeviceGetAccountingStats_v2: "peak memory by host pid, where root has accounting on; the pids are hidden";
+        nvmlSystemGetProcessName: "reads /proc of the caller's own container";
         nvmlDeviceGetAccountingMode: "a setting";
         nvmlDeviceGetAccountingBufferSize: "a setting";
         nvmlDeviceSetAccountingMode: "needs root on the host";

@@ -45,8 +45,7 @@ fn create(
     let overhead_bytes = if charged { overhead_bytes } else { 0 };
     let context = Context { handle, overhead_bytes, place, users: 1, primary_of };
     process.contexts.insert(context, |stale| give_back(process, &stale));
-    // A slow call anyway: greets a plugin that was away when this process began.
-    process.tell(None);
+    quota::tell_of_context(process, gpu);
     result
 }
 

@@ -51,6 +51,7 @@ pub mod log;
 mod lookup;
 mod memory;
 mod nvml;
+mod nvml_processes;
 mod own;
 mod pages;
 mod place;
@@ -75,6 +76,7 @@ pub mod hooks {
     pub use crate::lookup::*;
     pub use crate::memory::*;
     pub use crate::nvml::*;
+    pub use crate::nvml_processes::*;
     pub use crate::pools::hooks::*;
     pub use crate::pools::sync::*;
 }

@@ -8,7 +8,7 @@
 use crate::driver;
 use crate::quota::View;
 use crate::real::{self, Library, Real};
-use crate::state;
+use crate::state::{self, Observed};
 use crate::thread::Depth;
 use core::ffi::CStr;
 use tessera_cuda::nvml::*;
@@ -20,7 +20,7 @@ const FUNCTION_NOT_FOUND: nvmlReturn_t = 13;
 /// `NVML_DEVICE_UUID_V2_BUFFER_SIZE`
 const UUID_BYTES: usize = 96;
 
-fn missing() -> nvmlReturn_t {
+pub(crate) fn missing() -> nvmlReturn_t {
     if driver::bind(Library::Nvml, driver::Wanted::IfLoaded) {
         FUNCTION_NOT_FOUND
     } else {
@@ -28,8 +28,8 @@ fn missing() -> nvmlReturn_t {
     }
 }
 
-/// What the tenant is shown of `device`; `None` where this is no tenant.
-fn view(device: nvmlDevice_t, total: u64) -> Option<View> {
+/// The tenant, and which of its GPUs `device` is; `None` where this is no tenant.
+pub(crate) fn tenant_of(device: nvmlDevice_t) -> Option<(Observed, Option<u8>)> {
     let observed = state::observed()?;
     let ask = real::nvmlDeviceGetUUID.get()?;
     let mut text = [0u8; UUID_BYTES];
@@ -40,6 +40,12 @@ fn view(device: nvmlDevice_t, total: u64) -> Option<View> {
     }
     let uuid = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
     let gpu = observed.quota().find(uuid).and_then(|gpu| u8::try_from(gpu).ok());
+    Some((observed, gpu))
+}
+
+/// What the tenant is shown of `device`; `None` where this is no tenant.
+fn view(device: nvmlDevice_t, total: u64) -> Option<View> {
+    let (observed, gpu) = tenant_of(device)?;
     Some(View::of(observed, gpu, total))
 }
 

@@ -105,6 +105,9 @@ fn adopt(process: &'static Process, context: CUcontext) -> Look {
         users: 1,
         primary_of: is_primary(context, device).then_some(device),
     };
+    if let Some(gpu) = gpu {
+        quota::tell_of_context(process, gpu);
+    }
     match process.contexts.insert(context, |stale| give_back(process, &stale)) {
         Some(made) => Look::At(made.place),
         None => Look::Nowhere,

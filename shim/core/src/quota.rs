@@ -16,12 +16,15 @@ use tessera_region::session::{Event, EventKind};
 const INSIST_NS: u64 = 2_000_000_000;
 /// Least time between two events of a kind.
 const EVENT_NS: u64 = 1_000_000_000;
+/// The same for contexts: each is a reason to look, within what the plugin looks at anyway.
+const CONTEXT_NS: u64 = 10_000_000;
 
 static OVER_QUOTA: Reason = Reason::new();
 static CONTENDED: Reason = Reason::new();
 static UNLISTED: Reason = Reason::new();
 static OVER_QUOTA_EVENTS: Throttle = Throttle::new();
 static DRIVER_EVENTS: Throttle = Throttle::new();
+static CONTEXT_EVENTS: Throttle = Throttle::new();
 
 /// Sets `bytes` of the page's GPU `gpu` aside. Before it is refused, this process's pools give back
 /// what they hold there and do not use.
@@ -218,6 +221,13 @@ pub(crate) fn refuse(process: &'static Process, name: &str, refused: &Refused) -
         process.tell(Some(event(EventKind::OverQuota, gpu, refused.bytes)));
     }
     CUDA_ERROR_OUT_OF_MEMORY
+}
+
+/// Tells the plugin that a context was made, with memory that no call shows: it looks at once. Also
+/// greets a plugin that was away when this process began.
+pub(crate) fn tell_of_context(process: &'static Process, gpu: u8) {
+    let news = CONTEXT_EVENTS.allows(now_ns(), CONTEXT_NS);
+    process.tell(news.then(|| event(EventKind::ContextMade, Some(gpu), 0)));
 }
 
 /// Refuses a request on a GPU that the quota page does not name: its limit is 0.

@@ -9,7 +9,7 @@ use crate::driver;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicPtr, Ordering};
-use tessera_cuda::nvml::{nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlReturn_t};
+use tessera_cuda::nvml::*;
 use tessera_cuda::types::*;
 
 /// Whose symbol it is.

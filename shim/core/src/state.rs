@@ -33,7 +33,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::ffi::CString;
 use tessera_cuda::types::CUdevice;
 use tessera_region::account::Account;
-use tessera_region::layout::MAX_GPUS;
+use tessera_region::layout::{MAX_GPUS, SLOTS};
 use tessera_region::quota::QuotaReader;
 use tessera_region::session::{EVENT_UUID_LEN, Event, EventKind, Message};
 
@@ -169,6 +169,16 @@ impl Observed {
         match self {
             Self::AsProcess(process) => process.account.quota(),
             Self::AsStranger(pages) => &pages.quota,
+        }
+    }
+
+    /// The tenant's living processes that hold bytes on a GPU; see [`UsageMap::holders`].
+    ///
+    /// [`UsageMap::holders`]: tessera_region::usage::UsageMap::holders
+    pub fn holders(self, gpu: usize, into: &mut [(u32, u64); SLOTS]) -> usize {
+        match self {
+            Self::AsProcess(process) => process.account.holders(gpu, into),
+            Self::AsStranger(pages) => pages.usage.holders(gpu, into),
         }
     }
 

@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::layout::{Kind, LAUNCH_SHARDS, queue_lock_offset};
+use crate::layout::{Kind, LAUNCH_SHARDS, SLOTS, queue_lock_offset};
 pub use crate::ledger::Reason;
 use crate::ledger::{self, Contention, Ledger};
 use crate::os::{self, TryLock};
@@ -189,6 +189,11 @@ impl Account {
     #[inline]
     pub fn charged_total(&self, gpu: usize) -> u64 {
         ledger::charged_total(&Words { account: self, gpu })
+    }
+
+    /// See [`UsageMap::holders`].
+    pub fn holders(&self, gpu: usize, into: &mut [(u32, u64); SLOTS]) -> usize {
+        self.usage.holders(gpu, into)
     }
 
     /// Bytes that this process has been granted on a GPU.

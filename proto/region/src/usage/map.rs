@@ -77,6 +77,28 @@ impl UsageMap {
             .fold(0, u64::saturating_add)
     }
 
+    /// The living processes that hold bytes on a GPU: their pids, as they say, in their own pid
+    /// namespaces, and the bytes granted to each. Returns how many of `into` it filled. Opens the
+    /// file to tell the living; if it cannot, all count.
+    pub fn holders(&self, gpu: usize, into: &mut [(u32, u64); SLOTS]) -> usize {
+        let fd = self.reopen().ok();
+        let mut count = 0;
+        for (index, slot) in self.page.slots[..self.high_water()].iter().enumerate() {
+            let granted = slot.granted[gpu].load(Ordering::Relaxed);
+            if granted == 0 || slot.claimed_ns.load(Ordering::Acquire) == 0 {
+                continue;
+            }
+            let lives = fd.as_ref().is_none_or(|fd| {
+                os::is_locked(fd.as_fd(), slot_lock_offset(index), 1) != Ok(false)
+            });
+            if lives {
+                into[count] = (slot.pid.load(Ordering::Relaxed), granted);
+                count += 1;
+            }
+        }
+        count
+    }
+
     /// When a dead owner's bytes were last taken back, `CLOCK_MONOTONIC` nanoseconds; 0 is never.
     pub(crate) fn recovered_ns(&self) -> u64 {
         self.page.header.recovered_ns.load(Ordering::Relaxed)

@@ -17,14 +17,20 @@ mod topology;
 
 /// Each hooked export has the signature that the shim's table gives it; the compiler checks.
 mod signatures {
+    use std::ffi::{c_uint, c_ulonglong};
     use tessera_cuda::nvml::*;
+
+    mod exports {
+        pub use crate::memory::*;
+        pub use crate::process::*;
+    }
 
     macro_rules! check {
         ($($class:ident $body:ident { $($export:ident),+ $(,)? } $args:tt;)*) => {
             $($(check!(@one $export $args);)+)*
         };
         (@one $export:ident ($($arg:ident: $ty:ty),* $(,)?)) => {
-            const _: unsafe extern "C" fn($($ty),*) -> nvmlReturn_t = crate::memory::$export;
+            const _: unsafe extern "C" fn($($ty),*) -> nvmlReturn_t = exports::$export;
         };
     }
     tessera_cuda::for_each_nvml_hook!(check);

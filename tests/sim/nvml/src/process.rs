@@ -7,7 +7,7 @@ use crate::abi::{Result, exports, get, put};
 use crate::state::device;
 use simgpu::inspect::ProcessOnGpu;
 use std::ffi::{c_uint, c_ulonglong};
-use tessera_cuda::nvml::{NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_NOT_FOUND, nvmlDevice_t};
+use tessera_cuda::nvml::*;
 
 /// `nvmlUtilization_t`, percent.
 #[repr(C)]
@@ -17,63 +17,43 @@ pub struct Utilization {
     memory: c_uint,
 }
 
-/// `nvmlProcessInfo_v1_t`.
-#[repr(C)]
-#[allow(missing_docs, reason = "nvml.h's structure")]
-pub struct ProcessV1 {
-    pid: c_uint,
-    used: c_ulonglong,
+/// `nvmlProcessDetailList_v1`: the structure's size and version 1.
+const DETAIL_LIST_V1: c_uint = 24 | 1 << 24;
+
+fn pid(p: &ProcessOnGpu) -> c_uint {
+    c_uint::try_from(p.pid).unwrap_or(0)
 }
 
-/// `nvmlProcessInfo_v2_t`, `nvmlProcessInfo_t`.
-#[repr(C)]
-#[allow(missing_docs, reason = "nvml.h's structure")]
-pub struct ProcessV2 {
-    pid: c_uint,
-    used: c_ulonglong,
-    gpu_instance: c_uint,
-    compute_instance: c_uint,
-}
-const _: () = assert!(size_of::<ProcessV1>() == 16 && size_of::<ProcessV2>() == 24);
-
-/// `nvmlProcessUtilizationSample_t`.
-#[repr(C)]
-#[allow(missing_docs, reason = "nvml.h's structure")]
-pub struct Sample {
-    pid: c_uint,
-    time_us: c_ulonglong,
-    sm: c_uint,
-    memory: c_uint,
-    encoder: c_uint,
-    decoder: c_uint,
+fn first(p: &ProcessOnGpu) -> nvmlProcessInfo_v1_t {
+    nvmlProcessInfo_v1_t { pid: pid(p), usedGpuMemory: p.used_bytes }
 }
 
-/// Not a MIG instance.
-const NO_INSTANCE: c_uint = c_uint::MAX;
-
-impl From<&ProcessOnGpu> for ProcessV1 {
-    fn from(p: &ProcessOnGpu) -> Self {
-        ProcessV1 { pid: c_uint::try_from(p.pid).unwrap_or(0), used: p.used_bytes }
+fn second(p: &ProcessOnGpu) -> nvmlProcessInfo_t {
+    nvmlProcessInfo_t {
+        pid: pid(p),
+        usedGpuMemory: p.used_bytes,
+        gpuInstanceId: NVML_NO_INSTANCE,
+        computeInstanceId: NVML_NO_INSTANCE,
     }
 }
 
-impl From<&ProcessOnGpu> for ProcessV2 {
-    fn from(p: &ProcessOnGpu) -> Self {
-        ProcessV2 {
-            pid: c_uint::try_from(p.pid).unwrap_or(0),
-            used: p.used_bytes,
-            gpu_instance: NO_INSTANCE,
-            compute_instance: NO_INSTANCE,
-        }
+fn detail(p: &ProcessOnGpu) -> nvmlProcessDetail_v1_t {
+    nvmlProcessDetail_v1_t {
+        pid: pid(p),
+        usedGpuMemory: p.used_bytes,
+        gpuInstanceId: NVML_NO_INSTANCE,
+        computeInstanceId: NVML_NO_INSTANCE,
+        usedGpuCcProtectedMemory: 0,
     }
 }
 
 /// Fills the caller's array; "`NVML_ERROR_INSUFFICIENT_SIZE` if infoCount indicates that the infos
 /// array is too small; infoCount will contain minimal amount of space necessary".
-fn list<T: for<'a> From<&'a ProcessOnGpu>>(
+fn list<T>(
     processes: &[ProcessOnGpu],
     count: *mut c_uint,
     out: *mut T,
+    entry: fn(&ProcessOnGpu) -> T,
 ) -> Result<()> {
     let room = get(count)? as usize;
     put(count, c_uint::try_from(processes.len()).unwrap_or(c_uint::MAX))?;
@@ -81,42 +61,77 @@ fn list<T: for<'a> From<&'a ProcessOnGpu>>(
         return Err(NVML_ERROR_INSUFFICIENT_SIZE);
     }
     for (i, p) in processes.iter().enumerate() {
-        put(out.wrapping_add(i), T::from(p))?;
+        put(out.wrapping_add(i), entry(p))?;
     }
     Ok(())
 }
 
-fn computing<T: for<'a> From<&'a ProcessOnGpu>>(
-    handle: nvmlDevice_t,
-    count: *mut c_uint,
-    out: *mut T,
-) -> Result<()> {
+fn visible(handle: nvmlDevice_t) -> Result<Vec<ProcessOnGpu>> {
     let d = device(handle)?;
     let mut visible = d.session.processes(d.index);
     visible.retain(|p| p.pid > 0);
-    list(&visible, count, out)
+    Ok(visible)
 }
 
-/// No graphics and no MPS here.
-fn nobody<T: for<'a> From<&'a ProcessOnGpu>>(
+fn computing<T>(
     handle: nvmlDevice_t,
     count: *mut c_uint,
     out: *mut T,
+    entry: fn(&ProcessOnGpu) -> T,
+) -> Result<()> {
+    list(&visible(handle)?, count, out, entry)
+}
+
+/// No graphics and no MPS here.
+fn nobody<T>(
+    handle: nvmlDevice_t,
+    count: *mut c_uint,
+    out: *mut T,
+    entry: fn(&ProcessOnGpu) -> T,
 ) -> Result<()> {
     device(handle)?;
-    list(&[], count, out)
+    list(&[], count, out, entry)
 }
 
 exports! {
-    fn nvmlDeviceGetComputeRunningProcesses(d: nvmlDevice_t, n: *mut c_uint, out: *mut ProcessV1) { computing(d, n, out) }
-    fn nvmlDeviceGetComputeRunningProcesses_v2(d: nvmlDevice_t, n: *mut c_uint, out: *mut ProcessV2) { computing(d, n, out) }
-    fn nvmlDeviceGetComputeRunningProcesses_v3(d: nvmlDevice_t, n: *mut c_uint, out: *mut ProcessV2) { computing(d, n, out) }
-    fn nvmlDeviceGetGraphicsRunningProcesses(d: nvmlDevice_t, n: *mut c_uint, out: *mut ProcessV1) { nobody(d, n, out) }
-    fn nvmlDeviceGetGraphicsRunningProcesses_v2(d: nvmlDevice_t, n: *mut c_uint, out: *mut ProcessV2) { nobody(d, n, out) }
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(d: nvmlDevice_t, n: *mut c_uint, out: *mut ProcessV2) { nobody(d, n, out) }
-    fn nvmlDeviceGetMPSComputeRunningProcesses(d: nvmlDevice_t, n: *mut c_uint, out: *mut ProcessV1) { nobody(d, n, out) }
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(d: nvmlDevice_t, n: *mut c_uint, out: *mut ProcessV2) { nobody(d, n, out) }
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(d: nvmlDevice_t, n: *mut c_uint, out: *mut ProcessV2) { nobody(d, n, out) }
+    fn nvmlDeviceGetComputeRunningProcesses(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_v1_t) { computing(d, n, out, first) }
+    fn nvmlDeviceGetComputeRunningProcesses_v2(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { computing(d, n, out, second) }
+    fn nvmlDeviceGetComputeRunningProcesses_v3(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { computing(d, n, out, second) }
+    fn nvmlDeviceGetGraphicsRunningProcesses(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_v1_t) { nobody(d, n, out, first) }
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { nobody(d, n, out, second) }
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { nobody(d, n, out, second) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_v1_t) { nobody(d, n, out, first) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { nobody(d, n, out, second) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { nobody(d, n, out, second) }
+
+    fn nvmlDeviceGetRunningProcessDetailList(handle: nvmlDevice_t, out: *mut nvmlProcessDetailList_v1_t) {
+        let asked = get(out)?;
+        if asked.version != DETAIL_LIST_V1 {
+            return Err(NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+        }
+        let processes = match asked.mode {
+            NVML_PROCESS_MODE_COMPUTE | NVML_PROCESS_MODE_ALL => visible(handle)?,
+            NVML_PROCESS_MODE_GRAPHICS | NVML_PROCESS_MODE_MPS => Vec::new(),
+            _ => return Err(NVML_ERROR_INVALID_ARGUMENT),
+        };
+        let mut count = asked.numProcArrayEntries;
+        let result = list(&processes, &raw mut count, asked.procArray, detail);
+        put(out, nvmlProcessDetailList_v1_t { numProcArrayEntries: count, ..asked })?;
+        result
+    }
+
+    fn nvmlDeviceGetProcessesUtilizationInfo(handle: nvmlDevice_t, info: *mut nvmlProcessesUtilizationInfo_v1_t) {
+        let _ = get(info)?;
+        device(handle)?;
+        Err(NVML_ERROR_NOT_SUPPORTED)
+    }
+
+    fn nvmlDeviceGetAccountingPids(handle: nvmlDevice_t, count: *mut c_uint, pids: *mut c_uint) {
+        let (_, _) = (get(count)?, pids);
+        device(handle)?;
+        // Accounting is off.
+        Err(NVML_ERROR_NOT_SUPPORTED)
+    }
 
     fn nvmlDeviceGetUtilizationRates(handle: nvmlDevice_t, out: *mut Utilization) {
         let d = device(handle)?;
@@ -124,7 +139,7 @@ exports! {
         put(out, Utilization { gpu, memory: gpu / 2 })
     }
 
-    fn nvmlDeviceGetProcessUtilization(handle: nvmlDevice_t, out: *mut Sample, count: *mut c_uint, since_us: c_ulonglong) {
+    fn nvmlDeviceGetProcessUtilization(handle: nvmlDevice_t, out: *mut nvmlProcessUtilizationSample_t, count: *mut c_uint, since_us: c_ulonglong) {
         let d = device(handle)?;
         let now_us = simgpu::clock::now_ns() / 1_000;
         let samples: Vec<_> = d
@@ -142,8 +157,12 @@ exports! {
             return Err(NVML_ERROR_INSUFFICIENT_SIZE);
         }
         for (i, p) in samples.iter().enumerate() {
-            let pid = c_uint::try_from(p.pid).unwrap_or(0);
-            let sample = Sample { pid, time_us: now_us, sm: p.percent, memory: 0, encoder: 0, decoder: 0 };
+            let sample = nvmlProcessUtilizationSample_t {
+                pid: pid(p),
+                timeStamp: now_us,
+                smUtil: p.percent,
+                ..Default::default()
+            };
             put(out.wrapping_add(i), sample)?;
         }
         Ok(())
