@@ -205,14 +205,16 @@ pub(crate) fn monotonic_ns() -> u64 {
     part(now.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(now.tv_nsec))
 }
 
-/// Sleeps about that long; a signal may end it early.
+/// Sleeps about that long; a signal may end it early. By number, because libc's own `nanosleep` is a
+/// point where a thread may be cancelled, and would leave what it had reserved behind.
 pub(crate) fn sleep(time: Duration) {
     let time = libc::timespec {
         tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: time.subsec_nanos().into(),
     };
+    let remainder: *mut libc::timespec = core::ptr::null_mut();
     // SAFETY: reads one timespec; the remainder is not wanted.
-    unsafe { libc::nanosleep(&raw const time, core::ptr::null_mut()) };
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, remainder) };
 }
 
 /// This process's pid in its own pid namespace.

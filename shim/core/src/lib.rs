@@ -35,6 +35,7 @@ compile_error!("CUDA exists on 64-bit Linux only; device pointers and sizes are 
 pub mod allocations;
 pub mod arrays;
 pub mod attach;
+mod cancel;
 mod context;
 pub mod contexts;
 pub mod driver;

@@ -3,6 +3,7 @@
 //! The shim is silent unless it refuses something; then it says so once per reason, and again at
 //! most once a minute.
 
+use crate::cancel::Deferred;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -70,6 +71,7 @@ pub fn write_line(line: fmt::Arguments<'_>) {
     buffer.len = buffer.len.min(LINE - 1);
     buffer.bytes[buffer.len] = b'\n';
     let errno = errno();
+    let _deferred = Deferred::new();
     // SAFETY: `len + 1` initialised bytes. A closed or full standard error is the host's affair.
     unsafe {
         libc::write(libc::STDERR_FILENO, buffer.bytes.as_ptr().cast(), buffer.len + 1);

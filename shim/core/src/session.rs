@@ -4,6 +4,7 @@
 //! socket lives in a stranger's descriptor table, so it sits at 512 or above, closes on exec, and is
 //! recognised by device and inode before each use: hosts close and reuse numbers they do not know.
 
+use crate::cancel::Deferred;
 use crate::log::{Throttle, errno, now_ns, set_errno};
 use crate::spin::Spin;
 use core::ffi::{CStr, c_int};
@@ -45,6 +46,7 @@ impl Session {
     /// once a second) and saying `hello` first where needed. True when it was sent.
     pub fn send(&self, path: &CStr, hello: Message, message: Option<Message>) -> bool {
         let errno = errno();
+        let _deferred = Deferred::new();
         let mut socket = self.socket.lock();
         if socket.is_some_and(|socket| !socket.is_ours()) {
             // The host closed our number; it may be a file of the host's by now.

@@ -68,8 +68,11 @@ pub(crate) fn sleep_us(micros: u32) {
         tv_sec: libc::time_t::from(micros / 1_000_000),
         tv_nsec: libc::c_long::from(micros % 1_000_000) * 1_000,
     };
+    let remainder: *mut libc::timespec = core::ptr::null_mut();
+    // By number, because libc's own nanosleep is a point where a thread may be cancelled, which no
+    // driver function is ([`crate::cancel`]).
     // SAFETY: `span` is a valid timespec; the remainder is not asked for.
-    unsafe { libc::nanosleep(&raw const span, core::ptr::null_mut()) };
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const span, remainder) };
 }
 
 /// The lock, held; dropping it opens it.

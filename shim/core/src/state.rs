@@ -16,6 +16,7 @@
 use crate::allocations::Allocations;
 use crate::arrays::Arrays;
 use crate::attach::{self, Found, Pages};
+use crate::cancel::Deferred;
 use crate::contexts::Contexts;
 use crate::gate;
 use crate::gpus::{Gpus, Listed};
@@ -133,6 +134,7 @@ pub fn observed() -> Option<Observed> {
         return Some(Observed::AsProcess(process));
     }
     let wiped = wiped()?;
+    let _deferred = Deferred::new();
     let _attaching = wiped.attaching.lock();
     let mut pages = wiped.pages.load(Ordering::Relaxed);
     if pages.is_null() {
@@ -220,6 +222,7 @@ fn settled() -> Option<Standing> {
 #[cold]
 fn arm(again: bool) -> Standing {
     let Some(wiped) = wiped() else { return Standing::Closed };
+    let _deferred = Deferred::new();
     let _attaching = wiped.attaching.lock();
     match settled() {
         Some(Standing::Closed) if again => {}
