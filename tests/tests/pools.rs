@@ -239,6 +239,28 @@ fn host_pools_are_not_charged() {
     assert_eq!(pages.charged(0), 0);
 }
 
+/// As `cuMemAllocManaged`: it may be resident on a device at any time, whatever is preferred.
+#[test]
+fn managed_pools_are_charged_to_their_device_or_the_current_one() {
+    const MANAGED: u64 = 2;
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB), (sim.uuid(1), 64 * MIB)]);
+    let mut tenant = tenant(&sim, &pages);
+    for (how, gpu) in [("create 2 1 1", 1), ("create 2 0 0", 0), ("create 2 2 0", 0)] {
+        let pool = tenant.must(how);
+        let pointer = tenant.must(&format!("from {pool} {} 8", 40 * MIB));
+        assert_eq!(pages.charged(gpu), 64 * MIB, "{how}");
+        assert_eq!(tenant.ask(&format!("from {pool} {} 8", 40 * MIB)).result, OUT_OF_MEMORY);
+        tenant.must(&format!("free_async {pointer} 8"));
+        tenant.must("sync");
+        tenant.must(&format!("destroy {pool}"));
+        assert_eq!((pages.charged(0), pages.charged(1)), (0, 0), "{how}");
+    }
+    let pool = tenant.must(&format!("of {MANAGED} 1 1"));
+    tenant.must(&format!("from {pool} {MIB} 8"));
+    assert_eq!((pages.charged(0), pages.charged(1)), (0, CHUNK));
+}
+
 #[test]
 fn a_pool_on_a_gpu_that_the_page_does_not_name_is_refused_memory() {
     let (sim, pages) = one(256 * MIB);

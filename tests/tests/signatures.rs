@@ -69,7 +69,6 @@ fn rust_type(parameter: &str) -> String {
     words.pop(); // the parameter's name
     let plain = match words.join(" ").as_str() {
         "unsigned int" => "c_uint".to_owned(),
-        "unsigned long long" => "c_ulonglong".to_owned(),
         "int" => "c_int".to_owned(),
         "char" => "c_char".to_owned(),
         "void" => "c_void".to_owned(),

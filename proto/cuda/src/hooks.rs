@@ -96,6 +96,15 @@ macro_rules! for_each_hook {
             pool cuMemPoolSetAttribute { cuMemPoolSetAttribute @ 11020 legacy }
                 (pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void);
 
+            pool cuMemPoolImportFromShareableHandle {
+                cuMemPoolImportFromShareableHandle @ 11020 legacy
+            } (pool: *mut CUmemoryPool, handle: *mut c_void, handle_type: CUmemAllocationHandleType,
+               flags: c_ulonglong);
+            pool cuMemGetDefaultMemPool { cuMemGetDefaultMemPool @ 13000 legacy }
+                (pool: *mut CUmemoryPool, location: *mut CUmemLocation, kind: CUmemAllocationType);
+            pool cuMemGetMemPool { cuMemGetMemPool @ 13000 legacy }
+                (pool: *mut CUmemoryPool, location: *mut CUmemLocation, kind: CUmemAllocationType);
+
             graph cuGraphInstantiate {
                 cuGraphInstantiate @ 10000 legacy, cuGraphInstantiate_v2 @ 11000 legacy
             } (pexec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode,

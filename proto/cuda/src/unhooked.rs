@@ -186,7 +186,6 @@ unhooked! {
         Shares cuMemPoolExportToShareableHandle: "a name for a pool; holds nothing alive by itself";
         Shares cuMemPoolExportPointer: "a name for an allocation, which importers must free first";
         Shares cuMemPoolImportPointer: "the exporting process is charged";
-        Shares cuMemPoolImportFromShareableHandle: "the exporting process is charged";
         Shares cuMemPoolSetAccess: "a peer's view of a pool; page tables on the peer";
         Obtains cuDeviceSetMemPool: "which pool is current is asked at each allocation";
         Obtains cuMemSetMemPool: "which pool is current is asked at each allocation (CUDA 13)";

@@ -293,6 +293,9 @@ pub unsafe fn cuDevicePrimaryCtxReset(
     {
         if primary_is_active(dev) {
             give_back_allocations(process, context.place.serial);
+            if let Some(gpu) = context.place.gpu {
+                process.pools.context_ended(process, gpu, false);
+            }
         } else if let Some(context) = process.contexts.take_primary(dev) {
             give_back(process, &context);
         }

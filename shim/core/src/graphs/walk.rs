@@ -85,13 +85,13 @@ fn add_node(process: &'static Process, node: CUgraphNode, needs: &mut Needs) {
     // SAFETY: zeroed, which is valid, and then written by the driver.
     let params = unsafe { params.assume_init() };
     let (props, bytes) = (params.poolProps, pages(params.bytesize as u64));
-    match home_of(process, props.location, props.allocType, Home::Unlisted) {
-        Home::Gpu(gpu) => {
+    match home_of(process, props.location, props.allocType, None) {
+        Some(Home::Gpu(gpu)) => {
             if let Some(sum) = needs.bytes.get_mut(usize::from(gpu)) {
                 *sum = sum.saturating_add(bytes);
             }
         }
-        Home::Unlisted => needs.unlisted = needs.unlisted.saturating_add(bytes),
-        Home::Free => {}
+        Some(Home::Unlisted) => needs.unlisted = needs.unlisted.saturating_add(bytes),
+        Some(Home::Free) | None => {}
     }
 }

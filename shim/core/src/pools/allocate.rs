@@ -186,7 +186,9 @@ fn adopt(
     let home = match default_of(process, handle) {
         Some(home) => home,
         None => match ask::location(handle) {
-            Some((location, kind)) => super::home_of(process, location, kind, of_stream),
+            Some((location, kind)) => {
+                super::home_of(process, location, kind, Some(of_stream)).unwrap_or(of_stream)
+            }
             // Nobody says: where its user is.
             None => of_stream,
         },

@@ -119,6 +119,15 @@ pub unsafe fn cuMemAllocFromPoolAsync(
     allocate("cuMemAllocFromPoolAsync", per_thread, dptr, bytes, stream, which, call)
 }
 
+/// Where managed memory without a place of its own is counted: on the current context's GPU.
+fn here(process: &'static Process) -> Option<Home> {
+    match place::current(process) {
+        Look::At(Place { gpu: Some(gpu), .. }) => Some(Home::Gpu(gpu)),
+        Look::At(Place { gpu: None, .. }) => Some(Home::Unlisted),
+        _ => None,
+    }
+}
+
 /// CUDA Driver API, "Stream Ordered Memory Allocator": the properties say where the pool's memory
 /// will be. It holds none yet.
 ///
@@ -144,12 +153,10 @@ pub unsafe fn cuMemPoolCreate(
     }
     // SAFETY: the driver has read the one and written the other.
     let (handle, location, kind) = unsafe { (*pool, (*props).location, (*props).allocType) };
-    // Managed memory without a place of its own is where the current context is.
-    let current = match place::current(process) {
-        Look::At(Place { gpu: Some(gpu), .. }) => Home::Gpu(gpu),
-        _ => Home::Unlisted,
+    let Some(home) = home_of(process, location, kind, here(process)) else {
+        return CUDA_SUCCESS; // where it is first used
     };
-    match process.pools.insert(process, handle, home_of(process, location, kind, current)) {
+    match process.pools.insert(process, handle, home) {
         Some(pool) => {
             pool.mark_own();
             CUDA_SUCCESS
@@ -280,4 +287,72 @@ pub unsafe fn cuMemPoolImportFromShareableHandle(
         process.pools.insert(process, unsafe { *pool }, Home::Free);
     }
     result
+}
+
+/// The pool that the driver names for a place is remembered as being there: only drivers that came
+/// later can be asked where a pool is.
+#[inline]
+fn then_know(
+    pool: *mut CUmemoryPool,
+    location: *mut CUmemLocation,
+    kind: CUmemAllocationType,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let Some(_depth) = Depth::enter() else { return call() };
+    let result = call();
+    if result != CUDA_SUCCESS || pool.is_null() || location.is_null() {
+        return result;
+    }
+    if let Some(process) = state::armed() {
+        // SAFETY: the driver has read the one and written the other.
+        let (pool, location) = unsafe { (*pool, *location) };
+        let home = home_of(process, location, kind, here(process));
+        if let (Some(home), None) = (home, process.pools.find(pool)) {
+            // Without memory for the table it is looked at when it is used.
+            process.pools.insert(process, pool, home);
+        }
+    }
+    result
+}
+
+/// CUDA Driver API, "Stream Ordered Memory Allocator" (CUDA 13).
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuMemGetDefaultMemPool(
+    real: &Real<
+        unsafe extern "C" fn(
+            *mut CUmemoryPool,
+            *mut CUmemLocation,
+            CUmemAllocationType,
+        ) -> CUresult,
+    >,
+    pool: *mut CUmemoryPool,
+    location: *mut CUmemLocation,
+    kind: CUmemAllocationType,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    then_know(pool, location, kind, || unsafe { real(pool, location, kind) })
+}
+
+/// CUDA Driver API, "Stream Ordered Memory Allocator" (CUDA 13).
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuMemGetMemPool(
+    real: &Real<
+        unsafe extern "C" fn(
+            *mut CUmemoryPool,
+            *mut CUmemLocation,
+            CUmemAllocationType,
+        ) -> CUresult,
+    >,
+    pool: *mut CUmemoryPool,
+    location: *mut CUmemLocation,
+    kind: CUmemAllocationType,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    then_know(pool, location, kind, || unsafe { real(pool, location, kind) })
 }

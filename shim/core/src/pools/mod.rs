@@ -155,9 +155,9 @@ impl Pools {
     /// What the page's GPU `gpu`, which is `device`, keeps for graphs.
     pub(crate) fn graphs(&self, gpu: u8, device: CUdevice) -> Option<&Pool> {
         let pool = self.graphs.get(usize::from(gpu))?;
-        if pool.source().is_none() {
+        if !pool.is_known() {
             let _growing = self.growing.lock();
-            if pool.source().is_none() {
+            if !pool.is_known() {
                 pool.begin_life(Source::Graphs(device), Home::Gpu(gpu), 0);
             }
         }
@@ -178,7 +178,7 @@ impl Pools {
         // Lowered first: a free from here on raises it again.
         FREES.store(false, Ordering::Relaxed);
         for pool in self.each().filter(|pool| pool.is_loose()) {
-            if pool.source().is_some() {
+            if pool.is_known() {
                 pool.settle(process);
             } else if synchronised {
                 pool.end_orphan(process);
@@ -196,14 +196,9 @@ impl Pools {
         let mut uncaptured = None;
         let mut released = 0;
         for pool in self.each() {
-            let Some(source) = pool.source() else { continue };
             if pool.home() == Home::Gpu(gpu) && (pool.charged() > 0 || pool.in_debt()) {
                 uncaptured.get_or_insert_with(Uncaptured::enter);
-                source.trim();
-                if let Source::Graphs(_) = source {
-                    process.graphs.trimmed();
-                }
-                released += pool.settle(process).release;
+                released += pool.trim(process);
             }
         }
         released > 0
@@ -216,25 +211,26 @@ impl Pools {
             if pool.charged() == 0 {
                 continue;
             }
-            match pool.source() {
-                Some(source) if source.reserved().is_some() => _ = pool.settle(process),
-                _ if last => pool.close(process),
-                _ => {}
+            if pool.lives() {
+                pool.settle(process);
+            } else if last {
+                pool.close(process);
             }
         }
     }
 }
 
-/// Where memory described by `location` and `kind` is; `elsewhere`, if it has no place of its own.
+/// Where memory described by `location` and `kind` is; `elsewhere`, if it is managed and has no
+/// place of its own.
 pub(crate) fn home_of(
     process: &'static Process,
     location: CUmemLocation,
     kind: CUmemAllocationType,
-    elsewhere: Home,
-) -> Home {
+    elsewhere: Option<Home>,
+) -> Option<Home> {
     let on = |device: CUdevice| match process.listed(device) {
-        Some(Some(gpu)) => Home::Gpu(gpu),
-        Some(None) | None => Home::Unlisted,
+        Some(Some(gpu)) => Some(Home::Gpu(gpu)),
+        Some(None) | None => Some(Home::Unlisted),
     };
     match location.r#type {
         CU_MEM_LOCATION_TYPE_DEVICE => on(location.id),
@@ -242,6 +238,6 @@ pub(crate) fn home_of(
         CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN => on(location.id & 0xff),
         // Managed memory may be resident on a device whatever it prefers.
         _ if kind == CU_MEM_ALLOCATION_TYPE_MANAGED => elsewhere,
-        _ => Home::Free,
+        _ => Some(Home::Free),
     }
 }

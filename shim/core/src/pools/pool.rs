@@ -1,4 +1,7 @@
 //! One pool of this process, and its settlement with the quota.
+//!
+//! The driver is asked about a pool under the lock of its books, which also its destruction takes: no
+//! other thread ever asks about a handle that the application has destroyed.
 
 use super::ask::Source;
 use super::books::{Books, Settled};
@@ -95,6 +98,8 @@ impl Pool {
         self.home.store(home.word(), Ordering::Relaxed);
         self.number.store(number, Ordering::Relaxed);
         self.own.store(false, Ordering::Relaxed);
+        self.loose.store(false, Ordering::Relaxed);
+        self.in_debt.store(false, Ordering::Relaxed);
         self.threshold.store(source.release_threshold().unwrap_or(0), Ordering::Relaxed);
         match source {
             Source::Graphs(device) => self.graphs_of.store(device + 1, Ordering::Relaxed),
@@ -124,8 +129,13 @@ impl Pool {
         self.number.load(Ordering::Relaxed)
     }
 
-    /// Whom to ask about it; `None` once it is destroyed.
-    pub(crate) fn source(&self) -> Option<Source> {
+    /// Whether it can be asked about: not once it is destroyed.
+    pub(crate) fn is_known(&self) -> bool {
+        self.source().is_some()
+    }
+
+    /// Whom to ask about it, while the books are locked.
+    fn source(&self) -> Option<Source> {
         match (self.handle.load(Ordering::Relaxed), self.graphs_of.load(Ordering::Relaxed)) {
             (0, 0) => None,
             (0, device) => Some(Source::Graphs(device - 1)),
@@ -147,6 +157,7 @@ impl Pool {
 
     /// What an allocation of `bytes` adds at least: what does not fit into what is reserved anyway.
     pub(crate) fn least(&self, bytes: u64) -> u64 {
+        let _books = self.books.lock();
         let unused = self.source().and_then(|source| {
             let (reserved, used) = (source.reserved()?, source.used()?);
             Some(reserved.saturating_sub(used))
@@ -188,6 +199,24 @@ impl Pool {
         settled.lacking
     }
 
+    /// Asks the driver to give back what is unused, and settles. Returns how much came.
+    pub(crate) fn trim(&self, process: &'static Process) -> u64 {
+        let books = self.books.lock();
+        let Some(source) = self.source() else { return 0 };
+        source.trim();
+        if let Source::Graphs(_) = source {
+            process.graphs.trimmed();
+        }
+        drop(books);
+        self.settle(process).release
+    }
+
+    /// Whether the driver still knows it.
+    pub(crate) fn lives(&self) -> bool {
+        let _books = self.books.lock();
+        self.source().and_then(Source::reserved).is_some()
+    }
+
     /// Settles without a call: what the driver has given back is given back.
     pub(crate) fn settle(&self, process: &'static Process) -> Settled {
         let mut books = self.books.lock();
@@ -227,7 +256,7 @@ impl Pool {
         let before = self.live.fetch_sub(1, Ordering::Relaxed);
         self.loosen();
         if complete {
-            if self.source().is_some() {
+            if self.is_known() {
                 self.settle(process);
             } else if before == 1 {
                 self.end_orphan(process);
@@ -256,9 +285,8 @@ impl Pool {
     /// allocations do not need.
     pub(crate) fn prepare_end(&self, process: &'static Process) {
         // A device's default pool cannot be destroyed, and keeps what it has.
-        if let (true, Some(source)) = (self.own.load(Ordering::Relaxed), self.source()) {
-            source.trim();
-            self.settle(process);
+        if self.own.load(Ordering::Relaxed) {
+            self.trim(process);
         }
     }
 
@@ -269,6 +297,7 @@ impl Pool {
     /// The application destroys it: no more questions. The handle goes before the driver's call,
     /// because it may be another pool's at once.
     pub(crate) fn hide(&self) {
+        let _nobody_asks = self.books.lock();
         self.handle.store(0, Ordering::Relaxed);
     }
 

@@ -375,6 +375,7 @@ variants! {
     cuMemPoolDestroy 11020 Legacy => cuMemPoolDestroy;
     cuMemPoolGetAccess 11020 Legacy => cuMemPoolGetAccess;
     cuMemPoolGetAttribute 11020 Legacy => cuMemPoolGetAttribute;
+    cuMemPoolImportFromShareableHandle 11020 Legacy => cuMemPoolImportFromShareableHandle;
     cuMemPoolSetAccess 11020 Legacy => cuMemPoolSetAccess;
     cuMemPoolSetAttribute 11020 Legacy => cuMemPoolSetAttribute;
     cuMemPoolTrimTo 11020 Legacy => cuMemPoolTrimTo;
