@@ -12,12 +12,13 @@
 //!   only the account is judged.
 //! - **Room for all.** The limit leaves room for exactly as many chunks as there are threads, which
 //!   take and give back as fast as they can, each time by another API, while processes are killed
-//!   and replaced. Every request fits by construction, so every refusal is a false one.
+//!   and replaced. Every request fits by construction, so every refusal is a false one, and at no
+//!   moment does the driver's account exceed the limit.
 
 mod team;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tessera_tenant::memory::Api;
@@ -182,14 +183,24 @@ fn room_for_all(
     for _ in 0..CHURNS {
         team.order(|place| format!("churn {CHURN_MS} {}", list(apis, place)))?;
         for _ in 0..VICTIMS {
-            std::thread::sleep(Duration::from_millis(50 + rng.below(CHURN_MS / 4)));
+            let pause = Duration::from_millis(50 + rng.below(CHURN_MS / 4));
+            watch(account, limit, tally, pause)?;
             tally.kills += u64::from(team.kill(usize::try_from(rng.below(PROCESSES as u64))?));
             // In the middle of the others' churning, with the dead one's bytes just returned.
             team.refill()?;
         }
-        let used = account.used()?;
-        tally.overshoot_bytes = tally.overshoot_bytes.max(used.saturating_sub(limit));
         tally.false_refusals += team.answers()?.into_iter().sum::<u64>();
     }
     team.end()
+}
+
+/// Judges the driver's account, again and again for `time`, while everybody takes and gives back.
+fn watch(account: &Account, limit: u64, tally: &mut Tally, time: Duration) -> anyhow::Result<()> {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        let used = account.used()?;
+        tally.overshoot_bytes = tally.overshoot_bytes.max(used.saturating_sub(limit));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
