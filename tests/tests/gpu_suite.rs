@@ -29,7 +29,7 @@ fn its_checks_hold_on_the_simulated_gpu() {
 }
 
 /// Those whose model the simulator has.
-const PHASES: &str = "views";
+const PHASES: &str = "views,driver,limits";
 
 #[test]
 fn without_a_gpu_it_says_so_and_what_to_do() {

@@ -3,7 +3,7 @@
 //! `target/bench/summary.json`. `docs/benchmarks.md` says how each figure is got.
 //!
 //! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (overhead, contended, race, recovery,
-//! plugin, shim).
+//! plugin, shim), `--apis NAME,…` (of races and recovery; all that Tessera accounts for).
 
 mod child;
 mod clock;
@@ -49,6 +49,10 @@ fn bench() -> anyhow::Result<ExitCode> {
     let out = args.value("--out").map_err(usage)?;
     let artefacts = args.value("--artefacts").map_err(usage)?;
     let only = args.value("--only").map_err(usage)?;
+    let apis = match args.value("--apis").map_err(usage)? {
+        Some(list) => Api::list(&list).map_err(anyhow::Error::msg)?,
+        None => Api::ACCOUNTED.to_vec(),
+    };
     args.finish().map_err(usage)?;
     let wanted = |part: &str| only.as_deref().is_none_or(|list| list.split(',').any(|p| p == part));
     let artefacts = Artefacts::find(artefacts.as_deref())?;
@@ -68,10 +72,10 @@ fn bench() -> anyhow::Result<ExitCode> {
         contention(&world, &mut report)?;
     }
     if wanted("race") {
-        races(&world, &mut report).with_context(|| world.complaints())?;
+        races(&world, &apis, &mut report).with_context(|| world.complaints())?;
     }
     if wanted("recovery") {
-        recoveries(&world, &mut report).with_context(|| world.complaints())?;
+        recoveries(&world, &apis, &mut report).with_context(|| world.complaints())?;
     }
     if wanted("plugin") {
         plugins(&world, &mut report)?;
@@ -160,9 +164,9 @@ fn contention(world: &World, report: &mut Report) -> anyhow::Result<()> {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "counts and bytes far below 2^53")]
-fn races(world: &World, report: &mut Report) -> anyhow::Result<()> {
+fn races(world: &World, apis: &[Api], report: &mut Report) -> anyhow::Result<()> {
     note("races for memory");
-    let outcome = race::run(world, &Api::ACCOUNTED)?;
+    let outcome = race::run(world, apis)?;
     let over = outcome.overshoot_bytes() as f64;
     report.figure("overshoot_bytes", "granted over the limit", "bytes", over, Some(0.0));
     let refusals = outcome.false_refusals() as f64;
@@ -171,11 +175,11 @@ fn races(world: &World, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn recoveries(world: &World, report: &mut Report) -> anyhow::Result<()> {
+fn recoveries(world: &World, apis: &[Api], report: &mut Report) -> anyhow::Result<()> {
     note("recovery");
     let mut all = Vec::new();
     let mut by_api = serde_json::Map::new();
-    for api in Api::ACCOUNTED {
+    for &api in apis {
         let recovery = recovery::run(world, api)
             .with_context(|| format!("where {} memory was held", api.name()))?;
         by_api.insert(

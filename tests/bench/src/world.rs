@@ -24,6 +24,7 @@ reserved = "256MiB"
 context_overhead = "32MiB"
 module_overhead = "2MiB"
 granularity = "2MiB"
+pool_chunk = "32MiB"
 teardown_ms = 0.0
 [costs]
 launch_ns = 0

@@ -3,6 +3,11 @@
 from .report import mib
 
 APIS = ("plain", "pitched", "managed", "async", "pool", "vmm", "array", "mipmap", "graph")
+# Of these the driver says only afterwards what it took.
+POOLS = ("async", "pool", "graph", "pitched")
+# Most that one pool takes at once for requests up to 64 MiB: the request in whole chunks, twice.
+POOL_GROWTH = 64 << 20
+PROCESSES = 8
 # What the tenant exits with where a function is missing (tests/tenant/src/exit.rs).
 DRIVER = 3
 ABSENT = ("returned 500", "returned 801")
@@ -58,27 +63,37 @@ def one(machine, report, api):
 
 
 def many(machine, report, apis):
-    """Eight processes of one tenant, all APIs in random order."""
+    """Eight processes of one tenant: first by what is known before the driver is called."""
+    pools = [api for api in apis if api in POOLS]
+    churn(machine, report, [api for api in apis if api not in POOLS], 0)
+    if pools:
+        # What a pool takes beyond the request shows only after the call; the shim frees it again
+        # where the quota has no room (docs/shim.md, "Pools"). One growth for each pool at most.
+        churn(machine, report, apis, PROCESSES * len(pools) * POOL_GROWTH)
+
+
+def churn(machine, report, apis, transient):
+    """Random sizes from a page on, in random order, at the limit all the time."""
     idle = machine.quiet()
-    seconds = 1 if machine.simulated else 10
-    contexts = 8 * (64 << 20 if machine.simulated else 512 << 20)
-    quota = max(machine.quota, contexts + (512 << 20))
-    churn = machine.tenant(
-        "--processes", 8, "churn", "--for", seconds, "--max", "64Mi", "--apis", ",".join(apis)
-    )
-    out = machine.run(machine.held(churn, quota), watch=True, timeout=120)
+    context = 64 << 20 if machine.simulated else 512 << 20
+    quota = max(machine.quota, PROCESSES * context + (512 << 20))
+    command = ["--processes", PROCESSES, "churn", "--for", 1 if machine.simulated else 8]
+    command += ["--min", "2Mi", "--max", "64Mi", "--apis", ",".join(apis)]
+    out = machine.run(machine.held(machine.tenant(*command), quota), watch=True, timeout=120)
     done = [r for r in out.json() if r["event"] == "done"]
     total = sum(r["allocations"] for r in done)
+    names = ", ".join(apis)
     report.check(
-        "eight processes of one tenant churn by all APIs",
-        out.code == 0 and len(done) == 8,
+        f"{PROCESSES} processes of one tenant churn by {names}",
+        out.code == 0 and len(done) == PROCESSES,
         f"{total} allocations, {sum(r['refused'] for r in done)} refused"
         + (f"; exit {out.code}: {out.tail()}" if out.code else ""),
     )
     report.check(
-        "together they never hold more than the quota",
-        0 < out.peak <= quota,
-        f"at most {mib(out.peak)} of {mib(quota)}",
+        f"together they stay within the quota ({names})",
+        0 < out.peak <= quota + transient,
+        f"at most {mib(out.peak)} of {mib(quota)}"
+        + (f", {mib(transient)} more allowed for a moment" if transient else ""),
     )
     after = machine.quiet()
-    report.check("everything comes back after them", after <= idle, f"{after - idle} bytes remain")
+    report.check(f"everything comes back after {names}", after <= idle, f"{after - idle} bytes remain")

@@ -14,6 +14,7 @@ use crate::args::Args;
 use crate::cuda::{Cuda, Stream};
 use crate::exit::{self, CudaError, Exit};
 use crate::memory::{Api, Block};
+use crate::processes;
 use crate::report;
 use crate::rng::Rng;
 use crate::stop::{self, Asked};
@@ -25,6 +26,8 @@ const PATTERN: usize = 64;
 #[derive(Debug)]
 pub struct Options {
     threads: u64,
+    /// Least bytes of a request; smaller ones share pages, which nobody counts by the request.
+    min: u64,
     /// Most bytes one thread holds.
     max: u64,
     limit: Option<Duration>,
@@ -37,6 +40,7 @@ impl Options {
     pub fn parse(mut args: Args) -> Result<Self, Exit> {
         let options = Self {
             threads: args.number("--threads", 4)?,
+            min: args.bytes("--min")?.unwrap_or(PATTERN as u64),
             max: args.bytes("--max")?.unwrap_or(32 << 20),
             limit: match args.number::<u64>("--for", 0)? {
                 0 => None,
@@ -51,6 +55,9 @@ impl Options {
         args.finish()?;
         if options.threads == 0 || options.max < 4096 {
             return Err(Exit::usage("--threads must be at least 1 and --max at least 4096"));
+        }
+        if !(PATTERN as u64..=options.max).contains(&options.min) {
+            return Err(Exit::usage(format!("--min must be from {PATTERN} to --max")));
         }
         Ok(options)
     }
@@ -83,6 +90,8 @@ impl Counters {
 /// Churns until asked to stop or the time is over.
 pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     let cuda = Cuda::open(target)?;
+    // The others' memory must leave each process room for its context.
+    processes::muster();
     let (free_before, _) = cuda.mem_info()?;
     let counters = Counters::default();
     let stop_now = AtomicBool::new(false);
@@ -150,7 +159,7 @@ fn worker(
     while !stop_now.load(Relaxed) {
         let grow = held.is_empty() || bytes < max && rng.below(2) == 0;
         if grow {
-            let want = (rng.below(max - bytes.min(max - 4096)) + 1).max(PATTERN as u64);
+            let want = (rng.below(max - bytes.min(max - 4096)) + 1).max(options.min);
             // The dispersion of APIs is by draw, so that their accounting meets in one limit.
             let api = *rng.pick(apis);
             match cuda.allocate(api, want, stream) {

@@ -19,7 +19,7 @@ Subcommands
   infer   [--weights Q] [--activations Q] [--requests N] [--rate R] [--kernel-us K] [--for S]
                             serve inference-like requests; a JSON line each second and at the end;
                             SIGUSR1 closes a phase and starts the next
-  churn   [--threads N] [--max Q] [--for S] [--seed N] [--apis LIST]
+  churn   [--threads N] [--min Q] [--max Q] [--for S] [--seed N] [--apis LIST]
                             allocate, verify and free at random from many threads
   exec    [--clear-env] [--bytes Q] -- COMMAND...
                             use the GPU (with --bytes), then replace this process by COMMAND

@@ -52,7 +52,8 @@ impl Api {
     ];
 
     /// Those that Tessera accounts for so far; what tenants use unless told otherwise.
-    pub const ACCOUNTED: [Self; 4] = [Self::Plain, Self::Pitched, Self::Managed, Self::Async];
+    pub const ACCOUNTED: [Self; 6] =
+        [Self::Plain, Self::Pitched, Self::Managed, Self::Async, Self::Pool, Self::Graph];
 
     /// As on the command line and in reports.
     pub fn name(self) -> &'static str {
