@@ -6,7 +6,7 @@ Every function is looked up with dlsym on the library's handle, as PyTorch does.
 import ctypes
 from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
 
-SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_FOUND = 0, 1, 2, 500
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_FOUND, NOT_SUPPORTED = 0, 1, 2, 500, 801
 RESERVED_MEM_CURRENT, USED_MEM_CURRENT = 5, 7  # CU_MEMPOOL_ATTR_…
 GRAPH_RESERVED_MEM_CURRENT = 2  # CU_GRAPH_MEM_ATTR_…
 DEFERRED_MAPPING = 0x80  # CUDA_ARRAY3D_DEFERRED_MAPPING
@@ -119,8 +119,8 @@ class Cuda:
     def call(self, name, *args):
         """A call that must succeed."""
         code = self.code(name, *args)
-        if code == NOT_FOUND:
-            raise Missing(f"the driver has no {name}")
+        if code in (NOT_FOUND, NOT_SUPPORTED):
+            raise Missing(f"the driver has no {name} ({code})")
         if code:
             raise CudaError(name, code)
 

@@ -95,6 +95,8 @@ class Machine:
         self.total = self.nvml.memory().total
         self.quota = quota or (1 << 30 if simulated else min(8 << 30, self.total // 4 >> 21 << 21))
         self.python = sys.executable
+        # Those that the phase `limits` tries; None: all.
+        self.apis = None
         self.torch = None if simulated else self._torch()
 
     def _torch(self):

@@ -16,7 +16,7 @@ ABSENT = ("returned 500", "returned 801")
 def usable(machine, report):
     """The APIs that the driver has."""
     found = []
-    for api in APIS:
+    for api in machine.apis or APIS:
         out = machine.run(machine.tenant("greedy", "--apis", api, "--chunk", "2Mi", "--at-most", "2Mi"))
         if out.code == DRIVER and any(word in out.stderr for word in ABSENT):
             report.skip(f"greedy by {api}", out.tail())
