@@ -149,6 +149,7 @@ impl Context {
             let _ = self.device.wait(seq);
         }
         crate::memory::free_all_of(driver, self);
+        crate::array::free_all_of(driver, self);
         if self.primary {
             crate::graph::memory::release_all(driver, self.device);
         }

@@ -5,21 +5,22 @@
 //! in the queue: host ↔ device copies on a copy engine, device-to-device copies and fills on the GPU.
 
 use crate::abi::{exports, exports_both, get};
+use crate::array::Array;
 use crate::capture;
 use crate::context::current;
 use crate::driver::driver;
 use crate::errors::Result;
 use crate::graph::kind::{Kind, Memset};
+use crate::handle::resolve;
 use crate::stream::{Stream, stream};
 use simgpu::engine::Op;
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
 use std::sync::Arc;
-use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUcontext, CUdeviceptr, CUstream,
-};
+use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUarray, CUcontext, CUdeviceptr, CUstream};
 
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
+const ARRAY: c_uint = 3;
 const UNIFIED: c_uint = 4;
 
 /// Which ends of a copy must be memory that the driver knows.
@@ -28,6 +29,8 @@ enum End {
     Host,
     Device,
     Either,
+    /// An array's memory, checked already.
+    Array,
 }
 
 impl End {
@@ -37,6 +40,7 @@ impl End {
             End::Host => HOST,
             End::Device => DEVICE,
             End::Either => UNIFIED,
+            End::Array => ARRAY,
         }
     }
 }
@@ -46,8 +50,10 @@ fn check(address: u64, len: usize, end: End, written: bool) -> Result<bool> {
     if address == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if matches!(end, End::Host) {
-        return Ok(false);
+    match end {
+        End::Host => return Ok(false),
+        End::Array => return Ok(true),
+        End::Device | End::Either => {}
     }
     let mut memory = driver()?.memory();
     let found = if written {
@@ -120,17 +126,19 @@ impl Pitched {
     /// Offsets are in bytes, rows and slices.
     fn new(
         kind: c_uint,
-        (host, device): (u64, u64),
+        (host, device, array): (u64, u64, u64),
         (x, y, z): (usize, usize, usize),
         (pitch, rows): (usize, usize),
-        (width, height): (usize, usize),
+        (width, height, depth): (usize, usize, usize),
     ) -> Result<Pitched> {
+        if kind == ARRAY {
+            return Pitched::of_array(array, (x, y, z), (width, height, depth));
+        }
         let (base, end) = match kind {
             HOST => (host, End::Host),
             DEVICE => (device, End::Device),
             UNIFIED => (device, End::Either),
-            // Arrays are not simulated yet.
-            _ => return Err(CUDA_ERROR_NOT_SUPPORTED),
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
         // A pitch of 0 means tightly packed.
         let pitch = if pitch == 0 { x + width } else { pitch };
@@ -141,6 +149,30 @@ impl Pitched {
         let slice = pitch.checked_mul(rows).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let start = base + (z * slice + y * pitch + x) as u64;
         Ok(Pitched { start, pitch, slice, end })
+    }
+
+    /// An array: "x in bytes", rows and slices must lie in it.
+    fn of_array(
+        array: u64,
+        (x, y, z): (usize, usize, usize),
+        (width, height, depth): (usize, usize, usize),
+    ) -> Result<Pitched> {
+        let array: &Array = resolve(array as *mut c_void)?;
+        let (start, level) = array.bytes()?;
+        let within = |from: usize, len: usize, most: u64| {
+            from.checked_add(len).is_some_and(|end| end as u64 <= most)
+        };
+        let fits = within(x, width, level.row)
+            && within(y, height, level.rows)
+            && within(z, depth, level.slices);
+        if !fits {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let bytes = |n: u64| usize::try_from(n).map_err(|_| CUDA_ERROR_INVALID_VALUE);
+        let pitch = bytes(level.pitch)?;
+        let slice = bytes(level.pitch * level.padded_rows)?;
+        let start = start + (z * slice + y * pitch + x) as u64;
+        Ok(Pitched { start, pitch, slice, end: End::Array })
     }
 
     fn span(&self, width: usize, height: usize, depth: usize) -> usize {
@@ -267,21 +299,7 @@ fn copy_2d(copy: *const Copy2d, s: &'static Stream, synchronous: bool) -> Result
     if synchronous {
         capture::permit()?;
     }
-    let size = (c.width, c.height);
-    let dst = Pitched::new(
-        c.dst_kind,
-        (c.dst_host, c.dst_device),
-        (c.dst_x, c.dst_y, 0),
-        (c.dst_pitch, 0),
-        size,
-    )?;
-    let src = Pitched::new(
-        c.src_kind,
-        (c.src_host, c.src_device),
-        (c.src_x, c.src_y, 0),
-        (c.src_pitch, 0),
-        size,
-    )?;
+    let (dst, src) = c.in_3d().ends()?;
     boxed(&dst, &src, (c.width, c.height, 1), s, synchronous)
 }
 
@@ -299,17 +317,21 @@ fn copy_3d(c: &Copy3d, s: &'static Stream, synchronous: bool) -> Result<()> {
 impl Copy3d {
     /// Its destination and source.
     fn ends(&self) -> Result<(Pitched, Pitched)> {
-        let size = (self.width, self.height);
+        // "srcLOD and dstLOD … must be set to 0".
+        if self.src_lod != 0 || self.dst_lod != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let size = (self.width, self.height, self.depth);
         let dst = Pitched::new(
             self.dst_kind,
-            (self.dst_host, self.dst_device),
+            (self.dst_host, self.dst_device, self.dst_array),
             (self.dst_x, self.dst_y, self.dst_z),
             (self.dst_pitch, self.dst_height),
             size,
         )?;
         let src = Pitched::new(
             self.src_kind,
-            (self.src_host, self.src_device),
+            (self.src_host, self.src_device, self.src_array),
             (self.src_x, self.src_y, self.src_z),
             (self.src_pitch, self.src_height),
             size,
@@ -344,6 +366,66 @@ impl Copy3d {
     /// "Changing either the source or destination memory type … is not supported."
     pub(crate) fn same_kinds(&self, other: &Copy3d) -> bool {
         (self.dst_kind, self.src_kind) == (other.dst_kind, other.src_kind)
+    }
+}
+
+/// `len` bytes between an array from an offset, row after row, and linear memory or another array.
+/// Copies that begin and end inside rows are several.
+fn with_array(
+    (dst, dst_from): (Side, usize),
+    (src, src_from): (Side, usize),
+    len: usize,
+    s: &'static Stream,
+    synchronous: bool,
+) -> Result<()> {
+    let (mut to, mut from, mut left) = (dst_from, src_from, len);
+    while left > 0 {
+        let most = dst.rest_of_row(to)?.min(src.rest_of_row(from)?);
+        let width = left.min(most);
+        // SAFETY: numbers only, for which zero is a value.
+        let mut copy: Copy3d = unsafe { std::mem::zeroed() };
+        (copy.width, copy.height, copy.depth) = (width, 1, 1);
+        let (kind, base, x, y) = dst.place(to)?;
+        (copy.dst_kind, copy.dst_x, copy.dst_y) = (kind, x, y);
+        (copy.dst_host, copy.dst_device, copy.dst_array) = (base, base, base);
+        let (kind, base, x, y) = src.place(from)?;
+        (copy.src_kind, copy.src_x, copy.src_y) = (kind, x, y);
+        (copy.src_host, copy.src_device, copy.src_array) = (base, base, base);
+        copy_3d(&copy, s, synchronous)?;
+        (to, from, left) = (to + width, from + width, left - width);
+    }
+    Ok(())
+}
+
+/// One side of such a copy.
+#[derive(Clone, Copy)]
+enum Side {
+    Linear(u64, End),
+    Array(CUarray),
+}
+
+impl Side {
+    fn row_of(array: CUarray) -> Result<usize> {
+        let (_, level) = resolve::<Array>(array)?.bytes()?;
+        usize::try_from(level.row).map_err(|_| CUDA_ERROR_INVALID_VALUE)
+    }
+
+    fn rest_of_row(&self, at: usize) -> Result<usize> {
+        match self {
+            Side::Linear(..) => Ok(usize::MAX),
+            Side::Array(array) => Side::row_of(*array).map(|row| row - at % row),
+        }
+    }
+
+    /// Kind, base, and where in it.
+    fn place(&self, at: usize) -> Result<(c_uint, u64, usize, usize)> {
+        match *self {
+            Side::Linear(base, end) => Ok((end.number(), base, at, 0)),
+            Side::Array(array) => {
+                let row = Side::row_of(array)?;
+                Ok((ARRAY, array as u64, at % row, at / row))
+            }
+        }
     }
 }
 
@@ -435,6 +517,27 @@ fn fill<T: Copy + Into<c_uint>>(
 }
 
 exports_both! {
+    fn cuMemcpyHtoA_v2, cuMemcpyHtoA_v2_ptds(dst: CUarray, offset: usize, src: *const c_void, len: usize) |flavour| {
+        with_array((Side::Array(dst), offset), (Side::Linear(src as u64, End::Host), 0), len, stream(std::ptr::null_mut(), flavour)?, true)
+    }
+    fn cuMemcpyHtoAAsync_v2, cuMemcpyHtoAAsync_v2_ptsz(dst: CUarray, offset: usize, src: *const c_void, len: usize, s: CUstream) |flavour| {
+        with_array((Side::Array(dst), offset), (Side::Linear(src as u64, End::Host), 0), len, stream(s, flavour)?, false)
+    }
+    fn cuMemcpyAtoH_v2, cuMemcpyAtoH_v2_ptds(dst: *mut c_void, src: CUarray, offset: usize, len: usize) |flavour| {
+        with_array((Side::Linear(dst as u64, End::Host), 0), (Side::Array(src), offset), len, stream(std::ptr::null_mut(), flavour)?, true)
+    }
+    fn cuMemcpyAtoHAsync_v2, cuMemcpyAtoHAsync_v2_ptsz(dst: *mut c_void, src: CUarray, offset: usize, len: usize, s: CUstream) |flavour| {
+        with_array((Side::Linear(dst as u64, End::Host), 0), (Side::Array(src), offset), len, stream(s, flavour)?, false)
+    }
+    fn cuMemcpyDtoA_v2, cuMemcpyDtoA_v2_ptds(dst: CUarray, offset: usize, src: CUdeviceptr, len: usize) |flavour| {
+        with_array((Side::Array(dst), offset), (Side::Linear(src, End::Device), 0), len, stream(std::ptr::null_mut(), flavour)?, true)
+    }
+    fn cuMemcpyAtoD_v2, cuMemcpyAtoD_v2_ptds(dst: CUdeviceptr, src: CUarray, offset: usize, len: usize) |flavour| {
+        with_array((Side::Linear(dst, End::Device), 0), (Side::Array(src), offset), len, stream(std::ptr::null_mut(), flavour)?, true)
+    }
+    fn cuMemcpyAtoA_v2, cuMemcpyAtoA_v2_ptds(dst: CUarray, to: usize, src: CUarray, from: usize, len: usize) |flavour| {
+        with_array((Side::Array(dst), to), (Side::Array(src), from), len, stream(std::ptr::null_mut(), flavour)?, true)
+    }
     fn cuMemcpy, cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, len: usize) |flavour| {
         linear((dst, End::Either), (src, End::Either), len, stream(std::ptr::null_mut(), flavour)?, true)
     }

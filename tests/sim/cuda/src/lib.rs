@@ -6,6 +6,7 @@
 
 mod abi;
 mod arena;
+mod array;
 mod capture;
 mod context;
 mod copy;
@@ -32,6 +33,7 @@ mod work;
 
 /// Every exported function.
 mod exports {
+    pub(crate) use crate::array::*;
     pub(crate) use crate::capture::calls::*;
     pub(crate) use crate::context::*;
     pub(crate) use crate::copy::*;

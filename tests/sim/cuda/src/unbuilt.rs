@@ -5,31 +5,6 @@ use std::ffi::{c_int, c_uint, c_void};
 use tessera_cuda::types::*;
 
 exports! {
-    fn cuArrayCreate(_handle: *mut CUarray, _descriptor: *const CUDA_ARRAY_DESCRIPTOR_v1) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    fn cuArrayCreate_v2(_handle: *mut CUarray, _descriptor: *const CUDA_ARRAY_DESCRIPTOR) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    fn cuArray3DCreate(_handle: *mut CUarray, _descriptor: *const CUDA_ARRAY3D_DESCRIPTOR_v1) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    fn cuArray3DCreate_v2(_handle: *mut CUarray, _descriptor: *const CUDA_ARRAY3D_DESCRIPTOR) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    fn cuMipmappedArrayCreate(
-        _handle: *mut CUmipmappedArray,
-        _descriptor: *const CUDA_ARRAY3D_DESCRIPTOR,
-        _levels: c_uint,
-    ) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    fn cuArrayDestroy(_array: CUarray) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    fn cuMipmappedArrayDestroy(_array: CUmipmappedArray) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
     // Sparse arrays are not simulated.
     fn cuMemMapArrayAsync(_list: *mut c_void, _count: c_uint, _stream: CUstream) {
         Err(CUDA_ERROR_NOT_SUPPORTED)

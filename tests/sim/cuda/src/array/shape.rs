@@ -1,0 +1,191 @@
+//! An array's shape: what is possible, and how many bytes it takes.
+//!
+//! The layout is the simulator's: rows of 64 bytes, in groups of 8 where there are several, each
+//! level for itself, the whole a multiple of 64 KiB, which is also the alignment that
+//! `cuArrayGetMemoryRequirements` names. Real layouts differ by GPU; NVIDIA documents none.
+
+use super::format::{self, Format};
+use tessera_cuda::types::CUDA_ARRAY3D_DESCRIPTOR;
+
+/// Size and alignment of an array are multiples of this.
+pub(crate) const UNIT: u64 = 64 << 10;
+const ROW: u64 = 64;
+const ROWS: u64 = 8;
+
+const LAYERED: u32 = 0x01;
+const CUBEMAP: u32 = 0x04;
+const SPARSE: u32 = 0x40;
+pub(crate) const DEFERRED: u32 = 0x80;
+const ALL_FLAGS: u32 = 0x1ff;
+
+/// A checked shape.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    /// As given.
+    pub descriptor: CUDA_ARRAY3D_DESCRIPTOR,
+    /// Its element.
+    pub format: Format,
+    /// Mipmap levels; an array has one.
+    pub levels: u32,
+}
+
+/// One level's place in the array's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Level {
+    /// Where it begins.
+    pub offset: u64,
+    /// Bytes from row to row.
+    pub pitch: u64,
+    /// Bytes of a row that are elements.
+    pub row: u64,
+    /// Rows of a slice (of blocks, if compressed), and how many there are with padding.
+    pub rows: u64,
+    pub padded_rows: u64,
+    /// Slices: depth or layers.
+    pub slices: u64,
+    /// In elements.
+    pub extent: [u64; 3],
+}
+
+impl Level {
+    fn bytes(&self) -> u64 {
+        self.pitch * self.padded_rows * self.slices
+    }
+}
+
+impl Shape {
+    /// Checks a descriptor (`cuArray3DCreate`: the table of valid extents); impossible: `None`.
+    pub(crate) fn check(d: CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Option<Shape> {
+        let format = format::of(d.Format, d.NumChannels)?;
+        let (layered, cube) = (d.Flags & LAYERED != 0, d.Flags & CUBEMAP != 0);
+        let known = d.Flags & !ALL_FLAGS == 0;
+        let not_both = d.Flags & (SPARSE | DEFERRED) != SPARSE | DEFERRED;
+        let [w, h, z] = [d.Width, d.Height, d.Depth];
+        let most = match (h, z) {
+            _ if cube => [32_768, 32_768, if layered { 2046 } else { 6 }],
+            (0, 0) => [131_072, 0, 0],
+            (0, _) if layered => [32_768, 0, 2048],
+            (_, 0) => [131_072, 65_536, 0],
+            _ if layered => [32_768, 32_768, 2048],
+            _ => [16_384, 16_384, 16_384],
+        };
+        let fits = w > 0 && w <= most[0] && h <= most[1] && z <= most[2];
+        let is_box = layered || cube || h > 0 || z == 0;
+        let is_cube = !cube || w == h && z > 0 && z.is_multiple_of(6);
+        let has_layers = !layered || z > 0;
+        if !(known && not_both && fits && is_box && is_cube && has_layers && levels > 0) {
+            return None;
+        }
+        let deepest = if layered || cube { w.max(h) } else { w.max(h).max(z) };
+        // "clamped to the range [1, 1 + floor(log2(max(width, height, depth)))]".
+        Some(Shape { descriptor: d, format, levels: levels.min(1 + deepest.ilog2()) })
+    }
+
+    /// Whether it is made without memory of its own.
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.descriptor.Flags & DEFERRED != 0
+    }
+
+    /// Whether its memory would come tile by tile.
+    pub(crate) fn is_sparse(&self) -> bool {
+        self.descriptor.Flags & SPARSE != 0
+    }
+
+    /// A level's place; levels follow each other.
+    pub(crate) fn level(&self, level: u32) -> Level {
+        let mut offset = 0;
+        for before in 0..level {
+            offset += self.at(before, offset).bytes().next_multiple_of(512);
+        }
+        self.at(level, offset)
+    }
+
+    fn at(&self, level: u32, offset: u64) -> Level {
+        let d = &self.descriptor;
+        let layers = d.Flags & (LAYERED | CUBEMAP) != 0;
+        let shrunk = |n: usize| ((n as u64) >> level).max(1);
+        let (w, h) = (shrunk(d.Width), shrunk(d.Height));
+        let slices = if layers { d.Depth.max(1) as u64 } else { shrunk(d.Depth) };
+        let block = self.format.block;
+        let row = (w.div_ceil(block) * self.format.bits).div_ceil(8);
+        let rows = h.div_ceil(block);
+        let padded_rows = if rows == 1 { 1 } else { rows.next_multiple_of(ROWS) };
+        let pitch = row.next_multiple_of(ROW);
+        let extent = [w, if d.Height == 0 { 0 } else { h }, if d.Depth == 0 { 0 } else { slices }];
+        Level { offset, pitch, row, rows, padded_rows, slices, extent }
+    }
+
+    /// Bytes of the whole.
+    pub(crate) fn bytes(&self) -> u64 {
+        let last = self.level(self.levels - 1);
+        (last.offset + last.bytes()).next_multiple_of(UNIT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(w: usize, h: usize, z: usize, flags: u32, levels: u32) -> Option<Shape> {
+        let d = CUDA_ARRAY3D_DESCRIPTOR {
+            Width: w,
+            Height: h,
+            Depth: z,
+            Format: 0x20,
+            NumChannels: 1,
+            Flags: flags,
+        };
+        Shape::check(d, levels)
+    }
+
+    #[test]
+    fn sizes_are_whole_units_and_hold_every_element() {
+        for (w, h, z, flags) in [
+            (1, 0, 0, 0),
+            (100_000, 0, 0, 0),
+            (1000, 777, 0, 0),
+            (50, 60, 70, 0),
+            (64, 0, 9, LAYERED),
+            (64, 33, 9, LAYERED),
+            (64, 64, 6, CUBEMAP),
+            (64, 64, 12, CUBEMAP | LAYERED),
+        ] {
+            let bytes = shape(w, h, z, flags, 1).unwrap().bytes();
+            let elements = (w * h.max(1) * z.max(1) * 4) as u64;
+            assert!(bytes >= elements && bytes.is_multiple_of(UNIT), "{w} {h} {z}: {bytes}");
+            assert!(bytes <= 16 * elements + UNIT);
+        }
+    }
+
+    #[test]
+    fn impossible_extents_are_refused() {
+        for (w, h, z, flags) in [
+            (0, 1, 1, 0),
+            (131_073, 0, 0, 0),
+            (1, 65_537, 0, 0),
+            (16_385, 1, 1, 0),
+            (8, 0, 8, 0),
+            (8, 8, 0, LAYERED),
+            (8, 8, 5, CUBEMAP),
+            (8, 9, 6, CUBEMAP),
+            (8, 8, 7, CUBEMAP | LAYERED),
+            (8, 8, 0, SPARSE | DEFERRED),
+            (8, 8, 0, 0x1000),
+        ] {
+            assert!(shape(w, h, z, flags, 1).is_none(), "{w} {h} {z} {flags:#x}");
+        }
+    }
+
+    #[test]
+    fn levels_are_clamped_and_shrink() {
+        let s = shape(100, 30, 0, 0, 99).unwrap();
+        assert_eq!(s.levels, 7);
+        assert_eq!(s.level(0).extent, [100, 30, 0]);
+        assert_eq!(s.level(6).extent, [1, 1, 0]);
+        assert!(
+            (1..7).all(|i| s.level(i).offset >= s.level(i - 1).offset + s.level(i - 1).bytes())
+        );
+        let layers = shape(16, 16, 5, LAYERED, 5).unwrap();
+        assert_eq!(layers.level(4).slices, 5);
+    }
+}
