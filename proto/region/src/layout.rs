@@ -145,6 +145,8 @@ pub enum Kind {
 }
 /// Entries of [`Slot::kinds`].
 pub const KINDS: usize = 12;
+/// Entries of [`Slot::imports`].
+pub const IMPORTS: usize = 40;
 /// Shards of the launch counter, so that threads seldom share a cache line's atomic.
 pub const LAUNCH_SHARDS: usize = 8;
 
@@ -183,7 +185,12 @@ pub struct Slot {
     pub claimed_ns: AtomicU64,
     /// The owner's pid in its own pid namespace: a hint for people, never trusted.
     pub pid: AtomicU32,
-    pub(crate) reserved: [AtomicU8; 364],
+    /// Imports that found no room in `imports`.
+    pub more_imports: AtomicU32,
+    /// Marks of memory of other processes that the owner has imported; 0 is none. What a mark says
+    /// is the tenants' affair: see [`crate::account::Account::mark_import`].
+    pub imports: [AtomicU64; IMPORTS],
+    pub(crate) reserved: [AtomicU8; 40],
 }
 
 /// The usage page's header, 4096 bytes.
@@ -239,6 +246,9 @@ const _: () = {
     assert!(offset_of!(Slot, launches) == 512);
     assert!(offset_of!(Slot, gate_wait_ns) == 576);
     assert!(offset_of!(Slot, pid) == 616);
+    assert!(offset_of!(Slot, more_imports) == 620);
+    assert!(offset_of!(Slot, imports) == 624);
+    assert!(offset_of!(Slot, reserved) == 944);
     assert!(size_of::<UsageHeader>() == 4096);
     assert!(offset_of!(UsageHeader, generation) == 16);
     assert!(offset_of!(UsageHeader, high_water) == 64);

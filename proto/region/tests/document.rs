@@ -51,6 +51,6 @@ fn the_usage_page_is_as_documented() {
     let header = fields!(UsageHeader: magic abi slot_count generation high_water);
     check("## Usage page", header, &["line", "tail"]);
     let slot = fields!(Slot: charged granted peak kinds refusals allocations frees driver_refusals
-        launches gate_wait_ns gpu_time_ns last_refused_bytes last_refused_ns claimed_ns pid);
+        launches gate_wait_ns gpu_time_ns last_refused_bytes last_refused_ns claimed_ns pid more_imports imports);
     check("One slot,", slot, &["reserved"]);
 }

@@ -15,6 +15,8 @@
 //! | the limit lowered, or overhead observed, so that more is in use than may be | new requests are refused, nothing is taken back |
 //! | a release of more than is held | stops at zero |
 
+mod imports;
+
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;

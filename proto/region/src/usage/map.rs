@@ -180,13 +180,14 @@ impl UsageMap {
         Ok(OwnedSlot { index, keeper })
     }
 
-    /// Zeroes the slots other than `own` that have bytes charged on `gpu` and whose owners are
-    /// gone, through a description of its own. Returns whether there was any.
+    /// Zeroes the slots other than `own` that have bytes charged on `gpu` or imports, and whose owners
+    /// are gone, through a description of its own. Returns whether there was any.
     pub(crate) fn recover_dead(&self, fd: &OwnedFd, own: usize, gpu: usize) -> bool {
         let mut any = false;
         for index in (0..self.high_water()).filter(|&index| index != own) {
             let slot = self.slot(index);
-            if slot.charged[gpu].load(Ordering::Relaxed) == 0 {
+            // Marks of imports keep bytes charged elsewhere.
+            if slot.charged[gpu].load(Ordering::Relaxed) == 0 && !slot.imports_any() {
                 continue;
             }
             let offset = slot_lock_offset(index);
@@ -213,6 +214,12 @@ impl OwnedSlot {
 }
 
 impl Slot {
+    /// Whether any import is marked.
+    pub(crate) fn imports_any(&self) -> bool {
+        self.more_imports.load(Ordering::Relaxed) != 0
+            || self.imports.iter().any(|mark| mark.load(Ordering::Relaxed) != 0)
+    }
+
     /// Forgets everything. Only for whoever holds the slot's lock and is not its living owner.
     ///
     /// `granted` goes before what shows that it went (`frees` and `claimed_ns`), `charged` last:
@@ -241,6 +248,8 @@ impl Slot {
             word.store(0, Ordering::Release);
         }
         self.pid.store(0, Ordering::Relaxed);
+        zero(&self.imports);
+        self.more_imports.store(0, Ordering::Relaxed);
         for byte in &self.reserved {
             byte.store(0, Ordering::Relaxed);
         }

@@ -225,7 +225,8 @@ fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tampered> {
             return Err(tampered(What::Unclaimed, None, 0));
         }
     }
-    let reserved = &words.0[offset_of!(Slot, pid) + size_of::<u32>()..];
+    // Any value is legal in the marks of imports: they mean something to the tenant alone.
+    let reserved = &words.0[offset_of!(Slot, reserved)..];
     if let Some(at) = reserved.iter().position(|&byte| byte != 0) {
         let at = words.0.len() - reserved.len() + at;
         return Err(tampered(What::Reserved, None, u64::try_from(at).unwrap_or(u64::MAX)));

@@ -1,0 +1,55 @@
+//! Marks of imports: which memory of other processes this one keeps alive.
+//!
+//! Memory that a process exported and then freed lives on while anybody has it imported, so it must
+//! stay charged to the exporter. Importers therefore mark what they import in their own slots, and
+//! exporters look before they give the bytes back. What a mark says is up to the caller; here it is
+//! a word other than 0. A mark lives as long as its slot's owner: recovery zeroes it.
+
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::Account;
+use crate::layout::Slot;
+
+impl Account {
+    /// Marks an import, before the driver is asked for it. 0 marks nothing. The same mark may be
+    /// there several times.
+    pub fn mark_import(&self, mark: u64) {
+        let slot = self.slot.words();
+        if mark != 0 && !replace(&slot.imports, 0, mark) {
+            slot.more_imports.fetch_add(1, Ordering::Relaxed);
+        }
+        // With the one in `any_import`: of an import and a release that race, one sees the other.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Takes one such mark back, after the driver let go of the import.
+    pub fn unmark_import(&self, mark: u64) {
+        let slot = self.slot.words();
+        if mark != 0 && !replace(&slot.imports, mark, 0) {
+            let less = |more: u32| more.checked_sub(1);
+            let _ = slot.more_imports.fetch_update(Ordering::Release, Ordering::Relaxed, less);
+        }
+    }
+
+    /// Whether any process of the tenant, this one among them, has an import that `matches`, or more
+    /// imports than it could mark.
+    pub fn any_import(&self, matches: impl Fn(u64) -> bool) -> bool {
+        fence(Ordering::SeqCst);
+        let marked = |slot: &Slot| {
+            slot.more_imports.load(Ordering::Acquire) != 0
+                || slot.imports.iter().any(|word| {
+                    let mark = word.load(Ordering::Acquire);
+                    mark != 0 && matches(mark)
+                })
+        };
+        (0..self.usage.high_water()).any(|index| marked(self.usage.slot(index)))
+    }
+}
+
+/// Replaces one word that is `old`; false if there is none.
+fn replace(words: &[AtomicU64], old: u64, new: u64) -> bool {
+    words.iter().any(|word| {
+        word.load(Ordering::Relaxed) == old
+            && word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    })
+}
