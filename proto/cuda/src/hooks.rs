@@ -2,8 +2,8 @@
 //!
 //! A row reads `class body { export @ minimum-version flavour, … } (arguments);`
 //!
-//! - **class** drives policy: `init`, `lookup`, `context`, `alloc`, `free`, `pool`, `graph`,
-//!   `sync`, `query`, `launch`.
+//! - **class** drives policy: `init`, `lookup`, `context`, `alloc`, `free`, `share`, `pool`,
+//!   `graph`, `sync`, `query`, `launch`.
 //! - **body** names the hook's implementation in `shim-core`; variants of one row share it, because
 //!   their signatures are equal. Every variant keeps its own real pointer.
 //! - **exports** are libcuda's own symbol names, with the CUDA version (`1000 * major + 10 * minor`)
@@ -81,6 +81,56 @@ macro_rules! for_each_hook {
             free cuArrayDestroy { cuArrayDestroy @ 2000 legacy } (array: CUarray);
             free cuMipmappedArrayDestroy { cuMipmappedArrayDestroy @ 5000 legacy }
                 (array: CUmipmappedArray);
+
+            alloc cuMemCreate { cuMemCreate @ 10020 legacy }
+                (handle: *mut CUmemGenericAllocationHandle, bytes: usize,
+                 prop: *const CUmemAllocationProp, flags: c_ulonglong);
+            free cuMemRelease { cuMemRelease @ 10020 legacy }
+                (handle: CUmemGenericAllocationHandle);
+            share cuMemRetainAllocationHandle { cuMemRetainAllocationHandle @ 11000 legacy }
+                (handle: *mut CUmemGenericAllocationHandle, address: *mut c_void);
+            share cuMemMap { cuMemMap @ 10020 legacy }
+                (pointer: CUdeviceptr, bytes: usize, offset: usize,
+                 handle: CUmemGenericAllocationHandle, flags: c_ulonglong);
+            free cuMemUnmap { cuMemUnmap @ 10020 legacy } (pointer: CUdeviceptr, bytes: usize);
+            share cuMemMapArrayAsync {
+                cuMemMapArrayAsync @ 11010 legacy, cuMemMapArrayAsync_ptsz @ 11010 ptsz
+            } (list: *mut CUarrayMapInfo, count: c_uint, stream: CUstream);
+            share cuMemExportToShareableHandle { cuMemExportToShareableHandle @ 10020 legacy }
+                (shareable: *mut c_void, handle: CUmemGenericAllocationHandle,
+                 handle_type: CUmemAllocationHandleType, flags: c_ulonglong);
+            share cuMemImportFromShareableHandle { cuMemImportFromShareableHandle @ 10020 legacy }
+                (handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void,
+                 handle_type: CUmemAllocationHandleType);
+            share cuMemGetHandleForAddressRange { cuMemGetHandleForAddressRange @ 11070 legacy }
+                (handle: *mut c_void, pointer: CUdeviceptr, bytes: usize,
+                 handle_type: CUmemRangeHandleType, flags: c_ulonglong);
+            share cuMulticastCreate { cuMulticastCreate @ 12010 legacy }
+                (object: *mut CUmemGenericAllocationHandle, prop: *const CUmulticastObjectProp);
+            share cuMulticastBindMem { cuMulticastBindMem @ 12010 legacy }
+                (object: CUmemGenericAllocationHandle, object_offset: usize,
+                 memory: CUmemGenericAllocationHandle, offset: usize, bytes: usize,
+                 flags: c_ulonglong);
+            share cuMulticastBindMem_v2 { cuMulticastBindMem_v2 @ 13010 legacy }
+                (object: CUmemGenericAllocationHandle, dev: CUdevice, object_offset: usize,
+                 memory: CUmemGenericAllocationHandle, offset: usize, bytes: usize,
+                 flags: c_ulonglong);
+            share cuMulticastBindAddr { cuMulticastBindAddr @ 12010 legacy }
+                (object: CUmemGenericAllocationHandle, object_offset: usize, pointer: CUdeviceptr,
+                 bytes: usize, flags: c_ulonglong);
+            share cuMulticastBindAddr_v2 { cuMulticastBindAddr_v2 @ 13010 legacy }
+                (object: CUmemGenericAllocationHandle, dev: CUdevice, object_offset: usize,
+                 pointer: CUdeviceptr, bytes: usize, flags: c_ulonglong);
+            free cuMulticastUnbind { cuMulticastUnbind @ 12010 legacy }
+                (object: CUmemGenericAllocationHandle, dev: CUdevice, object_offset: usize,
+                 bytes: usize);
+
+            share cuIpcGetMemHandle { cuIpcGetMemHandle @ 4010 legacy }
+                (handle: *mut CUipcMemHandle, pointer: CUdeviceptr);
+            share cuIpcOpenMemHandle {
+                cuIpcOpenMemHandle @ 4010 legacy, cuIpcOpenMemHandle_v2 @ 11000 legacy
+            } (pointer: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
+            share cuIpcCloseMemHandle { cuIpcCloseMemHandle @ 4010 legacy } (pointer: CUdeviceptr);
 
             free cuMemFree { cuMemFree_v2 @ 3020 legacy } (dptr: CUdeviceptr);
             free cuMemFree_v1 { cuMemFree @ 2000 legacy } (dptr: CUdeviceptr_v1);

@@ -138,6 +138,39 @@ pub struct CUmulticastObjectProp {
 }
 const _: () = assert!(core::mem::size_of::<CUmulticastObjectProp>() == 32);
 
+/// `CUmemRangeHandleType`.
+pub type CUmemRangeHandleType = c_int;
+
+/// `CUarrayMapInfo`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUarrayMapInfo {
+    pub resourceType: c_int,
+    /// `CUarray` or `CUmipmappedArray`.
+    pub resource: *mut c_void,
+    pub subresourceType: c_int,
+    /// A union: for levels eight words (level, layer, three offsets, three extents), for mip tails a
+    /// word (the layer) and two of 64 bits (offset, size), aligned.
+    pub subresource: [u64; 4],
+    pub memOperationType: c_int,
+    pub memHandleType: c_int,
+    pub memHandle: CUmemGenericAllocationHandle,
+    pub offset: c_ulonglong,
+    pub deviceBitMask: c_uint,
+    pub flags: c_uint,
+    pub reserved: [c_uint; 2],
+}
+const _: () = assert!(core::mem::size_of::<CUarrayMapInfo>() == 96);
+pub const CU_MEM_OPERATION_TYPE_MAP: c_int = 1;
+pub const CU_MEM_OPERATION_TYPE_UNMAP: c_int = 2;
+
+/// `CUipcMemHandle`: passed by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CUipcMemHandle {
+    pub reserved: [u8; 64],
+}
+
 /// `CUarray_format`.
 pub type CUarray_format = c_int;
 

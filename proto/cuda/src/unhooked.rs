@@ -26,9 +26,6 @@ pub enum Effect {
 /// Why a function is not hooked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// To be charged together with the rest of the memory API: arrays, virtual memory management,
-    /// pools and graph memory. Until then the NVML audit is what sees these bytes.
-    MemoryBreadth,
     /// To wait at the gate, together with the arbiter. Without compute limits there is nothing to do.
     ComputeGate,
     /// Driver-internal memory whose size no call reports: NVML's bytes per process see it, and the
@@ -66,26 +63,6 @@ macro_rules! unhooked {
 }
 
 unhooked! {
-    MemoryBreadth {
-        // Virtual memory management.
-        Obtains cuMemCreate: "charged to prop->location's GPU; host and NUMA locations are free";
-        Releases cuMemRelease: "drops a reference; the memory lives while it is mapped or shared";
-        Shares cuMemRetainAllocationHandle: "one more reference that must be released";
-        Shares cuMemMap: "a mapping holds the memory beyond cuMemRelease";
-        Releases cuMemUnmap: "the last mapping of a released handle frees its memory";
-        Shares cuMemMapArrayAsync: "maps and unmaps handles as tiles of sparse arrays";
-        Shares cuMemExportToShareableHandle: "an importer keeps the exporter's memory alive";
-        Shares cuMemGetHandleForAddressRange: "a dma-buf keeps the memory alive after its free";
-        Obtains cuMulticastCreate: "an object over several GPUs; the memory comes with binding";
-        Shares cuMulticastBindMem: "holds existing memory beyond its release";
-        Shares cuMulticastBindAddr: "holds existing memory beyond its release";
-        Releases cuMulticastUnbind: "ends what a bind held";
-
-        // Whole processes.
-        Releases cuCheckpointProcessCheckpoint: "moves another process's device memory to the host";
-        Obtains cuCheckpointProcessRestore: "takes it back at once, of that process";
-    }
-
     ComputeGate {
         Launches cuMemsetD8: "runs as a kernel";
         Launches cuMemsetD16: "runs as a kernel";
@@ -195,11 +172,12 @@ unhooked! {
         Releases cuGraphAddMemFreeNode: "returns bytes to the device's graph memory, which keeps them";
         Obtains cuGraphAddNode: "instantiation looks through the graph for allocation nodes";
 
+        // Checkpoints: what a process holds stays charged while it is checkpointed, so that it can
+        // always be restored.
+        Releases cuCheckpointProcessCheckpoint: "stays charged while it is in host memory";
+        Obtains cuCheckpointProcessRestore: "takes back what stayed charged";
+
         // Imports: the exporter is charged.
-        Shares cuIpcOpenMemHandle: "the exporting process is charged";
-        Releases cuIpcCloseMemHandle: "the exporting process is charged";
-        Shares cuIpcGetMemHandle: "a name for existing memory; holds nothing alive by itself";
-        Shares cuMemImportFromShareableHandle: "the exporting process is charged";
         Shares cuImportExternalMemory: "memory of Vulkan, Direct3D or NvSci, obtained there";
         Shares cuExternalMemoryGetMappedBuffer: "a view of an import";
         Shares cuExternalMemoryGetMappedMipmappedArray: "a view of an import";

@@ -75,6 +75,14 @@ impl Allocations {
         self.shard(pointer).lock().insert(pointer, value)
     }
 
+    /// What `pointer` was charged.
+    pub fn get(&self, pointer: u64) -> Option<Allocation> {
+        let shard = self.shard(pointer).lock();
+        let cells = shard.table.as_ref()?.as_slice();
+        let (found, at) = probe(cells, pointer);
+        (found && pointer != 0).then(|| cells[at].value())
+    }
+
     /// Forgets `pointer` and returns what it was charged.
     pub fn remove(&self, pointer: u64) -> Option<Allocation> {
         if pointer == 0 {

@@ -142,11 +142,14 @@ pub(crate) fn give_back(process: &'static Process, context: &Context) {
 }
 
 fn give_back_allocations(process: &'static Process, serial: u32) {
+    process.shares.context_ended(process, serial);
     process.allocations.drain(
         |allocation| allocation.context == serial && allocation.kind != Kind::Async,
         |allocation| quota::give_back(process, allocation),
     );
     process.arrays.context_ended(process, serial);
+    process.vmm.context_ended(process, serial);
+    process.shares.look_again(process);
 }
 
 /// CUDA Driver API, "Context Management".

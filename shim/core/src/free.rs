@@ -24,7 +24,7 @@ fn release(pointer: u64, waited: bool, call: impl FnOnce() -> CUresult) -> CUres
     if result != CUDA_SUCCESS {
         quota::keep(process, &process.allocations, pointer, allocation);
     } else if allocation.kind != Kind::Async {
-        quota::give_back(process, allocation);
+        process.shares.freed(process, pointer, allocation);
     } else if let Some(pool) = process.pools.numbered(allocation.context) {
         pool.lost(process, waited);
     }

@@ -13,7 +13,8 @@
 //!
 //! *Memory.* `memory` and `free` hold the allocating and freeing hooks, `context` those that make
 //! and end contexts, [`pools`] those of stream-ordered memory, [`graphs`] those of graphs that
-//! allocate, [`arrays`] those of arrays. They ask `place` where the calling thread's allocations go,
+//! allocate, [`arrays`] those of arrays, [`vmm`] those of virtual memory management, `ipc` and
+//! [`shares`] what processes share. They ask `place` where the calling thread's allocations go,
 //! remember them in [`allocations`] and [`contexts`], and settle with the account through `quota`.
 //! `info` and `nvml` show the tenant its quota.
 //!
@@ -45,8 +46,10 @@ pub mod gpus;
 pub mod graphs;
 mod info;
 mod init;
+mod ipc;
 pub mod launch;
 mod libdl;
+pub mod list;
 mod loaded;
 pub mod log;
 mod lookup;
@@ -62,9 +65,11 @@ pub mod real;
 pub mod records;
 pub mod resolve;
 pub mod session;
+pub mod shares;
 pub mod spin;
 pub mod state;
 mod thread;
+pub mod vmm;
 
 /// The bodies of the table's hooks, by the table's body names. Launches go through [`launch`] instead.
 pub mod hooks {
@@ -74,10 +79,12 @@ pub mod hooks {
     pub use crate::graphs::hooks::*;
     pub use crate::info::*;
     pub use crate::init::*;
+    pub use crate::ipc::*;
     pub use crate::lookup::*;
     pub use crate::memory::*;
     pub use crate::nvml::*;
     pub use crate::nvml_processes::*;
     pub use crate::pools::hooks::*;
     pub use crate::pools::sync::*;
+    pub use crate::vmm::hooks::*;
 }

@@ -26,8 +26,8 @@ static OVER_QUOTA_EVENTS: Throttle = Throttle::new();
 static DRIVER_EVENTS: Throttle = Throttle::new();
 static CONTEXT_EVENTS: Throttle = Throttle::new();
 
-/// Sets `bytes` of the page's GPU `gpu` aside. Before it is refused, this process's pools give back
-/// what they hold there and do not use.
+/// Sets `bytes` of the page's GPU `gpu` aside. Before it is refused, this process gives back what it
+/// freed and nobody has imported any more, and its pools what they hold there and do not use.
 #[inline]
 pub(crate) fn reserve(
     process: &'static Process,
@@ -48,11 +48,8 @@ fn once_more(
     reason: account::Reason,
 ) -> Result<Reservation<'static>, Refused> {
     let (account, at) = (&process.account, usize::from(gpu));
-    let again = if process.pools.reclaim(process, gpu) {
-        account.try_reserve(at, bytes)
-    } else {
-        Err(reason)
-    };
+    let reclaimed = process.shares.look_again(process) | process.pools.reclaim(process, gpu);
+    let again = if reclaimed { account.try_reserve(at, bytes) } else { Err(reason) };
     again.map_err(|reason| account.refuse(reason, at, bytes))
 }
 
@@ -67,7 +64,7 @@ pub(crate) fn commit(
     kind: Kind,
 ) -> Result<(), Overrun<'static>> {
     reservation.commit(actual, kind).or_else(|overrun| {
-        if process.pools.reclaim(process, gpu) {
+        if process.shares.look_again(process) | process.pools.reclaim(process, gpu) {
             overrun.reservation.commit(actual, kind)
         } else {
             Err(overrun)

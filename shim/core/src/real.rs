@@ -162,6 +162,9 @@ asked! { CUDA_ASKED Cuda CUresult;
     cuGraphGetNodes (graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize);
     cuGraphMemAllocNodeGetParams (node: CUgraphNode, params: *mut CUDA_MEM_ALLOC_NODE_PARAMS);
     cuGraphNodeGetType (node: CUgraphNode, kind: *mut c_int);
+    cuMemGetAddressRange_v2 (base: *mut CUdeviceptr, size: *mut usize, pointer: CUdeviceptr);
+    cuMemGetAllocationPropertiesFromHandle
+        (prop: *mut CUmemAllocationProp, handle: CUmemGenericAllocationHandle);
     cuMemPoolGetAttribute (pool: CUmemoryPool, attribute: c_int, value: *mut c_void);
     cuMipmappedArrayGetMemoryRequirements
         (needs: *mut CUDA_ARRAY_MEMORY_REQUIREMENTS, array: CUmipmappedArray, dev: CUdevice);

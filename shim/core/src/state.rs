@@ -28,7 +28,9 @@ use crate::pages;
 use crate::pools::Pools;
 use crate::records::{Owner, Records};
 use crate::session::Session;
+use crate::shares::Shares;
 use crate::spin::Spin;
+use crate::vmm::Vmm;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::ffi::CString;
@@ -68,6 +70,10 @@ pub struct Process {
     pub arrays: Arrays,
     /// Executable graphs with memory of their own.
     pub graphs: Graphs,
+    /// Memory of `cuMemCreate`.
+    pub vmm: Vmm,
+    /// Memory shared with other processes.
+    pub shares: Shares,
     /// Launching threads.
     pub records: Records,
     /// Launches in flight of threads that got no record.
@@ -261,6 +267,8 @@ fn arm(again: bool) -> Standing {
         pools: Pools::new(),
         arrays: Arrays::new(),
         graphs: Graphs::new(),
+        vmm: Vmm::new(),
+        shares: Shares::new(),
         records: Records::new(),
         crowd: AtomicU32::new(0),
         primaries: [const { Spin::new(()) }; PRIMARIES],

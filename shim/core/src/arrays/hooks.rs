@@ -43,7 +43,7 @@ pub unsafe fn cuArrayCreate(
             Flags: 0,
         })
     };
-    create("cuArrayCreate", shape, handle, &real::cuArrayDestroy, || {
+    create("cuArrayCreate", shape, handle, &real::cuArrayDestroy, &|| {
         // SAFETY: the caller's own arguments.
         unsafe { real(handle, descriptor) }
     })
@@ -70,7 +70,7 @@ pub unsafe fn cuArrayCreate_v1(
             Flags: 0,
         })
     };
-    create("cuArrayCreate", shape, handle, &real::cuArrayDestroy, || {
+    create("cuArrayCreate", shape, handle, &real::cuArrayDestroy, &|| {
         // SAFETY: the caller's own arguments.
         unsafe { real(handle, descriptor) }
     })
@@ -88,7 +88,7 @@ pub unsafe fn cuArray3DCreate(
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: the caller's own arguments.
     let shape = unsafe { read(descriptor, |d| d) };
-    create("cuArray3DCreate", shape, handle, &real::cuArrayDestroy, || {
+    create("cuArray3DCreate", shape, handle, &real::cuArrayDestroy, &|| {
         // SAFETY: the caller's own arguments.
         unsafe { real(handle, descriptor) }
     })
@@ -115,7 +115,7 @@ pub unsafe fn cuArray3DCreate_v1(
             Flags: d.Flags,
         })
     };
-    create("cuArray3DCreate", shape, handle, &real::cuArrayDestroy, || {
+    create("cuArray3DCreate", shape, handle, &real::cuArrayDestroy, &|| {
         // SAFETY: the caller's own arguments.
         unsafe { real(handle, descriptor) }
     })
@@ -141,7 +141,7 @@ pub unsafe fn cuMipmappedArrayCreate(
     // SAFETY: the caller's own arguments.
     let shape = unsafe { read(descriptor, |d| d) };
     let shape = shape.map(|shape| Shape { levels: Some(levels), ..shape });
-    create("cuMipmappedArrayCreate", shape, handle, &real::cuMipmappedArrayDestroy, || {
+    create("cuMipmappedArrayCreate", shape, handle, &real::cuMipmappedArrayDestroy, &|| {
         // SAFETY: the caller's own arguments.
         unsafe { real(handle, descriptor, levels) }
     })
@@ -157,7 +157,7 @@ pub unsafe fn cuArrayDestroy(
 ) -> CUresult {
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: the caller's own argument.
-    release(array, || unsafe { real(array) })
+    release(array, &|| unsafe { real(array) })
 }
 
 /// CUDA Driver API, "Memory Management".
@@ -170,5 +170,5 @@ pub unsafe fn cuMipmappedArrayDestroy(
 ) -> CUresult {
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: the caller's own argument.
-    release(array, || unsafe { real(array) })
+    release(array, &|| unsafe { real(array) })
 }

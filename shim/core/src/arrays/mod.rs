@@ -150,13 +150,13 @@ fn destroy(real: &Destroy, array: CUarray) {
     }
 }
 
-/// Every hook that makes an array: `call` runs the driver's function, which writes `handle`.
+/// Every hook that makes an array, in one piece of code, as none of them is hot: `call` runs the driver's function, which writes `handle`.
 fn create(
     name: &'static str,
     shape: Option<Shape>,
     handle: *mut CUarray,
     undo: &Destroy,
-    call: impl Fn() -> CUresult,
+    call: &dyn Fn() -> CUresult,
 ) -> CUresult {
     let Some(_depth) = Depth::enter() else { return call() };
     let process = match state::standing() {
@@ -210,12 +210,16 @@ fn create(
 }
 
 /// Forgets the array, then calls the driver; see [`crate::free`].
-fn release(array: CUarray, call: impl FnOnce() -> CUresult) -> CUresult {
+fn release(array: CUarray, call: &dyn Fn() -> CUresult) -> CUresult {
     let Some(_depth) = Depth::enter() else { return call() };
     let Some(process) = state::armed() else { return call() };
     let handle = array.addr() as u64;
-    let Some(allocation) = process.arrays.live.remove(handle) else { return call() };
+    let allocation = process.arrays.live.remove(handle);
     let result = call();
+    if result == CUDA_SUCCESS {
+        process.vmm.array_ended(process, array);
+    }
+    let Some(allocation) = allocation else { return result };
     if result == CUDA_SUCCESS {
         quota::give_back(process, allocation);
     } else {

@@ -310,6 +310,10 @@ variants! {
     cuGraphUpload 11010 Legacy => cuGraphUpload;
     cuGraphUpload 11010 PerThread => cuGraphUpload_ptsz;
     cuInit 2000 Legacy => cuInit;
+    cuIpcCloseMemHandle 4010 Legacy => cuIpcCloseMemHandle;
+    cuIpcGetMemHandle 4010 Legacy => cuIpcGetMemHandle;
+    cuIpcOpenMemHandle 4010 Legacy => cuIpcOpenMemHandle;
+    cuIpcOpenMemHandle 11000 Legacy => cuIpcOpenMemHandle_v2;
     cuKernelGetAttribute 12000 Legacy => cuKernelGetAttribute;
     cuKernelGetFunction 12000 Legacy => cuKernelGetFunction;
     cuKernelGetLibrary 12050 Legacy => cuKernelGetLibrary;

@@ -6,14 +6,26 @@ use tessera_cuda::types::*;
 
 exports! {
     // Sparse arrays are not simulated.
-    fn cuMemMapArrayAsync(_list: *mut c_void, _count: c_uint, _stream: CUstream) {
+    fn cuMemMapArrayAsync(_list: *mut CUarrayMapInfo, _count: c_uint, _stream: CUstream) {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
-    fn cuMemMapArrayAsync_ptsz(_list: *mut c_void, _count: c_uint, _stream: CUstream) {
+    fn cuMemMapArrayAsync_ptsz(_list: *mut CUarrayMapInfo, _count: c_uint, _stream: CUstream) {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
     // "CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED" is 0.
     fn cuMemGetHandleForAddressRange(_handle: *mut c_void, _start: CUdeviceptr, _len: usize, _kind: c_int, _flags: u64) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuIpcGetMemHandle(_handle: *mut CUipcMemHandle, _pointer: CUdeviceptr) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuIpcOpenMemHandle(_pointer: *mut CUdeviceptr, _handle: CUipcMemHandle, _flags: c_uint) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuIpcOpenMemHandle_v2(_pointer: *mut CUdeviceptr, _handle: CUipcMemHandle, _flags: c_uint) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuIpcCloseMemHandle(_pointer: CUdeviceptr) {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
 }

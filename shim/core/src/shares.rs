@@ -1,0 +1,384 @@
+//! Memory that is shared between processes: *the exporter is charged while an import lives*.
+//!
+//! The driver keeps memory that a process exported and then freed for as long as another has it
+//! imported. An importer is charged nothing; it marks what it imports in its slot of the usage page
+//! ([`Account::mark_import`](tessera_region::account::Account::mark_import)). When an exporter's
+//! driver has let go of memory, its bytes stay charged (they *linger*) while a mark fits. Lingering
+//! bytes are looked at again when this process frees something shared, before it is refused
+//! anything, and before it is shown its memory.
+//!
+//! A mark is one of two kinds:
+//! - the hash of the 64 bytes that name the memory (`CUipcMemHandle`, `CUmemFabricHandle`);
+//! - for file descriptors, which name nothing: when it was imported, and on which GPU. It fits all
+//!   memory of that GPU that had been exported as a descriptor by then.
+//!
+//! A descriptor itself keeps memory alive, too, and this process's own can be seen: its device and
+//! inode tell whether it is still open.
+//!
+//! Not seen: importers outside this container, descriptors on their way or in processes without
+//! CUDA, and what lives on after the exporter's death. NVML shows their bytes.
+
+use crate::allocations::Allocation;
+use crate::list::List;
+use crate::log::now_ns;
+use crate::pages::Zeroed;
+use crate::quota;
+use crate::spin::Spin;
+use crate::state::Process;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use tessera_region::layout::Kind;
+
+/// How memory was exported. All zero: not at all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Export {
+    /// The mark of its 64-byte name.
+    name: u64,
+    /// When it was first exported as a descriptor, in microseconds.
+    since_us: u64,
+    /// The last descriptor, less one: 0 is none.
+    descriptor: i32,
+    device: u64,
+    inode: u64,
+}
+
+/// Marks of descriptors have this bit.
+const DESCRIPTOR: u64 = 1 << 63;
+/// Then five bits for the GPU, and the rest for the time.
+const GPU_SHIFT: u32 = 58;
+/// Not known yet.
+const ANY_GPU: u64 = 31;
+
+/// The mark of memory that these bytes name (FNV-1a).
+pub(crate) fn name(bytes: &[u8; 64]) -> u64 {
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    (hash & !DESCRIPTOR).max(1)
+}
+
+/// The mark of a descriptor that is imported now, on the page's GPU `gpu` where that is known.
+pub(crate) fn descriptor(gpu: Option<u8>) -> u64 {
+    stamp(gpu, now_us())
+}
+
+fn stamp(gpu: Option<u8>, us: u64) -> u64 {
+    DESCRIPTOR | gpu.map_or(ANY_GPU, u64::from) << GPU_SHIFT | us
+}
+
+/// The same, on a GPU that has turned out since.
+pub(crate) fn on_gpu(mark: u64, gpu: u8) -> u64 {
+    stamp(Some(gpu), mark & ((1 << GPU_SHIFT) - 1))
+}
+
+fn now_us() -> u64 {
+    (now_ns() / 1000) & ((1 << GPU_SHIFT) - 1)
+}
+
+impl Export {
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Exported under a 64-byte name.
+    pub(crate) fn named(&mut self, mark: u64) {
+        self.name = mark;
+    }
+
+    /// Exported as a descriptor that CUDA can import.
+    pub(crate) fn passed(&mut self, fd: i32) {
+        if self.since_us == 0 {
+            self.since_us = now_us().max(1);
+        }
+        self.opened(fd);
+    }
+
+    /// A descriptor that keeps it alive.
+    pub(crate) fn opened(&mut self, fd: i32) {
+        if let Some((device, inode)) = identity(fd) {
+            (self.descriptor, self.device, self.inode) = (fd + 1, device, inode);
+        }
+    }
+
+    /// Whether `mark` may stand for an import of it.
+    fn fits(&self, gpu: u8, mark: u64) -> bool {
+        if mark & DESCRIPTOR == 0 {
+            return self.name == mark;
+        }
+        let on = mark >> GPU_SHIFT & ANY_GPU;
+        let at = mark & ((1 << GPU_SHIFT) - 1);
+        self.since_us != 0 && at >= self.since_us && (on == ANY_GPU || on == u64::from(gpu))
+    }
+
+    /// Whether the last descriptor is still open here.
+    fn is_open(&self) -> bool {
+        self.descriptor != 0 && identity(self.descriptor - 1) == Some((self.device, self.inode))
+    }
+}
+
+/// What the kernel says of an open descriptor.
+fn identity(fd: i32) -> Option<(u64, u64)> {
+    let mut stat = core::mem::MaybeUninit::<libc::stat>::uninit();
+    let errno = crate::log::errno();
+    // SAFETY: a valid place for the answer; any number may be asked for.
+    let found = unsafe { libc::fstat(fd, stat.as_mut_ptr()) } == 0;
+    crate::log::set_errno(errno);
+    if !found {
+        return None;
+    }
+    // SAFETY: filled in, as fstat succeeded.
+    let stat = unsafe { stat.assume_init() };
+    Some((stat.st_dev, stat.st_ino))
+}
+
+/// An exported device pointer.
+#[derive(Clone, Copy, Debug)]
+struct Exported {
+    pointer: u64,
+    export: Export,
+}
+
+/// A device pointer that `cuIpcOpenMemHandle` gave.
+#[derive(Clone, Copy, Debug)]
+struct Imported {
+    pointer: u64,
+    mark: u64,
+    /// Opens less closes.
+    users: u32,
+    /// Serial of the context it was opened in.
+    context: u32,
+}
+
+/// Bytes that the driver keeps for somebody else.
+#[derive(Clone, Copy, Debug)]
+struct Lingering {
+    export: Export,
+    bytes: u64,
+    gpu: u8,
+    vmm: bool,
+}
+
+// SAFETY: integers and a bool, for which zero is a valid value.
+unsafe impl Zeroed for Exported {}
+// SAFETY: as above.
+unsafe impl Zeroed for Imported {}
+// SAFETY: as above.
+unsafe impl Zeroed for Lingering {}
+
+/// What this process shares.
+#[derive(Debug)]
+pub struct Shares {
+    exported: Spin<List<Exported>>,
+    /// Their number, for frees to see without the lock.
+    exports: AtomicUsize,
+    imported: Spin<List<Imported>>,
+    lingering: Spin<List<Lingering>>,
+    /// Their number, likewise.
+    lingers: AtomicUsize,
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Shares {
+    /// Nothing yet.
+    pub const fn new() -> Self {
+        Self {
+            exported: Spin::new(List::new()),
+            exports: AtomicUsize::new(0),
+            imported: Spin::new(List::new()),
+            lingering: Spin::new(List::new()),
+            lingers: AtomicUsize::new(0),
+        }
+    }
+
+    /// The allocation that begins at `pointer` is being exported: `how` notes how. Where the kernel
+    /// has no memory for the table it stays unnoted.
+    pub(crate) fn export(&self, pointer: u64, how: impl FnOnce(&mut Export)) {
+        let mut exported = self.exported.lock();
+        let known = exported.iter_mut().find(|known| known.pointer == pointer);
+        if let Some(known) = known {
+            return how(&mut known.export);
+        }
+        let mut export = Export::default();
+        how(&mut export);
+        if exported.push(Exported { pointer, export }).is_ok() {
+            self.exports.store(exported.len(), Ordering::Release);
+        }
+    }
+
+    /// The driver has freed an allocation of this process, not of a pool.
+    #[inline]
+    pub(crate) fn freed(&self, process: &'static Process, pointer: u64, allocation: Allocation) {
+        if self.exports.load(Ordering::Acquire) == 0 {
+            quota::give_back(process, allocation);
+        } else {
+            self.freed_maybe_shared(process, pointer, allocation);
+        }
+    }
+
+    #[cold]
+    fn freed_maybe_shared(&self, process: &'static Process, pointer: u64, allocation: Allocation) {
+        let export = {
+            let mut exported = self.exported.lock();
+            let export = exported.take(|known| known.pointer == pointer);
+            self.exports.store(exported.len(), Ordering::Release);
+            export.map(|known| known.export)
+        };
+        match export {
+            None => quota::give_back(process, allocation),
+            Some(export) => {
+                let Allocation { bytes, gpu, kind, .. } = allocation;
+                self.ended(process, gpu, bytes, kind, export);
+                self.look_again(process);
+            }
+        }
+    }
+
+    /// A context is gone, and what was allocated or opened in it: the exported allocations are given
+    /// back here, before all others of it are.
+    pub(crate) fn context_ended(&self, process: &'static Process, context: u32) {
+        let of_context = |known: &Exported| {
+            let allocation = process.allocations.get(known.pointer);
+            allocation.is_some_and(|a| a.context == context && a.kind != Kind::Async)
+        };
+        while let Some(known) = {
+            let exported = self.exported.lock();
+            exported.iter().copied().find(of_context)
+        } {
+            let Some(allocation) = process.allocations.remove(known.pointer) else { continue };
+            self.freed(process, known.pointer, allocation);
+        }
+        let mut imported = self.imported.lock();
+        while let Some(gone) = imported.take(|known| known.context == context) {
+            process.account.unmark_import(gone.mark);
+        }
+    }
+
+    /// The driver has let go of `bytes` for this process: given back, or kept while others have them.
+    pub(crate) fn ended(
+        &self,
+        process: &'static Process,
+        gpu: u8,
+        bytes: u64,
+        kind: Kind,
+        export: Export,
+    ) {
+        if bytes == 0 {
+            return;
+        }
+        if !export.is_none() && is_held(process, gpu, &export) {
+            let mut lingering = self.lingering.lock();
+            let vmm = matches!(kind, Kind::Vmm);
+            if lingering.push(Lingering { export, bytes, gpu, vmm }).is_ok() {
+                self.lingers.store(lingering.len(), Ordering::Release);
+                return;
+            }
+        }
+        quota::release(process, gpu, bytes, kind);
+    }
+
+    /// Gives back what nobody keeps any more. True if there was anything.
+    #[inline]
+    pub(crate) fn look_again(&self, process: &'static Process) -> bool {
+        self.lingers.load(Ordering::Acquire) != 0 && self.look_closely(process)
+    }
+
+    #[cold]
+    fn look_closely(&self, process: &'static Process) -> bool {
+        let mut lingering = self.lingering.lock();
+        if let Some(first) = lingering.first() {
+            // Importers that died keep nothing alive.
+            process.account.recover_dead(usize::from(first.gpu));
+        }
+        let mut any = false;
+        while let Some(over) = lingering.take(|one| !is_held(process, one.gpu, &one.export)) {
+            // The statistics know two kinds of what can be exported.
+            let kind = if over.vmm { Kind::Vmm } else { Kind::Plain };
+            quota::release(process, over.gpu, over.bytes, kind);
+            any = true;
+        }
+        self.lingers.store(lingering.len(), Ordering::Release);
+        any
+    }
+
+    /// An IPC handle was opened, which was marked before. A handle opened again in the same context
+    /// gives the same pointer and counts (CUDA Driver API, `cuIpcOpenMemHandle`).
+    pub(crate) fn opened(&self, process: &'static Process, pointer: u64, mark: u64, context: u32) {
+        let mut imported = self.imported.lock();
+        if let Some(known) = imported.iter_mut().find(|known| known.pointer == pointer) {
+            if known.mark == mark {
+                known.users += 1;
+                process.account.unmark_import(mark);
+            } else {
+                // Another's memory at the address: the old one is gone, though we saw no close.
+                process.account.unmark_import(known.mark);
+                *known = Imported { pointer, mark, users: 1, context };
+            }
+            return;
+        }
+        // Without memory for the table the mark stays, which is the safe side.
+        let _ = imported.push(Imported { pointer, mark, users: 1, context });
+    }
+
+    /// An IPC pointer was closed.
+    pub(crate) fn closed(&self, process: &'static Process, pointer: u64) {
+        let mut imported = self.imported.lock();
+        let Some(at) = imported.iter().position(|known| known.pointer == pointer) else { return };
+        imported[at].users -= 1;
+        if imported[at].users == 0 {
+            process.account.unmark_import(imported.remove(at).mark);
+        }
+    }
+}
+
+/// Whether anybody may keep memory alive that was exported so.
+fn is_held(process: &'static Process, gpu: u8, export: &Export) -> bool {
+    export.is_open() || process.account.any_import(|mark| export.fits(gpu, mark))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_fits_itself_alone() {
+        let mut export = Export::default();
+        let (this, other) = (name(&[1; 64]), name(&[2; 64]));
+        assert_ne!(this, other);
+        assert!(!export.fits(0, this));
+        export.named(this);
+        assert!(export.fits(0, this) && !export.fits(0, other));
+        assert!(!export.fits(0, descriptor(Some(0))), "it was not exported as a descriptor");
+    }
+
+    #[test]
+    fn a_descriptor_fits_what_was_exported_before_it_on_its_gpu() {
+        let export = Export { since_us: 100, ..Export::default() };
+        for (gpu, us, fits) in [
+            (Some(1), 100, true),
+            (Some(1), 99, false),
+            (Some(2), 200, false),
+            (None, 200, true),
+            (None, 99, false),
+        ] {
+            assert_eq!(export.fits(1, stamp(gpu, us)), fits, "{gpu:?} {us}");
+        }
+        let turned_out = on_gpu(stamp(None, 200), 2);
+        assert!(!export.fits(1, turned_out) && export.fits(2, turned_out));
+    }
+
+    #[test]
+    fn an_open_descriptor_is_recognised_and_another_one_is_not() {
+        use std::os::fd::AsRawFd;
+        let file = tempfile::tempfile().expect("a file");
+        let mut export = Export::default();
+        export.opened(file.as_raw_fd());
+        assert!(export.is_open());
+        assert!(!Export { inode: export.inode + 1, ..export }.is_open());
+        drop(file);
+        assert!(!Export::default().is_open());
+    }
+}
