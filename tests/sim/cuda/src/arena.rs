@@ -104,6 +104,14 @@ impl Arena {
         bytes <= self.chunk / 2
     }
 
+    /// The whole chunks that an allocation lies in.
+    pub(crate) fn range_of(chunk: u64, start: u64, size: u64) -> (u64, u64) {
+        if size.next_multiple_of(ALIGN) <= chunk / 2 {
+            return (start / chunk * chunk, chunk);
+        }
+        (start, size.next_multiple_of(chunk))
+    }
+
     /// What `size` > 0 bytes take now; too large: `None`.
     pub(crate) fn need(&self, size: u64) -> Option<Need> {
         let bytes = size.checked_next_multiple_of(ALIGN)?;

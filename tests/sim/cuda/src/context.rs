@@ -148,6 +148,7 @@ impl Context {
             // A lost GPU's work is over too.
             let _ = self.device.wait(seq);
         }
+        crate::ipc::close_all_of(driver, self);
         crate::memory::free_all_of(driver, self);
         crate::array::free_all_of(driver, self);
         if self.primary {

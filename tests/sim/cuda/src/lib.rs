@@ -17,6 +17,7 @@ mod event;
 mod graph;
 mod handle;
 mod host_function;
+mod ipc;
 mod launch;
 mod memory;
 mod module;
@@ -53,6 +54,7 @@ mod exports {
     pub(crate) use crate::graph::user_object::*;
     pub(crate) use crate::graph::*;
     pub(crate) use crate::host_function::*;
+    pub(crate) use crate::ipc::*;
     pub(crate) use crate::launch::*;
     pub(crate) use crate::memory::*;
     pub(crate) use crate::module::*;

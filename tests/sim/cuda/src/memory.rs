@@ -8,6 +8,7 @@ use crate::arena::{ALIGN, Arena, forget_pages};
 use crate::context::{Context, current};
 use crate::driver::{Device, Driver, driver};
 use crate::errors::Result;
+use crate::ipc::Exports;
 use crate::pool::{self, Pool};
 use simgpu::Config;
 use simgpu::memory::Use;
@@ -40,6 +41,8 @@ pub(crate) enum Kind {
     Mapped,
     /// The same of host memory.
     MappedHost,
+    /// Another process's, of [`crate::ipc`].
+    Imported,
     /// `cuMemAllocHost`, `cuMemHostAlloc`.
     Host,
     /// `cuMemHostRegister`.
@@ -84,6 +87,9 @@ pub(crate) struct Memory {
     arenas: Vec<[Arena; 2]>,
     by_start: BTreeMap<u64, Allocation>,
     next_id: u64,
+    chunk: u64,
+    /// What others may map.
+    pub exports: Exports,
 }
 
 impl Memory {
@@ -92,7 +98,13 @@ impl Memory {
         let chunk = config.memory.granularity_bytes;
         let arenas =
             config.gpus.iter().map(|_| [Arena::new(chunk, false), Arena::new(chunk, true)]);
-        Memory { arenas: arenas.collect(), by_start: BTreeMap::new(), next_id: 1 }
+        Memory {
+            arenas: arenas.collect(),
+            by_start: BTreeMap::new(),
+            next_id: 1,
+            chunk,
+            exports: Exports::new(),
+        }
     }
 
     /// The allocation that contains `[address, address + len)`, and where it begins.
@@ -163,6 +175,22 @@ impl Memory {
         let found = (a.pool?, a.size);
         self.by_start.remove(&start);
         Some(found)
+    }
+
+    /// The GPU and the size of what `cuMemAlloc` gave at this address.
+    pub(crate) fn exportable(&self, start: u64) -> Option<(usize, u64)> {
+        let a = self.by_start.get(&start).filter(|a| a.kind == Kind::Device)?;
+        Some((a.context.device.gpu, a.size))
+    }
+
+    /// The allocator's grain.
+    pub(crate) fn chunk(&self) -> u64 {
+        self.chunk
+    }
+
+    /// Notes another process's memory.
+    pub(crate) fn insert_imported(&mut self, start: u64, size: u64, context: &'static Context) {
+        self.insert(start, size, Kind::Imported, context, 0);
     }
 
     /// Notes a mapping of physical memory, without access.
@@ -246,7 +274,8 @@ fn try_allocate(driver: &Driver, context: &'static Context, size: u64, kind: Kin
 pub(crate) fn free(driver: &Driver, address: u64) -> Result<Allocation> {
     let mut memory = driver.memory();
     let own = |a: &&Allocation| {
-        a.kind.is_device() && !matches!(a.kind, Kind::Pooled | Kind::Graph | Kind::Mapped)
+        a.kind.is_device()
+            && !matches!(a.kind, Kind::Pooled | Kind::Graph | Kind::Mapped | Kind::Imported)
     };
     let Some(&a) = memory.by_start.get(&address).filter(own) else {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -257,7 +286,9 @@ pub(crate) fn free(driver: &Driver, address: u64) -> Result<Allocation> {
     }
     let gpu = a.context.device.gpu;
     let freed = memory.arenas[gpu][usize::from(a.kind == Kind::Low)].give(address, a.size);
-    if freed > 0 {
+    let (range, _) = Arena::range_of(memory.chunk, address, a.size);
+    let memory = &mut *memory;
+    if freed > 0 && !crate::ipc::withdraw(driver, &mut memory.exports, range) {
         driver.session.uncharge(gpu, Use::Allocation, freed);
     }
     Ok(a)
@@ -290,7 +321,7 @@ fn free_sync(address: u64) -> Result<()> {
     }
     let owner = driver.memory().by_start.get(&address).map(|a| (a.context, a.kind));
     let (owner, kind) = owner.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    if matches!(kind, Kind::Mapped | Kind::MappedHost) {
+    if matches!(kind, Kind::Mapped | Kind::MappedHost | Kind::Imported) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     if kind == Kind::Pooled {

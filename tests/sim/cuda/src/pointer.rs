@@ -28,8 +28,8 @@ fn attribute(value: *mut c_void, which: c_int, address: u64) -> Result<()> {
         7 => put(value.cast(), a.id),
         8 => put(value.cast(), u8::from(a.kind == Kind::Managed)),
         9 => put(value.cast(), a.context.device.ordinal),
-        // Legacy IPC is not simulated; no handle types.
-        10 => put(value.cast(), 0u8),
+        // CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE.
+        10 => put(value.cast(), u8::from(a.kind == Kind::Device)),
         14 if matches!(a.kind, Kind::Mapped | Kind::MappedHost) => {
             drop(memory);
             put(value.cast(), crate::vmm::handle_types_at(address))

@@ -10,7 +10,7 @@ use crate::driver::{Driver, lock};
 use simgpu::memory::Use;
 use simgpu::objects::ObjectId;
 use std::collections::BTreeMap;
-use std::os::fd::{FromRawFd, RawFd};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Mutex;
 
@@ -24,6 +24,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPUSH");
 pub(crate) enum What {
     /// `cuMemCreate`.
     Virtual = 1,
+    /// A `cuMemAlloc`ation, or several that share a chunk.
+    Ipc = 3,
 }
 
 /// The header.
@@ -103,6 +105,14 @@ impl SharedFile {
         let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
         (own >= 0).then_some(())?;
         Some(SharedFile { fd: own, identity: identity_of(own)? })
+    }
+
+    /// The file that another process has under a descriptor of its own.
+    pub(crate) fn of_process(pid: i32, fd: RawFd) -> Option<SharedFile> {
+        let path = format!("/proc/{pid}/fd/{fd}");
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path).ok()?;
+        let fd = OwnedFd::from(file).into_raw_fd();
+        Some(SharedFile { fd, identity: identity_of(fd)? })
     }
 
     /// Makes room for `bytes` behind the header.

@@ -333,7 +333,7 @@ mod body {
         let value = 1.5f32.to_le_bytes();
         for n in 0..10 {
             let level = level(whole, n).unwrap();
-            let value = value.map(|b| b ^ n as u8);
+            let value = value.map(|b| b ^ u8::try_from(n).unwrap());
             ok(cuda!(cuMemcpyHtoA_v2(level => Handle, 0 => usize, value.as_ptr() => *const u8,
                      4 => usize)));
         }
@@ -341,7 +341,7 @@ mod body {
             let (level, mut back) = (level(whole, n).unwrap(), [0u8; 4]);
             ok(cuda!(cuMemcpyAtoH_v2(back.as_mut_ptr() => *mut u8, level => Handle, 0 => usize,
                      4 => usize)));
-            assert_eq!(back, value.map(|b| b ^ n as u8), "levels do not overlap");
+            assert_eq!(back, value.map(|b| b ^ u8::try_from(n).unwrap()), "levels do not overlap");
         }
         ok(destroy_mipmap(whole));
         assert_eq!((destroy_mipmap(whole), destroy(first)), (400, 400));
