@@ -16,16 +16,4 @@ exports! {
     fn cuMemGetHandleForAddressRange(_handle: *mut c_void, _start: CUdeviceptr, _len: usize, _kind: c_int, _flags: u64) {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
-    fn cuIpcGetMemHandle(_handle: *mut CUipcMemHandle, _pointer: CUdeviceptr) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    fn cuIpcOpenMemHandle(_pointer: *mut CUdeviceptr, _handle: CUipcMemHandle, _flags: c_uint) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    fn cuIpcOpenMemHandle_v2(_pointer: *mut CUdeviceptr, _handle: CUipcMemHandle, _flags: c_uint) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    fn cuIpcCloseMemHandle(_pointer: CUdeviceptr) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
 }
