@@ -7,7 +7,7 @@ use tessera_plugin::allocate::AllocationId;
 use tessera_plugin::config::Compute;
 use tessera_plugin::ledger::{Change, Grant, Ledger, Record, State, What};
 
-use crate::patch::scribble;
+use super::patch::scribble;
 
 /// Whatever the disk gives back, the ledger opens: as it was, or anew with the old file kept aside.
 /// What it then says is sound, and it can be written.
@@ -24,7 +24,7 @@ pub fn ledger(data: &[u8]) {
             bytes.truncate(bytes.len() * usize::from(cut & 0x7f) / 0x80);
         }
     }
-    let dir = crate::pages::directory();
+    let dir = super::pages::directory();
     let path = dir.path().join("ledger.redb");
     std::fs::write(&path, bytes).expect("room for a ledger");
     let (mut ledger, _) = Ledger::open(&path, false).expect("opened or made anew");
@@ -41,7 +41,7 @@ pub fn ledger(data: &[u8]) {
 fn record(n: u64) -> Record {
     let replica = format!("GPU-0::{n}");
     Record {
-        id: AllocationId::of("tessera.dev/gpu", [replica.as_str()].into_iter()),
+        id: AllocationId::of("tessera.dev/gpu", [replica.as_str()]),
         resource: "tessera.dev/gpu".into(),
         generation: n,
         replicas: vec![replica],
@@ -57,13 +57,14 @@ fn record(n: u64) -> Record {
         started_unix_ms: 0,
         holder: None,
         predecessor: None,
+        shim: None,
     }
 }
 
 fn sound() -> &'static [u8] {
     static SOUND: OnceLock<Vec<u8>> = OnceLock::new();
     SOUND.get_or_init(|| {
-        let dir = crate::pages::directory();
+        let dir = super::pages::directory();
         let path: PathBuf = Path::new(dir.path()).join("ledger.redb");
         let (mut ledger, _) = Ledger::open(&path, false).expect("a new ledger");
         for n in 1..9 {

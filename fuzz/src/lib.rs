@@ -15,8 +15,11 @@ pub use ledger::ledger;
 pub use pages::{quota_page, usage_file, usage_page};
 pub use session::session;
 
+/// What is done with an input.
+pub type Check = fn(&[u8]);
+
 /// Every target, by the name of its corpus.
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+pub const TARGETS: &[(&str, Check)] = &[
     ("usage_page", usage_page),
     ("usage_file", usage_file),
     ("quota_page", quota_page),

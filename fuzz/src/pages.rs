@@ -12,7 +12,7 @@ use tessera_region::layout::{
 use tessera_region::quota::{self, GpuQuota, Policy, QuotaReader, QuotaSpec, QuotaWriter};
 use tessera_region::usage::{self, Snapshot, UsageFile, UsageMap};
 
-use crate::patch::scribble;
+use super::patch::scribble;
 
 /// In memory where that is possible: thousands are made each second.
 pub fn directory() -> TempDir {
