@@ -262,6 +262,9 @@ impl View {
     #[inline]
     pub(crate) fn of(observed: Observed, gpu: Option<u8>, real_total: u64) -> Self {
         if let Observed::AsProcess(process) = observed {
+            process.shares.look_again(process);
+        }
+        if let Observed::AsProcess(process) = observed {
             process.pools.settle_freed(process, false);
         }
         match gpu.map(usize::from) {
