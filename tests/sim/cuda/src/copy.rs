@@ -12,6 +12,7 @@ use crate::driver::driver;
 use crate::errors::Result;
 use crate::graph::kind::{Kind, Memset};
 use crate::handle::resolve;
+use crate::host_function::later;
 use crate::stream::{Stream, stream};
 use simgpu::engine::Op;
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
@@ -77,6 +78,32 @@ fn after_host_functions(s: &'static Stream) -> Result<()> {
     }
 }
 
+/// Whether the driver knows all of this memory: of a device, or pinned.
+fn is_known(address: u64, len: usize) -> Result<bool> {
+    Ok(driver()?.memory().find(address, len as u64).is_some())
+}
+
+/// Moves bytes behind the host functions submitted before: at once where there are none, else
+/// when the queue gets there, or after waiting for them where the caller expects that.
+fn in_order(
+    s: &'static Stream,
+    may_come_later: bool,
+    act: impl FnOnce() + Send + 'static,
+) -> Result<()> {
+    s.context().check_alive()?;
+    match s.device().lane.last_host_function() {
+        Some(seq) if !s.device().is_complete(seq)? => {
+            if may_come_later {
+                return later(s, Box::new(act));
+            }
+            s.device().wait(seq)?;
+        }
+        _ => {}
+    }
+    act();
+    Ok(())
+}
+
 /// Bookkeeping of a copy of `bytes` that was or is about to be done, with its time.
 fn spend(s: &'static Stream, bytes: usize, on_device: bool, wait: bool) -> Result<()> {
     let costs = &driver()?.session.config().costs;
@@ -101,15 +128,16 @@ fn linear(
     if synchronous {
         capture::permit()?;
     }
-    after_host_functions(s)?;
     if len == 0 {
-        return Ok(());
+        return after_host_functions(s);
     }
     let to_device = check(dst.0, len, dst.1, true)?;
     let from_device = check(src.0, len, src.1, false)?;
+    let (from, to) = (src.0, dst.0);
     // SAFETY: device ends lie in allocations of ours (checked); host ends are the caller's
     // promise; they may overlap.
-    unsafe { std::ptr::copy(src.0 as *const u8, dst.0 as *mut u8, len) };
+    let act = move || unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len) };
+    in_order(s, !synchronous && is_known(from, len)? && is_known(to, len)?, act)?;
     let on_device = to_device && from_device;
     spend(s, len, on_device, synchronous && !on_device)
 }
@@ -471,7 +499,7 @@ fn prefetch(s: &'static Stream) -> Result<()> {
 }
 
 /// Fills `height` rows of `width` elements; a fill of device memory is asynchronous.
-fn fill<T: Copy + Into<c_uint>>(
+fn fill<T: Copy + Into<c_uint> + Send + 'static>(
     at: u64,
     pitch: usize,
     value: T,
@@ -491,12 +519,11 @@ fn fill<T: Copy + Into<c_uint>>(
     if synchronous {
         capture::permit()?;
     }
-    after_host_functions(s)?;
     if !at.is_multiple_of(size as u64) || (height > 1 && !pitch.is_multiple_of(size)) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     if width == 0 || height == 0 {
-        return Ok(());
+        return after_host_functions(s);
     }
     let row = width.checked_mul(size).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     if height > 1 && pitch < row {
@@ -507,11 +534,14 @@ fn fill<T: Copy + Into<c_uint>>(
         .and_then(|n| n.checked_add(row))
         .ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let on_device = check(at, span, End::Device, true)?;
-    for y in 0..height {
-        let start = (at + (y * pitch) as u64) as *mut T;
-        // SAFETY: aligned, and inside an allocation of ours that `check` found.
-        unsafe { std::slice::from_raw_parts_mut(start, width) }.fill(value);
-    }
+    let act = move || {
+        for y in 0..height {
+            let start = (at + (y * pitch) as u64) as *mut T;
+            // SAFETY: aligned, and inside an allocation of ours that `check` found.
+            unsafe { std::slice::from_raw_parts_mut(start, width) }.fill(value);
+        }
+    };
+    in_order(s, !synchronous && on_device, act)?;
     // "if the target is pinned host memory, the function is fully synchronous".
     spend(s, row * height, true, !on_device)
 }

@@ -24,6 +24,8 @@ type Callback = unsafe extern "C" fn(stream: CUstream, status: CUresult, data: *
 enum Call {
     Plain(HostFn, usize),
     Callback(Callback, usize, usize),
+    /// Work of the driver's own.
+    Work(Box<dyn FnOnce() + Send>),
     /// Nothing: the memory writes up to this operation are due.
     Writes,
 }
@@ -58,6 +60,7 @@ fn spawn(device: &'static Device) -> Result<Sender<Job>> {
                 match job.call {
                     Call::Plain(f, data) => f(data as *mut c_void),
                     Call::Callback(f, s, data) => f(s as CUstream, 0, data as *mut c_void),
+                    Call::Work(work) => work(),
                     Call::Writes => {}
                 }
             }
@@ -90,6 +93,11 @@ pub(crate) fn run(f: HostFn, data: usize, s: &'static Stream) -> Result<()> {
         return capture::add(s, |_| Ok(Kind::Host(host))).map(|_| ());
     }
     submit(s.device(), || s.submit(Op::Host), Call::Plain(f, data))
+}
+
+/// Has `work` done when the queue gets there, which then waits for its end.
+pub(crate) fn later(s: &'static Stream, work: Box<dyn FnOnce() + Send>) -> Result<()> {
+    submit(s.device(), || s.submit(Op::Host), Call::Work(work))
 }
 
 fn submit(device: &'static Device, submit: impl FnOnce() -> Result<u64>, call: Call) -> Result<()> {

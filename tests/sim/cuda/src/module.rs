@@ -195,6 +195,32 @@ fn put_global(at: *mut CUdeviceptr, size: *mut usize, global: (u64, u64)) -> Res
     Ok(())
 }
 
+/// "CUDA_ERROR_INVALID_VALUE" behind the last parameter, and for images that can't tell.
+fn parameter_info(
+    function: CUfunction,
+    index: usize,
+    offset: *mut usize,
+    size: *mut usize,
+) -> Result<()> {
+    driver()?;
+    let function: &Function = resolve(function)?;
+    let name = function.name.to_str().map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    let all = function.module.image.parameters(name).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let parameter = all.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let number = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    put(offset, number(parameter.offset))?;
+    put_if(size, number(parameter.size));
+    Ok(())
+}
+
+/// Up to `count` functions of a module.
+fn enumerate(out: *mut CUfunction, count: c_uint, module: &'static Module) -> Result<()> {
+    for (i, name) in module.image.entries().into_iter().take(count as usize).enumerate() {
+        put(out.wrapping_add(i), handle(module.function(name)?))?;
+    }
+    Ok(())
+}
+
 exports! {
     fn cuModuleLoadData(out: *mut CUmodule, image: *const c_void) {
         put(out, handle(load(current()?, image)?))
@@ -272,6 +298,20 @@ exports! {
     fn cuKernelGetAttribute(value: *mut c_int, which: c_int, kernel: CUkernel, _dev: CUdevice) {
         driver()?;
         put(value, resolve::<Function>(kernel)?.attribute(which)?.load(Ordering::Relaxed))
+    }
+    fn cuKernelGetParamInfo(kernel: CUkernel, index: usize, offset: *mut usize, size: *mut usize) {
+        parameter_info(kernel, index, offset, size)
+    }
+    fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, size: *mut usize) {
+        parameter_info(function, index, offset, size)
+    }
+    fn cuLibraryEnumerateKernels(kernels: *mut CUkernel, count: c_uint, library: CUlibrary) {
+        driver()?;
+        enumerate(kernels, count, resolve(library)?)
+    }
+    fn cuModuleEnumerateFunctions(functions: *mut CUfunction, count: c_uint, module: CUmodule) {
+        driver()?;
+        enumerate(functions, count, resolve(module)?)
     }
     fn cuKernelSetAttribute(which: c_int, value: c_int, kernel: CUkernel, _dev: CUdevice) {
         driver()?;

@@ -210,6 +210,7 @@ variants! {
     cuFuncGetAttribute 2020 Legacy => cuFuncGetAttribute;
     cuFuncGetModule 11000 Legacy => cuFuncGetModule;
     cuFuncGetName 12030 Legacy => cuFuncGetName;
+    cuFuncGetParamInfo 12040 Legacy => cuFuncGetParamInfo;
     cuFuncIsLoaded 12040 Legacy => cuFuncIsLoaded;
     cuFuncLoad 12040 Legacy => cuFuncLoad;
     cuFuncSetAttribute 9000 Legacy => cuFuncSetAttribute;
@@ -221,6 +222,7 @@ variants! {
     cuGetExportTable 3000 Legacy => cuGetExportTable;
     cuGetProcAddress 11030 Legacy => cuGetProcAddress;
     cuGetProcAddress 12000 Legacy => cuGetProcAddress_v2;
+    cuGraphAddBatchMemOpNode 11070 Legacy => cuGraphAddBatchMemOpNode;
     cuGraphAddChildGraphNode 10000 Legacy => cuGraphAddChildGraphNode;
     cuGraphAddDependencies 10000 Legacy => cuGraphAddDependencies;
     cuGraphAddDependencies 12030 Legacy => cuGraphAddDependencies_v2;
@@ -237,6 +239,8 @@ variants! {
     cuGraphAddNode 12020 Legacy => cuGraphAddNode;
     cuGraphAddNode 12030 Legacy => cuGraphAddNode_v2;
     cuGraphAddNode 13040 Legacy => cuGraphAddNode_v3;
+    cuGraphBatchMemOpNodeGetParams 11070 Legacy => cuGraphBatchMemOpNodeGetParams;
+    cuGraphBatchMemOpNodeSetParams 11070 Legacy => cuGraphBatchMemOpNodeSetParams;
     cuGraphChildGraphNodeGetGraph 10000 Legacy => cuGraphChildGraphNodeGetGraph;
     cuGraphClone 10000 Legacy => cuGraphClone;
     cuGraphConditionalHandleCreate 12030 Legacy => cuGraphConditionalHandleCreate;
@@ -247,6 +251,7 @@ variants! {
     cuGraphEventRecordNodeSetEvent 11010 Legacy => cuGraphEventRecordNodeSetEvent;
     cuGraphEventWaitNodeGetEvent 11010 Legacy => cuGraphEventWaitNodeGetEvent;
     cuGraphEventWaitNodeSetEvent 11010 Legacy => cuGraphEventWaitNodeSetEvent;
+    cuGraphExecBatchMemOpNodeSetParams 11070 Legacy => cuGraphExecBatchMemOpNodeSetParams;
     cuGraphExecChildGraphNodeSetParams 11010 Legacy => cuGraphExecChildGraphNodeSetParams;
     cuGraphExecDestroy 10000 Legacy => cuGraphExecDestroy;
     cuGraphExecEventRecordNodeSetEvent 11010 Legacy => cuGraphExecEventRecordNodeSetEvent;
@@ -270,7 +275,6 @@ variants! {
     cuGraphHostNodeSetParams 10000 Legacy => cuGraphHostNodeSetParams;
     cuGraphInstantiate 10000 Legacy => cuGraphInstantiate;
     cuGraphInstantiate 11000 Legacy => cuGraphInstantiate_v2;
-    cuGraphInstantiate 12000 Legacy => cuGraphInstantiateWithFlags;
     cuGraphInstantiateWithFlags 11040 Legacy => cuGraphInstantiateWithFlags;
     cuGraphInstantiateWithParams 12000 Legacy => cuGraphInstantiateWithParams;
     cuGraphInstantiateWithParams 12000 PerThread => cuGraphInstantiateWithParams_ptsz;
@@ -318,6 +322,7 @@ variants! {
     cuKernelGetFunction 12000 Legacy => cuKernelGetFunction;
     cuKernelGetLibrary 12050 Legacy => cuKernelGetLibrary;
     cuKernelGetName 12030 Legacy => cuKernelGetName;
+    cuKernelGetParamInfo 12040 Legacy => cuKernelGetParamInfo;
     cuKernelSetAttribute 12000 Legacy => cuKernelSetAttribute;
     cuKernelSetCacheConfig 12000 Legacy => cuKernelSetCacheConfig;
     cuLaunch 2000 Legacy => cuLaunch;
@@ -332,6 +337,7 @@ variants! {
     cuLaunchKernel 7000 PerThread => cuLaunchKernel_ptsz;
     cuLaunchKernelEx 11060 Legacy => cuLaunchKernelEx;
     cuLaunchKernelEx 11060 PerThread => cuLaunchKernelEx_ptsz;
+    cuLibraryEnumerateKernels 12040 Legacy => cuLibraryEnumerateKernels;
     cuLibraryGetGlobal 12000 Legacy => cuLibraryGetGlobal;
     cuLibraryGetKernel 12000 Legacy => cuLibraryGetKernel;
     cuLibraryGetKernelCount 12040 Legacy => cuLibraryGetKernelCount;
@@ -339,6 +345,14 @@ variants! {
     cuLibraryLoadData 12000 Legacy => cuLibraryLoadData;
     cuLibraryLoadFromFile 12000 Legacy => cuLibraryLoadFromFile;
     cuLibraryUnload 12000 Legacy => cuLibraryUnload;
+    cuLinkAddData 5050 Legacy => cuLinkAddData;
+    cuLinkAddData 6050 Legacy => cuLinkAddData_v2;
+    cuLinkAddFile 5050 Legacy => cuLinkAddFile;
+    cuLinkAddFile 6050 Legacy => cuLinkAddFile_v2;
+    cuLinkComplete 5050 Legacy => cuLinkComplete;
+    cuLinkCreate 5050 Legacy => cuLinkCreate;
+    cuLinkCreate 6050 Legacy => cuLinkCreate_v2;
+    cuLinkDestroy 5050 Legacy => cuLinkDestroy;
     cuMemAddressFree 10020 Legacy => cuMemAddressFree;
     cuMemAddressReserve 10020 Legacy => cuMemAddressReserve;
     cuMemAdvise 8000 Legacy => cuMemAdvise;
@@ -473,6 +487,7 @@ variants! {
     cuMipmappedArrayGetLevel 5000 Legacy => cuMipmappedArrayGetLevel;
     cuMipmappedArrayGetMemoryRequirements 11060 Legacy => cuMipmappedArrayGetMemoryRequirements;
     cuMipmappedArrayGetSparseProperties 11010 Legacy => cuMipmappedArrayGetSparseProperties;
+    cuModuleEnumerateFunctions 12040 Legacy => cuModuleEnumerateFunctions;
     cuModuleGetFunction 2000 Legacy => cuModuleGetFunction;
     cuModuleGetFunctionCount 12040 Legacy => cuModuleGetFunctionCount;
     cuModuleGetGlobal 3020 Legacy => cuModuleGetGlobal_v2;
@@ -502,6 +517,10 @@ variants! {
     cuStreamAddCallback 7000 PerThread => cuStreamAddCallback_ptsz;
     cuStreamAttachMemAsync 6000 Legacy => cuStreamAttachMemAsync;
     cuStreamAttachMemAsync 7000 PerThread => cuStreamAttachMemAsync_ptsz;
+    cuStreamBatchMemOp 8000 Legacy => cuStreamBatchMemOp;
+    cuStreamBatchMemOp 11070 Legacy => cuStreamBatchMemOp_v2;
+    cuStreamBatchMemOp 8000 PerThread => cuStreamBatchMemOp_ptsz;
+    cuStreamBatchMemOp 11070 PerThread => cuStreamBatchMemOp_v2_ptsz;
     cuStreamBeginCapture 10000 Legacy => cuStreamBeginCapture;
     cuStreamBeginCapture 10010 Legacy => cuStreamBeginCapture_v2;
     cuStreamBeginCapture 10000 PerThread => cuStreamBeginCapture_ptsz;
@@ -544,6 +563,14 @@ variants! {
     cuStreamUpdateCaptureDependencies 12030 PerThread => cuStreamUpdateCaptureDependencies_v2_ptsz;
     cuStreamWaitEvent 3020 Legacy => cuStreamWaitEvent;
     cuStreamWaitEvent 7000 PerThread => cuStreamWaitEvent_ptsz;
+    cuStreamWaitValue32 8000 Legacy => cuStreamWaitValue32;
+    cuStreamWaitValue32 11070 Legacy => cuStreamWaitValue32_v2;
+    cuStreamWaitValue32 8000 PerThread => cuStreamWaitValue32_ptsz;
+    cuStreamWaitValue32 11070 PerThread => cuStreamWaitValue32_v2_ptsz;
+    cuStreamWaitValue64 9000 Legacy => cuStreamWaitValue64;
+    cuStreamWaitValue64 11070 Legacy => cuStreamWaitValue64_v2;
+    cuStreamWaitValue64 9000 PerThread => cuStreamWaitValue64_ptsz;
+    cuStreamWaitValue64 11070 PerThread => cuStreamWaitValue64_v2_ptsz;
     cuStreamWriteValue32 8000 Legacy => cuStreamWriteValue32;
     cuStreamWriteValue32 11070 Legacy => cuStreamWriteValue32_v2;
     cuStreamWriteValue32 8000 PerThread => cuStreamWriteValue32_ptsz;

@@ -1,6 +1,6 @@
 //! Reading images: entries and variables of PTX text; cubins and fatbins are opaque.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_void};
 
 /// What is known of an image.
@@ -8,11 +8,12 @@ use std::ffi::{CStr, c_void};
 pub(crate) enum Image {
     /// A cubin or fatbin: any name exists.
     Opaque,
-    /// PTX: these entries, and these variables with their sizes in bytes.
-    Ptx(BTreeSet<String>, BTreeMap<String, u64>),
+    /// PTX: these entries with their parameters, and these variables with their sizes in bytes.
+    Ptx(BTreeMap<String, Vec<Parameter>>, BTreeMap<String, u64>),
 }
 
-const ELF: [u8; 4] = *b"\x7fELF";
+/// What a cubin begins with.
+pub(crate) const ELF: [u8; 4] = *b"\x7fELF";
 const FATBIN: [u8; 4] = 0xBA55_ED50u32.to_le_bytes();
 /// `__fatBinC_Wrapper_t`, which `cuModuleLoadFatBinary` also takes.
 const FATBIN_WRAPPER: [u8; 4] = 0x4662_43B1u32.to_le_bytes();
@@ -58,7 +59,23 @@ impl Image {
     pub(crate) fn has_entry(&self, name: &str) -> bool {
         match self {
             Image::Opaque => true,
-            Image::Ptx(entries, _) => entries.contains(name),
+            Image::Ptx(entries, _) => entries.contains_key(name),
+        }
+    }
+
+    /// An entry's parameters; `None` where the image can't tell.
+    pub(crate) fn parameters(&self, name: &str) -> Option<&[Parameter]> {
+        match self {
+            Image::Opaque => None,
+            Image::Ptx(entries, _) => entries.get(name).map(Vec::as_slice),
+        }
+    }
+
+    /// The entries' names.
+    pub(crate) fn entries(&self) -> Vec<&str> {
+        match self {
+            Image::Opaque => Vec::new(),
+            Image::Ptx(entries, _) => entries.keys().map(String::as_str).collect(),
         }
     }
 
@@ -78,16 +95,28 @@ impl Image {
     }
 }
 
+/// Where a kernel parameter lies among the parameters, and its size, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Parameter {
+    /// From the first parameter's beginning.
+    pub offset: u64,
+    /// Of itself.
+    pub size: u64,
+}
+
 fn parse(text: &str) -> Image {
-    let (mut entries, mut variables) = (BTreeSet::new(), BTreeMap::new());
+    let (mut entries, mut variables) = (BTreeMap::new(), BTreeMap::new());
+    let mut at = 0;
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%');
-    for line in text.lines() {
+    for whole in text.split_inclusive('\n') {
+        let (start, line) = (at, whole);
+        at += whole.len();
         let line = line.split("//").next().unwrap_or("");
         if let Some((_, rest)) = line.split_once(".entry") {
             let rest = rest.trim_start();
             let name = &rest[..rest.find(|c| !is_name(c)).unwrap_or(rest.len())];
             if !name.is_empty() {
-                entries.insert(name.to_owned());
+                entries.insert(name.to_owned(), parameters(&text[start..], name));
             }
         } else if let Some((_, rest)) = line.split_once(".global ").or(line.split_once(".const "))
             && let Some((name, size)) = variable(rest)
@@ -98,12 +127,37 @@ fn parse(text: &str) -> Image {
     Image::Ptx(entries, variables)
 }
 
+/// The parameters between the parentheses behind an entry's name, if it has any.
+fn parameters(text: &str, name: &str) -> Vec<Parameter> {
+    let list = text.split_once(name).map_or("", |(_, rest)| rest.trim_start());
+    let Some(list) = list.strip_prefix('(').and_then(|rest| rest.split(')').next()) else {
+        return Vec::new();
+    };
+    let mut end = 0u64;
+    let mut all = Vec::new();
+    for declaration in list.split(',').filter_map(|p| p.trim().strip_prefix(".param")) {
+        let Some((_, size)) = variable(declaration) else { continue };
+        let words: Vec<_> = declaration.split_whitespace().collect();
+        // Behind `.ptr` it is what the pointer points to that is aligned.
+        let own = words.split(|w| *w == ".ptr").next().unwrap_or(&[]);
+        let explicit = own.iter().position(|w| *w == ".align").and_then(|i| own.get(i + 1));
+        let align = explicit.and_then(|n| n.parse().ok()).unwrap_or(size).max(1);
+        let offset = end.next_multiple_of(align);
+        end = offset + size;
+        all.push(Parameter { offset, size });
+    }
+    all
+}
+
 /// `.align 4 .b8 name[16];`, `.u32 name = 1;`: a variable and its size.
 fn variable(rest: &str) -> Option<(String, u64)> {
     let declaration = rest.split(['=', ';']).next()?.trim();
     let last = declaration.split_whitespace().next_back()?;
-    let kind = declaration.split_whitespace().rev().nth(1)?;
-    let bits: u64 = kind.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().ok()?;
+    // `.u64 .ptr .global name`: attributes of a pointer may follow the type.
+    let bits = |word: &str| -> Option<u64> {
+        word.strip_prefix('.')?.trim_start_matches(|c: char| c.is_ascii_alphabetic()).parse().ok()
+    };
+    let bits = declaration.split_whitespace().find_map(bits)?;
     let mut parts = last.split('[');
     let name = parts.next()?.to_owned();
     let count = parts.try_fold(1u64, |n, dimension| {
@@ -129,6 +183,20 @@ mod tests {
         assert_eq!(image.variable("table", 0), Some(16));
         assert_eq!(image.variable("one", 0), Some(4));
         assert_eq!(image.variable("two", 0), None);
+    }
+
+    #[test]
+    fn parameters_have_places() {
+        let image = Image::of(
+            b".version 8.0\n.visible .entry axpy(\n\t.param .f32 axpy_a,\n\t.param .u64 .ptr .global axpy_x,\n\
+              \t.param .align 4 .b8 axpy_s[12]\n)\n.maxntid 1\n{ ret; }\n.entry none()\n",
+        )
+        .unwrap();
+        let places: Vec<_> =
+            image.parameters("axpy").unwrap().iter().map(|p| (p.offset, p.size)).collect();
+        assert_eq!(places, [(0, 4), (8, 8), (16, 12)]);
+        assert_eq!(image.parameters("none").unwrap(), []);
+        assert_eq!(image.entries(), ["axpy", "none"]);
     }
 
     #[test]

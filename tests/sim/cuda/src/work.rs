@@ -3,7 +3,7 @@
 use crate::driver::{Device, Driver, driver, lock};
 use crate::errors::Result;
 use crate::event::Event;
-use crate::stream_write::PendingWrites;
+use crate::stream_memory::PendingWrites;
 use simgpu::engine::Op;
 use simgpu::layout::RING;
 use std::collections::VecDeque;

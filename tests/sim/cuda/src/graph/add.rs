@@ -5,7 +5,7 @@ use super::conditional::Conditional;
 use super::edges::nodes_with_data;
 use super::kind::{
     AllocParams, ChildParams, ConditionalParams, Edge, EventParams, HostNode, HostParams, Kernel,
-    KernelParams, KernelParamsV2, Kind, MemcpyParams, Memset, NodeParams,
+    KernelParams, KernelParamsV2, Kind, MemOps, MemOpsParams, MemcpyParams, Memset, NodeParams,
 };
 use super::memory::{self, Allocation};
 use super::{CUgraph, CUgraphNode, Graph};
@@ -79,6 +79,12 @@ pub(crate) fn host(p: *const HostParams) -> Result<Kind> {
     let p = get(p)?;
     let function = p.function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     Ok(Kind::Host(HostNode { function, data: p.data as usize }))
+}
+
+/// A batch node's work.
+pub(crate) fn mem_ops(p: &MemOpsParams) -> Result<Kind> {
+    let ops = crate::stream_memory::batch(p.count, p.ops, p.flags)?;
+    Ok(Kind::MemOps(Arc::new(MemOps { ops, flags: p.flags, context: p.context as usize })))
 }
 
 /// The context for memory on a device: the current one, else the device's primary one.
@@ -160,6 +166,7 @@ pub(crate) fn settable(params: *mut NodeParams) -> Result<Option<Kind>> {
         5 => Kind::Empty,
         6 => Kind::EventWait(event(get::<EventParams>(NodeParams::member(params))?.event)?),
         7 => Kind::EventRecord(event(get::<EventParams>(NodeParams::member(params))?.event)?),
+        12 => mem_ops(&get(NodeParams::member(params))?)?,
         _ => return Ok(None),
     };
     Ok(Some(kind))
@@ -214,6 +221,9 @@ exports! {
     }
     fn cuGraphAddEventWaitNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, of: CUevent) {
         add(out, graph, deps, NO_DATA, count, |_| Ok(Kind::EventWait(event(of)?)))
+    }
+    fn cuGraphAddBatchMemOpNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const MemOpsParams) {
+        add(out, graph, deps, NO_DATA, count, |_| mem_ops(&get(params)?))
     }
     fn cuGraphAddMemAllocNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *mut c_void) {
         add(out, graph, deps, NO_DATA, count, |graph| alloc(graph, params.cast()))

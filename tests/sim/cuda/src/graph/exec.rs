@@ -214,6 +214,7 @@ impl State {
                         drop(memory::free(a.at));
                     }
                 }
+                Kind::MemOps(batch) => crate::stream_memory::run(&batch.ops, s)?,
                 Kind::Empty | Kind::Child(_) | Kind::Conditional(_) => {}
             }
         }

@@ -7,6 +7,7 @@ use crate::copy::Copy3d;
 use crate::event::Event;
 use crate::launch::Shape;
 use crate::module::Function;
+use crate::stream_memory::MemOp;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use tessera_cuda::types::{CUcontext, CUdeviceptr, CUevent, CUfunction};
@@ -38,6 +39,8 @@ pub(crate) enum Kind {
     MemAlloc(Arc<Allocation>),
     /// Gives memory back.
     MemFree(Arc<Allocation>),
+    /// Waits for and writes words of memory.
+    MemOps(Arc<MemOps>),
     /// Chooses among graphs that this node owns.
     Conditional(Arc<Conditional>),
 }
@@ -56,6 +59,7 @@ impl Kind {
             Kind::EventRecord(_) => 7,
             Kind::MemAlloc(_) => 10,
             Kind::MemFree(_) => 11,
+            Kind::MemOps(_) => 12,
             Kind::Conditional(_) => 13,
         }
     }
@@ -90,6 +94,27 @@ pub(crate) struct HostNode {
     /// With what.
     pub data: usize,
 }
+
+/// A batch of memory operations.
+pub(crate) struct MemOps {
+    /// In order.
+    pub ops: Vec<MemOp>,
+    /// Of the batch.
+    pub flags: c_uint,
+    /// As given.
+    pub context: usize,
+}
+
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct MemOpsParams {
+    pub context: CUcontext,
+    pub count: c_uint,
+    pub ops: *const MemOp,
+    pub flags: c_uint,
+}
+const _: () = assert!(size_of::<MemOpsParams>() == 32);
 
 /// `CUDA_MEMSET_NODE_PARAMS` v1; v2 appends a context.
 #[derive(Clone, Copy)]

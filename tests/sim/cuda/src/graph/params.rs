@@ -1,9 +1,9 @@
 //! What nodes do: reading and changing it.
 
-use super::add::{host, kernel, kernel_v2, memcpy, memset, settable};
+use super::add::{host, kernel, kernel_v2, mem_ops, memcpy, memset, settable};
 use super::kind::{
     AllocParams, ChildParams, ConditionalParams, EventParams, HostParams, Kernel, KernelParams,
-    KernelParamsV2, Kind, MemcpyParams, Memset, NodeParams,
+    KernelParamsV2, Kind, MemOps, MemOpsParams, MemcpyParams, Memset, NodeParams,
 };
 use super::memory::Allocation;
 use super::{CUgraphNode, Node};
@@ -96,6 +96,7 @@ fn put_any(kind: &Kind, out: *mut NodeParams) -> Result<()> {
         }
         Kind::MemAlloc(a) => put(NodeParams::member(out), alloc_params(a)),
         Kind::MemFree(a) => put(NodeParams::member(out), a.at),
+        Kind::MemOps(batch) => put(NodeParams::member(out), mem_ops_params(batch)),
         Kind::Conditional(c) => put(
             NodeParams::member(out),
             ConditionalParams {
@@ -112,6 +113,15 @@ fn put_any(kind: &Kind, out: *mut NodeParams) -> Result<()> {
 
 fn host_params(host: &super::kind::HostNode) -> HostParams {
     HostParams { function: Some(host.function), data: host.data as *mut c_void }
+}
+
+fn mem_ops_params(batch: &MemOps) -> MemOpsParams {
+    MemOpsParams {
+        context: batch.context as *mut c_void,
+        count: u32::try_from(batch.ops.len()).unwrap_or(u32::MAX),
+        ops: batch.ops.as_ptr(),
+        flags: batch.flags,
+    }
 }
 
 fn wrong<T>() -> Result<T> {
@@ -198,6 +208,12 @@ exports! {
     }
     fn cuGraphEventWaitNodeSetEvent(node: CUgraphNode, event: CUevent) {
         set(node, || Ok(Kind::EventWait(resolve::<Event>(event)?)))
+    }
+    fn cuGraphBatchMemOpNodeGetParams(node: CUgraphNode, out: *mut MemOpsParams) {
+        if let Kind::MemOps(batch) = kind(node)? { put(out, mem_ops_params(&batch)) } else { wrong() }
+    }
+    fn cuGraphBatchMemOpNodeSetParams(node: CUgraphNode, params: *const MemOpsParams) {
+        set(node, || mem_ops(&get(params)?))
     }
     fn cuGraphMemAllocNodeGetParams(node: CUgraphNode, out: *mut c_void) {
         if let Kind::MemAlloc(a) = kind(node)? { put(out.cast(), alloc_params(&a)) } else { wrong() }

@@ -1,8 +1,8 @@
 //! Changing executable graphs: `cuGraphExecUpdate`, `cuGraphExec…SetParams`, enabling.
 
-use super::add::{host, kernel, kernel_v2, memcpy, memset, settable};
+use super::add::{host, kernel, kernel_v2, mem_ops, memcpy, memset, settable};
 use super::exec::{Exec, Step, flatten};
-use super::kind::{HostParams, KernelParams, KernelParamsV2, Kind, Memset};
+use super::kind::{HostParams, KernelParams, KernelParamsV2, Kind, MemOpsParams, Memset};
 use super::{CUgraph, CUgraphNode, Graph, Node};
 use crate::abi::{exports, get, put, put_if};
 use crate::copy::Copy3d;
@@ -187,6 +187,9 @@ exports! {
     }
     fn cuGraphExecHostNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *const HostParams) {
         set(exec, node, || host(params))
+    }
+    fn cuGraphExecBatchMemOpNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *const MemOpsParams) {
+        set(exec, node, || mem_ops(&get(params)?))
     }
     fn cuGraphExecEventRecordNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) {
         set(exec, node, || Ok(Kind::EventRecord(resolve::<Event>(event)?)))

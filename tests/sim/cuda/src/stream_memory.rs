@@ -1,0 +1,286 @@
+//! Waiting for and writing words of memory: CUDA Driver API, "Stream memory operations".
+//!
+//! A write takes effect when the queue gets there: whoever then waits for or asks about the queue
+//! does it, and a thread does it for those who only watch the memory. A wait is a host function that
+//! watches the word: the queue goes on when somebody has written it. All streams of a process on a
+//! GPU are one queue, so a wait that only a later operation of it would end never ends, as the
+//! manual warns ("may deadlock the application").
+
+use crate::abi::{exports_both, get};
+use crate::capture;
+use crate::driver::{Device, driver, lock};
+use crate::errors::Result;
+use crate::graph::kind::{Kind, MemOps};
+use crate::host_function::{after, later};
+use crate::stream::{Stream, stream};
+use simgpu::engine::Op;
+use std::collections::VecDeque;
+use std::ffi::c_uint;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUstream,
+};
+
+/// `CUstreamBatchMemOpParams`: an operation, and a union of what each takes.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct MemOp {
+    kind: c_uint,
+    /// Of a barrier or flush.
+    flags: c_uint,
+    address: u64,
+    value: u64,
+    /// Of a wait or write.
+    word_flags: c_uint,
+    rest: [c_uint; 5],
+}
+const _: () = assert!(size_of::<MemOp>() == 48);
+
+/// `CU_STREAM_MEM_OP_*`.
+mod kind {
+    pub(super) const WAIT_32: u32 = 1;
+    pub(super) const WRITE_32: u32 = 2;
+    pub(super) const FLUSH: u32 = 3;
+    pub(super) const WAIT_64: u32 = 4;
+    pub(super) const WRITE_64: u32 = 5;
+    pub(super) const BARRIER: u32 = 6;
+}
+
+/// `CU_STREAM_WAIT_VALUE_*`; the simulated GPUs can't flush remote writes.
+mod wait {
+    pub(super) const GEQ: u32 = 0;
+    pub(super) const EQ: u32 = 1;
+    pub(super) const AND: u32 = 2;
+    pub(super) const NOR: u32 = 3;
+    pub(super) const FLUSH: u32 = 1 << 30;
+}
+
+/// "count must be less than 256".
+const MOST: c_uint = 255;
+
+/// Writes that the queue has not reached, oldest first.
+#[derive(Default)]
+pub(crate) struct PendingWrites {
+    count: AtomicUsize,
+    writes: Mutex<VecDeque<Write>>,
+}
+
+#[derive(Clone, Copy)]
+struct Write {
+    seq: u64,
+    address: u64,
+    value: Value,
+}
+
+#[derive(Clone, Copy)]
+enum Value {
+    Word(u32),
+    Double(u64),
+}
+
+impl Value {
+    fn bytes(self) -> u64 {
+        match self {
+            Value::Word(_) => 4,
+            Value::Double(_) => 8,
+        }
+    }
+
+    /// Writes it to memory that the driver knows, at an address aligned to its size.
+    fn store(self, address: u64) {
+        // SAFETY: when it was submitted the address lay in memory that the driver knows, aligned;
+        // the caller promises to keep it until the operation is complete.
+        unsafe {
+            match self {
+                Value::Word(v) => (*(address as *const AtomicU32)).store(v, Ordering::Release),
+                Value::Double(v) => (*(address as *const AtomicU64)).store(v, Ordering::Release),
+            }
+        }
+    }
+
+    /// Whether a wait for it at `address` is over: comparisons are cyclic.
+    fn is_met(self, address: u64, flags: c_uint) -> bool {
+        // SAFETY: as in `store`.
+        let (now, wanted, negative) = unsafe {
+            match self {
+                Value::Word(v) => {
+                    let now = (*(address as *const AtomicU32)).load(Ordering::Acquire);
+                    (u64::from(now), u64::from(v), now.wrapping_sub(v).cast_signed() < 0)
+                }
+                Value::Double(v) => {
+                    let now = (*(address as *const AtomicU64)).load(Ordering::Acquire);
+                    (now, v, now.wrapping_sub(v).cast_signed() < 0)
+                }
+            }
+        };
+        let all = if self.bytes() == 4 { u64::from(u32::MAX) } else { u64::MAX };
+        match flags {
+            wait::GEQ => !negative,
+            wait::EQ => now == wanted,
+            wait::AND => now & wanted != 0,
+            _ => !(now | wanted) & all != 0,
+        }
+    }
+}
+
+impl Device {
+    /// Does the writes that the queue has reached.
+    #[inline]
+    pub(crate) fn settle_writes(&self) {
+        if self.lane.writes.count.load(Ordering::Acquire) > 0 {
+            self.settle_pending();
+        }
+    }
+
+    #[cold]
+    fn settle_pending(&self) {
+        let Ok(driver) = driver() else { return };
+        let channel = self.lane.channel();
+        let mut writes = lock(&self.lane.writes.writes);
+        while let Some(w) = writes.front().copied() {
+            if !driver.session.is_complete(channel, w.seq) {
+                return;
+            }
+            w.value.store(w.address);
+            writes.pop_front();
+            self.lane.writes.count.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl MemOp {
+    fn of(kind: c_uint, address: u64, value: u64, word_flags: c_uint) -> MemOp {
+        MemOp { kind, flags: 0, address, value, word_flags, rest: [0; 5] }
+    }
+
+    /// The word that it waits for or writes.
+    fn value(&self) -> Option<Value> {
+        let [a, b, c, d, ..] = self.value.to_le_bytes();
+        match self.kind {
+            kind::WAIT_32 | kind::WRITE_32 => Some(Value::Word(u32::from_le_bytes([a, b, c, d]))),
+            kind::WAIT_64 | kind::WRITE_64 => Some(Value::Double(self.value)),
+            _ => None,
+        }
+    }
+
+    /// Refuses what can't be done.
+    fn check(&self) -> Result<()> {
+        match self.kind {
+            kind::BARRIER => return Ok(()),
+            kind::FLUSH => return Err(CUDA_ERROR_NOT_SUPPORTED),
+            kind::WAIT_32 | kind::WAIT_64 if self.word_flags & wait::FLUSH != 0 => {
+                return Err(CUDA_ERROR_NOT_SUPPORTED);
+            }
+            kind::WAIT_32 | kind::WAIT_64 if self.word_flags <= wait::NOR => {}
+            // CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER is the only flag.
+            kind::WRITE_32 | kind::WRITE_64 if self.word_flags <= 1 => {}
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+        let bytes = self.value().map_or(8, Value::bytes);
+        if !self.address.is_multiple_of(bytes) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let found = driver()?.memory().touch(self.address, bytes);
+        found.map(|_| ()).ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+
+    /// Submits it.
+    fn run(&self, s: &'static Stream) -> Result<()> {
+        let (Some(value), address) = (self.value(), self.address) else { return Ok(()) };
+        match self.kind {
+            kind::WRITE_32 | kind::WRITE_64 => write(s, address, value),
+            _ => {
+                let flags = self.word_flags;
+                later(s, Box::new(move || watch(address, value, flags)))
+            }
+        }
+    }
+}
+
+/// Waits until a word is as wanted, or the process ends.
+fn watch(address: u64, value: Value, flags: c_uint) {
+    let mut pause = Duration::from_micros(10);
+    while !value.is_met(address, flags) && driver().is_ok() {
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(1));
+    }
+}
+
+fn write(s: &'static Stream, address: u64, value: Value) -> Result<()> {
+    let cost = driver()?.session.config().costs.marker_ns;
+    let device = s.device();
+    let submit = || {
+        let mut writes = lock(&device.lane.writes.writes);
+        let seq = s.submit(Op::Compute(cost))?;
+        writes.push_back(Write { seq, address, value });
+        device.lane.writes.count.fetch_add(1, Ordering::AcqRel);
+        Ok(seq)
+    };
+    after(device, submit)
+}
+
+/// A caller's batch, checked.
+pub(crate) fn batch(count: c_uint, ops: *const MemOp, flags: c_uint) -> Result<Vec<MemOp>> {
+    if count > MOST || flags != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let ops: Vec<MemOp> =
+        (0..count as usize).map(|i| get(ops.wrapping_add(i))).collect::<Result<_>>()?;
+    ops.iter().try_for_each(MemOp::check)?;
+    Ok(ops)
+}
+
+/// Submits a batch's operations in order.
+pub(crate) fn run(ops: &[MemOp], s: &'static Stream) -> Result<()> {
+    ops.iter().try_for_each(|op| op.run(s))
+}
+
+fn submit(s: &'static Stream, ops: Vec<MemOp>) -> Result<()> {
+    if s.is_capturing() {
+        let ops = Arc::new(MemOps { ops, flags: 0, context: 0 });
+        return capture::add(s, |_| Ok(Kind::MemOps(ops))).map(|_| ());
+    }
+    s.context().check_alive()?;
+    run(&ops, s)
+}
+
+fn one(s: &'static Stream, kind: c_uint, address: u64, value: u64, flags: c_uint) -> Result<()> {
+    let op = MemOp::of(kind, address, value, flags);
+    op.check()?;
+    submit(s, vec![op])
+}
+
+exports_both! {
+    fn cuStreamWriteValue32, cuStreamWriteValue32_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |flavour| {
+        one(stream(s, flavour)?, kind::WRITE_32, at, value.into(), flags)
+    }
+    fn cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |flavour| {
+        one(stream(s, flavour)?, kind::WRITE_32, at, value.into(), flags)
+    }
+    fn cuStreamWriteValue64, cuStreamWriteValue64_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |flavour| {
+        one(stream(s, flavour)?, kind::WRITE_64, at, value, flags)
+    }
+    fn cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |flavour| {
+        one(stream(s, flavour)?, kind::WRITE_64, at, value, flags)
+    }
+    fn cuStreamWaitValue32, cuStreamWaitValue32_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |flavour| {
+        one(stream(s, flavour)?, kind::WAIT_32, at, value.into(), flags)
+    }
+    fn cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |flavour| {
+        one(stream(s, flavour)?, kind::WAIT_32, at, value.into(), flags)
+    }
+    fn cuStreamWaitValue64, cuStreamWaitValue64_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |flavour| {
+        one(stream(s, flavour)?, kind::WAIT_64, at, value, flags)
+    }
+    fn cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |flavour| {
+        one(stream(s, flavour)?, kind::WAIT_64, at, value, flags)
+    }
+    fn cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz(s: CUstream, count: c_uint, ops: *const MemOp, flags: c_uint) |flavour| {
+        submit(stream(s, flavour)?, batch(count, ops, flags)?)
+    }
+    fn cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz(s: CUstream, count: c_uint, ops: *const MemOp, flags: c_uint) |flavour| {
+        submit(stream(s, flavour)?, batch(count, ops, flags)?)
+    }
+}
