@@ -1,4 +1,6 @@
-//! `cuda-bindings` and `nvidia-ml-py`, unmodified, on the simulated machine: bare, and held to a quota.
+//! `cuda-bindings`, `cuda-core`, `numba-cuda` and `nvidia-ml-py`, unmodified, on the simulated machine: bare, and held to a quota.
+
+use std::time::Duration;
 
 use tessera_tests::{MIB, Pages, Preloaded, SimGpu, artefacts, external, workspace};
 
@@ -22,7 +24,9 @@ fn client(script: &str, limit: Option<u64>) {
         .arg("-B")
         .arg(workspace().join("tests/python").join(script))
         .env("TEST_UUIDS", uuids.join(","))
-        .env("TEST_SIMGPU_CTL", artefacts().simgpu_ctl());
+        .env("TEST_SIMGPU_CTL", artefacts().simgpu_ctl())
+        // Compilers take their time on a busy machine.
+        .timeout(Duration::from_secs(180));
     if let Some(limit) = limit {
         program = program.env("TEST_LIMIT", limit.to_string());
     }
@@ -53,4 +57,24 @@ fn nvidia_ml_py_runs_on_the_bare_simulated_driver() {
 #[test]
 fn nvidia_ml_py_sees_the_quota() {
     client("nvml_client.py", Some(700 * MIB));
+}
+
+#[test]
+fn cuda_core_runs_on_the_bare_simulated_driver() {
+    client("cuda_core_client.py", None);
+}
+
+#[test]
+fn cuda_core_is_held_to_its_quota() {
+    client("cuda_core_client.py", Some(700 * MIB));
+}
+
+#[test]
+fn numba_runs_on_the_bare_simulated_driver() {
+    client("numba_client.py", None);
+}
+
+#[test]
+fn numba_is_held_to_its_quota() {
+    client("numba_client.py", Some(700 * MIB));
 }
