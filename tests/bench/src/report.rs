@@ -27,12 +27,8 @@ impl Report {
         self.difference(key, what, unit, pair, Some(most));
     }
 
-    /// Adds hooked − bare that is only reported.
-    pub fn pair_without_target(&mut self, key: &str, what: &'static str, unit: &str, pair: &Pair) {
-        self.difference(key, what, unit, pair, None);
-    }
-
-    fn difference(
+    /// Adds hooked − bare; without `most`, as what is only reported.
+    pub fn difference(
         &mut self,
         key: &str,
         what: &'static str,

@@ -5,8 +5,7 @@ from .report import mib
 APIS = ("plain", "pitched", "managed", "async", "pool", "vmm", "array", "mipmap", "graph")
 # Of these the driver says only afterwards what it took.
 POOLS = ("async", "pool", "graph", "pitched")
-# Most that one pool takes at once for requests up to 64 MiB: the request in whole chunks, twice.
-POOL_GROWTH = 64 << 20
+POOL_CHUNK = 32 << 20
 PROCESSES = 8
 # What the tenant exits with where a function is missing (tests/tenant/src/exit.rs).
 DRIVER = 3
@@ -68,8 +67,8 @@ def many(machine, report, apis):
     churn(machine, report, [api for api in apis if api not in POOLS], 0)
     if pools:
         # What a pool takes beyond the request shows only after the call; the shim frees it again
-        # where the quota has no room (docs/shim.md, "Pools"). One growth for each pool at most.
-        churn(machine, report, apis, PROCESSES * len(pools) * POOL_GROWTH)
+        # where the quota has no room (docs/shim.md, "Pools"). A chunk for each pool at most.
+        churn(machine, report, apis, PROCESSES * len(pools) * POOL_CHUNK)
 
 
 def churn(machine, report, apis, transient):

@@ -48,7 +48,7 @@ impl Options {
             },
             seed: args.number("--seed", 1)?,
             apis: match args.value("--apis")? {
-                None => Api::ACCOUNTED.to_vec(),
+                None => Api::ALL.to_vec(),
                 Some(list) => Api::list(&list).map_err(|e| Exit::usage(format!("--apis: {e}")))?,
             },
         };

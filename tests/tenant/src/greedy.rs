@@ -32,7 +32,7 @@ impl Options {
         let chunk = args.bytes("--chunk")?.unwrap_or(64 << 20);
         let min_chunk = args.bytes("--min-chunk")?.unwrap_or(1 << 20).min(chunk);
         let apis = match args.value("--apis")? {
-            None => Api::ACCOUNTED.to_vec(),
+            None => Api::ALL.to_vec(),
             Some(list) => Api::list(&list).map_err(|e| Exit::usage(format!("--apis: {e}")))?,
         };
         let at_most = args.bytes("--at-most")?;

@@ -29,8 +29,7 @@ Options
   --device N|UUID           CUDA device by ordinal or UUID (0)
   --processes N             fork N copies before the driver is touched
 
-LIST is of plain, pitched, managed, async, pool, vmm, array, mipmap, graph; without it, those that
-Tessera accounts for. Q is bytes or a quantity: 512Mi, 4GiB, 129M, 1.5Gi.
+LIST is of plain, pitched, managed, async, pool, vmm, array, mipmap, graph (all). Q is bytes or a quantity: 512Mi, 4GiB, 129M, 1.5Gi.
 Exit: 0 ok, 2 out of memory where none was expected, 3 another driver error, 4 data corrupted,
 5 no driver library, 6 more memory was granted than --at-most, 64 usage; 128+n: a copy died of
 signal n.";

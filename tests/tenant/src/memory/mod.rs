@@ -51,10 +51,6 @@ impl Api {
         Self::Graph,
     ];
 
-    /// Those that Tessera accounts for so far; what tenants use unless told otherwise.
-    pub const ACCOUNTED: [Self; 6] =
-        [Self::Plain, Self::Pitched, Self::Managed, Self::Async, Self::Pool, Self::Graph];
-
     /// As on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
