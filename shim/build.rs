@@ -9,9 +9,9 @@ fn main() {
     // preloaded before the shim. (zig's linker does not know the narrower -Bsymbolic-functions.)
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     // Users' processes map it: without the symbol table it is a quarter smaller. What is exported
-    // stays named.
+    // stays named, and the build id tells debuggers and profilers one version from another.
     if std::env::var("PROFILE").is_ok_and(|profile| profile == "release") {
-        println!("cargo:rustc-cdylib-link-arg=-Wl,--strip-all");
+        println!("cargo:rustc-cdylib-link-arg=-Wl,--strip-all,--build-id=sha1");
     }
     if std::env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|env| env == "gnu") {
         link_unwinder_statically();
