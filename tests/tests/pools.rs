@@ -375,6 +375,27 @@ fn racing_threads_never_hold_more_than_the_quota() {
 }
 
 #[test]
+fn racing_on_the_edge_of_the_quota_leaves_nothing_behind() {
+    let (sim, pages) = one(100 * MIB);
+    let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
+    let before = witness.must("info");
+    let pool = tenant.must("default 0");
+    for bytes in [8 * MIB, 24 * MIB, 40 * MIB] {
+        let race = tenant.ask(&format!("race 8 60 {bytes}"));
+        let [granted, refused] = race.values[..] else { panic!("{race}") };
+        assert_eq!((race.result, granted + refused), (0, 480));
+        assert!(granted > 0, "{race}");
+        tenant.must("sync");
+        assert_eq!((pages.charged(0), tenant.must(&format!("reserved {pool}"))), (0, 0));
+        assert_eq!(witness.must("info"), before);
+        // Nothing is left in debt either.
+        let pointer = tenant.must(&format!("async {} 8", 96 * MIB));
+        tenant.must(&format!("free_async {pointer} 8"));
+        tenant.must("sync");
+    }
+}
+
+#[test]
 fn racing_processes_share_the_quota_with_their_pools() {
     let (sim, pages) = one(512 * MIB);
     let mut tenants: Vec<_> = (0..4).map(|_| tenant(&sim, &pages)).collect();

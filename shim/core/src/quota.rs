@@ -74,7 +74,7 @@ pub(crate) fn commit(
 
 /// What the quota has left.
 #[inline]
-fn room(process: &'static Process, gpu: u8) -> u64 {
+pub(crate) fn room(process: &'static Process, gpu: u8) -> u64 {
     let at = usize::from(gpu);
     process.account.quota().effective_limit(at).saturating_sub(process.account.charged_total(at))
 }

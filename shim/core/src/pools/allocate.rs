@@ -71,12 +71,15 @@ impl Order<'_> {
         let Self { process, pool, gpu, .. } = *self;
         let _one_at_a_time = pool.tight.lock();
         let reserved = self.pay_debt().and_then(|()| {
-            let first = pool.least(self.bytes);
-            quota::reserve_between(process, gpu, worst, first).or_else(|refused| {
-                // Before the refusal all that is unused was asked back, of this pool too: its
-                // allocations may need more now.
-                let least = pool.least(self.bytes);
-                if least == first { Err(refused) } else { quota::reserve(process, gpu, least) }
+            let (at, least) = (usize::from(gpu), pool.least(self.bytes));
+            let account = &process.account;
+            // All that there is, which leaves the driver the least to exceed.
+            let most = quota::room(process, gpu).min(worst);
+            let reserved = if most > least { account.try_reserve(at, most).ok() } else { None };
+            reserved.map_or_else(|| account.try_reserve(at, least), Ok).or_else(|_| {
+                // What is unused is asked back, of this pool too, which then has to grow by more.
+                process.pools.reclaim(process, gpu);
+                quota::reserve(process, gpu, pool.least(self.bytes))
             })
         });
         match reserved {
@@ -193,7 +196,10 @@ fn adopt(
             None => of_stream,
         },
     };
-    process.pools.insert(process, handle, home)
+    let pool = process.pools.insert(process, handle, home)?;
+    // What it holds already is owed.
+    pool.settle(process);
+    Some(pool)
 }
 
 /// Whose default pool `handle` is.

@@ -14,14 +14,14 @@
 //!
 //! # What a pool may hold beyond its charge, and for how long
 //!
-//! An allocation that cannot reserve the worst reserves the least: what certainly does not fit into
-//! the chunks that are there. The driver may then take up to a chunk more. It is asked for after
-//! the fact; if the quota has no room, the allocation is freed again on its own stream, the pool is
+//! An allocation that cannot reserve the worst reserves what there is, and at least what certainly
+//! does not fit into the chunks that are there. The driver may then take more. It is asked for
+//! after the fact; if the quota has no room, the allocation is freed again on its own stream, the pool is
 //! trimmed, and the application gets `CUDA_ERROR_OUT_OF_MEMORY`. Between the driver's call and the
 //! free, physical memory is over the quota by that growth less what was reserved.
 //!
 //! - It is bounded: such calls go one at a time in a pool, so it is at most one growth per pool: the
-//!   request rounded up to the chunk, less the least. The same holds when a driver's chunk is larger
+//!   request rounded up to the chunk, less what was reserved. The same holds when a driver's chunk is larger
 //!   than assumed; after the first such growth it is known.
 //! - It is undone: at once if the driver can give the chunk back at the trim, else when the
 //!   stream has passed the free, at the next synchronisation or refusal. Until then the pool is *in
@@ -37,7 +37,7 @@ pub(crate) mod sync;
 use crate::pages;
 use crate::spin::Spin;
 use crate::state::Process;
-use ask::{Source, Uncaptured};
+use ask::Source;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use pool::{Home, Pool};
@@ -193,11 +193,9 @@ impl Pools {
     /// when nothing came.
     #[cold]
     pub(crate) fn reclaim(&self, process: &'static Process, gpu: u8) -> bool {
-        let mut uncaptured = None;
         let mut released = 0;
         for pool in self.each() {
             if pool.home() == Home::Gpu(gpu) && (pool.charged() > 0 || pool.in_debt()) {
-                uncaptured.get_or_insert_with(Uncaptured::enter);
                 released += pool.trim(process);
             }
         }

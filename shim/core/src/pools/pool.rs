@@ -3,7 +3,7 @@
 //! The driver is asked about a pool under the lock of its books, which also its destruction takes: no
 //! other thread ever asks about a handle that the application has destroyed.
 
-use super::ask::Source;
+use super::ask::{Source, Uncaptured};
 use super::books::{Books, Settled};
 use super::notice_frees;
 use crate::quota;
@@ -203,6 +203,7 @@ impl Pool {
     pub(crate) fn trim(&self, process: &'static Process) -> u64 {
         let books = self.books.lock();
         let Some(source) = self.source() else { return 0 };
+        let _uncaptured = Uncaptured::enter();
         source.trim();
         if let Source::Graphs(_) = source {
             process.graphs.trimmed();
