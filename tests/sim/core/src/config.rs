@@ -59,6 +59,8 @@ pub struct MemoryConfig {
     pub context_overhead_bytes: u64,
     /// Charged per loaded module or library.
     pub module_overhead_bytes: u64,
+    /// Charged per function when it is first used.
+    pub function_overhead_bytes: u64,
     /// Device memory is handed out in chunks of this size; small allocations share one.
     pub granularity_bytes: u64,
     /// Memory pools take device memory in chunks of this.
@@ -157,6 +159,7 @@ struct RawMemory {
     reserved: Quantity,
     context_overhead: Quantity,
     module_overhead: Quantity,
+    function_overhead: Quantity,
     granularity: Quantity,
     pool_chunk: Quantity,
     teardown_ms: f64,
@@ -212,6 +215,7 @@ impl Default for RawMemory {
             reserved: Quantity::Bytes(256 * MIB),
             context_overhead: Quantity::Bytes(128 * MIB),
             module_overhead: Quantity::Bytes(2 * MIB),
+            function_overhead: Quantity::Bytes(0),
             granularity: Quantity::Bytes(2 * MIB),
             pool_chunk: Quantity::Bytes(32 * MIB),
             teardown_ms: 10.0,
@@ -266,6 +270,10 @@ impl Config {
                 "memory.context_overhead",
             )?,
             module_overhead_bytes: quantity(&raw.memory.module_overhead, "memory.module_overhead")?,
+            function_overhead_bytes: quantity(
+                &raw.memory.function_overhead,
+                "memory.function_overhead",
+            )?,
             granularity_bytes: quantity(&raw.memory.granularity, "memory.granularity")?,
             pool_chunk_bytes: quantity(&raw.memory.pool_chunk, "memory.pool_chunk")?,
             teardown_ns: nanos(raw.memory.teardown_ms, 1e6, "memory.teardown_ms")?,

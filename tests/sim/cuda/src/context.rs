@@ -9,8 +9,8 @@ use crate::stream::{HIGHEST_PRIORITY, Stream};
 use simgpu::memory::Use;
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_uint};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
     CUDA_ERROR_OUT_OF_MEMORY, CUcontext, CUctxCreateParams, CUdevice, CUexecAffinityParam,
@@ -39,6 +39,10 @@ pub(crate) struct Context {
     primary: bool,
     legacy: OnceLock<&'static Stream>,
     limits: [AtomicU64; 8],
+    /// What its limits need of device memory beyond the defaults, and what it has.
+    local_needed: AtomicU64,
+    local: Mutex<u64>,
+    local_taken: AtomicU64,
 }
 
 impl Object for Context {
@@ -48,6 +52,9 @@ impl Object for Context {
         &self.header
     }
 }
+
+/// What each limit is by default; the context's overhead covers it.
+const DEFAULT_LIMITS: [u64; 8] = [1024, 6_291_456, 8_388_608, 2, 2048, 128, 0, 0];
 
 /// A device's primary context.
 #[derive(Default)]
@@ -96,7 +103,7 @@ impl Context {
     ) -> &'static Context {
         // Stack size, printf FIFO, malloc heap, sync depth, pending launches, L2 granularity,
         // persisting L2: the defaults of a real H100.
-        let limits = [1024, 6_291_456, 8_388_608, 2, 2048, 128, 0, 0].map(AtomicU64::new);
+        let limits = DEFAULT_LIMITS.map(AtomicU64::new);
         Box::leak(Box::new(Context {
             header: Header::new(),
             device,
@@ -108,6 +115,9 @@ impl Context {
             primary,
             legacy: OnceLock::new(),
             limits,
+            local_needed: AtomicU64::new(0),
+            local: Mutex::new(0),
+            local_taken: AtomicU64::new(0),
         }))
     }
 
@@ -125,6 +135,46 @@ impl Context {
         } else {
             Err(CUDA_ERROR_CONTEXT_IS_DESTROYED)
         }
+    }
+
+    /// Takes what raised limits need (stacks of all resident threads, printf buffer, heap), before
+    /// a kernel runs.
+    #[inline]
+    pub(crate) fn take_local(&self) -> Result<()> {
+        let needed = self.local_needed.load(Ordering::Relaxed);
+        if needed > self.local_taken.load(Ordering::Relaxed) {
+            self.grow_local(needed)
+        } else {
+            Ok(())
+        }
+    }
+
+    #[cold]
+    fn grow_local(&self, needed: u64) -> Result<()> {
+        let driver = driver()?;
+        let mut taken = lock(&self.local);
+        let missing = needed.saturating_sub(*taken);
+        if missing > 0 {
+            if !pool::charge(driver, self.device.gpu, Use::Local, missing) {
+                return Err(CUDA_ERROR_OUT_OF_MEMORY);
+            }
+            *taken = needed;
+            self.local_taken.store(needed, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// A limit was set.
+    fn limits_changed(&self) {
+        const RESIDENT_THREADS: u64 = 2048;
+        let beyond =
+            |i: usize| self.limits[i].load(Ordering::Relaxed).saturating_sub(DEFAULT_LIMITS[i]);
+        let threads = RESIDENT_THREADS * u64::from(self.device.config.sm_count);
+        let stacks = beyond(0).saturating_mul(threads);
+        let needed = stacks.saturating_add(beyond(1)).saturating_add(beyond(2));
+        let grain = driver().map_or(1, |d| d.session.config().memory.granularity_bytes);
+        let needed = needed.checked_next_multiple_of(grain).unwrap_or(u64::MAX);
+        self.local_needed.store(needed, Ordering::Relaxed);
     }
 
     /// Waits for all its work.
@@ -157,6 +207,11 @@ impl Context {
         crate::module::unload_all_of(driver, self);
         let overhead = driver.session.config().memory.context_overhead_bytes;
         driver.session.uncharge(self.device.gpu, Use::Context, overhead);
+        driver.session.uncharge(
+            self.device.gpu,
+            Use::Local,
+            std::mem::take(&mut *lock(&self.local)),
+        );
         self.legacy().destroy();
         kill(self);
         Ok(())
@@ -414,7 +469,9 @@ exports! {
         put(value, usize::try_from(now).unwrap_or(usize::MAX))
     }
     fn cuCtxSetLimit(which: c_int, value: usize) {
-        limit(current()?, which)?.store(value as u64, Ordering::Relaxed);
+        let context = current()?;
+        limit(context, which)?.store(value as u64, Ordering::Relaxed);
+        context.limits_changed();
         Ok(())
     }
 

@@ -261,7 +261,9 @@ exports! {
 
     fn cuGetExportTable(table: *mut *const c_void, id: *const CUuuid) {
         // NVIDIA's private tables are not simulated: what a real driver says of an unknown id.
-        get(id)?;
+        if get(id)? == crate::private::ID {
+            return put(table, (&raw const crate::private::TABLE).cast());
+        }
         put_if(table, std::ptr::null());
         Err(CUDA_ERROR_INVALID_VALUE)
     }

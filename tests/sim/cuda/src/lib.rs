@@ -24,6 +24,7 @@ mod memory;
 mod module;
 mod pointer;
 mod pool;
+mod private;
 mod proc_address;
 mod ptx;
 mod shared;

@@ -18,7 +18,7 @@ use simgpu::memory::Use;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice,
     CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule,
@@ -38,6 +38,8 @@ pub(crate) struct Module {
     image: ptx::Image,
     functions: Mutex<BTreeMap<String, &'static Function>>,
     globals: Mutex<BTreeMap<String, (u64, u64)>>,
+    /// Bytes charged for its functions that are loaded.
+    code: Mutex<u64>,
 }
 
 impl Object for Module {
@@ -56,6 +58,7 @@ pub(crate) struct Function {
     /// How long it runs.
     pub duration: Duration,
     attributes: [AtomicI32; ATTRIBUTES],
+    loaded: AtomicBool,
     /// `cuFuncSetBlockShape`, for the launch functions of CUDA before 4.0.
     pub block: [AtomicU32; 3],
 }
@@ -89,6 +92,7 @@ fn add(context: &'static Context, image: ptx::Image) -> Result<&'static Module> 
         image,
         functions: Mutex::default(),
         globals: Mutex::default(),
+        code: Mutex::default(),
     }));
     lock(&LOADED).push(module);
     Ok(enliven(module))
@@ -113,6 +117,7 @@ fn unload(driver: &Driver, module: &'static Module) {
         let _ = free(driver, at);
     }
     let overhead = driver.session.config().memory.module_overhead_bytes;
+    let overhead = overhead + std::mem::take(&mut *lock(&module.code));
     driver.session.uncharge(module.context.device.gpu, Use::Module, overhead);
 }
 
@@ -150,6 +155,7 @@ impl Module {
             module: self,
             duration: config.kernel_duration(name),
             attributes,
+            loaded: AtomicBool::new(false),
             block: [1, 1, 1].map(AtomicU32::new),
         }));
         functions.insert(name.to_owned(), enliven(function));
@@ -169,6 +175,29 @@ impl Module {
 }
 
 impl Function {
+    /// Loads its code, as lazy loading does at its first use.
+    #[inline]
+    pub(crate) fn load(&self) -> Result<()> {
+        if self.loaded.load(Ordering::Relaxed) { Ok(()) } else { self.load_now() }
+    }
+
+    #[cold]
+    fn load_now(&self) -> Result<()> {
+        let driver = driver()?;
+        let bytes = driver.session.config().memory.function_overhead_bytes;
+        let mut code = lock(&self.module.code);
+        if self.loaded.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let gpu = self.module.context.device.gpu;
+        if bytes > 0 && !pool::charge(driver, gpu, Use::Module, bytes) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        *code += bytes;
+        self.loaded.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn attribute(&self, which: c_int) -> Result<&AtomicI32> {
         let index = usize::try_from(which).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
         self.attributes.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)
@@ -340,12 +369,13 @@ exports! {
     }
     fn cuFuncIsLoaded(state: *mut c_int, function: CUfunction) {
         driver()?;
-        resolve::<Function>(function)?;
-        put(state, 1)
+        let function: &Function = resolve(function)?;
+        // CU_FUNCTION_LOADING_STATE_UNLOADED, …_LOADED.
+        put(state, c_int::from(function.loaded.load(Ordering::Relaxed)))
     }
     fn cuFuncLoad(function: CUfunction) {
         driver()?;
-        resolve::<Function>(function).map(|_| ())
+        resolve::<Function>(function)?.load()
     }
     fn cuFuncSetCacheConfig(function: CUfunction, _config: c_int) {
         driver()?;
