@@ -105,7 +105,7 @@ unhooked! {
         Obtains cuCtxSetLimit: "stack, printf and heap sizes; allocated when a kernel needs them";
         Obtains cuGLCtxCreate: "a context for OpenGL; none in containers with compute capability only";
         Obtains cuVDPAUCtxCreate: "a context for VDPAU; none in containers with compute capability only";
-        Obtains cuGreenCtxCreate: "retains the primary context and partitions its SMs";
+        Obtains cuGreenCtxCreate: "retains the primary context, charged by the first hook that sees it";
         Releases cuGreenCtxDestroy: "ends what cuGreenCtxCreate retained";
         Obtains cuCtxFromGreenCtx: "a view of a green context, destroyed with it";
         Obtains cuGreenCtxStreamCreate: "queues come from driver-internal slabs";
@@ -136,6 +136,7 @@ unhooked! {
         Releases cuSurfObjectDestroy: "a descriptor in a table that the context owns";
         Obtains cuCtxEnablePeerAccess: "page tables for the peer's memory";
         Obtains cuMemSetAccess: "page tables for a mapped range";
+        // Fabric endpoints hold what is bound to them beyond its release, for other nodes.
         Obtains cuLogicalEndpointCreate: "a fabric object; its memory comes with binding (CUDA 13)";
         Shares cuLogicalEndpointBindMem: "holds existing memory on a fabric object (CUDA 13)";
         Shares cuLogicalEndpointBindAddr: "holds existing memory on a fabric object (CUDA 13)";
@@ -178,7 +179,7 @@ unhooked! {
         Obtains cuCheckpointProcessRestore: "takes back what stayed charged";
 
         // Imports: the exporter is charged.
-        Shares cuImportExternalMemory: "memory of Vulkan, Direct3D or NvSci, obtained there";
+        Shares cuImportExternalMemory: "memory of Vulkan or NvSci, obtained there and seen by NVML alone";
         Shares cuExternalMemoryGetMappedBuffer: "a view of an import";
         Shares cuExternalMemoryGetMappedMipmappedArray: "a view of an import";
         Releases cuDestroyExternalMemory: "ends an import";
