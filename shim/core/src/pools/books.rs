@@ -60,8 +60,12 @@ impl Books {
 
     /// The most by which the pool grows for an allocation of `bytes`.
     pub fn worst(&self, bytes: u64) -> u64 {
-        // What overflows fits no quota.
-        bytes.checked_next_multiple_of(self.learnt.max(CHUNK)).unwrap_or(u64::MAX)
+        worst(bytes, self.learnt)
+    }
+
+    /// For [`worst`]: a chunk that was seen to be larger than assumed, or 0.
+    pub fn learnt(&self) -> u64 {
+        self.learnt
     }
 
     /// A call that has reserved `bytes` from the quota is about to call the driver.
@@ -95,6 +99,14 @@ impl Books {
     pub fn close(&mut self) -> u64 {
         core::mem::take(&mut self.charged)
     }
+}
+
+/// The most by which a pool grows for an allocation of `bytes`, where chunks of `learnt` were seen.
+#[inline]
+pub fn worst(bytes: u64, learnt: u64) -> u64 {
+    let chunk = learnt.max(CHUNK); // a power of two
+    // What overflows fits no quota.
+    bytes.checked_add(chunk - 1).map_or(u64::MAX, |most| most & !(chunk - 1))
 }
 
 /// Whole pages: no driver backs less with memory, whatever it reports.
@@ -164,6 +176,7 @@ mod tests {
         books.learn(64 * MIB, 4096 * MIB);
         assert_eq!(books.worst(65 * MIB), 128 * MIB);
         assert_eq!(books.worst(u64::MAX), u64::MAX);
+        assert_eq!((books.worst(0), books.worst(64 * MIB)), (0, 64 * MIB));
     }
 
     /// A thread's next step, or something the driver does by itself.

@@ -4,7 +4,7 @@
 //! other thread ever asks about a handle that the application has destroyed.
 
 use super::ask::{Source, Uncaptured};
-use super::books::{Books, Settled};
+use super::books::{self, Books, Settled};
 use super::notice_frees;
 use crate::quota;
 use crate::spin::Spin;
@@ -71,6 +71,8 @@ pub(crate) struct Pool {
     /// The application has destroyed it while allocations lived.
     orphaned: AtomicBool,
     books: Spin<Books>,
+    /// [`Books::learnt`], for who needs nothing else.
+    learnt: AtomicU64,
     /// Held over the driver's call by those that could not reserve the worst.
     pub(crate) tight: Spin<()>,
 }
@@ -89,6 +91,7 @@ impl Pool {
             own: AtomicBool::new(false),
             orphaned: AtomicBool::new(false),
             books: Spin::new(Books::new()),
+            learnt: AtomicU64::new(0),
             tight: Spin::new(()),
         }
     }
@@ -147,8 +150,9 @@ impl Pool {
         if self.graphs_of.load(Ordering::Relaxed) == 0 { Kind::Async } else { Kind::Graph }
     }
 
+    #[inline]
     pub(crate) fn worst(&self, bytes: u64) -> u64 {
-        self.books.lock().worst(bytes)
+        books::worst(bytes, self.learnt.load(Ordering::Relaxed))
     }
 
     pub(crate) fn charged(&self) -> u64 {
@@ -244,7 +248,9 @@ impl Pool {
 
     /// The driver took `lacking` bytes more than the `worst` that a call alone had reserved.
     pub(crate) fn learn(&self, worst: u64, lacking: u64) {
-        self.books.lock().learn(worst, lacking);
+        let mut books = self.books.lock();
+        books.learn(worst, lacking);
+        self.learnt.store(books.learnt(), Ordering::Relaxed);
     }
 
     /// An allocation was made in it.
