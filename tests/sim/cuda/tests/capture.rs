@@ -244,8 +244,7 @@ mod body {
             (RELAXED, [0, 0, 0], [0, 0, 0]),
         ];
         for (capture, own, others) in expected {
-            for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
-                let i = mode as usize;
+            for (i, mode) in [GLOBAL, THREAD_LOCAL, RELAXED].into_iter().enumerate() {
                 for (answer, expected) in
                     [(&here as &dyn Fn(c_int) -> Result, own[i]), (&there, others[i])]
                 {

@@ -1,6 +1,8 @@
 //! Graphs and their memory. What is checked is what CUDA's documentation says; each test names
 //! the section ("Guide": CUDA Programming Guide; else CUDA Driver API, "Graph Management").
 
+#![allow(clippy::cast_possible_truncation, reason = "a few pages")]
+
 mod harness;
 
 use harness::*;
