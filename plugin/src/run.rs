@@ -6,6 +6,7 @@
 
 mod gpus;
 mod observe;
+mod overhead;
 mod pages;
 mod shim;
 mod supervise;
@@ -21,6 +22,7 @@ use tessera_region::quota::{GpuQuota, Policy, QuotaSpec};
 
 use crate::config::Config;
 use crate::config::quantity::{Quantity, format_bytes};
+use crate::device::nvml::NvmlDiscovery;
 
 pub(crate) use shim::{Artefact, find as find_artefact};
 
@@ -114,9 +116,13 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         .env(PAGES_DIR_ENV, pages.dir())
         .env("LD_PRELOAD", preload(shim.as_os_str(), std::env::var_os("LD_PRELOAD")));
     let mut observer = observe::Observer::default();
-    let outcome = supervise::run(command, args.verbose, || {
+    let discovery = NvmlDiscovery::new(config.paths.nvml.clone(), config.gpus.clone());
+    let uuids = gpus.iter().map(|gpu| gpu.uuid.clone());
+    let mut overhead = overhead::Overhead::new(Box::new(discovery), pages.dir(), uuids)?;
+    let outcome = supervise::run(command, || {
         if let Ok(snapshot) = pages.usage().snapshot() {
             observer.see(&snapshot);
+            overhead.tick(&snapshot, pages.quota(), pages.usage());
         }
     });
     if args.verbose {

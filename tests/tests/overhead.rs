@@ -1,7 +1,9 @@
 //! Memory that no hook sees: published by the plugin, it counts against the quota and shows in
 //! every view.
 
-use tessera_tests::{Conversation, MIB, Pages, Preloaded, SimGpu, compile_c};
+use std::time::{Duration, Instant};
+
+use tessera_tests::{Conversation, MIB, Pages, Preloaded, SimGpu, artefacts, compile_c};
 
 const OUT_OF_MEMORY: i64 = 2;
 
@@ -118,4 +120,103 @@ fn nvml_lists_the_tenants_own_processes_and_nobody_elses() {
     // Bare, both tenants' processes are there.
     let out = Preloaded::bare(&program).sim(&sim).run();
     assert_eq!(listed(&out.stdout, &format!("{compute}_v3"))[1], 2);
+}
+
+/// GPUs whose modules cost far more than a context is charged.
+const HEAVY_MODULES: &str = r#"
+[memory]
+context_overhead = "64MiB"
+module_overhead = "100MiB"
+teardown_ms = 1.0
+
+[[gpu]]
+uuid = "GPU-7e55e7a0-0000-4000-8000-000000000002"
+memory = "4GiB"
+"#;
+
+/// `calls` under `tessera run`, which observes as the plugin does.
+fn observed(sim: &SimGpu, memory: &str) -> Conversation {
+    let tessera = Preloaded::bare(artefacts().tessera()).sim(sim);
+    let shim = artefacts().shim();
+    Conversation::start(
+        ["run", "--memory", memory, "--context-overhead", "64Mi", "--shim"]
+            .iter()
+            .fold(tessera, |run, argument| run.arg(argument))
+            .arg(&shim)
+            .arg("--")
+            .arg(compile_c("calls")),
+    )
+}
+
+/// Asks NVML for free memory, which takes no context, until it is `bytes`.
+fn until_free(tenant: &mut Conversation, bytes: u64) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let free = tenant.ask("nvml 0").values[1];
+        if free == bytes {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{free} bytes free, not {bytes}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_quota_holds_with_what_modules_take_once_that_is_seen() {
+    let sim = SimGpu::start(HEAVY_MODULES);
+    let mut tenant = observed(&sim, "600Mi");
+    tenant.must("init");
+    tenant.must("retain 0");
+    assert_eq!(tenant.must("info"), (600 - 64) * MIB, "the context's constant is charged at once");
+    tenant.must("launch");
+    tenant.must("sync");
+    // 100 MiB of a module beyond the charges, in steps of 16.
+    until_free(&mut tenant, (600 - 64 - 112) * MIB);
+    assert_eq!(tenant.must("total 0"), 600 * MIB);
+    assert_eq!(tenant.ask("nvml 0").values[1..], [424 * MIB, 176 * MIB]);
+    let mut held = 0;
+    while tenant.ask("alloc 8388608").result == 0 {
+        held += 8 * MIB;
+    }
+    assert_eq!(held, 424 * MIB);
+    // By NVML, without any shim: what the process holds is within its quota.
+    let out = Preloaded::bare(compile_c("processes")).sim(&sim).run();
+    let used = listed(&out.stdout, "nvmlDeviceGetComputeRunningProcesses_v3")[3];
+    assert_eq!(used, (64 + 100 + 424) * MIB);
+    assert!(used <= 600 * MIB);
+}
+
+#[test]
+fn free_memory_is_the_same_before_and_after_while_the_observer_looks() {
+    let sim = SimGpu::start(HEAVY_MODULES);
+    let mut tenant = observed(&sim, "600Mi");
+    tenant.must("init");
+    tenant.must("retain 0");
+    tenant.must("launch");
+    tenant.must("sync");
+    until_free(&mut tenant, 424 * MIB);
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < deadline {
+        let before = tenant.must("info");
+        // Small ones share a page, which the driver shows whole; large ones come and go.
+        let (small, large) = (tenant.must("alloc 1000"), tenant.must("alloc 104857600"));
+        assert_eq!(tenant.must("info"), before - 1024 - 100 * MIB);
+        tenant.must("churn 20 33554432");
+        tenant.must(&format!("free {small}"));
+        tenant.must(&format!("free {large}"));
+        assert_eq!(tenant.must("info"), before);
+    }
+}
+
+#[test]
+fn overhead_ends_with_the_context_that_had_it() {
+    let sim = SimGpu::start(HEAVY_MODULES);
+    let mut tenant = observed(&sim, "600Mi");
+    tenant.must("init");
+    tenant.must("retain 0");
+    tenant.must("launch");
+    until_free(&mut tenant, 424 * MIB);
+    // The context goes, and its modules with it.
+    tenant.must("release 0");
+    until_free(&mut tenant, 600 * MIB);
 }

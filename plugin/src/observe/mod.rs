@@ -97,6 +97,8 @@ struct Tenant {
     gpus: Vec<(Gauge, Audit)>,
     news: Bucket,
     told: Option<Instant>,
+    /// At the last look.
+    launches: u64,
 }
 
 /// An allocation as one round finds it.
@@ -164,9 +166,9 @@ impl Observer {
             .map(|(uuid, _)| uuid.clone())
             .collect();
         for uuid in &due {
-            let verdicts = self.look(uuid, &allocations);
+            let (verdicts, busy) = self.look(uuid, &allocations);
             if let Some(rhythm) = self.gpus.get_mut(uuid) {
-                rhythm.looked(Instant::now(), &verdicts);
+                rhythm.looked(Instant::now(), &verdicts, busy);
             }
         }
         if !due.is_empty() || silent != self.silent.len() {
@@ -187,6 +189,7 @@ impl Observer {
                 gpus: (0..record.grants.len()).map(gpu).collect(),
                 news: Bucket::new(NEWS_BURST, NEWS_RATE, now),
                 told: None,
+                launches: 0,
             };
             self.tenants.insert(record.id.clone(), tenant);
         }
@@ -201,8 +204,9 @@ impl Observer {
         }
     }
 
-    /// Looks at one GPU.
-    fn look(&mut self, uuid: &str, allocations: &[Found]) -> Vec<Verdict> {
+    /// Looks at one GPU: what came of it for each tenant, and whether one has launched something
+    /// since the look before.
+    fn look(&mut self, uuid: &str, allocations: &[Found]) -> (Vec<Verdict>, bool) {
         // Without the host's pids nobody is told from anybody; `status` says so.
         let tenants: Vec<(&Found, usize)> = allocations
             .iter()
@@ -219,7 +223,7 @@ impl Observer {
             Err(error) => {
                 self.silent.insert(uuid.to_owned(), error);
                 tenants.iter().for_each(|((_, r), gpu)| r.observed().set_used(*gpu, None));
-                return Vec::new();
+                return (Vec::new(), false);
             }
         };
         let now = Instant::now();
@@ -245,11 +249,14 @@ impl Observer {
         self.node.set_outside(uuid, outside);
 
         let mut verdicts = Vec::new();
+        let mut busy = false;
         for (at, ((record, region), gpu)) in tenants.iter().enumerate() {
             let after = region.slots();
             let sample = compose(&before[at], &after, *gpu, std::mem::take(&mut members[at]));
             region.observed().set_used(*gpu, sample.used);
             let Some(tenant) = self.tenants.get_mut(&record.id) else { continue };
+            let launches = after.iter().fold(0u64, |sum, slot| sum.saturating_add(slot.launches));
+            busy |= std::mem::replace(&mut tenant.launches, launches) != launches;
             let Some((gauge, audit)) = tenant.gpus.get_mut(*gpu) else { continue };
             let verdict = gauge.see(now, &sample);
             if let Verdict::Publish(bytes) = verdict {
@@ -266,7 +273,7 @@ impl Observer {
             }
             verdicts.push(verdict);
         }
-        verdicts
+        (verdicts, busy)
     }
 
     /// Whose a process is.

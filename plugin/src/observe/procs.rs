@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use nix::sys::stat::{major, minor};
 use tessera_region::layout::CONTAINER_PAGES_DIR;
 
 use crate::allocate::AllocationId;
@@ -57,6 +58,14 @@ impl Procs {
         self.known.get(&pid)
     }
 
+    /// Whether `pid` has this file mapped, told by device and inode (proc_pid_maps(5)). False where
+    /// that may not be asked: of other users' processes.
+    #[must_use]
+    pub fn maps(&self, pid: u32, (device, inode): (u64, u64)) -> bool {
+        let maps = self.file(pid, "maps").unwrap_or_default();
+        maps_file(&maps, device, inode)
+    }
+
     /// Forgets all but these.
     pub fn keep(&mut self, pids: impl Fn(u32) -> bool) {
         self.known.retain(|pid, _| pids(*pid));
@@ -99,6 +108,16 @@ fn parse_stat(stat: &[u8]) -> Option<(u8, u64, u64)> {
     let start = fields.nth(22 - 4)?.parse().ok()?;
     let memory = fields.next()?.parse().ok()?;
     Some((state, start, memory))
+}
+
+/// Fields: addresses, permissions, offset, device (`major:minor`, hexadecimal), inode, path.
+fn maps_file(maps: &[u8], device: u64, inode: u64) -> bool {
+    let device = format!("{:02x}:{:02x}", major(device), minor(device));
+    String::from_utf8_lossy(maps).lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace().skip(3);
+        fields.next() == Some(device.as_str())
+            && fields.next().and_then(|text| text.parse().ok()) == Some(inode)
+    })
 }
 
 /// The allocation whose directory is mounted at [`CONTAINER_PAGES_DIR`]: the first such mount, which
@@ -201,6 +220,16 @@ mod tests {
         assert_eq!(fake.procs.living(7).unwrap().allocation, None);
         fake.procs.keep(|pid| pid != 7);
         assert!(fake.procs.known.is_empty());
+    }
+
+    #[test]
+    fn a_mapped_file_is_told_by_device_and_inode() {
+        let maps = b"7f00-7f01 rw-s 00000000 fe:01 4711   /dev/shm/x/usage\n\
+                     7f02-7f03 rw-p 00000000 00:00 0 \n";
+        let device = nix::sys::stat::makedev(0xfe, 1);
+        assert!(maps_file(maps, device, 4711));
+        assert!(!maps_file(maps, device, 4712));
+        assert!(!maps_file(maps, nix::sys::stat::makedev(0xfe, 2), 4711));
     }
 
     #[test]

@@ -8,7 +8,8 @@ use super::gauge::{CONFIRM, Verdict};
 const FIRST: Duration = Duration::from_millis(10);
 /// The longest pause.
 pub const SLOW: Duration = Duration::from_secs(10);
-/// The longest pause while looks cannot tell, because the ledger moves all the time.
+/// The longest pause while looks cannot tell, because the ledger moves all the time, and while kernels
+/// are launched, which may load modules and grow local memory.
 const RESTLESS: Duration = Duration::from_secs(1);
 
 /// One GPU's.
@@ -43,8 +44,9 @@ impl Rhythm {
         }
     }
 
-    /// A look is over, and came to these verdicts for the tenants there.
-    pub fn looked(&mut self, now: Instant, verdicts: &[Verdict]) {
+    /// A look is over, and came to these verdicts for the tenants there. `busy`: one of them has
+    /// launched something since the look before.
+    pub fn looked(&mut self, now: Instant, verdicts: &[Verdict], busy: bool) {
         let any = |wanted: fn(&Verdict) -> bool| verdicts.iter().any(wanted);
         if any(|v| matches!(v, Verdict::Confirm)) {
             self.due = now + 2 * CONFIRM;
@@ -53,7 +55,8 @@ impl Rhythm {
             self.due = self.due.max(now + self.pause / 16);
             return;
         }
-        let most = if any(|v| matches!(v, Verdict::Unclear)) { RESTLESS } else { SLOW };
+        let restless = busy || any(|v| matches!(v, Verdict::Unclear));
+        let most = if restless { RESTLESS } else { SLOW };
         self.due = now + self.pause.min(most);
         self.pause = (self.pause * 2).min(SLOW);
     }
@@ -64,13 +67,13 @@ mod tests {
     use super::*;
 
     /// Looks in the time after `news`, which all come to `verdict`.
-    fn looks(verdict: Verdict, within: Duration) -> usize {
+    fn looks(verdict: Verdict, busy: bool, within: Duration) -> usize {
         let start = Instant::now();
         let mut rhythm = Rhythm::new(start);
         let mut count = 0;
         while rhythm.due() <= start + within {
             let now = rhythm.due();
-            rhythm.looked(now, &[verdict]);
+            rhythm.looked(now, &[verdict], busy);
             count += 1;
         }
         count
@@ -78,21 +81,23 @@ mod tests {
 
     #[test]
     fn looks_are_frequent_after_news_and_rare_when_nothing_moves() {
-        assert!(looks(Verdict::Steady, Duration::from_millis(100)) >= 4);
-        let hour = looks(Verdict::Steady, Duration::from_secs(3600));
+        assert!(looks(Verdict::Steady, false, Duration::from_millis(100)) >= 4);
+        let hour = looks(Verdict::Steady, false, Duration::from_secs(3600));
         assert!((350..400).contains(&hour), "{hour}");
     }
 
     #[test]
     fn a_ledger_that_never_rests_is_looked_at_every_second() {
-        let minute = looks(Verdict::Unclear, Duration::from_secs(60));
+        let minute = looks(Verdict::Unclear, false, Duration::from_secs(60));
         assert!((60..75).contains(&minute), "{minute}");
+        let minute = looks(Verdict::Steady, true, Duration::from_secs(60));
+        assert!((60..75).contains(&minute), "while kernels are launched: {minute}");
     }
 
     #[test]
     fn a_figure_to_confirm_is_looked_at_soon_and_one_that_never_agrees_is_not_forever() {
-        assert!(looks(Verdict::Confirm, Duration::from_millis(25)) >= 2);
-        let minute = looks(Verdict::Confirm, Duration::from_secs(60));
+        assert!(looks(Verdict::Confirm, false, Duration::from_millis(25)) >= 2);
+        let minute = looks(Verdict::Confirm, false, Duration::from_secs(60));
         assert!(minute < 150, "{minute}");
     }
 
@@ -101,15 +106,15 @@ mod tests {
         let start = Instant::now();
         let mut rhythm = Rhythm::new(start);
         for _ in 0..20 {
-            rhythm.looked(rhythm.due(), &[]);
+            rhythm.looked(rhythm.due(), &[], false);
         }
         let later = rhythm.due() - Duration::from_secs(5);
         rhythm.news(later, None);
         assert_eq!(rhythm.due(), later);
-        rhythm.looked(later, &[]);
+        rhythm.looked(later, &[], false);
         assert_eq!(rhythm.due(), later + FIRST);
         for _ in 0..20 {
-            rhythm.looked(rhythm.due(), &[]);
+            rhythm.looked(rhythm.due(), &[], false);
         }
         let before = rhythm;
         let later = rhythm.due() - Duration::from_secs(5);

@@ -20,7 +20,7 @@ const SETTLED: Duration = Duration::from_secs(60);
 pub(super) struct Pages {
     dir: PathBuf,
     usage: UsageFile,
-    _quota: QuotaWriter,
+    quota: QuotaWriter,
     /// Held while the command runs; see [`sweep`].
     _lock: File,
 }
@@ -47,12 +47,17 @@ impl Pages {
         let quota = quota::create(&dir, spec)?;
         usage::create(&dir, spec.generation)?;
         let usage = UsageFile::open(&dir)?;
-        Ok(Self { dir, usage, _quota: quota, _lock: lock })
+        Ok(Self { dir, usage, quota, _lock: lock })
     }
 
     /// What `TESSERA_DIR` is set to.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Their limits.
+    pub fn quota(&self) -> &QuotaWriter {
+        &self.quota
     }
 
     /// What the command's processes wrote.

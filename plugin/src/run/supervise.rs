@@ -17,21 +17,20 @@ const CANNOT_RUN: u8 = 126;
 /// The command was not found.
 const NOT_FOUND: u8 = 127;
 
-/// Runs `command` to its end and returns its exit code; `look` is called now and then where
-/// `observe` says so.
+/// Runs `command` to its end and returns its exit code; `look` is called now and then.
 ///
 /// # Errors
 /// Signals or processes cannot be handled at all; a command that cannot be started is told on
 /// standard error and has a code of its own.
-pub(super) fn run(command: Command, observe: bool, look: impl FnMut()) -> anyhow::Result<u8> {
+pub(super) fn run(command: Command, look: impl FnMut()) -> anyhow::Result<u8> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot watch signals")?
-        .block_on(supervise(command, observe, look))
+        .block_on(supervise(command, look))
 }
 
-async fn supervise(command: Command, observe: bool, mut look: impl FnMut()) -> anyhow::Result<u8> {
+async fn supervise(command: Command, mut look: impl FnMut()) -> anyhow::Result<u8> {
     // Before the start, so that no signal ends this process and leaves the pages behind.
     let mut signals = Signals::new().context("cannot watch signals")?;
     let name = command.get_program().to_owned();
@@ -45,6 +44,7 @@ async fn supervise(command: Command, observe: bool, mut look: impl FnMut()) -> a
     };
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
     let mut tick = tokio::time::interval(LOOK);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             status = child.wait() => return Ok(code(status.context("cannot wait for the command")?)),
@@ -54,7 +54,7 @@ async fn supervise(command: Command, observe: bool, mut look: impl FnMut()) -> a
                     let _ = kill(pid, received);
                 }
             }
-            _ = tick.tick(), if observe => look(),
+            _ = tick.tick() => look(),
         }
     }
 }
@@ -115,26 +115,26 @@ mod tests {
 
     #[test]
     fn the_commands_exit_code_is_passed_on() {
-        assert_eq!(run(shell("exit 7"), false, || {}).unwrap(), 7);
-        assert_eq!(run(shell("true"), false, || {}).unwrap(), 0);
+        assert_eq!(run(shell("exit 7"), || {}).unwrap(), 7);
+        assert_eq!(run(shell("true"), || {}).unwrap(), 0);
     }
 
     #[test]
     fn a_signal_is_128_and_its_number() {
-        assert_eq!(run(shell("kill -KILL $$"), false, || {}).unwrap(), 137);
-        assert_eq!(run(shell("kill -TERM $$"), false, || {}).unwrap(), 143);
+        assert_eq!(run(shell("kill -KILL $$"), || {}).unwrap(), 137);
+        assert_eq!(run(shell("kill -TERM $$"), || {}).unwrap(), 143);
     }
 
     #[test]
     fn a_command_that_is_not_there_is_127() {
-        assert_eq!(run(Command::new("/nonexistent/x"), false, || {}).unwrap(), 127);
-        assert_eq!(run(Command::new("/etc/passwd"), false, || {}).unwrap(), 126);
+        assert_eq!(run(Command::new("/nonexistent/x"), || {}).unwrap(), 127);
+        assert_eq!(run(Command::new("/etc/passwd"), || {}).unwrap(), 126);
     }
 
     #[test]
     fn the_usage_is_looked_at_while_the_command_runs() {
         let mut looks = 0;
-        run(shell("sleep 0.2"), true, || looks += 1).unwrap();
+        run(shell("sleep 0.2"), || looks += 1).unwrap();
         assert!(looks >= 2, "{looks}");
     }
 }
