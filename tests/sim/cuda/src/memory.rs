@@ -169,6 +169,12 @@ impl Memory {
         }
     }
 
+    /// The pool and the size of its allocation that begins at `start`.
+    pub(crate) fn pooled(&self, start: u64) -> Option<(&'static Pool, u64)> {
+        let a = self.by_start.get(&start)?;
+        Some((a.pool?, a.size))
+    }
+
     /// Forgets an allocation of a pool that begins at `start`: the pool and the size.
     pub(crate) fn remove_pooled(&mut self, start: u64) -> Option<(&'static Pool, u64)> {
         let a = self.by_start.get(&start)?;
@@ -321,10 +327,10 @@ fn free_sync(address: u64) -> Result<()> {
     }
     let owner = driver.memory().by_start.get(&address).map(|a| (a.context, a.kind));
     let (owner, kind) = owner.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    if matches!(kind, Kind::Mapped | Kind::MappedHost | Kind::Imported) {
+    if matches!(kind, Kind::Mapped | Kind::MappedHost) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if kind == Kind::Pooled {
+    if matches!(kind, Kind::Pooled | Kind::Imported) {
         // "the driver assumes that all accesses to the allocation are complete and performs no
         // further synchronization" (CUDA C++ Programming Guide).
         return pool::free(driver, address, None).then_some(()).ok_or(CUDA_ERROR_INVALID_VALUE);

@@ -397,9 +397,12 @@ variants! {
     cuMemMapArrayAsync 11010 PerThread => cuMemMapArrayAsync_ptsz;
     cuMemPoolCreate 11020 Legacy => cuMemPoolCreate;
     cuMemPoolDestroy 11020 Legacy => cuMemPoolDestroy;
+    cuMemPoolExportPointer 11020 Legacy => cuMemPoolExportPointer;
+    cuMemPoolExportToShareableHandle 11020 Legacy => cuMemPoolExportToShareableHandle;
     cuMemPoolGetAccess 11020 Legacy => cuMemPoolGetAccess;
     cuMemPoolGetAttribute 11020 Legacy => cuMemPoolGetAttribute;
     cuMemPoolImportFromShareableHandle 11020 Legacy => cuMemPoolImportFromShareableHandle;
+    cuMemPoolImportPointer 11020 Legacy => cuMemPoolImportPointer;
     cuMemPoolSetAccess 11020 Legacy => cuMemPoolSetAccess;
     cuMemPoolSetAttribute 11020 Legacy => cuMemPoolSetAttribute;
     cuMemPoolTrimTo 11020 Legacy => cuMemPoolTrimTo;

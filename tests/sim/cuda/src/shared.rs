@@ -24,6 +24,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPUSH");
 pub(crate) enum What {
     /// `cuMemCreate`.
     Virtual = 1,
+    /// A memory pool: its chunks are objects, the file has many.
+    Pool = 2,
     /// A `cuMemAlloc`ation, or several that share a chunk.
     Ipc = 3,
 }
@@ -218,6 +220,14 @@ pub(crate) fn unmap(at: u64, len: u64) {
     if let Ok(len) = usize::try_from(len) {
         // SAFETY: a mapping of ours that nothing refers to any more.
         unsafe { libc::munmap(at as *mut libc::c_void, len) };
+    }
+}
+
+/// Gives the pages of a shared mapping back to the machine.
+pub(crate) fn discard(at: u64, len: u64) {
+    if let Ok(len) = usize::try_from(len) {
+        // SAFETY: a shared mapping of ours whose content nobody needs.
+        unsafe { libc::madvise(at as *mut libc::c_void, len, libc::MADV_REMOVE) };
     }
 }
 

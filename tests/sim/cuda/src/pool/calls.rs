@@ -13,8 +13,8 @@ use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdevice, CUdeviceptr,
-    CUmemAllocationHandleType, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUstream,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdevice, CUdeviceptr, CUmemLocation,
+    CUmemPoolProps, CUmemoryPool, CUstream,
 };
 
 /// `CU_MEMPOOL_ATTR_*`.
@@ -173,6 +173,10 @@ fn access(driver: &'static Driver, pool: &'static Pool, location: CUmemLocation)
 
 fn set_current(driver: &'static Driver, ordinal: CUdevice, pool: &'static Pool) -> Result<()> {
     let device = driver.device(ordinal)?;
+    // "imported memory pools may not be used in cuDeviceSetMemPool".
+    if lock(&pool.inner).shared.as_ref().is_some_and(|s| s.imported) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     // "pool must be local to the specified device".
     if !lock(&pool.inner).device.is_some_and(|d| std::ptr::eq(d, device)) {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -289,11 +293,6 @@ exports! {
     }
     fn cuMemGetMemPool(out: *mut CUmemoryPool, location: *mut CUmemLocation, allocation: c_int) {
         put(out, handle(pool_of(location, allocation, true)?))
-    }
-    // No pool is exported yet, so there is none to import.
-    fn cuMemPoolImportFromShareableHandle(_out: *mut CUmemoryPool, _handle: *mut c_void, _kind: CUmemAllocationHandleType, _flags: u64) {
-        driver()?;
-        Err(CUDA_ERROR_INVALID_VALUE)
     }
     fn cuMemSetMemPool(location: *mut CUmemLocation, allocation: c_int, pool: CUmemoryPool) {
         let driver = driver()?;
