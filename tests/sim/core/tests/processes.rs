@@ -7,6 +7,7 @@ use simgpu::Session;
 use simgpu::engine::Op;
 use simgpu::layout::{MAX_SLOTS, Shared};
 use simgpu::memory::Use;
+use simgpu::objects::ObjectId;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -467,4 +468,65 @@ fn xids_wake_their_waiters() {
     let event = s.xid(0).unwrap();
     assert_eq!((event.gpu, event.code), (1, 31));
     assert_eq!(injector.wait(), 0);
+}
+
+/// The first object of a fresh state.
+const FIRST: ObjectId = ObjectId { index: 0, generation: 1 };
+
+#[test]
+fn shared_memory_counts_once_and_moves_to_who_holds_it() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let (shared, held) = (Flag::new(), Flag::new());
+    let child = Child::run(|| {
+        let s = open_and_claim(&path);
+        let made = s.charge(0, Use::Virtual, 6 * MIB) && s.charge(0, Use::Allocation, MIB);
+        if !made || s.share(0, Use::Virtual, 6 * MIB) != Some(FIRST) {
+            return 1;
+        }
+        shared.raise();
+        sleep_forever()
+    });
+    shared.reached(1);
+    let s = open_and_claim(&path);
+    assert_eq!(s.hold(FIRST), Some((0, 6 * MIB)));
+    held.raise();
+    assert_eq!(s.used(0), 7 * MIB);
+    let bytes = |s: &Session| s.processes(0).iter().map(|p| p.used_bytes).collect::<Vec<_>>();
+    assert_eq!(bytes(&s), [7 * MIB], "for its maker");
+    child.kill();
+    eventually("the maker's teardown", || s.used(0) == 6 * MIB);
+    assert_eq!(s.processes(0)[0].by_use, [(Use::Virtual, 6 * MIB)], "for its holder");
+    s.let_go(FIRST);
+    assert_eq!((s.used(0), s.hold(FIRST)), (0, None));
+}
+
+#[test]
+fn a_forked_child_keeps_its_parents_shared_memory_in_use() {
+    let dir = Dir::new();
+    let path = dir.state();
+    let (ready, end) = (Flag::new(), Flag::new());
+    let parent = Child::run(|| {
+        let s = open_and_claim(&path);
+        s.charge(0, Use::Virtual, 6 * MIB);
+        if s.share(0, Use::Virtual, 6 * MIB).is_none() {
+            return 1;
+        }
+        // A grandchild that inherits the mapping and outlives its parent.
+        // SAFETY: the grandchild waits and leaves with _exit.
+        if unsafe { libc::fork() } == 0 {
+            ready.raise();
+            end.reached(1);
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(0) };
+        }
+        sleep_forever()
+    });
+    ready.reached(1);
+    let s = open(&path);
+    parent.kill();
+    std::thread::sleep(Duration::from_millis(60));
+    assert_eq!(s.used(0), 6 * MIB, "twice the teardown after the kill");
+    end.raise();
+    eventually("the grandchild's end", || s.used(0) == 0);
 }
