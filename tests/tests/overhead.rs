@@ -57,7 +57,7 @@ fn a_refusal_shows_what_is_granted_and_not_what_racing_requests_ask_for() {
     let said = tenant.finish().stderr;
     let used = said.split("container has ").nth(1).and_then(|rest| rest.split(" MiB").next());
     let used: u64 = used.and_then(|used| used.parse().ok()).unwrap_or_else(|| panic!("{said}"));
-    assert!(used <= 576 && used % 96 == 0, "{said}");
+    assert!(used <= 576 && used.is_multiple_of(96), "{said}");
 }
 
 /// What `processes.c` prints for one form of the list: result, count, then pids and bytes.
