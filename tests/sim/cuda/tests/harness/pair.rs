@@ -1,5 +1,7 @@
 //! Two processes: the scenario's own and a child, forked before either initialises the driver.
 
+#![allow(dead_code, reason = "each suite that includes this uses a part of it")]
+
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
