@@ -3,8 +3,8 @@
 //! What is published moves every view of free memory in the container, so it must be right and it
 //! must rest. Only quiet looks count ([`Sample::overhead`]). Then:
 //!
-//! - **Up** at once when two consecutive looks, [`CONFIRM`] apart, show more than is published: to
-//!   the smaller of the two, rounded up to [`STEP`]. So what is published covers what was seen, and
+//! - **Up** at once when all looks of at least [`CONFIRM`], two or more, show more than is published:
+//!   to the least of them, rounded up to [`STEP`]. So what is published covers what was seen, and
 //!   pages that small allocations fill and leave do not move it.
 //! - **Down** when a process or a context has gone since and two consecutive looks show less, to the
 //!   larger of the two.
@@ -96,6 +96,8 @@ impl Gauge {
             return Verdict::Confirm;
         };
         if now.saturating_duration_since(since) < CONFIRM {
+            // Too soon to confirm, but not to deny.
+            self.rising = Some((since, first.min(overhead)));
             return Verdict::Confirm;
         }
         self.publish(first.min(overhead).checked_next_multiple_of(STEP).unwrap_or(u64::MAX));
