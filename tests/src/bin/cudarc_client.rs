@@ -105,6 +105,8 @@ fn launches() -> Result<(), DriverError> {
 /// would stay: it belongs to the device's pool.)
 fn a_context_of_its_own() -> Result<(), DriverError> {
     let primary = CudaContext::new(0)?;
+    // What was freed in stream order before goes back to the device at a synchronisation.
+    primary.synchronize()?;
     let (free, _) = primary.mem_get_info()?;
     let own = CudaContext::new_non_primary(0, 0)?;
     own.bind_to_thread()?;

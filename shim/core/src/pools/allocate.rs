@@ -196,7 +196,7 @@ fn adopt(
             None => of_stream,
         },
     };
-    let pool = process.pools.insert(process, handle, home)?;
+    let pool = process.pools.adopt(handle, home)?;
     // What it holds already is owed.
     pool.settle(process);
     Some(pool)

@@ -307,9 +307,9 @@ fn then_know(
         // SAFETY: the driver has read the one and written the other.
         let (pool, location) = unsafe { (*pool, *location) };
         let home = home_of(process, location, kind, here(process));
-        if let (Some(home), None) = (home, process.pools.find(pool)) {
+        if let Some(home) = home {
             // Without memory for the table it is looked at when it is used.
-            process.pools.insert(process, pool, home);
+            process.pools.adopt(pool, home);
         }
     }
     result

@@ -116,8 +116,8 @@ impl Pools {
         (0..used).filter_map(|index| self.at(index)).find(|pool| pool.is(handle))
     }
 
-    /// Remembers a pool that the driver has just made, or that is seen for the first time. What had
-    /// its handle before is gone without our seeing it. `None`: no memory for the table.
+    /// Remembers a pool that the driver has just made. What had its handle before is gone without our
+    /// seeing it. `None`: no memory for the table.
     pub(crate) fn insert(
         &self,
         process: &'static Process,
@@ -129,6 +129,17 @@ impl Pools {
             stale.hide();
             stale.close(process);
         }
+        self.begin(handle, home)
+    }
+
+    /// Remembers a pool that exists, unless another thread has just done so.
+    pub(crate) fn adopt(&self, handle: CUmemoryPool, home: Home) -> Option<&Pool> {
+        let _growing = self.growing.lock();
+        self.find(handle).or_else(|| self.begin(handle, home))
+    }
+
+    /// Gives `handle` a place; the caller holds `growing`.
+    fn begin(&self, handle: CUmemoryPool, home: Home) -> Option<&Pool> {
         let (index, pool) = self.place()?;
         pool.begin_life(Source::Pool(handle.expose_provenance()), home, index + 1);
         Some(pool)
