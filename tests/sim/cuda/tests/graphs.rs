@@ -10,6 +10,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 scenarios! {
     memory_comes_with_the_first_launch_and_stays_until_trimmed
+    allocations_that_live_on_share_no_memory_however_they_race
     an_upload_brings_the_memory
     what_one_graph_frees_serves_its_next_allocation
     graphs_of_one_stream_share_memory_and_those_of_two_do_not
@@ -173,6 +174,38 @@ mod body {
                  &raw mut params => *mut Params)));
         assert_eq!((params.3, attribute(RESERVED)), (0, 3 * PAGE));
         destroy_exec(exec);
+    }
+
+    /// Guide, "Physical Memory Management and Sharing": graphs share what is not in use at the same
+    /// time, and allocations that outlive their graphs are; "Physical Memory Footprint": a trim takes
+    /// none of it, nor what another thread is launching.
+    pub fn allocations_that_live_on_share_no_memory_however_they_race() {
+        let context = retain(0) as usize;
+        let s = new_stream() as usize;
+        const THREADS: u64 = 4;
+        for _ in 0..100 {
+            let race = || {
+                ok(cuda!(cuCtxSetCurrent(context as Handle => Handle)));
+                let graph = graph();
+                let (_, at) = alloc_node(graph, &[], PAGE);
+                let exec = instantiate(graph, 0).unwrap();
+                ok(run(exec, s as Handle));
+                trim();
+                (exec as usize, graph as usize, at)
+            };
+            let made: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(race)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!((attribute(USED), attribute(RESERVED)), (THREADS * PAGE, THREADS * PAGE));
+            for (exec, graph, at) in made {
+                ok(cuda!(cuMemFreeAsync(at => u64, s as Handle => Handle)));
+                destroy_exec(exec as Handle);
+                destroy(graph as Handle);
+            }
+            trim();
+            assert_eq!((attribute(USED), attribute(RESERVED)), (0, 0));
+        }
     }
 
     /// Guide, "Optimized Memory Reuse": "Address Reuse within a Graph" needs a dependency.

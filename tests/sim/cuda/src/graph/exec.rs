@@ -148,10 +148,18 @@ impl State {
         devices.into_iter().map(|device| (device, bytes_on(device))).collect()
     }
 
-    fn map(&self, s: &Stream) -> Result<Vec<&'static Device>> {
+    /// `launching`: nothing trims it before [`memory::launched`].
+    fn map(&self, s: &Stream, launching: bool) -> Result<Vec<&'static Device>> {
         let mut mapped = Vec::new();
+        let all = self.lasting();
         for (device, bytes) in self.footprints() {
-            memory::map(self.number, device, s.number(), bytes)?;
+            let there = all.iter().filter(|a| std::ptr::eq(a.device, device));
+            let lasting: u64 = there.map(|a| memory::footprint(a.size)).sum();
+            let bytes = (bytes, lasting.min(bytes));
+            if let Err(error) = memory::map(self.number, device, s.number(), bytes, launching) {
+                mapped.into_iter().for_each(|device| memory::launched(self.number, device, 0));
+                return Err(error);
+            }
             mapped.push(device);
         }
         Ok(mapped)
@@ -195,7 +203,16 @@ impl State {
         if self.steps.iter().any(unknown) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let devices = self.map(s)?;
+        let devices = self.map(s, true)?;
+        let submitted = self.submit(s, &lasting);
+        let last = s.last_operation();
+        for device in devices {
+            memory::launched(self.number, device, last);
+        }
+        submitted
+    }
+
+    fn submit(&self, s: &'static Stream, lasting: &[Arc<Allocation>]) -> Result<()> {
         for step in self.steps.iter().filter(|step| step.enabled) {
             match &step.kind {
                 Kind::Kernel(kernel) => crate::launch::run_kernel(kernel, s)?,
@@ -217,10 +234,6 @@ impl State {
                 Kind::MemOps(batch) => crate::stream_memory::run(&batch.ops, s)?,
                 Kind::Empty | Kind::Child(_) | Kind::Conditional(_) => {}
             }
-        }
-        let last = s.last_operation();
-        for device in devices {
-            memory::launched(self.number, device, last);
         }
         Ok(())
     }
@@ -271,7 +284,7 @@ impl Exec {
 
     /// Maps its memory for a launch in `s`.
     pub(crate) fn upload(&self, s: &'static Stream) -> Result<()> {
-        self.lock().map(s).map(|_| ())
+        self.lock().map(s, false).map(|_| ())
     }
 
     /// Ends it. What it allocated lives on; its memory is kept for other graphs.

@@ -70,19 +70,26 @@ struct Mapped {
     bytes: u64,
     /// Its last operation.
     last: u64,
+    /// Of them, what allocations take that live on behind the launch: shared with no other graph.
+    /// 0 once the launch is submitted, which then has them among the living.
+    lasting: u64,
+    /// A launch is being submitted.
+    launching: bool,
 }
 
 impl Pool {
     /// Bytes mapped, in whole pages.
     fn used(&self, page: u64) -> u64 {
         let mut streams = BTreeMap::<u64, u64>::new();
+        let mut live: u64 = self.live.values().sum();
         for (exec, m) in &self.mapped {
             // What lives on belongs to the allocation rather than to the graph.
-            let own = m.bytes.saturating_sub(self.live.get(exec).copied().unwrap_or(0));
+            let alive = self.live.get(exec).copied().unwrap_or(0);
+            live += m.lasting.saturating_sub(alive);
+            let own = m.bytes.saturating_sub(alive.max(m.lasting));
             let most = streams.entry(m.stream).or_default();
             *most = own.max(*most);
         }
-        let live: u64 = self.live.values().sum();
         (live + streams.values().sum::<u64>()).next_multiple_of(page)
     }
 
@@ -174,15 +181,22 @@ pub(crate) fn next_exec() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Maps `bytes` of `device` for an executable graph in a stream.
-pub(crate) fn map(exec: u64, device: &'static Device, stream: u64, bytes: u64) -> Result<()> {
+/// Maps `bytes` of `device`, of which `lasting` live on, for an executable graph in a stream. `launching`: until [`launched`],
+/// what the launch allocates is not alive yet, and a trim by another thread leaves it alone.
+pub(crate) fn map(
+    exec: u64,
+    device: &'static Device,
+    stream: u64,
+    (bytes, lasting): (u64, u64),
+    launching: bool,
+) -> Result<()> {
     let driver = driver()?;
     let page = page(driver);
     let mut state = lock(&STATE);
     let pool = state.pools.entry(device.ordinal).or_default();
     let before = pool.mapped.remove(&exec);
     let last = before.as_ref().map_or(0, |m| m.last);
-    pool.mapped.insert(exec, Mapped { stream, bytes, last });
+    pool.mapped.insert(exec, Mapped { stream, bytes, last, lasting, launching });
     let missing = pool.used(page).saturating_sub(pool.reserved);
     if missing > 0 && !crate::pool::charge(driver, device.gpu, Use::Allocation, missing) {
         match before {
@@ -202,6 +216,7 @@ pub(crate) fn launched(exec: u64, device: &Device, last: u64) {
         && let Some(mapped) = pool.mapped.get_mut(&exec)
     {
         mapped.last = last;
+        (mapped.lasting, mapped.launching) = (0, false);
     }
 }
 
@@ -261,7 +276,8 @@ fn trim(driver: &Driver, device: &'static Device) {
     let mut state = lock(&STATE);
     let Some(pool) = state.pools.get_mut(&device.ordinal) else { return };
     let channel = device.lane.channel();
-    pool.mapped.retain(|_, m| m.last > 0 && !driver.session.is_complete(channel, m.last - 1));
+    let is_running = |m: &Mapped| m.last > 0 && !driver.session.is_complete(channel, m.last - 1);
+    pool.mapped.retain(|_, m| m.launching || is_running(m));
     let used = pool.used(page);
     let idle = pool.reserved.saturating_sub(used);
     pool.reserved -= idle;
