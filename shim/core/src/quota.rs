@@ -64,7 +64,7 @@ pub(crate) fn commit(
     kind: Kind,
 ) -> Result<(), Overrun<'static>> {
     reservation.commit(actual, kind).or_else(|overrun| {
-        if process.shares.look_again(process) | process.pools.reclaim(process, gpu) {
+        if process.shares.look_again(process) | process.pools.reclaim_at_once(process, gpu) {
             overrun.reservation.commit(actual, kind)
         } else {
             Err(overrun)

@@ -35,6 +35,13 @@ impl<T> Spin<T> {
         Held { lock: self }
     }
 
+    /// The lock, if nobody has it.
+    #[inline]
+    pub fn try_lock(&self) -> Option<Held<'_, T>> {
+        // Acquire: as in `lock`.
+        (!self.held.swap(true, Ordering::Acquire)).then_some(Held { lock: self })
+    }
+
     #[cold]
     fn wait(&self) {
         let mut turn = 0u32;

@@ -327,15 +327,14 @@ pub unsafe fn cuDeviceGraphMemTrim(
     // SAFETY: the caller's own argument.
     let call = || unsafe { real(dev) };
     let Some(_depth) = Depth::enter() else { return call() };
+    let Some(process) = state::armed() else { return call() };
+    let pool = process.listed(dev).flatten().and_then(|gpu| process.pools.graphs(gpu, dev));
+    let Some(pool) = pool else { return call() };
+    let _untrimmed = pool.tight.lock();
     let result = call();
-    if result == CUDA_SUCCESS
-        && let Some(process) = state::armed()
-        && let Some(Some(gpu)) = process.listed(dev)
-    {
+    if result == CUDA_SUCCESS {
         process.graphs.trimmed();
-        if let Some(pool) = process.pools.graphs(gpu, dev) {
-            pool.settle(process);
-        }
+        pool.settle(process);
     }
     result
 }

@@ -41,15 +41,7 @@ impl Run<'_> {
         if let Some(result) = self.at_once(&call) {
             return result;
         }
-        let Self { name, process, .. } = *self;
-        match self.squeeze_in(&upload) {
-            Ok(()) => self.settled([const { None }; MAX_GPUS], &call),
-            Err(Lack::Quota { gpu, bytes, reason }) => {
-                let refused = process.account.refuse(reason, usize::from(gpu), bytes);
-                quota::refuse(process, name, &refused)
-            }
-            Err(Lack::Driver(result)) => result,
-        }
+        self.squeeze_in(&upload, &call)
     }
 
     /// Makes `call` if there is room for the worst, or never.
@@ -119,9 +111,13 @@ impl Run<'_> {
     /// undone by a trim, and is launched only if what the driver took is paid. One that is mapped
     /// takes nothing more, unless it moves to another stream. Otherwise everything unused is trimmed,
     /// and what the nodes ask for is reserved.
+    ///
+    /// Nobody else trims between the upload and the end of the launch: what was mapped and paid would
+    /// be unmapped, and mapped again unpaid.
     #[cold]
-    fn squeeze_in(&self, upload: &impl Fn() -> CUresult) -> Result<(), Lack> {
-        let tight: [Option<_>; MAX_GPUS] = {
+    fn squeeze_in(&self, upload: &impl Fn() -> CUresult, call: &impl Fn() -> CUresult) -> CUresult {
+        let Self { name, process, .. } = *self;
+        let _untrimmed: [Option<_>; MAX_GPUS] = {
             let mut pools = self.pools().peekable();
             array::from_fn(|at| {
                 let next = pools.next_if(|(gpu, ..)| usize::from(*gpu) == at);
@@ -133,16 +129,21 @@ impl Run<'_> {
             self.reclaim();
             outcome = self.attempt(upload, |bytes| bytes);
         }
-        if matches!(outcome, Err(Lack::Quota { .. })) {
-            self.reclaim();
+        match outcome {
+            Ok(()) => self.settled([const { None }; MAX_GPUS], call),
+            Err(Lack::Quota { gpu, bytes, reason }) => {
+                self.reclaim();
+                let refused = process.account.refuse(reason, usize::from(gpu), bytes);
+                quota::refuse(process, name, &refused)
+            }
+            Err(Lack::Driver(result)) => result,
         }
-        drop(tight);
-        outcome
     }
 
+    /// The caller holds the pools' `tight`.
     fn reclaim(&self) {
         for (gpu, ..) in self.pools() {
-            self.process.pools.reclaim(self.process, gpu);
+            self.process.pools.reclaim_untrimmed(self.process, gpu);
         }
     }
 

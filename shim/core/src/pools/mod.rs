@@ -201,11 +201,35 @@ impl Pools {
     }
 
     /// Asks the driver to give back what this process's pools on `gpu` hold and do not use. False
-    /// when nothing came.
+    /// when nothing came. Waits for launches that nobody may trim under; the calling thread holds no
+    /// unsettled reservation, for which such a launch might wait.
     #[cold]
     pub(crate) fn reclaim(&self, process: &'static Process, gpu: u8) -> bool {
+        let graphs = self.graphs.get(usize::from(gpu));
+        let _untrimmed = graphs.map(|graphs| graphs.tight.lock());
+        self.reclaim_untrimmed(process, gpu)
+    }
+
+    /// As [`Pools::reclaim`], for who holds an unsettled reservation: graph memory is left alone while
+    /// nobody may trim it.
+    #[cold]
+    pub(crate) fn reclaim_at_once(&self, process: &'static Process, gpu: u8) -> bool {
+        let graphs = self.graphs.get(usize::from(gpu));
+        match graphs.map(|graphs| graphs.tight.try_lock()) {
+            Some(None) => self.trim(process, gpu, |pool| !pool.is_of_graphs()),
+            Some(Some(_)) | None => self.reclaim_untrimmed(process, gpu),
+        }
+    }
+
+    /// As [`Pools::reclaim`]; the caller holds `tight` of the GPU's graph memory.
+    #[cold]
+    pub(crate) fn reclaim_untrimmed(&self, process: &'static Process, gpu: u8) -> bool {
+        self.trim(process, gpu, |_| true)
+    }
+
+    fn trim(&self, process: &'static Process, gpu: u8, wanted: impl Fn(&Pool) -> bool) -> bool {
         let mut released = 0;
-        for pool in self.each() {
+        for pool in self.each().filter(|pool| wanted(pool)) {
             if pool.home() == Home::Gpu(gpu) && (pool.charged() > 0 || pool.in_debt()) {
                 released += pool.trim(process);
             }

@@ -73,7 +73,8 @@ pub(crate) struct Pool {
     books: Spin<Books>,
     /// [`Books::learnt`], for who needs nothing else.
     learnt: AtomicU64,
-    /// Held over the driver's call by those that could not reserve the worst.
+    /// Held over the driver's call by those that could not reserve the worst. Graph memory is
+    /// trimmed under it only.
     pub(crate) tight: Spin<()>,
 }
 
@@ -147,7 +148,11 @@ impl Pool {
     }
 
     fn kind(&self) -> Kind {
-        if self.graphs_of.load(Ordering::Relaxed) == 0 { Kind::Async } else { Kind::Graph }
+        if self.is_of_graphs() { Kind::Graph } else { Kind::Async }
+    }
+
+    pub(crate) fn is_of_graphs(&self) -> bool {
+        self.graphs_of.load(Ordering::Relaxed) != 0
     }
 
     #[inline]
