@@ -97,12 +97,15 @@ pub fn ruined_usage_page_hurts_only_its_tenant(suite: &Suite<'_>) -> Result<()> 
         Ok(pod.try_exec(&["tessera-tenant", "hold", "--bytes", "1Mi", "--for", "1"])?.code
             == Some(0))
     };
-    // Cut: no quota can be kept with it, so no memory, until the container starts anew.
+    // Cut: no quota can be kept with it, so no memory, until the plugin has put it right; the
+    // container need not start anew for that.
     pod.exec(&["sh", "-c", &format!(": > {usage}")])?;
-    ensure!(!works()?, "memory without a usage page");
+    wait::until("the usage page is put right", Duration::from_secs(30), || {
+        Ok(Look::when(works()?, "no memory yet"))
+    })?;
     pod.exec(&["killall", "sleep"])?;
     pod.wait_for_restart(0)?;
-    ensure!(works()?, "still refused after a restart");
+    ensure!(works()?, "refused after a restart");
     // Grown until the file system that holds all pages is full: nobody else's is touched.
     let grow = pod.try_exec(&["dd", "if=/dev/zero", &format!("of={usage}"), "bs=1M", "seek=1"])?;
     ensure!(grow.stderr.contains("No space left"), "the pages' file system has no end: {grow:?}");
