@@ -168,7 +168,7 @@ fn small_tmpfs(dir: &Path) -> Option<impl Drop + use<>> {
     }
     std::fs::create_dir(dir).unwrap();
     let flags = nix::mount::MsFlags::empty();
-    match nix::mount::mount(Some("small"), dir, Some("tmpfs"), flags, Some("size=2m")) {
+    match nix::mount::mount(Some("small"), dir, Some("tmpfs"), flags, Some("size=8m")) {
         Ok(()) => Some(Unmount(dir.to_owned())),
         Err(error) => {
             eprintln!("not run: a small file system cannot be mounted here ({error})");
