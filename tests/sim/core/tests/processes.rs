@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 const MS: u64 = 1_000_000;
 const CONFIG: &str = "[memory]\nteardown_ms = 30\n[costs]\nlaunch_ns = 0\n";
 /// A generous bound for things that take milliseconds.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A child process that is killed when dropped.
 struct Child(libc::pid_t);
