@@ -32,8 +32,8 @@ impl Order<'_> {
         undo: impl FnOnce(u64),
     ) -> CUresult {
         let worst = self.pool.worst(self.bytes);
-        if !self.pool.in_debt()
-            && let Some(reservation) = quota::reserve_if_room(self.process, self.gpu, worst)
+        if let Some(reservation) = quota::reserve_if_room(self.process, self.gpu, worst)
+            && self.pool.begin_beside_others(worst)
         {
             let (result, lacking) = self.run(reservation, call);
             if lacking > 0 {
@@ -44,21 +44,20 @@ impl Order<'_> {
         self.squeeze_in(worst, call, made, undo)
     }
 
-    /// The driver's call between announcement and settlement; what is lacking afterwards.
+    /// The driver's call, announced, and its settlement; what is lacking afterwards.
     #[inline]
     fn run(
         &self,
         reservation: Reservation<'static>,
         call: &impl Fn() -> CUresult,
     ) -> (CUresult, u64) {
-        self.pool.begin(reservation.bytes());
         let result = quota::insist(self.process, self.gpu, self.bytes, call);
         // A call that failed settles too: the driver may have taken or given back memory on the way.
         (result, self.pool.settle_call(self.process, reservation))
     }
 
-    /// Where the worst does not fit: one at a time, with the least reserved. See the module's text on
-    /// what the driver may take meanwhile.
+    /// Where the worst does not fit: alone in the pool, with the least reserved. See the module's text
+    /// on what the driver may take meanwhile.
     #[cold]
     #[inline(never)]
     fn squeeze_in(
@@ -69,7 +68,7 @@ impl Order<'_> {
         undo: impl FnOnce(u64),
     ) -> CUresult {
         let Self { process, pool, gpu, .. } = *self;
-        let _one_at_a_time = pool.tight.lock();
+        let _alone = pool.alone();
         let reserved = self.pay_debt().and_then(|()| {
             let (at, least) = (usize::from(gpu), pool.least(self.bytes));
             let account = &process.account;
@@ -84,6 +83,7 @@ impl Order<'_> {
         });
         match reserved {
             Ok(reservation) => {
+                pool.begin(reservation.bytes());
                 let (result, lacking) = self.run(reservation, call);
                 self.finish(result, lacking, made, undo)
             }

@@ -8,10 +8,13 @@
 //! - afterwards it settles under the pool's lock: the driver is asked, the charge moves to the
 //!   answer, and the call's own reservation pays for as much of a growth as it can. What it does not
 //!   need goes back. What it cannot pay is *lacking* only as far as no other call is pending.
+//! - a call whose growth may exceed what it announces is *alone*: it starts when no other is pending,
+//!   and none starts before it ends, so that what is lacking afterwards is its own doing.
 //!
 //! With growths of at most what each call announced, `reserved <= charged + pending` holds at every
-//! moment, and `charged` is what the driver reserves whenever nobody is pending. Nothing is charged
-//! twice, because the charge is set to the driver's figure, never added up.
+//! moment but within a call that is alone, and `charged` is what the driver reserves whenever nobody
+//! is pending. Nothing is charged twice, because the charge is set to the driver's figure, never
+//! added up.
 
 /// The chunk in which pools grow, as far as is known: the CUDA driver's is 32 MiB.
 const CHUNK: u64 = 32 << 20;
@@ -29,6 +32,8 @@ pub struct Books {
     pending: u64,
     /// The chunk, where it was seen to be larger than [`CHUNK`]; else 0.
     learnt: u64,
+    /// One call wants to be alone, or is.
+    closed: bool,
 }
 
 /// What a settlement says is to be done with the quota, while the lock is still held.
@@ -45,7 +50,7 @@ pub struct Settled {
 impl Books {
     /// Nothing charged.
     pub const fn new() -> Self {
-        Self { charged: 0, pending: 0, learnt: 0 }
+        Self { charged: 0, pending: 0, learnt: 0, closed: false }
     }
 
     /// Bytes charged.
@@ -66,6 +71,25 @@ impl Books {
     /// For [`worst`]: a chunk that was seen to be larger than assumed, or 0.
     pub fn learnt(&self) -> u64 {
         self.learnt
+    }
+
+    /// As [`Books::begin`], for a call that grows the pool by at most `bytes`; false, with nothing
+    /// announced, while another wants to be alone.
+    pub fn begin_beside_others(&mut self, bytes: u64) -> bool {
+        if !self.closed {
+            self.begin(bytes);
+        }
+        !self.closed
+    }
+
+    /// Lets no more calls begin beside others.
+    pub fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// Lets calls begin beside others again.
+    pub fn open(&mut self) {
+        self.closed = false;
     }
 
     /// A call that has reserved `bytes` from the quota is about to call the driver.
@@ -96,7 +120,7 @@ impl Books {
     }
 
     /// The pool is gone: forgets the charge and returns it.
-    pub fn close(&mut self) -> u64 {
+    pub fn end(&mut self) -> u64 {
         core::mem::take(&mut self.charged)
     }
 }
@@ -167,6 +191,20 @@ mod tests {
     }
 
     #[test]
+    fn nobody_begins_beside_a_call_that_is_alone() {
+        let mut books = Books::default();
+        assert!(books.begin_beside_others(32 * MIB));
+        books.close();
+        assert!(!books.begin_beside_others(32 * MIB));
+        assert_eq!(books.settle(32 * MIB, 32 * MIB).lacking, 0);
+        assert!(!books.is_busy());
+        books.begin(2 * MIB);
+        assert_eq!(books.settle(2 * MIB, 64 * MIB).lacking, 30 * MIB);
+        books.open();
+        assert!(books.begin_beside_others(32 * MIB) && books.is_busy());
+    }
+
+    #[test]
     fn a_larger_chunk_is_learnt_and_nonsense_is_not() {
         let mut books = Books::default();
         assert_eq!(books.worst(1), 32 * MIB);
@@ -183,8 +221,12 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Act {
         /// The thread goes one step on: announces, calls the driver, settles. A call that grows the
-        /// pool does so by at most what was announced.
+        /// pool does so by at most what was announced, unless it is alone.
         Step { thread: usize, bytes: u64, grows: bool },
+        /// An idle thread wants to be alone, one that waits gets on if nobody is under way and grows
+        /// the pool by more than it announces, one that is alone settles and gives up what is
+        /// lacking.
+        Alone { thread: usize, announced: u64, grown: u64 },
         /// The driver gives back up to so many chunks: a synchronisation, a trim.
         Shrink(u64),
         /// Somebody only looks.
@@ -196,27 +238,49 @@ mod tests {
         Idle,
         Announced(u64),
         Called(u64),
+        /// Waits to be alone.
+        Waiting,
+        /// Is alone, and announced less than it may take.
+        Alone {
+            announced: u64,
+            grown: u64,
+        },
     }
 
     fn act() -> impl Strategy<Value = Act> {
         prop_oneof![
             8 => (0usize..4, 1u64..200, any::<bool>())
                 .prop_map(|(thread, mib, grows)| Act::Step { thread, bytes: mib * MIB, grows }),
+            4 => (0usize..4, 0u64..100, 1u64..100)
+                .prop_map(|(thread, announced, more)| Act::Alone {
+                    thread,
+                    announced: announced * PAGE,
+                    grown: (announced + more) * PAGE,
+                }),
             2 => (1u64..4).prop_map(Act::Shrink),
             1 => Just(Act::Look),
         ]
     }
 
+    /// What a call that is alone has taken beyond what it announced.
+    fn excess(threads: &[Thread]) -> u64 {
+        let of = |thread: &Thread| match thread {
+            Thread::Alone { announced, grown } => grown - announced,
+            _ => 0,
+        };
+        threads.iter().map(of).sum()
+    }
+
     proptest! {
         /// However calls race, settle and shrink: what the driver holds is always charged or
-        /// reserved, nothing is ever lacking, and when all is quiet the charge is the driver's figure.
+        /// reserved, nothing is ever lacking but to a call that is alone, and when all is quiet the charge is the driver's figure.
         #[test]
         fn racing_settlements_lose_nothing_and_charge_nothing_twice(
             acts in proptest::collection::vec(act(), 1..300)
         ) {
             let mut books = Books::default();
             let mut threads = [Thread::Idle; 4];
-            let (mut reserved, mut quota) = (0u64, 0u64);
+            let (mut reserved, mut quota, mut closed) = (0u64, 0u64, false);
             let looked = |books: &mut Books, mine: u64, reserved: u64, quota: &mut u64| {
                 let settled = books.settle(mine, reserved);
                 *quota = *quota - mine + settled.keep - settled.release;
@@ -227,9 +291,12 @@ mod tests {
                     Act::Step { thread, bytes, grows } => threads[thread] = match threads[thread] {
                         Thread::Idle => {
                             let worst = books.worst(bytes);
-                            quota += worst;
-                            books.begin(worst);
-                            Thread::Announced(worst)
+                            if books.begin_beside_others(worst) {
+                                quota += worst;
+                                Thread::Announced(worst)
+                            } else {
+                                Thread::Idle
+                            }
                         }
                         Thread::Announced(worst) => {
                             if grows {
@@ -242,20 +309,51 @@ mod tests {
                             prop_assert_eq!(settled.lacking, 0);
                             Thread::Idle
                         }
+                        waits => waits,
+                    },
+                    Act::Alone { thread, announced, grown } => threads[thread] = match threads[thread] {
+                        Thread::Idle if !closed => {
+                            closed = true;
+                            books.close();
+                            Thread::Waiting
+                        }
+                        Thread::Waiting if !books.is_busy() => {
+                            quota += announced;
+                            books.begin(announced);
+                            reserved += grown;
+                            Thread::Alone { announced, grown }
+                        }
+                        Thread::Alone { announced, grown } => {
+                            // Only what it took itself can be lacking, and it gives that up.
+                            let lacking = looked(&mut books, announced, reserved, &mut quota).lacking;
+                            prop_assert!(lacking <= grown - announced);
+                            reserved -= lacking;
+                            closed = false;
+                            books.open();
+                            Thread::Idle
+                        }
+                        other => other,
                     },
                     Act::Shrink(chunks) => reserved = reserved.saturating_sub(chunks * CHUNK),
                     Act::Look => {
-                        prop_assert_eq!(looked(&mut books, 0, reserved, &mut quota).lacking, 0);
+                        let lacking = looked(&mut books, 0, reserved, &mut quota).lacking;
+                        prop_assert!(lacking <= excess(&threads));
                     }
                 }
-                prop_assert!(reserved <= quota, "the driver holds what nobody has reserved");
+                prop_assert!(
+                    reserved <= quota + excess(&threads),
+                    "the driver holds what nobody has reserved"
+                );
                 prop_assert_eq!(quota, books.charged + books.pending);
             }
             for thread in threads {
                 match thread {
-                    Thread::Idle => {}
+                    Thread::Idle | Thread::Waiting => {}
                     Thread::Announced(worst) | Thread::Called(worst) => {
                         looked(&mut books, worst, reserved, &mut quota);
+                    }
+                    Thread::Alone { announced, .. } => {
+                        reserved -= looked(&mut books, announced, reserved, &mut quota).lacking;
                     }
                 }
             }

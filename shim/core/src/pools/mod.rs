@@ -20,7 +20,7 @@
 //! trimmed, and the application gets `CUDA_ERROR_OUT_OF_MEMORY`. Between the driver's call and the
 //! free, physical memory is over the quota by that growth less what was reserved.
 //!
-//! - It is bounded: such calls go one at a time in a pool, so it is at most one growth per pool: the
+//! - It is bounded: such a call is alone in its pool, so it is at most one growth per pool: the
 //!   request rounded up to the chunk, less what was reserved. The same holds when a driver's chunk is larger
 //!   than assumed; after the first such growth it is known.
 //! - It is undone: at once if the driver can give the chunk back at the trim, else when the

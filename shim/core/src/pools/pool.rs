@@ -6,8 +6,9 @@
 use super::ask::{Source, Uncaptured};
 use super::books::{self, Books, Settled};
 use super::notice_frees;
+use crate::log::now_ns;
 use crate::quota;
-use crate::spin::Spin;
+use crate::spin::{Held, Spin, pause};
 use crate::state::Process;
 use core::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
@@ -44,6 +45,23 @@ impl Home {
             Self::FREE => Self::Free,
             gpu => Self::Gpu(gpu),
         }
+    }
+}
+
+/// How long a call waits to be alone: longer than the driver is insisted on. A pool in which a call
+/// takes longer is shared after all; what is lacking then may be laid to the wrong one of them.
+const LONGEST_CALL_NS: u64 = 3_000_000_000;
+
+/// The right to be the only call under way in a pool: what it finds lacking is its own doing.
+#[derive(Debug)]
+pub(crate) struct Alone<'a> {
+    pool: &'a Pool,
+    _one_at_a_time: Held<'a, ()>,
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.pool.books.lock().open();
     }
 }
 
@@ -178,9 +196,33 @@ impl Pool {
         self.in_debt.load(Ordering::Relaxed)
     }
 
+    /// Waits until no call is under way, and keeps others from beginning. The caller holds no
+    /// reservation: those under way may wait for one.
+    pub(crate) fn alone(&self) -> Alone<'_> {
+        let alone = Alone { _one_at_a_time: self.tight.lock(), pool: self };
+        self.books.lock().close();
+        let (mut turn, mut since) = (0, None);
+        while self.books.lock().is_busy() {
+            if now_ns() - *since.get_or_insert_with(now_ns) > LONGEST_CALL_NS {
+                break;
+            }
+            pause(turn);
+            turn = turn.saturating_add(1);
+        }
+        alone
+    }
+
     /// Announces a call that has reserved `bytes`.
     pub(crate) fn begin(&self, bytes: u64) {
         self.books.lock().begin(bytes);
+    }
+
+    /// Announces a call that grows the pool by at most the `bytes` that it has reserved; false while
+    /// another call is [`Alone`], and in a pool that is in debt.
+    #[inline]
+    pub(crate) fn begin_beside_others(&self, bytes: u64) -> bool {
+        let mut books = self.books.lock();
+        !self.in_debt() && books.begin_beside_others(bytes)
     }
 
     /// Settles a call that was announced with `reservation`: asks the driver, charges what it
@@ -337,7 +379,7 @@ impl Pool {
 
     /// The driver has given all of it back.
     pub(crate) fn close(&self, process: &'static Process) {
-        let charged = self.books.lock().close();
+        let charged = self.books.lock().end();
         self.loose.store(false, Ordering::Relaxed);
         if let (Home::Gpu(gpu), 1..) = (self.home(), charged) {
             quota::release(process, gpu, charged, self.kind());
