@@ -44,6 +44,12 @@ const NEWS_RATE: u32 = 1;
 
 /// The first look is left until kubelet has been served.
 const START: Duration = Duration::from_secs(1);
+/// A new allocation has no process yet, and the first that comes is news.
+const FRESH: Duration = Duration::from_millis(100);
+/// What has been looked at rests for so many times as long as that took, so that looking costs at
+/// most a ninth of a core however many pods come and go.
+const REST: u32 = 8;
+const LONGEST_REST: Duration = Duration::from_millis(100);
 /// Least time between two findings about a tenant that are told; all are counted.
 const TELL: Duration = Duration::from_secs(10);
 
@@ -73,10 +79,13 @@ impl Watch {
                 let mut due = Instant::now() + START;
                 while !stop.load(Ordering::Relaxed) {
                     bell.wait(due);
-                    if !stop.load(Ordering::Relaxed) {
-                        observer.round();
+                    if stop.load(Ordering::Relaxed) {
+                        break;
                     }
+                    let began = Instant::now();
+                    observer.round();
                     due = observer.due();
+                    std::thread::sleep((began.elapsed() * REST).min(LONGEST_REST));
                 }
             },
         )?;
@@ -195,7 +204,7 @@ impl Observer {
         }
         let wait = match self.tenants.get_mut(&record.id) {
             Some(tenant) if region.observed().take_news() => tenant.news.take(now).err(),
-            _ if fresh => None,
+            _ if fresh => Some(FRESH),
             _ => return,
         };
         for grant in &record.grants {
