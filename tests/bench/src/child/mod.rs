@@ -17,7 +17,7 @@ use crate::stats::Sample;
 /// Calls timed together: long enough for the clock, short enough to fit between preemptions.
 const BATCH: u32 = 64;
 /// Batches whose median is one round's value.
-const BATCHES: usize = 400;
+const BATCHES: usize = 4000;
 /// Allocations are of this size.
 pub const CHUNK: u64 = 2 << 20;
 
