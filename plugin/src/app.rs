@@ -10,9 +10,9 @@ use tokio::task::JoinHandle;
 use tracing::{debug, error, info, warn};
 
 use crate::admin::{self, Sources};
-use crate::allocate::Delivery;
 use crate::capacity;
 use crate::config::{Config, ConfigError};
+use crate::delivery::Delivery;
 use crate::device::health::Observation;
 use crate::device::{Discovery, Gpu};
 use crate::kubelet::pod_resources::PodResources;

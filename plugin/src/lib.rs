@@ -1,7 +1,7 @@
 //! Tessera's device plugin: advertises each GPU as replicas with quotas, hands allocations their
 //! pages, and keeps the record.
 //!
-//! Pure decisions (`replica`, `capacity`, `allocate`, `preferred`, `reconcile`, `device::health`)
+//! Pure decisions (`replica`, `capacity`, `allocate`, `delivery`, `preferred`, `reconcile`, `device::health`)
 //! are kept apart from what does I/O (`ledger`, `regions`, `session`, `device::nvml`), and [`app`]
 //! wires them. `docs/plugin.md` tells the life of an allocation.
 #![forbid(unsafe_code)]
@@ -12,6 +12,7 @@ pub mod app;
 pub mod capacity;
 pub mod cli;
 pub mod config;
+pub mod delivery;
 pub mod demo;
 pub mod device;
 pub mod kubelet;

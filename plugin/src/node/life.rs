@@ -8,6 +8,7 @@ use tracing::{error, info, warn};
 
 use super::{AllocateError, Node, Writer, lock, monotonic_ns, unix_ms};
 use crate::allocate::{self, AllocationId, Plan};
+use crate::delivery;
 use crate::ledger::{Change, Record, State, What};
 use crate::reconcile::{self, Action, Kubelet};
 use crate::regions::{self, Mode, Outcome, Region, RegionError};
@@ -46,7 +47,7 @@ impl Node {
                 return Err(error.into());
             }
             let dir = regions::dir(self.pages(), &plan.id);
-            responses.push(allocate::response(
+            responses.push(delivery::response(
                 plan,
                 &dir,
                 &self.delivery,

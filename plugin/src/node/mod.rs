@@ -18,9 +18,10 @@ use nix::time::{ClockId, clock_gettime};
 use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 
-use crate::allocate::{AllocationId, Catalogue, Delivery, Sold};
+use crate::allocate::{AllocationId, Catalogue, Sold};
 use crate::capacity::replica_limit;
 use crate::config::Config;
+use crate::delivery::Delivery;
 use crate::device::Gpu;
 use crate::device::health::{Health, Observation};
 use crate::kubelet::Device;

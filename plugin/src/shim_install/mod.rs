@@ -15,7 +15,7 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use sha2::{Digest, Sha256};
 use tessera_region::layout;
 
-use crate::allocate::Delivery;
+use crate::delivery::Delivery;
 
 /// File name of the shim.
 pub const SHIM: &str = "libtessera.so";
