@@ -16,22 +16,11 @@
  *
  * Written from the CUDA Driver API manual, "Graph Management".
  */
-#include "driver.h"
+#include "conversation.h"
 
 #include <string.h>
 
 typedef void *CUgraph, *CUgraphNode, *CUgraphExec;
-typedef struct {
-    int type, id;
-} CUmemLocation;
-typedef struct {
-    int allocType, handleTypes;
-    CUmemLocation location;
-    void *security;
-    size_t maxSize;
-    unsigned short usage;
-    unsigned char reserved[54];
-} CUmemPoolProps;
 typedef struct {
     CUmemPoolProps poolProps;
     const void *accessDescs;
@@ -81,7 +70,6 @@ typedef struct {
     X(cuStreamCreate, (CUstream * stream, unsigned flags))                                         \
     X(cuStreamBeginCapture_v2, (CUstream stream, int mode))                                        \
     X(cuStreamEndCapture, (CUstream stream, CUgraph *graph))
-#define DECLARE_MORE(name, arguments) static CUresult(*more_##name) arguments;
 MORE(DECLARE_MORE)
 
 static CUstream stream(unsigned long long number) {
@@ -192,15 +180,4 @@ static void call(const char *line) {
     printf("%d %llu %llu\n", result, (unsigned long long)(uintptr_t)exec, ptr);
 }
 
-int main(void) {
-    char line[256];
-    load_driver();
-    void *handle = dlopen("libcuda.so.1", RTLD_NOW);
-#define LOAD_MORE(name, arguments) *(void **)&more_##name = dlsym(handle, #name);
-    MORE(LOAD_MORE)
-    while (fgets(line, sizeof line, stdin)) {
-        call(line);
-        fflush(stdout);
-    }
-    return 0;
-}
+CONVERSATION

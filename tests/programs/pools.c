@@ -17,24 +17,13 @@
  * STREAM is 0 to 7, made at first use; 8 is the default stream. Written from the CUDA Driver API
  * manual, "Stream Ordered Memory Allocator". Functions that the driver lacks answer -2.
  */
-#include "driver.h"
+#include "conversation.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
-typedef struct {
-    int type, id;
-} CUmemLocation;
-typedef struct {
-    int allocType, handleTypes;
-    CUmemLocation location;
-    void *security;
-    size_t maxSize;
-    unsigned short usage;
-    unsigned char reserved[54];
-} CUmemPoolProps;
 
 #define MORE(X)                                                                                    \
     X(cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice dev))                                     \
@@ -54,7 +43,6 @@ typedef struct {
     X(cuEventRecord, (CUevent event, CUstream stream))                                             \
     X(cuEventSynchronize, (CUevent event))                                                         \
     X(cuLaunchHostFunc, (CUstream stream, void (*function)(void *), void *data))
-#define DECLARE_MORE(name, arguments) static CUresult(*more_##name) arguments;
 MORE(DECLARE_MORE)
 
 static CUcontext context;
@@ -219,15 +207,4 @@ static void call(const char *line) {
     printf("-1\n");
 }
 
-int main(void) {
-    char line[256];
-    load_driver();
-    void *handle = dlopen("libcuda.so.1", RTLD_NOW);
-#define LOAD_MORE(name, arguments) *(void **)&more_##name = dlsym(handle, #name);
-    MORE(LOAD_MORE)
-    while (fgets(line, sizeof line, stdin)) {
-        call(line);
-        fflush(stdout);
-    }
-    return 0;
-}
+CONVERSATION

@@ -19,7 +19,7 @@
  * Written from the CUDA Driver API manual, "Virtual Memory Management", "Multicast Object
  * Management" and "Memory Management".
  */
-#include "driver.h"
+#include "conversation.h"
 
 #include <string.h>
 #include <sys/syscall.h>
@@ -101,7 +101,6 @@ typedef struct {
     X(cuIpcGetMemHandle, (Ipc * handle, CUdeviceptr ptr))                                          \
     X(cuIpcOpenMemHandle_v2, (CUdeviceptr * ptr, Ipc handle, unsigned flags))                      \
     X(cuIpcCloseMemHandle, (CUdeviceptr ptr))
-#define DECLARE_MORE(name, arguments) static CUresult(*more_##name) arguments;
 MORE(DECLARE_MORE)
 
 static CUresult needs(const unsigned long long *n, unsigned long long *bytes) {
@@ -259,15 +258,4 @@ static void call(const char *line) {
     ANSWER(-1);
 }
 
-int main(void) {
-    char line[256];
-    load_driver();
-    void *handle = dlopen("libcuda.so.1", RTLD_NOW);
-#define LOAD_MORE(name, arguments) *(void **)&more_##name = dlsym(handle, #name);
-    MORE(LOAD_MORE)
-    while (fgets(line, sizeof line, stdin)) {
-        call(line);
-        fflush(stdout);
-    }
-    return 0;
-}
+CONVERSATION

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, ChildStdout};
 
-use crate::{Output, Preloaded, Running};
+use crate::{Output, Pages, Preloaded, Running, SimGpu, compile_c};
 
 /// A running `calls` program, driven call by call.
 #[derive(Debug)]
@@ -46,6 +46,14 @@ impl Conversation {
         let stdin = running.take_stdin();
         let stdout = BufReader::new(running.take_stdout().expect("not taken before"));
         Self { running, stdin, stdout }
+    }
+
+    /// `tests/programs/<name>.c` as a tenant of `pages`, with device 0's primary context retained.
+    pub fn with_context(name: &str, sim: &SimGpu, pages: &Pages) -> Self {
+        let mut tenant = Self::start(Preloaded::new(compile_c(name)).sim(sim).pages(pages));
+        tenant.must("init");
+        tenant.must("retain 0");
+        tenant
     }
 
     /// Sends one command and reads its reply. The commands are listed at the top of `calls.c`.

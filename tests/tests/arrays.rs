@@ -2,7 +2,7 @@
 //! Management".
 
 use tessera_region::layout::Kind;
-use tessera_tests::{Conversation, MIB, Pages, Preloaded, SimGpu, compile_c};
+use tessera_tests::{Conversation, MIB, Pages, SimGpu};
 
 const SUCCESS: i64 = 0;
 const OUT_OF_MEMORY: i64 = 2;
@@ -10,11 +10,7 @@ const UINT8: u32 = 0x01;
 const FLOAT: u32 = 0x20;
 
 fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
-    let program = compile_c("vmm");
-    let mut tenant = Conversation::start(Preloaded::new(program).sim(sim).pages(pages));
-    tenant.must("init");
-    tenant.must("retain 0");
-    tenant
+    Conversation::with_context("vmm", sim, pages)
 }
 
 /// The page footprint of what the driver says that such an array needs.

@@ -1,17 +1,13 @@
 //! What graphs allocate, held to the quota: CUDA Driver API, "Graph Management", and CUDA
 //! Programming Guide, "Graph Memory Nodes".
 
-use tessera_tests::{Conversation, MIB, Pages, Preloaded, SimGpu, compile_c};
+use tessera_tests::{Conversation, MIB, Pages, SimGpu};
 
 const SUCCESS: i64 = 0;
 const OUT_OF_MEMORY: i64 = 2;
 
 fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
-    let program = compile_c("graph_memory");
-    let mut tenant = Conversation::start(Preloaded::new(program).sim(sim).pages(pages));
-    tenant.must("init");
-    tenant.must("retain 0");
-    tenant
+    Conversation::with_context("graph_memory", sim, pages)
 }
 
 /// "CUDA cannot allocate or map physical memory during graph instantiation"; "destroying a graph

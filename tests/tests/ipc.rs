@@ -1,16 +1,12 @@
 //! Memory of one process in another by 64-byte handles: CUDA Driver API, "Memory Management",
 //! `cuIpcGetMemHandle`. The exporter is charged while an import lives.
 
-use tessera_tests::{Conversation, MIB, Pages, Preloaded, SimGpu, compile_c};
+use tessera_tests::{Conversation, MIB, Pages, SimGpu};
 
 const SUCCESS: i64 = 0;
 
 fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
-    let program = compile_c("vmm");
-    let mut tenant = Conversation::start(Preloaded::new(program).sim(sim).pages(pages));
-    tenant.must("init");
-    tenant.must("retain 0");
-    tenant
+    Conversation::with_context("vmm", sim, pages)
 }
 
 /// The words of the handle of `pointer`, as a command to open it.

@@ -2,17 +2,13 @@
 //! "Multicast Object Management".
 
 use tessera_region::layout::Kind;
-use tessera_tests::{Conversation, MIB, Pages, Preloaded, SimGpu, compile_c};
+use tessera_tests::{Conversation, MIB, Pages, SimGpu};
 
 const SUCCESS: i64 = 0;
 const OUT_OF_MEMORY: i64 = 2;
 
 fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
-    let program = compile_c("vmm");
-    let mut tenant = Conversation::start(Preloaded::new(program).sim(sim).pages(pages));
-    tenant.must("init");
-    tenant.must("retain 0");
-    tenant
+    Conversation::with_context("vmm", sim, pages)
 }
 
 /// "The memory allocation will be freed when all outstanding mappings to the memory are unmapped and

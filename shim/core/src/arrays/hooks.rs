@@ -22,6 +22,23 @@ unsafe fn read<D: Copy>(
     Some(Shape { descriptor, levels: None })
 }
 
+/// One or two dimensions in the newest form.
+fn flat(
+    width: usize,
+    height: usize,
+    format: CUarray_format,
+    channels: c_uint,
+) -> CUDA_ARRAY3D_DESCRIPTOR {
+    CUDA_ARRAY3D_DESCRIPTOR {
+        Width: width,
+        Height: height,
+        Depth: 0,
+        Format: format,
+        NumChannels: channels,
+        Flags: 0,
+    }
+}
+
 /// CUDA Driver API, "Memory Management".
 ///
 /// # Safety
@@ -33,16 +50,7 @@ pub unsafe fn cuArrayCreate(
 ) -> CUresult {
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: the caller's own arguments.
-    let shape = unsafe {
-        read(descriptor, |d| CUDA_ARRAY3D_DESCRIPTOR {
-            Width: d.Width,
-            Height: d.Height,
-            Depth: 0,
-            Format: d.Format,
-            NumChannels: d.NumChannels,
-            Flags: 0,
-        })
-    };
+    let shape = unsafe { read(descriptor, |d| flat(d.Width, d.Height, d.Format, d.NumChannels)) };
     create("cuArrayCreate", shape, handle, &real::cuArrayDestroy, &|| {
         // SAFETY: the caller's own arguments.
         unsafe { real(handle, descriptor) }
@@ -61,14 +69,7 @@ pub unsafe fn cuArrayCreate_v1(
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: the caller's own arguments.
     let shape = unsafe {
-        read(descriptor, |d| CUDA_ARRAY3D_DESCRIPTOR {
-            Width: d.Width as usize,
-            Height: d.Height as usize,
-            Depth: 0,
-            Format: d.Format,
-            NumChannels: d.NumChannels,
-            Flags: 0,
-        })
+        read(descriptor, |d| flat(d.Width as usize, d.Height as usize, d.Format, d.NumChannels))
     };
     create("cuArrayCreate", shape, handle, &real::cuArrayDestroy, &|| {
         // SAFETY: the caller's own arguments.

@@ -315,18 +315,16 @@ fn then_know(
     result
 }
 
+/// The pool of a place.
+type PoolOf =
+    unsafe extern "C" fn(*mut CUmemoryPool, *mut CUmemLocation, CUmemAllocationType) -> CUresult;
+
 /// CUDA Driver API, "Stream Ordered Memory Allocator" (CUDA 13).
 ///
 /// # Safety
 /// As the driver's.
 pub unsafe fn cuMemGetDefaultMemPool(
-    real: &Real<
-        unsafe extern "C" fn(
-            *mut CUmemoryPool,
-            *mut CUmemLocation,
-            CUmemAllocationType,
-        ) -> CUresult,
-    >,
+    real: &Real<PoolOf>,
     pool: *mut CUmemoryPool,
     location: *mut CUmemLocation,
     kind: CUmemAllocationType,
@@ -341,13 +339,7 @@ pub unsafe fn cuMemGetDefaultMemPool(
 /// # Safety
 /// As the driver's.
 pub unsafe fn cuMemGetMemPool(
-    real: &Real<
-        unsafe extern "C" fn(
-            *mut CUmemoryPool,
-            *mut CUmemLocation,
-            CUmemAllocationType,
-        ) -> CUresult,
-    >,
+    real: &Real<PoolOf>,
     pool: *mut CUmemoryPool,
     location: *mut CUmemLocation,
     kind: CUmemAllocationType,
