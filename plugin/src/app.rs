@@ -11,6 +11,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::admin::{self, Sources};
 use crate::capacity;
+use crate::coexist;
 use crate::config::{Config, ConfigError};
 use crate::delivery::Delivery;
 use crate::device::health::Observation;
@@ -37,6 +38,10 @@ pub struct Timing {
     pub shim_grace: Duration,
     /// How often GPUs are looked for while there are none.
     pub discovery: Duration,
+    /// How often it is looked at what other plugins sell.
+    pub coexist: Duration,
+    /// How long a GPU counts as sold by others after it was last seen so.
+    pub coexist_grace: Duration,
     /// Kubelet's side.
     pub kubelet: kubelet::Timing,
 }
@@ -49,6 +54,8 @@ impl Default for Timing {
             release_grace: Duration::from_secs(30),
             shim_grace: Duration::from_secs(3600),
             discovery: Duration::from_secs(10),
+            coexist: Duration::from_secs(10),
+            coexist_grace: Duration::from_secs(60),
             kubelet: kubelet::Timing::default(),
         }
     }
@@ -141,6 +148,15 @@ async fn run(
     let node = tokio::task::spawn_blocking(move || Node::open(config, &gpus, delivery)).await??;
     sources.set_node(Arc::clone(&node));
 
+    let mut others = coexist::watch::Watch::new(
+        Arc::clone(&node),
+        Arc::clone(&sources),
+        Arc::clone(&pod_resources),
+        timing.coexist,
+        timing.coexist_grace,
+    );
+    others.first().await;
+
     let mut stop_serving = stopped.clone();
     let serving = kubelet::serve_with(
         &resource,
@@ -165,6 +181,7 @@ async fn run(
     tokio::select! {
         () = beat(&node, timing.heartbeat) => {}
         () = housekeeping(&node, &pod_resources, &sources, &timing) => {}
+        () = others.run() => {}
         _ = stopped.wait_for(|stop| *stop) => {}
     }
     serving.finished().await;

@@ -45,6 +45,9 @@ enum Command {
         /// Print only what is amiss; succeed if the node offers the resource (a readiness probe)
         #[arg(long)]
         ready: bool,
+        /// Print only what is amiss; succeed if the plugin answers at all (a liveness probe)
+        #[arg(long, conflicts_with = "ready")]
+        live: bool,
     },
     /// Hold one command tree to a quota, without Kubernetes
     Run(run::Args),
@@ -100,7 +103,8 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn execute(command: Command, config: Config) -> anyhow::Result<ExitCode> {
     match command {
         Command::Serve => serve(config),
-        Command::Status { output, ready } => admin::main(&config, output, ready),
+        Command::Status { live: true, .. } => admin::live(&config),
+        Command::Status { output, ready, .. } => admin::main(&config, output, ready),
         Command::Run(args) => run::main(args, &config),
         Command::Demo(args) => demo::main(args, &config),
         Command::Config { command: ConfigCommand::Check } => check(&config),

@@ -11,6 +11,7 @@ pub mod allocate;
 pub mod app;
 pub mod capacity;
 pub mod cli;
+pub mod coexist;
 pub mod config;
 pub mod delivery;
 pub mod demo;

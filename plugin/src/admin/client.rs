@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::Context;
 use tessera_kubelet::admin::admin_client::AdminClient;
 use tessera_kubelet::admin::{
-    Allocation, AllocationState, ComputePolicy, GpuUse, Plugin, Process, Registration,
+    Allocation, AllocationState, ComputePolicy, GpuUse, LiveRequest, Plugin, Process, Registration,
     StatusRequest, StatusResponse,
 };
 use tessera_region::quota::Policy;
 use tessera_region::usage::UsageFile;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 use super::table;
 use crate::config::Config;
@@ -79,18 +79,43 @@ pub fn main(config: &Config, format: Format, ready: bool) -> anyhow::Result<Exit
     Ok(code)
 }
 
+/// Whether the plugin answers at all: a liveness probe. Says nothing of kubelet, GPUs or pages, for none
+/// of which a restart would be of use.
+///
+/// # Errors
+/// No runtime.
+pub fn live(config: &Config) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let call = async {
+        let answer = connect(&config.paths.admin).await?.live(LiveRequest {}).await;
+        answer.map(drop).map_err(|status| anyhow::anyhow!("{}", status.message()))
+    };
+    let answer = runtime.block_on(async { tokio::time::timeout(TIMEOUT, call).await });
+    match answer.context("it takes too long").and_then(|answer| answer) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => {
+            eprintln!("the plugin does not answer at {}: {error:#}", config.paths.admin.display());
+            Ok(ExitCode::from(EXIT_UNAVAILABLE))
+        }
+    }
+}
+
+async fn connect(socket: &Path) -> anyhow::Result<AdminClient<Channel>> {
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
+    let channel = endpoint.connect().await.map_err(|error| {
+        // tonic's own text is only "transport error".
+        let mut cause: &dyn std::error::Error = &error;
+        while let Some(source) = cause.source() {
+            cause = source;
+        }
+        anyhow::anyhow!("{cause}")
+    })?;
+    Ok(AdminClient::new(channel))
+}
+
 async fn ask(socket: &Path) -> anyhow::Result<StatusResponse> {
     let call = async {
-        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
-        let channel = endpoint.connect().await.map_err(|error| {
-            // tonic's own text is only "transport error".
-            let mut cause: &dyn std::error::Error = &error;
-            while let Some(source) = cause.source() {
-                cause = source;
-            }
-            anyhow::anyhow!("{cause}")
-        })?;
-        let answer = AdminClient::new(channel).status(StatusRequest {}).await;
+        let answer = connect(socket).await?.status(StatusRequest {}).await;
         anyhow::Ok(answer.map_err(|status| anyhow::anyhow!("{}", status.message()))?.into_inner())
     };
     tokio::time::timeout(TIMEOUT, call).await.context("it takes too long")?

@@ -5,6 +5,6 @@ mod server;
 mod status;
 mod table;
 
-pub use client::{Format, main};
+pub use client::{Format, live, main};
 pub use server::{AdminError, Server};
 pub use status::Sources;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tessera_kubelet::admin::admin_server::{Admin, AdminServer};
-use tessera_kubelet::admin::{StatusRequest, StatusResponse};
+use tessera_kubelet::admin::{LiveRequest, LiveResponse, StatusRequest, StatusResponse};
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -93,5 +93,9 @@ impl Admin for Service {
         // Reads pages and asks the driver: not on the thread that serves kubelet.
         let status = tokio::task::spawn_blocking(move || sources.status()).await;
         status.map(Response::new).map_err(|error| Status::internal(error.to_string()))
+    }
+
+    async fn live(&self, _request: Request<LiveRequest>) -> Result<Response<LiveResponse>, Status> {
+        Ok(Response::new(LiveResponse {}))
     }
 }

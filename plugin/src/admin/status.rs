@@ -27,6 +27,8 @@ pub struct Sources {
     readiness: OnceLock<Readiness>,
     /// What the plugin waits for, or lacks, by topic.
     conditions: Mutex<BTreeMap<&'static str, String>>,
+    /// How it is found out what other plugins sell.
+    others_seen_by: Mutex<&'static str>,
 }
 
 impl std::fmt::Debug for Sources {
@@ -46,6 +48,7 @@ impl Sources {
             node: OnceLock::new(),
             readiness: OnceLock::new(),
             conditions: Mutex::default(),
+            others_seen_by: Mutex::default(),
         }
     }
 
@@ -70,6 +73,11 @@ impl Sources {
         before != text
     }
 
+    /// Says how it is found out what other plugins sell.
+    pub fn set_others_seen_by(&self, how: &'static str) {
+        *self.others_seen_by.lock().unwrap_or_else(PoisonError::into_inner) = how;
+    }
+
     /// The answer. Reads every usage page and asks the driver for memory in use.
     #[must_use]
     pub fn status(&self) -> StatusResponse {
@@ -83,6 +91,7 @@ impl Sources {
         drop(conditions);
         let Some(node) = self.node.get() else { return status };
         status.warnings.extend(node.notes());
+        status.warnings.extend(node.others_warnings());
         let mut hidden = false;
         for (record, region) in node.allocations() {
             let used = region.as_ref().map(|region| region.look()).unwrap_or_default();
@@ -143,6 +152,11 @@ impl Sources {
                 .map(|file| file.display().to_string())
                 .unwrap_or_default(),
             shim_path: String::new(),
+            others_seen_by: self
+                .others_seen_by
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .to_string(),
         }
     }
 
@@ -155,6 +169,7 @@ impl Sources {
             .gpus
             .values()
             .map(|sold| {
+                let withheld = node.withheld(&sold.gpu.uuid);
                 let uses = || live().flat_map(|a| &a.gpus).filter(|u| u.gpu_uuid == sold.gpu.uuid);
                 let sum =
                     |bytes: fn(&GpuUse) -> u64| uses().map(bytes).fold(0, u64::saturating_add);
@@ -162,7 +177,7 @@ impl Sources {
                     id: id.clone(),
                     index,
                     health: health(healthy).into(),
-                    health_reason: match (healthy, &sold.sick) {
+                    health_reason: match (healthy, sold.sick.as_ref().or(withheld.as_ref())) {
                         (true, _) => String::new(),
                         (false, Some(reason)) => reason.clone(),
                         (false, None) if index >= catalogue.replicas => "retired".to_owned(),
@@ -187,8 +202,12 @@ impl Sources {
                     name: sold.gpu.name.clone(),
                     pci_bus_id: sold.gpu.pci_bus_id.clone(),
                     numa_node: sold.gpu.numa_node.map(i64::from),
-                    health: health(sold.sick.is_none()).into(),
-                    health_reason: sold.sick.clone().unwrap_or_default(),
+                    health: health(sold.sick.is_none() && withheld.is_none()).into(),
+                    health_reason: sold
+                        .sick
+                        .clone()
+                        .or_else(|| withheld.clone())
+                        .unwrap_or_default(),
                     memory_total_bytes: sold.gpu.memory_bytes,
                     memory_used_bytes: self.discovery.memory_used(&sold.gpu.uuid).unwrap_or(0),
                     memory_reserve_bytes: self.config.gpus.reserve_bytes,

@@ -17,6 +17,13 @@ pub(super) fn text(status: &StatusResponse) -> String {
     if !plugin.registration_error.is_empty() {
         line(&mut out, &format!("  last error: {}", plugin.registration_error));
     }
+    if !matches!(plugin.others_seen_by.as_str(), "" | "GetAllocatableResources") {
+        let text = format!(
+            "  other device plugins are seen by {} only: this kubelet has no GetAllocatableResources",
+            plugin.others_seen_by
+        );
+        line(&mut out, &text);
+    }
     line(&mut out, "");
     if status.gpus.is_empty() {
         line(&mut out, "No GPUs.");
@@ -204,6 +211,7 @@ pub(super) fn json(status: &StatusResponse) -> Value {
             "sees_host_pids": plugin.sees_host_pids,
             "config_path": plugin.config_path,
             "shim_path": plugin.shim_path,
+            "others_seen_by": plugin.others_seen_by,
         },
         "gpus": status.gpus.iter().map(gpu_json).collect::<Vec<_>>(),
         "allocations": status.allocations.iter().map(allocation_json).collect::<Vec<_>>(),

@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+pub use crate::coexist::SoldByOthers;
+
 /// Where `tessera` looks when `--config` is not given. May be absent: the defaults hold then.
 pub const DEFAULT_FILE: &str = "/etc/tessera/config.toml";
 
@@ -62,6 +64,8 @@ pub struct Gpus {
     pub context_overhead_bytes: u64,
     /// Bytes beyond its charges that a container may hold on a GPU before it is flagged.
     pub audit_slack_bytes: u64,
+    /// What to do about GPUs that another plugin sells too.
+    pub sold_by_others: SoldByOthers,
 }
 
 /// What one replica is.
@@ -267,6 +271,7 @@ impl Default for Config {
                 reserve_bytes: 512 * MIB,
                 context_overhead_bytes: 512 * MIB,
                 audit_slack_bytes: 1024 * MIB,
+                sold_by_others: SoldByOthers::Refuse,
             },
             share: Share {
                 replicas: 4,

@@ -8,7 +8,7 @@ use super::quantity::{Quantity, format_bytes};
 use super::reader::{Report, Section};
 use super::{
     Compute, Config, ConfigError, Container, DeviceListStrategy, Driver, Gpus, LogFormat, Mount,
-    Pages, Paths, Placement, Share, Source, Split, TmpfsPolicy,
+    Pages, Paths, Placement, Share, SoldByOthers, Source, Split, TmpfsPolicy,
 };
 use crate::replica;
 
@@ -114,6 +114,12 @@ fn read_gpus(report: &mut Report<'_>, section: &mut Section<'_, '_>, gpus: &mut 
         }
         gpus.audit_slack_bytes = slack;
     }
+    let words = [
+        ("refuse", SoldByOthers::Refuse),
+        ("warn", SoldByOthers::Warn),
+        ("allow", SoldByOthers::Allow),
+    ];
+    set(&mut gpus.sold_by_others, section.choice(report, "sold_by_others", &words));
 }
 
 fn read_share(report: &mut Report<'_>, section: &mut Section<'_, '_>, share: &mut Share) {

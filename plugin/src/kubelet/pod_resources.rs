@@ -16,6 +16,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::register::{causes, connect};
+use crate::coexist::Offer;
 
 type Client = PodResourcesListerClient<Channel>;
 
@@ -46,7 +47,8 @@ pub enum PodResourcesError {
     /// No answer in time.
     #[error("kubelet's pod resources did not answer within {0:?}")]
     Slow(Duration),
-    /// This kubelet has no such call (GetAllocatableResources: Kubernetes 1.21 and later).
+    /// This kubelet has no such call (GetAllocatableResources: Kubernetes 1.21 and later), or has it
+    /// switched off (the default before 1.23).
     #[error("this kubelet's pod resources service does not support the call")]
     Unsupported,
     /// Kubelet answered with an error.
@@ -172,6 +174,24 @@ impl PodResources {
         Ok(by_resource(&answer.devices).remove(resource_name).unwrap_or_default())
     }
 
+    /// What every connected plugin offers, used or not.
+    ///
+    /// # Errors
+    /// See [`PodResourcesError`].
+    pub async fn offers(&self) -> Result<Vec<Offer>, PodResourcesError> {
+        let mut state = self.state.lock().await;
+        let call = |mut client: Client| async move {
+            client.get_allocatable_resources(AllocatableResourcesRequest {}).await
+        };
+        let answer = self.call(&mut state, call).await?;
+        let offers = by_resource(&answer.devices).into_iter().map(|(resource, ids)| Offer {
+            resource,
+            device_ids: ids.into_iter().collect(),
+            holder: None,
+        });
+        Ok(offers.collect())
+    }
+
     async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
         &self,
         state: &mut State,
@@ -197,6 +217,11 @@ impl PodResources {
         let error = match tokio::time::timeout(TIMEOUT, call(client)).await {
             Ok(Ok(answer)) => return Ok(answer.into_inner()),
             Ok(Err(status)) if status.code() == Code::Unimplemented => {
+                return Err(PodResourcesError::Unsupported);
+            }
+            // Kubelets from 1.21 to 1.22, and later ones with KubeletPodResourcesGetAllocatable=false:
+            // "Pod Resources API GetAllocatableResources disabled".
+            Ok(Err(status)) if status.message().ends_with(" disabled") => {
                 return Err(PodResourcesError::Unsupported);
             }
             // Only what tonic itself says has a source.

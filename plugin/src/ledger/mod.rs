@@ -93,7 +93,7 @@ impl Record {
     }
 }
 
-/// What happened to an allocation.
+/// What happened to an allocation or a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
@@ -111,6 +111,10 @@ pub enum What {
     Adopted,
     /// A process of it holds device memory outside its account.
     Unaccounted,
+    /// Another plugin sells a GPU of ours, too.
+    SoldByOthers,
+    /// Nobody else sells it any more.
+    SoldAlone,
 }
 
 /// One line of the history.
@@ -118,12 +122,20 @@ pub enum What {
 pub struct Event {
     /// When, Unix milliseconds.
     pub at_unix_ms: i64,
-    /// Which allocation.
-    pub id: AllocationId,
+    /// Which allocation; none where it concerns a GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<AllocationId>,
     /// Which Allocate of it.
+    #[serde(default)]
     pub generation: u64,
     /// What.
     pub what: What,
+    /// Which GPU, where it concerns no allocation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
+    /// Why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// Who held it, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<Holder>,
@@ -145,12 +157,27 @@ impl Change {
     pub fn put(&mut self, record: Record, what: What, at_unix_ms: i64) {
         self.events.push(Event {
             at_unix_ms,
-            id: record.id.clone(),
+            id: Some(record.id.clone()),
             generation: record.generation,
             what,
+            gpu: None,
+            reason: None,
             holder: record.holder.clone(),
         });
         self.put.push(record);
+    }
+
+    /// Notes what happened to a GPU.
+    pub fn note_gpu(&mut self, uuid: &str, what: What, reason: String, at_unix_ms: i64) {
+        self.events.push(Event {
+            at_unix_ms,
+            id: None,
+            generation: 0,
+            what,
+            gpu: Some(uuid.to_owned()),
+            reason: Some(reason),
+            holder: None,
+        });
     }
 
     /// Nothing to do.

@@ -1,10 +1,11 @@
 //! What kubelet is told of devices, by the capacity rule.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Node, lock};
 use crate::allocate::{AllocationId, Catalogue};
 use crate::capacity::Capacity;
+use crate::coexist::withhold;
 use crate::kubelet::Device;
 use crate::ledger::Record;
 use crate::replica::Replica;
@@ -57,12 +58,22 @@ pub(super) fn advertise(
     devices
 }
 
+/// Replicas that a live allocation holds.
+fn held(records: &BTreeMap<AllocationId, Record>) -> BTreeSet<String> {
+    let live = records.values().filter(|record| record.is_live());
+    live.flat_map(|record| record.replicas.iter().cloned()).collect()
+}
+
 impl Node {
     /// Works out anew what kubelet is told, and tells it if it changed.
     pub(super) fn refresh_devices(&self) {
         let catalogue = self.catalogue();
         let reserve = self.config.gpus.reserve_bytes;
-        let devices = advertise(&catalogue, reserve, &lock(&self.records));
+        let (mut devices, held) = {
+            let records = lock(&self.records);
+            (advertise(&catalogue, reserve, &records), held(&records))
+        };
+        withhold(&mut devices, |uuid| self.withheld(uuid).is_some(), &held);
         self.devices.send_if_modified(|current| {
             let changed = *current != devices;
             *current = devices;

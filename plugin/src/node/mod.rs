@@ -6,6 +6,7 @@
 
 mod devices;
 mod life;
+mod others;
 pub mod service;
 mod shims;
 
@@ -20,6 +21,7 @@ use tracing::{error, info, warn};
 
 use crate::allocate::{AllocationId, Catalogue, Sold};
 use crate::capacity::replica_limit;
+use crate::coexist::Finding;
 use crate::config::Config;
 use crate::delivery::Delivery;
 use crate::device::Gpu;
@@ -51,6 +53,8 @@ pub struct Node {
     bell: Arc<Bell>,
     /// Bytes on each GPU that processes of no tenant use.
     outside: Mutex<BTreeMap<String, u64>>,
+    /// GPUs that another plugin sells too, by UUID.
+    others: Mutex<BTreeMap<String, Finding>>,
 }
 
 /// What only one thread changes at a time.
@@ -156,6 +160,7 @@ impl Node {
             notes: Mutex::new(notes),
             bell: Arc::default(),
             outside: Mutex::default(),
+            others: Mutex::default(),
             config,
             delivery,
         });

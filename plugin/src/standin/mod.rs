@@ -99,11 +99,30 @@ pub struct Behaviour {
     pub delay: Duration,
     /// ListAndWatch is opened after Register.
     pub open_stream: bool,
+    /// What becomes of GetAllocatableResources.
+    pub allocatable: Allocatable,
+}
+
+/// What becomes of GetAllocatableResources. Where it is not served, healthy devices can be read from the
+/// device checkpoint only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocatable {
+    /// Answered: Kubernetes 1.23 and later.
+    Served,
+    /// Known and switched off: 1.21 and 1.22.
+    Disabled,
+    /// Unknown: 1.20.
+    Unimplemented,
 }
 
 impl Default for Behaviour {
     fn default() -> Self {
-        Self { refuse: None, delay: Duration::ZERO, open_stream: true }
+        Self {
+            refuse: None,
+            delay: Duration::ZERO,
+            open_stream: true,
+            allocatable: Allocatable::Served,
+        }
     }
 }
 

@@ -25,7 +25,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Endpoint as Address, Server};
 use tonic::{Request, Response, Status};
 
-use super::{Endpoint, Inner};
+use super::{Allocatable, Endpoint, Inner};
 
 /// How long Register may take to reach the plugin, as kubelet has it.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -183,7 +183,15 @@ async fn watch_devices(
             let mut state = inner.state();
             state.lists += 1;
             state.manager.list(&resource_name, id, list.devices);
+            let checkpoint = (state.behaviour.allocatable != Allocatable::Served)
+                .then(|| state.manager.checkpoint());
             drop(state);
+            if let Some(checkpoint) = checkpoint {
+                let path = inner.device_plugins_dir.join(crate::coexist::checkpoint::FILE);
+                if let Err(error) = std::fs::write(path, checkpoint) {
+                    tracing::warn!(%error, "the stand-in's checkpoint");
+                }
+            }
             inner.tick();
         }
     }
@@ -243,6 +251,17 @@ impl PodResourcesLister for Service {
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
         let inner = self.inner()?;
         let state = inner.state();
+        match state.behaviour.allocatable {
+            Allocatable::Served => {}
+            // The real one's words.
+            Allocatable::Disabled => {
+                let message = "Pod Resources API GetAllocatableResources disabled";
+                return Err(Status::unknown(message));
+            }
+            Allocatable::Unimplemented => {
+                return Err(Status::unimplemented("unknown method GetAllocatableResources"));
+            }
+        }
         let devices = state
             .manager
             .resources()

@@ -175,6 +175,8 @@ impl TestNode {
             release_grace: Duration::from_millis(300),
             shim_grace: Duration::from_millis(200),
             discovery: Duration::from_millis(20),
+            coexist: Duration::from_millis(50),
+            coexist_grace: Duration::from_millis(300),
             heartbeat: Duration::from_millis(50),
             kubelet: tessera_plugin::kubelet::Timing {
                 debounce: Duration::from_millis(1),

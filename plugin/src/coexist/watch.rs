@@ -1,0 +1,151 @@
+//! Asks kubelet who else sells what, now and then.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use super::judge::{Finding, Offer, Others, judge};
+use super::{Known, SoldByOthers, checkpoint};
+use crate::admin::Sources;
+use crate::device::Gpu;
+use crate::kubelet::pod_resources::{PodResources, PodResourcesError};
+use crate::node::Node;
+
+/// Topic of what is amiss with looking.
+const LOOKING: &str = "coexistence";
+/// How long the first look may hold up the start.
+const FIRST: Duration = Duration::from_secs(2);
+
+/// Looks, and tells the node.
+#[derive(Debug)]
+pub struct Watch {
+    node: Arc<Node>,
+    sources: Arc<Sources>,
+    /// Shared with housekeeping, so that one List serves both.
+    holdings: Arc<PodResources>,
+    /// Its own, so that nobody waits for a slow answer to a question of ours.
+    offered: PodResources,
+    kubelet_dir: PathBuf,
+    interval: Duration,
+    others: Others,
+}
+
+impl Watch {
+    /// A watch that looks every `interval`, and takes a GPU for sold by others for `grace` after it was
+    /// last seen so.
+    pub fn new(
+        node: Arc<Node>,
+        sources: Arc<Sources>,
+        holdings: Arc<PodResources>,
+        interval: Duration,
+        grace: Duration,
+    ) -> Self {
+        let paths = &node.config().paths;
+        let offered = PodResources::new(&paths.pod_resources);
+        let kubelet_dir = paths.kubelet.clone();
+        let others = Others::new(grace);
+        Watch { node, sources, holdings, offered, kubelet_dir, interval, others }
+    }
+
+    /// The look before kubelet is served, so that nothing is offered that is refused a moment later.
+    /// Without an answer the start goes on.
+    pub async fn first(&mut self) {
+        if tokio::time::timeout(FIRST, self.look()).await.is_err() {
+            warn!("kubelet does not say in time what other plugins sell; asking again later");
+        }
+    }
+
+    /// Looks until the end of time.
+    pub async fn run(mut self) {
+        if self.node.config().gpus.sold_by_others == SoldByOthers::Allow {
+            return std::future::pending().await;
+        }
+        loop {
+            tokio::time::sleep(self.interval).await;
+            self.look().await;
+        }
+    }
+
+    async fn look(&mut self) {
+        if self.node.config().gpus.sold_by_others == SoldByOthers::Allow {
+            return;
+        }
+        let (mut offers, how) = match self.offers().await {
+            Ok(found) => found,
+            Err(error) => {
+                // No look: what was found stands. Housekeeping tells of a missing socket.
+                let text = format!("it is not known what other plugins sell: {error}");
+                let text = (!matches!(error, PodResourcesError::Absent(_))).then_some(text);
+                self.sources.set_condition(LOOKING, text);
+                return;
+            }
+        };
+        let held = self.holdings.list(self.interval / 2).await;
+        let lacking = match (&how, &held) {
+            (Err(unreadable), Ok(_)) => Some(format!(
+                "this kubelet tells what other plugins sell only once a pod holds it ({unreadable})"
+            )),
+            (Err(unreadable), Err(error)) => {
+                Some(format!("it is not known what other plugins sell: {error}; {unreadable}"))
+            }
+            (Ok(_), _) => None,
+        };
+        self.sources.set_condition(LOOKING, lacking);
+        self.sources.set_others_seen_by(how.unwrap_or("what pods hold"));
+        offers.extend(held.unwrap_or_default().into_iter().map(|holding| Offer {
+            holder: Some(format!("{}/{}", holding.namespace, holding.pod)),
+            resource: holding.resource_name,
+            device_ids: holding.device_ids,
+        }));
+        let gpus: Vec<Known> = self.node.catalogue().gpus.values().map(|s| known(&s.gpu)).collect();
+        let findings = judge(&offers, &self.node.own_resources(), &gpus);
+        self.others.observe(findings, Instant::now());
+        self.tell(self.others.standing()).await;
+    }
+
+    /// What plugins offer, and how that was found out: `Err` where this kubelet has no way to say.
+    async fn offers(
+        &self,
+    ) -> Result<(Vec<Offer>, Result<&'static str, String>), PodResourcesError> {
+        match self.offered.offers().await {
+            Ok(offers) => Ok((offers, Ok("GetAllocatableResources"))),
+            Err(PodResourcesError::Unsupported) => {
+                let dir = self.kubelet_dir.clone();
+                let read = tokio::task::spawn_blocking(move || checkpoint::offers(&dir)).await;
+                Ok(match read.unwrap_or_else(|error| Err(error.to_string())) {
+                    Ok(offers) => (offers, Ok("kubelet's checkpoint")),
+                    Err(error) => (Vec::new(), Err(error)),
+                })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn tell(&self, standing: BTreeMap<String, Finding>) {
+        if self.node.sold_by_others() == standing {
+            return;
+        }
+        let node = Arc::clone(&self.node);
+        // The history is written to disk.
+        let told = tokio::task::spawn_blocking(move || node.set_sold_by_others(standing)).await;
+        if let Err(error) = told {
+            warn!(%error, "what other plugins sell");
+        }
+        if self.node.sold_by_others().is_empty() {
+            info!("no other plugin sells a GPU of ours");
+        }
+    }
+}
+
+fn known(gpu: &Gpu) -> Known {
+    Known {
+        uuid: gpu.uuid.clone(),
+        parent_uuid: None,
+        index: gpu.index,
+        minor: gpu.minor,
+        pci_bus_id: gpu.pci_bus_id.clone(),
+    }
+}

@@ -1,0 +1,83 @@
+//! GPUs that another plugin sells too; see [`crate::coexist`].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tracing::{info, warn};
+
+use super::{Node, lock, unix_ms};
+use crate::coexist::{Finding, SoldByOthers};
+use crate::ledger::{Change, What};
+
+impl Node {
+    /// What others sell of ours, by UUID.
+    #[must_use]
+    pub fn sold_by_others(&self) -> BTreeMap<String, Finding> {
+        lock(&self.others).clone()
+    }
+
+    /// Why nothing more of a GPU is given out although it is well.
+    #[must_use]
+    pub fn withheld(&self, uuid: &str) -> Option<String> {
+        if self.config.gpus.sold_by_others != SoldByOthers::Refuse {
+            return None;
+        }
+        lock(&self.others).get(uuid).map(ToString::to_string)
+    }
+
+    /// Takes what others sell: to the log, the history, `status`, and by `gpus.sold_by_others` to
+    /// kubelet. Blocking.
+    pub fn set_sold_by_others(&self, found: BTreeMap<String, Finding>) {
+        let before = std::mem::replace(&mut *lock(&self.others), found.clone());
+        let mut change = Change::default();
+        for (uuid, finding) in &found {
+            if before.get(uuid) == Some(finding) {
+                continue;
+            }
+            warn!(gpu = %uuid, "{finding}; {}", self.consequence());
+            change.note_gpu(uuid, What::SoldByOthers, finding.to_string(), unix_ms());
+        }
+        for (uuid, finding) in before.iter().filter(|(uuid, _)| !found.contains_key(*uuid)) {
+            info!(gpu = %uuid, resource = finding.resource, "no other plugin sells it any more");
+            change.note_gpu(uuid, What::SoldAlone, finding.resource.clone(), unix_ms());
+        }
+        if !change.is_empty()
+            && let Err(error) = lock(&self.writer).ledger.commit(&change)
+        {
+            warn!(%error, "the event is not recorded");
+        }
+        self.refresh_devices();
+    }
+
+    /// What `status` warns of.
+    #[must_use]
+    pub fn others_warnings(&self) -> Vec<String> {
+        let consequence = self.consequence();
+        lock(&self.others)
+            .iter()
+            .map(|(uuid, finding)| format!("GPU {uuid}: {finding}; {consequence}"))
+            .collect()
+    }
+
+    fn consequence(&self) -> &'static str {
+        match self.config.gpus.sold_by_others {
+            SoldByOthers::Refuse => {
+                "nothing more of it is given out here until that ends, running pods go on; leave it \
+                 to one of the two (gpus.exclude, or the other plugin's configuration), or set \
+                 gpus.sold_by_others"
+            }
+            SoldByOthers::Warn | SoldByOthers::Allow => {
+                "its pods have no quota and may take the memory that others were promised \
+                 (gpus.sold_by_others)"
+            }
+        }
+    }
+
+    /// Resources that are ours, now or when an allocation was made.
+    #[must_use]
+    pub fn own_resources(&self) -> BTreeSet<String> {
+        let mut names: BTreeSet<String> =
+            lock(&self.records).values().map(|record| record.resource.clone()).collect();
+        names.insert(self.config.resource.name.clone());
+        names
+    }
+}
