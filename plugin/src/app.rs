@@ -18,6 +18,7 @@ use crate::device::health::Observation;
 use crate::device::{Discovery, Gpu};
 use crate::kubelet::pod_resources::PodResources;
 use crate::kubelet::{self, Readiness};
+use crate::ledger::OpenError;
 use crate::node::service::Service;
 use crate::node::{Node, monotonic_ns};
 use crate::observe;
@@ -145,7 +146,13 @@ async fn run(
     let (kubelet_dir, resource) = (config.paths.kubelet.clone(), config.resource.name.clone());
     let pod_resources = Arc::new(PodResources::new(&config.paths.pod_resources));
     let pod_resources_socket = config.paths.pod_resources.clone();
-    let node = tokio::task::spawn_blocking(move || Node::open(config, &gpus, delivery)).await??;
+    let asked = Arc::clone(&discovery);
+    let (node, gpus) = tokio::task::spawn_blocking(move || {
+        let node = Node::open(config, &gpus, delivery)?;
+        node.set_topology(asked.topology(&gpus));
+        Ok::<_, OpenError>((node, gpus))
+    })
+    .await??;
     sources.set_node(Arc::clone(&node));
 
     let mut others = coexist::watch::Watch::new(
@@ -177,7 +184,7 @@ async fn run(
 
     let observing =
         observe::Watch::start(Arc::clone(&node), Arc::clone(&discovery), Arc::clone(&sources))?;
-    let health = Watcher::start(discovery, Arc::clone(&node), Arc::clone(&sources))?;
+    let health = Watcher::start(discovery, gpus, Arc::clone(&node), Arc::clone(&sources))?;
     tokio::select! {
         () = beat(&node, timing.heartbeat) => {}
         () = housekeeping(&node, &pod_resources, &sources, &timing) => {}
@@ -283,21 +290,26 @@ struct Watcher {
 impl Watcher {
     fn start(
         discovery: Arc<dyn Discovery>,
+        gpus: Vec<Gpu>,
         node: Arc<Node>,
         sources: Arc<Sources>,
     ) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = Arc::clone(&stop);
-        // Bounded: a GPU that reports without end is unhealthy after the first report.
         let (sender, mut receiver) = mpsc::channel::<Observation>(64);
+        let watched = Arc::clone(&node);
         std::thread::Builder::new().name("health".into()).stack_size(256 << 10).spawn(
             move || {
                 let sink = |observation| {
-                    // Full: the next report says the same.
-                    let _ = sender.try_send(observation);
+                    // A program can make as many of its own errors as it likes; none gets further. Of
+                    // the others none is lost: this thread may wait. An error is the plugin's end.
+                    if !watched.ignores(&observation) {
+                        let _ = sender.blocking_send(observation);
+                    }
                 };
-                let stopped = || stopping.load(Ordering::Relaxed);
-                if let Err(reason) = discovery.watch(&stopped, &sink) {
+                let stopped = || stopping.load(Ordering::Relaxed) || sender.is_closed();
+                let interval = watched.config().health.probe_interval;
+                if let Err(reason) = discovery.watch(&gpus, interval, &stopped, &sink) {
                     let text = format!("GPU health is not watched: {reason}");
                     warn!("{text}");
                     sources.set_condition("health", Some(text));
@@ -307,7 +319,12 @@ impl Watcher {
         tokio::spawn(async move {
             while let Some(observation) = receiver.recv().await {
                 debug!(?observation, "health");
-                node.observe(observation);
+                let transitions = node.observe(&observation);
+                if !transitions.is_empty() {
+                    let node = Arc::clone(&node);
+                    // The disk may keep it waiting; health must not.
+                    tokio::task::spawn_blocking(move || node.record_health(&transitions));
+                }
             }
         });
         Ok(Watcher { stop })

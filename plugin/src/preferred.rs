@@ -1,25 +1,40 @@
 //! `GetPreferredAllocation`: which free replicas suit best. Only a hint: kubelet may hand out others.
 //!
-//! One GPU if it can be. Among those that can: the fullest (packed), so that whole GPUs stay free,
-//! or the emptiest (distributed), so that neighbours are few. Where several GPUs are needed: those on
-//! the NUMA nodes already in use first, then as few as possible (packed) or as even as possible
-//! (distributed).
+//! In this order: as few GPUs as can be, beside those that kubelet insists on; as few suspect ones; the
+//! nearest to each other (NVLink before a common PCIe switch, before a NUMA node, before the rest); the
+//! fullest (packed), so that whole GPUs stay free, or the emptiest (distributed), so that neighbours are
+//! few; near GPUs that are in use, or (distributed) far from them; the first by UUID.
+//!
+//! It runs while kubelet admits a pod and admits no other. For R replicas on G GPUs it takes
+//! O(R log R + G⁴) steps: from each GPU as the first, the set grows by whatever GPU is nearest to it, and
+//! the best of those G sets is taken. That is not always the nearest of all sets, to find which would
+//! take time exponential in G.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::Placement;
+use crate::device::topology::Topology;
 use crate::replica::Replica;
 
+/// What the choice goes by.
+pub struct Ground<'a> {
+    /// Packed or distributed.
+    pub placement: Placement,
+    /// How near the GPUs are to each other.
+    pub topology: &'a Topology,
+    /// GPUs that may not last.
+    pub suspect: &'a dyn Fn(&str) -> bool,
+}
+
 /// Chooses `size` of `available`, all of `must_include` among them. Ids that are no replica's are
-/// never proposed, but kept where kubelet insists on them. `numa` gives a GPU's NUMA node.
+/// never proposed, but kept where kubelet insists on them.
 #[must_use]
 pub fn preferred(
     available: &[String],
     must_include: &[String],
     size: usize,
-    placement: Placement,
-    numa: &dyn Fn(&str) -> Option<u32>,
+    ground: &Ground<'_>,
 ) -> Vec<String> {
     let mut chosen: Vec<String> = Vec::with_capacity(size.min(available.len()));
     let mut seen = BTreeSet::new();
@@ -34,56 +49,187 @@ pub fn preferred(
             free.entry(replica.uuid).or_default().insert(replica.index);
         }
     }
-    let mut used: BTreeMap<String, usize> = BTreeMap::new();
+    // Replicas that each GPU gives to this container.
+    let mut taken: BTreeMap<String, usize> = BTreeMap::new();
     for replica in chosen.iter().filter_map(|id| Replica::parse(id)) {
-        *used.entry(replica.uuid).or_default() += 1;
+        *taken.entry(replica.uuid).or_default() += 1;
     }
+    let gpus = Gpus::new(&free, &taken, ground).choose(size - chosen.len());
+    let set: Vec<String> = gpus.into_iter().map(str::to_owned).collect();
     while chosen.len() < size {
-        let Some(uuid) = next_gpu(&free, &used, size - chosen.len(), placement, numa) else {
-            break;
+        let mut open = set.iter().filter(|uuid| free.contains_key(*uuid));
+        let next = match ground.placement {
+            // One after the other, those that must be among them first.
+            Placement::Packed => open.next(),
+            // The one with the least.
+            Placement::Distributed => open.min_by_key(|uuid| taken.get(*uuid)),
         };
-        let Some(indexes) = free.get_mut(&uuid) else { break };
+        let Some(uuid) = next else { break };
+        let Some(indexes) = free.get_mut(uuid) else { break };
         let Some(index) = indexes.pop_first() else { break };
         if indexes.is_empty() {
-            free.remove(&uuid);
+            free.remove(uuid);
         }
-        *used.entry(uuid.clone()).or_default() += 1;
-        chosen.push(Replica { uuid, index }.to_string());
+        *taken.entry(uuid.clone()).or_default() += 1;
+        chosen.push(Replica { uuid: uuid.clone(), index }.to_string());
     }
     chosen
 }
 
-/// The GPU to take the next replica from, `wanted` of which are still to come.
-fn next_gpu(
-    free: &BTreeMap<String, BTreeSet<u32>>,
-    used: &BTreeMap<String, usize>,
-    wanted: usize,
+/// The GPUs of a request.
+struct Gpus<'a> {
+    /// By UUID.
+    list: Vec<Gpu<'a>>,
+    /// Weight of each pair, row by row.
+    near: Vec<u32>,
     placement: Placement,
-    numa: &dyn Fn(&str) -> Option<u32>,
-) -> Option<String> {
-    let nodes: BTreeSet<u32> = used.keys().filter_map(|uuid| numa(uuid)).collect();
-    let rank = |uuid: &String, count: usize| {
-        let enough = count >= wanted;
-        // One GPU: the one in use if it is the only one, else any that has enough by itself.
-        let alone = enough && (used.is_empty() || (used.len() == 1 && used.contains_key(uuid)));
-        let near = numa(uuid).is_some_and(|node| nodes.contains(&node));
-        let size = match placement {
-            // Fullest GPU that has enough; where none has, the one that covers most.
-            Placement::Packed if enough => count,
-            Placement::Packed => usize::MAX - count,
-            Placement::Distributed => usize::MAX - count,
+}
+
+struct Gpu<'a> {
+    uuid: &'a str,
+    /// Free replicas.
+    free: usize,
+    /// Already the container's.
+    must: bool,
+    suspect: bool,
+    /// How near it is to GPUs that others use.
+    busy: u32,
+}
+
+/// What makes a GPU, or a set of them, better: the smallest is the best.
+type Rank = (usize, Reverse<u64>, i128, i128);
+
+impl<'a> Gpus<'a> {
+    fn new(
+        free: &'a BTreeMap<String, BTreeSet<u32>>,
+        taken: &'a BTreeMap<String, usize>,
+        ground: &Ground<'_>,
+    ) -> Self {
+        let uuids: BTreeSet<&str> = free.keys().chain(taken.keys()).map(String::as_str).collect();
+        let count = |uuid: &str| free.get(uuid).map_or(0, BTreeSet::len);
+        // One with less left than another is in use, as is one with nothing left. GPUs that are cut
+        // differently may be taken for used; it decides last.
+        let most = uuids.iter().map(|uuid| count(uuid)).max().unwrap_or(0);
+        let known = ground.topology.uuids().iter().map(String::as_str);
+        let used: Vec<&str> = known.filter(|uuid| count(uuid) < most).collect();
+        let weight = |a: &str, b: &str| ground.topology.nearness(a, b).weight();
+        let list: Vec<Gpu<'a>> = uuids
+            .iter()
+            .map(|uuid| Gpu {
+                uuid,
+                free: count(uuid),
+                must: taken.contains_key(*uuid),
+                suspect: (ground.suspect)(uuid),
+                busy: used.iter().map(|other| weight(uuid, other)).sum(),
+            })
+            .collect();
+        let near = list.iter().flat_map(|a| list.iter().map(|b| weight(a.uuid, b.uuid))).collect();
+        Gpus { list, near, placement: ground.placement }
+    }
+
+    /// The GPUs to take `wanted` replicas from: those that must be, then the others.
+    fn choose(&self, wanted: usize) -> Vec<&'a str> {
+        let base: Vec<usize> = (0..self.list.len()).filter(|&i| self.list[i].must).collect();
+        let missing = wanted.saturating_sub(base.iter().map(|&i| self.list[i].free).sum());
+        let others = |suspects: bool| -> Vec<usize> {
+            let open = |gpu: &Gpu<'_>| !gpu.must && gpu.free > 0 && (suspects || !gpu.suspect);
+            (0..self.list.len()).filter(|&i| open(&self.list[i])).collect()
         };
-        // A GPU already in use adds no neighbour GPU; distributed prefers evenness instead, once
-        // one GPU is not enough.
-        let share = match placement {
-            Placement::Packed => usize::from(!used.contains_key(uuid)),
-            Placement::Distributed => used.get(uuid).copied().unwrap_or(0),
+        let all = others(true);
+        let (pool, count) = match (self.fewest(&all, missing), self.fewest(&others(false), missing))
+        {
+            (Some(few), Some(sound)) if sound == few => (others(false), few),
+            (Some(few), _) => (all, few),
+            // Not enough anywhere: all there is.
+            (None, _) => {
+                let count = all.len();
+                (all, count)
+            }
         };
-        (Reverse(alone), share, Reverse(near), size)
-    };
-    free.iter()
-        .min_by_key(|(uuid, indexes)| (rank(uuid, indexes.len()), (*uuid).clone()))
-        .map(|(uuid, _)| uuid.clone())
+        let mut best: Option<(Rank, Vec<usize>)> = None;
+        let firsts = if count == 0 { vec![None] } else { pool.iter().copied().map(Some).collect() };
+        for first in firsts {
+            let Some(set) = self.grow(&base, &pool, first, count, missing) else { continue };
+            let rank = self.rank(&set);
+            if best.as_ref().is_none_or(|(known, _)| rank < *known) {
+                best = Some((rank, set));
+            }
+        }
+        let set = best.map_or(base, |(_, set)| set);
+        set.into_iter().map(|i| self.list[i].uuid).collect()
+    }
+
+    /// How many of the pool it takes at least to have `missing` replicas.
+    fn fewest(&self, pool: &[usize], missing: usize) -> Option<usize> {
+        let mut counts: Vec<usize> = pool.iter().map(|&i| self.list[i].free).collect();
+        counts.sort_unstable_by_key(|&count| Reverse(count));
+        let mut sum = 0;
+        (0..=counts.len()).find(|&n| {
+            sum += if n > 0 { counts[n - 1] } else { 0 };
+            sum >= missing
+        })
+    }
+
+    /// `base` and `count` of the pool, `first` the first of them, each next one the best that leaves the
+    /// rest enough.
+    fn grow(
+        &self,
+        base: &[usize],
+        pool: &[usize],
+        first: Option<usize>,
+        count: usize,
+        missing: usize,
+    ) -> Option<Vec<usize>> {
+        let total: usize = pool.iter().map(|&i| self.list[i].free).sum();
+        let missing = missing.min(total);
+        // The fullest last, so that sums of the most need no sorting.
+        let mut left: Vec<usize> = pool.to_vec();
+        left.sort_by_key(|&i| Reverse(self.list[i].free));
+        let (mut set, mut have) = (base.to_vec(), 0);
+        for step in 0..count {
+            let more = count - step - 1;
+            let enough = |&i: &usize| {
+                let most = left.iter().filter(|&&j| j != i).take(more);
+                let rest: usize = most.map(|&j| self.list[j].free).sum();
+                have + self.list[i].free + rest >= missing
+            };
+            let fits = left.iter().copied().filter(enough);
+            let next = match first {
+                Some(first) if step == 0 => fits.into_iter().find(|&i| i == first)?,
+                _ => fits.min_by_key(|&i| {
+                    let gain = set.iter().map(|&j| u64::from(self.between(i, j))).sum();
+                    (self.cost(&[i], gain), i)
+                })?,
+            };
+            left.retain(|&i| i != next);
+            have += self.list[next].free;
+            set.push(next);
+        }
+        Some(set)
+    }
+
+    fn between(&self, a: usize, b: usize) -> u32 {
+        self.near[a * self.list.len() + b]
+    }
+
+    fn rank(&self, set: &[usize]) -> Rank {
+        let pairs = set
+            .iter()
+            .enumerate()
+            .flat_map(|(n, &i)| set[..n].iter().map(move |&j| u64::from(self.between(i, j))));
+        self.cost(set, pairs.sum())
+    }
+
+    fn cost(&self, set: &[usize], near: u64) -> Rank {
+        let gpus = || set.iter().map(|&i| &self.list[i]);
+        let suspects = gpus().filter(|gpu| gpu.suspect).count();
+        let free: i128 = gpus().map(|gpu| gpu.free as i128).sum();
+        let busy: i128 = gpus().map(|gpu| i128::from(gpu.busy)).sum();
+        match self.placement {
+            Placement::Packed => (suspects, Reverse(near), free, -busy),
+            Placement::Distributed => (suspects, Reverse(near), -free, busy),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -91,6 +237,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::device::topology::Nearness;
 
     fn ids(list: &[(&str, std::ops::Range<u32>)]) -> Vec<String> {
         list.iter()
@@ -99,7 +246,33 @@ mod tests {
     }
 
     fn choose(available: &[String], must: &[String], size: usize, how: Placement) -> Vec<String> {
-        preferred(available, must, size, how, &|_| None)
+        choose_on(&Topology::default(), available, must, size, how)
+    }
+
+    fn choose_on(
+        topology: &Topology,
+        available: &[String],
+        must: &[String],
+        size: usize,
+        placement: Placement,
+    ) -> Vec<String> {
+        let ground = Ground { placement, topology, suspect: &|_| false };
+        preferred(available, must, size, &ground)
+    }
+
+    /// GPU-a, GPU-b, … with the nearness that `pair` gives to their numbers.
+    fn machine(gpus: u32, pair: impl Fn(u32, u32) -> Nearness) -> Topology {
+        let letter = |n: u32| char::from(b'a' + u8::try_from(n).unwrap());
+        let gpus: Vec<_> = (0..gpus)
+            .map(|n| crate::device::Gpu::example(&format!("GPU-{}", letter(n)), n))
+            .collect();
+        Topology::of(&gpus, |a, b| pair(a.index, b.index))
+    }
+
+    fn gpus_of(ids: &[String]) -> String {
+        let mut letters: Vec<&str> = ids.iter().map(|id| &id[4..5]).collect();
+        letters.dedup();
+        letters.concat()
     }
 
     #[test]
@@ -131,16 +304,104 @@ mod tests {
         let packed = choose(&available, &[], 4, Placement::Packed);
         assert_eq!(packed, ["GPU-a::0", "GPU-a::1", "GPU-a::2", "GPU-b::0"]);
         let even = choose(&available, &[], 4, Placement::Distributed);
-        let gpus: BTreeSet<_> = even.iter().map(|id| &id[..5]).collect();
-        assert_eq!(gpus.len(), 3, "{even:?}");
+        assert_eq!(even, ["GPU-a::0", "GPU-b::0", "GPU-a::1", "GPU-b::1"]);
     }
 
     #[test]
     fn a_second_gpu_is_sought_on_the_same_numa_node() {
         let available = ids(&[("GPU-a", 0..2), ("GPU-b", 0..2), ("GPU-c", 0..2)]);
-        let numa = |uuid: &str| Some(u32::from(uuid == "GPU-b"));
-        let chosen = preferred(&available, &[], 4, Placement::Packed, &numa);
+        let node = |n| if n == 1 { 1 } else { 0 };
+        let topology = machine(3, |a, b| match node(a) == node(b) {
+            true => Nearness::Node,
+            false => Nearness::System,
+        });
+        let chosen = choose_on(&topology, &available, &[], 4, Placement::Packed);
         assert_eq!(chosen, ids(&[("GPU-a", 0..2), ("GPU-c", 0..2)]));
+    }
+
+    /// Eight GPUs: two NUMA nodes, NVLink between neighbours (ab cd ef gh), a switch for four.
+    fn pairs_of_links() -> Topology {
+        machine(8, |a, b| match (a / 2 == b / 2, a / 4 == b / 4) {
+            (true, _) => Nearness::NvLink(4),
+            (_, true) => Nearness::Switch,
+            _ => Nearness::System,
+        })
+    }
+
+    fn all(gpus: &str, count: u32) -> Vec<String> {
+        gpus.chars().flat_map(|gpu| (0..count).map(move |n| format!("GPU-{gpu}::{n}"))).collect()
+    }
+
+    #[test]
+    fn linked_gpus_go_before_switched_and_those_before_the_rest() {
+        let topology = pairs_of_links();
+        for how in [Placement::Packed, Placement::Distributed] {
+            let choose = |gpus, size| {
+                let chosen = choose_on(&topology, &all(gpus, 1), &[], size, how);
+                let sorted: BTreeSet<String> = chosen.into_iter().collect();
+                gpus_of(&sorted.into_iter().collect::<Vec<_>>())
+            };
+            assert_eq!(choose("abcdefgh", 2), "ab");
+            assert_eq!(choose("acdefg", 2), "cd");
+            assert_eq!(choose("acefg", 2), "ef");
+            assert_eq!(choose("aceg", 2), "ac");
+            assert_eq!(choose("ae", 2), "ae");
+            assert_eq!(choose("abcdefgh", 4), "abcd");
+            assert_eq!(choose("abefgh", 4), "efgh");
+            assert_eq!(choose("acdefg", 3), "acd");
+            assert_eq!(choose("abgh", 4), "abgh");
+        }
+    }
+
+    #[test]
+    fn what_must_be_included_draws_its_neighbour() {
+        let topology = pairs_of_links();
+        let must = all("f", 1);
+        let chosen = choose_on(&topology, &all("abcdefgh", 1), &must, 2, Placement::Packed);
+        assert_eq!(gpus_of(&chosen), "fe");
+    }
+
+    #[test]
+    fn a_suspect_gpu_is_the_last_of_its_kind_but_before_a_split() {
+        let topology = pairs_of_links();
+        let choose = |gpus, size| {
+            let suspect = |uuid: &str| uuid == "GPU-a";
+            let ground =
+                Ground { placement: Placement::Packed, topology: &topology, suspect: &suspect };
+            gpus_of(&preferred(&all(gpus, 2), &[], size, &ground))
+        };
+        assert_eq!(choose("abcdefgh", 1), "b");
+        assert_eq!(choose("a", 1), "a");
+        assert_eq!(choose("abcd", 4), "cd", "a and b would be as near");
+        let mut available = all("a", 2);
+        available.extend(all("bc", 1));
+        let suspect = |uuid: &str| uuid == "GPU-a";
+        let ground =
+            Ground { placement: Placement::Packed, topology: &topology, suspect: &suspect };
+        assert_eq!(gpus_of(&preferred(&available, &[], 2, &ground)), "a");
+    }
+
+    #[test]
+    fn packed_stays_near_to_what_is_in_use_and_distributed_goes_away() {
+        let topology = pairs_of_links();
+        // b is full, so its neighbour a is next, and the other pairs stay whole.
+        let available = all("acdefgh", 2);
+        let choose = |how| gpus_of(&choose_on(&topology, &available, &[], 2, how));
+        assert_eq!(choose(Placement::Packed), "a");
+        assert_eq!(choose(Placement::Distributed), "e");
+    }
+
+    #[test]
+    fn a_large_node_is_no_trouble() {
+        let topology = machine(16, |a, b| match a / 8 == b / 8 {
+            true => Nearness::NvLink(18),
+            false => Nearness::System,
+        });
+        let available = all("abcdefghijklmnop", 64);
+        for size in [1, 64, 65, 300, 1024] {
+            let chosen = choose_on(&topology, &available, &[], size, Placement::Packed);
+            assert_eq!(chosen.len(), size);
+        }
     }
 
     proptest! {

@@ -4,15 +4,19 @@
 //! `config.toml` at the root of the repository is [`Config::default`] with comments; a test holds
 //! the two equal.
 
+pub mod duration;
+pub mod health;
 mod parse;
 pub mod quantity;
 mod reader;
+pub mod xids;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use crate::coexist::SoldByOthers;
+pub use health::{Health, XidAction};
 
 /// Where `tessera` looks when `--config` is not given. May be absent: the defaults hold then.
 pub const DEFAULT_FILE: &str = "/etc/tessera/config.toml";
@@ -28,6 +32,8 @@ pub struct Config {
     pub gpus: Gpus,
     /// What one replica is.
     pub share: Share,
+    /// When a GPU is no longer sold, and when it is again.
+    pub health: Health,
     /// What a container is given besides its pages.
     pub container: Container,
     /// Where driver libraries and device nodes come from.
@@ -281,6 +287,7 @@ impl Default for Config {
                 placement: Placement::Packed,
                 split: Split::Reject,
             },
+            health: Health::default(),
             container: Container {
                 inject_file: true,
                 inject_env: false,

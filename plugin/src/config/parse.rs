@@ -12,6 +12,8 @@ use super::{
 };
 use crate::replica;
 
+mod health;
+
 #[derive(Clone, Copy, PartialEq)]
 enum Inject {
     File,
@@ -60,6 +62,9 @@ fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
     read_share(report, &mut section, &mut config.share);
     section.finish(report);
     check_share(report, &config);
+    let mut section = root.section(report, "health");
+    health::read(report, &mut section, &mut config.health);
+    section.finish(report);
     let mut section = root.section(report, "container");
     read_container(report, &mut section, &mut config.container);
     section.finish(report);

@@ -2,6 +2,9 @@
 
 pub mod health;
 pub mod nvml;
+mod nvml_near;
+mod nvml_watch;
+pub mod topology;
 
 use std::fmt;
 
@@ -80,15 +83,23 @@ pub trait Discovery: Send + Sync + 'static {
     /// The driver's word for a GPU that does not answer.
     fn processes(&self, uuid: &str) -> Result<Vec<GpuProcess>, String>;
 
-    /// Waits for what happens to GPUs until `stop` says so, and tells `sink`. Called on a thread of
-    /// its own. Returns `Err` where the driver can't say what happens.
+    /// How near these GPUs are to each other. Asked once. What can't be found out is unknown, never an
+    /// error.
+    fn topology(&self, gpus: &[Gpu]) -> topology::Topology {
+        topology::Topology::by_numa(gpus)
+    }
+
+    /// Waits for what happens to these GPUs until `stop` says so, and tells `sink`; asks each whether it
+    /// answers every `probe` or so. Called on a thread of its own.
     ///
     /// # Errors
-    /// The driver's reason.
+    /// Why nothing can be watched.
     fn watch(
         &self,
-        stop: &dyn Fn() -> bool,
-        sink: &dyn Fn(health::Observation),
+        gpus: &[Gpu],
+        probe: std::time::Duration,
+        stop: &(dyn Fn() -> bool + Sync),
+        sink: &(dyn Fn(health::Observation) + Sync),
     ) -> Result<(), String>;
 }
 

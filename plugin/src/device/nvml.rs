@@ -1,27 +1,20 @@
 //! GPUs through NVML: NVIDIA's `libnvidia-ml.so.1`, or the simulated one.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
-use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::device::UsedGpuMemory;
-use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::event::EventSet;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 use tracing::warn;
 
 use super::health::Observation;
-use super::{Discovery, DiscoveryError, Gpu, GpuProcess, selected};
+use super::topology::Topology;
+use super::{Discovery, DiscoveryError, Gpu, GpuProcess, nvml_near, nvml_watch, selected};
 use crate::config;
 
-/// How long one wait for events lasts; also how fast `stop` is noticed.
-const WAIT_MS: u32 = 1000;
-/// How often every GPU is asked whether it still answers.
-const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Where the kernel tells a PCI device's NUMA node.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 
@@ -40,7 +33,7 @@ impl NvmlDiscovery {
         NvmlDiscovery { library, gpus, loaded: Mutex::new(None) }
     }
 
-    fn nvml(&self) -> Result<Arc<Nvml>, DiscoveryError> {
+    pub(super) fn nvml(&self) -> Result<Arc<Nvml>, DiscoveryError> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(nvml) = &*loaded {
             return Ok(Arc::clone(nvml));
@@ -55,6 +48,13 @@ impl NvmlDiscovery {
         let nvml = Arc::new(nvml);
         *loaded = Some(Arc::clone(&nvml));
         Ok(nvml)
+    }
+
+    /// Lets go of the library: what comes next loads and initialises it anew. NVML counts
+    /// initialisations, so that happens only once all who use it now are done; gives what tells so.
+    pub(super) fn forget(&self) -> Weak<Nvml> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.take().map(|nvml| Arc::downgrade(&nvml)).unwrap_or_default()
     }
 
     fn is_here(nvml: &Nvml, entry: &str) -> bool {
@@ -146,40 +146,21 @@ impl Discovery for NvmlDiscovery {
         Ok(merged(compute.into_iter().chain(graphics)))
     }
 
-    fn watch(&self, stop: &dyn Fn() -> bool, sink: &dyn Fn(Observation)) -> Result<(), String> {
-        let nvml = self.nvml().map_err(|error| error.to_string())?;
-        let (devices, _) = self.selected(&nvml).map_err(|error| error.to_string())?;
-        let events = subscribe(&nvml, &devices).map_err(|error| error.to_string())?;
-        let mut probed = Instant::now();
-        while !stop() {
-            match events.as_ref().map(|set| set.wait(WAIT_MS)) {
-                Some(Ok(event)) => {
-                    if let (Some(XidError::Value(xid)), Ok(uuid)) =
-                        (event.event_data, event.device.uuid())
-                    {
-                        // An event on a GPU in MIG mode names the whole GPU: all its instances.
-                        for uuid in named_by(&uuid, &event.device, &devices) {
-                            sink(Observation::Xid { uuid, xid });
-                        }
-                    }
-                }
-                Some(Err(NvmlError::Timeout)) => {}
-                Some(Err(_)) => {
-                    // Most likely a lost GPU: the probes say which. Not in a spin.
-                    thread::sleep(Duration::from_millis(u64::from(WAIT_MS)));
-                    probed = Instant::now() - PROBE_INTERVAL;
-                }
-                None => thread::sleep(Duration::from_millis(u64::from(WAIT_MS))),
-            }
-            if probed.elapsed() >= PROBE_INTERVAL {
-                probed = Instant::now();
-                for (gpu, device) in &devices {
-                    let answer = device.memory_info().map(drop).map_err(|e| e.to_string());
-                    sink(Observation::Probe { uuid: gpu.uuid.clone(), answer });
-                }
-            }
+    fn topology(&self, gpus: &[Gpu]) -> Topology {
+        match self.nvml() {
+            Ok(nvml) => nvml_near::topology(&nvml, gpus),
+            Err(_) => Topology::by_numa(gpus),
         }
-        Ok(())
+    }
+
+    fn watch(
+        &self,
+        gpus: &[Gpu],
+        probe: Duration,
+        stop: &(dyn Fn() -> bool + Sync),
+        sink: &(dyn Fn(Observation) + Sync),
+    ) -> Result<(), String> {
+        nvml_watch::watch(self, gpus, probe, stop, sink)
     }
 }
 
@@ -199,47 +180,6 @@ fn merged(list: impl Iterator<Item = ProcessInfo>) -> Vec<GpuProcess> {
         }
     }
     processes
-}
-
-/// XID events of every device that has them; `None` if none has.
-fn subscribe<'n>(
-    nvml: &'n Nvml,
-    devices: &[(Gpu, Device<'n>)],
-) -> Result<Option<EventSet<'n>>, NvmlError> {
-    let mut wanted: Vec<&Device<'n>> = devices
-        .iter()
-        .map(|(_, device)| device)
-        .filter(|device| {
-            device
-                .supported_event_types()
-                .is_ok_and(|types| types.contains(EventTypes::CRITICAL_XID_ERROR))
-        })
-        .collect();
-    // A failed registration takes the whole set with it: start again without that device.
-    'again: while !wanted.is_empty() {
-        let mut set = nvml.create_event_set()?;
-        for i in 0..wanted.len() {
-            set = match wanted[i].register_events(EventTypes::CRITICAL_XID_ERROR, set) {
-                Ok(set) => set,
-                Err(_) => {
-                    wanted.remove(i);
-                    continue 'again;
-                }
-            };
-        }
-        return Ok(Some(set));
-    }
-    Ok(None)
-}
-
-fn named_by(uuid: &str, device: &Device<'_>, devices: &[(Gpu, Device<'_>)]) -> Vec<String> {
-    let pci = device.pci_info().map(|pci| pci.bus_id).unwrap_or_default();
-    let exact = devices.iter().any(|(gpu, _)| gpu.uuid == uuid);
-    devices
-        .iter()
-        .filter(|(gpu, _)| if exact { gpu.uuid == uuid } else { gpu.pci_bus_id == pci })
-        .map(|(gpu, _)| gpu.uuid.clone())
-        .collect()
 }
 
 #[cfg(test)]

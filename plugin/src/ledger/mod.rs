@@ -141,6 +141,21 @@ pub struct Event {
     pub holder: Option<Holder>,
 }
 
+/// A line of the history about a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuEvent {
+    /// When, Unix milliseconds.
+    pub at_unix_ms: i64,
+    /// Its UUID.
+    pub gpu: String,
+    /// The state of its health before …
+    pub from: String,
+    /// … and after, in the words of `tessera status`.
+    pub to: String,
+    /// Why.
+    pub reason: String,
+}
+
 /// What one transaction changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
@@ -150,6 +165,8 @@ pub struct Change {
     pub remove: Vec<AllocationId>,
     /// Lines for the history.
     pub events: Vec<Event>,
+    /// Lines for the history about GPUs.
+    pub gpu_events: Vec<GpuEvent>,
 }
 
 impl Change {
@@ -183,6 +200,9 @@ impl Change {
     /// Nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.put.is_empty() && self.remove.is_empty() && self.events.is_empty()
+        self.put.is_empty()
+            && self.remove.is_empty()
+            && self.events.is_empty()
+            && self.gpu_events.is_empty()
     }
 }

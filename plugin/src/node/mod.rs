@@ -5,6 +5,7 @@
 //! `records`, then `regions` (both held briefly). Whoever changes allocations holds `writer`.
 
 mod devices;
+mod health;
 mod life;
 mod others;
 pub mod service;
@@ -12,8 +13,8 @@ mod shims;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::time::{ClockId, clock_gettime};
 use tokio::sync::{Notify, watch};
@@ -25,7 +26,8 @@ use crate::coexist::Finding;
 use crate::config::Config;
 use crate::delivery::Delivery;
 use crate::device::Gpu;
-use crate::device::health::{Health, Observation};
+use crate::device::health::Health;
+use crate::device::topology::Topology;
 use crate::kubelet::Device;
 use crate::ledger::{Change, CommitError, Ledger, OpenError, Opened, Record, State, What};
 use crate::observe::Bell;
@@ -41,6 +43,8 @@ pub struct Node {
     delivery: Delivery,
     catalogue: Mutex<Catalogue>,
     health: Mutex<Health>,
+    /// How near the GPUs are to each other; asked once, at the start.
+    topology: OnceLock<Topology>,
     writer: Mutex<Writer>,
     records: Mutex<BTreeMap<AllocationId, Record>>,
     regions: Mutex<BTreeMap<AllocationId, Arc<Region>>>,
@@ -149,7 +153,11 @@ impl Node {
 
         let node = Arc::new(Node {
             catalogue: Mutex::new(catalogue(&config, gpus)),
-            health: Mutex::default(),
+            health: Mutex::new(Health::new(
+                config.health.clone(),
+                gpus.iter().map(|gpu| gpu.uuid.clone()),
+            )),
+            topology: OnceLock::new(),
             writer: Mutex::new(Writer { ledger, generation }),
             records: Mutex::new(records),
             regions: Mutex::default(),
@@ -276,26 +284,6 @@ impl Node {
     /// See [`Node::outside`].
     pub fn set_outside(&self, uuid: &str, bytes: u64) {
         lock(&self.outside).insert(uuid.to_owned(), bytes);
-    }
-
-    /// Takes what the driver reports of a GPU.
-    pub fn observe(&self, observation: Observation) {
-        if !lock(&self.health).observe(observation, Instant::now()) {
-            return;
-        }
-        {
-            let health = lock(&self.health);
-            for (uuid, sold) in &mut lock(&self.catalogue).gpus {
-                let reason = health.reason(uuid);
-                match reason {
-                    _ if sold.sick.as_deref() == reason => {}
-                    Some(reason) => warn!(gpu = %uuid, %reason, "a GPU is unhealthy"),
-                    None => info!(gpu = %uuid, "a GPU is healthy again"),
-                }
-                sold.sick = reason.map(str::to_owned);
-            }
-        }
-        self.refresh_devices();
     }
 
     /// Looks at every usage page: takes back what dead processes held, puts right what a tenant broke.

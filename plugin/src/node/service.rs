@@ -8,8 +8,9 @@ use tonic::Status;
 use tracing::warn;
 
 use super::{AllocateError, Node, lock};
+use crate::device::topology::Topology;
 use crate::kubelet::{Device, DevicePlugin};
-use crate::preferred::preferred;
+use crate::preferred::{Ground, preferred};
 
 /// What kubelet talks to. Blocking work goes to the runtime's small pool.
 #[derive(Clone, Debug)]
@@ -55,10 +56,13 @@ impl DevicePlugin for Service {
         must_include: &[String],
         size: usize,
     ) -> Result<Vec<String>, Status> {
-        let catalogue = lock(&self.0.catalogue);
-        let numa = |uuid: &str| catalogue.gpus.get(uuid).and_then(|sold| sold.gpu.numa_node);
-        let placement = self.0.config.share.placement;
-        Ok(preferred(available, must_include, size, placement, &numa))
+        let health = lock(&self.0.health);
+        let ground = Ground {
+            placement: self.0.config.share.placement,
+            topology: self.0.topology.get_or_init(Topology::default),
+            suspect: &|uuid| health.is_suspect(uuid),
+        };
+        Ok(preferred(available, must_include, size, &ground))
     }
 
     async fn allocate(

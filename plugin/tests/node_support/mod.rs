@@ -83,7 +83,13 @@ impl Discovery for FakeGpus {
         Ok(self.processes.lock().unwrap().get(uuid).cloned().unwrap_or_default())
     }
 
-    fn watch(&self, stop: &dyn Fn() -> bool, sink: &dyn Fn(Observation)) -> Result<(), String> {
+    fn watch(
+        &self,
+        _gpus: &[Gpu],
+        _probe: Duration,
+        stop: &(dyn Fn() -> bool + Sync),
+        sink: &(dyn Fn(Observation) + Sync),
+    ) -> Result<(), String> {
         let mut waiting = self.observations.lock().unwrap();
         while !stop() {
             while let Some(observation) = waiting.pop_front() {

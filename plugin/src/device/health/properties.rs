@@ -1,0 +1,173 @@
+//! What holds for every sequence of events.
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Xid(u64),
+    Passed,
+    Silent(bool),
+    Driver(bool),
+    Uncorrectable(u64),
+    Recovery(bool),
+    Wait(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => prop::sample::select(vec![31u64, 94, 94, 999, 144, 79, 95]).prop_map(Step::Xid),
+        6 => Just(Step::Passed),
+        2 => any::<bool>().prop_map(Step::Silent),
+        1 => any::<bool>().prop_map(Step::Driver),
+        1 => (0u64..4).prop_map(Step::Uncorrectable),
+        1 => any::<bool>().prop_map(Step::Recovery),
+        4 => (1u64..900).prop_map(Step::Wait),
+    ]
+}
+
+fn observation(step: &Step) -> Option<Observation> {
+    let uuid = || "GPU-a".to_owned();
+    let silence = |gone: &bool| Silence { why: "silent".into(), gone: *gone };
+    Some(match step {
+        Step::Xid(xid) => Observation::Xid { uuid: uuid(), xid: *xid },
+        Step::Passed => Observation::Probe { uuid: uuid(), answer: Ok(()) },
+        Step::Silent(gone) => Observation::Probe { uuid: uuid(), answer: Err(silence(gone)) },
+        Step::Driver(gone) => Observation::Driver(silence(gone)),
+        Step::Uncorrectable(n) => Observation::Condition {
+            uuid: uuid(),
+            condition: Condition { uncorrectable: Some(*n), ..Condition::default() },
+        },
+        Step::Recovery(needed) => Observation::Condition {
+            uuid: uuid(),
+            condition: Condition {
+                recovery: Some(if *needed { Recovery::Reset } else { Recovery::None }),
+                ..Condition::default()
+            },
+        },
+        Step::Wait(_) => return None,
+    })
+}
+
+/// Runs the steps; `look` sees the health after each, with the step and the time.
+fn run(steps: &[Step], mut look: impl FnMut(&Health, &Step, Instant)) -> (Health, Instant) {
+    let mut health = Health::new(config::Health::default(), ["GPU-a".into(), "GPU-b".into()]);
+    let mut now = Instant::now();
+    for step in steps {
+        if let Step::Wait(seconds) = step {
+            now += Duration::from_secs(*seconds);
+        }
+        if let Some(observation) = observation(step) {
+            health.observe(&observation, now);
+        }
+        look(&health, step, now);
+    }
+    (health, now)
+}
+
+/// Hours in which the GPU answers and nothing happens; the driver asks for no repair.
+fn hours_of_quiet(health: &mut Health, mut now: Instant) {
+    health.observe(&observation(&Step::Recovery(false)).unwrap(), now);
+    for _ in 0..40 {
+        now += Duration::from_secs(300);
+        health.observe(&observation(&Step::Passed).unwrap(), now);
+    }
+}
+
+fn state(health: &Health) -> State {
+    health.view("GPU-a", Instant::now()).state
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    /// Kubelet never hears Healthy sooner than the recovery time after the last trouble, so a GPU can't
+    /// flap faster than that.
+    #[test]
+    fn it_is_sold_again_only_after_quiet(steps in prop::collection::vec(step(), 0..60)) {
+        // A counter may stand still, and then was no trouble.
+        let steps: Vec<Step> =
+            steps.into_iter().filter(|step| !matches!(step, Step::Uncorrectable(_))).collect();
+        let quiet = config::Health::default().recovery;
+        let (mut sold, mut trouble) = (true, None);
+        run(&steps, |health, step, now| {
+            if !matches!(step, Step::Passed | Step::Wait(_) | Step::Recovery(false) | Step::Xid(31)) {
+                trouble = Some(now);
+            }
+            let sold_now = health.reason("GPU-a").is_none();
+            if sold_now && !sold {
+                assert!(matches!(step, Step::Passed), "sold again by {step:?}");
+                let since = trouble.map(|then| now.saturating_duration_since(then));
+                assert!(since.is_some_and(|since| since >= quiet), "{since:?}");
+            }
+            sold = sold_now;
+        });
+    }
+
+    /// Each call moves it along an edge of the diagram.
+    #[test]
+    fn only_the_diagrams_edges_are_taken(steps in prop::collection::vec(step(), 0..80)) {
+        let mut before = State::Healthy;
+        run(&steps, |health, step, _| {
+            let now = state(health);
+            let edge = (before, now);
+            let drawn = before == now || matches!(
+                edge,
+                (State::Healthy, State::Suspect | State::Unhealthy)
+                    | (State::Suspect, State::Healthy | State::Unhealthy)
+                    | (State::Unhealthy, State::Recovering)
+                    | (State::Recovering, State::Healthy | State::Unhealthy)
+            );
+            assert!(drawn, "{edge:?} by {step:?}");
+            before = now;
+        });
+    }
+
+    #[test]
+    fn a_quiet_gpu_that_needs_no_reset_ends_healthy(
+        steps in prop::collection::vec(step(), 0..60)
+    ) {
+        let curable = |step: &Step| !matches!(step, Step::Xid(79 | 95));
+        let steps: Vec<Step> = steps.into_iter().filter(curable).collect();
+        let (mut health, now) = run(&steps, |_, _, _| {});
+        hours_of_quiet(&mut health, now);
+        prop_assert_eq!(state(&health), State::Healthy);
+        prop_assert_eq!(health.reason("GPU-a"), None);
+    }
+
+    /// Quiet alone never ends it: not before the driver has shown a reset.
+    #[test]
+    fn until_reset_waits_for_a_reset(steps in prop::collection::vec(step(), 0..60)) {
+        let shows_none = |step: &Step| !matches!(
+            step,
+            Step::Silent(true) | Step::Driver(true) | Step::Uncorrectable(_) | Step::Recovery(_)
+        );
+        let mut steps: Vec<Step> = steps.into_iter().filter(shows_none).collect();
+        steps.insert(0, Step::Xid(79));
+        let (mut health, now) = run(&steps, |health, _, _| {
+            assert_eq!(state(health), State::Unhealthy);
+        });
+        for round in 0..40 {
+            let now = now + Duration::from_secs(300 * round);
+            health.observe(&observation(&Step::Passed).unwrap(), now);
+        }
+        prop_assert_eq!(health.reason("GPU-a"), Some("XID 79"));
+        // And then does.
+        health.observe(&observation(&Step::Silent(true)).unwrap(), now);
+        hours_of_quiet(&mut health, now);
+        prop_assert_eq!(health.reason("GPU-a"), None);
+    }
+
+    /// Another GPU's trouble is its own, unless the driver as a whole is away.
+    #[test]
+    fn neighbours_are_left_alone(steps in prop::collection::vec(step(), 0..60)) {
+        let own = |step: &Step| !matches!(step, Step::Driver(_));
+        let steps: Vec<Step> = steps.into_iter().filter(own).collect();
+        run(&steps, |health, step, now| {
+            assert_eq!(health.view("GPU-b", now), View::default(), "{step:?}");
+        });
+    }
+}

@@ -1,0 +1,354 @@
+//! Watches GPUs through NVML: one thread waits for events, another asks each GPU now and then whether
+//! it answers. A library whose driver is gone, or one of whose GPUs is, is initialised anew.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enums::device::SampleValue;
+use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::event::EventSet;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper::sys_exports::field_id;
+use nvml_wrapper::{Device, Nvml};
+use tracing::{debug, info, warn};
+
+use super::Gpu;
+use super::health::{Condition, Observation, Recovery, Silence};
+use super::nvml::NvmlDiscovery;
+
+/// How long one wait for events lasts; also how fast the end is noticed.
+const WAIT: Duration = Duration::from_secs(1);
+/// A probe that takes longer says the same as one that fails.
+const HANGS: Duration = Duration::from_secs(30);
+/// Most rounds of probes between two attempts to bring a missing GPU back by a new initialisation,
+/// which loses events that happen meanwhile.
+const RELOAD_ROUNDS: u32 = 32;
+
+type Sink<'a> = &'a (dyn Fn(Observation) + Sync);
+
+/// What the two threads share.
+struct Watch<'a> {
+    discovery: &'a NvmlDiscovery,
+    gpus: &'a [Gpu],
+    stop: &'a (dyn Fn() -> bool + Sync),
+    sink: Sink<'a>,
+    /// Counts initialisations of the library; whoever holds an older one lets go of it.
+    epoch: AtomicU64,
+    /// An event calls for a probe now.
+    alarm: (Mutex<bool>, Condvar),
+    /// Which GPU is being asked, since when.
+    asking: Mutex<Option<(usize, Instant)>>,
+}
+
+/// See [`super::Discovery::watch`].
+pub(super) fn watch(
+    discovery: &NvmlDiscovery,
+    gpus: &[Gpu],
+    interval: Duration,
+    stop: &(dyn Fn() -> bool + Sync),
+    sink: Sink<'_>,
+) -> Result<(), String> {
+    let watch = Watch {
+        discovery,
+        gpus,
+        stop,
+        sink,
+        epoch: AtomicU64::new(0),
+        alarm: (Mutex::new(false), Condvar::new()),
+        asking: Mutex::new(None),
+    };
+    thread::scope(|scope| {
+        let prober = thread::Builder::new().name("probe".into()).stack_size(256 << 10);
+        prober
+            .spawn_scoped(scope, || watch.probes(interval))
+            .map_err(|error| format!("no thread: {error}"))?;
+        watch.events();
+        Ok(())
+    })
+}
+
+impl Watch<'_> {
+    fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    fn alarm(&self) {
+        *self.alarm.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.alarm.1.notify_all();
+    }
+
+    // === events ===
+
+    fn events(&self) {
+        let mut told = BTreeSet::new();
+        while !(self.stop)() {
+            let epoch = self.epoch();
+            // Probes tell that the driver is away.
+            let Ok(nvml) = self.discovery.nvml() else {
+                thread::sleep(WAIT);
+                continue;
+            };
+            let events = subscribe(&nvml, self.gpus, &mut told);
+            while !(self.stop)() && self.epoch() == epoch {
+                self.next_event(events.as_ref());
+                self.tell_of_hanging();
+            }
+        }
+    }
+
+    fn next_event(&self, events: Option<&EventSet<'_>>) {
+        let wait = u32::try_from(WAIT.as_millis()).unwrap_or(u32::MAX);
+        let Some(events) = events else {
+            thread::sleep(WAIT);
+            return;
+        };
+        match events.wait(wait) {
+            Ok(event) => {
+                let Some(XidError::Value(xid)) = event.event_data else { return };
+                for uuid in named_by(&event.device, self.gpus) {
+                    (self.sink)(Observation::Xid { uuid, xid });
+                }
+                // It may have changed what the GPU says of itself.
+                self.alarm();
+            }
+            Err(NvmlError::Timeout) => {}
+            Err(error) => {
+                // Most likely a lost GPU: the probes say which. Not in a spin.
+                debug!(%error, "waiting for events");
+                self.alarm();
+                thread::sleep(WAIT);
+            }
+        }
+    }
+
+    /// A driver in trouble may not return at all.
+    fn tell_of_hanging(&self) {
+        let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((index, since)) = *asking
+            && since.elapsed() >= HANGS
+        {
+            *asking = Some((index, Instant::now()));
+            let why = format!("no answer within {} s", HANGS.as_secs());
+            let answer = Err(Silence { why, gone: false });
+            (self.sink)(Observation::Probe { uuid: self.gpus[index].uuid.clone(), answer });
+        }
+    }
+
+    // === probes ===
+
+    fn probes(&self, interval: Duration) {
+        let (mut waited, mut patience) = (0, 1);
+        while !(self.stop)() {
+            match self.round() {
+                Round::AllAnswer => (waited, patience) = (0, 1),
+                Round::DriverAway => self.reload(),
+                Round::SomeGone => {
+                    waited += 1;
+                    if waited >= patience {
+                        (waited, patience) = (0, (patience * 2).min(RELOAD_ROUNDS));
+                        self.reload();
+                    }
+                }
+            }
+            self.pause(interval);
+        }
+    }
+
+    /// Until the next round is due, an event calls for it, or the end comes.
+    fn pause(&self, interval: Duration) {
+        let start = Instant::now();
+        // A flood of events must not make a flood of probes.
+        let least = interval.min(WAIT);
+        let mut alarm = self.alarm.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while !(self.stop)() {
+            let waited = start.elapsed();
+            if waited >= interval || (*alarm && waited >= least) {
+                break;
+            }
+            let left = if *alarm { least - waited } else { interval - waited };
+            let step = self.alarm.1.wait_timeout(alarm, left.min(WAIT));
+            alarm = step.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *alarm = false;
+    }
+
+    fn round(&self) -> Round {
+        let nvml = match self.discovery.nvml() {
+            Ok(nvml) => nvml,
+            Err(error) => {
+                (self.sink)(Observation::Driver(Silence { why: error.to_string(), gone: true }));
+                return Round::DriverAway;
+            }
+        };
+        let mut silences = Vec::new();
+        for (index, gpu) in self.gpus.iter().enumerate() {
+            let set = |asking| {
+                *self.asking.lock().unwrap_or_else(PoisonError::into_inner) = asking;
+            };
+            set(Some((index, Instant::now())));
+            let answer = nvml
+                .device_by_uuid(&*gpu.uuid)
+                .and_then(|device| device.memory_info().map(|_| device))
+                .map(|device| condition(&device));
+            set(None);
+            let uuid = gpu.uuid.clone();
+            match answer {
+                Ok(condition) => {
+                    (self.sink)(Observation::Probe { uuid: uuid.clone(), answer: Ok(()) });
+                    if condition != Condition::default() {
+                        (self.sink)(Observation::Condition { uuid, condition });
+                    }
+                }
+                Err(error) => silences.push((uuid, error)),
+            }
+        }
+        let away = |error: &NvmlError| {
+            use NvmlError::{
+                DriverNotLoaded, GpuLost, LibRmVersionMismatch, Uninitialized, Unknown,
+            };
+            match error {
+                DriverNotLoaded | LibRmVersionMismatch | Uninitialized => true,
+                Unknown => silences.len() == self.gpus.len() && !matches!(error, GpuLost),
+                _ => false,
+            }
+        };
+        if let Some((_, error)) = silences.iter().find(|(_, error)| away(error)) {
+            let why = error.to_string();
+            // What this initialisation knew is gone; the next one finds GPUs that were set up anew.
+            (self.sink)(Observation::Driver(Silence { why, gone: true }));
+            return Round::DriverAway;
+        }
+        let mut round = Round::AllAnswer;
+        for (uuid, error) in silences {
+            let gone = matches!(error, NvmlError::GpuLost | NvmlError::NotFound);
+            if gone {
+                round = Round::SomeGone;
+            }
+            let answer = Err(Silence { why: error.to_string(), gone });
+            (self.sink)(Observation::Probe { uuid, answer });
+        }
+        round
+    }
+
+    /// Has the library initialised anew as soon as nobody uses it any more.
+    fn reload(&self) {
+        let used = self.discovery.forget();
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+        let start = Instant::now();
+        while used.strong_count() > 0 && start.elapsed() < 3 * WAIT && !(self.stop)() {
+            thread::sleep(Duration::from_millis(20));
+        }
+        if used.strong_count() > 0 {
+            // A call that hangs holds it. The next attempt may have more luck.
+            info!("NVML is still in use; it is not initialised anew yet");
+        }
+    }
+}
+
+enum Round {
+    AllAnswer,
+    SomeGone,
+    DriverAway,
+}
+
+/// XID events of every GPU that has them; `None` if none has. Those without are told of once.
+fn subscribe<'n>(
+    nvml: &'n Nvml,
+    gpus: &[Gpu],
+    told: &mut BTreeSet<String>,
+) -> Option<EventSet<'n>> {
+    let mut devices: Vec<(&Gpu, Device<'n>)> = Vec::new();
+    for gpu in gpus {
+        // Events of a MIG instance come from the whole GPU.
+        let device = nvml.device_by_uuid(&*gpu.uuid).and_then(|device| {
+            // Drivers before MIG do not know the question.
+            if device.mig_is_mig_device_handle().unwrap_or(false) {
+                device.mig_parent_device()
+            } else {
+                Ok(device)
+            }
+        });
+        if let Ok(device) = device
+            && !devices.iter().any(|(known, _)| known.pci_bus_id == gpu.pci_bus_id)
+        {
+            devices.push((gpu, device));
+        }
+    }
+    let mut without = |gpu: &Gpu, why: &dyn std::fmt::Display| {
+        if told.insert(gpu.uuid.clone()) {
+            warn!(%gpu, %why, "NVML has no XID events for this GPU; only probes tell of its health");
+        }
+    };
+    devices.retain(|(gpu, device)| match device.supported_event_types() {
+        Ok(types) if types.contains(EventTypes::CRITICAL_XID_ERROR) => true,
+        Ok(_) => {
+            without(gpu, &"not supported");
+            false
+        }
+        Err(error) => {
+            without(gpu, &error);
+            false
+        }
+    });
+    // A failed registration takes the whole set with it: start again without that device.
+    'again: while !devices.is_empty() {
+        let mut set = nvml.create_event_set().ok()?;
+        for i in 0..devices.len() {
+            set = match devices[i].1.register_events(EventTypes::CRITICAL_XID_ERROR, set) {
+                Ok(set) => set,
+                Err(error) => {
+                    without(devices.remove(i).0, &error);
+                    continue 'again;
+                }
+            };
+        }
+        return Some(set);
+    }
+    None
+}
+
+/// The GPUs that an event's device is: itself, or all its MIG instances.
+fn named_by(device: &Device<'_>, gpus: &[Gpu]) -> Vec<String> {
+    let uuid = device.uuid().unwrap_or_default();
+    if gpus.iter().any(|gpu| gpu.uuid == uuid) {
+        return vec![uuid];
+    }
+    let bus = device.pci_info().map(|pci| pci.bus_id).unwrap_or_default();
+    gpus.iter().filter(|gpu| gpu.pci_bus_id == bus).map(|gpu| gpu.uuid.clone()).collect()
+}
+
+/// What NVML knows of the GPU's memory, and says it takes to repair it.
+fn condition(device: &Device<'_>) -> Condition {
+    let fields = [
+        field_id::NVML_FI_DEV_ECC_DBE_VOL_TOTAL,
+        field_id::NVML_FI_DEV_REMAPPED_FAILURE,
+        field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
+    ];
+    let samples = device.field_values_for(&fields.map(FieldId)).unwrap_or_default();
+    let value = |index: usize| {
+        let sample = samples.get(index)?.as_ref().ok()?;
+        match sample.value.as_ref().ok()? {
+            SampleValue::U32(value) => Some(u64::from(*value)),
+            SampleValue::U64(value) => Some(*value),
+            SampleValue::I64(value) => u64::try_from(*value).ok(),
+            SampleValue::F64(_) => None,
+        }
+    };
+    Condition {
+        uncorrectable: value(0),
+        remap_failed: value(1).map(|failed| failed != 0),
+        recovery: value(2).map(|action| match action {
+            0 => Recovery::None,
+            1 => Recovery::Reset,
+            2 => Recovery::Reboot,
+            3 => Recovery::DrainPeers,
+            4 => Recovery::DrainAndReset,
+            other => Recovery::Other(u32::try_from(other).unwrap_or(u32::MAX)),
+        }),
+    }
+}

@@ -1,0 +1,74 @@
+//! The node's GPUs fall ill and recover: what kubelet, the log, the history and `status` are told.
+
+use std::time::Instant;
+
+use tracing::{info, warn};
+
+use super::{Node, lock, unix_ms};
+use crate::device::health::{Health, Observation, Transition, View};
+use crate::device::topology::Topology;
+use crate::ledger::{Change, GpuEvent};
+
+impl Node {
+    /// Takes what the driver reports of a GPU. Gives what changed by it, for
+    /// [`Node::record_health`].
+    pub fn observe(&self, observation: &Observation) -> Vec<Transition> {
+        let mut health = lock(&self.health);
+        let transitions = health.observe(observation, Instant::now());
+        for Transition { uuid, from, to, reason } in &transitions {
+            let (from, to) = (from.name(), to.name());
+            match health.reason(uuid) {
+                Some(_) => warn!(gpu = %uuid, from, to, %reason, "a GPU is not sold"),
+                None => info!(gpu = %uuid, from, to, %reason, "a GPU is sold"),
+            }
+        }
+        // Also the reason of a GPU that stays ill may be another by now.
+        let mut changed = false;
+        for (uuid, sold) in &mut lock(&self.catalogue).gpus {
+            let reason = health.reason(uuid);
+            if sold.sick.as_deref() != reason {
+                sold.sick = reason.map(str::to_owned);
+                changed = true;
+            }
+        }
+        drop(health);
+        if changed {
+            self.refresh_devices();
+        }
+        transitions
+    }
+
+    /// Whether that would change nothing, whatever went before.
+    #[must_use]
+    pub fn ignores(&self, observation: &Observation) -> bool {
+        Health::ignores(&self.config.health, observation)
+    }
+
+    /// Notes transitions in the history. Blocking.
+    pub fn record_health(&self, transitions: &[Transition]) {
+        let event = |transition: &Transition| GpuEvent {
+            at_unix_ms: unix_ms(),
+            gpu: transition.uuid.clone(),
+            from: transition.from.name().to_owned(),
+            to: transition.to.name().to_owned(),
+            reason: transition.reason.clone(),
+        };
+        let change =
+            Change { gpu_events: transitions.iter().map(event).collect(), ..Change::default() };
+        if let Err(error) = lock(&self.writer).ledger.commit(&change) {
+            warn!(%error, "the event is not recorded");
+        }
+    }
+
+    /// How a GPU stands.
+    #[must_use]
+    pub fn health(&self, uuid: &str) -> View {
+        lock(&self.health).view(uuid, Instant::now())
+    }
+
+    /// Sets how near GPUs are to each other. Once.
+    pub fn set_topology(&self, topology: Topology) {
+        // Set once by the start.
+        let _ = self.topology.set(topology);
+    }
+}
