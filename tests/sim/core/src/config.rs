@@ -1,12 +1,19 @@
 //! The simulator's configuration: TOML, every key optional, unknown keys rejected.
 
+mod mig;
+
+pub use mig::{MAX_INSTANCES, MigConfig};
+
 use serde::Deserialize;
 use std::fmt;
+use std::ops::Range;
 
 /// Bytes in a mebibyte.
 const MIB: u64 = 1 << 20;
 /// At most this many GPUs (the state file's layout).
 pub const MAX_GPUS: usize = crate::layout::MAX_GPUS;
+/// At most this many whole GPUs and MIG instances together (the state file's layout).
+pub const MAX_UNITS: usize = crate::layout::MAX_UNITS;
 
 /// A whole simulated machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +24,9 @@ pub struct Config {
     pub cuda_version: u32,
     /// The GPUs, in NVML index order.
     pub gpus: Vec<GpuConfig>,
+    /// What has memory and runs work of its own, by the number that the shared state knows it by:
+    /// without MIG one for each GPU, in their order.
+    pub units: Vec<Unit>,
     /// Device memory that is used without an allocation call, and the allocator's grain.
     pub memory: MemoryConfig,
     /// What operations cost.
@@ -48,6 +58,19 @@ pub struct GpuConfig {
     pub minor: u32,
     /// Board serial number.
     pub serial: String,
+    /// The instances of a GPU in MIG mode, in NVML's order; not in MIG mode: `None`.
+    pub mig: Option<Vec<MigConfig>>,
+}
+
+/// A GPU, or a compute instance of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unit {
+    /// Its NVML index.
+    pub gpu: usize,
+    /// Which of the GPU's instances; a whole GPU: `None`.
+    pub instance: Option<usize>,
+    /// The units that have their memory in common: itself, and the others of its GPU instance.
+    pub memory: Range<usize>,
 }
 
 /// `[memory]`.
@@ -150,7 +173,7 @@ struct RawGpu {
     numa_node: Option<i32>,
     minor: Option<u32>,
     serial: Option<String>,
-    mig: Option<toml::Value>,
+    mig: Option<Vec<toml::Value>>,
 }
 
 #[derive(Deserialize)]
@@ -263,6 +286,16 @@ impl Config {
                 return err(format!("gpu {i}: uuid, pci_bus_id and minor must be unique"));
             }
         }
+        let instances = gpus.iter().flat_map(|g| g.mig.iter().flatten().map(|m| m.uuid));
+        let mut uuids: Vec<_> = gpus.iter().map(|g| g.uuid).chain(instances).collect();
+        uuids.sort_unstable();
+        if uuids.windows(2).any(|pair| pair[0] == pair[1]) {
+            return err("mig: uuid must be unique among GPUs and instances");
+        }
+        let units = units(&gpus);
+        if units.len() > MAX_UNITS {
+            return err(format!("{} GPUs and MIG instances: at most {MAX_UNITS}", units.len()));
+        }
         let memory = MemoryConfig {
             reserved_bytes: quantity(&raw.memory.reserved, "memory.reserved")?,
             context_overhead_bytes: quantity(
@@ -316,6 +349,7 @@ impl Config {
             driver_version: raw.driver_version,
             cuda_version,
             gpus,
+            units,
             memory,
             costs,
             kernels: raw.kernel.iter().map(kernel).collect::<Result<_, _>>()?,
@@ -325,6 +359,33 @@ impl Config {
                 "default_kernel_us",
             )?),
         })
+    }
+
+    /// The units of a GPU.
+    #[must_use]
+    pub fn units_of(&self, gpu: usize) -> Range<usize> {
+        let first = self.units.iter().take_while(|u| u.gpu < gpu).count();
+        first..first + self.units.iter().filter(|u| u.gpu == gpu).count()
+    }
+
+    /// The instance that a unit is; a whole GPU: `None`.
+    #[must_use]
+    pub fn instance(&self, unit: usize) -> Option<&MigConfig> {
+        let unit = self.units.get(unit)?;
+        self.gpus.get(unit.gpu)?.mig.as_ref()?.get(unit.instance?)
+    }
+
+    /// Total and usable memory of a unit in bytes. An instance's memory is what its profile says;
+    /// what the driver keeps comes out of what no instance has.
+    #[must_use]
+    pub fn memory_of(&self, unit: usize) -> (u64, u64) {
+        match (self.instance(unit), self.units.get(unit).and_then(|u| self.gpus.get(u.gpu))) {
+            (Some(mig), _) => (mig.memory_bytes, mig.memory_bytes),
+            (None, Some(gpu)) => {
+                (gpu.memory_bytes, gpu.memory_bytes.saturating_sub(self.memory.reserved_bytes))
+            }
+            (None, None) => (0, 0),
+        }
     }
 
     /// How long a kernel of this name takes: the first matching rule, else the default.
@@ -350,9 +411,7 @@ impl GpuConfig {
     /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
     #[must_use]
     pub fn uuid_text(&self) -> String {
-        let hex: String = self.uuid.iter().map(|b| format!("{b:02x}")).collect();
-        let p = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
-        format!("GPU-{}", p.join("-"))
+        format!("GPU-{}", hex_uuid(&self.uuid))
     }
 
     /// `dddd:bb:dd.0`, the form of `cuDeviceGetPCIBusId`.
@@ -362,6 +421,31 @@ impl GpuConfig {
     }
 }
 
+fn hex_uuid(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
+/// A unit for each whole GPU and each instance; none for a GPU in MIG mode as such.
+fn units(gpus: &[GpuConfig]) -> Vec<Unit> {
+    let mut units = Vec::new();
+    for (gpu, config) in gpus.iter().enumerate() {
+        let Some(mig) = &config.mig else {
+            let at = units.len();
+            units.push(Unit { gpu, instance: None, memory: at..at + 1 });
+            continue;
+        };
+        let first = units.len();
+        for (i, m) in mig.iter().enumerate() {
+            let same = |o: &&MigConfig| o.gpu_instance == m.gpu_instance;
+            let begin = mig.iter().position(|o| same(&o)).unwrap_or(i);
+            let memory = first + begin..first + begin + mig.iter().filter(same).count();
+            units.push(Unit { gpu, instance: Some(i), memory });
+        }
+    }
+    units
+}
+
 fn err<T>(text: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError(text.into()))
 }
@@ -369,9 +453,6 @@ fn err<T>(text: impl Into<String>) -> Result<T, ConfigError> {
 fn gpu(index: usize, raw: &RawGpu) -> Result<GpuConfig, ConfigError> {
     let key = |k: &str| format!("gpu {index}: {k}");
     let i = u32::try_from(index).unwrap_or(0);
-    if raw.mig.is_some() {
-        return err(key("mig: MIG instances are not simulated yet; remove the key"));
-    }
     let uuid = match &raw.uuid {
         None => {
             let mut uuid = *b"\x5e\x55\xe4\xa0\x00\x00\x40\x00\x80\x00\x00\x00\x00\x00\x00\x00";
@@ -398,7 +479,7 @@ fn gpu(index: usize, raw: &RawGpu) -> Result<GpuConfig, ConfigError> {
     if sm_count == 0 {
         return err(key("sm_count: at least 1"));
     }
-    Ok(GpuConfig {
+    let mut gpu = GpuConfig {
         name: raw.name.clone().unwrap_or_else(|| "Simulated H200".into()),
         memory_bytes,
         sm_count,
@@ -411,7 +492,12 @@ fn gpu(index: usize, raw: &RawGpu) -> Result<GpuConfig, ConfigError> {
         numa_node: raw.numa_node.unwrap_or(0),
         minor: raw.minor.unwrap_or(i),
         serial: raw.serial.clone().unwrap_or_else(|| format!("16500230000{index:02}")),
-    })
+        mig: None,
+    };
+    if let Some(list) = &raw.mig {
+        gpu.mig = Some(mig::instances(&gpu, list, &key("mig"))?);
+    }
+    Ok(gpu)
 }
 
 fn kernel(raw: &RawKernel) -> Result<KernelRule, ConfigError> {
@@ -475,7 +561,10 @@ fn quantity(q: &Quantity, key: &str) -> Result<u64, ConfigError> {
 /// Parses `GPU-…` (or the bare hexadecimal form) into bytes.
 #[must_use]
 pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    let text = text.strip_prefix("GPU-").unwrap_or(text);
+    parse_hex_uuid(text.strip_prefix("GPU-").unwrap_or(text))
+}
+
+fn parse_hex_uuid(text: &str) -> Option<[u8; 16]> {
     let shape: Vec<usize> = text.split('-').map(str::len).collect();
     if shape != [8, 4, 4, 4, 12] || !text.is_ascii() {
         return None;
@@ -522,8 +611,9 @@ mod tests {
         let blocks: Vec<&str> =
             text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
         assert_eq!(Config::parse(blocks[0]).unwrap(), Config::default());
-        assert_eq!(blocks.len(), 2);
-        assert_eq!(Config::parse(blocks[1]).unwrap().kernels.len(), 3);
+        assert_eq!(blocks.len(), 3);
+        assert_eq!(Config::parse(blocks[1]).unwrap().units.len(), 4);
+        assert_eq!(Config::parse(blocks[2]).unwrap().kernels.len(), 3);
     }
 
     #[test]
@@ -537,7 +627,6 @@ mod tests {
         for (text, part) in [
             ("[[gpu]]\nmemory = \"16 furlongs\"", "gpu 0: memory"),
             ("[[gpu]]\nuuid = \"GPU-1\"", "gpu 0: uuid"),
-            ("[[gpu]]\nmig = []", "MIG instances are not simulated"),
             ("[[gpu]]\nminor = 3\n[[gpu]]\nminor = 3", "unique"),
             ("cuda_version = \"9.0\"", "11.4"),
             ("[costs]\ntime_slice_us = -1.0", "out of range"),

@@ -1,4 +1,5 @@
-//! What an observer (NVML, `simgpu-ctl`) reads from the state.
+//! What an observer (NVML, `simgpu-ctl`) reads from the state. Memory, processes and time are by unit,
+//! health by NVML index.
 
 use crate::engine::{Channel, NONE, Usage};
 use crate::futex;
@@ -36,6 +37,8 @@ pub struct XidEvent {
     pub gpu: u32,
     /// The XID.
     pub code: u32,
+    /// The GPU instance that it is attributed to.
+    pub gpu_instance: Option<u32>,
     /// CLOCK_MONOTONIC.
     pub at_ns: u64,
 }
@@ -136,6 +139,8 @@ impl Session {
         Some(XidEvent {
             gpu: record.gpu.load(Ordering::Relaxed),
             code: record.code.load(Ordering::Relaxed),
+            gpu_instance: Some(record.gpu_instance.load(Ordering::Relaxed))
+                .filter(|id| *id != u32::MAX),
             at_ns: record.at_ns.load(Ordering::Relaxed),
         })
     }

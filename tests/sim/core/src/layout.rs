@@ -3,7 +3,7 @@
 //!
 //! Rules that keep a process killed at any instant from tearing the state:
 //! - the engine's state is written to the inactive of two buffers, then [`Shared::active`] flips;
-//! - every byte count is one word, owned by one (slot, GPU);
+//! - every byte count is one word, owned by one (slot, unit);
 //! - a record is published by one store, last (a slot's `state`, a ring's `submitted`, the XID
 //!   log's `written`, the file's `magic`).
 
@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// GPUs in one simulated machine.
 pub const MAX_GPUS: usize = 16;
+/// Whole GPUs and MIG instances together; see [`crate::config::Unit`].
+pub const MAX_UNITS: usize = 64;
 /// Processes with an initialised driver at one time.
 pub const MAX_SLOTS: usize = 512;
 /// (Process, GPU) pairs with a context at one time.
@@ -29,7 +31,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -72,8 +74,10 @@ pub struct Shared {
     pub objects_used: AtomicU32,
     /// Device memory that more than one process may hold.
     pub objects: [Object; MAX_OBJECTS],
-    /// Health and totals, by NVML index.
+    /// Health, by NVML index.
     pub gpus: [GpuShared; MAX_GPUS],
+    /// GPU time of processes that are gone, by unit.
+    pub retired_busy_ns: [AtomicU64; MAX_UNITS],
     /// The low half of `xids_written`, a futex.
     pub xid_bell: AtomicU32,
     /// XID events written so far.
@@ -114,11 +118,11 @@ pub struct Slot {
     pub release_ns: AtomicU64,
     /// `comm`, NUL-padded, in two words.
     pub name: [AtomicU64; 2],
-    /// Memory in use, by GPU.
-    pub memory: [SlotMemory; MAX_GPUS],
+    /// Memory in use, by unit.
+    pub memory: [SlotMemory; MAX_UNITS],
 }
 
-/// Device memory of one process on one GPU, in bytes.
+/// Device memory of one process on one unit, in bytes.
 #[repr(C)]
 pub struct SlotMemory {
     /// Chunks of the allocator.
@@ -146,7 +150,7 @@ pub struct SlotMemory {
 pub struct Object {
     /// 1 once the other fields are written.
     pub live: AtomicU32,
-    /// NVML index of the GPU.
+    /// The unit.
     pub gpu: AtomicU32,
     /// See [`crate::memory::Use`].
     pub kind: AtomicU32,
@@ -160,15 +164,13 @@ pub struct Object {
     pub holders: [AtomicU64; MAX_SLOTS / 64],
 }
 
-/// One GPU's health and history.
+/// One GPU's health.
 #[repr(C)]
 pub struct GpuShared {
     /// 1 once the GPU has fallen off the bus.
     pub lost: AtomicU32,
     /// The last XID, or 0.
     pub last_xid: AtomicU32,
-    /// GPU time of processes that are gone.
-    pub retired_busy_ns: AtomicU64,
 }
 
 /// One XID event.
@@ -178,6 +180,8 @@ pub struct Xid {
     pub gpu: AtomicU32,
     /// The XID.
     pub code: AtomicU32,
+    /// The GPU instance that it is attributed to; none: [`u32::MAX`].
+    pub gpu_instance: AtomicU32,
     /// CLOCK_MONOTONIC.
     pub at_ns: AtomicU64,
 }

@@ -1,4 +1,5 @@
-//! Device memory, counted: one total per GPU over all processes, refused when it is full.
+//! Device memory, counted: one total per unit (a GPU, or a MIG instance) over all processes, refused
+//! when it is full. Compute instances of one GPU instance share a total.
 
 use crate::layout::{MAX_SLOTS, SlotMemory, slot_state};
 use crate::session::{Locked, Session};
@@ -115,8 +116,7 @@ impl Session {
     /// Bytes of a GPU that processes can use.
     #[must_use]
     pub fn capacity(&self, gpu: usize) -> u64 {
-        let reserved = self.config().memory.reserved_bytes;
-        self.config().gpus.get(gpu).map_or(0, |g| g.memory_bytes.saturating_sub(reserved))
+        self.config().memory_of(gpu).1
     }
 
     /// Bytes of a GPU in use by all processes.
@@ -133,10 +133,12 @@ impl Locked<'_> {
     pub fn used(&self, gpu: usize) -> u64 {
         let shared = self.shared();
         let used = (shared.slots_used.load(Ordering::Acquire) as usize).min(MAX_SLOTS);
+        let Some(unit) = self.config().units.get(gpu) else { return 0 };
         shared.slots[..used]
             .iter()
             .filter(|s| s.state.load(Ordering::Acquire) != slot_state::FREE)
-            .fold(0u64, |sum, s| sum.saturating_add(s.memory[gpu].total()))
-            .saturating_add(crate::objects::bytes_on(shared, gpu))
+            .flat_map(|s| &s.memory[unit.memory.clone()])
+            .fold(0u64, |sum, memory| sum.saturating_add(memory.total()))
+            .saturating_add(crate::objects::bytes_on(shared, unit.memory.clone()))
     }
 }

@@ -62,11 +62,11 @@ fn used(shared: &Shared) -> &[Object] {
     &shared.objects[..(shared.objects_used.load(Ordering::Acquire) as usize).min(MAX_OBJECTS)]
 }
 
-/// Bytes of live objects on a GPU.
-pub(crate) fn bytes_on(shared: &Shared, gpu: usize) -> u64 {
+/// Bytes of live objects on these units.
+pub(crate) fn bytes_on(shared: &Shared, units: std::ops::Range<usize>) -> u64 {
     used(shared)
         .iter()
-        .filter(|o| o.gpu.load(Ordering::Relaxed) as usize == gpu && o.is_live())
+        .filter(|o| units.contains(&(o.gpu.load(Ordering::Relaxed) as usize)) && o.is_live())
         .fold(0, |sum, o| sum.saturating_add(o.bytes.load(Ordering::Relaxed)))
 }
 

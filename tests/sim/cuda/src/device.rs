@@ -190,8 +190,14 @@ exports! {
         put_text(out, len, &driver()?.device(dev)?.config.name)
     }
     fn cuDeviceGetUuid(out: *mut CUuuid, dev: CUdevice) { uuid(out, dev) }
-    // Differs from v1 only for MIG instances.
-    fn cuDeviceGetUuid_v2(out: *mut CUuuid, dev: CUdevice) { uuid(out, dev) }
+    // "If the device is in MIG mode, returns its MIG UUID which uniquely identifies the subscribed MIG
+    // compute instance."
+    fn cuDeviceGetUuid_v2(out: *mut CUuuid, dev: CUdevice) {
+        match driver()?.device(dev)?.instance_uuid {
+            Some(bytes) => put(out, CUuuid { bytes }),
+            None => uuid(out, dev),
+        }
+    }
     fn cuDeviceGetLuid(_luid: *mut c_char, _mask: *mut c_uint, dev: CUdevice) {
         // Windows only.
         driver()?.device(dev)?;

@@ -33,10 +33,14 @@ pub(crate) struct Driver {
 pub(crate) struct Device {
     /// CUDA ordinal.
     pub ordinal: c_int,
-    /// NVML index: the number in the shared state.
+    /// The unit: its number in the shared state.
     pub gpu: usize,
-    /// What it is.
+    /// NVML index of the GPU that it is or is an instance of.
+    pub physical: usize,
+    /// What it is; of a MIG instance, with the instance's name, memory and multiprocessors.
     pub config: GpuConfig,
+    /// A MIG instance's own UUID.
+    pub instance_uuid: Option<[u8; 16]>,
     /// Its primary context.
     pub primary: Mutex<Primary>,
     /// This process's queue to it.
@@ -102,7 +106,7 @@ impl Device {
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         let session = &driver()?.session;
-        if session.is_lost(self.gpu) { Err(CUDA_ERROR_UNKNOWN) } else { Ok(()) }
+        if session.is_lost(self.physical) { Err(CUDA_ERROR_UNKNOWN) } else { Ok(()) }
     }
 }
 
@@ -127,7 +131,7 @@ pub(crate) fn initialise(flags: c_uint) -> Result<()> {
         eprintln!("{e}");
         CUDA_ERROR_UNKNOWN
     })?;
-    let visible = visible_gpus(session.config());
+    let visible = crate::visible::units(session.config());
     if visible.is_empty() {
         return Err(CUDA_ERROR_NO_DEVICE);
     }
@@ -141,7 +145,9 @@ pub(crate) fn initialise(flags: c_uint) -> Result<()> {
         .map(|(ordinal, gpu)| Device {
             ordinal,
             gpu,
-            config: session.config().gpus[gpu].clone(),
+            physical: session.config().units[gpu].gpu,
+            config: crate::visible::described(session.config(), gpu),
+            instance_uuid: session.config().instance(gpu).map(|mig| mig.uuid),
             primary: Mutex::default(),
             lane: Lane::default(),
             nobody: OnceLock::new(),
@@ -155,27 +161,6 @@ pub(crate) fn initialise(flags: c_uint) -> Result<()> {
     page.store(LIVE, Ordering::Release);
     PHASE.store(std::ptr::from_ref(page).cast_mut(), Ordering::Release);
     Ok(())
-}
-
-/// `CUDA_VISIBLE_DEVICES` (CUDA C++ Programming Guide, "CUDA Environment Variables"): ordinals or
-/// UUID prefixes; the first invalid entry ends the list.
-fn visible_gpus(config: &simgpu::Config) -> Vec<usize> {
-    let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else {
-        return (0..config.gpus.len()).collect();
-    };
-    let mut visible = Vec::new();
-    for entry in list.split(',').map(str::trim) {
-        let found = if entry.starts_with("GPU-") {
-            config.gpus.iter().position(|g| g.uuid_text().starts_with(entry))
-        } else {
-            entry.parse::<usize>().ok().filter(|&i| i < config.gpus.len())
-        };
-        match found {
-            Some(gpu) if !visible.contains(&gpu) => visible.push(gpu),
-            _ => break,
-        }
-    }
-    visible
 }
 
 fn wipe_on_fork_page() -> Option<&'static AtomicU32> {

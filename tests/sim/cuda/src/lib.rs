@@ -31,6 +31,7 @@ mod shared;
 mod stream;
 mod stream_memory;
 mod unbuilt;
+mod visible;
 mod vmm;
 mod work;
 

@@ -83,7 +83,7 @@ impl Allocation {
 
 /// All allocations of the process.
 pub(crate) struct Memory {
-    /// By GPU: ordinary and low addresses.
+    /// By unit: ordinary and low addresses.
     arenas: Vec<[Arena; 2]>,
     by_start: BTreeMap<u64, Allocation>,
     next_id: u64,
@@ -97,7 +97,7 @@ impl Memory {
     pub(crate) fn new(config: &Config) -> Memory {
         let chunk = config.memory.granularity_bytes;
         let arenas =
-            config.gpus.iter().map(|_| [Arena::new(chunk, false), Arena::new(chunk, true)]);
+            config.units.iter().map(|_| [Arena::new(chunk, false), Arena::new(chunk, true)]);
         Memory {
             arenas: arenas.collect(),
             by_start: BTreeMap::new(),
@@ -357,8 +357,8 @@ fn info() -> Result<(u64, u64)> {
     device.check()?;
     let session = &driver()?.session;
     let total = device.config.memory_bytes;
-    let used = session.used(device.gpu).saturating_add(session.config().memory.reserved_bytes);
-    Ok((total.saturating_sub(used), total))
+    let free = session.capacity(device.gpu).saturating_sub(session.used(device.gpu));
+    Ok((free, total))
 }
 
 fn u32_or_max(n: u64) -> u32 {

@@ -1,6 +1,7 @@
 //! Clocks, power, temperature, PCIe: plausible constants, some following the load.
 
 use crate::abi::{Result, exports, put};
+use crate::mig::without_mig;
 use crate::state::device;
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use tessera_cuda::nvml::{NVML_ERROR_INVALID_ARGUMENT, nvmlDevice_t};
@@ -18,7 +19,7 @@ fn clock(handle: nvmlDevice_t, which: c_uint, out: *mut c_uint) -> Result<()> {
 
 fn utilisation(handle: nvmlDevice_t) -> Result<c_uint> {
     let d = device(handle)?;
-    Ok(d.session.utilisation_percent(d.index))
+    Ok(d.utilisation_percent())
 }
 
 fn constant(handle: nvmlDevice_t, out: *mut c_uint, value: c_uint) -> Result<()> {
@@ -93,7 +94,7 @@ exports! {
     }
     fn nvmlDeviceGetTotalEnergyConsumption(handle: nvmlDevice_t, out: *mut c_ulonglong) {
         let d = device(handle)?;
-        let (busy_ns, _) = d.session.gpu_busy(d.index);
+        let busy_ns = d.busy_ns();
         // Millijoule above idle: milliwatts times seconds.
         put(out, busy_ns / 1_000_000 * u64::from(LIMIT_MW - IDLE_MW) / 1_000)
     }
@@ -106,10 +107,12 @@ exports! {
     fn nvmlDeviceGetPcieThroughput(handle: nvmlDevice_t, _counter: c_uint, out: *mut c_uint) { constant(handle, out, 0) }
     fn nvmlDeviceGetMemoryBusWidth(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 6144) }
     fn nvmlDeviceGetEncoderUtilization(handle: nvmlDevice_t, out: *mut c_uint, period_us: *mut c_uint) {
+        without_mig(handle)?;
         constant(handle, out, 0)?;
         put(period_us, 100_000)
     }
     fn nvmlDeviceGetDecoderUtilization(handle: nvmlDevice_t, out: *mut c_uint, period_us: *mut c_uint) {
+        without_mig(handle)?;
         constant(handle, out, 0)?;
         put(period_us, 100_000)
     }

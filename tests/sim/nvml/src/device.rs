@@ -1,12 +1,14 @@
 //! Finding devices, and what they are: NVML API Reference, "Device Queries".
 
 use crate::abi::{Result, cstr, exports, put, put_text, text_field, unsupported};
-use crate::state::{device, device_even_lost, handle_of, session};
+use crate::mig::without_mig;
+use crate::state::{
+    any_even_lost, device, device_even_lost, device_or_instance, handle_of, instance_handle,
+    session,
+};
 use simgpu::config::{parse_pci, parse_uuid};
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
-use tessera_cuda::nvml::{
-    NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_FOUND, NVML_ERROR_NOT_SUPPORTED, nvmlDevice_t,
-};
+use tessera_cuda::nvml::{NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_FOUND, nvmlDevice_t};
 
 /// `nvmlPciInfo_t`.
 #[repr(C)]
@@ -84,6 +86,10 @@ exports! {
     fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, out: *mut nvmlDevice_t) { by_index(index, out) }
     fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, out: *mut nvmlDevice_t) {
         let text = cstr(uuid)?;
+        if let Some(unit) = crate::mig::by_uuid(session()?.config(), text) {
+            device_or_instance(instance_handle(unit))?;
+            return put(out, instance_handle(unit));
+        }
         let wanted = parse_uuid(text).filter(|_| text.starts_with("GPU-"));
         let wanted = wanted.ok_or(NVML_ERROR_NOT_FOUND)?;
         found(session()?.config().gpus.iter().position(|g| g.uuid == wanted), out)
@@ -96,16 +102,24 @@ exports! {
     fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, out: *mut nvmlDevice_t) { by_pci(id, out) }
 
     fn nvmlDeviceGetName(handle: nvmlDevice_t, text: *mut c_char, len: c_uint) {
-        put_text(text, len, &device(handle)?.config.name)
+        let d = device_or_instance(handle)?;
+        put_text(text, len, &d.instance.map_or(d.config.name.clone(), |mig| mig.name(d.config)))
     }
     fn nvmlDeviceGetUUID(handle: nvmlDevice_t, text: *mut c_char, len: c_uint) {
-        put_text(text, len, &device_even_lost(handle)?.config.uuid_text())
+        let d = any_even_lost(handle)?;
+        let driver = &d.session.config().driver_version;
+        let uuid = d.instance.map_or(d.config.uuid_text(), |mig| mig.uuid_text(d.config, driver));
+        put_text(text, len, &uuid)
     }
     fn nvmlDeviceGetSerial(handle: nvmlDevice_t, text: *mut c_char, len: c_uint) {
         put_text(text, len, &device(handle)?.config.serial)
     }
     fn nvmlDeviceGetIndex(handle: nvmlDevice_t, out: *mut c_uint) {
-        put(out, c_uint::try_from(device_even_lost(handle)?.index).unwrap_or(0))
+        // "When used with MIG device handles this API returns indices that can be passed to
+        // nvmlDeviceGetMigDeviceHandleByIndex".
+        let d = any_even_lost(handle)?;
+        let in_gpu = d.session.config().units[d.units.clone()].first().and_then(|u| u.instance);
+        put(out, c_uint::try_from(in_gpu.filter(|_| d.instance.is_some()).unwrap_or(d.index)).unwrap_or(0))
     }
     fn nvmlDeviceGetMinorNumber(handle: nvmlDevice_t, out: *mut c_uint) {
         put(out, device_even_lost(handle)?.config.minor)
@@ -140,7 +154,7 @@ exports! {
     }
     fn nvmlDeviceGetNumGpuCores(handle: nvmlDevice_t, out: *mut c_uint) {
         // 128 cores an SM since Ampere.
-        put(out, device(handle)?.config.sm_count.saturating_mul(128))
+        put(out, without_mig(handle)?.config.sm_count.saturating_mul(128))
     }
     fn nvmlDeviceGetVbiosVersion(handle: nvmlDevice_t, text: *mut c_char, len: c_uint) {
         device(handle)?;
@@ -151,7 +165,7 @@ exports! {
         put(out, 1)
     }
     fn nvmlDeviceGetComputeMode(handle: nvmlDevice_t, out: *mut c_uint) {
-        device(handle)?;
+        device_or_instance(handle)?;
         // NVML_COMPUTEMODE_DEFAULT.
         put(out, 0)
     }
@@ -168,39 +182,9 @@ exports! {
         // NVML_GPU_VIRTUALIZATION_MODE_NONE.
         put(out, 0)
     }
-
-    // MIG can't be switched on: current and pending are NVML_DEVICE_MIG_DISABLE.
-    fn nvmlDeviceGetMigMode(handle: nvmlDevice_t, current: *mut c_uint, pending: *mut c_uint) {
-        device(handle)?;
-        put(current, 0)?;
-        put(pending, 0)
-    }
-    fn nvmlDeviceGetMaxMigDeviceCount(handle: nvmlDevice_t, out: *mut c_uint) {
-        device(handle)?;
-        put(out, 0)
-    }
-    fn nvmlDeviceGetMigDeviceHandleByIndex(handle: nvmlDevice_t, _index: c_uint, _out: *mut nvmlDevice_t) {
-        device(handle)?;
-        Err(NVML_ERROR_NOT_FOUND)
-    }
-    fn nvmlDeviceIsMigDeviceHandle(handle: nvmlDevice_t, out: *mut c_uint) {
-        device(handle)?;
-        put(out, 0)
-    }
-    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle: nvmlDevice_t, _out: *mut nvmlDevice_t) {
-        device(handle)?;
-        Err(NVML_ERROR_INVALID_ARGUMENT)
-    }
-    fn nvmlDeviceSetMigMode(handle: nvmlDevice_t, _mode: c_uint, _status: *mut c_int) {
-        device(handle)?;
-        Err(NVML_ERROR_NOT_SUPPORTED)
-    }
 }
 
 unsupported! {
-    nvmlDeviceGetGpuInstanceId(out: *mut c_uint);
-    nvmlDeviceGetComputeInstanceId(out: *mut c_uint);
-    nvmlDeviceGetAttributes_v2(out: *mut c_uint);
     nvmlDeviceGetEccMode(current: *mut c_uint, pending: *mut c_uint);
     nvmlDeviceGetTotalEccErrors(kind: c_uint, counter: c_uint, out: *mut c_ulonglong);
     nvmlDeviceGetMemoryErrorCounter(kind: c_uint, counter: c_uint, place: c_uint, out: *mut c_ulonglong);

@@ -59,7 +59,7 @@ fn next(handle: SetHandle) -> Result<Option<EventData>> {
                     device: handle_of(e.gpu as usize),
                     kind: XID,
                     data: c_ulonglong::from(e.code),
-                    gpu_instance: c_uint::MAX,
+                    gpu_instance: e.gpu_instance.unwrap_or(c_uint::MAX),
                     compute_instance: c_uint::MAX,
                 });
             }
@@ -112,6 +112,7 @@ exports! {
         put(out, SUPPORTED)
     }
 
+    // "This API does not currently support per-instance event reporting using MIG device handles."
     fn nvmlDeviceRegisterEvents(handle: nvmlDevice_t, types: c_ulonglong, set: SetHandle) {
         let d = device_even_lost(handle)?;
         if types & !SUPPORTED != 0 {

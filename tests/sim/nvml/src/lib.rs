@@ -9,6 +9,7 @@ mod clocks;
 mod device;
 mod event;
 mod memory;
+mod mig;
 mod plt;
 mod process;
 mod state;

@@ -2,7 +2,7 @@
 
 use crate::abi::{Result, exports, get, put};
 use crate::plt;
-use crate::state::device;
+use crate::state::device_or_instance;
 use std::ffi::{c_uint, c_ulonglong};
 use tessera_cuda::nvml::{NVML_SUCCESS, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t};
 
@@ -22,11 +22,8 @@ pub struct Bar1 {
 }
 
 fn info(handle: nvmlDevice_t) -> Result<nvmlMemory_v2_t> {
-    let d = device(handle)?;
-    let total = d.config.memory_bytes;
-    let reserved = d.session.config().memory.reserved_bytes;
-    let used = d.session.used(d.index);
-    let free = total.saturating_sub(reserved).saturating_sub(used);
+    let (total, usable, used) = device_or_instance(handle)?.memory();
+    let (reserved, free) = (total - usable, usable.saturating_sub(used));
     Ok(nvmlMemory_v2_t { version: MEMORY_V2, total, reserved, free, used })
 }
 
@@ -49,7 +46,7 @@ exports! {
     }
 
     fn nvmlDeviceGetBAR1MemoryInfo(handle: nvmlDevice_t, out: *mut Bar1) {
-        let total = device(handle)?.config.memory_bytes.next_power_of_two();
+        let total = device_or_instance(handle)?.memory().0.next_power_of_two();
         put(out, Bar1 { total, free: total - (1 << 20), used: 1 << 20 })
     }
 }

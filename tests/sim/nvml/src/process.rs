@@ -4,8 +4,8 @@
 //! processes that are not visible from there are left out.
 
 use crate::abi::{Result, exports, get, put};
-use crate::state::device;
-use simgpu::inspect::ProcessOnGpu;
+use crate::mig::without_mig;
+use crate::state::{Listed, device, device_or_instance};
 use std::ffi::{c_uint, c_ulonglong};
 use tessera_cuda::nvml::*;
 
@@ -20,29 +20,29 @@ pub struct Utilization {
 /// `nvmlProcessDetailList_v1`: the structure's size and version 1.
 const DETAIL_LIST_V1: c_uint = 24 | 1 << 24;
 
-fn pid(p: &ProcessOnGpu) -> c_uint {
-    c_uint::try_from(p.pid).unwrap_or(0)
+fn pid(p: &Listed) -> c_uint {
+    c_uint::try_from(p.process.pid).unwrap_or(0)
 }
 
-fn first(p: &ProcessOnGpu) -> nvmlProcessInfo_v1_t {
-    nvmlProcessInfo_v1_t { pid: pid(p), usedGpuMemory: p.used_bytes }
+fn first(p: &Listed) -> nvmlProcessInfo_v1_t {
+    nvmlProcessInfo_v1_t { pid: pid(p), usedGpuMemory: p.process.used_bytes }
 }
 
-fn second(p: &ProcessOnGpu) -> nvmlProcessInfo_t {
+fn second(p: &Listed) -> nvmlProcessInfo_t {
     nvmlProcessInfo_t {
         pid: pid(p),
-        usedGpuMemory: p.used_bytes,
-        gpuInstanceId: NVML_NO_INSTANCE,
-        computeInstanceId: NVML_NO_INSTANCE,
+        usedGpuMemory: p.process.used_bytes,
+        gpuInstanceId: p.gpu_instance,
+        computeInstanceId: p.compute_instance,
     }
 }
 
-fn detail(p: &ProcessOnGpu) -> nvmlProcessDetail_v1_t {
+fn detail(p: &Listed) -> nvmlProcessDetail_v1_t {
     nvmlProcessDetail_v1_t {
         pid: pid(p),
-        usedGpuMemory: p.used_bytes,
-        gpuInstanceId: NVML_NO_INSTANCE,
-        computeInstanceId: NVML_NO_INSTANCE,
+        usedGpuMemory: p.process.used_bytes,
+        gpuInstanceId: p.gpu_instance,
+        computeInstanceId: p.compute_instance,
         usedGpuCcProtectedMemory: 0,
     }
 }
@@ -50,10 +50,10 @@ fn detail(p: &ProcessOnGpu) -> nvmlProcessDetail_v1_t {
 /// Fills the caller's array; "`NVML_ERROR_INSUFFICIENT_SIZE` if infoCount indicates that the infos
 /// array is too small; infoCount will contain minimal amount of space necessary".
 fn list<T>(
-    processes: &[ProcessOnGpu],
+    processes: &[Listed],
     count: *mut c_uint,
     out: *mut T,
-    entry: fn(&ProcessOnGpu) -> T,
+    entry: fn(&Listed) -> T,
 ) -> Result<()> {
     let room = get(count)? as usize;
     put(count, c_uint::try_from(processes.len()).unwrap_or(c_uint::MAX))?;
@@ -66,18 +66,15 @@ fn list<T>(
     Ok(())
 }
 
-fn visible(handle: nvmlDevice_t) -> Result<Vec<ProcessOnGpu>> {
-    let d = device(handle)?;
-    let mut visible = d.session.processes(d.index);
-    visible.retain(|p| p.pid > 0);
-    Ok(visible)
+fn visible(handle: nvmlDevice_t) -> Result<Vec<Listed>> {
+    Ok(device_or_instance(handle)?.processes())
 }
 
 fn computing<T>(
     handle: nvmlDevice_t,
     count: *mut c_uint,
     out: *mut T,
-    entry: fn(&ProcessOnGpu) -> T,
+    entry: fn(&Listed) -> T,
 ) -> Result<()> {
     list(&visible(handle)?, count, out, entry)
 }
@@ -87,9 +84,9 @@ fn nobody<T>(
     handle: nvmlDevice_t,
     count: *mut c_uint,
     out: *mut T,
-    entry: fn(&ProcessOnGpu) -> T,
+    entry: fn(&Listed) -> T,
 ) -> Result<()> {
-    device(handle)?;
+    device_or_instance(handle)?;
     list(&[], count, out, entry)
 }
 
@@ -134,19 +131,19 @@ exports! {
     }
 
     fn nvmlDeviceGetUtilizationRates(handle: nvmlDevice_t, out: *mut Utilization) {
-        let d = device(handle)?;
-        let gpu = d.session.utilisation_percent(d.index);
+        // "On MIG-enabled GPUs, querying device utilization rates is not currently supported."
+        let gpu = without_mig(handle)?.utilisation_percent();
         put(out, Utilization { gpu, memory: gpu / 2 })
     }
 
     fn nvmlDeviceGetProcessUtilization(handle: nvmlDevice_t, out: *mut nvmlProcessUtilizationSample_t, count: *mut c_uint, since_us: c_ulonglong) {
-        let d = device(handle)?;
+        // "On MIG-enabled GPUs, querying process utilization is not currently supported."
+        let d = without_mig(handle)?;
         let now_us = simgpu::clock::now_ns() / 1_000;
         let samples: Vec<_> = d
-            .session
-            .processes(d.index)
+            .processes()
             .into_iter()
-            .filter(|p| p.pid > 0 && p.percent > 0 && now_us > since_us)
+            .filter(|p| p.process.percent > 0 && now_us > since_us)
             .collect();
         if samples.is_empty() {
             return Err(NVML_ERROR_NOT_FOUND);
@@ -160,7 +157,7 @@ exports! {
             let sample = nvmlProcessUtilizationSample_t {
                 pid: pid(p),
                 timeStamp: now_us,
-                smUtil: p.percent,
+                smUtil: p.process.percent,
                 ..Default::default()
             };
             put(out.wrapping_add(i), sample)?;

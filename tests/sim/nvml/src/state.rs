@@ -2,12 +2,16 @@
 
 use crate::abi::{Result, exports};
 use crate::plt;
+use simgpu::config::{MAX_GPUS, MAX_UNITS, MigConfig};
+use simgpu::inspect::ProcessOnGpu;
 use simgpu::{GpuConfig, Session};
 use std::ffi::c_uint;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tessera_cuda::nvml::{
-    NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_UNINITIALIZED, NVML_SUCCESS, nvmlDevice_t,
+    NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_UNINITIALIZED,
+    NVML_NO_INSTANCE, NVML_SUCCESS, nvmlDevice_t,
 };
 
 const NVML_ERROR_DRIVER_NOT_LOADED: i32 = 9;
@@ -17,17 +21,71 @@ const NVML_ERROR_GPU_IS_LOST: i32 = 15;
 static SESSION: OnceLock<Session> = OnceLock::new();
 static ATTACHING: Mutex<()> = Mutex::new(());
 static INITIALISED: AtomicU32 = AtomicU32::new(0);
-/// What device handles point into.
-static HANDLES: [u64; simgpu::layout::MAX_GPUS] = [0; simgpu::layout::MAX_GPUS];
+/// What device handles point into: the GPUs, then the units, of which instances have handles.
+static HANDLES: [u64; MAX_GPUS + MAX_UNITS] = [0; MAX_GPUS + MAX_UNITS];
 
-/// One GPU.
+/// A GPU, or a MIG instance.
 pub(crate) struct Device {
     /// The shared state.
     pub session: &'static Session,
-    /// NVML index.
+    /// NVML index of the GPU, or of the one that the instance is of.
     pub index: usize,
-    /// What it is.
+    /// What the GPU is.
     pub config: &'static GpuConfig,
+    /// Its units; an instance is one.
+    pub units: Range<usize>,
+    /// Which instance it is.
+    pub instance: Option<&'static MigConfig>,
+}
+
+/// A process as NVML lists it.
+pub(crate) struct Listed {
+    /// The process.
+    pub process: ProcessOnGpu,
+    /// The ids of the instance it runs on, or [`NVML_NO_INSTANCE`].
+    pub gpu_instance: c_uint,
+    /// See `gpu_instance`.
+    pub compute_instance: c_uint,
+}
+
+impl Device {
+    /// Total, usable and used bytes. "In MIG mode, if device handle is provided, the API returns
+    /// aggregate information" (`nvmlDeviceGetMemoryInfo`).
+    pub(crate) fn memory(&self) -> (u64, u64, u64) {
+        let config = self.session.config();
+        // One unit of each GPU instance, whose memory the others share.
+        let first =
+            |unit: &usize| self.instance.is_some() || config.units[*unit].memory.start == *unit;
+        let used = self.units.clone().filter(first).map(|unit| self.session.used(unit)).sum();
+        if self.config.mig.is_some() && self.instance.is_none() {
+            let total = self.config.memory_bytes;
+            return (total, total.saturating_sub(config.memory.reserved_bytes), used);
+        }
+        let (total, usable) = config.memory_of(self.units.start);
+        (total, usable, used)
+    }
+
+    /// Processes that the caller can see, of all instances where the handle is the GPU's.
+    pub(crate) fn processes(&self) -> Vec<Listed> {
+        let listed = |unit: usize| {
+            let mig = self.session.config().instance(unit);
+            let id = |id: fn(&MigConfig) -> u32| mig.map_or(NVML_NO_INSTANCE, id);
+            let (gi, ci) = (id(|m| m.gpu_instance), id(|m| m.compute_instance));
+            let processes = self.session.processes(unit).into_iter().filter(|p| p.pid > 0);
+            processes.map(move |process| Listed { process, gpu_instance: gi, compute_instance: ci })
+        };
+        self.units.clone().flat_map(listed).collect()
+    }
+
+    /// Percent of the last second in which any of it was busy.
+    pub(crate) fn utilisation_percent(&self) -> u32 {
+        self.units.clone().map(|unit| self.session.utilisation_percent(unit)).max().unwrap_or(0)
+    }
+
+    /// GPU time used, of all its units.
+    pub(crate) fn busy_ns(&self) -> u64 {
+        self.units.clone().map(|unit| self.session.gpu_busy(unit).0).sum()
+    }
 }
 
 /// The shared state, between init and shutdown.
@@ -38,29 +96,56 @@ pub(crate) fn session() -> Result<&'static Session> {
     SESSION.get().ok_or(NVML_ERROR_UNINITIALIZED)
 }
 
-/// The GPU behind a handle, even a lost one.
-pub(crate) fn device_even_lost(handle: nvmlDevice_t) -> Result<Device> {
+/// What is behind a handle, even a lost GPU or an instance of one.
+pub(crate) fn any_even_lost(handle: nvmlDevice_t) -> Result<Device> {
     let session = session()?;
     let offset = (handle as usize).wrapping_sub(HANDLES.as_ptr() as usize);
-    let index = offset / size_of::<u64>();
-    let gpus = &session.config().gpus;
-    match gpus.get(index) {
-        Some(config) if offset.is_multiple_of(size_of::<u64>()) => {
-            Ok(Device { session, index, config })
-        }
-        _ => Err(NVML_ERROR_INVALID_ARGUMENT),
+    let at = offset / size_of::<u64>();
+    if !offset.is_multiple_of(size_of::<u64>()) {
+        return Err(NVML_ERROR_INVALID_ARGUMENT);
     }
+    let machine = session.config();
+    if at < MAX_GPUS {
+        let config = machine.gpus.get(at).ok_or(NVML_ERROR_INVALID_ARGUMENT)?;
+        let units = machine.units_of(at);
+        return Ok(Device { session, index: at, config, units, instance: None });
+    }
+    let unit = at - MAX_GPUS;
+    let instance = machine.instance(unit).ok_or(NVML_ERROR_INVALID_ARGUMENT)?;
+    let index = machine.units[unit].gpu;
+    let config = &machine.gpus[index];
+    Ok(Device { session, index, config, units: unit..unit + 1, instance: Some(instance) })
+}
+
+/// The GPU behind a handle, even a lost one. What does not say that it takes MIG device handles does
+/// not: "`NVML_ERROR_NOT_SUPPORTED` if the device does not support this feature".
+pub(crate) fn device_even_lost(handle: nvmlDevice_t) -> Result<Device> {
+    let device = any_even_lost(handle)?;
+    if device.instance.is_some() { Err(NVML_ERROR_NOT_SUPPORTED) } else { Ok(device) }
+}
+
+fn answering(device: Device) -> Result<Device> {
+    if device.session.is_lost(device.index) { Err(NVML_ERROR_GPU_IS_LOST) } else { Ok(device) }
 }
 
 /// The GPU behind a handle; "`NVML_ERROR_GPU_IS_LOST` if the target GPU has fallen off the bus".
 pub(crate) fn device(handle: nvmlDevice_t) -> Result<Device> {
-    let device = device_even_lost(handle)?;
-    if device.session.is_lost(device.index) { Err(NVML_ERROR_GPU_IS_LOST) } else { Ok(device) }
+    answering(device_even_lost(handle)?)
+}
+
+/// The GPU or instance behind a handle, for what takes both.
+pub(crate) fn device_or_instance(handle: nvmlDevice_t) -> Result<Device> {
+    answering(any_even_lost(handle)?)
 }
 
 /// The handle of a GPU.
 pub(crate) fn handle_of(index: usize) -> nvmlDevice_t {
     std::ptr::from_ref(&HANDLES[index]).cast_mut().cast()
+}
+
+/// The handle of a unit that is an instance.
+pub(crate) fn instance_handle(unit: usize) -> nvmlDevice_t {
+    handle_of(MAX_GPUS + unit)
 }
 
 fn initialise() -> Result<()> {

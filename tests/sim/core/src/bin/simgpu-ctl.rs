@@ -1,13 +1,14 @@
 //! `simgpu-ctl`: looks at the simulated GPUs, and makes things happen to them.
 
-use simgpu::Session;
+use simgpu::{Config, Session};
 use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: simgpu-ctl COMMAND
 
   status              GPUs, processes, memory, GPU time (SIMGPU_STATE names the state)
-  xid GPU CODE        inject an XID error
+  xid GPU CODE        inject an XID error; a MIG instance's UUID, or GPU:INSTANCE as NVML numbers
+                      them, attributes it to that GPU instance
   lose GPU            make a GPU fall off the bus (XID 79)
   restore GPU         bring it back
   config              print the configuration that the state was created with
@@ -39,7 +40,10 @@ fn run(args: &[&str]) -> Result<(), String> {
         ["xid", gpu, code] => {
             let s = session()?;
             let code = code.parse().map_err(|_| format!("XID {code:?}: expected a number"))?;
-            s.inject_xid(gpu_index(&s, gpu)?, code);
+            match instance(s.config(), gpu) {
+                Some((gpu, gpu_instance)) => s.inject_xid_in(gpu, Some(gpu_instance), code),
+                None => s.inject_xid(gpu_index(&s, gpu)?, code),
+            }
             Ok(())
         }
         ["lose", gpu] => {
@@ -56,6 +60,16 @@ fn run(args: &[&str]) -> Result<(), String> {
     }
 }
 
+/// A MIG instance by UUID or GPU:INSTANCE: its GPU's index and its GPU instance's id.
+fn instance(config: &Config, text: &str) -> Option<(usize, u32)> {
+    (0..config.units.len()).find_map(|at| {
+        let (unit, mig) = (&config.units[at], config.instance(at)?);
+        let uuid = mig.uuid_text(&config.gpus[unit.gpu], &config.driver_version);
+        let number = format!("{}:{}", unit.gpu, unit.instance?);
+        (text == uuid || text == number).then_some((unit.gpu, mig.gpu_instance))
+    })
+}
+
 /// A GPU by index or UUID.
 fn gpu_index(session: &Session, text: &str) -> Result<usize, String> {
     let gpus = &session.config().gpus;
@@ -66,31 +80,48 @@ fn gpu_index(session: &Session, text: &str) -> Result<usize, String> {
 }
 
 fn status(session: &Session) {
-    const MIB: u64 = 1 << 20;
-    for (i, gpu) in session.config().gpus.iter().enumerate() {
-        let (busy_ns, switches) = session.gpu_busy(i);
-        println!(
-            "GPU {i} {} {}{}: {} of {} MiB used, busy {:.3} s ({} % of the last second), {switches} switches",
-            gpu.name,
-            gpu.uuid_text(),
-            if session.is_lost(i) { " LOST" } else { "" },
-            session.used(i) / MIB,
-            gpu.memory_bytes / MIB,
-            seconds(busy_ns),
-            session.utilisation_percent(i),
-        );
-        for p in session.processes(i) {
-            let kinds: Vec<String> =
-                p.by_use.iter().map(|(u, n)| format!("{} {}", n / MIB, u.name())).collect();
-            println!(
-                "  pid {:<8} {:<16} {:>7} MiB ({}), busy {:.3} s",
-                p.pid,
-                p.name,
-                p.used_bytes / MIB,
-                kinds.join(", "),
-                seconds(p.busy_ns),
-            );
+    let config = session.config();
+    for (i, gpu) in config.gpus.iter().enumerate() {
+        let lost = if session.is_lost(i) { " LOST" } else { "" };
+        if gpu.mig.is_some() {
+            println!("GPU {i} {} {}{lost}: MIG mode", gpu.name, gpu.uuid_text());
+        } else {
+            usage(session, config.units_of(i).start, &format!("GPU {i} {}", gpu.name), lost);
         }
+        for (n, mig) in gpu.mig.iter().flatten().enumerate() {
+            let label = format!("GPU {i}:{n} {}", mig.name(gpu));
+            usage(session, config.units_of(i).start + n, &label, lost);
+        }
+    }
+}
+
+fn usage(session: &Session, unit: usize, label: &str, lost: &str) {
+    const MIB: u64 = 1 << 20;
+    let config = session.config();
+    let gpu = &config.gpus[config.units[unit].gpu];
+    let uuid = match config.instance(unit) {
+        Some(mig) => mig.uuid_text(gpu, &config.driver_version),
+        None => gpu.uuid_text(),
+    };
+    let (busy_ns, switches) = session.gpu_busy(unit);
+    println!(
+        "{label} {uuid}{lost}: {} of {} MiB used, busy {:.3} s ({} % of the last second), {switches} switches",
+        session.used(unit) / MIB,
+        config.memory_of(unit).0 / MIB,
+        seconds(busy_ns),
+        session.utilisation_percent(unit),
+    );
+    for p in session.processes(unit) {
+        let kinds: Vec<String> =
+            p.by_use.iter().map(|(u, n)| format!("{} {}", n / MIB, u.name())).collect();
+        println!(
+            "  pid {:<8} {:<16} {:>7} MiB ({}), busy {:.3} s",
+            p.pid,
+            p.name,
+            p.used_bytes / MIB,
+            kinds.join(", "),
+            seconds(p.busy_ns),
+        );
     }
 }
 

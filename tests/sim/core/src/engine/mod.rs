@@ -4,6 +4,7 @@
 //! dies in the middle of advancing a private copy leaves nothing torn.
 //!
 //! - A **channel** is one process's work on one GPU: a FIFO of operations, across its streams.
+//! - A MIG instance is a GPU of its own: instances do not take each other's time.
 //! - A GPU runs one channel at a time. While others have work, a channel runs for a time slice;
 //!   a switch to another process costs time. A kernel is preempted at the end of a slice and
 //!   resumes where it was (compute preemption, as on Pascal and later).
@@ -13,7 +14,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use crate::layout::{MAX_CHANNELS, MAX_GPUS};
+use crate::layout::{MAX_CHANNELS, MAX_UNITS};
 
 /// No channel, no GPU.
 pub const NONE: u32 = u32::MAX;
@@ -139,10 +140,10 @@ pub struct Gpu {
 pub struct State {
     /// Channels at and above this index were never used.
     pub channels_used: u32,
-    /// GPUs configured.
+    /// Units configured: a MIG instance is a GPU here.
     pub gpu_count: u32,
-    /// By NVML index.
-    pub gpus: [Gpu; MAX_GPUS],
+    /// By unit.
+    pub gpus: [Gpu; MAX_UNITS],
     /// By channel number.
     pub channels: [Channel; MAX_CHANNELS],
 }
@@ -171,7 +172,7 @@ impl State {
         Box::new(State {
             channels_used: 0,
             gpu_count,
-            gpus: [gpu; MAX_GPUS],
+            gpus: [gpu; MAX_UNITS],
             channels: [Channel::FREE; MAX_CHANNELS],
         })
     }

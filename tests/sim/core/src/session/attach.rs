@@ -3,7 +3,7 @@
 use super::{Scratch, Session};
 use crate::config::Config;
 use crate::engine::{self, State};
-use crate::layout::{self, MAGIC, MAX_CONFIG, Shared, VERSION, lock_bytes};
+use crate::layout::{MAGIC, MAX_CONFIG, Shared, VERSION, lock_bytes};
 use crate::{clock, lock, ofd};
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -240,7 +240,7 @@ fn initialise(shared: &'static Shared, text: &str) -> Result<(), String> {
     shared.created_ns.store(now, Ordering::Relaxed);
     let len = u32::try_from(text.len()).map_err(|e| e.to_string())?;
     shared.config_len.store(len, Ordering::Relaxed);
-    let gpus = u32::try_from(config.gpus.len()).map_err(|e| e.to_string())?;
+    let gpus = u32::try_from(config.units.len()).map_err(|e| e.to_string())?;
     let state = State::new(gpus, now);
     // SAFETY: alone with the file (the attach byte is held exclusively), nothing is published.
     unsafe {
@@ -253,7 +253,6 @@ fn initialise(shared: &'static Shared, text: &str) -> Result<(), String> {
         }
     }
     debug_assert!(state.channels.iter().all(|c| c.gpu == engine::NONE));
-    let _ = layout::MAX_GPUS;
     // Release: pairs with Acquire in `attach`.
     shared.magic.store(MAGIC, Ordering::Release);
     Ok(())

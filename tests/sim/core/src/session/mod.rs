@@ -15,7 +15,7 @@ pub use attach::{OpenError, state_path};
 
 use crate::config::Config;
 use crate::engine::State;
-use crate::layout::{Entry, MAX_CHANNELS, RING, Shared, kind};
+use crate::layout::{Entry, MAX_CHANNELS, MAX_UNITS, RING, Shared, kind};
 use crate::{clock, engine, lock};
 use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
@@ -109,6 +109,12 @@ impl Locked<'_> {
         self.session.shared
     }
 
+    /// The configuration that the state was created with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.session.config
+    }
+
     /// Whether the model's invariants hold.
     pub fn is_valid(&mut self) -> bool {
         self.state().is_valid()
@@ -157,7 +163,8 @@ fn copy_state(from: &State, to: &mut State) {
     let used = (from.channels_used as usize).min(MAX_CHANNELS);
     to.channels_used = from.channels_used;
     to.gpu_count = from.gpu_count;
-    to.gpus = from.gpus;
+    let gpus = (from.gpu_count as usize).min(MAX_UNITS);
+    to.gpus[..gpus].copy_from_slice(&from.gpus[..gpus]);
     to.channels[..used].copy_from_slice(&from.channels[..used]);
 }
 

@@ -121,7 +121,7 @@ impl Locked<'_> {
             if c.gpu == engine::NONE || c.slot != slot {
                 continue;
             }
-            let retired = &shared.gpus[c.gpu as usize].retired_busy_ns;
+            let retired = &shared.retired_busy_ns[c.gpu as usize];
             retired.fetch_add(c.busy.ns, Ordering::Relaxed);
             state.close_channel(u32::try_from(id).unwrap_or(engine::NONE));
             closed = true;
