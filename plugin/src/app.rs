@@ -154,6 +154,10 @@ async fn run(
     })
     .await??;
     sources.set_node(Arc::clone(&node));
+    for unsold in discovery.unsold() {
+        warn!("{unsold}");
+    }
+    sources.set_condition("unsold", Some(discovery.unsold().join("; ")).filter(|s| !s.is_empty()));
 
     let mut others = coexist::watch::Watch::new(
         Arc::clone(&node),

@@ -36,13 +36,14 @@ impl fmt::Display for Replica {
     }
 }
 
-/// Whether `uuid` can be a part of a replica id: NVML's characters, and short enough.
+/// Whether `uuid` can be a part of a replica id: a UUID's characters, and short enough. What drivers before
+/// 470.42.01 call MIG instances (`MIG-GPU-…/1/0`) can't: `/` has no place in names of devices.
 #[must_use]
 pub fn is_uuid(uuid: &str) -> bool {
     let longest = MAX_ID_LEN - "::".len() - (MAX_PER_GPU - 1).to_string().len();
     !uuid.is_empty()
         && uuid.len() <= longest
-        && uuid.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'/'))
+        && uuid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
 #[cfg(test)]
@@ -50,6 +51,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_name_with_slashes_is_no_uuid() {
+        assert!(is_uuid("MIG-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28"));
+        assert!(!is_uuid("MIG-GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28/1/0"));
+    }
 
     #[test]
     fn ids_read_like_nvidias() {

@@ -1,6 +1,7 @@
 //! What GPUs there are and how they feel.
 
 pub mod health;
+mod mig;
 pub mod nvml;
 mod nvml_near;
 mod nvml_watch;
@@ -8,14 +9,16 @@ pub mod topology;
 
 use std::fmt;
 
+pub use mig::MigInstance;
+
 /// A GPU, or a MIG instance, which is a GPU here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// As NVML prints it.
     pub uuid: String,
-    /// NVML's index.
+    /// NVML's index; of a MIG instance, its GPU's.
     pub index: u32,
-    /// Minor number of `/dev/nvidiaN`.
+    /// Minor number of `/dev/nvidiaN`; of a MIG instance, its GPU's.
     pub minor: u32,
     /// Product name.
     pub name: String,
@@ -25,11 +28,16 @@ pub struct Gpu {
     pub numa_node: Option<u32>,
     /// Bytes on the device.
     pub memory_bytes: u64,
+    /// Which instance it is; a whole GPU: `None`.
+    pub mig: Option<MigInstance>,
 }
 
 impl fmt::Display for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GPU {} ({}, {})", self.index, self.name, self.uuid)
+        match &self.mig {
+            None => write!(f, "GPU {} ({}, {})", self.index, self.name, self.uuid),
+            Some(instance) => write!(f, "GPU {instance} ({}, {})", self.name, self.uuid),
+        }
     }
 }
 
@@ -51,6 +59,9 @@ pub enum DiscoveryError {
         /// GPUs before the filter.
         found: usize,
     },
+    /// The driver has GPUs, none of which can be sold as it is.
+    #[error("{0}")]
+    Unsellable(String),
 }
 
 /// A process with a context on a GPU, as the driver says.
@@ -70,6 +81,12 @@ pub trait Discovery: Send + Sync + 'static {
     /// # Errors
     /// No driver, or no GPUs.
     fn gpus(&self) -> Result<Vec<Gpu>, DiscoveryError>;
+
+    /// What of the machine is not sold although the configuration includes it, and what to do: as
+    /// [`Discovery::gpus`] last found.
+    fn unsold(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Bytes in use on a GPU as the driver says.
     ///
@@ -107,8 +124,12 @@ pub trait Discovery: Send + Sync + 'static {
 #[must_use]
 pub fn selected(gpu: &Gpu, include: &[String], exclude: &[String]) -> bool {
     let names = |list: &[String]| {
-        list.iter()
-            .any(|entry| entry == "*" || *entry == gpu.uuid || entry.parse() == Ok(gpu.index))
+        list.iter().any(|entry| {
+            entry == "*"
+                || *entry == gpu.uuid
+                || entry.parse() == Ok(gpu.index)
+                || gpu.mig.as_ref().is_some_and(|mig| mig.is_named(entry))
+        })
     };
     names(include) && !names(exclude)
 }
@@ -125,6 +146,7 @@ impl Gpu {
             pci_bus_id: format!("00000000:{index:02x}:00.0"),
             numa_node: None,
             memory_bytes: 80 << 30,
+            mig: None,
         }
     }
 }

@@ -12,7 +12,7 @@ use tracing::warn;
 
 use super::health::Observation;
 use super::topology::Topology;
-use super::{Discovery, DiscoveryError, Gpu, GpuProcess, nvml_near, nvml_watch, selected};
+use super::{Discovery, DiscoveryError, Gpu, GpuProcess, mig, nvml_near, nvml_watch, selected};
 use crate::config;
 
 /// Where the kernel tells a PCI device's NUMA node.
@@ -24,13 +24,14 @@ pub struct NvmlDiscovery {
     library: Option<PathBuf>,
     gpus: config::Gpus,
     loaded: Mutex<Option<Arc<Nvml>>>,
+    unsold: Mutex<Vec<String>>,
 }
 
 impl NvmlDiscovery {
     /// `library` where the loader would not find it; `gpus` says which GPUs count.
     #[must_use]
     pub fn new(library: Option<PathBuf>, gpus: config::Gpus) -> Self {
-        NvmlDiscovery { library, gpus, loaded: Mutex::new(None) }
+        NvmlDiscovery { library, gpus, loaded: Mutex::new(None), unsold: Mutex::default() }
     }
 
     pub(super) fn nvml(&self) -> Result<Arc<Nvml>, DiscoveryError> {
@@ -62,31 +63,48 @@ impl NvmlDiscovery {
         entry == "*"
             || entry.parse().is_ok_and(|index: u32| index < count)
             || nvml.device_by_uuid(entry).is_ok()
+            || entry.split_once(':').is_some_and(|(gpu, instance)| {
+                gpu.parse().is_ok_and(|gpu| {
+                    let instance = instance.parse().unwrap_or(u32::MAX);
+                    nvml.device_by_index(gpu).is_ok_and(|d| d.mig_device_by_index(instance).is_ok())
+                })
+            })
     }
 
     /// The selected devices: whole GPUs, and the instances of those in MIG mode.
-    fn selected<'n>(&self, nvml: &'n Nvml) -> Result<(Vec<(Gpu, Device<'n>)>, usize), NvmlError> {
-        let mut all = Vec::new();
+    fn selected<'n>(&self, nvml: &'n Nvml) -> Result<Found<'n>, NvmlError> {
+        let (include, exclude) = (&self.gpus.include, &self.gpus.exclude);
+        let (mut all, mut unsold) = (Vec::new(), Vec::new());
         for index in 0..nvml.device_count()? {
             let device = nvml.device_by_index(index)?;
             let whole = describe(&device, None, index)?;
-            if device.mig_mode().is_ok_and(|mode| mode.current == 1) {
-                for instance in 0..device.mig_device_count()? {
-                    match device.mig_device_by_index(instance) {
-                        Ok(mig) => all.push((describe(&mig, Some(&whole), index)?, mig)),
-                        // Instance numbers have gaps.
-                        Err(NvmlError::NotFound | NvmlError::InvalidArg) => {}
-                        Err(error) => return Err(error),
+            if !device.mig_mode().is_ok_and(|mode| mode.current == 1) {
+                all.push((whole, device));
+                continue;
+            }
+            match mig::instances(nvml, &device, &whole)? {
+                Ok(instances) => {
+                    for (instance, device) in instances {
+                        let gpu = describe(&device, Some(&whole), index)?;
+                        all.push((Gpu { mig: Some(instance), ..gpu }, device));
                     }
                 }
-            } else {
-                all.push((whole, device));
+                Err(why) if selected(&whole, include, exclude) => unsold.push(why),
+                Err(_) => {}
             }
         }
         let found = all.len();
-        all.retain(|(gpu, _)| selected(gpu, &self.gpus.include, &self.gpus.exclude));
-        Ok((all, found))
+        all.retain(|(gpu, _)| selected(gpu, include, exclude));
+        Ok(Found { gpus: all, found, unsold })
     }
+}
+
+struct Found<'n> {
+    gpus: Vec<(Gpu, Device<'n>)>,
+    /// GPUs before the filter.
+    found: usize,
+    /// See [`Discovery::unsold`].
+    unsold: Vec<String>,
 }
 
 fn describe(device: &Device<'_>, parent: Option<&Gpu>, index: u32) -> Result<Gpu, NvmlError> {
@@ -105,6 +123,7 @@ fn describe(device: &Device<'_>, parent: Option<&Gpu>, index: u32) -> Result<Gpu
         numa_node: numa_node.or_else(|| parent.and_then(|gpu| gpu.numa_node)),
         pci_bus_id,
         memory_bytes: device.memory_info()?.total,
+        mig: None,
     })
 }
 
@@ -118,17 +137,25 @@ fn sysfs_numa_node(root: &Path, pci_bus_id: &str) -> Option<u32> {
 impl Discovery for NvmlDiscovery {
     fn gpus(&self) -> Result<Vec<Gpu>, DiscoveryError> {
         let nvml = self.nvml()?;
-        let (gpus, found) =
+        let Found { gpus, found, unsold } =
             self.selected(&nvml).map_err(|error| DiscoveryError::Nvml(error.to_string()))?;
+        self.unsold.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&unsold);
         // One configuration often serves many nodes, so this is no error; but it may be a mistake.
         let unmatched = self.gpus.include.iter().chain(&self.gpus.exclude);
         for entry in unmatched.filter(|entry| !Self::is_here(&nvml, entry)) {
             warn!("gpus.include or gpus.exclude names {entry}, which this node does not have");
         }
+        if gpus.is_empty() && !unsold.is_empty() {
+            return Err(DiscoveryError::Unsellable(unsold.join("; ")));
+        }
         if gpus.is_empty() {
             return Err(DiscoveryError::None { found });
         }
         Ok(gpus.into_iter().map(|(gpu, _)| gpu).collect())
+    }
+
+    fn unsold(&self) -> Vec<String> {
+        self.unsold.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn memory_used(&self, uuid: &str) -> Result<u64, String> {

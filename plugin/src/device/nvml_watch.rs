@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::device::SampleValue;
-use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::event::EventSet;
 use nvml_wrapper::structs::device::FieldId;
@@ -28,6 +27,9 @@ const HANGS: Duration = Duration::from_secs(30);
 /// Most rounds of probes between two attempts to bring a missing GPU back by a new initialisation,
 /// which loses events that happen meanwhile.
 const RELOAD_ROUNDS: u32 = 32;
+
+/// What NVML says where the number is not known.
+const UNKNOWN_XID: u64 = 999;
 
 type Sink<'a> = &'a (dyn Fn(Observation) + Sync);
 
@@ -95,23 +97,25 @@ impl Watch<'_> {
             };
             let events = subscribe(&nvml, self.gpus, &mut told);
             while !(self.stop)() && self.epoch() == epoch {
-                self.next_event(events.as_ref());
+                self.next_event(&nvml, events.as_ref());
                 self.tell_of_hanging();
             }
         }
     }
 
-    fn next_event(&self, events: Option<&EventSet<'_>>) {
+    fn next_event<'n>(&self, nvml: &'n Nvml, events: Option<&EventSet<'n>>) {
         let wait = u32::try_from(WAIT.as_millis()).unwrap_or(u32::MAX);
         let Some(events) = events else {
             thread::sleep(WAIT);
             return;
         };
-        match events.wait(wait) {
+        match tessera_nvml::wait(nvml, events, wait) {
             Ok(event) => {
-                let Some(XidError::Value(xid)) = event.event_data else { return };
-                for uuid in named_by(&event.device, self.gpus) {
-                    (self.sink)(Observation::Xid { uuid, xid });
+                let Some(event) = event.filter(|event| event.xid != UNKNOWN_XID) else { return };
+                let device = event.device.uuid().unwrap_or_default();
+                for gpu in concerned(self.gpus, &device, event.gpu_instance) {
+                    let uuid = gpu.uuid.clone();
+                    (self.sink)(Observation::Xid { uuid, xid: event.xid });
                 }
                 // It may have changed what the GPU says of itself.
                 self.alarm();
@@ -312,14 +316,19 @@ fn subscribe<'n>(
     None
 }
 
-/// The GPUs that an event's device is: itself, or all its MIG instances.
-fn named_by(device: &Device<'_>, gpus: &[Gpu]) -> Vec<String> {
-    let uuid = device.uuid().unwrap_or_default();
-    if gpus.iter().any(|gpu| gpu.uuid == uuid) {
-        return vec![uuid];
-    }
-    let bus = device.pci_info().map(|pci| pci.bus_id).unwrap_or_default();
-    gpus.iter().filter(|gpu| gpu.pci_bus_id == bus).map(|gpu| gpu.uuid.clone()).collect()
+/// Those of `gpus` that an event on `device` is about: the GPU itself; of one in MIG mode, what lies in the
+/// GPU instance that it is attributed to, and all its instances where it is attributed to none.
+fn concerned<'g>(
+    gpus: &'g [Gpu],
+    device: &str,
+    gpu_instance: Option<u32>,
+) -> impl Iterator<Item = &'g Gpu> {
+    gpus.iter().filter(move |gpu| match &gpu.mig {
+        None => gpu.uuid == device,
+        Some(mig) => {
+            mig.parent_uuid == device && gpu_instance.is_none_or(|id| id == mig.gpu_instance)
+        }
+    })
 }
 
 /// What NVML knows of the GPU's memory, and says it takes to repair it.
@@ -350,5 +359,40 @@ fn condition(device: &Device<'_>) -> Condition {
             4 => Recovery::DrainAndReset,
             other => Recovery::Other(u32::try_from(other).unwrap_or(u32::MAX)),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MigInstance;
+    use super::*;
+
+    #[test]
+    fn an_xid_concerns_the_instance_it_is_attributed_to_or_all_of_the_gpu() {
+        let instance = |gpu: u32, gpu_instance, compute_instance| Gpu {
+            mig: Some(MigInstance {
+                parent_uuid: format!("GPU-{gpu}"),
+                parent_index: gpu,
+                index: 0,
+                gpu_instance,
+                compute_instance,
+            }),
+            ..Gpu::example(&format!("MIG-{gpu}-{gpu_instance}-{compute_instance}"), gpu)
+        };
+        let gpus = [
+            Gpu::example("GPU-0", 0),
+            instance(1, 7, 0),
+            instance(1, 2, 0),
+            instance(1, 2, 1),
+            instance(2, 7, 0),
+        ];
+        let named = |device: &str, gi| {
+            concerned(&gpus, device, gi).map(|gpu| gpu.uuid.as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!(named("GPU-0", None), ["GPU-0"]);
+        assert_eq!(named("GPU-1", Some(7)), ["MIG-1-7-0"]);
+        assert_eq!(named("GPU-1", Some(2)), ["MIG-1-2-0", "MIG-1-2-1"], "they share its memory");
+        assert_eq!(named("GPU-1", None), ["MIG-1-7-0", "MIG-1-2-0", "MIG-1-2-1"]);
+        assert!(named("GPU-3", None).is_empty());
     }
 }

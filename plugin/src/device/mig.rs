@@ -1,0 +1,126 @@
+//! MIG instances: which GPU they are of, how the configuration names them.
+
+use std::fmt;
+
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+
+use super::Gpu;
+use crate::replica;
+
+/// What a GPU is an instance of. A MIG device is a compute instance in a GPU instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MigInstance {
+    /// The UUID of the GPU.
+    pub parent_uuid: String,
+    /// NVML's index of the GPU.
+    pub parent_index: u32,
+    /// NVML's index of the instance among those of its GPU.
+    pub index: u32,
+    /// Id of the GPU instance, unique on the GPU. Its compute instances have its memory in common.
+    pub gpu_instance: u32,
+    /// Id of the compute instance, unique in its GPU instance.
+    pub compute_instance: u32,
+}
+
+impl MigInstance {
+    /// Whether an entry of `gpus.include` or `gpus.exclude` means this instance, by something else
+    /// than its own UUID: its GPU's UUID or index, which mean all of the GPU's instances, or
+    /// `<GPU's index>:<index>`, the form of NVIDIA's tools, which means it alone.
+    #[must_use]
+    pub fn is_named(&self, entry: &str) -> bool {
+        entry == self.parent_uuid
+            || entry.parse() == Ok(self.parent_index)
+            || entry.split_once(':').is_some_and(|(gpu, instance)| {
+                gpu.parse() == Ok(self.parent_index) && instance.parse() == Ok(self.index)
+            })
+    }
+}
+
+impl fmt::Display for MigInstance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.parent_index, self.index)
+    }
+}
+
+/// The instances of a GPU in MIG mode, or why nothing of it can be sold.
+pub(super) fn instances<'n>(
+    nvml: &'n Nvml,
+    device: &Device<'n>,
+    whole: &Gpu,
+) -> Result<Result<Vec<(MigInstance, Device<'n>)>, String>, NvmlError> {
+    let mut found = Vec::new();
+    for index in 0..device.mig_device_count()? {
+        let mig = match device.mig_device_by_index(index) {
+            Ok(mig) => mig,
+            // As many as there could be; "if no valid MIG device was found at index".
+            Err(NvmlError::NotFound | NvmlError::InvalidArg) => continue,
+            Err(error) => return Err(error),
+        };
+        let uuid = mig.uuid()?;
+        if !replica::is_uuid(&uuid) {
+            return Ok(Err(format!(
+                "{whole} is in MIG mode and its driver names an instance {uuid:?}, which is no UUID: \
+                 nothing of it is sold; drivers from 470.42.01 on give instances UUIDs"
+            )));
+        }
+        let (gpu_instance, compute_instance) = tessera_nvml::instance_ids(nvml, &mig)?;
+        let instance = MigInstance {
+            parent_uuid: whole.uuid.clone(),
+            parent_index: whole.index,
+            index,
+            gpu_instance,
+            compute_instance,
+        };
+        found.push((instance, mig));
+    }
+    if found.is_empty() {
+        return Ok(Err(format!(
+            "{whole} is in MIG mode and has no instances: nothing of it is sold; make some \
+             (`nvidia-smi mig -cgi PROFILE -C`) or switch MIG off, and restart the plugin"
+        )));
+    }
+    Ok(Ok(found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::selected;
+    use super::*;
+
+    fn instance(gpu: u32, index: u32) -> Gpu {
+        Gpu {
+            mig: Some(MigInstance {
+                parent_uuid: format!("GPU-{gpu}"),
+                parent_index: gpu,
+                index,
+                gpu_instance: index + 7,
+                compute_instance: 0,
+            }),
+            ..Gpu::example(&format!("MIG-{gpu}-{index}"), gpu)
+        }
+    }
+
+    #[test]
+    fn instances_are_chosen_by_their_gpu_or_one_by_one() {
+        let gpu = instance(2, 1);
+        let list = |entry: &str| [entry.to_owned()];
+        for entry in ["*", "2", "2:1", "GPU-2", "MIG-2-1"] {
+            assert!(selected(&gpu, &list(entry), &[]), "{entry}");
+            assert!(!selected(&gpu, &list("*"), &list(entry)), "{entry}");
+        }
+        for entry in ["1", "2:0", "1:2", "2:", ":1", "2:1:0", "GPU-1", "MIG-2-0"] {
+            assert!(!selected(&gpu, &list(entry), &[]), "{entry}");
+        }
+        assert!(
+            !selected(&Gpu::example("GPU-2", 2), &list("2:1"), &[]),
+            "a whole GPU is no instance"
+        );
+    }
+
+    #[test]
+    fn an_instance_is_shown_by_both_indexes() {
+        let shown = instance(2, 1).to_string();
+        assert!(shown.starts_with("GPU 2:1 (") && shown.contains("MIG-2-1"), "{shown}");
+    }
+}
