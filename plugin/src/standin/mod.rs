@@ -255,6 +255,14 @@ impl Kubelet {
         self.0.state().manager.devices(resource_name)
     }
 
+    /// Devices of a resource that containers hold.
+    pub fn held(&self, resource_name: &str) -> std::collections::BTreeSet<String> {
+        let state = self.0.state();
+        let of_it = |key: &&pods::Key| key.resource_name == resource_name;
+        let assignments = state.manager.assignments().filter(|(key, _)| of_it(key));
+        assignments.flat_map(|(_, assignment)| assignment.device_ids.iter().cloned()).collect()
+    }
+
     /// How many devices the node would offer the scheduler: the healthy ones, used or not.
     pub fn allocatable(&self, resource_name: &str) -> usize {
         self.0.state().manager.healthy(resource_name).len()

@@ -3,14 +3,17 @@
 //! `target/bench/summary.json`. `docs/benchmarks.md` says how each figure is got.
 //!
 //! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (overhead, contended, race, recovery,
-//! plugin, shim), `--apis NAME,…` (of races and recovery; all).
+//! plugin, many, shim), `--apis NAME,…` (of races and recovery; all).
 
 mod child;
 mod clock;
 mod contended;
 mod machine;
+mod many;
+mod node;
 mod overhead;
 mod plugin;
+mod process;
 mod race;
 mod recovery;
 mod report;
@@ -79,6 +82,9 @@ fn bench() -> anyhow::Result<ExitCode> {
     }
     if wanted("plugin") {
         plugins(&world, &mut report)?;
+    }
+    if wanted("many") {
+        manifold(&world, &mut report)?;
     }
     if wanted("shim") {
         shim(&world, &mut report)?;
@@ -220,6 +226,69 @@ fn plugins(world: &World, report: &mut Report) -> anyhow::Result<()> {
     report.detail("allocate_fsync_ms", &figures.fsync_ms);
     report.detail("disk_fsync_ms", &figures.disk_ms);
     report.detail("register_detail_ms", &figures.register_ms);
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "KiB and counts far below 2^53")]
+fn manifold(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("a node of 1,024 replicas");
+    let figures = many::run(world)?;
+    let (few, many) = (&figures.few, &figures.many);
+    let p99 = many.allocate_ms.quantile(0.99);
+    report.figure("allocate_p99_ms_1024", "1,000 sessions: Allocate, p99", "ms", p99, Some(2.0));
+    let ratio = many.allocate_ms.median() / few.allocate_ms.median();
+    report.figure("allocate_ratio_1024", "· its median to that of 10", "×", ratio, Some(2.0));
+    let p99 = figures.fsync_ms.quantile(0.99);
+    report.figure("fsync_p99_ms_1024", "· with fsync, p99", "ms", p99, None);
+    let p99 = figures.pre_start_ms.quantile(0.99);
+    report.figure("pre_start_p99_ms_1024", "· PreStartContainer, p99", "ms", p99, None);
+    let p99 = figures.preferred_ms.quantile(0.99);
+    report.figure("preferred_p99_ms_1024", "· GetPreferredAllocation, p99", "ms", p99, None);
+    let median = figures.reconcile_ms.median();
+    report.figure("reconcile_ms_1024", "· reconcile", "ms", median, None);
+    let inspect = figures.inspect_ms.median();
+    report.figure("inspect_ms_1024", "· a look at every page", "ms", inspect, None);
+    let lists = figures.lists_by_allocates as f64;
+    report.figure("lists_by_allocates_1024", "· device lists by Allocates", "", lists, Some(0.0));
+    let lists = figures.lists_by_health;
+    report.figure("lists_by_health_1024", "· device lists by a sick GPU", "", lists, Some(1.0));
+    let kib = figures.list_bytes as f64 / 1024.0;
+    report.figure("list_kib_1024", "· a device list", "KiB", kib, None);
+    let median = figures.health_ms.median();
+    report.figure("health_ms_1024", "· XID to kubelet", "ms", median, None);
+    let (all, observing) = many.idle_percent;
+    report.figure("idle_cpu_percent_1024", "· CPU while idle", "%", all, None);
+    report.figure("observe_cpu_percent_1024", "· of it observing", "%", observing, None);
+    let (rss, own) = many.rss_kib;
+    report.figure("plugin_rss_mib_1024", "· plugin's RSS", "MiB", rss as f64 / 1024.0, None);
+    report.figure("plugin_rss_anon_mib_1024", "· of it its own", "MiB", own as f64 / 1024.0, None);
+    let descriptors = many.descriptors as f64;
+    report.figure("plugin_descriptors_1024", "· open descriptors", "", descriptors, None);
+    report.figure("plugin_threads_1024", "· threads", "", many.threads as f64, None);
+    report.figure("register_ms_1024", "· start to registered", "ms", figures.register_ms, None);
+    for (key, load) in [("sessions_10", few), ("sessions_1000", many)] {
+        let (rss, own) = load.rss_kib;
+        report.put(
+            key,
+            json!({
+                "allocate_p50_ms": load.allocate_ms.median(),
+                "allocate_p99_ms": load.allocate_ms.quantile(0.99),
+                "allocate_cpu_ms": load.allocate_cpu_ms,
+                "idle_cpu_percent": load.idle_percent.0,
+                "observe_cpu_percent": load.idle_percent.1,
+                "rss_kib": rss,
+                "rss_anon_kib": own,
+                "descriptors": load.descriptors,
+                "threads": load.threads,
+            }),
+        );
+    }
+    report.detail("allocate_ms_1024", &many.allocate_ms);
+    report.detail("allocate_fsync_ms_1024", &figures.fsync_ms);
+    report.detail("pre_start_ms_1024", &figures.pre_start_ms);
+    report.detail("preferred_ms_1024", &figures.preferred_ms);
+    report.detail("reconcile_detail_ms_1024", &figures.reconcile_ms);
+    report.detail("health_detail_ms_1024", &figures.health_ms);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! What a child process of the bench does: the same code with and without the shim preloaded.
 
 mod race;
+mod sessions;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -39,6 +40,7 @@ pub fn main(task: &[String]) -> anyhow::Result<()> {
         ["race", threads] => race::run(threads.parse()?),
         ["hold", api, bytes] => hold(Api::named(api).context("unknown API")?, bytes.parse()?),
         ["take", bytes] => take(bytes.parse()?),
+        ["sessions"] => sessions::run(),
         _ => anyhow::bail!("unknown task {task:?}"),
     }
 }

@@ -1,0 +1,193 @@
+//! The plugin's process (`tessera serve`) under the stand-in for kubelet.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use tempfile::TempDir;
+use tessera_kubelet::deviceplugin::device_plugin_client::DevicePluginClient;
+use tessera_kubelet::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
+use tessera_plugin::standin::Kubelet;
+use tokio::process::{Child, Command};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::process::Process;
+use crate::stats::Sample;
+use crate::world::Artefacts;
+
+/// What is sold.
+pub const RESOURCE: &str = "tessera.dev/gpu";
+/// How long the plugin may take to register.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How the plugin is configured.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The files under measurement.
+    pub artefacts: Artefacts,
+    /// What the simulated NVML needs of the environment.
+    pub envs: Vec<(&'static str, PathBuf)>,
+    /// GPUs of the machine.
+    pub gpus: usize,
+    /// Replicas of each.
+    pub replicas: usize,
+    /// `gpus.reserve` and `gpus.context_overhead`, bytes.
+    pub memory: (u64, u64),
+    /// `ledger.fsync`.
+    pub fsync: bool,
+    /// `log.filter`.
+    pub log: &'static str,
+}
+
+/// A plugin registered with a stand-in of its own.
+#[derive(Debug)]
+pub struct Node {
+    /// The stand-in.
+    pub kubelet: Kubelet,
+    /// From spawn to all replicas listed, at the last start.
+    pub registered: Duration,
+    plugin: Child,
+    dir: TempDir,
+    pages: TempDir,
+}
+
+impl Node {
+    /// Starts both, and waits until all replicas are listed.
+    ///
+    /// # Errors
+    /// The plugin does not start or register; its log is in the message.
+    pub async fn start(setup: &Setup) -> anyhow::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("tessera-bench-node.").tempdir()?;
+        // On a node the pages are a tmpfs of their own.
+        let pages = tempfile::Builder::new().prefix("tessera-bench.").tempdir_in("/dev/shm")?;
+        let kubelet = Kubelet::start(&dir.path().join("kubelet")).await?;
+        let (plugin, registered) = serve(setup, &kubelet, dir.path(), pages.path()).await?;
+        Ok(Self { kubelet, registered, plugin, dir, pages })
+    }
+
+    /// Ends the plugin with SIGKILL and starts it again.
+    ///
+    /// # Errors
+    /// As [`Node::start`].
+    pub async fn restart(&mut self, setup: &Setup) -> anyhow::Result<()> {
+        self.plugin.kill().await?;
+        self.kubelet.wait_allocatable(RESOURCE, 0).await;
+        let started = serve(setup, &self.kubelet, self.dir.path(), self.pages.path()).await?;
+        (self.plugin, self.registered) = started;
+        Ok(())
+    }
+
+    /// Where the node's files are.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// What the plugin has logged since it started last.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// The plugin's process.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn process(&self) -> anyhow::Result<Process> {
+        Ok(Process(self.plugin.id().context("the plugin has ended")?))
+    }
+
+    /// A client of the plugin's own service, beside kubelet's.
+    ///
+    /// # Errors
+    /// It is not registered, or does not answer.
+    pub async fn client(&self) -> anyhow::Result<DevicePluginClient<Channel>> {
+        let socket = self.kubelet.endpoint(RESOURCE).context("the plugin is not registered")?;
+        let socket = self.kubelet.device_plugins_dir().join(socket);
+        let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
+        Ok(DevicePluginClient::new(channel.connect().await?))
+    }
+
+    /// Ends both.
+    pub async fn end(mut self) {
+        let _ = self.plugin.kill().await;
+        self.kubelet.stop().await;
+    }
+}
+
+/// Allocates these replicas, one request after the other, and gives the milliseconds of each but
+/// the first `warm_up`.
+///
+/// # Errors
+/// The plugin refuses.
+pub async fn allocate(
+    node: &Node,
+    requests: impl Iterator<Item = Vec<String>>,
+    warm_up: usize,
+) -> anyhow::Result<Sample> {
+    let mut client = node.client().await?;
+    let mut values = Vec::new();
+    for device_ids in requests {
+        let request =
+            AllocateRequest { container_requests: vec![ContainerAllocateRequest { device_ids }] };
+        let start = Instant::now();
+        let answer = client.allocate(request).await?.into_inner();
+        values.push(start.elapsed().as_secs_f64() * 1e3);
+        anyhow::ensure!(answer.container_responses.len() == 1, "an empty answer");
+    }
+    Ok(Sample::new(values.split_off(warm_up)))
+}
+
+async fn serve(
+    setup: &Setup,
+    kubelet: &Kubelet,
+    dir: &Path,
+    pages: &Path,
+) -> anyhow::Result<(Child, Duration)> {
+    let file = dir.join("config.toml");
+    fs::write(&file, config(setup, kubelet, dir, pages))?;
+    let log = fs::File::create(dir.join("log"))?;
+    let start = Instant::now();
+    let mut plugin = Command::new(setup.artefacts.path("tessera"))
+        .arg("--config")
+        .arg(&file)
+        .arg("serve")
+        .envs(setup.envs.iter().cloned())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .kill_on_drop(true)
+        .spawn()?;
+    let listed = kubelet.wait_allocatable(RESOURCE, setup.gpus * setup.replicas);
+    let outcome = tokio::select! {
+        () = listed => return Ok((plugin, start.elapsed())),
+        ended = plugin.wait() => format!("it ended: {:?}", ended?.into_raw()),
+        () = tokio::time::sleep(PATIENCE) => "in time".to_owned(),
+    };
+    let log = fs::read_to_string(dir.join("log")).unwrap_or_default();
+    anyhow::bail!("the plugin did not register ({outcome}); its log:\n{log}");
+}
+
+fn config(setup: &Setup, kubelet: &Kubelet, dir: &Path, pages: &Path) -> String {
+    let path = |path: &Path| format!("{:?}", path.display().to_string());
+    let (reserve, context) = setup.memory;
+    let Setup { replicas, fsync, log, .. } = setup;
+    format!(
+        "[gpus]\nreserve = {reserve}\ncontext_overhead = {context}\n\
+         [share]\nreplicas = {replicas}\n\
+         [container]\ndevice_list_strategy = \"none\"\n\
+         [ledger]\nfsync = {fsync}\n\
+         [pages]\ntmpfs = \"off\"\n\
+         [log]\nfilter = {log:?}\n\
+         [paths]\nkubelet = {}\npod_resources = {}\npages = {}\nshim = {}\nshim_source = {}\n\
+         ledger = {}\nadmin = {}\n",
+        path(kubelet.device_plugins_dir()),
+        path(kubelet.pod_resources_socket()),
+        path(pages),
+        path(&dir.join("shim")),
+        path(&setup.artefacts.path("libtessera.so")),
+        path(&dir.join("ledger.redb")),
+        path(&dir.join("admin.sock")),
+    )
+}
