@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tessera_kubelet::admin::admin_server::{Admin, AdminServer};
 use tessera_kubelet::admin::{LiveRequest, LiveResponse, StatusRequest, StatusResponse};
@@ -12,9 +13,12 @@ use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
-use tracing::error;
+use tracing::{error, warn};
 
 use super::status::Sources;
+
+/// How often the socket is looked for.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Why the admin socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -59,16 +63,8 @@ impl Server {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        let listener = UnixListener::bind(path).map_err(failed)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
-        let incoming = UnixListenerStream::new(listener);
-        let server = tonic::transport::Server::builder()
-            .serve_with_incoming(AdminServer::new(Service(sources)), incoming);
-        let task = tokio::spawn(async move {
-            if let Err(error) = server.await {
-                error!(%error, "the admin service ended");
-            }
-        });
+        let listener = bind(path).map_err(failed)?;
+        let task = tokio::spawn(serve(path.to_owned(), listener, sources));
         Ok(Server { path: path.to_owned(), task })
     }
 }
@@ -78,6 +74,45 @@ impl Drop for Server {
         self.task.abort();
         // A socket file nobody listens at is replaced at the next start anyway.
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Serves for ever. A socket that somebody removed is made anew: nobody could reach the old one, and the
+/// readiness probe would fail until the next start.
+async fn serve(path: PathBuf, mut listener: UnixListener, sources: Arc<Sources>) {
+    loop {
+        let serving = tonic::transport::Server::builder().serve_with_incoming(
+            AdminServer::new(Service(Arc::clone(&sources))),
+            UnixListenerStream::new(listener),
+        );
+        tokio::select! {
+            ended = serving => {
+                if let Err(error) = ended {
+                    error!(%error, "the admin service ended");
+                }
+                return;
+            }
+            again = bound_again(&path) => listener = again,
+        }
+        warn!(path = %path.display(), "the admin socket was removed; made a new one");
+    }
+}
+
+/// Waits until nothing is at `path`, and listens there again.
+async fn bound_again(path: &Path) -> UnixListener {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        // Whatever else is there is somebody's: another plugin that was given the same path.
+        let gone = path.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+        if gone && let Ok(listener) = bind(path) {
+            return listener;
+        }
     }
 }
 
