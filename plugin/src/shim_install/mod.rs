@@ -99,12 +99,14 @@ pub fn restore(source: &Path, dir: &Path, known: &str) -> Result<bool, ShimError
     let shim = dir.join(known).join(SHIM);
     let found = std::fs::read(&shim).ok();
     let same = found.filter(|found| name(found) == known);
-    if same.is_some() && is_readable(&shim, 0o755) && shim.with_file_name(PRELOAD).is_file() {
+    let preload = std::fs::read(shim.with_file_name(PRELOAD));
+    let preloads = preload.is_ok_and(|found| found == preload_line().as_bytes());
+    if same.is_some() && is_readable(&shim, 0o755) && preloads {
         return Ok(false);
     }
     let library = same.map_or_else(|| read(source), Ok)?;
     // Another version may have been put there before.
-    let there_already = std::fs::read(&shim).is_ok_and(|found| found == library);
+    let there_already = std::fs::read(&shim).is_ok_and(|found| found == library) && preloads;
     place_at(dir, known, &library)?;
     Ok(!there_already)
 }
@@ -119,6 +121,11 @@ fn name(library: &[u8]) -> String {
 pub fn name_of(delivery: &Delivery) -> Option<String> {
     let home = delivery.shim.parent()?;
     home.file_name().and_then(OsStr::to_str).map(str::to_owned)
+}
+
+/// What `/etc/ld.so.preload` says in a container.
+fn preload_line() -> String {
+    format!("{}\n", layout::CONTAINER_SHIM)
 }
 
 fn read(source: &Path) -> Result<Vec<u8>, ShimError> {
@@ -144,7 +151,7 @@ fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<Delivery, ShimErro
     std::fs::create_dir_all(&home).map_err(failed)?;
     remove_abandoned(&home);
     let delivery = Delivery { shim: home.join(SHIM), preload: home.join(PRELOAD) };
-    let line = format!("{}\n", layout::CONTAINER_SHIM);
+    let line = preload_line();
     let placed = place(&delivery.shim, library, 0o755)
         .and_then(|shim| Ok(shim | place(&delivery.preload, line.as_bytes(), 0o644)?))
         .and_then(|written| {
