@@ -1,102 +1,14 @@
 //! The `tessera` program from outside: exit statuses, messages, and the plugin on simulated GPUs.
 
 mod node_support;
+mod process_support;
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use node_support::{GPU, bounded, pod, until};
+use node_support::{GPU, bounded, pod};
+use process_support::{Simulated, simulator, stderr, tessera};
 use serde_json::Value;
-use tessera_plugin::standin::Kubelet;
-
-fn tessera() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_tessera"))
-}
-
-/// The built simulator.
-fn simulator(name: &str) -> PathBuf {
-    let dir = std::env::var_os("TESSERA_ARTEFACTS").map(PathBuf::from);
-    let dir =
-        dir.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release"));
-    let found = [dir.join("sim").join(name), dir.join(name)].into_iter().find(|path| path.exists());
-    found.unwrap_or_else(|| panic!("no {name} in {}: run `make build`", dir.display()))
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// A node with simulated GPUs and the plugin as a process.
-struct Simulated {
-    dir: tempfile::TempDir,
-    kubelet: Kubelet,
-    plugin: Option<Child>,
-}
-
-impl Simulated {
-    async fn new(share: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let kubelet = Kubelet::start(&dir.path().join("kubelet")).await.unwrap();
-        std::fs::write(dir.path().join("libtessera.so"), b"\x7fELF").unwrap();
-        let at = |name: &str| dir.path().join(name).display().to_string();
-        let config = format!(
-            "[share]\n{share}\n[gpus]\ncontext_overhead = \"64Mi\"\n\
-             [paths]\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
-             shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n\
-             [pages]\ntmpfs = \"off\"\n",
-            kubelet.device_plugins_dir().display(),
-            kubelet.pod_resources_socket().display(),
-            at("pages"),
-            at("shim"),
-            at("libtessera.so"),
-            at("ledger.redb"),
-            at("admin.sock"),
-            simulator("libnvidia-ml.so.1").display(),
-        );
-        std::fs::write(dir.path().join("config.toml"), config).unwrap();
-        Self { dir, kubelet, plugin: None }
-    }
-
-    fn command(&self) -> Command {
-        let mut command = tessera();
-        command.arg("--config").arg(self.dir.path().join("config.toml"));
-        command.env("SIMGPU_STATE", self.dir.path().join("simgpu.state"));
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        self.command().args(args).output().unwrap()
-    }
-
-    fn json(&self) -> Value {
-        let output = self.run(&["status", "-o", "json"]);
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)))
-    }
-
-    async fn serve(&mut self) {
-        let log = std::fs::File::create(self.dir.path().join("log")).unwrap();
-        let plugin = self.command().arg("serve").stderr(log).stdin(Stdio::null()).spawn().unwrap();
-        self.plugin = Some(plugin);
-        bounded(self.kubelet.wait_until(|kubelet| kubelet.allocatable(GPU) > 0)).await;
-    }
-
-    async fn terminate(&mut self) -> Option<i32> {
-        let mut plugin = self.plugin.take().unwrap();
-        let pid = nix::unistd::Pid::from_raw(i32::try_from(plugin.id()).unwrap());
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
-        until(|| plugin.try_wait().unwrap()).await.code()
-    }
-}
-
-impl Drop for Simulated {
-    fn drop(&mut self) {
-        if let Some(plugin) = &mut self.plugin {
-            let _ = plugin.kill();
-            let _ = plugin.wait();
-        }
-    }
-}
 
 #[test]
 fn a_wrong_configuration_exits_64_with_every_error() {

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use tessera_cuda::hooks::HOOKS;
 use tessera_cuda::nvml::NVML_HOOKS;
+use tessera_region::abi;
 use tessera_tests::{artefacts, external};
 
 /// What a binutils program prints about the shim.
@@ -77,6 +78,17 @@ fn the_shim_asks_for_no_symbol_that_glibc_2_17_lacks() {
     for name in names {
         let version = glibc_version(name);
         assert!(version.is_some_and(|version| version <= vec![2, 17]), "{name} is needed");
+    }
+}
+
+/// The plugin reads it there, to make pages that the shim can read.
+#[test]
+fn the_shim_and_the_plugin_tell_which_pages_they_speak_once() {
+    for program in [artefacts().shim(), artefacts().dir().join("tessera")] {
+        let bytes = std::fs::read(&program).unwrap();
+        assert_eq!(abi::of_program(&bytes), abi::version(), "{}", program.display());
+        let marks = bytes.windows(16).filter(|found| found == b"tessera page abi").count();
+        assert_eq!(marks, 1, "{}", program.display());
     }
 }
 

@@ -10,7 +10,8 @@ use tessera_kubelet::admin::{
     Allocation, AllocationState, ComputePolicy, GpuUse, LiveRequest, Plugin, Process, Registration,
     StatusRequest, StatusResponse,
 };
-use tessera_region::quota::Policy;
+use tessera_region::abi;
+use tessera_region::quota::{self, Policy};
 use tessera_region::usage::UsageFile;
 use tonic::transport::{Channel, Endpoint};
 
@@ -128,8 +129,9 @@ fn offline(config: &Config, warning: String) -> StatusResponse {
     for id in regions::existing(root) {
         let Some(spec) = regions::read_spec(root, &id) else { continue };
         let dir = regions::dir(root, &id);
-        let snapshot =
-            UsageFile::open(&dir).ok().and_then(|usage| usage.snapshot().ok()).unwrap_or_default();
+        let abi = quota::abi_in(&dir).unwrap_or_else(abi::version);
+        let usage = UsageFile::open_as(&dir, abi).ok();
+        let snapshot = usage.and_then(|usage| usage.snapshot().ok()).unwrap_or_default();
         let gpus = spec.gpus.iter().enumerate().map(|(gpu, quota)| GpuUse {
             gpu_uuid: quota.uuid.clone(),
             memory_limit_bytes: quota.memory_limit_bytes,

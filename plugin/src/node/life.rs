@@ -244,9 +244,9 @@ impl Node {
     fn open_pages(&self, record: &Record, mode: Mode) -> Result<Outcome, RegionError> {
         let open = lock(&self.regions).get(&record.id).cloned();
         if let Some(region) = open {
-            return region.renew(record, mode);
+            return region.renew(record, mode, self.shim_abi(record));
         }
-        let (region, outcome) = Region::create(self.pages(), record, mode)?;
+        let (region, outcome) = Region::create(self.pages(), record, mode, self.shim_abi(record))?;
         region.observed().attach(&self.bell);
         lock(&self.regions).insert(record.id.clone(), region);
         Ok(outcome)

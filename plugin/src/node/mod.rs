@@ -50,6 +50,8 @@ pub struct Node {
     regions: Mutex<BTreeMap<AllocationId, Arc<Region>>>,
     absences: Mutex<Absences>,
     unused: Mutex<Unused>,
+    /// The page version that each installed shim speaks.
+    shim_abis: Mutex<BTreeMap<String, u32>>,
     devices: watch::Sender<Vec<Device>>,
     started: Notify,
     notes: Mutex<Vec<String>>,
@@ -163,6 +165,7 @@ impl Node {
             regions: Mutex::default(),
             absences: Mutex::default(),
             unused: Mutex::default(),
+            shim_abis: Mutex::default(),
             devices: watch::Sender::new(Vec::new()),
             started: Notify::new(),
             notes: Mutex::new(notes),
@@ -190,7 +193,7 @@ impl Node {
                 Some(spec) if spec.generation < record.generation => Mode::Fresh,
                 _ => Mode::Adopt,
             };
-            match Region::create(self.pages(), &record, mode) {
+            match Region::create(self.pages(), &record, mode, self.shim_abi(&record)) {
                 Ok((region, outcome)) => {
                     if outcome.repaired {
                         info!(id = %record.id, "pages rebuilt");

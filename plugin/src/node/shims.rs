@@ -1,20 +1,23 @@
 //! The installed shims that this node's containers mount: kept whole while they are needed, removed
 //! once they are not.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tracing::{error, info, warn};
 
 use super::{AllocateError, Node, lock};
-use crate::shim_install::{self, SHIM, unused};
+use crate::ledger::Record;
+use crate::shim_install::{self, PRELOAD, SHIM, unused};
 
 impl Node {
-    /// Sees to it that the shim of that name is there to be mounted. A look at the file is enough
-    /// here; its content is compared when the plugin starts.
+    /// Sees to it that the shim of that name is there to be mounted, with the line that preloads it. A
+    /// look at the files is enough here; their content is compared when the plugin starts.
     pub(super) fn ensure_shim(&self, name: Option<&str>) -> Result<(), AllocateError> {
         let Some(name) = name else { return Ok(()) };
         let path = self.config.paths.shim.join(name).join(SHIM);
-        if path.metadata().is_ok_and(|meta| meta.is_file() && meta.len() > 0) {
+        let there = |path: &Path| path.metadata().is_ok_and(|m| m.is_file() && m.len() > 0);
+        if there(&path) && there(&path.with_file_name(PRELOAD)) {
             return Ok(());
         }
         match self.restore_shim(name) {
@@ -28,9 +31,23 @@ impl Node {
         let source = paths.shim_source.clone().unwrap_or_else(shim_install::default_source);
         let restored = shim_install::restore(&source, &paths.shim, name)?;
         if restored {
+            lock(&self.shim_abis).remove(name);
             warn!(name, "a shim that containers mount was missing or damaged; restored");
         }
         Ok(restored)
+    }
+
+    /// The page version that the shim of this allocation's containers speaks, by the file that they
+    /// would mount now; `None` where nobody knows which that is.
+    pub(super) fn shim_abi(&self, record: &Record) -> Option<u32> {
+        let name = record.shim.as_deref()?;
+        if let Some(abi) = lock(&self.shim_abis).get(name) {
+            return Some(*abi);
+        }
+        let library = std::fs::read(self.config.paths.shim.join(name).join(SHIM)).ok()?;
+        let abi = tessera_region::abi::of_program(&library);
+        lock(&self.shim_abis).insert(name.to_owned(), abi);
+        Some(abi)
     }
 
     /// At the start: every shim that a container may mount again is whole.
@@ -67,7 +84,10 @@ impl Node {
                 }
             }
             match unused::remove(dir, &name) {
-                Ok(()) => info!(name, "removed a shim that nobody needs any more"),
+                Ok(()) => {
+                    lock(&self.shim_abis).remove(&name);
+                    info!(name, "removed a shim that nobody needs any more");
+                }
                 Err(error) => {
                     since.forget(&name);
                     warn!(name, %error, "a shim that nobody needs cannot be removed");

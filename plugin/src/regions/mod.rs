@@ -184,7 +184,8 @@ pub fn read_overhead(root: &Path, id: &AllocationId, gpu: usize) -> u64 {
 }
 
 impl Region {
-    /// Makes or renews the pages of `record` and listens for its sessions. Call it within a runtime.
+    /// Makes or renews the pages of `record`, of the version that its containers' shim speaks where that
+    /// is known, and listens for its sessions. Call it within a runtime.
     ///
     /// # Errors
     /// The pages or the socket cannot be made.
@@ -192,9 +193,10 @@ impl Region {
         root: &Path,
         record: &Record,
         mode: Mode,
+        shim_abi: Option<u32>,
     ) -> Result<(Arc<Self>, Outcome), RegionError> {
         let dir = dir(root, &record.id);
-        let made = make_pages(&dir, record, mode, None, Arc::default())?;
+        let made = make_pages(&dir, record, (mode, shim_abi), None, Arc::default())?;
         let tenant = Arc::new(Tenant::default());
         // The listener's tasks need the region, which holds the listener.
         let mut failed = None;
@@ -231,11 +233,17 @@ impl Region {
     ///
     /// # Errors
     /// The pages or the socket cannot be made.
-    pub fn renew(self: &Arc<Self>, record: &Record, mode: Mode) -> Result<Outcome, RegionError> {
+    pub fn renew(
+        self: &Arc<Self>,
+        record: &Record,
+        mode: Mode,
+        shim_abi: Option<u32>,
+    ) -> Result<Outcome, RegionError> {
         let mut open = self.open();
         // Whatever became of its mode and owner, this descriptor knows.
         let in_use = Some(open.usage.any_slot_locked().unwrap_or(true));
-        let made = make_pages(&self.dir, record, mode, in_use, Arc::clone(&open.patience))?;
+        let how = (mode, shim_abi);
+        let made = make_pages(&self.dir, record, how, in_use, Arc::clone(&open.patience))?;
         let outcome = made.pages.outcome;
         let socket = self.dir.join(SESSION_SOCKET);
         let had_socket = socket.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket());
@@ -474,12 +482,12 @@ struct Made {
 fn make_pages(
     dir: &Path,
     record: &Record,
-    mode: Mode,
+    (mode, shim_abi): (Mode, Option<u32>),
     in_use: Option<bool>,
     patience: Arc<Patience>,
 ) -> Result<Made, RegionError> {
     let (path, wanted) = (dir.to_owned(), record.clone());
-    let made = patience.spend(move || write::write(&path, &wanted, mode, in_use));
+    let made = patience.spend(move || write::write(&path, &wanted, mode, in_use, shim_abi));
     match made {
         Ok(pages) => Ok(Made { pages: pages?, patience, held_up: false }),
         Err(error) if mode == Mode::Adopt => {
@@ -489,7 +497,7 @@ fn make_pages(
             warn!(dir = %dir.display(), %error, "its pages are made anew");
             let failed = |error| RegionError::Socket { path: dir.to_owned(), error };
             write::set_aside(dir).map_err(failed)?;
-            let mut pages = write::write(dir, record, mode, Some(false))?;
+            let mut pages = write::write(dir, record, mode, Some(false), shim_abi)?;
             pages.outcome.repaired = true;
             Ok(Made { pages, patience: Arc::default(), held_up: true })
         }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tessera_region::abi;
 use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec, QuotaWriter};
 use tessera_region::usage::{self, UsageFile};
 use tessera_region::{PAIR_BYTES, PageError, PageFault, Spares, prepare_dir, remove_pages};
@@ -39,20 +40,33 @@ pub(super) struct Pages {
 
 /// Makes or renews the pages of `record` in `dir`. `in_use` says whether a process still holds a slot,
 /// as far as the caller knows by a descriptor it already has; a mode that shuts us out does not count.
+/// `shim_abi` is the version that the shim of its containers speaks, as far as that is known.
 pub(super) fn write(
     dir: &Path,
     record: &Record,
     mode: Mode,
     in_use: Option<bool>,
+    shim_abi: Option<u32>,
 ) -> Result<Pages, PageError> {
     let spec = spec(record);
     let spares = Spares::new(dir.with_file_name(SPARE));
     let mut outcome = Outcome::default();
     let replaced = prepare_dir(dir)?;
     outcome.repaired |= !replaced.is_empty();
-    if mode == Mode::Fresh {
-        let by_path =
-            || UsageFile::open(dir).is_ok_and(|usage| usage.any_slot_locked().unwrap_or(true));
+    let found = quota::abi_in(dir);
+    let abi = version(found, shim_abi, mode);
+    if !abi::speaks(abi) {
+        let path = dir.join(tessera_region::layout::QUOTA_FILE);
+        return Err(PageError { path, fault: PageFault::Abi { found: abi } });
+    }
+    if found.is_some_and(|found| found != abi) {
+        // The container that starts next could not read them, whoever still holds a slot there.
+        remove_pages(dir)?;
+        outcome.repaired = mode != Mode::Fresh;
+    } else if mode == Mode::Fresh {
+        let by_path = || {
+            UsageFile::open_as(dir, abi).is_ok_and(|usage| usage.any_slot_locked().unwrap_or(true))
+        };
         if in_use.unwrap_or_else(by_path) {
             outcome.kept = true;
         } else {
@@ -61,12 +75,12 @@ pub(super) fn write(
             remove_pages(dir)?;
         }
     }
-    let quota = match quota::create_from(dir, &spec, Some(&spares)) {
+    let quota = match quota::create_from(dir, &spec, abi, Some(&spares)) {
         Err(error) if is_broken(&error.fault) => {
             warn!(%error, "replacing a quota page");
             outcome.repaired = true;
             remove_file(&error.path)?;
-            quota::create_from(dir, &spec, Some(&spares))?
+            quota::create_from(dir, &spec, abi, Some(&spares))?
         }
         result => result?,
     };
@@ -75,17 +89,28 @@ pub(super) fn write(
     let replaceable = |fault: &PageFault| {
         is_broken(fault) || mode != Mode::Adopt && !matches!(fault, PageFault::IsDirectory)
     };
-    let created = match usage::create_from(dir, spec.generation, Some(&spares)) {
+    let created = match usage::create_from(dir, spec.generation, abi, Some(&spares)) {
         Err(error) if replaceable(&error.fault) => {
             warn!(%error, "replacing a usage page");
             outcome.repaired = true;
             remove_file(&error.path)?;
-            usage::create_from(dir, spec.generation, Some(&spares))?
+            usage::create_from(dir, spec.generation, abi, Some(&spares))?
         }
         result => result?,
     };
     outcome.repaired |= created.repaired || (mode != Mode::Fresh && created.fresh);
-    Ok(Pages { quota, usage: UsageFile::open(dir)?, outcome })
+    Ok(Pages { quota, usage: UsageFile::open_as(dir, abi)?, outcome })
+}
+
+/// The version of the pages: that of the shim which reads them. What a running container has mounted
+/// stays as it is, whatever becomes of its shim's file.
+fn version(found: Option<u32>, shim: Option<u32>, mode: Mode) -> u32 {
+    let kept = match mode {
+        Mode::Adopt => found,
+        Mode::Ensure if shim.is_none() => found.filter(|abi| abi::speaks(*abi)),
+        _ => None,
+    };
+    kept.or(shim).unwrap_or_else(abi::version)
 }
 
 /// Gives the directory another name, because what is in it cannot be changed now, and lets it be removed

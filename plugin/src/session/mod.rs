@@ -213,13 +213,14 @@ async fn converse(
         while let Err(wait) = tenant.admit(Instant::now()) {
             tokio::time::sleep(wait).await;
         }
-        match Message::decode(&packet[..length]) {
-            Ok(message) => {
+        match Message::decode_spoken(&packet[..length]) {
+            Ok((message, abi)) => {
                 if is_news(&message) {
                     pages.news();
                 }
                 if tenant.hear(key, &message) {
-                    let welcome = Message::Welcome { generation: pages.generation() }.encode();
+                    let welcome = Message::Welcome { generation: pages.generation() };
+                    let welcome = welcome.encode_as(abi);
                     // A peer that does not read its welcome does without it.
                     let _ = socket::send(peer.get_ref(), &welcome);
                 }

@@ -111,7 +111,7 @@ impl fmt::Display for PageError {
             PageFault::Abi { found } => write!(
                 f,
                 "page ABI {found}, this program speaks {}; update the older side",
-                crate::layout::ABI_VERSION
+                crate::abi::version()
             ),
             PageFault::WrongSize(found) => write!(f, "{found} bytes long, which no page is"),
             PageFault::Corrupt(what) => write!(f, "corrupt page: {what}; remove it"),
@@ -164,7 +164,7 @@ pub enum AttachFault {
     },
     /// Not a page, or one not published yet.
     BadMagic(u64),
-    /// Another ABI version than [`crate::layout::ABI_VERSION`].
+    /// Another ABI version than [`crate::abi::version`].
     Abi(u32),
     /// More GPUs or slots than a page has room for, or none.
     BadCount(u32),
@@ -204,7 +204,7 @@ impl fmt::Display for AttachError {
             }
             AttachFault::BadMagic(found) => write!(f, "not a Tessera page (magic {found:#018x})"),
             AttachFault::Abi(found) => {
-                write!(f, "page ABI {found}, this library speaks {}", crate::layout::ABI_VERSION)
+                write!(f, "page ABI {found}, this library speaks {}", crate::abi::version())
             }
             AttachFault::BadCount(found) => write!(f, "impossible count {found}"),
             AttachFault::BadUuid(index) => write!(f, "impossible UUID of GPU {index}"),

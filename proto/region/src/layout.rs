@@ -4,7 +4,7 @@
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
-/// ABI version of both pages and of the session messages.
+/// ABI version of both pages and of the session messages, as built; see [`crate::abi`].
 pub const ABI_VERSION: u32 = 1;
 /// `"TSRQUOTA"`, little-endian.
 pub const QUOTA_MAGIC: u64 = u64::from_le_bytes(*b"TSRQUOTA");

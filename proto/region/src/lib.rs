@@ -12,6 +12,7 @@
 //! asserted at compile time in [`layout`]. This crate depends on `libc` alone, because the shim
 //! links it into strangers' processes.
 
+pub mod abi;
 pub mod account;
 pub mod error;
 mod files;

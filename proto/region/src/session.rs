@@ -13,6 +13,7 @@
 
 use core::fmt;
 
+use crate::abi;
 use crate::layout::{ABI_VERSION, MAX_GPUS, SLOTS};
 
 /// Bytes of a message.
@@ -22,7 +23,6 @@ pub const EVENT_UUID_LEN: usize = 40;
 
 const MAGIC: [u8; 2] = *b"TS";
 #[allow(clippy::cast_possible_truncation, reason = "checked by the assertion below")]
-const ABI: u16 = ABI_VERSION as u16;
 const _: () = assert!(ABI_VERSION <= 0xffff);
 
 /// What passes between a tenant's process and the plugin.
@@ -109,7 +109,9 @@ impl fmt::Display for DecodeError {
         match self {
             Self::Length(found) => write!(f, "{found} bytes instead of {MESSAGE_BYTES}"),
             Self::Magic(found) => write!(f, "not a session message (magic {found:02x?})"),
-            Self::Abi(found) => write!(f, "session ABI {found}, this program speaks {ABI}"),
+            Self::Abi(found) => {
+                write!(f, "session ABI {found}, this program speaks {}", abi::version())
+            }
             Self::Unknown(kind) => write!(f, "unknown session message {kind}"),
             Self::Malformed(field) => write!(f, "malformed session message: {field}"),
         }
@@ -127,9 +129,14 @@ const EVENT: u32 = 5;
 const NO_GPU: u32 = u32::MAX;
 
 impl Message {
-    /// The bytes to send. Does not allocate.
+    /// The bytes to send, of this program's own version. Does not allocate.
     pub fn encode(&self) -> [u8; MESSAGE_BYTES] {
-        let mut packet = Packet::new();
+        self.encode_as(abi::version())
+    }
+
+    /// The bytes to send to somebody who speaks `abi`. Does not allocate.
+    pub fn encode_as(&self, abi: u32) -> [u8; MESSAGE_BYTES] {
+        let mut packet = Packet::new(abi);
         match *self {
             Self::Hello { slot, pid, generation } => {
                 packet.start(HELLO).u32(slot).u32(pid).u64(generation);
@@ -152,11 +159,23 @@ impl Message {
         packet.bytes
     }
 
-    /// The message in a packet as received.
+    /// The message in a packet as received from somebody of this program's own version.
     ///
     /// # Errors
     /// Every way in which it is none, told apart.
     pub fn decode(packet: &[u8]) -> Result<Self, DecodeError> {
+        Self::decode_if(packet, |abi| abi == abi::version()).map(|(message, _)| message)
+    }
+
+    /// The plugin's side: the message, and which version its sender speaks.
+    ///
+    /// # Errors
+    /// As [`Self::decode`]; [`DecodeError::Abi`] for versions that the plugin does not speak.
+    pub fn decode_spoken(packet: &[u8]) -> Result<(Self, u32), DecodeError> {
+        Self::decode_if(packet, abi::speaks)
+    }
+
+    fn decode_if(packet: &[u8], spoken: impl Fn(u32) -> bool) -> Result<(Self, u32), DecodeError> {
         let packet: &[u8; MESSAGE_BYTES] =
             packet.try_into().map_err(|_| DecodeError::Length(packet.len()))?;
         let mut fields = Fields { bytes: packet, at: 0 };
@@ -165,7 +184,7 @@ impl Message {
             return Err(DecodeError::Magic(magic));
         }
         let abi = u16::from_le_bytes(fields.bytes());
-        if abi != ABI {
+        if !spoken(abi.into()) {
             return Err(DecodeError::Abi(abi));
         }
         let message = match fields.u32() {
@@ -191,7 +210,7 @@ impl Message {
             unknown => return Err(DecodeError::Unknown(unknown)),
         };
         fields.rest_is_zero()?;
-        Ok(message)
+        Ok((message, abi.into()))
     }
 }
 
@@ -207,15 +226,17 @@ impl EventKind {
 struct Packet {
     bytes: [u8; MESSAGE_BYTES],
     at: usize,
+    abi: u32,
 }
 
 impl Packet {
-    fn new() -> Self {
-        Self { bytes: [0; MESSAGE_BYTES], at: 0 }
+    fn new(abi: u32) -> Self {
+        Self { bytes: [0; MESSAGE_BYTES], at: 0, abi }
     }
 
     fn start(&mut self, message: u32) -> &mut Self {
-        self.bytes(&MAGIC).bytes(&ABI.to_le_bytes()).u32(message)
+        let abi = u16::try_from(self.abi).unwrap_or(u16::MAX);
+        self.bytes(&MAGIC).bytes(&abi.to_le_bytes()).u32(message)
     }
 
     fn u32(&mut self, value: u32) -> &mut Self {

@@ -11,7 +11,7 @@ mod reader;
 mod writer;
 
 pub use reader::QuotaReader;
-pub use writer::{QuotaWriter, create, create_from};
+pub use writer::{QuotaWriter, abi_in, create, create_from};
 
 use crate::layout::{
     ALLOCATION_LEN, MAX_BYTES, MAX_GPUS, POLICY_BURST, POLICY_NONE, POLICY_STRICT, UUID_LEN,

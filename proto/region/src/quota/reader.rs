@@ -8,8 +8,7 @@ use super::{Policy, name_in};
 use crate::error::{AttachError, AttachFault};
 use crate::files;
 use crate::layout::{
-    ABI_VERSION, MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage,
-    UUID_LEN,
+    MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage, UUID_LEN,
 };
 use crate::os::Map;
 
@@ -46,7 +45,7 @@ impl QuotaReader {
             return Err(AttachFault::BadMagic(magic));
         }
         let abi = map.abi.load(Ordering::Relaxed);
-        if abi != ABI_VERSION {
+        if abi != crate::abi::version() {
             return Err(AttachFault::Abi(abi));
         }
         let count = map.gpu_count.load(Ordering::Relaxed);

@@ -4,19 +4,20 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::{GpuQuota, Policy, QuotaSpec, name_in};
+use crate::abi;
 use crate::error::{PageError, PageFault};
 use crate::files;
 use crate::layout::{
-    ABI_VERSION, GATE_SOLO, MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu,
-    QuotaPage,
+    GATE_SOLO, MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage,
 };
 use crate::os::{Map, Stat};
 use crate::spares::Spares;
 
-/// Publishes the quota page of an allocation in `dir`, mode 0644.
+/// Publishes the quota page of an allocation in `dir`, mode 0644, of this program's own version.
 ///
 /// Where none exists it appears whole (temporary file, magic last, link). Where the page of the
 /// same allocation and GPUs exists, running containers map it: limits and generation are updated
@@ -29,37 +30,53 @@ use crate::spares::Spares;
 /// (nothing is overwritten); [`PageFault::IsDirectory`] (see [`crate::prepare_dir`]) and
 /// [`PageFault::NotRegular`]; [`PageFault::NoSpace`]; [`PageFault::Io`].
 pub fn create(dir: &Path, spec: &QuotaSpec) -> Result<QuotaWriter, PageError> {
-    create_from(dir, spec, None)
+    create_from(dir, spec, abi::version(), None)
 }
 
-/// [`create`], with files to fall back on where the file system is full.
+/// [`create`] of a version that [`abi::speaks`], with files to fall back on where the file system is
+/// full.
 ///
 /// # Errors
-/// As [`create`].
+/// As [`create`]; [`PageFault::Abi`] also where the page there is of the other version.
 pub fn create_from(
     dir: &Path,
     spec: &QuotaSpec,
+    abi: u32,
     spares: Option<&Spares>,
 ) -> Result<QuotaWriter, PageError> {
     let path = dir.join(QUOTA_FILE);
     spec.check().map_err(|what| PageError::new(&path, PageFault::Invalid(what)))?;
     if !files::exists(&path)
-        && let Some(file) = files::publish(dir, QUOTA_FILE, &encode(spec), 0o644, spares)?
+        && let Some(file) = files::publish(dir, QUOTA_FILE, &encode(spec, abi), 0o644, spares)?
     {
         return QuotaWriter::map(path, &file);
     }
     let writer = QuotaWriter::open(dir)?;
+    if writer.abi != abi {
+        return Err(PageError::new(&path, PageFault::Abi { found: writer.abi }));
+    }
     writer.update(spec)?;
     Ok(writer)
 }
 
+/// The version of the page in `dir`, whether it can be read or not; `None` where there is no page.
+pub fn abi_in(dir: &Path) -> Option<u32> {
+    let (file, stat) = files::open_page(&dir.join(QUOTA_FILE)).ok()?;
+    let mut head = [0; 12];
+    file.read_exact_at(&mut head, 0).ok()?;
+    let magic = head.first_chunk().copied().map(u64::from_le_bytes);
+    let whole = stat.size == u64::try_from(QUOTA_BYTES).unwrap_or(u64::MAX);
+    let abi = head.last_chunk().copied().map(u32::from_le_bytes);
+    abi.filter(|_| whole && magic == Some(QUOTA_MAGIC))
+}
+
 /// The page's bytes.
-fn encode(spec: &QuotaSpec) -> Vec<u8> {
+fn encode(spec: &QuotaSpec, abi: u32) -> Vec<u8> {
     let mut page = vec![0; QUOTA_BYTES];
     let mut put = |at: usize, bytes: &[u8]| page[at..at + bytes.len()].copy_from_slice(bytes);
     let count = u32::try_from(spec.gpus.len()).unwrap_or(u32::MAX);
     put(offset_of!(QuotaPage, magic), &QUOTA_MAGIC.to_le_bytes());
-    put(offset_of!(QuotaPage, abi), &ABI_VERSION.to_le_bytes());
+    put(offset_of!(QuotaPage, abi), &abi.to_le_bytes());
     put(offset_of!(QuotaPage, gpu_count), &count.to_le_bytes());
     put(offset_of!(QuotaPage, generation), &spec.generation.to_le_bytes());
     put(offset_of!(QuotaPage, allocation), spec.allocation.as_bytes());
@@ -85,6 +102,7 @@ fn encode(spec: &QuotaSpec) -> Vec<u8> {
 pub struct QuotaWriter {
     path: PathBuf,
     map: Map<QuotaPage>,
+    abi: u32,
     gpus: usize,
 }
 
@@ -117,7 +135,7 @@ impl QuotaWriter {
             return fail(PageFault::BadMagic);
         }
         let abi = map.abi.load(Ordering::Relaxed);
-        if abi != ABI_VERSION {
+        if !abi::speaks(abi) {
             return fail(PageFault::Abi { found: abi });
         }
         let gpus = usize::try_from(map.gpu_count.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
@@ -136,7 +154,7 @@ impl QuotaWriter {
                 return fail(PageFault::Corrupt("impossible policy"));
             }
         }
-        Ok(Self { path, map, gpus })
+        Ok(Self { path, map, abi, gpus })
     }
 
     fn update(&self, spec: &QuotaSpec) -> Result<(), PageError> {
@@ -158,6 +176,11 @@ impl QuotaWriter {
         // Release: who sees the new generation sees the limits that came with it.
         self.map.generation.store(spec.generation, Ordering::Release);
         Ok(())
+    }
+
+    /// The page's version: this program's or the one before.
+    pub fn abi(&self) -> u32 {
+        self.abi
     }
 
     fn gpu(&self, gpu: usize) -> &QuotaGpu {

@@ -7,11 +7,10 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
 use super::file::{Recovered, zero_slots};
+use crate::abi;
 use crate::error::PageError;
 use crate::files;
-use crate::layout::{
-    ABI_VERSION, SLOTS, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsageHeader, slot_lock_offset,
-};
+use crate::layout::{SLOTS, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsageHeader, slot_lock_offset};
 use crate::os::{self, Stat, TryLock};
 use crate::spares::Spares;
 
@@ -44,30 +43,31 @@ pub struct Created {
 /// [`crate::PageFault::Denied`] where a tenant took it from us and we lack the rights to take it back,
 /// [`crate::PageFault::NoSpace`], [`crate::PageFault::Io`].
 pub fn create(dir: &Path, generation: u64) -> Result<Created, PageError> {
-    create_from(dir, generation, None)
+    create_from(dir, generation, abi::version(), None)
 }
 
-/// [`create`], with files to fall back on where the file system is full.
+/// [`create`] of a version that [`abi::speaks`], with files to fall back on where the file system is full.
 ///
 /// # Errors
 /// As [`create`].
 pub fn create_from(
     dir: &Path,
     generation: u64,
+    abi: u32,
     spares: Option<&Spares>,
 ) -> Result<Created, PageError> {
     let path = dir.join(USAGE_FILE);
     // What exists needs no memory: on a full file system a tenant's restart must not fail.
     if !files::exists(&path)
-        && files::publish(dir, USAGE_FILE, &encode(generation), MODE, spares)?.is_some()
+        && files::publish(dir, USAGE_FILE, &encode(generation, abi), MODE, spares)?.is_some()
     {
         return Ok(Created { fresh: true, ..Created::default() });
     }
     let (file, stat) = files::open_page(&path)?;
-    renew(&file, &path, stat, generation)
+    renew(&file, &path, stat, &encode(generation, abi))
 }
 
-fn renew(file: &File, path: &Path, stat: Stat, generation: u64) -> Result<Created, PageError> {
+fn renew(file: &File, path: &Path, stat: Stat, fresh: &[u8]) -> Result<Created, PageError> {
     let io = |call| move |error: std::io::Error| PageError::io(path, call, &error);
     let mut created = Created::default();
     // Always: a tenant can punch holes, which a full tmpfs would turn into SIGBUS.
@@ -78,7 +78,6 @@ fn renew(file: &File, path: &Path, stat: Stat, generation: u64) -> Result<Create
         created.repaired = true;
     }
 
-    let fresh = encode(generation);
     let mut found = [0; HEADER];
     file.read_exact_at(&mut found, 0).map_err(io("pread"))?;
     created.repaired |= found[..GENERATION] != fresh[..GENERATION];
@@ -120,11 +119,12 @@ fn renew(file: &File, path: &Path, stat: Stat, generation: u64) -> Result<Create
 pub(super) fn restore_header(
     file: &File,
     generation: u64,
+    abi: u32,
     living: &[bool; SLOTS],
 ) -> std::io::Result<bool> {
     let mut found = [0; HEADER];
     file.read_exact_at(&mut found, 0)?;
-    let fresh = encode(generation);
+    let fresh = encode(generation, abi);
     let mark = u32::from_le_bytes(found[MARK..].try_into().unwrap_or_default());
     let needed = living.iter().rposition(|living| *living).map_or(0, |last| last + 1);
     let right = usize::try_from(mark).is_ok_and(|mark| (needed..=SLOTS).contains(&mark));
@@ -148,11 +148,11 @@ const MARK: usize = offset_of!(UsageHeader, high_water);
 const HEADER: usize = MARK + size_of::<u32>();
 
 /// The bytes of an unused page.
-fn encode(generation: u64) -> Vec<u8> {
+fn encode(generation: u64, abi: u32) -> Vec<u8> {
     let mut page = vec![0; USAGE_BYTES];
     let mut put = |at: usize, bytes: &[u8]| page[at..at + bytes.len()].copy_from_slice(bytes);
     put(offset_of!(UsageHeader, magic), &USAGE_MAGIC.to_le_bytes());
-    put(offset_of!(UsageHeader, abi), &ABI_VERSION.to_le_bytes());
+    put(offset_of!(UsageHeader, abi), &abi.to_le_bytes());
     put(
         offset_of!(UsageHeader, slot_count),
         &u32::try_from(SLOTS).unwrap_or(u32::MAX).to_le_bytes(),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use super::create::restore_header;
-use super::snapshot::{Snapshot, Tampered, What, parse};
+use super::snapshot::{Snapshot, Tampered, What, parse_as};
 use crate::error::PageError;
 use crate::files;
 use crate::layout::{
@@ -27,6 +27,7 @@ const READS: usize = 8;
 pub struct UsageFile {
     path: PathBuf,
     file: File,
+    abi: u32,
     /// Where a page without memory behind it is somebody's doing.
     tmpfs: bool,
     /// Locks of one open file description do not exclude each other.
@@ -56,18 +57,26 @@ pub struct Restored {
 }
 
 impl UsageFile {
-    /// Opens the page in `dir`, without following a symlink and without waiting. Its contents are
+    /// Opens the page in `dir`, of this program's own version; see [`Self::open_as`].
+    ///
+    /// # Errors
+    /// As [`Self::open_as`].
+    pub fn open(dir: &Path) -> Result<Self, PageError> {
+        Self::open_as(dir, crate::abi::version())
+    }
+
+    /// Opens the page in `dir`, which is to be of version `abi`, without following a symlink and without waiting. Its contents are
     /// not looked at: they are the tenant's.
     ///
     /// # Errors
     /// [`crate::PageFault::Busy`] while a tenant holds a lease on it,
     /// [`crate::PageFault::IsDirectory`], [`crate::PageFault::NotRegular`],
     /// [`crate::PageFault::Io`] (absent, among others).
-    pub fn open(dir: &Path) -> Result<Self, PageError> {
+    pub fn open_as(dir: &Path, abi: u32) -> Result<Self, PageError> {
         let path = dir.join(USAGE_FILE);
         let (file, _) = files::open_page(&path)?;
         let tmpfs = os::is_tmpfs(file.as_fd());
-        Ok(Self { path, file, tmpfs, recovering: Mutex::new(()) })
+        Ok(Self { path, file, abi, tmpfs, recovering: Mutex::new(()) })
     }
 
     /// What the page says now, after checking that it can be true.
@@ -87,7 +96,7 @@ impl UsageFile {
             }
             let unreadable = |_| Tampered::page(What::Size, size);
             self.file.read_exact_at(&mut page, 0).map_err(unreadable)?;
-            parse(&page)
+            parse_as(&page, self.abi)
         };
         for _ in 1..READS {
             if let Ok(snapshot) = read() {
@@ -162,7 +171,8 @@ impl UsageFile {
             *living = self.slot_locked(slot)?;
         }
         let io = |call| move |error: std::io::Error| PageError::io(&self.path, call, &error);
-        restored.header = restore_header(&self.file, generation, &living).map_err(io("pwrite"))?;
+        restored.header =
+            restore_header(&self.file, generation, self.abi, &living).map_err(io("pwrite"))?;
         for slot in (0..SLOTS).filter(|&slot| living[slot]) {
             let at = slot_lock_offset(slot) + CLAIMED;
             let mut claimed = [0; size_of::<u64>()];

@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::error::{AttachError, AttachFault, ClaimError};
 use crate::files;
 use crate::layout::{
-    ABI_VERSION, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsagePage, slot_lock_offset,
+    SLOTS, Slot, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsagePage, slot_lock_offset,
 };
 use crate::os::{self, Map, TryLock};
 
@@ -53,7 +53,7 @@ impl UsageMap {
             return Err(AttachFault::BadMagic(magic));
         }
         let abi = page.header.abi.load(Ordering::Relaxed);
-        if abi != ABI_VERSION {
+        if abi != crate::abi::version() {
             return Err(AttachFault::Abi(abi));
         }
         let slots = page.header.slot_count.load(Ordering::Relaxed);

@@ -32,7 +32,7 @@ mod snapshot;
 pub use create::{Created, create, create_from};
 pub use file::{Recovered, Restored, UsageFile};
 pub use map::{OwnedSlot, UsageMap};
-pub use snapshot::{SlotView, Snapshot, Tampered, What, parse};
+pub use snapshot::{SlotView, Snapshot, Tampered, What, parse, parse_as};
 
 #[cfg(test)]
 mod tests;

@@ -4,8 +4,8 @@ use core::fmt;
 use core::mem::offset_of;
 
 use crate::layout::{
-    ABI_VERSION, KINDS, LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, SLOTS, Slot, USAGE_BYTES, USAGE_MAGIC,
-    UsageHeader, slot_lock_offset,
+    KINDS, LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, SLOTS, Slot, USAGE_BYTES, USAGE_MAGIC, UsageHeader,
+    slot_lock_offset,
 };
 
 /// What the processes of one allocation say they hold.
@@ -132,13 +132,22 @@ impl fmt::Display for Tampered {
 
 impl std::error::Error for Tampered {}
 
-/// What the bytes of a usage page say, if they can be true. Pure, and total on any input.
+/// [`parse_as`] this program's own version.
+///
+/// # Errors
+/// As [`parse_as`].
+pub fn parse(page: &[u8]) -> Result<Snapshot, Tampered> {
+    parse_as(page, crate::abi::version())
+}
+
+/// What the bytes of a usage page of version `version` say, if they can be true. Pure, and total on any
+/// input.
 ///
 /// # Errors
 /// The first thing that cannot be true. Whatever a process leaves when it is stopped or killed
 /// between two stores can; but a read is not one moment, so a caller reads again before it calls
 /// this tampering; see [`super::UsageFile::snapshot`].
-pub fn parse(page: &[u8]) -> Result<Snapshot, Tampered> {
+pub fn parse_as(page: &[u8], version: u32) -> Result<Snapshot, Tampered> {
     if page.len() != USAGE_BYTES {
         return Err(Tampered::page(What::Size, u64::try_from(page.len()).unwrap_or(u64::MAX)));
     }
@@ -150,7 +159,7 @@ pub fn parse(page: &[u8]) -> Result<Snapshot, Tampered> {
     let magic = words.u64(offset_of!(UsageHeader, magic));
     expect(What::Magic, magic, magic == USAGE_MAGIC)?;
     let abi = words.u32(offset_of!(UsageHeader, abi));
-    expect(What::Abi, abi.into(), abi == ABI_VERSION)?;
+    expect(What::Abi, abi.into(), abi == version)?;
     let slots = words.u32(offset_of!(UsageHeader, slot_count));
     expect(What::SlotCount, slots.into(), index(slots) == SLOTS)?;
     let mark = words.u32(offset_of!(UsageHeader, high_water));

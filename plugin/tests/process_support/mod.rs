@@ -1,0 +1,112 @@
+//! The plugin as a process of its own, on simulated GPUs, beside the stand-in kubelet.
+#![allow(dead_code, reason = "not every test binary uses everything")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use tessera_plugin::standin::Kubelet;
+
+use crate::node_support::{GPU, bounded, until};
+
+pub fn tessera() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_tessera"))
+}
+
+/// The built simulator.
+pub fn simulator(name: &str) -> PathBuf {
+    let dir = std::env::var_os("TESSERA_ARTEFACTS").map(PathBuf::from);
+    let dir =
+        dir.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release"));
+    let found = [dir.join("sim").join(name), dir.join(name)].into_iter().find(|path| path.exists());
+    found.unwrap_or_else(|| panic!("no {name} in {}: run `make build`", dir.display()))
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A node with simulated GPUs and the plugin as a process.
+pub struct Simulated {
+    pub dir: tempfile::TempDir,
+    pub kubelet: Kubelet,
+    pub plugin: Option<Child>,
+    /// What is run; a copy of another version in tests of upgrades.
+    pub program: PathBuf,
+}
+
+impl Simulated {
+    pub async fn new(share: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let kubelet = Kubelet::start(&dir.path().join("kubelet")).await.unwrap();
+        std::fs::write(dir.path().join("libtessera.so"), b"\x7fELF").unwrap();
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        let config = format!(
+            "[share]\n{share}\n[gpus]\ncontext_overhead = \"64Mi\"\n\
+             [paths]\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
+             shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n\
+             [pages]\ntmpfs = \"off\"\n",
+            kubelet.device_plugins_dir().display(),
+            kubelet.pod_resources_socket().display(),
+            at("pages"),
+            at("shim"),
+            at("libtessera.so"),
+            at("ledger.redb"),
+            at("admin.sock"),
+            simulator("libnvidia-ml.so.1").display(),
+        );
+        std::fs::write(dir.path().join("config.toml"), config).unwrap();
+        Self { dir, kubelet, plugin: None, program: env!("CARGO_BIN_EXE_tessera").into() }
+    }
+
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("--config").arg(self.dir.path().join("config.toml"));
+        command.env("SIMGPU_STATE", self.dir.path().join("simgpu.state"));
+        command
+    }
+
+    pub fn run(&self, args: &[&str]) -> Output {
+        self.command().args(args).output().unwrap()
+    }
+
+    pub fn json(&self) -> Value {
+        let output = self.run(&["status", "-o", "json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)))
+    }
+
+    pub async fn serve(&mut self) {
+        self.launch();
+        bounded(self.kubelet.wait_until(|kubelet| kubelet.allocatable(GPU) > 0)).await;
+    }
+
+    /// Starts it, and waits neither for kubelet nor for anything.
+    pub fn launch(&mut self) {
+        let log = self.dir.path().join("log");
+        let log = std::fs::File::options().append(true).create(true).open(log).unwrap();
+        let plugin = self.command().arg("serve").stderr(log).stdin(Stdio::null()).spawn().unwrap();
+        self.plugin = Some(plugin);
+    }
+
+    pub fn kill(&mut self) {
+        let mut plugin = self.plugin.take().unwrap();
+        plugin.kill().unwrap();
+        plugin.wait().unwrap();
+    }
+
+    pub async fn terminate(&mut self) -> Option<i32> {
+        let mut plugin = self.plugin.take().unwrap();
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(plugin.id()).unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        until(|| plugin.try_wait().unwrap()).await.code()
+    }
+}
+
+impl Drop for Simulated {
+    fn drop(&mut self) {
+        if let Some(plugin) = &mut self.plugin {
+            let _ = plugin.kill();
+            let _ = plugin.wait();
+        }
+    }
+}
