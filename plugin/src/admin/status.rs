@@ -14,6 +14,7 @@ use crate::device::Discovery;
 use crate::kubelet::{Phase, Readiness};
 use crate::ledger::{Record, State};
 use crate::node::{Node, unix_ms};
+use crate::observe::{PidView, pid_view};
 use crate::regions::{Region, Use};
 use crate::session::Counters;
 
@@ -23,6 +24,7 @@ pub struct Sources {
     config: Config,
     discovery: Arc<dyn Discovery>,
     started_unix_ms: i64,
+    pids: PidView,
     node: OnceLock<Arc<Node>>,
     readiness: OnceLock<Readiness>,
     /// What the plugin waits for, or lacks, by topic.
@@ -45,6 +47,7 @@ impl Sources {
             config,
             discovery,
             started_unix_ms: unix_ms(),
+            pids: pid_view(),
             node: OnceLock::new(),
             readiness: OnceLock::new(),
             conditions: Mutex::default(),
@@ -92,11 +95,14 @@ impl Sources {
         let Some(node) = self.node.get() else { return status };
         status.warnings.extend(node.notes());
         status.warnings.extend(node.others_warnings());
-        let mut hidden = false;
+        let (mut hidden, mut seen) = (false, false);
         for (record, region) in node.allocations() {
             let used = region.as_ref().map(|region| region.look()).unwrap_or_default();
             let counters = region.as_ref().map(|region| region.tenant().counters());
-            hidden |= region.as_ref().is_some_and(|region| region.tenant().has_hidden_pids());
+            if let Some(region) = &region {
+                hidden |= region.tenant().has_hidden_pids();
+                seen |= region.tenant().peers().iter().any(|peer| peer.host_pid.is_some());
+            }
             let parked_and_idle = !record.is_live() && used.snapshot.slots.is_empty();
             let name = describe(&record);
             if let Some(region) = &region {
@@ -110,6 +116,8 @@ impl Sources {
                 status.allocations.push(allocation(&record, region.as_deref(), &used));
             }
         }
+        // A tenant's own word goes before what was guessed at the start.
+        hidden |= !seen && self.pids == PidView::Own;
         if hidden {
             status.warnings.push(
                 "pids of tenants are unknown: the plugin's pod needs hostPID: true; until then a \

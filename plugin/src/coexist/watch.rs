@@ -143,8 +143,8 @@ impl Watch {
 fn known(gpu: &Gpu) -> Known {
     Known {
         uuid: gpu.uuid.clone(),
-        parent_uuid: None,
-        index: gpu.index,
+        parent_uuid: gpu.mig.as_ref().map(|instance| instance.parent_uuid.clone()),
+        index: gpu.mig.as_ref().map_or(gpu.index, |instance| instance.parent_index),
         minor: gpu.minor,
         pci_bus_id: gpu.pci_bus_id.clone(),
     }

@@ -13,6 +13,7 @@ mod observed;
 pub mod procs;
 pub mod rhythm;
 pub mod sample;
+mod view;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
 
 pub use observed::{Bell, Observed};
+pub use view::{PidView, pid_view};
 
 use self::audit::{Audit, Finding};
 use self::gauge::{Gauge, Verdict};
