@@ -6,11 +6,11 @@ use std::fmt;
 use sha2::{Digest, Sha256};
 use tessera_region::layout;
 
-use crate::capacity::ReplicaLimit;
-use crate::config::Split;
+use crate::config::{Config, Split};
 use crate::device::Gpu;
 use crate::ledger::Grant;
 use crate::replica::Replica;
+use crate::shares::{self, Share, Terms};
 
 /// Name of an allocation: a hash of resource and sorted replica ids, so that a retry, a rebuild and
 /// a restart reach the same paths. 32 hexadecimal digits.
@@ -60,27 +60,55 @@ impl fmt::Display for AllocationId {
 pub struct Sold {
     /// The device.
     pub gpu: Gpu,
-    /// What one replica of it gets.
-    pub limit: ReplicaLimit,
+    /// What it is cut into, in the configuration's order.
+    pub shares: Vec<Share>,
     /// Why nothing of it can be had now.
     pub sick: Option<String>,
+}
+
+impl Sold {
+    /// Its replicas of a resource, if it has any.
+    #[must_use]
+    pub fn share(&self, resource: &str) -> Option<&Share> {
+        self.shares.iter().find(|share| share.resource == resource)
+    }
 }
 
 /// All that can be allocated.
 #[derive(Clone, Debug)]
 pub struct Catalogue {
-    /// The resource's name.
-    pub resource: String,
-    /// Replicas of each GPU.
-    pub replicas: u32,
-    /// What to do about several GPUs.
-    pub split: Split,
+    /// How requests for each resource are met.
+    pub resources: BTreeMap<String, Terms>,
     /// Bytes charged for each context.
     pub context_overhead_bytes: u64,
-    /// What the compute share means.
-    pub compute: crate::config::Compute,
     /// By UUID.
     pub gpus: BTreeMap<String, Sold>,
+}
+
+impl Catalogue {
+    /// What the configuration makes of these GPUs; all of them healthy.
+    #[must_use]
+    pub fn new(gpus: &[Gpu], config: &Config) -> Self {
+        let sold =
+            |gpu: &Gpu| Sold { gpu: gpu.clone(), shares: shares::cut(gpu, config), sick: None };
+        let gpus: BTreeMap<_, _> = gpus.iter().map(|gpu| (gpu.uuid.clone(), sold(gpu))).collect();
+        let names = gpus.values().flat_map(|sold| &sold.shares).map(|share| &share.resource);
+        let resources = names.map(|name| (name.clone(), shares::terms(name, config))).collect();
+        let context_overhead_bytes = config.gpus.context_overhead_bytes;
+        Catalogue { resources, context_overhead_bytes, gpus }
+    }
+
+    /// What new allocations of these replicas of a resource would get of a GPU, in bytes. Retired
+    /// ones get nothing.
+    #[must_use]
+    pub fn anew_bytes(&self, resource: &str, uuid: &str, replicas: &[String]) -> u64 {
+        let Some(share) = self.gpus.get(uuid).and_then(|sold| sold.share(resource)) else {
+            return 0;
+        };
+        let held = replicas.iter().filter_map(|id| Replica::split(id));
+        let sold = held.filter(|(gpu, index)| *gpu == uuid && *index < share.count).count();
+        share.limit.memory_bytes.saturating_mul(u64::try_from(sold).unwrap_or(u64::MAX))
+    }
 }
 
 /// What one container will get.
@@ -88,6 +116,8 @@ pub struct Catalogue {
 pub struct Plan {
     /// Its name.
     pub id: AllocationId,
+    /// The resource of its replicas.
+    pub resource: String,
     /// Replica ids, sorted.
     pub replicas: Vec<String>,
     /// Limits per GPU, sorted by UUID.
@@ -108,13 +138,15 @@ pub enum Refusal {
     Unknown(String),
     /// The GPU is here but has fewer replicas now.
     #[error(
-        "replica {id} is retired: share.replicas is {replicas} now; delete the pod, so that it is \
-         scheduled anew"
+        "replica {id} of {resource} is retired: the configuration gives that GPU {replicas} of them \
+         now; delete the pod, so that it is scheduled anew"
     )]
     Retired {
         /// The id.
         id: String,
-        /// Replicas per GPU now.
+        /// Its resource.
+        resource: String,
+        /// Replicas of that resource that the GPU has now.
         replicas: u32,
     },
     /// The GPU is unhealthy.
@@ -125,13 +157,24 @@ pub enum Refusal {
         /// Why.
         reason: String,
     },
+    /// The capacity rule.
+    #[error(
+        "GPU {uuid} has no room for this allocation beside the limits of those that live there: \
+         kubelet had not yet heard of a change; the pod can run when it is scheduled anew"
+    )]
+    NoRoom {
+        /// The GPU.
+        uuid: String,
+    },
     /// Several GPUs for one container.
     #[error(
-        "the {count} replicas lie on {gpus} GPUs and share.split = \"reject\": no single GPU had \
-         that many free; ask for fewer, or set share.split = \"spread\" if the program can use \
-         several GPUs"
+        "the {count} replicas of {resource} lie on {gpus} GPUs and share.split = \"reject\": no \
+         single GPU had that many free; ask for fewer, or set share.split = \"spread\" (or split \
+         in the resource's [[layout]]) if the program can use several GPUs"
     )]
     Split {
+        /// The resource.
+        resource: String,
         /// Replicas asked for.
         count: usize,
         /// GPUs they are on.
@@ -142,21 +185,23 @@ pub enum Refusal {
     TooManyGpus(usize),
 }
 
-/// What `ids` come to.
+/// What `ids` of `resource` come to.
 ///
 /// # Errors
 /// Ids that are unknown or retired, a dead GPU, a split that is not allowed. *Not* a replica that is
 /// in use: kubelet owns assignment (an init container's replicas are allocated again to the next
 /// container, a deleted pod's to its successor at once).
-pub fn plan(catalogue: &Catalogue, ids: &[String]) -> Result<Plan, Refusal> {
-    let plan = plan_for_running(catalogue, ids)?;
+pub fn plan(catalogue: &Catalogue, resource: &str, ids: &[String]) -> Result<Plan, Refusal> {
+    let plan = plan_for_running(catalogue, resource, ids)?;
     for grant in &plan.grants {
         if let Some(reason) = catalogue.gpus.get(&grant.uuid).and_then(|sold| sold.sick.clone()) {
             return Err(Refusal::Dead { uuid: grant.uuid.clone(), reason });
         }
     }
-    if plan.grants.len() > 1 && catalogue.split == Split::Reject {
-        return Err(Refusal::Split { count: plan.replicas.len(), gpus: plan.grants.len() });
+    let split = catalogue.resources.get(resource).map_or(Split::Reject, |terms| terms.split);
+    if plan.grants.len() > 1 && split == Split::Reject {
+        let (resource, count) = (resource.to_owned(), plan.replicas.len());
+        return Err(Refusal::Split { resource, count, gpus: plan.grants.len() });
     }
     Ok(plan)
 }
@@ -166,41 +211,58 @@ pub fn plan(catalogue: &Catalogue, ids: &[String]) -> Result<Plan, Refusal> {
 ///
 /// # Errors
 /// Ids that are unknown or retired.
-pub fn plan_for_running(catalogue: &Catalogue, ids: &[String]) -> Result<Plan, Refusal> {
-    let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
+pub fn plan_for_running(
+    catalogue: &Catalogue,
+    resource: &str,
+    ids: &[String],
+) -> Result<Plan, Refusal> {
+    let mut shares: BTreeMap<&str, (&Share, u32)> = BTreeMap::new();
     let replicas: BTreeSet<&String> = ids.iter().collect();
     for id in &replicas {
-        let known = Replica::parse(id).and_then(|replica| {
-            Some((replica.index, catalogue.gpus.get_key_value(&replica.uuid)?))
-        });
-        let Some((index, (uuid, _))) = known else {
+        let known = Replica::split(id)
+            .and_then(|(uuid, index)| Some((index, catalogue.gpus.get_key_value(uuid)?)));
+        let Some((index, (uuid, sold))) = known else {
             return Err(Refusal::Unknown((*id).clone()));
         };
-        if index >= catalogue.replicas {
-            return Err(Refusal::Retired { id: (*id).clone(), replicas: catalogue.replicas });
-        }
-        *counts.entry(uuid).or_default() += 1;
+        let share = sold.share(resource);
+        let Some(share) = share.filter(|share| index < share.count) else {
+            return Err(Refusal::Retired {
+                id: (*id).clone(),
+                resource: resource.to_owned(),
+                replicas: share.map_or(0, |share| share.count),
+            });
+        };
+        shares.entry(uuid).or_insert((share, 0)).1 += 1;
     }
-    match counts.len() {
+    match shares.len() {
         0 => return Err(Refusal::Empty),
         gpus if gpus > layout::MAX_GPUS => return Err(Refusal::TooManyGpus(gpus)),
         _ => {}
     }
-    let grants = counts.iter().map(|(uuid, count)| {
-        let limit = catalogue.gpus[*uuid].limit;
-        Grant {
-            uuid: (*uuid).to_owned(),
-            memory_limit_bytes: limit.memory_bytes.saturating_mul(u64::from(*count)),
-            context_overhead_bytes: catalogue.context_overhead_bytes,
-            cores_millis: limit.cores_millis.saturating_mul(*count).min(1000),
-            compute: catalogue.compute,
-        }
+    let grants = shares.iter().map(|(uuid, (share, count))| Grant {
+        uuid: (*uuid).to_owned(),
+        memory_limit_bytes: share.limit.memory_bytes.saturating_mul(u64::from(*count)),
+        context_overhead_bytes: catalogue.context_overhead_bytes,
+        cores_millis: share.limit.cores_millis.saturating_mul(*count).min(1000),
+        compute: share.compute,
     });
     Ok(Plan {
-        id: AllocationId::of(&catalogue.resource, ids.iter().map(String::as_str)),
-        replicas: replicas.into_iter().cloned().collect(),
+        id: AllocationId::of(resource, ids.iter().map(String::as_str)),
+        resource: resource.to_owned(),
         grants: grants.collect(),
+        replicas: replicas.into_iter().cloned().collect(),
     })
+}
+
+#[cfg(test)]
+impl Catalogue {
+    /// Two GPUs for tests, `GPU-a` and `GPU-b`, with four replicas of 8 GiB each.
+    pub(crate) fn example() -> Self {
+        let config =
+            Config::parse("[gpus]\ncontext_overhead = \"256Mi\"\n[share]\nmemory = \"8Gi\"\n");
+        let gpus = [Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1)];
+        Catalogue::new(&gpus, &config.expect("a valid configuration"))
+    }
 }
 
 #[cfg(test)]
@@ -208,21 +270,24 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::config::Compute;
+
+    const GPU: &str = "tessera.dev/gpu";
 
     fn catalogue() -> Catalogue {
-        let sold = |uuid: &str, index| {
-            let limit = ReplicaLimit { memory_bytes: 8 << 30, cores_millis: 250 };
-            (uuid.to_owned(), Sold { gpu: Gpu::example(uuid, index), limit, sick: None })
-        };
-        Catalogue {
-            resource: "tessera.dev/gpu".into(),
-            replicas: 4,
-            split: Split::Reject,
-            context_overhead_bytes: 1 << 28,
-            compute: Compute::Burst,
-            gpus: [sold("GPU-a", 0), sold("GPU-b", 1)].into(),
-        }
+        Catalogue::example()
+    }
+
+    /// `GPU-a` as one large and two small, `GPU-b` as two small of another size.
+    fn unequal() -> Catalogue {
+        let config = Config::parse(
+            "[gpus]\nreserve = 0\n[[layout]]\ngpus = [\"GPU-a\"]\nshares = [\n\
+             { resource = \"x.dev/large\", memory = \"50%\", cores = \"50%\" },\n\
+             { resource = \"x.dev/small\", count = 2, memory = \"25%\", cores = \"25%\", split = \"spread\" },\n]\n\
+             [[layout]]\ngpus = [\"GPU-b\"]\nshares = [\n\
+             { resource = \"x.dev/small\", count = 3, memory = \"10%\", cores = \"10%\", split = \"spread\" },\n]\n",
+        );
+        let gpus = [Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1)];
+        Catalogue::new(&gpus, &config.unwrap())
     }
 
     fn ids(list: &[&str]) -> Vec<String> {
@@ -231,7 +296,7 @@ mod tests {
 
     #[test]
     fn replicas_of_one_gpu_add_up() {
-        let plan = plan(&catalogue(), &ids(&["GPU-a::3", "GPU-a::1"])).unwrap();
+        let plan = plan(&catalogue(), GPU, &ids(&["GPU-a::3", "GPU-a::1"])).unwrap();
         assert_eq!(plan.replicas, ["GPU-a::1", "GPU-a::3"]);
         assert_eq!(plan.grants.len(), 1);
         assert_eq!(plan.grants[0].memory_limit_bytes, 16 << 30);
@@ -242,33 +307,70 @@ mod tests {
     fn each_bad_request_is_told_apart() {
         let mut catalogue = catalogue();
         let refused =
-            |catalogue: &Catalogue, list: &[&str]| plan(catalogue, &ids(list)).unwrap_err();
+            |catalogue: &Catalogue, list: &[&str]| plan(catalogue, GPU, &ids(list)).unwrap_err();
         assert_eq!(refused(&catalogue, &[]), Refusal::Empty);
         assert_eq!(refused(&catalogue, &["GPU-z::0"]), Refusal::Unknown("GPU-z::0".into()));
         assert_eq!(refused(&catalogue, &["nonsense"]), Refusal::Unknown("nonsense".into()));
         assert_eq!(
             refused(&catalogue, &["GPU-a::4"]),
-            Refusal::Retired { id: "GPU-a::4".into(), replicas: 4 }
+            Refusal::Retired { id: "GPU-a::4".into(), resource: GPU.into(), replicas: 4 }
         );
         assert_eq!(
             refused(&catalogue, &["GPU-a::0", "GPU-b::0"]),
-            Refusal::Split { count: 2, gpus: 2 }
+            Refusal::Split { resource: GPU.into(), count: 2, gpus: 2 }
         );
         catalogue.gpus.get_mut("GPU-a").unwrap().sick = Some("XID 79".into());
         assert_eq!(
             refused(&catalogue, &["GPU-a::0"]),
             Refusal::Dead { uuid: "GPU-a".into(), reason: "XID 79".into() }
         );
-        assert!(plan_for_running(&catalogue, &ids(&["GPU-a::0"])).is_ok());
+        assert!(plan_for_running(&catalogue, GPU, &ids(&["GPU-a::0"])).is_ok());
     }
 
     #[test]
     fn a_spread_container_gets_each_gpu_in_uuid_order() {
-        let catalogue = Catalogue { split: Split::Spread, ..catalogue() };
-        let plan = plan(&catalogue, &ids(&["GPU-b::0", "GPU-a::2", "GPU-b::1"])).unwrap();
+        let mut catalogue = catalogue();
+        catalogue.resources.get_mut(GPU).unwrap().split = Split::Spread;
+        let plan = plan(&catalogue, GPU, &ids(&["GPU-b::0", "GPU-a::2", "GPU-b::1"])).unwrap();
         let limits: Vec<_> =
             plan.grants.iter().map(|g| (g.uuid.as_str(), g.memory_limit_bytes >> 30)).collect();
         assert_eq!(limits, [("GPU-a", 8), ("GPU-b", 16)]);
+    }
+
+    #[test]
+    fn each_resource_has_its_own_replicas_and_limits() {
+        let catalogue = unequal();
+        let of = |resource: &str, list: &[&str]| plan(&catalogue, resource, &ids(list));
+        let large = of("x.dev/large", &["GPU-a::0"]).unwrap();
+        assert_eq!((large.resource.as_str(), large.grants[0].cores_millis), ("x.dev/large", 500));
+        assert_eq!(large.grants[0].memory_limit_bytes >> 30, 40);
+        let small = of("x.dev/small", &["GPU-a::0"]).unwrap();
+        assert_eq!(small.grants[0].memory_limit_bytes >> 30, 20);
+        assert_ne!(small.id, large.id, "equal ids, different resources");
+        // Spread, each GPU with its own size.
+        let both = of("x.dev/small", &["GPU-b::2", "GPU-a::1", "GPU-a::0"]).unwrap();
+        let limits: Vec<u64> = both.grants.iter().map(|g| g.memory_limit_bytes >> 30).collect();
+        assert_eq!(limits, [40, 8]);
+        // What that GPU does not have under that name.
+        for (resource, id, replicas) in [
+            ("x.dev/large", "GPU-a::1", 1),
+            ("x.dev/large", "GPU-b::0", 0),
+            ("x.dev/gone", "GPU-a::0", 0),
+        ] {
+            let refused = of(resource, &[id]).unwrap_err();
+            assert_eq!(
+                refused,
+                Refusal::Retired { id: id.into(), resource: resource.into(), replicas }
+            );
+        }
+        assert_eq!(
+            catalogue.anew_bytes(
+                "x.dev/small",
+                "GPU-b",
+                &ids(&["GPU-b::0", "GPU-b::3", "GPU-a::0"])
+            ) >> 30,
+            8
+        );
     }
 
     proptest! {
@@ -295,7 +397,7 @@ mod tests {
                         .filter(|n| split[*n] == group)
                         .map(|n| format!("GPU-a::{n}"))
                         .collect();
-                    plan(&catalogue, &ids).ok()
+                    plan(&catalogue, GPU, &ids).ok()
                 })
                 .map(|plan| plan.grants[0].memory_limit_bytes)
                 .sum();

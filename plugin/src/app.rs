@@ -17,13 +17,14 @@ use crate::delivery::Delivery;
 use crate::device::health::Observation;
 use crate::device::{Discovery, Gpu};
 use crate::kubelet::pod_resources::PodResources;
-use crate::kubelet::{self, Readiness};
+use crate::kubelet::{self, Standing};
 use crate::ledger::OpenError;
 use crate::node::service::Service;
 use crate::node::{Node, monotonic_ns};
 use crate::observe;
 use crate::reconcile::Kubelet;
 use crate::regions::tmpfs;
+use crate::shares;
 use crate::shim_install;
 
 /// Intervals. The defaults are for production, tests shorten them.
@@ -68,7 +69,7 @@ pub struct App {
     sources: Arc<Sources>,
     main: JoinHandle<anyhow::Result<()>>,
     stop: watch::Sender<bool>,
-    readiness: watch::Receiver<Option<Readiness>>,
+    standing: watch::Receiver<Option<Standing>>,
     // Dropped last: `status` answers until the end.
     _admin: admin::Server,
 }
@@ -90,15 +91,15 @@ pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> a
         sources.set_condition("pages", Some(warning.to_owned()));
     }
     let (stop, stopped) = watch::channel(false);
-    let (ready, readiness) = watch::channel(None);
+    let (ready, standing) = watch::channel(None);
     let main = run(config, discovery, timing, delivery, Arc::clone(&sources), stopped, ready);
-    Ok(App { sources, main: tokio::spawn(main), stop, readiness, _admin: admin })
+    Ok(App { sources, main: tokio::spawn(main), stop, standing, _admin: admin })
 }
 
 impl App {
     /// How it stands with kubelet, once kubelet is being served. `None` if the start failed.
-    pub async fn readiness(&self) -> Option<Readiness> {
-        self.readiness.clone().wait_for(Option::is_some).await.ok()?.clone()
+    pub async fn standing(&self) -> Option<Standing> {
+        self.standing.clone().wait_for(Option::is_some).await.ok()?.clone()
     }
 
     /// What `tessera status` would say.
@@ -129,7 +130,7 @@ async fn run(
     delivery: Delivery,
     sources: Arc<Sources>,
     mut stopped: watch::Receiver<bool>,
-    ready: watch::Sender<Option<Readiness>>,
+    ready: watch::Sender<Option<Standing>>,
 ) -> anyhow::Result<()> {
     let gpus = tokio::select! {
         gpus = discover(&discovery, &sources, timing.discovery) => gpus,
@@ -140,10 +141,15 @@ async fn run(
         return Err(ConfigError { file: config.source.file.clone(), problems }.into());
     }
     for gpu in &gpus {
-        let limit = capacity::replica_limit(gpu.memory_bytes, &config);
-        info!(%gpu, replicas = config.share.replicas, memory = limit.memory_bytes, "sharing");
+        for share in shares::cut(gpu, &config) {
+            let shares::Share { resource, count, limit, .. } = share;
+            info!(%gpu, resource, replicas = count, memory = limit.memory_bytes, "sharing");
+        }
     }
-    let (kubelet_dir, resource) = (config.paths.kubelet.clone(), config.resource.name.clone());
+    let idle = capacity::idle_layouts(&gpus, &config);
+    idle.iter().for_each(|text| warn!("{text}"));
+    sources.set_condition("layout", (!idle.is_empty()).then(|| idle.join("; ")));
+    let kubelet_dir = config.paths.kubelet.clone();
     let pod_resources = Arc::new(PodResources::new(&config.paths.pod_resources));
     let pod_resources_socket = config.paths.pod_resources.clone();
     let asked = Arc::clone(&discovery);
@@ -169,10 +175,11 @@ async fn run(
     others.first().await;
 
     let mut stop_serving = stopped.clone();
-    let serving = kubelet::serve_with(
-        &resource,
+    let (served, asked) = (Arc::clone(&node), Arc::clone(&pod_resources));
+    let serving = kubelet::serve_all(
+        node.resources(),
         &kubelet_dir,
-        Arc::new(Service(Arc::clone(&node))),
+        move |resource| Arc::new(Service::new(Arc::clone(&served), resource, Arc::clone(&asked))),
         async move {
             // An error means that the application itself is gone.
             let _ = stop_serving.wait_for(|stop| *stop).await;
@@ -182,9 +189,9 @@ async fn run(
             pod_resources: Some(pod_resources_socket),
         },
     )?;
-    let readiness = serving.readiness();
-    sources.set_readiness(readiness.clone());
-    ready.send_replace(Some(readiness));
+    let standing = serving.standing();
+    sources.set_standing(standing.clone());
+    ready.send_replace(Some(standing));
 
     let observing =
         observe::Watch::start(Arc::clone(&node), Arc::clone(&discovery), Arc::clone(&sources))?;

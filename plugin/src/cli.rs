@@ -172,15 +172,10 @@ fn check(config: &Config) -> anyhow::Result<ExitCode> {
     if !problems.is_empty() {
         return Err(ConfigError { file: config.source.file.clone(), problems }.into());
     }
-    for gpu in &gpus {
-        let limit = capacity::replica_limit(gpu.memory_bytes, config);
-        println!(
-            "{gpu}: {} replicas of {} and {}m",
-            config.share.replicas,
-            crate::config::quantity::format_bytes(limit.memory_bytes),
-            limit.cores_millis
-        );
+    for text in capacity::idle_layouts(&gpus, config) {
+        eprintln!("note: {text}");
     }
+    print!("{}", admin::offers(&gpus, config));
     println!("ok");
     Ok(ExitCode::SUCCESS)
 }

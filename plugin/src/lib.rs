@@ -1,7 +1,8 @@
 //! Tessera's device plugin: advertises each GPU as replicas with quotas, hands allocations their
 //! pages, and keeps the record.
 //!
-//! Pure decisions (`replica`, `capacity`, `allocate`, `delivery`, `preferred`, `reconcile`, `device::health`)
+//! Pure decisions (`replica`, `shares`, `capacity`, `allocate`, `delivery`, `preferred`, `doubles`,
+//! `reconcile`, `device::health`)
 //! are kept apart from what does I/O (`ledger`, `regions`, `session`, `device::nvml`), and [`app`]
 //! wires them. `docs/plugin.md` tells the life of an allocation.
 #![forbid(unsafe_code)]
@@ -16,6 +17,7 @@ pub mod config;
 pub mod delivery;
 pub mod demo;
 pub mod device;
+pub mod doubles;
 pub mod kubelet;
 pub mod ledger;
 pub mod node;
@@ -26,5 +28,6 @@ pub mod regions;
 pub mod replica;
 pub mod run;
 pub mod session;
+pub mod shares;
 pub mod shim_install;
 pub mod standin;

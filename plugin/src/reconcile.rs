@@ -24,8 +24,17 @@ pub enum Action {
     Release(AllocationId),
     /// Kubelet names its holder.
     Name(AllocationId, Holder),
-    /// Its record was lost and kubelet names its replicas.
-    Complete(AllocationId, Vec<String>, Holder),
+    /// Its record was lost and kubelet names what it is.
+    Complete {
+        /// The allocation.
+        id: AllocationId,
+        /// Its resource.
+        resource: String,
+        /// Its replicas, sorted.
+        replicas: Vec<String>,
+        /// Who holds it.
+        holder: Holder,
+    },
 }
 
 /// Since when each allocation has been unlisted.
@@ -60,8 +69,12 @@ pub fn decide(
             let Some(holder) = choose(record, holdings) else { continue };
             if record.replicas.is_empty() {
                 let replicas: BTreeSet<_> = holdings[0].device_ids.iter().cloned().collect();
-                let replicas = replicas.into_iter().collect();
-                actions.push(Action::Complete(id.clone(), replicas, holder));
+                actions.push(Action::Complete {
+                    id: id.clone(),
+                    resource: holdings[0].resource_name.clone(),
+                    replicas: replicas.into_iter().collect(),
+                    holder,
+                });
             } else if record.holder.as_ref() != Some(&holder) && record.state != State::Parked {
                 actions.push(Action::Name(id.clone(), holder));
             }
@@ -240,9 +253,16 @@ mod tests {
     fn a_lost_record_is_completed_from_what_kubelet_says() {
         let mut world = world();
         let id = world.record(&["a", "b"], State::Started);
-        world.records.get_mut(&id).unwrap().replicas.clear();
+        let record = world.records.get_mut(&id).unwrap();
+        record.replicas.clear();
+        record.resource.clear();
         world.hold("pod", &["b", "a"]);
-        let want = Action::Complete(id, vec!["a".into(), "b".into()], holder("pod"));
+        let want = Action::Complete {
+            id,
+            resource: "r".into(),
+            replicas: vec!["a".into(), "b".into()],
+            holder: holder("pod"),
+        };
         assert_eq!(world.at(Duration::ZERO), [want]);
     }
 }

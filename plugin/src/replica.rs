@@ -22,11 +22,18 @@ impl Replica {
     /// Reads an id back. `None` for anything [`Replica::to_string`] would not have written.
     #[must_use]
     pub fn parse(id: &str) -> Option<Self> {
-        let (uuid, index) = id.rsplit_once("::")?;
-        let index: u32 = index.parse().ok().filter(|n| *n < MAX_PER_GPU)?;
-        let replica = Replica { uuid: uuid.to_owned(), index };
+        let (uuid, index) = Replica::split(id)?;
+        Some(Replica { uuid: uuid.to_owned(), index })
+    }
+
+    /// As [`Replica::parse`], without a copy: UUID and index.
+    #[must_use]
+    pub fn split(id: &str) -> Option<(&str, u32)> {
+        let (uuid, digits) = id.rsplit_once("::")?;
         // One spelling per replica: "07" or "+7" would be a second name for the same share.
-        (is_uuid(uuid) && replica.to_string() == id).then_some(replica)
+        let plain = digits == "0" || digits.starts_with(|c: char| ('1'..='9').contains(&c));
+        let index: u32 = digits.parse().ok().filter(|n| *n < MAX_PER_GPU)?;
+        (plain && is_uuid(uuid)).then_some((uuid, index))
     }
 }
 

@@ -172,7 +172,7 @@ fn offline(config: &Config, warning: String) -> StatusResponse {
     StatusResponse {
         plugin: Some(Plugin {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            resource_name: config.resource.name.clone(),
+            resource_name: resource_names(config),
             registration: Registration::Waiting.into(),
             ..Plugin::default()
         }),
@@ -181,4 +181,14 @@ fn offline(config: &Config, warning: String) -> StatusResponse {
         at_unix_ms: unix_ms(),
         ..StatusResponse::default()
     }
+}
+
+/// What the configuration may sell, whatever GPUs there are.
+fn resource_names(config: &Config) -> String {
+    let shares = config.layouts.iter().flat_map(|layout| &layout.shares);
+    let mut names = vec![config.resource.name.as_str()];
+    names.extend(shares.map(|share| share.resource.as_str()));
+    names.sort_unstable();
+    names.dedup();
+    names.join(", ")
 }

@@ -8,3 +8,4 @@ mod table;
 pub use client::{Format, live, main};
 pub use server::{AdminError, Server};
 pub use status::Sources;
+pub use table::offers;

@@ -1,17 +1,18 @@
 //! Putting together what the admin service answers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tessera_kubelet::admin::{
     Allocation, AllocationState, ComputePolicy, Gpu, GpuUse, Health, Holder, Plugin, Process,
-    Registration, Replica, StatusResponse,
+    Registration, Replica, Resource, StatusResponse,
 };
 
+use crate::allocate::Catalogue;
 use crate::config::{Compute, Config};
 use crate::device::Discovery;
-use crate::kubelet::{Phase, Readiness};
+use crate::kubelet::{Device, Phase, Report, Standing};
 use crate::ledger::{Record, State};
 use crate::node::{Node, unix_ms};
 use crate::observe::{PidView, pid_view};
@@ -26,7 +27,7 @@ pub struct Sources {
     started_unix_ms: i64,
     pids: PidView,
     node: OnceLock<Arc<Node>>,
-    readiness: OnceLock<Readiness>,
+    standing: OnceLock<Standing>,
     /// What the plugin waits for, or lacks, by topic.
     conditions: Mutex<BTreeMap<&'static str, String>>,
     /// How it is found out what other plugins sell.
@@ -49,7 +50,7 @@ impl Sources {
             started_unix_ms: unix_ms(),
             pids: pid_view(),
             node: OnceLock::new(),
-            readiness: OnceLock::new(),
+            standing: OnceLock::new(),
             conditions: Mutex::default(),
             others_seen_by: Mutex::default(),
         }
@@ -62,8 +63,8 @@ impl Sources {
     }
 
     /// Kubelet is being served.
-    pub fn set_readiness(&self, readiness: Readiness) {
-        let _ = self.readiness.set(readiness);
+    pub fn set_standing(&self, standing: Standing) {
+        let _ = self.standing.set(standing);
     }
 
     /// Says what is amiss about a topic, or with `None` that nothing is. True if that is news.
@@ -135,43 +136,55 @@ impl Sources {
     }
 
     fn plugin(&self) -> Plugin {
-        let report = self.readiness.get().map(Readiness::report);
-        let registration = match report.as_ref().map(|report| report.phase) {
-            Some(Phase::Live) => Registration::Live,
-            Some(Phase::Accepted) => Registration::Accepted,
-            Some(Phase::Waiting | Phase::Stopped) | None => Registration::Waiting,
+        let reports = self.standing.get().map(Standing::reports).unwrap_or_default();
+        let advertised = self.node.get().map(|node| node.advertised()).unwrap_or_default();
+        let sold = self.node.get().map(|node| node.catalogue().resources).unwrap_or_default();
+        let resources: Vec<Resource> = reports
+            .iter()
+            .map(|(name, report)| {
+                let devices = advertised.get(name).map(Vec::as_slice).unwrap_or_default();
+                resource(name, !sold.contains_key(name), report, devices)
+            })
+            .collect();
+        let names: Vec<&str> = match resources.as_slice() {
+            [] => vec![&self.config.resource.name],
+            some => some.iter().map(|resource| resource.name.as_str()).collect(),
         };
-        let at = report.as_ref().and_then(|report| report.registered_at);
+        let farthest = resources.iter().map(|resource| resource.registration).min();
+        let errors: Vec<String> = resources
+            .iter()
+            .filter(|resource| !resource.registration_error.is_empty())
+            .map(|Resource { name, registration_error: error, .. }| match names.len() {
+                1 => error.clone(),
+                _ => format!("{name}: {error}"),
+            })
+            .collect();
+        let config_path = self.config.source.file.as_ref().map(|file| file.display().to_string());
         Plugin {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             started_unix_ms: self.started_unix_ms,
-            resource_name: self.config.resource.name.clone(),
-            registration: registration.into(),
-            registered_unix_ms: at.map_or(0, to_unix_ms),
-            registrations: report.as_ref().map_or(0, |report| report.registrations),
-            registration_error: report.and_then(|report| report.last_error).unwrap_or_default(),
+            resource_name: names.join(", "),
+            registration: farthest.unwrap_or(Registration::Waiting.into()),
+            registered_unix_ms: resources.iter().map(|r| r.registered_unix_ms).max().unwrap_or(0),
+            registrations: resources.iter().map(|resource| resource.registrations).sum(),
+            registration_error: errors.join("; "),
             sees_host_pids: true,
-            config_path: self
-                .config
-                .source
-                .file
-                .as_ref()
-                .map(|file| file.display().to_string())
-                .unwrap_or_default(),
+            config_path: config_path.unwrap_or_default(),
             shim_path: String::new(),
             others_seen_by: self
                 .others_seen_by
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .to_string(),
+            resources,
         }
     }
 
     fn gpus(&self, node: &Node, allocations: &[Allocation]) -> Vec<Gpu> {
         let catalogue = node.catalogue();
-        let advertised: BTreeMap<String, bool> =
-            node.advertised().into_iter().map(|device| (device.id, device.healthy)).collect();
+        let withheld = |uuid: &str| node.withheld(uuid);
+        let mut replicas = replicas(&catalogue, &node.advertised(), allocations, &withheld);
         let live = || allocations.iter().filter(|a| a.state() != AllocationState::Parked);
         let mut gpus: Vec<Gpu> = catalogue
             .gpus
@@ -181,29 +194,6 @@ impl Sources {
                 let uses = || live().flat_map(|a| &a.gpus).filter(|u| u.gpu_uuid == sold.gpu.uuid);
                 let sum =
                     |bytes: fn(&GpuUse) -> u64| uses().map(bytes).fold(0, u64::saturating_add);
-                let replica = |id: &String, healthy: bool, index: u32| Replica {
-                    id: id.clone(),
-                    index,
-                    health: health(healthy).into(),
-                    health_reason: match (healthy, sold.sick.as_ref().or(withheld.as_ref())) {
-                        (true, _) => String::new(),
-                        (false, Some(reason)) => reason.clone(),
-                        (false, None) if index >= catalogue.replicas => "retired".to_owned(),
-                        (false, None) => "no room beside the live limits".to_owned(),
-                    },
-                    memory_limit_bytes: sold.limit.memory_bytes,
-                    cores_millis: sold.limit.cores_millis,
-                    allocation_id: live()
-                        .find(|a| a.replica_ids.contains(id))
-                        .map(|a| a.id.clone())
-                        .unwrap_or_default(),
-                };
-                let replicas = advertised.iter().filter_map(|(id, healthy)| {
-                    let parsed = crate::replica::Replica::parse(id)?;
-                    (parsed.uuid == sold.gpu.uuid).then(|| replica(id, *healthy, parsed.index))
-                });
-                let mut replicas: Vec<Replica> = replicas.collect();
-                replicas.sort_by_key(|replica| replica.index);
                 Gpu {
                     uuid: sold.gpu.uuid.clone(),
                     index: sold.gpu.index,
@@ -222,7 +212,7 @@ impl Sources {
                     memory_limits_bytes: sum(|u| u.memory_limit_bytes),
                     memory_charged_bytes: sum(|u| u.memory_charged_bytes),
                     cores_millis: uses().map(|u| u.cores_millis).fold(0, u32::saturating_add),
-                    replicas,
+                    replicas: replicas.remove(&sold.gpu.uuid).unwrap_or_default(),
                     memory_outside_bytes: node.outside(&sold.gpu.uuid),
                 }
             })
@@ -230,6 +220,80 @@ impl Sources {
         gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
         gpus
     }
+}
+
+/// How one resource stands with kubelet.
+fn resource(name: &str, retired: bool, report: &Report, devices: &[Device]) -> Resource {
+    let registration = match report.phase {
+        Phase::Live => Registration::Live,
+        Phase::Accepted => Registration::Accepted,
+        Phase::Waiting | Phase::Stopped => Registration::Waiting,
+    };
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Resource {
+        name: name.to_owned(),
+        retired,
+        registration: registration.into(),
+        registered_unix_ms: report.registered_at.map_or(0, to_unix_ms),
+        registrations: report.registrations,
+        registration_error: report.last_error.clone().unwrap_or_default(),
+        replicas: count(devices.len()),
+        healthy: count(devices.iter().filter(|device| device.healthy).count()),
+    }
+}
+
+/// What each GPU is cut into, as advertised: in the configuration's order, retired ones last.
+fn replicas(
+    catalogue: &Catalogue,
+    advertised: &BTreeMap<String, Vec<Device>>,
+    allocations: &[Allocation],
+    withheld: &dyn Fn(&str) -> Option<String>,
+) -> HashMap<String, Vec<Replica>> {
+    let mut holders: HashMap<(&str, &str), &str> = HashMap::new();
+    for allocation in allocations.iter().filter(|a| a.state() != AllocationState::Parked) {
+        for id in &allocation.replica_ids {
+            holders.insert((&allocation.resource_name, id), &allocation.id);
+        }
+    }
+    let mut gpus: HashMap<String, Vec<(usize, Replica)>> = HashMap::new();
+    for (resource, devices) in advertised {
+        for device in devices {
+            let Some((uuid, index)) = crate::replica::Replica::split(&device.id) else { continue };
+            let Some(sold) = catalogue.gpus.get(uuid) else { continue };
+            let place = sold.shares.iter().position(|share| share.resource == *resource);
+            let share = place.map(|place| &sold.shares[place]);
+            let share = share.filter(|share| index < share.count);
+            let amiss = || sold.sick.clone().or_else(|| withheld(uuid));
+            let reason = match (device.healthy, share) {
+                (true, _) => String::new(),
+                (false, None) => amiss().unwrap_or_else(|| "retired".to_owned()),
+                (false, Some(_)) => {
+                    amiss().unwrap_or_else(|| "no room beside the live limits".to_owned())
+                }
+            };
+            let replica = Replica {
+                id: device.id.clone(),
+                index,
+                health: health(device.healthy).into(),
+                health_reason: reason,
+                memory_limit_bytes: share.map_or(0, |share| share.limit.memory_bytes),
+                cores_millis: share.map_or(0, |share| share.limit.cores_millis),
+                allocation_id: holders
+                    .get(&(resource.as_str(), device.id.as_str()))
+                    .map(|id| (*id).to_owned())
+                    .unwrap_or_default(),
+                resource_name: resource.clone(),
+            };
+            let place = place.unwrap_or(usize::MAX);
+            gpus.entry(uuid.to_owned()).or_default().push((place, replica));
+        }
+    }
+    gpus.into_iter()
+        .map(|(uuid, mut replicas)| {
+            replicas.sort_by_key(|(place, replica)| (*place, replica.index));
+            (uuid, replicas.into_iter().map(|(_, replica)| replica).collect())
+        })
+        .collect()
 }
 
 fn health(healthy: bool) -> Health {
@@ -337,5 +401,6 @@ fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocatio
         tamperings: region.map_or(0, Region::tamperings),
         unaccounted: region.map_or(0, |region| region.observed().findings()),
         pages_dir: region.map(|region| region.dir().display().to_string()).unwrap_or_default(),
+        resource_name: record.resource.clone(),
     }
 }

@@ -4,10 +4,13 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 use tessera_kubelet::admin::{
-    Allocation, AllocationState, ComputePolicy, Gpu, Health, Plugin, Registration, StatusResponse,
+    Allocation, AllocationState, ComputePolicy, Gpu, Health, Plugin, Registration, Resource,
+    StatusResponse,
 };
 
 use crate::config::quantity::format_bytes;
+use crate::config::{Compute, Config};
+use crate::shares;
 
 /// Aligned text.
 pub(super) fn text(status: &StatusResponse) -> String {
@@ -23,6 +26,12 @@ pub(super) fn text(status: &StatusResponse) -> String {
             plugin.others_seen_by
         );
         line(&mut out, &text);
+    }
+    if plugin.resources.len() > 1 || plugin.resources.iter().any(|resource| resource.retired) {
+        line(&mut out, "");
+        line(&mut out, "RESOURCES");
+        let header = ["  NAME", "REGISTRATION", "HEALTHY", "REPLICAS"];
+        table(&mut out, &header, plugin.resources.iter().map(resource_row).collect());
     }
     line(&mut out, "");
     if status.gpus.is_empty() {
@@ -44,6 +53,7 @@ pub(super) fn text(status: &StatusResponse) -> String {
             "  POD",
             "CONTAINER",
             "STATE",
+            "RESOURCE",
             "REPLICAS",
             "GPU",
             "MEMORY",
@@ -68,21 +78,88 @@ pub(super) fn text(status: &StatusResponse) -> String {
     out
 }
 
+/// What each GPU would be sold as.
+#[must_use]
+pub fn offers(gpus: &[crate::device::Gpu], config: &Config) -> String {
+    let header = ["GPU", "NAME", "UUID", "RESOURCE", "REPLICAS", "MEMORY", "CORES"];
+    let rows = gpus.iter().flat_map(|gpu| {
+        shares::cut(gpu, config).into_iter().enumerate().map(|(i, share)| {
+            // What belongs to the GPU stands in its first row.
+            let once = |text: String| if i == 0 { text } else { String::new() };
+            vec![
+                once(gpu.index.to_string()),
+                once(gpu.name.clone()),
+                once(gpu.uuid.clone()),
+                share.resource,
+                share.count.to_string(),
+                format_bytes(share.limit.memory_bytes),
+                format!("{} {}", cores(share.limit.cores_millis), compute_name(share.compute)),
+            ]
+        })
+    });
+    let mut out = String::new();
+    table(&mut out, &header, rows.collect());
+    out
+}
+
+fn compute_name(compute: Compute) -> &'static str {
+    match compute {
+        Compute::Burst => "burst",
+        Compute::Strict => "strict",
+        Compute::None => "none",
+    }
+}
+
 fn line(out: &mut String, text: &str) {
     // Writing to a string does not fail.
     let _ = writeln!(out, "{text}");
 }
 
 fn plugin_line(plugin: &Plugin) -> String {
-    let registration = match plugin.registration() {
-        Registration::Live => "registered, kubelet watches",
-        Registration::Accepted => "registered, kubelet does not watch yet",
-        Registration::Waiting | Registration::Unspecified => "not registered",
-    };
+    let registration = registration_text(plugin.registration());
     format!(
         "tessera {} (pid {}) serves {}: {registration}",
         plugin.version, plugin.pid, plugin.resource_name
     )
+}
+
+fn registration_text(registration: Registration) -> &'static str {
+    match registration {
+        Registration::Live => "registered, kubelet watches",
+        Registration::Accepted => "registered, kubelet does not watch yet",
+        Registration::Waiting | Registration::Unspecified => "not registered",
+    }
+}
+
+fn resource_row(resource: &Resource) -> Vec<String> {
+    let retired = if resource.retired { "; retired, served while it is held" } else { "" };
+    vec![
+        format!("  {}", resource.name),
+        format!("{}{retired}", registration_text(resource.registration())),
+        resource.healthy.to_string(),
+        resource.replicas.to_string(),
+    ]
+}
+
+/// `3 of 4 free`; with several resources, each by its name.
+fn free_replicas(gpu: &Gpu) -> String {
+    let mut names: Vec<&str> = gpu.replicas.iter().map(|r| r.resource_name.as_str()).collect();
+    names.dedup();
+    let count = |name: &str| {
+        let of = gpu.replicas.iter().filter(|replica| replica.resource_name == name);
+        let free = |r: &&tessera_kubelet::admin::Replica| {
+            r.allocation_id.is_empty() && r.health() == Health::Healthy
+        };
+        format!("{} of {} free", of.clone().filter(free).count(), of.count())
+    };
+    match names.as_slice() {
+        [] => "0 of 0 free".to_owned(),
+        [name] => count(name),
+        several => {
+            let each: Vec<_> = several.iter().map(|n| format!("{n}: {}", count(n))).collect();
+            each.join(", ")
+        }
+    }
 }
 
 fn cores(millis: u32) -> String {
@@ -90,11 +167,6 @@ fn cores(millis: u32) -> String {
 }
 
 fn gpu_row(gpu: &Gpu) -> Vec<String> {
-    let free = gpu
-        .replicas
-        .iter()
-        .filter(|r| r.allocation_id.is_empty() && r.health() == Health::Healthy)
-        .count();
     let health = match gpu.health() {
         Health::Healthy => "healthy".to_owned(),
         _ => format!("unhealthy: {}", gpu.health_reason),
@@ -109,7 +181,7 @@ fn gpu_row(gpu: &Gpu) -> Vec<String> {
         format_bytes(gpu.memory_limits_bytes),
         format_bytes(gpu.memory_charged_bytes),
         cores(gpu.cores_millis),
-        format!("{free} of {} free", gpu.replicas.len()),
+        free_replicas(gpu),
     ]
 }
 
@@ -132,6 +204,10 @@ fn allocation_rows(allocation: &Allocation) -> Vec<Vec<String>> {
             format!("  {}", once(pod.clone())),
             once(container.clone()),
             once(state_name(allocation.state()).to_owned()),
+            once(match allocation.resource_name.as_str() {
+                "" => "-".to_owned(),
+                name => name.to_owned(),
+            }),
             indexes.join(","),
             used.gpu_uuid.clone(),
             format_bytes(used.memory_limit_bytes),
@@ -200,11 +276,7 @@ pub(super) fn json(status: &StatusResponse) -> Value {
             "pid": plugin.pid,
             "started_unix_ms": plugin.started_unix_ms,
             "resource_name": plugin.resource_name,
-            "registration": match plugin.registration() {
-                Registration::Live => "live",
-                Registration::Accepted => "accepted",
-                Registration::Waiting | Registration::Unspecified => "waiting",
-            },
+            "registration": registration_name(plugin.registration()),
             "registered_unix_ms": plugin.registered_unix_ms,
             "registrations": plugin.registrations,
             "registration_error": plugin.registration_error,
@@ -212,6 +284,7 @@ pub(super) fn json(status: &StatusResponse) -> Value {
             "config_path": plugin.config_path,
             "shim_path": plugin.shim_path,
             "others_seen_by": plugin.others_seen_by,
+            "resources": plugin.resources.iter().map(resource_json).collect::<Vec<_>>(),
         },
         "gpus": status.gpus.iter().map(gpu_json).collect::<Vec<_>>(),
         "allocations": status.allocations.iter().map(allocation_json).collect::<Vec<_>>(),
@@ -220,10 +293,32 @@ pub(super) fn json(status: &StatusResponse) -> Value {
     })
 }
 
+fn registration_name(registration: Registration) -> &'static str {
+    match registration {
+        Registration::Live => "live",
+        Registration::Accepted => "accepted",
+        Registration::Waiting | Registration::Unspecified => "waiting",
+    }
+}
+
+fn resource_json(resource: &Resource) -> Value {
+    json!({
+        "name": resource.name,
+        "retired": resource.retired,
+        "registration": registration_name(resource.registration()),
+        "registered_unix_ms": resource.registered_unix_ms,
+        "registrations": resource.registrations,
+        "registration_error": resource.registration_error,
+        "replicas": resource.replicas,
+        "healthy": resource.healthy,
+    })
+}
+
 fn gpu_json(gpu: &Gpu) -> Value {
     let replicas = gpu.replicas.iter().map(|replica| {
         json!({
             "id": replica.id,
+            "resource_name": replica.resource_name,
             "index": replica.index,
             "health": health_name(replica.health()),
             "health_reason": replica.health_reason,
@@ -278,6 +373,7 @@ fn allocation_json(allocation: &Allocation) -> Value {
         "id": allocation.id,
         "state": state_name(allocation.state()),
         "generation": allocation.generation,
+        "resource_name": allocation.resource_name,
         "replica_ids": allocation.replica_ids,
         "holder": allocation.holder.as_ref().map(|holder| json!({
             "namespace": holder.namespace,
@@ -324,6 +420,7 @@ mod tests {
             allocations: vec![Allocation {
                 id: "abcd".into(),
                 state: AllocationState::Started.into(),
+                resource_name: "tessera.dev/gpu".into(),
                 replica_ids: vec!["GPU-a::0".into(), "GPU-a::2".into()],
                 holder: Some(Holder {
                     namespace: "ns".into(),
@@ -353,9 +450,45 @@ mod tests {
         assert!(text.starts_with("tessera 1.2.3 (pid 7) serves tessera.dev/gpu: registered"));
         let row = text.lines().find(|line| line.contains("llm-0")).unwrap();
         let cells: Vec<&str> = row.split("  ").map(str::trim).filter(|c| !c.is_empty()).collect();
-        assert_eq!(cells[..5], ["ns/llm-0", "server", "started", "0,2", "GPU-a"]);
-        assert_eq!(cells[5..7], ["8 GiB", "1.5 GiB"]);
+        let resource = "tessera.dev/gpu";
+        assert_eq!(cells[..6], ["ns/llm-0", "server", "started", resource, "0,2", "GPU-a"]);
+        assert_eq!(cells[6..8], ["8 GiB", "1.5 GiB"]);
         assert!(text.contains("take care"));
+    }
+
+    #[test]
+    fn several_resources_are_told_apart() {
+        let mut status = status();
+        assert!(!text(&status).contains("RESOURCES"));
+        let named = |name: &str, retired, healthy| Resource {
+            name: name.into(),
+            retired,
+            registration: Registration::Live.into(),
+            replicas: 2,
+            healthy,
+            ..Resource::default()
+        };
+        status.plugin.as_mut().unwrap().resources =
+            vec![named("x.dev/large", false, 1), named("x.dev/old", true, 0)];
+        let replica = |name: &str, holder: &str| tessera_kubelet::admin::Replica {
+            resource_name: name.into(),
+            allocation_id: holder.into(),
+            health: Health::Healthy.into(),
+            ..Default::default()
+        };
+        status.gpus[0].replicas = vec![replica("x.dev/large", ""), replica("x.dev/small", "id")];
+        let text = text(&status);
+        let cells = |line: &str| -> Vec<String> {
+            line.split("  ").map(|c| c.trim().to_owned()).filter(|c| !c.is_empty()).collect()
+        };
+        let old = text.lines().find(|line| line.contains("x.dev/old")).unwrap();
+        let told = "registered, kubelet watches; retired, served while it is held";
+        assert_eq!(cells(old), ["x.dev/old", told, "0", "2"]);
+        assert!(text.contains("x.dev/large: 1 of 1 free, x.dev/small: 0 of 1 free"), "{text}");
+        let json = json(&status);
+        assert_eq!(json["plugin"]["resources"][1]["retired"], true);
+        assert_eq!(json["gpus"][0]["replicas"][1]["resource_name"], "x.dev/small");
+        assert_eq!(json["allocations"][0]["resource_name"], "tessera.dev/gpu");
     }
 
     #[test]

@@ -18,12 +18,8 @@ pub mod ids;
 pub mod judge;
 pub mod watch;
 
-use std::collections::BTreeSet;
-
 pub use ids::Known;
 pub use judge::{Finding, Offer, Others};
-
-use crate::kubelet::Device;
 
 /// What to do about GPUs that another plugin sells too: `gpus.sold_by_others`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,29 +30,4 @@ pub enum SoldByOthers {
     Warn,
     /// They are sold, and nobody looks.
     Allow,
-}
-
-/// Makes the free replicas of GPUs that are `refused` unhealthy. Held ones stay as they are: kubelet
-/// would not admit a pod anew, after a reboot of the node, whose device it takes for unhealthy.
-pub fn withhold(devices: &mut [Device], refused: impl Fn(&str) -> bool, held: &BTreeSet<String>) {
-    for device in devices {
-        let gpu = crate::replica::Replica::parse(&device.id).map(|replica| replica.uuid);
-        if gpu.is_some_and(|uuid| refused(&uuid)) && !held.contains(&device.id) {
-            device.healthy = false;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_free_replicas_of_a_refused_gpu_are_withheld() {
-        let device = |id: &str| Device { id: id.into(), healthy: true, numa_node: None };
-        let mut devices = ["GPU-a::0", "GPU-a::1", "GPU-b::0"].map(device).to_vec();
-        withhold(&mut devices, |uuid| uuid == "GPU-a", &["GPU-a::1".to_owned()].into());
-        let healthy: Vec<bool> = devices.iter().map(|device| device.healthy).collect();
-        assert_eq!(healthy, [false, true, true]);
-    }
 }

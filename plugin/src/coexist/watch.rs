@@ -95,7 +95,9 @@ impl Watch {
         };
         self.sources.set_condition(LOOKING, lacking);
         self.sources.set_others_seen_by(how.unwrap_or("what pods hold"));
-        offers.extend(held.unwrap_or_default().into_iter().map(|holding| Offer {
+        let held = held.unwrap_or_default().into_iter();
+        let foreign = held.filter(|holding| !self.node.knows(holding));
+        offers.extend(foreign.map(|holding| Offer {
             holder: Some(format!("{}/{}", holding.namespace, holding.pod)),
             resource: holding.resource_name,
             device_ids: holding.device_ids,

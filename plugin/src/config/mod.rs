@@ -6,6 +6,7 @@
 
 pub mod duration;
 pub mod health;
+pub mod layout;
 mod parse;
 pub mod quantity;
 mod reader;
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 pub use crate::coexist::SoldByOthers;
 pub use health::{Health, XidAction};
+pub use layout::{Amount, Layout, LayoutShare};
 
 /// Where `tessera` looks when `--config` is not given. May be absent: the defaults hold then.
 pub const DEFAULT_FILE: &str = "/etc/tessera/config.toml";
@@ -34,6 +36,8 @@ pub struct Config {
     pub share: Share,
     /// When a GPU is no longer sold, and when it is again.
     pub health: Health,
+    /// GPUs that are cut in another way.
+    pub layouts: Vec<Layout>,
     /// What a container is given besides its pages.
     pub container: Container,
     /// Where driver libraries and device nodes come from.
@@ -288,6 +292,7 @@ impl Default for Config {
                 split: Split::Reject,
             },
             health: Health::default(),
+            layouts: Vec::new(),
             container: Container {
                 inject_file: true,
                 inject_env: false,
@@ -368,7 +373,21 @@ impl Source {
     /// A [`Problem`] at the line where `key` was set.
     #[must_use]
     pub fn problem(&self, key: &str, message: String) -> Problem {
-        Problem { key: key.to_owned(), line: self.lines.get(key).copied(), message }
+        Problem { key: key.to_owned(), line: self.line(key), message }
+    }
+
+    /// Where `key` was set; for one that was not, where the table that it belongs into begins.
+    #[must_use]
+    pub fn line(&self, key: &str) -> Option<usize> {
+        let parent = || key.rsplit_once('.').and_then(|(table, _)| self.lines.get(table));
+        self.lines.get(key).or_else(parent).copied()
+    }
+
+    /// A sentence about `key`, with the place where it was set.
+    #[must_use]
+    pub fn remark(&self, key: &str, message: String) -> String {
+        let problems = vec![self.problem(key, message)];
+        ConfigError { file: self.file.clone(), problems }.to_string()
     }
 }
 

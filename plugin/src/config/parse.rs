@@ -1,5 +1,7 @@
 //! Text to [`Config`]: every key, its type, and what must hold between keys.
 
+mod layout;
+
 use std::path::{Path, PathBuf};
 
 use toml::de::DeTable;
@@ -7,8 +9,8 @@ use toml::de::DeTable;
 use super::quantity::{Quantity, format_bytes};
 use super::reader::{Report, Section};
 use super::{
-    Compute, Config, ConfigError, Container, DeviceListStrategy, Driver, Gpus, LogFormat, Mount,
-    Pages, Paths, Placement, Share, SoldByOthers, Source, Split, TmpfsPolicy,
+    Config, ConfigError, Container, DeviceListStrategy, Driver, Gpus, LogFormat, Mount, Pages,
+    Paths, Share, SoldByOthers, Source, TmpfsPolicy,
 };
 use crate::replica;
 
@@ -62,6 +64,7 @@ fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
     read_share(report, &mut section, &mut config.share);
     section.finish(report);
     check_share(report, &config);
+    layout::read(report, &mut root, &mut config);
     let mut section = root.section(report, "health");
     health::read(report, &mut section, &mut config.health);
     section.finish(report);
@@ -151,12 +154,21 @@ fn read_share(report: &mut Report<'_>, section: &mut Section<'_, '_>, share: &mu
             }
         }
     }
-    let words = [("burst", Compute::Burst), ("strict", Compute::Strict), ("none", Compute::None)];
-    set(&mut share.compute, section.choice(report, "compute", &words));
-    let words = [("packed", Placement::Packed), ("distributed", Placement::Distributed)];
-    set(&mut share.placement, section.choice(report, "placement", &words));
-    let words = [("reject", Split::Reject), ("spread", Split::Spread)];
-    set(&mut share.split, section.choice(report, "split", &words));
+    set(&mut share.compute, section.choice(report, "compute", &choices::COMPUTE));
+    set(&mut share.placement, section.choice(report, "placement", &choices::PLACEMENT));
+    set(&mut share.split, section.choice(report, "split", &choices::SPLIT));
+}
+
+/// Words that several sections know.
+mod choices {
+    use crate::config::{Compute, Placement, Split};
+
+    pub(super) const COMPUTE: [(&str, Compute); 3] =
+        [("burst", Compute::Burst), ("strict", Compute::Strict), ("none", Compute::None)];
+    pub(super) const PLACEMENT: [(&str, Placement); 2] =
+        [("packed", Placement::Packed), ("distributed", Placement::Distributed)];
+    pub(super) const SPLIT: [(&str, Split); 2] =
+        [("reject", Split::Reject), ("spread", Split::Spread)];
 }
 
 /// What must hold between keys whatever GPUs there are; the rest is [`crate::capacity`]'s.

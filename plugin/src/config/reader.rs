@@ -6,6 +6,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::Problem;
+use super::layout::{Amount, WHOLE_PERCENT};
 use super::quantity::{Quantity, QuantityError};
 
 /// What was found so far.
@@ -28,6 +29,11 @@ impl<'i> Report<'i> {
     pub(super) fn problem(&mut self, key: &str, line: Option<usize>, message: impl Into<String>) {
         self.problems.push(Problem { key: key.to_owned(), line, message: message.into() });
     }
+
+    /// Whether something is wrong with `key` or with what is in it.
+    pub(super) fn has_problem(&self, key: &str) -> bool {
+        self.problems.iter().any(|problem| problem.key.starts_with(key))
+    }
 }
 
 /// One table, being read. Keys nobody asked for are problems when it is dropped through
@@ -41,6 +47,18 @@ pub(super) struct Section<'a, 'i> {
 impl<'a, 'i> Section<'a, 'i> {
     pub(super) fn root(table: &'a DeTable<'i>) -> Self {
         Section { path: String::new(), table: Some(table), known: BTreeSet::new() }
+    }
+
+    /// Its dotted name.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// A problem with one of its keys: at the key's line, or where the table begins.
+    pub(super) fn problem(&self, report: &mut Report<'_>, key: &str, message: impl Into<String>) {
+        let full = self.join(key);
+        let line = report.lines.get(&full).or_else(|| report.lines.get(&self.path)).copied();
+        report.problem(&full, line, message);
     }
 
     fn join(&self, key: &str) -> String {
@@ -97,21 +115,30 @@ impl<'a, 'i> Section<'a, 'i> {
         key: &'static str,
     ) -> Option<Vec<Section<'a, 'i>>> {
         let path = self.join(key);
-        self.convert(report, key, |value| {
+        let mut starts = Vec::new();
+        let sections: Option<Vec<_>> = self.convert(report, key, |value| {
             let array = value.as_array().ok_or_else(|| wrong_type("an array of tables", value))?;
             array
                 .iter()
                 .enumerate()
                 .map(|(i, entry)| match entry.get_ref() {
-                    DeValue::Table(table) => Ok(Section {
-                        path: format!("{path}[{i}]"),
-                        table: Some(table),
-                        known: BTreeSet::new(),
-                    }),
+                    DeValue::Table(table) => {
+                        starts.push((format!("{path}[{i}]"), entry.span().start));
+                        Ok(Section {
+                            path: format!("{path}[{i}]"),
+                            table: Some(table),
+                            known: BTreeSet::new(),
+                        })
+                    }
                     other => Err(wrong_type("an array of tables", other)),
                 })
                 .collect()
-        })
+        });
+        for (path, start) in starts {
+            let line = report.line(start);
+            report.lines.insert(path, line);
+        }
+        sections
     }
 
     pub(super) fn string(&mut self, report: &mut Report<'_>, key: &'static str) -> Option<String> {
@@ -210,6 +237,22 @@ impl<'a, 'i> Section<'a, 'i> {
         })
     }
 
+    /// `"auto"`, a percentage, or a quantity.
+    pub(super) fn amount(
+        &mut self,
+        report: &mut Report<'_>,
+        key: &'static str,
+        read: impl FnOnce(Quantity) -> Result<u64, QuantityError>,
+    ) -> Option<Amount> {
+        self.convert(report, key, |value| match value.as_str() {
+            Some("auto") => Ok(Amount::Auto),
+            Some(text) if text.ends_with('%') => percent(text.trim_end_matches('%')),
+            _ => quantity(value, read)
+                .map(Amount::Exact)
+                .map_err(|why| format!("{why}, a percentage such as \"25%\", or \"auto\"")),
+        })
+    }
+
     /// Notes every key that nobody asked for.
     pub(super) fn finish(self, report: &mut Report<'_>) {
         for (key, _) in self.table.into_iter().flatten() {
@@ -256,6 +299,15 @@ fn quantity(
         other => return Err(wrong_type("a quantity", other)),
     };
     Quantity::parse(text).and_then(read).map_err(|error| error.to_string())
+}
+
+/// The number before a percent sign.
+fn percent(number: &str) -> Result<Amount, String> {
+    let part = Quantity::parse(number.trim_end()).and_then(Quantity::millis);
+    match part.map(u32::try_from) {
+        Ok(Ok(part @ 1..=WHOLE_PERCENT)) => Ok(Amount::Percent(part)),
+        _ => Err("a percentage must be more than 0% and at most 100%".to_owned()),
+    }
 }
 
 /// The known key that a mistyped one most likely means.

@@ -78,25 +78,9 @@ pub fn response(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocate::{Sold, plan};
-    use crate::capacity::ReplicaLimit;
-    use crate::config::{Compute, Split};
-    use crate::device::Gpu;
+    use crate::allocate::plan;
 
-    fn catalogue() -> Catalogue {
-        let sold = |uuid: &str, index| {
-            let limit = ReplicaLimit { memory_bytes: 8 << 30, cores_millis: 250 };
-            (uuid.to_owned(), Sold { gpu: Gpu::example(uuid, index), limit, sick: None })
-        };
-        Catalogue {
-            resource: "tessera.dev/gpu".into(),
-            replicas: 4,
-            split: Split::Reject,
-            context_overhead_bytes: 1 << 28,
-            compute: Compute::Burst,
-            gpus: [sold("GPU-a", 0), sold("GPU-b", 1)].into(),
-        }
-    }
+    const GPU: &str = "tessera.dev/gpu";
 
     fn ids(list: &[&str]) -> Vec<String> {
         list.iter().map(ToString::to_string).collect()
@@ -108,8 +92,8 @@ mod tests {
 
     #[test]
     fn the_answer_mounts_pages_read_only_and_the_usage_file_over_them() {
-        let (catalogue, config) = (catalogue(), Config::default());
-        let plan = plan(&catalogue, &ids(&["GPU-a::0"])).unwrap();
+        let (catalogue, config) = (Catalogue::example(), Config::default());
+        let plan = plan(&catalogue, GPU, &ids(&["GPU-a::0"])).unwrap();
         let answer = response(&plan, Path::new("/pages/x"), &delivery(), &config, &catalogue);
         let mounts: Vec<_> = answer
             .mounts
@@ -145,8 +129,8 @@ mod tests {
             "#,
         )
         .unwrap();
-        let catalogue = catalogue();
-        let plan = plan(&catalogue, &ids(&["GPU-b::0"])).unwrap();
+        let catalogue = Catalogue::example();
+        let plan = plan(&catalogue, GPU, &ids(&["GPU-b::0"])).unwrap();
         let answer = response(&plan, Path::new("/pages/x"), &delivery(), &config, &catalogue);
         let nodes: Vec<_> = answer.devices.iter().map(|d| d.host_path.as_str()).collect();
         assert_eq!(nodes, ["/dev/nvidia1", "/dev/nvidiactl"]);

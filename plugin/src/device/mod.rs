@@ -123,15 +123,34 @@ pub trait Discovery: Send + Sync + 'static {
 /// Whether `gpus.include` and `gpus.exclude` leave this GPU in.
 #[must_use]
 pub fn selected(gpu: &Gpu, include: &[String], exclude: &[String]) -> bool {
-    let names = |list: &[String]| {
-        list.iter().any(|entry| {
-            entry == "*"
-                || *entry == gpu.uuid
-                || entry.parse() == Ok(gpu.index)
-                || gpu.mig.as_ref().is_some_and(|mig| mig.is_named(entry))
-        })
-    };
+    let names = |list: &[String]| list.iter().any(|entry| gpu.is_named(entry));
     names(include) && !names(exclude)
+}
+
+impl Gpu {
+    /// Whether an entry of the configuration means this GPU: its UUID, its index, its product name, or
+    /// what names its MIG instance. `*` stands for anything in UUIDs and product names.
+    #[must_use]
+    pub fn is_named(&self, entry: &str) -> bool {
+        entry.parse() == Ok(self.index)
+            || fits(entry, &self.uuid)
+            || fits(entry, &self.name)
+            || self.mig.as_ref().is_some_and(|mig| mig.is_named(entry))
+    }
+}
+
+/// Whether `pattern` with its `*`s covers all of `text`.
+fn fits(pattern: &str, text: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = text.strip_prefix(first) else { return false };
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
+    for part in parts {
+        // The earliest place leaves the most for the others.
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
 }
 
 #[cfg(test)]
@@ -157,6 +176,17 @@ mod tests {
 
     fn list(entries: &[&str]) -> Vec<String> {
         entries.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn gpus_are_named_by_product_with_stars() {
+        let gpu = Gpu { name: "NVIDIA A100-SXM4-80GB".into(), ..Gpu::example("GPU-a", 2) };
+        for entry in ["NVIDIA A100*", "*A100*80GB", "NVIDIA A100-SXM4-80GB", "GPU-*", "*", "2"] {
+            assert!(gpu.is_named(entry), "{entry}");
+        }
+        for entry in ["NVIDIA A100", "A100*", "*A100", "*80GB*80GB", "1", "", "GPU-b", "02x"] {
+            assert!(!gpu.is_named(entry), "{entry}");
+        }
     }
 
     #[test]

@@ -8,11 +8,13 @@
 //! - [`authority`]: makes requests of older kubelets digestible for Rust's HTTP/2
 //! - `service`: the five RPCs over the seam
 //! - `registration`: the pure state machine; `driver` feeds it and does its I/O
+//! - `fleet`: several resources, each served so
 //! - `watch`: notices kubelet restarts; `socket`: names, stale files, accepting
 //! - [`pod_resources`]: who holds which replica
 
 pub mod authority;
 mod driver;
+mod fleet;
 pub mod pod_resources;
 mod readiness;
 mod register;
@@ -25,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use fleet::{Fleet, Standing, serve_all};
 pub use readiness::{Phase, Readiness, Report};
 pub use socket::SocketError;
 pub use tessera_kubelet::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -81,7 +82,6 @@ fn changed(metadata: &Metadata) -> Option<SystemTime> {
 pub(super) struct Names {
     prefix: String,
     start_ms: u128,
-    count: u32,
 }
 
 impl Names {
@@ -92,13 +92,15 @@ impl Names {
             .collect();
         let start_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
-        Self { prefix: format!("tessera-{slug}-"), start_ms, count: 0 }
+        Self { prefix: format!("tessera-{slug}-"), start_ms }
     }
 
-    pub(super) fn next(&mut self) -> String {
-        self.count += 1;
+    pub(super) fn next(&self) -> String {
+        // Resources may differ in a character that the name does not show.
+        static COUNT: AtomicU32 = AtomicU32::new(1);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let (prefix, pid) = (&self.prefix, std::process::id());
-        format!("{prefix}{pid}-{:x}-{}.sock", self.start_ms, self.count)
+        format!("{prefix}{pid}-{:x}-{count}.sock", self.start_ms)
     }
 
     /// Whether a plugin for the same resource may have made this name.
@@ -221,7 +223,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_recognised_only_for_the_same_resource() {
-        let mut names = Names::new("tessera.dev/gpu");
+        let names = Names::new("tessera.dev/gpu");
         let (first, second) = (names.next(), names.next());
         assert_ne!(first, second);
         assert!(first.starts_with("tessera-tessera.dev-gpu-"));
@@ -248,7 +250,7 @@ mod tests {
     #[tokio::test]
     async fn stale_sockets_go_and_living_ones_stay() {
         let dir = tempfile::tempdir().unwrap();
-        let mut names = Names::new("tessera.dev/gpu");
+        let names = Names::new("tessera.dev/gpu");
         let (stale, living, own) = (names.next(), names.next(), names.next());
         drop(std::os::unix::net::UnixListener::bind(dir.path().join(&stale)).unwrap());
         let (living, _listener) = Socket::listen(dir.path(), living).unwrap();

@@ -55,7 +55,8 @@ pub struct Holder {
 pub struct Record {
     /// Its name.
     pub id: AllocationId,
-    /// The resource its replicas belong to.
+    /// The resource its replicas belong to. Empty for an allocation adopted from its pages until
+    /// kubelet names it.
     pub resource: String,
     /// Grows with every Allocate on this node.
     pub generation: u64,
@@ -86,10 +87,10 @@ impl Record {
         self.state != State::Parked
     }
 
-    /// Whether it holds one of these replicas.
+    /// Whether it holds one of these replicas of a resource.
     #[must_use]
-    pub fn overlaps(&self, replicas: &[String]) -> bool {
-        self.replicas.iter().any(|replica| replicas.contains(replica))
+    pub fn overlaps(&self, resource: &str, replicas: &[String]) -> bool {
+        self.resource == resource && self.replicas.iter().any(|replica| replicas.contains(replica))
     }
 }
 

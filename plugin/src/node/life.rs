@@ -1,13 +1,15 @@
 //! The life of an allocation: Allocate, container starts, and release. All of it blocks on the
 //! ledger's disk: call it on a blocking thread, within a runtime.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tessera_kubelet::deviceplugin::ContainerAllocateResponse;
 use tracing::{error, info, warn};
 
 use super::{AllocateError, Node, Writer, lock, monotonic_ns, unix_ms};
-use crate::allocate::{self, AllocationId, Plan};
+use crate::allocate::{self, AllocationId, Catalogue, Plan, Refusal};
+use crate::capacity::Capacity;
 use crate::delivery;
 use crate::ledger::{Change, Record, State, What};
 use crate::reconcile::{self, Action, Kubelet};
@@ -15,24 +17,26 @@ use crate::regions::{self, Mode, Outcome, Region, RegionError};
 use crate::shim_install;
 
 impl Node {
-    /// `Allocate`: all containers of the request or none.
+    /// `Allocate` of a resource: all containers of the request or none.
     ///
     /// # Errors
     /// See [`AllocateError`]; nothing was granted then.
     pub fn allocate(
         &self,
+        resource: &str,
         containers: &[Vec<String>],
     ) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
         let mut writer = lock(&self.writer);
         let catalogue = self.catalogue();
         let plans = containers
             .iter()
-            .map(|ids| allocate::plan(&catalogue, ids))
+            .map(|ids| allocate::plan(&catalogue, resource, ids))
             .collect::<Result<Vec<Plan>, _>>()?;
         let shim = shim_install::name_of(&self.delivery);
         self.ensure_shim(shim.as_deref())?;
         let mut change = Change::default();
         for plan in &plans {
+            self.check_room(&catalogue, plan, &change)?;
             let record = Record { shim: shim.clone(), ..self.new_generation(&mut writer, plan) };
             self.supersede(&record, &mut change);
             change.put(record, What::Allocated, unix_ms());
@@ -54,7 +58,7 @@ impl Node {
                 &self.config,
                 &catalogue,
             ));
-            info!(id = %plan.id, replicas = ?plan.replicas, "allocated");
+            info!(id = %plan.id, resource, replicas = ?plan.replicas, "allocated");
         }
         drop(writer);
         self.refresh_devices();
@@ -67,15 +71,21 @@ impl Node {
     /// # Errors
     /// Replicas that never were ours, pages that cannot be made (without them the container's first
     /// driver call would fail), or a shim that is gone (without it there would be no quota). Never for what the ledger's disk or the identity says.
-    pub fn pre_start(&self, ids: &[String]) -> Result<(), AllocateError> {
+    pub fn pre_start(&self, resource: &str, ids: &[String]) -> Result<(), AllocateError> {
         let mut writer = lock(&self.writer);
-        let id = AllocationId::of(&self.config.resource.name, ids.iter().map(String::as_str));
+        let id = AllocationId::of(resource, ids.iter().map(String::as_str));
         let known = lock(&self.records).get(&id).cloned();
         let mut record = match known {
             Some(record) if !record.replicas.is_empty() => record,
-            // Released, or its record was lost. What kubelet has admitted gets its quota.
-            _ => {
-                let plan = allocate::plan_for_running(&self.catalogue(), ids)?;
+            // Adopted from its pages: kubelet says now what it is, and the limits are what they were.
+            Some(record) => {
+                let replicas: BTreeSet<&String> = ids.iter().collect();
+                let replicas = replicas.into_iter().cloned().collect();
+                Record { resource: resource.to_owned(), replicas, ..record }
+            }
+            // Released, or record and pages were lost. What kubelet has admitted gets its quota.
+            None => {
+                let plan = allocate::plan_for_running(&self.catalogue(), resource, ids)?;
                 self.new_generation(&mut writer, &plan)
             }
         };
@@ -122,10 +132,11 @@ impl Node {
                     let Some(record) = records.get(&id).cloned() else { continue };
                     change.put.push(Record { holder: Some(holder), ..record });
                 }
-                Action::Complete(id, replicas, holder) => {
+                Action::Complete { id, resource, replicas, holder } => {
                     let Some(record) = records.get(&id).cloned() else { continue };
-                    info!(%id, ?replicas, "kubelet named the replicas of adopted pages");
-                    change.put.push(Record { replicas, holder: Some(holder), ..record });
+                    info!(%id, resource, ?replicas, "kubelet named the replicas of adopted pages");
+                    let holder = Some(holder);
+                    change.put.push(Record { resource, replicas, holder, ..record });
                 }
                 Action::Release(id) => {
                     let Some(record) = records.get(&id).cloned() else { continue };
@@ -172,7 +183,7 @@ impl Node {
         let before = lock(&self.records).get(&plan.id).cloned();
         Record {
             id: plan.id.clone(),
-            resource: self.config.resource.name.clone(),
+            resource: plan.resource.clone(),
             generation: writer.generation,
             replicas: plan.replicas.clone(),
             grants: plan.grants.clone(),
@@ -185,11 +196,50 @@ impl Node {
         }
     }
 
+    /// The capacity rule for one plan, beside what is live and what `change` makes so. What kubelet
+    /// was told lets it never ask for more; but it may not have heard of the newest change.
+    fn check_room(
+        &self,
+        catalogue: &Catalogue,
+        plan: &Plan,
+        change: &Change,
+    ) -> Result<(), Refusal> {
+        let records = lock(&self.records);
+        let newer = |id: &AllocationId| change.put.iter().any(|record| record.id == *id);
+        let live: Vec<&Record> = records
+            .values()
+            .filter(|record| !newer(&record.id))
+            .chain(&change.put)
+            .filter(|record| record.is_live())
+            .collect();
+        let sum = |records: &mut dyn Iterator<Item = &&Record>, uuid: &str| {
+            records
+                .flat_map(|record| &record.grants)
+                .filter(|grant| grant.uuid == uuid)
+                .fold(0u64, |sum, grant| sum.saturating_add(grant.memory_limit_bytes))
+        };
+        for grant in &plan.grants {
+            let Some(sold) = catalogue.gpus.get(&grant.uuid) else { continue };
+            let stays = |record: &&&Record| {
+                record.id != plan.id && !record.overlaps(&plan.resource, &plan.replicas)
+            };
+            let before = sum(&mut live.iter(), &grant.uuid);
+            let others = sum(&mut live.iter().filter(stays), &grant.uuid);
+            let capacity = Capacity::of(&sold.gpu, &self.config);
+            if !capacity.grants(before, others, grant.memory_limit_bytes) {
+                return Err(Refusal::NoRoom { uuid: grant.uuid.clone() });
+            }
+        }
+        Ok(())
+    }
+
     /// Parks every other live allocation that holds a replica of `record`.
     fn supersede(&self, record: &Record, change: &mut Change) {
         let records = lock(&self.records);
         let overlapping = records.values().filter(|other| {
-            other.id != record.id && other.is_live() && other.overlaps(&record.replicas)
+            other.id != record.id
+                && other.is_live()
+                && other.overlaps(&record.resource, &record.replicas)
         });
         for other in overlapping {
             let parked = Record { state: State::Parked, ..other.clone() };

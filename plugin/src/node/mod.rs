@@ -11,7 +11,7 @@ mod others;
 pub mod service;
 mod shims;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,14 +20,14 @@ use nix::time::{ClockId, clock_gettime};
 use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 
-use crate::allocate::{AllocationId, Catalogue, Sold};
-use crate::capacity::replica_limit;
+use crate::allocate::{AllocationId, Catalogue};
 use crate::coexist::Finding;
 use crate::config::Config;
 use crate::delivery::Delivery;
 use crate::device::Gpu;
 use crate::device::health::Health;
 use crate::device::topology::Topology;
+use crate::doubles;
 use crate::kubelet::Device;
 use crate::ledger::{Change, CommitError, Ledger, OpenError, Opened, Record, State, What};
 use crate::observe::Bell;
@@ -52,7 +52,9 @@ pub struct Node {
     unused: Mutex<Unused>,
     /// The page version that each installed shim speaks.
     shim_abis: Mutex<BTreeMap<String, u32>>,
-    devices: watch::Sender<Vec<Device>>,
+    /// What kubelet is told, by resource. Taken before all other locks.
+    devices: Mutex<BTreeMap<String, watch::Sender<Vec<Device>>>>,
+    resources: watch::Sender<BTreeSet<String>>,
     started: Notify,
     notes: Mutex<Vec<String>>,
     /// Wakes who observes; see [`crate::observe`].
@@ -131,7 +133,8 @@ impl Node {
             info!(%id, "adopting pages without a record");
             let record = Record {
                 id: id.clone(),
-                resource: config.resource.name.clone(),
+                // Kubelet says which when it names the replicas.
+                resource: String::new(),
                 generation: spec.generation,
                 replicas: Vec::new(),
                 grants: regions::grants(&spec),
@@ -154,7 +157,7 @@ impl Node {
         }
 
         let node = Arc::new(Node {
-            catalogue: Mutex::new(catalogue(&config, gpus)),
+            catalogue: Mutex::new(Catalogue::new(gpus, &config)),
             health: Mutex::new(Health::new(
                 config.health.clone(),
                 gpus.iter().map(|gpu| gpu.uuid.clone()),
@@ -166,7 +169,8 @@ impl Node {
             absences: Mutex::default(),
             unused: Mutex::default(),
             shim_abis: Mutex::default(),
-            devices: watch::Sender::new(Vec::new()),
+            devices: Mutex::default(),
+            resources: watch::Sender::default(),
             started: Notify::new(),
             notes: Mutex::new(notes),
             bell: Arc::default(),
@@ -246,10 +250,18 @@ impl Node {
             .collect()
     }
 
-    /// The devices as advertised now.
+    /// Allocations of other resources that may have been made for the container that holds these
+    /// replicas; see [`crate::doubles`].
     #[must_use]
-    pub fn advertised(&self) -> Vec<Device> {
-        self.devices.borrow().clone()
+    pub fn siblings(&self, resource: &str, ids: &[String]) -> Vec<AllocationId> {
+        let resources = self.resources.borrow().len();
+        if resources < 2 {
+            return Vec::new();
+        }
+        let id = AllocationId::of(resource, ids.iter().map(String::as_str));
+        let records = lock(&self.records);
+        let record = records.get(&id);
+        record.map(|record| doubles::siblings(record, &records, resources)).unwrap_or_default()
     }
 
     /// Adds a sentence to what `status` warns of.
@@ -314,22 +326,6 @@ impl Node {
         for region in regions {
             region.heartbeat(now_ns);
         }
-    }
-}
-
-fn catalogue(config: &Config, gpus: &[Gpu]) -> Catalogue {
-    let sold = |gpu: &Gpu| Sold {
-        gpu: gpu.clone(),
-        limit: replica_limit(gpu.memory_bytes, config),
-        sick: None,
-    };
-    Catalogue {
-        resource: config.resource.name.clone(),
-        replicas: config.share.replicas,
-        split: config.share.split,
-        context_overhead_bytes: config.gpus.context_overhead_bytes,
-        compute: config.share.compute,
-        gpus: gpus.iter().map(|gpu| (gpu.uuid.clone(), sold(gpu))).collect(),
     }
 }
 

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use tracing::{info, warn};
 
 use super::{Node, lock, unix_ms};
+use crate::allocate::AllocationId;
 use crate::coexist::{Finding, SoldByOthers};
+use crate::kubelet::pod_resources::Holding;
 use crate::ledger::{Change, What};
 
 impl Node {
@@ -72,11 +74,21 @@ impl Node {
         }
     }
 
+    /// Whether what a container holds is an allocation of ours. The resources of pages without a record
+    /// are not known otherwise.
+    #[must_use]
+    pub fn knows(&self, holding: &Holding) -> bool {
+        let ids = holding.device_ids.iter().map(String::as_str);
+        lock(&self.records).contains_key(&AllocationId::of(&holding.resource_name, ids))
+    }
+
     /// Resources that are ours, now or when an allocation was made.
     #[must_use]
     pub fn own_resources(&self) -> BTreeSet<String> {
         let mut names: BTreeSet<String> =
             lock(&self.records).values().map(|record| record.resource.clone()).collect();
+        let layouts = self.config.layouts.iter().flat_map(|layout| &layout.shares);
+        names.extend(layouts.map(|share| share.resource.clone()));
         names.insert(self.config.resource.name.clone());
         names
     }

@@ -1,6 +1,7 @@
 //! [`Node`] as kubelet's device plugin.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tessera_kubelet::deviceplugin::ContainerAllocateResponse;
 use tokio::sync::watch;
@@ -8,21 +9,57 @@ use tonic::Status;
 use tracing::warn;
 
 use super::{AllocateError, Node, lock};
+use crate::allocate::AllocationId;
 use crate::device::topology::Topology;
+use crate::doubles;
+use crate::kubelet::pod_resources::PodResources;
 use crate::kubelet::{Device, DevicePlugin};
 use crate::preferred::{Ground, preferred};
 
-/// What kubelet talks to. Blocking work goes to the runtime's small pool.
+/// What kubelet talks to about one resource. Blocking work goes to the runtime's small pool.
 #[derive(Clone, Debug)]
-pub struct Service(pub Arc<Node>);
+pub struct Service {
+    node: Arc<Node>,
+    resource: Arc<str>,
+    pod_resources: Arc<PodResources>,
+}
+
+/// Longest wait for PodResources before a container starts. Kubelet waits 30 s in all.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 impl Service {
+    /// For `resource`.
+    #[must_use]
+    pub fn new(node: Arc<Node>, resource: &str, pod_resources: Arc<PodResources>) -> Self {
+        Service { node, resource: resource.into(), pod_resources }
+    }
+
+    /// Refuses a container that holds another of our resources too. What PodResources does not say
+    /// refuses nobody.
+    async fn refuse_double(&self, ids: &[String]) -> Result<(), Status> {
+        let siblings = self.node.siblings(&self.resource, ids);
+        if siblings.is_empty() {
+            return Ok(());
+        }
+        // Asked now: an answer from before the last Allocate would know one resource only.
+        let asking = self.pod_resources.census(Duration::ZERO);
+        let Ok(Ok(census)) = tokio::time::timeout(PATIENCE, asking).await else { return Ok(()) };
+        let id = AllocationId::of(&self.resource, ids.iter().map(String::as_str));
+        match doubles::find(&id, &siblings, &census.holdings) {
+            Some(double) => {
+                warn!(%id, "{double}");
+                Err(Status::failed_precondition(double.to_string()))
+            }
+            None => Ok(()),
+        }
+    }
+
     async fn blocking<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Node) -> Result<T, AllocateError> + Send + 'static,
+        work: impl FnOnce(&Node, &str) -> Result<T, AllocateError> + Send + 'static,
     ) -> Result<T, Status> {
-        let node = Arc::clone(&self.0);
-        let result = tokio::task::spawn_blocking(move || work(&node)).await;
+        let (node, resource) = (Arc::clone(&self.node), Arc::clone(&self.resource));
+        let result = tokio::task::spawn_blocking(move || work(&node, &resource)).await;
         let result = result.map_err(|error| Status::internal(error.to_string()))?;
         result.map_err(|error| {
             warn!(%error, "kubelet's request failed");
@@ -39,6 +76,7 @@ fn status(error: &AllocateError) -> Status {
             Status::not_found(text)
         }
         AllocateError::Refused(Refusal::Dead { .. }) => Status::unavailable(text),
+        AllocateError::Refused(Refusal::NoRoom { .. }) => Status::resource_exhausted(text),
         AllocateError::Refused(_) => Status::invalid_argument(text),
         AllocateError::Ledger(_) | AllocateError::Pages(_) => Status::resource_exhausted(text),
         AllocateError::Shim { .. } => Status::failed_precondition(text),
@@ -47,7 +85,7 @@ fn status(error: &AllocateError) -> Status {
 
 impl DevicePlugin for Service {
     fn devices(&self) -> watch::Receiver<Vec<Device>> {
-        self.0.devices.subscribe()
+        self.node.devices(&self.resource)
     }
 
     fn preferred(
@@ -56,10 +94,11 @@ impl DevicePlugin for Service {
         must_include: &[String],
         size: usize,
     ) -> Result<Vec<String>, Status> {
-        let health = lock(&self.0.health);
+        let terms = lock(&self.node.catalogue).resources.get(&*self.resource).copied();
+        let health = lock(&self.node.health);
         let ground = Ground {
-            placement: self.0.config.share.placement,
-            topology: self.0.topology.get_or_init(Topology::default),
+            placement: terms.map_or(self.node.config.share.placement, |terms| terms.placement),
+            topology: self.node.topology.get_or_init(Topology::default),
             suspect: &|uuid| health.is_suspect(uuid),
         };
         Ok(preferred(available, must_include, size, &ground))
@@ -69,10 +108,11 @@ impl DevicePlugin for Service {
         &self,
         containers: Vec<Vec<String>>,
     ) -> Result<Vec<ContainerAllocateResponse>, Status> {
-        self.blocking(move |node| node.allocate(&containers)).await
+        self.blocking(move |node, resource| node.allocate(resource, &containers)).await
     }
 
     async fn pre_start(&self, ids: Vec<String>) -> Result<(), Status> {
-        self.blocking(move |node| node.pre_start(&ids)).await
+        self.refuse_double(&ids).await?;
+        self.blocking(move |node, resource| node.pre_start(resource, &ids)).await
     }
 }

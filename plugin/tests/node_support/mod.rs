@@ -176,7 +176,11 @@ impl TestNode {
 
     /// What the plugin as a whole says when it cannot start.
     pub fn try_app(&self) -> anyhow::Result<App> {
-        let config = Config::parse(&self.config_text())?;
+        self.try_app_with(&self.config_text())
+    }
+
+    fn try_app_with(&self, config: &str) -> anyhow::Result<App> {
+        let config = Config::parse(config)?;
         let timing = Timing {
             reconcile: Duration::from_millis(50),
             release_grace: Duration::from_millis(300),
@@ -195,7 +199,12 @@ impl TestNode {
     }
 
     pub fn launch_plugin(&mut self) {
-        let app = self.try_app().unwrap();
+        self.launch_plugin_with(&self.config_text());
+    }
+
+    /// With another configuration than [`TestNode::config_text`].
+    pub fn launch_plugin_with(&mut self, config: &str) {
+        let app = self.try_app_with(config).unwrap();
         let sources = Arc::clone(app.sources());
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(app.run_until(async {
@@ -255,7 +264,12 @@ impl TestNode {
 
     /// A client of the plugin itself, for requests that no kubelet sends.
     pub async fn client(&self) -> DevicePluginClient<Channel> {
-        let endpoint = self.kubelet.endpoint(GPU).unwrap();
+        self.client_of(GPU).await
+    }
+
+    /// As [`TestNode::client`], for any resource.
+    pub async fn client_of(&self, resource: &str) -> DevicePluginClient<Channel> {
+        let endpoint = self.kubelet.endpoint(resource).unwrap();
         let socket = self.kubelet.device_plugins_dir().join(endpoint);
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap();
         DevicePluginClient::new(endpoint.connect().await.unwrap())

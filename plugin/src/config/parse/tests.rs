@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::Problem;
+use crate::config::{Amount, Compute, Layout, LayoutShare, Placement, Problem, Split};
 
 fn problems(text: &str) -> Vec<Problem> {
     Config::parse(text).unwrap_err().problems
@@ -163,5 +163,166 @@ fn resource_names_follow_kubernetes() {
         &long,
     ] {
         assert!(check_resource_name(name).is_err(), "{name}");
+    }
+}
+
+/// The example in the comments of `config.toml`, as if somebody had removed the marks.
+fn commented_layouts() -> String {
+    let text = include_str!("../../../../config.toml");
+    let from = text.find("# [[layout]]").unwrap();
+    let lines = text[from..].lines().take_while(|line| line.starts_with('#'));
+    let code = lines.map(|line| line.trim_start_matches("# ").trim_start_matches('#'));
+    code.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_commented_example_of_layouts_is_valid_and_shows_every_key() {
+    let text = commented_layouts();
+    let config = Config::parse(&text).unwrap();
+    assert_eq!(config.layouts.len(), 2, "{text}");
+    let known = |table: &str| {
+        let text =
+            format!("[[layout]]\ngpus = [\"*\"]\nshares = [{{ resource = \"a.b/c\" {table} }}]");
+        let problem = problems(&text).remove(0);
+        problem.message.split_once("known here: ").unwrap().1.to_owned()
+    };
+    for key in known(", qqqqqqqqqqqqqq = 1").split(", ") {
+        assert!(text.contains(&format!("{key} = ")), "{key}");
+    }
+}
+
+#[test]
+fn a_layout_is_read_with_percentages_quantities_and_defaults() {
+    let config = Config::parse(
+        "[[layout]]\ngpus = [\"NVIDIA A100*\", \"3\"]\nshares = [\n\
+         { resource = \"tessera.dev/gpu-large\", memory = \"50%\", cores = \"12.5%\" },\n\
+         { resource = \"tessera.dev/gpu-small\", count = 2, memory = \"8Gi\", cores = 0.25,\n\
+           compute = \"strict\", placement = \"distributed\", split = \"spread\" },\n]\n",
+    )
+    .unwrap();
+    let plain = LayoutShare {
+        resource: "tessera.dev/gpu-large".into(),
+        count: 1,
+        memory: Amount::Percent(50_000),
+        cores: Amount::Percent(12_500),
+        compute: None,
+        placement: None,
+        split: None,
+    };
+    let full = LayoutShare {
+        resource: "tessera.dev/gpu-small".into(),
+        count: 2,
+        memory: Amount::Exact(8 << 30),
+        cores: Amount::Exact(250),
+        compute: Some(Compute::Strict),
+        placement: Some(Placement::Distributed),
+        split: Some(Split::Spread),
+    };
+    let gpus = vec!["NVIDIA A100*".to_owned(), "3".to_owned()];
+    assert_eq!(config.layouts, [Layout { gpus, shares: vec![plain, full] }]);
+}
+
+#[test]
+fn every_nonsense_in_a_layout_is_told_at_its_place() {
+    let share = |text: &str| format!("[[layout]]\ngpus = [\"*\"]\nshares = [\n{text}\n]\n");
+    let told = |text: &str| -> Vec<(String, Option<usize>, String)> {
+        problems(text).into_iter().map(|p| (p.key, p.line, p.message)).collect()
+    };
+    let cases = [
+        (
+            share(
+                "{ resource = \"a.b/c\", memory = \"60%\" },\n{ resource = \"a.b/d\", memory = \"50%\" }",
+            ),
+            ("layout[0].shares", Some(3), "is 110% of each GPU"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", count = 3, memory = \"33.334%\" }"),
+            ("layout[0].shares", Some(3), "is 100.002% of each GPU"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", memory = \"100%\" },\n{ resource = \"a.b/d\" }"),
+            ("layout[0].shares", Some(3), "they leave nothing"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", count = 3, cores = \"400m\" }"),
+            ("layout[0].shares", Some(3), "are 1200m, more than one GPU"),
+        ),
+        (
+            share(
+                "{ resource = \"a.b/c\", cores = \"998m\" },\n{ resource = \"a.b/d\", count = 3 }",
+            ),
+            ("layout[0].shares", Some(3), "2m are too little for 3"),
+        ),
+        (
+            share("{ resource = \"a.b/c\" },\n{ resource = \"a.b/c\" }"),
+            ("layout[0].shares[1].resource", Some(5), "is shares[0] of this layout already"),
+        ),
+        (
+            share("{ resource = \"gpu\" }"),
+            ("layout[0].shares[0].resource", Some(4), "has no domain"),
+        ),
+        (share("{ count = 1 }"), ("layout[0].shares[0].resource", Some(4), "is missing")),
+        (
+            share("{ resource = \"a.b/c\", count = 0 }"),
+            ("layout[0].shares[0].count", Some(4), "must be from 1 to 256"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", memory = \"256Mi\" }"),
+            ("layout[0].shares[0].memory", Some(4), "not more than gpus.context_overhead"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", memory = \"101%\" }"),
+            ("layout[0].shares[0].memory", Some(4), "more than 0% and at most 100%"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", memory = \"0%\" }"),
+            ("layout[0].shares[0].memory", Some(4), "more than 0% and at most 100%"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", memory = \"half\" }"),
+            ("layout[0].shares[0].memory", Some(4), "a percentage such as \"25%\", or \"auto\""),
+        ),
+        (
+            share("{ resource = \"a.b/c\", cores = 25 }"),
+            ("layout[0].shares[0].cores", Some(4), "counts whole GPUs"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", mem = \"1Gi\" }"),
+            ("layout[0].shares[0].mem", Some(4), "unknown key"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", split = \"both\" }"),
+            ("layout[0].shares[0].split", Some(4), "is none of \"reject\", \"spread\""),
+        ),
+        (share(""), ("layout[0].shares", Some(3), "must list at least one")),
+        (
+            "[[layout]]\ngpus = [\"*\"]\n".to_owned(),
+            ("layout[0].shares", Some(1), "must list at least one"),
+        ),
+        (
+            "[[layout]]\nshares = [{ resource = \"a.b/c\" }]\n".to_owned(),
+            ("layout[0].gpus", Some(1), "must name GPUs"),
+        ),
+        (
+            "[[layout]]\ngpus = []\nshares = [{ resource = \"a.b/c\" }]\n".to_owned(),
+            ("layout[0].gpus", Some(2), "must name GPUs"),
+        ),
+        (
+            "[[layout]]\ngpus = [\"\"]\nshares = [{ resource = \"a.b/c\" }]\n".to_owned(),
+            ("layout[0].gpus", Some(2), "an empty name"),
+        ),
+        ("layout = 3\n".to_owned(), ("layout", Some(1), "must be an array of tables")),
+        (
+            "[[layout]]\ngpus = [\"0\"]\nshares = [{ resource = \"a.b/c\", split = \"spread\" }]\n\
+             [[layout]]\ngpus = [\"1\"]\nshares = [{ resource = \"a.b/c\" }]\n"
+                .to_owned(),
+            ("layout[1].shares[0].split", Some(6), "must be the same in all layouts"),
+        ),
+    ];
+    for (text, (key, line, message)) in cases {
+        let told = told(&text);
+        assert_eq!(told.len(), 1, "{text}\n{told:?}");
+        assert_eq!((told[0].0.as_str(), told[0].1), (key, line), "{text}");
+        assert!(told[0].2.contains(message), "{text}\n{}", told[0].2);
     }
 }

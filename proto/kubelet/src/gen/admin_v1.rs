@@ -28,7 +28,7 @@ pub struct StatusResponse {
     pub at_unix_ms: i64,
 }
 /// The plugin process.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Plugin {
     /// Its version.
     #[prost(string, tag = "1")]
@@ -39,10 +39,10 @@ pub struct Plugin {
     /// When it started.
     #[prost(int64, tag = "3")]
     pub started_unix_ms: i64,
-    /// The resource it sells.
+    /// The resources it sells, separated by ", ".
     #[prost(string, tag = "4")]
     pub resource_name: ::prost::alloc::string::String,
-    /// How it stands with kubelet.
+    /// How it stands with kubelet: as the resource that is farthest from live.
     #[prost(enumeration = "Registration", tag = "5")]
     pub registration: i32,
     /// When kubelet last accepted a Register; 0 for never.
@@ -51,7 +51,7 @@ pub struct Plugin {
     /// Registrations that kubelet accepted since the start.
     #[prost(uint64, tag = "7")]
     pub registrations: u64,
-    /// The last failure to register, empty after a success.
+    /// The last failures to register, empty after successes.
     #[prost(string, tag = "8")]
     pub registration_error: ::prost::alloc::string::String,
     /// Host pids of tenants' processes are known. False without hostPID: then there is no audit.
@@ -63,10 +63,41 @@ pub struct Plugin {
     /// The shim that new containers get.
     #[prost(string, tag = "11")]
     pub shim_path: ::prost::alloc::string::String,
+    /// Each resource by itself, by name.
+    #[prost(message, repeated, tag = "12")]
+    pub resources: ::prost::alloc::vec::Vec<Resource>,
     /// How it is found out what other device plugins sell: "GetAllocatableResources", "kubelet's checkpoint"
     /// or "what pods hold". Empty before the first look, and where nobody looks (gpus.sold_by_others).
     #[prost(string, tag = "20")]
     pub others_seen_by: ::prost::alloc::string::String,
+}
+/// An extended resource, served on a socket of its own.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Resource {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// The configuration does not sell it any more; it is served while containers hold it.
+    #[prost(bool, tag = "2")]
+    pub retired: bool,
+    /// How it stands with kubelet.
+    #[prost(enumeration = "Registration", tag = "3")]
+    pub registration: i32,
+    /// When kubelet last accepted a Register; 0 for never.
+    #[prost(int64, tag = "4")]
+    pub registered_unix_ms: i64,
+    /// Registrations that kubelet accepted since the start.
+    #[prost(uint64, tag = "5")]
+    pub registrations: u64,
+    /// The last failure to register, empty after a success.
+    #[prost(string, tag = "6")]
+    pub registration_error: ::prost::alloc::string::String,
+    /// Replicas as advertised.
+    #[prost(uint32, tag = "7")]
+    pub replicas: u32,
+    /// Those of them that are Healthy.
+    #[prost(uint32, tag = "8")]
+    pub healthy: u32,
 }
 /// A GPU or MIG instance.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -123,7 +154,7 @@ pub struct Replica {
     /// `<UUID>::<n>`.
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
-    /// n.
+    /// n, counted per resource and GPU.
     #[prost(uint32, tag = "2")]
     pub index: u32,
     /// As advertised to kubelet.
@@ -141,6 +172,9 @@ pub struct Replica {
     /// The live allocation that holds it; empty for a free one.
     #[prost(string, tag = "7")]
     pub allocation_id: ::prost::alloc::string::String,
+    /// The resource it is sold as.
+    #[prost(string, tag = "8")]
+    pub resource_name: ::prost::alloc::string::String,
 }
 /// The replicas granted to one container.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -196,6 +230,9 @@ pub struct Allocation {
     /// Times that memory outside its account was found.
     #[prost(uint64, tag = "17")]
     pub unaccounted: u64,
+    /// The resource of its replicas; empty until kubelet names it, where the record was lost.
+    #[prost(string, tag = "18")]
+    pub resource_name: ::prost::alloc::string::String,
 }
 /// The container that holds an allocation.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

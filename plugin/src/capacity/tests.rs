@@ -1,0 +1,188 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+fn gpu(memory_bytes: u64) -> Gpu {
+    Gpu { memory_bytes, ..Gpu::example("GPU-a", 0) }
+}
+
+fn held(granted: u64, anew: u64) -> Held {
+    Held { granted_bytes: granted, anew_bytes: anew }
+}
+
+#[test]
+fn defaults_are_possible_on_common_gpus() {
+    let gpus: Vec<Gpu> = [16, 24, 40, 48, 80, 141].map(|gib| gpu(gib * GIB)).to_vec();
+    assert_eq!(check(&gpus, &Config::default()), []);
+}
+
+#[test]
+fn impossible_quotas_are_told_for_every_gpu_with_what_would_fit() {
+    let config = Config::parse("[share]\nreplicas = 4\nmemory = \"8Gi\"\n").unwrap();
+    let problems = check(&[gpu(80 * GIB), gpu(16 * GIB), gpu(24 * GIB)], &config);
+    assert_eq!(problems.len(), 2);
+    assert!(problems.iter().all(|p| p.key == "share.memory" && p.line == Some(3)));
+    assert!(problems[0].message.contains("need 32 GiB"), "{}", problems[0].message);
+    assert!(problems[0].message.contains("or 1 replicas"), "{}", problems[0].message);
+}
+
+#[test]
+fn replicas_smaller_than_a_context_are_impossible() {
+    let config = Config::parse("[share]\nreplicas = 64\n").unwrap();
+    let problems = check(&[gpu(16 * GIB)], &config);
+    assert_eq!(problems.len(), 1);
+    assert_eq!((problems[0].key.as_str(), problems[0].line), ("share.replicas", Some(2)));
+}
+
+#[test]
+fn a_layout_that_is_impossible_on_a_gpu_is_told_at_its_line() {
+    let text = "[[layout]]\ngpus = [\"*\"]\nshares = [\n\
+                { resource = \"x.dev/a\", memory = \"40Gi\", cores = \"10%\" },\n\
+                { resource = \"x.dev/b\", memory = \"2%\", cores = \"10%\" },\n]\n";
+    let config = Config::parse(text).unwrap();
+    let problems = check(&[gpu(80 * GIB), gpu(16 * GIB), gpu(40 * GIB)], &config);
+    let places: Vec<_> = problems.iter().map(|p| (p.key.as_str(), p.line)).collect();
+    // 2 % of 16 GiB are less than a context; 40 GiB and a bit are more than a GPU of 40 GiB.
+    assert_eq!(places, [("layout[0].shares[1].memory", Some(5)), ("layout[0].shares", Some(3))]);
+    assert!(problems[1].message.contains("1 × 40 GiB, 1 × "), "{}", problems[1].message);
+}
+
+#[test]
+fn a_layout_that_names_no_gpu_here_is_told_and_is_no_error() {
+    let text = "[[layout]]\ngpus = [\"*\"]\nshares = [{ resource = \"x.dev/a\" }]\n\
+                [[layout]]\ngpus = [\"0\"]\nshares = [{ resource = \"x.dev/b\" }]\n\
+                [[layout]]\ngpus = [\"NVIDIA H100*\"]\nshares = [{ resource = \"x.dev/c\" }]\n";
+    let config = Config::parse(text).unwrap();
+    let gpus = [gpu(16 * GIB)];
+    assert_eq!(check(&gpus, &config), []);
+    let idle = idle_layouts(&gpus, &config);
+    assert_eq!(idle.len(), 2, "{idle:?}");
+    assert!(idle[0].contains(":5: layout[1].gpus: an earlier layout"), "{}", idle[0]);
+    assert!(idle[1].contains(":8: layout[2].gpus: names none"), "{}", idle[1]);
+}
+
+#[test]
+fn the_largest_free_replicas_go_first_and_the_highest_of_equals() {
+    let sizes = [50, 25, 25];
+    let kept = |live: u64| judge(100, &[held(live, 0)], &sizes).free;
+    assert_eq!(kept(0), [true, true, true]);
+    assert_eq!(kept(1), [false, true, true]);
+    assert_eq!(kept(50), [false, true, true]);
+    assert_eq!(kept(51), [false, true, false]);
+    assert_eq!(kept(76), [false, false, false]);
+    assert_eq!(kept(200), [false, false, false]);
+}
+
+#[test]
+fn room_is_kept_for_what_a_held_replica_would_get_today() {
+    // Sold with 10, now 30: the free one of 65 would leave it no room.
+    let verdict = judge(100, &[held(10, 30)], &[65, 70]);
+    assert_eq!(verdict, Verdict { held: vec![true], free: vec![true, false] });
+    // Where it can't be kept, nobody else gets the held one either.
+    assert_eq!(judge(100, &[held(10, 30), held(75, 0)], &[5]).held, [false, true]);
+    // Less than before always fits.
+    assert_eq!(judge(100, &[held(80, 70), held(40, 40)], &[1]).held, [true, true]);
+}
+
+#[test]
+fn nothing_makes_an_oversold_gpu_worse() {
+    let capacity = Capacity { memory_bytes: 100, reserve_bytes: 10 };
+    assert!(capacity.grants(50, 50, 40));
+    assert!(!capacity.grants(50, 50, 41));
+    // The reserve was raised: 100 live, one of 30 is replaced.
+    assert!(capacity.grants(100, 70, 30));
+    assert!(!capacity.grants(100, 70, 31));
+}
+
+fn world() -> impl Strategy<Value = (u64, Vec<Held>, Vec<u64>)> {
+    let held = (0..40 * GIB, 0..40 * GIB).prop_map(|(granted, anew)| held(granted, anew));
+    (
+        0..200 * GIB,
+        prop::collection::vec(held, 0..6),
+        // Few sizes, so that equals are common.
+        prop::collection::vec((1u64..8).prop_map(|n| n * 5 * GIB), 0..24),
+    )
+}
+
+fn total(bytes: impl Iterator<Item = u64>) -> u128 {
+    bytes.map(u128::from).sum()
+}
+
+proptest! {
+    /// Whatever kubelet hands out of what is Healthy, held or free, limits stay within the GPU, or
+    /// within what they were where they exceeded it already.
+    #[test]
+    fn what_is_advertised_never_breaks_the_rule(
+        (sellable, held, free) in world(),
+        given in prop::collection::vec(any::<bool>(), 32),
+    ) {
+        let verdict = judge(sellable, &held, &free);
+        let live = total(held.iter().map(|held| held.granted_bytes));
+        let healthy = total(free.iter().zip(&verdict.free).filter(|(_, ok)| **ok).map(|(b, _)| *b));
+        prop_assert!(healthy == 0 || live + healthy <= u128::from(sellable));
+
+        let again = |i: usize| given[i] && verdict.held[i];
+        let after = total(held.iter().enumerate().map(|(i, held)| {
+            if again(i) { held.anew_bytes } else { held.granted_bytes }
+        })) + total(free.iter().enumerate().filter(|(i, _)| verdict.free[*i] && given[8 + *i]).map(|(_, b)| *b));
+        prop_assert!(after <= u128::from(sellable).max(live));
+    }
+
+    #[test]
+    fn nothing_is_withheld_that_would_fit((sellable, held, free) in world()) {
+        let verdict = judge(sellable, &held, &free);
+        let growth = |held: &Held| held.anew_bytes.saturating_sub(held.granted_bytes);
+        let used = total(held.iter().map(|held| held.granted_bytes))
+            + total(held.iter().zip(&verdict.held).filter(|(_, ok)| **ok).map(|(h, _)| growth(h)));
+        for (held, ok) in held.iter().zip(&verdict.held) {
+            prop_assert!(*ok || used + u128::from(growth(held)) > u128::from(sellable));
+        }
+        let used = used
+            + total(free.iter().zip(&verdict.free).filter(|(_, ok)| **ok).map(|(b, _)| *b));
+        for (bytes, ok) in free.iter().zip(&verdict.free) {
+            prop_assert!(*ok || used + u128::from(*bytes) > u128::from(sellable));
+        }
+    }
+
+    #[test]
+    fn more_room_takes_nothing_away((sellable, held, free) in world(), more in 0..50 * GIB) {
+        let less = judge(sellable, &held, &free);
+        let more = judge(sellable + more, &held, &free);
+        prop_assert!(less.held.iter().zip(&more.held).all(|(less, more)| more | !less));
+        // More room may first go to held ones that grow.
+        prop_assume!(less.held == more.held);
+        prop_assert!(less.free.iter().zip(&more.free).all(|(less, more)| more | !less));
+    }
+
+    #[test]
+    fn a_released_allocation_takes_no_free_replica_away((sellable, held, free) in world()) {
+        let shrink = |held: Held| Held { anew_bytes: held.anew_bytes.min(held.granted_bytes), ..held };
+        let held: Vec<Held> = held.into_iter().map(shrink).collect();
+        let Some((released, others)) = held.split_first() else { return Ok(()) };
+        let before = judge(sellable, &held, &free);
+        let mut freed = free.clone();
+        freed.push(released.anew_bytes);
+        let after = judge(sellable, others, &freed);
+        prop_assert!(before.free.iter().zip(&after.free).all(|(before, after)| after | !before));
+    }
+
+    #[test]
+    fn the_same_is_decided_whatever_the_order_of_equals(
+        (sellable, held, free) in world(), seed: u64,
+    ) {
+        // As many of each size, wherever they stand.
+        let count = |free: &[u64]| {
+            let verdict = judge(sellable, &held, free);
+            let mut kept: Vec<u64> =
+                free.iter().zip(&verdict.free).filter(|(_, ok)| **ok).map(|(b, _)| *b).collect();
+            kept.sort_unstable();
+            kept
+        };
+        let mut turned = free.clone();
+        let by = usize::try_from(seed % 31).unwrap().checked_rem(free.len()).unwrap_or(0);
+        turned.rotate_left(by);
+        prop_assert_eq!(count(&free), count(&turned));
+    }
+}

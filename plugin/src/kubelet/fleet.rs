@@ -1,0 +1,221 @@
+//! Several resources from one plugin: a server, a socket and a registration of its own for each, and
+//! how it stands with all of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tracing::{error, info};
+
+use super::{DevicePlugin, Options, Readiness, Report, Serving, SocketError, serve_with};
+
+/// Plugins being served; see [`serve_all`].
+#[derive(Debug)]
+pub struct Fleet {
+    standing: Standing,
+    task: JoinHandle<()>,
+}
+
+impl Fleet {
+    /// How it stands with kubelet. Clones may outlive this.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        self.standing.clone()
+    }
+
+    /// Waits until all have stopped.
+    pub async fn finished(self) {
+        // The task can only be cancelled by the runtime's own end, and a panic has been reported.
+        let _ = self.task.await;
+    }
+}
+
+/// How each resource stands with kubelet; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Standing(watch::Receiver<BTreeMap<String, Readiness>>);
+
+impl Standing {
+    /// Each resource that is served now.
+    #[must_use]
+    pub fn reports(&self) -> BTreeMap<String, Report> {
+        let members = self.0.borrow();
+        members.iter().map(|(name, readiness)| (name.clone(), readiness.report())).collect()
+    }
+
+    /// Whether the node offers all of them. This is what a readiness probe should mean.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        let members = self.0.borrow();
+        !members.is_empty() && members.values().all(Readiness::is_live)
+    }
+
+    /// Waits until the node offers all of them; false if the servers stopped first.
+    pub async fn wait_live(&self) -> bool {
+        let mut members = self.0.clone();
+        loop {
+            let waiting: Vec<Readiness> = {
+                let members = members.borrow_and_update();
+                members.values().filter(|one| !one.is_live()).cloned().collect()
+            };
+            let Some(first) = waiting.into_iter().next() else {
+                if self.is_live() {
+                    return true;
+                }
+                // None at all.
+                if members.changed().await.is_err() {
+                    return false;
+                }
+                continue;
+            };
+            tokio::select! {
+                // False where this resource is no longer served: look again at those that are.
+                live = first.wait_live() => if !live && members.changed().await.is_err() {
+                    return false;
+                },
+                changed = members.changed() => if changed.is_err() {
+                    return false;
+                },
+            }
+        }
+    }
+}
+
+/// One resource's server.
+struct Member {
+    // Dropping it stops the server too.
+    stop: watch::Sender<bool>,
+    serving: Serving,
+}
+
+impl Member {
+    async fn end(self) {
+        self.stop.send_replace(true);
+        self.serving.finished().await;
+    }
+}
+
+struct Crew<F> {
+    dir: PathBuf,
+    make: F,
+    options: Options,
+    members: BTreeMap<String, Member>,
+    standing: watch::Sender<BTreeMap<String, Readiness>>,
+}
+
+/// Serves each of `resources` to the kubelet whose device plugin directory is `dir`, as
+/// [`serve_with`] does, with the plugin that `make` gives for it, until `shutdown` is done. Follows
+/// `resources` when they change.
+///
+/// # Errors
+/// [`SocketError`] if one of the first resources has no socket; its message says what to do. Later ones
+/// are tried again.
+///
+/// # Panics
+/// Outside of a tokio runtime.
+pub fn serve_all<P, F>(
+    resources: watch::Receiver<BTreeSet<String>>,
+    dir: &Path,
+    make: F,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+    options: Options,
+) -> Result<Fleet, SocketError>
+where
+    P: DevicePlugin,
+    F: Fn(&str) -> Arc<P> + Send + 'static,
+{
+    let standing = watch::Sender::new(BTreeMap::new());
+    let readiness = Standing(standing.subscribe());
+    let mut crew = Crew { dir: dir.to_owned(), make, options, members: BTreeMap::new(), standing };
+    let mut resources = resources;
+    let first = resources.borrow_and_update().clone();
+    for resource in &first {
+        crew.join(resource)?;
+    }
+    crew.publish();
+    let task = tokio::spawn(crew.run(resources, shutdown));
+    Ok(Fleet { standing: readiness, task })
+}
+
+impl<P: DevicePlugin, F: Fn(&str) -> Arc<P> + Send + 'static> Crew<F> {
+    fn join(&mut self, resource: &str) -> Result<(), SocketError> {
+        let (stop, mut stopped) = watch::channel(false);
+        let until = async move {
+            // An error means that the member has been dropped.
+            let _ = stopped.wait_for(|stop| *stop).await;
+        };
+        let plugin = (self.make)(resource);
+        let serving = serve_with(resource, &self.dir, plugin, until, self.options.clone())?;
+        self.members.insert(resource.to_owned(), Member { stop, serving });
+        Ok(())
+    }
+
+    fn publish(&self) {
+        let members = self.members.iter();
+        let members = members.map(|(name, member)| (name.clone(), member.serving.readiness()));
+        self.standing.send_replace(members.collect());
+    }
+
+    async fn run(
+        mut self,
+        mut resources: watch::Receiver<BTreeSet<String>>,
+        shutdown: impl Future<Output = ()> + Send,
+    ) {
+        let mut shutdown = std::pin::pin!(shutdown);
+        let mut missing = false;
+        loop {
+            let again = async {
+                match missing {
+                    true => tokio::time::sleep(self.options.timing.max_backoff).await,
+                    false => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = &mut shutdown => break,
+                () = again => {}
+                changed = resources.changed() => if changed.is_err() {
+                    // The set is final.
+                    (&mut shutdown).await;
+                    break;
+                },
+            }
+            let wanted = resources.borrow_and_update().clone();
+            missing = self.follow(&wanted).await;
+        }
+        let members = std::mem::take(&mut self.members);
+        for member in members.values() {
+            member.stop.send_replace(true);
+        }
+        for member in members.into_values() {
+            member.end().await;
+        }
+    }
+
+    /// Serves what is wanted and nothing else. True if something could not be served.
+    async fn follow(&mut self, wanted: &BTreeSet<String>) -> bool {
+        let mut missing = false;
+        for resource in wanted {
+            if self.members.contains_key(resource) {
+                continue;
+            }
+            match self.join(resource) {
+                Ok(()) => info!(resource, "serving one more resource"),
+                Err(error) => {
+                    error!(resource, %error, "a resource cannot be served");
+                    missing = true;
+                }
+            }
+        }
+        let gone: Vec<String> =
+            self.members.keys().filter(|name| !wanted.contains(*name)).cloned().collect();
+        for resource in gone {
+            if let Some(member) = self.members.remove(&resource) {
+                member.end().await;
+                info!(resource, "no longer serving a retired resource: nobody holds it");
+            }
+        }
+        self.publish();
+        missing
+    }
+}
