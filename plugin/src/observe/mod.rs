@@ -15,7 +15,7 @@ pub mod rhythm;
 pub mod sample;
 mod view;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -112,7 +112,7 @@ struct Tenant {
     launches: u64,
 }
 
-/// An allocation as one round finds it.
+/// An allocation as one round finds it; in the order of ids.
 type Found = (Record, Arc<Region>);
 
 struct Observer {
@@ -158,10 +158,10 @@ impl Observer {
             .into_iter()
             .filter_map(|(record, region)| Some((record, region?)))
             .collect();
-        self.tenants.retain(|id, _| allocations.iter().any(|(record, _)| record.id == *id));
-        let sold = |uuid: &String| {
-            allocations.iter().any(|(r, _)| r.grants.iter().any(|grant| grant.uuid == *uuid))
-        };
+        self.tenants.retain(|id, _| place(&allocations, |(record, _)| &record.id, id).is_some());
+        let grants = allocations.iter().flat_map(|(record, _)| &record.grants);
+        let sold: BTreeSet<&str> = grants.map(|grant| grant.uuid.as_str()).collect();
+        let sold = |uuid: &String| sold.contains(uuid.as_str());
         self.gpus.retain(|uuid, _| sold(uuid));
         self.listed.retain(|uuid, _| sold(uuid));
         let silent = self.silent.len();
@@ -184,8 +184,8 @@ impl Observer {
         }
         if !due.is_empty() || silent != self.silent.len() {
             self.say_what_is_silent();
-            let listed = &self.listed;
-            self.procs.keep(|pid| listed.values().any(|pids| pids.contains(&pid)));
+            let listed: HashSet<u32> = self.listed.values().flatten().copied().collect();
+            self.procs.keep(|pid| listed.contains(&pid));
         }
     }
 
@@ -228,7 +228,7 @@ impl Observer {
             })
             .collect();
         let before: Vec<_> =
-            tenants.iter().map(|((_, region), _)| region.look().snapshot.slots).collect();
+            tenants.iter().map(|((_, region), _)| region.glance().snapshot.slots).collect();
         let processes = match self.discovery.processes(uuid) {
             Ok(processes) => processes,
             Err(error) => {
@@ -248,8 +248,9 @@ impl Observer {
 
         let mut members: Vec<Vec<Member>> = vec![Vec::new(); tenants.len()];
         let mut outside = 0u64;
+        let sessions = sessions(&tenants);
         for process in processes {
-            match self.owner(&process, &tenants, &before) {
+            match self.owner(&process, &tenants, &sessions, &before) {
                 Owner::Tenant(at, member) => members[at].push(member),
                 Owner::Nobody => {
                     outside = outside.saturating_add(process.used_bytes.unwrap_or(0));
@@ -292,19 +293,13 @@ impl Observer {
         &mut self,
         process: &GpuProcess,
         tenants: &[(&Found, usize)],
+        sessions: &Sessions,
         slots: &[Vec<tessera_region::usage::SlotView>],
     ) -> Owner {
         let Some(identity) = self.procs.living(process.pid) else { return Owner::Gone };
-        let peer_of = |region: &Region| {
-            let peers = region.tenant().peers();
-            peers.into_iter().find(|peer| peer.host_pid == Some(process.pid))
-        };
-        let with_session = tenants.iter().enumerate().find_map(|(at, ((_, region), _))| {
-            peer_of(region).map(|peer| (at, peer.hello.map(|(_, slot)| slot)))
-        });
-        let owner = with_session.or_else(|| {
+        let owner = sessions.get(&process.pid).copied().or_else(|| {
             let id = identity.allocation.as_ref()?;
-            let at = tenants.iter().position(|((record, _), _)| record.id == *id)?;
+            let at = place(tenants, |((record, _), _)| &record.id, id)?;
             Some((at, None))
         });
         match owner {
@@ -374,6 +369,28 @@ impl Observer {
             }
         }
     }
+}
+
+/// Processes with a session, by their pids on the host: the tenant, by its place in the round, and the
+/// slot that the process named.
+type Sessions = HashMap<u32, (usize, Option<u32>)>;
+
+fn sessions(tenants: &[(&Found, usize)]) -> Sessions {
+    let mut sessions = Sessions::new();
+    for (at, ((_, region), _)) in tenants.iter().enumerate() {
+        for peer in region.tenant().peers() {
+            if let Some(pid) = peer.host_pid {
+                // One that opened several is its first one's.
+                sessions.entry(pid).or_insert((at, peer.hello.map(|(_, slot)| slot)));
+            }
+        }
+    }
+    sessions
+}
+
+/// Where an allocation is in a list in the order of ids.
+fn place<T>(list: &[T], id_of: impl Fn(&T) -> &AllocationId, id: &AllocationId) -> Option<usize> {
+    list.binary_search_by(|found| id_of(found).cmp(id)).ok()
 }
 
 enum Owner {

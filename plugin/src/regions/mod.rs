@@ -119,6 +119,9 @@ impl Tally {
     }
 }
 
+/// How a usage page is read.
+type Read = fn(&UsageFile) -> Result<Snapshot, Tampered>;
+
 /// What an allocation uses now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Use {
@@ -330,15 +333,25 @@ impl Region {
     /// believed.
     #[must_use]
     pub fn slots(&self) -> Vec<SlotView> {
-        self.open().usage.snapshot().unwrap_or_default().slots
+        self.open().usage.glance().unwrap_or_default().slots
     }
 
     /// What is in use. What dead processes held is taken back; what a tenant did to the page as a whole is
     /// put right; a page that still cannot be true is flagged. Blocking.
     #[must_use]
     pub fn look(&self) -> Use {
+        self.look_by(UsageFile::snapshot)
+    }
+
+    /// As [`Region::look`], at the slots below the high-water mark alone; see [`UsageFile::glance`].
+    #[must_use]
+    pub fn glance(&self) -> Use {
+        self.look_by(UsageFile::glance)
+    }
+
+    fn look_by(&self, read: Read) -> Use {
         let mut open = self.open();
-        let snapshot = match self.recover_in(&mut open) {
+        let snapshot = match self.recover_in(&mut open, read) {
             Some(snapshot) => {
                 open.wrong = None;
                 snapshot
@@ -405,13 +418,12 @@ impl Region {
 
     /// Takes back what dead processes held. The page as it was read before, if it was sound and there
     /// was nothing to take: then nobody need read its 132 KiB again.
-    fn recover_in(&self, open: &mut Open) -> Option<Snapshot> {
-        let before = open.usage.snapshot();
-        if let Ok(before) = &before
-            && before.slots.iter().all(|slot| open.usage.slot_locked(slot.index).unwrap_or(false))
-        {
-            return Some(before.clone());
-        }
+    fn recover_in(&self, open: &mut Open, read: Read) -> Option<Snapshot> {
+        let living = |slot: &SlotView| open.usage.slot_locked(slot.index).unwrap_or(false);
+        let before = match read(&open.usage) {
+            Ok(before) if before.slots.iter().all(living) => return Some(before),
+            before => before,
+        };
         match self.change(open, UsageFile::recover_dead)? {
             Ok(recovered) if recovered.slots == 0 => return before.ok(),
             Ok(recovered) => {
@@ -486,6 +498,17 @@ fn make_pages(
     in_use: Option<bool>,
     patience: Arc<Patience>,
 ) -> Result<Made, RegionError> {
+    // At a start of the plugin, all of them: a thread for each would be most of what that takes.
+    if mode == Mode::Adopt
+        && let Some(pages) = write::whole(dir, record)
+    {
+        return Ok(Made { pages, patience, held_up: false });
+    }
+    // Nobody can hold up what nobody has.
+    if !dir.exists() {
+        let pages = write::write(dir, record, mode, in_use, shim_abi)?;
+        return Ok(Made { pages, patience, held_up: false });
+    }
     let (path, wanted) = (dir.to_owned(), record.clone());
     let made = patience.spend(move || write::write(&path, &wanted, mode, in_use, shim_abi));
     match made {
@@ -527,7 +550,7 @@ impl session::Pages for Weak {
         if let Some(region) = self.0.upgrade() {
             let mut open = region.open();
             // The page is of no interest here.
-            let _ = region.recover_in(&mut open);
+            let _ = region.recover_in(&mut open, UsageFile::snapshot);
             drop(open);
             region.observed.news();
         }

@@ -38,6 +38,16 @@ pub(super) struct Pages {
     pub(super) outcome: Outcome,
 }
 
+/// The pages of `record` in `dir`, if they are as they should be: told by reading, which no container can
+/// hold up.
+pub(super) fn whole(dir: &Path, record: &Record) -> Option<Pages> {
+    let abi = quota::abi_in(dir).filter(|abi| abi::speaks(*abi))?;
+    let quota = QuotaWriter::open(dir).ok().filter(|quota| quota.spec() == spec(record))?;
+    let usage = UsageFile::open_as(dir, abi).ok()?;
+    let whole = usage.is_whole(record.generation);
+    whole.then(|| Pages { quota, usage, outcome: Outcome::default() })
+}
+
 /// Makes or renews the pages of `record` in `dir`. `in_use` says whether a process still holds a slot,
 /// as far as the caller knows by a descriptor it already has; a mode that shuts us out does not count.
 /// `shim_abi` is the version that the shim of its containers speaks, as far as that is known.

@@ -15,7 +15,7 @@ use crate::os::{self, Stat, TryLock};
 use crate::spares::Spares;
 
 /// Any user of the container writes it.
-const MODE: u32 = 0o666;
+pub(super) const MODE: u32 = 0o666;
 
 /// What [`create`] found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

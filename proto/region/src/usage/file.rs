@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use super::create::restore_header;
-use super::snapshot::{Snapshot, Tampered, What, parse_as};
+use super::create::{MODE, restore_header};
+use super::snapshot::{HEADER, Snapshot, Tampered, What, parse_header, parse_slots};
 use crate::error::PageError;
 use crate::files;
 use crate::layout::{
@@ -84,27 +84,69 @@ impl UsageFile {
     /// # Errors
     /// [`Tampered`] for the first thing that cannot, on every one of several reads.
     pub fn snapshot(&self) -> Result<Snapshot, Tampered> {
-        let mut page = vec![0; USAGE_BYTES];
-        let mut read = || {
-            let stat = os::fstat(self.file.as_fd()).map_err(|_| Tampered::page(What::Size, 0))?;
-            let size = stat.size;
-            if size != BYTES {
-                return Err(Tampered::page(What::Size, size));
-            }
-            if self.tmpfs && stat.held < BYTES {
-                return Err(Tampered::page(What::Memory, stat.held));
-            }
-            let unreadable = |_| Tampered::page(What::Size, size);
-            self.file.read_exact_at(&mut page, 0).map_err(unreadable)?;
-            parse_as(&page, self.abi)
-        };
-        for _ in 1..READS {
-            if let Ok(snapshot) = read() {
-                return Ok(snapshot);
-            }
-            std::thread::yield_now();
+        again(|| {
+            self.check_size()?;
+            let (mut snapshot, mark) = self.read_header()?;
+            self.read_slots(&mut snapshot, mark, SLOTS)?;
+            Ok(snapshot)
+        })
+    }
+
+    /// As [`Self::snapshot`], of the slots below the high-water mark alone: usually a few KiB instead
+    /// of 132. What lies above it is read only if a living process holds a slot there, which says that
+    /// the mark is wrong. So all that sums reach and all that any process lives by is looked at, and not
+    /// what a tenant may have written where nobody is.
+    ///
+    /// # Errors
+    /// As [`Self::snapshot`].
+    pub fn glance(&self) -> Result<Snapshot, Tampered> {
+        let (snapshot, mark) = again(|| {
+            self.check_size()?;
+            let (mut snapshot, mark) = self.read_header()?;
+            self.read_slots(&mut snapshot, mark, mark)?;
+            Ok((snapshot, mark))
+        })?;
+        let (above, end) = (slot_lock_offset(mark), slot_lock_offset(SLOTS));
+        if above < end && self.locked(above, end - above).unwrap_or(true) {
+            return self.snapshot();
         }
-        read()
+        Ok(snapshot)
+    }
+
+    fn check_size(&self) -> Result<(), Tampered> {
+        let stat = os::fstat(self.file.as_fd()).map_err(|_| Tampered::page(What::Size, 0))?;
+        if stat.size != BYTES {
+            return Err(Tampered::page(What::Size, stat.size));
+        }
+        if self.tmpfs && stat.held < BYTES {
+            return Err(Tampered::page(What::Memory, stat.held));
+        }
+        Ok(())
+    }
+
+    fn read_header(&self) -> Result<(Snapshot, usize), Tampered> {
+        let mut header = [0; HEADER];
+        self.file.read_exact_at(&mut header, 0).map_err(|_| Tampered::page(What::Size, BYTES))?;
+        parse_header(&header, self.abi)
+    }
+
+    /// The first `slots` slots, some at a time: a buffer for all of them would come from the kernel and
+    /// go back to it at every look.
+    fn read_slots(
+        &self,
+        snapshot: &mut Snapshot,
+        mark: usize,
+        slots: usize,
+    ) -> Result<(), Tampered> {
+        const AT_ONCE: usize = 16;
+        let mut bytes = [0; AT_ONCE * SLOT];
+        for first in (0..slots).step_by(AT_ONCE) {
+            let bytes = &mut bytes[..AT_ONCE.min(slots - first) * SLOT];
+            let unreadable = |_| Tampered::page(What::Size, BYTES);
+            self.file.read_exact_at(bytes, slot_lock_offset(first)).map_err(unreadable)?;
+            parse_slots(snapshot, mark, first, bytes)?;
+        }
+        Ok(())
     }
 
     /// Zeroes the slots whose owners are gone, and says what was in them.
@@ -186,6 +228,20 @@ impl UsageFile {
         Ok(restored)
     }
 
+    /// Whether the page is as [`super::create`] would leave it for this generation, so that nothing of
+    /// it need be written; told by reading, which waits for no tenant. Never on a file system other than
+    /// a tmpfs, which does not tell whether there is memory behind all of it.
+    pub fn is_whole(&self, generation: u64) -> bool {
+        let of_living = |snapshot: &Snapshot| {
+            snapshot.slots.iter().all(|slot| self.slot_locked(slot.index).unwrap_or(false))
+        };
+        self.tmpfs
+            && os::fstat(self.file.as_fd()).is_ok_and(|stat| stat.mode == MODE)
+            && self
+                .snapshot()
+                .is_ok_and(|snapshot| snapshot.generation == generation && of_living(&snapshot))
+    }
+
     /// Whether any process (or a forked child of one) still holds a slot.
     ///
     /// # Errors
@@ -207,6 +263,17 @@ impl UsageFile {
         os::is_locked(self.file.as_fd(), start, len)
             .map_err(|errno| PageError::os(&self.path, "fcntl", errno))
     }
+}
+
+/// Reads until what is read can be true, [`READS`] times at most.
+fn again<T>(read: impl Fn() -> Result<T, Tampered>) -> Result<T, Tampered> {
+    for _ in 1..READS {
+        if let Ok(found) = read() {
+            return Ok(found);
+        }
+        std::thread::yield_now();
+    }
+    read()
 }
 
 impl Recovered {

@@ -5,7 +5,6 @@ use core::mem::offset_of;
 
 use crate::layout::{
     KINDS, LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, SLOTS, Slot, USAGE_BYTES, USAGE_MAGIC, UsageHeader,
-    slot_lock_offset,
 };
 
 /// What the processes of one allocation say they hold.
@@ -151,7 +150,18 @@ pub fn parse_as(page: &[u8], version: u32) -> Result<Snapshot, Tampered> {
     if page.len() != USAGE_BYTES {
         return Err(Tampered::page(What::Size, u64::try_from(page.len()).unwrap_or(u64::MAX)));
     }
-    let words = Words(page);
+    let (header, slots) = page.split_at(size_of::<UsageHeader>());
+    let (mut snapshot, mark) = parse_header(header, version)?;
+    parse_slots(&mut snapshot, mark, 0, slots)?;
+    Ok(snapshot)
+}
+
+/// Bytes of the header that [`parse_header`] looks at.
+pub(super) const HEADER: usize = offset_of!(UsageHeader, recovered_ns);
+
+/// The header's part of [`parse`], of at least [`HEADER`] bytes: no slots yet, and the high-water mark.
+pub(super) fn parse_header(header: &[u8], version: u32) -> Result<(Snapshot, usize), Tampered> {
+    let words = Words(header);
     let expect = |what, found: u64, good: bool| match good {
         true => Ok(()),
         false => Err(Tampered::page(what, found)),
@@ -164,22 +174,33 @@ pub fn parse_as(page: &[u8], version: u32) -> Result<Snapshot, Tampered> {
     expect(What::SlotCount, slots.into(), index(slots) == SLOTS)?;
     let mark = words.u32(offset_of!(UsageHeader, high_water));
     expect(What::HighWater, mark.into(), index(mark) <= SLOTS)?;
+    let generation = words.u64(offset_of!(UsageHeader, generation));
+    Ok((Snapshot { generation, slots: Vec::new() }, index(mark)))
+}
 
-    let mut snapshot =
-        Snapshot { generation: words.u64(offset_of!(UsageHeader, generation)), slots: Vec::new() };
-    for slot in 0..SLOTS {
-        let at = usize::try_from(slot_lock_offset(slot)).unwrap_or(usize::MAX);
-        let bytes = &page[at..at + size_of::<Slot>()];
-        if bytes.iter().all(|&byte| byte == 0) {
+/// The part of [`parse`] for the slots from `first` on, of which `bytes` has some or all.
+pub(super) fn parse_slots(
+    snapshot: &mut Snapshot,
+    mark: usize,
+    first: usize,
+    bytes: &[u8],
+) -> Result<(), Tampered> {
+    for (slot, bytes) in (first..).zip(bytes.chunks_exact(size_of::<Slot>())) {
+        if is_zero(bytes) {
             continue;
         }
-        if slot >= index(mark) {
-            let found = mark.into();
+        if slot >= mark {
+            let found = u64::try_from(mark).unwrap_or(u64::MAX);
             return Err(Tampered { what: What::HighWater, slot: Some(slot), gpu: None, found });
         }
         snapshot.slots.push(parse_slot(slot, Words(bytes))?);
     }
-    Ok(snapshot)
+    Ok(())
+}
+
+/// Without a way out in the middle, so that it is done with wide registers: a page has 128 KiB of zeros.
+fn is_zero(slot: &[u8]) -> bool {
+    slot.iter().fold(0, |any, byte| any | byte) == 0
 }
 
 fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tampered> {

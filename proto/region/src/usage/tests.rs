@@ -406,3 +406,71 @@ fn more_imports_than_can_be_marked_stand_for_all() {
     assert!(!exporter.any_import(|_| false));
     assert!(exporter.any_import(|found| found == 1));
 }
+
+#[test]
+fn a_glance_sees_all_that_anybody_lives_by_and_a_mark_that_hides_somebody() {
+    const MARK: u64 = 64;
+    let dir = pages();
+    let usage = file(&dir);
+    assert_eq!(usage.glance(), usage.snapshot());
+    let (one, two) = (holder(&dir, 100), holder(&dir, 200));
+    assert_eq!(usage.glance(), usage.snapshot());
+    assert_eq!(usage.glance().unwrap().charged(0), 300);
+    // What nobody holds is left for a whole look.
+    scribble(&dir, slot_lock_offset(9), &[1]);
+    assert_eq!(usage.glance().unwrap().slots.len(), 2);
+    assert_eq!(usage.snapshot().unwrap_err().what, What::HighWater);
+    scribble(&dir, slot_lock_offset(9), &[0]);
+    // A mark below a living process's slot hides its bytes from the others.
+    scribble(&dir, MARK, &1u32.to_le_bytes());
+    assert_eq!(usage.glance().unwrap_err().what, What::HighWater);
+    drop(two);
+    assert_eq!(usage.glance().unwrap().charged(0), 100, "the dead hide nothing");
+    drop(one);
+    for (at, bytes) in [(0, &[1u8][..]), (8, &[9]), (12, &[9]), (MARK, &[255])] {
+        let before = fs::read(dir.path().join(USAGE_FILE)).unwrap();
+        scribble(&dir, at, bytes);
+        assert_eq!(usage.glance(), usage.snapshot());
+        assert!(usage.glance().is_err());
+        scribble(&dir, 0, &before);
+    }
+    resize(&dir, 4096);
+    assert_eq!(usage.glance().unwrap_err().what, What::Size);
+}
+
+#[test]
+fn a_page_is_whole_when_creating_it_again_would_change_nothing() {
+    const MARK: u64 = 64;
+    // Elsewhere it is never said to be.
+    let Ok(dir) = tempfile::tempdir_in("/dev/shm") else { return };
+    create(dir.path(), 3).unwrap();
+    let usage = file(&dir);
+    let again = |generation| {
+        let created = create(dir.path(), generation).unwrap();
+        assert!(usage.is_whole(generation));
+        created.repaired || created.recovered.slots > 0
+    };
+    assert!(usage.is_whole(3) && !usage.is_whole(4));
+    assert!(!again(4));
+    let slot = claim(&dir);
+    assert!(usage.is_whole(4), "somebody lives there");
+    drop(slot);
+    assert!(!usage.is_whole(4), "what the dead left");
+    assert!(again(4));
+    let path = dir.path().join(USAGE_FILE);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    assert!(!usage.is_whole(4) && again(4));
+    for (at, bytes) in [(0, [1u8]), (8, [9]), (MARK, [255]), (SLOT_0 + 8, [1])] {
+        scribble(&dir, at, &bytes);
+        assert!(!usage.is_whole(4), "{at}");
+        create(dir.path(), 4).unwrap();
+        assert!(usage.is_whole(4), "{at}");
+    }
+    for len in [0, 4096, 1 << 20] {
+        resize(&dir, len);
+        assert!(!usage.is_whole(4) && again(4), "{len}");
+    }
+    resize(&dir, SLOT_0);
+    resize(&dir, u64::try_from(USAGE_BYTES).unwrap());
+    assert!(!usage.is_whole(4), "no memory behind it");
+}
