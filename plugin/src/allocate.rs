@@ -32,7 +32,8 @@ impl AllocationId {
             hash.update(replica.as_bytes());
         }
         let digest = hash.finalize();
-        AllocationId(digest[..16].iter().map(|byte| format!("{byte:02x}")).collect())
+        let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or('0');
+        AllocationId(digest[..16].iter().flat_map(|b| [digit(b >> 4), digit(b & 15)]).collect())
     }
 
     /// Reads a directory name back. `None` for what [`AllocationId::of`] would not have written.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -243,34 +243,46 @@ async fn beat(node: &Node, interval: Duration) {
     }
 }
 
-/// Compares ledger and kubelet now and then, and soon after a container has started.
+/// Compares ledger and kubelet now and then, and soon after a container has started. Every page is looked
+/// at now and then alone: a start has looked at its own.
 async fn housekeeping(
     node: &Arc<Node>,
     pod_resources: &PodResources,
     sources: &Sources,
     timing: &Timing,
 ) {
+    let mut due = tokio::time::Instant::now() + timing.reconcile;
     loop {
+        // However many containers start, what is due comes first.
         let soon = tokio::select! {
-            () = tokio::time::sleep(timing.reconcile) => false,
+            biased;
+            () = tokio::time::sleep_until(due) => false,
             () = node.container_started() => true,
         };
-        let inspected = Arc::clone(node);
-        if let Err(error) = tokio::task::spawn_blocking(move || {
-            inspected.inspect();
-            inspected.reopen();
-        })
-        .await
-        {
-            error!(%error, "inspection");
+        let began = Instant::now();
+        if !soon {
+            due = tokio::time::Instant::now() + timing.reconcile;
+            let inspected = Arc::clone(node);
+            if let Err(error) = tokio::task::spawn_blocking(move || {
+                inspected.inspect();
+                inspected.reopen();
+            })
+            .await
+            {
+                error!(%error, "inspection");
+            }
         }
         // A container that starts is listed already; its neighbours of the same pod follow at once.
         let max_age = if soon { Duration::ZERO } else { timing.reconcile / 2 };
+        let inspected = began.elapsed();
+        let began = Instant::now();
         match pod_resources.census(max_age).await {
             Ok(census) => {
                 if sources.set_condition("pod-resources", None) {
                     info!("PodResources answers");
                 }
+                let asked = began.elapsed();
+                let began = Instant::now();
                 let (node, grace) = (Arc::clone(node), timing.release_grace);
                 let shim_grace = timing.shim_grace;
                 let round = tokio::task::spawn_blocking(move || {
@@ -281,6 +293,13 @@ async fn housekeeping(
                 if let Err(error) = round.await {
                     error!(%error, "housekeeping");
                 }
+                let inspected = (!soon).then_some(inspected.as_micros());
+                debug!(
+                    inspect_us = inspected,
+                    pod_resources_us = asked.as_micros(),
+                    compare_us = began.elapsed().as_micros(),
+                    "a housekeeping round"
+                );
             }
             Err(error) => {
                 let text = format!("pods' names are unknown and nothing is released: {error}");

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tessera_kubelet::podresources::pod_resources_lister_client::PodResourcesListerClient;
@@ -93,7 +94,7 @@ struct State {
     /// When the last List was sent.
     asked: Option<Instant>,
     /// The last good answer and when it was given.
-    answer: Option<(Instant, Census)>,
+    answer: Option<(Instant, Arc<Census>)>,
 }
 
 impl PodResources {
@@ -108,7 +109,7 @@ impl PodResources {
     /// # Errors
     /// See [`PodResourcesError`].
     pub async fn list(&self, max_age: Duration) -> Result<Vec<Holding>, PodResourcesError> {
-        Ok(self.census(max_age).await?.holdings)
+        Ok(self.census(max_age).await?.holdings.clone())
     }
 
     /// As [`PodResources::list`], with the number of pods that kubelet knows at all: 0 means that it
@@ -116,14 +117,14 @@ impl PodResources {
     ///
     /// # Errors
     /// As [`PodResources::list`].
-    pub async fn census(&self, max_age: Duration) -> Result<Census, PodResourcesError> {
+    pub async fn census(&self, max_age: Duration) -> Result<Arc<Census>, PodResourcesError> {
         // An answer given after this call was made is fresh, whatever `max_age`.
         let since = Instant::now().checked_sub(max_age);
         let mut state = self.state.lock().await;
         if let Some((at, census)) = &state.answer
             && since.is_none_or(|since| *at >= since)
         {
-            return Ok(census.clone());
+            return Ok(Arc::clone(census));
         }
         if let Some(asked) = state.asked {
             tokio::time::sleep_until(asked + MIN_INTERVAL).await;
@@ -152,8 +153,8 @@ impl PodResources {
             })
             .collect();
         holdings.sort();
-        let census = Census { pods, holdings };
-        state.answer = Some((Instant::now(), census.clone()));
+        let census = Arc::new(Census { pods, holdings });
+        state.answer = Some((Instant::now(), Arc::clone(&census)));
         Ok(census)
     }
 
