@@ -58,6 +58,7 @@ fn record(n: u64) -> Record {
         holder: None,
         predecessor: None,
         shim: None,
+        cdi: false,
     }
 }
 

@@ -132,7 +132,7 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let discovery = NvmlDiscovery::new(config.paths.nvml.clone(), config.gpus.clone());
+        let discovery = NvmlDiscovery::new(config.nvml(), config.gpus.clone());
         let app = app::start(config, Arc::new(discovery), app::Timing::default())?;
         app.run_until(async {
             tokio::select! {
@@ -160,7 +160,7 @@ fn start_log(config: &Config) -> Result<(), ConfigError> {
 }
 
 fn check(config: &Config) -> anyhow::Result<ExitCode> {
-    let discovery = NvmlDiscovery::new(config.paths.nvml.clone(), config.gpus.clone());
+    let discovery = NvmlDiscovery::new(config.nvml(), config.gpus.clone());
     let gpus = match discovery.gpus() {
         Ok(gpus) => gpus,
         Err(error) => {

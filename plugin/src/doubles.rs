@@ -114,6 +114,7 @@ mod tests {
             holder: None,
             predecessor: None,
             shim: None,
+            cdi: false,
         }
     }
 

@@ -1,8 +1,8 @@
 //! Tessera's device plugin: advertises each GPU as replicas with quotas, hands allocations their
 //! pages, and keeps the record.
 //!
-//! Pure decisions (`replica`, `shares`, `capacity`, `allocate`, `delivery`, `preferred`, `doubles`,
-//! `reconcile`, `device::health`)
+//! Pure decisions (`replica`, `shares`, `capacity`, `allocate`, `preferred`, `doubles`, `reconcile`,
+//! `device::health`)
 //! are kept apart from what does I/O (`ledger`, `regions`, `session`, `device::nvml`), and [`app`]
 //! wires them. `docs/plugin.md` tells the life of an allocation.
 #![forbid(unsafe_code)]

@@ -157,6 +157,7 @@ mod tests {
                 holder: None,
                 predecessor: None,
                 shim: None,
+                cdi: false,
             };
             self.records.insert(id.clone(), record);
             id

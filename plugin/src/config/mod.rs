@@ -4,6 +4,7 @@
 //! `config.toml` at the root of the repository is [`Config::default`] with comments; a test holds
 //! the two equal.
 
+mod cdi;
 pub mod duration;
 pub mod health;
 pub mod layout;
@@ -17,6 +18,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use crate::coexist::SoldByOthers;
+pub use cdi::{Cdi, GpuNames};
 pub use health::{Health, XidAction};
 pub use layout::{Amount, Layout, LayoutShare};
 
@@ -42,6 +44,8 @@ pub struct Config {
     pub container: Container,
     /// Where driver libraries and device nodes come from.
     pub driver: Driver,
+    /// Specs for container runtimes.
+    pub cdi: Cdi,
     /// Files, directories and sockets on the host.
     pub paths: Paths,
     /// The file system that holds the pages.
@@ -141,6 +145,12 @@ pub struct Container {
 pub enum DeviceListStrategy {
     /// `NVIDIA_VISIBLE_DEVICES`, read by NVIDIA's container toolkit.
     Envvar,
+    /// `/dev/null` mounted once per GPU, which NVIDIA's container toolkit reads as the list.
+    VolumeMounts,
+    /// Names of CDI devices in the container's annotations, read by the runtime.
+    CdiAnnotations,
+    /// Names of CDI devices in the CRI's own field: Kubernetes 1.28 and later.
+    CdiCri,
     /// Device nodes, as `driver.device_nodes` lists them.
     DeviceNodes,
     /// Nothing: the simulated GPU needs none.
@@ -153,6 +163,9 @@ pub struct Driver {
     /// Host directory with libcuda and libnvidia-ml, mounted at [`CONTAINER_DRIVER_DIR`] and named
     /// by `LD_LIBRARY_PATH`; `None` leaves both to the runtime.
     pub libraries: Option<PathBuf>,
+    /// Root of a driver's installation on the host, below which its libraries are found, each
+    /// mounted in [`CONTAINER_DRIVER_DIR`]; `None` as above.
+    pub root: Option<PathBuf>,
     /// Device nodes for [`DeviceListStrategy::DeviceNodes`]; `{minor}` is the GPU's minor number.
     pub device_nodes: Vec<String>,
     /// More mounts for every container.
@@ -161,7 +174,7 @@ pub struct Driver {
     pub env: BTreeMap<String, String>,
 }
 
-/// Where `driver.libraries` is mounted in a container.
+/// Where the driver's libraries are mounted in a container.
 pub const CONTAINER_DRIVER_DIR: &str = "/usr/local/tessera/driver";
 
 /// One mount.
@@ -300,6 +313,7 @@ impl Default for Config {
             },
             driver: Driver {
                 libraries: None,
+                root: None,
                 device_nodes: [
                     "/dev/nvidia{minor}",
                     "/dev/nvidiactl",
@@ -311,6 +325,7 @@ impl Default for Config {
                 mounts: Vec::new(),
                 env: BTreeMap::new(),
             },
+            cdi: Cdi::default(),
             paths: Paths {
                 kubelet: "/var/lib/kubelet/device-plugins".into(),
                 pod_resources: "/var/lib/kubelet/pod-resources/kubelet.sock".into(),
@@ -329,7 +344,21 @@ impl Default for Config {
     }
 }
 
+impl DeviceListStrategy {
+    /// Whether containers get pages and shim through a CDI spec.
+    #[must_use]
+    pub fn is_cdi(self) -> bool {
+        matches!(self, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri)
+    }
+}
+
 impl Config {
+    /// The NVML that the plugin loads; `None` lets the loader find it.
+    #[must_use]
+    pub fn nvml(&self) -> Option<PathBuf> {
+        self.paths.nvml.clone().or_else(|| crate::delivery::driver::nvml(self))
+    }
+
     /// Reads `text` as TOML over the defaults.
     ///
     /// # Errors

@@ -9,18 +9,12 @@ use toml::de::DeTable;
 use super::quantity::{Quantity, format_bytes};
 use super::reader::{Report, Section};
 use super::{
-    Config, ConfigError, Container, DeviceListStrategy, Driver, Gpus, LogFormat, Mount, Pages,
-    Paths, Share, SoldByOthers, Source, TmpfsPolicy,
+    Config, ConfigError, Gpus, LogFormat, Pages, Paths, Share, SoldByOthers, Source, TmpfsPolicy,
 };
 use crate::replica;
 
+mod delivery;
 mod health;
-
-#[derive(Clone, Copy, PartialEq)]
-enum Inject {
-    File,
-    Env,
-}
 
 pub(super) fn parse(text: &str, file: Option<&Path>) -> Result<Config, ConfigError> {
     let mut report = Report::new(text);
@@ -68,12 +62,7 @@ fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
     let mut section = root.section(report, "health");
     health::read(report, &mut section, &mut config.health);
     section.finish(report);
-    let mut section = root.section(report, "container");
-    read_container(report, &mut section, &mut config.container);
-    section.finish(report);
-    let mut section = root.section(report, "driver");
-    read_driver(report, &mut section, &mut config.driver);
-    section.finish(report);
+    delivery::read(report, &mut root, &mut config);
     let mut section = root.section(report, "paths");
     read_paths(report, &mut section, &mut config.paths);
     section.finish(report);
@@ -196,67 +185,6 @@ fn check_share(report: &mut Report<'_>, config: &Config) {
         );
         report.problem("share.cores", line, message);
     }
-}
-
-fn read_container(report: &mut Report<'_>, section: &mut Section<'_, '_>, target: &mut Container) {
-    let words = [("file", Inject::File), ("env", Inject::Env)];
-    if let Some(inject) = section.choices(report, "inject", &words) {
-        target.inject_file = inject.contains(&Inject::File);
-        target.inject_env = inject.contains(&Inject::Env);
-        if inject.is_empty() {
-            let line = report.lines.get("container.inject").copied();
-            let message = "without the shim no quota would hold; name \"file\", \"env\" or both";
-            report.problem("container.inject", line, message);
-        }
-    }
-    let words = [
-        ("envvar", DeviceListStrategy::Envvar),
-        ("device-nodes", DeviceListStrategy::DeviceNodes),
-        ("none", DeviceListStrategy::None),
-    ];
-    set(&mut target.device_list_strategy, section.choice(report, "device_list_strategy", &words));
-}
-
-fn read_driver(report: &mut Report<'_>, section: &mut Section<'_, '_>, driver: &mut Driver) {
-    if let Some(text) = section.string(report, "libraries") {
-        driver.libraries = optional_path(report, "driver.libraries", text);
-    }
-    if let Some(nodes) = section.strings(report, "device_nodes") {
-        for node in &nodes {
-            check_absolute(report, "driver.device_nodes", Path::new(node));
-        }
-        driver.device_nodes = nodes;
-    }
-    set(&mut driver.env, section.string_map(report, "env"));
-    for name in driver.env.keys() {
-        if name.is_empty() || name.contains(['=', '\0']) {
-            let line = report.lines.get("driver.env").copied();
-            report.problem("driver.env", line, format!("\"{name}\" cannot name a variable"));
-        }
-    }
-    if let Some(sections) = section.sections(report, "mounts") {
-        driver.mounts = sections.into_iter().filter_map(|s| read_mount(report, s)).collect();
-    }
-}
-
-fn read_mount(report: &mut Report<'_>, mut section: Section<'_, '_>) -> Option<Mount> {
-    let host = section.string(report, "host");
-    let container = section.string(report, "container");
-    let read_only = section.bool(report, "read_only").unwrap_or(true);
-    section.finish(report);
-    let line = report.lines.get("driver.mounts").copied();
-    let (Some(host), Some(container)) = (host, container) else {
-        report.problem("driver.mounts", line, "each mount needs `host` and `container`");
-        return None;
-    };
-    let (host, container) = (PathBuf::from(host), PathBuf::from(container));
-    check_absolute(report, "driver.mounts", &host);
-    check_absolute(report, "driver.mounts", &container);
-    if container.starts_with("/usr/local/tessera") || container == Path::new("/etc/ld.so.preload") {
-        let message = format!("{} is Tessera's own; mount elsewhere", container.display());
-        report.problem("driver.mounts", line, message);
-    }
-    Some(Mount { host, container, read_only })
 }
 
 fn read_paths(report: &mut Report<'_>, section: &mut Section<'_, '_>, paths: &mut Paths) {

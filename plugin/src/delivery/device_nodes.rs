@@ -2,32 +2,13 @@
 
 use tessera_kubelet::deviceplugin::{ContainerAllocateResponse, DeviceSpec};
 
-use crate::allocate::{Catalogue, Plan};
-use crate::config::Driver;
+use super::{Parcel, VISIBLE_DEVICES, VOID};
 
-pub(super) fn add(
-    plan: &Plan,
-    driver: &Driver,
-    catalogue: &Catalogue,
-    response: &mut ContainerAllocateResponse,
-) {
-    let minors: Vec<u32> = plan
-        .grants
-        .iter()
-        .filter_map(|grant| catalogue.gpus.get(&grant.uuid))
-        .map(|sold| sold.gpu.minor)
-        .collect();
-    let mut nodes = Vec::new();
-    for pattern in &driver.device_nodes {
-        if pattern.contains("{minor}") {
-            nodes.extend(minors.iter().map(|minor| pattern.replace("{minor}", &minor.to_string())));
-        } else {
-            nodes.push(pattern.clone());
-        }
-    }
-    response.devices.extend(nodes.into_iter().map(|path| DeviceSpec {
-        container_path: path.clone(),
-        host_path: path,
+pub(super) fn add(parcel: &Parcel<'_>, answer: &mut ContainerAllocateResponse) {
+    answer.envs.insert(VISIBLE_DEVICES.into(), VOID.into());
+    answer.devices.extend(parcel.parts.nodes.iter().map(|node| DeviceSpec {
+        container_path: node.container.clone(),
+        host_path: node.host.clone(),
         permissions: "rw".into(),
     }));
 }

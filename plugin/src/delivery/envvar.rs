@@ -2,9 +2,9 @@
 
 use tessera_kubelet::deviceplugin::ContainerAllocateResponse;
 
-use crate::allocate::Plan;
+use super::{Parcel, VISIBLE_DEVICES};
 
-pub(super) fn add(plan: &Plan, response: &mut ContainerAllocateResponse) {
-    let uuids: Vec<&str> = plan.grants.iter().map(|grant| grant.uuid.as_str()).collect();
-    response.envs.insert("NVIDIA_VISIBLE_DEVICES".into(), uuids.join(","));
+pub(super) fn add(parcel: &Parcel<'_>, answer: &mut ContainerAllocateResponse) {
+    let uuids: Vec<&str> = parcel.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+    answer.envs.insert(VISIBLE_DEVICES.into(), uuids.join(","));
 }

@@ -78,6 +78,10 @@ pub struct Record {
     /// Name of the shim that its containers mount; `None` where the record was lost in between.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shim: Option<String>,
+    /// Its containers were given the name of a CDI device, whose spec must be there when they start
+    /// again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cdi: bool,
 }
 
 impl Record {

@@ -21,6 +21,7 @@ fn record(name: &str, generation: u64) -> Record {
         holder: None,
         predecessor: None,
         shim: None,
+        cdi: false,
     }
 }
 

@@ -242,6 +242,7 @@ mod tests {
             holder: None,
             predecessor: None,
             shim: None,
+            cdi: false,
         };
         (id, record)
     }

@@ -10,7 +10,6 @@ use tracing::{error, info, warn};
 use super::{AllocateError, Node, Writer, lock, monotonic_ns, unix_ms};
 use crate::allocate::{self, AllocationId, Catalogue, Plan, Refusal};
 use crate::capacity::Capacity;
-use crate::delivery;
 use crate::ledger::{Change, Record, State, What};
 use crate::reconcile::{self, Action, Kubelet};
 use crate::regions::{self, Mode, Outcome, Region, RegionError};
@@ -50,14 +49,13 @@ impl Node {
                 self.withdraw(&mut writer, &plans);
                 return Err(error.into());
             }
-            let dir = regions::dir(self.pages(), &plan.id);
-            responses.push(delivery::response(
-                plan,
-                &dir,
-                &self.delivery,
-                &self.config,
-                &catalogue,
-            ));
+            match self.deliver(&catalogue, &plan.id) {
+                Ok(answer) => responses.push(answer),
+                Err(error) => {
+                    self.withdraw(&mut writer, &plans);
+                    return Err(error);
+                }
+            }
             info!(id = %plan.id, resource, replicas = ?plan.replicas, "allocated");
         }
         drop(writer);
@@ -86,7 +84,8 @@ impl Node {
             // Released, or record and pages were lost. What kubelet has admitted gets its quota.
             None => {
                 let plan = allocate::plan_for_running(&self.catalogue(), resource, ids)?;
-                self.new_generation(&mut writer, &plan)
+                let record = self.new_generation(&mut writer, &plan);
+                Record { cdi: record.cdi || self.specs().exists(&id), ..record }
             }
         };
         self.ensure_shim(record.shim.as_deref())?;
@@ -94,7 +93,7 @@ impl Node {
         record.started_unix_ms = unix_ms();
         let mut change = Change::default();
         self.supersede(&record, &mut change);
-        change.put(record, What::Started, unix_ms());
+        change.put(record.clone(), What::Started, unix_ms());
         if let Err(error) = writer.ledger.commit(&change) {
             // The container was admitted: its quota holds by its pages, the record can wait.
             error!(%error, "a container's start is not recorded");
@@ -109,7 +108,8 @@ impl Node {
             let _ = region.look();
         }
         self.started.notify_one();
-        made.map_err(AllocateError::from)
+        made?;
+        self.ensure_delivered(&record)
     }
 
     /// One round of housekeeping: names holders, completes adopted records, releases what nobody
@@ -162,6 +162,7 @@ impl Node {
             if let Err(error) = regions::remove(self.pages(), id) {
                 warn!(%id, %error, "pages of a released allocation cannot be removed");
             }
+            self.remove_spec(id);
         }
         drop(writer);
         self.refresh_devices();
@@ -193,6 +194,7 @@ impl Node {
             holder: None,
             predecessor: before.and_then(|record| record.holder),
             shim: None,
+            cdi: self.config.container.device_list_strategy.is_cdi(),
         }
     }
 
@@ -333,7 +335,15 @@ impl Node {
         }
         self.store(&change);
         for plan in plans {
-            lock(&self.regions).remove(&plan.id);
+            self.remove_spec(&plan.id);
+            let region = lock(&self.regions).remove(&plan.id);
+            // Pages without a record would be adopted, and counted, at the next start: right if
+            // somebody still uses them.
+            if region.is_none_or(|region| !region.in_use())
+                && let Err(error) = regions::remove(self.pages(), &plan.id)
+            {
+                warn!(id = %plan.id, %error, "pages of a failed allocation cannot be removed");
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 //! `writer` (the ledger; held while the disk is waited for, so only on blocking threads), then
 //! `records`, then `regions` (both held briefly). Whoever changes allocations holds `writer`.
 
+mod delivering;
 mod devices;
 mod health;
 mod life;
@@ -144,6 +145,7 @@ impl Node {
                 holder: None,
                 predecessor: None,
                 shim: None,
+                cdi: delivering::is_adopted_as_cdi(&config, &id),
             };
             change.put(record.clone(), What::Adopted, unix_ms());
             records.insert(id, record);
@@ -182,6 +184,7 @@ impl Node {
         node.restore_shims();
         regions::sweep(node.pages());
         node.rebuild();
+        node.rebuild_specs();
         regions::keep_spares(node.pages());
         node.refresh_devices();
         Ok(node)
@@ -341,6 +344,15 @@ pub enum AllocateError {
     /// The pages.
     #[error("cannot make the pages of the allocation: {0}")]
     Pages(#[from] regions::RegionError),
+    /// The driver, as far as we deliver it.
+    #[error(transparent)]
+    Driver(#[from] crate::delivery::driver::DriverError),
+    /// What does not fit into a CDI spec.
+    #[error(transparent)]
+    Spec(#[from] crate::delivery::cdi::spec::SpecError),
+    /// The CDI spec's file.
+    #[error(transparent)]
+    SpecFile(#[from] crate::delivery::cdi::files::FileError),
     /// The shim's files are gone and could not be put back.
     #[error("the shim is gone from {path} and cannot be restored: {error}")]
     Shim {

@@ -79,7 +79,10 @@ fn status(error: &AllocateError) -> Status {
         AllocateError::Refused(Refusal::NoRoom { .. }) => Status::resource_exhausted(text),
         AllocateError::Refused(_) => Status::invalid_argument(text),
         AllocateError::Ledger(_) | AllocateError::Pages(_) => Status::resource_exhausted(text),
-        AllocateError::Shim { .. } => Status::failed_precondition(text),
+        AllocateError::Shim { .. }
+        | AllocateError::Driver(_)
+        | AllocateError::Spec(_)
+        | AllocateError::SpecFile(_) => Status::failed_precondition(text),
     }
 }
 

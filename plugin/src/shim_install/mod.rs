@@ -116,6 +116,13 @@ fn name(library: &[u8]) -> String {
     Sha256::digest(library)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Where the shim called `name` is, or would be.
+#[must_use]
+pub fn at(dir: &Path, name: &str) -> Delivery {
+    let home = dir.join(name);
+    Delivery { shim: home.join(SHIM), preload: home.join(PRELOAD) }
+}
+
 /// The name under which `delivery` was installed.
 #[must_use]
 pub fn name_of(delivery: &Delivery) -> Option<String> {
@@ -150,7 +157,7 @@ fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<Delivery, ShimErro
     let failed = |error| ShimError::io(&home, error);
     std::fs::create_dir_all(&home).map_err(failed)?;
     remove_abandoned(&home);
-    let delivery = Delivery { shim: home.join(SHIM), preload: home.join(PRELOAD) };
+    let delivery = at(dir, name);
     let line = preload_line();
     let placed = place(&delivery.shim, library, 0o755)
         .and_then(|shim| Ok(shim | place(&delivery.preload, line.as_bytes(), 0o644)?))

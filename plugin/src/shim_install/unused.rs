@@ -128,6 +128,7 @@ mod tests {
             holder: None,
             predecessor: None,
             shim: shim.map(str::to_owned),
+            cdi: false,
         }
     }
 

@@ -1,0 +1,98 @@
+//! What CDI allows as a name. The specification's prose and its reference implementation differ in
+//! places; here is what both take (CDI 1.1.0, "Kind" and "CDI Devices"; `pkg/parser`).
+
+/// Why a name is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// Not `vendor/class`.
+    #[error("\"{0}\" is not a kind of CDI device, which is `vendor/class`")]
+    NotAKind(String),
+    /// A vendor that is no DNS name.
+    #[error("\"{0}\" is not a CDI vendor: a DNS name in lower case that begins with a letter")]
+    Vendor(String),
+    /// A class with other characters.
+    #[error(
+        "\"{0}\" is not a CDI class: a letter, then letters, digits, `-`, `_`, `.`, and a letter or \
+         digit at the end, at most 63 characters"
+    )]
+    Class(String),
+    /// A device name with other characters.
+    #[error(
+        "\"{0}\" is not a CDI device's name: letters, digits, `-`, `_`, `.`, `:`, with a letter or \
+         digit at both ends"
+    )]
+    Device(String),
+}
+
+/// `vendor/class`, in its parts.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn kind(text: &str) -> Result<(&str, &str), NameError> {
+    let (vendor, class) =
+        text.split_once('/').ok_or_else(|| NameError::NotAKind(text.to_owned()))?;
+    let label = |label: &str| {
+        label.len() <= 63
+            && spelled(label, u8::is_ascii_alphanumeric, b"-")
+            && !label.bytes().any(|byte| byte.is_ascii_uppercase())
+    };
+    let begins = vendor.as_bytes().first().is_some_and(u8::is_ascii_alphabetic);
+    if vendor.len() > 253 || !begins || !vendor.split('.').all(label) {
+        return Err(NameError::Vendor(vendor.to_owned()));
+    }
+    if class.len() > 63 || !spelled(class, u8::is_ascii_alphabetic, b"-_.") {
+        return Err(NameError::Class(class.to_owned()));
+    }
+    Ok((vendor, class))
+}
+
+/// The name of a device within its kind.
+///
+/// # Errors
+/// It is none.
+pub fn device(name: &str) -> Result<(), NameError> {
+    if spelled(name, u8::is_ascii_alphanumeric, b"-_.:") {
+        Ok(())
+    } else {
+        Err(NameError::Device(name.to_owned()))
+    }
+}
+
+/// Begins as `first` says, ends with a letter or digit, and has only letters, digits and `extra`.
+fn spelled(text: &str, first: fn(&u8) -> bool, extra: &[u8]) -> bool {
+    let bytes = text.as_bytes();
+    bytes.first().is_some_and(first)
+        && bytes.last().is_some_and(u8::is_ascii_alphanumeric)
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || extra.contains(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_specifications_examples() {
+        assert_eq!(kind("vendor.com/foo"), Ok(("vendor.com", "foo")));
+        assert!(kind("foo.bar.baz/foo-bar123.B_az").is_ok());
+        for wrong in ["foo", "vendor.com/foo/", "vendor.com/foo/bar", "/gpu", "vendor.com/", ""] {
+            assert!(kind(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["3com.com/gpu", "a..b/gpu", "-a.b/gpu", "A.b/gpu", "a.b/7gpu", "a.b/gpu-"] {
+            assert!(kind(wrong).is_err(), "{wrong}");
+        }
+        let long = "a".repeat(64);
+        assert!(kind(&format!("a.b/{long}")).is_err());
+        assert!(kind(&format!("a.b/{}", &long[1..])).is_ok());
+    }
+
+    #[test]
+    fn devices_of_nvidias_spec_and_of_ours_are_names() {
+        let ours = "0123456789abcdef0123456789abcdef";
+        for name in ["all", "0", "1:0", "GPU-9d22bd06-3ea5-2bb1-8d2c-b5fa2ef9e42c", ours] {
+            assert_eq!(device(name), Ok(()), "{name}");
+        }
+        for wrong in ["", "a,b", "a=b", "a b", "a/b", ":0", "0:", "ü"] {
+            assert!(device(wrong).is_err(), "{wrong}");
+        }
+    }
+}
