@@ -83,6 +83,17 @@ fn the_cdi_strategies_name_devices_and_mount_nothing_themselves() {
     let by_index = format!("{}[cdi]\ngpu_names = \"index\"\n", strategy("cdi-cri"));
     let answer = told(&by_index, &both);
     assert_eq!(answer.cdi_devices[0].name, "nvidia.com/gpu=3");
+    let mig = crate::device::MigInstance {
+        parent_uuid: "GPU-a".into(),
+        parent_index: 3,
+        index: 1,
+        gpu_instance: 5,
+        compute_instance: 0,
+    };
+    let instance = Gpu { mig: Some(mig), ..Gpu::example("MIG-x", 3) };
+    assert_eq!(told(&by_index, &[&instance]).cdi_devices[0].name, "nvidia.com/gpu=3:1");
+    let by_uuid = told(&strategy("cdi-cri"), &[&instance]);
+    assert_eq!(by_uuid.cdi_devices[0].name, "nvidia.com/gpu=MIG-x");
     let alone = format!("{}[cdi]\ngpu_kind = \"\"\n", strategy("cdi-cri"));
     let answer = told(&alone, &both);
     assert_eq!(answer.cdi_devices.len(), 1, "our own spec has the GPUs");

@@ -48,7 +48,10 @@ fn names(parcel: &Parcel<'_>, config: &Config) -> Vec<String> {
 fn gpu_name(gpu: &Gpu, naming: GpuNames) -> String {
     match naming {
         GpuNames::Uuid => gpu.uuid.clone(),
-        GpuNames::Index => gpu.index.to_string(),
+        GpuNames::Index => match &gpu.mig {
+            None => gpu.index.to_string(),
+            Some(mig) => format!("{}:{}", mig.parent_index, mig.index),
+        },
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the host has of the driver, where no toolkit brings it: libraries and device nodes.
 
+mod capabilities;
 mod root;
 
 use std::path::{Path, PathBuf};
@@ -58,6 +59,10 @@ fn wants_nodes(config: &Config) -> bool {
 /// # Errors
 /// See [`DriverError`]: without it the container would have no GPU.
 pub fn parts(config: &Config, gpus: &[&Gpu]) -> Result<Parts, DriverError> {
+    parts_in(config, gpus, Path::new("/proc"))
+}
+
+fn parts_in(config: &Config, gpus: &[&Gpu], proc: &Path) -> Result<Parts, DriverError> {
     let mut parts = Parts::default();
     let at = |host: PathBuf, container: &Path| Mount {
         host,
@@ -73,7 +78,7 @@ pub fn parts(config: &Config, gpus: &[&Gpu]) -> Result<Parts, DriverError> {
         parts.libraries.extend(found.into_iter().map(|(name, host)| at(host, &inside.join(name))));
     }
     if wants_nodes(config) {
-        parts.nodes = nodes(config, gpus)?;
+        parts.nodes = nodes(config, gpus, proc)?;
     }
     Ok(parts)
 }
@@ -86,7 +91,7 @@ pub fn nvml(config: &Config) -> Option<PathBuf> {
     libraries.into_iter().find(|(name, _)| name == "libnvidia-ml.so.1").map(|(_, path)| path)
 }
 
-fn nodes(config: &Config, gpus: &[&Gpu]) -> Result<Vec<Node>, DriverError> {
+fn nodes(config: &Config, gpus: &[&Gpu], proc: &Path) -> Result<Vec<Node>, DriverError> {
     let mut paths: Vec<String> = Vec::new();
     let mut add = |path: String| {
         // Two MIG instances share their GPU's node.
@@ -100,6 +105,10 @@ fn nodes(config: &Config, gpus: &[&Gpu]) -> Result<Vec<Node>, DriverError> {
         } else {
             add(pattern.clone());
         }
+    }
+    for (gpu, mig) in gpus.iter().filter_map(|gpu| Some((gpu, gpu.mig.as_ref()?))) {
+        let of = capabilities::nodes(proc, gpu.minor, mig.gpu_instance, mig.compute_instance)?;
+        of.into_iter().for_each(&mut add);
     }
     // A driver that runs in a container of its own has its nodes below its root.
     let base = config.driver.root.as_ref().filter(|root| root.join("dev/nvidiactl").exists());
