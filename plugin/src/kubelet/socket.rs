@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use sha2::{Digest, Sha256};
 use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::Stream;
 
@@ -16,6 +17,9 @@ use super::authority::AuthorityStream;
 
 /// Bytes that fit into `sockaddr_un.sun_path` with its NUL (unix(7)).
 const MAX_PATH: usize = 107;
+
+/// Characters of the resource's name in a socket's name, so that this fits into kubelet's directory.
+const MAX_SLUG: usize = 32;
 
 /// Why the plugin's socket cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -90,6 +94,14 @@ impl Names {
             .chars()
             .map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' })
             .collect();
+        // Kubernetes allows names that would not fit into a socket's path.
+        let slug = if slug.len() > MAX_SLUG {
+            let hash = Sha256::digest(resource_name);
+            let hash: String = hash[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("{}-{hash}", &slug[..MAX_SLUG - 9])
+        } else {
+            slug
+        };
         let start_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
         Self { prefix: format!("tessera-{slug}-"), start_ms }
@@ -232,6 +244,19 @@ mod tests {
         assert!(!names.is_ours(&Names::new("tessera.dev/gpu-large").next()));
         assert!(!names.is_ours("kubelet.sock"));
         assert!(!names.is_ours("tessera-tessera.dev-gpu-notes.sock"));
+    }
+
+    #[test]
+    fn names_of_any_resource_fit_into_kubelets_directory_and_differ() {
+        let long =
+            |leaf: &str| format!("shares.gpu.platform.example.com/{}-{leaf}", "x".repeat(60));
+        let (a, b) = (Names::new(&long("a")), Names::new(&long("b")));
+        let (name, other) = (a.next(), b.next());
+        // Larger pids and counts take up to six digits more.
+        assert!("/var/lib/kubelet/device-plugins/".len() + name.len() + 8 <= MAX_PATH, "{name}");
+        assert!(a.is_ours(&name) && !a.is_ours(&other), "{name} {other}");
+        // Names that look alike get sockets of their own.
+        assert_ne!(Names::new("a.b/c_d").next(), Names::new("a.b/c-d").next());
     }
 
     #[test]
