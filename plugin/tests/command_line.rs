@@ -58,6 +58,42 @@ async fn impossible_quotas_are_told_by_check_and_end_serve_with_64() {
 }
 
 #[tokio::test]
+async fn config_check_shows_what_each_gpu_would_be_sold_as() {
+    let node = Simulated::new(
+        "replicas = 4\n[[layout]]\ngpus = [\"1\"]\nshares = [\n\
+         { resource = \"x.dev/large\", memory = \"50%\", cores = \"50%\" },\n\
+         { resource = \"x.dev/small\", count = 2, memory = \"25%\", compute = \"strict\" },\n]\n\
+         [[layout]]\ngpus = [\"NVIDIA Nonesuch\"]\nshares = [{ resource = \"x.dev/none\" }]",
+    )
+    .await;
+    let file = node.dir.path().join("config.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replace("[gpus]\n", "[gpus]\nexclude = [\"GPU-gone\"]\n")).unwrap();
+    let output = node.run(&["config", "check"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let notes = stderr(&output);
+    assert!(notes.contains("note: gpus.exclude names GPU-gone"), "{notes}");
+    assert!(notes.contains("config.toml:10: layout[1].gpus: names none of this node"), "{notes}");
+    let table = String::from_utf8(output.stdout).unwrap();
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
+        .collect();
+    assert_eq!(
+        rows[0],
+        ["GPU", "NAME", "UUID", "RESOURCE", "REPLICAS", "MEMORY", "CORES"],
+        "{table}"
+    );
+    assert_eq!((rows[1][0], &rows[1][3..5], rows[1][6]), ("0", &[GPU, "4"][..], "250m burst"));
+    assert_eq!(
+        (rows[2][0], &rows[2][3..5], rows[2][6]),
+        ("1", &["x.dev/large", "1"][..], "500m burst")
+    );
+    assert_eq!((&rows[3][..2], rows[3][3]), (&["x.dev/small", "2"][..], "250m strict"));
+    assert_eq!(rows[4], ["ok"], "{table}");
+}
+
+#[tokio::test]
 async fn simulated_gpus_are_served_and_a_fault_takes_one_out() {
     let mut node = Simulated::new("replicas = 4").await;
     node.serve().await;

@@ -82,8 +82,8 @@ pub trait Discovery: Send + Sync + 'static {
     /// No driver, or no GPUs.
     fn gpus(&self) -> Result<Vec<Gpu>, DiscoveryError>;
 
-    /// What of the machine is not sold although the configuration includes it, and what to do: as
-    /// [`Discovery::gpus`] last found.
+    /// What of the machine is not sold although the configuration includes it, and what to do; and what
+    /// the configuration names and the machine does not have: as [`Discovery::gpus`] last found.
     fn unsold(&self) -> Vec<String> {
         Vec::new()
     }
@@ -125,6 +125,13 @@ pub trait Discovery: Send + Sync + 'static {
 pub fn selected(gpu: &Gpu, include: &[String], exclude: &[String]) -> bool {
     let names = |list: &[String]| list.iter().any(|entry| gpu.is_named(entry));
     names(include) && !names(exclude)
+}
+
+/// A sentence for each entry of the list `key` that names none of these GPUs.
+pub(crate) fn absent(key: &str, entries: &[String], gpus: &[&Gpu]) -> Vec<String> {
+    let named = |entry: &&String| entry == &"*" || gpus.iter().any(|gpu| gpu.is_named(entry));
+    let sentence = |entry: &String| format!("{key} names {entry}, which this node does not have");
+    entries.iter().filter(|entry| !named(entry)).map(sentence).collect()
 }
 
 impl Gpu {
@@ -187,6 +194,16 @@ mod tests {
         for entry in ["NVIDIA A100", "A100*", "*A100", "*80GB*80GB", "1", "", "GPU-b", "02x"] {
             assert!(!gpu.is_named(entry), "{entry}");
         }
+    }
+
+    #[test]
+    fn names_that_match_nothing_are_told() {
+        let gpu = Gpu { name: "NVIDIA L4".into(), ..Gpu::example("GPU-a", 2) };
+        let told =
+            absent("gpus.exclude", &list(&["*", "2", "NVIDIA L4", "GPU-b", "NVIDIA A*"]), &[&gpu]);
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert_eq!(told[0], "gpus.exclude names GPU-b, which this node does not have");
+        assert_eq!(absent("gpus.include", &list(&["*"]), &[]), Vec::<String>::new());
     }
 
     #[test]

@@ -8,11 +8,12 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
-use tracing::warn;
 
 use super::health::Observation;
 use super::topology::Topology;
-use super::{Discovery, DiscoveryError, Gpu, GpuProcess, mig, nvml_near, nvml_watch, selected};
+use super::{
+    Discovery, DiscoveryError, Gpu, GpuProcess, absent, mig, nvml_near, nvml_watch, selected,
+};
 use crate::config;
 
 /// Where the kernel tells a PCI device's NUMA node.
@@ -58,23 +59,10 @@ impl NvmlDiscovery {
         loaded.take().map(|nvml| Arc::downgrade(&nvml)).unwrap_or_default()
     }
 
-    fn is_here(nvml: &Nvml, entry: &str) -> bool {
-        let count = nvml.device_count().unwrap_or(0);
-        entry == "*"
-            || entry.parse().is_ok_and(|index: u32| index < count)
-            || nvml.device_by_uuid(entry).is_ok()
-            || entry.split_once(':').is_some_and(|(gpu, instance)| {
-                gpu.parse().is_ok_and(|gpu| {
-                    let instance = instance.parse().unwrap_or(u32::MAX);
-                    nvml.device_by_index(gpu).is_ok_and(|d| d.mig_device_by_index(instance).is_ok())
-                })
-            })
-    }
-
     /// The selected devices: whole GPUs, and the instances of those in MIG mode.
     fn selected<'n>(&self, nvml: &'n Nvml) -> Result<Found<'n>, NvmlError> {
         let (include, exclude) = (&self.gpus.include, &self.gpus.exclude);
-        let (mut all, mut unsold) = (Vec::new(), Vec::new());
+        let (mut all, mut unsold, mut cut) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..nvml.device_count()? {
             let device = nvml.device_by_index(index)?;
             let whole = describe(&device, None, index)?;
@@ -92,10 +80,14 @@ impl NvmlDiscovery {
                 Err(why) if selected(&whole, include, exclude) => unsold.push(why),
                 Err(_) => {}
             }
+            cut.push(whole);
         }
         let found = all.len();
+        let here: Vec<&Gpu> = all.iter().map(|(gpu, _)| gpu).chain(&cut).collect();
+        let lists = [("gpus.include", include), ("gpus.exclude", exclude)];
+        let absent = lists.into_iter().flat_map(|(key, list)| absent(key, list, &here)).collect();
         all.retain(|(gpu, _)| selected(gpu, include, exclude));
-        Ok(Found { gpus: all, found, unsold })
+        Ok(Found { gpus: all, found, unsold, absent })
     }
 }
 
@@ -105,6 +97,9 @@ struct Found<'n> {
     found: usize,
     /// See [`Discovery::unsold`].
     unsold: Vec<String>,
+    /// What the configuration names and this machine does not have. One configuration often serves many
+    /// nodes, so this is no error; but it may be a mistake.
+    absent: Vec<String>,
 }
 
 fn describe(device: &Device<'_>, parent: Option<&Gpu>, index: u32) -> Result<Gpu, NvmlError> {
@@ -137,14 +132,10 @@ fn sysfs_numa_node(root: &Path, pci_bus_id: &str) -> Option<u32> {
 impl Discovery for NvmlDiscovery {
     fn gpus(&self) -> Result<Vec<Gpu>, DiscoveryError> {
         let nvml = self.nvml()?;
-        let Found { gpus, found, unsold } =
+        let Found { gpus, found, unsold, absent } =
             self.selected(&nvml).map_err(|error| DiscoveryError::Nvml(error.to_string()))?;
-        self.unsold.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&unsold);
-        // One configuration often serves many nodes, so this is no error; but it may be a mistake.
-        let unmatched = self.gpus.include.iter().chain(&self.gpus.exclude);
-        for entry in unmatched.filter(|entry| !Self::is_here(&nvml, entry)) {
-            warn!("gpus.include or gpus.exclude names {entry}, which this node does not have");
-        }
+        *self.unsold.lock().unwrap_or_else(PoisonError::into_inner) =
+            unsold.iter().cloned().chain(absent).collect();
         if gpus.is_empty() && !unsold.is_empty() {
             return Err(DiscoveryError::Unsellable(unsold.join("; ")));
         }
