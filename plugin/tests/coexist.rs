@@ -146,7 +146,7 @@ async fn a_pod_that_still_holds_the_gpu_counts_after_its_plugin_has_gone() {
         })
         .await;
     assert!(reason.contains(&gpu(0).uuid), "{reason}");
-    assert_eq!(node.kubelet.allocatable(GPU), 4);
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
     node.kubelet.remove("ml", "train");
     bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
 }
