@@ -6,12 +6,23 @@ use tessera_tests::{MIB, Pages, Preloaded, SimGpu, artefacts, external, workspac
 
 /// Runs `tests/python/<script>` on a machine of its own, with the quota if there is one.
 fn client(script: &str, limit: Option<u64>) {
+    let sim = SimGpu::start_default();
+    let uuids: Vec<&str> = (0..sim.gpu_count()).map(|i| sim.uuid(i)).collect();
+    client_on(&sim, script, &uuids, limit, &[]);
+}
+
+/// The same on this machine, whose GPUs are `uuids`.
+fn client_on(
+    sim: &SimGpu,
+    script: &str,
+    uuids: &[&str],
+    limit: Option<u64>,
+    envs: &[(&str, &str)],
+) {
     let python = match external::python() {
         Ok(python) => python,
         Err(reason) => return external::skip(script, &reason),
     };
-    let sim = SimGpu::start_default();
-    let uuids: Vec<&str> = (0..sim.gpu_count()).map(|i| sim.uuid(i)).collect();
     let pages = limit
         .map(|limit| Pages::create(&uuids.iter().map(|uuid| (*uuid, limit)).collect::<Vec<_>>()));
     let program = match &pages {
@@ -19,7 +30,7 @@ fn client(script: &str, limit: Option<u64>) {
         Some(pages) => Preloaded::new(python).pages(pages),
     };
     let mut program = program
-        .sim(&sim)
+        .sim(sim)
         // The test leaves nothing in the source tree.
         .arg("-B")
         .arg(workspace().join("tests/python").join(script))
@@ -27,6 +38,9 @@ fn client(script: &str, limit: Option<u64>) {
         .env("TEST_SIMGPU_CTL", artefacts().simgpu_ctl())
         // Compilers take their time on a busy machine.
         .timeout(Duration::from_secs(180));
+    for (name, value) in envs {
+        program = program.env(name, value);
+    }
     if let Some(limit) = limit {
         program = program.env("TEST_LIMIT", limit.to_string());
     }
@@ -77,4 +91,27 @@ fn numba_runs_on_the_bare_simulated_driver() {
 #[test]
 fn numba_is_held_to_its_quota() {
     client("numba_client.py", Some(700 * MIB));
+}
+
+/// Two instances, and CUDA told to use the second.
+fn mig_client(limit: Option<u64>) {
+    let parent = "GPU-7e55e7a0-0000-4000-8000-000000000000";
+    let sim = SimGpu::start(&format!(
+        "[memory]\ncontext_overhead = \"64MiB\"\n[[gpu]]\nuuid = \"{parent}\"\nmemory = \"8GiB\"\n\
+         mig = [\"1g.2gb\", \"2g.4gb\"]\n"
+    ));
+    let instances =
+        ["MIG-7e55e7a0-0101-4000-8000-000000000000", "MIG-7e55e7a0-0201-4000-8000-000000000000"];
+    let envs = [("CUDA_VISIBLE_DEVICES", instances[1]), ("TEST_PARENT", parent)];
+    client_on(&sim, "mig_client.py", &instances, limit, &envs);
+}
+
+#[test]
+fn python_clients_see_the_instances_of_a_gpu_in_mig_mode() {
+    mig_client(None);
+}
+
+#[test]
+fn python_clients_see_the_quota_on_an_instance() {
+    mig_client(Some(700 * MIB));
 }

@@ -21,8 +21,8 @@ pub enum Listed {
     Gpu(u8),
     /// Visible, but not part of this allocation: its limit is 0.
     No {
-        /// Its UUID, when that was found out just now.
-        news: Option<CUuuid>,
+        /// Its UUID as NVML prints it, when that was found out just now.
+        news: Option<[u8; TEXT_LEN]>,
     },
 }
 
@@ -61,7 +61,10 @@ impl Gpus {
         let found = position(uuid, uuids);
         let word = found.map_or(UNLISTED, |index| FIRST + index);
         let news = cell.is_some_and(|cell| cell.swap(word, Ordering::Relaxed) == UNKNOWN);
-        Some(found.map_or(Listed::No { news: news.then_some(uuid) }, Listed::Gpu))
+        Some(found.map_or(
+            Listed::No { news: news.then(|| text(&uuid, is_instance(device, uuid))) },
+            Listed::Gpu,
+        ))
     }
 
     /// Which device entry `gpu` of the page is, among those that were looked up.
@@ -78,6 +81,14 @@ fn uuid_of(device: CUdevice) -> Option<CUuuid> {
     let mut uuid = CUuuid::default();
     // SAFETY: `uuid` is a valid place for 16 bytes; any device number may be asked for.
     (unsafe { ask(&raw mut uuid, device) } == CUDA_SUCCESS).then_some(uuid)
+}
+
+/// Whether the device with this UUID of its own is a MIG instance: its GPU has another.
+fn is_instance(device: CUdevice, uuid: CUuuid) -> bool {
+    let mut gpu = CUuuid::default();
+    // SAFETY: as in `uuid_of`.
+    let result = real::cuDeviceGetUuid.get().map(|ask| unsafe { ask(&raw mut gpu, device) });
+    result == Some(CUDA_SUCCESS) && gpu.bytes != uuid.bytes
 }
 
 fn position<'a>(uuid: CUuuid, uuids: impl Iterator<Item = &'a str>) -> Option<u8> {
@@ -105,9 +116,12 @@ fn parse(text: &str) -> Option<[u8; 16]> {
 pub(crate) const TEXT_LEN: usize = 40;
 
 /// A UUID as NVML prints it.
-pub(crate) fn text(uuid: &CUuuid) -> [u8; TEXT_LEN] {
+fn text(uuid: &CUuuid, instance: bool) -> [u8; TEXT_LEN] {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let mut text = *b"GPU-00000000-0000-0000-0000-000000000000";
+    if instance {
+        text[..3].copy_from_slice(b"MIG");
+    }
     let digits = uuid.bytes.iter().flat_map(|&byte| [byte >> 4, byte & 15]);
     let places = text[4..].iter_mut().filter(|place| **place != b'-');
     for (place, digit) in places.zip(digits) {
@@ -135,7 +149,8 @@ mod tests {
 
     #[test]
     fn uuids_are_printed_as_parsed() {
-        assert_eq!(text(&CUuuid { bytes: BYTES }), TEXT.as_bytes());
+        assert_eq!(text(&CUuuid { bytes: BYTES }, false), TEXT.as_bytes());
+        assert_eq!(text(&CUuuid { bytes: BYTES }, true), TEXT.replace("GPU", "MIG").as_bytes());
     }
 
     #[test]

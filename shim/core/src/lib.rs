@@ -55,6 +55,7 @@ pub mod log;
 mod lookup;
 mod memory;
 mod nvml;
+mod nvml_mig;
 mod nvml_processes;
 mod own;
 mod pages;

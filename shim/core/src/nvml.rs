@@ -6,19 +6,17 @@
 #![allow(non_snake_case, reason = "hooks carry NVML's own names")]
 
 use crate::driver;
+use crate::nvml_mig::Parts;
 use crate::quota::View;
-use crate::real::{self, Library, Real};
+use crate::real::{Library, Real};
 use crate::state::{self, Observed};
 use crate::thread::Depth;
-use core::ffi::CStr;
 use tessera_cuda::nvml::*;
 
 /// `NVML_ERROR_LIBRARY_NOT_FOUND`
 const LIBRARY_NOT_FOUND: nvmlReturn_t = 12;
 /// `NVML_ERROR_FUNCTION_NOT_FOUND`
 const FUNCTION_NOT_FOUND: nvmlReturn_t = 13;
-/// `NVML_DEVICE_UUID_V2_BUFFER_SIZE`
-const UUID_BYTES: usize = 96;
 
 pub(crate) fn missing() -> nvmlReturn_t {
     if driver::bind(Library::Nvml, driver::Wanted::IfLoaded) {
@@ -28,25 +26,17 @@ pub(crate) fn missing() -> nvmlReturn_t {
     }
 }
 
-/// The tenant, and which of its GPUs `device` is; `None` where this is no tenant.
-pub(crate) fn tenant_of(device: nvmlDevice_t) -> Option<(Observed, Option<u8>)> {
+/// The tenant, and which of its GPUs `device` stands for; `None` where this is no tenant.
+pub(crate) fn tenant_of(device: nvmlDevice_t) -> Option<(Observed, Parts)> {
     let observed = state::observed()?;
-    let ask = real::nvmlDeviceGetUUID.get()?;
-    let mut text = [0u8; UUID_BYTES];
-    let length = u32::try_from(text.len()).unwrap_or(0);
-    // SAFETY: `text` is valid for `length` bytes; the device is the caller's.
-    if unsafe { ask(device, text.as_mut_ptr().cast(), length) } != NVML_SUCCESS {
-        return None;
-    }
-    let uuid = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
-    let gpu = observed.quota().find(uuid).and_then(|gpu| u8::try_from(gpu).ok());
-    Some((observed, gpu))
+    Some((observed, Parts::of(device, observed.quota())?))
 }
 
 /// What the tenant is shown of `device`; `None` where this is no tenant.
 fn view(device: nvmlDevice_t, total: u64) -> Option<View> {
-    let (observed, gpu) = tenant_of(device)?;
-    Some(View::of(observed, gpu, total))
+    let (observed, parts) = tenant_of(device)?;
+    let parts = parts.as_slice().iter().map(|part| View::of(observed, Some(part.gpu), total));
+    Some(parts.reduce(View::plus).unwrap_or_else(|| View::of(observed, None, total)))
 }
 
 /// NVML API, "Device Queries".

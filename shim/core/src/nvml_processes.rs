@@ -19,35 +19,73 @@ use tessera_region::layout::SLOTS;
 
 type List<T> = Real<unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t>;
 
-/// A tenant's processes on one GPU: pids and bytes.
+/// One process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    pid: u32,
+    bytes: u64,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+impl Entry {
+    const NONE: Self = Self {
+        pid: 0,
+        bytes: 0,
+        gpu_instance: NVML_NO_INSTANCE,
+        compute_instance: NVML_NO_INSTANCE,
+    };
+}
+
+/// A tenant's processes on what a handle stands for. A process is on one MIG instance at most, so there
+/// are no more than slots.
 struct Own {
-    entries: [(u32, u64); SLOTS],
+    entries: [Entry; SLOTS],
     count: usize,
 }
 
 impl Own {
     /// Those of `device`'s tenant; `None` where this is no tenant.
     fn on(device: nvmlDevice_t) -> Option<Self> {
-        let (tenant, gpu) = tenant_of(device)?;
-        let mut own = Self { entries: [(0, 0); SLOTS], count: 0 };
-        let Some(gpu) = gpu.map(usize::from) else { return Some(own) };
-        own.count = tenant.holders(gpu, &mut own.entries);
-        own.share(tenant.quota().observed_overhead(gpu));
+        let (tenant, parts) = tenant_of(device)?;
+        let mut own = Self::NOBODY;
+        for part in parts.as_slice() {
+            let gpu = usize::from(part.gpu);
+            let mut holders = [(0, 0); SLOTS];
+            let count = tenant.holders(gpu, &mut holders);
+            let (gpu_instance, compute_instance) = part.instance_ids();
+            let entries = holders[..count].iter().map(|&(pid, bytes)| Entry {
+                pid,
+                bytes,
+                gpu_instance,
+                compute_instance,
+            });
+            own.add(entries, tenant.quota().observed_overhead(gpu));
+        }
         Some(own)
     }
 
     /// Nobody, for lists of other kinds of processes.
-    const NOBODY: Self = Self { entries: [(0, 0); SLOTS], count: 0 };
+    const NOBODY: Self = Self { entries: [Entry::NONE; SLOTS], count: 0 };
+
+    /// Adds those of one GPU, each with an even share of its `overhead`.
+    fn add(&mut self, entries: impl Iterator<Item = Entry>, overhead: u64) {
+        let first = self.count;
+        for (place, entry) in self.entries[first..].iter_mut().zip(entries) {
+            *place = entry;
+            self.count += 1;
+        }
+        Self::share(&mut self.entries[first..self.count], overhead);
+    }
 
     /// Adds an even share of `overhead` to each, what does not divide to the first.
-    fn share(&mut self, overhead: u64) {
-        let entries = &mut self.entries[..self.count];
+    fn share(entries: &mut [Entry], overhead: u64) {
         let Ok(count @ 1..) = u64::try_from(entries.len()) else { return };
-        for (_, bytes) in entries.iter_mut() {
-            *bytes = bytes.saturating_add(overhead / count);
+        for entry in entries.iter_mut() {
+            entry.bytes = entry.bytes.saturating_add(overhead / count);
         }
-        if let Some((_, bytes)) = entries.first_mut() {
-            *bytes = bytes.saturating_add(overhead % count);
+        if let Some(entry) = entries.first_mut() {
+            entry.bytes = entry.bytes.saturating_add(overhead % count);
         }
     }
 
@@ -60,7 +98,7 @@ impl Own {
         &self,
         room: &mut c_uint,
         to: *mut T,
-        entry: impl Fn(u32, u64) -> T,
+        entry: impl Fn(Entry) -> T,
     ) -> nvmlReturn_t {
         let enough = usize::try_from(*room).is_ok_and(|room| room >= self.count);
         *room = c_uint::try_from(self.count).unwrap_or(c_uint::MAX);
@@ -70,9 +108,9 @@ impl Own {
         if self.count > 0 && to.is_null() {
             return NVML_ERROR_INVALID_ARGUMENT;
         }
-        for (at, &(pid, bytes)) in self.entries[..self.count].iter().enumerate() {
+        for (at, &own) in self.entries[..self.count].iter().enumerate() {
             // SAFETY: below `room`, for which the caller's array is valid.
-            unsafe { to.add(at).write(entry(pid, bytes)) };
+            unsafe { to.add(at).write(entry(own)) };
         }
         NVML_SUCCESS
     }
@@ -93,7 +131,7 @@ unsafe fn list<T>(
     count: *mut c_uint,
     infos: *mut T,
     compute: bool,
-    entry: impl Fn(u32, u64) -> T,
+    entry: impl Fn(Entry) -> T,
 ) -> nvmlReturn_t {
     let Some(real) = real.get() else { return missing() };
     let Some(_depth) = Depth::enter() else {
@@ -113,16 +151,16 @@ unsafe fn list<T>(
     unsafe { own.fill(&mut *count, infos, entry) }
 }
 
-const fn first(pid: u32, bytes: u64) -> nvmlProcessInfo_v1_t {
-    nvmlProcessInfo_v1_t { pid, usedGpuMemory: bytes }
+const fn first(own: Entry) -> nvmlProcessInfo_v1_t {
+    nvmlProcessInfo_v1_t { pid: own.pid, usedGpuMemory: own.bytes }
 }
 
-const fn second(pid: u32, bytes: u64) -> nvmlProcessInfo_t {
+const fn second(own: Entry) -> nvmlProcessInfo_t {
     nvmlProcessInfo_t {
-        pid,
-        usedGpuMemory: bytes,
-        gpuInstanceId: NVML_NO_INSTANCE,
-        computeInstanceId: NVML_NO_INSTANCE,
+        pid: own.pid,
+        usedGpuMemory: own.bytes,
+        gpuInstanceId: own.gpu_instance,
+        computeInstanceId: own.compute_instance,
     }
 }
 
@@ -214,11 +252,11 @@ pub unsafe fn nvmlDeviceGetRunningProcessDetailList(
     };
     let computing = matches!(asked_for.mode, NVML_PROCESS_MODE_COMPUTE | NVML_PROCESS_MODE_ALL);
     let own = if computing { own } else { Own::NOBODY };
-    let detail = |pid, bytes| nvmlProcessDetail_v1_t {
-        pid,
-        usedGpuMemory: bytes,
-        gpuInstanceId: NVML_NO_INSTANCE,
-        computeInstanceId: NVML_NO_INSTANCE,
+    let detail = |own: Entry| nvmlProcessDetail_v1_t {
+        pid: own.pid,
+        usedGpuMemory: own.bytes,
+        gpuInstanceId: own.gpu_instance,
+        computeInstanceId: own.compute_instance,
         usedGpuCcProtectedMemory: 0,
     };
     // SAFETY: not null; the caller's array is valid for as many entries as it says.
@@ -302,23 +340,31 @@ pub unsafe fn nvmlDeviceGetAccountingPids(
     pids: *mut c_uint,
 ) -> nvmlReturn_t {
     // SAFETY: the caller's own arguments.
-    unsafe { list(real, device, count, pids, false, |pid, _| pid) }
+    unsafe { list(real, device, count, pids, false, |own| own.pid) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn own(entries: &[(u32, u64)]) -> Own {
-        let mut own = Own { entries: [(0, 0); SLOTS], count: entries.len() };
-        own.entries[..entries.len()].copy_from_slice(entries);
+    fn entries(list: &[(u32, u64)]) -> impl Iterator<Item = Entry> {
+        list.iter().map(|&(pid, bytes)| Entry { pid, bytes, ..Entry::NONE })
+    }
+
+    fn own(list: &[(u32, u64)], overhead: u64) -> Own {
+        let mut own = Own::NOBODY;
+        own.add(entries(list), overhead);
         own
+    }
+
+    fn info(pid: u32, bytes: u64) -> nvmlProcessInfo_t {
+        second(Entry { pid, bytes, ..Entry::NONE })
     }
 
     #[test]
     fn an_array_that_is_too_small_is_told_how_much_it_takes() {
-        let own = own(&[(7, 100), (9, 200)]);
-        let mut infos = [second(0, 0); 3];
+        let own = own(&[(7, 100), (9, 200)], 0);
+        let mut infos = [info(0, 0); 3];
         for room in [0, 1] {
             let mut count = room;
             // SAFETY: three entries.
@@ -329,7 +375,7 @@ mod tests {
         // SAFETY: three entries.
         let result = unsafe { own.fill(&mut count, infos.as_mut_ptr(), second) };
         assert_eq!((result, count), (NVML_SUCCESS, 2));
-        assert_eq!(infos, [second(7, 100), second(9, 200), second(0, 0)]);
+        assert_eq!(infos, [info(7, 100), info(9, 200), info(0, 0)]);
         let mut count = 2;
         // SAFETY: nothing is written through a null pointer.
         let result = unsafe { own.fill(&mut count, ptr::null_mut(), second) };
@@ -346,11 +392,11 @@ mod tests {
 
     #[test]
     fn overhead_is_shared_to_the_last_byte() {
-        let mut own = own(&[(1, 10), (2, 20), (3, 30)]);
-        own.share(11);
-        assert_eq!(own.entries[..3], [(1, 15), (2, 23), (3, 33)]);
-        let mut nobody = Own::NOBODY;
-        nobody.share(11);
-        assert_eq!(nobody.count, 0);
+        let mut own = own(&[(1, 10), (2, 20), (3, 30)], 11);
+        // Of another instance.
+        own.add(entries(&[(4, 40)]), 7);
+        own.add(entries(&[]), 11);
+        let bytes: Vec<_> = own.entries[..own.count].iter().map(|own| own.bytes).collect();
+        assert_eq!(bytes, [15, 23, 33, 47]);
     }
 }

@@ -278,6 +278,13 @@ impl View {
         }
     }
 
+    /// Both together.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        // Neither lends to the other what it has free.
+        let taken = self.used().saturating_add(other.used());
+        Self { total: self.total.saturating_add(other.total), taken }
+    }
+
     /// What may still be allocated.
     #[inline]
     pub(crate) fn free(self) -> u64 {
@@ -296,6 +303,12 @@ const _: () = assert!(gpus::TEXT_LEN == tessera_region::session::EVENT_UUID_LEN)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_one_lacks_is_not_taken_from_the_other() {
+        let both = View { total: 100, taken: 140 }.plus(View { total: 50, taken: 10 });
+        assert_eq!((both.total, both.used(), both.free()), (150, 110, 40));
+    }
 
     #[test]
     fn used_and_free_add_up_to_the_total() {

@@ -174,5 +174,10 @@ asked! { CUDA_ASKED Cuda CUresult;
     cuThreadExchangeStreamCaptureMode (mode: *mut c_int);
 }
 asked! { NVML_ASKED Nvml nvmlReturn_t;
+    nvmlDeviceGetComputeInstanceId (device: nvmlDevice_t, id: *mut c_uint);
+    nvmlDeviceGetGpuInstanceId (device: nvmlDevice_t, id: *mut c_uint);
+    nvmlDeviceGetMaxMigDeviceCount (device: nvmlDevice_t, count: *mut c_uint);
+    nvmlDeviceGetMigDeviceHandleByIndex
+        (device: nvmlDevice_t, index: c_uint, instance: *mut nvmlDevice_t);
     nvmlDeviceGetUUID (device: nvmlDevice_t, uuid: *mut c_char, length: c_uint);
 }

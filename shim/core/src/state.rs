@@ -353,7 +353,6 @@ impl Process {
             Listed::Gpu(gpu) => Some(Some(gpu)),
             Listed::No { news } => {
                 if let Some(uuid) = news {
-                    let uuid = crate::gpus::text(&uuid);
                     self.tell(Some(Event {
                         kind: EventKind::UnknownGpu,
                         gpu: None,
