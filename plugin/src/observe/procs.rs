@@ -131,6 +131,8 @@ fn mounted_allocation(mountinfo: &[u8]) -> Option<AllocationId> {
         if fields.next()? != CONTAINER_PAGES_DIR {
             return None;
         }
+        // As the kernel writes it once somebody has removed the directory.
+        let root = root.strip_suffix("//deleted").unwrap_or(root);
         AllocationId::parse(root.rsplit('/').next()?)
     })
 }
@@ -199,6 +201,12 @@ mod tests {
         assert_eq!(mounted_allocation(text.as_bytes()).unwrap().as_str(), ID);
         assert_eq!(mounted_allocation(b"1 2 0:1 / /usr/local/tessera/pages"), None);
         assert_eq!(mounted_allocation(b"\xff\n\n1 2"), None);
+    }
+
+    #[test]
+    fn a_container_whose_pages_were_removed_is_still_told() {
+        let text = mounts(&format!("{ID}//deleted"));
+        assert_eq!(mounted_allocation(text.as_bytes()).unwrap().as_str(), ID);
     }
 
     #[test]
