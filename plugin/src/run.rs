@@ -63,6 +63,8 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     Quantity::parse(unit.unwrap_or(text)).and_then(Quantity::units).map_err(|e| e.to_string())
 }
 
+/// Which GPUs CUDA shows a process.
+const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// `tessera run` itself failed, before or beside the command; `env` and `timeout` use the same.
 const OWN_FAILURE: u8 = 125;
 
@@ -89,7 +91,8 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     } else {
         config.gpus.context_overhead_bytes
     });
-    let gpus = gpus::select(&gpus::list(config)?, &args.gpu)?;
+    let all = gpus::list(config)?;
+    let gpus = gpus::select(&all, &args.gpu)?;
     for gpu in &gpus {
         gpus::check(gpu, args.memory, overhead)?;
     }
@@ -115,6 +118,11 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         .args(&args.command[1..])
         .env(PAGES_DIR_ENV, pages.dir())
         .env("LD_PRELOAD", preload(shim.as_os_str(), std::env::var_os("LD_PRELOAD")));
+    if let Some(list) = gpus::visible(&all, &gpus)
+        && std::env::var_os(VISIBLE_DEVICES).is_none()
+    {
+        command.env(VISIBLE_DEVICES, list);
+    }
     let mut observer = observe::Observer::default();
     let discovery = NvmlDiscovery::new(config.paths.nvml.clone(), config.gpus.clone());
     let uuids = gpus.iter().map(|gpu| gpu.uuid.clone());

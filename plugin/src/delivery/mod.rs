@@ -22,6 +22,9 @@ use crate::device::Gpu;
 
 /// The list of GPUs for NVIDIA's container toolkit.
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// The same for CUDA itself, which shows a process one MIG instance, the first it has access to (MIG User
+/// Guide, "CUDA Device Enumeration"): a container that sees more is not to get another's.
+const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// What it says where the toolkit is to keep away, whatever the image says: CUDA's own images ask for
 /// `all`. ("`void` or empty or unset: the same behavior as runc", nvidia-container-runtime's README.)
 const VOID: &str = "void";
@@ -78,6 +81,10 @@ pub fn answer(parcel: &Parcel<'_>, config: &Config) -> ContainerAllocateResponse
         DeviceListStrategy::CdiAnnotations
         | DeviceListStrategy::CdiCri
         | DeviceListStrategy::None => {}
+    }
+    if parcel.gpus.iter().any(|gpu| gpu.mig.is_some()) {
+        let uuids: Vec<&str> = parcel.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        answer.envs.insert(CUDA_VISIBLE_DEVICES.into(), uuids.join(","));
     }
     // Here also for CDI, whose variables win over a pod's own: a program may need more than our
     // directory in its path.

@@ -46,6 +46,22 @@ fn the_answer_mounts_pages_read_only_and_the_usage_file_over_them() {
 }
 
 #[test]
+fn cuda_is_told_which_mig_instance_is_the_containers() {
+    let mig = crate::device::MigInstance {
+        parent_uuid: "GPU-p".into(),
+        parent_index: 0,
+        index: 1,
+        gpu_instance: 2,
+        compute_instance: 0,
+    };
+    let instance = Gpu { mig: Some(mig), ..Gpu::example("MIG-a", 0) };
+    for strategy in ["envvar", "volume-mounts", "cdi-cri"].map(strategy) {
+        assert_eq!(told(&strategy, &[&instance]).envs["CUDA_VISIBLE_DEVICES"], "MIG-a");
+    }
+    assert!(!told("", &[&Gpu::example("GPU-a", 0)]).envs.contains_key("CUDA_VISIBLE_DEVICES"));
+}
+
+#[test]
 fn volume_mounts_list_the_gpus_where_no_variable_can() {
     let (a, b) = (Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1));
     let answer = told(&strategy("volume-mounts"), &[&a, &b]);

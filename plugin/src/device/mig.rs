@@ -83,6 +83,15 @@ pub(super) fn instances<'n>(
     Ok(Ok(found))
 }
 
+/// How many of `gpus` have `gpu`'s memory in common, itself included: the compute instances of its GPU
+/// instance, each of which NVML shows all of it.
+pub(super) fn sharers<'g>(gpu: &Gpu, gpus: impl Iterator<Item = &'g Gpu>) -> u64 {
+    let Some(mig) = &gpu.mig else { return 1 };
+    let instance = |of: &MigInstance| (of.parent_index, of.gpu_instance);
+    let shares = |other: &MigInstance| instance(other) == instance(mig);
+    gpus.filter(|other| other.mig.as_ref().is_some_and(shares)).map(|_| 1).sum::<u64>().max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::selected;
@@ -116,6 +125,18 @@ mod tests {
             !selected(&Gpu::example("GPU-2", 2), &list("2:1"), &[]),
             "a whole GPU is no instance"
         );
+    }
+
+    #[test]
+    fn compute_instances_of_one_gpu_instance_share_its_memory() {
+        let twin = |index| {
+            let mut gpu = instance(0, index);
+            gpu.mig.as_mut().unwrap().gpu_instance = 1;
+            gpu
+        };
+        let all = [twin(0), twin(1), instance(0, 2), instance(1, 0), Gpu::example("GPU-2", 2)];
+        let counts: Vec<_> = all.iter().map(|gpu| sharers(gpu, all.iter())).collect();
+        assert_eq!(counts, [2, 2, 1, 1, 1]);
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub struct Gpu {
     pub pci_bus_id: String,
     /// NUMA node, where the platform has any.
     pub numa_node: Option<u32>,
-    /// Bytes on the device.
+    /// Bytes on the device; of compute instances that have memory in common, an even share of it.
     pub memory_bytes: u64,
     /// Which instance it is; a whole GPU: `None`.
     pub mig: Option<MigInstance>,

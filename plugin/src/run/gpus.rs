@@ -17,7 +17,19 @@ pub(super) fn list(config: &Config) -> anyhow::Result<Vec<Gpu>> {
         .context("no GPU to hold the command on (--sim uses the simulated one instead)")
 }
 
-/// Those of `all` that `wanted` names by UUID or index; all where it names none.
+/// What the user calls a GPU: its index, and a MIG instance's after it.
+fn label(gpu: &Gpu) -> String {
+    gpu.mig.as_ref().map_or_else(|| gpu.index.to_string(), ToString::to_string)
+}
+
+/// `CUDA_VISIBLE_DEVICES` where it takes that to reach `chosen`: a process sees no more than one MIG
+/// instance, and no whole GPU beside it (MIG User Guide, "CUDA Device Enumeration").
+pub(super) fn visible(all: &[Gpu], chosen: &[Gpu]) -> Option<String> {
+    let uuids: Vec<&str> = chosen.iter().map(|gpu| gpu.uuid.as_str()).collect();
+    all.iter().any(|gpu| gpu.mig.is_some()).then(|| uuids.join(","))
+}
+
+/// Those of `all` that `wanted` names by UUID or index, of MIG instances as `0:1`; all where it names none.
 ///
 /// # Errors
 /// A name that is no GPU's, with those there are.
@@ -27,10 +39,9 @@ pub(super) fn select(all: &[Gpu], wanted: &[String]) -> anyhow::Result<Vec<Gpu>>
     }
     let mut chosen: Vec<Gpu> = Vec::new();
     for name in wanted {
-        let found = all.iter().find(|g| g.uuid == *name || g.index.to_string() == *name);
-        let Some(gpu) = found else {
+        let Some(gpu) = all.iter().find(|g| g.uuid == *name || label(g) == *name) else {
             let there: Vec<String> =
-                all.iter().map(|g| format!("{} ({})", g.index, g.uuid)).collect();
+                all.iter().map(|g| format!("{} ({})", label(g), g.uuid)).collect();
             anyhow::bail!("--gpu {name}: no such GPU; there is {}", there.join(", "));
         };
         if !chosen.contains(gpu) {
@@ -56,7 +67,7 @@ pub(super) fn check(gpu: &Gpu, memory: u64, overhead: u64) -> anyhow::Result<()>
         memory <= gpu.memory_bytes,
         "--memory {} is more than GPU {} ({}) has: {}",
         format_bytes(memory),
-        gpu.index,
+        label(gpu),
         gpu.name,
         format_bytes(gpu.memory_bytes)
     );
@@ -82,6 +93,29 @@ mod tests {
         assert_eq!(select(&all, &[]).unwrap(), all);
         assert_eq!(select(&all, &["1".into()]).unwrap(), all[1..]);
         assert_eq!(select(&all, &["GPU-00000000".into(), "0".into()]).unwrap(), all[..1]);
+    }
+
+    #[test]
+    fn an_instance_is_chosen_by_both_indexes_and_made_the_one_that_cuda_sees() {
+        let instance = |index| Gpu {
+            mig: Some(crate::device::MigInstance {
+                parent_uuid: "GPU-00000000".into(),
+                parent_index: 0,
+                index,
+                gpu_instance: index + 1,
+                compute_instance: 0,
+            }),
+            ..Gpu::example(&format!("MIG-{index:08}"), 0)
+        };
+        let all = [instance(0), instance(1), two().remove(1)];
+        let chosen = select(&all, &["0:1".into()]).unwrap();
+        assert_eq!(chosen, all[1..2]);
+        assert_eq!(visible(&all, &chosen).as_deref(), Some("MIG-00000001"));
+        assert_eq!(visible(&all, &all[2..]).as_deref(), Some("GPU-00000001"));
+        assert_eq!(visible(&two(), &two()), None, "a machine without MIG is left as it is");
+        assert!(
+            select(&all, &["0".into()]).unwrap_err().to_string().contains("0:1 (MIG-00000001)")
+        );
     }
 
     #[test]
