@@ -169,6 +169,24 @@ impl Cluster {
         process::run(&mut command, None, STEP)?.success("restarting kubelet").map(drop)
     }
 
+    /// Runs a bash script as root on the node itself, outside every container.
+    ///
+    /// # Errors
+    /// The node is out of reach, or the script fails.
+    pub fn on_host(&self, node: &str, script: &str) -> Result<String> {
+        let mut command = match &self.provider {
+            Provider::Script(_) => Command::new("bash"),
+            Provider::Kind(_) => {
+                let mut command = Command::new("docker");
+                command.args(["exec", node, "bash"]);
+                command
+            }
+            Provider::Other => bail!("this cluster's node cannot be reached from here"),
+        };
+        command.args(["-ec", script]);
+        process::run(&mut command, None, STEP)?.success("a script on the node")
+    }
+
     /// The last lines of kubelet's log, or why they cannot be had.
     pub fn kubelet_log(&self, node: &str) -> String {
         let mut command = match &self.provider {

@@ -108,6 +108,22 @@ impl<'a> Plugin<'a> {
         })
     }
 
+    /// Waits until the plugin offers `count` free replicas.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn wait_for_free(&self, count: usize) -> Result<()> {
+        wait::until(&format!("{count} replicas are free and healthy"), READY, || {
+            let status = self.status()?;
+            let gpus = status["gpus"].as_array().into_iter().flatten();
+            let replicas = gpus.flat_map(|gpu| gpu["replicas"].as_array().into_iter().flatten());
+            let free =
+                |replica: &&Value| replica["health"] == "healthy" && replica["allocation_id"] == "";
+            let now = replicas.filter(free).count();
+            Ok(Look::when(now == count, status["gpus"].to_string()))
+        })
+    }
+
     fn pods(&self) -> Result<Vec<Value>> {
         let list = self.kubectl.get(&["pods", "-n", PLUGIN_NAMESPACE, "-l", SELECTOR])?;
         Ok(list["items"].as_array().cloned().unwrap_or_default())
@@ -151,6 +167,15 @@ impl<'a> Plugin<'a> {
         let pod = self.pod()?;
         let head = ["exec", "-n", PLUGIN_NAMESPACE, &pod, "-c", "tessera", "--"];
         self.kubectl.run(&[&head[..], command].concat())
+    }
+
+    /// What `tessera status -o json` says.
+    ///
+    /// # Errors
+    /// No plugin answers.
+    pub fn status(&self) -> Result<Value> {
+        let text = self.exec(&["tessera", "status", "-o", "json"])?;
+        serde_json::from_str(&text).with_context(|| text.clone())
     }
 
     /// Deletes the plugin's pod and waits until another has taken its place.
@@ -219,6 +244,92 @@ impl<'a> Plugin<'a> {
         wait::until("the plugin is gone", READY, || {
             Ok(Look::when(self.pods()?.is_empty(), self.state()?))
         })
+    }
+
+    /// Puts a loop around the plugin that starts it again at once whenever it ends, and none while
+    /// [`crate::host::HOLD`] is there: so a case can kill it as often as it likes without kubelet's
+    /// back-off, and have it up while kubelet is down.
+    ///
+    /// # Errors
+    /// The new pod does not come up.
+    pub fn supervise(&self) -> Result<()> {
+        if self.template()?["containers"][0]["command"][0] == "sh" {
+            return Ok(());
+        }
+        let script = format!(
+            "trap 'kill $p; wait $p; exit 0' TERM
+             while :; do
+                 while [ -e {} ]; do sleep 0.1; done
+                 tessera serve & p=$!
+                 wait $p
+             done",
+            crate::host::HOLD
+        );
+        self.roll_out(&json!({"containers": [{
+            "name": "tessera",
+            "command": ["sh", "-c", script],
+        }]}))
+    }
+
+    /// The pod template's specification.
+    ///
+    /// # Errors
+    /// There is no DaemonSet.
+    pub fn template(&self) -> Result<Value> {
+        let set = self.kubectl.get(&["daemonset/tessera", "-n", PLUGIN_NAMESPACE])?;
+        Ok(set["spec"]["template"]["spec"].clone())
+    }
+
+    /// Changes the pod template's specification and waits for the rolling update.
+    ///
+    /// # Errors
+    /// The new pod does not come up.
+    pub fn roll_out(&self, spec: &Value) -> Result<()> {
+        self.begin_roll_out(spec)?;
+        self.wait_for_roll_out()
+    }
+
+    /// Changes the pod template; the pod is replaced even if the specification stays the same.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub fn begin_roll_out(&self, spec: &Value) -> Result<()> {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
+        let patch = json!({"spec": {"template": {
+            "metadata": {"annotations": {"tessera.dev/e2e-roll-out": now.as_nanos().to_string()}},
+            "spec": spec,
+        }}});
+        let patch = patch.to_string();
+        self.kubectl
+            .run(&["patch", "-n", PLUGIN_NAMESPACE, "daemonset/tessera", "-p", &patch])
+            .map(drop)
+    }
+
+    /// Waits until the DaemonSet's one pod is of the newest template and ready.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn wait_for_roll_out(&self) -> Result<()> {
+        wait::until("the rolling update is done", READY, || {
+            let set = self.kubectl.get(&["daemonset/tessera", "-n", PLUGIN_NAMESPACE])?;
+            let status = &set["status"];
+            let done = status["observedGeneration"] == set["metadata"]["generation"]
+                && status["updatedNumberScheduled"] == 1
+                && status["numberReady"] == 1
+                && self.pods()?.len() == 1;
+            Ok(Look::when(done, status.to_string()))
+        })
+    }
+
+    /// Replaces the plugin's configuration; it takes effect with the next roll-out.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub fn configure(&self, toml: &str) -> Result<()> {
+        let patch = json!({"data": {"config.toml": toml}}).to_string();
+        self.kubectl
+            .run(&["patch", "-n", PLUGIN_NAMESPACE, "configmap/tessera", "-p", &patch])
+            .map(drop)
     }
 
     /// What the plugin's containers wrote, and what its process wrote before its last restart.

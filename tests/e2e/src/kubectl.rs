@@ -99,6 +99,17 @@ impl Kubectl {
             .map(drop)
     }
 
+    /// Creates several objects by one request of the command line.
+    ///
+    /// # Errors
+    /// The API server's refusal.
+    pub fn create_all(&self, objects: Vec<Value>) -> Result<()> {
+        let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        self.try_run(&["create", "-f", "-"], Some(&list.to_string()))?
+            .success("kubectl create")
+            .map(drop)
+    }
+
     /// The objects of a YAML file, as kubectl itself reads it.
     ///
     /// # Errors

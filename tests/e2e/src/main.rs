@@ -4,7 +4,9 @@
 mod cases;
 mod cluster;
 mod deploy;
+mod host;
 mod images;
+mod invariants;
 mod kubectl;
 mod pods;
 mod process;
@@ -109,7 +111,7 @@ fn on(cluster: &Cluster, repo: &Path, artefacts: &Path, options: &Options) -> Re
     println!("images on {node} after {:.1?}", started.elapsed());
     let outcome = Plugin::deploy(cluster, repo, &node).and_then(|plugin| {
         println!("plugin ready after {:.1?}", started.elapsed());
-        let suite = Suite::new(cluster, node.clone(), plugin)?;
+        let suite = Suite::new(cluster, repo, artefacts, node.clone(), plugin)?;
         Ok(cases(&suite, options, started))
     });
     if options.keep {

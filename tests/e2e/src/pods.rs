@@ -9,6 +9,7 @@ use crate::deploy::{NAMESPACE, RESOURCE, SIM_ON_NODE};
 use crate::images;
 use crate::kubectl::Kubectl;
 use crate::process::Output;
+use crate::suite::Suite;
 use crate::wait::{self, Look};
 
 const START: Duration = Duration::from_secs(60);
@@ -91,23 +92,7 @@ impl<'a> Pod<'a> {
         init: &[Container],
         containers: &[Container],
     ) -> Result<Self> {
-        let values = |list: &[Container]| list.iter().map(|c| c.0.clone()).collect::<Vec<_>>();
-        kubectl.apply(&json!({
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "namespace": NAMESPACE},
-            "spec": {
-                "restartPolicy": match restart {
-                    Restart::Always => "Always",
-                    Restart::Never => "Never",
-                },
-                "hostNetwork": true, // needs no pod network
-                "automountServiceAccountToken": false,
-                "terminationGracePeriodSeconds": 1,
-                "initContainers": values(init),
-                "containers": values(containers),
-            },
-        }))?;
+        kubectl.apply(&manifest(name, restart, init, containers))?;
         Ok(Self::named(kubectl, name))
     }
 
@@ -197,6 +182,31 @@ impl<'a> Pod<'a> {
         })
     }
 
+    /// The pid on the node of the first container's first process; the node must be in reach.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn host_pid(&self, suite: &Suite<'_>) -> Result<String> {
+        let (_, id) = self.incarnation()?;
+        let id = id.rsplit('/').next().unwrap_or_default().to_owned();
+        let pids = suite.host(&format!(
+            "for p in $(contained); do
+                 grep -qs {id} /proc/$p/cgroup && [ \"$(awk '/^NSpid:/ {{print $NF}}' /proc/$p/status)\" = 1 ] && echo $p
+             done; true"
+        ))?;
+        pids.lines().next().map(str::to_owned).with_context(|| format!("{}: no process", self.name))
+    }
+
+    /// Kills the first container's first process, and waits until kubelet has started it again.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn restart_container(&self, suite: &Suite<'_>) -> Result<()> {
+        let (restarts, _) = self.incarnation()?;
+        suite.host(&format!("kill -9 {}", self.host_pid(suite)?))?;
+        self.wait_for_restart(restarts)
+    }
+
     /// The output of a command in a container, whatever its exit status.
     ///
     /// # Errors
@@ -281,6 +291,32 @@ impl<'a> Pod<'a> {
         self.exec(&["tessera-tenant", "greedy", "--at-most", &at_most])
             .and_then(|text| held(&text, "full"))
     }
+}
+
+/// The API object of a pod of these containers.
+pub fn manifest(
+    name: &str,
+    restart: Restart,
+    init: &[Container],
+    containers: &[Container],
+) -> Value {
+    let values = |list: &[Container]| list.iter().map(|c| c.0.clone()).collect::<Vec<_>>();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "restartPolicy": match restart {
+                Restart::Always => "Always",
+                Restart::Never => "Never",
+            },
+            "hostNetwork": true, // needs no pod network
+            "automountServiceAccountToken": false,
+            "terminationGracePeriodSeconds": 1,
+            "initContainers": values(init),
+            "containers": values(containers),
+        },
+    })
 }
 
 /// What one process sees of one GPU.

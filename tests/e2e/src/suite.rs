@@ -10,6 +10,7 @@ use crate::kubectl::Kubectl;
 use crate::pods::{self, Container, Pod};
 use crate::wait::{self, Look};
 
+use std::path::Path;
 use std::time::Duration;
 
 /// The deployed plugin and the cluster under it.
@@ -19,6 +20,10 @@ pub struct Suite<'a> {
     pub cluster: &'a Cluster,
     /// Its API.
     pub kubectl: &'a Kubectl,
+    /// The repository.
+    pub repo: &'a Path,
+    /// What `make build` made.
+    pub artefacts: &'a Path,
     /// The node that the plugin was put on.
     pub node: String,
     /// The plugin.
@@ -30,14 +35,20 @@ impl<'a> Suite<'a> {
     ///
     /// # Errors
     /// The API server's.
-    pub fn new(cluster: &'a Cluster, node: String, plugin: Plugin<'a>) -> Result<Self> {
+    pub fn new(
+        cluster: &'a Cluster,
+        repo: &'a Path,
+        artefacts: &'a Path,
+        node: String,
+        plugin: Plugin<'a>,
+    ) -> Result<Self> {
         let kubectl = &cluster.kubectl;
         kubectl.apply(&json!({
             "apiVersion": "v1",
             "kind": "Namespace",
             "metadata": {"name": NAMESPACE, "labels": {"tessera.dev/e2e": "true"}},
         }))?;
-        Ok(Self { cluster, kubectl, node, plugin })
+        Ok(Self { cluster, kubectl, repo, artefacts, node, plugin })
     }
 
     /// Removes every tenant, and checks that the node offers everything to the next case.

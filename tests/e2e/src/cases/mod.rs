@@ -1,10 +1,17 @@
 //! The cases, one function each.
 
 mod capacity;
-mod delivery;
+mod churn;
+pub mod delivery;
+mod host_paths;
+mod kubelet;
+
 mod memory;
+mod reboot;
 mod restarts;
+mod rollout;
 mod status;
+mod upgrade;
 
 use anyhow::Result;
 
@@ -56,4 +63,14 @@ pub const CASES: &[Case] = cases![
     restarts::plugin_is_killed,
     restarts::kubelet_restarts restarts_kubelet,
     restarts::lost_pages_close_and_are_repaired restarts_kubelet,
+    rollout::rolling_update_while_pods_come_and_run restarts_kubelet,
+    rollout::replica_count_changes_under_running_pods restarts_kubelet,
+    upgrade::new_shim_and_page_version_under_running_pods restarts_kubelet,
+    kubelet::kubelet_restarts_in_the_middle_of_allocate restarts_kubelet,
+    kubelet::plugin_and_kubelet_down_and_up_in_either_order restarts_kubelet,
+    host_paths::host_paths_deleted_under_a_running_plugin restarts_kubelet,
+    host_paths::host_paths_deleted_while_the_plugin_is_away restarts_kubelet,
+    reboot::node_reboot_keeps_every_pod_and_its_quota restarts_kubelet,
+    churn::plugin_is_killed_at_random_moments_of_pod_churn restarts_kubelet,
+    churn::nothing_is_left_behind restarts_kubelet,
 ];

@@ -18,7 +18,7 @@ pub fn status_shows_pods_quota_and_use(suite: &Suite<'_>) -> Result<()> {
     // Kubelet names the holder only after the container has started.
     let (status, allocation) =
         wait::until("status names the pod", Duration::from_secs(20), || {
-            let status = json(suite)?;
+            let status = suite.plugin.status()?;
             let found = allocation_of(&status, "holder");
             Ok(match found {
                 Some(allocation) => Look::Done((status, allocation)),
@@ -47,11 +47,6 @@ pub fn status_shows_pods_quota_and_use(suite: &Suite<'_>) -> Result<()> {
     let row = text.lines().find(|line| line.contains("holder")).with_context(|| text.clone())?;
     ensure!(row.contains(NAMESPACE), "{text}");
     suite.plugin.exec(&["tessera", "status", "--ready"]).map(drop)
-}
-
-fn json(suite: &Suite<'_>) -> Result<Value> {
-    let text = suite.plugin.exec(&["tessera", "status", "-o", "json"])?;
-    serde_json::from_str(&text).with_context(|| text.clone())
 }
 
 /// The allocation that status says this pod holds.

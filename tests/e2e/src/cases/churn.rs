@@ -1,0 +1,184 @@
+//! The plugin killed at any moment while pods come and go, and what is left in the end.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Result, bail, ensure};
+use serde_json::Value;
+
+use super::delivery::check_fill;
+use super::rollout::{filled, is_over, of};
+use crate::deploy::{NAMESPACE, SHARE_BYTES};
+use crate::invariants::{self, Invariants};
+use crate::pods::{self, Container, Restart};
+use crate::suite::Suite;
+use crate::wait;
+
+/// Pods in all; `TESSERA_E2E_PODS`.
+const PODS: usize = 200;
+/// Not over at a time: some wait for a share.
+const AT_A_TIME: usize = 10;
+
+/// When the plugin is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Moment {
+    /// After so many milliseconds.
+    After(u64),
+    /// When its ledger changes: while it commits, or before the pages.
+    Commit,
+    /// When a directory changes: between the pages and the answer.
+    Pages,
+}
+
+impl Moment {
+    fn choose(random: &mut Random) -> Self {
+        match random.below(3) {
+            0 => Moment::Commit,
+            1 => Moment::Pages,
+            _ => Moment::After(random.below(1500)),
+        }
+    }
+
+    /// Waits for the moment, some seconds at most, and kills. Prints whether it came.
+    fn script(self) -> String {
+        // A wait without another process: `read` from a pipe that nobody writes to.
+        let wait = "exec {pipe}<> <(:); tick() { read -rt 0.001 -u $pipe || true; }; i=0; came=no";
+        let until = |condition: &str| {
+            format!(
+                "while [ $((i++)) -lt 4000 ]; do {condition} && {{ came=yes; break; }}; tick; done"
+            )
+        };
+        let moment = match self {
+            Moment::After(ms) => format!("sleep {}.{:03}; came=yes", ms / 1000, ms % 1000),
+            Moment::Commit => {
+                format!("touch $sim/.now; {}", until("[ $state/ledger.redb -nt $sim/.now ]"))
+            }
+            // The directory is there from pods before; new files come into it.
+            Moment::Pages => format!(
+                "touch $sim/.now; newer() {{ local d; for d in $pages/*; do [ $d -nt $sim/.now ] && \
+                 return; done; return 1; }}; {}",
+                until("newer")
+            ),
+        };
+        format!("p=$(serving); {wait}; {moment}; [ -n \"$p\" ] && kill -9 $p; echo $came")
+    }
+}
+
+/// xorshift64*: the same seed, the same moments.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+    }
+}
+
+fn from_env(name: &str, default: u64) -> Result<u64> {
+    match env::var(name) {
+        Ok(text) => Ok(text.parse()?),
+        Err(_) => Ok(default),
+    }
+}
+
+/// Every pod that is admitted has exactly its quota; those that are not were asked for while there was
+/// no plugin. `TESSERA_E2E_SEED` repeats a run, as far as a machine can be repeated.
+pub fn plugin_is_killed_at_random_moments_of_pod_churn(suite: &Suite<'_>) -> Result<()> {
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let seed = from_env("TESSERA_E2E_SEED", clock)?;
+    let pods = usize::try_from(from_env("TESSERA_E2E_PODS", PODS as u64)?)?;
+    println!("     TESSERA_E2E_SEED={seed}");
+    suite.plugin.supervise()?;
+    let watched = Invariants::watch(suite)?;
+    let done = AtomicBool::new(false);
+    let (churned, kills) = thread::scope(|scope| {
+        let killer = scope.spawn(|| kill(suite, seed, &done));
+        let churned = churn(suite, pods);
+        done.store(true, Ordering::Relaxed);
+        (churned, killer.join())
+    });
+    let kills = match kills {
+        Ok(kills) => kills?,
+        Err(_) => bail!("the killer panicked"),
+    };
+    let succeeded = churned?;
+    let report = watched.finish(false)?;
+    let mut causes: BTreeMap<&str, usize> = BTreeMap::new();
+    for refusal in &report.refusals {
+        let end = refusal.rsplit("desc = ").next().unwrap_or_default();
+        *causes.entry(end.split(". Requested").next().unwrap_or(end)).or_default() += 1;
+    }
+    println!("     {succeeded} of {pods} pods ran; killed {kills:?}; refused {causes:?}");
+    println!("     {} looks at what is sold", report.samples);
+    ensure!(succeeded + report.refusals.len() == pods, "{succeeded} + {causes:?} of {pods}");
+    ensure!(succeeded * 3 > pods, "hardly any pod ran");
+    let within = |moment: &str| kills.get(moment).copied().unwrap_or(0);
+    ensure!(within("commit") > 0 && within("pages") > 0, "no Allocate was interrupted: {kills:?}");
+    Ok(())
+}
+
+/// Kills until `done`; how often at which moment.
+fn kill(suite: &Suite<'_>, seed: u64, done: &AtomicBool) -> Result<BTreeMap<&'static str, usize>> {
+    let mut random = Random(seed | 1);
+    let mut kills = BTreeMap::new();
+    while !done.load(Ordering::Relaxed) {
+        let moment = Moment::choose(&mut random);
+        let came = suite.host(&moment.script())?;
+        let name = match (moment, came.trim()) {
+            (Moment::After(_), _) => "at random",
+            (Moment::Commit, "yes") => "commit",
+            (Moment::Pages, "yes") => "pages",
+            _ => "in vain",
+        };
+        *kills.entry(name).or_default() += 1;
+        // Long enough that pods get in between, too short for the node to settle.
+        thread::sleep(Duration::from_millis(500 + random.below(2500)));
+    }
+    Ok(kills)
+}
+
+/// Lets `pods` pods come and go; how many of them had their quota.
+fn churn(suite: &Suite<'_>, pods: usize) -> Result<usize> {
+    let script = format!("tessera-tenant greedy --at-most {SHARE_BYTES} >/dev/termination-log");
+    let (mut created, mut succeeded) = (0, 0);
+    let mut changed = Instant::now();
+    loop {
+        let all = of(suite, "churn-")?;
+        let over: Vec<&Value> = all.iter().filter(|pod| is_over(pod)).collect();
+        let open = all.len() - over.len();
+        if over.len() == pods {
+            for pod in over {
+                if pod["status"]["phase"] == "Succeeded" {
+                    check_fill(filled(pod)?, SHARE_BYTES)?;
+                    succeeded += 1;
+                } else if pod["status"]["reason"] != "UnexpectedAdmissionError" {
+                    bail!("a pod failed: {}", pod["status"]);
+                }
+            }
+            return Ok(succeeded);
+        }
+        let more = AT_A_TIME.saturating_sub(open).min(pods - created);
+        if more > 0 {
+            changed = Instant::now();
+            let main = [Container::new("main", 1, &["sh", "-c", &script])];
+            let new = (created..created + more)
+                .map(|n| pods::manifest(&format!("churn-{n}"), Restart::Never, &[], &main));
+            suite.kubectl.create_all(new.collect())?;
+            created += more;
+        }
+        ensure!(changed.elapsed() < Duration::from_secs(90), "{open} pods do not end");
+        ensure!(!wait::interrupted(), "interrupted");
+        thread::sleep(Duration::from_millis(400));
+    }
+}
+
+/// The last case: after all that went before, and its pods' end, nothing is left.
+pub fn nothing_is_left_behind(suite: &Suite<'_>) -> Result<()> {
+    suite.kubectl.delete_pods(NAMESPACE)?;
+    invariants::nothing_is_left(suite)
+}

@@ -1,0 +1,107 @@
+//! Somebody removes what lies on the host. Containers that start without it are refused CUDA or not
+//! started; nothing is handed out before it is whole again.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::delivery::check_fill;
+use crate::deploy::{REPLICAS, SHARE_BYTES};
+use crate::invariants::Invariants;
+use crate::pods::Pod;
+use crate::suite::Suite;
+use crate::wait::{self, Look};
+
+pub fn host_paths_deleted_under_a_running_plugin(suite: &Suite<'_>) -> Result<()> {
+    suite.plugin.supervise()?;
+    let watched = Invariants::watch(suite)?;
+    let victim = Pod::idle(suite.kubectl, "victim", 1)?;
+    let usage = Pod::idle(suite.kubectl, "usage", 1)?;
+    let dir = |pod: &Pod<'_>| -> Result<String> {
+        let mounts = pod.exec(&["cat", "/proc/self/mountinfo"])?;
+        let line = mounts.lines().find(|line| line.contains(" /usr/local/tessera/pages "));
+        let root = line.and_then(|line| line.split(' ').nth(3)).context("pages")?;
+        Ok(root.trim_start_matches('/').to_owned())
+    };
+
+    // One allocation's directory; another's usage file.
+    suite.host(&format!("rm -r $pages/{}; rm $pages/{}/usage", dir(&victim)?, dir(&usage)?))?;
+    for pod in [&victim, &usage] {
+        let output = pod.try_exec(&["tessera-tenant", "info"])?;
+        ensure!(output.code != Some(0), "a GPU without a quota: {}", output.stdout);
+        ensure!(output.stderr.contains("absent"), "says nothing of the cause: {}", output.stderr);
+        pod.restart_container(suite)?;
+        check_fill(pod.fill(SHARE_BYTES)?, SHARE_BYTES)?;
+    }
+
+    // The shim, what is preloaded, the ledger: each is there again, or not needed, when a pod comes.
+    for (name, script) in [
+        ("without-preload", "rm $state/shim/*/ld.so.preload"),
+        ("without-shim", "rm -r $state/shim/*"),
+        ("without-ledger", "rm $state/ledger.redb"),
+    ] {
+        suite.host(script)?;
+        let pod = Pod::idle(suite.kubectl, name, 1)?;
+        check_fill(pod.fill(SHARE_BYTES)?, SHARE_BYTES).context(name)?;
+        pod.delete()?;
+    }
+
+    // The sockets: made anew, each by itself.
+    suite.host(
+        "p=$(serving); rm /proc/$p/root/run/tessera/*; rm /var/lib/kubelet/device-plugins/tessera*",
+    )?;
+    wait::until("status answers and the plugin is registered", Duration::from_secs(30), || {
+        let pod = suite.plugin.pod()?;
+        let look = ["exec", "-n", "tessera", &pod, "-c", "tessera", "--", "tessera", "status"];
+        let output = suite.kubectl.try_run(&[&look[..], &["--ready"]].concat(), None)?;
+        Ok(Look::when(output.code == Some(0), output.stderr))
+    })?;
+    suite.plugin.wait_for_replicas(REPLICAS)?;
+    Pod::idle(suite.kubectl, "after-sockets", 1)?;
+
+    // All pages at once. Whoever runs runs on; new processes in containers from before find no page.
+    suite.host("rm -r $pages/*")?;
+    let fresh = Pod::idle(suite.kubectl, "fresh", 1)?;
+    check_fill(fresh.fill(SHARE_BYTES)?, SHARE_BYTES)?;
+    let report = watched.finish(true)?;
+    ensure!(report.refusals.is_empty(), "{:?}", report.refusals);
+    Ok(())
+}
+
+pub fn host_paths_deleted_while_the_plugin_is_away(suite: &Suite<'_>) -> Result<()> {
+    suite.plugin.supervise()?;
+    let watched = Invariants::watch(suite)?;
+    let victim = Pod::idle(suite.kubectl, "victim", 1)?;
+    let (before, _) = victim.incarnation()?;
+    suite.hold_plugin()?;
+    suite.host(
+        "rm -rf $pages/* $pages/.spare $state/shim $state/ledger.redb
+         rm -f /var/lib/kubelet/device-plugins/tessera*",
+    )?;
+    // Its container ends, and must not come back with a GPU that nobody limits.
+    suite.host(&format!("kill -9 {}", victim.host_pid(suite)?))?;
+    let unlimited = wait::until("kubelet has tried", Duration::from_secs(30), || {
+        let status = victim.object()?["status"]["containerStatuses"][0].clone();
+        let restarts = status["restartCount"].as_u64().unwrap_or(0);
+        let running = status["state"]["running"].is_object() && restarts > before;
+        let waits = status["state"]["waiting"]["reason"].is_string();
+        Ok(if running || waits { Look::Done(running) } else { Look::NotYet(status.to_string()) })
+    })?;
+    if unlimited {
+        let output = victim.try_exec(&["tessera-tenant", "info"])?;
+        ensure!(output.code != Some(0), "a GPU without a quota: {}", output.stdout);
+    }
+    suite.release_plugin()?;
+    suite.plugin.wait_for_replicas(REPLICAS)?;
+    if unlimited {
+        victim.restart_container(suite)?;
+    } else {
+        victim.wait_for_restart(before)?;
+    }
+    check_fill(victim.fill(SHARE_BYTES)?, SHARE_BYTES)?;
+    let fresh = Pod::idle(suite.kubectl, "fresh", 1)?;
+    check_fill(fresh.fill(SHARE_BYTES)?, SHARE_BYTES)?;
+    let report = watched.finish(true)?;
+    ensure!(report.refusals.is_empty(), "{:?}", report.refusals);
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! The DaemonSet's rolling update, and a configuration that changes, under running pods.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::delivery::check_fill;
+use crate::deploy::{NAMESPACE, REPLICAS, SHARE_BYTES};
+use crate::invariants::Invariants;
+use crate::pods::{self, Container, Pod, Restart};
+use crate::suite::Suite;
+use crate::wait::{self, Look};
+
+/// `maxUnavailable: 1`, no surge: for some seconds there is no plugin. Pods that come meanwhile wait,
+/// but for those that were bound to the node already.
+pub fn rolling_update_while_pods_come_and_run(suite: &Suite<'_>) -> Result<()> {
+    let watched = Invariants::watch(suite)?;
+    suite.plugin.begin_roll_out(&json!({}))?;
+    let script = format!("tessera-tenant greedy --at-most {SHARE_BYTES} >/dev/termination-log");
+    let mut names = Vec::new();
+    for n in 0..12 {
+        let name = format!("coming-{n}");
+        let main = [Container::new("main", 1, &["sh", "-c", &script])];
+        suite.kubectl.create_all(vec![pods::manifest(&name, Restart::Never, &[], &main)])?;
+        names.push(name);
+        thread::sleep(Duration::from_millis(700));
+    }
+    suite.plugin.wait_for_roll_out()?;
+    suite.plugin.wait_for_replicas(REPLICAS)?;
+    let pods = wait_until_over(suite, "coming-", names.len())?;
+    let mut succeeded = 0;
+    for pod in &pods {
+        let status = &pod["status"];
+        if status["phase"] == "Succeeded" {
+            check_fill(filled(pod)?, SHARE_BYTES)?;
+            succeeded += 1;
+        } else {
+            ensure!(status["reason"] == "UnexpectedAdmissionError", "{status}");
+        }
+    }
+    let report = watched.finish(false)?;
+    println!("     {succeeded} of {} pods ran; refused: {:?}", pods.len(), report.refusals);
+    // Those bound in the seconds without a plugin, and no more.
+    ensure!(succeeded * 2 > pods.len(), "only {succeeded} of {} ran", pods.len());
+    Ok(())
+}
+
+/// Waits until all pods whose names begin so are over.
+pub fn wait_until_over(
+    suite: &Suite<'_>,
+    prefix: &str,
+    count: usize,
+) -> Result<Vec<serde_json::Value>> {
+    wait::until(&format!("{count} pods are over"), Duration::from_secs(90), || {
+        let pods = of(suite, prefix)?;
+        let over = pods.iter().filter(|pod| is_over(pod)).count();
+        let seen = format!("{over} of {}", pods.len());
+        Ok(if over == count { Look::Done(pods) } else { Look::NotYet(seen) })
+    })
+}
+
+/// The pods whose names begin so.
+pub fn of(suite: &Suite<'_>, prefix: &str) -> Result<Vec<serde_json::Value>> {
+    let list = suite.kubectl.get(&["pods", "-n", NAMESPACE])?;
+    let pods = list["items"].as_array().cloned().unwrap_or_default();
+    let named = |pod: &serde_json::Value| {
+        pod["metadata"]["name"].as_str().is_some_and(|name| name.starts_with(prefix))
+    };
+    Ok(pods.into_iter().filter(named).collect())
+}
+
+/// Whether a pod that is not restarted has ended.
+pub fn is_over(pod: &serde_json::Value) -> bool {
+    pod["status"]["phase"] == "Succeeded" || pod["status"]["phase"] == "Failed"
+}
+
+/// What a pod that filled its quota wrote as its last word.
+pub fn filled(pod: &serde_json::Value) -> Result<u64> {
+    let last = &pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"];
+    pods::held(last.as_str().unwrap_or_default(), "full").with_context(|| pod["status"].to_string())
+}
+
+pub fn replica_count_changes_under_running_pods(suite: &Suite<'_>) -> Result<()> {
+    let config = fs::read_to_string(suite.repo.join("tests/e2e/overlay/config.toml"))?;
+    let cut = |replicas: u32, memory: &str| {
+        config
+            .replace("replicas = 4", &format!("replicas = {replicas}"))
+            .replace("memory = \"900Mi\"", &format!("memory = \"{memory}\""))
+    };
+    let watched = Invariants::watch(suite)?;
+    // Five of eight shares are held: three of the one GPU, two of the other.
+    let rest = Pod::idle(suite.kubectl, "rest", 3)?;
+    let outcome = (|| {
+        // Down: three of 1200 MiB each. Of the one GPU all are held, with their limits of before; of the
+        // other the third is free, and fits.
+        suite.plugin.configure(&cut(3, "1200Mi"))?;
+        suite.plugin.roll_out(&json!({}))?;
+        suite.plugin.wait_for_free(1)?;
+        let large = Pod::idle(suite.kubectl, "large", 1)?;
+        check_fill(large.fill(1200 << 20)?, 1200 << 20)?;
+        check_fill(rest.fill(3 * SHARE_BYTES)?, 3 * SHARE_BYTES)?;
+        large.delete()?;
+        // Up: eight of 450 MiB each. Of the 3840 MiB that can be sold of a GPU, 2700 are of the one and
+        // 1800 of the other: two more fit there, four here, however many there are by number.
+        suite.plugin.configure(&cut(8, "450Mi"))?;
+        suite.plugin.roll_out(&json!({}))?;
+        suite.plugin.wait_for_free(6)?;
+        let small = Pod::idle(suite.kubectl, "small", 1)?;
+        check_fill(small.fill(450 << 20)?, 450 << 20)?;
+        check_fill(rest.fill(3 * SHARE_BYTES)?, 3 * SHARE_BYTES)?;
+        small.delete()?;
+        rest.delete()
+    })();
+    suite.plugin.configure(&config)?;
+    suite.plugin.roll_out(&json!({}))?;
+    outcome?;
+    let report = watched.finish(false)?;
+    ensure!(report.refusals.is_empty(), "{:?}", report.refusals);
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! A plugin of another version, with another shim and another page ABI, under running pods.
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use super::delivery::check_fill;
+use crate::deploy::SHARE_BYTES;
+use crate::images;
+use crate::invariants::Invariants;
+use crate::pods::Pod;
+use crate::suite::Suite;
+
+/// Who runs goes on, and starts again, with the shim and pages of before; who comes gets the new ones.
+pub fn new_shim_and_page_version_under_running_pods(suite: &Suite<'_>) -> Result<()> {
+    images::load_next(suite.cluster, suite.repo, suite.artefacts)?;
+    let watched = Invariants::watch(suite)?;
+    let old = Pod::idle(suite.kubectl, "old", 1)?;
+    let before = versions(&old)?;
+    suite.plugin.roll_out(&with_image(images::NEXT))?;
+    let outcome = (|| {
+        let new = Pod::idle(suite.kubectl, "new", 1)?;
+        let today = versions(&new)?;
+        ensure!(today.0 == before.0 + 1 && today.1 != before.1, "{before:?}, then {today:?}");
+        check_fill(new.fill(SHARE_BYTES)?, SHARE_BYTES)?;
+        ensure!(versions(&old)? == before, "{before:?} became {:?}", versions(&old)?);
+        check_fill(old.fill(SHARE_BYTES)?, SHARE_BYTES)?;
+        old.restart_container(suite)?;
+        ensure!(versions(&old)? == before, "{before:?} became {:?}", versions(&old)?);
+        check_fill(old.fill(SHARE_BYTES)?, SHARE_BYTES)?;
+        let status = suite.plugin.status()?;
+        ensure!(status["warnings"] == json!([]), "{}", status["warnings"]);
+        let installed = suite.host("ls -d $state/shim/*/libtessera.so")?;
+        ensure!(installed.lines().count() == 2, "{installed}");
+        new.delete()
+    })();
+    suite.plugin.roll_out(&with_image(images::PLUGIN))?;
+    outcome?;
+    let report = watched.finish(false)?;
+    ensure!(report.refusals.is_empty(), "{:?}", report.refusals);
+    Ok(())
+}
+
+fn with_image(image: &str) -> serde_json::Value {
+    json!({
+        "initContainers": [{"name": "prepare-host", "image": image}],
+        "containers": [{"name": "tessera", "image": image}],
+    })
+}
+
+/// The page version that a container sees, and its shim's checksum.
+fn versions(pod: &Pod<'_>) -> Result<(u32, String)> {
+    let abi = pod.exec(&[
+        "od",
+        "-An",
+        "-t",
+        "u4",
+        "-j",
+        "8",
+        "-N",
+        "4",
+        "/usr/local/tessera/pages/quota",
+    ])?;
+    let shim = pod.exec(&["md5sum", "/usr/local/tessera/libtessera.so"])?;
+    Ok((abi.trim().parse()?, shim))
+}

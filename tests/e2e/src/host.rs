@@ -1,0 +1,98 @@
+//! What happens to a node, done to it from outside every container.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use crate::deploy::{PAGES_ON_NODE, SIM_ON_NODE};
+use crate::suite::Suite;
+use crate::wait::{self, Look};
+
+/// Where the node keeps ledger and shims, as in the manifest.
+pub const STATE_ON_NODE: &str = "/var/lib/tessera";
+
+/// While it is there, the plugin's supervisor starts none; see [`crate::deploy::Plugin::supervise`].
+pub const HOLD: &str = "/var/lib/tessera-e2e/hold";
+
+/// `serving`: the plugin's pids. `contained`: those of every container. Only what a cluster started:
+/// other plugins may run on this machine.
+const FUNCTIONS: &str = r#"
+shopt -s nullglob
+contained() { local p; for p in /proc/[0-9]*; do grep -qs kubepods $p/cgroup && echo ${p#/proc/}; done; true; }
+serving() {
+    local p comm
+    for p in /proc/[0-9]*; do
+        { read -r comm <$p/comm; } 2>/dev/null || continue
+        [ "$comm" = tessera ] && grep -qs kubepods $p/cgroup || continue
+        case "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" in "tessera serve"*) echo ${p#/proc/} ;; esac
+    done
+}
+"#;
+
+impl Suite<'_> {
+    /// Runs a bash script on the node, which may use `serving` and `contained`.
+    ///
+    /// # Errors
+    /// The node is out of reach, or the script fails.
+    pub fn host(&self, script: &str) -> Result<String> {
+        let head =
+            format!("{FUNCTIONS}\npages={PAGES_ON_NODE} state={STATE_ON_NODE} sim={SIM_ON_NODE}");
+        self.cluster.on_host(&self.node, &format!("{head}\n{script}"))
+    }
+
+    /// Sends the plugin a signal: `STOP`, `CONT`, `KILL`.
+    ///
+    /// # Errors
+    /// There is no plugin.
+    pub fn signal_plugin(&self, signal: &str) -> Result<()> {
+        let script = format!("p=$(serving); [ -n \"$p\" ] && kill -{signal} $p");
+        self.host(&script).map(drop)
+    }
+
+    /// Kills the plugin and keeps it away, whatever kubelet does; needs a supervised one.
+    ///
+    /// # Errors
+    /// It runs on.
+    pub fn hold_plugin(&self) -> Result<()> {
+        self.host(&format!("touch {HOLD}; kill -9 $(serving)"))?;
+        wait::until("the plugin is away", Duration::from_secs(10), || {
+            let pids = self.host("serving")?;
+            Ok(Look::when(pids.is_empty(), pids))
+        })
+    }
+
+    /// Lets the plugin come back, and does not wait for it.
+    ///
+    /// # Errors
+    /// The node is out of reach.
+    pub fn release_plugin(&self) -> Result<()> {
+        self.host(&format!("rm -f {HOLD}")).map(drop)
+    }
+
+    /// Every container dies and the pages' tmpfs is gone, as when the power fails; what is on disk
+    /// stays. Kubelet has to be stopped.
+    ///
+    /// # Errors
+    /// Something survives.
+    pub fn power_off(&self) -> Result<()> {
+        let left = self.host(
+            "for i in 1 2 3 4 5 6 7 8 9 10; do
+                 all=$(contained); [ -n \"$all\" ] || break
+                 kill -9 $all 2>/dev/null || true; sleep 0.2
+             done
+             while grep -q \" $pages .* - tmpfs \" /proc/self/mountinfo; do umount -l $pages; done
+             rm -rf $pages/* $sim/state; contained",
+        )?;
+        ensure!(left.is_empty(), "processes survive: {left}");
+        Ok(())
+    }
+
+    /// The names of the allocations' directories, and of what is left of removed ones.
+    ///
+    /// # Errors
+    /// The node is out of reach.
+    pub fn directories(&self) -> Result<Vec<String>> {
+        let list = self.host("ls -A $pages")?;
+        Ok(list.lines().filter(|name| *name != ".spare").map(str::to_owned).collect())
+    }
+}
