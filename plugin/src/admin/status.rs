@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tessera_kubelet::admin::{
-    Allocation, AllocationState, ComputePolicy, Gpu, GpuUse, Health, Holder, Plugin, Process,
-    Registration, Replica, Resource, StatusResponse,
+    Allocation, AllocationState, ComputePolicy, Gpu, GpuState, GpuUse, Health, Holder, Plugin,
+    Process, Registration, Replica, Resource, StatusResponse,
 };
 
 use crate::allocate::Catalogue;
@@ -194,6 +194,7 @@ impl Sources {
                 let uses = || live().flat_map(|a| &a.gpus).filter(|u| u.gpu_uuid == sold.gpu.uuid);
                 let sum =
                     |bytes: fn(&GpuUse) -> u64| uses().map(bytes).fold(0, u64::saturating_add);
+                let view = node.health(&sold.gpu.uuid);
                 Gpu {
                     uuid: sold.gpu.uuid.clone(),
                     index: sold.gpu.index,
@@ -214,6 +215,13 @@ impl Sources {
                     cores_millis: uses().map(|u| u.cores_millis).fold(0, u32::saturating_add),
                     replicas: replicas.remove(&sold.gpu.uuid).unwrap_or_default(),
                     memory_outside_bytes: node.outside(&sold.gpu.uuid),
+                    state: state(view.state).into(),
+                    state_reason: view.reason,
+                    state_since_unix_ms: view.since.map_or(0, |since| {
+                        let ago = i64::try_from(since.elapsed().as_millis()).unwrap_or(i64::MAX);
+                        unix_ms().saturating_sub(ago)
+                    }),
+                    state_waits_for: view.waits_for,
                 }
             })
             .collect();
@@ -298,6 +306,16 @@ fn replicas(
 
 fn health(healthy: bool) -> Health {
     if healthy { Health::Healthy } else { Health::Unhealthy }
+}
+
+fn state(state: crate::device::health::State) -> GpuState {
+    use crate::device::health::State;
+    match state {
+        State::Healthy => GpuState::Healthy,
+        State::Suspect => GpuState::Suspect,
+        State::Unhealthy => GpuState::Unhealthy,
+        State::Recovering => GpuState::Recovering,
+    }
 }
 
 fn to_unix_ms(time: SystemTime) -> i64 {

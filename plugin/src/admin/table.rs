@@ -1,13 +1,15 @@
 //! `tessera status` for people, and the same as JSON.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tessera_kubelet::admin::{
-    Allocation, AllocationState, ComputePolicy, Gpu, Health, Plugin, Registration, Resource,
-    StatusResponse,
+    Allocation, AllocationState, ComputePolicy, Gpu, GpuState, Health, Plugin, Registration,
+    Resource, StatusResponse,
 };
 
+use crate::config::duration;
 use crate::config::quantity::format_bytes;
 use crate::config::{Compute, Config};
 use crate::shares;
@@ -43,6 +45,9 @@ pub(super) fn text(status: &StatusResponse) -> String {
             "REPLICAS",
         ];
         table(&mut out, &header, status.gpus.iter().map(gpu_row).collect());
+        for gpu in status.gpus.iter().filter(|gpu| gpu.state() != GpuState::Healthy) {
+            line(&mut out, &trouble(gpu, status.at_unix_ms));
+        }
     }
     line(&mut out, "");
     if status.allocations.is_empty() {
@@ -167,9 +172,13 @@ fn cores(millis: u32) -> String {
 }
 
 fn gpu_row(gpu: &Gpu) -> Vec<String> {
-    let health = match gpu.health() {
-        Health::Healthy => "healthy".to_owned(),
-        _ => format!("unhealthy: {}", gpu.health_reason),
+    let health = match (gpu.state(), gpu.health()) {
+        // Also one that is held back for another reason than its health.
+        (GpuState::Healthy | GpuState::Unspecified, Health::Unhealthy) => {
+            format!("unhealthy: {}", gpu.health_reason)
+        }
+        // Why, and what it waits for, is told below the table.
+        (state, _) => state_of_gpu(state).to_owned(),
     };
     vec![
         format!("  {}", gpu.index),
@@ -183,6 +192,28 @@ fn gpu_row(gpu: &Gpu) -> Vec<String> {
         cores(gpu.cores_millis),
         free_replicas(gpu),
     ]
+}
+
+/// One GPU's trouble in a sentence.
+fn trouble(gpu: &Gpu, now_unix_ms: i64) -> String {
+    let ago = now_unix_ms.saturating_sub(gpu.state_since_unix_ms);
+    let ago = Duration::from_millis(u64::try_from(ago).unwrap_or(0));
+    let (state, ago) = (state_of_gpu(gpu.state()), duration::format(ago));
+    let mut text = format!("  GPU {} is {state} since {ago}: {}", gpu.index, gpu.state_reason);
+    if !gpu.state_waits_for.is_empty() {
+        let _ = write!(text, "; waits for {}", gpu.state_waits_for);
+    }
+    text
+}
+
+fn state_of_gpu(state: GpuState) -> &'static str {
+    match state {
+        GpuState::Healthy => "healthy",
+        GpuState::Suspect => "suspect",
+        GpuState::Unhealthy => "unhealthy",
+        GpuState::Recovering => "recovering",
+        GpuState::Unspecified => "unknown",
+    }
 }
 
 fn allocation_rows(allocation: &Allocation) -> Vec<Vec<String>> {
@@ -335,6 +366,10 @@ fn gpu_json(gpu: &Gpu) -> Value {
         "numa_node": gpu.numa_node,
         "health": health_name(gpu.health()),
         "health_reason": gpu.health_reason,
+        "state": state_of_gpu(gpu.state()),
+        "state_reason": gpu.state_reason,
+        "state_since_unix_ms": gpu.state_since_unix_ms,
+        "state_waits_for": gpu.state_waits_for,
         "memory_total_bytes": gpu.memory_total_bytes,
         "memory_used_bytes": gpu.memory_used_bytes,
         "memory_reserve_bytes": gpu.memory_reserve_bytes,

@@ -64,8 +64,20 @@ impl NvmlDiscovery {
         let (include, exclude) = (&self.gpus.include, &self.gpus.exclude);
         let (mut all, mut unsold, mut cut) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..nvml.device_count()? {
-            let device = nvml.device_by_index(index)?;
-            let whole = describe(&device, None, index)?;
+            let described = nvml.device_by_index(index).and_then(|device| {
+                let whole = describe(&device, None, index)?;
+                Ok((device, whole))
+            });
+            let (device, whole) = match described {
+                // No reason to leave the others unsold.
+                Err(NvmlError::GpuLost) => {
+                    unsold.push(format!(
+                        "GPU {index} is lost; when it is back, restart the plugin to sell it"
+                    ));
+                    continue;
+                }
+                described => described?,
+            };
             if !device.mig_mode().is_ok_and(|mode| mode.current == 1) {
                 all.push((whole, device));
                 continue;

@@ -16,6 +16,7 @@ use nvml_wrapper::sys_exports::field_id;
 use nvml_wrapper::{Device, Nvml};
 use tracing::{debug, info, warn};
 
+use super::DiscoveryError;
 use super::Gpu;
 use super::health::{Condition, Observation, Recovery, Silence};
 use super::nvml::NvmlDiscovery;
@@ -185,7 +186,11 @@ impl Watch<'_> {
         let nvml = match self.discovery.nvml() {
             Ok(nvml) => nvml,
             Err(error) => {
-                (self.sink)(Observation::Driver(Silence { why: error.to_string(), gone: true }));
+                let why = match error {
+                    DiscoveryError::Nvml(why) => why,
+                    other => other.to_string(),
+                };
+                (self.sink)(Observation::Driver(Silence { why, gone: true }));
                 return Round::DriverAway;
             }
         };
@@ -197,7 +202,12 @@ impl Watch<'_> {
             set(Some((index, Instant::now())));
             let answer = nvml
                 .device_by_uuid(&*gpu.uuid)
-                .and_then(|device| device.memory_info().map(|_| device))
+                .and_then(|device| device.memory_info())
+                // What ails a GPU ails its instances.
+                .and_then(|_| match &gpu.mig {
+                    None => nvml.device_by_uuid(&*gpu.uuid),
+                    Some(mig) => nvml.device_by_uuid(&*mig.parent_uuid),
+                })
                 .map(|device| condition(&device));
             set(None);
             let uuid = gpu.uuid.clone();

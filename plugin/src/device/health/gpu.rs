@@ -154,6 +154,7 @@ impl Machine {
         match self.state {
             State::Healthy => String::new(),
             State::Suspect => quiet_for(policy.suspect_window),
+            State::Unhealthy if self.gone => "NVML to find the GPU again".to_owned(),
             State::Unhealthy => match (&self.stands, &self.locked) {
                 (Some(reason), _) => format!("NVML to say otherwise ({reason})"),
                 (None, Some(reason)) => format!("a reset of the GPU, because of {reason}"),

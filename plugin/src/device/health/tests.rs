@@ -148,6 +148,7 @@ fn a_gpu_that_was_gone_and_answers_again_was_reset() {
     bench.silent(false);
     assert_eq!(bench.minutes(10), [], "a time without an answer is no reset");
     bench.silent(true);
+    assert_eq!(bench.view().waits_for, "NVML to find the GPU again");
     assert_eq!(bench.minutes(6), [Recovering, Healthy]);
 }
 

@@ -147,6 +147,18 @@ pub struct Gpu {
     /// Memory that processes of no tenant use, as the driver said at the last look.
     #[prost(uint64, tag = "15")]
     pub memory_outside_bytes: u64,
+    /// See GpuState; health says no more than whether kubelet may hand it out.
+    #[prost(enumeration = "GpuState", tag = "30")]
+    pub state: i32,
+    /// Why it came into that state; empty for a GPU that never had trouble.
+    #[prost(string, tag = "31")]
+    pub state_reason: ::prost::alloc::string::String,
+    /// Since when; 0 for a GPU that never had trouble.
+    #[prost(int64, tag = "32")]
+    pub state_since_unix_ms: i64,
+    /// What it takes to be healthy; empty where it is.
+    #[prost(string, tag = "33")]
+    pub state_waits_for: ::prost::alloc::string::String,
 }
 /// The unit that kubelet hands out.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -363,6 +375,47 @@ impl Health {
             "HEALTH_UNSPECIFIED" => Some(Self::Unspecified),
             "HEALTH_HEALTHY" => Some(Self::Healthy),
             "HEALTH_UNHEALTHY" => Some(Self::Unhealthy),
+            _ => None,
+        }
+    }
+}
+/// A GPU's health, with its history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum GpuState {
+    /// Not said.
+    Unspecified = 0,
+    /// No trouble.
+    Healthy = 1,
+    /// Handed out, but preferred last: there was some trouble.
+    Suspect = 2,
+    /// Not handed out.
+    Unhealthy = 3,
+    /// Not handed out yet: it has to be quiet for a time first.
+    Recovering = 4,
+}
+impl GpuState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "GPU_STATE_UNSPECIFIED",
+            Self::Healthy => "GPU_STATE_HEALTHY",
+            Self::Suspect => "GPU_STATE_SUSPECT",
+            Self::Unhealthy => "GPU_STATE_UNHEALTHY",
+            Self::Recovering => "GPU_STATE_RECOVERING",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "GPU_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "GPU_STATE_HEALTHY" => Some(Self::Healthy),
+            "GPU_STATE_SUSPECT" => Some(Self::Suspect),
+            "GPU_STATE_UNHEALTHY" => Some(Self::Unhealthy),
+            "GPU_STATE_RECOVERING" => Some(Self::Recovering),
             _ => None,
         }
     }

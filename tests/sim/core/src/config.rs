@@ -4,6 +4,7 @@ mod mig;
 
 pub use mig::{MAX_INSTANCES, MigConfig};
 
+use crate::links::{self, NvLinks};
 use serde::Deserialize;
 use std::fmt;
 use std::ops::Range;
@@ -27,6 +28,8 @@ pub struct Config {
     /// What has memory and runs work of its own, by the number that the shared state knows it by:
     /// without MIG one for each GPU, in their order.
     pub units: Vec<Unit>,
+    /// Which of them are linked.
+    pub nvlinks: Vec<NvLinks>,
     /// Device memory that is used without an allocation call, and the allocator's grain.
     pub memory: MemoryConfig,
     /// What operations cost.
@@ -54,6 +57,8 @@ pub struct GpuConfig {
     pub pci: (u32, u32, u32),
     /// NUMA node, or −1 for none.
     pub numa_node: i32,
+    /// GPUs with the same name are behind one PCIe switch.
+    pub pcie_switch: Option<String>,
     /// Minor number of `/dev/nvidia<minor>`.
     pub minor: u32,
     /// Board serial number.
@@ -155,6 +160,7 @@ struct Raw {
     driver_version: String,
     cuda_version: String,
     gpu: Vec<RawGpu>,
+    nvlink: Vec<NvLinks>,
     memory: RawMemory,
     costs: RawCosts,
     kernel: Vec<RawKernel>,
@@ -171,6 +177,7 @@ struct RawGpu {
     uuid: Option<String>,
     pci_bus_id: Option<String>,
     numa_node: Option<i32>,
+    pcie_switch: Option<String>,
     minor: Option<u32>,
     serial: Option<String>,
     mig: Option<Vec<toml::Value>>,
@@ -224,6 +231,7 @@ impl Default for Raw {
             driver_version: "580.82.07".into(),
             cuda_version: "13.0".into(),
             gpu: vec![RawGpu::default(), RawGpu::default()],
+            nvlink: Vec::new(),
             memory: RawMemory::default(),
             costs: RawCosts::default(),
             kernel: Vec::new(),
@@ -296,6 +304,13 @@ impl Config {
         if units.len() > MAX_UNITS {
             return err(format!("{} GPUs and MIG instances: at most {MAX_UNITS}", units.len()));
         }
+        links::check(&raw.nvlink, gpus.len()).map_err(ConfigError)?;
+        for (i, g) in gpus.iter().enumerate() {
+            let apart = |o: &&GpuConfig| g.pcie_switch.is_some() && o.pcie_switch == g.pcie_switch;
+            if gpus[..i].iter().filter(apart).any(|o| o.numa_node != g.numa_node) {
+                return err(format!("gpu {i}: pcie_switch is on another numa_node already"));
+            }
+        }
         let memory = MemoryConfig {
             reserved_bytes: quantity(&raw.memory.reserved, "memory.reserved")?,
             context_overhead_bytes: quantity(
@@ -350,6 +365,7 @@ impl Config {
             cuda_version,
             gpus,
             units,
+            nvlinks: raw.nvlink,
             memory,
             costs,
             kernels: raw.kernel.iter().map(kernel).collect::<Result<_, _>>()?,
@@ -490,6 +506,7 @@ fn gpu(index: usize, raw: &RawGpu) -> Result<GpuConfig, ConfigError> {
         uuid,
         pci,
         numa_node: raw.numa_node.unwrap_or(0),
+        pcie_switch: raw.pcie_switch.clone(),
         minor: raw.minor.unwrap_or(i),
         serial: raw.serial.clone().unwrap_or_else(|| format!("16500230000{index:02}")),
         mig: None,
@@ -613,7 +630,8 @@ mod tests {
         assert_eq!(Config::parse(blocks[0]).unwrap(), Config::default());
         assert_eq!(blocks.len(), 3);
         assert_eq!(Config::parse(blocks[1]).unwrap().units.len(), 4);
-        assert_eq!(Config::parse(blocks[2]).unwrap().kernels.len(), 3);
+        let third = Config::parse(blocks[2]).unwrap();
+        assert_eq!((third.kernels.len(), third.nvlinks.len()), (3, 1));
     }
 
     #[test]
@@ -627,6 +645,10 @@ mod tests {
         for (text, part) in [
             ("[[gpu]]\nmemory = \"16 furlongs\"", "gpu 0: memory"),
             ("[[gpu]]\nuuid = \"GPU-1\"", "gpu 0: uuid"),
+            (
+                "[[gpu]]\npcie_switch = \"a\"\n[[gpu]]\npcie_switch = \"a\"\nnuma_node = 1",
+                "on another",
+            ),
             ("[[gpu]]\nminor = 3\n[[gpu]]\nminor = 3", "unique"),
             ("cuda_version = \"9.0\"", "11.4"),
             ("[costs]\ntime_slice_us = -1.0", "out of range"),

@@ -29,11 +29,13 @@ impl Session {
         futex::wake_all(&self.shared().xid_bell);
     }
 
-    /// Makes a GPU fall off the bus (XID 79), or come back.
+    /// Makes a GPU fall off the bus (XID 79), or come back as after a reset.
     pub fn set_lost(&self, gpu: usize, lost: bool) {
         self.shared().gpus[gpu].lost.store(u32::from(lost), Ordering::Release);
         if lost {
             self.inject_xid(gpu, 79);
+        } else {
+            self.reset_gpu(gpu);
         }
     }
 }

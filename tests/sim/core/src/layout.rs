@@ -31,7 +31,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -86,6 +86,8 @@ pub struct Shared {
     pub xids: [Xid; MAX_XIDS],
     /// Operations in flight.
     pub rings: [Ring; MAX_CHANNELS],
+    /// What is wrong with the machine.
+    pub faults: crate::faults::Faults,
     /// The configuration the file was created with, TOML.
     pub config: UnsafeCell<[u8; MAX_CONFIG]>,
 }

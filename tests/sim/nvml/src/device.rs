@@ -6,7 +6,7 @@ use crate::state::{
     any_even_lost, device, device_even_lost, device_or_instance, handle_of, instance_handle,
     session,
 };
-use simgpu::config::{parse_pci, parse_uuid};
+use simgpu::config::{GpuConfig, parse_pci, parse_uuid};
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 use tessera_cuda::nvml::{NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_FOUND, nvmlDevice_t};
 
@@ -64,9 +64,12 @@ fn by_pci(id: *const c_char, out: *mut nvmlDevice_t) -> Result<()> {
 }
 
 fn pci_info(handle: nvmlDevice_t, out: *mut PciInfo) -> Result<()> {
-    let (domain, bus, dev) = device_even_lost(handle)?.config.pci;
-    put(
-        out,
+    put(out, PciInfo::of(device_even_lost(handle)?.config))
+}
+
+impl PciInfo {
+    pub(crate) fn of(config: &GpuConfig) -> Self {
+        let (domain, bus, dev) = config.pci;
         PciInfo {
             legacy: text_field(&format!("{domain:04X}:{bus:02X}:{dev:02X}.0")),
             domain,
@@ -75,8 +78,8 @@ fn pci_info(handle: nvmlDevice_t, out: *mut PciInfo) -> Result<()> {
             device_id: DEVICE_ID,
             subsystem_id: DEVICE_ID,
             bus_id: text_field(&format!("{domain:08X}:{bus:02X}:{dev:02X}.0")),
-        },
-    )
+        }
+    }
 }
 
 exports! {
@@ -185,19 +188,14 @@ exports! {
 }
 
 unsupported! {
-    nvmlDeviceGetEccMode(current: *mut c_uint, pending: *mut c_uint);
-    nvmlDeviceGetTotalEccErrors(kind: c_uint, counter: c_uint, out: *mut c_ulonglong);
     nvmlDeviceGetMemoryErrorCounter(kind: c_uint, counter: c_uint, place: c_uint, out: *mut c_ulonglong);
     nvmlDeviceGetRetiredPages(cause: c_uint, count: *mut c_uint, out: *mut c_ulonglong);
-    nvmlDeviceGetRemappedRows(a: *mut c_uint, b: *mut c_uint, c: *mut c_uint, d: *mut c_uint);
     nvmlDeviceGetInforomImageVersion(text: *mut c_char, len: c_uint);
     nvmlDeviceGetBoardPartNumber(text: *mut c_char, len: c_uint);
     nvmlDeviceGetFanSpeed(out: *mut c_uint);
     nvmlDeviceGetFanSpeed_v2(fan: c_uint, out: *mut c_uint);
     nvmlDeviceGetNumFans(out: *mut c_uint);
     nvmlDeviceGetAccountingMode(out: *mut c_uint);
-    nvmlDeviceGetNvLinkState(link: c_uint, out: *mut c_uint);
     nvmlDeviceGetNvLinkVersion(link: c_uint, out: *mut c_uint);
     nvmlDeviceGetNvLinkCapability(link: c_uint, which: c_uint, out: *mut c_uint);
-    nvmlDeviceGetNvLinkRemotePciInfo_v2(link: c_uint, out: *mut PciInfo);
 }

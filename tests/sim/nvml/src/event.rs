@@ -69,9 +69,9 @@ fn next(handle: SetHandle) -> Result<Option<EventData>> {
 }
 
 fn wait(handle: SetHandle, out: *mut EventData, timeout_ms: c_uint) -> Result<()> {
-    let session = session()?;
     let deadline = Instant::now() + Duration::from_millis(u64::from(timeout_ms));
     loop {
+        let session = session()?;
         let seen = session.xids_written();
         if let Some(event) = next(handle)? {
             return put(out, event);

@@ -7,9 +7,11 @@
 mod abi;
 mod clocks;
 mod device;
+mod ecc;
 mod event;
 mod memory;
 mod mig;
+mod nvlink;
 mod plt;
 mod process;
 mod state;

@@ -16,11 +16,14 @@ use tessera_cuda::nvml::{
 
 const NVML_ERROR_DRIVER_NOT_LOADED: i32 = 9;
 const NVML_ERROR_GPU_IS_LOST: i32 = 15;
+const NVML_ERROR_UNKNOWN: i32 = 999;
 
 /// Attached once, at the first initialisation, and kept: see [`simgpu::session`].
 static SESSION: OnceLock<Session> = OnceLock::new();
 static ATTACHING: Mutex<()> = Mutex::new(());
 static INITIALISED: AtomicU32 = AtomicU32::new(0);
+/// [`Session::driver_epoch`] at the first of the initialisations that count.
+static EPOCH: AtomicU32 = AtomicU32::new(0);
 /// What device handles point into: the GPUs, then the units, of which instances have handles.
 static HANDLES: [u64; MAX_GPUS + MAX_UNITS] = [0; MAX_GPUS + MAX_UNITS];
 
@@ -93,7 +96,13 @@ pub(crate) fn session() -> Result<&'static Session> {
     if INITIALISED.load(Ordering::Acquire) == 0 {
         return Err(NVML_ERROR_UNINITIALIZED);
     }
-    SESSION.get().ok_or(NVML_ERROR_UNINITIALIZED)
+    let session = SESSION.get().ok_or(NVML_ERROR_UNINITIALIZED)?;
+    // The driver's files that this initialisation opened lead nowhere any more.
+    if session.driver_epoch() == EPOCH.load(Ordering::Acquire) {
+        Ok(session)
+    } else {
+        Err(NVML_ERROR_UNKNOWN)
+    }
 }
 
 /// What is behind a handle, even a lost GPU or an instance of one.
@@ -157,7 +166,13 @@ fn initialise() -> Result<()> {
         })?;
         let _ = SESSION.set(session);
     }
-    INITIALISED.fetch_add(1, Ordering::AcqRel);
+    let epoch = SESSION.get().map_or(0, Session::driver_epoch);
+    if !epoch.is_multiple_of(2) {
+        return Err(NVML_ERROR_DRIVER_NOT_LOADED);
+    }
+    if INITIALISED.fetch_add(1, Ordering::AcqRel) == 0 {
+        EPOCH.store(epoch, Ordering::Release);
+    }
     Ok(())
 }
 

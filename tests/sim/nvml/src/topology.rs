@@ -1,17 +1,26 @@
-//! NUMA, affinity and topology: GPUs of one NUMA node meet at its host bridge.
+//! NUMA, affinity and topology: GPUs of one NUMA node meet in it, those with the same `pcie_switch` at
+//! that.
 
 use crate::abi::{Result, exports, get, put};
 use crate::state::{Device, device, handle_of};
 use std::ffi::{c_int, c_uint, c_ulong};
 use tessera_cuda::nvml::{NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, nvmlDevice_t};
 
-/// `NVML_TOPOLOGY_NODE`: within a NUMA node …
+/// `NVML_TOPOLOGY_SINGLE`: behind one PCIe switch, …
+const SINGLE: c_uint = 10;
+/// … `NVML_TOPOLOGY_NODE`: within a NUMA node …
 const NODE: c_uint = 40;
 /// … and `NVML_TOPOLOGY_SYSTEM`: across.
 const SYSTEM: c_uint = 50;
 
 fn level(a: &Device, b: &Device) -> c_uint {
-    if a.config.numa_node == b.config.numa_node { NODE } else { SYSTEM }
+    if a.config.pcie_switch.is_some() && a.config.pcie_switch == b.config.pcie_switch {
+        SINGLE
+    } else if a.config.numa_node == b.config.numa_node {
+        NODE
+    } else {
+        SYSTEM
+    }
 }
 
 /// A mask in the caller's words.

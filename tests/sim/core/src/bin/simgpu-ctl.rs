@@ -1,5 +1,6 @@
 //! `simgpu-ctl`: looks at the simulated GPUs, and makes things happen to them.
 
+use simgpu::faults::RECOVERY;
 use simgpu::{Config, Session};
 use std::process::ExitCode;
 
@@ -10,7 +11,12 @@ usage: simgpu-ctl COMMAND
   xid GPU CODE        inject an XID error; a MIG instance's UUID, or GPU:INSTANCE as NVML numbers
                       them, attributes it to that GPU instance
   lose GPU            make a GPU fall off the bus (XID 79)
-  restore GPU         bring it back
+  restore GPU         bring it back, reset
+  ecc GPU COUNT       let it have had so many uncorrectable ECC errors since its last reset
+  remap GPU failed|ok a row of its memory cannot be remapped, or all can
+  recovery GPU WHAT   what the driver says it takes: none, reset, reboot, drain, drain-and-reset
+  reset GPU           reset it: counters begin anew, the driver asks for nothing
+  driver unload|load  take the driver away from NVML, or bring it back
   config              print the configuration that the state was created with
 ";
 
@@ -56,6 +62,16 @@ fn run(args: &[&str]) -> Result<(), String> {
             s.set_lost(gpu_index(&s, gpu)?, false);
             Ok(())
         }
+        ["reset", gpu] => {
+            let s = session()?;
+            s.reset_gpu(gpu_index(&s, gpu)?);
+            Ok(())
+        }
+        ["driver", what @ ("unload" | "load")] => {
+            session()?.set_driver_loaded(*what == "load");
+            Ok(())
+        }
+        [what @ ("ecc" | "remap" | "recovery"), gpu, value] => fault(&session()?, what, gpu, value),
         _ => Err(USAGE.into()),
     }
 }
@@ -68,6 +84,28 @@ fn instance(config: &Config, text: &str) -> Option<(usize, u32)> {
         let number = format!("{}:{}", unit.gpu, unit.instance?);
         (text == uuid || text == number).then_some((unit.gpu, mig.gpu_instance))
     })
+}
+
+fn fault(session: &Session, what: &str, gpu: &str, value: &str) -> Result<(), String> {
+    let gpu = gpu_index(session, gpu)?;
+    let mut faults = session.faults(gpu);
+    match (what, value) {
+        ("remap", "failed") => faults.remap_failed = true,
+        ("remap", "ok") => faults.remap_failed = false,
+        ("ecc", count) => {
+            faults.uncorrectable =
+                count.parse().map_err(|_| format!("{count:?}: expected a number"))?;
+        }
+        ("recovery", word) => {
+            let number = RECOVERY.iter().position(|known| *known == word);
+            let number =
+                number.ok_or_else(|| format!("{word:?}: expected {}", RECOVERY.join(", ")))?;
+            faults.recovery = u32::try_from(number).unwrap_or(0);
+        }
+        _ => return Err(USAGE.into()),
+    }
+    session.set_faults(gpu, faults);
+    Ok(())
 }
 
 /// A GPU by index or UUID.
