@@ -196,15 +196,16 @@ async fn a_container_is_held_to_its_quota_on_its_instance() {
         let greedy = ["greedy", "--device", TWINS[1], "--apis", "plain", "--at-most", "3840Mi"];
         let out = node.container(&admitted.device_ids, &envs, &greedy);
         assert!(out.status.success(), "{out:?}");
-        let said = out.stdout.split(|byte| *byte == b'\n').next().unwrap();
-        let said: Value = serde_json::from_slice(said).unwrap();
-        assert_eq!(said["held"], (3840 - 64) * MIB, "its quota less a context: {said}");
+        let lines = String::from_utf8(out.stdout).unwrap();
+        let mut said = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let full = said.find(|line| line["event"] == "full").unwrap();
+        assert_eq!(full["held"], (3840 - 64) * MIB, "its quota less a context: {lines}");
     }
     let status = node.status();
     let allocations = status["allocations"].as_array().unwrap();
     assert_eq!(allocations.len(), 2);
     for allocation in allocations {
-        assert_eq!(allocation["gpus"][0]["uuid"], TWINS[1]);
+        assert_eq!(allocation["gpus"][0]["gpu_uuid"], TWINS[1]);
         assert_eq!(allocation["gpus"][0]["memory_limit_bytes"], 3840 * MIB);
     }
 }
