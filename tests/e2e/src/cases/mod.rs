@@ -5,7 +5,7 @@ mod churn;
 pub mod delivery;
 mod host_paths;
 mod kubelet;
-
+mod means;
 mod memory;
 mod reboot;
 mod restarts;
@@ -58,6 +58,9 @@ pub const CASES: &[Case] = cases![
     status::status_shows_pods_quota_and_use,
     memory::gpu_that_was_not_given_is_refused,
     memory::ruined_usage_page_hurts_only_its_tenant,
+    means::quota_of_a_namespace_counts_each_resource,
+    means::limit_range_bounds_a_container,
+    means::pod_of_higher_priority_takes_a_share,
     restarts::crash_loop_keeps_the_limit,
     restarts::plugin_pod_is_replaced,
     restarts::plugin_is_killed,

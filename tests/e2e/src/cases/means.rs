@@ -1,0 +1,187 @@
+//! Kubernetes' own means work with shares as with any extended resource: quotas, limits, priorities.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::delivery::check_fill;
+use crate::deploy::{NAMESPACE, RESOURCE, SHARE_BYTES};
+use crate::images;
+use crate::kubectl::Kubectl;
+use crate::pods::{Container, Pod, Restart};
+use crate::suite::Suite;
+use crate::wait::{self, Look};
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// An object that goes with this value.
+struct Applied<'a> {
+    kubectl: &'a Kubectl,
+    object: Value,
+}
+
+impl<'a> Applied<'a> {
+    fn new(kubectl: &'a Kubectl, object: Value) -> Result<Self> {
+        kubectl.apply(&object)?;
+        Ok(Self { kubectl, object })
+    }
+
+    fn now(&self) -> Result<Value> {
+        let (kind, name) = (&self.object["kind"], &self.object["metadata"]["name"]);
+        let name = format!("{}/{}", kind.as_str().unwrap_or(""), name.as_str().unwrap_or(""));
+        self.kubectl.get(&[&name, "-n", NAMESPACE])
+    }
+}
+
+impl Drop for Applied<'_> {
+    fn drop(&mut self) {
+        let text = self.object.to_string();
+        let delete = ["delete", "-f", "-", "--ignore-not-found", "--timeout=50s"];
+        if let Err(error) = self.kubectl.try_run(&delete, Some(&text)) {
+            println!("     {} stays: {error:#}", self.object["metadata"]["name"]);
+        }
+    }
+}
+
+fn in_namespace(kind: &str, version: &str, spec: Value) -> Value {
+    json!({
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": "shares", "namespace": NAMESPACE},
+        "spec": spec,
+    })
+}
+
+/// What the API server says to a pod of this container.
+fn refusal(suite: &Suite<'_>, name: &str, container: Container) -> Result<String> {
+    let created = Pod::create(suite.kubectl, name, Restart::Never, &[], &[container]);
+    let error = created.err().with_context(|| format!("pod {name} is accepted"))?;
+    Ok(format!("{error:#}"))
+}
+
+pub fn quota_of_a_namespace_counts_each_resource(suite: &Suite<'_>) -> Result<()> {
+    let large = format!("{RESOURCE}-large");
+    let hard = json!({
+        format!("requests.{RESOURCE}"): "2",
+        format!("requests.{large}"): "0",
+    });
+    let object = in_namespace("ResourceQuota", "v1", json!({"hard": hard}));
+    let quota = Applied::new(suite.kubectl, object)?;
+    let used = |want: &str| {
+        wait::until(&format!("{want} shares are counted"), SOON, || {
+            let status = quota.now()?["status"].clone();
+            let used = &status["used"][format!("requests.{RESOURCE}")];
+            Ok(Look::when(used == want, status.to_string()))
+        })
+    };
+    used("0")?;
+    let first = Pod::idle(suite.kubectl, "first", 2)?;
+    used("2")?;
+    let text = refusal(suite, "second", Container::idle("main", 1))?;
+    ensure!(text.contains("exceeded quota: shares"), "{text}");
+    ensure!(text.contains(&format!("requests.{RESOURCE}=2")), "does not say what is used: {text}");
+    // Another of our resources has a count of its own, whatever nodes offer.
+    let other = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "large", "namespace": NAMESPACE},
+        "spec": {"containers": [{
+            "name": "main", "image": images::TENANT, "resources": {"limits": {large: "1"}},
+        }]},
+    });
+    let text = format!("{:#}", suite.kubectl.apply(&other).err().context("large is accepted")?);
+    ensure!(text.contains("exceeded quota: shares"), "{text}");
+
+    first.delete()?;
+    used("0")?;
+    let second = Pod::idle(suite.kubectl, "second", 1)?;
+    check_fill(second.fill(SHARE_BYTES)?, SHARE_BYTES)
+}
+
+/// The shares that the API server makes a container ask for that asks for nothing.
+fn default_shares(suite: &Suite<'_>, name: &str) -> Result<String> {
+    let idle = [Container::idle("main", 0)];
+    let pod = Pod::create(suite.kubectl, name, Restart::Never, &[], &idle)?;
+    let limits = pod.object()?["spec"]["containers"][0]["resources"]["limits"].clone();
+    pod.delete()?;
+    Ok(limits[RESOURCE].as_str().unwrap_or("none").to_owned())
+}
+
+pub fn limit_range_bounds_a_container(suite: &Suite<'_>) -> Result<()> {
+    let limits = |limit: Value| in_namespace("LimitRange", "v1", json!({"limits": [limit]}));
+    let most = json!({"type": "Container", "max": {RESOURCE: "2"}});
+    let _range = Applied::new(suite.kubectl, limits(most.clone()))?;
+    let text = wait::until("a container with three shares is refused", SOON, || {
+        // The API server's admission hears of it a moment later.
+        Ok(match refusal(suite, "three", Container::idle("main", 3)) {
+            Ok(text) => Look::Done(text),
+            Err(error) => {
+                Pod::named(suite.kubectl, "three").delete()?;
+                Look::NotYet(format!("{error:#}"))
+            }
+        })
+    })?;
+    ensure!(text.contains(&format!("maximum {RESOURCE} usage per Container is 2")), "{text}");
+    let two = Pod::idle(suite.kubectl, "two", 2)?;
+    ensure!(two.gpu()?.total == 2 * SHARE_BYTES, "{:?}", two.gpu()?);
+
+    // The trap: `max` is the default, too, unless there is one.
+    let shares = default_shares(suite, "trap")?;
+    ensure!(shares == "2", "a container that asks for nothing gets {shares}");
+    let mut with_default = most;
+    with_default["default"] = json!({RESOURCE: "0"});
+    with_default["defaultRequest"] = json!({RESOURCE: "0"});
+    suite.kubectl.apply(&limits(with_default))?;
+    // Kubelets of today start such a container; 1.20 does not (docs/coexistence.md).
+    wait::until("a container that asks for nothing gets nothing", SOON, || {
+        let shares = default_shares(suite, "nothing")?;
+        if shares != "0" {
+            suite.kubectl.delete_pods(NAMESPACE)?;
+        }
+        Ok(Look::when(shares == "0", shares))
+    })
+}
+
+pub fn pod_of_higher_priority_takes_a_share(suite: &Suite<'_>) -> Result<()> {
+    let _class = Applied::new(
+        suite.kubectl,
+        json!({
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": "tessera-e2e-urgent"},
+            "value": 1000,
+        }),
+    )?;
+    let hold = ["tessera-tenant", "hold", "--bytes", "3Gi"];
+    let low: Vec<Pod<'_>> = ["low-0", "low-1"]
+        .into_iter()
+        .map(|name| Pod::start(suite.kubectl, name, Container::new("main", 4, &hold)))
+        .collect::<Result<_>>()?;
+    for pod in &low {
+        pod.wait_for_event("main", "ready")?;
+    }
+    suite.kubectl.apply(&json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "urgent", "namespace": NAMESPACE},
+        "spec": {
+            "priorityClassName": "tessera-e2e-urgent",
+            "hostNetwork": true,
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{
+                "name": "main",
+                "image": images::TENANT,
+                "imagePullPolicy": "Never",
+                "command": ["sleep", "2147483647"],
+                "resources": {"limits": {RESOURCE: "3"}},
+            }],
+        },
+    }))?;
+    let urgent = Pod::named(suite.kubectl, "urgent");
+    urgent.wait_until_running()?;
+    let stay: Vec<&Pod<'_>> = low.iter().filter(|pod| pod.gpu().is_ok()).collect();
+    ensure!(stay.len() == 1, "{} of two pods were not preempted", stay.len());
+    ensure!(stay[0].gpu()?.uuid != urgent.gpu()?.uuid, "not the share that became free");
+    check_fill(urgent.fill(3 * SHARE_BYTES)?, 3 * SHARE_BYTES)
+}
