@@ -1,14 +1,28 @@
 //! The configuration's text.
 
 use tessera_plugin::config::Config;
+use tessera_plugin::device::Gpu;
+use tessera_plugin::{capacity, shares};
 
-/// Any text is a configuration or a list of problems, each with a place in the text.
+/// Any text is a configuration or a list of problems, each with a place in the text. What a configuration
+/// makes of a GPU is possible, or is a problem too.
 pub fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match Config::parse(text) {
         Ok(config) => {
             assert!(config.share.replicas > 0);
             assert!(!config.resource.name.is_empty());
+            let gpus = [gpu("GPU-a", 0, 80 << 30), gpu("GPU-b", 1, 4 << 30), gpu("GPU-c", 2, 0)];
+            let _ = capacity::idle_layouts(&gpus, &config);
+            for gpu in gpus {
+                let sold: u128 = shares::cut(&gpu, &config)
+                    .iter()
+                    .map(|share| u128::from(share.count) * u128::from(share.limit.memory_bytes))
+                    .sum();
+                let room = gpu.memory_bytes.saturating_sub(config.gpus.reserve_bytes);
+                let possible = capacity::check(&[gpu], &config).is_empty();
+                assert!(!possible || (sold > 0 && sold <= u128::from(room)), "{sold} of {room}");
+            }
         }
         Err(error) => {
             assert!(!error.problems.is_empty());
@@ -19,5 +33,18 @@ pub fn config(data: &[u8]) {
                 assert!(!problem.message.is_empty(), "{problem:?}");
             }
         }
+    }
+}
+
+fn gpu(uuid: &str, index: u32, memory_bytes: u64) -> Gpu {
+    Gpu {
+        uuid: uuid.into(),
+        index,
+        minor: index,
+        name: "NVIDIA A100-SXM4-80GB".into(),
+        pci_bus_id: format!("00000000:{index:02x}:00.0"),
+        numa_node: None,
+        memory_bytes,
+        mig: None,
     }
 }
