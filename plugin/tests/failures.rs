@@ -5,7 +5,7 @@ mod node_support;
 use std::os::unix::fs::FileExt;
 
 use node_support::*;
-use tessera_kubelet::admin::Registration;
+use tessera_kubelet::admin::{Registration, StatusResponse};
 use tessera_plugin::config::ConfigError;
 use tessera_plugin::ledger::OpenError;
 use tessera_region::layout::{USAGE_BYTES, USAGE_FILE, slot_lock_offset};
@@ -246,4 +246,25 @@ async fn a_missing_shim_keeps_the_plugin_from_starting() {
     std::fs::remove_file(node.dir.path().join("libtessera.so")).unwrap();
     let error = node.try_app().unwrap_err();
     assert!(error.to_string().contains("paths.shim_source"), "{error}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_left_alone_and_forgotten_once_it_is_released() {
+    let mut node = TestNode::start().await;
+    // A kubelet without any pod would have just started.
+    node.kubelet.run(&pod("stays", 1)).await.unwrap();
+    let held = node.kubelet.run(&pod("newer", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&held.device_ids);
+    node.stop_plugin().await;
+    // As a plugin of the next page version leaves it to this one.
+    let newer = tessera_region::abi::version() + 1;
+    let quota = std::fs::File::options().write(true).open(pages.join("quota")).unwrap();
+    quota.write_all_at(&newer.to_le_bytes(), 8).unwrap();
+    node.start_plugin().await;
+    let told = |status: &StatusResponse| status.warnings.iter().any(|w| w.contains("page ABI"));
+    assert!(told(&node.status().await), "{:?}", node.status().await.warnings);
+    assert_eq!(tessera_region::quota::abi_in(&pages), Some(newer));
+    node.kubelet.remove("default", "newer");
+    until(|| (!pages.exists()).then_some(())).await;
+    node.status_until(|status| (!told(status)).then_some(())).await;
 }

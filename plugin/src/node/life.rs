@@ -159,6 +159,8 @@ impl Node {
         self.store(&change);
         for id in &change.remove {
             lock(&self.regions).remove(id);
+            // What was said of it is nobody's concern any more.
+            lock(&self.notes).retain(|note| !note.contains(id.as_str()));
             if let Err(error) = regions::remove(self.pages(), id) {
                 warn!(%id, %error, "pages of a released allocation cannot be removed");
             }
