@@ -41,9 +41,10 @@ impl Node {
     }
 
     /// Before a container starts with what it was handed once: that the driver and the spec are there.
+    /// Whoever calls holds `writer`, or is alone: two that write one spec would be in each other's way.
     pub(super) fn ensure_delivered(&self, record: &Record) -> Result<(), AllocateError> {
         // Which shim it was given is in the spec and nowhere else.
-        let is_known = record.shim.is_some() || !self.specs().exists(&record.id);
+        let is_known = record.shim.is_some() || !self.specs().is_whole(&record.id);
         self.with_parcel(&self.catalogue(), record, |parcel| match record.cdi && is_known {
             true => self.put_spec(parcel),
             false => Ok(()),

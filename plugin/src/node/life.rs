@@ -101,6 +101,7 @@ impl Node {
         }
         self.store(&change);
         let made = self.make_pages(&mut writer, &id, Mode::Ensure);
+        let delivered = self.ensure_delivered(&record);
         drop(writer);
         self.refresh_devices();
         if let Some(region) = lock(&self.regions).get(&id).cloned() {
@@ -109,7 +110,7 @@ impl Node {
         }
         self.started.notify_one();
         made?;
-        self.ensure_delivered(&record)
+        delivered
     }
 
     /// One round of housekeeping: names holders, completes adopted records, releases what nobody

@@ -79,6 +79,12 @@ impl Specs {
         self.path(id).symlink_metadata().is_ok_and(|meta| meta.is_file())
     }
 
+    /// Whether a spec of ours is there that a runtime can read.
+    #[must_use]
+    pub fn is_whole(&self, id: &AllocationId) -> bool {
+        is_ours(&self.path(id))
+    }
+
     /// Makes `spec` the content of the allocation's file.
     ///
     /// # Errors

@@ -48,7 +48,7 @@ fn whatever_lies_where_a_spec_belongs_gives_way() {
     let spoil: [&dyn Fn(); 6] = [
         &|| std::fs::write(&path, &whole[..whole.len() / 2]).unwrap(),
         &|| std::fs::write(&path, b"kind: other.dev/thing").unwrap(),
-        &|| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0)).unwrap(),
+        &|| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap(),
         &|| {
             std::fs::remove_file(&path).unwrap();
             std::fs::create_dir(&path).unwrap();
@@ -107,7 +107,7 @@ fn sweeping_takes_ours_that_nobody_wants_and_nothing_else() {
     std::fs::write(dir.path().join("nvidia.yaml"), b"kind: nvidia.com/gpu").unwrap();
     std::fs::write(dir.path().join("tessera.dev-share_x.json"), b"{}").unwrap();
     std::fs::write(dir.path().join(format!("tessera.dev-share_{wanted}.json.new")), b"{").unwrap();
-    assert_eq!(specs.sweep(|id| *id == wanted), [stale.clone()]);
+    assert_eq!(specs.sweep(|id| *id == wanted), [stale]);
     let mut left = [
         "nvidia.yaml".to_owned(),
         "tessera.dev-share_x.json".to_owned(),
