@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use crate::allocate::AllocationId;
 use crate::kubelet::pod_resources::Holding;
@@ -47,11 +48,11 @@ impl fmt::Display for Double {
 #[must_use]
 pub fn siblings(
     record: &Record,
-    records: &BTreeMap<AllocationId, Record>,
+    records: &BTreeMap<AllocationId, Arc<Record>>,
     resources: usize,
 ) -> Vec<AllocationId> {
     let near = u64::try_from(resources.saturating_sub(1)).unwrap_or(u64::MAX);
-    let may_be = |other: &&Record| {
+    let may_be = |other: &&Arc<Record>| {
         other.is_live()
             && other.resource != record.resource
             && other.generation.abs_diff(record.generation) <= near
@@ -129,7 +130,8 @@ mod tests {
     }
 
     fn judge(large: &Record, small: &Record, holdings: &[Holding]) -> Option<Double> {
-        let records = [large, small].map(|record| (record.id.clone(), record.clone())).into();
+        let records =
+            [large, small].map(|record| (record.id.clone(), Arc::new(record.clone()))).into();
         find(&large.id, &siblings(large, &records, 2), holdings)
     }
 
@@ -182,7 +184,8 @@ mod tests {
     fn parked_allocations_and_those_of_one_resource_are_no_siblings() {
         let (large, mut small) = (record("x/large", 5, 1000), record("x/small", 6, 1000));
         let of = |small: &Record| {
-            let records = [&large, small].map(|record| (record.id.clone(), record.clone())).into();
+            let records =
+                [&large, small].map(|record| (record.id.clone(), Arc::new(record.clone()))).into();
             siblings(&large, &records, 2).len()
         };
         assert_eq!(of(&small), 1);

@@ -2,6 +2,7 @@
 //! PodResources is compared with the ledger and with what really runs. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::allocate::AllocationId;
@@ -43,7 +44,7 @@ pub struct Absences(BTreeMap<AllocationId, Instant>);
 
 /// Decides. `in_use` says whether a process holds a slot of the allocation.
 pub fn decide(
-    records: &BTreeMap<AllocationId, Record>,
+    records: &BTreeMap<AllocationId, Arc<Record>>,
     kubelet: Kubelet<'_>,
     in_use: &dyn Fn(&AllocationId) -> bool,
     absences: &mut Absences,
@@ -103,17 +104,21 @@ fn covers(other: &Record, parked: &Record) -> bool {
 /// Kubelets before 1.34 list finished pods too: of several holders one that was not known before is
 /// the new one.
 fn choose(record: &Record, holdings: &[&Holding]) -> Option<Holder> {
-    let holders: Vec<Holder> = holdings
-        .iter()
-        .map(|holding| Holder {
-            namespace: holding.namespace.clone(),
-            pod: holding.pod.clone(),
-            container: holding.container.clone(),
-        })
-        .collect();
-    let known = record.holder.as_ref().filter(|holder| holders.contains(holder)).cloned();
-    let new = || holders.iter().find(|h| Some(*h) != record.predecessor.as_ref()).cloned();
-    known.or_else(new).or_else(|| holders.last().cloned())
+    let is = |holding: &Holding, holder: &Holder| {
+        (&holding.pod, &holding.namespace, &holding.container)
+            == (&holder.pod, &holder.namespace, &holder.container)
+    };
+    let known = record.holder.as_ref().filter(|holder| holdings.iter().any(|h| is(h, holder)));
+    if let Some(known) = known {
+        return Some(known.clone());
+    }
+    let is_new = |holding: &&&Holding| record.predecessor.as_ref().is_none_or(|p| !is(holding, p));
+    let chosen = holdings.iter().find(is_new).or(holdings.last())?;
+    Some(Holder {
+        namespace: chosen.namespace.clone(),
+        pod: chosen.pod.clone(),
+        container: chosen.container.clone(),
+    })
 }
 
 #[cfg(test)]
@@ -123,7 +128,7 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(30);
 
     struct World {
-        records: BTreeMap<AllocationId, Record>,
+        records: BTreeMap<AllocationId, Arc<Record>>,
         holdings: Vec<Holding>,
         pods: usize,
         busy: BTreeSet<AllocationId>,
@@ -159,8 +164,12 @@ mod tests {
                 shim: None,
                 cdi: false,
             };
-            self.records.insert(id.clone(), record);
+            self.records.insert(id.clone(), Arc::new(record));
             id
+        }
+
+        fn change(&mut self, id: &AllocationId) -> &mut Record {
+            Arc::make_mut(self.records.get_mut(id).unwrap())
         }
 
         fn hold(&mut self, pod: &str, replicas: &[&str]) {
@@ -222,7 +231,7 @@ mod tests {
         let id = world.record(&["a", "b"], State::Started);
         world.hold("pod", &["b", "a"]);
         assert_eq!(world.at(Duration::ZERO), [Action::Name(id.clone(), holder("pod"))]);
-        world.records.get_mut(&id).unwrap().holder = Some(holder("pod"));
+        world.change(&id).holder = Some(holder("pod"));
         assert_eq!(world.at(Duration::ZERO), []);
     }
 
@@ -230,7 +239,7 @@ mod tests {
     fn a_finished_pod_that_is_still_listed_is_not_taken_for_its_successor() {
         let mut world = world();
         let id = world.record(&["a"], State::Allocated);
-        world.records.get_mut(&id).unwrap().predecessor = Some(holder("old"));
+        world.change(&id).predecessor = Some(holder("old"));
         world.hold("new", &["a"]);
         world.hold("old", &["a"]);
         assert_eq!(world.at(Duration::ZERO), [Action::Name(id, holder("new"))]);
@@ -254,7 +263,7 @@ mod tests {
     fn a_lost_record_is_completed_from_what_kubelet_says() {
         let mut world = world();
         let id = world.record(&["a", "b"], State::Started);
-        let record = world.records.get_mut(&id).unwrap();
+        let record = world.change(&id);
         record.replicas.clear();
         record.resource.clear();
         world.hold("pod", &["b", "a"]);

@@ -37,6 +37,14 @@ impl Replica {
     }
 }
 
+impl Replica {
+    /// The id of the `index`-th replica of this GPU.
+    #[must_use]
+    pub fn id(uuid: &str, index: u32) -> String {
+        format!("{uuid}::{index}")
+    }
+}
+
 impl fmt::Display for Replica {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}::{}", self.uuid, self.index)

@@ -1,6 +1,7 @@
 //! What kubelet is told of devices, by the capacity rule.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use tokio::sync::watch;
 
@@ -26,7 +27,7 @@ struct Stake<'a> {
 pub(super) fn advertise(
     catalogue: &Catalogue,
     reserve_bytes: u64,
-    records: &BTreeMap<AllocationId, Record>,
+    records: &BTreeMap<AllocationId, Arc<Record>>,
     refused: &dyn Fn(&str) -> bool,
 ) -> Advertised {
     let mut all: Advertised =
@@ -56,7 +57,7 @@ pub(super) fn advertise(
 }
 
 /// Live allocations by GPU.
-fn stakes(records: &BTreeMap<AllocationId, Record>) -> HashMap<&str, Vec<Stake<'_>>> {
+fn stakes(records: &BTreeMap<AllocationId, Arc<Record>>) -> HashMap<&str, Vec<Stake<'_>>> {
     let mut stakes: HashMap<&str, Vec<Stake<'_>>> = HashMap::new();
     for record in records.values().filter(|record| record.is_live()) {
         for grant in &record.grants {
@@ -145,7 +146,7 @@ fn add(
     healthy: bool,
     numa_node: Option<u32>,
 ) {
-    let id = Replica { uuid: uuid.to_owned(), index }.to_string();
+    let id = Replica::id(uuid, index);
     if let Some(devices) = all.get_mut(resource) {
         devices.push(Device { id, healthy, numa_node });
     }
@@ -222,7 +223,7 @@ mod tests {
         { resource = \"x.dev/large\", memory = \"50%\", cores = \"50%\" },\n\
         { resource = \"x.dev/small\", count = 2, memory = \"25%\", cores = \"25%\" },\n]\n";
 
-    fn record(resource: &str, replicas: &[&str], memory: u64) -> (AllocationId, Record) {
+    fn record(resource: &str, replicas: &[&str], memory: u64) -> (AllocationId, Arc<Record>) {
         let id = AllocationId::of(resource, replicas.iter().copied());
         let record = Record {
             id: id.clone(),
@@ -244,10 +245,10 @@ mod tests {
             shim: None,
             cdi: false,
         };
-        (id, record)
+        (id, Arc::new(record))
     }
 
-    fn held(replicas: &[&str], memory: u64) -> BTreeMap<AllocationId, Record> {
+    fn held(replicas: &[&str], memory: u64) -> BTreeMap<AllocationId, Arc<Record>> {
         [record("x.dev/r", replicas, memory)].into()
     }
 
@@ -255,7 +256,7 @@ mod tests {
     fn advertise(
         catalogue: &Catalogue,
         reserve_bytes: u64,
-        records: &BTreeMap<AllocationId, Record>,
+        records: &BTreeMap<AllocationId, Arc<Record>>,
     ) -> Advertised {
         super::advertise(catalogue, reserve_bytes, records, &|_| false)
     }
@@ -264,7 +265,7 @@ mod tests {
         all[resource].iter().map(|device| if device.healthy { 'H' } else { 'u' }).collect()
     }
 
-    fn equal(records: &BTreeMap<AllocationId, Record>, reserve: u64) -> String {
+    fn equal(records: &BTreeMap<AllocationId, Arc<Record>>, reserve: u64) -> String {
         health(&advertise(&catalogue(EQUAL), reserve, records), "x.dev/r")
     }
 
@@ -347,7 +348,7 @@ mod tests {
             [Device { id: "GPU-a::1".into(), healthy: false, numa_node: None }]
         );
         // Parked: its container may start again, nobody else may have it.
-        records.values_mut().for_each(|record| record.state = State::Parked);
+        records.values_mut().for_each(|record| Arc::make_mut(record).state = State::Parked);
         let all = advertise(&catalogue(EQUAL), 0, &records);
         assert_eq!(all["x.dev/old"], []);
         assert_eq!(health(&all, "x.dev/r"), "HHHH");
@@ -357,7 +358,7 @@ mod tests {
     #[test]
     fn a_replica_of_a_gpu_that_is_left_out_now_is_listed_while_it_is_held() {
         let mut records = held(&["GPU-gone::2"], 20 * GIB);
-        records.values_mut().for_each(|record| record.grants[0].uuid = "GPU-gone".into());
+        records.values_mut().for_each(|r| Arc::make_mut(r).grants[0].uuid = "GPU-gone".into());
         let all = advertise(&catalogue(EQUAL), 0, &records);
         assert_eq!(health(&all, "x.dev/r"), "HHHHu");
     }
@@ -365,14 +366,14 @@ mod tests {
     #[test]
     fn pages_whose_replicas_are_not_known_yet_count() {
         let mut records = held(&[], 30 * GIB);
-        records.values_mut().for_each(|record| record.resource.clear());
+        records.values_mut().for_each(|r| Arc::make_mut(r).resource.clear());
         assert_eq!(equal(&records, 0), "HHuu");
     }
 
     #[test]
     fn parked_limits_are_not_counted() {
         let mut records = held(&["GPU-a::0"], 80 * GIB);
-        records.values_mut().for_each(|record| record.state = State::Parked);
+        records.values_mut().for_each(|record| Arc::make_mut(record).state = State::Parked);
         assert_eq!(equal(&records, 0), "HHHH");
     }
 }

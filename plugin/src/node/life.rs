@@ -2,6 +2,7 @@
 //! ledger's disk: call it on a blocking thread, within a runtime.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tessera_kubelet::deviceplugin::ContainerAllocateResponse;
@@ -74,12 +75,12 @@ impl Node {
         let id = AllocationId::of(resource, ids.iter().map(String::as_str));
         let known = lock(&self.records).get(&id).cloned();
         let mut record = match known {
-            Some(record) if !record.replicas.is_empty() => record,
+            Some(record) if !record.replicas.is_empty() => Record::clone(&record),
             // Adopted from its pages: kubelet says now what it is, and the limits are what they were.
             Some(record) => {
                 let replicas: BTreeSet<&String> = ids.iter().collect();
                 let replicas = replicas.into_iter().cloned().collect();
-                Record { resource: resource.to_owned(), replicas, ..record }
+                Record { resource: resource.to_owned(), replicas, ..Record::clone(&record) }
             }
             // Released, or record and pages were lost. What kubelet has admitted gets its quota.
             None => {
@@ -130,19 +131,20 @@ impl Node {
         for action in actions {
             match action {
                 Action::Name(id, holder) => {
-                    let Some(record) = records.get(&id).cloned() else { continue };
-                    change.put.push(Record { holder: Some(holder), ..record });
+                    let Some(record) = records.get(&id) else { continue };
+                    change.put.push(Record { holder: Some(holder), ..Record::clone(record) });
                 }
                 Action::Complete { id, resource, replicas, holder } => {
-                    let Some(record) = records.get(&id).cloned() else { continue };
+                    let Some(record) = records.get(&id) else { continue };
                     info!(%id, resource, ?replicas, "kubelet named the replicas of adopted pages");
                     let holder = Some(holder);
+                    let record = Record::clone(record);
                     change.put.push(Record { resource, replicas, holder, ..record });
                 }
                 Action::Release(id) => {
-                    let Some(record) = records.get(&id).cloned() else { continue };
+                    let Some(record) = records.get(&id) else { continue };
                     info!(%id, holder = ?record.holder, "released");
-                    change.put(record, What::Released, unix_ms());
+                    change.put(Record::clone(record), What::Released, unix_ms());
                     change.put.pop();
                     change.remove.push(id);
                 }
@@ -195,7 +197,7 @@ impl Node {
             allocated_unix_ms: unix_ms(),
             started_unix_ms: 0,
             holder: None,
-            predecessor: before.and_then(|record| record.holder),
+            predecessor: before.and_then(|record| record.holder.clone()),
             shim: None,
             cdi: self.config.container.device_list_strategy.is_cdi(),
         }
@@ -213,6 +215,7 @@ impl Node {
         let newer = |id: &AllocationId| change.put.iter().any(|record| record.id == *id);
         let live: Vec<&Record> = records
             .values()
+            .map(AsRef::as_ref)
             .filter(|record| !newer(&record.id))
             .chain(&change.put)
             .filter(|record| record.is_live())
@@ -247,7 +250,7 @@ impl Node {
                 && other.overlaps(&record.resource, &record.replicas)
         });
         for other in overlapping {
-            let parked = Record { state: State::Parked, ..other.clone() };
+            let parked = Record { state: State::Parked, ..Record::clone(other) };
             change.put(parked, What::Parked, unix_ms());
         }
     }
@@ -259,7 +262,7 @@ impl Node {
             records.remove(id);
         }
         for record in &change.put {
-            records.insert(record.id.clone(), record.clone());
+            records.insert(record.id.clone(), Arc::new(record.clone()));
         }
     }
 
@@ -287,7 +290,7 @@ impl Node {
         if outcome.kept {
             warn!(%id, "a process of the tenant before still runs; its pages are kept");
             let mut change = Change::default();
-            change.put(record, What::PagesKept, unix_ms());
+            change.put(Record::clone(&record), What::PagesKept, unix_ms());
             change.put.clear();
             if let Err(error) = writer.ledger.commit(&change) {
                 warn!(%error, "the event is not recorded");

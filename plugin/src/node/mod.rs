@@ -47,7 +47,8 @@ pub struct Node {
     /// How near the GPUs are to each other; asked once, at the start.
     topology: OnceLock<Topology>,
     writer: Mutex<Writer>,
-    records: Mutex<BTreeMap<AllocationId, Record>>,
+    /// Shared with whoever goes through them all: nobody copies a thousand.
+    records: Mutex<BTreeMap<AllocationId, Arc<Record>>>,
     regions: Mutex<BTreeMap<AllocationId, Arc<Region>>>,
     absences: Mutex<Absences>,
     unused: Mutex<Unused>,
@@ -123,7 +124,7 @@ impl Node {
             notes.push(format!("ledger: {text}; left out"));
         }
         let mut records: BTreeMap<_, _> =
-            list.into_iter().map(|record| (record.id.clone(), record)).collect();
+            list.into_iter().map(|record| (record.id.clone(), Arc::new(record))).collect();
         let mut change = Change::default();
         for id in regions::existing(&config.paths.pages) {
             let Some(spec) = regions::read_spec(&config.paths.pages, &id) else { continue };
@@ -148,7 +149,7 @@ impl Node {
                 cdi: delivering::is_adopted_as_cdi(&config, &id),
             };
             change.put(record.clone(), What::Adopted, unix_ms());
-            records.insert(id, record);
+            records.insert(id, Arc::new(record));
         }
         if !change.is_empty()
             && let Err(error) = ledger.commit(&change)
@@ -192,7 +193,7 @@ impl Node {
 
     /// Makes every page of the ledger whole. What can't be is left out, and said so.
     fn rebuild(&self) {
-        let records: Vec<Record> = lock(&self.records).values().cloned().collect();
+        let records: Vec<Arc<Record>> = lock(&self.records).values().cloned().collect();
         for record in records {
             // A plugin that died between commit and pages left those of the tenant before.
             let found = regions::read_spec(self.pages(), &record.id);
@@ -207,7 +208,7 @@ impl Node {
                     }
                     region.heartbeat(monotonic_ns());
                     region.observed().attach(&self.bell);
-                    lock(&self.regions).insert(record.id, region);
+                    lock(&self.regions).insert(record.id.clone(), region);
                 }
                 Err(error) => {
                     error!(id = %record.id, %error, "pages cannot be rebuilt");
@@ -239,10 +240,10 @@ impl Node {
         lock(&self.catalogue).clone()
     }
 
-    /// All records, with the regions that are open.
+    /// All records, with the regions that are open, in the order of ids.
     #[must_use]
-    pub fn allocations(&self) -> Vec<(Record, Option<Arc<Region>>)> {
-        let records: Vec<Record> = lock(&self.records).values().cloned().collect();
+    pub fn allocations(&self) -> Vec<(Arc<Record>, Option<Arc<Region>>)> {
+        let records: Vec<Arc<Record>> = lock(&self.records).values().cloned().collect();
         let regions = lock(&self.regions);
         records
             .into_iter()

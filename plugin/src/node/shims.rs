@@ -74,7 +74,14 @@ impl Node {
         let mut since = lock(&self.unused);
         let now = Instant::now();
         let installed = unused::installed(dir);
-        for name in unused::decide(&installed, &current, records.values(), &mut since, grace, now) {
+        for name in unused::decide(
+            &installed,
+            &current,
+            records.values().map(AsRef::as_ref),
+            &mut since,
+            grace,
+            now,
+        ) {
             match unused::is_mounted(&name) {
                 Ok(false) => {}
                 // Not in the ledger, and yet somebody's.

@@ -113,7 +113,7 @@ struct Tenant {
 }
 
 /// An allocation as one round finds it; in the order of ids.
-type Found = (Record, Arc<Region>);
+type Found = (Arc<Record>, Arc<Region>);
 
 struct Observer {
     node: Arc<Node>,
