@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -58,6 +59,8 @@ pub struct FakeGpus {
     pub gpus: Mutex<Vec<Gpu>>,
     /// What the driver says of processes, by GPU.
     pub processes: Mutex<BTreeMap<String, Vec<GpuProcess>>>,
+    /// How often it was asked.
+    pub looks: AtomicU64,
     observations: Mutex<VecDeque<Observation>>,
     news: Condvar,
 }
@@ -80,6 +83,7 @@ impl Discovery for FakeGpus {
     }
 
     fn processes(&self, uuid: &str) -> Result<Vec<GpuProcess>, String> {
+        self.looks.fetch_add(1, Ordering::Relaxed);
         Ok(self.processes.lock().unwrap().get(uuid).cloned().unwrap_or_default())
     }
 
