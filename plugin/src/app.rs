@@ -346,14 +346,22 @@ impl Watcher {
                 }
             },
         )?;
+        // The disk may keep the history waiting; health must not wait with it.
+        let (history, mut events) = mpsc::channel(64);
+        let recorder = Arc::clone(&node);
+        tokio::spawn(async move {
+            while let Some(events) = events.recv().await {
+                let node = Arc::clone(&recorder);
+                // One after the other, so that they are in order.
+                let _ = tokio::task::spawn_blocking(move || node.record_health(events)).await;
+            }
+        });
         tokio::spawn(async move {
             while let Some(observation) = receiver.recv().await {
                 debug!(?observation, "health");
-                let transitions = node.observe(&observation);
-                if !transitions.is_empty() {
-                    let node = Arc::clone(&node);
-                    // The disk may keep it waiting; health must not.
-                    tokio::task::spawn_blocking(move || node.record_health(&transitions));
+                let events = node.observe(&observation);
+                if !events.is_empty() && history.try_send(events).is_err() {
+                    warn!("the history of GPUs has a gap: the disk does not keep up");
                 }
             }
         });

@@ -4,6 +4,7 @@
 mod node_support;
 mod process_support;
 
+use std::collections::BTreeMap;
 use std::process::Command;
 
 use node_support::{GPU, bounded, pod};
@@ -27,6 +28,9 @@ fn machine() -> String {
 struct Node {
     node: Simulated,
     uuids: Vec<String>,
+    /// Pods by the index of the one GPU that they hold.
+    holders: BTreeMap<usize, String>,
+    pods: usize,
 }
 
 impl Node {
@@ -49,7 +53,7 @@ impl Node {
         let status = node.json();
         let gpus = status["gpus"].as_array().unwrap();
         let uuids = gpus.iter().map(|gpu| gpu["uuid"].as_str().unwrap().to_owned()).collect();
-        Self { node, uuids }
+        Self { node, uuids, holders: BTreeMap::new(), pods: 0 }
     }
 
     /// Runs a pod with so many GPUs; gives their indexes, in order.
@@ -61,36 +65,31 @@ impl Node {
         indexes
     }
 
-    /// A pod on each GPU, named by its index.
-    async fn fill(&self) {
-        for name in 0..8 {
-            let gpu = self.run(&format!("temporary-{name}"), 1).await[0];
-            // Whose GPU is whose is known only now.
-            self.node.kubelet.remove("default", &format!("temporary-{name}"));
-            let again = self.run(&format!("on-{gpu}"), 1).await[0];
-            assert_eq!(again, gpu, "the same question has the same answer");
+    /// A pod on every GPU that is free.
+    async fn fill(&mut self) {
+        while self.holders.len() < 8 {
+            self.pods += 1;
+            let name = format!("single-{}", self.pods);
+            let gpu = self.run(&name, 1).await[0];
+            self.holders.insert(gpu, name);
         }
     }
 
-    /// Frees these GPUs, asks for so many, and fills them again.
-    async fn among(&self, free: &[usize], gpus: usize) -> Vec<usize> {
+    /// With every other GPU held: asks for so many of these.
+    async fn among(&mut self, free: &[usize], gpus: usize) -> Vec<usize> {
+        self.fill().await;
         for gpu in free {
-            self.node.kubelet.remove("default", &format!("on-{gpu}"));
+            self.node.kubelet.remove("default", &self.holders.remove(gpu).unwrap());
         }
         let chosen = self.run("asking", gpus).await;
         self.node.kubelet.remove("default", "asking");
-        for _ in free {
-            let gpu = self.run("temporary", 1).await[0];
-            self.node.kubelet.remove("default", "temporary");
-            self.run(&format!("on-{gpu}"), 1).await;
-        }
         chosen
     }
 }
 
 #[tokio::test]
 async fn as_gpus_fill_up_the_next_best_are_chosen() {
-    let node = Node::start("packed").await;
+    let mut node = Node::start("packed").await;
     // Linked pairs; the second beside the first, so that the other half stays whole.
     assert_eq!(node.run("a", 2).await, [0, 2]);
     assert_eq!(node.run("b", 2).await, [1, 3]);
@@ -100,7 +99,6 @@ async fn as_gpus_fill_up_the_next_best_are_chosen() {
         node.node.kubelet.remove("default", name);
     }
 
-    node.fill().await;
     for (free, gpus, chosen) in [
         // Four links.
         (&[0, 1, 2, 3, 4, 5, 6, 7][..], 2, &[0, 2][..]),

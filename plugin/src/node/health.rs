@@ -12,7 +12,7 @@ use crate::ledger::{Change, GpuEvent};
 impl Node {
     /// Takes what the driver reports of a GPU. Gives what changed by it, for
     /// [`Node::record_health`].
-    pub fn observe(&self, observation: &Observation) -> Vec<Transition> {
+    pub fn observe(&self, observation: &Observation) -> Vec<GpuEvent> {
         let mut health = lock(&self.health);
         let transitions = health.observe(observation, Instant::now());
         for Transition { uuid, from, to, reason } in &transitions {
@@ -35,7 +35,15 @@ impl Node {
         if changed {
             self.refresh_devices();
         }
-        transitions
+        let at_unix_ms = unix_ms();
+        let event = |transition: Transition| GpuEvent {
+            at_unix_ms,
+            gpu: transition.uuid,
+            from: transition.from.name().to_owned(),
+            to: transition.to.name().to_owned(),
+            reason: transition.reason,
+        };
+        transitions.into_iter().map(event).collect()
     }
 
     /// Whether that would change nothing, whatever went before.
@@ -45,16 +53,8 @@ impl Node {
     }
 
     /// Notes transitions in the history. Blocking.
-    pub fn record_health(&self, transitions: &[Transition]) {
-        let event = |transition: &Transition| GpuEvent {
-            at_unix_ms: unix_ms(),
-            gpu: transition.uuid.clone(),
-            from: transition.from.name().to_owned(),
-            to: transition.to.name().to_owned(),
-            reason: transition.reason.clone(),
-        };
-        let change =
-            Change { gpu_events: transitions.iter().map(event).collect(), ..Change::default() };
+    pub fn record_health(&self, gpu_events: Vec<GpuEvent>) {
+        let change = Change { gpu_events, ..Change::default() };
         if let Err(error) = lock(&self.writer).ledger.commit(&change) {
             warn!(%error, "the event is not recorded");
         }
