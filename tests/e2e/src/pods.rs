@@ -38,6 +38,13 @@ impl Container {
         Self::new(name, shares, &["sleep", "2147483647"])
     }
 
+    /// With these resources instead.
+    pub fn asking(mut self, resources: &[(&str, u64)]) -> Self {
+        let limit = |(name, count): &(&str, u64)| ((*name).to_owned(), json!(count.to_string()));
+        self.0["resources"]["limits"] = resources.iter().map(limit).collect::<Value>();
+        self
+    }
+
     /// With an environment variable of the pod's own.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.0["env"] = json!([{"name": name, "value": value}]);

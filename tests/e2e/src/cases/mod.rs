@@ -10,6 +10,7 @@ mod memory;
 mod reboot;
 mod restarts;
 mod rollout;
+mod shares;
 mod status;
 mod upgrade;
 
@@ -55,6 +56,8 @@ pub const CASES: &[Case] = cases![
     capacity::pods_beyond_the_last_share_wait_until_one_is_free,
     capacity::share_of_a_force_deleted_pod_is_reused_at_once,
     capacity::more_shares_than_a_gpu_has_are_refused,
+    shares::unequal_shares_are_sold_and_held_by_name,
+    shares::container_with_two_of_our_resources_is_refused,
     status::status_shows_pods_quota_and_use,
     memory::gpu_that_was_not_given_is_refused,
     memory::ruined_usage_page_hurts_only_its_tenant,

@@ -1,0 +1,99 @@
+//! Unequal shares, under a resource name for each size.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::delivery::check_fill;
+use crate::deploy::{NAMESPACE, PLUGIN_NAMESPACE, RESOURCE};
+use crate::pods::{Container, Pod, Restart};
+use crate::suite::Suite;
+use crate::wait::{self, Look};
+
+const LARGE: &str = "tessera.dev/gpu-large";
+const LARGE_BYTES: u64 = 1 << 30;
+
+/// The first GPU as four of 600 MiB and one of 1 GiB. As many `tessera.dev/gpu` as before, so that the
+/// other helpers find what they wait for.
+const LAYOUT: &str = r#"
+[[layout]]
+gpus = ["GPU-e2e00000-0000-4000-8000-000000000000"]
+shares = [
+  { resource = "tessera.dev/gpu", count = 4, memory = "600Mi", cores = "100m" },
+  { resource = "tessera.dev/gpu-large", memory = "1Gi", cores = "50%" },
+]
+"#;
+
+pub fn unequal_shares_are_sold_and_held_by_name(suite: &Suite<'_>) -> Result<()> {
+    with_layout(suite, || {
+        let large =
+            Pod::start(suite.kubectl, "large", Container::idle("main", 0).asking(&[(LARGE, 1)]))?;
+        check_fill(large.fill(LARGE_BYTES)?, LARGE_BYTES)?;
+        // All of the first GPU beside it, and all of the second.
+        let four = Pod::idle(suite.kubectl, "four", 4)?;
+        let other = Pod::idle(suite.kubectl, "other", 4)?;
+        let uuid = large.gpu()?.uuid;
+        let (beside, alone) = if four.gpu()?.uuid == uuid { (four, other) } else { (other, four) };
+        ensure!(alone.gpu()?.uuid != uuid, "both on one GPU");
+        check_fill(beside.fill(4 * (600 << 20))?, 4 * (600 << 20))?;
+        let status: Value =
+            serde_json::from_str(&suite.plugin.exec(&["tessera", "status", "-o", "json"])?)?;
+        let allocations = status["allocations"].as_array().context("allocations")?;
+        let held = allocations.iter().filter(|a| a["resource_name"] == LARGE).count();
+        ensure!(held == 1 && allocations.len() == 3, "{status}");
+        ensure!(status["plugin"]["registration"] == "live", "{status}");
+        Ok(())
+    })
+}
+
+pub fn container_with_two_of_our_resources_is_refused(suite: &Suite<'_>) -> Result<()> {
+    with_layout(suite, || {
+        let greedy = Container::idle("main", 0).asking(&[(LARGE, 1), (RESOURCE, 1)]);
+        let greedy = Pod::create(suite.kubectl, "greedy", Restart::Always, &[], &[greedy])?;
+        wait::until("the start is refused", Duration::from_secs(60), || {
+            let field = "involvedObject.name=greedy";
+            let events =
+                suite.kubectl.get(&["events", "-n", NAMESPACE, "--field-selector", field])?;
+            let text = events["items"].to_string();
+            Ok(Look::when(text.contains("can hold only one of Tessera's resources"), text))
+        })?;
+        let status = greedy.object()?["status"].clone();
+        ensure!(status["phase"] == "Pending", "it runs: {status}");
+        // One each in two containers is no such thing.
+        greedy.delete()?;
+        let one = Container::idle("one", 0).asking(&[(LARGE, 1)]);
+        let pair = Pod::create(
+            suite.kubectl,
+            "pair",
+            Restart::Always,
+            &[],
+            &[one, Container::idle("two", 1)],
+        )?;
+        pair.wait_until_running()?;
+        ensure!(pair.gpus("one")?.len() == 1 && pair.gpus("two")?.len() == 1);
+        Ok(())
+    })
+}
+
+/// Runs `case` under another configuration.
+fn with_layout(suite: &Suite<'_>, case: impl FnOnce() -> Result<()>) -> Result<()> {
+    let map = ["configmap/tessera", "-n", PLUGIN_NAMESPACE];
+    let before = suite.kubectl.get(&map)?["data"]["config.toml"].clone();
+    let configure = |toml: &Value| -> Result<()> {
+        let patch = json!({"data": {"config.toml": toml}}).to_string();
+        suite.kubectl.run(&[&["patch"], &map[..], &["-p", &patch]].concat())?;
+        suite.plugin.replace_pod()
+    };
+    let text = before.as_str().context("the plugin's configuration")?;
+    configure(&json!(format!("{text}{LAYOUT}")))?;
+    let outcome = wait::until("the node offers the large share", Duration::from_secs(60), || {
+        let node = suite.kubectl.get(&["node", &suite.node])?;
+        let offered = node["status"]["allocatable"][LARGE].clone();
+        Ok(Look::when(offered == "1", offered.to_string()))
+    })
+    .and_then(|()| case());
+    suite.kubectl.delete_pods(NAMESPACE)?;
+    configure(&before)?;
+    outcome
+}
