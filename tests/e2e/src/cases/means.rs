@@ -185,3 +185,62 @@ pub fn pod_of_higher_priority_takes_a_share(suite: &Suite<'_>) -> Result<()> {
     ensure!(stay[0].gpu()?.uuid != urgent.gpu()?.uuid, "not the share that became free");
     check_fill(urgent.fill(3 * SHARE_BYTES)?, 3 * SHARE_BYTES)
 }
+
+/// In a namespace that admits "restricted" pods only. Clusters before 1.23 admit any; then this shows
+/// that such a pod has its quota.
+pub fn namespace_of_restricted_pods_admits_tenants(suite: &Suite<'_>) -> Result<()> {
+    const RESTRICTED: &str = "tessera-e2e-restricted";
+    let _namespace = Applied::new(
+        suite.kubectl,
+        json!({
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": RESTRICTED, "labels": {
+                "tessera.dev/e2e": "true",
+                "pod-security.kubernetes.io/enforce": "restricted",
+            }},
+        }),
+    )?;
+    let pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "tenant", "namespace": RESTRICTED},
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": false,
+            "securityContext": {
+                "runAsNonRoot": true,
+                "runAsUser": 1000,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [{
+                "name": "main",
+                "image": images::TENANT,
+                "imagePullPolicy": "Never",
+                "command": ["tessera-tenant", "info"],
+                "resources": {"limits": {RESOURCE: "1"}},
+                "securityContext": {
+                    "allowPrivilegeEscalation": false,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+            }],
+        },
+    });
+    // The namespace's service account takes a moment.
+    wait::until("the pod is admitted", SOON, || {
+        Ok(match suite.kubectl.apply(&pod) {
+            Ok(()) => Look::Done(()),
+            Err(error) => Look::NotYet(format!("{error:#}")),
+        })
+    })?;
+    let over = wait::until("the tenant is over", Duration::from_secs(60), || {
+        let status = suite.kubectl.get(&["pod", "tenant", "-n", RESTRICTED])?["status"].clone();
+        let over = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
+        Ok(if over { Look::Done(status) } else { Look::NotYet(status.to_string()) })
+    })?;
+    let log = suite.kubectl.run(&["logs", "tenant", "-n", RESTRICTED])?;
+    ensure!(over["phase"] == "Succeeded", "{over} {log}");
+    let info: Value = serde_json::from_str(&log).with_context(|| log.clone())?;
+    ensure!(info["devices"][0]["mem_get_info"]["total"] == SHARE_BYTES, "{info}");
+    Ok(())
+}

@@ -7,6 +7,7 @@ mod host_paths;
 mod kubelet;
 mod means;
 mod memory;
+mod others;
 mod reboot;
 mod restarts;
 mod rollout;
@@ -64,6 +65,10 @@ pub const CASES: &[Case] = cases![
     means::quota_of_a_namespace_counts_each_resource,
     means::limit_range_bounds_a_container,
     means::pod_of_higher_priority_takes_a_share,
+    means::namespace_of_restricted_pods_admits_tenants,
+    others::plugin_has_no_rights_to_speak_of,
+    others::plugin_without_pids_and_privileges_holds_quotas,
+    others::gpu_that_another_plugin_sells_is_given_out_no_more restarts_kubelet,
     restarts::crash_loop_keeps_the_limit,
     restarts::plugin_pod_is_replaced,
     restarts::plugin_is_killed,

@@ -1,0 +1,166 @@
+//! Another plugin on the node, and the plugin with fewer rights than deploy/daemonset.yaml gives it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::delivery::check_fill;
+use crate::deploy::{NAMESPACE, REPLICAS, SHARE_BYTES, SIM_ON_NODE};
+use crate::images;
+use crate::pods::{Container, Pod};
+use crate::suite::{Server, Suite};
+use crate::wait::{self, Look};
+
+/// What the other plugin sells.
+const FOREIGN: &str = "example.com/gpu";
+
+fn status(suite: &Suite<'_>) -> Result<Value> {
+    let text = suite.plugin.exec(&["tessera", "status", "-o", "json"])?;
+    serde_json::from_str(&text).with_context(|| text.clone())
+}
+
+/// A device plugin of another name that sells one GPU of ours: ours, without quotas of anybody's.
+fn start_foreign<'a>(suite: &Suite<'a>, uuid: &str) -> Result<Pod<'a>> {
+    let config = format!(
+        "[resource]\nname = \"{FOREIGN}\"\n\
+         [gpus]\ninclude = [\"{uuid}\"]\nsold_by_others = \"allow\"\nreserve = \"256Mi\"\n\
+         context_overhead = \"64Mi\"\n[share]\nreplicas = 2\n\
+         [paths]\npages = \"/tmp/pages\"\nshim = \"/tmp/shim\"\nledger = \"/tmp/ledger\"\n\
+         admin = \"/tmp/admin.sock\"\nnvml = \"{SIM_ON_NODE}/libnvidia-ml.so.1\"\n\
+         [pages]\ntmpfs = \"off\"\n"
+    );
+    let host = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path}});
+    let (plugins, resources) =
+        ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources");
+    let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path});
+    let env =
+        |name: &str, file: &str| json!({"name": name, "value": format!("{SIM_ON_NODE}/{file}")});
+    suite.kubectl.apply(&json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "foreign", "namespace": NAMESPACE},
+        "spec": {
+            "hostNetwork": true,
+            "terminationGracePeriodSeconds": 5,
+            "nodeSelector": {"kubernetes.io/hostname": suite.node},
+            "containers": [{
+                "name": "main",
+                "image": images::PLUGIN,
+                "imagePullPolicy": "Never",
+                "command": ["sh", "-c", "printf %s \"$CONFIG\" > /tmp/config.toml && exec tessera -c /tmp/config.toml serve"],
+                "env": [
+                    {"name": "CONFIG", "value": config},
+                    env("SIMGPU_CONFIG", "simgpu.toml"),
+                    env("SIMGPU_STATE", "state"),
+                ],
+                "volumeMounts": [mount("plugins", plugins), mount("resources", resources), mount("sim", SIM_ON_NODE)],
+            }],
+            "volumes": [host("plugins", plugins), host("resources", resources), host("sim", SIM_ON_NODE)],
+        },
+    }))?;
+    Ok(Pod::named(suite.kubectl, "foreign"))
+}
+
+pub fn gpu_that_another_plugin_sells_is_given_out_no_more(suite: &Suite<'_>) -> Result<()> {
+    let server = Server::start(suite.kubectl, "server")?;
+    let shared = server.pod.gpus("main")?.remove(0).uuid;
+    let foreign = start_foreign(suite, &shared)?;
+    // All of the other GPU, and the share that is in use.
+    let other_gpu = REPLICAS / 2;
+    suite.plugin.wait_for_replicas(other_gpu + 1)?;
+    let now = status(suite)?;
+    let gpus = now["gpus"].as_array().context("gpus")?;
+    let gpu = gpus.iter().find(|gpu| gpu["uuid"] == shared.as_str()).context("the GPU")?;
+    let reason = gpu["health_reason"].as_str().unwrap_or_default();
+    ensure!(reason.contains(FOREIGN), "does not name the resource: {gpu}");
+    let warnings = now["warnings"].to_string();
+    ensure!(warnings.contains("gpus.exclude"), "does not say what to do: {warnings}");
+    ensure!(now["plugin"]["others_seen_by"] != "", "{}", now["plugin"]);
+
+    let four = Pod::idle(suite.kubectl, "four", other_gpu)?;
+    ensure!(four.gpu()?.uuid != shared, "got the GPU that is sold twice");
+    check_fill(four.fill(other_gpu * SHARE_BYTES)?, other_gpu * SHARE_BYTES)?;
+    server.check_untouched()?;
+
+    foreign.delete()?;
+    wait::until("the other plugin is gone", Duration::from_secs(30), || {
+        let pod = suite.kubectl.find(&["pod", "foreign", "-n", NAMESPACE])?.unwrap_or_default();
+        let state = &pod["status"]["containerStatuses"][0]["state"];
+        Ok(Look::when(!state["running"].is_object(), state.to_string()))
+    })?;
+    // Older kubelets remember a plugin for five minutes, or until they restart.
+    suite.stop_kubelet()?;
+    suite.start_kubelet()?;
+    wait::until("the GPU is given out again", Duration::from_secs(150), || {
+        let now = suite.plugin.allocatable()?;
+        Ok(Look::when(now == REPLICAS, format!("{now} replicas")))
+    })?;
+    server.check_untouched()?;
+    ensure!(status(suite)?["warnings"] == json!([]), "{}", status(suite)?["warnings"]);
+    Ok(())
+}
+
+pub fn plugin_has_no_rights_to_speak_of(suite: &Suite<'_>) -> Result<()> {
+    // What is executed in the container gets what the plugin itself has.
+    let own = suite.plugin.exec(&["cat", "/proc/self/status"])?;
+    let field = |name: &str| own.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    for set in ["CapEff:", "CapPrm:", "CapBnd:", "CapInh:", "CapAmb:"] {
+        ensure!(field(set) == Some("0000000000000000"), "{set} {:?}", field(set));
+    }
+    ensure!(field("NoNewPrivs:") == Some("1"), "NoNewPrivs {:?}", field("NoNewPrivs:"));
+    ensure!(field("Seccomp:") == Some("2"), "no seccomp filter: {:?}", field("Seccomp:"));
+    for path in ["/", "/usr/local/bin", "/var/lib/kubelet/pod-resources", "/etc/tessera"] {
+        let written = suite.plugin.exec(&["touch", &format!("{path}/written")]);
+        let error = written.err().with_context(|| format!("{path} can be written"))?;
+        ensure!(format!("{error:#}").contains("Read-only file system"), "{path}: {error:#}");
+    }
+    let pod = suite.plugin.pod()?;
+    let pod = suite.kubectl.get(&["pod", &pod, "-n", crate::deploy::PLUGIN_NAMESPACE])?;
+    ensure!(pod["spec"]["containers"][0]["livenessProbe"].is_object(), "no liveness probe");
+    let mounts = pod["spec"]["containers"][0]["volumeMounts"].to_string();
+    ensure!(!mounts.contains("serviceaccount"), "has a token: {mounts}");
+    Ok(())
+}
+
+/// Without hostPID and without the privileged init container, where the node's owner has mounted the tmpfs.
+pub fn plugin_without_pids_and_privileges_holds_quotas(suite: &Suite<'_>) -> Result<()> {
+    let before = suite.plugin.change_template(|template| {
+        if let Some(spec) = template["spec"].as_object_mut() {
+            spec.remove("hostPID");
+        }
+        if let Some(init) = template["spec"]["initContainers"].as_array_mut() {
+            init.retain(|container| container["name"] != "prepare-host");
+        }
+    })?;
+    let outcome = holds_quotas_without_pids(suite);
+    suite.plugin.change_template(|template| *template = before)?;
+    outcome?;
+    ensure!(status(suite)?["warnings"] == json!([]), "{}", status(suite)?["warnings"]);
+    Ok(())
+}
+
+fn holds_quotas_without_pids(suite: &Suite<'_>) -> Result<()> {
+    let now = status(suite)?;
+    ensure!(now["plugin"]["sees_host_pids"] == false, "{}", now["plugin"]);
+    ensure!(now["plugin"]["registration"] == "live", "{}", now["plugin"]);
+    let warnings = now["warnings"].as_array().context("warnings")?;
+    ensure!(warnings.len() == 1 && warnings[0].to_string().contains("hostPID"), "{warnings:?}");
+
+    let script = "tessera-tenant hold --bytes 300Mi & sleep 2147483647";
+    let pod =
+        Pod::start(suite.kubectl, "tenant", Container::new("main", 1, &["sh", "-c", script]))?;
+    pod.wait_for_event("main", "ready")?;
+    pod.exec(&["killall", "-9", "tessera-tenant"])?;
+    // Seen by the socket's end, and the driver's own release.
+    wait::until("the killed process's memory is back", Duration::from_secs(20), || {
+        let filled = pod.fill(SHARE_BYTES).and_then(|held| check_fill(held, SHARE_BYTES));
+        Ok(match filled {
+            Ok(()) => Look::Done(()),
+            Err(error) => Look::NotYet(format!("{error:#}")),
+        })
+    })?;
+    let processes = status(suite)?["allocations"][0]["processes"].clone();
+    ensure!(processes == json!([]), "a dead process still has its slot: {processes}");
+    Ok(())
+}
