@@ -42,6 +42,9 @@ pub fn load(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
         fs::copy(&from, sim.join(library))
             .with_context(|| format!("{}: run `make build`", from.display()))?;
     }
+    // Its name has no dot: it is not installed on the node.
+    fs::copy(artefacts.join("sim/simgpu-ctl"), sim.join("bin/simgpu-ctl"))
+        .with_context(|| format!("{}/sim/simgpu-ctl: run `make build`", artefacts.display()))?;
     fs::copy(overlay.join("simgpu.toml"), sim.join("simgpu.toml"))?;
     let program = tenant.join("usr/local/bin/tessera-tenant");
     fs::rename(&program, sim.join("bin/tessera-tenant"))?;

@@ -3,6 +3,7 @@
 mod capacity;
 mod churn;
 pub mod delivery;
+mod health;
 mod host_paths;
 mod kubelet;
 mod means;
@@ -61,6 +62,7 @@ pub const CASES: &[Case] = cases![
     shares::container_with_two_of_our_resources_is_refused,
     status::status_shows_pods_quota_and_use,
     memory::gpu_that_was_not_given_is_refused,
+    health::sick_gpu_is_not_sold_and_its_pods_run_on,
     memory::ruined_usage_page_hurts_only_its_tenant,
     means::quota_of_a_namespace_counts_each_resource,
     means::limit_range_bounds_a_container,
