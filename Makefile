@@ -33,7 +33,7 @@ test-loom: ## check the lock-free accounting with loom
 	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release -p tessera-region --test loom
 
 test: build python test-loom ## all tests that need neither root nor a GPU
-	TESSERA_ARTEFACTS=$(RELEASE) $(CARGO) test --locked --workspace
+	TESSERA_ARTEFACTS=$(RELEASE) $(CARGO) test --locked --workspace --no-fail-fast
 
 lint: ## formatting, clippy, dependency rules
 	$(CARGO) fmt --all --check
