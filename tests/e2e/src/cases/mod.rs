@@ -14,6 +14,7 @@ mod restarts;
 mod rollout;
 mod shares;
 mod status;
+mod strategies;
 mod upgrade;
 
 use anyhow::Result;
@@ -64,6 +65,8 @@ pub const CASES: &[Case] = cases![
     memory::gpu_that_was_not_given_is_refused,
     health::sick_gpu_is_not_sold_and_its_pods_run_on,
     memory::ruined_usage_page_hurts_only_its_tenant,
+    strategies::driver_root_and_device_nodes_serve_without_a_toolkit,
+    strategies::cdi_annotations_give_all_or_nothing,
     means::quota_of_a_namespace_counts_each_resource,
     means::limit_range_bounds_a_container,
     means::pod_of_higher_priority_takes_a_share,
