@@ -13,7 +13,7 @@ pub fn config(data: &[u8]) {
             assert!(config.share.replicas > 0);
             assert!(!config.resource.name.is_empty());
             let gpus = [gpu("GPU-a", 0, 80 << 30), gpu("GPU-b", 1, 4 << 30), gpu("GPU-c", 2, 0)];
-            let _ = capacity::idle_layouts(&gpus, &config);
+            let _ = capacity::remarks(&gpus, &config);
             for gpu in gpus {
                 let sold: u128 = shares::cut(&gpu, &config)
                     .iter()

@@ -146,9 +146,9 @@ async fn run(
             info!(%gpu, resource, replicas = count, memory = limit.memory_bytes, "sharing");
         }
     }
-    let idle = capacity::idle_layouts(&gpus, &config);
-    idle.iter().for_each(|text| warn!("{text}"));
-    sources.set_condition("layout", (!idle.is_empty()).then(|| idle.join("; ")));
+    let remarks = capacity::remarks(&gpus, &config);
+    remarks.iter().for_each(|text| warn!("{text}"));
+    sources.set_condition("configuration", (!remarks.is_empty()).then(|| remarks.join("; ")));
     let kubelet_dir = config.paths.kubelet.clone();
     let pod_resources = Arc::new(PodResources::new(&config.paths.pod_resources));
     let pod_resources_socket = config.paths.pod_resources.clone();

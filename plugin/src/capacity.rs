@@ -19,7 +19,7 @@
 
 mod check;
 
-pub use check::{check, idle_layouts};
+pub use check::{check, remarks};
 
 use crate::config::Config;
 use crate::device::Gpu;

@@ -172,7 +172,7 @@ fn check(config: &Config) -> anyhow::Result<ExitCode> {
     if !problems.is_empty() {
         return Err(ConfigError { file: config.source.file.clone(), problems }.into());
     }
-    for text in discovery.unsold().into_iter().chain(capacity::idle_layouts(&gpus, config)) {
+    for text in discovery.unsold().into_iter().chain(capacity::remarks(&gpus, config)) {
         eprintln!("note: {text}");
     }
     print!("{}", admin::offers(&gpus, config));

@@ -2,11 +2,14 @@
 
 use super::{Capacity, judge};
 use crate::config::quantity::format_bytes;
-use crate::config::{Config, Problem};
+use crate::config::{Config, Problem, TmpfsPolicy};
 use crate::device::Gpu;
 use crate::shares::{self, Share};
+use tessera_region::layout;
 
 const MIB: u64 = 1 << 20;
+/// What directories and the spare pages take of the pages' tmpfs, about.
+const SPARES_BYTES: u64 = 3 * MIB;
 
 /// What of the configuration is impossible on these GPUs; empty when all is well.
 #[must_use]
@@ -31,10 +34,35 @@ pub fn check(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
     problems
 }
 
+/// What is odd about a configuration on these GPUs and no error, a sentence each.
+#[must_use]
+pub fn remarks(gpus: &[Gpu], config: &Config) -> Vec<String> {
+    let mut remarks = idle_layouts(gpus, config);
+    remarks.extend(tight_pages(gpus, config));
+    remarks
+}
+
+/// Said where the tmpfs has no room for the pages of all replicas, one allocation each.
+fn tight_pages(gpus: &[Gpu], config: &Config) -> Option<String> {
+    let replicas: u64 =
+        gpus.iter().flat_map(|gpu| shares::cut(gpu, config)).map(|s| u64::from(s.count)).sum();
+    let each = u64::try_from(layout::QUOTA_BYTES + layout::USAGE_BYTES).unwrap_or(u64::MAX);
+    let needed = replicas.saturating_mul(each).saturating_add(SPARES_BYTES);
+    if config.pages.tmpfs == TmpfsPolicy::Off || needed <= config.pages.size_bytes {
+        return None;
+    }
+    let message = format!(
+        "has room for the pages of {} allocations, and {replicas} replicas are sold: the last of \
+         them could not be allocated; set at least \"{}Mi\"",
+        config.pages.size_bytes.saturating_sub(SPARES_BYTES) / each,
+        needed.div_ceil(MIB),
+    );
+    Some(config.source.remark("pages.size", message))
+}
+
 /// Layouts that count for none of these GPUs, a sentence each. No error: one configuration often
 /// serves nodes with different GPUs.
-#[must_use]
-pub fn idle_layouts(gpus: &[Gpu], config: &Config) -> Vec<String> {
+fn idle_layouts(gpus: &[Gpu], config: &Config) -> Vec<String> {
     let used: Vec<usize> = gpus.iter().filter_map(|gpu| shares::layout_of(gpu, config)).collect();
     let idle = (0..config.layouts.len()).filter(|i| !used.contains(i));
     let sentence = |i: usize| {

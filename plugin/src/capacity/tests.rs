@@ -57,10 +57,26 @@ fn a_layout_that_names_no_gpu_here_is_told_and_is_no_error() {
     let config = Config::parse(text).unwrap();
     let gpus = [gpu(16 * GIB)];
     assert_eq!(check(&gpus, &config), []);
-    let idle = idle_layouts(&gpus, &config);
+    let idle = remarks(&gpus, &config);
     assert_eq!(idle.len(), 2, "{idle:?}");
     assert!(idle[0].contains(":5: layout[1].gpus: an earlier layout"), "{}", idle[0]);
     assert!(idle[1].contains(":8: layout[2].gpus: names none"), "{}", idle[1]);
+}
+
+#[test]
+fn a_tmpfs_without_room_for_every_replica_is_told_and_is_no_error() {
+    let gpus: Vec<Gpu> = (0..16).map(|_| gpu(80 * GIB)).collect();
+    let with = |pages: &str| {
+        let text = format!("[share]\nreplicas = 64\n[pages]\n{pages}\n");
+        remarks(&gpus, &Config::parse(&text).unwrap())
+    };
+    let told = with("size = \"64Mi\"");
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains(":4: pages.size: has room for the pages of 4"), "{}", told[0]);
+    let enough = told[0].split('"').nth(1).unwrap();
+    assert!(with(&format!("size = \"{enough}\"")).is_empty());
+    assert!(with("tmpfs = \"off\"").is_empty());
+    assert!(remarks(&gpus, &Config::default()).is_empty());
 }
 
 #[test]
