@@ -13,6 +13,8 @@ use crate::pods::{Container, Pod, Restart};
 use crate::suite::Suite;
 use crate::wait::{self, Look};
 
+/// Kubernetes 1.23 enforces the namespace's labels (Pod Security Admission, beta there).
+const POD_SECURITY_MINOR: u32 = 23;
 const SOON: Duration = Duration::from_secs(30);
 
 /// An object that goes with this value.
@@ -208,6 +210,8 @@ pub fn namespace_of_restricted_pods_admits_tenants(suite: &Suite<'_>) -> Result<
         "spec": {
             "restartPolicy": "Never",
             "automountServiceAccountToken": false,
+            // A cluster that is old enough to have no pod security may also have no pod network.
+            "hostNetwork": suite.kubectl.server_minor()? < POD_SECURITY_MINOR,
             "securityContext": {
                 "runAsNonRoot": true,
                 "runAsUser": 1000,
