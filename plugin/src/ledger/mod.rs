@@ -3,6 +3,7 @@
 
 mod schema;
 mod store;
+mod unsynced;
 
 use serde::{Deserialize, Serialize};
 

@@ -5,14 +5,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use redb::{
-    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, StorageError, TableError,
-};
+use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableError};
 use serde::de::DeserializeOwned;
 
 use super::schema::{
     ALLOCATIONS, HISTORY, HISTORY_KEPT, META, META_GENERATION, META_SCHEMA, SCHEMA,
 };
+use super::unsynced::Unsynced;
 use super::{Change, Event, GpuEvent, Record};
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
@@ -24,7 +23,6 @@ type Opener = Box<dyn FnMut() -> Result<Database, DatabaseError> + Send>;
 /// The open ledger. Blocking: call it where that is allowed.
 pub struct Ledger {
     path: PathBuf,
-    durability: Durability,
     open: Opener,
     /// `None` after a failed commit, until the next one opens it anew.
     db: Option<Database>,
@@ -96,13 +94,14 @@ impl Ledger {
         }
         let existed = path.exists();
         let file = path.to_owned();
-        let open: Opener = Box::new(move || builder().create(&file));
-        let mut ledger = Ledger {
-            path: path.to_owned(),
-            durability: if fsync { Durability::Immediate } else { Durability::None },
-            open,
-            db: None,
-        };
+        let open: Opener = Box::new(move || {
+            if fsync {
+                builder().create(&file)
+            } else {
+                builder().create_with_backend(Unsynced::open(&file)?)
+            }
+        });
+        let mut ledger = Ledger { path: path.to_owned(), open, db: None };
         let attempt = Attempt::begin(path);
         let tried = match attempt.ended_before {
             CRASHES.. if existed => Err(Unopened::Unreadable(format!(
@@ -134,12 +133,7 @@ impl Ledger {
         open: impl FnMut() -> Result<Database, DatabaseError> + Send + 'static,
     ) -> Result<Self, OpenError> {
         let path = PathBuf::from("(test storage)");
-        let mut ledger = Ledger {
-            path: path.clone(),
-            durability: Durability::Immediate,
-            open: Box::new(open),
-            db: None,
-        };
+        let mut ledger = Ledger { path: path.clone(), open: Box::new(open), db: None };
         ledger.try_open().map_err(|error| OpenError::Io { path, error: error.to_string() })?;
         Ok(ledger)
     }
@@ -257,10 +251,8 @@ impl Ledger {
     }
 
     fn write(&mut self, change: &Change) -> Result<(), redb::Error> {
-        let durability = self.durability;
         let db = self.db().map_err(Unopened::into_redb)?;
-        let mut write = db.begin_write()?;
-        write.set_durability(durability).map_err(|error| io_error(error.to_string()))?;
+        let write = db.begin_write()?;
         {
             let mut allocations = write.open_table(ALLOCATIONS)?;
             let mut meta = write.open_table(META)?;

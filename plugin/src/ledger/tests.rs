@@ -53,14 +53,18 @@ fn what_was_committed_is_there_after_reopening() {
 }
 
 #[test]
-fn without_fsync_a_clean_exit_loses_nothing() {
+fn without_fsync_the_end_of_the_process_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let (mut ledger, _) = Ledger::open(&path, false).unwrap();
     ledger.commit(&put("a", 1)).unwrap();
     assert_eq!(ledger.load().unwrap().0.len(), 1);
+    // What the kernel has is what a SIGKILL leaves.
+    let left = dir.path().join("left.redb");
+    std::fs::copy(&path, &left).unwrap();
+    assert_eq!(Ledger::open(&left, false).unwrap().0.load().unwrap().0.len(), 1);
     drop(ledger);
-    assert_eq!(Ledger::open(&path, false).unwrap().0.load().unwrap().0.len(), 1);
+    assert_eq!(Ledger::open(&path, true).unwrap().0.load().unwrap().0.len(), 1);
 }
 
 #[test]
