@@ -48,12 +48,10 @@ impl Kubectl {
         self.try_run(args, None)?.success(&format!("kubectl {}", args.join(" ")))
     }
 
-    /// The minor version of the API server: 20 for 1.20.
-    pub fn server_minor(&self) -> Result<u32> {
-        let version: Value = serde_json::from_str(&self.run(&["version", "-o", "json"])?)?;
-        let minor = version["serverVersion"]["minor"].as_str().unwrap_or_default();
-        let digits = minor.trim_end_matches(|c: char| !c.is_ascii_digit());
-        digits.parse().with_context(|| format!("the API server's version: {version}"))
+    /// Whether the API server has this version of a group: what it tells of its own version may be
+    /// empty.
+    pub fn has_api(&self, version: &str) -> Result<bool> {
+        Ok(self.run(&["api-versions"])?.lines().any(|line| line == version))
     }
 
     /// An object, or several as a `List`.

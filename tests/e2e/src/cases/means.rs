@@ -13,8 +13,9 @@ use crate::pods::{Container, Pod, Restart};
 use crate::suite::Suite;
 use crate::wait::{self, Look};
 
-/// Kubernetes 1.23 enforces the namespace's labels (Pod Security Admission, beta there).
-const POD_SECURITY_MINOR: u32 = 23;
+/// An API of Kubernetes 1.23, which also is the first to enforce the namespace's labels (Pod Security
+/// Admission, beta there).
+const SINCE_POD_SECURITY: &str = "autoscaling/v2";
 const SOON: Duration = Duration::from_secs(30);
 
 /// An object that goes with this value.
@@ -211,7 +212,7 @@ pub fn namespace_of_restricted_pods_admits_tenants(suite: &Suite<'_>) -> Result<
             "restartPolicy": "Never",
             "automountServiceAccountToken": false,
             // A cluster that is old enough to have no pod security may also have no pod network.
-            "hostNetwork": suite.kubectl.server_minor()? < POD_SECURITY_MINOR,
+            "hostNetwork": !suite.kubectl.has_api(SINCE_POD_SECURITY)?,
             "securityContext": {
                 "runAsNonRoot": true,
                 "runAsUser": 1000,
