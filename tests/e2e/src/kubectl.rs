@@ -83,7 +83,11 @@ impl Kubectl {
         let all = ["delete", "pods", "--all", "-n", namespace, "--wait=false"];
         self.run(&all)?;
         wait::until("no container runs", Duration::from_secs(60), || {
-            let pods = self.get(&["pods", "-n", namespace])?;
+            // A busy API server may let a question time out.
+            let pods = match self.get(&["pods", "-n", namespace]) {
+                Ok(pods) => pods,
+                Err(error) => return Ok(Look::NotYet(format!("{error:#}"))),
+            };
             let containers = pods["items"].as_array().into_iter().flatten().flat_map(|pod| {
                 pod["status"]["containerStatuses"].as_array().into_iter().flatten()
             });
