@@ -30,6 +30,17 @@ pub struct Invariants<'a> {
     sampler: Sampler,
 }
 
+/// Which pods kubelet may have refused, by what a case does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusals {
+    /// None: no pod came while there was no plugin.
+    None,
+    /// Those that came while the plugin, or kubelet, was being replaced in an orderly way.
+    WhileReplaced,
+    /// Also those that it was asked for when it was killed.
+    WhenKilled,
+}
+
 /// What was seen; a case prints it.
 #[derive(Debug, Default)]
 pub struct Report {
@@ -56,11 +67,11 @@ impl<'a> Invariants<'a> {
 
     /// Checks everything that can be checked at once; what is released after a grace is checked by
     /// [`nothing_is_left`]. `paths_lost` says that containers from before have lost their pages, so
-    /// that new processes in them must be refused.
+    /// that new processes in them must be refused; `allowed`, which pods kubelet may have.
     ///
     /// # Errors
     /// The first thing that does not hold.
-    pub fn finish(self, paths_lost: bool) -> Result<Report> {
+    pub fn finish(self, paths_lost: bool, allowed: Refusals) -> Result<Report> {
         let report = Report {
             samples: self.sampler.stop()?,
             refusals: refusals(&self.suite.kubectl.get(&["pods", "-n", NAMESPACE])?),
@@ -76,7 +87,10 @@ impl<'a> Invariants<'a> {
             check_fill(self.quiet.fill(SHARE_BYTES)?, SHARE_BYTES)?;
         }
         for refusal in &report.refusals {
-            ensure!(is_unavoidable(refusal), "an admission error that could be avoided: {refusal}");
+            ensure!(
+                is_unavoidable(refusal, allowed),
+                "an admission error that could be avoided: {refusal}"
+            );
         }
         Ok(report)
     }
@@ -114,26 +128,56 @@ pub fn refusals(pods: &Value) -> Vec<String> {
 
 /// Whether no plugin could have avoided it: there was none when kubelet asked, or it died while it was
 /// asked. Whatever a plugin says itself is avoidable.
-pub fn is_unavoidable(message: &str) -> bool {
-    [
-        // Its devices are unhealthy to kubelet from the moment its stream ends.
-        "requested number of devices unavailable",
-        // Kubelet has restarted and admits before any plugin can have registered.
-        "can't allocate unregistered device",
-        "no healthy devices present",
-        "endpoint not found in cache",
-        // Killed while it was asked.
-        "transport is closing",
-        "error reading from server",
-        "connection refused",
-        "connection reset by peer",
-        "all SubConns are in TransientFailure",
-        "has been stopped",
-        "EOF",
-    ]
-    .iter()
-    .any(|cause| message.contains(cause))
+pub fn is_unavoidable(message: &str, allowed: Refusals) -> bool {
+    let is = |causes: &[&str]| causes.iter().any(|cause| message.contains(cause));
+    match allowed {
+        Refusals::None => false,
+        Refusals::WhileReplaced => is(NO_PLUGIN) || is(CLIENT_CLOSED),
+        Refusals::WhenKilled => is(NO_PLUGIN) || is(CLIENT_CLOSED) || is(SERVER_DIED),
+    }
 }
+
+/// There was no plugin when kubelet asked.
+const NO_PLUGIN: &[&str] = &[
+    // Its devices are unhealthy to kubelet from the moment its stream ends.
+    "requested number of devices unavailable",
+    // Kubelet has restarted and admits before any plugin can have registered.
+    "can't allocate unregistered device",
+    "no healthy devices present",
+    "endpoint not found in cache",
+    "has been stopped",
+    // Its connection is gone, and it makes another (grpc-go: clientconn.go, http2_client.go).
+    "code = Unavailable desc = all SubConns are in TransientFailure",
+    "code = Unavailable desc = last connection error",
+    "code = Unavailable desc = connection error: desc = \"transport: Error while dialing",
+    "code = Unavailable desc = the connection is draining",
+    "code = Unavailable desc = the stream is rejected because server is draining",
+];
+
+/// Kubelet closes its own client as soon as the plugin's ListAndWatch ends (pkg/kubelet/cm/devicemanager:
+/// `endpointImpl.stop` after `run`, since 1.25 `server.runClient`, `client.Disconnect`), and with it what
+/// it has just begun to ask (grpc-go: `ErrClientConnClosing`, `ErrConnClosing`). A plugin can avoid that
+/// for calls that it has, by ending the stream last; not for those that are under way to it.
+const CLIENT_CLOSED: &[&str] = &[
+    "code = Canceled desc = grpc: the client connection is closing",
+    "code = Canceled desc = context canceled",
+    "code = Unavailable desc = transport is closing",
+    "code = Unavailable desc = grpc: the connection is closing",
+];
+
+/// The other end of the connection died in the middle of a call (grpc-go: http2_client.go, `reader`,
+/// `Close`; what the socket said follows). A plugin that ends in an orderly way says GOAWAY
+/// first, and calls that it no longer takes are begun anew.
+const SERVER_DIED: &[&str] = &[
+    "code = Unavailable desc = error reading from server",
+    "code = Unavailable desc = closing transport due to",
+    "code = Unavailable desc = connection error: desc = \"error reading",
+    "code = Unavailable desc = connection error: desc = \"transport: ",
+    "code = Unavailable desc = transport: ",
+    "code = Unavailable desc = unexpected EOF",
+    "code = Unavailable desc = EOF",
+    "code = Internal desc = unexpected EOF",
+];
 
 /// Looks at what is sold, again and again, from a thread.
 struct Sampler {
@@ -245,13 +289,48 @@ mod tests {
         nothing_is_oversold(&two).unwrap();
     }
 
+    const ASKED: &str = "Pod Allocate failed due to device plugin GetPreferredAllocation rpc failed \
+                         with err: rpc error: ";
+
     #[test]
     fn what_the_plugin_says_itself_is_avoidable() {
-        assert!(is_unavoidable(
-            "Allocate failed due to requested number of devices unavailable for tessera.dev/gpu"
-        ));
-        assert!(!is_unavoidable(
-            "Allocate failed due to rpc error: code = NotFound desc = unknown replica"
-        ));
+        let unavailable =
+            "Allocate failed due to requested number of devices unavailable for tessera.dev/gpu";
+        let own = [
+            "code = NotFound desc = unknown replica",
+            "code = Unavailable desc = the GPU is unhealthy",
+            "code = Internal desc = ledger: unexpected EOF",
+        ];
+        for allowed in [Refusals::WhileReplaced, Refusals::WhenKilled] {
+            assert!(is_unavoidable(unavailable, allowed));
+            for message in own {
+                assert!(!is_unavoidable(&format!("{ASKED}{message}"), allowed), "{message}");
+            }
+        }
+        assert!(!is_unavoidable(unavailable, Refusals::None));
+    }
+
+    #[test]
+    fn a_client_that_kubelet_closes_is_unavoidable_where_its_plugin_ends() {
+        let message = format!(
+            "{ASKED}code = Canceled desc = grpc: the client connection is closing, which is unexpected"
+        );
+        assert!(is_unavoidable(&message, Refusals::WhenKilled));
+        assert!(is_unavoidable(&message, Refusals::WhileReplaced));
+        assert!(!is_unavoidable(&message, Refusals::None));
+    }
+
+    #[test]
+    fn a_connection_that_breaks_in_a_call_is_avoidable_unless_the_plugin_is_killed() {
+        for cause in [
+            "error reading from server: EOF",
+            "error reading from server: read unix @->/a.sock: use of closed network connection",
+            "closing transport due to: connection error: desc = \"error reading from server: EOF\"",
+            "connection error: desc = \"transport: failed to write client preface: broken pipe\"",
+        ] {
+            let message = format!("{ASKED}code = Unavailable desc = {cause}, which is unexpected");
+            assert!(is_unavoidable(&message, Refusals::WhenKilled), "{cause}");
+            assert!(!is_unavoidable(&message, Refusals::WhileReplaced), "{cause}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::delivery::check_fill;
 use super::rollout::{filled, is_over, of};
 use crate::deploy::{NAMESPACE, SHARE_BYTES};
-use crate::invariants::{self, Invariants};
+use crate::invariants::{self, Invariants, Refusals};
 use crate::pods::{self, Container, Restart};
 use crate::suite::Suite;
 use crate::wait;
@@ -107,7 +107,7 @@ pub fn plugin_is_killed_at_random_moments_of_pod_churn(suite: &Suite<'_>) -> Res
         Err(_) => bail!("the killer panicked"),
     };
     let succeeded = churned?;
-    let report = watched.finish(false)?;
+    let report = watched.finish(false, Refusals::WhenKilled)?;
     let mut causes: BTreeMap<&str, usize> = BTreeMap::new();
     for refusal in &report.refusals {
         let end = refusal.rsplit("desc = ").next().unwrap_or_default();

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::delivery::check_fill;
 use crate::deploy::{NAMESPACE, REPLICAS, SHARE_BYTES};
-use crate::invariants::Invariants;
+use crate::invariants::{Invariants, Refusals};
 use crate::pods::{self, Container, Pod, Restart};
 use crate::suite::Suite;
 use crate::wait::{self, Look};
@@ -41,7 +41,7 @@ pub fn rolling_update_while_pods_come_and_run(suite: &Suite<'_>) -> Result<()> {
             ensure!(status["reason"] == "UnexpectedAdmissionError", "{status}");
         }
     }
-    let report = watched.finish(false)?;
+    let report = watched.finish(false, Refusals::WhileReplaced)?;
     println!("     {succeeded} of {} pods ran; refused: {:?}", pods.len(), report.refusals);
     // Those bound in the seconds without a plugin, and no more.
     ensure!(succeeded * 2 > pods.len(), "only {succeeded} of {} ran", pods.len());
@@ -117,7 +117,5 @@ pub fn replica_count_changes_under_running_pods(suite: &Suite<'_>) -> Result<()>
     suite.plugin.configure(&config)?;
     suite.plugin.roll_out(&json!({}))?;
     outcome?;
-    let report = watched.finish(false)?;
-    ensure!(report.refusals.is_empty(), "{:?}", report.refusals);
-    Ok(())
+    watched.finish(false, Refusals::None).map(drop)
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::delivery::check_fill;
 use crate::deploy::SHARE_BYTES;
 use crate::images;
-use crate::invariants::Invariants;
+use crate::invariants::{Invariants, Refusals};
 use crate::pods::Pod;
 use crate::suite::Suite;
 
@@ -35,9 +35,7 @@ pub fn new_shim_and_page_version_under_running_pods(suite: &Suite<'_>) -> Result
     })();
     suite.plugin.roll_out(&with_image(images::PLUGIN))?;
     outcome?;
-    let report = watched.finish(false)?;
-    ensure!(report.refusals.is_empty(), "{:?}", report.refusals);
-    Ok(())
+    watched.finish(false, Refusals::None).map(drop)
 }
 
 fn with_image(image: &str) -> serde_json::Value {
