@@ -8,7 +8,6 @@
 //! other, as kubelet makes those of one container, and every container that is listed with the one
 //! holds the other too. Init containers are missed.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -43,22 +42,28 @@ impl fmt::Display for Double {
     }
 }
 
+/// How far apart the generations of one container's allocations may be, of so many resources.
+#[must_use]
+pub fn generations(resources: usize) -> u64 {
+    u64::try_from(resources.saturating_sub(1)).unwrap_or(u64::MAX)
+}
+
 /// Live allocations of other resources that kubelet may have made for the same container as `record`.
 /// Empty for nearly all: only then is PodResources worth asking.
 #[must_use]
-pub fn siblings(
+pub fn siblings<'a>(
     record: &Record,
-    records: &BTreeMap<AllocationId, Arc<Record>>,
+    records: impl Iterator<Item = &'a Arc<Record>>,
     resources: usize,
 ) -> Vec<AllocationId> {
-    let near = u64::try_from(resources.saturating_sub(1)).unwrap_or(u64::MAX);
+    let near = generations(resources);
     let may_be = |other: &&Arc<Record>| {
         other.is_live()
             && other.resource != record.resource
             && other.generation.abs_diff(record.generation) <= near
             && other.allocated_unix_ms.abs_diff(record.allocated_unix_ms) <= ONE_ADMISSION_MS
     };
-    records.values().filter(may_be).map(|other| other.id.clone()).collect()
+    records.filter(may_be).map(|other| other.id.clone()).collect()
 }
 
 /// Whether whoever holds the allocation `id` holds one of its `siblings` as well.
@@ -130,9 +135,8 @@ mod tests {
     }
 
     fn judge(large: &Record, small: &Record, holdings: &[Holding]) -> Option<Double> {
-        let records =
-            [large, small].map(|record| (record.id.clone(), Arc::new(record.clone()))).into();
-        find(&large.id, &siblings(large, &records, 2), holdings)
+        let records = [large, small].map(|record| Arc::new(record.clone()));
+        find(&large.id, &siblings(large, records.iter(), 2), holdings)
     }
 
     #[test]
@@ -184,9 +188,8 @@ mod tests {
     fn parked_allocations_and_those_of_one_resource_are_no_siblings() {
         let (large, mut small) = (record("x/large", 5, 1000), record("x/small", 6, 1000));
         let of = |small: &Record| {
-            let records =
-                [&large, small].map(|record| (record.id.clone(), Arc::new(record.clone()))).into();
-            siblings(&large, &records, 2).len()
+            let records = [&large, small].map(|record| Arc::new(record.clone()));
+            siblings(&large, records.iter(), 2).len()
         };
         assert_eq!(of(&small), 1);
         small.state = State::Parked;

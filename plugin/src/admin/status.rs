@@ -138,7 +138,8 @@ impl Sources {
     fn plugin(&self) -> Plugin {
         let reports = self.standing.get().map(Standing::reports).unwrap_or_default();
         let advertised = self.node.get().map(|node| node.advertised()).unwrap_or_default();
-        let sold = self.node.get().map(|node| node.catalogue().resources).unwrap_or_default();
+        let sold =
+            self.node.get().map(|node| node.catalogue().resources.clone()).unwrap_or_default();
         let resources: Vec<Resource> = reports
             .iter()
             .map(|(name, report)| {

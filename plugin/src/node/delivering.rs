@@ -85,7 +85,7 @@ impl Node {
     /// the node's own restart, and none that is nobody's.
     pub(super) fn rebuild_specs(&self) {
         let specs = self.specs();
-        let records = lock(&self.records).clone();
+        let records = lock(&self.records).all();
         for record in records.values().filter(|record| record.cdi) {
             if let Err(error) = self.ensure_delivered(record) {
                 error!(id = %record.id, %error, "the CDI spec of an allocation cannot be made");

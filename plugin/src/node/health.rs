@@ -1,5 +1,6 @@
 //! The node's GPUs fall ill and recover: what kubelet, the log, the history and `status` are told.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::{info, warn};
@@ -24,13 +25,15 @@ impl Node {
         }
         // Also the reason of a GPU that stays ill may be another by now.
         let mut changed = false;
-        for (uuid, sold) in &mut lock(&self.catalogue).gpus {
+        let mut catalogue = lock(&self.catalogue);
+        for (uuid, sold) in &mut Arc::make_mut(&mut catalogue).gpus {
             let reason = health.reason(uuid);
             if sold.sick.as_deref() != reason {
                 sold.sick = reason.map(str::to_owned);
                 changed = true;
             }
         }
+        drop(catalogue);
         drop(health);
         if changed {
             self.refresh_devices();

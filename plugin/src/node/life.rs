@@ -9,8 +9,7 @@ use tessera_kubelet::deviceplugin::ContainerAllocateResponse;
 use tracing::{error, info, warn};
 
 use super::{AllocateError, Node, Writer, lock, monotonic_ns, unix_ms};
-use crate::allocate::{self, AllocationId, Catalogue, Plan, Refusal};
-use crate::capacity::Capacity;
+use crate::allocate::{self, AllocationId, Plan};
 use crate::ledger::{Change, Record, State, What};
 use crate::reconcile::{self, Action, Kubelet};
 use crate::regions::{self, Mode, Outcome, Region, RegionError};
@@ -118,7 +117,7 @@ impl Node {
     /// holds.
     pub fn reconcile(&self, kubelet: Kubelet<'_>, grace: Duration) {
         let mut writer = lock(&self.writer);
-        let records = lock(&self.records).clone();
+        let records = lock(&self.records).all();
         let in_use = |id: &AllocationId| {
             let region = lock(&self.regions).get(id).cloned();
             region.is_some_and(|region| region.in_use())
@@ -203,58 +202,6 @@ impl Node {
         }
     }
 
-    /// The capacity rule for one plan, beside what is live and what `change` makes so. What kubelet
-    /// was told lets it never ask for more; but it may not have heard of the newest change.
-    fn check_room(
-        &self,
-        catalogue: &Catalogue,
-        plan: &Plan,
-        change: &Change,
-    ) -> Result<(), Refusal> {
-        let records = lock(&self.records);
-        let newer = |id: &AllocationId| change.put.iter().any(|record| record.id == *id);
-        let live: Vec<&Record> = records
-            .values()
-            .map(AsRef::as_ref)
-            .filter(|record| !newer(&record.id))
-            .chain(&change.put)
-            .filter(|record| record.is_live())
-            .collect();
-        let sum = |records: &mut dyn Iterator<Item = &&Record>, uuid: &str| {
-            records
-                .flat_map(|record| &record.grants)
-                .filter(|grant| grant.uuid == uuid)
-                .fold(0u64, |sum, grant| sum.saturating_add(grant.memory_limit_bytes))
-        };
-        for grant in &plan.grants {
-            let Some(sold) = catalogue.gpus.get(&grant.uuid) else { continue };
-            let stays = |record: &&&Record| {
-                record.id != plan.id && !record.overlaps(&plan.resource, &plan.replicas)
-            };
-            let before = sum(&mut live.iter(), &grant.uuid);
-            let others = sum(&mut live.iter().filter(stays), &grant.uuid);
-            let capacity = Capacity::of(&sold.gpu, &self.config);
-            if !capacity.grants(before, others, grant.memory_limit_bytes) {
-                return Err(Refusal::NoRoom { uuid: grant.uuid.clone() });
-            }
-        }
-        Ok(())
-    }
-
-    /// Parks every other live allocation that holds a replica of `record`.
-    fn supersede(&self, record: &Record, change: &mut Change) {
-        let records = lock(&self.records);
-        let overlapping = records.values().filter(|other| {
-            other.id != record.id
-                && other.is_live()
-                && other.overlaps(&record.resource, &record.replicas)
-        });
-        for other in overlapping {
-            let parked = Record { state: State::Parked, ..Record::clone(other) };
-            change.put(parked, What::Parked, unix_ms());
-        }
-    }
-
     /// Takes a committed change over into memory.
     fn store(&self, change: &Change) {
         let mut records = lock(&self.records);
@@ -262,7 +209,7 @@ impl Node {
             records.remove(id);
         }
         for record in &change.put {
-            records.insert(record.id.clone(), Arc::new(record.clone()));
+            records.insert(Arc::new(record.clone()));
         }
     }
 

@@ -8,7 +8,10 @@ mod delivering;
 mod devices;
 mod health;
 mod life;
+mod offers;
 mod others;
+mod records;
+mod room;
 pub mod service;
 mod shims;
 
@@ -29,33 +32,35 @@ use crate::device::Gpu;
 use crate::device::health::Health;
 use crate::device::topology::Topology;
 use crate::doubles;
-use crate::kubelet::Device;
 use crate::ledger::{Change, CommitError, Ledger, OpenError, Opened, Record, State, What};
 use crate::observe::Bell;
 use crate::reconcile::Absences;
 use crate::regions::{self, Mode, Region};
 use crate::shim_install::ShimError;
 use crate::shim_install::unused::Unused;
+use devices::Devices;
+use records::Records;
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Node {
     config: Config,
     delivery: Delivery,
-    catalogue: Mutex<Catalogue>,
+    /// Shared with whoever plans with it.
+    catalogue: Mutex<Arc<Catalogue>>,
     health: Mutex<Health>,
     /// How near the GPUs are to each other; asked once, at the start.
     topology: OnceLock<Topology>,
     writer: Mutex<Writer>,
     /// Shared with whoever goes through them all: nobody copies a thousand.
-    records: Mutex<BTreeMap<AllocationId, Arc<Record>>>,
+    records: Mutex<Records>,
     regions: Mutex<BTreeMap<AllocationId, Arc<Region>>>,
     absences: Mutex<Absences>,
     unused: Mutex<Unused>,
     /// The page version that each installed shim speaks.
     shim_abis: Mutex<BTreeMap<String, u32>>,
     /// What kubelet is told, by resource. Taken before all other locks.
-    devices: Mutex<BTreeMap<String, watch::Sender<Vec<Device>>>>,
+    devices: Mutex<Devices>,
     resources: watch::Sender<BTreeSet<String>>,
     started: Notify,
     notes: Mutex<Vec<String>>,
@@ -123,8 +128,7 @@ impl Node {
             warn!("ledger: {text}; left out");
             notes.push(format!("ledger: {text}; left out"));
         }
-        let mut records: BTreeMap<_, _> =
-            list.into_iter().map(|record| (record.id.clone(), Arc::new(record))).collect();
+        let mut records: Records = list.into_iter().map(Arc::new).collect();
         let mut change = Change::default();
         for id in regions::existing(&config.paths.pages) {
             let Some(spec) = regions::read_spec(&config.paths.pages, &id) else { continue };
@@ -149,7 +153,7 @@ impl Node {
                 cdi: delivering::is_adopted_as_cdi(&config, &id),
             };
             change.put(record.clone(), What::Adopted, unix_ms());
-            records.insert(id, Arc::new(record));
+            records.insert(Arc::new(record));
         }
         if !change.is_empty()
             && let Err(error) = ledger.commit(&change)
@@ -160,7 +164,7 @@ impl Node {
         }
 
         let node = Arc::new(Node {
-            catalogue: Mutex::new(Catalogue::new(gpus, &config)),
+            catalogue: Mutex::new(Arc::new(Catalogue::new(gpus, &config))),
             health: Mutex::new(Health::new(
                 config.health.clone(),
                 gpus.iter().map(|gpu| gpu.uuid.clone()),
@@ -236,8 +240,8 @@ impl Node {
 
     /// What is sold, with health.
     #[must_use]
-    pub fn catalogue(&self) -> Catalogue {
-        lock(&self.catalogue).clone()
+    pub fn catalogue(&self) -> Arc<Catalogue> {
+        Arc::clone(&lock(&self.catalogue))
     }
 
     /// All records, with the regions that are open, in the order of ids.
@@ -264,8 +268,9 @@ impl Node {
         }
         let id = AllocationId::of(resource, ids.iter().map(String::as_str));
         let records = lock(&self.records);
-        let record = records.get(&id);
-        record.map(|record| doubles::siblings(record, &records, resources)).unwrap_or_default()
+        let Some(record) = records.get(&id) else { return Vec::new() };
+        let near = records.near(record.generation, doubles::generations(resources));
+        doubles::siblings(record, near, resources)
     }
 
     /// Adds a sentence to what `status` warns of.

@@ -20,10 +20,17 @@ impl Node {
     /// Why nothing more of a GPU is given out although it is well.
     #[must_use]
     pub fn withheld(&self, uuid: &str) -> Option<String> {
-        if self.config.gpus.sold_by_others != SoldByOthers::Refuse {
-            return None;
-        }
-        lock(&self.others).get(uuid).map(ToString::to_string)
+        let others = lock(&self.others);
+        others.get(uuid).filter(|_| self.refuses_sold_by_others()).map(ToString::to_string)
+    }
+
+    /// Whether [`Node::withheld`] gives a reason.
+    pub(super) fn is_withheld(&self, uuid: &str) -> bool {
+        self.refuses_sold_by_others() && lock(&self.others).contains_key(uuid)
+    }
+
+    fn refuses_sold_by_others(&self) -> bool {
+        self.config.gpus.sold_by_others == SoldByOthers::Refuse
     }
 
     /// Takes what others sell: to the log, the history, `status`, and by `gpus.sold_by_others` to

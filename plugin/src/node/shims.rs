@@ -70,7 +70,7 @@ impl Node {
     pub fn sweep_shims(&self, grace: Duration) {
         let dir = &self.config.paths.shim;
         let Some(current) = shim_install::name_of(&self.delivery) else { return };
-        let records = lock(&self.records).clone();
+        let records = lock(&self.records).all();
         let mut since = lock(&self.unused);
         let now = Instant::now();
         let installed = unused::installed(dir);
