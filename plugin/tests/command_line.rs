@@ -3,11 +3,10 @@
 mod node_support;
 mod process_support;
 
-use std::process::Command;
 use std::time::Duration;
 
 use node_support::{GPU, bounded, pod};
-use process_support::{Simulated, simulator, stderr, tessera};
+use process_support::{Simulated, stderr, tessera};
 use serde_json::Value;
 
 #[test]
@@ -112,12 +111,7 @@ async fn simulated_gpus_are_served_and_a_fault_takes_one_out() {
     assert!(String::from_utf8_lossy(&text.stdout).contains(&admitted.device_ids[0][..40]));
     assert!(node.run(&["status", "--ready"]).status.success());
 
-    let fault = Command::new(simulator("simgpu-ctl"))
-        .args(["xid", "1", "79"])
-        .env("SIMGPU_STATE", node.dir.path().join("simgpu.state"))
-        .output()
-        .unwrap();
-    assert!(fault.status.success(), "{}", stderr(&fault));
+    node.control(&["xid", "1", "79"]);
     bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
     let status = node.json();
     assert_eq!(status["gpus"][1]["health_reason"], "XID 79");

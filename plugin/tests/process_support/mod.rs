@@ -33,16 +33,40 @@ pub struct Simulated {
     pub plugin: Option<Child>,
     /// What is run; a copy of another version in tests of upgrades.
     pub program: PathBuf,
+    /// The simulator's configuration; none for its default.
+    machine: Option<PathBuf>,
 }
 
 impl Simulated {
+    /// On the simulator's default machine, with a file in the shim's place.
     pub async fn new(share: &str) -> Self {
+        Self::build(share, "", None).await
+    }
+
+    /// On a machine of this configuration of the simulator, with these settings of `gpus`, two replicas
+    /// of each, and the built shim.
+    pub async fn on(machine: &str, gpus: &str) -> Self {
+        Self::build("replicas = 2", gpus, Some(machine)).await
+    }
+
+    async fn build(share: &str, gpus: &str, machine: Option<&str>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let kubelet = Kubelet::start(&dir.path().join("kubelet")).await.unwrap();
-        std::fs::write(dir.path().join("libtessera.so"), b"\x7fELF").unwrap();
+        let shim = if machine.is_some() {
+            simulator("libtessera.so")
+        } else {
+            let path = dir.path().join("libtessera.so");
+            std::fs::write(&path, b"\x7fELF").unwrap();
+            path
+        };
+        let machine = machine.map(|text| {
+            let path = dir.path().join("machine.toml");
+            std::fs::write(&path, text).unwrap();
+            path
+        });
         let at = |name: &str| dir.path().join(name).display().to_string();
         let config = format!(
-            "[share]\n{share}\n[gpus]\ncontext_overhead = \"64Mi\"\n\
+            "[share]\n{share}\n[gpus]\ncontext_overhead = \"64Mi\"\n{gpus}\n\
              [paths]\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
              shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n\
              [pages]\ntmpfs = \"off\"\n",
@@ -50,20 +74,36 @@ impl Simulated {
             kubelet.pod_resources_socket().display(),
             at("pages"),
             at("shim"),
-            at("libtessera.so"),
+            shim.display(),
             at("ledger.redb"),
             at("admin.sock"),
             simulator("libnvidia-ml.so.1").display(),
         );
         std::fs::write(dir.path().join("config.toml"), config).unwrap();
-        Self { dir, kubelet, plugin: None, program: env!("CARGO_BIN_EXE_tessera").into() }
+        let program = env!("CARGO_BIN_EXE_tessera").into();
+        Self { dir, kubelet, plugin: None, program, machine }
     }
 
     pub fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
+        let mut command = self.on_machine(Command::new(&self.program));
         command.arg("--config").arg(self.dir.path().join("config.toml"));
-        command.env("SIMGPU_STATE", self.dir.path().join("simgpu.state"));
         command
+    }
+
+    /// A command that sees the machine.
+    pub fn on_machine(&self, mut command: Command) -> Command {
+        command.env("SIMGPU_STATE", self.dir.path().join("simgpu.state"));
+        if let Some(machine) = &self.machine {
+            command.env("SIMGPU_CONFIG", machine);
+        }
+        command
+    }
+
+    /// Makes something happen to the machine.
+    pub fn control(&self, args: &[&str]) {
+        let output = self.on_machine(Command::new(simulator("simgpu-ctl"))).args(args).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
     }
 
     pub fn run(&self, args: &[&str]) -> Output {
