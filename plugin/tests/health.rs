@@ -4,13 +4,12 @@
 mod node_support;
 mod process_support;
 
-use std::process::Command;
 use std::time::Duration;
 
 use node_support::{GPU, bounded, pod};
-use process_support::{Simulated, simulator, stderr};
+use process_support::Simulated;
 use serde_json::Value;
-use tessera_plugin::ledger::Ledger;
+use tessera_plugin::ledger::{Event, Ledger, What};
 
 const FAST: &str = "replicas = 4\n[health]\nprobe_interval = \"100ms\"\nprobes_failed = 2\n\
                     probes_passed = 2\nrecovery = \"300ms\"\nrecovery_max = \"1s\"\n\
@@ -27,16 +26,6 @@ impl Node {
         node
     }
 
-    /// Makes something happen to a GPU.
-    fn ctl(&self, args: &[&str]) {
-        let output = Command::new(simulator("simgpu-ctl"))
-            .args(args)
-            .env("SIMGPU_STATE", self.0.dir.path().join("simgpu.state"))
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
-    }
-
     async fn offers(&self, replicas: usize) {
         bounded(self.0.kubelet.wait_allocatable(GPU, replicas)).await;
     }
@@ -46,7 +35,7 @@ impl Node {
     async fn taken_out_by_95(&self, gpu: &str) {
         bounded(async {
             while self.0.kubelet.allocatable(GPU) == 8 {
-                self.ctl(&["xid", gpu, "95"]);
+                self.0.control(&["xid", gpu, "95"]);
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         })
@@ -73,9 +62,13 @@ impl Node {
     async fn history(&mut self, gpu: &str) -> String {
         assert_eq!(self.0.terminate().await, Some(0));
         let (mut ledger, _) = Ledger::open(&self.0.dir.path().join("ledger.redb"), false).unwrap();
-        let events = ledger.gpu_history(100).unwrap();
-        let of_gpu = events.iter().filter(|event| event.gpu == gpu);
-        of_gpu.map(|event| format!("{}>{}", event.from, event.to)).collect::<Vec<_>>().join(" ")
+        let events = ledger.history(100).unwrap();
+        let transition = |event: &Event| match event.what {
+            What::Health { from, to } => Some(format!("{}>{}", from.name(), to.name())),
+            _ => None,
+        };
+        let of_gpu = events.iter().filter(|event| event.gpu.as_deref() == Some(gpu));
+        of_gpu.filter_map(transition).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -86,7 +79,7 @@ async fn contained_errors_make_a_gpu_suspect_then_unhealthy_and_quiet_heals_it()
     let uuid = node.0.json()["gpus"][0]["uuid"].as_str().unwrap().to_owned();
     assert!(before.device_ids[0].starts_with(&uuid));
 
-    node.ctl(&["xid", "0", "94"]);
+    node.0.control(&["xid", "0", "94"]);
     let gpu = node.stands(0, "suspect", "without trouble").await;
     assert_eq!(gpu["health"], "healthy");
     assert_eq!(gpu["state_reason"], "XID 94");
@@ -98,8 +91,8 @@ async fn contained_errors_make_a_gpu_suspect_then_unhealthy_and_quiet_heals_it()
     let text = String::from_utf8(node.0.run(&["status"]).stdout).unwrap();
     assert!(text.contains("GPU 0 is suspect since") && text.contains("XID 94"), "{text}");
 
-    node.ctl(&["xid", "0", "94"]);
-    node.ctl(&["xid", "0", "94"]);
+    node.0.control(&["xid", "0", "94"]);
+    node.0.control(&["xid", "0", "94"]);
     node.offers(4).await;
     let sick = node.0.kubelet.devices(GPU);
     let sick = sick.iter().filter(|device| device.health == "Unhealthy");
@@ -118,34 +111,34 @@ async fn contained_errors_make_a_gpu_suspect_then_unhealthy_and_quiet_heals_it()
 #[tokio::test]
 async fn a_lost_gpu_comes_back_and_one_that_needs_a_reset_only_after_it() {
     let node = Node::start().await;
-    node.ctl(&["lose", "1"]);
+    node.0.control(&["lose", "1"]);
     node.offers(4).await;
     let gpu = node.stands(1, "unhealthy", "NVML to find the GPU again").await;
     assert_eq!(gpu["health_reason"], "XID 79");
     assert_eq!(node.0.json()["gpus"][0]["state"], "healthy");
-    node.ctl(&["restore", "1"]);
+    node.0.control(&["restore", "1"]);
     node.offers(8).await;
     // NVML was initialised anew meanwhile: its events still come.
     node.taken_out_by_95("1").await;
     // Longer than any recovery time.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     node.stands(1, "unhealthy", "a reset of the GPU, because of XID 95").await;
-    node.ctl(&["recovery", "1", "reset"]);
+    node.0.control(&["recovery", "1", "reset"]);
     node.stands(1, "unhealthy", "NVML to say otherwise (NVML: it takes a reset of the GPU)").await;
-    node.ctl(&["reset", "1"]);
+    node.0.control(&["reset", "1"]);
     node.offers(8).await;
 }
 
 #[tokio::test]
 async fn memory_that_nvml_calls_broken_keeps_a_gpu_out_while_it_says_so() {
     let node = Node::start().await;
-    node.ctl(&["remap", "0", "failed"]);
+    node.0.control(&["remap", "0", "failed"]);
     node.offers(4).await;
     let gpu = node.stands(0, "unhealthy", "NVML to say otherwise").await;
     assert_eq!(gpu["health_reason"], "NVML: a row of its memory cannot be remapped");
-    node.ctl(&["remap", "0", "ok"]);
+    node.0.control(&["remap", "0", "ok"]);
     node.offers(8).await;
-    node.ctl(&["ecc", "1", "1"]);
+    node.0.control(&["ecc", "1", "1"]);
     let gpu = node.stands(1, "suspect", "without trouble").await;
     assert_eq!(gpu["state_reason"], "uncorrectable ECC errors");
 }
@@ -153,11 +146,11 @@ async fn memory_that_nvml_calls_broken_keeps_a_gpu_out_while_it_says_so() {
 #[tokio::test]
 async fn a_driver_that_is_loaded_anew_brings_its_gpus_back() {
     let node = Node::start().await;
-    node.ctl(&["driver", "unload"]);
+    node.0.control(&["driver", "unload"]);
     node.offers(0).await;
     let gpu = node.stands(0, "unhealthy", "NVML to find the GPU again").await;
     assert!(gpu["health_reason"].as_str().unwrap().starts_with("NVML: "), "{gpu}");
-    node.ctl(&["driver", "load"]);
+    node.0.control(&["driver", "load"]);
     node.offers(8).await;
     node.taken_out_by_95("0").await;
 }
@@ -165,7 +158,7 @@ async fn a_driver_that_is_loaded_anew_brings_its_gpus_back() {
 #[tokio::test]
 async fn a_gpu_that_is_lost_when_the_plugin_starts_is_left_out_and_said_so() {
     let mut node = Node(Simulated::new(FAST).await);
-    node.ctl(&["lose", "0"]);
+    node.0.control(&["lose", "0"]);
     node.0.serve().await;
     node.offers(4).await;
     let warnings = node.0.json()["warnings"].to_string();

@@ -12,6 +12,7 @@ pub use store::{CommitError, Ledger, OpenError, Opened};
 
 use crate::allocate::AllocationId;
 use crate::config::Compute;
+use crate::device::health;
 
 /// Limits on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,6 +122,13 @@ pub enum What {
     SoldByOthers,
     /// Nobody else sells it any more.
     SoldAlone,
+    /// A GPU's health went from one state to another.
+    Health {
+        /// Before.
+        from: health::State,
+        /// After.
+        to: health::State,
+    },
 }
 
 /// One line of the history.
@@ -147,19 +155,20 @@ pub struct Event {
     pub holder: Option<Holder>,
 }
 
-/// A line of the history about a GPU.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GpuEvent {
-    /// When, Unix milliseconds.
-    pub at_unix_ms: i64,
-    /// Its UUID.
-    pub gpu: String,
-    /// The state of its health before …
-    pub from: String,
-    /// … and after, in the words of `tessera status`.
-    pub to: String,
-    /// Why.
-    pub reason: String,
+impl Event {
+    /// What happened to a GPU, at a Unix time in milliseconds.
+    #[must_use]
+    pub fn of_gpu(uuid: &str, what: What, reason: String, at_unix_ms: i64) -> Self {
+        Event {
+            at_unix_ms,
+            id: None,
+            generation: 0,
+            what,
+            gpu: Some(uuid.to_owned()),
+            reason: Some(reason),
+            holder: None,
+        }
+    }
 }
 
 /// What one transaction changes.
@@ -171,8 +180,6 @@ pub struct Change {
     pub remove: Vec<AllocationId>,
     /// Lines for the history.
     pub events: Vec<Event>,
-    /// Lines for the history about GPUs.
-    pub gpu_events: Vec<GpuEvent>,
 }
 
 impl Change {
@@ -192,23 +199,12 @@ impl Change {
 
     /// Notes what happened to a GPU.
     pub fn note_gpu(&mut self, uuid: &str, what: What, reason: String, at_unix_ms: i64) {
-        self.events.push(Event {
-            at_unix_ms,
-            id: None,
-            generation: 0,
-            what,
-            gpu: Some(uuid.to_owned()),
-            reason: Some(reason),
-            holder: None,
-        });
+        self.events.push(Event::of_gpu(uuid, what, reason, at_unix_ms));
     }
 
     /// Nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.put.is_empty()
-            && self.remove.is_empty()
-            && self.events.is_empty()
-            && self.gpu_events.is_empty()
+        self.put.is_empty() && self.remove.is_empty() && self.events.is_empty()
     }
 }

@@ -6,13 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableError};
-use serde::de::DeserializeOwned;
 
 use super::schema::{
     ALLOCATIONS, HISTORY, HISTORY_KEPT, META, META_GENERATION, META_SCHEMA, SCHEMA,
 };
 use super::unsynced::Unsynced;
-use super::{Change, Event, GpuEvent, Record};
+use super::{Change, Event, Record};
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
 const CACHE_BYTES: usize = 512 << 10;
@@ -148,20 +147,11 @@ impl Ledger {
         result.map_err(|error| self.failed(&error))
     }
 
-    /// What is about allocations in the newest `limit` lines of the history, oldest first.
+    /// The newest `limit` lines of the history, oldest first.
     ///
     /// # Errors
     /// The file cannot be read.
     pub fn history(&mut self, limit: usize) -> Result<Vec<Event>, CommitError> {
-        let result = self.read_history(limit);
-        result.map_err(|error| self.failed(&error))
-    }
-
-    /// What is about GPUs in the newest `limit` lines of the history, oldest first.
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn gpu_history(&mut self, limit: usize) -> Result<Vec<GpuEvent>, CommitError> {
         let result = self.read_history(limit);
         result.map_err(|error| self.failed(&error))
     }
@@ -200,7 +190,7 @@ impl Ledger {
         let read = std::panic::AssertUnwindSafe(|| {
             self.try_open()?;
             self.read().map_err(|error| Unopened::of(&error))?;
-            self.read_history::<Event>(usize::MAX).map_err(|error| Unopened::of(&error))?;
+            self.read_history(usize::MAX).map_err(|error| Unopened::of(&error))?;
             Ok(())
         });
         let result = std::panic::catch_unwind(read)
@@ -236,8 +226,8 @@ impl Ledger {
         Ok((records, generation, broken))
     }
 
-    /// A line has one of two shapes, which share no set of fields; the other is left out.
-    fn read_history<T: DeserializeOwned>(&mut self, limit: usize) -> Result<Vec<T>, redb::Error> {
+    /// A line that another version wrote and this one cannot read is left out.
+    fn read_history(&mut self, limit: usize) -> Result<Vec<Event>, redb::Error> {
         let db = self.db().map_err(Unopened::into_redb)?;
         let read = db.begin_read()?;
         let mut events = Vec::new();
@@ -267,9 +257,8 @@ impl Ledger {
             meta.insert(META_GENERATION, generation)?;
             let mut history = write.open_table(HISTORY)?;
             let mut next = history.last()?.map_or(0, |(key, _)| key.value() + 1);
-            let lines = change.events.iter().map(encode);
-            for line in lines.chain(change.gpu_events.iter().map(encode)) {
-                history.insert(next, line?.as_slice())?;
+            for event in &change.events {
+                history.insert(next, encode(event)?.as_slice())?;
                 next += 1;
             }
             if let Some(kept_from) = next.checked_sub(HISTORY_KEPT) {

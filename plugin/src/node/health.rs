@@ -8,12 +8,12 @@ use tracing::{info, warn};
 use super::{Node, lock, unix_ms};
 use crate::device::health::{Health, Observation, Transition, View};
 use crate::device::topology::Topology;
-use crate::ledger::{Change, GpuEvent};
+use crate::ledger::{Change, Event, What};
 
 impl Node {
     /// Takes what the driver reports of a GPU. Gives what changed by it, for
     /// [`Node::record_health`].
-    pub fn observe(&self, observation: &Observation) -> Vec<GpuEvent> {
+    pub fn observe(&self, observation: &Observation) -> Vec<Event> {
         let mut health = lock(&self.health);
         let transitions = health.observe(observation, Instant::now());
         for Transition { uuid, from, to, reason } in &transitions {
@@ -39,12 +39,8 @@ impl Node {
             self.refresh_devices();
         }
         let at_unix_ms = unix_ms();
-        let event = |transition: Transition| GpuEvent {
-            at_unix_ms,
-            gpu: transition.uuid,
-            from: transition.from.name().to_owned(),
-            to: transition.to.name().to_owned(),
-            reason: transition.reason,
+        let event = |Transition { uuid, from, to, reason }: Transition| {
+            Event::of_gpu(&uuid, What::Health { from, to }, reason, at_unix_ms)
         };
         transitions.into_iter().map(event).collect()
     }
@@ -56,8 +52,8 @@ impl Node {
     }
 
     /// Notes transitions in the history. Blocking.
-    pub fn record_health(&self, gpu_events: Vec<GpuEvent>) {
-        let change = Change { gpu_events, ..Change::default() };
+    pub fn record_health(&self, events: Vec<Event>) {
+        let change = Change { events, ..Change::default() };
         if let Err(error) = lock(&self.writer).ledger.commit(&change) {
             warn!(%error, "the event is not recorded");
         }

@@ -23,6 +23,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
 use crate::config::{self, XidAction};
 use gpu::Machine;
 
@@ -109,7 +111,8 @@ impl fmt::Display for Recovery {
 }
 
 /// See the module's text.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum State {
     /// Sold.
     #[default]
