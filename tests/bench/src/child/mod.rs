@@ -4,6 +4,7 @@ mod race;
 mod sessions;
 
 use std::io::Write;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -17,8 +18,12 @@ use crate::stats::Sample;
 
 /// Calls timed together: long enough for the clock, short enough to fit between preemptions.
 const BATCH: u32 = 64;
-/// Batches whose median is one round's value.
-const BATCHES: usize = 4000;
+/// Batches whose median is one round's value: as many as a round has time for, within these bounds.
+const BATCHES: RangeInclusive<usize> = 400..=4000;
+const ROUND: Duration = Duration::from_millis(80);
+/// Batches before those, at least; up to ten times as many while they take no more than a tenth of the
+/// round.
+const WARM_UP: usize = 40;
 /// Allocations are of this size.
 pub const CHUNK: u64 = 2 << 20;
 
@@ -54,24 +59,36 @@ fn failed(error: tessera_tenant::exit::CudaError) -> anyhow::Error {
     anyhow::anyhow!("{} returned {}", error.call, error.code)
 }
 
+/// Batches for a round, after `batches` that took `took`.
+fn batches_for(batches: usize, took: Duration) -> usize {
+    let each = (took.as_nanos() / batches.max(1) as u128).max(1);
+    let fitting = usize::try_from(ROUND.as_nanos() / each).unwrap_or(usize::MAX);
+    fitting.clamp(*BATCHES.start(), *BATCHES.end())
+}
+
 /// Times batches of `call` and prints the median, in nanoseconds a call. `between` is not timed.
 fn measure(
     mut call: impl FnMut() -> anyhow::Result<()>,
     mut between: impl FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut values = Vec::with_capacity(BATCHES);
-    for batch in 0..BATCHES + BATCHES / 10 {
+    let mut batch = || -> anyhow::Result<f64> {
         let start = Instant::now();
         for _ in 0..BATCH {
             call()?;
         }
         let elapsed = start.elapsed();
-        // The first ones warm caches and branch predictors.
-        if batch >= BATCHES / 10 {
-            values.push(elapsed.as_secs_f64() * 1e9 / f64::from(BATCH));
-        }
         between()?;
+        Ok(elapsed.as_secs_f64() * 1e9 / f64::from(BATCH))
+    };
+    // The first ones warm caches and branch predictors.
+    let (start, mut warm) = (Instant::now(), 0);
+    while warm < WARM_UP || (warm < WARM_UP * 10 && start.elapsed() < ROUND / 10) {
+        batch()?;
+        warm += 1;
     }
+    let values: anyhow::Result<Vec<f64>> =
+        (0..batches_for(warm, start.elapsed())).map(|_| batch()).collect();
+    let values = values?;
     println!("{}", Sample::new(values).median());
     Ok(())
 }
@@ -203,4 +220,16 @@ fn say(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}")?;
     Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_calls_get_fewer_batches_and_never_too_few() {
+        let each = |us: u64| batches_for(40, Duration::from_micros(us * 40));
+        assert_eq!((each(1), each(20), each(100), each(5000)), (4000, 4000, 800, 400));
+        assert_eq!(batches_for(40, Duration::ZERO), 4000);
+    }
 }
