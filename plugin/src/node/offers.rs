@@ -395,6 +395,8 @@ mod tests {
     }
 
     proptest! {
+        // Each is forty steps.
+        #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn what_is_kept_is_what_would_be_worked_out_anew(
             steps in steps(),

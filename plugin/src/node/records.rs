@@ -217,6 +217,8 @@ pub(super) mod tests {
     }
 
     proptest! {
+        // Each is forty steps.
+        #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn every_index_says_what_a_look_at_all_records_says(steps in steps()) {
             let mut records = Records::default();
