@@ -70,6 +70,46 @@ async fn calls_reach_the_plugin_in_kubelets_order() {
     assert_eq!(plugin.calls().last().unwrap(), "pre_start replica-2 replica-3");
 }
 
+/// Kubelet closes its client when the stream ends, and so would lose the answer.
+#[tokio::test]
+async fn a_plugin_that_ends_answers_what_it_was_asked_before_its_stream_ends() {
+    let node = Node::new().await;
+    let plugin = node.plugin_with(2, |options| {
+        options.timing.drain_timeout = Duration::from_secs(20);
+    });
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+    let socket = node.kubelet.device_plugins_dir().join(node.kubelet.endpoint(GPU).unwrap());
+    plugin.answers.send_replace(false);
+    let answers = plugin.answers.clone();
+    let pod = Pod::new("default", "llm").with(Container::new("server").asking(GPU, 1));
+    let (admitted, (), ()) = bounded(async {
+        let asked = async {
+            while !plugin.calls().iter().any(|call| call.starts_with("allocate")) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let admitted = node.kubelet.admit(&pod);
+        tokio::pin!(admitted);
+        tokio::select! {
+            _ = &mut admitted => panic!("answered too early"),
+            () = asked => {}
+        }
+        let open = async {
+            while socket.exists() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            // It is ending; a stream that did not wait would be over soon.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert_eq!(node.kubelet.allocatable(GPU), 2, "the stream ended first");
+            answers.send_replace(true);
+        };
+        tokio::join!(admitted, plugin.stop(), open)
+    })
+    .await;
+    assert_eq!(admitted.unwrap()[0].response.envs["REPLICAS"], "replica-1");
+    bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
+}
+
 #[tokio::test]
 async fn the_plugins_errors_reach_kubelet_with_their_text() {
     let node = Node::new().await;

@@ -171,6 +171,7 @@ impl<P: DevicePlugin> Driver<P> {
             generation: self.generation,
             events: self.sender.clone(),
             stop: stopped.clone(),
+            calls: watch::Sender::new(0),
         });
         let mut signal = stopped;
         let serving = tonic::transport::Server::builder()
@@ -192,7 +193,7 @@ impl<P: DevicePlugin> Driver<P> {
         Event::Listening { kubelet }
     }
 
-    /// Ends the streams, lets open calls end, removes the socket.
+    /// Removes the socket, lets open calls end, then the streams.
     async fn end_server(&mut self) {
         for task in [self.call.take(), self.verification.take()].into_iter().flatten() {
             task.abort();

@@ -30,6 +30,24 @@ pub(super) struct Service<P> {
     pub(super) events: Events,
     /// Becomes true when the streams are to end.
     pub(super) stop: watch::Receiver<bool>,
+    /// Calls that wait for their answer.
+    pub(super) calls: watch::Sender<usize>,
+}
+
+/// Counts as one of [`Service::calls`] until it is dropped.
+struct Call<'a>(&'a watch::Sender<usize>);
+
+impl<'a> Call<'a> {
+    fn new(calls: &'a watch::Sender<usize>) -> Self {
+        calls.send_modify(|open| *open += 1);
+        Self(calls)
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|open| *open -= 1);
+    }
 }
 
 #[tonic::async_trait]
@@ -51,7 +69,8 @@ impl<P: DevicePlugin> Rpcs for Service<P> {
         let (sender, receiver) = mpsc::channel(1);
         let opened = Opened::new(self.generation, self.events.clone());
         let devices = self.plugin.devices();
-        tokio::spawn(send_devices(devices, sender, self.stop.clone(), self.debounce, opened));
+        let end = ended(self.stop.clone(), self.calls.subscribe());
+        tokio::spawn(send_devices(devices, sender, end, self.debounce, opened));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
@@ -82,6 +101,7 @@ impl<P: DevicePlugin> Rpcs for Service<P> {
         &self,
         request: Request<AllocateRequest>,
     ) -> Result<Response<AllocateResponse>, Status> {
+        let _call = Call::new(&self.calls);
         let containers: Vec<_> = request
             .into_inner()
             .container_requests
@@ -100,6 +120,7 @@ impl<P: DevicePlugin> Rpcs for Service<P> {
         &self,
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
+        let _call = Call::new(&self.calls);
         self.plugin.pre_start(request.into_inner().device_ids).await?;
         Ok(Response::new(PreStartContainerResponse {}))
     }
@@ -125,11 +146,18 @@ impl Drop for Opened {
     }
 }
 
-/// Sends the device set at once and after every change, until kubelet goes or `stop` says so.
+/// Done when the streams are to end and no call is open: kubelet closes its client as soon as a stream
+/// ends, and would lose the answers.
+async fn ended(mut stop: watch::Receiver<bool>, mut calls: watch::Receiver<usize>) {
+    let _ = stop.wait_for(|stop| *stop).await;
+    let _ = calls.wait_for(|open| *open == 0).await;
+}
+
+/// Sends the device set at once and after every change, until kubelet goes or `end` is done.
 async fn send_devices(
     mut devices: watch::Receiver<Vec<Device>>,
     sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>,
-    mut stop: watch::Receiver<bool>,
+    end: impl Future<Output = ()>,
     debounce: Duration,
     _opened: Opened,
 ) {
@@ -149,7 +177,7 @@ async fn send_devices(
     tokio::select! {
         () = send => {}
         () = sender.closed() => {}
-        _ = stop.wait_for(|stop| *stop) => {}
+        () = end => {}
     }
 }
 

@@ -29,6 +29,8 @@ pub struct FakePlugin {
     pub devices: watch::Sender<Vec<Device>>,
     pub calls: Mutex<Vec<String>>,
     pub fail: AtomicBool,
+    /// Allocate answers while it is true.
+    pub answers: watch::Sender<bool>,
 }
 
 impl FakePlugin {
@@ -37,6 +39,7 @@ impl FakePlugin {
             devices: watch::Sender::new(devices(count, count)),
             calls: Mutex::default(),
             fail: AtomicBool::new(false),
+            answers: watch::Sender::new(true),
         })
     }
 
@@ -83,7 +86,7 @@ impl DevicePlugin for FakePlugin {
         &self,
         containers: Vec<Vec<String>>,
     ) -> Result<Vec<ContainerAllocateResponse>, Status> {
-        containers
+        let answers = containers
             .into_iter()
             .map(|ids| {
                 self.note(format!("allocate {}", ids.join(" ")))?;
@@ -92,7 +95,9 @@ impl DevicePlugin for FakePlugin {
                     ..ContainerAllocateResponse::default()
                 })
             })
-            .collect()
+            .collect();
+        let _ = self.answers.subscribe().wait_for(|answers| *answers).await;
+        answers
     }
 
     async fn pre_start(&self, ids: Vec<String>) -> Result<(), Status> {
