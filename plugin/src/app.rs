@@ -48,6 +48,16 @@ pub struct Timing {
     pub kubelet: kubelet::Timing,
 }
 
+impl Timing {
+    /// As the configuration says; ledger and kubelet are compared no less often than that needs.
+    #[must_use]
+    pub fn configured(config: &Config) -> Self {
+        let release_grace = config.ledger.release_after;
+        let timing = Timing { release_grace, ..Timing::default() };
+        Timing { reconcile: timing.reconcile.min(release_grace), ..timing }
+    }
+}
+
 impl Default for Timing {
     fn default() -> Self {
         Timing {

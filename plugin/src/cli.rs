@@ -133,7 +133,8 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let discovery = NvmlDiscovery::new(config.nvml(), config.gpus.clone());
-        let app = app::start(config, Arc::new(discovery), app::Timing::default())?;
+        let timing = app::Timing::configured(&config);
+        let app = app::start(config, Arc::new(discovery), timing)?;
         app.run_until(async {
             tokio::select! {
                 _ = terminate.recv() => {}

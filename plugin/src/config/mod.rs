@@ -16,6 +16,7 @@ pub mod xids;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub use crate::coexist::SoldByOthers;
 pub use cdi::{Cdi, GpuNames};
@@ -234,6 +235,8 @@ pub enum TmpfsPolicy {
 pub struct Ledger {
     /// Wait for the disk before each answer.
     pub fsync: bool,
+    /// How long kubelet must have left a container out before its replicas are released.
+    pub release_after: Duration,
 }
 
 /// What is logged and how.
@@ -337,7 +340,7 @@ impl Default for Config {
                 nvml: None,
             },
             pages: Pages { tmpfs: TmpfsPolicy::Prefer, size_bytes: 64 * MIB },
-            ledger: Ledger { fsync: true },
+            ledger: Ledger { fsync: true, release_after: Duration::from_secs(30) },
             log: Log { filter: "info".into(), format: LogFormat::Text },
             source: Source::default(),
         }

@@ -3,13 +3,16 @@
 mod layout;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use toml::de::DeTable;
 
+use super::duration;
 use super::quantity::{Quantity, format_bytes};
 use super::reader::{Report, Section};
 use super::{
-    Config, ConfigError, Gpus, LogFormat, Pages, Paths, Share, SoldByOthers, Source, TmpfsPolicy,
+    Config, ConfigError, Gpus, Ledger, LogFormat, Pages, Paths, Share, SoldByOthers, Source,
+    TmpfsPolicy,
 };
 use crate::replica;
 
@@ -72,6 +75,7 @@ fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
 
     let mut section = root.section(report, "ledger");
     set(&mut config.ledger.fsync, section.bool(report, "fsync"));
+    read_release_after(report, &mut section, &mut config.ledger);
     section.finish(report);
 
     let mut section = root.section(report, "log");
@@ -86,6 +90,22 @@ fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
 
     root.finish(report);
     config
+}
+
+fn read_release_after(report: &mut Report<'_>, section: &mut Section<'_, '_>, ledger: &mut Ledger) {
+    let Some(text) = section.string(report, "release_after") else { return };
+    let bounds = Duration::from_secs(1)..=Duration::from_secs(3600);
+    let parsed = duration::parse(&text).and_then(|length| {
+        let fits = bounds.contains(&length);
+        fits.then_some(length).ok_or_else(|| format!("\"{text}\" is not from 1s to 1h"))
+    });
+    match parsed {
+        Ok(length) => ledger.release_after = length,
+        Err(message) => {
+            let line = report.lines.get("ledger.release_after").copied();
+            report.problem("ledger.release_after", line, message);
+        }
+    }
 }
 
 fn set<T>(target: &mut T, value: Option<T>) {

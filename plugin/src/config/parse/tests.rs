@@ -38,6 +38,19 @@ fn an_empty_file_is_the_defaults() {
 }
 
 #[test]
+fn a_release_comes_neither_at_once_nor_never() {
+    let after = |text: &str| Config::parse(&format!("[ledger]\nrelease_after = \"{text}\""));
+    assert_eq!(after("5s").unwrap().ledger.release_after, Duration::from_secs(5));
+    for (text, part) in
+        [("500ms", "is not from 1s to 1h"), ("2h", "is not from 1s to 1h"), ("5", "write it like")]
+    {
+        let problems = after(text).unwrap_err().problems;
+        assert_eq!((problems[0].key.as_str(), problems[0].line), ("ledger.release_after", Some(2)));
+        assert!(problems[0].message.contains(part), "{}", problems[0].message);
+    }
+}
+
+#[test]
 fn all_mistakes_are_told_at_once_with_key_and_line() {
     let text = "\
 [resource]
