@@ -1,7 +1,6 @@
 //! Puts the plugin on one node, as deploy/daemonset.yaml describes it, but on simulated GPUs; and
 //! takes it away again.
 
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,8 +8,10 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
+use crate::host::CONFIG;
 use crate::images;
 use crate::kubectl::Kubectl;
+use crate::process::Output;
 use crate::wait::{self, Look};
 
 /// The plugin's namespace and the DaemonSet's name, as in the manifest.
@@ -31,7 +32,7 @@ pub const SHARE_BYTES: u64 = 900 << 20;
 pub const CONTEXT_BYTES: u64 = 64 << 20;
 
 const SELECTOR: &str = "app.kubernetes.io/name=tessera";
-const READY: Duration = Duration::from_secs(60);
+const READY: Duration = wait::LIMIT;
 
 /// The deployed plugin.
 #[derive(Debug)]
@@ -49,17 +50,16 @@ impl<'a> Plugin<'a> {
         let kubectl = &cluster.kubectl;
         let plugin = Self { kubectl, node: node.to_owned() };
         let manifest = repo.join("deploy/daemonset.yaml");
-        let config = fs::read_to_string(repo.join("tests/e2e/overlay/config.toml"))
-            .context("tests/e2e/overlay/config.toml")?;
         for mut object in kubectl.read_manifest(&manifest.display().to_string())? {
             match object["kind"].as_str() {
                 Some("Namespace") => mark_as_ours(&mut object),
-                Some("ConfigMap") => object["data"]["config.toml"] = json!(config),
+                Some("ConfigMap") => object["data"]["config.toml"] = json!(CONFIG),
                 Some("DaemonSet") => overlay(&mut object, node),
                 _ => {}
             }
             kubectl.apply(&object)?;
         }
+        kubectl.create_pod(&images_in_use(node))?;
         match plugin.wait_for_replicas(REPLICAS) {
             Ok(()) => Ok(plugin),
             Err(error) => {
@@ -129,6 +129,18 @@ impl<'a> Plugin<'a> {
         Ok(list["items"].as_array().cloned().unwrap_or_default())
     }
 
+    /// The plugin's pods, without those that are to go and whose containers have ended: kubelets before
+    /// 1.22 take up to a minute to say that such a pod is gone, and the DaemonSet waits for that.
+    fn pods_that_stay(&self) -> Result<Vec<Value>> {
+        let (ended, stay): (Vec<_>, Vec<_>) = self.pods()?.into_iter().partition(has_ended);
+        for pod in ended {
+            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+            let delete = ["delete", "pod", name, "-n", PLUGIN_NAMESPACE, "--ignore-not-found"];
+            self.kubectl.run(&[&delete[..], &["--force", "--grace-period=0"]].concat())?;
+        }
+        Ok(stay)
+    }
+
     fn state(&self) -> Result<String> {
         let pods = self.pods()?;
         let state = |pod: &Value| {
@@ -164,9 +176,17 @@ impl<'a> Plugin<'a> {
     /// # Errors
     /// It fails.
     pub fn exec(&self, command: &[&str]) -> Result<String> {
+        self.try_exec(command)?.success(&command.join(" "))
+    }
+
+    /// The output of a command in the plugin's container, whatever its exit status.
+    ///
+    /// # Errors
+    /// There is no plugin pod.
+    pub fn try_exec(&self, command: &[&str]) -> Result<Output> {
         let pod = self.pod()?;
         let head = ["exec", "-n", PLUGIN_NAMESPACE, &pod, "-c", "tessera", "--"];
-        self.kubectl.run(&[&head[..], command].concat())
+        self.kubectl.try_run(&[&head[..], command].concat(), None)
     }
 
     /// What `tessera status -o json` says.
@@ -184,9 +204,9 @@ impl<'a> Plugin<'a> {
     /// None does.
     pub fn replace_pod(&self) -> Result<()> {
         let old = self.pod()?;
-        self.kubectl.run(&["delete", "pod", "-n", PLUGIN_NAMESPACE, &old])?;
+        self.kubectl.run(&["delete", "pod", "-n", PLUGIN_NAMESPACE, &old, "--wait=false"])?;
         wait::until("another plugin pod is ready", READY, || {
-            let pods = self.pods()?;
+            let pods = self.pods_that_stay()?;
             let ready = |pod: &&Value| {
                 pod["metadata"]["name"] != old.as_str()
                     && pod["status"]["containerStatuses"][0]["ready"] == true
@@ -242,13 +262,13 @@ impl<'a> Plugin<'a> {
             return self.wait_for_replicas(REPLICAS);
         }
         wait::until("the plugin is gone", READY, || {
-            Ok(Look::when(self.pods()?.is_empty(), self.state()?))
+            Ok(Look::when(self.pods_that_stay()?.is_empty(), self.state()?))
         })
     }
 
     /// Puts a loop around the plugin that starts it again at once whenever it ends, and none while
     /// [`crate::host::HOLD`] is there: so a case can kill it as often as it likes without kubelet's
-    /// back-off, and have it up while kubelet is down.
+    /// back-off, have it up while kubelet is down, and give it another configuration.
     ///
     /// # Errors
     /// The new pod does not come up.
@@ -256,16 +276,28 @@ impl<'a> Plugin<'a> {
         if self.template()?["containers"][0]["command"][0] == "sh" {
             return Ok(());
         }
+        self.begin_supervision()?;
+        self.wait_for_roll_out()?;
+        self.wait_for_replicas(REPLICAS)
+    }
+
+    /// [`Plugin::supervise`] without waiting.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub fn begin_supervision(&self) -> Result<()> {
         let script = format!(
             "trap 'kill $p; wait $p; exit 0' TERM
              while :; do
                  while [ -e {} ]; do sleep 0.1; done
-                 tessera serve & p=$!
+                 config=/etc/tessera/config.toml; [ ! -e {configured} ] || config={configured}
+                 tessera -c $config serve & p=$!
                  wait $p
              done",
-            crate::host::HOLD
+            crate::host::HOLD,
+            configured = crate::host::CONFIGURED,
         );
-        self.roll_out(&json!({"containers": [{
+        self.begin_roll_out(&json!({"containers": [{
             "name": "tessera",
             "command": ["sh", "-c", script],
         }]}))
@@ -311,12 +343,13 @@ impl<'a> Plugin<'a> {
     /// It is not.
     pub fn wait_for_roll_out(&self) -> Result<()> {
         wait::until("the rolling update is done", READY, || {
+            let pods = self.pods_that_stay()?.len();
             let set = self.kubectl.get(&["daemonset/tessera", "-n", PLUGIN_NAMESPACE])?;
             let status = &set["status"];
             let done = status["observedGeneration"] == set["metadata"]["generation"]
                 && status["updatedNumberScheduled"] == 1
                 && status["numberReady"] == 1
-                && self.pods()?.len() == 1;
+                && pods == 1;
             Ok(Look::when(done, status.to_string()))
         })
     }
@@ -368,6 +401,13 @@ impl<'a> Plugin<'a> {
         }
         all
     }
+}
+
+/// Whether a pod is being deleted and none of its containers runs any more.
+fn has_ended(pod: &Value) -> bool {
+    let containers = pod["status"]["containerStatuses"].as_array();
+    pod["metadata"]["deletionTimestamp"].is_string()
+        && containers.is_some_and(|all| all.iter().all(|c| c["state"]["terminated"].is_object()))
 }
 
 /// Removes plugin, tenants, and what lies on the node, also of a run that was killed.
@@ -433,6 +473,29 @@ fn push(array: &mut Value, item: Value) {
     }
 }
 
+/// A pod that does nothing but keep both images on the node: kubelets whose disk is rather full remove
+/// those that no container uses, and during a roll-out none does.
+fn images_in_use(node: &str) -> Value {
+    let container = |name: &str, image: &str| {
+        json!({
+            "name": name, "image": image, "imagePullPolicy": "Never",
+            "command": ["sh", "-c", "trap 'exit 0' TERM; sleep 2147483647 & wait"],
+        })
+    };
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "images-in-use", "namespace": PLUGIN_NAMESPACE},
+        "spec": {
+            "hostNetwork": true,
+            "automountServiceAccountToken": false,
+            "terminationGracePeriodSeconds": 1,
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "containers": [container("plugin", images::PLUGIN), container("tenant", images::TENANT)],
+        },
+    })
+}
+
 fn sim_volume() -> Value {
     json!({"name": "sim", "hostPath": {"path": SIM_ON_NODE, "type": "DirectoryOrCreate"}})
 }
@@ -474,6 +537,8 @@ fn overlay(daemonset: &mut Value, node: &str) {
         }),
     );
     let plugin = &mut pod["containers"][0];
+    // Cases wait for it some twenty times.
+    plugin["readinessProbe"]["periodSeconds"] = json!(2);
     push(&mut plugin["volumeMounts"], sim_mount);
     for (name, file) in [("SIMGPU_CONFIG", "simgpu.toml"), ("SIMGPU_STATE", "state")] {
         push(&mut plugin["env"], json!({"name": name, "value": format!("{SIM_ON_NODE}/{file}")}));

@@ -1,7 +1,5 @@
 //! What happens to a node, done to it from outside every container.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 
 use crate::deploy::{PAGES_ON_NODE, SIM_ON_NODE};
@@ -14,6 +12,12 @@ pub const STATE_ON_NODE: &str = "/var/lib/tessera";
 /// While it is there, the plugin's supervisor starts none; see [`crate::deploy::Plugin::supervise`].
 pub const HOLD: &str = "/var/lib/tessera-e2e/hold";
 
+/// The configuration of a supervised plugin, where there is one; see [`Suite::reconfigure`].
+pub const CONFIGURED: &str = "/var/lib/tessera-e2e/config.toml";
+
+/// What it is deployed with.
+pub const CONFIG: &str = include_str!("../overlay/config.toml");
+
 /// `serving`: the plugin's pids. `contained`: those of every container. Only what a cluster started:
 /// other plugins may run on this machine.
 const FUNCTIONS: &str = r#"
@@ -24,7 +28,7 @@ serving() {
     for p in /proc/[0-9]*; do
         { read -r comm <$p/comm; } 2>/dev/null || continue
         [ "$comm" = tessera ] && grep -qs kubepods $p/cgroup || continue
-        case "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" in "tessera serve"*) echo ${p#/proc/} ;; esac
+        case "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" in "tessera serve"* | "tessera -c /etc/tessera/"* | "tessera -c $sim/"*) echo ${p#/proc/} ;; esac
     done
 }
 "#;
@@ -55,7 +59,7 @@ impl Suite<'_> {
     /// It runs on.
     pub fn hold_plugin(&self) -> Result<()> {
         self.host(&format!("touch {HOLD}; kill -9 $(serving)"))?;
-        wait::until("the plugin is away", Duration::from_secs(10), || {
+        wait::until("the plugin is away", wait::LIMIT, || {
             let pids = self.host("serving")?;
             Ok(Look::when(pids.is_empty(), pids))
         })
@@ -76,7 +80,7 @@ impl Suite<'_> {
     /// Something survives.
     pub fn power_off(&self) -> Result<()> {
         let left = self.host(
-            "for i in 1 2 3 4 5 6 7 8 9 10; do
+            "for ((i = 0; i < 300; i++)); do
                  all=$(contained); [ -n \"$all\" ] || break
                  kill -9 $all 2>/dev/null || true; sleep 0.2
              done
@@ -85,6 +89,50 @@ impl Suite<'_> {
         )?;
         ensure!(left.is_empty(), "processes survive: {left}");
         Ok(())
+    }
+
+    /// Kills every process whose cgroup is named like one of these patterns of grep's, and waits until
+    /// they are gone.
+    ///
+    /// # Errors
+    /// One survives.
+    pub fn kill_all_of(&self, cgroups: &str) -> Result<()> {
+        let left = self.host(&format!(
+            "for ((i = 0; i < 300; i++)); do
+                 all=$(cd /proc && grep -sl {cgroups} [0-9]*/cgroup || true); [ -n \"$all\" ] || break
+                 for p in $all; do kill -9 ${{p%/cgroup}} 2>/dev/null || true; done; sleep 0.1
+             done; echo $all"
+        ))?;
+        ensure!(left.trim().is_empty(), "processes survive: {left}");
+        Ok(())
+    }
+
+    /// Gives the plugin another configuration, or the one it was deployed with, and waits until it is
+    /// registered with it. Where the node is in reach, by a restart of its process alone: roll-outs are
+    /// for cases to try.
+    ///
+    /// # Errors
+    /// The plugin does not come up.
+    pub fn reconfigure(&self, toml: Option<&str>) -> Result<()> {
+        if !self.cluster.controls_kubelet() {
+            self.plugin.configure(toml.unwrap_or(CONFIG))?;
+            return self.plugin.replace_pod();
+        }
+        self.plugin.supervise()?;
+        let script = match toml {
+            Some(toml) => format!("cat >{CONFIGURED} <<'END'\n{toml}\nEND\n"),
+            None => format!("rm -f {CONFIGURED}\n"),
+        };
+        // In an orderly way, as kubelet ends it.
+        let old = self.host(&format!("{script} p=$(serving); kill $p; echo $p"))?;
+        wait::until("the plugin is registered again", wait::LIMIT, || {
+            let now = self.host("serving")?;
+            if now.trim().is_empty() || now == old {
+                return Ok(Look::NotYet("no new plugin".to_owned()));
+            }
+            let output = self.plugin.try_exec(&["tessera", "status", "--ready"])?;
+            Ok(Look::when(output.code == Some(0), output.stderr))
+        })
     }
 
     /// The names of the allocations' directories, and of what is left of removed ones.

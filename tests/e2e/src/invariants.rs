@@ -102,8 +102,7 @@ impl<'a> Invariants<'a> {
 /// # Errors
 /// Something stays.
 pub fn nothing_is_left(suite: &Suite<'_>) -> Result<()> {
-    let limit = Duration::from_secs(90);
-    wait::until("everything is released", limit, || {
+    wait::until("everything is released", wait::LIMIT, || {
         let status = suite.plugin.status()?;
         let (directories, left) = (suite.directories()?, &status["allocations"]);
         let none = left.as_array().is_none_or(Vec::is_empty) && directories.is_empty();

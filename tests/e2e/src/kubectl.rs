@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -37,7 +37,10 @@ impl Kubectl {
     /// # Errors
     /// It cannot be run, or hangs.
     pub fn try_run(&self, args: &[&str], stdin: Option<&str>) -> Result<Output> {
-        process::run(&mut self.command(args), stdin, REQUEST)
+        let begun = Instant::now();
+        let output = process::run(&mut self.command(args), stdin, REQUEST);
+        wait::trace(&format!("kubectl {}", args.join(" ")), begun.elapsed());
+        output
     }
 
     /// Standard output of a command that has to succeed.
@@ -80,9 +83,8 @@ impl Kubectl {
     /// # Errors
     /// A container does not end.
     pub fn delete_pods(&self, namespace: &str) -> Result<()> {
-        let all = ["delete", "pods", "--all", "-n", namespace, "--wait=false"];
-        self.run(&all)?;
-        wait::until("no container runs", Duration::from_secs(60), || {
+        self.run(&["delete", "pods", "--all", "-n", namespace, "--wait=false"])?;
+        wait::until("no container runs", wait::LIMIT, || {
             // A busy API server may let a question time out.
             let pods = match self.get(&["pods", "-n", namespace]) {
                 Ok(pods) => pods,
@@ -96,7 +98,7 @@ impl Kubectl {
         })?;
         // Kubelets before 1.22 take up to a minute more until their garbage collection has removed
         // the last ended container. Nothing depends on it.
-        self.run(&[&all[..], &["--force", "--grace-period=0"]].concat()).map(drop)
+        self.forget_pods(namespace)
     }
 
     /// Creates or updates objects.
@@ -107,6 +109,27 @@ impl Kubectl {
         self.try_run(&["apply", "-f", "-"], Some(&object.to_string()))?
             .success("kubectl apply")
             .map(drop)
+    }
+
+    /// Creates a pod, without asking first what a pod is: a third of the processor time.
+    ///
+    /// # Errors
+    /// The API server's refusal.
+    pub fn create_pod(&self, pod: &Value) -> Result<()> {
+        let namespace = pod["metadata"]["namespace"].as_str().unwrap_or("default");
+        let path = format!("/api/v1/namespaces/{namespace}/pods");
+        self.try_run(&["create", "--raw", &path, "-f", "-"], Some(&pod.to_string()))?
+            .success("kubectl create pod")
+            .map(drop)
+    }
+
+    /// Removes every pod of a namespace from the API at once; kubelet ends what runs.
+    ///
+    /// # Errors
+    /// The API server's.
+    pub fn forget_pods(&self, namespace: &str) -> Result<()> {
+        let all = ["delete", "pods", "--all", "-n", namespace, "--wait=false"];
+        self.run(&[&all[..], &["--force", "--grace-period=0"]].concat()).map(drop)
     }
 
     /// Creates several objects by one request of the command line.

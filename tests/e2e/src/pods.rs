@@ -12,7 +12,7 @@ use crate::process::Output;
 use crate::suite::Suite;
 use crate::wait::{self, Look};
 
-const START: Duration = Duration::from_secs(60);
+const START: Duration = wait::LIMIT;
 
 /// A container of a pod that is being described.
 #[derive(Clone, Debug)]
@@ -99,7 +99,7 @@ impl<'a> Pod<'a> {
         init: &[Container],
         containers: &[Container],
     ) -> Result<Self> {
-        kubectl.apply(&manifest(name, restart, init, containers))?;
+        kubectl.create_pod(&manifest(name, restart, init, containers))?;
         Ok(Self::named(kubectl, name))
     }
 
@@ -179,8 +179,7 @@ impl<'a> Pod<'a> {
     /// # Errors
     /// It is not restarted within kubelet's second back-off.
     pub fn wait_for_restart(&self, count: u64) -> Result<()> {
-        let limit = Duration::from_secs(90);
-        wait::until(&format!("pod {} restarts", self.name), limit, || {
+        wait::until(&format!("pod {} restarts", self.name), wait::LIMIT, || {
             let pod = self.object()?;
             let status = &pod["status"]["containerStatuses"][0];
             let restarts = status["restartCount"].as_u64().unwrap_or(0);
@@ -268,6 +267,15 @@ impl<'a> Pod<'a> {
     /// It is gone already.
     pub fn delete(&self) -> Result<()> {
         self.kubectl.run(&["delete", "pod", "-n", NAMESPACE, &self.name, "--wait=false"]).map(drop)
+    }
+
+    /// Removes it from the API at once.
+    ///
+    /// # Errors
+    /// The API server's.
+    pub fn forget(&self) -> Result<()> {
+        let delete = ["delete", "pod", "-n", NAMESPACE, &self.name, "--wait=false"];
+        self.kubectl.run(&[&delete[..], &["--force", "--grace-period=0"]].concat()).map(drop)
     }
 
     /// `tessera-tenant info` in a container, for each GPU it sees.

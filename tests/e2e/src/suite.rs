@@ -5,13 +5,11 @@ use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, Kubelet};
 use crate::deploy::{NAMESPACE, Plugin, REPLICAS};
-use crate::images;
 use crate::kubectl::Kubectl;
-use crate::pods::{self, Container, Pod};
+use crate::pods::{self, Container, Pod, Restart};
 use crate::wait::{self, Look};
 
 use std::path::Path;
-use std::time::Duration;
 
 /// The deployed plugin and the cluster under it.
 #[derive(Debug)]
@@ -56,8 +54,31 @@ impl<'a> Suite<'a> {
     /// # Errors
     /// A pod stays, or the plugin is not there.
     pub fn clear(&self) -> Result<()> {
-        self.kubectl.delete_pods(NAMESPACE)?;
+        self.remove_tenants()?;
         self.plugin.wait_for_replicas(REPLICAS)
+    }
+
+    /// Removes every tenant. Where the node is in reach, not by kubelet's leave, which takes some
+    /// seconds; how pods end in an orderly way is for cases to try.
+    ///
+    /// # Errors
+    /// A process stays.
+    pub fn remove_tenants(&self) -> Result<()> {
+        if !self.cluster.controls_kubelet() {
+            return self.kubectl.delete_pods(NAMESPACE);
+        }
+        let pods = self.kubectl.get(&["pods", "-n", NAMESPACE])?;
+        let pods = pods["items"].as_array().into_iter().flatten();
+        let uids = pods.filter_map(|pod| pod["metadata"]["uid"].as_str());
+        // Of cgroups whose names are systemd's, or kubelet's.
+        let cgroups =
+            uids.flat_map(|uid| [format!("-e {uid}"), format!("-e {}", uid.replace('-', "_"))]);
+        let cgroups = cgroups.collect::<Vec<_>>().join(" ");
+        if cgroups.is_empty() {
+            return Ok(());
+        }
+        self.kubectl.forget_pods(NAMESPACE)?;
+        self.kill_all_of(&cgroups)
     }
 
     /// Stops kubelet and starts it again; the node is ready and offers every replica after.
@@ -85,7 +106,7 @@ impl<'a> Suite<'a> {
     pub fn start_kubelet(&self) -> Result<()> {
         let before = self.heartbeat()?;
         self.cluster.kubelet(&self.node, Kubelet::Start)?;
-        wait::until("kubelet is back", Duration::from_secs(60), || {
+        wait::until("kubelet is back", wait::LIMIT, || {
             let (ready, at) = self.heartbeat()?;
             Ok(Look::when(ready && at != before.1, format!("ready {ready} at {at}")))
         })
@@ -97,33 +118,21 @@ impl<'a> Suite<'a> {
     /// It fails.
     pub fn on_node(&self, script: &str) -> Result<()> {
         let plugins = "/var/lib/kubelet/plugins";
-        self.kubectl.apply(&json!({
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "on-node", "namespace": NAMESPACE},
-            "spec": {
-                "restartPolicy": "Never",
-                "hostNetwork": true,
-                "nodeSelector": {"kubernetes.io/hostname": self.node},
-                "containers": [{
-                    "name": "main",
-                    "image": images::TENANT,
-                    "imagePullPolicy": "Never",
-                    "command": ["sh", "-ec", script],
-                    "securityContext": {"privileged": true},
-                    "volumeMounts": [{
-                        "name": "plugins",
-                        "mountPath": plugins,
-                        "mountPropagation": "Bidirectional",
-                    }],
-                }],
-                "volumes": [{"name": "plugins", "hostPath": {"path": plugins}}],
-            },
-        }))?;
+        let main = Container::new("main", 0, &["sh", "-ec", script]);
+        let mut pod = pods::manifest("on-node", Restart::Never, &[], &[main]);
+        let spec = &mut pod["spec"];
+        spec["nodeSelector"] = json!({"kubernetes.io/hostname": self.node});
+        spec["volumes"] = json!([{"name": "plugins", "hostPath": {"path": plugins}}]);
+        let container = &mut spec["containers"][0];
+        container["securityContext"] = json!({"privileged": true});
+        container["volumeMounts"] = json!([
+            {"name": "plugins", "mountPath": plugins, "mountPropagation": "Bidirectional"},
+        ]);
+        self.kubectl.create_pod(&pod)?;
         let pod = Pod::named(self.kubectl, "on-node");
         let over = pod.wait_until_over()?;
         ensure!(over["status"]["phase"] == "Succeeded", "{script}: {}", pod.log("main", false)?);
-        pod.delete()
+        pod.forget()
     }
 
     fn heartbeat(&self) -> Result<(bool, String)> {
@@ -205,7 +214,7 @@ impl<'a> Server<'a> {
     pub fn check_untouched(&self) -> Result<()> {
         let reports = || anyhow::Ok(pods::events(&self.pod.log("main", false)?, "progress"));
         let before = reports()?.len();
-        wait::until("two more seconds of requests are served", Duration::from_secs(20), || {
+        wait::until("two more seconds of requests are served", wait::LIMIT, || {
             let now = reports()?.len();
             Ok(Look::when(now >= before + 2, format!("{now} reports after {before}")))
         })?;

@@ -1,5 +1,6 @@
 //! Waiting on conditions, bounded, ended by an interrupt.
 
+use std::env;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +9,11 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{SigSet, Signal};
 
 /// A look is a kubectl, and a kubectl is 60 ms of processor time that the cluster needs too.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(400);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(300);
+
+/// How long anything may take that ends sooner on any machine that is not stuck: a wait costs only what
+/// it waits for, and a machine may be busy.
+pub const LIMIT: Duration = Duration::from_secs(180);
 
 /// One look at a condition.
 #[derive(Debug)]
@@ -67,7 +72,10 @@ pub fn until<T>(
     let start = Instant::now();
     loop {
         let seen = match look().with_context(|| format!("while waiting until {what}"))? {
-            Look::Done(value) => return Ok(value),
+            Look::Done(value) => {
+                trace(what, start.elapsed());
+                return Ok(value);
+            }
             Look::NotYet(seen) => seen,
         };
         if interrupted() {
@@ -77,6 +85,13 @@ pub fn until<T>(
             bail!("{what}: not within {limit:?}; last seen: {seen}");
         }
         thread::sleep(BETWEEN_LOOKS);
+    }
+}
+
+/// Prints what took long, where `TESSERA_E2E_TRACE` asks for it: what to shorten, if anything.
+pub fn trace(what: &str, took: Duration) {
+    if env::var_os("TESSERA_E2E_TRACE").is_some() && took > BETWEEN_LOOKS {
+        println!("     {:5.1} s {what}", took.as_secs_f64());
     }
 }
 

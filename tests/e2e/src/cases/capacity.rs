@@ -1,7 +1,5 @@
 //! Who gets a share when there are few.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 
 use super::delivery::check_fill;
@@ -20,7 +18,7 @@ pub fn pods_beyond_the_last_share_wait_until_one_is_free(suite: &Suite<'_>) -> R
 
     let idle = [Container::idle("main", 4)];
     let third = Pod::create(suite.kubectl, "third", Restart::Always, &[], &idle)?;
-    wait::until("the third pod is unschedulable", Duration::from_secs(20), || {
+    wait::until("the third pod is unschedulable", wait::LIMIT, || {
         let seen = third.object()?["status"]["conditions"].to_string();
         Ok(Look::when(seen.contains(&format!("Insufficient {RESOURCE}")), seen))
     })?;
@@ -52,7 +50,7 @@ pub fn share_of_a_force_deleted_pod_is_reused_at_once(suite: &Suite<'_>) -> Resu
     ])?;
     let new = Pod::idle(suite.kubectl, "new", 4)?;
     // The driver itself gives the memory back only when the old process is gone.
-    wait::until("the successor gets its whole quota", Duration::from_secs(20), || {
+    wait::until("the successor gets its whole quota", wait::LIMIT, || {
         let filled = new.fill(4 * SHARE_BYTES).and_then(|held| check_fill(held, 4 * SHARE_BYTES));
         Ok(match filled {
             Ok(()) => Look::Done(()),

@@ -18,7 +18,7 @@ use crate::suite::Suite;
 use crate::wait;
 
 /// Pods in all; `TESSERA_E2E_PODS`.
-const PODS: usize = 200;
+const PODS: usize = 100;
 /// Not over at a time: some wait for a share.
 const AT_A_TIME: usize = 10;
 
@@ -171,7 +171,7 @@ fn churn(suite: &Suite<'_>, pods: usize) -> Result<usize> {
             suite.kubectl.create_all(new.collect())?;
             created += more;
         }
-        ensure!(changed.elapsed() < Duration::from_secs(90), "{open} pods do not end");
+        ensure!(changed.elapsed() < wait::LIMIT, "{open} pods do not end");
         ensure!(!wait::interrupted(), "interrupted");
         thread::sleep(Duration::from_millis(400));
     }

@@ -1,7 +1,5 @@
 //! GPUs that fall ill under running pods, and recover.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
@@ -34,7 +32,7 @@ pub fn sick_gpu_is_not_sold_and_its_pods_run_on(suite: &Suite<'_>) -> Result<()>
     ensure!(sound != sick, "a new pod got the sick GPU");
     let idle = [Container::idle("main", 1)];
     let waiting = Pod::create(suite.kubectl, "waiting", crate::pods::Restart::Always, &[], &idle)?;
-    wait::until("nothing is left for another pod", Duration::from_secs(20), || {
+    wait::until("nothing is left for another pod", wait::LIMIT, || {
         let seen = waiting.object()?["status"]["conditions"].to_string();
         Ok(Look::when(seen.contains(&format!("Insufficient {RESOURCE}")), seen))
     })?;
@@ -64,7 +62,7 @@ pub fn sick_gpu_is_not_sold_and_its_pods_run_on(suite: &Suite<'_>) -> Result<()>
 
 /// Waits until `status` says this of a GPU.
 fn state_of(suite: &Suite<'_>, uuid: &str, state: &str, waits_for: &str) -> Result<Value> {
-    wait::until(&format!("{uuid} is {state}"), Duration::from_secs(20), || {
+    wait::until(&format!("{uuid} is {state}"), wait::LIMIT, || {
         let text = suite.plugin.exec(&["tessera", "status", "-o", "json"])?;
         let status: Value = serde_json::from_str(&text)?;
         let gpus = status["gpus"].as_array().cloned().unwrap_or_default();

@@ -1,8 +1,6 @@
 //! Somebody removes what lies on the host. Containers that start without it are refused CUDA or not
 //! started; nothing is handed out before it is whole again.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 
 use super::delivery::check_fill;
@@ -50,7 +48,7 @@ pub fn host_paths_deleted_under_a_running_plugin(suite: &Suite<'_>) -> Result<()
     suite.host(
         "p=$(serving); rm /proc/$p/root/run/tessera/*; rm /var/lib/kubelet/device-plugins/tessera*",
     )?;
-    wait::until("status answers and the plugin is registered", Duration::from_secs(30), || {
+    wait::until("status answers and the plugin is registered", wait::LIMIT, || {
         let pod = suite.plugin.pod()?;
         let look = ["exec", "-n", "tessera", &pod, "-c", "tessera", "--", "tessera", "status"];
         let output = suite.kubectl.try_run(&[&look[..], &["--ready"]].concat(), None)?;
@@ -78,7 +76,7 @@ pub fn host_paths_deleted_while_the_plugin_is_away(suite: &Suite<'_>) -> Result<
     )?;
     // Its container ends, and must not come back with a GPU that nobody limits.
     suite.host(&format!("kill -9 {}", victim.host_pid(suite)?))?;
-    let unlimited = wait::until("kubelet has tried", Duration::from_secs(30), || {
+    let unlimited = wait::until("kubelet has tried", wait::LIMIT, || {
         let status = victim.object()?["status"]["containerStatuses"][0].clone();
         let restarts = status["restartCount"].as_u64().unwrap_or(0);
         let running = status["state"]["running"].is_object() && restarts > before;

@@ -1,7 +1,5 @@
 //! Kubelet and the plugin, down and up at awkward moments.
 
-use std::time::Duration;
-
 use anyhow::{Result, bail, ensure};
 
 use super::delivery::check_fill;
@@ -48,12 +46,12 @@ pub fn kubelet_restarts_in_the_middle_of_allocate(suite: &Suite<'_>) -> Result<(
 /// Waits until kubelet has this pod and waits for the plugin, which is stopped: its connection holds
 /// what nobody reads.
 fn wait_until_asked(suite: &Suite<'_>, pod: &Pod<'_>) -> Result<()> {
-    wait::until("the pod is bound to the node", Duration::from_secs(20), || {
+    wait::until("the pod is bound to the node", wait::LIMIT, || {
         let object = pod.object()?;
         let bound = object["spec"]["nodeName"].is_string();
         Ok(Look::when(bound, object["status"].to_string()))
     })?;
-    wait::until("kubelet asks the plugin", Duration::from_secs(20), || {
+    wait::until("kubelet asks the plugin", wait::LIMIT, || {
         // Bytes in a receive queue of a socket of the plugin's.
         let queued = suite.host("ss -xH state connected | awk '/tessera/ && $3 > 0' | head -1")?;
         Ok(Look::when(!queued.is_empty(), "nothing is queued"))
@@ -61,7 +59,7 @@ fn wait_until_asked(suite: &Suite<'_>, pod: &Pod<'_>) -> Result<()> {
 }
 
 fn admitted_or_refused_for_good_reason(pod: &Pod<'_>) -> Result<()> {
-    let over = wait::until("kubelet decides", Duration::from_secs(60), || {
+    let over = wait::until("kubelet decides", wait::LIMIT, || {
         let status = pod.object()?["status"].clone();
         let decided = status["phase"] == "Failed"
             || status["containerStatuses"][0]["state"]["running"].is_object();
@@ -94,7 +92,7 @@ pub fn plugin_and_kubelet_down_and_up_in_either_order(suite: &Suite<'_>) -> Resu
     suite.stop_kubelet()?;
     suite.hold_plugin()?;
     suite.release_plugin()?;
-    wait::until("the plugin is up and waits for kubelet", Duration::from_secs(20), || {
+    wait::until("the plugin is up and waits for kubelet", wait::LIMIT, || {
         let pids = suite.host("serving")?;
         Ok(Look::when(!pids.is_empty(), "no plugin"))
     })?;

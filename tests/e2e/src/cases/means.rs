@@ -1,22 +1,18 @@
 //! Kubernetes' own means work with shares as with any extended resource: quotas, limits, priorities.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::delivery::check_fill;
 use crate::deploy::{NAMESPACE, RESOURCE, SHARE_BYTES};
-use crate::images;
 use crate::kubectl::Kubectl;
-use crate::pods::{Container, Pod, Restart};
+use crate::pods::{self, Container, Pod, Restart};
 use crate::suite::Suite;
 use crate::wait::{self, Look};
 
 /// An API of Kubernetes 1.23, which also is the first to enforce the namespace's labels (Pod Security
 /// Admission, beta there).
 const SINCE_POD_SECURITY: &str = "autoscaling/v2";
-const SOON: Duration = Duration::from_secs(30);
 
 /// An object that goes with this value.
 struct Applied<'a> {
@@ -72,7 +68,7 @@ pub fn quota_of_a_namespace_counts_each_resource(suite: &Suite<'_>) -> Result<()
     let object = in_namespace("ResourceQuota", "v1", json!({"hard": hard}));
     let quota = Applied::new(suite.kubectl, object)?;
     let used = |want: &str| {
-        wait::until(&format!("{want} shares are counted"), SOON, || {
+        wait::until(&format!("{want} shares are counted"), wait::LIMIT, || {
             let status = quota.now()?["status"].clone();
             let used = &status["used"][format!("requests.{RESOURCE}")];
             Ok(Look::when(used == want, status.to_string()))
@@ -85,15 +81,8 @@ pub fn quota_of_a_namespace_counts_each_resource(suite: &Suite<'_>) -> Result<()
     ensure!(text.contains("exceeded quota: shares"), "{text}");
     ensure!(text.contains(&format!("requests.{RESOURCE}=2")), "does not say what is used: {text}");
     // Another of our resources has a count of its own, whatever nodes offer.
-    let other = json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "large", "namespace": NAMESPACE},
-        "spec": {"containers": [{
-            "name": "main", "image": images::TENANT, "resources": {"limits": {large: "1"}},
-        }]},
-    });
-    let text = format!("{:#}", suite.kubectl.apply(&other).err().context("large is accepted")?);
+    let large = Container::idle("main", 0).asking(&[(&large, 1)]);
+    let text = refusal(suite, "large", large)?;
     ensure!(text.contains("exceeded quota: shares"), "{text}");
 
     first.delete()?;
@@ -107,7 +96,7 @@ fn default_shares(suite: &Suite<'_>, name: &str) -> Result<String> {
     let idle = [Container::idle("main", 0)];
     let pod = Pod::create(suite.kubectl, name, Restart::Never, &[], &idle)?;
     let limits = pod.object()?["spec"]["containers"][0]["resources"]["limits"].clone();
-    pod.delete()?;
+    pod.forget()?;
     Ok(limits[RESOURCE].as_str().unwrap_or("none").to_owned())
 }
 
@@ -115,12 +104,12 @@ pub fn limit_range_bounds_a_container(suite: &Suite<'_>) -> Result<()> {
     let limits = |limit: Value| in_namespace("LimitRange", "v1", json!({"limits": [limit]}));
     let most = json!({"type": "Container", "max": {RESOURCE: "2"}});
     let _range = Applied::new(suite.kubectl, limits(most.clone()))?;
-    let text = wait::until("a container with three shares is refused", SOON, || {
+    let text = wait::until("a container with three shares is refused", wait::LIMIT, || {
         // The API server's admission hears of it a moment later.
         Ok(match refusal(suite, "three", Container::idle("main", 3)) {
             Ok(text) => Look::Done(text),
             Err(error) => {
-                Pod::named(suite.kubectl, "three").delete()?;
+                Pod::named(suite.kubectl, "three").forget()?;
                 Look::NotYet(format!("{error:#}"))
             }
         })
@@ -137,10 +126,10 @@ pub fn limit_range_bounds_a_container(suite: &Suite<'_>) -> Result<()> {
     with_default["defaultRequest"] = json!({RESOURCE: "0"});
     suite.kubectl.apply(&limits(with_default))?;
     // Kubelets of today start such a container; 1.20 does not (docs/coexistence.md).
-    wait::until("a container that asks for nothing gets nothing", SOON, || {
+    wait::until("a container that asks for nothing gets nothing", wait::LIMIT, || {
         let shares = default_shares(suite, "nothing")?;
         if shares != "0" {
-            suite.kubectl.delete_pods(NAMESPACE)?;
+            suite.kubectl.forget_pods(NAMESPACE)?;
         }
         Ok(Look::when(shares == "0", shares))
     })
@@ -164,23 +153,10 @@ pub fn pod_of_higher_priority_takes_a_share(suite: &Suite<'_>) -> Result<()> {
     for pod in &low {
         pod.wait_for_event("main", "ready")?;
     }
-    suite.kubectl.apply(&json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "urgent", "namespace": NAMESPACE},
-        "spec": {
-            "priorityClassName": "tessera-e2e-urgent",
-            "hostNetwork": true,
-            "terminationGracePeriodSeconds": 1,
-            "containers": [{
-                "name": "main",
-                "image": images::TENANT,
-                "imagePullPolicy": "Never",
-                "command": ["sleep", "2147483647"],
-                "resources": {"limits": {RESOURCE: "3"}},
-            }],
-        },
-    }))?;
+    let idle = [Container::idle("main", 3)];
+    let mut pod = pods::manifest("urgent", Restart::Always, &[], &idle);
+    pod["spec"]["priorityClassName"] = json!("tessera-e2e-urgent");
+    suite.kubectl.create_pod(&pod)?;
     let urgent = Pod::named(suite.kubectl, "urgent");
     urgent.wait_until_running()?;
     let stay: Vec<&Pod<'_>> = low.iter().filter(|pod| pod.gpu().is_ok()).collect();
@@ -204,41 +180,27 @@ pub fn namespace_of_restricted_pods_admits_tenants(suite: &Suite<'_>) -> Result<
             }},
         }),
     )?;
-    let pod = json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "tenant", "namespace": RESTRICTED},
-        "spec": {
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": false,
-            // A cluster that is old enough to have no pod security may also have no pod network.
-            "hostNetwork": !suite.kubectl.has_api(SINCE_POD_SECURITY)?,
-            "securityContext": {
-                "runAsNonRoot": true,
-                "runAsUser": 1000,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [{
-                "name": "main",
-                "image": images::TENANT,
-                "imagePullPolicy": "Never",
-                "command": ["tessera-tenant", "info"],
-                "resources": {"limits": {RESOURCE: "1"}},
-                "securityContext": {
-                    "allowPrivilegeEscalation": false,
-                    "capabilities": {"drop": ["ALL"]},
-                },
-            }],
-        },
+    let info = [Container::new("main", 1, &["tessera-tenant", "info"])];
+    let mut pod = pods::manifest("tenant", Restart::Never, &[], &info);
+    pod["metadata"]["namespace"] = json!(RESTRICTED);
+    let spec = &mut pod["spec"];
+    // A cluster that is old enough to have no pod security may also have no pod network.
+    spec["hostNetwork"] = json!(!suite.kubectl.has_api(SINCE_POD_SECURITY)?);
+    spec["securityContext"] = json!({
+        "runAsNonRoot": true,
+        "runAsUser": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"},
     });
+    spec["containers"][0]["securityContext"] =
+        json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
     // The namespace's service account takes a moment.
-    wait::until("the pod is admitted", SOON, || {
-        Ok(match suite.kubectl.apply(&pod) {
+    wait::until("the pod is admitted", wait::LIMIT, || {
+        Ok(match suite.kubectl.create_pod(&pod) {
             Ok(()) => Look::Done(()),
             Err(error) => Look::NotYet(format!("{error:#}")),
         })
     })?;
-    let over = wait::until("the tenant is over", Duration::from_secs(60), || {
+    let over = wait::until("the tenant is over", wait::LIMIT, || {
         let status = suite.kubectl.get(&["pod", "tenant", "-n", RESTRICTED])?["status"].clone();
         let over = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
         Ok(if over { Look::Done(status) } else { Look::NotYet(status.to_string()) })

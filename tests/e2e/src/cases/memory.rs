@@ -1,7 +1,5 @@
 //! The memory quota holds, whatever the tenant does.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 
 use super::delivery::check_fill;
@@ -31,7 +29,7 @@ pub fn over_quota_is_refused_and_the_neighbour_runs_on(suite: &Suite<'_>) -> Res
 pub fn processes_of_a_container_share_one_quota(suite: &Suite<'_>) -> Result<()> {
     let hold = ["tessera-tenant", "hold", "--processes", "4", "--bytes", "100Mi"];
     let pod = Pod::start(suite.kubectl, "many", Container::new("main", 1, &hold))?;
-    wait::until("four processes hold memory", Duration::from_secs(20), || {
+    wait::until("four processes hold memory", wait::LIMIT, || {
         let log = pod.log("main", false)?;
         Ok(Look::when(pods::events(&log, "ready").len() == 4, log))
     })?;
@@ -100,7 +98,7 @@ pub fn ruined_usage_page_hurts_only_its_tenant(suite: &Suite<'_>) -> Result<()> 
     // Cut: no quota can be kept with it, so no memory, until the plugin has put it right; the
     // container need not start anew for that.
     pod.exec(&["sh", "-c", &format!(": > {usage}")])?;
-    wait::until("the usage page is put right", Duration::from_secs(30), || {
+    wait::until("the usage page is put right", wait::LIMIT, || {
         Ok(Look::when(works()?, "no memory yet"))
     })?;
     pod.exec(&["killall", "sleep"])?;
@@ -110,7 +108,7 @@ pub fn ruined_usage_page_hurts_only_its_tenant(suite: &Suite<'_>) -> Result<()> 
     let grow = pod.try_exec(&["dd", "if=/dev/zero", &format!("of={usage}"), "bs=1M", "seek=1"])?;
     ensure!(grow.stderr.contains("No space left"), "the pages' file system has no end: {grow:?}");
     neighbour.check_untouched()?;
-    wait::until("there is room again", Duration::from_secs(30), || {
+    wait::until("there is room again", wait::LIMIT, || {
         let size = pod.exec(&["stat", "-c", "%s", usage])?;
         Ok(Look::when(size.trim().len() < 7, size))
     })?;

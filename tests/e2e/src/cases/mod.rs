@@ -43,7 +43,8 @@ macro_rules! cases {
     (@kubelet restarts_kubelet) => { true };
 }
 
-/// In the order in which they run: what later ones rely on comes first.
+/// In the order in which they run: what later ones rely on comes first. Up to the rolling update the
+/// plugin is as it was deployed; from then on it runs in a loop ([`crate::deploy::Plugin::supervise`]).
 pub const CASES: &[Case] = cases![
     delivery::node_offers_every_replica,
     delivery::container_gets_shim_pages_and_preload,
@@ -59,27 +60,27 @@ pub const CASES: &[Case] = cases![
     capacity::pods_beyond_the_last_share_wait_until_one_is_free,
     capacity::share_of_a_force_deleted_pod_is_reused_at_once,
     capacity::more_shares_than_a_gpu_has_are_refused,
-    shares::unequal_shares_are_sold_and_held_by_name,
-    shares::container_with_two_of_our_resources_is_refused,
     status::status_shows_pods_quota_and_use,
     memory::gpu_that_was_not_given_is_refused,
     health::sick_gpu_is_not_sold_and_its_pods_run_on,
     memory::ruined_usage_page_hurts_only_its_tenant,
-    strategies::driver_root_and_device_nodes_serve_without_a_toolkit,
-    strategies::cdi_annotations_give_all_or_nothing,
     means::quota_of_a_namespace_counts_each_resource,
     means::limit_range_bounds_a_container,
     means::pod_of_higher_priority_takes_a_share,
     means::namespace_of_restricted_pods_admits_tenants,
     others::plugin_has_no_rights_to_speak_of,
     others::plugin_without_pids_and_privileges_holds_quotas,
-    others::gpu_that_another_plugin_sells_is_given_out_no_more restarts_kubelet,
     restarts::crash_loop_keeps_the_limit,
     restarts::plugin_pod_is_replaced,
     restarts::plugin_is_killed,
     restarts::kubelet_restarts restarts_kubelet,
     restarts::lost_pages_close_and_are_repaired restarts_kubelet,
+    others::gpu_that_another_plugin_sells_is_given_out_no_more restarts_kubelet,
     rollout::rolling_update_while_pods_come_and_run restarts_kubelet,
+    shares::unequal_shares_are_sold_and_held_by_name,
+    shares::container_with_two_of_our_resources_is_refused,
+    strategies::driver_root_and_device_nodes_serve_without_a_toolkit,
+    strategies::cdi_annotations_give_all_or_nothing,
     rollout::replica_count_changes_under_running_pods restarts_kubelet,
     upgrade::new_shim_and_page_version_under_running_pods restarts_kubelet,
     kubelet::kubelet_restarts_in_the_middle_of_allocate restarts_kubelet,

@@ -1,24 +1,17 @@
 //! Another plugin on the node, and the plugin with fewer rights than deploy/daemonset.yaml gives it.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::delivery::check_fill;
 use crate::deploy::{NAMESPACE, REPLICAS, SHARE_BYTES, SIM_ON_NODE};
 use crate::images;
-use crate::pods::{Container, Pod};
+use crate::pods::{self, Container, Pod, Restart};
 use crate::suite::{Server, Suite};
 use crate::wait::{self, Look};
 
 /// What the other plugin sells.
 const FOREIGN: &str = "example.com/gpu";
-
-fn status(suite: &Suite<'_>) -> Result<Value> {
-    let text = suite.plugin.exec(&["tessera", "status", "-o", "json"])?;
-    serde_json::from_str(&text).with_context(|| text.clone())
-}
 
 /// A device plugin of another name that sells one GPU of ours: ours, without quotas of anybody's.
 fn start_foreign<'a>(suite: &Suite<'a>, uuid: &str) -> Result<Pod<'a>> {
@@ -36,29 +29,26 @@ fn start_foreign<'a>(suite: &Suite<'a>, uuid: &str) -> Result<Pod<'a>> {
     let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path});
     let env =
         |name: &str, file: &str| json!({"name": name, "value": format!("{SIM_ON_NODE}/{file}")});
-    suite.kubectl.apply(&json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "foreign", "namespace": NAMESPACE},
-        "spec": {
-            "hostNetwork": true,
-            "terminationGracePeriodSeconds": 5,
-            "nodeSelector": {"kubernetes.io/hostname": suite.node},
-            "containers": [{
-                "name": "main",
-                "image": images::PLUGIN,
-                "imagePullPolicy": "Never",
-                "command": ["sh", "-c", "printf %s \"$CONFIG\" > /tmp/config.toml && exec tessera -c /tmp/config.toml serve"],
-                "env": [
-                    {"name": "CONFIG", "value": config},
-                    env("SIMGPU_CONFIG", "simgpu.toml"),
-                    env("SIMGPU_STATE", "state"),
-                ],
-                "volumeMounts": [mount("plugins", plugins), mount("resources", resources), mount("sim", SIM_ON_NODE)],
-            }],
-            "volumes": [host("plugins", plugins), host("resources", resources), host("sim", SIM_ON_NODE)],
-        },
-    }))?;
+    let script = "printf %s \"$CONFIG\" >/tmp/config.toml; exec tessera -c /tmp/config.toml serve";
+    let main = Container::new("main", 0, &["sh", "-c", script]);
+    let mut pod = pods::manifest("foreign", Restart::Always, &[], &[main]);
+    let spec = &mut pod["spec"];
+    spec["nodeSelector"] = json!({"kubernetes.io/hostname": suite.node});
+    spec["volumes"] =
+        json!([host("plugins", plugins), host("resources", resources), host("sim", SIM_ON_NODE)]);
+    let container = &mut spec["containers"][0];
+    container["image"] = json!(images::PLUGIN);
+    container["env"] = json!([
+        {"name": "CONFIG", "value": config},
+        env("SIMGPU_CONFIG", "simgpu.toml"),
+        env("SIMGPU_STATE", "state"),
+    ]);
+    container["volumeMounts"] = json!([
+        mount("plugins", plugins),
+        mount("resources", resources),
+        mount("sim", SIM_ON_NODE)
+    ]);
+    suite.kubectl.create_pod(&pod)?;
     Ok(Pod::named(suite.kubectl, "foreign"))
 }
 
@@ -69,7 +59,7 @@ pub fn gpu_that_another_plugin_sells_is_given_out_no_more(suite: &Suite<'_>) -> 
     // All of the other GPU, and the share that is in use.
     let other_gpu = REPLICAS / 2;
     suite.plugin.wait_for_replicas(other_gpu + 1)?;
-    let now = status(suite)?;
+    let now = suite.plugin.status()?;
     let gpus = now["gpus"].as_array().context("gpus")?;
     let gpu = gpus.iter().find(|gpu| gpu["uuid"] == shared.as_str()).context("the GPU")?;
     let reason = gpu["health_reason"].as_str().unwrap_or_default();
@@ -84,7 +74,7 @@ pub fn gpu_that_another_plugin_sells_is_given_out_no_more(suite: &Suite<'_>) -> 
     server.check_untouched()?;
 
     foreign.delete()?;
-    wait::until("the other plugin is gone", Duration::from_secs(30), || {
+    wait::until("the other plugin is gone", wait::LIMIT, || {
         let pod = suite.kubectl.find(&["pod", "foreign", "-n", NAMESPACE])?.unwrap_or_default();
         let state = &pod["status"]["containerStatuses"][0]["state"];
         Ok(Look::when(!state["running"].is_object(), state.to_string()))
@@ -92,12 +82,16 @@ pub fn gpu_that_another_plugin_sells_is_given_out_no_more(suite: &Suite<'_>) -> 
     // Older kubelets remember a plugin for five minutes, or until they restart.
     suite.stop_kubelet()?;
     suite.start_kubelet()?;
-    wait::until("the GPU is given out again", Duration::from_secs(150), || {
+    wait::until("the GPU is given out again", wait::LIMIT, || {
         let now = suite.plugin.allocatable()?;
         Ok(Look::when(now == REPLICAS, format!("{now} replicas")))
     })?;
     server.check_untouched()?;
-    ensure!(status(suite)?["warnings"] == json!([]), "{}", status(suite)?["warnings"]);
+    ensure!(
+        suite.plugin.status()?["warnings"] == json!([]),
+        "{}",
+        suite.plugin.status()?["warnings"]
+    );
     Ok(())
 }
 
@@ -136,12 +130,16 @@ pub fn plugin_without_pids_and_privileges_holds_quotas(suite: &Suite<'_>) -> Res
     let outcome = holds_quotas_without_pids(suite);
     suite.plugin.change_template(|template| *template = before)?;
     outcome?;
-    ensure!(status(suite)?["warnings"] == json!([]), "{}", status(suite)?["warnings"]);
+    ensure!(
+        suite.plugin.status()?["warnings"] == json!([]),
+        "{}",
+        suite.plugin.status()?["warnings"]
+    );
     Ok(())
 }
 
 fn holds_quotas_without_pids(suite: &Suite<'_>) -> Result<()> {
-    let now = status(suite)?;
+    let now = suite.plugin.status()?;
     ensure!(now["plugin"]["sees_host_pids"] == false, "{}", now["plugin"]);
     ensure!(now["plugin"]["registration"] == "live", "{}", now["plugin"]);
     let warnings = now["warnings"].as_array().context("warnings")?;
@@ -153,14 +151,14 @@ fn holds_quotas_without_pids(suite: &Suite<'_>) -> Result<()> {
     pod.wait_for_event("main", "ready")?;
     pod.exec(&["killall", "-9", "tessera-tenant"])?;
     // Seen by the socket's end, and the driver's own release.
-    wait::until("the killed process's memory is back", Duration::from_secs(20), || {
+    wait::until("the killed process's memory is back", wait::LIMIT, || {
         let filled = pod.fill(SHARE_BYTES).and_then(|held| check_fill(held, SHARE_BYTES));
         Ok(match filled {
             Ok(()) => Look::Done(()),
             Err(error) => Look::NotYet(format!("{error:#}")),
         })
     })?;
-    let processes = status(suite)?["allocations"][0]["processes"].clone();
+    let processes = suite.plugin.status()?["allocations"][0]["processes"].clone();
     ensure!(processes == json!([]), "a dead process still has its slot: {processes}");
     Ok(())
 }

@@ -1,7 +1,5 @@
 //! A node that loses power and comes back.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 
 use super::delivery::check_fill;
@@ -37,7 +35,7 @@ pub fn node_reboot_keeps_every_pod_and_its_quota(suite: &Suite<'_>) -> Result<()
             suite.release_plugin()?;
         }
         suite.plugin.wait_for_replicas(REPLICAS)?;
-        wait::until("the server serves again", Duration::from_secs(90), || {
+        wait::until("the server serves again", wait::LIMIT, || {
             let log = server.pod.log("main", false).unwrap_or_default();
             Ok(Look::when(!pods::events(&log, "progress").is_empty(), log))
         })?;

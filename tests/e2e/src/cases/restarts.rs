@@ -1,7 +1,5 @@
 //! Whatever is restarted, running pods run on and limits hold.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 
 use super::delivery::check_fill;
@@ -67,7 +65,7 @@ pub fn lost_pages_close_and_are_repaired(suite: &Suite<'_>) -> Result<()> {
     let (restarts, _) = pod.incarnation()?;
     pod.exec(&["killall", "-9", "tessera-tenant"])?;
     pod.wait_for_restart(restarts)?;
-    let log = wait::until("CUDA is refused", Duration::from_secs(20), || {
+    let log = wait::until("CUDA is refused", wait::LIMIT, || {
         let log = pod.log("main", false)?;
         Ok(if log.is_empty() { Look::NotYet(log) } else { Look::Done(log) })
     })?;
@@ -75,7 +73,7 @@ pub fn lost_pages_close_and_are_repaired(suite: &Suite<'_>) -> Result<()> {
     ensure!(log.contains("/usr/local/tessera/pages"), "says nothing of the cause: {log}");
 
     suite.plugin.set_present(true)?;
-    wait::until("a restarted container has its quota", Duration::from_secs(90), || {
+    wait::until("a restarted container has its quota", wait::LIMIT, || {
         let log = pod.log("main", false).unwrap_or_default();
         Ok(Look::when(!pods::events(&log, "ready").is_empty(), log))
     })?;

@@ -1,12 +1,10 @@
 //! Unequal shares, under a resource name for each size.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
 
 use super::delivery::check_fill;
-use crate::deploy::{NAMESPACE, PLUGIN_NAMESPACE, RESOURCE};
+use crate::deploy::{NAMESPACE, REPLICAS, RESOURCE};
+use crate::host::CONFIG;
 use crate::pods::{Container, Pod, Restart};
 use crate::suite::Suite;
 use crate::wait::{self, Look};
@@ -37,11 +35,19 @@ pub fn unequal_shares_are_sold_and_held_by_name(suite: &Suite<'_>) -> Result<()>
         let (beside, alone) = if four.gpu()?.uuid == uuid { (four, other) } else { (other, four) };
         ensure!(alone.gpu()?.uuid != uuid, "both on one GPU");
         check_fill(beside.fill(4 * (600 << 20))?, 4 * (600 << 20))?;
-        let status: Value =
-            serde_json::from_str(&suite.plugin.exec(&["tessera", "status", "-o", "json"])?)?;
-        let allocations = status["allocations"].as_array().context("allocations")?;
-        let held = allocations.iter().filter(|a| a["resource_name"] == LARGE).count();
-        ensure!(held == 1 && allocations.len() == 3, "{status}");
+        // Kubelet tells of holders a moment later.
+        let status = wait::until("status names all three", wait::LIMIT, || {
+            let status = suite.plugin.status()?;
+            let allocations = status["allocations"].as_array().context("allocations")?;
+            let mut names: Vec<_> = allocations
+                .iter()
+                .map(|a| (a["holder"]["pod"].to_string(), a["resource_name"].to_string()))
+                .collect();
+            names.sort();
+            let want = [("four", RESOURCE), ("large", LARGE), ("other", RESOURCE)]
+                .map(|(pod, resource)| (format!("\"{pod}\""), format!("\"{resource}\"")));
+            Ok(if names == want { Look::Done(status) } else { Look::NotYet(format!("{names:?}")) })
+        })?;
         ensure!(status["plugin"]["registration"] == "live", "{status}");
         Ok(())
     })
@@ -51,7 +57,7 @@ pub fn container_with_two_of_our_resources_is_refused(suite: &Suite<'_>) -> Resu
     with_layout(suite, || {
         let greedy = Container::idle("main", 0).asking(&[(LARGE, 1), (RESOURCE, 1)]);
         let greedy = Pod::create(suite.kubectl, "greedy", Restart::Always, &[], &[greedy])?;
-        wait::until("the start is refused", Duration::from_secs(60), || {
+        wait::until("the start is refused", wait::LIMIT, || {
             let field = "involvedObject.name=greedy";
             let events =
                 suite.kubectl.get(&["events", "-n", NAMESPACE, "--field-selector", field])?;
@@ -78,22 +84,15 @@ pub fn container_with_two_of_our_resources_is_refused(suite: &Suite<'_>) -> Resu
 
 /// Runs `case` under another configuration.
 fn with_layout(suite: &Suite<'_>, case: impl FnOnce() -> Result<()>) -> Result<()> {
-    let map = ["configmap/tessera", "-n", PLUGIN_NAMESPACE];
-    let before = suite.kubectl.get(&map)?["data"]["config.toml"].clone();
-    let configure = |toml: &Value| -> Result<()> {
-        let patch = json!({"data": {"config.toml": toml}}).to_string();
-        suite.kubectl.run(&[&["patch"], &map[..], &["-p", &patch]].concat())?;
-        suite.plugin.replace_pod()
-    };
-    let text = before.as_str().context("the plugin's configuration")?;
-    configure(&json!(format!("{text}{LAYOUT}")))?;
-    let outcome = wait::until("the node offers the large share", Duration::from_secs(60), || {
+    suite.reconfigure(Some(&format!("{CONFIG}{LAYOUT}")))?;
+    let outcome = wait::until("the node offers the large share", wait::LIMIT, || {
         let node = suite.kubectl.get(&["node", &suite.node])?;
         let offered = node["status"]["allocatable"][LARGE].clone();
         Ok(Look::when(offered == "1", offered.to_string()))
     })
+    .and_then(|()| suite.plugin.wait_for_replicas(REPLICAS))
     .and_then(|()| case());
-    suite.kubectl.delete_pods(NAMESPACE)?;
-    configure(&before)?;
+    suite.remove_tenants()?;
+    suite.reconfigure(None)?;
     outcome
 }

@@ -1,7 +1,5 @@
 //! What operators see.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
@@ -16,15 +14,14 @@ pub fn status_shows_pods_quota_and_use(suite: &Suite<'_>) -> Result<()> {
     holder.wait_for_event("main", "ready")?;
 
     // Kubelet names the holder only after the container has started.
-    let (status, allocation) =
-        wait::until("status names the pod", Duration::from_secs(20), || {
-            let status = suite.plugin.status()?;
-            let found = allocation_of(&status, "holder");
-            Ok(match found {
-                Some(allocation) => Look::Done((status, allocation)),
-                None => Look::NotYet(status["allocations"].to_string()),
-            })
-        })?;
+    let (status, allocation) = wait::until("status names the pod", wait::LIMIT, || {
+        let status = suite.plugin.status()?;
+        let found = allocation_of(&status, "holder");
+        Ok(match found {
+            Some(allocation) => Look::Done((status, allocation)),
+            None => Look::NotYet(status["allocations"].to_string()),
+        })
+    })?;
     ensure!(status["plugin"]["registration"] == "live", "{}", status["plugin"]);
     ensure!(status["plugin"]["sees_host_pids"] == true, "{}", status["plugin"]);
     ensure!(status["warnings"] == Value::Array(Vec::new()), "{}", status["warnings"]);

@@ -7,27 +7,22 @@ use serde_json::json;
 
 use super::delivery::check_fill;
 use crate::deploy::SHARE_BYTES;
+use crate::host::CONFIG;
 use crate::pods::{Container, Pod, Restart, manifest};
 use crate::suite::Suite;
 
-const CONFIG: &str = include_str!("../../overlay/config.toml");
 /// Below what the plugin's pod has mounted, and [`Suite::on_node`] as well.
 const ROOT: &str = "/var/lib/kubelet/plugins/tessera.dev/driver";
 const INSIDE: &str = "/usr/local/tessera/driver";
 
 /// Runs `then` with the plugin under another configuration.
 fn under(suite: &Suite<'_>, config: &str, then: impl FnOnce() -> Result<()>) -> Result<()> {
-    configure(suite, config)?;
+    suite.reconfigure(Some(config))?;
     let outcome = then();
     // Its containers would be restarted by what they were given.
-    suite.clear()?;
-    configure(suite, CONFIG)?;
+    suite.remove_tenants()?;
+    suite.reconfigure(None)?;
     outcome
-}
-
-fn configure(suite: &Suite<'_>, config: &str) -> Result<()> {
-    suite.plugin.configure(config)?;
-    suite.plugin.replace_pod()
 }
 
 /// One share of the first GPU; the simulated driver shows the others as well where no toolkit hides
@@ -149,6 +144,6 @@ fn shadowing_pod<'a>(suite: &Suite<'a>) -> Result<Pod<'a>> {
     ]);
     container["volumeMounts"] = json!([{"name": "mine", "mountPath": "/usr/local/tessera/pages"}]);
     pod["spec"]["volumes"] = json!([{"name": "mine", "emptyDir": {}}]);
-    suite.kubectl.apply(&pod)?;
+    suite.kubectl.create_pod(&pod)?;
     Ok(Pod::named(suite.kubectl, "shadowing"))
 }
