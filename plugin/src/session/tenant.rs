@@ -169,9 +169,12 @@ impl Tenant {
                 };
                 *counter += 1;
             }
-            // Compute is not arbitrated yet, so nobody waits at a gate. A tenant has no business
-            // sending a welcome; it changes nothing.
-            Message::Want { .. } | Message::Drained { .. } | Message::Welcome { .. } => {}
+            // The gate has a socket of its own, and a tenant has no business sending a welcome:
+            // they change nothing.
+            Message::Want { .. }
+            | Message::Drained { .. }
+            | Message::Idle { .. }
+            | Message::Welcome { .. } => {}
         }
         false
     }

@@ -29,6 +29,8 @@ pub const QUOTA_FILE: &str = "quota";
 pub const USAGE_FILE: &str = "usage";
 /// See [`QUOTA_FILE`].
 pub const SESSION_SOCKET: &str = "session.sock";
+/// See [`QUOTA_FILE`]; where the arbiter hears who wants the GPU and who has drained it.
+pub const GATE_SOCKET: &str = "gate.sock";
 
 /// Where the pages directory is mounted in a container. If it exists, only it counts.
 pub const CONTAINER_PAGES_DIR: &str = "/usr/local/tessera/pages";
@@ -37,12 +39,41 @@ pub const CONTAINER_SHIM: &str = "/usr/local/tessera/libtessera.so";
 /// Outside containers, the pages directory of a `tessera run` command tree.
 pub const PAGES_DIR_ENV: &str = "TESSERA_DIR";
 
-/// Gate word: alone and not strictly limited; launches pass.
+/// Gate state: alone and not strictly limited; launches pass.
 pub const GATE_SOLO: u32 = 1;
-/// Gate word: holds the lease.
+/// Gate state: holds the lease; what is in flight is bounded by the window.
 pub const GATE_OPEN: u32 = 2;
-/// Gate word: wait on the futex.
+/// Gate state: wait on the futex.
 pub const GATE_CLOSED: u32 = 3;
+/// Gate state: as [`GATE_OPEN`], and somebody waits (or the share is a cap): say so when idle.
+pub const GATE_YIELD: u32 = 4;
+/// Bits of the gate word that are the state; those above are the epoch, which changes with every
+/// change of the state, so that a word seen twice is the same lease or the same closing.
+pub const GATE_STATE_BITS: u32 = 3;
+
+/// The state (`GATE_*`) in a gate word.
+#[inline(always)]
+pub const fn gate_state(word: u32) -> u32 {
+    word & ((1 << GATE_STATE_BITS) - 1)
+}
+/// The epoch in a gate word.
+#[inline(always)]
+pub const fn gate_epoch(word: u32) -> u32 {
+    word >> GATE_STATE_BITS
+}
+/// The gate word of a state in an epoch, which wraps.
+pub const fn gate_word(epoch: u32, state: u32) -> u32 {
+    epoch << GATE_STATE_BITS | state
+}
+
+/// [`QuotaPage::arbiter_ns`] of an arbiter that has ended and may come back.
+pub const ARBITER_GONE: u64 = 1;
+/// Nanoseconds without a sign of the arbiter after which a tenant rations itself.
+pub const ARBITER_STALE_NS: u64 = 1_000_000_000;
+/// Without an arbiter a tenant may use the GPU while `CLOCK_MONOTONIC` modulo this, in nanoseconds,
+/// lies in its part of the cycle: from [`QuotaGpu::phase_millis`] thousandths on, for as many as its
+/// share.
+pub const CYCLE_NS: u64 = 50_000_000;
 
 /// Compute policy: work-conserving.
 pub const POLICY_BURST: u32 = 0;
@@ -69,13 +100,16 @@ pub struct QuotaGpu {
     pub cores_millis: AtomicU32,
     /// `POLICY_*`.
     pub policy: AtomicU32,
-    /// `GATE_*`; a futex word.
+    /// `GATE_*` and an epoch, see [`gate_word`]; a futex word.
     pub gate: AtomicU32,
-    /// Changes with every grant.
-    pub gate_epoch: AtomicU32,
-    /// Operations that may be in flight while OPEN.
+    /// Where this tenant's part of the cycle begins when there is no arbiter, in thousandths of
+    /// [`CYCLE_NS`].
+    pub phase_millis: AtomicU32,
+    /// Operations that may be in flight while OPEN; 0 counts as 1.
     pub window: AtomicU32,
-    reserved: [u8; 76],
+    /// Microseconds of predicted work that may be in flight while OPEN; two operations always may.
+    pub window_us: AtomicU32,
+    reserved: [u8; 72],
 }
 
 /// The quota page, 4096 bytes.
@@ -94,7 +128,10 @@ pub struct QuotaPage {
     pub heartbeat_ns: AtomicU64,
     /// Hash of resource and sorted replica ids, hex, NUL-padded.
     pub allocation: [u8; ALLOCATION_LEN],
-    reserved: [u8; 160],
+    /// The arbiter's last progress, `CLOCK_MONOTONIC` nanoseconds. 0: there was none, and gates stay
+    /// SOLO; [`ARBITER_GONE`]: it has ended.
+    pub arbiter_ns: AtomicU64,
+    reserved: [u8; 152],
     /// Limits per GPU; a tenant's ordinal in both pages is the index here.
     pub gpus: [QuotaGpu; MAX_GPUS],
     tail: [u8; 768],
@@ -111,14 +148,16 @@ const _: () = {
     assert!(offset_of!(QuotaGpu, cores_millis) == 88);
     assert!(offset_of!(QuotaGpu, policy) == 92);
     assert!(offset_of!(QuotaGpu, gate) == 96);
-    assert!(offset_of!(QuotaGpu, gate_epoch) == 100);
+    assert!(offset_of!(QuotaGpu, phase_millis) == 100);
     assert!(offset_of!(QuotaGpu, window) == 104);
+    assert!(offset_of!(QuotaGpu, window_us) == 108);
     assert!(size_of::<QuotaPage>() == QUOTA_BYTES);
     assert!(offset_of!(QuotaPage, abi) == 8);
     assert!(offset_of!(QuotaPage, gpu_count) == 12);
     assert!(offset_of!(QuotaPage, generation) == 16);
     assert!(offset_of!(QuotaPage, heartbeat_ns) == 24);
     assert!(offset_of!(QuotaPage, allocation) == 32);
+    assert!(offset_of!(QuotaPage, arbiter_ns) == 96);
     assert!(offset_of!(QuotaPage, gpus) == 256);
 };
 
@@ -190,7 +229,13 @@ pub struct Slot {
     /// Marks of memory of other processes that the owner has imported; 0 is none. What a mark says
     /// is the tenants' affair: see [`crate::account::Account::mark_import`].
     pub imports: [AtomicU64; IMPORTS],
-    pub(crate) reserved: [AtomicU8; 40],
+    /// Launches that had to wait at the gate.
+    pub gate_waits: AtomicU64,
+    /// Times that the process rationed itself because the arbiter was silent.
+    pub gate_timeouts: AtomicU64,
+    /// Times that the window was full while the gate was open.
+    pub window_waits: AtomicU64,
+    pub(crate) reserved: [AtomicU8; 16],
 }
 
 /// The usage page's header, 4096 bytes.
@@ -248,7 +293,8 @@ const _: () = {
     assert!(offset_of!(Slot, pid) == 616);
     assert!(offset_of!(Slot, more_imports) == 620);
     assert!(offset_of!(Slot, imports) == 624);
-    assert!(offset_of!(Slot, reserved) == 944);
+    assert!(offset_of!(Slot, gate_waits) == 944);
+    assert!(offset_of!(Slot, reserved) == 968);
     assert!(size_of::<UsageHeader>() == 4096);
     assert!(offset_of!(UsageHeader, generation) == 16);
     assert!(offset_of!(UsageHeader, high_water) == 64);

@@ -51,10 +51,17 @@ pub enum Message {
     Drained {
         /// Index in the quota page.
         gpu: u32,
-        /// The `gate_epoch` that was closed.
+        /// The epoch of the gate word that said CLOSED.
         epoch: u32,
-        /// GPU time used since the last grant, nanoseconds.
+        /// GPU time used since the last grant, nanoseconds, as the tenant believes: a statistic.
         used_ns: u64,
+    },
+    /// Tenant: nothing of ours has been in flight on this GPU for a while, and nobody of us waits.
+    Idle {
+        /// Index in the quota page.
+        gpu: u32,
+        /// The epoch of the gate word that said YIELD.
+        epoch: u32,
     },
     /// Tenant: something happened that an operator wants to hear of.
     Event(Event),
@@ -125,6 +132,7 @@ const WELCOME: u32 = 2;
 const WANT: u32 = 3;
 const DRAINED: u32 = 4;
 const EVENT: u32 = 5;
+const IDLE: u32 = 6;
 /// An event's GPU index when there is none.
 const NO_GPU: u32 = u32::MAX;
 
@@ -149,6 +157,9 @@ impl Message {
             }
             Self::Drained { gpu, epoch, used_ns } => {
                 packet.start(DRAINED).u32(gpu).u32(epoch).u64(used_ns);
+            }
+            Self::Idle { gpu, epoch } => {
+                packet.start(IDLE).u32(gpu).u32(epoch);
             }
             Self::Event(event) => {
                 let gpu = event.gpu.unwrap_or(NO_GPU);
@@ -200,6 +211,7 @@ impl Message {
                 epoch: fields.u32(),
                 used_ns: fields.u64(),
             },
+            IDLE => Self::Idle { gpu: fields.below(MAX_GPUS, "gpu")?, epoch: fields.u32() },
             EVENT => Self::Event(Event {
                 kind: EventKind::from_u32(fields.u32())
                     .ok_or(DecodeError::Malformed("event kind"))?,
@@ -350,6 +362,7 @@ mod tests {
                 .prop_map(|(slot, pid, generation)| Message::Hello { slot, pid, generation }),
             any::<u64>().prop_map(|generation| Message::Welcome { generation }),
             gpu.clone().prop_map(|gpu| Message::Want { gpu }),
+            (gpu.clone(), any::<u32>()).prop_map(|(gpu, epoch)| Message::Idle { gpu, epoch }),
             (gpu, any::<u32>(), any::<u64>()).prop_map(|(gpu, epoch, used_ns)| Message::Drained {
                 gpu,
                 epoch,

@@ -39,10 +39,11 @@ macro_rules! fields {
 
 #[test]
 fn the_quota_page_is_as_documented() {
-    let page = fields!(QuotaPage: magic abi gpu_count generation heartbeat_ns allocation gpus);
+    let page =
+        fields!(QuotaPage: magic abi gpu_count generation heartbeat_ns allocation arbiter_ns gpus);
     check("## Quota page", page, &["reserved", "tail"]);
     let gpu = fields!(QuotaGpu: uuid memory_limit_bytes context_overhead_bytes
-        observed_overhead_bytes cores_millis policy gate gate_epoch window);
+        observed_overhead_bytes cores_millis policy gate phase_millis window window_us);
     check("One GPU:", gpu, &["reserved"]);
 }
 
@@ -51,6 +52,7 @@ fn the_usage_page_is_as_documented() {
     let header = fields!(UsageHeader: magic abi slot_count generation high_water);
     check("## Usage page", header, &["line", "tail"]);
     let slot = fields!(Slot: charged granted peak kinds refusals allocations frees driver_refusals
-        launches gate_wait_ns gpu_time_ns last_refused_bytes last_refused_ns claimed_ns pid more_imports imports);
+        launches gate_wait_ns gpu_time_ns last_refused_bytes last_refused_ns claimed_ns pid more_imports imports
+        gate_waits gate_timeouts window_waits);
     check("One slot,", slot, &["reserved"]);
 }

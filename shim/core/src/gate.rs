@@ -25,7 +25,7 @@ use crate::own;
 use crate::state::{self, Process, Standing};
 use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 use tessera_cuda::types::{CUDA_ERROR_SYSTEM_NOT_READY, CUresult};
-use tessera_region::layout::GATE_SOLO;
+use tessera_region::layout::{GATE_SOLO, gate_state};
 
 /// The right to hand one operation to the driver; given back on drop.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ pub fn admit_at_once() -> Option<Busy> {
     compiler_fence(Ordering::SeqCst);
     let busy = Busy(&record.busy);
     // Acquire: pairs with the plugin's Release.
-    if gate.load(Ordering::Acquire) != GATE_SOLO {
+    if gate_state(gate.load(Ordering::Acquire)) != GATE_SOLO {
         return None;
     }
     // A record with a gate is the word's only writer.
@@ -142,7 +142,7 @@ fn admit_to_crowd(process: &'static Process) -> Pass {
 fn check(gate: &AtomicU32) {
     // Acquire: pairs with the plugin's Release.
     let word = gate.load(Ordering::Acquire);
-    if word != GATE_SOLO {
+    if gate_state(word) != GATE_SOLO {
         other_than_solo(word);
     }
 }

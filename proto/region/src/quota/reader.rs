@@ -126,14 +126,26 @@ impl QuotaReader {
         &raw const self.gpu(gpu).gate
     }
 
-    /// Changes with every grant of the lease. Acquire: pairs with [`super::QuotaWriter::set_gate`].
-    pub fn gate_epoch(&self, gpu: usize) -> u32 {
-        self.gpu(gpu).gate_epoch.load(Ordering::Acquire)
+    /// Operations that may be in flight while the gate is OPEN, at least 1.
+    pub fn window(&self, gpu: usize) -> u32 {
+        self.gpu(gpu).window.load(Ordering::Relaxed).max(1)
     }
 
-    /// Operations that may be in flight while the gate is OPEN.
-    pub fn window(&self, gpu: usize) -> u32 {
-        self.gpu(gpu).window.load(Ordering::Relaxed)
+    /// Microseconds of predicted work that may be in flight while the gate is OPEN.
+    pub fn window_us(&self, gpu: usize) -> u32 {
+        self.gpu(gpu).window_us.load(Ordering::Relaxed)
+    }
+
+    /// Where this tenant's part of the cycle begins without an arbiter, in thousandths of
+    /// [`CYCLE_NS`](crate::layout::CYCLE_NS); below 1000.
+    pub fn phase_millis(&self, gpu: usize) -> u32 {
+        self.gpu(gpu).phase_millis.load(Ordering::Relaxed) % 1000
+    }
+
+    /// The arbiter's last progress, `CLOCK_MONOTONIC` nanoseconds; 0 where there never was one, and
+    /// [`ARBITER_GONE`](crate::layout::ARBITER_GONE).
+    pub fn arbiter_ns(&self) -> u64 {
+        self.page.arbiter_ns.load(Ordering::Acquire)
     }
 
     /// The plugin's last sign of life, `CLOCK_MONOTONIC` nanoseconds; 0 where no plugin serves.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use tempfile::TempDir;
 
 use super::*;
-use crate::layout::{GATE_CLOSED, GATE_SOLO, QUOTA_FILE};
+use crate::layout::{GATE_CLOSED, GATE_SOLO, QUOTA_FILE, gate_epoch, gate_state, gate_word};
 use crate::{AttachFault, PageFault, prepare_dir, remove_pages};
 
 fn gpu(index: u64) -> GpuQuota {
@@ -104,16 +104,21 @@ fn what_the_plugin_changes_the_tenant_sees() {
     assert_eq!((writer.observed_overhead(0), reader.observed_overhead(0)), (MAX_BYTES, MAX_BYTES));
     writer.set_observed_overhead(0, 0);
     writer.set_heartbeat(99);
-    writer.set_window(0, 4);
+    writer.set_window(0, 4, 500);
     writer.set_cores(0, 500, Policy::Burst);
-    assert_eq!((reader.heartbeat_ns(), reader.window(0)), (99, 4));
+    assert_eq!((reader.heartbeat_ns(), reader.window(0), reader.window_us(0)), (99, 4, 500));
+    assert_eq!(reader.arbiter_ns(), 0, "no arbiter yet");
+    writer.set_arbiter(7);
+    writer.set_phase(0, 250);
+    assert_eq!((reader.arbiter_ns(), reader.phase_millis(0)), (7, 250));
     assert_eq!((reader.cores_millis(0), reader.policy(0)), (500, Policy::Burst));
     // SAFETY: the pointer stays valid for the life of the process.
     let gate = unsafe { &*reader.gate_word(0) };
-    let epoch = reader.gate_epoch(0);
-    assert_eq!(gate.load(Ordering::Relaxed), GATE_SOLO);
-    writer.set_gate(0, GATE_CLOSED);
-    assert_eq!((gate.load(Ordering::Relaxed), reader.gate_epoch(0)), (GATE_CLOSED, epoch + 1));
+    assert_eq!(gate.load(Ordering::Relaxed), gate_word(0, GATE_SOLO));
+    assert_eq!(writer.set_gate(0, GATE_CLOSED), 1);
+    assert_eq!(gate.load(Ordering::Relaxed), gate_word(1, GATE_CLOSED));
+    assert_eq!(writer.set_gate(0, GATE_CLOSED), 2, "a closing of its own");
+    assert_eq!((gate_state(writer.gate(0)), gate_epoch(writer.gate(0))), (GATE_CLOSED, 2));
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::error::{PageError, PageFault};
 use crate::files;
 use crate::layout::{
     GATE_SOLO, MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage,
+    gate_epoch, gate_word,
 };
 use crate::os::{Map, Stat};
 use crate::spares::Spares;
@@ -215,17 +216,37 @@ impl QuotaWriter {
         self.map.heartbeat_ns.store(ns, Ordering::Relaxed);
     }
 
-    /// Sets the gate word (`GATE_*`) of a GPU and wakes who waits for it. The epoch changes first,
-    /// so that whoever sees the new word sees its epoch.
-    pub fn set_gate(&self, gpu: usize, word: u32) {
-        let gpu = self.gpu(gpu);
-        gpu.gate_epoch.fetch_add(1, Ordering::Release);
-        gpu.gate.store(word, Ordering::Release);
-        wake(&gpu.gate);
+    /// Sets the gate (`GATE_*`) of a GPU in a new epoch, which is returned, and wakes who waits for
+    /// it. Only one thread may call it for a page.
+    pub fn set_gate(&self, gpu: usize, state: u32) -> u32 {
+        let gate = &self.gpu(gpu).gate;
+        let epoch = gate_epoch(gate.load(Ordering::Relaxed)).wrapping_add(1);
+        let word = gate_word(epoch, state);
+        gate.store(word, Ordering::Release);
+        wake(gate);
+        gate_epoch(word)
     }
 
-    /// Sets how many operations may be in flight while the gate is OPEN.
-    pub fn set_window(&self, gpu: usize, operations: u32) {
+    /// The gate word of a GPU as it is.
+    pub fn gate(&self, gpu: usize) -> u32 {
+        self.gpu(gpu).gate.load(Ordering::Relaxed)
+    }
+
+    /// Shows that the arbiter lives (`CLOCK_MONOTONIC` nanoseconds), that there is none (0) or no
+    /// more ([`ARBITER_GONE`](crate::layout::ARBITER_GONE)).
+    pub fn set_arbiter(&self, ns: u64) {
+        self.map.arbiter_ns.store(ns, Ordering::Release);
+    }
+
+    /// Where this tenant's part of the cycle begins without an arbiter, in thousandths.
+    pub fn set_phase(&self, gpu: usize, millis: u32) {
+        self.gpu(gpu).phase_millis.store(millis, Ordering::Relaxed);
+    }
+
+    /// Sets how many operations, and how many microseconds of work, may be in flight while the gate
+    /// is OPEN.
+    pub fn set_window(&self, gpu: usize, operations: u32, microseconds: u32) {
+        self.gpu(gpu).window_us.store(microseconds, Ordering::Relaxed);
         self.gpu(gpu).window.store(operations, Ordering::Relaxed);
     }
 
