@@ -44,6 +44,7 @@ impl Session {
         }
         let (tag, value) = match op {
             Op::Compute(ns) => (kind::COMPUTE, ns),
+            Op::Mark(ns) => (kind::MARK, ns),
             Op::Delay(ns) => (kind::DELAY, ns),
             Op::Wait { channel, seq } => (kind::WAIT | u64::from(channel) << 32, seq),
             Op::Host => (kind::HOST, 0),

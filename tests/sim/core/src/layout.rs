@@ -23,6 +23,8 @@ pub const MAX_CHANNELS: usize = 256;
 pub const RING: usize = 1024;
 /// Pieces of device memory that processes share at one time.
 pub const MAX_OBJECTS: usize = 8192;
+/// Switches between processes remembered, for each unit.
+pub const MAX_SWITCHES: usize = 1024;
 /// XID events remembered.
 pub const MAX_XIDS: usize = 256;
 /// Largest configuration, in bytes.
@@ -31,7 +33,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -84,6 +86,8 @@ pub struct Shared {
     pub xids_written: AtomicU64,
     /// The last [`MAX_XIDS`] of them, by number modulo.
     pub xids: [Xid; MAX_XIDS],
+    /// The last switches between processes, by unit and by number modulo.
+    pub switches: [[Switch; MAX_SWITCHES]; MAX_UNITS],
     /// Operations in flight.
     pub rings: [Ring; MAX_CHANNELS],
     /// What is wrong with the machine.
@@ -188,6 +192,20 @@ pub struct Xid {
     pub at_ns: AtomicU64,
 }
 
+/// One switch, see [`engine::Switch`]. Written by whoever holds the lock, before the state that
+/// counts it is published: written again, it is the same.
+#[repr(C)]
+pub struct Switch {
+    /// Process slots: from above bit 32, to below.
+    pub slots: AtomicU64,
+    /// When the former's work last ran.
+    pub idle_from_ns: AtomicU64,
+    /// When the switch began.
+    pub at_ns: AtomicU64,
+    /// When the latter's work begins.
+    pub run_from_ns: AtomicU64,
+}
+
 /// One channel's operations. One process writes, whoever holds the lock reads.
 #[repr(C, align(64))]
 pub struct Ring {
@@ -226,6 +244,8 @@ pub mod kind {
     pub const WAIT: u64 = 2;
     /// Waits for a host function.
     pub const HOST: u64 = 3;
+    /// As `COMPUTE`, for an event or a marker.
+    pub const MARK: u64 = 4;
 }
 
 const _: () = assert!(std::mem::size_of::<Entry>() == 32);

@@ -12,6 +12,7 @@
 //! kernel releases when its holder dies ([`lock`]). No duration depends on a sleeping thread.
 //! `docs/simulator.md` describes the model, its configuration and its limits.
 
+pub mod account;
 pub mod channel;
 pub mod clock;
 pub mod config;

@@ -95,7 +95,7 @@ fn record(event: CUevent, s: CUstream, flavour: Flavour, external: bool) -> Resu
 /// Records an event in a stream.
 pub(crate) fn record_in(event: &'static Event, s: &'static Stream) -> Result<()> {
     let cost = driver()?.session.config().costs.event_ns;
-    let seq = s.submit_for(Op::Compute(cost), Some(event))?;
+    let seq = s.submit_for(Op::Mark(cost), Some(event))?;
     *lock(&event.record) = Some(Record { device: s.device(), seq, finish_ns: None });
     pool::order::recorded(std::ptr::from_ref(event).addr(), s, seq);
     Ok(())

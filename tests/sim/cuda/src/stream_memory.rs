@@ -213,7 +213,7 @@ fn write(s: &'static Stream, address: u64, value: Value) -> Result<()> {
     let device = s.device();
     let submit = || {
         let mut writes = lock(&device.lane.writes.writes);
-        let seq = s.submit(Op::Compute(cost))?;
+        let seq = s.submit(Op::Mark(cost))?;
         writes.push_back(Write { seq, address, value });
         device.lane.writes.count.fetch_add(1, Ordering::AcqRel);
         Ok(seq)

@@ -8,6 +8,8 @@ const USAGE: &str = "\
 usage: simgpu-ctl COMMAND
 
   status              GPUs, processes, memory, GPU time (SIMGPU_STATE names the state)
+  account             who ran for how long and did how much, and how long GPUs were idle between two
+                      processes: one JSON object for each GPU or MIG instance, a line each
   xid GPU CODE        inject an XID error; a MIG instance's UUID, or GPU:INSTANCE as NVML numbers
                       them, attributes it to that GPU instance
   lose GPU            make a GPU fall off the bus (XID 79)
@@ -37,6 +39,13 @@ fn run(args: &[&str]) -> Result<(), String> {
     match args {
         ["status"] => {
             status(&session()?);
+            Ok(())
+        }
+        ["account"] => {
+            let s = session()?;
+            for unit in 0..s.config().units.len() {
+                println!("{}", s.account(unit, 0).json());
+            }
             Ok(())
         }
         ["config"] => {

@@ -28,6 +28,8 @@ pub const BUCKETS: usize = 16;
 pub enum Op {
     /// Needs the GPU for this many nanoseconds.
     Compute(u64),
+    /// The same for an event or a marker: accounted apart from work.
+    Mark(u64),
     /// Occupies its channel only.
     Delay(u64),
     /// Waits until operation `seq` of another channel is complete.
@@ -53,6 +55,9 @@ pub trait Queues {
     fn waits(&self, channel: u32) -> u64;
     /// Told once per completed operation.
     fn completed(&mut self, channel: u32, seq: u64, at: u64);
+    /// Told of every switch of a GPU to another channel; again with the same number when an advance
+    /// is repeated whose state was not kept.
+    fn switched(&mut self, gpu: u32, number: u32, switch: Switch);
 }
 
 /// What things cost the engine.
@@ -62,6 +67,21 @@ pub struct Params {
     pub slice_ns: u64,
     /// Lost at a switch between processes.
     pub switch_ns: u64,
+}
+
+/// A GPU goes from one process's channel to another's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// The process slot whose work ran before.
+    pub from: u32,
+    /// The one whose work runs next.
+    pub to: u32,
+    /// When the former's work last ran.
+    pub idle_from: u64,
+    /// When the switch began: what lies between the two the GPU was idle.
+    pub at: u64,
+    /// When the latter's work begins.
+    pub run_from: u64,
 }
 
 /// The operation at a channel's head.
@@ -98,10 +118,20 @@ pub struct Channel {
     pub read: u64,
     /// Operations completed: all with a lower number.
     pub completed: u64,
+    /// The first operation's number.
+    pub opened: u64,
     /// `Wait` operations completed.
     pub waits_done: u64,
     /// GPU time used.
     pub busy: Usage,
+    /// Operations completed that needed the GPU, events and markers left out.
+    pub kernels: u64,
+    /// Events and markers completed.
+    pub marks: u64,
+    /// GPU time of events and markers, part of `busy`.
+    pub mark_ns: u64,
+    /// Whether the operation at the head is an event or a marker.
+    pub marking: bool,
 }
 
 /// GPU time used: in total, and lately.
@@ -130,6 +160,8 @@ pub struct Gpu {
     pub run_from: u64,
     /// `current` may be replaced from here.
     pub slice_end: u64,
+    /// When work last ran.
+    pub ran_until: u64,
     /// GPU time used by all, switches left out.
     pub busy: Usage,
 }
@@ -158,8 +190,13 @@ impl Channel {
         left: 0,
         read: 0,
         completed: 0,
+        opened: 0,
         waits_done: 0,
         busy: Usage::NONE,
+        kernels: 0,
+        marks: 0,
+        mark_ns: 0,
+        marking: false,
     };
 }
 
@@ -167,8 +204,15 @@ impl State {
     /// Idle GPUs at time `now`.
     #[must_use]
     pub fn new(gpu_count: u32, now: u64) -> Box<State> {
-        let gpu =
-            Gpu { now, current: NONE, switches: 0, run_from: 0, slice_end: 0, busy: Usage::NONE };
+        let gpu = Gpu {
+            now,
+            current: NONE,
+            switches: 0,
+            run_from: 0,
+            slice_end: 0,
+            ran_until: now,
+            busy: Usage::NONE,
+        };
         Box::new(State {
             channels_used: 0,
             gpu_count,
@@ -193,6 +237,7 @@ impl State {
             slot,
             read: submitted,
             completed: submitted,
+            opened: submitted,
             waits_done: waits,
             ..Channel::FREE
         };

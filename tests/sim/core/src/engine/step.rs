@@ -1,6 +1,6 @@
 //! Advancing the model from event to event.
 
-use super::{Head, NONE, Op, Params, Queues, State};
+use super::{Head, NONE, Op, Params, Queues, State, Switch};
 use crate::layout::MAX_CHANNELS;
 
 /// Channels of one GPU.
@@ -61,6 +61,7 @@ impl<Q: Queues> Queues for Watch<'_, Q> {
             self.at = Some(at);
         }
     }
+    fn switched(&mut self, _: u32, _: u32, _: Switch) {}
 }
 
 /// What one GPU does next.
@@ -225,9 +226,20 @@ impl State {
             (true, Some(_)) if now < state.slice_end => limit = limit.min(state.slice_end),
             (_, Some(next)) => {
                 let cost = if current == NONE { 0 } else { params.switch_ns };
-                state.switches = state.switches.wrapping_add(1);
-                state.current = next;
                 state.run_from = now + cost;
+                if current != NONE {
+                    let slot = |id: u32| self.channels[id as usize].slot;
+                    let switch = Switch {
+                        from: slot(current),
+                        to: slot(next),
+                        idle_from: state.ran_until.min(now),
+                        at: now,
+                        run_from: state.run_from,
+                    };
+                    queues.switched(members.gpu, state.switches, switch);
+                    state.switches = state.switches.wrapping_add(1);
+                }
+                state.current = next;
                 state.slice_end = state.run_from + params.slice_ns;
                 // Somebody waits still: the one that was preempted, or a third.
                 let waiting = current_runs
@@ -256,8 +268,12 @@ impl State {
             let end = start.saturating_add(c.left).min(limit);
             c.left -= end - start;
             c.busy.add(start, end);
+            if c.marking {
+                c.mark_ns += end - start;
+            }
             state.busy.add(start, end);
             state.now = end;
+            state.ran_until = end;
             if c.left > 0 {
                 return;
             }
@@ -285,8 +301,9 @@ impl State {
                     }
                     let c = &mut self.channels[id as usize];
                     c.read += 1;
+                    c.marking = matches!(op, Op::Mark(_));
                     (c.head, c.left) = match op {
-                        Op::Compute(ns) => (Head::Compute, ns),
+                        Op::Compute(ns) | Op::Mark(ns) => (Head::Compute, ns),
                         Op::Delay(ns) => (Head::Delay, now.saturating_add(ns)),
                         Op::Wait { channel, seq } => {
                             c.dependency = channel;
@@ -311,8 +328,11 @@ impl State {
 
     fn complete<Q: Queues>(&mut self, queues: &mut Q, id: u32, at: u64) {
         let c = &mut self.channels[id as usize];
-        if c.head == Head::Wait {
-            c.waits_done += 1;
+        match c.head {
+            Head::Wait => c.waits_done += 1,
+            Head::Compute if c.marking => c.marks += 1,
+            Head::Compute => c.kernels += 1,
+            _ => {}
         }
         c.head = Head::Empty;
         c.left = 0;

@@ -12,6 +12,7 @@ struct Plain {
     ops: HashMap<u32, Vec<(u64, Op)>>,
     host: HashMap<u32, u64>,
     done: HashMap<(u32, u64), u64>,
+    switches: std::collections::BTreeMap<(u32, u32), super::Switch>,
 }
 
 impl Plain {
@@ -41,6 +42,9 @@ impl Queues for Plain {
     }
     fn completed(&mut self, channel: u32, seq: u64, at: u64) {
         assert!(self.done.insert((channel, seq), at).is_none(), "completed twice");
+    }
+    fn switched(&mut self, gpu: u32, number: u32, switch: super::Switch) {
+        assert!(self.switches.insert((gpu, number), switch).is_none(), "numbered twice");
     }
 }
 
@@ -73,7 +77,7 @@ fn two_backlogged_processes_share_by_slices() {
     s.advance(&mut q, &PARAMS, 50_000 * US);
     let (a, b) = (s.channels[0].busy.ns, s.channels[1].busy.ns);
     assert!(a.abs_diff(b) <= PARAMS.slice_ns, "{a} {b}");
-    let lost = u64::from(s.gpus[0].switches - 1) * PARAMS.switch_ns;
+    let lost = u64::from(s.gpus[0].switches) * PARAMS.switch_ns;
     assert!(a + b + lost + PARAMS.switch_ns >= 50_000 * US && a + b + lost <= 50_050 * US);
 }
 
@@ -85,6 +89,33 @@ fn a_long_kernel_is_preempted_and_resumes() {
     s.advance(&mut q, &PARAMS, 10_000 * US);
     assert_eq!(q.finish(1, 0), Some(2_060 * US), "waits for the slice, then the switch");
     assert_eq!(q.finish(0, 0), Some(2_060 * US + 50 * US + 1_000 * US));
+}
+
+#[test]
+fn a_switch_tells_for_how_long_the_gpu_was_idle_before_it() {
+    let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
+    q.push(0, 0, Op::Compute(100 * US));
+    q.push(0, 0, Op::Mark(US));
+    q.push(1, 131 * US, Op::Compute(10 * US));
+    s.advance(&mut q, &PARAMS, 1_000 * US);
+    let switch =
+        super::Switch { from: 0, to: 1, idle_from: 101 * US, at: 131 * US, run_from: 181 * US };
+    assert_eq!(q.switches.into_iter().collect::<Vec<_>>(), [((0, 0), switch)]);
+    assert_eq!(s.gpus[0].switches, 1);
+}
+
+#[test]
+fn events_and_markers_are_accounted_apart_from_work() {
+    let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
+    for _ in 0..3 {
+        q.push(0, 0, Op::Compute(20 * US));
+        q.push(0, 0, Op::Delay(US));
+        q.push(0, 0, Op::Mark(2 * US));
+    }
+    s.advance(&mut q, &PARAMS, 1_000 * US);
+    let c = &s.channels[0];
+    assert_eq!((c.kernels, c.marks, c.completed), (3, 3, 9));
+    assert_eq!((c.busy.ns, c.mark_ns), (66 * US, 6 * US));
 }
 
 #[test]
@@ -146,6 +177,7 @@ fn utilisation_is_busy_time_over_the_window() {
 fn any_op() -> impl Strategy<Value = Op> {
     prop_oneof![
         (0u64..5_000).prop_map(|us| Op::Compute(us * US)),
+        (0u64..5).prop_map(|us| Op::Mark(us * US)),
         (0u64..500).prop_map(|us| Op::Delay(us * US)),
     ]
 }
@@ -183,7 +215,8 @@ proptest! {
         }
         s.advance(&mut q, &PARAMS, end);
         prop_assert_eq!(&once_q.done, &q.done);
-        let compute: u64 = work.iter().filter_map(|w| match w.2 { Op::Compute(ns) => Some(ns), _ => None }).sum();
+        prop_assert_eq!(&once_q.switches, &q.switches);
+        let compute: u64 = work.iter().filter_map(|w| match w.2 { Op::Compute(ns) | Op::Mark(ns) => Some(ns), _ => None }).sum();
         prop_assert_eq!(s.gpus[0].busy.ns + s.gpus[1].busy.ns, compute);
         for c in 0..3 {
             for seq in 0..q.submitted(c) {

@@ -202,6 +202,7 @@ impl engine::Queues for Rings {
                 engine::Op::Wait { channel, seq: value }
             }
             kind::HOST => engine::Op::Host,
+            kind::MARK => engine::Op::Mark(value),
             _ => engine::Op::Compute(value),
         };
         (e.arrival_ns.load(Ordering::Relaxed), op)
@@ -218,5 +219,15 @@ impl engine::Queues for Rings {
 
     fn completed(&mut self, channel: u32, seq: u64, at: u64) {
         self.entry(channel, seq).finish_ns.store(at, Ordering::Relaxed);
+    }
+
+    fn switched(&mut self, gpu: u32, number: u32, switch: engine::Switch) {
+        let log = &self.shared.switches[gpu as usize];
+        let record = &log[number as usize % log.len()];
+        let slots = u64::from(switch.from) << 32 | u64::from(switch.to);
+        record.slots.store(slots, Ordering::Relaxed);
+        record.idle_from_ns.store(switch.idle_from, Ordering::Relaxed);
+        record.at_ns.store(switch.at, Ordering::Relaxed);
+        record.run_from_ns.store(switch.run_from, Ordering::Relaxed);
     }
 }
