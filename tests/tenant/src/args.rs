@@ -18,7 +18,8 @@ impl Args {
         Self::new(std::env::args().skip(1).collect())
     }
 
-    fn new(mut rest: Vec<String>) -> Self {
+    /// These words.
+    pub fn new(mut rest: Vec<String>) -> Self {
         let command = match rest.iter().position(|a| a == "--") {
             Some(at) => {
                 let command = rest.split_off(at + 1);

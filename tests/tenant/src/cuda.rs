@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
 use tessera_cuda::types::{
-    CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS, CUcontext, CUdevice, CUevent, CUfunction, CUresult,
-    CUstream, CUuuid,
+    CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS, CUcontext, CUdevice, CUevent, CUfunction, CUgraphExec,
+    CUresult, CUstream, CUuuid,
 };
 
 use crate::driver::Driver;
@@ -210,6 +210,46 @@ impl Cuda {
             check("cuEventRecord", (self.driver.event_record)(kernel.done, stream.0))?;
             check("cuEventSynchronize", (self.driver.event_synchronize)(kernel.done))
         }
+    }
+}
+
+/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
+const CAPTURE_THREAD_LOCAL: i32 = 1;
+
+/// Kernels as one unit.
+#[derive(Debug)]
+pub struct Graph(CUgraphExec);
+
+impl Cuda {
+    /// Captures one launch of the busy kernel for each of `durations` (nanoseconds), as frameworks
+    /// make their graphs.
+    pub fn capture(
+        &self,
+        kernel: &Kernel,
+        durations: &[u64],
+        stream: Stream,
+    ) -> Result<Graph, CudaError> {
+        let begin = need("cuStreamBeginCapture", self.driver.stream_begin_capture)?;
+        let end = need("cuStreamEndCapture", self.driver.stream_end_capture)?;
+        let instantiate = need("cuGraphInstantiateWithFlags", self.driver.graph_instantiate)?;
+        let (mut graph, mut exec) = (null_mut(), null_mut());
+        // SAFETY: a stream of this context, which nobody else uses yet.
+        check("cuStreamBeginCapture", unsafe { begin(stream.0, CAPTURE_THREAD_LOCAL) })?;
+        let launched = durations.iter().try_for_each(|&ns| self.launch(kernel, ns, stream));
+        // SAFETY: the stream is capturing, live out-parameters; the graph lives as long as the process.
+        unsafe {
+            check("cuStreamEndCapture", end(stream.0, &raw mut graph))?;
+            launched?;
+            check("cuGraphInstantiateWithFlags", instantiate(&raw mut exec, graph, 0))?;
+        }
+        Ok(Graph(exec))
+    }
+
+    /// Launches a graph on `stream`.
+    pub fn launch_graph(&self, graph: &Graph, stream: Stream) -> Result<(), CudaError> {
+        let launch = need("cuGraphLaunch", self.driver.graph_launch)?;
+        // SAFETY: instantiated by `capture` and never destroyed.
+        check("cuGraphLaunch", unsafe { launch(graph.0, stream.0) })
     }
 }
 

@@ -144,6 +144,8 @@ driver! {
         mipmap_level "cuMipmappedArrayGetLevel" "cuMipmappedArrayGetLevel"
             (*mut *mut c_void, *mut c_void, c_uint);
         mipmap_destroy "cuMipmappedArrayDestroy" "cuMipmappedArrayDestroy" (*mut c_void);
+        stream_begin_capture "cuStreamBeginCapture_v2" "cuStreamBeginCapture" (CUstream, c_int);
+        stream_end_capture "cuStreamEndCapture" "cuStreamEndCapture" (CUstream, *mut *mut c_void);
         graph_create "cuGraphCreate" "cuGraphCreate" (*mut *mut c_void, c_uint);
         graph_destroy "cuGraphDestroy" "cuGraphDestroy" (*mut c_void);
         graph_add_mem_alloc "cuGraphAddMemAllocNode" "cuGraphAddMemAllocNode"

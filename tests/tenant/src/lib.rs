@@ -18,6 +18,7 @@ pub mod histogram;
 pub mod hold;
 pub mod infer;
 pub mod info;
+pub mod load;
 pub mod memory;
 pub mod nvml;
 pub mod processes;

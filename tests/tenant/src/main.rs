@@ -3,7 +3,9 @@
 use tessera_tenant::args::Args;
 use tessera_tenant::driver::Resolve;
 use tessera_tenant::exit::{self, Exit};
-use tessera_tenant::{Device, Target, churn, exec, greedy, hold, infer, info, processes, stop};
+use tessera_tenant::{
+    Device, Target, churn, exec, greedy, hold, infer, info, load, processes, stop,
+};
 
 const USAGE: &str = "\
 tessera-tenant [OPTIONS] SUBCOMMAND [OPTIONS]
@@ -19,6 +21,10 @@ Subcommands
   infer   [--weights Q] [--activations Q] [--requests N] [--rate R] [--kernel-us K] [--for S]
                             serve inference-like requests; a JSON line each second and at the end;
                             SIGUSR1 closes a phase and starts the next
+  load    [--kernel-us LIST] [--kernels N] [--graph] [--streams N] [--for S]
+          [--sync-every N | --rate R [--poisson] | --burst-ms B --pause-ms P]
+                            kernels of these durations in turn, N times each round, or all as one
+                            graph: without end; as requests that arrive; or in bursts after pauses
   churn   [--threads N] [--min Q] [--max Q] [--for S] [--seed N] [--apis LIST]
                             allocate, verify and free at random from many threads
   exec    [--clear-env] [--bytes Q] -- COMMAND...
@@ -79,6 +85,10 @@ fn run() -> Result<(), Exit> {
         "infer" => {
             let options = infer::Options::parse(args)?;
             Box::new(move || infer::run(target, &options))
+        }
+        "load" => {
+            let options = load::Options::parse(args)?;
+            Box::new(move || load::run(target, &options))
         }
         "churn" => {
             let options = churn::Options::parse(args)?;

@@ -1,0 +1,131 @@
+//! `load`: loads on a GPU's time. What each does to its neighbours, and they to it, is for the judge
+//! to read from the driver's own account; a tenant knows its own clock only.
+//!
+//! - a **backlog** ([`backlog`]): launches as fast as the driver takes them, without end;
+//! - a **server** ([`serve`]): requests that arrive whether or not the last one is done;
+//! - a **lender** ([`lend`]): idle for a while, then wants the GPU at once.
+
+mod backlog;
+mod lend;
+mod serve;
+mod work;
+
+use std::time::{Duration, Instant};
+
+use crate::Target;
+use crate::args::Args;
+use crate::cuda::Cuda;
+use crate::exit::Exit;
+use crate::stop::{self, Asked};
+use work::Work;
+
+/// The load.
+#[derive(Debug)]
+pub struct Options {
+    /// Durations of the kernels, in turn, nanoseconds.
+    kernels: Vec<u64>,
+    /// All of them as one graph.
+    graph: bool,
+    /// Streams that are launched into, in turn.
+    streams: usize,
+    /// A backlog waits for its work after so many launches; 0: never.
+    sync_every: u64,
+    /// Requests per second.
+    rate: Option<f64>,
+    /// Whether arrivals are exponentially distributed instead of evenly.
+    poisson: bool,
+    /// For a lender: how long it is busy, and idle on average.
+    lend: Option<(Duration, Duration)>,
+    limit: Option<Duration>,
+}
+
+impl Options {
+    /// From the command line.
+    pub fn parse(mut args: Args) -> Result<Self, Exit> {
+        let millis = |args: &mut Args, name| -> Result<Option<Duration>, Exit> {
+            Ok(Some(args.number::<u64>(name, 0)?).filter(|&ms| ms > 0).map(Duration::from_millis))
+        };
+        let list = args.value("--kernel-us")?.unwrap_or_else(|| "1000".into());
+        let kernels = list
+            .split(',')
+            .map(|us| us.parse::<u64>().ok()?.checked_mul(1000))
+            .collect::<Option<Vec<u64>>>()
+            .ok_or_else(|| Exit::usage(format!("--kernel-us: {list:?} is not microseconds")))?;
+        let repeat = args.number::<usize>("--kernels", 1)?.max(1);
+        let (burst, pause) = (millis(&mut args, "--burst-ms")?, millis(&mut args, "--pause-ms")?);
+        let rate = args.number::<f64>("--rate", 0.0)?;
+        let options = Self {
+            kernels: kernels.iter().copied().cycle().take(kernels.len() * repeat).collect(),
+            graph: args.flag("--graph"),
+            streams: args.number::<usize>("--streams", 1)?.clamp(1, 64),
+            sync_every: args.number("--sync-every", 0)?,
+            rate: (rate > 0.0).then_some(rate),
+            poisson: args.flag("--poisson"),
+            lend: burst.zip(pause),
+            limit: match args.number::<u64>("--for", 0)? {
+                0 => None,
+                seconds => Some(Duration::from_secs(seconds)),
+            },
+        };
+        args.finish()?;
+        if !(0.0..=1e6).contains(&rate) {
+            return Err(Exit::usage("--rate must be from 0 to 1000000 per second"));
+        }
+        if burst.is_some() != pause.is_some() {
+            return Err(Exit::usage("a lender needs both --burst-ms and --pause-ms"));
+        }
+        if options.lend.is_some() && options.rate.is_some() {
+            return Err(Exit::usage(
+                "--rate is for a server, --burst-ms for a lender: one of them",
+            ));
+        }
+        Ok(options)
+    }
+}
+
+/// Runs the load until its time is over or it is asked to stop.
+pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
+    fine_timers();
+    let cuda = Cuda::open(target)?;
+    let work = Work::prepare(cuda, options)?;
+    crate::report::line("ready", serde_json::json!({ "kernels": options.kernels.len() }));
+    let clock = Clock::start(options.limit);
+    if let Some(rate) = options.rate {
+        serve::run(&work, options, rate, clock)
+    } else if let Some((burst, pause)) = options.lend {
+        lend::run(&work, burst, pause, clock)
+    } else {
+        backlog::run(&work, options, clock)
+    }
+}
+
+/// Sleeps end on time: 50 µs late, as they do by default, would be half of what is measured.
+fn fine_timers() {
+    // SAFETY: PR_SET_TIMERSLACK takes one number.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
+}
+
+/// When the load ends.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    start: Instant,
+    limit: Option<Duration>,
+}
+
+impl Clock {
+    fn start(limit: Option<Duration>) -> Self {
+        Self { start: Instant::now(), limit }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.start.elapsed().as_secs_f64()
+    }
+
+    /// What is asked of the process within `wait`; the end of its time is as good as being asked.
+    fn asked(&self, wait: Duration) -> Option<Asked> {
+        if self.limit.is_some_and(|limit| self.start.elapsed() >= limit) {
+            return Some(Asked::Stop);
+        }
+        stop::wait(wait)
+    }
+}

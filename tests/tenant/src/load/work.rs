@@ -1,0 +1,61 @@
+//! What is launched: kernels of known durations, one by one or as a graph.
+
+use std::cell::Cell;
+
+use super::Options;
+use crate::cuda::{Cuda, Graph, Kernel, Stream};
+use crate::exit::{CudaError, Exit};
+
+/// A unit of work and where it goes.
+pub(super) struct Work {
+    cuda: Cuda,
+    kernel: Kernel,
+    graph: Option<Graph>,
+    durations: Vec<u64>,
+    streams: Vec<Stream>,
+    next: Cell<usize>,
+}
+
+impl Work {
+    /// Loads the kernel, makes the streams, and captures the graph if there is to be one.
+    pub fn prepare(cuda: Cuda, options: &Options) -> Result<Self, Exit> {
+        let kernel = cuda.kernel()?;
+        let streams =
+            (0..options.streams).map(|_| cuda.stream()).collect::<Result<Vec<_>, CudaError>>()?;
+        let graph = match options.graph {
+            true => Some(cuda.capture(&kernel, &options.kernels, streams[0])?),
+            false => None,
+        };
+        let durations = options.kernels.clone();
+        Ok(Self { cuda, kernel, graph, durations, streams, next: Cell::new(0) })
+    }
+
+    /// GPU time of one unit, nanoseconds.
+    pub fn unit_ns(&self) -> u64 {
+        self.durations.iter().sum()
+    }
+
+    /// Launches one call's worth: the graph, or the next kernel of the list, into the next stream.
+    pub fn launch(&self) -> Result<(), CudaError> {
+        let at = self.next.get();
+        self.next.set(at.wrapping_add(1));
+        let stream = self.streams[at % self.streams.len()];
+        match &self.graph {
+            Some(graph) => self.cuda.launch_graph(graph, stream),
+            None => {
+                self.cuda.launch(&self.kernel, self.durations[at % self.durations.len()], stream)
+            }
+        }
+    }
+
+    /// Launches one unit: the whole list.
+    pub fn launch_unit(&self) -> Result<(), CudaError> {
+        let calls = if self.graph.is_some() { 1 } else { self.durations.len() };
+        (0..calls).try_for_each(|_| self.launch())
+    }
+
+    /// Waits for everything launched.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        self.streams.iter().try_for_each(|&stream| self.cuda.wait(&self.kernel, stream))
+    }
+}
