@@ -7,6 +7,7 @@
 
 mod child;
 mod clock;
+mod compute;
 mod contended;
 mod machine;
 mod many;
@@ -37,6 +38,7 @@ use crate::world::{Artefacts, World};
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.split_first() {
+        Some((first, words)) if first == "compute" => compute::command(words),
         Some((first, task)) if first == "child" => child::main(task).map(|()| ExitCode::SUCCESS),
         _ => bench(),
     };

@@ -1,0 +1,167 @@
+//! Tenants of a scenario: `tessera-tenant load`, with Tessera and without.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use serde_json::Value;
+
+use super::machine::Machine;
+
+/// Whether Tessera divides the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// The hardware's time slices alone.
+    Bare,
+    /// Under `tessera run`.
+    Tessera,
+}
+
+impl Gate {
+    /// For people and keys.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bare => "bare",
+            Self::Tessera => "tessera",
+        }
+    }
+}
+
+/// One tenant to be.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Its share, percent of the GPU.
+    pub cores: f64,
+    /// `burst`, `strict` or `none`.
+    pub policy: &'static str,
+    /// Arguments of `tessera-tenant load`.
+    pub load: Vec<String>,
+    /// Processes that do it.
+    pub processes: u32,
+}
+
+impl Spec {
+    /// A burstable tenant of one process.
+    pub fn new(cores: f64, load: &[&str]) -> Self {
+        let load = load.iter().map(|&word| word.to_owned()).collect();
+        Self { cores, policy: "burst", load, processes: 1 }
+    }
+}
+
+/// How long a tenant may take to start or to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running tenant; killed with all its processes when dropped.
+pub struct Tenant {
+    /// What it is.
+    pub spec: Spec,
+    /// The process group that all its processes are in.
+    pub group: i32,
+    child: Child,
+    said: Arc<(Mutex<Vec<Value>>, Condvar)>,
+}
+
+impl Tenant {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// No such program.
+    pub fn start(machine: &Machine, spec: &Spec, gate: Gate) -> anyhow::Result<Self> {
+        let program = machine.artefacts.path("tessera-tenant");
+        let mut command = match gate {
+            Gate::Bare => Command::new(&program),
+            Gate::Tessera => {
+                let mut run = Command::new(machine.artefacts.path("tessera"));
+                let cores = format!("{}", spec.cores);
+                run.args(["run", "--memory", "1GiB", "--context-overhead", "32MiB"])
+                    .args(["--cores", &cores, "--policy", spec.policy, "--"])
+                    .arg(&program);
+                run
+            }
+        };
+        if spec.processes > 1 {
+            command.args(["--processes", &spec.processes.to_string()]);
+        }
+        command.arg("load").args(&spec.load).envs(machine.envs());
+        let parent = std::process::id();
+        // SAFETY: prctl and getppid are async-signal-safe; the closure touches nothing else.
+        unsafe {
+            command.pre_exec(move || {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                if std::os::unix::process::parent_id() == parent {
+                    Ok(())
+                } else {
+                    Err(std::io::Error::other("the bench is gone"))
+                }
+            });
+        }
+        let mut child = command
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {command:?}"))?;
+        let out = child.stdout.take().context("piped")?;
+        let said: Arc<(Mutex<Vec<Value>>, Condvar)> = Arc::default();
+        let told = Arc::clone(&said);
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                let Ok(value) = serde_json::from_str(&line) else { continue };
+                told.0.lock().unwrap_or_else(PoisonError::into_inner).push(value);
+                told.1.notify_all();
+            }
+        });
+        let group = i32::try_from(child.id())?;
+        Ok(Self { spec: spec.clone(), group, child, said })
+    }
+
+    /// Waits until `count` lines of this event were said, and gives them.
+    ///
+    /// # Errors
+    /// It did not say it in time, or ended.
+    pub fn hear(&mut self, event: &str, count: usize) -> anyhow::Result<Vec<Value>> {
+        let end = Instant::now() + PATIENCE;
+        let (said, bell) = &*self.said;
+        let mut lines = said.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let heard: Vec<Value> =
+                lines.iter().filter(|line| line["event"] == event).cloned().collect();
+            if heard.len() >= count {
+                return Ok(heard);
+            }
+            let step = Duration::from_millis(100);
+            lines = bell.wait_timeout(lines, step).unwrap_or_else(PoisonError::into_inner).0;
+            if heard.len() < count && Instant::now() > end {
+                let status = self.child.try_wait()?;
+                anyhow::bail!("a tenant did not say {event:?} ({status:?})");
+            }
+            if let Some(status) = self.child.try_wait()?
+                && !status.success()
+            {
+                anyhow::bail!("a tenant ended: {status}");
+            }
+        }
+    }
+
+    /// Forgets what was said so far.
+    pub fn forget(&self) {
+        self.said.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Sends a signal to its first process.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: kill has no memory effects; the child was not waited for, so the pid is its.
+        unsafe { libc::kill(self.group, signal) };
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        // SAFETY: as in `signal`; the group is the child's own.
+        unsafe { libc::killpg(self.group, libc::SIGKILL) };
+        let _ = self.child.wait();
+    }
+}
