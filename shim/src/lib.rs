@@ -10,6 +10,7 @@
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use tessera_cuda::nvml::*;
 use tessera_cuda::types::*;
+use tessera_shim_core::gate::Stream;
 use tessera_shim_core::{hooks, launch, real, resolve::Export};
 
 mod dlsym;
@@ -18,9 +19,44 @@ mod tls;
 #[cfg(panic = "abort")]
 mod unwinder;
 
+/// The stream of a launch, from its arguments.
+macro_rules! stream_of {
+    (legacy $body:ident $args:tt) => { stream_of!(@ false $body $args) };
+    (ptsz $body:ident $args:tt) => { stream_of!(@ true $body $args) };
+    (@ $ptsz:literal cuLaunchKernelEx ($config:ident $($rest:ident)*)) => {
+        // SAFETY: the caller's own configuration, which the driver reads as well.
+        unsafe { Stream::of_config($config, $ptsz) }
+    };
+    (@ $ptsz:literal cuGraphLaunch ($exec:ident $stream:ident)) => { Stream::new($stream, $ptsz) };
+    (@ $ptsz:literal cuLaunch ($f:ident)) => { Stream::LEGACY };
+    (@ $ptsz:literal cuLaunchGrid ($f:ident $x:ident $y:ident)) => { Stream::LEGACY };
+    (@ $ptsz:literal cuLaunchGridAsync ($f:ident $x:ident $y:ident $stream:ident)) => {
+        Stream::new($stream, $ptsz)
+    };
+    (@ $ptsz:literal $kernel:ident
+        ($f:ident $gx:ident $gy:ident $gz:ident $bx:ident $by:ident $bz:ident $shared:ident
+         $stream:ident $($rest:ident)*)) => { Stream::new($stream, $ptsz) };
+}
+
 /// One exported function: the row's class decides what it is handed to.
 macro_rules! export {
-    (launch cuGraphLaunch $export:ident ($exec:ident : $exec_ty:ty, $stream:ident : $stream_ty:ty)) => {
+    (launch cuLaunchCooperativeKernelMultiDevice $export:ident $flavour:ident
+        ($launches:ident : $ty:ty, $devices:ident : $devices_ty:ty, $flags:ident : $flags_ty:ty)) => {
+        /// # Safety
+        /// As the driver's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $export(
+            $launches: $ty, $devices: $devices_ty, $flags: $flags_ty,
+        ) -> CUresult {
+            // SAFETY: the caller's own arguments.
+            let streams = unsafe { Stream::of_launches($launches, $devices) };
+            // SAFETY: the same, for a function of this very signature.
+            launch::on_several(&real::$export, streams, |real| unsafe {
+                real($launches, $devices, $flags)
+            })
+        }
+    };
+    (launch cuGraphLaunch $export:ident $flavour:ident ($exec:ident : $exec_ty:ty, $stream:ident : $stream_ty:ty)) => {
         /// # Safety
         /// As the driver's.
         #[unsafe(no_mangle)]
@@ -35,7 +71,8 @@ macro_rules! export {
                 };
                 hooks::launch(&real::$export, $exec, $stream, call)
             }
-            match launch::graph_at_once(&real::$export) {
+            let stream = stream_of!($flavour cuGraphLaunch ($exec $stream));
+            match launch::graph_at_once(&real::$export, stream) {
                 // SAFETY: as above.
                 Some((real, _busy)) => unsafe { real($exec, $stream) },
                 // SAFETY: as above.
@@ -43,7 +80,7 @@ macro_rules! export {
             }
         }
     };
-    (launch $body:ident $export:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
+    (launch $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
         /// # Safety
         /// As the driver's.
         #[unsafe(no_mangle)]
@@ -54,9 +91,10 @@ macro_rules! export {
             #[inline(never)]
             unsafe extern "C" fn otherwise($($arg: $ty),*) -> CUresult {
                 // SAFETY: the caller's own arguments, for a function of this very signature.
-                launch::otherwise(&real::$export, |real| unsafe { real($($arg),*) })
+                let call = |real: unsafe extern "C" fn($($ty),*) -> CUresult| unsafe { real($($arg),*) };
+                launch::otherwise(&real::$export, stream_of!($flavour $body ($($arg)*)), call)
             }
-            match launch::at_once(&real::$export) {
+            match launch::at_once(&real::$export, stream_of!($flavour $body ($($arg)*))) {
                 // SAFETY: as above.
                 Some((real, _busy)) => unsafe { real($($arg),*) },
                 // SAFETY: as above.
@@ -64,7 +102,7 @@ macro_rules! export {
             }
         }
     };
-    (lookup $body:ident $export:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
+    (lookup $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
         /// # Safety
         /// As the driver's.
         #[unsafe(no_mangle)]
@@ -73,7 +111,7 @@ macro_rules! export {
             unsafe { hooks::$body(&EXPORTS, &real::$export, $($arg),*) }
         }
     };
-    ($class:ident $body:ident $export:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
+    ($class:ident $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
         /// # Safety
         /// As the driver's.
         #[unsafe(no_mangle)]
@@ -86,7 +124,7 @@ macro_rules! export {
 
 macro_rules! cuda {
     ($($class:ident $body:ident { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
-        $($(export!($class $body $export $args);)+)*
+        $($(export!($class $body $export $flavour $args);)+)*
         static CUDA: &[Export] =
             &[$($(Export::new(real::$export.symbol(), $export as *const c_void)),+),*];
     };
@@ -95,7 +133,7 @@ tessera_cuda::for_each_hook!(cuda);
 
 macro_rules! nvml {
     ($($class:ident $body:ident { $($export:ident),+ $(,)? } $args:tt;)*) => {
-        $($(export!($class $body $export $args);)+)*
+        $($(export!($class $body $export legacy $args);)+)*
         static NVML: &[Export] =
             &[$($(Export::new(real::$export.symbol(), $export as *const c_void)),+),*];
     };

@@ -20,6 +20,7 @@ use std::time::Instant;
 use tessera_cuda::types::CUresult;
 use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec};
 use tessera_region::usage;
+use tessera_shim_core::gate::Stream;
 use tessera_shim_core::launch;
 use tessera_shim_core::real::{Library, Real};
 
@@ -83,9 +84,9 @@ fn pair() -> CUresult {
 
 #[inline(never)]
 fn hooked() -> CUresult {
-    match launch::at_once(&REAL) {
+    match launch::at_once(&REAL, Stream::LEGACY) {
         Some((function, _busy)) => call(function),
-        None => launch::otherwise(&REAL, call),
+        None => launch::otherwise(&REAL, Stream::LEGACY, call),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::pages;
 use crate::spin::Spin;
 use crate::state::Process;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use tessera_region::layout::LAUNCH_SHARDS;
 
 /// A thread's record.
@@ -32,6 +32,8 @@ pub struct Record {
     pub(crate) process: AtomicPtr<Process>,
     /// Which shard, to give it back.
     shard: AtomicU32,
+    /// The stream that was launched into last, which is among the dirty ones; 0 is none.
+    pub(crate) stream: AtomicUsize,
 }
 const _: () = assert!(size_of::<Record>() == 64);
 
@@ -114,6 +116,7 @@ impl Records {
         let hot = exclusive && has_membarrier;
         let gate = if hot { ptr::from_ref(gate).cast_mut() } else { ptr::null_mut() };
         record.busy.store(0, Ordering::Relaxed);
+        record.stream.store(0, Ordering::Relaxed);
         record.shard.store(u32::try_from(shard).unwrap_or(0), Ordering::Relaxed);
         record.launches.store(ptr::from_ref(&shards[shard]).cast_mut(), Ordering::Relaxed);
         record.process.store(process.as_ptr(), Ordering::Relaxed);

@@ -18,7 +18,7 @@ use crate::arrays::Arrays;
 use crate::attach::{self, Found, Pages};
 use crate::cancel::Deferred;
 use crate::contexts::Contexts;
-use crate::gate;
+use crate::gate::{self, local::Local};
 use crate::gpus::{Gpus, Listed};
 use crate::graphs::Graphs;
 use crate::libdl;
@@ -80,6 +80,8 @@ pub struct Process {
     pub crowd: AtomicU32,
     /// Serialises what creates and destroys a device's primary context.
     pub primaries: [Spin<()>; PRIMARIES],
+    /// This process's side of the gate.
+    pub(crate) gate: Local,
     session: Session,
     /// Whether who closes the gate can order other threads' accesses; see [`crate::gate`].
     has_membarrier: bool,
@@ -272,6 +274,7 @@ fn arm(again: bool) -> Standing {
         records: Records::new(),
         crowd: AtomicU32::new(0),
         primaries: [const { Spin::new(()) }; PRIMARIES],
+        gate: Local::new(),
         session: Session::new(),
         has_membarrier: gate::has_membarrier(),
     }));
@@ -330,7 +333,7 @@ fn tell_no_slot(pages: &Pages) {
 
 impl Process {
     /// The tenant's gate: that of its first GPU; see [`crate::gate`].
-    pub(crate) fn gate(&self) -> &'static AtomicU32 {
+    pub(crate) fn gate_word(&self) -> &'static AtomicU32 {
         // SAFETY: a word of the quota page, which stays mapped for the life of the process.
         unsafe { &*self.account.quota().gate_word(0) }
     }
@@ -339,7 +342,7 @@ impl Process {
     pub(crate) fn owner(&'static self) -> Owner {
         Owner {
             process: ptr::NonNull::from(self),
-            gate: self.gate(),
+            gate: self.gate_word(),
             launches: self.account.launches(),
             has_membarrier: self.has_membarrier,
         }

@@ -4,7 +4,7 @@
 use super::run::{self, Run};
 use super::walk::needs_of;
 use super::{Needs, any_with_memory};
-use crate::gate;
+use crate::gate::{self, Stream};
 use crate::pools::ask::is_capturing;
 use crate::pools::hooks::is_per_thread;
 use crate::real::{self, Real};
@@ -281,7 +281,7 @@ pub fn launch<F: Copy>(
     let per_thread = is_per_thread(real);
     let Some(function) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // Through the gate with everything reserved, so that nobody waits for the quota with the flag up.
-    let call = || match gate::admit() {
+    let call = || match gate::admit(Stream::new(stream, per_thread)) {
         Ok(_pass) => call(function),
         Err(refusal) => refusal,
     };

@@ -20,6 +20,14 @@
 //! other than SOLO is admitted at once, with a line that says so (`other_than_solo`). What is final
 //! is the hot path and its cost.
 
+pub mod capture;
+pub(crate) mod local;
+mod stream;
+pub mod streams;
+
+pub use stream::Stream;
+pub use streams::Order;
+
 use crate::log::Reason;
 use crate::own;
 use crate::state::{self, Process, Standing};
@@ -61,23 +69,24 @@ impl Drop for Busy {
 /// The hot path of [`admit`]: a thread that has launched before, at an open gate. `None` says
 /// nothing but "ask [`admit`]". Makes no call, so that the launch's arguments stay where they are.
 #[inline(always)]
-pub fn admit_at_once() -> Option<Busy> {
+pub fn admit_at_once(stream: Stream) -> Option<Busy> {
     // SAFETY: records are never unmapped; in a forked child they read as zero.
     let record = unsafe { own::record().as_ref() }?;
-    let gate = record.gate.load(Ordering::Relaxed);
-    let launches = record.launches.load(Ordering::Relaxed);
-    if gate.is_null() {
-        return None;
-    }
-    // SAFETY: words of the quota page and of this process's slot, which stay mapped; set together.
-    let (gate, launches) = unsafe { (&*gate, &*launches) };
     if record.busy.load(Ordering::Relaxed) != 0 {
         return None; // inside another launch of this thread
     }
     record.busy.store(1, Ordering::Relaxed);
-    // Pairs with the closer's membarrier; see the module's text.
+    // Pairs with the closer's membarrier; see the module's text. What the closer changes is read
+    // below it: the gate's place, the stream and the gate.
     compiler_fence(Ordering::SeqCst);
     let busy = Busy(&record.busy);
+    let gate = record.gate.load(Ordering::Relaxed);
+    let launches = record.launches.load(Ordering::Relaxed);
+    if gate.is_null() || record.stream.load(Ordering::Relaxed) != stream.0 {
+        return None;
+    }
+    // SAFETY: words of the quota page and of this process's slot, which stay mapped; set together.
+    let (gate, launches) = unsafe { (&*gate, &*launches) };
     // Acquire: pairs with the plugin's Release.
     if gate_state(gate.load(Ordering::Acquire)) != GATE_SOLO {
         return None;
@@ -98,12 +107,23 @@ pub(crate) fn has_membarrier() -> bool {
     commands > 0 && commands & PRIVATE_EXPEDITED != 0
 }
 
-/// Waits until this thread may launch, and counts the launch.
+/// Waits until this thread may hand work for `stream` to the driver (a kernel, a memset, a copy on
+/// the device), and counts it. For synchronous forms: the NULL stream of the function's flavour. To
+/// be dropped right after the driver's call.
 ///
 /// # Errors
 /// `CUDA_ERROR_SYSTEM_NOT_READY` where the quota cannot be read (absence closes).
 #[inline(never)]
-pub fn admit() -> Result<Pass, CUresult> {
+pub fn admit_work(stream: Stream) -> Result<Pass, CUresult> {
+    admit(stream)
+}
+
+/// As [`admit_work`], for a launch, which the usage page counts.
+///
+/// # Errors
+/// As [`admit_work`].
+#[inline(never)]
+pub fn admit(stream: Stream) -> Result<Pass, CUresult> {
     // SAFETY: records are never unmapped; in a forked child they read as zero.
     let mut record = unsafe { own::record().as_ref() };
     if record.is_none_or(|record| record.process.load(Ordering::Relaxed).is_null()) {
@@ -122,17 +142,26 @@ pub fn admit() -> Result<Pass, CUresult> {
         return Ok(Pass::Free);
     }
     let busy = Busy(&record.busy);
+    record.stream.store(stream.0, Ordering::Relaxed);
     // SAFETY: not null, as just seen to; the state of a process is never freed.
-    check(unsafe { &*record.process.load(Ordering::Relaxed) }.gate());
+    check(unsafe { &*record.process.load(Ordering::Relaxed) }.gate_word());
     // SAFETY: set together with `process`: a word of this process's slot, which stays mapped.
     unsafe { &*record.launches.load(Ordering::Relaxed) }.fetch_add(1, Ordering::Relaxed);
     Ok(Pass::Flag(busy))
 }
 
+/// As [`admit`], for one launch into several streams.
+///
+/// # Errors
+/// As [`admit_work`].
+pub fn admit_several(mut streams: impl Iterator<Item = Stream>) -> Result<Pass, CUresult> {
+    admit(streams.next().unwrap_or(Stream::LEGACY))
+}
+
 /// A launch of a thread that has no record.
 fn admit_to_crowd(process: &'static Process) -> Pass {
     process.crowd.fetch_add(1, Ordering::SeqCst);
-    check(process.gate());
+    check(process.gate_word());
     if let Some(shared) = process.account.launches().last() {
         shared.fetch_add(1, Ordering::Relaxed);
     }

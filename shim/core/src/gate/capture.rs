@@ -1,0 +1,69 @@
+//! Live captures. What goes into a capturing stream is recorded, not executed, so it passes the
+//! gate; and a marker in such a stream would be a node of the application's graph.
+
+use super::{Order, Stream};
+use crate::state;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// How many captures are live in this process.
+#[derive(Debug, Default)]
+pub(crate) struct Captures(AtomicU32);
+
+impl Captures {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+}
+
+/// Before `cuStreamBeginCapture` of any version; to be dropped after it and [`began`].
+#[must_use = "the order is to last until the driver has begun"]
+pub fn beginning(stream: Stream) -> Option<Order> {
+    let mut order = Order::take()?;
+    order.leave(stream);
+    Some(order)
+}
+
+/// A capture began, says the driver.
+pub fn began() {
+    if let Some(process) = state::armed() {
+        process.gate.captures.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Before `cuStreamEndCapture`; to be dropped after it and [`ended`].
+#[must_use = "the order is to last until the driver has ended it"]
+pub fn ending() -> Option<Order> {
+    Order::take()
+}
+
+/// A capture ended, whatever came of it: the stream was capturing before the call and is not now.
+/// Also after a capturing stream was destroyed.
+pub fn ended() {
+    if let Some(process) = state::armed() {
+        let captures = &process.gate.captures.0;
+        let _ = captures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+    }
+}
+
+/// Whether any capture is live in this process.
+#[inline]
+pub fn any() -> bool {
+    state::armed().is_some_and(|process| process.gate.captures.any())
+}
+
+/// Before `cuStreamWaitEvent`, which may put `stream` into a live capture; to be dropped after it.
+/// `None`, for the price of a load, while there is none.
+#[must_use = "the order is to last until the driver has been asked"]
+pub fn joining(stream: Stream) -> Option<Order> {
+    if !any() {
+        return None;
+    }
+    let mut order = Order::take()?;
+    order.leave(stream);
+    Some(order)
+}
