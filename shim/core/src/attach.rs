@@ -6,7 +6,7 @@ use core::ffi::CStr;
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use tessera_region::layout::{CONTAINER_PAGES_DIR, SESSION_SOCKET};
+use tessera_region::layout::{CONTAINER_PAGES_DIR, GATE_SOCKET, SESSION_SOCKET};
 use tessera_region::quota::QuotaReader;
 use tessera_region::usage::UsageMap;
 
@@ -19,6 +19,8 @@ pub struct Pages {
     pub usage: UsageMap,
     /// Where the plugin listens.
     pub session_path: CString,
+    /// Where the arbiter listens.
+    pub gate_path: CString,
 }
 
 /// What there is to attach to.
@@ -93,10 +95,13 @@ fn attach(dir: &Path, advice: &str) -> Found {
         .and_then(|quota| UsageMap::attach(dir).map(|usage| (quota, usage)));
     match attached {
         Ok((quota, usage)) => {
-            let path = dir.join(SESSION_SOCKET);
             // A path from the environment or a constant: neither holds a NUL.
-            let session_path = CString::new(path.as_os_str().as_bytes()).unwrap_or_default();
-            Found::Pages(Box::new(Pages { quota, usage, session_path }))
+            let path = |name| {
+                let path = dir.join(name);
+                CString::new(path.as_os_str().as_bytes()).unwrap_or_default()
+            };
+            let (session_path, gate_path) = (path(SESSION_SOCKET), path(GATE_SOCKET));
+            Found::Pages(Box::new(Pages { quota, usage, session_path, gate_path }))
         }
         Err(error) => {
             BROKEN.say(format_args!("no GPU for this process: {error}; {advice}"));

@@ -124,6 +124,13 @@ impl Contexts {
         Some(context.users)
     }
 
+    /// Every live context's handle.
+    pub(crate) fn each(&self, mut see: impl FnMut(usize)) {
+        let list = self.list.lock();
+        let entries = list.entries.as_ref().map_or(&[][..], Table::as_slice);
+        entries.iter().filter(|c| c.handle != 0).for_each(|c| see(c.handle));
+    }
+
     /// Whether any context is left on the page's GPU `gpu`.
     pub fn any_on(&self, gpu: u8) -> bool {
         self.list.lock().position(|c| c.place.gpu == Some(gpu)).is_some()

@@ -12,7 +12,7 @@ use tessera_cuda::types::{CUDA_ERROR_NOT_FOUND, CUresult};
 #[inline(always)]
 pub fn at_once<F: Copy>(real: &Real<F>, stream: Stream) -> Option<(F, Option<Busy>)> {
     let function = real.bound()?;
-    let busy = gate::admit_at_once(stream);
+    let busy = gate::admit_at_once(stream, true);
     (busy.is_some() || state::passes()).then_some((function, busy))
 }
 

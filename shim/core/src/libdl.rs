@@ -98,6 +98,52 @@ pub(crate) fn at_fork_in_child(handler: extern "C" fn()) {
     }
 }
 
+/// A detached-in-effect thread with a small stack; false where the process can have none. Before
+/// glibc 2.34 threads are libpthread's, which the driver library needs.
+///
+/// # Safety
+/// `main` may be called with `argument` on another thread, at any time from now on.
+pub(crate) unsafe fn start_thread(
+    main: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> bool {
+    type Create = unsafe extern "C" fn(
+        *mut libc::pthread_t,
+        *const libc::pthread_attr_t,
+        extern "C" fn(*mut c_void) -> *mut c_void,
+        *mut c_void,
+    ) -> c_int;
+    type Init = unsafe extern "C" fn(*mut libc::pthread_attr_t) -> c_int;
+    type SetStack = unsafe extern "C" fn(*mut libc::pthread_attr_t, usize) -> c_int;
+    /// The driver's own needs, by far.
+    const STACK: usize = 256 << 10;
+    let Some(create) = bound_or_loaded(weak!("pthread_create"), c"pthread_create") else {
+        return false;
+    };
+    let init = bound_or_loaded(weak!("pthread_attr_init"), c"pthread_attr_init");
+    let set = bound_or_loaded(weak!("pthread_attr_setstacksize"), c"pthread_attr_setstacksize");
+    let mut attributes = core::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let mut thread = core::mem::MaybeUninit::<libc::pthread_t>::uninit();
+    // SAFETY: functions of these names have these signatures; attributes that `init` made, which own
+    // nothing as long as they have no processor set.
+    unsafe {
+        let with = match (init, set) {
+            (Some(init), Some(set)) => {
+                let (init, set) = (
+                    core::mem::transmute::<*mut c_void, Init>(init),
+                    core::mem::transmute::<*mut c_void, SetStack>(set),
+                );
+                init(attributes.as_mut_ptr());
+                set(attributes.as_mut_ptr(), STACK);
+                attributes.as_ptr()
+            }
+            _ => ptr::null(),
+        };
+        let create = core::mem::transmute::<*mut c_void, Create>(create);
+        create(thread.as_mut_ptr(), with, main, argument) == 0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

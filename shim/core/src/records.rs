@@ -32,6 +32,10 @@ pub struct Record {
     pub(crate) process: AtomicPtr<Process>,
     /// Which shard, to give it back.
     shard: AtomicU32,
+    /// Launches at an open gate since the last marker, all into `stream`.
+    pub(crate) unmarked: AtomicU32,
+    /// When the first of them was, microseconds.
+    pub(crate) since_us: AtomicU32,
     /// The stream that was launched into last, which is among the dirty ones; 0 is none.
     pub(crate) stream: AtomicUsize,
 }
@@ -42,8 +46,8 @@ const _: () = assert!(size_of::<Record>() == 64);
 pub(crate) struct Owner {
     /// The state that claims.
     pub(crate) process: NonNull<Process>,
-    /// The tenant's gate.
-    pub(crate) gate: &'static AtomicU32,
+    /// The gate that counts now; null where none may be passed by the hot path.
+    pub(crate) gate: &'static AtomicPtr<AtomicU32>,
     /// The shards of the launch counter.
     pub(crate) launches: &'static [AtomicU64; LAUNCH_SHARDS],
     /// Whether the hot path may do without a locked instruction.
@@ -114,9 +118,10 @@ impl Records {
             pool.shards |= 1 << shard;
         }
         let hot = exclusive && has_membarrier;
-        let gate = if hot { ptr::from_ref(gate).cast_mut() } else { ptr::null_mut() };
+        let gate = if hot { gate.load(Ordering::Relaxed) } else { ptr::null_mut() };
         record.busy.store(0, Ordering::Relaxed);
         record.stream.store(0, Ordering::Relaxed);
+        record.unmarked.store(0, Ordering::Relaxed);
         record.shard.store(u32::try_from(shard).unwrap_or(0), Ordering::Relaxed);
         record.launches.store(ptr::from_ref(&shards[shard]).cast_mut(), Ordering::Relaxed);
         record.process.store(process.as_ptr(), Ordering::Relaxed);
@@ -126,7 +131,71 @@ impl Records {
     }
 }
 
+/// What who moves the gate does to all threads' records.
+impl Records {
+    /// Has all threads that may look at the gate without a call look at `gate`, those that come later
+    /// too. `current` is what [`Owner::gate`] is.
+    pub(crate) fn redirect(
+        &self,
+        current: &AtomicPtr<AtomicU32>,
+        gate: *mut AtomicU32,
+        has_membarrier: bool,
+    ) {
+        let pool = self.pool.lock();
+        current.store(gate, Ordering::Relaxed);
+        let last = u32::try_from(LAUNCH_SHARDS - 1).unwrap_or(u32::MAX);
+        for record in pool.each().filter(|record| record.tid.load(Ordering::Relaxed) != 0) {
+            if has_membarrier && record.shard.load(Ordering::Relaxed) < last {
+                record.gate.store(gate, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Every record's launches that no marker covers yet: they are somebody else's to mark now.
+    pub(crate) fn take_unmarked(&self, mut take: impl FnMut(usize, u32, u32)) {
+        for record in self.pool.lock().each() {
+            if record.unmarked.load(Ordering::Relaxed) != 0 {
+                let count = record.unmarked.swap(0, Ordering::AcqRel);
+                let stream = record.stream.load(Ordering::Relaxed);
+                take(stream, count, record.since_us.load(Ordering::Relaxed));
+            }
+        }
+    }
+
+    /// The next launch of every thread notes its stream again. The caller holds the streams' lock.
+    pub(crate) fn forget_streams(&self) {
+        for record in self.pool.lock().each() {
+            record.stream.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`Self::forget_streams`], for threads that launched into `stream`.
+    pub(crate) fn forget_stream(&self, stream: usize) {
+        for record in self.pool.lock().each() {
+            if record.stream.load(Ordering::Relaxed) == stream {
+                record.stream.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The first record from `from` on whose flag is up.
+    pub(crate) fn busy_from(&self, from: usize) -> Option<usize> {
+        let pool = self.pool.lock();
+        let is_busy = |record: &Record| record.busy.load(Ordering::Acquire) != 0;
+        (from..pool.used).find(|&index| pool.at(index).is_some_and(is_busy))
+    }
+
+    /// Lowers the flags that ended threads have left up.
+    pub(crate) fn bury(&self) {
+        self.pool.lock().sweep();
+    }
+}
+
 impl Pool {
+    fn each(&self) -> impl Iterator<Item = &'static Record> {
+        (0..self.used).filter_map(|index| self.at(index))
+    }
+
     fn at(&self, index: usize) -> Option<&'static Record> {
         let chunk = NonNull::new(*self.chunks.get(index / CHUNK)?)?;
         // SAFETY: a chunk holds CHUNK records, zeroed when mapped, and is never unmapped.
@@ -200,7 +269,8 @@ mod tests {
     use std::collections::HashSet;
     use std::sync::Barrier;
 
-    static GATE: AtomicU32 = AtomicU32::new(0);
+    static WORD: AtomicU32 = AtomicU32::new(0);
+    static GATE: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const WORD).cast_mut());
     static LAUNCHES: [AtomicU64; LAUNCH_SHARDS] = [const { AtomicU64::new(0) }; LAUNCH_SHARDS];
 
     fn claim(records: &Records) -> &'static Record {

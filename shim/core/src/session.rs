@@ -23,8 +23,9 @@ pub struct Session {
     attempts: Throttle,
 }
 
+/// A connection on a descriptor that is ours as long as nobody has taken its number.
 #[derive(Clone, Copy, Debug)]
-struct Socket {
+pub(crate) struct Socket {
     fd: c_int,
     device: libc::dev_t,
     inode: libc::ino_t,
@@ -48,17 +49,11 @@ impl Session {
         let errno = errno();
         let _deferred = Deferred::new();
         let mut socket = self.socket.lock();
-        if socket.is_some_and(|socket| !socket.is_ours()) {
-            // The host closed our number; it may be a file of the host's by now.
-            *socket = None;
-        }
-        if socket.is_some_and(|socket| socket.is_hung_up()) {
-            Self::close(&mut socket);
-        }
+        Socket::check(&mut socket);
         if socket.is_none() && self.attempts.allows(now_ns(), RECONNECT_NS) {
             *socket = Socket::connect(path);
             if socket.is_some_and(|socket| !socket.put(&hello)) {
-                Self::close(&mut socket);
+                Socket::close(&mut socket);
             }
         }
         let sent = match (*socket, message) {
@@ -69,17 +64,29 @@ impl Session {
         set_errno(errno);
         sent
     }
-
-    fn close(socket: &mut Option<Socket>) {
-        if let Some(socket) = socket.take() {
-            // SAFETY: `is_ours` has just found our own socket behind this number.
-            unsafe { libc::close(socket.fd) };
-        }
-    }
 }
 
 impl Socket {
-    fn connect(path: &CStr) -> Option<Self> {
+    /// Forgets a socket whose number the host has taken, and closes one that is hung up.
+    pub(crate) fn check(socket: &mut Option<Self>) {
+        if socket.is_some_and(|socket| !socket.is_ours()) {
+            // The host closed our number; it may be a file of the host's by now.
+            *socket = None;
+        }
+        if socket.is_some_and(Self::is_hung_up) {
+            Self::close(socket);
+        }
+    }
+
+    /// Closes the socket, which the caller has just found to be ours.
+    pub(crate) fn close(socket: &mut Option<Self>) {
+        if let Some(socket) = socket.take() {
+            // SAFETY: by the caller's word our own socket is behind this number.
+            unsafe { libc::close(socket.fd) };
+        }
+    }
+
+    pub(crate) fn connect(path: &CStr) -> Option<Self> {
         let (address, length) = address_of(path)?;
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no pointers.
@@ -98,12 +105,12 @@ impl Socket {
         socket
     }
 
-    fn is_ours(self) -> bool {
+    pub(crate) fn is_ours(self) -> bool {
         identify(self.fd).is_some_and(|now| now.device == self.device && now.inode == self.inode)
     }
 
     /// Reads what the plugin said (nothing to act on yet) and whether it is still there.
-    fn is_hung_up(self) -> bool {
+    pub(crate) fn is_hung_up(self) -> bool {
         let mut packet = [0u8; tessera_region::session::MESSAGE_BYTES];
         // A few packets at most: a plugin that talks without end must not hold up its tenant.
         for _ in 0..8 {
@@ -120,7 +127,7 @@ impl Socket {
         false
     }
 
-    fn put(self, message: &Message) -> bool {
+    pub(crate) fn put(self, message: &Message) -> bool {
         let bytes = message.encode();
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: `bytes` is valid for its length.

@@ -58,6 +58,8 @@ pub struct Process {
     pub account: Account,
     /// Where the plugin listens.
     session_path: CString,
+    /// Where the arbiter listens.
+    pub(crate) gate_path: CString,
     /// What devices are in the page.
     pub gpus: Gpus,
     /// Live contexts.
@@ -84,7 +86,7 @@ pub struct Process {
     pub(crate) gate: Local,
     session: Session,
     /// Whether who closes the gate can order other threads' accesses; see [`crate::gate`].
-    has_membarrier: bool,
+    pub(crate) has_membarrier: bool,
 }
 
 /// Devices with a lock of their own for their primary context; more share them.
@@ -260,9 +262,11 @@ fn arm(again: bool) -> Standing {
             return Standing::Closed;
         }
     };
+    let gate = Local::new(pages.quota.gate_word(0));
     let process: &'static Process = Box::leak(Box::new(Process {
         account: Account::new(pages.quota, pages.usage, slot),
         session_path: pages.session_path,
+        gate_path: pages.gate_path,
         gpus: Gpus::new(),
         contexts: Contexts::new(),
         allocations: Allocations::new(),
@@ -274,7 +278,7 @@ fn arm(again: bool) -> Standing {
         records: Records::new(),
         crowd: AtomicU32::new(0),
         primaries: [const { Spin::new(()) }; PRIMARIES],
-        gate: Local::new(),
+        gate,
         session: Session::new(),
         has_membarrier: gate::has_membarrier(),
     }));
@@ -332,17 +336,11 @@ fn tell_no_slot(pages: &Pages) {
 }
 
 impl Process {
-    /// The tenant's gate: that of its first GPU; see [`crate::gate`].
-    pub(crate) fn gate_word(&self) -> &'static AtomicU32 {
-        // SAFETY: a word of the quota page, which stays mapped for the life of the process.
-        unsafe { &*self.account.quota().gate_word(0) }
-    }
-
     /// What this process's launching threads need to find.
     pub(crate) fn owner(&'static self) -> Owner {
         Owner {
             process: ptr::NonNull::from(self),
-            gate: self.gate_word(),
+            gate: self.gate.current(),
             launches: self.account.launches(),
             has_membarrier: self.has_membarrier,
         }
@@ -370,12 +368,16 @@ impl Process {
 
     /// Tells the plugin, if that is possible right now.
     pub(crate) fn tell(&'static self, event: Option<Event>) {
-        let hello = Message::Hello {
+        self.session.send(&self.session_path, self.hello(), event.map(Message::Event));
+    }
+
+    /// What opens a connection to the plugin.
+    pub(crate) fn hello(&self) -> Message {
+        Message::Hello {
             slot: u32::try_from(self.account.slot_index()).unwrap_or(0),
             pid: own_pid(),
             generation: self.account.quota().generation(),
-        };
-        self.session.send(&self.session_path, hello, event.map(Message::Event));
+        }
     }
 }
 

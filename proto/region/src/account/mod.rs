@@ -233,9 +233,20 @@ impl Account {
         self.slot.words().launches[shard % LAUNCH_SHARDS].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds time waited at the gate.
+    /// Adds time waited at the gate by one launch.
     pub fn add_gate_wait(&self, ns: u64) {
+        self.slot.words().gate_waits.fetch_add(1, Ordering::Relaxed);
         self.slot.words().gate_wait_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// Counts that this process rations itself, because the arbiter is silent.
+    pub fn count_gate_timeout(&self) {
+        self.slot.words().gate_timeouts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a launch that found the window full.
+    pub fn count_window_wait(&self) {
+        self.slot.words().window_waits.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Adds GPU time used.

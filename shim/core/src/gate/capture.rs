@@ -1,6 +1,7 @@
 //! Live captures. What goes into a capturing stream is recorded, not executed, so it passes the
 //! gate; and a marker in such a stream would be a node of the application's graph.
 
+use super::events::{self, Capturing};
 use super::{Order, Stream};
 use crate::state;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -17,6 +18,12 @@ impl Captures {
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether what is put into `stream` is recorded, not executed.
+    #[inline]
+    pub(super) fn is_of(&self, stream: Stream) -> bool {
+        self.any() && stream != Stream::LEGACY && events::capturing(stream) == Capturing::Itself
     }
 }
 

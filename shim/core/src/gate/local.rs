@@ -1,21 +1,118 @@
 //! What a process keeps for its gate.
 
 use super::capture::Captures;
+use super::link::Link;
 use super::streams::Streams;
+use super::window::{Estimate, Limits};
 use crate::spin::Spin;
-use core::sync::atomic::AtomicU32;
+use crate::state::Process;
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use tessera_region::layout::{GATE_CLOSED, gate_word};
 
 /// See the module.
 #[derive(Debug)]
 pub struct Local {
+    /// The tenant's gate in the quota page.
+    page: *const AtomicU32,
+    /// The gate that launches look at: the page's, or `own`.
+    current: AtomicPtr<AtomicU32>,
+    /// The gate that this process opens and closes itself while the arbiter is silent.
+    pub(super) own: AtomicU32,
+    /// Whether the helper runs ([`UNBOUND`], …).
+    pub(super) bound: AtomicU32,
+    /// Held while that is decided.
+    pub(super) binding: Spin<()>,
+    pub(super) link: Link,
     pub(super) streams: Spin<Streams>,
     pub(super) captures: Captures,
     /// Contexts being destroyed.
     pub(super) going: AtomicU32,
+    /// Threads that wait at a closed gate.
+    pub(super) waiting: AtomicU32,
+    /// The closed gate word for which `want` was said.
+    pub(super) wanted: AtomicU32,
+    /// The process is ending: the helper calls the driver no more.
+    pub(super) parked: AtomicBool,
+    /// Operations admitted at an open gate, and those of them known to be complete. Wrap.
+    pub(super) issued: AtomicU32,
+    pub(super) completed: AtomicU32,
+    /// How many may be in flight, how many go under one marker.
+    pub(super) limit: AtomicU32,
+    pub(super) batch: AtomicU32,
+    pub(super) estimate: Spin<Estimate>,
 }
 
+// SAFETY: `page` points to a word of the quota page, which stays mapped; the rest is `Sync`.
+unsafe impl Sync for Local {}
+// SAFETY: as above.
+unsafe impl Send for Local {}
+
+/// Nobody moves the gate: no arbiter has been seen.
+pub(super) const UNBOUND: u32 = 0;
+/// The helper runs.
+pub(super) const BOUND: u32 = 1;
+/// There can be no helper: no threads in this process.
+pub(super) const ALONE: u32 = 2;
+
 impl Local {
-    pub(crate) const fn new() -> Self {
-        Self { streams: Spin::new(Streams {}), captures: Captures::new(), going: AtomicU32::new(0) }
+    pub(crate) const fn new(page: *const AtomicU32) -> Self {
+        Self {
+            page,
+            current: AtomicPtr::new(page.cast_mut()),
+            own: AtomicU32::new(gate_word(0, GATE_CLOSED)),
+            bound: AtomicU32::new(UNBOUND),
+            binding: Spin::new(()),
+            link: Link::new(),
+            streams: Spin::new(Streams::new()),
+            captures: Captures::new(),
+            going: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            wanted: AtomicU32::new(0),
+            parked: AtomicBool::new(false),
+            issued: AtomicU32::new(0),
+            completed: AtomicU32::new(0),
+            limit: AtomicU32::new(1),
+            batch: AtomicU32::new(1),
+            estimate: Spin::new(Estimate::new()),
+        }
+    }
+
+    /// For [`crate::records::Owner`].
+    pub(crate) fn current(&self) -> &AtomicPtr<AtomicU32> {
+        &self.current
+    }
+
+    /// The gate that counts now.
+    pub(super) fn gate(&self) -> &AtomicU32 {
+        // SAFETY: `page` or `own`, both of which live as long as the process.
+        unsafe { &*self.current.load(Ordering::Relaxed) }
+    }
+
+    /// The gate in the quota page.
+    pub(super) fn page(&self) -> &AtomicU32 {
+        // SAFETY: a word of the quota page, which stays mapped for the life of the process.
+        unsafe { &*self.page }
+    }
+
+    /// Whether this process rations itself.
+    pub(super) fn is_own(&self) -> bool {
+        ptr::eq(self.current.load(Ordering::Relaxed), &raw const self.own)
+    }
+
+    /// Whether somebody moves the gate.
+    #[inline]
+    pub(super) fn is_bound(&self) -> bool {
+        self.bound.load(Ordering::Acquire) == BOUND
+    }
+
+    /// Has all launches look at `word` from now on; those under way are in flight.
+    pub(super) fn look_at(&self, process: &Process, word: &AtomicU32) {
+        process.records.redirect(&self.current, word.as_ptr().cast(), process.has_membarrier);
+    }
+
+    pub(super) fn set_limits(&self, limits: Limits) {
+        self.limit.store(limits.operations, Ordering::Relaxed);
+        self.batch.store(limits.batch, Ordering::Relaxed);
     }
 }

@@ -16,30 +16,45 @@
 //! A container with several GPUs is granted all of them or none (design: a gang, for NCCL), so its
 //! gates move together, and a launch looks at the first.
 //!
-//! **State of enforcement.** Compute is not limited yet: the plugin writes SOLO only, and a word
-//! other than SOLO is admitted at once, with a line that says so (`other_than_solo`). What is final
-//! is the hot path and its cost.
+//! What else there is to it: [`closing`] is the closer's side, which the [`helper`] thread takes;
+//! [`streams`] knows what is to be drained; [`flight`] and [`window`] bound what is in flight while
+//! the gate is open; [`cycle`] opens and closes a gate of the process's own while the arbiter is silent;
+//! [`bind`] starts it all when there is an arbiter. docs/compute.md is the contract.
 
+mod bind;
 pub mod capture;
+mod closing;
+mod cycle;
+mod events;
+mod flight;
+mod futex;
+mod helper;
+mod link;
 pub(crate) mod local;
 mod stream;
 pub mod streams;
+mod window;
 
+pub(crate) use closing::has_membarrier;
 pub use stream::Stream;
 pub use streams::Order;
 
-use crate::log::Reason;
-use crate::own;
+use crate::log::{errno, now_ns, set_errno};
+use crate::own::record;
+use crate::records::Record;
 use crate::state::{self, Process, Standing};
 use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 use tessera_cuda::types::{CUDA_ERROR_SYSTEM_NOT_READY, CUresult};
-use tessera_region::layout::{GATE_SOLO, gate_state};
+use tessera_region::layout::{GATE_CLOSED, GATE_OPEN, GATE_SOLO, GATE_YIELD, gate_state};
+use tessera_region::session::Message;
 
 /// The right to hand one operation to the driver; given back on drop.
 #[derive(Debug)]
 pub enum Pass {
     /// This thread's busy flag is up.
     Flag(Busy),
+    /// The same at an open gate: what is in flight is counted.
+    Counted(Counted),
     /// More threads than there are records: they share a counter.
     Crowd(&'static AtomicU32),
     /// Nothing to give back: pass-through, or inside another launch of this thread.
@@ -69,9 +84,9 @@ impl Drop for Busy {
 /// The hot path of [`admit`]: a thread that has launched before, at an open gate. `None` says
 /// nothing but "ask [`admit`]". Makes no call, so that the launch's arguments stay where they are.
 #[inline(always)]
-pub fn admit_at_once(stream: Stream) -> Option<Busy> {
+pub fn admit_at_once(stream: Stream, is_launch: bool) -> Option<Busy> {
     // SAFETY: records are never unmapped; in a forked child they read as zero.
-    let record = unsafe { own::record().as_ref() }?;
+    let record = unsafe { record().as_ref() }?;
     if record.busy.load(Ordering::Relaxed) != 0 {
         return None; // inside another launch of this thread
     }
@@ -91,63 +106,68 @@ pub fn admit_at_once(stream: Stream) -> Option<Busy> {
     if gate_state(gate.load(Ordering::Acquire)) != GATE_SOLO {
         return None;
     }
-    // A record with a gate is the word's only writer.
-    launches.store(launches.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    if is_launch {
+        // A record with a gate is the word's only writer.
+        launches.store(launches.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
     Some(busy)
 }
 
-/// Whether the kernel has what the hot path leaves to who closes. Only asks; a closer registers.
-pub(crate) fn has_membarrier() -> bool {
-    /// `MEMBARRIER_CMD_QUERY`
-    const QUERY: libc::c_int = 0;
-    /// `MEMBARRIER_CMD_PRIVATE_EXPEDITED`
-    const PRIVATE_EXPEDITED: libc::c_long = 1 << 3;
-    // SAFETY: a query has no effect.
-    let commands = unsafe { libc::syscall(libc::SYS_membarrier, QUERY, 0, 0) };
-    commands > 0 && commands & PRIVATE_EXPEDITED != 0
+/// See [`Pass::Counted`].
+#[derive(Debug)]
+pub struct Counted {
+    process: &'static Process,
+    record: &'static Record,
+    is_graph: bool,
+    /// Dropped last.
+    _busy: Busy,
 }
 
-/// Waits until this thread may hand work for `stream` to the driver (a kernel, a memset, a copy on
-/// the device), and counts it. For synchronous forms: the NULL stream of the function's flavour. To
-/// be dropped right after the driver's call.
+impl Drop for Counted {
+    #[inline(never)]
+    fn drop(&mut self) {
+        flight::launched(self.process, self.record, self.is_graph);
+    }
+}
+
+/// What is to be admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Counted nowhere.
+    Work,
+    /// A launch, which the usage page counts.
+    Launch,
+    /// The same, of a graph: a unit of its own.
+    Graph,
+}
+
+/// Waits until this thread may hand work for `stream` to the driver (a memset, a copy on the
+/// device). For synchronous forms: the NULL stream of the function's flavour. To be dropped right
+/// after the driver's call.
 ///
 /// # Errors
 /// `CUDA_ERROR_SYSTEM_NOT_READY` where the quota cannot be read (absence closes).
-#[inline(never)]
 pub fn admit_work(stream: Stream) -> Result<Pass, CUresult> {
-    admit(stream)
+    match admit_at_once(stream, false) {
+        Some(busy) => Ok(Pass::Flag(busy)),
+        None => admit_as(Kind::Work, stream),
+    }
 }
 
-/// As [`admit_work`], for a launch, which the usage page counts.
+/// As [`admit_work`], for a kernel launch.
 ///
 /// # Errors
 /// As [`admit_work`].
-#[inline(never)]
 pub fn admit(stream: Stream) -> Result<Pass, CUresult> {
-    // SAFETY: records are never unmapped; in a forked child they read as zero.
-    let mut record = unsafe { own::record().as_ref() };
-    if record.is_none_or(|record| record.process.load(Ordering::Relaxed).is_null()) {
-        let process = match state::standing() {
-            Standing::Pass => return Ok(Pass::Free),
-            Standing::Closed => return Err(CUDA_ERROR_SYSTEM_NOT_READY),
-            Standing::Armed(process) => process,
-        };
-        record = process.records.claim(process.owner());
-        let Some(record) = record else { return Ok(admit_to_crowd(process)) };
-        own::set_record(record);
-    }
-    let Some(record) = record else { return Ok(Pass::Free) };
-    if record.busy.swap(1, Ordering::SeqCst) != 0 {
-        // The driver called its own export: the outer launch holds the flag.
-        return Ok(Pass::Free);
-    }
-    let busy = Busy(&record.busy);
-    record.stream.store(stream.0, Ordering::Relaxed);
-    // SAFETY: not null, as just seen to; the state of a process is never freed.
-    check(unsafe { &*record.process.load(Ordering::Relaxed) }.gate_word());
-    // SAFETY: set together with `process`: a word of this process's slot, which stays mapped.
-    unsafe { &*record.launches.load(Ordering::Relaxed) }.fetch_add(1, Ordering::Relaxed);
-    Ok(Pass::Flag(busy))
+    admit_as(Kind::Launch, stream)
+}
+
+/// As [`admit_work`], for a graph launch.
+///
+/// # Errors
+/// As [`admit_work`].
+pub fn admit_graph(stream: Stream) -> Result<Pass, CUresult> {
+    admit_as(Kind::Graph, stream)
 }
 
 /// As [`admit`], for one launch into several streams.
@@ -155,36 +175,154 @@ pub fn admit(stream: Stream) -> Result<Pass, CUresult> {
 /// # Errors
 /// As [`admit_work`].
 pub fn admit_several(mut streams: impl Iterator<Item = Stream>) -> Result<Pass, CUresult> {
-    admit(streams.next().unwrap_or(Stream::LEGACY))
-}
-
-/// A launch of a thread that has no record.
-fn admit_to_crowd(process: &'static Process) -> Pass {
-    process.crowd.fetch_add(1, Ordering::SeqCst);
-    check(process.gate_word());
-    if let Some(shared) = process.account.launches().last() {
-        shared.fetch_add(1, Ordering::Relaxed);
+    let pass = admit(streams.next().unwrap_or(Stream::LEGACY))?;
+    if let (Pass::Flag(_) | Pass::Counted(_), Some(process)) = (&pass, state::armed()) {
+        // With the flag up: what closes sees either the flag or the streams.
+        let mut noted = process.gate.streams.lock();
+        streams.for_each(|stream| noted.note(stream));
     }
-    Pass::Crowd(&process.crowd)
+    Ok(pass)
 }
 
-fn check(gate: &AtomicU32) {
-    // Acquire: pairs with the plugin's Release.
-    let word = gate.load(Ordering::Acquire);
-    if gate_state(word) != GATE_SOLO {
-        other_than_solo(word);
+#[inline(never)]
+fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
+    // SAFETY: records are never unmapped; in a forked child they read as zero.
+    let mut record = unsafe { record().as_ref() };
+    if record.is_none_or(|record| record.process.load(Ordering::Relaxed).is_null()) {
+        let process = match state::standing() {
+            Standing::Pass => return Ok(Pass::Free),
+            Standing::Closed => return Err(CUDA_ERROR_SYSTEM_NOT_READY),
+            Standing::Armed(process) => process,
+        };
+        bind::if_due(process);
+        record = process.records.claim(process.owner());
+        let Some(record) = record else { return Ok(admit_to_crowd(process, stream)) };
+        crate::own::set_record(record);
+    }
+    let Some(record) = record else { return Ok(Pass::Free) };
+    // SAFETY: not null, as just seen to; the state of a process is never freed.
+    let process: &'static Process = unsafe { &*record.process.load(Ordering::Relaxed) };
+    if record.busy.load(Ordering::Relaxed) != 0 {
+        // The driver called its own export: the outer launch holds the flag.
+        return Ok(Pass::Free);
+    }
+    let mut may_wait = true;
+    loop {
+        bind::if_due(process);
+        record.busy.swap(1, Ordering::SeqCst);
+        let busy = Busy(&record.busy);
+        // Acquire: pairs with the arbiter's Release.
+        let word = process.gate.gate().load(Ordering::Acquire);
+        let state = gate_state(word);
+        let is_free = !may_wait
+            || !matches!(state, GATE_OPEN | GATE_YIELD | GATE_CLOSED)
+            || process.gate.captures.is_of(stream);
+        let is_open = matches!(state, GATE_OPEN | GATE_YIELD);
+        if is_free || is_open && flight::take_room(&process.gate) {
+            note(process, record, stream, is_open && !is_free);
+            if kind != Kind::Work {
+                // SAFETY: set together with `process`: a word of this process's slot, which stays
+                // mapped.
+                unsafe { &*record.launches.load(Ordering::Relaxed) }
+                    .fetch_add(1, Ordering::Relaxed);
+            }
+            if is_free {
+                return Ok(Pass::Flag(busy));
+            }
+            let is_graph = kind == Kind::Graph;
+            return Ok(Pass::Counted(Counted { process, record, is_graph, _busy: busy }));
+        }
+        drop(busy);
+        let errno = errno();
+        if is_open {
+            flight::wait_for_room(process, word);
+        } else {
+            may_wait = wait_at(process);
+        }
+        set_errno(errno);
     }
 }
 
-static NO_LEASES: Reason = Reason::new();
+/// `stream` is launched into: closing will drain it. The flag is up.
+#[inline]
+fn note(process: &Process, record: &Record, stream: Stream, counted: bool) {
+    let before = record.stream.load(Ordering::Relaxed);
+    if before != stream.0 {
+        if counted && before != 0 && record.unmarked.load(Ordering::Relaxed) != 0 {
+            flight::mark(process, record);
+        }
+        note_anew(process, record, stream);
+    }
+}
 
-/// OPEN, CLOSED or a word from a later plugin: it shares out GPU time, which this shim cannot. The
-/// launch passes, and the mismatch is said.
 #[cold]
 #[inline(never)]
-fn other_than_solo(word: u32) {
-    NO_LEASES.say(format_args!(
-        "the plugin shares out GPU time (gate {word}), and this libtessera.so only limits memory: \
-         restart the container so that it gets the plugin's own"
-    ));
+fn note_anew(process: &Process, record: &Record, stream: Stream) {
+    let mut streams = process.gate.streams.lock();
+    streams.note(stream);
+    // Under the lock: who closes takes both away under it.
+    record.stream.store(stream.0, Ordering::Relaxed);
+}
+
+/// A launch of a thread that has no record. It waits at a closed gate like others; how much is in
+/// flight is not counted.
+fn admit_to_crowd(process: &'static Process, stream: Stream) -> Pass {
+    let mut may_wait = true;
+    loop {
+        process.crowd.fetch_add(1, Ordering::SeqCst);
+        let pass = Pass::Crowd(&process.crowd);
+        let state = gate_state(process.gate.gate().load(Ordering::Acquire));
+        if !may_wait || state != GATE_CLOSED || process.gate.captures.is_of(stream) {
+            process.gate.streams.lock().note(stream);
+            if let Some(shared) = process.account.launches().last() {
+                shared.fetch_add(1, Ordering::Relaxed);
+            }
+            return pass;
+        }
+        drop(pass);
+        may_wait = wait_at(process);
+    }
+}
+
+/// How long a sleep at the gate lasts at most.
+const NAP_NS: u64 = 100_000_000;
+
+/// Waits while the gate is closed. False where the launch may pass whatever the gate says: nobody
+/// can be asked, and there is no helper that would know when.
+#[cold]
+#[inline(never)]
+fn wait_at(process: &Process) -> bool {
+    let gate = &process.gate;
+    let begun_ns = now_ns();
+    let mut may_wait = true;
+    gate.waiting.fetch_add(1, Ordering::Relaxed);
+    loop {
+        let word = gate.gate();
+        let seen = word.load(Ordering::Acquire);
+        if gate_state(seen) != GATE_CLOSED {
+            break;
+        }
+        if !gate.is_own() {
+            want(process, seen);
+        }
+        futex::wait(word, seen, NAP_NS);
+        if !gate.is_bound() {
+            may_wait = !cycle::is_silent(process, now_ns());
+            break;
+        }
+    }
+    gate.waiting.fetch_sub(1, Ordering::Relaxed);
+    process.account.add_gate_wait(now_ns().saturating_sub(begun_ns));
+    may_wait
+}
+
+/// Says once per closing that somebody waits.
+fn want(process: &Process, closed: u32) {
+    let wanted = &process.gate.wanted;
+    if wanted.swap(closed, Ordering::Relaxed) != closed
+        && !process.gate.link.say(&Message::Want { gpu: 0 })
+    {
+        // The helper says it when there is a connection again.
+        wanted.store(0, Ordering::Relaxed);
+    }
 }

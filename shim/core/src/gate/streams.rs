@@ -1,26 +1,236 @@
 //! The streams that have been launched into, and the order that keeps their marking apart from
 //! captures and from the end of streams and contexts.
 //!
+//! A stream is *dirty* from the first launch into it on until a drain takes it up. Who drains marks
+//! every dirty stream with an event and waits for the events. Default streams, legacy and per
+//! thread, are marked by an event in the legacy stream of every context known: the per-thread ones
+//! are blocking streams, and synchronise with it ("Stream synchronization behavior").
+//!
 //! Hooks of calls that end a stream, or put it into a capture, make their call while they hold an
 //! [`Order`]; a marker is recorded under the same lock. So a marker never meets a stream that is no
 //! more, and never becomes a node of the application's graph.
 
-use super::Stream;
+use super::events::{self, Capturing, Pushed};
+use super::{Stream, local};
 use crate::cancel::Deferred;
+use crate::list::List;
+use crate::pages::Zeroed;
+use crate::pools::ask::Uncaptured;
 use crate::spin::Held;
-use crate::state;
+use crate::state::{self, Process};
 use core::sync::atomic::{AtomicU32, Ordering};
 use tessera_cuda::types::CUcontext;
 
-/// What is known of the process's streams.
-#[derive(Debug, Default)]
-pub(crate) struct Streams {}
+/// An event of ours: recorded in a stream, or (0) still to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Marker {
+    pub(super) stream: usize,
+    pub(super) ctx: usize,
+    pub(super) event: usize,
+    /// Operations that are complete with it.
+    pub(super) operations: u32,
+    /// When the first of them was handed to the driver at the earliest, microseconds.
+    pub(super) since_us: u32,
+}
+
+// SAFETY: integers.
+unsafe impl Zeroed for Marker {}
+
+impl Marker {
+    const fn of(stream: Stream, ctx: usize, event: usize) -> Self {
+        Self { stream: stream.0, ctx, event, operations: 0, since_us: 0 }
+    }
+}
+
+/// What is known of the process's streams. Where a table gets no memory from the kernel, a stream is
+/// drained no more: quality of service, no more than that.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    /// Without events.
+    dirty: List<Marker>,
+    draining: List<Marker>,
+    /// What is in flight of an open lease, oldest first; see [`super::window`].
+    pub(super) flying: List<Marker>,
+    /// Events that are in no stream.
+    spares: List<Marker>,
+}
+
+/// What became of an attempt to mark.
+enum Mark {
+    Event(usize),
+    /// A capture forbids it.
+    Later,
+    /// There is nothing to wait for: the stream is being captured, or its context is broken.
+    Nothing,
+}
+
+/// Markers of streams that ended, after which the complete ones are looked for.
+const MANY: usize = 64;
+
+impl Streams {
+    pub(super) const fn new() -> Self {
+        Self { dirty: List::new(), draining: List::new(), flying: List::new(), spares: List::new() }
+    }
+
+    /// The calling thread is about to launch into `stream`.
+    pub(super) fn note(&mut self, stream: Stream) {
+        let ctx = match stream.is_default() {
+            true => events::current(),
+            false if self.dirty.iter().any(|dirty| dirty.stream == stream.0) => return,
+            false => events::context_of(stream),
+        };
+        if !self.dirty.iter().any(|dirty| (dirty.stream, dirty.ctx) == (stream.0, ctx)) {
+            let _ = self.dirty.push(Marker::of(stream, ctx, 0));
+        }
+    }
+
+    /// Takes up what is dirty: from now on it is drained.
+    pub(super) fn take_up(&mut self, process: &Process) {
+        while let Some(Marker { stream, ctx, .. }) = self.dirty.take(|_| true) {
+            if Stream(stream).is_default() {
+                self.draw(Stream::LEGACY.0, ctx);
+                process.contexts.each(|ctx| self.draw(Stream::LEGACY.0, ctx));
+            } else {
+                self.draw(stream, ctx);
+            }
+        }
+    }
+
+    fn draw(&mut self, stream: usize, ctx: usize) {
+        let same = |marker: &Marker| (marker.stream, marker.ctx, marker.event) == (stream, ctx, 0);
+        if ctx != 0 && !self.draining.iter().any(same) {
+            let _ = self.draining.push(Marker::of(Stream(stream), ctx, 0));
+        }
+    }
+
+    /// Marks what can be marked and drops what is over; true when nothing is left.
+    pub(super) fn drain(&mut self, capturing: bool) -> bool {
+        let mut at = 0;
+        while let Some(&marker) = self.draining.get(at) {
+            let Marker { stream, ctx, event, .. } = marker;
+            let over = match event {
+                0 => match self.mark_from_elsewhere(Stream(stream), ctx, capturing) {
+                    Mark::Event(event) => {
+                        self.draining[at].event = event;
+                        false
+                    }
+                    Mark::Later => false,
+                    Mark::Nothing => true,
+                },
+                event => events::is_over(event),
+            };
+            if over {
+                self.draining.remove(at);
+                self.spare(ctx, event);
+            } else {
+                at += 1;
+            }
+        }
+        self.draining.is_empty()
+    }
+
+    /// As [`Self::mark`], whatever the thread's context is.
+    fn mark_from_elsewhere(&mut self, stream: Stream, ctx: usize, capturing: bool) -> Mark {
+        match Pushed::new(ctx) {
+            Some(_pushed) => self.mark(stream, ctx, capturing),
+            None => Mark::Nothing,
+        }
+    }
+
+    /// Records an event in `stream`, of the current context.
+    fn mark(&mut self, stream: Stream, ctx: usize, capturing: bool) -> Mark {
+        if capturing {
+            match events::capturing(stream) {
+                Capturing::No => {}
+                Capturing::Itself => return Mark::Nothing,
+                Capturing::Another => return Mark::Later,
+            }
+        }
+        let spare = self.spares.take(|spare| spare.ctx == ctx).map(|spare| spare.event);
+        let Some(event) = spare.or_else(events::create) else { return Mark::Nothing };
+        if events::record(event, stream) {
+            return Mark::Event(event);
+        }
+        events::destroy(event);
+        Mark::Nothing
+    }
+
+    /// A marker of the calling thread's own launches into `stream`, or of another's.
+    pub(super) fn fly(&mut self, stream: Stream, operations: u32, since_us: u32, capturing: bool) {
+        // A launch has just noted it, unless a drain has taken it up since.
+        let known =
+            self.dirty.iter().rfind(|dirty| dirty.stream == stream.0).map(|dirty| dirty.ctx);
+        let ctx = known.unwrap_or_else(events::current);
+        if let Mark::Event(event) = self.mark_from_elsewhere(stream, ctx, capturing) {
+            let marker = Marker { operations, since_us, ..Marker::of(stream, ctx, event) };
+            if self.flying.push(marker).is_ok() {
+                return;
+            }
+            self.spare(ctx, event);
+        }
+        // Not to be told any more.
+        let lost = Marker { operations, since_us, ..Marker::of(stream, 0, 0) };
+        let _ = self.flying.push(lost);
+    }
+
+    pub(super) fn spare(&mut self, ctx: usize, event: usize) {
+        if event != 0 && self.spares.push(Marker::of(Stream(0), ctx, event)).is_err() {
+            events::destroy(event);
+        }
+    }
+
+    /// Before `stream` ends or is captured: marks it, while that is possible.
+    fn leave(&mut self, stream: Stream, capturing: bool, bound: bool) {
+        if self.draining.len() > MANY {
+            self.drain(capturing);
+        }
+        let was_dirty = self.dirty.iter().find(|dirty| dirty.stream == stream.0).copied();
+        let was_drawn = self.draining.take(|m| m.stream == stream.0 && m.event == 0);
+        let Some(ctx) = was_dirty.map(|dirty| dirty.ctx).or(was_drawn.map(|marker| marker.ctx))
+        else {
+            return;
+        };
+        if !stream.is_default() {
+            // Other threads' streams of their own stay dirty.
+            self.dirty.take(|dirty| dirty.stream == stream.0);
+        }
+        if !bound {
+            return; // nobody drains
+        }
+        if let Mark::Event(event) = self.mark_from_elsewhere(stream, ctx, capturing) {
+            if self.draining.push(Marker::of(stream, ctx, event)).is_err() {
+                self.spare(ctx, event);
+            }
+        }
+    }
+
+    fn forget_context(&mut self, ctx: usize) {
+        while self.dirty.take(|dirty| dirty.ctx == ctx).is_some() {}
+        while let Some(marker) = self.draining.take(|marker| marker.ctx == ctx) {
+            Self::destroy(marker.event);
+        }
+        for marker in self.flying.iter_mut().filter(|marker| marker.ctx == ctx) {
+            Self::destroy(marker.event);
+            marker.event = 0;
+        }
+        while let Some(spare) = self.spares.take(|spare| spare.ctx == ctx) {
+            Self::destroy(spare.event);
+        }
+    }
+
+    fn destroy(event: usize) {
+        if event != 0 {
+            events::destroy(event);
+        }
+    }
+}
 
 /// While it lives no stream is marked by anybody else, and no capture begins or ends. Not to be held
 /// over calls that wait for the GPU.
 #[derive(Debug)]
 pub struct Order {
-    _held: Held<'static, Streams>,
+    streams: Held<'static, Streams>,
+    process: &'static Process,
     _deferred: Deferred,
 }
 
@@ -29,11 +239,17 @@ impl Order {
     pub(super) fn take() -> Option<Self> {
         let process = state::armed()?;
         let deferred = Deferred::new();
-        Some(Self { _held: process.gate.streams.lock(), _deferred: deferred })
+        Some(Self { streams: process.gate.streams.lock(), process, _deferred: deferred })
     }
 
     /// `stream` is about to end or to be captured: what is in flight in it is marked now.
-    pub(super) fn leave(&mut self, _stream: Stream) {}
+    pub(super) fn leave(&mut self, stream: Stream) {
+        let gate = &self.process.gate;
+        let capturing = gate.captures.any();
+        let _uncaptured = capturing.then(Uncaptured::enter);
+        self.streams.leave(stream, capturing, gate.is_bound());
+        self.process.records.forget_stream(stream.0);
+    }
 }
 
 /// Before `cuStreamDestroy`; to be dropped after it.
@@ -44,8 +260,7 @@ pub fn destroying(stream: Stream) -> Option<Order> {
     Some(order)
 }
 
-/// While it lives a context is being destroyed or reset: nobody drains it, and nothing is called
-/// drained.
+/// While it lives a context is being destroyed or reset: nothing is called drained.
 #[derive(Debug)]
 pub struct Going(&'static AtomicU32);
 
@@ -58,8 +273,11 @@ impl Drop for Going {
 /// Before whatever destroys or resets `ctx` (which waits for its work); to be dropped after it. Its
 /// streams and events are forgotten.
 #[must_use = "to be dropped once the driver has destroyed the context"]
-pub fn context_going(_ctx: CUcontext) -> Option<Going> {
-    let process = state::armed()?;
-    process.gate.going.fetch_add(1, Ordering::Acquire);
-    Some(Going(&process.gate.going))
+pub fn context_going(ctx: CUcontext) -> Option<Going> {
+    let mut order = Order::take()?;
+    let local::Local { going, .. } = &order.process.gate;
+    going.fetch_add(1, Ordering::Acquire);
+    order.streams.forget_context(ctx.expose_provenance());
+    order.process.records.forget_streams();
+    Some(Going(going))
 }

@@ -281,7 +281,7 @@ pub fn launch<F: Copy>(
     let per_thread = is_per_thread(real);
     let Some(function) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // Through the gate with everything reserved, so that nobody waits for the quota with the flag up.
-    let call = || match gate::admit(Stream::new(stream, per_thread)) {
+    let call = || match gate::admit_graph(Stream::new(stream, per_thread)) {
         Ok(_pass) => call(function),
         Err(refusal) => refusal,
     };

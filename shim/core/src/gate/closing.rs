@@ -1,0 +1,127 @@
+//! Closing: who has read CLOSED waits until no thread is between "looked at the gate" and "the
+//! driver has the launch", and then until everything launched is complete.
+//!
+//! The order is what makes it sound. A launching thread raises its flag, then reads its stream's
+//! note and the gate; who closes takes the notes away, then has every thread pass a barrier, then
+//! reads the flags. So a launch is either seen by its flag and waited for, its stream being among
+//! those taken up; or it comes later, and finds the gate closed, or (if it has opened again) notes
+//! its stream for the next closing.
+
+use super::flight;
+use crate::spin::sleep_us;
+use crate::state::Process;
+use core::sync::atomic::{Ordering, fence};
+use tessera_region::layout::{GATE_CLOSED, gate_state};
+
+/// `MEMBARRIER_CMD_PRIVATE_EXPEDITED`
+const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
+/// `MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED`
+const REGISTER: libc::c_int = 1 << 4;
+
+fn membarrier(command: libc::c_int) -> bool {
+    // SAFETY: no pointers; the commands have no other effect than their barrier.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+}
+
+/// Whether the kernel has what the hot path leaves to who closes. Only asks; a closer registers.
+pub(crate) fn has_membarrier() -> bool {
+    // SAFETY: a query has no effect.
+    let commands = unsafe { libc::syscall(libc::SYS_membarrier, 0, 0, 0) };
+    commands > 0 && commands & libc::c_long::from(PRIVATE_EXPEDITED) != 0
+}
+
+/// Makes [`everybody_passes_a_barrier`] possible. Slow in a process with many threads.
+pub(super) fn prepare(process: &Process) {
+    if process.has_membarrier {
+        membarrier(REGISTER);
+    }
+}
+
+/// Orders all that this thread did before against what every other thread does after.
+pub(super) fn everybody_passes_a_barrier(process: &Process) {
+    // A forked child is not registered, but its threads are its own: it comes by `prepare`.
+    if process.has_membarrier && !membarrier(PRIVATE_EXPEDITED) {
+        membarrier(REGISTER);
+        membarrier(PRIVATE_EXPEDITED);
+    }
+    fence(Ordering::SeqCst);
+}
+
+/// Looks between which a thread that ended in a launch is looked for.
+const LOOKS: u32 = 512;
+
+/// Waits until every flag has been down once. False when `still` no longer holds.
+pub(super) fn flags_are_down(process: &Process, still: impl Fn() -> bool) -> bool {
+    everybody_passes_a_barrier(process);
+    let (mut from, mut looks) = (0, 0u32);
+    loop {
+        let busy = process.records.busy_from(from);
+        if busy.is_none() && process.crowd.load(Ordering::Acquire) == 0 {
+            return true;
+        }
+        if !still() {
+            return false;
+        }
+        from = busy.unwrap_or(usize::MAX);
+        looks += 1;
+        if looks.is_multiple_of(LOOKS) {
+            process.records.bury();
+        }
+        sleep_us(if looks < 20 { 2 } else { 50 });
+    }
+}
+
+/// A round of waiting for everything that is in flight.
+pub(super) struct Drain {
+    nap_us: u32,
+}
+
+/// The longest sleep between two looks at the markers, microseconds.
+const LONGEST_NAP_US: u32 = 50;
+
+impl Drain {
+    /// Takes up everything launched so far. `None` when `still` no longer holds; the next round has
+    /// it then.
+    pub(super) fn begin(process: &Process, still: impl Fn() -> bool) -> Option<Self> {
+        {
+            let mut streams = process.gate.streams.lock();
+            flight::mark_all(process, &mut streams);
+            streams.take_up(process);
+            process.records.forget_streams();
+        }
+        flags_are_down(process, still).then_some(Self { nap_us: 5 })
+    }
+
+    /// Whether everything is complete.
+    pub(super) fn look(&self, process: &Process) -> bool {
+        let gate = &process.gate;
+        let mut streams = gate.streams.lock();
+        // Under the lock, so that who parks the helper knows when it is out of the driver.
+        if gate.parked.load(Ordering::Acquire) {
+            return true;
+        }
+        let capturing = gate.captures.any();
+        if !streams.drain(capturing) || gate.going.load(Ordering::Acquire) != 0 {
+            return false;
+        }
+        flight::land(process, &mut streams, true);
+        let issued = gate.issued.load(Ordering::Relaxed);
+        if gate_state(gate.gate().load(Ordering::Acquire)) == GATE_CLOSED {
+            gate.completed.store(issued, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Sleeps until it is worth looking again.
+    pub(super) fn nap(&mut self) {
+        sleep_us(self.nap_us);
+        self.nap_us = (self.nap_us * 2).min(LONGEST_NAP_US);
+    }
+
+    /// The same while the gate is open, for who sleeps elsewhere: at leisure.
+    pub(super) fn next_nap_ns(&mut self) -> u64 {
+        let nap_us = self.nap_us;
+        self.nap_us = (nap_us * 2).min(2 * LONGEST_NAP_US);
+        u64::from(nap_us) * 1_000
+    }
+}

@@ -1,0 +1,216 @@
+//! The helper: one thread per process, which closes and drains when the gate says so, tells the
+//! arbiter, and keeps the connection.
+//!
+//! A guest's thread: all signals blocked, a small stack, a name, never a context of its own for
+//! longer than a call, relaxed towards captures, and out of the driver before the driver is torn
+//! down ([`super::bind`]). It never synchronises anything: it looks, and sleeps in between.
+
+use super::closing::{self, Drain};
+use super::cycle;
+use super::futex;
+use super::link::Connection;
+use super::want;
+use crate::libdl;
+use crate::log::now_ns;
+use crate::pools::ask::Uncaptured;
+use crate::state::Process;
+use crate::thread::Depth;
+use core::ffi::c_void;
+use core::mem::{MaybeUninit, forget};
+use core::ptr;
+use core::sync::atomic::Ordering;
+use tessera_region::layout::{
+    ARBITER_STALE_NS, GATE_CLOSED, GATE_OPEN, GATE_YIELD, gate_epoch, gate_state,
+};
+use tessera_region::session::Message;
+
+/// Longest sleep at the gate, nanoseconds: the arbiter may have fallen silent.
+const NAP_NS: u64 = 100_000_000;
+/// Time between two looks whether the connection stands, nanoseconds.
+const CHECK_NS: u64 = 50_000_000;
+/// Time between two looks at a holder that is to say when it is idle, nanoseconds.
+const WATCH_NS: u64 = 250_000;
+/// So long nothing may be in flight and nothing be launched before that is called idle.
+const IDLE_NS: u64 = 100_000;
+
+/// Starts the helper. False where the process can have no threads.
+pub(super) fn start(process: &'static Process) -> bool {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: valid places. libc leaves out the signals that it needs itself. The calling thread's
+    // mask is what it was when this returns; the new thread inherits the full one.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        let started = libdl::start_thread(run, ptr::from_ref(process).cast_mut().cast());
+        libc::sigprocmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+        started
+    }
+}
+
+extern "C" fn run(process: *mut c_void) -> *mut c_void {
+    // SAFETY: `start` passed it; the state of a process is never freed.
+    let process: &'static Process = unsafe { &*process.cast_const().cast() };
+    // SAFETY: this thread's own name and timer slack.
+    unsafe {
+        libc::prctl(libc::PR_SET_NAME, c"tessera-gate".as_ptr());
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1);
+    }
+    // What the driver calls of its own exports passes through, and no capture minds.
+    forget(Depth::enter());
+    forget(Uncaptured::enter());
+    closing::prepare(process);
+    let mut helper = Helper::new(now_ns());
+    loop {
+        helper.turn(process);
+    }
+}
+
+/// What the helper remembers.
+pub(super) struct Helper {
+    /// The closed gate word for which `drained` was said.
+    drained: Option<u32>,
+    /// The open gate word for which `idle` was said.
+    idle: Option<u32>,
+    /// Since when the gate has been open.
+    opened_ns: Option<u64>,
+    connected: bool,
+    /// When there was a connection last.
+    connected_ns: u64,
+    checked_ns: u64,
+}
+
+impl Helper {
+    fn new(now_ns: u64) -> Self {
+        Self {
+            drained: None,
+            idle: None,
+            opened_ns: None,
+            connected: false,
+            connected_ns: now_ns,
+            checked_ns: 0,
+        }
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.connected
+    }
+
+    /// Looks at the connection now and then, and makes it anew.
+    pub(super) fn keep_connected(&mut self, process: &Process, now_ns: u64) {
+        if now_ns.saturating_sub(self.checked_ns) < CHECK_NS {
+            return;
+        }
+        self.checked_ns = now_ns;
+        let connection = process.gate.link.connect(&process.gate_path, &process.hello());
+        self.connected = connection != Connection::None;
+        if self.connected {
+            self.connected_ns = now_ns;
+        }
+        if connection == Connection::New {
+            // Said to nobody.
+            self.drained = None;
+            self.idle = None;
+            process.gate.wanted.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn turn(&mut self, process: &Process) {
+        let gate = &process.gate;
+        let now_ns = now_ns();
+        self.keep_connected(process, now_ns);
+        let unheard = now_ns.saturating_sub(self.connected_ns) > ARBITER_STALE_NS
+            && gate.waiting.load(Ordering::Relaxed) != 0;
+        if cycle::is_silent(process, now_ns) || unheard {
+            cycle::run(process, self);
+            self.drained = None;
+            self.opened_ns = None;
+            return;
+        }
+        let page = gate.page();
+        let word = page.load(Ordering::Acquire);
+        match gate_state(word) {
+            GATE_CLOSED => {
+                if self.drained != Some(word) {
+                    self.close(process, word);
+                }
+                if gate.waiting.load(Ordering::Relaxed) != 0 {
+                    want(process, word);
+                }
+            }
+            GATE_YIELD if self.idle != Some(word) => {
+                self.opened_ns.get_or_insert(now_ns);
+                self.watch(process, word);
+            }
+            GATE_OPEN | GATE_YIELD => _ = self.opened_ns.get_or_insert(now_ns),
+            _ => self.opened_ns = None,
+        }
+        futex::wait(page, word, NAP_NS);
+    }
+
+    /// Drains, and says so.
+    fn close(&mut self, process: &Process, word: u32) {
+        let page = process.gate.page();
+        let still = || page.load(Ordering::Acquire) == word && !cycle::is_silent(process, now_ns());
+        if !cycle::drain(process, still) {
+            return;
+        }
+        let opened_ns = self.opened_ns.take();
+        let used_ns = opened_ns.map_or(0, |opened_ns| now_ns().saturating_sub(opened_ns));
+        process.account.add_gpu_time(used_ns);
+        let drained = Message::Drained { gpu: 0, epoch: gate_epoch(word), used_ns };
+        if process.gate.link.say(&drained) {
+            self.drained = Some(word);
+        } else {
+            self.checked_ns = 0;
+        }
+    }
+
+    /// Watches a holder for whom others wait, until it is idle or the gate moves.
+    fn watch(&mut self, process: &Process, word: u32) {
+        let gate = &process.gate;
+        let page = gate.page();
+        let issued = || gate.issued.load(Ordering::Relaxed);
+        let mut seen = issued();
+        let mut round: Option<Drain> = None;
+        let mut complete_ns = None;
+        loop {
+            let now_ns = now_ns();
+            if page.load(Ordering::Acquire) != word || cycle::is_silent(process, now_ns) {
+                return;
+            }
+            if issued() != seen || process.records.busy_from(0).is_some() {
+                seen = issued();
+                (round, complete_ns) = (None, None);
+                futex::wait(page, word, WATCH_NS);
+                continue;
+            }
+            let nap_ns = match (&mut round, complete_ns) {
+                (None, _) => {
+                    let still = || issued() == seen && page.load(Ordering::Acquire) == word;
+                    round = Drain::begin(process, still);
+                    0
+                }
+                (Some(_), Some(complete_ns)) => {
+                    let quiet_ns = now_ns.saturating_sub(complete_ns);
+                    if quiet_ns >= IDLE_NS {
+                        let epoch = gate_epoch(word);
+                        if process.gate.link.say(&Message::Idle { gpu: 0, epoch }) {
+                            self.idle = Some(word);
+                        }
+                        return;
+                    }
+                    IDLE_NS - quiet_ns
+                }
+                (Some(round), None) if round.look(process) => {
+                    complete_ns = Some(now_ns);
+                    IDLE_NS
+                }
+                (Some(round), None) => round.next_nap_ns(),
+            };
+            if nap_ns > 0 {
+                futex::wait(page, word, nap_ns);
+            }
+        }
+    }
+}
