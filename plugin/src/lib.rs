@@ -10,6 +10,7 @@
 pub mod admin;
 pub mod allocate;
 pub mod app;
+pub mod arbiter;
 pub mod capacity;
 pub mod cli;
 pub mod coexist;

@@ -8,6 +8,7 @@ mod cdi;
 pub mod duration;
 pub mod health;
 pub mod layout;
+pub mod leases;
 mod parse;
 pub mod quantity;
 mod reader;
@@ -22,6 +23,7 @@ pub use crate::coexist::SoldByOthers;
 pub use cdi::{Cdi, GpuNames};
 pub use health::{Health, XidAction};
 pub use layout::{Amount, Layout, LayoutShare};
+pub use leases::Leases;
 
 /// Where `tessera` looks when `--config` is not given. May be absent: the defaults hold then.
 pub const DEFAULT_FILE: &str = "/etc/tessera/config.toml";
@@ -37,6 +39,8 @@ pub struct Config {
     pub gpus: Gpus,
     /// What one replica is.
     pub share: Share,
+    /// How GPU time is divided.
+    pub compute: Leases,
     /// When a GPU is no longer sold, and when it is again.
     pub health: Health,
     /// GPUs that are cut in another way.
@@ -307,6 +311,7 @@ impl Default for Config {
                 placement: Placement::Packed,
                 split: Split::Reject,
             },
+            compute: Leases::default(),
             health: Health::default(),
             layouts: Vec::new(),
             container: Container {

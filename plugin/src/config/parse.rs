@@ -18,6 +18,7 @@ use crate::replica;
 
 mod delivery;
 mod health;
+mod leases;
 
 pub(super) fn parse(text: &str, file: Option<&Path>) -> Result<Config, ConfigError> {
     let mut report = Report::new(text);
@@ -62,6 +63,9 @@ fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
     section.finish(report);
     check_share(report, &config);
     layout::read(report, &mut root, &mut config);
+    let mut section = root.section(report, "compute");
+    leases::read(report, &mut section, &mut config.compute);
+    section.finish(report);
     let mut section = root.section(report, "health");
     health::read(report, &mut section, &mut config.health);
     section.finish(report);

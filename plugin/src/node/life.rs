@@ -160,6 +160,7 @@ impl Node {
         }
         self.store(&change);
         for id in &change.remove {
+            self.stop_arbitrating(id);
             lock(&self.regions).remove(id);
             // What was said of it is nobody's concern any more.
             lock(&self.notes).retain(|note| !note.contains(id.as_str()));
@@ -228,8 +229,10 @@ impl Node {
             }
             result => result?,
         };
-        if let Some(region) = lock(&self.regions).get(id) {
+        let region = lock(&self.regions).get(id).cloned();
+        if let Some(region) = region {
             region.heartbeat(monotonic_ns());
+            self.arbitrate(id, &region);
         }
         if outcome.repaired {
             info!(%id, "pages repaired");
@@ -289,6 +292,7 @@ impl Node {
         self.store(&change);
         for plan in plans {
             self.remove_spec(&plan.id);
+            self.stop_arbitrating(&plan.id);
             let region = lock(&self.regions).remove(&plan.id);
             // Pages without a record would be adopted, and counted, at the next start: right if
             // somebody still uses them.

@@ -4,6 +4,7 @@
 //! `writer` (the ledger; held while the disk is waited for, so only on blocking threads), then
 //! `records`, then `regions` (both held briefly). Whoever changes allocations holds `writer`.
 
+mod arbitrating;
 mod delivering;
 mod devices;
 mod health;
@@ -25,6 +26,7 @@ use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 
 use crate::allocate::{AllocationId, Catalogue};
+use crate::arbiter::Arbiter;
 use crate::coexist::Finding;
 use crate::config::Config;
 use crate::delivery::Delivery;
@@ -70,6 +72,8 @@ pub struct Node {
     outside: Mutex<BTreeMap<String, u64>>,
     /// GPUs that another plugin sells too, by UUID.
     others: Mutex<BTreeMap<String, Finding>>,
+    /// Divides GPU time; `None` if it could not be started.
+    arbiter: Option<Arbiter>,
 }
 
 /// What only one thread changes at a time.
@@ -163,7 +167,9 @@ impl Node {
             notes.push(error.to_string());
         }
 
+        let arbiter = arbitrating::start(&config, &mut notes);
         let node = Arc::new(Node {
+            arbiter,
             catalogue: Mutex::new(Arc::new(Catalogue::new(gpus, &config))),
             health: Mutex::new(Health::new(
                 config.health.clone(),
@@ -212,6 +218,7 @@ impl Node {
                     }
                     region.heartbeat(monotonic_ns());
                     region.observed().attach(&self.bell);
+                    self.arbitrate(&record.id, &region);
                     lock(&self.regions).insert(record.id.clone(), region);
                 }
                 Err(error) => {
@@ -326,6 +333,9 @@ impl Node {
     /// wait for the ledger. Blocking.
     pub fn close(&self) {
         self.heartbeat(0);
+        if let Some(arbiter) = &self.arbiter {
+            arbiter.stop();
+        }
         lock(&self.writer).ledger.close();
     }
 

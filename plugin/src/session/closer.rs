@@ -20,18 +20,25 @@ const BEHIND: usize = 16;
 
 /// One allocation's; the thread starts when it is first needed and ends with this.
 #[derive(Debug, Default)]
-pub(super) struct Closer {
+pub(crate) struct Closer {
     queue: Mutex<Option<mpsc::Sender<OwnedFd>>>,
     waiting: Arc<AtomicUsize>,
 }
 
 impl Closer {
     /// Whether its allocation has more sockets to be closed than it should.
-    pub(super) fn is_behind(&self) -> bool {
+    pub(crate) fn is_behind(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > BEHIND
     }
 
-    fn close(&self, fd: OwnedFd) {
+    /// Closes a socket, elsewhere if that could wait.
+    pub(crate) fn close(&self, fd: OwnedFd) {
+        if !socket::is_drained(&fd) {
+            self.leave(fd);
+        }
+    }
+
+    fn leave(&self, fd: OwnedFd) {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let sender = queue.get_or_insert_with(|| {
@@ -78,8 +85,6 @@ impl Guarded {
 impl Drop for Guarded {
     fn drop(&mut self) {
         let Some(fd) = self.fd.take().map(AsyncFd::into_inner) else { return };
-        if !socket::is_drained(&fd) {
-            self.closer.close(fd);
-        }
+        self.closer.close(fd);
     }
 }

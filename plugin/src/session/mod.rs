@@ -9,9 +9,9 @@
 //! to a blocking thread, one at a time for each allocation, and so does closing ([`closer`]).
 
 mod bucket;
-mod closer;
-mod socket;
-mod tenant;
+pub(crate) mod closer;
+pub(crate) mod socket;
+pub(crate) mod tenant;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use closer::{Closer, Guarded};
+use tessera_region::layout::SESSION_SOCKET;
 use tessera_region::session::{EventKind, Message};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
@@ -62,7 +63,7 @@ impl Listener {
     /// # Errors
     /// The socket cannot be made.
     pub fn bind(dir: &Path, pages: Arc<dyn Pages>, tenant: Arc<Tenant>) -> io::Result<Self> {
-        Self::serve(socket::listen(dir, true)?, pages, tenant)
+        Self::serve(socket::listen(dir, SESSION_SOCKET, true)?.socket, pages, tenant)
     }
 
     fn serve(socket: OwnedFd, pages: Arc<dyn Pages>, tenant: Arc<Tenant>) -> io::Result<Self> {

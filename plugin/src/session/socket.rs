@@ -1,4 +1,4 @@
-//! The system calls of a session: SEQPACKET sockets and pidfds, non-blocking.
+//! The system calls of a session and of a gate: SEQPACKET sockets and pidfds, non-blocking.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -12,23 +12,29 @@ use rustix::net::{
     SocketFlags, SocketType, recvmsg,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tessera_region::layout::SESSION_SOCKET;
 use tessera_region::session::MESSAGE_BYTES;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// One more than a message, so that a longer packet does not pass for one.
-pub(super) const PACKET: usize = MESSAGE_BYTES + 1;
+pub(crate) const PACKET: usize = MESSAGE_BYTES + 1;
 
 /// Processes of one container that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// A socket listening at `session.sock` in `dir`, in place of whatever was there. Messages with
-/// descriptors are refused at the sender, if `refuse`; older kernels cannot.
-pub(super) fn listen(dir: &Path, refuse: bool) -> io::Result<OwnedFd> {
+/// A listening socket, and whether messages with descriptors are refused at their sender.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    pub(crate) socket: OwnedFd,
+    pub(crate) refuses: bool,
+}
+
+/// A socket listening at `name` in `dir`, in place of whatever was there. Messages with descriptors
+/// are refused at the sender, if `refuse`; older kernels cannot.
+pub(crate) fn listen(dir: &Path, name: &str, refuse: bool) -> io::Result<Listening> {
     // Socket paths end after 107 bytes; a path through the directory's descriptor is always short.
     let handle = std::fs::File::open(dir)?;
-    let path = Path::new("/proc/self/fd").join(handle.as_raw_fd().to_string()).join(SESSION_SOCKET);
+    let path = Path::new("/proc/self/fd").join(handle.as_raw_fd().to_string()).join(name);
     match std::fs::symlink_metadata(&path) {
         // containerd makes missing mount sources as empty directories.
         Ok(meta) if meta.is_dir() => std::fs::remove_dir(&path)?,
@@ -40,16 +46,14 @@ pub(super) fn listen(dir: &Path, refuse: bool) -> io::Result<OwnedFd> {
     rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
     // Connecting needs write permission; any user of the container may.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
-    if refuse {
-        // Accepted sockets inherit it. Where the kernel does not know it, see `closer`.
-        let _ = tessera_region::session::refuse_descriptors(socket.as_fd());
-    }
+    // Accepted sockets inherit it. Where the kernel does not know it, see `closer`.
+    let refuses = refuse && tessera_region::session::refuse_descriptors(socket.as_fd()).is_ok();
     rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket)
+    Ok(Listening { socket, refuses })
 }
 
 /// Whether nothing is left in it that closing it would have to throw away.
-pub(super) fn is_drained(socket: &OwnedFd) -> bool {
+pub(crate) fn is_drained(socket: &OwnedFd) -> bool {
     if rustix::net::sockopt::socket_acceptconn(socket).unwrap_or(false) {
         let mut poll_fd = [PollFd::new(socket, PollFlags::IN)];
         return poll(&mut poll_fd, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0);
@@ -72,22 +76,22 @@ fn peek(socket: impl AsFd) -> io::Result<(usize, ReturnFlags)> {
     reason = "unsound only for types whose descriptor changes, which OwnedFd's never does; the \
               replacement is unsafe to call"
 )]
-pub(super) fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(fd, Interest::READABLE)
 }
 
-pub(super) fn accept(socket: impl AsFd) -> io::Result<OwnedFd> {
+pub(crate) fn accept(socket: impl AsFd) -> io::Result<OwnedFd> {
     Ok(rustix::net::accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }
 
 /// The peer's pid here; `None` where its pid namespace is not ours or a child of ours.
-pub(super) fn peer_pid(peer: &OwnedFd) -> Option<u32> {
+pub(crate) fn peer_pid(peer: &OwnedFd) -> Option<u32> {
     let credentials = getsockopt(peer, sockopt::PeerCredentials).ok()?;
     u32::try_from(credentials.pid()).ok().filter(|pid| *pid != 0)
 }
 
 /// A descriptor that becomes readable when the process is dead. `NotFound` if it is already.
-pub(super) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
+pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     pidfd_open(pid, PidfdFlags::NONBLOCK).map_err(|errno| match errno {
@@ -96,15 +100,20 @@ pub(super) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     })
 }
 
-/// One packet. One that carries descriptors is left unread, because to drop it is to close them:
-/// `PermissionDenied`.
-pub(super) fn receive(socket: impl AsFd, packet: &mut [u8; PACKET]) -> io::Result<usize> {
-    if peek(&socket)?.1.contains(ReturnFlags::CTRUNC) {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
+/// One packet of a peer that can send no descriptors; see [`Listening::refuses`].
+pub(crate) fn receive_refused(socket: impl AsFd, packet: &mut [u8; PACKET]) -> io::Result<usize> {
     Ok(rustix::net::recv(socket, &mut packet[..], RecvFlags::DONTWAIT)?.0)
 }
 
-pub(super) fn send(socket: impl AsFd, packet: &[u8]) -> io::Result<usize> {
+/// One packet. One that carries descriptors is left unread, because to drop it is to close them:
+/// `PermissionDenied`.
+pub(crate) fn receive(socket: impl AsFd, packet: &mut [u8; PACKET]) -> io::Result<usize> {
+    if peek(&socket)?.1.contains(ReturnFlags::CTRUNC) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    receive_refused(socket, packet)
+}
+
+pub(crate) fn send(socket: impl AsFd, packet: &[u8]) -> io::Result<usize> {
     Ok(rustix::net::send(socket, packet, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
 }

@@ -13,7 +13,8 @@ use super::bucket::Bucket;
 /// Sessions of one allocation at a time: every slot, and as many again that are dying. Fewer where the
 /// plugin may open few files, so that no allocation takes them from the others.
 pub const MAX_SESSIONS: usize = 2 * SLOTS;
-/// Allocations that must be able to have their share of descriptors, two for each session.
+/// Allocations that must be able to have their share of descriptors, two for each session and two for
+/// each process at the gate.
 const SHARES: u64 = 32;
 /// Descriptors for everything else: the ledger, kubelet, pages, listeners.
 const KEPT: u64 = 256;
@@ -21,7 +22,7 @@ const KEPT: u64 = 256;
 const RATE: u32 = 2000;
 const BURST: u32 = 4000;
 /// Packets that are no messages after which a session is closed.
-pub(super) const MAX_GARBAGE: u32 = 16;
+pub(crate) const MAX_GARBAGE: u32 = 16;
 
 /// A process with a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,19 +70,23 @@ struct State {
     most: usize,
 }
 
-/// Sessions that one allocation may have where a process may open `files`.
+/// Sessions that one allocation may have, and processes at its gate, as far as this process may open
+/// files.
+pub(crate) fn most() -> usize {
+    use nix::sys::resource::{Resource, getrlimit};
+    share(getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft))
+}
+
 fn share(files: u64) -> usize {
-    let share = files.saturating_sub(KEPT) / (2 * SHARES);
+    let share = files.saturating_sub(KEPT) / (4 * SHARES);
     usize::try_from(share).unwrap_or(MAX_SESSIONS).clamp(8, MAX_SESSIONS)
 }
 
 impl Default for Tenant {
     fn default() -> Self {
-        use nix::sys::resource::{Resource, getrlimit};
-        let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
         Tenant {
             state: Mutex::new(State {
-                most: share(files),
+                most: most(),
                 peers: BTreeMap::new(),
                 next: 0,
                 counters: Counters::default(),
@@ -186,7 +191,7 @@ mod tests {
 
     #[test]
     fn few_descriptors_are_shared() {
-        assert_eq!([share(1024), share(4096), share(1 << 20), share(0)], [12, 60, MAX_SESSIONS, 8]);
+        assert_eq!([share(2048), share(8192), share(1 << 20), share(0)], [14, 62, MAX_SESSIONS, 8]);
     }
 
     #[test]

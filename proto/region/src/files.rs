@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{PageError, PageFault};
-use crate::layout::{QUOTA_FILE, SESSION_SOCKET, USAGE_FILE};
+use crate::layout::{GATE_SOCKET, QUOTA_FILE, SESSION_SOCKET, USAGE_FILE};
 use crate::os::{self, FileKind, Stat};
 use crate::spares::Spares;
 
@@ -32,7 +32,7 @@ pub fn prepare_dir(dir: &Path) -> Result<Vec<PathBuf>, PageError> {
         made => made.map_err(|error| PageError::io(dir, "mkdir", &error))?,
     }
     let mut replaced = Vec::new();
-    for name in [QUOTA_FILE, USAGE_FILE, SESSION_SOCKET] {
+    for name in [QUOTA_FILE, USAGE_FILE, SESSION_SOCKET, GATE_SOCKET] {
         let path = dir.join(name);
         if fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir()) {
             match fs::remove_dir(&path) {

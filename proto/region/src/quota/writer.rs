@@ -184,6 +184,11 @@ impl QuotaWriter {
         self.abi
     }
 
+    /// GPUs in the page.
+    pub fn gpus(&self) -> usize {
+        self.gpus
+    }
+
     fn gpu(&self, gpu: usize) -> &QuotaGpu {
         &self.map.gpus[..self.gpus][gpu]
     }
@@ -241,6 +246,11 @@ impl QuotaWriter {
     /// Where this tenant's part of the cycle begins without an arbiter, in thousandths.
     pub fn set_phase(&self, gpu: usize, millis: u32) {
         self.gpu(gpu).phase_millis.store(millis, Ordering::Relaxed);
+    }
+
+    /// What [`Self::set_phase`] published last.
+    pub fn phase(&self, gpu: usize) -> u32 {
+        self.gpu(gpu).phase_millis.load(Ordering::Relaxed)
     }
 
     /// Sets how many operations, and how many microseconds of work, may be in flight while the gate

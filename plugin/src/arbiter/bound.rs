@@ -1,0 +1,206 @@
+//! Which processes of a tenant must have drained before its lease has ended. Pure.
+//!
+//! A process is *bound* from its hello on. Each closing of the gate makes every bound process owe a
+//! drain of that epoch; one that comes while the gate is closed owes nothing, because nothing passed
+//! since. What a process says of another epoch is stale, or a lie, and changes nothing.
+
+use std::collections::BTreeMap;
+
+/// What became of a `drained`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Drain {
+    /// It was owed.
+    Counted,
+    /// Of another epoch, of an open gate, from a process that is not bound, or said before.
+    Ignored,
+}
+
+/// The gate as it was set last, and its epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    Closed(u32),
+    Open(u32),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Process {
+    owes: bool,
+    idle: bool,
+}
+
+/// One tenant's processes, by a key that is never used again.
+#[derive(Debug)]
+pub(super) struct Bound {
+    processes: BTreeMap<u64, Process>,
+    /// Processes nobody knows, from before this arbiter: they owe together.
+    strangers: bool,
+    owing: usize,
+    gate: Gate,
+}
+
+impl Bound {
+    /// Nobody, at a gate that is closed in this epoch.
+    pub fn new(epoch: u32) -> Self {
+        let gate = Gate::Closed(epoch);
+        Bound { processes: BTreeMap::new(), strangers: false, owing: 0, gate }
+    }
+
+    /// A process said hello.
+    pub fn bind(&mut self, key: u64) {
+        self.processes.entry(key).or_default();
+    }
+
+    /// A process is dead, or has left.
+    pub fn unbind(&mut self, key: u64) {
+        if self.processes.remove(&key).is_some_and(|process| process.owes) {
+            self.owing -= 1;
+        }
+    }
+
+    /// The gate closed in a new epoch. All that are bound owe, until they say so.
+    pub fn close(&mut self, epoch: u32) {
+        self.gate = Gate::Closed(epoch);
+        self.processes.values_mut().for_each(|p| *p = Process { owes: true, idle: false });
+        self.owing = self.processes.len() + usize::from(self.strangers);
+    }
+
+    /// The gate opened, or is open in another way.
+    pub fn open(&mut self, epoch: u32) {
+        self.gate = Gate::Open(epoch);
+        self.processes.values_mut().for_each(|p| *p = Process::default());
+        self.strangers = false;
+        self.owing = 0;
+    }
+
+    /// Somebody may still have work in flight who is not bound yet: another arbiter let it in.
+    pub fn fear_strangers(&mut self) {
+        self.owing += usize::from(!std::mem::replace(&mut self.strangers, true));
+    }
+
+    /// They had their time to come.
+    pub fn forget_strangers(&mut self) {
+        self.owing -= usize::from(std::mem::take(&mut self.strangers));
+    }
+
+    /// A process says that nothing of it is in flight.
+    pub fn drained(&mut self, key: u64, epoch: u32) -> Drain {
+        match self.processes.get_mut(&key) {
+            Some(process) if process.owes && self.gate == Gate::Closed(epoch) => {
+                process.owes = false;
+                self.owing -= 1;
+                Drain::Counted
+            }
+            _ => Drain::Ignored,
+        }
+    }
+
+    /// A process says that it has nothing to do. True if that holds for all of them now.
+    pub fn idle(&mut self, key: u64, epoch: u32) -> bool {
+        let Some(process) = self.processes.get_mut(&key) else { return false };
+        process.idle = self.gate == Gate::Open(epoch);
+        process.idle && self.processes.values().all(|process| process.idle)
+    }
+
+    /// Processes that have not drained.
+    pub fn owing(&self) -> usize {
+        self.owing
+    }
+
+    /// Processes bound.
+    pub fn len(&self) -> usize {
+        self.processes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn two() -> Bound {
+        let mut bound = Bound::new(1);
+        bound.bind(1);
+        bound.bind(2);
+        bound
+    }
+
+    #[test]
+    fn a_lease_ends_when_the_last_process_has_drained() {
+        let mut bound = two();
+        bound.close(5);
+        assert_eq!(bound.owing(), 2);
+        assert_eq!(bound.drained(1, 5), Drain::Counted);
+        assert_eq!(bound.drained(1, 5), Drain::Ignored, "once");
+        assert_eq!(bound.owing(), 1);
+        bound.unbind(2);
+        assert_eq!(bound.owing(), 0, "the dead owe nothing");
+    }
+
+    #[test]
+    fn lies_change_nothing() {
+        let mut bound = two();
+        bound.open(4);
+        assert_eq!(bound.drained(1, 4), Drain::Ignored, "the gate is not closed");
+        bound.close(5);
+        for (key, epoch) in [(1, 4), (1, 6), (9, 5)] {
+            assert_eq!(bound.drained(key, epoch), Drain::Ignored);
+        }
+        assert_eq!(bound.owing(), 2);
+        assert!(!bound.idle(1, 5), "closed is not idle");
+    }
+
+    #[test]
+    fn whoever_comes_to_a_closed_gate_owes_nothing() {
+        let mut bound = Bound::new(5);
+        bound.bind(1);
+        assert_eq!(bound.owing(), 0);
+        bound.close(6);
+        assert_eq!(bound.owing(), 1);
+    }
+
+    #[test]
+    fn a_tenant_is_idle_when_all_its_processes_are() {
+        let mut bound = two();
+        bound.open(7);
+        assert!(!bound.idle(1, 7));
+        assert!(!bound.idle(2, 6), "of an open gate before");
+        assert!(bound.idle(2, 7));
+        bound.open(8);
+        assert!(!bound.idle(2, 8), "anew in every epoch");
+    }
+
+    #[test]
+    fn strangers_are_waited_for_until_they_are_forgotten() {
+        let mut bound = Bound::new(1);
+        bound.fear_strangers();
+        bound.fear_strangers();
+        assert_eq!(bound.owing(), 1);
+        bound.forget_strangers();
+        bound.forget_strangers();
+        assert_eq!(bound.owing(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn the_count_is_that_of_the_processes(
+            steps in prop::collection::vec((0u8..8, 0u64..4, 0u32..3), 0..200),
+        ) {
+            let mut bound = Bound::new(0);
+            for (what, key, epoch) in steps {
+                match what {
+                    0 => bound.bind(key),
+                    1 => bound.unbind(key),
+                    2 => bound.close(epoch),
+                    3 => bound.open(epoch),
+                    4 => bound.fear_strangers(),
+                    5 => bound.forget_strangers(),
+                    6 => drop(bound.idle(key, epoch)),
+                    _ => drop(bound.drained(key, epoch)),
+                }
+                let owing = bound.processes.values().filter(|process| process.owes).count();
+                prop_assert_eq!(bound.owing(), owing + usize::from(bound.strangers));
+            }
+        }
+    }
+}
