@@ -388,7 +388,7 @@ impl Thread {
             self.seats.get(&key).map(|seat| seat.id.clone())
         };
         let gpu = |(index, uuid): (usize, &Option<String>)| {
-            let view = self.policy.gpu(GpuIndex::try_from(index).ok()?)?;
+            let view = self.policy.gpu(now.ns, GpuIndex::try_from(index).ok()?)?;
             Some(GpuShare {
                 uuid: uuid.clone()?,
                 holder: view.holder.and_then(name),

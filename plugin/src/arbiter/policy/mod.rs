@@ -6,14 +6,35 @@
 //! drained the current closing. Times are nanoseconds of one monotonic clock.
 //!
 //! Events may come in any order and from any tenant: one that makes no sense now is ignored.
+//!
+//! | File | What |
+//! |---|---|
+//! | `fair` | who is next on one GPU: earliest eligible virtual deadline first |
+//! | `bucket` | the cap of a strict share |
+//! | `gang` | tenants with several GPUs; why they cannot block each other |
+//! | `lease` | granting, charging, closing, being late |
+//! | `settle` | the decision pass after each event |
+//! | `phases` | parts of the cycle without an arbiter |
+//!
+//! `docs/compute.md`, "The policy", has the reasons and bounds.
 
+mod bucket;
+mod fair;
+mod gang;
+mod lease;
+pub mod model;
 mod phases;
+mod settle;
+mod tenant;
 mod types;
 mod view;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use fair::{Gpu, Seat};
 pub use phases::phases;
+use settle::Mask;
+use tenant::{Phase, Slot, Tenant};
 pub use types::{Command, GpuIndex, Kind, MAX_GPUS, MS, Settings, Share, State, TenantId};
 pub use view::{GpuView, TenantView};
 
@@ -21,64 +42,197 @@ pub use view::{GpuView, TenantView};
 #[derive(Clone, Debug)]
 pub struct Policy {
     settings: Settings,
-    shares: BTreeMap<TenantId, Share>,
+    ids: BTreeMap<TenantId, Slot>,
+    tenants: Vec<Option<Tenant>>,
+    gpus: Vec<Gpu>,
+    /// Tenants with several GPUs.
+    gangs: Vec<Slot>,
     commands: VecDeque<Command>,
+    /// The latest time heard of: time does not go back.
+    now: u64,
 }
 
 impl Policy {
     /// Nobody there yet.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
-        Self { settings, shares: BTreeMap::new(), commands: VecDeque::new() }
+        Self {
+            settings,
+            ids: BTreeMap::new(),
+            tenants: Vec::new(),
+            gpus: Vec::new(),
+            gangs: Vec::new(),
+            commands: VecDeque::new(),
+            now: 0,
+        }
     }
 
     /// A tenant with nothing in flight; its gate becomes CLOSED. One with several GPUs is a gang,
     /// granted all or none. GPUs from [`MAX_GPUS`] on are left out; without any it does not join.
     /// A known tenant with the same GPUs gets the share, with other GPUs it leaves first.
     pub fn join(&mut self, now: u64, id: TenantId, gpus: &[GpuIndex], share: Share) {
-        if gpus.is_empty() {
-            return;
+        let now = self.pass(now);
+        let mut own: Vec<GpuIndex> = gpus.to_vec();
+        own.retain(|&gpu| usize::from(gpu) < MAX_GPUS);
+        own.sort_unstable();
+        own.dedup();
+        if let Some(&slot) = self.ids.get(&id) {
+            if self.tenants[slot].as_ref().is_some_and(|tenant| tenant.gpus == own) {
+                self.set_share(now, id, share);
+                return;
+            }
+            self.leave(now, id);
         }
-        self.set_share(now, id, share);
-        self.shares.insert(id, share);
+        let Some(&last) = own.last() else { return };
+        let share = sane(share);
+        if self.gpus.len() <= usize::from(last) {
+            self.gpus.resize_with(usize::from(last) + 1, Gpu::default);
+        }
+        let slot = self.tenants.iter().position(Option::is_none).unwrap_or(self.tenants.len());
+        if slot == self.tenants.len() {
+            self.tenants.push(None);
+        }
+        self.ids.insert(id, slot);
+        for &gpu in &own {
+            let gpu = usize::from(gpu);
+            for i in 0..self.gpus[gpu].leases.len() {
+                self.charge(now, self.gpus[gpu].leases[i]);
+            }
+            let gpu = &mut self.gpus[gpu];
+            gpu.update(now, &self.tenants);
+            // Owed nothing, owing nothing.
+            gpu.seats.push(Seat { slot, v: gpu.v, deadline: gpu.v });
+        }
+        if own.len() > 1 {
+            self.gangs.push(slot);
+        }
+        self.tenants[slot] = Some(Tenant::new(now, id, own, share, &self.settings));
         self.commands.push_back(Command { tenant: id, state: State::Closed });
     }
 
     /// After the arbiter's own restart, right after `join`: the tenant's gate was open, so it may
     /// have work in flight. It drains like any other, and is charged until it has.
-    pub fn adopt(&mut self, _now: u64, _id: TenantId) {}
-
-    /// The tenant is no more. No command is given for it any more.
-    pub fn leave(&mut self, _now: u64, id: TenantId) {
-        self.shares.remove(&id);
+    pub fn adopt(&mut self, now: u64, id: TenantId) {
+        let Some((now, slot)) = self.event(now, id) else { return };
+        let deadline = now.saturating_add(self.settings.drain_most);
+        if let Some(tenant) = self.tenants[slot].as_mut().filter(|tenant| !tenant.has_lease()) {
+            tenant.phase = Phase::Draining { since: now, deadline };
+            tenant.charged_at = now;
+            tenant.contends = false;
+            for gpu in settle::each(self.mask_of(slot)) {
+                self.gpus[gpu].leases.push(slot);
+            }
+            self.unreserve(slot);
+        }
+        self.settle(now, self.mask_of(slot));
     }
 
-    /// Another share; what has been charged stays as it is.
-    pub fn set_share(&mut self, _now: u64, id: TenantId, share: Share) {
-        if let Some(known) = self.shares.get_mut(&id) {
-            *known = share;
+    /// The tenant is no more. No command is given for it any more.
+    pub fn leave(&mut self, now: u64, id: TenantId) {
+        let Some((now, slot)) = self.event(now, id) else { return };
+        let mask = self.mask_of(slot);
+        self.end(now, slot, false);
+        self.unreserve(slot);
+        for gpu in settle::each(mask) {
+            self.gpus[gpu].seats.retain(|seat| seat.slot != slot);
         }
+        self.gangs.retain(|&gang| gang != slot);
+        self.tenants[slot] = None;
+        self.ids.remove(&id);
+        self.commands.retain(|command| command.tenant != id);
+        self.settle(now, mask);
+    }
+
+    /// Another share; what has been charged stays as it is, and what is owed in GPU time too.
+    pub fn set_share(&mut self, now: u64, id: TenantId, share: Share) {
+        let Some((now, slot)) = self.event(now, id) else { return };
+        let share = sane(share);
+        let Self { tenants, gpus, settings, .. } = self;
+        if let Some(tenant) = tenants[slot].as_mut().filter(|tenant| tenant.share != share) {
+            for &gpu in &tenant.gpus {
+                let gpu = &mut gpus[usize::from(gpu)];
+                let v = gpu.v;
+                if let Some(seat) = gpu.seat_mut(slot) {
+                    let (old, new) = (i128::from(tenant.share.millis), i128::from(share.millis));
+                    seat.v = v + (seat.v - v) * old / new;
+                    seat.deadline = v + (seat.deadline - v) * old / new;
+                }
+            }
+            if tenant.strict() {
+                tenant.bucket.pass(now, tenant.share.millis, settings.burst, 0);
+            } else {
+                tenant.bucket = bucket::Bucket::new(now, share.millis, settings.burst);
+            }
+            tenant.share = share;
+        }
+        self.settle(now, self.mask_of(slot));
     }
 
     /// A launch waits at the closed gate. Stays so until the next grant.
-    pub fn want(&mut self, _now: u64, _id: TenantId) {}
+    pub fn want(&mut self, now: u64, id: TenantId) {
+        let Some((now, slot)) = self.event(now, id) else { return };
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        // Who holds the lease has wanted before it was granted.
+        if tenant.lease().is_none() && !tenant.wanting {
+            tenant.wanting = true;
+            tenant.since = now;
+            tenant.last_active = Some(now);
+            self.settle(now, self.mask_of(slot));
+        }
+    }
 
     /// Nothing in flight and no launch for a while, while the gate says YIELD.
-    pub fn idle(&mut self, _now: u64, _id: TenantId) {}
+    pub fn idle(&mut self, now: u64, id: TenantId) {
+        let Some((now, slot)) = self.event(now, id) else { return };
+        let lease = self.tenants[slot].as_ref().and_then(Tenant::lease);
+        if lease.is_some_and(|lease| lease.state == State::Yield) {
+            self.close(now, slot);
+            self.settle(now, self.mask_of(slot));
+        }
+    }
 
     /// Nothing of the tenant is in flight any more since its gate was closed.
-    pub fn drained(&mut self, _now: u64, _id: TenantId) {}
+    pub fn drained(&mut self, now: u64, id: TenantId) {
+        let Some((now, slot)) = self.event(now, id) else { return };
+        let phase = self.tenants[slot].as_ref().map(|tenant| tenant.phase);
+        if matches!(phase, Some(Phase::Draining { .. } | Phase::Late { .. })) {
+            self.end(now, slot, true);
+            self.settle(now, self.mask_of(slot));
+        }
+    }
 
     /// All its processes are dead: its lease ends at once, and it wants nothing.
-    pub fn gone(&mut self, _now: u64, _id: TenantId) {}
+    pub fn gone(&mut self, now: u64, id: TenantId) {
+        let Some((now, slot)) = self.event(now, id) else { return };
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        tenant.wanting = false;
+        tenant.contends = false;
+        let held = tenant.lease().is_some();
+        if held {
+            self.commands.push_back(Command { tenant: id, state: State::Closed });
+        }
+        if self.tenants[slot].as_ref().is_some_and(Tenant::has_lease) {
+            self.end(now, slot, false);
+        }
+        self.unreserve(slot);
+        self.settle(now, self.mask_of(slot));
+    }
 
     /// Time has come to [`Self::deadline`], or passed. Harmless at any other time.
-    pub fn tick(&mut self, _now: u64) {}
+    pub fn tick(&mut self, now: u64) {
+        let now = self.pass(now);
+        let due = |gpu: &Gpu| gpu.next.is_some_and(|next| next <= now);
+        let due = self.gpus.iter().enumerate().filter(|(_, gpu)| due(gpu));
+        let mask: Mask = due.fold(0, |mask, (gpu, _)| mask | 1 << gpu);
+        if mask != 0 {
+            self.settle(now, mask);
+        }
+    }
 
     /// When to call [`Self::tick`] next, if nothing else happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
-        None
+        self.gpus.iter().filter_map(|gpu| gpu.next).min()
     }
 
     /// What is to be done, in this order; each is given once.
@@ -91,22 +245,51 @@ impl Policy {
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
+}
 
-    /// One GPU as it is at `now`; `None` for one that no tenant has.
-    #[must_use]
-    pub fn gpu(&self, _now: u64, _gpu: GpuIndex) -> Option<GpuView> {
-        None
+/// What the events have in common.
+impl Policy {
+    /// Time never goes back.
+    fn pass(&mut self, now: u64) -> u64 {
+        self.now = self.now.max(now);
+        self.now
     }
 
-    /// One tenant as it is at `now`.
-    #[must_use]
-    pub fn tenant(&self, _now: u64, _id: TenantId) -> Option<TenantView> {
-        None
+    /// The tenant of an event, with all leases around it charged up to now.
+    fn event(&mut self, now: u64, id: TenantId) -> Option<(u64, Slot)> {
+        let now = self.pass(now);
+        let &slot = self.ids.get(&id)?;
+        self.charge_around(now, slot);
+        Some((now, slot))
     }
 
-    /// All tenants, in the order of their ids.
-    #[must_use]
-    pub fn tenants(&self, now: u64) -> Vec<TenantView> {
-        self.shares.keys().filter_map(|&id| self.tenant(now, id)).collect()
+    fn say(&mut self, slot: Slot, state: State) {
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        if let Phase::Held(lease) = &mut tenant.phase {
+            lease.state = state;
+            self.commands.push_back(Command { tenant: tenant.id, state });
+        }
     }
+
+    fn unreserve(&mut self, slot: Slot) {
+        for gpu in settle::each(self.mask_of(slot)) {
+            if self.gpus[gpu].reserved == Some(slot) {
+                self.gpus[gpu].reserved = None;
+            }
+        }
+    }
+
+    fn gpus_of(&self, slot: Slot) -> impl Iterator<Item = usize> + '_ {
+        let tenant = self.tenants[slot].as_ref();
+        tenant.into_iter().flat_map(|tenant| tenant.gpus.iter().map(|&gpu| usize::from(gpu)))
+    }
+
+    fn mask_of(&self, slot: Slot) -> Mask {
+        self.gpus_of(slot).fold(0, |mask, gpu| mask | 1 << gpu)
+    }
+}
+
+/// A share that can be divided by.
+fn sane(share: Share) -> Share {
+    Share { millis: share.millis.clamp(1, 1000), ..share }
 }

@@ -1,5 +1,7 @@
 //! What the policy shows of itself, for status and demo.
 
+use super::Policy;
+use super::tenant::{Phase, Slot};
 use super::types::{GpuIndex, Share, State, TenantId};
 
 /// One GPU.
@@ -40,4 +42,50 @@ pub struct TenantView {
     pub overlaps: u64,
     /// The longest drain lately, nanoseconds.
     pub longest_drain_ns: u64,
+}
+
+impl Policy {
+    /// One GPU as it is at `now`; `None` for one that no tenant has.
+    #[must_use]
+    pub fn gpu(&self, _now: u64, gpu: GpuIndex) -> Option<GpuView> {
+        let at = self.gpus.get(usize::from(gpu)).filter(|at| !at.seats.is_empty())?;
+        let phase = |slot: Slot| self.tenants[slot].as_ref().map(|tenant| tenant.phase);
+        let late = |slot: &Slot| matches!(phase(*slot), Some(Phase::Late { .. }));
+        let id = |slot: Slot| self.tenants[slot].as_ref().map(|tenant| tenant.id);
+        let contenders = at.contenders(&self.tenants);
+        Some(GpuView {
+            gpu,
+            holder: at.leases.iter().find(|slot| !late(slot)).and_then(|&slot| id(slot)),
+            late: at.leases.iter().filter(|slot| late(slot)).filter_map(|&slot| id(slot)).collect(),
+            waiting: contenders,
+            quantum: at.quantum(contenders, &self.settings),
+        })
+    }
+
+    /// One tenant as it is at `now`.
+    #[must_use]
+    pub fn tenant(&self, now: u64, id: TenantId) -> Option<TenantView> {
+        let tenant = self.tenants[*self.ids.get(&id)?].as_ref()?;
+        let waits = tenant.wanting && !tenant.has_lease();
+        let waiting = if waits { now.saturating_sub(tenant.since) } else { 0 };
+        let running = if tenant.has_lease() { now.saturating_sub(tenant.charged_at) } else { 0 };
+        Some(TenantView {
+            tenant: id,
+            gpus: tenant.gpus.clone(),
+            share: tenant.share,
+            state: tenant.state(),
+            waiting_since: waits.then_some(tenant.since),
+            leased_ns: tenant.leased_ns + running,
+            waited_ns: tenant.waited_ns + waiting,
+            leases: tenant.leases,
+            overlaps: tenant.overlaps,
+            longest_drain_ns: tenant.longest_drain,
+        })
+    }
+
+    /// All tenants, in the order of their ids.
+    #[must_use]
+    pub fn tenants(&self, now: u64) -> Vec<TenantView> {
+        self.ids.keys().filter_map(|&id| self.tenant(now, id)).collect()
+    }
 }

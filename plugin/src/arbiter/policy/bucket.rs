@@ -1,0 +1,107 @@
+//! The cap of a strict share: a token bucket of GPU time whose debt is exact.
+
+/// GPU time in thousandths of a nanosecond, so that a share in thousandths of a GPU earns whole
+/// numbers.
+const PARTS: i128 = 1000;
+
+/// Earns `millis` thousandths of the time that passes, up to what it may hold; spends what is used,
+/// below zero if need be, and then earns that back first.
+#[derive(Clone, Debug)]
+pub(super) struct Bucket {
+    /// Thousandths of nanoseconds.
+    level: i128,
+    /// Up to when it has earned.
+    at: u64,
+}
+
+impl Bucket {
+    /// A bucket that has just enough to begin with.
+    pub(super) fn new(now: u64, millis: u32, burst: u64) -> Self {
+        Self { level: threshold(millis, burst), at: now }
+    }
+
+    /// Earns up to `now`, and spends `used` nanoseconds of GPU time of that time.
+    pub(super) fn pass(&mut self, now: u64, millis: u32, burst: u64, used: u64) {
+        let passed = now.saturating_sub(self.at);
+        self.at = self.at.max(now);
+        let earned = self.level + i128::from(passed) * i128::from(millis);
+        self.level = (earned - i128::from(used) * PARTS).min(most(millis, burst));
+    }
+
+    /// Gives back up to `ns` of what was spent.
+    pub(super) fn refund(&mut self, ns: u64, millis: u32, burst: u64) {
+        self.level = (self.level + i128::from(ns) * PARTS).min(most(millis, burst));
+    }
+
+    /// Whether there is anything left to go on with.
+    pub(super) fn empty(&self) -> bool {
+        self.level <= 0
+    }
+
+    /// When there will be enough for a lease, if nothing is spent before.
+    pub(super) fn ready_at(&self, millis: u32, burst: u64) -> u64 {
+        let missing = (threshold(millis, burst) - self.level).max(0);
+        let wait = (missing + i128::from(millis) - 1) / i128::from(millis.max(1));
+        self.at.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX))
+    }
+
+    /// When it will be empty if all the time from now on is spent; `None` for a whole GPU.
+    pub(super) fn empty_at(&self, millis: u32) -> Option<u64> {
+        let loss = PARTS - i128::from(millis);
+        if loss <= 0 {
+            return None;
+        }
+        let left = (self.level.max(0) + loss - 1) / loss;
+        Some(self.at.saturating_add(u64::try_from(left).unwrap_or(u64::MAX)))
+    }
+}
+
+/// What it may hold.
+fn most(millis: u32, burst: u64) -> i128 {
+    i128::from(millis) * i128::from(burst)
+}
+
+/// What it must hold for a lease: long leases, because each costs a hand-over, and yet so much room
+/// above that nothing is lost while the tenant waits for its turn.
+fn threshold(millis: u32, burst: u64) -> i128 {
+    most(millis, burst) / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BURST: u64 = 50_000_000;
+
+    #[test]
+    fn a_lease_lasts_until_it_is_empty_and_the_next_comes_when_it_is_half_full() {
+        let mut bucket = Bucket::new(0, 250, BURST);
+        assert_eq!(bucket.ready_at(250, BURST), 0);
+        // 6.25 ms of tokens, spent at 3/4 of the time.
+        let end = bucket.empty_at(250).unwrap();
+        assert_eq!(end, 8_333_334);
+        bucket.pass(end, 250, BURST, end);
+        assert!(bucket.empty());
+        assert_eq!(bucket.ready_at(250, BURST), end + 25_000_002);
+    }
+
+    #[test]
+    fn debt_is_paid_to_the_nanosecond() {
+        let mut bucket = Bucket::new(0, 100, BURST);
+        bucket.pass(100_000_000, 100, BURST, 100_000_000);
+        // Began with 2.5 ms, used 100, earned 10: 87.5 short, and 2.5 more to begin again.
+        assert_eq!(bucket.ready_at(100, BURST), 100_000_000 + 900_000_000);
+    }
+
+    #[test]
+    fn saving_up_ends_at_the_burst() {
+        let mut bucket = Bucket::new(0, 100, BURST);
+        bucket.pass(3_600_000_000_000, 100, BURST, 0);
+        assert_eq!(bucket.empty_at(100), Some(3_600_000_000_000 + 5_555_556));
+    }
+
+    #[test]
+    fn a_whole_gpu_never_runs_out() {
+        assert_eq!(Bucket::new(0, 1000, BURST).empty_at(1000), None);
+    }
+}

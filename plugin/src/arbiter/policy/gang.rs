@@ -1,0 +1,130 @@
+//! Tenants with several GPUs: all or none.
+//!
+//! A gang holds nothing while it waits, and others may use its GPUs, until it is *due* on all of
+//! them at once: on each it comes before every tenant that has that GPU alone and waits for it or
+//! holds it, and before every other gang it shares a GPU with, in one order for all gangs. Then all
+//! its GPUs are reserved in one step, and each goes to it as it is freed.
+//!
+//! **No circular wait.** Who holds a lease waits for nobody: its end is a matter of its quantum and
+//! its drain deadline. A reservation is made for all GPUs of a gang in one step, and only where none
+//! of them is reserved; so a gang with a reservation waits for leases, never for a reservation.
+//!
+//! **Nobody starves.** Who waits does not move in virtual time, who is served does. So a waiting gang
+//! becomes due on each GPU and stays due there, and becomes the first among the gangs; and a gang's
+//! lease moves it behind those who waited for it.
+//!
+//! **Bounded waste.** GPUs stand idle for a gang only from the first of them that is free: then the
+//! leases on the others end as soon as they have lasted their least.
+
+use super::Policy;
+use super::fair::{Key, Virtual, contends};
+use super::settle::each;
+use super::tenant::{Phase, Slot, Tenant};
+
+/// The one order of all gangs: who is not ahead anywhere first, then the nearest deadline on the GPU
+/// where it is furthest off, from that GPU's virtual time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    ahead: bool,
+    distance: Virtual,
+    since: u64,
+    slot: Slot,
+}
+
+impl Policy {
+    /// Reserves the GPUs of gangs that are due.
+    pub(super) fn reserve(&mut self) {
+        let mut waiting: Vec<(Rank, Slot)> = Vec::new();
+        for i in 0..self.gangs.len() {
+            let slot = self.gangs[i];
+            if contends(&self.tenants, slot) && !self.has_reservation(slot) && self.due(slot) {
+                waiting.extend(self.rank(slot).map(|rank| (rank, slot)));
+            }
+        }
+        waiting.sort_unstable();
+        for (rank, slot) in waiting {
+            if self.unreserved(slot) && self.before_holding_gangs(slot, rank) {
+                for gpu in each(self.mask_of(slot)) {
+                    self.gpus[gpu].reserved = Some(slot);
+                }
+            }
+        }
+    }
+
+    fn has_reservation(&self, slot: Slot) -> bool {
+        self.gpus_of(slot).any(|gpu| self.gpus[gpu].reserved == Some(slot))
+    }
+
+    fn unreserved(&self, slot: Slot) -> bool {
+        self.gpus_of(slot).all(|gpu| self.gpus[gpu].reserved.is_none())
+    }
+
+    /// Whether it comes first, of those with one GPU, on each of its GPUs.
+    fn due(&self, slot: Slot) -> bool {
+        self.gpus_of(slot).all(|at| {
+            let (gpu, tenants) = (&self.gpus[at], &self.tenants);
+            let quantum = gpu.quantum(gpu.contenders(tenants), &self.settings);
+            let Some(key) = gpu.key(slot, quantum, tenants) else { return false };
+            let holder = gpu.holder(tenants).filter(|&holder| !self.is_gang(holder));
+            let holder = holder.and_then(|holder| gpu.key(holder, quantum, tenants));
+            let precedes = |other: Option<Key>| other.is_none_or(|other| key < other);
+            precedes(gpu.best_single(quantum, tenants)) && precedes(holder)
+        })
+    }
+
+    /// Whether a gang that holds a GPU of `slot`'s would not be chosen again.
+    fn before_holding_gangs(&self, slot: Slot, rank: Rank) -> bool {
+        self.gpus_of(slot).all(|gpu| {
+            let holder = self.gpus[gpu].holder(&self.tenants);
+            let holder = holder.filter(|&holder| self.is_gang(holder));
+            holder.and_then(|holder| self.rank(holder)).is_none_or(|holder| rank < holder)
+        })
+    }
+
+    fn rank(&self, slot: Slot) -> Option<Rank> {
+        let tenant = self.tenants[slot].as_ref()?;
+        let mut rank = Rank { ahead: false, distance: Virtual::MIN, since: tenant.since, slot };
+        for at in self.gpus_of(slot) {
+            let gpu = &self.gpus[at];
+            let quantum = gpu.quantum(gpu.contenders(&self.tenants), &self.settings);
+            let key = gpu.key(slot, quantum, &self.tenants)?;
+            rank.ahead |= key.ahead();
+            rank.distance = rank.distance.max(key.deadline() - gpu.v);
+        }
+        Some(rank)
+    }
+
+    fn is_gang(&self, slot: Slot) -> bool {
+        self.tenants[slot].as_ref().is_some_and(Tenant::gang)
+    }
+
+    /// Where a gang with a reservation has a free GPU already, the others' leases end soon.
+    pub(super) fn hurry(&mut self) {
+        for i in 0..self.gangs.len() {
+            let slot = self.gangs[i];
+            if !self.has_reservation(slot) {
+                continue;
+            }
+            let held = |gpu: usize| self.gpus[gpu].holder(&self.tenants);
+            if self.gpus_of(slot).all(|gpu| held(gpu).is_some()) {
+                continue;
+            }
+            for gpu in each(self.mask_of(slot)) {
+                if let Some(holder) = self.gpus[gpu].holder(&self.tenants) {
+                    self.take_soon(holder);
+                }
+            }
+        }
+    }
+
+    /// Ends `holder`'s lease as soon as it has lasted its least.
+    pub(super) fn take_soon(&mut self, holder: Slot) {
+        let least = self.settings.min_hold;
+        if let Some(tenant) = &mut self.tenants[holder]
+            && let Phase::Held(lease) = &mut tenant.phase
+        {
+            let soon = lease.since.saturating_add(least);
+            lease.preempt = Some(lease.preempt.map_or(soon, |at| at.min(soon)));
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What happens at each event of the simulation.
+
+use std::time::Instant;
+
+use super::super::Policy;
+use super::super::types::{Command, State};
+use super::Change;
+use super::world::{Event, Word, World, id};
+
+impl World {
+    pub(super) fn handle(&mut self, event: Event) {
+        match event {
+            Event::Begin(i) => {
+                self.players[i].there = true;
+                self.players[i].last_served = self.now;
+                let load = self.players[i].load.clone();
+                self.tell(|policy, now| policy.join(now, id(i), &load.gpus, load.share));
+                self.act(i);
+            }
+            Event::Gate(i, epoch, word) => self.gate(i, epoch, word),
+            Event::Want(i) if self.speaks(i) => self.tell(|policy, now| policy.want(now, id(i))),
+            Event::Drained(i, epoch) if self.speaks(i) && epoch == self.players[i].said => {
+                self.players[i].possesses = false;
+                self.tell(|policy, now| policy.drained(now, id(i)));
+            }
+            Event::Idle(i, epoch) if self.speaks(i) && epoch == self.players[i].said => {
+                self.tell(|policy, now| policy.idle(now, id(i)));
+            }
+            Event::IdleCheck(i, launches, epoch) => {
+                let player = &self.players[i];
+                let idle = player.flight.is_empty() && player.launches == launches;
+                if idle && player.seen == epoch && player.gate == Word::Yield && !player.stopped {
+                    self.later(Event::Idle(i, epoch));
+                }
+            }
+            Event::Resume(i) => {
+                self.players[i].thinking = false;
+                self.players[i].last_served = self.now;
+                self.act(i);
+            }
+            Event::Change(at) => self.change(self.changes[at].1),
+            Event::Tick => {
+                self.tick_at = None;
+                self.tell(Policy::tick);
+            }
+            Event::Want(_) | Event::Drained(..) | Event::Idle(..) => {}
+        }
+    }
+
+    fn speaks(&self, i: usize) -> bool {
+        self.players[i].there && self.players[i].alive
+    }
+
+    fn gate(&mut self, i: usize, epoch: u64, word: Word) {
+        let player = &mut self.players[i];
+        // Two changes may overtake each other on their ways; the word in memory is the later.
+        if epoch <= player.seen || !player.alive {
+            return;
+        }
+        player.seen = epoch;
+        player.gate = word;
+        if word == Word::Closed {
+            player.want_said = false;
+            player.drained_said = false;
+        } else if let Some(since) = player.wanted_at.take() {
+            self.figures.tenants[i].waits.push(self.now - since);
+        }
+        self.act(i);
+        self.watch_idle(i);
+    }
+
+    fn change(&mut self, change: Change) {
+        match change {
+            Change::Share(i, share) => {
+                self.players[i].load.share = share;
+                self.tell(|policy, now| policy.set_share(now, id(i), share));
+            }
+            Change::Kill(i) => {
+                let player = &mut self.players[i];
+                (player.alive, player.possesses) = (false, false);
+                player.flight.clear();
+                self.tell(|policy, now| policy.gone(now, id(i)));
+            }
+            Change::Leave(i) => {
+                let player = &mut self.players[i];
+                (player.there, player.possesses) = (false, false);
+                player.flight.clear();
+                self.tell(|policy, now| policy.leave(now, id(i)));
+            }
+            Change::Stop(i) => self.players[i].stopped = true,
+            Change::Continue(i) => {
+                self.players[i].stopped = false;
+                self.players[i].last_served = self.now;
+                self.act(i);
+                self.watch_idle(i);
+            }
+        }
+    }
+
+    /// Gives the policy an event, and carries its commands out.
+    fn tell(&mut self, event: impl FnOnce(&mut Policy, u64)) {
+        let begun = Instant::now();
+        event(&mut self.policy, self.now);
+        let commands: Vec<Command> = self.policy.commands().collect();
+        let deadline = self.policy.deadline();
+        self.figures.policy_ns += u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.figures.events += 1;
+        for command in commands {
+            self.carry_out(command);
+        }
+        if let Some(at) = deadline
+            && self.tick_at.is_none_or(|set| at < set || set <= self.now)
+        {
+            // Timers are late, as messages are.
+            let late = self.random.within(self.delay);
+            self.tick_at = Some(at.max(self.now));
+            self.at(at.max(self.now) + late, Event::Tick);
+        }
+    }
+
+    fn carry_out(&mut self, command: Command) {
+        let Ok(i) = usize::try_from(command.tenant.0) else { return };
+        let word = match command.state {
+            State::Solo => Word::Solo,
+            State::Open => Word::Open,
+            State::Yield => Word::Yield,
+            State::Closed => Word::Closed,
+        };
+        if word == Word::Closed {
+            self.players[i].closed_at = Some(self.now);
+        } else {
+            if self.players[i].closed_at.take().is_some() {
+                self.judge_grant(i);
+            }
+            self.players[i].possesses = true;
+        }
+        self.players[i].said += 1;
+        let epoch = self.players[i].said;
+        self.later(Event::Gate(i, epoch, word));
+    }
+
+    /// Nobody else may have the GPU, but who has had its time to drain.
+    fn judge_grant(&mut self, i: usize) {
+        for (k, other) in self.players.iter().enumerate() {
+            let shares = other.load.gpus.iter().any(|gpu| self.players[i].load.gpus.contains(gpu));
+            let late = other.closed_at.is_some_and(|at| self.now >= at + self.drain_least);
+            if k != i && shares && other.possesses && !late {
+                self.figures.double_grants += 1;
+            }
+        }
+        // And nobody is granted again before it has drained.
+        self.figures.double_grants += u64::from(self.players[i].possesses);
+    }
+}

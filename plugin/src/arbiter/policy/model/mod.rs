@@ -1,0 +1,101 @@
+//! The policy against simulated tenants and GPUs, in no time: who gets what, by an account of its
+//! own. For tests, and for figures with more tenants than a machine can run.
+//!
+//! The simulated tenant keeps the shim's side of `docs/compute.md`: it fills its window while its
+//! gate is open, says `want` and `drained` when closed and `idle` while YIELD; messages and commands
+//! take time. A GPU serves those who have work on it in equal parts, as time slices do.
+
+mod events;
+mod figures;
+mod random;
+mod world;
+
+pub use figures::{Figures, TenantFigures};
+pub use random::Random;
+pub use world::World;
+
+use super::types::{GpuIndex, Settings, Share};
+
+/// What a simulated tenant does.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// Its GPUs.
+    pub gpus: Vec<GpuIndex>,
+    /// Its share.
+    pub share: Share,
+    /// Shortest and longest operation, nanoseconds.
+    pub op: (u64, u64),
+    /// Operations of a batch; at its end it waits until all are done. 0: it never does.
+    pub batch: u32,
+    /// Shortest and longest pause after a batch, nanoseconds.
+    pub think: (u64, u64),
+    /// Operations in flight while OPEN.
+    pub window: usize,
+    /// Nanoseconds of operations in flight while OPEN; two always may be.
+    pub window_ns: u64,
+    /// When it begins.
+    pub begin: u64,
+}
+
+impl Load {
+    /// Always has work, in operations of this length on GPU 0, with the default window.
+    #[must_use]
+    pub fn backlogged(share: Share, op: (u64, u64)) -> Self {
+        Self {
+            gpus: vec![0],
+            share,
+            op,
+            batch: 0,
+            think: (0, 0),
+            window: 16,
+            window_ns: 1_000_000,
+            begin: 0,
+        }
+    }
+
+    /// Works in batches with pauses.
+    #[must_use]
+    pub fn pausing(self, batch: u32, think: (u64, u64)) -> Self {
+        Self { batch, think, ..self }
+    }
+}
+
+/// Something that happens to a tenant, named by its place in the list of loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Another share.
+    Share(usize, Share),
+    /// Its processes die; they do not come back.
+    Kill(usize),
+    /// Its processes are stopped: nothing is launched and nothing said; what is in flight goes on.
+    Stop(usize),
+    /// Stopped processes go on.
+    Continue(usize),
+    /// It leaves, with what it has in flight.
+    Leave(usize),
+}
+
+/// A whole simulation.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// The policy's constants.
+    pub settings: Settings,
+    /// Who takes part.
+    pub loads: Vec<Load>,
+    /// What happens when, ascending.
+    pub changes: Vec<(u64, Change)>,
+    /// Shortest and longest way of a message or command, nanoseconds.
+    pub delay: (u64, u64),
+    /// Where randomness begins.
+    pub seed: u64,
+    /// Nanoseconds to simulate.
+    pub until: u64,
+}
+
+/// Plays it to the end.
+#[must_use]
+pub fn simulate(scenario: &Scenario) -> Figures {
+    let mut world = World::new(scenario);
+    world.run();
+    world.figures()
+}

@@ -1,0 +1,359 @@
+//! The simulation: an event queue, and GPUs that serve in between.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::super::Policy;
+use super::super::types::TenantId;
+use super::{Change, Figures, Load, Random, Scenario, TenantFigures};
+
+/// What the shim waits before it says `idle`.
+const IDLE_AFTER: u64 = 100_000;
+/// Operations in flight while SOLO, in windows.
+const SOLO_WINDOWS: usize = 4;
+const SECOND: u64 = 1_000_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    Begin(usize),
+    /// A command arrives.
+    Gate(usize, u64, Word),
+    Want(usize),
+    Drained(usize, u64),
+    Idle(usize, u64),
+    /// Looks whether it has been idle since this many launches.
+    IdleCheck(usize, u64, u64),
+    /// The pause is over.
+    Resume(usize),
+    Change(usize),
+    Tick,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Word {
+    Solo,
+    Open,
+    Yield,
+    Closed,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Player {
+    pub(super) load: Load,
+    pub(super) there: bool,
+    pub(super) alive: bool,
+    pub(super) stopped: bool,
+    pub(super) thinking: bool,
+    /// The gate as it sees it, and as the policy said last.
+    pub(super) gate: Word,
+    pub(super) seen: u64,
+    pub(super) said: u64,
+    /// Remaining nanoseconds of what is in flight.
+    pub(super) flight: VecDeque<f64>,
+    pub(super) left: u32,
+    pub(super) launches: u64,
+    pub(super) want_said: bool,
+    pub(super) drained_said: bool,
+    pub(super) wanted_at: Option<u64>,
+    /// When the policy said CLOSED; `None` while it holds.
+    pub(super) closed_at: Option<u64>,
+    /// Whether it may have something in flight, by what the policy knows.
+    pub(super) possesses: bool,
+    pub(super) last_served: u64,
+}
+
+/// See [`super::simulate`].
+pub struct World {
+    /// The policy under test.
+    pub policy: Policy,
+    pub(super) now: u64,
+    pub(super) queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    pub(super) order: u64,
+    pub(super) players: Vec<Player>,
+    pub(super) changes: Vec<(u64, Change)>,
+    pub(super) random: Random,
+    pub(super) delay: (u64, u64),
+    pub(super) until: u64,
+    pub(super) drain_least: u64,
+    pub(super) tick_at: Option<u64>,
+    pub(super) figures: Figures,
+}
+
+impl World {
+    /// At the beginning of a scenario.
+    #[must_use]
+    pub fn new(scenario: &Scenario) -> Self {
+        let gpus = scenario.loads.iter().flat_map(|load| load.gpus.iter().copied());
+        let gpus = gpus.max().map_or(0, |gpu| usize::from(gpu) + 1);
+        let mut world = Self {
+            policy: Policy::new(scenario.settings.clone()),
+            now: 0,
+            queue: BinaryHeap::new(),
+            order: 0,
+            players: scenario.loads.iter().cloned().map(Player::new).collect(),
+            changes: scenario.changes.clone(),
+            random: Random(scenario.seed),
+            delay: scenario.delay,
+            until: scenario.until,
+            drain_least: scenario.settings.drain_least,
+            tick_at: None,
+            figures: Figures {
+                tenants: vec![TenantFigures::default(); scenario.loads.len()],
+                idle_wanted_ns: vec![0; gpus],
+                busy_ns: vec![0; gpus],
+                ..Figures::default()
+            },
+        };
+        for (i, load) in scenario.loads.iter().enumerate() {
+            world.at(load.begin, Event::Begin(i));
+        }
+        for i in 0..world.changes.len() {
+            world.at(world.changes[i].0, Event::Change(i));
+        }
+        world
+    }
+
+    /// Up to the end.
+    pub fn run(&mut self) {
+        loop {
+            let next = self.queue.peek().map_or(self.until, |Reverse((at, ..))| *at);
+            let done = self.next_completion();
+            let to = next.min(done).min(self.until);
+            self.serve(to);
+            if to >= self.until {
+                return;
+            }
+            if done <= next {
+                self.complete();
+            } else if let Some(Reverse((_, _, event))) = self.queue.pop() {
+                self.handle(event);
+            }
+        }
+    }
+
+    /// What came of it.
+    #[must_use]
+    pub fn figures(mut self) -> Figures {
+        self.figures.elapsed_ns = self.now;
+        for i in 0..self.players.len() {
+            self.note_starvation(i);
+            let view = self.policy.tenant(self.now, id(i));
+            let figures = &mut self.figures.tenants[i];
+            figures.share = Some(self.players[i].load.share);
+            if let Some(view) = view {
+                figures.charged_ns = view.leased_ns;
+                figures.leases = view.leases;
+                figures.overlaps = view.overlaps;
+            }
+        }
+        self.figures
+    }
+
+    pub(super) fn at(&mut self, at: u64, event: Event) {
+        self.order += 1;
+        self.queue.push(Reverse((at, self.order, event)));
+    }
+
+    pub(super) fn later(&mut self, event: Event) {
+        let delay = self.random.within(self.delay);
+        self.at(self.now + delay, event);
+    }
+
+    /// How many parts a player's operations are served in: the fullest of its GPUs decides.
+    fn parts(&self, i: usize) -> u32 {
+        let on = |gpu: &u8| {
+            let busy = |player: &&Player| player.busy() && player.load.gpus.contains(gpu);
+            u32::try_from(self.players.iter().filter(busy).count()).unwrap_or(u32::MAX)
+        };
+        self.players[i].load.gpus.iter().map(on).max().unwrap_or(1).max(1)
+    }
+
+    fn next_completion(&self) -> u64 {
+        let end = |i: usize| {
+            let left = self.players[i].flight.front()?;
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not far")]
+            Some(self.now + (left * f64::from(self.parts(i))).ceil().max(0.0) as u64)
+        };
+        (0..self.players.len()).filter_map(end).min().unwrap_or(u64::MAX)
+    }
+
+    /// Lets the GPUs work up to `to`.
+    fn serve(&mut self, to: u64) {
+        while self.now < to {
+            // Whole seconds apart, for the account.
+            let step = to.min((self.now / SECOND + 1) * SECOND);
+            self.serve_step(step);
+        }
+    }
+
+    fn serve_step(&mut self, to: u64) {
+        let passed = to - self.now;
+        let mut busy: u128 = 0;
+        let mut wanted: u128 = 0;
+        for i in 0..self.players.len() {
+            let parts = if self.players[i].busy() { self.parts(i) } else { 0 };
+            let player = &mut self.players[i];
+            let own = player.load.gpus.iter().fold(0_u128, |mask, gpu| mask | 1 << gpu);
+            if player.blocked() {
+                wanted |= own;
+            }
+            if parts == 0 {
+                continue;
+            }
+            busy |= own;
+            if let Some(left) = player.flight.front_mut() {
+                #[allow(clippy::cast_precision_loss, reason = "short")]
+                let progress = passed as f64 / f64::from(parts);
+                *left -= progress;
+            }
+            let used = passed / u64::from(parts);
+            let figures = &mut self.figures.tenants[i];
+            figures.used_ns += used;
+            let second = usize::try_from(self.now / SECOND).unwrap_or(0);
+            figures.used_by_second.resize(second + 1, 0);
+            figures.used_by_second[second] += used;
+        }
+        for gpu in 0..self.figures.busy_ns.len() {
+            if busy >> gpu & 1 == 1 {
+                self.figures.busy_ns[gpu] += passed;
+            } else if wanted >> gpu & 1 == 1 {
+                self.figures.idle_wanted_ns[gpu] += passed;
+            }
+        }
+        self.now = to;
+        for figures in &mut self.figures.tenants {
+            figures.used_by_second.resize(usize::try_from(to / SECOND).unwrap_or(0), 0);
+        }
+    }
+
+    /// Takes off what is done.
+    fn complete(&mut self) {
+        for i in 0..self.players.len() {
+            while self.players[i].flight.front().is_some_and(|left| *left < 0.5) {
+                self.players[i].flight.pop_front();
+                self.note_starvation(i);
+                self.after_completion(i);
+            }
+        }
+    }
+
+    fn note_starvation(&mut self, i: usize) {
+        let player = &mut self.players[i];
+        let since = self.now.saturating_sub(player.last_served);
+        if player.there && player.alive && !player.stopped && !player.thinking {
+            let worst = &mut self.figures.tenants[i].starved_ns;
+            *worst = (*worst).max(since);
+        }
+        player.last_served = self.now;
+    }
+
+    fn after_completion(&mut self, i: usize) {
+        let player = &mut self.players[i];
+        if player.flight.is_empty() && player.load.batch > 0 && player.left == 0 && player.alive {
+            player.thinking = true;
+            player.left = player.load.batch;
+            let think = self.random.within(self.players[i].load.think);
+            self.at(self.now + think, Event::Resume(i));
+            self.watch_idle(i);
+        }
+        self.act(i);
+    }
+
+    pub(super) fn watch_idle(&mut self, i: usize) {
+        let player = &self.players[i];
+        if player.gate == Word::Yield && player.flight.is_empty() {
+            let check = Event::IdleCheck(i, player.launches, player.seen);
+            self.at(self.now + IDLE_AFTER, check);
+        }
+    }
+
+    /// What the tenant does by itself now: launch, want, drained.
+    pub(super) fn act(&mut self, i: usize) {
+        let player = &self.players[i];
+        if player.stopped || !player.alive || !player.there {
+            return;
+        }
+        match player.gate {
+            Word::Closed => {
+                if player.has_work() && !player.want_said {
+                    self.players[i].want_said = true;
+                    self.players[i].wanted_at.get_or_insert(self.now);
+                    self.later(Event::Want(i));
+                }
+                let player = &mut self.players[i];
+                if player.flight.is_empty() && !player.drained_said {
+                    player.drained_said = true;
+                    let epoch = player.seen;
+                    self.later(Event::Drained(i, epoch));
+                }
+            }
+            Word::Solo | Word::Open | Word::Yield => self.launch(i),
+        }
+    }
+
+    fn launch(&mut self, i: usize) {
+        loop {
+            let player = &mut self.players[i];
+            let room = if player.gate == Word::Solo { SOLO_WINDOWS } else { 1 };
+            let most = player.load.window.max(1) * room;
+            #[allow(clippy::cast_precision_loss, reason = "short")]
+            let most_ns = (player.load.window_ns * room as u64) as f64;
+            let queued: f64 = player.flight.iter().sum();
+            let full =
+                player.flight.len() >= most || (player.flight.len() >= 2 && queued >= most_ns);
+            if full || !player.has_work() {
+                return;
+            }
+            let length = self.random.within(player.load.op);
+            #[allow(clippy::cast_precision_loss, reason = "short")]
+            player.flight.push_back(length.max(1) as f64);
+            player.launches += 1;
+            player.left = player.left.saturating_sub(1);
+        }
+    }
+}
+
+impl Player {
+    fn new(load: Load) -> Self {
+        Self {
+            left: load.batch,
+            load,
+            there: false,
+            alive: true,
+            stopped: false,
+            thinking: false,
+            gate: Word::Closed,
+            seen: 0,
+            said: 0,
+            flight: VecDeque::new(),
+            launches: 0,
+            want_said: false,
+            drained_said: true,
+            wanted_at: None,
+            closed_at: Some(0),
+            possesses: false,
+            last_served: 0,
+        }
+    }
+
+    fn busy(&self) -> bool {
+        !self.flight.is_empty()
+    }
+
+    /// Would launch if it could.
+    fn has_work(&self) -> bool {
+        self.there
+            && self.alive
+            && !self.stopped
+            && !self.thinking
+            && (self.load.batch == 0 || self.left > 0)
+    }
+
+    fn blocked(&self) -> bool {
+        self.gate == Word::Closed && self.has_work()
+    }
+}
+
+pub(super) fn id(i: usize) -> TenantId {
+    TenantId(i as u64)
+}

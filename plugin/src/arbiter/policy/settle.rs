@@ -1,0 +1,246 @@
+//! The one decision pass: after every event, on the GPUs that it touched.
+
+use super::Policy;
+use super::fair::{Seat, contends, cost};
+use super::tenant::{Phase, Slot, Tenant};
+use super::types::State;
+
+/// A set of GPUs.
+pub(super) type Mask = u128;
+
+/// The GPUs in a set, ascending.
+pub(super) fn each(mut mask: Mask) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let gpu = mask.trailing_zeros();
+        mask &= mask.wrapping_sub(1);
+        (gpu < Mask::BITS).then_some(gpu as usize)
+    })
+}
+
+impl Policy {
+    /// Brings everything about these GPUs, and those that gangs tie to them, up to `now`.
+    pub(super) fn settle(&mut self, now: u64, touched: Mask) {
+        let mask = self.tied(touched);
+        for gpu in each(mask) {
+            self.charge_gpu(now, gpu);
+            self.gpus[gpu].update(now, &self.tenants);
+        }
+        for gpu in each(mask) {
+            self.admit(now, gpu);
+            self.gpus[gpu].update(now, &self.tenants);
+        }
+        if !self.gangs.is_empty() {
+            self.reserve();
+            self.hurry();
+        }
+        for gpu in each(mask) {
+            if let Some(holder) = self.gpus[gpu].holder(&self.tenants) {
+                self.review(now, holder);
+            }
+        }
+        for gpu in each(mask) {
+            self.hand_out(now, gpu);
+        }
+        for gpu in each(mask) {
+            self.gpus[gpu].next = self.next_of(gpu);
+        }
+    }
+
+    /// The GPUs that any gang ties to these.
+    fn tied(&self, mut mask: Mask) -> Mask {
+        let mut grown = true;
+        while grown && !self.gangs.is_empty() {
+            grown = false;
+            for &gang in &self.gangs {
+                let own = self.mask_of(gang);
+                if own & mask != 0 && own & !mask != 0 {
+                    mask |= own;
+                    grown = true;
+                }
+            }
+        }
+        mask
+    }
+
+    /// Charges the leases up to now, and lets go of drains that are too late.
+    fn charge_gpu(&mut self, now: u64, gpu: usize) {
+        for i in 0..self.gpus[gpu].leases.len() {
+            self.charge(now, self.gpus[gpu].leases[i]);
+        }
+        for i in 0..self.gpus[gpu].leases.len() {
+            let slot = self.gpus[gpu].leases[i];
+            let phase = self.tenants[slot].as_ref().map(|tenant| tenant.phase);
+            if matches!(phase, Some(Phase::Draining { deadline, .. }) if deadline <= now) {
+                // From here on it pays in full, on all its GPUs.
+                self.charge_around(now, slot);
+                self.give_up(slot);
+            }
+        }
+    }
+
+    /// Lets those who want, and may, take part in the competition.
+    fn admit(&mut self, now: u64, gpu: usize) {
+        for i in 0..self.gpus[gpu].seats.len() {
+            let slot = self.gpus[gpu].seats[i].slot;
+            let Some(tenant) = &self.tenants[slot] else { continue };
+            let may = tenant.wanting && !tenant.contends && !tenant.has_lease();
+            if may && tenant.ready_at(&self.settings) <= now {
+                self.arrive(now, slot);
+            }
+        }
+    }
+
+    fn arrive(&mut self, now: u64, slot: Slot) {
+        for gpu in each(self.mask_of(slot)) {
+            self.gpus[gpu].wake(now, slot, self.settings.credit, &self.tenants);
+        }
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        tenant.contends = true;
+        if tenant.gang() {
+            return;
+        }
+        let gpu = usize::from(tenant.gpus[0]);
+        self.gpus[gpu].update(now, &self.tenants);
+        if let Some(holder) = self.gpus[gpu].holder(&self.tenants)
+            && self.preempts(slot, holder, gpu)
+        {
+            self.take_soon(holder);
+        }
+    }
+
+    /// Whether `slot`, which has just begun to want, is owed so much that the holder must not finish
+    /// its quantum. By half a quantum, so that small differences cost no hand-over.
+    fn preempts(&self, slot: Slot, holder: Slot, gpu: usize) -> bool {
+        let (Some(tenant), gpu) = (&self.tenants[slot], &self.gpus[gpu]) else { return false };
+        let quantum = gpu.quantum(gpu.contenders(&self.tenants), &self.settings);
+        let key = gpu.key(slot, quantum, &self.tenants);
+        let held = gpu.seat(holder).map(|seat| seat.deadline);
+        let margin = cost(quantum / 2, tenant.share.millis);
+        matches!((key, held), (Some(key), Some(held)) if !key.ahead() && key.deadline() + margin < held)
+    }
+
+    /// Whether a lease goes on, and what its gate says.
+    fn review(&mut self, now: u64, slot: Slot) {
+        let Some(tenant) = &self.tenants[slot] else { return };
+        let Some(lease) = tenant.lease() else { return };
+        let competes = self.competes(slot);
+        let strict = tenant.strict();
+        let over = competes && now >= lease.until;
+        if (strict && tenant.bucket.empty())
+            || (lease.state == State::Solo && (competes || strict))
+            || (competes && lease.preempt.is_some_and(|at| at <= now))
+            || (over && self.yields(slot))
+        {
+            self.close(now, slot);
+            return;
+        }
+        if over {
+            self.renew(now, slot);
+        }
+        let state = self.state_for(now, slot);
+        if lease.state != State::Solo && lease.state != state {
+            self.say(slot, state);
+        }
+    }
+
+    /// Whether anybody else could have the lease of any of its GPUs.
+    fn competes(&self, slot: Slot) -> bool {
+        self.gpus_of(slot).any(|gpu| {
+            let others = |seat: &Seat| seat.slot != slot && contends(&self.tenants, seat.slot);
+            self.gpus[gpu].seats.iter().any(others)
+        })
+    }
+
+    /// Whether somebody else comes before this holder, on any of its GPUs.
+    fn yields(&self, slot: Slot) -> bool {
+        let quantum = self.quantum_of(slot);
+        self.gpus_of(slot).any(|at| {
+            let gpu = &self.gpus[at];
+            let key = gpu.key(slot, quantum, &self.tenants);
+            let best = gpu.best_single(quantum, &self.tenants);
+            gpu.reserved.is_some() || matches!((key, best), (Some(key), Some(best)) if best < key)
+        })
+    }
+
+    /// What the gate of a holder should say.
+    pub(super) fn state_for(&self, now: u64, slot: Slot) -> State {
+        let strict = self.tenants[slot].as_ref().is_some_and(Tenant::strict);
+        if strict || self.competes(slot) {
+            State::Yield
+        } else if self.alone_at(slot).is_some_and(|at| at <= now) {
+            State::Solo
+        } else {
+            State::Open
+        }
+    }
+
+    /// From when on nobody else has used its GPUs for a while, if nobody does again.
+    pub(super) fn alone_at(&self, slot: Slot) -> Option<u64> {
+        let mut alone = 0;
+        for gpu in self.gpus_of(slot) {
+            for seat in self.gpus[gpu].seats.iter().filter(|seat| seat.slot != slot) {
+                let Some(other) = &self.tenants[seat.slot] else { continue };
+                if other.active() {
+                    return None;
+                }
+                if let Some(last) = other.last_active {
+                    alone = alone.max(last.saturating_add(self.settings.solo_after));
+                }
+            }
+        }
+        Some(alone)
+    }
+
+    /// Gives a free GPU to who is next.
+    fn hand_out(&mut self, now: u64, gpu: usize) {
+        if self.gpus[gpu].blocked(&self.tenants) {
+            return;
+        }
+        if let Some(gang) = self.gpus[gpu].reserved {
+            if self.gpus_of(gang).all(|gpu| !self.gpus[gpu].blocked(&self.tenants)) {
+                self.grant(now, gang);
+            }
+            return;
+        }
+        let contenders = self.gpus[gpu].contenders(&self.tenants);
+        let quantum = self.gpus[gpu].quantum(contenders, &self.settings);
+        if let Some(best) = self.gpus[gpu].best_single(quantum, &self.tenants) {
+            self.grant(now, best.slot());
+        }
+    }
+
+    /// When something on this GPU falls due by time alone.
+    fn next_of(&self, gpu: usize) -> Option<u64> {
+        let gpu = &self.gpus[gpu];
+        let lease = |&slot: &Slot| match self.tenants[slot].as_ref()?.phase {
+            Phase::Held(_) => self.next_of_holder(slot),
+            Phase::Draining { deadline, .. } => Some(deadline),
+            Phase::Out | Phase::Late { .. } => None,
+        };
+        let saving = |seat: &Seat| {
+            let tenant = self.tenants[seat.slot].as_ref()?;
+            let saves = tenant.wanting && !tenant.contends && !tenant.has_lease();
+            saves.then(|| tenant.ready_at(&self.settings))
+        };
+        let leases = gpu.leases.iter().filter_map(lease);
+        leases.chain(gpu.seats.iter().filter_map(saving)).min()
+    }
+
+    fn next_of_holder(&self, slot: Slot) -> Option<u64> {
+        let tenant = self.tenants[slot].as_ref()?;
+        let lease = tenant.lease()?;
+        let mut next = if self.competes(slot) {
+            Some(lease.preempt.map_or(lease.until, |at| at.min(lease.until)))
+        } else if lease.state == State::Open {
+            self.alone_at(slot)
+        } else {
+            None
+        };
+        if tenant.strict()
+            && let Some(at) = tenant.bucket.empty_at(tenant.share.millis)
+        {
+            next = Some(next.map_or(at, |next| next.min(at)));
+        }
+        next
+    }
+}

@@ -1,0 +1,145 @@
+//! One tenant: its share, its lease and what it has had.
+
+use super::bucket::Bucket;
+use super::types::{GpuIndex, Kind, Settings, Share, State, TenantId};
+
+/// Index into the policy's tenants.
+pub(super) type Slot = usize;
+
+/// Where a tenant is with its lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// No lease, and nothing in flight.
+    Out,
+    /// Holds the lease.
+    Held(Lease),
+    /// Closed, and not yet drained.
+    Draining {
+        /// When it was closed.
+        since: u64,
+        /// When the next is let in all the same.
+        deadline: u64,
+    },
+    /// Closed, not drained in time; others may hold the GPU beside it.
+    Late {
+        /// When it was closed.
+        since: u64,
+    },
+}
+
+/// See [`Phase::Held`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lease {
+    /// When it was granted.
+    pub(super) since: u64,
+    /// When its quantum ends, which counts while others wait.
+    pub(super) until: u64,
+    /// When somebody who is owed time takes it away.
+    pub(super) preempt: Option<u64>,
+    /// What the gate says: anything but CLOSED.
+    pub(super) state: State,
+}
+
+/// How far back drains count: each further one weighs the old longest at 7/8.
+const MEMORY: u64 = 8;
+
+#[derive(Clone, Debug)]
+pub(super) struct Tenant {
+    pub(super) id: TenantId,
+    pub(super) gpus: Vec<GpuIndex>,
+    pub(super) share: Share,
+    pub(super) phase: Phase,
+    /// A launch waits.
+    pub(super) wanting: bool,
+    /// Since when.
+    pub(super) since: u64,
+    /// Takes part in the competition: wants, has nothing in flight, and has tokens.
+    pub(super) contends: bool,
+    /// When it last wanted or held; for SOLO.
+    pub(super) last_active: Option<u64>,
+    /// Up to when a tenant without a want counts for the virtual time.
+    pub(super) counts_until: u64,
+    pub(super) bucket: Bucket,
+    /// The longest lately, nanoseconds.
+    pub(super) longest_drain: u64,
+    /// Up to when it has been charged, while it has a lease.
+    pub(super) charged_at: u64,
+    pub(super) leased_ns: u64,
+    pub(super) waited_ns: u64,
+    pub(super) leases: u64,
+    pub(super) overlaps: u64,
+}
+
+impl Tenant {
+    pub(super) fn new(
+        now: u64,
+        id: TenantId,
+        gpus: Vec<GpuIndex>,
+        share: Share,
+        set: &Settings,
+    ) -> Self {
+        Self {
+            id,
+            gpus,
+            share,
+            phase: Phase::Out,
+            wanting: false,
+            since: now,
+            contends: false,
+            last_active: None,
+            counts_until: 0,
+            bucket: Bucket::new(now, share.millis, set.burst),
+            longest_drain: 0,
+            charged_at: now,
+            leased_ns: 0,
+            waited_ns: 0,
+            leases: 0,
+            overlaps: 0,
+        }
+    }
+
+    pub(super) fn gang(&self) -> bool {
+        self.gpus.len() > 1
+    }
+
+    pub(super) fn strict(&self) -> bool {
+        self.share.kind == Kind::Strict
+    }
+
+    pub(super) fn has_lease(&self) -> bool {
+        self.phase != Phase::Out
+    }
+
+    pub(super) fn lease(&self) -> Option<Lease> {
+        match self.phase {
+            Phase::Held(lease) => Some(lease),
+            _ => None,
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.lease().map_or(State::Closed, |lease| lease.state)
+    }
+
+    /// Wants, holds or drains.
+    pub(super) fn active(&self) -> bool {
+        self.wanting || self.has_lease()
+    }
+
+    /// How long it may drain: three times its longest drain lately, within limits.
+    pub(super) fn patience(&self, set: &Settings) -> u64 {
+        let most = set.drain_most.max(set.drain_least);
+        self.longest_drain.saturating_mul(3).clamp(set.drain_least, most)
+    }
+
+    /// Notes a drain that took `took`.
+    pub(super) fn drained_in(&mut self, took: u64, set: &Settings) {
+        let faded = self.longest_drain - self.longest_drain / MEMORY;
+        self.longest_drain = faded.max(took.min(set.drain_most));
+    }
+
+    /// When a strict tenant that wants may have a lease; for others at once.
+    pub(super) fn ready_at(&self, set: &Settings) -> u64 {
+        if self.strict() { self.bucket.ready_at(self.share.millis, set.burst) } else { 0 }
+    }
+}
