@@ -8,6 +8,8 @@ fn main() {
     // linker would fill in whatever library defines those names first, such as a wrapper that is
     // preloaded before the shim. (zig's linker does not know the narrower -Bsymbolic-functions.)
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
+    // Every dynamic linker of the last fifteen years reads the GNU table of symbols.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,--hash-style=gnu");
     // Users' processes map it: without the symbol table it is a quarter smaller. What is exported
     // stays named, and the build id tells debuggers and profilers one version from another.
     if std::env::var("PROFILE").is_ok_and(|profile| profile == "release") {

@@ -7,11 +7,11 @@
 #![allow(non_snake_case, missing_docs, reason = "exports carry the driver's own names")]
 #![allow(clippy::too_many_arguments, reason = "the driver's signatures")]
 
-use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use core::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use tessera_cuda::nvml::*;
 use tessera_cuda::types::*;
 use tessera_shim_core::gate::Stream;
-use tessera_shim_core::{hooks, launch, real, resolve::Export};
+use tessera_shim_core::{hooks, launch, real, resolve::Export, work};
 
 mod dlsym;
 mod tls;
@@ -100,6 +100,29 @@ macro_rules! export {
                 // SAFETY: as above.
                 None => unsafe { otherwise($($arg),*) },
             }
+        }
+    };
+    (work $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
+        /// # Safety
+        /// As the driver's.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $export($($arg: $ty),*) -> CUresult {
+            #[cfg(target_arch = "x86_64")]
+            core::arch::naked_asm!(
+                "lea r11, [rip + {real}]",
+                "jmp {trampoline}",
+                real = sym real::$export,
+                trampoline = sym work::trampoline,
+            );
+            #[cfg(target_arch = "aarch64")]
+            core::arch::naked_asm!(
+                "adrp x16, {real}",
+                "add x16, x16, :lo12:{real}",
+                "b {trampoline}",
+                real = sym real::$export,
+                trampoline = sym work::trampoline,
+            );
         }
     };
     (lookup $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {

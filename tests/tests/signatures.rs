@@ -69,15 +69,19 @@ fn rust_type(parameter: &str) -> String {
     words.pop(); // the parameter's name
     let plain = match words.join(" ").as_str() {
         "unsigned int" => "c_uint".to_owned(),
+        "unsigned char" => "c_uchar".to_owned(),
+        "unsigned short" => "c_ushort".to_owned(),
         "int" => "c_int".to_owned(),
         "char" => "c_char".to_owned(),
         "void" => "c_void".to_owned(),
         "size_t" => "usize".to_owned(),
         "unsigned long long" => "c_ulonglong".to_owned(),
         // Struct versions that are current; those of before CUDA 3.2 are types of their own.
-        old @ ("CUdeviceptr_v1" | "CUDA_ARRAY_DESCRIPTOR_v1" | "CUDA_ARRAY3D_DESCRIPTOR_v1") => {
-            old.to_owned()
-        }
+        old @ ("CUdeviceptr_v1"
+        | "CUDA_ARRAY_DESCRIPTOR_v1"
+        | "CUDA_ARRAY3D_DESCRIPTOR_v1"
+        | "CUDA_MEMCPY2D_v1"
+        | "CUDA_MEMCPY3D_v1") => old.to_owned(),
         other => base_name(other).to_owned(),
     };
     let pointer = if constant { "*const " } else { "*mut " };
@@ -111,7 +115,10 @@ fn every_hook_has_the_signature_of_its_header() {
     let Some(headers) = function_pointer_types() else { return };
     assert!(headers.len() >= 2, "two CUDA generations, not {}", headers.len());
     for row in ROWS {
-        let suffix = if row.flavour == "ptsz" { "_ptsz" } else { "" };
+        let suffix = match row.flavour {
+            "legacy" => String::new(),
+            own => format!("_{own}"),
+        };
         let name = format!("{}_v{}{suffix}", base_name(row.export), row.since);
         let declared: Vec<_> = headers.iter().filter_map(|types| types.get(&name)).collect();
         assert!(!declared.is_empty(), "{}: no header has PFN_{name}", row.export);

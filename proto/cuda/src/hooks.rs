@@ -3,11 +3,13 @@
 //! A row reads `class body { export @ minimum-version flavour, … } (arguments);`
 //!
 //! - **class** drives policy: `init`, `lookup`, `context`, `alloc`, `free`, `share`, `pool`,
-//!   `graph`, `sync`, `query`, `launch`.
+//!   `graph`, `sync`, `query`, `launch`, `work` (fills and copies), `batch` (those with many
+//!   arguments), `stream`, `capture`.
 //! - **body** names the hook's implementation in `shim-core`; variants of one row share it, because
 //!   their signatures are equal. Every variant keeps its own real pointer.
 //! - **exports** are libcuda's own symbol names, with the CUDA version (`1000 * major + 10 * minor`)
-//!   from which `cuGetProcAddress` answers them, and the flavour: `legacy` default stream or `ptsz`.
+//!   from which `cuGetProcAddress` answers them, and the flavour: `legacy`, or the thread's own default
+//!   stream, `ptsz` where a stream is an argument and `ptds` where none is.
 //! - Signatures are those of cuda.h (CUDA 12.9).
 //!
 //! Tests compare signatures with cudaTypedefs.h of CUDA 12.9 and 13.5, and versions and flavours with
@@ -216,6 +218,180 @@ macro_rules! for_each_hook {
                 (f: CUfunction, grid_width: c_int, grid_height: c_int);
             launch cuLaunchGridAsync { cuLaunchGridAsync @ 2000 legacy }
                 (f: CUfunction, grid_width: c_int, grid_height: c_int, stream: CUstream);
+
+            work cuMemsetD8 { cuMemsetD8_v2 @ 3020 legacy, cuMemsetD8_v2_ptds @ 7000 ptds }
+                (dst: CUdeviceptr, value: c_uchar, count: usize);
+            work cuMemsetD8_v1 { cuMemsetD8 @ 2000 legacy }
+                (dst: CUdeviceptr_v1, value: c_uchar, count: c_uint);
+            work cuMemsetD16 { cuMemsetD16_v2 @ 3020 legacy, cuMemsetD16_v2_ptds @ 7000 ptds }
+                (dst: CUdeviceptr, value: c_ushort, count: usize);
+            work cuMemsetD16_v1 { cuMemsetD16 @ 2000 legacy }
+                (dst: CUdeviceptr_v1, value: c_ushort, count: c_uint);
+            work cuMemsetD32 { cuMemsetD32_v2 @ 3020 legacy, cuMemsetD32_v2_ptds @ 7000 ptds }
+                (dst: CUdeviceptr, value: c_uint, count: usize);
+            work cuMemsetD32_v1 { cuMemsetD32 @ 2000 legacy }
+                (dst: CUdeviceptr_v1, value: c_uint, count: c_uint);
+            work cuMemsetD2D8 { cuMemsetD2D8_v2 @ 3020 legacy, cuMemsetD2D8_v2_ptds @ 7000 ptds }
+                (dst: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize);
+            work cuMemsetD2D8_v1 { cuMemsetD2D8 @ 2000 legacy }
+                (dst: CUdeviceptr_v1, pitch: c_uint, value: c_uchar, width: c_uint, height: c_uint);
+            work cuMemsetD2D16 { cuMemsetD2D16_v2 @ 3020 legacy, cuMemsetD2D16_v2_ptds @ 7000 ptds }
+                (dst: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize);
+            work cuMemsetD2D16_v1 { cuMemsetD2D16 @ 2000 legacy }
+                (dst: CUdeviceptr_v1, pitch: c_uint, value: c_ushort, width: c_uint,
+                 height: c_uint);
+            work cuMemsetD2D32 { cuMemsetD2D32_v2 @ 3020 legacy, cuMemsetD2D32_v2_ptds @ 7000 ptds }
+                (dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize);
+            work cuMemsetD2D32_v1 { cuMemsetD2D32 @ 2000 legacy }
+                (dst: CUdeviceptr_v1, pitch: c_uint, value: c_uint, width: c_uint, height: c_uint);
+            work cuMemsetD8Async { cuMemsetD8Async @ 3020 legacy, cuMemsetD8Async_ptsz @ 7000 ptsz }
+                (dst: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream);
+            work cuMemsetD16Async {
+                cuMemsetD16Async @ 3020 legacy, cuMemsetD16Async_ptsz @ 7000 ptsz
+            } (dst: CUdeviceptr, value: c_ushort, count: usize, stream: CUstream);
+            work cuMemsetD32Async {
+                cuMemsetD32Async @ 3020 legacy, cuMemsetD32Async_ptsz @ 7000 ptsz
+            } (dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream);
+            work cuMemsetD2D8Async {
+                cuMemsetD2D8Async @ 3020 legacy, cuMemsetD2D8Async_ptsz @ 7000 ptsz
+            } (dst: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize,
+                 stream: CUstream);
+            work cuMemsetD2D16Async {
+                cuMemsetD2D16Async @ 3020 legacy, cuMemsetD2D16Async_ptsz @ 7000 ptsz
+            } (dst: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize,
+                 stream: CUstream);
+            work cuMemsetD2D32Async {
+                cuMemsetD2D32Async @ 3020 legacy, cuMemsetD2D32Async_ptsz @ 7000 ptsz
+            } (dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize,
+                 stream: CUstream);
+
+            work cuMemcpy { cuMemcpy @ 4000 legacy, cuMemcpy_ptds @ 7000 ptds }
+                (dst: CUdeviceptr, src: CUdeviceptr, bytes: usize);
+            work cuMemcpyAsync { cuMemcpyAsync @ 4000 legacy, cuMemcpyAsync_ptsz @ 7000 ptsz }
+                (dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream);
+            work cuMemcpyWithAttributesAsync {
+                cuMemcpyWithAttributesAsync @ 13020 legacy,
+                cuMemcpyWithAttributesAsync_ptsz @ 13020 ptsz
+            } (dst: CUdeviceptr, src: CUdeviceptr, bytes: usize,
+                 attributes: *mut CUmemcpyAttributes, stream: CUstream);
+            work cuMemcpyPeer { cuMemcpyPeer @ 4000 legacy, cuMemcpyPeer_ptds @ 7000 ptds }
+                (dst: CUdeviceptr, dst_ctx: CUcontext, src: CUdeviceptr, src_ctx: CUcontext,
+                 bytes: usize);
+            work cuMemcpyPeerAsync {
+                cuMemcpyPeerAsync @ 4000 legacy, cuMemcpyPeerAsync_ptsz @ 7000 ptsz
+            } (dst: CUdeviceptr, dst_ctx: CUcontext, src: CUdeviceptr, src_ctx: CUcontext,
+                 bytes: usize, stream: CUstream);
+            work cuMemcpyDtoD { cuMemcpyDtoD_v2 @ 3020 legacy, cuMemcpyDtoD_v2_ptds @ 7000 ptds }
+                (dst: CUdeviceptr, src: CUdeviceptr, bytes: usize);
+            work cuMemcpyDtoD_v1 { cuMemcpyDtoD @ 2000 legacy }
+                (dst: CUdeviceptr_v1, src: CUdeviceptr_v1, bytes: c_uint);
+            work cuMemcpyDtoDAsync {
+                cuMemcpyDtoDAsync_v2 @ 3020 legacy, cuMemcpyDtoDAsync_v2_ptsz @ 7000 ptsz
+            } (dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream);
+            work cuMemcpyDtoDAsync_v1 { cuMemcpyDtoDAsync @ 3000 legacy }
+                (dst: CUdeviceptr_v1, src: CUdeviceptr_v1, bytes: c_uint, stream: CUstream);
+            work cuMemcpyDtoA { cuMemcpyDtoA_v2 @ 3020 legacy, cuMemcpyDtoA_v2_ptds @ 7000 ptds }
+                (dst: CUarray, offset: usize, src: CUdeviceptr, bytes: usize);
+            work cuMemcpyDtoA_v1 { cuMemcpyDtoA @ 2000 legacy }
+                (dst: CUarray, offset: c_uint, src: CUdeviceptr_v1, bytes: c_uint);
+            work cuMemcpyAtoD { cuMemcpyAtoD_v2 @ 3020 legacy, cuMemcpyAtoD_v2_ptds @ 7000 ptds }
+                (dst: CUdeviceptr, src: CUarray, offset: usize, bytes: usize);
+            work cuMemcpyAtoD_v1 { cuMemcpyAtoD @ 2000 legacy }
+                (dst: CUdeviceptr_v1, src: CUarray, offset: c_uint, bytes: c_uint);
+            work cuMemcpyAtoA { cuMemcpyAtoA_v2 @ 3020 legacy, cuMemcpyAtoA_v2_ptds @ 7000 ptds }
+                (dst: CUarray, dst_offset: usize, src: CUarray, src_offset: usize, bytes: usize);
+            work cuMemcpyAtoA_v1 { cuMemcpyAtoA @ 2000 legacy }
+                (dst: CUarray, dst_offset: c_uint, src: CUarray, src_offset: c_uint, bytes: c_uint);
+            work cuMemcpy2D { cuMemcpy2D_v2 @ 3020 legacy, cuMemcpy2D_v2_ptds @ 7000 ptds }
+                (copy: *const CUDA_MEMCPY2D);
+            work cuMemcpy2D_v1 { cuMemcpy2D @ 2000 legacy } (copy: *const CUDA_MEMCPY2D_v1);
+            work cuMemcpy2DUnaligned {
+                cuMemcpy2DUnaligned_v2 @ 3020 legacy, cuMemcpy2DUnaligned_v2_ptds @ 7000 ptds
+            } (copy: *const CUDA_MEMCPY2D);
+            work cuMemcpy2DUnaligned_v1 { cuMemcpy2DUnaligned @ 2000 legacy }
+                (copy: *const CUDA_MEMCPY2D_v1);
+            work cuMemcpy2DAsync {
+                cuMemcpy2DAsync_v2 @ 3020 legacy, cuMemcpy2DAsync_v2_ptsz @ 7000 ptsz
+            } (copy: *const CUDA_MEMCPY2D, stream: CUstream);
+            work cuMemcpy2DAsync_v1 { cuMemcpy2DAsync @ 2000 legacy }
+                (copy: *const CUDA_MEMCPY2D_v1, stream: CUstream);
+            work cuMemcpy3D { cuMemcpy3D_v2 @ 3020 legacy, cuMemcpy3D_v2_ptds @ 7000 ptds }
+                (copy: *const CUDA_MEMCPY3D);
+            work cuMemcpy3D_v1 { cuMemcpy3D @ 2000 legacy } (copy: *const CUDA_MEMCPY3D_v1);
+            work cuMemcpy3DAsync {
+                cuMemcpy3DAsync_v2 @ 3020 legacy, cuMemcpy3DAsync_v2_ptsz @ 7000 ptsz
+            } (copy: *const CUDA_MEMCPY3D, stream: CUstream);
+            work cuMemcpy3DAsync_v1 { cuMemcpy3DAsync @ 2000 legacy }
+                (copy: *const CUDA_MEMCPY3D_v1, stream: CUstream);
+            work cuMemcpy3DPeer { cuMemcpy3DPeer @ 4000 legacy, cuMemcpy3DPeer_ptds @ 7000 ptds }
+                (copy: *const CUDA_MEMCPY3D_PEER);
+            work cuMemcpy3DPeerAsync {
+                cuMemcpy3DPeerAsync @ 4000 legacy, cuMemcpy3DPeerAsync_ptsz @ 7000 ptsz
+            } (copy: *const CUDA_MEMCPY3D_PEER, stream: CUstream);
+            work cuMemcpy3DWithAttributesAsync {
+                cuMemcpy3DWithAttributesAsync @ 13020 legacy,
+                cuMemcpy3DWithAttributesAsync_ptsz @ 13020 ptsz
+            } (op: *mut CUDA_MEMCPY3D_BATCH_OP, flags: c_ulonglong, stream: CUstream);
+            batch cuMemcpyBatchAsync {
+                cuMemcpyBatchAsync @ 12080 legacy, cuMemcpyBatchAsync_ptsz @ 12080 ptsz
+            } (dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize,
+                 attributes: *mut CUmemcpyAttributes, indices: *mut usize, attribute_count: usize,
+                 failed: *mut usize, stream: CUstream);
+            batch cuMemcpyBatchAsync_v2 {
+                cuMemcpyBatchAsync_v2 @ 13000 legacy, cuMemcpyBatchAsync_v2_ptsz @ 13000 ptsz
+            } (dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize,
+                 attributes: *mut CUmemcpyAttributes, indices: *mut usize, attribute_count: usize,
+                 stream: CUstream);
+            work cuMemcpy3DBatchAsync {
+                cuMemcpy3DBatchAsync @ 12080 legacy, cuMemcpy3DBatchAsync_ptsz @ 12080 ptsz
+            } (count: usize, ops: *mut CUDA_MEMCPY3D_BATCH_OP, failed: *mut usize,
+                 flags: c_ulonglong, stream: CUstream);
+            work cuMemcpy3DBatchAsync_v2 {
+                cuMemcpy3DBatchAsync_v2 @ 13000 legacy, cuMemcpy3DBatchAsync_v2_ptsz @ 13000 ptsz
+            } (count: usize, ops: *mut CUDA_MEMCPY3D_BATCH_OP, flags: c_ulonglong,
+                 stream: CUstream);
+            work cuFabricCpyBatchAsync {
+                cuFabricCpyBatchAsync @ 13050 legacy, cuFabricCpyBatchAsync_ptsz @ 13050 ptsz
+            } (count: usize, ops: *mut CUDA_FABRIC_COPY_BATCH_OP, flags: c_ulonglong,
+                 stream: CUstream);
+            work cuMemBatchDecompressAsync {
+                cuMemBatchDecompressAsync @ 12060 legacy,
+                cuMemBatchDecompressAsync_ptsz @ 12060 ptsz
+            } (params: *mut CUmemDecompressParams, count: usize, flags: c_uint, failed: *mut usize,
+                 stream: CUstream);
+
+            stream cuStreamDestroy {
+                cuStreamDestroy @ 2000 legacy, cuStreamDestroy_v2 @ 4000 legacy
+            } (stream: CUstream);
+            stream cuStreamWaitEvent {
+                cuStreamWaitEvent @ 3020 legacy, cuStreamWaitEvent_ptsz @ 7000 ptsz
+            } (stream: CUstream, event: CUevent, flags: c_uint);
+            capture cuStreamBeginCapture {
+                cuStreamBeginCapture @ 10000 legacy, cuStreamBeginCapture_ptsz @ 10000 ptsz
+            } (stream: CUstream);
+            capture cuStreamBeginCapture_v2 {
+                cuStreamBeginCapture_v2 @ 10010 legacy, cuStreamBeginCapture_v2_ptsz @ 10010 ptsz
+            } (stream: CUstream, mode: CUstreamCaptureMode);
+            capture cuStreamBeginCaptureToGraph {
+                cuStreamBeginCaptureToGraph @ 12030 legacy,
+                cuStreamBeginCaptureToGraph_ptsz @ 12030 ptsz
+            } (stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode,
+                 edges: *const CUgraphEdgeData, count: usize, mode: CUstreamCaptureMode);
+            capture cuStreamBeginRecaptureToGraph {
+                cuStreamBeginRecaptureToGraph @ 13030 legacy,
+                cuStreamBeginRecaptureToGraph_ptsz @ 13030 ptsz
+            } (stream: CUstream, mode: CUstreamCaptureMode, graph: CUgraph,
+                 callback: CUgraphRecaptureCallback, user_data: *mut c_void);
+            capture cuStreamBeginCaptureToCig {
+                cuStreamBeginCaptureToCig @ 13010 legacy,
+                cuStreamBeginCaptureToCig_ptsz @ 13010 ptsz
+            } (stream: CUstream, params: *mut CUstreamCigCaptureParams);
+            capture cuStreamEndCapture {
+                cuStreamEndCapture @ 10000 legacy, cuStreamEndCapture_ptsz @ 10000 ptsz
+            } (stream: CUstream, graph: *mut CUgraph);
+            capture cuStreamEndCaptureToCig {
+                cuStreamEndCaptureToCig @ 13010 legacy, cuStreamEndCaptureToCig_ptsz @ 13010 ptsz
+            } (stream: CUstream);
         }
     };
 }
@@ -233,7 +409,7 @@ macro_rules! rows {
             pub export: &'static str,
             /// CUDA version from which `cuGetProcAddress` answers this variant (12040 is 12.4).
             pub since: u32,
-            /// `legacy` or `ptsz` (per-thread default stream).
+            /// `legacy`, or `ptsz` or `ptds` (per-thread default stream).
             pub flavour: &'static str,
         }
 

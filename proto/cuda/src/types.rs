@@ -305,6 +305,174 @@ pub struct CUlaunchConfig {
 }
 const _: () = assert!(core::mem::size_of::<CUlaunchConfig>() == 56);
 
+/// `CUmemorytype`.
+pub type CUmemorytype = c_uint;
+pub const CU_MEMORYTYPE_HOST: CUmemorytype = 1;
+pub const CU_MEMORYTYPE_DEVICE: CUmemorytype = 2;
+pub const CU_MEMORYTYPE_ARRAY: CUmemorytype = 3;
+/// An address that may be of either; the driver knows which.
+pub const CU_MEMORYTYPE_UNIFIED: CUmemorytype = 4;
+
+/// `CUpointer_attribute`: a [`CUmemorytype`].
+pub const CU_POINTER_ATTRIBUTE_MEMORY_TYPE: c_int = 2;
+
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_MEMCPY2D {
+    pub srcXInBytes: usize,
+    pub srcY: usize,
+    pub srcMemoryType: CUmemorytype,
+    pub srcHost: *const c_void,
+    pub srcDevice: CUdeviceptr,
+    pub srcArray: CUarray,
+    pub srcPitch: usize,
+    pub dstXInBytes: usize,
+    pub dstY: usize,
+    pub dstMemoryType: CUmemorytype,
+    pub dstHost: *mut c_void,
+    pub dstDevice: CUdeviceptr,
+    pub dstArray: CUarray,
+    pub dstPitch: usize,
+    pub WidthInBytes: usize,
+    pub Height: usize,
+}
+const _: () = assert!(core::mem::size_of::<CUDA_MEMCPY2D>() == 128);
+
+/// `CUDA_MEMCPY2D_v1` of before CUDA 3.2.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_MEMCPY2D_v1 {
+    pub srcXInBytes: c_uint,
+    pub srcY: c_uint,
+    pub srcMemoryType: CUmemorytype,
+    pub srcHost: *const c_void,
+    pub srcDevice: CUdeviceptr_v1,
+    pub srcArray: CUarray,
+    pub srcPitch: c_uint,
+    pub dstXInBytes: c_uint,
+    pub dstY: c_uint,
+    pub dstMemoryType: CUmemorytype,
+    pub dstHost: *mut c_void,
+    pub dstDevice: CUdeviceptr_v1,
+    pub dstArray: CUarray,
+    pub dstPitch: c_uint,
+    pub WidthInBytes: c_uint,
+    pub Height: c_uint,
+}
+
+/// `CUDA_MEMCPY3D`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_MEMCPY3D {
+    pub srcXInBytes: usize,
+    pub srcY: usize,
+    pub srcZ: usize,
+    pub srcLOD: usize,
+    pub srcMemoryType: CUmemorytype,
+    pub srcHost: *const c_void,
+    pub srcDevice: CUdeviceptr,
+    pub srcArray: CUarray,
+    /// The context, in a [`CUDA_MEMCPY3D_PEER`].
+    pub reserved0: *mut c_void,
+    pub srcPitch: usize,
+    pub srcHeight: usize,
+    pub dstXInBytes: usize,
+    pub dstY: usize,
+    pub dstZ: usize,
+    pub dstLOD: usize,
+    pub dstMemoryType: CUmemorytype,
+    pub dstHost: *mut c_void,
+    pub dstDevice: CUdeviceptr,
+    pub dstArray: CUarray,
+    /// As `reserved0`.
+    pub reserved1: *mut c_void,
+    pub dstPitch: usize,
+    pub dstHeight: usize,
+    pub WidthInBytes: usize,
+    pub Height: usize,
+    pub Depth: usize,
+}
+const _: () = assert!(core::mem::size_of::<CUDA_MEMCPY3D>() == 200);
+
+/// `CUDA_MEMCPY3D_PEER`: the same fields, the reserved ones being contexts.
+pub type CUDA_MEMCPY3D_PEER = CUDA_MEMCPY3D;
+
+/// `CUDA_MEMCPY3D_v1` of before CUDA 3.2.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_MEMCPY3D_v1 {
+    pub srcXInBytes: c_uint,
+    pub srcY: c_uint,
+    pub srcZ: c_uint,
+    pub srcLOD: c_uint,
+    pub srcMemoryType: CUmemorytype,
+    pub srcHost: *const c_void,
+    pub srcDevice: CUdeviceptr_v1,
+    pub srcArray: CUarray,
+    pub reserved0: *mut c_void,
+    pub srcPitch: c_uint,
+    pub srcHeight: c_uint,
+    pub dstXInBytes: c_uint,
+    pub dstY: c_uint,
+    pub dstZ: c_uint,
+    pub dstLOD: c_uint,
+    pub dstMemoryType: CUmemorytype,
+    pub dstHost: *mut c_void,
+    pub dstDevice: CUdeviceptr_v1,
+    pub dstArray: CUarray,
+    pub reserved1: *mut c_void,
+    pub dstPitch: c_uint,
+    pub dstHeight: c_uint,
+    pub WidthInBytes: c_uint,
+    pub Height: c_uint,
+    pub Depth: c_uint,
+}
+
+/// `CUmemcpy3DOperandType`.
+pub type CUmemcpy3DOperandType = c_int;
+pub const CU_MEMCPY_OPERAND_TYPE_POINTER: CUmemcpy3DOperandType = 1;
+pub const CU_MEMCPY_OPERAND_TYPE_ARRAY: CUmemcpy3DOperandType = 2;
+
+/// `CUmemcpy3DOperand` (cuda.h 12.9).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUmemcpy3DOperand {
+    pub r#type: CUmemcpy3DOperandType,
+    /// A union: an address, a row's length, a layer's height and a [`CUmemLocation`]; or an array and
+    /// an offset of three words.
+    pub op: [u64; 4],
+}
+
+/// `CUDA_MEMCPY3D_BATCH_OP` (cuda.h 12.9).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_MEMCPY3D_BATCH_OP {
+    pub src: CUmemcpy3DOperand,
+    pub dst: CUmemcpy3DOperand,
+    /// Width, height and depth.
+    pub extent: [usize; 3],
+    pub srcAccessOrder: c_int,
+    pub flags: c_uint,
+}
+const _: () = assert!(core::mem::size_of::<CUDA_MEMCPY3D_BATCH_OP>() == 112);
+
+/// `CUmemcpyAttributes`: opaque to Tessera, passed through.
+pub type CUmemcpyAttributes = c_void;
+/// `CUDA_FABRIC_COPY_BATCH_OP`: opaque to Tessera, passed through.
+pub type CUDA_FABRIC_COPY_BATCH_OP = c_void;
+/// `CUmemDecompressParams`: opaque to Tessera, passed through.
+pub type CUmemDecompressParams = c_void;
+
+/// `CUstreamCaptureMode`.
+pub type CUstreamCaptureMode = c_int;
+/// `CUgraphEdgeData`: eight bytes, passed through.
+pub type CUgraphEdgeData = [u8; 8];
+/// `CUgraphRecaptureCallback`: a function of the caller's, passed through.
+pub type CUgraphRecaptureCallback = *mut c_void;
+/// `CUstreamCigCaptureParams`: opaque to Tessera, passed through.
+pub type CUstreamCigCaptureParams = c_void;
+
 /// `CUuuid`: 16 bytes, printed by NVML as `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

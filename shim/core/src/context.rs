@@ -8,6 +8,7 @@
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
 use crate::contexts::{Context, Place};
+use crate::gate::streams;
 use crate::place::{primary_is_active, primary_lock};
 use crate::quota;
 use crate::real::Real;
@@ -123,6 +124,7 @@ pub unsafe fn cuCtxCreate_v4(
 
 /// Destroys `ctx` with `call`. Its entry goes first, because the driver may reuse the handle.
 fn destroy(process: &'static Process, ctx: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
+    let _going = streams::context_going(ctx);
     let Some(context) = process.contexts.take(ctx.addr()) else { return call() };
     let result = call();
     if result == CUDA_SUCCESS {
@@ -251,6 +253,13 @@ pub unsafe fn cuDevicePrimaryCtxRetain(
     create("cuDevicePrimaryCtxRetain", dev, Some(dev), process, call, || unsafe { *pctx })
 }
 
+/// Tells the gate that a device's primary context may end. Where it does not, because it is retained
+/// elsewhere, what is in flight in it is not awaited by the next closing.
+fn primary_going(process: &Process, dev: CUdevice) -> Option<streams::Going> {
+    let context = process.contexts.primary(dev)?;
+    streams::context_going(core::ptr::with_exposed_provenance_mut(context.handle))
+}
+
 /// CUDA Driver API, "Primary Context Management".
 ///
 /// # Safety
@@ -265,6 +274,7 @@ pub unsafe fn cuDevicePrimaryCtxRelease(
     let Some(_depth) = Depth::enter() else { return call() };
     let Some(process) = state::armed() else { return call() };
     let _one_at_a_time = process.primaries[primary_lock(dev)].lock();
+    let _going = primary_going(process, dev);
     let result = call();
     if result == CUDA_SUCCESS
         && !primary_is_active(dev)
@@ -290,6 +300,7 @@ pub unsafe fn cuDevicePrimaryCtxReset(
     let Some(_depth) = Depth::enter() else { return call() };
     let Some(process) = state::armed() else { return call() };
     let _one_at_a_time = process.primaries[primary_lock(dev)].lock();
+    let _going = primary_going(process, dev);
     let result = call();
     if result == CUDA_SUCCESS
         && let Some(context) = process.contexts.primary(dev)

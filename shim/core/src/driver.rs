@@ -1,11 +1,11 @@
-//! Finds the driver's libraries and binds every [`Symbol`] of theirs.
+//! Finds the driver's libraries and binds every [`Symbol`](crate::real::Symbol) of theirs.
 //!
 //! There is no NEEDED entry for a driver library: the shim sits in processes that never use a GPU.
 //! A library is looked for when a lookup asks for one of its hooked names, and loaded when a hook is
 //! called that nobody loaded it for. Once found it is pinned, because real pointers point into it.
 
 use crate::libdl;
-use crate::real::{self, Library, Symbol};
+use crate::real::{self, Library};
 use crate::resolve::real_dlsym;
 use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -27,9 +27,9 @@ static NVML_BOUND: AtomicBool = AtomicBool::new(false);
 ///
 /// Racing threads bind the same pointers twice, which is harmless.
 pub fn bind(library: Library, wanted: Wanted) -> bool {
-    let (bound, soname, lists): (_, _, [&[&Symbol]; 2]) = match library {
-        Library::Cuda => (&CUDA_BOUND, c"libcuda.so.1", [real::CUDA_HOOKED, real::CUDA_ASKED]),
-        Library::Nvml => (&NVML_BOUND, c"libnvidia-ml.so.1", [real::NVML_HOOKED, real::NVML_ASKED]),
+    let (bound, soname) = match library {
+        Library::Cuda => (&CUDA_BOUND, c"libcuda.so.1"),
+        Library::Nvml => (&NVML_BOUND, c"libnvidia-ml.so.1"),
     };
     if bound.load(Ordering::Acquire) {
         return true;
@@ -39,7 +39,7 @@ pub fn bind(library: Library, wanted: Wanted) -> bool {
     if handle.is_null() {
         return false;
     }
-    for symbol in lists.into_iter().flatten() {
+    for symbol in real::symbols(library) {
         // SAFETY: a live handle and a NUL-terminated name; the real dlsym has no other demands.
         symbol.set(unsafe { dlsym(handle, symbol.name().as_ptr()) });
     }

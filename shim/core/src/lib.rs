@@ -69,8 +69,10 @@ pub mod session;
 pub mod shares;
 pub mod spin;
 pub mod state;
+mod stream;
 mod thread;
 pub mod vmm;
+pub mod work;
 
 /// The bodies of the table's hooks, by the table's body names. Launches go through [`launch`] instead.
 pub mod hooks {
@@ -87,5 +89,7 @@ pub mod hooks {
     pub use crate::nvml_processes::*;
     pub use crate::pools::hooks::*;
     pub use crate::pools::sync::*;
+    pub use crate::stream::*;
     pub use crate::vmm::hooks::*;
+    pub use crate::work::*;
 }

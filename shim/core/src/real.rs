@@ -6,13 +6,15 @@
 #![allow(non_upper_case_globals, missing_docs, reason = "statics carry the driver's own names")]
 
 use crate::driver;
-use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use crate::work::kind::Work;
+use core::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use tessera_cuda::nvml::*;
 use tessera_cuda::types::*;
 
 /// Whose symbol it is.
+#[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {
     /// libcuda.so.1
@@ -22,17 +24,25 @@ pub enum Library {
 }
 
 /// A function of the driver, by name.
+#[repr(C)]
 #[derive(Debug)]
 pub struct Symbol {
-    name: &'static CStr,
-    library: Library,
+    /// NUL-terminated. A bare pointer: every word of every symbol costs a relocation in every process.
+    name: *const c_char,
     pointer: AtomicPtr<c_void>,
+    library: Library,
+    /// What the gate asks of it, if it is the gate's affair.
+    pub(crate) work: Work,
 }
+
+// SAFETY: the name is a literal, which is never written.
+unsafe impl Sync for Symbol {}
 
 impl Symbol {
     /// The exported name.
     pub fn name(&self) -> &'static CStr {
-        self.name
+        // SAFETY: `Real::at` was given a CStr that lives forever.
+        unsafe { CStr::from_ptr(self.name) }
     }
 
     /// Whose it is.
@@ -50,9 +60,23 @@ impl Symbol {
     pub(crate) fn set(&self, pointer: *mut c_void) {
         self.pointer.store(pointer, Ordering::Release);
     }
+
+    /// As [`Symbol::pointer`], looking for the library, and loading it, when it is asked for first.
+    #[inline(always)]
+    pub(crate) fn found(&self) -> *mut c_void {
+        let pointer = self.pointer();
+        if pointer.is_null() { self.find() } else { pointer }
+    }
+
+    #[cold]
+    fn find(&self) -> *mut c_void {
+        driver::bind(self.library, driver::Wanted::Load);
+        self.pointer()
+    }
 }
 
 /// A driver function of type `F`.
+#[repr(transparent)]
 #[derive(Debug)]
 pub struct Real<F> {
     symbol: Symbol,
@@ -76,8 +100,15 @@ impl<F: Copy> Real<F> {
     /// As [`Real::new`]; `pointer` must be null or such a function.
     pub const unsafe fn at(name: &'static CStr, library: Library, pointer: *mut c_void) -> Self {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        let symbol = Symbol { name, library, pointer: AtomicPtr::new(pointer) };
+        let (name, pointer) = (name.as_ptr(), AtomicPtr::new(pointer));
+        let symbol = Symbol { name, library, pointer, work: Work::none("legacy") };
         Self { symbol, signature: PhantomData }
+    }
+
+    /// The same, with what the gate asks of it.
+    const fn with(mut self, work: Work) -> Self {
+        self.symbol.work = work;
+        self
     }
 
     /// The untyped part.
@@ -100,32 +131,48 @@ impl<F: Copy> Real<F> {
     /// time. `None` where this driver has no such function.
     #[inline(always)]
     pub fn get(&self) -> Option<F> {
-        self.bound().or_else(|| self.find())
-    }
-
-    #[cold]
-    fn find(&self) -> Option<F> {
-        driver::bind(self.symbol.library, driver::Wanted::Load);
-        self.bound()
+        self.bound().or_else(|| {
+            self.symbol.find();
+            self.bound()
+        })
     }
 }
 
+/// Statics of one section, which [`symbols`] goes through: lists of pointers to them would be a quarter
+/// of the shim's relocations.
 macro_rules! real {
     ($library:ident $name:ident ($($arg:ident : $ty:ty),* $(,)?) -> $result:ty) => {
+        real!($library $name ($($arg : $ty),*) -> $result, Work::none("legacy"));
+    };
+    ($library:ident $name:ident ($($arg:ident : $ty:ty),* $(,)?) -> $result:ty, $work:expr) => {
+        #[unsafe(link_section = "tessera_symbols")]
         // SAFETY: the type is the row's signature, which is the header's; the bytes end in NUL.
         pub static $name: Real<unsafe extern "C" fn($($ty),*) -> $result> = unsafe {
             Real::new(
                 CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()),
                 Library::$library,
             )
-        };
+        }
+        .with($work);
     };
 }
 
 macro_rules! cuda {
     ($($class:ident $body:ident { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
-        $($(real!(Cuda $export $args -> CUresult);)+)*
-        pub(crate) static CUDA_HOOKED: &[&Symbol] = &[$($($export.symbol()),+),*];
+        $($(cuda!(@one $class $body $export $flavour $args);)+)*
+    };
+    (@one work $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),*)) => {
+        real!(Cuda $export ($($arg : $ty),*) -> CUresult, Work::of(
+            stringify!($body),
+            stringify!($flavour),
+            &[$((stringify!($arg), stringify!($ty))),*],
+        ));
+    };
+    (@one $class:ident $body:ident $export:ident $flavour:ident $args:tt) => {
+        cuda!(@plain $export $flavour $args);
+    };
+    (@plain $export:ident $flavour:ident ($($arg:ident : $ty:ty),*)) => {
+        real!(Cuda $export ($($arg : $ty),*) -> CUresult, Work::none(stringify!($flavour)));
     };
 }
 tessera_cuda::for_each_hook!(cuda);
@@ -133,19 +180,37 @@ tessera_cuda::for_each_hook!(cuda);
 macro_rules! nvml {
     ($($class:ident $body:ident { $($export:ident),+ $(,)? } $args:tt;)*) => {
         $($(real!(Nvml $export $args -> nvmlReturn_t);)+)*
-        pub(crate) static NVML_HOOKED: &[&Symbol] = &[$($($export.symbol()),+),*];
     };
 }
 tessera_cuda::for_each_nvml_hook!(nvml);
 
+// The linker defines them in every library that asks, and would export them.
+core::arch::global_asm!(".hidden __start_tessera_symbols", ".hidden __stop_tessera_symbols");
+
+unsafe extern "C" {
+    #[link_name = "__start_tessera_symbols"]
+    static FIRST: Symbol;
+    #[link_name = "__stop_tessera_symbols"]
+    static END: Symbol;
+}
+
+/// Every symbol of `library` that this program has a use for.
+pub(crate) fn symbols(library: Library) -> impl Iterator<Item = &'static Symbol> {
+    let (first, end) = (&raw const FIRST, &raw const END);
+    let count = (end.addr() - first.addr()) / size_of::<Symbol>();
+    // SAFETY: the linker puts these around the section, which `real!` alone fills, with statics that
+    // are a `Symbol` each, without gaps, because they are aligned to less than their size.
+    let all = unsafe { core::slice::from_raw_parts(first, count) };
+    all.iter().filter(move |symbol| symbol.library == library)
+}
+
 /// Functions that the shim asks for itself and does not hook.
 macro_rules! asked {
-    ($list:ident $library:ident $result:ty; $($name:ident $args:tt;)*) => {
+    ($library:ident $result:ty; $($name:ident $args:tt;)*) => {
         $(real!($library $name $args -> $result);)*
-        pub(crate) static $list: &[&Symbol] = &[$($name.symbol()),*];
     };
 }
-asked! { CUDA_ASKED Cuda CUresult;
+asked! { Cuda CUresult;
     cuArrayGetMemoryRequirements
         (needs: *mut CUDA_ARRAY_MEMORY_REQUIREMENTS, array: CUarray, dev: CUdevice);
     cuCtxGetCurrent (ctx: *mut CUcontext);
@@ -174,12 +239,13 @@ asked! { CUDA_ASKED Cuda CUresult;
     cuMemPoolGetAttribute (pool: CUmemoryPool, attribute: c_int, value: *mut c_void);
     cuMipmappedArrayGetMemoryRequirements
         (needs: *mut CUDA_ARRAY_MEMORY_REQUIREMENTS, array: CUmipmappedArray, dev: CUdevice);
+    cuPointerGetAttribute (value: *mut c_void, attribute: c_int, pointer: CUdeviceptr);
     cuStreamGetCtx (stream: CUstream, ctx: *mut CUcontext);
     cuStreamIsCapturing (stream: CUstream, status: *mut c_int);
     cuStreamIsCapturing_ptsz (stream: CUstream, status: *mut c_int);
     cuThreadExchangeStreamCaptureMode (mode: *mut c_int);
 }
-asked! { NVML_ASKED Nvml nvmlReturn_t;
+asked! { Nvml nvmlReturn_t;
     nvmlDeviceGetComputeInstanceId (device: nvmlDevice_t, id: *mut c_uint);
     nvmlDeviceGetGpuInstanceId (device: nvmlDevice_t, id: *mut c_uint);
     nvmlDeviceGetMaxMigDeviceCount (device: nvmlDevice_t, count: *mut c_uint);

@@ -134,8 +134,9 @@ pub unsafe fn answer(export: &Export, handle: *mut c_void, caller: *const c_void
             }
         }
     }
+    // Called from here, not by a jump: whose RTLD_NEXT it is, is told by the return address.
     // SAFETY: as above; repeated for dlerror's sake.
-    unsafe { dlsym(libc::RTLD_NEXT, name) }
+    core::hint::black_box(unsafe { dlsym(libc::RTLD_NEXT, name) })
 }
 
 /// Replaces a pointer that the driver's `cuGetProcAddress` answered, if it is a hooked export.

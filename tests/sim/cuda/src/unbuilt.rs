@@ -16,4 +16,20 @@ exports! {
     fn cuMemGetHandleForAddressRange(_handle: *mut c_void, _start: CUdeviceptr, _len: usize, _kind: c_int, _flags: u64) {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
+    // No graphics API runs beside: "CUDA in Graphics" is not supported.
+    fn cuStreamBeginCaptureToCig(_stream: CUstream, _params: *mut CUstreamCigCaptureParams) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuStreamBeginCaptureToCig_ptsz(_stream: CUstream, _params: *mut CUstreamCigCaptureParams) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuStreamEndCaptureToCig(_stream: CUstream) { Err(CUDA_ERROR_NOT_SUPPORTED) }
+    fn cuStreamEndCaptureToCig_ptsz(_stream: CUstream) { Err(CUDA_ERROR_NOT_SUPPORTED) }
+    // Recapture (CUDA 13.3).
+    fn cuStreamBeginRecaptureToGraph(_stream: CUstream, _mode: c_int, _graph: CUgraph, _callback: CUgraphRecaptureCallback, _data: *mut c_void) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn cuStreamBeginRecaptureToGraph_ptsz(_stream: CUstream, _mode: c_int, _graph: CUgraph, _callback: CUgraphRecaptureCallback, _data: *mut c_void) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
 }

@@ -4,10 +4,15 @@
 //! so nobody can tell the difference from moving them when the queue gets there. The time is spent
 //! in the queue: host ↔ device copies on a copy engine, device-to-device copies and fills on the GPU.
 
-use crate::abi::{exports, exports_both, get};
+mod batch;
+mod old;
+
+pub(crate) use batch::*;
+pub(crate) use old::*;
+
+use crate::abi::{exports_both, get};
 use crate::array::Array;
 use crate::capture;
-use crate::context::current;
 use crate::driver::driver;
 use crate::errors::Result;
 use crate::graph::kind::{Kind, Memset};
@@ -17,7 +22,10 @@ use crate::stream::{Stream, stream};
 use simgpu::engine::Op;
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
 use std::sync::Arc;
-use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUarray, CUcontext, CUdeviceptr, CUstream};
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUarray, CUcontext, CUdeviceptr,
+    CUstream,
+};
 
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
@@ -26,7 +34,7 @@ const UNIFIED: c_uint = 4;
 
 /// Which ends of a copy must be memory that the driver knows.
 #[derive(Clone, Copy)]
-enum End {
+pub(crate) enum End {
     Host,
     Device,
     Either,
@@ -115,7 +123,7 @@ fn spend(s: &'static Stream, bytes: usize, on_device: bool, wait: bool) -> Resul
 
 /// A linear copy. Synchronous: it returns when the data is there, except device to device, where
 /// "no host-side synchronization is performed" ("API synchronization behavior").
-fn linear(
+pub(crate) fn linear(
     dst: (u64, End),
     src: (u64, End),
     len: usize,
@@ -331,7 +339,7 @@ fn copy_2d(copy: *const Copy2d, s: &'static Stream, synchronous: bool) -> Result
     boxed(&dst, &src, (c.width, c.height, 1), s, synchronous)
 }
 
-fn copy_3d(c: &Copy3d, s: &'static Stream, synchronous: bool) -> Result<()> {
+pub(crate) fn copy_3d(c: &Copy3d, s: &'static Stream, synchronous: bool) -> Result<()> {
     let (dst, src) = c.ends()?;
     if s.is_capturing() {
         return capture_copy(s, *c, synchronous);
@@ -399,7 +407,7 @@ impl Copy3d {
 
 /// `len` bytes between an array from an offset, row after row, and linear memory or another array.
 /// Copies that begin and end inside rows are several.
-fn with_array(
+pub(crate) fn with_array(
     (dst, dst_from): (Side, usize),
     (src, src_from): (Side, usize),
     len: usize,
@@ -427,7 +435,7 @@ fn with_array(
 
 /// One side of such a copy.
 #[derive(Clone, Copy)]
-enum Side {
+pub(crate) enum Side {
     Linear(u64, End),
     Array(CUarray),
 }
@@ -499,7 +507,7 @@ fn prefetch(s: &'static Stream) -> Result<()> {
 }
 
 /// Fills `height` rows of `width` elements; a fill of device memory is asynchronous.
-fn fill<T: Copy + Into<c_uint> + Send + 'static>(
+pub(crate) fn fill<T: Copy + Into<c_uint> + Send + 'static>(
     at: u64,
     pitch: usize,
     value: T,
@@ -600,20 +608,27 @@ exports_both! {
     fn cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, len: usize, s: CUstream) |flavour| {
         linear((dst, End::Device), (src, End::Device), len, stream(s, flavour)?, false)
     }
-    fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds(copy: *const Copy2d) |flavour| {
-        copy_2d(copy, stream(std::ptr::null_mut(), flavour)?, true)
+    fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds(copy: *const CUDA_MEMCPY2D) |flavour| {
+        copy_2d(copy.cast(), stream(std::ptr::null_mut(), flavour)?, true)
     }
-    fn cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds(copy: *const Copy2d) |flavour| {
-        copy_2d(copy, stream(std::ptr::null_mut(), flavour)?, true)
+    fn cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds(copy: *const CUDA_MEMCPY2D) |flavour| {
+        copy_2d(copy.cast(), stream(std::ptr::null_mut(), flavour)?, true)
     }
-    fn cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(copy: *const Copy2d, s: CUstream) |flavour| {
-        copy_2d(copy, stream(s, flavour)?, false)
+    fn cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(copy: *const CUDA_MEMCPY2D, s: CUstream) |flavour| {
+        copy_2d(copy.cast(), stream(s, flavour)?, false)
     }
-    fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds(copy: *const Copy3d) |flavour| {
-        copy_3d(&get(copy)?, stream(std::ptr::null_mut(), flavour)?, true)
+    fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds(copy: *const CUDA_MEMCPY3D) |flavour| {
+        copy_3d(&get(copy.cast::<Copy3d>())?, stream(std::ptr::null_mut(), flavour)?, true)
     }
-    fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz(copy: *const Copy3d, s: CUstream) |flavour| {
-        copy_3d(&get(copy)?, stream(s, flavour)?, false)
+    fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz(copy: *const CUDA_MEMCPY3D, s: CUstream) |flavour| {
+        copy_3d(&get(copy.cast::<Copy3d>())?, stream(s, flavour)?, false)
+    }
+    // The contexts say which GPUs; addresses are unified.
+    fn cuMemcpy3DPeer, cuMemcpy3DPeer_ptds(copy: *const CUDA_MEMCPY3D) |flavour| {
+        copy_3d(&get(copy.cast::<Copy3d>())?, stream(std::ptr::null_mut(), flavour)?, true)
+    }
+    fn cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(copy: *const CUDA_MEMCPY3D, s: CUstream) |flavour| {
+        copy_3d(&get(copy.cast::<Copy3d>())?, stream(s, flavour)?, false)
     }
     fn cuMemsetD8_v2, cuMemsetD8_v2_ptds(at: CUdeviceptr, value: c_uchar, n: usize) |flavour| {
         fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?, true)
@@ -658,17 +673,5 @@ exports_both! {
     fn cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz(at: CUdeviceptr, len: usize, kind: i32, id: i32, flags: c_uint, s: CUstream) |flavour| {
         let _ = (at, len, kind, id, flags);
         prefetch(stream(s, flavour)?)
-    }
-}
-
-exports! {
-    // Before CUDA 3.2, when device addresses had 32 bits.
-    fn cuMemcpyHtoD(dst: c_uint, src: *const c_void, len: c_uint) {
-        let s = current()?.legacy();
-        linear((u64::from(dst), End::Device), (src as u64, End::Host), len as usize, s, true)
-    }
-    fn cuMemcpyDtoH(dst: *mut c_void, src: c_uint, len: c_uint) {
-        let s = current()?.legacy();
-        linear((dst as u64, End::Host), (u64::from(src), End::Device), len as usize, s, true)
     }
 }

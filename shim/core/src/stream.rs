@@ -1,0 +1,94 @@
+//! Streams and captures: hooks through which the gate learns what becomes of the streams that it has
+//! to drain.
+#![allow(non_snake_case, reason = "hooks carry the driver's own names")]
+
+use crate::gate::{Stream, capture, streams};
+use crate::real::{self, Real};
+use core::ffi::{c_uint, c_void};
+use tessera_cuda::types::*;
+
+macro_rules! hooks {
+    ($($name:ident ($stream:ident: CUstream $(, $arg:ident: $ty:ty)*) { $around:ident };)+) => {
+        $(
+            /// CUDA Driver API, "Stream Management".
+            ///
+            /// # Safety
+            /// As the driver's.
+            pub unsafe fn $name(
+                real: &Real<unsafe extern "C" fn(CUstream $(, $ty)*) -> CUresult>,
+                $stream: CUstream,
+                $($arg: $ty),*
+            ) -> CUresult {
+                let Some(function) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+                let stream = Stream::new($stream, real.symbol().work.per_thread);
+                // SAFETY: the caller's own arguments.
+                $around(stream, || unsafe { function($stream $(, $arg)*) })
+            }
+        )+
+    };
+}
+
+hooks! {
+    cuStreamDestroy(stream: CUstream) { destroying };
+    cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) { joining };
+    cuStreamBeginCapture(stream: CUstream) { beginning };
+    cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) { beginning };
+    cuStreamBeginCaptureToGraph(
+        stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode,
+        edges: *const CUgraphEdgeData, count: usize, mode: CUstreamCaptureMode
+    ) { beginning };
+    cuStreamBeginRecaptureToGraph(
+        stream: CUstream, mode: CUstreamCaptureMode, graph: CUgraph,
+        callback: CUgraphRecaptureCallback, user_data: *mut c_void
+    ) { beginning };
+    cuStreamBeginCaptureToCig(stream: CUstream, params: *mut CUstreamCigCaptureParams) {
+        beginning
+    };
+    cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) { ending };
+    cuStreamEndCaptureToCig(stream: CUstream) { ending };
+}
+
+/// A stream that ends is marked before, so that what is in flight in it is still awaited.
+#[inline(never)]
+fn destroying(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
+    let _order = streams::destroying(stream);
+    call()
+}
+
+/// A wait for a captured event puts the stream into the capture.
+#[inline(never)]
+fn joining(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
+    let _order = capture::joining(stream);
+    call()
+}
+
+#[inline(never)]
+fn beginning(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
+    let _order = capture::beginning(stream);
+    let result = call();
+    if result == CUDA_SUCCESS {
+        capture::began();
+    }
+    result
+}
+
+/// Whether it ended is the driver's to say: an error may mean that it goes on (another thread asked,
+/// or another stream of it), or that it came to nothing.
+#[inline(never)]
+fn ending(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
+    let _order = capture::ending();
+    let before = capture::any() && is_capturing(stream);
+    let result = call();
+    if before && !is_capturing(stream) {
+        capture::ended();
+    }
+    result
+}
+
+/// Whether the stream takes part in a capture, valid or not.
+fn is_capturing(stream: Stream) -> bool {
+    let Some(ask) = real::cuStreamIsCapturing.get() else { return false };
+    let mut status = 0;
+    // SAFETY: the caller's stream, or one of the handles of the default streams.
+    unsafe { ask(stream.handle(), &raw mut status) == CUDA_SUCCESS && status != 0 }
+}

@@ -1,0 +1,100 @@
+//! Work other than launches that takes the GPU's time: fills, which run as kernels, and copies that
+//! stay on the GPU. They pass the gate as launches do.
+//!
+//! A copy that touches host memory on either side is not gated: it waits for the bus, not for the
+//! SMs. Which it is ([`direction`]) is asked only when the gate is not SOLO.
+//!
+//! There are a hundred such exports, and one body would do for all of them but for their arguments.
+//! So there is one body ([`trampoline`]): every export says which it is and jumps there, and the
+//! arguments, which are all passed in registers, are put aside while the gate is asked.
+
+mod batch;
+pub mod direction;
+pub(crate) mod kind;
+mod trampoline;
+
+pub use batch::*;
+pub use trampoline::trampoline;
+
+use crate::gate::{self, Pass, Stream};
+use crate::real::{self, Symbol};
+use crate::state;
+use core::mem::MaybeUninit;
+use core::ptr;
+use direction::Transfer;
+use kind::{ARGUMENTS, Kind, Work};
+use tessera_cuda::types::*;
+
+/// Waits until the gate lets this call pass. `arguments` are the caller's own.
+#[inline(always)]
+unsafe fn admit(symbol: &Symbol, arguments: &[u64; ARGUMENTS]) -> Result<Pass, CUresult> {
+    let Work { stream, per_thread, .. } = symbol.work;
+    let handle = arguments.get(usize::from(stream)).copied().unwrap_or(0);
+    let handle = ptr::with_exposed_provenance_mut(handle as usize);
+    let stream = Stream::new(handle, per_thread);
+    match gate::admit_at_once(stream, false) {
+        Some(busy) => Ok(Pass::Flag(busy)),
+        // SAFETY: the caller's promise.
+        None => unsafe { ask(symbol, stream, arguments) },
+    }
+}
+
+/// Where the gate is not SOLO, or this is the thread's first call.
+#[cold]
+#[inline(never)]
+unsafe fn ask(
+    symbol: &Symbol,
+    stream: Stream,
+    arguments: &[u64; ARGUMENTS],
+) -> Result<Pass, CUresult> {
+    // SAFETY: the arguments are those of this function.
+    if state::passes() || !unsafe { is_on_device(symbol.work.kind, arguments) } {
+        return Ok(Pass::Free);
+    }
+    gate::admit_work(stream)
+}
+
+/// Whether a call is the gate's affair.
+///
+/// # Safety
+/// The arguments must be those of a function of this kind, as the driver wants them.
+unsafe fn is_on_device(kind: Kind, arguments: &[u64; ARGUMENTS]) -> bool {
+    /// The caller's descriptor; NULL is the driver's to refuse.
+    ///
+    /// # Safety
+    /// It must be one, or NULL.
+    unsafe fn described<T: Transfer>(address: u64) -> bool {
+        let transfer = ptr::with_exposed_provenance::<T>(address as usize);
+        // SAFETY: not NULL, so the caller's, for the driver to read.
+        !transfer.is_null() && unsafe { ptr::read_unaligned(transfer) }.is_on_device(memory_type)
+    }
+    let [first, second, ..] = *arguments;
+    // SAFETY: the first argument is what the kind says.
+    unsafe {
+        match kind {
+            Kind::OnDevice => true,
+            Kind::Addresses => [first, second].is_on_device(memory_type),
+            Kind::Described2d => described::<CUDA_MEMCPY2D>(first),
+            Kind::Described2dV1 => described::<CUDA_MEMCPY2D_v1>(first),
+            Kind::Described3d => described::<CUDA_MEMCPY3D>(first),
+            Kind::Described3dV1 => described::<CUDA_MEMCPY3D_v1>(first),
+            Kind::Operation => described::<CUDA_MEMCPY3D_BATCH_OP>(first),
+            Kind::Operations => {
+                const BYTES: u64 = size_of::<CUDA_MEMCPY3D_BATCH_OP>() as u64;
+                second != 0
+                    && (0..first).any(|i| described::<CUDA_MEMCPY3D_BATCH_OP>(second + i * BYTES))
+            }
+        }
+    }
+}
+
+/// `CUmemorytype` of an address. What the driver does not know is the host's: memory that was never
+/// registered.
+fn memory_type(at: CUdeviceptr) -> CUmemorytype {
+    let Some(ask) = real::cuPointerGetAttribute.get() else { return CU_MEMORYTYPE_HOST };
+    let mut kind = MaybeUninit::<CUmemorytype>::new(CU_MEMORYTYPE_HOST);
+    // SAFETY: room for the attribute's type.
+    let asked = unsafe { ask(kind.as_mut_ptr().cast(), CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) };
+    // SAFETY: initialised above.
+    if asked == CUDA_SUCCESS { unsafe { kind.assume_init() } } else { CU_MEMORYTYPE_HOST }
+}
