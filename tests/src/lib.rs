@@ -13,6 +13,7 @@
 //! assert!(out.success(), "{out}");
 //! ```
 
+mod arbiter;
 mod artefacts;
 mod child;
 mod compile;
@@ -23,6 +24,7 @@ mod pages;
 pub mod routing;
 mod simgpu;
 
+pub use arbiter::{Arbiter, monotonic_ns};
 pub use artefacts::{Artefacts, artefacts, target_dir, workspace};
 pub use child::{Output, Preloaded, Running, can_contain};
 pub use compile::{CProgram, compile_c};

@@ -1,11 +1,12 @@
 //! Closing: who has read CLOSED waits until no thread is between "looked at the gate" and "the
 //! driver has the launch", and then until everything launched is complete.
 //!
-//! The order is what makes it sound. A launching thread raises its flag, then reads its stream's
-//! note and the gate; who closes takes the notes away, then has every thread pass a barrier, then
-//! reads the flags. So a launch is either seen by its flag and waited for, its stream being among
-//! those taken up; or it comes later, and finds the gate closed, or (if it has opened again) notes
-//! its stream for the next closing.
+//! The order is what makes it sound ([`super::model`] looks at all of them). A launching thread
+//! raises its flag, then reads its stream's note and the gate; who closes takes the notes away, then
+//! has every thread pass a barrier, then reads the flags, then looks what was noted since: by who
+//! was past the gate already, but not yet at the note. So a launch is either seen by its flag and
+//! waited for, its stream being among those that are drained; or it comes later, and finds the gate
+//! closed, or (if it has opened again) notes its stream for the next closing.
 
 use super::flight;
 use crate::spin::sleep_us;
@@ -89,7 +90,11 @@ impl Drain {
             streams.take_up(process);
             process.records.forget_streams();
         }
-        flags_are_down(process, still).then_some(Self { nap_us: 5 })
+        if !flags_are_down(process, still) {
+            return None;
+        }
+        process.gate.streams.lock().draw_all(process);
+        Some(Self { nap_us: 5 })
     }
 
     /// Whether everything is complete.

@@ -30,21 +30,26 @@ pub(super) fn context_of(stream: Stream) -> usize {
 }
 
 /// While it lives, a context is this thread's current one.
-pub(super) struct Pushed(());
+pub(super) struct Pushed(bool);
 
 impl Pushed {
     /// `None` when the driver refuses.
     pub(super) fn new(ctx: usize) -> Option<Self> {
+        if ctx != 0 && current() == ctx {
+            return Some(Self(false));
+        }
         let push = real::cuCtxPushCurrent_v2.get()?;
         // SAFETY: a context that no hook has seen end; those that end wait for the streams' lock.
-        (unsafe { push(handle(ctx)) } == CUDA_SUCCESS).then_some(Self(()))
+        (unsafe { push(handle(ctx)) } == CUDA_SUCCESS).then_some(Self(true))
     }
 }
 
 impl Drop for Pushed {
     fn drop(&mut self) {
         let mut ctx = ptr::null_mut();
-        if let Some(pop) = real::cuCtxPopCurrent_v2.get() {
+        if self.0
+            && let Some(pop) = real::cuCtxPopCurrent_v2.get()
+        {
             // SAFETY: takes off what `new` put there.
             unsafe { pop(&raw mut ctx) };
         }

@@ -31,6 +31,8 @@ mod futex;
 mod helper;
 mod link;
 pub(crate) mod local;
+#[cfg(test)]
+mod model;
 mod stream;
 pub mod streams;
 mod window;

@@ -84,15 +84,23 @@ impl Streams {
         }
     }
 
-    /// Takes up what is dirty: from now on it is drained.
+    /// Takes up what is dirty: from now on it is drained. The notes of it go under the same lock.
     pub(super) fn take_up(&mut self, process: &Process) {
-        while let Some(Marker { stream, ctx, .. }) = self.dirty.take(|_| true) {
+        self.draw_all(process);
+        while self.dirty.take(|_| true).is_some() {}
+    }
+
+    /// Has what is dirty drained. It stays dirty: who noted it goes on launching.
+    pub(super) fn draw_all(&mut self, process: &Process) {
+        let mut at = 0;
+        while let Some(&Marker { stream, ctx, .. }) = self.dirty.get(at) {
             if Stream(stream).is_default() {
                 self.draw(Stream::LEGACY.0, ctx);
                 process.contexts.each(|ctx| self.draw(Stream::LEGACY.0, ctx));
             } else {
                 self.draw(stream, ctx);
             }
+            at += 1;
         }
     }
 
@@ -197,10 +205,10 @@ impl Streams {
         if !bound {
             return; // nobody drains
         }
-        if let Mark::Event(event) = self.mark_from_elsewhere(stream, ctx, capturing) {
-            if self.draining.push(Marker::of(stream, ctx, event)).is_err() {
-                self.spare(ctx, event);
-            }
+        if let Mark::Event(event) = self.mark_from_elsewhere(stream, ctx, capturing)
+            && self.draining.push(Marker::of(stream, ctx, event)).is_err()
+        {
+            self.spare(ctx, event);
         }
     }
 

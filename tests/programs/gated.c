@@ -1,0 +1,165 @@
+/*
+ * Launches at a gate: one call per line of standard input, answered `RESULT VALUE…`.
+ *
+ *   init | retain DEV
+ *   launch COUNT NS STREAM -> microseconds that it took (kernels of NS, one after the other)
+ *   launch_threads THREADS COUNT NS -> launches made (each into a stream of its own)
+ *   sync STREAM | query STREAM | destroy STREAM
+ *   capture STREAM | captured STREAM (ends the capture) -> result of the end
+ *   fork COUNT NS -> wait status of a child that uses the driver afresh, launches and ends
+ *   late COUNT NS (registers a handler that launches when the program ends)
+ *   threads -> how many this process has
+ *   exit STATUS (calls exit at once, which is not answered)
+ *
+ * STREAM is 0 to 7, made at first use; 8 is the legacy, 9 the per-thread default stream. Written from
+ * the CUDA Driver API manual. Kernel `spin` takes the nanoseconds that its parameter says.
+ */
+#include "conversation.h"
+
+#include <dirent.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MORE(X)                                                                                    \
+    X(cuStreamQuery, (CUstream stream))                                                            \
+    X(cuStreamBeginCapture_v2, (CUstream stream, int mode))                                        \
+    X(cuStreamEndCapture, (CUstream stream, void **graph))
+MORE(DECLARE_MORE)
+
+static const char PTX[] =
+    ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry spin(.param .u64 ns) { ret; }\n";
+
+static CUcontext context;
+static CUfunction spin;
+static CUstream streams[8];
+
+static CUstream stream(unsigned long long number) {
+    if (number > 7) return (CUstream)(uintptr_t)(number - 7);
+    if (!streams[number]) cuStreamCreate(&streams[number], 1 /* non-blocking */);
+    return streams[number];
+}
+
+static unsigned long long now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000ull + now.tv_nsec / 1000;
+}
+
+static CUresult launch(unsigned long long count, unsigned long long ns, CUstream into) {
+    CUresult result = 0;
+    void *params[] = {&ns};
+    while (count-- && !result)
+        result = cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, into, params, NULL);
+    return result;
+}
+
+static CUresult retain(int device) {
+    CUdevice found;
+    CUmodule module;
+    CUresult result = cuDeviceGet(&found, device);
+    if (!result) result = cuDevicePrimaryCtxRetain(&context, found);
+    if (!result) result = cuCtxSetCurrent(context);
+    if (!result) result = cuModuleLoadData(&module, PTX);
+    if (!result) result = cuModuleGetFunction(&spin, module, "spin");
+    return result;
+}
+
+static unsigned long long team_count, team_ns;
+
+static void *member(void *unused) {
+    CUstream own;
+    CUresult result = cuCtxSetCurrent(context);
+    if (!result) result = cuStreamCreate(&own, 1);
+    if (!result) result = launch(team_count, team_ns, own);
+    if (!result) result = cuStreamSynchronize(own);
+    if (!result) result = cuStreamDestroy_v2(own);
+    (void)unused;
+    return (void *)(intptr_t)result;
+}
+
+static void call_threads(unsigned long long count) {
+    pthread_t team[256];
+    unsigned long long made = 0, at;
+    CUresult result = 0;
+    for (at = 0; at < count && at < 256; at++) made += !pthread_create(&team[at], NULL, member, NULL);
+    for (at = 0; at < made; at++) {
+        void *own;
+        pthread_join(team[at], &own);
+        if (own) result = (CUresult)(intptr_t)own;
+    }
+    printf("%d %llu\n", result, made * team_count);
+}
+
+static unsigned long long late_count, late_ns;
+
+static void late(void) {
+    CUresult result = launch(late_count, late_ns, stream(0));
+    fprintf(stderr, "late launches: %d\n", result);
+}
+
+static int tasks(void) {
+    DIR *directory = opendir("/proc/self/task");
+    int count = 0;
+    while (directory && readdir(directory)) count++;
+    if (directory) closedir(directory);
+    return count - 2;
+}
+
+static void call(const char *line) {
+    char word[32] = "";
+    unsigned long long a = 0, b = 0, c = 0;
+    sscanf(line, "%31s %llu %llu %llu", word, &a, &b, &c);
+    if (!strcmp(word, "init")) {
+        printf("%d\n", cuInit(0));
+    } else if (!strcmp(word, "retain")) {
+        printf("%d\n", retain((int)a));
+    } else if (!strcmp(word, "launch")) {
+        unsigned long long begun = now_us();
+        CUresult result = launch(a, b, stream(c));
+        printf("%d %llu\n", result, now_us() - begun);
+    } else if (!strcmp(word, "launch_threads")) {
+        team_count = b;
+        team_ns = c;
+        call_threads(a);
+    } else if (!strcmp(word, "sync")) {
+        printf("%d\n", cuStreamSynchronize(stream(a)));
+    } else if (!strcmp(word, "query")) {
+        printf("%d\n", more_cuStreamQuery(stream(a)));
+    } else if (!strcmp(word, "destroy")) {
+        printf("%d\n", cuStreamDestroy_v2(stream(a)));
+        streams[a] = NULL;
+    } else if (!strcmp(word, "capture")) {
+        printf("%d\n", more_cuStreamBeginCapture_v2(stream(a), 0 /* global */));
+    } else if (!strcmp(word, "captured")) {
+        void *graph = NULL;
+        printf("%d\n", more_cuStreamEndCapture(stream(a), &graph));
+    } else if (!strcmp(word, "fork")) {
+        int status = -1;
+        pid_t child = fork();
+        if (!child) {
+            CUresult result = cuInit(0);
+            memset(streams, 0, sizeof streams);
+            if (!result) result = retain(0);
+            if (!result) result = launch(a, b, stream(0));
+            if (!result) result = cuStreamSynchronize(stream(0));
+            _exit(result);
+        }
+        waitpid(child, &status, 0);
+        printf("0 %d\n", status);
+    } else if (!strcmp(word, "late")) {
+        late_count = a;
+        late_ns = b;
+        printf("%d\n", atexit(late));
+    } else if (!strcmp(word, "threads")) {
+        printf("0 %d\n", tasks());
+    } else if (!strcmp(word, "exit")) {
+        exit((int)a);
+    } else {
+        printf("-1\n");
+    }
+}
+
+CONVERSATION
