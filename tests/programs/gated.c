@@ -6,7 +6,7 @@
  *   launch_threads THREADS COUNT NS -> launches made (each into a stream of its own)
  *   sync STREAM | query STREAM | destroy STREAM
  *   capture STREAM | captured STREAM (ends the capture) -> result of the end
- *   fork COUNT NS -> wait status of a child that uses the driver afresh, launches and ends
+ *   fork COUNT NS -> wait status of a child that launches and ends with the result
  *   late COUNT NS (registers a handler that launches when the program ends)
  *   threads -> how many this process has
  *   exit STATUS (calls exit at once, which is not answered)
@@ -140,12 +140,9 @@ static void call(const char *line) {
         int status = -1;
         pid_t child = fork();
         if (!child) {
-            CUresult result = cuInit(0);
-            memset(streams, 0, sizeof streams);
-            if (!result) result = retain(0);
-            if (!result) result = launch(a, b, stream(0));
-            if (!result) result = cuStreamSynchronize(stream(0));
-            _exit(result);
+            /* After the parent's use of it the driver is of no use to the child, who tries. */
+            if (cuInit(0) || retain(0)) _exit(launch(1, b, NULL));
+            _exit(launch(a, b, stream(0)) || cuStreamSynchronize(stream(0)));
         }
         waitpid(child, &status, 0);
         printf("0 %d\n", status);
