@@ -1,68 +1,96 @@
-//! An arbiter that does what its test says: the plugin's side of a gate (docs/compute.md).
+//! An arbiter that does as the test says: the page's gate, `gate.sock`, and signs of life.
 
-use std::io;
+use std::collections::HashMap;
+use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tessera_region::layout::{ARBITER_GONE, GATE_CLOSED, GATE_SOCKET};
+use tessera_region::layout::{
+    ARBITER_GONE, GATE_CLOSED, GATE_OPEN, GATE_SOCKET, GATE_SOLO, GATE_YIELD,
+};
 use tessera_region::quota::{Policy, QuotaWriter};
 use tessera_region::session::{MESSAGE_BYTES, Message};
 
 use crate::Pages;
 
-/// Longer than anything takes that works.
-const SOON: Duration = Duration::from_secs(10);
+/// For what happens at once; a hang is what it is there for.
+const PATIENCE: Duration = Duration::from_secs(10);
 
-/// See the module. Dropping it is an orderly end.
+/// Something that a tenant's process did on `gate.sock`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// It said this.
+    Said(Message),
+    /// It is gone, or has closed the connection.
+    Left,
+}
+
+/// The arbiter of one page. Its gate is CLOSED until the test opens it. Dropping it is an orderly end.
 #[derive(Debug)]
 pub struct Arbiter {
     quota: QuotaWriter,
-    said: Receiver<Message>,
-    lives: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-/// `CLOCK_MONOTONIC`, nanoseconds.
-pub fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid place.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    u64::try_from(now.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap()
+    /// By the peer's pid as the kernel gives it.
+    heard: mpsc::Receiver<(u32, Heard)>,
+    kept: Vec<(u32, Heard)>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    says_goodbye: bool,
 }
 
 impl Arbiter {
     /// Takes the tenant of `pages` on, with half of GPU 0 and a window of 16 operations or 500 µs;
     /// its gate is closed.
     pub fn take_on(pages: &Pages) -> Self {
-        let open = || QuotaWriter::open(pages.dir()).expect("a quota page");
-        let quota = open();
-        quota.set_cores(0, 500, Policy::Burst);
-        quota.set_window(0, 16, 500);
+        pages.quota().set_cores(0, 500, Policy::Burst);
+        pages.quota().set_window(0, 16, 500);
+        Self::again(pages.dir())
+    }
+
+    /// The same, with the whole GPU and a window that is in nobody's way: share and phase of the whole GPU, policy burst, gate CLOSED.
+    pub fn start(pages: &Pages) -> Self {
+        pages.quota().set_cores(0, 1000, Policy::Burst);
+        pages.quota().set_phase(0, 0);
+        pages.quota().set_window(0, 64, 100_000);
+        Self::again(pages.dir())
+    }
+
+    /// As an arbiter that comes back, with the page as it is.
+    pub fn again(dir: &Path) -> Self {
+        let quota = QuotaWriter::open(dir).expect("a quota page");
         quota.set_gate(0, GATE_CLOSED);
-        let lives = Arc::new(AtomicBool::new(true));
-        let (say, said) = channel();
-        let path = pages.dir().join(GATE_SOCKET);
-        let _ = std::fs::remove_file(&path);
-        let listener = listen(&path);
         quota.set_arbiter(monotonic_ns());
-        let (heart, served) = (Arc::clone(&lives), Arc::clone(&lives));
-        let page = open();
-        let threads = vec![
-            std::thread::spawn(move || {
-                while heart.load(Ordering::Relaxed) {
-                    page.set_arbiter(monotonic_ns());
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-            }),
-            std::thread::spawn(move || serve(&listener, &say, &served)),
-        ];
-        Self { quota, said, lives, threads }
+        let signs = QuotaWriter::open(dir).expect("a quota page");
+        let listener = listen(&dir.join(GATE_SOCKET));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (tell, heard) = mpsc::channel();
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || serve(&listener, &signs, &tell, &stopped));
+        Self { quota, heard, kept: Vec::new(), stop, thread: Some(thread), says_goodbye: true }
+    }
+
+    /// Lets launches pass while the window has room.
+    pub fn open(&self) -> u32 {
+        self.quota.set_gate(0, GATE_OPEN)
+    }
+
+    /// The same, where others wait.
+    pub fn open_and_want_back(&self) -> u32 {
+        self.quota.set_gate(0, GATE_YIELD)
+    }
+
+    /// Lets everything pass.
+    pub fn solo(&self) -> u32 {
+        self.quota.set_gate(0, GATE_SOLO)
+    }
+
+    /// Closes; the epoch.
+    pub fn shut(&self) -> u32 {
+        self.quota.set_gate(0, GATE_CLOSED)
     }
 
     /// The page.
@@ -75,17 +103,28 @@ impl Arbiter {
         self.quota.set_gate(0, state)
     }
 
-    /// What is said next; fails when nothing is.
+    /// What is said next, by whomever; fails when nothing is.
     pub fn hears(&self) -> Message {
-        match self.said.recv_timeout(SOON) {
-            Ok(message) => message,
-            Err(error) => panic!("nothing was said: {error}"),
+        match self.next_said(PATIENCE) {
+            Some(message) => message,
+            None => panic!("nothing was said"),
+        }
+    }
+
+    fn next_said(&self, within: Duration) -> Option<Message> {
+        let until = Instant::now() + within;
+        loop {
+            match self.heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok((_, Heard::Said(message))) => return Some(message),
+                Ok((_, Heard::Left)) => {}
+                Err(_) => return None,
+            }
         }
     }
 
     /// Skips what is said until `wanted`.
     pub fn hears_in_time(&self, wanted: impl Fn(&Message) -> bool) -> Message {
-        let deadline = Instant::now() + SOON;
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let message = self.hears();
             if wanted(&message) {
@@ -95,28 +134,88 @@ impl Arbiter {
         }
     }
 
-    /// Closes the gate and waits until the tenant has drained.
+    /// Closes the gate and waits until somebody has drained.
     pub fn close(&self) -> u32 {
-        let closed = self.set(GATE_CLOSED);
+        let closed = self.shut();
         self.hears_in_time(|m| matches!(m, Message::Drained { epoch, .. } if *epoch == closed));
         closed
     }
 
     /// Whether nothing is said for so long.
     pub fn hears_nothing_for(&self, time: Duration) -> bool {
-        matches!(self.said.recv_timeout(time), Err(RecvTimeoutError::Timeout))
+        self.next_said(time).is_none()
+    }
+
+    /// Closes, and waits until these processes have drained.
+    pub fn close_and_drain(&mut self, pids: &[u32]) -> u32 {
+        let epoch = self.shut();
+        for pid in pids {
+            self.await_drained(*pid, epoch);
+        }
+        epoch
+    }
+
+    /// Waits until a process has said drained for this epoch.
+    pub fn await_drained(&mut self, pid: u32, epoch: u32) {
+        self.await_heard(pid, |heard| {
+            matches!(heard, Heard::Said(Message::Drained { epoch: of, .. }) if *of == epoch)
+        });
+    }
+
+    /// Waits until a process has said that it wants the GPU.
+    pub fn await_want(&mut self, pid: u32) {
+        self.await_heard(pid, |heard| matches!(heard, Heard::Said(Message::Want { .. })));
+    }
+
+    /// Waits until a process has introduced itself.
+    pub fn await_hello(&mut self, pid: u32) {
+        self.await_heard(pid, |heard| matches!(heard, Heard::Said(Message::Hello { .. })));
+    }
+
+    /// Waits until a process's connection has ended.
+    pub fn await_left(&mut self, pid: u32) {
+        self.await_heard(pid, |heard| *heard == Heard::Left);
+    }
+
+    /// Waits for something that a process does. What others do is kept.
+    pub fn await_heard(&mut self, pid: u32, is_it: impl Fn(&Heard) -> bool) -> Heard {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let found = self.kept.iter().position(|(by, heard)| *by == pid && is_it(heard));
+            if let Some(found) = found {
+                return self.kept.remove(found).1;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            match self.heard.recv_timeout(left) {
+                Ok(news) => self.kept.push(news),
+                Err(_) => panic!("process {pid} did not say it; heard: {:?}", self.kept),
+            }
+        }
+    }
+
+    /// Whether a process has done that by now; nothing is waited for.
+    pub fn has_heard(&mut self, pid: u32, is_it: impl Fn(&Heard) -> bool) -> bool {
+        self.kept.extend(self.heard.try_iter());
+        self.kept.iter().any(|(by, heard)| *by == pid && is_it(heard))
+    }
+
+    /// Whether a process has said drained for this epoch by now.
+    pub fn has_drained(&mut self, pid: u32, epoch: u32) -> bool {
+        self.has_heard(pid, |heard| {
+            matches!(heard, Heard::Said(Message::Drained { epoch: of, .. }) if *of == epoch)
+        })
     }
 
     /// Ends without a word, as a killed plugin does; its last sign of life stays.
     pub fn dies(mut self) {
         self.end();
-        std::mem::forget(self);
+        self.says_goodbye = false;
     }
 
     fn end(&mut self) {
-        self.lives.store(false, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            thread.join().expect("an arbiter's thread");
+        self.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("it only serves");
         }
     }
 }
@@ -124,70 +223,124 @@ impl Arbiter {
 impl Drop for Arbiter {
     fn drop(&mut self) {
         self.end();
-        self.quota.set_arbiter(ARBITER_GONE);
+        if self.says_goodbye {
+            self.quota.set_arbiter(ARBITER_GONE);
+        }
     }
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds.
+pub fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid place.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+fn serve(
+    listener: &OwnedFd,
+    signs: &QuotaWriter,
+    tell: &mpsc::Sender<(u32, Heard)>,
+    stop: &AtomicBool,
+) {
+    let mut peers: HashMap<c_int, (OwnedFd, u32)> = HashMap::new();
+    while !stop.load(Ordering::SeqCst) {
+        signs.set_arbiter(monotonic_ns());
+        let mut polled = vec![readable(listener.as_raw_fd())];
+        polled.extend(peers.keys().map(|fd| readable(*fd)));
+        let count = libc::nfds_t::try_from(polled.len()).expect("few");
+        // SAFETY: an array of that many.
+        unsafe { libc::poll(polled.as_mut_ptr(), count, 10) };
+        for poll in polled.into_iter().filter(|poll| poll.revents != 0) {
+            if poll.fd == listener.as_raw_fd() {
+                // SAFETY: a listening socket; no address is asked for.
+                let fd = unsafe {
+                    libc::accept4(
+                        poll.fd,
+                        std::ptr::null_mut(),
+                        std::ptr::null_mut(),
+                        libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+                    )
+                };
+                if fd >= 0 {
+                    // SAFETY: a descriptor that nobody else has.
+                    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+                    let pid = peer(fd);
+                    peers.insert(fd, (socket, pid));
+                }
+            } else if let Some(pid) = peers.get(&poll.fd).map(|peer| peer.1)
+                && !hear(poll.fd, pid, tell)
+            {
+                let _ = tell.send((pid, Heard::Left));
+                peers.remove(&poll.fd);
+            }
+        }
+    }
+}
+
+/// Reads what is there; false at the end.
+fn hear(fd: c_int, pid: u32, tell: &mpsc::Sender<(u32, Heard)>) -> bool {
+    loop {
+        let mut packet = [0u8; MESSAGE_BYTES];
+        // SAFETY: room for the bytes that are asked for.
+        let read = unsafe { libc::recv(fd, packet.as_mut_ptr().cast(), packet.len(), 0) };
+        match usize::try_from(read) {
+            Ok(0) => return false,
+            Ok(_) => {
+                let message = Message::decode(&packet).expect("the shim's own message");
+                let _ = tell.send((pid, Heard::Said(message)));
+            }
+            Err(_) => {
+                let error = std::io::Error::last_os_error();
+                return error.kind() == std::io::ErrorKind::WouldBlock;
+            }
+        }
+    }
+}
+
+fn readable(fd: c_int) -> libc::pollfd {
+    libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
+}
+
+/// The pid of the process that connected.
+fn peer(fd: c_int) -> u32 {
+    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("small");
+    // SAFETY: room for a ucred, and its size.
+    let asked = unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut who).cast(),
+            &raw mut bytes,
+        )
+    };
+    assert_eq!(asked, 0, "{}", std::io::Error::last_os_error());
+    u32::try_from(who.pid).expect("visible from here")
 }
 
 fn listen(path: &Path) -> OwnedFd {
-    // SAFETY: all-zero is a valid sockaddr_un; the path fits, as asserted; a descriptor of our own.
-    unsafe {
-        let mut address: libc::sockaddr_un = std::mem::zeroed();
-        let bytes = path.as_os_str().as_bytes();
-        assert!(bytes.len() < address.sun_path.len(), "a short path");
-        address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX).unwrap();
-        for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-            *to = libc::c_char::from_ne_bytes([*from]);
-        }
-        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        let fd = OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, kind, 0));
-        let length = libc::socklen_t::try_from(size_of_val(&address)).unwrap();
-        let bound = libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length);
-        assert_eq!(bound, 0, "{}", io::Error::last_os_error());
-        assert_eq!(libc::listen(fd.as_raw_fd(), 64), 0);
-        fd
+    let _ = std::fs::remove_file(path);
+    let flags = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, flags, 0) };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: a descriptor that nobody else has.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: numbers only, for which zero is a value.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX).expect("small");
+    let bytes = path.as_os_str().as_bytes();
+    assert!(bytes.len() < address.sun_path.len(), "{} is too long", path.display());
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = from.cast_signed();
     }
-}
-
-/// Forwards what all connections say, until the arbiter ends.
-fn serve(listener: &OwnedFd, say: &Sender<Message>, lives: &AtomicBool) {
-    let mut peers: Vec<OwnedFd> = Vec::new();
-    while lives.load(Ordering::Relaxed) {
-        let all = std::iter::once(listener).chain(&peers);
-        let mut polled: Vec<libc::pollfd> = all
-            .map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 })
-            .collect();
-        let count = libc::nfds_t::try_from(polled.len()).unwrap();
-        // SAFETY: so many entries.
-        unsafe { libc::poll(polled.as_mut_ptr(), count, 20) };
-        let mut kept = Vec::new();
-        for (peer, polled) in peers.into_iter().zip(&polled[1..]) {
-            if polled.revents == 0 || receive(&peer, say) {
-                kept.push(peer);
-            }
-        }
-        peers = kept;
-        // SAFETY: our own listener, and a descriptor that only we know.
-        let fd = unsafe {
-            libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut())
-        };
-        if fd >= 0 {
-            // SAFETY: just accepted.
-            peers.push(unsafe { OwnedFd::from_raw_fd(fd) });
-        }
-    }
-}
-
-/// Forwards one message; false at the end of the connection.
-fn receive(peer: &OwnedFd, say: &Sender<Message>) -> bool {
-    let mut packet = [0u8; MESSAGE_BYTES];
-    // SAFETY: a buffer of that length.
-    let got = unsafe {
-        libc::recv(peer.as_raw_fd(), packet.as_mut_ptr().cast(), packet.len(), libc::MSG_DONTWAIT)
-    };
-    if got > 0 {
-        let got = usize::try_from(got).unwrap();
-        let message = Message::decode(&packet[..got]).expect("a message");
-        let _ = say.send(message);
-    }
-    got > 0
+    let size = libc::socklen_t::try_from(size_of::<libc::sockaddr_un>()).expect("small");
+    // SAFETY: an address of that size.
+    let bound = unsafe { libc::bind(fd, (&raw const address).cast(), size) };
+    assert_eq!(bound, 0, "{}: {}", path.display(), std::io::Error::last_os_error());
+    // SAFETY: no memory is passed.
+    assert_eq!(unsafe { libc::listen(fd, 128) }, 0);
+    socket
 }

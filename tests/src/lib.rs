@@ -20,17 +20,18 @@ mod compile;
 mod conversation;
 pub mod external;
 pub mod foreign;
+pub mod gate;
 mod pages;
 pub mod routing;
 mod simgpu;
 
-pub use arbiter::{Arbiter, monotonic_ns};
+pub use arbiter::{Arbiter, Heard, monotonic_ns};
 pub use artefacts::{Artefacts, artefacts, target_dir, workspace};
 pub use child::{Output, Preloaded, Running, can_contain};
 pub use compile::{CProgram, compile_c};
 pub use conversation::{Conversation, Reply};
 pub use pages::Pages;
-pub use simgpu::SimGpu;
+pub use simgpu::{SimGpu, Worked};
 
 /// Bytes of a mebibyte, the unit that most suites count in.
 pub const MIB: u64 = 1 << 20;

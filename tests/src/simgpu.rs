@@ -13,6 +13,15 @@ pub struct SimGpu {
     uuids: Vec<String>,
 }
 
+/// See [`SimGpu::worked`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Worked {
+    /// GPU time without that of markers.
+    pub ns: u64,
+    /// Kernels that are over.
+    pub kernels: u64,
+}
+
 impl SimGpu {
     /// A machine as `config_toml` describes it (the keys are those of `simgpu`'s configuration).
     pub fn start(config_toml: &str) -> Self {
@@ -44,6 +53,27 @@ impl SimGpu {
     /// What `SIMGPU_STATE` is set to.
     pub fn state(&self) -> PathBuf {
         self.dir.path().join("sim.state")
+    }
+
+    /// Nanoseconds that the GPU has worked for a process, markers aside, and kernels that it has run,
+    /// by the simulator's own account.
+    pub fn worked(&self, gpu: usize, pid: u32) -> Worked {
+        let out = std::process::Command::new(artefacts().simgpu_ctl())
+            .arg("account")
+            .envs(self.envs())
+            .output()
+            .expect("simgpu-ctl is an artefact");
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let line = text.lines().nth(gpu).expect("a line for each GPU");
+        let own = line.split("{\"pid\":").find(|entry| entry.starts_with(&format!("{pid},")));
+        let Some(own) = own else { return Worked::default() };
+        let field = |name: &str| {
+            let (_, rest) = own.split_once(&format!("\"{name}\":")).expect("a field of each");
+            let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+            digits.parse::<u64>().expect("a number")
+        };
+        Worked { ns: field("busy_ns") - field("mark_ns"), kernels: field("kernels") }
     }
 
     /// A directory for what else the test needs, removed with the machine.
