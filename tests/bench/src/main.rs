@@ -1,9 +1,10 @@
 //! `tessera-bench`: what Tessera costs and whether its quota holds under load, measured on the
 //! simulated driver, printed beside the targets of `docs/design.md` and written to
 //! `target/bench/summary.json`. `docs/benchmarks.md` says how each figure is got.
+//! `tessera-bench compute` runs one scenario of divided GPU time; `--help` there.
 //!
 //! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (overhead, contended, race, recovery,
-//! plugin, many, shim), `--apis NAME,…` (of races and recovery; all).
+//! plugin, many, compute, shim), `--apis NAME,…` (of races and recovery; all).
 
 mod child;
 mod clock;
@@ -87,6 +88,9 @@ fn bench() -> anyhow::Result<ExitCode> {
     }
     if wanted("many") {
         manifold(&world, &mut report)?;
+    }
+    if wanted("compute") {
+        compute::run(&world, &mut report)?;
     }
     if wanted("shim") {
         shim(&world, &mut report)?;

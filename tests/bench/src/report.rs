@@ -87,6 +87,26 @@ impl Report {
         self.put(key, json!(round(value)));
     }
 
+    /// Adds a figure that must not be below `least`; without it, one that is only reported.
+    pub fn at_least(
+        &mut self,
+        key: &str,
+        what: &'static str,
+        unit: &str,
+        value: f64,
+        least: Option<f64>,
+    ) {
+        self.rows.push(Row {
+            what,
+            // Ratios near 1: three digits would hide what is missing.
+            measured: format!("{value:.4} {unit}"),
+            bare: String::new(),
+            target: least.map_or_else(|| "reported".into(), |least| format!("≥ {least} {unit}")),
+            reached: least.map(|least| value >= least),
+        });
+        self.put(key, json!((value * 1e5).round() / 1e5));
+    }
+
     /// Adds a figure that is no quantity.
     pub fn word(
         &mut self,
@@ -189,10 +209,12 @@ mod tests {
         report.pair("x_ns", "a call", "ns", &pair, 8.0);
         report.figure("y", "a figure", "ms", 1.0, Some(2.0));
         report.figure("z", "another", "ms", 1.0, None);
+        report.at_least("r", "a ratio", "", 0.9899, Some(0.99));
         let table = report.table();
         let line = |name: &str| table.lines().find(|l| l.starts_with(name)).unwrap().to_owned();
         assert!(line("a call").ends_with("missed"), "{table}");
         assert!(line("a figure").ends_with("reached"), "{table}");
+        assert!(line("a ratio").ends_with("missed"), "{table}");
         assert!(line("another").ends_with("reported"), "{table}");
         assert_eq!(report.summary()["x_ns"], 9.0);
         assert_eq!(report.summary()["x_ns_detail"]["bare_median"], 100.0);

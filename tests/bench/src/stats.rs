@@ -42,6 +42,21 @@ impl Sample {
         self.0[self.0.len() - 1]
     }
 
+    /// The mean without the highest `part` of all values.
+    pub fn trimmed_mean(&self, part: f64) -> f64 {
+        #[allow(clippy::cast_precision_loss, reason = "far fewer than 2^53 values")]
+        let all = self.0.len() as f64;
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "between 1 and the number of values"
+        )]
+        let kept = ((all * (1.0 - part)).ceil() as usize).clamp(1, self.0.len());
+        #[allow(clippy::cast_precision_loss, reason = "far fewer than 2^53 values")]
+        let number = kept as f64;
+        self.0[..kept].iter().sum::<f64>() / number
+    }
+
     /// Distance between the quartiles.
     pub fn spread(&self) -> f64 {
         self.quantile(0.75) - self.quantile(0.25)
@@ -98,6 +113,8 @@ mod tests {
         assert!(close(s.max(), 4.0));
         assert!(close(s.spread(), 1.5));
         assert!(close(Sample::new(vec![7.0]).quantile(0.99), 7.0));
+        assert!(close(s.trimmed_mean(0.25), 2.0));
+        assert!(close(s.trimmed_mean(0.0), 2.5));
     }
 
     #[test]

@@ -22,9 +22,10 @@ Subcommands
                             serve inference-like requests; a JSON line each second and at the end;
                             SIGUSR1 closes a phase and starts the next
   load    [--kernel-us LIST] [--kernels N] [--graph] [--streams N] [--for S]
-          [--sync-every N | --rate R [--poisson] | --burst-ms B --pause-ms P]
+          [--sync-every N] [--shallow-ms N] [--rate R [--poisson] | --closed | --burst-ms B --pause-ms P]
                             kernels of these durations in turn, N times each round, or all as one
-                            graph: without end; as requests that arrive; or in bursts after pauses
+                            graph: without end; as requests that arrive, or follow each other;
+                            or in bursts after pauses
   churn   [--threads N] [--min Q] [--max Q] [--for S] [--seed N] [--apis LIST]
                             allocate, verify and free at random from many threads
   exec    [--clear-env] [--bytes Q] -- COMMAND...

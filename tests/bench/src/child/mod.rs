@@ -35,6 +35,7 @@ pub fn main(task: &[String]) -> anyhow::Result<()> {
     let words: Vec<&str> = task.iter().map(String::as_str).collect();
     match words[..] {
         ["launch"] => launch(),
+        ["launch-each"] => launch_each(),
         ["alloc-free"] => alloc_free(),
         ["alloc-async"] => alloc_async(),
         ["vmm"] => vmm(),
@@ -98,6 +99,16 @@ fn launch() -> anyhow::Result<()> {
     let kernel = cuda.kernel().map_err(failed)?;
     let stream = cuda.stream().map_err(failed)?;
     measure(
+        || cuda.launch(&kernel, 0, stream).map_err(failed),
+        || cuda.wait(&kernel, stream).map_err(failed),
+    )
+}
+
+fn launch_each() -> anyhow::Result<()> {
+    let cuda = open()?;
+    let kernel = cuda.kernel().map_err(failed)?;
+    let stream = cuda.stream().map_err(failed)?;
+    crate::compute::launch_each(
         || cuda.launch(&kernel, 0, stream).map_err(failed),
         || cuda.wait(&kernel, stream).map_err(failed),
     )

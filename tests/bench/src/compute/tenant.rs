@@ -2,12 +2,15 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde_json::Value;
+
+use tessera_region::layout::PAGES_DIR_ENV;
 
 use super::machine::Machine;
 
@@ -16,8 +19,10 @@ use super::machine::Machine;
 pub enum Gate {
     /// The hardware's time slices alone.
     Bare,
-    /// Under `tessera run`.
+    /// Under the plugin's arbiter, hosted by this process.
     Tessera,
+    /// Under `tessera run`s, which arbitrate among themselves.
+    Run,
 }
 
 impl Gate {
@@ -26,8 +31,20 @@ impl Gate {
         match self {
             Self::Bare => "bare",
             Self::Tessera => "tessera",
+            Self::Run => "run",
         }
     }
+}
+
+/// What a tenant's processes run under.
+#[derive(Clone, Copy, Debug)]
+pub enum Under<'a> {
+    /// No shim.
+    Nothing,
+    /// The shim, with these pages.
+    Pages(&'a Path),
+    /// `tessera run`.
+    Run,
 }
 
 /// One tenant to be.
@@ -49,6 +66,11 @@ impl Spec {
         let load = load.iter().map(|&word| word.to_owned()).collect();
         Self { cores, policy: "burst", load, processes: 1 }
     }
+
+    /// The same with a cap.
+    pub fn strict(self) -> Self {
+        Self { policy: "strict", ..self }
+    }
 }
 
 /// How long a tenant may take to start or to end.
@@ -69,11 +91,18 @@ impl Tenant {
     ///
     /// # Errors
     /// No such program.
-    pub fn start(machine: &Machine, spec: &Spec, gate: Gate) -> anyhow::Result<Self> {
+    pub fn start(machine: &Machine, spec: &Spec, under: Under) -> anyhow::Result<Self> {
         let program = machine.artefacts.path("tessera-tenant");
-        let mut command = match gate {
-            Gate::Bare => Command::new(&program),
-            Gate::Tessera => {
+        let mut command = match under {
+            Under::Nothing => Command::new(&program),
+            Under::Pages(pages) => {
+                let mut command = Command::new(&program);
+                command
+                    .env("LD_PRELOAD", machine.artefacts.path("libtessera.so"))
+                    .env(PAGES_DIR_ENV, pages);
+                command
+            }
+            Under::Run => {
                 let mut run = Command::new(machine.artefacts.path("tessera"));
                 let cores = format!("{}", spec.cores);
                 run.args(["run", "--memory", "1GiB", "--context-overhead", "32MiB"])

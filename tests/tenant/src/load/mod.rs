@@ -30,8 +30,12 @@ pub struct Options {
     streams: usize,
     /// A backlog waits for its work after so many launches; 0: never.
     sync_every: u64,
+    /// A backlog begins with one launch in flight, for so long.
+    shallow: Duration,
     /// Requests per second.
     rate: Option<f64>,
+    /// A request follows the last at once, as steps of one answer do.
+    closed: bool,
     /// Whether arrivals are exponentially distributed instead of evenly.
     poisson: bool,
     /// For a lender: how long it is busy, and idle on average.
@@ -59,7 +63,9 @@ impl Options {
             graph: args.flag("--graph"),
             streams: args.number::<usize>("--streams", 1)?.clamp(1, 64),
             sync_every: args.number("--sync-every", 0)?,
+            shallow: Duration::from_millis(args.number("--shallow-ms", 0)?),
             rate: (rate > 0.0).then_some(rate),
+            closed: args.flag("--closed"),
             poisson: args.flag("--poisson"),
             lend: burst.zip(pause),
             limit: match args.number::<u64>("--for", 0)? {
@@ -74,9 +80,10 @@ impl Options {
         if burst.is_some() != pause.is_some() {
             return Err(Exit::usage("a lender needs both --burst-ms and --pause-ms"));
         }
-        if options.lend.is_some() && options.rate.is_some() {
+        let kinds = [options.lend.is_some(), options.rate.is_some(), options.closed];
+        if kinds.into_iter().filter(|&is| is).count() > 1 {
             return Err(Exit::usage(
-                "--rate is for a server, --burst-ms for a lender: one of them",
+                "--rate and --closed are for servers, --burst-ms for a lender",
             ));
         }
         Ok(options)
@@ -90,8 +97,8 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     let work = Work::prepare(cuda, options)?;
     crate::report::line("ready", serde_json::json!({ "kernels": options.kernels.len() }));
     let clock = Clock::start(options.limit);
-    if let Some(rate) = options.rate {
-        serve::run(&work, options, rate, clock)
+    if options.rate.is_some() || options.closed {
+        serve::run(&work, options, clock)
     } else if let Some((burst, pause)) = options.lend {
         lend::run(&work, burst, pause, clock)
     } else {

@@ -1,4 +1,4 @@
-//! A tenant with requests from outside. Latency counts from the arrival by the tenant's own clock,
+//! A tenant with requests from outside, or steps of its own that follow each other. Latency counts from the arrival by the tenant's own clock,
 //! so that a stall is felt by every request that arrives in it.
 
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use crate::rng::Rng;
 use crate::stop::Asked;
 
 /// Serves until asked to stop; a phase ends at SIGUSR1 and at the end.
-pub(super) fn run(work: &Work, options: &Options, rate: f64, clock: Clock) -> Result<(), Exit> {
+pub(super) fn run(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
     let mut rng = Rng::new(0x7e55);
     let mut gap = || {
-        let mean = 1.0 / rate;
+        let mean = 1.0 / options.rate.unwrap_or(1.0);
         if !options.poisson {
             return Duration::from_secs_f64(mean);
         }
@@ -45,7 +45,7 @@ pub(super) fn run(work: &Work, options: &Options, rate: f64, clock: Clock) -> Re
         work.launch_unit()?;
         work.wait()?;
         latency.record(nanos(arrival.elapsed()));
-        arrival += gap();
+        arrival = if options.closed { Instant::now() } else { arrival + gap() };
     }
 }
 
