@@ -32,14 +32,38 @@ pub struct Record {
     pub(crate) process: AtomicPtr<Process>,
     /// Which shard, to give it back.
     shard: AtomicU32,
-    /// Launches at an open gate since the last marker, all into `stream`.
-    pub(crate) unmarked: AtomicU32,
-    /// When the first of them was, microseconds.
+    /// Launches at an open gate that the driver has; only the owner writes it. Wraps.
+    pub(crate) sent: AtomicU32,
+    /// Those of them that a marker covers; written under the streams' lock. The others are all into
+    /// `stream`.
+    pub(crate) marked: AtomicU32,
+    /// When the first of the others was, microseconds.
     pub(crate) since_us: AtomicU32,
     /// The stream that was launched into last, which is among the dirty ones; 0 is none.
     pub(crate) stream: AtomicUsize,
 }
 const _: () = assert!(size_of::<Record>() == 64);
+
+impl Record {
+    /// Launches that no marker covers yet.
+    pub(crate) fn unmarked(&self) -> u32 {
+        self.sent.load(Ordering::Acquire).wrapping_sub(self.marked.load(Ordering::Relaxed))
+    }
+
+    /// The same, which the caller is to mark. It holds the streams' lock.
+    pub(crate) fn take_unmarked(&self) -> u32 {
+        let count = self.unmarked();
+        let marked = self.marked.load(Ordering::Relaxed);
+        self.marked.store(marked.wrapping_add(count), Ordering::Relaxed);
+        count
+    }
+
+    /// Whether the owner is its launch counter's only writer, and its flag needs no locked
+    /// instruction.
+    pub(crate) fn is_hot(&self) -> bool {
+        !self.gate.load(Ordering::Relaxed).is_null()
+    }
+}
 
 /// What records point to.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +145,8 @@ impl Records {
         let gate = if hot { gate.load(Ordering::Relaxed) } else { ptr::null_mut() };
         record.busy.store(0, Ordering::Relaxed);
         record.stream.store(0, Ordering::Relaxed);
-        record.unmarked.store(0, Ordering::Relaxed);
+        record.sent.store(0, Ordering::Relaxed);
+        record.marked.store(0, Ordering::Relaxed);
         record.shard.store(u32::try_from(shard).unwrap_or(0), Ordering::Relaxed);
         record.launches.store(ptr::from_ref(&shards[shard]).cast_mut(), Ordering::Relaxed);
         record.process.store(process.as_ptr(), Ordering::Relaxed);
@@ -151,11 +176,12 @@ impl Records {
         }
     }
 
-    /// Every record's launches that no marker covers yet: they are somebody else's to mark now.
+    /// Every record's launches that no marker covers yet: they are the caller's to mark. It holds
+    /// the streams' lock.
     pub(crate) fn take_unmarked(&self, mut take: impl FnMut(usize, u32, u32)) {
         for record in self.pool.lock().each() {
-            if record.unmarked.load(Ordering::Relaxed) != 0 {
-                let count = record.unmarked.swap(0, Ordering::AcqRel);
+            let count = record.take_unmarked();
+            if count != 0 {
                 let stream = record.stream.load(Ordering::Relaxed);
                 take(stream, count, record.since_us.load(Ordering::Relaxed));
             }

@@ -41,7 +41,9 @@ pub(super) fn take_room(gate: &Local) -> bool {
 /// The driver has the operation that room was taken for. The record's flag is still up.
 #[inline(never)]
 pub(super) fn launched(process: &Process, record: &Record, is_graph: bool) {
-    let unmarked = record.unmarked.fetch_add(1, Ordering::AcqRel) + 1;
+    // Release: what the driver has is marked with what was in its stream before.
+    record.sent.store(record.sent.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+    let unmarked = record.unmarked();
     let batch = process.gate.batch.load(Ordering::Relaxed);
     let is_due = is_graph || unmarked >= batch || {
         let looks = unmarked == 1 || unmarked.is_multiple_of(CLOCK_EVERY);
@@ -63,12 +65,13 @@ pub(super) fn launched(process: &Process, record: &Record, is_graph: bool) {
 #[inline(never)]
 pub(super) fn mark(process: &Process, record: &Record) {
     let mut streams = process.gate.streams.lock();
-    let count = record.unmarked.swap(0, Ordering::AcqRel);
     let stream = record.stream.load(Ordering::Relaxed);
-    if count == 0 || stream == 0 {
-        // A drain has taken it up meanwhile; what is counted is for the next marker.
-        record.unmarked.fetch_add(count, Ordering::AcqRel);
-        return;
+    if stream == 0 {
+        return; // a drain has taken it up; what is counted is for the next marker
+    }
+    let count = record.take_unmarked();
+    if count == 0 {
+        return; // somebody else has marked it
     }
     // A batch of one has not looked at the clock.
     let since_us = if count == 1 { now_us() } else { record.since_us.load(Ordering::Relaxed) };

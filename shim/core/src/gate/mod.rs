@@ -211,7 +211,14 @@ fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
     let mut may_wait = true;
     loop {
         bind::if_due(process);
-        record.busy.swap(1, Ordering::SeqCst);
+        let is_hot = record.is_hot();
+        if is_hot {
+            // As in `admit_at_once`.
+            record.busy.store(1, Ordering::Relaxed);
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            record.busy.swap(1, Ordering::SeqCst);
+        }
         let busy = Busy(&record.busy);
         // Acquire: pairs with the arbiter's Release.
         let word = process.gate.gate().load(Ordering::Acquire);
@@ -225,8 +232,13 @@ fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
             if kind != Kind::Work {
                 // SAFETY: set together with `process`: a word of this process's slot, which stays
                 // mapped.
-                unsafe { &*record.launches.load(Ordering::Relaxed) }
-                    .fetch_add(1, Ordering::Relaxed);
+                let launches = unsafe { &*record.launches.load(Ordering::Relaxed) };
+                if is_hot {
+                    let count = launches.load(Ordering::Relaxed).wrapping_add(1);
+                    launches.store(count, Ordering::Relaxed);
+                } else {
+                    launches.fetch_add(1, Ordering::Relaxed);
+                }
             }
             if is_free {
                 return Ok(Pass::Flag(busy));
@@ -250,7 +262,7 @@ fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
 fn note(process: &Process, record: &Record, stream: Stream, counted: bool) {
     let before = record.stream.load(Ordering::Relaxed);
     if before != stream.0 {
-        if counted && before != 0 && record.unmarked.load(Ordering::Relaxed) != 0 {
+        if counted && before != 0 && record.unmarked() != 0 {
             flight::mark(process, record);
         }
         note_anew(process, record, stream);

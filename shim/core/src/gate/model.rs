@@ -71,10 +71,9 @@ impl World {
                 self.buffer.push(false);
                 3
             }
-            // The other one; its swap empties the buffer.
+            // The other one.
             3 => {
-                self.flush();
-                self.busy = true;
+                self.buffer.push(true);
                 4
             }
             4 if self.is_closed() => {
