@@ -174,7 +174,10 @@ compile_error!("the exported dlsym is written for x86-64 and aarch64 only");
 extern "C" fn find(name: *const c_char) -> *const Export {
     // SAFETY: called by `dlsym` only, with its caller's non-null NUL-terminated name.
     let name = unsafe { CStr::from_ptr(name) };
-    resolve::find(&crate::EXPORTS, name).map_or(ptr::null(), ptr::from_ref)
+    let of = |exports| resolve::find(exports, name);
+    of(crate::cuda_exports())
+        .or_else(|| of(crate::nvml_exports()))
+        .map_or(ptr::null(), ptr::from_ref)
 }
 
 /// Answers for a hook that `find` found.

@@ -11,7 +11,7 @@ use core::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use tessera_cuda::nvml::*;
 use tessera_cuda::types::*;
 use tessera_shim_core::gate::Stream;
-use tessera_shim_core::{hooks, launch, real, resolve::Export, work};
+use tessera_shim_core::{exports, hooks, launch, real, resolve::Export, work};
 
 mod dlsym;
 mod tls;
@@ -131,7 +131,7 @@ macro_rules! export {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $export($($arg: $ty),*) -> CUresult {
             // SAFETY: the caller's own arguments, for a function of this very signature.
-            unsafe { hooks::$body(&EXPORTS, &real::$export, $($arg),*) }
+            unsafe { hooks::$body(cuda_exports(), &real::$export, $($arg),*) }
         }
     };
     ($class:ident $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
@@ -148,8 +148,8 @@ macro_rules! export {
 macro_rules! cuda {
     ($($class:ident $body:ident { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
         $($(export!($class $body $export $flavour $args);)+)*
-        static CUDA: &[Export] =
-            &[$($(Export::new(real::$export.symbol(), $export as *const c_void)),+),*];
+        exports!("tessera_cuda_exports" $($(real::$export => $export),+),*);
+        const CUDA: usize = [$($(stringify!($export)),+),*].len();
     };
 }
 tessera_cuda::for_each_hook!(cuda);
@@ -157,23 +157,27 @@ tessera_cuda::for_each_hook!(cuda);
 macro_rules! nvml {
     ($($class:ident $body:ident { $($export:ident),+ $(,)? } $args:tt;)*) => {
         $($(export!($class $body $export legacy $args);)+)*
-        static NVML: &[Export] =
-            &[$($(Export::new(real::$export.symbol(), $export as *const c_void)),+),*];
+        exports!("tessera_nvml_exports" $($(real::$export => $export),+),*);
+        const NVML: usize = [$($(stringify!($export)),+),*].len();
     };
 }
 tessera_cuda::for_each_nvml_hook!(nvml);
 
-/// Every hook, for lookups.
-static EXPORTS: [Export; CUDA.len() + NVML.len()] = {
-    let mut all = [CUDA[0]; CUDA.len() + NVML.len()];
-    let mut at = 0;
-    while at < CUDA.len() {
-        all[at] = CUDA[at];
-        at += 1;
-    }
-    while at < all.len() {
-        all[at] = NVML[at - CUDA.len()];
-        at += 1;
-    }
-    all
-};
+unsafe extern "C" {
+    #[link_name = "tessera_cuda_exports"]
+    static CUDA_EXPORTS: [Export; CUDA];
+    #[link_name = "tessera_nvml_exports"]
+    static NVML_EXPORTS: [Export; NVML];
+}
+
+/// Every hook of libcuda's, for lookups.
+fn cuda_exports() -> &'static [Export] {
+    // SAFETY: the table above, of as many.
+    unsafe { &CUDA_EXPORTS }
+}
+
+/// Every hook of libnvidia-ml's.
+fn nvml_exports() -> &'static [Export] {
+    // SAFETY: the table above, of as many.
+    unsafe { &NVML_EXPORTS }
+}

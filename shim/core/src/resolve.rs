@@ -60,26 +60,49 @@ pub(crate) fn real_dlsym() -> Option<Dlsym> {
     Some(unsafe { core::mem::transmute::<*mut c_void, Dlsym>(found) })
 }
 
-/// One exported hook: the driver's symbol and what we put in its place.
-#[derive(Clone, Copy, Debug)]
+/// One exported hook: the driver's symbol and what we put in its place. Both are kept as distances
+/// from the field itself, which the linker knows: as pointers they would be relocated in every
+/// process. So an `Export` exists only where [`exports!`](crate::exports) puts it.
+#[repr(C)]
+#[derive(Debug)]
 pub struct Export {
-    symbol: &'static Symbol,
-    hook: *const c_void,
+    symbol: i32,
+    hook: i32,
 }
 
-// SAFETY: `hook` is the address of a function, never dereferenced as data.
-unsafe impl Sync for Export {}
+/// A table of exports, `$table`, that pairs each driver symbol with the function that replaces it.
+#[macro_export]
+macro_rules! exports {
+    ($table:literal $($symbol:path => $hook:path),+ $(,)?) => {
+        core::arch::global_asm!(
+            concat!(".pushsection .rodata.", $table, ",\"a\",@progbits"),
+            concat!(".hidden ", $table),
+            concat!(".globl ", $table),
+            ".balign 4",
+            concat!($table, ":"),
+            $($crate::exports!(@one $symbol),)+
+            ".popsection",
+            $(sym $symbol, sym $hook,)+
+        );
+    };
+    (@one $symbol:path) => { ".long {} - .\n.long {} - ." };
+}
 
 impl Export {
-    /// Pairs a driver symbol with the exported function that replaces it.
-    pub const fn new(symbol: &'static Symbol, hook: *const c_void) -> Self {
-        Self { symbol, hook }
+    fn symbol(&self) -> &'static Symbol {
+        let field = &raw const self.symbol;
+        // SAFETY: the table is made by `exports!`: at that distance is a static.
+        unsafe { &*field.byte_offset(self.symbol as isize).cast() }
+    }
+
+    fn hook(&self) -> *const c_void {
+        (&raw const self.hook).wrapping_byte_offset(self.hook as isize).cast()
     }
 
     /// The driver's own export becomes the hook; anything else stays what it is.
     fn substitute(&self, found: *mut c_void) -> *mut c_void {
-        if !found.is_null() && found == self.symbol.pointer() {
-            self.hook.cast_mut()
+        if !found.is_null() && found == self.symbol().pointer() {
+            self.hook().cast_mut()
         } else {
             found
         }
@@ -88,7 +111,7 @@ impl Export {
 
 /// The export of that name, if it is hooked.
 pub fn find(exports: &'static [Export], name: &CStr) -> Option<&'static Export> {
-    exports.iter().find(|export| export.symbol.name() == name)
+    exports.iter().find(|export| export.symbol().name() == name)
 }
 
 /// Answers `dlsym(handle, name)` for a hooked name on behalf of the code at `caller`.
@@ -99,13 +122,13 @@ pub fn find(exports: &'static [Export], name: &CStr) -> Option<&'static Export> 
 /// As `dlsym`: `handle` must be a live handle or a pseudo-handle.
 pub unsafe fn answer(export: &Export, handle: *mut c_void, caller: *const c_void) -> *mut c_void {
     let Some(dlsym) = real_dlsym() else { return ptr::null_mut() };
-    let name = export.symbol.name().as_ptr();
-    driver::bind(export.symbol.library(), Wanted::IfLoaded);
+    let name = export.symbol().name().as_ptr();
+    driver::bind(export.symbol().library(), Wanted::IfLoaded);
 
     if handle != libc::RTLD_NEXT {
         // SAFETY: the caller's own arguments.
         let found = unsafe { dlsym(handle, name) };
-        if found.cast_const() != export.hook {
+        if found.cast_const() != export.hook() {
             return export.substitute(found);
         }
     }
@@ -117,7 +140,7 @@ pub unsafe fn answer(export: &Export, handle: *mut c_void, caller: *const c_void
     if !next.is_null() {
         let wrapper = handle == libc::RTLD_NEXT && own.is_some() && loaded::file_of(next) == own;
         // A wrapper that asks for the function after its own wants the driver's.
-        let wanted = if wrapper { export.symbol.pointer() } else { next };
+        let wanted = if wrapper { export.symbol().pointer() } else { next };
         return export.substitute(wanted);
     }
     // The scope of the caller's own library, if that brought the driver as its dependency.
@@ -129,7 +152,7 @@ pub unsafe fn answer(export: &Export, handle: *mut c_void, caller: *const c_void
             let local = unsafe { dlsym(library, name) };
             // SAFETY: as above.
             unsafe { libdl::dlclose(library) };
-            if !local.is_null() && local.cast_const() != export.hook {
+            if !local.is_null() && local.cast_const() != export.hook() {
                 return export.substitute(local);
             }
         }
@@ -144,8 +167,8 @@ pub unsafe fn answer(export: &Export, handle: *mut c_void, caller: *const c_void
 pub(crate) fn route(exports: &'static [Export], found: *mut c_void) -> *mut c_void {
     exports
         .iter()
-        .find(|export| !found.is_null() && export.symbol.pointer() == found)
-        .map_or(found, |export| export.hook.cast_mut())
+        .find(|export| !found.is_null() && export.symbol().pointer() == found)
+        .map_or(found, |export| export.hook().cast_mut())
 }
 
 #[cfg(test)]
@@ -154,6 +177,16 @@ mod tests {
     use crate::real;
 
     static HOOK: u8 = 0;
+    crate::exports!("tessera_tested_exports" real::cuInit => HOOK);
+    unsafe extern "C" {
+        #[link_name = "tessera_tested_exports"]
+        static EXPORTS: [Export; 1];
+    }
+
+    fn exports() -> &'static [Export] {
+        // SAFETY: the table above, of one.
+        unsafe { &EXPORTS }
+    }
 
     #[test]
     fn the_real_dlsym_is_libcs() {
@@ -165,19 +198,18 @@ mod tests {
 
     #[test]
     fn null_is_never_substituted() {
-        let export = Export::new(real::cuInit.symbol(), (&raw const HOOK).cast());
-        assert!(export.substitute(ptr::null_mut()).is_null());
+        assert!(exports()[0].substitute(ptr::null_mut()).is_null());
     }
 
     #[test]
     fn names_of_other_libraries_are_left_alone() {
-        static EXPORTS: [Export; 1] =
-            [Export::new(real::cuInit.symbol(), (&raw const HOOK).cast())];
-        assert!(find(&EXPORTS, c"cuInit").is_some());
+        let found = find(exports(), c"cuInit").expect("it is there");
+        assert_eq!(found.hook(), (&raw const HOOK).cast());
+        assert!(ptr::eq(found.symbol(), real::cuInit.symbol()));
         for name in [c"cuInit_v2", c"cublasInit", c"cu", c"cuIni"] {
-            assert!(find(&EXPORTS, name).is_none(), "{name:?}");
+            assert!(find(exports(), name).is_none(), "{name:?}");
         }
         let stranger = (&raw const HOOK).cast_mut().cast();
-        assert_eq!(route(&EXPORTS, stranger), stranger);
+        assert_eq!(route(exports(), stranger), stranger);
     }
 }
