@@ -171,7 +171,8 @@ impl Helper {
         let gate = &process.gate;
         let page = gate.page();
         let issued = || gate.issued.load(Ordering::Relaxed);
-        let mut seen = issued();
+        let synchronised = || gate.synchronised.load(Ordering::Relaxed);
+        let (mut seen, mut waits) = (issued(), synchronised());
         let mut round: Option<Drain> = None;
         let mut complete_ns = None;
         loop {
@@ -179,12 +180,15 @@ impl Helper {
             if page.load(Ordering::Acquire) != word || cycle::is_silent(process, now_ns) {
                 return;
             }
-            if issued() != seen || process.records.busy_from(0).is_some() {
-                seen = issued();
-                (round, complete_ns) = (None, None);
-                futex::wait(page, word, WATCH_NS);
-                continue;
+            let is_busy = process.records.busy_from(0).is_some();
+            if issued() != seen || is_busy {
+                (seen, round, complete_ns) = (issued(), None, None);
+                if is_busy || synchronised() == waits {
+                    futex::wait(page, word, WATCH_NS);
+                    continue;
+                }
             }
+            waits = synchronised();
             let nap_ns = match (&mut round, complete_ns) {
                 (None, _) => {
                     let still = || issued() == seen && page.load(Ordering::Acquire) == word;

@@ -34,6 +34,8 @@ pub struct Local {
     pub(super) wanted: AtomicU32,
     /// The process is ending: the helper calls the driver no more.
     pub(super) parked: AtomicBool,
+    /// Times that the application waited for the GPU while others waited for the tenant. Wraps.
+    pub(super) synchronised: AtomicU32,
     /// Operations admitted at an open gate, and those of them known to be complete. Wrap.
     pub(super) issued: AtomicU32,
     pub(super) completed: AtomicU32,
@@ -70,6 +72,7 @@ impl Local {
             waiting: AtomicU32::new(0),
             wanted: AtomicU32::new(0),
             parked: AtomicBool::new(false),
+            synchronised: AtomicU32::new(0),
             issued: AtomicU32::new(0),
             completed: AtomicU32::new(0),
             limit: AtomicU32::new(1),

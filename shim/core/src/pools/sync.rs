@@ -5,15 +5,17 @@
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
 use super::FREES;
+use crate::gate;
 use crate::real::Real;
 use crate::state;
 use crate::thread::Depth;
 use core::sync::atomic::Ordering;
 use tessera_cuda::types::*;
 
-/// A load and a branch where nothing was freed into a pool.
+/// Some loads and branches where nothing was freed into a pool and nobody waits for the tenant's lease.
 #[inline]
 fn synchronised(result: CUresult) -> CUresult {
+    gate::synchronised();
     if FREES.load(Ordering::Relaxed) && result == CUDA_SUCCESS {
         settle();
     }
