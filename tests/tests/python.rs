@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tessera_tests::{MIB, Pages, Preloaded, SimGpu, artefacts, external, workspace};
+use tessera_region::layout::{GATE_CLOSED, GATE_OPEN, GATE_YIELD};
+use tessera_tests::{Arbiter, MIB, Pages, Preloaded, SimGpu, artefacts, external, workspace};
 
 /// Runs `tests/python/<script>` on a machine of its own, with the quota if there is one.
 fn client(script: &str, limit: Option<u64>) {
@@ -61,6 +62,63 @@ fn cuda_bindings_runs_on_the_bare_simulated_driver() {
 #[test]
 fn cuda_bindings_is_held_to_its_quota() {
     client("cuda_bindings_client.py", Some(700 * MIB));
+}
+
+/// A client under a gate that opens and closes, as beside a busy neighbour.
+fn gated_client(script: &str) {
+    let python = match external::python() {
+        Ok(python) => python,
+        Err(reason) => return external::skip(script, &reason),
+    };
+    let sim = SimGpu::start_default();
+    let uuids: Vec<&str> = (0..sim.gpu_count()).map(|i| sim.uuid(i)).collect();
+    let pages = Pages::create(&uuids.iter().map(|uuid| (*uuid, 700 * MIB)).collect::<Vec<_>>());
+    let arbiter = Arbiter::take_on(&pages);
+    let program = Preloaded::new(python)
+        .pages(&pages)
+        .sim(&sim)
+        .arg("-B")
+        .arg(workspace().join("tests/python").join(script))
+        .env("TEST_UUIDS", uuids.join(","))
+        .env("TEST_SIMGPU_CTL", artefacts().simgpu_ctl())
+        .env("TEST_LIMIT", (700 * MIB).to_string())
+        .timeout(Duration::from_secs(180));
+    let (over, ended) = std::sync::mpsc::channel::<()>();
+    let out = std::thread::scope(|scope| {
+        let neighbour = scope.spawn(move || {
+            for turn in 0u32.. {
+                arbiter.set(if turn % 4 == 3 { GATE_YIELD } else { GATE_OPEN });
+                if ended.recv_timeout(Duration::from_millis(4)).is_ok() {
+                    return;
+                }
+                arbiter.set(GATE_CLOSED);
+                if ended.recv_timeout(Duration::from_millis(2)).is_ok() {
+                    return;
+                }
+            }
+        });
+        let out = program.run();
+        let _ = over.send(());
+        neighbour.join().expect("it only opens and closes");
+        out
+    });
+    assert!(out.success() && out.stdout.ends_with("done\n"), "{out}");
+    assert!(out.stderr.lines().all(|line| line.starts_with("tessera: out of memory")), "{out}");
+}
+
+#[test]
+fn cuda_bindings_runs_beside_a_neighbour_as_it_does_alone() {
+    gated_client("cuda_bindings_client.py");
+}
+
+#[test]
+fn cuda_core_runs_beside_a_neighbour_as_it_does_alone() {
+    gated_client("cuda_core_client.py");
+}
+
+#[test]
+fn numba_cuda_runs_beside_a_neighbour_as_it_does_alone() {
+    gated_client("numba_client.py");
 }
 
 #[test]

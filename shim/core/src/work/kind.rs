@@ -27,7 +27,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
     pub(crate) kind: Kind,
-    /// The argument that is the stream; [`ARGUMENTS`] where there is none.
+    /// The argument that is the stream, or [`NO_STREAM`].
     pub(crate) stream: u8,
     /// Whether stream 0, and no stream, is the thread's own.
     pub(crate) per_thread: bool,
@@ -35,20 +35,25 @@ pub struct Work {
 
 /// Most arguments of what goes the way of [`super::trampoline`]: those that are passed in registers.
 pub(crate) const ARGUMENTS: usize = 6;
+/// Past the arguments.
+const NO_STREAM: u8 = 6;
 
 impl Work {
     /// Of what is none, or does not go that way.
     pub(crate) const fn none(flavour: &str) -> Self {
         let per_thread = !is(flavour, "legacy");
-        Self { kind: Kind::OnDevice, stream: ARGUMENTS as u8, per_thread }
+        Self { kind: Kind::OnDevice, stream: NO_STREAM, per_thread }
     }
 
     /// Of a row of the table: its body, the export's flavour, and names and types of the arguments.
     pub(crate) const fn of(body: &str, flavour: &str, arguments: &[(&str, &str)]) -> Self {
         assert!(arguments.len() <= ARGUMENTS, "arguments on the stack: not for the trampoline");
-        let mut stream = 0;
-        while stream < arguments.len() && !is(arguments[stream].0, "stream") {
-            stream += 1;
+        let (mut stream, mut at) = (NO_STREAM, 0u8);
+        while (at as usize) < arguments.len() {
+            if is(arguments[at as usize].0, "stream") {
+                stream = at;
+            }
+            at += 1;
         }
         let by_address = is(body, "cuMemcpy")
             || is(body, "cuMemcpyAsync")
@@ -71,7 +76,6 @@ impl Work {
         } else {
             Kind::OnDevice
         };
-        let stream = if stream < arguments.len() { stream as u8 } else { ARGUMENTS as u8 };
         Self { kind, stream, per_thread: !is(flavour, "legacy") }
     }
 }

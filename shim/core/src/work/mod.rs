@@ -27,10 +27,10 @@ use tessera_cuda::types::*;
 
 /// Waits until the gate lets this call pass. `arguments` are the caller's own.
 #[inline(always)]
-unsafe fn admit(symbol: &Symbol, arguments: &[u64; ARGUMENTS]) -> Result<Pass, CUresult> {
+unsafe fn admit(symbol: &Symbol, arguments: &[usize; ARGUMENTS]) -> Result<Pass, CUresult> {
     let Work { stream, per_thread, .. } = symbol.work;
     let handle = arguments.get(usize::from(stream)).copied().unwrap_or(0);
-    let handle = ptr::with_exposed_provenance_mut(handle as usize);
+    let handle = ptr::with_exposed_provenance_mut(handle);
     let stream = Stream::new(handle, per_thread);
     match gate::admit_at_once(stream, false) {
         Some(busy) => Ok(Pass::Flag(busy)),
@@ -45,7 +45,7 @@ unsafe fn admit(symbol: &Symbol, arguments: &[u64; ARGUMENTS]) -> Result<Pass, C
 unsafe fn ask(
     symbol: &Symbol,
     stream: Stream,
-    arguments: &[u64; ARGUMENTS],
+    arguments: &[usize; ARGUMENTS],
 ) -> Result<Pass, CUresult> {
     // SAFETY: the arguments are those of this function.
     if state::passes() || !unsafe { is_on_device(symbol.work.kind, arguments) } {
@@ -58,13 +58,13 @@ unsafe fn ask(
 ///
 /// # Safety
 /// The arguments must be those of a function of this kind, as the driver wants them.
-unsafe fn is_on_device(kind: Kind, arguments: &[u64; ARGUMENTS]) -> bool {
+unsafe fn is_on_device(kind: Kind, arguments: &[usize; ARGUMENTS]) -> bool {
     /// The caller's descriptor; NULL is the driver's to refuse.
     ///
     /// # Safety
     /// It must be one, or NULL.
-    unsafe fn described<T: Transfer>(address: u64) -> bool {
-        let transfer = ptr::with_exposed_provenance::<T>(address as usize);
+    unsafe fn described<T: Transfer>(address: usize) -> bool {
+        let transfer = ptr::with_exposed_provenance::<T>(address);
         // SAFETY: not NULL, so the caller's, for the driver to read.
         !transfer.is_null() && unsafe { ptr::read_unaligned(transfer) }.is_on_device(memory_type)
     }
@@ -73,14 +73,14 @@ unsafe fn is_on_device(kind: Kind, arguments: &[u64; ARGUMENTS]) -> bool {
     unsafe {
         match kind {
             Kind::OnDevice => true,
-            Kind::Addresses => [first, second].is_on_device(memory_type),
+            Kind::Addresses => [first as u64, second as u64].is_on_device(memory_type),
             Kind::Described2d => described::<CUDA_MEMCPY2D>(first),
             Kind::Described2dV1 => described::<CUDA_MEMCPY2D_v1>(first),
             Kind::Described3d => described::<CUDA_MEMCPY3D>(first),
             Kind::Described3dV1 => described::<CUDA_MEMCPY3D_v1>(first),
             Kind::Operation => described::<CUDA_MEMCPY3D_BATCH_OP>(first),
             Kind::Operations => {
-                const BYTES: u64 = size_of::<CUDA_MEMCPY3D_BATCH_OP>() as u64;
+                const BYTES: usize = size_of::<CUDA_MEMCPY3D_BATCH_OP>();
                 second != 0
                     && (0..first).any(|i| described::<CUDA_MEMCPY3D_BATCH_OP>(second + i * BYTES))
             }

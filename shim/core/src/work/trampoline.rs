@@ -26,7 +26,7 @@ const _: () = assert!(size_of::<Pass>() <= PASS && align_of::<Pass>() <= 16);
 /// Asks the gate. Where the call may be made, the right to make it is in `pass`.
 unsafe extern "C" fn enter(
     symbol: &Symbol,
-    arguments: &[u64; ARGUMENTS],
+    arguments: &[usize; ARGUMENTS],
     pass: *mut Pass,
 ) -> Entered {
     let refused = |result: i32| Entered {

@@ -82,18 +82,27 @@ fn batch(
     Ok(())
 }
 
-/// An operand's kind, base, pitch and rows in a slice, and offset; `other` gives the element.
-fn operand(
-    this: &CUmemcpy3DOperand,
-    element: usize,
-) -> Result<(c_uint, u64, (usize, usize), [usize; 3])> {
+/// One side of a [`Copy3d`].
+struct Side {
+    kind: c_uint,
+    base: u64,
+    pitch: usize,
+    /// Rows in a slice.
+    rows: usize,
+    offset: [usize; 3],
+}
+
+/// An operand whose elements have so many bytes.
+fn operand(this: &CUmemcpy3DOperand, element: usize) -> Result<Side> {
     let number = |at: usize| usize::try_from(this.op[at]).map_err(|_| CUDA_ERROR_INVALID_VALUE);
     match this.r#type {
         CU_MEMCPY_OPERAND_TYPE_POINTER => {
-            Ok((UNIFIED, this.op[0], (number(1)? * element, number(2)?), [0; 3]))
+            let (pitch, rows) = (number(1)? * element, number(2)?);
+            Ok(Side { kind: UNIFIED, base: this.op[0], pitch, rows, offset: [0; 3] })
         }
         CU_MEMCPY_OPERAND_TYPE_ARRAY => {
-            Ok((ARRAY, this.op[0], (0, 0), [number(1)? * element, number(2)?, number(3)?]))
+            let offset = [number(1)? * element, number(2)?, number(3)?];
+            Ok(Side { kind: ARRAY, base: this.op[0], pitch: 0, rows: 0, offset })
         }
         _ => Err(CUDA_ERROR_INVALID_VALUE),
     }
@@ -119,31 +128,30 @@ fn operation(op: &CUDA_MEMCPY3D_BATCH_OP, s: &'static Stream) -> Result<()> {
         (Some(a), Some(b)) if a != b => return Err(CUDA_ERROR_INVALID_VALUE),
         (a, b) => a.or(b).unwrap_or(1),
     };
-    let (dst_kind, dst, (dst_pitch, dst_height), to) = operand(&op.dst, bytes)?;
-    let (src_kind, src, (src_pitch, src_height), from) = operand(&op.src, bytes)?;
+    let (dst, src) = (operand(&op.dst, bytes)?, operand(&op.src, bytes)?);
     let copy = Copy3d {
-        src_x: from[0],
-        src_y: from[1],
-        src_z: from[2],
+        src_x: src.offset[0],
+        src_y: src.offset[1],
+        src_z: src.offset[2],
         src_lod: 0,
-        src_kind,
-        src_host: src,
-        src_device: src,
-        src_array: src,
+        src_kind: src.kind,
+        src_host: src.base,
+        src_device: src.base,
+        src_array: src.base,
         reserved0: 0,
-        src_pitch,
-        src_height,
-        dst_x: to[0],
-        dst_y: to[1],
-        dst_z: to[2],
+        src_pitch: src.pitch,
+        src_height: src.rows,
+        dst_x: dst.offset[0],
+        dst_y: dst.offset[1],
+        dst_z: dst.offset[2],
         dst_lod: 0,
-        dst_kind,
-        dst_host: dst,
-        dst_device: dst,
-        dst_array: dst,
+        dst_kind: dst.kind,
+        dst_host: dst.base,
+        dst_device: dst.base,
+        dst_array: dst.base,
         reserved1: 0,
-        dst_pitch,
-        dst_height,
+        dst_pitch: dst.pitch,
+        dst_height: dst.rows,
         width: op.extent[0] * bytes,
         height: op.extent[1],
         depth: op.extent[2],
