@@ -69,6 +69,24 @@ impl Account {
     }
 }
 
+impl Account {
+    /// Percent of the last second in which each process group kept each GPU busy, where the driver
+    /// tells.
+    pub fn busy(&self) -> Vec<BTreeMap<Group, u32>> {
+        let of = |uuid: &String| {
+            let mut busy = BTreeMap::new();
+            let samples = self.nvml.device_by_uuid(uuid.as_str()).ok()?;
+            for sample in samples.process_utilization_stats(None).ok()? {
+                if let Some(group) = group_of(sample.pid) {
+                    *busy.entry(group).or_default() += sample.sm_util;
+                }
+            }
+            Some(busy)
+        };
+        self.uuids.iter().map(|uuid| of(uuid).unwrap_or_default()).collect()
+    }
+}
+
 fn group_of(pid: u32) -> Option<Group> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?);
     getpgid(Some(pid)).ok().map(Pid::as_raw)
@@ -84,6 +102,8 @@ pub(super) struct Observed {
     /// The most that any two looks in a row agree each tenant held. One look lists processes one
     /// after the other, and could count bytes that moved from one to the next twice.
     pub peaks: Vec<u64>,
+    /// Percent of the last second in which each tenant kept a GPU busy.
+    pub busy: Vec<u32>,
     /// Why looks fail, while they do.
     pub failure: Option<String>,
     /// Looks so far.
@@ -97,7 +117,23 @@ impl Observed {
         let tenants = self.now.len().max(tenant + 1);
         self.now.resize(tenants, 0);
         self.peaks.resize(tenants, 0);
+        self.busy.resize(tenants, 0);
         self.groups.push((group, tenant));
+    }
+
+    /// Begins anew, with other tenants.
+    pub fn forget(&mut self) {
+        *self = Self { used: std::mem::take(&mut self.used), looks: self.looks, ..Self::default() };
+    }
+
+    /// Takes GPU time into account.
+    pub fn take_busy(&mut self, gpus: &[BTreeMap<Group, u32>]) {
+        self.busy.fill(0);
+        for (group, percent) in gpus.iter().flatten() {
+            if let Some((_, tenant)) = self.groups.iter().rev().find(|(g, _)| g == group) {
+                self.busy[*tenant] += percent;
+            }
+        }
     }
 
     /// Takes a look into account.
@@ -129,6 +165,8 @@ pub(super) struct Watch {
 
 /// Time between looks.
 const INTERVAL: Duration = Duration::from_millis(4);
+/// Looks between two at GPU time, which is an average over a second.
+const BUSY_EVERY: u32 = 20;
 
 impl Watch {
     /// Starts looking.
@@ -137,8 +175,12 @@ impl Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let (seen, end) = (Arc::clone(&observed), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
-            while !end.load(Ordering::Relaxed) {
+            for turn in 0u32.. {
+                if end.load(Ordering::Relaxed) {
+                    break;
+                }
                 let look = account.look();
+                let busy = turn.is_multiple_of(BUSY_EVERY).then(|| account.busy());
                 let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
                 match look {
                     Ok(looks) => {
@@ -146,6 +188,9 @@ impl Watch {
                         seen.failure = None;
                     }
                     Err(error) => seen.failure = Some(format!("{error:#}")),
+                }
+                if let Some(busy) = busy {
+                    seen.take_busy(&busy);
                 }
                 drop(seen);
                 std::thread::sleep(INTERVAL);
@@ -186,6 +231,17 @@ mod tests {
         seen.take(&look(&[(7, 10), (8, 20), (9, 5), (1, 99)]));
         assert_eq!(seen.now, [10, 25]);
         assert_eq!(seen.used, [9]);
+    }
+
+    #[test]
+    fn gpu_time_is_that_of_all_processes_of_a_tenant() {
+        let mut seen = Observed::default();
+        seen.enrol(7, 0);
+        seen.enrol(8, 1);
+        seen.take_busy(&[BTreeMap::from([(7, 60), (8, 30)]), BTreeMap::from([(8, 5), (1, 99)])]);
+        assert_eq!(seen.busy, [60, 35]);
+        seen.take_busy(&[]);
+        assert_eq!(seen.busy, [0, 0]);
     }
 
     #[test]

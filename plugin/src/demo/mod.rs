@@ -6,10 +6,12 @@
 //! PreStartContainer; each tenant runs in the surroundings that Allocate's answer describes
 //! ([`container`]). One serves requests, alone first; one asks for more than its quota by every API
 //! and from several processes; one is killed and comes back; one has two replicas. What each held is
-//! judged by NVML's own account ([`account`], [`verdict`]), never by the shim's.
+//! judged by NVML's own account ([`account`], [`verdict`]), never by the shim's. Then two share the time
+//! of one GPU, 75 to 25, and the same load runs without Tessera ([`division`]).
 
 mod account;
 mod container;
+mod division;
 mod play;
 mod progress;
 mod report;

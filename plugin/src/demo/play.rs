@@ -15,12 +15,13 @@ use crate::run::{Artefact, find_artefact};
 use super::Args;
 use super::account::{Account, Watch};
 use super::container::Means;
+use super::division::{self, Division};
 use super::report;
 use super::stage::{Scratch, Stage};
 use super::table::{count, millis};
 use super::tenant::{GREEDY_PROCESSES, Part, Tenant};
 use super::verdict::{self, Facts, Recovery};
-use super::view::{GpuLine, Scene, Screen, TenantLine};
+use super::view::{GpuLine, Scene, Screen, TenantLine, TimeLine};
 
 /// How often the play looks whether to go on.
 const STEP: Duration = Duration::from_millis(10);
@@ -58,11 +59,11 @@ pub(super) async fn run(
         play.strike().await;
         return Ok(ExitCode::from(INTERRUPTED));
     };
-    let facts = play.facts();
-    let recovery = play.recovery;
+    let facts = std::mem::take(&mut play.judged);
+    let (recovery, division) = (play.recovery, std::mem::take(&mut play.division));
     let name = |gpu: &Gpu| format!("{}, {}", gpu.name, format_bytes(gpu.memory_bytes));
     let gpus = play.stage.gpus.iter().map(name).collect::<Vec<_>>();
-    let placed: Vec<_> = play.tenants.iter().map(|t| (t.part, t.gpu)).collect();
+    let placed = std::mem::take(&mut play.placed);
     let (means, real) = (play.means, play.real);
     let failure = play.watch.seen().failure.clone();
     play.strike().await;
@@ -71,8 +72,17 @@ pub(super) async fn run(
         anyhow::bail!("nothing can be judged here: {failure}");
     }
     let failures = verdict::failures(&facts, recovery);
-    let report =
-        report::Report { facts: &facts, placed: &placed, recovery, gpus: &gpus, means, real };
+    let mut failures = failures;
+    failures.extend(division::failures(&division, real));
+    let report = report::Report {
+        facts: &facts,
+        placed: &placed,
+        recovery,
+        gpus: &gpus,
+        means,
+        real,
+        division: &division,
+    };
     for line in report.lines(&failures, Screen::width()) {
         println!("{line}");
     }
@@ -86,19 +96,23 @@ fn prepare(stage: &Stage) -> anyhow::Result<(Means, Account)> {
     Ok((means, Account::open(stage.nvml.as_deref(), uuids)?))
 }
 
-struct Play {
-    tenants: Vec<Tenant>,
-    watch: Watch,
+pub(super) struct Play {
+    pub(super) tenants: Vec<Tenant>,
+    pub(super) watch: Watch,
     screen: Screen,
-    stage: Stage,
-    program: PathBuf,
-    means: Means,
+    pub(super) stage: Stage,
+    pub(super) program: PathBuf,
+    pub(super) means: Means,
     real: bool,
-    total: Duration,
+    pub(super) total: Duration,
     start: Instant,
     drawn: Option<Instant>,
     events: Vec<(f64, String)>,
     recovery: Recovery,
+    /// What is known of the tenants of the first part.
+    judged: Vec<Facts>,
+    placed: Vec<(Part, usize)>,
+    pub(super) division: Vec<Division>,
 }
 
 impl Play {
@@ -116,6 +130,9 @@ impl Play {
             drawn: None,
             events: Vec::new(),
             recovery: Recovery::default(),
+            judged: Vec::new(),
+            placed: Vec::new(),
+            division: Vec::new(),
         }
     }
 
@@ -150,7 +167,9 @@ impl Play {
 
         self.kill_and_return(crash).await?;
         self.pass(self.at(1.0)).await;
-        self.end().await
+        self.end().await?;
+        self.clear();
+        self.divide().await
     }
 
     /// The moment at `fraction` of the time.
@@ -158,7 +177,17 @@ impl Play {
         self.start + self.total.mul_f64(fraction)
     }
 
-    async fn place(&mut self, part: Part) -> anyhow::Result<usize> {
+    /// The tenants of the first part go, and what is known of them stays.
+    fn clear(&mut self) {
+        self.judged = self.facts();
+        self.placed = self.tenants.iter().map(|t| (t.part, t.gpu)).collect();
+        for tenant in self.tenants.drain(..) {
+            tenant.remove(&self.stage);
+        }
+        self.watch.seen().forget();
+    }
+
+    pub(super) async fn place(&mut self, part: Part) -> anyhow::Result<usize> {
         let mut tenant = Tenant::place(&self.stage, part).await?;
         let group = tenant.start(self.means, &self.program, &self.stage)?;
         let index = self.tenants.len();
@@ -166,7 +195,7 @@ impl Play {
         self.tell(format!(
             "{}: asked {}, was given GPU {}, quota {}",
             part.name(),
-            replicas(part.replicas()),
+            replicas(part.replicas(self.stage.replicas_per_gpu)),
             tenant.gpu,
             format_bytes(tenant.quota)
         ));
@@ -175,7 +204,7 @@ impl Play {
     }
 
     /// Waits until `processes` of a tenant are at their load.
-    async fn ready(&mut self, tenant: usize, processes: usize) -> anyhow::Result<()> {
+    pub(super) async fn ready(&mut self, tenant: usize, processes: usize) -> anyhow::Result<()> {
         let name = self.tenants[tenant].part.name();
         self.wait(&format!("{name} did not start"), |play| {
             play.tenants[tenant].progress().ready >= processes
@@ -240,7 +269,11 @@ impl Play {
     ///
     /// # Errors
     /// A tenant that ended meanwhile, or `what` after [`PATIENCE`].
-    async fn wait(&mut self, what: &str, condition: impl Fn(&Self) -> bool) -> anyhow::Result<()> {
+    pub(super) async fn wait(
+        &mut self,
+        what: &str,
+        condition: impl Fn(&Self) -> bool,
+    ) -> anyhow::Result<()> {
         let end = Instant::now() + PATIENCE;
         while !condition(self) {
             for tenant in &mut self.tenants {
@@ -260,7 +293,7 @@ impl Play {
     }
 
     /// Goes on until `end`.
-    async fn pass(&mut self, end: Instant) {
+    pub(super) async fn pass(&mut self, end: Instant) {
         while Instant::now() < end {
             self.step().await;
         }
@@ -274,7 +307,7 @@ impl Play {
         tokio::time::sleep(STEP).await;
     }
 
-    fn tell(&mut self, event: String) {
+    pub(super) fn tell(&mut self, event: String) {
         self.events.push((self.start.elapsed().as_secs_f64(), event));
         self.draw();
     }
@@ -286,6 +319,7 @@ impl Play {
 
     fn scene(&self) -> Scene {
         let seen = self.watch.seen();
+        let dividing = self.tenants.first().is_some_and(|t| t.part == Part::Answer);
         let kind = if self.real { "this machine's GPU" } else { "a simulated GPU" };
         Scene {
             title: format!("Tessera: tenants with quotas on {kind}"),
@@ -333,6 +367,11 @@ impl Play {
                             now.p99_us,
                         )),
                         state: tenant.state.clone(),
+                        time: dividing.then(|| TimeLine {
+                            asked: tenant.asked_percent(),
+                            got: seen.busy.get(index).copied().unwrap_or(0),
+                            holds: tenant.holds(),
+                        }),
                     }
                 })
                 .collect(),
@@ -348,6 +387,7 @@ impl Play {
             .enumerate()
             .map(|(index, tenant)| Facts {
                 name: tenant.part.name(),
+                replicas: tenant.device_ids.len(),
                 quota: tenant.quota,
                 peak: seen.peaks.get(index).copied().unwrap_or(0),
                 expects_refusals: tenant.part == Part::Exceed,

@@ -3,6 +3,7 @@
 use crate::config::quantity::format_bytes;
 
 use super::container::Means;
+use super::division::{self, Division};
 use super::play::replicas;
 use super::progress::Served;
 use super::table::{Table, count, fit, millis};
@@ -24,6 +25,8 @@ pub(super) struct Report<'a> {
     pub means: Means,
     /// Whether the GPUs are real.
     pub real: bool,
+    /// The same load alone, with Tessera and without.
+    pub division: &'a [Division],
 }
 
 impl Report<'_> {
@@ -38,6 +41,10 @@ impl Report<'_> {
         lines.push(String::new());
         lines.extend(self.neighbour().lines(width));
         lines.push(String::new());
+        if !self.division.is_empty() {
+            lines.extend(division::table(self.division).lines(width));
+            lines.push(String::new());
+        }
         let kind = if self.real { "real" } else { "simulated" };
         let again = self.recovery.again_us.map(|us| {
             let later = millis(us);
@@ -99,6 +106,7 @@ impl Report<'_> {
                     count(tries.refused),
                     "held to its quota".to_owned(),
                 ),
+                Part::Answer | Part::Batch => Default::default(),
                 Part::Die => (
                     format!("{}, then SIGKILL", format_bytes(facts.progress.held())),
                     "0".into(),
@@ -114,7 +122,7 @@ impl Report<'_> {
                 if facts.peak > facts.quota { "EXCEEDED ITS QUOTA".into() } else { outcome };
             let cell = |heading: &&str| match *heading {
                 "TENANT" => facts.name.to_owned(),
-                "ASKED" => replicas(part.replicas()),
+                "ASKED" => replicas(facts.replicas),
                 "GOT" => format!("{} on GPU {gpu}", format_bytes(facts.quota)),
                 "TRIED" => tried.clone(),
                 "REFUSED" => refused.clone(),
@@ -201,6 +209,7 @@ mod tests {
             gpus: &["Simulated GPU, 16 GiB".into()],
             means: Means::Namespace,
             real: false,
+            division: &[Division { name: "alone", ..Division::default() }],
         };
         for width in [30, 60, 80, 120, 200] {
             let lines = report.lines(&["something".into()], width);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use tessera_region::layout::CONTAINER_PAGES_DIR;
+use tessera_region::layout::{CONTAINER_PAGES_DIR, GATE_CLOSED, gate_state};
 use tessera_region::quota::QuotaReader;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -35,10 +35,18 @@ pub(super) enum Part {
     Exceed,
     /// Holds memory, is killed, and holds it again.
     Die,
+    /// Computes the steps of an answer, one after the other; asks for all of a GPU but one replica.
+    Answer,
+    /// Launches without end from several processes; has the replica that is left.
+    Batch,
 }
 
 /// Processes of the greedy tenant.
 pub(super) const GREEDY_PROCESSES: u64 = 3;
+/// Processes of the one that launches without end.
+pub(super) const BATCH_PROCESSES: u32 = 3;
+/// GPU time of one step of an answer, microseconds.
+const STEP_US: u32 = 4000;
 /// Requests per second of the serving tenants.
 pub(super) const RATE: u64 = 100;
 const MIB: u64 = 1 << 20;
@@ -51,12 +59,18 @@ impl Part {
             Self::ServeLarge => "large",
             Self::Exceed => "greedy",
             Self::Die => "crash",
+            Self::Answer => "answer",
+            Self::Batch => "batch",
         }
     }
 
-    /// Replicas it asks for.
-    pub fn replicas(self) -> usize {
-        if self == Self::ServeLarge { 2 } else { 1 }
+    /// Replicas it asks for, of as many as a GPU has.
+    pub fn replicas(self, whole: usize) -> usize {
+        match self {
+            Self::ServeLarge => 2,
+            Self::Answer => whole.saturating_sub(1).max(1),
+            _ => 1,
+        }
     }
 
     /// Arguments of `tessera-tenant` under a quota of `quota` bytes, of which each context is
@@ -92,6 +106,18 @@ impl Part {
                 format!("--at-most={}", quota + 256 * MIB),
             ],
             Self::Die => vec!["hold".into(), format!("--bytes={}", self.held(quota, overhead))],
+            Self::Answer => vec![
+                "load".into(),
+                "--closed".into(),
+                format!("--kernel-us={}", STEP_US / 8),
+                "--kernels=8".into(),
+            ],
+            Self::Batch => vec![
+                "--processes".into(),
+                BATCH_PROCESSES.to_string(),
+                "load".into(),
+                "--kernel-us=500".into(),
+            ],
         };
         arguments.extend(rest);
         arguments
@@ -119,6 +145,7 @@ pub(super) struct Tenant {
     pub exit: Option<i32>,
     pod: Pod,
     surroundings: Surroundings,
+    page: Option<QuotaReader>,
     progress: Arc<Mutex<Progress>>,
     child: Option<Child>,
 }
@@ -130,7 +157,8 @@ impl Tenant {
     /// What the plugin answered, or an answer that no container could use.
     pub async fn place(stage: &Stage, part: Part) -> anyhow::Result<Self> {
         let name = part.name();
-        let container = Container::new(CONTAINER).asking(&stage.resource, part.replicas());
+        let asked = part.replicas(stage.replicas_per_gpu);
+        let container = Container::new(CONTAINER).asking(&stage.resource, asked);
         let pod = Pod::new(NAMESPACE, name).with(container);
         let admitted = stage.kubelet.admit(&pod).await.with_context(|| format!("pod {name}"))?;
         let device_ids = admitted.first().map(|a| a.device_ids.clone()).unwrap_or_default();
@@ -158,9 +186,38 @@ impl Tenant {
             exit: None,
             pod,
             surroundings,
+            page: Some(quota),
             progress: Arc::default(),
             child: None,
         })
+    }
+
+    /// The same program beside Tessera: no pod, no shim, no pages.
+    pub fn bare(part: Part, gpu: usize) -> Self {
+        Self {
+            part,
+            quota: 0,
+            gpu,
+            device_ids: Vec::new(),
+            state: "runs without Tessera".into(),
+            exit: None,
+            pod: Pod::new(NAMESPACE, part.name()),
+            surroundings: Surroundings::default(),
+            page: None,
+            progress: Arc::default(),
+            child: None,
+        }
+    }
+
+    /// Percent of the GPU that its quota page gives it.
+    pub fn asked_percent(&self) -> Option<u32> {
+        self.page.as_ref().map(|page| page.cores_millis(0) / 10)
+    }
+
+    /// Whether its gate is open: it holds the GPU, or has it for itself.
+    pub fn holds(&self) -> bool {
+        let state = self.page.as_ref().map(|page| gate_state(page.gate(0)));
+        state.is_some_and(|state| state != GATE_CLOSED)
     }
 
     /// Starts the container again, as kubelet does after a crash: PreStartContainer, no Allocate.

@@ -9,6 +9,8 @@ use super::progress::{Progress, Served};
 pub(super) struct Facts {
     /// Name.
     pub name: &'static str,
+    /// Replicas it asked for.
+    pub replicas: usize,
     /// What it was given, bytes.
     pub quota: u64,
     /// The most that the driver ever showed for it, bytes.

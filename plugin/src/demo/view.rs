@@ -58,6 +58,19 @@ pub(super) struct TenantLine {
     pub latency: Option<(u64, u64, u64)>,
     /// What it does now.
     pub state: String,
+    /// Its part of the GPU's time, where that is what is shown.
+    pub time: Option<TimeLine>,
+}
+
+/// A tenant's part of a GPU's time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TimeLine {
+    /// Percent that its quota page gives it.
+    pub asked: Option<u32>,
+    /// Percent of the last second, by the driver's account.
+    pub got: u32,
+    /// Whether its gate is open now.
+    pub holds: bool,
 }
 
 /// Which characters and colours the terminal takes.
@@ -122,9 +135,11 @@ pub(super) fn frame(scene: &Scene, look: Look, width: usize, height: usize) -> V
     // With room for it, each tenant says what it does on a line of its own.
     let spare = height.saturating_sub(lines.len() + 1 + scene.tenants.len() + 1);
     let spoken = spare >= scene.tenants.len() + 3;
-    lines.push(look.paint(DIM, &tenant_cells(None, look, width).plain()));
+    let timed = scene.tenants.iter().any(|t| t.time.is_some());
+    let cells = if timed { time_cells } else { tenant_cells };
+    lines.push(look.paint(DIM, &cells(None, look, width).plain()));
     for tenant in &scene.tenants {
-        lines.push(tenant_cells(Some(tenant), look, width).painted(look));
+        lines.push(cells(Some(tenant), look, width).painted(look));
         if spoken {
             lines.push(look.paint(DIM, &fit(&format!("         {}", tenant.state), width)));
         }
@@ -161,6 +176,16 @@ fn gpu_line(gpu: &GpuLine, look: Look, width: usize) -> String {
 struct Cells(Vec<(&'static str, String)>);
 
 impl Cells {
+    /// Whole columns go where the terminal is too narrow for all.
+    fn fit(columns: impl IntoIterator<Item = (&'static str, String)>, width: usize) -> Self {
+        let mut used = 0;
+        let kept = columns.into_iter().take_while(|(_, text)| {
+            used += text.chars().count();
+            used <= width
+        });
+        Self(kept.collect())
+    }
+
     fn plain(&self) -> String {
         self.0.iter().map(|(_, text)| text.as_str()).collect::<String>().trim_end().to_owned()
     }
@@ -207,13 +232,39 @@ fn tenant_cells(tenant: Option<&TenantLine>, look: Look, width: usize) -> Cells 
             format!("{:>9} {:>9}", cell("p50", &latency(|l| l.1)), cell("p99", &latency(|l| l.2))),
         ),
     ];
-    // Whole columns go where the terminal is too narrow for all.
-    let mut used = 0;
-    let kept = columns.into_iter().take_while(|(_, text)| {
-        used += text.chars().count();
-        used <= width
-    });
-    Cells(kept.collect())
+    Cells::fit(columns, width)
+}
+
+/// The same where GPU time is divided: who holds the GPU, share asked and got, latency.
+fn time_cells(tenant: Option<&TenantLine>, look: Look, width: usize) -> Cells {
+    let bar_width = width.saturating_sub(70).clamp(0, 30) + 8;
+    let time = |t: &TenantLine| t.time.unwrap_or_default();
+    let cell = |heading: &str, f: &dyn Fn(&TenantLine) -> String| {
+        tenant.map_or_else(|| heading.to_owned(), f)
+    };
+    let percent = |percent: Option<u32>| percent.map_or_else(|| "-".into(), |p| format!("{p} %"));
+    let latency = |f: fn((u64, u64, u64)) -> u64| {
+        move |t: &TenantLine| t.latency.map_or_else(|| "-".to_owned(), |l| millis(f(l)))
+    };
+    let holds = |t: &TenantLine| if time(t).holds { "holds" } else { "" }.to_owned();
+    let columns = [
+        (BOLD, format!("{:<8} ", fit(&cell("TENANT", &|t| t.name.clone()), 8))),
+        (CYAN, format!("{:<6} ", cell("GPU", &holds))),
+        ("", format!("{:>6}  ", cell("ASKED", &|t| percent(time(t).asked)))),
+        (
+            GREEN,
+            format!(
+                "{:<bar_width$} ",
+                cell("GOT", &|t| look.bar(time(t).got.into(), 100, bar_width))
+            ),
+        ),
+        ("", format!("{:>6}  ", cell("", &|t| percent(Some(time(t).got))))),
+        (
+            "",
+            format!("{:>9} {:>9}", cell("p50", &latency(|l| l.1)), cell("p99", &latency(|l| l.2))),
+        ),
+    ];
+    Cells::fit(columns, width)
 }
 
 /// One line for a log.
@@ -223,7 +274,13 @@ pub(super) fn log_line(scene: &Scene) -> String {
         .iter()
         .filter(|t| t.gpu.is_some())
         .map(|t| {
-            let mut text = format!("{} {}/{}", t.name, format_bytes(t.used), format_bytes(t.quota));
+            let mut text = match t.time {
+                Some(TimeLine { asked: Some(asked), got, .. }) => {
+                    format!("{} asked {asked} %, got {got} %", t.name)
+                }
+                Some(TimeLine { got, .. }) => format!("{} got {got} %", t.name),
+                None => format!("{} {}/{}", t.name, format_bytes(t.used), format_bytes(t.quota)),
+            };
             if t.refused > 0 {
                 text += &format!(" refused {}", count(t.refused));
             }
@@ -341,6 +398,7 @@ mod tests {
             refused,
             latency: (refused == 0).then_some((100, 1850, 2500)),
             state: "serves 100 requests a second".into(),
+            time: None,
         };
         Scene {
             title: "Tessera: four tenants on two simulated GPUs".into(),
@@ -359,6 +417,23 @@ mod tests {
         }
     }
 
+    /// The same two, and what they get of the GPU's time.
+    fn timed() -> Scene {
+        let mut scene = scene();
+        for (tenant, (asked, got)) in scene.tenants.iter_mut().zip([(75, 74), (25, 26)]) {
+            tenant.time = Some(TimeLine { asked: Some(asked), got, holds: asked > 50 });
+        }
+        scene
+    }
+
+    #[test]
+    fn the_division_says_who_holds_and_what_was_asked_and_got() {
+        let lines = frame(&timed(), Look { colour: false, unicode: true }, 100, 24);
+        let chat = lines.iter().find(|l| l.starts_with("chat")).unwrap();
+        assert!(chat.contains("holds") && chat.contains("75 %") && chat.contains("74 %"), "{chat}");
+        assert!(log_line(&timed()).contains("greedy asked 25 %, got 26 %"));
+    }
+
     fn visible(line: &str) -> usize {
         let mut rest = line;
         let mut seen = 0;
@@ -374,10 +449,11 @@ mod tests {
         for colour in [true, false] {
             let look = Look { colour, unicode: true };
             for (width, height) in [(20, 5), (40, 10), (79, 24), (80, 24), (120, 40), (200, 60)] {
-                let lines = frame(&scene(), look, width, height);
-                assert!(lines.len() <= height, "{} lines in {height}", lines.len());
-                for line in lines {
-                    assert!(visible(&line) <= width, "{width}: {line:?}");
+                for lines in [&scene(), &timed()].map(|s| frame(s, look, width, height)) {
+                    assert!(lines.len() <= height, "{} lines in {height}", lines.len());
+                    for line in lines {
+                        assert!(visible(&line) <= width, "{width}: {line:?}");
+                    }
                 }
             }
         }

@@ -4,7 +4,8 @@
 //! `tessera-bench compute` runs one scenario of divided GPU time; `--help` there.
 //!
 //! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (overhead, contended, race, recovery,
-//! plugin, many, compute, shim), `--apis NAME,…` (of races and recovery; all).
+//! plugin, many, compute, shim), `--apis NAME,…` (of races and recovery; all),
+//! `--realtime` (before everything else on a machine that is busy with other things; root).
 
 mod child;
 mod clock;
@@ -59,6 +60,9 @@ fn bench() -> anyhow::Result<ExitCode> {
         Some(list) => Api::list(&list).map_err(anyhow::Error::msg)?,
         None => Api::ALL.to_vec(),
     };
+    if args.flag("--realtime") {
+        machine::go_first().context("--realtime takes root")?;
+    }
     args.finish().map_err(usage)?;
     let wanted = |part: &str| only.as_deref().is_none_or(|list| list.split(',').any(|p| p == part));
     let artefacts = Artefacts::find(artefacts.as_deref())?;

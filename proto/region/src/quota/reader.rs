@@ -120,6 +120,11 @@ impl QuotaReader {
         Policy::from_word(self.gpu(gpu).policy.load(Ordering::Relaxed)).unwrap_or(Policy::Burst)
     }
 
+    /// The gate's word now, for who only looks.
+    pub fn gate(&self, gpu: usize) -> u32 {
+        self.gpu(gpu).gate.load(Ordering::Acquire)
+    }
+
     /// The gate, `GATE_*`, a futex word (`FUTEX_WAIT` without `FUTEX_PRIVATE_FLAG`). Valid for the
     /// life of the process.
     pub fn gate_word(&self, gpu: usize) -> *const AtomicU32 {

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context;
 use serde_json::{Value, json};
 use tessera_tenant::args::Args;
 use tessera_tenant::exit::Exit;
@@ -38,6 +39,7 @@ Options
   --gate bare|tessera|run|both                (both: bare, then tessera)
   --quantum-ms, --window, --window-us N       how the arbiter is configured
   --slice-us, --switch-us, --event-ns, --marker-ns, --launch-ns N
+  --realtime          before everything else on a machine that is busy with other things (root)
   --json              one JSON object for each run instead of text
   --artefacts DIR     built files";
 
@@ -73,6 +75,9 @@ pub fn run(words: &[String]) -> anyhow::Result<ExitCode> {
     }
     let usage = |exit: Exit| anyhow::anyhow!("{}\n\n{USAGE}", exit.message);
     let options = Options::parse(&mut args).map_err(usage)??;
+    if args.flag("--realtime") {
+        crate::machine::go_first().context("--realtime takes root")?;
+    }
     let scenario = args.subcommand().unwrap_or_default();
     args.finish().map_err(usage)?;
     for &gate in &options.gates {

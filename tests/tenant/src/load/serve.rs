@@ -13,7 +13,8 @@ use crate::report;
 use crate::rng::Rng;
 use crate::stop::Asked;
 
-/// Serves until asked to stop; a phase ends at SIGUSR1 and at the end.
+/// Serves until asked to stop; a phase ends at SIGUSR1 and at the end, and
+/// what was served is told every second.
 pub(super) fn run(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
     let mut rng = Rng::new(0x7e55);
     let mut gap = || {
@@ -27,11 +28,12 @@ pub(super) fn run(work: &Work, options: &Options, clock: Clock) -> Result<(), Ex
         Duration::from_secs_f64(-uniform.ln() * mean)
     };
     let (mut latency, mut begun) = (Histogram::default(), Instant::now());
+    let (mut second, mut second_begun) = (Histogram::default(), Instant::now());
     let mut arrival = Instant::now();
     loop {
         let asked = clock.asked(arrival.saturating_duration_since(Instant::now()));
         if let Some(asked) = asked {
-            phase(&latency, begun, work);
+            say("phase", &latency, begun, work);
             if asked == Asked::Stop {
                 return Ok(());
             }
@@ -44,15 +46,21 @@ pub(super) fn run(work: &Work, options: &Options, clock: Clock) -> Result<(), Ex
         }
         work.launch_unit()?;
         work.wait()?;
-        latency.record(nanos(arrival.elapsed()));
+        let took = nanos(arrival.elapsed());
+        latency.record(took);
+        second.record(took);
+        if second_begun.elapsed() >= Duration::from_secs(1) {
+            say("progress", &second, second_begun, work);
+            (second, second_begun) = (Histogram::default(), Instant::now());
+        }
         arrival = if options.closed { Instant::now() } else { arrival + gap() };
     }
 }
 
-fn phase(latency: &Histogram, begun: Instant, work: &Work) {
+fn say(event: &str, latency: &Histogram, begun: Instant, work: &Work) {
     let us = |permille| latency.permille(permille) / 1000;
     report::line(
-        "phase",
+        event,
         json!({
             "seconds": begun.elapsed().as_secs_f64(),
             "requests": latency.count(),
