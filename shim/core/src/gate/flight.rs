@@ -129,13 +129,13 @@ pub(super) fn wait_for_room(process: &Process, word: u32) {
             let _uncaptured = capturing.then(Uncaptured::enter);
             mark_all(process, &mut streams);
             let landed = land(process, &mut streams, awaited);
-            let is_empty = streams.flying.is_empty();
-            if is_empty && process.records.busy_from(0).is_none() {
+            if landed {
+                return;
+            }
+            if streams.flying.is_empty() && process.records.busy_from(0).is_none() {
                 // What ended threads had been counted for.
                 let issued = gate.issued.load(Ordering::Relaxed);
                 gate.completed.store(issued, Ordering::Relaxed);
-            }
-            if landed || is_empty {
                 return;
             }
         }
