@@ -34,7 +34,8 @@ pub fn go_first() -> std::io::Result<()> {
     }
 }
 
-fn goes_first() -> bool {
+/// Whether [`go_first`] holds.
+pub fn goes_first() -> bool {
     // SAFETY: a query about this process.
     unsafe { libc::sched_getscheduler(0) == libc::SCHED_RR }
 }
