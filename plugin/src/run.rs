@@ -5,9 +5,11 @@
 //! also by a signal. What a `tessera run` that was itself killed left behind, the next one removes.
 
 mod gpus;
+mod keeper;
 mod observe;
 mod overhead;
 mod pages;
+mod root;
 mod shim;
 mod supervise;
 
@@ -23,6 +25,7 @@ use tessera_region::quota::{GpuQuota, Policy, QuotaSpec};
 use crate::config::Config;
 use crate::config::quantity::{Quantity, format_bytes};
 use crate::device::nvml::NvmlDiscovery;
+use crate::node::monotonic_ns;
 
 pub(crate) use shim::{Artefact, find as find_artefact};
 
@@ -38,6 +41,13 @@ pub struct Args {
     /// GPUs the command may use, by UUID or NVML index; all others get none [default: all]
     #[arg(long, value_name = "UUID|INDEX", value_delimiter = ',')]
     gpu: Vec<String>,
+    /// GPU time of each GPU, in percent: a weight beside other `tessera run`s, or a cap (--policy)
+    #[arg(long, value_name = "PERCENT", default_value = "100", value_parser = parse_cores)]
+    cores: u32,
+    /// What --cores means: burst (a weight; idle time is anybody's), strict (also a cap) or none
+    /// (GPU time is not divided)
+    #[arg(long, value_name = "POLICY", value_enum, default_value = "burst")]
+    policy: ComputePolicy,
     /// Charge for each CUDA context, memory that no allocation call shows [default: the
     /// configuration's gpus.context_overhead]
     #[arg(long, value_name = "QUANTITY", value_parser = parse_bytes)]
@@ -61,6 +71,41 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let unit = text.strip_suffix('B').filter(|t| t.ends_with(['i', 'k', 'M', 'G', 'T', 'P']));
     Quantity::parse(unit.unwrap_or(text)).and_then(Quantity::units).map_err(|e| e.to_string())
+}
+
+/// What `--cores` means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum ComputePolicy {
+    Burst,
+    Strict,
+    None,
+}
+
+impl From<ComputePolicy> for Policy {
+    fn from(policy: ComputePolicy) -> Self {
+        match policy {
+            ComputePolicy::Burst => Policy::Burst,
+            ComputePolicy::Strict => Policy::Strict,
+            ComputePolicy::None => Policy::None,
+        }
+    }
+}
+
+/// Percent of a GPU, with one decimal at most, as thousandths.
+fn parse_cores(text: &str) -> Result<u32, String> {
+    let number = text.trim().trim_end_matches('%');
+    let (whole_text, tenth_text) = number.split_once('.').unwrap_or((number, "0"));
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let millis = match (whole_text.parse::<u32>(), tenth_text.parse::<u32>()) {
+        (Ok(whole @ 0..=100), Ok(tenth @ 0..=9))
+            if [whole_text, tenth_text].into_iter().all(is_number) =>
+        {
+            Some(whole * 10 + tenth)
+        }
+        _ => None,
+    };
+    let fits = millis.filter(|millis| (1..=1000).contains(millis));
+    fits.ok_or_else(|| "must be a part of a GPU in percent, from 0.1 to 100, such as 30".to_owned())
 }
 
 /// Which GPUs CUDA shows a process.
@@ -97,7 +142,8 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         gpus::check(gpu, args.memory, overhead)?;
     }
     let spec = QuotaSpec {
-        allocation: format!("run-{}", std::process::id()),
+        // Pids come again, and what a killed run has left may still be served.
+        allocation: format!("run-{}-{:x}", std::process::id(), monotonic_ns()),
         generation: 1,
         gpus: gpus
             .iter()
@@ -105,13 +151,19 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
                 uuid: gpu.uuid.clone(),
                 memory_limit_bytes: args.memory,
                 context_overhead_bytes: overhead,
-                cores_millis: 1000,
-                policy: Policy::None,
+                cores_millis: args.cores,
+                policy: args.policy.into(),
             })
             .collect(),
     };
-    pages::sweep();
-    let pages = pages::Pages::create(&spec).context("cannot make the pages")?;
+    let root = root::Root::open()?;
+    pages::sweep(&root);
+    let pages = pages::Pages::create(&root, &spec).context("cannot make the pages")?;
+    // Taken down after the pages, whose directory is then gone.
+    let keeper = keeper::Keeper::start(root, &config.compute);
+    if args.policy != ComputePolicy::None {
+        keeper.wait_for(pages.dir());
+    }
 
     let mut command = Command::new(&args.command[0]);
     command
@@ -149,6 +201,7 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         eprintln!("tessera: {} requests refused", observer.refusals());
     }
     drop(pages);
+    keeper.end();
     outcome.map(ExitCode::from)
 }
 
@@ -205,6 +258,17 @@ mod tests {
         assert_eq!(parse_bytes("1.5GiB"), Ok(3 << 29));
         for bad in ["4B", "B", "GiB", "-1Gi", "4 apples", ""] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn cores_are_percent() {
+        for (text, millis) in [("30", 300), ("30%", 300), ("12.5", 125), ("0.1", 1), ("100", 1000)]
+        {
+            assert_eq!(parse_cores(text), Ok(millis), "{text}");
+        }
+        for bad in ["", "0", "101", "100.1", "-1", "+5", "1.25", "5.", ".5", "half"] {
+            assert!(parse_cores(bad).is_err(), "{bad}");
         }
     }
 

@@ -1,8 +1,9 @@
 //! `tessera run`: a quota for one command tree, from outside.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -30,6 +31,34 @@ impl Bench {
 
     fn output(&self, options: &[&str], command: &[&str]) -> Output {
         self.run(options, command).output().expect("tessera starts")
+    }
+
+    /// The directories of runs.
+    fn runs(&self) -> Vec<PathBuf> {
+        let inside = |dir: PathBuf| std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let roots = inside(self.base.path().to_owned()).map(|entry| entry.path());
+        let entries = roots.flat_map(inside).map(|entry| entry.path());
+        entries.filter(|path| path.is_dir()).collect()
+    }
+
+    /// Busy time of each process on the first GPU, nanoseconds, by the simulator's own account.
+    fn busy(&self) -> BTreeMap<u64, u64> {
+        let mut ask = Command::new(artefacts().sim_dir().join("simgpu-ctl"));
+        let out = ask.arg("account").envs(self.sim.envs()).output().expect("simgpu-ctl starts");
+        let account = text(&out.stdout).lines().next().map(str::to_owned).expect("a GPU");
+        let account: serde_json::Value = serde_json::from_str(&account).expect("JSON");
+        let contexts = account["contexts"].as_array().expect("contexts");
+        let entry = |c: &serde_json::Value| Some((c["pid"].as_u64()?, c["busy_ns"].as_u64()?));
+        contexts.iter().filter_map(entry).collect()
+    }
+
+    /// What this process got of the GPU in a while, in thousandths of what all got.
+    fn part_of(&self, pid: u64, length: Duration) -> u64 {
+        let before = self.busy();
+        std::thread::sleep(length);
+        let after = self.busy();
+        let got = |pid: &u64| after[pid] - before.get(pid).copied().unwrap_or(0);
+        got(&pid) * 1000 / after.keys().map(got).sum::<u64>().max(1)
     }
 
     fn left_behind(&self) -> usize {
@@ -136,8 +165,11 @@ fn what_is_wrong_is_said_and_what_to_do() {
         assert_eq!(out.status.code(), Some(125), "{options:?}");
         assert!(text(&out.stderr).contains(says), "{options:?}: {}", text(&out.stderr));
     }
-    let out = bench.output(&["-m", "4 apples"], &["true"]);
-    assert_eq!(out.status.code(), Some(64));
+    for options in
+        [&["-m", "4 apples"][..], &["-m", "1Gi", "--cores", "0"], &["-m", "1Gi", "--policy", "x"]]
+    {
+        assert_eq!(bench.output(options, &["true"]).status.code(), Some(64), "{options:?}");
+    }
     assert_eq!(bench.left_behind(), 0);
 }
 
@@ -152,8 +184,7 @@ fn what_a_killed_run_left_is_swept_by_a_later_one() {
     let sleeping = children_of(child.id());
     child.kill().expect("our child");
     child.wait().expect("our child");
-    let left = std::fs::read_dir(bench.base.path()).expect("just made").flatten().next();
-    let left = left.expect("what the killed run left").path();
+    let left = bench.runs().pop().expect("what the killed run left");
     for pid in sleeping {
         // SAFETY: a grandchild that sleeps for a thousand seconds: the pid is still its own.
         unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -163,6 +194,56 @@ fn what_a_killed_run_left_is_swept_by_a_later_one() {
     age(&left, Duration::from_secs(120));
     bench.output(&["-m", "1Gi"], &["true"]);
     assert!(!left.exists());
+}
+
+/// A run that launches all the time, with its process.
+fn backlogged(bench: &Bench, options: &[&str]) -> (Child, u64) {
+    let options: Vec<&str> = ["-m", "1Gi", "--gpu", "0"].iter().chain(options).copied().collect();
+    let load = [&tenant(), "load", "--kernel-us=500", "--for=60"];
+    let mut run = bench.run(&options, &load).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut out = BufReader::new(run.stdout.take().expect("piped"));
+    out.read_line(&mut String::new()).expect("the tenant speaks");
+    let pid = u64::try_from(children_of(run.id())[0]).expect("a pid");
+    (run, pid)
+}
+
+fn end(mut run: Child, pid: u64) {
+    let _ = run.kill();
+    let _ = run.wait();
+    // SAFETY: it launches for a minute: the pid is still its own.
+    unsafe { libc::kill(i32::try_from(pid).expect("a pid"), libc::SIGKILL) };
+}
+
+#[test]
+fn runs_share_a_gpu_as_they_were_told_also_when_the_one_that_arbitrates_is_killed() {
+    let bench = Bench::new();
+    // The first is the one that arbitrates.
+    let (mut first, large) = backlogged(&bench, &["--cores", "75"]);
+    let (second, small) = backlogged(&bench, &["--cores", "25"]);
+    let settle = Duration::from_millis(500);
+    std::thread::sleep(settle);
+    let part = bench.part_of(large, Duration::from_secs(1));
+    assert!((700..800).contains(&part), "{part}");
+    first.kill().expect("our child");
+    first.wait().expect("our child");
+    // Its command goes on, and the second arbitrates both.
+    std::thread::sleep(settle);
+    let part = bench.part_of(large, Duration::from_secs(1));
+    assert!((700..800).contains(&part), "after the death: {part}");
+    end(first, large);
+    end(second, small);
+}
+
+#[test]
+fn a_strict_share_is_a_cap_also_for_one_that_is_alone() {
+    let bench = Bench::new();
+    let (run, pid) = backlogged(&bench, &["--cores", "30", "--policy", "strict"]);
+    std::thread::sleep(Duration::from_millis(500));
+    let (before, begin) = (bench.busy()[&pid], Instant::now());
+    std::thread::sleep(Duration::from_secs(1));
+    let got = u128::from(bench.busy()[&pid] - before) * 1000 / begin.elapsed().as_nanos();
+    end(run, pid);
+    assert!((250..350).contains(&got), "{got}");
 }
 
 fn children_of(pid: u32) -> Vec<i32> {

@@ -21,7 +21,7 @@ use super::reactor::{PEER_NUMBERS, Reactor, Token};
 use crate::session::Bucket;
 use crate::session::closer::Closer;
 use crate::session::socket::{self, Listening, PACKET};
-use crate::session::tenant::{MAX_GARBAGE, most};
+use crate::session::tenant::MAX_GARBAGE;
 
 /// Messages a second of one tenant, and how many at once. A lease takes three of each process.
 const RATE: u32 = 20_000;
@@ -107,6 +107,7 @@ impl Lane {
     pub fn open(
         listening: Listening,
         tenant: u32,
+        most: usize,
         reactor: &Reactor,
         now: Instant,
     ) -> io::Result<Self> {
@@ -119,7 +120,7 @@ impl Lane {
             peers: BTreeMap::new(),
             next_peer: 0,
             next_process: 0,
-            most: most(),
+            most,
             connects: Bucket::new(CONNECT_BURST, CONNECT_RATE, now),
             messages: Bucket::new(BURST, RATE, now),
             closer: Closer::default(),

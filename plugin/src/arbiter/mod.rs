@@ -24,12 +24,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tessera_region::PageError;
+use tessera_region::layout::SLOTS;
 use tracing::debug;
 
 pub use lane::Misdeeds;
 pub use view::{GpuShare, TenantShare, View};
 
 use crate::config::Leases;
+use crate::session::tenant::most;
 use policy::Settings;
 use reactor::Reactor;
 use seat::{Opened, Served};
@@ -75,10 +77,23 @@ impl Arbiter {
     /// # Errors
     /// No descriptors, or no thread.
     pub fn start(leases: &Leases) -> io::Result<Self> {
+        Self::spawn(leases, most())
+    }
+
+    /// As [`Arbiter::start`], where tenants are few and trust each other: each may have all the processes
+    /// that fit into its pages, however few files may be open.
+    ///
+    /// # Errors
+    /// No descriptors, or no thread.
+    pub fn start_for_few(leases: &Leases) -> io::Result<Self> {
+        Self::spawn(leases, 2 * SLOTS)
+    }
+
+    fn spawn(leases: &Leases, most: usize) -> io::Result<Self> {
         let reactor = Reactor::new()?;
         let waker = reactor.waker();
         let (orders, receiver) = channel();
-        let thread = Thread::new(reactor, receiver, leases.clone());
+        let thread = Thread::new(reactor, receiver, leases.clone(), most);
         let builder = std::thread::Builder::new().name(THREAD_NAME.into()).stack_size(256 << 10);
         let thread = builder.spawn(move || {
             // Of this thread alone, as Linux has it. Without the right to it others may come first.
@@ -125,7 +140,16 @@ impl Arbiter {
 
     /// Ends, and tells the tenants, who ration themselves from now on.
     pub fn stop(&self) {
-        self.order(Order::Stop);
+        self.end(Order::Stop);
+    }
+
+    /// Ends without a word, because another arbiter takes its place at once.
+    pub fn abandon(&self) {
+        self.end(Order::Abandon);
+    }
+
+    fn end(&self, order: Order) {
+        self.order(order);
         if let Some(thread) = lock(&self.thread).take() {
             // If it panicked that was told; tenants will notice its silence.
             let _ = thread.join();

@@ -35,6 +35,16 @@ pub(super) enum Order {
     View(SyncSender<View>),
     /// Ends; tenants are told.
     Stop,
+    /// Ends; another takes its place.
+    Abandon,
+}
+
+/// Whether it goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Going {
+    On,
+    Stopped,
+    Abandoned,
 }
 
 /// When something happens, by both clocks.
@@ -59,6 +69,8 @@ pub(super) struct Thread {
     reactor: Reactor,
     orders: Receiver<Order>,
     leases: Leases,
+    /// Connections that a tenant may have.
+    most: usize,
     policy: Policy,
     seats: BTreeMap<u32, Seat>,
     next_seat: u32,
@@ -71,12 +83,13 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    pub fn new(reactor: Reactor, orders: Receiver<Order>, leases: Leases) -> Self {
+    pub fn new(reactor: Reactor, orders: Receiver<Order>, leases: Leases, most: usize) -> Self {
         Thread {
             reactor,
             orders,
             policy: Policy::new(super::settings(&leases)),
             leases,
+            most,
             seats: BTreeMap::new(),
             next_seat: 0,
             gpus: Vec::new(),
@@ -90,8 +103,8 @@ impl Thread {
     /// Until it is told to stop, or nobody can tell it anything any more.
     pub fn run(mut self) {
         let mut ready = Ready::new();
-        let mut going_on = true;
-        while going_on {
+        let mut going_on = Going::On;
+        while going_on == Going::On {
             let at = self.next_due();
             self.reactor.arm(at);
             if let Err(error) = self.reactor.wait(&mut ready) {
@@ -102,7 +115,7 @@ impl Thread {
                 let now = Now::read();
                 let before = self.commands;
                 match *token {
-                    Token::Wake => going_on &= self.obey(now),
+                    Token::Wake => going_on = self.obey(now),
                     Token::Timer => {}
                     Token::Listener(seat) => {
                         if let Some(seat) = self.seats.get_mut(&seat) {
@@ -128,8 +141,8 @@ impl Thread {
             }
             self.keep_time(Now::read());
         }
-        for seat in self.seats.values() {
-            seat.beat(ARBITER_GONE);
+        if going_on != Going::Abandoned {
+            self.seats.values().for_each(|seat| seat.beat(ARBITER_GONE));
         }
     }
 
@@ -245,8 +258,8 @@ impl Thread {
         }
     }
 
-    /// What others want. False at the end.
-    fn obey(&mut self, now: Now) -> bool {
+    /// What others want.
+    fn obey(&mut self, now: Now) -> Going {
         loop {
             match self.orders.try_recv() {
                 Ok(Order::Admit(opened)) => self.admit(*opened, now),
@@ -257,8 +270,9 @@ impl Thread {
                 }
                 // Whoever asked may have given up.
                 Ok(Order::View(answer)) => drop(answer.try_send(self.view(now))),
-                Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return false,
-                Err(TryRecvError::Empty) => return true,
+                Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return Going::Stopped,
+                Ok(Order::Abandon) => return Going::Abandoned,
+                Err(TryRecvError::Empty) => return Going::On,
             }
         }
     }
@@ -301,7 +315,7 @@ impl Thread {
         let key = self.next_seat;
         self.next_seat = self.next_seat.wrapping_add(1);
         let gpus: Vec<GpuIndex> = opened.uuids.iter().filter_map(|u| self.gpu(u)).collect();
-        let lane = match Lane::open(listening, key, &self.reactor, now.instant) {
+        let lane = match Lane::open(listening, key, self.most, &self.reactor, now.instant) {
             Ok(lane) if !gpus.is_empty() => lane,
             Ok(_) => return warn!(allocation = opened.id, "more than {MAX_GPUS} GPUs"),
             Err(error) => return warn!(allocation = opened.id, %error, "gate.sock"),

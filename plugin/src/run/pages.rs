@@ -6,11 +6,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
 use tessera_region::quota::{self, QuotaSpec, QuotaWriter};
 use tessera_region::usage::{self, UsageFile};
 
-const PREFIX: &str = "tessera-run.";
+use super::root::Root;
+
+/// Begins the names of directories that are whole, and of those that are being made.
+pub(super) const PREFIX: &str = "run.";
+const MAKING: &str = ".new.";
 const LOCK: &str = "lock";
 /// Younger directories are left alone: their maker may not have locked them yet.
 const SETTLED: Duration = Duration::from_secs(60);
@@ -26,27 +29,28 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// Makes the pages in a fresh directory.
+    /// Makes the pages in a fresh directory under `root`, where it appears whole.
     ///
     /// # Errors
     /// A full or read-only file system.
-    pub fn create(spec: &QuotaSpec) -> anyhow::Result<Self> {
-        let base = base();
-        let dir = nix::unistd::mkdtemp(&base.join(format!("{PREFIX}XXXXXX")))
-            .with_context(|| format!("cannot make a directory in {}", base.display()))?;
-        let made = Self::fill(dir.clone(), spec);
+    pub fn create(root: &Root, spec: &QuotaSpec) -> anyhow::Result<Self> {
+        let making = root.make(MAKING)?;
+        let made = Self::fill(making.clone(), spec);
         if made.is_err() {
-            let _ = fs::remove_dir_all(&dir);
+            let _ = fs::remove_dir_all(&making);
         }
         made
     }
 
-    fn fill(dir: PathBuf, spec: &QuotaSpec) -> anyhow::Result<Self> {
-        let lock = File::create_new(dir.join(LOCK))?;
+    fn fill(making: PathBuf, spec: &QuotaSpec) -> anyhow::Result<Self> {
+        let lock = File::create_new(making.join(LOCK))?;
         lock.lock()?;
-        let quota = quota::create(&dir, spec)?;
-        usage::create(&dir, spec.generation)?;
-        let usage = UsageFile::open(&dir)?;
+        let quota = quota::create(&making, spec)?;
+        usage::create(&making, spec.generation)?;
+        let usage = UsageFile::open(&making)?;
+        let name = making.file_name().unwrap_or_default().to_string_lossy().replace(MAKING, PREFIX);
+        let dir = making.with_file_name(name);
+        fs::rename(&making, &dir)?;
         Ok(Self { dir, usage, quota, _lock: lock })
     }
 
@@ -73,25 +77,18 @@ impl Drop for Pages {
     }
 }
 
-/// `$XDG_RUNTIME_DIR`, a tmpfs of the user's own, else the temporary directory.
-fn base() -> PathBuf {
-    std::env::var_os("XDG_RUNTIME_DIR")
-        .map(PathBuf::from)
-        .filter(|dir| dir.is_dir())
-        .unwrap_or_else(std::env::temp_dir)
-}
-
 /// Removes what earlier runs left that were killed: directories of ours whose lock is free and
 /// whose usage page no process holds a slot of.
-pub(super) fn sweep() {
+pub(super) fn sweep(root: &Root) {
     // A directory that cannot be read or removed is no reason not to run.
-    let _ = sweep_in(&base(), SETTLED);
+    let _ = sweep_in(root.dir(), SETTLED);
 }
 
-fn sweep_in(base: &Path, settled: Duration) -> io::Result<()> {
-    for entry in fs::read_dir(base)? {
+fn sweep_in(root: &Path, settled: Duration) -> io::Result<()> {
+    for entry in fs::read_dir(root)? {
         let entry = entry?;
-        if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
+        let name = entry.file_name();
+        if ![PREFIX, MAKING].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
             continue;
         }
         let dir = entry.path();
@@ -110,10 +107,15 @@ fn abandoned(dir: &Path, settled: Duration) -> io::Result<bool> {
     if meta.modified()?.elapsed().is_ok_and(|age| age < settled) {
         return Ok(false);
     }
-    if File::open(dir.join(LOCK))?.try_lock().is_err() {
-        return Ok(false);
+    Ok(!is_in_use(dir))
+}
+
+/// Whether a run, or a process of its command, lives. What cannot be told counts as yes.
+pub(super) fn is_in_use(dir: &Path) -> bool {
+    if File::open(dir.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_err()) {
+        return true;
     }
-    Ok(UsageFile::open(dir).is_ok_and(|usage| matches!(usage.any_slot_locked(), Ok(false))))
+    UsageFile::open(dir).is_ok_and(|usage| !matches!(usage.any_slot_locked(), Ok(false)))
 }
 
 #[cfg(test)]
@@ -138,8 +140,11 @@ mod tests {
 
     #[test]
     fn pages_are_private_and_go_when_dropped() {
-        let pages = Pages::create(&spec()).unwrap();
+        let base = tempfile::tempdir().unwrap();
+        let root = Root::open_in(base.path(), "").unwrap();
+        let pages = Pages::create(&root, &spec()).unwrap();
         let dir = pages.dir().to_owned();
+        assert!(is_in_use(&dir));
         assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
         assert!(pages.usage().snapshot().is_ok());
         drop(pages);
@@ -154,8 +159,8 @@ mod tests {
             fs::create_dir(&dir).unwrap();
             Pages::fill(dir, &spec()).unwrap()
         };
-        let used = make("tessera-run.used");
-        let left = make("tessera-run.left");
+        let used = make(".new.used");
+        let left = make(".new.left");
         let (left_dir, left_lock) = (left.dir.clone(), left._lock.try_clone().unwrap());
         std::mem::forget(left);
         // What the kernel does when a killed run's descriptors are closed.
