@@ -1,6 +1,7 @@
 //! The admin service: what `tessera status` shows.
 
 mod client;
+mod compute;
 mod server;
 mod status;
 mod table;

@@ -9,7 +9,9 @@ use tessera_kubelet::admin::{
     Process, Registration, Replica, Resource, StatusResponse,
 };
 
+use super::compute;
 use crate::allocate::Catalogue;
+use crate::arbiter::Arbiter;
 use crate::config::{Compute, Config};
 use crate::device::Discovery;
 use crate::kubelet::{Device, Phase, Report, Standing};
@@ -96,6 +98,7 @@ impl Sources {
         let Some(node) = self.node.get() else { return status };
         status.warnings.extend(node.notes());
         status.warnings.extend(node.others_warnings());
+        let compute = node.arbiter().and_then(Arbiter::view).unwrap_or_default();
         let (mut hidden, mut seen) = (false, false);
         for (record, region) in node.allocations() {
             let used = region.as_ref().map(|region| region.look()).unwrap_or_default();
@@ -113,8 +116,12 @@ impl Sources {
                     counters.unwrap_or_default(),
                 ));
             }
+            let share = compute.tenants.iter().find(|share| share.id == record.id.as_str());
+            status.warnings.extend(share.into_iter().flat_map(|s| compute::warnings(&name, s)));
             if !parked_and_idle {
-                status.allocations.push(allocation(&record, region.as_deref(), &used));
+                let compute = share.map(compute::of_allocation);
+                let allocation = allocation(&record, region.as_deref(), &used);
+                status.allocations.push(Allocation { compute, ..allocation });
             }
         }
         // A tenant's own word goes before what was guessed at the start.
@@ -132,6 +139,7 @@ impl Sources {
             plugin.shim_path = node.delivery().shim.display().to_string();
         }
         status.gpus = self.gpus(node, &status.allocations);
+        status.gpus.iter_mut().for_each(|gpu| compute::add_lease(gpu, &compute));
         status
     }
 
@@ -223,6 +231,7 @@ impl Sources {
                         unix_ms().saturating_sub(ago)
                     }),
                     state_waits_for: view.waits_for,
+                    ..Gpu::default()
                 }
             })
             .collect();
@@ -417,6 +426,10 @@ fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocatio
         launches: used.tally.launches,
         gpu_time_us: used.tally.gpu_time_ns / 1000,
         gate_wait_us: used.tally.gate_wait_ns / 1000,
+        gate_waits: used.tally.gate_waits,
+        gate_timeouts: used.tally.gate_timeouts,
+        window_waits: used.tally.window_waits,
+        compute: None,
         tamperings: region.map_or(0, Region::tamperings),
         unaccounted: region.map_or(0, |region| region.observed().findings()),
         pages_dir: region.map(|region| region.dir().display().to_string()).unwrap_or_default(),

@@ -9,6 +9,7 @@ use tessera_kubelet::admin::{
     Resource, StatusResponse,
 };
 
+use super::compute;
 use crate::config::duration;
 use crate::config::quantity::format_bytes;
 use crate::config::{Compute, Config};
@@ -42,9 +43,14 @@ pub(super) fn text(status: &StatusResponse) -> String {
         line(&mut out, "GPUS");
         let header = [
             "  GPU", "NAME", "UUID", "HEALTH", "MEMORY", "USED", "LIMITS", "CHARGED", "CORES",
-            "REPLICAS",
+            "REPLICAS", "LEASE",
         ];
-        table(&mut out, &header, status.gpus.iter().map(gpu_row).collect());
+        let row = |gpu: &Gpu| {
+            let mut row = gpu_row(gpu);
+            row.push(compute::holder(gpu, &status.allocations));
+            row
+        };
+        table(&mut out, &header, status.gpus.iter().map(row).collect());
         for gpu in status.gpus.iter().filter(|gpu| gpu.state() != GpuState::Healthy) {
             line(&mut out, &trouble(gpu, status.at_unix_ms));
         }
@@ -67,6 +73,7 @@ pub(super) fn text(status: &StatusResponse) -> String {
             "NVML",
             "PEAK",
             "CORES",
+            "GOT 1s 10s",
             "PROCESSES",
             "REFUSED",
             "ID",
@@ -247,6 +254,7 @@ fn allocation_rows(allocation: &Allocation) -> Vec<Vec<String>> {
             used.memory_nvml_bytes.map_or_else(|| "-".to_owned(), format_bytes),
             format_bytes(used.memory_peak_bytes),
             format!("{} {}", cores(used.cores_millis), policy_name(used.policy())),
+            once(compute::cell(allocation)),
             once(allocation.processes.len().to_string()),
             once(allocation.refusals.to_string()),
             once(allocation.id.clone()),
@@ -370,6 +378,10 @@ fn gpu_json(gpu: &Gpu) -> Value {
         "state_reason": gpu.state_reason,
         "state_since_unix_ms": gpu.state_since_unix_ms,
         "state_waits_for": gpu.state_waits_for,
+        "lease_holder": gpu.lease_holder,
+        "lease_late": gpu.lease_late,
+        "lease_waiting": gpu.lease_waiting,
+        "lease_quantum_us": gpu.lease_quantum_us,
         "memory_total_bytes": gpu.memory_total_bytes,
         "memory_used_bytes": gpu.memory_used_bytes,
         "memory_reserve_bytes": gpu.memory_reserve_bytes,
@@ -424,6 +436,10 @@ fn allocation_json(allocation: &Allocation) -> Value {
         "launches": allocation.launches,
         "gpu_time_us": allocation.gpu_time_us,
         "gate_wait_us": allocation.gate_wait_us,
+        "gate_waits": allocation.gate_waits,
+        "gate_timeouts": allocation.gate_timeouts,
+        "window_waits": allocation.window_waits,
+        "compute": allocation.compute.as_ref().map(compute::json),
         "tamperings": allocation.tamperings,
         "unaccounted": allocation.unaccounted,
         "pages_dir": allocation.pages_dir,

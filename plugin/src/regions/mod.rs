@@ -100,6 +100,12 @@ pub struct Tally {
     pub gpu_time_ns: u64,
     /// Nanoseconds waited at the gate.
     pub gate_wait_ns: u64,
+    /// Launches that waited there.
+    pub gate_waits: u64,
+    /// Times that a process rationed itself, because the arbiter was silent.
+    pub gate_timeouts: u64,
+    /// Times that the window was full while the gate was open.
+    pub window_waits: u64,
     /// Highest granted bytes of any one process, per GPU.
     pub peak: [u64; MAX_GPUS],
 }
@@ -113,6 +119,9 @@ impl Tally {
         add(&mut self.launches, slot.launches);
         add(&mut self.gpu_time_ns, slot.gpu_time_ns);
         add(&mut self.gate_wait_ns, slot.gate_wait_ns);
+        add(&mut self.gate_waits, slot.gate_waits);
+        add(&mut self.gate_timeouts, slot.gate_timeouts);
+        add(&mut self.window_waits, slot.window_waits);
         for (peak, value) in self.peak.iter_mut().zip(slot.peak) {
             *peak = (*peak).max(value);
         }

@@ -159,6 +159,18 @@ pub struct Gpu {
     /// What it takes to be healthy; empty where it is.
     #[prost(string, tag = "33")]
     pub state_waits_for: ::prost::alloc::string::String,
+    /// The allocation that holds the lease of its time, or still drains it; empty for none.
+    #[prost(string, tag = "40")]
+    pub lease_holder: ::prost::alloc::string::String,
+    /// Allocations that drain too late and keep it beside the holder.
+    #[prost(string, repeated, tag = "41")]
+    pub lease_late: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// How many allocations wait for the lease.
+    #[prost(uint32, tag = "42")]
+    pub lease_waiting: u32,
+    /// How long a lease lasts now, microseconds.
+    #[prost(uint64, tag = "43")]
+    pub lease_quantum_us: u64,
 }
 /// The unit that kubelet hands out.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -245,6 +257,52 @@ pub struct Allocation {
     /// The resource of its replicas; empty until kubelet names it, where the record was lost.
     #[prost(string, tag = "18")]
     pub resource_name: ::prost::alloc::string::String,
+    /// Its part of GPU time; absent where nobody divides it.
+    #[prost(message, optional, tag = "19")]
+    pub compute: ::core::option::Option<ComputeUse>,
+    /// Launches that waited at the gate, as its processes say.
+    #[prost(uint64, tag = "20")]
+    pub gate_waits: u64,
+    /// Times that a process rationed itself, because the arbiter was silent.
+    #[prost(uint64, tag = "21")]
+    pub gate_timeouts: u64,
+    /// Times that the window was full while the gate was open.
+    #[prost(uint64, tag = "22")]
+    pub window_waits: u64,
+}
+/// What an allocation got of GPU time, by the arbiter's clock.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ComputeUse {
+    /// What its gate says: solo, open, yield or closed.
+    #[prost(string, tag = "1")]
+    pub gate: ::prost::alloc::string::String,
+    /// Thousandths of a GPU that it got in the last second.
+    #[prost(uint32, tag = "2")]
+    pub got_1s_millis: u32,
+    /// And in the last ten.
+    #[prost(uint32, tag = "3")]
+    pub got_10s_millis: u32,
+    /// GPU time leased since the arbiter took it on, microseconds; of one GPU, where there are several.
+    #[prost(uint64, tag = "4")]
+    pub leased_us: u64,
+    /// Time that it waited for leases, microseconds.
+    #[prost(uint64, tag = "5")]
+    pub waited_us: u64,
+    /// For how long it has been waiting now, microseconds; absent where it is not.
+    #[prost(uint64, optional, tag = "6")]
+    pub waiting_us: ::core::option::Option<u64>,
+    /// Leases.
+    #[prost(uint64, tag = "7")]
+    pub leases: u64,
+    /// Drains that passed the deadline, so that another was let in beside it.
+    #[prost(uint64, tag = "8")]
+    pub overlaps: u64,
+    /// Processes that say when they have drained.
+    #[prost(uint32, tag = "9")]
+    pub processes: u32,
+    /// Those of them that have not since the gate closed.
+    #[prost(uint32, tag = "10")]
+    pub undrained: u32,
 }
 /// The container that holds an allocation.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -48,6 +48,9 @@ pub struct SlotView {
     /// All shards together.
     pub launches: u64,
     pub gate_wait_ns: u64,
+    pub gate_waits: u64,
+    pub gate_timeouts: u64,
+    pub window_waits: u64,
     pub gpu_time_ns: u64,
     pub last_refused_bytes: u64,
     pub last_refused_ns: u64,
@@ -221,6 +224,9 @@ fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tampered> {
             .iter()
             .fold(0, |sum, shard| sum.saturating_add(*shard)),
         gate_wait_ns: words.u64(offset_of!(Slot, gate_wait_ns)),
+        gate_waits: words.u64(offset_of!(Slot, gate_waits)),
+        gate_timeouts: words.u64(offset_of!(Slot, gate_timeouts)),
+        window_waits: words.u64(offset_of!(Slot, window_waits)),
         gpu_time_ns: words.u64(offset_of!(Slot, gpu_time_ns)),
         last_refused_bytes: words.u64(offset_of!(Slot, last_refused_bytes)),
         last_refused_ns: words.u64(offset_of!(Slot, last_refused_ns)),

@@ -47,7 +47,7 @@ impl Figures {
     /// window of whole seconds and its part of the shares. For tenants that are all backlogged.
     #[must_use]
     pub fn share_error_pp(&self, seconds: usize) -> f64 {
-        let shares: f64 = self.tenants.iter().map(|t| millis(t)).sum();
+        let shares: f64 = self.tenants.iter().map(millis).sum();
         let whole = self.tenants.iter().map(|t| t.used_by_second.len()).min().unwrap_or(0);
         let mut worst = 0_f64;
         // The first second is for beginning.
