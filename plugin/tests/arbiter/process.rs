@@ -76,9 +76,9 @@ fn in_a_role() {
         // The same, with a child that keeps its socket.
         "forks" => {
             let peer = Peer::connect_as(&dirs[0], SocketFlags::empty()).hello();
-            let _child = Command::new("sleep").arg("20").spawn().unwrap();
+            let mut child = Command::new("sleep").arg("20").spawn().unwrap();
             peer.want();
-            std::thread::sleep(Duration::from_secs(60));
+            let _ = child.wait();
         }
         "arbitrates" => {
             let arbiter = Arbiter::start(&Leases::default()).unwrap();
