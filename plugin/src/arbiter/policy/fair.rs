@@ -7,7 +7,11 @@
 //! made to wait for one quantum of every light one.
 
 use super::tenant::{Phase, Slot, Tenant};
-use super::types::Settings;
+use super::types::{MS, Settings};
+
+/// GPU time that a tenant may have had too much of, and must do without when it wants again. More
+/// comes only from an arbiter that stood still, when tenants rationed themselves.
+const MOST_DEBT: u64 = 1000 * MS;
 
 /// Virtual time: nanoseconds of GPU time × 10⁶ / thousandths of share.
 pub(super) type Virtual = i128;
@@ -60,38 +64,55 @@ impl Gpu {
         self.seats.iter_mut().find(|seat| seat.slot == slot)
     }
 
-    /// The weighted mean of those who compete, `but` one: who contends, has a lease, or had one a
-    /// moment ago and may just not have said yet that it wants the next.
-    fn mean(&self, now: u64, tenants: &[Option<Tenant>], but: Option<Slot>) -> Option<Virtual> {
+    /// The weighted mean of those who compete, `but` one, and the sum of their weights: who contends,
+    /// has a lease, or had one a moment ago and may just not have said yet that it wants the next.
+    fn mean(
+        &self,
+        now: u64,
+        tenants: &[Option<Tenant>],
+        but: Option<Slot>,
+    ) -> Option<(Virtual, i128)> {
         let (mut sum, mut weights) = (0_i128, 0_i128);
         for seat in self.seats.iter().filter(|seat| Some(seat.slot) != but) {
             let Some(tenant) = &tenants[seat.slot] else { continue };
-            if tenant.contends || tenant.has_lease() || now < tenant.counts_until {
+            // Who is late does not move, and must not hold back the time of those who do.
+            let leased = tenant.has_lease() && !matches!(tenant.phase, Phase::Late { .. });
+            if tenant.contends || leased || now < tenant.counts_until {
                 let weight = i128::from(tenant.share.millis);
                 // Differences, so that products stay small.
                 sum += (seat.v - self.v) * weight;
                 weights += weight;
             }
         }
-        (weights > 0).then(|| self.v + sum.div_euclid(weights))
+        (weights > 0).then(|| (self.v + sum.div_euclid(weights), weights))
     }
 
     /// Takes the virtual time of now; where nobody competes it stands still.
     pub(super) fn update(&mut self, now: u64, tenants: &[Option<Tenant>]) {
-        self.v = self.mean(now, tenants, None).unwrap_or(self.v);
+        self.v = self.mean(now, tenants, None).map_or(self.v, |(mean, _)| mean);
     }
 
     /// Lets `slot`, which begins to want, be owed no more than `credit` of GPU time.
     ///
-    /// After a pause shorter than what counts as being away it keeps what it was owed by its share,
-    /// up to that; after a longer one it begins at most so far behind the others.
+    /// Who was away begins at most so much of its own time behind the others. Who only paused keeps
+    /// what its share owes it, up to that: it catches up while the others get their shares, too.
     pub(super) fn wake(&mut self, now: u64, slot: Slot, credit: u64, tenants: &[Option<Tenant>]) {
         let Some(tenant) = &tenants[slot] else { return };
-        let away = now >= tenant.counts_until;
-        let others = self.mean(now, tenants, away.then_some(slot)).unwrap_or(self.v);
-        let millis = tenant.share.millis;
+        let weight = i128::from(tenant.share.millis);
+        let Some((others, weights)) = self.mean(now, tenants, Some(slot)) else {
+            let v = self.v;
+            if let Some(seat) = self.seat_mut(slot) {
+                seat.v = seat.v.max(v - cost(credit, tenant.share.millis));
+            }
+            return;
+        };
+        let mut behind = cost(credit, tenant.share.millis);
+        if now < tenant.counts_until {
+            behind = behind * (weights + weight) / weights;
+        }
+        let ahead = cost(MOST_DEBT, tenant.share.millis);
         if let Some(seat) = self.seat_mut(slot) {
-            seat.v = seat.v.max(others - cost(credit, millis));
+            seat.v = seat.v.max(others - behind).min(others + ahead);
         }
     }
 

@@ -38,6 +38,9 @@ use tenant::{Phase, Slot, Tenant};
 pub use types::{Command, GpuIndex, Kind, MAX_GPUS, MS, Settings, Share, State, TenantId};
 pub use view::{GpuView, TenantView};
 
+/// An arbiter that is later than this has been silent, `tessera_region::layout`.
+const ARBITER_STALE_NS: u64 = 1000 * MS;
+
 /// All leases of a node.
 #[derive(Clone, Debug)]
 pub struct Policy {
@@ -249,9 +252,16 @@ impl Policy {
 
 /// What the events have in common.
 impl Policy {
-    /// Time never goes back.
+    /// Time never goes back. And if it comes long after the deadline the arbiter stood still, and
+    /// tenants rationed themselves: nobody is charged for that.
     fn pass(&mut self, now: u64) -> u64 {
         self.now = self.now.max(now);
+        let silent = self.deadline().map_or(u64::MAX, |at| at.saturating_add(ARBITER_STALE_NS));
+        if let Some(stood) = self.now.checked_sub(silent) {
+            for tenant in self.tenants.iter_mut().flatten() {
+                tenant.charged_at = tenant.charged_at.saturating_add(stood).min(self.now);
+            }
+        }
         self.now
     }
 

@@ -91,7 +91,7 @@ impl Default for Settings {
             drain_most: 200 * MS,
             solo_after: 1000 * MS,
             burst: 50 * MS,
-            bubble: 0,
+            bubble: 40_000,
         }
     }
 }

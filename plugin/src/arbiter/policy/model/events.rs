@@ -39,11 +39,11 @@ impl World {
                 self.act(i);
             }
             Event::Change(at) => self.change(self.changes[at].1),
-            Event::Tick => {
-                self.tick_at = None;
+            Event::Tick(set) if set == self.tick.1 => {
+                self.tick.0 = None;
                 self.tell(Policy::tick);
             }
-            Event::Want(_) | Event::Drained(..) | Event::Idle(..) => {}
+            Event::Want(_) | Event::Drained(..) | Event::Idle(..) | Event::Tick(_) => {}
         }
     }
 
@@ -108,13 +108,14 @@ impl World {
         for command in commands {
             self.carry_out(command);
         }
-        if let Some(at) = deadline
-            && self.tick_at.is_none_or(|set| at < set || set <= self.now)
-        {
+        if deadline == self.tick.0 {
+            return;
+        }
+        self.tick = (deadline, self.tick.1 + 1);
+        if let Some(at) = deadline {
             // Timers are late, as messages are.
             let late = self.random.within(self.delay);
-            self.tick_at = Some(at.max(self.now));
-            self.at(at.max(self.now) + late, Event::Tick);
+            self.at(at.max(self.now) + late, Event::Tick(self.tick.1));
         }
     }
 

@@ -26,7 +26,8 @@ pub(super) enum Event {
     /// The pause is over.
     Resume(usize),
     Change(usize),
-    Tick,
+    /// Only the last one set counts.
+    Tick(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,7 +76,7 @@ pub struct World {
     pub(super) delay: (u64, u64),
     pub(super) until: u64,
     pub(super) drain_least: u64,
-    pub(super) tick_at: Option<u64>,
+    pub(super) tick: (Option<u64>, u64),
     pub(super) figures: Figures,
 }
 
@@ -96,7 +97,7 @@ impl World {
             delay: scenario.delay,
             until: scenario.until,
             drain_least: scenario.settings.drain_least,
-            tick_at: None,
+            tick: (None, 0),
             figures: Figures {
                 tenants: vec![TenantFigures::default(); scenario.loads.len()],
                 idle_wanted_ns: vec![0; gpus],
@@ -135,6 +136,11 @@ impl World {
     #[must_use]
     pub fn figures(mut self) -> Figures {
         self.figures.elapsed_ns = self.now;
+        // Whole seconds only.
+        let seconds = usize::try_from(self.now / SECOND).unwrap_or(0);
+        for figures in &mut self.figures.tenants {
+            figures.used_by_second.resize(seconds, 0);
+        }
         for i in 0..self.players.len() {
             self.note_starvation(i);
             let view = self.policy.tenant(self.now, id(i));
@@ -210,7 +216,7 @@ impl World {
             let figures = &mut self.figures.tenants[i];
             figures.used_ns += used;
             let second = usize::try_from(self.now / SECOND).unwrap_or(0);
-            figures.used_by_second.resize(second + 1, 0);
+            figures.used_by_second.resize(figures.used_by_second.len().max(second + 1), 0);
             figures.used_by_second[second] += used;
         }
         for gpu in 0..self.figures.busy_ns.len() {
@@ -221,9 +227,6 @@ impl World {
             }
         }
         self.now = to;
-        for figures in &mut self.figures.tenants {
-            figures.used_by_second.resize(usize::try_from(to / SECOND).unwrap_or(0), 0);
-        }
     }
 
     /// Takes off what is done.

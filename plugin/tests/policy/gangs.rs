@@ -1,0 +1,71 @@
+//! Tenants with several GPUs.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn on(gpus: &[u8], millis: u32) -> Load {
+    Load { gpus: gpus.to_vec(), ..Load::backlogged(burst(millis), (100 * US, 500 * US)) }
+}
+
+#[test]
+fn gangs_that_overlap_in_a_ring_do_not_block_each_other() {
+    let figures = play(vec![on(&[0, 1], 500), on(&[1, 2], 500), on(&[2, 0], 500)], 2 * SECOND);
+    for tenant in &figures.tenants {
+        let part = float(tenant.used_ns) / float(2 * SECOND);
+        assert!((part - 1.0 / 3.0).abs() < 0.02, "{part}");
+    }
+}
+
+#[test]
+fn a_gang_and_its_neighbours_get_their_shares() {
+    let figures = play(vec![on(&[0, 1], 500), on(&[0], 500), on(&[1], 500)], 2 * SECOND);
+    for tenant in &figures.tenants {
+        let part = float(tenant.used_ns) / float(2 * SECOND);
+        assert!((part - 0.5).abs() < 0.03, "{part}");
+    }
+}
+
+#[test]
+fn a_gang_held_back_by_a_full_gpu_does_not_hold_back_another() {
+    let figures = play(
+        vec![on(&[0, 1], 250), on(&[0], 250), on(&[0], 250), on(&[0], 250), on(&[1], 250)],
+        2 * SECOND,
+    );
+    let part = |i: usize| float(figures.tenants[i].used_ns) / float(2 * SECOND);
+    assert!((part(0) - 0.25).abs() < 0.03, "{}", part(0));
+    assert!(part(4) > 0.7, "{}", part(4));
+}
+
+#[test]
+fn gangs_of_the_same_gpus_get_their_weights() {
+    let figures = play(vec![on(&[0, 1], 800), on(&[0, 1], 200)], 2 * SECOND);
+    let part = float(figures.tenants[0].used_ns) / float(2 * SECOND);
+    assert!((part - 0.8).abs() < 0.02, "{part}");
+}
+
+fn any_gpus() -> impl Strategy<Value = Load> {
+    (1_u8..16, 50_u32..500).prop_map(|(mask, millis)| {
+        let gpus: Vec<u8> = (0..4).filter(|gpu| mask >> gpu & 1 == 1).collect();
+        on(&gpus, millis)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+
+    #[test]
+    fn whoever_wants_is_granted_whatever_the_gangs(
+        loads in prop::collection::vec(any_gpus(), 2..8), seed: u64,
+    ) {
+        let figures = simulate(&Scenario { seed, ..scenario(loads.clone(), SECOND) });
+        prop_assert_eq!(figures.double_grants, 0);
+        let all: u64 = loads.iter().map(|load| u64::from(load.share.millis)).sum();
+        for (load, tenant) in loads.iter().zip(&figures.tenants) {
+            // A round of everybody, one after the other, twice.
+            let round = 2 * 8 * MS * all / u64::from(load.share.millis);
+            let bound = round + 4 * 8 * MS * loads.len() as u64;
+            prop_assert!(tenant.starved_ns <= bound, "{load:?} {tenant:?}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! The arbiter's policy against simulated tenants and GPUs, and against nonsense.
+
+mod caps;
+mod gangs;
+mod nonsense;
+mod shares;
+
+use tessera_plugin::arbiter::policy::model::{Change, Figures, Load, Scenario, simulate};
+use tessera_plugin::arbiter::policy::{Kind, MS, Settings, Share};
+
+const US: u64 = 1_000;
+const SECOND: u64 = 1_000 * MS;
+/// The way of a message or command.
+const DELAY: (u64, u64) = (10 * US, 60 * US);
+
+fn burst(millis: u32) -> Share {
+    Share { millis, kind: Kind::Burst }
+}
+
+fn strict(millis: u32) -> Share {
+    Share { millis, kind: Kind::Strict }
+}
+
+fn scenario(loads: Vec<Load>, until: u64) -> Scenario {
+    Scenario { settings: Settings::default(), loads, changes: vec![], delay: DELAY, seed: 1, until }
+}
+
+fn play(loads: Vec<Load>, until: u64) -> Figures {
+    simulate(&scenario(loads, until))
+}
+
+fn play_with(loads: Vec<Load>, changes: Vec<(u64, Change)>, until: u64) -> Figures {
+    simulate(&Scenario { changes, ..scenario(loads, until) })
+}
+
+#[allow(clippy::cast_precision_loss, reason = "far below 2^53")]
+fn float(ns: u64) -> f64 {
+    ns as f64
+}

@@ -1,0 +1,155 @@
+//! Any events in any order.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use tessera_plugin::arbiter::policy::{Policy, State, TenantId};
+
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Event {
+    Join(u64, Vec<u8>, Share),
+    Adopt(u64),
+    Leave(u64),
+    Share(u64, Share),
+    Want(u64),
+    Idle(u64),
+    Drained(u64),
+    Gone(u64),
+    Tick,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let who = 0_u64..6;
+    let share = (0_u32..1200, any::<bool>())
+        .prop_map(|(millis, capped)| if capped { strict(millis) } else { burst(millis) });
+    prop_oneof![
+        3 => (who.clone(), prop::collection::vec(0_u8..3, 0..3), share.clone())
+            .prop_map(|(who, gpus, share)| Event::Join(who, gpus, share)),
+        1 => who.clone().prop_map(Event::Adopt),
+        1 => who.clone().prop_map(Event::Leave),
+        1 => (who.clone(), share).prop_map(|(who, share)| Event::Share(who, share)),
+        8 => who.clone().prop_map(Event::Want),
+        3 => who.clone().prop_map(Event::Idle),
+        6 => who.clone().prop_map(Event::Drained),
+        1 => who.prop_map(Event::Gone),
+        8 => Just(Event::Tick),
+    ]
+}
+
+/// What the commands have said, and what nobody may see.
+#[derive(Default)]
+struct Gates(BTreeMap<TenantId, State>);
+
+impl Gates {
+    fn carry_out(&mut self, policy: &mut Policy, now: u64) -> Result<(), TestCaseError> {
+        let commands: Vec<_> = policy.commands().collect();
+        for command in commands {
+            prop_assert!(policy.tenant(now, command.tenant).is_some(), "of nobody: {command:?}");
+            let before = self.0.insert(command.tenant, command.state);
+            if command.state == State::Solo || command.state == State::Closed {
+                continue;
+            }
+            // What SOLO let through is not bounded: it drains before the gate says anything else.
+            prop_assert!(before != Some(State::Solo), "{command:?} after SOLO");
+        }
+        self.0.retain(|&id, _| policy.tenant(now, id).is_some());
+        let mut holders: BTreeMap<u8, TenantId> = BTreeMap::new();
+        for view in policy.tenants(now) {
+            let gate = self.0.get(&view.tenant).copied();
+            prop_assert_eq!(gate, Some(view.state), "{:?}", view);
+            if view.state == State::Solo {
+                prop_assert!(view.share.kind == Kind::Burst, "{:?}", view);
+            }
+            for &gpu in view.gpus.iter().filter(|_| view.state != State::Closed) {
+                let other = holders.insert(gpu, view.tenant);
+                prop_assert!(other.is_none(), "{:?} and {:?} on GPU {}", other, view, gpu);
+            }
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn no_order_of_events_breaks_the_invariants_or_stops_the_grants(
+        events in prop::collection::vec((event(), 0..30 * MS), 1..120),
+    ) {
+        let mut policy = Policy::new(Settings::default());
+        let mut gates = Gates::default();
+        let mut now = 0;
+        for (event, passed) in events {
+            // Back, too: the caller's clock is not trusted.
+            now = if passed % 7 == 0 { now / 2 } else { now + passed };
+            match event {
+                Event::Join(who, gpus, share) => policy.join(now, TenantId(who), &gpus, share),
+                Event::Adopt(who) => policy.adopt(now, TenantId(who)),
+                Event::Leave(who) => policy.leave(now, TenantId(who)),
+                Event::Share(who, share) => policy.set_share(now, TenantId(who), share),
+                Event::Want(who) => policy.want(now, TenantId(who)),
+                Event::Idle(who) => policy.idle(now, TenantId(who)),
+                Event::Drained(who) => policy.drained(now, TenantId(who)),
+                Event::Gone(who) => policy.gone(now, TenantId(who)),
+                Event::Tick => policy.tick(now),
+            }
+            gates.carry_out(&mut policy, now)?;
+        }
+        // Everybody wants, and drains when closed: everybody is granted, gangs and late ones too.
+        now += 5 * SECOND;
+        let ids: Vec<TenantId> = policy.tenants(now).iter().map(|view| view.tenant).collect();
+        for &id in &ids {
+            let kind = policy.tenant(now, id).map_or(Kind::Burst, |view| view.share.kind);
+            policy.set_share(now, id, Share { millis: 200, kind });
+            gates.carry_out(&mut policy, now)?;
+        }
+        let mut served = vec![false; ids.len()];
+        for step in 0..20_000 {
+            for &id in &ids {
+                if policy.tenant(now, id).is_some_and(|view| view.state == State::Closed) {
+                    policy.drained(now, id);
+                    gates.carry_out(&mut policy, now)?;
+                    policy.want(now, id);
+                    gates.carry_out(&mut policy, now)?;
+                }
+            }
+            let views = policy.tenants(now);
+            for (view, served) in views.iter().zip(&mut served) {
+                *served |= view.state != State::Closed;
+            }
+            if served.iter().all(|&served| served) {
+                return Ok(());
+            }
+            let soon = now + MS;
+            now = policy.deadline().map_or(soon, |at| at.clamp(now, soon));
+            policy.tick(now);
+            gates.carry_out(&mut policy, now)?;
+            prop_assert!(step < 19_999, "{views:?}");
+        }
+    }
+}
+
+#[test]
+fn a_tick_leaves_no_deadline_in_the_past() {
+    let mut policy = Policy::new(Settings::default());
+    for who in 0..4 {
+        policy.join(0, TenantId(who), &[0], if who == 3 { strict(100) } else { burst(300) });
+        policy.want(0, TenantId(who));
+    }
+    let mut now = 0;
+    for _ in 0..1000 {
+        let Some(at) = policy.deadline() else { break };
+        assert!(at > now || now == 0, "{at} at {now}");
+        now = now.max(at);
+        policy.tick(now);
+        let closed: Vec<_> = policy.commands().filter(|c| c.state == State::Closed).collect();
+        for command in closed {
+            now += 50 * US;
+            policy.drained(now, command.tenant);
+            policy.want(now, command.tenant);
+        }
+    }
+    assert!(now > SECOND);
+}
