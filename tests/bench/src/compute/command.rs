@@ -12,8 +12,9 @@ use tessera_plugin::config::Leases;
 
 use super::machine::Costs;
 use super::scenario::{self, Place, Seen, Stage};
-use super::suite::{interfere, reclaim};
+use super::suite::{interfere, many, reclaim};
 use super::tenant::{Gate, Spec};
+use crate::report::Report;
 use crate::stats::Sample;
 use crate::world::Artefacts;
 
@@ -27,6 +28,7 @@ Scenarios
               [--rate R] [--weights SERVER,NEIGHBOUR] [--request-us LIST] [--processes N]
   reclaim     a tenant that comes and goes beside a backlogged neighbour
               [--burst-ms B] [--pause-ms P] [--weights LENDER,NEIGHBOUR]
+  many        128 tenants in pure simulation of the policy, without options
 
 Options
   --seconds N         how long the judge looks (5)
@@ -80,6 +82,12 @@ pub fn run(words: &[String]) -> anyhow::Result<ExitCode> {
     }
     let scenario = args.subcommand().unwrap_or_default();
     args.finish().map_err(usage)?;
+    if scenario == "many" {
+        let mut report = Report::default();
+        many::run(&mut report);
+        println!("{}", if options.json { report.summary().to_string() } else { report.table() });
+        return Ok(ExitCode::SUCCESS);
+    }
     for &gate in &options.gates {
         let (value, text) = match scenario.as_str() {
             "share" => options.share(gate)?,

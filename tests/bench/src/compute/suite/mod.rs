@@ -2,6 +2,7 @@
 
 mod caps;
 pub mod interfere;
+pub mod many;
 pub mod open;
 pub mod reclaim;
 mod shares;
@@ -30,6 +31,7 @@ pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     caps::run(&place, report, &mut timeouts)?;
     reclaim::run(&place, report)?;
     interfere::run(&place, report)?;
+    many::run(report);
     #[allow(clippy::cast_precision_loss, reason = "a count")]
     let count = timeouts.0 as f64;
     report.figure("gate_timeouts", "gates opened by time-out", "", count, Some(0.0));
