@@ -13,8 +13,8 @@ use super::bucket::Bucket;
 /// Sessions of one allocation at a time: every slot, and as many again that are dying. Fewer where the
 /// plugin may open few files, so that no allocation takes them from the others.
 pub const MAX_SESSIONS: usize = 2 * SLOTS;
-/// Allocations that must be able to have their share of descriptors, two for each session and two for
-/// each process at the gate.
+/// Allocations that must be able to have their share of descriptors, two for each session; and half as
+/// many that have as many processes at the gate.
 const SHARES: u64 = 32;
 /// Descriptors for everything else: the ledger, kubelet, pages, listeners.
 const KEPT: u64 = 256;
@@ -78,7 +78,7 @@ pub(crate) fn most() -> usize {
 }
 
 fn share(files: u64) -> usize {
-    let share = files.saturating_sub(KEPT) / (4 * SHARES);
+    let share = files.saturating_sub(KEPT) / (2 * SHARES);
     usize::try_from(share).unwrap_or(MAX_SESSIONS).clamp(8, MAX_SESSIONS)
 }
 
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn few_descriptors_are_shared() {
-        assert_eq!([share(2048), share(8192), share(1 << 20), share(0)], [14, 62, MAX_SESSIONS, 8]);
+        assert_eq!([share(1024), share(4096), share(1 << 20), share(0)], [12, 60, MAX_SESSIONS, 8]);
     }
 
     #[test]
