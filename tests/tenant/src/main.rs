@@ -22,7 +22,7 @@ Subcommands
                             serve inference-like requests; a JSON line each second and at the end;
                             SIGUSR1 closes a phase and starts the next
   load    [--kernel-us LIST] [--kernels N] [--graph] [--streams N] [--for S]
-          [--sync-every N] [--shallow-ms N] [--rate R [--poisson] | --closed | --burst-ms B --pause-ms P]
+          [--sync-every N] [--shallow-ms N] [--name NAME] [--rate R [--poisson] | --closed | --burst-ms B --pause-ms P]
                             kernels of these durations in turn, N times each round, or all as one
                             graph: without end; as requests that arrive, or follow each other;
                             or in bursts after pauses

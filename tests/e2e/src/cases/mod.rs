@@ -2,6 +2,7 @@
 
 mod capacity;
 mod churn;
+mod compute;
 pub mod delivery;
 mod health;
 mod host_paths;
@@ -79,6 +80,7 @@ pub const CASES: &[Case] = cases![
     rollout::rolling_update_while_pods_come_and_run restarts_kubelet,
     shares::unequal_shares_are_sold_and_held_by_name,
     shares::container_with_two_of_our_resources_is_refused,
+    compute::gpu_time_follows_the_shares_as_a_third_comes_and_goes,
     strategies::driver_root_and_device_nodes_serve_without_a_toolkit,
     strategies::cdi_annotations_give_all_or_nothing,
     rollout::replica_count_changes_under_running_pods restarts_kubelet,

@@ -9,7 +9,7 @@ use crate::pods::{Container, Pod, Restart};
 use crate::suite::Suite;
 use crate::wait::{self, Look};
 
-const LARGE: &str = "tessera.dev/gpu-large";
+pub const LARGE: &str = "tessera.dev/gpu-large";
 const LARGE_BYTES: u64 = 1 << 30;
 
 /// The first GPU as four of 600 MiB and one of 1 GiB. As many `tessera.dev/gpu` as before, so that the
@@ -24,7 +24,7 @@ shares = [
 "#;
 
 pub fn unequal_shares_are_sold_and_held_by_name(suite: &Suite<'_>) -> Result<()> {
-    with_layout(suite, || {
+    with_layout(suite, LAYOUT, REPLICAS, || {
         let large =
             Pod::start(suite.kubectl, "large", Container::idle("main", 0).asking(&[(LARGE, 1)]))?;
         check_fill(large.fill(LARGE_BYTES)?, LARGE_BYTES)?;
@@ -54,7 +54,7 @@ pub fn unequal_shares_are_sold_and_held_by_name(suite: &Suite<'_>) -> Result<()>
 }
 
 pub fn container_with_two_of_our_resources_is_refused(suite: &Suite<'_>) -> Result<()> {
-    with_layout(suite, || {
+    with_layout(suite, LAYOUT, REPLICAS, || {
         let greedy = Container::idle("main", 0).asking(&[(LARGE, 1), (RESOURCE, 1)]);
         let greedy = Pod::create(suite.kubectl, "greedy", Restart::Always, &[], &[greedy])?;
         wait::until("the start is refused", wait::LIMIT, || {
@@ -82,17 +82,24 @@ pub fn container_with_two_of_our_resources_is_refused(suite: &Suite<'_>) -> Resu
     })
 }
 
-/// Runs `case` under another configuration.
-fn with_layout(suite: &Suite<'_>, case: impl FnOnce() -> Result<()>) -> Result<()> {
-    suite.reconfigure(Some(&format!("{CONFIG}{LAYOUT}")))?;
+/// Runs `case` with `layout` added to the configuration, once the node offers one [`LARGE`] and
+/// `replicas` of the usual resource.
+pub fn with_layout(
+    suite: &Suite<'_>,
+    layout: &str,
+    replicas: u64,
+    case: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    suite.reconfigure(Some(&format!("{CONFIG}{layout}")))?;
     let outcome = wait::until("the node offers the large share", wait::LIMIT, || {
         let node = suite.kubectl.get(&["node", &suite.node])?;
         let offered = node["status"]["allocatable"][LARGE].clone();
         Ok(Look::when(offered == "1", offered.to_string()))
     })
-    .and_then(|()| suite.plugin.wait_for_replicas(REPLICAS))
+    .and_then(|()| suite.plugin.wait_for_replicas(replicas))
     .and_then(|()| case());
     suite.remove_tenants()?;
     suite.reconfigure(None)?;
+    suite.plugin.wait_for_replicas(REPLICAS)?;
     outcome
 }

@@ -41,6 +41,8 @@ pub struct Options {
     /// For a lender: how long it is busy, and idle on average.
     lend: Option<(Duration, Duration)>,
     limit: Option<Duration>,
+    /// What the driver's account is to call this process.
+    name: Option<std::ffi::CString>,
 }
 
 impl Options {
@@ -58,7 +60,9 @@ impl Options {
         let repeat = args.number::<usize>("--kernels", 1)?.max(1);
         let (burst, pause) = (millis(&mut args, "--burst-ms")?, millis(&mut args, "--pause-ms")?);
         let rate = args.number::<f64>("--rate", 0.0)?;
+        let name = args.value("--name")?.map(std::ffi::CString::new).transpose();
         let options = Self {
+            name: name.map_err(|_| Exit::usage("--name has a NUL"))?,
             kernels: kernels.iter().copied().cycle().take(kernels.len() * repeat).collect(),
             graph: args.flag("--graph"),
             streams: args.number::<usize>("--streams", 1)?.clamp(1, 64),
@@ -93,6 +97,10 @@ impl Options {
 /// Runs the load until its time is over or it is asked to stop.
 pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     fine_timers();
+    if let Some(name) = &options.name {
+        // SAFETY: a NUL-terminated string, which the kernel copies; the process's name is its first thread's.
+        unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    }
     let cuda = Cuda::open(target)?;
     let work = Work::prepare(cuda, options)?;
     crate::report::line("ready", serde_json::json!({ "kernels": options.kernels.len() }));
