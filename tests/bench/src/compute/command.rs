@@ -13,6 +13,7 @@ use tessera_plugin::config::Leases;
 use super::machine::Costs;
 use super::scenario::{self, Place, Seen, Stage};
 use super::suite::{interfere, many, reclaim};
+use super::sweep;
 use super::tenant::{Gate, Spec};
 use crate::report::Report;
 use crate::stats::Sample;
@@ -28,6 +29,7 @@ Scenarios
               [--rate R] [--weights SERVER,NEIGHBOUR] [--request-us LIST] [--processes N]
   reclaim     a tenant that comes and goes beside a backlogged neighbour
               [--burst-ms B] [--pause-ms P] [--weights LENDER,NEIGHBOUR]
+  sweep       share at 75/25 on machines whose events and switches cost more and more, as a table
   many        128 tenants in pure simulation of the policy, without options
 
 Options
@@ -86,6 +88,12 @@ pub fn run(words: &[String]) -> anyhow::Result<ExitCode> {
         let mut report = Report::default();
         many::run(&mut report);
         println!("{}", if options.json { report.summary().to_string() } else { report.table() });
+        return Ok(ExitCode::SUCCESS);
+    }
+    if scenario == "sweep" {
+        let kernel_us = options.kernel_us.first().map_or("200", String::as_str);
+        let (value, text) = sweep::run(&options.place, kernel_us, options.length)?;
+        println!("{}", if options.json { value.to_string() } else { text });
         return Ok(ExitCode::SUCCESS);
     }
     for &gate in &options.gates {

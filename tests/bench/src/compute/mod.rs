@@ -11,6 +11,7 @@ mod judge;
 mod machine;
 mod scenario;
 mod suite;
+mod sweep;
 mod tenant;
 
 pub use command::run as command;
