@@ -53,6 +53,24 @@ fn the_shim_exports_the_hooks_and_dlsym_and_nothing_else() {
     assert_eq!(exported, expected);
 }
 
+/// An optimiser that takes one for null for good drops it, and its hook passes everything through.
+#[test]
+fn the_shim_keeps_a_place_for_every_function_of_the_driver_that_it_calls() {
+    let hooked = about_the_shim("nm", &["-D", "--defined-only"]).lines().count() - 1; // dlsym
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../shim/core/src/real.rs");
+    let source =
+        std::fs::read_to_string(source).expect("the list of what the shim asks for itself");
+    let (_, lists) = source.split_once("\nasked! {").expect("at the end");
+    let is_row = |line: &&str| line.starts_with("    cu") || line.starts_with("    nvml");
+    let asked = lists.lines().filter(is_row).count();
+    let sections = about_the_shim("readelf", &["-SW"]);
+    let section = sections.lines().find(|line| line.contains(" tessera_symbols "));
+    let fields = section.expect("the section").split_whitespace().skip_while(|f| *f != "PROGBITS");
+    let size = fields.clone().nth(3).expect("its size");
+    let size = usize::from_str_radix(size, 16).expect("in hexadecimal");
+    assert_eq!(size, (hooked + asked) * 24, "{hooked} hooked, {asked} asked, 24 bytes each");
+}
+
 #[test]
 fn the_shim_needs_the_c_library_and_nothing_else() {
     // Not libgcc_s: slim images lack it. Not ld-linux: musl doesn't know it. Not libdl: one more file

@@ -145,6 +145,9 @@ macro_rules! real {
         real!($library $name ($($arg : $ty),*) -> $result, Work::none("legacy"));
     };
     ($library:ident $name:ident ($($arg:ident : $ty:ty),* $(,)?) -> $result:ty, $work:expr) => {
+        // Used: they are set through the section alone, of which the optimiser knows nothing. It would
+        // take them for null for good, and every hook for one without a driver.
+        #[used]
         #[unsafe(link_section = "tessera_symbols")]
         // SAFETY: the type is the row's signature, which is the header's; the bytes end in NUL.
         pub static $name: Real<unsafe extern "C" fn($($ty),*) -> $result> = unsafe {
