@@ -36,7 +36,7 @@ fn a_stopped_holder_is_overlapped_after_the_deadline_and_goes_on_later() {
     process.signal(Signal::SIGSTOP);
     peer.want();
     waiter.opens();
-    until("it is told", || holder.share(&arbiter).overlaps == 1);
+    until("it is told", || holder.share(&arbiter).overlaps >= 1);
     assert_eq!(holder.share(&arbiter).owing, 1);
     assert_eq!(arbiter.view().unwrap().gpus[0].late, ["holder"]);
     process.signal(Signal::SIGCONT);
