@@ -12,7 +12,7 @@ use tracing::{debug, error, info, warn};
 use crate::admin::{self, Sources};
 use crate::capacity;
 use crate::coexist;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Current};
 use crate::delivery::Delivery;
 use crate::device::health::Observation;
 use crate::device::{Discovery, Gpu};
@@ -92,7 +92,9 @@ pub struct App {
 pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> anyhow::Result<App> {
     let source = config.paths.shim_source.clone().unwrap_or_else(shim_install::default_source);
     let delivery = shim_install::install(&source, &config.paths.shim)?;
-    let sources = Arc::new(Sources::new(config.clone(), Arc::clone(&discovery)));
+    let current = Current::from(config);
+    let config = current.get();
+    let sources = Arc::new(Sources::new(current.clone(), Arc::clone(&discovery)));
     let admin = admin::Server::start(&config.paths.admin, Arc::clone(&sources))?;
     let pages = tmpfs::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;
     info!(shim = %delivery.shim.display(), pages = %config.paths.pages.display(), "{pages}");
@@ -102,7 +104,7 @@ pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> a
     }
     let (stop, stopped) = watch::channel(false);
     let (ready, standing) = watch::channel(None);
-    let main = run(config, discovery, timing, delivery, Arc::clone(&sources), stopped, ready);
+    let main = run(current, discovery, timing, delivery, Arc::clone(&sources), stopped, ready);
     Ok(App { sources, main: tokio::spawn(main), stop, standing, _admin: admin })
 }
 
@@ -134,7 +136,7 @@ impl App {
 }
 
 async fn run(
-    config: Config,
+    current: Current,
     discovery: Arc<dyn Discovery>,
     timing: Timing,
     delivery: Delivery,
@@ -146,6 +148,7 @@ async fn run(
         gpus = discover(&discovery, &sources, timing.discovery) => gpus,
         _ = stopped.wait_for(|stop| *stop) => return Ok(()),
     };
+    let config = current.get();
     let problems = capacity::check(&gpus, &config);
     if !problems.is_empty() {
         return Err(ConfigError { file: config.source.file.clone(), problems }.into());
@@ -164,7 +167,7 @@ async fn run(
     let pod_resources_socket = config.paths.pod_resources.clone();
     let asked = Arc::clone(&discovery);
     let (node, gpus) = tokio::task::spawn_blocking(move || {
-        let node = Node::open(config, &gpus, delivery)?;
+        let node = Node::open(current, &gpus, delivery)?;
         node.set_topology(asked.topology(&gpus));
         Ok::<_, OpenError>((node, gpus))
     })

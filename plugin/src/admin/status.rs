@@ -12,7 +12,7 @@ use tessera_kubelet::admin::{
 use super::compute;
 use crate::allocate::Catalogue;
 use crate::arbiter::Arbiter;
-use crate::config::{Compute, Config};
+use crate::config::{Compute, Current};
 use crate::device::Discovery;
 use crate::kubelet::{Device, Phase, Report, Standing};
 use crate::ledger::{Record, State};
@@ -24,7 +24,7 @@ use crate::session::Counters;
 /// Everything that `status` looks at. What comes later in the start is filled in later: the service
 /// answers while the plugin still waits for GPUs.
 pub struct Sources {
-    config: Config,
+    config: Current,
     discovery: Arc<dyn Discovery>,
     started_unix_ms: i64,
     pids: PidView,
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Sources {
 impl Sources {
     /// With nothing but the configuration so far.
     #[must_use]
-    pub fn new(config: Config, discovery: Arc<dyn Discovery>) -> Self {
+    pub fn new(config: Current, discovery: Arc<dyn Discovery>) -> Self {
         Sources {
             config,
             discovery,
@@ -144,6 +144,7 @@ impl Sources {
     }
 
     fn plugin(&self) -> Plugin {
+        let config = self.config.get();
         let reports = self.standing.get().map(Standing::reports).unwrap_or_default();
         let advertised = self.node.get().map(|node| node.advertised()).unwrap_or_default();
         let sold =
@@ -156,7 +157,7 @@ impl Sources {
             })
             .collect();
         let names: Vec<&str> = match resources.as_slice() {
-            [] => vec![&self.config.resource.name],
+            [] => vec![&config.resource.name],
             some => some.iter().map(|resource| resource.name.as_str()).collect(),
         };
         let farthest = resources.iter().map(|resource| resource.registration).min();
@@ -168,7 +169,7 @@ impl Sources {
                 _ => format!("{name}: {error}"),
             })
             .collect();
-        let config_path = self.config.source.file.as_ref().map(|file| file.display().to_string());
+        let config_path = config.source.file.as_ref().map(|file| file.display().to_string());
         Plugin {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -191,6 +192,7 @@ impl Sources {
     }
 
     fn gpus(&self, node: &Node, allocations: &[Allocation]) -> Vec<Gpu> {
+        let reserve = self.config.get().gpus.reserve_bytes;
         let catalogue = node.catalogue();
         let withheld = |uuid: &str| node.withheld(uuid);
         let mut replicas = replicas(&catalogue, &node.advertised(), allocations, &withheld);
@@ -218,7 +220,7 @@ impl Sources {
                         .unwrap_or_default(),
                     memory_total_bytes: sold.gpu.memory_bytes,
                     memory_used_bytes: self.discovery.memory_used(&sold.gpu.uuid).unwrap_or(0),
-                    memory_reserve_bytes: self.config.gpus.reserve_bytes,
+                    memory_reserve_bytes: reserve,
                     memory_limits_bytes: sum(|u| u.memory_limit_bytes),
                     memory_charged_bytes: sum(|u| u.memory_charged_bytes),
                     cores_millis: uses().map(|u| u.cores_millis).fold(0, u32::saturating_add),

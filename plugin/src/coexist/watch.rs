@@ -43,7 +43,8 @@ impl Watch {
         interval: Duration,
         grace: Duration,
     ) -> Self {
-        let paths = &node.config().paths;
+        let config = node.config();
+        let paths = &config.paths;
         let offered = PodResources::new(&paths.pod_resources);
         let kubelet_dir = paths.kubelet.clone();
         let others = Others::new(grace);

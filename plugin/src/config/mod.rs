@@ -5,6 +5,7 @@
 //! the two equal.
 
 mod cdi;
+mod current;
 pub mod duration;
 pub mod health;
 pub mod layout;
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 pub use crate::coexist::SoldByOthers;
 pub use cdi::{Cdi, GpuNames};
+pub use current::Current;
 pub use health::{Health, XidAction};
 pub use layout::{Amount, Layout, LayoutShare};
 pub use leases::Leases;

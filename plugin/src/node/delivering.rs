@@ -20,7 +20,7 @@ pub(super) fn is_adopted_as_cdi(config: &Config, id: &AllocationId) -> bool {
 
 impl Node {
     pub(super) fn specs(&self) -> Specs {
-        Specs::new(&self.config.cdi.directory)
+        Specs::new(&self.config().cdi.directory)
     }
 
     /// Kubelet's answer for an allocation in the records, and its spec if it has one.
@@ -36,7 +36,7 @@ impl Node {
             if record.cdi {
                 self.put_spec(parcel)?;
             }
-            Ok(delivery::answer(parcel, &self.config))
+            Ok(delivery::answer(parcel, &self.config()))
         })
     }
 
@@ -59,16 +59,15 @@ impl Node {
     ) -> Result<T, AllocateError> {
         let known = record.grants.iter().filter_map(|grant| catalogue.gpus.get(&grant.uuid));
         let gpus: Vec<_> = known.map(|sold| &sold.gpu).collect();
-        let parts = driver::parts(&self.config, &gpus)?;
+        let parts = driver::parts(&self.config(), &gpus)?;
         let pages = regions::dir(self.pages(), &record.id);
-        let named =
-            record.shim.as_deref().map(|name| shim_install::at(&self.config.paths.shim, name));
+        let named = record.shim.as_deref().map(|name| shim_install::at(&self.paths.shim, name));
         let shim = named.as_ref().unwrap_or(&self.delivery);
         then(&Parcel { id: &record.id, gpus, pages: &pages, shim, parts })
     }
 
     fn put_spec(&self, parcel: &Parcel<'_>) -> Result<(), AllocateError> {
-        let spec = cdi::spec(parcel, &self.config)?;
+        let spec = cdi::spec(parcel, &self.config())?;
         if self.specs().put(parcel.id, &spec)? == Put::Replaced {
             warn!(id = %parcel.id, "something else lay where the CDI spec belongs; replaced");
         }
@@ -96,14 +95,15 @@ impl Node {
         for id in specs.sweep(kept) {
             info!(%id, "removed the CDI spec of an allocation that is no more");
         }
-        if self.config.container.device_list_strategy.is_cdi() {
+        if self.config().container.device_list_strategy.is_cdi() {
             self.check_directory();
         }
     }
 
     /// Says at once what every Allocate would say.
     fn check_directory(&self) {
-        let directory = &self.config.cdi.directory;
+        let config = self.config();
+        let directory = &config.cdi.directory;
         let usable = std::fs::create_dir_all(directory)
             .and_then(|()| Ok(access(directory, AccessFlags::W_OK | AccessFlags::X_OK)?));
         if let Err(error) = usable {

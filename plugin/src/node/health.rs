@@ -48,7 +48,7 @@ impl Node {
     /// Whether that would change nothing, whatever went before.
     #[must_use]
     pub fn ignores(&self, observation: &Observation) -> bool {
-        Health::ignores(&self.config.health, observation)
+        Health::ignores(&self.config().health, observation)
     }
 
     /// Notes transitions in the history. Blocking.

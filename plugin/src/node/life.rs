@@ -199,7 +199,7 @@ impl Node {
             holder: None,
             predecessor: before.and_then(|record| record.holder.clone()),
             shim: None,
-            cdi: self.config.container.device_list_strategy.is_cdi(),
+            cdi: self.config().container.device_list_strategy.is_cdi(),
         }
     }
 

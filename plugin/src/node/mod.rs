@@ -28,7 +28,7 @@ use tracing::{error, info, warn};
 use crate::allocate::{AllocationId, Catalogue};
 use crate::arbiter::Arbiter;
 use crate::coexist::Finding;
-use crate::config::Config;
+use crate::config::{Config, Current, Paths};
 use crate::delivery::Delivery;
 use crate::device::Gpu;
 use crate::device::health::Health;
@@ -46,7 +46,9 @@ use records::Records;
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Node {
-    config: Config,
+    config: Current,
+    /// They stay for as long as the plugin runs.
+    paths: Paths,
     delivery: Delivery,
     /// Shared with whoever plans with it.
     catalogue: Mutex<Arc<Catalogue>>,
@@ -113,7 +115,13 @@ impl Node {
     ///
     /// # Errors
     /// The ledger cannot be opened at all.
-    pub fn open(config: Config, gpus: &[Gpu], delivery: Delivery) -> Result<Arc<Self>, OpenError> {
+    pub fn open(
+        current: impl Into<Current>,
+        gpus: &[Gpu],
+        delivery: Delivery,
+    ) -> Result<Arc<Self>, OpenError> {
+        let current = current.into();
+        let config = current.get();
         let (mut ledger, opened) = Ledger::open(&config.paths.ledger, config.ledger.fsync)?;
         let mut notes = Vec::new();
         if let Opened::Rebuilt { kept_as, reason } = opened {
@@ -189,7 +197,8 @@ impl Node {
             bell: Arc::default(),
             outside: Mutex::default(),
             others: Mutex::default(),
-            config,
+            paths: config.paths.clone(),
+            config: current,
             delivery,
         });
         node.restore_shims();
@@ -230,13 +239,13 @@ impl Node {
     }
 
     fn pages(&self) -> &std::path::Path {
-        &self.config.paths.pages
+        &self.paths.pages
     }
 
-    /// The configuration in force.
+    /// The configuration in force. It may be another at the next call.
     #[must_use]
-    pub fn config(&self) -> &Config {
-        &self.config
+    pub fn config(&self) -> Arc<Config> {
+        self.config.get()
     }
 
     /// Where the shim is.

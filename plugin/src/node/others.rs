@@ -30,7 +30,7 @@ impl Node {
     }
 
     fn refuses_sold_by_others(&self) -> bool {
-        self.config.gpus.sold_by_others == SoldByOthers::Refuse
+        self.config().gpus.sold_by_others == SoldByOthers::Refuse
     }
 
     /// Takes what others sell: to the log, the history, `status`, and by `gpus.sold_by_others` to
@@ -68,7 +68,7 @@ impl Node {
     }
 
     fn consequence(&self) -> &'static str {
-        match self.config.gpus.sold_by_others {
+        match self.config().gpus.sold_by_others {
             SoldByOthers::Refuse => {
                 "nothing more of it is given out here until that ends, running pods go on; leave it \
                  to one of the two (gpus.exclude, or the other plugin's configuration), or set \
@@ -94,9 +94,10 @@ impl Node {
     pub fn own_resources(&self) -> BTreeSet<String> {
         let mut names: BTreeSet<String> =
             lock(&self.records).values().map(|record| record.resource.clone()).collect();
-        let layouts = self.config.layouts.iter().flat_map(|layout| &layout.shares);
+        let config = self.config();
+        let layouts = config.layouts.iter().flat_map(|layout| &layout.shares);
         names.extend(layouts.map(|share| share.resource.clone()));
-        names.insert(self.config.resource.name.clone());
+        names.insert(config.resource.name.clone());
         names
     }
 }

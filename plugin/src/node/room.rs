@@ -15,6 +15,7 @@ impl Node {
         plan: &Plan,
         change: &Change,
     ) -> Result<(), Refusal> {
+        let config = self.config();
         let records = lock(&self.records);
         let newer = |id: &AllocationId| change.put.iter().any(|record| record.id == *id);
         for grant in &plan.grants {
@@ -29,7 +30,7 @@ impl Node {
             };
             let before = limits(live(), &grant.uuid);
             let others = limits(live().filter(stays), &grant.uuid);
-            let capacity = Capacity::of(&sold.gpu, &self.config);
+            let capacity = Capacity::of(&sold.gpu, &config);
             if !capacity.grants(before, others, grant.memory_limit_bytes) {
                 return Err(Refusal::NoRoom { uuid: grant.uuid.clone() });
             }

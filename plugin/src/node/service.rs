@@ -100,7 +100,7 @@ impl DevicePlugin for Service {
         let terms = lock(&self.node.catalogue).resources.get(&*self.resource).copied();
         let health = lock(&self.node.health);
         let ground = Ground {
-            placement: terms.map_or(self.node.config.share.placement, |terms| terms.placement),
+            placement: terms.map_or(self.node.config().share.placement, |terms| terms.placement),
             topology: self.node.topology.get_or_init(Topology::default),
             suspect: &|uuid| health.is_suspect(uuid),
         };

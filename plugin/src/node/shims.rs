@@ -15,7 +15,7 @@ impl Node {
     /// look at the files is enough here; their content is compared when the plugin starts.
     pub(super) fn ensure_shim(&self, name: Option<&str>) -> Result<(), AllocateError> {
         let Some(name) = name else { return Ok(()) };
-        let path = self.config.paths.shim.join(name).join(SHIM);
+        let path = self.paths.shim.join(name).join(SHIM);
         let there = |path: &Path| path.metadata().is_ok_and(|m| m.is_file() && m.len() > 0);
         if there(&path) && there(&path.with_file_name(PRELOAD)) {
             return Ok(());
@@ -27,7 +27,7 @@ impl Node {
     }
 
     fn restore_shim(&self, name: &str) -> Result<bool, shim_install::ShimError> {
-        let paths = &self.config.paths;
+        let paths = &self.paths;
         let source = paths.shim_source.clone().unwrap_or_else(shim_install::default_source);
         let restored = shim_install::restore(&source, &paths.shim, name)?;
         if restored {
@@ -44,7 +44,7 @@ impl Node {
         if let Some(abi) = lock(&self.shim_abis).get(name) {
             return Some(*abi);
         }
-        let library = std::fs::read(self.config.paths.shim.join(name).join(SHIM)).ok()?;
+        let library = std::fs::read(self.paths.shim.join(name).join(SHIM)).ok()?;
         let abi = tessera_region::abi::of_program(&library);
         lock(&self.shim_abis).insert(name.to_owned(), abi);
         Some(abi)
@@ -68,7 +68,7 @@ impl Node {
 
     /// Removes installed shims that no container has needed for `grace`. Blocking.
     pub fn sweep_shims(&self, grace: Duration) {
-        let dir = &self.config.paths.shim;
+        let dir = &self.paths.shim;
         let Some(current) = shim_install::name_of(&self.delivery) else { return };
         let records = lock(&self.records).all();
         let mut since = lock(&self.unused);
