@@ -279,6 +279,7 @@ async fn housekeeping(
             if let Err(error) = tokio::task::spawn_blocking(move || {
                 inspected.inspect();
                 inspected.reopen();
+                inspected.flush_audit();
             })
             .await
             {

@@ -174,7 +174,8 @@ async fn pages_are_kept_while_a_process_of_the_tenant_before_still_holds_memory(
     .await;
     node.stop_plugin().await;
     let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
-    let events: Vec<What> = ledger.history(9).unwrap().iter().map(|event| event.what).collect();
+    let events: Vec<What> =
+        ledger.history(9).unwrap().into_iter().map(|event| event.what).collect();
     assert_eq!(events, [What::Allocated, What::Started, What::Allocated, What::PagesKept]);
 }
 

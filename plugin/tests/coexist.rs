@@ -112,7 +112,7 @@ async fn a_gpu_that_others_sell_is_given_out_no_more_until_they_have_gone() {
     drop(tenant);
     node.stop_plugin().await;
     let events: Vec<Event> = history(&node).into_iter().filter(|e| e.gpu.is_some()).collect();
-    let whats: Vec<What> = events.iter().map(|event| event.what).collect();
+    let whats: Vec<What> = events.iter().map(|event| event.what.clone()).collect();
     assert_eq!(whats, [What::SoldByOthers, What::SoldAlone]);
     assert_eq!(events[0].gpu, Some(gpu(1).uuid));
     assert!(events[0].reason.as_ref().unwrap().contains(NVIDIA), "{events:?}");

@@ -1,18 +1,21 @@
 //! The durable record: intent (which allocation has which limits) and history. Losing it costs no
 //! running pod: paths are a function of the replica set, and pages can be adopted.
 
+mod event;
+mod history;
 mod schema;
 mod store;
 mod unsynced;
 
 use serde::{Deserialize, Serialize};
 
-pub use schema::HISTORY_KEPT;
+pub use event::{By, Event, Limits, What};
+pub use history::Of;
+pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
 pub use store::{CommitError, Ledger, OpenError, Opened};
 
 use crate::allocate::AllocationId;
 use crate::config::Compute;
-use crate::device::health;
 
 /// Limits on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,77 +103,6 @@ impl Record {
     }
 }
 
-/// What happened to an allocation or a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum What {
-    /// Kubelet allocated it.
-    Allocated,
-    /// Kubelet allocated it while a process of the generation before still used its pages.
-    PagesKept,
-    /// A container started with it.
-    Started,
-    /// Its replicas went to another allocation.
-    Parked,
-    /// Kubelet no longer knows it and nothing uses its pages.
-    Released,
-    /// Found on disk without a record.
-    Adopted,
-    /// A process of it holds device memory outside its account.
-    Unaccounted,
-    /// Another plugin sells a GPU of ours, too.
-    SoldByOthers,
-    /// Nobody else sells it any more.
-    SoldAlone,
-    /// A GPU's health went from one state to another.
-    Health {
-        /// Before.
-        from: health::State,
-        /// After.
-        to: health::State,
-    },
-}
-
-/// One line of the history.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
-    /// When, Unix milliseconds.
-    pub at_unix_ms: i64,
-    /// Which allocation; none where it concerns a GPU.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<AllocationId>,
-    /// Which Allocate of it.
-    #[serde(default)]
-    pub generation: u64,
-    /// What.
-    pub what: What,
-    /// Which GPU, where it concerns no allocation.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<String>,
-    /// Why.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// Who held it, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub holder: Option<Holder>,
-}
-
-impl Event {
-    /// What happened to a GPU, at a Unix time in milliseconds.
-    #[must_use]
-    pub fn of_gpu(uuid: &str, what: What, reason: String, at_unix_ms: i64) -> Self {
-        Event {
-            at_unix_ms,
-            id: None,
-            generation: 0,
-            what,
-            gpu: Some(uuid.to_owned()),
-            reason: Some(reason),
-            holder: None,
-        }
-    }
-}
-
 /// What one transaction changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
@@ -185,15 +117,7 @@ pub struct Change {
 impl Change {
     /// Writes `record` and notes why.
     pub fn put(&mut self, record: Record, what: What, at_unix_ms: i64) {
-        self.events.push(Event {
-            at_unix_ms,
-            id: Some(record.id.clone()),
-            generation: record.generation,
-            what,
-            gpu: None,
-            reason: None,
-            holder: record.holder.clone(),
-        });
+        self.events.push(Event::of(&record, what, at_unix_ms));
         self.put.push(record);
     }
 

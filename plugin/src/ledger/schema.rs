@@ -11,14 +11,29 @@ pub(super) const META: TableDefinition<&str, u64> = TableDefinition::new("meta")
 pub(super) const META_SCHEMA: &str = "schema";
 /// In [`META`]: the highest generation ever given out, so that a release does not let one return.
 pub(super) const META_GENERATION: &str = "generation";
+/// In [`META`]: the number of the next line of the history or the incidents.
+pub(super) const META_SEQUENCE: &str = "sequence";
 
 /// [`super::Record`] by allocation id. Written by Allocate before kubelet is answered, by
 /// PreStartContainer and by reconciling; removed by release.
 pub(super) const ALLOCATIONS: TableDefinition<&str, &[u8]> = TableDefinition::new("allocations");
 
 /// [`super::Event`] by a growing number. Written with whatever it tells of; the oldest are dropped
-/// beyond [`HISTORY_KEPT`].
+/// beyond [`HISTORY_KEPT`]. What containers can cause is in [`INCIDENTS`].
 pub(super) const HISTORY: TableDefinition<u64, &[u8]> = TableDefinition::new("history");
 
 /// Lines of history that are kept.
 pub const HISTORY_KEPT: u64 = 4096;
+
+/// [`super::Event`]s that a container can cause: by generation, kind, and the same growing number. The
+/// oldest of each generation and kind are dropped beyond [`INCIDENTS_KEPT_EACH`], so that no container
+/// can drive out what is told of another, or of itself in other respects. Older versions do not know
+/// this table.
+pub(super) const INCIDENTS: TableDefinition<(u64, &str, u64), &[u8]> =
+    TableDefinition::new("incidents");
+
+/// Incidents that are kept of each kind, generation by generation.
+pub const INCIDENTS_KEPT_EACH: u64 = 32;
+
+/// Incidents that are kept in all; beyond, the oldest go, whose ever they are.
+pub const INCIDENTS_KEPT: u64 = 4096;

@@ -7,11 +7,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableError};
 
-use super::schema::{
-    ALLOCATIONS, HISTORY, HISTORY_KEPT, META, META_GENERATION, META_SCHEMA, SCHEMA,
-};
+use super::schema::{ALLOCATIONS, HISTORY, INCIDENTS, META, META_GENERATION, META_SCHEMA, SCHEMA};
 use super::unsynced::Unsynced;
-use super::{Change, Event, Record};
+use super::{Change, Event, Of, Record, history};
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
 const CACHE_BYTES: usize = 512 << 10;
@@ -152,7 +150,15 @@ impl Ledger {
     /// # Errors
     /// The file cannot be read.
     pub fn history(&mut self, limit: usize) -> Result<Vec<Event>, CommitError> {
-        let result = self.read_history(limit);
+        self.history_of(&Of::Everything, limit)
+    }
+
+    /// The newest `limit` lines of what the history tells of something, oldest first.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn history_of(&mut self, of: &Of, limit: usize) -> Result<Vec<Event>, CommitError> {
+        let result = self.read_history(of, limit);
         result.map_err(|error| self.failed(&error))
     }
 
@@ -190,7 +196,7 @@ impl Ledger {
         let read = std::panic::AssertUnwindSafe(|| {
             self.try_open()?;
             self.read().map_err(|error| Unopened::of(&error))?;
-            self.read_history(usize::MAX).map_err(|error| Unopened::of(&error))?;
+            self.read_history(&Of::Everything, 0).map_err(|error| Unopened::of(&error))?;
             Ok(())
         });
         let result = std::panic::catch_unwind(read)
@@ -226,18 +232,9 @@ impl Ledger {
         Ok((records, generation, broken))
     }
 
-    /// A line that another version wrote and this one cannot read is left out.
-    fn read_history(&mut self, limit: usize) -> Result<Vec<Event>, redb::Error> {
+    fn read_history(&mut self, of: &Of, limit: usize) -> Result<Vec<Event>, redb::Error> {
         let db = self.db().map_err(Unopened::into_redb)?;
-        let read = db.begin_read()?;
-        let mut events = Vec::new();
-        for entry in read.open_table(HISTORY)?.iter()?.rev().take(limit) {
-            if let Ok(event) = serde_json::from_slice(entry?.1.value()) {
-                events.push(event);
-            }
-        }
-        events.reverse();
-        Ok(events)
+        history::read(&db.begin_read()?, of, limit)
     }
 
     fn write(&mut self, change: &Change) -> Result<(), redb::Error> {
@@ -255,16 +252,8 @@ impl Ledger {
                 generation = generation.max(record.generation);
             }
             meta.insert(META_GENERATION, generation)?;
-            let mut history = write.open_table(HISTORY)?;
-            let mut next = history.last()?.map_or(0, |(key, _)| key.value() + 1);
-            for event in &change.events {
-                history.insert(next, encode(event)?.as_slice())?;
-                next += 1;
-            }
-            if let Some(kept_from) = next.checked_sub(HISTORY_KEPT) {
-                history.retain_in(..kept_from, |_, _| false)?;
-            }
         }
+        history::append(&write, &change.events)?;
         write.commit()?;
         Ok(())
     }
@@ -276,7 +265,7 @@ fn builder() -> redb::Builder {
     builder
 }
 
-fn encode(value: &impl serde::Serialize) -> Result<Vec<u8>, redb::Error> {
+pub(super) fn encode(value: &impl serde::Serialize) -> Result<Vec<u8>, redb::Error> {
     serde_json::to_vec(value).map_err(|error| io_error(error.to_string()))
 }
 
@@ -299,6 +288,7 @@ fn prepare(db: &Database) -> Result<Result<(), Unopened>, redb::Error> {
             write.open_table(META)?.insert(META_SCHEMA, SCHEMA)?;
             write.open_table(ALLOCATIONS)?;
             write.open_table(HISTORY)?;
+            write.open_table(INCIDENTS)?;
             write.commit()?;
         }
         Err(error) => return Err(error.into()),
@@ -403,6 +393,9 @@ impl From<DatabaseError> for Unopened {
     }
 }
 
+#[cfg(test)]
+#[path = "history_tests.rs"]
+mod history_tests;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod tests;

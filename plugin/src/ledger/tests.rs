@@ -6,7 +6,7 @@ use redb::backends::InMemoryBackend;
 
 use super::*;
 use crate::allocate::AllocationId;
-use crate::ledger::{State, What};
+use crate::ledger::{HISTORY_KEPT, State, What};
 
 fn record(name: &str, generation: u64) -> Record {
     Record {

@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 
 use super::{AllocateError, Node, Writer, lock, monotonic_ns, unix_ms};
 use crate::allocate::{self, AllocationId, Plan};
-use crate::ledger::{Change, Record, State, What};
+use crate::ledger::{Change, Event, Record, State, What};
 use crate::reconcile::{self, Action, Kubelet};
 use crate::regions::{self, Mode, Outcome, Region, RegionError};
 use crate::shim_install;
@@ -175,13 +175,7 @@ impl Node {
 
     /// Notes in the history that a container holds device memory outside its account.
     pub fn note_unaccounted(&self, record: &Record) {
-        let mut change = Change::default();
-        change.put(record.clone(), What::Unaccounted, unix_ms());
-        // The event alone: the record may be newer by now.
-        change.put.clear();
-        if let Err(error) = lock(&self.writer).ledger.commit(&change) {
-            warn!(%error, "the event is not recorded");
-        }
+        self.audit(Event::of(record, What::Unaccounted, unix_ms()));
     }
 
     fn new_generation(&self, writer: &mut Writer, plan: &Plan) -> Record {

@@ -5,6 +5,7 @@
 //! `records`, then `regions` (both held briefly). Whoever changes allocations holds `writer`.
 
 mod arbitrating;
+mod audit;
 mod delivering;
 mod devices;
 mod health;
@@ -76,6 +77,8 @@ pub struct Node {
     others: Mutex<BTreeMap<String, Finding>>,
     /// Divides GPU time; `None` if it could not be started.
     arbiter: Option<Arbiter>,
+    /// Lines of the audit trail that are drawn together.
+    pending: Mutex<audit::Pending>,
 }
 
 /// What only one thread changes at a time.
@@ -199,6 +202,7 @@ impl Node {
             others: Mutex::default(),
             paths: config.paths.clone(),
             config: current,
+            pending: Mutex::default(),
             delivery,
         });
         node.restore_shims();
@@ -345,6 +349,7 @@ impl Node {
         if let Some(arbiter) = &self.arbiter {
             arbiter.stop();
         }
+        self.finish_audit();
         lock(&self.writer).ledger.close();
     }
 

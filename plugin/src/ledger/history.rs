@@ -1,0 +1,184 @@
+//! The audit trail in the ledger's file: appending to it, what is dropped, and reading it back.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use redb::{ReadTransaction, ReadableTable, ReadableTableMetadata, TableError, WriteTransaction};
+
+use super::Event;
+use super::schema::{
+    HISTORY, HISTORY_KEPT, INCIDENTS, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH, META, META_SEQUENCE,
+};
+use super::store::encode;
+use crate::allocate::AllocationId;
+
+/// Whom or what the trail is asked about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Of {
+    /// All lines.
+    Everything,
+    /// All generations of an allocation.
+    Allocation(AllocationId),
+    /// All generations of any allocation that a pod held.
+    Pod {
+        /// Its namespace; none for any.
+        namespace: Option<String>,
+        /// Its name.
+        pod: String,
+        /// Allocations, with generation, that it is known to hold whatever the trail says.
+        holds: Vec<(AllocationId, u64)>,
+    },
+    /// What happened to a GPU, or on it.
+    Gpu {
+        /// Its UUID.
+        uuid: String,
+        /// Allocations, with generation, that are known to lie on it.
+        allocations: Vec<(AllocationId, u64)>,
+    },
+}
+
+/// Writes lines behind those that there are, and drops the oldest beyond what is kept.
+pub(super) fn append(write: &WriteTransaction, events: &[Event]) -> Result<(), redb::Error> {
+    if events.is_empty() {
+        return Ok(());
+    }
+    let mut meta = write.open_table(META)?;
+    let mut history = write.open_table(HISTORY)?;
+    // The former is not known to older versions, which go on by the latter.
+    let counted = meta.get(META_SEQUENCE)?.map_or(0, |n| n.value());
+    let found = history.last()?.map_or(0, |(key, _)| key.value().saturating_add(1));
+    let mut next = counted.max(found);
+    for event in events {
+        let line = encode(&event.clone().bounded())?;
+        if event.what.is_tenants() {
+            append_incident(write, event, next, &line)?;
+        } else {
+            history.insert(next, line.as_slice())?;
+        }
+        next += 1;
+    }
+    meta.insert(META_SEQUENCE, next)?;
+    while history.len()? > HISTORY_KEPT {
+        history.pop_first()?;
+    }
+    Ok(())
+}
+
+fn append_incident(
+    write: &WriteTransaction,
+    event: &Event,
+    sequence: u64,
+    line: &[u8],
+) -> Result<(), redb::Error> {
+    let mut incidents = write.open_table(INCIDENTS)?;
+    let (generation, kind) = (event.generation, event.what.name());
+    incidents.insert((generation, kind, sequence), line)?;
+    let of_its_kind = (generation, kind, 0)..=(generation, kind, u64::MAX);
+    let mut kept: Vec<u64> = Vec::new();
+    for entry in incidents.range(of_its_kind)? {
+        kept.push(entry?.0.value().2);
+    }
+    let each = usize::try_from(INCIDENTS_KEPT_EACH).unwrap_or(usize::MAX);
+    for oldest in kept.iter().take(kept.len().saturating_sub(each)) {
+        incidents.remove((generation, kind, *oldest))?;
+    }
+    if incidents.len()? > INCIDENTS_KEPT {
+        // An eighth at once: finding the oldest takes a look at all.
+        let mut all: Vec<u64> = Vec::new();
+        for entry in incidents.iter()? {
+            all.push(entry?.0.value().2);
+        }
+        all.sort_unstable();
+        let from = all[all.len() / 8];
+        incidents.retain(|(_, _, sequence), _| sequence >= from)?;
+    }
+    Ok(())
+}
+
+/// The newest `limit` lines, oldest first, in the order in which they were written. A line that another
+/// version wrote and this one cannot read is left out.
+pub(super) fn read(
+    read: &ReadTransaction,
+    of: &Of,
+    limit: usize,
+) -> Result<Vec<Event>, redb::Error> {
+    let mut generations = match of {
+        Of::Pod { holds: known, .. } | Of::Gpu { allocations: known, .. } => {
+            known.iter().cloned().collect::<BTreeSet<_>>()
+        }
+        _ => BTreeSet::new(),
+    };
+    if matches!(of, Of::Pod { .. } | Of::Gpu { .. }) {
+        // Not every line names the holder: at Allocate nobody knows it.
+        walk(read, |_, event| {
+            if let (Some(id), true) = (&event.id, names(of, &event)) {
+                generations.insert((id.clone(), event.generation));
+            }
+        })?;
+    }
+    let mut newest: VecDeque<(u64, Event)> = VecDeque::new();
+    let mut incidents: Vec<(u64, Event)> = Vec::new();
+    walk(read, |(sequence, is_incident), event| {
+        let key = |id: &AllocationId| (id.clone(), event.generation);
+        let wanted = match of {
+            Of::Everything => true,
+            Of::Allocation(id) => event.id.as_ref() == Some(id),
+            Of::Pod { .. } => event.id.as_ref().is_some_and(|id| generations.contains(&key(id))),
+            Of::Gpu { .. } => {
+                names(of, &event)
+                    || event.gpu.is_none()
+                        && event.id.as_ref().is_some_and(|id| generations.contains(&key(id)))
+            }
+        };
+        if !wanted || limit == 0 {
+            return;
+        }
+        if is_incident {
+            incidents.push((sequence, event));
+            return;
+        }
+        if newest.len() == limit {
+            newest.pop_front();
+        }
+        newest.push_back((sequence, event));
+    })?;
+    let mut lines: Vec<(u64, Event)> = newest.into_iter().chain(incidents).collect();
+    lines.sort_by_key(|(sequence, _)| *sequence);
+    lines.drain(..lines.len().saturating_sub(limit));
+    Ok(lines.into_iter().map(|(_, event)| event).collect())
+}
+
+/// Whether a line names the pod or the GPU itself.
+fn names(of: &Of, event: &Event) -> bool {
+    match of {
+        Of::Pod { namespace, pod, .. } => event.holder.as_ref().is_some_and(|holder| {
+            holder.pod == *pod && namespace.as_ref().is_none_or(|n| *n == holder.namespace)
+        }),
+        Of::Gpu { uuid, .. } => event.gpu.as_ref() == Some(uuid) || event.what.is_on(uuid),
+        _ => false,
+    }
+}
+
+/// All lines, with their number and whether they are incidents.
+fn walk(
+    read: &ReadTransaction,
+    mut visit: impl FnMut((u64, bool), Event),
+) -> Result<(), redb::Error> {
+    for entry in read.open_table(HISTORY)?.iter()? {
+        let (sequence, line) = entry?;
+        if let Ok(event) = serde_json::from_slice(line.value()) {
+            visit((sequence.value(), false), event);
+        }
+    }
+    let incidents = match read.open_table(INCIDENTS) {
+        // Of an older version.
+        Err(TableError::TableDoesNotExist(_)) => return Ok(()),
+        table => table?,
+    };
+    for entry in incidents.iter()? {
+        let (key, line) = entry?;
+        if let Ok(event) = serde_json::from_slice(line.value()) {
+            visit((key.value().2, true), event);
+        }
+    }
+    Ok(())
+}
