@@ -1,4 +1,4 @@
-//! The plugin with what deploy/daemonset.yaml leaves it: no capability, and where hostPID is not granted
+//! The plugin with what deploy/tessera.yaml leaves it: no capability, and where hostPID is not granted
 //! no pids. It runs as a process of its own, so that the rights are really gone.
 
 mod node_support;

@@ -35,6 +35,14 @@ pub fn packages(suite: &str, packages: &[&str]) -> Result<PathBuf, String> {
     Ok(dir)
 }
 
+/// The Python with what the checks of `deploy/` need: Helm's engine, hadolint, an evaluator of CEL. Fetched
+/// once. The error says why it can't be had.
+pub fn deploy_tools() -> Result<PathBuf, String> {
+    let dir = target_dir().join("deploy-tools");
+    fetch("deploy/setup.sh", &[dir.as_os_str()])?;
+    Ok(dir.join("bin/python"))
+}
+
 /// Runs a script of this directory that exits with 75 (EX_TEMPFAIL) where something can't be had.
 fn fetch(script: &str, arguments: &[&OsStr]) -> Result<(), String> {
     let name = format!("tests/{script}");

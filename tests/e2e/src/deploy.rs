@@ -1,4 +1,4 @@
-//! Puts the plugin on one node, as deploy/daemonset.yaml describes it, but on simulated GPUs; and
+//! Puts the plugin on one node, as deploy/tessera.yaml describes it, but on simulated GPUs; and
 //! takes it away again.
 
 use std::path::Path;
@@ -49,7 +49,7 @@ impl<'a> Plugin<'a> {
     pub fn deploy(cluster: &'a Cluster, repo: &Path, node: &str) -> Result<Self> {
         let kubectl = &cluster.kubectl;
         let plugin = Self { kubectl, node: node.to_owned() };
-        let manifest = repo.join("deploy/daemonset.yaml");
+        let manifest = repo.join("deploy/tessera.yaml");
         for mut object in kubectl.read_manifest(&manifest.display().to_string())? {
             match object["kind"].as_str() {
                 Some("Namespace") => mark_as_ours(&mut object),

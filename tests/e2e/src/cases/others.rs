@@ -1,4 +1,4 @@
-//! Another plugin on the node, and the plugin with fewer rights than deploy/daemonset.yaml gives it.
+//! Another plugin on the node, and the plugin with fewer rights than deploy/tessera.yaml gives it.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;

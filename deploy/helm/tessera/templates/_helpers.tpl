@@ -1,0 +1,111 @@
+{{/* Names and labels. */}}
+{{- define "tessera.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "tessera.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "tessera.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "tessera.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tessera.selector" -}}
+app.kubernetes.io/name: {{ include "tessera.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "tessera.labels" -}}
+{{ include "tessera.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end -}}
+
+{{- define "tessera.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "tessera.fullname" .) "default" .Values.serviceAccount.create) -}}
+{{- end -}}
+
+{{/* The image of `.`: repository, tag, digest. */}}
+{{- define "tessera.image" -}}
+{{- $image := .image -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository ($image.tag | default .root.Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* "true" if the cluster has this API version, or is said to: list ROOT VERSION. */}}
+{{- define "tessera.has" -}}
+{{- $root := index . 0 -}}
+{{- if or ($root.Capabilities.APIVersions.Has (index . 1)) (has (index . 1) $root.Values.assumeApiVersions) -}}true{{- end -}}
+{{- end -}}
+
+{{/*
+Lays one value over another: list BASE OVER, as {"v": …}. Maps key by key, everything else whole; null takes
+a key away. Sprig's mergeOverwrite keeps the base where the other says false, 0 or "".
+*/}}
+{{- define "tessera.lay" -}}
+{{- $base := index . 0 -}}
+{{- $over := index . 1 -}}
+{{- if and (kindIs "map" $base) (kindIs "map" $over) -}}
+{{- $all := dict -}}
+{{- range $key, $value := $base -}}
+{{- if not (hasKey $over $key) -}}{{- $_ := set $all $key $value -}}{{- end -}}
+{{- end -}}
+{{- range $key, $value := $over -}}
+{{- if not (kindIs "invalid" $value) -}}
+{{- if hasKey $base $key -}}
+{{- $_ := set $all $key (get (include "tessera.lay" (list (get $base $key) $value) | fromJson) "v") -}}
+{{- else -}}
+{{- $_ := set $all $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- dict "v" $all | toJson -}}
+{{- else -}}
+{{- dict "v" $over | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+What a profile runs with: dict "root" $ "name" NAME "profile" ENTRY, as JSON. What is not set is there, empty.
+*/}}
+{{- define "tessera.profile" -}}
+{{- $base := pick .root.Values "config" "image" "nodeSelector" "gpuNodeLabels" "affinity" "tolerations" "runtimeClassName" "priorityClassName" "updateStrategy" "podAnnotations" "podLabels" "visibleDevices" "extraEnv" "extraVolumes" "extraVolumeMounts" "resources" -}}
+{{- $base = set (deepCopy $base) "config" (get (include "tessera.lay" (list (include "tessera.derived" .root | fromYaml) $base.config) | fromJson) "v") -}}
+{{- $all := get (include "tessera.lay" (list $base (.profile | default dict)) | fromJson) "v" -}}
+{{- $_ := set $all "name" (ternary (include "tessera.fullname" .root) (printf "%s-%s" (include "tessera.fullname" .root) .name) (eq .name "default")) -}}
+{{- $all | toJson -}}
+{{- end -}}
+
+{{/* The configuration that the manifests need. */}}
+{{- define "tessera.derived" -}}
+paths:
+  pages: {{ .Values.kubeletRoot }}/plugins/tessera.dev/pages
+  {{- if ne .Values.kubeletRoot "/var/lib/kubelet" }}
+  kubelet: {{ .Values.kubeletRoot }}/device-plugins
+  pod_resources: {{ .Values.kubeletRoot }}/pod-resources/kubelet.sock
+  {{- end }}
+  {{- if ne .Values.stateDir "/var/lib/tessera" }}
+  shim: {{ .Values.stateDir }}/shim
+  ledger: {{ .Values.stateDir }}/ledger.redb
+  {{- end }}
+pages:
+  tmpfs: require
+  size: 64Mi
+{{- if .Values.metrics.enabled }}
+metrics:
+  listen: {{ printf "%s:%v" .Values.metrics.address .Values.metrics.port | quote }}
+{{- end }}
+{{- if .Values.events.enabled }}
+events:
+  enabled: true
+{{- end }}
+{{- if .Values.nodeLabels.nfd }}
+labels:
+  nfd_file: {{ .Values.nodeLabels.directory }}/tessera
+{{- end }}
+{{- end -}}

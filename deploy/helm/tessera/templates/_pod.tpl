@@ -1,0 +1,65 @@
+{{/* A probe's action: list ROOT "live" or "ready". */}}
+{{- define "tessera.probe" -}}
+{{- $root := index . 0 -}}
+{{- $what := index . 1 -}}
+{{- if $root.Values.metrics.enabled -}}
+httpGet: {path: {{ ternary "/healthz" "/readyz" (eq $what "live") }}, port: metrics}
+{{- else -}}
+exec: {command: [tessera, status, --{{ $what }}]}
+{{- end -}}
+{{- end -}}
+
+{{/* Host directories of the driver that the configuration names, as a JSON array. */}}
+{{- define "tessera.driverPaths" -}}
+{{- $driver := get . "driver" | default dict -}}
+{{- $paths := list -}}
+{{- range list (get $driver "root") (get $driver "libraries") -}}
+{{- if and . (ne . "/") -}}{{- $paths = append $paths . -}}{{- end -}}
+{{- end -}}
+{{- $paths | toJson -}}
+{{- end -}}
+
+{{/* On which nodes a profile runs: dict "root" $ "name" NAME "profile" PROFILE "entry" ITS OWN VALUES. */}}
+{{- define "tessera.placement" -}}
+{{- $selector := .profile.nodeSelector | default dict -}}
+{{- $own := or (get .entry "nodeSelector") (get .entry "affinity") -}}
+{{- if and (ne .name "default") (not $own) -}}
+{{- $selector = set (deepCopy $selector) "tessera.dev/profile" .name -}}
+{{- end -}}
+{{- with $selector -}}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{ end -}}
+{{- $others := list -}}
+{{- range $other, $entry := .root.Values.profiles -}}
+{{- if and (ne $other $.name) (not (kindIs "invalid" $entry)) -}}{{- $others = append $others $other -}}{{- end -}}
+{{- end -}}
+{{- $affinity := deepCopy (.profile.affinity | default dict) -}}
+{{- if not $affinity -}}
+{{- $unprofiled := list -}}
+{{- if eq .name "default" -}}
+{{- $unprofiled = list (dict "key" "tessera.dev/profile" "operator" "NotIn" "values" $others) -}}
+{{- if not $others -}}{{- $unprofiled = list -}}{{- end -}}
+{{- end -}}
+{{- $terms := list -}}
+{{- range .profile.gpuNodeLabels -}}
+{{- $expression := dict "key" . "operator" "In" "values" (list "true") -}}
+{{- $terms = append $terms (dict "matchExpressions" (concat (list $expression) $unprofiled)) -}}
+{{- end -}}
+{{- if and (not $terms) $unprofiled -}}
+{{- $terms = list (dict "matchExpressions" $unprofiled) -}}
+{{- end -}}
+{{- if $terms -}}
+{{- $affinity = dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $others (not (hasKey $affinity "podAntiAffinity")) -}}
+{{- $expressions := list
+      (dict "key" "app.kubernetes.io/name" "operator" "In" "values" (list (include "tessera.name" .root)))
+      (dict "key" "tessera.dev/profile" "operator" "In" "values" $others) -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchExpressions" $expressions) -}}
+{{- $_ := set $affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term)) -}}
+{{- end -}}
+{{- with $affinity -}}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}

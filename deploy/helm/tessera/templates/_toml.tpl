@@ -1,0 +1,36 @@
+{{/* Values as TOML. Helm's toToml writes 4 as 4.0: values come as floating-point numbers. */}}
+{{- define "tessera.toml" -}}
+{{- range $name, $section := . }}
+{{- if kindIs "map" $section }}
+[{{ include "tessera.toml.key" $name }}]
+{{- range $key, $value := $section }}
+{{ include "tessera.toml.key" $key }} = {{ include "tessera.toml.value" $value }}
+{{- end }}
+{{ else if kindIs "slice" $section }}
+{{- range $section }}
+[[{{ include "tessera.toml.key" $name }}]]
+{{- range $key, $value := . }}
+{{ include "tessera.toml.key" $key }} = {{ include "tessera.toml.value" $value }}
+{{- end }}
+{{ end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "tessera.toml.key" -}}
+{{- if regexMatch "^[A-Za-z0-9_-]+$" . -}}{{ . }}{{- else -}}{{ . | toRawJson }}{{- end -}}
+{{- end -}}
+
+{{- define "tessera.toml.value" -}}
+{{- if kindIs "map" . -}}
+{ {{- range $i, $key := keys . | sortAlpha }}{{ if $i }},{{ end }} {{ include "tessera.toml.key" $key }} = {{ include "tessera.toml.value" (get $ $key) }}{{ end }} }
+{{- else if kindIs "slice" . -}}
+[{{ range $i, $value := . }}{{ if $i }}, {{ end }}{{ include "tessera.toml.value" $value }}{{ end }}]
+{{- else if kindIs "string" . -}}
+{{ toRawJson . }}
+{{- else if kindIs "float64" . -}}
+{{- if eq (floor .) . }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- else -}}
+{{ . }}
+{{- end -}}
+{{- end -}}

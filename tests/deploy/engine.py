@@ -1,0 +1,96 @@
+"""Renders the chart: with the `helm` that is installed (or that HELM names), else with Helm's engine as a
+library."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "deploy/helm/tessera"
+
+# As Helm orders what it installs; the rest comes after, as it stands.
+ORDER = [
+    "Namespace", "NetworkPolicy", "ServiceAccount", "ConfigMap", "ClusterRole", "ClusterRoleBinding", "Role",
+    "RoleBinding", "Service", "DaemonSet",
+]
+
+
+class ChartError(Exception):
+    """What Helm refuses, in its words."""
+
+
+def helm():
+    """The `helm` program, if there is one."""
+    return os.environ.get("HELM") or shutil.which("helm")
+
+
+def render(values=None, namespace="tessera", release="tessera"):
+    """The texts of the rendered objects in the order in which they are installed."""
+    text = _by_program(values, namespace, release) if helm() else _by_library(values, namespace, release)
+    documents = [_clean(document) for document in re.split(r"(?m)^---[ \t]*$", text)]
+    documents = [document for document in documents if yaml.safe_load(document) is not None]
+
+    def place(document):
+        kind = yaml.safe_load(document)["kind"]
+        return ORDER.index(kind) if kind in ORDER else len(ORDER)
+
+    return sorted(documents, key=place)
+
+
+def objects(values=None, **options):
+    """The rendered objects."""
+    return [yaml.safe_load(document) for document in render(values, **options)]
+
+
+def lint(values=None):
+    """What `helm lint --strict` complains of."""
+    if helm():
+        with _values_file(values) as file:
+            command = [helm(), "lint", "--strict", "--namespace", "tessera", str(CHART), "-f", file.name]
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            return [] if run.returncode == 0 else [run.stdout + run.stderr]
+    from helm_python import lint as lint_chart
+
+    report = lint_chart(str(CHART), values, strict=True, namespace="tessera")
+    worth = [f"{m['path']}: {m['error']}" for m in report["messages"] if m["severity"] >= 2]
+    return worth + list(report.get("errors") or [])
+
+
+def _clean(document):
+    lines = [line.rstrip() for line in document.strip("\n").split("\n") if not line.startswith("# Source: ")]
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def _by_library(values, namespace, release):
+    import helm_python
+    from helm_python import Chart
+
+    try:
+        with Chart.load(CHART) as chart:
+            chart.validate_schema(chart.merge_values(values or {}))
+            parts = chart.render(values=values or {}, name=release, namespace=namespace)
+    except helm_python.HelmError as error:
+        raise ChartError(str(error)) from error
+    return "\n---\n".join(parts[path] for path in sorted(parts) if path.endswith(".yaml"))
+
+
+def _by_program(values, namespace, release):
+    with _values_file(values) as file:
+        command = [helm(), "template", release, str(CHART), "--namespace", namespace, "-f", file.name]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        raise ChartError(run.stderr)
+    return run.stdout
+
+
+def _values_file(values):
+    file = tempfile.NamedTemporaryFile("w", suffix=".json")
+    json.dump(values or {}, file)
+    file.flush()
+    return file

@@ -1,0 +1,66 @@
+"""The rendered files of the repository: plain manifests for users, and the cases of values that tests
+compare."""
+
+import yaml
+
+import engine
+from engine import ROOT
+
+HERE = ROOT / "tests/deploy"
+
+# Each plain manifest: its values, its namespace, the kinds of the chart that it takes (all: None), its head.
+PLAIN = {
+    "deploy/tessera.yaml": (
+        "tessera", "tessera", None,
+        """\
+# Tessera on every GPU node, for `kubectl apply -f`. Needs no API access, no webhook and no scheduler
+# extension. The plugin reloads its ConfigMap live. To uninstall, delete the pods that hold shares, then
+# this, then apply deploy/cleanup.yaml: it removes what lies on the nodes.
+#
+# Made from deploy/helm/tessera by tests/deploy/update, which a test compares: change the chart.
+""",
+    ),
+    "deploy/cleanup.yaml": (
+        "cleanup", "tessera-cleanup", None,
+        """\
+# Removes what Tessera left on the nodes: the tmpfs with the pages, installed shims, the ledger, CDI specs.
+# Apply it after deploy/tessera.yaml is deleted and no container holds a share; delete it when its pods
+# are Ready. It keeps the namespace to itself, so that one deletion ends it.
+#
+# Made from deploy/helm/tessera by tests/deploy/update, which a test compares: change the chart.
+""",
+    ),
+    "deploy/policies/sandboxed-runtimes.yaml": (
+        "admission-policy", "tessera",
+        ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"],
+        """\
+# Refuses pods that ask for shares under a sandboxed runtime class. Kubernetes 1.30 and later. Edit the list
+# of runtime classes to yours.
+#
+# Made from deploy/helm/tessera by tests/deploy/update, which a test compares: change the chart.
+""",
+    ),
+}
+
+
+def values(path):
+    """A values file."""
+    return yaml.safe_load(path.read_text()) or {}
+
+
+def cases():
+    """The value sets under tests/deploy/cases, by name."""
+    return {path.name.removesuffix(".values.yaml"): path for path in sorted(HERE.glob("cases/*.values.yaml"))}
+
+
+def rendered():
+    """What every rendered file of the repository has to be, by path."""
+    files = {}
+    for name, (case, namespace, kinds, head) in PLAIN.items():
+        documents = engine.render(values(HERE / f"plain/{case}.values.yaml"), namespace=namespace)
+        if kinds:
+            documents = [d for d in documents if yaml.safe_load(d)["kind"] in kinds]
+        files[ROOT / name] = head + "---\n".join(documents)
+    for name, path in cases().items():
+        files[HERE / f"cases/{name}.yaml"] = "---\n".join(engine.render(values(path)))
+    return files

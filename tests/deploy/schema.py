@@ -1,0 +1,183 @@
+"""Makes values.schema.json: types and descriptions from values.yaml and its comments, the keys of `config`
+from config.toml, and below what neither tells."""
+
+import json
+import re
+
+import yaml
+
+from engine import CHART, ROOT
+
+FILE = CHART / "values.schema.json"
+
+STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
+NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+DIRECTORY = "^/[^ ]*[^/ ]$"
+
+
+def kubernetes(kind):
+    """What the API server judges."""
+    return {"type": kind}
+
+
+# Where values.yaml's default does not tell what is allowed: by path.
+ALLOWED = {
+    "assumeApiVersions": {"type": "array", "items": {"type": "string"}},
+    "nameOverride": {"type": "string", "pattern": f"^$|{NAME}", "maxLength": 40},
+    "fullnameOverride": {"type": "string", "pattern": f"^$|{NAME}", "maxLength": 40},
+    "image.repository": {"type": "string", "pattern": "^[^ :@]+(:[0-9]+/[^ :@]+)?$"},
+    "image.tag": {"type": "string", "pattern": "^$|^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"},
+    "image.digest": {"type": "string", "pattern": "^$|^sha256:[0-9a-f]{64}$"},
+    "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
+    "imagePullSecrets": {
+        "type": "array",
+        "items": {
+            "type": "object", "required": ["name"], "additionalProperties": False,
+            "properties": {"name": {"type": "string", "description": "Of a Secret."}},
+        },
+    },
+    "nodeSelector": STRINGS,
+    "gpuNodeLabels": {"type": "array", "items": {"type": "string", "minLength": 1}},
+    "affinity": kubernetes("object"),
+    "tolerations": {"type": "array", "items": kubernetes("object")},
+    "updateStrategy.type": {"enum": ["RollingUpdate", "OnDelete"]},
+    "updateStrategy.rollingUpdate.maxUnavailable": {"type": ["integer", "string"]},
+    "podAnnotations": STRINGS,
+    "podLabels": STRINGS,
+    "extraEnv": {"type": "array", "items": kubernetes("object")},
+    "extraVolumes": {"type": "array", "items": kubernetes("object")},
+    "extraVolumeMounts": {"type": "array", "items": kubernetes("object")},
+    "resources.requests": {"type": "object", "additionalProperties": {"type": ["string", "number"]}},
+    "resources.limits": {"type": "object", "additionalProperties": {"type": ["string", "number"]}},
+    "kubeletRoot": {"type": "string", "pattern": DIRECTORY},
+    "stateDir": {"type": "string", "pattern": DIRECTORY},
+    "nodeLabels.directory": {"type": "string", "pattern": DIRECTORY},
+    "seLinuxOptions": {
+        "type": "object", "additionalProperties": False,
+        "properties": {
+            key: {"type": "string", "description": f"SELinux {key}."} for key in ["user", "role", "type", "level"]
+        },
+    },
+    "serviceAccount.annotations": STRINGS,
+    "metrics.port": {"type": "integer", "minimum": 1024, "maximum": 65535},
+    "metrics.service.annotations": STRINGS,
+    "metrics.serviceMonitor.labels": STRINGS,
+    "metrics.serviceMonitor.interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
+    "metrics.podMonitor.labels": STRINGS,
+    "metrics.podMonitor.interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
+    "metrics.prometheusRule.labels": STRINGS,
+    "metrics.grafanaDashboard.labels": STRINGS,
+    "networkPolicy.from": {"type": "array", "items": kubernetes("object")},
+    "admissionPolicy.runtimeClassNames": {"type": "array", "minItems": 1, "items": {"type": "string", "pattern": NAME}},
+}
+# What an entry of `profiles` may say of its own.
+OF_PROFILES = [
+    "config", "image", "nodeSelector", "gpuNodeLabels", "affinity", "tolerations", "runtimeClassName",
+    "priorityClassName", "updateStrategy", "podAnnotations", "podLabels", "visibleDevices", "extraEnv",
+    "extraVolumes", "extraVolumeMounts", "resources",
+]
+
+
+def comments():
+    """The comment above each key of values.yaml, by path."""
+    found, above, path = {}, [], []
+    for line in (CHART / "values.yaml").read_text().splitlines():
+        text = line.strip()
+        key = re.match(r"^( *)([A-Za-z][A-Za-z0-9]*):", line)
+        if text.startswith("# "):
+            above.append(text[2:])
+        elif key:
+            path = path[: len(key[1]) // 2] + [key[2]]
+            if above:
+                found[".".join(path)] = re.split(r"\s{2,}", " ".join(above))[0]
+            above = []
+        else:
+            above = []
+    return found
+
+
+def configuration():
+    """The schema of `config`: every section and key of config.toml; the plugin judges the values."""
+    sections, above, section = {}, [], None
+    for line in (ROOT / "config.toml").read_text().splitlines():
+        header, key = re.match(r"^\[([a-z_.]+)\]$", line), re.match(r"^([A-Za-z0-9_]+) = ", line)
+        if line.startswith("# "):
+            above.append(line[2:])
+            continue
+        if header:
+            section = header[1]
+            sections[section] = {}
+        elif key and section:
+            sections[section][key[1]] = {"description": " ".join(above) or "See the key before it."}
+        above = []
+    properties = {
+        name: {"type": "object", "description": f"[{name}]", "additionalProperties": False, "properties": keys}
+        for name, keys in sections.items()
+        if "." not in name
+    }
+    # Tables whose keys are the user's.
+    properties["health"]["properties"]["xid"] = {
+        "type": "object", "description": "What an XID means, by its number.",
+        "additionalProperties": {"enum": ["ignore", "suspect", "unhealthy", "until-reset"]},
+    }
+    properties["layout"] = {
+        "type": "array", "items": {"type": "object"},
+        "description": "[[layout]]: GPUs that are to be cut into unequal shares, each under a resource name of its own.",
+    }
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def of(value, path, described):
+    """The schema of what stands at `path` with this default."""
+    if path == "config":
+        schema = configuration()
+    elif path in ALLOWED:
+        schema = dict(ALLOWED[path])
+    elif isinstance(value, bool):
+        schema = {"type": "boolean"}
+    elif isinstance(value, str):
+        schema = {"type": "string"}
+    elif isinstance(value, dict):
+        properties = {key: of(item, f"{path}.{key}" if path else key, described) for key, item in value.items()}
+        schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    else:
+        raise ValueError(f"values.yaml: say in tests/deploy/schema.py what {path} may be")
+    if path in described:
+        schema["description"] = described[path]
+    return schema
+
+
+def orphan(schema):
+    """The same for a profile, where null takes the value away."""
+    schema = dict(schema)
+    if "type" in schema:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        schema["type"] = [*kinds, "null"]
+    if "properties" in schema:
+        schema["properties"] = {key: orphan(item) for key, item in schema["properties"].items()}
+    return schema
+
+
+def make():
+    """The text of values.schema.json."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    profiles = values.pop("profiles")
+    described = comments()
+    schema = of(values, "", described)
+    profile = {key: orphan(schema["properties"][key]) for key in OF_PROFILES}
+    schema["properties"]["profiles"] = {
+        "type": "object",
+        "description": described["profiles"],
+        "minProperties": len(profiles),
+        # A label's value.
+        "propertyNames": {"pattern": NAME, "maxLength": 20},
+        "additionalProperties": {"type": ["object", "null"], "additionalProperties": False, "properties": profile},
+    }
+    # Helm puts these into every chart's values.
+    schema["properties"]["global"] = {"type": "object", "description": "Helm's; not used."}
+    head = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of the chart tessera",
+        "$comment": "Made by tests/deploy/update from values.yaml and config.toml.",
+    }
+    return json.dumps(head | schema, indent=1, ensure_ascii=False) + "\n"
