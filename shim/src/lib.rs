@@ -5,6 +5,7 @@
 //! hooked: driver symbols carry no versions, and it is how the shim, like every other preloaded
 //! library, finds the real `dlsym`.
 #![allow(non_snake_case, missing_docs, reason = "exports carry the driver's own names")]
+#![cfg_attr(not(feature = "std"), no_std)]
 #![allow(clippy::too_many_arguments, reason = "the driver's signatures")]
 
 use core::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
@@ -13,11 +14,9 @@ use tessera_cuda::types::*;
 use tessera_shim_core::gate::Stream;
 use tessera_shim_core::{exports, hooks, launch, real, resolve::Export, work};
 
+#[cfg(not(feature = "std"))]
+mod alone;
 mod dlsym;
-mod tls;
-// Not in debug builds, which unwind.
-#[cfg(panic = "abort")]
-mod unwinder;
 
 /// The stream of a launch, from its arguments.
 macro_rules! stream_of {

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -163,7 +163,7 @@ pub(crate) fn exists(path: &Path) -> bool {
 pub(crate) fn open_page(path: &Path) -> Result<(File, Stat), PageError> {
     let name = c_path(path).map_err(|errno| PageError::os(path, "open", errno))?;
     let fd = os::open(&name, libc::O_RDWR).map_err(|errno| PageError::os(path, "open", errno))?;
-    let stat = os::fstat(fd.as_fd()).map_err(|errno| PageError::os(path, "fstat", errno))?;
+    let stat = os::fstat(fd.as_raw_fd()).map_err(|errno| PageError::os(path, "fstat", errno))?;
     match stat.kind {
         FileKind::Regular => Ok((File::from(fd), stat)),
         FileKind::Directory => Err(PageError::new(path, PageFault::IsDirectory)),
@@ -181,25 +181,4 @@ pub(crate) fn restore_size(file: &File, path: &Path, bytes: usize) -> Result<(),
 /// The path as the kernel takes it, or the `errno` it would answer.
 pub(crate) fn c_path(path: &Path) -> Result<CString, i32> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| libc::EINVAL)
-}
-
-/// Opens a page on the tenant's side.
-pub(crate) fn attach(
-    path: &Path,
-    access: libc::c_int,
-    bytes: usize,
-) -> Result<(OwnedFd, Stat), crate::error::AttachFault> {
-    use crate::error::AttachFault;
-    let name = c_path(path).map_err(AttachFault::open)?;
-    let fd = os::open(&name, access).map_err(AttachFault::open)?;
-    let stat = os::fstat(fd.as_fd()).map_err(AttachFault::Os)?;
-    if stat.kind != FileKind::Regular {
-        return Err(AttachFault::NotRegular);
-    }
-    let expected = u64::try_from(bytes).unwrap_or(u64::MAX);
-    // A mapping past the end of the file is SIGBUS on first touch.
-    if stat.size < expected {
-        return Err(AttachFault::Short { found: stat.size, expected });
-    }
-    Ok((fd, stat))
 }

@@ -10,21 +10,34 @@
 //!
 //! Both pages carry magic and ABI version; the magic is published last with `Release`. Offsets are
 //! asserted at compile time in [`layout`]. This crate depends on `libc` alone, because the shim
-//! links it into strangers' processes.
+//! links it into strangers' processes. For the same reason the tenant's side does without std (feature
+//! `std` off): the printer of backtraces alone would be a third of the shim.
+#![cfg_attr(not(feature = "std"), no_std)]
+
+extern crate alloc;
 
 pub mod abi;
 pub mod account;
+mod attach;
 pub mod error;
+mod fd;
+#[cfg(feature = "std")]
 mod files;
 pub mod layout;
 pub mod ledger;
 mod os;
 pub mod quota;
 pub mod session;
+#[cfg(feature = "std")]
 mod spares;
 pub mod sync;
 pub mod usage;
 
-pub use error::{AttachError, AttachFault, ClaimError, PageError, PageFault};
+pub use attach::in_dir;
+pub use error::{AttachError, AttachFault, ClaimError};
+#[cfg(feature = "std")]
+pub use error::{PageError, PageFault};
+#[cfg(feature = "std")]
 pub use files::{prepare_dir, remove_pages};
+#[cfg(feature = "std")]
 pub use spares::{PAIR_BYTES, Spares};

@@ -5,16 +5,18 @@ use core::ffi::CStr;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::time::Duration;
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use libc::c_int;
+
+use crate::fd::Fd;
 
 /// `errno` of the last failed call.
 fn errno() -> i32 {
-    io::Error::last_os_error().raw_os_error().unwrap_or(0)
+    // SAFETY: this thread's own, always there.
+    unsafe { *libc::__errno_location() }
 }
 
 /// Repeats `call` while a signal interrupts it; `-1` becomes `errno`.
-fn retry(mut call: impl FnMut() -> libc::c_int) -> Result<libc::c_int, i32> {
+fn retry(mut call: impl FnMut() -> c_int) -> Result<c_int, i32> {
     loop {
         match call() {
             -1 => match errno() {
@@ -28,12 +30,12 @@ fn retry(mut call: impl FnMut() -> libc::c_int) -> Result<libc::c_int, i32> {
 
 /// Opens without following a final symlink, and without ever waiting: for another's lease
 /// (`EWOULDBLOCK`, see `fcntl(2)` F_SETLEASE) or for a FIFO's other end.
-pub(crate) fn open(path: &CStr, access: libc::c_int) -> Result<OwnedFd, i32> {
+pub(crate) fn open(path: &CStr, access: c_int) -> Result<Fd, i32> {
     let flags = access | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     // SAFETY: `path` is NUL-terminated and outlives the call; no O_CREAT, so no mode is read.
     let fd = retry(|| unsafe { libc::open(path.as_ptr(), flags) })?;
     // SAFETY: `open` just returned this descriptor; nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(unsafe { Fd::new(fd) })
 }
 
 /// What `fstat` says, as far as this crate cares.
@@ -43,9 +45,11 @@ pub(crate) struct Stat {
     pub inode: (u64, u64),
     pub size: u64,
     /// Bytes of it that have memory behind them.
+    #[cfg(feature = "std")]
     pub held: u64,
     pub kind: FileKind,
     /// Permission bits.
+    #[cfg(feature = "std")]
     pub mode: u32,
 }
 
@@ -56,31 +60,34 @@ pub(crate) enum FileKind {
     Other,
 }
 
-pub(crate) fn fstat(fd: BorrowedFd<'_>) -> Result<Stat, i32> {
+pub(crate) fn fstat(fd: c_int) -> Result<Stat, i32> {
     let mut stat = core::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `stat` is writable memory of the size `fstat` fills.
-    retry(|| unsafe { libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) })?;
+    retry(|| unsafe { libc::fstat(fd, stat.as_mut_ptr()) })?;
     // SAFETY: `fstat` succeeded, so it filled the structure.
     let stat = unsafe { stat.assume_init() };
     Ok(Stat {
         inode: (stat.st_dev, stat.st_ino),
         size: u64::try_from(stat.st_size).unwrap_or(0),
+        #[cfg(feature = "std")]
         held: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
         kind: match stat.st_mode & libc::S_IFMT {
             libc::S_IFREG => FileKind::Regular,
             libc::S_IFDIR => FileKind::Directory,
             _ => FileKind::Other,
         },
+        #[cfg(feature = "std")]
         mode: stat.st_mode & 0o7777,
     })
 }
 
 /// Whether the file lies on a tmpfs, where allocated bytes and memory are the same thing. Other file
 /// systems compress, or count otherwise.
-pub(crate) fn is_tmpfs(fd: BorrowedFd<'_>) -> bool {
+#[cfg(feature = "std")]
+pub(crate) fn is_tmpfs(fd: c_int) -> bool {
     let mut stat = core::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: `stat` is writable memory of the size `fstatfs` fills.
-    if retry(|| unsafe { libc::fstatfs(fd.as_raw_fd(), stat.as_mut_ptr()) }).is_err() {
+    if retry(|| unsafe { libc::fstatfs(fd, stat.as_mut_ptr()) }).is_err() {
         return false;
     }
     // SAFETY: `fstatfs` succeeded, so it filled the structure.
@@ -97,7 +104,7 @@ pub(crate) enum TryLock {
     Taken,
 }
 
-fn flock(kind: libc::c_int, start: u64, len: u64) -> libc::flock {
+fn flock(kind: c_int, start: u64, len: u64) -> libc::flock {
     // SAFETY: `flock` is integers only, for which zero is a value.
     let mut lock: libc::flock = unsafe { core::mem::zeroed() };
     // The constants and offsets are small: F_*LCK ≤ 2, SEEK_SET = 0, offsets < USAGE_BYTES.
@@ -110,10 +117,10 @@ fn flock(kind: libc::c_int, start: u64, len: u64) -> libc::flock {
 
 /// Non-blocking exclusive lock of one byte, owned by `fd`'s open file description
 /// (`fcntl_locking(2)`, F_OFD_SETLK). `fd` must be open for writing.
-pub(crate) fn try_lock(fd: BorrowedFd<'_>, offset: u64) -> Result<TryLock, i32> {
+pub(crate) fn try_lock(fd: c_int, offset: u64) -> Result<TryLock, i32> {
     let lock = flock(libc::F_WRLCK, offset, 1);
     // SAFETY: F_OFD_SETLK reads one `flock`, which outlives the call.
-    match retry(|| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }) {
+    match retry(|| unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const lock) }) {
         Ok(_) => Ok(TryLock::Held),
         Err(libc::EAGAIN | libc::EACCES) => Ok(TryLock::Taken),
         Err(error) => Err(error),
@@ -122,18 +129,18 @@ pub(crate) fn try_lock(fd: BorrowedFd<'_>, offset: u64) -> Result<TryLock, i32> 
 
 /// Gives a byte back. Explicitly, because closing is not enough when another thread forked
 /// meanwhile: the child shares the description until it executes something.
-pub(crate) fn unlock(fd: BorrowedFd<'_>, offset: u64) {
+pub(crate) fn unlock(fd: c_int, offset: u64) {
     let lock = flock(libc::F_UNLCK, offset, 1);
     // SAFETY: as in `try_lock`.
-    let _ = retry(|| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) });
+    let _ = retry(|| unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const lock) });
 }
 
 /// Whether another description holds a lock anywhere in the range (F_OFD_GETLK).
-pub(crate) fn is_locked(fd: BorrowedFd<'_>, start: u64, len: u64) -> Result<bool, i32> {
+pub(crate) fn is_locked(fd: c_int, start: u64, len: u64) -> Result<bool, i32> {
     let mut lock = flock(libc::F_WRLCK, start, len);
     // SAFETY: F_OFD_GETLK reads and writes one `flock`, which outlives the call.
-    retry(|| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) })?;
-    Ok(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
+    retry(|| unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut lock) })?;
+    Ok(c_int::from(lock.l_type) != libc::F_UNLCK)
 }
 
 /// A shared mapping of a file's first bytes as a `T`, unmapped when dropped.
@@ -157,12 +164,11 @@ impl<T> Map<T> {
     /// # Safety
     /// Every field of `T` that anyone may change while this mapping lives is an atomic, every bit
     /// pattern is a valid `T`, and `T` needs no stricter alignment than a page.
-    pub(crate) unsafe fn new(fd: BorrowedFd<'_>, writable: bool) -> Result<Self, i32> {
+    pub(crate) unsafe fn new(fd: c_int, writable: bool) -> Result<Self, i32> {
         const { assert!(align_of::<T>() <= 4096 && size_of::<T>() > 0) };
         let prot = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let at = unsafe {
-            let fd = fd.as_raw_fd();
             libc::mmap(core::ptr::null_mut(), size_of::<T>(), prot, libc::MAP_SHARED, fd, 0)
         };
         if at == libc::MAP_FAILED {
@@ -219,5 +225,6 @@ pub(crate) fn sleep(time: Duration) {
 
 /// This process's pid in its own pid namespace.
 pub(crate) fn pid() -> u32 {
-    std::process::id()
+    // SAFETY: no pointers, and it cannot fail.
+    unsafe { libc::getpid() }.cast_unsigned()
 }

@@ -125,7 +125,7 @@ impl fmt::Display for DecodeError {
     }
 }
 
-impl std::error::Error for DecodeError {}
+impl core::error::Error for DecodeError {}
 
 const HELLO: u32 = 1;
 const WELCOME: u32 = 2;
@@ -317,6 +317,7 @@ impl Fields<'_> {
 ///
 /// # Errors
 /// `errno`; `ENOPROTOOPT` from an older kernel.
+#[cfg(feature = "std")]
 pub fn refuse_descriptors(socket: std::os::fd::BorrowedFd<'_>) -> Result<(), i32> {
     const SO_PASSRIGHTS: libc::c_int = 83;
     let off: libc::c_int = 0;

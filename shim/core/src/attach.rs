@@ -2,10 +2,10 @@
 //! is missing, unreadable or invalid means no GPU, not an unlimited one.
 
 use crate::log::Reason;
+use alloc::boxed::Box;
+use alloc::ffi::CString;
 use core::ffi::CStr;
-use std::ffi::{CString, OsStr};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use tessera_region::in_dir;
 use tessera_region::layout::{CONTAINER_PAGES_DIR, GATE_SOCKET, SESSION_SOCKET};
 use tessera_region::quota::QuotaReader;
 use tessera_region::usage::UsageMap;
@@ -38,10 +38,9 @@ static BROKEN: Reason = Reason::new();
 
 /// Looks for the pages and attaches.
 pub fn find() -> Found {
-    let container = Path::new(CONTAINER_PAGES_DIR);
-    if exists(c"/usr/local/tessera/pages") {
+    if exists(MOUNT_POINT) {
         return attach(
-            container,
+            MOUNT_POINT,
             "the Tessera plugin writes this when a container starts: delete the pod so that it is \
              made anew; if that does not help, see `tessera status` on its node",
         );
@@ -56,9 +55,11 @@ pub fn find() -> Found {
     }
 }
 
+/// [`CONTAINER_PAGES_DIR`], as the kernel takes it.
+const MOUNT_POINT: &CStr = c"/usr/local/tessera/pages";
+
 const _: () = {
-    // `exists` wants the constant with a NUL.
-    let (a, b) = (CONTAINER_PAGES_DIR.as_bytes(), c"/usr/local/tessera/pages".to_bytes());
+    let (a, b) = (CONTAINER_PAGES_DIR.as_bytes(), MOUNT_POINT.to_bytes());
     assert!(a.len() == b.len());
     let mut at = 0;
     while at < a.len() {
@@ -76,9 +77,8 @@ fn exists(path: &CStr) -> bool {
     !(failed && matches!(crate::log::errno(), libc::ENOENT | libc::ENOTDIR))
 }
 
-/// `TESSERA_DIR`, read without std's environment lock, which another thread may have held when this
-/// process was forked.
-fn named_by_environment() -> Option<std::path::PathBuf> {
+/// `TESSERA_DIR`.
+fn named_by_environment() -> Option<CString> {
     // SAFETY: a NUL-terminated name. As for every getenv, the host must not change its environment
     // at the same time; the value is copied at once.
     let value = unsafe { libc::getenv(c"TESSERA_DIR".as_ptr()) };
@@ -86,21 +86,17 @@ fn named_by_environment() -> Option<std::path::PathBuf> {
         return None;
     }
     // SAFETY: non-null, so it is a NUL-terminated string of the environment.
-    let value = unsafe { CStr::from_ptr(value) }.to_bytes();
-    (!value.is_empty()).then(|| OsStr::from_bytes(value).into())
+    let value = unsafe { CStr::from_ptr(value) };
+    (!value.is_empty()).then(|| value.into())
 }
 
-fn attach(dir: &Path, advice: &str) -> Found {
-    let attached = QuotaReader::attach(dir)
-        .and_then(|quota| UsageMap::attach(dir).map(|usage| (quota, usage)));
+fn attach(dir: &CStr, advice: &str) -> Found {
+    let attached = QuotaReader::attach_in(dir)
+        .and_then(|quota| UsageMap::attach_in(dir).map(|usage| (quota, usage)));
     match attached {
         Ok((quota, usage)) => {
-            // A path from the environment or a constant: neither holds a NUL.
-            let path = |name| {
-                let path = dir.join(name);
-                CString::new(path.as_os_str().as_bytes()).unwrap_or_default()
-            };
-            let (session_path, gate_path) = (path(SESSION_SOCKET), path(GATE_SOCKET));
+            let session_path = in_dir(dir, SESSION_SOCKET);
+            let gate_path = in_dir(dir, GATE_SOCKET);
             Found::Pages(Box::new(Pages { quota, usage, session_path, gate_path }))
         }
         Err(error) => {

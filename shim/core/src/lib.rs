@@ -30,6 +30,10 @@
 //! allocate nothing on hot paths and keep their tables on memory of their own. Silent unless
 //! something is refused ([`log`]).
 
+#![cfg_attr(not(test), no_std)]
+
+extern crate alloc;
+
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("CUDA exists on 64-bit Linux only; device pointers and sizes are taken as 64 bits");
 

@@ -2,10 +2,11 @@
 
 use crate::context::give_back;
 use crate::contexts::{Context, Place};
+use crate::own;
 use crate::quota;
 use crate::real;
 use crate::state::{PRIMARIES, Process};
-use crate::thread::{CachedPlace, THREAD};
+use crate::thread::CachedPlace;
 use core::ffi::c_int;
 use core::ptr;
 use tessera_cuda::types::{CUDA_SUCCESS, CUcontext, CUdevice, CUstream};
@@ -55,9 +56,10 @@ fn of_context(process: &'static Process, context: CUcontext, is_current: bool) -
     let handle = context.addr();
     let owner = ptr::from_ref(process).addr();
     let epoch = process.contexts.epoch();
-    let cached = THREAD.with(|thread| thread.place.get());
+    let cache = &own::thread().place;
+    let cached = cache.get();
     if cached.handle == handle && cached.epoch == epoch && cached.owner == owner {
-        return Look::At(cached.place);
+        return Look::At(cached.place());
     }
     let place = match process.contexts.find(handle) {
         Some(place) => place,
@@ -67,7 +69,9 @@ fn of_context(process: &'static Process, context: CUcontext, is_current: bool) -
         },
         None => return current(process),
     };
-    THREAD.with(|thread| thread.place.set(CachedPlace { owner, epoch, handle, place }));
+    let Place { serial, gpu } = place;
+    let gpu = gpu.map_or(0, |gpu| u32::from(gpu) + 1);
+    cache.set(CachedPlace { owner, epoch, handle, serial, gpu });
     Look::At(place)
 }
 

@@ -31,9 +31,10 @@ use crate::session::Session;
 use crate::shares::Shares;
 use crate::spin::Spin;
 use crate::vmm::Vmm;
+use alloc::boxed::Box;
+use alloc::ffi::CString;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::ffi::CString;
 use tessera_cuda::types::CUdevice;
 use tessera_region::account::Account;
 use tessera_region::layout::{MAX_GPUS, SLOTS};
@@ -382,7 +383,8 @@ impl Process {
 }
 
 fn own_pid() -> u32 {
-    std::process::id()
+    // SAFETY: no pointers, and it cannot fail.
+    unsafe { libc::getpid() }.cast_unsigned()
 }
 
 const _: () = assert!(MAX_GPUS <= 255 - 2, "a GPU's index fits beside the marks in `gpus`");

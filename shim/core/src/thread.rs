@@ -1,13 +1,16 @@
 //! What a thread keeps for itself.
 //!
-//! Plain thread-local words: no lazy initialisation, no destructor, no registration. So hooks work
-//! in TLS destructors and atexit handlers, and a thread that ends leaves nothing behind but its
-//! launch record, which is reclaimed by its dead thread id ([`crate::records`]). The word that a
-//! launch needs is in [`crate::own`], being the only one that has to be faster than this.
+//! Plain thread-local words ([`crate::own`] says where): no lazy initialisation, no destructor, no
+//! registration. So hooks work in TLS destructors and atexit handlers, and a thread that ends leaves
+//! nothing behind but its launch record, which is reclaimed by its dead thread id
+//! ([`crate::records`]).
 
 use crate::contexts::Place;
+use crate::own;
 use core::cell::Cell;
 
+/// All zero at first.
+#[repr(C)]
 pub(crate) struct Thread {
     /// Hooks of ours that are active on this thread.
     depth: Cell<u32>,
@@ -15,7 +18,8 @@ pub(crate) struct Thread {
     pub(crate) place: Cell<CachedPlace>,
 }
 
-/// A remembered answer of [`crate::contexts::Contexts::find`].
+/// A remembered answer of [`crate::contexts::Contexts::find`]. All zero is none, for which every
+/// field must have a value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CachedPlace {
     /// Whose answer: the address of the process's state, which a forked child replaces.
@@ -24,21 +28,18 @@ pub(crate) struct CachedPlace {
     pub(crate) epoch: u64,
     /// The context's handle.
     pub(crate) handle: usize,
-    pub(crate) place: Place,
+    /// [`Place::serial`]
+    pub(crate) serial: u32,
+    /// [`Place::gpu`], plus one; 0 is `None`.
+    pub(crate) gpu: u32,
 }
 
-thread_local! {
-    pub(crate) static THREAD: Thread = const {
-        Thread {
-            depth: Cell::new(0),
-            place: Cell::new(CachedPlace {
-                owner: 0,
-                epoch: 0,
-                handle: 0,
-                place: Place { serial: 0, gpu: None },
-            }),
-        }
-    };
+impl CachedPlace {
+    #[inline]
+    pub(crate) fn place(self) -> Place {
+        let gpu = self.gpu.checked_sub(1).and_then(|gpu| u8::try_from(gpu).ok());
+        Place { serial: self.serial, gpu }
+    }
 }
 
 /// While it lives, hooks called on this thread are the driver's own calls and pass through:
@@ -50,20 +51,19 @@ impl Depth {
     /// `None` when already inside a hook.
     #[inline]
     pub(crate) fn enter() -> Option<Self> {
-        THREAD.with(|thread| {
-            if thread.depth.get() != 0 {
-                return None;
-            }
-            thread.depth.set(1);
-            Some(Self(()))
-        })
+        let depth = &own::thread().depth;
+        if depth.get() != 0 {
+            return None;
+        }
+        depth.set(1);
+        Some(Self(()))
     }
 }
 
 impl Drop for Depth {
     #[inline]
     fn drop(&mut self) {
-        THREAD.with(|thread| thread.depth.set(0));
+        own::thread().depth.set(0);
     }
 }
 

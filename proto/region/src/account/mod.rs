@@ -20,8 +20,8 @@ mod imports;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-use std::os::fd::{AsFd, OwnedFd};
 
+use crate::fd::Fd;
 use crate::layout::{Kind, LAUNCH_SHARDS, SLOTS, queue_lock_offset};
 pub use crate::ledger::Reason;
 use crate::ledger::{self, Contention, Ledger};
@@ -78,7 +78,7 @@ impl Refused {
     }
 }
 
-impl std::error::Error for Refused {}
+impl core::error::Error for Refused {}
 
 /// Bytes set aside for one driver call. Dropping it gives them back.
 #[derive(Debug)]
@@ -359,7 +359,7 @@ struct Waiting<'a> {
     since_ns: u64,
     random: u64,
     rounds: u32,
-    fd: Option<OwnedFd>,
+    fd: Option<Fd>,
     queued: bool,
 }
 
@@ -383,7 +383,7 @@ impl<'a> Waiting<'a> {
     }
 
     /// Its own description, if there can be one now.
-    fn fd(&mut self) -> Option<&OwnedFd> {
+    fn fd(&mut self) -> Option<&Fd> {
         if self.fd.is_none() {
             self.fd = self.account.usage.reopen().ok();
         }
@@ -399,7 +399,7 @@ impl Contention for Waiting<'_> {
 
     fn try_queue(&mut self) -> bool {
         let offset = queue_lock_offset(self.gpu);
-        let locked = self.fd().map(|fd| os::try_lock(fd.as_fd(), offset));
+        let locked = self.fd().map(|fd| os::try_lock(fd.as_raw_fd(), offset));
         self.queued |= locked == Some(Ok(TryLock::Held));
         self.queued
     }
@@ -428,7 +428,7 @@ impl Contention for Waiting<'_> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if let (true, Some(fd)) = (self.queued, &self.fd) {
-            os::unlock(fd.as_fd(), queue_lock_offset(self.gpu));
+            os::unlock(fd.as_raw_fd(), queue_lock_offset(self.gpu));
         }
     }
 }

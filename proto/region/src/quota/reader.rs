@@ -1,12 +1,11 @@
 //! The tenant's side of the quota page.
 
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};
-use std::os::fd::AsFd;
-use std::path::Path;
 
 use super::{Policy, name_in};
+use crate::attach;
 use crate::error::{AttachError, AttachFault};
-use crate::files;
 use crate::layout::{
     MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage, UUID_LEN,
 };
@@ -29,16 +28,25 @@ impl QuotaReader {
     ///
     /// # Errors
     /// A distinct [`AttachFault`] for each way in which it is not there or not a page.
-    pub fn attach(dir: &Path) -> Result<Self, AttachError> {
-        let path = dir.join(QUOTA_FILE);
-        Self::attach_at(&path).map_err(|fault| AttachError { path, fault })
+    pub fn attach_in(dir: &CStr) -> Result<Self, AttachError> {
+        attach::page(dir, QUOTA_FILE, Self::attach_at)
     }
 
-    fn attach_at(path: &Path) -> Result<Self, AttachFault> {
-        let (fd, _) = files::attach(path, libc::O_RDONLY, QUOTA_BYTES)?;
+    /// As [`attach_in`](Self::attach_in).
+    ///
+    /// # Errors
+    /// The same.
+    #[cfg(feature = "std")]
+    pub fn attach(dir: &std::path::Path) -> Result<Self, AttachError> {
+        Self::attach_in(&attach::c_dir(dir)?)
+    }
+
+    fn attach_at(path: &CStr) -> Result<Self, AttachFault> {
+        let (fd, _) = attach::open(path, libc::O_RDONLY, QUOTA_BYTES)?;
         // SAFETY: what the plugin changes after publishing are atomics; `QuotaPage` is integers
         // only, and page-aligned at most.
-        let map = unsafe { Map::<QuotaPage>::new(fd.as_fd(), false) }.map_err(AttachFault::Os)?;
+        let map =
+            unsafe { Map::<QuotaPage>::new(fd.as_raw_fd(), false) }.map_err(AttachFault::Os)?;
         // Acquire: pairs with the publication of the magic, so that the rest is seen whole.
         let magic = map.magic.load(Ordering::Acquire);
         if magic != QUOTA_MAGIC {

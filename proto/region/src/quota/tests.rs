@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 use tempfile::TempDir;
 
 use super::*;
-use crate::layout::{GATE_CLOSED, GATE_SOLO, QUOTA_FILE, gate_epoch, gate_state, gate_word};
+use crate::layout::{
+    GATE_CLOSED, GATE_SOLO, MAX_BYTES, QUOTA_FILE, gate_epoch, gate_state, gate_word,
+};
 use crate::{AttachFault, PageFault, prepare_dir, remove_pages};
 
 fn gpu(index: u64) -> GpuQuota {

@@ -3,7 +3,7 @@
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -129,7 +129,7 @@ impl QuotaWriter {
     fn map(path: PathBuf, file: &File) -> Result<Self, PageError> {
         // SAFETY: only the plugin writes this file, and after publishing it changes atomics alone;
         // `QuotaPage` is integers only, and page-aligned at most.
-        let map = unsafe { Map::<QuotaPage>::new(file.as_fd(), true) }
+        let map = unsafe { Map::<QuotaPage>::new(file.as_raw_fd(), true) }
             .map_err(|errno| PageError::os(&path, "mmap", errno))?;
         let fail = |fault| Err(PageError::new(&path, fault));
         if map.magic.load(Ordering::Acquire) != QUOTA_MAGIC {

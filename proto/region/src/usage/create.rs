@@ -2,7 +2,7 @@
 
 use core::mem::offset_of;
 use std::fs::{self, File};
-use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
@@ -84,7 +84,7 @@ fn renew(file: &File, path: &Path, stat: Stat, fresh: &[u8]) -> Result<Created, 
 
     let mut taken = [false; SLOTS];
     for (slot, taken) in taken.iter_mut().enumerate() {
-        *taken = os::try_lock(file.as_fd(), slot_lock_offset(slot))
+        *taken = os::try_lock(file.as_raw_fd(), slot_lock_offset(slot))
             .map_err(|errno| PageError::os(path, "fcntl", errno))?
             == TryLock::Taken;
     }
@@ -108,7 +108,7 @@ fn renew(file: &File, path: &Path, stat: Stat, fresh: &[u8]) -> Result<Created, 
         file.write_all_at(header, 0).map(|()| recovered).map_err(io("pwrite"))
     });
     for slot in (0..SLOTS).filter(|&slot| !taken[slot]) {
-        os::unlock(file.as_fd(), slot_lock_offset(slot));
+        os::unlock(file.as_raw_fd(), slot_lock_offset(slot));
     }
     created.recovered = written?;
     Ok(created)

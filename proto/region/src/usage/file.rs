@@ -3,7 +3,7 @@
 use core::mem::offset_of;
 use core::ops::Range;
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -75,7 +75,7 @@ impl UsageFile {
     pub fn open_as(dir: &Path, abi: u32) -> Result<Self, PageError> {
         let path = dir.join(USAGE_FILE);
         let (file, _) = files::open_page(&path)?;
-        let tmpfs = os::is_tmpfs(file.as_fd());
+        let tmpfs = os::is_tmpfs(file.as_raw_fd());
         Ok(Self { path, file, abi, tmpfs, recovering: Mutex::new(()) })
     }
 
@@ -114,7 +114,7 @@ impl UsageFile {
     }
 
     fn check_size(&self) -> Result<(), Tampered> {
-        let stat = os::fstat(self.file.as_fd()).map_err(|_| Tampered::page(What::Size, 0))?;
+        let stat = os::fstat(self.file.as_raw_fd()).map_err(|_| Tampered::page(What::Size, 0))?;
         if stat.size != BYTES {
             return Err(Tampered::page(What::Size, stat.size));
         }
@@ -161,13 +161,13 @@ impl UsageFile {
             if slot_bytes.iter().all(|&byte| byte == 0) {
                 continue;
             }
-            let lock = os::try_lock(self.file.as_fd(), slot_lock_offset(slot))
+            let lock = os::try_lock(self.file.as_raw_fd(), slot_lock_offset(slot))
                 .map_err(|errno| PageError::os(&self.path, "fcntl", errno))?;
             if lock == TryLock::Taken {
                 continue;
             }
             let zeroed = zero_slots(&self.file, &self.path, |index| index == slot);
-            os::unlock(self.file.as_fd(), slot_lock_offset(slot));
+            os::unlock(self.file.as_raw_fd(), slot_lock_offset(slot));
             total.add(&zeroed?);
         }
         if total.bytes.iter().any(|&bytes| bytes != 0) {
@@ -200,7 +200,7 @@ impl UsageFile {
     /// [`crate::PageFault::NoSpace`], [`crate::PageFault::Io`].
     pub fn restore(&self, generation: u64) -> Result<Restored, PageError> {
         let _alone = self.recovering.lock().unwrap_or_else(PoisonError::into_inner);
-        let stat = os::fstat(self.file.as_fd())
+        let stat = os::fstat(self.file.as_raw_fd())
             .map_err(|errno| PageError::os(&self.path, "fstat", errno))?;
         let mut restored = Restored {
             size: stat.size != BYTES,
@@ -236,7 +236,7 @@ impl UsageFile {
             snapshot.slots.iter().all(|slot| self.slot_locked(slot.index).unwrap_or(false))
         };
         self.tmpfs
-            && os::fstat(self.file.as_fd()).is_ok_and(|stat| stat.mode == MODE)
+            && os::fstat(self.file.as_raw_fd()).is_ok_and(|stat| stat.mode == MODE)
             && self
                 .snapshot()
                 .is_ok_and(|snapshot| snapshot.generation == generation && of_living(&snapshot))
@@ -260,7 +260,7 @@ impl UsageFile {
     }
 
     fn locked(&self, start: u64, len: u64) -> Result<bool, PageError> {
-        os::is_locked(self.file.as_fd(), start, len)
+        os::is_locked(self.file.as_raw_fd(), start, len)
             .map_err(|errno| PageError::os(&self.path, "fcntl", errno))
     }
 }

@@ -1,13 +1,13 @@
 //! The tenant's side of the usage page: attach, claim a slot, recover dead owners' slots.
 
+use alloc::ffi::CString;
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-use std::ffi::CString;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 
+use crate::attach;
 use crate::error::{AttachError, AttachFault, ClaimError};
-use crate::files;
+use crate::fd::Fd;
 use crate::layout::{
     SLOTS, Slot, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsagePage, slot_lock_offset,
 };
@@ -38,15 +38,24 @@ impl UsageMap {
     ///
     /// # Errors
     /// A distinct [`AttachFault`] for each way in which it is not there, not usable or not a page.
-    pub fn attach(dir: &Path) -> Result<Self, AttachError> {
-        let path = dir.join(USAGE_FILE);
-        Self::attach_at(&path).map_err(|fault| AttachError { path, fault })
+    pub fn attach_in(dir: &CStr) -> Result<Self, AttachError> {
+        attach::page(dir, USAGE_FILE, Self::attach_at)
     }
 
-    fn attach_at(path: &Path) -> Result<Self, AttachFault> {
-        let (fd, stat) = files::attach(path, libc::O_RDWR, USAGE_BYTES)?;
+    /// As [`attach_in`](Self::attach_in).
+    ///
+    /// # Errors
+    /// The same.
+    #[cfg(feature = "std")]
+    pub fn attach(dir: &std::path::Path) -> Result<Self, AttachError> {
+        Self::attach_in(&attach::c_dir(dir)?)
+    }
+
+    fn attach_at(path: &CStr) -> Result<Self, AttachFault> {
+        let (fd, stat) = attach::open(path, libc::O_RDWR, USAGE_BYTES)?;
         // SAFETY: `UsagePage` is atomics only and page-aligned at most; the file is long enough.
-        let page = unsafe { Map::<UsagePage>::new(fd.as_fd(), true) }.map_err(AttachFault::Os)?;
+        let page =
+            unsafe { Map::<UsagePage>::new(fd.as_raw_fd(), true) }.map_err(AttachFault::Os)?;
         // Acquire: pairs with the publication of the magic.
         let magic = page.header.magic.load(Ordering::Acquire);
         if magic != USAGE_MAGIC {
@@ -60,8 +69,7 @@ impl UsageMap {
         if usize::try_from(slots) != Ok(SLOTS) {
             return Err(AttachFault::BadCount(slots));
         }
-        let path = files::c_path(path).map_err(AttachFault::open)?;
-        Ok(Self { page, path, inode: stat.inode })
+        Ok(Self { page, path: path.into(), inode: stat.inode })
     }
 
     /// The generation the page was made or renewed for.
@@ -89,7 +97,7 @@ impl UsageMap {
                 continue;
             }
             let lives = fd.as_ref().is_none_or(|fd| {
-                os::is_locked(fd.as_fd(), slot_lock_offset(index), 1) != Ok(false)
+                os::is_locked(fd.as_raw_fd(), slot_lock_offset(index), 1) != Ok(false)
             });
             if lives {
                 into[count] = (slot.pid.load(Ordering::Relaxed), granted);
@@ -125,13 +133,13 @@ impl UsageMap {
     }
 
     /// A fresh open file description of the mapped file.
-    pub(crate) fn reopen(&self) -> Result<OwnedFd, ClaimError> {
+    pub(crate) fn reopen(&self) -> Result<Fd, ClaimError> {
         let fd = os::open(&self.path, libc::O_RDWR).map_err(|errno| match errno {
             libc::EMFILE | libc::ENFILE => ClaimError::Descriptors(errno),
             _ => ClaimError::Os { call: "open", errno },
         })?;
         let stat =
-            os::fstat(fd.as_fd()).map_err(|errno| ClaimError::Os { call: "fstat", errno })?;
+            os::fstat(fd.as_raw_fd()).map_err(|errno| ClaimError::Os { call: "fstat", errno })?;
         match stat.inode == self.inode {
             true => Ok(fd),
             false => Err(ClaimError::Replaced),
@@ -152,7 +160,7 @@ impl UsageMap {
                 os::sleep(Duration::from_millis(1));
             }
             for index in 0..SLOTS {
-                let lock = os::try_lock(fd.as_fd(), slot_lock_offset(index))
+                let lock = os::try_lock(fd.as_raw_fd(), slot_lock_offset(index))
                     .map_err(|errno| ClaimError::Os { call: "fcntl", errno })?;
                 if lock == TryLock::Held {
                     return self.take(fd, index);
@@ -163,9 +171,9 @@ impl UsageMap {
     }
 
     /// Makes the slot whose lock `fd` holds this process's.
-    fn take(&self, fd: OwnedFd, index: usize) -> Result<OwnedSlot, ClaimError> {
+    fn take(&self, fd: Fd, index: usize) -> Result<OwnedSlot, ClaimError> {
         // SAFETY: as in `attach_at`: the same file.
-        let keeper = unsafe { Map::<UsagePage>::new(fd.as_fd(), true) }
+        let keeper = unsafe { Map::<UsagePage>::new(fd.as_raw_fd(), true) }
             .map_err(|errno| ClaimError::Os { call: "mmap", errno })?;
         let slot = self.slot(index);
         self.recover(slot);
@@ -182,7 +190,7 @@ impl UsageMap {
 
     /// Zeroes the slots other than `own` that have bytes charged on `gpu` or imports, and whose owners
     /// are gone, through a description of its own. Returns whether there was any.
-    pub(crate) fn recover_dead(&self, fd: &OwnedFd, own: usize, gpu: usize) -> bool {
+    pub(crate) fn recover_dead(&self, fd: &Fd, own: usize, gpu: usize) -> bool {
         let mut any = false;
         for index in (0..self.high_water()).filter(|&index| index != own) {
             let slot = self.slot(index);
@@ -191,10 +199,10 @@ impl UsageMap {
                 continue;
             }
             let offset = slot_lock_offset(index);
-            if os::try_lock(fd.as_fd(), offset) == Ok(TryLock::Held) {
+            if os::try_lock(fd.as_raw_fd(), offset) == Ok(TryLock::Held) {
                 self.recover(slot);
                 any = true;
-                os::unlock(fd.as_fd(), offset);
+                os::unlock(fd.as_raw_fd(), offset);
             }
         }
         any

@@ -24,14 +24,20 @@
 //! if the child ever uses CUDA. The caller knows that it is a child from a `MADV_WIPEONFORK` page
 //! (`madvise(2)`); nothing here has a destructor that writes.
 
+#[cfg(feature = "std")]
 mod create;
+#[cfg(feature = "std")]
 mod file;
 mod map;
+#[cfg(feature = "std")]
 mod snapshot;
 
+#[cfg(feature = "std")]
 pub use create::{Created, create, create_from};
+#[cfg(feature = "std")]
 pub use file::{Recovered, Restored, UsageFile};
 pub use map::{OwnedSlot, UsageMap};
+#[cfg(feature = "std")]
 pub use snapshot::{SlotView, Snapshot, Tampered, What, parse, parse_as};
 
 #[cfg(test)]
