@@ -13,7 +13,7 @@ use crate::admin::Format;
 use crate::config::{Config, ConfigError, Log, LogFormat, Problem};
 use crate::device::Discovery;
 use crate::device::nvml::NvmlDiscovery;
-use crate::{admin, app, capacity, demo, run};
+use crate::{admin, app, capacity, demo, run, top};
 
 /// `EX_USAGE`: the configuration or the command line is wrong; starting again will not help.
 pub const EXIT_USAGE: u8 = 64;
@@ -49,6 +49,8 @@ enum Command {
         #[arg(long, conflicts_with = "ready")]
         live: bool,
     },
+    /// Watch GPUs and pods live: memory against quota, share asked and got, waiting, refusals
+    Top(top::Args),
     /// Hold one command tree to a quota, without Kubernetes
     Run(run::Args),
     /// Show the whole of Tessera on a simulated GPU
@@ -105,6 +107,7 @@ fn execute(command: Command, config: Config) -> anyhow::Result<ExitCode> {
         Command::Serve => serve(config),
         Command::Status { live: true, .. } => admin::live(&config),
         Command::Status { output, ready, .. } => admin::main(&config, output, ready),
+        Command::Top(args) => top::main(&args, &config),
         Command::Run(args) => run::main(args, &config),
         Command::Demo(args) => demo::main(args, &config),
         Command::Config { command: ConfigCommand::Check } => check(&config),

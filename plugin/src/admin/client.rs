@@ -23,7 +23,7 @@ use crate::regions;
 /// How long the plugin may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Exit status when the plugin does not answer: `EX_UNAVAILABLE`.
-const EXIT_UNAVAILABLE: u8 = 69;
+pub(crate) const EXIT_UNAVAILABLE: u8 = 69;
 
 /// How to print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -114,7 +114,8 @@ async fn connect(socket: &Path) -> anyhow::Result<AdminClient<Channel>> {
     Ok(AdminClient::new(channel))
 }
 
-async fn ask(socket: &Path) -> anyhow::Result<StatusResponse> {
+/// The plugin's answer to Status.
+pub(crate) async fn ask(socket: &Path) -> anyhow::Result<StatusResponse> {
     let call = async {
         let answer = connect(socket).await?.status(StatusRequest {}).await;
         anyhow::Ok(answer.map_err(|status| anyhow::anyhow!("{}", status.message()))?.into_inner())
@@ -123,7 +124,7 @@ async fn ask(socket: &Path) -> anyhow::Result<StatusResponse> {
 }
 
 /// What the pages say by themselves: no pods, no replica ids, no GPUs.
-fn offline(config: &Config, warning: String) -> StatusResponse {
+pub(crate) fn offline(config: &Config, warning: String) -> StatusResponse {
     let root = &config.paths.pages;
     let mut allocations = Vec::new();
     for id in regions::existing(root) {

@@ -213,7 +213,7 @@ fn trouble(gpu: &Gpu, now_unix_ms: i64) -> String {
     text
 }
 
-fn state_of_gpu(state: GpuState) -> &'static str {
+pub(crate) fn state_of_gpu(state: GpuState) -> &'static str {
     match state {
         GpuState::Healthy => "healthy",
         GpuState::Suspect => "suspect",
@@ -280,7 +280,7 @@ fn table(out: &mut String, header: &[&str], rows: Vec<Vec<String>>) {
     }
 }
 
-fn state_name(state: AllocationState) -> &'static str {
+pub(crate) fn state_name(state: AllocationState) -> &'static str {
     match state {
         AllocationState::Allocated => "allocated",
         AllocationState::Started => "started",
@@ -289,7 +289,7 @@ fn state_name(state: AllocationState) -> &'static str {
     }
 }
 
-fn policy_name(policy: ComputePolicy) -> &'static str {
+pub(crate) fn policy_name(policy: ComputePolicy) -> &'static str {
     match policy {
         ComputePolicy::Burst => "burst",
         ComputePolicy::Strict => "strict",
@@ -298,7 +298,7 @@ fn policy_name(policy: ComputePolicy) -> &'static str {
     }
 }
 
-fn health_name(health: Health) -> &'static str {
+pub(crate) fn health_name(health: Health) -> &'static str {
     match health {
         Health::Healthy => "healthy",
         Health::Unhealthy => "unhealthy",
@@ -307,7 +307,7 @@ fn health_name(health: Health) -> &'static str {
 }
 
 /// The message with the field names of `admin_v1.proto`, and enumerations as words.
-pub(super) fn json(status: &StatusResponse) -> Value {
+pub(crate) fn json(status: &StatusResponse) -> Value {
     let plugin = status.plugin.clone().unwrap_or_default();
     json!({
         "plugin": {
