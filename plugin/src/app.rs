@@ -277,7 +277,8 @@ async fn housekeeping(
             due = tokio::time::Instant::now() + timing.reconcile;
             let inspected = Arc::clone(node);
             if let Err(error) = tokio::task::spawn_blocking(move || {
-                inspected.inspect();
+                let seen = inspected.inspect();
+                inspected.note_incidents(seen);
                 inspected.reopen();
                 inspected.flush_audit();
             })

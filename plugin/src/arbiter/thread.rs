@@ -429,6 +429,8 @@ impl Thread {
                 got_10s_millis: got(Duration::from_secs(10)),
                 leased_ns: view.leased_ns,
                 waited_ns: view.waited_ns,
+                long_waits: view.long_waits,
+                longest_wait_ns: view.longest_wait_ns,
                 leases: view.leases,
                 overlaps: view.overlaps,
                 ignored: seat.ignored,

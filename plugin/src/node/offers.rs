@@ -245,6 +245,7 @@ mod tests {
             predecessor: None,
             shim: None,
             cdi: false,
+            placed: None,
         };
         (id, Arc::new(record))
     }
