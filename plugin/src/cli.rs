@@ -13,7 +13,7 @@ use crate::admin::Format;
 use crate::config::{Config, ConfigError, Log, LogFormat, Problem};
 use crate::device::Discovery;
 use crate::device::nvml::NvmlDiscovery;
-use crate::{admin, app, capacity, demo, run, top};
+use crate::{admin, app, capacity, demo, explain, run, top};
 
 /// `EX_USAGE`: the configuration or the command line is wrong; starting again will not help.
 pub const EXIT_USAGE: u8 = 64;
@@ -49,6 +49,8 @@ enum Command {
         #[arg(long, conflicts_with = "ready")]
         live: bool,
     },
+    /// Say why a pod, an allocation or a GPU is as it is, what it was refused, and who changed what
+    Explain(explain::Args),
     /// Watch GPUs and pods live: memory against quota, share asked and got, waiting, refusals
     Top(top::Args),
     /// Hold one command tree to a quota, without Kubernetes
@@ -107,6 +109,7 @@ fn execute(command: Command, config: Config) -> anyhow::Result<ExitCode> {
         Command::Serve => serve(config),
         Command::Status { live: true, .. } => admin::live(&config),
         Command::Status { output, ready, .. } => admin::main(&config, output, ready),
+        Command::Explain(args) => explain::main(&args, &config),
         Command::Top(args) => top::main(&args, &config),
         Command::Run(args) => run::main(args, &config),
         Command::Demo(args) => demo::main(args, &config),

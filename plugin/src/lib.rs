@@ -19,6 +19,7 @@ pub mod delivery;
 pub mod demo;
 pub mod device;
 pub mod doubles;
+pub mod explain;
 pub mod incidents;
 pub mod kubelet;
 pub mod ledger;

@@ -21,7 +21,7 @@ use crate::node::unix_ms;
 use crate::regions;
 
 /// How long the plugin may take to answer.
-const TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 /// Exit status when the plugin does not answer: `EX_UNAVAILABLE`.
 pub(crate) const EXIT_UNAVAILABLE: u8 = 69;
 
@@ -101,7 +101,7 @@ pub fn live(config: &Config) -> anyhow::Result<ExitCode> {
     }
 }
 
-async fn connect(socket: &Path) -> anyhow::Result<AdminClient<Channel>> {
+pub(super) async fn connect(socket: &Path) -> anyhow::Result<AdminClient<Channel>> {
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
     let channel = endpoint.connect().await.map_err(|error| {
         // tonic's own text is only "transport error".

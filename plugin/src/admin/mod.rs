@@ -2,6 +2,7 @@
 
 mod client;
 mod compute;
+mod explain;
 mod server;
 mod status;
 mod table;
@@ -9,7 +10,8 @@ pub(crate) mod words;
 
 pub(crate) use client::{EXIT_UNAVAILABLE, ask, offline};
 pub use client::{Format, live, main};
+pub(crate) use explain::{Failure, explain};
 pub use server::{AdminError, Server};
 pub use status::Sources;
-pub(crate) use table::json;
 pub use table::offers;
+pub(crate) use table::{allocation_json, gpu_json, json};

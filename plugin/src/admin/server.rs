@@ -8,13 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tessera_kubelet::admin::admin_server::{Admin, AdminServer};
-use tessera_kubelet::admin::{LiveRequest, LiveResponse, StatusRequest, StatusResponse};
+use tessera_kubelet::admin::{
+    ExplainRequest, ExplainResponse, LiveRequest, LiveResponse, StatusRequest, StatusResponse,
+};
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 use tracing::{error, warn};
 
+use super::explain;
 use super::status::Sources;
 
 /// How often the socket is looked for.
@@ -132,5 +135,15 @@ impl Admin for Service {
 
     async fn live(&self, _request: Request<LiveRequest>) -> Result<Response<LiveResponse>, Status> {
         Ok(Response::new(LiveResponse {}))
+    }
+
+    async fn explain(
+        &self,
+        request: Request<ExplainRequest>,
+    ) -> Result<Response<ExplainResponse>, Status> {
+        let sources = Arc::clone(&self.0);
+        let told =
+            tokio::task::spawn_blocking(move || explain::answer(&sources, request.get_ref())).await;
+        told.map_err(|error| Status::internal(error.to_string()))?.map(Response::new)
     }
 }

@@ -12,7 +12,7 @@ use tessera_kubelet::admin::{
 use super::compute;
 use crate::allocate::Catalogue;
 use crate::arbiter::Arbiter;
-use crate::config::{Compute, Current};
+use crate::config::{Compute, Config, Current};
 use crate::device::Discovery;
 use crate::kubelet::{Device, Phase, Report, Standing};
 use crate::ledger::{Record, State};
@@ -82,6 +82,16 @@ impl Sources {
     /// Says how it is found out what other plugins sell.
     pub fn set_others_seen_by(&self, how: &'static str) {
         *self.others_seen_by.lock().unwrap_or_else(PoisonError::into_inner) = how;
+    }
+
+    /// The node, once it is there.
+    pub(super) fn node(&self) -> Option<&Arc<Node>> {
+        self.node.get()
+    }
+
+    /// The configuration in force.
+    pub(super) fn config(&self) -> Arc<Config> {
+        self.config.get()
     }
 
     /// The answer. Reads every usage page and asks the driver for memory in use.

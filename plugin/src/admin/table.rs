@@ -353,7 +353,7 @@ fn resource_json(resource: &Resource) -> Value {
     })
 }
 
-fn gpu_json(gpu: &Gpu) -> Value {
+pub(crate) fn gpu_json(gpu: &Gpu) -> Value {
     let replicas = gpu.replicas.iter().map(|replica| {
         json!({
             "id": replica.id,
@@ -393,7 +393,7 @@ fn gpu_json(gpu: &Gpu) -> Value {
     })
 }
 
-fn allocation_json(allocation: &Allocation) -> Value {
+pub(crate) fn allocation_json(allocation: &Allocation) -> Value {
     let gpus = allocation.gpus.iter().map(|used| {
         json!({
             "gpu_uuid": used.gpu_uuid,
