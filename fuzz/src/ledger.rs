@@ -59,7 +59,6 @@ fn record(n: u64) -> Record {
         predecessor: None,
         shim: None,
         cdi: false,
-        placed: None,
     }
 }
 

@@ -121,7 +121,6 @@ mod tests {
             predecessor: None,
             shim: None,
             cdi: false,
-            placed: None,
         }
     }
 

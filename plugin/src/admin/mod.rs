@@ -1,17 +1,14 @@
 //! The admin service: what `tessera status` shows.
 
-mod client;
+pub(crate) mod client;
 mod compute;
-mod explain;
+mod config;
 mod server;
 mod status;
 mod table;
-pub(crate) mod words;
 
-pub(crate) use client::{EXIT_UNAVAILABLE, ask, offline};
 pub use client::{Format, live, main};
-pub(crate) use explain::{Failure, explain};
 pub use server::{AdminError, Server};
 pub use status::Sources;
 pub use table::offers;
-pub(crate) use table::{allocation_json, gpu_json, json};
+pub(crate) use table::{configuration_json, table};

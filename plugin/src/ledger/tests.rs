@@ -22,7 +22,6 @@ fn record(name: &str, generation: u64) -> Record {
         predecessor: None,
         shim: None,
         cdi: false,
-        placed: None,
     }
 }
 

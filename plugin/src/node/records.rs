@@ -173,7 +173,6 @@ pub(super) mod tests {
                 predecessor: None,
                 shim: None,
                 cdi: false,
-                placed: None,
             },
         )
     }

@@ -129,7 +129,6 @@ mod tests {
             predecessor: None,
             shim: shim.map(str::to_owned),
             cdi: false,
-            placed: None,
         }
     }
 
