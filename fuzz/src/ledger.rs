@@ -59,6 +59,7 @@ fn record(n: u64) -> Record {
         predecessor: None,
         shim: None,
         cdi: false,
+        placed: None,
     }
 }
 

@@ -1,19 +1,20 @@
 //! `tessera serve`: builds everything, runs it until it is told to stop, and drains.
 
-mod health;
-
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tracing::{debug, error, info, warn};
 
 use crate::admin::{self, Sources};
+use crate::capacity;
 use crate::coexist;
-use crate::config::{Config, ConfigFile, Current, Given};
+use crate::config::{Config, ConfigError, Current};
 use crate::delivery::Delivery;
+use crate::device::health::Observation;
 use crate::device::{Discovery, Gpu};
 use crate::kubelet::pod_resources::PodResources;
 use crate::kubelet::{self, Standing};
@@ -23,10 +24,8 @@ use crate::node::{Node, monotonic_ns};
 use crate::observe;
 use crate::reconcile::Kubelet;
 use crate::regions::tmpfs;
-use crate::reload::{self, Reloader, SetFilter};
 use crate::shares;
 use crate::shim_install;
-use health::Watcher;
 
 /// Intervals. The defaults are for production, tests shorten them.
 #[derive(Clone, Debug)]
@@ -35,15 +34,12 @@ pub struct Timing {
     pub heartbeat: Duration,
     /// How often ledger and kubelet are compared.
     pub reconcile: Duration,
-    /// How long kubelet must leave an allocation out before it is released; `None`: as the configuration
-    /// says. Ledger and kubelet are compared no less often than that needs.
-    pub release_grace: Option<Duration>,
+    /// How long kubelet must leave an allocation out before it is released.
+    pub release_grace: Duration,
     /// How long nobody must have needed an installed shim before it is removed.
     pub shim_grace: Duration,
     /// How often GPUs are looked for while there are none.
     pub discovery: Duration,
-    /// How long the configuration's file must rest before it is read again.
-    pub config_debounce: Duration,
     /// How often it is looked at what other plugins sell.
     pub coexist: Duration,
     /// How long a GPU counts as sold by others after it was last seen so.
@@ -52,15 +48,24 @@ pub struct Timing {
     pub kubelet: kubelet::Timing,
 }
 
+impl Timing {
+    /// As the configuration says; ledger and kubelet are compared no less often than that needs.
+    #[must_use]
+    pub fn configured(config: &Config) -> Self {
+        let release_grace = config.ledger.release_after;
+        let timing = Timing { release_grace, ..Timing::default() };
+        Timing { reconcile: timing.reconcile.min(release_grace), ..timing }
+    }
+}
+
 impl Default for Timing {
     fn default() -> Self {
         Timing {
             heartbeat: Duration::from_secs(1),
             reconcile: Duration::from_secs(10),
-            release_grace: None,
+            release_grace: Duration::from_secs(30),
             shim_grace: Duration::from_secs(3600),
             discovery: Duration::from_secs(10),
-            config_debounce: reload::DEBOUNCE,
             coexist: Duration::from_secs(10),
             coexist_grace: Duration::from_secs(60),
             kubelet: kubelet::Timing::default(),
@@ -85,42 +90,11 @@ pub struct App {
 /// # Errors
 /// What keeps the plugin from starting at all.
 pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> anyhow::Result<App> {
-    let file = config.source.file.clone().map(|file| ConfigFile { asked: Some(file) });
-    let text = file.as_ref().map(|file| file.judge().text).unwrap_or_default();
-    let given = Given { config, text, refused: None };
-    start_with(Beginning { file, given, set_filter: None }, discovery, timing)
-}
-
-/// What a plugin begins with.
-pub struct Beginning {
-    /// The file that is read again when it changes, where there is to be one.
-    pub file: Option<ConfigFile>,
-    /// What holds at first.
-    pub given: Given,
-    /// Sets the log's filter, where there is a log.
-    pub set_filter: Option<SetFilter>,
-}
-
-/// As [`start`], for a plugin whose configuration may be the last good one, and may change.
-///
-/// # Errors
-/// As [`start`].
-pub fn start_with(
-    beginning: Beginning,
-    discovery: Arc<dyn Discovery>,
-    timing: Timing,
-) -> anyhow::Result<App> {
-    let Beginning { file, given, set_filter } = beginning;
-    let config = given.config.clone();
     let source = config.paths.shim_source.clone().unwrap_or_else(shim_install::default_source);
     let delivery = shim_install::install(&source, &config.paths.shim)?;
     let current = Current::from(config);
     let config = current.get();
     let sources = Arc::new(Sources::new(current.clone(), Arc::clone(&discovery)));
-    let asked = Arc::clone(&discovery);
-    let reloader =
-        Arc::new(Reloader::new(file, &given, current.clone(), asked, set_filter, &sources));
-    sources.set_reloader(Arc::clone(&reloader));
     let admin = admin::Server::start(&config.paths.admin, Arc::clone(&sources))?;
     let pages = tmpfs::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;
     info!(shim = %delivery.shim.display(), pages = %config.paths.pages.display(), "{pages}");
@@ -130,8 +104,7 @@ pub fn start_with(
     }
     let (stop, stopped) = watch::channel(false);
     let (ready, standing) = watch::channel(None);
-    let main =
-        run(current, reloader, discovery, timing, delivery, Arc::clone(&sources), stopped, ready);
+    let main = run(current, discovery, timing, delivery, Arc::clone(&sources), stopped, ready);
     Ok(App { sources, main: tokio::spawn(main), stop, standing, _admin: admin })
 }
 
@@ -164,7 +137,6 @@ impl App {
 
 async fn run(
     current: Current,
-    reloader: Arc<Reloader>,
     discovery: Arc<dyn Discovery>,
     timing: Timing,
     delivery: Delivery,
@@ -172,29 +144,32 @@ async fn run(
     mut stopped: watch::Receiver<bool>,
     ready: watch::Sender<Option<Standing>>,
 ) -> anyhow::Result<()> {
-    let watching = reload::watch(Arc::clone(&reloader), timing.config_debounce);
-    let mut watching = std::pin::pin!(watching);
     let gpus = tokio::select! {
-        gpus = discover(&discovery, &current, &sources, timing.discovery) => gpus,
-        () = &mut watching => return Ok(()),
+        gpus = discover(&discovery, &sources, timing.discovery) => gpus,
         _ = stopped.wait_for(|stop| *stop) => return Ok(()),
     };
-    let config = reloader.begin(&gpus)?;
+    let config = current.get();
+    let problems = capacity::check(&gpus, &config);
+    if !problems.is_empty() {
+        return Err(ConfigError { file: config.source.file.clone(), problems }.into());
+    }
     for gpu in &gpus {
         for share in shares::cut(gpu, &config) {
             let shares::Share { resource, count, limit, .. } = share;
             info!(%gpu, resource, replicas = count, memory = limit.memory_bytes, "sharing");
         }
     }
-    reloader.remark(&gpus, &config);
+    let remarks = capacity::remarks(&gpus, &config);
+    remarks.iter().for_each(|text| warn!("{text}"));
+    sources.set_condition("configuration", (!remarks.is_empty()).then(|| remarks.join("; ")));
     let kubelet_dir = config.paths.kubelet.clone();
     let pod_resources = Arc::new(PodResources::new(&config.paths.pod_resources));
     let pod_resources_socket = config.paths.pod_resources.clone();
-    let (asked, attached) = (Arc::clone(&discovery), Arc::clone(&reloader));
-    let node = tokio::task::spawn_blocking(move || {
-        let node = attached.attach(|current| Node::open(current, &gpus, delivery))?;
+    let asked = Arc::clone(&discovery);
+    let (node, gpus) = tokio::task::spawn_blocking(move || {
+        let node = Node::open(current, &gpus, delivery)?;
         node.set_topology(asked.topology(&gpus));
-        Ok::<_, OpenError>(node)
+        Ok::<_, OpenError>((node, gpus))
     })
     .await??;
     sources.set_node(Arc::clone(&node));
@@ -233,12 +208,11 @@ async fn run(
 
     let observing =
         observe::Watch::start(Arc::clone(&node), Arc::clone(&discovery), Arc::clone(&sources))?;
-    let health = Watcher::start(discovery, Arc::clone(&node), Arc::clone(&sources))?;
+    let health = Watcher::start(discovery, gpus, Arc::clone(&node), Arc::clone(&sources))?;
     tokio::select! {
         () = beat(&node, timing.heartbeat) => {}
         () = housekeeping(&node, &pod_resources, &sources, &timing) => {}
         () = others.run() => {}
-        () = &mut watching => {}
         _ = stopped.wait_for(|stop| *stop) => {}
     }
     serving.finished().await;
@@ -251,13 +225,12 @@ async fn run(
 /// Looks for GPUs until there are some, and says meanwhile what is missing.
 async fn discover(
     discovery: &Arc<dyn Discovery>,
-    current: &Current,
     sources: &Sources,
     interval: Duration,
 ) -> Vec<Gpu> {
     loop {
-        let (looking, config) = (Arc::clone(discovery), current.get());
-        let found = tokio::task::spawn_blocking(move || looking.gpus(&config.gpus)).await;
+        let looking = Arc::clone(discovery);
+        let found = tokio::task::spawn_blocking(move || looking.gpus()).await;
         let missing = match found {
             Ok(Ok(gpus)) => {
                 sources.set_condition("gpus", None);
@@ -291,8 +264,7 @@ async fn housekeeping(
     sources: &Sources,
     timing: &Timing,
 ) {
-    let grace = || timing.release_grace.unwrap_or_else(|| node.config().ledger.release_after);
-    let mut due = tokio::time::Instant::now() + timing.reconcile.min(grace());
+    let mut due = tokio::time::Instant::now() + timing.reconcile;
     loop {
         // However many containers start, what is due comes first.
         let soon = tokio::select! {
@@ -302,10 +274,11 @@ async fn housekeeping(
         };
         let began = Instant::now();
         if !soon {
-            due = tokio::time::Instant::now() + timing.reconcile.min(grace());
+            due = tokio::time::Instant::now() + timing.reconcile;
             let inspected = Arc::clone(node);
             if let Err(error) = tokio::task::spawn_blocking(move || {
-                inspected.inspect();
+                let seen = inspected.inspect();
+                inspected.note_incidents(seen);
                 inspected.reopen();
                 inspected.flush_audit();
             })
@@ -325,7 +298,7 @@ async fn housekeeping(
                 }
                 let asked = began.elapsed();
                 let began = Instant::now();
-                let (node, grace) = (Arc::clone(node), grace());
+                let (node, grace) = (Arc::clone(node), timing.release_grace);
                 let shim_grace = timing.shim_grace;
                 let round = tokio::task::spawn_blocking(move || {
                     let kubelet = Kubelet { pods: census.pods, holdings: &census.holdings };
@@ -350,6 +323,69 @@ async fn housekeeping(
                 }
             }
         }
+    }
+}
+
+/// The thread that waits for what happens to GPUs.
+#[derive(Debug)]
+struct Watcher {
+    stop: Arc<AtomicBool>,
+}
+
+impl Watcher {
+    fn start(
+        discovery: Arc<dyn Discovery>,
+        gpus: Vec<Gpu>,
+        node: Arc<Node>,
+        sources: Arc<Sources>,
+    ) -> std::io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopping = Arc::clone(&stop);
+        let (sender, mut receiver) = mpsc::channel::<Observation>(64);
+        let watched = Arc::clone(&node);
+        std::thread::Builder::new().name("health".into()).stack_size(256 << 10).spawn(
+            move || {
+                let sink = |observation| {
+                    // A program can make as many of its own errors as it likes; none gets further. Of
+                    // the others none is lost: this thread may wait. An error is the plugin's end.
+                    if !watched.ignores(&observation) {
+                        let _ = sender.blocking_send(observation);
+                    }
+                };
+                let stopped = || stopping.load(Ordering::Relaxed) || sender.is_closed();
+                let interval = watched.config().health.probe_interval;
+                if let Err(reason) = discovery.watch(&gpus, interval, &stopped, &sink) {
+                    let text = format!("GPU health is not watched: {reason}");
+                    warn!("{text}");
+                    sources.set_condition("health", Some(text));
+                }
+            },
+        )?;
+        // The disk may keep the history waiting; health must not wait with it.
+        let (history, mut events) = mpsc::channel(64);
+        let recorder = Arc::clone(&node);
+        tokio::spawn(async move {
+            while let Some(events) = events.recv().await {
+                let node = Arc::clone(&recorder);
+                // One after the other, so that they are in order.
+                let _ = tokio::task::spawn_blocking(move || node.record_health(events)).await;
+            }
+        });
+        tokio::spawn(async move {
+            while let Some(observation) = receiver.recv().await {
+                debug!(?observation, "health");
+                let events = node.observe(&observation);
+                if !events.is_empty() && history.try_send(events).is_err() {
+                    warn!("the history of GPUs has a gap: the disk does not keep up");
+                }
+            }
+        });
+        Ok(Watcher { stop })
+    }
+
+    /// The thread ends within a second; nobody waits for it.
+    fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
     }
 }
 

@@ -121,6 +121,7 @@ mod tests {
             predecessor: None,
             shim: None,
             cdi: false,
+            placed: None,
         }
     }
 

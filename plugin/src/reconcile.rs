@@ -163,6 +163,7 @@ mod tests {
                 predecessor: None,
                 shim: None,
                 cdi: false,
+                placed: None,
             };
             self.records.insert(id.clone(), Arc::new(record));
             id

@@ -21,7 +21,7 @@ use crate::node::unix_ms;
 use crate::regions;
 
 /// How long the plugin may take to answer.
-const TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 /// Exit status when the plugin does not answer: `EX_UNAVAILABLE`.
 pub(crate) const EXIT_UNAVAILABLE: u8 = 69;
 
@@ -101,28 +101,7 @@ pub fn live(config: &Config) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Asks the plugin one thing.
-///
-/// # Errors
-/// It does not answer, or refuses.
-pub(crate) fn call<T, F>(
-    socket: &Path,
-    ask: impl FnOnce(AdminClient<Channel>) -> F,
-) -> anyhow::Result<T>
-where
-    F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
-{
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answer = async {
-        let answer = ask(connect(socket).await?).await;
-        anyhow::Ok(answer.map_err(|status| anyhow::anyhow!("{}", status.message()))?.into_inner())
-    };
-    runtime
-        .block_on(async { tokio::time::timeout(TIMEOUT, answer).await })
-        .context("it takes too long")?
-}
-
-async fn connect(socket: &Path) -> anyhow::Result<AdminClient<Channel>> {
+pub(super) async fn connect(socket: &Path) -> anyhow::Result<AdminClient<Channel>> {
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
     let channel = endpoint.connect().await.map_err(|error| {
         // tonic's own text is only "transport error".
@@ -135,7 +114,8 @@ async fn connect(socket: &Path) -> anyhow::Result<AdminClient<Channel>> {
     Ok(AdminClient::new(channel))
 }
 
-async fn ask(socket: &Path) -> anyhow::Result<StatusResponse> {
+/// The plugin's answer to Status.
+pub(crate) async fn ask(socket: &Path) -> anyhow::Result<StatusResponse> {
     let call = async {
         let answer = connect(socket).await?.status(StatusRequest {}).await;
         anyhow::Ok(answer.map_err(|status| anyhow::anyhow!("{}", status.message()))?.into_inner())
@@ -144,7 +124,7 @@ async fn ask(socket: &Path) -> anyhow::Result<StatusResponse> {
 }
 
 /// What the pages say by themselves: no pods, no replica ids, no GPUs.
-fn offline(config: &Config, warning: String) -> StatusResponse {
+pub(crate) fn offline(config: &Config, warning: String) -> StatusResponse {
     let root = &config.paths.pages;
     let mut allocations = Vec::new();
     for id in regions::existing(root) {

@@ -91,3 +91,81 @@ pub(super) fn json(compute: &ComputeUse) -> Value {
         "undrained": compute.undrained,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use tessera_kubelet::admin::{GpuUse, Holder, StatusResponse};
+
+    use super::*;
+    use crate::admin::table;
+
+    fn pod(id: &str, pod: &str, compute: Option<ComputeUse>) -> Allocation {
+        let holder = Holder { namespace: "ns".into(), pod: pod.into(), container: "c".into() };
+        let gpus = vec![GpuUse { gpu_uuid: "GPU-a".into(), ..GpuUse::default() }];
+        Allocation { id: id.into(), holder: Some(holder), gpus, compute, ..Allocation::default() }
+    }
+
+    fn status() -> StatusResponse {
+        let got = ComputeUse {
+            gate: "closed".into(),
+            got_1s_millis: 620,
+            got_10s_millis: 505,
+            leased_us: 7_000_000,
+            waited_us: 3_000_000,
+            waiting_us: Some(1500),
+            leases: 900,
+            overlaps: 2,
+            processes: 3,
+            undrained: 1,
+        };
+        StatusResponse {
+            gpus: vec![Gpu {
+                uuid: "GPU-a".into(),
+                lease_holder: "id-a".into(),
+                lease_late: vec!["id-gone".into()],
+                lease_waiting: 2,
+                lease_quantum_us: 5000,
+                ..Gpu::default()
+            }],
+            allocations: vec![pod("id-a", "llm-0", Some(got)), pod("id-b", "quiet", None)],
+            ..StatusResponse::default()
+        }
+    }
+
+    /// The cell of the row that has `of` below the header `title`.
+    fn cell(text: &str, title: &str, of: &str) -> String {
+        let mut lines = text.lines().skip_while(|line| !line.contains(title));
+        let at = lines.next().unwrap().find(title).unwrap();
+        let row = lines.find(|line| line.contains(of)).unwrap();
+        row[at..].split("  ").next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn text_says_who_has_the_lease_and_what_each_got() {
+        let text = table::text(&status());
+        assert_eq!(cell(&text, "LEASE", "GPU-a"), "ns/llm-0 and late id-gone (2 wait)");
+        assert_eq!(cell(&text, "GOT 1s 10s", "llm-0"), "620m 505m closed");
+        assert_eq!(cell(&text, "GOT 1s 10s", "quiet"), "-");
+        let idle = Gpu { uuid: "GPU-a".into(), ..Gpu::default() };
+        let text = table::text(&StatusResponse { gpus: vec![idle], ..status() });
+        assert_eq!(cell(&text, "LEASE", "GPU-a"), "-");
+    }
+
+    #[test]
+    fn json_has_the_lease_and_all_that_the_arbiter_counts() {
+        let json = table::json(&status());
+        let gpu = &json["gpus"][0];
+        assert_eq!((&gpu["lease_holder"], &gpu["lease_waiting"]), (&"id-a".into(), &2.into()));
+        assert_eq!(
+            (&gpu["lease_late"][0], &gpu["lease_quantum_us"]),
+            (&"id-gone".into(), &5000.into())
+        );
+        let expected = serde_json::json!({
+            "gate": "closed", "got_1s_millis": 620, "got_10s_millis": 505, "leased_us": 7_000_000,
+            "waited_us": 3_000_000, "waiting_us": 1500, "leases": 900, "overlaps": 2, "processes": 3,
+            "undrained": 1,
+        });
+        assert_eq!(json["allocations"][0]["compute"], expected);
+        assert!(json["allocations"][1]["compute"].is_null(), "nobody divides its time");
+    }
+}

@@ -1,14 +1,17 @@
 //! The admin service: what `tessera status` shows.
 
-pub(crate) mod client;
+mod client;
 mod compute;
-mod config;
+mod explain;
 mod server;
 mod status;
 mod table;
+pub(crate) mod words;
 
+pub(crate) use client::{EXIT_UNAVAILABLE, ask, offline};
 pub use client::{Format, live, main};
+pub(crate) use explain::{Failure, explain};
 pub use server::{AdminError, Server};
 pub use status::Sources;
 pub use table::offers;
-pub(crate) use table::{configuration_json, table};
+pub(crate) use table::{allocation_json, gpu_json, json};

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use tessera_kubelet::admin::admin_server::{Admin, AdminServer};
 use tessera_kubelet::admin::{
-    LiveRequest, LiveResponse, PlanRequest, PlanResponse, ReloadRequest, ReloadResponse,
-    StatusRequest, StatusResponse,
+    ExplainRequest, ExplainResponse, LiveRequest, LiveResponse, StatusRequest, StatusResponse,
 };
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
@@ -18,6 +17,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 use tracing::{error, warn};
 
+use super::explain;
 use super::status::Sources;
 
 /// How often the socket is looked for.
@@ -133,18 +133,17 @@ impl Admin for Service {
         status.map(Response::new).map_err(|error| Status::internal(error.to_string()))
     }
 
-    async fn plan(&self, request: Request<PlanRequest>) -> Result<Response<PlanResponse>, Status> {
-        super::config::plan(&self.0, request.into_inner()).await.map(Response::new)
-    }
-
-    async fn reload(
-        &self,
-        _request: Request<ReloadRequest>,
-    ) -> Result<Response<ReloadResponse>, Status> {
-        super::config::reload(&self.0, None).await.map(Response::new)
-    }
-
     async fn live(&self, _request: Request<LiveRequest>) -> Result<Response<LiveResponse>, Status> {
         Ok(Response::new(LiveResponse {}))
+    }
+
+    async fn explain(
+        &self,
+        request: Request<ExplainRequest>,
+    ) -> Result<Response<ExplainResponse>, Status> {
+        let sources = Arc::clone(&self.0);
+        let told =
+            tokio::task::spawn_blocking(move || explain::answer(&sources, request.get_ref())).await;
+        told.map_err(|error| Status::internal(error.to_string()))?.map(Response::new)
     }
 }

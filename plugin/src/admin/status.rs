@@ -12,14 +12,13 @@ use tessera_kubelet::admin::{
 use super::compute;
 use crate::allocate::Catalogue;
 use crate::arbiter::Arbiter;
-use crate::config::{Compute, Current};
+use crate::config::{Compute, Config, Current};
 use crate::device::Discovery;
 use crate::kubelet::{Device, Phase, Report, Standing};
 use crate::ledger::{Record, State};
 use crate::node::{Node, unix_ms};
 use crate::observe::{PidView, pid_view};
 use crate::regions::{Region, Use};
-use crate::reload::Reloader;
 use crate::session::Counters;
 
 /// Everything that `status` looks at. What comes later in the start is filled in later: the service
@@ -30,7 +29,6 @@ pub struct Sources {
     started_unix_ms: i64,
     pids: PidView,
     node: OnceLock<Arc<Node>>,
-    reloader: OnceLock<Arc<Reloader>>,
     standing: OnceLock<Standing>,
     /// What the plugin waits for, or lacks, by topic.
     conditions: Mutex<BTreeMap<&'static str, String>>,
@@ -54,7 +52,6 @@ impl Sources {
             started_unix_ms: unix_ms(),
             pids: pid_view(),
             node: OnceLock::new(),
-            reloader: OnceLock::new(),
             standing: OnceLock::new(),
             conditions: Mutex::default(),
             others_seen_by: Mutex::default(),
@@ -65,17 +62,6 @@ impl Sources {
     pub fn set_node(&self, node: Arc<Node>) {
         // Set once by the start.
         let _ = self.node.set(node);
-    }
-
-    /// Whoever reads the configuration again is there.
-    pub fn set_reloader(&self, reloader: Arc<Reloader>) {
-        let _ = self.reloader.set(reloader);
-    }
-
-    /// Whoever reads the configuration again.
-    #[must_use]
-    pub fn reloader(&self) -> Option<&Arc<Reloader>> {
-        self.reloader.get()
     }
 
     /// Kubelet is being served.
@@ -96,6 +82,16 @@ impl Sources {
     /// Says how it is found out what other plugins sell.
     pub fn set_others_seen_by(&self, how: &'static str) {
         *self.others_seen_by.lock().unwrap_or_else(PoisonError::into_inner) = how;
+    }
+
+    /// The node, once it is there.
+    pub(super) fn node(&self) -> Option<&Arc<Node>> {
+        self.node.get()
+    }
+
+    /// The configuration in force.
+    pub(super) fn config(&self) -> Arc<Config> {
+        self.config.get()
     }
 
     /// The answer. Reads every usage page and asks the driver for memory in use.
@@ -196,7 +192,6 @@ impl Sources {
             sees_host_pids: true,
             config_path: config_path.unwrap_or_default(),
             shim_path: String::new(),
-            configuration: self.reloader.get().map(|one| super::config::state(&one.state())),
             others_seen_by: self
                 .others_seen_by
                 .lock()

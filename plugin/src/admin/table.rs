@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tessera_kubelet::admin::{
-    Allocation, AllocationState, ComputePolicy, Configuration, Gpu, GpuState, Health, Plugin,
-    Registration, Resource, StatusResponse,
+    Allocation, AllocationState, ComputePolicy, Gpu, GpuState, Health, Plugin, Registration,
+    Resource, StatusResponse,
 };
 
 use super::compute;
@@ -213,7 +213,7 @@ fn trouble(gpu: &Gpu, now_unix_ms: i64) -> String {
     text
 }
 
-fn state_of_gpu(state: GpuState) -> &'static str {
+pub(crate) fn state_of_gpu(state: GpuState) -> &'static str {
     match state {
         GpuState::Healthy => "healthy",
         GpuState::Suspect => "suspect",
@@ -263,7 +263,7 @@ fn allocation_rows(allocation: &Allocation) -> Vec<Vec<String>> {
     allocation.gpus.iter().enumerate().map(row).collect()
 }
 
-pub(crate) fn table(out: &mut String, header: &[&str], rows: Vec<Vec<String>>) {
+fn table(out: &mut String, header: &[&str], rows: Vec<Vec<String>>) {
     let mut widths: Vec<usize> = header.iter().map(|cell| cell.chars().count()).collect();
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -280,7 +280,7 @@ pub(crate) fn table(out: &mut String, header: &[&str], rows: Vec<Vec<String>>) {
     }
 }
 
-fn state_name(state: AllocationState) -> &'static str {
+pub(crate) fn state_name(state: AllocationState) -> &'static str {
     match state {
         AllocationState::Allocated => "allocated",
         AllocationState::Started => "started",
@@ -289,7 +289,7 @@ fn state_name(state: AllocationState) -> &'static str {
     }
 }
 
-fn policy_name(policy: ComputePolicy) -> &'static str {
+pub(crate) fn policy_name(policy: ComputePolicy) -> &'static str {
     match policy {
         ComputePolicy::Burst => "burst",
         ComputePolicy::Strict => "strict",
@@ -298,7 +298,7 @@ fn policy_name(policy: ComputePolicy) -> &'static str {
     }
 }
 
-fn health_name(health: Health) -> &'static str {
+pub(crate) fn health_name(health: Health) -> &'static str {
     match health {
         Health::Healthy => "healthy",
         Health::Unhealthy => "unhealthy",
@@ -307,7 +307,7 @@ fn health_name(health: Health) -> &'static str {
 }
 
 /// The message with the field names of `admin_v1.proto`, and enumerations as words.
-pub(super) fn json(status: &StatusResponse) -> Value {
+pub(crate) fn json(status: &StatusResponse) -> Value {
     let plugin = status.plugin.clone().unwrap_or_default();
     json!({
         "plugin": {
@@ -324,7 +324,6 @@ pub(super) fn json(status: &StatusResponse) -> Value {
             "shim_path": plugin.shim_path,
             "others_seen_by": plugin.others_seen_by,
             "resources": plugin.resources.iter().map(resource_json).collect::<Vec<_>>(),
-            "configuration": plugin.configuration.as_ref().map(configuration_json),
         },
         "gpus": status.gpus.iter().map(gpu_json).collect::<Vec<_>>(),
         "allocations": status.allocations.iter().map(allocation_json).collect::<Vec<_>>(),
@@ -341,19 +340,6 @@ fn registration_name(registration: Registration) -> &'static str {
     }
 }
 
-/// How it stands with the configuration's file.
-pub(crate) fn configuration_json(configuration: &Configuration) -> Value {
-    json!({
-        "hash": configuration.hash,
-        "attempted_unix_ms": configuration.attempted_unix_ms,
-        "succeeded_unix_ms": configuration.succeeded_unix_ms,
-        "errors": configuration.errors,
-        "waiting_keys": configuration.waiting_keys,
-        "applied": configuration.applied,
-        "refused": configuration.refused,
-    })
-}
-
 fn resource_json(resource: &Resource) -> Value {
     json!({
         "name": resource.name,
@@ -367,7 +353,7 @@ fn resource_json(resource: &Resource) -> Value {
     })
 }
 
-fn gpu_json(gpu: &Gpu) -> Value {
+pub(crate) fn gpu_json(gpu: &Gpu) -> Value {
     let replicas = gpu.replicas.iter().map(|replica| {
         json!({
             "id": replica.id,
@@ -407,7 +393,7 @@ fn gpu_json(gpu: &Gpu) -> Value {
     })
 }
 
-fn allocation_json(allocation: &Allocation) -> Value {
+pub(crate) fn allocation_json(allocation: &Allocation) -> Value {
     let gpus = allocation.gpus.iter().map(|used| {
         json!({
             "gpu_uuid": used.gpu_uuid,

@@ -31,8 +31,6 @@ pub(super) enum Order {
     Admit(Box<Opened>),
     /// The allocation is no more.
     Release(String),
-    /// Goes on with other settings.
-    Configure(Leases),
     /// Tells how it stands.
     View(SyncSender<View>),
     /// Ends; tenants are told.
@@ -270,7 +268,6 @@ impl Thread {
                         self.release(key, now);
                     }
                 }
-                Ok(Order::Configure(leases)) => self.configure(leases),
                 // Whoever asked may have given up.
                 Ok(Order::View(answer)) => drop(answer.try_send(self.view(now))),
                 Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return Going::Stopped,
@@ -278,17 +275,6 @@ impl Thread {
                 Err(TryRecvError::Empty) => return Going::On,
             }
         }
-    }
-
-    fn configure(&mut self, leases: Leases) {
-        self.policy.configure(super::settings(&leases));
-        self.leases = leases;
-        self.seats.values().for_each(|seat| self.set_window(seat));
-    }
-
-    fn set_window(&self, seat: &Seat) {
-        let time = u32::try_from(self.leases.window_time.as_micros()).unwrap_or(u32::MAX);
-        seat.set_window(self.leases.window, time);
     }
 
     fn key(&self, allocation: &str) -> Option<u32> {
@@ -337,7 +323,8 @@ impl Thread {
         debug!(allocation = opened.id, ?gpus, ?share, "arbitrated");
         let adopted = opened.in_use > 0;
         let seat = Seat::new(opened, gpus.clone(), share, lane, now.instant);
-        self.set_window(&seat);
+        let window = u32::try_from(self.leases.window_time.as_micros()).unwrap_or(u32::MAX);
+        seat.set_window(self.leases.window, window);
         seat.beat(now.ns);
         self.seats.insert(key, seat);
         self.policy.join(now.ns, id(key), &gpus, share);
@@ -442,6 +429,8 @@ impl Thread {
                 got_10s_millis: got(Duration::from_secs(10)),
                 leased_ns: view.leased_ns,
                 waited_ns: view.waited_ns,
+                long_waits: view.long_waits,
+                longest_wait_ns: view.longest_wait_ns,
                 leases: view.leases,
                 overlaps: view.overlaps,
                 ignored: seat.ignored,

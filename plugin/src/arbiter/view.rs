@@ -43,6 +43,10 @@ pub struct TenantShare {
     pub leased_ns: u64,
     /// Time that it waited for leases, nanoseconds.
     pub waited_ns: u64,
+    /// Waits of a second and more that have ended.
+    pub long_waits: u64,
+    /// The longest that has ended, nanoseconds.
+    pub longest_wait_ns: u64,
     /// Leases.
     pub leases: u64,
     /// Drains that passed the deadline.

@@ -61,6 +61,9 @@ impl Watch {
 
     /// Looks until the end of time.
     pub async fn run(mut self) {
+        if self.node.config().gpus.sold_by_others == SoldByOthers::Allow {
+            return std::future::pending().await;
+        }
         loop {
             tokio::time::sleep(self.interval).await;
             self.look().await;
@@ -69,9 +72,7 @@ impl Watch {
 
     async fn look(&mut self) {
         if self.node.config().gpus.sold_by_others == SoldByOthers::Allow {
-            self.sources.set_condition(LOOKING, None);
-            self.sources.set_others_seen_by("");
-            return self.tell(BTreeMap::new()).await;
+            return;
         }
         let (mut offers, how) = match self.offers().await {
             Ok(found) => found,

@@ -10,31 +10,37 @@ use toml::de::DeTable;
 use super::duration;
 use super::quantity::{Quantity, format_bytes};
 use super::reader::{Report, Section};
-use super::{Config, Gpus, Ledger, Pages, Paths, Problem, Share, Source, choices};
+use super::{
+    Config, ConfigError, Gpus, Ledger, LogFormat, Pages, Paths, Share, SoldByOthers, Source,
+    TmpfsPolicy,
+};
 use crate::replica;
 
 mod delivery;
 mod health;
 mod leases;
 
-/// What the text says over the defaults, and all that is wrong with it. Where something is, the
-/// configuration is what could be read, good for nothing but to find files by.
-pub(super) fn parse(text: &str, file: Option<&Path>) -> (Config, Vec<Problem>) {
+pub(super) fn parse(text: &str, file: Option<&Path>) -> Result<Config, ConfigError> {
     let mut report = Report::new(text);
     let (root, syntax) = DeTable::parse_recoverable(text);
-    let config = read(&mut report, root.get_ref());
-    let Report { mut problems, lines, .. } = report;
-    if !syntax.is_empty() {
-        // What follows a syntax error may be misread: one certain report beats ten doubtful ones.
-        let mut report = Report::new(text);
-        for error in syntax {
-            let line = error.span().map(|span| report.line(span.start));
-            report.problem("", line, error.message());
-        }
-        problems = report.problems;
+    for error in syntax {
+        let line = error.span().map(|span| report.line(span.start));
+        report.problem("", line, error.message());
     }
-    problems.sort_by_key(|problem| problem.line);
-    (Config { source: Source { file: file.map(Path::to_owned), lines }, ..config }, problems)
+    // After a syntax error what follows may be misread: one certain report beats ten doubtful ones.
+    let config = if report.problems.is_empty() {
+        read(&mut report, root.get_ref())
+    } else {
+        Config::default()
+    };
+    let Report { problems, lines, .. } = report;
+    if problems.is_empty() {
+        Ok(Config { source: Source { file: file.map(Path::to_owned), lines }, ..config })
+    } else {
+        let mut problems = problems;
+        problems.sort_by_key(|problem| problem.line);
+        Err(ConfigError { file: file.map(Path::to_owned), problems })
+    }
 }
 
 fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
@@ -78,7 +84,8 @@ fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
 
     let mut section = root.section(report, "log");
     set(&mut config.log.filter, section.string(report, "filter"));
-    set(&mut config.log.format, section.choice(report, "format", &choices::FORMAT));
+    let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
+    set(&mut config.log.format, section.choice(report, "format", &formats));
     section.finish(report);
     if let Err(error) = config.log.filter.parse::<tracing_subscriber::EnvFilter>() {
         let line = report.lines.get("log.filter").copied();
@@ -128,7 +135,11 @@ fn read_gpus(report: &mut Report<'_>, section: &mut Section<'_, '_>, gpus: &mut 
         }
         gpus.audit_slack_bytes = slack;
     }
-    let words = choices::SOLD_BY_OTHERS;
+    let words = [
+        ("refuse", SoldByOthers::Refuse),
+        ("warn", SoldByOthers::Warn),
+        ("allow", SoldByOthers::Allow),
+    ];
     set(&mut gpus.sold_by_others, section.choice(report, "sold_by_others", &words));
 }
 
@@ -159,6 +170,18 @@ fn read_share(report: &mut Report<'_>, section: &mut Section<'_, '_>, share: &mu
     set(&mut share.compute, section.choice(report, "compute", &choices::COMPUTE));
     set(&mut share.placement, section.choice(report, "placement", &choices::PLACEMENT));
     set(&mut share.split, section.choice(report, "split", &choices::SPLIT));
+}
+
+/// Words that several sections know.
+mod choices {
+    use crate::config::{Compute, Placement, Split};
+
+    pub(super) const COMPUTE: [(&str, Compute); 3] =
+        [("burst", Compute::Burst), ("strict", Compute::Strict), ("none", Compute::None)];
+    pub(super) const PLACEMENT: [(&str, Placement); 2] =
+        [("packed", Placement::Packed), ("distributed", Placement::Distributed)];
+    pub(super) const SPLIT: [(&str, Split); 2] =
+        [("reject", Split::Reject), ("spread", Split::Spread)];
 }
 
 /// What must hold between keys whatever GPUs there are; the rest is [`crate::capacity`]'s.
@@ -213,7 +236,12 @@ fn read_paths(report: &mut Report<'_>, section: &mut Section<'_, '_>, paths: &mu
 }
 
 fn read_pages(report: &mut Report<'_>, section: &mut Section<'_, '_>, pages: &mut Pages) {
-    set(&mut pages.tmpfs, section.choice(report, "tmpfs", &choices::TMPFS));
+    let words = [
+        ("require", TmpfsPolicy::Require),
+        ("prefer", TmpfsPolicy::Prefer),
+        ("off", TmpfsPolicy::Off),
+    ];
+    set(&mut pages.tmpfs, section.choice(report, "tmpfs", &words));
     set(&mut pages.size_bytes, section.quantity(report, "size", Quantity::units));
     if pages.size_bytes < 1 << 20 {
         let line = report.lines.get("pages.size").copied();
@@ -268,4 +296,4 @@ fn check_resource_name(name: &str) -> Result<(), String> {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;

@@ -4,6 +4,7 @@
 use std::io::{self, IsTerminal, Write};
 
 use crate::config::quantity::format_bytes;
+use crate::look::Look;
 
 use super::table::{bar, count, fit, millis};
 
@@ -73,15 +74,6 @@ pub(super) struct TimeLine {
     pub holds: bool,
 }
 
-/// Which characters and colours the terminal takes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
-    /// Escape sequences for colour.
-    pub colour: bool,
-    /// Block characters.
-    pub unicode: bool,
-}
-
 const BOLD: &str = "1";
 const DIM: &str = "2";
 const RED: &str = "31";
@@ -90,18 +82,6 @@ const YELLOW: &str = "33";
 const CYAN: &str = "36";
 
 impl Look {
-    /// From the environment: `NO_COLOR` (no-color.org), `TERM`, and the locale.
-    pub fn from_env() -> Self {
-        let var = |name: &str| std::env::var(name).unwrap_or_default();
-        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].map(var).into_iter().find(|v| !v.is_empty());
-        let locale = locale.unwrap_or_default().to_ascii_uppercase();
-        Self {
-            colour: var("NO_COLOR").is_empty() && var("TERM") != "dumb",
-            // Nearly every terminal draws blocks; a locale that names another encoding does not.
-            unicode: locale.is_empty() || locale.contains("UTF"),
-        }
-    }
-
     fn paint(self, style: &str, text: &str) -> String {
         if self.colour { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
     }

@@ -120,6 +120,14 @@ pub enum What {
         #[serde(default)]
         within_ms: u64,
     },
+    /// The driver refused memory that the quota allowed.
+    DriverRefused,
+    /// It drained a GPU too late, so that others ran beside it.
+    Overlapped,
+    /// A process of it kept to its part of GPU time by itself, because the arbiter was silent.
+    Rationed,
+    /// A process of it found no free slot, or saw a GPU that it was not given.
+    Unlisted,
     /// Something that holds it to its quota was changed or is missing.
     Tampered {
         /// What.
@@ -159,6 +167,10 @@ impl What {
             What::ConfigurationRefused { .. } => "configuration-refused",
             What::RefusedMemory { .. } => "refused-memory",
             What::Delayed { .. } => "delayed",
+            What::DriverRefused => "driver-refused",
+            What::Overlapped => "overlapped",
+            What::Rationed => "rationed",
+            What::Unlisted => "unlisted",
             What::Tampered { .. } => "tampered",
             What::Bypassed { .. } => "bypassed",
         }
@@ -173,6 +185,10 @@ impl What {
                 | What::Unaccounted
                 | What::RefusedMemory { .. }
                 | What::Delayed { .. }
+                | What::DriverRefused
+                | What::Overlapped
+                | What::Rationed
+                | What::Unlisted
                 | What::Tampered { .. }
                 | What::Bypassed { .. }
         )
@@ -436,6 +452,10 @@ mod tests {
             What::ConfigurationRefused { problems: Vec::new() },
             What::RefusedMemory { bytes: 1, charged_bytes: 2, limit_bytes: 3 },
             What::Delayed { waited_ms: 1, within_ms: 2 },
+            What::DriverRefused,
+            What::Overlapped,
+            What::Rationed,
+            What::Unlisted,
             What::Tampered { what: "usage page".into() },
             What::Bypassed { pid: 1, bytes: 2 },
         ] {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub use event::{By, Event, Limits, What};
 pub use history::Of;
 pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
-pub use store::{CommitError, Ledger, OpenError, Opened, peek};
+pub use store::{CommitError, Ledger, OpenError, Opened};
 
 use crate::allocate::AllocationId;
 use crate::config::Compute;
@@ -87,9 +87,32 @@ pub struct Record {
     /// again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cdi: bool,
+    /// Why it lies where it does; none for what earlier versions allocated, or was adopted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placed: Option<crate::placed::Placed>,
 }
 
 impl Record {
+    /// One without replicas, for tests.
+    #[cfg(test)]
+    pub(crate) fn example(id: AllocationId, state: State) -> Self {
+        Record {
+            id,
+            resource: String::new(),
+            generation: 1,
+            replicas: Vec::new(),
+            grants: Vec::new(),
+            state,
+            allocated_unix_ms: 0,
+            started_unix_ms: 0,
+            holder: None,
+            predecessor: None,
+            shim: None,
+            cdi: false,
+            placed: None,
+        }
+    }
+
     /// Whether its limits count towards capacity.
     #[must_use]
     pub fn is_live(&self) -> bool {

@@ -22,6 +22,7 @@ fn record(name: &str, generation: u64) -> Record {
         predecessor: None,
         shim: None,
         cdi: false,
+        placed: None,
     }
 }
 

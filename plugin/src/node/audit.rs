@@ -91,6 +91,21 @@ impl Node {
         }
     }
 
+    /// As [`Node::audit`], several lines with one wait for the disk. Blocking.
+    pub fn audit_all(&self, events: Vec<Event>) {
+        let now = Instant::now();
+        let mut pending = lock(&self.pending);
+        let due = events.into_iter().filter_map(|event| pending.take(event, now)).collect();
+        drop(pending);
+        self.write_events(due);
+    }
+
+    /// Lines that wait to be drawn together.
+    #[must_use]
+    pub fn waiting_events(&self) -> Vec<Event> {
+        lock(&self.pending).0.values().filter_map(|(_, waiting)| waiting.clone()).collect()
+    }
+
     /// Writes what [`Node::audit`] keeps back and is due. Blocking.
     pub fn flush_audit(&self) {
         let due = lock(&self.pending).due(false, Instant::now());

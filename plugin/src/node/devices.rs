@@ -22,8 +22,9 @@ impl Node {
         let mut devices = lock(&self.devices);
         let Devices { offers, senders } = &mut *devices;
         let catalogue = self.catalogue();
+        let reserve = self.config().gpus.reserve_bytes;
         let refused = |uuid: &str| self.is_withheld(uuid);
-        if !offers.renew(&catalogue, catalogue.reserve_bytes, &lock(&self.records), &refused) {
+        if !offers.renew(&catalogue, reserve, &lock(&self.records), &refused) {
             return;
         }
         let all = offers.devices(&catalogue);

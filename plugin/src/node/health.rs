@@ -65,8 +65,9 @@ impl Node {
         lock(&self.health).view(uuid, Instant::now())
     }
 
-    /// Sets how near GPUs are to each other.
+    /// Sets how near GPUs are to each other. Once.
     pub fn set_topology(&self, topology: Topology) {
-        *lock(&self.topology) = Arc::new(topology);
+        // Set once by the start.
+        let _ = self.topology.set(topology);
     }
 }

@@ -11,6 +11,7 @@ use tracing::{error, info, warn};
 use super::{AllocateError, Node, Writer, lock, monotonic_ns, unix_ms};
 use crate::allocate::{self, AllocationId, Plan};
 use crate::ledger::{Change, Event, Record, State, What};
+use crate::placed::Placed;
 use crate::reconcile::{self, Action, Kubelet};
 use crate::regions::{self, Mode, Outcome, Region, RegionError};
 use crate::shim_install;
@@ -36,9 +37,17 @@ impl Node {
         let mut change = Change::default();
         for plan in &plans {
             self.check_room(&catalogue, plan, &change)?;
-            let record = Record { shim: shim.clone(), ..self.new_generation(&mut writer, plan) };
+            let placed = self.take_preference(plan);
+            let reason = placed.of_allocation(plan);
+            let (shim, placed) = (shim.clone(), Some(placed));
+            let record = Record { shim, placed, ..self.new_generation(&mut writer, plan) };
             self.supersede(&record, &mut change);
             change.put(record, What::Allocated, unix_ms());
+            change
+                .events
+                .last_mut()
+                .into_iter()
+                .for_each(|event| event.reason = Some(reason.clone()));
         }
         writer.ledger.commit(&change)?;
         self.store(&change);
@@ -178,6 +187,13 @@ impl Node {
         self.audit(Event::of(record, What::Unaccounted, unix_ms()));
     }
 
+    /// What was preferred for this plan, if kubelet asked just before.
+    fn take_preference(&self, plan: &Plan) -> Placed {
+        let last = lock(&self.preferences).remove(&plan.resource);
+        let fits = last.filter(|placed| placed.preferred.len() == plan.replicas.len());
+        fits.unwrap_or_else(Placed::unasked)
+    }
+
     fn new_generation(&self, writer: &mut Writer, plan: &Plan) -> Record {
         writer.generation += 1;
         let before = lock(&self.records).get(&plan.id).cloned();
@@ -194,6 +210,7 @@ impl Node {
             predecessor: before.and_then(|record| record.holder.clone()),
             shim: None,
             cdi: self.config().container.device_list_strategy.is_cdi(),
+            placed: None,
         }
     }
 
@@ -218,7 +235,7 @@ impl Node {
         let outcome = match self.open_pages(&record, mode) {
             // Another tenant may have grown its usage file, which looking undoes.
             Err(error) if error.is_full() => {
-                self.inspect();
+                let _ = self.inspect();
                 self.open_pages(&record, mode)?
             }
             result => result?,

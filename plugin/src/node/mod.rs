@@ -8,20 +8,19 @@ mod arbitrating;
 mod audit;
 mod delivering;
 mod devices;
-pub mod forecast;
 mod health;
+mod incidents;
 mod life;
 mod offers;
 mod others;
 mod records;
-mod reload;
 mod room;
 pub mod service;
 mod shims;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::time::{ClockId, clock_gettime};
@@ -37,15 +36,16 @@ use crate::device::Gpu;
 use crate::device::health::Health;
 use crate::device::topology::Topology;
 use crate::doubles;
+use crate::incidents::Seen;
 use crate::ledger::{Change, CommitError, Ledger, OpenError, Opened, Record, State, What};
 use crate::observe::Bell;
+use crate::placed::Placed;
 use crate::reconcile::Absences;
 use crate::regions::{self, Mode, Region};
 use crate::shim_install::ShimError;
 use crate::shim_install::unused::Unused;
 use devices::Devices;
 use records::Records;
-pub use reload::Ground;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -57,8 +57,8 @@ pub struct Node {
     /// Shared with whoever plans with it.
     catalogue: Mutex<Arc<Catalogue>>,
     health: Mutex<Health>,
-    /// How near the GPUs are to each other; asked when it is decided which are sold.
-    topology: Mutex<Arc<Topology>>,
+    /// How near the GPUs are to each other; asked once, at the start.
+    topology: OnceLock<Topology>,
     writer: Mutex<Writer>,
     /// Shared with whoever goes through them all: nobody copies a thousand.
     records: Mutex<Records>,
@@ -80,6 +80,10 @@ pub struct Node {
     others: Mutex<BTreeMap<String, Finding>>,
     /// Divides GPU time; `None` if it could not be started.
     arbiter: Option<Arbiter>,
+    /// What was preferred last, by resource, until an Allocate takes it.
+    preferences: Mutex<BTreeMap<String, Placed>>,
+    /// What containers were refused, at the last look.
+    incidents: Mutex<incidents::Looked>,
     /// Lines of the audit trail that are drawn together.
     pending: Mutex<audit::Pending>,
 }
@@ -169,6 +173,7 @@ impl Node {
                 predecessor: None,
                 shim: None,
                 cdi: delivering::is_adopted_as_cdi(&config, &id),
+                placed: None,
             };
             change.put(record.clone(), What::Adopted, unix_ms());
             records.insert(Arc::new(record));
@@ -189,7 +194,7 @@ impl Node {
                 config.health.clone(),
                 gpus.iter().map(|gpu| gpu.uuid.clone()),
             )),
-            topology: Mutex::default(),
+            topology: OnceLock::new(),
             writer: Mutex::new(Writer { ledger, generation }),
             records: Mutex::new(records),
             regions: Mutex::default(),
@@ -205,6 +210,8 @@ impl Node {
             others: Mutex::default(),
             paths: config.paths.clone(),
             config: current,
+            preferences: Mutex::default(),
+            incidents: Mutex::default(),
             pending: Mutex::default(),
             delivery,
         });
@@ -243,6 +250,12 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// The directory of an allocation's pages.
+    #[must_use]
+    pub fn pages_of(&self, id: &AllocationId) -> PathBuf {
+        regions::dir(self.pages(), id)
     }
 
     fn pages(&self) -> &std::path::Path {
@@ -334,15 +347,17 @@ impl Node {
     }
 
     /// Looks at every usage page: takes back what dead processes held, puts right what a tenant broke.
-    /// Blocking.
-    pub fn inspect(&self) {
-        let regions: Vec<Arc<Region>> = lock(&self.regions).values().cloned().collect();
-        for region in regions {
-            // What it says is for whoever asks; looking does the rest.
-            let _ = region.look();
-        }
+    /// What each allocation was refused, for [`Node::note_incidents`]. Blocking.
+    pub fn inspect(&self) -> Vec<(AllocationId, Seen)> {
+        let regions = lock(&self.regions).clone();
+        let seen = regions.into_iter().map(|(id, region)| {
+            let used = region.look();
+            (id, incidents::seen(&region, &used))
+        });
+        let seen = seen.collect();
         // After looking, which cuts back what has grown.
         regions::keep_spares(self.pages());
+        seen
     }
 
     /// The end: tenants need not wait for a heartbeat that will not come, and the next plugin need not

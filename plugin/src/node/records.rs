@@ -173,6 +173,7 @@ pub(super) mod tests {
                 predecessor: None,
                 shim: None,
                 cdi: false,
+                placed: None,
             },
         )
     }

@@ -10,9 +10,11 @@ use tracing::warn;
 
 use super::{AllocateError, Node, lock};
 use crate::allocate::AllocationId;
+use crate::device::topology::Topology;
 use crate::doubles;
 use crate::kubelet::pod_resources::PodResources;
 use crate::kubelet::{Device, DevicePlugin};
+use crate::placed::Placed;
 use crate::preferred::{Ground, preferred};
 
 /// What kubelet talks to about one resource. Blocking work goes to the runtime's small pool.
@@ -96,15 +98,24 @@ impl DevicePlugin for Service {
         must_include: &[String],
         size: usize,
     ) -> Result<Vec<String>, Status> {
-        let terms = lock(&self.node.catalogue).resources.get(&*self.resource).copied();
-        let topology = Arc::clone(&lock(&self.node.topology));
+        let catalogue = self.node.catalogue();
+        let terms = catalogue.resources.get(&*self.resource);
         let health = lock(&self.node.health);
         let ground = Ground {
             placement: terms.map_or(self.node.config().share.placement, |terms| terms.placement),
-            topology: &topology,
+            topology: self.node.topology.get_or_init(Topology::default),
             suspect: &|uuid| health.is_suspect(uuid),
         };
-        Ok(preferred(available, must_include, size, &ground))
+        let chosen = preferred(available, must_include, size, &ground);
+        let tell = |uuid: &str| {
+            let health = if health.is_suspect(uuid) { "suspect" } else { "healthy" };
+            let numa = catalogue.gpus.get(uuid).and_then(|sold| sold.gpu.numa_node);
+            let numa = numa.map_or_else(String::new, |node| format!(", NUMA node {node}"));
+            format!(", {health}{numa}")
+        };
+        let placed = Placed::by_preference(available, &chosen, ground.placement, &tell);
+        lock(&self.node.preferences).insert(self.resource.to_string(), placed);
+        Ok(chosen)
     }
 
     async fn allocate(

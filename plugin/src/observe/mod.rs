@@ -260,7 +260,6 @@ impl Observer {
         }
         self.node.set_outside(uuid, outside);
 
-        let slack = self.node.config().gpus.audit_slack_bytes;
         let mut verdicts = Vec::new();
         let mut busy = false;
         for (at, ((record, region), gpu)) in tenants.iter().enumerate() {
@@ -271,7 +270,6 @@ impl Observer {
             let launches = after.iter().fold(0u64, |sum, slot| sum.saturating_add(slot.launches));
             busy |= std::mem::replace(&mut tenant.launches, launches) != launches;
             let Some((gauge, audit)) = tenant.gpus.get_mut(*gpu) else { continue };
-            audit.set_slack(slack);
             let verdict = gauge.see(now, &sample);
             if let Verdict::Publish(bytes) = verdict {
                 region.publish_overhead(*gpu, bytes);

@@ -68,6 +68,8 @@ struct State {
     bucket: Bucket,
     hidden_pids: bool,
     most: usize,
+    /// The largest request over the quota that was told of since somebody asked, and the GPU of the last.
+    refused: (u64, Option<u32>),
 }
 
 /// Sessions that one allocation may have, and processes at its gate, as far as this process may open
@@ -92,6 +94,7 @@ impl Default for Tenant {
                 counters: Counters::default(),
                 bucket: Bucket::new(BURST, RATE, Instant::now()),
                 hidden_pids: false,
+                refused: (0, None),
             }),
         }
     }
@@ -112,6 +115,13 @@ impl Tenant {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.state().counters
+    }
+
+    /// The largest request over the quota that was told of since the call before, bytes, and the GPU of
+    /// the last one, as the page counts.
+    #[must_use]
+    pub fn take_refused(&self) -> (u64, Option<u32>) {
+        std::mem::take(&mut self.state().refused)
     }
 
     /// Whether a process came whose pid on the host cannot be known: the plugin lacks hostPID.
@@ -163,6 +173,9 @@ impl Tenant {
                 return true;
             }
             Message::Event(event) => {
+                if event.kind == EventKind::OverQuota {
+                    state.refused = (state.refused.0.max(event.bytes), event.gpu);
+                }
                 let counters = &mut state.counters;
                 let counter = match event.kind {
                     // News for whoever looks at the GPU, and no more.

@@ -129,6 +129,7 @@ mod tests {
             predecessor: None,
             shim: shim.map(str::to_owned),
             cdi: false,
+            placed: None,
         }
     }
 

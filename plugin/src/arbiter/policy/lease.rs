@@ -61,7 +61,7 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.contends = false;
         tenant.wanting = false;
-        tenant.waited_ns += now.saturating_sub(tenant.since);
+        tenant.waited(now.saturating_sub(tenant.since));
         tenant.since = now;
         tenant.leases += 1;
         tenant.charged_at = now;

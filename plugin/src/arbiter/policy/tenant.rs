@@ -1,6 +1,8 @@
 //! One tenant: its share, its lease and what it has had.
 
 use super::bucket::Bucket;
+use crate::incidents::LONG_WAIT_NS;
+
 use super::types::{GpuIndex, Kind, Settings, Share, State, TenantId};
 
 /// Index into the policy's tenants.
@@ -66,6 +68,9 @@ pub(super) struct Tenant {
     pub(super) charged_at: u64,
     pub(super) leased_ns: u64,
     pub(super) waited_ns: u64,
+    /// Waits of [`LONG_WAIT_NS`] and more.
+    pub(super) long_waits: u64,
+    pub(super) longest_wait_ns: u64,
     pub(super) leases: u64,
     pub(super) overlaps: u64,
 }
@@ -93,6 +98,8 @@ impl Tenant {
             charged_at: now,
             leased_ns: 0,
             waited_ns: 0,
+            long_waits: 0,
+            longest_wait_ns: 0,
             leases: 0,
             overlaps: 0,
         }
@@ -130,6 +137,13 @@ impl Tenant {
     pub(super) fn patience(&self, set: &Settings) -> u64 {
         let most = set.drain_most.max(set.drain_least);
         self.longest_drain.saturating_mul(3).clamp(set.drain_least, most)
+    }
+
+    /// Notes that it waited for a lease, and got it.
+    pub(super) fn waited(&mut self, ns: u64) {
+        self.waited_ns += ns;
+        self.long_waits += u64::from(ns >= LONG_WAIT_NS);
+        self.longest_wait_ns = self.longest_wait_ns.max(ns);
     }
 
     /// Notes a drain that took `took`.

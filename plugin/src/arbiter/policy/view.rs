@@ -36,6 +36,10 @@ pub struct TenantView {
     pub leased_ns: u64,
     /// Time spent wanting and not holding, nanoseconds.
     pub waited_ns: u64,
+    /// Waits of [`crate::incidents::LONG_WAIT_NS`] and more that have ended.
+    pub long_waits: u64,
+    /// The longest that has ended, nanoseconds.
+    pub longest_wait_ns: u64,
     /// Leases granted.
     pub leases: u64,
     /// Drains that passed the deadline.
@@ -77,6 +81,8 @@ impl Policy {
             waiting_since: waits.then_some(tenant.since),
             leased_ns: tenant.leased_ns + running,
             waited_ns: tenant.waited_ns + waiting,
+            long_waits: tenant.long_waits,
+            longest_wait_ns: tenant.longest_wait_ns,
             leases: tenant.leases,
             overlaps: tenant.overlaps,
             longest_drain_ns: tenant.longest_drain,

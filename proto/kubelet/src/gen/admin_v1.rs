@@ -70,9 +70,6 @@ pub struct Plugin {
     /// or "what pods hold". Empty before the first look, and where nobody looks (gpus.sold_by_others).
     #[prost(string, tag = "20")]
     pub others_seen_by: ::prost::alloc::string::String,
-    /// How it stands with the configuration's file.
-    #[prost(message, optional, tag = "21")]
-    pub configuration: ::core::option::Option<Configuration>,
 }
 /// An extended resource, served on a socket of its own.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -370,174 +367,214 @@ pub struct Process {
     #[prost(uint64, tag = "4")]
     pub memory_charged_bytes: u64,
 }
-/// How it stands with the configuration's file.
+/// Whom or what to explain.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Configuration {
-    /// The text in force: the first 16 hexadecimal digits of its SHA-256.
+pub struct ExplainRequest {
+    /// A pod (`name` or `namespace/name`), a container (`namespace/name/container`, or its name alone), an
+    /// allocation id, a GPU's UUID or index. Of ids and UUIDs a beginning of at least four characters is
+    /// enough, where only one begins so.
     #[prost(string, tag = "1")]
-    pub hash: ::prost::alloc::string::String,
-    /// When the file was last read because there was news of it.
-    #[prost(int64, tag = "2")]
-    pub attempted_unix_ms: i64,
-    /// When a file last took effect; the start counts.
-    #[prost(int64, tag = "3")]
-    pub succeeded_unix_ms: i64,
-    /// What is wrong with the file as it is, a line each. Empty if the file is in force.
-    #[prost(string, repeated, tag = "4")]
-    pub errors: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Keys whose values in the file wait for a restart of the plugin.
-    #[prost(string, repeated, tag = "5")]
-    pub waiting_keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// How often a file took effect since the start.
-    #[prost(uint64, tag = "6")]
-    pub applied: u64,
-    /// How often one was refused.
-    #[prost(uint64, tag = "7")]
-    pub refused: u64,
+    pub subject: ::prost::alloc::string::String,
 }
-/// A configuration to think through.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct PlanRequest {
-    /// TOML.
-    #[prost(string, tag = "1")]
-    pub text: ::prost::alloc::string::String,
-    /// What to call it in errors.
-    #[prost(string, tag = "2")]
-    pub file: ::prost::alloc::string::String,
-}
-/// What a configuration would change.
+/// What is known of it.
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct PlanResponse {
-    /// Why it would be refused; then nothing else is said.
+pub struct ExplainResponse {
+    /// Allocations: those that live first, then those that are gone, the newest first.
     #[prost(message, repeated, tag = "1")]
-    pub problems: ::prost::alloc::vec::Vec<ConfigurationProblem>,
-    /// Keys whose values differ from those in force.
+    pub allocations: ::prost::alloc::vec::Vec<AllocationStory>,
+    /// GPUs.
     #[prost(message, repeated, tag = "2")]
-    pub changes: ::prost::alloc::vec::Vec<ConfigurationChange>,
-    /// What GPUs are cut into that would be different.
-    #[prost(message, repeated, tag = "3")]
-    pub shares: ::prost::alloc::vec::Vec<ShareChange>,
-    /// What happens to each running allocation.
-    #[prost(message, repeated, tag = "4")]
-    pub allocations: ::prost::alloc::vec::Vec<AllocationChange>,
-    /// What is odd about the configuration, and what could not be known, a sentence each.
-    #[prost(string, repeated, tag = "5")]
-    pub notes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    pub gpus: ::prost::alloc::vec::Vec<GpuStory>,
+    /// When this was put together.
+    #[prost(int64, tag = "3")]
+    pub at_unix_ms: i64,
+    /// The oldest line of the audit trail; 0 where it is empty. What came before is not known any more.
+    #[prost(int64, tag = "4")]
+    pub trail_since_unix_ms: i64,
+    /// Allocations that are meant too, and were left out.
+    #[prost(uint32, tag = "5")]
+    pub left_out: u32,
+    /// What could not be looked at.
+    #[prost(string, repeated, tag = "6")]
+    pub remarks: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
-/// One thing wrong with a configuration.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ConfigurationProblem {
-    /// Dotted key; empty for a syntax error.
+/// One generation of an allocation.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AllocationStory {
+    /// Hash of resource and sorted replica ids.
     #[prost(string, tag = "1")]
-    pub key: ::prost::alloc::string::String,
-    /// Line from 1; 0 where there is none.
-    #[prost(uint32, tag = "2")]
-    pub line: u32,
-    /// What is wrong and what to do.
+    pub id: ::prost::alloc::string::String,
+    /// Which Allocate of this id it is.
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+    /// The resource of its replicas; empty where that is not known any more.
     #[prost(string, tag = "3")]
-    pub message: ::prost::alloc::string::String,
+    pub resource_name: ::prost::alloc::string::String,
+    /// The replicas; empty where they are not known any more.
+    #[prost(string, repeated, tag = "4")]
+    pub replica_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Who holds or held it; absent where kubelet did not say.
+    #[prost(message, optional, tag = "5")]
+    pub holder: ::core::option::Option<Holder>,
+    /// As Status has it; absent for one that is gone.
+    #[prost(message, optional, tag = "6")]
+    pub now: ::core::option::Option<Allocation>,
+    /// When Allocate was answered; 0 where that is not known any more.
+    #[prost(int64, tag = "7")]
+    pub allocated_unix_ms: i64,
+    /// When a container last started with it; 0 for never, or not known any more.
+    #[prost(int64, tag = "8")]
+    pub started_unix_ms: i64,
+    /// When it was released; 0 for one that is not.
+    #[prost(int64, tag = "9")]
+    pub released_unix_ms: i64,
+    /// Why it lies where it does.
+    #[prost(message, optional, tag = "10")]
+    pub placement: ::core::option::Option<Placement>,
+    /// What it is held to, for each GPU.
+    #[prost(message, repeated, tag = "11")]
+    pub limits: ::prost::alloc::vec::Vec<Limit>,
+    /// How it is held to it; absent for one that is gone.
+    #[prost(message, optional, tag = "12")]
+    pub enforcement: ::core::option::Option<Enforcement>,
+    /// What was refused, delayed or wrong, summed up.
+    #[prost(message, repeated, tag = "13")]
+    pub incidents: ::prost::alloc::vec::Vec<Incident>,
+    /// Its lines of the audit trail, oldest first.
+    #[prost(message, repeated, tag = "14")]
+    pub trail: ::prost::alloc::vec::Vec<TrailLine>,
 }
-/// A key with another value.
+/// Why an allocation lies where it does.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ConfigurationChange {
-    /// Dotted key, as in the file.
-    #[prost(string, tag = "1")]
-    pub key: ::prost::alloc::string::String,
-    /// Its value before, as TOML; absent where there is no such entry.
-    #[prost(string, optional, tag = "2")]
-    pub before: ::core::option::Option<::prost::alloc::string::String>,
-    /// And after.
-    #[prost(string, optional, tag = "3")]
-    pub after: ::core::option::Option<::prost::alloc::string::String>,
-    /// "at once", "for new pods" or "after a restart".
-    #[prost(string, tag = "4")]
-    pub takes_effect: ::prost::alloc::string::String,
+pub struct Placement {
+    /// Replicas that GetPreferredAllocation preferred; empty where kubelet did not ask.
+    #[prost(string, repeated, tag = "1")]
+    pub preferred_replica_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Kubelet took just those.
+    #[prost(bool, tag = "2")]
+    pub as_preferred: bool,
+    /// Why, in words; empty where it was not recorded.
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
+    /// The GPUs: how they stand now, and where they are.
+    #[prost(string, repeated, tag = "4")]
+    pub gpus: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
-/// What one GPU would be sold as under one name.
+/// What an allocation is held to on one GPU.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ShareChange {
+pub struct Limit {
     /// The GPU.
     #[prost(string, tag = "1")]
     pub gpu_uuid: ::prost::alloc::string::String,
-    /// NVML's index, where it is known.
-    #[prost(uint32, optional, tag = "2")]
-    pub gpu_index: ::core::option::Option<u32>,
-    /// The resource.
-    #[prost(string, tag = "3")]
-    pub resource_name: ::prost::alloc::string::String,
-    /// What it is sold as now; absent where it is not.
-    #[prost(message, optional, tag = "4")]
-    pub before: ::core::option::Option<ShareView>,
-    /// What it would be sold as.
-    #[prost(message, optional, tag = "5")]
-    pub after: ::core::option::Option<ShareView>,
-    /// Replicas that kubelet has not been told of yet.
-    #[prost(uint32, tag = "6")]
-    pub appear: u32,
-    /// Replicas that the configuration no longer sells. Those that are held are listed Unhealthy until their
-    /// pods end, the others are gone.
-    #[prost(uint32, tag = "7")]
-    pub retire: u32,
-    /// Of those, how many are held.
-    #[prost(uint32, tag = "8")]
-    pub retire_held: u32,
-    /// Replicas of the new configuration that would be Unhealthy, because there is no room beside what runs.
-    #[prost(uint32, tag = "9")]
-    pub no_room: u32,
-}
-/// Replicas of one resource on one GPU.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ShareView {
-    /// How many there are.
-    #[prost(uint32, tag = "1")]
-    pub replicas: u32,
-    /// Memory of one.
+    /// Bytes it may hold.
     #[prost(uint64, tag = "2")]
-    pub memory_bytes: u64,
-    /// Compute of one, thousandths of the GPU.
-    #[prost(uint32, tag = "3")]
+    pub memory_limit_bytes: u64,
+    /// Where that comes from.
+    #[prost(string, tag = "3")]
+    pub memory_origin: ::prost::alloc::string::String,
+    /// Thousandths of the GPU.
+    #[prost(uint32, tag = "4")]
     pub cores_millis: u32,
     /// What that means.
-    #[prost(enumeration = "ComputePolicy", tag = "4")]
+    #[prost(enumeration = "ComputePolicy", tag = "5")]
     pub policy: i32,
+    /// Where both come from.
+    #[prost(string, tag = "6")]
+    pub cores_origin: ::prost::alloc::string::String,
+    /// Bytes charged for each context.
+    #[prost(uint64, tag = "7")]
+    pub context_overhead_bytes: u64,
+    /// Bytes beyond all charges that were observed, and are taken from the limit.
+    #[prost(uint64, tag = "8")]
+    pub memory_overhead_bytes: u64,
 }
-/// What a configuration would mean for a running allocation.
+/// How an allocation is held to its limits.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct AllocationChange {
-    /// Its id.
+pub struct Enforcement {
+    /// `container.device_list_strategy`.
     #[prost(string, tag = "1")]
-    pub id: ::prost::alloc::string::String,
-    /// Who holds it, if known.
-    #[prost(message, optional, tag = "2")]
-    pub holder: ::core::option::Option<Holder>,
-    /// The resource; empty where it is not known.
+    pub device_list_strategy: ::prost::alloc::string::String,
+    /// How the shim comes into the container: `/etc/ld.so.preload`, `LD_PRELOAD`.
+    #[prost(string, repeated, tag = "2")]
+    pub injected_by: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The shim's name, a hash of its content; empty where it is not known.
     #[prost(string, tag = "3")]
-    pub resource_name: ::prost::alloc::string::String,
-    /// Sentences: what stays, what changes at once, what becomes of its replicas.
-    #[prost(string, repeated, tag = "4")]
-    pub effects: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-}
-/// Nothing: the file is the plugin's own.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ReloadRequest {}
-/// What came of reading the file.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ReloadResponse {
-    /// Why it was refused, and the configuration before stays in force; empty if it was not.
-    #[prost(message, repeated, tag = "1")]
-    pub problems: ::prost::alloc::vec::Vec<ConfigurationProblem>,
-    /// What is different now; nothing, where the file says what was in force already.
-    #[prost(message, repeated, tag = "2")]
-    pub changes: ::prost::alloc::vec::Vec<ConfigurationChange>,
-    /// What will be different after a restart of the plugin.
-    #[prost(message, repeated, tag = "3")]
-    pub waiting: ::prost::alloc::vec::Vec<ConfigurationChange>,
-    /// How it stands now.
-    #[prost(message, optional, tag = "4")]
-    pub configuration: ::core::option::Option<Configuration>,
-    /// The file.
+    pub shim: ::prost::alloc::string::String,
+    /// The version of its pages; 0 where it is not known.
+    #[prost(uint32, tag = "4")]
+    pub page_version: u32,
+    /// Its pages on the host.
     #[prost(string, tag = "5")]
-    pub file: ::prost::alloc::string::String,
+    pub pages_dir: ::prost::alloc::string::String,
+    /// What stands in the way of it, or what must be known of it, a sentence each.
+    #[prost(string, repeated, tag = "6")]
+    pub remarks: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// What was refused, delayed or wrong with an allocation: lines of one kind together.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Incident {
+    /// The kind, as in the audit trail.
+    #[prost(string, tag = "1")]
+    pub what: ::prost::alloc::string::String,
+    /// How often.
+    #[prost(uint64, tag = "2")]
+    pub times: u64,
+    /// The first of them.
+    #[prost(int64, tag = "3")]
+    pub first_unix_ms: i64,
+    /// And the last.
+    #[prost(int64, tag = "4")]
+    pub last_unix_ms: i64,
+    /// What the last line says of it.
+    #[prost(string, tag = "5")]
+    pub reason: ::prost::alloc::string::String,
+}
+/// A line of the audit trail.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TrailLine {
+    /// When.
+    #[prost(int64, tag = "1")]
+    pub at_unix_ms: i64,
+    /// What: `allocated`, `quota-set`, `refused-memory`, ….
+    #[prost(string, tag = "2")]
+    pub what: ::prost::alloc::string::String,
+    /// The same for people, with what it has of sizes and lengths.
+    #[prost(string, tag = "3")]
+    pub text: ::prost::alloc::string::String,
+    /// Why.
+    #[prost(string, tag = "4")]
+    pub reason: ::prost::alloc::string::String,
+    /// Who did it; empty where that is not known.
+    #[prost(string, tag = "5")]
+    pub by: ::prost::alloc::string::String,
+    /// On which GPU; empty where it is about none.
+    #[prost(string, tag = "6")]
+    pub gpu_uuid: ::prost::alloc::string::String,
+    /// Of which allocation; empty where it is about none.
+    #[prost(string, tag = "7")]
+    pub allocation_id: ::prost::alloc::string::String,
+    /// Which Allocate of it.
+    #[prost(uint64, tag = "8")]
+    pub generation: u64,
+    /// How often since the line before of its kind.
+    #[prost(uint64, tag = "9")]
+    pub times: u64,
+    /// Who held the allocation then, if known.
+    #[prost(message, optional, tag = "10")]
+    pub holder: ::core::option::Option<Holder>,
+}
+/// A GPU.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GpuStory {
+    /// As Status has it.
+    #[prost(message, optional, tag = "1")]
+    pub gpu: ::core::option::Option<Gpu>,
+    /// What it is cut into, and by which part of the configuration.
+    #[prost(string, repeated, tag = "2")]
+    pub cut: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Its lines of the audit trail and of what lies on it, oldest first.
+    #[prost(message, repeated, tag = "3")]
+    pub trail: ::prost::alloc::vec::Vec<TrailLine>,
 }
 /// How the plugin stands with kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
@@ -849,11 +886,15 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("tessera.admin.v1.Admin", "Live"));
             self.inner.unary(req, path, codec).await
         }
-        /// What a configuration would change, for the node and for each running allocation. Changes nothing.
-        pub async fn plan(
+        /// Why a pod, an allocation or a GPU is as it is: from the plugin's memory, the pages and the audit trail.
+        /// NOT_FOUND where nothing is called so, INVALID_ARGUMENT for a subject that can be no name.
+        pub async fn explain(
             &mut self,
-            request: impl tonic::IntoRequest<super::PlanRequest>,
-        ) -> std::result::Result<tonic::Response<super::PlanResponse>, tonic::Status> {
+            request: impl tonic::IntoRequest<super::ExplainRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExplainResponse>,
+            tonic::Status,
+        > {
             self.inner
                 .ready()
                 .await
@@ -864,33 +905,11 @@ pub mod admin_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/tessera.admin.v1.Admin/Plan",
+                "/tessera.admin.v1.Admin/Explain",
             );
             let mut req = request.into_request();
             req.extensions_mut()
-                .insert(GrpcMethod::new("tessera.admin.v1.Admin", "Plan"));
-            self.inner.unary(req, path, codec).await
-        }
-        /// Reads the configuration's file again, as after SIGHUP, and tells what came of it.
-        pub async fn reload(
-            &mut self,
-            request: impl tonic::IntoRequest<super::ReloadRequest>,
-        ) -> std::result::Result<tonic::Response<super::ReloadResponse>, tonic::Status> {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/tessera.admin.v1.Admin/Reload",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("tessera.admin.v1.Admin", "Reload"));
+                .insert(GrpcMethod::new("tessera.admin.v1.Admin", "Explain"));
             self.inner.unary(req, path, codec).await
         }
     }
@@ -918,16 +937,12 @@ pub mod admin_server {
             &self,
             request: tonic::Request<super::LiveRequest>,
         ) -> std::result::Result<tonic::Response<super::LiveResponse>, tonic::Status>;
-        /// What a configuration would change, for the node and for each running allocation. Changes nothing.
-        async fn plan(
+        /// Why a pod, an allocation or a GPU is as it is: from the plugin's memory, the pages and the audit trail.
+        /// NOT_FOUND where nothing is called so, INVALID_ARGUMENT for a subject that can be no name.
+        async fn explain(
             &self,
-            request: tonic::Request<super::PlanRequest>,
-        ) -> std::result::Result<tonic::Response<super::PlanResponse>, tonic::Status>;
-        /// Reads the configuration's file again, as after SIGHUP, and tells what came of it.
-        async fn reload(
-            &self,
-            request: tonic::Request<super::ReloadRequest>,
-        ) -> std::result::Result<tonic::Response<super::ReloadResponse>, tonic::Status>;
+            request: tonic::Request<super::ExplainRequest>,
+        ) -> std::result::Result<tonic::Response<super::ExplainResponse>, tonic::Status>;
     }
     /// Served by `tessera serve`.
     #[derive(Debug)]
@@ -1092,23 +1107,23 @@ pub mod admin_server {
                     };
                     Box::pin(fut)
                 }
-                "/tessera.admin.v1.Admin/Plan" => {
+                "/tessera.admin.v1.Admin/Explain" => {
                     #[allow(non_camel_case_types)]
-                    struct PlanSvc<T: Admin>(pub Arc<T>);
-                    impl<T: Admin> tonic::server::UnaryService<super::PlanRequest>
-                    for PlanSvc<T> {
-                        type Response = super::PlanResponse;
+                    struct ExplainSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::ExplainRequest>
+                    for ExplainSvc<T> {
+                        type Response = super::ExplainResponse;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::PlanRequest>,
+                            request: tonic::Request<super::ExplainRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as Admin>::plan(&inner, request).await
+                                <T as Admin>::explain(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -1119,50 +1134,7 @@ pub mod admin_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = PlanSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.unary(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                "/tessera.admin.v1.Admin/Reload" => {
-                    #[allow(non_camel_case_types)]
-                    struct ReloadSvc<T: Admin>(pub Arc<T>);
-                    impl<T: Admin> tonic::server::UnaryService<super::ReloadRequest>
-                    for ReloadSvc<T> {
-                        type Response = super::ReloadResponse;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::Response>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<super::ReloadRequest>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as Admin>::reload(&inner, request).await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = ReloadSvc(inner);
+                        let method = ExplainSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

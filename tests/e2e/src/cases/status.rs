@@ -43,7 +43,46 @@ pub fn status_shows_pods_quota_and_use(suite: &Suite<'_>) -> Result<()> {
     let text = suite.plugin.exec(&["tessera", "status"])?;
     let row = text.lines().find(|line| line.contains("holder")).with_context(|| text.clone())?;
     ensure!(row.contains(NAMESPACE), "{text}");
-    suite.plugin.exec(&["tessera", "status", "--ready"]).map(drop)
+    suite.plugin.exec(&["tessera", "status", "--ready"]).map(drop)?;
+    top_shows_it(suite)?;
+    explain_says_why(suite, &allocation)
+}
+
+fn top_shows_it(suite: &Suite<'_>) -> Result<()> {
+    let frame = suite.plugin.exec(&["tessera", "top", "--once", "--interval", "200ms"])?;
+    let row = frame.lines().find(|line| line.contains("holder/main"));
+    let row = row.with_context(|| frame.clone())?;
+    ensure!(row.starts_with(NAMESPACE) && row.contains("started"), "{frame}");
+    let json = suite.plugin.exec(&["tessera", "top", "--once", "-o", "json"])?;
+    let json: Value = serde_json::from_str(&json)?;
+    let shown = allocation_of(&json, "holder").context("the pod")?;
+    ensure!(shown["rates"]["refusals_per_second"] == 0.0, "{shown}");
+    Ok(())
+}
+
+/// Kubelet asked which replicas are preferred, and took them; nobody but the configuration set the limits.
+fn explain_says_why(suite: &Suite<'_>, allocation: &Value) -> Result<()> {
+    let told = suite.plugin.exec(&["tessera", "explain", "holder", "-o", "json"])?;
+    let told: Value = serde_json::from_str(&told)?;
+    let story = &told["allocations"][0];
+    ensure!(story["id"] == allocation["id"], "{story}");
+    let placement = &story["placement"];
+    let preferred = &placement["preferred_replica_ids"];
+    ensure!(
+        *preferred == allocation["replica_ids"] && placement["as_preferred"] == true,
+        "{placement}"
+    );
+    let origin = story["limits"][0]["memory_origin"].as_str().unwrap_or_default();
+    ensure!(origin.starts_with("2 × share.memory ("), "{}", story["limits"]);
+    let trail = story["trail"].as_array().context("trail")?;
+    let whats: Vec<&Value> = trail.iter().map(|line| &line["what"]).collect();
+    ensure!(
+        whats.contains(&&"allocated".into()) && whats.contains(&&"started".into()),
+        "{trail:?}"
+    );
+    let text = suite.plugin.exec(&["tessera", "explain", &format!("{NAMESPACE}/holder")])?;
+    ensure!(text.contains("as preferred of") && text.contains("kubelet allocated it"), "{text}");
+    Ok(())
 }
 
 /// The allocation that status says this pod holds.

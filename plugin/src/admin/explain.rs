@@ -1,0 +1,96 @@
+//! Explain: what the plugin knows, put together for [`crate::explain`].
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tessera_kubelet::admin::{ExplainRequest, ExplainResponse};
+use tonic::{Code, Status};
+
+use super::client::{TIMEOUT, connect};
+use super::status::Sources;
+use crate::explain::{self, Facts, Unknown};
+use crate::ledger::Of;
+use crate::node::Node;
+
+/// Longest subject, bytes: a namespace, a pod and a container are no longer.
+const LONGEST: usize = 512;
+
+/// Answers. Blocking: it reads the pages and the ledger, and asks the driver.
+pub(super) fn answer(
+    sources: &Sources,
+    request: &ExplainRequest,
+) -> Result<ExplainResponse, Status> {
+    let subject = request.subject.as_str();
+    if subject.trim().is_empty() || subject.len() > LONGEST {
+        return Err(Status::invalid_argument("name a pod, an allocation or a GPU"));
+    }
+    let facts = match sources.node() {
+        Some(node) => facts(sources, node),
+        None => Facts {
+            status: sources.status(),
+            records: Vec::new(),
+            trail: Vec::new(),
+            config: sources.config(),
+            gpus: Vec::new(),
+            page_versions: Default::default(),
+            remarks: vec!["the plugin is still starting".to_owned()],
+        },
+    };
+    explain::answer(&facts, subject).map_err(|unknown| match unknown {
+        Unknown::Nothing { .. } => Status::not_found(unknown.to_string()),
+        Unknown::Several { .. } => Status::invalid_argument(unknown.to_string()),
+    })
+}
+
+fn facts(sources: &Sources, node: &Arc<Node>) -> Facts {
+    let mut remarks = Vec::new();
+    let mut trail = node.history(&Of::Everything, usize::MAX).unwrap_or_else(|error| {
+        remarks.push(format!("the audit trail cannot be read: {error}"));
+        Vec::new()
+    });
+    // Happened, and not written yet.
+    trail.extend(node.waiting_events());
+    let records: Vec<_> = node.allocations().into_iter().map(|(record, _)| record).collect();
+    let page_versions = records.iter().filter_map(|record| {
+        let version = tessera_region::quota::abi_in(&node.pages_of(&record.id))?;
+        Some((record.id.to_string(), version))
+    });
+    let gpus = node.catalogue().gpus.values().map(|sold| sold.gpu.clone()).collect();
+    Facts {
+        page_versions: page_versions.collect(),
+        status: sources.status(),
+        records,
+        trail,
+        config: sources.config(),
+        gpus,
+        remarks,
+    }
+}
+
+/// Why there is no explanation.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The plugin says why.
+    Refused(String),
+    /// The plugin does not answer.
+    Silent(anyhow::Error),
+}
+
+/// The plugin's answer to Explain.
+pub(crate) async fn explain(socket: &Path, subject: &str) -> Result<ExplainResponse, Failure> {
+    let call = async {
+        let mut client = connect(socket).await.map_err(Failure::Silent)?;
+        let request = ExplainRequest { subject: subject.to_owned() };
+        client.explain(request).await.map_err(|status| match status.code() {
+            Code::NotFound | Code::InvalidArgument => Failure::Refused(status.message().to_owned()),
+            Code::Unimplemented => Failure::Refused(
+                "the plugin is of an earlier version, which explains nothing".into(),
+            ),
+            _ => Failure::Silent(anyhow::anyhow!("{}", status.message())),
+        })
+    };
+    match tokio::time::timeout(TIMEOUT, call).await {
+        Ok(answer) => answer.map(tonic::Response::into_inner),
+        Err(_) => Err(Failure::Silent(anyhow::anyhow!("it takes too long"))),
+    }
+}

@@ -1,0 +1,113 @@
+//! The terminal: taken over, drawn upon, and given back however the program ends.
+
+use std::io;
+use std::process::ExitCode;
+use std::sync::Once;
+use std::time::Duration;
+
+use anyhow::Context;
+use nix::sys::signal::{Signal, raise};
+use ratatui::Terminal;
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
+use ratatui::crossterm::terminal::{
+    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
+use ratatui::crossterm::{cursor, execute};
+
+use super::feed::{self, Feed};
+use super::model::Model;
+use super::view::{self, Moment};
+use crate::look::Look;
+use crate::node::unix_ms;
+
+/// Longest time until a key, an answer or a signal is heard.
+const TURN: Duration = Duration::from_millis(50);
+
+/// Shows the model until it is left.
+pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Result<ExitCode> {
+    give_back_on_panic();
+    let taken = Taken::take().context("the terminal (`--once` and `-o json` need none)")?;
+    let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout()))?;
+    let look = Look::from_env();
+    while !model.quit {
+        let moment = Moment { now_unix_ms: unix_ms(), every, live: true };
+        terminal.draw(|frame| {
+            let area = frame.area();
+            view::draw(&model, look, moment, area, frame.buffer_mut());
+        })?;
+        // Until something has changed; the clock of a plugin that is silent does, too.
+        loop {
+            let mut changed = false;
+            if event::poll(TURN)? {
+                match event::read()? {
+                    Event::Key(key) if is_stop(key) => {
+                        taken.give_back();
+                        raise(Signal::SIGTSTP)?;
+                        taken.take_again()?;
+                        terminal.clear()?;
+                    }
+                    Event::Key(key) => model.press(key),
+                    _ => {}
+                }
+                changed = true;
+            }
+            while let Some(news) = feed.next(Duration::ZERO) {
+                feed::apply(&mut model, news);
+                changed = true;
+                if model.quit {
+                    break;
+                }
+            }
+            if changed {
+                break;
+            }
+        }
+    }
+    drop(taken);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn is_stop(key: KeyEvent) -> bool {
+    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('z')
+}
+
+/// The terminal in raw mode, on its other screen.
+struct Taken;
+
+impl Taken {
+    fn take() -> io::Result<Self> {
+        let taken = Taken;
+        taken.take_again()?;
+        Ok(taken)
+    }
+
+    fn take_again(&self) -> io::Result<()> {
+        enable_raw_mode()?;
+        execute!(io::stdout(), EnterAlternateScreen, cursor::Hide)
+    }
+
+    fn give_back(&self) {
+        // A terminal that is gone needs nothing back.
+        let _ = disable_raw_mode();
+        let _ = execute!(io::stdout(), cursor::Show, LeaveAlternateScreen);
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+/// A panic aborts and drops nothing: its text would stand on a screen that is about to go.
+fn give_back_on_panic() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            Taken.give_back();
+            before(info);
+        }));
+    });
+}

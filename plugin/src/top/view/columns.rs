@@ -1,0 +1,221 @@
+//! A line for each allocation and GPU, in as many columns as there is width for.
+
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+
+use super::{Page, Paint};
+use crate::top::model::{Model, Row};
+use crate::top::text::{bytes, cut, dash, per_second, percent};
+
+/// A column of fixed width; the name takes what they leave.
+struct Column {
+    title: &'static str,
+    width: usize,
+    /// The narrowest terminal that shows it.
+    from: usize,
+    left: bool,
+    cell: fn(&Row, Paint) -> (String, Style),
+}
+
+/// The bar has a width of its own, see [`bar_width`].
+const BAR: &str = "";
+
+/// What is left for the name of a pod on the narrowest terminal that shows all columns meant for it.
+const NAME_LEAST: usize = 12;
+
+const COLUMNS: &[Column] = &[
+    Column { title: "GPU", width: 3, from: 60, left: false, cell: gpu },
+    Column { title: BAR, width: 0, from: 60, left: true, cell: plain },
+    Column { title: "USED/QUOTA", width: 11, from: 0, left: true, cell: memory },
+    Column { title: "ASK", width: 5, from: 44, left: false, cell: asked },
+    Column {
+        title: "GOT1s",
+        width: 5,
+        from: 0,
+        left: false,
+        cell: |row, p| got(row, row.got_1s_millis, p),
+    },
+    Column {
+        title: "GOT10s",
+        width: 6,
+        from: 70,
+        left: false,
+        cell: |row, p| got(row, row.got_10s_millis, p),
+    },
+    Column { title: "WAIT", width: 4, from: 36, left: false, cell: waited },
+    Column { title: "REFUSED", width: 12, from: 100, left: false, cell: refused_and_rate },
+    Column { title: "REFUSED", width: 7, from: 50, left: false, cell: refused },
+    Column { title: "LNCH/s", width: 6, from: 78, left: false, cell: launches },
+    Column {
+        title: "POLICY",
+        width: 6,
+        from: 96,
+        left: true,
+        cell: |row, _| (row.policy.to_owned(), Style::new()),
+    },
+    Column { title: "GATE", width: 6, from: 104, left: true, cell: gate },
+    Column {
+        title: "STATE",
+        width: 9,
+        from: 112,
+        left: true,
+        cell: |row, _| (row.state.to_owned(), Style::new()),
+    },
+];
+
+/// Draws header and rows in `room` lines.
+pub(super) fn draw(model: &Model, paint: Paint, page: &mut Page<'_>, room: usize) {
+    let width = page.width();
+    let columns: Vec<&Column> = shown(width);
+    let bar = bar_width(width);
+    let taken: usize = columns.iter().map(|column| column.width_in(bar) + 1).sum();
+    let name = width.saturating_sub(taken);
+    let mut head = format!("{:<name$}", cut("POD/CONTAINER", name));
+    for column in &columns {
+        head.push(' ');
+        head.push_str(&column.pad(column.title, bar));
+    }
+    page.line(Line::styled(head, paint.head()));
+    let rows = model.shown();
+    if rows.is_empty() {
+        let text = match model.filter.as_str() {
+            "" => "No allocations.".to_owned(),
+            filter => format!("Nothing contains \"{filter}\"."),
+        };
+        return page.line(Line::raw(text));
+    }
+    let room = room.saturating_sub(1);
+    let rest = rows.len().saturating_sub(model.scroll);
+    let fits = if rest <= room { rest } else { room.saturating_sub(1) };
+    for row in rows.iter().skip(model.scroll).take(fits) {
+        page.line(line(row, &columns, bar, name, paint));
+    }
+    if fits < rest {
+        page.line(Line::styled(format!("  and {} more rows", rest - fits), paint.dim()));
+    }
+}
+
+/// The columns for a width: of two with the same title, the first that fits.
+fn shown(width: usize) -> Vec<&'static Column> {
+    let mut columns: Vec<&Column> = Vec::new();
+    let fits = |column: &&Column| column.from <= width;
+    for column in COLUMNS.iter().filter(fits) {
+        if column.title == BAR || !columns.iter().any(|known| known.title == column.title) {
+            columns.push(column);
+        }
+    }
+    columns
+}
+
+fn bar_width(width: usize) -> usize {
+    match width {
+        0..60 => 0,
+        60..100 => 4,
+        100..140 => 8,
+        _ => 16,
+    }
+}
+
+impl Column {
+    fn width_in(&self, bar: usize) -> usize {
+        if self.title == BAR { bar } else { self.width }
+    }
+
+    fn pad(&self, text: &str, bar: usize) -> String {
+        let width = self.width_in(bar);
+        let text = cut(text, width);
+        if self.left { format!("{text:<width$}") } else { format!("{text:>width$}") }
+    }
+}
+
+fn line(row: &Row, columns: &[&Column], bar: usize, name: usize, paint: Paint) -> Line<'static> {
+    let title = match (row.first, row.container.as_str()) {
+        (false, _) => String::new(),
+        (true, "") => row.name.clone(),
+        (true, container) => format!("{}/{container}", row.name),
+    };
+    let mut spans = vec![Span::raw(format!("{:<name$}", middle(&title, name)))];
+    for column in columns {
+        spans.push(Span::raw(" "));
+        let (text, style) = match column.title {
+            BAR => paint.bar(row.used, row.limit, bar),
+            _ => (column.cell)(row, paint),
+        };
+        spans.push(Span::styled(column.pad(&text, bar), style));
+    }
+    Line::from(spans)
+}
+
+/// Cut in the middle: pods of one Deployment differ at their ends.
+fn middle(text: &str, width: usize) -> String {
+    let length = text.chars().count();
+    if length <= width || width < NAME_LEAST {
+        return cut(text, width);
+    }
+    let tail = width / 2;
+    let head: String = text.chars().take(width - tail - 1).collect();
+    let tail: String = text.chars().skip(length - tail).collect();
+    format!("{head}~{tail}")
+}
+
+/// What belongs to the allocation as a whole stands in its first row.
+fn once(row: &Row, text: String) -> String {
+    if row.first { text } else { String::new() }
+}
+
+fn plain(_: &Row, _: Paint) -> (String, Style) {
+    (String::new(), Style::new())
+}
+
+fn gpu(row: &Row, _: Paint) -> (String, Style) {
+    (row.gpu.map_or_else(|| "?".to_owned(), |index| index.to_string()), Style::new())
+}
+
+fn memory(row: &Row, paint: Paint) -> (String, Style) {
+    let style = paint.bar(row.used, row.limit, 0).1;
+    (format!("{}/{}", bytes(row.used), bytes(row.limit)), style)
+}
+
+fn asked(row: &Row, _: Paint) -> (String, Style) {
+    (format!("{}m", row.asked_millis), Style::new())
+}
+
+fn got(row: &Row, millis: Option<u32>, paint: Paint) -> (String, Style) {
+    let style = if row.is_short() { paint.warn() } else { Style::new() };
+    (once(row, dash(millis.map(|millis| format!("{millis}m")))), style)
+}
+
+fn waited(row: &Row, paint: Paint) -> (String, Style) {
+    let style = if row.is_short() { paint.warn() } else { Style::new() };
+    (once(row, dash(row.rates.waited.map(percent))), style)
+}
+
+fn refused(row: &Row, paint: Paint) -> (String, Style) {
+    let now = row.rates.refusals.is_some_and(|rate| rate > 0.0);
+    let style = if now { paint.bad() } else { Style::new() };
+    (once(row, per_count(row.refusals)), style)
+}
+
+fn refused_and_rate(row: &Row, paint: Paint) -> (String, Style) {
+    let (total, style) = refused(row, paint);
+    let rate = row.rates.refusals.filter(|rate| *rate > 0.0);
+    let text = match rate {
+        Some(rate) => format!("{total} {}/s", per_second(rate)),
+        None => total,
+    };
+    (once(row, text), style)
+}
+
+fn launches(row: &Row, _: Paint) -> (String, Style) {
+    (once(row, dash(row.rates.launches.map(per_second))), Style::new())
+}
+
+fn gate(row: &Row, _: Paint) -> (String, Style) {
+    let text = if row.gate.is_empty() { "-" } else { &row.gate };
+    (once(row, text.to_owned()), Style::new())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a count for people")]
+fn per_count(count: u64) -> String {
+    if count < 100_000 { count.to_string() } else { per_second(count as f64) }
+}
