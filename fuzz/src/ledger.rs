@@ -60,6 +60,7 @@ fn record(n: u64) -> Record {
         shim: None,
         cdi: false,
         placed: None,
+        overridden: None,
     }
 }
 

@@ -158,6 +158,14 @@ pub enum Refusal {
         /// Why.
         reason: String,
     },
+    /// Somebody keeps it from being given out.
+    #[error("GPU {uuid} is {reason}; the pod can run when another GPU has room")]
+    Cordoned {
+        /// The GPU.
+        uuid: String,
+        /// Who and why.
+        reason: String,
+    },
     /// The capacity rule.
     #[error(
         "GPU {uuid} has no room for this allocation beside the limits of those that live there: \

@@ -280,6 +280,7 @@ async fn housekeeping(
                 let seen = inspected.inspect();
                 inspected.note_incidents(seen);
                 inspected.reopen();
+                inspected.settle_owed();
                 inspected.flush_audit();
             })
             .await

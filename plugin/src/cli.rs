@@ -53,6 +53,15 @@ enum Command {
     Explain(explain::Args),
     /// Watch GPUs and pods live: memory against quota, share asked and got, waiting, refusals
     Top(top::Args),
+    /// Change what a running container may use, or show it
+    Quota {
+        #[command(subcommand)]
+        command: admin::QuotaCommand,
+    },
+    /// Give out nothing more of a GPU, or of the whole node; what runs there goes on
+    Cordon(admin::CordonArgs),
+    /// Give out a GPU again, or the whole node
+    Uncordon(admin::CordonArgs),
     /// Hold one command tree to a quota, without Kubernetes
     Run(run::Args),
     /// Show the whole of Tessera on a simulated GPU
@@ -111,6 +120,9 @@ fn execute(command: Command, config: Config) -> anyhow::Result<ExitCode> {
         Command::Status { output, ready, .. } => admin::main(&config, output, ready),
         Command::Explain(args) => explain::main(&args, &config),
         Command::Top(args) => top::main(&args, &config),
+        Command::Quota { command } => admin::quota(command, &config),
+        Command::Cordon(args) => admin::cordon(args, false, &config),
+        Command::Uncordon(args) => admin::cordon(args, true, &config),
         Command::Run(args) => run::main(args, &config),
         Command::Demo(args) => demo::main(args, &config),
         Command::Config { command: ConfigCommand::Check } => check(&config),

@@ -122,6 +122,7 @@ mod tests {
             shim: None,
             cdi: false,
             placed: None,
+            overridden: None,
         }
     }
 

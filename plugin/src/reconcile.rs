@@ -164,6 +164,7 @@ mod tests {
                 shim: None,
                 cdi: false,
                 placed: None,
+                overridden: None,
             };
             self.records.insert(id.clone(), Arc::new(record));
             id

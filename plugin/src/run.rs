@@ -92,7 +92,7 @@ impl From<ComputePolicy> for Policy {
 }
 
 /// Percent of a GPU, with one decimal at most, as thousandths.
-fn parse_cores(text: &str) -> Result<u32, String> {
+pub(crate) fn parse_cores(text: &str) -> Result<u32, String> {
     let number = text.trim().trim_end_matches('%');
     let (whole_text, tenth_text) = number.split_once('.').unwrap_or((number, "0"));
     let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());

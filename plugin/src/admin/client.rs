@@ -149,6 +149,7 @@ pub(crate) fn offline(config: &Config, warning: String) -> StatusResponse {
                 Policy::None => ComputePolicy::None,
             }
             .into(),
+            ..GpuUse::default()
         });
         allocations.push(Allocation {
             id: id.to_string(),

@@ -1,10 +1,12 @@
-//! The admin service: what `tessera status` shows.
+//! The admin service: what `tessera status` shows, and what changes limits and cordons.
 
 mod client;
 mod compute;
 mod explain;
 mod server;
 mod status;
+mod steer;
+mod steer_client;
 mod table;
 pub(crate) mod words;
 
@@ -13,5 +15,6 @@ pub use client::{Format, live, main};
 pub(crate) use explain::{Failure, explain};
 pub use server::{AdminError, Server};
 pub use status::Sources;
+pub use steer_client::{CordonArgs, QuotaCommand, cordon, quota};
 pub use table::offers;
 pub(crate) use table::{allocation_json, gpu_json, json};

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use tessera_kubelet::admin::admin_server::{Admin, AdminServer};
 use tessera_kubelet::admin::{
-    ExplainRequest, ExplainResponse, LiveRequest, LiveResponse, StatusRequest, StatusResponse,
+    CordonRequest, CordonResponse, ExplainRequest, ExplainResponse, LiveRequest, LiveResponse,
+    QuotaResponse, ResetQuotaRequest, SetQuotaRequest, StatusRequest, StatusResponse,
 };
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
@@ -19,6 +20,7 @@ use tracing::{error, warn};
 
 use super::explain;
 use super::status::Sources;
+use super::steer;
 
 /// How often the socket is looked for.
 const LOOK: Duration = Duration::from_secs(1);
@@ -145,5 +147,33 @@ impl Admin for Service {
         let told =
             tokio::task::spawn_blocking(move || explain::answer(&sources, request.get_ref())).await;
         told.map_err(|error| Status::internal(error.to_string()))?.map(Response::new)
+    }
+
+    async fn set_quota(
+        &self,
+        request: Request<SetQuotaRequest>,
+    ) -> Result<Response<QuotaResponse>, Status> {
+        steer::set_quota(&self.0, request).await
+    }
+
+    async fn reset_quota(
+        &self,
+        request: Request<ResetQuotaRequest>,
+    ) -> Result<Response<QuotaResponse>, Status> {
+        steer::reset_quota(&self.0, request).await
+    }
+
+    async fn cordon(
+        &self,
+        request: Request<CordonRequest>,
+    ) -> Result<Response<CordonResponse>, Status> {
+        steer::cordon(&self.0, request, false).await
+    }
+
+    async fn uncordon(
+        &self,
+        request: Request<CordonRequest>,
+    ) -> Result<Response<CordonResponse>, Status> {
+        steer::cordon(&self.0, request, true).await
     }
 }

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tessera_kubelet::admin::{
-    Allocation, AllocationState, ComputePolicy, Gpu, GpuState, GpuUse, Health, Holder, Plugin,
-    Process, Registration, Replica, Resource, StatusResponse,
+    Allocation, AllocationState, Gpu, GpuState, GpuUse, Health, Holder, Plugin, Process,
+    Registration, Replica, Resource, StatusResponse,
 };
 
-use super::compute;
+use super::{compute, steer};
 use crate::allocate::Catalogue;
 use crate::arbiter::Arbiter;
-use crate::config::{Compute, Config, Current};
+use crate::config::{Config, Current};
 use crate::device::Discovery;
 use crate::kubelet::{Device, Phase, Report, Standing};
 use crate::ledger::{Record, State};
@@ -204,14 +204,15 @@ impl Sources {
     fn gpus(&self, node: &Node, allocations: &[Allocation]) -> Vec<Gpu> {
         let reserve = self.config.get().gpus.reserve_bytes;
         let catalogue = node.catalogue();
-        let withheld = |uuid: &str| node.withheld(uuid);
+        let withheld = |uuid: &str| node.cordon_of(uuid).or_else(|| node.withheld(uuid));
         let mut replicas = replicas(&catalogue, &node.advertised(), allocations, &withheld);
         let live = || allocations.iter().filter(|a| a.state() != AllocationState::Parked);
         let mut gpus: Vec<Gpu> = catalogue
             .gpus
             .values()
             .map(|sold| {
-                let withheld = node.withheld(&sold.gpu.uuid);
+                let cordon = node.cordon_of(&sold.gpu.uuid);
+                let withheld = cordon.clone().or_else(|| node.withheld(&sold.gpu.uuid));
                 let uses = || live().flat_map(|a| &a.gpus).filter(|u| u.gpu_uuid == sold.gpu.uuid);
                 let sum =
                     |bytes: fn(&GpuUse) -> u64| uses().map(bytes).fold(0, u64::saturating_add);
@@ -243,6 +244,7 @@ impl Sources {
                         unix_ms().saturating_sub(ago)
                     }),
                     state_waits_for: view.waits_for,
+                    cordon: cordon.unwrap_or_default(),
                     ..Gpu::default()
                 }
             })
@@ -375,6 +377,13 @@ fn tenant_warnings(name: &str, region: &Region, counters: Counters) -> Vec<Strin
     warnings
 }
 
+/// The limits at Allocate, where others are in force by now.
+fn allocated(record: &Record, gpu: usize) -> Option<tessera_kubelet::admin::Limits> {
+    let before = record.overridden.as_ref()?.allocated.get(gpu)?;
+    let is_changed = record.grants.get(gpu) != Some(before);
+    is_changed.then(|| steer::limits(&crate::ledger::Limits::from(before)))
+}
+
 fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocation {
     let state = match record.state {
         State::Allocated => AllocationState::Allocated,
@@ -394,14 +403,11 @@ fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocatio
         memory_peak_bytes: used.tally.peak.get(gpu).copied().unwrap_or(0),
         context_overhead_bytes: grant.context_overhead_bytes,
         cores_millis: grant.cores_millis,
-        policy: match grant.compute {
-            Compute::Burst => ComputePolicy::Burst,
-            Compute::Strict => ComputePolicy::Strict,
-            Compute::None => ComputePolicy::None,
-        }
-        .into(),
+        policy: steer::policy(grant.compute).into(),
         memory_overhead_bytes: region.map_or(0, |region| region.overhead(gpu)),
         memory_nvml_bytes: region.and_then(|region| region.observed().used(gpu)),
+        allocated: allocated(record, gpu),
+        memory_owed_bytes: record.owed_bytes(&grant.uuid),
     });
     let peers = region.map(|region| region.tenant().peers()).unwrap_or_default();
     let processes = snapshot.slots.iter().map(|slot| {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tessera_kubelet::admin::{
-    Allocation, AllocationState, ComputePolicy, Gpu, GpuState, Health, Plugin, Registration,
-    Resource, StatusResponse,
+    Allocation, AllocationState, ComputePolicy, Gpu, GpuState, GpuUse, Health, Plugin,
+    Registration, Resource, StatusResponse,
 };
 
 use super::compute;
@@ -79,6 +79,10 @@ pub(super) fn text(status: &StatusResponse) -> String {
             "ID",
         ];
         table(&mut out, &header, status.allocations.iter().flat_map(allocation_rows).collect());
+        let mut used = status.allocations.iter().flat_map(|allocation| &allocation.gpus);
+        if used.any(|used| used.allocated.is_some()) {
+            line(&mut out, "  * changed while it runs; see `tessera quota show`");
+        }
     }
     if !status.warnings.is_empty() {
         line(&mut out, "");
@@ -223,12 +227,17 @@ pub(crate) fn state_of_gpu(state: GpuState) -> &'static str {
     }
 }
 
+/// Marks a limit that was changed while the allocation ran.
+fn changed(text: String, used: &GpuUse) -> String {
+    if used.allocated.is_some() { text + "*" } else { text }
+}
+
 fn allocation_rows(allocation: &Allocation) -> Vec<Vec<String>> {
     let (pod, container) = match &allocation.holder {
         Some(holder) => (format!("{}/{}", holder.namespace, holder.pod), holder.container.clone()),
         None => ("-".to_owned(), "-".to_owned()),
     };
-    let row = |(i, used): (usize, &tessera_kubelet::admin::GpuUse)| {
+    let row = |(i, used): (usize, &GpuUse)| {
         let indexes: Vec<&str> = allocation
             .replica_ids
             .iter()
@@ -248,12 +257,12 @@ fn allocation_rows(allocation: &Allocation) -> Vec<Vec<String>> {
             }),
             indexes.join(","),
             used.gpu_uuid.clone(),
-            format_bytes(used.memory_limit_bytes),
+            changed(format_bytes(used.memory_limit_bytes), used),
             format_bytes(used.memory_charged_bytes),
             format_bytes(used.memory_overhead_bytes),
             used.memory_nvml_bytes.map_or_else(|| "-".to_owned(), format_bytes),
             format_bytes(used.memory_peak_bytes),
-            format!("{} {}", cores(used.cores_millis), policy_name(used.policy())),
+            changed(format!("{} {}", cores(used.cores_millis), policy_name(used.policy())), used),
             once(compute::cell(allocation)),
             once(allocation.processes.len().to_string()),
             once(allocation.refusals.to_string()),
@@ -263,7 +272,7 @@ fn allocation_rows(allocation: &Allocation) -> Vec<Vec<String>> {
     allocation.gpus.iter().enumerate().map(row).collect()
 }
 
-fn table(out: &mut String, header: &[&str], rows: Vec<Vec<String>>) {
+pub(super) fn table(out: &mut String, header: &[&str], rows: Vec<Vec<String>>) {
     let mut widths: Vec<usize> = header.iter().map(|cell| cell.chars().count()).collect();
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -378,6 +387,7 @@ pub(crate) fn gpu_json(gpu: &Gpu) -> Value {
         "state_reason": gpu.state_reason,
         "state_since_unix_ms": gpu.state_since_unix_ms,
         "state_waits_for": gpu.state_waits_for,
+        "cordon": gpu.cordon,
         "lease_holder": gpu.lease_holder,
         "lease_late": gpu.lease_late,
         "lease_waiting": gpu.lease_waiting,
@@ -406,6 +416,12 @@ pub(crate) fn allocation_json(allocation: &Allocation) -> Value {
             "memory_nvml_bytes": used.memory_nvml_bytes,
             "cores_millis": used.cores_millis,
             "policy": policy_name(used.policy()),
+            "allocated": used.allocated.as_ref().map(|limits| json!({
+                "memory_limit_bytes": limits.memory_limit_bytes,
+                "cores_millis": limits.cores_millis,
+                "policy": policy_name(limits.policy()),
+            })),
+            "memory_owed_bytes": used.memory_owed_bytes,
         })
     });
     let processes = allocation.processes.iter().map(|process| {
@@ -448,7 +464,7 @@ pub(crate) fn allocation_json(allocation: &Allocation) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use tessera_kubelet::admin::{GpuUse, Holder, Process};
+    use tessera_kubelet::admin::{Holder, Limits, Process};
 
     use super::*;
 
@@ -505,6 +521,20 @@ mod tests {
         assert_eq!(cells[..6], ["ns/llm-0", "server", "started", resource, "0,2", "GPU-a"]);
         assert_eq!(cells[6..8], ["8 GiB", "1.5 GiB"]);
         assert!(text.contains("take care"));
+    }
+
+    #[test]
+    fn limits_that_were_changed_are_marked() {
+        let mut status = status();
+        assert!(!text(&status).contains('*'));
+        let memory_limit_bytes = 4 << 30;
+        let allocated = Limits { memory_limit_bytes, cores_millis: 250, ..Limits::default() };
+        status.allocations[0].gpus[0].allocated = Some(allocated);
+        let text = text(&status);
+        assert!(text.contains("8 GiB*") && text.contains("500m burst*"), "{text}");
+        assert!(text.contains("tessera quota show"), "{text}");
+        let used = &json(&status)["allocations"][0]["gpus"][0];
+        assert_eq!(used["allocated"]["memory_limit_bytes"], 4u64 << 30);
     }
 
     #[test]

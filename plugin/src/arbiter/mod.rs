@@ -118,7 +118,11 @@ impl Arbiter {
     pub fn admit(&self, dir: &Path) -> Result<(), ArbiterError> {
         let mut served = lock(&self.served);
         let opened = Opened::open(dir, &served)?;
-        served.insert(opened.id.clone(), opened.file);
+        match opened.share {
+            Some(_) => served.insert(opened.id.clone(), opened.file),
+            // Who is not arbitrated has no socket that could be kept.
+            None => served.remove(&opened.id),
+        };
         drop(served);
         self.order(Order::Admit(Box::new(opened)));
         Ok(())

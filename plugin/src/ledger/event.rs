@@ -267,25 +267,32 @@ pub enum By {
     },
 }
 
+impl By {
+    /// Who, without what was asked for.
+    #[must_use]
+    pub fn who(&self) -> String {
+        match self {
+            By::Kubelet => "kubelet".to_owned(),
+            By::Configuration => "configuration".to_owned(),
+            By::Plugin => "plugin".to_owned(),
+            By::Driver => "driver".to_owned(),
+            By::Tenant => "container".to_owned(),
+            By::Admin { uid, login_uid: Some(login), .. } if login != uid => {
+                format!("uid {uid} (logged in as {login})")
+            }
+            By::Admin { uid, .. } => format!("uid {uid}"),
+        }
+    }
+}
+
 impl fmt::Display for By {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            By::Kubelet => f.write_str("kubelet"),
-            By::Configuration => f.write_str("configuration"),
-            By::Plugin => f.write_str("plugin"),
-            By::Driver => f.write_str("driver"),
-            By::Tenant => f.write_str("container"),
-            By::Admin { uid, pid, login_uid, command } => {
-                write!(f, "uid {uid}")?;
-                if let Some(login) = login_uid {
-                    write!(f, " (logged in as {login})")?;
-                }
-                if *pid != 0 {
-                    write!(f, " pid {pid}")?;
-                }
-                write!(f, ": {command}")
-            }
+        f.write_str(&self.who())?;
+        let By::Admin { pid, command, .. } = self else { return Ok(()) };
+        if *pid != 0 {
+            write!(f, " pid {pid}")?;
         }
+        write!(f, ": {command}")
     }
 }
 

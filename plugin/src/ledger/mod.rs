@@ -4,6 +4,7 @@
 mod event;
 mod history;
 mod schema;
+mod steered;
 mod store;
 mod unsynced;
 
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use event::{By, Event, Limits, What};
 pub use history::Of;
 pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
+pub use steered::{Cordon, Override};
 pub use store::{CommitError, Ledger, OpenError, Opened};
 
 use crate::allocate::AllocationId;
@@ -90,6 +92,9 @@ pub struct Record {
     /// Why it lies where it does; none for what earlier versions allocated, or was adopted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placed: Option<crate::placed::Placed>,
+    /// Its limits were changed while it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overridden: Option<Box<Override>>,
 }
 
 impl Record {
@@ -109,6 +114,7 @@ impl Record {
             predecessor: None,
             shim: None,
             cdi: false,
+            overridden: None,
             placed: None,
         }
     }
@@ -135,6 +141,8 @@ pub struct Change {
     pub remove: Vec<AllocationId>,
     /// Lines for the history.
     pub events: Vec<Event>,
+    /// GPUs by UUID, or [`Cordon::NODE`], to cordon or with `None` to give out again.
+    pub cordons: Vec<(String, Option<Cordon>)>,
 }
 
 impl Change {
@@ -152,6 +160,9 @@ impl Change {
     /// Nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.put.is_empty() && self.remove.is_empty() && self.events.is_empty()
+        self.put.is_empty()
+            && self.remove.is_empty()
+            && self.events.is_empty()
+            && self.cordons.is_empty()
     }
 }

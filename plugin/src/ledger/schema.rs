@@ -18,6 +18,9 @@ pub(super) const META_SEQUENCE: &str = "sequence";
 /// PreStartContainer and by reconciling; removed by release.
 pub(super) const ALLOCATIONS: TableDefinition<&str, &[u8]> = TableDefinition::new("allocations");
 
+/// [`super::Cordon`] by GPU UUID, or by [`super::Cordon::NODE`]. Older versions do not know this table.
+pub(super) const CORDONS: TableDefinition<&str, &[u8]> = TableDefinition::new("cordons");
+
 /// [`super::Event`] by a growing number. Written with whatever it tells of; the oldest are dropped
 /// beyond [`HISTORY_KEPT`]. What containers can cause is in [`INCIDENTS`].
 pub(super) const HISTORY: TableDefinition<u64, &[u8]> = TableDefinition::new("history");

@@ -1,5 +1,6 @@
 //! The redb file behind the ledger: opening it whatever state it is in, and committing.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,9 +8,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableError};
 
-use super::schema::{ALLOCATIONS, HISTORY, INCIDENTS, META, META_GENERATION, META_SCHEMA, SCHEMA};
+use super::schema::{
+    ALLOCATIONS, CORDONS, HISTORY, INCIDENTS, META, META_GENERATION, META_SCHEMA, SCHEMA,
+};
 use super::unsynced::Unsynced;
-use super::{Change, Event, Of, Record, history};
+use super::{Change, Cordon, Event, Of, Record, history};
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
 const CACHE_BYTES: usize = 512 << 10;
@@ -145,6 +148,15 @@ impl Ledger {
         result.map_err(|error| self.failed(&error))
     }
 
+    /// What is cordoned.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn cordons(&mut self) -> Result<BTreeMap<String, Cordon>, CommitError> {
+        let result = self.read_cordons();
+        result.map_err(|error| self.failed(&error))
+    }
+
     /// The newest `limit` lines of the history, oldest first.
     ///
     /// # Errors
@@ -237,6 +249,27 @@ impl Ledger {
         history::read(&db.begin_read()?, of, limit)
     }
 
+    fn read_cordons(&mut self) -> Result<BTreeMap<String, Cordon>, redb::Error> {
+        let db = self.db().map_err(Unopened::into_redb)?;
+        let table = match db.begin_read()?.open_table(CORDONS) {
+            // Nothing ever was.
+            Err(TableError::TableDoesNotExist(_)) => return Ok(BTreeMap::new()),
+            table => table?,
+        };
+        let mut cordons = BTreeMap::new();
+        for entry in table.iter()? {
+            let (uuid, value) = entry?;
+            // Better cordoned for a reason that nobody can read than given out.
+            let cordon = serde_json::from_slice(value.value()).unwrap_or(Cordon {
+                at_unix_ms: 0,
+                by: super::By::Plugin,
+                reason: Some("the ledger's entry cannot be read".to_owned()),
+            });
+            cordons.insert(uuid.value().to_owned(), cordon);
+        }
+        Ok(cordons)
+    }
+
     fn write(&mut self, change: &Change) -> Result<(), redb::Error> {
         let db = self.db().map_err(Unopened::into_redb)?;
         let write = db.begin_write()?;
@@ -252,6 +285,19 @@ impl Ledger {
                 generation = generation.max(record.generation);
             }
             meta.insert(META_GENERATION, generation)?;
+        }
+        if !change.cordons.is_empty() {
+            let mut cordons = write.open_table(CORDONS)?;
+            for (uuid, cordon) in &change.cordons {
+                match cordon {
+                    Some(cordon) => {
+                        cordons.insert(uuid.as_str(), encode(cordon)?.as_slice())?;
+                    }
+                    None => {
+                        cordons.remove(uuid.as_str())?;
+                    }
+                }
+            }
         }
         history::append(&write, &change.events)?;
         write.commit()?;

@@ -23,6 +23,7 @@ fn record(name: &str, generation: u64) -> Record {
         shim: None,
         cdi: false,
         placed: None,
+        overridden: None,
     }
 }
 

@@ -23,8 +23,8 @@ impl Node {
         let Devices { offers, senders } = &mut *devices;
         let catalogue = self.catalogue();
         let reserve = self.config().gpus.reserve_bytes;
-        let refused = |uuid: &str| self.is_withheld(uuid);
-        if !offers.renew(&catalogue, reserve, &lock(&self.records), &refused) {
+        let withheld = |uuid: &str| self.withheld_of(uuid);
+        if !offers.renew(&catalogue, reserve, &lock(&self.records), &withheld) {
             return;
         }
         let all = offers.devices(&catalogue);

@@ -36,6 +36,7 @@ impl Node {
         self.ensure_shim(shim.as_deref())?;
         let mut change = Change::default();
         for plan in &plans {
+            self.check_cordons(plan)?;
             self.check_room(&catalogue, plan, &change)?;
             let placed = self.take_preference(plan);
             let reason = placed.of_allocation(plan);
@@ -98,9 +99,10 @@ impl Node {
             }
         };
         self.ensure_shim(record.shim.as_deref())?;
+        let mut change = Change::default();
+        self.revive(&mut record, &mut change);
         record.state = State::Started;
         record.started_unix_ms = unix_ms();
-        let mut change = Change::default();
         self.supersede(&record, &mut change);
         change.put(record.clone(), What::Started, unix_ms());
         if let Err(error) = writer.ledger.commit(&change) {
@@ -211,11 +213,12 @@ impl Node {
             shim: None,
             cdi: self.config().container.device_list_strategy.is_cdi(),
             placed: None,
+            overridden: None,
         }
     }
 
     /// Takes a committed change over into memory.
-    fn store(&self, change: &Change) {
+    pub(super) fn store(&self, change: &Change) {
         let mut records = lock(&self.records);
         for id in &change.remove {
             records.remove(id);

@@ -6,6 +6,7 @@
 
 mod arbitrating;
 mod audit;
+mod cordons;
 mod delivering;
 mod devices;
 mod health;
@@ -15,8 +16,10 @@ mod offers;
 mod others;
 mod records;
 mod room;
+mod select;
 pub mod service;
 mod shims;
+pub mod steer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -37,15 +40,17 @@ use crate::device::health::Health;
 use crate::device::topology::Topology;
 use crate::doubles;
 use crate::incidents::Seen;
-use crate::ledger::{Change, CommitError, Ledger, OpenError, Opened, Record, State, What};
+use crate::ledger::{Change, CommitError, Cordon, Ledger, OpenError, Opened, Record, State, What};
 use crate::observe::Bell;
 use crate::placed::Placed;
 use crate::reconcile::Absences;
 use crate::regions::{self, Mode, Region};
 use crate::shim_install::ShimError;
 use crate::shim_install::unused::Unused;
+pub use cordons::Cordons;
 use devices::Devices;
 use records::Records;
+pub use select::Target;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -84,6 +89,8 @@ pub struct Node {
     preferences: Mutex<BTreeMap<String, Placed>>,
     /// What containers were refused, at the last look.
     incidents: Mutex<incidents::Looked>,
+    /// GPUs that are given to nobody, by UUID or as the whole node.
+    cordons: Mutex<BTreeMap<String, Cordon>>,
     /// Lines of the audit trail that are drawn together.
     pending: Mutex<audit::Pending>,
 }
@@ -150,6 +157,11 @@ impl Node {
             warn!("ledger: {text}; left out");
             notes.push(format!("ledger: {text}; left out"));
         }
+        let cordons = ledger.cordons().unwrap_or_else(|error| {
+            warn!(%error, "what is cordoned is not known");
+            notes.push(error.to_string());
+            BTreeMap::new()
+        });
         let mut records: Records = list.into_iter().map(Arc::new).collect();
         let mut change = Change::default();
         for id in regions::existing(&config.paths.pages) {
@@ -174,6 +186,7 @@ impl Node {
                 shim: None,
                 cdi: delivering::is_adopted_as_cdi(&config, &id),
                 placed: None,
+                overridden: None,
             };
             change.put(record.clone(), What::Adopted, unix_ms());
             records.insert(Arc::new(record));
@@ -212,6 +225,7 @@ impl Node {
             config: current,
             preferences: Mutex::default(),
             incidents: Mutex::default(),
+            cordons: Mutex::new(cordons),
             pending: Mutex::default(),
             delivery,
         });

@@ -26,10 +26,20 @@ pub(super) struct Offers {
 struct Basis {
     records: u64,
     sick: bool,
-    /// Free replicas are not offered: another plugin sells the GPU too. Held ones stay as they are:
-    /// kubelet would not admit a pod anew, after a reboot of the node, whose device it takes for
-    /// unhealthy.
-    refused: bool,
+    withheld: Withheld,
+}
+
+/// What is not offered of a GPU that is well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Withheld {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Free replicas: another plugin sells the GPU too. Held ones stay as they are: kubelet would not
+    /// admit a pod anew, after a reboot of the node, whose device it takes for unhealthy.
+    Free,
+    /// All: it is cordoned, and what a pod leaves goes to no successor.
+    All,
 }
 
 /// Replicas of a GPU by resource, in the configuration's order: index, and whether it is healthy.
@@ -50,20 +60,21 @@ impl Offers {
         catalogue: &Catalogue,
         reserve_bytes: u64,
         records: &Records,
-        refused: &dyn Fn(&str) -> bool,
+        withheld: &dyn Fn(&str) -> Withheld,
     ) -> bool {
         let mut changed = false;
         for (uuid, sold) in &catalogue.gpus {
             let basis = Basis {
                 records: records.version(uuid),
                 sick: sold.sick.is_some(),
-                refused: refused(uuid),
+                withheld: withheld(uuid),
             };
             changed |= self.renew_gpu(uuid, basis, Some(sold), reserve_bytes, records);
         }
         // Of GPUs that are gone, or that the configuration leaves out now.
         for uuid in records.gpus().filter(|uuid| !catalogue.gpus.contains_key(*uuid)) {
-            let basis = Basis { records: records.version(uuid), sick: true, refused: false };
+            let basis =
+                Basis { records: records.version(uuid), sick: true, withheld: Withheld::Nothing };
             changed |= self.renew_gpu(uuid, basis, None, reserve_bytes, records);
         }
         let before = self.gpus.len();
@@ -136,9 +147,7 @@ fn names<'a>(catalogue: &'a Catalogue, records: &'a Records) -> impl Iterator<It
 
 /// `None` where only a limit counts, and the record has none on this GPU.
 fn stake<'a>(record: &'a Record, uuid: &str) -> Option<Stake<'a>> {
-    let granted = record.grants.iter().filter(|grant| grant.uuid == uuid);
-    let granted_bytes =
-        granted.map(|grant| grant.memory_limit_bytes).reduce(u64::saturating_add)?;
+    let granted_bytes = record.counted_bytes(uuid)?;
     let held = record.replicas.iter().filter_map(|id| Replica::split(id));
     let indexes = held.filter(|(gpu, _)| *gpu == uuid).map(|(_, index)| index).collect();
     Some(Stake { resource: &record.resource, granted_bytes, indexes })
@@ -180,9 +189,9 @@ fn offer(sold: Option<&Sold>, basis: Basis, reserve_bytes: u64, stakes: &[Stake<
         let mut health = |holder: Option<usize>| {
             let room = match holder {
                 Some(holder) => verdict.held[holder],
-                None => free.next().unwrap_or(false) && !basis.refused,
+                None => free.next().unwrap_or(false) && basis.withheld == Withheld::Nothing,
             };
-            room && !basis.sick
+            room && !basis.sick && basis.withheld != Withheld::All
         };
         let replicas = (0..share.count).zip(holders).map(|(index, holder)| (index, health(holder)));
         all.push((share.resource.clone(), replicas.collect()));
@@ -246,6 +255,7 @@ mod tests {
             shim: None,
             cdi: false,
             placed: None,
+            overridden: None,
         };
         (id, Arc::new(record))
     }
@@ -258,14 +268,14 @@ mod tests {
         catalogue: &Catalogue,
         reserve_bytes: u64,
         records: &BTreeMap<AllocationId, Arc<Record>>,
-        refused: &dyn Fn(&str) -> bool,
+        withheld: &dyn Fn(&str) -> Withheld,
     ) -> Advertised {
         let mut offers = Offers::default();
         assert!(offers.renew(
             catalogue,
             reserve_bytes,
             &records.values().cloned().collect(),
-            refused
+            withheld
         ));
         offers.devices(catalogue)
     }
@@ -276,7 +286,7 @@ mod tests {
         reserve_bytes: u64,
         records: &BTreeMap<AllocationId, Arc<Record>>,
     ) -> Advertised {
-        advertise_beside(catalogue, reserve_bytes, records, &|_| false)
+        advertise_beside(catalogue, reserve_bytes, records, &|_| Withheld::Nothing)
     }
 
     fn health(all: &Advertised, resource: &str) -> String {
@@ -306,10 +316,37 @@ mod tests {
     #[test]
     fn only_free_replicas_of_a_refused_gpu_are_withheld() {
         let records = held(&["GPU-a::1"], 20 * GIB);
-        let advertised =
-            |refused| advertise_beside(&catalogue(EQUAL), 0, &records, &|uuid| uuid == refused);
+        let advertised = |refused| {
+            advertise_beside(&catalogue(EQUAL), 0, &records, &|uuid| {
+                if uuid == refused { Withheld::Free } else { Withheld::Nothing }
+            })
+        };
         assert_eq!(health(&advertised("GPU-a"), "x.dev/r"), "uHuu");
         assert_eq!(health(&advertised("GPU-b"), "x.dev/r"), "HHHH");
+    }
+
+    #[test]
+    fn no_replica_of_a_cordoned_gpu_goes_to_a_successor() {
+        let records = held(&["GPU-a::1"], 20 * GIB);
+        let all = advertise_beside(&catalogue(EQUAL), 0, &records, &|_| Withheld::All);
+        assert_eq!(health(&all, "x.dev/r"), "uuuu");
+    }
+
+    #[test]
+    fn what_a_forced_shrink_still_holds_is_sold_to_nobody() {
+        let mut records = held(&["GPU-a::0"], 20 * GIB);
+        records.values_mut().for_each(|record| {
+            let grants = record.grants.clone();
+            let small = Grant { memory_limit_bytes: 10 * GIB, ..grants[0].clone() };
+            *record =
+                Arc::new(record.with_limits(vec![small], [("GPU-a".into(), 20 * GIB)].into()));
+        });
+        // 30 GiB count: the room that a successor of it would have is not touched.
+        assert_eq!(equal(&records, 0), "HHHu");
+        let paid =
+            |record: &Arc<Record>| Arc::new(record.with_limits(record.grants.clone(), [].into()));
+        records.values_mut().for_each(|record| *record = paid(record));
+        assert_eq!(equal(&records, 0), "HHHH");
     }
 
     #[test]
@@ -401,7 +438,7 @@ mod tests {
         #[test]
         fn what_is_kept_is_what_would_be_worked_out_anew(
             steps in steps(),
-            sick in prop::collection::vec(0usize..6, 40),
+            sick in prop::collection::vec(0usize..7, 40),
         ) {
             let config = Config::parse("[gpus]\nreserve = \"1Gi\"\n[resource]\nname = \"x.dev/r\"\n");
             let gpus = [Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1)];
@@ -410,7 +447,11 @@ mod tests {
             let mut told = Advertised::new();
             for (step, sick) in steps.into_iter().zip(sick) {
                 records.take(step);
-                let refused = |uuid: &str| sick == 5 && uuid == "GPU-b";
+                let refused = |uuid: &str| match sick {
+                    5 if uuid == "GPU-b" => Withheld::Free,
+                    6 if uuid == "GPU-b" => Withheld::All,
+                    _ => Withheld::Nothing,
+                };
                 let gpu = catalogue.gpus.get_mut("GPU-a").unwrap();
                 gpu.sick = (sick == 4).then(|| "XID 79".to_owned());
                 let changed = offers.renew(&catalogue, 1 << 30, &records, &refused);

@@ -174,6 +174,7 @@ pub(super) mod tests {
                 shim: None,
                 cdi: false,
                 placed: None,
+                overridden: None,
             },
         )
     }

@@ -54,8 +54,5 @@ impl Node {
 
 /// What these may hold of a GPU in all, bytes.
 fn limits<'a>(records: impl Iterator<Item = &'a Record>, uuid: &str) -> u64 {
-    records
-        .flat_map(|record| &record.grants)
-        .filter(|grant| grant.uuid == uuid)
-        .fold(0, |sum, grant| sum.saturating_add(grant.memory_limit_bytes))
+    records.filter_map(|record| record.counted_bytes(uuid)).fold(0, u64::saturating_add)
 }

@@ -76,7 +76,9 @@ fn status(error: &AllocateError) -> Status {
         AllocateError::Refused(Refusal::Unknown(_) | Refusal::Retired { .. }) => {
             Status::not_found(text)
         }
-        AllocateError::Refused(Refusal::Dead { .. }) => Status::unavailable(text),
+        AllocateError::Refused(Refusal::Dead { .. } | Refusal::Cordoned { .. }) => {
+            Status::unavailable(text)
+        }
         AllocateError::Refused(Refusal::NoRoom { .. }) => Status::resource_exhausted(text),
         AllocateError::Refused(_) => Status::invalid_argument(text),
         AllocateError::Ledger(_) | AllocateError::Pages(_) => Status::resource_exhausted(text),

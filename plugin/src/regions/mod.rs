@@ -22,7 +22,7 @@ use tessera_region::{PageError, PageFault};
 use tracing::{info, warn};
 
 use crate::allocate::AllocationId;
-use crate::ledger::Record;
+use crate::ledger::{Grant, Record};
 use crate::observe::Observed;
 use crate::session::{self, Listener, Tenant};
 pub use patience::HeldUp;
@@ -313,6 +313,16 @@ impl Region {
     #[must_use]
     pub fn spec(&self) -> QuotaSpec {
         lock(&self.quota).spec()
+    }
+
+    /// Changes limits while processes run: they are judged by them from their next request on. Never
+    /// blocks.
+    pub fn set_limits(&self, grants: &[Grant]) {
+        let quota = lock(&self.quota);
+        for (gpu, grant) in grants.iter().take(quota.gpus()).enumerate() {
+            quota.set_memory_limit(gpu, grant.memory_limit_bytes);
+            quota.set_cores(gpu, grant.cores_millis, write::policy(grant.compute));
+        }
     }
 
     /// Whether any process holds a slot. A page that cannot be asked counts as in use.

@@ -191,11 +191,16 @@ fn gpu_quota(grant: &Grant) -> GpuQuota {
         memory_limit_bytes: grant.memory_limit_bytes,
         context_overhead_bytes: grant.context_overhead_bytes,
         cores_millis: grant.cores_millis,
-        policy: match grant.compute {
-            Compute::Burst => Policy::Burst,
-            Compute::Strict => Policy::Strict,
-            Compute::None => Policy::None,
-        },
+        policy: policy(grant.compute),
+    }
+}
+
+/// As the page has it.
+pub(super) fn policy(compute: Compute) -> Policy {
+    match compute {
+        Compute::Burst => Policy::Burst,
+        Compute::Strict => Policy::Strict,
+        Compute::None => Policy::None,
     }
 }
 

@@ -130,6 +130,7 @@ mod tests {
             shim: shim.map(str::to_owned),
             cdi: false,
             placed: None,
+            overridden: None,
         }
     }
 
