@@ -9,6 +9,7 @@
  *   sync | query STREAM | lasterror (what cuCtxSynchronize says) | graph -> nodes of the last graph
  *   begin STREAM MODE | end STREAM -> nodes | capturing STREAM -> status
  *   stream -> NUMBER (a further one) | destroy NUMBER
+ *   retain | release | reset (the primary context)
  *   context (a further one, current) | leave (destroys it)
  *   churn THREADS ROUNDS -> failures (threads that launch once each and end)
  *   forked (a child that launches; its result) | spawned PROGRAM
@@ -279,6 +280,11 @@ static void call(const char *line) {
     } else if (!strncmp(line, "leave", 5)) {
         const int result = cuCtxDestroy_v2(further);
         printf("%d\n", result ? result : cuCtxSetCurrent(context));
+    } else if (!strncmp(line, "retain", 6)) {
+        CUcontext same;
+        printf("%d\n", cuDevicePrimaryCtxRetain(&same, 0));
+    } else if (!strncmp(line, "release", 7)) {
+        printf("%d\n", cuDevicePrimaryCtxRelease_v2(0));
     } else if (!strncmp(line, "reset", 5)) {
         printf("%d\n", cuDevicePrimaryCtxReset_v2(0));
     } else if (sscanf(line, "churn %d %d", &number, &value) == 2) {

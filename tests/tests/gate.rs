@@ -51,17 +51,38 @@ fn counters(pages: &Pages) -> (u64, u64, u64, u64) {
 }
 
 #[test]
-fn without_an_arbiter_there_is_neither_thread_nor_connection() {
+fn where_compute_is_not_limited_there_is_neither_thread_nor_connection() {
     let (sim, pages) = machine();
     let mut tenant = tenant(&sim, &pages);
     let before = tenant.must("threads");
     tenant.must("launch 100 1000 0");
     tenant.must("sync 0");
     assert_eq!(tenant.must("threads"), before);
-    // Nor where compute is not limited.
+    // Nor beside an arbiter.
     pages.quota().set_arbiter(monotonic_ns());
     tenant.must("launch 100 1000 1");
     assert_eq!(tenant.must("threads"), before);
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn who_launched_before_there_was_an_arbiter_is_awaited_at_its_first_closing() {
+    let (sim, pages) = machine();
+    pages.quota().set_cores(0, 500, Policy::Burst);
+    let mut tenant = tenant(&sim, &pages);
+    tenant.must("launch 1 300000000 0");
+    tenant.must("launch 1 300000000 1");
+    tenant.must("destroy 1");
+    // It makes no further call.
+    let arbiter = Arbiter::take_on(&pages);
+    assert!(is_hello(&arbiter.hears_in_time(|_| true)));
+    let drained = arbiter.hears();
+    assert!(matches!(drained, Message::Drained { gpu: 0, epoch: 1, .. }), "{drained:?}");
+    assert_eq!(tenant.must("query 0"), 0, "complete");
+    assert!(sim.worked(0, tenant.pid()).ns >= 600_000_000, "the stream that is no more, too");
+    arbiter.set(GATE_SOLO);
+    tenant.must("launch 1 1000 0");
+    arbiter.close();
     assert!(tenant.finish().success());
 }
 

@@ -259,6 +259,31 @@ fn a_context_destroyed_or_reset_while_it_drains_does_no_harm() {
     assert!(out.success() && out.stderr.is_empty(), "{out}");
 }
 
+/// Another user gives its reference up; the context and its work live on.
+#[test]
+fn what_runs_in_a_primary_context_is_awaited_after_one_of_its_users_has_released_it() {
+    let stage = Stage::new();
+    let mut arbiter = stage.arbiter();
+    let mut tenant = stage.tenant();
+    arbiter.open();
+    for stream in ["1", "legacy"] {
+        let before = stage.worked_ns(&tenant);
+        tenant.must("retain");
+        tenant.must(&format!("do kernel {stream} 60000"));
+        tenant.must("release");
+        arbiter.close_and_drain(&[tenant.pid()]);
+        let worked = stage.worked_ns(&tenant) - before;
+        assert!(worked >= 60_000_000, "stream {stream}: {worked} ns");
+        arbiter.open();
+    }
+    // The last one's release ends it, and what is in flight with it.
+    tenant.must("do kernel 1 20000");
+    tenant.must("release");
+    arbiter.close_and_drain(&[tenant.pid()]);
+    let out = tenant.finish();
+    assert!(out.success() && out.stderr.is_empty(), "{out}");
+}
+
 #[test]
 fn the_window_bounds_what_is_in_flight() {
     let stage = Stage::new();

@@ -2,9 +2,10 @@
 //!
 //! A process is *bound* from its hello on. Each closing of the gate makes every bound process owe a
 //! drain of that epoch; one that comes while the gate is closed owes nothing, because nothing passed
-//! since. What a process says of another epoch is stale, or a lie, and changes nothing.
+//! since, unless others than this arbiter may have let it in before. What a process says of another epoch is stale, or a lie, and changes nothing.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 /// What became of a `drained`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +46,13 @@ impl Bound {
         Bound { processes: BTreeMap::new(), strangers: false, owing: 0, gate }
     }
 
-    /// A process said hello.
+    /// A process said hello. It owes this closing's drain where it may be one of the strangers.
     pub fn bind(&mut self, key: u64) {
-        self.processes.entry(key).or_default();
+        let owes = self.strangers && matches!(self.gate, Gate::Closed(_));
+        if let Entry::Vacant(entry) = self.processes.entry(key) {
+            entry.insert(Process { owes, idle: false });
+            self.owing += usize::from(owes);
+        }
     }
 
     /// A process is dead, or has left.
@@ -179,6 +184,20 @@ mod tests {
         bound.forget_strangers();
         bound.forget_strangers();
         assert_eq!(bound.owing(), 0);
+    }
+
+    #[test]
+    fn a_stranger_that_comes_owes_what_it_has_in_flight() {
+        let mut bound = Bound::new(1);
+        bound.fear_strangers();
+        bound.bind(1);
+        bound.bind(1);
+        assert_eq!(bound.owing(), 2, "itself, and those who may still come");
+        bound.forget_strangers();
+        assert_eq!(bound.owing(), 1);
+        assert_eq!(bound.drained(1, 1), Drain::Counted);
+        bound.bind(2);
+        assert_eq!(bound.owing(), 0, "nobody is a stranger any more");
     }
 
     proptest! {

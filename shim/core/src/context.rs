@@ -124,9 +124,13 @@ pub unsafe fn cuCtxCreate_v4(
 
 /// Destroys `ctx` with `call`. Its entry goes first, because the driver may reuse the handle.
 fn destroy(process: &'static Process, ctx: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
-    let _going = streams::context_going(ctx);
-    let Some(context) = process.contexts.take(ctx.addr()) else { return call() };
+    let mut going = streams::context_going(ctx);
+    let context = process.contexts.take(ctx.addr());
     let result = call();
+    if let Some(going) = &mut going {
+        going.is_gone(result == CUDA_SUCCESS);
+    }
+    let Some(context) = context else { return result };
     if result == CUDA_SUCCESS {
         give_back(process, &context);
     } else {
@@ -253,8 +257,7 @@ pub unsafe fn cuDevicePrimaryCtxRetain(
     create("cuDevicePrimaryCtxRetain", dev, Some(dev), process, call, || unsafe { *pctx })
 }
 
-/// Tells the gate that a device's primary context may end. Where it does not, because it is retained
-/// elsewhere, what is in flight in it is not awaited by the next closing.
+/// Tells the gate that a device's primary context may end.
 fn primary_going(process: &Process, dev: CUdevice) -> Option<streams::Going> {
     let context = process.contexts.primary(dev)?;
     streams::context_going(core::ptr::with_exposed_provenance_mut(context.handle))
@@ -274,12 +277,13 @@ pub unsafe fn cuDevicePrimaryCtxRelease(
     let Some(_depth) = Depth::enter() else { return call() };
     let Some(process) = state::armed() else { return call() };
     let _one_at_a_time = process.primaries[primary_lock(dev)].lock();
-    let _going = primary_going(process, dev);
+    let mut going = primary_going(process, dev);
     let result = call();
-    if result == CUDA_SUCCESS
-        && !primary_is_active(dev)
-        && let Some(context) = process.contexts.take_primary(dev)
-    {
+    let is_gone = result == CUDA_SUCCESS && !primary_is_active(dev);
+    if let Some(going) = &mut going {
+        going.is_gone(is_gone);
+    }
+    if is_gone && let Some(context) = process.contexts.take_primary(dev) {
         give_back(process, &context);
     }
     result
@@ -300,8 +304,11 @@ pub unsafe fn cuDevicePrimaryCtxReset(
     let Some(_depth) = Depth::enter() else { return call() };
     let Some(process) = state::armed() else { return call() };
     let _one_at_a_time = process.primaries[primary_lock(dev)].lock();
-    let _going = primary_going(process, dev);
+    let mut going = primary_going(process, dev);
     let result = call();
+    if let Some(going) = &mut going {
+        going.is_gone(result == CUDA_SUCCESS);
+    }
     if result == CUDA_SUCCESS
         && let Some(context) = process.contexts.primary(dev)
     {

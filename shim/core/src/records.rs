@@ -39,6 +39,9 @@ pub struct Record {
     pub(crate) marked: AtomicU32,
     /// When the first of the others was, microseconds.
     pub(crate) since_us: AtomicU32,
+    /// The graphs among either.
+    pub(crate) graphs_sent: AtomicU32,
+    pub(crate) graphs_marked: AtomicU32,
     /// The stream that was launched into last, which is among the dirty ones; 0 is none.
     pub(crate) stream: AtomicUsize,
 }
@@ -51,11 +54,18 @@ impl Record {
     }
 
     /// The same, which the caller is to mark. It holds the streams' lock.
-    pub(crate) fn take_unmarked(&self) -> u32 {
-        let count = self.unmarked();
+    pub(crate) fn take_unmarked(&self) -> Unmarked {
+        let operations = self.unmarked();
+        if operations == 0 {
+            return Unmarked { operations, graphs: 0 };
+        }
         let marked = self.marked.load(Ordering::Relaxed);
-        self.marked.store(marked.wrapping_add(count), Ordering::Relaxed);
-        count
+        self.marked.store(marked.wrapping_add(operations), Ordering::Relaxed);
+        // A graph may be counted here a moment before it is among the operations.
+        let sent = self.graphs_sent.load(Ordering::Relaxed);
+        let graphs = sent.wrapping_sub(self.graphs_marked.load(Ordering::Relaxed));
+        self.graphs_marked.store(sent, Ordering::Relaxed);
+        Unmarked { operations, graphs }
     }
 
     /// Whether the owner is its launch counter's only writer, and its flag needs no locked
@@ -63,6 +73,14 @@ impl Record {
     pub(crate) fn is_hot(&self) -> bool {
         !self.gate.load(Ordering::Relaxed).is_null()
     }
+}
+
+/// Launches that no marker covers yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unmarked {
+    pub(crate) operations: u32,
+    /// Those of them that are graphs.
+    pub(crate) graphs: u32,
 }
 
 /// What records point to.
@@ -147,6 +165,8 @@ impl Records {
         record.stream.store(0, Ordering::Relaxed);
         record.sent.store(0, Ordering::Relaxed);
         record.marked.store(0, Ordering::Relaxed);
+        record.graphs_sent.store(0, Ordering::Relaxed);
+        record.graphs_marked.store(0, Ordering::Relaxed);
         record.shard.store(u32::try_from(shard).unwrap_or(0), Ordering::Relaxed);
         record.launches.store(ptr::from_ref(&shards[shard]).cast_mut(), Ordering::Relaxed);
         record.process.store(process.as_ptr(), Ordering::Relaxed);
@@ -178,12 +198,12 @@ impl Records {
 
     /// Every record's launches that no marker covers yet: they are the caller's to mark. It holds
     /// the streams' lock.
-    pub(crate) fn take_unmarked(&self, mut take: impl FnMut(usize, u32, u32)) {
+    pub(crate) fn take_unmarked(&self, mut take: impl FnMut(usize, Unmarked, u32)) {
         for record in self.pool.lock().each() {
-            let count = record.take_unmarked();
-            if count != 0 {
+            let taken = record.take_unmarked();
+            if taken.operations != 0 {
                 let stream = record.stream.load(Ordering::Relaxed);
-                take(stream, count, record.since_us.load(Ordering::Relaxed));
+                take(stream, taken, record.since_us.load(Ordering::Relaxed));
             }
         }
     }

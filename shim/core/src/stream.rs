@@ -51,8 +51,12 @@ hooks! {
 /// A stream that ends is marked before, so that what is in flight in it is still awaited.
 #[inline(never)]
 fn destroying(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
-    let _order = streams::destroying(stream);
-    call()
+    let order = streams::destroying(stream);
+    let result = call();
+    if result == CUDA_SUCCESS {
+        capture::destroyed(order, stream);
+    }
+    result
 }
 
 /// A wait for a captured event puts the stream into the capture.
@@ -64,10 +68,10 @@ fn joining(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
 
 #[inline(never)]
 fn beginning(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
-    let _order = capture::beginning(stream);
+    let order = capture::beginning(stream);
     let result = call();
     if result == CUDA_SUCCESS {
-        capture::began();
+        capture::began(order, stream);
     }
     result
 }
@@ -76,11 +80,11 @@ fn beginning(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
 /// or another stream of it), or that it came to nothing.
 #[inline(never)]
 fn ending(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
-    let _order = capture::ending();
+    let order = capture::ending();
     let before = capture::any() && is_capturing(stream);
     let result = call();
     if before && !is_capturing(stream) {
-        capture::ended();
+        capture::ended(order, stream);
     }
     result
 }

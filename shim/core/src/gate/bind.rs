@@ -1,25 +1,35 @@
-//! Binding a process to its gate: at the first launch after an arbiter has shown itself, a helper
-//! thread is started and the arbiter is told of the process. Without an arbiter, or where compute is
-//! not limited, there is neither.
+//! Binding a process to its gate. The first launch starts a helper thread; when there is an arbiter,
+//! that launch, or else the helper as soon as one shows itself, tells it of the process. Where compute
+//! is not limited there is neither.
 
+use super::futex;
 use super::helper;
-use super::local::{ALONE, BOUND, UNBOUND};
+use super::local::{ALONE, BOUND, Helper, UNBOUND, WATCHED};
 use crate::cancel::Deferred;
 use crate::log::{errno, set_errno};
 use crate::spin::pause;
 use crate::state::{self, Process};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
-use tessera_region::quota::Policy;
+use tessera_region::layout::{GATE_SOLO, gate_state};
+use tessera_region::quota::{Policy, QuotaReader};
 
-/// Binds the process if there is an arbiter and it is not bound yet.
+/// Whether an arbiter moves, or will move, the gate.
+fn is_arbitrated(quota: &QuotaReader) -> bool {
+    quota.arbiter_ns() != 0 && quota.policy(0) != Policy::None
+}
+
+/// Binds the process if there is an arbiter and it is not bound yet; without one, has the helper wait
+/// for one.
 #[inline]
 pub(super) fn if_due(process: &'static Process) {
     let quota = process.account.quota();
-    if process.gate.bound.load(Ordering::Acquire) == UNBOUND
-        && quota.arbiter_ns() != 0
-        && quota.policy(0) != Policy::None
-    {
+    let due = match process.gate.bound.load(Ordering::Acquire) {
+        UNBOUND => quota.policy(0) != Policy::None,
+        WATCHED => is_arbitrated(quota),
+        _ => false,
+    };
+    if due {
         bind(process);
     }
 }
@@ -30,15 +40,48 @@ fn bind(process: &'static Process) {
     let errno = errno();
     let _deferred = Deferred::new();
     let gate = &process.gate;
-    let _one_at_a_time = gate.binding.lock();
-    if gate.bound.load(Ordering::Acquire) == UNBOUND {
-        // Before anything is launched: who is not known of is not waited for.
-        gate.link.connect(&process.gate_path, &process.hello());
-        park_at_exit();
-        let bound = if helper::start(process) { BOUND } else { ALONE };
+    let mut its_helper = gate.binding.lock();
+    if matches!(gate.bound.load(Ordering::Acquire), UNBOUND | WATCHED) {
+        let arbitrated = is_arbitrated(process.account.quota());
+        if arbitrated {
+            // Before anything is launched: who is not known of is not waited for.
+            gate.link.connect(&process.gate_path, &process.hello());
+        }
+        if *its_helper == Helper::Unasked {
+            park_at_exit();
+            let started = helper::start(process);
+            *its_helper = if started { Helper::Runs } else { Helper::Impossible };
+        }
+        let bound = match (arbitrated, *its_helper) {
+            (false, _) => WATCHED,
+            (true, Helper::Runs) => BOUND,
+            (true, _) => ALONE,
+        };
         gate.bound.store(bound, Ordering::Release);
     }
+    drop(its_helper);
     set_errno(errno);
+}
+
+/// Longest sleep of a helper for whom there is no arbiter, nanoseconds. The gate's first move ends it.
+const NO_ARBITER_NS: u64 = 999_999_999;
+
+/// The helper's: returns when the process is bound. An arbiter closes the gate first, and gives its
+/// first sign a moment later.
+pub(super) fn await_arbiter(process: &'static Process) {
+    let (gate, quota) = (&process.gate, process.account.quota());
+    let mut nap_ns = 1_000_000;
+    while !is_arbitrated(quota) {
+        let word = gate.page().load(Ordering::Acquire);
+        if gate_state(word) == GATE_SOLO {
+            nap_ns = 1_000_000;
+            futex::wait(gate.page(), word, NO_ARBITER_NS);
+        } else {
+            futex::wait(gate.page(), word, nap_ns);
+            nap_ns = (nap_ns * 2).min(NO_ARBITER_NS);
+        }
+    }
+    bind(process);
 }
 
 unsafe extern "C" {

@@ -20,6 +20,10 @@ impl Captures {
         self.0.load(Ordering::Relaxed) != 0
     }
 
+    fn ended(&self) {
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+    }
+
     /// Whether what is put into `stream` is recorded, not executed.
     #[inline]
     pub(super) fn is_of(&self, stream: Stream) -> bool {
@@ -27,7 +31,7 @@ impl Captures {
     }
 }
 
-/// Before `cuStreamBeginCapture` of any version; to be dropped after it and [`began`].
+/// Before `cuStreamBeginCapture` of any version; for [`began`] after it.
 #[must_use = "the order is to last until the driver has begun"]
 pub fn beginning(stream: Stream) -> Option<Order> {
     let mut order = Order::take()?;
@@ -35,25 +39,35 @@ pub fn beginning(stream: Stream) -> Option<Order> {
     Some(order)
 }
 
-/// A capture began, says the driver.
-pub fn began() {
-    if let Some(process) = state::armed() {
-        process.gate.captures.0.fetch_add(1, Ordering::Relaxed);
+/// A capture of `stream` began, says the driver.
+pub fn began(order: Option<Order>, stream: Stream) {
+    if let Some(mut order) = order {
+        order.is_origin(stream);
+        order.gate().captures.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Before `cuStreamEndCapture`; to be dropped after it and [`ended`].
+/// Before `cuStreamEndCapture`; for [`ended`] after it.
 #[must_use = "the order is to last until the driver has ended it"]
 pub fn ending() -> Option<Order> {
     Order::take()
 }
 
-/// A capture ended, whatever came of it: the stream was capturing before the call and is not now.
-/// Also after a capturing stream was destroyed.
-pub fn ended() {
-    if let Some(process) = state::armed() {
-        let captures = &process.gate.captures.0;
-        let _ = captures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+/// A capture ended, whatever came of it: `stream` was capturing before the call and is not now.
+pub fn ended(order: Option<Order>, stream: Stream) {
+    if let Some(mut order) = order {
+        order.was_origin(stream);
+        order.gate().captures.ended();
+    }
+}
+
+/// `stream` is no more. Where a capture began in it, nobody can end that any more: "capture must be
+/// ended on the same stream in which it was initiated" (`cuStreamBeginCapture`).
+pub fn destroyed(order: Option<Order>, stream: Stream) {
+    if let Some(mut order) = order
+        && order.was_origin(stream)
+    {
+        order.gate().captures.ended();
     }
 }
 

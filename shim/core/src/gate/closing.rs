@@ -110,9 +110,8 @@ impl Drain {
             return false;
         }
         flight::land(process, &mut streams, true);
-        let issued = gate.issued.load(Ordering::Relaxed);
         if gate_state(gate.gate().load(Ordering::Acquire)) == GATE_CLOSED {
-            gate.completed.store(issued, Ordering::Relaxed);
+            gate.all_landed();
         }
         true
     }

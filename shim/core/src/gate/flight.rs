@@ -27,20 +27,35 @@ fn now_us() -> u32 {
 }
 
 /// Takes room for one operation, if there is any.
-pub(super) fn take_room(gate: &Local) -> bool {
+pub(super) fn take_room(gate: &Local, is_graph: bool) -> bool {
+    // A graph counts as one before it counts as an operation: others see too little room, if anything.
+    let own = u32::from(is_graph);
+    let graphs = match is_graph {
+        true => gate.graphs_issued.fetch_add(1, Ordering::Relaxed),
+        false => gate.graphs_issued.load(Ordering::Relaxed),
+    };
+    let graphs = graphs.wrapping_sub(gate.graphs_completed.load(Ordering::Relaxed));
     let issued = gate.issued.fetch_add(1, Ordering::Relaxed);
     let flying = issued.wrapping_sub(gate.completed.load(Ordering::Relaxed));
     // More landed than were issued: only while somebody counts.
-    if flying < gate.limit.load(Ordering::Relaxed) || flying > u32::MAX / 2 {
+    let is_counting = |count: u32| count > u32::MAX / 2;
+    let graphs = if is_counting(graphs) { 0 } else { graphs };
+    let singles = flying.saturating_sub(graphs);
+    if is_counting(flying) || gate.limits().have_room(singles, graphs, is_graph) {
         return true;
     }
     gate.issued.fetch_sub(1, Ordering::Relaxed);
+    gate.graphs_issued.fetch_sub(own, Ordering::Relaxed);
     false
 }
 
 /// The driver has the operation that room was taken for. The record's flag is still up.
 #[inline(never)]
 pub(super) fn launched(process: &Process, record: &Record, is_graph: bool) {
+    if is_graph {
+        let graphs = record.graphs_sent.load(Ordering::Relaxed).wrapping_add(1);
+        record.graphs_sent.store(graphs, Ordering::Relaxed);
+    }
     // Release: what the driver has is marked with what was in its stream before.
     record.sent.store(record.sent.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     let unmarked = record.unmarked();
@@ -69,15 +84,16 @@ pub(super) fn mark(process: &Process, record: &Record) {
     if stream == 0 {
         return; // a drain has taken it up; what is counted is for the next marker
     }
-    let count = record.take_unmarked();
-    if count == 0 {
+    let taken = record.take_unmarked();
+    if taken.operations == 0 {
         return; // somebody else has marked it
     }
     // A batch of one has not looked at the clock.
-    let since_us = if count == 1 { now_us() } else { record.since_us.load(Ordering::Relaxed) };
+    let since_us =
+        if taken.operations == 1 { now_us() } else { record.since_us.load(Ordering::Relaxed) };
     let capturing = process.gate.captures.any();
     let _uncaptured = capturing.then(Uncaptured::enter);
-    streams.fly(Stream(stream), count, since_us, capturing);
+    streams.fly(Stream(stream), taken, since_us, capturing);
     land(process, &mut streams, false);
 }
 
@@ -87,15 +103,15 @@ pub(super) fn mark_all(process: &Process, streams: &mut Streams) {
         return;
     }
     let capturing = process.gate.captures.any();
-    process.records.take_unmarked(|stream, count, since_us| {
-        streams.fly(Stream(stream.max(1)), count, since_us, capturing);
+    process.records.take_unmarked(|stream, taken, since_us| {
+        streams.fly(Stream(stream.max(1)), taken, since_us, capturing);
     });
 }
 
 /// Counts what is complete, and learns how long it took. `awaited`: somebody looked just before.
 pub(super) fn land(process: &Process, streams: &mut Streams, awaited: bool) -> bool {
     let gate = &process.gate;
-    let (mut operations, mut first_us) = (0, None);
+    let (mut operations, mut graphs, mut first_us) = (0, 0, None);
     while let Some(&marker) = streams.flying.first() {
         if marker.event != 0 && !events::is_over(marker.event) {
             break;
@@ -103,12 +119,14 @@ pub(super) fn land(process: &Process, streams: &mut Streams, awaited: bool) -> b
         streams.flying.remove(0);
         streams.spare(marker.ctx, marker.event);
         operations += marker.operations;
+        graphs += marker.graphs;
         first_us = first_us.or(Some(marker.since_us));
     }
     let Some(since_us) = first_us else { return false };
+    gate.graphs_completed.fetch_add(graphs, Ordering::Relaxed);
     gate.completed.fetch_add(operations, Ordering::Relaxed);
     let mut estimate = gate.estimate.lock();
-    estimate.learn(Sighting { operations, since_us, now_us: now_us(), awaited });
+    estimate.learn(Sighting { operations, graphs, since_us, now_us: now_us(), awaited });
     let quota = process.account.quota();
     gate.set_limits(estimate.limits(quota.window(0), quota.window_us(0)));
     true
@@ -134,8 +152,7 @@ pub(super) fn wait_for_room(process: &Process, word: u32) {
             }
             if streams.flying.is_empty() && process.records.busy_from(0).is_none() {
                 // What ended threads had been counted for.
-                let issued = gate.issued.load(Ordering::Relaxed);
-                gate.completed.store(issued, Ordering::Relaxed);
+                gate.all_landed();
                 return;
             }
         }

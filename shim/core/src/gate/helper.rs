@@ -5,6 +5,7 @@
 //! longer than a call, relaxed towards captures, and out of the driver before the driver is torn
 //! down ([`super::bind`]). It never synchronises anything: it looks, and sleeps in between.
 
+use super::bind;
 use super::closing::{self, Drain};
 use super::cycle;
 use super::futex;
@@ -60,6 +61,7 @@ extern "C" fn run(process: *mut c_void) -> *mut c_void {
     forget(Depth::enter());
     forget(Uncaptured::enter());
     closing::prepare(process);
+    bind::await_arbiter(process);
     let mut helper = Helper::new(now_ns());
     loop {
         helper.turn(process);

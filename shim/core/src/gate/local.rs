@@ -22,7 +22,7 @@ pub struct Local {
     /// Whether the helper runs ([`UNBOUND`], …).
     pub(super) bound: AtomicU32,
     /// Held while that is decided.
-    pub(super) binding: Spin<()>,
+    pub(super) binding: Spin<Helper>,
     pub(super) link: Link,
     pub(super) streams: Spin<Streams>,
     pub(super) captures: Captures,
@@ -39,8 +39,13 @@ pub struct Local {
     /// Operations admitted at an open gate, and those of them known to be complete. Wrap.
     pub(super) issued: AtomicU32,
     pub(super) completed: AtomicU32,
-    /// How many may be in flight, how many go under one marker.
-    pub(super) limit: AtomicU32,
+    /// The graphs among them.
+    pub(super) graphs_issued: AtomicU32,
+    pub(super) graphs_completed: AtomicU32,
+    /// [`Limits`]
+    single: AtomicU32,
+    graph: AtomicU32,
+    least: AtomicU32,
     pub(super) batch: AtomicU32,
     pub(super) estimate: Spin<Estimate>,
 }
@@ -50,12 +55,22 @@ unsafe impl Sync for Local {}
 // SAFETY: as above.
 unsafe impl Send for Local {}
 
-/// Nobody moves the gate: no arbiter has been seen.
+/// Nothing has been launched, or compute is not limited.
 pub(super) const UNBOUND: u32 = 0;
-/// The helper runs.
-pub(super) const BOUND: u32 = 1;
-/// There can be no helper: no threads in this process.
-pub(super) const ALONE: u32 = 2;
+/// No arbiter has been seen; the helper, if there can be one, looks out for it.
+pub(super) const WATCHED: u32 = 1;
+/// The arbiter has been told, and the helper runs.
+pub(super) const BOUND: u32 = 2;
+/// The arbiter has been told; there can be no helper: no threads in this process.
+pub(super) const ALONE: u32 = 3;
+
+/// Whether there is a helper thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Helper {
+    Unasked,
+    Runs,
+    Impossible,
+}
 
 impl Local {
     pub(crate) const fn new(page: *const AtomicU32) -> Self {
@@ -64,7 +79,7 @@ impl Local {
             current: AtomicPtr::new(page.cast_mut()),
             own: AtomicU32::new(gate_word(0, GATE_CLOSED)),
             bound: AtomicU32::new(UNBOUND),
-            binding: Spin::new(()),
+            binding: Spin::new(Helper::Unasked),
             link: Link::new(),
             streams: Spin::new(Streams::new()),
             captures: Captures::new(),
@@ -75,8 +90,12 @@ impl Local {
             synchronised: AtomicU32::new(0),
             issued: AtomicU32::new(0),
             completed: AtomicU32::new(0),
-            limit: AtomicU32::new(1),
-            batch: AtomicU32::new(1),
+            graphs_issued: AtomicU32::new(0),
+            graphs_completed: AtomicU32::new(0),
+            single: AtomicU32::new(Limits::NARROWEST.single),
+            graph: AtomicU32::new(Limits::NARROWEST.graph),
+            least: AtomicU32::new(Limits::NARROWEST.least),
+            batch: AtomicU32::new(Limits::NARROWEST.batch),
             estimate: Spin::new(Estimate::new()),
         }
     }
@@ -109,13 +128,37 @@ impl Local {
         self.bound.load(Ordering::Acquire) == BOUND
     }
 
+    /// Whether a helper drains, or will when somebody moves the gate.
+    pub(super) fn is_watched(&self) -> bool {
+        matches!(self.bound.load(Ordering::Acquire), WATCHED | BOUND)
+    }
+
     /// Has all launches look at `word` from now on; those under way are in flight.
     pub(super) fn look_at(&self, process: &Process, word: &AtomicU32) {
         process.records.redirect(&self.current, word.as_ptr().cast(), process.has_membarrier);
     }
 
     pub(super) fn set_limits(&self, limits: Limits) {
-        self.limit.store(limits.operations, Ordering::Relaxed);
+        self.single.store(limits.single, Ordering::Relaxed);
+        self.graph.store(limits.graph, Ordering::Relaxed);
+        self.least.store(limits.least, Ordering::Relaxed);
         self.batch.store(limits.batch, Ordering::Relaxed);
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        Limits {
+            single: self.single.load(Ordering::Relaxed),
+            graph: self.graph.load(Ordering::Relaxed),
+            least: self.least.load(Ordering::Relaxed),
+            batch: self.batch.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Nothing is in flight any more.
+    pub(super) fn all_landed(&self) {
+        let graphs = self.graphs_issued.load(Ordering::Relaxed);
+        let issued = self.issued.load(Ordering::Relaxed);
+        self.graphs_completed.store(graphs, Ordering::Relaxed);
+        self.completed.store(issued, Ordering::Relaxed);
     }
 }

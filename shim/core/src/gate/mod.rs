@@ -227,8 +227,13 @@ fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
             || !matches!(state, GATE_OPEN | GATE_YIELD | GATE_CLOSED)
             || process.gate.captures.is_of(stream);
         let is_open = matches!(state, GATE_OPEN | GATE_YIELD);
-        if is_free || is_open && flight::take_room(&process.gate) {
-            note(process, record, stream, is_open && !is_free);
+        if is_free || is_open && flight::take_room(&process.gate, kind == Kind::Graph) {
+            let is_counted = is_open && !is_free;
+            if is_counted && kind == Kind::Graph && record.unmarked() != 0 {
+                // So that the graph's marker tells the graph's duration.
+                flight::mark(process, record);
+            }
+            note(process, record, stream, is_counted);
             if kind != Kind::Work {
                 // SAFETY: set together with `process`: a word of this process's slot, which stays
                 // mapped.
@@ -342,8 +347,13 @@ fn wait_at(process: &Process) -> bool {
         }
         futex::wait(word, seen, NAP_NS);
         if !gate.is_bound() {
-            may_wait = !cycle::is_silent(process, now_ns());
-            break;
+            // An arbiter that takes the tenant on closes first, and is there a moment later.
+            let now_ns = now_ns();
+            let is_silent = cycle::is_silent(process, now_ns);
+            if !is_silent || now_ns.saturating_sub(begun_ns) >= NAP_NS {
+                may_wait = !is_silent;
+                break;
+            }
         }
     }
     gate.waiting.fetch_sub(1, Ordering::Relaxed);

@@ -16,9 +16,10 @@ use crate::cancel::Deferred;
 use crate::list::List;
 use crate::pages::Zeroed;
 use crate::pools::ask::Uncaptured;
+use crate::records::Unmarked;
 use crate::spin::Held;
 use crate::state::{self, Process};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 use tessera_cuda::types::CUcontext;
 
 /// An event of ours: recorded in a stream, or (0) still to be.
@@ -29,6 +30,8 @@ pub(super) struct Marker {
     pub(super) event: usize,
     /// Operations that are complete with it.
     pub(super) operations: u32,
+    /// Those of them that are graphs.
+    pub(super) graphs: u32,
     /// When the first of them was handed to the driver at the earliest, microseconds.
     pub(super) since_us: u32,
 }
@@ -38,7 +41,7 @@ unsafe impl Zeroed for Marker {}
 
 impl Marker {
     const fn of(stream: Stream, ctx: usize, event: usize) -> Self {
-        Self { stream: stream.0, ctx, event, operations: 0, since_us: 0 }
+        Self { stream: stream.0, ctx, event, operations: 0, graphs: 0, since_us: 0 }
     }
 }
 
@@ -53,6 +56,10 @@ pub(crate) struct Streams {
     pub(super) flying: List<Marker>,
     /// Events that are in no stream.
     spares: List<Marker>,
+    /// What is to be drained of contexts that are being released, should they live on.
+    leaving: List<Marker>,
+    /// Where live captures began; without events.
+    origins: List<Marker>,
 }
 
 /// What became of an attempt to mark.
@@ -69,7 +76,14 @@ const MANY: usize = 64;
 
 impl Streams {
     pub(super) const fn new() -> Self {
-        Self { dirty: List::new(), draining: List::new(), flying: List::new(), spares: List::new() }
+        Self {
+            dirty: List::new(),
+            draining: List::new(),
+            flying: List::new(),
+            spares: List::new(),
+            leaving: List::new(),
+            origins: List::new(),
+        }
     }
 
     /// The calling thread is about to launch into `stream`.
@@ -164,20 +178,21 @@ impl Streams {
     }
 
     /// A marker of the calling thread's own launches into `stream`, or of another's.
-    pub(super) fn fly(&mut self, stream: Stream, operations: u32, since_us: u32, capturing: bool) {
+    pub(super) fn fly(&mut self, stream: Stream, covers: Unmarked, since_us: u32, capturing: bool) {
+        let Unmarked { operations, graphs } = covers;
         // A launch has just noted it, unless a drain has taken it up since.
         let known =
             self.dirty.iter().rfind(|dirty| dirty.stream == stream.0).map(|dirty| dirty.ctx);
         let ctx = known.unwrap_or_else(events::current);
         if let Mark::Event(event) = self.mark_from_elsewhere(stream, ctx, capturing) {
-            let marker = Marker { operations, since_us, ..Marker::of(stream, ctx, event) };
+            let marker = Marker { operations, graphs, since_us, ..Marker::of(stream, ctx, event) };
             if self.flying.push(marker).is_ok() {
                 return;
             }
             self.spare(ctx, event);
         }
         // Not to be told any more.
-        let lost = Marker { operations, since_us, ..Marker::of(stream, 0, 0) };
+        let lost = Marker { operations, graphs, since_us, ..Marker::of(stream, 0, 0) };
         let _ = self.flying.push(lost);
     }
 
@@ -188,10 +203,13 @@ impl Streams {
     }
 
     /// Before `stream` ends or is captured: marks it, while that is possible.
-    fn leave(&mut self, stream: Stream, capturing: bool, bound: bool) {
+    fn leave(&mut self, stream: Stream, capturing: bool, watched: bool) {
         if self.draining.len() > MANY {
             self.drain(capturing);
         }
+        // One that ends together with its context's release is not awaited any more.
+        let ends = |marker: &Marker| (marker.stream, marker.event) == (stream.0, 0);
+        while !stream.is_default() && self.leaving.take(ends).is_some() {}
         let was_dirty = self.dirty.iter().find(|dirty| dirty.stream == stream.0).copied();
         let was_drawn = self.draining.take(|m| m.stream == stream.0 && m.event == 0);
         let Some(ctx) = was_dirty.map(|dirty| dirty.ctx).or(was_drawn.map(|marker| marker.ctx))
@@ -202,7 +220,7 @@ impl Streams {
             // Other threads' streams of their own stay dirty.
             self.dirty.take(|dirty| dirty.stream == stream.0);
         }
-        if !bound {
+        if !watched {
             return; // nobody drains
         }
         if let Mark::Event(event) = self.mark_from_elsewhere(stream, ctx, capturing)
@@ -212,10 +230,26 @@ impl Streams {
         }
     }
 
-    fn forget_context(&mut self, ctx: usize) {
-        while self.dirty.take(|dirty| dirty.ctx == ctx).is_some() {}
+    /// A capture began in `stream`.
+    fn is_origin(&mut self, stream: Stream) {
+        let _ = self.origins.push(Marker::of(stream, 0, 0));
+    }
+
+    /// Whether a live capture began in `stream`; it is forgotten.
+    fn was_origin(&mut self, stream: Stream) -> bool {
+        self.origins.take(|origin| origin.stream == stream.0).is_some()
+    }
+
+    /// Takes away what there is of a context that may end, but for what is to be drained if it does
+    /// not: see [`Self::came_back`].
+    fn leave_context(&mut self, ctx: usize) {
+        while let Some(dirty) = self.dirty.take(|dirty| dirty.ctx == ctx) {
+            let stream = Stream(dirty.stream);
+            let stream = if stream.is_default() { Stream::LEGACY } else { stream };
+            let _ = self.leaving.push(Marker::of(stream, ctx, 0));
+        }
         while let Some(marker) = self.draining.take(|marker| marker.ctx == ctx) {
-            Self::destroy(marker.event);
+            let _ = self.leaving.push(marker);
         }
         for marker in self.flying.iter_mut().filter(|marker| marker.ctx == ctx) {
             Self::destroy(marker.event);
@@ -223,6 +257,20 @@ impl Streams {
         }
         while let Some(spare) = self.spares.take(|spare| spare.ctx == ctx) {
             Self::destroy(spare.event);
+        }
+    }
+
+    /// What became of a context that might have ended. If it has not, it is drained as before; if it
+    /// has, its events are no more.
+    fn came_back(&mut self, ctx: usize, is_gone: bool) {
+        while let Some(marker) = self.leaving.take(|marker| marker.ctx == ctx) {
+            if is_gone {
+                continue;
+            }
+            match marker.event {
+                0 => self.draw(marker.stream, ctx),
+                _ => _ = self.draining.push(marker),
+            }
         }
     }
 
@@ -255,12 +303,27 @@ impl Order {
         let gate = &self.process.gate;
         let capturing = gate.captures.any();
         let _uncaptured = capturing.then(Uncaptured::enter);
-        self.streams.leave(stream, capturing, gate.is_bound());
+        self.streams.leave(stream, capturing, gate.is_watched());
         self.process.records.forget_stream(stream.0);
     }
 }
 
-/// Before `cuStreamDestroy`; to be dropped after it.
+/// Where captures began; see [`super::capture`].
+impl Order {
+    pub(super) fn gate(&self) -> &local::Local {
+        &self.process.gate
+    }
+
+    pub(super) fn is_origin(&mut self, stream: Stream) {
+        self.streams.is_origin(stream);
+    }
+
+    pub(super) fn was_origin(&mut self, stream: Stream) -> bool {
+        self.streams.was_origin(stream)
+    }
+}
+
+/// Before `cuStreamDestroy`; for [`super::capture::destroyed`] after it.
 #[must_use = "the order is to last until the driver has destroyed the stream"]
 pub fn destroying(stream: Stream) -> Option<Order> {
     let mut order = Order::take()?;
@@ -268,24 +331,88 @@ pub fn destroying(stream: Stream) -> Option<Order> {
     Some(order)
 }
 
-/// While it lives a context is being destroyed or reset: nothing is called drained.
+/// While it lives a context is being destroyed, reset or released: nothing is called drained.
 #[derive(Debug)]
-pub struct Going(&'static AtomicU32);
+pub struct Going {
+    process: &'static Process,
+    ctx: usize,
+    is_gone: bool,
+}
 
-impl Drop for Going {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Release);
+impl Going {
+    /// Whether the driver has destroyed or reset it, and with it its streams and events. Unless that
+    /// is said, they are awaited as before.
+    pub fn is_gone(&mut self, is_gone: bool) {
+        self.is_gone = is_gone;
     }
 }
 
-/// Before whatever destroys or resets `ctx` (which waits for its work); to be dropped after it. Its
-/// streams and events are forgotten.
+impl Drop for Going {
+    fn drop(&mut self) {
+        let gate = &self.process.gate;
+        let _deferred = Deferred::new();
+        gate.streams.lock().came_back(self.ctx, self.is_gone);
+        gate.going.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Before whatever destroys or resets `ctx`, or gives up a reference to it; to be dropped after it.
 #[must_use = "to be dropped once the driver has destroyed the context"]
 pub fn context_going(ctx: CUcontext) -> Option<Going> {
     let mut order = Order::take()?;
-    let local::Local { going, .. } = &order.process.gate;
-    going.fetch_add(1, Ordering::Acquire);
-    order.streams.forget_context(ctx.expose_provenance());
-    order.process.records.forget_streams();
-    Some(Going(going))
+    let process = order.process;
+    process.gate.going.fetch_add(1, Ordering::Acquire);
+    let ctx = ctx.expose_provenance();
+    order.streams.leave_context(ctx);
+    process.records.forget_streams();
+    Some(Going { process, ctx, is_gone: false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capture_ends_with_the_stream_it_began_in_and_with_no_other() {
+        let mut streams = Streams::new();
+        let (origin, joined) = (Stream(0x1000), Stream(0x2000));
+        streams.is_origin(origin);
+        // Two threads, each in its own default stream.
+        streams.is_origin(Stream::PER_THREAD);
+        streams.is_origin(Stream::PER_THREAD);
+        assert!(!streams.was_origin(joined), "destroyed, it leaves the capture live");
+        assert!(streams.was_origin(origin), "destroyed, it takes the capture along");
+        assert!(!streams.was_origin(origin), "once");
+        assert!(streams.was_origin(Stream::PER_THREAD) && streams.was_origin(Stream::PER_THREAD));
+        assert!(streams.origins.is_empty());
+    }
+
+    #[test]
+    fn what_is_in_flight_in_a_context_that_lives_on_is_drained_as_before() {
+        let (own, other, ctx) = (0x1000, 0x2000, 0x10);
+        let left = |is_gone: bool, ended: Option<usize>| {
+            let mut streams = Streams::new();
+            for stream in [own, Stream::PER_THREAD.0] {
+                streams.dirty.push(Marker::of(Stream(stream), ctx, 0)).unwrap();
+            }
+            streams.dirty.push(Marker::of(Stream(other), 0x20, 0)).unwrap();
+            streams.draining.push(Marker::of(Stream(own), ctx, 0)).unwrap();
+            streams.draining.push(Marker::of(Stream(0x3000), ctx, 77)).unwrap();
+            streams.leave_context(ctx);
+            assert!(streams.draining.is_empty(), "nothing is asked of it meanwhile");
+            if let Some(ended) = ended {
+                streams.leave(Stream(ended), false, false);
+            }
+            streams.came_back(ctx, is_gone);
+            assert!(streams.leaving.is_empty());
+            assert!(streams.dirty.iter().map(|dirty| dirty.stream).eq([other]));
+            let mut left: Vec<_> = streams.draining.iter().map(|m| (m.stream, m.event)).collect();
+            left.sort_unstable();
+            left
+        };
+        assert_eq!(left(false, None), [(Stream::LEGACY.0, 0), (own, 0), (0x3000, 77)]);
+        assert_eq!(left(true, None), []);
+        // One of its streams is destroyed by another thread during the release.
+        assert_eq!(left(false, Some(own)), [(Stream::LEGACY.0, 0), (0x3000, 77)]);
+    }
 }

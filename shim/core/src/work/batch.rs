@@ -3,7 +3,7 @@
 #![allow(clippy::too_many_arguments, reason = "the driver's signatures")]
 
 use super::direction::Transfer;
-use super::memory_type;
+use super::{LONG, memory_type};
 use crate::gate::{self, Pass, Stream};
 use crate::real::Real;
 use crate::state;
@@ -14,6 +14,7 @@ use tessera_cuda::types::*;
 struct Batch {
     dsts: *const CUdeviceptr,
     srcs: *const CUdeviceptr,
+    sizes: *const usize,
     count: usize,
     stream: Stream,
 }
@@ -32,10 +33,20 @@ impl Batch {
             })
     }
 
+    /// Whether some copy of it may take long.
+    unsafe fn may_be_long(&self) -> bool {
+        !self.sizes.is_null()
+            // SAFETY: the caller promises `count` sizes.
+            && (0..self.count).any(|i| unsafe { ptr::read_unaligned(self.sizes.add(i)) } >= LONG)
+    }
+
     /// Waits until the gate lets it pass.
     #[inline(never)]
     unsafe fn admit(&self) -> Result<Pass, CUresult> {
-        if let Some(busy) = gate::admit_at_once(self.stream, false) {
+        // SAFETY: the caller's promise.
+        if !unsafe { self.may_be_long() }
+            && let Some(busy) = gate::admit_at_once(self.stream, false)
+        {
             return Ok(Pass::Flag(busy));
         }
         // SAFETY: the caller's promise.
@@ -67,7 +78,7 @@ macro_rules! batches {
             ) -> CUresult {
                 let Some(function) = real.get() else { return CUDA_ERROR_NOT_FOUND };
                 let stream = Stream::new($stream, real.symbol().work.per_thread);
-                let batch = Batch { dsts: $dsts, srcs: $srcs, count: $count, stream };
+                let batch = Batch { dsts: $dsts, srcs: $srcs, sizes: $sizes, count: $count, stream };
                 // SAFETY: the caller's own arguments.
                 match unsafe { batch.admit() } {
                     // SAFETY: as above.

@@ -2,7 +2,8 @@
 //! stay on the GPU. They pass the gate as launches do.
 //!
 //! A copy that touches host memory on either side is not gated: it waits for the bus, not for the
-//! SMs. Which it is ([`direction`]) is asked only when the gate is not SOLO.
+//! SMs. Which it is ([`direction`]) is asked when the gate is not SOLO, and always of what may take
+//! long: a copy of pageable memory is over when the call is, and no closing is to wait for it.
 //!
 //! There are a hundred such exports, and one body would do for all of them but for their arguments.
 //! So there is one body ([`trampoline`]): every export says which it is and jumps there, and the
@@ -25,6 +26,9 @@ use direction::Transfer;
 use kind::{ARGUMENTS, Kind, Work};
 use tessera_cuda::types::*;
 
+/// Bytes from which on a copy is always asked about: so many are some 10 µs of a bus.
+const LONG: usize = 64 << 10;
+
 /// Waits until the gate lets this call pass. `arguments` are the caller's own.
 #[inline(always)]
 unsafe fn admit(symbol: &Symbol, arguments: &[usize; ARGUMENTS]) -> Result<Pass, CUresult> {
@@ -32,14 +36,31 @@ unsafe fn admit(symbol: &Symbol, arguments: &[usize; ARGUMENTS]) -> Result<Pass,
     let handle = arguments.get(usize::from(stream)).copied().unwrap_or(0);
     let handle = ptr::with_exposed_provenance_mut(handle);
     let stream = Stream::new(handle, per_thread);
-    match gate::admit_at_once(stream, false) {
+    let at_once = match may_be_long(symbol.work.kind, arguments) {
+        true => None,
+        false => gate::admit_at_once(stream, false),
+    };
+    match at_once {
         Some(busy) => Ok(Pass::Flag(busy)),
         // SAFETY: the caller's promise.
         None => unsafe { ask(symbol, stream, arguments) },
     }
 }
 
-/// Where the gate is not SOLO, or this is the thread's first call.
+/// Whether a call may hold its thread up for longer than a closing should wait, if it is none of the
+/// gate's affair.
+#[inline(always)]
+fn may_be_long(kind: Kind, arguments: &[usize; ARGUMENTS]) -> bool {
+    match kind {
+        Kind::OnDevice => false,
+        // Destination, source, bytes.
+        Kind::Addresses => arguments[2] >= LONG,
+        // To read a descriptor is cheaper than to tell how long the copy is.
+        _ => true,
+    }
+}
+
+/// Where the gate is not SOLO, the copy may be a long one, or this is the thread's first call.
 #[cold]
 #[inline(never)]
 unsafe fn ask(
@@ -97,4 +118,20 @@ fn memory_type(at: CUdeviceptr) -> CUmemorytype {
     let asked = unsafe { ask(kind.as_mut_ptr().cast(), CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) };
     // SAFETY: initialised above.
     if asked == CUDA_SUCCESS { unsafe { kind.assume_init() } } else { CU_MEMORYTYPE_HOST }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_short_or_the_gates_own_is_let_pass_unasked() {
+        let bytes = |bytes| [0x7000, 0x1000, bytes, 0, 0, 0];
+        assert!(!may_be_long(Kind::Addresses, &bytes(4)));
+        assert!(!may_be_long(Kind::Addresses, &bytes(LONG - 1)));
+        assert!(may_be_long(Kind::Addresses, &bytes(1 << 30)), "of pageable memory, perhaps");
+        assert!(may_be_long(Kind::Described3d, &bytes(4)));
+        // A fill of any length waits at the gate, and is to be seen by who closes it.
+        assert!(!may_be_long(Kind::OnDevice, &bytes(1 << 30)));
+    }
 }
