@@ -35,6 +35,8 @@ pub(super) struct Bound {
     processes: BTreeMap<u64, Process>,
     /// Processes nobody knows, from before this arbiter: they owe together.
     strangers: bool,
+    /// The epoch that it began with: what is owed in it, strangers owe.
+    first: u32,
     owing: usize,
     gate: Gate,
 }
@@ -43,7 +45,7 @@ impl Bound {
     /// Nobody, at a gate that is closed in this epoch.
     pub fn new(epoch: u32) -> Self {
         let gate = Gate::Closed(epoch);
-        Bound { processes: BTreeMap::new(), strangers: false, owing: 0, gate }
+        Bound { processes: BTreeMap::new(), strangers: false, first: epoch, owing: 0, gate }
     }
 
     /// A process said hello. It owes this closing's drain where it may be one of the strangers.
@@ -85,6 +87,14 @@ impl Bound {
     /// They had their time to come.
     pub fn forget_strangers(&mut self) {
         self.owing -= usize::from(std::mem::take(&mut self.strangers));
+    }
+
+    /// Strangers that came and have not drained had their time, too: nobody lent them what they use.
+    pub fn forgive_strangers(&mut self) {
+        if self.gate == Gate::Closed(self.first) {
+            self.processes.values_mut().for_each(|process| process.owes = false);
+            self.owing = usize::from(self.strangers);
+        }
     }
 
     /// A process says that nothing of it is in flight.
@@ -200,6 +210,20 @@ mod tests {
         assert_eq!(bound.owing(), 0, "nobody is a stranger any more");
     }
 
+    #[test]
+    fn a_stranger_that_never_drains_is_forgiven_but_no_lease_is() {
+        let mut bound = Bound::new(1);
+        bound.fear_strangers();
+        bound.bind(1);
+        bound.forget_strangers();
+        bound.forgive_strangers();
+        assert_eq!(bound.owing(), 0);
+        bound.open(2);
+        bound.close(3);
+        bound.forgive_strangers();
+        assert_eq!(bound.owing(), 1);
+    }
+
     proptest! {
         #[test]
         fn the_count_is_that_of_the_processes(
@@ -214,6 +238,7 @@ mod tests {
                     3 => bound.open(epoch),
                     4 => bound.fear_strangers(),
                     5 => bound.forget_strangers(),
+                    6 if epoch == 0 => bound.forgive_strangers(),
                     6 => drop(bound.idle(key, epoch)),
                     _ => drop(bound.drained(key, epoch)),
                 }

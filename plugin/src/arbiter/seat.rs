@@ -20,6 +20,8 @@ use crate::session::socket::Listening;
 /// How long processes that another arbiter served are given to come: they look at the gate every
 /// 100 ms at least.
 const STRANGERS: Duration = Duration::from_millis(250);
+/// And how long those that come are given to drain.
+const ARREARS: Duration = Duration::from_secs(1);
 /// How far back what a tenant got is remembered, and how finely.
 const REMEMBERED_NS: u64 = 10_000_000_000;
 const SAMPLE_NS: u64 = 100_000_000;
@@ -113,6 +115,8 @@ pub(super) struct Seat {
     settled: bool,
     /// Until when processes that another arbiter served are waited for, and how many there are.
     strangers: Option<(Instant, usize)>,
+    /// Until when those that came are waited for.
+    arrears: Option<Instant>,
     /// When and how much had been leased, the newest last.
     samples: VecDeque<(u64, u64)>,
 }
@@ -146,6 +150,7 @@ impl Seat {
             page,
             settled: in_use == 0,
             strangers: (in_use > 0).then_some((now + STRANGERS, in_use)),
+            arrears: (in_use > 0).then_some(now + ARREARS),
             samples: VecDeque::new(),
         }
     }
@@ -209,7 +214,7 @@ impl Seat {
 
     /// When [`Seat::forget_strangers`] is due.
     pub fn strangers_until(&self) -> Option<Instant> {
-        self.strangers.map(|(until, _)| until)
+        self.strangers.map(|(until, _)| until).or(self.arrears)
     }
 
     /// Waits no longer for processes nobody knows, if they have come or had their time.
@@ -217,6 +222,12 @@ impl Seat {
         let bound = self.bound.len();
         if self.strangers.take_if(|(until, users)| *until <= now || bound >= *users).is_some() {
             self.bound.forget_strangers();
+        }
+        if self.strangers.is_none() && self.bound.owing() == 0 {
+            self.arrears = None;
+        }
+        if self.arrears.take_if(|until| *until <= now).is_some() {
+            self.bound.forgive_strangers();
         }
     }
 
