@@ -12,12 +12,13 @@ use tracing::{debug, error, info, warn};
 use crate::admin::{self, Sources};
 use crate::capacity;
 use crate::coexist;
-use crate::config::{Config, ConfigError, Current};
+use crate::config::{Config, ConfigError, Current, Events};
 use crate::delivery::Delivery;
 use crate::device::health::Observation;
 use crate::device::{Discovery, Gpu};
 use crate::kubelet::pod_resources::PodResources;
 use crate::kubelet::{self, Standing};
+use crate::kubernetes;
 use crate::ledger::OpenError;
 use crate::node::service::Service;
 use crate::node::{Node, monotonic_ns};
@@ -46,6 +47,8 @@ pub struct Timing {
     pub coexist_grace: Duration,
     /// Kubelet's side.
     pub kubelet: kubelet::Timing,
+    /// Events for the API server.
+    pub events: kubernetes::Timing,
 }
 
 impl Timing {
@@ -69,6 +72,7 @@ impl Default for Timing {
             coexist: Duration::from_secs(10),
             coexist_grace: Duration::from_secs(60),
             kubelet: kubelet::Timing::default(),
+            events: kubernetes::Timing::default(),
         }
     }
 }
@@ -178,6 +182,7 @@ async fn run(
     }
     sources.set_condition("unsold", Some(discovery.unsold().join("; ")).filter(|s| !s.is_empty()));
 
+    tell_kubernetes(&node, &sources, &timing.events);
     let mut others = coexist::watch::Watch::new(
         Arc::clone(&node),
         Arc::clone(&sources),
@@ -220,6 +225,19 @@ async fn run(
     health.stop();
     tokio::task::spawn_blocking(move || node.close()).await?;
     Ok(())
+}
+
+/// Lets pods hear of what concerns them, where there is an API server that we may tell.
+fn tell_kubernetes(node: &Arc<Node>, sources: &Arc<Sources>, timing: &kubernetes::Timing) {
+    if node.config().kubernetes.events == Events::Off {
+        return;
+    }
+    let Some(server) = timing.server.clone().or_else(kubernetes::Server::of_pod) else { return };
+    let counts = Arc::clone(node.trust().events());
+    let (teller, lines) = kubernetes::Teller::new(Arc::clone(&counts));
+    node.set_teller(teller);
+    let (node, sources) = (Arc::clone(node), Arc::clone(sources));
+    tokio::spawn(kubernetes::run(node, sources, server, lines, counts, timing.clone()));
 }
 
 /// Looks for GPUs until there are some, and says meanwhile what is missing.
@@ -301,6 +319,7 @@ async fn housekeeping(
                 let began = Instant::now();
                 let (node, grace) = (Arc::clone(node), timing.release_grace);
                 let shim_grace = timing.shim_grace;
+                node.trust().set_census(Arc::clone(&census));
                 let round = tokio::task::spawn_blocking(move || {
                     let kubelet = Kubelet { pods: census.pods, holdings: &census.holdings };
                     node.reconcile(kubelet, grace);

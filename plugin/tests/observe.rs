@@ -107,7 +107,9 @@ async fn a_process_outside_the_account_is_flagged_and_counts_against_the_quota()
     assert_eq!(node.status().await.allocations[0].unaccounted, 1);
     node.stop_plugin().await;
     let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
-    assert!(ledger.history(9).unwrap().iter().any(|event| event.what == What::Unaccounted));
+    assert!(
+        ledger.history(9).unwrap().iter().any(|event| matches!(event.what, What::Bypassed { .. }))
+    );
 }
 
 #[tokio::test]
@@ -142,16 +144,4 @@ async fn where_the_driver_does_not_tell_nothing_is_published_and_status_says_so(
     assert_eq!(overhead(&pages), 0);
     let allocation = node.allocation(&admitted.device_ids).await.unwrap();
     assert_eq!(allocation.gpus[0].memory_nvml_bytes, None);
-}
-
-#[tokio::test]
-async fn processes_of_no_tenant_are_shown_with_the_gpu() {
-    let node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    node.gpus.show(&[uses(std::process::id(), 300 * MIB)]);
-    let _tenant = Tenant::hold(&node.pages(&admitted.device_ids), MIB);
-    let outside = |status: &tessera_kubelet::admin::StatusResponse| {
-        (status.gpus[0].memory_outside_bytes == 300 * MIB).then_some(status.warnings.len())
-    };
-    assert_eq!(node.status_until(outside).await, 0, "others may use the GPU too");
 }

@@ -85,7 +85,7 @@ impl Sources {
     }
 
     /// The node, once it is there.
-    pub(super) fn node(&self) -> Option<&Arc<Node>> {
+    pub fn node(&self) -> Option<&Arc<Node>> {
         self.node.get()
     }
 
@@ -108,6 +108,7 @@ impl Sources {
         let Some(node) = self.node.get() else { return status };
         status.warnings.extend(node.notes());
         status.warnings.extend(node.others_warnings());
+        status.warnings.extend(node.trust_warnings());
         let compute = node.arbiter().and_then(Arbiter::view).unwrap_or_default();
         let (mut hidden, mut seen) = (false, false);
         for (record, region) in node.allocations() {
@@ -236,7 +237,7 @@ impl Sources {
                     memory_charged_bytes: sum(|u| u.memory_charged_bytes),
                     cores_millis: uses().map(|u| u.cores_millis).fold(0, u32::saturating_add),
                     replicas: replicas.remove(&sold.gpu.uuid).unwrap_or_default(),
-                    memory_outside_bytes: node.outside(&sold.gpu.uuid),
+                    memory_outside_bytes: node.trust().outside(&sold.gpu.uuid).bytes,
                     state: state(view.state).into(),
                     state_reason: view.reason,
                     state_since_unix_ms: view.since.map_or(0, |since| {

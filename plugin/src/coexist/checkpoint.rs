@@ -32,11 +32,68 @@ struct Data {
     registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
 
+/// A container's devices of one resource, with the one thing that PodResources leaves out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The pod's UID; of a static pod the hash of its manifest.
+    pub pod_uid: String,
+    /// The container's name.
+    pub container: String,
+    /// The extended resource.
+    pub resource: String,
+    /// Device ids, sorted.
+    pub device_ids: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Held {
+    data: HeldData,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct HeldData {
+    #[serde(default)]
+    pod_device_entries: Option<Vec<HeldEntry>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct HeldEntry {
+    #[serde(rename = "PodUID")]
+    pod_uid: String,
+    container_name: String,
+    resource_name: String,
+    #[serde(rename = "DeviceIDs")]
+    device_ids: Option<Ids>,
+}
+
+/// By NUMA node, from kubelet 1.20 on.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ids {
+    ByNode(BTreeMap<String, Option<Vec<String>>>),
+    Flat(Vec<String>),
+}
+
 /// The devices that kubelet wrote down as healthy. Blocking.
 ///
 /// # Errors
 /// The file cannot be read, or is none that this knows.
 pub fn offers(dir: &Path) -> Result<Vec<Offer>, String> {
+    read(dir, parse)
+}
+
+/// Which pods' containers hold what. Entries of pods that have ended may still be among them. Blocking.
+///
+/// # Errors
+/// As [`offers`].
+pub fn entries(dir: &Path) -> Result<Vec<Entry>, String> {
+    read(dir, parse_entries)
+}
+
+fn read<T>(dir: &Path, parse: fn(&str) -> Result<T, serde_json::Error>) -> Result<T, String> {
     use std::io::Read;
     let path = dir.join(FILE);
     let mut text = String::new();
@@ -44,6 +101,25 @@ pub fn offers(dir: &Path) -> Result<Vec<Offer>, String> {
         .and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text))
         .map_err(|error| format!("{}: {error}", path.display()))?;
     parse(&text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn parse_entries(text: &str) -> Result<Vec<Entry>, serde_json::Error> {
+    let held: Held = serde_json::from_str(text)?;
+    let entry = |entry: HeldEntry| {
+        let mut device_ids: Vec<String> = match entry.device_ids {
+            Some(Ids::ByNode(nodes)) => nodes.into_values().flatten().flatten().collect(),
+            Some(Ids::Flat(ids)) => ids,
+            None => Vec::new(),
+        };
+        device_ids.sort();
+        Entry {
+            pod_uid: entry.pod_uid,
+            container: entry.container_name,
+            resource: entry.resource_name,
+            device_ids,
+        }
+    };
+    Ok(held.data.pod_device_entries.unwrap_or_default().into_iter().map(entry).collect())
 }
 
 fn parse(text: &str) -> Result<Vec<Offer>, serde_json::Error> {
@@ -77,6 +153,23 @@ mod tests {
         assert_eq!(found[1].device_ids, ["GPU-a", "GPU-b"]);
         let empty = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":null},"Checksum":1}"#;
         assert_eq!(parse(empty).unwrap(), []);
+    }
+
+    #[test]
+    fn pods_are_read_by_uid_in_both_formats() {
+        let text = r#"{"Data":{"PodDeviceEntries":[
+            {"PodUID":"u","ContainerName":"c","ResourceName":"r",
+             "DeviceIDs":{"-1":["b"],"0":["a"]},"AllocResp":"CAE="},
+            {"PodUID":"v","ContainerName":"d","ResourceName":"r","DeviceIDs":["x"]},
+            {"PodUID":"w","ContainerName":"e","ResourceName":"r","DeviceIDs":null}],
+            "RegisteredDevices":null},"Checksum":17}"#;
+        let found = parse_entries(text).unwrap();
+        assert_eq!(found[0].device_ids, ["a", "b"]);
+        assert_eq!((found[1].pod_uid.as_str(), found[1].device_ids.len()), ("v", 1));
+        assert_eq!(found[2].device_ids, [""; 0]);
+        let empty = r#"{"Data":{"PodDeviceEntries":null},"Checksum":1}"#;
+        assert_eq!(parse_entries(empty).unwrap(), []);
+        assert!(parse_entries("{}").is_err());
     }
 
     #[test]

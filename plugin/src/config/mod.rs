@@ -59,6 +59,8 @@ pub struct Config {
     pub pages: Pages,
     /// The durable record.
     pub ledger: Ledger,
+    /// What Kubernetes is told.
+    pub kubernetes: Kubernetes,
     /// What is logged and how.
     pub log: Log,
     /// Where each key was set, for errors that are found later.
@@ -202,6 +204,8 @@ pub struct Paths {
     pub kubelet: PathBuf,
     /// Kubelet's PodResources socket.
     pub pod_resources: PathBuf,
+    /// Kubelet's directory of links to containers' logs, of which names alone are read.
+    pub container_logs: PathBuf,
     /// Pages, one directory per allocation; a tmpfs of its own.
     pub pages: PathBuf,
     /// Installed shims; persistent, not mounted noexec.
@@ -243,6 +247,22 @@ pub struct Ledger {
     pub fsync: bool,
     /// How long kubelet must have left a container out before its replicas are released.
     pub release_after: Duration,
+}
+
+/// What Kubernetes is told, beyond what kubelet asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kubernetes {
+    /// Events on pods.
+    pub events: Events,
+}
+
+/// Whether events are sent to the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Events {
+    /// Where the pod has a service account's token.
+    Auto,
+    /// Never.
+    Off,
 }
 
 /// What is logged and how.
@@ -339,6 +359,7 @@ impl Default for Config {
             paths: Paths {
                 kubelet: "/var/lib/kubelet/device-plugins".into(),
                 pod_resources: "/var/lib/kubelet/pod-resources/kubelet.sock".into(),
+                container_logs: "/var/log/containers".into(),
                 pages: "/run/tessera/pages".into(),
                 shim: "/var/lib/tessera/shim".into(),
                 shim_source: None,
@@ -348,6 +369,7 @@ impl Default for Config {
             },
             pages: Pages { tmpfs: TmpfsPolicy::Prefer, size_bytes: 64 * MIB },
             ledger: Ledger { fsync: true, release_after: Duration::from_secs(30) },
+            kubernetes: Kubernetes { events: Events::Auto },
             log: Log { filter: "info".into(), format: LogFormat::Text },
             source: Source::default(),
         }

@@ -11,8 +11,8 @@ use super::duration;
 use super::quantity::{Quantity, format_bytes};
 use super::reader::{Report, Section};
 use super::{
-    Config, ConfigError, Gpus, Ledger, LogFormat, Pages, Paths, Share, SoldByOthers, Source,
-    TmpfsPolicy,
+    Config, ConfigError, Events, Gpus, Ledger, LogFormat, Pages, Paths, Share, SoldByOthers,
+    Source, TmpfsPolicy,
 };
 use crate::replica;
 
@@ -80,6 +80,11 @@ fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
     let mut section = root.section(report, "ledger");
     set(&mut config.ledger.fsync, section.bool(report, "fsync"));
     read_release_after(report, &mut section, &mut config.ledger);
+    section.finish(report);
+
+    let mut section = root.section(report, "kubernetes");
+    let words = [("auto", Events::Auto), ("off", Events::Off)];
+    set(&mut config.kubernetes.events, section.choice(report, "events", &words));
     section.finish(report);
 
     let mut section = root.section(report, "log");
@@ -212,10 +217,21 @@ fn check_share(report: &mut Report<'_>, config: &Config) {
 }
 
 fn read_paths(report: &mut Report<'_>, section: &mut Section<'_, '_>, paths: &mut Paths) {
-    let Paths { kubelet, pod_resources, pages, shim, shim_source, ledger, admin, nvml } = paths;
+    let Paths {
+        kubelet,
+        pod_resources,
+        container_logs,
+        pages,
+        shim,
+        shim_source,
+        ledger,
+        admin,
+        nvml,
+    } = paths;
     for (key, full, target) in [
         ("kubelet", "paths.kubelet", kubelet),
         ("pod_resources", "paths.pod_resources", pod_resources),
+        ("container_logs", "paths.container_logs", container_logs),
         ("pages", "paths.pages", pages),
         ("shim", "paths.shim", shim),
         ("ledger", "paths.ledger", ledger),

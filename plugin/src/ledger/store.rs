@@ -13,6 +13,7 @@ use super::schema::{
 };
 use super::unsynced::Unsynced;
 use super::{Change, Cordon, Event, Of, Record, history};
+use crate::kubernetes::Teller;
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
 const CACHE_BYTES: usize = 512 << 10;
@@ -26,6 +27,8 @@ pub struct Ledger {
     open: Opener,
     /// `None` after a failed commit, until the next one opens it anew.
     db: Option<Database>,
+    /// Hears of every line of the audit trail that was written.
+    teller: Option<Teller>,
 }
 
 /// How the file was found.
@@ -101,7 +104,7 @@ impl Ledger {
                 builder().create_with_backend(Unsynced::open(&file)?)
             }
         });
-        let mut ledger = Ledger { path: path.to_owned(), open, db: None };
+        let mut ledger = Ledger { path: path.to_owned(), open, db: None, teller: None };
         let attempt = Attempt::begin(path);
         let tried = match attempt.ended_before {
             CRASHES.. if existed => Err(Unopened::Unreadable(format!(
@@ -133,7 +136,8 @@ impl Ledger {
         open: impl FnMut() -> Result<Database, DatabaseError> + Send + 'static,
     ) -> Result<Self, OpenError> {
         let path = PathBuf::from("(test storage)");
-        let mut ledger = Ledger { path: path.clone(), open: Box::new(open), db: None };
+        let mut ledger =
+            Ledger { path: path.clone(), open: Box::new(open), db: None, teller: None };
         ledger.try_open().map_err(|error| OpenError::Io { path, error: error.to_string() })?;
         Ok(ledger)
     }
@@ -180,7 +184,16 @@ impl Ledger {
     /// The disk is full or broken. The ledger is opened anew at the next call.
     pub fn commit(&mut self, change: &Change) -> Result<(), CommitError> {
         let result = self.write(change);
-        result.map_err(|error| self.failed(&error))
+        result.map_err(|error| self.failed(&error))?;
+        if let Some(teller) = &self.teller {
+            change.events.iter().for_each(|event| teller.tell(event));
+        }
+        Ok(())
+    }
+
+    /// From now on this one hears of what is written to the audit trail.
+    pub fn set_teller(&mut self, teller: Teller) {
+        self.teller = Some(teller);
     }
 
     /// Lets go of the file, for the next plugin. Nothing can be read or written any more.

@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 
 use super::{AllocateError, Node, Writer, lock, monotonic_ns, unix_ms};
 use crate::allocate::{self, AllocationId, Plan};
-use crate::ledger::{Change, Event, Record, State, What};
+use crate::ledger::{Change, Record, State, What};
 use crate::placed::Placed;
 use crate::reconcile::{self, Action, Kubelet};
 use crate::regions::{self, Mode, Outcome, Region, RegionError};
@@ -182,11 +182,6 @@ impl Node {
         }
         drop(writer);
         self.refresh_devices();
-    }
-
-    /// Notes in the history that a container holds device memory outside its account.
-    pub fn note_unaccounted(&self, record: &Record) {
-        self.audit(Event::of(record, What::Unaccounted, unix_ms()));
     }
 
     /// What was preferred for this plan, if kubelet asked just before.

@@ -20,6 +20,7 @@ mod select;
 pub mod service;
 mod shims;
 pub mod steer;
+mod trust;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -48,6 +49,7 @@ use crate::regions::{self, Mode, Region};
 use crate::shim_install::ShimError;
 use crate::shim_install::unused::Unused;
 pub use cordons::Cordons;
+use crate::trust::Trust;
 use devices::Devices;
 use records::Records;
 pub use select::Target;
@@ -79,8 +81,6 @@ pub struct Node {
     notes: Mutex<Vec<String>>,
     /// Wakes who observes; see [`crate::observe`].
     bell: Arc<Bell>,
-    /// Bytes on each GPU that processes of no tenant use.
-    outside: Mutex<BTreeMap<String, u64>>,
     /// GPUs that another plugin sells too, by UUID.
     others: Mutex<BTreeMap<String, Finding>>,
     /// Divides GPU time; `None` if it could not be started.
@@ -93,6 +93,8 @@ pub struct Node {
     cordons: Mutex<BTreeMap<String, Cordon>>,
     /// Lines of the audit trail that are drawn together.
     pending: Mutex<audit::Pending>,
+    /// What was found about those who use the GPUs.
+    trust: Trust,
 }
 
 /// What only one thread changes at a time.
@@ -219,7 +221,6 @@ impl Node {
             started: Notify::new(),
             notes: Mutex::new(notes),
             bell: Arc::default(),
-            outside: Mutex::default(),
             others: Mutex::default(),
             paths: config.paths.clone(),
             config: current,
@@ -227,6 +228,7 @@ impl Node {
             incidents: Mutex::default(),
             cordons: Mutex::new(cordons),
             pending: Mutex::default(),
+            trust: Trust::default(),
             delivery,
         });
         node.restore_shims();
@@ -347,17 +349,6 @@ impl Node {
     #[must_use]
     pub fn bell(&self) -> &Arc<Bell> {
         &self.bell
-    }
-
-    /// Bytes on a GPU that processes of no tenant use, as of the last look.
-    #[must_use]
-    pub fn outside(&self, uuid: &str) -> u64 {
-        lock(&self.outside).get(uuid).copied().unwrap_or(0)
-    }
-
-    /// See [`Node::outside`].
-    pub fn set_outside(&self, uuid: &str, bytes: u64) {
-        lock(&self.outside).insert(uuid.to_owned(), bytes);
     }
 
     /// Looks at every usage page: takes back what dead processes held, puts right what a tenant broke.

@@ -17,6 +17,8 @@ pub enum Finding {
     Beyond {
         /// How much more.
         bytes: u64,
+        /// The process that holds most beyond its own slot, by its pid on the host; 0 if none is known.
+        pid: u32,
     },
 }
 
@@ -62,7 +64,7 @@ impl Audit {
             if bytes > self.slack {
                 self.beyond = self.beyond.saturating_add(1);
                 if self.beyond == 2 {
-                    findings.push(Finding::Beyond { bytes });
+                    findings.push(Finding::Beyond { bytes, pid: sample.most_beyond() });
                 }
             } else if bytes <= self.slack / 2 || self.beyond < 2 {
                 // Told again only after it was clearly over.
@@ -90,7 +92,7 @@ mod tests {
         let stray = |&pid| (Member { pid, start: 1, used_bytes: Some(5), slot: None }, 0);
         let one = Member { pid: 1, start: 1, used_bytes: Some(overhead), slot: Some(0) };
         let members = std::iter::once((one, 0)).chain(strays.iter().map(stray)).collect();
-        Sample { quiet: true, granted: 0, used: Some(overhead), members }
+        Sample { quiet: true, granted: 0, used: Some(overhead), members, ..Sample::default() }
     }
 
     #[test]
@@ -100,7 +102,10 @@ mod tests {
         assert_eq!(audit.see(&look(SLACK + 1, &[])), [], "not confirmed");
         assert_eq!(audit.see(&look(SLACK, &[])), []);
         assert_eq!(audit.see(&look(SLACK + 1, &[])), []);
-        assert_eq!(audit.see(&look(SLACK + 9, &[])), [Finding::Beyond { bytes: SLACK + 9 }]);
+        assert_eq!(
+            audit.see(&look(SLACK + 9, &[])),
+            [Finding::Beyond { bytes: SLACK + 9, pid: 1 }]
+        );
         for overhead in [SLACK + 5, SLACK, SLACK - 1, SLACK + 5, SLACK + 5] {
             assert_eq!(audit.see(&look(overhead, &[])), [], "{overhead}");
             assert!(audit.stands());

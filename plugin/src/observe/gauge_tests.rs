@@ -13,7 +13,13 @@ fn members(pids: &[u32]) -> Vec<(Member, u64)> {
 /// A quiet look at `overhead` bytes beyond a ledger of 100 MiB.
 fn look(overhead: u64, pids: &[u32]) -> Sample {
     let granted = 100 * MIB;
-    Sample { quiet: true, granted, used: Some(granted + overhead), members: members(pids) }
+    Sample {
+        quiet: true,
+        granted,
+        used: Some(granted + overhead),
+        members: members(pids),
+        own: Vec::new(),
+    }
 }
 
 /// A gauge and its clock; looks are a second apart.

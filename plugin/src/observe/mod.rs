@@ -8,6 +8,7 @@
 //! comes from the sessions and from `/proc` ([`procs`]).
 
 pub mod audit;
+mod findings;
 pub mod gauge;
 mod observed;
 pub mod procs;
@@ -26,18 +27,21 @@ pub use observed::{Bell, Observed};
 pub use view::{PidView, pid_view};
 
 use self::audit::{Audit, Finding};
+use self::findings::Kubelet;
 use self::gauge::{Gauge, Verdict};
 use self::procs::Procs;
 use self::rhythm::{Rhythm, SLOW};
 use self::sample::{Member, compose, slot_of};
 use crate::admin::Sources;
 use crate::allocate::AllocationId;
-use crate::config::quantity::format_bytes;
 use crate::device::{Discovery, GpuProcess};
 use crate::ledger::Record;
 use crate::node::Node;
 use crate::regions::Region;
-use crate::session::Bucket;
+use crate::session::{Bucket, Tenant as Tenancy};
+use crate::trust::Kind;
+use crate::trust::strangers::{Stranger, Strangers};
+use crate::trust::sweep::Sweep;
 
 /// News of one allocation that bring looks forward: a burst, and how many a second after it. So a
 /// flood of messages costs a few looks a second.
@@ -46,6 +50,8 @@ const NEWS_RATE: u32 = 1;
 
 /// The first look is left until kubelet has been served.
 const START: Duration = Duration::from_secs(1);
+/// And the first sweep until the node has come to rest.
+const SWEEP_START: Duration = Duration::from_secs(5);
 /// A new allocation has no process yet, and the first that comes is news.
 const FRESH: Duration = Duration::from_millis(100);
 /// What has been looked at rests for so many times as long as that took, so that looking costs at
@@ -110,6 +116,10 @@ struct Tenant {
     told: Option<Instant>,
     /// At the last look.
     launches: u64,
+    /// Times that its usage page was found tampered with, as far as they were told.
+    tamperings: u64,
+    /// When a container of it last started.
+    started_unix_ms: i64,
 }
 
 /// An allocation as one round finds it; in the order of ids.
@@ -126,8 +136,13 @@ struct Observer {
     silent: BTreeMap<String, String>,
     /// Pids that the driver listed at the last look, by GPU.
     listed: BTreeMap<String, Vec<u32>>,
-    /// Processes of no tenant that were told of.
-    strangers: Vec<(u32, u64)>,
+    /// Processes of no tenant, by GPU.
+    strangers: BTreeMap<String, Strangers>,
+    told_stranger: Option<Instant>,
+    /// What containers still have of what they were given.
+    sweep: Sweep,
+    /// When the mounts of processes outside pods were last looked at.
+    looked: HashMap<(u32, u64), Instant>,
 }
 
 impl Observer {
@@ -141,14 +156,19 @@ impl Observer {
             tenants: BTreeMap::new(),
             silent: BTreeMap::new(),
             listed: BTreeMap::new(),
-            strangers: Vec::new(),
+            strangers: BTreeMap::new(),
+            told_stranger: None,
+            sweep: Sweep::new(Instant::now(), SWEEP_START),
+            looked: HashMap::new(),
         }
     }
 
     /// When the next GPU is due. A new allocation rings before.
     fn due(&self) -> Instant {
         let idle = Instant::now() + SLOW;
-        self.gpus.values().map(Rhythm::due).min().map_or(idle, |due| due.min(idle))
+        let looks = self.gpus.values().map(Rhythm::due).min().map_or(idle, |due| due.min(idle));
+        // Without a tenant there is nobody to look for.
+        if self.tenants.is_empty() { looks } else { looks.min(self.sweep.due()) }
     }
 
     fn round(&mut self) {
@@ -164,11 +184,17 @@ impl Observer {
         let sold = |uuid: &String| sold.contains(uuid.as_str());
         self.gpus.retain(|uuid, _| sold(uuid));
         self.listed.retain(|uuid, _| sold(uuid));
+        self.strangers.retain(|uuid, _| sold(uuid));
+        self.node.trust().keep_outside(|uuid| sold(&uuid.to_owned()));
         let silent = self.silent.len();
         self.silent.retain(|uuid, _| sold(uuid));
         let now = Instant::now();
         for (record, region) in &allocations {
             self.meet(record, region, now);
+            self.hear_of_tampering(record, region, now);
+        }
+        if !allocations.is_empty() && self.sweep.due() <= now {
+            self.sweep(&allocations, now);
         }
         let due: Vec<String> = self
             .gpus
@@ -201,8 +227,16 @@ impl Observer {
                 news: Bucket::new(NEWS_BURST, NEWS_RATE, now),
                 told: None,
                 launches: 0,
+                tamperings: 0,
+                started_unix_ms: 0,
             };
             self.tenants.insert(record.id.clone(), tenant);
+        }
+        if let Some(tenant) = self.tenants.get_mut(&record.id)
+            && tenant.started_unix_ms != record.started_unix_ms
+        {
+            tenant.started_unix_ms = record.started_unix_ms;
+            self.sweep.started(now);
         }
         let wait = match self.tenants.get_mut(&record.id) {
             Some(tenant) if region.observed().take_news() => tenant.news.take(now).err(),
@@ -247,21 +281,24 @@ impl Observer {
         self.listed.insert(uuid.to_owned(), processes.iter().map(|p| p.pid).collect());
 
         let mut members: Vec<Vec<Member>> = vec![Vec::new(); tenants.len()];
-        let mut outside = 0u64;
+        let mut strangers = Vec::new();
         let sessions = sessions(&tenants);
+        let node = Arc::clone(&self.node);
+        let kubelet = Kubelet::new(&node);
         for process in processes {
-            match self.owner(&process, &tenants, &sessions, &before) {
+            match self.owner(&process, &tenants, &sessions, &before, &kubelet) {
                 Owner::Tenant(at, member) => members[at].push(member),
-                Owner::Nobody => {
-                    outside = outside.saturating_add(process.used_bytes.unwrap_or(0));
-                }
+                Owner::Nobody(stranger) => strangers.push(stranger),
                 Owner::Gone => {}
             }
         }
-        self.node.set_outside(uuid, outside);
+        // Without the host's pids everybody is a stranger.
+        let hidden = self.are_pids_hidden(allocations);
+        let unsettled = self.judge_strangers(uuid, strangers, hidden, now);
+        self.look_at_mounts(&tenants, &members, now);
 
         let mut verdicts = Vec::new();
-        let mut busy = false;
+        let mut busy = unsettled;
         for (at, ((record, region), gpu)) in tenants.iter().enumerate() {
             let after = region.slots();
             let sample = compose(&before[at], &after, *gpu, std::mem::take(&mut members[at]));
@@ -278,6 +315,9 @@ impl Observer {
             let findings = audit.see(&sample);
             let stands = tenant.gpus.iter().any(|(_, audit)| audit.stands());
             region.observed().found(u64::try_from(findings.len()).unwrap_or(0), stands);
+            for finding in &findings {
+                self.node.trust().count(kind_of(*finding), 1);
+            }
             let tells = tenant.told.is_none_or(|told| now.duration_since(told) >= TELL);
             if let Some(finding) = findings.first().filter(|_| tells) {
                 tenant.told = Some(now);
@@ -288,69 +328,58 @@ impl Observer {
         (verdicts, busy)
     }
 
-    /// Whose a process is.
+    /// Whether this process cannot know the host's pids: a tenant's own word goes before what is guessed.
+    fn are_pids_hidden(&self, allocations: &[Found]) -> bool {
+        let any = |has: fn(&Tenancy) -> bool| allocations.iter().any(|(_, r)| has(&r.tenant()));
+        any(Tenancy::has_hidden_pids)
+            || pid_view() == PidView::Own
+                && !any(|tenant| tenant.peers().iter().any(|peer| peer.host_pid.is_some()))
+    }
+
+    /// Whose a process is: by its session, by its mounts, by its container.
     fn owner(
         &mut self,
         process: &GpuProcess,
         tenants: &[(&Found, usize)],
         sessions: &Sessions,
         slots: &[Vec<tessera_region::usage::SlotView>],
+        kubelet: &Kubelet<'_>,
     ) -> Owner {
         let Some(identity) = self.procs.living(process.pid) else { return Owner::Gone };
-        let owner = sessions.get(&process.pid).copied().or_else(|| {
-            let id = identity.allocation.as_ref()?;
-            let at = place(tenants, |((record, _), _)| &record.id, id)?;
-            Some((at, None))
-        });
-        match owner {
-            Some((at, named)) => Owner::Tenant(
-                at,
-                Member {
-                    pid: process.pid,
-                    start: identity.start,
-                    used_bytes: process.used_bytes,
-                    slot: slot_of(&slots[at], named, identity.namespace_pid),
-                },
-            ),
-            None => {
-                let who = (process.pid, identity.start);
-                if !self.strangers.contains(&who) {
-                    // Bounded: what matters is that a new one is told.
-                    self.strangers.truncate(63);
-                    self.strangers.insert(0, who);
-                    info!(
-                        pid = process.pid, name = %identity.name, bytes = process.used_bytes,
-                        "a process of no tenant has a context on a shared GPU"
-                    );
-                }
-                Owner::Nobody
-            }
-        }
-    }
-
-    /// Says what the audit found: to the log, and to the history.
-    fn tell(&self, record: &Record, uuid: &str, finding: Finding) {
-        let (namespace, pod, container) = match &record.holder {
-            Some(h) => (h.namespace.as_str(), h.pod.as_str(), h.container.as_str()),
-            None => ("", "", ""),
+        let at = |id: &AllocationId| place(tenants, |((record, _), _)| &record.id, id);
+        let home = || identity.place.as_ref().and_then(|place| self.sweep.home(place));
+        let given = || {
+            let (place, name) = (identity.place.as_ref()?, identity.container.as_deref()?);
+            kubelet.given(place, name)
         };
-        match finding {
-            Finding::NoSlot { pid, bytes } => warn!(
-                id = %record.id, namespace, pod, container, gpu = uuid, pid, bytes,
-                "a process holds device memory outside its container's account: it is in no slot of \
-                 the usage page. It does not load the shim (a static program, another namespace, a \
-                 preload removed), or the page was emptied. The memory counts against the quota"
-            ),
-            Finding::Beyond { bytes } => warn!(
-                id = %record.id, namespace, pod, container, gpu = uuid, bytes,
-                "a container's processes hold {} of device memory beyond what is charged, contexts \
-                 included. Modules, local memory and half-empty pages can take that much, and \
-                 gpus.context_overhead should then be higher; else something goes past the shim. \
-                 The memory counts against the quota",
-                format_bytes(bytes)
-            ),
+        let mounted = identity.allocation.clone();
+        let by_proc = || mounted.or_else(|| home().cloned()).or_else(given);
+        let mut elsewhere = None;
+        let owner = sessions.get(&process.pid).copied().or_else(|| {
+            let id = by_proc()?;
+            let found = at(&id).map(|at| (at, None));
+            elsewhere = Some(id).filter(|_| found.is_none());
+            found
+        });
+        if let Some((at, named)) = owner {
+            let member = Member {
+                pid: process.pid,
+                start: identity.start,
+                used_bytes: process.used_bytes,
+                slot: slot_of(&slots[at], named, identity.namespace_pid),
+            };
+            return Owner::Tenant(at, member);
         }
-        self.node.note_unaccounted(record);
+        let record = elsewhere.as_ref().and_then(|id| self.node.record(id));
+        Owner::Nobody(Stranger {
+            pid: process.pid,
+            start: identity.start,
+            bytes: process.used_bytes,
+            name: identity.name.clone(),
+            holder: record.as_ref().and_then(|record| record.holder.clone()),
+            tenant: record.is_some(),
+            place: identity.place.clone(),
+        })
     }
 
     fn say_what_is_silent(&self) {
@@ -368,6 +397,13 @@ impl Observer {
                 None => info!("the driver tells what processes hold"),
             }
         }
+    }
+}
+
+fn kind_of(finding: Finding) -> Kind {
+    match finding {
+        Finding::NoSlot { .. } => Kind::Bypass,
+        Finding::Beyond { .. } => Kind::Unaccounted,
     }
 }
 
@@ -397,7 +433,7 @@ enum Owner {
     /// Of this one, by its place in the round.
     Tenant(usize, Member),
     /// Of no tenant on this GPU.
-    Nobody,
+    Nobody(Stranger),
     /// It has ended, or lets go of its memory.
     Gone,
 }

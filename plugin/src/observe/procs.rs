@@ -1,18 +1,23 @@
 //! Who a pid is, by `/proc`: the container it lives in, its pid there, and whether it still has its
 //! memory. Read with care for pids that end and come again; remembered by pid and start time.
 //!
-//! A container is told by its mounts: what kubelet mounted at [`CONTAINER_PAGES_DIR`] is a directory
-//! named like the allocation (proc_pid_mountinfo(5)). A process that never loads the shim has the
-//! same mounts, needs no session to be known, and is known again after a restart of the plugin;
-//! `/proc/<pid>/cgroup` would need a session to learn from.
+//! A container is told by its mounts ([`crate::trust::mounts`]): what kubelet mounted for the pages is a
+//! directory named like the allocation. A process that never loads the shim has the same mounts, needs
+//! no session to be known, and is known again after a restart of the plugin. Its cgroup
+//! ([`crate::trust::cgroup`]) tells pod and container also where the mounts are gone.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{major, minor};
-use tessera_region::layout::CONTAINER_PAGES_DIR;
 
 use crate::allocate::AllocationId;
+use crate::trust::cgroup::{self, Place};
+use crate::trust::mounts::Mounts;
+
+/// Longest file that is read of a process: a container can have a hundred thousand mounts
+/// (`fs.mount-max`), and nobody waits for them.
+const LONGEST: u64 = 4 << 20;
 
 /// What does not change while a process lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +28,10 @@ pub struct Identity {
     pub namespace_pid: u32,
     /// The allocation whose pages are mounted where it lives.
     pub allocation: Option<AllocationId>,
+    /// The pod and container that the kernel says it is in.
+    pub place: Option<Place>,
+    /// The container's name in the pod, where its mounts tell it and agree with the kernel on the pod.
+    pub container: Option<String>,
     /// Its name (`comm`), for people.
     pub name: String,
 }
@@ -71,8 +80,36 @@ impl Procs {
         self.known.retain(|pid, _| pids(*pid));
     }
 
+    /// Its mounts; `None` if it has ended.
+    #[must_use]
+    pub fn mountinfo(&self, pid: u32) -> Option<String> {
+        self.file(pid, "mountinfo").map(|text| String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Where the kernel says it is.
+    #[must_use]
+    pub fn place(&self, pid: u32) -> Option<Place> {
+        cgroup::place(&self.file(pid, "cgroup")?)
+    }
+
+    /// All pids, as far as they can be seen from here.
+    pub fn pids(&self) -> impl Iterator<Item = u32> {
+        let entries = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    }
+
+    /// Where proc(5) is mounted.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     fn file(&self, pid: u32, name: &str) -> Option<Vec<u8>> {
-        std::fs::read(self.root.join(pid.to_string()).join(name)).ok()
+        use std::io::Read;
+        let file = std::fs::File::open(self.root.join(pid.to_string()).join(name)).ok()?;
+        let mut text = Vec::new();
+        file.take(LONGEST).read_to_end(&mut text).ok()?;
+        Some(text)
     }
 
     fn start_of_living(&self, pid: u32) -> Option<u64> {
@@ -86,11 +123,18 @@ impl Procs {
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
         // Outermost namespace first; kernels before 4.1 have no such line.
         let namespace_pid = field("NSpid:").and_then(|pids| pids.split_whitespace().last());
-        let mounts = self.file(pid, "mountinfo").unwrap_or_default();
+        let mounts = self.mountinfo(pid).unwrap_or_default();
+        let mounts = Mounts::parse(&mounts);
+        let place = self.place(pid);
+        let container = mounts
+            .container()
+            .filter(|(uid, _)| place.as_ref().is_some_and(|place| place.pod_uid == *uid));
         let identity = Identity {
             start,
             namespace_pid: namespace_pid.and_then(|text| text.parse().ok()).unwrap_or(pid),
-            allocation: mounted_allocation(&mounts),
+            allocation: mounts.allocation(),
+            container: container.map(|(_, name)| name.to_owned()),
+            place,
             name: field("Name:").unwrap_or_default().trim().to_owned(),
         };
         // All of it was the same process's.
@@ -117,23 +161,6 @@ fn maps_file(maps: &[u8], device: u64, inode: u64) -> bool {
         let mut fields = line.split_ascii_whitespace().skip(3);
         fields.next() == Some(device.as_str())
             && fields.next().and_then(|text| text.parse().ok()) == Some(inode)
-    })
-}
-
-/// The allocation whose directory is mounted at [`CONTAINER_PAGES_DIR`]: the first such mount, which
-/// the runtime made; what the container mounts over it comes later.
-fn mounted_allocation(mountinfo: &[u8]) -> Option<AllocationId> {
-    let text = String::from_utf8_lossy(mountinfo);
-    text.lines().find_map(|line| {
-        let mut fields = line.split(' ');
-        // Id, parent, device, the mount's root in its file system, the mount point.
-        let root = fields.nth(3)?;
-        if fields.next()? != CONTAINER_PAGES_DIR {
-            return None;
-        }
-        // As the kernel writes it once somebody has removed the directory.
-        let root = root.strip_suffix("//deleted").unwrap_or(root);
-        AllocationId::parse(root.rsplit('/').next()?)
     })
 }
 
@@ -198,15 +225,35 @@ mod tests {
     fn what_a_container_mounts_over_it_does_not_count() {
         let other = "fedcba9876543210fedcba9876543210";
         let text = mounts(ID) + &mounts(other);
-        assert_eq!(mounted_allocation(text.as_bytes()).unwrap().as_str(), ID);
-        assert_eq!(mounted_allocation(b"1 2 0:1 / /usr/local/tessera/pages"), None);
-        assert_eq!(mounted_allocation(b"\xff\n\n1 2"), None);
+        assert_eq!(Mounts::parse(&text).allocation().unwrap().as_str(), ID);
+        assert_eq!(Mounts::parse("1 2 0:1 / /usr/local/tessera/pages").allocation(), None);
+        assert_eq!(Mounts::parse("x\n\n1 2").allocation(), None);
+    }
+
+    #[test]
+    fn pod_and_container_are_told_by_the_kernel_and_named_by_kubelets_mounts() {
+        let uid = "7d5b3c1e-0f2a-4b6c-8d9e-aabbccddeeff";
+        let fake = |cgroup: &str| {
+            let mut fake = Fake::new();
+            fake.write("cgroup", cgroup);
+            let message = format!(
+                "25 22 8:1 /var/lib/kubelet/pods/{uid}/containers/main/0a1b2c3d \
+                 /dev/termination-log rw - ext4 /dev/sda rw\n"
+            );
+            fake.write("mountinfo", &(mounts(ID) + &message));
+            fake.procs.living(7).unwrap().clone()
+        };
+        let id = "8b".repeat(32);
+        let inside = fake(&format!("0::/kubepods/pod{uid}/{id}\n"));
+        let place = Place { pod_uid: uid.into(), container_id: id };
+        assert_eq!((inside.place, inside.container.as_deref()), (Some(place), Some("main")));
+        assert_eq!(fake("0::/system.slice\n").container, None, "mounts alone could be forged");
     }
 
     #[test]
     fn a_container_whose_pages_were_removed_is_still_told() {
         let text = mounts(&format!("{ID}//deleted"));
-        assert_eq!(mounted_allocation(text.as_bytes()).unwrap().as_str(), ID);
+        assert_eq!(Mounts::parse(&text).allocation().unwrap().as_str(), ID);
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub struct Sample {
     pub used: Option<u64>,
     /// Whom that is made of, sorted, each with the bytes of its contexts' constants.
     pub members: Vec<(Member, u64)>,
+    /// Bytes granted to each of them, as its own slot says, in the same order.
+    pub own: Vec<u64>,
 }
 
 impl Sample {
@@ -39,6 +41,16 @@ impl Sample {
         let used = self.used.filter(|_| self.quiet)?;
         // Pools are settled late, pages freed lazily: less than the ledger is no overhead.
         Some(used.saturating_sub(self.granted))
+    }
+
+    /// The pid of the process that holds most beyond what its own slot says; 0 if none is known.
+    #[must_use]
+    pub fn most_beyond(&self) -> u32 {
+        let own = self.own.iter().copied().chain(std::iter::repeat(0));
+        let beyond = self.members.iter().zip(own).map(|((member, _), own)| {
+            (member.used_bytes.unwrap_or(0).saturating_sub(own), member.pid)
+        });
+        beyond.max().map_or(0, |(_, pid)| pid)
     }
 }
 
@@ -59,15 +71,18 @@ pub fn compose(
         !all_known || members.iter().any(|member| member.slot == Some(slot.index))
     };
     let granted = before.iter().filter(counts).map(|slot| slot.granted[gpu]);
-    let contexts = |member: &Member| {
-        let slot = member.slot.and_then(|index| before.iter().find(|slot| slot.index == index));
-        slot.map_or(0, |slot| slot.kinds[Kind::Overhead as usize])
+    let slot_of = |member: &Member| {
+        member.slot.and_then(|index| before.iter().find(|slot| slot.index == index))
     };
+    let contexts =
+        |member: &Member| slot_of(member).map_or(0, |slot| slot.kinds[Kind::Overhead as usize]);
+    let own = |member: &Member| slot_of(member).map_or(0, |slot| slot.granted[gpu]);
     Sample {
         quiet: before.len() == after.len()
             && before.iter().zip(after).all(|(a, b)| unmoved(a, b, gpu)),
         granted: granted.fold(0, u64::saturating_add),
         used,
+        own: members.iter().map(own).collect(),
         members: members.iter().map(|member| (*member, contexts(member))).collect(),
     }
 }
@@ -114,6 +129,7 @@ mod tests {
         let sample = compose(&slots, &slots, 0, members);
         assert_eq!((sample.granted, sample.used, sample.overhead()), (15, Some(21), Some(6)));
         assert_eq!(sample.members[0].0.pid, 1, "sorted");
+        assert_eq!(sample.most_beyond(), 2);
         let sample = compose(&slots, &slots, 0, vec![member(1, Some(14))]);
         assert_eq!(sample.overhead(), Some(0), "a ledger ahead of the driver is no overhead");
     }

@@ -135,6 +135,8 @@ pub struct TestNode {
     pub kubelet: Kubelet,
     pub gpus: Arc<FakeGpus>,
     pub settings: String,
+    /// Where events go.
+    pub events: tessera_plugin::kubernetes::Timing,
     running: Option<Running>,
 }
 
@@ -158,16 +160,24 @@ impl TestNode {
         std::fs::write(dir.path().join("libtessera.so"), b"\x7fELF, for all it matters").unwrap();
         let gpus = Arc::new(FakeGpus::default());
         *gpus.gpus.lock().unwrap() = vec![gpu(0), gpu(1)];
-        Self { dir, kubelet, gpus, settings: settings.to_owned(), running: None }
+        Self {
+            dir,
+            kubelet,
+            gpus,
+            settings: settings.to_owned(),
+            events: Default::default(),
+            running: None,
+        }
     }
 
     pub fn config_text(&self) -> String {
         let at = |name: &str| self.dir.path().join(name).display().to_string();
         format!(
-            "{}\n[paths]\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\n\
+            "{}\n[paths]\ncontainer_logs = \"{}\"\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\n\
              shim = \"{}\"\nshim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\n\
              [pages]\ntmpfs = \"off\"\n",
             self.settings,
+            at("logs"),
             self.kubelet.device_plugins_dir().display(),
             self.kubelet.pod_resources_socket().display(),
             at("pages"),
@@ -198,6 +208,7 @@ impl TestNode {
                 min_backoff: Duration::from_millis(10),
                 ..Default::default()
             },
+            events: self.events.clone(),
         };
         app::start(config, Arc::clone(&self.gpus) as Arc<dyn Discovery>, timing)
     }
@@ -232,6 +243,11 @@ impl TestNode {
     /// The plugin's end, which the test expects by itself.
     pub async fn plugin_ended(&mut self) -> anyhow::Error {
         bounded(self.running.take().unwrap().task).await.unwrap().unwrap_err()
+    }
+
+    /// The node's state itself.
+    pub fn node(&self) -> Arc<tessera_plugin::node::Node> {
+        Arc::clone(self.running.as_ref().unwrap().sources.node().unwrap())
     }
 
     pub async fn status(&self) -> StatusResponse {

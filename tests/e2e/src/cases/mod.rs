@@ -16,6 +16,7 @@ mod rollout;
 mod shares;
 mod status;
 mod strategies;
+mod trust;
 mod upgrade;
 
 use anyhow::Result;
@@ -71,6 +72,8 @@ pub const CASES: &[Case] = cases![
     means::namespace_of_restricted_pods_admits_tenants,
     others::plugin_has_no_rights_to_speak_of,
     others::plugin_without_pids_and_privileges_holds_quotas,
+    trust::shadowed_pages_and_strangers_are_flagged_by_name,
+    trust::pod_is_told_by_kubernetes_what_was_refused,
     restarts::crash_loop_keeps_the_limit,
     restarts::plugin_pod_is_replaced,
     restarts::plugin_is_killed,

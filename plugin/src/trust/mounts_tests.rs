@@ -1,0 +1,174 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const ID: &str = "0123456789abcdef0123456789abcdef";
+const OTHER: &str = "fedcba9876543210fedcba9876543210";
+const UID: &str = "7d5b3c1e-0f2a-4b6c-8d9e-aabbccddeeff";
+
+/// The plugin's own mounts, as deploy/daemonset.yaml makes them.
+const OWN: &str = "\
+1 0 0:20 / / ro - overlay overlay ro
+2 1 253:1 /var/lib/kubelet/plugins/tessera.dev /var/lib/kubelet/plugins/tessera.dev rw - ext4 /dev/vda1 rw
+3 2 0:99 / /var/lib/kubelet/plugins/tessera.dev/pages rw - tmpfs tessera rw
+4 1 253:1 /var/lib/tessera /var/lib/tessera rw - ext4 /dev/vda1 rw
+";
+
+fn sources() -> Sources {
+    let own = Mounts::parse(OWN);
+    let at = |directory| Source::of(&own, directory).unwrap();
+    let sources = Sources {
+        pages: at("/var/lib/kubelet/plugins/tessera.dev/pages"),
+        shim: at("/var/lib/tessera/shim"),
+    };
+    assert_eq!(sources.pages, Source { device: "0:99".into(), root: String::new() });
+    assert_eq!(
+        sources.shim,
+        Source { device: "253:1".into(), root: "/var/lib/tessera/shim".into() }
+    );
+    sources
+}
+
+/// A container's mounts, as kubelet and runc make them, and more.
+fn container(more: &[&str]) -> String {
+    let mut text = format!(
+        "100 50 0:70 / / rw - overlay overlay rw
+101 100 0:71 / /proc rw - proc proc rw
+102 100 0:99 /{ID} /usr/local/tessera/pages ro,nosuid - tmpfs tessera rw
+103 102 0:99 /{ID}/usage /usr/local/tessera/pages/usage rw,nosuid - tmpfs tessera rw
+104 100 253:1 /var/lib/tessera/shim/00112233445566aa/libtessera.so /usr/local/tessera/libtessera.so ro - ext4 /dev/vda1 rw
+105 100 253:1 /var/lib/tessera/shim/00112233445566aa/ld.so.preload /etc/ld.so.preload ro - ext4 /dev/vda1 rw
+106 100 253:1 /var/lib/kubelet/pods/{UID}/etc-hosts /etc/hosts rw - ext4 /dev/vda1 rw
+107 100 253:1 /var/lib/kubelet/pods/{UID}/containers/main/0a1b2c3d /dev/termination-log rw - ext4 /dev/vda1 rw
+"
+    );
+    for line in more {
+        text += line;
+        text.push('\n');
+    }
+    text
+}
+
+fn damages(text: &str) -> Vec<String> {
+    let id = AllocationId::parse(ID).unwrap();
+    let found = Mounts::parse(text).damages(&id, true, &sources());
+    found.iter().map(|Damage { part, fault }| format!("{part:?} {fault:?}")).collect()
+}
+
+#[test]
+fn a_container_as_it_was_given_has_nothing_amiss() {
+    let text = container(&[]);
+    assert_eq!(damages(&text), [""; 0]);
+    let mounts = Mounts::parse(&text);
+    assert_eq!(mounts.allocation().unwrap().as_str(), ID);
+    assert_eq!(mounts.container(), Some((UID, "main")));
+    // Volumes elsewhere are the pod's own affair; so is a nested mount below one.
+    let volumes = [
+        "108 100 253:1 /v /usr/local/lib rw - ext4 /dev/vda1 rw",
+        "109 100 0:12 / /usr/local/tesserae rw - tmpfs x rw",
+    ];
+    assert_eq!(damages(&container(&volumes)), [""; 0]);
+}
+
+#[test]
+fn a_volume_over_the_pages_is_seen_whatever_it_is_named() {
+    let volume = format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~empty-dir/v");
+    for root in [volume.clone(), format!("{volume}/{ID}"), format!("/{OTHER}")] {
+        let line = format!("108 102 253:1 {root} /usr/local/tessera/pages rw - ext4 /dev/vda1 rw");
+        // The usage page that was mounted before is under it as well.
+        assert_eq!(damages(&container(&[&line])), ["Pages Shadowed", "Usage Shadowed"], "{root}");
+        let other = line.replace("253:1", "0:99").replace(&root, &format!("/{OTHER}"));
+        assert_eq!(damages(&container(&[&other])), ["Pages Shadowed", "Usage Shadowed"]);
+    }
+}
+
+#[test]
+fn a_volume_over_a_directory_above_is_seen() {
+    let line = "108 100 253:1 /v /usr/local rw - ext4 /dev/vda1 rw";
+    let text = container(&[line]);
+    assert_eq!(damages(&text), ["Pages Shadowed", "Usage Shadowed", "Shim Shadowed"]);
+    // Mounted before ours, as a runtime does that sorts by depth, it is not over anything.
+    let sorted = text.replace("108 100", "99 100").replace("\n102 100", "\n102 99");
+    let sorted = sorted.replace("\n104 100", "\n104 99");
+    assert_eq!(damages(&sorted), [""; 0]);
+}
+
+#[test]
+fn an_emptied_or_replaced_preload_file_is_seen() {
+    let over = |root: &str, device: &str| {
+        let line = format!("108 105 {device} {root} /etc/ld.so.preload rw - x x rw");
+        damages(&container(&[&line]))
+    };
+    assert_eq!(over("/null", "0:5"), ["Preload Shadowed"]);
+    assert_eq!(over("/x/ld.so.preload", "0:6"), ["Preload Shadowed"]);
+    assert_eq!(over("/var/lib/tessera/shim/../ld.so.preload", "253:2"), ["Preload Shadowed"]);
+    // A runtime that lets the pod's own mount take the place of ours.
+    let text = container(&[]);
+    let replaced = text.replace("shim/00112233445566aa/ld.so.preload", "volume/empty");
+    assert_eq!(damages(&replaced), ["Preload Shadowed"]);
+    let without: String =
+        text.lines().filter(|l| !l.contains("preload")).map(|l| format!("{l}\n")).collect();
+    assert_eq!(damages(&without), ["Preload Missing"]);
+    let id = AllocationId::parse(ID).unwrap();
+    let mounts = Mounts::parse(&without);
+    assert_eq!(mounts.damages(&id, false, &sources()), [], "injected by LD_PRELOAD");
+    assert!(mounts.damages(&id, true, &sources())[0].may_be_innocent());
+}
+
+#[test]
+fn what_became_writable_or_went_is_seen() {
+    let text = container(&[]);
+    assert_eq!(damages(&text.replace("pages ro,nosuid", "pages rw,nosuid")), ["Pages Writable"]);
+    assert_eq!(damages(&text.replace("preload ro", "preload rw")), ["Preload Writable"]);
+    let without = |id: &str| -> String {
+        text.lines().filter(|l| !l.starts_with(id)).map(|l| format!("{l}\n")).collect()
+    };
+    assert_eq!(damages(&without("103 ")), ["Usage Missing"]);
+    assert_eq!(damages(&without("104 ")), ["Shim Missing"]);
+    assert_eq!(damages("").len(), 4);
+}
+
+#[test]
+fn pages_of_a_file_system_that_was_replaced_are_told_apart() {
+    let text = container(&[]).replace("0:99", "0:98");
+    assert_eq!(damages(&text), ["Pages Foreign", "Usage Foreign"]);
+    // Removed on the host, they are still ours.
+    let removed = container(&[]).replace(&format!("/{ID} "), &format!("/{ID}//deleted "));
+    assert_eq!(damages(&removed), [""; 0]);
+}
+
+#[test]
+fn a_copy_of_the_namespace_in_another_order_is_read_the_same() {
+    let text = container(&["108 102 0:5 /null /usr/local/tessera/pages rw - x x rw"]);
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.reverse();
+    let damaged = damages(&lines.join("\n"));
+    assert_eq!(damaged, ["Pages Shadowed", "Usage Shadowed"]);
+}
+
+#[test]
+fn a_container_without_our_mounts_names_no_allocation() {
+    assert_eq!(Mounts::parse("100 50 0:70 / / rw - overlay overlay rw").allocation(), None);
+    assert_eq!(Mounts::parse("garbage\n1 2 3\n").container(), None);
+    // A volume's own directories say nothing.
+    let line = "9 1 8:1 /var/lib/kubelet/pods/x/containers/y /v rw - ext4 d rw";
+    assert_eq!(Mounts::parse(line).container(), None);
+}
+
+#[test]
+fn this_processes_own_mounts_lead_somewhere() {
+    let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let own = Mounts::parse(&text);
+    assert!(Source::of(&own, "/").is_some());
+    assert!(Source::of(&own, "/proc").is_some());
+}
+
+proptest! {
+    #[test]
+    fn nothing_makes_it_stumble(lines in prop::collection::vec("[0-9]{1,2} [0-9]{1,2} [0-9:]{1,3} [/a-z]{1,9} (/|/a|/usr/local/tessera/pages|/etc) (ro|rw)", 0..12)) {
+        let text = lines.join("\n");
+        let mounts = Mounts::parse(&text);
+        let id = AllocationId::parse(ID).unwrap();
+        prop_assert!(!mounts.damages(&id, true, &sources()).is_empty());
+    }
+}
