@@ -20,6 +20,7 @@ mod compile;
 mod conversation;
 pub mod external;
 pub mod foreign;
+pub mod freezer;
 pub mod gate;
 mod pages;
 pub mod routing;

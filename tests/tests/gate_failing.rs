@@ -3,8 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use tessera_tests::freezer::Freezer;
 use tessera_tests::gate::{Stage, is_over};
-use tessera_tests::{Arbiter, Conversation};
+use tessera_tests::{Arbiter, Conversation, external};
 
 /// Time for what must not happen to happen.
 const A_WHILE: Duration = Duration::from_millis(60);
@@ -117,6 +118,41 @@ fn a_stopped_process_drains_once_it_goes_on() {
     arbiter.await_drained(tenant.pid(), epoch);
     arbiter.open();
     tenant.must("do kernel 1 1000");
+}
+
+/// By its control group, as `kubectl debug`, checkpoints and node agents do: it gets no signal.
+#[test]
+fn a_frozen_process_drains_once_it_is_thawed() {
+    let stage = Stage::new();
+    let mut arbiter = stage.arbiter();
+    let mut tenant = stage.tenant();
+    let freezer = match Freezer::of(tenant.pid()) {
+        Ok(freezer) => freezer,
+        Err(reason) => {
+            return external::skip("a_frozen_process_drains_once_it_is_thawed", &reason);
+        }
+    };
+    arbiter.open();
+    let before = stage.worked_ns(&tenant);
+    tenant.must("do kernel 1 20000");
+    freezer.freeze();
+    let epoch = arbiter.shut();
+    std::thread::sleep(A_WHILE);
+    assert!(!arbiter.has_drained(tenant.pid(), epoch));
+    // What it had launched runs nevertheless. Others are let in and out again meanwhile.
+    assert!(stage.worked_ns(&tenant) - before >= 20_000_000);
+    arbiter.open();
+    let epoch = arbiter.shut();
+    freezer.thaw();
+    arbiter.await_drained(tenant.pid(), epoch);
+    // Frozen at a closed gate, it finds it open.
+    tenant.must("start 0 kernel 1 1000");
+    arbiter.await_want(tenant.pid());
+    freezer.freeze();
+    arbiter.open();
+    freezer.thaw();
+    assert_eq!(tenant.ask("join 0").result, 0);
+    arbiter.close_and_drain(&[tenant.pid()]);
 }
 
 #[test]

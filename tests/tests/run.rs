@@ -7,7 +7,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tessera_tests::{SimGpu, artefacts};
+use tessera_tests::freezer::Freezer;
+use tessera_tests::{SimGpu, artefacts, external};
 
 /// A base directory of its own, so that what is left behind shows.
 struct Bench {
@@ -59,6 +60,27 @@ impl Bench {
         let after = self.busy();
         let got = |pid: &u64| after[pid] - before.get(pid).copied().unwrap_or(0);
         got(&pid) * 1000 / after.keys().map(got).sum::<u64>().max(1)
+    }
+
+    /// Not in the middle of a call: in there it would hold a lock that all processes of the simulated
+    /// machine share, as those of a real one do not.
+    fn freeze(&self, freezer: &Freezer) {
+        for _ in 0..50 {
+            freezer.freeze();
+            let mut ask = Command::new(artefacts().sim_dir().join("simgpu-ctl"));
+            let ask = ask.arg("account").envs(self.sim.envs()).stdout(Stdio::null());
+            let mut ask = ask.spawn().expect("simgpu-ctl starts");
+            let begin = Instant::now();
+            while begin.elapsed() < Duration::from_secs(1) {
+                if ask.try_wait().expect("our child").is_some() {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            freezer.thaw();
+            ask.wait().expect("our child");
+        }
+        panic!("always in the middle of a call");
     }
 
     fn left_behind(&self) -> usize {
@@ -232,6 +254,36 @@ fn runs_share_a_gpu_as_they_were_told_also_when_the_one_that_arbitrates_is_kille
     assert!((700..800).contains(&part), "after the death: {part}");
     end(first, large);
     end(second, small);
+}
+
+/// A tenant frozen while it holds the GPU is not waited for longer than a late drain, and afterwards
+/// takes part again.
+#[test]
+fn a_frozen_run_costs_the_other_a_deadline_and_goes_on_when_it_is_thawed() {
+    let bench = Bench::new();
+    let (first, frozen) = backlogged(&bench, &["--cores", "50"]);
+    let freezer = match Freezer::of(u32::try_from(frozen).expect("a pid")) {
+        Ok(freezer) => freezer,
+        Err(reason) => {
+            end(first, frozen);
+            return external::skip("a_frozen_run_costs_the_other_a_deadline", &reason);
+        }
+    };
+    let (second, other) = backlogged(&bench, &["--cores", "50"]);
+    // Each time another one holds the GPU.
+    for _ in 0..2 {
+        bench.freeze(&freezer);
+        std::thread::sleep(Duration::from_millis(300));
+        let part = bench.part_of(other, Duration::from_millis(300));
+        assert!(part > 990, "{part} thousandths beside one that is frozen");
+        freezer.thaw();
+        std::thread::sleep(Duration::from_millis(150));
+    }
+    let part = bench.part_of(frozen, Duration::from_secs(1));
+    assert!((400..600).contains(&part), "{part} thousandths, of which it has 500");
+    drop(freezer);
+    end(first, frozen);
+    end(second, other);
 }
 
 #[test]
