@@ -148,7 +148,7 @@ fn news(record: &Record, old: &Seen, new: &Seen, passed: Duration, at: i64) -> V
             more(old.overlaps, new.overlaps),
             None,
             What::Overlapped,
-            "drained the GPU too late, so that others ran beside it".to_owned(),
+            "others ran beside it".to_owned(),
         );
         if let Some((what, reason)) = delayed(old, new, passed, &within) {
             tell(1, None, what, reason);

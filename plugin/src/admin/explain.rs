@@ -34,6 +34,7 @@ pub(super) fn answer(
             gpus: Vec::new(),
             page_versions: Default::default(),
             remarks: vec!["the plugin is still starting".to_owned()],
+            alone: false,
         },
     };
     explain::answer(&facts, subject).map_err(|unknown| match unknown {
@@ -64,6 +65,7 @@ fn facts(sources: &Sources, node: &Arc<Node>) -> Facts {
         config: sources.config(),
         gpus,
         remarks,
+        alone: false,
     }
 }
 

@@ -437,6 +437,12 @@ impl Source {
         Problem { key: key.to_owned(), line: self.line(key), message }
     }
 
+    /// Where `key` was set; none for one that was not.
+    #[must_use]
+    pub fn line_set(&self, key: &str) -> Option<usize> {
+        self.lines.get(key).copied()
+    }
+
     /// Where `key` was set; for one that was not, where the table that it belongs into begins.
     #[must_use]
     pub fn line(&self, key: &str) -> Option<usize> {

@@ -44,6 +44,8 @@ pub struct Facts {
     pub page_versions: BTreeMap<String, u32>,
     /// What could not be looked at.
     pub remarks: Vec<String>,
+    /// There is no plugin to ask: nothing is known of GPUs and their time.
+    pub alone: bool,
 }
 
 /// Everything about what `subject` names.
@@ -69,8 +71,7 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
     let gpu = facts.status.gpus.iter().find(|gpu| gpu.uuid == uuid)?;
     let device = facts.gpus.iter().find(|gpu| gpu.uuid == uuid);
     let cut = device.map(|device| {
-        let key = origin::table(device, &facts.config);
-        let place = facts.config.source.remark(&key, "cuts it".to_owned());
+        let place = origin::table(device, &facts.config);
         let share = |share: shares::Share| {
             format!(
                 "{} × {}: {} and {}m {} each ({place})",
@@ -94,8 +95,15 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
             || event.id.as_ref().is_some_and(|id| on.contains(&(id.as_str(), event.generation)))
             || (event.id.is_none() && event.gpu.is_none())
     };
-    let trail: Vec<_> = facts.trail.iter().filter(concerns).map(lines::line).collect();
-    let trail = trail[trail.len().saturating_sub(LINES)..].to_vec();
+    let concerned: Vec<&Event> = facts.trail.iter().filter(concerns).collect();
+    let holders = subject::holders(facts);
+    let line = |event: &&Event| {
+        let mut line = lines::line(event);
+        // Who it became is known by now.
+        line.holder = line.holder.or_else(|| Some(lines::holder(subject::of(&holders, event)?)));
+        line
+    };
+    let trail = concerned[concerned.len().saturating_sub(LINES)..].iter().map(line).collect();
     Some(GpuStory { gpu: Some(gpu.clone()), cut: cut.unwrap_or_default(), trail })
 }
 

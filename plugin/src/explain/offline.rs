@@ -38,6 +38,7 @@ pub(super) fn facts(config: &Config, silence: &str) -> Facts {
         config: Arc::new(config.clone()),
         gpus: Vec::new(),
         remarks,
+        alone: true,
     }
 }
 

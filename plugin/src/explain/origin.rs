@@ -42,11 +42,16 @@ pub(super) fn policy_of(compute: Compute) -> ComputePolicy {
 
 /// Where the limits of `grant`, as they are in force, come from. `trail` is that of its generation.
 pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]) -> Origin {
-    if let Some(text) = set(grant, trail) {
+    let before = record.overridden.as_ref().map(|set| &set.allocated);
+    let is_set = |all: &Vec<Grant>| !all.contains(grant);
+    let unknown =
+        || before.is_some_and(is_set).then(|| "set; the trail has lost by whom".to_owned());
+    if let Some(text) = set(grant, trail).or_else(unknown) {
         return Origin { memory: text.clone(), cores: text };
     }
     let Some(gpu) = facts.gpus.iter().find(|gpu| gpu.uuid == grant.uuid) else {
-        let text = "as of its Allocate; the GPU is gone".to_owned();
+        let why = if facts.alone { "" } else { "; the GPU is gone" };
+        let text = format!("as of its Allocate{why}");
         return Origin { memory: text.clone(), cores: text };
     };
     let table = table(gpu, &facts.config);
@@ -66,9 +71,10 @@ pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]
     let place = |name: &str| {
         let key = key(name);
         let source = &facts.config.source;
-        match (&source.file, source.line(&key)) {
+        match (&source.file, source.line_set(&key)) {
             (Some(file), Some(line)) => format!("{key} ({}:{line})", file.display()),
-            _ => format!("{key} (default)"),
+            (None, Some(line)) => format!("{key} (line {line})"),
+            (_, None) => format!("{key} (default)"),
         }
     };
     let count = u64::try_from(replicas).unwrap_or(u64::MAX);

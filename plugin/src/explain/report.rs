@@ -153,7 +153,7 @@ fn limit_lines(story: &AllocationStory, limit: &Limit) -> Vec<String> {
     }
     if let Some(compute) = now.and_then(|now| now.compute.as_ref()) {
         lines.push(format!(
-            "  got {}m in 1 s, {}m in 10 s; waited {} s of GPU time in all, gate {}",
+            "  got {}m in 1 s, {}m in 10 s; waited {} s for it in all; gate {}",
             compute.got_1s_millis,
             compute.got_10s_millis,
             compute.waited_us / 1_000_000,
@@ -214,6 +214,8 @@ fn trail(out: &mut String, trail: &[TrailLine], named: bool) {
     let told = trail[first..].iter().map(|line| {
         let by = if line.by.is_empty() { String::new() } else { format!(" [{}]", line.by) };
         let reason = match line.reason.as_str() {
+            // Told above, or by `explain` of that allocation.
+            _ if line.what == "allocated" => String::new(),
             "" => String::new(),
             reason => format!(": {reason}"),
         };

@@ -72,7 +72,11 @@ fn living(
     });
     let gpus = record.grants.iter().map(|grant| {
         let gpu = facts.status.gpus.iter().find(|gpu| gpu.uuid == grant.uuid);
-        gpu.map_or_else(|| format!("{}: gone", grant.uuid), stands)
+        match gpu {
+            Some(gpu) => stands(gpu),
+            None if facts.alone => format!("{}: how it stands only the plugin knows", grant.uuid),
+            None => format!("{}: gone", grant.uuid),
+        }
     });
     let placement = match &record.placed {
         Some(placed) => Placement {
@@ -132,7 +136,7 @@ fn enforcement(facts: &Facts, record: &Record, now: Option<&Allocation>) -> Enfo
             if now.processes.is_empty() {
                 remarks.push("no process of it uses CUDA now".to_owned());
             }
-            if now.compute.is_none() {
+            if now.compute.is_none() && !facts.alone {
                 remarks.push("its GPU time is not divided: no process has launched anything yet, or its policy is none".to_owned());
             }
         }

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::Facts;
-use crate::ledger::Holder;
+use crate::ledger::{Event, Holder};
 
 /// Fewest characters of a beginning.
 const BEGINNING: usize = 4;
@@ -105,7 +105,7 @@ pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, Unknown> {
 
 /// Every generation that is known, with who holds or held it. Not every line of the trail says: at
 /// Allocate nobody knows.
-fn holders(facts: &Facts) -> BTreeMap<Key, Option<Holder>> {
+pub(super) fn holders(facts: &Facts) -> BTreeMap<Key, Option<Holder>> {
     let mut holders: BTreeMap<Key, Option<Holder>> = BTreeMap::new();
     let trail = facts.trail.iter().filter_map(|event| {
         let key = Key { id: event.id.as_ref()?.to_string(), generation: event.generation };
@@ -127,6 +127,15 @@ fn holders(facts: &Facts) -> BTreeMap<Key, Option<Holder>> {
 /// Who held a generation, as far as anything says.
 pub(super) fn holder(facts: &Facts, key: &Key) -> Option<Holder> {
     holders(facts).remove(key).flatten()
+}
+
+/// Who held the generation that an event is of.
+pub(super) fn of<'a>(
+    holders: &'a BTreeMap<Key, Option<Holder>>,
+    event: &Event,
+) -> Option<&'a Holder> {
+    let key = Key { id: event.id.as_ref()?.to_string(), generation: event.generation };
+    holders.get(&key)?.as_ref()
 }
 
 fn beginning<'a>(ids: &[&'a str], subject: &str) -> Result<Option<&'a str>, Unknown> {

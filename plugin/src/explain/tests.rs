@@ -5,7 +5,7 @@ use tessera_kubelet::admin::{
 use super::*;
 use crate::allocate::AllocationId;
 use crate::config::{Compute, Placement};
-use crate::ledger::{By, Grant, Holder, Limits, State, What};
+use crate::ledger::{By, Grant, Holder, Limits, Override, State, What};
 use crate::placed::Placed;
 
 const GIB: u64 = 1 << 30;
@@ -109,6 +109,7 @@ fn facts() -> Facts {
         gpus: vec![Gpu::example("GPU-aaaa", 0)],
         page_versions: [(record().id.to_string(), 2)].into(),
         remarks: Vec::new(),
+        alone: false,
     }
 }
 
@@ -149,7 +150,7 @@ fn a_living_pod_is_explained_from_placement_to_refusals() {
         "{placement:?}"
     );
     assert!(placement.gpus[0].contains("NVIDIA L4, NUMA node 0"), "{placement:?}");
-    assert_eq!(story.limits[0].memory_origin, "1 × share.memory (default)");
+    assert_eq!(story.limits[0].memory_origin, "1 × share.memory (line 3)");
     let how = story.enforcement.as_ref().unwrap();
     assert_eq!((how.shim.as_str(), how.page_version), ("5eed", 2));
     assert!(how.remarks.contains(&"prod/llama-0 (server): floods its gate socket".to_owned()));
@@ -197,9 +198,16 @@ fn a_quota_that_somebody_set_is_told_with_who_and_when() {
     let limit = |facts: &Facts| answer(facts, "llama-0").unwrap().allocations[0].limits[0].clone();
     let origin = limit(&facts).memory_origin;
     assert_eq!(origin, "set 2026-11-22 08:31:56 by uid 0 (logged in as 1000) pid 9: quota set x");
+    let mut forgotten = facts.clone();
+    forgotten.trail.pop();
+    let (allocated, owed) = (vec![grant(8 * GIB)], BTreeMap::new());
+    let overridden = Some(Box::new(Override { allocated, owed }));
+    let changed = Record { grants: vec![grant(4 * GIB)], overridden, ..record() };
+    forgotten.records = vec![Arc::new(changed)];
+    assert_eq!(limit(&forgotten).memory_origin, "set; the trail has lost by whom");
     let reset = What::QuotaReset { before: after, after: before };
     facts.trail.push(Event::of(&record(), reset, NOW).by(by));
-    assert_eq!(limit(&facts).memory_origin, "1 × share.memory (default)");
+    assert_eq!(limit(&facts).memory_origin, "1 × share.memory (line 3)");
 }
 
 #[test]
@@ -208,7 +216,7 @@ fn limits_that_the_configuration_would_not_give_today_are_told_so() {
     facts.config = Arc::new(Config::parse("[share]\nreplicas = 4\nmemory = \"4Gi\"\n").unwrap());
     let told = answer(&facts, "llama-0").unwrap();
     let origin = &told.allocations[0].limits[0].memory_origin;
-    assert_eq!(origin, "as of its Allocate; share.memory (default) would give 4 GiB now");
+    assert_eq!(origin, "as of its Allocate; share.memory (line 3) would give 4 GiB now");
     facts.gpus.clear();
     let told = answer(&facts, "llama-0").unwrap();
     assert!(told.allocations[0].limits[0].memory_origin.contains("the GPU is gone"));
@@ -223,7 +231,7 @@ fn a_layout_is_named_by_its_key() {
     let told = answer(&facts, "llama-0").unwrap();
     assert_eq!(
         told.allocations[0].limits[0].memory_origin,
-        "1 × layout[0].shares[1].memory (default)"
+        "1 × layout[0].shares[1].memory (line 3)"
     );
     let cut = &answer(&facts, "0").unwrap().gpus[0].cut;
     assert!(cut[1].starts_with("1 × tessera.dev/gpu: 8 GiB and 250m burst each"), "{cut:?}");

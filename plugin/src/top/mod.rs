@@ -92,8 +92,10 @@ fn once(mut model: Model, args: &Args, config: &Config) -> anyhow::Result<ExitCo
         }
         Err(error) => {
             // The limits hold without the plugin, and what they are can be read.
-            let warning = "this is read from the pages; GPUs, pods and rates are unknown";
-            model.take(admin::offline(config, warning.to_owned()), began.elapsed());
+            let mut status = admin::offline(config, String::new());
+            status.warnings.clear();
+            model.take(status, began.elapsed());
+            model.offline = true;
             model.miss(format!("{error:#}"), unix_ms());
             ExitCode::from(admin::EXIT_UNAVAILABLE)
         }

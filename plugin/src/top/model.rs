@@ -78,6 +78,8 @@ pub(super) struct Model {
     /// Rows that are scrolled past.
     pub scroll: usize,
     pub silence: Option<Silence>,
+    /// What is shown comes from the pages, without a plugin.
+    pub offline: bool,
 }
 
 impl Model {
@@ -96,6 +98,7 @@ impl Model {
             quit: false,
             scroll: 0,
             silence: None,
+            offline: false,
         }
     }
 

@@ -152,12 +152,12 @@ fn eighty_columns_and_twenty_four_lines() {
     let expected = "\
 tessera top  08:32:01 registered  2 GPUs  3 allocations  every 1s
 GPU HEALTH            USED/SOLD/TOTAL       QUANT WAIT LEASE
-  0 healthy    ####.. 21G/20G/40G           5.0ms    1 prod/llama-7d4b9c-x2
-  1 healthy    ####.. 21G/20G/40G           5.0ms    0 -
+  0 healthy    ###... 21G/20G/40G           5.0ms    1 prod/llama-7d4b9c-x2
+  1 healthy    ###... 21G/20G/40G           5.0ms    0 -
 POD/CONTAINER        GPU      USED/QUOTA    ASK GOT1s GOT10s WAIT REFUSED LNCH/s
-prod/llam~-x2/server   0 #### 9.6G/10G     500m  620m   620m   1%      24    10k
-prod/train/server      0 ##.. 3G/10G       500m  300m   300m   0%       0      0
-                       1 ##.. 3G/10G       500m
+prod/llam~-x2/server   0 ###. 9.6G/10G     500m  620m   620m   1%      24    10k
+prod/train/server      0 #... 3G/10G       500m  300m   300m   0%       0      0
+                       1 #... 3G/10G       500m
 prod/asr-0/server      0 #... 1G/10G       500m  100m   100m  80%       0   800k
 
 
@@ -184,10 +184,19 @@ fn wide_terminals_show_policy_gate_and_state() {
     let look = Look { colour: true, unicode: true };
     let picture = picture(&model(Sort::Refusals), look, 130, 20);
     let row = picture.lines().find(|line| line.contains("llama-7d4b9c-x2/server")).unwrap();
-    for cell in ["███", "24 12/s", "burst", "closed", "started"] {
+    for cell in ["██████", "24 12/s", "burst", "closed", "started"] {
         assert!(row.contains(cell), "{cell}: {picture}");
     }
     assert!(picture.contains("NVIDIA A100-SXM4-40GB"), "{picture}");
+}
+
+#[test]
+fn a_gpu_that_is_held_back_says_so() {
+    let mut model = model(Sort::Name);
+    model.status.gpus[0].health = Health::Unhealthy.into();
+    model.status.gpus[1].cordon = "cordoned by uid 0".into();
+    let text = picture(&model, PLAIN, 80, 24);
+    assert!(text.contains("0 withheld") && text.contains("1 cordoned"), "{text}");
 }
 
 #[test]

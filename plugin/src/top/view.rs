@@ -48,9 +48,12 @@ impl Paint {
     /// A bar, and how it should look by how full it is.
     fn bar(self, part: u64, whole: u64, width: usize) -> (String, Style) {
         let cells = u128::try_from(width).unwrap_or(0);
+        // Full only when it is full, and never empty when it is not.
         let filled = match whole {
             0 => 0,
-            _ => (u128::from(part) * cells).div_ceil(whole.into()).min(cells),
+            _ => {
+                (u128::from(part) * cells / u128::from(whole)).max(u128::from(part > 0)).min(cells)
+            }
         };
         let filled = usize::try_from(filled).unwrap_or(width);
         let (full, empty) = if self.0.unicode { ("█", "·") } else { ("#", ".") };
@@ -82,7 +85,11 @@ pub(super) fn draw(model: &Model, look: Look, moment: Moment, area: Rect, buffer
     if let Some(silence) = &model.silence {
         let (since, ago) =
             (silence.since_unix_ms, when::ago(silence.since_unix_ms, moment.now_unix_ms));
-        let shown = if model.has_answer() { "; shown is what it said before" } else { "" };
+        let shown = match (model.has_answer(), model.offline) {
+            (false, _) => "",
+            (true, true) => "; this is read from the pages, which know neither GPUs nor pods",
+            (true, false) => "; shown is what it said before",
+        };
         let text = format!(
             "plugin does not answer since {} ({ago}): {}{shown}",
             when::clock(since),
@@ -155,15 +162,20 @@ fn title(model: &Model, paint: Paint, moment: Moment) -> Line<'static> {
         spans.push(Span::raw(format!("  {} ", when::clock(model.status.at_unix_ms))));
         spans.push(standing);
         spans.push(Span::raw(format!(
-            "  {} GPUs  {allocations} allocations  every {}",
-            model.status.gpus.len(),
-            duration::format(model.interval.unwrap_or(moment.every)),
+            "  {}  {}  every {}",
+            count(model.status.gpus.len(), "GPU"),
+            count(allocations, "allocation"),
+            duration::format(moment.every),
         )));
     }
     if model.paused {
         spans.push(Span::styled("  PAUSED", paint.warn().add_modifier(Modifier::BOLD)));
     }
     Line::from(spans)
+}
+
+fn count(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
 /// As many warnings as there is room for beside the rows, and how many more there are.

@@ -69,14 +69,15 @@ pub(super) fn draw(model: &Model, paint: Paint, page: &mut Page<'_>, room: usize
     let columns: Vec<&Column> = shown(width);
     let bar = bar_width(width);
     let taken: usize = columns.iter().map(|column| column.width_in(bar) + 1).sum();
-    let name = width.saturating_sub(taken);
+    let rows = model.shown();
+    let longest = rows.iter().map(|row| title(row).chars().count()).max().unwrap_or(0);
+    let name = width.saturating_sub(taken).min(longest.max(NAME_LEAST + 8));
     let mut head = format!("{:<name$}", cut("POD/CONTAINER", name));
     for column in &columns {
         head.push(' ');
         head.push_str(&column.pad(column.title, bar));
     }
-    page.line(Line::styled(head, paint.head()));
-    let rows = model.shown();
+    page.line(Line::styled(format!("{head:<width$}"), paint.head()));
     if rows.is_empty() {
         let text = match model.filter.as_str() {
             "" => "No allocations.".to_owned(),
@@ -129,12 +130,7 @@ impl Column {
 }
 
 fn line(row: &Row, columns: &[&Column], bar: usize, name: usize, paint: Paint) -> Line<'static> {
-    let title = match (row.first, row.container.as_str()) {
-        (false, _) => String::new(),
-        (true, "") => row.name.clone(),
-        (true, container) => format!("{}/{container}", row.name),
-    };
-    let mut spans = vec![Span::raw(format!("{:<name$}", middle(&title, name)))];
+    let mut spans = vec![Span::raw(format!("{:<name$}", middle(&title(row), name)))];
     for column in columns {
         spans.push(Span::raw(" "));
         let (text, style) = match column.title {
@@ -144,6 +140,15 @@ fn line(row: &Row, columns: &[&Column], bar: usize, name: usize, paint: Paint) -
         spans.push(Span::styled(column.pad(&text, bar), style));
     }
     Line::from(spans)
+}
+
+/// What a row is called.
+fn title(row: &Row) -> String {
+    match (row.first, row.container.as_str()) {
+        (false, _) => String::new(),
+        (true, "") => row.name.clone(),
+        (true, container) => format!("{}/{container}", row.name),
+    }
 }
 
 /// Cut in the middle: pods of one Deployment differ at their ends.

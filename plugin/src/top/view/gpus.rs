@@ -53,6 +53,7 @@ pub(super) fn draw(model: &Model, paint: Paint, page: &mut Page<'_>) {
 
 fn health(gpu: &Gpu, paint: Paint) -> (&'static str, ratatui::style::Style) {
     match (gpu.state(), gpu.health()) {
+        _ if !gpu.cordon.is_empty() => ("cordoned", paint.warn()),
         // Held back for another reason than its health.
         (GpuState::Healthy | GpuState::Unspecified, Health::Unhealthy) => ("withheld", paint.bad()),
         (GpuState::Unspecified, _) => ("-", paint.dim()),
