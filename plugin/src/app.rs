@@ -19,6 +19,7 @@ use crate::device::{Discovery, Gpu};
 use crate::kubelet::pod_resources::PodResources;
 use crate::kubelet::{self, Standing};
 use crate::kubernetes;
+use crate::labels;
 use crate::ledger::OpenError;
 use crate::node::service::Service;
 use crate::node::{Node, monotonic_ns};
@@ -170,12 +171,15 @@ async fn run(
     let pod_resources = Arc::new(PodResources::new(&config.paths.pod_resources));
     let pod_resources_socket = config.paths.pod_resources.clone();
     let asked = Arc::clone(&discovery);
-    let (node, gpus) = tokio::task::spawn_blocking(move || {
+    let configured = current.clone();
+    let (node, gpus, facts) = tokio::task::spawn_blocking(move || {
         let node = Node::open(current, &gpus, delivery)?;
         node.set_topology(asked.topology(&gpus));
-        Ok::<_, OpenError>((node, gpus))
+        let facts = asked.facts(&gpus);
+        Ok::<_, OpenError>((node, gpus, facts))
     })
     .await??;
+    let labels = labels::Keeper::new(gpus.clone(), facts);
     sources.set_node(Arc::clone(&node));
     for unsold in discovery.unsold() {
         warn!("{unsold}");
@@ -218,12 +222,17 @@ async fn run(
         () = beat(&node, timing.heartbeat) => {}
         () = housekeeping(&node, &pod_resources, &sources, &timing) => {}
         () = others.run() => {}
+        () = labels.run(&configured, &sources) => {}
         _ = stopped.wait_for(|stop| *stop) => {}
     }
     serving.finished().await;
     drop(observing);
     health.stop();
-    tokio::task::spawn_blocking(move || node.close()).await?;
+    tokio::task::spawn_blocking(move || {
+        labels.remove();
+        node.close();
+    })
+    .await?;
     Ok(())
 }
 

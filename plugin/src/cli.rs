@@ -13,7 +13,7 @@ use crate::admin::Format;
 use crate::config::{Config, ConfigError, Log, LogFormat, Problem};
 use crate::device::Discovery;
 use crate::device::nvml::NvmlDiscovery;
-use crate::{admin, app, capacity, demo, explain, run, top};
+use crate::{admin, app, capacity, demo, explain, labels, run, top};
 
 /// `EX_USAGE`: the configuration or the command line is wrong; starting again will not help.
 pub const EXIT_USAGE: u8 = 64;
@@ -71,6 +71,8 @@ enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+    /// Print this node's labels, as `kubectl label node` takes them
+    Labels,
     /// Mount the pages' tmpfs and install the shim, for a plugin that may not (root)
     PrepareHost {
         /// The libtessera.so to install
@@ -128,6 +130,12 @@ fn execute(command: Command, config: Config) -> anyhow::Result<ExitCode> {
         Command::Config { command: ConfigCommand::Check } => check(&config),
         Command::Config { command: ConfigCommand::Default } => {
             print!("{}", include_str!("../../config.toml"));
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Labels => {
+            let discovery = NvmlDiscovery::new(config.nvml(), config.gpus.clone());
+            let gpus = discovery.gpus()?;
+            print!("{}", labels::lines(&labels::labels(&gpus, &discovery.facts(&gpus), &config)));
             Ok(ExitCode::SUCCESS)
         }
         Command::PrepareHost { shim } => {

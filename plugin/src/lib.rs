@@ -23,6 +23,7 @@ pub mod explain;
 pub mod incidents;
 pub mod kubelet;
 pub mod kubernetes;
+pub mod labels;
 pub mod ledger;
 mod look;
 pub mod node;

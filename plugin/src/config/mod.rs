@@ -61,6 +61,8 @@ pub struct Config {
     pub ledger: Ledger,
     /// What Kubernetes is told.
     pub kubernetes: Kubernetes,
+    /// Node labels.
+    pub labels: Labels,
     /// What is logged and how.
     pub log: Log,
     /// Where each key was set, for errors that are found later.
@@ -265,6 +267,13 @@ pub enum Events {
     Off,
 }
 
+/// Node labels, by which pods choose among unlike nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Labels {
+    /// The features file for node feature discovery; `None`: no labels.
+    pub nfd_file: Option<PathBuf>,
+}
+
 /// What is logged and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Log {
@@ -370,6 +379,7 @@ impl Default for Config {
             pages: Pages { tmpfs: TmpfsPolicy::Prefer, size_bytes: 64 * MIB },
             ledger: Ledger { fsync: true, release_after: Duration::from_secs(30) },
             kubernetes: Kubernetes { events: Events::Auto },
+            labels: Labels::default(),
             log: Log { filter: "info".into(), format: LogFormat::Text },
             source: Source::default(),
         }

@@ -87,6 +87,12 @@ fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
     set(&mut config.kubernetes.events, section.choice(report, "events", &words));
     section.finish(report);
 
+    let mut section = root.section(report, "labels");
+    if let Some(text) = section.string(report, "nfd_file") {
+        config.labels.nfd_file = optional_path(report, "labels.nfd_file", text);
+    }
+    section.finish(report);
+
     let mut section = root.section(report, "log");
     set(&mut config.log.filter, section.string(report, "filter"));
     let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];

@@ -7,6 +7,7 @@ mod nvml_near;
 mod nvml_watch;
 pub mod topology;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 pub use mig::MigInstance;
@@ -39,6 +40,15 @@ impl fmt::Display for Gpu {
             Some(instance) => write!(f, "GPU {instance} ({}, {})", self.name, self.uuid),
         }
     }
+}
+
+/// What labels say of GPUs and nothing else needs. What can't be found out is left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// As NVML prints it, for instance `550.54.15`.
+    pub driver_version: Option<String>,
+    /// CUDA compute capability, major and minor, by UUID.
+    pub compute_capability: BTreeMap<String, (u32, u32)>,
 }
 
 /// Why the GPUs could not be listed. Each message says what to do.
@@ -104,6 +114,11 @@ pub trait Discovery: Send + Sync + 'static {
     /// error.
     fn topology(&self, gpus: &[Gpu]) -> topology::Topology {
         topology::Topology::by_numa(gpus)
+    }
+
+    /// What else there is to say of these GPUs. Asked once.
+    fn facts(&self, _gpus: &[Gpu]) -> Facts {
+        Facts::default()
     }
 
     /// Waits for what happens to these GPUs until `stop` says so, and tells `sink`; asks each whether it

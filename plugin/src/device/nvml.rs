@@ -12,7 +12,7 @@ use nvml_wrapper::{Device, Nvml};
 use super::health::Observation;
 use super::topology::Topology;
 use super::{
-    Discovery, DiscoveryError, Gpu, GpuProcess, absent, mig, nvml_near, nvml_watch, selected,
+    Discovery, DiscoveryError, Facts, Gpu, GpuProcess, absent, mig, nvml_near, nvml_watch, selected,
 };
 use crate::config;
 
@@ -186,6 +186,22 @@ impl Discovery for NvmlDiscovery {
         match self.nvml() {
             Ok(nvml) => nvml_near::topology(&nvml, gpus),
             Err(_) => Topology::by_numa(gpus),
+        }
+    }
+
+    fn facts(&self, gpus: &[Gpu]) -> Facts {
+        let Ok(nvml) = self.nvml() else { return Facts::default() };
+        let capability = |gpu: &Gpu| {
+            // An instance has its GPU's, and does not tell.
+            let uuid = gpu.mig.as_ref().map_or(&gpu.uuid, |mig| &mig.parent_uuid);
+            let capability =
+                nvml.device_by_uuid(uuid.as_str()).ok()?.cuda_compute_capability().ok()?;
+            let number = |part: i32| u32::try_from(part).ok();
+            Some((gpu.uuid.clone(), (number(capability.major)?, number(capability.minor)?)))
+        };
+        Facts {
+            driver_version: nvml.sys_driver_version().ok(),
+            compute_capability: gpus.iter().filter_map(capability).collect(),
         }
     }
 
