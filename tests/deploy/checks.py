@@ -246,6 +246,13 @@ def least_privilege():
                     assert container["securityContext"]["readOnlyRootFilesystem"] is True
                     read_only = {m["name"] for m in container["volumeMounts"] if m.get("readOnly")}
                     assert {"config", "pod-resources"} <= read_only, read_only
+        for set_ in of_kind(objects(values), "DaemonSet"):
+            # The API server refuses annotations of containers that are not there.
+            template = set_["spec"]["template"]
+            there = {c["name"] for c in template["spec"].get("initContainers", []) + template["spec"]["containers"]}
+            for key in template["metadata"].get("annotations", {}):
+                prefix, _, container = key.partition("/")
+                assert "apparmor" not in prefix or container in there, (name, key)
     (bare,) = pod_specs(objects({"hostPID": False, "prepareHost": {"enabled": False}}))
     assert "hostPID" not in bare and "initContainers" not in bare
 

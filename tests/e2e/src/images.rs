@@ -15,7 +15,7 @@ use crate::process;
 pub const PLUGIN: &str = "localhost/tessera:e2e";
 /// The plugin of the next version, which has another page ABI; see [`load_next`].
 pub const NEXT: &str = "localhost/tessera:e2e-next";
-/// A CUDA client and a shell; carries the simulated driver for the node to install.
+/// CUDA clients and a shell; carries the simulated driver for the node to install.
 pub const TENANT: &str = "localhost/tessera-tenant:e2e";
 /// Where the simulated driver lies in the tenant's image.
 pub const SIM_DIR: &str = "/opt/simgpu";
@@ -33,7 +33,9 @@ pub fn load(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
     cluster.load_image(PLUGIN, &plugin)?;
 
     let tenant = work.0.join("tenant");
-    run(Command::new(&script).arg("base").arg(&tenant).arg(artefacts.join("tessera-tenant")))?;
+    let programs = ["tessera-tenant", "tessera-pipeline"];
+    let files = programs.map(|program| artefacts.join(program));
+    run(Command::new(&script).arg("base").arg(&tenant).args(&files))?;
     let overlay = repo.join("tests/e2e/overlay");
     let sim = tenant.join(SIM_DIR.trim_start_matches('/'));
     fs::create_dir_all(sim.join("bin"))?;
@@ -46,9 +48,11 @@ pub fn load(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
     fs::copy(artefacts.join("sim/simgpu-ctl"), sim.join("bin/simgpu-ctl"))
         .with_context(|| format!("{}/sim/simgpu-ctl: run `make build`", artefacts.display()))?;
     fs::copy(overlay.join("simgpu.toml"), sim.join("simgpu.toml"))?;
-    let program = tenant.join("usr/local/bin/tessera-tenant");
-    fs::rename(&program, sim.join("bin/tessera-tenant"))?;
-    fs::copy(overlay.join("tessera-tenant"), &program)?;
+    for program in programs {
+        let path = tenant.join("usr/local/bin").join(program);
+        fs::rename(&path, sim.join("bin").join(program))?;
+        fs::copy(overlay.join("toolkit"), &path)?;
+    }
     cluster.load_image(TENANT, &tenant)
 }
 

@@ -1,5 +1,6 @@
 //! kubectl, the one client that every cluster has.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -55,6 +56,18 @@ impl Kubectl {
     /// empty.
     pub fn has_api(&self, version: &str) -> Result<bool> {
         Ok(self.run(&["api-versions"])?.lines().any(|line| line == version))
+    }
+
+    /// Every kind that the API server has, as version and name.
+    pub fn kinds(&self) -> Result<BTreeSet<(String, String)>> {
+        let resources = self.run(&["api-resources", "--no-headers"])?;
+        let kind = |line: &str| {
+            // Short names may be missing: read from the end.
+            let mut words = line.split_whitespace().rev();
+            let (kind, _, version) = (words.next()?, words.next()?, words.next()?);
+            Some((version.to_owned(), kind.to_owned()))
+        };
+        Ok(resources.lines().filter_map(kind).collect())
     }
 
     /// An object, or several as a `List`.

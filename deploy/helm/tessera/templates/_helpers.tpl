@@ -100,10 +100,6 @@ pages:
 metrics:
   listen: {{ printf "%s:%v" .Values.metrics.address .Values.metrics.port | quote }}
 {{- end }}
-{{- if .Values.events.enabled }}
-events:
-  enabled: true
-{{- end }}
 {{- if .Values.nodeLabels.nfd }}
 labels:
   nfd_file: {{ .Values.nodeLabels.directory }}/tessera

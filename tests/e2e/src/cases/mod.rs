@@ -4,9 +4,11 @@ mod capacity;
 mod churn;
 mod compute;
 pub mod delivery;
+mod examples;
 mod health;
 mod host_paths;
 mod kubelet;
+mod labels;
 mod means;
 mod memory;
 mod others;
@@ -70,6 +72,8 @@ pub const CASES: &[Case] = cases![
     means::limit_range_bounds_a_container,
     means::pod_of_higher_priority_takes_a_share,
     means::namespace_of_restricted_pods_admits_tenants,
+    examples::manifests_are_what_the_api_server_takes,
+    examples::pipeline_of_three_pods_shares_one_gpu,
     others::plugin_has_no_rights_to_speak_of,
     others::plugin_without_pids_and_privileges_holds_quotas,
     trust::shadowed_pages_and_strangers_are_flagged_by_name,
@@ -83,6 +87,7 @@ pub const CASES: &[Case] = cases![
     rollout::rolling_update_while_pods_come_and_run restarts_kubelet,
     shares::unequal_shares_are_sold_and_held_by_name,
     shares::container_with_two_of_our_resources_is_refused,
+    labels::labels_lead_a_pod_to_the_strongest_gpu restarts_kubelet,
     compute::gpu_time_follows_the_shares_as_a_third_comes_and_goes,
     strategies::driver_root_and_device_nodes_serve_without_a_toolkit,
     strategies::cdi_annotations_give_all_or_nothing,

@@ -1,0 +1,91 @@
+//! Node labels, from the plugin's features file to a pod's affinity.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::deploy::{NAMESPACE, REPLICAS};
+use crate::host::CONFIG;
+use crate::images;
+use crate::pods::Pod;
+use crate::suite::Suite;
+use crate::wait::{self, Look};
+
+/// Below a directory of the host that the plugin can write to.
+const FILE: &str = "/var/lib/tessera/nfd/tessera";
+
+/// The plugin writes what node feature discovery makes labels of, and takes it away; the example's pod
+/// goes where they say that a strong GPU is, and nowhere before.
+pub fn labels_lead_a_pod_to_the_strongest_gpu(suite: &Suite<'_>) -> Result<()> {
+    let outcome = strongest(suite);
+    suite.remove_tenants()?;
+    unlabel(suite)?;
+    suite.reconfigure(None)?;
+    suite.plugin.wait_for_replicas(REPLICAS)?;
+    ensure!(suite.host(&format!("ls {FILE} 2>/dev/null; true"))?.is_empty(), "{FILE} stays");
+    outcome
+}
+
+fn strongest(suite: &Suite<'_>) -> Result<()> {
+    let file = suite.repo.join("deploy/examples/strongest-gpu.yaml");
+    let mut pods = suite.kubectl.read_manifest(&file.display().to_string())?;
+    let pod = pods.first_mut().context("a pod")?;
+    overlay(pod);
+    suite.kubectl.create_pod(pod)?;
+    let pod = Pod::named(suite.kubectl, "strongest");
+    wait::until("the pod finds no node", wait::LIMIT, || {
+        let status = pod.object()?["status"].clone();
+        Ok(Look::when(status.to_string().contains("Unschedulable"), status.to_string()))
+    })?;
+
+    suite.reconfigure(Some(&format!("{CONFIG}\n[labels]\nnfd_file = \"{FILE}\"\n")))?;
+    let lines = wait::until("the features file is there", wait::LIMIT, || {
+        let text = suite.host(&format!("cat {FILE} 2>/dev/null; true"))?;
+        Ok(if text.is_empty() { Look::NotYet(text) } else { Look::Done(text) })
+    })?;
+    println!("     {}", lines.lines().collect::<Vec<_>>().join(" "));
+    let own = suite.plugin.exec(&["tessera", "labels"])?;
+    for key in [
+        "product",
+        "memory",
+        "compute.major",
+        "replicas",
+        "policy",
+        "driver.version",
+        "share.memory",
+    ] {
+        ensure!(lines.contains(&format!("tessera.dev/gpu.{key}=")), "no {key} in {lines}");
+    }
+    ensure!(own == lines, "`tessera labels` says {own}, the file {lines}");
+    // What nfd-worker and nfd-master do with it.
+    let node = ["label", "node", &suite.node, "--overwrite"];
+    suite.kubectl.run(&[&node[..], &lines.lines().collect::<Vec<_>>()].concat())?;
+    pod.wait_until_running()?;
+    Ok(())
+}
+
+fn unlabel(suite: &Suite<'_>) -> Result<()> {
+    let node = suite.kubectl.get(&["node", &suite.node])?;
+    let labels = node["metadata"]["labels"].as_object().context("labels")?;
+    let ours = labels.keys().filter(|key| key.starts_with("tessera.dev/gpu."));
+    let remove: Vec<String> = ours.map(|key| format!("{key}-")).collect();
+    if remove.is_empty() {
+        return Ok(());
+    }
+    let args: Vec<&str> = ["label", "node", &suite.node]
+        .into_iter()
+        .chain(remove.iter().map(String::as_str))
+        .collect();
+    suite.kubectl.run(&args).map(drop)
+}
+
+fn overlay(pod: &mut Value) {
+    pod["metadata"]["namespace"] = json!(NAMESPACE);
+    let spec = &mut pod["spec"];
+    spec["hostNetwork"] = json!(true);
+    spec["automountServiceAccountToken"] = json!(false);
+    spec["terminationGracePeriodSeconds"] = json!(1);
+    let container = &mut spec["containers"][0];
+    container["image"] = json!(images::TENANT);
+    container["imagePullPolicy"] = json!("Never");
+    container["command"] = json!(["sleep", "2147483647"]);
+}
