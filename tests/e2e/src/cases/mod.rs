@@ -17,6 +17,7 @@ mod restarts;
 mod rollout;
 mod shares;
 mod status;
+mod steer;
 mod strategies;
 mod trust;
 mod upgrade;
@@ -65,6 +66,7 @@ pub const CASES: &[Case] = cases![
     capacity::share_of_a_force_deleted_pod_is_reused_at_once,
     capacity::more_shares_than_a_gpu_has_are_refused,
     status::status_shows_pods_quota_and_use,
+    steer::limits_change_under_a_running_pod_and_a_cordoned_gpu_goes_to_nobody,
     memory::gpu_that_was_not_given_is_refused,
     health::sick_gpu_is_not_sold_and_its_pods_run_on,
     memory::ruined_usage_page_hurts_only_its_tenant,

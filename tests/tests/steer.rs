@@ -1,0 +1,232 @@
+//! Limits that change under running processes: the plugin as it is shipped, steered by its command line,
+//! and tenants under the shim on a simulated GPU. The allocations are adopted from their pages, so no
+//! kubelet is needed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tessera_region::layout::PAGES_DIR_ENV;
+use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec};
+use tessera_region::usage;
+use tessera_tests::{Conversation, GIB, MIB, Preloaded, Running, SimGpu, artefacts, compile_c};
+
+const OUT_OF_MEMORY: i64 = 2;
+const ONE: &str = "11111111111111111111111111111111";
+const TWO: &str = "22222222222222222222222222222222";
+
+/// A node without a kubelet.
+struct Node {
+    sim: SimGpu,
+    dir: TempDir,
+    plugin: Option<Child>,
+}
+
+impl Node {
+    /// With an allocation of 1 GiB and half of GPU 0 under each of these ids.
+    fn start(ids: &[&str]) -> Self {
+        let (sim, dir) = (SimGpu::start_default(), tempfile::tempdir().expect("a writable /tmp"));
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        let config = format!(
+            "[gpus]\nreserve = 0\ncontext_overhead = \"64Mi\"\n[share]\nreplicas = 4\n[paths]\n\
+             kubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
+             shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n\
+             [pages]\ntmpfs = \"off\"\n",
+            at("kubelet"),
+            at("none.sock"),
+            at("pages"),
+            at("shim"),
+            artefacts().shim().display(),
+            at("ledger.redb"),
+            at("admin.sock"),
+            artefacts().libnvml().display(),
+        );
+        std::fs::write(dir.path().join("config.toml"), config).expect("just made");
+        std::fs::create_dir(dir.path().join("kubelet")).expect("just made");
+        let mut node = Self { sim, dir, plugin: None };
+        for id in ids {
+            let gpu = GpuQuota {
+                uuid: node.sim.uuid(0).to_owned(),
+                memory_limit_bytes: GIB,
+                context_overhead_bytes: 64 * MIB,
+                cores_millis: 500,
+                policy: Policy::Burst,
+            };
+            let spec = QuotaSpec { allocation: (*id).to_owned(), generation: 1, gpus: vec![gpu] };
+            let pages = node.pages(id);
+            std::fs::create_dir_all(&pages).expect("just made");
+            quota::create(&pages, &spec).expect("a valid quota");
+            usage::create(&pages, 1).expect("a writable directory");
+        }
+        node.serve();
+        node
+    }
+
+    fn pages(&self, id: &str) -> PathBuf {
+        self.dir.path().join("pages").join(id)
+    }
+
+    fn tessera(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(artefacts().tessera());
+        command.arg("--config").arg(self.dir.path().join("config.toml")).args(args);
+        command.envs(self.sim.envs()).stdin(Stdio::null());
+        command
+    }
+
+    fn serve(&mut self) {
+        let log = std::fs::File::options().append(true).create(true).open(self.log());
+        let log = log.expect("just made");
+        let plugin = self.tessera(&["serve"]).stderr(log).spawn().expect("tessera starts");
+        self.plugin = Some(plugin);
+        let begun = Instant::now();
+        while !self.says(&["quota", "show"]).0.contains(ONE) {
+            let log = || std::fs::read_to_string(self.log()).unwrap_or_default();
+            assert!(begun.elapsed() < Duration::from_secs(20), "no allocations: {}", log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.path().join("log")
+    }
+
+    fn kill(&mut self) {
+        let mut plugin = self.plugin.take().expect("it runs");
+        plugin.kill().expect("it runs");
+        plugin.wait().expect("it was killed");
+    }
+
+    /// What a command says on standard output, on standard error, and its exit status.
+    fn says(&self, args: &[&str]) -> (String, String, Option<i32>) {
+        let Output { stdout, stderr, status } =
+            self.tessera(args).output().expect("tessera starts");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (text(&stdout), text(&stderr), status.code())
+    }
+
+    fn must(&self, args: &[&str]) -> String {
+        let (out, err, status) = self.says(args);
+        assert_eq!(status, Some(0), "{args:?}: {err}");
+        out
+    }
+
+    fn tenant(&self, program: &Path, id: &str) -> Preloaded {
+        Preloaded::new(program).sim(&self.sim).env(PAGES_DIR_ENV, self.pages(id))
+    }
+
+    fn load(&self, id: &str) -> Running {
+        let load = ["load", "--kernel-us=500", "--for=30"];
+        load.iter().fold(self.tenant(&artefacts().tenant(), id), |load, arg| load.arg(arg)).spawn()
+    }
+
+    /// GPU time that these processes get in a while, nanoseconds each.
+    fn worked(&self, pids: &[u32], length: Duration) -> Vec<u64> {
+        let look = || pids.iter().map(|pid| self.sim.worked(0, *pid).ns).collect::<Vec<_>>();
+        let before = look();
+        std::thread::sleep(length);
+        look().iter().zip(before).map(|(after, before)| after - before).collect()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(plugin) = &mut self.plugin {
+            let _ = plugin.kill();
+            let _ = plugin.wait();
+        }
+    }
+}
+
+#[test]
+fn memory_grows_and_shrinks_under_a_running_process() {
+    let mut node = Node::start(&[ONE]);
+    let mut tenant = Conversation::start(node.tenant(&compile_c("calls"), ONE));
+    tenant.must("init");
+    tenant.must("retain 0");
+    assert_eq!(tenant.must("total 0"), GIB);
+    let large = tenant.must(&format!("alloc {}", 900 * MIB));
+    let more = format!("alloc {}", 200 * MIB);
+    assert_eq!(tenant.ask(&more).result, OUT_OF_MEMORY);
+
+    let said = node.must(&["quota", "set", ONE, "--memory", "2GiB", "--reason", "batch"]);
+    assert!(said.contains("1 GiB -> 2 GiB"), "{said}");
+    let second = tenant.must(&more);
+    let free = tenant.must("info");
+    assert_eq!(free, 2 * GIB - (64 + 900 + 200) * MIB);
+
+    // Not below what it holds, and nothing of it has happened.
+    let (_, error, status) = node.says(&["quota", "set", ONE, "--memory", "512MiB"]);
+    assert_eq!(status, Some(1));
+    assert!(error.contains("uses 1.1 GiB") && error.contains("--force"), "{error}");
+    assert_eq!(tenant.must("info"), free);
+
+    // By force: what it has it keeps, and nothing is negative or wraps around.
+    let said = node.must(&["quota", "set", ONE, "--memory", "512MiB", "--force"]);
+    assert!(said.contains("every new request is refused"), "{said}");
+    assert_eq!(tenant.must("info"), 0);
+    assert_eq!(tenant.must("total 0"), 512 * MIB);
+    assert_eq!(tenant.ask("alloc 1").result, OUT_OF_MEMORY);
+    tenant.must(&format!("free {second}"));
+    assert_eq!(tenant.ask("alloc 1").result, OUT_OF_MEMORY);
+    assert_eq!(tenant.must("info"), 0);
+
+    // The plugin starts again; the container's processes notice nothing.
+    node.kill();
+    node.serve();
+    assert_eq!(tenant.must("total 0"), 512 * MIB);
+    tenant.must(&format!("free {large}"));
+    assert_eq!(tenant.must("info"), (512 - 64) * MIB);
+    tenant.must(&format!("alloc {}", 400 * MIB));
+
+    node.must(&["quota", "reset", ONE]);
+    assert_eq!(tenant.must("total 0"), GIB);
+    tenant.must(&format!("alloc {}", 500 * MIB));
+    let shown = node.must(&["quota", "show", ONE]);
+    assert!(shown.contains("the same"), "{shown}");
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn gpu_time_is_divided_anew_and_capped_under_running_processes() {
+    let node = Node::start(&[ONE, TWO]);
+    let (first, second) = (node.load(ONE), node.load(TWO));
+    let pids = [first.pid(), second.pid()];
+    let begun = Instant::now();
+    while node.worked(&pids, Duration::from_millis(50)).contains(&0) {
+        assert!(begun.elapsed() < Duration::from_secs(10), "they do not run side by side");
+    }
+    // Of what the two get, the first's part in percent.
+    let part = || {
+        let got = node.worked(&pids, Duration::from_secs(1));
+        got[0] * 100 / got.iter().sum::<u64>().max(1)
+    };
+    let even = part();
+    assert!((35..=65).contains(&even), "{even} %");
+    node.must(&["quota", "set", TWO, "--cores", "10"]);
+    node.must(&["quota", "set", ONE, "--cores", "90"]);
+    std::thread::sleep(Duration::from_millis(500));
+    let uneven = part();
+    assert!(uneven >= 75, "{uneven} %");
+
+    // A cap, with nobody in its way.
+    drop(second);
+    node.must(&["quota", "set", ONE, "--cores", "20", "--policy", "strict"]);
+    std::thread::sleep(Duration::from_millis(500));
+    let length = Duration::from_secs(2);
+    let begun = Instant::now();
+    let got = node.worked(&pids[..1], length)[0];
+    let capped = u128::from(got) * 100 / begun.elapsed().as_nanos();
+    assert!((10..=30).contains(&capped), "{capped} %");
+    // Nobody divides it; and again.
+    node.must(&["quota", "set", ONE, "--policy", "none"]);
+    std::thread::sleep(Duration::from_millis(500));
+    let free = node.worked(&pids[..1], Duration::from_secs(1))[0];
+    assert!(free >= 500_000_000, "{free} ns of a second");
+    node.must(&["quota", "set", ONE, "--policy", "strict"]);
+    std::thread::sleep(Duration::from_secs(1));
+    let begun = Instant::now();
+    let got = node.worked(&pids[..1], length)[0];
+    let capped = u128::from(got) * 100 / begun.elapsed().as_nanos();
+    assert!((10..=30).contains(&capped), "{capped} % after the second change of policy");
+}
