@@ -92,6 +92,9 @@ pub enum SteerError {
     Ledger(#[from] CommitError),
 }
 
+/// Bytes by UUID; see [`crate::ledger::Override::owed`].
+type Owed = BTreeMap<String, u64>;
+
 /// Which line of the audit trail.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -393,7 +396,7 @@ fn shrink(
     grants: &[Grant],
     how: &How,
     notes: &mut Vec<String>,
-) -> Result<(BTreeMap<String, u64>, Vec<Option<u64>>), SteerError> {
+) -> Result<(Owed, Vec<Option<u64>>), SteerError> {
     let lower: Vec<Grant> = record
         .grants
         .iter()
@@ -415,7 +418,7 @@ fn shrink(
             region.set_limits(&record.grants);
         }
     };
-    let mut owed = BTreeMap::new();
+    let mut owed = Owed::new();
     for (i, (old, new)) in record.grants.iter().zip(grants).enumerate() {
         let uuid = &new.uuid;
         let (limit, counted) = (
