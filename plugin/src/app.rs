@@ -21,6 +21,7 @@ use crate::kubelet::{self, Standing};
 use crate::kubernetes;
 use crate::labels;
 use crate::ledger::OpenError;
+use crate::metrics;
 use crate::node::service::Service;
 use crate::node::{Node, monotonic_ns};
 use crate::observe;
@@ -87,6 +88,7 @@ pub struct App {
     standing: watch::Receiver<Option<Standing>>,
     // Dropped last: `status` answers until the end.
     _admin: admin::Server,
+    _metrics: Option<metrics::Server>,
 }
 
 /// Starts the plugin: installs the shim, finds room for pages, serves `status`. The rest, from
@@ -101,6 +103,7 @@ pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> a
     let config = current.get();
     let sources = Arc::new(Sources::new(current.clone(), Arc::clone(&discovery)));
     let admin = admin::Server::start(&config.paths.admin, Arc::clone(&sources))?;
+    let metrics = metrics::Server::start(config.metrics.listen.clone(), Arc::clone(&sources));
     let pages = tmpfs::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;
     info!(shim = %delivery.shim.display(), pages = %config.paths.pages.display(), "{pages}");
     if let Some(warning) = pages.warning() {
@@ -110,7 +113,7 @@ pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> a
     let (stop, stopped) = watch::channel(false);
     let (ready, standing) = watch::channel(None);
     let main = run(current, discovery, timing, delivery, Arc::clone(&sources), stopped, ready);
-    Ok(App { sources, main: tokio::spawn(main), stop, standing, _admin: admin })
+    Ok(App { sources, main: tokio::spawn(main), stop, standing, _admin: admin, _metrics: metrics })
 }
 
 impl App {

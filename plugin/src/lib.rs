@@ -26,6 +26,7 @@ pub mod kubernetes;
 pub mod labels;
 pub mod ledger;
 mod look;
+pub mod metrics;
 pub mod node;
 pub mod observe;
 pub mod placed;

@@ -15,6 +15,7 @@ pub use client::{Format, live, main};
 pub(crate) use explain::{Failure, explain};
 pub use server::{AdminError, Server};
 pub use status::Sources;
+pub(crate) use status::Survey;
 pub use steer_client::{CordonArgs, QuotaCommand, cordon, quota};
 pub use table::offers;
 pub(crate) use table::{allocation_json, gpu_json, json};

@@ -1,6 +1,7 @@
 //! Putting together what the admin service answers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,7 +12,7 @@ use tessera_kubelet::admin::{
 
 use super::{compute, steer};
 use crate::allocate::Catalogue;
-use crate::arbiter::Arbiter;
+use crate::arbiter::{Arbiter, View};
 use crate::config::{Config, Current};
 use crate::device::Discovery;
 use crate::kubelet::{Device, Phase, Report, Standing};
@@ -34,7 +35,23 @@ pub struct Sources {
     conditions: Mutex<BTreeMap<&'static str, String>>,
     /// How it is found out what other plugins sell.
     others_seen_by: Mutex<&'static str>,
+    /// Where metrics are served.
+    metrics: OnceLock<SocketAddr>,
 }
+
+/// What a look at everything found.
+#[derive(Debug, Default)]
+pub(crate) struct Survey {
+    /// As `status` has it.
+    pub status: StatusResponse,
+    /// Allocations whose usage page could not be read, by id.
+    pub unread: HashSet<String>,
+    /// How the arbiter stands; `None` if it does not answer.
+    pub arbiter: Option<View>,
+}
+
+/// A way to look at what an allocation uses; `None` if it cannot be told for now.
+pub(crate) type Look = dyn Fn(&Region) -> Option<Use>;
 
 impl std::fmt::Debug for Sources {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -55,6 +72,7 @@ impl Sources {
             standing: OnceLock::new(),
             conditions: Mutex::default(),
             others_seen_by: Mutex::default(),
+            metrics: OnceLock::new(),
         }
     }
 
@@ -79,6 +97,57 @@ impl Sources {
         before != text
     }
 
+    /// What keeps the node from offering every resource that is sold; nothing if it offers them all. Cheap:
+    /// reads no page.
+    #[must_use]
+    pub fn amiss(&self) -> Vec<String> {
+        let mut amiss = Vec::new();
+        match (self.node.get(), self.standing.get()) {
+            (Some(node), Some(standing)) => {
+                let reports = standing.reports();
+                let sold = node.catalogue().resources.clone();
+                if sold.is_empty() {
+                    amiss.push("nothing is sold".to_owned());
+                }
+                for name in sold.keys() {
+                    let report = reports.get(name);
+                    let text = match report.map(|report| report.phase) {
+                        Some(Phase::Live) => continue,
+                        Some(Phase::Accepted) => "registered, but kubelet does not watch it",
+                        Some(Phase::Waiting) => "not registered",
+                        Some(Phase::Stopped) | None => "not served",
+                    };
+                    let error = report.and_then(|report| report.last_error.as_deref());
+                    let error = error.map_or_else(String::new, |error| format!(": {error}"));
+                    amiss.push(format!("{name}: {text}{error}"));
+                }
+            }
+            _ => amiss.push("starting".to_owned()),
+        }
+        if !amiss.is_empty() {
+            let conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+            amiss.extend(conditions.values().cloned());
+        }
+        amiss
+    }
+
+    /// When the plugin started, Unix milliseconds.
+    pub(crate) fn started_unix_ms(&self) -> i64 {
+        self.started_unix_ms
+    }
+
+    /// Metrics are served there.
+    pub(crate) fn set_metrics_address(&self, address: SocketAddr) {
+        // Set once by the server.
+        let _ = self.metrics.set(address);
+    }
+
+    /// Where metrics are served, if they are.
+    #[must_use]
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.get().copied()
+    }
+
     /// Says how it is found out what other plugins sell.
     pub fn set_others_seen_by(&self, how: &'static str) {
         *self.others_seen_by.lock().unwrap_or_else(PoisonError::into_inner) = how;
@@ -97,6 +166,12 @@ impl Sources {
     /// The answer. Reads every usage page and asks the driver for memory in use.
     #[must_use]
     pub fn status(&self) -> StatusResponse {
+        self.survey(&|region| Some(region.look())).status
+    }
+
+    /// As [`Sources::status`], looking at pages in another way.
+    pub(crate) fn survey(&self, look: &Look) -> Survey {
+        let mut unread = HashSet::new();
         let mut status = StatusResponse {
             plugin: Some(self.plugin()),
             at_unix_ms: unix_ms(),
@@ -105,14 +180,22 @@ impl Sources {
         let conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
         status.warnings.extend(conditions.values().cloned());
         drop(conditions);
-        let Some(node) = self.node.get() else { return status };
+        let Some(node) = self.node.get() else {
+            return Survey { status, ..Survey::default() };
+        };
         status.warnings.extend(node.notes());
         status.warnings.extend(node.others_warnings());
         status.warnings.extend(node.trust_warnings());
-        let compute = node.arbiter().and_then(Arbiter::view).unwrap_or_default();
+        let arbiter = node.arbiter().and_then(Arbiter::view);
+        let no_view = View::default();
+        let compute = arbiter.as_ref().unwrap_or(&no_view);
         let (mut hidden, mut seen) = (false, false);
         for (record, region) in node.allocations() {
-            let used = region.as_ref().map(|region| region.look()).unwrap_or_default();
+            let used = region.as_ref().and_then(|region| look(region));
+            if used.is_none() {
+                unread.insert(record.id.to_string());
+            }
+            let used = used.unwrap_or_default();
             let counters = region.as_ref().map(|region| region.tenant().counters());
             if let Some(region) = &region {
                 hidden |= region.tenant().has_hidden_pids();
@@ -150,8 +233,8 @@ impl Sources {
             plugin.shim_path = node.delivery().shim.display().to_string();
         }
         status.gpus = self.gpus(node, &status.allocations);
-        status.gpus.iter_mut().for_each(|gpu| compute::add_lease(gpu, &compute));
-        status
+        status.gpus.iter_mut().for_each(|gpu| compute::add_lease(gpu, compute));
+        Survey { status, unread, arbiter }
     }
 
     fn plugin(&self) -> Plugin {

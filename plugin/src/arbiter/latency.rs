@@ -3,14 +3,35 @@
 /// Nanoseconds up to 2^40; the last bucket has all that is longer.
 const BUCKETS: usize = 320;
 
+/// Bounds of what is shown of them: powers of two, from 2^12 ns (4 µs) to 2^27 (134 ms).
+const POWERS: std::ops::RangeInclusive<u32> = 12..=27;
+
+/// A histogram as others see it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Turns {
+    /// How many were below each bound and not below the one before; at the end those beyond all.
+    counts: [u64; 17],
+    /// All together, nanoseconds.
+    pub sum_ns: u64,
+}
+
+impl Turns {
+    /// Bounds in seconds, the last one infinite, and how many fell below each and not the one before.
+    pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> {
+        let bounds = POWERS.map(|power| f64::from(1u32 << power) / 1e9).chain([f64::INFINITY]);
+        bounds.zip(self.counts)
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Latencies {
-    counts: Box<[u32; BUCKETS]>,
+    counts: Box<[u64; BUCKETS]>,
+    sum_ns: u64,
 }
 
 impl Default for Latencies {
     fn default() -> Self {
-        Latencies { counts: Box::new([0; BUCKETS]) }
+        Latencies { counts: Box::new([0; BUCKETS]), sum_ns: 0 }
     }
 }
 
@@ -30,17 +51,28 @@ fn end(bucket: usize) -> u64 {
 
 impl Latencies {
     pub fn add(&mut self, ns: u64) {
-        let count = &mut self.counts[bucket(ns)];
-        *count = count.saturating_add(1);
+        self.counts[bucket(ns)] += 1;
+        self.sum_ns = self.sum_ns.saturating_add(ns);
+    }
+
+    /// In few buckets, for others.
+    pub fn turns(&self) -> Turns {
+        let mut turns = Turns { sum_ns: self.sum_ns, ..Turns::default() };
+        for (index, count) in self.counts.iter().enumerate() {
+            let fits = |power: &u32| end(index) <= 1 << power;
+            let place = POWERS.into_iter().position(|power| fits(&power));
+            turns.counts[place.unwrap_or(turns.counts.len() - 1)] += count;
+        }
+        turns
     }
 
     /// What so many thousandths of them did not exceed, nanoseconds; 0 if there were none.
     pub fn quantile(&self, millis: u64) -> u64 {
-        let sum: u64 = self.counts.iter().map(|count| u64::from(*count)).sum();
+        let sum: u64 = self.counts.iter().sum();
         let rank = (sum * millis).div_ceil(1000).max(1);
         let mut seen = 0;
         for (index, count) in self.counts.iter().enumerate() {
-            seen += u64::from(*count);
+            seen += count;
             if seen >= rank {
                 return end(index);
             }
@@ -60,6 +92,18 @@ mod tests {
             assert!(ns < end && end - ns <= (ns / 8).max(1), "{ns} {end}");
         }
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn what_is_shown_has_all_of_them_below_their_bounds() {
+        let mut latencies = Latencies::default();
+        [0, 4095, 4096, 5000, 1 << 20, u64::MAX >> 1].into_iter().for_each(|ns| latencies.add(ns));
+        let turns = latencies.turns();
+        let shown: Vec<u64> = turns.buckets().map(|(_, count)| count).collect();
+        assert_eq!(shown.iter().sum::<u64>(), 6);
+        // Below 4.096 µs, below 8.192 µs, below 2.1 ms, beyond.
+        assert_eq!([shown[0], shown[1], shown[9], shown[16]], [2, 2, 1, 1]);
+        assert_eq!(turns.buckets().next().unwrap().0, 0.000_004_096);
     }
 
     #[test]

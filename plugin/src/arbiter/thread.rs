@@ -447,6 +447,7 @@ impl Thread {
             commands: self.commands,
             turn_p50_ns: self.turns.quantile(500),
             turn_p99_ns: self.turns.quantile(990),
+            turns: self.turns.turns(),
         }
     }
 }

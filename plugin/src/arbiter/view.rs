@@ -1,6 +1,7 @@
 //! What the arbiter shows of itself, for `status` and the demo.
 
 use super::lane::Misdeeds;
+use super::latency::Turns;
 use super::policy::{Kind, Share, State};
 
 /// One GPU.
@@ -78,4 +79,6 @@ pub struct View {
     pub turn_p50_ns: u64,
     /// And what one in a hundred exceeds.
     pub turn_p99_ns: u64,
+    /// And all of them.
+    pub turns: Turns,
 }

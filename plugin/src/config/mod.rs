@@ -10,6 +10,7 @@ pub mod duration;
 pub mod health;
 pub mod layout;
 pub mod leases;
+pub mod metrics;
 mod parse;
 pub mod quantity;
 mod reader;
@@ -26,6 +27,7 @@ pub use current::Current;
 pub use health::{Health, XidAction};
 pub use layout::{Amount, Layout, LayoutShare};
 pub use leases::Leases;
+pub use metrics::Metrics;
 
 /// Where `tessera` looks when `--config` is not given. May be absent: the defaults hold then.
 pub const DEFAULT_FILE: &str = "/etc/tessera/config.toml";
@@ -63,6 +65,8 @@ pub struct Config {
     pub kubernetes: Kubernetes,
     /// Node labels.
     pub labels: Labels,
+    /// Where metrics and probes are served.
+    pub metrics: Metrics,
     /// What is logged and how.
     pub log: Log,
     /// Where each key was set, for errors that are found later.
@@ -380,6 +384,7 @@ impl Default for Config {
             ledger: Ledger { fsync: true, release_after: Duration::from_secs(30) },
             kubernetes: Kubernetes { events: Events::Auto },
             labels: Labels::default(),
+            metrics: Metrics::default(),
             log: Log { filter: "info".into(), format: LogFormat::Text },
             source: Source::default(),
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use toml::de::DeTable;
 
 use super::duration;
+use super::metrics::{Metrics, parse_listen};
 use super::quantity::{Quantity, format_bytes};
 use super::reader::{Report, Section};
 use super::{
@@ -85,6 +86,8 @@ fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
     let mut section = root.section(report, "kubernetes");
     let words = [("auto", Events::Auto), ("off", Events::Off)];
     set(&mut config.kubernetes.events, section.choice(report, "events", &words));
+    let mut section = root.section(report, "metrics");
+    read_metrics(report, &mut section, &mut config.metrics);
     section.finish(report);
 
     let mut section = root.section(report, "labels");
@@ -268,6 +271,17 @@ fn read_pages(report: &mut Report<'_>, section: &mut Section<'_, '_>, pages: &mu
     if pages.size_bytes < 1 << 20 {
         let line = report.lines.get("pages.size").copied();
         report.problem("pages.size", line, "must be at least 1Mi; one allocation takes 140 KiB");
+    }
+}
+
+fn read_metrics(report: &mut Report<'_>, section: &mut Section<'_, '_>, metrics: &mut Metrics) {
+    match section.string(report, "listen").map(|text| parse_listen(&text)) {
+        None => {}
+        Some(Ok(listen)) => metrics.listen = listen,
+        Some(Err(message)) => {
+            let line = report.lines.get("metrics.listen").copied();
+            report.problem("metrics.listen", line, message);
+        }
     }
 }
 

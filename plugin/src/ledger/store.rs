@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableError};
@@ -29,6 +31,27 @@ pub struct Ledger {
     db: Option<Database>,
     /// Hears of every line of the audit trail that was written.
     teller: Option<Teller>,
+    commits: Arc<Commits>,
+}
+
+/// Transactions since the start.
+#[derive(Debug, Default)]
+pub struct Commits {
+    done: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Commits {
+    fn count(&self, done: bool) {
+        let counter = if done { &self.done } else { &self.failed };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Those that were written, and those that were not.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        (self.done.load(Ordering::Relaxed), self.failed.load(Ordering::Relaxed))
+    }
 }
 
 /// How the file was found.
@@ -104,7 +127,8 @@ impl Ledger {
                 builder().create_with_backend(Unsynced::open(&file)?)
             }
         });
-        let mut ledger = Ledger { path: path.to_owned(), open, db: None, teller: None };
+        let commits = Arc::default();
+        let mut ledger = Ledger { path: path.to_owned(), open, db: None, teller: None, commits };
         let attempt = Attempt::begin(path);
         let tried = match attempt.ended_before {
             CRASHES.. if existed => Err(Unopened::Unreadable(format!(
@@ -136,8 +160,13 @@ impl Ledger {
         open: impl FnMut() -> Result<Database, DatabaseError> + Send + 'static,
     ) -> Result<Self, OpenError> {
         let path = PathBuf::from("(test storage)");
-        let mut ledger =
-            Ledger { path: path.clone(), open: Box::new(open), db: None, teller: None };
+        let mut ledger = Ledger {
+            path: path.clone(),
+            open: Box::new(open),
+            db: None,
+            teller: None,
+            commits: Arc::default(),
+        };
         ledger.try_open().map_err(|error| OpenError::Io { path, error: error.to_string() })?;
         Ok(ledger)
     }
@@ -184,6 +213,7 @@ impl Ledger {
     /// The disk is full or broken. The ledger is opened anew at the next call.
     pub fn commit(&mut self, change: &Change) -> Result<(), CommitError> {
         let result = self.write(change);
+        self.commits.count(result.is_ok());
         result.map_err(|error| self.failed(&error))?;
         if let Some(teller) = &self.teller {
             change.events.iter().for_each(|event| teller.tell(event));
@@ -194,6 +224,12 @@ impl Ledger {
     /// From now on this one hears of what is written to the audit trail.
     pub fn set_teller(&mut self, teller: Teller) {
         self.teller = Some(teller);
+    }
+
+    /// How many there were; to be asked without waiting for the disk.
+    #[must_use]
+    pub fn commits(&self) -> Arc<Commits> {
+        Arc::clone(&self.commits)
     }
 
     /// Lets go of the file, for the next plugin. Nothing can be read or written any more.

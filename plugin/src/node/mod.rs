@@ -41,15 +41,18 @@ use crate::device::health::Health;
 use crate::device::topology::Topology;
 use crate::doubles;
 use crate::incidents::Seen;
-use crate::ledger::{Change, CommitError, Cordon, Ledger, OpenError, Opened, Record, State, What};
+use crate::ledger::{
+    Change, CommitError, Commits, Cordon, Ledger, OpenError, Opened, Record, State, What,
+};
+use crate::metrics::meters::Meters;
 use crate::observe::Bell;
 use crate::placed::Placed;
 use crate::reconcile::Absences;
 use crate::regions::{self, Mode, Region};
 use crate::shim_install::ShimError;
 use crate::shim_install::unused::Unused;
-pub use cordons::Cordons;
 use crate::trust::Trust;
+pub use cordons::Cordons;
 use devices::Devices;
 use records::Records;
 pub use select::Target;
@@ -83,6 +86,10 @@ pub struct Node {
     bell: Arc<Bell>,
     /// GPUs that another plugin sells too, by UUID.
     others: Mutex<BTreeMap<String, Finding>>,
+    meters: Meters,
+    commits: Arc<Commits>,
+    /// The last generation of the plugin before this one.
+    adopted_until: u64,
     /// Divides GPU time; `None` if it could not be started.
     arbiter: Option<Arbiter>,
     /// What was preferred last, by resource, until an Allocate takes it.
@@ -204,6 +211,9 @@ impl Node {
         let arbiter = arbitrating::start(&config, &mut notes);
         let node = Arc::new(Node {
             arbiter,
+            meters: Meters::new(unix_ms()),
+            commits: ledger.commits(),
+            adopted_until: generation,
             catalogue: Mutex::new(Arc::new(Catalogue::new(gpus, &config))),
             health: Mutex::new(Health::new(
                 config.health.clone(),
@@ -343,6 +353,24 @@ impl Node {
     /// Done when a container has started since the last time: its holder may be known now.
     pub async fn container_started(&self) {
         self.started.notified().await;
+    }
+
+    /// What is counted where it happens.
+    #[must_use]
+    pub fn meters(&self) -> &Meters {
+        &self.meters
+    }
+
+    /// Transactions of the ledger.
+    #[must_use]
+    pub fn commits(&self) -> &Commits {
+        &self.commits
+    }
+
+    /// Allocations up to this generation are older than this plugin.
+    #[must_use]
+    pub fn adopted_until(&self) -> u64 {
+        self.adopted_until
     }
 
     /// Rung when there is news of an allocation's memory.

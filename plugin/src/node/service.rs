@@ -1,7 +1,7 @@
 //! [`Node`] as kubelet's device plugin.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tessera_kubelet::deviceplugin::ContainerAllocateResponse;
 use tokio::sync::watch;
@@ -14,6 +14,7 @@ use crate::device::topology::Topology;
 use crate::doubles;
 use crate::kubelet::pod_resources::PodResources;
 use crate::kubelet::{Device, DevicePlugin};
+use crate::metrics::meters::{Call, Outcome};
 use crate::placed::Placed;
 use crate::preferred::{Ground, preferred};
 
@@ -57,10 +58,17 @@ impl Service {
 
     async fn blocking<T: Send + 'static>(
         &self,
+        (call, began): (Call, Instant),
         work: impl FnOnce(&Node, &str) -> Result<T, AllocateError> + Send + 'static,
     ) -> Result<T, Status> {
         let (node, resource) = (Arc::clone(&self.node), Arc::clone(&self.resource));
         let result = tokio::task::spawn_blocking(move || work(&node, &resource)).await;
+        let outcome = match &result {
+            Ok(Ok(_)) => Outcome::Ok,
+            Ok(Err(AllocateError::Refused(_))) => Outcome::Refused,
+            Ok(Err(_)) | Err(_) => Outcome::Failed,
+        };
+        self.node.meters().observe(call, &self.resource, outcome, began.elapsed());
         let result = result.map_err(|error| Status::internal(error.to_string()))?;
         result.map_err(|error| {
             warn!(%error, "kubelet's request failed");
@@ -124,11 +132,18 @@ impl DevicePlugin for Service {
         &self,
         containers: Vec<Vec<String>>,
     ) -> Result<Vec<ContainerAllocateResponse>, Status> {
-        self.blocking(move |node, resource| node.allocate(resource, &containers)).await
+        let call = (Call::Allocate, Instant::now());
+        self.blocking(call, move |node, resource| node.allocate(resource, &containers)).await
     }
 
     async fn pre_start(&self, ids: Vec<String>) -> Result<(), Status> {
-        self.refuse_double(&ids).await?;
-        self.blocking(move |node, resource| node.pre_start(resource, &ids)).await
+        let began = Instant::now();
+        if let Err(refused) = self.refuse_double(&ids).await {
+            let call = (Call::PreStart, Outcome::Refused);
+            self.node.meters().observe(call.0, &self.resource, call.1, began.elapsed());
+            return Err(refused);
+        }
+        let call = (Call::PreStart, began);
+        self.blocking(call, move |node, resource| node.pre_start(resource, &ids)).await
     }
 }

@@ -368,6 +368,17 @@ impl Region {
         self.look_by(UsageFile::glance)
     }
 
+    /// What is in use as it stands: nothing is recovered, repaired or flagged, and no tenant can make this
+    /// wait. `None` if that cannot be told for now.
+    #[must_use]
+    pub fn peek(&self) -> Option<Use> {
+        let open = self.open.try_lock().ok()?;
+        let snapshot = open.usage.glance().ok()?;
+        let mut tally = open.ended.clone();
+        snapshot.slots.iter().for_each(|slot| tally.add(slot));
+        Some(Use { snapshot, tally })
+    }
+
     fn look_by(&self, read: Read) -> Use {
         let mut open = self.open();
         let snapshot = match self.recover_in(&mut open, read) {

@@ -8,7 +8,7 @@
 //! All of it runs on the runtime's one thread, so nothing here may wait for a container: recovery goes
 //! to a blocking thread, one at a time for each allocation, and so does closing ([`closer`]).
 
-mod bucket;
+pub(crate) mod bucket;
 pub(crate) mod closer;
 pub(crate) mod socket;
 pub(crate) mod tenant;

@@ -172,10 +172,15 @@ impl TestNode {
 
     pub fn config_text(&self) -> String {
         let at = |name: &str| self.dir.path().join(name).display().to_string();
+        // Many plugins at once: each with a port of its own, or none.
+        let metrics = match self.settings.contains("[metrics]") {
+            true => "",
+            false => "[metrics]\nlisten = \"\"\n",
+        };
         format!(
             "{}\n[paths]\ncontainer_logs = \"{}\"\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\n\
              shim = \"{}\"\nshim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\n\
-             [pages]\ntmpfs = \"off\"\n",
+             [pages]\ntmpfs = \"off\"\n{metrics}",
             self.settings,
             at("logs"),
             self.kubelet.device_plugins_dir().display(),
@@ -248,6 +253,11 @@ impl TestNode {
     /// The node's state itself.
     pub fn node(&self) -> Arc<tessera_plugin::node::Node> {
         Arc::clone(self.running.as_ref().unwrap().sources.node().unwrap())
+    }
+
+    /// What the plugin tells of itself.
+    pub fn sources(&self) -> &Sources {
+        &self.running.as_ref().unwrap().sources
     }
 
     pub async fn status(&self) -> StatusResponse {

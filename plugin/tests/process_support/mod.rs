@@ -69,7 +69,7 @@ impl Simulated {
             "[share]\n{share}\n[gpus]\ncontext_overhead = \"64Mi\"\n{gpus}\n\
              [paths]\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
              shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n\
-             [pages]\ntmpfs = \"off\"\n",
+             [pages]\ntmpfs = \"off\"\n[metrics]\nlisten = \"\"\n",
             kubelet.device_plugins_dir().display(),
             kubelet.pod_resources_socket().display(),
             at("pages"),
