@@ -223,7 +223,7 @@ def gates():
     # The API server only where events are wanted, and then two verbs on events.
     assert not kinds({}) & {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
     (role,) = of_kind(objects({"events": {"enabled": True}}), "ClusterRole")
-    assert role["rules"] == [{"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]}]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}]
 
 
 @check
@@ -363,6 +363,19 @@ def dockerfile():
         if line.startswith("FROM ") and line.split()[1] != "scratch":
             tag = line.split()[1].rpartition(":")[2]
             assert tag not in ("", "latest") and any(c.isdigit() for c in tag), f"not pinned: {line}"
+
+
+@check
+def alerts_and_dashboard_are_those_of_the_repository():
+    """The chart carries links, so that there is one of each."""
+    for name, source in [("prometheus-rule.yaml", "deploy/prometheus/rules.yaml"), ("dashboard.json", "deploy/grafana/tessera.json")]:
+        assert (CHART / "files" / name).resolve() == ROOT / source, name
+    values = {"assumeApiVersions": ["monitoring.coreos.com/v1"], "metrics": {"grafanaDashboard": {"enabled": True}}}
+    items = objects(values)
+    (rule,) = of_kind(items, "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/rules.yaml").read_text())["spec"]
+    (dashboard,) = [i for i in of_kind(items, "ConfigMap") if "tessera.json" in i["data"]]
+    assert json.loads(dashboard["data"]["tessera.json"]) == json.loads((ROOT / "deploy/grafana/tessera.json").read_text())
 
 
 def update():

@@ -40,6 +40,7 @@ checks! {
     schema_is_strict
     every_value_is_documented
     namespace_default_is_refused
+    configurations_are_valid
     configuration_is_carried_over_exactly
     profiles_share_no_node
     gates
@@ -47,5 +48,6 @@ checks! {
     host_paths_are_mounted_where_the_configuration_has_them
     a_change_of_the_configuration_restarts_only_on_request
     sandboxed_pods_are_refused_by_the_policy
+    alerts_and_dashboard_are_those_of_the_repository
     dockerfile
 }

@@ -96,10 +96,8 @@ paths:
 pages:
   tmpfs: require
   size: 64Mi
-{{- if .Values.metrics.enabled }}
 metrics:
-  listen: {{ printf "%s:%v" .Values.metrics.address .Values.metrics.port | quote }}
-{{- end }}
+  listen: {{ ternary (printf "%s:%v" .Values.metrics.address .Values.metrics.port) "" .Values.metrics.enabled | quote }}
 {{- if .Values.nodeLabels.nfd }}
 labels:
   nfd_file: {{ .Values.nodeLabels.directory }}/tessera
