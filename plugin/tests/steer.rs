@@ -371,7 +371,8 @@ async fn a_cordoned_gpu_goes_to_nobody_else_and_its_containers_go_on() {
     let ids = running(&node, "a", 1).await;
     let index = usize::from(!ids[0].starts_with(&gpu(0).uuid));
     let uuid = gpu(u32::try_from(index).unwrap()).uuid;
-    assert_eq!(cordon(&node, &index.to_string(), false).await.unwrap(), [uuid.clone()]);
+    let cordoned = cordon(&node, &index.to_string(), false).await.unwrap();
+    assert_eq!(cordoned, std::slice::from_ref(&uuid));
     bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
     // What kubelet asks for that has not heard of it.
     let refused = node.allocate(&ids).await.unwrap_err();

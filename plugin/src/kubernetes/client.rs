@@ -221,7 +221,6 @@ fn tls(authority: &Path) -> Result<ClientConfig, Failure> {
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "as map_err wants it")]
 fn unreachable(error: impl std::fmt::Display) -> Failure {
     Failure::Unreachable(error.to_string())
 }
