@@ -109,7 +109,9 @@ pub struct QuotaGpu {
     pub window: AtomicU32,
     /// Microseconds of predicted work that may be in flight while OPEN; two operations always may.
     pub window_us: AtomicU32,
-    reserved: [u8; 72],
+    /// Microseconds that a tenant may be idle while YIELD before it says so; 0 counts as 100.
+    pub idle_us: AtomicU32,
+    reserved: [u8; 68],
 }
 
 /// The quota page, 4096 bytes.
@@ -151,6 +153,7 @@ const _: () = {
     assert!(offset_of!(QuotaGpu, phase_millis) == 100);
     assert!(offset_of!(QuotaGpu, window) == 104);
     assert!(offset_of!(QuotaGpu, window_us) == 108);
+    assert!(offset_of!(QuotaGpu, idle_us) == 112);
     assert!(size_of::<QuotaPage>() == QUOTA_BYTES);
     assert!(offset_of!(QuotaPage, abi) == 8);
     assert!(offset_of!(QuotaPage, gpu_count) == 12);

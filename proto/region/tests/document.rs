@@ -43,7 +43,7 @@ fn the_quota_page_is_as_documented() {
         fields!(QuotaPage: magic abi gpu_count generation heartbeat_ns allocation arbiter_ns gpus);
     check("## Quota page", page, &["reserved", "tail"]);
     let gpu = fields!(QuotaGpu: uuid memory_limit_bytes context_overhead_bytes
-        observed_overhead_bytes cores_millis policy gate phase_millis window window_us);
+        observed_overhead_bytes cores_millis policy gate phase_millis window window_us idle_us);
     check("One GPU:", gpu, &["reserved"]);
 }
 

@@ -149,6 +149,14 @@ impl QuotaReader {
         self.gpu(gpu).window_us.load(Ordering::Relaxed)
     }
 
+    /// Nanoseconds that this tenant may be idle while YIELD before it says so, at most 10 ms.
+    pub fn idle_ns(&self, gpu: usize) -> u64 {
+        match self.gpu(gpu).idle_us.load(Ordering::Relaxed) {
+            0 => 100_000,
+            us => u64::from(us.min(10_000)) * 1_000,
+        }
+    }
+
     /// Where this tenant's part of the cycle begins without an arbiter, in thousandths of
     /// [`CYCLE_NS`](crate::layout::CYCLE_NS); below 1000.
     pub fn phase_millis(&self, gpu: usize) -> u32 {

@@ -109,6 +109,9 @@ fn what_the_plugin_changes_the_tenant_sees() {
     writer.set_window(0, 4, 500);
     writer.set_cores(0, 500, Policy::Burst);
     assert_eq!((reader.heartbeat_ns(), reader.window(0), reader.window_us(0)), (99, 4, 500));
+    assert_eq!(reader.idle_ns(0), 100_000, "of an arbiter that does not say");
+    writer.set_idle(0, 450);
+    assert_eq!(reader.idle_ns(0), 450_000);
     assert_eq!(reader.arbiter_ns(), 0, "no arbiter yet");
     writer.set_arbiter(7);
     writer.set_phase(0, 250);

@@ -253,6 +253,11 @@ impl QuotaWriter {
         self.gpu(gpu).phase_millis.load(Ordering::Relaxed)
     }
 
+    /// Sets how many microseconds the tenant may be idle while YIELD before it says so.
+    pub fn set_idle(&self, gpu: usize, microseconds: u32) {
+        self.gpu(gpu).idle_us.store(microseconds, Ordering::Relaxed);
+    }
+
     /// Sets how many operations, and how many microseconds of work, may be in flight while the gate
     /// is OPEN.
     pub fn set_window(&self, gpu: usize, operations: u32, microseconds: u32) {

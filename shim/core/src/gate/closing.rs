@@ -11,6 +11,7 @@
 use super::flight;
 use crate::spin::sleep_us;
 use crate::state::Process;
+use core::cell::Cell;
 use core::sync::atomic::{Ordering, fence};
 use tessera_region::layout::{GATE_CLOSED, gate_state};
 
@@ -75,10 +76,18 @@ pub(super) fn flags_are_down(process: &Process, still: impl Fn() -> bool) -> boo
 /// A round of waiting for everything that is in flight.
 pub(super) struct Drain {
     nap_us: u32,
+    naps: u32,
+    /// When it was last seen not to be complete.
+    missed_us: Cell<Option<u32>>,
 }
 
-/// The longest sleep between two looks at the markers, microseconds.
-const LONGEST_NAP_US: u32 = 50;
+/// The longest sleep between two looks at the markers, microseconds: others wait for the end.
+const LONGEST_NAP_US: u32 = 20;
+/// After so many of them it is a long operation that is waited for, and the next may be longer.
+const SHORT_NAPS: u32 = 64;
+const LONG_NAP_US: u32 = 50;
+/// The same where nobody waits.
+const IDLE_NAP_US: u32 = 100;
 
 impl Drain {
     /// Takes up everything launched so far. `None` when `still` no longer holds; the next round has
@@ -94,7 +103,7 @@ impl Drain {
             return None;
         }
         process.gate.streams.lock().draw_all(process);
-        Some(Self { nap_us: 5 })
+        Some(Self { nap_us: 5, naps: 0, missed_us: Cell::new(None) })
     }
 
     /// Whether everything is complete.
@@ -106,10 +115,17 @@ impl Drain {
             return true;
         }
         let capturing = gate.captures.any();
+        let now_us = flight::now_us();
         if !streams.drain(capturing) || gate.going.load(Ordering::Acquire) != 0 {
+            self.missed_us.set(Some(now_us));
             return false;
         }
-        flight::land(process, &mut streams, true);
+        if flight::land(process, &mut streams, true)
+            && let Some(missed_us) = self.missed_us.get()
+        {
+            // Some time since the last look.
+            gate.end_use(now_us.wrapping_sub(now_us.wrapping_sub(missed_us) / 2));
+        }
         if gate_state(gate.gate().load(Ordering::Acquire)) == GATE_CLOSED {
             gate.all_landed();
         }
@@ -119,13 +135,15 @@ impl Drain {
     /// Sleeps until it is worth looking again.
     pub(super) fn nap(&mut self) {
         sleep_us(self.nap_us);
-        self.nap_us = (self.nap_us * 2).min(LONGEST_NAP_US);
+        self.naps += 1;
+        let longest = if self.naps < SHORT_NAPS { LONGEST_NAP_US } else { LONG_NAP_US };
+        self.nap_us = (self.nap_us * 2).min(longest);
     }
 
     /// The same while the gate is open, for who sleeps elsewhere: at leisure.
     pub(super) fn next_nap_ns(&mut self) -> u64 {
         let nap_us = self.nap_us;
-        self.nap_us = (nap_us * 2).min(2 * LONGEST_NAP_US);
+        self.nap_us = (nap_us * 2).min(IDLE_NAP_US);
         u64::from(nap_us) * 1_000
     }
 }

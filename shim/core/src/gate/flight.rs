@@ -22,7 +22,7 @@ const PATIENCE_NS: u64 = 100_000_000;
 
 /// Microseconds that wrap, for short distances.
 #[allow(clippy::cast_possible_truncation, reason = "wraps")]
-fn now_us() -> u32 {
+pub(super) fn now_us() -> u32 {
     (now_ns() / 1_000) as u32
 }
 
@@ -93,6 +93,7 @@ pub(super) fn mark(process: &Process, record: &Record) {
         if taken.operations == 1 { now_us() } else { record.since_us.load(Ordering::Relaxed) };
     let capturing = process.gate.captures.any();
     let _uncaptured = capturing.then(Uncaptured::enter);
+    process.gate.begin_use(since_us);
     streams.fly(Stream(stream), taken, since_us, capturing);
     land(process, &mut streams, false);
 }
@@ -104,6 +105,7 @@ pub(super) fn mark_all(process: &Process, streams: &mut Streams) {
     }
     let capturing = process.gate.captures.any();
     process.records.take_unmarked(|stream, taken, since_us| {
+        process.gate.begin_use(since_us);
         streams.fly(Stream(stream.max(1)), taken, since_us, capturing);
     });
 }
@@ -126,7 +128,9 @@ pub(super) fn land(process: &Process, streams: &mut Streams, awaited: bool) -> b
     gate.graphs_completed.fetch_add(graphs, Ordering::Relaxed);
     gate.completed.fetch_add(operations, Ordering::Relaxed);
     let mut estimate = gate.estimate.lock();
-    estimate.learn(Sighting { operations, graphs, since_us, now_us: now_us(), awaited });
+    let now_us = now_us();
+    gate.end_use(now_us);
+    estimate.learn(Sighting { operations, graphs, since_us, now_us, awaited });
     let quota = process.account.quota();
     gate.set_limits(estimate.limits(quota.window(0), quota.window_us(0)));
     true

@@ -31,8 +31,6 @@ const NAP_NS: u64 = 100_000_000;
 const CHECK_NS: u64 = 50_000_000;
 /// Time between two looks at a holder that is to say when it is idle, nanoseconds.
 const WATCH_NS: u64 = 250_000;
-/// So long nothing may be in flight and nothing be launched before that is called idle.
-const IDLE_NS: u64 = 100_000;
 
 /// Starts the helper. False where the process can have no threads.
 pub(super) fn start(process: &'static Process) -> bool {
@@ -158,8 +156,10 @@ impl Helper {
             return;
         }
         let opened_ns = self.opened_ns.take();
-        let used_ns = opened_ns.map_or(0, |opened_ns| now_ns().saturating_sub(opened_ns));
-        process.account.add_gpu_time(used_ns);
+        let open_ns = opened_ns.map_or(0, |opened_ns| now_ns().saturating_sub(opened_ns));
+        process.account.add_gpu_time(open_ns);
+        // Of a connection that broke meanwhile it was taken; then the arbiter does without.
+        let used_ns = process.gate.take_use_ns();
         let drained = Message::Drained { gpu: 0, epoch: gate_epoch(word), used_ns };
         if process.gate.link.say(&drained) {
             self.drained = Some(word);
@@ -174,6 +174,8 @@ impl Helper {
         let page = gate.page();
         let issued = || gate.issued.load(Ordering::Relaxed);
         let synchronised = || gate.synchronised.load(Ordering::Relaxed);
+        // So long nothing may be in flight and nothing be launched before that is called idle.
+        let patience_ns = process.account.quota().idle_ns(0);
         let (mut seen, mut waits) = (issued(), synchronised());
         let mut round: Option<Drain> = None;
         let mut complete_ns = None;
@@ -199,18 +201,18 @@ impl Helper {
                 }
                 (Some(_), Some(complete_ns)) => {
                     let quiet_ns = now_ns.saturating_sub(complete_ns);
-                    if quiet_ns >= IDLE_NS {
+                    if quiet_ns >= patience_ns {
                         let epoch = gate_epoch(word);
                         if process.gate.link.say(&Message::Idle { gpu: 0, epoch }) {
                             self.idle = Some(word);
                         }
                         return;
                     }
-                    IDLE_NS - quiet_ns
+                    patience_ns - quiet_ns
                 }
                 (Some(round), None) if round.look(process) => {
                     complete_ns = Some(now_ns);
-                    IDLE_NS
+                    patience_ns
                 }
                 (Some(round), None) => round.next_nap_ns(),
             };

@@ -48,6 +48,10 @@ pub struct Local {
     least: AtomicU32,
     pub(super) batch: AtomicU32,
     pub(super) estimate: Spin<Estimate>,
+    /// When something was first handed to the driver since the gate opened (0: nothing was), and when
+    /// something was last found complete, microseconds. Under the lock of `streams`.
+    begun_us: AtomicU32,
+    ended_us: AtomicU32,
 }
 
 // SAFETY: `page` points to a word of the quota page, which stays mapped; the rest is `Sync`.
@@ -97,6 +101,8 @@ impl Local {
             least: AtomicU32::new(Limits::NARROWEST.least),
             batch: AtomicU32::new(Limits::NARROWEST.batch),
             estimate: Spin::new(Estimate::new()),
+            begun_us: AtomicU32::new(0),
+            ended_us: AtomicU32::new(0),
         }
     }
 
@@ -136,6 +142,31 @@ impl Local {
     /// Has all launches look at `word` from now on; those under way are in flight.
     pub(super) fn look_at(&self, process: &Process, word: &AtomicU32) {
         process.records.redirect(&self.current, word.as_ptr().cast(), process.has_membarrier);
+    }
+
+    /// Something was handed to the driver at `since_us`.
+    pub(super) fn begin_use(&self, since_us: u32) {
+        if self.begun_us.load(Ordering::Relaxed) == 0 {
+            self.begun_us.store(since_us.max(1), Ordering::Relaxed);
+            self.ended_us.store(since_us, Ordering::Relaxed);
+        }
+    }
+
+    /// What was in flight was complete at `now_us`.
+    pub(super) fn end_use(&self, now_us: u32) {
+        self.ended_us.store(now_us, Ordering::Relaxed);
+    }
+
+    /// From the first to the last of it, nanoseconds; and begins anew.
+    pub(super) fn take_use_ns(&self) -> u64 {
+        match self.begun_us.swap(0, Ordering::Relaxed) {
+            0 => 0,
+            begun => {
+                let used_us = self.ended_us.load(Ordering::Relaxed).wrapping_sub(begun);
+                // The end may have been guessed to lie before the beginning.
+                if used_us > u32::MAX / 2 { 0 } else { u64::from(used_us) * 1_000 }
+            }
+        }
     }
 
     pub(super) fn set_limits(&self, limits: Limits) {
