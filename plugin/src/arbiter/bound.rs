@@ -38,6 +38,9 @@ pub(super) struct Bound {
     /// The epoch that it began with: what is owed in it, strangers owe.
     first: u32,
     owing: usize,
+    /// The longest that any says it used the GPU, of those who said so since the gate closed,
+    /// nanoseconds.
+    used_ns: Option<u64>,
     gate: Gate,
 }
 
@@ -45,7 +48,14 @@ impl Bound {
     /// Nobody, at a gate that is closed in this epoch.
     pub fn new(epoch: u32) -> Self {
         let gate = Gate::Closed(epoch);
-        Bound { processes: BTreeMap::new(), strangers: false, first: epoch, owing: 0, gate }
+        Bound {
+            processes: BTreeMap::new(),
+            strangers: false,
+            first: epoch,
+            owing: 0,
+            used_ns: None,
+            gate,
+        }
     }
 
     /// A process said hello. It owes this closing's drain where it may be one of the strangers.
@@ -69,6 +79,7 @@ impl Bound {
         self.gate = Gate::Closed(epoch);
         self.processes.values_mut().for_each(|p| *p = Process { owes: true, idle: false });
         self.owing = self.processes.len() + usize::from(self.strangers);
+        self.used_ns = None;
     }
 
     /// The gate opened, or is open in another way.
@@ -98,11 +109,12 @@ impl Bound {
     }
 
     /// A process says that nothing of it is in flight.
-    pub fn drained(&mut self, key: u64, epoch: u32) -> Drain {
+    pub fn drained(&mut self, key: u64, epoch: u32, used_ns: u64) -> Drain {
         match self.processes.get_mut(&key) {
             Some(process) if process.owes && self.gate == Gate::Closed(epoch) => {
                 process.owes = false;
                 self.owing -= 1;
+                self.used_ns = self.used_ns.max(Some(used_ns));
                 Drain::Counted
             }
             _ => Drain::Ignored,
@@ -114,6 +126,12 @@ impl Bound {
         let Some(process) = self.processes.get_mut(&key) else { return false };
         process.idle = self.gate == Gate::Open(epoch);
         process.idle && self.processes.values().all(|process| process.idle)
+    }
+
+    /// How long the tenant says it used the GPU before this closing. Processes that use it one after
+    /// the other use it longer than any of them: what is made of it is bounded.
+    pub fn used_ns(&self) -> Option<u64> {
+        self.used_ns
     }
 
     /// Processes that have not drained.
@@ -145,21 +163,35 @@ mod tests {
         let mut bound = two();
         bound.close(5);
         assert_eq!(bound.owing(), 2);
-        assert_eq!(bound.drained(1, 5), Drain::Counted);
-        assert_eq!(bound.drained(1, 5), Drain::Ignored, "once");
+        assert_eq!(bound.drained(1, 5, 0), Drain::Counted);
+        assert_eq!(bound.drained(1, 5, 0), Drain::Ignored, "once");
         assert_eq!(bound.owing(), 1);
         bound.unbind(2);
         assert_eq!(bound.owing(), 0, "the dead owe nothing");
     }
 
     #[test]
+    fn a_tenant_used_the_gpu_as_long_as_the_longest_of_its_processes() {
+        let mut bound = two();
+        bound.close(5);
+        assert_eq!(bound.used_ns(), None);
+        bound.drained(1, 5, 700);
+        bound.drained(2, 4, 900);
+        bound.drained(2, 5, 300);
+        bound.drained(2, 5, 900);
+        assert_eq!(bound.used_ns(), Some(700), "what is ignored does not count");
+        bound.close(6);
+        assert_eq!(bound.used_ns(), None);
+    }
+
+    #[test]
     fn lies_change_nothing() {
         let mut bound = two();
         bound.open(4);
-        assert_eq!(bound.drained(1, 4), Drain::Ignored, "the gate is not closed");
+        assert_eq!(bound.drained(1, 4, 0), Drain::Ignored, "the gate is not closed");
         bound.close(5);
         for (key, epoch) in [(1, 4), (1, 6), (9, 5)] {
-            assert_eq!(bound.drained(key, epoch), Drain::Ignored);
+            assert_eq!(bound.drained(key, epoch, 0), Drain::Ignored);
         }
         assert_eq!(bound.owing(), 2);
         assert!(!bound.idle(1, 5), "closed is not idle");
@@ -240,7 +272,7 @@ mod tests {
                     5 => bound.forget_strangers(),
                     6 if epoch == 0 => bound.forgive_strangers(),
                     6 => drop(bound.idle(key, epoch)),
-                    _ => drop(bound.drained(key, epoch)),
+                    _ => drop(bound.drained(key, epoch, 0)),
                 }
                 let owing = bound.processes.values().filter(|process| process.owes).count();
                 prop_assert_eq!(bound.owing(), owing + usize::from(bound.strangers));

@@ -14,7 +14,8 @@ use tessera_region::usage::{SlotView, UsageFile};
 use super::ArbiterError;
 use super::bound::Bound;
 use super::lane::Lane;
-use super::policy::{GpuIndex, Kind, Share, State};
+use super::policy::{GpuIndex, Kind, Pace, Share, State};
+use crate::config::Leases;
 use crate::session::socket::Listening;
 
 /// How long processes that another arbiter served are given to come: they look at the gate every
@@ -22,6 +23,8 @@ use crate::session::socket::Listening;
 const STRANGERS: Duration = Duration::from_millis(250);
 /// And how long those that come are given to drain.
 const ARREARS: Duration = Duration::from_secs(1);
+/// Predicted work in flight where somebody may be woken who must not wait for a whole window.
+const NARROW: Duration = Duration::from_micros(250);
 /// How far back what a tenant got is remembered, and how finely.
 const REMEMBERED_NS: u64 = 10_000_000_000;
 const SAMPLE_NS: u64 = 100_000_000;
@@ -111,6 +114,8 @@ pub(super) struct Seat {
     /// Messages of another epoch, said twice, or of a kind that the gate does not hear.
     pub ignored: u64,
     page: QuotaWriter,
+    /// Window, in operations and microseconds, and patience, in microseconds, as written last.
+    pace: Option<(u32, u32, u32)>,
     /// Whether the policy knows that this closing is drained.
     settled: bool,
     /// Until when processes that another arbiter served are waited for, and how many there are.
@@ -148,6 +153,7 @@ impl Seat {
             state: State::Closed,
             ignored: 0,
             page,
+            pace: None,
             settled: in_use == 0,
             strangers: (in_use > 0).then_some((now + STRANGERS, in_use)),
             arrears: (in_use > 0).then_some(now + ARREARS),
@@ -195,8 +201,20 @@ impl Seat {
         (0..self.uuids.len()).for_each(|gpu| self.page.set_phase(gpu, millis));
     }
 
-    pub fn set_window(&self, operations: u32, microseconds: u32) {
-        (0..self.uuids.len()).for_each(|gpu| self.page.set_window(gpu, operations, microseconds));
+    /// Writes how the lease is to be used that is about to be given, where that has changed.
+    pub fn set_pace(&mut self, leases: &Leases, pace: Pace) {
+        let narrow = if pace.is_narrow { NARROW } else { Duration::MAX };
+        let us = |us: u128| u32::try_from(us).unwrap_or(u32::MAX);
+        let window = us(leases.window_time.min(narrow).as_micros());
+        let idle = us(Duration::from_nanos(pace.idle_ns).as_micros());
+        let pace = (leases.window, window, idle);
+        if self.pace.replace(pace) == Some(pace) {
+            return;
+        }
+        for gpu in 0..self.uuids.len() {
+            self.page.set_window(gpu, leases.window, window);
+            self.page.set_idle(gpu, idle);
+        }
     }
 
     /// Nobody arbitrates it any more: as a page is at the beginning.

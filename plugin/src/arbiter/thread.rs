@@ -12,7 +12,7 @@ use super::bound::Drain;
 use super::cycle::{self, Part};
 use super::lane::{Heard, Lane};
 use super::latency::Latencies;
-use super::policy::{GpuIndex, MAX_GPUS, Policy, State, TenantId};
+use super::policy::{GpuIndex, MAX_GPUS, Pace, Policy, State, TenantId};
 use super::reactor::{Reactor, Ready, Token};
 use super::seat::{Opened, Seat};
 use super::view::{GpuShare, TenantShare, View};
@@ -219,8 +219,9 @@ impl Thread {
                         self.policy.want(now.ns, id(key));
                     }
                 }
-                Heard::Said(process, Message::Drained { epoch, .. }) => {
-                    seat.ignored += u64::from(seat.bound.drained(process, epoch) == Drain::Ignored);
+                Heard::Said(process, Message::Drained { epoch, used_ns, .. }) => {
+                    let drain = seat.bound.drained(process, epoch, used_ns);
+                    seat.ignored += u64::from(drain == Drain::Ignored);
                 }
                 Heard::Said(process, Message::Idle { epoch, .. }) => {
                     if seat.bound.idle(process, epoch) && seat.state == State::Yield {
@@ -234,7 +235,7 @@ impl Thread {
         seat.forget_strangers(now.instant);
         let is_new = processes == 0 && seat.bound.len() > 0;
         if seat.has_settled() {
-            self.policy.drained(now.ns, id(key));
+            self.policy.drained(now.ns, id(key), seat.bound.used_ns());
         }
         self.carry_out(now);
         if is_new {
@@ -248,11 +249,14 @@ impl Thread {
         while let Some(command) = commands.pop_front() {
             let key = u32::try_from(command.tenant.0).unwrap_or(u32::MAX);
             let Some(seat) = self.seats.get_mut(&key) else { continue };
+            if command.state != State::Closed {
+                seat.set_pace(&self.leases, command.pace);
+            }
             seat.set(command.state);
             self.commands += 1;
             // Where nobody is bound, closing is draining.
             if seat.has_settled() {
-                self.policy.drained(now.ns, command.tenant);
+                self.policy.drained(now.ns, command.tenant, seat.bound.used_ns());
                 commands.extend(self.policy.commands());
             }
         }
@@ -322,9 +326,9 @@ impl Thread {
         };
         debug!(allocation = opened.id, ?gpus, ?share, "arbitrated");
         let adopted = opened.in_use > 0;
-        let seat = Seat::new(opened, gpus.clone(), share, lane, now.instant);
-        let window = u32::try_from(self.leases.window_time.as_micros()).unwrap_or(u32::MAX);
-        seat.set_window(self.leases.window, window);
+        let mut seat = Seat::new(opened, gpus.clone(), share, lane, now.instant);
+        let idle_ns = self.policy.settings().idle;
+        seat.set_pace(&self.leases, Pace { idle_ns, is_narrow: false });
         seat.beat(now.ns);
         self.seats.insert(key, seat);
         self.policy.join(now.ns, id(key), &gpus, share);

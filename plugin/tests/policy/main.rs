@@ -3,10 +3,13 @@
 mod caps;
 mod gangs;
 mod nonsense;
+mod pauses;
 mod shares;
 
-use tessera_plugin::arbiter::policy::model::{Change, Figures, Load, Scenario, simulate};
-use tessera_plugin::arbiter::policy::{Kind, MS, Settings, Share};
+use tessera_plugin::arbiter::policy::model::{
+    Change, Figures, Load, Scenario, TenantFigures, simulate,
+};
+use tessera_plugin::arbiter::policy::{Kind, MS, Policy, Settings, Share, State, TenantId};
 
 const US: u64 = 1_000;
 const SECOND: u64 = 1_000 * MS;
@@ -22,7 +25,8 @@ fn strict(millis: u32) -> Share {
 }
 
 fn scenario(loads: Vec<Load>, until: u64) -> Scenario {
-    Scenario { settings: Settings::default(), loads, changes: vec![], delay: DELAY, seed: 1, until }
+    let (settings, changes) = (Settings::default(), vec![]);
+    Scenario { settings, loads, changes, delay: DELAY, switch: 0, seed: 1, until }
 }
 
 fn play(loads: Vec<Load>, until: u64) -> Figures {

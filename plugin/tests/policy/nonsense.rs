@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use tessera_plugin::arbiter::policy::{Policy, State, TenantId};
 
 use super::*;
 
@@ -91,7 +90,7 @@ proptest! {
                 Event::Share(who, share) => policy.set_share(now, TenantId(who), share),
                 Event::Want(who) => policy.want(now, TenantId(who)),
                 Event::Idle(who) => policy.idle(now, TenantId(who)),
-                Event::Drained(who) => policy.drained(now, TenantId(who)),
+                Event::Drained(who) => policy.drained(now, TenantId(who), None),
                 Event::Gone(who) => policy.gone(now, TenantId(who)),
                 Event::Tick => policy.tick(now),
             }
@@ -109,7 +108,7 @@ proptest! {
         for step in 0..20_000 {
             for &id in &ids {
                 if policy.tenant(now, id).is_some_and(|view| view.state == State::Closed) {
-                    policy.drained(now, id);
+                    policy.drained(now, id, None);
                     gates.carry_out(&mut policy, now)?;
                     policy.want(now, id);
                     gates.carry_out(&mut policy, now)?;
@@ -147,7 +146,7 @@ fn a_tick_leaves_no_deadline_in_the_past() {
         let closed: Vec<_> = policy.commands().filter(|c| c.state == State::Closed).collect();
         for command in closed {
             now += 50 * US;
-            policy.drained(now, command.tenant);
+            policy.drained(now, command.tenant, None);
             policy.want(now, command.tenant);
         }
     }

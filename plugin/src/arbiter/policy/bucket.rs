@@ -7,6 +7,9 @@ const PARTS: i128 = 1000;
 /// still, when tenants have rationed themselves.
 const MOST_DEBT: i128 = 1_000_000_000 * PARTS;
 
+/// Bursts that a tenant may save up while it waits for others.
+const WAITS: u64 = 10;
+
 /// Earns `millis` thousandths of the time that passes, up to what it may hold; spends what is used,
 /// below zero if need be, and then earns that back first.
 #[derive(Clone, Debug)]
@@ -23,18 +26,29 @@ impl Bucket {
         Self { level: threshold(millis, burst), at: now }
     }
 
-    /// Earns up to `now`, and spends `used` nanoseconds of GPU time of that time.
+    /// Earns up to `now`, and spends `used` nanoseconds of GPU time of that time. What it holds
+    /// beyond `burst` stays, but grows no more.
     pub(super) fn pass(&mut self, now: u64, millis: u32, burst: u64, used: u64) {
         let passed = now.saturating_sub(self.at);
         self.at = self.at.max(now);
         let earned = self.level + i128::from(passed) * i128::from(millis);
         let left = earned - i128::from(used) * PARTS;
-        self.level = left.max(-MOST_DEBT).min(most(millis, burst));
+        self.level = left.max(-MOST_DEBT).min(most(millis, burst).max(self.level));
     }
 
-    /// Gives back up to `ns` of what was spent.
-    pub(super) fn refund(&mut self, ns: u64, millis: u32, burst: u64) {
-        self.level = (self.level + i128::from(ns) * PARTS).min(most(millis, burst));
+    /// The same of a tenant that waits for others, and must lose nothing by it.
+    pub(super) fn wait(&mut self, now: u64, millis: u32, burst: u64) {
+        self.pass(now, millis, burst.saturating_mul(WAITS), 0);
+    }
+
+    /// What is held beyond `burst` is lost.
+    pub(super) fn forget(&mut self, millis: u32, burst: u64) {
+        self.level = self.level.min(most(millis, burst));
+    }
+
+    /// Gives back `ns` of what was spent.
+    pub(super) fn refund(&mut self, ns: u64) {
+        self.level += i128::from(ns) * PARTS;
     }
 
     /// Whether there is anything left to go on with.
@@ -102,6 +116,20 @@ mod tests {
         let mut bucket = Bucket::new(0, 100, BURST);
         bucket.pass(3_600_000_000_000, 100, BURST, 0);
         assert_eq!(bucket.empty_at(100), Some(3_600_000_000_000 + 5_555_556));
+    }
+
+    #[test]
+    fn who_waits_for_others_goes_on_earning_and_who_is_idle_loses_the_surplus() {
+        let mut bucket = Bucket::new(0, 100, BURST);
+        bucket.wait(100_000_000, 100, BURST);
+        // 3.5 ms to begin with, and a tenth of 100 ms.
+        assert_eq!(bucket.empty_at(100), Some(100_000_000 + 15_000_000));
+        bucket.pass(200_000_000, 100, BURST, 0);
+        assert_eq!(bucket.empty_at(100), Some(200_000_000 + 15_000_000), "no more, and no less");
+        bucket.forget(100, BURST);
+        assert_eq!(bucket.empty_at(100), Some(200_000_000 + 5_555_556));
+        bucket.wait(3_600_000_000_000, 100, BURST);
+        assert_eq!(bucket.empty_at(100), Some(3_600_000_000_000 + 55_555_556), "bounded");
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub(super) struct Gpu {
     pub(super) reserved: Option<Slot>,
     /// The last virtual time, for a GPU where nobody competes.
     pub(super) v: Virtual,
+    /// Who held it last.
+    pub(super) last: Option<Slot>,
     /// Moving mean of the drains, nanoseconds.
     pub(super) drain: u64,
     /// When something falls due.

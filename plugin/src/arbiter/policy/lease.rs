@@ -3,7 +3,7 @@
 use super::Policy;
 use super::fair::cost;
 use super::tenant::{Lease, Phase, Slot};
-use super::types::{Command, MS, State};
+use super::types::{Command, MS};
 
 /// A lease is charged for at most so long after its closing: what a stopped process or a kernel
 /// without end holds on to is not known, and a debt without bound would be a sentence.
@@ -48,6 +48,7 @@ impl Policy {
             used = used.max(passed / busy);
         }
         tenant.leased_ns += used;
+        tenant.lease_ns += used;
         if tenant.strict() {
             tenant.bucket.pass(now, tenant.share.millis, settings.burst, used);
         }
@@ -58,25 +59,31 @@ impl Policy {
         self.charge_around(now, slot);
         let state = self.state_for(now, slot);
         let quantum = self.quantum_of(slot);
+        let pace = self.pace(now, slot, state);
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.contends = false;
         tenant.wanting = false;
+        tenant.rhythm.granted();
+        tenant.lease_ns = 0;
         tenant.waited(now.saturating_sub(tenant.since));
         tenant.since = now;
         tenant.leases += 1;
         tenant.charged_at = now;
-        tenant.bucket.pass(now, tenant.share.millis, self.settings.burst, 0);
+        tenant.bucket.wait(now, tenant.share.millis, self.settings.burst);
         let until = now.saturating_add(quantum);
-        tenant.phase = Phase::Held(Lease { since: now, until, preempt: None, state });
+        let idle_ns = pace.idle_ns;
+        tenant.phase = Phase::Held(Lease { since: now, until, preempt: None, state, idle_ns });
+        tenant.switched = false;
         for &gpu in &tenant.gpus {
             let gpu = &mut self.gpus[usize::from(gpu)];
             gpu.leases.push(slot);
             gpu.reserved = None;
+            tenant.switched |= gpu.last.replace(slot) != Some(slot);
             if let Some(seat) = gpu.seat_mut(slot) {
                 seat.deadline = seat.v + cost(quantum, tenant.share.millis);
             }
         }
-        let command = Command { tenant: tenant.id, state };
+        let command = Command { tenant: tenant.id, state, pace };
         self.commands.push_back(command);
     }
 
@@ -102,7 +109,8 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         let deadline = now.saturating_add(tenant.patience(&self.settings));
         tenant.phase = Phase::Draining { since: now, deadline };
-        self.commands.push_back(Command { tenant: tenant.id, state: State::Closed });
+        let id = tenant.id;
+        self.say_closed(id);
     }
 
     /// The drain has passed its deadline: the lease is over for others, but goes on being charged.
@@ -114,6 +122,20 @@ impl Policy {
         }
     }
 
+    /// Gives the cap back what of the lease it had no work: while the tenant's thread woke up, the GPU
+    /// changed over, and `drained` was on its way. That is some 150 µs of each lease, which is several
+    /// percent of a short one. The tenant's word counts, but only so far: one that lies passes its cap
+    /// by a sixteenth at most.
+    pub(super) fn credit(&mut self, slot: Slot, used_ns: Option<u64>) {
+        let Some(tenant) = self.tenants[slot].as_mut().filter(|tenant| tenant.strict()) else {
+            return;
+        };
+        let unused = tenant.lease_ns.saturating_sub(used_ns.unwrap_or(u64::MAX));
+        let switch = if tenant.switched { self.settings.switch } else { 0 };
+        let most = self.settings.slack.min(tenant.lease_ns / 16);
+        tenant.bucket.refund(unused.saturating_add(switch).min(most));
+    }
+
     /// The lease is over; all is charged already.
     pub(super) fn end(&mut self, now: u64, slot: Slot, drained: bool) {
         let Some(tenant) = &mut self.tenants[slot] else { return };
@@ -122,13 +144,13 @@ impl Policy {
         {
             let took = now.saturating_sub(since);
             tenant.drained_in(took, &self.settings);
+            tenant.rhythm.drained(since, took, &self.settings);
             for &gpu in &tenant.gpus {
                 let mean = &mut self.gpus[usize::from(gpu)].drain;
                 let took = took.min(self.settings.drain_most);
                 *mean = *mean - *mean / DRAIN_WEIGHT + took / DRAIN_WEIGHT;
             }
         }
-        tenant.bucket.refund(self.settings.bubble, tenant.share.millis, self.settings.burst);
         tenant.phase = Phase::Out;
         tenant.last_active = Some(now);
         tenant.counts_until = now.saturating_add(COUNTS_AFTER);

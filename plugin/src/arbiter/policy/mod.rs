@@ -14,6 +14,7 @@
 //! | `gang` | tenants with several GPUs; why they cannot block each other |
 //! | `lease` | granting, charging, closing, being late |
 //! | `settle` | the decision pass after each event |
+//! | `pace` | how long a pause is waited for, how much may be in flight |
 //! | `phases` | parts of the cycle without an arbiter |
 //!
 //! `docs/compute.md`, "The policy", has the reasons and bounds.
@@ -23,6 +24,7 @@ mod fair;
 mod gang;
 mod lease;
 pub mod model;
+mod pace;
 mod phases;
 mod settle;
 mod tenant;
@@ -35,7 +37,7 @@ use fair::{Gpu, Seat};
 pub use phases::phases;
 use settle::Mask;
 use tenant::{Phase, Slot, Tenant};
-pub use types::{Command, GpuIndex, Kind, MAX_GPUS, MS, Settings, Share, State, TenantId};
+pub use types::{Command, GpuIndex, Kind, MAX_GPUS, MS, Pace, Settings, Share, State, TenantId};
 pub use view::{GpuView, TenantView};
 
 /// An arbiter that is later than this has been silent, `tessera_region::layout`.
@@ -110,7 +112,7 @@ impl Policy {
             self.gangs.push(slot);
         }
         self.tenants[slot] = Some(Tenant::new(now, id, own, share, &self.settings));
-        self.commands.push_back(Command { tenant: id, state: State::Closed });
+        self.say_closed(id);
     }
 
     /// After the arbiter's own restart, right after `join`: the tenant's gate was open, so it may
@@ -180,6 +182,12 @@ impl Policy {
             tenant.wanting = true;
             tenant.since = now;
             tenant.last_active = Some(now);
+            tenant.rhythm.back(now, &self.settings);
+            let (millis, burst) = (tenant.share.millis, self.settings.burst);
+            tenant.bucket.pass(now, millis, burst, 0);
+            if now >= tenant.counts_until {
+                tenant.bucket.forget(millis, burst);
+            }
             self.settle(now, self.mask_of(slot));
         }
     }
@@ -187,18 +195,25 @@ impl Policy {
     /// Nothing in flight and no launch for a while, while the gate says YIELD.
     pub fn idle(&mut self, now: u64, id: TenantId) {
         let Some((now, slot)) = self.event(now, id) else { return };
-        let lease = self.tenants[slot].as_ref().and_then(Tenant::lease);
-        if lease.is_some_and(|lease| lease.state == State::Yield) {
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        if let Some(lease) = tenant.lease()
+            && lease.state == State::Yield
+        {
+            let begun = (lease.idle_ns <= self.settings.idle).then_some(lease.since);
+            tenant.rhythm.idle(begun, now.saturating_sub(lease.idle_ns));
             self.close(now, slot);
             self.settle(now, self.mask_of(slot));
         }
     }
 
-    /// Nothing of the tenant is in flight any more since its gate was closed.
-    pub fn drained(&mut self, now: u64, id: TenantId) {
+    /// Nothing of the tenant is in flight any more since its gate was closed. `used_ns`: how long
+    /// something was, of the time since it was opened, if the tenant says so; that moves a cap, by a
+    /// little.
+    pub fn drained(&mut self, now: u64, id: TenantId, used_ns: Option<u64>) {
         let Some((now, slot)) = self.event(now, id) else { return };
         let phase = self.tenants[slot].as_ref().map(|tenant| tenant.phase);
         if matches!(phase, Some(Phase::Draining { .. } | Phase::Late { .. })) {
+            self.credit(slot, used_ns);
             self.end(now, slot, true);
             self.settle(now, self.mask_of(slot));
         }
@@ -212,7 +227,7 @@ impl Policy {
         tenant.contends = false;
         let held = tenant.lease().is_some();
         if held {
-            self.commands.push_back(Command { tenant: id, state: State::Closed });
+            self.say_closed(id);
         }
         if self.tenants[slot].as_ref().is_some_and(Tenant::has_lease) {
             self.end(now, slot, false);
@@ -273,12 +288,18 @@ impl Policy {
         Some((now, slot))
     }
 
-    fn say(&mut self, slot: Slot, state: State) {
+    fn say(&mut self, now: u64, slot: Slot, state: State) {
+        let pace = self.pace(now, slot, state);
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if let Phase::Held(lease) = &mut tenant.phase {
-            lease.state = state;
-            self.commands.push_back(Command { tenant: tenant.id, state });
+            (lease.state, lease.idle_ns) = (state, pace.idle_ns);
+            self.commands.push_back(Command { tenant: tenant.id, state, pace });
         }
+    }
+
+    fn say_closed(&mut self, tenant: TenantId) {
+        let pace = Pace { idle_ns: self.settings.idle, is_narrow: false };
+        self.commands.push_back(Command { tenant, state: State::Closed, pace });
     }
 
     fn unreserve(&mut self, slot: Slot) {

@@ -139,12 +139,12 @@ impl Policy {
         }
         let state = self.state_for(now, slot);
         if lease.state != State::Solo && lease.state != state {
-            self.say(slot, state);
+            self.say(now, slot, state);
         }
     }
 
     /// Whether anybody else could have the lease of any of its GPUs.
-    fn competes(&self, slot: Slot) -> bool {
+    pub(super) fn competes(&self, slot: Slot) -> bool {
         self.gpus_of(slot).any(|gpu| {
             let others = |seat: &Seat| seat.slot != slot && contends(&self.tenants, seat.slot);
             self.gpus[gpu].seats.iter().any(others)

@@ -1,9 +1,9 @@
 //! One tenant: its share, its lease and what it has had.
 
 use super::bucket::Bucket;
-use crate::incidents::LONG_WAIT_NS;
-
+use super::pace::Rhythm;
 use super::types::{GpuIndex, Kind, Settings, Share, State, TenantId};
+use crate::incidents::LONG_WAIT_NS;
 
 /// Index into the policy's tenants.
 pub(super) type Slot = usize;
@@ -40,6 +40,8 @@ pub(super) struct Lease {
     pub(super) preempt: Option<u64>,
     /// What the gate says: anything but CLOSED.
     pub(super) state: State,
+    /// After how long it says that it is idle.
+    pub(super) idle_ns: u64,
 }
 
 /// How far back drains count: each further one weighs the old longest at 7/8.
@@ -62,6 +64,11 @@ pub(super) struct Tenant {
     /// Up to when a tenant without a want counts for the virtual time.
     pub(super) counts_until: u64,
     pub(super) bucket: Bucket,
+    pub(super) rhythm: Rhythm,
+    /// What the bucket has been charged for this lease, nanoseconds, and whether another tenant's
+    /// work ran on its GPUs before.
+    pub(super) lease_ns: u64,
+    pub(super) switched: bool,
     /// The longest lately, nanoseconds.
     pub(super) longest_drain: u64,
     /// Up to when it has been charged, while it has a lease.
@@ -94,6 +101,9 @@ impl Tenant {
             last_active: None,
             counts_until: 0,
             bucket: Bucket::new(now, share.millis, set.burst),
+            rhythm: Rhythm::default(),
+            lease_ns: 0,
+            switched: false,
             longest_drain: 0,
             charged_at: now,
             leased_ns: 0,

@@ -41,6 +41,15 @@ pub enum State {
     Closed,
 }
 
+/// How a tenant is to use its lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pace {
+    /// So long it may be idle before it says so, nanoseconds.
+    pub idle_ns: u64,
+    /// Somebody may come who must not wait for a whole window.
+    pub is_narrow: bool,
+}
+
 /// Write this state, in a new epoch, to all gates of the tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
@@ -48,6 +57,8 @@ pub struct Command {
     pub tenant: TenantId,
     /// What they are to say.
     pub state: State,
+    /// To be written before the state, where that is not CLOSED.
+    pub pace: Pace,
 }
 
 /// Nanoseconds in a millisecond.
@@ -74,9 +85,16 @@ pub struct Settings {
     pub solo_after: u64,
     /// Strict shares: what may be saved up, in time at the rate of the share.
     pub burst: u64,
-    /// Strict shares: GPU time per lease that is not charged to the cap, because the GPU does not
-    /// work yet (wake-up) or any more (the message `drained`).
-    pub bubble: u64,
+    /// Strict shares: what the GPU takes to change over to another tenant, which is not charged to
+    /// the cap.
+    pub switch: u64,
+    /// Strict shares: most time of a lease that is not charged to the cap because the tenant says
+    /// that it had nothing in flight yet, or any more; and no more than a sixteenth of the lease.
+    pub slack: u64,
+    /// A tenant that pauses is idle after so long.
+    pub idle: u64,
+    /// The same for one that comes back soon as a rule, at most: the lease is kept for it.
+    pub idle_most: u64,
 }
 
 impl Default for Settings {
@@ -91,7 +109,10 @@ impl Default for Settings {
             drain_most: 200 * MS,
             solo_after: 1000 * MS,
             burst: 50 * MS,
-            bubble: 40_000,
+            switch: 50_000,
+            slack: 250_000,
+            idle: 100_000,
+            idle_most: 1_500_000,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::super::Policy;
-use super::super::types::{Command, State};
+use super::super::types::{Command, Pace, State};
 use super::Change;
 use super::world::{Event, Word, World, id};
 
@@ -17,11 +17,14 @@ impl World {
                 self.tell(|policy, now| policy.join(now, id(i), &load.gpus, load.share));
                 self.act(i);
             }
-            Event::Gate(i, epoch, word) => self.gate(i, epoch, word),
+            Event::Gate(i, epoch, word, pace) => self.gate(i, epoch, word, pace),
             Event::Want(i) if self.speaks(i) => self.tell(|policy, now| policy.want(now, id(i))),
             Event::Drained(i, epoch) if self.speaks(i) && epoch == self.players[i].said => {
-                self.players[i].possesses = false;
-                self.tell(|policy, now| policy.drained(now, id(i)));
+                let player = &mut self.players[i];
+                player.possesses = false;
+                let used = player.flown.take().map_or(0, |(begun, ended)| ended - begun);
+                let used = if player.load.lies { 0 } else { used };
+                self.tell(|policy, now| policy.drained(now, id(i), Some(used)));
             }
             Event::Idle(i, epoch) if self.speaks(i) && epoch == self.players[i].said => {
                 self.tell(|policy, now| policy.idle(now, id(i)));
@@ -51,7 +54,7 @@ impl World {
         self.players[i].there && self.players[i].alive
     }
 
-    fn gate(&mut self, i: usize, epoch: u64, word: Word) {
+    fn gate(&mut self, i: usize, epoch: u64, word: Word, pace: Pace) {
         let player = &mut self.players[i];
         // Two changes may overtake each other on their ways; the word in memory is the later.
         if epoch <= player.seen || !player.alive {
@@ -59,6 +62,7 @@ impl World {
         }
         player.seen = epoch;
         player.gate = word;
+        player.pace = pace;
         if word == Word::Closed {
             player.want_said = false;
             player.drained_said = false;
@@ -137,7 +141,7 @@ impl World {
         }
         self.players[i].said += 1;
         let epoch = self.players[i].said;
-        self.later(Event::Gate(i, epoch, word));
+        self.later(Event::Gate(i, epoch, word, command.pace));
     }
 
     /// Nobody else may have the GPU, but who has had its time to drain.

@@ -33,6 +33,8 @@ pub struct Load {
     pub window: usize,
     /// Nanoseconds of operations in flight while OPEN; two always may be.
     pub window_ns: u64,
+    /// Whether it says that it used nothing of its leases.
+    pub lies: bool,
     /// When it begins.
     pub begin: u64,
 }
@@ -49,6 +51,7 @@ impl Load {
             think: (0, 0),
             window: 16,
             window_ns: 1_000_000,
+            lies: false,
             begin: 0,
         }
     }
@@ -86,6 +89,8 @@ pub struct Scenario {
     pub changes: Vec<(u64, Change)>,
     /// Shortest and longest way of a message or command, nanoseconds.
     pub delay: (u64, u64),
+    /// What a GPU takes to change over to another tenant's work, nanoseconds.
+    pub switch: u64,
     /// Where randomness begins.
     pub seed: u64,
     /// Nanoseconds to simulate.

@@ -4,11 +4,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::super::Policy;
-use super::super::types::TenantId;
+use super::super::types::{Pace, TenantId};
 use super::{Change, Figures, Load, Random, Scenario, TenantFigures};
 
-/// What the shim waits before it says `idle`.
-const IDLE_AFTER: u64 = 100_000;
+/// In flight of who holds a lease while somebody else may be woken, nanoseconds.
+const NARROW: u64 = 250_000;
 /// Operations in flight while SOLO, in windows.
 const SOLO_WINDOWS: usize = 4;
 const SECOND: u64 = 1_000_000_000;
@@ -17,7 +17,8 @@ const SECOND: u64 = 1_000_000_000;
 pub(super) enum Event {
     Begin(usize),
     /// A command arrives.
-    Gate(usize, u64, Word),
+    /// Of what epoch, and how the lease is to be used.
+    Gate(usize, u64, Word, Pace),
     Want(usize),
     Drained(usize, u64),
     Idle(usize, u64),
@@ -47,6 +48,7 @@ pub(super) struct Player {
     pub(super) thinking: bool,
     /// The gate as it sees it, and as the policy said last.
     pub(super) gate: Word,
+    pub(super) pace: Pace,
     pub(super) seen: u64,
     pub(super) said: u64,
     /// Remaining nanoseconds of what is in flight.
@@ -61,6 +63,10 @@ pub(super) struct Player {
     /// Whether it may have something in flight, by what the policy knows.
     pub(super) possesses: bool,
     pub(super) last_served: u64,
+    /// What is left of changing over to its work.
+    switching: f64,
+    /// When something was first and last in flight, since it was open.
+    pub(super) flown: Option<(u64, u64)>,
 }
 
 /// See [`super::simulate`].
@@ -74,6 +80,9 @@ pub struct World {
     pub(super) changes: Vec<(u64, Change)>,
     pub(super) random: Random,
     pub(super) delay: (u64, u64),
+    switch: u64,
+    /// Per GPU: whose work ran last.
+    ran: Vec<Option<usize>>,
     pub(super) until: u64,
     pub(super) drain_least: u64,
     pub(super) tick: (Option<u64>, u64),
@@ -95,6 +104,8 @@ impl World {
             changes: scenario.changes.clone(),
             random: Random(scenario.seed),
             delay: scenario.delay,
+            switch: scenario.switch,
+            ran: vec![None; gpus],
             until: scenario.until,
             drain_least: scenario.settings.drain_least,
             tick: (None, 0),
@@ -176,7 +187,7 @@ impl World {
 
     fn next_completion(&self) -> u64 {
         let end = |i: usize| {
-            let left = self.players[i].flight.front()?;
+            let left = self.players[i].flight.front()? + self.players[i].switching;
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not far")]
             Some(self.now + (left * f64::from(self.parts(i))).ceil().max(0.0) as u64)
         };
@@ -207,12 +218,14 @@ impl World {
                 continue;
             }
             busy |= own;
-            if let Some(left) = player.flight.front_mut() {
-                #[allow(clippy::cast_precision_loss, reason = "short")]
-                let progress = passed as f64 / f64::from(parts);
-                *left -= progress;
-            }
-            let used = passed / u64::from(parts);
+            let Some(left) = player.flight.front_mut() else { continue };
+            #[allow(clippy::cast_precision_loss, reason = "short")]
+            let progress = passed as f64 / f64::from(parts);
+            let switching = player.switching.min(progress);
+            player.switching -= switching;
+            *left -= progress - switching;
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
+            let used = (progress - switching) as u64;
             let figures = &mut self.figures.tenants[i];
             figures.used_ns += used;
             let second = usize::try_from(self.now / SECOND).unwrap_or(0);
@@ -234,6 +247,8 @@ impl World {
         for i in 0..self.players.len() {
             while self.players[i].flight.front().is_some_and(|left| *left < 0.5) {
                 self.players[i].flight.pop_front();
+                let begun = self.players[i].flown.map_or(self.now, |(begun, _)| begun);
+                self.players[i].flown = Some((begun, self.now));
                 self.note_starvation(i);
                 self.after_completion(i);
             }
@@ -266,7 +281,7 @@ impl World {
         let player = &self.players[i];
         if player.gate == Word::Yield && player.flight.is_empty() {
             let check = Event::IdleCheck(i, player.launches, player.seen);
-            self.at(self.now + IDLE_AFTER, check);
+            self.at(self.now.saturating_add(player.pace.idle_ns), check);
         }
     }
 
@@ -299,13 +314,27 @@ impl World {
             let player = &mut self.players[i];
             let room = if player.gate == Word::Solo { SOLO_WINDOWS } else { 1 };
             let most = player.load.window.max(1) * room;
+            let window_ns = match player.pace.is_narrow {
+                true => player.load.window_ns.min(NARROW),
+                false => player.load.window_ns,
+            };
             #[allow(clippy::cast_precision_loss, reason = "short")]
-            let most_ns = (player.load.window_ns * room as u64) as f64;
+            let most_ns = (window_ns * room as u64) as f64;
             let queued: f64 = player.flight.iter().sum();
             let full =
                 player.flight.len() >= most || (player.flight.len() >= 2 && queued >= most_ns);
             if full || !player.has_work() {
                 return;
+            }
+            if player.flight.is_empty() {
+                player.flown.get_or_insert((self.now, self.now));
+                let gpus = player.load.gpus.iter().map(|&gpu| usize::from(gpu));
+                let other = gpus.fold(false, |other, gpu| {
+                    other | self.ran[gpu].replace(i).is_some_and(|ran| ran != i)
+                });
+                #[allow(clippy::cast_precision_loss, reason = "short")]
+                let switching = if other { self.switch as f64 } else { player.switching };
+                player.switching = switching;
             }
             let length = self.random.within(player.load.op);
             #[allow(clippy::cast_precision_loss, reason = "short")]
@@ -326,6 +355,7 @@ impl Player {
             stopped: false,
             thinking: false,
             gate: Word::Closed,
+            pace: Pace { idle_ns: u64::MAX, is_narrow: false },
             seen: 0,
             said: 0,
             flight: VecDeque::new(),
@@ -336,6 +366,8 @@ impl Player {
             closed_at: Some(0),
             possesses: false,
             last_served: 0,
+            switching: 0.0,
+            flown: None,
         }
     }
 
