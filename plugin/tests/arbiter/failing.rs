@@ -33,10 +33,10 @@ fn a_dead_holder_is_not_waited_for() {
 #[test]
 fn a_stopped_holder_is_overlapped_after_the_deadline_and_goes_on_later() {
     let (arbiter, holder, process, waiter, peer) = holding("works");
-    process.signal(Signal::SIGSTOP);
+    process.stop();
     peer.want();
     waiter.opens();
-    until("it is told", || holder.share(&arbiter).overlaps >= 1);
+    until("it is told", || holder.share(&arbiter).overlaps == 1);
     assert_eq!(holder.share(&arbiter).owing, 1);
     assert_eq!(arbiter.view().unwrap().gpus[0].late, ["holder"]);
     process.signal(Signal::SIGCONT);

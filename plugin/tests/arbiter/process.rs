@@ -11,7 +11,7 @@ use rustix::net::SocketFlags;
 use tessera_plugin::arbiter::Arbiter;
 use tessera_plugin::config::Leases;
 
-use crate::support::{Peer, work};
+use crate::support::{Peer, until, work};
 
 const DIRS: &str = "ARBITER_TEST_DIRS";
 const ROLE: &str = "ARBITER_TEST_ROLE";
@@ -43,6 +43,18 @@ impl Process {
 
     pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), signal).unwrap();
+    }
+
+    /// Stops it, and waits until it has: on another CPU it goes on for a moment, in which it may still
+    /// drain and want.
+    pub fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+        let stat = format!("/proc/{}/stat", self.0.id());
+        until("it has stopped", || {
+            let stat = std::fs::read_to_string(&stat).unwrap();
+            // The state follows the name, which is in parentheses.
+            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+        });
     }
 
     pub fn kill(mut self) {

@@ -128,3 +128,23 @@ proptest! {
         prop_assert!(used > charged - handed - 0.01, "{used} of {charged}: {figures:?}");
     }
 }
+
+#[test]
+fn a_server_that_naps_finds_little_in_flight_and_a_smaller_one_the_whole_window() {
+    let median = |millis| {
+        let server = Load::backlogged(burst(millis), (500 * US, 500 * US));
+        let server = server.pausing(4, (10 * MS, 40 * MS));
+        let backlog = Load::backlogged(burst(1000 - millis), (200 * US, 200 * US));
+        let figures = watch(vec![server, backlog], 5 * SECOND);
+        let mut waits = figures.tenants[0].waits.clone();
+        waits.sort_unstable();
+        let busy = float(figures.busy_ns[0]) / float(figures.elapsed_ns);
+        assert!(busy > 0.98, "{busy}");
+        waits[waits.len() / 2]
+    };
+    // Two operations, the ways and the change-over.
+    assert!(median(800) < 600 * US, "{}", median(800));
+    assert!(median(500) < 600 * US, "{}", median(500));
+    // One with a fifth waits for a millisecond of the other's.
+    assert!(median(200) > 800 * US, "{}", median(200));
+}

@@ -109,7 +109,10 @@ impl Policy {
         let millis = self.tenants[slot].as_ref().map_or(0, |tenant| tenant.share.millis);
         let naps = |other: &Tenant| {
             let recent = |last: u64| now < last.saturating_add(self.settings.solo_after);
-            !other.active() && other.share.millis >= millis && other.last_active.is_some_and(recent)
+            // Whose lease has just ended may have more to do, and not have said so yet.
+            let idle = other.rhythm.idle.is_some() || now >= other.counts_until;
+            let as_large = other.share.millis >= millis;
+            !other.active() && idle && as_large && other.last_active.is_some_and(recent)
         };
         self.gpus_of(slot).any(|gpu| {
             let seats = self.gpus[gpu].seats.iter().filter(|seat| seat.slot != slot);
