@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(bound.owing(), 2, "itself, and those who may still come");
         bound.forget_strangers();
         assert_eq!(bound.owing(), 1);
-        assert_eq!(bound.drained(1, 1), Drain::Counted);
+        assert_eq!(bound.drained(1, 1, 0), Drain::Counted);
         bound.bind(2);
         assert_eq!(bound.owing(), 0, "nobody is a stranger any more");
     }
