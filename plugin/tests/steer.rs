@@ -337,9 +337,12 @@ async fn quotas_that_race_with_allocate_never_oversell() {
             }
         })
     };
-    let mut looks = 0;
+    let mut looks = 0u32;
     let begun = std::time::Instant::now();
-    while begun.elapsed() < Duration::from_secs(2) {
+    let counts = || [&granted, &refused].map(|count| count.load(Ordering::Relaxed));
+    let is_enough = || begun.elapsed() > Duration::from_secs(2) && counts().iter().all(|n| *n > 10);
+    while !is_enough() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", counts());
         let status = node.status().await;
         let gpu = &status.gpus[0];
         assert!(gpu.memory_limits_bytes <= 40 * GIB, "{} GiB", gpu.memory_limits_bytes / GIB);
@@ -352,8 +355,7 @@ async fn quotas_that_race_with_allocate_never_oversell() {
     tokio::task::block_in_place(|| watching.join().unwrap());
     let worst = *worst.lock().unwrap();
     assert!(worst > 0 && worst <= 40 * GIB, "{} GiB in the pages", worst / GIB);
-    let counts = [&granted, &refused].map(|count| count.load(Ordering::Relaxed));
-    assert!(counts.iter().all(|count| *count > 10) && looks > 5, "{counts:?}, {looks} looks");
+    assert!(looks > 0);
     // At rest, what kubelet may give away fits too.
     let status = node.status().await;
     let free = status.gpus[0]
