@@ -32,7 +32,7 @@ impl Node {
             "[gpus]\nreserve = 0\ncontext_overhead = \"64Mi\"\n[share]\nreplicas = 4\n[paths]\n\
              kubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
              shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n\
-             [pages]\ntmpfs = \"off\"\n",
+             [pages]\ntmpfs = \"off\"\n[metrics]\nlisten = \"\"\n",
             at("kubelet"),
             at("none.sock"),
             at("pages"),

@@ -242,6 +242,8 @@ fn plugin_config(
             ],
         ),
         ("pages", vec![("tmpfs", Value::from("off"))]),
+        // A port of the machine is not the demo's to take.
+        ("metrics", vec![("listen", Value::from(""))]),
         // Device nodes and driver are the host's own; a process needs neither handed to it.
         ("container", vec![("device_list_strategy", Value::from("none"))]),
     ];

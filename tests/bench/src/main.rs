@@ -4,7 +4,7 @@
 //! `tessera-bench compute` runs one scenario of divided GPU time; `--help` there.
 //!
 //! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (overhead, contended, race, recovery,
-//! plugin, many, compute, shim), `--apis NAME,…` (of races and recovery; all),
+//! plugin, soak, many, compute, shim), `--apis NAME,…` (of races and recovery; all),
 //! `--realtime` (before everything else on a machine that is busy with other things; root).
 
 mod child;
@@ -21,6 +21,7 @@ mod race;
 mod recovery;
 mod report;
 mod shim_file;
+mod soak;
 mod stats;
 mod world;
 
@@ -89,6 +90,9 @@ fn bench() -> anyhow::Result<ExitCode> {
     }
     if wanted("plugin") {
         plugins(&world, &mut report)?;
+    }
+    if wanted("soak") {
+        soaked(&world, &mut report)?;
     }
     if wanted("many") {
         manifold(&world, &mut report)?;
@@ -236,6 +240,29 @@ fn plugins(world: &World, report: &mut Report) -> anyhow::Result<()> {
     report.detail("allocate_fsync_ms", &figures.fsync_ms);
     report.detail("disk_fsync_ms", &figures.disk_ms);
     report.detail("register_detail_ms", &figures.register_ms);
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "KiB and counts far below 2^53")]
+fn soaked(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("the plugin under scrapes and churn");
+    let figures = soak::run(world)?;
+    let idle = figures.idle_percent;
+    report.figure("idle_cpu_pct", "CPU at rest, scraped every 15 s", "%", idle, Some(0.2));
+    let p99 = figures.scrape_ms.quantile(0.99);
+    report.figure("metrics_scrape_ms_1000", "scrape of 1,000 series, p99", "ms", p99, None);
+    let (before, after) = figures.rss_kib;
+    let rss = after as f64 / 1024.0;
+    report.figure("plugin_rss_mib_soak", "plugin's RSS after scrapes and churn", "MiB", rss, None);
+    report.detail("metrics_scrape_ms", &figures.scrape_ms);
+    report.put(
+        "soak_detail",
+        json!({
+            "series": figures.series,
+            "pods_churned": figures.churned,
+            "rss_mib_after_10_scrapes": before as f64 / 1024.0,
+        }),
+    );
     Ok(())
 }
 

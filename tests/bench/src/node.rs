@@ -179,6 +179,7 @@ fn config(setup: &Setup, kubelet: &Kubelet, dir: &Path, pages: &Path) -> String 
          [container]\ndevice_list_strategy = \"none\"\n\
          [ledger]\nfsync = {fsync}\n\
          [pages]\ntmpfs = \"off\"\n\
+         [metrics]\nlisten = \"127.0.0.1:0\"\n\
          [log]\nfilter = {log:?}\n\
          [paths]\nkubelet = {}\npod_resources = {}\npages = {}\nshim = {}\nshim_source = {}\n\
          ledger = {}\nadmin = {}\n",

@@ -21,7 +21,7 @@ fn start_foreign<'a>(suite: &Suite<'a>, uuid: &str) -> Result<Pod<'a>> {
          context_overhead = \"64Mi\"\n[share]\nreplicas = 2\n\
          [paths]\npages = \"/tmp/pages\"\nshim = \"/tmp/shim\"\nledger = \"/tmp/ledger\"\n\
          admin = \"/tmp/admin.sock\"\nnvml = \"{SIM_ON_NODE}/libnvidia-ml.so.1\"\n\
-         [pages]\ntmpfs = \"off\"\n"
+         [pages]\ntmpfs = \"off\"\n[metrics]\nlisten = \"\"\n"
     );
     let host = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path}});
     let (plugins, resources) =

@@ -1,0 +1,141 @@
+//! The plugin's process scraped once a second while 64 pods stay and others come and go: what a scrape
+//! takes, and whether its memory stays what it was. And what it costs at rest.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use tessera_plugin::standin::{Container, Pod};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+
+use crate::node::{Node, RESOURCE, Setup};
+use crate::stats::Sample;
+use crate::world::World;
+
+/// GPUs, and replicas of each; pods that stay.
+const GPUS: usize = 3;
+const REPLICAS: usize = 32;
+const PODS: usize = 64;
+/// At rest: how long, and between scrapes.
+const REST: Duration = Duration::from_secs(30);
+const INTERVAL: Duration = Duration::from_secs(15);
+/// Scrapes under load, one a second, and how many come before memory is first looked at.
+const SCRAPES: usize = 60;
+const WARM_UP: usize = 10;
+
+/// What was measured.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    /// CPU time with one idle pod, scraped every 15 s, percent of a core.
+    pub idle_percent: f64,
+    /// From the request to the last byte, milliseconds.
+    pub scrape_ms: Sample,
+    /// Series in the last of them.
+    pub series: usize,
+    /// Pods that came and went meanwhile.
+    pub churned: usize,
+    /// Resident memory, KiB: after the first scrapes, and at the end.
+    pub rss_kib: (u64, u64),
+}
+
+/// Measures all of it.
+///
+/// # Errors
+/// A plugin that does not start, register or answer.
+pub fn run(world: &World) -> anyhow::Result<Figures> {
+    let config = "[[gpu]]\nmemory = \"80GiB\"\n".repeat(GPUS)
+        + "[memory]\nreserved = \"256MiB\"\ncontext_overhead = \"32MiB\"\n";
+    let file = world.path("soak.toml");
+    std::fs::write(&file, config)?;
+    let setup = Setup {
+        artefacts: world.artefacts.clone(),
+        envs: vec![("SIMGPU_CONFIG", file), ("SIMGPU_STATE", world.path("soak.state"))],
+        gpus: GPUS,
+        replicas: REPLICAS,
+        memory: (256 << 20, 32 << 20),
+        fsync: false,
+        log: "warn,tessera_plugin::metrics=info",
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let node = Node::start(&setup).await?;
+        let address = address(&node).await?;
+        start(&node, "stay-0").await?;
+        let idle_percent = rest(&node, address).await?;
+        for n in 1..PODS {
+            start(&node, &format!("stay-{n}")).await?;
+        }
+        let mut figures = load(&node, address).await?;
+        figures.idle_percent = idle_percent;
+        node.end().await;
+        Ok(figures)
+    })
+}
+
+/// CPU time while next to nothing happens.
+async fn rest(node: &Node, address: SocketAddr) -> anyhow::Result<f64> {
+    sleep(Duration::from_secs(3)).await;
+    let (before, began) = (node.process()?.cpu()?.all, Instant::now());
+    while began.elapsed() < REST {
+        scrape(address).await?;
+        sleep(INTERVAL).await;
+    }
+    #[allow(clippy::cast_precision_loss, reason = "nanoseconds of a minute")]
+    let used = (node.process()?.cpu()?.all - before) as f64;
+    Ok(used / began.elapsed().as_secs_f64() / 1e7)
+}
+
+async fn load(node: &Node, address: SocketAddr) -> anyhow::Result<Figures> {
+    let (mut times, mut rss_kib, mut series, mut churned) = (Vec::new(), (0, 0), 0, 0);
+    for round in 0..SCRAPES {
+        let began = Instant::now();
+        let text = scrape(address).await?;
+        times.push(began.elapsed().as_secs_f64() * 1e3);
+        series = text.lines().filter(|line| !line.starts_with('#')).count();
+        if round + 1 == WARM_UP {
+            rss_kib.0 = node.process()?.rss_kib()?.0;
+        }
+        while began.elapsed() < Duration::from_secs(1) {
+            let name = format!("churn-{churned}");
+            start(node, &name).await?;
+            node.kubelet.remove("bench", &name);
+            churned += 1;
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+    sleep(Duration::from_secs(3)).await;
+    rss_kib.1 = node.process()?.rss_kib()?.0;
+    Ok(Figures { idle_percent: 0.0, scrape_ms: Sample::new(times), series, churned, rss_kib })
+}
+
+async fn start(node: &Node, name: &str) -> anyhow::Result<()> {
+    let pod = Pod::new("bench", name).with(Container::new("main").asking(RESOURCE, 1));
+    node.kubelet.run(&pod).await?;
+    Ok(())
+}
+
+/// Where the plugin says that its metrics are.
+async fn address(node: &Node) -> anyhow::Result<SocketAddr> {
+    for _ in 0..100 {
+        let log = node.log();
+        let word = log.split("address=").nth(1).and_then(|rest| rest.split_whitespace().next());
+        if let Some(address) = word.and_then(|word| word.parse().ok()) {
+            return Ok(address);
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    anyhow::bail!("the plugin does not say where its metrics are:\n{}", node.log())
+}
+
+async fn scrape(address: SocketAddr) -> anyhow::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = "GET /metrics HTTP/1.1\r\nHost: bench\r\nAccept: application/openmetrics-text\r\n\
+                   Connection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no answer")?;
+    anyhow::ensure!(head.starts_with("HTTP/1.1 200"), "{head}");
+    Ok(body.to_owned())
+}
