@@ -80,8 +80,12 @@ impl Sold {
 pub struct Catalogue {
     /// How requests for each resource are met.
     pub resources: BTreeMap<String, Terms>,
+    /// Grows with every configuration that takes the place of another.
+    pub edition: u64,
     /// Bytes charged for each context.
     pub context_overhead_bytes: u64,
+    /// Bytes of each GPU that are not sold.
+    pub reserve_bytes: u64,
     /// By UUID.
     pub gpus: BTreeMap<String, Sold>,
 }
@@ -96,7 +100,16 @@ impl Catalogue {
         let names = gpus.values().flat_map(|sold| &sold.shares).map(|share| &share.resource);
         let resources = names.map(|name| (name.clone(), shares::terms(name, config))).collect();
         let context_overhead_bytes = config.gpus.context_overhead_bytes;
-        Catalogue { resources, context_overhead_bytes, gpus }
+        let reserve_bytes = config.gpus.reserve_bytes;
+        Catalogue { resources, edition: 0, context_overhead_bytes, reserve_bytes, gpus }
+    }
+
+    /// The GPUs, in NVML's order.
+    #[must_use]
+    pub fn devices(&self) -> Vec<Gpu> {
+        let mut gpus: Vec<Gpu> = self.gpus.values().map(|sold| sold.gpu.clone()).collect();
+        gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+        gpus
     }
 
     /// What new allocations of these replicas of a resource would get of a GPU, in bytes. Retired

@@ -1,20 +1,19 @@
 //! `tessera serve`: builds everything, runs it until it is told to stop, and drains.
 
+mod health;
+
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::{debug, error, info, warn};
 
 use crate::admin::{self, Sources};
-use crate::capacity;
 use crate::coexist;
-use crate::config::{Config, ConfigError, Current, Events};
+use crate::config::{Config, ConfigFile, Current, Events, Given};
 use crate::delivery::Delivery;
-use crate::device::health::Observation;
 use crate::device::{Discovery, Gpu};
 use crate::kubelet::pod_resources::PodResources;
 use crate::kubelet::{self, Standing};
@@ -27,8 +26,10 @@ use crate::node::{Node, monotonic_ns};
 use crate::observe;
 use crate::reconcile::Kubelet;
 use crate::regions::tmpfs;
+use crate::reload::{self, Reloader, SetFilter};
 use crate::shares;
 use crate::shim_install;
+use health::Watcher;
 
 /// Intervals. The defaults are for production, tests shorten them.
 #[derive(Clone, Debug)]
@@ -37,12 +38,15 @@ pub struct Timing {
     pub heartbeat: Duration,
     /// How often ledger and kubelet are compared.
     pub reconcile: Duration,
-    /// How long kubelet must leave an allocation out before it is released.
-    pub release_grace: Duration,
+    /// How long kubelet must leave an allocation out before it is released; `None`: as the configuration
+    /// says. Ledger and kubelet are compared no less often than that needs.
+    pub release_grace: Option<Duration>,
     /// How long nobody must have needed an installed shim before it is removed.
     pub shim_grace: Duration,
     /// How often GPUs are looked for while there are none.
     pub discovery: Duration,
+    /// How long the configuration's file must rest before it is read again.
+    pub config_debounce: Duration,
     /// How often it is looked at what other plugins sell.
     pub coexist: Duration,
     /// How long a GPU counts as sold by others after it was last seen so.
@@ -53,24 +57,15 @@ pub struct Timing {
     pub events: kubernetes::Timing,
 }
 
-impl Timing {
-    /// As the configuration says; ledger and kubelet are compared no less often than that needs.
-    #[must_use]
-    pub fn configured(config: &Config) -> Self {
-        let release_grace = config.ledger.release_after;
-        let timing = Timing { release_grace, ..Timing::default() };
-        Timing { reconcile: timing.reconcile.min(release_grace), ..timing }
-    }
-}
-
 impl Default for Timing {
     fn default() -> Self {
         Timing {
             heartbeat: Duration::from_secs(1),
             reconcile: Duration::from_secs(10),
-            release_grace: Duration::from_secs(30),
+            release_grace: None,
             shim_grace: Duration::from_secs(3600),
             discovery: Duration::from_secs(10),
+            config_debounce: reload::DEBOUNCE,
             coexist: Duration::from_secs(10),
             coexist_grace: Duration::from_secs(60),
             kubelet: kubelet::Timing::default(),
@@ -97,11 +92,41 @@ pub struct App {
 /// # Errors
 /// What keeps the plugin from starting at all.
 pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> anyhow::Result<App> {
+    let file = config.source.file.clone().map(|file| ConfigFile { asked: Some(file) });
+    let text = file.as_ref().map(|file| file.judge().text).unwrap_or_default();
+    let given = Given { config, text, refused: None };
+    start_with(Beginning { file, given, set_filter: None }, discovery, timing)
+}
+
+/// What a plugin begins with.
+pub struct Beginning {
+    /// The file that is read again when it changes, where there is to be one.
+    pub file: Option<ConfigFile>,
+    /// What holds at first.
+    pub given: Given,
+    /// Sets the log's filter, where there is a log.
+    pub set_filter: Option<SetFilter>,
+}
+
+/// As [`start`], for a plugin whose configuration may be the last good one, and may change.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_with(
+    beginning: Beginning,
+    discovery: Arc<dyn Discovery>,
+    timing: Timing,
+) -> anyhow::Result<App> {
+    let Beginning { file, given, set_filter } = beginning;
+    let config = given.config.clone();
     let source = config.paths.shim_source.clone().unwrap_or_else(shim_install::default_source);
     let delivery = shim_install::install(&source, &config.paths.shim)?;
     let current = Current::from(config);
     let config = current.get();
     let sources = Arc::new(Sources::new(current.clone(), Arc::clone(&discovery)));
+    let asked = Arc::clone(&discovery);
+    let reloader = Arc::new(Reloader::new(file, &given, current, asked, set_filter, &sources));
+    sources.set_reloader(Arc::clone(&reloader));
     let admin = admin::Server::start(&config.paths.admin, Arc::clone(&sources))?;
     let metrics = metrics::Server::start(config.metrics.listen.clone(), Arc::clone(&sources));
     let pages = tmpfs::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;
@@ -112,7 +137,7 @@ pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> a
     }
     let (stop, stopped) = watch::channel(false);
     let (ready, standing) = watch::channel(None);
-    let main = run(current, discovery, timing, delivery, Arc::clone(&sources), stopped, ready);
+    let main = run(reloader, discovery, timing, delivery, Arc::clone(&sources), stopped, ready);
     Ok(App { sources, main: tokio::spawn(main), stop, standing, _admin: admin, _metrics: metrics })
 }
 
@@ -144,7 +169,7 @@ impl App {
 }
 
 async fn run(
-    current: Current,
+    reloader: Arc<Reloader>,
     discovery: Arc<dyn Discovery>,
     timing: Timing,
     delivery: Delivery,
@@ -152,37 +177,33 @@ async fn run(
     mut stopped: watch::Receiver<bool>,
     ready: watch::Sender<Option<Standing>>,
 ) -> anyhow::Result<()> {
+    let watching = reload::watch(Arc::clone(&reloader), timing.config_debounce);
+    let mut watching = std::pin::pin!(watching);
     let gpus = tokio::select! {
-        gpus = discover(&discovery, &sources, timing.discovery) => gpus,
+        gpus = discover(&discovery, reloader.current(), &sources, timing.discovery) => gpus,
+        () = &mut watching => return Ok(()),
         _ = stopped.wait_for(|stop| *stop) => return Ok(()),
     };
-    let config = current.get();
-    let problems = capacity::check(&gpus, &config);
-    if !problems.is_empty() {
-        return Err(ConfigError { file: config.source.file.clone(), problems }.into());
-    }
+    let config = reloader.begin(&gpus)?;
     for gpu in &gpus {
         for share in shares::cut(gpu, &config) {
             let shares::Share { resource, count, limit, .. } = share;
             info!(%gpu, resource, replicas = count, memory = limit.memory_bytes, "sharing");
         }
     }
-    let remarks = capacity::remarks(&gpus, &config);
-    remarks.iter().for_each(|text| warn!("{text}"));
-    sources.set_condition("configuration", (!remarks.is_empty()).then(|| remarks.join("; ")));
+    reloader.remark(&gpus, &config);
     let kubelet_dir = config.paths.kubelet.clone();
     let pod_resources = Arc::new(PodResources::new(&config.paths.pod_resources));
     let pod_resources_socket = config.paths.pod_resources.clone();
-    let asked = Arc::clone(&discovery);
-    let configured = current.clone();
+    let (asked, attached) = (Arc::clone(&discovery), Arc::clone(&reloader));
     let (node, gpus, facts) = tokio::task::spawn_blocking(move || {
-        let node = Node::open(current, &gpus, delivery)?;
+        let node = attached.attach(|current| Node::open(current, &gpus, delivery))?;
         node.set_topology(asked.topology(&gpus));
         let facts = asked.facts(&gpus);
         Ok::<_, OpenError>((node, gpus, facts))
     })
     .await??;
-    let labels = labels::Keeper::new(gpus.clone(), facts);
+    let labels = labels::Keeper::new(gpus, facts);
     sources.set_node(Arc::clone(&node));
     for unsold in discovery.unsold() {
         warn!("{unsold}");
@@ -220,12 +241,13 @@ async fn run(
 
     let observing =
         observe::Watch::start(Arc::clone(&node), Arc::clone(&discovery), Arc::clone(&sources))?;
-    let health = Watcher::start(discovery, gpus, Arc::clone(&node), Arc::clone(&sources))?;
+    let health = Watcher::start(discovery, Arc::clone(&node), Arc::clone(&sources))?;
     tokio::select! {
         () = beat(&node, timing.heartbeat) => {}
         () = housekeeping(&node, &pod_resources, &sources, &timing) => {}
         () = others.run() => {}
-        () = labels.run(&configured, &sources) => {}
+        () = labels.run(reloader.current(), &sources) => {}
+        () = &mut watching => {}
         _ = stopped.wait_for(|stop| *stop) => {}
     }
     serving.finished().await;
@@ -255,12 +277,13 @@ fn tell_kubernetes(node: &Arc<Node>, sources: &Arc<Sources>, timing: &kubernetes
 /// Looks for GPUs until there are some, and says meanwhile what is missing.
 async fn discover(
     discovery: &Arc<dyn Discovery>,
+    current: &Current,
     sources: &Sources,
     interval: Duration,
 ) -> Vec<Gpu> {
     loop {
-        let looking = Arc::clone(discovery);
-        let found = tokio::task::spawn_blocking(move || looking.gpus()).await;
+        let (looking, config) = (Arc::clone(discovery), current.get());
+        let found = tokio::task::spawn_blocking(move || looking.gpus(&config.gpus)).await;
         let missing = match found {
             Ok(Ok(gpus)) => {
                 sources.set_condition("gpus", None);
@@ -294,7 +317,8 @@ async fn housekeeping(
     sources: &Sources,
     timing: &Timing,
 ) {
-    let mut due = tokio::time::Instant::now() + timing.reconcile;
+    let grace = || timing.release_grace.unwrap_or_else(|| node.config().ledger.release_after);
+    let mut due = tokio::time::Instant::now() + timing.reconcile.min(grace());
     loop {
         // However many containers start, what is due comes first.
         let soon = tokio::select! {
@@ -304,7 +328,7 @@ async fn housekeeping(
         };
         let began = Instant::now();
         if !soon {
-            due = tokio::time::Instant::now() + timing.reconcile;
+            due = tokio::time::Instant::now() + timing.reconcile.min(grace());
             let inspected = Arc::clone(node);
             if let Err(error) = tokio::task::spawn_blocking(move || {
                 let seen = inspected.inspect();
@@ -329,7 +353,7 @@ async fn housekeeping(
                 }
                 let asked = began.elapsed();
                 let began = Instant::now();
-                let (node, grace) = (Arc::clone(node), timing.release_grace);
+                let (node, grace) = (Arc::clone(node), grace());
                 let shim_grace = timing.shim_grace;
                 node.trust().set_census(Arc::clone(&census));
                 let round = tokio::task::spawn_blocking(move || {
@@ -355,69 +379,6 @@ async fn housekeeping(
                 }
             }
         }
-    }
-}
-
-/// The thread that waits for what happens to GPUs.
-#[derive(Debug)]
-struct Watcher {
-    stop: Arc<AtomicBool>,
-}
-
-impl Watcher {
-    fn start(
-        discovery: Arc<dyn Discovery>,
-        gpus: Vec<Gpu>,
-        node: Arc<Node>,
-        sources: Arc<Sources>,
-    ) -> std::io::Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopping = Arc::clone(&stop);
-        let (sender, mut receiver) = mpsc::channel::<Observation>(64);
-        let watched = Arc::clone(&node);
-        std::thread::Builder::new().name("health".into()).stack_size(256 << 10).spawn(
-            move || {
-                let sink = |observation| {
-                    // A program can make as many of its own errors as it likes; none gets further. Of
-                    // the others none is lost: this thread may wait. An error is the plugin's end.
-                    if !watched.ignores(&observation) {
-                        let _ = sender.blocking_send(observation);
-                    }
-                };
-                let stopped = || stopping.load(Ordering::Relaxed) || sender.is_closed();
-                let interval = watched.config().health.probe_interval;
-                if let Err(reason) = discovery.watch(&gpus, interval, &stopped, &sink) {
-                    let text = format!("GPU health is not watched: {reason}");
-                    warn!("{text}");
-                    sources.set_condition("health", Some(text));
-                }
-            },
-        )?;
-        // The disk may keep the history waiting; health must not wait with it.
-        let (history, mut events) = mpsc::channel(64);
-        let recorder = Arc::clone(&node);
-        tokio::spawn(async move {
-            while let Some(events) = events.recv().await {
-                let node = Arc::clone(&recorder);
-                // One after the other, so that they are in order.
-                let _ = tokio::task::spawn_blocking(move || node.record_health(events)).await;
-            }
-        });
-        tokio::spawn(async move {
-            while let Some(observation) = receiver.recv().await {
-                debug!(?observation, "health");
-                let events = node.observe(&observation);
-                if !events.is_empty() && history.try_send(events).is_err() {
-                    warn!("the history of GPUs has a gap: the disk does not keep up");
-                }
-            }
-        });
-        Ok(Watcher { stop })
-    }
-
-    /// The thread ends within a second; nobody waits for it.
-    fn stop(self) {
-        self.stop.store(true, Ordering::Relaxed);
     }
 }
 

@@ -1,19 +1,24 @@
 //! The command line: parse, build, run, drain.
 
+mod configuration;
+mod plan_text;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::admin::Format;
-use crate::config::{Config, ConfigError, Log, LogFormat, Problem};
+use crate::config::{Config, ConfigError, ConfigFile, Given, Log, LogFormat};
 use crate::device::Discovery;
 use crate::device::nvml::NvmlDiscovery;
-use crate::{admin, app, capacity, demo, explain, labels, run, top};
+use crate::reload::SetFilter;
+use crate::{admin, app, demo, explain, labels, run, top};
+use configuration::ConfigCommand;
 
 /// `EX_USAGE`: the configuration or the command line is wrong; starting again will not help.
 pub const EXIT_USAGE: u8 = 64;
@@ -22,9 +27,17 @@ pub const EXIT_USAGE: u8 = 64;
 /// others read pages, and a hostile tenant can hold up one that looks at its pages, for a moment.
 const BLOCKING_THREADS: usize = 8;
 
+const EXIT_STATUSES: &str = "\
+Exit statuses: 0 done; 1 failed; 64 the configuration or the command line is wrong, and trying again \
+will not help; 69 the plugin does not answer. `tessera run` exits as its command does, and with 125 if it \
+fails itself.
+
+Memory is written 12Gi, 12GiB or 12G, times 500ms, 10s, 5m or 1h. `tessera config reference` is the \
+reference of the configuration.";
+
 /// Shares NVIDIA GPUs among inference containers, each held to its quota.
 #[derive(Debug, Parser)]
-#[command(name = "tessera", version, propagate_version = true)]
+#[command(name = "tessera", version, propagate_version = true, after_help = EXIT_STATUSES)]
 struct Cli {
     /// Configuration file [default: /etc/tessera/config.toml where it exists]
     #[arg(long, short, global = true, value_name = "FILE")]
@@ -66,7 +79,7 @@ enum Command {
     Run(run::Args),
     /// Show the whole of Tessera on a simulated GPU
     Demo(demo::Args),
-    /// Check or print configuration
+    /// Check a configuration, tell what it would change, have it read again
     Config {
         #[command(subcommand)]
         command: ConfigCommand,
@@ -79,14 +92,15 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         shim: Option<PathBuf>,
     },
-}
-
-#[derive(Debug, Subcommand)]
-enum ConfigCommand {
-    /// Check the configuration, against this machine's GPUs where it has any
-    Check,
-    /// Print the commented defaults
-    Default,
+    /// Print completions for a shell
+    ///
+    /// bash: `source <(tessera completions bash)`; zsh: write them to a file named _tessera in a directory of
+    /// $fpath; fish: `tessera completions fish | source`.
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
 }
 
 /// Runs `tessera` with these arguments.
@@ -99,9 +113,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    let outcome = Config::find(cli.config.as_deref())
-        .map_err(anyhow::Error::from)
-        .and_then(|config| execute(cli.command, config));
+    let outcome = execute(cli.command, ConfigFile { asked: cli.config });
     outcome.unwrap_or_else(|error| match error.downcast_ref::<ConfigError>() {
         Some(error) => {
             // One problem per line, each with file, line and key.
@@ -115,38 +127,47 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
-fn execute(command: Command, config: Config) -> anyhow::Result<ExitCode> {
+fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
+    let strict = |file: &ConfigFile| Config::find(file.asked.as_deref());
     match command {
-        Command::Serve => serve(config),
-        Command::Status { live: true, .. } => admin::live(&config),
-        Command::Status { output, ready, .. } => admin::main(&config, output, ready),
-        Command::Explain(args) => explain::main(&args, &config),
-        Command::Top(args) => top::main(&args, &config),
-        Command::Quota { command } => admin::quota(command, &config),
-        Command::Cordon(args) => admin::cordon(args, false, &config),
-        Command::Uncordon(args) => admin::cordon(args, true, &config),
-        Command::Run(args) => run::main(args, &config),
-        Command::Demo(args) => demo::main(args, &config),
-        Command::Config { command: ConfigCommand::Check } => check(&config),
-        Command::Config { command: ConfigCommand::Default } => {
-            print!("{}", include_str!("../../config.toml"));
+        Command::Serve => serve(file),
+        Command::Status { live: true, .. } => admin::live(&file.for_asking()),
+        Command::Status { output, ready, .. } => admin::main(&file.for_asking(), output, ready),
+        Command::Explain(args) => explain::main(&args, &file.for_asking()),
+        Command::Top(args) => top::main(&args, &file.for_asking()),
+        Command::Quota { command } => admin::quota(command, &file.for_asking()),
+        Command::Cordon(args) => admin::cordon(args, false, &file.for_asking()),
+        Command::Uncordon(args) => admin::cordon(args, true, &file.for_asking()),
+        Command::Run(args) => run::main(args, &strict(&file)?),
+        Command::Demo(args) => demo::main(args, &strict(&file)?),
+        Command::Config { command } => configuration::main(command, file),
+        Command::PrepareHost { shim } => {
+            let Given { config, refused, .. } = file.start()?;
+            if let Some(error) = refused {
+                eprintln!("{error}\nthe configuration is bad; the last good one holds");
+            }
+            println!("{}", app::prepare_host(&config, shim.as_deref())?);
             Ok(ExitCode::SUCCESS)
         }
         Command::Labels => {
-            let discovery = NvmlDiscovery::new(config.nvml(), config.gpus.clone());
-            let gpus = discovery.gpus()?;
+            let config = file.start()?.config;
+            let discovery = NvmlDiscovery::new(config.nvml());
+            let gpus = discovery.gpus(&config.gpus)?;
             print!("{}", labels::lines(&labels::labels(&gpus, &discovery.facts(&gpus), &config)));
             Ok(ExitCode::SUCCESS)
         }
-        Command::PrepareHost { shim } => {
-            println!("{}", app::prepare_host(&config, shim.as_deref())?);
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "tessera", &mut script);
+            std::io::Write::write_all(&mut std::io::stdout(), &script)?;
             Ok(ExitCode::SUCCESS)
         }
     }
 }
 
-fn serve(config: Config) -> anyhow::Result<ExitCode> {
-    start_log(&config)?;
+fn serve(file: ConfigFile) -> anyhow::Result<ExitCode> {
+    let given = file.start()?;
+    let set_filter = Some(start_log(&given.config)?);
     app::raise_file_limit();
     // One thread for everything that does not block, and a few for what does: a node agent should
     // not be noticed.
@@ -158,9 +179,9 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let discovery = NvmlDiscovery::new(config.nvml(), config.gpus.clone());
-        let timing = app::Timing::configured(&config);
-        let app = app::start(config, Arc::new(discovery), timing)?;
+        let discovery = Arc::new(NvmlDiscovery::new(given.config.nvml()));
+        let beginning = app::Beginning { file: Some(file), given, set_filter };
+        let app = app::start_with(beginning, discovery, app::Timing::default())?;
         app.run_until(async {
             tokio::select! {
                 _ = terminate.recv() => {}
@@ -172,37 +193,26 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn start_log(config: &Config) -> Result<(), ConfigError> {
+fn start_log(config: &Config) -> Result<SetFilter, ConfigError> {
     let Log { filter, format } = &config.log;
     let filter: EnvFilter = filter.parse().map_err(|error| ConfigError {
         file: config.source.file.clone(),
         problems: vec![config.source.problem("log.filter", format!("not a filter: {error}"))],
     })?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => log.with_ansi(false).init(),
-        LogFormat::Json => log.json().init(),
+    macro_rules! start {
+        ($log:expr) => {{
+            let log = $log.with_filter_reloading();
+            let handle = log.reload_handle();
+            log.init();
+            Box::new(move |filter: &str| {
+                let filter: EnvFilter = filter.parse().map_err(|error| format!("{error}"))?;
+                handle.reload(filter).map_err(|error| error.to_string())
+            })
+        }};
     }
-    Ok(())
-}
-
-fn check(config: &Config) -> anyhow::Result<ExitCode> {
-    let discovery = NvmlDiscovery::new(config.nvml(), config.gpus.clone());
-    let gpus = match discovery.gpus() {
-        Ok(gpus) => gpus,
-        Err(error) => {
-            println!("ok, as far as it can be told without GPUs ({error})");
-            return Ok(ExitCode::SUCCESS);
-        }
-    };
-    let problems: Vec<Problem> = capacity::check(&gpus, config);
-    if !problems.is_empty() {
-        return Err(ConfigError { file: config.source.file.clone(), problems }.into());
-    }
-    for text in discovery.unsold().into_iter().chain(capacity::remarks(&gpus, config)) {
-        eprintln!("note: {text}");
-    }
-    print!("{}", admin::offers(&gpus, config));
-    println!("ok");
-    Ok(ExitCode::SUCCESS)
+    Ok(match format {
+        LogFormat::Text => start!(log.with_ansi(false)),
+        LogFormat::Json => start!(log.json()),
+    })
 }

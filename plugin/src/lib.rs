@@ -33,6 +33,7 @@ pub mod placed;
 pub mod preferred;
 pub mod reconcile;
 pub mod regions;
+pub mod reload;
 pub mod replica;
 pub mod run;
 pub mod session;

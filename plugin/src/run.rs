@@ -176,7 +176,7 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         command.env(VISIBLE_DEVICES, list);
     }
     let mut observer = observe::Observer::default();
-    let discovery = NvmlDiscovery::new(config.paths.nvml.clone(), config.gpus.clone());
+    let discovery = NvmlDiscovery::new(config.paths.nvml.clone());
     let uuids = gpus.iter().map(|gpu| gpu.uuid.clone());
     let mut overhead = overhead::Overhead::new(Box::new(discovery), pages.dir(), uuids)?;
     let outcome = supervise::run(command, || {

@@ -14,7 +14,7 @@ fn a_wrong_configuration_exits_64_with_every_error() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("config.toml");
     std::fs::write(&file, "[share]\nreplicas = 0\nmemroy = \"4Gi\"\n[log]\nformat = 3\n").unwrap();
-    for command in [&["serve"][..], &["status"], &["config", "check"]] {
+    for command in [&["serve"][..], &["prepare-host"], &["config", "check"]] {
         let output = tessera().arg("--config").arg(&file).args(command).output().unwrap();
         assert_eq!(output.status.code(), Some(64), "{command:?}");
         let file = file.display();
@@ -25,6 +25,10 @@ fn a_wrong_configuration_exits_64_with_every_error() {
         );
         assert_eq!(stderr(&output), want);
     }
+    // Who only asks the plugin finds it as well as can be, and tells.
+    let output = tessera().arg("--config").arg(&file).arg("status").output().unwrap();
+    assert_eq!(output.status.code(), Some(69));
+    assert!(stderr(&output).contains("config.toml:2: share.replicas: must"), "{}", stderr(&output));
 }
 
 #[test]

@@ -69,7 +69,8 @@ async fn a_thousand_sessions_cost_no_messages_no_threads_and_no_needless_reading
     let node = TestNode::without_plugin(SETTINGS).await;
     *node.gpus.gpus.lock().unwrap() = (0..GPUS).map(gpu).collect();
     // What is due every 10 s is not what is looked at here.
-    let timing = Timing { reconcile: Duration::from_secs(3600), ..Timing::default() };
+    let hour = Duration::from_secs(3600);
+    let timing = Timing { reconcile: hour, release_grace: Some(hour), ..Timing::default() };
     let config = Config::parse(&node.config_text()).unwrap();
     let app = app::start(config, Arc::clone(&node.gpus) as Arc<_>, timing).unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

@@ -101,6 +101,27 @@ pub fn live(config: &Config) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Asks the plugin one thing.
+///
+/// # Errors
+/// It does not answer, or refuses.
+pub(crate) fn call<T, F>(
+    socket: &Path,
+    ask: impl FnOnce(AdminClient<Channel>) -> F,
+) -> anyhow::Result<T>
+where
+    F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+{
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let answer = async {
+        let answer = ask(connect(socket).await?).await;
+        anyhow::Ok(answer.map_err(|status| anyhow::anyhow!("{}", status.message()))?.into_inner())
+    };
+    runtime
+        .block_on(async { tokio::time::timeout(TIMEOUT, answer).await })
+        .context("it takes too long")?
+}
+
 pub(super) async fn connect(socket: &Path) -> anyhow::Result<AdminClient<Channel>> {
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
     let channel = endpoint.connect().await.map_err(|error| {

@@ -1,7 +1,8 @@
 //! The admin service: what `tessera status` shows, and what changes limits and cordons.
 
-mod client;
+pub(crate) mod client;
 mod compute;
+mod config;
 mod explain;
 mod server;
 mod status;
@@ -19,3 +20,4 @@ pub(crate) use status::Survey;
 pub use steer_client::{CordonArgs, QuotaCommand, cordon, quota};
 pub use table::offers;
 pub(crate) use table::{allocation_json, gpu_json, json};
+pub(crate) use table::{configuration_json, table};

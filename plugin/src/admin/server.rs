@@ -10,7 +10,8 @@ use std::time::Duration;
 use tessera_kubelet::admin::admin_server::{Admin, AdminServer};
 use tessera_kubelet::admin::{
     CordonRequest, CordonResponse, ExplainRequest, ExplainResponse, LiveRequest, LiveResponse,
-    QuotaResponse, ResetQuotaRequest, SetQuotaRequest, StatusRequest, StatusResponse,
+    PlanRequest, PlanResponse, QuotaResponse, ReloadRequest, ReloadResponse, ResetQuotaRequest,
+    SetQuotaRequest, StatusRequest, StatusResponse,
 };
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
@@ -133,6 +134,18 @@ impl Admin for Service {
         // Reads pages and asks the driver: not on the thread that serves kubelet.
         let status = tokio::task::spawn_blocking(move || sources.status()).await;
         status.map(Response::new).map_err(|error| Status::internal(error.to_string()))
+    }
+
+    async fn plan(&self, request: Request<PlanRequest>) -> Result<Response<PlanResponse>, Status> {
+        super::config::plan(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn reload(
+        &self,
+        request: Request<ReloadRequest>,
+    ) -> Result<Response<ReloadResponse>, Status> {
+        let by = super::steer::by(&request, "config reload".to_owned());
+        super::config::reload(&self.0, Some(by)).await.map(Response::new)
     }
 
     async fn live(&self, _request: Request<LiveRequest>) -> Result<Response<LiveResponse>, Status> {

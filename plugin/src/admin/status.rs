@@ -20,6 +20,7 @@ use crate::ledger::{Record, State};
 use crate::node::{Node, unix_ms};
 use crate::observe::{PidView, pid_view};
 use crate::regions::{Region, Use};
+use crate::reload::Reloader;
 use crate::session::Counters;
 
 /// Everything that `status` looks at. What comes later in the start is filled in later: the service
@@ -30,6 +31,7 @@ pub struct Sources {
     started_unix_ms: i64,
     pids: PidView,
     node: OnceLock<Arc<Node>>,
+    reloader: OnceLock<Arc<Reloader>>,
     standing: OnceLock<Standing>,
     /// What the plugin waits for, or lacks, by topic.
     conditions: Mutex<BTreeMap<&'static str, String>>,
@@ -69,6 +71,7 @@ impl Sources {
             started_unix_ms: unix_ms(),
             pids: pid_view(),
             node: OnceLock::new(),
+            reloader: OnceLock::new(),
             standing: OnceLock::new(),
             conditions: Mutex::default(),
             others_seen_by: Mutex::default(),
@@ -80,6 +83,17 @@ impl Sources {
     pub fn set_node(&self, node: Arc<Node>) {
         // Set once by the start.
         let _ = self.node.set(node);
+    }
+
+    /// Whoever reads the configuration again is there.
+    pub fn set_reloader(&self, reloader: Arc<Reloader>) {
+        let _ = self.reloader.set(reloader);
+    }
+
+    /// Whoever reads the configuration again.
+    #[must_use]
+    pub fn reloader(&self) -> Option<&Arc<Reloader>> {
+        self.reloader.get()
     }
 
     /// Kubelet is being served.
@@ -276,6 +290,7 @@ impl Sources {
             sees_host_pids: true,
             config_path: config_path.unwrap_or_default(),
             shim_path: String::new(),
+            configuration: self.reloader.get().map(|one| super::config::state(&one.state())),
             others_seen_by: self
                 .others_seen_by
                 .lock()

@@ -107,7 +107,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// Who asks, as the kernel says.
-fn by<T>(request: &Request<T>, command: String) -> By {
+pub(super) fn by<T>(request: &Request<T>, command: String) -> By {
     let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
     let pid = peer.and_then(|peer| peer.pid()).and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
     By::Admin {

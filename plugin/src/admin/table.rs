@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tessera_kubelet::admin::{
-    Allocation, AllocationState, ComputePolicy, Gpu, GpuState, GpuUse, Health, Plugin,
-    Registration, Resource, StatusResponse,
+    Allocation, AllocationState, ComputePolicy, Configuration, Gpu, GpuState, GpuUse, Health,
+    Plugin, Registration, Resource, StatusResponse,
 };
 
 use super::compute;
@@ -272,7 +272,7 @@ fn allocation_rows(allocation: &Allocation) -> Vec<Vec<String>> {
     allocation.gpus.iter().enumerate().map(row).collect()
 }
 
-pub(super) fn table(out: &mut String, header: &[&str], rows: Vec<Vec<String>>) {
+pub(crate) fn table(out: &mut String, header: &[&str], rows: Vec<Vec<String>>) {
     let mut widths: Vec<usize> = header.iter().map(|cell| cell.chars().count()).collect();
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -333,6 +333,7 @@ pub(crate) fn json(status: &StatusResponse) -> Value {
             "shim_path": plugin.shim_path,
             "others_seen_by": plugin.others_seen_by,
             "resources": plugin.resources.iter().map(resource_json).collect::<Vec<_>>(),
+            "configuration": plugin.configuration.as_ref().map(configuration_json),
         },
         "gpus": status.gpus.iter().map(gpu_json).collect::<Vec<_>>(),
         "allocations": status.allocations.iter().map(allocation_json).collect::<Vec<_>>(),
@@ -347,6 +348,19 @@ fn registration_name(registration: Registration) -> &'static str {
         Registration::Accepted => "accepted",
         Registration::Waiting | Registration::Unspecified => "waiting",
     }
+}
+
+/// How it stands with the configuration's file.
+pub(crate) fn configuration_json(configuration: &Configuration) -> Value {
+    json!({
+        "hash": configuration.hash,
+        "attempted_unix_ms": configuration.attempted_unix_ms,
+        "succeeded_unix_ms": configuration.succeeded_unix_ms,
+        "errors": configuration.errors,
+        "waiting_keys": configuration.waiting_keys,
+        "applied": configuration.applied,
+        "refused": configuration.refused,
+    })
 }
 
 fn resource_json(resource: &Resource) -> Value {

@@ -134,6 +134,11 @@ impl Arbiter {
         self.order(Order::Release(allocation.to_owned()));
     }
 
+    /// Goes on with other settings, for tenants that are there as well.
+    pub fn configure(&self, leases: &Leases) {
+        self.order(Order::Configure(leases.clone()));
+    }
+
     /// How it stands; `None` if it does not answer.
     #[must_use]
     pub fn view(&self) -> Option<View> {

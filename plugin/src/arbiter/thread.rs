@@ -31,6 +31,8 @@ pub(super) enum Order {
     Admit(Box<Opened>),
     /// The allocation is no more.
     Release(String),
+    /// Goes on with other settings.
+    Configure(Leases),
     /// Tells how it stands.
     View(SyncSender<View>),
     /// Ends; tenants are told.
@@ -272,6 +274,7 @@ impl Thread {
                         self.release(key, now);
                     }
                 }
+                Ok(Order::Configure(leases)) => self.configure(leases),
                 // Whoever asked may have given up.
                 Ok(Order::View(answer)) => drop(answer.try_send(self.view(now))),
                 Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return Going::Stopped,
@@ -279,6 +282,12 @@ impl Thread {
                 Err(TryRecvError::Empty) => return Going::On,
             }
         }
+    }
+
+    /// Windows follow with the next lease of each.
+    fn configure(&mut self, leases: Leases) {
+        self.policy.configure(super::settings(&leases));
+        self.leases = leases;
     }
 
     fn key(&self, allocation: &str) -> Option<u32> {

@@ -61,9 +61,6 @@ impl Watch {
 
     /// Looks until the end of time.
     pub async fn run(mut self) {
-        if self.node.config().gpus.sold_by_others == SoldByOthers::Allow {
-            return std::future::pending().await;
-        }
         loop {
             tokio::time::sleep(self.interval).await;
             self.look().await;
@@ -72,7 +69,9 @@ impl Watch {
 
     async fn look(&mut self) {
         if self.node.config().gpus.sold_by_others == SoldByOthers::Allow {
-            return;
+            self.sources.set_condition(LOOKING, None);
+            self.sources.set_others_seen_by("");
+            return self.tell(BTreeMap::new()).await;
         }
         let (mut offers, how) = match self.offers().await {
             Ok(found) => found,

@@ -5,9 +5,12 @@
 //! the two equal.
 
 mod cdi;
+mod choices;
 mod current;
 pub mod duration;
+pub mod file;
 pub mod health;
+pub mod keys;
 pub mod layout;
 pub mod leases;
 pub mod metrics;
@@ -24,6 +27,7 @@ use std::time::Duration;
 pub use crate::coexist::SoldByOthers;
 pub use cdi::{Cdi, GpuNames};
 pub use current::Current;
+pub use file::{ConfigFile, Given, Judged};
 pub use health::{Health, XidAction};
 pub use layout::{Amount, Layout, LayoutShare};
 pub use leases::Leases;
@@ -411,7 +415,7 @@ impl Config {
     /// # Errors
     /// All problems at once, each with key and line.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        parse::parse(text, None)
+        accept(parse::parse(text, None), None)
     }
 
     /// Reads a file over the defaults.
@@ -427,7 +431,7 @@ impl Config {
                 message: format!("cannot read the file: {error}"),
             }],
         })?;
-        parse::parse(&text, Some(file))
+        accept(parse::parse(&text, Some(file)), Some(file))
     }
 
     /// The file that was asked for, or [`DEFAULT_FILE`] where it exists, or the defaults.
@@ -440,6 +444,16 @@ impl Config {
             None if Path::new(DEFAULT_FILE).exists() => Config::load(Path::new(DEFAULT_FILE)),
             None => Ok(Config::default()),
         }
+    }
+}
+
+fn accept(
+    (config, problems): (Config, Vec<Problem>),
+    file: Option<&Path>,
+) -> Result<Config, ConfigError> {
+    match problems.is_empty() {
+        true => Ok(config),
+        false => Err(ConfigError { file: file.map(Path::to_owned), problems }),
     }
 }
 

@@ -11,37 +11,31 @@ use super::duration;
 use super::metrics::{Metrics, parse_listen};
 use super::quantity::{Quantity, format_bytes};
 use super::reader::{Report, Section};
-use super::{
-    Config, ConfigError, Events, Gpus, Ledger, LogFormat, Pages, Paths, Share, SoldByOthers,
-    Source, TmpfsPolicy,
-};
+use super::{Config, Gpus, Ledger, Pages, Paths, Problem, Share, Source, choices};
 use crate::replica;
 
 mod delivery;
 mod health;
 mod leases;
 
-pub(super) fn parse(text: &str, file: Option<&Path>) -> Result<Config, ConfigError> {
+/// What the text says over the defaults, and all that is wrong with it. Where something is, the
+/// configuration is what could be read, good for nothing but to find files by.
+pub(super) fn parse(text: &str, file: Option<&Path>) -> (Config, Vec<Problem>) {
     let mut report = Report::new(text);
     let (root, syntax) = DeTable::parse_recoverable(text);
-    for error in syntax {
-        let line = error.span().map(|span| report.line(span.start));
-        report.problem("", line, error.message());
+    let config = read(&mut report, root.get_ref());
+    let Report { mut problems, lines, .. } = report;
+    if !syntax.is_empty() {
+        // What follows a syntax error may be misread: one certain report beats ten doubtful ones.
+        let mut report = Report::new(text);
+        for error in syntax {
+            let line = error.span().map(|span| report.line(span.start));
+            report.problem("", line, error.message());
+        }
+        problems = report.problems;
     }
-    // After a syntax error what follows may be misread: one certain report beats ten doubtful ones.
-    let config = if report.problems.is_empty() {
-        read(&mut report, root.get_ref())
-    } else {
-        Config::default()
-    };
-    let Report { problems, lines, .. } = report;
-    if problems.is_empty() {
-        Ok(Config { source: Source { file: file.map(Path::to_owned), lines }, ..config })
-    } else {
-        let mut problems = problems;
-        problems.sort_by_key(|problem| problem.line);
-        Err(ConfigError { file: file.map(Path::to_owned), problems })
-    }
+    problems.sort_by_key(|problem| problem.line);
+    (Config { source: Source { file: file.map(Path::to_owned), lines }, ..config }, problems)
 }
 
 fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
@@ -84,8 +78,8 @@ fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
     section.finish(report);
 
     let mut section = root.section(report, "kubernetes");
-    let words = [("auto", Events::Auto), ("off", Events::Off)];
-    set(&mut config.kubernetes.events, section.choice(report, "events", &words));
+    set(&mut config.kubernetes.events, section.choice(report, "events", &choices::EVENTS));
+    section.finish(report);
     let mut section = root.section(report, "metrics");
     read_metrics(report, &mut section, &mut config.metrics);
     section.finish(report);
@@ -98,8 +92,7 @@ fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
 
     let mut section = root.section(report, "log");
     set(&mut config.log.filter, section.string(report, "filter"));
-    let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
-    set(&mut config.log.format, section.choice(report, "format", &formats));
+    set(&mut config.log.format, section.choice(report, "format", &choices::FORMAT));
     section.finish(report);
     if let Err(error) = config.log.filter.parse::<tracing_subscriber::EnvFilter>() {
         let line = report.lines.get("log.filter").copied();
@@ -149,11 +142,7 @@ fn read_gpus(report: &mut Report<'_>, section: &mut Section<'_, '_>, gpus: &mut 
         }
         gpus.audit_slack_bytes = slack;
     }
-    let words = [
-        ("refuse", SoldByOthers::Refuse),
-        ("warn", SoldByOthers::Warn),
-        ("allow", SoldByOthers::Allow),
-    ];
+    let words = choices::SOLD_BY_OTHERS;
     set(&mut gpus.sold_by_others, section.choice(report, "sold_by_others", &words));
 }
 
@@ -184,18 +173,6 @@ fn read_share(report: &mut Report<'_>, section: &mut Section<'_, '_>, share: &mu
     set(&mut share.compute, section.choice(report, "compute", &choices::COMPUTE));
     set(&mut share.placement, section.choice(report, "placement", &choices::PLACEMENT));
     set(&mut share.split, section.choice(report, "split", &choices::SPLIT));
-}
-
-/// Words that several sections know.
-mod choices {
-    use crate::config::{Compute, Placement, Split};
-
-    pub(super) const COMPUTE: [(&str, Compute); 3] =
-        [("burst", Compute::Burst), ("strict", Compute::Strict), ("none", Compute::None)];
-    pub(super) const PLACEMENT: [(&str, Placement); 2] =
-        [("packed", Placement::Packed), ("distributed", Placement::Distributed)];
-    pub(super) const SPLIT: [(&str, Split); 2] =
-        [("reject", Split::Reject), ("spread", Split::Spread)];
 }
 
 /// What must hold between keys whatever GPUs there are; the rest is [`crate::capacity`]'s.
@@ -261,12 +238,7 @@ fn read_paths(report: &mut Report<'_>, section: &mut Section<'_, '_>, paths: &mu
 }
 
 fn read_pages(report: &mut Report<'_>, section: &mut Section<'_, '_>, pages: &mut Pages) {
-    let words = [
-        ("require", TmpfsPolicy::Require),
-        ("prefer", TmpfsPolicy::Prefer),
-        ("off", TmpfsPolicy::Off),
-    ];
-    set(&mut pages.tmpfs, section.choice(report, "tmpfs", &words));
+    set(&mut pages.tmpfs, section.choice(report, "tmpfs", &choices::TMPFS));
     set(&mut pages.size_bytes, section.quantity(report, "size", Quantity::units));
     if pages.size_bytes < 1 << 20 {
         let line = report.lines.get("pages.size").copied();
@@ -332,4 +304,4 @@ fn check_resource_name(name: &str) -> Result<(), String> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

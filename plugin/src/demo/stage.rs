@@ -152,7 +152,7 @@ impl Stage {
             let log = fs::read_to_string(scratch.path.join("plugin.log")).unwrap_or_default();
             anyhow::bail!("the plugin {what}; its log:\n{}", log.trim_end());
         }
-        let gpus = NvmlDiscovery::new(nvml.clone(), config.gpus.clone()).gpus()?;
+        let gpus = NvmlDiscovery::new(nvml.clone()).gpus(&config.gpus)?;
         let replicas = kubelet.devices(&config.resource.name).len();
         Ok(Self {
             replicas_per_gpu: replicas / gpus.len().max(1),

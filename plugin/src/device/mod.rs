@@ -10,6 +10,8 @@ pub mod topology;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::config;
+
 pub use mig::MigInstance;
 
 /// A GPU, or a MIG instance, which is a GPU here.
@@ -86,11 +88,11 @@ pub struct GpuProcess {
 
 /// Where GPUs come from: NVML, or a test.
 pub trait Discovery: Send + Sync + 'static {
-    /// All GPUs that the configuration includes, in NVML's order.
+    /// All GPUs that `wanted` includes, in NVML's order.
     ///
     /// # Errors
     /// No driver, or no GPUs.
-    fn gpus(&self) -> Result<Vec<Gpu>, DiscoveryError>;
+    fn gpus(&self, wanted: &config::Gpus) -> Result<Vec<Gpu>, DiscoveryError>;
 
     /// What of the machine is not sold although the configuration includes it, and what to do; and what
     /// the configuration names and the machine does not have: as [`Discovery::gpus`] last found.
@@ -110,7 +112,7 @@ pub trait Discovery: Send + Sync + 'static {
     /// The driver's word for a GPU that does not answer.
     fn processes(&self, uuid: &str) -> Result<Vec<GpuProcess>, String>;
 
-    /// How near these GPUs are to each other. Asked once. What can't be found out is unknown, never an
+    /// How near these GPUs are to each other. What can't be found out is unknown, never an
     /// error.
     fn topology(&self, gpus: &[Gpu]) -> topology::Topology {
         topology::Topology::by_numa(gpus)

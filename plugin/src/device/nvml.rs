@@ -23,16 +23,15 @@ const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 #[derive(Debug)]
 pub struct NvmlDiscovery {
     library: Option<PathBuf>,
-    gpus: config::Gpus,
     loaded: Mutex<Option<Arc<Nvml>>>,
     unsold: Mutex<Vec<String>>,
 }
 
 impl NvmlDiscovery {
-    /// `library` where the loader would not find it; `gpus` says which GPUs count.
+    /// `library` where the loader would not find it.
     #[must_use]
-    pub fn new(library: Option<PathBuf>, gpus: config::Gpus) -> Self {
-        NvmlDiscovery { library, gpus, loaded: Mutex::new(None), unsold: Mutex::default() }
+    pub fn new(library: Option<PathBuf>) -> Self {
+        NvmlDiscovery { library, loaded: Mutex::new(None), unsold: Mutex::default() }
     }
 
     pub(super) fn nvml(&self) -> Result<Arc<Nvml>, DiscoveryError> {
@@ -60,8 +59,8 @@ impl NvmlDiscovery {
     }
 
     /// The selected devices: whole GPUs, and the instances of those in MIG mode.
-    fn selected<'n>(&self, nvml: &'n Nvml) -> Result<Found<'n>, NvmlError> {
-        let (include, exclude) = (&self.gpus.include, &self.gpus.exclude);
+    fn selected<'n>(nvml: &'n Nvml, wanted: &config::Gpus) -> Result<Found<'n>, NvmlError> {
+        let (include, exclude) = (&wanted.include, &wanted.exclude);
         let (mut all, mut unsold, mut cut) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..nvml.device_count()? {
             let described = nvml.device_by_index(index).and_then(|device| {
@@ -148,10 +147,10 @@ fn sysfs_numa_node(root: &Path, pci_bus_id: &str) -> Option<u32> {
 }
 
 impl Discovery for NvmlDiscovery {
-    fn gpus(&self) -> Result<Vec<Gpu>, DiscoveryError> {
+    fn gpus(&self, wanted: &config::Gpus) -> Result<Vec<Gpu>, DiscoveryError> {
         let nvml = self.nvml()?;
-        let Found { gpus, found, unsold, absent } =
-            self.selected(&nvml).map_err(|error| DiscoveryError::Nvml(error.to_string()))?;
+        let Found { gpus, found, unsold, absent } = Self::selected(&nvml, wanted)
+            .map_err(|error| DiscoveryError::Nvml(error.to_string()))?;
         *self.unsold.lock().unwrap_or_else(PoisonError::into_inner) =
             unsold.iter().cloned().chain(absent).collect();
         if gpus.is_empty() && !unsold.is_empty() {
@@ -241,8 +240,8 @@ mod tests {
     #[test]
     fn a_missing_library_says_what_to_do() {
         let gpus = config::Config::default().gpus;
-        let discovery = NvmlDiscovery::new(Some("/nonexistent/libnvidia-ml.so.1".into()), gpus);
-        let error = discovery.gpus().unwrap_err();
+        let discovery = NvmlDiscovery::new(Some("/nonexistent/libnvidia-ml.so.1".into()));
+        let error = discovery.gpus(&gpus).unwrap_err();
         assert!(matches!(error, DiscoveryError::Library(_)), "{error:?}");
         assert!(error.to_string().contains("paths.nvml"), "{error}");
     }

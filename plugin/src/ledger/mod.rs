@@ -14,7 +14,7 @@ pub use event::{By, Event, Limits, What};
 pub use history::Of;
 pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
 pub use steered::{Cordon, Override};
-pub use store::{CommitError, Commits, Ledger, OpenError, Opened};
+pub use store::{CommitError, Commits, Ledger, OpenError, Opened, peek};
 
 use crate::allocate::AllocationId;
 use crate::config::Compute;

@@ -101,7 +101,7 @@ impl Node {
     }
 
     /// Says at once what every Allocate would say.
-    fn check_directory(&self) {
+    pub(super) fn check_directory(&self) {
         let config = self.config();
         let directory = &config.cdi.directory;
         let usable = std::fs::create_dir_all(directory)

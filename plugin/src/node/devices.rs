@@ -22,9 +22,8 @@ impl Node {
         let mut devices = lock(&self.devices);
         let Devices { offers, senders } = &mut *devices;
         let catalogue = self.catalogue();
-        let reserve = self.config().gpus.reserve_bytes;
         let withheld = |uuid: &str| self.withheld_of(uuid);
-        if !offers.renew(&catalogue, reserve, &lock(&self.records), &withheld) {
+        if !offers.renew(&catalogue, catalogue.reserve_bytes, &lock(&self.records), &withheld) {
             return;
         }
         let all = offers.devices(&catalogue);

@@ -65,9 +65,8 @@ impl Node {
         lock(&self.health).view(uuid, Instant::now())
     }
 
-    /// Sets how near GPUs are to each other. Once.
+    /// Sets how near GPUs are to each other.
     pub fn set_topology(&self, topology: Topology) {
-        // Set once by the start.
-        let _ = self.topology.set(topology);
+        *lock(&self.topology) = Arc::new(topology);
     }
 }

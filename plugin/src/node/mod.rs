@@ -9,12 +9,14 @@ mod audit;
 mod cordons;
 mod delivering;
 mod devices;
+pub mod forecast;
 mod health;
 mod incidents;
 mod life;
 mod offers;
 mod others;
 mod records;
+mod reload;
 mod room;
 mod select;
 pub mod service;
@@ -24,7 +26,7 @@ mod trust;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::time::{ClockId, clock_gettime};
@@ -55,6 +57,7 @@ use crate::trust::Trust;
 pub use cordons::Cordons;
 use devices::Devices;
 use records::Records;
+pub use reload::Ground;
 pub use select::Target;
 
 /// See the module's documentation.
@@ -67,8 +70,8 @@ pub struct Node {
     /// Shared with whoever plans with it.
     catalogue: Mutex<Arc<Catalogue>>,
     health: Mutex<Health>,
-    /// How near the GPUs are to each other; asked once, at the start.
-    topology: OnceLock<Topology>,
+    /// How near the GPUs are to each other; asked when it is decided which are sold.
+    topology: Mutex<Arc<Topology>>,
     writer: Mutex<Writer>,
     /// Shared with whoever goes through them all: nobody copies a thousand.
     records: Mutex<Records>,
@@ -219,7 +222,7 @@ impl Node {
                 config.health.clone(),
                 gpus.iter().map(|gpu| gpu.uuid.clone()),
             )),
-            topology: OnceLock::new(),
+            topology: Mutex::default(),
             writer: Mutex::new(Writer { ledger, generation }),
             records: Mutex::new(records),
             regions: Mutex::default(),

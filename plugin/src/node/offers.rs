@@ -21,9 +21,11 @@ pub(super) struct Offers {
     resources: BTreeSet<String>,
 }
 
-/// All that an offer depends on, beside the GPU, the configuration and the reserve, which stay.
+/// All that an offer depends on, beside the GPU, which stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Basis {
+    /// Of the catalogue, which the configuration makes.
+    edition: u64,
     records: u64,
     sick: bool,
     withheld: Withheld,
@@ -54,7 +56,7 @@ struct Stake<'a> {
 
 impl Offers {
     /// Works out anew what may have changed since the last time; true if anything has. Always with the
-    /// same records, reserve, and GPUs but for their health.
+    /// same records, and with a catalogue that has another edition if more than health differs.
     pub(super) fn renew(
         &mut self,
         catalogue: &Catalogue,
@@ -65,6 +67,7 @@ impl Offers {
         let mut changed = false;
         for (uuid, sold) in &catalogue.gpus {
             let basis = Basis {
+                edition: catalogue.edition,
                 records: records.version(uuid),
                 sick: sold.sick.is_some(),
                 withheld: withheld(uuid),
@@ -73,8 +76,12 @@ impl Offers {
         }
         // Of GPUs that are gone, or that the configuration leaves out now.
         for uuid in records.gpus().filter(|uuid| !catalogue.gpus.contains_key(*uuid)) {
-            let basis =
-                Basis { records: records.version(uuid), sick: true, withheld: Withheld::Nothing };
+            let basis = Basis {
+                edition: catalogue.edition,
+                records: records.version(uuid),
+                sick: true,
+                withheld: Withheld::Nothing,
+            };
             changed |= self.renew_gpu(uuid, basis, None, reserve_bytes, records);
         }
         let before = self.gpus.len();
@@ -439,14 +446,29 @@ mod tests {
         fn what_is_kept_is_what_would_be_worked_out_anew(
             steps in steps(),
             sick in prop::collection::vec(0usize..7, 40),
+            cuts in prop::collection::vec(0usize..12, 40),
         ) {
-            let config = Config::parse("[gpus]\nreserve = \"1Gi\"\n[resource]\nname = \"x.dev/r\"\n");
-            let gpus = [Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1)];
-            let mut catalogue = Catalogue::new(&gpus, &config.unwrap());
+            // Other configurations, which a reload has take the place of this one.
+            let others = [
+                "[gpus]\nreserve = \"1Gi\"\n[resource]\nname = \"x.dev/r\"\n",
+                "[share]\nreplicas = 9\n[resource]\nname = \"x.dev/r\"\n",
+                "[gpus]\nreserve = \"40Gi\"\n[share]\nreplicas = 2\n[resource]\nname = \"x.dev/r\"\n",
+                UNEQUAL,
+            ];
+            let catalogue_of = |text: &str, count: usize| {
+                let gpus = [Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1)];
+                Catalogue::new(&gpus[..count], &Config::parse(text).unwrap())
+            };
+            let mut catalogue = catalogue_of(others[0], 2);
             let (mut offers, mut records) = (Offers::default(), Records::default());
             let mut told = Advertised::new();
-            for (step, sick) in steps.into_iter().zip(sick) {
+            for ((step, sick), cut) in steps.into_iter().zip(sick).zip(cuts) {
                 records.take(step);
+                if let Some(text) = others.get(cut) {
+                    let edition = catalogue.edition + 1;
+                    catalogue = Catalogue { edition, ..catalogue_of(text, 1 + sick % 2) };
+                }
+                let reserve = catalogue.reserve_bytes;
                 let refused = |uuid: &str| match sick {
                     5 if uuid == "GPU-b" => Withheld::Free,
                     6 if uuid == "GPU-b" => Withheld::All,
@@ -454,13 +476,13 @@ mod tests {
                 };
                 let gpu = catalogue.gpus.get_mut("GPU-a").unwrap();
                 gpu.sick = (sick == 4).then(|| "XID 79".to_owned());
-                let changed = offers.renew(&catalogue, 1 << 30, &records, &refused);
+                let changed = offers.renew(&catalogue, reserve, &records, &refused);
                 let mut anew = Offers::default();
-                anew.renew(&catalogue, 1 << 30, &records, &refused);
+                anew.renew(&catalogue, reserve, &records, &refused);
                 let anew = anew.devices(&catalogue);
                 prop_assert_eq!(&offers.devices(&catalogue), &anew);
                 prop_assert!(changed || told == anew, "a change that nobody is told of");
-                prop_assert!(!offers.renew(&catalogue, 1 << 30, &records, &refused), "told twice");
+                prop_assert!(!offers.renew(&catalogue, reserve, &records, &refused), "told twice");
                 told = anew;
             }
         }

@@ -10,7 +10,6 @@ use tracing::warn;
 
 use super::{AllocateError, Node, lock};
 use crate::allocate::AllocationId;
-use crate::device::topology::Topology;
 use crate::doubles;
 use crate::kubelet::pod_resources::PodResources;
 use crate::kubelet::{Device, DevicePlugin};
@@ -110,10 +109,11 @@ impl DevicePlugin for Service {
     ) -> Result<Vec<String>, Status> {
         let catalogue = self.node.catalogue();
         let terms = catalogue.resources.get(&*self.resource);
+        let topology = Arc::clone(&lock(&self.node.topology));
         let health = lock(&self.node.health);
         let ground = Ground {
             placement: terms.map_or(self.node.config().share.placement, |terms| terms.placement),
-            topology: self.node.topology.get_or_init(Topology::default),
+            topology: &topology,
             suspect: &|uuid| health.is_suspect(uuid),
         };
         let chosen = preferred(available, must_include, size, &ground);

@@ -42,6 +42,11 @@ impl Audit {
         Audit { slack, strays: Vec::new(), told: Vec::new(), beyond: 0 }
     }
 
+    /// Other bytes beyond the charges are nothing unusual from now on.
+    pub fn set_slack(&mut self, slack: u64) {
+        self.slack = slack;
+    }
+
     /// Takes a look; what it confirms of the look before.
     pub fn see(&mut self, sample: &Sample) -> Vec<Finding> {
         let mut findings = Vec::new();

@@ -297,6 +297,7 @@ impl Observer {
         let unsettled = self.judge_strangers(uuid, strangers, hidden, now);
         self.look_at_mounts(&tenants, &members, now);
 
+        let slack = self.node.config().gpus.audit_slack_bytes;
         let mut verdicts = Vec::new();
         let mut busy = unsettled;
         for (at, ((record, region), gpu)) in tenants.iter().enumerate() {
@@ -307,6 +308,7 @@ impl Observer {
             let launches = after.iter().fold(0u64, |sum, slot| sum.saturating_add(slot.launches));
             busy |= std::mem::replace(&mut tenant.launches, launches) != launches;
             let Some((gauge, audit)) = tenant.gpus.get_mut(*gpu) else { continue };
+            audit.set_slack(slack);
             let verdict = gauge.see(now, &sample);
             if let Verdict::Publish(bytes) = verdict {
                 region.publish_overhead(*gpu, bytes);

@@ -12,8 +12,8 @@ use crate::device::{Discovery, Gpu};
 /// # Errors
 /// No NVML, or what it answers; no GPU at all.
 pub(super) fn list(config: &Config) -> anyhow::Result<Vec<Gpu>> {
-    NvmlDiscovery::new(config.nvml(), config.gpus.clone())
-        .gpus()
+    NvmlDiscovery::new(config.nvml())
+        .gpus(&config.gpus)
         .context("no GPU to hold the command on (--sim uses the simulated one instead)")
 }
 

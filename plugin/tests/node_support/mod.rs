@@ -20,7 +20,7 @@ use tessera_plugin::allocate::AllocationId;
 use tessera_plugin::app::{self, App, Timing};
 use tessera_plugin::config::Config;
 use tessera_plugin::device::health::Observation;
-use tessera_plugin::device::{Discovery, DiscoveryError, Gpu, GpuProcess};
+use tessera_plugin::device::{self, Discovery, DiscoveryError, Gpu, GpuProcess};
 use tessera_plugin::standin::{Container, Kubelet, Pod};
 use tessera_region::account::Account;
 use tessera_region::layout::Kind;
@@ -73,8 +73,9 @@ impl FakeGpus {
 }
 
 impl Discovery for FakeGpus {
-    fn gpus(&self) -> Result<Vec<Gpu>, DiscoveryError> {
-        let gpus = self.gpus.lock().unwrap().clone();
+    fn gpus(&self, wanted: &tessera_plugin::config::Gpus) -> Result<Vec<Gpu>, DiscoveryError> {
+        let mut gpus = self.gpus.lock().unwrap().clone();
+        gpus.retain(|gpu| device::selected(gpu, &wanted.include, &wanted.exclude));
         if gpus.is_empty() { Err(DiscoveryError::None { found: 0 }) } else { Ok(gpus) }
     }
 
@@ -199,10 +200,14 @@ impl TestNode {
     }
 
     fn try_app_with(&self, config: &str) -> anyhow::Result<App> {
-        let config = Config::parse(config)?;
+        self.app_of(Config::parse(config)?)
+    }
+
+    fn app_of(&self, config: Config) -> anyhow::Result<App> {
         let timing = Timing {
             reconcile: Duration::from_millis(50),
-            release_grace: Duration::from_millis(300),
+            release_grace: Some(Duration::from_millis(300)),
+            config_debounce: Duration::from_millis(20),
             shim_grace: Duration::from_millis(200),
             discovery: Duration::from_millis(20),
             coexist: Duration::from_millis(50),
@@ -225,6 +230,16 @@ impl TestNode {
     /// With another configuration than [`TestNode::config_text`].
     pub fn launch_plugin_with(&mut self, config: &str) {
         let app = self.try_app_with(config).unwrap();
+        self.keep(app);
+    }
+
+    /// With a file that it reads again when that changes.
+    pub fn launch_plugin_on(&mut self, file: &Path) {
+        let app = self.app_of(Config::load(file).unwrap()).unwrap();
+        self.keep(app);
+    }
+
+    fn keep(&mut self, app: App) {
         let sources = Arc::clone(app.sources());
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(app.run_until(async {

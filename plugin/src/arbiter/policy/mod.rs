@@ -258,6 +258,11 @@ impl Policy {
         self.commands.drain(..)
     }
 
+    /// Goes on with other constants: they count from the next event on.
+    pub fn configure(&mut self, settings: Settings) {
+        self.settings = settings;
+    }
+
     /// The constants.
     #[must_use]
     pub fn settings(&self) -> &Settings {

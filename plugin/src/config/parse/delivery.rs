@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::super::reader::{Report, Section};
-use super::super::{Cdi, Config, Container, DeviceListStrategy, Driver, GpuNames, Mount};
+use super::super::{Cdi, Config, Container, Driver, Mount, choices};
 use super::{check_absolute, optional_path, set};
 use crate::delivery::cdi::grammar;
 
@@ -36,15 +36,10 @@ fn read_container(report: &mut Report<'_>, section: &mut Section<'_, '_>, target
             report.problem("container.inject", line, message);
         }
     }
-    let words = [
-        ("envvar", DeviceListStrategy::Envvar),
-        ("volume-mounts", DeviceListStrategy::VolumeMounts),
-        ("cdi-annotations", DeviceListStrategy::CdiAnnotations),
-        ("cdi-cri", DeviceListStrategy::CdiCri),
-        ("device-nodes", DeviceListStrategy::DeviceNodes),
-        ("none", DeviceListStrategy::None),
-    ];
-    set(&mut target.device_list_strategy, section.choice(report, "device_list_strategy", &words));
+    set(
+        &mut target.device_list_strategy,
+        section.choice(report, "device_list_strategy", &choices::STRATEGY),
+    );
 }
 
 fn read_driver(report: &mut Report<'_>, section: &mut Section<'_, '_>, driver: &mut Driver) {
@@ -112,6 +107,5 @@ fn read_cdi(report: &mut Report<'_>, section: &mut Section<'_, '_>, cdi: &mut Cd
         }
         cdi.gpu_kind = Some(kind).filter(|kind| !kind.is_empty());
     }
-    let words = [("uuid", GpuNames::Uuid), ("index", GpuNames::Index)];
-    set(&mut cdi.gpu_names, section.choice(report, "gpu_names", &words));
+    set(&mut cdi.gpu_names, section.choice(report, "gpu_names", &choices::GPU_NAMES));
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{check_resource_name, choices, set};
+use super::{check_resource_name, set};
 use crate::config::layout::{Amount, Layout, LayoutShare, WHOLE_PERCENT};
 use crate::config::quantity::{Quantity, format_bytes};
 use crate::config::reader::{Report, Section};
-use crate::config::{Config, Placement, Split};
+use crate::config::{Config, Placement, Split, choices};
 use crate::replica;
 
 /// All layouts, with what is wrong in each by itself and between them.

@@ -180,7 +180,7 @@ fn resource_names_follow_kubernetes() {
 }
 
 /// The example in the comments of `config.toml`, as if somebody had removed the marks.
-fn commented_layouts() -> String {
+pub(in crate::config) fn example_layouts() -> String {
     let text = include_str!("../../../../config.toml");
     let from = text.find("# [[layout]]").unwrap();
     let lines = text[from..].lines().take_while(|line| line.starts_with('#'));
@@ -190,7 +190,7 @@ fn commented_layouts() -> String {
 
 #[test]
 fn the_commented_example_of_layouts_is_valid_and_shows_every_key() {
-    let text = commented_layouts();
+    let text = example_layouts();
     let config = Config::parse(&text).unwrap();
     assert_eq!(config.layouts.len(), 2, "{text}");
     let known = |table: &str| {

@@ -184,6 +184,18 @@ impl Health {
         Health { policy, gpus }
     }
 
+    /// Goes on by another policy, with these GPUs: what is known of each stays.
+    pub fn configure<'a>(
+        &mut self,
+        policy: config::Health,
+        gpus: impl IntoIterator<Item = &'a String>,
+    ) {
+        self.policy = policy;
+        for uuid in gpus {
+            self.gpus.entry(uuid.clone()).or_default();
+        }
+    }
+
     /// Whether this says nothing of any GPU's health, as what a program brings upon itself.
     #[must_use]
     pub fn ignores(policy: &config::Health, observation: &Observation) -> bool {

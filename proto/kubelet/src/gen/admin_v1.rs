@@ -201,6 +201,9 @@ pub struct Plugin {
     /// or "what pods hold". Empty before the first look, and where nobody looks (gpus.sold_by_others).
     #[prost(string, tag = "20")]
     pub others_seen_by: ::prost::alloc::string::String,
+    /// How it stands with the configuration's file.
+    #[prost(message, optional, tag = "21")]
+    pub configuration: ::core::option::Option<Configuration>,
 }
 /// An extended resource, served on a socket of its own.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -717,6 +720,175 @@ pub struct GpuStory {
     #[prost(message, repeated, tag = "3")]
     pub trail: ::prost::alloc::vec::Vec<TrailLine>,
 }
+/// How it stands with the configuration's file.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Configuration {
+    /// The text in force: the first 16 hexadecimal digits of its SHA-256.
+    #[prost(string, tag = "1")]
+    pub hash: ::prost::alloc::string::String,
+    /// When the file was last read because there was news of it.
+    #[prost(int64, tag = "2")]
+    pub attempted_unix_ms: i64,
+    /// When a file last took effect; the start counts.
+    #[prost(int64, tag = "3")]
+    pub succeeded_unix_ms: i64,
+    /// What is wrong with the file as it is, a line each. Empty if the file is in force.
+    #[prost(string, repeated, tag = "4")]
+    pub errors: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Keys whose values in the file wait for a restart of the plugin.
+    #[prost(string, repeated, tag = "5")]
+    pub waiting_keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// How often a file took effect since the start.
+    #[prost(uint64, tag = "6")]
+    pub applied: u64,
+    /// How often one was refused.
+    #[prost(uint64, tag = "7")]
+    pub refused: u64,
+}
+/// A configuration to think through.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PlanRequest {
+    /// TOML.
+    #[prost(string, tag = "1")]
+    pub text: ::prost::alloc::string::String,
+    /// What to call it in errors.
+    #[prost(string, tag = "2")]
+    pub file: ::prost::alloc::string::String,
+}
+/// What a configuration would change.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PlanResponse {
+    /// Why it would be refused; then nothing else is said.
+    #[prost(message, repeated, tag = "1")]
+    pub problems: ::prost::alloc::vec::Vec<ConfigurationProblem>,
+    /// Keys whose values differ from those in force.
+    #[prost(message, repeated, tag = "2")]
+    pub changes: ::prost::alloc::vec::Vec<ConfigurationChange>,
+    /// What GPUs are cut into that would be different.
+    #[prost(message, repeated, tag = "3")]
+    pub shares: ::prost::alloc::vec::Vec<ShareChange>,
+    /// What happens to each running allocation.
+    #[prost(message, repeated, tag = "4")]
+    pub allocations: ::prost::alloc::vec::Vec<AllocationChange>,
+    /// What is odd about the configuration, and what could not be known, a sentence each.
+    #[prost(string, repeated, tag = "5")]
+    pub notes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// One thing wrong with a configuration.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ConfigurationProblem {
+    /// Dotted key; empty for a syntax error.
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// Line from 1; 0 where there is none.
+    #[prost(uint32, tag = "2")]
+    pub line: u32,
+    /// What is wrong and what to do.
+    #[prost(string, tag = "3")]
+    pub message: ::prost::alloc::string::String,
+}
+/// A key with another value.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ConfigurationChange {
+    /// Dotted key, as in the file.
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// Its value before, as TOML; absent where there is no such entry.
+    #[prost(string, optional, tag = "2")]
+    pub before: ::core::option::Option<::prost::alloc::string::String>,
+    /// And after.
+    #[prost(string, optional, tag = "3")]
+    pub after: ::core::option::Option<::prost::alloc::string::String>,
+    /// "at once", "for new pods" or "after a restart".
+    #[prost(string, tag = "4")]
+    pub takes_effect: ::prost::alloc::string::String,
+}
+/// What one GPU would be sold as under one name.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ShareChange {
+    /// The GPU.
+    #[prost(string, tag = "1")]
+    pub gpu_uuid: ::prost::alloc::string::String,
+    /// NVML's index, where it is known.
+    #[prost(uint32, optional, tag = "2")]
+    pub gpu_index: ::core::option::Option<u32>,
+    /// The resource.
+    #[prost(string, tag = "3")]
+    pub resource_name: ::prost::alloc::string::String,
+    /// What it is sold as now; absent where it is not.
+    #[prost(message, optional, tag = "4")]
+    pub before: ::core::option::Option<ShareView>,
+    /// What it would be sold as.
+    #[prost(message, optional, tag = "5")]
+    pub after: ::core::option::Option<ShareView>,
+    /// Replicas that kubelet has not been told of yet.
+    #[prost(uint32, tag = "6")]
+    pub appear: u32,
+    /// Replicas that the configuration no longer sells. Those that are held are listed Unhealthy until their
+    /// pods end, the others are gone.
+    #[prost(uint32, tag = "7")]
+    pub retire: u32,
+    /// Of those, how many are held.
+    #[prost(uint32, tag = "8")]
+    pub retire_held: u32,
+    /// Replicas of the new configuration that would be Unhealthy, because there is no room beside what runs.
+    #[prost(uint32, tag = "9")]
+    pub no_room: u32,
+}
+/// Replicas of one resource on one GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ShareView {
+    /// How many there are.
+    #[prost(uint32, tag = "1")]
+    pub replicas: u32,
+    /// Memory of one.
+    #[prost(uint64, tag = "2")]
+    pub memory_bytes: u64,
+    /// Compute of one, thousandths of the GPU.
+    #[prost(uint32, tag = "3")]
+    pub cores_millis: u32,
+    /// What that means.
+    #[prost(enumeration = "ComputePolicy", tag = "4")]
+    pub policy: i32,
+}
+/// What a configuration would mean for a running allocation.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AllocationChange {
+    /// Its id.
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    /// Who holds it, if known.
+    #[prost(message, optional, tag = "2")]
+    pub holder: ::core::option::Option<Holder>,
+    /// The resource; empty where it is not known.
+    #[prost(string, tag = "3")]
+    pub resource_name: ::prost::alloc::string::String,
+    /// Sentences: what stays, what changes at once, what becomes of its replicas.
+    #[prost(string, repeated, tag = "4")]
+    pub effects: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// Nothing: the file is the plugin's own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReloadRequest {}
+/// What came of reading the file.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReloadResponse {
+    /// Why it was refused, and the configuration before stays in force; empty if it was not.
+    #[prost(message, repeated, tag = "1")]
+    pub problems: ::prost::alloc::vec::Vec<ConfigurationProblem>,
+    /// What is different now; nothing, where the file says what was in force already.
+    #[prost(message, repeated, tag = "2")]
+    pub changes: ::prost::alloc::vec::Vec<ConfigurationChange>,
+    /// What will be different after a restart of the plugin.
+    #[prost(message, repeated, tag = "3")]
+    pub waiting: ::prost::alloc::vec::Vec<ConfigurationChange>,
+    /// How it stands now.
+    #[prost(message, optional, tag = "4")]
+    pub configuration: ::core::option::Option<Configuration>,
+    /// The file.
+    #[prost(string, tag = "5")]
+    pub file: ::prost::alloc::string::String,
+}
 /// How the plugin stands with kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -1053,6 +1225,50 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("tessera.admin.v1.Admin", "Explain"));
             self.inner.unary(req, path, codec).await
         }
+        /// What a configuration would change, for the node and for each running allocation. Changes nothing.
+        pub async fn plan(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PlanRequest>,
+        ) -> std::result::Result<tonic::Response<super::PlanResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tessera.admin.v1.Admin/Plan",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tessera.admin.v1.Admin", "Plan"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads the configuration's file again, as after SIGHUP, and tells what came of it.
+        pub async fn reload(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReloadRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReloadResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tessera.admin.v1.Admin/Reload",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tessera.admin.v1.Admin", "Reload"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Changes the limits of a running allocation. Memory grows only within the capacity rule (else
         /// RESOURCE_EXHAUSTED), and shrinks below what is in use only with `force` (else FAILED_PRECONDITION).
         /// NOT_FOUND and INVALID_ARGUMENT name what there is to choose from. Once it is answered the change is on
@@ -1176,6 +1392,16 @@ pub mod admin_server {
             &self,
             request: tonic::Request<super::ExplainRequest>,
         ) -> std::result::Result<tonic::Response<super::ExplainResponse>, tonic::Status>;
+        /// What a configuration would change, for the node and for each running allocation. Changes nothing.
+        async fn plan(
+            &self,
+            request: tonic::Request<super::PlanRequest>,
+        ) -> std::result::Result<tonic::Response<super::PlanResponse>, tonic::Status>;
+        /// Reads the configuration's file again, as after SIGHUP, and tells what came of it.
+        async fn reload(
+            &self,
+            request: tonic::Request<super::ReloadRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReloadResponse>, tonic::Status>;
         /// Changes the limits of a running allocation. Memory grows only within the capacity rule (else
         /// RESOURCE_EXHAUSTED), and shrinks below what is in use only with `force` (else FAILED_PRECONDITION).
         /// NOT_FOUND and INVALID_ARGUMENT name what there is to choose from. Once it is answered the change is on
@@ -1392,6 +1618,92 @@ pub mod admin_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ExplainSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tessera.admin.v1.Admin/Plan" => {
+                    #[allow(non_camel_case_types)]
+                    struct PlanSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::PlanRequest>
+                    for PlanSvc<T> {
+                        type Response = super::PlanResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PlanRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::plan(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PlanSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tessera.admin.v1.Admin/Reload" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReloadSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::ReloadRequest>
+                    for ReloadSvc<T> {
+                        type Response = super::ReloadResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReloadRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::reload(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReloadSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

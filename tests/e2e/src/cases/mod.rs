@@ -13,6 +13,7 @@ mod means;
 mod memory;
 mod others;
 mod reboot;
+mod reload;
 mod restarts;
 mod rollout;
 mod shares;
@@ -93,6 +94,7 @@ pub const CASES: &[Case] = cases![
     strategies::driver_root_and_device_nodes_serve_without_a_toolkit,
     strategies::cdi_annotations_give_all_or_nothing,
     rollout::replica_count_changes_under_running_pods restarts_kubelet,
+    reload::configuration_changes_under_a_running_pod restarts_kubelet,
     upgrade::new_shim_and_page_version_under_running_pods restarts_kubelet,
     kubelet::kubelet_restarts_in_the_middle_of_allocate restarts_kubelet,
     kubelet::plugin_and_kubelet_down_and_up_in_either_order restarts_kubelet,
