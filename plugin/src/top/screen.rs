@@ -1,11 +1,15 @@
 //! The terminal: taken over, drawn upon, and given back however the program ends.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::Once;
 use std::time::Duration;
 
 use anyhow::Context;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, raise};
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
@@ -28,6 +32,7 @@ const TURN: Duration = Duration::from_millis(50);
 pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Result<ExitCode> {
     give_back_on_panic();
     let taken = Taken::take().context("the terminal (`--once` and `-o json` need none)")?;
+    let keyboard = Keyboard::open().context("the terminal")?;
     let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout()))?;
     let look = Look::from_env();
     while !model.quit {
@@ -39,7 +44,10 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
         // Until something has changed; the clock of a plugin that is silent does, too.
         loop {
             let mut changed = false;
-            if event::poll(TURN)? {
+            if !keyboard.wait()? {
+                return Ok(ExitCode::SUCCESS);
+            }
+            if event::poll(Duration::ZERO)? {
                 match event::read()? {
                     Event::Key(key) if is_stop(key) => {
                         taken.give_back();
@@ -66,6 +74,32 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
     }
     drop(taken);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where keys come from: what crossterm reads. It is waited for here, because crossterm reads a terminal
+/// that has hung up again and again, and never returns.
+struct Keyboard(Option<File>);
+
+impl Keyboard {
+    fn open() -> io::Result<Self> {
+        let other = !io::stdin().is_terminal();
+        Ok(Keyboard(other.then(|| File::open("/dev/tty")).transpose()?))
+    }
+
+    /// Waits a turn for something to read. False if the terminal is gone.
+    fn wait(&self) -> io::Result<bool> {
+        let stdin = io::stdin();
+        let fd = self.0.as_ref().map_or(stdin.as_fd(), AsFd::as_fd);
+        let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+        let turn = PollTimeout::try_from(TURN).unwrap_or(PollTimeout::ZERO);
+        match poll(&mut fds, turn) {
+            // A signal: the terminal's new size, say.
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
+        Ok(!fds[0].revents().is_some_and(|seen| seen.intersects(gone)))
+    }
 }
 
 fn is_stop(key: KeyEvent) -> bool {
