@@ -24,6 +24,9 @@ use super::process::Process;
 use crate::admin::{Sources, Survey};
 use crate::regions::Region;
 
+/// A family, and what it shows of one container or GPU.
+type Figure<T, V> = (&'static Family, fn(&T) -> V);
+
 /// What is known of a GPU by its UUID.
 struct Known {
     index: String,
@@ -337,7 +340,7 @@ fn write_container_totals(
             None => Ok(()),
         })
     })?;
-    let counters: [(&Family, fn(&Totals) -> u64); 9] = [
+    let counters: [Figure<Totals, u64>; 9] = [
         (&f::CONTAINER_LEASES, |totals| totals.leases),
         (&f::CONTAINER_OVERLAPS, |totals| totals.overlaps),
         (&f::CONTAINER_OUT_OF_MEMORY, |totals| totals.refusals),
@@ -384,7 +387,7 @@ fn write_gpus(out: &mut Out<'_>, gpus: &[Gpu], known: &Gpus<'_>) -> fmt::Result 
             series.info(&[&index, &uuid, &gpu.name, &gpu.pci_bus_id, &numa])
         })
     })?;
-    let bytes: [(&Family, fn(&Gpu) -> u64); 6] = [
+    let bytes: [Figure<Gpu, u64>; 6] = [
         (&f::GPU_MEMORY_TOTAL, |gpu| gpu.memory_total_bytes),
         (&f::GPU_MEMORY_USED, |gpu| gpu.memory_used_bytes),
         (&f::GPU_MEMORY_RESERVED, |gpu| gpu.memory_reserve_bytes),
@@ -420,7 +423,7 @@ fn write_gpus(out: &mut Out<'_>, gpus: &[Gpu], known: &Gpus<'_>) -> fmt::Result 
             })
         })
     })?;
-    let facts: [(&Family, fn(&Gpu) -> bool); 2] = [
+    let facts: [Figure<Gpu, bool>; 2] = [
         (&f::GPU_SOLD_HERE, |gpu| gpu.health() == Health::Healthy && gpu.cordon.is_empty()),
         (&f::GPU_CORDONED, |gpu| !gpu.cordon.is_empty()),
     ];
@@ -466,7 +469,7 @@ fn write_leases(out: &mut Out<'_>, gpus: &[Gpu], known: &Gpus<'_>, scene: &Scene
     let arbiter = scene.survey.arbiter.as_ref();
     let arbitrated = arbiter.map(|view| view.gpus.as_slice()).unwrap_or_default();
     let shared = || gpus.iter().filter(|gpu| arbitrated.iter().any(|share| share.uuid == gpu.uuid));
-    let figures: [(&Family, fn(&Gpu) -> f64); 3] = [
+    let figures: [Figure<Gpu, f64>; 3] = [
         (&f::GPU_LEASE_HELD, |gpu| f64::from(u8::from(!gpu.lease_holder.is_empty()))),
         (&f::GPU_LEASE_WAITING, |gpu| f64::from(gpu.lease_waiting)),
         (&f::GPU_LEASE_QUANTUM, |gpu| gpu.lease_quantum_us as f64 / 1e6),

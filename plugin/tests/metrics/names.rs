@@ -15,11 +15,14 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
+/// A label's name, an operator and a value.
+type Matcher = (String, String, String);
+
 /// What a query names.
 #[derive(Debug, Default)]
 struct Named {
-    /// Each metric with the labels that select its series: name, operator, value.
-    selectors: Vec<(String, Vec<(String, String, String)>)>,
+    /// Each metric with the labels that select its series.
+    selectors: Vec<(String, Vec<Matcher>)>,
     /// Labels in `by (…)` and the like.
     labels: BTreeSet<String>,
 }
