@@ -21,7 +21,7 @@ pub fn labels_lead_a_pod_to_the_strongest_gpu(suite: &Suite<'_>) -> Result<()> {
     unlabel(suite)?;
     suite.reconfigure(None)?;
     suite.plugin.wait_for_replicas(REPLICAS)?;
-    ensure!(suite.host(&format!("ls {FILE} 2>/dev/null; true"))?.is_empty(), "{FILE} stays");
+    ensure!(suite.host(&format!("ls {FILE} 2>/dev/null || true"))?.is_empty(), "{FILE} stays");
     outcome
 }
 
@@ -39,7 +39,7 @@ fn strongest(suite: &Suite<'_>) -> Result<()> {
 
     suite.reconfigure(Some(&format!("{CONFIG}\n[labels]\nnfd_file = \"{FILE}\"\n")))?;
     let lines = wait::until("the features file is there", wait::LIMIT, || {
-        let text = suite.host(&format!("cat {FILE} 2>/dev/null; true"))?;
+        let text = suite.host(&format!("cat {FILE} 2>/dev/null || true"))?;
         Ok(if text.is_empty() { Look::NotYet(text) } else { Look::Done(text) })
     })?;
     println!("     {}", lines.lines().collect::<Vec<_>>().join(" "));

@@ -80,6 +80,7 @@ pub const CASES: &[Case] = cases![
     others::plugin_has_no_rights_to_speak_of,
     others::plugin_without_pids_and_privileges_holds_quotas,
     trust::process_without_a_share_is_flagged_by_its_pods_name,
+    trust::refused_memory_is_told_in_the_pods_description,
     restarts::crash_loop_keeps_the_limit,
     restarts::plugin_pod_is_replaced,
     restarts::plugin_is_killed,

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use crate::deploy::{NAMESPACE, SIM_ON_NODE};
+use crate::deploy::{NAMESPACE, PLUGIN_NAMESPACE, SIM_ON_NODE};
 use crate::pods::{self, Container, Pod, Restart};
 use crate::suite::{Server, Suite};
 use crate::wait::{self, Look};
@@ -44,5 +44,48 @@ pub fn process_without_a_share_is_flagged_by_its_pods_name(suite: &Suite<'_>) ->
     wait_for_warning(suite, &["no quota holds them", &loose])?;
     let log = suite.plugin.log();
     ensure!(log.contains("finding=\"stranger\"") || log.contains("finding=stranger"), "{log}");
+    neighbour.check_untouched()
+}
+
+/// What the chart's `events.enabled` adds.
+fn allow_events(suite: &Suite<'_>) -> Result<()> {
+    let name = "tessera-e2e-events";
+    let metadata = json!({"name": name, "labels": {"tessera.dev/e2e": "true"}});
+    let group = "rbac.authorization.k8s.io";
+    suite.kubectl.apply(&json!({
+        "apiVersion": format!("{group}/v1"), "kind": "ClusterRole", "metadata": metadata,
+        "rules": [{"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}],
+    }))?;
+    suite.kubectl.apply(&json!({
+        "apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding", "metadata": metadata,
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
+        "subjects": [
+            {"kind": "ServiceAccount", "name": "tessera", "namespace": PLUGIN_NAMESPACE}
+        ],
+    }))
+}
+
+pub fn refused_memory_is_told_in_the_pods_description(suite: &Suite<'_>) -> Result<()> {
+    let neighbour = Server::start(suite.kubectl, "neighbour")?;
+    allow_events(suite)?;
+    let before = suite.plugin.change_template(|template| {
+        template["spec"]["automountServiceAccountToken"] = json!(true);
+        let env = template["spec"]["containers"][0]["env"].as_array_mut();
+        let field = json!({"fieldRef": {"fieldPath": "spec.nodeName"}});
+        env.into_iter().for_each(|env| env.push(json!({"name": "NODE_NAME", "valueFrom": field})));
+    })?;
+    let command = ["tessera-tenant", "greedy", "--for", "0", "--retry-ms", "100"];
+    let greedy = Pod::start(suite.kubectl, "greedy", Container::new("main", 1, &command))?;
+    let told = wait::until("kubectl describe shows the refusal", wait::LIMIT, || {
+        let text = suite.kubectl.run(&["describe", "pod", "greedy", "-n", NAMESPACE])?;
+        Ok(Look::when(text.contains("GPUMemoryRefused"), text))
+    });
+    if told.is_err() {
+        println!("     status warns: {}", suite.plugin.status()?["warnings"]);
+    }
+    greedy.delete()?;
+    suite.plugin.change_template(|template| *template = before)?;
+    suite.kubectl.run(&["delete", "clusterrole,clusterrolebinding", "tessera-e2e-events"])?;
+    told?;
     neighbour.check_untouched()
 }
