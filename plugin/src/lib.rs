@@ -25,6 +25,7 @@ pub mod kubelet;
 pub mod kubernetes;
 pub mod labels;
 pub mod ledger;
+mod locks;
 mod look;
 pub mod metrics;
 pub mod node;

@@ -3,6 +3,7 @@
 pub(crate) mod client;
 mod compute;
 mod config;
+mod convert;
 mod explain;
 mod server;
 mod status;

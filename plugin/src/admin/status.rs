@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tessera_kubelet::admin::{
@@ -17,6 +17,7 @@ use crate::config::{Config, Current};
 use crate::device::Discovery;
 use crate::kubelet::{Device, Phase, Report, Standing};
 use crate::ledger::{Record, State};
+use crate::locks::lock;
 use crate::node::{Node, unix_ms};
 use crate::observe::{PidView, pid_view};
 use crate::regions::{Region, Use};
@@ -103,7 +104,7 @@ impl Sources {
 
     /// Says what is amiss about a topic, or with `None` that nothing is. True if that is news.
     pub fn set_condition(&self, topic: &'static str, text: Option<String>) -> bool {
-        let mut conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut conditions = lock(&self.conditions);
         let before = match &text {
             Some(text) => conditions.insert(topic, text.clone()),
             None => conditions.remove(topic),
@@ -139,7 +140,7 @@ impl Sources {
             _ => amiss.push("starting".to_owned()),
         }
         if !amiss.is_empty() {
-            let conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+            let conditions = lock(&self.conditions);
             amiss.extend(conditions.values().cloned());
         }
         amiss
@@ -164,7 +165,7 @@ impl Sources {
 
     /// Says how it is found out what other plugins sell.
     pub fn set_others_seen_by(&self, how: &'static str) {
-        *self.others_seen_by.lock().unwrap_or_else(PoisonError::into_inner) = how;
+        *lock(&self.others_seen_by) = how;
     }
 
     /// The node, once it is there.
@@ -191,7 +192,7 @@ impl Sources {
             at_unix_ms: unix_ms(),
             ..StatusResponse::default()
         };
-        let conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        let conditions = lock(&self.conditions);
         status.warnings.extend(conditions.values().cloned());
         drop(conditions);
         let Some(node) = self.node.get() else {
@@ -291,11 +292,7 @@ impl Sources {
             config_path: config_path.unwrap_or_default(),
             shim_path: String::new(),
             configuration: self.reloader.get().map(|one| super::config::state(&one.state())),
-            others_seen_by: self
-                .others_seen_by
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .to_string(),
+            others_seen_by: lock(&self.others_seen_by).to_string(),
             resources,
         }
     }
@@ -502,7 +499,7 @@ fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocatio
         memory_peak_bytes: used.tally.peak.get(gpu).copied().unwrap_or(0),
         context_overhead_bytes: grant.context_overhead_bytes,
         cores_millis: grant.cores_millis,
-        policy: steer::policy(grant.compute).into(),
+        policy: tessera_kubelet::admin::ComputePolicy::from(grant.compute).into(),
         memory_overhead_bytes: region.map_or(0, |region| region.overhead(gpu)),
         memory_nvml_bytes: region.and_then(|region| region.observed().used(gpu)),
         allocated: allocated(record, gpu),
@@ -529,11 +526,7 @@ fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocatio
         state: state.into(),
         generation: record.generation,
         replica_ids: record.replicas.clone(),
-        holder: record.holder.as_ref().map(|holder| Holder {
-            namespace: holder.namespace.clone(),
-            pod: holder.pod.clone(),
-            container: holder.container.clone(),
-        }),
+        holder: record.holder.as_ref().map(Holder::from),
         allocated_unix_ms: record.allocated_unix_ms,
         started_unix_ms: record.started_unix_ms,
         gpus: gpus.collect(),

@@ -10,6 +10,7 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
 use super::Sources;
+use super::table::policy_name;
 use crate::config::Compute;
 use crate::config::quantity::format_bytes;
 use crate::ledger::{self, By};
@@ -192,29 +193,12 @@ pub(super) fn percent(millis: u32) -> String {
     }
 }
 
-pub(super) fn policy_name(policy: ComputePolicy) -> &'static str {
-    match policy {
-        ComputePolicy::Burst => "burst",
-        ComputePolicy::Strict => "strict",
-        ComputePolicy::None => "none",
-        ComputePolicy::Unspecified => "unknown",
-    }
-}
-
-pub(super) fn policy(compute: Compute) -> ComputePolicy {
-    match compute {
-        Compute::Burst => ComputePolicy::Burst,
-        Compute::Strict => ComputePolicy::Strict,
-        Compute::None => ComputePolicy::None,
-    }
-}
-
 /// The message that tells limits.
 pub(super) fn limits(limits: &ledger::Limits) -> Limits {
     Limits {
         memory_limit_bytes: limits.memory_limit_bytes,
         cores_millis: limits.cores_millis,
-        policy: policy(limits.compute).into(),
+        policy: ComputePolicy::from(limits.compute).into(),
     }
 }
 
@@ -222,11 +206,7 @@ fn answer(changed: &Changed) -> QuotaResponse {
     let gpus = changed.before.iter().zip(&changed.after).zip(&changed.in_use);
     QuotaResponse {
         allocation_id: changed.record.id.to_string(),
-        holder: changed.record.holder.as_ref().map(|holder| Holder {
-            namespace: holder.namespace.clone(),
-            pod: holder.pod.clone(),
-            container: holder.container.clone(),
-        }),
+        holder: changed.record.holder.as_ref().map(Holder::from),
         gpus: gpus
             .map(|((before, after), in_use)| QuotaChange {
                 gpu_uuid: after.uuid.clone(),

@@ -14,8 +14,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::client::{EXIT_UNAVAILABLE, TIMEOUT, connect};
-use super::steer::{percent, policy_name};
+use super::steer::percent;
 use super::table;
+use super::table::policy_name;
 use crate::config::Config;
 use crate::config::quantity::format_bytes;
 use crate::ledger::Cordon;

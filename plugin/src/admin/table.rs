@@ -10,9 +10,9 @@ use tessera_kubelet::admin::{
 };
 
 use super::compute;
+use crate::config::Config;
 use crate::config::duration;
 use crate::config::quantity::format_bytes;
-use crate::config::{Compute, Config};
 use crate::shares;
 
 /// Aligned text.
@@ -109,21 +109,13 @@ pub fn offers(gpus: &[crate::device::Gpu], config: &Config) -> String {
                 share.resource,
                 share.count.to_string(),
                 format_bytes(share.limit.memory_bytes),
-                format!("{} {}", cores(share.limit.cores_millis), compute_name(share.compute)),
+                format!("{} {}", cores(share.limit.cores_millis), share.compute.name()),
             ]
         })
     });
     let mut out = String::new();
     table(&mut out, &header, rows.collect());
     out
-}
-
-fn compute_name(compute: Compute) -> &'static str {
-    match compute {
-        Compute::Burst => "burst",
-        Compute::Strict => "strict",
-        Compute::None => "none",
-    }
 }
 
 fn line(out: &mut String, text: &str) {

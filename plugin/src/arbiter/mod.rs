@@ -19,7 +19,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ pub use lane::Misdeeds;
 pub use view::{GpuShare, TenantShare, View};
 
 use crate::config::Leases;
+use crate::locks::lock;
 use crate::session::tenant::most;
 use policy::Settings;
 use reactor::Reactor;
@@ -177,10 +178,6 @@ impl Drop for Arbiter {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The policy's constants, as configured.

@@ -130,6 +130,18 @@ pub enum Compute {
     None,
 }
 
+impl Compute {
+    /// As the configuration has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Compute::Burst => "burst",
+            Compute::Strict => "strict",
+            Compute::None => "none",
+        }
+    }
+}
+
 /// Which GPU `GetPreferredAllocation` prefers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::locks::lock;
 use anyhow::Context;
 use nix::unistd::{Pid, getpgid};
 use nvml_wrapper::Nvml;
@@ -181,7 +182,7 @@ impl Watch {
                 }
                 let look = account.look();
                 let busy = turn.is_multiple_of(BUSY_EVERY).then(|| account.busy());
-                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut seen = lock(&seen);
                 match look {
                     Ok(looks) => {
                         seen.take(&looks);
@@ -201,7 +202,7 @@ impl Watch {
 
     /// What was seen so far.
     pub fn seen(&self) -> MutexGuard<'_, Observed> {
-        self.observed.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.observed)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -14,6 +14,7 @@ use tessera_region::quota::QuotaReader;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
+use crate::locks::lock;
 use crate::standin::{Container, Pod, RunOptions};
 
 use super::account::Group;
@@ -250,7 +251,7 @@ impl Tenant {
         tokio::spawn(async move {
             let mut lines = BufReader::new(out).lines();
             while let Ok(Some(line)) = lines.next_line().await {
-                progress.lock().unwrap_or_else(PoisonError::into_inner).take(&line);
+                lock(&progress).take(&line);
             }
         });
         let pid =
@@ -261,7 +262,7 @@ impl Tenant {
 
     /// What it said so far.
     pub fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.progress)
     }
 
     /// Sends a signal to its first process.

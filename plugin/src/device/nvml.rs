@@ -1,7 +1,7 @@
 //! GPUs through NVML: NVIDIA's `libnvidia-ml.so.1`, or the simulated one.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -15,6 +15,7 @@ use super::{
     Discovery, DiscoveryError, Facts, Gpu, GpuProcess, absent, mig, nvml_near, nvml_watch, selected,
 };
 use crate::config;
+use crate::locks::lock;
 
 /// Where the kernel tells a PCI device's NUMA node.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
@@ -35,7 +36,7 @@ impl NvmlDiscovery {
     }
 
     pub(super) fn nvml(&self) -> Result<Arc<Nvml>, DiscoveryError> {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = lock(&self.loaded);
         if let Some(nvml) = &*loaded {
             return Ok(Arc::clone(nvml));
         }
@@ -54,7 +55,7 @@ impl NvmlDiscovery {
     /// Lets go of the library: what comes next loads and initialises it anew. NVML counts
     /// initialisations, so that happens only once all who use it now are done; gives what tells so.
     pub(super) fn forget(&self) -> Weak<Nvml> {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = lock(&self.loaded);
         loaded.take().map(|nvml| Arc::downgrade(&nvml)).unwrap_or_default()
     }
 
@@ -151,8 +152,7 @@ impl Discovery for NvmlDiscovery {
         let nvml = self.nvml()?;
         let Found { gpus, found, unsold, absent } = Self::selected(&nvml, wanted)
             .map_err(|error| DiscoveryError::Nvml(error.to_string()))?;
-        *self.unsold.lock().unwrap_or_else(PoisonError::into_inner) =
-            unsold.iter().cloned().chain(absent).collect();
+        *lock(&self.unsold) = unsold.iter().cloned().chain(absent).collect();
         if gpus.is_empty() && !unsold.is_empty() {
             return Err(DiscoveryError::Unsellable(unsold.join("; ")));
         }
@@ -163,7 +163,7 @@ impl Discovery for NvmlDiscovery {
     }
 
     fn unsold(&self) -> Vec<String> {
-        self.unsold.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.unsold).clone()
     }
 
     fn memory_used(&self, uuid: &str) -> Result<u64, String> {

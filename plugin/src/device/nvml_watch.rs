@@ -20,6 +20,7 @@ use super::DiscoveryError;
 use super::Gpu;
 use super::health::{Condition, Observation, Recovery, Silence};
 use super::nvml::NvmlDiscovery;
+use crate::locks::lock;
 
 /// How long one wait for events lasts; also how fast the end is noticed.
 const WAIT: Duration = Duration::from_secs(1);
@@ -81,7 +82,7 @@ impl Watch<'_> {
     }
 
     fn alarm(&self) {
-        *self.alarm.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.alarm.0) = true;
         self.alarm.1.notify_all();
     }
 
@@ -133,7 +134,7 @@ impl Watch<'_> {
 
     /// A driver in trouble may not return at all.
     fn tell_of_hanging(&self) {
-        let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asking = lock(&self.asking);
         if let Some((index, since)) = *asking
             && since.elapsed() >= HANGS
         {
@@ -169,7 +170,7 @@ impl Watch<'_> {
         let start = Instant::now();
         // A flood of events must not make a flood of probes.
         let least = interval.min(WAIT);
-        let mut alarm = self.alarm.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut alarm = lock(&self.alarm.0);
         while !(self.stop)() {
             let waited = start.elapsed();
             if waited >= interval || (*alarm && waited >= least) {
@@ -197,7 +198,7 @@ impl Watch<'_> {
         let mut silences = Vec::new();
         for (index, gpu) in self.gpus.iter().enumerate() {
             let set = |asking| {
-                *self.asking.lock().unwrap_or_else(PoisonError::into_inner) = asking;
+                *lock(&self.asking) = asking;
             };
             set(Some((index, Instant::now())));
             let answer = nvml

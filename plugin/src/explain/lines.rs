@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use tessera_kubelet::admin::{Holder, Incident, TrailLine};
+use tessera_kubelet::admin::{Incident, TrailLine};
 
-use super::origin::policy;
 use crate::config::quantity::format_bytes;
-use crate::ledger::{self, Event, Limits, What};
+use crate::ledger::{Event, Limits, What};
 
 /// A line as the admin service tells it.
 pub(super) fn line(event: &Event) -> TrailLine {
@@ -20,16 +19,7 @@ pub(super) fn line(event: &Event) -> TrailLine {
         allocation_id: event.id.as_ref().map(ToString::to_string).unwrap_or_default(),
         generation: event.generation,
         times: event.times,
-        holder: event.holder.as_ref().map(holder),
-    }
-}
-
-/// A holder as the admin service tells it.
-pub(super) fn holder(holder: &ledger::Holder) -> Holder {
-    Holder {
-        namespace: holder.namespace.clone(),
-        pod: holder.pod.clone(),
-        container: holder.container.clone(),
+        holder: event.holder.as_ref().map(Into::into),
     }
 }
 
@@ -41,7 +31,7 @@ fn text(event: &Event) -> String {
     let limits = |limits: &[Limits]| {
         let one = |l: &Limits| {
             let memory = format_bytes(l.memory_limit_bytes);
-            format!("{memory}, {}m {} on {}", l.cores_millis, policy(l.compute), l.uuid)
+            format!("{memory}, {}m {} on {}", l.cores_millis, l.compute.name(), l.uuid)
         };
         limits.iter().map(one).collect::<Vec<_>>().join("; ")
     };

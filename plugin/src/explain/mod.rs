@@ -79,7 +79,7 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
                 share.resource,
                 crate::config::quantity::format_bytes(share.limit.memory_bytes),
                 share.limit.cores_millis,
-                origin::policy(share.compute)
+                share.compute.name()
             )
         };
         shares::cut(device, &facts.config).into_iter().map(share).collect()
@@ -100,7 +100,7 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
     let line = |event: &&Event| {
         let mut line = lines::line(event);
         // Who it became is known by now.
-        line.holder = line.holder.or_else(|| Some(lines::holder(subject::of(&holders, event)?)));
+        line.holder = line.holder.or_else(|| Some(subject::of(&holders, event)?.into()));
         line
     };
     let trail = concerned[concerned.len().saturating_sub(LINES)..].iter().map(line).collect();

@@ -1,10 +1,8 @@
 //! Where limits come from: a key of the configuration, or somebody who set them.
 
-use tessera_kubelet::admin::ComputePolicy;
-
 use super::Facts;
+use crate::config::Config;
 use crate::config::quantity::format_bytes;
-use crate::config::{Compute, Config};
 use crate::device::Gpu;
 use crate::ledger::{Event, Grant, Limits, Record, What};
 use crate::shares;
@@ -21,22 +19,6 @@ pub(super) fn table(gpu: &Gpu, config: &Config) -> String {
     match shares::layout_of(gpu, config) {
         Some(n) => format!("layout[{n}]"),
         None => "share".to_owned(),
-    }
-}
-
-pub(super) fn policy(compute: Compute) -> &'static str {
-    match compute {
-        Compute::Burst => "burst",
-        Compute::Strict => "strict",
-        Compute::None => "none",
-    }
-}
-
-pub(super) fn policy_of(compute: Compute) -> ComputePolicy {
-    match compute {
-        Compute::Burst => ComputePolicy::Burst,
-        Compute::Strict => ComputePolicy::Strict,
-        Compute::None => ComputePolicy::None,
     }
 }
 
@@ -87,7 +69,7 @@ pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]
     let same_cores = cores == u64::from(grant.cores_millis) && share.compute == grant.compute;
     Origin {
         memory: from("memory", memory == grant.memory_limit_bytes, format_bytes(memory)),
-        cores: from("cores", same_cores, format!("{cores}m {}", policy(share.compute))),
+        cores: from("cores", same_cores, format!("{cores}m {}", share.compute.name())),
     }
 }
 

@@ -1,7 +1,8 @@
 //! One generation of an allocation, from beginning to end.
 
 use tessera_kubelet::admin::{
-    Allocation, AllocationState, AllocationStory, Enforcement, Gpu, Health, Limit, Placement,
+    Allocation, AllocationState, AllocationStory, ComputePolicy, Enforcement, Gpu, Health, Limit,
+    Placement,
 };
 
 use super::subject::{Key, holder};
@@ -25,7 +26,7 @@ pub(super) fn tell(facts: &Facts, key: &Key) -> AllocationStory {
     let story = AllocationStory {
         id: key.id.clone(),
         generation: key.generation,
-        holder: holder(facts, key).as_ref().map(lines::holder),
+        holder: holder(facts, key).as_ref().map(Into::into),
         now: now.cloned(),
         allocated_unix_ms: at(&What::Allocated),
         started_unix_ms: at(&What::Started),
@@ -64,7 +65,7 @@ fn living(
             memory_limit_bytes: used.map_or(grant.memory_limit_bytes, |u| u.memory_limit_bytes),
             memory_origin: origin.memory,
             cores_millis: used.map_or(grant.cores_millis, |used| used.cores_millis),
-            policy: used.map_or(origin::policy_of(grant.compute).into(), |used| used.policy),
+            policy: used.map_or(ComputePolicy::from(grant.compute).into(), |used| used.policy),
             cores_origin: origin.cores,
             context_overhead_bytes: grant.context_overhead_bytes,
             memory_overhead_bytes: used.map_or(0, |used| used.memory_overhead_bytes),

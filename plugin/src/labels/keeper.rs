@@ -1,7 +1,7 @@
 //! Keeps the features file as the configuration in force wants it, from the first look to [`Keeper::remove`].
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tracing::{info, warn};
@@ -10,6 +10,7 @@ use super::{file, labels, lines};
 use crate::admin::Sources;
 use crate::config::{Config, Current};
 use crate::device::{Facts, Gpu};
+use crate::locks::lock;
 
 /// How often it is looked at whether the file is there and still right: the configuration may have been
 /// replaced, and node feature discovery's directory may have been cleared.
@@ -63,7 +64,7 @@ impl Keeper {
     /// What to do about a directory that can't be written to.
     pub fn refresh(&self, config: &Config) -> Result<(), String> {
         let wanted = config.labels.nfd_file.as_ref();
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = lock(&self.written);
         if let Some(old) = written.as_ref().filter(|old| Some(*old) != wanted) {
             file::remove(old)
                 .map_err(|error| format!("cannot remove {}: {error}", old.display()))?;
@@ -87,7 +88,7 @@ impl Keeper {
 
     /// Removes the file that was written: a node without the plugin has no shares to choose.
     pub fn remove(&self) {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = lock(&self.written);
         if let Some(path) = written.take()
             && let Err(error) = file::remove(&path)
         {

@@ -7,7 +7,7 @@ mod keeper;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::config::{Compute, Config};
+use crate::config::Config;
 use crate::device::{Facts, Gpu};
 use crate::shares::{self, Share};
 
@@ -54,7 +54,7 @@ pub fn labels(gpus: &[Gpu], facts: &Facts, config: &Config) -> BTreeMap<String, 
     if let Some(millis) = all().map(|share| share.limit.cores_millis).min() {
         set("share.cores", millis.to_string());
     }
-    set("policy", common(all().map(|share| policy(share.compute).to_owned())));
+    set("policy", common(all().map(|share| share.compute.name().to_owned())));
     // Of a GPU that does not tell, nothing can be promised.
     let capabilities: Option<Vec<(u32, u32)>> =
         gpus.iter().map(|gpu| facts.compute_capability.get(&gpu.uuid).copied()).collect();
@@ -76,14 +76,6 @@ pub fn labels(gpus: &[Gpu], facts: &Facts, config: &Config) -> BTreeMap<String, 
 #[must_use]
 pub fn lines(labels: &BTreeMap<String, String>) -> String {
     labels.iter().map(|(key, value)| format!("{key}={value}\n")).collect()
-}
-
-fn policy(compute: Compute) -> &'static str {
-    match compute {
-        Compute::Burst => "burst",
-        Compute::Strict => "strict",
-        Compute::None => "none",
-    }
 }
 
 /// What all say, or [`MIXED`].

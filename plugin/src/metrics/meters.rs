@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::histogram::{Counts, Histogram};
+use crate::locks::lock;
 
 /// A call of kubelet's that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,7 +81,7 @@ impl Meters {
     /// Counts a call.
     pub fn observe(&self, call: Call, resource: &Arc<str>, outcome: Outcome, length: Duration) {
         let key = (call, Arc::clone(resource), outcome);
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = lock(&self.calls);
         let histogram = Arc::clone(calls.entry(key).or_default());
         drop(calls);
         histogram.observe(length);
@@ -89,7 +90,7 @@ impl Meters {
     /// Counts of a call, by resource and outcome.
     #[must_use]
     pub fn calls(&self, call: Call) -> Vec<(Arc<str>, Outcome, Counts)> {
-        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = lock(&self.calls);
         let of_it = calls.iter().filter(|((kind, ..), _)| *kind == call);
         of_it.map(|((_, name, outcome), h)| (Arc::clone(name), *outcome, h.counts())).collect()
     }

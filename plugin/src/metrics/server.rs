@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use http_body_util::Full;
@@ -22,6 +22,7 @@ use tracing::{debug, info, warn};
 use super::page::Page;
 use super::text::Format;
 use crate::admin::Sources;
+use crate::locks::lock;
 use crate::session::bucket::Bucket;
 
 /// Connections at a time. One more, and the oldest is closed: those that do nothing must not keep kubelet's
@@ -69,7 +70,7 @@ struct Shared {
 
 impl Shared {
     fn take(&self) -> Result<(), Duration> {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = lock(&self.bucket);
         bucket.take(Instant::now())
     }
 

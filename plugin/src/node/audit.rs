@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-use super::{Node, lock};
+use super::Node;
 use crate::allocate::AllocationId;
 use crate::ledger::{Change, CommitError, Event, Of};
+use crate::locks::lock;
 
 /// How long lines of one kind and allocation are drawn together.
 const QUIET: Duration = Duration::from_secs(60);

@@ -6,9 +6,10 @@ use tracing::info;
 
 use super::offers::Withheld;
 use super::steer::SteerError;
-use super::{Node, lock, unix_ms};
+use super::{Node, unix_ms};
 use crate::allocate::{Plan, Refusal};
 use crate::ledger::{By, Change, Cordon, Event, What};
+use crate::locks::lock;
 
 /// What a change of cordons came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,12 +5,13 @@ use nix::unistd::{AccessFlags, access};
 use tessera_kubelet::deviceplugin::ContainerAllocateResponse;
 use tracing::{error, info, warn};
 
-use super::{AllocateError, Node, lock};
+use super::{AllocateError, Node};
 use crate::allocate::{AllocationId, Catalogue};
 use crate::config::Config;
 use crate::delivery::cdi::files::{Put, Specs};
 use crate::delivery::{self, Parcel, cdi, driver};
 use crate::ledger::Record;
+use crate::locks::lock;
 use crate::{regions, shim_install};
 
 /// Whether an allocation that only its pages tell of needs a spec: better one too many.

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::sync::watch;
 
+use super::Node;
 use super::offers::Offers;
-use super::{Node, lock};
 use crate::kubelet::Device;
+use crate::locks::lock;
 
 /// What is offered, and by resource who waits for it.
 #[derive(Debug, Default)]

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::Node;
 use super::offers::{Offers, Withheld};
 use super::records::Records;
-use super::{Node, lock};
 use crate::allocate::Catalogue;
 use crate::ledger::Record;
+use crate::locks::lock;
 use crate::replica::Replica;
 
 /// What a resource's replicas on one GPU would come to.

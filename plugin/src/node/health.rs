@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use tracing::{info, warn};
 
-use super::{Node, lock, unix_ms};
+use super::{Node, unix_ms};
 use crate::device::health::{Health, Observation, Transition, View};
 use crate::device::topology::Topology;
 use crate::ledger::{Change, Event, What};
+use crate::locks::lock;
 
 impl Node {
     /// Takes what the driver reports of a GPU. Gives what changed by it, for

@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
-use super::{Node, lock, unix_ms};
+use super::{Node, unix_ms};
 use crate::allocate::AllocationId;
 use crate::arbiter::{TenantShare, View};
 use crate::incidents::{Incidents, LONG_WAIT_NS, Seen, Time};
+use crate::locks::lock;
 use crate::regions::{Region, Use};
 
 /// What was seen, and when.

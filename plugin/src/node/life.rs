@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use tessera_kubelet::deviceplugin::ContainerAllocateResponse;
 use tracing::{error, info, warn};
 
-use super::{AllocateError, Node, Writer, lock, monotonic_ns, unix_ms};
+use super::{AllocateError, Node, Writer, monotonic_ns, unix_ms};
 use crate::allocate::{self, AllocationId, Plan};
 use crate::ledger::{Change, Record, State, What};
+use crate::locks::lock;
 use crate::placed::Placed;
 use crate::reconcile::{self, Action, Kubelet};
 use crate::regions::{self, Mode, Outcome, Region, RegionError};

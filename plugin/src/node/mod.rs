@@ -26,7 +26,7 @@ mod trust;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::time::{ClockId, clock_gettime};
@@ -46,6 +46,7 @@ use crate::incidents::Seen;
 use crate::ledger::{
     Change, CommitError, Commits, Cordon, Ledger, OpenError, Opened, Record, State, What,
 };
+use crate::locks::lock;
 use crate::metrics::meters::Meters;
 use crate::observe::Bell;
 use crate::placed::Placed;
@@ -112,12 +113,6 @@ pub struct Node {
 struct Writer {
     ledger: Ledger,
     generation: u64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A poisoned lock means a bug that has been reported; the data is still consistent, because every
-    // change is prepared before it is stored.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Unix time in milliseconds.

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::{info, warn};
 
-use super::{Node, lock, unix_ms};
+use super::{Node, unix_ms};
 use crate::allocate::AllocationId;
 use crate::coexist::{Finding, SoldByOthers};
 use crate::kubelet::pod_resources::Holding;
 use crate::ledger::{Change, What};
+use crate::locks::lock;
 
 impl Node {
     /// What others sell of ours, by UUID.

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use tracing::info;
 
-use super::{Node, lock, unix_ms};
+use super::{Node, unix_ms};
 use crate::allocate::Catalogue;
 use crate::config::Config;
 use crate::device::Gpu;
 use crate::device::topology::Topology;
 use crate::ledger::{By, Event, What};
+use crate::locks::lock;
 
 /// What another configuration leaves of the machine.
 #[derive(Clone, Debug)]

@@ -1,10 +1,11 @@
 //! Room for a new allocation beside those there are. Looks at those of its GPUs, not at all of the
 //! node's.
 
-use super::{Node, lock, unix_ms};
+use super::{Node, unix_ms};
 use crate::allocate::{AllocationId, Catalogue, Plan, Refusal};
 use crate::capacity::Capacity;
 use crate::ledger::{Change, Record, State, What};
+use crate::locks::lock;
 
 impl Node {
     /// The capacity rule for one plan, beside what is live and what `change` makes so. What kubelet

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use super::Node;
 use super::steer::SteerError;
-use super::{Node, lock};
 use crate::allocate::AllocationId;
 use crate::ledger::Record;
+use crate::locks::lock;
 
 /// Most candidates that an error lists.
 const LISTED: usize = 8;

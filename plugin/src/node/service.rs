@@ -8,11 +8,12 @@ use tokio::sync::watch;
 use tonic::Status;
 use tracing::warn;
 
-use super::{AllocateError, Node, lock};
+use super::{AllocateError, Node};
 use crate::allocate::AllocationId;
 use crate::doubles;
 use crate::kubelet::pod_resources::PodResources;
 use crate::kubelet::{Device, DevicePlugin};
+use crate::locks::lock;
 use crate::metrics::meters::{Call, Outcome};
 use crate::placed::Placed;
 use crate::preferred::{Ground, preferred};

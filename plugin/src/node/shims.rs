@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use tracing::{error, info, warn};
 
-use super::{AllocateError, Node, lock};
+use super::{AllocateError, Node};
 use crate::ledger::Record;
+use crate::locks::lock;
 use crate::shim_install::{self, PRELOAD, SHIM, unused};
 
 impl Node {

@@ -14,12 +14,13 @@ use tracing::{info, warn};
 
 use super::records::Records;
 use super::select::{Target, describe};
-use super::{Node, lock, unix_ms};
+use super::{Node, unix_ms};
 use crate::allocate::{AllocationId, Plan};
 use crate::capacity::Capacity;
 use crate::config::Compute;
 use crate::config::quantity::format_bytes;
 use crate::ledger::{By, Change, CommitError, Event, Grant, Limits, Record, State, What};
+use crate::locks::lock;
 use crate::node::offers::Offers;
 use crate::regions::Region;
 

@@ -92,13 +92,13 @@ impl Node {
 
     /// From now on this one hears of what is written to the audit trail.
     pub fn set_teller(&self, teller: crate::kubernetes::Teller) {
-        super::lock(&self.writer).ledger.set_teller(teller);
+        crate::locks::lock(&self.writer).ledger.set_teller(teller);
     }
 
     /// The record of an allocation.
     #[must_use]
     pub fn record(&self, id: &AllocationId) -> Option<std::sync::Arc<Record>> {
-        super::lock(&self.records).get(id).cloned()
+        crate::locks::lock(&self.records).get(id).cloned()
     }
 }
 

@@ -2,9 +2,10 @@
 //! that there is news of it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
+use crate::locks::lock;
 use tessera_region::layout::MAX_GPUS;
 
 /// Wakes the thread that looks.
@@ -105,11 +106,6 @@ impl Observed {
         self.findings.store(0, Ordering::Relaxed);
         self.stands.store(false, Ordering::Relaxed);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Plain values: whole whatever happened to a holder.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tessera_region::layout::{MAX_GPUS, SESSION_SOCKET};
@@ -23,6 +23,7 @@ use tracing::{info, warn};
 
 use crate::allocate::AllocationId;
 use crate::ledger::{Grant, Record};
+use crate::locks::lock;
 use crate::observe::Observed;
 use crate::session::{self, Listener, Tenant};
 pub use patience::HeldUp;
@@ -484,10 +485,6 @@ impl Region {
             "recovered what dead processes held"
         );
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Removes an allocation's directory: its pages, its socket, and itself. Processes that still map

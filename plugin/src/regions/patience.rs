@@ -6,8 +6,9 @@
 //! by `userfaultfd(2)`. So such work gets a thread of its own and a limited time, and where it is not
 //! done by then, no more of it is begun until it is.
 
+use crate::locks::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 /// How long to wait. What there is to do takes microseconds.
@@ -39,7 +40,7 @@ impl Patience {
         limit: Duration,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, HeldUp> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(&self.turn);
         if self.busy.swap(true, Ordering::AcqRel) {
             return Err(HeldUp);
         }

@@ -9,7 +9,7 @@ pub mod plan;
 mod watch;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tracing::{error, info, warn};
 
@@ -21,6 +21,7 @@ use crate::config::keys::{self, Difference, Takes};
 use crate::config::{Config, ConfigError, ConfigFile, Current, Given, Judged, Problem, file};
 use crate::device::{Discovery, DiscoveryError, Gpu};
 use crate::ledger::{By, What};
+use crate::locks::lock;
 use crate::node::{self, Node, unix_ms};
 
 /// Sets the log's filter.
@@ -115,10 +116,6 @@ impl fmt::Debug for Reloader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reloader").field("file", &self.file).finish_non_exhaustive()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Reloader {

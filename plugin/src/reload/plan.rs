@@ -9,7 +9,7 @@ use tessera_kubelet::admin::{
     PlanResponse, ShareChange, ShareView,
 };
 
-use super::{Reloader, lock};
+use super::Reloader;
 use crate::allocate::Catalogue;
 use crate::capacity;
 use crate::config::keys::{self, Difference, Takes, toml};
@@ -17,6 +17,7 @@ use crate::config::quantity::format_bytes;
 use crate::config::{Compute, Config, Judged, Problem};
 use crate::device::Gpu;
 use crate::ledger::{Grant, Record};
+use crate::locks::lock;
 use crate::node::forecast::{Turn, forecast};
 use crate::replica::Replica;
 use crate::shares::Share;
@@ -188,16 +189,11 @@ pub fn plan(scene: &Scene<'_>, differences: &[Difference]) -> PlanResponse {
 }
 
 fn view(share: &Share) -> ShareView {
-    let policy = match share.compute {
-        Compute::Burst => ComputePolicy::Burst,
-        Compute::Strict => ComputePolicy::Strict,
-        Compute::None => ComputePolicy::None,
-    };
     ShareView {
         replicas: share.count,
         memory_bytes: share.limit.memory_bytes,
         cores_millis: share.limit.cores_millis,
-        policy: policy.into(),
+        policy: ComputePolicy::from(share.compute).into(),
     }
 }
 
@@ -223,11 +219,7 @@ fn allocation(record: &Record, scene: &Scene<'_>, differences: &[Difference]) ->
     }
     AllocationChange {
         id: record.id.to_string(),
-        holder: record.holder.as_ref().map(|holder| Holder {
-            namespace: holder.namespace.clone(),
-            pod: holder.pod.clone(),
-            container: holder.container.clone(),
-        }),
+        holder: record.holder.as_ref().map(Holder::from),
         resource_name: record.resource.clone(),
         effects,
     }

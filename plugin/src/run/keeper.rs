@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -19,6 +19,7 @@ use super::pages::is_in_use;
 use super::root::Root;
 use crate::arbiter::Arbiter;
 use crate::config::Leases;
+use crate::locks::lock;
 
 /// How long a run waits at its start for the arbiter. A machine where there can be none is no reason
 /// not to run.
@@ -40,10 +41,6 @@ struct State {
 pub(super) struct Keeper {
     root: Root,
     state: Arc<Mutex<State>>,
-}
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Keeper {

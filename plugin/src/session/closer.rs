@@ -9,11 +9,12 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 
 use tokio::io::unix::AsyncFd;
 
 use super::socket;
+use crate::locks::lock;
 
 /// Sockets waiting to be closed beyond which the allocation must wait.
 const BEHIND: usize = 16;
@@ -39,7 +40,7 @@ impl Closer {
     }
 
     fn leave(&self, fd: OwnedFd) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = lock(&self.queue);
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let sender = queue.get_or_insert_with(|| {
             let (sender, receiver) = mpsc::channel::<OwnedFd>();

@@ -2,13 +2,14 @@
 //! bounded, counted, believed only where the kernel vouches for it.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use tessera_region::layout::SLOTS;
 use tessera_region::session::{EventKind, Message};
 
 use super::bucket::Bucket;
+use crate::locks::lock;
 
 /// Sessions of one allocation at a time: every slot, and as many again that are dying. Fewer where the
 /// plugin may open few files, so that no allocation takes them from the others.
@@ -102,7 +103,7 @@ impl Default for Tenant {
 
 impl Tenant {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Processes with a session.

@@ -18,11 +18,12 @@ pub mod sweep;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::allocate::AllocationId;
 use crate::kubelet::pod_resources::Census;
 use crate::kubernetes::Counts;
+use crate::locks::lock;
 use mounts::Damage;
 
 /// Pods whose UIDs are remembered.
@@ -163,11 +164,6 @@ impl Trust {
 pub fn list(damages: &[Damage]) -> String {
     let texts: Vec<String> = damages.iter().map(ToString::to_string).collect();
     texts.join(", ")
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Plain values: whole whatever happened to a holder.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
