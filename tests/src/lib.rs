@@ -24,6 +24,7 @@ pub mod freezer;
 pub mod gate;
 mod pages;
 pub mod routing;
+mod settles;
 mod simgpu;
 
 pub use arbiter::{Arbiter, Heard, monotonic_ns};
@@ -32,6 +33,7 @@ pub use child::{Output, Preloaded, Running, can_contain};
 pub use compile::{CProgram, compile_c};
 pub use conversation::{Conversation, Reply};
 pub use pages::Pages;
+pub use settles::settles;
 pub use simgpu::{SimGpu, Worked};
 
 /// Bytes of a mebibyte, the unit that most suites count in.

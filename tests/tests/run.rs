@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tessera_tests::freezer::Freezer;
-use tessera_tests::{SimGpu, artefacts, external};
+use tessera_tests::{SimGpu, artefacts, external, settles};
 
 /// A base directory of its own, so that what is left behind shows.
 struct Bench {
@@ -244,14 +244,13 @@ fn runs_share_a_gpu_as_they_were_told_also_when_the_one_that_arbitrates_is_kille
     let (second, small) = backlogged(&bench, &["--cores", "25"]);
     let settle = Duration::from_millis(500);
     std::thread::sleep(settle);
-    let part = bench.part_of(large, Duration::from_secs(1));
-    assert!((700..800).contains(&part), "{part}");
+    let part = || bench.part_of(large, Duration::from_secs(1));
+    settles("thousandths, of 750", &(700..=800), part);
     first.kill().expect("our child");
     first.wait().expect("our child");
     // Its command goes on, and the second arbitrates both.
     std::thread::sleep(settle);
-    let part = bench.part_of(large, Duration::from_secs(1));
-    assert!((700..800).contains(&part), "after the death: {part}");
+    settles("after the death", &(700..=800), part);
     end(first, large);
     end(second, small);
 }
@@ -274,13 +273,13 @@ fn a_frozen_run_costs_the_other_a_deadline_and_goes_on_when_it_is_thawed() {
     for _ in 0..2 {
         bench.freeze(&freezer);
         std::thread::sleep(Duration::from_millis(300));
-        let part = bench.part_of(other, Duration::from_millis(300));
-        assert!(part > 990, "{part} thousandths beside one that is frozen");
+        let part = || bench.part_of(other, Duration::from_millis(300));
+        settles("thousandths beside one that is frozen", &(990..=1000), part);
         freezer.thaw();
         std::thread::sleep(Duration::from_millis(150));
     }
-    let part = bench.part_of(frozen, Duration::from_secs(1));
-    assert!((400..600).contains(&part), "{part} thousandths, of which it has 500");
+    let part = || bench.part_of(frozen, Duration::from_secs(1));
+    settles("thousandths, of 500", &(400..=600), part);
     drop(freezer);
     end(first, frozen);
     end(second, other);
@@ -291,11 +290,14 @@ fn a_strict_share_is_a_cap_also_for_one_that_is_alone() {
     let bench = Bench::new();
     let (run, pid) = backlogged(&bench, &["--cores", "30", "--policy", "strict"]);
     std::thread::sleep(Duration::from_millis(500));
-    let (before, begin) = (bench.busy()[&pid], Instant::now());
-    std::thread::sleep(Duration::from_secs(1));
-    let got = u128::from(bench.busy()[&pid] - before) * 1000 / begin.elapsed().as_nanos();
+    let got = || {
+        let (before, begin) = (bench.busy()[&pid], Instant::now());
+        std::thread::sleep(Duration::from_secs(1));
+        let got = u128::from(bench.busy()[&pid] - before) * 1000 / begin.elapsed().as_nanos();
+        u64::try_from(got).expect("thousandths")
+    };
+    settles("thousandths of the time, capped at 300", &(250..=350), got);
     end(run, pid);
-    assert!((250..350).contains(&got), "{got}");
 }
 
 fn children_of(pid: u32) -> Vec<i32> {

@@ -1,11 +1,9 @@
 //! Good tenants get what they asked for.
 
-use std::time::Duration;
-
 use tessera_region::layout::{GATE_CLOSED, GATE_SOLO, gate_state};
 use tessera_region::quota::Policy;
 
-use crate::support::{Peer, Tenant, Worker, arbiter, parts, until};
+use crate::support::{Peer, Tenant, Worker, arbiter, first_gets, until};
 
 #[test]
 fn a_tenant_is_closed_until_it_wants_and_alone_it_is_solo() {
@@ -32,8 +30,7 @@ fn two_that_want_all_get_their_shares() {
         (Tenant::new("large", 750).at(&arbiter), Tenant::new("small", 250).at(&arbiter));
     let _workers = [Worker::new(&large), Worker::new(&small)];
     until("both run", || [&large, &small].iter().all(|t| t.share(&arbiter).leases > 3));
-    let got = parts(&arbiter, &[&large, &small], Duration::from_secs(1));
-    assert!((700..800).contains(&got[0]), "{got:?}");
+    first_gets(700..800, &arbiter, &[&large, &small]);
     // Who waits is never let in beside the other.
     assert_eq!(large.share(&arbiter).overlaps + small.share(&arbiter).overlaps, 0);
 }
@@ -49,8 +46,7 @@ fn a_new_share_counts_at_once() {
     arbiter.admit(one.path()).unwrap();
     other.page.set_cores(0, 100, Policy::Burst);
     arbiter.admit(other.path()).unwrap();
-    let got = parts(&arbiter, &[&one, &other], Duration::from_secs(1));
-    assert!((850..950).contains(&got[0]), "{got:?}");
+    first_gets(850..950, &arbiter, &[&one, &other]);
 }
 
 #[test]
@@ -72,8 +68,7 @@ fn all_gates_of_a_gang_change_together_and_not_while_one_gpu_is_taken() {
             until("one of them closes", || gang.page.gate(0) != before || !single.is_open());
         }
     }
-    let got = parts(&arbiter, &[&gang, &single], Duration::from_millis(500));
-    assert!((400..600).contains(&got[0]), "{got:?}");
+    first_gets(400..600, &arbiter, &[&gang, &single]);
 }
 
 #[test]
