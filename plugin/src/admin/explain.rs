@@ -9,7 +9,6 @@ use tonic::{Code, Status};
 use super::client::{TIMEOUT, connect};
 use super::status::Sources;
 use crate::explain::{self, Facts, Unknown};
-use crate::ledger::Of;
 use crate::node::Node;
 
 /// Longest subject, bytes: a namespace, a pod and a container are no longer.
@@ -45,7 +44,7 @@ pub(super) fn answer(
 
 fn facts(sources: &Sources, node: &Arc<Node>) -> Facts {
     let mut remarks = Vec::new();
-    let mut trail = node.history(&Of::Everything, usize::MAX).unwrap_or_else(|error| {
+    let mut trail = node.history(usize::MAX).unwrap_or_else(|error| {
         remarks.push(format!("the audit trail cannot be read: {error}"));
         Vec::new()
     });

@@ -194,17 +194,6 @@ impl What {
         )
     }
 
-    /// Whether it is about limits on a GPU.
-    #[must_use]
-    pub(super) fn is_on(&self, uuid: &str) -> bool {
-        match self {
-            What::QuotaSet { after, .. } | What::QuotaReset { after, .. } => {
-                after.iter().any(|limits| limits.uuid == uuid)
-            }
-            _ => false,
-        }
-    }
-
     /// Who does such a thing, where nobody else is named.
     fn usually_by(&self) -> By {
         match self {

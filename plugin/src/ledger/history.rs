@@ -1,6 +1,7 @@
 //! The audit trail in the ledger's file: appending to it, what is dropped, and reading it back.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
+use std::fmt;
 
 use redb::{ReadTransaction, ReadableTable, ReadableTableMetadata, TableError, WriteTransaction};
 
@@ -9,32 +10,9 @@ use super::schema::{
     HISTORY, HISTORY_KEPT, INCIDENTS, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH, META, META_SEQUENCE,
 };
 use super::store::encode;
-use crate::allocate::AllocationId;
 
-/// Whom or what the trail is asked about.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Of {
-    /// All lines.
-    Everything,
-    /// All generations of an allocation.
-    Allocation(AllocationId),
-    /// All generations of any allocation that a pod held.
-    Pod {
-        /// Its namespace; none for any.
-        namespace: Option<String>,
-        /// Its name.
-        pod: String,
-        /// Allocations, with generation, that it is known to hold whatever the trail says.
-        holds: Vec<(AllocationId, u64)>,
-    },
-    /// What happened to a GPU, or on it.
-    Gpu {
-        /// Its UUID.
-        uuid: String,
-        /// Allocations, with generation, that are known to lie on it.
-        allocations: Vec<(AllocationId, u64)>,
-    },
-}
+/// The audit trail as it was at one moment. Whoever reads it holds up nobody who writes.
+pub struct Trail(pub(super) ReadTransaction);
 
 /// Writes lines behind those that there are, and drops the oldest beyond what is kept.
 pub(super) fn append(write: &WriteTransaction, events: &[Event]) -> Result<(), redb::Error> {
@@ -94,67 +72,39 @@ fn append_incident(
     Ok(())
 }
 
-/// The newest `limit` lines, oldest first, in the order in which they were written. A line that another
-/// version wrote and this one cannot read is left out.
-pub(super) fn read(
-    read: &ReadTransaction,
-    of: &Of,
-    limit: usize,
-) -> Result<Vec<Event>, redb::Error> {
-    let mut generations = match of {
-        Of::Pod { holds: known, .. } | Of::Gpu { allocations: known, .. } => {
-            known.iter().cloned().collect::<BTreeSet<_>>()
-        }
-        _ => BTreeSet::new(),
-    };
-    if matches!(of, Of::Pod { .. } | Of::Gpu { .. }) {
-        // Not every line names the holder: at Allocate nobody knows it.
-        walk(read, |_, event| {
-            if let (Some(id), true) = (&event.id, names(of, &event)) {
-                generations.insert((id.clone(), event.generation));
+impl Trail {
+    /// The newest `limit` lines, oldest first, in the order in which they were written. A line that
+    /// another version wrote and this one cannot read is left out. What is kept bounds how many there
+    /// are. Blocking.
+    ///
+    /// # Errors
+    /// The file cannot be read, or the ledger was closed meanwhile.
+    pub fn newest(&self, limit: usize) -> Result<Vec<Event>, redb::Error> {
+        let mut newest: VecDeque<(u64, Event)> = VecDeque::new();
+        let mut incidents: Vec<(u64, Event)> = Vec::new();
+        walk(&self.0, |(sequence, is_incident), event| {
+            if limit == 0 {
+                return;
             }
+            if is_incident {
+                incidents.push((sequence, event));
+                return;
+            }
+            if newest.len() == limit {
+                newest.pop_front();
+            }
+            newest.push_back((sequence, event));
         })?;
+        let mut lines: Vec<(u64, Event)> = newest.into_iter().chain(incidents).collect();
+        lines.sort_by_key(|(sequence, _)| *sequence);
+        lines.drain(..lines.len().saturating_sub(limit));
+        Ok(lines.into_iter().map(|(_, event)| event).collect())
     }
-    let mut newest: VecDeque<(u64, Event)> = VecDeque::new();
-    let mut incidents: Vec<(u64, Event)> = Vec::new();
-    walk(read, |(sequence, is_incident), event| {
-        let key = |id: &AllocationId| (id.clone(), event.generation);
-        let wanted = match of {
-            Of::Everything => true,
-            Of::Allocation(id) => event.id.as_ref() == Some(id),
-            Of::Pod { .. } => event.id.as_ref().is_some_and(|id| generations.contains(&key(id))),
-            Of::Gpu { .. } => {
-                names(of, &event)
-                    || event.gpu.is_none()
-                        && event.id.as_ref().is_some_and(|id| generations.contains(&key(id)))
-            }
-        };
-        if !wanted || limit == 0 {
-            return;
-        }
-        if is_incident {
-            incidents.push((sequence, event));
-            return;
-        }
-        if newest.len() == limit {
-            newest.pop_front();
-        }
-        newest.push_back((sequence, event));
-    })?;
-    let mut lines: Vec<(u64, Event)> = newest.into_iter().chain(incidents).collect();
-    lines.sort_by_key(|(sequence, _)| *sequence);
-    lines.drain(..lines.len().saturating_sub(limit));
-    Ok(lines.into_iter().map(|(_, event)| event).collect())
 }
 
-/// Whether a line names the pod or the GPU itself.
-fn names(of: &Of, event: &Event) -> bool {
-    match of {
-        Of::Pod { namespace, pod, .. } => event.holder.as_ref().is_some_and(|holder| {
-            holder.pod == *pod && namespace.as_ref().is_none_or(|n| *n == holder.namespace)
-        }),
-        Of::Gpu { uuid, .. } => event.gpu.as_ref() == Some(uuid) || event.what.is_on(uuid),
-        _ => false,
+impl fmt::Debug for Trail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trail").finish_non_exhaustive()
     }
 }
 

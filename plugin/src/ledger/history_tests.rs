@@ -1,8 +1,6 @@
 use super::*;
 use crate::allocate::AllocationId;
-use crate::ledger::{
-    By, Event, HISTORY_KEPT, Holder, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH, Limits, Of, What,
-};
+use crate::ledger::{Event, HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH, What};
 
 fn ledger() -> (tempfile::TempDir, Ledger) {
     let dir = tempfile::tempdir().unwrap();
@@ -73,55 +71,20 @@ fn lines_are_told_in_the_order_in_which_they_were_written_whatever_the_clock_sai
 }
 
 #[test]
-fn the_trail_is_asked_by_allocation_pod_and_gpu() {
-    let (_dir, mut ledger) = ledger();
-    let holder = |pod: &str, namespace: &str| {
-        let container = "main".to_owned();
-        Some(Holder { namespace: namespace.to_owned(), pod: pod.to_owned(), container })
-    };
-    let limits = Limits {
-        uuid: "GPU-b".into(),
-        memory_limit_bytes: 1,
-        cores_millis: 2,
-        compute: crate::config::Compute::Burst,
-    };
-    let set = What::QuotaSet { before: Vec::new(), after: vec![limits], forced: false };
-    write(
-        &mut ledger,
-        vec![
-            of("a", 1, What::Allocated),
-            Event { holder: holder("x", "one"), ..of("a", 1, What::Started) },
-            of("a", 2, What::Allocated),
-            Event { holder: holder("x", "two"), ..of("a", 2, refused(1)) },
-            Event::of_gpu("GPU-a", What::Cordoned, "maintenance".into(), 1),
-            of("b", 3, set).by(By::Plugin),
-            of("c", 4, What::Allocated),
-        ],
-    );
-    let mut ask = |of: &Of| {
-        let events = ledger.history_of(of, 100).unwrap();
-        events
-            .into_iter()
-            .map(|e| format!("{} {}", e.generation, e.what.name()))
-            .collect::<Vec<_>>()
-    };
-    let pod = |namespace: Option<&str>, holds| Of::Pod {
-        namespace: namespace.map(str::to_owned),
-        pod: "x".into(),
-        holds,
-    };
-    assert_eq!(
-        ask(&Of::Allocation(id("a"))),
-        ["1 allocated", "1 started", "2 allocated", "2 refused-memory"]
-    );
-    assert_eq!(ask(&pod(Some("two"), Vec::new())), ["2 allocated", "2 refused-memory"]);
-    assert_eq!(ask(&pod(None, Vec::new())).len(), 4);
-    let known = ask(&pod(Some("two"), vec![(id("c"), 4)]));
-    assert_eq!(known.last().unwrap(), "4 allocated", "what the ledger knows already");
-    let gpu = |uuid: &str, allocations| Of::Gpu { uuid: uuid.into(), allocations };
-    assert_eq!(ask(&gpu("GPU-a", Vec::new())), ["0 cordoned"]);
-    assert_eq!(ask(&gpu("GPU-b", Vec::new())), ["3 quota-set"]);
-    assert_eq!(ask(&gpu("GPU-a", vec![(id("c"), 4)])), ["0 cordoned", "4 allocated"]);
+fn who_reads_the_trail_sees_one_moment_and_holds_up_nobody() {
+    let (dir, mut ledger) = ledger();
+    write(&mut ledger, vec![of("a", 1, What::Allocated)]);
+    let trail = ledger.trail().unwrap();
+    write(&mut ledger, vec![of("a", 1, What::Started), of("a", 1, What::Released)]);
+    assert_eq!(whats(&trail.newest(9).unwrap()), ["allocated"]);
+    assert_eq!(whats(&ledger.history(9).unwrap()), ["allocated", "started", "released"]);
+    // Nor does a reader keep the file from the next plugin.
+    ledger.close();
+    let (mut next, opened) = Ledger::open(&dir.path().join("ledger.redb"), false).unwrap();
+    assert_eq!(opened, Opened::Existing);
+    write(&mut next, vec![of("b", 2, What::Allocated)]);
+    drop(trail);
+    assert_eq!(next.history(9).unwrap().len(), 4);
 }
 
 #[test]

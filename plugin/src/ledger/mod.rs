@@ -11,7 +11,7 @@ mod unsynced;
 use serde::{Deserialize, Serialize};
 
 pub use event::{By, Event, Limits, What};
-pub use history::Of;
+pub use history::Trail;
 pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
 pub use steered::{Cordon, Override};
 pub use store::{CommitError, Commits, Ledger, OpenError, Opened, peek};

@@ -14,7 +14,7 @@ use super::schema::{
     ALLOCATIONS, CORDONS, HISTORY, INCIDENTS, META, META_GENERATION, META_SCHEMA, SCHEMA,
 };
 use super::unsynced::Unsynced;
-use super::{Change, Cordon, Event, Of, Record, history};
+use super::{Change, Cordon, Event, Record, Trail, history};
 use crate::kubernetes::Teller;
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
@@ -195,15 +195,17 @@ impl Ledger {
     /// # Errors
     /// The file cannot be read.
     pub fn history(&mut self, limit: usize) -> Result<Vec<Event>, CommitError> {
-        self.history_of(&Of::Everything, limit)
+        let result = self.read_history(limit);
+        result.map_err(|error| self.failed(&error))
     }
 
-    /// The newest `limit` lines of what the history tells of something, oldest first.
+    /// The history as it is now, to be read while others write. What is read of it after
+    /// [`Ledger::close`] fails.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn history_of(&mut self, of: &Of, limit: usize) -> Result<Vec<Event>, CommitError> {
-        let result = self.read_history(of, limit);
+    pub fn trail(&mut self) -> Result<Trail, CommitError> {
+        let result = self.begin_trail();
         result.map_err(|error| self.failed(&error))
     }
 
@@ -238,7 +240,8 @@ impl Ledger {
         self.open = Box::new(|| Err(DatabaseError::DatabaseAlreadyOpen));
     }
 
-    fn failed(&mut self, error: &dyn fmt::Display) -> CommitError {
+    /// Reading or writing failed: the next call opens the file anew.
+    pub(crate) fn failed(&mut self, error: &dyn fmt::Display) -> CommitError {
         // redb refuses everything after an I/O error until it is opened again.
         self.db = None;
         CommitError { path: self.path.clone(), error: error.to_string() }
@@ -257,7 +260,7 @@ impl Ledger {
         let read = std::panic::AssertUnwindSafe(|| {
             self.try_open()?;
             self.read().map_err(|error| Unopened::of(&error))?;
-            self.read_history(&Of::Everything, 0).map_err(|error| Unopened::of(&error))?;
+            self.read_history(0).map_err(|error| Unopened::of(&error))?;
             Ok(())
         });
         let result = std::panic::catch_unwind(read)
@@ -293,9 +296,13 @@ impl Ledger {
         Ok((records, generation, broken))
     }
 
-    fn read_history(&mut self, of: &Of, limit: usize) -> Result<Vec<Event>, redb::Error> {
+    fn begin_trail(&mut self) -> Result<Trail, redb::Error> {
         let db = self.db().map_err(Unopened::into_redb)?;
-        history::read(&db.begin_read()?, of, limit)
+        Ok(Trail(db.begin_read()?))
+    }
+
+    fn read_history(&mut self, limit: usize) -> Result<Vec<Event>, redb::Error> {
+        self.begin_trail()?.newest(limit)
     }
 
     fn read_cordons(&mut self) -> Result<BTreeMap<String, Cordon>, redb::Error> {

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::Node;
-use crate::allocate::AllocationId;
-use crate::ledger::{Change, CommitError, Event, Of};
+use crate::ledger::{Change, CommitError, Event, Trail};
 use crate::locks::lock;
 
 /// How long lines of one kind and allocation are drawn together.
@@ -134,37 +133,24 @@ impl Node {
     ///
     /// # Errors
     /// The disk.
-    pub fn history(&self, of: &Of, limit: usize) -> Result<Vec<Event>, CommitError> {
-        lock(&self.writer).ledger.history_of(of, limit)
+    pub fn history(&self, limit: usize) -> Result<Vec<Event>, CommitError> {
+        let trail = self.trail()?;
+        trail.newest(limit).map_err(|error| lock(&self.writer).ledger.failed(&error))
     }
 
-    /// For [`Node::history`]: of a pod, also what was not yet known to be its.
-    #[must_use]
-    pub fn of_pod(&self, namespace: Option<&str>, pod: &str) -> Of {
-        let records = lock(&self.records);
-        let held = records.values().filter(|record| {
-            record.holder.as_ref().is_some_and(|holder| {
-                holder.pod == pod && namespace.is_none_or(|name| name == holder.namespace)
-            })
-        });
-        let holds = held.map(|record| (record.id.clone(), record.generation)).collect();
-        Of::Pod { namespace: namespace.map(str::to_owned), pod: pod.to_owned(), holds }
-    }
-
-    /// For [`Node::history`]: of a GPU, and of the allocations that lie on it now.
-    #[must_use]
-    pub fn of_gpu(&self, uuid: &str) -> Of {
-        let records = lock(&self.records);
-        let on = records.values().filter(|record| record.grants.iter().any(|g| g.uuid == uuid));
-        let allocations: Vec<(AllocationId, u64)> =
-            on.map(|record| (record.id.clone(), record.generation)).collect();
-        Of::Gpu { uuid: uuid.to_owned(), allocations }
+    /// The audit trail as it is now. Allocate and whoever else writes need not wait until it is read.
+    ///
+    /// # Errors
+    /// The disk.
+    pub fn trail(&self) -> Result<Trail, CommitError> {
+        lock(&self.writer).ledger.trail()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::allocate::AllocationId;
     use crate::ledger::What;
 
     fn refused(id: &str) -> Event {
