@@ -12,7 +12,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::admin::{self, Sources};
 use crate::coexist;
-use crate::config::{Config, ConfigFile, Current, Events, Given};
+use crate::config::{Config, ConfigFile, Current, Given};
 use crate::delivery::Delivery;
 use crate::device::{Discovery, Gpu};
 use crate::kubelet::pod_resources::PodResources;
@@ -210,7 +210,8 @@ async fn run(
     }
     sources.set_condition("unsold", Some(discovery.unsold().join("; ")).filter(|s| !s.is_empty()));
 
-    tell_kubernetes(&node, &sources, &timing.events);
+    let (told, known) = (Arc::clone(&node), Arc::clone(&sources));
+    let telling = kubernetes::Keeper::new(told, known, timing.events.clone());
     let mut others = coexist::watch::Watch::new(
         Arc::clone(&node),
         Arc::clone(&sources),
@@ -247,6 +248,7 @@ async fn run(
         () = housekeeping(&node, &pod_resources, &sources, &timing) => {}
         () = others.run() => {}
         () = labels.run(reloader.current(), &sources) => {}
+        () = telling.run(reloader.current()) => {}
         () = &mut watching => {}
         _ = stopped.wait_for(|stop| *stop) => {}
     }
@@ -259,19 +261,6 @@ async fn run(
     })
     .await?;
     Ok(())
-}
-
-/// Lets pods hear of what concerns them, where there is an API server that we may tell.
-fn tell_kubernetes(node: &Arc<Node>, sources: &Arc<Sources>, timing: &kubernetes::Timing) {
-    if node.config().kubernetes.events == Events::Off {
-        return;
-    }
-    let Some(server) = timing.server.clone().or_else(kubernetes::Server::of_pod) else { return };
-    let counts = Arc::clone(node.trust().events());
-    let (teller, lines) = kubernetes::Teller::new(Arc::clone(&counts));
-    node.set_teller(teller);
-    let (node, sources) = (Arc::clone(node), Arc::clone(sources));
-    tokio::spawn(kubernetes::run(node, sources, server, lines, counts, timing.clone()));
 }
 
 /// Looks for GPUs until there are some, and says meanwhile what is missing.

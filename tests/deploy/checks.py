@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -283,15 +284,40 @@ def host_paths_are_mounted_where_the_configuration_has_them():
     assert below(config["driver"]["root"], "driver-0")
 
 
+def others(accepts, default):
+    """Values that a key accepts beside its default, by what the reference says of it."""
+    choices = [json.loads(c) if c in ("true", "false") else c for c in re.findall(r"`([^`]+)`", accepts)]
+    if accepts.startswith("absolute path"):
+        return ["/elsewhere"]
+    if accepts.startswith("quantity"):
+        return ["1Gi"]
+    if accepts.startswith("`:PORT`"):
+        return [":1234"]
+    return [choice for choice in choices if choice != default]
+
+
 @check
 def a_change_of_the_configuration_restarts_only_on_request():
-    """The plugin reloads live."""
-    template = lambda values: of_kind(objects(values), "DaemonSet")[0]["spec"]["template"]
-    one, two = {"config": {"share": {"replicas": 4}}}, {"config": {"share": {"replicas": 5}}}
-    assert template(one) == template(two)
+    """And only for what the plugin does not take live, as `tessera config reference` (TESSERA) tells."""
+    template = lambda config, **more: of_kind(objects({"config": config} | more), "DaemonSet")[0]["spec"]["template"]
+    live, other = ({"share": {"replicas": n}, "kubernetes": {"events": e}} for n, e in [(4, "auto"), (5, "off")])
+    assert template(live) == template(other)
     asked = {"restartOnConfigChange": True}
-    assert template(one | asked) != template(two | asked)
-    assert template(one | asked) == template(one | asked)
+    base = template(live, **asked)
+    assert base != template(live) and base == template(other, **asked)
+    reference = subprocess.run([os.environ["TESSERA"], "config", "reference"], capture_output=True, text=True, check=True)
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in reference.stdout.splitlines() if line.startswith("| `")]
+    takes = {key.strip("| `"): (accepts, json.loads(default.strip("`"))) for key, accepts, default, when, *_ in rows
+             if when == "after a restart"}
+    assert len(takes) > 9 and "kubernetes.events" not in takes, takes
+    for name, (accepts, default) in takes.items():
+        table, key = name.split(".")
+        # Of one of them the chart may have made its own default.
+        changed = [template(live | {table: {key: value}}, **asked) for value in others(accepts, default)]
+        assert any(one != base for one in changed), f"{name} takes a restart, and the checksum does not know it"
+    # Beside those, in tables that have some.
+    for table, key, value in [("ledger", "release_after", "1m"), ("log", "filter", "debug")]:
+        assert template(live | {table: {key: value}}, **asked) == base, f"{table}.{key} is taken live"
 
 
 @check

@@ -1,29 +1,37 @@
 //! The configuration in force: one for all who look at it, replaced as a whole.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+
+use tokio::sync::watch;
 
 use super::Config;
 
 /// See the module's text. Clones are the same one.
 #[derive(Clone, Debug)]
-pub struct Current(Arc<RwLock<Arc<Config>>>);
+pub struct Current(Arc<watch::Sender<Arc<Config>>>);
 
 impl Current {
     /// Whoever needs several values that belong together takes them from one answer.
     #[must_use]
     pub fn get(&self) -> Arc<Config> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.0.borrow())
     }
 
     /// From now on this one holds. Whoever calls sees to it that what was made of the one before
     /// follows.
     pub fn set(&self, config: Arc<Config>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = config;
+        self.0.send_replace(config);
+    }
+
+    /// Hears of each that takes its place, the newest only.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<Arc<Config>> {
+        self.0.subscribe()
     }
 }
 
 impl From<Config> for Current {
     fn from(config: Config) -> Self {
-        Current(Arc::new(RwLock::new(Arc::new(config))))
+        Current(Arc::new(watch::Sender::new(Arc::new(config))))
     }
 }

@@ -4,9 +4,11 @@
 //! Lines of the audit trail go into a bounded queue ([`Teller`]), without waiting. A task of its own makes
 //! events of them ([`words`], pure), adds up what repeats ([`series`], pure), and sends them over one
 //! connection that lives no longer than there is something to send ([`client`]). A server that is away,
-//! slow or hanging costs a timeout and then a pause that doubles; one that forbids it, five minutes.
+//! slow or hanging costs a timeout and then a pause that doubles; one that forbids it, five minutes. Whether
+//! there is such a task is as the configuration in force says ([`Keeper`]).
 
 pub mod client;
+mod keeper;
 pub mod series;
 mod task;
 pub mod words;
@@ -17,7 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc;
 
 pub use client::Server;
-pub use task::{Timing, run};
+pub use keeper::Keeper;
+pub use task::Timing;
 
 use crate::ledger;
 

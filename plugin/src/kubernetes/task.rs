@@ -19,7 +19,7 @@ use crate::ledger::{self, Holder, Record};
 use crate::node::Node;
 
 /// Topic of what is amiss.
-const TOPIC: &str = "kubernetes";
+pub(super) const TOPIC: &str = "kubernetes";
 
 /// Intervals; tests shorten them.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ impl Default for Timing {
 }
 
 /// Tells the API server, until there are no more lines.
-pub async fn run(
+pub(super) async fn run(
     node: Arc<Node>,
     sources: Arc<Sources>,
     server: Server,

@@ -223,9 +223,9 @@ impl Ledger {
         Ok(())
     }
 
-    /// From now on this one hears of what is written to the audit trail.
-    pub fn set_teller(&mut self, teller: Teller) {
-        self.teller = Some(teller);
+    /// From now on this one hears of what is written to the audit trail, or nobody.
+    pub fn set_teller(&mut self, teller: Option<Teller>) {
+        self.teller = teller;
     }
 
     /// How many there were; to be asked without waiting for the disk.

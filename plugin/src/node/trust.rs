@@ -90,8 +90,8 @@ impl Node {
         &self.paths
     }
 
-    /// From now on this one hears of what is written to the audit trail.
-    pub fn set_teller(&self, teller: crate::kubernetes::Teller) {
+    /// From now on this one hears of what is written to the audit trail, or nobody. Blocking.
+    pub fn set_teller(&self, teller: Option<crate::kubernetes::Teller>) {
         crate::locks::lock(&self.writer).ledger.set_teller(teller);
     }
 

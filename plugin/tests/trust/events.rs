@@ -243,3 +243,51 @@ async fn without_a_server_events_cost_a_counter() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(api.connections.load(Ordering::Relaxed), 0);
 }
+
+#[tokio::test]
+async fn events_are_switched_on_and_off_while_the_plugin_runs() {
+    let api = Api::start(Mood::Takes);
+    let mut node = TestNode::without_plugin(SETTINGS).await;
+    node.events = api.timing();
+    let file = node.dir.path().join("config.toml");
+    let switch = |node: &mut TestNode, events: &str| {
+        node.settings = format!("{SETTINGS}[kubernetes]\nevents = \"{events}\"\n");
+        let new = file.with_extension("new");
+        std::fs::write(&new, node.config_text()).unwrap();
+        std::fs::rename(&new, &file).unwrap();
+    };
+    // Not drawn together, however often.
+    let quota = || What::QuotaReset { before: Vec::new(), after: Vec::new() };
+    switch(&mut node, "off");
+    node.launch_plugin_on(&file);
+    bounded(node.kubelet.wait_until(|kubelet| kubelet.allocatable(GPU) > 0)).await;
+    let ids = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0).device_ids;
+    let told = async |node: &TestNode| {
+        let before = api.asked().len();
+        while api.asked().len() == before {
+            happens(node, &ids, quota()).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let told_nothing = async |node: &TestNode| {
+        let before = api.connections.load(Ordering::Relaxed);
+        happens(node, &ids, quota()).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(api.connections.load(Ordering::Relaxed), before);
+    };
+    told_nothing(&node).await;
+    switch(&mut node, "auto");
+    bounded(told(&node)).await;
+    // What goes wrong is told as long as there is somebody to tell.
+    api.turn(Mood::Answers(403, "events is forbidden"));
+    happens(&node, &ids, What::Tampered { what: "x".into() }).await;
+    node.status_until(|s| s.warnings.iter().any(|w| w.contains("grant it")).then_some(())).await;
+    switch(&mut node, "off");
+    let plugin = node.status_until(|s| s.plugin.clone().filter(|_| s.warnings.is_empty())).await;
+    assert!(plugin.configuration.unwrap().waiting_keys.is_empty());
+    told_nothing(&node).await;
+    api.turn(Mood::Takes);
+    switch(&mut node, "auto");
+    bounded(told(&node)).await;
+    node.stop_plugin().await;
+}

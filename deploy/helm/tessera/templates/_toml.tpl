@@ -34,3 +34,15 @@
 {{ . }}
 {{- end -}}
 {{- end -}}
+
+{{/*
+What the plugin takes from its configuration at its start alone, of a configuration, as JSON: "after a restart" in
+docs/configuration.md. All else it reloads live.
+*/}}
+{{- define "tessera.toml.start" -}}
+{{- $start := pick . "paths" "pages" -}}
+{{- range $table, $key := dict "cdi" "directory" "ledger" "fsync" "log" "format" "metrics" "listen" -}}
+{{- with pick (get $ $table | default dict) $key }}{{ $_ := set $start $table . }}{{ end -}}
+{{- end -}}
+{{- toJson $start -}}
+{{- end -}}

@@ -179,7 +179,7 @@ pub(super) const KEYS: &[Key] = &[
     one(
         "kubernetes.events",
         "`auto`, `off`",
-        Restart(|to, from| to.kubernetes.events = from.kubernetes.events),
+        AtOnce,
         |c| toml::word(&c.kubernetes.events, &choices::EVENTS),
         "Events on pods (`kubectl describe pod`): refused memory, long waits, bypass, tampering, sick GPUs, \
          changed quotas. `auto`: where the plugin's pod has a service account's token; see \
