@@ -47,6 +47,15 @@ impl<'a> Kubelet<'a> {
         ids.into_iter().find(|id| self.node.record(id).is_some())
     }
 
+    /// Whether kubelet gave a container of this pod an allocation that is one of ours.
+    fn holds(&self, place: &Place) -> bool {
+        let is_its = |entry: &&Entry| entry.pod_uid == place.pod_uid;
+        self.entries().iter().filter(is_its).any(|entry| {
+            let ids = entry.device_ids.iter().map(String::as_str);
+            self.node.record(&AllocationId::of(&entry.resource, ids)).is_some()
+        })
+    }
+
     /// Names a stranger's pod.
     fn name(&self, stranger: &mut Stranger, container: Option<&str>) {
         let Some(place) = &stranger.place else { return };
@@ -188,6 +197,7 @@ impl Observer {
             sources: sites.as_ref(),
             preload: node.config().container.inject_file,
             is_live: &is_live,
+            holds: &|place| kubelet.holds(place),
             given: &|place, name| kubelet.given(place, name),
         };
         let reports = self.sweep.sweep(&mut self.procs, &ground, now);
@@ -205,12 +215,18 @@ impl Observer {
         &mut self,
         tenants: &[(&Found, usize)],
         members: &[Vec<Member>],
+        sites: Option<&Sources>,
         now: Instant,
     ) {
-        let Some(sites) = self.sites() else { return };
+        let Some(sites) = sites else { return };
         let preload = self.node.config().container.inject_file;
-        let ground =
-            Ground { sources: Some(&sites), preload, is_live: &|_| true, given: &|_, _| None };
+        let ground = Ground {
+            sources: Some(sites),
+            preload,
+            is_live: &|_| true,
+            holds: &|_| false,
+            given: &|_, _| None,
+        };
         let mut reports = Vec::new();
         for (((record, _), _), members) in tenants.iter().zip(members) {
             for member in members {
@@ -253,7 +269,7 @@ impl Observer {
     }
 
     /// Where pages and shims lie, by the plugin's own mounts: they may be mounted anew at any time.
-    fn sites(&self) -> Option<Sources> {
+    pub(super) fn sites(&self) -> Option<Sources> {
         let text = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
         let own = Mounts::parse(&text);
         let paths = self.node.paths();

@@ -279,6 +279,8 @@ impl Observer {
             self.silent.remove(uuid);
         }
         self.listed.insert(uuid.to_owned(), processes.iter().map(|p| p.pid).collect());
+        let sites = self.sites();
+        self.procs.set_pages(sites.as_ref().map(|sites| sites.pages.clone()));
 
         let mut members: Vec<Vec<Member>> = vec![Vec::new(); tenants.len()];
         let mut strangers = Vec::new();
@@ -295,7 +297,7 @@ impl Observer {
         // Without the host's pids everybody is a stranger.
         let hidden = self.are_pids_hidden(allocations);
         let unsettled = self.judge_strangers(uuid, strangers, hidden, now);
-        self.look_at_mounts(&tenants, &members, now);
+        self.look_at_mounts(&tenants, &members, sites.as_ref(), now);
 
         let slack = self.node.config().gpus.audit_slack_bytes;
         let mut verdicts = Vec::new();

@@ -2,7 +2,7 @@
 //! memory. Read with care for pids that end and come again; remembered by pid and start time.
 //!
 //! A container is told by its mounts ([`crate::trust::mounts`]): what kubelet mounted for the pages is a
-//! directory named like the allocation. A process that never loads the shim has the same mounts, needs
+//! directory named like the allocation, on the pages' own file system. A process that never loads the shim has the same mounts, needs
 //! no session to be known, and is known again after a restart of the plugin. Its cgroup
 //! ([`crate::trust::cgroup`]) tells pod and container also where the mounts are gone.
 
@@ -13,7 +13,7 @@ use nix::sys::stat::{major, minor};
 
 use crate::allocate::AllocationId;
 use crate::trust::cgroup::{self, Place};
-use crate::trust::mounts::Mounts;
+use crate::trust::mounts::{Mounts, Source};
 
 /// Longest file that is read of a process: a container can have a hundred thousand mounts
 /// (`fs.mount-max`), and nobody waits for them.
@@ -40,6 +40,8 @@ pub struct Identity {
 #[derive(Debug)]
 pub struct Procs {
     root: PathBuf,
+    /// Where the pages lie; `None`: not known.
+    pages: Option<Source>,
     known: HashMap<u32, Identity>,
 }
 
@@ -53,7 +55,16 @@ impl Procs {
     /// With proc(5) mounted at `root`.
     #[must_use]
     pub fn at(root: &Path) -> Self {
-        Procs { root: root.to_owned(), known: HashMap::new() }
+        Procs { root: root.to_owned(), pages: None, known: HashMap::new() }
+    }
+
+    /// From now on only a mount of this directory's makes a pod's process an allocation's; a volume can have
+    /// any name.
+    pub fn set_pages(&mut self, pages: Option<Source>) {
+        if self.pages != pages {
+            self.pages = pages;
+            self.known.clear();
+        }
     }
 
     /// Who `pid` is; `None` for one that has ended, or is ending: a process that has let go of its
@@ -132,7 +143,8 @@ impl Procs {
         let identity = Identity {
             start,
             namespace_pid: namespace_pid.and_then(|text| text.parse().ok()).unwrap_or(pid),
-            allocation: mounts.allocation(),
+            // Mounts of what is in no pod are the host's root's to make.
+            allocation: mounts.allocation(self.pages.as_ref().filter(|_| place.is_some())),
             container: container.map(|(_, name)| name.to_owned()),
             place,
             name: field("Name:").unwrap_or_default().trim().to_owned(),
@@ -225,9 +237,9 @@ mod tests {
     fn what_a_container_mounts_over_it_does_not_count() {
         let other = "fedcba9876543210fedcba9876543210";
         let text = mounts(ID) + &mounts(other);
-        assert_eq!(Mounts::parse(&text).allocation().unwrap().as_str(), ID);
-        assert_eq!(Mounts::parse("1 2 0:1 / /usr/local/tessera/pages").allocation(), None);
-        assert_eq!(Mounts::parse("x\n\n1 2").allocation(), None);
+        assert_eq!(Mounts::parse(&text).allocation(None).unwrap().as_str(), ID);
+        assert_eq!(Mounts::parse("1 2 0:1 / /usr/local/tessera/pages").allocation(None), None);
+        assert_eq!(Mounts::parse("x\n\n1 2").allocation(None), None);
     }
 
     #[test]
@@ -253,7 +265,7 @@ mod tests {
     #[test]
     fn a_container_whose_pages_were_removed_is_still_told() {
         let text = mounts(&format!("{ID}//deleted"));
-        assert_eq!(Mounts::parse(&text).allocation().unwrap().as_str(), ID);
+        assert_eq!(Mounts::parse(&text).allocation(None).unwrap().as_str(), ID);
     }
 
     #[test]

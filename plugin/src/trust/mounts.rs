@@ -8,7 +8,9 @@
 //! ours, and read-only, or not. The content need not be read: it is the host's file, which the plugin
 //! keeps whole.
 
-use tessera_region::layout::{CONTAINER_PAGES_DIR, CONTAINER_SHIM, USAGE_FILE};
+use tessera_region::layout::{
+    CONTAINER_PAGES_DIR, CONTAINER_SHIM, GATE_SOCKET, QUOTA_FILE, SESSION_SOCKET, USAGE_FILE,
+};
 
 use crate::allocate::AllocationId;
 use crate::shim_install::{PRELOAD, SHIM};
@@ -19,10 +21,16 @@ pub const CONTAINER_PRELOAD: &str = "/etc/ld.so.preload";
 /// Something that a container was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// Quota and usage pages.
+    /// The directory of quota page, usage page and sockets.
     Pages,
-    /// The usage page over them.
+    /// The quota page in it.
+    Quota,
+    /// The usage page over it.
     Usage,
+    /// The session socket in it.
+    Session,
+    /// The gate socket in it.
+    Gate,
     /// The library.
     Shim,
     /// The line that preloads it.
@@ -30,14 +38,26 @@ pub enum Part {
 }
 
 impl Part {
-    const ALL: [Part; 4] = [Part::Pages, Part::Usage, Part::Shim, Part::Preload];
+    const ALL: [Part; 7] = [
+        Part::Pages,
+        Part::Quota,
+        Part::Usage,
+        Part::Session,
+        Part::Gate,
+        Part::Shim,
+        Part::Preload,
+    ];
 
     /// Where it belongs.
     #[must_use]
     pub fn path(self) -> String {
+        let in_pages = |file: &str| format!("{CONTAINER_PAGES_DIR}/{file}");
         match self {
             Part::Pages => CONTAINER_PAGES_DIR.to_owned(),
-            Part::Usage => format!("{CONTAINER_PAGES_DIR}/{USAGE_FILE}"),
+            Part::Quota => in_pages(QUOTA_FILE),
+            Part::Usage => in_pages(USAGE_FILE),
+            Part::Session => in_pages(SESSION_SOCKET),
+            Part::Gate => in_pages(GATE_SOCKET),
             Part::Shim => CONTAINER_SHIM.to_owned(),
             Part::Preload => CONTAINER_PRELOAD.to_owned(),
         }
@@ -148,12 +168,21 @@ impl<'a> Mounts<'a> {
         Mounts { list: text.lines().filter_map(line).collect() }
     }
 
-    /// The allocation whose directory is mounted at the pages' place: the first such mount, which the
-    /// runtime made; what the container mounts over it comes later.
+    /// The allocation whose directory is mounted at the pages' place, whatever lies over it or under it: a
+    /// runtime may mount a pod's volume of the same place before ours or after. With `pages`, where
+    /// the plugin's own lie, only what is of there counts: a volume can have a directory of any name. `None`
+    /// also if there are several, which only a pod with the host's directories can have.
     #[must_use]
-    pub fn allocation(&self) -> Option<AllocationId> {
-        let pages = self.list.iter().filter(|mount| mount.point == CONTAINER_PAGES_DIR);
-        pages.filter_map(|mount| AllocationId::parse(last(mount.root))).next()
+    pub fn allocation(&self, pages: Option<&Source>) -> Option<AllocationId> {
+        let at = self.list.iter().filter(|mount| mount.point == CONTAINER_PAGES_DIR);
+        let mut ids = at.filter_map(|mount| {
+            AllocationId::parse(match pages {
+                Some(pages) => pages.below(mount)?,
+                None => last(mount.root),
+            })
+        });
+        let first = ids.next()?;
+        (pages.is_none() || ids.all(|id| id == first)).then_some(first)
     }
 
     /// The pod's UID and the container's name, by what kubelet mounts into every container: the file for
@@ -188,6 +217,11 @@ impl<'a> Mounts<'a> {
 
     fn fault(&self, part: Part, id: &str, sources: &Sources) -> Option<Fault> {
         let path = part.path();
+        if matches!(part, Part::Quota | Part::Session | Part::Gate) {
+            // Not mounts of their own: whatever is one lies over ours.
+            let is_over = self.leads_to(&path).is_some_and(|mount| mount.point == path);
+            return is_over.then_some(Fault::Shadowed);
+        }
         let at = || self.list.iter().filter(|mount| mount.point == path);
         let Some(top) = self.leads_to(&path).filter(|mount| mount.point == path) else {
             return Some(if at().next().is_some() { Fault::Shadowed } else { Fault::Missing });
@@ -203,6 +237,7 @@ impl<'a> Mounts<'a> {
                 sources.pages.below(top) == Some(usage.as_str()),
                 top.root.ends_with(&format!("/{usage}")),
             ),
+            Part::Quota | Part::Session | Part::Gate => (true, true),
             Part::Shim => (
                 sources.shim.below(top).is_some_and(|rest| in_home(rest, SHIM)),
                 last(top.root) == SHIM,

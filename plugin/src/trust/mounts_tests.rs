@@ -60,7 +60,7 @@ fn a_container_as_it_was_given_has_nothing_amiss() {
     let text = container(&[]);
     assert_eq!(damages(&text), [""; 0]);
     let mounts = Mounts::parse(&text);
-    assert_eq!(mounts.allocation().unwrap().as_str(), ID);
+    assert_eq!(mounts.allocation(None).unwrap().as_str(), ID);
     assert_eq!(mounts.container(), Some((UID, "main")));
     // Volumes elsewhere are the pod's own affair; so is a nested mount below one.
     let volumes = [
@@ -148,7 +148,7 @@ fn a_copy_of_the_namespace_in_another_order_is_read_the_same() {
 
 #[test]
 fn a_container_without_our_mounts_names_no_allocation() {
-    assert_eq!(Mounts::parse("100 50 0:70 / / rw - overlay overlay rw").allocation(), None);
+    assert_eq!(Mounts::parse("100 50 0:70 / / rw - overlay overlay rw").allocation(None), None);
     assert_eq!(Mounts::parse("garbage\n1 2 3\n").container(), None);
     // A volume's own directories say nothing.
     let line = "9 1 8:1 /var/lib/kubelet/pods/x/containers/y /v rw - ext4 d rw";
@@ -161,6 +161,130 @@ fn this_processes_own_mounts_lead_somewhere() {
     let own = Mounts::parse(&text);
     assert!(Source::of(&own, "/").is_some());
     assert!(Source::of(&own, "/proc").is_some());
+}
+
+#[test]
+fn a_file_over_one_of_the_pages_directory_is_seen() {
+    for (file, part) in [("quota", "Quota"), ("session.sock", "Session"), ("gate.sock", "Gate")] {
+        let line =
+            format!("108 102 253:1 /v/x /usr/local/tessera/pages/{file} ro - ext4 /dev/vda1 rw");
+        assert_eq!(damages(&container(&[&line])), [format!("{part} Shadowed")]);
+    }
+    // A mount beside them is nobody's page.
+    let line = "108 102 253:1 /v/x /usr/local/tessera/pages/other ro - ext4 /dev/vda1 rw";
+    assert_eq!(damages(&container(&[line])), [""; 0]);
+}
+
+#[test]
+fn a_volume_that_is_named_like_an_allocation_makes_no_container_its() {
+    let pages = &sources().pages;
+    let volume = format!(
+        "99 100 253:1 /var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~empty-dir/v/{OTHER} \
+         /usr/local/tessera/pages rw - ext4 /dev/vda1 rw"
+    );
+    // As a runtime mounts it that puts volumes first: ours lies over it.
+    let text = container(&[]).replace("102 100 0:99", "102 99 0:99");
+    let text = text.replacen("102 99", &format!("{volume}\n102 99"), 1);
+    assert_eq!(Mounts::parse(&text).allocation(Some(pages)).unwrap().as_str(), ID);
+    assert_eq!(damages(&text), [""; 0]);
+    // In a pod without a share there is nothing else.
+    assert_eq!(Mounts::parse(&volume).allocation(Some(pages)), None);
+    // Another's pages, by the host's directories: nobody's word.
+    let both = container(&[&volume.replace("253:1", "0:99").replace(
+        &format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~empty-dir/v/{OTHER}"),
+        &format!("/{OTHER}"),
+    )]);
+    assert_eq!(Mounts::parse(&both).allocation(Some(pages)), None);
+}
+
+/// As a kubelet and containerd 1.6 made them; what is beside the point is left out.
+mod of_a_real_kubelet {
+    use super::*;
+
+    const OWN: &str = "\
+221 177 254:0 /var/lib/kubelet/plugins/tessera.dev /var/lib/kubelet/plugins/tessera.dev rw,relatime master:1 - ext4 /dev/vda rw
+222 221 0:74 / /var/lib/kubelet/plugins/tessera.dev/pages rw,nosuid,nodev,noexec,relatime master:3 - tmpfs tessera rw,size=8192k,mode=755
+218 177 254:0 /var/lib/tessera /var/lib/tessera rw,relatime - ext4 /dev/vda rw
+";
+
+    /// The container `main` of the pod 68dce5fa-…, with volumes mounted where `{}` stands in the order.
+    fn container(
+        before: &str,
+        over_preload: &str,
+        over_shim: &str,
+        over: &str,
+        last: &str,
+    ) -> String {
+        format!(
+            "\
+432 331 0:149 / / rw,relatime - overlay overlay rw,lowerdir=/run/x/snapshots/3/fs,workdir=/run/x/work
+448 434 254:0 /var/lib/kubelet/pods/68dce5fa-cd49-4bb4-8a58-d9236d24af06/containers/main/2c1ef3ed /dev/termination-log rw,relatime - ext4 /dev/vda rw
+449 432 254:0 /var/lib/tessera/shim/5f181173e358d3be/ld.so.preload /etc/ld.so.preload ro,relatime - ext4 /dev/vda rw
+{over_preload}455 432 254:0 /var/lib/tessera/shim/5f181173e358d3be/libtessera.so /usr/local/tessera/libtessera.so ro,relatime - ext4 /dev/vda rw
+{over_shim}{before}500 {} 0:74 /27e527d77a4bc726f42a560ca0e41624 /usr/local/tessera/pages ro,relatime - tmpfs tessera rw,size=8192k,mode=755
+{over}501 {} 0:74 /27e527d77a4bc726f42a560ca0e41624/usage /usr/local/tessera/pages/usage rw,nosuid,nodev,noexec,relatime - tmpfs tessera rw,size=8192k,mode=755
+{last}",
+            if before.is_empty() { 432 } else { 499 },
+            if over.is_empty() { 500 } else { 502 },
+        )
+    }
+
+    #[track_caller]
+    fn check(text: &str, expected: &[&str]) {
+        let own = Mounts::parse(OWN);
+        let sources = Sources {
+            pages: Source::of(&own, "/var/lib/kubelet/plugins/tessera.dev/pages").unwrap(),
+            shim: Source::of(&own, "/var/lib/tessera/shim").unwrap(),
+        };
+        let mounts = Mounts::parse(text);
+        let id = mounts.allocation(Some(&sources.pages)).unwrap();
+        assert_eq!(id.as_str(), "27e527d77a4bc726f42a560ca0e41624");
+        let (uid, name) = mounts.container().unwrap();
+        assert_eq!((uid, name), ("68dce5fa-cd49-4bb4-8a58-d9236d24af06", "main"));
+        let found = mounts.damages(&id, true, &sources);
+        let found: Vec<String> =
+            found.iter().map(|damage| format!("{:?} {:?}", damage.part, damage.fault)).collect();
+        assert_eq!(found, expected, "{text}");
+    }
+
+    const VOLUME: &str = "254:0 /var/lib/kubelet/pods/68dce5fa-cd49-4bb4-8a58-d9236d24af06/volumes/kubernetes.io~empty-dir/v";
+
+    #[test]
+    fn a_volume_that_lies_under_the_pages_harms_nothing() {
+        check(&container("", "", "", "", ""), &[]);
+        let line =
+            format!("499 432 {VOLUME} /usr/local/tessera/pages rw,relatime - ext4 /dev/vda rw\n");
+        check(&container(&line, "", "", "", ""), &[]);
+        // A host's directory, and a place above: containerd mounts what has fewer parts first.
+        let host = "499 432 254:0 /srv/x /usr/local/tessera/pages rw,relatime - ext4 /dev/vda rw\n";
+        check(&container(host, "", "", "", ""), &[]);
+        let above = format!("499 432 {VOLUME} /usr/local/tessera rw,relatime - ext4 /dev/vda rw\n");
+        check(&container(&above, "", "", "", "").replace("455 432", "455 499"), &[]);
+    }
+
+    #[test]
+    fn a_volume_that_lies_over_the_pages_is_seen() {
+        // The usage page, which has more parts, is mounted last, and into the volume.
+        let line =
+            format!("502 500 {VOLUME} /usr/local/tessera/pages rw,relatime - ext4 /dev/vda rw\n");
+        check(&container("", "", "", &line, ""), &["Pages Shadowed"]);
+    }
+
+    #[test]
+    fn a_file_over_shim_preload_usage_or_quota_page_is_seen() {
+        let shim = "541 455 254:0 /srv/so /usr/local/tessera/libtessera.so rw,relatime - ext4 /dev/vda rw\n";
+        check(&container("", "", shim, "", ""), &["Shim Shadowed"]);
+        let volume = "254:0 /var/lib/kubelet/pods/68dce5fa-cd49-4bb4-8a58-d9236d24af06/volumes/kubernetes.io~configmap/v/..2026_11_22_12_05_13.334232499/preload";
+        let preload =
+            format!("578 449 {volume} /etc/ld.so.preload ro,relatime - ext4 /dev/vda rw\n");
+        check(&container("", &preload, "", "", ""), &["Preload Shadowed"]);
+        let usage = "544 501 254:0 /srv/usage /usr/local/tessera/pages/usage rw,relatime - ext4 /dev/vda rw\n";
+        check(&container("", "", "", "", usage), &["Usage Shadowed"]);
+        let quota = format!(
+            "462 500 {volume} /usr/local/tessera/pages/quota ro,relatime - ext4 /dev/vda rw\n"
+        );
+        check(&container("", "", "", "", &quota), &["Quota Shadowed"]);
+    }
 }
 
 proptest! {

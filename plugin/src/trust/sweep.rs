@@ -1,7 +1,7 @@
 //! Looks through `/proc` for containers that hold shares, and whether they still have what they were given.
 //!
 //! Of every process its cgroup is read, one short line or a few; of one process of each container that
-//! holds a share its mounts. Containers that hold none are remembered and left alone. A sweep is made after a
+//! holds a share its mounts. Containers of pods that hold none are remembered and left alone. A sweep is made after a
 //! container has started, to confirm what another saw, and now and then; never more often than costs a
 //! thousandth of a core.
 
@@ -20,7 +20,7 @@ pub const USUAL: Duration = Duration::from_secs(60);
 const AFTER_START: [Duration; 2] = [Duration::from_secs(4), Duration::from_secs(15)];
 /// Rest after a sweep, in times of what it took.
 const REST: u32 = 1000;
-/// A container whose mounts name no allocation is looked at for so long: then it holds none.
+/// A container that no allocation is found for is looked at for so long; then only if its pod holds one.
 const YOUNG: Duration = Duration::from_secs(20);
 
 /// What a sweep needs to know.
@@ -31,6 +31,8 @@ pub struct Ground<'a> {
     pub preload: bool,
     /// Whether there is such an allocation.
     pub is_live: &'a dyn Fn(&AllocationId) -> bool,
+    /// Whether kubelet gave a container of this pod an allocation that lives.
+    pub holds: &'a dyn Fn(&Place) -> bool,
     /// The allocation that kubelet gave a container of a pod, by the pod's UID and the container's name.
     pub given: &'a dyn Fn(&Place, &str) -> Option<AllocationId>,
 }
@@ -125,7 +127,9 @@ impl Sweep {
                 continue;
             }
             let is_old = |since: &Instant| now.saturating_duration_since(*since) > YOUNG;
-            if self.foreign.get(&place.container_id).is_some_and(is_old) {
+            // Of a pod that holds a share it is never certain: what told may have been read too early.
+            let is_foreign = self.foreign.get(&place.container_id).is_some_and(is_old);
+            if is_foreign && !(ground.holds)(&place) {
                 continue;
             }
             let Some(text) = procs.mountinfo(pid) else { continue };
@@ -196,7 +200,8 @@ impl Sweep {
         mounts: &Mounts<'_>,
         ground: &Ground<'_>,
     ) -> Option<AllocationId> {
-        let mounted = mounts.allocation().filter(ground.is_live);
+        let pages = ground.sources.map(|sources| &sources.pages);
+        let mounted = mounts.allocation(pages).filter(ground.is_live);
         let given = || {
             let (uid, name) = mounts.container()?;
             (uid == place.pod_uid).then(|| (ground.given)(place, name)).flatten()

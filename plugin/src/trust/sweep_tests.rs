@@ -14,7 +14,7 @@ struct World {
     procs: Procs,
     sweep: Sweep,
     now: Instant,
-    /// What kubelet gave the container `main`.
+    /// What kubelet gave the container `main`, and whether that is known.
     given: Cell<bool>,
 }
 
@@ -50,6 +50,7 @@ impl World {
             sources: Some(&sources),
             preload: true,
             is_live: &|id| id.as_str() == ID,
+            holds: &|_| self.given.get(),
             given: &|_, name| {
                 (self.given.get() && name == "main").then(|| AllocationId::parse(ID).unwrap())
             },
@@ -109,6 +110,38 @@ fn a_container_that_lost_our_mounts_altogether_is_known_by_what_kubelet_gave_it(
     world.next();
     let (reports, _) = world.next();
     assert_eq!(reports[0].damages.len(), 3, "{reports:?}");
+}
+
+#[test]
+fn what_kubelet_tells_late_is_heard_all_the_same() {
+    let mut world = World::new();
+    let bare: String =
+        mounts("").lines().filter(|l| !l.contains("tessera")).map(|l| format!("{l}\n")).collect();
+    world.process(8, "a", &bare);
+    for _ in 0..4 {
+        assert_eq!(world.next().0, [], "it holds no share, as far as anybody knows");
+    }
+    assert!(world.sweep.foreign.values().all(|since| world.now - *since > YOUNG));
+    world.given.set(true);
+    world.next();
+    let (reports, _) = world.next();
+    assert_eq!(reports[0].damages.len(), 3, "{reports:?}");
+}
+
+#[test]
+fn a_volume_that_is_named_like_a_neighbours_allocation_is_not_taken_for_it() {
+    let mut world = World::new();
+    // A pod without a share, whose process the neighbour would pay for.
+    world.process(
+        9,
+        "b",
+        &format!(
+            "10 5 0:7 / / rw - overlay x rw\n11 10 8:1 /v/{ID} /usr/local/tessera/pages rw - ext4 x rw\n"
+        ),
+    );
+    world.next();
+    world.next();
+    assert_eq!(world.sweep.homes().count(), 0);
 }
 
 #[test]
