@@ -196,14 +196,13 @@ async fn run(
     let pod_resources = Arc::new(PodResources::new(&config.paths.pod_resources));
     let pod_resources_socket = config.paths.pod_resources.clone();
     let (asked, attached) = (Arc::clone(&discovery), Arc::clone(&reloader));
-    let (node, gpus, facts) = tokio::task::spawn_blocking(move || {
+    let node = tokio::task::spawn_blocking(move || {
         let node = attached.attach(|current| Node::open(current, &gpus, delivery))?;
         node.set_topology(asked.topology(&gpus));
-        let facts = asked.facts(&gpus);
-        Ok::<_, OpenError>((node, gpus, facts))
+        Ok::<_, OpenError>(node)
     })
     .await??;
-    let labels = labels::Keeper::new(gpus, facts);
+    let labels = labels::Keeper::new(Arc::clone(&node), Arc::clone(&discovery));
     sources.set_node(Arc::clone(&node));
     for unsold in discovery.unsold() {
         warn!("{unsold}");

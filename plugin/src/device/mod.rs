@@ -118,7 +118,7 @@ pub trait Discovery: Send + Sync + 'static {
         topology::Topology::by_numa(gpus)
     }
 
-    /// What else there is to say of these GPUs. Asked once.
+    /// What else there is to say of these GPUs. Asked when others are included.
     fn facts(&self, _gpus: &[Gpu]) -> Facts {
         Facts::default()
     }

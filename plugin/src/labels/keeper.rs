@@ -9,27 +9,68 @@ use tracing::{info, warn};
 use super::{file, labels, lines};
 use crate::admin::Sources;
 use crate::config::{Config, Current};
-use crate::device::{Facts, Gpu};
+use crate::device::{Discovery, Facts, Gpu};
 use crate::locks::lock;
+use crate::node::Node;
 
 /// How often it is looked at whether the file is there and still right: the configuration may have been
 /// replaced, and node feature discovery's directory may have been cleared.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// Where it is read what GPUs there are, and what is told of them.
+trait Source: std::fmt::Debug + Send + Sync {
+    /// The GPUs that the configuration in force includes.
+    fn gpus(&self) -> Vec<Gpu>;
+    /// What else there is to say of them. Blocking: asks the driver.
+    fn facts(&self, gpus: &[Gpu]) -> Facts;
+}
+
+/// A node's, and its driver's.
+struct Live {
+    node: Arc<Node>,
+    discovery: Arc<dyn Discovery>,
+}
+
+impl std::fmt::Debug for Live {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Live").finish_non_exhaustive()
+    }
+}
+
+impl Source for Live {
+    fn gpus(&self) -> Vec<Gpu> {
+        self.node.catalogue().devices()
+    }
+
+    fn facts(&self, gpus: &[Gpu]) -> Facts {
+        self.discovery.facts(gpus)
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Where the file is that this plugin wrote.
+    written: Option<PathBuf>,
+    /// Of which GPUs the driver was asked last, and what it said.
+    asked: Option<(Vec<Gpu>, Facts)>,
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Keeper {
-    gpus: Vec<Gpu>,
-    facts: Facts,
-    /// Where the file is that this plugin wrote.
-    written: Mutex<Option<PathBuf>>,
+    source: Box<dyn Source>,
+    state: Mutex<State>,
 }
 
 impl Keeper {
-    /// Of a node with these GPUs. Nothing is written yet.
+    /// Of a node. Nothing is asked and nothing written yet.
     #[must_use]
-    pub fn new(gpus: Vec<Gpu>, facts: Facts) -> Arc<Self> {
-        Arc::new(Keeper { gpus, facts, written: Mutex::default() })
+    pub fn new(node: Arc<Node>, discovery: Arc<dyn Discovery>) -> Arc<Self> {
+        Arc::new(Self::of(Box::new(Live { node, discovery })))
+    }
+
+    fn of(source: Box<dyn Source>) -> Self {
+        Keeper { source, state: Mutex::default() }
     }
 
     /// Looks now and then, for ever. What goes wrong is a condition of `status`.
@@ -58,20 +99,26 @@ impl Keeper {
         }
     }
 
-    /// Makes the file what this configuration wants.
+    /// Makes the file what this configuration wants, of the GPUs that are included now. Blocking.
     ///
     /// # Errors
     /// What to do about a directory that can't be written to.
     pub fn refresh(&self, config: &Config) -> Result<(), String> {
         let wanted = config.labels.nfd_file.as_ref();
-        let mut written = lock(&self.written);
+        let State { written, asked } = &mut *lock(&self.state);
         if let Some(old) = written.as_ref().filter(|old| Some(*old) != wanted) {
             file::remove(old)
                 .map_err(|error| format!("cannot remove {}: {error}", old.display()))?;
             *written = None;
         }
         let Some(path) = wanted else { return Ok(()) };
-        let labels = labels(&self.gpus, &self.facts, config);
+        let gpus = self.source.gpus();
+        if asked.as_ref().is_none_or(|(known, _)| *known != gpus) {
+            let facts = self.source.facts(&gpus);
+            *asked = Some((gpus, facts));
+        }
+        let Some((gpus, facts)) = asked else { return Ok(()) };
+        let labels = labels(gpus, facts, config);
         let new = file::put(path, &lines(&labels)).map_err(|error| {
             format!(
                 "no node labels: cannot write labels.nfd_file {}: {error}; mount node feature discovery's \
@@ -88,8 +135,7 @@ impl Keeper {
 
     /// Removes the file that was written: a node without the plugin has no shares to choose.
     pub fn remove(&self) {
-        let mut written = lock(&self.written);
-        if let Some(path) = written.take()
+        if let Some(path) = lock(&self.state).written.take()
             && let Err(error) = file::remove(&path)
         {
             warn!(file = %path.display(), %error, "node labels stay");
@@ -101,11 +147,59 @@ impl Keeper {
 mod tests {
     use super::*;
 
+    /// GPUs of compute capability 9.0, as many as there are now.
+    #[derive(Clone, Debug)]
+    struct Fake(Arc<Mutex<Vec<Gpu>>>);
+
+    impl Source for Fake {
+        fn gpus(&self) -> Vec<Gpu> {
+            lock(&self.0).clone()
+        }
+
+        fn facts(&self, gpus: &[Gpu]) -> Facts {
+            let capability = |gpu: &Gpu| (gpu.uuid.clone(), (9, 0));
+            Facts {
+                driver_version: None,
+                compute_capability: gpus.iter().map(capability).collect(),
+            }
+        }
+    }
+
+    fn keeper(gpus: &[&str]) -> (Keeper, Fake) {
+        let gpus = gpus.iter().zip(0..).map(|(uuid, index)| Gpu::example(uuid, index));
+        let fake = Fake(Arc::new(Mutex::new(gpus.collect())));
+        (Keeper::of(Box::new(fake.clone())), fake)
+    }
+
+    #[test]
+    fn the_labels_follow_the_gpus_that_are_included() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        let path = dir.path().join("tessera");
+        config.labels.nfd_file = Some(path.clone());
+        let (keeper, gpus) = keeper(&["GPU-a"]);
+        let told = |name: &str| {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let key = format!("tessera.dev/gpu.{name}=");
+            text.lines().find_map(|line| Some(line.strip_prefix(&key)?.to_owned()))
+        };
+        keeper.refresh(&config).unwrap();
+        assert_eq!(told("count").as_deref(), Some("1"));
+        // One more, of which the driver was not asked before.
+        lock(&gpus.0).push(Gpu::example("GPU-b", 1));
+        keeper.refresh(&config).unwrap();
+        assert_eq!(told("count").as_deref(), Some("2"));
+        assert_eq!(told("compute.major").as_deref(), Some("9"), "of both");
+        lock(&gpus.0).remove(0);
+        keeper.refresh(&config).unwrap();
+        assert_eq!(told("count").as_deref(), Some("1"));
+    }
+
     #[test]
     fn the_file_follows_the_configuration_and_goes_at_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let (one, two) = (dir.path().join("one"), dir.path().join("two"));
-        let keeper = Keeper::new(vec![Gpu::example("GPU-a", 0)], Facts::default());
+        let (keeper, _) = keeper(&["GPU-a"]);
         let with = |path: Option<&PathBuf>, replicas: u32| {
             let mut config = Config::default();
             config.labels.nfd_file = path.cloned();
@@ -143,7 +237,7 @@ mod tests {
         std::fs::write(dir.path().join("file"), "").unwrap();
         let mut config = Config::default();
         config.labels.nfd_file = Some(dir.path().join("file/tessera"));
-        let keeper = Keeper::new(vec![Gpu::example("GPU-a", 0)], Facts::default());
+        let (keeper, _) = keeper(&["GPU-a"]);
         let error = keeper.refresh(&config).unwrap_err();
         assert!(error.contains("labels.nfd_file") && error.contains("mount"), "{error}");
     }
