@@ -129,6 +129,8 @@ families! {
         "Times that the container was found to hold device memory outside its account";
     CONTAINER_PROCESSES: "tessera_container_processes" "" Gauge CONTAINER,
         "Processes of the container that use CUDA now";
+    CONTAINER_DAMAGED: "tessera_container_damaged_mounts" "" Gauge CONTAINER,
+        "How many of the files that the container was given are shadowed, replaced, taken away or writable now";
 
     GPU_INFO: "tessera_gpu" "" Info &["gpu", "uuid", "name", "pci_bus_id", "numa_node"],
         "Product, PCI address and NUMA node of a GPU or MIG instance";
@@ -179,6 +181,8 @@ families! {
         "Allocations that are not parked and of which kubelet has not said whose they are; they have no container series";
     WARNINGS: "tessera_warnings" "" Gauge NONE,
         "Warnings that `tessera status` shows";
+    FINDINGS: "tessera_findings" "" Counter &["finding"],
+        "What was found about those who use the GPUs: bypass, unaccounted, stranger, usage_page, mount (docs/trust.md)";
     COMMITS: "tessera_ledger_commits" "" Counter &["outcome"],
         "Transactions of the durable record: ok or failed";
     RELOADS: "tessera_config_reloads" "" Counter &["outcome"],

@@ -23,6 +23,7 @@ use super::meters::{Call, Outcome, Reloads};
 use super::process::Process;
 use crate::admin::{Sources, Survey};
 use crate::regions::Region;
+use crate::trust;
 
 /// A family, and what it shows of one container or GPU.
 type Figure<T, V> = (&'static Family, fn(&T) -> V);
@@ -47,6 +48,9 @@ pub(super) struct Scene {
     calls: Vec<(Call, Timed)>,
     reloads: Option<Reloads>,
     commits: Option<(u64, u64)>,
+    findings: Option<[(trust::Kind, u64); trust::Kind::ALL.len()]>,
+    /// How many of a container's mounts are amiss, by allocation.
+    damaged: HashMap<String, u64>,
     process: Process,
 }
 
@@ -97,6 +101,11 @@ impl Scene {
             }),
             reloads: node.map(|node| node.meters().reloads()),
             commits: node.map(|node| node.commits().counts()),
+            findings: node.map(|node| node.trust().counts()),
+            damaged: node.map_or_else(HashMap::new, |node| {
+                let damages = node.trust().damages().into_iter();
+                damages.map(|(id, list)| (id.to_string(), list.len() as u64)).collect()
+            }),
             process: Process::read(),
             survey,
         }
@@ -166,7 +175,13 @@ impl Scene {
             })
         })?;
         write_memory(out, &containers, known)?;
-        write_container_totals(out, &containers, known)
+        write_container_totals(out, &containers, known)?;
+        out.family(&f::CONTAINER_DAMAGED, |series| {
+            containers.iter().try_for_each(|one| {
+                let amiss = self.damaged.get(&one.allocation.id).copied().unwrap_or(0);
+                series.gauge(&one.labels(), amiss)
+            })
+        })
     }
 
     fn write_plugin(&self, out: &mut Out<'_>) -> fmt::Result {
@@ -197,6 +212,11 @@ impl Scene {
         }
         self.write_allocations(out)?;
         out.gauge(&f::WARNINGS, self.survey.status.warnings.len() as u64)?;
+        if let Some(findings) = &self.findings {
+            out.family(&f::FINDINGS, |series| {
+                findings.iter().try_for_each(|(kind, count)| series.counter(&[kind.name()], *count))
+            })?;
+        }
         if let Some((done, failed)) = self.commits {
             out.family(&f::COMMITS, |series| {
                 series.counter(&["ok"], done)?;

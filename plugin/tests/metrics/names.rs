@@ -125,7 +125,7 @@ fn labels_by_name(metrics: &Exposition) -> BTreeMap<String, BTreeMap<String, BTr
 }
 
 /// Labels whose values are words of ours.
-const CLOSED: &[&str] = &["state", "outcome", "policy"];
+const CLOSED: &[&str] = &["state", "outcome", "policy", "finding"];
 /// Words that the node of the test is not in a state to emit.
 const OTHER_WORDS: &[&str] = &["failed", "refused", "strict", "none"];
 

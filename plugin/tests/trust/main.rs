@@ -4,7 +4,13 @@
 #[path = "../node_support/mod.rs"]
 mod node_support;
 
+#[path = "../metrics/client.rs"]
+#[allow(dead_code, reason = "the tests of metrics use all of it")]
+mod client;
 mod events;
+#[path = "../metrics/exposition.rs"]
+#[allow(dead_code, reason = "the tests of metrics use all of it")]
+mod exposition;
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -212,6 +218,53 @@ async fn a_preload_file_that_may_be_written_is_flagged() {
 async fn a_shim_that_was_taken_away_is_flagged() {
     let change = "umount $root/usr/local/tessera/libtessera.so";
     is_flagged(change, "nothing is mounted at /usr/local/tessera/libtessera.so").await;
+}
+
+/// A tenant's process that holds far more than it says, one that is in no slot and whose preload file is
+/// emptied, one of nobody's, and a page that is ruined.
+#[tokio::test]
+async fn each_finding_raises_its_metric() {
+    let node = TestNode::start_with(&client::settings(SETTINGS)).await;
+    let address = client::address(&node).await;
+    let mut pages = Vec::new();
+    for name in ["beyond", "past", "ruins"] {
+        let admitted = node.kubelet.run(&pod(name, 1)).await.unwrap().remove(0);
+        pages.push(node.pages(&admitted.device_ids));
+    }
+    node.status_until(|s| s.allocations.iter().all(|a| a.holder.is_some()).then_some(())).await;
+    let change = "mount --bind $root/empty $root/etc/ld.so.preload";
+    let Some(past) = container(&node, &pages[1], change) else { return };
+    let counts = |metrics: &exposition::Exposition| {
+        ["bypass", "unaccounted", "stranger", "usage_page", "mount"]
+            .map(|kind| metrics.sum("tessera_findings_total", &[("finding", kind)]))
+    };
+    let before = client::scrape(address).await;
+    assert_eq!(counts(&before), [0.0; 5]);
+    assert_eq!(before.of("tessera_findings_total").count(), 5, "each is there from the start");
+
+    let (beyond, stranger) = (Tenant::hold(&pages[0], MIB), Idle::start());
+    let bytes = [(beyond.pid(), 4096 * MIB), (past.pid(), 700 * MIB), (stranger.pid(), 300 * MIB)];
+    node.gpus.show(&bytes);
+    let ruined = std::fs::File::options().write(true).open(pages[2].join("usage")).unwrap();
+    ruined.set_len(0).unwrap();
+    let metrics = client::scrape_until(address, |metrics| {
+        ruined.set_len(0).unwrap();
+        counts(metrics).iter().all(|count| *count > 0.0).then(|| metrics.clone())
+    })
+    .await;
+    // And by container, where one is to blame.
+    let of = |name: &str, pod: &str| metrics.sum(name, &[("pod", pod)]);
+    for (name, pod) in [
+        ("tessera_container_unaccounted_memory_findings_total", "beyond"),
+        ("tessera_container_unaccounted_memory_findings_total", "past"),
+        ("tessera_container_tamperings_total", "ruins"),
+        ("tessera_container_damaged_mounts", "past"),
+    ] {
+        assert!(of(name, pod) >= 1.0, "{name} of {pod}");
+    }
+    assert_eq!(of("tessera_container_damaged_mounts", "beyond"), 0.0);
+    let outside = metrics.sum("tessera_gpu_memory_outside_bytes", &[]);
+    assert!(outside >= (300 * MIB) as f64, "{outside}");
 }
 
 #[tokio::test]
