@@ -1,11 +1,14 @@
 //! Asking the plugin, on a thread of its own: a plugin that hangs must not hang the view.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use nix::libc::{SIGCONT, SIGTSTP};
 use tessera_kubelet::admin::StatusResponse;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::model::Model;
 use crate::admin;
@@ -19,6 +22,10 @@ pub(super) enum News {
     Silence(String),
     /// The process was told to end.
     End,
+    /// It was told to stop, as by `kill -TSTP`.
+    Stop,
+    /// It goes on after it was stopped.
+    Again,
 }
 
 /// The thread's other end.
@@ -27,16 +34,21 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    /// Starts asking at `socket`, once in `interval`.
-    pub fn start(socket: PathBuf, interval: Duration) -> anyhow::Result<Self> {
+    /// Starts asking at `socket`, once in `interval`. Of being stopped it tells whoever has taken the
+    /// terminal: all others may be stopped as ever.
+    pub fn start(socket: PathBuf, interval: Duration, has_terminal: bool) -> anyhow::Result<Self> {
         let (sender, news) = channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        // From here on no signal ends the process with the terminal taken.
+        let signals = {
+            let _entered = runtime.enter();
+            Signals::new(has_terminal)?
+        };
         std::thread::Builder::new().name("feed".into()).spawn(move || {
             runtime.block_on(async {
-                let asking = ask(socket, interval, sender.clone());
                 tokio::select! {
-                    () = asking => {}
-                    () = told_to_end() => drop(sender.send(News::End)),
+                    () = ask(socket, interval, sender.clone()) => {}
+                    () = signals.tell(&sender) => {}
                 }
             });
         })?;
@@ -59,6 +71,8 @@ pub(super) fn apply(model: &mut Model, news: News) {
         News::Answer(status, at) => model.take(*status, at),
         News::Silence(reason) => model.miss(reason, unix_ms()),
         News::End => model.quit = true,
+        // Of the terminal, not of what it shows.
+        News::Stop | News::Again => {}
     }
 }
 
@@ -78,19 +92,40 @@ async fn ask(socket: PathBuf, interval: Duration, sender: Sender<News>) {
     }
 }
 
-async fn told_to_end() {
-    let kinds = [
-        SignalKind::terminate(),
-        SignalKind::interrupt(),
-        SignalKind::hangup(),
-        SignalKind::quit(),
-    ];
-    let mut signals: Vec<_> = kinds.into_iter().filter_map(|kind| signal(kind).ok()).collect();
-    std::future::poll_fn(|cx| {
-        match signals.iter_mut().any(|signal| signal.poll_recv(cx).is_ready()) {
-            true => std::task::Poll::Ready(()),
-            false => std::task::Poll::Pending,
+/// What the process is told by signals.
+struct Signals(Vec<(Signal, fn() -> News)>);
+
+impl Signals {
+    fn new(has_terminal: bool) -> io::Result<Self> {
+        let end = [
+            SignalKind::terminate(),
+            SignalKind::interrupt(),
+            SignalKind::hangup(),
+            SignalKind::quit(),
+        ];
+        let mut kinds: Vec<(SignalKind, fn() -> News)> =
+            end.into_iter().map(|kind| (kind, (|| News::End) as fn() -> News)).collect();
+        if has_terminal {
+            kinds.push((SignalKind::from_raw(SIGTSTP), || News::Stop));
+            kinds.push((SignalKind::from_raw(SIGCONT), || News::Again));
         }
-    })
-    .await;
+        let signals = kinds.into_iter().map(|(kind, news)| Ok((signal(kind)?, news)));
+        signals.collect::<io::Result<_>>().map(Signals)
+    }
+
+    /// Until the end, or nobody listens.
+    async fn tell(mut self, sender: &Sender<News>) {
+        loop {
+            let news = std::future::poll_fn(|cx| {
+                let mut all = self.0.iter_mut();
+                let come = all.find_map(|(one, news)| one.poll_recv(cx).is_ready().then_some(news));
+                come.map_or(Poll::Pending, |news| Poll::Ready(news()))
+            })
+            .await;
+            let is_end = matches!(news, News::End);
+            if sender.send(news).is_err() || is_end {
+                return;
+            }
+        }
+    }
 }

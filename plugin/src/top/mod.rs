@@ -69,8 +69,8 @@ pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
     if args.once {
         return once(model, args, config);
     }
-    let feed = Feed::start(config.paths.admin.clone(), args.interval)?;
     let drawn = args.output == Format::Text && io::stdout().is_terminal() && !is_dumb();
+    let feed = Feed::start(config.paths.admin.clone(), args.interval, drawn)?;
     if drawn { screen::run(model, &feed, args.interval) } else { print(model, &feed, args) }
 }
 

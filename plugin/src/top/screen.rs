@@ -19,7 +19,7 @@ use ratatui::crossterm::terminal::{
 };
 use ratatui::crossterm::{cursor, execute};
 
-use super::feed::{self, Feed};
+use super::feed::{self, Feed, News};
 use super::model::Model;
 use super::view::{self, Moment};
 use crate::look::Look;
@@ -33,8 +33,10 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
     give_back_on_panic();
     let taken = Taken::take().context("the terminal (`--once` and `-o json` need none)")?;
     let keyboard = Keyboard::open().context("the terminal")?;
-    let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout()))?;
+    let mut terminal = empty()?;
     let look = Look::from_env();
+    // Of the stop that we know of, SIGCONT tells once more.
+    let mut is_known = false;
     while !model.quit {
         let moment = Moment { now_unix_ms: unix_ms(), every, live: true };
         terminal.draw(|frame| {
@@ -50,10 +52,8 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
             if event::poll(Duration::ZERO)? {
                 match event::read()? {
                     Event::Key(key) if is_stop(key) => {
-                        taken.give_back();
-                        raise(Signal::SIGTSTP)?;
-                        taken.take_again()?;
-                        terminal.clear()?;
+                        taken.stop()?;
+                        (terminal, is_known) = (empty()?, true);
                     }
                     Event::Key(key) => model.press(key),
                     _ => {}
@@ -61,7 +61,18 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
                 changed = true;
             }
             while let Some(news) = feed.next(Duration::ZERO) {
-                feed::apply(&mut model, news);
+                match news {
+                    News::Stop => {
+                        taken.stop()?;
+                        (terminal, is_known) = (empty()?, true);
+                    }
+                    News::Again if is_known => is_known = false,
+                    News::Again => {
+                        taken.take_anew()?;
+                        terminal = empty()?;
+                    }
+                    news => feed::apply(&mut model, news),
+                }
                 changed = true;
                 if model.quit {
                     break;
@@ -74,6 +85,12 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
     }
     drop(taken);
     Ok(ExitCode::SUCCESS)
+}
+
+/// The other screen, with nothing on it. (`Terminal::clear` would ask the terminal where its cursor is, and
+/// fail where it does not say.)
+fn empty() -> io::Result<Terminal<CrosstermBackend<io::Stdout>>> {
+    Terminal::new(CrosstermBackend::new(io::stdout()))
 }
 
 /// Where keys come from: what crossterm reads. It is waited for here, because crossterm reads a terminal
@@ -112,13 +129,29 @@ struct Taken;
 impl Taken {
     fn take() -> io::Result<Self> {
         let taken = Taken;
-        taken.take_again()?;
+        taken.enter()?;
         Ok(taken)
     }
 
-    fn take_again(&self) -> io::Result<()> {
+    fn enter(&self) -> io::Result<()> {
         enable_raw_mode()?;
         execute!(io::stdout(), EnterAlternateScreen, cursor::Hide)
+    }
+
+    /// Stops the process with the terminal as it was before. Returns when it goes on.
+    fn stop(&self) -> io::Result<()> {
+        self.give_back();
+        // SIGTSTP is one that we hear of ourselves.
+        raise(Signal::SIGSTOP)?;
+        self.enter()
+    }
+
+    /// After a stop that left no time to give anything back (SIGSTOP): a shell may have set the terminal as
+    /// it needs it, and written on this screen or gone to the other.
+    fn take_anew(&self) -> io::Result<()> {
+        // What is raw, as far as crossterm knows, it would leave alone.
+        self.give_back();
+        self.enter()
     }
 
     fn give_back(&self) {
