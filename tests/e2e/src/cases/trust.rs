@@ -1,9 +1,9 @@
-//! Who uses a shared GPU without a share is flagged by name.
+//! Who uses a shared GPU without a share, or lies over what holds it, is flagged by name.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::deploy::{NAMESPACE, PLUGIN_NAMESPACE, SIM_ON_NODE};
+use crate::deploy::{NAMESPACE, PLUGIN_NAMESPACE, SHARE_BYTES, SIM_ON_NODE};
 use crate::pods::{self, Container, Pod, Restart};
 use crate::suite::{Server, Suite};
 use crate::wait::{self, Look};
@@ -47,6 +47,122 @@ pub fn process_without_a_share_is_flagged_by_its_pods_name(suite: &Suite<'_>) ->
     neighbour.check_untouched()
 }
 
+const PAGES: &str = "/usr/local/tessera/pages";
+const SHIM: &str = "/usr/local/tessera/libtessera.so";
+const PRELOAD: &str = "/etc/ld.so.preload";
+
+/// A volume of the pod's, and where it is mounted: `dir`, `node` (of the host), `file` (an empty one of
+/// the host), `none` (an empty file of a ConfigMap).
+type Over = (&'static str, &'static str);
+
+/// Containers, each with what its pod mounts over what it is given.
+fn shadowed(name: &str, containers: &[(&Container, &[Over])]) -> Value {
+    let plain: Vec<Container> = containers.iter().map(|(one, _)| (*one).clone()).collect();
+    let mut pod = pods::manifest(name, Restart::Always, &[], &plain);
+    pod["spec"]["volumes"] = json!([
+        {"name": "dir", "emptyDir": {}},
+        {"name": "node", "hostPath": {"path": SIM_ON_NODE}},
+        {"name": "file", "hostPath": {"path": format!("{SIM_ON_NODE}/empty"), "type": "FileOrCreate"}},
+        {"name": "none", "configMap": {"name": "empty"}},
+    ]);
+    for (at, (_, over)) in containers.iter().enumerate() {
+        let mount = |(volume, path): &Over| match *volume {
+            "none" => json!({"name": "none", "mountPath": path, "subPath": "file"}),
+            volume => json!({"name": volume, "mountPath": path}),
+        };
+        pod["spec"]["containers"][at]["volumeMounts"] = over.iter().map(mount).collect();
+    }
+    pod
+}
+
+fn make_empty_file(suite: &Suite<'_>) -> Result<()> {
+    suite.kubectl.apply(&json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "empty", "namespace": NAMESPACE}, "data": {"file": ""},
+    }))
+}
+
+/// The value of the one series of this metric with these words in its labels.
+fn metric(suite: &Suite<'_>, name: &str, words: &[&str]) -> Result<f64> {
+    let pod = suite.plugin.pod()?;
+    let path = format!("/api/v1/namespaces/{PLUGIN_NAMESPACE}/pods/{pod}:9464/proxy/metrics");
+    let text = suite.kubectl.run(&["get", "--raw", &path])?;
+    let is_it = |line: &&str| {
+        line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'))
+            && words.iter().all(|word| line.contains(word))
+    };
+    let line = text.lines().find(is_it).with_context(|| format!("no {name} of {words:?}"))?;
+    let value = line.rsplit(' ').next().unwrap_or_default();
+    value.parse().with_context(|| line.to_owned())
+}
+
+/// Which of two mounts of one path lies on top is the container runtime's affair: it makes what has fewer
+/// parts first, and some runtimes the rest in an order that depends on their number.
+pub fn volumes_over_what_a_container_is_given_are_flagged(suite: &Suite<'_>) -> Result<()> {
+    let neighbour = Server::start(suite.kubectl, "neighbour")?;
+    make_empty_file(suite)?;
+    let [quota, session] = ["quota", "session.sock"].map(|file| format!("{PAGES}/{file}"));
+    let named: Vec<Container> = ["pages", "quota", "session", "shim", "preload", "either", "above"]
+        .map(|name| Container::idle(name, 1))
+        .into();
+    let over: [&[Over]; 7] = [
+        // With one more of theirs, containerd 1.6 mounts the volume after ours, as newer ones always do.
+        &[("dir", PAGES), ("dir", "/one/more/of/theirs")],
+        &[("none", "/usr/local/tessera/pages/quota")],
+        &[("none", "/usr/local/tessera/pages/session.sock")],
+        &[("file", SHIM)],
+        &[("none", PRELOAD)],
+        &[("node", PAGES)],
+        &[("dir", "/usr/local/tessera")],
+    ];
+    let containers: Vec<(&Container, &[Over])> = named.iter().zip(over).collect();
+    suite.kubectl.create_pod(&shadowed("shadowed", &containers))?;
+    let pod = Pod::named(suite.kubectl, "shadowed");
+    pod.wait_until_running()?;
+
+    let flagged = [
+        ("pages", PAGES),
+        ("quota", quota.as_str()),
+        ("session", session.as_str()),
+        ("shim", SHIM),
+        ("preload", PRELOAD),
+    ];
+    for (name, path) in flagged {
+        let what = format!("something else is mounted over {path}: ");
+        wait_for_warning(suite, &[&format!("{NAMESPACE}/shadowed ({name}): "), &what])?;
+        let words = [r#"pod="shadowed""#, &format!("container=\"{name}\"")];
+        let amiss = metric(suite, "tessera_container_damaged_mounts", &words)?;
+        ensure!(amiss >= 1.0, "{name}: {amiss}");
+    }
+    let findings = metric(suite, "tessera_findings_total", &[r#"finding="mount""#])?;
+    ensure!(findings >= 5.0, "{findings} findings");
+    let told = suite.plugin.exec(&["tessera", "explain", &format!("{NAMESPACE}/shadowed")])?;
+    for (_, path) in flagged {
+        let line = format!("tampered with: something else is mounted over {path}");
+        ensure!(told.contains(&line), "no {line:?} in {told}");
+    }
+    // Pages that are not ours close CUDA.
+    for name in ["pages", "quota"] {
+        let output = pod.try_exec_in(name, &["tessera-tenant", "info"])?;
+        ensure!(output.stderr.contains("no GPU for this process"), "{name}: {output:?}");
+    }
+    // What lies under ours takes nothing away; what lies over it closes and is flagged.
+    let warnings = suite.plugin.status()?["warnings"].to_string();
+    for name in ["either", "above"] {
+        let is_flagged = warnings.contains(&format!("shadowed ({name})"));
+        ensure!(name == "either" || !is_flagged, "{warnings}");
+        match pod.gpus(name) {
+            Ok(gpus) => {
+                ensure!(!is_flagged, "{name} is held and flagged: {warnings}");
+                ensure!(gpus.len() == 1 && gpus[0].total == SHARE_BYTES, "{name}: {gpus:?}");
+            }
+            Err(error) => ensure!(is_flagged, "{name} is closed and not flagged: {error:#}"),
+        }
+    }
+    ensure!(!warnings.contains("neighbour"), "{warnings}");
+    neighbour.check_untouched()
+}
+
 /// What the chart's `events.enabled` adds.
 fn allow_events(suite: &Suite<'_>) -> Result<()> {
     let name = "tessera-e2e-events";
@@ -65,9 +181,12 @@ fn allow_events(suite: &Suite<'_>) -> Result<()> {
     }))
 }
 
-pub fn refused_memory_is_told_in_the_pods_description(suite: &Suite<'_>) -> Result<()> {
+/// One pod with a container that asks for too much and one that empties its preload file: refusal, bypass
+/// and tampering.
+pub fn what_concerns_a_pod_is_told_in_its_description(suite: &Suite<'_>) -> Result<()> {
     let neighbour = Server::start(suite.kubectl, "neighbour")?;
     allow_events(suite)?;
+    make_empty_file(suite)?;
     let before = suite.plugin.change_template(|template| {
         template["spec"]["automountServiceAccountToken"] = json!(true);
         let env = template["spec"]["containers"][0]["env"].as_array_mut();
@@ -75,15 +194,19 @@ pub fn refused_memory_is_told_in_the_pods_description(suite: &Suite<'_>) -> Resu
         env.into_iter().for_each(|env| env.push(json!({"name": "NODE_NAME", "valueFrom": field})));
     })?;
     let command = ["tessera-tenant", "greedy", "--for", "0", "--retry-ms", "100"];
-    let greedy = Pod::start(suite.kubectl, "greedy", Container::new("main", 1, &command))?;
-    let told = wait::until("kubectl describe shows the refusal", wait::LIMIT, || {
+    let greedy = Container::new("main", 1, &command);
+    let loose = Container::new("loose", 1, &["tessera-tenant", "hold", "--bytes", "100Mi"]);
+    let pod = shadowed("greedy", &[(&greedy, &[]), (&loose, &[("none", PRELOAD)])]);
+    suite.kubectl.create_pod(&pod)?;
+    let told = wait::until("kubectl describe shows all of it", wait::LIMIT, || {
         let text = suite.kubectl.run(&["describe", "pod", "greedy", "-n", NAMESPACE])?;
-        Ok(Look::when(text.contains("GPUMemoryRefused"), text))
+        let reasons = ["GPUMemoryRefused", "GPUQuotaBypassed", "GPUQuotaTampered"];
+        Ok(Look::when(reasons.iter().all(|reason| text.contains(reason)), text))
     });
     if told.is_err() {
         println!("     status warns: {}", suite.plugin.status()?["warnings"]);
     }
-    greedy.delete()?;
+    Pod::named(suite.kubectl, "greedy").delete()?;
     suite.plugin.change_template(|template| *template = before)?;
     suite.kubectl.run(&["delete", "clusterrole,clusterrolebinding", "tessera-e2e-events"])?;
     told?;
