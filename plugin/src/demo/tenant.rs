@@ -308,11 +308,10 @@ impl Tenant {
         }
     }
 
-    /// The last line on its standard error.
+    /// Why it ended, as its standard error says.
     pub fn said(&self, stage: &Stage) -> String {
         let text = self.log(stage).and_then(|log| Ok(std::fs::read_to_string(log)?));
-        let text = text.unwrap_or_default();
-        text.lines().last().unwrap_or("it said nothing").to_owned()
+        last_words(&text.unwrap_or_default(), self.exit)
     }
 
     fn log(&self, stage: &Stage) -> anyhow::Result<PathBuf> {
@@ -328,6 +327,21 @@ impl Tenant {
         // While the child was not waited for, its pid and group are its own.
         let pid = self.child.as_ref()?.id()?;
         Some(Pid::from_raw(i32::try_from(pid).ok()?))
+    }
+}
+
+/// `EX_USAGE` of sysexits.h: it does not know its arguments.
+const USAGE: i32 = 64;
+
+/// Of a program that does not know its arguments, the last line is the end of its usage.
+fn last_words(log: &str, exit: Option<i32>) -> String {
+    let own = log.lines().rev().find(|line| line.starts_with("tessera-tenant: "));
+    let said = own.or_else(|| log.lines().last()).unwrap_or("it said nothing");
+    match exit {
+        Some(USAGE) => format!(
+            "{said}; the tessera-tenant beside this tessera is of another build: `make build` makes both"
+        ),
+        _ => said.to_owned(),
     }
 }
 
@@ -347,6 +361,17 @@ fn surroundings(options: RunOptions, scratch: PathBuf) -> Surroundings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tenant_of_another_build_is_told_by_its_message_and_not_by_its_usage() {
+        let log =
+            "tessera-tenant: unknown argument --closed\n\nusage …\n128+n: died of\nsignal n.\n";
+        let said = last_words(log, Some(USAGE));
+        assert!(said.starts_with("tessera-tenant: unknown argument --closed; "), "{said}");
+        assert!(said.contains("another build"), "{said}");
+        assert_eq!(last_words("shim: one\nshim: two\n", Some(3)), "shim: two");
+        assert_eq!(last_words("", None), "it said nothing");
+    }
 
     #[test]
     fn every_part_fits_its_quota_but_the_greedy_one() {
