@@ -15,6 +15,7 @@ use super::scenario::{self, Place, Seen, Stage};
 use super::suite::{interfere, many, reclaim};
 use super::sweep;
 use super::tenant::{Gate, Spec};
+use super::view;
 use crate::report::Report;
 use crate::stats::Sample;
 use crate::world::Artefacts;
@@ -201,7 +202,7 @@ impl Options {
         let stage = Stage::set(&self.place, &tenants, gate)?;
         let seen = stage.look(self.length)?;
         if let Some(view) = stage.view() {
-            eprintln!("{view:#?}");
+            eprint!("{}", view::text(&view));
         }
         let all: f64 = self.weights.iter().sum();
         let due: Vec<f64> = self.weights.iter().map(|w| w / all).collect();

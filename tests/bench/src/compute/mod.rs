@@ -13,6 +13,7 @@ mod scenario;
 mod suite;
 mod sweep;
 mod tenant;
+mod view;
 
 pub use command::run as command;
 pub use suite::open::launch_each;
