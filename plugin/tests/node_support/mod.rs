@@ -17,8 +17,8 @@ use tessera_kubelet::deviceplugin::{
 };
 use tessera_plugin::admin::Sources;
 use tessera_plugin::allocate::AllocationId;
-use tessera_plugin::app::{self, App, Timing};
-use tessera_plugin::config::Config;
+use tessera_plugin::app::{self, App, Beginning, Timing};
+use tessera_plugin::config::{Config, ConfigFile};
 use tessera_plugin::device::health::Observation;
 use tessera_plugin::device::{self, Discovery, DiscoveryError, Gpu, GpuProcess};
 use tessera_plugin::standin::{Container, Kubelet, Pod};
@@ -204,7 +204,11 @@ impl TestNode {
     }
 
     fn app_of(&self, config: Config) -> anyhow::Result<App> {
-        let timing = Timing {
+        app::start(config, Arc::clone(&self.gpus) as Arc<dyn Discovery>, self.timing())
+    }
+
+    fn timing(&self) -> Timing {
+        Timing {
             reconcile: Duration::from_millis(50),
             release_grace: Some(Duration::from_millis(300)),
             config_debounce: Duration::from_millis(20),
@@ -219,8 +223,7 @@ impl TestNode {
                 ..Default::default()
             },
             events: self.events.clone(),
-        };
-        app::start(config, Arc::clone(&self.gpus) as Arc<dyn Discovery>, timing)
+        }
     }
 
     pub fn launch_plugin(&mut self) {
@@ -233,9 +236,13 @@ impl TestNode {
         self.keep(app);
     }
 
-    /// With a file that it reads again when that changes.
+    /// With a file that it reads again when that changes; where that is bad, with the last good one.
     pub fn launch_plugin_on(&mut self, file: &Path) {
-        let app = self.app_of(Config::load(file).unwrap()).unwrap();
+        let file = ConfigFile { asked: Some(file.to_owned()) };
+        let given = file.start().unwrap();
+        let beginning = Beginning { file: Some(file), given, set_filter: None };
+        let gpus = Arc::clone(&self.gpus) as Arc<dyn Discovery>;
+        let app = app::start_with(beginning, gpus, self.timing()).unwrap();
         self.keep(app);
     }
 

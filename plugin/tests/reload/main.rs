@@ -1,6 +1,8 @@
 //! The configuration's file changes while the plugin runs.
 
+#[path = "../node_support/mod.rs"]
 mod node_support;
+mod sequences;
 
 use std::path::{Path, PathBuf};
 
