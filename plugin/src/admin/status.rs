@@ -217,7 +217,7 @@ impl Sources {
                 seen |= region.tenant().peers().iter().any(|peer| peer.host_pid.is_some());
             }
             let parked_and_idle = !record.is_live() && used.snapshot.slots.is_empty();
-            let name = describe(&record);
+            let name = record.name();
             if let Some(region) = &region {
                 status.warnings.extend(tenant_warnings(
                     &name,
@@ -441,14 +441,6 @@ fn state(state: crate::device::health::State) -> GpuState {
 fn to_unix_ms(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// An allocation as a person would call it.
-fn describe(record: &Record) -> String {
-    match &record.holder {
-        Some(holder) => format!("{}/{} ({})", holder.namespace, holder.pod, holder.container),
-        None => format!("allocation {}", record.id),
-    }
 }
 
 fn tenant_warnings(name: &str, region: &Region, counters: Counters) -> Vec<String> {

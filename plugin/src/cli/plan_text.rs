@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 use tessera_kubelet::admin::{
-    AllocationChange, ComputePolicy, ConfigurationChange, ConfigurationProblem, PlanResponse,
-    ReloadResponse, ShareChange, ShareView,
+    AllocationChange, ConfigurationChange, ConfigurationProblem, PlanResponse, ReloadResponse,
+    ShareChange, ShareView,
 };
 
-use crate::admin::{self, table};
+use crate::admin::{self, table, words};
 use crate::config::quantity::format_bytes;
 
 fn problem_lines(problems: &[ConfigurationProblem], file: &str) -> String {
@@ -116,17 +116,9 @@ fn share_row(change: &ShareChange) -> Vec<String> {
         change.resource_name.clone(),
         both(&|view| view.replicas.to_string()),
         both(&|view| format_bytes(view.memory_bytes)),
-        both(&|view| format!("{}m {}", view.cores_millis, policy(view))),
+        both(&|view| format!("{}m {}", view.cores_millis, words::policy(view.policy()))),
         words.join(", "),
     ]
-}
-
-fn policy(view: &ShareView) -> &'static str {
-    match view.policy() {
-        ComputePolicy::Strict => "strict",
-        ComputePolicy::None => "none",
-        ComputePolicy::Burst | ComputePolicy::Unspecified => "burst",
-    }
 }
 
 /// For people.
@@ -171,7 +163,7 @@ fn view_json(view: &ShareView) -> Value {
         "replicas": view.replicas,
         "memory_bytes": view.memory_bytes,
         "cores_millis": view.cores_millis,
-        "policy": policy(view),
+        "policy": words::policy(view.policy()),
     })
 }
 

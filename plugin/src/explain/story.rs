@@ -143,12 +143,9 @@ fn enforcement(facts: &Facts, record: &Record, now: Option<&Allocation>) -> Enfo
         }
     }
     // What status warns of begins with the name, or has the id in it.
-    let name =
-        record.holder.as_ref().map(|h| format!("{}/{} ({})", h.namespace, h.pod, h.container));
-    let mine = |text: &&String| {
-        text.contains(record.id.as_str())
-            || name.as_ref().is_some_and(|name| text.starts_with(name.as_str()))
-    };
+    let name = record.name();
+    let mine =
+        |text: &&String| text.contains(record.id.as_str()) || text.starts_with(name.as_str());
     remarks.extend(facts.status.warnings.iter().filter(mine).cloned());
     Enforcement {
         device_list_strategy: strategy(record, config).to_owned(),

@@ -66,10 +66,10 @@ pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, Unknown> {
     };
     let parts: Vec<&str> = subject.split('/').collect();
     let mut found = match parts.as_slice() {
-        [name] => held(&|holder| holder.pod == *name),
-        [namespace, pod] => held(&|h| h.namespace == *namespace && h.pod == *pod),
+        [pod] => held(&|holder| holder.is_of(None, pod)),
+        [namespace, pod] => held(&|holder| holder.is_of(Some(namespace), pod)),
         [namespace, pod, container] => {
-            held(&|h| h.namespace == *namespace && h.pod == *pod && h.container == *container)
+            held(&|holder| holder.is_of(Some(namespace), pod) && holder.container == *container)
         }
         _ => Vec::new(),
     };

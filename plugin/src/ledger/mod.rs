@@ -8,6 +8,8 @@ mod steered;
 mod store;
 mod unsynced;
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 pub use event::{By, Event, Limits, What};
@@ -55,6 +57,21 @@ pub struct Holder {
     pub pod: String,
     /// Container's name.
     pub container: String,
+}
+
+impl Holder {
+    /// Whether it is a container of this pod, in this namespace if one is named.
+    #[must_use]
+    pub fn is_of(&self, namespace: Option<&str>, pod: &str) -> bool {
+        self.pod == pod && namespace.is_none_or(|name| name == self.namespace)
+    }
+}
+
+impl fmt::Display for Holder {
+    /// As a person would call it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} ({})", self.namespace, self.pod, self.container)
+    }
 }
 
 /// One allocation.
@@ -116,6 +133,15 @@ impl Record {
             cdi: false,
             overridden: None,
             placed: None,
+        }
+    }
+
+    /// Its holder's name, or else its own.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match &self.holder {
+            Some(holder) => holder.to_string(),
+            None => format!("allocation {}", self.id),
         }
     }
 

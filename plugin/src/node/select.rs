@@ -50,8 +50,7 @@ impl Target {
         }
         let (namespace, pod) = self.pod()?;
         Ok(record.holder.as_ref().is_some_and(|holder| {
-            holder.pod == pod
-                && namespace.is_none_or(|name| name == holder.namespace)
+            holder.is_of(namespace, pod)
                 && self.container.as_ref().is_none_or(|name| *name == holder.container)
         }))
     }

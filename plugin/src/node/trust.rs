@@ -60,12 +60,9 @@ impl Node {
         let mut warnings = Vec::new();
         for (id, damages) in self.trust.damages() {
             let Some(record) = self.record(&id) else { continue };
-            let name = match &record.holder {
-                Some(h) => format!("{}/{} ({})", h.namespace, h.pod, h.container),
-                None => format!("allocation {id}"),
-            };
             warnings.push(format!(
-                "{name}: {}: its quota may not hold; see docs/trust.md",
+                "{}: {}: its quota may not hold; see docs/trust.md",
+                record.name(),
                 list(&damages)
             ));
         }
