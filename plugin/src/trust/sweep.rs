@@ -8,6 +8,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
+
 use super::cgroup::Place;
 use super::integrity::{CONFIRM, Integrity, Whose};
 use super::mounts::{Damage, Mounts, Sources};
@@ -18,7 +20,7 @@ use crate::observe::procs::Procs;
 pub const USUAL: Duration = Duration::from_secs(60);
 /// When a container's mounts are made after PreStartContainer, and when they surely are.
 const AFTER_START: [Duration; 2] = [Duration::from_secs(4), Duration::from_secs(15)];
-/// Rest after a sweep, in times of what it took.
+/// Rest after a sweep, in times of the processor time that it took.
 const REST: u32 = 1000;
 /// A container that no allocation is found for is looked at for so long; then only if its pod holds one.
 const YOUNG: Duration = Duration::from_secs(20);
@@ -112,7 +114,7 @@ impl Sweep {
 
     /// Looks through all processes. Gives what it confirms.
     pub fn sweep(&mut self, procs: &mut Procs, ground: &Ground<'_>, now: Instant) -> Vec<Report> {
-        let began = Instant::now();
+        let began = own_time();
         let mut reports = Vec::new();
         let mut seen: HashSet<String> = HashSet::new();
         let mut pids: Vec<u32> = procs.pids().collect();
@@ -153,7 +155,7 @@ impl Sweep {
         self.integrity.forget_containers(|id| seen.contains(id));
         self.due.retain(|due| *due > now);
         self.due.push(now + if self.integrity.waits() { CONFIRM } else { USUAL });
-        self.rested = now + (began.elapsed() * REST).min(USUAL);
+        self.rested = now + (own_time().saturating_sub(began) * REST).min(USUAL);
         reports
     }
 
@@ -209,6 +211,12 @@ impl Sweep {
         let known = || self.home(place).cloned();
         mounted.or_else(given).or_else(known).filter(ground.is_live)
     }
+}
+
+/// Processor time of this thread: how long a sweep takes by the clock is the neighbours' doing as well. Where
+/// it can't be told, there is no rest but the time between two sweeps.
+fn own_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 #[cfg(test)]
