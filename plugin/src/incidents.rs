@@ -63,21 +63,22 @@ pub struct Incidents {
 
 impl Incidents {
     /// Takes what a look saw, `passed` after the look before; what has happened in between. What was
-    /// counted before the first look at a generation is news where the plugin has seen it begin.
+    /// counted before the first look at a generation is news where the plugin has seen it begin: it is
+    /// younger than `adopted_until`. (By its generation: the clock may have been set back since.)
     pub fn look(
         &mut self,
         seen: Vec<(&Record, Seen)>,
+        adopted_until: u64,
         passed: Duration,
         now_unix_ms: i64,
     ) -> Vec<Event> {
         let mut before = std::mem::take(&mut self.known);
-        let began = now_unix_ms.saturating_sub(i64::try_from(passed.as_millis()).unwrap_or(0));
         let mut events = Vec::new();
         for (record, seen) in seen {
             let old = before.remove(record.id.as_str());
             let old = match old.filter(|(generation, _)| *generation == record.generation) {
                 Some((_, old)) => Some(old),
-                None if self.looked || record.allocated_unix_ms >= began => {
+                None if self.looked || record.generation > adopted_until => {
                     Some(Seen::fresh(&seen))
                 }
                 // The plugin has just started: all this was told by the one before.
@@ -247,7 +248,7 @@ mod tests {
     /// What the last of these looks tells.
     fn told(record: &Record, looks: &[&Seen]) -> Vec<Event> {
         let mut incidents = Incidents::default();
-        let look = |seen: &&Seen| incidents.look(vec![(record, (*seen).clone())], ROUND, NOW);
+        let look = |seen: &&Seen| incidents.look(vec![(record, (*seen).clone())], 3, ROUND, NOW);
         looks.iter().map(look).last().unwrap_or_default()
     }
 
@@ -265,7 +266,10 @@ mod tests {
     #[test]
     fn a_plugin_that_starts_tells_nothing_again_but_all_of_a_new_allocation() {
         assert_eq!(told(&record(1), &[&seen(5)]), []);
-        let new = Record { allocated_unix_ms: NOW - 5000, ..record(1) };
+        // Not by the clock, which may have been set back since its Allocate.
+        let older = Record { allocated_unix_ms: NOW + 18_000_000, ..record(1) };
+        assert_eq!(told(&older, &[&seen(5)]), []);
+        let new = Record { generation: 4, allocated_unix_ms: NOW - 18_000_000, ..record(1) };
         assert_eq!(told(&new, &[&seen(5)])[0].times, 5);
     }
 
@@ -273,10 +277,10 @@ mod tests {
     fn a_new_generation_begins_at_nothing() {
         let mut incidents = Incidents::default();
         let first = record(1);
-        incidents.look(vec![(&first, seen(50))], ROUND, NOW);
+        incidents.look(vec![(&first, seen(50))], 3, ROUND, NOW);
         let second = Record { generation: 4, allocated_unix_ms: NOW, ..record(1) };
-        assert_eq!(incidents.look(vec![(&second, seen(2))], ROUND, NOW)[0].times, 2);
-        assert!(incidents.look(Vec::new(), ROUND, NOW).is_empty());
+        assert_eq!(incidents.look(vec![(&second, seen(2))], 3, ROUND, NOW)[0].times, 2);
+        assert!(incidents.look(Vec::new(), 3, ROUND, NOW).is_empty());
         assert!(incidents.known.is_empty(), "what is gone is forgotten");
     }
 

@@ -85,22 +85,24 @@ fn state(state: crate::device::health::State) -> String {
     format!("{state:?}").to_lowercase()
 }
 
-/// Lines that tell of trouble, by kind, the latest kind first.
+/// Lines that tell of trouble, by kind, the latest kind first: by their places in the trail, for the clock
+/// may have been set back.
 pub(super) fn incidents(trail: &[&Event]) -> Vec<Incident> {
-    let mut kinds: BTreeMap<&'static str, Incident> = BTreeMap::new();
-    for event in trail.iter().filter(|event| is_trouble(&event.what)) {
-        let kind = kinds.entry(event.what.name()).or_insert_with(|| Incident {
-            what: event.what.name().to_owned(),
-            first_unix_ms: event.at_unix_ms,
-            ..Incident::default()
+    let mut kinds: BTreeMap<&'static str, (usize, Incident)> = BTreeMap::new();
+    for (at, event) in trail.iter().enumerate().filter(|(_, event)| is_trouble(&event.what)) {
+        let (last, kind) = kinds.entry(event.what.name()).or_insert_with(|| {
+            let what = event.what.name().to_owned();
+            let first_unix_ms = event.at_unix_ms;
+            (at, Incident { what, first_unix_ms, ..Incident::default() })
         });
+        *last = at;
         kind.times = kind.times.saturating_add(event.times);
         kind.last_unix_ms = event.at_unix_ms;
         kind.reason = event.reason.clone().unwrap_or_else(|| text(event));
     }
-    let mut incidents: Vec<Incident> = kinds.into_values().collect();
-    incidents.sort_by_key(|incident| std::cmp::Reverse(incident.last_unix_ms));
-    incidents
+    let mut incidents: Vec<(usize, Incident)> = kinds.into_values().collect();
+    incidents.sort_by_key(|(last, _)| std::cmp::Reverse(*last));
+    incidents.into_iter().map(|(_, incident)| incident).collect()
 }
 
 /// Whether a line tells of something refused, late or wrong.

@@ -59,7 +59,7 @@ fn allocation(out: &mut String, story: &AllocationStory, told: &ExplainResponse)
         Some(h) => format!("{}/{}, container {}", h.namespace, h.pod, h.container),
         None => "a container that kubelet has not named".to_owned(),
     };
-    let ago = |at: i64| format!("{} ({} ago)", when::utc(at), when::ago(at, told.at_unix_ms));
+    let ago = |at: i64| ago(at, told.at_unix_ms);
     let state = match (&story.now, story.released_unix_ms) {
         (Some(now), _) => words::allocation(now.state()).to_owned(),
         (None, 0) if story.enforcement.is_some() => "recorded".to_owned(),
@@ -115,6 +115,16 @@ fn allocation(out: &mut String, story: &AllocationStory, told: &ExplainResponse)
         lines(out, "incidents", story.incidents.iter().map(incident));
     }
     trail(out, &story.trail, false);
+}
+
+/// An instant and how long ago it was, as far as the clock can tell.
+fn ago(at_unix_ms: i64, now_unix_ms: i64) -> String {
+    let at = when::utc(at_unix_ms);
+    match at_unix_ms.saturating_sub(now_unix_ms) {
+        // Two readings of one clock, which may be disciplined meanwhile.
+        ..=1000 => format!("{at} ({} ago)", when::ago(at_unix_ms, now_unix_ms)),
+        _ => format!("{at} (the node's clock was set back since)"),
+    }
 }
 
 fn times(times: u64) -> String {

@@ -271,3 +271,25 @@ fn many_generations_are_cut_short_and_counted() {
     assert_eq!(told.allocations[0].generation, 7, "what lives comes first");
     assert_eq!(told.allocations[1].generation, 149, "then the newest");
 }
+
+#[test]
+fn a_clock_that_was_set_back_changes_no_order_and_makes_no_ages() {
+    let mut facts = facts();
+    let event = |what: What, at| Event::of(&record(), what, at).because("r");
+    facts.trail.push(event(What::DriverRefused, NOW + 18_000_000));
+    facts.trail.push(event(What::Rationed, NOW - 18_000_000));
+    let mut moved = record();
+    (moved.allocated_unix_ms, moved.started_unix_ms) = (NOW + 36_000_000, NOW + 400);
+    facts.records = vec![Arc::new(moved)];
+    let told = answer(&facts, "llama-0").unwrap();
+    let story = &told.allocations[0];
+    let whats: Vec<&str> = story.incidents.iter().map(|i| i.what.as_str()).collect();
+    assert_eq!(whats, ["rationed", "driver-refused", "refused-memory"], "the latest first");
+    let whats: Vec<&str> = story.trail.iter().rev().map(|line| line.what.as_str()).collect();
+    assert_eq!(&whats[..2], ["rationed", "driver-refused"], "as it was written");
+    let text = report::text(&told);
+    let allocated = text.lines().find(|line| line.contains("allocated  ")).unwrap();
+    assert!(allocated.ends_with("(the node's clock was set back since)"), "{allocated}");
+    let started = text.lines().find(|line| line.contains("started  ")).unwrap();
+    assert!(started.ends_with("(0s ago)"), "{started}");
+}

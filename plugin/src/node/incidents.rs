@@ -64,7 +64,7 @@ impl Node {
         let mut looked = lock(&self.incidents);
         let passed = looked.at.elapsed();
         looked.at = Instant::now();
-        let events = looked.incidents.look(seen, passed, unix_ms());
+        let events = looked.incidents.look(seen, self.adopted_until, passed, unix_ms());
         drop(looked);
         self.audit_all(events);
     }
