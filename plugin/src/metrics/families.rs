@@ -185,6 +185,8 @@ families! {
         "What was found about those who use the GPUs: bypass, unaccounted, stranger, usage_page, mount (docs/trust.md)";
     COMMITS: "tessera_ledger_commits" "" Counter &["outcome"],
         "Transactions of the durable record: ok or failed";
+    EVENTS: "tessera_kubernetes_events" "" Counter &["outcome"],
+        "Telling pods by Kubernetes events: requests that the API server took (sent) and did not (failed), and events given up (dropped)";
     RELOADS: "tessera_config_reloads" "" Counter &["outcome"],
         "Reloads of the configuration: ok, or refused, so that the last good one stayed";
     RELOAD_OK: "tessera_config_last_reload_successful" "" Gauge NONE,

@@ -51,6 +51,7 @@ pub(super) struct Scene {
     findings: Option<[(trust::Kind, u64); trust::Kind::ALL.len()]>,
     /// How many of a container's mounts are amiss, by allocation.
     damaged: HashMap<String, u64>,
+    events: Option<[(&'static str, u64); 3]>,
     process: Process,
 }
 
@@ -106,6 +107,7 @@ impl Scene {
                 let damages = node.trust().damages().into_iter();
                 damages.map(|(id, list)| (id.to_string(), list.len() as u64)).collect()
             }),
+            events: node.map(|node| node.trust().events().all()),
             process: Process::read(),
             survey,
         }
@@ -221,6 +223,11 @@ impl Scene {
             out.family(&f::COMMITS, |series| {
                 series.counter(&["ok"], done)?;
                 series.counter(&["failed"], failed)
+            })?;
+        }
+        if let Some(events) = self.events {
+            out.family(&f::EVENTS, |series| {
+                events.iter().try_for_each(|(outcome, count)| series.counter(&[outcome], *count))
             })?;
         }
         if let Some(reloads) = self.reloads {
