@@ -33,6 +33,8 @@ pub struct Simulated {
     pub plugin: Option<Child>,
     /// What is run; a copy of another version in tests of upgrades.
     pub program: PathBuf,
+    /// What the plugin itself has in its environment besides.
+    pub envs: Vec<(&'static str, std::ffi::OsString)>,
     /// The simulator's configuration; none for its default.
     machine: Option<PathBuf>,
 }
@@ -65,11 +67,16 @@ impl Simulated {
             path
         });
         let at = |name: &str| dir.path().join(name).display().to_string();
+        // Many plugins at once: each with a port of its own, or none.
+        let metrics = match share.contains("[metrics]") {
+            true => "",
+            false => "[metrics]\nlisten = \"\"\n",
+        };
         let config = format!(
             "[share]\n{share}\n[gpus]\ncontext_overhead = \"64Mi\"\n{gpus}\n\
              [paths]\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
              shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n\
-             [pages]\ntmpfs = \"off\"\n[metrics]\nlisten = \"\"\n",
+             [pages]\ntmpfs = \"off\"\n{metrics}",
             kubelet.device_plugins_dir().display(),
             kubelet.pod_resources_socket().display(),
             at("pages"),
@@ -81,7 +88,7 @@ impl Simulated {
         );
         std::fs::write(dir.path().join("config.toml"), config).unwrap();
         let program = env!("CARGO_BIN_EXE_tessera").into();
-        Self { dir, kubelet, plugin: None, program, machine }
+        Self { dir, kubelet, plugin: None, program, envs: Vec::new(), machine }
     }
 
     pub fn command(&self) -> Command {
@@ -124,7 +131,9 @@ impl Simulated {
     pub fn launch(&mut self) {
         let log = self.dir.path().join("log");
         let log = std::fs::File::options().append(true).create(true).open(log).unwrap();
-        let plugin = self.command().arg("serve").stderr(log).stdin(Stdio::null()).spawn().unwrap();
+        let mut command = self.command();
+        command.arg("serve").envs(self.envs.iter().cloned()).stderr(log).stdin(Stdio::null());
+        let plugin = command.spawn().unwrap();
         self.plugin = Some(plugin);
     }
 
