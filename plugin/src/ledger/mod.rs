@@ -1,22 +1,26 @@
 //! The durable record: intent (which allocation has which limits) and history. Losing it costs no
 //! running pod: paths are a function of the replica set, and pages can be adopted.
 
+mod by;
 mod event;
 mod history;
 mod schema;
 mod steered;
 mod store;
 mod unsynced;
+mod what;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use event::{By, Event, Limits, What};
+pub use by::By;
+pub use event::Event;
 pub use history::Trail;
 pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
 pub use steered::{Cordon, Override};
 pub use store::{CommitError, Commits, Ledger, OpenError, Opened, peek};
+pub use what::{Limits, What};
 
 use crate::allocate::AllocationId;
 use crate::config::Compute;

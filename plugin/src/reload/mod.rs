@@ -5,6 +5,7 @@
 //! said too. [`crate::config::keys`] knows which they are. The last good text is kept beside the ledger,
 //! for a start that finds a bad one ([`crate::config::file`]).
 
+mod outcome;
 pub mod plan;
 mod watch;
 
@@ -13,6 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tracing::{error, info, warn};
 
+pub use outcome::{Outcome, State, Why};
 pub use watch::{DEBOUNCE, watch};
 
 use crate::admin::Sources;
@@ -20,82 +22,12 @@ use crate::capacity;
 use crate::config::keys::{self, Difference, Takes};
 use crate::config::{Config, ConfigError, ConfigFile, Current, Given, Judged, Problem, file};
 use crate::device::{Discovery, DiscoveryError, Gpu};
-use crate::ledger::{By, What};
+use crate::ledger::What;
 use crate::locks::lock;
 use crate::node::{self, Node, unix_ms};
 
 /// Sets the log's filter.
 pub type SetFilter = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
-
-/// Why the file is read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// It may have changed. The same text again is no news.
-    Change,
-    /// SIGHUP.
-    Signal,
-    /// Somebody asked, over the admin socket.
-    Asked(Option<By>),
-}
-
-impl Why {
-    fn by(&self) -> Option<By> {
-        match self {
-            Why::Asked(by) => by.clone(),
-            Why::Change | Why::Signal => None,
-        }
-    }
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Why::Change => "the file changed",
-            Why::Signal => "SIGHUP",
-            Why::Asked(_) => "tessera config reload",
-        })
-    }
-}
-
-/// How it stands with the file; for metrics and `status`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct State {
-    /// Of the text in force: see [`file::hash`].
-    pub hash: String,
-    /// When the file was last read because of news, Unix milliseconds.
-    pub attempted_unix_ms: i64,
-    /// When a file last took effect, Unix milliseconds; the start counts.
-    pub succeeded_unix_ms: i64,
-    /// What is wrong with the file as it is, a line each; empty if it is in force.
-    pub errors: Vec<String>,
-    /// Keys whose values in the file wait for a restart.
-    pub waiting: Vec<String>,
-    /// How often a file took effect, and was refused, since the start.
-    pub applied: u64,
-    /// See `applied`.
-    pub refused: u64,
-}
-
-impl State {
-    /// Whether the file as it is is in force.
-    #[must_use]
-    pub fn is_successful(&self) -> bool {
-        self.errors.is_empty()
-    }
-}
-
-/// What came of reading the file.
-#[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// Why it was refused; empty if it was not.
-    pub problems: Vec<Problem>,
-    /// What is different now.
-    pub changes: Vec<Difference>,
-    /// What will be different after a restart.
-    pub waiting: Vec<Difference>,
-    /// [`State::hash`].
-    pub hash: String,
-}
 
 /// See the module's text.
 pub struct Reloader {
