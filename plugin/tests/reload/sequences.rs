@@ -175,7 +175,7 @@ impl Sequence {
             return;
         }
         let target = Target { name: random.one(&ids).to_string(), ..Target::default() };
-        let memory_limit_bytes = Some((1 + random.below(16)) * GIB);
+        let memory_limit_bytes = Some((1 + random.below(32)) * GIB);
         let (node, is_reset) = (self.node.node(), random.below(3) == 0);
         let done = blocking(move || match is_reset {
             true => node.reset_quota(&target, &How::default(), By::Plugin),
