@@ -18,7 +18,7 @@ use super::{Change, Cordon, Event, Record, Trail, history};
 use crate::kubernetes::Teller;
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
-const CACHE_BYTES: usize = 512 << 10;
+const CACHE_BYTES: usize = 256 << 10;
 
 /// Makes a database: the file, or a test's storage.
 type Opener = Box<dyn FnMut() -> Result<Database, DatabaseError> + Send>;
