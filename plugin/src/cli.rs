@@ -7,13 +7,16 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry, reload};
 
 use crate::admin::Format;
-use crate::config::{Config, ConfigError, ConfigFile, Given, Log, LogFormat};
+use crate::config::{Config, ConfigError, ConfigFile, Given, Log, LogFormat, log_filter};
 use crate::device::Discovery;
 use crate::device::nvml::NvmlDiscovery;
 use crate::reload::SetFilter;
@@ -26,6 +29,8 @@ pub const EXIT_USAGE: u8 = 64;
 /// Most threads for what blocks; they start when needed. One may wait for the ledger's disk while the
 /// others read pages, and a hostile tenant can hold up one that looks at its pages, for a moment.
 const BLOCKING_THREADS: usize = 8;
+/// When the plugin has long started: registered, adopted what there was, looked at the GPUs.
+const STARTED: Duration = Duration::from_secs(2);
 
 const EXIT_STATUSES: &str = "\
 Exit statuses: 0 done; 1 failed; 64 the configuration or the command line is wrong, and trying again \
@@ -103,8 +108,9 @@ enum Command {
     },
 }
 
-/// Runs `tessera` with these arguments.
-pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+/// Runs `tessera` with these arguments. The plugin calls `give_back` once, on a thread that may block, when it
+/// has long started.
+pub fn main(args: impl IntoIterator<Item = OsString>, give_back: fn()) -> ExitCode {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
@@ -113,7 +119,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    let outcome = execute(cli.command, ConfigFile { asked: cli.config });
+    let outcome = execute(cli.command, ConfigFile { asked: cli.config }, give_back);
     outcome.unwrap_or_else(|error| match error.downcast_ref::<ConfigError>() {
         Some(error) => {
             // One problem per line, each with file, line and key.
@@ -127,10 +133,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
-fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
+fn execute(command: Command, file: ConfigFile, give_back: fn()) -> anyhow::Result<ExitCode> {
     let strict = |file: &ConfigFile| Config::find(file.asked.as_deref());
     match command {
-        Command::Serve => serve(file),
+        Command::Serve => serve(file, give_back),
         Command::Status { live: true, .. } => admin::live(&file.for_asking()),
         Command::Status { output, ready, .. } => admin::main(&file.for_asking(), output, ready),
         Command::Explain(args) => explain::main(&args, &file.for_asking()),
@@ -165,7 +171,7 @@ fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn serve(file: ConfigFile) -> anyhow::Result<ExitCode> {
+fn serve(file: ConfigFile, give_back: fn()) -> anyhow::Result<ExitCode> {
     let given = file.start()?;
     let set_filter = Some(start_log(&given.config)?);
     app::raise_file_limit();
@@ -182,6 +188,10 @@ fn serve(file: ConfigFile) -> anyhow::Result<ExitCode> {
         let discovery = Arc::new(NvmlDiscovery::new(given.config.nvml()));
         let beginning = app::Beginning { file: Some(file), given, set_filter };
         let app = app::start_with(beginning, discovery, app::Timing::default())?;
+        tokio::spawn(async move {
+            tokio::time::sleep(STARTED).await;
+            let _ = tokio::task::spawn_blocking(give_back).await;
+        });
         app.run_until(async {
             tokio::select! {
                 _ = terminate.recv() => {}
@@ -195,24 +205,19 @@ fn serve(file: ConfigFile) -> anyhow::Result<ExitCode> {
 
 fn start_log(config: &Config) -> Result<SetFilter, ConfigError> {
     let Log { filter, format } = &config.log;
-    let filter: EnvFilter = filter.parse().map_err(|error| ConfigError {
+    let targets = log_filter::parse(filter).map_err(|error| ConfigError {
         file: config.source.file.clone(),
-        problems: vec![config.source.problem("log.filter", format!("not a filter: {error}"))],
+        problems: vec![config.source.problem("log.filter", error)],
     })?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    macro_rules! start {
-        ($log:expr) => {{
-            let log = $log.with_filter_reloading();
-            let handle = log.reload_handle();
-            log.init();
-            Box::new(move |filter: &str| {
-                let filter: EnvFilter = filter.parse().map_err(|error| format!("{error}"))?;
-                handle.reload(filter).map_err(|error| error.to_string())
-            })
-        }};
-    }
-    Ok(match format {
-        LogFormat::Text => start!(log.with_ansi(false)),
-        LogFormat::Json => start!(log.json()),
-    })
+    let lines = tracing_subscriber::fmt::layer::<Registry>().with_writer(std::io::stderr);
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(false).boxed(),
+        LogFormat::Json => lines.json().boxed(),
+    };
+    let (targets, handle) = reload::Layer::new(targets);
+    tracing_subscriber::registry().with(lines).with(targets).init();
+    Ok(Box::new(move |filter: &str| {
+        let targets = log_filter::parse(filter)?;
+        handle.reload(targets).map_err(|error| error.to_string())
+    }))
 }

@@ -13,6 +13,7 @@ pub mod health;
 pub mod keys;
 pub mod layout;
 pub mod leases;
+pub mod log_filter;
 pub mod metrics;
 mod parse;
 pub mod quantity;

@@ -11,7 +11,7 @@ use super::duration;
 use super::metrics::{Metrics, parse_listen};
 use super::quantity::{Quantity, format_bytes};
 use super::reader::{Report, Section};
-use super::{Config, Gpus, Ledger, Pages, Paths, Problem, Share, Source, choices};
+use super::{Config, Gpus, Ledger, Pages, Paths, Problem, Share, Source, choices, log_filter};
 use crate::replica;
 
 mod delivery;
@@ -94,9 +94,9 @@ fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {
     set(&mut config.log.filter, section.string(report, "filter"));
     set(&mut config.log.format, section.choice(report, "format", &choices::FORMAT));
     section.finish(report);
-    if let Err(error) = config.log.filter.parse::<tracing_subscriber::EnvFilter>() {
+    if let Err(error) = log_filter::parse(&config.log.filter) {
         let line = report.lines.get("log.filter").copied();
-        report.problem("log.filter", line, format!("not a filter: {error}"));
+        report.problem("log.filter", line, error);
     }
 
     root.finish(report);

@@ -202,7 +202,7 @@ pub(super) const KEYS: &[Key] = &[
     ),
     one(
         "log.filter",
-        "a tracing filter: `error`, `warn`, `info`, `debug`, or per module",
+        "levels, of all and of modules: `off`, `error`, `warn`, `info`, `debug`, `trace`",
         AtOnce,
         |c| toml::string(&c.log.filter),
         "What is logged: `info,tessera_plugin=debug` for instance.",

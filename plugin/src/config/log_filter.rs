@@ -1,0 +1,57 @@
+//! `log.filter`: levels, of all and of single modules.
+
+use tracing_subscriber::filter::{LevelFilter, Targets};
+
+/// Reads `info,tessera_plugin::arbiter=debug` and the like. Without a level of all nothing else is logged.
+///
+/// # Errors
+/// A word that is no level, and a module without a name. `Targets` alone takes such a word for a module's
+/// name: who misspells `info` would hear of no error ever again.
+pub fn parse(text: &str) -> Result<Targets, String> {
+    let mut targets = Targets::new();
+    for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+        let (module, level) = match word.split_once('=') {
+            Some((module, level)) => (Some(module.trim()), level.trim()),
+            None => (None, word),
+        };
+        let read = level.parse::<LevelFilter>().ok().filter(|_| !level.is_empty());
+        let Some(level) = read.filter(|_| module != Some("")) else {
+            return Err(format!(
+                "not a filter: `{word}` is neither a level (off, error, warn, info, debug, trace) nor a \
+                 module's, as in `info,tessera_plugin::arbiter=debug`"
+            ));
+        };
+        targets = match module {
+            Some(module) => targets.with_target(module, level),
+            None => targets.with_default(level),
+        };
+    }
+    Ok(targets)
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::filter::LevelFilter;
+
+    use super::parse;
+
+    #[test]
+    fn levels_are_of_all_and_of_modules() {
+        let targets = parse("warn, tessera_plugin::metrics=debug,h2=off").expect("a filter");
+        let would = |module: &str, level| targets.would_enable(module, &level);
+        assert!(would("tokio", tracing::Level::WARN) && !would("tokio", tracing::Level::INFO));
+        assert!(would("tessera_plugin::metrics::server", tracing::Level::DEBUG));
+        assert!(!would("h2::codec", tracing::Level::ERROR));
+        assert!(
+            parse("off").is_ok_and(|targets| targets.default_level() == Some(LevelFilter::OFF))
+        );
+    }
+
+    #[test]
+    fn a_misspelt_level_is_no_modules_name() {
+        for text in ["inof", "tessera_plugin=loud", "info,=", "info,=debug", "x=", "info,debgu"] {
+            let error = parse(text).expect_err(text);
+            assert!(error.contains("neither a level (off, error, warn"), "{error}");
+        }
+    }
+}
