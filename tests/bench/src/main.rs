@@ -4,7 +4,7 @@
 //! `tessera-bench compute` runs one scenario of divided GPU time; `--help` there.
 //!
 //! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (overhead, contended, race, recovery,
-//! plugin, soak, many, compute, shim), `--apis NAME,…` (of races and recovery; all),
+//! plugin, soak, storm, many, compute, shim), `--apis NAME,…` (of races and recovery; all),
 //! `--realtime` (before everything else on a machine that is busy with other things; root).
 
 mod child;
@@ -23,6 +23,7 @@ mod report;
 mod shim_file;
 mod soak;
 mod stats;
+mod storm;
 mod world;
 
 use std::path::Path;
@@ -93,6 +94,9 @@ fn bench() -> anyhow::Result<ExitCode> {
     }
     if wanted("soak") {
         soaked(&world, &mut report)?;
+    }
+    if wanted("storm") {
+        stormed(&world, &mut report)?;
     }
     if wanted("many") {
         manifold(&world, &mut report)?;
@@ -261,6 +265,28 @@ fn soaked(world: &World, report: &mut Report) -> anyhow::Result<()> {
             "series": figures.series,
             "pods_churned": figures.churned,
             "rss_mib_after_10_scrapes": before as f64 / 1024.0,
+        }),
+    );
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "KiB and counts far below 2^53")]
+fn stormed(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("the plugin while clock, API server and quotas misbehave");
+    let figures = storm::run(world)?;
+    let (before, after) = figures.anonymous_kib;
+    let growth = after as f64 - before as f64;
+    let what = "own memory, growth under jumps, churn and quotas";
+    report.figure("plugin_growth_kib_storm", what, "KiB", growth, Some(1024.0));
+    report.put(
+        "storm_detail",
+        json!({
+            "anonymous_kib_before": before,
+            "anonymous_kib_after": after,
+            "pods_churned": figures.churned,
+            "quotas_changed": figures.changed,
+            "clock_jumps": figures.jumps,
+            "events_failed": figures.events_failed,
         }),
     );
     Ok(())

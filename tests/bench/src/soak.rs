@@ -17,7 +17,7 @@ use crate::world::World;
 /// GPUs, and replicas of each; pods that stay.
 const GPUS: usize = 3;
 const REPLICAS: usize = 32;
-const PODS: usize = 64;
+pub(crate) const PODS: usize = 64;
 /// At rest: how long, and between scrapes.
 const REST: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_secs(15);
@@ -45,19 +45,7 @@ pub struct Figures {
 /// # Errors
 /// A plugin that does not start, register or answer.
 pub fn run(world: &World) -> anyhow::Result<Figures> {
-    let config = "[[gpu]]\nmemory = \"80GiB\"\n".repeat(GPUS)
-        + "[memory]\nreserved = \"256MiB\"\ncontext_overhead = \"32MiB\"\n";
-    let file = world.path("soak.toml");
-    std::fs::write(&file, config)?;
-    let setup = Setup {
-        artefacts: world.artefacts.clone(),
-        envs: vec![("SIMGPU_CONFIG", file), ("SIMGPU_STATE", world.path("soak.state"))],
-        gpus: GPUS,
-        replicas: REPLICAS,
-        memory: (256 << 20, 32 << 20),
-        fsync: false,
-        log: "warn,tessera_plugin::metrics=info",
-    };
+    let setup = setup(world, "soak")?;
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let node = Node::start(&setup).await?;
         let address = address(&node).await?;
@@ -70,6 +58,24 @@ pub fn run(world: &World) -> anyhow::Result<Figures> {
         figures.idle_percent = idle_percent;
         node.end().await;
         Ok(figures)
+    })
+}
+
+/// The plugin on a machine of its own, of this name.
+pub(crate) fn setup(world: &World, name: &str) -> anyhow::Result<Setup> {
+    let config = "[[gpu]]\nmemory = \"80GiB\"\n".repeat(GPUS)
+        + "[memory]\nreserved = \"256MiB\"\ncontext_overhead = \"32MiB\"\n";
+    let file = world.path(&format!("{name}.toml"));
+    std::fs::write(&file, config)?;
+    let state = world.path(&format!("{name}.state"));
+    Ok(Setup {
+        artefacts: world.artefacts.clone(),
+        envs: vec![("SIMGPU_CONFIG", file), ("SIMGPU_STATE", state)],
+        gpus: GPUS,
+        replicas: REPLICAS,
+        memory: (256 << 20, 32 << 20),
+        fsync: false,
+        log: "warn,tessera_plugin::metrics=info",
     })
 }
 
@@ -109,14 +115,14 @@ async fn load(node: &Node, address: SocketAddr) -> anyhow::Result<Figures> {
     Ok(Figures { idle_percent: 0.0, scrape_ms: Sample::new(times), series, churned, rss_kib })
 }
 
-async fn start(node: &Node, name: &str) -> anyhow::Result<()> {
+pub(crate) async fn start(node: &Node, name: &str) -> anyhow::Result<()> {
     let pod = Pod::new("bench", name).with(Container::new("main").asking(RESOURCE, 1));
     node.kubelet.run(&pod).await?;
     Ok(())
 }
 
 /// Where the plugin says that its metrics are.
-async fn address(node: &Node) -> anyhow::Result<SocketAddr> {
+pub(crate) async fn address(node: &Node) -> anyhow::Result<SocketAddr> {
     for _ in 0..100 {
         let log = node.log();
         let word = log.split("address=").nth(1).and_then(|rest| rest.split_whitespace().next());
@@ -128,7 +134,7 @@ async fn address(node: &Node) -> anyhow::Result<SocketAddr> {
     anyhow::bail!("the plugin does not say where its metrics are:\n{}", node.log())
 }
 
-async fn scrape(address: SocketAddr) -> anyhow::Result<String> {
+pub(crate) async fn scrape(address: SocketAddr) -> anyhow::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     let request = "GET /metrics HTTP/1.1\r\nHost: bench\r\nAccept: application/openmetrics-text\r\n\
                    Connection: close\r\n\r\n";
