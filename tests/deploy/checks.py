@@ -320,62 +320,83 @@ def a_change_of_the_configuration_restarts_only_on_request():
         assert template(live | {table: {key: value}}, **asked) == base, f"{table}.{key} is taken live"
 
 
-@check
-def sandboxed_pods_are_refused_by_the_policy():
-    """The policy's CEL, evaluated on pods."""
+# This evaluator of CEL has no optional fields: what they would give is given.
+OPTIONAL = {
+    'object.spec.?runtimeClassName.orValue("")': '(has(object.spec.runtimeClassName) ? object.spec.runtimeClassName : "")',
+    "object.spec.?initContainers.orValue([])": "(has(object.spec.initContainers) ? object.spec.initContainers : [])",
+    "c.?resources.?limits.orValue({})": "(has(c.resources) ? (has(c.resources.limits) ? c.resources.limits : {}) : {})",
+    "c.?volumeMounts.orValue([])": "(has(c.volumeMounts) ? c.volumeMounts : [])",
+}
+
+
+def refusal(name, pod):
+    """What the policy of deploy/policies/NAME says of a pod's specification, by its CEL; nothing if it is admitted."""
     import celpy
 
-    path = ROOT / "deploy/policies/sandboxed-runtimes.yaml"
-    policy = next(d for d in yaml.safe_load_all(path.read_text()) if d["kind"] == "ValidatingAdmissionPolicy")
-    spec = policy["spec"]
+    documents = yaml.safe_load_all((ROOT / f"deploy/policies/{name}.yaml").read_text())
+    spec = next(d for d in documents if d["kind"] == "ValidatingAdmissionPolicy")["spec"]
     environment = celpy.Environment()
 
     def evaluate(expression, **variables):
-        # This evaluator has no optional fields: what they would give is given.
-        for field, default in [("runtimeClassName", '""'), ("initContainers", "[]")]:
-            expression = expression.replace(
-                f"object.spec.?{field}.orValue({default})",
-                f"(has(object.spec.{field}) ? object.spec.{field} : {default})",
-            )
-        expression = expression.replace(
-            "c.?resources.?limits.orValue({})",
-            "(has(c.resources) ? (has(c.resources.limits) ? c.resources.limits : {}) : {})",
-        )
+        for optional, plain in OPTIONAL.items():
+            expression = expression.replace(optional, plain)
         assert ".?" not in expression, expression
         program = environment.program(environment.compile(expression))
         return program.evaluate({name: celpy.json_to_cel(value) for name, value in variables.items()})
 
-    def admitted(pod):
-        (condition,) = spec["matchConditions"]
-        if not evaluate(condition["expression"], object=pod):
-            return True
-        variables = {}
-        for variable in spec["variables"]:
-            variables[variable["name"]] = json.loads(
-                json.dumps(evaluate(variable["expression"], object=pod, variables=variables), cls=celpy.CELJSONEncoder)
-            )
-        (validation,) = spec["validations"]
-        allowed = bool(evaluate(validation["expression"], object=pod, variables=variables))
-        if not allowed:
-            message = evaluate(validation["messageExpression"], object=pod, variables=variables)
-            assert pod["spec"]["runtimeClassName"] in str(message), message
-        return allowed
+    given = {"object": {"spec": pod}}
+    if not all(evaluate(condition["expression"], **given) for condition in spec.get("matchConditions", [])):
+        return None
+    variables = {}
+    for variable in spec["variables"]:
+        value = evaluate(variable["expression"], variables=variables, **given)
+        variables[variable["name"]] = json.loads(json.dumps(value, cls=celpy.CELJSONEncoder))
+    (validation,) = spec["validations"]
+    if evaluate(validation["expression"], variables=variables, **given):
+        return None
+    return str(evaluate(validation["messageExpression"], variables=variables, **given))
 
-    plain = {"name": "c"}
-    share = {"name": "s", "resources": {"limits": {"cpu": "1", "tessera.dev/gpu": "1"}}}
+
+PLAIN = {"name": "c"}
+SHARE = {"name": "s", "resources": {"limits": {"cpu": "1", "tessera.dev/gpu": "1"}}}
+
+
+@check
+def sandboxed_pods_are_refused_by_the_policy():
     large = {"name": "s", "resources": {"limits": {"tessera.dev/gpu-large": "1"}}}
     other = {"name": "s", "resources": {"limits": {"nvidia.com/gpu": "1"}, "requests": {}}}
     pods = [
-        (True, {"containers": [share]}),
-        (True, {"containers": [share], "runtimeClassName": "nvidia"}),
-        (False, {"containers": [share], "runtimeClassName": "gvisor"}),
-        (False, {"containers": [plain, large], "runtimeClassName": "kata-qemu"}),
-        (False, {"containers": [plain], "initContainers": [share], "runtimeClassName": "kata"}),
-        (True, {"containers": [plain, other], "runtimeClassName": "kata"}),
-        (True, {"containers": [plain], "runtimeClassName": "gvisor"}),
+        (True, {"containers": [SHARE]}),
+        (True, {"containers": [SHARE], "runtimeClassName": "nvidia"}),
+        (False, {"containers": [SHARE], "runtimeClassName": "gvisor"}),
+        (False, {"containers": [PLAIN, large], "runtimeClassName": "kata-qemu"}),
+        (False, {"containers": [PLAIN], "initContainers": [SHARE], "runtimeClassName": "kata"}),
+        (True, {"containers": [PLAIN, other], "runtimeClassName": "kata"}),
+        (True, {"containers": [PLAIN], "runtimeClassName": "gvisor"}),
     ]
-    for expected, pod in pods:
-        assert admitted({"spec": pod}) is expected, pod
+    for admitted, pod in pods:
+        said = refusal("sandboxed-runtimes", pod)
+        assert (said is None) is admitted, pod
+        assert admitted or pod["runtimeClassName"] in said, said
+
+
+@check
+def volumes_over_what_a_container_is_given_are_refused_by_the_policy():
+    paths = [
+        (True, "/data"), (True, "/usr/local"), (True, "/etc"), (True, "/usr/local/tessera-data"),
+        (True, "/etc/ld.so.preload.d"), (True, "/opt/usr/local/tessera"), (True, "/.hidden"), (True, "/a..b"),
+        (False, "/usr/local/tessera"), (False, "/usr/local/tessera/"), (False, "//usr/local//tessera/pages/usage"),
+        (False, "usr/local/tessera"), (False, "/etc/ld.so.preload"), (False, "/etc//ld.so.preload/"),
+        (False, "/usr/./local/tessera"), (False, "/data/../usr/local/tessera"), (False, "/etc/ld.so.preload/."),
+    ]
+    for admitted, path in paths:
+        mounts = {"volumeMounts": [{"name": "d", "mountPath": "/x"}, {"name": "v", "mountPath": path}]}
+        for pod in [{"containers": [PLAIN, SHARE | mounts]}, {"containers": [PLAIN], "initContainers": [SHARE | mounts]}]:
+            said = refusal("volumes", pod)
+            assert (said is None) is admitted, path
+            assert admitted or f"at {path}: " in said, said
+        # Who holds no share may mount what it likes where it likes.
+        assert refusal("volumes", {"containers": [PLAIN | mounts, SHARE]}) is None, path
 
 
 @check

@@ -48,6 +48,7 @@ checks! {
     host_paths_are_mounted_where_the_configuration_has_them
     a_change_of_the_configuration_restarts_only_on_request
     sandboxed_pods_are_refused_by_the_policy
+    volumes_over_what_a_container_is_given_are_refused_by_the_policy
     alerts_and_dashboard_are_those_of_the_repository
     dockerfile
 }
