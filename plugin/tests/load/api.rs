@@ -28,7 +28,7 @@ async fn an_api_server_of_any_temper_costs_events_and_nothing_else() {
 async fn bears(temper: Temper) {
     let mut plugin = Plugin::new().await;
     let clock = Clock::new(plugin.node.dir.path());
-    let api = Api::start(plugin.node.dir.path(), &clock, temper);
+    let api = Api::start(plugin.node.dir.path(), temper);
     plugin.node.envs = [clock.envs(), api.envs()].concat();
     let address = plugin.serve().await;
     let stay: Vec<String> = (0..4).map(|n| format!("stay-{n}")).collect();

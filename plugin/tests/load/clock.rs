@@ -49,7 +49,7 @@ impl Drop for Wanting {
 async fn a_clock_that_jumps_by_hours_stops_nothing_and_loses_nothing() {
     let mut plugin = Plugin::new().await;
     let clock = Clock::new(plugin.node.dir.path());
-    let api = Api::start(plugin.node.dir.path(), &clock, Temper::Takes);
+    let api = Api::start(plugin.node.dir.path(), Temper::Takes);
     plugin.node.envs = [clock.envs(), api.envs()].concat();
     let address = plugin.serve().await;
     let stay: Vec<String> = (0..=JUMPS.len()).map(|n| format!("stay-{n}")).collect();

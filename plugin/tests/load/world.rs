@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, Stream};
 use serde_json::{Value, json};
 
@@ -82,21 +81,16 @@ pub struct Api {
 }
 
 impl Api {
-    /// In this directory. Its certificate is a month old, so that a clock that is set back believes it.
-    pub fn start(dir: &Path, clock: &Clock, temper: Temper) -> Self {
+    /// In this directory.
+    pub fn start(dir: &Path, temper: Temper) -> Self {
         let credentials = dir.join("credentials");
         std::fs::create_dir_all(&credentials).unwrap();
         std::fs::write(credentials.join("token"), "secret\n").unwrap();
-        let (certificate, key) = (credentials.join("ca.crt"), dir.join("api.key"));
-        clock.set(-30 * 24 * HOUR);
-        let mut openssl = Command::new("openssl");
-        openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]);
-        openssl.args(["-nodes", "-days", "3650", "-subj", "/CN=stand-in", "-keyout"]).arg(&key);
-        openssl.args(["-addext", "subjectAltName=IP:127.0.0.1"]);
-        openssl.args(["-addext", "basicConstraints=critical,CA:FALSE", "-out"]).arg(&certificate);
-        let made = openssl.envs(clock.envs()).output().expect("openssl, which makes a certificate");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        clock.set(0);
+        // Valid whatever the clock says.
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        std::fs::write(credentials.join("ca.crt"), certificate.pem()).unwrap();
 
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -105,7 +99,7 @@ impl Api {
         if temper == Temper::Absent {
             return api;
         }
-        let config = Arc::new(tls(&certificate, &key));
+        let config = Arc::new(tls(certificate.der().clone(), key.serialize_der()));
         let (temper, asked) = (Arc::clone(&api.temper), Arc::clone(&api.asked));
         let ends = Arc::clone(&api.ends);
         std::thread::spawn(move || {
@@ -143,12 +137,11 @@ impl Drop for Api {
     }
 }
 
-fn tls(certificate: &Path, key: &Path) -> ServerConfig {
-    let chain = vec![CertificateDer::from_pem_file(certificate).unwrap()];
+fn tls(certificate: CertificateDer<'static>, key: Vec<u8>) -> ServerConfig {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider);
     let builder = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
-    builder.with_single_cert(chain, PrivateKeyDer::from_pem_file(key).unwrap()).unwrap()
+    builder.with_single_cert(vec![certificate], PrivatePkcs8KeyDer::from(key).into()).unwrap()
 }
 
 fn serve(
