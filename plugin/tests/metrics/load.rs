@@ -6,9 +6,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::client::{address, scrape, scrape_until, settings};
+use crate::exposition::Exposition;
 use crate::node_support::*;
 
 const PODS: usize = 64;
+/// What is read from a container's page.
+const MEMORY: [&str; 3] = [
+    "tessera_container_memory_used_bytes",
+    "tessera_container_memory_peak_bytes",
+    "tessera_container_processes",
+];
+
+/// Samples by the pod that they name.
+fn of_pods(metrics: &Exposition, is_one: impl Fn(Option<&str>) -> bool) -> usize {
+    let pods = metrics.samples.iter().map(|s| s.labels.get("pod").map(String::as_str));
+    pods.filter(|pod| is_one(*pod)).count()
+}
 
 #[tokio::test]
 async fn a_thousand_series_under_churn_stay_bounded_and_lose_nothing() {
@@ -25,11 +38,18 @@ async fn a_thousand_series_under_churn_stay_bounded_and_lose_nothing() {
         node.kubelet.admit(pod).await.unwrap();
         node.kubelet.start_container(pod, "main").await.unwrap();
     }
-    let infos = |metrics: &crate::exposition::Exposition, prefix: &str| {
+    let infos = |metrics: &Exposition, prefix: &str| {
         metrics.of("tessera_container_info").filter(|s| s.labels["pod"].starts_with(prefix)).count()
     };
-    let series = scrape_until(address, |metrics| {
-        (infos(metrics, "stay-") == PODS).then_some(metrics.samples.len())
+    // Of the node and its GPUs, and of pods that come and go.
+    let (of_node, of_churn) = (
+        |metrics: &Exposition| of_pods(metrics, |pod| pod.is_none()),
+        |metrics: &Exposition| of_pods(metrics, |pod| pod.is_some_and(|p| p.starts_with("churn-"))),
+    );
+    let (series, nodes) = scrape_until(address, |metrics| {
+        let complete = infos(metrics, "stay-") == PODS
+            && MEMORY.iter().all(|name| metrics.of(name).count() == PODS);
+        complete.then(|| (metrics.samples.len(), of_node(metrics)))
     })
     .await;
     assert!(series >= 1000, "{series} series");
@@ -69,7 +89,7 @@ async fn a_thousand_series_under_churn_stay_bounded_and_lose_nothing() {
 
     // All calls were counted, and those who went have left nothing.
     scrape_until(address, |metrics| {
-        (infos(metrics, "churn-") == 0 && metrics.samples.len() <= series + 16).then_some(())
+        (of_churn(metrics) == 0 && of_node(metrics) <= nodes + 16).then_some(())
     })
     .await;
     let ok = [("outcome", "ok")];
