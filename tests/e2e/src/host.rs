@@ -92,14 +92,17 @@ impl Suite<'_> {
     }
 
     /// Kills every process whose cgroup is named like one of these patterns of grep's, and waits until
-    /// they are gone.
+    /// there has been none for a second: a worker of kubelet's that has not heard yet that the pod is gone
+    /// starts its containers once more, half a second later.
     ///
     /// # Errors
     /// One survives.
     pub fn kill_all_of(&self, cgroups: &str) -> Result<()> {
         let left = self.host(&format!(
-            "for ((i = 0; i < 300; i++)); do
-                 all=$(cd /proc && grep -sl {cgroups} [0-9]*/cgroup || true); [ -n \"$all\" ] || break
+            "none=0
+             for ((i = 0; i < 300 && none < 10; i++)); do
+                 all=$(cd /proc && grep -sl {cgroups} [0-9]*/cgroup || true)
+                 none=$((none + 1)); [ -z \"$all\" ] || none=0
                  for p in $all; do kill -9 ${{p%/cgroup}} 2>/dev/null || true; done; sleep 0.1
              done; echo $all"
         ))?;
