@@ -377,7 +377,7 @@ impl Region {
     /// wait for more than a moment. `None` if that cannot be told for now.
     #[must_use]
     pub fn peek(&self) -> Option<Use> {
-        // A look of another thread's takes a tenth of this, unless its tenant holds it up.
+        // Another thread's look is over sooner, unless its tenant holds it up.
         let open = (0..PEEKS).find_map(|nth| {
             if nth > 0 {
                 std::thread::sleep(PEEK_AGAIN);

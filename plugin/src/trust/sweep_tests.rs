@@ -73,6 +73,11 @@ fn mounts(more: &str) -> String {
 
 const SHADOW: &str = "16 11 8:2 /volume /usr/local/tessera/pages rw - ext4 x rw\n";
 
+/// Of a container that lost all that it was given.
+fn without_ours() -> String {
+    mounts("").lines().filter(|l| !l.contains("tessera")).map(|l| format!("{l}\n")).collect()
+}
+
 #[test]
 fn a_container_whose_pages_are_shadowed_is_told_within_seconds() {
     let mut world = World::new();
@@ -99,9 +104,7 @@ fn a_container_whose_pages_are_shadowed_is_told_within_seconds() {
 #[test]
 fn a_container_that_lost_our_mounts_altogether_is_known_by_what_kubelet_gave_it() {
     let mut world = World::new();
-    let bare: String =
-        mounts("").lines().filter(|l| !l.contains("tessera")).map(|l| format!("{l}\n")).collect();
-    world.process(8, "a", &bare);
+    world.process(8, "a", &without_ours());
     world.next();
     world.next();
     assert!(world.sweep.standing().is_empty(), "any pod without a share");
@@ -115,9 +118,7 @@ fn a_container_that_lost_our_mounts_altogether_is_known_by_what_kubelet_gave_it(
 #[test]
 fn what_kubelet_tells_late_is_heard_all_the_same() {
     let mut world = World::new();
-    let bare: String =
-        mounts("").lines().filter(|l| !l.contains("tessera")).map(|l| format!("{l}\n")).collect();
-    world.process(8, "a", &bare);
+    world.process(8, "a", &without_ours());
     for _ in 0..4 {
         assert_eq!(world.next().0, [], "it holds no share, as far as anybody knows");
     }

@@ -102,17 +102,24 @@ async fn load(node: &Node, address: SocketAddr) -> anyhow::Result<Figures> {
         if round + 1 == WARM_UP {
             rss_kib.0 = node.process()?.rss_kib()?.0;
         }
-        while began.elapsed() < Duration::from_secs(1) {
-            let name = format!("churn-{churned}");
-            start(node, &name).await?;
-            node.kubelet.remove("bench", &name);
-            churned += 1;
-            sleep(Duration::from_millis(50)).await;
-        }
+        churned += churn(node, began, churned).await?;
     }
     sleep(Duration::from_secs(3)).await;
     rss_kib.1 = node.process()?.rss_kib()?.0;
     Ok(Figures { idle_percent: 0.0, scrape_ms: Sample::new(times), series, churned, rss_kib })
+}
+
+/// Pods that come and go, numbered from `first`, until a second after `began`; how many.
+pub(crate) async fn churn(node: &Node, began: Instant, first: usize) -> anyhow::Result<usize> {
+    let mut count = 0;
+    while began.elapsed() < Duration::from_secs(1) {
+        let name = format!("churn-{}", first + count);
+        start(node, &name).await?;
+        node.kubelet.remove("bench", &name);
+        count += 1;
+        sleep(Duration::from_millis(50)).await;
+    }
+    Ok(count)
 }
 
 pub(crate) async fn start(node: &Node, name: &str) -> anyhow::Result<()> {

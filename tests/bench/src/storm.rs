@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::node::Node;
-use crate::soak::{PODS, address, scrape, setup, start};
+use crate::soak::{PODS, address, churn, scrape, setup, start};
 use crate::world::World;
 
 /// How long it lasts, of which memory is not looked at yet, and between two jumps, in seconds.
@@ -100,13 +100,7 @@ async fn storm(node: &Node, address: SocketAddr, clock: &std::fs::File) -> anyho
         if second == WARM_UP {
             anonymous_kib.0 = node.process()?.rss_kib()?.1;
         }
-        while began.elapsed() < Duration::from_secs(1) {
-            let name = format!("churn-{churned}");
-            start(node, &name).await?;
-            node.kubelet.remove("bench", &name);
-            churned += 1;
-            sleep(Duration::from_millis(50)).await;
-        }
+        churned += churn(node, began, churned).await?;
     }
     stop.store(true, Ordering::Relaxed);
     let (changed, limits) = steering.await??;

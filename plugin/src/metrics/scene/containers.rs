@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use tessera_kubelet::admin::{Allocation, ComputePolicy};
+use tessera_kubelet::admin::Allocation;
 
 use super::out::Out;
 use super::{Figure, Gpus, Scene};
+use crate::admin::words;
 use crate::metrics::account::Totals;
 use crate::metrics::families::{self as f, Family};
 
@@ -74,12 +75,8 @@ impl Scene {
         out.family(&f::CONTAINER_INFO, |series| {
             containers.iter().try_for_each(|container| {
                 let allocation = container.allocation;
-                let policy = allocation.gpus.first().map_or("", |used| match used.policy() {
-                    ComputePolicy::Burst => "burst",
-                    ComputePolicy::Strict => "strict",
-                    ComputePolicy::None => "none",
-                    ComputePolicy::Unspecified => "",
-                });
+                let policy =
+                    allocation.gpus.first().map_or("", |used| words::policy(used.policy()));
                 let more = [allocation.resource_name.as_str(), allocation.id.as_str(), policy];
                 series.info(&[&container.labels()[..], &more].concat())
             })

@@ -8,13 +8,17 @@ use super::out::Out;
 use super::{Figure, Gpus, Scene};
 use crate::metrics::families as f;
 
+/// Index and UUID.
+fn labels<'s>(gpu: &'s Gpu, known: &'s Gpus<'_>) -> [&'s str; 2] {
+    [&known[gpu.uuid.as_str()].index, &gpu.uuid]
+}
+
 pub(super) fn write_gpus(out: &mut Out<'_>, gpus: &[Gpu], known: &Gpus<'_>) -> fmt::Result {
-    let labels = |gpu: &Gpu| [known[gpu.uuid.as_str()].index.clone(), gpu.uuid.clone()];
     out.family(&f::GPU_INFO, |series| {
         gpus.iter().try_for_each(|gpu| {
-            let [index, uuid] = labels(gpu);
+            let [index, uuid] = labels(gpu, known);
             let numa = gpu.numa_node.map_or_else(String::new, |node| node.to_string());
-            series.info(&[&index, &uuid, &gpu.name, &gpu.pci_bus_id, &numa])
+            series.info(&[index, uuid, &gpu.name, &gpu.pci_bus_id, &numa])
         })
     })?;
     let bytes: [Figure<Gpu, u64>; 6] = [
@@ -27,21 +31,17 @@ pub(super) fn write_gpus(out: &mut Out<'_>, gpus: &[Gpu], known: &Gpus<'_>) -> f
     ];
     for (family, bytes) in bytes {
         out.family(family, |series| {
-            gpus.iter().try_for_each(|gpu| {
-                let [index, uuid] = labels(gpu);
-                series.gauge(&[&index, &uuid], bytes(gpu))
-            })
+            gpus.iter().try_for_each(|gpu| series.gauge(&labels(gpu, known), bytes(gpu)))
         })?;
     }
     out.family(&f::GPU_CORES_SOLD, |series| {
         gpus.iter().try_for_each(|gpu| {
-            let [index, uuid] = labels(gpu);
-            series.gauge(&[&index, &uuid], f64::from(gpu.cores_millis) / 1000.0)
+            series.gauge(&labels(gpu, known), f64::from(gpu.cores_millis) / 1000.0)
         })
     })?;
     out.family(&f::GPU_HEALTH, |series| {
         gpus.iter().try_for_each(|gpu| {
-            let [index, uuid] = labels(gpu);
+            let [index, uuid] = labels(gpu, known);
             let states = [
                 ("healthy", GpuState::Healthy),
                 ("suspect", GpuState::Suspect),
@@ -49,7 +49,7 @@ pub(super) fn write_gpus(out: &mut Out<'_>, gpus: &[Gpu], known: &Gpus<'_>) -> f
                 ("recovering", GpuState::Recovering),
             ];
             states.into_iter().try_for_each(|(name, state)| {
-                series.gauge(&[&index, &uuid, name], u64::from(gpu.state() == state))
+                series.gauge(&[index, uuid, name], u64::from(gpu.state() == state))
             })
         })
     })?;
@@ -59,10 +59,7 @@ pub(super) fn write_gpus(out: &mut Out<'_>, gpus: &[Gpu], known: &Gpus<'_>) -> f
     ];
     for (family, fact) in facts {
         out.family(family, |series| {
-            gpus.iter().try_for_each(|gpu| {
-                let [index, uuid] = labels(gpu);
-                series.gauge(&[&index, &uuid], u64::from(fact(gpu)))
-            })
+            gpus.iter().try_for_each(|gpu| series.gauge(&labels(gpu, known), u64::from(fact(gpu))))
         })?;
     }
     Ok(())
@@ -85,9 +82,8 @@ pub(super) fn write_replicas(out: &mut Out<'_>, gpus: &[Gpu], known: &Gpus<'_>) 
                     let of_it = gpu.replicas.iter().filter(|replica| {
                         replica.resource_name == resource && state(replica) == name
                     });
-                    let labels =
-                        [&known[gpu.uuid.as_str()].index, gpu.uuid.as_str(), resource, name];
-                    series.gauge(&labels, of_it.count() as u64)
+                    let [index, uuid] = labels(gpu, known);
+                    series.gauge(&[index, uuid, resource, name], of_it.count() as u64)
                 })
             })
         })
@@ -111,9 +107,7 @@ pub(super) fn write_leases(
     ];
     for (family, figure) in figures {
         out.family(family, |series| {
-            shared().try_for_each(|gpu| {
-                series.gauge(&[&known[gpu.uuid.as_str()].index, &gpu.uuid], figure(gpu))
-            })
+            shared().try_for_each(|gpu| series.gauge(&labels(gpu, known), figure(gpu)))
         })?;
     }
     Ok(())
