@@ -260,8 +260,8 @@ impl Ledger {
         let read = std::panic::AssertUnwindSafe(|| {
             self.try_open()?;
             self.read().map_err(|error| Unopened::of(&error))?;
-            self.read_history(0).map_err(|error| Unopened::of(&error))?;
-            Ok(())
+            let trail = self.begin_trail().map_err(|error| Unopened::of(&error))?;
+            trail.touch().map_err(|error| Unopened::of(&error))
         });
         let result = std::panic::catch_unwind(read)
             .unwrap_or_else(|_| Err(Unopened::Unreadable("its reader panicked".to_owned())));
