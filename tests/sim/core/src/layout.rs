@@ -23,6 +23,8 @@ pub const MAX_CHANNELS: usize = 256;
 pub const RING: usize = 1024;
 /// Pieces of device memory that processes share at one time.
 pub const MAX_OBJECTS: usize = 8192;
+/// Interprocess events at one time.
+pub const MAX_EVENTS: usize = 8192;
 /// Switches between processes remembered, for each unit.
 pub const MAX_SWITCHES: usize = 1024;
 /// XID events remembered.
@@ -33,7 +35,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -76,6 +78,10 @@ pub struct Shared {
     pub objects_used: AtomicU32,
     /// Device memory that more than one process may hold.
     pub objects: [Object; MAX_OBJECTS],
+    /// Events at and above this index were never used.
+    pub events_used: AtomicU32,
+    /// Events that more than one process may record and wait for.
+    pub events: [Event; MAX_EVENTS],
     /// Health, by NVML index.
     pub gpus: [GpuShared; MAX_GPUS],
     /// GPU time of processes that are gone, by unit.
@@ -168,6 +174,19 @@ pub struct Object {
     pub bytes: AtomicU64,
     /// The slots that hold it, one bit each.
     pub holders: [AtomicU64; MAX_SLOTS / 64],
+}
+
+/// An interprocess event. It lives as long as the process that made it keeps it.
+#[repr(C)]
+pub struct Event {
+    /// One more than the slot of the process that made it; 0: nobody's. Stored last.
+    pub owner: AtomicU32,
+    /// The unit of the context that it was made in.
+    pub gpu: AtomicU32,
+    /// Counts the event's lives.
+    pub generation: AtomicU64,
+    /// Its last record; see [`crate::events`].
+    pub last: AtomicU64,
 }
 
 /// One GPU's health.

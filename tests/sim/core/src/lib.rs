@@ -6,6 +6,7 @@
 //! - [`layout`]: the bytes of the state file.
 //! - [`session`]: attaching, owning a process slot, recovering the slots of the dead.
 //! - [`objects`]: device memory that processes share.
+//! - [`events`]: events that processes share.
 //! - [`memory`], [`channel`], [`inspect`], [`control`]: what a process does with an attached state.
 //!
 //! State advances lazily: whoever needs to know moves the model to `now` under a lock that the
@@ -18,6 +19,7 @@ pub mod clock;
 pub mod config;
 pub mod control;
 pub mod engine;
+pub mod events;
 pub mod faults;
 mod futex;
 pub mod inspect;

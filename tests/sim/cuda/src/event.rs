@@ -10,14 +10,17 @@ use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
 use crate::pool;
 use crate::stream::{Flavour, Stream, stream};
 use simgpu::engine::Op;
+use simgpu::events::EventId;
 use std::ffi::c_uint;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUevent, CUstream,
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY,
+    CUDA_ERROR_OUT_OF_MEMORY, CUevent, CUstream,
 };
 
-const CU_EVENT_DISABLE_TIMING: u32 = 2;
+pub(crate) const CU_EVENT_DISABLE_TIMING: u32 = 2;
+pub(crate) const CU_EVENT_INTERPROCESS: u32 = 4;
 const CU_EVENT_RECORD_EXTERNAL: u32 = 1;
 const CU_EVENT_ALL_FLAGS: u32 = 7;
 
@@ -27,6 +30,51 @@ pub(crate) struct Event {
     header: Header,
     flags: AtomicU32,
     record: Mutex<Option<Record>>,
+    /// Of an interprocess event.
+    common: Mutex<Option<Common>>,
+}
+
+/// What an interprocess event is to all its processes.
+#[derive(Clone, Copy)]
+pub(crate) struct Common {
+    /// Its name.
+    pub id: EventId,
+    /// The GPU of the context that it was made in.
+    pub home: &'static Device,
+    /// Another process made it.
+    pub imported: bool,
+}
+
+/// An event's last record.
+#[derive(Clone, Copy)]
+pub(crate) struct Recorded {
+    /// The queue.
+    pub channel: u32,
+    /// The operation.
+    pub seq: u64,
+    /// The GPU of the queue if it is this process's.
+    pub own: Option<&'static Device>,
+    /// The GPU to ask whether it is lost.
+    home: &'static Device,
+}
+
+impl Recorded {
+    fn is_complete(&self) -> Result<bool> {
+        match self.own {
+            Some(device) => device.is_complete(self.seq),
+            None => Ok(driver()?.session.is_complete(self.channel, self.seq)),
+        }
+    }
+
+    fn wait(&self) -> Result<()> {
+        match self.own {
+            Some(device) => device.wait(self.seq),
+            None => {
+                driver()?.session.wait(self.channel, self.seq);
+                self.home.check()
+            }
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -46,9 +94,37 @@ impl Object for Event {
 static DEAD: Recycler<Event> = Recycler::new();
 
 impl Event {
-    /// The last record: its GPU and operation.
-    pub(crate) fn recorded(&self) -> Option<(&'static Device, u64)> {
-        lock(&self.record).map(|r| (r.device, r.seq))
+    /// An event, not recorded yet.
+    pub(crate) fn create(flags: u32, common: Option<Common>) -> &'static Event {
+        let event = DEAD.take(|| Event {
+            header: Header::new(),
+            flags: AtomicU32::default(),
+            record: Mutex::default(),
+            common: Mutex::default(),
+        });
+        event.flags.store(flags, Ordering::Relaxed);
+        *lock(&event.common) = common;
+        enliven(event)
+    }
+
+    /// The last record.
+    pub(crate) fn recorded(&self) -> Option<Recorded> {
+        let Some(Common { id, home, .. }) = self.common() else {
+            return lock(&self.record).map(|r| {
+                let (channel, seq) = (r.device.lane.channel(), r.seq);
+                Recorded { channel, seq, own: Some(r.device), home: r.device }
+            });
+        };
+        let driver = driver().ok()?;
+        let (channel, seq) = driver.session.recorded_event(id)?;
+        let own = driver.devices.iter().find(|d| d.lane.channel() == channel);
+        Some(Recorded { channel, seq, own, home })
+    }
+
+    /// What it is to other processes too.
+    pub(crate) fn common(&self) -> Option<Common> {
+        let interprocess = self.flags.load(Ordering::Relaxed) & CU_EVENT_INTERPROCESS != 0;
+        if interprocess { *lock(&self.common) } else { None }
     }
 
     /// Fetches the time of record `seq` before the queue forgets it.
@@ -97,6 +173,9 @@ pub(crate) fn record_in(event: &'static Event, s: &'static Stream) -> Result<()>
     let cost = driver()?.session.config().costs.event_ns;
     let seq = s.submit_for(Op::Mark(cost), Some(event))?;
     *lock(&event.record) = Some(Record { device: s.device(), seq, finish_ns: None });
+    if let Some(common) = event.common() {
+        driver()?.session.record_event(common.id, s.device().lane.channel(), seq);
+    }
     pool::order::recorded(std::ptr::from_ref(event).addr(), s, seq);
     Ok(())
 }
@@ -128,6 +207,9 @@ fn destroy(event: CUevent) -> Result<()> {
     if kill(event) {
         capture::forget_event(event);
         *lock(&event.record) = None;
+        if let Some(common) = lock(&event.common).take().filter(|common| !common.imported) {
+            driver()?.session.destroy_event(common.id);
+        }
         DEAD.give(event);
     }
     Ok(())
@@ -135,17 +217,23 @@ fn destroy(event: CUevent) -> Result<()> {
 
 exports! {
     fn cuEventCreate(out: *mut CUevent, flags: c_uint) {
-        current()?;
-        if out.is_null() || flags & !CU_EVENT_ALL_FLAGS != 0 {
+        let context = current()?;
+        let interprocess = flags & CU_EVENT_INTERPROCESS != 0;
+        // "CU_EVENT_INTERPROCESS must be specified along with CU_EVENT_DISABLE_TIMING."
+        if out.is_null()
+            || flags & !CU_EVENT_ALL_FLAGS != 0
+            || interprocess && flags & CU_EVENT_DISABLE_TIMING == 0
+        {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let event = DEAD.take(|| Event {
-            header: Header::new(),
-            flags: AtomicU32::default(),
-            record: Mutex::default(),
-        });
-        event.flags.store(flags, Ordering::Relaxed);
-        put(out, handle(enliven(event)))
+        let home = context.device;
+        let common = if interprocess {
+            let id = driver()?.session.create_event(home.gpu).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+            Some(Common { id, home, imported: false })
+        } else {
+            None
+        };
+        put(out, handle(Event::create(flags, common)))
     }
 
     fn cuEventDestroy(event: CUevent) { destroy(event) }
@@ -154,8 +242,8 @@ exports! {
     fn cuEventQuery(event: CUevent) {
         driver()?;
         match asked(event)?.recorded() {
-            Some((device, seq)) if !device.is_complete(seq)? => Err(CUDA_ERROR_NOT_READY),
-            Some((device, _)) => device.check(),
+            Some(last) if !last.is_complete()? => Err(CUDA_ERROR_NOT_READY),
+            Some(last) => last.home.check(),
             // Never recorded: nothing was captured, which is complete.
             None => Ok(()),
         }
@@ -163,8 +251,8 @@ exports! {
 
     fn cuEventSynchronize(event: CUevent) {
         driver()?;
-        if let Some((device, seq)) = asked(event)?.recorded() {
-            device.wait(seq)?;
+        if let Some(last) = asked(event)?.recorded() {
+            last.wait()?;
         }
         pool::synchronized();
         Ok(())

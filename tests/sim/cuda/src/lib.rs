@@ -18,6 +18,7 @@ mod graph;
 mod handle;
 mod host_function;
 mod ipc;
+mod ipc_event;
 mod launch;
 mod link;
 mod memory;
@@ -58,6 +59,7 @@ mod exports {
     pub(crate) use crate::graph::*;
     pub(crate) use crate::host_function::*;
     pub(crate) use crate::ipc::*;
+    pub(crate) use crate::ipc_event::*;
     pub(crate) use crate::launch::*;
     pub(crate) use crate::link::*;
     pub(crate) use crate::memory::*;

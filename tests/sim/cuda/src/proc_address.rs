@@ -317,7 +317,9 @@ variants! {
     cuGraphUpload 11010 PerThread => cuGraphUpload_ptsz;
     cuInit 2000 Legacy => cuInit;
     cuIpcCloseMemHandle 4010 Legacy => cuIpcCloseMemHandle;
+    cuIpcGetEventHandle 4010 Legacy => cuIpcGetEventHandle;
     cuIpcGetMemHandle 4010 Legacy => cuIpcGetMemHandle;
+    cuIpcOpenEventHandle 4010 Legacy => cuIpcOpenEventHandle;
     cuIpcOpenMemHandle 4010 Legacy => cuIpcOpenMemHandle;
     cuIpcOpenMemHandle 11000 Legacy => cuIpcOpenMemHandle_v2;
     cuKernelGetAttribute 12000 Legacy => cuKernelGetAttribute;

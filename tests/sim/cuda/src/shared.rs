@@ -75,7 +75,8 @@ impl Header {
     }
 }
 
-fn created(driver: &Driver) -> u64 {
+/// When the shared state was created: tells it from another.
+pub(crate) fn created(driver: &Driver) -> u64 {
     driver.session.shared().created_ns.load(std::sync::atomic::Ordering::Relaxed)
 }
 

@@ -121,9 +121,15 @@ impl Stream {
     pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
         match event.recorded() {
             // The queue's order makes later work wait; synchronising must as well.
-            Some((device, seq)) if std::ptr::eq(device, self.device()) => self.note(seq),
-            Some((device, seq)) => {
-                self.submit(Op::Wait { channel: device.lane.channel(), seq })?;
+            Some(last) if last.own.is_some_and(|device| std::ptr::eq(device, self.device())) => {
+                self.note(last.seq);
+            }
+            Some(last) => {
+                self.submit(Op::Wait { channel: last.channel, seq: last.seq })?;
+                // What another process's work comes after is not known here.
+                if last.own.is_none() {
+                    return Ok(());
+                }
             }
             // Never recorded: nothing to wait for.
             None => {}

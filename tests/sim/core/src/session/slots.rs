@@ -2,7 +2,7 @@
 
 use super::{Locked, Session};
 use crate::layout::{MAX_CHANNELS, MAX_SLOTS, Slot, lock_bytes, slot_state};
-use crate::{clock, engine, objects, ofd};
+use crate::{clock, engine, events, objects, ofd};
 use std::sync::atomic::Ordering;
 
 /// Dead processes are looked for at most this often, unless memory is short.
@@ -25,6 +25,7 @@ impl Session {
             }
             slot.describe();
             objects::forget_holder(self.shared, i);
+            events::forget_owner(self.shared, i);
             for memory in &slot.memory {
                 memory.clear();
             }
@@ -43,6 +44,7 @@ impl Session {
         let mut locked = self.lock();
         locked.close_channels_of(i);
         objects::forget_holder(self.shared, i);
+        events::forget_owner(self.shared, i);
         let slot = &self.shared.slots[i];
         for memory in &slot.memory {
             memory.clear();
@@ -101,6 +103,7 @@ impl Locked<'_> {
                 && slot.release_ns.load(Ordering::Relaxed) <= now
             {
                 objects::forget_holder(shared, i);
+                events::forget_owner(shared, i);
                 for memory in &slot.memory {
                     memory.clear();
                 }
