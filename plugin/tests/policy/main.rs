@@ -2,6 +2,7 @@
 
 mod caps;
 mod gangs;
+mod late;
 mod nonsense;
 mod pauses;
 mod shares;

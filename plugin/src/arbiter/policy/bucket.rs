@@ -3,9 +3,9 @@
 /// GPU time in thousandths of a nanosecond, so that a share in thousandths of a GPU earns whole
 /// numbers.
 const PARTS: i128 = 1000;
-/// Debt ends here: a second of GPU time. More comes only from a clock or an arbiter that stood
-/// still, when tenants have rationed themselves.
-const MOST_DEBT: i128 = 1_000_000_000 * PARTS;
+/// Debt ends here: a minute of GPU time, several of the longest operations. More comes only from a
+/// clock or an arbiter that stood still, when tenants have rationed themselves.
+const MOST_DEBT: i128 = 60_000_000_000 * PARTS;
 
 /// Bursts that a tenant may save up while it waits for others.
 const WAITS: u64 = 10;

@@ -11,7 +11,7 @@ use super::types::{MS, Settings};
 
 /// GPU time that a tenant may have had too much of, and must do without when it wants again. More
 /// comes only from an arbiter that stood still, when tenants rationed themselves.
-const MOST_DEBT: u64 = 1000 * MS;
+const MOST_DEBT: u64 = 60_000 * MS;
 
 /// Virtual time: nanoseconds of GPU time × 10⁶ / thousandths of share.
 pub(super) type Virtual = i128;

@@ -2,12 +2,14 @@
 
 use super::Policy;
 use super::fair::cost;
-use super::tenant::{Lease, Phase, Slot};
+use super::tenant::{Lease, Phase, Slot, Tenant, Word};
 use super::types::{Command, MS};
 
-/// A lease is charged for at most so long after its closing: what a stopped process or a kernel
-/// without end holds on to is not known, and a debt without bound would be a sentence.
-const LATE_CHARGED: u64 = 1000 * MS;
+/// A tenant that is late and says nothing is charged for so long after its closing: what a process that
+/// was stopped had in flight is bounded, and it cannot say when that was over.
+const SILENT_CHARGED: u64 = 1000 * MS;
+/// A word that the GPU works for a late tenant counts for so long: it is said again every 10 ms.
+const WORD_COUNTS: u64 = 30 * MS;
 /// A tenant counts as competing for so long after its lease: the next want may be on its way.
 const COUNTS_AFTER: u64 = 5 * MS;
 /// Weight of the newest drain in a GPU's mean, as a divisor.
@@ -26,31 +28,69 @@ impl Policy {
         }
     }
 
-    /// Wall time since the last charge. In an OVERLAP who is late pays all of it, and who holds the
-    /// lease pays its part of the GPU: the hardware serves both, and only one is to blame.
+    /// Time since the last charge. Who holds the lease pays for all of it, but for the parts of those who
+    /// are late and say that the GPU still works for them: these pay for their parts themselves. A late
+    /// tenant that is stopped, waits for the host or never says anything takes nothing from others.
     pub(super) fn charge(&mut self, now: u64, slot: Slot) {
-        let Self { tenants, gpus, settings, .. } = self;
-        let Some(tenant) = &mut tenants[slot] else { return };
-        let (late, end) = match tenant.phase {
-            Phase::Out => return,
-            Phase::Late { since } => (true, now.min(since.saturating_add(LATE_CHARGED))),
-            _ => (false, now),
+        let Some(tenant) = &self.tenants[slot] else { return };
+        let from = tenant.charged_at;
+        let end = match (tenant.phase, tenant.word) {
+            (Phase::Out, _) => return,
+            (Phase::Late { .. }, Word::Works { until }) => now.min(until),
+            (Phase::Late { .. }, Word::Waits) => from,
+            (Phase::Late { since }, Word::None) => now.min(since.saturating_add(SILENT_CHARGED)),
+            _ => now,
         };
-        let passed = end.saturating_sub(tenant.charged_at);
-        tenant.charged_at = tenant.charged_at.max(now);
         let mut used = 0;
-        for &gpu in &tenant.gpus {
-            let gpu = &mut gpus[usize::from(gpu)];
-            let busy = if late { 1 } else { gpu.leases.len().max(1) as u64 };
-            if let Some(seat) = gpu.seat_mut(slot) {
-                seat.v += cost(passed / busy, tenant.share.millis);
+        for i in 0..tenant.gpus.len() {
+            let Some(tenant) = &self.tenants[slot] else { return };
+            let (gpu, millis) = (usize::from(tenant.gpus[i]), tenant.share.millis);
+            let part = self.part_of(gpu, slot, from, end);
+            if let Some(seat) = self.gpus[gpu].seat_mut(slot) {
+                seat.v += cost(part, millis);
             }
-            used = used.max(passed / busy);
+            used = used.max(part);
         }
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        tenant.charged_at = from.max(now);
         tenant.leased_ns += used;
         tenant.lease_ns += used;
         if tenant.strict() {
-            tenant.bucket.pass(now, tenant.share.millis, settings.burst, used);
+            tenant.bucket.pass(now, tenant.share.millis, self.settings.burst, used);
+        }
+    }
+
+    /// What of the time from `from` to `end` a GPU could work for `slot`, if it served it and those others
+    /// alike that it is taken to work for.
+    fn part_of(&self, gpu: usize, slot: Slot, from: u64, end: u64) -> u64 {
+        let others = || {
+            let others = self.gpus[gpu].leases.iter().filter(|&&other| other != slot);
+            others.filter_map(|&other| self.tenants[other].as_ref())
+        };
+        let late = self.tenants[slot].as_ref().is_some_and(|tenant| tenant.works_until() > 0);
+        // Who is not late pays in full for others that are not either: there are none but by mistake.
+        let holds = |tenant: &&Tenant| late && !matches!(tenant.phase, Phase::Late { .. });
+        let beside = 1 + others().filter(holds).count() as u64;
+        let (mut at, mut part) = (from, 0);
+        while at < end {
+            let working = others().map(Tenant::works_until).filter(|&until| until > at);
+            let next = working.clone().min().unwrap_or(end).min(end);
+            part += (next - at) / (beside + working.count() as u64);
+            at = next;
+        }
+        part
+    }
+
+    /// A tenant that is closed and has not drained says whether the GPU works for it. Where it does not,
+    /// nobody waits for the drain.
+    pub(super) fn hear_word(&mut self, now: u64, slot: Slot, works: bool) {
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        tenant.word = match works {
+            true => Word::Works { until: now.saturating_add(WORD_COUNTS) },
+            false => Word::Waits,
+        };
+        if !works && matches!(tenant.phase, Phase::Draining { .. }) {
+            self.give_up(slot);
         }
     }
 
@@ -65,6 +105,7 @@ impl Policy {
         tenant.wanting = false;
         tenant.rhythm.granted();
         tenant.lease_ns = 0;
+        tenant.granted_at = now;
         tenant.waited(now.saturating_sub(tenant.since));
         tenant.since = now;
         tenant.leases += 1;
@@ -109,6 +150,7 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         let deadline = now.saturating_add(tenant.patience(&self.settings));
         tenant.phase = Phase::Draining { since: now, deadline };
+        tenant.word = Word::None;
         let id = tenant.id;
         self.say_closed(id);
     }
@@ -118,7 +160,8 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if let Phase::Draining { since, .. } = tenant.phase {
             tenant.phase = Phase::Late { since };
-            tenant.overlaps += 1;
+            // Beside who waits for the host nobody runs.
+            tenant.overlaps += u64::from(tenant.word != Word::Waits);
         }
     }
 
@@ -126,11 +169,15 @@ impl Policy {
     /// changed over, and `drained` was on its way. That is some 150 µs of each lease, which is several
     /// percent of a short one. The tenant's word counts, but only so far: one that lies passes its cap
     /// by a sixteenth at most.
-    pub(super) fn credit(&mut self, slot: Slot, used_ns: Option<u64>) {
+    pub(super) fn credit(&mut self, now: u64, slot: Slot, used_ns: Option<u64>) {
         let Some(tenant) = self.tenants[slot].as_mut().filter(|tenant| tenant.strict()) else {
             return;
         };
-        let unused = tenant.lease_ns.saturating_sub(used_ns.unwrap_or(u64::MAX));
+        // Beside somebody who is late the lease cost less than it lasted.
+        let lasted = u128::from(now.saturating_sub(tenant.granted_at).max(1));
+        let unused = lasted.saturating_sub(used_ns.map_or(u128::MAX, u128::from));
+        let unused = u128::from(tenant.lease_ns) * unused / lasted;
+        let unused = u64::try_from(unused).unwrap_or(u64::MAX);
         let switch = if tenant.switched { self.settings.switch } else { 0 };
         let most = self.settings.slack.min(tenant.lease_ns / 16);
         tenant.bucket.refund(unused.saturating_add(switch).min(most));

@@ -213,8 +213,18 @@ impl Policy {
         let Some((now, slot)) = self.event(now, id) else { return };
         let phase = self.tenants[slot].as_ref().map(|tenant| tenant.phase);
         if matches!(phase, Some(Phase::Draining { .. } | Phase::Late { .. })) {
-            self.credit(slot, used_ns);
+            self.credit(now, slot, used_ns);
             self.end(now, slot, true);
+            self.settle(now, self.mask_of(slot));
+        }
+    }
+
+    /// Not drained yet: the GPU works for it (`true`), or waits for something that the host is to do.
+    pub fn works(&mut self, now: u64, id: TenantId, works: bool) {
+        let Some((now, slot)) = self.event(now, id) else { return };
+        let phase = self.tenants[slot].as_ref().map(|tenant| tenant.phase);
+        if matches!(phase, Some(Phase::Draining { .. } | Phase::Late { .. })) {
+            self.hear_word(now, slot, works);
             self.settle(now, self.mask_of(slot));
         }
     }

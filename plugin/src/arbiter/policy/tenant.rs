@@ -44,6 +44,20 @@ pub(super) struct Lease {
     pub(super) idle_ns: u64,
 }
 
+/// What a tenant that is closed and has not drained says the GPU does for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// It has said nothing since the closing.
+    None,
+    /// It works, as far as is known until then.
+    Works {
+        /// The word counts no longer.
+        until: u64,
+    },
+    /// Nothing: the host is to do something first.
+    Waits,
+}
+
 /// How far back drains count: each further one weighs the old longest at 7/8.
 const MEMORY: u64 = 8;
 
@@ -65,10 +79,12 @@ pub(super) struct Tenant {
     pub(super) counts_until: u64,
     pub(super) bucket: Bucket,
     pub(super) rhythm: Rhythm,
-    /// What the bucket has been charged for this lease, nanoseconds, and whether another tenant's
-    /// work ran on its GPUs before.
+    /// When this lease was granted, what the bucket has been charged for it, nanoseconds, and whether
+    /// another tenant's work ran on its GPUs before.
+    pub(super) granted_at: u64,
     pub(super) lease_ns: u64,
     pub(super) switched: bool,
+    pub(super) word: Word,
     /// The longest lately, nanoseconds.
     pub(super) longest_drain: u64,
     /// Up to when it has been charged, while it has a lease.
@@ -102,8 +118,10 @@ impl Tenant {
             counts_until: 0,
             bucket: Bucket::new(now, share.millis, set.burst),
             rhythm: Rhythm::default(),
+            granted_at: now,
             lease_ns: 0,
             switched: false,
+            word: Word::None,
             longest_drain: 0,
             charged_at: now,
             leased_ns: 0,
@@ -136,6 +154,14 @@ impl Tenant {
 
     pub(super) fn state(&self) -> State {
         self.lease().map_or(State::Closed, |lease| lease.state)
+    }
+
+    /// Until when the GPU is taken to work for a tenant that is late.
+    pub(super) fn works_until(&self) -> u64 {
+        match (self.phase, self.word) {
+            (Phase::Late { .. }, Word::Works { until }) => until,
+            _ => 0,
+        }
     }
 
     /// Wants, holds or drains.

@@ -7,6 +7,9 @@ use super::super::types::{Command, Pace, State};
 use super::Change;
 use super::world::{Event, Word, World, id};
 
+/// Time between two looks of a helper, where what it says has not changed, nanoseconds.
+const LOOK_EVERY: u64 = 10_000_000;
+
 impl World {
     pub(super) fn handle(&mut self, event: Event) {
         match event {
@@ -29,9 +32,17 @@ impl World {
             Event::Idle(i, epoch) if self.speaks(i) && epoch == self.players[i].said => {
                 self.tell(|policy, now| policy.idle(now, id(i)));
             }
-            Event::IdleCheck(i, launches, epoch) => {
+            Event::Look(i, epoch) if epoch == self.players[i].seen => {
+                self.look(i, true);
+                self.at(self.now + LOOK_EVERY, Event::Look(i, epoch));
+            }
+            Event::Works(i, epoch, works) if self.speaks(i) && epoch == self.players[i].said => {
+                self.players[i].waits = !works;
+                self.tell(|policy, now| policy.works(now, id(i), works));
+            }
+            Event::IdleCheck(i, stamp, epoch) => {
                 let player = &self.players[i];
-                let idle = player.flight.is_empty() && player.launches == launches;
+                let idle = !player.busy() && player.stamp() == stamp;
                 if idle && player.seen == epoch && player.gate == Word::Yield && !player.stopped {
                     self.later(Event::Idle(i, epoch));
                 }
@@ -46,7 +57,12 @@ impl World {
                 self.tick.0 = None;
                 self.tell(Policy::tick);
             }
-            Event::Want(_) | Event::Drained(..) | Event::Idle(..) | Event::Tick(_) => {}
+            Event::Want(_)
+            | Event::Drained(..)
+            | Event::Idle(..)
+            | Event::Tick(_)
+            | Event::Look(..)
+            | Event::Works(..) => {}
         }
     }
 
@@ -66,11 +82,33 @@ impl World {
         if word == Word::Closed {
             player.want_said = false;
             player.drained_said = false;
-        } else if let Some(since) = player.wanted_at.take() {
+            player.works_said = None;
+            let again = self.now + LOOK_EVERY;
+            self.at(again, Event::Look(i, epoch));
+            self.look(i, false);
+        } else if let Some(since) = self.players[i].wanted_at.take() {
             self.figures.tenants[i].waits.push(self.now - since);
         }
         self.act(i);
         self.watch_idle(i);
+    }
+
+    /// The helper's look at a closed gate: what runs on the host is told at once, and now and then
+    /// that the GPU still works.
+    pub(super) fn look(&mut self, i: usize, timed: bool) {
+        let player = &self.players[i];
+        let closed = player.gate == Word::Closed && !player.drained_said;
+        let dumb = player.stopped || player.load.never_drains || !self.speaks(i);
+        if !closed || dumb || player.flight.is_empty() {
+            return;
+        }
+        let (works, epoch) = (player.busy(), player.seen);
+        // Most drains are short: that it works is said from the first timed look on.
+        let is_news = player.works_said.is_none_or(|said| said != works);
+        if timed && works || is_news && (timed || !works || player.works_said.is_some()) {
+            self.players[i].works_said = Some(works);
+            self.later(Event::Works(i, epoch, works));
+        }
     }
 
     fn change(&mut self, change: Change) {
@@ -133,6 +171,7 @@ impl World {
         };
         if word == Word::Closed {
             self.players[i].closed_at = Some(self.now);
+            self.players[i].waits = false;
         } else {
             if self.players[i].closed_at.take().is_some() {
                 self.judge_grant(i);
@@ -148,7 +187,8 @@ impl World {
     fn judge_grant(&mut self, i: usize) {
         for (k, other) in self.players.iter().enumerate() {
             let shares = other.load.gpus.iter().any(|gpu| self.players[i].load.gpus.contains(gpu));
-            let late = other.closed_at.is_some_and(|at| self.now >= at + self.drain_least);
+            let late =
+                other.closed_at.is_some_and(|at| self.now >= at + self.drain_least) || other.waits;
             if k != i && shares && other.possesses && !late {
                 self.figures.double_grants += 1;
             }

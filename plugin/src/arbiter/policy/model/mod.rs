@@ -7,10 +7,12 @@
 
 mod events;
 mod figures;
+mod op;
 mod random;
 mod world;
 
 pub use figures::{Figures, TenantFigures};
+pub use op::HostFunctions;
 pub use random::Random;
 pub use world::World;
 
@@ -35,6 +37,12 @@ pub struct Load {
     pub window_ns: u64,
     /// Whether it says that it used nothing of its leases.
     pub lies: bool,
+    /// Host functions among its operations.
+    pub host: Option<HostFunctions>,
+    /// It says nothing while its gate is closed, but that it wants.
+    pub never_drains: bool,
+    /// Processes that do all this at once, each with a window of its own.
+    pub processes: u32,
     /// When it begins.
     pub begin: u64,
 }
@@ -52,6 +60,9 @@ impl Load {
             window: 16,
             window_ns: 1_000_000,
             lies: false,
+            host: None,
+            never_drains: false,
+            processes: 1,
             begin: 0,
         }
     }

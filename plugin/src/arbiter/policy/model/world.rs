@@ -5,6 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use super::super::Policy;
 use super::super::types::{Pace, TenantId};
+use super::op::{Op, Slices};
 use super::{Change, Figures, Load, Random, Scenario, TenantFigures};
 
 /// In flight of who holds a lease while somebody else may be woken, nanoseconds.
@@ -22,7 +23,11 @@ pub(super) enum Event {
     Want(usize),
     Drained(usize, u64),
     Idle(usize, u64),
-    /// Looks whether it has been idle since this many launches.
+    /// The helper looks at what is in flight after this closing.
+    Look(usize, u64),
+    /// It says whether the GPU works for the tenant.
+    Works(usize, u64, bool),
+    /// Looks whether it has been idle since this [`Player::stamp`].
     IdleCheck(usize, u64, u64),
     /// The pause is over.
     Resume(usize),
@@ -52,9 +57,14 @@ pub(super) struct Player {
     pub(super) seen: u64,
     pub(super) said: u64,
     /// Remaining nanoseconds of what is in flight.
-    pub(super) flight: VecDeque<f64>,
+    pub(super) flight: VecDeque<Op>,
+    /// Whether the last word was that the GPU works for it.
+    pub(super) works_said: Option<bool>,
+    /// And what the policy heard: the GPU does not work for it.
+    pub(super) waits: bool,
     pub(super) left: u32,
     pub(super) launches: u64,
+    pub(super) completed: u64,
     pub(super) want_said: bool,
     pub(super) drained_said: bool,
     pub(super) wanted_at: Option<u64>,
@@ -176,20 +186,26 @@ impl World {
         self.at(self.now + delay, event);
     }
 
-    /// How many parts a player's operations are served in: the fullest of its GPUs decides.
-    fn parts(&self, i: usize) -> u32 {
-        let on = |gpu: &u8| {
-            let busy = |player: &&Player| player.busy() && player.load.gpus.contains(gpu);
-            u32::try_from(self.players.iter().filter(busy).count()).unwrap_or(u32::MAX)
+    /// How fast a player's first operation goes on: the fullest of its GPUs decides.
+    fn rate(&self, i: usize) -> f64 {
+        let player = &self.players[i];
+        if player.flight.front().is_some_and(|op| op.on_host) {
+            return 1.0;
+        }
+        let own = player.load.slices();
+        let on = |&gpu: &u8| {
+            let busy = |player: &&Player| player.busy() && player.load.is_on(gpu);
+            let all = self.players.iter().filter(busy).map(|player| player.load.slices()).sum();
+            Slices { own, all }.rate()
         };
-        self.players[i].load.gpus.iter().map(on).max().unwrap_or(1).max(1)
+        player.load.gpus.iter().map(on).fold(1.0, f64::min)
     }
 
     fn next_completion(&self) -> u64 {
         let end = |i: usize| {
-            let left = self.players[i].flight.front()? + self.players[i].switching;
+            let left = self.players[i].flight.front()?.left + self.players[i].switching;
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not far")]
-            Some(self.now + (left * f64::from(self.parts(i))).ceil().max(0.0) as u64)
+            Some(self.now + (left / self.rate(i)).ceil().max(0.0) as u64)
         };
         (0..self.players.len()).filter_map(end).min().unwrap_or(u64::MAX)
     }
@@ -207,23 +223,24 @@ impl World {
         let passed = to - self.now;
         let mut busy: u128 = 0;
         let mut wanted: u128 = 0;
-        for i in 0..self.players.len() {
-            let parts = if self.players[i].busy() { self.parts(i) } else { 0 };
+        let rates: Vec<f64> = (0..self.players.len()).map(|i| self.rate(i)).collect();
+        for (i, rate) in rates.into_iter().enumerate() {
             let player = &mut self.players[i];
             let own = player.load.gpus.iter().fold(0_u128, |mask, gpu| mask | 1 << gpu);
             if player.blocked() {
                 wanted |= own;
             }
-            if parts == 0 {
+            let Some(op) = player.flight.front_mut() else { continue };
+            #[allow(clippy::cast_precision_loss, reason = "short")]
+            let progress = passed as f64 * rate;
+            if op.on_host {
+                op.left -= progress;
                 continue;
             }
             busy |= own;
-            let Some(left) = player.flight.front_mut() else { continue };
-            #[allow(clippy::cast_precision_loss, reason = "short")]
-            let progress = passed as f64 / f64::from(parts);
             let switching = player.switching.min(progress);
             player.switching -= switching;
-            *left -= progress - switching;
+            op.left -= progress - switching;
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
             let used = (progress - switching) as u64;
             let figures = &mut self.figures.tenants[i];
@@ -245,12 +262,19 @@ impl World {
     /// Takes off what is done.
     fn complete(&mut self) {
         for i in 0..self.players.len() {
-            while self.players[i].flight.front().is_some_and(|left| *left < 0.5) {
-                self.players[i].flight.pop_front();
-                let begun = self.players[i].flown.map_or(self.now, |(begun, _)| begun);
-                self.players[i].flown = Some((begun, self.now));
+            while self.players[i].flight.front().is_some_and(|op| op.left < 0.5) {
+                self.players[i].completed += 1;
+                let on_host = self.players[i].flight.pop_front().is_some_and(|op| op.on_host);
+                if !on_host {
+                    let begun = self.players[i].flown.map_or(self.now, |(begun, _)| begun);
+                    self.players[i].flown = Some((begun, self.now));
+                }
                 self.note_starvation(i);
                 self.after_completion(i);
+                self.look(i, false);
+                if self.players[i].waits_for_host() {
+                    self.watch_idle(i);
+                }
             }
         }
     }
@@ -279,8 +303,8 @@ impl World {
 
     pub(super) fn watch_idle(&mut self, i: usize) {
         let player = &self.players[i];
-        if player.gate == Word::Yield && player.flight.is_empty() {
-            let check = Event::IdleCheck(i, player.launches, player.seen);
+        if player.gate == Word::Yield && (player.flight.is_empty() || player.waits_for_host()) {
+            let check = Event::IdleCheck(i, player.stamp(), player.seen);
             self.at(self.now.saturating_add(player.pace.idle_ns), check);
         }
     }
@@ -299,7 +323,7 @@ impl World {
                     self.later(Event::Want(i));
                 }
                 let player = &mut self.players[i];
-                if player.flight.is_empty() && !player.drained_said {
+                if player.flight.is_empty() && !player.drained_said && !player.load.never_drains {
                     player.drained_said = true;
                     let epoch = player.seen;
                     self.later(Event::Drained(i, epoch));
@@ -313,16 +337,17 @@ impl World {
         loop {
             let player = &mut self.players[i];
             let room = if player.gate == Word::Solo { SOLO_WINDOWS } else { 1 };
-            let most = player.load.window.max(1) * room;
+            let processes = usize::try_from(player.load.slices()).unwrap_or(1);
+            let most = player.load.window.max(1) * room * processes;
             let window_ns = match player.pace.is_narrow {
                 true => player.load.window_ns.min(NARROW),
                 false => player.load.window_ns,
             };
             #[allow(clippy::cast_precision_loss, reason = "short")]
-            let most_ns = (window_ns * room as u64) as f64;
-            let queued: f64 = player.flight.iter().sum();
-            let full =
-                player.flight.len() >= most || (player.flight.len() >= 2 && queued >= most_ns);
+            let most_ns = (window_ns * (room * processes) as u64) as f64;
+            let queued: f64 = player.flight.iter().filter(|op| !op.on_host).map(|op| op.left).sum();
+            let full = player.flight.len() >= most
+                || (player.flight.len() >= 2 * processes && queued >= most_ns);
             if full || !player.has_work() {
                 return;
             }
@@ -338,8 +363,15 @@ impl World {
             }
             let length = self.random.within(player.load.op);
             #[allow(clippy::cast_precision_loss, reason = "short")]
-            player.flight.push_back(length.max(1) as f64);
+            player.flight.push_back(Op { left: length.max(1) as f64, on_host: false });
             player.launches += 1;
+            if let Some(host) = player.load.host
+                && player.launches.is_multiple_of(host.every.max(1))
+            {
+                let length = self.random.within(host.ns);
+                #[allow(clippy::cast_precision_loss, reason = "short")]
+                player.flight.push_back(Op { left: length.max(1) as f64, on_host: true });
+            }
             player.left = player.left.saturating_sub(1);
         }
     }
@@ -360,6 +392,7 @@ impl Player {
             said: 0,
             flight: VecDeque::new(),
             launches: 0,
+            completed: 0,
             want_said: false,
             drained_said: true,
             wanted_at: None,
@@ -367,12 +400,25 @@ impl Player {
             possesses: false,
             last_served: 0,
             switching: 0.0,
+            works_said: None,
+            waits: false,
             flown: None,
         }
     }
 
-    fn busy(&self) -> bool {
-        !self.flight.is_empty()
+    /// The host has something to do before the GPU has.
+    pub(super) fn waits_for_host(&self) -> bool {
+        self.flight.front().is_some_and(|op| op.on_host)
+    }
+
+    /// Changes when the GPU had something to do.
+    pub(super) fn stamp(&self) -> u64 {
+        if self.flight.is_empty() { self.launches } else { self.completed }
+    }
+
+    /// The GPU has work of it.
+    pub(super) fn busy(&self) -> bool {
+        self.flight.front().is_some_and(|op| !op.on_host)
     }
 
     /// Would launch if it could.
