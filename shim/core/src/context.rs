@@ -30,6 +30,7 @@ fn create(
     // A device that the driver does not know, or a driver not initialised: its own error.
     let Some(listed) = process.listed(device) else { return call() };
     let Some(gpu) = listed else { return quota::refuse_unlisted(process, name, 0) };
+    let Some(promise) = process.contexts.promise() else { return quota::refuse_unnoted(name) };
     let overhead_bytes = process.account.quota().context_overhead(usize::from(gpu));
     let reservation = match quota::reserve(process, gpu, overhead_bytes) {
         Ok(reservation) => reservation,
@@ -45,7 +46,7 @@ fn create(
     let place = Place { serial: 0, gpu: Some(gpu) };
     let overhead_bytes = if charged { overhead_bytes } else { 0 };
     let context = Context { handle, overhead_bytes, place, users: 1, primary_of };
-    process.contexts.insert(context, |stale| give_back(process, &stale));
+    process.contexts.insert(promise, context, |stale| give_back(process, &stale));
     quota::tell_of_context(process, gpu);
     result
 }
@@ -125,16 +126,16 @@ pub unsafe fn cuCtxCreate_v4(
 /// Destroys `ctx` with `call`. Its entry goes first, because the driver may reuse the handle.
 fn destroy(process: &'static Process, ctx: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let mut going = streams::context_going(ctx);
-    let context = process.contexts.take(ctx.addr());
+    let leaving = process.contexts.leaving(ctx.addr());
     let result = call();
     if let Some(going) = &mut going {
         going.is_gone(result == CUDA_SUCCESS);
     }
-    let Some(context) = context else { return result };
+    let Some(leaving) = leaving else { return result };
     if result == CUDA_SUCCESS {
-        give_back(process, &context);
+        give_back(process, &leaving.context);
     } else {
-        process.contexts.restore(context);
+        process.contexts.restore(leaving);
     }
     result
 }

@@ -50,7 +50,22 @@ pub struct Contexts {
 #[derive(Debug)]
 struct List {
     entries: Option<Table<Context>>,
+    /// Entries not in use that are promised: to contexts about to be made, or about to be kept after
+    /// all.
+    promised: usize,
     last_serial: u32,
+}
+
+/// A place for a context that is about to be made. Without one it must not be: nobody could say
+/// later whose its memory is.
+#[derive(Debug)]
+#[must_use = "it keeps a place"]
+pub struct Promise<'a>(&'a Contexts);
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        self.0.list.lock().promised -= 1;
+    }
 }
 
 impl Default for Contexts {
@@ -62,7 +77,10 @@ impl Default for Contexts {
 impl Contexts {
     /// None yet.
     pub const fn new() -> Self {
-        Self { list: Spin::new(List { entries: None, last_serial: 0 }), epoch: AtomicU64::new(1) }
+        Self {
+            list: Spin::new(List { entries: None, promised: 0, last_serial: 0 }),
+            epoch: AtomicU64::new(1),
+        }
     }
 
     /// The current epoch; see [`Contexts::find`].
@@ -82,30 +100,52 @@ impl Contexts {
         self.list.lock().position(|c| c.primary_of == Some(device)).map(|(_, context)| context)
     }
 
-    /// Remembers a context that the driver has just made, and gives it a serial. `stale` gets what
-    /// had its handle before: a context that ended without our seeing it. `None` when the kernel has
-    /// no memory for the table.
-    pub fn insert(&self, mut context: Context, stale: impl FnOnce(Context)) -> Option<Context> {
+    /// A place for one more. `None` when the kernel has no memory for the table.
+    pub fn promise(&self) -> Option<Promise<'_>> {
+        let promised = self.list.lock().promise();
+        promised.then(|| Promise(self))
+    }
+
+    /// Remembers, at the place that was promised, a context that the driver has just made, and gives
+    /// it a serial. `stale` gets what had its handle before: a context that ended without our seeing
+    /// it.
+    pub fn insert(
+        &self,
+        promise: Promise<'_>,
+        mut context: Context,
+        stale: impl FnOnce(Context),
+    ) -> Context {
         if let Some(before) = self.take(context.handle) {
             stale(before);
         }
         let mut list = self.list.lock();
         list.last_serial = list.last_serial.wrapping_add(1).max(1);
         context.place.serial = list.last_serial;
-        let stored = list.put(context);
+        list.put(context);
+        drop(list);
+        drop(promise);
+        self.changed();
+        context
+    }
+
+    /// Puts back what [`Contexts::leaving`] took: the driver refused to destroy it.
+    pub fn restore(&self, leaving: Leaving<'_>) {
+        self.list.lock().put(leaving.context);
+        drop(leaving);
+        self.changed();
+    }
+
+    /// Forgets `handle`, before the driver destroys it, and keeps its place.
+    pub fn leaving(&self, handle: usize) -> Option<Leaving<'_>> {
+        let mut list = self.list.lock();
+        let context = list.remove(|context| context.handle == handle)?;
+        list.promised += 1;
         drop(list);
         self.changed();
-        stored.then_some(context)
+        Some(Leaving { context, _place: Promise(self) })
     }
 
-    /// Puts back what [`Contexts::take`] took: the driver refused to destroy it.
-    pub fn restore(&self, context: Context) {
-        // There is room: its own entry was freed, and tables never shrink.
-        self.list.lock().put(context);
-        self.changed();
-    }
-
-    /// Forgets `handle`, before the driver destroys it.
+    /// Forgets `handle`.
     pub fn take(&self, handle: usize) -> Option<Context> {
         self.take_if(|context| context.handle == handle)
     }
@@ -137,10 +177,7 @@ impl Contexts {
     }
 
     fn take_if(&self, wanted: impl Fn(&Context) -> bool) -> Option<Context> {
-        let mut list = self.list.lock();
-        let (at, context) = list.position(wanted)?;
-        list.entries.as_mut()?.as_mut_slice()[at].handle = 0;
-        drop(list);
+        let context = self.list.lock().remove(wanted)?;
         self.changed();
         Some(context)
     }
@@ -158,52 +195,67 @@ impl List {
         Some((at, entries[at]))
     }
 
-    fn put(&mut self, context: Context) -> bool {
-        let len = self.entries.as_ref().map_or(0, |entries| entries.as_slice().len());
-        let free = self
-            .entries
-            .as_ref()
-            .and_then(|entries| entries.as_slice().iter().position(|c| c.handle == 0));
-        let at = match free {
-            Some(at) => at,
-            None => {
-                let Some(mut grown) = Table::<Context>::new((len * 2).max(FIRST)) else {
-                    return false;
-                };
-                if let Some(old) = &self.entries {
-                    grown.as_mut_slice()[..len].copy_from_slice(old.as_slice());
-                }
-                self.entries = Some(grown);
-                len
-            }
-        };
-        match &mut self.entries {
-            Some(entries) => entries.as_mut_slice()[at] = context,
-            None => return false,
+    fn remove(&mut self, wanted: impl Fn(&Context) -> bool) -> Option<Context> {
+        let (at, context) = self.position(wanted)?;
+        self.entries.as_mut()?.as_mut_slice()[at].handle = 0;
+        Some(context)
+    }
+
+    /// Keeps one more entry free; false when the kernel has no memory for it.
+    fn promise(&mut self) -> bool {
+        let old = self.entries.as_ref().map_or(&[][..], Table::as_slice);
+        if old.iter().filter(|c| c.handle == 0).count() <= self.promised {
+            let Some(mut grown) = Table::<Context>::new((old.len() * 2).max(FIRST)) else {
+                return false;
+            };
+            grown.as_mut_slice()[..old.len()].copy_from_slice(old);
+            self.entries = Some(grown);
         }
+        self.promised += 1;
         true
     }
+
+    /// The caller holds a promise, so there is a free entry.
+    fn put(&mut self, context: Context) {
+        let entries = self.entries.as_mut().map_or(&mut [][..], Table::as_mut_slice);
+        if let Some(entry) = entries.iter_mut().find(|c| c.handle == 0) {
+            *entry = context;
+        }
+    }
+}
+
+/// A context that the driver is asked to destroy.
+#[derive(Debug)]
+pub struct Leaving<'a> {
+    /// What it was.
+    pub context: Context,
+    _place: Promise<'a>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pages;
 
     fn context(handle: usize, gpu: u8, primary_of: Option<i32>) -> Context {
         let place = Place { serial: 0, gpu: Some(gpu) };
         Context { handle, overhead_bytes: 1, place, users: 1, primary_of }
     }
 
-    fn nothing_stale(context: Context) {
-        panic!("{context:?} was known");
+    fn made(contexts: &Contexts, context: Context) -> Context {
+        let promise = contexts.promise().expect("memory");
+        contexts.insert(promise, context, |stale| panic!("{stale:?} was known"))
     }
 
     #[test]
     fn a_handle_made_again_without_a_destroy_hands_back_the_old_context() {
         let contexts = Contexts::new();
-        let first = contexts.insert(context(0x10, 0, None), nothing_stale).expect("stored");
+        let first = made(&contexts, context(0x10, 0, None));
         let mut stale = None;
-        let second = contexts.insert(context(0x10, 0, None), |c| stale = Some(c)).expect("stored");
+        let second =
+            contexts.insert(contexts.promise().expect("memory"), context(0x10, 0, None), |c| {
+                stale = Some(c)
+            });
         assert_eq!(stale, Some(first));
         assert_eq!(contexts.find(0x10), Some(second.place));
     }
@@ -217,17 +269,17 @@ mod tests {
     #[test]
     fn a_reused_handle_gets_a_new_serial() {
         let contexts = Contexts::new();
-        let first = contexts.insert(context(0x10, 0, None), nothing_stale).expect("stored");
+        let first = made(&contexts, context(0x10, 0, None));
         assert_eq!(contexts.take(0x10), Some(first));
         assert_eq!(contexts.find(0x10), None);
-        let second = contexts.insert(context(0x10, 0, None), nothing_stale).expect("stored");
+        let second = made(&contexts, context(0x10, 0, None));
         assert_ne!(first.place.serial, second.place.serial);
     }
 
     #[test]
     fn the_epoch_moves_when_a_context_goes() {
         let contexts = Contexts::new();
-        contexts.insert(context(0x10, 0, Some(0)), nothing_stale);
+        made(&contexts, context(0x10, 0, Some(0)));
         let before = contexts.epoch();
         assert!(contexts.take_primary(0).is_some());
         assert_ne!(contexts.epoch(), before);
@@ -237,10 +289,10 @@ mod tests {
     #[test]
     fn a_failed_destroy_keeps_the_context() {
         let contexts = Contexts::new();
-        let made = contexts.insert(context(0x10, 2, None), nothing_stale).expect("stored");
-        let taken = contexts.take(0x10).expect("known");
+        let made = made(&contexts, context(0x10, 2, None));
+        let leaving = contexts.leaving(0x10).expect("known");
         assert!(!contexts.any_on(2));
-        contexts.restore(taken);
+        contexts.restore(leaving);
         assert_eq!(contexts.find(0x10), Some(made.place));
         assert!(contexts.any_on(2));
     }
@@ -249,15 +301,28 @@ mod tests {
     fn the_table_grows() {
         let contexts = Contexts::new();
         for handle in 1..=100 {
-            assert!(contexts.insert(context(handle, 0, None), nothing_stale).is_some());
+            made(&contexts, context(handle, 0, None));
         }
         assert!((1..=100).all(|handle| contexts.find(handle).is_some()));
     }
 
     #[test]
+    fn a_context_that_stays_finds_its_place_whatever_came_meanwhile() {
+        let contexts = Contexts::new();
+        (1..=FIRST).for_each(|handle| _ = made(&contexts, context(handle, 0, None)));
+        let leaving = contexts.leaving(1).expect("known");
+        pages::failing_from_now_on(|| {
+            assert!(contexts.promise().is_none(), "the only free entry is kept");
+            contexts.restore(leaving);
+        });
+        assert!((1..=FIRST).all(|handle| contexts.find(handle).is_some()));
+        assert!(contexts.promise().is_some());
+    }
+
+    #[test]
     fn users_are_counted() {
         let contexts = Contexts::new();
-        contexts.insert(context(0x10, 0, None), nothing_stale);
+        made(&contexts, context(0x10, 0, None));
         assert_eq!(contexts.adjust_users(0x10, 1), Some(2));
         assert_eq!(contexts.adjust_users(0x10, -1), Some(1));
         assert_eq!(contexts.adjust_users(0x20, 1), None);

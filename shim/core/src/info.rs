@@ -28,6 +28,7 @@ fn current_view(total: u64) -> Result<Option<View>, CUresult> {
             let gpu = u8::try_from(refused.gpu).ok();
             Ok(Some(View::of(Observed::AsProcess(process), gpu, total)))
         }
+        Look::Unnoted(gpu) => Ok(Some(View::of(Observed::AsProcess(process), gpu, total))),
         Look::Nowhere => Ok(None),
     }
 }

@@ -3,6 +3,7 @@
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
 use crate::place::{self, Look};
+use crate::quota;
 use crate::real::{self, Real};
 use crate::shares;
 use crate::state::{self, Process, Standing};
@@ -42,7 +43,11 @@ pub unsafe fn cuIpcGetMemHandle(
     if let Some(base) = base_of(process, pointer) {
         // SAFETY: the driver wrote it.
         let name = shares::name(&unsafe { *handle }.reserved);
-        process.shares.export(base, |export| export.named(name));
+        if process.shares.export(base, |export| export.named(name)).is_err() {
+            // SAFETY: the caller's own place for it.
+            unsafe { (*handle).reserved.fill(0) };
+            return quota::refuse_unnoted("cuIpcGetMemHandle");
+        }
     }
     result
 }

@@ -74,6 +74,7 @@ fn allocate(
         Look::At(place) => place,
         Look::Nowhere => return call(),
         Look::Refused(refused) => return quota::refuse(process, "a new context", &refused),
+        Look::Unnoted(_) => return quota::refuse_unnoted(ask.name),
     };
     let Some(gpu) = gpu else { return quota::refuse_unlisted(process, ask.name, ask.worst) };
 
@@ -106,7 +107,7 @@ fn allocate(
         Err(_full) => {
             undo(made.pointer);
             quota::give_back(process, allocation);
-            CUDA_ERROR_OUT_OF_MEMORY
+            quota::refuse_unnoted(ask.name)
         }
     }
 }

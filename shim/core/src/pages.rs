@@ -5,6 +5,10 @@ use core::ptr::{self, NonNull};
 
 /// Maps `bytes` of zeroed private memory; `None` when the kernel has none.
 pub(crate) fn map(bytes: usize) -> Option<NonNull<u8>> {
+    #[cfg(test)]
+    if FAILING.with(core::cell::Cell::get) {
+        return None;
+    }
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing existing.
     let at = unsafe {
         libc::mmap(
@@ -17,6 +21,19 @@ pub(crate) fn map(bytes: usize) -> Option<NonNull<u8>> {
         )
     };
     if at == libc::MAP_FAILED { None } else { NonNull::new(at.cast()) }
+}
+
+#[cfg(test)]
+std::thread_local! {
+    static FAILING: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
+}
+
+/// Runs `during` while the kernel has no memory for this thread.
+#[cfg(test)]
+pub(crate) fn failing_from_now_on(during: impl FnOnce()) {
+    FAILING.with(|failing| failing.set(true));
+    during();
+    FAILING.with(|failing| failing.set(false));
 }
 
 /// Gives back what [`map`] gave, of which no reference is left.

@@ -22,6 +22,9 @@ pub(crate) enum Look {
     Nowhere,
     /// The context was made behind our back, and its overhead does not fit the quota.
     Refused(Refused),
+    /// The context was made behind our back, on this GPU of the page, and the kernel has no memory to
+    /// note it: nothing may be granted there.
+    Unnoted(Option<u8>),
 }
 
 /// The place of the current context.
@@ -93,6 +96,7 @@ fn adopt(process: &'static Process, context: CUcontext) -> Look {
     if let Some(place) = process.contexts.find(context.addr()) {
         return Look::At(place);
     }
+    let Some(promise) = process.contexts.promise() else { return Look::Unnoted(gpu) };
     let mut overhead_bytes = 0;
     if let Some(gpu) = gpu {
         overhead_bytes = process.account.quota().context_overhead(usize::from(gpu));
@@ -112,10 +116,8 @@ fn adopt(process: &'static Process, context: CUcontext) -> Look {
     if let Some(gpu) = gpu {
         quota::tell_of_context(process, gpu);
     }
-    match process.contexts.insert(context, |stale| give_back(process, &stale)) {
-        Some(made) => Look::At(made.place),
-        None => Look::Nowhere,
-    }
+    let made = process.contexts.insert(promise, context, |stale| give_back(process, &stale));
+    Look::At(made.place)
 }
 
 /// Which of [`Process::primaries`] serialises `device`.

@@ -22,6 +22,7 @@ const CONTEXT_NS: u64 = 10_000_000;
 static OVER_QUOTA: Reason = Reason::new();
 static CONTENDED: Reason = Reason::new();
 static UNLISTED: Reason = Reason::new();
+static UNNOTED: Reason = Reason::new();
 static OVER_QUOTA_EVENTS: Throttle = Throttle::new();
 static DRIVER_EVENTS: Throttle = Throttle::new();
 static CONTEXT_EVENTS: Throttle = Throttle::new();
@@ -240,6 +241,17 @@ pub(crate) fn refuse_unlisted(process: &'static Process, name: &str, bytes: u64)
     if OVER_QUOTA_EVENTS.allows(now_ns(), EVENT_NS) {
         process.tell(Some(event(EventKind::OverQuota, None, bytes)));
     }
+    CUDA_ERROR_OUT_OF_MEMORY
+}
+
+/// Refuses a request that could not be noted: a quota holds for what is noted only.
+#[cold]
+pub(crate) fn refuse_unnoted(name: &str) -> CUresult {
+    UNNOTED.say(format_args!(
+        "out of memory: {name} is refused, because the kernel gives this process no more host memory, \
+         which is needed to note what it holds on the GPU; raise the container's memory limit, or \
+         `ulimit -v`"
+    ));
     CUDA_ERROR_OUT_OF_MEMORY
 }
 

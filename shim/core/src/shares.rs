@@ -19,7 +19,7 @@
 //! CUDA, and what lives on after the exporter's death. NVML shows their bytes.
 
 use crate::allocations::Allocation;
-use crate::list::List;
+use crate::list::{Full, List};
 use crate::log::now_ns;
 use crate::pages::Zeroed;
 use crate::quota;
@@ -194,19 +194,22 @@ impl Shares {
         }
     }
 
-    /// The allocation that begins at `pointer` is being exported: `how` notes how. Where the kernel
-    /// has no memory for the table it stays unnoted.
-    pub(crate) fn export(&self, pointer: u64, how: impl FnOnce(&mut Export)) {
+    /// The allocation that begins at `pointer` is being exported: `how` notes how.
+    ///
+    /// # Errors
+    /// [`Full`] when the kernel has no memory for the table: nobody may have what was exported.
+    pub(crate) fn export(&self, pointer: u64, how: impl FnOnce(&mut Export)) -> Result<(), Full> {
         let mut exported = self.exported.lock();
         let known = exported.iter_mut().find(|known| known.pointer == pointer);
         if let Some(known) = known {
-            return how(&mut known.export);
+            how(&mut known.export);
+            return Ok(());
         }
         let mut export = Export::default();
         how(&mut export);
-        if exported.push(Exported { pointer, export }).is_ok() {
-            self.exports.store(exported.len(), Ordering::Release);
-        }
+        exported.push(Exported { pointer, export })?;
+        self.exports.store(exported.len(), Ordering::Release);
+        Ok(())
     }
 
     /// The driver has freed an allocation of this process, not of a pool.
@@ -274,8 +277,9 @@ impl Shares {
             let vmm = matches!(kind, Kind::Vmm);
             if lingering.push(Lingering { export, bytes, gpu, vmm }).is_ok() {
                 self.lingers.store(lingering.len(), Ordering::Release);
-                return;
             }
+            // Without memory for the table they stay charged, which is the safe side.
+            return;
         }
         quota::release(process, gpu, bytes, kind);
     }

@@ -294,20 +294,14 @@ fn arm(again: bool) -> Standing {
 fn wiped() -> Option<&'static Wiped> {
     let mut at = WIPED.load(Ordering::Acquire);
     if at.is_null() {
-        let page = pages::map(size_of::<Wiped>())?;
+        let page = fresh()?;
         match WIPED.compare_exchange(
             ptr::null_mut(),
             page.as_ptr().cast(),
             Ordering::AcqRel,
             Ordering::Acquire,
         ) {
-            Ok(_) => {
-                at = page.as_ptr().cast();
-                if !pages::wipe_on_fork(page, size_of::<Wiped>()) {
-                    // A kernel before 4.14.
-                    libdl::at_fork_in_child(wipe_by_hand);
-                }
-            }
+            Ok(_) => at = page.as_ptr().cast(),
             Err(others) => {
                 pages::unmap(page, size_of::<Wiped>());
                 at = others;
@@ -316,6 +310,18 @@ fn wiped() -> Option<&'static Wiped> {
     }
     // SAFETY: mapped zeroed, which is a FRESH page, and never unmapped once in WIPED.
     Some(unsafe { &*at })
+}
+
+/// A page for `WIPED`. What a fork does to it is settled before anybody can see it: a thread that
+/// forks while another one publishes the page has a child that finds it as it should be, or not at
+/// all.
+fn fresh() -> Option<ptr::NonNull<u8>> {
+    let page = pages::map(size_of::<Wiped>())?;
+    if !pages::wipe_on_fork(page, size_of::<Wiped>()) {
+        // A kernel before 4.14. Running twice, where two threads come here at once, is no harm.
+        libdl::at_fork_in_child(wipe_by_hand);
+    }
+    Some(page)
 }
 
 /// What `MADV_WIPEONFORK` does, for kernels without it; runs in the child.
@@ -388,3 +394,26 @@ fn own_pid() -> u32 {
 }
 
 const _: () = assert!(MAX_GPUS <= 255 - 2, "a GPU's index fits beside the marks in `gpus`");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_finds_zeroes_where_its_parent_would_have_published() {
+        let page = fresh().expect("memory").cast::<u32>();
+        // SAFETY: a page of this test's own.
+        unsafe { page.write(ARMED) };
+        // SAFETY: the child only reads its memory and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: mapped in the parent, and so here.
+            unsafe { libc::_exit(i32::from(page.read_volatile() != FRESH)) };
+        }
+        let mut status = 0;
+        // SAFETY: this test's own child, and a place for its status.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0);
+        pages::unmap(page.cast(), size_of::<Wiped>());
+    }
+}

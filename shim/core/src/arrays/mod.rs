@@ -172,6 +172,7 @@ fn create(
         Look::At(place) => place,
         Look::Nowhere => return call(),
         Look::Refused(refused) => return quota::refuse(process, "a new context", &refused),
+        Look::Unnoted(_) => return quota::refuse_unnoted(name),
     };
     let Some(gpu) = gpu else {
         return quota::refuse_unlisted(process, name, shape.estimate().0);
@@ -204,7 +205,7 @@ fn create(
         Err(_full) => {
             destroy(undo, made);
             quota::give_back(process, array);
-            CUDA_ERROR_OUT_OF_MEMORY
+            quota::refuse_unnoted(name)
         }
     }
 }

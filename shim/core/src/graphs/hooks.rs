@@ -7,6 +7,7 @@ use super::{Needs, any_with_memory};
 use crate::gate::{self, Stream};
 use crate::pools::ask::is_capturing;
 use crate::pools::hooks::is_per_thread;
+use crate::quota;
 use crate::real::{self, Real};
 use crate::state::{self, Process};
 use crate::thread::Depth;
@@ -14,11 +15,14 @@ use core::cell::Cell;
 use core::ffi::{c_char, c_ulonglong};
 use tessera_cuda::types::*;
 
+/// What any instantiation is called in messages.
+const INSTANTIATE: &str = "cuGraphInstantiate";
+
 /// Any instantiation that leaves the graph's memory for later.
 fn instantiate(graph: CUgraph, pexec: *mut CUgraphExec, call: impl Fn() -> CUresult) -> CUresult {
     let Some(_depth) = Depth::enter() else { return call() };
     let Some(process) = state::armed() else { return call() };
-    let needs = needs_of(process, graph);
+    let Ok(needs) = needs_of(process, graph) else { return quota::refuse_unnoted(INSTANTIATE) };
     let result = call();
     if result != CUDA_SUCCESS || pexec.is_null() {
         return result;
@@ -38,11 +42,11 @@ fn instantiate_and_upload(
 ) -> CUresult {
     let Some(_depth) = Depth::enter() else { return call(params) };
     let Some(process) = state::armed() else { return call(params) };
-    let needs = needs_of(process, graph);
+    let Ok(needs) = needs_of(process, graph) else { return quota::refuse_unnoted(INSTANTIATE) };
     if needs.is_nothing() || pexec.is_null() {
         return call(params);
     }
-    let run = Run { name: "cuGraphInstantiate", process, needs: &needs, is_mapped: false };
+    let run = Run { name: INSTANTIATE, process, needs: &needs, is_mapped: false };
     let whole = Cell::new(*params);
     let at_once = run.at_once(&|| {
         let mut with = *params;
@@ -97,7 +101,7 @@ fn remember(
     }
     if !process.graphs.insert(exec.addr(), needs) {
         destroy(exec);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return quota::refuse_unnoted(INSTANTIATE);
     }
     if is_mapped {
         process.graphs.mapped(exec.addr());
@@ -192,24 +196,29 @@ pub unsafe fn cuGraphExecDestroy(
     let Some(_depth) = Depth::enter() else { return call() };
     let Some(process) = state::armed() else { return call() };
     // The entry goes first, because the driver may reuse the handle.
-    let Some(needs) = process.graphs.remove(exec.addr()) else { return call() };
+    let Some(leaving) = process.graphs.leaving(exec.addr()) else { return call() };
     let result = call();
-    if result != CUDA_SUCCESS {
-        process.graphs.insert(exec.addr(), needs);
-    }
+    process.graphs.left(leaving, result == CUDA_SUCCESS);
     result
 }
 
-/// What `exec` may take after it was updated from `graph`.
-fn updated(exec: CUgraphExec, graph: CUgraph, result: CUresult) -> CUresult {
-    if result == CUDA_SUCCESS
-        && any_with_memory()
-        && let Some(_depth) = Depth::enter()
-        && let Some(process) = state::armed()
-        && process.graphs.find(exec.addr()).is_some()
-    {
+/// Updates `exec` from `graph` with `call`, and notes what it may take then.
+fn update(exec: CUgraphExec, graph: CUgraph, call: impl FnOnce() -> CUresult) -> CUresult {
+    if !any_with_memory() {
+        return call();
+    }
+    let Some(_depth) = Depth::enter() else { return call() };
+    let Some(process) = state::armed() else { return call() };
+    if process.graphs.find(exec.addr()).is_none() {
+        return call();
+    }
+    let Ok(needs) = needs_of(process, graph) else {
+        return quota::refuse_unnoted("cuGraphExecUpdate");
+    };
+    let result = call();
+    if result == CUDA_SUCCESS {
         // There is room: its own entry is replaced.
-        process.graphs.insert(exec.addr(), needs_of(process, graph));
+        process.graphs.insert(exec.addr(), needs);
     }
     result
 }
@@ -234,7 +243,7 @@ pub unsafe fn cuGraphExecUpdate(
 ) -> CUresult {
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: the caller's own arguments.
-    updated(exec, graph, unsafe { real(exec, graph, error_node, outcome) })
+    update(exec, graph, || unsafe { real(exec, graph, error_node, outcome) })
 }
 
 /// CUDA Driver API, "Graph Management".
@@ -251,7 +260,7 @@ pub unsafe fn cuGraphExecUpdate_v2(
 ) -> CUresult {
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: the caller's own arguments.
-    updated(exec, graph, unsafe { real(exec, graph, outcome) })
+    update(exec, graph, || unsafe { real(exec, graph, outcome) })
 }
 
 /// CUDA Driver API, "Graph Management": maps the graph's memory.

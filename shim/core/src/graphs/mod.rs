@@ -62,6 +62,17 @@ struct Cell {
 // SAFETY: integers only.
 unsafe impl Zeroed for Cell {}
 
+/// In the place of the handle of a graph that the driver is destroying: no handle.
+const LEAVING: usize = usize::MAX;
+
+/// An executable graph that the driver is asked to destroy.
+#[derive(Debug)]
+#[must_use = "its end is to be noted"]
+pub(crate) struct Leaving {
+    exec: usize,
+    at: usize,
+}
+
 /// Cells of the first table.
 const FIRST: usize = 32;
 
@@ -135,6 +146,27 @@ impl Graphs {
         true
     }
 
+    /// Forgets `exec`, which the driver is about to destroy, and keeps its cell.
+    pub(crate) fn leaving(&self, exec: usize) -> Option<Leaving> {
+        let mut table = self.cells.lock();
+        let cells = table.as_mut()?.as_mut_slice();
+        let at = cells.iter().position(|cell| cell.exec == exec && exec != 0)?;
+        cells[at].exec = LEAVING;
+        Some(Leaving { exec, at })
+    }
+
+    /// The driver's answer: it is destroyed, or stays.
+    pub(crate) fn left(&self, leaving: Leaving, is_gone: bool) {
+        let mut table = self.cells.lock();
+        let cells = table.as_mut().map_or(&mut [][..], Table::as_mut_slice);
+        if let Some(cell) = cells.get_mut(leaving.at) {
+            cell.exec = if is_gone { 0 } else { leaving.exec };
+        }
+        if is_gone {
+            WITH_MEMORY.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// Forgets `exec`.
     pub fn remove(&self, exec: usize) -> Option<Needs> {
         let mut table = self.cells.lock();
@@ -170,6 +202,22 @@ mod tests {
         assert!(graphs.insert(8, needs(800)), "a handle made anew");
         assert_eq!(graphs.find(8), Some((needs(800), false)));
         assert_eq!((graphs.find(0), graphs.remove(0)), (None, None));
+    }
+
+    #[test]
+    fn a_graph_that_stays_is_remembered_whatever_came_meanwhile() {
+        let graphs = Graphs::new();
+        for exec in 1..=FIRST {
+            assert!(graphs.insert(exec, needs(exec as u64)));
+        }
+        let leaving = graphs.leaving(7).expect("known");
+        assert_eq!(graphs.find(7), None);
+        crate::pages::failing_from_now_on(|| assert!(!graphs.insert(100, needs(1))));
+        graphs.left(leaving, false);
+        assert_eq!(graphs.find(7), Some((needs(7), false)));
+        let leaving = graphs.leaving(7).expect("known");
+        graphs.left(leaving, true);
+        crate::pages::failing_from_now_on(|| assert!(graphs.insert(100, needs(1))));
     }
 
     #[test]

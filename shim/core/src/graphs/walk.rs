@@ -1,6 +1,7 @@
 //! Looks through a graph for allocation nodes.
 
 use super::Needs;
+use crate::list::Full;
 use crate::pages::{Table, Zeroed};
 use crate::pools::books::pages;
 use crate::pools::home_of;
@@ -25,30 +26,38 @@ unsafe impl Zeroed for Place {}
 /// What the allocation nodes of `graph` and of the graphs in it may take. Bodies of conditional
 /// nodes have none: "Allowed node types are kernel nodes, empty nodes, child graphs, memsets,
 /// memcopies, and conditionals. This applies recursively" (`CUDA_CONDITIONAL_NODE_PARAMS`).
-pub(super) fn needs_of(process: &'static Process, graph: CUgraph) -> Needs {
+///
+/// # Errors
+/// [`Full`] when the kernel has no memory to look through it: then it may need anything.
+pub(super) fn needs_of(process: &'static Process, graph: CUgraph) -> Result<Needs, Full> {
     let mut needs = Needs::default();
     if !graph.is_null() {
-        add(process, graph, &mut needs, DEEPEST);
+        add(process, graph, &mut needs, DEEPEST)?;
     }
-    needs
+    Ok(needs)
 }
 
-fn add(process: &'static Process, graph: CUgraph, needs: &mut Needs, depth: u32) {
+fn add(
+    process: &'static Process,
+    graph: CUgraph,
+    needs: &mut Needs,
+    depth: u32,
+) -> Result<(), Full> {
     let (Some(get_nodes), Some(get_type)) =
         (real::cuGraphGetNodes.get(), real::cuGraphNodeGetType.get())
     else {
-        return;
+        return Ok(());
     };
     let mut count = 0usize;
     // SAFETY: the caller's graph; a null array asks for the count.
     if unsafe { get_nodes(graph, ptr::null_mut(), &raw mut count) } != CUDA_SUCCESS || count == 0 {
-        return;
+        return Ok(());
     }
-    let Some(mut nodes) = Table::<Place>::new(count) else { return };
+    let mut nodes = Table::<Place>::new(count).ok_or(Full)?;
     let place = nodes.as_mut_slice().as_mut_ptr().cast::<CUgraphNode>();
     // SAFETY: room for `count` nodes, each a pointer.
     if unsafe { get_nodes(graph, place, &raw mut count) } != CUDA_SUCCESS {
-        return;
+        return Ok(());
     }
     for &Place(node) in &nodes.as_slice()[..count.min(nodes.as_slice().len())] {
         let mut kind: c_int = -1;
@@ -60,12 +69,13 @@ fn add(process: &'static Process, graph: CUgraph, needs: &mut Needs, depth: u32)
             CU_GRAPH_NODE_TYPE_MEM_ALLOC => add_node(process, node, needs),
             CU_GRAPH_NODE_TYPE_GRAPH if depth > 0 => {
                 if let Some(child) = child_of(node) {
-                    add(process, child, needs, depth - 1);
+                    add(process, child, needs, depth - 1)?;
                 }
             }
             _ => {}
         }
     }
+    Ok(())
 }
 
 fn child_of(node: CUgraphNode) -> Option<CUgraph> {

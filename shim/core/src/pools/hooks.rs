@@ -56,6 +56,7 @@ fn allocate(
         Look::At(place) => place,
         Look::Nowhere => return call(),
         Look::Refused(refused) => return quota::refuse(process, "a new context", &refused),
+        Look::Unnoted(_) => return quota::refuse_unnoted(name),
     };
     let bytes = bytes as u64;
     let Some(handle) = which(process, place) else {
@@ -65,7 +66,7 @@ fn allocate(
         };
     };
     let Some(pool) = allocate::pool(process, handle, place.gpu) else {
-        return CUDA_ERROR_OUT_OF_MEMORY; // no memory for the table
+        return quota::refuse_unnoted(name);
     };
     match pool.home() {
         Home::Free => call(),
@@ -166,7 +167,7 @@ pub unsafe fn cuMemPoolCreate(
                 // SAFETY: just made, and nobody else has seen it.
                 unsafe { destroy(handle) };
             }
-            CUDA_ERROR_OUT_OF_MEMORY // no memory for the table
+            quota::refuse_unnoted("cuMemPoolCreate")
         }
     }
 }

@@ -6,6 +6,7 @@ use super::book::{Book, Ended, New, Ticket};
 use super::tiles::Region;
 use super::{create, device_of, home_of, release_unseen};
 use crate::place::{self, Look};
+use crate::quota;
 use crate::real::Real;
 use crate::shares;
 use crate::state::{self, Process, Standing};
@@ -307,7 +308,7 @@ pub unsafe fn cuMemImportFromShareableHandle(
     }
     if noted.is_err() {
         release_unseen(handle);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return quota::refuse_unnoted("cuMemImportFromShareableHandle");
     }
     result
 }
@@ -345,8 +346,13 @@ pub unsafe fn cuMemGetHandleForAddressRange(
         (at, any) = (next, true);
     }
     drop(book);
-    if !any && let Some(base) = crate::ipc::base_of(process, pointer) {
-        process.shares.export(base, |export| export.opened(fd));
+    if !any
+        && let Some(base) = crate::ipc::base_of(process, pointer)
+        && process.shares.export(base, |export| export.opened(fd)).is_err()
+    {
+        // SAFETY: the driver has just opened it, and nobody else has seen it.
+        unsafe { libc::close(fd) };
+        return quota::refuse_unnoted("cuMemGetHandleForAddressRange");
     }
     result
 }
@@ -371,8 +377,13 @@ pub unsafe fn cuMulticastCreate(
     // SAFETY: the driver wrote it.
     let handle = unsafe { *object };
     let new = New { gpu: 0, device: -1, bytes: 0, import: 0 };
-    // Without memory for the book, bindings to it are not seen.
-    process.vmm.note(process, &mut |book, each| _ = book.made(handle, new, each));
+    let mut noted = Ok(());
+    process.vmm.note(process, &mut |book, each| noted = book.made(handle, new, each));
+    if noted.is_err() {
+        // What is bound to it would not be seen to live on.
+        release_unseen(handle);
+        return quota::refuse_unnoted("cuMulticastCreate");
+    }
     result
 }
 

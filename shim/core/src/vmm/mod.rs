@@ -125,7 +125,7 @@ fn create(
     // No memory for the book.
     release_unseen(handle);
     quota::release(process, gpu, bytes, Kind::Vmm);
-    CUDA_ERROR_OUT_OF_MEMORY
+    quota::refuse_unnoted(NAME)
 }
 
 /// Releases a handle that nobody but the shim has seen.
