@@ -201,6 +201,87 @@ fn a_pool_in_debt_is_refused_more_until_the_debt_is_gone() {
     assert_eq!(pages.charged(0), CHUNK);
 }
 
+/// A pool that keeps what it has (as PyTorch and RMM set theirs) gives nothing back by itself.
+#[test]
+fn a_debt_is_everybodys_until_the_next_synchronisation_and_no_longer() {
+    for synchronise in ["sync", "stream_sync 1", "event_sync 1", "info"] {
+        let (sim, pages) = one(48 * MIB);
+        let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
+        let mut other = self::tenant(&sim, &pages);
+        let before = witness.must("info");
+        let pool = tenant.must("default 0");
+        tenant.must(&format!("threshold {pool} {}", u64::MAX));
+        tenant.must(&format!("block {BLOCKED}"));
+        let refused = tenant.ask(&format!("async {} {BLOCKED}", 40 * MIB));
+        assert_eq!(refused.result, OUT_OF_MEMORY);
+        let held = before - witness.must("info");
+        assert!(held > 48 * MIB, "the driver cannot take back what its stream has not passed");
+        assert_eq!(pages.charged(0), held);
+        for asked in ["alloc 2097152", "async 1 2"] {
+            assert_eq!(tenant.ask(asked).result, OUT_OF_MEMORY, "{asked}");
+            assert_eq!(other.ask(asked).result, OUT_OF_MEMORY, "{asked}, of another process");
+        }
+        assert_eq!(tenant.must("info"), 0);
+        tenant.must("unblock");
+        // What the stream has passed is known soon after.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while tenant.ask(&format!("query {BLOCKED}")).result != 0 {
+            assert!(std::time::Instant::now() < deadline);
+        }
+        tenant.must(synchronise);
+        assert_eq!((before - witness.must("info"), pages.charged(0)), (0, 0), "{synchronise}");
+        other.must(&format!("alloc {}", 48 * MIB));
+    }
+}
+
+/// Large requests that rely on what the pool holds already, which the driver cannot use for them:
+/// its order is another stream's.
+#[test]
+fn whatever_a_pool_took_too_much_is_gone_after_one_synchronisation() {
+    let limit = 2048 * MIB;
+    let (sim, pages) = one(limit);
+    let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
+    let before = witness.must("info");
+    let pool = tenant.must("default 0");
+    tenant.must(&format!("threshold {pool} {}", u64::MAX));
+    // Linear congruence: the same every time.
+    let mut state = 1u64;
+    let mut random = |below: u64| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    let mut live: Vec<(u64, u64)> = Vec::new();
+    let mut refused = 0;
+    for round in 0..40 {
+        tenant.must(&format!("block {BLOCKED}"));
+        for _ in 0..12 {
+            let stream = 1 + random(3);
+            if random(2) == 0 && !live.is_empty() {
+                let (pointer, _) =
+                    live.swap_remove(usize::try_from(random(live.len() as u64)).unwrap());
+                tenant.must(&format!("free_async {pointer} {stream}"));
+            } else {
+                let bytes = (1 + random(1000)) * MIB;
+                let reply = tenant.ask(&format!("async {bytes} {stream}"));
+                match reply.result {
+                    0 => live.push((reply.values[0], bytes)),
+                    _ => refused += 1,
+                }
+            }
+            let held = before - witness.must("info");
+            assert!(held <= pages.charged(0), "round {round}: {held} held");
+        }
+        tenant.must("unblock");
+        tenant.must("sync");
+        let held = before - witness.must("info");
+        let used: u64 = live.iter().map(|(_, bytes)| bytes).sum();
+        assert!(used <= held && held <= limit, "round {round}: {held} held, {used} of it used");
+        assert_eq!(held, pages.charged(0), "round {round}");
+    }
+    assert!(refused > 40, "{refused} requests were refused");
+}
+
 #[test]
 fn own_pools_are_charged_where_their_properties_say() {
     let sim = SimGpu::start_default();

@@ -141,6 +141,14 @@ pub fn commit<L: Ledger>(ledger: &L, reserved: u64, actual: u64) -> u64 {
     before.saturating_add(actual)
 }
 
+/// Grants `bytes` that the driver has given without having been asked for, whatever the limit says:
+/// until they are released, whoever asks for more than the limit leaves beside them is refused.
+/// Returns what the process holds.
+pub fn owe<L: Ledger>(ledger: &L, bytes: u64) -> u64 {
+    publish(ledger, bytes);
+    commit(ledger, bytes, bytes)
+}
+
 /// Takes granted bytes back, after the driver released them.
 #[inline]
 pub fn release<L: Ledger>(ledger: &L, bytes: u64) {

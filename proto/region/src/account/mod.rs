@@ -13,6 +13,7 @@
 //! | no descriptor left, or the path leads elsewhere (`chroot`) | no queue and no recovery by this process: it waits and retries, and refuses what does not fit |
 //! | a process stopped in the middle of a driver call | who would only fit without its bytes waits up to [`PATIENCE`], then is refused as [`Reason::Contended`] |
 //! | the limit lowered, or overhead observed, so that more is in use than may be | new requests are refused, nothing is taken back |
+//! | the driver took more than was set aside, and keeps it ([`Account::owe`]) | as if the limit had been lowered, until it is released |
 //! | a release of more than is held | stops at zero |
 
 mod imports;
@@ -170,6 +171,20 @@ impl Account {
         if peak.load(Ordering::Relaxed) < held {
             peak.fetch_max(held, Ordering::Relaxed);
         }
+    }
+
+    /// Charges `bytes` that the driver took beyond what was set aside and does not give back yet,
+    /// even where the limit has no room for them: they are in use, so nobody else may have them.
+    #[cold]
+    pub fn owe(&self, gpu: usize, bytes: u64, kind: Kind) {
+        let held = ledger::owe(&Words { account: self, gpu }, bytes);
+        self.slot.words().peak[gpu].fetch_max(held, Ordering::Relaxed);
+        self.slot.words().kinds[kind as usize].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that the tenant has in use beyond the limit: the limit was lowered, or something is owed.
+    pub fn excess(&self, gpu: usize) -> u64 {
+        self.charged_total(gpu).saturating_sub(self.quota.effective_limit(gpu))
     }
 
     #[inline]

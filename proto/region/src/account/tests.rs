@@ -151,6 +151,23 @@ fn what_the_driver_gave_over_the_quota_stays_charged_until_it_is_freed() {
 }
 
 #[test]
+fn what_is_owed_is_in_everybodys_way_until_it_is_released() {
+    let tenant = Tenant::new();
+    let (debtor, other) = (tenant.process(), tenant.process());
+    take(&debtor, 0, 900).unwrap();
+    debtor.owe(0, 150, Kind::Async);
+    assert_eq!((debtor.charged_total(0), debtor.excess(0), other.excess(0)), (1050, 50, 50));
+    for bytes in [0, 1, 100] {
+        assert_eq!(take(&other, 0, bytes), Err(Reason::OverQuota), "{bytes}");
+        assert_eq!(take(&debtor, 0, bytes), Err(Reason::OverQuota), "{bytes}");
+    }
+    assert_eq!(tenant.slot(&debtor).peak[0], 1050);
+    debtor.release(0, 150, Kind::Async);
+    assert_eq!(other.excess(0), 0);
+    take(&other, 0, 100).unwrap();
+}
+
+#[test]
 fn absurd_requests_and_releases_do_no_harm() {
     let tenant = Tenant::new();
     let account = tenant.process();

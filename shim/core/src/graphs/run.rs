@@ -94,14 +94,11 @@ impl Run<'_> {
                     let lacking = pool.settle_call(self.process, here);
                     if lacking > 0 {
                         pool.learn(worst[at], lacking);
-                        // Nobody to refuse any more: paid if it can be, else owed.
-                        if let Some(more) = quota::reserve_if_room(self.process, gpu, lacking) {
-                            pool.begin(lacking);
-                            pool.settle_call(self.process, more);
-                        }
+                        // Nobody to refuse any more.
+                        pool.owe(self.process);
                     }
                 }
-                None => _ = pool.settle(self.process),
+                None => pool.owe(self.process),
             }
         }
         result
@@ -133,6 +130,9 @@ impl Run<'_> {
             Ok(()) => self.settled([const { None }; MAX_GPUS], call),
             Err(Lack::Quota { gpu, bytes, reason }) => {
                 self.reclaim();
+                for (_, _, pool) in self.pools() {
+                    pool.owe(process);
+                }
                 let refused = process.account.refuse(reason, usize::from(gpu), bytes);
                 quota::refuse(process, name, &refused)
             }

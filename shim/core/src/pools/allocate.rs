@@ -4,9 +4,10 @@ use super::ask;
 use super::pool::{Home, Pool};
 use crate::allocations::Allocation;
 use crate::quota;
+use crate::spin::sleep_us;
 use crate::state::Process;
 use tessera_cuda::types::*;
-use tessera_region::account::{Refused, Reservation};
+use tessera_region::account::{Reason, Refused, Reservation};
 use tessera_region::layout::Kind;
 
 /// What is to be allocated.
@@ -18,6 +19,10 @@ pub(crate) struct Order<'a> {
     pub(crate) gpu: u8,
     pub(crate) bytes: u64,
 }
+
+/// How long a refused call waits for the stream to pass its free, before it leaves that to the next
+/// synchronisation.
+const UNDONE_US: [u32; 5] = [20, 50, 100, 300, 500];
 
 /// Settlements of one call: each is for what others' calls made lacking meanwhile.
 const ROUNDS: u32 = 4;
@@ -91,16 +96,18 @@ impl Order<'_> {
         }
     }
 
-    /// Reserves what the pool holds beyond its charge, if it does.
+    /// Gives back what the pool holds beyond the quota, if it does. The caller is alone in it.
     fn pay_debt(&self) -> Result<(), Refused> {
         if !self.pool.in_debt() {
             return Ok(());
         }
-        self.process.pools.reclaim(self.process, self.gpu);
-        match self.pool.settle(self.process).lacking {
-            0 => Ok(()),
-            lacking => self.obtain(lacking),
+        let Self { process, pool, gpu, .. } = *self;
+        process.pools.reclaim(process, gpu);
+        pool.owe(process);
+        if !pool.in_debt() {
+            return Ok(());
         }
+        Err(process.account.refuse(Reason::OverQuota, usize::from(gpu), self.bytes))
     }
 
     /// Reserves what the pool holds and nobody has reserved: `lacking` bytes, or more by then.
@@ -140,9 +147,19 @@ impl Order<'_> {
     /// Frees what does not fit after all, and what the pool took for it.
     #[cold]
     fn give_up(&self, pointer: u64, undo: impl FnOnce(u64)) {
+        let Self { process, pool, gpu, .. } = *self;
         undo(pointer);
-        self.pool.loosen();
-        self.process.pools.reclaim(self.process, self.gpu);
+        pool.loosen();
+        process.pools.reclaim(process, gpu);
+        pool.owe(process);
+        // The free is in its stream; where that has not much to do, this is a matter of microseconds.
+        for wait_us in UNDONE_US {
+            if !pool.in_debt() {
+                return;
+            }
+            sleep_us(wait_us);
+            process.pools.reclaim(process, gpu);
+        }
     }
 
     #[inline]
@@ -164,7 +181,7 @@ impl Order<'_> {
             }
             Err(_full) => {
                 self.give_up(pointer, undo);
-                CUDA_ERROR_OUT_OF_MEMORY
+                quota::refuse_unnoted(self.name)
             }
         }
     }

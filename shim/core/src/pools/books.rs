@@ -15,6 +15,9 @@
 //! moment but within a call that is alone, and `charged` is what the driver reserves whenever nobody
 //! is pending. Nothing is charged twice, because the charge is set to the driver's figure, never
 //! added up.
+//!
+//! What such a call took and cannot give back at once is *owed*: charged whatever the quota says, so
+//! that nobody gets anything beside it, and paid by the first that the driver gives back.
 
 /// The chunk in which pools grow, as far as is known: the CUDA driver's is 32 MiB.
 const CHUNK: u64 = 32 << 20;
@@ -32,6 +35,8 @@ pub struct Books {
     pending: u64,
     /// The chunk, where it was seen to be larger than [`CHUNK`]; else 0.
     learnt: u64,
+    /// Bytes of the charge for which the quota had no room.
+    owed: u64,
     /// One call wants to be alone, or is.
     closed: bool,
 }
@@ -50,7 +55,7 @@ pub struct Settled {
 impl Books {
     /// Nothing charged.
     pub const fn new() -> Self {
-        Self { charged: 0, pending: 0, learnt: 0, closed: false }
+        Self { charged: 0, pending: 0, learnt: 0, owed: 0, closed: false }
     }
 
     /// Bytes charged.
@@ -106,6 +111,7 @@ impl Books {
         let keep = grown.min(mine);
         let release = self.charged.saturating_sub(reserved);
         self.charged = self.charged + keep - release;
+        self.owed = self.owed.saturating_sub(release);
         let lacking = reserved.saturating_sub(self.charged.saturating_add(self.pending));
         Settled { keep, release, lacking }
     }
@@ -119,8 +125,30 @@ impl Books {
         }
     }
 
+    /// Whether what is lacking is nobody's who is still to answer for it.
+    pub fn is_quiet(&self) -> bool {
+        !self.closed && !self.is_busy()
+    }
+
+    /// The pool keeps `lacking` bytes for which the quota has no room.
+    pub fn owe(&mut self, lacking: u64) {
+        self.charged = self.charged.saturating_add(lacking);
+        self.owed = self.owed.saturating_add(lacking);
+    }
+
+    /// The tenant is `excess` bytes over its quota, all in all: no more than that is owed.
+    pub fn forgive(&mut self, excess: u64) {
+        self.owed = self.owed.min(excess);
+    }
+
+    /// Bytes of the charge for which the quota had no room.
+    pub fn owed(&self) -> u64 {
+        self.owed
+    }
+
     /// The pool is gone: forgets the charge and returns it.
     pub fn end(&mut self) -> u64 {
+        self.owed = 0;
         core::mem::take(&mut self.charged)
     }
 }
@@ -191,6 +219,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_owed_is_charged_and_paid_first() {
+        let mut books = Books::default();
+        books.begin(2 * MIB);
+        let lacking = books.settle(2 * MIB, 32 * MIB).lacking;
+        books.owe(lacking);
+        assert_eq!(books.settle(0, 32 * MIB).lacking, 0);
+        assert_eq!((books.charged(), books.owed()), (32 * MIB, 30 * MIB));
+        assert_eq!(books.settle(0, 22 * MIB).release, 10 * MIB);
+        assert_eq!((books.charged(), books.owed()), (22 * MIB, 20 * MIB));
+        books.forgive(5 * MIB);
+        assert_eq!((books.charged(), books.owed()), (22 * MIB, 5 * MIB));
+        assert_eq!((books.end(), books.owed()), (22 * MIB, 0));
+    }
+
+    #[test]
     fn nobody_begins_beside_a_call_that_is_alone() {
         let mut books = Books::default();
         assert!(books.begin_beside_others(32 * MIB));
@@ -225,8 +268,8 @@ mod tests {
         Step { thread: usize, bytes: u64, grows: bool },
         /// An idle thread wants to be alone, one that waits gets on if nobody is under way and grows
         /// the pool by more than it announces, one that is alone settles and gives up what is
-        /// lacking.
-        Alone { thread: usize, announced: u64, grown: u64 },
+        /// lacking: at once, or as soon as the driver lets go of it.
+        Alone { thread: usize, announced: u64, grown: u64, at_once: bool },
         /// The driver gives back up to so many chunks: a synchronisation, a trim.
         Shrink(u64),
         /// Somebody only looks.
@@ -251,11 +294,12 @@ mod tests {
         prop_oneof![
             8 => (0usize..4, 1u64..200, any::<bool>())
                 .prop_map(|(thread, mib, grows)| Act::Step { thread, bytes: mib * MIB, grows }),
-            4 => (0usize..4, 0u64..100, 1u64..100)
-                .prop_map(|(thread, announced, more)| Act::Alone {
+            4 => (0usize..4, 0u64..100, 1u64..100, any::<bool>())
+                .prop_map(|(thread, announced, more, at_once)| Act::Alone {
                     thread,
                     announced: announced * PAGE,
                     grown: (announced + more) * PAGE,
+                    at_once,
                 }),
             2 => (1u64..4).prop_map(Act::Shrink),
             1 => Just(Act::Look),
@@ -281,6 +325,7 @@ mod tests {
             let mut books = Books::default();
             let mut threads = [Thread::Idle; 4];
             let (mut reserved, mut quota, mut closed) = (0u64, 0u64, false);
+            let mut owed = 0u64;
             let looked = |books: &mut Books, mine: u64, reserved: u64, quota: &mut u64| {
                 let settled = books.settle(mine, reserved);
                 *quota = *quota - mine + settled.keep - settled.release;
@@ -311,7 +356,7 @@ mod tests {
                         }
                         waits => waits,
                     },
-                    Act::Alone { thread, announced, grown } => threads[thread] = match threads[thread] {
+                    Act::Alone { thread, announced, grown, at_once } => threads[thread] = match threads[thread] {
                         Thread::Idle if !closed => {
                             closed = true;
                             books.close();
@@ -327,7 +372,13 @@ mod tests {
                             // Only what it took itself can be lacking, and it gives that up.
                             let lacking = looked(&mut books, announced, reserved, &mut quota).lacking;
                             prop_assert!(lacking <= grown - announced);
-                            reserved -= lacking;
+                            if at_once {
+                                reserved -= lacking;
+                            } else {
+                                books.owe(lacking);
+                                quota += lacking;
+                                owed += lacking;
+                            }
                             closed = false;
                             books.open();
                             Thread::Idle
@@ -345,6 +396,9 @@ mod tests {
                     "the driver holds what nobody has reserved"
                 );
                 prop_assert_eq!(quota, books.charged + books.pending);
+                // Nobody owes more than was left owing, or than there is.
+                owed = owed.min(books.owed());
+                prop_assert!(books.owed() <= owed && books.owed() <= books.charged);
             }
             for thread in threads {
                 match thread {

@@ -24,8 +24,9 @@
 //!   request rounded up to the chunk, less what was reserved. The same holds when a driver's chunk is larger
 //!   than assumed; after the first such growth it is known.
 //! - It is undone: at once if the driver can give the chunk back at the trim, else when the
-//!   stream has passed the free, at the next synchronisation or refusal. Until then the pool is *in
-//!   debt*: it is refused further allocations unless the quota can pay for what it holds.
+//!   stream has passed the free: within a millisecond, or at the next synchronisation, look at free
+//!   memory or request. Until then the pool is *in debt*: what it holds is charged, even beyond the
+//!   quota, so that no process of the tenant gets anything beside it.
 
 pub(crate) mod allocate;
 pub(crate) mod ask;
@@ -190,13 +191,26 @@ impl Pools {
         FREES.store(false, Ordering::Relaxed);
         for pool in self.each().filter(|pool| pool.is_loose()) {
             if pool.is_known() {
-                pool.settle(process);
+                self.settle_one(process, pool);
             } else if synchronised {
                 pool.end_orphan(process);
             }
             if pool.is_loose() {
                 notice_frees();
             }
+        }
+    }
+
+    /// What a synchronisation does to a pool: one that is in debt is trimmed.
+    fn settle_one(&self, process: &'static Process, pool: &Pool) {
+        if !pool.in_debt() {
+            pool.settle(process);
+            return;
+        }
+        if !pool.is_of_graphs() {
+            pool.trim(process);
+        } else if let Some(_untrimmed) = pool.tight.try_lock() {
+            pool.trim(process);
         }
     }
 

@@ -82,7 +82,8 @@ pub(crate) struct Pool {
     threshold: AtomicU64,
     /// Something was freed, and the driver may give chunks back at any synchronisation.
     loose: AtomicBool,
-    /// The driver took more than could be reserved, and it could not be undone yet.
+    /// The driver took more than could be reserved, and it is not undone: some of the charge is owed
+    /// ([`Books::owe`]), or somebody is about to answer for what is lacking.
     in_debt: AtomicBool,
     /// The application made it, and may destroy it.
     own: AtomicBool,
@@ -246,7 +247,7 @@ impl Pool {
         } else {
             drop(reservation);
         }
-        self.book(process, &settled);
+        self.book(process, &mut books, &settled);
         settled.lacking
     }
 
@@ -282,15 +283,47 @@ impl Pool {
             self.loose.store(true, Ordering::Relaxed);
         }
         let settled = books.settle(0, reserved);
-        self.book(process, &settled);
+        // A graph's launch answers for what it took itself.
+        if settled.lacking > 0 && books.is_quiet() && !self.is_of_graphs() {
+            self.charge(process, &mut books, settled.lacking);
+        }
+        self.book(process, &mut books, &settled);
         settled
     }
 
-    fn book(&self, process: &'static Process, settled: &Settled) {
+    /// Charges what the pool holds and nobody has reserved, whether or not the quota has room. What
+    /// it has no room for is asked back at every synchronisation, and before anything is refused.
+    #[cold]
+    pub(crate) fn owe(&self, process: &'static Process) {
+        let mut books = self.books.lock();
+        let Some(reserved) = self.source().and_then(Source::reserved) else { return };
+        let settled = books.settle(0, reserved);
+        if settled.lacking > 0 {
+            self.charge(process, &mut books, settled.lacking);
+        }
+        self.book(process, &mut books, &Settled { lacking: 0, ..settled });
+    }
+
+    fn charge(&self, process: &'static Process, books: &mut Books, lacking: u64) {
+        if let Home::Gpu(gpu) = self.home() {
+            process.account.owe(usize::from(gpu), lacking, self.kind());
+            books.owe(lacking);
+        }
+    }
+
+    fn book(&self, process: &'static Process, books: &mut Books, settled: &Settled) {
         if let (Home::Gpu(gpu), 1..) = (self.home(), settled.release) {
             quota::release(process, gpu, settled.release, self.kind());
         }
-        self.in_debt.store(settled.lacking > 0, Ordering::Relaxed);
+        if let (Home::Gpu(gpu), 1..) = (self.home(), books.owed()) {
+            books.forgive(process.account.excess(usize::from(gpu)));
+        }
+        let in_debt = settled.lacking > 0 || books.owed() > 0;
+        self.in_debt.store(in_debt, Ordering::Relaxed);
+        if in_debt {
+            // Whatever its threshold: the next synchronisation looks at it.
+            self.loosen();
+        }
     }
 
     /// The driver took `lacking` bytes more than the `worst` that a call alone had reserved.
