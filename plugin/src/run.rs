@@ -181,14 +181,14 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     let mut overhead = overhead::Overhead::new(Box::new(discovery), pages.dir(), uuids)?;
     let outcome = supervise::run(command, || {
         if let Ok(snapshot) = pages.usage().snapshot() {
-            observer.see(&snapshot);
+            observer.see(&snapshot, overhead.ended());
             overhead.tick(&snapshot, pages.quota(), pages.usage());
         }
     });
     if args.verbose {
-        // The last look: the processes are gone, what they wrote is not.
+        // The last look: the processes are gone, what they wrote is not, wherever it is by now.
         if let Ok(snapshot) = pages.usage().snapshot() {
-            observer.see(&snapshot);
+            observer.see(&snapshot, overhead.ended());
         }
         for (gpu, line) in gpus.iter().zip(observer.lines()) {
             eprintln!(

@@ -15,8 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use tessera_region::layout::{MAX_GPUS, SESSION_SOCKET};
+use tessera_region::layout::SESSION_SOCKET;
 use tessera_region::quota::{QuotaSpec, QuotaWriter};
+pub use tessera_region::usage::Tally;
 use tessera_region::usage::{Recovered, SlotView, Snapshot, Tampered, UsageFile, What};
 use tessera_region::{PageError, PageFault};
 use tracing::{info, warn};
@@ -92,47 +93,6 @@ impl RegionError {
     }
 }
 
-/// What processes that have ended did; their slots are zeroed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Requests refused because of the quota.
-    pub refusals: u64,
-    /// Requests within the quota that the driver refused.
-    pub driver_refusals: u64,
-    /// Kernel and graph launches.
-    pub launches: u64,
-    /// Nanoseconds of GPU time.
-    pub gpu_time_ns: u64,
-    /// Nanoseconds waited at the gate.
-    pub gate_wait_ns: u64,
-    /// Launches that waited there.
-    pub gate_waits: u64,
-    /// Times that a process rationed itself, because the arbiter was silent.
-    pub gate_timeouts: u64,
-    /// Times that the window was full while the gate was open.
-    pub window_waits: u64,
-    /// Highest granted bytes of any one process, per GPU.
-    pub peak: [u64; MAX_GPUS],
-}
-
-impl Tally {
-    /// Adds a slot's counters. They are a container's word: sums saturate.
-    pub fn add(&mut self, slot: &SlotView) {
-        let add = |sum: &mut u64, value: u64| *sum = sum.saturating_add(value);
-        add(&mut self.refusals, slot.refusals);
-        add(&mut self.driver_refusals, slot.driver_refusals);
-        add(&mut self.launches, slot.launches);
-        add(&mut self.gpu_time_ns, slot.gpu_time_ns);
-        add(&mut self.gate_wait_ns, slot.gate_wait_ns);
-        add(&mut self.gate_waits, slot.gate_waits);
-        add(&mut self.gate_timeouts, slot.gate_timeouts);
-        add(&mut self.window_waits, slot.window_waits);
-        for (peak, value) in self.peak.iter_mut().zip(slot.peak) {
-            *peak = (*peak).max(value);
-        }
-    }
-}
-
 /// How a usage page is read.
 type Read = fn(&UsageFile) -> Result<Snapshot, Tampered>;
 
@@ -149,6 +109,7 @@ pub struct Use {
 struct Open {
     usage: Arc<UsageFile>,
     patience: Arc<Patience>,
+    /// What processes did whose slots the plugin zeroed.
     ended: Tally,
     /// What was wrong with the usage page at the last look.
     wrong: Option<Tampered>,
@@ -157,6 +118,16 @@ struct Open {
     /// When a recovery was last told.
     told: Option<Instant>,
     listener: Listener,
+}
+
+impl Open {
+    /// What a page says, together with what it no longer does.
+    fn used(&self, snapshot: Snapshot) -> Use {
+        let mut tally = self.ended.clone();
+        tally.merge(&snapshot.past);
+        snapshot.slots.iter().for_each(|slot| tally.add(slot));
+        Use { snapshot, tally }
+    }
 }
 
 /// One allocation's directory, open.
@@ -232,7 +203,7 @@ impl Region {
                 open: Mutex::new(Open {
                     usage: Arc::new(made.pages.usage),
                     patience: made.patience,
-                    ended: Tally::default(),
+                    ended: made.pages.ended,
                     wrong: None,
                     held_up: None,
                     told: None,
@@ -273,10 +244,11 @@ impl Region {
                 .map_err(|error| RegionError::Socket { path: self.dir.clone(), error })?;
         }
         if new_tenant {
-            open.ended = Tally::default();
+            open.ended = made.pages.ended;
             self.tamperings.store(0, Ordering::Relaxed);
             self.observed.clear();
         } else {
+            open.ended.merge(&made.pages.ended);
             self.tamperings.fetch_add(u64::from(made.held_up), Ordering::Relaxed);
         }
         *lock(&self.quota) = made.pages.quota;
@@ -385,9 +357,7 @@ impl Region {
             self.open.try_lock().ok()
         })?;
         let snapshot = open.usage.glance().ok()?;
-        let mut tally = open.ended.clone();
-        snapshot.slots.iter().for_each(|slot| tally.add(slot));
-        Some(Use { snapshot, tally })
+        Some(open.used(snapshot))
     }
 
     fn look_by(&self, read: Read) -> Use {
@@ -399,9 +369,7 @@ impl Region {
             }
             None => self.snapshot(&mut open),
         };
-        let mut tally = open.ended.clone();
-        snapshot.slots.iter().for_each(|slot| tally.add(slot));
-        Use { snapshot, tally }
+        open.used(snapshot)
     }
 
     fn snapshot(&self, open: &mut Open) -> Snapshot {
@@ -468,14 +436,7 @@ impl Region {
         match self.change(open, UsageFile::recover_dead)? {
             Ok(recovered) if recovered.slots == 0 => return before.ok(),
             Ok(recovered) => {
-                let after = open.usage.snapshot().unwrap_or_default();
-                for slot in before.unwrap_or_default().slots {
-                    let still =
-                        |s: &SlotView| s.index == slot.index && s.claimed_ns == slot.claimed_ns;
-                    if !after.slots.iter().any(still) {
-                        open.ended.add(&slot);
-                    }
-                }
+                open.ended.merge(&recovered.tally);
                 self.tell(open, &recovered);
             }
             Err(error) => warn!(%error, "dead processes' slots cannot be recovered"),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tessera_region::abi;
 use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec, QuotaWriter};
-use tessera_region::usage::{self, UsageFile};
+use tessera_region::usage::{self, Tally, UsageFile};
 use tessera_region::{PAIR_BYTES, PageError, PageFault, Spares, prepare_dir, remove_pages};
 use tracing::warn;
 
@@ -36,6 +36,8 @@ pub(super) struct Pages {
     pub(super) quota: QuotaWriter,
     pub(super) usage: UsageFile,
     pub(super) outcome: Outcome,
+    /// What dead processes had counted in slots that were zeroed.
+    pub(super) ended: Tally,
 }
 
 /// The pages of `record` in `dir`, if they are as they should be: told by reading, which no container can
@@ -45,7 +47,7 @@ pub(super) fn whole(dir: &Path, record: &Record) -> Option<Pages> {
     let quota = QuotaWriter::open(dir).ok().filter(|quota| quota.spec() == spec(record))?;
     let usage = UsageFile::open_as(dir, abi).ok()?;
     let whole = usage.is_whole(record.generation);
-    whole.then(|| Pages { quota, usage, outcome: Outcome::default() })
+    whole.then(|| Pages { quota, usage, outcome: Outcome::default(), ended: Tally::default() })
 }
 
 /// Makes or renews the pages of `record` in `dir`. `in_use` says whether a process still holds a slot,
@@ -109,7 +111,8 @@ pub(super) fn write(
         result => result?,
     };
     outcome.repaired |= created.repaired || (mode != Mode::Fresh && created.fresh);
-    Ok(Pages { quota, usage: UsageFile::open_as(dir, abi)?, outcome })
+    let ended = created.recovered.tally;
+    Ok(Pages { quota, usage: UsageFile::open_as(dir, abi)?, outcome, ended })
 }
 
 /// The version of the pages: that of the shim which reads them. What a running container has mounted

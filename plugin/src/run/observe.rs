@@ -1,38 +1,34 @@
 //! Peak use and refusals of a command tree, from repeated looks at its usage page.
 
-use std::collections::HashMap;
-
 use tessera_region::layout::MAX_GPUS;
-use tessera_region::usage::Snapshot;
+use tessera_region::usage::{Snapshot, Tally};
 
 use crate::config::quantity::format_bytes;
 
-/// What was seen so far. A slot's counters are its owner's alone and start again with the next
-/// owner, so they are kept by slot and time of claim.
+/// What was seen so far.
 #[derive(Debug, Default)]
 pub(super) struct Observer {
     peaks: [u64; MAX_GPUS],
-    refusals: HashMap<(usize, u64), u64>,
+    refusals: u64,
 }
 
 impl Observer {
-    /// Takes one look into account.
-    pub fn see(&mut self, snapshot: &Snapshot) {
+    /// Takes one look into account. `ended`: what those did whose slots were zeroed by whoever looks.
+    pub fn see(&mut self, snapshot: &Snapshot, ended: &Tally) {
+        let mut tally = ended.clone();
+        tally.merge(&snapshot.past);
         let mut now = [0u64; MAX_GPUS];
         for slot in &snapshot.slots {
             for (now, granted) in now.iter_mut().zip(slot.granted) {
                 *now = now.saturating_add(granted);
             }
-            // One process's own peak is a lower bound that no look can miss.
-            for (peak, own) in self.peaks.iter_mut().zip(slot.peak) {
-                *peak = (*peak).max(own);
-            }
-            let seen = self.refusals.entry((slot.index, slot.claimed_ns)).or_default();
-            *seen = (*seen).max(slot.refusals);
+            tally.add(slot);
         }
-        for (peak, now) in self.peaks.iter_mut().zip(now) {
-            *peak = (*peak).max(now);
+        // One process's own peak is a lower bound that no look can miss.
+        for (peak, seen) in self.peaks.iter_mut().zip(now.into_iter().zip(tally.peak)) {
+            *peak = (*peak).max(seen.0).max(seen.1);
         }
+        self.refusals = self.refusals.max(tally.refusals);
     }
 
     /// One line per GPU, in the page's order.
@@ -42,7 +38,7 @@ impl Observer {
 
     /// Requests refused because of the quota.
     pub fn refusals(&self) -> u64 {
-        self.refusals.values().sum()
+        self.refusals
     }
 }
 
@@ -66,18 +62,28 @@ mod tests {
             vec![slot(0, 1, 10 << 20, 10 << 20, 0), slot(1, 1, 20 << 20, 20 << 20, 0)],
             vec![slot(0, 1, 0, 10 << 20, 0), slot(1, 1, 5 << 20, 20 << 20, 0)],
         ] {
-            observer.see(&Snapshot { slots, ..Snapshot::default() });
+            observer.see(&Snapshot { slots, ..Snapshot::default() }, &Tally::default());
         }
         assert_eq!(observer.lines().next().unwrap(), "peak use 30 MiB");
     }
 
     #[test]
-    fn refusals_of_a_slots_former_owners_count() {
+    fn what_ended_between_two_looks_counts() {
         let mut observer = Observer::default();
-        for (claimed, refusals) in [(1, 2), (1, 3), (9, 1)] {
-            let slots = vec![slot(0, claimed, 0, 0, refusals)];
-            observer.see(&Snapshot { slots, ..Snapshot::default() });
-        }
-        assert_eq!(observer.refusals(), 4);
+        let none = Tally::default();
+        let of = |slot: &SlotView| {
+            let mut tally = Tally::default();
+            tally.add(slot);
+            tally
+        };
+        let seen = slot(0, 1, 0, 10 << 20, 2);
+        observer.see(&Snapshot { slots: vec![seen.clone()], ..Snapshot::default() }, &none);
+        // Its slot was taken over, by one that this program recovered, and by one that lives.
+        let past = of(&seen);
+        let ended = of(&slot(0, 2, 0, 30 << 20, 1));
+        let slots = vec![slot(0, 3, 0, 20 << 20, 4)];
+        observer.see(&Snapshot { slots, past, ..Snapshot::default() }, &ended);
+        assert_eq!(observer.refusals(), 7);
+        assert_eq!(observer.lines().next().unwrap(), "peak use 30 MiB");
     }
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use tessera_region::layout::{Kind, USAGE_FILE};
 use tessera_region::quota::QuotaWriter;
-use tessera_region::usage::{Snapshot, UsageFile};
+use tessera_region::usage::{Snapshot, Tally, UsageFile};
 
 use crate::device::{Discovery, GpuProcess};
 use crate::observe::gauge::{Gauge, Verdict};
@@ -29,6 +29,8 @@ pub(super) struct Overhead {
     seen: Vec<(usize, u64, u64)>,
     /// At the last look.
     launches: u64,
+    /// What dead processes had counted in slots that a look zeroed.
+    ended: Tally,
 }
 
 impl Overhead {
@@ -50,7 +52,13 @@ impl Overhead {
             page: (page.dev(), page.ino()),
             seen: Vec::new(),
             launches: 0,
+            ended: Tally::default(),
         })
+    }
+
+    /// What dead processes had counted in slots that a look zeroed.
+    pub fn ended(&self) -> &Tally {
+        &self.ended
     }
 
     /// Looks if it is time, or if contexts or processes have come or gone since the last tick.
@@ -76,7 +84,7 @@ impl Overhead {
 
     /// `None` where page or driver do not tell.
     fn look(&mut self, gpu: usize, quota: &QuotaWriter, usage: &UsageFile) -> Option<Verdict> {
-        usage.recover_dead().ok()?;
+        self.ended.merge(&usage.recover_dead().ok()?.tally);
         let before = usage.snapshot().ok()?.slots;
         let processes = self.discovery.processes(&self.gpus[gpu].0).ok()?;
         let now = Instant::now();

@@ -260,7 +260,36 @@ pub struct UsageHeader {
     /// When a dead owner's bytes were last taken back, `CLOCK_MONOTONIC` nanoseconds; 0 is never.
     /// The driver tears a killed process down later than that: its refusals may pass.
     pub recovered_ns: AtomicU64,
-    tail: [AtomicU8; 4016],
+    gap: [AtomicU8; 48],
+    /// What those had counted whose slots a process of the tenant took over.
+    pub past: Past,
+    tail: [AtomicU8; 3776],
+}
+
+/// What dead owners' slots said before a process of the tenant zeroed them; 192 bytes. Whoever holds such
+/// a slot's lock adds to these words, so they are added to atomically, and never written otherwise while
+/// the generation lasts.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Past {
+    /// Per GPU: the highest of [`Slot::peak`].
+    pub peak: [AtomicU64; MAX_GPUS],
+    /// Sums of the slots' words, as are all that follow.
+    pub refusals: AtomicU64,
+    /// See [`Slot::driver_refusals`].
+    pub driver_refusals: AtomicU64,
+    /// See [`Slot::launches`]; all shards together.
+    pub launches: AtomicU64,
+    /// See [`Slot::gate_wait_ns`].
+    pub gate_wait_ns: AtomicU64,
+    /// See [`Slot::gpu_time_ns`].
+    pub gpu_time_ns: AtomicU64,
+    /// See [`Slot::gate_waits`].
+    pub gate_waits: AtomicU64,
+    /// See [`Slot::gate_timeouts`].
+    pub gate_timeouts: AtomicU64,
+    /// See [`Slot::window_waits`].
+    pub window_waits: AtomicU64,
 }
 
 /// Bytes of the usage file.
@@ -302,5 +331,8 @@ const _: () = {
     assert!(offset_of!(UsageHeader, generation) == 16);
     assert!(offset_of!(UsageHeader, high_water) == 64);
     assert!(offset_of!(UsageHeader, recovered_ns) == 72);
+    assert!(offset_of!(UsageHeader, past) == 128);
+    assert!(offset_of!(Past, refusals) == 128);
+    assert!(size_of::<Past>() == 192);
     assert!(size_of::<UsagePage>() == USAGE_BYTES);
 };

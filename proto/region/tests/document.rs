@@ -49,8 +49,8 @@ fn the_quota_page_is_as_documented() {
 
 #[test]
 fn the_usage_page_is_as_documented() {
-    let header = fields!(UsageHeader: magic abi slot_count generation high_water);
-    check("## Usage page", header, &["line", "tail"]);
+    let header = fields!(UsageHeader: magic abi slot_count generation high_water recovered_ns past);
+    check("## Usage page", header, &["line", "pad", "gap", "tail"]);
     let slot = fields!(Slot: charged granted peak kinds refusals allocations frees driver_refusals
         launches gate_wait_ns gpu_time_ns last_refused_bytes last_refused_ns claimed_ns pid more_imports imports
         gate_waits gate_timeouts window_waits);

@@ -10,7 +10,9 @@ use super::file::{Recovered, zero_slots};
 use crate::abi;
 use crate::error::PageError;
 use crate::files;
-use crate::layout::{SLOTS, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsageHeader, slot_lock_offset};
+use crate::layout::{
+    Past, SLOTS, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsageHeader, slot_lock_offset,
+};
 use crate::os::{self, Stat, TryLock};
 use crate::spares::Spares;
 
@@ -103,6 +105,13 @@ fn renew(file: &File, path: &Path, stat: Stat, fresh: &[u8]) -> Result<Created, 
         found[..MARK].copy_from_slice(&fresh[..MARK]);
         &found[..]
     };
+    // What the generation before did is not this one's.
+    if created.live_slots == 0
+        && found[GENERATION..GENERATION_END] != fresh[GENERATION..GENERATION_END]
+    {
+        let past = [0; size_of::<Past>()];
+        file.write_all_at(&past, offset_of!(UsageHeader, past) as u64).map_err(io("pwrite"))?;
+    }
     // Slots first: a snapshot meanwhile must not see them above a mark that went back.
     let written = zero_slots(file, path, |slot| !taken[slot]).and_then(|recovered| {
         file.write_all_at(header, 0).map(|()| recovered).map_err(io("pwrite"))
@@ -143,6 +152,7 @@ pub(super) fn restore_header(
 
 const MAGIC: usize = size_of::<u64>();
 const GENERATION: usize = offset_of!(UsageHeader, generation);
+const GENERATION_END: usize = GENERATION + size_of::<u64>();
 const MARK: usize = offset_of!(UsageHeader, high_water);
 /// The header's bytes that mean something.
 const HEADER: usize = MARK + size_of::<u32>();

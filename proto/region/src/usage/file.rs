@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use super::create::{MODE, restore_header};
-use super::snapshot::{HEADER, Snapshot, Tampered, What, parse_header, parse_slots};
+use super::snapshot::{
+    HEADER, Snapshot, Tampered, What, Words, parse_header, parse_slot, parse_slots,
+};
+use super::tally::Tally;
 use crate::error::PageError;
 use crate::files;
 use crate::layout::{
@@ -20,6 +23,9 @@ use crate::os::{self, TryLock};
 /// Reads before an impossible value is called tampering: a read that straddles an owner's stores
 /// happens now and then, but not that many times in a row.
 const READS: usize = 8;
+
+/// Readings of a page whose slots are being taken over, after the first.
+const PASTS: usize = 3;
 
 /// The plugin's handle on one usage page. Opened once and kept: whatever the tenant does to the
 /// file later (lease, mode), this descriptor goes on working.
@@ -41,6 +47,8 @@ pub struct Recovered {
     pub slots: usize,
     /// Bytes that were charged there, per GPU of the quota page.
     pub bytes: [u64; MAX_GPUS],
+    /// What those processes did, as far as it can be true. It is in the page no more.
+    pub tally: Tally,
 }
 
 /// What [`UsageFile::restore`] found and put right.
@@ -88,6 +96,7 @@ impl UsageFile {
             self.check_size()?;
             let (mut snapshot, mark) = self.read_header()?;
             self.read_slots(&mut snapshot, mark, SLOTS)?;
+            self.read_past(&mut snapshot)?;
             Ok(snapshot)
         })
     }
@@ -104,6 +113,7 @@ impl UsageFile {
             self.check_size()?;
             let (mut snapshot, mark) = self.read_header()?;
             self.read_slots(&mut snapshot, mark, mark)?;
+            self.read_past(&mut snapshot)?;
             Ok((snapshot, mark))
         })?;
         let (above, end) = (slot_lock_offset(mark), slot_lock_offset(SLOTS));
@@ -145,6 +155,20 @@ impl UsageFile {
             let unreadable = |_| Tampered::page(What::Size, BYTES);
             self.file.read_exact_at(bytes, slot_lock_offset(first)).map_err(unreadable)?;
             parse_slots(snapshot, mark, first, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the slots again while their counters move from them to the header: neither twice nor not at
+    /// all. One that moves all the time is its tenant's affair.
+    fn read_past(&self, snapshot: &mut Snapshot) -> Result<(), Tampered> {
+        for _ in 0..PASTS {
+            let (header, mark) = self.read_header()?;
+            if header.past == snapshot.past {
+                break;
+            }
+            *snapshot = header;
+            self.read_slots(snapshot, mark, mark)?;
         }
         Ok(())
     }
@@ -282,6 +306,7 @@ impl Recovered {
         for (total, bytes) in self.bytes.iter_mut().zip(other.bytes) {
             *total = total.saturating_add(bytes);
         }
+        self.tally.merge(&other.tally);
     }
 }
 
@@ -312,12 +337,16 @@ pub(super) fn zero_slots(
         for part in [GRANTED, REST, CHARGED] {
             file.write_all_at(&[0; SLOT][part.clone()], offset(&part)).map_err(io("pwrite"))?;
         }
+        let mut tally = Tally::default();
+        if let Ok(view) = parse_slot(slot, Words(&bytes)) {
+            tally.add(&view);
+        }
         let words = bytes[CHARGED].chunks_exact(size_of::<u64>());
         let mut bytes = [0; MAX_GPUS];
         for (bytes, word) in bytes.iter_mut().zip(words) {
             *bytes = u64::from_le_bytes(word.try_into().unwrap_or_default());
         }
-        recovered.add(&Recovered { slots: 1, bytes });
+        recovered.add(&Recovered { slots: 1, bytes, tally });
     }
     Ok(recovered)
 }

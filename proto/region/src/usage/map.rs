@@ -112,11 +112,12 @@ impl UsageMap {
         self.page.header.recovered_ns.load(Ordering::Relaxed)
     }
 
-    /// Zeroes a dead owner's slot, whose lock the caller holds.
+    /// Zeroes a dead owner's slot, whose lock the caller holds. What it counted stays in the header.
     fn recover(&self, slot: &Slot) {
         if slot.charged.iter().any(|word| word.load(Ordering::Relaxed) != 0) {
             self.page.header.recovered_ns.store(os::monotonic_ns(), Ordering::Relaxed);
         }
+        self.page.header.past.take(slot);
         slot.zero();
     }
 

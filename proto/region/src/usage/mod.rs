@@ -14,7 +14,8 @@
 //! Claiming a free slot and recovering a dead owner's are the same act: take the lock without
 //! waiting, zero the slot while holding it. Foreign slots are never written otherwise. The tenants
 //! do it through a mapping ([`UsageMap`]), the plugin with `pwrite` ([`UsageFile`]). Slots never
-//! move.
+//! move. What a slot counted goes on counting: a tenant's process adds it to the header
+//! ([`crate::layout::Past`]), the plugin hands it to its caller ([`Recovered::tally`]).
 //!
 //! # Fork
 //!
@@ -29,8 +30,11 @@ mod create;
 #[cfg(feature = "std")]
 mod file;
 mod map;
+mod past;
 #[cfg(feature = "std")]
 mod snapshot;
+#[cfg(feature = "std")]
+mod tally;
 
 #[cfg(feature = "std")]
 pub use create::{Created, create, create_from};
@@ -39,6 +43,8 @@ pub use file::{Recovered, Restored, UsageFile};
 pub use map::{OwnedSlot, UsageMap};
 #[cfg(feature = "std")]
 pub use snapshot::{SlotView, Snapshot, Tampered, What, parse, parse_as};
+#[cfg(feature = "std")]
+pub use tally::Tally;
 
 #[cfg(test)]
 mod tests;

@@ -3,8 +3,10 @@
 use core::fmt;
 use core::mem::offset_of;
 
+use super::tally::Tally;
 use crate::layout::{
-    KINDS, LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, SLOTS, Slot, USAGE_BYTES, USAGE_MAGIC, UsageHeader,
+    KINDS, LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_MAGIC,
+    UsageHeader,
 };
 
 /// What the processes of one allocation say they hold.
@@ -14,6 +16,8 @@ pub struct Snapshot {
     pub generation: u64,
     /// The slots that hold anything, dead owners' included; see [`super::UsageFile::recover_dead`].
     pub slots: Vec<SlotView>,
+    /// What those did whose slots other processes of the tenant took over.
+    pub past: Tally,
 }
 
 impl Snapshot {
@@ -160,7 +164,8 @@ pub fn parse_as(page: &[u8], version: u32) -> Result<Snapshot, Tampered> {
 }
 
 /// Bytes of the header that [`parse_header`] looks at.
-pub(super) const HEADER: usize = offset_of!(UsageHeader, recovered_ns);
+pub(super) const HEADER: usize = PAST + size_of::<Past>();
+const PAST: usize = offset_of!(UsageHeader, past);
 
 /// The header's part of [`parse`], of at least [`HEADER`] bytes: no slots yet, and the high-water mark.
 pub(super) fn parse_header(header: &[u8], version: u32) -> Result<(Snapshot, usize), Tampered> {
@@ -178,7 +183,8 @@ pub(super) fn parse_header(header: &[u8], version: u32) -> Result<(Snapshot, usi
     let mark = words.u32(offset_of!(UsageHeader, high_water));
     expect(What::HighWater, mark.into(), index(mark) <= SLOTS)?;
     let generation = words.u64(offset_of!(UsageHeader, generation));
-    Ok((Snapshot { generation, slots: Vec::new() }, index(mark)))
+    let past = Tally::of_past(Words(&header[PAST..HEADER]));
+    Ok((Snapshot { generation, slots: Vec::new(), past }, index(mark)))
 }
 
 /// The part of [`parse`] for the slots from `first` on, of which `bytes` has some or all.
@@ -206,7 +212,7 @@ fn is_zero(slot: &[u8]) -> bool {
     slot.iter().fold(0, |any, byte| any | byte) == 0
 }
 
-fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tampered> {
+pub(super) fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tampered> {
     let tampered = |what, gpu, found| Tampered { what, slot: Some(index), gpu, found };
     let view = SlotView {
         index,
@@ -276,7 +282,7 @@ fn index(value: u32) -> usize {
 
 /// Little-endian integers at offsets that [`crate::layout`] asserts to lie inside.
 #[derive(Clone, Copy)]
-struct Words<'a>(&'a [u8]);
+pub(super) struct Words<'a>(pub(super) &'a [u8]);
 
 impl Words<'_> {
     fn bytes<const N: usize>(self, at: usize) -> [u8; N] {
@@ -289,11 +295,11 @@ impl Words<'_> {
         u32::from_le_bytes(self.bytes(at))
     }
 
-    fn u64(self, at: usize) -> u64 {
+    pub(super) fn u64(self, at: usize) -> u64 {
         u64::from_le_bytes(self.bytes(at))
     }
 
-    fn u64s<const N: usize>(self, at: usize) -> [u64; N] {
+    pub(super) fn u64s<const N: usize>(self, at: usize) -> [u64; N] {
         core::array::from_fn(|index| self.u64(at + index * size_of::<u64>()))
     }
 }

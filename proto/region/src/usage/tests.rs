@@ -62,7 +62,7 @@ fn a_fresh_page_is_empty_and_anybodys_to_write() {
     let meta = fs::metadata(dir.path().join(USAGE_FILE)).unwrap();
     assert_eq!((meta.len(), meta.mode() & 0o777), (USAGE_BYTES as u64, 0o666));
     assert!(meta.blocks() * 512 >= USAGE_BYTES as u64, "not allocated");
-    assert_eq!(file(&dir).snapshot().unwrap(), Snapshot { generation: 3, slots: vec![] });
+    assert_eq!(file(&dir).snapshot().unwrap(), Snapshot { generation: 3, ..Snapshot::default() });
     assert!(!file(&dir).any_slot_locked().unwrap());
 }
 
@@ -118,6 +118,44 @@ fn the_plugin_recovers_the_dead_and_leaves_the_living() {
     assert_eq!((recovered.slots, recovered.bytes[0]), (2, 57));
     assert_eq!(usage.snapshot().unwrap().charged(0), 100);
     assert_eq!(living.charged_total(0), 100);
+}
+
+/// What everybody did, wherever it is written by now.
+fn everything(usage: &UsageFile, ended: &Tally) -> Tally {
+    let snapshot = usage.snapshot().unwrap();
+    let mut all = ended.clone();
+    all.merge(&snapshot.past);
+    snapshot.slots.iter().for_each(|slot| all.add(slot));
+    all
+}
+
+/// A process that holds `bytes`, has been refused once, and ends.
+fn short_life(dir: &TempDir, bytes: u64) {
+    let account = holder(dir, bytes);
+    account.reserve(0, 1001).unwrap_err();
+}
+
+#[test]
+fn what_a_process_did_outlives_its_slot_whoever_takes_it() {
+    let dir = pages();
+    let usage = file(&dir);
+    let mut ended = Tally::default();
+    // Each takes the slot of the one before it, or the plugin does.
+    for (round, bytes) in (1u64..).zip([100, 700, 300, 50]) {
+        short_life(&dir, bytes);
+        if round % 2 == 0 {
+            ended.merge(&usage.recover_dead().unwrap().tally);
+        }
+        let all = everything(&usage, &ended);
+        assert_eq!((all.refusals, all.peak[0]), (round, if round == 1 { 100 } else { 700 }));
+    }
+    // Renewed for the same tenant, nothing is lost; for another, nothing is left.
+    short_life(&dir, 10);
+    ended.merge(&create(dir.path(), 3).unwrap().recovered.tally);
+    assert_eq!(everything(&usage, &ended).refusals, 5);
+    short_life(&dir, 10);
+    create(dir.path(), 4).unwrap();
+    assert_eq!(everything(&usage, &Tally::default()), Tally::default());
 }
 
 #[test]
@@ -188,7 +226,7 @@ fn tampering_is_named_and_the_size_restored() {
     assert_eq!(usage.recover_dead().unwrap(), Recovered::default());
     let restored = usage.restore(3).unwrap();
     assert!(restored.size && restored.header, "{restored:?}");
-    assert_eq!(usage.snapshot().unwrap(), Snapshot { generation: 3, slots: vec![] });
+    assert_eq!(usage.snapshot().unwrap(), Snapshot { generation: 3, ..Snapshot::default() });
     assert!(!create(dir.path(), 4).unwrap().fresh);
     assert_eq!(usage.snapshot().unwrap().generation, 4);
     resize(&dir, 1 << 30);
@@ -291,7 +329,10 @@ fn the_next_tenant_finds_a_sound_page_whatever_the_last_one_did() {
         spoil();
         assert!(create(dir.path(), 5).unwrap().repaired);
         assert!(!create(dir.path(), 5).unwrap().repaired);
-        assert_eq!(file(&dir).snapshot().unwrap(), Snapshot { generation: 5, slots: vec![] });
+        assert_eq!(
+            file(&dir).snapshot().unwrap(),
+            Snapshot { generation: 5, ..Snapshot::default() }
+        );
         assert_eq!(holder(&dir, 1000).slot_index(), 0);
     }
 }
