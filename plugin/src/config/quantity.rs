@@ -189,22 +189,7 @@ impl Scale {
 /// `bytes` for people, with the largest binary suffix that is exact, or one decimal.
 #[must_use]
 pub fn format_bytes(bytes: u64) -> String {
-    const SUFFIXES: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let mut unit = None;
-    for (i, suffix) in SUFFIXES.iter().enumerate() {
-        let size = 1u64 << (10 * (i + 1));
-        if bytes >= size {
-            unit = Some((size, suffix));
-        }
-    }
-    match unit {
-        None => format!("{bytes} B"),
-        Some((size, suffix)) if bytes.is_multiple_of(size) => format!("{} {suffix}", bytes / size),
-        Some((size, suffix)) => {
-            let tenths = u128::from(bytes) * 10 / u128::from(size);
-            format!("{}.{} {suffix}", tenths / 10, tenths % 10)
-        }
-    }
+    tessera_region::Size(bytes).to_string()
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ pub mod ledger;
 mod os;
 pub mod quota;
 pub mod session;
+mod size;
 #[cfg(feature = "std")]
 mod spares;
 pub mod sync;
@@ -39,5 +40,6 @@ pub use error::{AttachError, AttachFault, ClaimError};
 pub use error::{PageError, PageFault};
 #[cfg(feature = "std")]
 pub use files::{prepare_dir, remove_pages};
+pub use size::Size;
 #[cfg(feature = "std")]
 pub use spares::{PAIR_BYTES, Spares};

@@ -10,7 +10,7 @@
 use crate::contexts::{Context, Place};
 use crate::gate::streams;
 use crate::place::{primary_is_active, primary_lock};
-use crate::quota;
+use crate::quota::{self, Asked};
 use crate::real::Real;
 use crate::state::{self, Process, Standing};
 use crate::thread::Depth;
@@ -29,12 +29,12 @@ fn create(
 ) -> CUresult {
     // A device that the driver does not know, or a driver not initialised: its own error.
     let Some(listed) = process.listed(device) else { return call() };
-    let Some(gpu) = listed else { return quota::refuse_unlisted(process, name, 0) };
+    let Some(gpu) = listed else { return quota::refuse_unlisted(process, name, Asked::Context) };
     let Some(promise) = process.contexts.promise() else { return quota::refuse_unnoted(name) };
     let overhead_bytes = process.account.quota().context_overhead(usize::from(gpu));
     let reservation = match quota::reserve(process, gpu, overhead_bytes) {
         Ok(reservation) => reservation,
-        Err(refused) => return quota::refuse(process, name, &refused),
+        Err(refused) => return quota::refuse(process, name, Asked::Context, &refused),
     };
     let result = quota::insist(process, gpu, overhead_bytes, &call);
     if result != CUDA_SUCCESS {

@@ -105,20 +105,6 @@ impl Write for Buffer {
     }
 }
 
-/// Bytes as people read them.
-pub(crate) struct Bytes(pub(crate) u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MIB: u64 = 1 << 20;
-        if self.0 >= MIB && self.0.is_multiple_of(MIB) {
-            write!(f, "{} MiB", self.0 / MIB)
-        } else {
-            write!(f, "{} bytes", self.0)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,11 +123,5 @@ mod tests {
         let mut buffer = Buffer { bytes: [0; LINE], len: 0 };
         assert!(buffer.write_str(&"x".repeat(2 * LINE)).is_err());
         assert_eq!(buffer.len, LINE - 1);
-    }
-
-    #[test]
-    fn sizes_are_readable() {
-        assert_eq!(Bytes(3 << 20).to_string(), "3 MiB");
-        assert_eq!(Bytes(1000).to_string(), "1000 bytes");
     }
 }

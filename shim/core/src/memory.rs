@@ -4,7 +4,7 @@
 use crate::allocations::Allocation;
 use crate::contexts::Place;
 use crate::place::{self, Look};
-use crate::quota;
+use crate::quota::{self, Asked};
 use crate::real::{self, Real};
 use crate::state::{self, Standing};
 use crate::thread::Depth;
@@ -73,15 +73,18 @@ fn allocate(
     let Place { serial, gpu } = match place::current(process) {
         Look::At(place) => place,
         Look::Nowhere => return call(),
-        Look::Refused(refused) => return quota::refuse(process, "a new context", &refused),
+        Look::Refused(refused) => {
+            return quota::refuse(process, ask.name, Asked::Context, &refused);
+        }
         Look::Unnoted(_) => return quota::refuse_unnoted(ask.name),
     };
-    let Some(gpu) = gpu else { return quota::refuse_unlisted(process, ask.name, ask.worst) };
+    let asked = Asked::Bytes(ask.least);
+    let Some(gpu) = gpu else { return quota::refuse_unlisted(process, ask.name, asked) };
 
     let (worst, least) = (footprint(ask.worst), footprint(ask.least));
     let reservation = match quota::reserve_between(process, gpu, worst, least) {
         Ok(reservation) => reservation,
-        Err(refused) => return quota::refuse(process, ask.name, &refused),
+        Err(refused) => return quota::refuse(process, ask.name, asked, &refused),
     };
     let result = quota::insist(process, gpu, worst, &call);
     if result != CUDA_SUCCESS {
@@ -94,7 +97,7 @@ fn allocate(
         undo(made.pointer);
         let refused = overrun.refused;
         drop(overrun);
-        return quota::refuse(process, ask.name, &refused);
+        return quota::refuse(process, ask.name, asked, &refused);
     }
     let allocation = Allocation { bytes: made.bytes, context: serial, gpu, kind: ask.kind };
     match process.allocations.insert(made.pointer, allocation) {

@@ -3,10 +3,12 @@
 
 use crate::allocations::{Allocation, Allocations};
 use crate::gpus;
-use crate::log::{Bytes, Reason, Throttle, now_ns};
+use crate::log::{Reason, Throttle, now_ns};
 use crate::spin::sleep_us;
 use crate::state::{NO_UUID, Observed, Process};
-use tessera_cuda::types::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use core::fmt;
+use tessera_cuda::types::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use tessera_region::Size;
 use tessera_region::account::{self, Overrun, Refused, Reservation};
 use tessera_region::layout::Kind;
 use tessera_region::session::{Event, EventKind};
@@ -192,31 +194,88 @@ fn refused_by_driver(
     CUDA_ERROR_OUT_OF_MEMORY
 }
 
+/// What the application asked for, in its own words: what the driver would have taken for it is another
+/// number, which pools, pages and alignment make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// So many bytes.
+    Bytes(u64),
+    /// A context, by its own call or by one that needs one.
+    Context,
+}
+
+impl Asked {
+    /// As [`Asked`] displays itself, where it would take `taken` bytes of the quota.
+    fn taking(self, taken: u64) -> Wanted {
+        Wanted { asked: self, taken }
+    }
+
+    fn bytes(self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Context => 0,
+        }
+    }
+}
+
+/// See [`Asked::taking`].
+struct Wanted {
+    asked: Asked,
+    taken: u64,
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let taken = Size(self.taken);
+        match self.asked {
+            Asked::Context => write!(f, "a context, which takes {taken:.3}"),
+            Asked::Bytes(bytes) => {
+                write!(f, "{:.3}", Size(bytes))?;
+                // Where the two read alike, the second is of no use.
+                match self.taken > crate::memory::footprint(bytes) {
+                    true => write!(f, ", for which the driver would take {taken:.3}"),
+                    false => Ok(()),
+                }
+            }
+        }
+    }
+}
+
 /// Refuses a request of `name`, and says so: a line, an event.
 #[cold]
-pub(crate) fn refuse(process: &'static Process, name: &str, refused: &Refused) -> CUresult {
+pub(crate) fn refuse(
+    process: &'static Process,
+    name: &str,
+    asked: Asked,
+    refused: &Refused,
+) -> CUresult {
     let uuid = process.account.quota().uuid(refused.gpu);
-    let used = Bytes(refused.used());
-    let (bytes, limit) = (Bytes(refused.bytes), Bytes(refused.limit));
+    let [used, limit] = [refused.used(), refused.limit].map(Size);
+    let wanted = asked.taking(refused.bytes);
     match refused.reason {
         account::Reason::OverQuota if refused.overhead > 0 => OVER_QUOTA.say(format_args!(
-            "out of memory: {name} asks for {bytes}, and this container has {used} of its {limit} \
-             on {uuid} in use, {} of it for contexts, modules and what else the driver takes by \
-             itself beyond what was set aside for it",
-            Bytes(refused.overhead.min(refused.limit))
+            "out of memory: {name} asks for {wanted}, and this container has {used:.3} of its \
+             {limit:.3} on {uuid} in use, {:.3} of it for contexts, modules and what else the \
+             driver takes by itself beyond what was set aside for it",
+            Size(refused.overhead.min(refused.limit))
         )),
         account::Reason::OverQuota => OVER_QUOTA.say(format_args!(
-            "out of memory: {name} asks for {bytes}, and this container has {used} of its {limit} \
-             on {uuid} in use"
+            "out of memory: {name} asks for {wanted}, and this container has {used:.3} of its \
+             {limit:.3} on {uuid} in use"
         )),
         account::Reason::Contended => CONTENDED.say(format_args!(
-            "out of memory: {name} asks for {bytes} on {uuid}, and another process of this \
+            "out of memory: {name} asks for {wanted} on {uuid}, and another process of this \
              container has held up a request for too long (is one stopped?)"
         )),
     }
+    let bytes = match asked {
+        Asked::Bytes(bytes) => bytes,
+        Asked::Context => refused.bytes,
+    };
+    process.account.asked(bytes);
     if OVER_QUOTA_EVENTS.allows(now_ns(), EVENT_NS) {
         let gpu = u8::try_from(refused.gpu).ok();
-        process.tell(Some(event(EventKind::OverQuota, gpu, refused.bytes)));
+        process.tell(Some(event(EventKind::OverQuota, gpu, bytes)));
     }
     CUDA_ERROR_OUT_OF_MEMORY
 }
@@ -228,20 +287,32 @@ pub(crate) fn tell_of_context(process: &'static Process, gpu: u8) {
     process.tell(news.then(|| event(EventKind::ContextMade, Some(gpu), 0)));
 }
 
-/// Refuses a request on a GPU that the quota page does not name: its limit is 0.
+/// Refuses a request on a GPU that the quota page does not name. A context there is what CUDA refuses for a
+/// device that is none (CUDA Driver API, `cuCtxCreate`, `cuDevicePrimaryCtxRetain`: "invalid device"); in a
+/// context that is there all the same, nothing may be held.
 #[cold]
-pub(crate) fn refuse_unlisted(process: &'static Process, name: &str, bytes: u64) -> CUresult {
+pub(crate) fn refuse_unlisted(process: &'static Process, name: &str, asked: Asked) -> CUresult {
     let listed = process.account.quota().uuid(0);
-    UNLISTED.say(format_args!(
-        "out of memory: {name} asks for {} on a GPU that this container sees but was not given; \
-         it was given {listed}{}",
-        Bytes(bytes),
-        if process.account.quota().gpu_count() > 1 { " and others" } else { "" },
-    ));
-    if OVER_QUOTA_EVENTS.allows(now_ns(), EVENT_NS) {
-        process.tell(Some(event(EventKind::OverQuota, None, bytes)));
+    let others = if process.account.quota().gpu_count() > 1 { " and others" } else { "" };
+    let (result, trouble) = match asked {
+        Asked::Context => (CUDA_ERROR_INVALID_DEVICE, "invalid device"),
+        Asked::Bytes(_) => (CUDA_ERROR_OUT_OF_MEMORY, "out of memory"),
+    };
+    let on = "a GPU that this container sees but was not given";
+    let advice = "leave the choice to CUDA_VISIBLE_DEVICES, or use only what was given";
+    match asked {
+        Asked::Context => UNLISTED.say(format_args!(
+            "{trouble}: {name} asks for a context on {on}; it was given {listed}{others}: {advice}"
+        )),
+        Asked::Bytes(bytes) => UNLISTED.say(format_args!(
+            "{trouble}: {name} asks for {:.3} on {on}; it was given {listed}{others}: {advice}",
+            Size(bytes)
+        )),
     }
-    CUDA_ERROR_OUT_OF_MEMORY
+    if OVER_QUOTA_EVENTS.allows(now_ns(), EVENT_NS) {
+        process.tell(Some(event(EventKind::OverQuota, None, asked.bytes())));
+    }
+    result
 }
 
 /// Refuses a request that could not be noted: a quota holds for what is noted only.
@@ -315,6 +386,22 @@ const _: () = assert!(gpus::TEXT_LEN == tessera_region::session::EVENT_UUID_LEN)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_is_named_as_the_application_asked_it() {
+        let text = |asked: Asked, taken| asked.taking(taken).to_string();
+        assert_eq!(text(Asked::Bytes(200 << 20), 200 << 20), "200 MiB");
+        assert_eq!(
+            text(Asked::Bytes(3_000_000), 4 << 20),
+            "2.861 MiB",
+            "whole pages go without saying"
+        );
+        let pool = "1 MiB, for which the driver would take 32 MiB";
+        assert_eq!(text(Asked::Bytes(1 << 20), 32 << 20), pool);
+        // A pool has part of it.
+        assert_eq!(text(Asked::Bytes(40 << 20), 8 << 20), "40 MiB");
+        assert_eq!(text(Asked::Context, 512 << 20), "a context, which takes 512 MiB");
+    }
 
     #[test]
     fn what_one_lacks_is_not_taken_from_the_other() {

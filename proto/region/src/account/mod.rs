@@ -28,6 +28,7 @@ pub use crate::ledger::Reason;
 use crate::ledger::{self, Contention, Ledger};
 use crate::os::{self, TryLock};
 use crate::quota::QuotaReader;
+use crate::size::Size;
 use crate::usage::{OwnedSlot, UsageMap};
 
 /// How long a request that would fit waits for others' unsettled ones.
@@ -62,13 +63,13 @@ pub struct Refused {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { reason, gpu, bytes, limit, .. } = self;
-        let used = self.used();
+        let Self { reason, gpu, .. } = self;
+        let [bytes, used, limit] = [self.bytes, self.used(), self.limit].map(Size);
         let reason = match reason {
             Reason::OverQuota => "over the memory quota",
             Reason::Contended => "another process's request stayed unsettled too long",
         };
-        write!(f, "{bytes} bytes on GPU {gpu} refused: {reason} ({used} of {limit} in use)")
+        write!(f, "{bytes:.3} on GPU {gpu} refused: {reason} ({used:.3} of {limit:.3} in use)")
     }
 }
 
@@ -161,6 +162,12 @@ impl Account {
         let granted = ledger::granted_total(&words).unwrap_or_else(|| ledger::granted_sum(&words));
         let (overhead, limit) = (self.quota.observed_overhead(gpu), self.quota.memory_limit(gpu));
         Refused { reason, gpu, bytes, granted, overhead, limit }
+    }
+
+    /// Says what the application had asked for, where that is other than the bytes that were refused: less
+    /// than a pool would have grown by, say.
+    pub fn asked(&self, bytes: u64) {
+        self.slot.words().last_refused_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Settles a reservation, and keeps the peak.

@@ -75,7 +75,7 @@ fn observed_overhead_takes_from_what_may_be_charged_and_gives_it_back() {
     tenant.quota.set_observed_overhead(0, 300);
     let refused = account.reserve(0, 101).unwrap_err();
     assert_eq!((refused.granted, refused.overhead, refused.used()), (600, 300, 900));
-    assert!(refused.to_string().contains("900 of 1000 in use"), "{refused}");
+    assert!(refused.to_string().contains("900 B of 1000 B in use"), "{refused}");
     take(&account, 0, 100).unwrap();
     // More is seen than is left: nothing is taken back, and nothing given.
     tenant.quota.set_observed_overhead(0, 5000);

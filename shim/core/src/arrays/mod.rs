@@ -15,7 +15,7 @@ use crate::allocations::{Allocation, Allocations};
 use crate::contexts::Place;
 use crate::memory::footprint;
 use crate::place::{self, Look};
-use crate::quota;
+use crate::quota::{self, Asked};
 use crate::real::{self, Real};
 use crate::spin::Spin;
 use crate::state::{self, Process, Standing};
@@ -171,17 +171,21 @@ fn create(
     let Place { serial, gpu } = match place::current(process) {
         Look::At(place) => place,
         Look::Nowhere => return call(),
-        Look::Refused(refused) => return quota::refuse(process, "a new context", &refused),
+        Look::Refused(refused) => return quota::refuse(process, name, Asked::Context, &refused),
         Look::Unnoted(_) => return quota::refuse_unnoted(name),
     };
     let Some(gpu) = gpu else {
-        return quota::refuse_unlisted(process, name, shape.estimate().0);
+        let asked = Asked::Bytes(shape.estimate().0);
+        return quota::refuse_unlisted(process, name, asked);
     };
     let size = size_of(process, gpu, &shape);
     let (worst, least) = (footprint(size.worst), footprint(size.least));
     let reservation = match quota::reserve_between(process, gpu, worst, least) {
         Ok(reservation) => reservation,
-        Err(refused) => return quota::refuse(process, name, &refused),
+        Err(refused) => {
+            let asked = Asked::Bytes(size.least);
+            return quota::refuse(process, name, asked, &refused);
+        }
     };
     let bytes = reservation.bytes();
     let result = quota::insist(process, gpu, bytes, &call);

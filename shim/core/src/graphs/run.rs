@@ -2,7 +2,7 @@
 
 use super::Needs;
 use crate::pools::pool::Pool;
-use crate::quota;
+use crate::quota::{self, Asked};
 use crate::real;
 use crate::state::Process;
 use core::array;
@@ -47,7 +47,7 @@ impl Run<'_> {
     /// Makes `call` if there is room for the worst, or never.
     pub(crate) fn at_once(&self, call: &impl Fn() -> CUresult) -> Option<CUresult> {
         if self.needs.unlisted > 0 {
-            let unlisted = self.needs.unlisted;
+            let unlisted = Asked::Bytes(self.needs.unlisted);
             return Some(quota::refuse_unlisted(self.process, self.name, unlisted));
         }
         let reserved = self.reserve_if_room()?;
@@ -134,7 +134,8 @@ impl Run<'_> {
                     pool.owe(process);
                 }
                 let refused = process.account.refuse(reason, usize::from(gpu), bytes);
-                quota::refuse(process, name, &refused)
+                let asked = Asked::Bytes(self.needs.bytes[usize::from(gpu)]);
+                quota::refuse(process, name, asked, &refused)
             }
             Err(Lack::Driver(result)) => result,
         }

@@ -3,7 +3,7 @@
 use super::ask;
 use super::pool::{Home, Pool};
 use crate::allocations::Allocation;
-use crate::quota;
+use crate::quota::{self, Asked};
 use crate::spin::sleep_us;
 use crate::state::Process;
 use tessera_cuda::types::*;
@@ -92,7 +92,7 @@ impl Order<'_> {
                 let (result, lacking) = self.run(reservation, call);
                 self.finish(result, lacking, made, undo)
             }
-            Err(refused) => quota::refuse(process, self.name, &refused),
+            Err(refused) => quota::refuse(process, self.name, Asked::Bytes(self.bytes), &refused),
         }
     }
 
@@ -139,7 +139,8 @@ impl Order<'_> {
         let pointer = made();
         if let Err(refused) = paid {
             self.give_up(pointer, undo);
-            return quota::refuse(self.process, self.name, &refused);
+            let asked = Asked::Bytes(self.bytes);
+            return quota::refuse(self.process, self.name, asked, &refused);
         }
         self.remember(pointer, undo)
     }

@@ -7,7 +7,7 @@ use super::home_of;
 use super::pool::{Home, Pool};
 use crate::contexts::Place;
 use crate::place::{self, Look};
-use crate::quota;
+use crate::quota::{self, Asked};
 use crate::real::{self, Real};
 use crate::state::{self, Process, Standing};
 use crate::thread::Depth;
@@ -55,14 +55,14 @@ fn allocate(
     let place = match place::of_stream(process, stream) {
         Look::At(place) => place,
         Look::Nowhere => return call(),
-        Look::Refused(refused) => return quota::refuse(process, "a new context", &refused),
+        Look::Refused(refused) => return quota::refuse(process, name, Asked::Context, &refused),
         Look::Unnoted(_) => return quota::refuse_unnoted(name),
     };
     let bytes = bytes as u64;
     let Some(handle) = which(process, place) else {
         return match place.gpu {
             Some(_) => call(), // the driver has no pools, or its own objection
-            None => quota::refuse_unlisted(process, name, bytes),
+            None => quota::refuse_unlisted(process, name, Asked::Bytes(bytes)),
         };
     };
     let Some(pool) = allocate::pool(process, handle, place.gpu) else {
@@ -70,7 +70,7 @@ fn allocate(
     };
     match pool.home() {
         Home::Free => call(),
-        Home::Unlisted => quota::refuse_unlisted(process, name, bytes),
+        Home::Unlisted => quota::refuse_unlisted(process, name, Asked::Bytes(bytes)),
         Home::Gpu(gpu) => Order { name, process, pool, gpu, bytes }.carry_out(
             &call,
             // SAFETY: the driver wrote `dptr` when it succeeded.

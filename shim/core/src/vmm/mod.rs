@@ -10,7 +10,7 @@ pub mod book;
 pub(crate) mod hooks;
 pub mod tiles;
 
-use crate::quota;
+use crate::quota::{self, Asked};
 use crate::real;
 use crate::spin::Spin;
 use crate::state::Process;
@@ -100,11 +100,16 @@ fn create(
     const NAME: &str = "cuMemCreate";
     // A device that the driver does not know, or a driver not initialised: its own error.
     let Some(listed) = process.listed(device) else { return call() };
-    let Some(gpu) = listed else { return quota::refuse_unlisted(process, NAME, bytes) };
+    let asked = Asked::Bytes(bytes);
+    let Some(gpu) = listed else {
+        quota::refuse_unlisted(process, NAME, asked);
+        // The device is the call's own argument.
+        return CUDA_ERROR_INVALID_DEVICE;
+    };
     let bytes = crate::memory::footprint(bytes);
     let reservation = match quota::reserve(process, gpu, bytes) {
         Ok(reservation) => reservation,
-        Err(refused) => return quota::refuse(process, NAME, &refused),
+        Err(refused) => return quota::refuse(process, NAME, asked, &refused),
     };
     let result = quota::insist(process, gpu, bytes, &call);
     if result != CUDA_SUCCESS {
