@@ -38,7 +38,7 @@ pub struct Args {
     /// Memory that all processes of the command together may hold on each GPU: 4GiB, 512Mi, 2G
     #[arg(long, short, value_name = "QUANTITY", value_parser = parse_bytes)]
     memory: u64,
-    /// GPUs the command may use, by UUID or NVML index; all others get none [default: all]
+    /// GPUs the command may use, by UUID or NVML index; CUDA shows it no others [default: all]
     #[arg(long, value_name = "UUID|INDEX", value_delimiter = ',')]
     gpu: Vec<String>,
     /// GPU time of each GPU, in percent: a weight beside other `tessera run`s, or a cap (--policy)
@@ -170,9 +170,9 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         .args(&args.command[1..])
         .env(PAGES_DIR_ENV, pages.dir())
         .env("LD_PRELOAD", preload(shim.as_os_str(), std::env::var_os("LD_PRELOAD")));
-    if let Some(list) = gpus::visible(&all, &gpus)
-        && std::env::var_os(VISIBLE_DEVICES).is_none()
-    {
+    let named = gpus::are_named(&args.gpu, config);
+    let has_own = std::env::var_os(VISIBLE_DEVICES).is_some();
+    if let Some(list) = gpus::visible(&all, &gpus, named, has_own) {
         command.env(VISIBLE_DEVICES, list);
     }
     let mut observer = observe::Observer::default();

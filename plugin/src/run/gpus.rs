@@ -2,8 +2,8 @@
 
 use anyhow::Context;
 
-use crate::config::Config;
 use crate::config::quantity::format_bytes;
+use crate::config::{Config, Gpus};
 use crate::device::nvml::NvmlDiscovery;
 use crate::device::{Discovery, Gpu};
 
@@ -22,11 +22,23 @@ fn label(gpu: &Gpu) -> String {
     gpu.mig.as_ref().map_or_else(|| gpu.index.to_string(), ToString::to_string)
 }
 
-/// `CUDA_VISIBLE_DEVICES` where it takes that to reach `chosen`: a process sees no more than one MIG
-/// instance, and no whole GPU beside it (MIG User Guide, "CUDA Device Enumeration").
-pub(super) fn visible(all: &[Gpu], chosen: &[Gpu]) -> Option<String> {
+/// `CUDA_VISIBLE_DEVICES` for the command; `None` where it is left as it is.
+///
+/// Where only some GPUs are the command's (`named`), CUDA shows it no others, whatever the variable said
+/// before: a device that is none is what programs know how to deal with. By UUID, because ordinals depend
+/// on `CUDA_DEVICE_ORDER`. Where all are, it takes the variable only to reach MIG instances, of which a
+/// process sees no more than one, and no whole GPU beside it (MIG User Guide, "CUDA Device Enumeration");
+/// then what the user says (`has_own`) goes first.
+pub(super) fn visible(all: &[Gpu], chosen: &[Gpu], named: bool, has_own: bool) -> Option<String> {
+    let has_instances = all.iter().any(|gpu| gpu.mig.is_some());
     let uuids: Vec<&str> = chosen.iter().map(|gpu| gpu.uuid.as_str()).collect();
-    all.iter().any(|gpu| gpu.mig.is_some()).then(|| uuids.join(","))
+    (named || has_instances && !has_own).then(|| uuids.join(","))
+}
+
+/// Whether the command is to have only some of the machine's GPUs: by `--gpu`, or by the configuration.
+pub(super) fn are_named(wanted: &[String], config: &Config) -> bool {
+    let Gpus { include, exclude, .. } = &config.gpus;
+    !wanted.is_empty() || !exclude.is_empty() || !include.iter().any(|entry| entry == "*")
 }
 
 /// Those of `all` that `wanted` names by UUID or index, of MIG instances as `0:1`; all where it names none.
@@ -110,12 +122,27 @@ mod tests {
         let all = [instance(0), instance(1), two().remove(1)];
         let chosen = select(&all, &["0:1".into()]).unwrap();
         assert_eq!(chosen, all[1..2]);
-        assert_eq!(visible(&all, &chosen).as_deref(), Some("MIG-00000001"));
-        assert_eq!(visible(&all, &all[2..]).as_deref(), Some("GPU-00000001"));
-        assert_eq!(visible(&two(), &two()), None, "a machine without MIG is left as it is");
+        assert_eq!(visible(&all, &chosen, false, false).as_deref(), Some("MIG-00000001"));
+        assert_eq!(visible(&all, &all[2..], false, false).as_deref(), Some("GPU-00000001"));
+        assert_eq!(visible(&all, &all, false, true), None, "the user chose");
+        assert_eq!(visible(&two(), &two(), false, false), None, "without MIG it is left as it is");
         assert!(
             select(&all, &["0".into()]).unwrap_err().to_string().contains("0:1 (MIG-00000001)")
         );
+    }
+
+    #[test]
+    fn what_is_not_given_is_not_shown() {
+        let all = two();
+        for has_own in [false, true] {
+            let shown = visible(&all, &all[1..], true, has_own);
+            assert_eq!(shown.as_deref(), Some("GPU-00000001"));
+        }
+        let config = |text: &str| Config::parse(text).unwrap();
+        assert!(!are_named(&[], &config("")));
+        assert!(are_named(&["0".into()], &config("")));
+        assert!(are_named(&[], &config("[gpus]\nexclude = [\"1\"]\n")));
+        assert!(are_named(&[], &config("[gpus]\ninclude = [\"1\"]\n")));
     }
 
     #[test]
