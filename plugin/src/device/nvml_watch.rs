@@ -105,16 +105,21 @@ impl Watch<'_> {
         }
     }
 
-    fn next_event<'n>(&self, nvml: &'n Nvml, events: Option<&EventSet<'n>>) {
+    fn next_event<'n>(&self, nvml: &'n Nvml, events: Option<&Subscription<'n>>) {
         let wait = u32::try_from(WAIT.as_millis()).unwrap_or(u32::MAX);
-        let Some(events) = events else {
+        let Some(Subscription { set, devices }) = events else {
             thread::sleep(WAIT);
             return;
         };
-        match tessera_nvml::wait(nvml, events, wait) {
+        match tessera_nvml::wait(nvml, set, wait) {
             Ok(event) => {
                 let Some(event) = event.filter(|event| event.xid != UNKNOWN_XID) else { return };
-                let device = event.device.uuid().unwrap_or_default();
+                let identity = tessera_nvml::identity(&event.device);
+                let Some(device) = whose(event.device.uuid().ok(), identity, devices) else {
+                    warn!(xid = event.xid, "an XID of a GPU that does not say which; probes will");
+                    self.alarm();
+                    return;
+                };
                 for gpu in concerned(self.gpus, &device, event.gpu_instance) {
                     let uuid = gpu.uuid.clone();
                     (self.sink)(Observation::Xid { uuid, xid: event.xid });
@@ -222,17 +227,7 @@ impl Watch<'_> {
                 Err(error) => silences.push((uuid, error)),
             }
         }
-        let away = |error: &NvmlError| {
-            use NvmlError::{
-                DriverNotLoaded, GpuLost, LibRmVersionMismatch, Uninitialized, Unknown,
-            };
-            match error {
-                DriverNotLoaded | LibRmVersionMismatch | Uninitialized => true,
-                Unknown => silences.len() == self.gpus.len() && !matches!(error, GpuLost),
-                _ => false,
-            }
-        };
-        if let Some((_, error)) = silences.iter().find(|(_, error)| away(error)) {
+        if let Some(error) = driver_away(&silences, self.gpus.len()) {
             let why = error.to_string();
             // What this initialisation knew is gone; the next one finds GPUs that were set up anew.
             (self.sink)(Observation::Driver(Silence { why, gone: true }));
@@ -271,12 +266,39 @@ enum Round {
     DriverAway,
 }
 
+/// What says that the driver is away, and not one GPU alone: it says so itself, or no GPU gives any other
+/// answer than that something is wrong. A GPU that is lost speaks for itself, and the driver with it.
+fn driver_away(silences: &[(String, NvmlError)], gpus: usize) -> Option<&NvmlError> {
+    use NvmlError::{DriverNotLoaded, LibRmVersionMismatch, Uninitialized, Unknown};
+    let says_so = |error: &&NvmlError| {
+        matches!(error, DriverNotLoaded | LibRmVersionMismatch | Uninitialized)
+    };
+    let mut errors = silences.iter().map(|(_, error)| error);
+    let all_unknown = silences.len() == gpus && errors.clone().all(|e| matches!(e, Unknown));
+    let first = silences.first().map(|(_, error)| error).filter(|_| all_unknown);
+    errors.find(says_so).or(first)
+}
+
+/// Where events come from.
+struct Subscription<'n> {
+    set: EventSet<'n>,
+    /// The whole GPUs that they are of: [`tessera_nvml::identity`] and UUID. One that is lost answers no
+    /// question, not even who it is.
+    devices: Vec<(usize, String)>,
+}
+
+/// The UUID of the GPU that an event is of: as it says itself, else as it said at the subscription.
+fn whose(told: Option<String>, identity: usize, devices: &[(usize, String)]) -> Option<String> {
+    let known = || devices.iter().find(|(known, _)| *known == identity);
+    told.or_else(|| known().map(|(_, uuid)| uuid.clone()))
+}
+
 /// XID events of every GPU that has them; `None` if none has. Those without are told of once.
 fn subscribe<'n>(
     nvml: &'n Nvml,
     gpus: &[Gpu],
     told: &mut BTreeSet<String>,
-) -> Option<EventSet<'n>> {
+) -> Option<Subscription<'n>> {
     let mut devices: Vec<(&Gpu, Device<'n>)> = Vec::new();
     for gpu in gpus {
         // Events of a MIG instance come from the whole GPU.
@@ -322,7 +344,12 @@ fn subscribe<'n>(
                 }
             };
         }
-        return Some(set);
+        let whole = |gpu: &Gpu| match &gpu.mig {
+            None => gpu.uuid.clone(),
+            Some(mig) => mig.parent_uuid.clone(),
+        };
+        let of = |(gpu, device): &(&Gpu, Device<'_>)| (tessera_nvml::identity(device), whole(gpu));
+        return Some(Subscription { set, devices: devices.iter().map(of).collect() });
     }
     None
 }
@@ -377,6 +404,30 @@ fn condition(device: &Device<'_>) -> Condition {
 mod tests {
     use super::super::MigInstance;
     use super::*;
+
+    #[test]
+    fn an_xid_of_a_lost_gpu_is_told_by_its_handle() {
+        let devices = [(16, "GPU-0".to_owned()), (32, "GPU-1".to_owned())];
+        let name =
+            |told: Option<&str>, identity| whose(told.map(str::to_owned), identity, &devices);
+        assert_eq!(name(Some("GPU-1"), 32).as_deref(), Some("GPU-1"));
+        assert_eq!(name(None, 32).as_deref(), Some("GPU-1"));
+        assert_eq!(name(None, 48), None);
+    }
+
+    #[test]
+    fn a_driver_is_away_if_it_says_so_or_every_gpu_is_silent_for_no_reason() {
+        use NvmlError::{DriverNotLoaded, GpuLost, NotFound, Unknown};
+        let away = |errors: Vec<NvmlError>| {
+            let errors: Vec<_> = errors.into_iter().map(|e| (String::new(), e)).collect();
+            driver_away(&errors, 2).is_some()
+        };
+        assert!(away(vec![Unknown, Unknown]) && away(vec![DriverNotLoaded]));
+        assert!(away(vec![GpuLost, DriverNotLoaded]));
+        assert!(!away(vec![]) && !away(vec![Unknown]), "another answers");
+        assert!(!away(vec![GpuLost, Unknown]) && !away(vec![Unknown, GpuLost]));
+        assert!(!away(vec![NotFound, NotFound]));
+    }
 
     #[test]
     fn an_xid_concerns_the_instance_it_is_attributed_to_or_all_of_the_gpu() {

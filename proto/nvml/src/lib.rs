@@ -28,6 +28,14 @@ pub fn instance_ids(nvml: &Nvml, device: &Device<'_>) -> Result<(u32, u32), Nvml
     Ok((gi, ci))
 }
 
+/// What tells a device from others for as long as the library is initialised, also when the GPU is lost and
+/// answers nothing: its handle.
+#[must_use]
+pub fn identity(device: &Device<'_>) -> usize {
+    // SAFETY: the handle is compared, not used.
+    unsafe { device.handle() }.addr()
+}
+
 /// A critical error on a GPU.
 #[derive(Debug)]
 pub struct XidEvent<'nvml> {
