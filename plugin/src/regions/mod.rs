@@ -63,12 +63,12 @@ pub enum RegionError {
     /// A page.
     #[error(transparent)]
     Page(#[from] PageError),
-    /// A page cannot be changed, because its tenant does not let go of it.
+    /// A page cannot be changed for now: its tenant does not let go of it, or there is no thread to do it in.
     #[error("{path}: {error}")]
     HeldUp {
         /// The directory.
         path: PathBuf,
-        /// What the tenant does.
+        /// Why.
         error: HeldUp,
     },
     /// The session socket.
@@ -417,7 +417,7 @@ impl Region {
             }
             Err(error) => {
                 if open.held_up.replace(Instant::now()).is_none() {
-                    self.tamperings.fetch_add(1, Ordering::Relaxed);
+                    self.tamperings.fetch_add(u64::from(error.is_tampering()), Ordering::Relaxed);
                     warn!(dir = %self.dir.display(), %error, "usage page");
                 }
                 None
@@ -511,7 +511,8 @@ fn make_pages(
     let made = patience.spend(move || write::write(&path, &wanted, mode, in_use, shim_abi));
     match made {
         Ok(pages) => Ok(Made { pages: pages?, patience, held_up: false }),
-        Err(error) if mode == Mode::Adopt => {
+        // Without a thread nobody knows whether it could be changed.
+        Err(error) if mode == Mode::Adopt || !error.is_tampering() => {
             Err(RegionError::HeldUp { path: dir.to_owned(), error })
         }
         Err(error) => {
