@@ -15,7 +15,7 @@ use crate::coexist;
 use crate::config::{Config, ConfigFile, Current, Given};
 use crate::delivery::Delivery;
 use crate::device::{Discovery, Gpu};
-use crate::kubelet::pod_resources::PodResources;
+use crate::kubelet::pod_resources::{Census, PodResources};
 use crate::kubelet::{self, Standing};
 use crate::kubernetes;
 use crate::labels;
@@ -345,7 +345,8 @@ async fn housekeeping(
                 let shim_grace = timing.shim_grace;
                 node.trust().set_census(Arc::clone(&census));
                 let round = tokio::task::spawn_blocking(move || {
-                    let kubelet = Kubelet { pods: census.pods, holdings: &census.holdings };
+                    let Census { pods, holdings, asked } = &*census;
+                    let kubelet = Kubelet { pods: *pods, holdings, asked: *asked };
                     node.reconcile(kubelet, grace);
                     node.sweep_shims(shim_grace);
                 });

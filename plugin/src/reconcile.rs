@@ -16,6 +16,8 @@ pub struct Kubelet<'a> {
     pub pods: usize,
     /// Containers with devices.
     pub holdings: &'a [Holding],
+    /// When it was asked: what it says is as old as that.
+    pub asked: Instant,
 }
 
 /// What to do.
@@ -38,9 +40,35 @@ pub enum Action {
     },
 }
 
-/// Since when each allocation has been unlisted.
+/// Since when each allocation has been unlisted, in which generation: what is allocated anew is missed anew.
 #[derive(Clone, Debug, Default)]
-pub struct Absences(BTreeMap<AllocationId, Instant>);
+pub struct Absences {
+    unlisted: BTreeMap<AllocationId, (u64, Instant)>,
+    /// When this plugin last heard that a container of it starts.
+    started: BTreeMap<AllocationId, Instant>,
+}
+
+impl Absences {
+    /// A container of it starts, so that kubelet lists it from now on.
+    pub fn started(&mut self, id: &AllocationId, now: Instant) {
+        self.started.insert(id.clone(), now);
+    }
+
+    /// Whether its container had started before kubelet was `asked`.
+    fn is_listed(&self, record: &Record, asked: Instant) -> bool {
+        record.state == State::Started
+            && self.started.get(&record.id).is_none_or(|started| *started < asked)
+    }
+
+    /// Since when this generation is known to be unlisted, which it is `now`.
+    fn since(&mut self, record: &Record, now: Instant) -> Instant {
+        let entry = self.unlisted.entry(record.id.clone()).or_insert((record.generation, now));
+        if entry.0 != record.generation {
+            *entry = (record.generation, now);
+        }
+        entry.1
+    }
+}
 
 /// Decides. `in_use` says whether a process holds a slot of the allocation.
 pub fn decide(
@@ -51,10 +79,11 @@ pub fn decide(
     grace: Duration,
     now: Instant,
 ) -> Vec<Action> {
-    absences.0.retain(|id, _| records.contains_key(id));
+    absences.unlisted.retain(|id, _| records.contains_key(id));
+    absences.started.retain(|id, _| records.contains_key(id));
     if kubelet.pods == 0 {
         // Right after its start kubelet knows no pods. What was absent before is not more absent now.
-        absences.0.clear();
+        absences.unlisted.clear();
         return Vec::new();
     }
     let mut held: BTreeMap<AllocationId, Vec<&Holding>> = BTreeMap::new();
@@ -66,8 +95,9 @@ pub fn decide(
     let mut actions = Vec::new();
     for (id, record) in records {
         if let Some(holdings) = held.get(id) {
-            absences.0.remove(id);
-            let Some(holder) = choose(record, holdings) else { continue };
+            absences.unlisted.remove(id);
+            let is_listed = absences.is_listed(record, kubelet.asked);
+            let Some(holder) = choose(record, holdings, is_listed) else { continue };
             if record.replicas.is_empty() {
                 let replicas: BTreeSet<_> = holdings[0].device_ids.iter().cloned().collect();
                 actions.push(Action::Complete {
@@ -81,7 +111,7 @@ pub fn decide(
             }
             continue;
         }
-        let since = *absences.0.entry(id.clone()).or_insert(now);
+        let since = absences.since(record, now);
         let wanted_again = record.state == State::Parked
             && records.values().any(|other| covers(other, record) && held.contains_key(&other.id));
         let long_gone = now.saturating_duration_since(since) >= grace;
@@ -102,8 +132,10 @@ fn covers(other: &Record, parked: &Record) -> bool {
 }
 
 /// Kubelets before 1.34 list finished pods too: of several holders one that was not known before is
-/// the new one.
-fn choose(record: &Record, holdings: &[&Holding]) -> Option<Holder> {
+/// the new one. One that is called as the one before may be that one, and the new one not listed yet; or it
+/// is a new pod of the same name, as a StatefulSet makes them, which is certain where the answer is younger
+/// than its container (`is_listed`). Until then nobody is named.
+fn choose(record: &Record, holdings: &[&Holding], is_listed: bool) -> Option<Holder> {
     let is = |holding: &Holding, holder: &Holder| {
         (&holding.pod, &holding.namespace, &holding.container)
             == (&holder.pod, &holder.namespace, &holder.container)
@@ -113,7 +145,8 @@ fn choose(record: &Record, holdings: &[&Holding]) -> Option<Holder> {
         return Some(known.clone());
     }
     let is_new = |holding: &&&Holding| record.predecessor.as_ref().is_none_or(|p| !is(holding, p));
-    let chosen = holdings.iter().find(is_new).or(holdings.last())?;
+    let namesake = || holdings.first().filter(|_| is_listed);
+    let chosen = holdings.iter().find(is_new).or_else(namesake)?;
     Some(Holder {
         namespace: chosen.namespace.clone(),
         pod: chosen.pod.clone(),
@@ -134,6 +167,7 @@ mod tests {
         busy: BTreeSet<AllocationId>,
         absences: Absences,
         start: Instant,
+        answer_age: Duration,
     }
 
     fn world() -> World {
@@ -144,6 +178,7 @@ mod tests {
             busy: BTreeSet::new(),
             absences: Absences::default(),
             start: Instant::now(),
+            answer_age: Duration::ZERO,
         }
     }
 
@@ -185,10 +220,11 @@ mod tests {
         }
 
         fn at(&mut self, after: Duration) -> Vec<Action> {
-            let kubelet = Kubelet { pods: self.pods, holdings: &self.holdings };
+            let now = self.start + after;
+            let asked = now.checked_sub(self.answer_age).unwrap();
+            let kubelet = Kubelet { pods: self.pods, holdings: &self.holdings, asked };
             let busy = self.busy.clone();
             let in_use = move |id: &AllocationId| busy.contains(id);
-            let now = self.start + after;
             decide(&self.records, kubelet, &in_use, &mut self.absences, GRACE, now)
         }
     }
@@ -245,6 +281,34 @@ mod tests {
         world.hold("new", &["a"]);
         world.hold("old", &["a"]);
         assert_eq!(world.at(Duration::ZERO), [Action::Name(id, holder("new"))]);
+    }
+
+    #[test]
+    fn what_is_allocated_anew_is_missed_anew() {
+        let mut world = world();
+        let id = world.record(&["a"], State::Started);
+        assert_eq!(world.at(Duration::ZERO), []);
+        // Given to another pod, which kubelet's answer is too old to know.
+        let record = world.change(&id);
+        (record.generation, record.state) = (2, State::Allocated);
+        assert_eq!(world.at(GRACE * 2), [], "nobody has missed this one before");
+        assert_eq!(world.at(GRACE * 3), [Action::Release(id)]);
+    }
+
+    #[test]
+    fn a_namesake_of_the_one_before_is_named_when_it_must_be_the_new_one() {
+        let mut world = world();
+        let id = world.record(&["a"], State::Allocated);
+        world.change(&id).predecessor = Some(holder("web-0"));
+        world.hold("web-0", &["a"]);
+        assert_eq!(world.at(Duration::ZERO), [], "the finished one, as far as anybody knows");
+        world.change(&id).state = State::Started;
+        let start = world.start + Duration::from_secs(8);
+        world.absences.started(&id, start);
+        world.answer_age = Duration::from_secs(5);
+        assert_eq!(world.at(Duration::from_secs(12)), [], "the answer is from before its start");
+        let named = [Action::Name(id, holder("web-0"))];
+        assert_eq!(world.at(Duration::from_secs(14)), named);
     }
 
     #[test]

@@ -73,12 +73,14 @@ pub struct Holding {
 }
 
 /// What kubelet knows of pods and devices at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Census {
     /// Pods it knows, with or without devices.
     pub pods: usize,
     /// Containers with devices, one entry per container and resource.
     pub holdings: Vec<Holding>,
+    /// When kubelet was asked.
+    pub asked: std::time::Instant,
 }
 
 /// A client of kubelet's pod resources service. Calls are made one at a time.
@@ -129,7 +131,8 @@ impl PodResources {
         if let Some(asked) = state.asked {
             tokio::time::sleep_until(asked + MIN_INTERVAL).await;
         }
-        state.asked = Some(Instant::now());
+        let asked = Instant::now();
+        state.asked = Some(asked);
         let call =
             |mut client: Client| async move { client.list(ListPodResourcesRequest {}).await };
         let answer = self.call(&mut state, call).await?;
@@ -153,7 +156,7 @@ impl PodResources {
             })
             .collect();
         holdings.sort();
-        let census = Arc::new(Census { pods, holdings });
+        let census = Arc::new(Census { pods, holdings, asked: asked.into_std() });
         state.answer = Some((Instant::now(), Arc::clone(&census)));
         Ok(census)
     }

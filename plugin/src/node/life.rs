@@ -112,6 +112,7 @@ impl Node {
             self.note(error.to_string());
         }
         self.store(&change);
+        lock(&self.absences).started(&id, Instant::now());
         let made = self.make_pages(&mut writer, &id, Mode::Ensure);
         let delivered = self.ensure_delivered(&record);
         drop(writer);
