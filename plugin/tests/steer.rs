@@ -9,7 +9,8 @@ use std::time::Duration;
 use node_support::*;
 use tessera_kubelet::admin::admin_client::AdminClient;
 use tessera_kubelet::admin::{
-    ComputePolicy, CordonRequest, QuotaResponse, ResetQuotaRequest, SetQuotaRequest, Target,
+    AllocationState, ComputePolicy, CordonRequest, QuotaResponse, ResetQuotaRequest,
+    SetQuotaRequest, StatusResponse, Target,
 };
 use tessera_plugin::ledger::{By, Event, Ledger, What};
 use tessera_region::quota::{Policy, QuotaReader};
@@ -290,12 +291,12 @@ async fn quotas_that_race_with_allocate_never_oversell() {
     let node = Arc::new(TestNode::start_with(ROOMY).await);
     let stop = Arc::new(AtomicBool::new(false));
     let (granted, refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let worst = Arc::new(Mutex::new(0));
+    let (worst, counter) = (Arc::new(Mutex::new(0)), Arc::new(AtomicU64::new(1)));
     let mut tasks = Vec::new();
     let count = |ok: bool| if ok { Arc::clone(&granted) } else { Arc::clone(&refused) };
     for worker in 0..3u64 {
         let (node, stop) = (Arc::clone(&node), Arc::clone(&stop));
-        let (yes, no) = (count(true), count(false));
+        let (yes, no, counter) = (count(true), count(false), Arc::clone(&counter));
         tasks.push(tokio::spawn(async move {
             let mut admin = admin(&node).await;
             let mut client = node.client().await;
@@ -311,7 +312,9 @@ async fn quotas_that_race_with_allocate_never_oversell() {
                     let request = v1::AllocateRequest { container_requests: vec![request] };
                     client.allocate(request).await.is_ok()
                 } else {
-                    let bytes = (1 + random / 4 % 30) * GIB;
+                    // No two limits that are set are alike.
+                    let nth = counter.fetch_add(1, Ordering::Relaxed);
+                    let bytes = (1 + random / 4 % 30) * GIB + nth;
                     let request = memory(id_of(&ids).as_str(), bytes);
                     admin.set_quota(request).await.is_ok()
                 };
@@ -323,16 +326,17 @@ async fn quotas_that_race_with_allocate_never_oversell() {
         let (node, stop, worst) = (Arc::clone(&node), Arc::clone(&stop), Arc::clone(&worst));
         std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                // Each page is read at its own moment: a sum counts if no page moved meanwhile.
-                let read = || -> Vec<u64> {
+                // Each page is read at its own moment: a sum counts if no page moved meanwhile. None
+                // comes back to what it was: limits differ, and generations.
+                let read = || -> Vec<(u64, u64)> {
                     let all = (0..4).map(|n| node.pages(&[replica(0, n)]));
-                    all.map(|dir| QuotaReader::attach(&dir).map_or(0, |q| q.memory_limit(0)))
-                        .collect()
+                    let figures = |q: QuotaReader| (q.generation(), q.memory_limit(0));
+                    all.map(|dir| QuotaReader::attach(&dir).map_or((0, 0), figures)).collect()
                 };
                 let (before, after) = (read(), read());
                 if before == after {
                     let mut worst = worst.lock().unwrap();
-                    *worst = (*worst).max(before.iter().sum::<u64>());
+                    *worst = (*worst).max(before.iter().map(|(_, limit)| limit).sum::<u64>());
                 }
             }
         })
@@ -341,11 +345,21 @@ async fn quotas_that_race_with_allocate_never_oversell() {
     let begun = std::time::Instant::now();
     let counts = || [&granted, &refused].map(|count| count.load(Ordering::Relaxed));
     let is_enough = || begun.elapsed() > Duration::from_secs(2) && counts().iter().all(|n| *n > 10);
-    while !is_enough() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", counts());
-        let status = node.status().await;
+    // What is sold, and what kubelet may give away beside it.
+    let assert_fits = |status: &StatusResponse| {
         let gpu = &status.gpus[0];
-        assert!(gpu.memory_limits_bytes <= 40 * GIB, "{} GiB", gpu.memory_limits_bytes / GIB);
+        let free = gpu.replicas.iter();
+        let free = free.filter(|one| one.allocation_id.is_empty() && one.health == 1);
+        let free: u64 = free.map(|replica| replica.memory_limit_bytes).sum();
+        let sold = gpu.memory_limits_bytes;
+        let live = status.allocations.iter().filter(|a| a.state() != AllocationState::Parked);
+        let of_gpu = live.flat_map(|a| &a.gpus).filter(|used| used.gpu_uuid == gpu.uuid);
+        assert_eq!(sold, of_gpu.map(|used| used.memory_limit_bytes).sum::<u64>());
+        assert!(sold + free <= 40 * GIB, "{} and {} free of 40 GiB", sold / GIB, free / GIB);
+    };
+    while !is_enough() {
+        assert!(begun.elapsed() < HANGS, "{:?}", counts());
+        assert_fits(&node.status().await);
         looks += 1;
     }
     stop.store(true, Ordering::Relaxed);
@@ -356,14 +370,7 @@ async fn quotas_that_race_with_allocate_never_oversell() {
     let worst = *worst.lock().unwrap();
     assert!(worst > 0 && worst <= 40 * GIB, "{} GiB in the pages", worst / GIB);
     assert!(looks > 0);
-    // At rest, what kubelet may give away fits too.
-    let status = node.status().await;
-    let free = status.gpus[0]
-        .replicas
-        .iter()
-        .filter(|replica| replica.allocation_id.is_empty() && replica.health == 1);
-    let free: u64 = free.map(|replica| replica.memory_limit_bytes).sum();
-    assert!(status.gpus[0].memory_limits_bytes + free <= 40 * GIB);
+    assert_fits(&node.status().await);
 }
 
 #[tokio::test]

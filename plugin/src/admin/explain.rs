@@ -50,15 +50,22 @@ fn facts(sources: &Sources, node: &Arc<Node>) -> Facts {
     });
     // Happened, and not written yet.
     trail.extend(node.waiting_events());
-    let records: Vec<_> = node.allocations().into_iter().map(|(record, _)| record).collect();
+    // One look, so that what is said of limits and of their sums is of one moment.
+    let survey = sources.survey(&|region| Some(region.look()));
+    let books = survey.books.as_ref();
+    let records: Vec<_> = books.map_or_else(Vec::new, |books| {
+        books.allocations.iter().map(|(record, _)| Arc::clone(record)).collect()
+    });
     let page_versions = records.iter().filter_map(|record| {
         let version = tessera_region::quota::abi_in(&node.pages_of(&record.id))?;
         Some((record.id.to_string(), version))
     });
-    let gpus = node.catalogue().gpus.values().map(|sold| sold.gpu.clone()).collect();
+    let gpus = books.map_or_else(Vec::new, |books| {
+        books.catalogue.gpus.values().map(|sold| sold.gpu.clone()).collect()
+    });
     Facts {
         page_versions: page_versions.collect(),
-        status: sources.status(),
+        status: survey.status,
         records,
         trail,
         config: sources.config(),

@@ -18,7 +18,7 @@ use crate::device::Discovery;
 use crate::kubelet::{Device, Phase, Report, Standing};
 use crate::ledger::{Record, State};
 use crate::locks::lock;
-use crate::node::{Node, unix_ms};
+use crate::node::{Books, Node, unix_ms};
 use crate::observe::{PidView, pid_view};
 use crate::regions::{Region, Use};
 use crate::reload::Reloader;
@@ -51,6 +51,8 @@ pub(crate) struct Survey {
     pub unread: HashSet<String>,
     /// How the arbiter stands; `None` if it does not answer.
     pub arbiter: Option<View>,
+    /// What `status` was made of, once the node is there.
+    pub books: Option<Books>,
 }
 
 /// A way to look at what an allocation uses; `None` if it cannot be told for now.
@@ -187,15 +189,16 @@ impl Sources {
     /// As [`Sources::status`], looking at pages in another way.
     pub(crate) fn survey(&self, look: &Look) -> Survey {
         let mut unread = HashSet::new();
+        let books = self.node.get().map(|node| node.books());
         let mut status = StatusResponse {
-            plugin: Some(self.plugin()),
+            plugin: Some(self.plugin(books.as_ref())),
             at_unix_ms: unix_ms(),
             ..StatusResponse::default()
         };
         let conditions = lock(&self.conditions);
         status.warnings.extend(conditions.values().cloned());
         drop(conditions);
-        let Some(node) = self.node.get() else {
+        let (Some(node), Some(books)) = (self.node.get(), books) else {
             return Survey { status, ..Survey::default() };
         };
         status.warnings.extend(node.notes());
@@ -205,20 +208,20 @@ impl Sources {
         let no_view = View::default();
         let compute = arbiter.as_ref().unwrap_or(&no_view);
         let (mut hidden, mut seen) = (false, false);
-        for (record, region) in node.allocations() {
+        for (record, region) in &books.allocations {
             let used = region.as_ref().and_then(|region| look(region));
             if used.is_none() {
                 unread.insert(record.id.to_string());
             }
             let used = used.unwrap_or_default();
             let counters = region.as_ref().map(|region| region.tenant().counters());
-            if let Some(region) = &region {
+            if let Some(region) = region {
                 hidden |= region.tenant().has_hidden_pids();
                 seen |= region.tenant().peers().iter().any(|peer| peer.host_pid.is_some());
             }
             let parked_and_idle = !record.is_live() && used.snapshot.slots.is_empty();
             let name = record.name();
-            if let Some(region) = &region {
+            if let Some(region) = region {
                 status.warnings.extend(tenant_warnings(
                     &name,
                     region,
@@ -229,7 +232,7 @@ impl Sources {
             status.warnings.extend(share.into_iter().flat_map(|s| compute::warnings(&name, s)));
             if !parked_and_idle {
                 let compute = share.map(compute::of_allocation);
-                let allocation = allocation(&record, region.as_deref(), &used);
+                let allocation = allocation(record, region.as_deref(), &used);
                 status.allocations.push(Allocation { compute, ..allocation });
             }
         }
@@ -247,22 +250,22 @@ impl Sources {
             plugin.sees_host_pids = !hidden;
             plugin.shim_path = node.delivery().shim.display().to_string();
         }
-        status.gpus = self.gpus(node, &status.allocations);
+        status.gpus = self.gpus(node, &books, &status.allocations);
         status.gpus.iter_mut().for_each(|gpu| compute::add_lease(gpu, compute));
-        Survey { status, unread, arbiter }
+        Survey { status, unread, arbiter, books: Some(books) }
     }
 
-    fn plugin(&self) -> Plugin {
+    fn plugin(&self, books: Option<&Books>) -> Plugin {
         let config = self.config.get();
         let reports = self.standing.get().map(Standing::reports).unwrap_or_default();
-        let advertised = self.node.get().map(|node| node.advertised()).unwrap_or_default();
-        let sold =
-            self.node.get().map(|node| node.catalogue().resources.clone()).unwrap_or_default();
+        let devices = |name: &str| books.and_then(|books| books.advertised.get(name));
+        let is_sold =
+            |name: &str| books.is_some_and(|books| books.catalogue.resources.contains_key(name));
         let resources: Vec<Resource> = reports
             .iter()
             .map(|(name, report)| {
-                let devices = advertised.get(name).map(Vec::as_slice).unwrap_or_default();
-                resource(name, !sold.contains_key(name), report, devices)
+                let devices = devices(name).map(Vec::as_slice).unwrap_or_default();
+                resource(name, !is_sold(name), report, devices)
             })
             .collect();
         let names: Vec<&str> = match resources.as_slice() {
@@ -297,11 +300,10 @@ impl Sources {
         }
     }
 
-    fn gpus(&self, node: &Node, allocations: &[Allocation]) -> Vec<Gpu> {
-        let reserve = self.config.get().gpus.reserve_bytes;
-        let catalogue = node.catalogue();
+    fn gpus(&self, node: &Node, books: &Books, allocations: &[Allocation]) -> Vec<Gpu> {
+        let Books { catalogue, advertised, .. } = books;
         let withheld = |uuid: &str| node.cordon_of(uuid).or_else(|| node.withheld(uuid));
-        let mut replicas = replicas(&catalogue, &node.advertised(), allocations, &withheld);
+        let mut replicas = replicas(catalogue, advertised, allocations, &withheld);
         let live = || allocations.iter().filter(|a| a.state() != AllocationState::Parked);
         let mut gpus: Vec<Gpu> = catalogue
             .gpus
@@ -327,7 +329,7 @@ impl Sources {
                         .unwrap_or_default(),
                     memory_total_bytes: sold.gpu.memory_bytes,
                     memory_used_bytes: self.discovery.memory_used(&sold.gpu.uuid).unwrap_or(0),
-                    memory_reserve_bytes: reserve,
+                    memory_reserve_bytes: catalogue.reserve_bytes,
                     memory_limits_bytes: sum(|u| u.memory_limit_bytes),
                     memory_charged_bytes: sum(|u| u.memory_charged_bytes),
                     cores_millis: uses().map(|u| u.cores_millis).fold(0, u32::saturating_add),
@@ -478,14 +480,11 @@ fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocatio
         State::Started => AllocationState::Started,
         State::Parked => AllocationState::Parked,
     };
-    // The page has the last word on limits: they may change while a container runs.
-    let limits = region.map(|region| region.spec().gpus).unwrap_or_default();
     let snapshot = &used.snapshot;
     let gpus = record.grants.iter().enumerate().map(|(gpu, grant)| GpuUse {
         gpu_uuid: grant.uuid.clone(),
-        memory_limit_bytes: limits
-            .get(gpu)
-            .map_or(grant.memory_limit_bytes, |quota| quota.memory_limit_bytes),
+        // Not as its page has it, which follows: see `Books`.
+        memory_limit_bytes: grant.memory_limit_bytes,
         memory_charged_bytes: snapshot.charged(gpu),
         memory_granted_bytes: snapshot.granted(gpu),
         memory_peak_bytes: used.tally.peak.get(gpu).copied().unwrap_or(0),

@@ -1,13 +1,31 @@
 //! What kubelet is told of devices.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tokio::sync::watch;
 
 use super::Node;
 use super::offers::Offers;
+use super::records::Records;
+use crate::allocate::Catalogue;
 use crate::kubelet::Device;
+use crate::ledger::Record;
 use crate::locks::lock;
+use crate::regions::Region;
+
+/// What is sold, to whom, and what is offered beside it: of one moment, so that its sums are true. Every view
+/// of the node is made of it (status, metrics, `top`, explanations). Pages follow the records, each by
+/// itself: limits that were read from them at different moments may add up to what never was.
+#[derive(Debug)]
+pub struct Books {
+    /// All records, with the regions that are open, in the order of ids.
+    pub allocations: Vec<(Arc<Record>, Option<Arc<Region>>)>,
+    /// What is sold, with health, and the reserve.
+    pub catalogue: Arc<Catalogue>,
+    /// The devices of every resource, as kubelet is told.
+    pub advertised: BTreeMap<String, Vec<Device>>,
+}
 
 /// What is offered, and by resource who waits for it.
 #[derive(Debug, Default)]
@@ -21,13 +39,18 @@ impl Node {
     pub(super) fn refresh_devices(&self) {
         // Held throughout, so that no older answer overtakes a newer one.
         let mut devices = lock(&self.devices);
-        let Devices { offers, senders } = &mut *devices;
         let catalogue = self.catalogue();
+        self.tell_devices(&mut devices, &catalogue, &lock(&self.records));
+    }
+
+    /// Tells kubelet what follows from `records`, if that is news.
+    fn tell_devices(&self, devices: &mut Devices, catalogue: &Catalogue, records: &Records) {
+        let Devices { offers, senders } = devices;
         let withheld = |uuid: &str| self.withheld_of(uuid);
-        if !offers.renew(&catalogue, catalogue.reserve_bytes, &lock(&self.records), &withheld) {
+        if !offers.renew(catalogue, catalogue.reserve_bytes, records, &withheld) {
             return;
         }
-        let all = offers.devices(&catalogue);
+        let all = offers.devices(catalogue);
         senders.retain(|resource, _| all.contains_key(resource));
         let names: BTreeSet<String> = all.keys().cloned().collect();
         for (resource, devices) in all {
@@ -58,14 +81,22 @@ impl Node {
         self.resources.subscribe()
     }
 
-    /// The devices of every resource as advertised now.
+    /// The node at one moment; see [`Books`].
     #[must_use]
-    pub fn advertised(&self) -> BTreeMap<String, Vec<Device>> {
-        let devices = lock(&self.devices);
-        devices
+    pub fn books(&self) -> Books {
+        let mut devices = lock(&self.devices);
+        let records = lock(&self.records);
+        let catalogue = self.catalogue();
+        // Whoever changed a record is about to do it.
+        self.tell_devices(&mut devices, &catalogue, &records);
+        let advertised = devices
             .senders
             .iter()
             .map(|(name, sender)| (name.clone(), sender.borrow().clone()))
-            .collect()
+            .collect();
+        drop(devices);
+        let regions = lock(&self.regions);
+        let open = |record: &Arc<Record>| (Arc::clone(record), regions.get(&record.id).cloned());
+        Books { allocations: records.values().map(open).collect(), catalogue, advertised }
     }
 }

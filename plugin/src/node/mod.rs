@@ -2,7 +2,8 @@
 //!
 //! Three locks, always taken in this order, never across an await:
 //! `writer` (the ledger; held while the disk is waited for, so only on blocking threads), then
-//! `records`, then `regions` (both held briefly). Whoever changes allocations holds `writer`.
+//! `records`, then `regions` (both held briefly). Whoever changes allocations or the catalogue holds
+//! `writer`. Before `records` comes `devices`, and after it `catalogue`.
 
 mod arbitrating;
 mod audit;
@@ -56,6 +57,7 @@ use crate::shim_install::ShimError;
 use crate::shim_install::unused::Unused;
 use crate::trust::Trust;
 pub use cordons::Cordons;
+pub use devices::Books;
 use devices::Devices;
 use records::Records;
 pub use reload::Ground;

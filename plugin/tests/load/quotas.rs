@@ -2,18 +2,22 @@
 //! killed. Random; the seed is printed, and `LOAD_SEED` sets it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
-use tessera_kubelet::admin::StatusRequest;
+use tessera_kubelet::admin::{ExplainRequest, Gpu, StatusRequest};
 use tessera_plugin::ledger::{Event, Ledger, Limits, Record, What};
 use tessera_plugin::standin::Kubelet;
 use tessera_region::quota::QuotaReader;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::node_support::{GPU, pod};
+use crate::client::OPEN;
+use crate::exposition::{Exposition, Format};
+use crate::node_support::{GPU, HANGS, bounded, pod};
 use crate::plugin::*;
 
 /// How long they race each time, and lines of the trail at which they stop: it keeps 4096.
@@ -74,7 +78,7 @@ async fn quotas_that_race_with_everything_are_each_in_the_trail_once_and_never_o
     let seed = std::env::var("LOAD_SEED").map_or(u64::from(now), |seed| seed.parse().unwrap());
     println!("LOAD_SEED={seed}");
     let mut plugin = Plugin::new().await;
-    plugin.serve().await;
+    let address = plugin.serve().await;
     for n in 0..STAY {
         plugin.run(&format!("stay-{n}")).await;
     }
@@ -86,7 +90,7 @@ async fn quotas_that_race_with_everything_are_each_in_the_trail_once_and_never_o
     });
 
     // Until it is quiet: what is told, what is in the pages and what was recorded are the same.
-    let tasks = start(&plugin, &race, seed).await;
+    let tasks = start(&plugin, &race, seed, address).await;
     rest(&race, 1).await;
     race.stop.store(true, Ordering::Relaxed);
     for task in tasks {
@@ -97,7 +101,7 @@ async fn quotas_that_race_with_everything_are_each_in_the_trail_once_and_never_o
 
     // And killed while they race.
     race.stop.store(false, Ordering::Relaxed);
-    let tasks = start(&plugin, &race, seed ^ 0x5555).await;
+    let tasks = start(&plugin, &race, seed ^ 0x5555, address).await;
     rest(&race, 2).await;
     plugin.node.kill();
     race.stop.store(true, Ordering::Relaxed);
@@ -149,12 +153,17 @@ async fn rest(race: &Race, times: u64) {
         if lines > LINES * times || begin.elapsed() > RACE && done > 20 * times {
             return;
         }
-        assert!(begin.elapsed() < Duration::from_secs(60), "{done} changes, {lines} lines");
+        assert!(begin.elapsed() < HANGS, "{done} changes, {lines} lines");
     }
 }
 
-/// Three who set and reset, two who run pods, one who has the file read, one who looks.
-async fn start(plugin: &Plugin, race: &Arc<Race>, seed: u64) -> Vec<tokio::task::JoinHandle<()>> {
+/// Three who set and reset, two who run pods, one who has the file read, two who look.
+async fn start(
+    plugin: &Plugin,
+    race: &Arc<Race>,
+    seed: u64,
+    address: SocketAddr,
+) -> Vec<tokio::task::JoinHandle<()>> {
     let mut random = Random(seed | 1);
     let mut tasks = Vec::new();
     for _ in 0..3 {
@@ -190,14 +199,62 @@ async fn start(plugin: &Plugin, race: &Arc<Race>, seed: u64) -> Vec<tokio::task:
         while until.goes_on() {
             let Ok(status) = admin.status(StatusRequest::default()).await else { return };
             tokio::time::sleep(Duration::from_millis(5)).await;
-            for gpu in status.into_inner().gpus {
-                let most = gpu.memory_total_bytes - gpu.memory_reserve_bytes;
-                let sold = gpu.memory_limits_bytes;
-                assert!(sold <= most, "{} MiB sold of {} MiB", sold / MIB, most / MIB);
+            status.into_inner().gpus.iter().for_each(assert_fits);
+            let request = ExplainRequest { subject: "0".into() };
+            let Ok(told) = admin.explain(request).await else { return };
+            told.into_inner().gpus.into_iter().filter_map(|story| story.gpu).for_each(|gpu| {
+                assert_fits(&gpu);
+            });
+        }
+    }));
+    let until = Arc::clone(race);
+    tasks.push(tokio::spawn(async move {
+        while until.goes_on() {
+            if let Some(metrics) = try_scrape(address).await {
+                assert_scraped(&metrics);
             }
+            // No more than is answered.
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }));
     tasks
+}
+
+/// No GPU has sold more than there is, and what kubelet may give away fits beside that.
+fn assert_fits(gpu: &Gpu) {
+    let most = gpu.memory_total_bytes - gpu.memory_reserve_bytes;
+    let free = gpu.replicas.iter().filter(|one| one.allocation_id.is_empty() && one.health == 1);
+    let free: u64 = free.map(|replica| replica.memory_limit_bytes).sum();
+    let sold = gpu.memory_limits_bytes;
+    let mib = [sold, free, most].map(|bytes| bytes / MIB);
+    assert!(sold + free <= most, "[sold, free, all] are {mib:?} MiB");
+}
+
+/// The same of one scrape, of the GPUs and of the containers on them.
+fn assert_scraped(metrics: &Exposition) {
+    for gpu in metrics.of("tessera_gpu_memory_sold_bytes") {
+        let uuid = gpu.labels["uuid"].as_str();
+        let figure = |name: &str| metrics.sum(name, &[("uuid", uuid)]);
+        let most =
+            figure("tessera_gpu_memory_total_bytes") - figure("tessera_gpu_memory_reserved_bytes");
+        let each = figure("tessera_container_memory_limit_bytes");
+        assert!(each <= gpu.value && gpu.value <= most, "{each} of {} of {most}", gpu.value);
+    }
+}
+
+/// The metrics; `None` where the plugin is gone.
+async fn try_scrape(address: SocketAddr) -> Option<Exposition> {
+    let mut stream = tokio::net::TcpStream::connect(address).await.ok()?;
+    let request = format!(
+        "GET /metrics HTTP/1.1\r\nHost: node\r\nAccept: {OPEN}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    bounded(stream.read_to_string(&mut answer)).await.ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    // One that was killed in the middle of it.
+    let whole = head.starts_with("HTTP/1.1 200 ") && body.ends_with("# EOF\n");
+    whole.then(|| Exposition::parse(body, Format::Open))
 }
 
 async fn steer(
@@ -293,7 +350,7 @@ fn assert_pages(plugin: &Plugin) -> Value {
         if ids(&status) == ids(&plugin.node.json()) {
             break (status, pages);
         }
-        assert!(begin.elapsed() < Duration::from_secs(30));
+        assert!(begin.elapsed() < HANGS);
     };
     let mut sold: BTreeMap<&str, u64> = BTreeMap::new();
     for one in status["allocations"].as_array().unwrap() {
