@@ -229,13 +229,24 @@ impl Cuda {
         durations: &[u64],
         stream: Stream,
     ) -> Result<Graph, CudaError> {
+        self.capture_with(stream, || {
+            durations.iter().try_for_each(|&ns| self.launch(kernel, ns, stream))
+        })
+    }
+
+    /// Captures what `launches` puts into `stream`.
+    pub fn capture_with(
+        &self,
+        stream: Stream,
+        launches: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<Graph, CudaError> {
         let begin = need("cuStreamBeginCapture", self.driver.stream_begin_capture)?;
         let end = need("cuStreamEndCapture", self.driver.stream_end_capture)?;
         let instantiate = need("cuGraphInstantiateWithFlags", self.driver.graph_instantiate)?;
         let (mut graph, mut exec) = (null_mut(), null_mut());
         // SAFETY: a stream of this context, which nobody else uses yet.
         check("cuStreamBeginCapture", unsafe { begin(stream.0, CAPTURE_THREAD_LOCAL) })?;
-        let launched = durations.iter().try_for_each(|&ns| self.launch(kernel, ns, stream));
+        let launched = launches();
         // SAFETY: the stream is capturing, live out-parameters; the graph lives as long as the process.
         unsafe {
             check("cuStreamEndCapture", end(stream.0, &raw mut graph))?;

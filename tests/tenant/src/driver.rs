@@ -155,6 +155,18 @@ driver! {
         graph_launch "cuGraphLaunch" "cuGraphLaunch" (CUgraphExec, CUstream);
         graph_exec_destroy "cuGraphExecDestroy" "cuGraphExecDestroy" (CUgraphExec);
         graph_mem_trim "cuDeviceGraphMemTrim" "cuDeviceGraphMemTrim" (CUdevice);
+        device_attribute "cuDeviceGetAttribute" "cuDeviceGetAttribute"
+            (*mut c_int, c_int, CUdevice);
+        event_query "cuEventQuery" "cuEventQuery" (CUevent);
+        stream_query "cuStreamQuery" "cuStreamQuery" (CUstream);
+        host_alloc "cuMemHostAlloc" "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+        host_register "cuMemHostRegister_v2" "cuMemHostRegister" (*mut c_void, usize, c_uint);
+        host_device_pointer "cuMemHostGetDevicePointer_v2" "cuMemHostGetDevicePointer"
+            (*mut CUdeviceptr, *mut c_void, c_uint);
+        write_value "cuStreamWriteValue64_v2" "cuStreamWriteValue64"
+            (CUstream, CUdeviceptr, u64, c_uint);
+        wait_value "cuStreamWaitValue64_v2" "cuStreamWaitValue64"
+            (CUstream, CUdeviceptr, u64, c_uint);
     }
 }
 

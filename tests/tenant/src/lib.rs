@@ -25,6 +25,7 @@ pub mod processes;
 pub mod report;
 pub mod rng;
 pub mod stop;
+pub mod time;
 
 use crate::driver::Resolve;
 

@@ -4,7 +4,7 @@ use tessera_tenant::args::Args;
 use tessera_tenant::driver::Resolve;
 use tessera_tenant::exit::{self, Exit};
 use tessera_tenant::{
-    Device, Target, churn, exec, greedy, hold, infer, info, load, processes, stop,
+    Device, Target, churn, exec, greedy, hold, infer, info, load, processes, stop, time,
 };
 
 const USAGE: &str = "\
@@ -26,6 +26,8 @@ Subcommands
                             kernels of these durations in turn, N times each round, or all as one
                             graph: without end; as requests that arrive, or follow each other;
                             or in bursts after pauses
+  time    calibrate | marks | turns | steps | exchange [OPTIONS]
+                            measurements of tests/gpu/run share; see the source
   churn   [--threads N] [--min Q] [--max Q] [--for S] [--seed N] [--apis LIST]
                             allocate, verify and free at random from many threads
   exec    [--clear-env] [--bytes Q] -- COMMAND...
@@ -90,6 +92,10 @@ fn run() -> Result<(), Exit> {
         "load" => {
             let options = load::Options::parse(args)?;
             Box::new(move || load::run(target, &options))
+        }
+        "time" => {
+            let options = time::Options::parse(args)?;
+            Box::new(move || time::run(target, &options))
         }
         "churn" => {
             let options = churn::Options::parse(args)?;

@@ -1,0 +1,282 @@
+//! A kernel with a fixed amount of work, for every thread that the GPU can hold.
+//!
+//! A kernel that spins until a clock says enough has its time passed for it while others run: it
+//! would say that sharing costs nothing. This one counts. The simulated driver gives a kernel of its
+//! name the nanoseconds of its first parameter, which the kernel itself ignores.
+
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ptr::{null, null_mut};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tessera_cuda::types::{CUdeviceptr, CUevent, CUfunction};
+
+use crate::cuda::{Cuda, Graph, Stream, check, need};
+use crate::exit::{CudaError, Exit};
+use crate::report;
+
+/// `fixed_work(ns, rounds, stamps)`: eight dependent multiply-adds a round; then its first thread
+/// writes when the kernel began and ended, by the GPU's clock, where there is room for stamps.
+/// `exchange(ns, mine, peer, step)`: writes `step` to the one word and waits for it in the other. After two
+/// seconds it gives up, and writes `step` two words behind its own: nothing spins on a GPU for ever.
+const PTX: &CStr = c"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry fixed_work(.param .u64 ns, .param .u64 rounds, .param .u64 stamps)
+{
+    .reg .pred %p<5>;
+    .reg .b64 %rd<8>;
+    .reg .b32 %r<4>;
+    .reg .f32 %f<4>;
+    mov.u64 %rd3, %globaltimer;
+    ld.param.u64 %rd1, [rounds];
+    ld.param.u64 %rd2, [stamps];
+    mov.f32 %f1, 0f3F800000;
+    mov.f32 %f2, 0f3F7FFF00;
+AGAIN:
+    setp.eq.u64 %p1, %rd1, 0;
+    @%p1 bra DONE;
+    fma.rn.f32 %f1, %f1, %f2, %f2;
+    fma.rn.f32 %f1, %f1, %f2, %f2;
+    fma.rn.f32 %f1, %f1, %f2, %f2;
+    fma.rn.f32 %f1, %f1, %f2, %f2;
+    fma.rn.f32 %f1, %f1, %f2, %f2;
+    fma.rn.f32 %f1, %f1, %f2, %f2;
+    fma.rn.f32 %f1, %f1, %f2, %f2;
+    fma.rn.f32 %f1, %f1, %f2, %f2;
+    sub.u64 %rd1, %rd1, 1;
+    bra AGAIN;
+DONE:
+    // Never so; but for it the work could be left out.
+    setp.lt.f32 %p4, %f1, 0f00000000;
+    @%p4 trap;
+    setp.eq.u64 %p2, %rd2, 0;
+    @%p2 bra END;
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, %ctaid.x;
+    or.b32 %r3, %r1, %r2;
+    setp.ne.u32 %p3, %r3, 0;
+    @%p3 bra END;
+    mov.u64 %rd4, %globaltimer;
+    st.global.u64 [%rd2], %rd3;
+    st.global.u64 [%rd2+8], %rd4;
+END:
+    ret;
+}
+.visible .entry exchange(.param .u64 ns, .param .u64 mine, .param .u64 peer, .param .u64 step)
+{
+    .reg .pred %p<3>;
+    .reg .b64 %rd<10>;
+    ld.param.u64 %rd1, [mine];
+    ld.param.u64 %rd2, [peer];
+    ld.param.u64 %rd3, [step];
+    membar.sys;
+    st.volatile.global.u64 [%rd1], %rd3;
+    mov.u64 %rd4, %globaltimer;
+AGAIN:
+    ld.volatile.global.u64 %rd5, [%rd2];
+    setp.ge.u64 %p1, %rd5, %rd3;
+    @%p1 bra END;
+    mov.u64 %rd6, %globaltimer;
+    sub.u64 %rd7, %rd6, %rd4;
+    setp.lt.u64 %p2, %rd7, 2000000000;
+    @%p2 bra AGAIN;
+    st.volatile.global.u64 [%rd1+16], %rd3;
+END:
+    membar.sys;
+    ret;
+}
+";
+
+const THREADS: u32 = 256;
+/// `CU_DEVICE_ATTRIBUTE_…`.
+const MULTIPROCESSORS: c_int = 16;
+const THREADS_EACH: c_int = 39;
+/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`.
+const ASLEEP: c_uint = 1 | 2;
+
+/// How much work a launch does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Amount {
+    ns: u64,
+    rounds: u64,
+}
+
+impl Amount {
+    /// So many microseconds of the whole GPU.
+    pub fn micros(us: f64, rounds_per_us: f64) -> Self {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+        let whole = |value: f64| value.max(0.0).round() as u64;
+        Self { ns: whole(us * 1000.0), rounds: whole(us * rounds_per_us) }
+    }
+}
+
+/// The loaded kernels.
+#[derive(Clone, Copy)]
+pub(super) struct Kernels {
+    pub cuda: Cuda,
+    work: CUfunction,
+    exchange: CUfunction,
+    blocks: u32,
+}
+
+/// An attribute of the device; 0 where the driver does not know it.
+fn attribute(cuda: &Cuda, which: c_int) -> u32 {
+    let (mut value, device) = (0, cuda.device());
+    let Some(get) = cuda.driver().device_attribute else { return 0 };
+    // SAFETY: a live out-parameter.
+    let code = unsafe { get(&raw mut value, which, device) };
+    if code == 0 { u32::try_from(value).unwrap_or(0) } else { 0 }
+}
+
+impl Kernels {
+    /// Loads them.
+    pub fn load(cuda: Cuda) -> Result<Self, CudaError> {
+        let (driver, mut module) = (cuda.driver(), null_mut());
+        let (mut work, mut exchange) = (null_mut(), null_mut());
+        // SAFETY: NUL-terminated PTX and names; live out-parameters.
+        unsafe {
+            check(
+                "cuModuleLoadData",
+                (driver.module_load_data)(&raw mut module, PTX.as_ptr().cast()),
+            )?;
+            let get = driver.module_get_function;
+            check("cuModuleGetFunction", get(&raw mut work, module, c"fixed_work".as_ptr()))?;
+            check("cuModuleGetFunction", get(&raw mut exchange, module, c"exchange".as_ptr()))?;
+        }
+        let full = attribute(&cuda, MULTIPROCESSORS) * attribute(&cuda, THREADS_EACH) / THREADS;
+        Ok(Self { cuda, work, exchange, blocks: full.max(1) })
+    }
+
+    /// Launches the work; the stamps' address, or 0.
+    pub fn launch(
+        &self,
+        amount: Amount,
+        stamps: CUdeviceptr,
+        stream: Stream,
+    ) -> Result<(), CudaError> {
+        let (mut ns, mut rounds, mut stamps) = (amount.ns, amount.rounds, stamps);
+        let params = [(&raw mut ns).cast(), (&raw mut rounds).cast(), (&raw mut stamps).cast()];
+        self.launch_one(self.work, self.blocks, THREADS, params, stream)
+    }
+
+    /// Launches one exchange of words.
+    pub fn exchange(
+        &self,
+        words: [CUdeviceptr; 2],
+        step: u64,
+        stream: Stream,
+    ) -> Result<(), CudaError> {
+        let (mut ns, mut mine, mut peer, mut step) = (0u64, words[0], words[1], step);
+        let params = [
+            (&raw mut ns).cast(),
+            (&raw mut mine).cast(),
+            (&raw mut peer).cast(),
+            (&raw mut step).cast(),
+        ];
+        self.launch_one(self.exchange, 1, 1, params, stream)
+    }
+
+    fn launch_one<const N: usize>(
+        &self,
+        function: CUfunction,
+        blocks: u32,
+        threads: u32,
+        mut params: [*mut c_void; N],
+        stream: Stream,
+    ) -> Result<(), CudaError> {
+        // SAFETY: as many parameters of eight bytes as the PTX declares, alive in the caller; the
+        // driver copies them before it returns.
+        check("cuLaunchKernel", unsafe {
+            (self.cuda.driver().launch_kernel)(
+                function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                stream.raw(),
+                params.as_mut_ptr(),
+                null::<*mut c_void>().cast_mut(),
+            )
+        })
+    }
+
+    /// `count` launches as one graph.
+    pub fn graph(&self, amount: Amount, count: usize, stream: Stream) -> Result<Graph, CudaError> {
+        self.cuda
+            .capture_with(stream, || (0..count).try_for_each(|_| self.launch(amount, 0, stream)))
+    }
+}
+
+/// An event without timing.
+#[derive(Clone, Copy)]
+pub(super) struct Event {
+    cuda: Cuda,
+    event: CUevent,
+}
+
+impl Event {
+    /// One whose waiters sleep.
+    pub fn new(cuda: Cuda) -> Result<Self, CudaError> {
+        Self::with_flags(cuda, ASLEEP)
+    }
+
+    /// `CU_EVENT_…` flags.
+    pub fn with_flags(cuda: Cuda, flags: c_uint) -> Result<Self, CudaError> {
+        let mut event = null_mut();
+        // SAFETY: a live out-parameter.
+        check("cuEventCreate", unsafe { (cuda.driver().event_create)(&raw mut event, flags) })?;
+        Ok(Self { cuda, event })
+    }
+
+    pub fn record(&self, stream: Stream) -> Result<(), CudaError> {
+        // SAFETY: event and stream are of this context and live as long as the process.
+        check("cuEventRecord", unsafe {
+            (self.cuda.driver().event_record)(self.event, stream.raw())
+        })
+    }
+
+    pub fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: as above.
+        check("cuEventSynchronize", unsafe { (self.cuda.driver().event_synchronize)(self.event) })
+    }
+
+    /// Whether it has been reached.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        let query = need("cuEventQuery", self.cuda.driver().event_query)?;
+        // SAFETY: as above.
+        super::is_ready("cuEventQuery", unsafe { query(self.event) })
+    }
+}
+
+/// Launches for which the time is taken, after as many that warm the clocks up.
+const LAUNCHES: u32 = 100;
+const WARM_UP: Duration = Duration::from_millis(300);
+
+/// Prints how many rounds are a microsecond.
+pub(super) fn calibrate(cuda: Cuda) -> Result<(), Exit> {
+    let (kernels, stream, event) = (Kernels::load(cuda)?, cuda.stream()?, Event::new(cuda)?);
+    let timed = |amount, launches: u32| -> Result<f64, CudaError> {
+        let start = Instant::now();
+        (0..launches).try_for_each(|_| kernels.launch(amount, 0, stream))?;
+        event.record(stream)?;
+        event.wait()?;
+        Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(launches))
+    };
+    // The second knows about how long a launch is, the first but guesses.
+    let mut rounds_per_us = 100.0;
+    for _ in 0..2 {
+        let amount = Amount::micros(1000.0, rounds_per_us);
+        let start = Instant::now();
+        while start.elapsed() < WARM_UP {
+            timed(amount, 10)?;
+        }
+        rounds_per_us *= 1000.0 / timed(amount, LAUNCHES)?;
+    }
+    report::line("calibrated", json!({ "rounds_per_us": rounds_per_us, "blocks": kernels.blocks }));
+    Ok(())
+}

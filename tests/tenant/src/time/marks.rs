@@ -1,0 +1,311 @@
+//! What marks the end of work, an event or a memory write by the stream: what each costs the host and
+//! the GPU, and how soon the host sees it.
+//!
+//! A figure that the driver refuses is printed with the reason instead.
+
+use std::hint::spin_loop;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::kernel::{Amount, Event, Kernels};
+use super::page::Words;
+use super::talk::percentile_us;
+use crate::args::Args;
+use crate::cuda::{Cuda, Stream, check, need};
+use crate::exit::{CudaError, Exit};
+use crate::report;
+
+/// `CU_EVENT_…`.
+const SPINNING: u32 = 2;
+const ASLEEP: u32 = 1 | 2;
+const TIMED: u32 = 0;
+/// Host costs are means of so many calls; the driver has room for them without waiting.
+const BATCH: u32 = 64;
+/// A kernel that is shorter than its launch would hide what a marker costs the GPU.
+const KERNEL_US: f64 = 30.0;
+/// The GPU's cost of a marker is of so many kernels with one each.
+const RUN: u32 = 400;
+/// Nothing is waited for longer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How much is measured.
+#[derive(Debug)]
+pub struct Options {
+    trials: usize,
+    /// Only what calls cost the host.
+    only_host: bool,
+}
+
+impl Options {
+    /// From the command line.
+    pub(super) fn parse(args: &mut Args) -> Result<Self, Exit> {
+        let only_host = match args.value("--only")?.as_deref() {
+            None => false,
+            Some("host") => true,
+            Some(_) => return Err(Exit::usage("--only must be host")),
+        };
+        Ok(Self { trials: args.number("--trials", 300)?, only_host })
+    }
+}
+
+struct Bench {
+    kernels: Kernels,
+    cuda: Cuda,
+    stream: Stream,
+    words: Words,
+    /// Values written so far: each is new.
+    written: u64,
+    trials: usize,
+    amount: Amount,
+}
+
+/// All figures, a line each.
+pub(super) fn run(cuda: Cuda, options: &Options) -> Result<(), Exit> {
+    let (kernels, stream) = (Kernels::load(cuda)?, cuda.stream()?);
+    let words = Words::allocate(cuda, 64)?;
+    let trials = options.trials.max(10);
+    let amount = Amount::micros(KERNEL_US, 0.0);
+    let mut bench = Bench { kernels, cuda, stream, words, written: 0, trials, amount };
+    bench.adjust()?;
+    bench.host()?;
+    if options.only_host {
+        return Ok(());
+    }
+    bench.gpu()?;
+    bench.seen()?;
+    Ok(())
+}
+
+fn say(name: &str, what: Result<serde_json::Value, CudaError>) {
+    let value = what.unwrap_or_else(
+        |error| json!({ "failed": format!("{} returned {}", error.call, error.code) }),
+    );
+    report::line("figure", json!({ "name": name, "value": value }));
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+impl Bench {
+    /// Finds how many rounds are [`KERNEL_US`].
+    fn adjust(&mut self) -> Result<(), CudaError> {
+        let mut rounds_per_us = 100.0;
+        for _ in 0..3 {
+            self.amount = Amount::micros(KERNEL_US, rounds_per_us);
+            let us = self.timed_run(|_| Ok(()))?;
+            rounds_per_us *= KERNEL_US / us.max(0.1);
+        }
+        self.amount = Amount::micros(KERNEL_US, rounds_per_us);
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<u64, CudaError> {
+        let write = need("cuStreamWriteValue64", self.cuda.driver().write_value)?;
+        self.written += 1;
+        // SAFETY: an aligned word of pinned memory, which lives as long as the process.
+        check("cuStreamWriteValue64", unsafe {
+            write(self.stream.raw(), self.words.at(0), self.written, 0)
+        })?;
+        Ok(self.written)
+    }
+
+    fn word(&self) -> u64 {
+        self.words.host[0].load(Ordering::Acquire)
+    }
+
+    /// Nanoseconds of the host for one call, the median of batches after each of which the GPU is waited for.
+    fn host_ns(
+        &mut self,
+        mut call: impl FnMut(&mut Self) -> Result<(), CudaError>,
+    ) -> Result<f64, CudaError> {
+        let mut values = Vec::new();
+        for _ in 0..self.trials.min(200) {
+            let start = Instant::now();
+            for _ in 0..BATCH {
+                call(self)?;
+            }
+            values.push(start.elapsed().as_secs_f64() * 1e9 / f64::from(BATCH));
+            self.cuda.synchronise(self.stream)?;
+        }
+        Ok(median(values))
+    }
+
+    /// What calls cost the host.
+    fn host(&mut self) -> Result<(), CudaError> {
+        let tiny = Amount::micros(0.0, 0.0);
+        let launch = self.host_ns(|b| b.kernels.launch(tiny, 0, b.stream));
+        say("launch_host_ns", launch.map(|ns| json!(ns)));
+        for (name, flags) in [("event", SPINNING), ("timed_event", TIMED)] {
+            let event = Event::with_flags(self.cuda, flags)?;
+            let record = self.host_ns(|b| event.record(b.stream));
+            say(&format!("{name}_record_host_ns"), record.map(|ns| json!(ns)));
+            let query = self.host_ns(|_| event.is_done().map(|_| ()));
+            say(&format!("{name}_query_done_host_ns"), query.map(|ns| json!(ns)));
+        }
+        let write = self.host_ns(|b| b.write().map(|_| ()));
+        say("write_value_host_ns", write.map(|ns| json!(ns)));
+        let look = self.host_ns(|b| {
+            std::hint::black_box(b.word());
+            Ok(())
+        });
+        say("word_look_host_ns", look.map(|ns| json!(ns)));
+        let pending = self.pending_query();
+        say("event_query_pending_host_ns", pending.map(|ns| json!(ns)));
+        Ok(())
+    }
+
+    /// A query of an event that the GPU has not reached.
+    fn pending_query(&mut self) -> Result<f64, CudaError> {
+        let event = Event::with_flags(self.cuda, SPINNING)?;
+        let mut values = Vec::new();
+        for _ in 0..self.trials.min(100) {
+            for _ in 0..8 {
+                self.kernels.launch(self.amount, 0, self.stream)?;
+            }
+            event.record(self.stream)?;
+            let start = Instant::now();
+            let pending = (0..16).map(|_| event.is_done()).collect::<Result<Vec<_>, _>>()?;
+            let took = start.elapsed().as_secs_f64() * 1e9 / 16.0;
+            // The last query was before the event: all were.
+            if pending.last() == Some(&false) {
+                values.push(took);
+            }
+            self.cuda.synchronise(self.stream)?;
+        }
+        Ok(median(values))
+    }
+
+    /// Microseconds from the first launch to the end of the run, for each of its kernels.
+    fn timed_run(
+        &mut self,
+        mut mark: impl FnMut(&mut Self) -> Result<(), CudaError>,
+    ) -> Result<f64, CudaError> {
+        self.kernels.launch(self.amount, 0, self.stream)?;
+        self.cuda.synchronise(self.stream)?;
+        let start = Instant::now();
+        for _ in 0..RUN {
+            self.kernels.launch(self.amount, 0, self.stream)?;
+            mark(self)?;
+        }
+        self.cuda.synchronise(self.stream)?;
+        Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(RUN))
+    }
+
+    /// What a marker after each kernel costs the GPU: the run is longer by it. Rounds alternate.
+    fn gpu(&mut self) -> Result<(), CudaError> {
+        let events =
+            [Event::with_flags(self.cuda, SPINNING)?, Event::with_flags(self.cuda, TIMED)?];
+        let rounds = (self.trials / 30).clamp(3, 11);
+        let (mut plain, mut cost) = (Vec::new(), [Vec::new(), Vec::new(), Vec::new()]);
+        let mut refused = None;
+        for _ in 0..rounds {
+            let alone = self.timed_run(|_| Ok(()))?;
+            plain.push(alone);
+            for (event, cost) in events.iter().zip(&mut cost) {
+                cost.push(self.timed_run(|b| event.record(b.stream))? - alone);
+            }
+            match self.timed_run(|b| b.write().map(|_| ())) {
+                Ok(us) => cost[2].push(us - alone),
+                Err(error) => refused = Some(error),
+            }
+        }
+        say("kernel_us", Ok(json!(median(plain))));
+        let [event, timed, write] = cost.map(|us| json!(median(us) * 1000.0));
+        say("event_gpu_ns", Ok(event));
+        say("timed_event_gpu_ns", Ok(timed));
+        say("write_value_gpu_ns", refused.map_or(Ok(write), Err));
+        Ok(())
+    }
+
+    /// From a launch until the host knows that the kernel is over, by each way of looking. The kernel
+    /// is the same, so the ways differ by how soon they see it.
+    fn seen(&mut self) -> Result<(), CudaError> {
+        let (spinning, asleep) =
+            (Event::with_flags(self.cuda, SPINNING)?, Event::with_flags(self.cuda, ASLEEP)?);
+        let by_word = self.trial(|b| {
+            let value = b.write()?;
+            spin_until(|| Ok(b.word() >= value))
+        });
+        say("seen_by_word_us", by_word);
+        let by_query = self.trial(|b| {
+            spinning.record(b.stream)?;
+            spin_until(|| spinning.is_done())
+        });
+        say("seen_by_event_query_us", by_query);
+        for (name, event) in [("spinning", spinning), ("sleeping", asleep)] {
+            let waited = self.trial(|b| {
+                event.record(b.stream)?;
+                event.wait()
+            });
+            say(&format!("seen_by_{name}_wait_us"), waited);
+        }
+        let by_stream = self.trial(|b| b.cuda.synchronise(b.stream));
+        say("seen_by_stream_synchronize_us", by_stream);
+        let round_trip = self.round_trip();
+        say("word_round_trip_us", round_trip);
+        Ok(())
+    }
+
+    fn trial(
+        &mut self,
+        mut until_seen: impl FnMut(&mut Self) -> Result<(), CudaError>,
+    ) -> Result<serde_json::Value, CudaError> {
+        let mut took = Vec::new();
+        for _ in 0..self.trials {
+            let start = Instant::now();
+            self.kernels.launch(self.amount, 0, self.stream)?;
+            until_seen(self)?;
+            took.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            self.cuda.synchronise(self.stream)?;
+        }
+        Ok(p50_p99(took))
+    }
+
+    /// The host writes a word for which the stream waits, and looks at the one that the stream then writes.
+    fn round_trip(&mut self) -> Result<serde_json::Value, CudaError> {
+        let wait = need("cuStreamWaitValue64", self.cuda.driver().wait_value)?;
+        let mut took = Vec::new();
+        for _ in 0..self.trials {
+            let go = self.words.host[8].load(Ordering::Acquire) + 1;
+            // SAFETY: an aligned word of pinned memory, which lives as long as the process; 0: until
+            // it is as large or larger.
+            check("cuStreamWaitValue64", unsafe {
+                wait(self.stream.raw(), self.words.at(8), go, 0)
+            })?;
+            let value = self.write()?;
+            // The stream gets to its wait first.
+            std::thread::sleep(Duration::from_micros(100));
+            let start = Instant::now();
+            self.words.host[8].store(go, Ordering::Release);
+            spin_until(|| Ok(self.word() >= value))?;
+            took.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            self.cuda.synchronise(self.stream)?;
+        }
+        Ok(p50_p99(took))
+    }
+}
+
+fn p50_p99(mut took: Vec<u64>) -> serde_json::Value {
+    took.sort_unstable();
+    json!({ "p50": percentile_us(&took, 500), "p99": percentile_us(&took, 990) })
+}
+
+/// Looks without a pause; gives up after [`PATIENCE`] with a time-out's code.
+fn spin_until(mut seen: impl FnMut() -> Result<bool, CudaError>) -> Result<(), CudaError> {
+    /// `CUDA_ERROR_LAUNCH_TIMEOUT`.
+    const TIMEOUT: i32 = 702;
+    let start = Instant::now();
+    while !seen()? {
+        for _ in 0..8 {
+            spin_loop();
+        }
+        if start.elapsed() > PATIENCE {
+            return Err(CudaError { call: "waiting for a marker", code: TIMEOUT });
+        }
+    }
+    Ok(())
+}
