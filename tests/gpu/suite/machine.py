@@ -22,6 +22,9 @@ context_overhead = "64MiB"
 teardown_ms = 5.0
 [[gpu]]
 memory = "8GiB"
+[[kernel]]
+name = "fixed_work"
+parameter = 0
 """
 
 
@@ -95,8 +98,12 @@ class Machine:
         self.total = self.nvml.memory().total
         self.quota = quota or (1 << 30 if simulated else min(8 << 30, self.total // 4 >> 21 << 21))
         self.python = sys.executable
-        # Those that the phase `limits` tries; None: all.
-        self.apis = None
+        # Those that the phase `limits` tries, and parts of `share`; None: all.
+        self.apis = self.parts = None
+        # Of the phase `share`: how long it may take, where its results go, the kernel's rounds in a
+        # microsecond once they are measured.
+        self.minutes = self.results = self.rounds = None
+        self.found_in = 0.0
         self.torch = None if simulated else self._torch()
 
     def _torch(self):
@@ -108,6 +115,10 @@ class Machine:
         except subprocess.TimeoutExpired:
             return None
         return out.stdout.strip() if out.returncode == 0 else None
+
+    def has_torch(self):
+        """Whether PyTorch is there and sees the GPU."""
+        return bool(self.torch) and self.torch.endswith("True")
 
     def facts(self):
         """For the report's head."""
@@ -126,9 +137,15 @@ class Machine:
         )
         return rows + [("Tessera", version.stdout.strip())]
 
-    def held(self, command, quota=None):
-        """`command`, held to a quota by `tessera run`."""
+    def environment(self, more=None):
+        """Of children."""
+        return dict(self.env, PYTHONPATH=str(GPU), **(more or {}))
+
+    def held(self, command, quota=None, share=None):
+        """`command`, held to a quota, and to a share (percent, policy), by `tessera run`."""
         held = [str(self.artefacts / "tessera"), "run", "--memory", str(quota or self.quota)]
+        if share:
+            held += ["--cores", str(share[0]), "--policy", share[1]]
         if self.simulated:
             held += ["--sim", "--context-overhead", "64MiB"]
         return held + ["--"] + command
@@ -145,10 +162,9 @@ class Machine:
         """Runs to the end. With `watch`, `peak` is the most that NVML showed beyond the start."""
         before = self.nvml.memory().used if watch else 0
         start, peak, over = time.monotonic(), [0], threading.Event()
-        environment = dict(self.env, PYTHONPATH=str(GPU), **(env or {}))
         child = subprocess.Popen(
             command,
-            env=environment,
+            env=self.environment(env),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -170,6 +186,10 @@ class Machine:
             os.killpg(child.pid, 9)
             out, err = child.communicate()
             err += f"\nkilled after {timeout} s"
+        except BaseException:
+            os.killpg(child.pid, 9)
+            child.wait()
+            raise
         finally:
             over.set()
             if watcher:

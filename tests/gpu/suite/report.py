@@ -8,8 +8,10 @@ PASS, FAIL, SKIP = "PASS", "FAIL", "SKIP"
 class Report:
     """Collects checks in the order in which they ran."""
 
-    def __init__(self, title, facts):
+    def __init__(self, title, facts, path):
         self.title = title
+        self.path = path
+        self.more = []  # functions that give lines of Markdown
         self.facts = facts  # [(what, value)], about the machine
         self.checks = []  # [(phase, name, verdict, figures)]
         self.phase = ""
@@ -23,6 +25,17 @@ class Report:
     def _add(self, verdict, name, figures):
         self.checks.append((self.phase, name, verdict, figures))
         print(f"{verdict}  {name}{': ' if figures else ''}{figures}", flush=True)
+        self.save()
+
+    def attach(self, lines):
+        """Adds what `lines()` gives to the end of the Markdown."""
+        self.more.append(lines)
+
+    def save(self):
+        """As it is now: a run that is cut short keeps what it found."""
+        part = self.path.with_name(self.path.name + ".part")
+        part.write_text(self.markdown())
+        part.replace(self.path)
 
     def check(self, name, holds, figures=""):
         """PASS or FAIL. Returns whether it holds."""
@@ -45,7 +58,7 @@ class Report:
         """The whole report; what failed comes first, as the surprises."""
         date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.started))
         lines = [f"# {self.title}", "", "| | |", "|---|---|", f"| Date | {date} |"]
-        lines += [f"| {what} | {_cell(value)} |" for what, value in self.facts]
+        lines += [f"| {what} | {cell(value)} |" for what, value in self.facts]
         totals = ", ".join(f"{self.count(v)} {v}" for v in (PASS, FAIL, SKIP))
         lines += [f"| Checks | {totals} |", ""]
         surprises = [(p, n, f) for p, n, v, f in self.checks if v == FAIL]
@@ -56,11 +69,14 @@ class Report:
             if of != phase:
                 phase = of
                 lines += ["", f"## {phase}", "", "| Check | | Figures |", "|---|---|---|"]
-            lines.append(f"| {_cell(name)} | {verdict} | {_cell(figures)} |")
+            lines.append(f"| {cell(name)} | {verdict} | {cell(figures)} |")
+        for more in self.more:
+            lines += more()
         return "\n".join(lines) + "\n"
 
 
-def _cell(text):
+def cell(text):
+    """Text that a table's cell can hold."""
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
