@@ -98,10 +98,10 @@ fn time_is_measured_on_the_simulated_gpu() {
     assert_eq!(report.matches("Figures of the simulator").count(), tables, "{report}");
 
     let mib = |name: &str| case(&results, "footprint", name)["mib"].as_f64();
-    assert_eq!(mib("context"), Some(64.0));
-    assert_eq!(mib("an empty pool grows for 1 B"), Some(32.0));
+    assert_eq!(mib("context: by NVML for the process"), Some(64.0));
+    assert_eq!(mib("pool: empty, grows for 1 B"), Some(32.0));
     assert_eq!(mib("cuMemAlloc of 2097153 B takes"), Some(4.0));
-    for name in ["stack limit raised to 8192 B", "heap limit raised to 1024 MiB"] {
+    for name in ["stack: limit raised to 8192 B", "heap: limit raised to 1024 MiB"] {
         assert!(positive(case(&results, "footprint", name), "expected_mib"));
     }
 

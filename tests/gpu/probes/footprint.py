@@ -11,7 +11,7 @@ import sys
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 
 from suite import cuda as cu
-from suite.nvml import Nvml
+from suite.nvml import Nvml, NvmlError
 
 MIB = 1 << 20
 STACK, PRINTF, HEAP = 0, 1, 2  # CU_LIMIT_…
@@ -42,15 +42,23 @@ def tell(case, **figures):
     print(json.dumps({"case": case, **figures}), flush=True)
 
 
+def processes():
+    """{pid: bytes}; in some containers nobody is shown, or all by other pids."""
+    try:
+        return nvml.processes()
+    except NvmlError:
+        return {}
+
+
 class Meter:
     """Differences from a beginning."""
 
     def __init__(self):
-        self.device, self.own = nvml.memory().used, nvml.processes().get(os.getpid())
+        self.device, self.own = nvml.memory().used, processes().get(os.getpid())
 
     def mib(self):
         """Since then, and by what."""
-        own = nvml.processes().get(os.getpid())
+        own = processes().get(os.getpid())
         if own is not None and self.own is not None:
             return {"mib": (own - self.own) / MIB, "by": "process"}
         return {"mib": (nvml.memory().used - self.device) / MIB, "by": "device"}
@@ -95,25 +103,26 @@ def context():
     start = nvml.memory().used
     cuda = cu.Cuda()
     whole = nvml.memory().used - start
-    own = nvml.processes().get(os.getpid())
+    shown = processes()
+    own = shown.get(os.getpid())
     sms, each = attribute(cuda, MULTIPROCESSORS), attribute(cuda, THREADS_EACH)
     formula = sms * (each * 1024 + 1.5 * MIB) / MIB
     note = f"{sms} SMs of {each} threads"
     tell("context: SMs × (threads × 1 KiB + 1.5 MiB)", mib=formula, by="formula", note=note)
-    tell("context", mib=whole / MIB, by="device", expected_mib=formula)
+    tell("context: by the device", mib=whole / MIB, by="device", expected_mib=formula)
     if own is None:
-        listed = "lists other pids" if nvml.processes() else "lists no process"
-        tell("context, of this process", missing=f"NVML {listed}: its own pids are hidden here")
+        listed = "shows other pids" if shown else "shows no process"
+        tell("context: by NVML for the process", missing=f"NVML {listed}, not {os.getpid()}")
     else:
-        tell("context", mib=own / MIB, by="process", expected_mib=formula)
+        tell("context: by NVML for the process", mib=own / MIB, by="process", expected_mib=formula)
     meter = Meter()
     kernel = function(cuda, PLAIN, b"plain")
-    tell("a module is loaded", **meter.mib())
+    tell("context: … and a module is loaded", **meter.mib())
     launch(cuda, kernel)
-    tell("its kernel has run", **meter.mib())
+    tell("context: … and its kernel has run", **meter.mib())
     meter, second = Meter(), c_void_p()
     cuda.call("cuCtxCreate_v2", byref(second), c_uint(0), cuda.device)
-    tell("a second context of the process", expected_mib=formula, **meter.mib())
+    tell("context: a second of the process", expected_mib=formula, **meter.mib())
 
 
 def stack():
@@ -124,22 +133,22 @@ def stack():
     expected = (FRAME - before) * all_threads / MIB
     note = f"{before} B before; times {all_threads} threads"
     set_limit(cuda, STACK, FRAME)
-    tell(f"stack limit raised to {FRAME} B", expected_mib=expected, note=note, **meter.mib())
+    tell(f"stack: limit raised to {FRAME} B", expected_mib=expected, note=note, **meter.mib())
     launch(cuda, plain)
-    tell("… and a kernel without a frame has run", expected_mib=expected, **meter.mib())
+    tell("stack: … and a kernel without a frame has run", expected_mib=expected, **meter.mib())
     set_limit(cuda, STACK, before)
-    tell("… and it is lowered again", expected_mib=0.0, **meter.mib())
+    tell("stack: … and lowered again", expected_mib=0.0, **meter.mib())
     launch(cuda, plain)
-    tell("… and a kernel has run", expected_mib=0.0, **meter.mib())
+    tell("stack: … and a kernel has run", expected_mib=0.0, **meter.mib())
     meter = Meter()
     launch(cuda, deep)
     now = limit(cuda, STACK)
     note = f"no call asked for it; the limit says {now} B"
-    tell(f"a kernel with a frame of {FRAME} B has run", expected_mib=expected, note=note, **meter.mib())
+    tell(f"stack: a kernel with a frame of {FRAME} B has run", expected_mib=expected, note=note, **meter.mib())
     launch(cuda, plain)
-    tell("… and one without", expected_mib=expected, **meter.mib())
+    tell("stack: … and one without", expected_mib=expected, **meter.mib())
     set_limit(cuda, STACK, before)
-    tell("… and the limit is set to what it was", expected_mib=0.0, **meter.mib())
+    tell("stack: … and the limit is set to what it was", expected_mib=0.0, **meter.mib())
 
 
 def buffer(which, name, size, ptx, entry):
@@ -151,16 +160,16 @@ def buffer(which, name, size, ptx, entry):
     expected = (size - before) / MIB
     set_limit(cuda, which, size)
     note = f"{before / MIB:.1f} MiB before"
-    tell(f"{name} limit raised to {size // MIB} MiB", expected_mib=expected, note=note, **meter.mib())
+    tell(f"{name}: limit raised to {size // MIB} MiB", expected_mib=expected, note=note, **meter.mib())
     launch(cuda, plain)
-    tell("… and a kernel that does not use it has run", expected_mib=expected, **meter.mib())
+    tell(f"{name}: … and a kernel that does not use it has run", expected_mib=expected, **meter.mib())
     user = function(cuda, ptx, entry)
-    tell("… and one that uses it is loaded", expected_mib=expected, **meter.mib())
+    tell(f"{name}: … and one that uses it is loaded", expected_mib=expected, **meter.mib())
     launch(cuda, user)
-    tell("… and has run", expected_mib=expected, **meter.mib())
+    tell(f"{name}: … and has run", expected_mib=expected, **meter.mib())
     try:
         set_limit(cuda, which, before)
-        tell("… and it is lowered again", expected_mib=0.0, **meter.mib())
+        tell(f"{name}: … and it is lowered again", expected_mib=0.0, **meter.mib())
     except cu.CudaError as error:
         # The heap's "may be set only before a kernel that uses malloc is launched".
         tell(f"{name}: … and it is lowered again", missing=str(error))
@@ -177,11 +186,11 @@ def pool():
         start, meter = reserved(), Meter()
         address = cuda.alloc_async(size)
         took = (reserved() - start) / MIB
-        tell(f"an empty pool grows for {size} B", mib=took, by="pool", note=f"device {meter.mib()['mib']:.1f} MiB")
+        tell(f"pool: empty, grows for {size} B", mib=took, by="pool", note=f"device {meter.mib()['mib']:.1f} MiB")
         cuda.free_async(address)
         left = reserved()
         if left:
-            tell("… and keeps after free and synchronise", mib=left / MIB, by="pool")
+            tell(f"pool: keeps of {size} B after free and synchronise", mib=left / MIB, by="pool")
     blocks, steps = [], []
     for _ in range(48):
         before = reserved()
@@ -189,11 +198,11 @@ def pool():
         if reserved() != before:
             steps.append((reserved() - before) / MIB)
     note = f"{len(steps)} times, by {sorted(set(steps))} MiB"
-    tell("a pool grows while 48 times 4 MiB are taken", mib=sum(steps), by="pool", expected_mib=192.0, note=note)
+    tell("pool: grows while 48 times 4 MiB are taken", mib=sum(steps), by="pool", expected_mib=192.0, note=note)
     for block in blocks:
         cuda.call("cuMemFreeAsync", ctypes.c_ulonglong(block), None)
     cuda.synchronise()
-    tell("… and keeps when all is free", mib=reserved() / MIB, by="pool", expected_mib=0.0)
+    tell("pool: … and keeps when all is free", mib=reserved() / MIB, by="pool", expected_mib=0.0)
 
 
 def pages():

@@ -199,8 +199,12 @@ class Machine:
     def quiet(self, seconds=5.0):
         """Waits until nothing of ours is on the GPU; returns the bytes in use then."""
         end = time.monotonic() + seconds
-        while self.nvml.processes() and time.monotonic() < end:
-            time.sleep(0.02)
+        try:
+            while self.nvml.processes() and time.monotonic() < end:
+                time.sleep(0.02)
+        except NvmlError:
+            # Who is there is not shown; a moment must do.
+            time.sleep(0.5)
         return self.nvml.memory().used
 
     def has_nvidia_smi(self):

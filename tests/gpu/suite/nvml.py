@@ -51,7 +51,10 @@ class Nvml:
 
     def call(self, name, *args):
         """Calls, and raises what is not success."""
-        code = getattr(self.lib, name)(*args)
+        function = getattr(self.lib, name, None)
+        if function is None:
+            raise NvmlError(f"no {name}")
+        code = function(*args)
         if code:
             raise NvmlError(f"{name} returned {code}")
 
@@ -84,10 +87,29 @@ class Nvml:
         self.call("nvmlDeviceGetMemoryInfo_v2", self.device, ctypes.byref(memory))
         return memory
 
+    def _number(self, name, *args):
+        """One number, only read; None where the driver does not say."""
+        value = ctypes.c_uint()
+        try:
+            self.call(name, self.device, *args, ctypes.byref(value))
+        except NvmlError:
+            return None
+        return value.value
+
+    def compute_mode(self):
+        """0 default, 2 prohibited, 3 one process."""
+        return self._number("nvmlDeviceGetComputeMode")
+
+    def sm_clock(self):
+        """MHz."""
+        return self._number("nvmlDeviceGetClockInfo", ctypes.c_int(1))
+
     def processes(self):
         """{pid: bytes or None} of all processes with a compute context."""
         count = ctypes.c_uint(0)
-        call = self.lib.nvmlDeviceGetComputeRunningProcesses_v3
+        call = getattr(self.lib, "nvmlDeviceGetComputeRunningProcesses_v3", None)
+        if call is None:
+            raise NvmlError("no nvmlDeviceGetComputeRunningProcesses_v3")
         while True:
             room = count.value + 16
             infos, count = (ProcessInfo * room)(), ctypes.c_uint(room)

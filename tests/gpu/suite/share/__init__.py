@@ -31,6 +31,7 @@ def run(machine, report):
     budget = Budget(minutes, [(name, needs) for name, _, needs in PARTS])
     if machine.simulated and not machine.minutes:
         budget = Budget.least([name for name, _, _ in PARTS])
+    alone(machine, results)
     for name, _, _ in PARTS:
         if machine.parts and name not in machine.parts:
             budget.leave_out(name)
@@ -54,3 +55,12 @@ def run(machine, report):
         got = results.count(name) - before
         figures = f"{got} results in {time.monotonic() - start:.0f} s" + (f"; {reason}" if reason else "")
         report.check(f"{name} is measured", got and not reason, figures)
+
+
+def alone(machine, results):
+    """Bare is bare: no MPS daemon of somebody else's, no part of the SMs from the caller's environment."""
+    inherited = {k: v for k, v in machine.env.items() if k.startswith("CUDA_MPS_")}
+    for name in inherited:
+        del machine.env[name]
+    machine.env["CUDA_MPS_PIPE_DIRECTORY"] = f"{machine.scratch.name}/no-mps"
+    results.fact(compute_mode=machine.nvml.compute_mode(), mps_of_the_caller=inherited or None)

@@ -140,12 +140,12 @@ class Group:
             self.end()
             raise
 
-    def add(self, machine, name, command, env=None, ready=True):
+    def add(self, machine, name, command, env=None, ready=True, timeout=30):
         """One more, by default waited for until it is ready."""
         child = Child(machine, name, command, env)
         self.children.append(child)
         if ready:
-            child.expect("ready", 60)
+            child.expect("ready", timeout)
         return child
 
     def __enter__(self):

@@ -107,10 +107,10 @@ def sharing(machine, results, slot, loop, what, rest, dedicated, daemon):
             except Failed as error:
                 results.missing("decode", cell, str(error))
                 continue
-            row(results, name, (loop.name, mode, n), got, dedicated)
+            row(results, name, (loop.name, mode, n), got, dedicated, machine.nvml.sm_clock())
 
 
-def row(results, name, kind, got, dedicated):
+def row(results, name, kind, got, dedicated, clock):
     """The tenants' mean, and each one's."""
     loop, mode, requests = kind
 
@@ -136,4 +136,5 @@ def row(results, name, kind, got, dedicated):
         requests=requests,
         **figures,
         _tenants=got,
+        _sm_clock_mhz=clock,
     )

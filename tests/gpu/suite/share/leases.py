@@ -71,8 +71,8 @@ def case(machine, results, slot, name, tenants, rounds, alone):
         commands.append((f"{name}, tenant {i}", command))
     seconds = slot.seconds(5.0, 0.6)
     with Group(machine, commands, env) as group:
-        got = group.measure(seconds, timeout=40, warm=slot.seconds(1.0, 0.2))
-        figures = {}
+        got = group.measure(seconds, timeout=15, warm=slot.seconds(1.0, 0.2))
+        figures, clock = {}, machine.nvml.sm_clock()
         if machine.simulated:
             figures = judge.of_account(machine, state, [child.pid for child in group.children])
     if not machine.simulated and all(path.exists() for path in stamps):
@@ -92,6 +92,7 @@ def case(machine, results, slot, name, tenants, rounds, alone):
         **figures,
         _seconds=seconds,
         _rounds_per_us=rounds,
+        _sm_clock_mhz=clock,
     )
 
 

@@ -34,6 +34,10 @@ class Results:
             file.write(json.dumps(line) + "\n")
         self.report.save()
 
+    def fact(self, **values):
+        """Something about the machine that explains figures."""
+        self._write({**self.label, "fact": values})
+
     def add(self, part, case, **figures):
         """A result. Keys become columns; keys with a leading underscore stay in the JSON."""
         self.rows.setdefault(part, []).append((case, figures))

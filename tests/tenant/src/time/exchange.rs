@@ -81,6 +81,7 @@ impl Options {
 
 /// Runs a rank, or forks and runs both.
 pub(super) fn run(target: Target, options: &Options) -> Result<(), Exit> {
+    let mut child = None;
     let rank = match options.ranks {
         Ranks::One(rank) => rank,
         // SAFETY: no thread was started and no driver loaded yet: the child is a full process.
@@ -91,7 +92,10 @@ pub(super) fn run(target: Target, options: &Options) -> Result<(), Exit> {
                 unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
                 1
             }
-            _ => 0,
+            pid => {
+                child = Some(pid);
+                0
+            }
         },
     };
     let page = SharedPage::open(&options.page)?;
@@ -109,7 +113,7 @@ pub(super) fn run(target: Target, options: &Options) -> Result<(), Exit> {
     // Loads the kernel.
     kernels.launch(peer.amount, 0, peer.stream)?;
     cuda.synchronise(peer.stream)?;
-    if rank == 0 { lead(&peer) } else { follow(&peer) }
+    if rank == 0 { lead(&peer, child) } else { follow(&peer) }
 }
 
 struct Rank {
@@ -123,10 +127,17 @@ struct Rank {
 }
 
 /// Says when both are there, and measures once.
-fn lead(rank: &Rank) -> Result<(), Exit> {
+fn lead(rank: &Rank, child: Option<i32>) -> Result<(), Exit> {
     let page = rank.words.host;
     page[LAST].store(u64::MAX, Ordering::Release);
     while page[READY].load(Ordering::Acquire) == 0 {
+        // SAFETY: a child of this process, or nobody; no status is wanted.
+        let ended = child.is_some_and(
+            |pid| unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) } == pid,
+        );
+        if ended {
+            return Err(Exit::new(70, "the other rank ended before it was ready"));
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
     report::line("ready", json!({}));
