@@ -50,6 +50,14 @@ macro_rules! for_each_hook {
                 cuDevicePrimaryCtxReset @ 7000 legacy, cuDevicePrimaryCtxReset_v2 @ 11000 legacy
             } (dev: CUdevice);
 
+            context cuCtxSetLimit { cuCtxSetLimit @ 3010 legacy } (limit: CUlimit, value: usize);
+            context cuModuleGetFunction { cuModuleGetFunction @ 2000 legacy }
+                (function: *mut CUfunction, module: CUmodule, name: *const c_char);
+            context cuLibraryGetKernel { cuLibraryGetKernel @ 12000 legacy }
+                (kernel: *mut CUkernel, library: CUlibrary, name: *const c_char);
+            context cuKernelGetFunction { cuKernelGetFunction @ 12000 legacy }
+                (function: *mut CUfunction, kernel: CUkernel);
+
             alloc cuMemAlloc { cuMemAlloc_v2 @ 3020 legacy }
                 (dptr: *mut CUdeviceptr, bytes: usize);
             alloc cuMemAlloc_v1 { cuMemAlloc @ 2000 legacy }

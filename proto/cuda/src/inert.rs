@@ -111,7 +111,6 @@ pub const INERT: &[&str] = &[
     "cuKernelSetAttribute",
     "cuKernelSetCacheConfig",
     "cuLibraryEnumerateKernels",
-    "cuLibraryGetKernel",
     "cuLibraryGetKernelCount",
     "cuLibraryGetUnifiedFunction",
     "cuLinkAddData",

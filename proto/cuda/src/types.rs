@@ -73,6 +73,9 @@ pub type CUmemAllocationType = c_int;
 pub const CU_MEM_ALLOCATION_TYPE_PINNED: CUmemAllocationType = 1;
 pub const CU_MEM_ALLOCATION_TYPE_MANAGED: CUmemAllocationType = 2;
 
+/// `CUlimit`.
+pub type CUlimit = c_int;
+
 /// `CUmemAllocationHandleType`.
 pub type CUmemAllocationHandleType = c_int;
 pub const CU_MEM_HANDLE_TYPE_NONE: CUmemAllocationHandleType = 0;

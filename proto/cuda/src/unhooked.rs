@@ -63,7 +63,6 @@ macro_rules! unhooked {
 unhooked! {
     Observed {
         Obtains cuGetExportTable: "hands out driver-internal tables, some of which allocate";
-        Obtains cuCtxSetLimit: "stack, printf and heap sizes; allocated when a kernel needs them";
         Obtains cuGLCtxCreate: "a context for OpenGL; none in containers with compute capability only";
         Obtains cuVDPAUCtxCreate: "a context for VDPAU; none in containers with compute capability only";
         Obtains cuGreenCtxCreate: "retains the primary context, charged by the first hook that sees it";
@@ -79,7 +78,6 @@ unhooked! {
         Obtains cuModuleLoadDataEx: "code and global variables, often loaded lazily";
         Obtains cuModuleLoadFatBinary: "code and global variables, often loaded lazily";
         Releases cuModuleUnload: "the module's memory";
-        Obtains cuModuleGetFunction: "may load its module's code now";
         Obtains cuModuleGetGlobal: "may load its module's variables now";
         Obtains cuFuncLoad: "loads a lazily loaded function now";
         Obtains cuLibraryLoadData: "code and global variables, often loaded lazily";
@@ -88,7 +86,6 @@ unhooked! {
         Obtains cuLibraryGetModule: "loads the library into the current context";
         Obtains cuLibraryGetGlobal: "may load the library into the current context";
         Obtains cuLibraryGetManaged: "managed variables; their size is the library's";
-        Obtains cuKernelGetFunction: "loads the kernel into the current context";
         Releases cuCtxDisablePeerAccess: "the page tables of cuCtxEnablePeerAccess";
         Obtains cuTexObjectCreate: "a descriptor in a table that the context owns";
         Releases cuTexObjectDestroy: "a descriptor in a table that the context owns";

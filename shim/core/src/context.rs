@@ -9,6 +9,7 @@
 
 use crate::contexts::{Context, Place};
 use crate::gate::streams;
+use crate::limits::Local;
 use crate::place::{primary_is_active, primary_lock};
 use crate::quota::{self, Asked};
 use crate::real::Real;
@@ -45,7 +46,8 @@ fn create(
     let handle = handle().addr();
     let place = Place { serial: 0, gpu: Some(gpu) };
     let overhead_bytes = if charged { overhead_bytes } else { 0 };
-    let context = Context { handle, overhead_bytes, place, users: 1, primary_of };
+    let local = Local::default();
+    let context = Context { handle, overhead_bytes, place, local, users: 1, primary_of };
     process.contexts.insert(promise, context, |stale| give_back(process, &stale));
     quota::tell_of_context(process, gpu);
     result
@@ -144,7 +146,8 @@ fn destroy(process: &'static Process, ctx: CUcontext, call: impl FnOnce() -> CUr
 pub(crate) fn give_back(process: &'static Process, context: &Context) {
     give_back_allocations(process, context.place.serial);
     let Some(gpu) = context.place.gpu else { return };
-    quota::release(process, gpu, context.overhead_bytes, Kind::Overhead);
+    let overhead = context.overhead_bytes.saturating_add(context.local.charged());
+    quota::release(process, gpu, overhead, Kind::Overhead);
     process.pools.context_ended(process, gpu, !process.contexts.any_on(gpu));
 }
 

@@ -4,6 +4,7 @@
 //! overhead. Allocations carry their context's *serial*, never its handle: the driver reuses handles
 //! as soon as a context is destroyed.
 
+use crate::limits::Local;
 use crate::pages::{Table, Zeroed};
 use crate::spin::Spin;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +27,8 @@ pub struct Context {
     pub overhead_bytes: u64,
     /// Owner and GPU of what is allocated in it.
     pub place: Place,
+    /// What its limits take.
+    pub local: Local,
     /// `cuCtxCreate` and `cuCtxAttach` less `cuCtxDetach`.
     pub users: u32,
     /// The device whose primary context it is.
@@ -164,6 +167,15 @@ impl Contexts {
         Some(context.users)
     }
 
+    /// What the limits of `handle` take, to be changed.
+    pub(crate) fn local(&self, handle: usize, change: impl FnOnce(&mut Local)) {
+        let mut list = self.list.lock();
+        let Some((at, _)) = list.position(|c| c.handle == handle) else { return };
+        if let Some(entries) = &mut list.entries {
+            change(&mut entries.as_mut_slice()[at].local);
+        }
+    }
+
     /// Every live context's handle.
     pub(crate) fn each(&self, mut see: impl FnMut(usize)) {
         let list = self.list.lock();
@@ -239,7 +251,7 @@ mod tests {
 
     fn context(handle: usize, gpu: u8, primary_of: Option<i32>) -> Context {
         let place = Place { serial: 0, gpu: Some(gpu) };
-        Context { handle, overhead_bytes: 1, place, users: 1, primary_of }
+        Context { handle, overhead_bytes: 1, place, local: Local::default(), users: 1, primary_of }
     }
 
     fn made(contexts: &Contexts, context: Context) -> Context {

@@ -53,6 +53,7 @@ mod init;
 mod ipc;
 pub mod launch;
 mod libdl;
+pub mod limits;
 pub mod list;
 mod loaded;
 pub mod log;
@@ -87,6 +88,7 @@ pub mod hooks {
     pub use crate::info::*;
     pub use crate::init::*;
     pub use crate::ipc::*;
+    pub use crate::limits::*;
     pub use crate::lookup::*;
     pub use crate::memory::*;
     pub use crate::nvml::*;

@@ -2,6 +2,7 @@
 
 use crate::context::give_back;
 use crate::contexts::{Context, Place};
+use crate::limits::Local;
 use crate::own;
 use crate::quota;
 use crate::real;
@@ -110,6 +111,7 @@ fn adopt(process: &'static Process, context: CUcontext) -> Look {
         handle: context.addr(),
         overhead_bytes,
         place: Place { serial: 0, gpu },
+        local: Local::default(),
         users: 1,
         primary_of: is_primary(context, device).then_some(device),
     };

@@ -218,9 +218,11 @@ asked! { Cuda CUresult;
         (needs: *mut CUDA_ARRAY_MEMORY_REQUIREMENTS, array: CUarray, dev: CUdevice);
     cuCtxGetCurrent (ctx: *mut CUcontext);
     cuCtxGetDevice (dev: *mut CUdevice);
+    cuCtxGetLimit (value: *mut usize, limit: CUlimit);
     cuCtxPopCurrent_v2 (ctx: *mut CUcontext);
     cuCtxPushCurrent_v2 (ctx: CUcontext);
     cuDeviceGet (dev: *mut CUdevice, ordinal: c_int);
+    cuDeviceGetAttribute (value: *mut c_int, attribute: c_int, dev: CUdevice);
     cuDeviceGetCount (count: *mut c_int);
     cuDeviceGetDefaultMemPool (pool: *mut CUmemoryPool, dev: CUdevice);
     cuDeviceGetGraphMemAttribute (dev: CUdevice, attribute: c_int, value: *mut c_void);
@@ -232,10 +234,13 @@ asked! { Cuda CUresult;
     cuEventDestroy_v2 (event: CUevent);
     cuEventQuery (event: CUevent);
     cuEventRecord (event: CUevent, stream: CUstream);
+    cuFuncGetAttribute (value: *mut c_int, attribute: c_int, function: CUfunction);
     cuGraphChildGraphNodeGetGraph (node: CUgraphNode, graph: *mut CUgraph);
     cuGraphGetNodes (graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize);
     cuGraphMemAllocNodeGetParams (node: CUgraphNode, params: *mut CUDA_MEM_ALLOC_NODE_PARAMS);
     cuGraphNodeGetType (node: CUgraphNode, kind: *mut c_int);
+    cuKernelGetAttribute
+        (value: *mut c_int, attribute: c_int, kernel: CUkernel, dev: CUdevice);
     cuMemGetAddressRange_v2 (base: *mut CUdeviceptr, size: *mut usize, pointer: CUdeviceptr);
     cuMemGetAllocationPropertiesFromHandle
         (prop: *mut CUmemAllocationProp, handle: CUmemGenericAllocationHandle);

@@ -424,6 +424,24 @@ impl Default for Config {
 }
 
 impl GpuConfig {
+    /// Threads that a multiprocessor can have resident: CUDA Programming Guide, "Technical
+    /// Specifications per Compute Capability".
+    #[must_use]
+    pub fn threads_per_sm(&self) -> u32 {
+        match self.compute_capability {
+            (7, 5) => 1024,
+            (8, 6..=9) | (11.., _) => 1536,
+            _ => 2048,
+        }
+    }
+
+    /// Device memory that a context of it takes: the stacks of all threads that can be resident, and
+    /// 1.5 MiB for each multiprocessor, which is what contexts of GPUs with 34 to 188 of them took.
+    #[must_use]
+    pub fn context_bytes(&self) -> u64 {
+        u64::from(self.sm_count) * (u64::from(self.threads_per_sm()) * 1024 + 3 * MIB / 2)
+    }
+
     /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
     #[must_use]
     pub fn uuid_text(&self) -> String {

@@ -39,10 +39,21 @@ pub(crate) struct Context {
     primary: bool,
     legacy: OnceLock<&'static Stream>,
     limits: [AtomicU64; 8],
-    /// What its limits need of device memory beyond the defaults, and what it has.
-    local_needed: AtomicU64,
-    local: Mutex<u64>,
-    local_taken: AtomicU64,
+    /// The largest frame that a kernel had which was launched, in bytes of each thread.
+    frame: AtomicU64,
+    /// What its limits have taken of device memory beyond the defaults.
+    local: Mutex<Local>,
+    /// Buffers of raised limits are taken when a kernel is launched.
+    is_owed: AtomicBool,
+}
+
+/// Device memory that a context's limits have taken beyond the defaults.
+#[derive(Clone, Copy, Default)]
+struct Local {
+    /// The stacks of all threads that can be resident, and the device runtime's.
+    stacks: u64,
+    /// The printf buffer and the heap.
+    buffers: u64,
 }
 
 impl Object for Context {
@@ -52,6 +63,20 @@ impl Object for Context {
         &self.header
     }
 }
+
+const STACK: usize = 0;
+const PRINTF: usize = 1;
+const HEAP: usize = 2;
+const SYNC_DEPTH: usize = 3;
+const PENDING: usize = 4;
+/// "each parent generation at which cudaDeviceSynchronize() is callable may require up to 860MB of
+/// device memory, depending on the device configuration" (CUDA Programming Guide, dynamic
+/// parallelism), of 80 multiprocessors with 2048 threads.
+const DEPTH_BYTES_PER_THREAD: u64 = 5632;
+/// 4 KiB of parameters, and as much again.
+const PENDING_BYTES: u64 = 8192;
+/// From here on "this limit" (the depth) is unsupported.
+const NO_SYNC_DEPTH: u32 = 9;
 
 /// What each limit is by default; the context's overhead covers it.
 const DEFAULT_LIMITS: [u64; 8] = [1024, 6_291_456, 8_388_608, 2, 2048, 128, 0, 0];
@@ -115,9 +140,9 @@ impl Context {
             primary,
             legacy: OnceLock::new(),
             limits,
-            local_needed: AtomicU64::new(0),
-            local: Mutex::new(0),
-            local_taken: AtomicU64::new(0),
+            frame: AtomicU64::new(0),
+            local: Mutex::default(),
+            is_owed: AtomicBool::new(false),
         }))
     }
 
@@ -137,44 +162,99 @@ impl Context {
         }
     }
 
-    /// Takes what raised limits need (stacks of all resident threads, printf buffer, heap), before
-    /// a kernel runs.
+    /// Takes what a kernel with `frame` bytes of local memory for each thread needs before it runs:
+    /// "The driver automatically increases the per-thread stack size for each kernel launch as needed.
+    /// This size isn't reset back to the original value after each launch" (`cuCtxSetLimit`).
     #[inline]
-    pub(crate) fn take_local(&self) -> Result<()> {
-        let needed = self.local_needed.load(Ordering::Relaxed);
-        if needed > self.local_taken.load(Ordering::Relaxed) {
-            self.grow_local(needed)
+    pub(crate) fn take_local(&self, frame: u64) -> Result<()> {
+        if frame > self.frame.load(Ordering::Relaxed) || self.is_owed.load(Ordering::Relaxed) {
+            self.grow_local(frame)
         } else {
             Ok(())
         }
     }
 
     #[cold]
-    fn grow_local(&self, needed: u64) -> Result<()> {
-        let driver = driver()?;
-        let mut taken = lock(&self.local);
-        let missing = needed.saturating_sub(*taken);
-        if missing > 0 {
-            if !pool::charge(driver, self.device.gpu, Use::Local, missing) {
-                return Err(CUDA_ERROR_OUT_OF_MEMORY);
-            }
-            *taken = needed;
-            self.local_taken.store(needed, Ordering::Relaxed);
-        }
+    fn grow_local(&self, frame: u64) -> Result<()> {
+        let mut local = lock(&self.local);
+        let frame = frame.max(self.frame.load(Ordering::Relaxed));
+        self.move_to(&mut local.stacks, self.stacks(&self.now(), frame))?;
+        self.frame.store(frame, Ordering::Relaxed);
+        let buffers = self.buffers().max(local.buffers);
+        self.move_to(&mut local.buffers, buffers)?;
+        self.is_owed.store(false, Ordering::Relaxed);
         Ok(())
     }
 
-    /// A limit was set.
-    fn limits_changed(&self) {
-        const RESIDENT_THREADS: u64 = 2048;
-        let beyond =
-            |i: usize| self.limits[i].load(Ordering::Relaxed).saturating_sub(DEFAULT_LIMITS[i]);
-        let threads = RESIDENT_THREADS * u64::from(self.device.config.sm_count);
-        let stacks = beyond(0).saturating_mul(threads);
-        let needed = stacks.saturating_add(beyond(1)).saturating_add(beyond(2));
-        let grain = driver().map_or(1, |d| d.session.config().memory.granularity_bytes);
+    /// Takes or gives back device memory until `taken` is what is `needed`.
+    fn move_to(&self, taken: &mut u64, needed: u64) -> Result<()> {
+        let driver = driver()?;
+        let grain = driver.session.config().memory.granularity_bytes;
         let needed = needed.checked_next_multiple_of(grain).unwrap_or(u64::MAX);
-        self.local_needed.store(needed, Ordering::Relaxed);
+        if needed > *taken {
+            if !pool::charge(driver, self.device.gpu, Use::Local, needed - *taken) {
+                return Err(CUDA_ERROR_OUT_OF_MEMORY);
+            }
+        } else {
+            driver.session.uncharge(self.device.gpu, Use::Local, *taken - needed);
+        }
+        *taken = needed;
+        Ok(())
+    }
+
+    fn now(&self) -> [u64; 8] {
+        std::array::from_fn(|at| self.limits[at].load(Ordering::Relaxed))
+    }
+
+    /// What is taken at once, beyond the defaults.
+    fn stacks(&self, limits: &[u64; 8], frame: u64) -> u64 {
+        let config = &self.device.config;
+        let threads = u64::from(config.threads_per_sm()) * u64::from(config.sm_count);
+        let beyond = |value: u64, at: usize| value.saturating_sub(DEFAULT_LIMITS[at]);
+        let each = beyond(limits[STACK].max(frame), STACK)
+            .saturating_add(beyond(limits[SYNC_DEPTH], SYNC_DEPTH) * DEPTH_BYTES_PER_THREAD);
+        let pending = beyond(limits[PENDING], PENDING).saturating_mul(PENDING_BYTES);
+        each.saturating_mul(threads).saturating_add(pending)
+    }
+
+    fn buffers(&self) -> u64 {
+        let limits = self.now();
+        let beyond = |at: usize| limits[at].saturating_sub(DEFAULT_LIMITS[at]);
+        beyond(PRINTF).saturating_add(beyond(HEAP))
+    }
+
+    /// "Setting this value will take effect immediately, and if necessary, the device will block until
+    /// all preceding requested tasks are complete" (the stack); "If these reservations of device memory
+    /// fail, cuCtxSetLimit() will return CUDA_ERROR_OUT_OF_MEMORY, and the limit can be reset to a lower
+    /// value" (the device runtime's). When the printf buffer and the heap are taken is not said; here it
+    /// is the next launch.
+    fn set_limit(&'static self, which: c_int, value: u64) -> Result<()> {
+        let at = limit(self, which)?;
+        let which = usize::try_from(which).map_err(|_| CUDA_ERROR_UNSUPPORTED_LIMIT)?;
+        match which {
+            PRINTF | HEAP => {
+                at.store(value, Ordering::Relaxed);
+                self.is_owed.store(true, Ordering::Relaxed);
+            }
+            SYNC_DEPTH if self.device.config.compute_capability.0 >= NO_SYNC_DEPTH => {
+                return Err(CUDA_ERROR_UNSUPPORTED_LIMIT);
+            }
+            STACK | SYNC_DEPTH | PENDING => {
+                if which == STACK {
+                    self.synchronize()?;
+                }
+                let value =
+                    if which == STACK { value.checked_next_multiple_of(16) } else { Some(value) };
+                let mut limits = self.now();
+                limits[which] = value.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+                let mut local = lock(&self.local);
+                let needed = self.stacks(&limits, self.frame.load(Ordering::Relaxed));
+                self.move_to(&mut local.stacks, needed)?;
+                at.store(limits[which], Ordering::Relaxed);
+            }
+            _ => at.store(value, Ordering::Relaxed),
+        }
+        Ok(())
     }
 
     /// Waits for all its work.
@@ -207,11 +287,8 @@ impl Context {
         crate::module::unload_all_of(driver, self);
         let overhead = driver.session.config().memory.context_overhead_bytes;
         driver.session.uncharge(self.device.gpu, Use::Context, overhead);
-        driver.session.uncharge(
-            self.device.gpu,
-            Use::Local,
-            std::mem::take(&mut *lock(&self.local)),
-        );
+        let local = std::mem::take(&mut *lock(&self.local));
+        driver.session.uncharge(self.device.gpu, Use::Local, local.stacks + local.buffers);
         self.legacy().destroy();
         kill(self);
         Ok(())
@@ -465,14 +542,15 @@ exports! {
     }
 
     fn cuCtxGetLimit(value: *mut usize, which: c_int) {
-        let now = limit(current()?, which)?.load(Ordering::Relaxed);
+        let context = current()?;
+        let mut now = limit(context, which)?.load(Ordering::Relaxed);
+        if usize::try_from(which) == Ok(STACK) {
+            now = now.max(context.frame.load(Ordering::Relaxed));
+        }
         put(value, usize::try_from(now).unwrap_or(usize::MAX))
     }
     fn cuCtxSetLimit(which: c_int, value: usize) {
-        let context = current()?;
-        limit(context, which)?.store(value as u64, Ordering::Relaxed);
-        context.limits_changed();
-        Ok(())
+        current()?.set_limit(which, value as u64)
     }
 
     fn cuCtxGetCacheConfig(config: *mut c_int) { current()?; put(config, 0) }

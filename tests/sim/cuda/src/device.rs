@@ -48,7 +48,6 @@ const FIXED: &[(c_int, c_int)] = &[
     (36, 2_619_000),
     (37, 6144),
     (38, 62_914_560),
-    (39, 2048),
     (40, 3),
     (41, 1),
     (42, 32_768),
@@ -157,6 +156,7 @@ fn attribute(device: &Device, which: c_int) -> Result<c_int> {
     let size = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
     Ok(match which {
         16 => int(gpu.sm_count),
+        39 => int(gpu.threads_per_sm()),
         33 => int(gpu.pci.1),
         34 => int(gpu.pci.2),
         50 => int(gpu.pci.0),

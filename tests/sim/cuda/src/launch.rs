@@ -114,7 +114,7 @@ fn launch(
     let device = s.device();
     device.check()?;
     function.load()?;
-    s.context().take_local()?;
+    s.context().take_local(function.local_bytes)?;
     let costs = &driver()?.session.config().costs;
     let ns = duration(function, shape, device.config.sm_count, params, extra)?;
     if costs.launch_cpu_ns > 0 {
@@ -126,7 +126,7 @@ fn launch(
 /// Submits a kernel node.
 pub(crate) fn run_kernel(kernel: &Kernel, s: &'static Stream) -> Result<()> {
     kernel.function.load()?;
-    s.context().take_local()?;
+    s.context().take_local(kernel.function.local_bytes)?;
     let null = std::ptr::null_mut();
     let sm_count = s.device().config.sm_count;
     let ns = match kernel.fixed_ns {

@@ -57,6 +57,8 @@ pub(crate) struct Function {
     module: &'static Module,
     /// How long it runs.
     pub duration: Duration,
+    /// Local memory of each thread.
+    pub local_bytes: u64,
     attributes: [AtomicI32; ATTRIBUTES],
     loaded: AtomicBool,
     /// `cuFuncSetBlockShape`, for the launch functions of CUDA before 4.0.
@@ -149,11 +151,14 @@ impl Module {
             attributes[i].store(value, Ordering::Relaxed);
         }
         attributes[9].store(-1, Ordering::Relaxed);
+        let local_bytes = self.image.local_bytes(name);
+        attributes[3].store(i32::try_from(local_bytes).unwrap_or(i32::MAX), Ordering::Relaxed);
         let function: &'static Function = Box::leak(Box::new(Function {
             header: Header::new(),
             name: CString::new(name).map_err(|_| CUDA_ERROR_INVALID_VALUE)?,
             module: self,
             duration: config.kernel_duration(name),
+            local_bytes,
             attributes,
             loaded: AtomicBool::new(false),
             block: [1, 1, 1].map(AtomicU32::new),

@@ -8,8 +8,8 @@ use std::ffi::{CStr, c_void};
 pub(crate) enum Image {
     /// A cubin or fatbin: any name exists.
     Opaque,
-    /// PTX: these entries with their parameters, and these variables with their sizes in bytes.
-    Ptx(BTreeMap<String, Vec<Parameter>>, BTreeMap<String, u64>),
+    /// PTX: these entries, and these variables with their sizes in bytes.
+    Ptx(BTreeMap<String, Entry>, BTreeMap<String, u64>),
 }
 
 /// What a cubin begins with.
@@ -67,7 +67,15 @@ impl Image {
     pub(crate) fn parameters(&self, name: &str) -> Option<&[Parameter]> {
         match self {
             Image::Opaque => None,
-            Image::Ptx(entries, _) => entries.get(name).map(Vec::as_slice),
+            Image::Ptx(entries, _) => entries.get(name).map(|entry| entry.parameters.as_slice()),
+        }
+    }
+
+    /// Bytes of local memory that an entry declares for each thread; 0 where the image can't tell.
+    pub(crate) fn local_bytes(&self, name: &str) -> u64 {
+        match self {
+            Image::Opaque => 0,
+            Image::Ptx(entries, _) => entries.get(name).map_or(0, |entry| entry.local_bytes),
         }
     }
 
@@ -95,6 +103,13 @@ impl Image {
     }
 }
 
+/// What PTX says of a kernel.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Entry {
+    parameters: Vec<Parameter>,
+    local_bytes: u64,
+}
+
 /// Where a kernel parameter lies among the parameters, and its size, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
@@ -105,8 +120,9 @@ pub(crate) struct Parameter {
 }
 
 fn parse(text: &str) -> Image {
-    let (mut entries, mut variables) = (BTreeMap::new(), BTreeMap::new());
+    let (mut entries, mut variables) = (BTreeMap::<_, Entry>::new(), BTreeMap::new());
     let mut at = 0;
+    let mut within = None;
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%');
     for whole in text.split_inclusive('\n') {
         let (start, line) = (at, whole);
@@ -116,7 +132,17 @@ fn parse(text: &str) -> Image {
             let rest = rest.trim_start();
             let name = &rest[..rest.find(|c| !is_name(c)).unwrap_or(rest.len())];
             if !name.is_empty() {
-                entries.insert(name.to_owned(), parameters(&text[start..], name));
+                let parameters = parameters(&text[start..], name);
+                entries.insert(name.to_owned(), Entry { parameters, local_bytes: 0 });
+                within = Some(name);
+            }
+        } else if line.contains(".func") {
+            within = None;
+        } else if let Some(rest) = line.trim_start().strip_prefix(".local ")
+            && let Some((_, size)) = variable(rest)
+        {
+            if let Some(entry) = within.and_then(|name| entries.get_mut(name)) {
+                entry.local_bytes = entry.local_bytes.saturating_add(size);
             }
         } else if let Some((_, rest)) = line.split_once(".global ").or(line.split_once(".const "))
             && let Some((name, size)) = variable(rest)
@@ -197,6 +223,18 @@ mod tests {
         assert_eq!(places, [(0, 4), (8, 8), (16, 12)]);
         assert_eq!(image.parameters("none").unwrap(), []);
         assert_eq!(image.entries(), ["axpy", "none"]);
+    }
+
+    #[test]
+    fn frames_are_the_entries_own() {
+        let image = Image::of(
+            b".version 8.0\n.entry a()\n{\n\t.local .align 8 .b8 __local_depot0[4096];\n\t.reg .b64 %SP;\n\
+              \tld.local.u32 %r1, [%SP];\n}\n.func b()\n{\n\t.local .b8 x[64];\n}\n.entry c()\n{ ret; }\n",
+        )
+        .unwrap();
+        let of = |name| image.local_bytes(name);
+        assert_eq!((of("a"), of("b"), of("c")), (4096, 0, 0));
+        assert_eq!(Image::Opaque.local_bytes("a"), 0);
     }
 
     #[test]

@@ -1,0 +1,410 @@
+//! What a context's limits and its kernels' frames take of device memory (CUDA Driver API,
+//! `cuCtxSetLimit`).
+//!
+//! A context keeps a stack for every thread that its GPU can have resident: multiprocessors × threads
+//! of each × bytes. Its constant pays for the default. More is taken
+//!
+//! - by `cuCtxSetLimit`, at once: "Setting this value will take effect immediately, and if necessary,
+//!   the device will block until all preceding requested tasks are complete". The device runtime's
+//!   reservations likewise. When the driver takes the heap and the printf buffer is not documented;
+//!   they are charged at the call, so never too late.
+//! - by the launch of a kernel with a larger frame, without any call, and for good: "The driver
+//!   automatically increases the per-thread stack size for each kernel launch as needed. This size
+//!   isn't reset back to the original value after each launch". A frame is an attribute of its
+//!   function, so it is looked at where a function's handle comes from, and launches cost nothing: a
+//!   handle whose kernel does not fit is `CUDA_ERROR_OUT_OF_MEMORY`.
+//!
+//! The charge of a context is what its limits need now, as the driver reports them, less what they
+//! needed when the first hook looked; it ends with the context. A lowered stack is given back, but not
+//! below the frames; a lowered heap or buffer is not, as nobody says that the driver does. Handles out of an enumeration
+//! (`cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`) are not looked at; observation sees what
+//! their kernels take.
+#![allow(non_snake_case, reason = "hooks carry the driver's own names")]
+
+use crate::contexts::Place;
+use crate::memory::footprint;
+use crate::place::{self, Look};
+use crate::quota::{self, Asked};
+use crate::real::{self, Real};
+use crate::state::{self, Process, Standing};
+use crate::thread::Depth;
+use core::ffi::{c_char, c_int};
+use core::ptr;
+use tessera_cuda::types::*;
+use tessera_region::layout::Kind;
+
+/// `CU_LIMIT_STACK_SIZE`
+const STACK: CUlimit = 0;
+/// `CU_LIMIT_PRINTF_FIFO_SIZE`
+const PRINTF: CUlimit = 1;
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`
+const HEAP: CUlimit = 2;
+/// `CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH`
+const SYNC_DEPTH: CUlimit = 3;
+/// `CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT`
+const PENDING: CUlimit = 4;
+/// Those that take memory, which are the first.
+const LIMITS: usize = 5;
+
+/// For each level of synchronisation and each thread that can be resident: "may require up to 860MB of
+/// device memory, depending on the device configuration" (CUDA Programming Guide, dynamic
+/// parallelism), on 80 multiprocessors with 2048 threads.
+const DEPTH_BYTES: u64 = 5632;
+/// For each launch of the device runtime: 4 KiB of parameters, and as much again. Not documented.
+const PENDING_BYTES: u64 = 8192;
+
+/// What a context's limits take, and what of it is charged. All zero: not looked at yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Local {
+    /// Whether a hook has looked.
+    known: bool,
+    /// The limits then, which the context's constant pays for.
+    base: [u64; LIMITS],
+    /// The largest frame of a function that was handed out.
+    frame: u32,
+    /// The largest buffers: [`PRINTF`] and [`HEAP`].
+    buffers: [u64; 2],
+    /// Bytes charged beyond `base`.
+    charged: u64,
+}
+
+impl Local {
+    /// What the context is due to be charged with these limits, and functions of such frames, where
+    /// `threads` are resident. What is lowered below the base pays for nothing else.
+    fn due(&self, limits: &[u64; LIMITS], frame: u32, threads: u64) -> u64 {
+        let mut limits = *limits;
+        let stack = u64::from(frame.max(self.frame));
+        let floors = [stack, self.buffers[0], self.buffers[1], 0, 0];
+        for ((limit, base), floor) in limits.iter_mut().zip(self.base).zip(floors) {
+            *limit = (*limit).max(base).max(floor);
+        }
+        match needed(&limits, threads).saturating_sub(needed(&self.base, threads)) {
+            0 => 0,
+            beyond => footprint(beyond),
+        }
+    }
+
+    /// Bytes charged.
+    pub(crate) fn charged(&self) -> u64 {
+        self.charged
+    }
+}
+
+/// What limits need on a GPU with so many `threads` resident.
+fn needed(limits: &[u64; LIMITS], threads: u64) -> u64 {
+    let [stack, printf, heap, depth, pending] = *limits;
+    let each = stack.saturating_add(depth.saturating_mul(DEPTH_BYTES));
+    each.saturating_mul(threads)
+        .saturating_add(printf)
+        .saturating_add(heap)
+        .saturating_add(pending.saturating_mul(PENDING_BYTES))
+}
+
+/// The current context, for the time of a hook.
+struct Current {
+    process: &'static Process,
+    handle: usize,
+    gpu: u8,
+    threads: u64,
+}
+
+impl Current {
+    /// `None`: not a tenant, no context, or a driver that does not tell.
+    fn find() -> Result<Option<Self>, CUresult> {
+        let process = match state::standing() {
+            Standing::Pass => return Ok(None),
+            Standing::Closed => return Err(CUDA_ERROR_SYSTEM_NOT_READY),
+            Standing::Armed(process) => process,
+        };
+        let gpu = match place::current(process) {
+            Look::At(Place { gpu: Some(gpu), .. }) => gpu,
+            Look::At(Place { gpu: None, .. }) | Look::Nowhere => return Ok(None),
+            Look::Refused(refused) => {
+                return Err(quota::refuse(process, "a new context", Asked::Context, &refused));
+            }
+            Look::Unnoted(_) => return Err(quota::refuse_unnoted("a new context")),
+        };
+        let mut context: CUcontext = ptr::null_mut();
+        // SAFETY: a valid place for a handle.
+        let told = real::cuCtxGetCurrent.get().map(|ask| unsafe { ask(&raw mut context) });
+        let threads = resident_threads(process, gpu);
+        if told != Some(CUDA_SUCCESS) || threads == 0 {
+            return Ok(None);
+        }
+        Ok(Some(Self { process, handle: context.addr(), gpu, threads }))
+    }
+
+    /// Moves the charge to what the limits need now, with at least `frame` for the stack. What is
+    /// lacking is paid from `reserved`, and is owed beyond that. `needs_now` is what the driver says.
+    fn settle(&self, frame: u32, reserved: Option<tessera_region::account::Reservation<'static>>) {
+        let limits = limits();
+        let mut moved = (0, 0);
+        self.process.contexts.local(self.handle, |local| {
+            let due = local.due(&limits, frame, self.threads);
+            local.frame = local.frame.max(frame);
+            let [_, printf, heap, ..] = limits;
+            local.buffers = [local.buffers[0].max(printf), local.buffers[1].max(heap)];
+            moved = (due.saturating_sub(local.charged), local.charged.saturating_sub(due));
+            local.charged = due;
+        });
+        let (more, less) = moved;
+        let paid = reserved.map_or(0, |reserved| {
+            let paid = more.min(reserved.bytes());
+            // At most what was reserved, which never fails.
+            if paid == 0 || reserved.commit(paid, Kind::Overhead).is_err() { 0 } else { paid }
+        });
+        if more > paid {
+            self.process.account.owe(usize::from(self.gpu), more - paid, Kind::Overhead);
+        }
+        if less > 0 {
+            quota::release(self.process, self.gpu, less, Kind::Overhead);
+        }
+    }
+
+    /// Sets aside what the context needs beyond its charge, with `change` made to its limits.
+    fn reserve(
+        &self,
+        name: &str,
+        frame: u32,
+        change: impl FnOnce(&mut [u64; LIMITS]),
+    ) -> Result<Option<tessera_region::account::Reservation<'static>>, CUresult> {
+        let mut wanted = limits();
+        let mut more = 0;
+        let before = wanted;
+        change(&mut wanted);
+        self.process.contexts.local(self.handle, |local| {
+            if !local.known {
+                (local.known, local.base) = (true, before);
+            }
+            let due = local.due(&wanted, frame, self.threads);
+            more = due.saturating_sub(local.charged);
+        });
+        if more == 0 {
+            return Ok(None);
+        }
+        match quota::reserve(self.process, self.gpu, more) {
+            Ok(reserved) => Ok(Some(reserved)),
+            Err(refused) => Err(quota::refuse(self.process, name, Asked::Bytes(more), &refused)),
+        }
+    }
+}
+
+/// Threads that the page's GPU `gpu` can have resident; 0 where the driver does not tell.
+fn resident_threads(process: &Process, gpu: u8) -> u64 {
+    /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`
+    const MULTIPROCESSORS: c_int = 16;
+    /// `CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR`
+    const THREADS_OF_EACH: c_int = 39;
+    let Some(device) = process.gpus.device_of(gpu) else { return 0 };
+    let attribute = |which: c_int| {
+        let mut value: c_int = 0;
+        // SAFETY: a valid place for the value; any device may be asked about.
+        let told = real::cuDeviceGetAttribute
+            .get()
+            .map(|ask| unsafe { ask(&raw mut value, which, device) });
+        if told == Some(CUDA_SUCCESS) { u64::try_from(value).unwrap_or(0) } else { 0 }
+    };
+    attribute(MULTIPROCESSORS) * attribute(THREADS_OF_EACH)
+}
+
+/// The current context's limits; 0 where there is no such limit.
+fn limits() -> [u64; LIMITS] {
+    let mut limits = [0; LIMITS];
+    let Some(ask) = real::cuCtxGetLimit.get() else { return limits };
+    for (which, limit) in (0..).zip(&mut limits) {
+        let mut value = 0usize;
+        // SAFETY: a valid place for the value.
+        if unsafe { ask(&raw mut value, which) } == CUDA_SUCCESS {
+            *limit = value as u64;
+        }
+    }
+    limits
+}
+
+/// CUDA Driver API, "Context Management".
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuCtxSetLimit(
+    real: &Real<unsafe extern "C" fn(CUlimit, usize) -> CUresult>,
+    limit: CUlimit,
+    value: usize,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let call = || unsafe { real(limit, value) };
+    let Some(_depth) = Depth::enter() else { return call() };
+    if !matches!(limit, STACK | PRINTF | HEAP | SYNC_DEPTH | PENDING) {
+        return call();
+    }
+    let current = match Current::find() {
+        Ok(Some(current)) => current,
+        Ok(None) => return call(),
+        Err(refusal) => return refusal,
+    };
+    let reserved = match current.reserve("cuCtxSetLimit", 0, |limits| {
+        if let Some(one) = usize::try_from(limit).ok().and_then(|at| limits.get_mut(at)) {
+            *one = value as u64;
+        }
+    }) {
+        Ok(reserved) => reserved,
+        Err(refusal) => return refusal,
+    };
+    let bytes = reserved.as_ref().map_or(0, |reserved| reserved.bytes());
+    let result = quota::insist(current.process, current.gpu, bytes, &call);
+    current.settle(0, reserved);
+    result
+}
+
+/// A function whose frame is `local_bytes` was handed out; `name` is the call that did.
+fn handed_out(name: &str, local_bytes: c_int) -> CUresult {
+    /// What every context's constant pays for.
+    const DEFAULT: u32 = 1024;
+    let frame = u32::try_from(local_bytes).unwrap_or(0);
+    if frame <= DEFAULT {
+        return CUDA_SUCCESS;
+    }
+    let current = match Current::find() {
+        Ok(Some(current)) => current,
+        Ok(None) => return CUDA_SUCCESS,
+        Err(refusal) => return refusal,
+    };
+    match current.reserve(name, frame, |_| {}) {
+        Ok(None) => {}
+        Ok(reserved) => current.settle(frame, reserved),
+        Err(refusal) => return refusal,
+    }
+    CUDA_SUCCESS
+}
+
+/// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`: "The size in bytes of local memory used by each thread of this
+/// function", which can be asked of functions that are not loaded yet.
+const LOCAL_SIZE: c_int = 3;
+
+/// The frame of a function.
+fn frame_of(function: CUfunction) -> c_int {
+    let mut bytes: c_int = 0;
+    // SAFETY: a function that the driver has just named, and a place for the value.
+    let told = real::cuFuncGetAttribute
+        .get()
+        .map(|ask| unsafe { ask(&raw mut bytes, LOCAL_SIZE, function) });
+    if told == Some(CUDA_SUCCESS) { bytes } else { 0 }
+}
+
+/// CUDA Driver API, "Module Management".
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuModuleGetFunction(
+    real: &Real<unsafe extern "C" fn(*mut CUfunction, CUmodule, *const c_char) -> CUresult>,
+    function: *mut CUfunction,
+    module: CUmodule,
+    name: *const c_char,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let result = unsafe { real(function, module, name) };
+    let Some(_depth) = Depth::enter() else { return result };
+    if result != CUDA_SUCCESS || function.is_null() || state::passes() {
+        return result;
+    }
+    // SAFETY: the driver wrote it.
+    handed_out("cuModuleGetFunction", frame_of(unsafe { *function }))
+}
+
+/// CUDA Driver API, "Library Management".
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuKernelGetFunction(
+    real: &Real<unsafe extern "C" fn(*mut CUfunction, CUkernel) -> CUresult>,
+    function: *mut CUfunction,
+    kernel: CUkernel,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let result = unsafe { real(function, kernel) };
+    let Some(_depth) = Depth::enter() else { return result };
+    if result != CUDA_SUCCESS || function.is_null() || state::passes() {
+        return result;
+    }
+    // SAFETY: the driver wrote it.
+    handed_out("cuKernelGetFunction", frame_of(unsafe { *function }))
+}
+
+/// CUDA Driver API, "Library Management": a kernel of every context, and it is the current one that is
+/// most likely to launch it.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuLibraryGetKernel(
+    real: &Real<unsafe extern "C" fn(*mut CUkernel, CUlibrary, *const c_char) -> CUresult>,
+    kernel: *mut CUkernel,
+    library: CUlibrary,
+    name: *const c_char,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let result = unsafe { real(kernel, library, name) };
+    let Some(_depth) = Depth::enter() else { return result };
+    if result != CUDA_SUCCESS || kernel.is_null() || state::passes() {
+        return result;
+    }
+    let (Some(ask), Some(device)) = (real::cuKernelGetAttribute.get(), current_device()) else {
+        return result;
+    };
+    let mut bytes: c_int = 0;
+    // SAFETY: the driver has just named the kernel; a valid place for the value.
+    if unsafe { ask(&raw mut bytes, LOCAL_SIZE, *kernel, device) } != CUDA_SUCCESS {
+        return result;
+    }
+    handed_out("cuLibraryGetKernel", bytes)
+}
+
+/// The current context's device.
+fn current_device() -> Option<CUdevice> {
+    let ask = real::cuCtxGetDevice.get()?;
+    let mut device: CUdevice = 0;
+    // SAFETY: a valid place for a device.
+    (unsafe { ask(&raw mut device) } == CUDA_SUCCESS).then_some(device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    /// Of an H100.
+    const THREADS: u64 = 132 * 2048;
+    const DEFAULTS: [u64; LIMITS] = [1024, 6 * MIB, 8 * MIB, 2, 2048];
+
+    fn local() -> Local {
+        Local { known: true, base: DEFAULTS, ..Local::default() }
+    }
+
+    #[test]
+    fn a_stack_is_every_resident_threads() {
+        let stack = |bytes| [bytes, 6 * MIB, 8 * MIB, 2, 2048];
+        assert_eq!(local().due(&stack(2048), 0, THREADS), 264 * MIB);
+        assert_eq!(local().due(&DEFAULTS, 2048, THREADS), 264 * MIB, "a frame is a stack");
+        assert_eq!(local().due(&stack(2048), 1500, THREADS), 264 * MIB);
+        assert!(local().due(&stack(u64::MAX), 0, THREADS) > 1 << 60, "more than any quota");
+        let framed = Local { frame: 2048, ..local() };
+        assert_eq!(framed.due(&stack(0), 0, THREADS), 264 * MIB, "a frame stays");
+    }
+
+    #[test]
+    fn what_is_lowered_pays_for_nothing_else() {
+        let limits = [0, 6 * MIB, 108 * MIB, 0, 0];
+        assert_eq!(local().due(&limits, 0, THREADS), 100 * MIB);
+        let kept = Local { buffers: [0, 208 * MIB], ..local() };
+        assert_eq!(kept.due(&limits, 0, THREADS), 200 * MIB);
+        assert_eq!(local().due(&DEFAULTS, 1024, THREADS), 0);
+    }
+
+    #[test]
+    fn the_device_runtimes_levels_and_launches_take_memory() {
+        let limits = [1024, 6 * MIB, 8 * MIB, 3, 4096];
+        assert_eq!(local().due(&limits, 0, THREADS), 1452 * MIB + 16 * MIB);
+    }
+}
