@@ -72,6 +72,35 @@ fn every_call_that_obtains_memory_stops_at_the_limit() {
     }
 }
 
+/// The request in the application's own words, beside what is in use and may be, in sizes of one kind.
+#[test]
+fn a_refusal_names_what_was_asked_for() {
+    let sim = SimGpu::start_default();
+    for (ask, name, asked) in [
+        ("alloc 41943040", "cuMemAlloc", "40 MiB"),
+        ("alloc 41943041", "cuMemAlloc", "40.000 MiB"),
+        ("managed 41943040", "cuMemAllocManaged", "40 MiB"),
+        ("pitch 1048576 40 4", "cuMemAllocPitch", "40 MiB"),
+        // The pool would grow by a chunk, or by part of it.
+        ("async 4194304", "cuMemAllocAsync", "4 MiB, for which the driver would take 32 MiB"),
+        ("pool 0 41943040", "cuMemAllocFromPoolAsync", "40 MiB"),
+    ] {
+        // A context that is charged nothing, and 26,214,401 bytes of it that whole pages round up.
+        let pages = Pages::create(&[(sim.uuid(0), 56 * MIB)]);
+        let mut tenant = tenant(&sim, &pages);
+        tenant.must("alloc 26214401");
+        assert_eq!(tenant.ask(ask).result, OUT_OF_MEMORY, "{ask}");
+        let asked_bytes = pages.snapshot().slots[0].last_refused_bytes;
+        let said = tenant.finish().stderr;
+        let line = said.lines().find(|line| line.contains("out of memory")).expect(&said);
+        let begin = format!("tessera: out of memory: {name} asks for {asked}");
+        assert!(line.starts_with(&begin), "{ask}: {line}");
+        assert!(line.contains("has 26 MiB of its 56 MiB"), "{ask}: {line}");
+        let number = asked.split(' ').next().and_then(|number| number.parse::<f64>().ok());
+        assert_eq!(asked_bytes / MIB, number.expect("a number") as u64, "{ask}");
+    }
+}
+
 #[test]
 fn every_way_of_reaching_the_driver_is_held_to_the_quota() {
     let sim = SimGpu::start_default();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tessera_tests::freezer::Freezer;
-use tessera_tests::{SimGpu, artefacts, external, settles};
+use tessera_tests::{SimGpu, artefacts, compile_c, external, settles};
 
 /// A base directory of its own, so that what is left behind shows.
 struct Bench {
@@ -163,15 +163,73 @@ fn a_signal_reaches_the_command_and_the_pages_go() {
     assert_eq!(bench.left_behind(), 0);
 }
 
+/// What it says at the end of a run: bytes of peak use of the first GPU, and requests refused.
+fn told(out: &Output) -> (String, String) {
+    let said = text(&out.stderr);
+    let peak = said.split("peak use ").nth(1).and_then(|rest| rest.split(" of ").next());
+    let refused = said.lines().find_map(|line| {
+        line.strip_prefix("tessera: ")?.strip_suffix(" requests refused").map(str::to_owned)
+    });
+    (peak.unwrap_or_else(|| panic!("{said}")).to_owned(), refused.expect("refusals"))
+}
+
+/// However short its life is, whoever looks at it when, and whoever takes its slot over.
 #[test]
-fn only_the_gpus_named_can_be_used() {
+fn a_programs_peak_and_refusals_are_told_however_short_it_lived() {
     let bench = Bench::new();
-    let hold = |device: &str| {
+    let brief = compile_c("brief").to_str().expect("a UTF-8 path").to_owned();
+    let options = ["-m", "1GiB", "-v", "--gpu", "0"];
+    for run in 0..40 {
+        let out = bench.output(&options, &[&brief]);
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        assert_eq!(told(&out), ("192 MiB".into(), "1".into()), "run {run}");
+    }
+    // One after the other, each in the slot of the one before, and some beside one another.
+    let script = "for i in 1 2 3 4 5; do $0 || exit; done; $0 & $0 & wait";
+    for run in 0..5 {
+        let out = bench.output(&options, &["sh", "-c", script, &brief]);
+        let (peak, refused) = told(&out);
+        assert_eq!(refused, "7", "run {run}: {}", text(&out.stderr));
+        assert!(["192 MiB", "256 MiB", "384 MiB"].contains(&peak.as_str()), "run {run}: {peak}");
+    }
+}
+
+#[test]
+fn only_the_gpus_named_can_be_seen() {
+    let bench = Bench::new();
+    let visible =
+        bench.output(&["-m", "1Gi", "--gpu", "1"], &["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]);
+    assert_eq!(text(&visible.stdout).trim(), bench.sim.uuid(1));
+    let hold = |gpu: &str, device: &str, envs: &[(&str, &str)]| {
         let command = [&tenant(), "--device", device, "hold", "--bytes=1Mi", "--for=1"];
-        bench.output(&["-m", "1Gi", "--gpu", bench.sim.uuid(1)], &command).status.code()
+        let mut run = bench.run(&["-m", "1Gi", "--gpu", gpu], &command);
+        let out = run.envs(envs.iter().copied()).output().expect("tessera starts");
+        (out.status.code(), text(&out.stderr))
     };
-    assert_eq!(hold("0"), Some(2), "out of memory");
-    assert_eq!(hold("1"), Some(0));
+    for (gpu, other) in [("0", "1"), ("1", "0")] {
+        // Whatever was said before, its own GPU is the only one, and the first.
+        for envs in [&[][..], &[("CUDA_VISIBLE_DEVICES", other)]] {
+            assert_eq!(hold(gpu, "0", envs).0, Some(0), "{gpu}, {envs:?}");
+            let (code, said) = hold(gpu, "1", envs);
+            assert_eq!(code, Some(3), "an error other than out of memory: {said}");
+            assert!(said.contains("101"), "no such device: {said}");
+        }
+    }
+}
+
+/// A process that is shown another GPU all the same, as in a privileged pod.
+#[test]
+fn a_context_on_a_gpu_that_was_not_given_is_refused_as_a_device_that_is_none() {
+    let bench = Bench::new();
+    let command =
+        ["env", "-u", "CUDA_VISIBLE_DEVICES", &tenant(), "--device", "1", "hold", "--bytes=1Mi"];
+    let out = bench.output(&["-m", "1Gi", "--gpu", "0"], &command);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(3), "{said}");
+    assert!(said.contains("101"), "{said}");
+    let line = said.lines().find(|line| line.starts_with("tessera: invalid device")).expect(&said);
+    assert!(line.contains("was not given") && line.contains(bench.sim.uuid(0)), "{line}");
+    assert!(!line.contains("bytes"), "{line}");
 }
 
 #[test]
@@ -301,7 +359,7 @@ fn a_strict_share_is_a_cap_also_for_one_that_is_alone() {
 }
 
 fn children_of(pid: u32) -> Vec<i32> {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(180);
     loop {
         let path = format!("/proc/{pid}/task/{pid}/children");
         let children = std::fs::read_to_string(path).unwrap_or_default();

@@ -158,10 +158,23 @@ impl Account {
         slot.refusals.fetch_add(1, Ordering::Relaxed);
         slot.last_refused_bytes.store(bytes, Ordering::Relaxed);
         slot.last_refused_ns.store(os::monotonic_ns(), Ordering::Relaxed);
-        let words = Words { account: self, gpu };
-        let granted = ledger::granted_total(&words).unwrap_or_else(|| ledger::granted_sum(&words));
+        let granted = self.granted_total(gpu);
         let (overhead, limit) = (self.quota.observed_overhead(gpu), self.quota.memory_limit(gpu));
         Refused { reason, gpu, bytes, granted, overhead, limit }
+    }
+
+    /// Describes a refusal after what the driver had already taken was given back: as it was before the
+    /// request, and with all the bytes that it would have taken.
+    #[cold]
+    pub fn undone(&self, refused: &Refused) -> Refused {
+        let granted = self.granted_total(refused.gpu);
+        let whole = refused.granted.saturating_add(refused.bytes);
+        Refused { granted, bytes: whole.saturating_sub(granted).max(refused.bytes), ..*refused }
+    }
+
+    fn granted_total(&self, gpu: usize) -> u64 {
+        let words = Words { account: self, gpu };
+        ledger::granted_total(&words).unwrap_or_else(|| ledger::granted_sum(&words))
     }
 
     /// Says what the application had asked for, where that is other than the bytes that were refused: less

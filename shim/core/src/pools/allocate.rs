@@ -139,6 +139,7 @@ impl Order<'_> {
         let pointer = made();
         if let Err(refused) = paid {
             self.give_up(pointer, undo);
+            let refused = self.process.account.undone(&refused);
             let asked = Asked::Bytes(self.bytes);
             return quota::refuse(self.process, self.name, asked, &refused);
         }
