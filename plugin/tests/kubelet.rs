@@ -302,9 +302,7 @@ async fn stopping_ends_the_stream_and_removes_the_socket() {
     bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
     assert_eq!(node.sockets().len(), 1);
     let readiness = plugin.readiness();
-    let started = Instant::now();
-    plugin.stop().await;
-    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    bounded(plugin.stop()).await;
     assert_eq!(readiness.report().phase, Phase::Stopped);
     assert_eq!(node.sockets(), [] as [String; 0]);
     bounded(node.kubelet.wait_allocatable(GPU, 0)).await;

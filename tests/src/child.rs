@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::{Pages, SimGpu, artefacts, workspace};
 
 /// Generous, because a loaded two-core machine is slow; a hang is what it is there for.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A program to run with the shim preloaded, in an environment that holds nothing else.
 ///

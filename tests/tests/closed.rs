@@ -67,7 +67,7 @@ fn fifo(path: &Path) {
 
 /// The tenant must be refused by `cuInit`, whatever it tries after that, with one line that says why.
 fn must_be_closed(what: &str, program: Preloaded) {
-    let mut tenant = Conversation::start(program.timeout(Duration::from_secs(10)));
+    let mut tenant = Conversation::start(program);
     let init = tenant.ask("init");
     assert_ne!(init.result, 0, "{what}");
     for command in

@@ -15,7 +15,7 @@ fn start(sim: &SimGpu, pages: &Pages) -> Conversation {
 
 /// Awaits a condition that follows from an event elsewhere; the deadline only ends a failing test.
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(180);
     while !condition() {
         assert!(Instant::now() < deadline, "not in time: {what}");
         std::thread::yield_now();

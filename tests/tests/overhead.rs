@@ -150,7 +150,7 @@ fn observed(sim: &SimGpu, memory: &str) -> Conversation {
 
 /// Asks NVML for free memory, which takes no context, until it is `bytes`.
 fn until_free(tenant: &mut Conversation, bytes: u64) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(180);
     loop {
         let free = tenant.ask("nvml 0").values[1];
         if free == bytes {

@@ -84,7 +84,7 @@ impl Node {
         let begun = Instant::now();
         while !self.says(&["quota", "show"]).0.contains(ONE) {
             let log = || std::fs::read_to_string(self.log()).unwrap_or_default();
-            assert!(begun.elapsed() < Duration::from_secs(20), "no allocations: {}", log());
+            assert!(begun.elapsed() < Duration::from_secs(180), "no allocations: {}", log());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -196,7 +196,7 @@ fn gpu_time_is_divided_anew_and_capped_under_running_processes() {
     let pids = [first.pid(), second.pid()];
     let begun = Instant::now();
     while node.worked(&pids, Duration::from_millis(50)).contains(&0) {
-        assert!(begun.elapsed() < Duration::from_secs(10), "they do not run side by side");
+        assert!(begun.elapsed() < Duration::from_secs(180), "they do not run side by side");
     }
     // Of what the two get, the first's part in percent.
     let part = || {

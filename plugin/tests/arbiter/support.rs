@@ -19,7 +19,7 @@ use tessera_region::session::Message;
 use tessera_region::{quota, usage};
 
 /// Bound of every wait; nothing here takes that long.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(180);
 
 pub const OPEN: [u32; 3] = [GATE_SOLO, GATE_OPEN, GATE_YIELD];
 
