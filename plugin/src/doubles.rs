@@ -5,8 +5,8 @@
 //! To refuse a container that asks for one would be worse than to miss one that asks for two, and
 //! PodResources may be stale: before Kubernetes 1.34 it lists finished pods, and it never lists ordinary
 //! init containers. So everything must speak for it: the allocations were made one right after the
-//! other, as kubelet makes those of one container, and every container that is listed with the one
-//! holds the other too. Init containers are missed.
+//! other, as kubelet makes those of one container, and before a container of either started; and every
+//! container that is listed with the one holds the other too. Init containers are missed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,9 +14,6 @@ use std::sync::Arc;
 use crate::allocate::AllocationId;
 use crate::kubelet::pod_resources::Holding;
 use crate::ledger::Record;
-
-/// Kubelet asks for a container's resources one after the other; each answer takes milliseconds.
-const ONE_ADMISSION_MS: u64 = 10_000;
 
 /// A container with more than one of our resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,18 +47,26 @@ pub fn generations(resources: usize) -> u64 {
 
 /// Live allocations of other resources that kubelet may have made for the same container as `record`.
 /// Empty for nearly all: only then is PodResources worth asking.
+///
+/// Kubelet starts no container before it has all its devices: `had_started` says whether one of the first
+/// allocation was about to start when the second was made. No clock is asked: one admission may take as long
+/// as it likes.
 #[must_use]
 pub fn siblings<'a>(
     record: &Record,
     records: impl Iterator<Item = &'a Arc<Record>>,
     resources: usize,
+    had_started: &dyn Fn(&Record, &Record) -> bool,
 ) -> Vec<AllocationId> {
     let near = generations(resources);
     let may_be = |other: &&Arc<Record>| {
         other.is_live()
             && other.resource != record.resource
             && other.generation.abs_diff(record.generation) <= near
-            && other.allocated_unix_ms.abs_diff(record.allocated_unix_ms) <= ONE_ADMISSION_MS
+            && match other.generation < record.generation {
+                true => !had_started(other, record),
+                false => !had_started(record, other),
+            }
     };
     records.filter(may_be).map(|other| other.id.clone()).collect()
 }
@@ -137,8 +142,20 @@ mod tests {
     }
 
     fn judge(large: &Record, small: &Record, holdings: &[Holding]) -> Option<Double> {
+        judge_after(large, small, holdings, u64::MAX)
+    }
+
+    /// Where those of a generation up to `started` had started before any later one was made.
+    fn judge_after(
+        large: &Record,
+        small: &Record,
+        holdings: &[Holding],
+        started: u64,
+    ) -> Option<Double> {
         let records = [large, small].map(|record| Arc::new(record.clone()));
-        find(&large.id, &siblings(large, records.iter(), 2), holdings)
+        let had_started =
+            |a: &Record, b: &Record| a.generation <= started && b.generation > started;
+        find(&large.id, &siblings(large, records.iter(), 2, &had_started), holdings)
     }
 
     #[test]
@@ -146,7 +163,8 @@ mod tests {
         let holdings =
             [holds("p", "c", "x/large"), holds("p", "c", "x/small"), holds("p", "c", "y/nic")];
         for (large, small) in [(5, 6), (6, 5)] {
-            let (large, small) = (record("x/large", large, 1000), record("x/small", small, 1003));
+            // However long it took, and wherever the clock was set meanwhile.
+            let (large, small) = (record("x/large", large, 1000), record("x/small", small, 99_003));
             let double = judge(&large, &small, &holdings).unwrap();
             assert_eq!(double.resources, ["x/large", "x/small"]);
             let text = double.to_string();
@@ -183,7 +201,7 @@ mod tests {
         assert_eq!(judge(&large, &small, &listed), None);
         // It is an init container, and is not: but it was admitted later than the old pod.
         assert_eq!(judge(&record("x/large", 8, 1000), &small, &old), None);
-        assert_eq!(judge(&record("x/large", 6, 60_000), &small, &old), None);
+        assert_eq!(judge_after(&large, &small, &old, 5), None);
     }
 
     #[test]
@@ -191,7 +209,7 @@ mod tests {
         let (large, mut small) = (record("x/large", 5, 1000), record("x/small", 6, 1000));
         let of = |small: &Record| {
             let records = [&large, small].map(|record| Arc::new(record.clone()));
-            siblings(&large, records.iter(), 2).len()
+            siblings(&large, records.iter(), 2, &|_, _| false).len()
         };
         assert_eq!(of(&small), 1);
         small.state = State::Parked;

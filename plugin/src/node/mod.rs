@@ -80,6 +80,8 @@ pub struct Node {
     records: Mutex<Records>,
     regions: Mutex<BTreeMap<AllocationId, Arc<Region>>>,
     absences: Mutex<Absences>,
+    /// When a container of each allocation was first about to start, where there are several resources.
+    starts: Mutex<BTreeMap<AllocationId, Start>>,
     unused: Mutex<Unused>,
     /// The page version that each installed shim speaks.
     shim_abis: Mutex<BTreeMap<String, u32>>,
@@ -112,6 +114,15 @@ pub struct Node {
 
 /// What only one thread changes at a time.
 #[derive(Debug)]
+/// The start of an allocation's first container, in generations.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    /// Of the allocation.
+    generation: u64,
+    /// The latest that there was.
+    latest: u64,
+}
+
 struct Writer {
     ledger: Ledger,
     generation: u64,
@@ -246,6 +257,7 @@ impl Node {
         node.rebuild();
         node.rebuild_specs();
         regions::keep_spares(node.pages());
+            starts: Mutex::default(),
         node.refresh_devices();
         Ok(node)
     }
@@ -320,8 +332,8 @@ impl Node {
             .collect()
     }
 
-    /// Allocations of other resources that may have been made for the container that holds these
-    /// replicas; see [`crate::doubles`].
+    /// Allocations of other resources that may have been made for the container that is about to start with
+    /// these replicas; see [`crate::doubles`].
     #[must_use]
     pub fn siblings(&self, resource: &str, ids: &[String]) -> Vec<AllocationId> {
         let resources = self.resources.borrow().len();
@@ -332,7 +344,7 @@ impl Node {
         let records = lock(&self.records);
         let Some(record) = records.get(&id) else { return Vec::new() };
         let near = records.near(record.generation, doubles::generations(resources));
-        doubles::siblings(record, near, resources)
+        doubles::siblings(record, near, resources, &had_started)
     }
 
     /// Adds a sentence to what `status` warns of.
@@ -353,6 +365,18 @@ impl Node {
     /// Done when a container has started since the last time: its holder may be known now.
     pub async fn container_started(&self) {
         self.started.notified().await;
+        let mut starts = lock(&self.starts);
+        starts.retain(|id, _| records.contains_key(id));
+        let start = Start { generation: record.generation, latest: records.latest() };
+        let known = starts.entry(id).or_insert(start);
+        if known.generation != record.generation {
+            *known = start;
+        }
+        let had_started = |first: &Record, second: &Record| match starts.get(&first.id) {
+            Some(start) if start.generation == first.generation => start.latest < second.generation,
+            // Of the time before this plugin: what was made since is for others.
+            _ => first.generation <= self.adopted_until && second.generation > self.adopted_until,
+        };
     }
 
     /// What is counted where it happens.

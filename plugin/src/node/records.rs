@@ -109,6 +109,11 @@ impl Records {
         self.by_resource.keys()
     }
 
+    /// The latest generation of all records; 0 where there are none.
+    pub(super) fn latest(&self) -> u64 {
+        self.by_generation.last_key_value().map_or(0, |(generation, _)| *generation)
+    }
+
     /// Records whose generation is at most `distance` from this one.
     pub(super) fn near(
         &self,
