@@ -428,7 +428,8 @@ pub fn remove(kubectl: &Kubectl, repo: &Path, node: &str) -> Result<()> {
             // The manifest's own cleaning, then that of the simulated GPU.
             let mut simgpu = pod["initContainers"][0].clone();
             simgpu["name"] = json!("clean-simgpu");
-            simgpu["command"] = json!(["sh", "-c", format!("rm -rf {SIM_ON_NODE}/*")]);
+            simgpu["command"] =
+                json!(["sh", "-c", format!("rm -rf {SIM_ON_NODE}/* {SIM_ON_NODE}/.[!.]*")]);
             push(&mut simgpu["volumeMounts"], json!({"name": "sim", "mountPath": SIM_ON_NODE}));
             push(&mut pod["volumes"], sim_volume());
             push(&mut pod["initContainers"], simgpu);

@@ -269,6 +269,17 @@ impl<'a> Pod<'a> {
         self.kubectl.run(&["delete", "pod", "-n", NAMESPACE, &self.name, "--wait=false"]).map(drop)
     }
 
+    /// Waits until it is gone, as kubelet says when its containers have ended.
+    ///
+    /// # Errors
+    /// It stays.
+    pub fn wait_until_gone(&self) -> Result<()> {
+        wait::until(&format!("pod {} is gone", self.name), wait::LIMIT, || {
+            let pod = self.kubectl.find(&["pod", "-n", NAMESPACE, &self.name])?;
+            Ok(pod.map_or(Look::Done(()), |pod| Look::NotYet(pod["status"].to_string())))
+        })
+    }
+
     /// Removes it from the API at once.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ use crate::kubectl::Kubectl;
 use crate::pods::{self, Container, Pod, Restart};
 use crate::wait::{self, Look};
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// The deployed plugin and the cluster under it.
@@ -99,7 +100,8 @@ impl<'a> Suite<'a> {
         self.cluster.kubelet(&self.node, Kubelet::Stop)
     }
 
-    /// Starts kubelet and waits until it has told the API server so.
+    /// Starts kubelet and waits until it has told the API server so, and knows its pods: a heartbeat comes
+    /// before them.
     ///
     /// # Errors
     /// It does not.
@@ -109,7 +111,32 @@ impl<'a> Suite<'a> {
         wait::until("kubelet is back", wait::LIMIT, || {
             let (ready, at) = self.heartbeat()?;
             Ok(Look::when(ready && at != before.1, format!("ready {ready} at {at}")))
+        })?;
+        wait::until("kubelet knows its pods", wait::LIMIT, || {
+            // What it serves them by may come up after the heartbeat.
+            let known = match self.kubelets_pods() {
+                Ok(known) => known,
+                Err(error) => return Ok(Look::NotYet(format!("{error:#}"))),
+            };
+            let bound = self.bound_pods()?;
+            let missing: Vec<_> = bound.difference(&known).collect();
+            Ok(Look::when(missing.is_empty(), format!("{missing:?} of {}", bound.len())))
         })
+    }
+
+    /// Pods that the API server has bound to the node and that are not over, by UID.
+    fn bound_pods(&self) -> Result<BTreeSet<String>> {
+        let here =
+            format!("spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed", self.node);
+        let list = self.kubectl.get(&["pods", "-A", "--field-selector", &here])?;
+        Ok(uids(&list))
+    }
+
+    /// Pods that kubelet knows, by UID.
+    fn kubelets_pods(&self) -> Result<BTreeSet<String>> {
+        let path = format!("/api/v1/nodes/{}/proxy/pods", self.node);
+        let list = self.kubectl.run(&["get", "--raw", &path])?;
+        Ok(uids(&serde_json::from_str(&list).context("kubelet's pods")?))
     }
 
     /// Runs a script as root that sees, and may change, the mounts below kubelet's plugins.
@@ -183,6 +210,11 @@ impl<'a> Suite<'a> {
         section("plugin's log", &self.plugin.log());
         section("kubelet's log", &self.cluster.kubelet_log(&self.node));
     }
+}
+
+fn uids(list: &Value) -> BTreeSet<String> {
+    let pods = list["items"].as_array().into_iter().flatten();
+    pods.filter_map(|pod| pod["metadata"]["uid"].as_str().map(str::to_owned)).collect()
 }
 
 /// An inference server whose requests must keep succeeding.

@@ -63,7 +63,9 @@ impl Moment {
                 until("newer")
             ),
         };
-        format!("p=$(serving); {wait}; {moment}; [ -n \"$p\" ] && kill -9 $p; echo $came")
+        format!(
+            "p=$(serving); {wait}; {moment}; [ -n \"$p\" ] && kill -9 $p; rm -f $sim/.now; echo $came"
+        )
     }
 }
 

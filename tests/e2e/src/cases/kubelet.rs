@@ -31,8 +31,13 @@ pub fn kubelet_restarts_in_the_middle_of_allocate(suite: &Suite<'_>) -> Result<(
         admitted_or_refused_for_good_reason(&caught)?;
     }
     // All that is left: nothing is lost to what was allocated for nobody.
-    for name in ["caught-a", "caught-b"] {
-        Pod::named(suite.kubectl, name).delete()?;
+    let caught = ["caught-a", "caught-b"].map(|name| Pod::named(suite.kubectl, name));
+    for pod in &caught {
+        pod.delete()?;
+    }
+    // Until then their replicas are theirs.
+    for pod in &caught {
+        pod.wait_until_gone()?;
     }
     for (name, shares) in [("four", 4), ("two", 2)] {
         let pod = Pod::idle(suite.kubectl, name, shares)?;

@@ -58,6 +58,20 @@ pub fn lost_pages_close_and_are_repaired(suite: &Suite<'_>) -> Result<()> {
     pod.wait_for_event("main", "ready")?;
 
     suite.plugin.set_present(false)?;
+    let closed = closes_without_pages(suite, &pod);
+    // Whatever came of it: the cases that follow need the plugin.
+    suite.plugin.set_present(true)?;
+    closed?;
+    wait::until("a restarted container has its quota", wait::LIMIT, || {
+        let log = pod.log("main", false).unwrap_or_default();
+        Ok(Look::when(!pods::events(&log, "ready").is_empty(), log))
+    })?;
+    ensure!(pod.gpus("main")?[0].total == SHARE_BYTES, "{:?}", pod.gpus("main")?);
+    Ok(())
+}
+
+/// The pages go while there is no plugin, and the container starts again.
+fn closes_without_pages(suite: &Suite<'_>, pod: &Pod<'_>) -> Result<()> {
     suite.on_node(&format!("umount -l {}", deploy::PAGES_ON_NODE))?;
     // Kubelet forgets the plugin: from now on it starts containers without asking anybody.
     suite.stop_kubelet()?;
@@ -71,12 +85,5 @@ pub fn lost_pages_close_and_are_repaired(suite: &Suite<'_>) -> Result<()> {
     })?;
     ensure!(pods::events(&log, "ready").is_empty(), "memory without a quota: {log}");
     ensure!(log.contains("/usr/local/tessera/pages"), "says nothing of the cause: {log}");
-
-    suite.plugin.set_present(true)?;
-    wait::until("a restarted container has its quota", wait::LIMIT, || {
-        let log = pod.log("main", false).unwrap_or_default();
-        Ok(Look::when(!pods::events(&log, "ready").is_empty(), log))
-    })?;
-    ensure!(pod.gpus("main")?[0].total == SHARE_BYTES, "{:?}", pod.gpus("main")?);
     Ok(())
 }
