@@ -259,6 +259,32 @@ def least_privilege():
 
 
 @check
+def app_armor_is_a_field_where_there_is_one():
+    """Kubernetes has it since 1.30; before that, each container has an annotation. Never both."""
+    fields = {
+        "unconfined": {"type": "Unconfined"},
+        "runtime/default": {"type": "RuntimeDefault"},
+        "localhost/tessera": {"type": "Localhost", "localhostProfile": "tessera"},
+    }
+    since = ["admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"]
+    for profile, field in fields.items():
+        for assumed in ([], since):
+            values = {"appArmorProfile": profile, "assumeApiVersions": assumed}
+            (set_,) = of_kind(objects(values), "DaemonSet")
+            template = set_["spec"]["template"]
+            found = template["spec"].get("securityContext", {}).get("appArmorProfile")
+            annotations = template["metadata"].get("annotations", {})
+            annotated = {key: value for key, value in annotations.items() if "apparmor" in key}
+            assert found == field or not assumed, (profile, found)
+            if found is None:
+                assert set(annotated.values()) == {profile} and len(annotated) == 2, annotated
+            else:
+                assert found == field and not annotated, (found, annotated)
+    (bare,) = of_kind(objects({"assumeApiVersions": since}), "DaemonSet")
+    assert "securityContext" not in bare["spec"]["template"]["spec"]
+
+
+@check
 def host_paths_are_mounted_where_the_configuration_has_them():
     """Below another kubelet root, too, and the driver's directories."""
     import tomllib

@@ -45,6 +45,7 @@ checks! {
     profiles_share_no_node
     gates
     least_privilege
+    app_armor_is_a_field_where_there_is_one
     host_paths_are_mounted_where_the_configuration_has_them
     a_change_of_the_configuration_restarts_only_on_request
     sandboxed_pods_are_refused_by_the_policy

@@ -9,6 +9,23 @@ exec: {command: [tessera, status, --{{ $what }}]}
 {{- end -}}
 {{- end -}}
 
+{{/*
+The AppArmor profile as the field that Kubernetes has had since 1.30; empty for a cluster before that, which
+takes an annotation for each container. Kubernetes 1.30 is also the first with ValidatingAdmissionPolicy v1.
+*/}}
+{{- define "tessera.appArmor" -}}
+{{- $profile := .Values.appArmorProfile -}}
+{{- if and $profile (include "tessera.has" (list . "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy")) -}}
+{{- if eq $profile "unconfined" -}}
+{type: Unconfined}
+{{- else if eq $profile "runtime/default" -}}
+{type: RuntimeDefault}
+{{- else -}}
+{type: Localhost, localhostProfile: {{ trimPrefix "localhost/" $profile | quote }}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Host directories of the driver that the configuration names, as a JSON array. */}}
 {{- define "tessera.driverPaths" -}}
 {{- $driver := get . "driver" | default dict -}}
