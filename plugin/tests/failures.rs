@@ -105,6 +105,34 @@ async fn garbage_on_a_session_is_counted_and_the_neighbour_is_served() {
     .await;
 }
 
+/// Emptied, or removed: what was in it is gone either way, and somebody has to know.
+#[tokio::test]
+async fn a_lost_ledger_is_told_of_and_its_pages_adopted() {
+    let mut node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 2)).await.unwrap().remove(0);
+    let limit_before = limit(&node.pages(&admitted.device_ids));
+    let losses: [(fn(&std::path::Path), &[&str]); 2] = [
+        (|ledger| std::fs::write(ledger, b"").unwrap(), &["is empty", "Cordons"]),
+        (|ledger| std::fs::remove_file(ledger).unwrap(), &[]),
+    ];
+    for (lose, says) in losses {
+        node.stop_plugin().await;
+        lose(&node.ledger());
+        node.start_plugin().await;
+        let warnings = node.status().await.warnings.join("\n");
+        let adopted = "1 allocations have pages and no record";
+        for says in says.iter().chain(&[adopted]) {
+            assert!(warnings.contains(says), "{says}: {warnings}");
+        }
+        assert_eq!(node.node().adopted(), 1);
+        assert_eq!(limit(&node.pages(&admitted.device_ids)), limit_before);
+        // Told until it is in the ledger again.
+        node.stop_plugin().await;
+        node.start_plugin().await;
+        assert_eq!(node.status().await.warnings, Vec::<String>::new());
+    }
+}
+
 #[tokio::test]
 async fn a_corrupt_ledger_is_kept_aside_and_costs_no_running_pod() {
     let mut node = TestNode::start().await;

@@ -15,6 +15,7 @@ use super::schema::{
 };
 use super::unsynced::Unsynced;
 use super::{Change, Cordon, Event, Record, Trail, history};
+use crate::config::file::last_good_path;
 use crate::kubernetes::Teller;
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
@@ -54,13 +55,28 @@ impl Commits {
     }
 }
 
+/// What says, before the file is opened, that its contents are lost. An empty file is what is left of one by
+/// a full disk or by somebody's hand; a plugin itself leaves none. Where there is no file, the last good
+/// configuration beside it tells that a plugin has run with it.
+fn lost(path: &Path) -> Option<&'static str> {
+    match std::fs::metadata(path) {
+        Ok(meta) => (meta.is_file() && meta.len() == 0).then_some("is empty"),
+        Err(_) => last_good_path(path).exists().then_some("is gone, and a plugin has run with it"),
+    }
+}
+
 /// How the file was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opened {
     /// As it was left.
     Existing,
-    /// There was none.
+    /// There was none, and nothing says that there ever was.
     Created,
+    /// What was in it is lost: it is gone, or has nothing in it. A new one was made.
+    Lost {
+        /// How it was found.
+        found: &'static str,
+    },
     /// It could not be read, was renamed, and a new one made.
     Rebuilt {
         /// Where the old one is.
@@ -119,6 +135,7 @@ impl Ledger {
             std::fs::create_dir_all(dir).map_err(|error| io_error(error.to_string()))?;
         }
         let existed = path.exists();
+        let lost = lost(path);
         let file = path.to_owned();
         let open: Opener = Box::new(move || {
             if fsync {
@@ -138,6 +155,9 @@ impl Ledger {
             _ => ledger.try_read(),
         };
         let unreadable = match tried {
+            Ok(()) if lost.is_some() => {
+                return Ok((ledger, Opened::Lost { found: lost.unwrap_or_default() }));
+            }
             Ok(()) if existed => return Ok((ledger, Opened::Existing)),
             Ok(()) => return Ok((ledger, Opened::Created)),
             Err(Unopened::InUse) => return Err(OpenError::InUse(path.to_owned())),

@@ -55,6 +55,24 @@ fn what_was_committed_is_there_after_reopening() {
 }
 
 #[test]
+fn a_ledger_that_is_lost_is_not_taken_for_the_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    for fsync in [true, false] {
+        std::fs::write(&path, b"").unwrap();
+        let (_, opened) = Ledger::open(&path, fsync).unwrap();
+        assert_eq!(opened, Opened::Lost { found: "is empty" });
+        assert_eq!(Ledger::open(&path, fsync).unwrap().1, Opened::Existing, "told once");
+        std::fs::remove_file(&path).unwrap();
+    }
+    assert_eq!(Ledger::open(&path, true).unwrap().1, Opened::Created, "nobody knows of another");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(dir.path().join("ledger.redb.config.toml"), "").unwrap();
+    let (_, opened) = Ledger::open(&path, true).unwrap();
+    assert!(matches!(opened, Opened::Lost { found } if found.starts_with("is gone")), "{opened:?}");
+}
+
+#[test]
 fn without_fsync_the_end_of_the_process_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");

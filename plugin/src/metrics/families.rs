@@ -179,6 +179,8 @@ families! {
         "Allocations: allocated (no container has started yet), started, or parked (its replicas went to a newer one)";
     UNNAMED: "tessera_allocations_unnamed" "" Gauge NONE,
         "Allocations that are not parked and of which kubelet has not said whose they are; they have no container series";
+    ADOPTED: "tessera_allocations_adopted" "" Gauge NONE,
+        "Allocations that the plugin's start found by their pages alone, because their records were lost";
     WARNINGS: "tessera_warnings" "" Gauge NONE,
         "Warnings that `tessera status` shows";
     FINDINGS: "tessera_findings" "" Counter &["finding"],

@@ -50,6 +50,7 @@ pub(super) struct Scene {
     calls: Vec<(Call, Timed)>,
     reloads: Option<Reloads>,
     commits: Option<(u64, u64)>,
+    adopted: Option<u64>,
     findings: Option<[(trust::Kind, u64); trust::Kind::ALL.len()]>,
     /// How many of a container's mounts are amiss, by allocation.
     damaged: HashMap<String, u64>,
@@ -84,6 +85,7 @@ impl Scene {
                 calls.into_iter().map(|call| (call, node.meters().calls(call))).collect()
             }),
             reloads: node.map(|node| node.meters().reloads()),
+            adopted: node.map(|node| node.adopted() as u64),
             commits: node.map(|node| node.commits().counts()),
             findings: node.map(|node| node.trust().counts()),
             damaged: node.map_or_else(HashMap::new, |node| {
@@ -132,6 +134,9 @@ impl Scene {
             })?;
         }
         self.write_allocations(out)?;
+        if let Some(adopted) = self.adopted {
+            out.gauge(&f::ADOPTED, adopted)?;
+        }
         out.gauge(&f::WARNINGS, self.survey.status.warnings.len() as u64)?;
         if let Some(findings) = &self.findings {
             out.family(&f::FINDINGS, |series| {

@@ -98,6 +98,8 @@ pub struct Node {
     commits: Arc<Commits>,
     /// The last generation of the plugin before this one.
     adopted_until: u64,
+    /// Allocations that were found by their pages alone at the start.
+    adopted: usize,
     /// Divides GPU time; `None` if it could not be started.
     arbiter: Option<Arbiter>,
     /// What was preferred last, by resource, until an Allocate takes it.
@@ -112,8 +114,6 @@ pub struct Node {
     trust: Trust,
 }
 
-/// What only one thread changes at a time.
-#[derive(Debug)]
 /// The start of an allocation's first container, in generations.
 #[derive(Clone, Copy, Debug)]
 struct Start {
@@ -123,6 +123,8 @@ struct Start {
     latest: u64,
 }
 
+/// What only one thread changes at a time.
+#[derive(Debug)]
 struct Writer {
     ledger: Ledger,
     generation: u64,
@@ -161,10 +163,19 @@ impl Node {
         let config = current.get();
         let (mut ledger, opened) = Ledger::open(&config.paths.ledger, config.ledger.fsync)?;
         let mut notes = Vec::new();
-        if let Opened::Rebuilt { kept_as, reason } = opened {
+        if let Opened::Rebuilt { kept_as, reason } = &opened {
             let note = format!(
                 "the ledger was unreadable ({reason}); a new one was made, the old one is kept as {}",
                 kept_as.display()
+            );
+            error!("{note}");
+            notes.push(note);
+        }
+        if let Opened::Lost { found } = opened {
+            let note = format!(
+                "the ledger {} {found}; a new one was made. Cordons and the audit trail are lost: \
+                 cordon again what must not be given out",
+                config.paths.ledger.display()
             );
             error!("{note}");
             notes.push(note);
@@ -211,6 +222,16 @@ impl Node {
             change.put(record.clone(), What::Adopted, unix_ms());
             records.insert(Arc::new(record));
         }
+        let adopted = change.put.len();
+        if adopted > 0 {
+            let note = format!(
+                "{adopted} allocations have pages and no record: their records are lost, and they \
+                 were adopted with the limits of their pages; who set them, and what they were \
+                 allocated with, is not known any more"
+            );
+            warn!("{note}");
+            notes.push(note);
+        }
         if !change.is_empty()
             && let Err(error) = ledger.commit(&change)
         {
@@ -225,6 +246,7 @@ impl Node {
             meters: Meters::new(unix_ms()),
             commits: ledger.commits(),
             adopted_until: generation,
+            adopted,
             catalogue: Mutex::new(Arc::new(Catalogue::new(gpus, &config))),
             health: Mutex::new(Health::new(
                 config.health.clone(),
@@ -235,6 +257,7 @@ impl Node {
             records: Mutex::new(records),
             regions: Mutex::default(),
             absences: Mutex::default(),
+            starts: Mutex::default(),
             unused: Mutex::default(),
             shim_abis: Mutex::default(),
             devices: Mutex::default(),
@@ -257,7 +280,6 @@ impl Node {
         node.rebuild();
         node.rebuild_specs();
         regions::keep_spares(node.pages());
-            starts: Mutex::default(),
         node.refresh_devices();
         Ok(node)
     }
@@ -343,6 +365,18 @@ impl Node {
         let id = AllocationId::of(resource, ids.iter().map(String::as_str));
         let records = lock(&self.records);
         let Some(record) = records.get(&id) else { return Vec::new() };
+        let mut starts = lock(&self.starts);
+        starts.retain(|id, _| records.contains_key(id));
+        let start = Start { generation: record.generation, latest: records.latest() };
+        let known = starts.entry(id).or_insert(start);
+        if known.generation != record.generation {
+            *known = start;
+        }
+        let had_started = |first: &Record, second: &Record| match starts.get(&first.id) {
+            Some(start) if start.generation == first.generation => start.latest < second.generation,
+            // Of the time before this plugin: what was made since is for others.
+            _ => first.generation <= self.adopted_until && second.generation > self.adopted_until,
+        };
         let near = records.near(record.generation, doubles::generations(resources));
         doubles::siblings(record, near, resources, &had_started)
     }
@@ -365,18 +399,6 @@ impl Node {
     /// Done when a container has started since the last time: its holder may be known now.
     pub async fn container_started(&self) {
         self.started.notified().await;
-        let mut starts = lock(&self.starts);
-        starts.retain(|id, _| records.contains_key(id));
-        let start = Start { generation: record.generation, latest: records.latest() };
-        let known = starts.entry(id).or_insert(start);
-        if known.generation != record.generation {
-            *known = start;
-        }
-        let had_started = |first: &Record, second: &Record| match starts.get(&first.id) {
-            Some(start) if start.generation == first.generation => start.latest < second.generation,
-            // Of the time before this plugin: what was made since is for others.
-            _ => first.generation <= self.adopted_until && second.generation > self.adopted_until,
-        };
     }
 
     /// What is counted where it happens.
@@ -395,6 +417,12 @@ impl Node {
     #[must_use]
     pub fn adopted_until(&self) -> u64 {
         self.adopted_until
+    }
+
+    /// How many allocations the start found by their pages alone, because their records were lost.
+    #[must_use]
+    pub fn adopted(&self) -> usize {
+        self.adopted
     }
 
     /// Rung when there is news of an allocation's memory.
