@@ -19,6 +19,7 @@ use crate::admin::Format;
 use crate::config::{Config, ConfigError, ConfigFile, Given, Log, LogFormat, log_filter};
 use crate::device::Discovery;
 use crate::device::nvml::NvmlDiscovery;
+use crate::printable::{self, LogLines};
 use crate::reload::SetFilter;
 use crate::{admin, app, demo, explain, labels, run, top};
 use configuration::ConfigCommand;
@@ -123,11 +124,11 @@ pub fn main(args: impl IntoIterator<Item = OsString>, give_back: fn()) -> ExitCo
     outcome.unwrap_or_else(|error| match error.downcast_ref::<ConfigError>() {
         Some(error) => {
             // One problem per line, each with file, line and key.
-            eprintln!("{error}");
+            eprintln!("{}", printable::lines(&error.to_string()));
             ExitCode::from(EXIT_USAGE)
         }
         None => {
-            eprintln!("tessera: {error:#}");
+            eprintln!("tessera: {}", printable::line(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     })
@@ -150,6 +151,8 @@ fn execute(command: Command, file: ConfigFile, give_back: fn()) -> anyhow::Resul
         Command::PrepareHost { shim } => {
             let Given { config, refused, .. } = file.start()?;
             if let Some(error) = refused {
+                let error = error.to_string();
+                let error = printable::lines(&error);
                 eprintln!("{error}\nthe configuration is bad; the last good one holds");
             }
             println!("{}", app::prepare_host(&config, shim.as_deref())?);
@@ -159,7 +162,8 @@ fn execute(command: Command, file: ConfigFile, give_back: fn()) -> anyhow::Resul
             let config = file.start()?.config;
             let discovery = NvmlDiscovery::new(config.nvml());
             let gpus = discovery.gpus(&config.gpus)?;
-            print!("{}", labels::lines(&labels::labels(&gpus, &discovery.facts(&gpus), &config)));
+            let lines = labels::lines(&labels::labels(&gpus, &discovery.facts(&gpus), &config));
+            print!("{}", printable::lines(&lines));
             Ok(ExitCode::SUCCESS)
         }
         Command::Completions { shell } => {
@@ -209,7 +213,8 @@ fn start_log(config: &Config) -> Result<SetFilter, ConfigError> {
         file: config.source.file.clone(),
         problems: vec![config.source.problem("log.filter", error)],
     })?;
-    let lines = tracing_subscriber::fmt::layer::<Registry>().with_writer(std::io::stderr);
+    let lines =
+        tracing_subscriber::fmt::layer::<Registry>().with_writer(|| LogLines(std::io::stderr()));
     let lines = match format {
         LogFormat::Text => lines.with_ansi(false).boxed(),
         LogFormat::Json => lines.json().boxed(),

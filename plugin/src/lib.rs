@@ -32,6 +32,7 @@ pub mod node;
 pub mod observe;
 pub mod placed;
 pub mod preferred;
+pub mod printable;
 pub mod reconcile;
 pub mod regions;
 pub mod reload;

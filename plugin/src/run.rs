@@ -121,7 +121,7 @@ const OWN_FAILURE: u8 = 125;
 /// None: they are told on standard error, so that they have a code of their own.
 pub fn main(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     Ok(hold(args, config).unwrap_or_else(|error| {
-        eprintln!("tessera: {error:#}");
+        eprintln!("tessera: {}", crate::printable::line(&format!("{error:#}")));
         ExitCode::from(OWN_FAILURE)
     }))
 }

@@ -18,7 +18,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::table;
 use crate::config::Config;
 use crate::node::unix_ms;
-use crate::regions;
+use crate::{printable, regions};
 
 /// How long the plugin may take to answer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,13 +48,15 @@ pub fn main(config: &Config, format: Format, ready: bool) -> anyhow::Result<Exit
                 let plugin = status.plugin.unwrap_or_default();
                 let live = plugin.registration() == Registration::Live;
                 if !live {
-                    eprintln!("not registered: {}", plugin.registration_error);
-                    status.warnings.iter().for_each(|warning| eprintln!("{warning}"));
+                    eprintln!("not registered: {}", printable::line(&plugin.registration_error));
+                    for warning in &status.warnings {
+                        eprintln!("{}", printable::line(warning));
+                    }
                 }
                 if live { ExitCode::SUCCESS } else { ExitCode::FAILURE }
             }
             Err(error) => {
-                eprintln!("{error:#}");
+                eprintln!("{}", printable::line(&format!("{error:#}")));
                 ExitCode::from(EXIT_UNAVAILABLE)
             }
         });
@@ -95,7 +97,8 @@ pub fn live(config: &Config) -> anyhow::Result<ExitCode> {
     match answer.context("it takes too long").and_then(|answer| answer) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
-            eprintln!("the plugin does not answer at {}: {error:#}", config.paths.admin.display());
+            let error = format!("{}: {error:#}", config.paths.admin.display());
+            eprintln!("the plugin does not answer at {}", printable::line(&error));
             Ok(ExitCode::from(EXIT_UNAVAILABLE))
         }
     }

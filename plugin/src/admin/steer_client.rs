@@ -20,6 +20,7 @@ use super::table::policy_name;
 use crate::config::Config;
 use crate::config::quantity::format_bytes;
 use crate::ledger::Cordon;
+use crate::printable;
 use crate::run::{parse_bytes, parse_cores};
 
 /// What of quotas.
@@ -219,11 +220,14 @@ fn ask<T, F: Future<Output = Result<Response<T>, Status>>>(
 fn tell<T>(answer: Answer<T>, text: impl FnOnce(&T) -> String) -> anyhow::Result<ExitCode> {
     match answer {
         Ok(answer) => {
-            std::io::stdout().write_all(text(&answer).as_bytes()).context("standard output")?;
+            let text = text(&answer);
+            std::io::stdout()
+                .write_all(printable::lines(&text).as_bytes())
+                .context("standard output")?;
             Ok(ExitCode::SUCCESS)
         }
         Err((text, code)) => {
-            eprintln!("tessera: {text}");
+            eprintln!("tessera: {}", printable::line(&text));
             Ok(code)
         }
     }

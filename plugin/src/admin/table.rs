@@ -1,5 +1,6 @@
 //! `tessera status` for people, and the same as JSON.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use super::compute;
 use crate::config::Config;
 use crate::config::duration;
 use crate::config::quantity::format_bytes;
+use crate::printable;
 use crate::shares;
 
 /// Aligned text.
@@ -120,7 +122,7 @@ pub fn offers(gpus: &[crate::device::Gpu], config: &Config) -> String {
 
 fn line(out: &mut String, text: &str) {
     // Writing to a string does not fail.
-    let _ = writeln!(out, "{text}");
+    let _ = writeln!(out, "{}", printable::line(text));
 }
 
 fn plugin_line(plugin: &Plugin) -> String {
@@ -264,7 +266,13 @@ fn allocation_rows(allocation: &Allocation) -> Vec<Vec<String>> {
     allocation.gpus.iter().enumerate().map(row).collect()
 }
 
-pub(crate) fn table(out: &mut String, header: &[&str], rows: Vec<Vec<String>>) {
+pub(crate) fn table(out: &mut String, header: &[&str], mut rows: Vec<Vec<String>>) {
+    // As they are printed, so that columns are as wide as that.
+    for cell in rows.iter_mut().flatten() {
+        if let Cow::Owned(printed) = printable::line(cell) {
+            *cell = printed;
+        }
+    }
     let mut widths: Vec<usize> = header.iter().map(|cell| cell.chars().count()).collect();
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {

@@ -20,7 +20,7 @@ use crate::device::nvml::NvmlDiscovery;
 use crate::device::{Discovery, DiscoveryError, Gpu};
 use crate::ledger::{self, Record, State};
 use crate::reload::plan::offline;
-use crate::{capacity, regions};
+use crate::{capacity, printable, regions};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
@@ -107,7 +107,7 @@ fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
     match gpus {
         Ok(gpus) => {
             for text in discovery.unsold().into_iter().chain(capacity::remarks(&gpus, config)) {
-                eprintln!("note: {text}");
+                eprintln!("note: {}", printable::line(&text));
             }
             print(&format!("{}ok\n", admin::offers(&gpus, config)))
         }
@@ -207,7 +207,8 @@ fn reload(known: &Config, output: Format) -> anyhow::Result<ExitCode> {
     let response: ReloadResponse = match answer {
         Ok(response) => response,
         Err(error) => {
-            eprintln!("the plugin does not answer at {}: {error:#}", socket.display());
+            let error = format!("{}: {error:#}", socket.display());
+            eprintln!("the plugin does not answer at {}", printable::line(&error));
             return Ok(ExitCode::from(EXIT_UNAVAILABLE));
         }
     };

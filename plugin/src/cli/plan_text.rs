@@ -10,12 +10,14 @@ use tessera_kubelet::admin::{
 
 use crate::admin::{self, table, words};
 use crate::config::quantity::format_bytes;
+use crate::printable;
 
 fn problem_lines(problems: &[ConfigurationProblem], file: &str) -> String {
     let mut out = String::new();
     for ConfigurationProblem { key, line, message } in problems {
+        let (key, message) = (printable::line(key), printable::line(message));
         // Writing to a string does not fail.
-        let _ = match (line, key.as_str()) {
+        let _ = match (line, &*key) {
             (0, "") => writeln!(out, "{file}: {message}"),
             (0, key) => writeln!(out, "{file}: {key}: {message}"),
             (line, "") => writeln!(out, "{file}:{line}: {message}"),
@@ -60,16 +62,16 @@ pub(super) fn plan_text(plan: &PlanResponse, file: &str) -> String {
     if !plan.allocations.is_empty() {
         out.push_str("\nRUNNING ALLOCATIONS\n");
         for allocation in &plan.allocations {
-            let _ = writeln!(out, "  {}", name(allocation));
+            let _ = writeln!(out, "  {}", printable::line(&name(allocation)));
             for effect in &allocation.effects {
-                let _ = writeln!(out, "    {effect}");
+                let _ = writeln!(out, "    {}", printable::line(effect));
             }
         }
     }
     if !plan.notes.is_empty() {
         out.push_str("\nNOTES\n");
         for note in &plan.notes {
-            let _ = writeln!(out, "  {note}");
+            let _ = writeln!(out, "  {}", printable::line(note));
         }
     }
     out

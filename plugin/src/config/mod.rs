@@ -26,6 +26,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use crate::coexist::SoldByOthers;
+use crate::printable;
+
 pub use cdi::{Cdi, GpuNames};
 pub use current::Current;
 pub use file::{ConfigFile, Given, Judged};
@@ -518,9 +520,9 @@ impl fmt::Display for ConfigError {
             }
             write!(f, ": ")?;
             if !problem.key.is_empty() {
-                write!(f, "{}: ", problem.key)?;
+                write!(f, "{}: ", printable::line(&problem.key))?;
             }
-            write!(f, "{}", problem.message)?;
+            write!(f, "{}", printable::line(&problem.message))?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use tessera_kubelet::admin::ExplainResponse;
 use super::{answer, offline, report};
 use crate::admin::{self, EXIT_UNAVAILABLE, Format};
 use crate::config::Config;
+use crate::printable;
 
 /// Arguments of `tessera explain`.
 #[derive(Debug, clap::Args)]
@@ -45,5 +46,5 @@ fn print(told: &ExplainResponse, format: Format) -> anyhow::Result<()> {
         Format::Text => report::text(told),
         Format::Json => format!("{:#}\n", report::json(told)),
     };
-    std::io::stdout().write_all(text.as_bytes()).context("standard output")
+    std::io::stdout().write_all(printable::lines(&text).as_bytes()).context("standard output")
 }

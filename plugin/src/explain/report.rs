@@ -9,6 +9,7 @@ use tessera_kubelet::admin::{
 
 use crate::admin::{self, words};
 use crate::config::quantity::format_bytes;
+use crate::printable;
 use crate::when;
 
 /// Lines of the trail that people are shown, the newest; JSON has all.
@@ -29,7 +30,7 @@ pub(super) fn text(told: &ExplainResponse) -> String {
         let _ = writeln!(out, "\nand {} older allocations", told.left_out);
     }
     for remark in &told.remarks {
-        let _ = writeln!(out, "\nnote: {remark}");
+        let _ = writeln!(out, "\nnote: {}", printable::line(remark));
     }
     let since = when::utc(told.trail_since_unix_ms);
     let _ = writeln!(out, "\nTimes are in UTC. The audit trail goes back to {since}.");
@@ -44,7 +45,7 @@ fn gap(out: &mut String, i: usize) {
 
 fn line(out: &mut String, title: &str, text: &str) {
     // Writing to a string does not fail.
-    let _ = writeln!(out, "  {title:<10} {text}");
+    let _ = writeln!(out, "  {title:<10} {}", printable::line(text));
 }
 
 /// The first with the title, the others below it.
@@ -66,7 +67,7 @@ fn allocation(out: &mut String, story: &AllocationStory, told: &ExplainResponse)
         (None, 0) => "gone".to_owned(),
         (None, at) => format!("released {}", ago(at)),
     };
-    let _ = writeln!(out, "{name}: {state}");
+    let _ = writeln!(out, "{}: {state}", printable::line(&name));
     line(out, "id", &format!("{}, generation {}", story.id, story.generation));
     if story.allocated_unix_ms > 0 {
         line(out, "allocated", &ago(story.allocated_unix_ms));
@@ -175,8 +176,8 @@ fn limit_lines(story: &AllocationStory, limit: &Limit) -> Vec<String> {
 
 fn gpu(out: &mut String, story: &GpuStory, now_unix_ms: i64) {
     let gpu = story.gpu.clone().unwrap_or_default();
-    let _ =
-        writeln!(out, "GPU {}, {}, {}: {}", gpu.index, gpu.uuid, gpu.name, words::gpu(gpu.state()));
+    let name = printable::line(&gpu.name);
+    let _ = writeln!(out, "GPU {}, {}, {name}: {}", gpu.index, gpu.uuid, words::gpu(gpu.state()));
     if !gpu.state_reason.is_empty() {
         let ago = when::ago(gpu.state_since_unix_ms, now_unix_ms);
         line(out, "health", &format!("{} since {ago}", gpu.state_reason));

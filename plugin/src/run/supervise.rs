@@ -37,7 +37,8 @@ async fn supervise(command: Command, mut look: impl FnMut()) -> anyhow::Result<u
     let mut child = match tokio::process::Command::from(command).spawn() {
         Ok(child) => child,
         Err(error) => {
-            eprintln!("tessera: cannot run {}: {error}", name.to_string_lossy());
+            let name = name.to_string_lossy();
+            eprintln!("tessera: cannot run {}: {error}", crate::printable::line(&name));
             let missing = error.kind() == io::ErrorKind::NotFound;
             return Ok(if missing { NOT_FOUND } else { CANNOT_RUN });
         }

@@ -7,6 +7,7 @@ use tessera_kubelet::admin::{Allocation, Gpu, GpuUse, StatusResponse};
 
 use super::rates::{Rates, between};
 use crate::admin::words;
+use crate::printable;
 
 /// What rows are sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -108,7 +109,8 @@ impl Model {
     }
 
     /// Takes an answer that came at `at`.
-    pub fn take(&mut self, status: StatusResponse, at: Duration) {
+    pub fn take(&mut self, mut status: StatusResponse, at: Duration) {
+        printable::status(&mut status);
         self.silence = None;
         if self.paused {
             return;
@@ -130,6 +132,7 @@ impl Model {
     /// Takes that there was no answer. What is known stays.
     pub fn miss(&mut self, reason: String, now_unix_ms: i64) {
         let since_unix_ms = self.silence.as_ref().map_or(now_unix_ms, |s| s.since_unix_ms);
+        let reason = printable::line(&reason).into_owned();
         self.silence = Some(Silence { since_unix_ms, reason });
     }
 

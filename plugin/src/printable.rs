@@ -1,0 +1,146 @@
+//! Text of others on its way to a terminal or a log: pods' names, reasons, answers over gRPC, keys of a file.
+//! Whatever it says, it moves no cursor, begins no line, and is read in the order in which it is written.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+use tessera_kubelet::admin::StatusResponse;
+
+/// Whether a character does something other than being seen: controls of terminals (C0, DEL, C1), ends of
+/// lines and paragraphs, marks that change the direction of text (Unicode UAX #9), and those that are not
+/// seen at all.
+fn acts(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{061c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
+}
+
+/// The text as one line: what acts is written as `\u` and four hexadecimal digits, which JSON takes too; line
+/// ends, returns and tabs as `\n`, `\r` and `\t`.
+#[must_use]
+pub fn line(text: &str) -> Cow<'_, str> {
+    escape(text, |_| false)
+}
+
+/// The same for a text of several lines of our own.
+#[must_use]
+pub fn lines(text: &str) -> Cow<'_, str> {
+    escape(text, |c| c == '\n')
+}
+
+fn escape(text: &str, passes: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let escapes = |c: char| acts(c) && !passes(c);
+    if !text.contains(escapes) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            c if !escapes(c) => out.push(c),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            // Writing to a string does not fail; all of them are below U+10000.
+            c => _ = write!(out, "\\u{:04x}", u32::from(c)),
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// What `top` shows of a status, printable.
+pub(crate) fn status(status: &mut StatusResponse) {
+    let print = |text: &mut String| {
+        if let Cow::Owned(printed) = line(text) {
+            *text = printed;
+        }
+    };
+    let StatusResponse { plugin, gpus, allocations, warnings, .. } = status;
+    warnings.iter_mut().for_each(print);
+    if let Some(plugin) = plugin {
+        let texts =
+            [&mut plugin.version, &mut plugin.resource_name, &mut plugin.registration_error];
+        texts.into_iter().for_each(print);
+        plugin.resources.iter_mut().for_each(|resource| print(&mut resource.name));
+    }
+    for gpu in gpus {
+        let facts = [&mut gpu.uuid, &mut gpu.name, &mut gpu.pci_bus_id, &mut gpu.lease_holder];
+        let words = [
+            &mut gpu.state_reason,
+            &mut gpu.state_waits_for,
+            &mut gpu.health_reason,
+            &mut gpu.cordon,
+        ];
+        facts.into_iter().chain(words).for_each(print);
+    }
+    for allocation in allocations {
+        print(&mut allocation.id);
+        print(&mut allocation.resource_name);
+        if let Some(holder) = &mut allocation.holder {
+            let names = [&mut holder.namespace, &mut holder.pod, &mut holder.container];
+            names.into_iter().for_each(print);
+        }
+    }
+}
+
+/// Writes lines of a log: each write is one, with its end.
+#[derive(Debug)]
+pub struct LogLines<W>(pub W);
+
+impl<W: Write> Write for LogLines<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(bytes);
+        let (text, end) = text.strip_suffix('\n').map_or((&*text, ""), |text| (text, "\n"));
+        // In one piece, so that lines of several threads do not mix.
+        self.0.write_all(format!("{}{end}", line(text)).as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_acts_is_seen_and_what_is_seen_stays() {
+        for (text, printed) in [
+            ("GPU 0, Zoë's „pod“ 🂡", "GPU 0, Zoë's „pod“ 🂡"),
+            ("a\nERROR forged", "a\\nERROR forged"),
+            ("\u{1b}[2Jgone\u{7}", "\\u001b[2Jgone\\u0007"),
+            ("pod-\u{202e}toor\u{2069}", "pod-\\u202etoor\\u2069"),
+            ("\u{9b}31m\u{85}x\r\t\u{2028}", "\\u009b31m\\u0085x\\r\\t\\u2028"),
+        ] {
+            assert_eq!(line(text), printed);
+            assert_eq!(line(printed), printed, "once is enough");
+        }
+        assert_eq!(lines("a\n\u{1b}b\n"), "a\n\\u001bb\n");
+    }
+
+    #[test]
+    fn a_log_line_stays_one_line() {
+        let mut out = Vec::new();
+        LogLines(&mut out).write_all(b"INFO a: b\nERROR forged \x1b[0m\n").unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "INFO a: b\\nERROR forged \\u001b[0m\n");
+        // JSON stays JSON.
+        let mut out = Vec::new();
+        let event = serde_json::json!({"pod": "a\u{202e}b\nc"}).to_string() + "\n";
+        LogLines(&mut out).write_all(event.as_bytes()).unwrap();
+        let read: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(read["pod"], "a\u{202e}b\nc");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_acts_is_left(text in any::<String>()) {
+            prop_assert!(!line(&text).contains(acts));
+            prop_assert_eq!(lines(&text).matches('\n').count(), text.matches('\n').count());
+        }
+    }
+}
