@@ -57,6 +57,33 @@ async fn a_plugin_that_starts_with_a_bad_file_goes_on_with_the_last_good_one() {
     assert!(stderr(&refused).contains("config.toml:1: "), "{}", stderr(&refused));
 }
 
+/// Whose ledger is not the default one, so that the file has to say where it is.
+#[tokio::test]
+async fn a_plugin_whose_file_cannot_be_read_goes_on_with_the_last_good_one() {
+    let mut node = Simulated::new("replicas = 4").await;
+    node.serve().await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    let good = configuration(&node)["hash"].clone();
+    let file = node.dir.path().join("config.toml");
+    let aside = node.dir.path().join("aside");
+    let breaks: [&dyn Fn(); 4] = [
+        &|| std::fs::rename(&file, &aside).unwrap(),
+        &|| std::fs::create_dir(&file).unwrap(),
+        &|| std::fs::write(&file, b"\xff\xfe").unwrap(),
+        &|| std::fs::write(&file, "[paths\nledger").unwrap(),
+    ];
+    for (n, damage) in breaks.into_iter().enumerate() {
+        assert_eq!(node.terminate().await, Some(0));
+        if file.is_dir() {
+            std::fs::remove_dir(&file).unwrap();
+        }
+        damage();
+        node.serve().await;
+        bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+        assert_eq!(configuration(&node)["hash"], good, "{n}");
+    }
+}
+
 #[tokio::test]
 async fn sighup_and_the_command_have_the_file_read_again() {
     let mut node = Simulated::new("replicas = 4").await;

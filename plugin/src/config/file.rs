@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::{Config, ConfigError, DEFAULT_FILE, Problem, parse};
+use super::{Config, ConfigError, DEFAULT_FILE, Problem, parse, trace};
+use crate::printable;
 
 /// Where the configuration comes from.
 #[derive(Clone, Debug, Default)]
@@ -73,7 +74,7 @@ impl ConfigFile {
             return Ok(Given { config, text, refused: None });
         }
         let refused = ConfigError { file: Some(self.path().to_owned()), problems };
-        let Some((config, text)) = last_good(&config.paths.ledger) else { return Err(refused) };
+        let Some((config, text)) = self.last_good(&config) else { return Err(refused) };
         Ok(Given { config, text, refused: Some(refused) })
     }
 
@@ -86,13 +87,39 @@ impl ConfigFile {
             return judged.config;
         }
         let file = Some(self.path().to_owned());
-        let known = last_good(&judged.config.paths.ledger);
+        let known = self.last_good(&judged.config);
         let which = match known {
             Some(_) => "the last good configuration says where the plugin is",
             None => "looking for the plugin as far as the file can be read",
         };
-        eprintln!("{}\nthe configuration is bad; {which}", ConfigError { file, ..judged.error() });
+        let error = ConfigError { file, ..judged.error() }.to_string();
+        eprintln!("{}\nthe configuration is bad; {which}", printable::lines(&error));
         known.map_or(judged.config, |(config, _)| config)
+    }
+}
+
+impl ConfigFile {
+    /// The last good configuration, of a file that says `read` as far as it can be read: beside the ledger
+    /// that it names, if it does; else where the trace says that it was kept last; else beside the default
+    /// ledger.
+    fn last_good(&self, read: &Config) -> Option<(Config, String)> {
+        let (named, default) = (&read.paths.ledger, Config::default().paths.ledger);
+        let traced = trace::find(self.path());
+        let ledgers = match *named == default {
+            true => [traced, Some(default)],
+            false => [Some(named.clone()), traced],
+        };
+        ledgers.into_iter().flatten().find_map(|ledger| last_good(&ledger))
+    }
+
+    /// Keeps `text` as the last good configuration, and a trace of where that is, which a file that cannot
+    /// be read does not tell.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn keep_last_good(&self, ledger: &Path, text: &str) -> io::Result<()> {
+        keep_last_good(ledger, text)?;
+        trace::leave(self.path(), ledger)
     }
 }
 
@@ -143,11 +170,7 @@ pub fn last_good(ledger: &Path) -> Option<(Config, String)> {
     judged.problems.is_empty().then_some((judged.config, judged.text))
 }
 
-/// Keeps `text` as the last good configuration.
-///
-/// # Errors
-/// What the file system says.
-pub fn keep_last_good(ledger: &Path, text: &str) -> io::Result<()> {
+fn keep_last_good(ledger: &Path, text: &str) -> io::Result<()> {
     let path = last_good_path(ledger);
     if std::fs::read_to_string(&path).is_ok_and(|kept| kept == text) {
         return Ok(());

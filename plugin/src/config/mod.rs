@@ -18,6 +18,7 @@ pub mod metrics;
 mod parse;
 pub mod quantity;
 mod reader;
+mod trace;
 pub mod xids;
 
 use std::collections::BTreeMap;
@@ -25,9 +26,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use crate::coexist::SoldByOthers;
 use crate::printable;
 
+pub use crate::coexist::SoldByOthers;
 pub use cdi::{Cdi, GpuNames};
 pub use current::Current;
 pub use file::{ConfigFile, Given, Judged};

@@ -278,10 +278,8 @@ impl Reloader {
     }
 
     fn keep(&self, text: &str) {
-        if self.file.is_none() {
-            return;
-        }
-        if let Err(error) = file::keep_last_good(&self.current.get().paths.ledger, text) {
+        let Some(file) = &self.file else { return };
+        if let Err(error) = file.keep_last_good(&self.current.get().paths.ledger, text) {
             warn!(%error, "the configuration is not kept for a start that finds a bad one");
         }
     }
