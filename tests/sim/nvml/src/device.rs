@@ -109,7 +109,7 @@ exports! {
         put_text(text, len, &d.instance.map_or(d.config.name.clone(), |mig| mig.name(d.config)))
     }
     fn nvmlDeviceGetUUID(handle: nvmlDevice_t, text: *mut c_char, len: c_uint) {
-        let d = any_even_lost(handle)?;
+        let d = device_or_instance(handle)?;
         let driver = &d.session.config().driver_version;
         let uuid = d.instance.map_or(d.config.uuid_text(), |mig| mig.uuid_text(d.config, driver));
         put_text(text, len, &uuid)
