@@ -40,7 +40,7 @@ pub enum Action {
     },
 }
 
-/// Since when each allocation has been unlisted, in which generation: what is allocated anew is missed anew.
+/// Since when each allocation has been unlisted, in which generation: what is allocated again is missed from then on.
 #[derive(Clone, Debug, Default)]
 pub struct Absences {
     unlisted: BTreeMap<AllocationId, (u64, Instant)>,
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allocated_anew_is_missed_anew() {
+    fn what_is_allocated_again_is_missed_from_then_on() {
         let mut world = world();
         let id = world.record(&["a"], State::Started);
         assert_eq!(world.at(Duration::ZERO), []);

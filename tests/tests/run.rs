@@ -164,7 +164,7 @@ fn a_signal_reaches_the_command_and_the_pages_go() {
 }
 
 /// What it says at the end of a run: bytes of peak use of the first GPU, and requests refused.
-fn told(out: &Output) -> (String, String) {
+fn said_at_the_end(out: &Output) -> (String, String) {
     let said = text(&out.stderr);
     let peak = said.split("peak use ").nth(1).and_then(|rest| rest.split(" of ").next());
     let refused = said.lines().find_map(|line| {
@@ -175,20 +175,20 @@ fn told(out: &Output) -> (String, String) {
 
 /// However short its life is, whoever looks at it when, and whoever takes its slot over.
 #[test]
-fn a_programs_peak_and_refusals_are_told_however_short_it_lived() {
+fn a_programs_peak_and_refusals_are_said_however_short_it_lived() {
     let bench = Bench::new();
     let brief = compile_c("brief").to_str().expect("a UTF-8 path").to_owned();
     let options = ["-m", "1GiB", "-v", "--gpu", "0"];
     for run in 0..40 {
         let out = bench.output(&options, &[&brief]);
         assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
-        assert_eq!(told(&out), ("192 MiB".into(), "1".into()), "run {run}");
+        assert_eq!(said_at_the_end(&out), ("192 MiB".into(), "1".into()), "run {run}");
     }
     // One after the other, each in the slot of the one before, and some beside one another.
     let script = "for i in 1 2 3 4 5; do $0 || exit; done; $0 & $0 & wait";
     for run in 0..5 {
         let out = bench.output(&options, &["sh", "-c", script, &brief]);
-        let (peak, refused) = told(&out);
+        let (peak, refused) = said_at_the_end(&out);
         assert_eq!(refused, "7", "run {run}: {}", text(&out.stderr));
         assert!(["192 MiB", "256 MiB", "384 MiB"].contains(&peak.as_str()), "run {run}: {peak}");
     }

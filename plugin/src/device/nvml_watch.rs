@@ -288,9 +288,9 @@ struct Subscription<'n> {
 }
 
 /// The UUID of the GPU that an event is of: as it says itself, else as it said at the subscription.
-fn whose(told: Option<String>, identity: usize, devices: &[(usize, String)]) -> Option<String> {
+fn whose(said: Option<String>, identity: usize, devices: &[(usize, String)]) -> Option<String> {
     let known = || devices.iter().find(|(known, _)| *known == identity);
-    told.or_else(|| known().map(|(_, uuid)| uuid.clone()))
+    said.or_else(|| known().map(|(_, uuid)| uuid.clone()))
 }
 
 /// XID events of every GPU that has them; `None` if none has. Those without are told of once.
@@ -409,7 +409,7 @@ mod tests {
     fn an_xid_of_a_lost_gpu_is_told_by_its_handle() {
         let devices = [(16, "GPU-0".to_owned()), (32, "GPU-1".to_owned())];
         let name =
-            |told: Option<&str>, identity| whose(told.map(str::to_owned), identity, &devices);
+            |said: Option<&str>, identity| whose(said.map(str::to_owned), identity, &devices);
         assert_eq!(name(Some("GPU-1"), 32).as_deref(), Some("GPU-1"));
         assert_eq!(name(None, 32).as_deref(), Some("GPU-1"));
         assert_eq!(name(None, 48), None);

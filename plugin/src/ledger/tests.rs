@@ -62,7 +62,7 @@ fn a_ledger_that_is_lost_is_not_taken_for_the_first() {
         std::fs::write(&path, b"").unwrap();
         let (_, opened) = Ledger::open(&path, fsync).unwrap();
         assert_eq!(opened, Opened::Lost { found: "is empty" });
-        assert_eq!(Ledger::open(&path, fsync).unwrap().1, Opened::Existing, "told once");
+        assert_eq!(Ledger::open(&path, fsync).unwrap().1, Opened::Existing, "said once");
         std::fs::remove_file(&path).unwrap();
     }
     assert_eq!(Ledger::open(&path, true).unwrap().1, Opened::Created, "nobody knows of another");

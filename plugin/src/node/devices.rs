@@ -23,7 +23,7 @@ pub struct Books {
     pub allocations: Vec<(Arc<Record>, Option<Arc<Region>>)>,
     /// What is sold, with health, and the reserve.
     pub catalogue: Arc<Catalogue>,
-    /// The devices of every resource, as kubelet is told.
+    /// The devices of every resource, as kubelet hears of them.
     pub advertised: BTreeMap<String, Vec<Device>>,
 }
 

@@ -201,8 +201,8 @@ async fn start(
             tokio::time::sleep(Duration::from_millis(5)).await;
             status.into_inner().gpus.iter().for_each(assert_fits);
             let request = ExplainRequest { subject: "0".into() };
-            let Ok(told) = admin.explain(request).await else { return };
-            told.into_inner().gpus.into_iter().filter_map(|story| story.gpu).for_each(|gpu| {
+            let Ok(answer) = admin.explain(request).await else { return };
+            answer.into_inner().gpus.into_iter().filter_map(|story| story.gpu).for_each(|gpu| {
                 assert_fits(&gpu);
             });
         }

@@ -100,7 +100,7 @@ impl<'a> Suite<'a> {
         self.cluster.kubelet(&self.node, Kubelet::Stop)
     }
 
-    /// Starts kubelet and waits until it has told the API server so, and knows its pods: a heartbeat comes
+    /// Starts kubelet and waits until it has said so to the API server, and knows its pods: a heartbeat comes
     /// before them.
     ///
     /// # Errors

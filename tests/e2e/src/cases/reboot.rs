@@ -16,7 +16,7 @@ use crate::wait::{self, Look};
 ///
 /// Kubelets differ. Older ones start the containers. Those are refused CUDA; a server ends then, is started
 /// again, and finds its pages. A program that does not use CUDA runs on, and is closed until somebody starts
-/// it again. Newer ones (seen: 1.36) admit every pod anew and fail those whose devices have not come back
+/// it again. Newer ones (seen: 1.36) admit every pod again and fail those whose devices have not come back
 /// yet, for good: a controller makes another in its place, which here the case does. Either way what runs
 /// has its quota, and nobody has a GPU without one.
 pub fn node_reboot_keeps_every_pod_and_its_quota(suite: &Suite<'_>) -> Result<()> {
