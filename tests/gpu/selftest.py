@@ -18,7 +18,7 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from suite.report import Report  # noqa: E402
-from suite.share import children, judge, leases, mps, tables  # noqa: E402
+from suite.share import children, decode, judge, leases, mps, tables  # noqa: E402
 from suite.share.budget import Budget  # noqa: E402
 from suite.share.results import Results  # noqa: E402
 
@@ -166,14 +166,16 @@ else
     read line
     case $line in
         quit) touch $dir/quit ;;
-        get_server_list) [ -e $dir/server ] && cat $dir/server ;;
+        get_server_list) [ -n "$STUB_IDLES" ] || cat $dir/server ;;
     esac
 fi
 """
 SERVER = "#!/bin/sh\nwhile true; do sleep 0.05; done\n"
 
 
-class Daemon(unittest.TestCase):
+class Stubbed(unittest.TestCase):
+    """Scripts in place of MPS."""
+
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
@@ -185,6 +187,8 @@ class Daemon(unittest.TestCase):
             script.chmod(0o755)
         return Here(PATH=f"{self.folder.name}:{os.environ['PATH']}", **env)
 
+
+class Daemon(Stubbed):
     def test_it_starts_and_quits(self):
         daemon = mps.Mps(self.machine())
         (server,) = daemon.look()
@@ -212,6 +216,65 @@ class Daemon(unittest.TestCase):
         self.assertTrue(is_alive(other.pid))
         other.send_signal(signal.SIGKILL)
         other.wait()
+
+
+LOOP = """
+import json, os, sys
+def say(event, **more): print(json.dumps({"event": event, **more}), flush=True)
+say("ready")
+shared = "CUDA_MPS_PIPE_DIRECTORY" in os.environ
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["do"] == "prepare" and (request["mode"], request["requests"]) == ("eager", 32):
+        say("failed", reason="OutOfMemoryError: no room")
+    elif request["do"] == "prepare":
+        say("prepared")
+    else:
+        us = 2000.0 if shared else 1000.0
+        say("measured", steps=10, tokens_per_s=1e6 / us, p50_us=us, p99_us=us, max_us=us)
+"""
+
+
+class Decoding(Stubbed):
+    """The table of ways of sharing, with scripts for the decoder, for `tessera run` and for MPS."""
+
+    def measured(self, **env):
+        machine = self.machine(**env)
+        machine.simulated, machine.quota, machine.nvml = True, 1 << 30, mock.Mock()
+        machine.nvml.sm_clock.return_value = None
+        machine.has_torch = lambda: True
+        machine.probe = lambda *_: [sys.executable, "-c", LOOP]
+        machine.held = lambda command, share: command
+        path = Path(self.folder.name) / "report.md"
+        results = Results(Report("", [("GPU", "none")], path), path.with_suffix(".jsonl"), [("GPU", "none")], True)
+        slot = Budget.least(["decode"]).enter("decode")
+        # As on a GPU, where MPS is tried.
+        with mock.patch("builtins.print"), mock.patch.object(decode, "WITHOUT_MPS", None):
+            decode.run(machine, results, slot)
+        return results
+
+    def test_each_way_is_compared_with_a_gpu_of_ones_own_and_a_cell_that_fails_costs_no_other(self):
+        results = self.measured()
+        rows = dict(results.rows["decode"])
+        self.assertEqual(rows["dedicated, graphs, 8"]["p50_pct"], 100.0)
+        self.assertEqual(rows["two, MPS, graphs, 32"]["throughput_pct"], 50.0)
+        self.assertEqual(rows["two, MPS and leases 50/50, eager, 1"]["p50_pct"], 200.0)
+        self.assertEqual(rows["two, leases 50/50, eager, 8"]["throughput_pct"], 100.0)
+        self.assertEqual({reason for _, reason in results.gaps["decode"]}, {"tenant 0: OutOfMemoryError: no room"})
+        self.assertEqual(len(results.gaps["decode"]), len(decode.SHARINGS))
+        self.assertFalse(children.LIVING)
+
+    def test_mps_that_does_not_start_is_tried_once_and_said_of_each_way(self):
+        results = self.measured(STUB_FAILS="1")
+        reasons = [reason for case, reason in results.gaps["decode"] if case.startswith("two, MPS")]
+        self.assertEqual(len(reasons), 3)
+        self.assertTrue(all("no GPU for MPS" in reason for reason in reasons), reasons)
+        self.assertIn("two, leases 50/50, graphs, 8", dict(results.rows["decode"]))
+
+    def test_tenants_that_mps_does_not_serve_are_not_said_to_be_its(self):
+        results = self.measured(STUB_IDLES="1")
+        reasons = [reason for case, reason in results.gaps["decode"] if case == "two, MPS"]
+        self.assertRegex(reasons[0], "MPS has no server")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ SHARINGS = (
     ("two, MPS", 2, None, True, {}),
     ("two, MPS and leases 50/50", 2, 50, True, {}),
 )
-# A fresh PyTorch reads gigabytes of libraries.
-START = 150
+# A fresh PyTorch reads gigabytes of libraries, seconds.
+FIRST_START = 150
+WITHOUT_MPS = "the simulator has no MPS"
 # Seconds for the cells of one way of sharing, however long its processes took to start.
 LEAST = 8
 
@@ -39,6 +40,19 @@ class Loop:
         else:
             rounds = rounds_per_us(machine)
             self.command = machine.tenant("time", "steps", "--rounds-per-us", rounds)
+        # How long a start may take; where it took so long once, not much longer another time.
+        self.patience = FIRST_START
+        # Why there is no MPS, once that is known.
+        self.no_mps = None
+
+    def group(self, machine, tenants, share, env):
+        """Its processes, once they are ready."""
+        line = machine.held(self.command, share=(share, "burst")) if share else self.command
+        begin = time.monotonic()
+        commands = [(f"tenant {i}", line) for i in range(tenants)]
+        group = Group(machine, commands, env, self.patience)
+        self.patience = min(self.patience, 20 + 3 * (time.monotonic() - begin))
+        return group
 
 
 def run(machine, results, slot):
@@ -48,6 +62,8 @@ def run(machine, results, slot):
         why = "the simulator does not run it" if machine.simulated else machine.torch or "it is not installed"
         results.missing("decode", "PyTorch", why)
     loop = Loop(machine, is_torch)
+    if machine.simulated:
+        loop.no_mps = WITHOUT_MPS
     for at, (name, tenants, share, with_mps, env) in enumerate(SHARINGS):
         what, rest = (name, tenants, share, with_mps, env), len(SHARINGS) - at
         if slot.is_over():
@@ -65,15 +81,18 @@ def attempt(machine, results, slot, loop, what, rest, dedicated):
     name, tenants, share, with_mps, env = what
     daemon = None
     try:
+        if with_mps and loop.no_mps:
+            raise mps.Unavailable(loop.no_mps)
         if with_mps:
-            if machine.simulated:
-                raise mps.Unavailable("the simulator has no MPS")
             daemon = mps.Mps(machine)
             env = {**env, **daemon.settings}
         sharing(machine, results, slot, loop, (name, tenants, share, env), rest, dedicated, daemon)
     except (mps.Unavailable, Failed, Lost, RuntimeError, OSError, ValueError) as error:
-        log = f"; MPS: {daemon.log()}" if daemon else ""
-        results.missing("decode", name, f"{error}{log}")
+        reason = f"{error}; MPS: {daemon.log()}" if daemon else str(error)
+        if isinstance(error, mps.Unavailable) or (daemon and not daemon.servers):
+            # It does not come to run by being asked again.
+            loop.no_mps = reason
+        results.missing("decode", name, reason)
     finally:
         if daemon:
             daemon.end()
@@ -82,13 +101,10 @@ def attempt(machine, results, slot, loop, what, rest, dedicated):
 def sharing(machine, results, slot, loop, what, rest, dedicated, daemon):
     """All cells of one way of sharing."""
     name, tenants, share, env = what
-    line = loop.command
-    if share:
-        line = machine.held(line, share=(share, "burst"))
-    with Group(machine, [(f"tenant {i}", line) for i in range(tenants)], env, START) as group:
-        if daemon:
-            # That its clients run says nothing; a server says that they run through it.
-            results.add("decode_mps", name, servers=len(daemon.look()))
+    with loop.group(machine, tenants, share, env) as group:
+        # That its clients run says nothing; a server says that they run through it.
+        if daemon and not daemon.look():
+            raise mps.Unavailable("the tenants run, but MPS has no server")
         # Of those that are to come, each gets as much; what the start took is nobody's.
         until = time.monotonic() + max(slot.left() / rest, LEAST)
         requests = (8, 32, 1) if machine.simulated else REQUESTS
@@ -102,8 +118,8 @@ def sharing(machine, results, slot, loop, what, rest, dedicated, daemon):
             # About as long again goes for preparing.
             seconds = max(0.4, min(3.0, left / (len(cells) - done) / 2)) if slot.scale else 0.4
             try:
-                group.ask_all({"do": "prepare", "mode": mode, "requests": n}, "prepared", 60)
-                got = group.measure(seconds)
+                group.ask_all({"do": "prepare", "mode": mode, "requests": n}, "prepared", 40)
+                got = group.measure(seconds, timeout=15)
             except Failed as error:
                 results.missing("decode", cell, str(error))
                 continue
@@ -114,20 +130,24 @@ def row(results, name, kind, got, dedicated, clock):
     """The tenants' mean, and each one's."""
     loop, mode, requests = kind
 
-    def mean(key, scale=1.0):
-        return sum(g[key] for g in got) / len(got) * scale
+    # Who did no step in the window has no times between them.
+    stepped = [g for g in got if g["steps"]]
+
+    def mean(of, key, scale=1.0):
+        return sum(g[key] for g in of) / len(of) * scale if of else None
 
     figures = {
-        "tokens_per_s": mean("tokens_per_s"),
-        "p50_ms": mean("p50_us", 1e-3),
-        "p99_ms": mean("p99_us", 1e-3),
+        "tokens_per_s": mean(got, "tokens_per_s"),
+        "p50_ms": mean(stepped, "p50_us", 1e-3),
+        "p99_ms": mean(stepped, "p99_us", 1e-3),
     }
     if name == DEDICATED:
         dedicated[kind] = figures
     base = dedicated.get(kind)
     if base:
         for of, percent in (("tokens_per_s", "throughput_pct"), ("p50_ms", "p50_pct"), ("p99_ms", "p99_pct")):
-            figures[percent] = 100 * figures[of] / base[of] if base[of] else None
+            known = figures[of] is not None and base[of]
+            figures[percent] = 100 * figures[of] / base[of] if known else None
     results.add(
         "decode",
         f"{name}, {mode}, {requests}",

@@ -11,7 +11,6 @@ TITLES = {
     "marks": "Hand-over: events against memory writes",
     "leases": "Shares",
     "decode": "Decode loops",
-    "decode_mps": "Whether MPS served them",
     "exchange": "Two processes whose steps wait for one another",
     "lone": "What a lone tenant pays",
 }
