@@ -66,7 +66,7 @@ class Judging(unittest.TestCase):
         self.assertGreater(got["handovers_overlapping_pct"], 99)
         self.assertAlmostEqual(got["gpu_busy_pct"], 100)
 
-    def test_who_has_no_stamps_is_not_judged(self):
+    def test_tenants_without_stamps_are_not_judged(self):
         self.assertEqual(judge.of_stamps([[(1, 2)], []]), {})
         self.assertEqual(judge.of_stamps([]), {})
 
@@ -123,7 +123,7 @@ class Ending(unittest.TestCase):
     def child(self, script):
         return children.Child(Here(), "it", [sys.executable, "-c", script])
 
-    def test_what_a_process_answers_is_found_and_what_it_says_at_its_end_told(self):
+    def test_answers_are_found_and_a_process_that_ends_is_quoted(self):
         child = self.child(
             "import sys; print('noise'); print('{\"event\": \"ready\", \"pid\": 7}', flush=True)\n"
             "sys.stdin.readline(); print('{\"event\": \"failed\", \"reason\": \"no room\"}', flush=True)\n"

@@ -56,7 +56,7 @@ fn its_own_logic_holds() {
     assert!(out.status.success(), "{}", text(&out));
 }
 
-/// The lines of the phase `share`, the first of which tells about the machine.
+/// The lines of the phase `share`, the first of which describes the machine.
 fn results(dir: &Path) -> Vec<Value> {
     let lines = fs::read_to_string(dir.join("report.jsonl")).unwrap_or_default();
     lines.lines().map(|line| serde_json::from_str(line).expect("whole lines of JSON")).collect()

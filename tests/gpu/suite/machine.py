@@ -203,7 +203,7 @@ class Machine:
             while self.nvml.processes() and time.monotonic() < end:
                 time.sleep(0.02)
         except NvmlError:
-            # Who is there is not shown; a moment must do.
+            # No process is shown; a moment must do.
             time.sleep(0.5)
         return self.nvml.memory().used
 

@@ -105,7 +105,7 @@ class Child:
         self._kill(signal.SIGKILL)
         LIVING.discard(self)
         self.reader.join(5)
-        # Who left the group may have it still.
+        # A process that left the group may have it still.
         if not self.reader.is_alive():
             self.process.stdout.close()
         self.said.close()

@@ -130,7 +130,7 @@ def row(results, name, kind, got, dedicated, clock):
     """The tenants' mean, and each one's."""
     loop, mode, requests = kind
 
-    # Who did no step in the window has no times between them.
+    # A tenant that made no step in the window has no times between steps.
     stepped = [g for g in got if g["steps"]]
 
     def mean(of, key, scale=1.0):

@@ -1,4 +1,4 @@
-"""Who had the GPU when: by the GPU's clock where there is one, by the simulator's account elsewhere.
+"""When each tenant had the GPU: by the GPU's clock where there is one, by the simulator's account elsewhere.
 
 A kernel's first thread writes when it began and ended by %globaltimer, which all processes of a GPU
 read alike. A hand-over is the time from the end of one tenant's kernel to the beginning of another's.

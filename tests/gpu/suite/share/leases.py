@@ -62,6 +62,9 @@ def case(machine, results, slot, name, tenants, rounds, alone):
     state = Path(machine.scratch.name) / "leases.state"
     env = {"SIMGPU_STATE": str(state)} if machine.simulated else {}
     stamps = [Path(machine.scratch.name) / f"stamps.{i}" for i in range(len(tenants))]
+    # What a case that failed left behind is not this one's.
+    for path in [*stamps, state]:
+        path.unlink(missing_ok=True)
     commands = []
     for i, (share, policy, graph) in enumerate(tenants):
         command = machine.tenant("time", "turns", "--kernel-us", KERNEL_US, "--rounds-per-us", rounds)
@@ -77,8 +80,6 @@ def case(machine, results, slot, name, tenants, rounds, alone):
             figures = judge.of_account(machine, state, [child.pid for child in group.children])
     if not machine.simulated and all(path.exists() for path in stamps):
         figures = judge.of_stamps([judge.read(path) for path in stamps])
-    for path in [*stamps, state]:
-        path.unlink(missing_ok=True)
     rates = [g["units"] / g["seconds"] for g in got]
     kinds = [graph for _, _, graph in tenants]
     if all(share is None for share, _, _ in tenants) and len(tenants) == 1:

@@ -1,5 +1,5 @@
 //! A backlog of equal units: how many are done between two moments, and when each ran by the GPU's
-//! clock. Who shares the GPU with it counts likewise, so the parts add up.
+//! clock. Its neighbours on the GPU count likewise, so the parts add up.
 
 use serde_json::json;
 
