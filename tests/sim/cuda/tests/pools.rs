@@ -4,7 +4,10 @@
 mod harness;
 
 use harness::*;
+use std::collections::BTreeSet;
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 scenarios! {
     a_pool_reserves_chunks_and_uses_parts_of_them
@@ -27,6 +30,7 @@ scenarios! {
     access_is_the_devices_own
     cu_mem_free_frees_pool_memory
     other_memory_can_be_freed_in_stream_order
+    pools_come_and_go_while_other_threads_synchronise
 }
 
 const FOLLOW: c_int = 1;
@@ -566,5 +570,49 @@ mod body {
         ok(free_async(0, s));
         synchronize(s);
         assert_eq!(free_bytes(), room);
+    }
+
+    /// Each pool is its creator's until it is destroyed, which succeeds once, whoever gives memory
+    /// back meanwhile.
+    pub fn pools_come_and_go_while_other_threads_synchronise() {
+        const ROUNDS: usize = 3000;
+        let context = retain(0) as usize;
+        let (live, busy) = (Mutex::new(BTreeSet::new()), AtomicUsize::new(0));
+        let come_and_go = |free_first: bool| {
+            ok(cuda!(cuCtxSetCurrent(context as Handle => Handle)));
+            let s = new_stream();
+            for _ in 0..ROUNDS {
+                let pool = create(DEVICE_0).unwrap();
+                assert!(live.lock().unwrap().insert(pool as usize), "it is another thread's");
+                let at = alloc_from(pool, MIB, s).unwrap();
+                if free_first {
+                    ok(free_async(at, s));
+                    synchronize(s);
+                }
+                live.lock().unwrap().remove(&(pool as usize));
+                ok(cuda!(cuMemPoolDestroy(pool => Handle)));
+                if !free_first {
+                    ok(free_async(at, s));
+                    synchronize(s);
+                }
+            }
+            busy.fetch_sub(1, Ordering::AcqRel);
+        };
+        let come_and_go = &come_and_go;
+        std::thread::scope(|scope| {
+            for free_first in [true, false, true, false] {
+                busy.fetch_add(1, Ordering::AcqRel);
+                scope.spawn(move || come_and_go(free_first));
+            }
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    ok(cuda!(cuCtxSetCurrent(context as Handle => Handle)));
+                    while busy.load(Ordering::Acquire) > 0 {
+                        ok(cuda!(cuCtxSynchronize()));
+                    }
+                });
+            }
+        });
+        assert_eq!(free_bytes(), 16 * 1024 * MIB - 64 * MIB, "nothing is left behind");
     }
 }

@@ -47,6 +47,8 @@ struct Inner {
     /// Whether a device owns it, which can't be destroyed.
     is_default: bool,
     destroyed: bool,
+    /// Somebody saw its end, and puts it among the dead.
+    buried: bool,
     space: Space<After>,
     live: u64,
     touched: bool,
@@ -81,6 +83,7 @@ impl Pool {
                 device: None,
                 is_default: false,
                 destroyed: true,
+                buried: true,
                 space: Space::new(),
                 live: 0,
                 touched: false,
@@ -109,6 +112,7 @@ impl Pool {
             device,
             is_default,
             destroyed: false,
+            buried: false,
             space: Space::new(),
             live: 0,
             touched: false,
@@ -210,9 +214,9 @@ impl Pool {
             if let Ok(driver) = driver {
                 inner.release(driver, 0);
             }
-            let empty = inner.space.reserved() == 0;
+            let over = inner.ends();
             drop(inner);
-            if empty {
+            if over {
                 self.bury();
             }
         }
@@ -222,7 +226,7 @@ impl Pool {
     fn trim(&'static self, driver: &Driver, keep: u64) -> u64 {
         let mut inner = lock(&self.inner);
         let released = inner.release(driver, keep);
-        let over = inner.destroyed && inner.live == 0 && inner.space.reserved() == 0;
+        let over = inner.ends();
         drop(inner);
         if over {
             self.bury();
@@ -248,18 +252,21 @@ impl Pool {
         Ok(())
     }
 
-    /// The last of a destroyed pool is gone.
+    /// The last of a destroyed pool is gone; once in its life, see [`Inner::ends`].
     fn bury(&'static self) {
-        let mut pools = lock(&POOLS);
-        if let Some(at) = pools.iter().position(|p| std::ptr::eq(*p, self)) {
-            pools.swap_remove(at);
-            drop(pools);
-            DEAD.give(self);
-        }
+        lock(&POOLS).retain(|p| !std::ptr::eq(*p, self));
+        DEAD.give(self);
     }
 }
 
 impl Inner {
+    /// Whether the caller has to bury the pool: the first that sees the end does, because the object
+    /// may be another pool before a second one gets to it.
+    fn ends(&mut self) -> bool {
+        let over = self.destroyed && self.live == 0 && self.space.reserved() == 0;
+        over && !std::mem::replace(&mut self.buried, true)
+    }
+
     fn taken(&mut self, start: u64) -> u64 {
         self.live += 1;
         self.used_high = self.used_high.max(self.space.used());
