@@ -14,6 +14,7 @@
 //! `docs/simulator.md` describes the model, its configuration and its limits.
 
 pub mod account;
+pub mod cancel;
 pub mod channel;
 pub mod clock;
 pub mod config;

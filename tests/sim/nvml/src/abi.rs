@@ -68,6 +68,7 @@ macro_rules! exports {
             #[allow(non_snake_case, missing_docs, reason = "NVML's own names and signatures")]
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($arg: $ty),*) -> tessera_cuda::nvml::nvmlReturn_t {
+                let _whole = simgpu::cancel::Deferred::new();
                 let act = || -> $crate::abi::Result<()> { $body };
                 match act() {
                     Ok(()) => tessera_cuda::nvml::NVML_SUCCESS,
