@@ -1,10 +1,13 @@
 //! Clocks, power, temperature, PCIe: plausible constants, some following the load.
 
-use crate::abi::{Result, exports, put};
+use crate::abi::{Result, exports, get, put};
 use crate::mig::without_mig;
 use crate::state::device;
 use std::ffi::{c_int, c_uint, c_ulonglong};
-use tessera_cuda::nvml::{NVML_ERROR_INVALID_ARGUMENT, nvmlDevice_t};
+use tessera_cuda::nvml::{
+    NVML_ERROR_ARGUMENT_VERSION_MISMATCH, NVML_ERROR_INSUFFICIENT_SIZE,
+    NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_FOUND, nvmlDevice_t,
+};
 
 /// Graphics, SM, memory, video clocks in MHz.
 const CLOCKS_MHZ: [c_uint; 4] = [1980, 1980, 3201, 1545];
@@ -15,6 +18,28 @@ fn clock(handle: nvmlDevice_t, which: c_uint, out: *mut c_uint) -> Result<()> {
     device(handle)?;
     let mhz = CLOCKS_MHZ.get(which as usize).ok_or(NVML_ERROR_INVALID_ARGUMENT)?;
     put(out, *mhz)
+}
+
+/// `nvmlTemperature_v1_t`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Temperature {
+    version: c_uint,
+    sensor: c_uint,
+    degrees: c_int,
+}
+const TEMPERATURE_V1: c_uint = 12 | 1 << 24;
+
+fn temperature(handle: nvmlDevice_t, sensor: c_uint) -> Result<c_uint> {
+    let busy = utilisation(handle)?;
+    if sensor == 0 { Ok(30 + busy * 35 / 100) } else { Err(NVML_ERROR_INVALID_ARGUMENT) }
+}
+
+/// The one clock that there is to choose from.
+fn only_clock(count: *mut c_uint, out: *mut c_uint, mhz: c_uint) -> Result<()> {
+    let room = get(count)?;
+    put(count, 1)?;
+    if room == 0 { Err(NVML_ERROR_INSUFFICIENT_SIZE) } else { put(out, mhz) }
 }
 
 fn utilisation(handle: nvmlDevice_t) -> Result<c_uint> {
@@ -62,11 +87,30 @@ exports! {
     }
 
     fn nvmlDeviceGetTemperature(handle: nvmlDevice_t, sensor: c_uint, out: *mut c_uint) {
-        let busy = utilisation(handle)?;
-        if sensor != 0 {
-            return Err(NVML_ERROR_INVALID_ARGUMENT);
+        put(out, temperature(handle, sensor)?)
+    }
+    fn nvmlDeviceGetTemperatureV(handle: nvmlDevice_t, out: *mut Temperature) {
+        let asked = get(out)?;
+        if asked.version != TEMPERATURE_V1 {
+            return Err(NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
         }
-        put(out, 30 + busy * 35 / 100)
+        let degrees = c_int::try_from(temperature(handle, asked.sensor)?).unwrap_or(c_int::MAX);
+        put(out, Temperature { degrees, ..asked })
+    }
+    fn nvmlDeviceGetSupportedMemoryClocks(handle: nvmlDevice_t, count: *mut c_uint, out: *mut c_uint) {
+        device(handle)?;
+        only_clock(count, out, CLOCKS_MHZ[2])
+    }
+    fn nvmlDeviceGetSupportedGraphicsClocks(handle: nvmlDevice_t, memory: c_uint, count: *mut c_uint, out: *mut c_uint) {
+        device(handle)?;
+        if memory != CLOCKS_MHZ[2] {
+            return Err(NVML_ERROR_NOT_FOUND);
+        }
+        only_clock(count, out, CLOCKS_MHZ[0])
+    }
+    fn nvmlDeviceGetSupportedClocksEventReasons(handle: nvmlDevice_t, out: *mut c_ulonglong) {
+        device(handle)?;
+        put(out, 1)
     }
     fn nvmlDeviceGetTemperatureThreshold(handle: nvmlDevice_t, which: c_uint, out: *mut c_uint) {
         // Shutdown, slowdown, memory, GPU maximum.
@@ -100,6 +144,16 @@ exports! {
     }
 
     fn nvmlDeviceGetMaxPcieLinkGeneration(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 5) }
+    fn nvmlDeviceGetGpuMaxPcieLinkGeneration(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 5) }
+    fn nvmlDeviceGetPcieSpeed(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 32_000) }
+    fn nvmlDeviceGetPcieLinkMaxSpeed(handle: nvmlDevice_t, out: *mut c_uint) {
+        // NVML_PCIE_LINK_MAX_SPEED_32000MBPS.
+        constant(handle, out, 5)
+    }
+    fn nvmlDeviceGetBusType(handle: nvmlDevice_t, out: *mut c_uint) {
+        // NVML_BUS_TYPE_PCIE.
+        constant(handle, out, 2)
+    }
     fn nvmlDeviceGetCurrPcieLinkGeneration(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 5) }
     fn nvmlDeviceGetMaxPcieLinkWidth(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 16) }
     fn nvmlDeviceGetCurrPcieLinkWidth(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 16) }
@@ -112,6 +166,16 @@ exports! {
         put(period_us, 100_000)
     }
     fn nvmlDeviceGetDecoderUtilization(handle: nvmlDevice_t, out: *mut c_uint, period_us: *mut c_uint) {
+        without_mig(handle)?;
+        constant(handle, out, 0)?;
+        put(period_us, 100_000)
+    }
+    fn nvmlDeviceGetJpgUtilization(handle: nvmlDevice_t, out: *mut c_uint, period_us: *mut c_uint) {
+        without_mig(handle)?;
+        constant(handle, out, 0)?;
+        put(period_us, 100_000)
+    }
+    fn nvmlDeviceGetOfaUtilization(handle: nvmlDevice_t, out: *mut c_uint, period_us: *mut c_uint) {
         without_mig(handle)?;
         constant(handle, out, 0)?;
         put(period_us, 100_000)

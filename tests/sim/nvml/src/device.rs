@@ -7,7 +7,7 @@ use crate::state::{
     session,
 };
 use simgpu::config::{GpuConfig, parse_pci, parse_uuid};
-use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use tessera_cuda::nvml::{NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_FOUND, nvmlDevice_t};
 
 /// `nvmlPciInfo_t`.
@@ -198,4 +198,29 @@ unsupported! {
     nvmlDeviceGetAccountingMode(out: *mut c_uint);
     nvmlDeviceGetNvLinkVersion(link: c_uint, out: *mut c_uint);
     nvmlDeviceGetNvLinkCapability(link: c_uint, which: c_uint, out: *mut c_uint);
+    // "For Windows only."
+    nvmlDeviceGetDriverModel(current: *mut c_uint, pending: *mut c_uint);
+    nvmlDeviceGetDriverModel_v2(current: *mut c_uint, pending: *mut c_uint);
+    // What servers' GPUs do not have, or what is not simulated.
+    nvmlDeviceGetGpuOperationMode(current: *mut c_uint, pending: *mut c_uint);
+    nvmlDeviceGetBridgeChipInfo(out: *mut c_void);
+    nvmlDeviceGetViolationStatus(policy: c_uint, out: *mut c_void);
+    nvmlDeviceGetSamples(kind: c_uint, since: c_ulonglong, of: *mut c_uint, count: *mut c_uint, out: *mut c_void);
+    nvmlDeviceGetEncoderStats(sessions: *mut c_uint, fps: *mut c_uint, latency: *mut c_uint);
+    nvmlDeviceGetEncoderSessions(count: *mut c_uint, out: *mut c_void);
+    nvmlDeviceGetFBCStats(out: *mut c_void);
+    nvmlDeviceGetInforomVersion(object: c_uint, text: *mut c_char, len: c_uint);
+    nvmlDeviceGetInforomConfigurationChecksum(out: *mut c_uint);
+    nvmlDeviceGetGspFirmwareVersion(text: *mut c_char);
+    nvmlDeviceGetGspFirmwareMode(on: *mut c_uint, default_on: *mut c_uint);
+    nvmlDeviceGetGpuFabricInfo(out: *mut c_void);
+    nvmlDeviceGetGpuFabricInfoV(out: *mut c_void);
+    nvmlDeviceGetConfComputeMemSizeInfo(out: *mut c_void);
+    nvmlDeviceGetConfComputeProtectedMemoryUsage(out: *mut c_void);
+    nvmlDeviceGetHostVgpuMode(out: *mut c_uint);
+    nvmlDeviceGetPowerSource(out: *mut c_uint);
+    nvmlDeviceGetNvLinkErrorCounter(link: c_uint, counter: c_uint, out: *mut c_ulonglong);
+    nvmlDeviceGetNvLinkUtilizationCounter(link: c_uint, counter: c_uint, received: *mut c_ulonglong, sent: *mut c_ulonglong);
+    nvmlDeviceGetAccountingBufferSize(out: *mut c_uint);
+    nvmlDeviceGetAccountingStats(pid: c_uint, out: *mut c_void);
 }

@@ -25,6 +25,11 @@ exports! {
     fn nvmlDeviceGetNvLinkState(handle: nvmlDevice_t, link: c_uint, out: *mut c_uint) {
         put(out, c_uint::from(peer(handle, link)?.is_some()))
     }
+    fn nvmlDeviceGetNvLinkRemoteDeviceType(handle: nvmlDevice_t, link: c_uint, out: *mut c_uint) {
+        // NVML_NVLINK_DEVICE_TYPE_GPU: links of the configuration end at GPUs.
+        peer(handle, link)?.ok_or(NVML_ERROR_NOT_SUPPORTED)?;
+        put(out, 0)
+    }
     fn nvmlDeviceGetNvLinkRemotePciInfo_v2(handle: nvmlDevice_t, link: c_uint, out: *mut PciInfo) {
         let peer = peer(handle, link)?.ok_or(NVML_ERROR_NOT_SUPPORTED)?;
         put(out, PciInfo::of(&device(handle)?.session.config().gpus[peer]))
