@@ -3,50 +3,111 @@
 use crate::abi::{exports, get, put};
 use crate::driver::driver;
 use crate::errors::Result;
-use crate::handle::handle;
+use crate::handle::{Object, handle};
 use crate::memory::Kind;
 use std::ffi::{c_int, c_uint, c_void};
 use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr};
 
-/// `CU_POINTER_ATTRIBUTE_*`, and `CU_MEMORYTYPE_*` as the answer to the second.
-fn attribute(value: *mut c_void, which: c_int, address: u64) -> Result<()> {
-    let memory = driver()?.memory();
-    let (start, a) = memory.find(address, 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let device = a.kind.is_device();
-    match which {
-        1 if matches!(a.kind, Kind::Mapped | Kind::MappedHost) => {
-            put(value.cast(), std::ptr::null_mut::<c_void>())
+/// An attribute's value, as wide as the manual has it: what says "boolean" or is an enumeration is an
+/// `int`.
+#[derive(Clone, Copy)]
+enum Value {
+    Int(i32),
+    Long(u64),
+    /// `CUDA_POINTER_ATTRIBUTE_P2P_TOKENS`.
+    Tokens,
+}
+
+impl Value {
+    fn put(self, to: *mut c_void) -> Result<()> {
+        match self {
+            Value::Int(n) => put(to.cast(), n),
+            Value::Long(n) => put(to.cast(), n),
+            Value::Tokens => put(to.cast(), [0u64; 2]),
         }
-        1 => put(value.cast(), handle(a.context)),
-        2 => put(value.cast(), if device { 2u32 } else { 1 }),
-        3 => put(value.cast(), address),
-        4 if !device || a.kind == Kind::Managed => put(value.cast(), address),
-        // The host can't reach device memory.
-        4 => Err(CUDA_ERROR_INVALID_VALUE),
-        // Synchronous memory operations; GPUDirect.
-        6 | 15 => put(value.cast(), 0u32),
-        7 => put(value.cast(), a.id),
-        8 => put(value.cast(), u8::from(a.kind == Kind::Managed)),
-        9 => put(value.cast(), a.context.device.ordinal),
-        // CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE.
-        10 => put(value.cast(), u8::from(a.kind == Kind::Device)),
-        14 if matches!(a.kind, Kind::Mapped | Kind::MappedHost) => {
-            drop(memory);
-            put(value.cast(), crate::vmm::handle_types_at(address))
-        }
-        14 => put(value.cast(), 0u64),
-        11 => put(value.cast(), start),
-        12 => put(value.cast(), a.size),
-        13 => put(value.cast(), 1u8),
-        16 => put(value.cast(), 3u32),
-        17 => put(value.cast(), a.pool.map_or(std::ptr::null_mut(), handle)),
-        _ => Err(CUDA_ERROR_INVALID_VALUE),
     }
+
+    fn boolean(yes: bool) -> Value {
+        Value::Int(yes.into())
+    }
+
+    fn object<T: Object>(object: Option<&'static T>) -> Value {
+        Value::Long(object.map_or(0, |o| handle(o) as u64))
+    }
+}
+
+/// What `cuPointerGetAttributes` answers where there is nothing to answer, and the driver's version
+/// that knows the attribute.
+fn nothing(which: c_int) -> Option<(Value, u32)> {
+    Some(match which {
+        2 | 6 | 8 | 10 | 13 | 15 | 16 => (Value::Int(0), 0),
+        1 | 3 | 4 | 7 | 11 | 12 | 14 | 17 => (Value::Long(0), 0),
+        5 => (Value::Tokens, 0),
+        // CU_DEVICE_INVALID.
+        9 => (Value::Int(-2), 0),
+        18..=20 => (Value::Long(0), 11_070),
+        21 => (Value::Int(0), 12_080),
+        22 => (Value::Int(-1), 13_030),
+        _ => return None,
+    })
+}
+
+/// Whether this driver knows an attribute; what it is without a value.
+fn known(which: c_int) -> Result<Value> {
+    let version = driver()?.session.config().cuda_version;
+    let known = nothing(which).filter(|(_, since)| version >= *since);
+    known.map(|(value, _)| value).ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+/// `CU_POINTER_ATTRIBUTE_*`, and `CU_MEMORYTYPE_*` as the answer to the second.
+fn attribute(which: c_int, address: u64) -> Result<Value> {
+    known(which)?;
+    let memory = driver()?.memory();
+    let (start, a) =
+        memory.find(address, 0).map(|(s, a)| (s, *a)).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    // The state of mappings is locked before the memory's.
+    drop(memory);
+    let device = a.kind.is_device();
+    let mapped = matches!(a.kind, Kind::Mapped | Kind::MappedHost);
+    let reserved = || mapped.then(|| crate::vmm::reserved_at(address)).flatten();
+    Ok(match which {
+        1 if mapped => Value::Long(0),
+        1 => Value::object(Some(a.context)),
+        2 => Value::Int(if device { 2 } else { 1 }),
+        3 => Value::Long(address),
+        4 if !device || a.kind == Kind::Managed => Value::Long(address),
+        // The host can't reach device memory; and nothing is registered with nv-p2p.
+        4 | 5 => return Err(CUDA_ERROR_INVALID_VALUE),
+        // Synchronous memory operations; GPUDirect.
+        6 | 15 => Value::Int(0),
+        7 | 20 => Value::Long(a.id),
+        8 => Value::boolean(a.kind == Kind::Managed),
+        9 => Value::Int(a.context.device.ordinal),
+        // CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE.
+        10 => Value::boolean(a.kind == Kind::Device),
+        // "not necessarily the address of the mapped region, but the address of the mappable address
+        // range".
+        11 => Value::Long(reserved().map_or(start, |r| r.0)),
+        12 => Value::Long(reserved().map_or(a.size, |r| r.1)),
+        13 => Value::Int(1),
+        14 if mapped => Value::Long(crate::vmm::handle_types_at(address)),
+        14 => Value::Long(0),
+        // CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE.
+        16 => Value::Int(3),
+        17 => Value::object(a.pool),
+        18 => Value::Long(a.size),
+        19 => Value::Long(start),
+        21 => Value::Int(0),
+        _ => Value::Int(-1),
+    })
 }
 
 exports! {
     fn cuPointerGetAttribute(value: *mut c_void, which: c_int, address: CUdeviceptr) {
-        attribute(value, which, address)
+        if value.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        attribute(which, address)?.put(value)
     }
 
     // "Unlike cuPointerGetAttribute, this function will not return an error when the ptr
@@ -55,15 +116,11 @@ exports! {
         driver()?;
         for i in 0..count as usize {
             let (w, value) = (get(which.wrapping_add(i))?, get(values.wrapping_add(i))?);
-            if attribute(value, w, address).is_err() {
-                match w {
-                    9 => put(value.cast(), -2i32)?,
-                    2 | 6 | 15 | 16 => put(value.cast(), 0u32)?,
-                    8 | 10 | 13 => put(value.cast(), 0u8)?,
-                    1 | 3 | 4 | 7 | 11 | 12 | 14 | 17 => put(value.cast(), 0u64)?,
-                    _ => return Err(CUDA_ERROR_INVALID_VALUE),
-                }
-            }
+            let value_now = match attribute(w, address) {
+                Ok(found) => found,
+                Err(_) => known(w)?,
+            };
+            value_now.put(value)?;
         }
         Ok(())
     }

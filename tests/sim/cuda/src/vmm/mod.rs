@@ -290,3 +290,10 @@ pub(crate) fn handle_types_at(address: u64) -> u64 {
     let memory = found.and_then(|(_, m)| vmm.memory.get(&m.handle));
     memory.map_or(0, |m| u64::from(m.handle_types.cast_unsigned()))
 }
+
+/// The reserved addresses around one: their start and length.
+pub(crate) fn reserved_at(address: u64) -> Option<(u64, u64)> {
+    let vmm = vmm();
+    let (&start, &len) = vmm.reserved.range(..=address).next_back()?;
+    (address < start + len).then_some((start, len))
+}
