@@ -261,6 +261,11 @@ impl Context {
     pub(crate) fn synchronize(&'static self) -> Result<()> {
         self.check_alive()?;
         crate::capture::permit_context(self)?;
+        self.wait()
+    }
+
+    /// The same, beside captures too: the driver's own wait.
+    pub(crate) fn wait(&self) -> Result<()> {
         match self.last.load(Ordering::Relaxed).checked_sub(1) {
             Some(seq) => self.device.wait(seq),
             None => self.device.check(),

@@ -184,7 +184,7 @@ pub(crate) fn record_in(event: &'static Event, s: &'static Stream) -> Result<()>
 fn asked(event: CUevent) -> Result<&'static Event> {
     let event = resolve(event)?;
     capture::is_captured(event)?;
-    capture::permit()?;
+    capture::permit(capture::Call::Event)?;
     Ok(event)
 }
 

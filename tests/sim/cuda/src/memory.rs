@@ -5,6 +5,7 @@
 
 use crate::abi::{exports, put, put_if};
 use crate::arena::{ALIGN, Arena, forget_pages};
+use crate::capture;
 use crate::context::{Context, current};
 use crate::driver::{Device, Driver, driver};
 use crate::errors::Result;
@@ -250,7 +251,7 @@ pub(crate) fn allocate(context: &'static Context, size: u64, kind: Kind) -> Resu
     if size == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    crate::capture::permit()?;
+    capture::permit(capture::Call::Allocate)?;
     match try_allocate(driver, context, size, kind) {
         // What pools hold unused is given up before anybody is refused.
         Err(CUDA_ERROR_OUT_OF_MEMORY) if pool::release_unused(driver, context.device.gpu) > 0 => {
@@ -335,7 +336,8 @@ fn free_sync(address: u64) -> Result<()> {
         // further synchronization" (CUDA C++ Programming Guide).
         return pool::free(driver, address, None).then_some(()).ok_or(CUDA_ERROR_INVALID_VALUE);
     }
-    owner.synchronize()?;
+    capture::permit(capture::Call::Free)?;
+    owner.wait()?;
     if let Some(freed) = crate::graph::memory::free_outside(address) {
         return freed.map(drop);
     }
@@ -366,7 +368,7 @@ fn u32_or_max(n: u64) -> u32 {
 }
 
 fn allocate_host(size: usize, flags: c_uint) -> Result<*mut c_void> {
-    crate::capture::permit()?;
+    capture::permit(capture::Call::Host)?;
     let context = current()?;
     if size == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -400,7 +402,7 @@ fn forget_host(driver: &Driver, start: u64, kind: Kind) -> Result<()> {
 }
 
 fn register(start: *mut c_void, len: usize, flags: c_uint) -> Result<()> {
-    crate::capture::permit()?;
+    capture::permit(capture::Call::Host)?;
     let context = current()?;
     if start.is_null() || len == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);

@@ -82,7 +82,7 @@ fn load(context: &'static Context, image: *const c_void) -> Result<&'static Modu
 
 fn add(context: &'static Context, image: ptx::Image) -> Result<&'static Module> {
     let driver = driver()?;
-    crate::capture::permit()?;
+    crate::capture::permit(crate::capture::Call::Code)?;
     context.device.check()?;
     let overhead = driver.session.config().memory.module_overhead_bytes;
     if !pool::charge(driver, context.device.gpu, Use::Module, overhead) {

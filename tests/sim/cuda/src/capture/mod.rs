@@ -1,16 +1,18 @@
 //! Stream capture: CUDA Driver API, "Stream Management"; CUDA Programming Guide, "Stream Capture".
 //!
 //! Work submitted to a capturing stream becomes nodes of the sequence's graph. [`sequence`] is the
-//! state of all captures and how work, forks and joins change it; [`rules`] says which calls a
-//! capture prohibits; [`calls`] are the exports. Programs that never capture pay one load of a
+//! state of all captures and how work, forks and joins change it; [`rules`] says whom a capture
+//! prohibits what, [`unsafe_calls`] which calls those are; [`calls`] are the exports. Programs that never capture pay one load of a
 //! flag per call.
 
 pub(crate) mod calls;
 pub(crate) mod rules;
 pub(crate) mod sequence;
+mod unsafe_calls;
 
-pub(crate) use rules::{permit, permit_context, permit_legacy};
+pub(crate) use rules::{permit_context, permit_legacy};
 pub(crate) use sequence::{add, alloc, fail, forget_event, free, is_captured, record, wait};
+pub(crate) use unsafe_calls::{Call, permit};
 
 use tessera_cuda::types::CUresult;
 

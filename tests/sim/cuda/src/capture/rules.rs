@@ -2,6 +2,7 @@
 //! `cuThreadExchangeStreamCaptureMode`.
 
 use super::sequence::{any, captures};
+use super::unsafe_calls::{Call, permit};
 use super::{IMPLICIT, Mode, UNSUPPORTED};
 use crate::context::Context;
 use crate::errors::Result;
@@ -17,13 +18,7 @@ pub(crate) fn exchange(mode: Mode) -> Mode {
 }
 
 /// Refuses "potentially unsafe API calls" where a capture and the thread's mode prohibit them.
-#[inline]
-pub(crate) fn permit() -> Result<()> {
-    if any() { decide() } else { Ok(()) }
-}
-
-#[cold]
-fn decide() -> Result<()> {
+pub(super) fn permit_unsafe() -> Result<()> {
     let mode = MODE.try_with(Cell::get).unwrap_or(Mode::Global);
     if mode == Mode::Relaxed {
         return Ok(());
@@ -51,7 +46,7 @@ pub(crate) fn permit_context(context: &'static Context) -> Result<()> {
     if !any() {
         return Ok(());
     }
-    permit()?;
+    permit(Call::Context)?;
     let mut all = captures();
     let within = all.streams.values().filter(|p| std::ptr::eq(p.stream.context(), context));
     let within: Vec<u64> = within.map(|p| p.sequence).collect();

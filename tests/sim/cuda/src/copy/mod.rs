@@ -134,7 +134,7 @@ pub(crate) fn linear(
         return capture_copy(s, Copy3d::linear(dst, src, len), synchronous);
     }
     if synchronous {
-        capture::permit()?;
+        capture::permit(capture::Call::Synchronous)?;
     }
     if len == 0 {
         return after_host_functions(s);
@@ -333,7 +333,7 @@ fn copy_2d(copy: *const Copy2d, s: &'static Stream, synchronous: bool) -> Result
         return capture_copy(s, c.in_3d(), synchronous);
     }
     if synchronous {
-        capture::permit()?;
+        capture::permit(capture::Call::Synchronous)?;
     }
     let (dst, src) = c.in_3d().ends()?;
     boxed(&dst, &src, (c.width, c.height, 1), s, synchronous)
@@ -345,7 +345,7 @@ pub(crate) fn copy_3d(c: &Copy3d, s: &'static Stream, synchronous: bool) -> Resu
         return capture_copy(s, *c, synchronous);
     }
     if synchronous {
-        capture::permit()?;
+        capture::permit(capture::Call::Synchronous)?;
     }
     boxed(&dst, &src, (c.width, c.height, c.depth), s, synchronous)
 }
@@ -525,7 +525,7 @@ pub(crate) fn fill<T: Copy + Into<c_uint> + Send + 'static>(
         return capture::add(s, |_| fill.check().map(|()| Kind::Memset(fill))).map(|_| ());
     }
     if synchronous {
-        capture::permit()?;
+        capture::permit(capture::Call::Synchronous)?;
     }
     if !at.is_multiple_of(size as u64) || (height > 1 && !pitch.is_multiple_of(size)) {
         return Err(CUDA_ERROR_INVALID_VALUE);

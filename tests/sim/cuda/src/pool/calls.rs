@@ -275,10 +275,12 @@ exports! {
     }
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, which: c_int, value: *mut c_void) {
         driver()?;
+        capture::permit(capture::Call::PoolAttribute)?;
         get_attribute(resolve(pool)?, which, value)
     }
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, which: c_int, value: *mut c_void) {
         driver()?;
+        capture::permit(capture::Call::PoolAttribute)?;
         set_attribute(resolve(pool)?, which, value)
     }
     fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const RawAccess, count: usize) {

@@ -35,7 +35,7 @@ exports! {
 
     fn cuMemCreate(out: *mut CUmemGenericAllocationHandle, size: usize, prop: *const CUmemAllocationProp, flags: c_ulonglong) {
         let driver = driver()?;
-        crate::capture::permit()?;
+        crate::capture::permit(crate::capture::Call::Physical)?;
         if out.is_null() || flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }

@@ -1,5 +1,5 @@
 //! The library as programs load it: each scenario runs in a process of its own, with its own state.
-#![allow(dead_code, unused_macros, reason = "each suite uses a part of it")]
+#![allow(dead_code, unused_macros, unused_imports, reason = "each suite uses a part of it")]
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
@@ -31,9 +31,14 @@ pub const NULL: Handle = std::ptr::null_mut();
 
 /// Runs the ignored test `name` of this file in a fresh process on a fresh state.
 pub fn in_its_own_process(name: &str) {
+    configured_in_its_own_process("", name);
+}
+
+/// The same with keys before the configuration's others.
+pub fn configured_in_its_own_process(keys: &str, name: &str) {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("gpus.toml");
-    std::fs::write(&config, CONFIG).unwrap();
+    std::fs::write(&config, format!("{keys}{CONFIG}")).unwrap();
     let out = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"])
         .env("SIMGPU_CONFIG", &config)
@@ -54,6 +59,28 @@ macro_rules! scenarios {
             }
         )*
         mod scenario {
+            $(
+                #[test]
+                #[ignore = "run by its namesake in a process of its own"]
+                fn $name() {
+                    super::body::$name();
+                }
+            )*
+        }
+    };
+}
+
+/// As [`scenarios`], each with keys of its own.
+macro_rules! configured {
+    ($($name:ident = $keys:literal)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let name = concat!("configured::", stringify!($name));
+                crate::harness::configured_in_its_own_process($keys, name);
+            }
+        )*
+        mod configured {
             $(
                 #[test]
                 #[ignore = "run by its namesake in a process of its own"]
@@ -184,4 +211,4 @@ pub fn read<const N: usize>(at: u64) -> [u8; N] {
     bytes
 }
 
-pub(crate) use {cuda, scenarios};
+pub(crate) use {configured, cuda, scenarios};
