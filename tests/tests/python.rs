@@ -1,4 +1,4 @@
-//! `cuda-bindings`, `cuda-core`, `numba-cuda` and `nvidia-ml-py`, unmodified, on the simulated machine: bare, and held to a quota.
+//! `cuda-bindings`, `cuda-core`, `numba-cuda`, `nvidia-ml-py` and `nvitop`, unmodified, on the simulated machine: bare, and held to a quota.
 
 use std::time::Duration;
 
@@ -129,6 +129,16 @@ fn nvidia_ml_py_runs_on_the_bare_simulated_driver() {
 #[test]
 fn nvidia_ml_py_sees_the_quota() {
     client("nvml_client.py", Some(700 * MIB));
+}
+
+#[test]
+fn nvitop_runs_on_the_bare_simulated_driver() {
+    client("nvitop_client.py", None);
+}
+
+#[test]
+fn nvitop_sees_the_quota() {
+    client("nvitop_client.py", Some(700 * MIB));
 }
 
 #[test]

@@ -76,7 +76,10 @@ macro_rules! exports {
                 let act = || -> $crate::errors::Result<()> { $body };
                 match act() {
                     Ok(()) => tessera_cuda::types::CUDA_SUCCESS,
-                    Err(code) => code,
+                    Err(code) => {
+                        $crate::logs::note(stringify!($name), code);
+                        code
+                    }
                 }
             }
         )*

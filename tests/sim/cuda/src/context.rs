@@ -9,7 +9,7 @@ use crate::stream::{HIGHEST_PRIORITY, Stream};
 use simgpu::memory::Use;
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_uint};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
@@ -18,6 +18,7 @@ use tessera_cuda::types::{
 };
 
 const CUDA_ERROR_CONTEXT_IS_DESTROYED: CUresult = 709;
+const CUDA_ERROR_STREAM_DETACHED: CUresult = 917;
 const CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE: CUresult = 708;
 const CUDA_ERROR_UNSUPPORTED_LIMIT: CUresult = 215;
 /// Scheduling (3 bits), map host, resize local memory, core dumps, sync memops.
@@ -37,6 +38,12 @@ pub(crate) struct Context {
     flags: AtomicU32,
     id: u64,
     primary: bool,
+    /// Of a green context: the primary context that it is a view of.
+    base: Option<&'static Context>,
+    /// Multiprocessors that its kernels run on.
+    sms: u32,
+    /// The handle of the green context.
+    green: AtomicUsize,
     legacy: OnceLock<&'static Stream>,
     limits: [AtomicU64; 8],
     /// The largest frame that a kernel had which was launched, in bytes of each thread.
@@ -105,7 +112,6 @@ thread_local! {
 
 impl Context {
     fn create(device: &'static Device, flags: u32, primary: bool) -> Result<&'static Context> {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let driver = driver()?;
         device.check()?;
         device.lane.open(driver, device.gpu)?;
@@ -113,7 +119,7 @@ impl Context {
         if !pool::charge(driver, device.gpu, Use::Context, overhead) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let id = next_id();
         let context = Context::stand_in(device, flags, primary, id);
         let _ = context.legacy.set(Stream::create(context, 0, 0));
         Ok(enliven(context))
@@ -128,6 +134,23 @@ impl Context {
     ) -> &'static Context {
         // Stack size, printf FIFO, malloc heap, sync depth, pending launches, L2 granularity,
         // persisting L2: the defaults of a real H100.
+        Context::make(device, flags, primary, id, None)
+    }
+
+    /// The context of a green context, over the primary one.
+    pub(crate) fn view(base: &'static Context, sms: u32) -> &'static Context {
+        let flags = base.flags.load(Ordering::Relaxed);
+        let view = Context::make(base.device, flags, false, next_id(), Some((base, sms)));
+        enliven(view)
+    }
+
+    fn make(
+        device: &'static Device,
+        flags: u32,
+        primary: bool,
+        id: u64,
+        green: Option<(&'static Context, u32)>,
+    ) -> &'static Context {
         let limits = DEFAULT_LIMITS.map(AtomicU64::new);
         Box::leak(Box::new(Context {
             header: Header::new(),
@@ -138,12 +161,64 @@ impl Context {
             flags: AtomicU32::new(flags),
             id,
             primary,
+            base: green.map(|(base, _)| base),
+            sms: green.map_or(device.config.sm_count, |(_, sms)| sms),
+            green: AtomicUsize::new(0),
             legacy: OnceLock::new(),
             limits,
             frame: AtomicU64::new(0),
             local: Mutex::default(),
             is_owed: AtomicBool::new(false),
         }))
+    }
+
+    /// The context that owns what is obtained in this one.
+    pub(crate) fn owner(&'static self) -> &'static Context {
+        self.base.unwrap_or(self)
+    }
+
+    /// Whether work in `self` is work of `context` too.
+    pub(crate) fn is_within(&self, context: &Context) -> bool {
+        std::ptr::eq(self, context) || self.base.is_some_and(|base| std::ptr::eq(base, context))
+    }
+
+    /// Multiprocessors that its kernels run on.
+    pub(crate) fn sm_count(&self) -> u32 {
+        self.sms
+    }
+
+    /// Its number, never another context's.
+    pub(crate) fn number(&self) -> u64 {
+        self.id
+    }
+
+    /// The handle of the green context that it is of; null: of none.
+    pub(crate) fn green(&self) -> *mut std::ffi::c_void {
+        self.green.load(Ordering::Relaxed) as *mut std::ffi::c_void
+    }
+
+    /// Names the green context that it is of.
+    pub(crate) fn set_green(&self, green: *mut std::ffi::c_void) {
+        self.green.store(green as usize, Ordering::Relaxed);
+    }
+
+    /// Its green context is destroyed: its streams are detached.
+    pub(crate) fn end_view(&'static self) {
+        self.alive.store(false, Ordering::Release);
+        if top().is_some_and(|t| std::ptr::eq(t, self)) {
+            pop();
+        }
+        kill(self);
+    }
+
+    /// Notes that it has operation `seq`, in a blocking stream or another.
+    pub(crate) fn note(&self, seq: u64, blocking: bool) {
+        for context in [Some(self), self.base].into_iter().flatten() {
+            context.last.fetch_max(seq + 1, Ordering::Relaxed);
+            if blocking {
+                context.last_blocking.fetch_max(seq + 1, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Its legacy default stream.
@@ -157,6 +232,8 @@ impl Context {
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.alive.load(Ordering::Relaxed) {
             Ok(())
+        } else if self.base.is_some() {
+            Err(CUDA_ERROR_STREAM_DETACHED)
         } else {
             Err(CUDA_ERROR_CONTEXT_IS_DESTROYED)
         }
@@ -167,6 +244,9 @@ impl Context {
     /// This size isn't reset back to the original value after each launch" (`cuCtxSetLimit`).
     #[inline]
     pub(crate) fn take_local(&self, frame: u64) -> Result<()> {
+        if let Some(base) = self.base {
+            return base.take_local(frame);
+        }
         if frame > self.frame.load(Ordering::Relaxed) || self.is_owed.load(Ordering::Relaxed) {
             self.grow_local(frame)
         } else {
@@ -339,7 +419,7 @@ fn create(out: *mut CUcontext, flags: c_uint, dev: CUdevice) -> Result<()> {
 fn destroy(ctx: CUcontext) -> Result<()> {
     driver()?;
     let context: &'static Context = resolve(ctx)?;
-    if context.primary {
+    if context.primary || context.base.is_some() {
         return Err(CUDA_ERROR_INVALID_CONTEXT);
     }
     // "If ctx is current to the calling thread then ctx will also be popped."
@@ -347,6 +427,34 @@ fn destroy(ctx: CUcontext) -> Result<()> {
         pop();
     }
     context.destroy()
+}
+
+fn next_id() -> u64 {
+    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Retains a device's primary context.
+pub(crate) fn retain_primary(device: &'static Device) -> Result<&'static Context> {
+    let mut primary = lock(&device.primary);
+    let context = match primary.context {
+        Some(context) => context,
+        None => {
+            let context = Context::create(device, primary.flags, true)?;
+            primary.context = Some(context);
+            context
+        }
+    };
+    primary.retained += 1;
+    Ok(context)
+}
+
+/// Releases it once; it may have been reset meanwhile.
+pub(crate) fn release_primary(device: &'static Device) -> Result<()> {
+    if lock(&device.primary).retained == 0 {
+        return Ok(());
+    }
+    release(device.ordinal, false)
 }
 
 fn release(dev: CUdevice, all: bool) -> Result<()> {
@@ -414,18 +522,10 @@ fn limit(context: &Context, which: c_int) -> Result<&AtomicU64> {
 exports! {
     fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, dev: CUdevice) {
         let device = driver()?.device(dev)?;
-        let mut primary = lock(&device.primary);
-        let context = match primary.context {
-            Some(context) => context,
-            None => {
-                let context = Context::create(device, primary.flags, true)?;
-                primary.context = Some(context);
-                context
-            }
-        };
-        put(out, handle(context))?;
-        primary.retained += 1;
-        Ok(())
+        if out.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        put(out, handle(retain_primary(device)?))
     }
 
     fn cuDevicePrimaryCtxRelease(dev: CUdevice) { release(dev, false) }
@@ -547,7 +647,7 @@ exports! {
     }
 
     fn cuCtxGetLimit(value: *mut usize, which: c_int) {
-        let context = current()?;
+        let context = current()?.owner();
         let mut now = limit(context, which)?.load(Ordering::Relaxed);
         if usize::try_from(which) == Ok(STACK) {
             now = now.max(context.frame.load(Ordering::Relaxed));
@@ -555,7 +655,7 @@ exports! {
         put(value, usize::try_from(now).unwrap_or(usize::MAX))
     }
     fn cuCtxSetLimit(which: c_int, value: usize) {
-        current()?.set_limit(which, value as u64)
+        current()?.owner().set_limit(which, value as u64)
     }
 
     fn cuCtxGetCacheConfig(config: *mut c_int) { current()?; put(config, 0) }

@@ -111,11 +111,17 @@ const ERRORS: &[(CUresult, &CStr, &CStr)] = &[
     (914, c"CUDA_ERROR_INVALID_RESOURCE_TYPE", c"one or more resources passed in are not valid resource types for the operation"),
     (915, c"CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", c"one or more resources are insufficient or non-applicable for the operation"),
     (916, c"CUDA_ERROR_KEY_ROTATION", c"an error happened during the key rotation sequence"),
+    (917, c"CUDA_ERROR_STREAM_DETACHED", c"operation not permitted on a stream detached from its context"),
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
 
 fn find(error: CUresult) -> Option<&'static (CUresult, &'static CStr, &'static CStr)> {
     ERRORS.binary_search_by_key(&error, |e| e.0).ok().and_then(|i| ERRORS.get(i))
+}
+
+/// An error's name.
+pub(crate) fn name_of(error: CUresult) -> &'static str {
+    find(error).and_then(|e| e.1.to_str().ok()).unwrap_or("unknown")
 }
 
 exports! {

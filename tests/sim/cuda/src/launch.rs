@@ -116,7 +116,7 @@ fn launch(
     function.load()?;
     s.context().take_local(function.local_bytes)?;
     let costs = &driver()?.session.config().costs;
-    let ns = duration(function, shape, device.config.sm_count, params, extra)?;
+    let ns = duration(function, shape, s.context().sm_count(), params, extra)?;
     if costs.launch_cpu_ns > 0 {
         spin(costs.launch_cpu_ns);
     }
@@ -128,7 +128,7 @@ pub(crate) fn run_kernel(kernel: &Kernel, s: &'static Stream) -> Result<()> {
     kernel.function.load()?;
     s.context().take_local(kernel.function.local_bytes)?;
     let null = std::ptr::null_mut();
-    let sm_count = s.device().config.sm_count;
+    let sm_count = s.context().sm_count();
     let ns = match kernel.fixed_ns {
         Some(ns) => ns,
         None => duration(kernel.function, kernel.shape, sm_count, null, null)?,
@@ -241,7 +241,7 @@ pub(crate) const SHARED_PER_SM: usize = 233_472;
 /// See [`SHARED_PER_SM`].
 pub(crate) const SHARED_OPT_IN: usize = 232_448;
 
-fn occupancy(f: CUfunction, block_size: c_int, shared: usize) -> Result<c_int> {
+pub(crate) fn occupancy(f: CUfunction, block_size: c_int, shared: usize) -> Result<c_int> {
     driver()?;
     resolve::<Function>(f)?;
     if !(1..=1024).contains(&block_size) {
@@ -259,7 +259,7 @@ fn potential(
     limit: c_int,
 ) -> Result<()> {
     let size = if limit > 0 { limit.min(1024) } else { 1024 };
-    let sms = current()?.device.config.sm_count;
+    let sms = current()?.sm_count();
     let blocks = occupancy(f, size, shared)?;
     put(grid, blocks.saturating_mul(c_int::try_from(sms).unwrap_or(c_int::MAX)))?;
     put(block, size)

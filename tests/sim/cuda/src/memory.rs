@@ -14,7 +14,7 @@ use crate::pool::{self, Pool};
 use simgpu::Config;
 use simgpu::memory::Use;
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice, CUdeviceptr, CUdeviceptr_v1,
     CUresult,
@@ -152,6 +152,7 @@ impl Memory {
     fn insert(&mut self, start: u64, size: u64, kind: Kind, context: &'static Context, flags: u32) {
         let id = self.next_id;
         self.next_id += 1;
+        let context = context.owner();
         let new = Allocation { size, kind, context, id, flags, pool: None, touched: false };
         self.by_start.insert(start, new);
     }
@@ -288,6 +289,9 @@ pub(crate) fn free(driver: &Driver, address: u64) -> Result<Allocation> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     };
     memory.by_start.remove(&address);
+    if a.kind == Kind::Managed {
+        crate::ranges::forget(address, a.size);
+    }
     if a.touched {
         forget_pages(address, a.size.next_multiple_of(ALIGN));
     }
@@ -549,12 +553,5 @@ exports! {
         let memory = driver()?.memory();
         let (_, a) = memory.find(host as u64, 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         put(flags, a.flags)
-    }
-
-    fn cuMemAdvise(_at: CUdeviceptr, _len: usize, _advice: c_int, _dev: CUdevice) {
-        current().map(|_| ())
-    }
-    fn cuMemAdvise_v2(_at: CUdeviceptr, _len: usize, _advice: c_int, _kind: c_int, _id: c_int) {
-        current().map(|_| ())
     }
 }

@@ -82,6 +82,7 @@ fn load(context: &'static Context, image: *const c_void) -> Result<&'static Modu
 
 fn add(context: &'static Context, image: ptx::Image) -> Result<&'static Module> {
     let driver = driver()?;
+    let context = context.owner();
     crate::capture::permit(crate::capture::Call::Code)?;
     context.device.check()?;
     let overhead = driver.session.config().memory.module_overhead_bytes;
@@ -201,6 +202,16 @@ impl Function {
         *code += bytes;
         self.loaded.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Its name.
+    pub(crate) fn name_text(&self) -> std::borrow::Cow<'_, str> {
+        self.name.to_string_lossy()
+    }
+
+    /// `CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`.
+    pub(crate) fn allows_non_portable_clusters(&self) -> bool {
+        self.attributes[14].load(Ordering::Relaxed) != 0
     }
 
     fn attribute(&self, which: c_int) -> Result<&AtomicI32> {

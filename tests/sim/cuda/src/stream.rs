@@ -8,14 +8,16 @@
 use crate::abi::{exports, exports_both, put, put_if};
 use crate::capture::{self, sequence::Wait};
 use crate::context::{Context, current};
-use crate::driver::Device;
+use crate::driver::{Device, lock};
 use crate::errors::Result;
 use crate::event::Event;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
 use crate::pool;
+use crate::stream_attributes::Attributes;
 use simgpu::engine::Op;
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUcontext, CUdevice,
@@ -50,6 +52,7 @@ pub(crate) struct Stream {
     last: AtomicU64,
     /// It takes part in a capture.
     capturing: AtomicBool,
+    attributes: Mutex<Attributes>,
 }
 
 impl Object for Stream {
@@ -77,7 +80,9 @@ impl Stream {
             id: AtomicU64::default(),
             last: AtomicU64::default(),
             capturing: AtomicBool::default(),
+            attributes: Mutex::new(Attributes::DEFAULT),
         });
+        *lock(&stream.attributes) = Attributes::DEFAULT;
         stream.context.store(std::ptr::from_ref(context).cast_mut(), Ordering::Relaxed);
         stream.flags.store(flags, Ordering::Relaxed);
         stream.priority.store(priority.clamp(HIGHEST_PRIORITY, 0), Ordering::Relaxed);
@@ -149,6 +154,16 @@ impl Stream {
         self.priority.load(Ordering::Relaxed)
     }
 
+    /// Sets it.
+    pub(crate) fn set_priority(&self, priority: i32) {
+        self.priority.store(priority.clamp(HIGHEST_PRIORITY, 0), Ordering::Relaxed);
+    }
+
+    /// What else was chosen.
+    pub(crate) fn attributes(&self) -> &Mutex<Attributes> {
+        &self.attributes
+    }
+
     /// For [`crate::capture`].
     pub(crate) fn set_capturing(&self, capturing: bool) {
         self.capturing.store(capturing, Ordering::Relaxed);
@@ -191,12 +206,8 @@ impl Stream {
     /// Synchronising this stream, or what it blocks, now waits for operation `seq` of its GPU. A
     /// maximum: other threads may have noted later ones.
     fn note(&self, seq: u64) {
-        let context = self.context();
         self.last.fetch_max(seq + 1, Ordering::Relaxed);
-        context.last.fetch_max(seq + 1, Ordering::Relaxed);
-        if self.is_blocking() {
-            context.last_blocking.fetch_max(seq + 1, Ordering::Relaxed);
-        }
+        self.context().note(seq, self.is_blocking());
     }
 
     /// The operation that synchronising this stream waits for.
@@ -323,8 +334,9 @@ exports_both! {
     }
 
     fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(s: CUstream, ctx: *mut CUcontext, green: *mut CUcontext) |flavour| {
-        put_if(green, std::ptr::null_mut());
-        put(ctx, handle(peek(s, flavour)?.context()))
+        let context = peek(s, flavour)?.context();
+        put_if(green, context.green());
+        put(ctx, handle(context))
     }
 
     fn cuStreamGetDevice, cuStreamGetDevice_ptsz(s: CUstream, device: *mut CUdevice) |flavour| {

@@ -82,8 +82,8 @@ fn start() -> libc::pthread_t {
 /// Waits for a thread that was cancelled.
 fn join(thread: libc::pthread_t) {
     // SAFETY: time(2) with no place for a copy.
-    let until =
-        libc::timespec { tv_sec: unsafe { libc::time(std::ptr::null_mut()) } + 60, tv_nsec: 0 };
+    let now = unsafe { libc::time(std::ptr::null_mut()) };
+    let until = libc::timespec { tv_sec: now + 60, tv_nsec: 0 };
     let mut value = std::ptr::null_mut();
     // SAFETY: a thread of ours that nobody else joins, and valid places.
     let rc = unsafe { pthread_timedjoin_np(thread, &raw mut value, &raw const until) };

@@ -29,6 +29,9 @@ fn written(what: &str, call: impl Fn(*mut c_void) -> Result) -> usize {
     len
 }
 
+/// Writes its answer where it is pointed to.
+type Call<'a> = &'a dyn Fn(*mut c_void) -> Result;
+
 /// `CU_POINTER_ATTRIBUTE_*` and the bytes of its value.
 const POINTER: &[(c_int, usize)] = &[
     (1, 8),  // CUcontext
@@ -93,7 +96,7 @@ mod body {
         let function = kernel("plain");
         let mut seen = 0;
         for which in 0..200 {
-            let calls: [(&str, &dyn Fn(*mut c_void) -> Result); 2] = [
+            let calls: [(&str, Call); 2] = [
                 (
                     "device",
                     &|to| cuda!(cuDeviceGetAttribute(to => *mut c_void, which => c_int, 0 => c_int)),
@@ -135,7 +138,7 @@ mod body {
         }
         let location = [1 as c_int, 0];
         let function = kernel("plain");
-        let table: &[(&str, usize, &dyn Fn(*mut c_void) -> Result)] = &[
+        let table: &[(&str, usize, Call)] = &[
             ("cuStreamGetFlags", 4, &|to| cuda!(cuStreamGetFlags(s => Handle, to => *mut c_void))),
             (
                 "cuStreamGetPriority",

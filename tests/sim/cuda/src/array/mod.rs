@@ -86,6 +86,7 @@ static ARENAS: Mutex<BTreeMap<usize, Arena>> = Mutex::new(BTreeMap::new());
 impl Memory {
     fn take(context: &'static Context, shape: Shape) -> Result<Memory> {
         let driver = driver()?;
+        let context = context.owner();
         crate::capture::permit(crate::capture::Call::Array)?;
         context.device.check()?;
         // CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED is 0.

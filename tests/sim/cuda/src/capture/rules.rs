@@ -48,7 +48,7 @@ pub(crate) fn permit_context(context: &'static Context) -> Result<()> {
     }
     permit(Call::Context)?;
     let mut all = captures();
-    let within = all.streams.values().filter(|p| std::ptr::eq(p.stream.context(), context));
+    let within = all.streams.values().filter(|p| p.stream.context().is_within(context));
     let within: Vec<u64> = within.map(|p| p.sequence).collect();
     if within.is_empty() {
         return Ok(());

@@ -502,10 +502,6 @@ impl Memset {
 }
 
 /// Managed memory is where it is: there is nothing to move.
-fn prefetch(s: &'static Stream) -> Result<()> {
-    if s.is_capturing() { capture::fail(s) } else { Ok(()) }
-}
-
 /// Fills `height` rows of `width` elements; a fill of device memory is asynchronous.
 pub(crate) fn fill<T: Copy + Into<c_uint> + Send + 'static>(
     at: u64,
@@ -665,13 +661,5 @@ exports_both! {
     }
     fn cuMemsetD2D32Async, cuMemsetD2D32Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, s: CUstream) |flavour| {
         fill(at, pitch, value, (width, height), stream(s, flavour)?, false)
-    }
-    fn cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz(at: CUdeviceptr, len: usize, dev: i32, s: CUstream) |flavour| {
-        let _ = (at, len, dev);
-        prefetch(stream(s, flavour)?)
-    }
-    fn cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz(at: CUdeviceptr, len: usize, kind: i32, id: i32, flags: c_uint, s: CUstream) |flavour| {
-        let _ = (at, len, kind, id, flags);
-        prefetch(stream(s, flavour)?)
     }
 }

@@ -5,7 +5,7 @@
 //! - [`clone`]: copies, child graphs among them.
 //! - [`exec`], [`update`], [`instantiate`]: executable graphs; [`plan`] is their pure part.
 //! - [`memory`]: device memory of allocation nodes.
-//! - [`conditional`], [`user_object`]: what their names say.
+//! - [`conditional`], [`user_object`]: what their names say; [`dot`]: a graph as text.
 //!
 //! "Graph objects are not threadsafe" (Driver API, "Graph object thread safety"), but the
 //! simulator keeps its own state whole whatever threads do.
@@ -13,6 +13,7 @@
 pub(crate) mod add;
 pub(crate) mod clone;
 pub(crate) mod conditional;
+pub(crate) mod dot;
 pub(crate) mod edges;
 pub(crate) mod exec;
 pub(crate) mod instantiate;

@@ -1,0 +1,417 @@
+//! Green contexts: CUDA Driver API, the section of that name.
+//!
+//! A green context retains its device's primary context and is current as a view of it: memory and
+//! code that are obtained in it belong to the primary context, streams made in it are its own and run
+//! on as many multiprocessors as it was given. Partitions are numbers only: two of them do not run at
+//! one time, as nothing of one process does here.
+
+use crate::abi::{exports, exports_both, get, put};
+use crate::capture;
+use crate::context::{Context, current, release_primary, retain_primary};
+use crate::driver::{Device, driver};
+use crate::errors::Result;
+use crate::event::{Event, record_in};
+use crate::handle::{Header, Object, enliven, handle, kill, resolve};
+use crate::stream::{Stream, peek};
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUcontext,
+    CUdevice, CUevent, CUresult, CUstream,
+};
+
+const CUDA_ERROR_INVALID_RESOURCE_TYPE: CUresult = 914;
+const CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION: CUresult = 915;
+/// `CU_DEV_RESOURCE_TYPE_*`.
+const SM: c_int = 1;
+const WORKQUEUE_CONFIG: c_int = 1000;
+const WORKQUEUE: c_int = 10_000;
+/// `CU_DEV_SM_RESOURCE_SPLIT_*`.
+const IGNORE_COSCHEDULING: c_uint = 1;
+const SPLIT_FLAGS: c_uint = 3;
+/// `CU_DEV_SM_RESOURCE_GROUP_BACKFILL`; localities are not simulated.
+const BACKFILL: c_uint = 1;
+const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPUSM");
+/// Workloads at a time that the driver promises without more (`CUDA_DEVICE_MAX_CONNECTIONS`).
+const CONCURRENCY: u32 = 8;
+
+/// `CUdevResource`: a type, padding that is the driver's own, a union of 40 bytes, and a link.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Resource {
+    kind: c_int,
+    pad: c_int,
+    /// What made it: where it comes from.
+    magic: u64,
+    device: c_int,
+    /// Its alignment.
+    align: u32,
+    /// The split that made it; 0: none did.
+    split: u64,
+    rest: [u64; 8],
+    /// Multiprocessors, the least of a partition, alignment, flags, locality; or a workqueue's.
+    value: [u32; 10],
+    next: u64,
+}
+const _: () = assert!(size_of::<Resource>() == 144 && std::mem::offset_of!(Resource, value) == 96);
+
+impl Resource {
+    const NONE: Resource = Resource {
+        kind: 0,
+        pad: 0,
+        magic: 0,
+        device: 0,
+        align: 0,
+        split: 0,
+        rest: [0; 8],
+        value: [0; 10],
+        next: 0,
+    };
+
+    fn sms(device: &Device, count: u32, split: u64, align: u32) -> Resource {
+        let mut value = [0; 10];
+        value[..3].copy_from_slice(&[count, least(device), align]);
+        Resource {
+            kind: SM,
+            magic: MAGIC,
+            device: device.ordinal,
+            align,
+            split,
+            value,
+            ..Resource::NONE
+        }
+    }
+
+    /// The resource that a caller hands in, with its device and multiprocessors.
+    fn given(from: *const Resource) -> Result<(Resource, &'static Device, u32)> {
+        let resource = get(from)?;
+        if resource.kind != SM {
+            return Err(CUDA_ERROR_INVALID_RESOURCE_TYPE);
+        }
+        let device = driver()?.device(resource.device).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        if resource.magic != MAGIC || resource.value[0] > device.config.sm_count {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok((resource, device, resource.value[0]))
+    }
+}
+
+/// The least partition, which is also its alignment: 8 on compute capability 9.0 and above, else 2.
+fn least(device: &Device) -> u32 {
+    if device.config.compute_capability.0 >= 9 { 8 } else { 2 }
+}
+
+/// What of a type there is: on `sms` multiprocessors of a device.
+fn available(out: *mut Resource, kind: c_int, device: &Device, sms: u32) -> Result<()> {
+    let mut found = Resource::sms(device, sms, 0, least(device));
+    match kind {
+        SM => {}
+        WORKQUEUE_CONFIG => {
+            let own = device.ordinal.cast_unsigned();
+            found.value = [own, CONCURRENCY, 0, 0, 0, 0, 0, 0, 0, 0];
+        }
+        WORKQUEUE => found.value = [0; 10],
+        _ => return Err(CUDA_ERROR_INVALID_RESOURCE_TYPE),
+    }
+    found.kind = kind;
+    put(out, found)
+}
+
+fn next_split() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// `cuDevSmResourceSplitByCount`: equal groups, and what remains.
+fn split_by_count(
+    out: *mut Resource,
+    groups: *mut c_uint,
+    input: *const Resource,
+    remainder: *mut Resource,
+    flags: c_uint,
+    least_wanted: u32,
+) -> Result<()> {
+    let (resource, device, total) = Resource::given(input)?;
+    let wanted = get(groups)?;
+    if flags & !SPLIT_FLAGS != 0 || least_wanted > total {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // "the output results cannot be split again without first creating … a green context".
+    if resource.split != 0 {
+        return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    }
+    let align = if flags & IGNORE_COSCHEDULING != 0 { 2 } else { least(device) };
+    let size = least_wanted.max(align).next_multiple_of(align);
+    let most = total / size;
+    if out.is_null() {
+        return put(groups, most);
+    }
+    let count = wanted.min(most);
+    if count == 0 {
+        return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    }
+    let split = next_split();
+    for i in 0..count as usize {
+        put(out.wrapping_add(i), Resource::sms(device, size, split, align))?;
+    }
+    put_remainder(remainder, device, total - count * size, split, align)?;
+    put(groups, count)
+}
+
+fn put_remainder(
+    out: *mut Resource,
+    device: &Device,
+    sms: u32,
+    split: u64,
+    align: u32,
+) -> Result<()> {
+    let rest = if sms == 0 { Resource::NONE } else { Resource::sms(device, sms, split, align) };
+    if out.is_null() { Ok(()) } else { put(out, rest) }
+}
+
+/// `CU_DEV_SM_RESOURCE_GROUP_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Group {
+    sms: c_uint,
+    together: c_uint,
+    preferred: c_uint,
+    flags: c_uint,
+    rest: [c_uint; 12],
+}
+const _: () = assert!(size_of::<Group>() == 64);
+
+/// `cuDevSmResourceSplit`: groups as each asks, in order.
+fn split(
+    out: *mut Resource,
+    count: c_uint,
+    input: *const Resource,
+    remainder: *mut Resource,
+    flags: c_uint,
+    groups: *mut Group,
+) -> Result<()> {
+    let (resource, device, total) = Resource::given(input)?;
+    if flags != 0 || count == 0 || groups.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if resource.split != 0 {
+        return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    }
+    let most_together = if device.config.compute_capability.0 >= 9 { 32 } else { 2 };
+    let (split, mut left) = (next_split(), total);
+    for i in 0..count as usize {
+        let mut group: Group = get(groups.wrapping_add(i))?;
+        let together = if group.together == 0 { least(device) } else { group.together };
+        let fill = group.flags & BACKFILL != 0;
+        if group.flags & !BACKFILL != 0 || together > most_together || !together.is_multiple_of(2) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if group.sms == 0 {
+            group.sms = if fill { left / 2 * 2 } else { left / together * together };
+            put(groups.wrapping_add(i), group)?;
+        }
+        let whole = group.sms.is_multiple_of(2) && (fill || group.sms.is_multiple_of(together));
+        if !whole || group.sms > total {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let empty = group.sms == 0 && !out.is_null();
+        left = left
+            .checked_sub(group.sms)
+            .filter(|_| !empty)
+            .ok_or(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION)?;
+        if !out.is_null() {
+            put(out.wrapping_add(i), Resource::sms(device, group.sms, split, together))?;
+        }
+    }
+    put_remainder(remainder, device, left, split, 2)
+}
+
+/// A resource descriptor. "… will remain valid for the lifetime of the process."
+#[repr(C)]
+struct Descriptor {
+    header: Header,
+    device: &'static Device,
+    sms: u32,
+}
+
+impl Object for Descriptor {
+    const MAGIC: u32 = 0x4752_4453;
+    const INVALID: i32 = CUDA_ERROR_INVALID_VALUE;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+fn describe(resources: *const Resource, count: c_uint) -> Result<&'static Descriptor> {
+    if count == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut found: Option<(Resource, &'static Device)> = None;
+    let mut sms = 0;
+    for i in 0..count as usize {
+        let at = resources.wrapping_add(i);
+        if matches!(get(at)?.kind, WORKQUEUE_CONFIG | WORKQUEUE) {
+            continue;
+        }
+        let (resource, device, own) = Resource::given(at)?;
+        // "must be outputs … from the same split … and have the same smCoscheduledAlignment".
+        let fits = found.is_none_or(|(first, of)| {
+            std::ptr::eq(of, device)
+                && first.split == resource.split
+                && resource.split != 0
+                && first.align == resource.align
+        });
+        sms += own;
+        if !fits || sms > device.config.sm_count {
+            return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+        }
+        found = found.or(Some((resource, device)));
+    }
+    let (_, device) = found.ok_or(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION)?;
+    let header = Header::new();
+    Ok(enliven(Box::leak(Box::new(Descriptor { header, device, sms }))))
+}
+
+/// A green context.
+#[repr(C)]
+pub(crate) struct Green {
+    header: Header,
+    view: &'static Context,
+}
+
+impl Object for Green {
+    const MAGIC: u32 = 0x4752_434e;
+    const INVALID: i32 = CUDA_ERROR_INVALID_CONTEXT;
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+fn create(descriptor: *mut c_void, dev: CUdevice, flags: c_uint) -> Result<&'static Green> {
+    let device = driver()?.device(dev)?;
+    let descriptor: &'static Descriptor = resolve(descriptor)?;
+    // CU_GREEN_CTX_DEFAULT_STREAM.
+    if flags > 1 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if !std::ptr::eq(descriptor.device, device) {
+        return Err(CUDA_ERROR_INVALID_DEVICE);
+    }
+    let primary = retain_primary(device)?;
+    let view = Context::view(primary, descriptor.sms);
+    let green = enliven(Box::leak(Box::new(Green { header: Header::new(), view })));
+    view.set_green(handle(green));
+    Ok(green)
+}
+
+fn destroy(green: *mut c_void) -> Result<()> {
+    driver()?;
+    let green: &'static Green = resolve(green)?;
+    if !kill(green) {
+        return Err(CUDA_ERROR_INVALID_CONTEXT);
+    }
+    // "the API will invalidate all active captures on these streams"; work in flight goes on.
+    let _ = capture::permit_context(green.view);
+    let device = green.view.device;
+    green.view.end_view();
+    release_primary(device)
+}
+
+/// Records all work of a context in an event, or makes it wait for one: through its default stream,
+/// which all of a process's work on the GPU is in order with.
+fn whole(context: &'static Context) -> Result<&'static Stream> {
+    capture::permit_context(context)?;
+    Ok(context.legacy())
+}
+
+fn green_of(s: &Stream) -> *mut c_void {
+    s.context().green()
+}
+
+fn context_or_current(context: CUcontext) -> Result<&'static Context> {
+    if context.is_null() { current() } else { resolve(context) }
+}
+
+exports! {
+    fn cuDeviceGetDevResource(dev: CUdevice, out: *mut Resource, kind: c_int) {
+        let device = driver()?.device(dev)?;
+        available(out, kind, device, device.config.sm_count)
+    }
+    fn cuCtxGetDevResource(context: CUcontext, out: *mut Resource, kind: c_int) {
+        driver()?;
+        let context = context_or_current(context)?;
+        available(out, kind, context.device, context.sm_count())
+    }
+    fn cuGreenCtxGetDevResource(green: *mut c_void, out: *mut Resource, kind: c_int) {
+        driver()?;
+        let view = resolve::<Green>(green)?.view;
+        available(out, kind, view.device, view.sm_count())
+    }
+    fn cuDevSmResourceSplitByCount(out: *mut Resource, groups: *mut c_uint, input: *const Resource, remainder: *mut Resource, flags: c_uint, least: c_uint) {
+        split_by_count(out, groups, input, remainder, flags, least)
+    }
+    fn cuDevSmResourceSplit(out: *mut Resource, count: c_uint, input: *const Resource, remainder: *mut Resource, flags: c_uint, groups: *mut Group) {
+        split(out, count, input, remainder, flags, groups)
+    }
+    fn cuDevResourceGenerateDesc(out: *mut *mut c_void, resources: *const Resource, count: c_uint) {
+        driver()?;
+        if out.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        put(out, handle(describe(resources, count)?))
+    }
+    fn cuGreenCtxCreate(out: *mut *mut c_void, descriptor: *mut c_void, dev: CUdevice, flags: c_uint) {
+        if out.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        put(out, handle(create(descriptor, dev, flags)?))
+    }
+    fn cuGreenCtxDestroy(green: *mut c_void) { destroy(green) }
+    fn cuCtxFromGreenCtx(out: *mut CUcontext, green: *mut c_void) {
+        driver()?;
+        put(out, handle(resolve::<Green>(green)?.view))
+    }
+    fn cuGreenCtxGetId(green: *mut c_void, out: *mut u64) {
+        driver()?;
+        put(out, resolve::<Green>(green)?.view.number())
+    }
+    // "CU_STREAM_NON_BLOCKING: This must be specified."
+    fn cuGreenCtxStreamCreate(out: *mut CUstream, green: *mut c_void, flags: c_uint, priority: c_int) {
+        driver()?;
+        let view = resolve::<Green>(green)?.view;
+        if out.is_null() || flags != 1 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        put(out, handle(Stream::create(view, flags, priority)))
+    }
+    fn cuGreenCtxRecordEvent(green: *mut c_void, event: CUevent) {
+        driver()?;
+        record_in(resolve::<Event>(event)?, whole(resolve::<Green>(green)?.view)?)
+    }
+    fn cuGreenCtxWaitEvent(green: *mut c_void, event: CUevent) {
+        driver()?;
+        whole(resolve::<Green>(green)?.view)?.wait_for(resolve::<Event>(event)?)
+    }
+    fn cuCtxRecordEvent(context: CUcontext, event: CUevent) {
+        driver()?;
+        record_in(resolve::<Event>(event)?, whole(context_or_current(context)?)?)
+    }
+    fn cuCtxWaitEvent(context: CUcontext, event: CUevent) {
+        driver()?;
+        whole(context_or_current(context)?)?.wait_for(resolve::<Event>(event)?)
+    }
+    fn cuStreamGetGreenCtx(s: CUstream, out: *mut *mut c_void) {
+        driver()?;
+        put(out, green_of(peek(s, crate::stream::Flavour::Legacy)?))
+    }
+}
+
+exports_both! {
+    fn cuStreamGetDevResource, cuStreamGetDevResource_ptsz(s: CUstream, out: *mut Resource, kind: c_int) |flavour| {
+        let context = peek(s, flavour)?.context();
+        if kind != SM {
+            return Err(CUDA_ERROR_INVALID_RESOURCE_TYPE);
+        }
+        available(out, kind, context.device, context.sm_count())
+    }
+}
