@@ -62,8 +62,11 @@ fn handle(pool: usize) -> CUmemoryPool {
     core::ptr::with_exposed_provenance_mut(pool)
 }
 
+/// Attributes of pools are "potentially unsafe" to a driver that captures: asked beside a capture, they
+/// would end it.
 fn of_pool(pool: usize, attribute: c_int) -> Option<u64> {
     let ask = real::cuMemPoolGetAttribute.get()?;
+    let _uncaptured = Uncaptured::enter();
     let mut value = 0u64;
     // SAFETY: a live pool's handle and a place for the attribute, which is a cuuint64_t.
     let result = unsafe { ask(handle(pool), attribute, (&raw mut value).cast()) };
@@ -81,6 +84,7 @@ fn of_graphs(device: CUdevice, attribute: c_int) -> Option<u64> {
 /// Where a pool that nobody saw being made says it is. Drivers before CUDA 13 do not say.
 pub(crate) fn location(pool: CUmemoryPool) -> Option<(CUmemLocation, CUmemAllocationType)> {
     let ask = real::cuMemPoolGetAttribute.get()?;
+    let _uncaptured = Uncaptured::enter();
     let word = |attribute: c_int| {
         let mut value: c_int = 0;
         let place = (&raw mut value).cast::<c_void>();
