@@ -48,7 +48,8 @@ fn function_pointer_types() -> Option<Vec<BTreeMap<String, Vec<String>>>> {
 fn typedefs(header: &str) -> BTreeMap<String, Vec<String>> {
     let mut types = BTreeMap::new();
     for line in header.split(';') {
-        let Some(rest) = line.trim().strip_prefix("typedef CUresult (CUDAAPI *PFN_") else {
+        let typedef = line.trim().strip_prefix("typedef CUresult").map(str::trim_start);
+        let Some(rest) = typedef.and_then(|t| t.strip_prefix("(CUDAAPI *PFN_")) else {
             continue;
         };
         let Some((name, arguments)) = rest.split_once(")(") else { continue };

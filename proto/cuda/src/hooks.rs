@@ -58,6 +58,10 @@ macro_rules! for_each_hook {
             context cuKernelGetFunction { cuKernelGetFunction @ 12000 legacy }
                 (function: *mut CUfunction, kernel: CUkernel);
 
+            context cuGreenCtxCreate { cuGreenCtxCreate @ 12040 legacy }
+                (pctx: *mut CUgreenCtx, desc: CUdevResourceDesc, dev: CUdevice, flags: c_uint);
+            context cuGreenCtxDestroy { cuGreenCtxDestroy @ 12040 legacy } (ctx: CUgreenCtx);
+
             alloc cuMemAlloc { cuMemAlloc_v2 @ 3020 legacy }
                 (dptr: *mut CUdeviceptr, bytes: usize);
             alloc cuMemAlloc_v1 { cuMemAlloc @ 2000 legacy }

@@ -31,6 +31,10 @@ pub type CUdeviceptr = c_ulonglong;
 /// The 32-bit device address of the pre-3.2 functions.
 pub type CUdeviceptr_v1 = c_uint;
 pub type CUcontext = *mut c_void;
+/// A green context, which is no context before `cuCtxFromGreenCtx`.
+pub type CUgreenCtx = *mut c_void;
+/// What a green context is made of.
+pub type CUdevResourceDesc = *mut c_void;
 pub type CUmodule = *mut c_void;
 pub type CUfunction = *mut c_void;
 pub type CUkernel = *mut c_void;

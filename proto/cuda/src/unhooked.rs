@@ -65,9 +65,7 @@ unhooked! {
         Obtains cuGetExportTable: "hands out driver-internal tables, some of which allocate";
         Obtains cuGLCtxCreate: "a context for OpenGL; none in containers with compute capability only";
         Obtains cuVDPAUCtxCreate: "a context for VDPAU; none in containers with compute capability only";
-        Obtains cuGreenCtxCreate: "retains the primary context, charged by the first hook that sees it";
-        Releases cuGreenCtxDestroy: "ends what cuGreenCtxCreate retained";
-        Obtains cuCtxFromGreenCtx: "a view of a green context, destroyed with it";
+        Obtains cuCtxFromGreenCtx: "another handle of the primary context, which is charged";
         Obtains cuGreenCtxStreamCreate: "queues come from driver-internal slabs";
         Obtains cuStreamCreate: "queues come from driver-internal slabs";
         Obtains cuStreamCreateWithPriority: "queues come from driver-internal slabs";

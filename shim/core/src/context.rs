@@ -10,9 +10,9 @@
 use crate::contexts::{Context, Place};
 use crate::gate::streams;
 use crate::limits::Local;
-use crate::place::{primary_is_active, primary_lock};
+use crate::place::{device_of, primary, primary_is_active, primary_lock};
 use crate::quota::{self, Asked};
-use crate::real::Real;
+use crate::real::{self, Real};
 use crate::state::{self, Process, Standing};
 use crate::thread::Depth;
 use core::ffi::{c_int, c_uint};
@@ -47,7 +47,8 @@ fn create(
     let place = Place { serial: 0, gpu: Some(gpu) };
     let overhead_bytes = if charged { overhead_bytes } else { 0 };
     let local = Local::default();
-    let context = Context { handle, overhead_bytes, place, local, users: 1, primary_of };
+    let context =
+        Context { handle, overhead_bytes, place, local, users: 1, primary_of, is_view: false };
     process.contexts.insert(promise, context, |stale| give_back(process, &stale));
     quota::tell_of_context(process, gpu);
     result
@@ -144,6 +145,11 @@ fn destroy(process: &'static Process, ctx: CUcontext, call: impl FnOnce() -> CUr
 
 /// Everything that goes with a context.
 pub(crate) fn give_back(process: &'static Process, context: &Context) {
+    // What is obtained in a view is the primary context's.
+    if context.is_view {
+        return;
+    }
+    while process.contexts.take_view(context.place.serial) {}
     give_back_allocations(process, context.place.serial);
     let Some(gpu) = context.place.gpu else { return };
     let overhead = context.overhead_bytes.saturating_add(context.local.charged());
@@ -288,6 +294,78 @@ pub unsafe fn cuDevicePrimaryCtxRelease(
         going.is_gone(is_gone);
     }
     if is_gone && let Some(context) = process.contexts.take_primary(dev) {
+        give_back(process, &context);
+    }
+    result
+}
+
+/// CUDA Driver API, "Green Contexts": retains the primary context, which it may make.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuGreenCtxCreate(
+    real: &Real<
+        unsafe extern "C" fn(*mut CUgreenCtx, CUdevResourceDesc, CUdevice, c_uint) -> CUresult,
+    >,
+    pctx: *mut CUgreenCtx,
+    desc: CUdevResourceDesc,
+    dev: CUdevice,
+    flags: c_uint,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let call = || unsafe { real(pctx, desc, dev, flags) };
+    let Some(_depth) = Depth::enter() else { return call() };
+    let process = match state::standing() {
+        Standing::Pass => return call(),
+        Standing::Closed => return CUDA_ERROR_SYSTEM_NOT_READY,
+        Standing::Armed(process) => process,
+    };
+    let _one_at_a_time = process.primaries[primary_lock(dev)].lock();
+    if process.contexts.primary(dev).is_some() {
+        return call();
+    }
+    let handle = || primary(dev).unwrap_or(core::ptr::null_mut());
+    create("cuGreenCtxCreate", dev, Some(dev), process, call, handle)
+}
+
+/// CUDA Driver API, "Green Contexts": releases the primary context, which may end with it.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuGreenCtxDestroy(
+    real: &Real<unsafe extern "C" fn(CUgreenCtx) -> CUresult>,
+    ctx: CUgreenCtx,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own argument.
+    let call = || unsafe { real(ctx) };
+    let Some(_depth) = Depth::enter() else { return call() };
+    let Some(process) = state::armed() else { return call() };
+    let mut view: CUcontext = core::ptr::null_mut();
+    // SAFETY: the caller's own green context, and a place for its handle.
+    let known = real::cuCtxFromGreenCtx
+        .get()
+        .is_some_and(|ask| unsafe { ask(&raw mut view, ctx) } == CUDA_SUCCESS);
+    let Some(dev) = known.then(|| device_of(view)).flatten() else { return call() };
+    let _one_at_a_time = process.primaries[primary_lock(dev)].lock();
+    let mut going = [streams::context_going(view), primary_going(process, dev)];
+    let leaving = process.contexts.leaving(view.addr());
+    let result = call();
+    let is_gone = [result == CUDA_SUCCESS, result == CUDA_SUCCESS && !primary_is_active(dev)];
+    for (going, is_gone) in going.iter_mut().zip(is_gone) {
+        if let Some(going) = going {
+            going.is_gone(is_gone);
+        }
+    }
+    if result != CUDA_SUCCESS
+        && let Some(leaving) = leaving
+    {
+        process.contexts.restore(leaving);
+    }
+    if is_gone[1]
+        && let Some(context) = process.contexts.take_primary(dev)
+    {
         give_back(process, &context);
     }
     result

@@ -33,6 +33,8 @@ pub struct Context {
     pub users: u32,
     /// The device whose primary context it is.
     pub primary_of: Option<i32>,
+    /// It is a green context's: another handle of the primary context, at whose place it is.
+    pub is_view: bool,
 }
 
 // SAFETY: `Context` is plain data; all-zero bytes are an unused entry (`Option`s of integers carry a
@@ -110,7 +112,7 @@ impl Contexts {
     }
 
     /// Remembers, at the place that was promised, a context that the driver has just made, and gives
-    /// it a serial. `stale` gets what had its handle before: a context that ended without our seeing
+    /// it a serial, unless it is a view. `stale` gets what had its handle before: a context that ended without our seeing
     /// it.
     pub fn insert(
         &self,
@@ -122,8 +124,10 @@ impl Contexts {
             stale(before);
         }
         let mut list = self.list.lock();
-        list.last_serial = list.last_serial.wrapping_add(1).max(1);
-        context.place.serial = list.last_serial;
+        if !context.is_view {
+            list.last_serial = list.last_serial.wrapping_add(1).max(1);
+            context.place.serial = list.last_serial;
+        }
         list.put(context);
         drop(list);
         drop(promise);
@@ -158,6 +162,11 @@ impl Contexts {
         self.take_if(|context| context.primary_of == Some(device))
     }
 
+    /// Forgets a view of the context with this serial; whether there was one.
+    pub fn take_view(&self, serial: u32) -> bool {
+        self.take_if(|context| context.is_view && context.place.serial == serial).is_some()
+    }
+
     /// Adds to a context's users; returns how many there are now.
     pub fn adjust_users(&self, handle: usize, by: i32) -> Option<u32> {
         let mut list = self.list.lock();
@@ -170,7 +179,12 @@ impl Contexts {
     /// What the limits of `handle` take, to be changed.
     pub(crate) fn local(&self, handle: usize, change: impl FnOnce(&mut Local)) {
         let mut list = self.list.lock();
-        let Some((at, _)) = list.position(|c| c.handle == handle) else { return };
+        let Some((mut at, found)) = list.position(|c| c.handle == handle) else { return };
+        if found.is_view {
+            let serial = found.place.serial;
+            let base = list.position(|c| !c.is_view && c.place.serial == serial);
+            at = base.map_or(at, |(base, _)| base);
+        }
         if let Some(entries) = &mut list.entries {
             change(&mut entries.as_mut_slice()[at].local);
         }
@@ -185,7 +199,7 @@ impl Contexts {
 
     /// Whether any context is left on the page's GPU `gpu`.
     pub fn any_on(&self, gpu: u8) -> bool {
-        self.list.lock().position(|c| c.place.gpu == Some(gpu)).is_some()
+        self.list.lock().position(|c| !c.is_view && c.place.gpu == Some(gpu)).is_some()
     }
 
     fn take_if(&self, wanted: impl Fn(&Context) -> bool) -> Option<Context> {
@@ -251,7 +265,15 @@ mod tests {
 
     fn context(handle: usize, gpu: u8, primary_of: Option<i32>) -> Context {
         let place = Place { serial: 0, gpu: Some(gpu) };
-        Context { handle, overhead_bytes: 1, place, local: Local::default(), users: 1, primary_of }
+        Context {
+            handle,
+            overhead_bytes: 1,
+            place,
+            local: Local::default(),
+            users: 1,
+            primary_of,
+            is_view: false,
+        }
     }
 
     fn made(contexts: &Contexts, context: Context) -> Context {

@@ -10,7 +10,7 @@ use crate::state::{PRIMARIES, Process};
 use crate::thread::CachedPlace;
 use core::ffi::c_int;
 use core::ptr;
-use tessera_cuda::types::{CUDA_SUCCESS, CUcontext, CUdevice, CUstream};
+use tessera_cuda::types::{CUDA_SUCCESS, CUcontext, CUdevice, CUgreenCtx, CUstream};
 use tessera_region::account::Refused;
 use tessera_region::layout::Kind;
 
@@ -79,8 +79,8 @@ fn of_context(process: &'static Process, context: CUcontext, is_current: bool) -
     Look::At(place)
 }
 
-/// Charges the current context, which no hook saw being made: through `cuGetExportTable`, graphics
-/// interoperation or a green context.
+/// Charges the current context, which no hook saw being made: through `cuGetExportTable` or graphics
+/// interoperation. A green context's is noted at the place of the primary context, which is charged.
 #[cold]
 fn adopt(process: &'static Process, context: CUcontext) -> Look {
     let Some(ask) = real::cuCtxGetDevice.get() else { return Look::Nowhere };
@@ -97,6 +97,41 @@ fn adopt(process: &'static Process, context: CUcontext) -> Look {
     if let Some(place) = process.contexts.find(context.addr()) {
         return Look::At(place);
     }
+    if !is_view() {
+        return note(process, context, device, gpu);
+    }
+    let Some(base) = primary(device) else { return Look::Nowhere };
+    let place = match process.contexts.find(base.addr()) {
+        Some(place) => place,
+        None => match note(process, base, device, gpu) {
+            Look::At(place) => place,
+            other => return other,
+        },
+    };
+    let Some(promise) = process.contexts.promise() else { return Look::Unnoted(gpu) };
+    let view = Context {
+        handle: context.addr(),
+        overhead_bytes: 0,
+        place,
+        local: Local::default(),
+        users: 1,
+        primary_of: None,
+        is_view: true,
+    };
+    process.contexts.insert(promise, view, |stale| give_back(process, &stale));
+    Look::At(place)
+}
+
+/// Whether the current context is a green context's: so its default stream's is.
+fn is_view() -> bool {
+    let Some(ask) = real::cuStreamGetGreenCtx.get() else { return false };
+    let mut green: CUgreenCtx = ptr::null_mut();
+    // SAFETY: the default stream of the current context, and a valid place for a handle.
+    (unsafe { ask(ptr::null_mut(), &raw mut green) }) == CUDA_SUCCESS && !green.is_null()
+}
+
+/// Charges a context of a listed device, and remembers it.
+fn note(process: &'static Process, context: CUcontext, device: CUdevice, gpu: Option<u8>) -> Look {
     let Some(promise) = process.contexts.promise() else { return Look::Unnoted(gpu) };
     let mut overhead_bytes = 0;
     if let Some(gpu) = gpu {
@@ -113,7 +148,8 @@ fn adopt(process: &'static Process, context: CUcontext) -> Look {
         place: Place { serial: 0, gpu },
         local: Local::default(),
         users: 1,
-        primary_of: is_primary(context, device).then_some(device),
+        primary_of: (primary(device) == Some(context)).then_some(device),
+        is_view: false,
     };
     if let Some(gpu) = gpu {
         quota::tell_of_context(process, gpu);
@@ -135,24 +171,38 @@ pub(crate) fn primary_is_active(device: CUdevice) -> bool {
     (unsafe { ask(device, &raw mut flags, &raw mut active) }) == CUDA_SUCCESS && active != 0
 }
 
-/// Compares with the primary context's handle, which only a retain tells; an active one's retain and
-/// release change nothing.
-fn is_primary(context: CUcontext, device: CUdevice) -> bool {
+/// The primary context's handle while it is active, which only a retain tells; an active one's retain
+/// and release change nothing.
+pub(crate) fn primary(device: CUdevice) -> Option<CUcontext> {
     let release =
         real::cuDevicePrimaryCtxRelease_v2.get().or_else(|| real::cuDevicePrimaryCtxRelease.get());
-    let (Some(retain), Some(release)) = (real::cuDevicePrimaryCtxRetain.get(), release) else {
-        return false;
-    };
+    let (retain, release) = (real::cuDevicePrimaryCtxRetain.get()?, release?);
     if !primary_is_active(device) {
-        return false;
+        return None;
     }
     let mut primary: CUcontext = ptr::null_mut();
     // SAFETY: a valid place for a handle; what was retained is released.
     unsafe {
         if retain(&raw mut primary, device) != CUDA_SUCCESS {
-            return false;
+            return None;
         }
         release(device);
     }
-    primary == context
+    Some(primary)
+}
+
+/// The device of a context.
+pub(crate) fn device_of(context: CUcontext) -> Option<CUdevice> {
+    let (push, pop) = (real::cuCtxPushCurrent_v2.get()?, real::cuCtxPopCurrent_v2.get()?);
+    let ask = real::cuCtxGetDevice.get()?;
+    let (mut device, mut popped): (CUdevice, CUcontext) = (0, ptr::null_mut());
+    // SAFETY: a context of the application's, current for as long as it is asked, and valid places.
+    unsafe {
+        if push(context) != CUDA_SUCCESS {
+            return None;
+        }
+        let result = ask(&raw mut device);
+        pop(&raw mut popped);
+        (result == CUDA_SUCCESS).then_some(device)
+    }
 }

@@ -216,6 +216,7 @@ macro_rules! asked {
 asked! { Cuda CUresult;
     cuArrayGetMemoryRequirements
         (needs: *mut CUDA_ARRAY_MEMORY_REQUIREMENTS, array: CUarray, dev: CUdevice);
+    cuCtxFromGreenCtx (ctx: *mut CUcontext, green: CUgreenCtx);
     cuCtxGetCurrent (ctx: *mut CUcontext);
     cuCtxGetDevice (dev: *mut CUdevice);
     cuCtxGetLimit (value: *mut usize, limit: CUlimit);
@@ -249,6 +250,7 @@ asked! { Cuda CUresult;
         (needs: *mut CUDA_ARRAY_MEMORY_REQUIREMENTS, array: CUmipmappedArray, dev: CUdevice);
     cuPointerGetAttribute (value: *mut c_void, attribute: c_int, pointer: CUdeviceptr);
     cuStreamGetCtx (stream: CUstream, ctx: *mut CUcontext);
+    cuStreamGetGreenCtx (stream: CUstream, green: *mut CUgreenCtx);
     cuStreamIsCapturing (stream: CUstream, status: *mut c_int);
     cuStreamIsCapturing_ptsz (stream: CUstream, status: *mut c_int);
     cuThreadExchangeStreamCaptureMode (mode: *mut c_int);
