@@ -180,10 +180,11 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     let uuids = gpus.iter().map(|gpu| gpu.uuid.clone());
     let mut overhead = overhead::Overhead::new(Box::new(discovery), pages.dir(), uuids)?;
     let outcome = supervise::run(command, || {
-        if let Ok(snapshot) = pages.usage().snapshot() {
+        if let Ok(snapshot) = pages.usage().glance() {
             observer.see(&snapshot, overhead.ended());
-            overhead.tick(&snapshot, pages.quota(), pages.usage());
+            return overhead.tick(&snapshot, pages.quota(), pages.usage());
         }
+        supervise::Pace::Idle
     });
     if args.verbose {
         // The last look: the processes are gone, what they wrote is not, wherever it is by now.

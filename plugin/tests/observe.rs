@@ -7,6 +7,7 @@ use std::path::Path;
 use node_support::*;
 use tessera_plugin::device::GpuProcess;
 use tessera_plugin::ledger::{Ledger, What};
+use tessera_region::layout::DEPARTURE_NS;
 use tessera_region::quota::QuotaReader;
 
 const MIB: u64 = 1 << 20;
@@ -55,12 +56,19 @@ async fn what_the_driver_shows_beyond_the_charges_is_published_and_ends_with_the
     assert_eq!(shown.memory_nvml_bytes, Some(3 * GIB + 100 * MIB));
     assert_eq!((allocation.unaccounted, node.status().await.warnings.len()), (0, 0));
 
-    // The driver takes the memory down later than the kernel ends the process, and may list it until
-    // then: what is recovered already must not look like overhead.
-    let listed = [uses(tenant.pid(), 3 * GIB + 100 * MIB), uses(other.pid(), GIB)];
+    // The driver takes the memory down later than the kernel ends the process, and lists it until then:
+    // so long all of it stays charged.
+    let usage = tessera_region::usage::UsageMap::attach(&pages).unwrap();
+    let pid = tenant.pid();
     tenant.kill();
-    node.gpus.show(&listed);
-    until(|| (overhead(&pages) == 0).then_some(())).await;
+    until(|| (usage.charged_total(0) == 3 * GIB && usage.living_total(0) == 0).then_some(())).await;
+    tokio::time::sleep(std::time::Duration::from_nanos(DEPARTURE_NS) * 5 / 4).await;
+    assert_eq!((usage.charged_total(0), overhead(&pages)), (3 * GIB, 112 * MIB));
+    // Part of it is gone, then all.
+    node.gpus.show(&[uses(pid, GIB), uses(other.pid(), GIB)]);
+    until(|| (usage.charged_total(0) == GIB).then_some(())).await;
+    node.gpus.show(&[uses(other.pid(), GIB)]);
+    until(|| (usage.charged_total(0) == 0 && overhead(&pages) == 0).then_some(())).await;
 }
 
 #[tokio::test]

@@ -1,10 +1,15 @@
 //! An allocation's quota and usage page, as the plugin would have written them.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tempfile::TempDir;
 use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec, QuotaWriter};
 use tessera_region::usage::{self, Snapshot, UsageFile};
+
+/// How long what dead processes held stays charged: a little longer than the simulated driver takes where
+/// its configuration says nothing. No plugin looks here.
+const DEPARTURE: Duration = Duration::from_millis(20);
 
 /// A pages directory for one test, removed with this value.
 #[derive(Debug)]
@@ -35,6 +40,7 @@ impl Pages {
         };
         let dir = tempfile::tempdir().expect("a writable temporary directory");
         let quota = quota::create(dir.path(), &spec).expect("a valid quota");
+        quota.set_departure(DEPARTURE);
         usage::create(dir.path(), spec.generation).expect("a writable directory");
         Self { dir, quota }
     }
@@ -65,7 +71,7 @@ impl Pages {
     }
 
     /// The bytes that living processes are charged on the page's `gpu`-th GPU. Recovers the dead first,
-    /// as the plugin does.
+    /// as if the driver had back what they held.
     pub fn charged(&self, gpu: usize) -> u64 {
         self.usage().recover_dead().expect("a writable usage page");
         self.snapshot().charged(gpu)

@@ -9,7 +9,8 @@
 //! - **Down** when a process or a context has gone since and two consecutive looks show less, to the
 //!   larger of the two.
 //! - **Down** otherwise only when all looks of [`PERSISTENT`], at least [`LOOKS`], showed less: to
-//!   the most they showed.
+//!   the most they showed. So overhead that is gone is gone within a second, with [`WATCH`] between two
+//!   looks. Looks that are not quiet count here, too: what they show is at the most overhead.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,11 @@ pub const STEP: u64 = 16 << 20;
 /// Least time between two looks that confirm each other.
 pub const CONFIRM: Duration = Duration::from_millis(5);
 /// How long less must show, without a reason, before less is published.
-pub const PERSISTENT: Duration = Duration::from_secs(30);
+pub const PERSISTENT: Duration = Duration::from_millis(300);
+/// The longest time between two looks while overhead is published, and while it falls.
+pub const WATCH: Duration = Duration::from_millis(350);
+/// See [`WATCH`].
+pub const WATCH_FALL: Duration = Duration::from_millis(90);
 /// How many looks that takes at least.
 pub const LOOKS: u32 = 3;
 
@@ -72,7 +77,7 @@ impl Gauge {
 
     /// Takes a look. Looks come in the order of time.
     pub fn see(&mut self, now: Instant, sample: &Sample) -> Verdict {
-        let Some(overhead) = sample.overhead() else { return Verdict::Unclear };
+        let Some(overhead) = sample.overhead() else { return self.see_moving(now, sample) };
         let here: Vec<_> = sample.members.iter().map(|(m, c)| (m.pid, m.start, *c)).collect();
         let target = overhead.checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
         let gone = self.has_gone(&here);
@@ -88,6 +93,29 @@ impl Gauge {
         };
         self.members = here;
         verdict
+    }
+
+    /// A look during which the ledger moved: it can show less, and not more.
+    fn see_moving(&mut self, now: Instant, sample: &Sample) -> Verdict {
+        let target = sample.most().and_then(|most| most.checked_next_multiple_of(STEP));
+        match target.filter(|target| *target < self.published) {
+            // What may have moved is whose members are whose, too.
+            Some(target) => match self.fall(now, target, false) {
+                Verdict::Publish(bytes) => Verdict::Publish(bytes),
+                _ => Verdict::Unclear,
+            },
+            None => Verdict::Unclear,
+        }
+    }
+
+    /// The longest time until the next look.
+    #[must_use]
+    pub fn watch(&self) -> Option<Duration> {
+        match (self.published, self.falling) {
+            (0, _) => None,
+            (_, None) => Some(WATCH),
+            (_, Some(_)) => Some(WATCH_FALL),
+        }
     }
 
     fn rise(&mut self, now: Instant, overhead: u64) -> Verdict {

@@ -107,6 +107,41 @@ fn a_namesake_of_a_dead_process_is_somebody_else() {
     assert_eq!(bench.see(&namesake), Verdict::Publish(0));
 }
 
+/// Looks that come when the rhythm says, from when the overhead has gone; for how long it is published.
+fn decay(sample: &Sample) -> Duration {
+    let mut bench = Bench::new();
+    bench.settle(&look(800 * MIB, &[1]));
+    let gone = bench.now;
+    let mut now = gone;
+    while bench.gauge.published() > STEP {
+        now += bench.gauge.watch().expect("somebody looks while there is overhead");
+        bench.gauge.see(now, sample);
+        assert!(now - gone < Duration::from_secs(60));
+    }
+    now - gone
+}
+
+#[test]
+fn overhead_that_is_gone_is_gone_within_a_second() {
+    let moving = Sample { quiet: false, ..look(MIB, &[1]) };
+    for sample in [look(MIB, &[1]), moving] {
+        let decay = decay(&sample);
+        assert!(decay < Duration::from_millis(900), "{decay:?}");
+    }
+    assert_eq!(Gauge::new(0).watch(), None, "no overhead, no reason");
+}
+
+#[test]
+fn a_ledger_that_moves_shows_no_more() {
+    let mut bench = Bench::new();
+    bench.settle(&look(64 * MIB, &[1]));
+    for _ in 0..20 {
+        let sample = Sample { quiet: false, ..look(900 * MIB, &[1]) };
+        assert_eq!(bench.see(&sample), Verdict::Unclear);
+    }
+    assert_eq!(bench.gauge.published(), 64 * MIB);
+}
+
 #[test]
 fn without_a_reason_less_is_believed_only_when_it_lasts() {
     let mut bench = Bench::new();
@@ -118,7 +153,7 @@ fn without_a_reason_less_is_believed_only_when_it_lasts() {
     let mut bench = Bench::new();
     bench.settle(&look(320 * MIB, &[1]));
     for _ in 0..10 {
-        for _ in 0..20 {
+        for _ in 1..LOOKS {
             bench.see(&look(MIB, &[1]));
         }
         bench.see(&look(320 * MIB, &[1]));
@@ -155,7 +190,7 @@ fn any_look() -> impl Strategy<Value = (u64, Sample)> {
 
 proptest! {
     /// Whatever is seen: what is raised was there at both of the last two quiet looks, what is
-    /// lowered still covers the last, and looks that are not quiet move nothing.
+    /// lowered still covers the last, and looks that are not quiet raise nothing.
     #[test]
     fn nothing_is_published_that_was_not_seen_twice(
         looks in prop::collection::vec(any_look(), 1..200),
@@ -168,7 +203,14 @@ proptest! {
             let before = gauge.published();
             let verdict = gauge.see(now, &sample);
             let Some(overhead) = sample.overhead() else {
-                prop_assert_eq!((verdict, gauge.published()), (Verdict::Unclear, before));
+                let now = gauge.published();
+                match verdict {
+                    Verdict::Publish(bytes) => {
+                        prop_assert!(bytes == now && bytes < before && bytes % STEP == 0);
+                        prop_assert!(Some(bytes) >= sample.most());
+                    }
+                    _ => prop_assert_eq!((verdict, now), (Verdict::Unclear, before)),
+                }
                 continue;
             };
             if let Verdict::Publish(bytes) = verdict {

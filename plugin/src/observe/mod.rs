@@ -8,6 +8,7 @@
 //! comes from the sessions and from `/proc` ([`procs`]).
 
 pub mod audit;
+pub mod departed;
 mod findings;
 pub mod gauge;
 mod observed;
@@ -24,14 +25,16 @@ use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
 
 pub use observed::{Bell, Observed};
+use tessera_region::usage::{Fate, SlotView};
 pub use view::{PidView, pid_view};
 
 use self::audit::{Audit, Finding};
+use self::departed::{Listed, Whose};
 use self::findings::Kubelet;
 use self::gauge::{Gauge, Verdict};
 use self::procs::Procs;
 use self::rhythm::{Rhythm, SLOW};
-use self::sample::{Member, compose, slot_of};
+use self::sample::{Member, compose, join, slot_of};
 use crate::admin::Sources;
 use crate::allocate::AllocationId;
 use crate::device::{Discovery, GpuProcess};
@@ -112,6 +115,8 @@ impl Drop for Watch {
 struct Tenant {
     generation: u64,
     gpus: Vec<(Gauge, Audit)>,
+    /// Which pids on the host its processes had, by slot and time of claim, as looks found them.
+    pids: BTreeMap<(usize, u64), u32>,
     news: Bucket,
     told: Option<Instant>,
     /// At the last look.
@@ -203,9 +208,16 @@ impl Observer {
             .map(|(uuid, _)| uuid.clone())
             .collect();
         for uuid in &due {
-            let (verdicts, busy) = self.look(uuid, &allocations);
+            let look = self.look(uuid, &allocations);
             if let Some(rhythm) = self.gpus.get_mut(uuid) {
-                rhythm.looked(Instant::now(), &verdicts, busy);
+                let now = Instant::now();
+                rhythm.looked(now, &look.verdicts, look.busy);
+                if let Some(within) = look.watch {
+                    rhythm.watch(now, within);
+                }
+                if look.departing {
+                    rhythm.hurry(now);
+                }
             }
         }
         if !due.is_empty() || silent != self.silent.len() {
@@ -224,6 +236,7 @@ impl Observer {
             let tenant = Tenant {
                 generation: record.generation,
                 gpus: (0..record.grants.len()).map(gpu).collect(),
+                pids: BTreeMap::new(),
                 news: Bucket::new(NEWS_BURST, NEWS_RATE, now),
                 told: None,
                 launches: 0,
@@ -238,6 +251,13 @@ impl Observer {
             tenant.started_unix_ms = record.started_unix_ms;
             self.sweep.started(now);
         }
+        if region.observed().departing() && !region.tenant().has_hidden_pids() {
+            for grant in &record.grants {
+                let rhythm =
+                    self.gpus.entry(grant.uuid.clone()).or_insert_with(|| Rhythm::new(now));
+                rhythm.hurry(now);
+            }
+        }
         let wait = match self.tenants.get_mut(&record.id) {
             Some(tenant) if region.observed().take_news() => tenant.news.take(now).err(),
             _ if fresh => Some(FRESH),
@@ -249,9 +269,8 @@ impl Observer {
         }
     }
 
-    /// Looks at one GPU: what came of it for each tenant, and whether one has launched something
-    /// since the look before.
-    fn look(&mut self, uuid: &str, allocations: &[Found]) -> (Vec<Verdict>, bool) {
+    /// Looks at one GPU.
+    fn look(&mut self, uuid: &str, allocations: &[Found]) -> Look {
         // Without the host's pids nobody is told from anybody; `status` says so.
         let tenants: Vec<(&Found, usize)> = allocations
             .iter()
@@ -268,7 +287,7 @@ impl Observer {
             Err(error) => {
                 self.silent.insert(uuid.to_owned(), error);
                 tenants.iter().for_each(|((_, r), gpu)| r.observed().set_used(*gpu, None));
-                return (Vec::new(), false);
+                return Look::default();
             }
         };
         let now = Instant::now();
@@ -285,14 +304,35 @@ impl Observer {
         let mut members: Vec<Vec<Member>> = vec![Vec::new(); tenants.len()];
         let mut strangers = Vec::new();
         let sessions = sessions(&tenants);
+        let dead = self.departing(&tenants, &before);
+        let mut listed = Vec::new();
         let node = Arc::clone(&self.node);
         let kubelet = Kubelet::new(&node);
         for process in processes {
-            match self.owner(&process, &tenants, &sessions, &before, &kubelet) {
-                Owner::Tenant(at, member) => members[at].push(member),
-                Owner::Nobody(stranger) => strangers.push(stranger),
-                Owner::Gone => {}
-            }
+            let departing = |at: usize| {
+                let its = |(_, pid): &&(usize, Option<u32>)| *pid == Some(process.pid);
+                dead[at].iter().filter(its).map(|(slot, _)| *slot).collect::<Vec<_>>()
+            };
+            let whose = match self.owner(&process, &tenants, &sessions, &before, &kubelet) {
+                Owner::Tenant(at, member) => {
+                    join(&mut members[at], member, departing(at));
+                    Some(at)
+                }
+                Owner::Nobody(stranger) => {
+                    strangers.push(stranger);
+                    Some(usize::MAX)
+                }
+                Owner::Gone => {
+                    let GpuProcess { pid, used_bytes } = process;
+                    let was = (0..dead.len()).map(|at| (at, departing(at)));
+                    if let Some((at, was)) = was.into_iter().find(|(_, was)| !was.is_empty()) {
+                        let member = Member { pid, start: 0, used_bytes, slot: None };
+                        join(&mut members[at], member, was);
+                    }
+                    None
+                }
+            };
+            listed.push((process, whose));
         }
         // Without the host's pids everybody is a stranger.
         let hidden = self.are_pids_hidden(allocations);
@@ -300,18 +340,26 @@ impl Observer {
         self.look_at_mounts(&tenants, &members, sites.as_ref(), now);
 
         let slack = self.node.config().gpus.audit_slack_bytes;
-        let mut verdicts = Vec::new();
-        let mut busy = unsettled;
+        let mut look = Look { busy: unsettled, ..Look::default() };
         for (at, ((record, region), gpu)) in tenants.iter().enumerate() {
             let after = region.slots();
+            self.learn(&record.id, &before[at], &members[at]);
+            if !dead[at].is_empty() {
+                let fates = self.fates(at, &tenants, &dead, &listed, (&before[at], &after));
+                if !fates.is_empty() {
+                    region.settle(fates);
+                }
+                look.departing |= region.observed().departing();
+            }
             let sample = compose(&before[at], &after, *gpu, std::mem::take(&mut members[at]));
             region.observed().set_used(*gpu, sample.used);
             let Some(tenant) = self.tenants.get_mut(&record.id) else { continue };
             let launches = after.iter().fold(0u64, |sum, slot| sum.saturating_add(slot.launches));
-            busy |= std::mem::replace(&mut tenant.launches, launches) != launches;
+            look.busy |= std::mem::replace(&mut tenant.launches, launches) != launches;
             let Some((gauge, audit)) = tenant.gpus.get_mut(*gpu) else { continue };
             audit.set_slack(slack);
             let verdict = gauge.see(now, &sample);
+            look.watch = look.watch.into_iter().chain(gauge.watch()).min();
             if let Verdict::Publish(bytes) = verdict {
                 region.publish_overhead(*gpu, bytes);
                 debug!(id = %record.id, gpu = uuid, overhead = bytes, "overhead observed");
@@ -327,9 +375,91 @@ impl Observer {
                 tenant.told = Some(now);
                 self.tell(record, uuid, *finding);
             }
-            verdicts.push(verdict);
+            look.verdicts.push(verdict);
         }
-        (verdicts, busy)
+        look
+    }
+
+    /// Each tenant's departing slots, and which pids on the host they had, as far as that is known.
+    fn departing(
+        &self,
+        tenants: &[(&Found, usize)],
+        slots: &[Vec<SlotView>],
+    ) -> Vec<Vec<(usize, Option<u32>)>> {
+        let pid = |(record, region): &Found, slot: &SlotView| {
+            let tenant = self.tenants.get(&record.id);
+            let learnt = tenant.and_then(|t| t.pids.get(&(slot.index, slot.claimed_ns)).copied());
+            let said = || region.tenant().host_pid(slot.pid_hint, u32::try_from(slot.index).ok()?);
+            learnt.or_else(said)
+        };
+        let of = |(found, slots): (&Found, &Vec<SlotView>)| {
+            let departing = slots.iter().filter(|slot| slot.is_departing());
+            departing.map(|slot| (slot.index, pid(found, slot))).collect()
+        };
+        tenants.iter().map(|(found, _)| *found).zip(slots).map(of).collect()
+    }
+
+    /// Which process has which slot, for when it is dead.
+    fn learn(&mut self, id: &AllocationId, slots: &[SlotView], members: &[Member]) {
+        let Some(tenant) = self.tenants.get_mut(id) else { return };
+        let is_there =
+            |key: &(usize, u64)| slots.iter().any(|slot| (slot.index, slot.claimed_ns) == *key);
+        tenant.pids.retain(|key, _| is_there(key));
+        for member in members {
+            let its = |slot: &&SlotView| Some(slot.index) == member.slot && !slot.is_departing();
+            if let Some(slot) = slots.iter().find(its) {
+                tenant.pids.insert((slot.index, slot.claimed_ns), member.pid);
+            }
+        }
+    }
+
+    /// What has become of the departing slots of the tenant at `at`, whose slots were `around` the
+    /// driver's answer.
+    fn fates(
+        &self,
+        at: usize,
+        tenants: &[(&Found, usize)],
+        dead: &[Vec<(usize, Option<u32>)>],
+        listed: &[(GpuProcess, Option<usize>)],
+        (before, after): (&[SlotView], &[SlotView]),
+    ) -> Vec<Fate> {
+        let gpu = tenants[at].1;
+        let granted = |pid: u32| {
+            let tenant = self.tenants.get(&tenants[at].0.0.id);
+            let its = |slot: &&SlotView| {
+                !slot.is_departing()
+                    && tenant.and_then(|t| t.pids.get(&(slot.index, slot.claimed_ns))) == Some(&pid)
+            };
+            let sum = |slots: &[SlotView]| {
+                slots.iter().filter(its).fold(0, |sum: u64, s| sum.saturating_add(s.granted[gpu]))
+            };
+            sum(before).min(sum(after))
+        };
+        let listed: Vec<Listed> = listed
+            .iter()
+            .map(|(process, whose)| Listed {
+                pid: process.pid,
+                used_bytes: process.used_bytes,
+                whose: match whose {
+                    None => Whose::Ending,
+                    Some(whose) if *whose == at => Whose::Own(granted(process.pid)),
+                    Some(_) => Whose::Others,
+                },
+            })
+            .collect();
+        let known = |(index, pid): &(usize, Option<u32>)| {
+            before.iter().find(|slot| slot.index == *index).map(|slot| (slot, *pid))
+        };
+        let departing: Vec<_> = dead[at].iter().filter_map(known).collect();
+        let is_others = |pid: u32| {
+            let has = |(other, ((record, region), _)): (usize, &(&Found, usize))| {
+                let learnt = self.tenants.get(&record.id).map(|tenant| &tenant.pids);
+                let learnt = learnt.is_some_and(|pids| pids.values().any(|known| *known == pid));
+                other != at && (learnt || region.tenant().knows(pid))
+            };
+            tenants.iter().enumerate().any(has)
+        };
+        departed::fates(&departing, gpu, &listed, is_others)
     }
 
     /// Whether this process cannot know the host's pids: a tenant's own word goes before what is guessed.
@@ -346,7 +476,7 @@ impl Observer {
         process: &GpuProcess,
         tenants: &[(&Found, usize)],
         sessions: &Sessions,
-        slots: &[Vec<tessera_region::usage::SlotView>],
+        slots: &[Vec<SlotView>],
         kubelet: &Kubelet<'_>,
     ) -> Owner {
         let Some(identity) = self.procs.living(process.pid) else { return Owner::Gone };
@@ -409,6 +539,19 @@ fn kind_of(finding: Finding) -> Kind {
         Finding::NoSlot { .. } => Kind::Bypass,
         Finding::Beyond { .. } => Kind::Unaccounted,
     }
+}
+
+/// What a look at a GPU came to.
+#[derive(Debug, Default)]
+struct Look {
+    /// For each tenant.
+    verdicts: Vec<Verdict>,
+    /// Somebody has launched something since the look before, or is to be looked at again.
+    busy: bool,
+    /// The longest time until the next.
+    watch: Option<Duration>,
+    /// The driver may have memory of dead processes.
+    departing: bool,
 }
 
 /// Processes with a session, by their pids on the host: the tenant, by its place in the round, and the

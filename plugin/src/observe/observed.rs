@@ -45,6 +45,7 @@ pub struct Observed {
     used: Mutex<[Option<u64>; MAX_GPUS]>,
     findings: AtomicU64,
     stands: AtomicBool,
+    departing: AtomicBool,
 }
 
 impl Observed {
@@ -92,6 +93,17 @@ impl Observed {
     #[must_use]
     pub fn stands(&self) -> bool {
         self.stands.load(Ordering::Relaxed)
+    }
+
+    /// Whether the driver may have memory of dead processes of it.
+    #[must_use]
+    pub fn departing(&self) -> bool {
+        self.departing.load(Ordering::Relaxed)
+    }
+
+    /// See [`Observed::departing`].
+    pub fn set_departing(&self, any: bool) {
+        self.departing.store(any, Ordering::Relaxed);
     }
 
     /// Takes the audit's word.

@@ -12,18 +12,23 @@ pub const SLOW: Duration = Duration::from_secs(10);
 /// are launched, which may load modules and grow local memory.
 const RESTLESS: Duration = Duration::from_secs(1);
 
+/// Between two looks while dead processes' memory may be with the driver.
+const HURRY: Duration = Duration::from_millis(3);
+
 /// One GPU's.
 #[derive(Clone, Copy, Debug)]
 pub struct Rhythm {
     due: Instant,
     pause: Duration,
+    /// When the last look was over.
+    looked: Option<Instant>,
 }
 
 impl Rhythm {
     /// Looks at once.
     #[must_use]
     pub fn new(now: Instant) -> Self {
-        Rhythm { due: now, pause: FIRST }
+        Rhythm { due: now, pause: FIRST, looked: None }
     }
 
     /// When to look.
@@ -44,9 +49,20 @@ impl Rhythm {
         }
     }
 
+    /// Dead processes' memory may be with the driver: somebody may wait for it.
+    pub fn hurry(&mut self, now: Instant) {
+        self.due = self.due.min(self.looked.map_or(now, |looked| looked + HURRY));
+    }
+
+    /// The next look is to be no later than this after the last.
+    pub fn watch(&mut self, now: Instant, within: Duration) {
+        self.due = self.due.min(now + within);
+    }
+
     /// A look is over, and came to these verdicts for the tenants there. `busy`: one of them has
     /// launched something since the look before.
     pub fn looked(&mut self, now: Instant, verdicts: &[Verdict], busy: bool) {
+        self.looked = Some(now);
         let any = |wanted: fn(&Verdict) -> bool| verdicts.iter().any(wanted);
         if any(|v| matches!(v, Verdict::Confirm)) {
             self.due = now + 2 * CONFIRM;
@@ -99,6 +115,20 @@ mod tests {
         assert!(looks(Verdict::Confirm, false, Duration::from_millis(25)) >= 2);
         let minute = looks(Verdict::Confirm, false, Duration::from_secs(60));
         assert!(minute < 150, "{minute}");
+    }
+
+    #[test]
+    fn looks_come_soon_while_somebody_waits_for_the_dead() {
+        let start = Instant::now();
+        let mut rhythm = Rhythm::new(start);
+        for _ in 0..20 {
+            rhythm.looked(rhythm.due(), &[], false);
+        }
+        let looked = rhythm.looked.unwrap();
+        rhythm.watch(looked, Duration::from_millis(350));
+        assert_eq!(rhythm.due(), looked + Duration::from_millis(350));
+        rhythm.hurry(looked + Duration::from_millis(1));
+        assert_eq!(rhythm.due(), looked + HURRY);
     }
 
     #[test]

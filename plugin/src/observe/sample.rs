@@ -17,12 +17,23 @@ pub struct Member {
     pub slot: Option<usize>,
 }
 
+/// Adds a process that the driver lists, with the departing slots that were its own: it is ending, or has
+/// executed another program. What departs stays charged, so it counts on both sides.
+pub fn join(members: &mut Vec<Member>, member: Member, departing: impl IntoIterator<Item = usize>) {
+    let mut departing = departing.into_iter();
+    let slot = member.slot.or_else(|| departing.next());
+    members.push(Member { slot, ..member });
+    let rest = |slot| Member { used_bytes: Some(0), slot: Some(slot), ..member };
+    members.extend(departing.map(rest));
+}
+
 /// See the module's documentation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     /// Nothing of the ledger moved during the look, so the figures are of one moment.
     pub quiet: bool,
-    /// Bytes granted to the processes that the driver lists, contexts' constants included. A slot
+    /// Bytes granted to the processes that the driver lists, contexts' constants included: before the
+    /// driver was asked or after, where there were less. A slot
     /// whose process it does not list says nothing of those it does, unless one of these has no slot
     /// that is known to be its own: then it may be this.
     pub granted: u64,
@@ -38,9 +49,15 @@ impl Sample {
     /// What the driver shows beyond everything charged, if this look can tell.
     #[must_use]
     pub fn overhead(&self) -> Option<u64> {
-        let used = self.used.filter(|_| self.quiet)?;
+        self.most().filter(|_| self.quiet)
+    }
+
+    /// About the most that the driver shows beyond everything charged, also where the ledger moved
+    /// meanwhile.
+    #[must_use]
+    pub fn most(&self) -> Option<u64> {
         // Pools are settled late, pages freed lazily: less than the ledger is no overhead.
-        Some(used.saturating_sub(self.granted))
+        Some(self.used?.saturating_sub(self.granted))
     }
 
     /// The pid of the process that holds most beyond what its own slot says; 0 if none is known.
@@ -67,10 +84,17 @@ pub fn compose(
     members.sort_by_key(|member| (member.pid, member.start));
     let used = members.iter().try_fold(0u64, |sum, m| Some(sum.saturating_add(m.used_bytes?)));
     let all_known = members.iter().all(|member| member.slot.is_some());
-    let counts = |slot: &&SlotView| {
-        !all_known || members.iter().any(|member| member.slot == Some(slot.index))
+    let is_member = |slot: &SlotView| members.iter().any(|m| m.slot == Some(slot.index));
+    let counts = |slot: &&SlotView| is_member(slot) || !all_known && !slot.is_departing();
+    let granted = |slots: &[SlotView]| {
+        let granted = slots.iter().filter(counts).map(|slot| slot.granted[gpu]);
+        granted.fold(0, u64::saturating_add)
     };
-    let granted = before.iter().filter(counts).map(|slot| slot.granted[gpu]);
+    // What nobody owns any more is not the tenant's doing.
+    let owned = |slots: &[SlotView]| -> Vec<SlotView> {
+        slots.iter().filter(|slot| !slot.is_departing()).cloned().collect()
+    };
+    let (owned_before, owned_after) = (owned(before), owned(after));
     let slot_of = |member: &Member| {
         member.slot.and_then(|index| before.iter().find(|slot| slot.index == index))
     };
@@ -78,9 +102,9 @@ pub fn compose(
         |member: &Member| slot_of(member).map_or(0, |slot| slot.kinds[Kind::Overhead as usize]);
     let own = |member: &Member| slot_of(member).map_or(0, |slot| slot.granted[gpu]);
     Sample {
-        quiet: before.len() == after.len()
-            && before.iter().zip(after).all(|(a, b)| unmoved(a, b, gpu)),
-        granted: granted.fold(0, u64::saturating_add),
+        quiet: owned_before.len() == owned_after.len()
+            && owned_before.iter().zip(&owned_after).all(|(a, b)| unmoved(a, b, gpu)),
+        granted: granted(before).min(granted(after)),
         used,
         own: members.iter().map(own).collect(),
         members: members.iter().map(|member| (*member, contexts(member))).collect(),
@@ -103,8 +127,10 @@ fn unmoved(before: &SlotView, after: &SlotView, gpu: usize) -> bool {
 #[must_use]
 pub fn slot_of(slots: &[SlotView], named: Option<u32>, namespace_pid: u32) -> Option<usize> {
     let named = named.and_then(|named| usize::try_from(named).ok());
-    let by_name = slots.iter().find(|slot| slot.claimed_ns != 0 && Some(slot.index) == named);
-    let by_pid = || slots.iter().find(|s| s.claimed_ns != 0 && s.pid_hint == namespace_pid);
+    // What is departing was the same pid's before an exec.
+    let mut owned = slots.iter().filter(|slot| slot.claimed_ns != 0 && !slot.is_departing());
+    let by_name = owned.clone().find(|slot| Some(slot.index) == named);
+    let by_pid = || owned.find(|slot| slot.pid_hint == namespace_pid);
     by_name.or_else(by_pid).map(|slot| slot.index)
 }
 
@@ -132,6 +158,28 @@ mod tests {
         assert_eq!(sample.most_beyond(), 2);
         let sample = compose(&slots, &slots, 0, vec![member(1, Some(14))]);
         assert_eq!(sample.overhead(), Some(0), "a ledger ahead of the driver is no overhead");
+    }
+
+    #[test]
+    fn what_departs_of_a_process_that_executed_another_program_is_no_overhead() {
+        let dead = SlotView { departing_ns: 2, ..slot(0, 1000) };
+        for (own, granted) in [(None, 0), (Some(3), 20)] {
+            let slots: Vec<_> =
+                std::iter::once(dead.clone()).chain(own.map(|own| slot(own, granted))).collect();
+            let mut members = Vec::new();
+            join(&mut members, Member { slot: own, ..member(1, Some(1007 + granted)) }, [0]);
+            let sample = compose(&slots, &slots, 0, members.clone());
+            assert_eq!((sample.quiet, sample.overhead()), (true, Some(7)));
+            assert!(members.iter().all(|member| member.slot.is_some()), "nobody is without a slot");
+            // What departs goes meanwhile.
+            let after = &slots[1..];
+            let sample = compose(&slots, after, 0, members);
+            assert_eq!((sample.quiet, sample.overhead()), (true, Some(1007)));
+        }
+        // One whose process is not known covers nothing.
+        let slots = [dead];
+        let sample = compose(&slots, &slots, 0, vec![member(1, Some(30))]);
+        assert_eq!(sample.overhead(), Some(30));
     }
 
     #[test]

@@ -18,13 +18,14 @@ use std::time::{Duration, Instant};
 use tessera_region::layout::SESSION_SOCKET;
 use tessera_region::quota::{QuotaSpec, QuotaWriter};
 pub use tessera_region::usage::Tally;
-use tessera_region::usage::{Recovered, SlotView, Snapshot, Tampered, UsageFile, What};
+use tessera_region::usage::{Fate, Recovered, SlotView, Snapshot, Tampered, UsageFile, What};
 use tessera_region::{PageError, PageFault};
 use tracing::{info, warn};
 
 use crate::allocate::AllocationId;
 use crate::ledger::{Grant, Record};
 use crate::locks::lock;
+use crate::node::monotonic_ns;
 use crate::observe::Observed;
 use crate::session::{self, Listener, Tenant};
 pub use patience::HeldUp;
@@ -428,16 +429,44 @@ impl Region {
     /// Takes back what dead processes held. The page as it was read before, if it was sound and there
     /// was nothing to take: then nobody need read its 132 KiB again.
     fn recover_in(&self, open: &mut Open, read: Read) -> Option<Snapshot> {
-        let living = |slot: &SlotView| open.usage.slot_locked(slot.index).unwrap_or(false);
-        let before = match read(&open.usage) {
-            Ok(before) if before.slots.iter().all(living) => return Some(before),
-            before => before,
+        let departure = lock(&self.quota).departure();
+        let old = monotonic_ns().saturating_sub(u64::try_from(departure.as_nanos()).unwrap_or(0));
+        let stays = |slot: &SlotView| {
+            slot.departing_ns > old || open.usage.slot_locked(slot.index).unwrap_or(false)
         };
-        match self.change(open, UsageFile::recover_dead)? {
-            Ok(recovered) if recovered.slots == 0 => return before.ok(),
+        if let Ok(before) = read(&open.usage)
+            && before.slots.iter().all(stays)
+        {
+            let departing = before.slots.iter().any(SlotView::is_departing);
+            self.observed.set_departing(departing);
+            return Some(before);
+        }
+        self.recover_by(open, move |usage| usage.bury(departure))
+    }
+
+    /// Takes from what dead processes held what the driver has back.
+    pub fn settle(&self, fates: Vec<Fate>) {
+        let mut open = self.open();
+        // Nobody waits for the page as it is afterwards.
+        let _ = self.recover_by(&mut open, move |usage| usage.settle(&fates));
+    }
+
+    /// Changes slots of the dead. The page as it is then, if it is sound.
+    fn recover_by(
+        &self,
+        open: &mut Open,
+        work: impl FnOnce(&UsageFile) -> Result<Recovered, PageError> + Send + 'static,
+    ) -> Option<Snapshot> {
+        match self.change(open, work)? {
             Ok(recovered) => {
                 open.ended.merge(&recovered.tally);
-                self.tell(open, &recovered);
+                if recovered.slots > 0 {
+                    self.tell(open, &recovered);
+                }
+                let after = open.usage.glance();
+                let departing = |slots: &Snapshot| slots.slots.iter().any(SlotView::is_departing);
+                self.observed.set_departing(after.as_ref().is_ok_and(departing));
+                return after.ok();
             }
             Err(error) => warn!(%error, "dead processes' slots cannot be recovered"),
         }

@@ -10,19 +10,38 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
-/// How often the usage page is read while the command runs.
-const LOOK: Duration = Duration::from_millis(20);
+/// How soon the usage page is read again while the command runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// Nobody uses a GPU.
+    Idle,
+    /// Somebody does, and may end at any time.
+    Watchful,
+    /// Somebody may wait for what dead processes held.
+    Hurried,
+}
+
+impl Pace {
+    fn pause(self) -> Duration {
+        Duration::from_millis(match self {
+            Pace::Idle => 20,
+            Pace::Watchful => 6,
+            Pace::Hurried => 3,
+        })
+    }
+}
 /// The command was found but could not be started.
 const CANNOT_RUN: u8 = 126;
 /// The command was not found.
 const NOT_FOUND: u8 = 127;
 
-/// Runs `command` to its end and returns its exit code; `look` is called now and then.
+/// Runs `command` to its end and returns its exit code; `look` is called again and again, and says how
+/// soon.
 ///
 /// # Errors
 /// Signals or processes cannot be handled at all; a command that cannot be started is told on
 /// standard error and has a code of its own.
-pub(super) fn run(command: Command, look: impl FnMut()) -> anyhow::Result<u8> {
+pub(super) fn run(command: Command, look: impl FnMut() -> Pace) -> anyhow::Result<u8> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -30,7 +49,7 @@ pub(super) fn run(command: Command, look: impl FnMut()) -> anyhow::Result<u8> {
         .block_on(supervise(command, look))
 }
 
-async fn supervise(command: Command, mut look: impl FnMut()) -> anyhow::Result<u8> {
+async fn supervise(command: Command, mut look: impl FnMut() -> Pace) -> anyhow::Result<u8> {
     // Before the start, so that no signal ends this process and leaves the pages behind.
     let mut signals = Signals::new().context("cannot watch signals")?;
     let name = command.get_program().to_owned();
@@ -44,8 +63,7 @@ async fn supervise(command: Command, mut look: impl FnMut()) -> anyhow::Result<u
         }
     };
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
-    let mut tick = tokio::time::interval(LOOK);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut next = tokio::time::Instant::now();
     loop {
         tokio::select! {
             status = child.wait() => return Ok(code(status.context("cannot wait for the command")?)),
@@ -55,7 +73,9 @@ async fn supervise(command: Command, mut look: impl FnMut()) -> anyhow::Result<u
                     let _ = kill(pid, received);
                 }
             }
-            _ = tick.tick() => look(),
+            () = tokio::time::sleep_until(next) => {
+                next = tokio::time::Instant::now() + look().pause();
+            }
         }
     }
 }
@@ -116,26 +136,30 @@ mod tests {
 
     #[test]
     fn the_commands_exit_code_is_passed_on() {
-        assert_eq!(run(shell("exit 7"), || {}).unwrap(), 7);
-        assert_eq!(run(shell("true"), || {}).unwrap(), 0);
+        assert_eq!(run(shell("exit 7"), || Pace::Idle).unwrap(), 7);
+        assert_eq!(run(shell("true"), || Pace::Idle).unwrap(), 0);
     }
 
     #[test]
     fn a_signal_is_128_and_its_number() {
-        assert_eq!(run(shell("kill -KILL $$"), || {}).unwrap(), 137);
-        assert_eq!(run(shell("kill -TERM $$"), || {}).unwrap(), 143);
+        assert_eq!(run(shell("kill -KILL $$"), || Pace::Idle).unwrap(), 137);
+        assert_eq!(run(shell("kill -TERM $$"), || Pace::Idle).unwrap(), 143);
     }
 
     #[test]
     fn a_command_that_is_not_there_is_127() {
-        assert_eq!(run(Command::new("/nonexistent/x"), || {}).unwrap(), 127);
-        assert_eq!(run(Command::new("/etc/passwd"), || {}).unwrap(), 126);
+        assert_eq!(run(Command::new("/nonexistent/x"), || Pace::Idle).unwrap(), 127);
+        assert_eq!(run(Command::new("/etc/passwd"), || Pace::Idle).unwrap(), 126);
     }
 
     #[test]
     fn the_usage_is_looked_at_while_the_command_runs() {
         let mut looks = 0;
-        run(shell("sleep 0.2"), || looks += 1).unwrap();
+        run(shell("sleep 0.2"), || {
+            looks += 1;
+            Pace::Idle
+        })
+        .unwrap();
         assert!(looks >= 2, "{looks}");
     }
 }

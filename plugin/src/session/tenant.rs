@@ -1,7 +1,7 @@
 //! What the sessions of one allocation have said so far. Everything here came from a container:
 //! bounded, counted, believed only where the kernel vouches for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -64,6 +64,8 @@ pub struct Tenant {
 #[derive(Debug)]
 struct State {
     peers: BTreeMap<u64, Peer>,
+    /// Those that ended last, the latest at the end.
+    gone: VecDeque<Peer>,
     next: u64,
     counters: Counters,
     bucket: Bucket,
@@ -91,6 +93,7 @@ impl Default for Tenant {
             state: Mutex::new(State {
                 most: most(),
                 peers: BTreeMap::new(),
+                gone: VecDeque::new(),
                 next: 0,
                 counters: Counters::default(),
                 bucket: Bucket::new(BURST, RATE, Instant::now()),
@@ -146,7 +149,29 @@ impl Tenant {
     }
 
     pub(super) fn leave(&self, key: u64) {
-        self.state().peers.remove(&key);
+        let mut state = self.state();
+        if let Some(peer) = state.peers.remove(&key) {
+            state.gone.push_back(peer);
+            if state.gone.len() > MAX_SESSIONS {
+                state.gone.pop_front();
+            }
+        }
+    }
+
+    /// The pid on the host of the process that last said it was `pid` in its own namespace and had this
+    /// slot; it may have ended.
+    #[must_use]
+    pub fn host_pid(&self, pid: u32, slot: u32) -> Option<u32> {
+        let state = self.state();
+        let mut all = state.gone.iter().chain(state.peers.values()).rev();
+        all.find(|peer| peer.hello == Some((pid, slot)))?.host_pid
+    }
+
+    /// Whether a process with this pid on the host has, or had lately, a session.
+    #[must_use]
+    pub fn knows(&self, host_pid: u32) -> bool {
+        let state = self.state();
+        state.gone.iter().chain(state.peers.values()).any(|peer| peer.host_pid == Some(host_pid))
     }
 
     /// Takes a token of the rate limit, or says how long to wait.
@@ -218,6 +243,24 @@ mod tests {
         tenant.leave(keys[0]);
         assert!(tenant.enter(Some(1)).is_some());
         assert_eq!(tenant.peers().len(), most);
+    }
+
+    #[test]
+    fn who_has_ended_is_remembered_by_pid_and_slot() {
+        let tenant = Tenant::default();
+        for (host, slot) in [(70, 1), (71, 2), (72, 2)] {
+            let key = tenant.enter(Some(host)).unwrap();
+            tenant.hear(key, &Message::Hello { slot, pid: 7, generation: 1 });
+            tenant.leave(key);
+        }
+        assert_eq!((tenant.host_pid(7, 1), tenant.host_pid(7, 2)), (Some(70), Some(72)));
+        assert_eq!((tenant.host_pid(7, 3), tenant.host_pid(8, 1)), (None, None));
+        assert!(tenant.knows(71) && !tenant.knows(7));
+        for host in 0..u32::try_from(2 * MAX_SESSIONS).unwrap() {
+            let key = tenant.enter(Some(1000 + host)).unwrap();
+            tenant.leave(key);
+        }
+        assert!(!tenant.knows(72) && tenant.state().gone.len() == MAX_SESSIONS);
     }
 
     #[test]

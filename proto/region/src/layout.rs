@@ -133,7 +133,10 @@ pub struct QuotaPage {
     /// The arbiter's last progress, `CLOCK_MONOTONIC` nanoseconds. 0: there was none, and gates stay
     /// SOLO; [`ARBITER_GONE`]: it has ended.
     pub arbiter_ns: AtomicU64,
-    reserved: [u8; 152],
+    /// Microseconds that a dead process's bytes stay charged where nobody sees that the driver has
+    /// given them back; 0 counts as [`DEPARTURE_NS`].
+    pub departure_us: AtomicU32,
+    reserved: [u8; 148],
     /// Limits per GPU; a tenant's ordinal in both pages is the index here.
     pub gpus: [QuotaGpu; MAX_GPUS],
     tail: [u8; 768],
@@ -161,6 +164,7 @@ const _: () = {
     assert!(offset_of!(QuotaPage, heartbeat_ns) == 24);
     assert!(offset_of!(QuotaPage, allocation) == 32);
     assert!(offset_of!(QuotaPage, arbiter_ns) == 96);
+    assert!(offset_of!(QuotaPage, departure_us) == 104);
     assert!(offset_of!(QuotaPage, gpus) == 256);
 };
 
@@ -263,7 +267,22 @@ pub struct UsageHeader {
     gap: [AtomicU8; 48],
     /// What those had counted whose slots a process of the tenant took over.
     pub past: Past,
-    tail: [AtomicU8; 3776],
+    gap2: [AtomicU8; 1728],
+    /// Per slot: when its dead owner's bytes were last known to be with the driver still,
+    /// `CLOCK_MONOTONIC` nanoseconds. Says nothing where it is before [`Slot::claimed_ns`]: it was an
+    /// earlier owner's. See [`is_departing`].
+    pub departing_ns: [AtomicU64; SLOTS],
+    tail: [AtomicU8; 1024],
+}
+
+/// How long a dead process's bytes stay charged where nobody sees that the driver has given them
+/// back: a bound on what a driver takes to take a process down.
+pub const DEPARTURE_NS: u64 = 2_000_000_000;
+
+/// Whether a slot with these words holds what a dead process has left with the driver.
+#[inline]
+pub const fn is_departing(claimed_ns: u64, departing_ns: u64) -> bool {
+    claimed_ns != 0 && departing_ns >= claimed_ns
 }
 
 /// What dead owners' slots said before a process of the tenant zeroed them; 192 bytes. Whoever holds such
@@ -334,5 +353,6 @@ const _: () = {
     assert!(offset_of!(UsageHeader, past) == 128);
     assert!(offset_of!(Past, refusals) == 128);
     assert!(size_of::<Past>() == 192);
+    assert!(offset_of!(UsageHeader, departing_ns) == 2048);
     assert!(size_of::<UsagePage>() == USAGE_BYTES);
 };

@@ -34,8 +34,8 @@
 //! before an earlier fence, or a later one; the later ones either add, or subtract what is no
 //! longer reserved). So does the high-water mark, which every owner raised before it first
 //! published. `B` found the sum within the limit, so the set is. What others publish and withdraw
-//! meanwhile only makes sums larger. Process death only leaves bytes in the sum, until somebody
-//! who holds the dead owner's lock takes them away. Loom must see fences here: it treats SeqCst
+//! meanwhile only makes sums larger. Process death only leaves bytes in the sum, until the driver has
+//! given them back and somebody who holds the dead owner's lock takes them away. Loom must see fences here: it treats SeqCst
 //! *accesses* as weaker than the standard does, and reports an overshoot that cannot happen.
 //!
 //! The subtraction in a release is `Release` and the sum `Acquire`: the driver's free has happened
@@ -55,9 +55,17 @@
 //! sees a grant that needed the room also sees the epoch changed.
 //!
 //! So of two requests that each fit but not together, at most one is refused, and only after the
-//! other was granted. The one kind of exception is distinct ([`Reason::Contended`]): a request
-//! that fits gave up after [`Contention::pause`] said so, because a process is stopped in the
-//! middle of a driver call whose bytes may or may not come true.
+//! other was granted. The exceptions are distinct: a request that fits gave up after
+//! [`Contention::pause`] said so, because a process is stopped in the middle of a driver call whose
+//! bytes may or may not come true ([`Reason::Contended`]), or because the driver does not give back
+//! what dead processes held ([`Reason::Departing`]).
+//!
+//! # The dead
+//!
+//! A process is dead before the driver has its memory back, and until then its bytes count against
+//! the limit like anybody's: the slot is *departing*. But they decide no refusal: `G` is the sum of
+//! the others, and who does not fit beside the departing alone waits, as for an unsettled request.
+//! [`Contention::recover_dead`] notices the dead and takes away what the driver has back.
 
 use crate::layout::SLOTS;
 use crate::sync::{Ordering, Word};
@@ -78,6 +86,8 @@ pub trait Ledger {
     fn claimed(&self, slot: usize) -> &Self::Word;
     /// Releases since.
     fn frees(&self, slot: usize) -> &Self::Word;
+    /// Whether the slot's owner is known to be dead, and the driver may have its memory still.
+    fn is_departing(&self, slot: usize) -> bool;
     /// What charges may reach, at most [`crate::layout::MAX_BYTES`]: the quota less what the plugin
     /// saw beyond the charges. Read anew at each use: it changes, either way.
     fn limit(&self) -> u64;
@@ -85,13 +95,23 @@ pub trait Ledger {
 
 /// What a request can do while others stand in its way.
 pub trait Contention {
-    /// Zeroes the slots of dead owners; whether there were any.
+    /// Looks for dead owners: marks their slots as departing, and zeroes those whose memory the driver
+    /// has back. Whether it changed any.
     fn recover_dead(&mut self) -> bool;
     /// Tries to become the one request that waits with its bytes published; holds on success,
     /// until dropped. May always fail: that costs fairness, not correctness.
     fn try_queue(&mut self) -> bool;
-    /// Waits a little, at random. False when it has waited long enough altogether.
-    fn pause(&mut self) -> bool;
+    /// Waits a little, at random, because of `obstacle`. False when it has waited long enough for it.
+    fn pause(&mut self, obstacle: Obstacle) -> bool;
+}
+
+/// What keeps a request that fits from being granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Others' driver calls under way.
+    Unsettled,
+    /// What dead processes held.
+    Departing,
 }
 
 /// Why a request was refused.
@@ -102,6 +122,8 @@ pub enum Reason {
     /// It would fit, but another process's request stood in the way all the time: one that is
     /// stopped in the middle of a driver call, for instance.
     Contended,
+    /// It would fit, but the driver has not given back what dead processes held.
+    Departing,
 }
 
 /// Waits without the queue before trying to get it: most collisions are over by then.
@@ -184,8 +206,9 @@ pub fn charged_total<L: Ledger>(ledger: &L) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// A sum of granted words that was exceeded by no earlier moment's leftovers: at the end of the
-/// call at least that much was granted. `None` if releases kept interfering.
+/// A sum of granted words, of slots that are not departing, that was exceeded by no earlier moment's
+/// leftovers: at the end of the call at least that much was granted to them. `None` if releases kept
+/// interfering.
 pub fn granted_total<L: Ledger>(ledger: &L) -> Option<u64> {
     // Acquire throughout: each load is before the next; pairs with Release in `commit`, `release`
     // and `Slot::zero`.
@@ -200,6 +223,7 @@ pub fn granted_total<L: Ledger>(ledger: &L) -> Option<u64> {
             *before = epoch(slot);
         }
         let total = (0..slots)
+            .filter(|&slot| !ledger.is_departing(slot))
             .map(|slot| ledger.granted(slot).load(Ordering::Acquire))
             .fold(0, u64::saturating_add);
         if epochs[..slots].iter().enumerate().all(|(slot, before)| *before == epoch(slot)) {
@@ -209,9 +233,19 @@ pub fn granted_total<L: Ledger>(ledger: &L) -> Option<u64> {
     None
 }
 
+/// Bytes of departing slots: the sum of their charged words. Parts of it may be of different moments.
+/// Saturates.
+pub fn departing_sum<L: Ledger>(ledger: &L) -> u64 {
+    (0..ledger.high_water())
+        .filter(|&slot| ledger.is_departing(slot))
+        .map(|slot| ledger.charged(slot).load(Ordering::Relaxed))
+        .fold(0, u64::saturating_add)
+}
+
 /// A plain sum of granted words, for messages: parts of it may be of different moments. Saturates.
 pub fn granted_sum<L: Ledger>(ledger: &L) -> u64 {
     (0..ledger.high_water())
+        .filter(|&slot| !ledger.is_departing(slot))
         .map(|slot| ledger.granted(slot).load(Ordering::Relaxed))
         .fold(0, u64::saturating_add)
 }
@@ -221,6 +255,13 @@ fn publish<L: Ledger>(ledger: &L, bytes: u64) {
     ledger.charged(ledger.own()).add(bytes, Ordering::Relaxed);
     // The fence the proof is about.
     L::Word::fence();
+}
+
+/// What a request that does not go ahead waits for, as far as a glance can tell.
+fn obstacle<L: Ledger>(ledger: &L, bytes: u64) -> Obstacle {
+    let departing = departing_sum(ledger);
+    let all = granted_sum(ledger).saturating_add(bytes).saturating_add(departing);
+    if departing > 0 && all > ledger.limit() { Obstacle::Departing } else { Obstacle::Unsettled }
 }
 
 /// Steps 3 and 4. Called with `bytes` published; returns with them published if they are reserved.
@@ -254,8 +295,13 @@ fn contend<L: Ledger, C: Contention>(
             if round % ROUNDS_BETWEEN_RECOVERIES == ROUNDS_BEFORE_QUEUE {
                 contention.recover_dead();
             }
-            if !contention.pause() {
-                return refuse(published, Reason::Contended);
+            let obstacle = obstacle(ledger, bytes);
+            if !contention.pause(obstacle) {
+                let reason = match obstacle {
+                    Obstacle::Unsettled => Reason::Contended,
+                    Obstacle::Departing => Reason::Departing,
+                };
+                return refuse(published, reason);
             }
             round += 1;
             queued = queued || (round > ROUNDS_BEFORE_QUEUE && contention.try_queue());

@@ -39,8 +39,7 @@ macro_rules! fields {
 
 #[test]
 fn the_quota_page_is_as_documented() {
-    let page =
-        fields!(QuotaPage: magic abi gpu_count generation heartbeat_ns allocation arbiter_ns gpus);
+    let page = fields!(QuotaPage: magic abi gpu_count generation heartbeat_ns allocation arbiter_ns departure_us gpus);
     check("## Quota page", page, &["reserved", "tail"]);
     let gpu = fields!(QuotaGpu: uuid memory_limit_bytes context_overhead_bytes
         observed_overhead_bytes cores_millis policy gate phase_millis window window_us idle_us);
@@ -49,8 +48,9 @@ fn the_quota_page_is_as_documented() {
 
 #[test]
 fn the_usage_page_is_as_documented() {
-    let header = fields!(UsageHeader: magic abi slot_count generation high_water recovered_ns past);
-    check("## Usage page", header, &["line", "pad", "gap", "tail"]);
+    let header = fields!(UsageHeader: magic abi slot_count generation high_water recovered_ns past
+        departing_ns);
+    check("## Usage page", header, &["line", "pad", "gap", "gap2", "tail"]);
     let slot = fields!(Slot: charged granted peak kinds refusals allocations frees driver_refusals
         launches gate_wait_ns gpu_time_ns last_refused_bytes last_refused_ns claimed_ns pid more_imports imports
         gate_waits gate_timeouts window_waits);

@@ -13,7 +13,7 @@
 use loom::sync::atomic::{AtomicU64, fence};
 use loom::sync::{Arc, Mutex, MutexGuard};
 use loom::thread;
-use tessera_region::ledger::{self, Contention, Ledger, Reason};
+use tessera_region::ledger::{self, Contention, Ledger, Obstacle, Reason};
 use tessera_region::sync::{Ordering, Word};
 
 /// Forced switches per execution. The bugs this protocol had in earlier drafts needed at most two.
@@ -25,6 +25,8 @@ struct Page<W> {
     granted: [W; 3],
     claimed: [W; 3],
     frees: [W; 3],
+    /// Whether the slot's owner is known to be dead.
+    departing: [AtomicU64; 3],
     high_water: AtomicU64,
     limit: u64,
     /// What the driver has really given, in an order that all agree on.
@@ -51,6 +53,7 @@ impl<W: New> Page<W> {
             granted: granted.map(word),
             claimed: [10, 20, 30].map(word),
             frees: [0; 3].map(word),
+            departing: [0; 3].map(AtomicU64::new),
             high_water: AtomicU64::new(claimed),
             limit,
             driver: Mutex::new(granted.iter().sum()),
@@ -101,6 +104,9 @@ impl<W: New> Ledger for Owner<'_, W> {
     fn frees(&self, slot: usize) -> &W {
         &self.0.frees[slot]
     }
+    fn is_departing(&self, slot: usize) -> bool {
+        self.0.departing[slot].load(Ordering::Acquire) != 0
+    }
     fn limit(&self) -> u64 {
         self.0.limit
     }
@@ -116,7 +122,7 @@ impl Contention for Impatient {
     fn try_queue(&mut self) -> bool {
         false
     }
-    fn pause(&mut self) -> bool {
+    fn pause(&mut self, _: Obstacle) -> bool {
         false
     }
 }
@@ -142,7 +148,7 @@ impl Contention for Patient<'_> {
         self.held = self.queue.try_lock().ok();
         self.held.is_some()
     }
-    fn pause(&mut self) -> bool {
+    fn pause(&mut self, _: Obstacle) -> bool {
         self.rounds += 1;
         thread::yield_now();
         self.rounds < 8
@@ -333,4 +339,67 @@ fn a_plain_sum_was_not() {
             Some(word(0) + word(1))
         });
     });
+}
+
+/// A request beside a dead process: notices it, as `UsageMap::recover_dead` does, and waits.
+struct Mourner<'a> {
+    page: &'a Page<AtomicU64>,
+    rounds: u32,
+    /// Whether the dead's bytes go as soon as they are noticed.
+    hasty: bool,
+}
+
+impl Contention for Mourner<'_> {
+    fn recover_dead(&mut self) -> bool {
+        if self.hasty {
+            let any = self.page.charged[0].load(Ordering::Acquire) != 0;
+            recovered(self.page);
+            return any;
+        }
+        self.page.departing[0].fetch_max(1, Ordering::AcqRel) == 0
+    }
+    fn try_queue(&mut self) -> bool {
+        false
+    }
+    fn pause(&mut self, _: Obstacle) -> bool {
+        self.rounds += 1;
+        thread::yield_now();
+        self.rounds < 4
+    }
+}
+
+/// The driver takes a dead process down, and then somebody sees it, while another asks for its bytes.
+fn beside_a_dead_process(hasty: bool) {
+    let page = Page::<AtomicU64>::new(10, 2, [6, 0, 0]);
+    let driver = {
+        let page = page.clone();
+        thread::spawn(move || {
+            page.driver_takes(6);
+            recovered(&page);
+        })
+    };
+    let owner = Owner(&page, 1);
+    let mourner = || Mourner { page: &page, rounds: 0, hasty };
+    let asked = ledger::reserve(&owner, 6, mourner);
+    let mut held = 0;
+    if asked.is_ok() {
+        let mut with_driver = page.driver.lock().unwrap();
+        *with_driver += 6;
+        held = *with_driver;
+    }
+    // Judged when all have ended: loom cannot unwind past a thread that has not begun.
+    driver.join().unwrap();
+    assert!(held <= page.limit, "{held} of {} granted", page.limit);
+    assert_ne!(asked, Err(Reason::OverQuota), "it fits when the driver is done");
+}
+
+#[test]
+fn a_dead_processs_bytes_are_granted_when_the_driver_has_them_and_refuse_nobody() {
+    check(Some(PREEMPTIONS), || beside_a_dead_process(false));
+}
+
+#[test]
+#[should_panic(expected = "12 of 10 granted")]
+fn bytes_taken_from_a_dead_process_at_once_are_with_the_driver_still() {
+    check(Some(PREEMPTIONS), || beside_a_dead_process(true));
 }

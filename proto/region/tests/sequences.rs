@@ -4,12 +4,13 @@
 //! process's unsettled reservation keeps from fitting would wait for it, so they are left out.
 
 use std::mem::ManuallyDrop;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use tessera_region::account::{Account, Reason, Reservation};
 use tessera_region::layout::Kind;
 use tessera_region::quota::{self, GpuQuota, Policy, QuotaReader, QuotaSpec};
-use tessera_region::usage::{self, UsageFile, UsageMap};
+use tessera_region::usage::{self, Fate, UsageFile, UsageMap};
 
 const PROCESSES: usize = 4;
 
@@ -33,7 +34,10 @@ enum Step {
     Kill {
         process: usize,
     },
+    /// Somebody looks for dead processes.
     Recover,
+    /// The driver has back what dead processes held, and somebody sees it.
+    Departed,
     Limit {
         bytes: u64,
     },
@@ -54,6 +58,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => process.clone().prop_map(|process| Step::Release { process }),
         1 => process.prop_map(|process| Step::Kill { process }),
         1 => Just(Step::Recover),
+        1 => Just(Step::Departed),
         1 => (0..2000u64).prop_map(|bytes| Step::Limit { bytes }),
         1 => (0..1500u64).prop_map(|bytes| Step::Overhead { bytes }),
     ]
@@ -120,7 +125,8 @@ proptest! {
 
         for step in steps {
             let limit = quota.saturating_sub(overhead);
-            let charged: u64 = processes.iter().map(Process::charged).sum();
+            // What the driver holds, or will have to, if all calls under way succeed.
+            let charged: u64 = processes.iter().map(Process::charged).sum::<u64>() + dead;
             let granted: u64 = processes.iter().map(Process::granted).sum();
             match step {
                 Step::Reserve { process, bytes } => {
@@ -179,7 +185,22 @@ proptest! {
                     std::mem::replace(&mut processes[process], next).kill();
                 }
                 Step::Recover => {
-                    prop_assert!(page.recover_dead().unwrap().bytes[0] <= dead);
+                    prop_assert_eq!(page.bury(Duration::from_secs(3600)).unwrap().bytes[0], 0);
+                }
+                Step::Departed => {
+                    page.bury(Duration::from_secs(3600)).unwrap();
+                    let slots = page.snapshot().unwrap().slots;
+                    let departing = slots.iter().filter(|slot| slot.is_departing());
+                    let fates: Vec<_> = departing
+                        .map(|slot| Fate {
+                            slot: slot.index,
+                            claimed_ns: slot.claimed_ns,
+                            gpu: 0,
+                            left: 0,
+                            seen: false,
+                        })
+                        .collect();
+                    prop_assert_eq!(page.settle(&fates).unwrap().bytes[0], dead);
                     dead = 0;
                 }
                 Step::Limit { bytes } => {
@@ -194,9 +215,9 @@ proptest! {
             let snapshot = page.snapshot().unwrap();
             let charged: u64 = processes.iter().map(Process::charged).sum();
             let granted: u64 = processes.iter().map(Process::granted).sum();
-            // The dead's bytes stay until somebody has a reason to look, and no longer.
-            let left = snapshot.charged(0) - charged;
-            prop_assert!(left <= dead && snapshot.granted(0) - granted <= left, "{snapshot:?}");
+            // The dead's bytes stay until the driver has them back, and no longer.
+            prop_assert_eq!(snapshot.charged(0), charged + dead, "{:?}", snapshot);
+            prop_assert!(snapshot.granted(0) - granted <= dead, "{snapshot:?}");
         }
         for process in processes {
             process.kill();

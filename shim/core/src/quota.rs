@@ -7,15 +7,23 @@ use crate::log::{Reason, Throttle, now_ns};
 use crate::spin::sleep_us;
 use crate::state::{NO_UUID, Observed, Process};
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
 use tessera_cuda::types::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use tessera_region::Size;
 use tessera_region::account::{self, Overrun, Refused, Reservation};
 use tessera_region::layout::Kind;
 use tessera_region::session::{Event, EventKind};
 
-/// How long a request that fits the quota insists when the driver refuses it although something was
-/// just released: the driver tears a killed process down later than the kernel ends it.
+/// How long a request that fits the quota insists when the driver refuses it: the driver tears a killed
+/// process down later than the kernel ends it, and nobody here sees whether a neighbour's is.
 const INSIST_NS: u64 = 2_000_000_000;
+/// How long after one has insisted in vain others do so only briefly: then it was no process's end, and
+/// the GPU is full.
+const FULL_NS: u64 = 3_000_000_000;
+/// How long that is.
+const BRIEFLY_NS: u64 = 50_000_000;
+/// How long a request waits for what it has shared with a process that is dead.
+const IMPORTER_NS: u64 = 10_000_000_000;
 /// Least time between two events of a kind.
 const EVENT_NS: u64 = 1_000_000_000;
 /// The same for contexts: each is a reason to look, within what the plugin looks at anyway.
@@ -23,8 +31,11 @@ const CONTEXT_NS: u64 = 10_000_000;
 
 static OVER_QUOTA: Reason = Reason::new();
 static CONTENDED: Reason = Reason::new();
+static DEPARTING: Reason = Reason::new();
 static UNLISTED: Reason = Reason::new();
 static UNNOTED: Reason = Reason::new();
+/// When a request last insisted in vain, 0 if none has since one succeeded.
+static FULL_SINCE: AtomicU64 = AtomicU64::new(0);
 static OVER_QUOTA_EVENTS: Throttle = Throttle::new();
 static DRIVER_EVENTS: Throttle = Throttle::new();
 static CONTEXT_EVENTS: Throttle = Throttle::new();
@@ -52,7 +63,20 @@ fn once_more(
 ) -> Result<Reservation<'static>, Refused> {
     let (account, at) = (&process.account, usize::from(gpu));
     let reclaimed = process.shares.look_again(process) | process.pools.reclaim(process, gpu);
-    let again = if reclaimed { account.try_reserve(at, bytes) } else { Err(reason) };
+    let mut again = if reclaimed { account.try_reserve(at, bytes) } else { Err(reason) };
+    // What a dead importer keeps alive is this process's, and comes back when the driver has it.
+    let began = now_ns();
+    while again.is_err()
+        && process.shares.any_lingers()
+        && account.any_importer_departing()
+        && now_ns().saturating_sub(began) < IMPORTER_NS
+    {
+        sleep_us(1_000);
+        account.recover_dead(at);
+        if process.shares.look_again(process) {
+            again = account.try_reserve(at, bytes);
+        }
+    }
     again.map_err(|reason| account.refuse(reason, at, bytes))
 }
 
@@ -75,14 +99,14 @@ pub(crate) fn commit(
     })
 }
 
-/// What the quota has left.
+/// What the quota has left, or will have when the driver has back what dead processes held.
 #[inline]
 pub(crate) fn room(process: &'static Process, gpu: u8) -> u64 {
     let at = usize::from(gpu);
-    process.account.quota().effective_limit(at).saturating_sub(process.account.charged_total(at))
+    process.account.quota().effective_limit(at).saturating_sub(process.account.living_total(at))
 }
 
-/// Sets `bytes` aside if there is room for them now; refuses nobody.
+/// Sets `bytes` aside if there is room for them; refuses nobody.
 #[inline]
 pub(crate) fn reserve_if_room(
     process: &'static Process,
@@ -148,7 +172,7 @@ pub(crate) fn keep(
 }
 
 /// Runs the driver's call; again for up to [`INSIST_NS`], with back-off, while it refuses what the
-/// quota grants and something was released within that time.
+/// quota grants.
 #[inline]
 pub(crate) fn insist(
     process: &'static Process,
@@ -174,18 +198,24 @@ fn refused_by_driver(
     let account = &process.account;
     // Nobody has looked for the dead while the quota had room.
     account.recover_dead(usize::from(gpu));
+    let began = now_ns();
+    let full = FULL_SINCE.load(Ordering::Relaxed);
+    let is_full = full != 0 && began.saturating_sub(full) < FULL_NS;
+    // Of an own dead process the driver has memory for sure.
+    let patience =
+        if is_full && !account.any_departing(usize::from(gpu)) { BRIEFLY_NS } else { INSIST_NS };
     let mut wait_us = 500;
-    loop {
-        let since = now_ns().saturating_sub(account.last_recovery_ns());
-        if since >= INSIST_NS {
-            break;
-        }
+    while now_ns().saturating_sub(began) < patience {
         sleep_us(wait_us);
-        wait_us = (wait_us * 2).min(50_000);
+        wait_us = (wait_us * 2).min(8_000);
         let result = call();
         if result != CUDA_ERROR_OUT_OF_MEMORY {
+            FULL_SINCE.store(0, Ordering::Relaxed);
             return result;
         }
+    }
+    if !is_full {
+        FULL_SINCE.store(now_ns().max(1), Ordering::Relaxed);
     }
     account.count_driver_refusal();
     if DRIVER_EVENTS.allows(now_ns(), EVENT_NS) {
@@ -267,6 +297,10 @@ pub(crate) fn refuse(
             "out of memory: {name} asks for {wanted} on {uuid}, and another process of this \
              container has held up a request for too long (is one stopped?)"
         )),
+        account::Reason::Departing => DEPARTING.say(format_args!(
+            "out of memory: {name} asks for {wanted} on {uuid}, which fits, and the driver has not \
+             given back what processes of this container held that ended (see nvidia-smi on the node)"
+        )),
     }
     let bytes = match asked {
         Asked::Bytes(bytes) => bytes,
@@ -336,7 +370,8 @@ fn event(kind: EventKind, gpu: Option<u8>, bytes: u64) -> Event {
 pub(crate) struct View {
     /// The quota, at most what the GPU has; 0 where the page does not name it.
     pub(crate) total: u64,
-    /// What is charged, and what is seen beyond that.
+    /// What is charged to the living, and what is seen beyond that. What dead processes have left with
+    /// the driver is free: it is granted, to who waits until the driver has it back.
     taken: u64,
 }
 
@@ -355,7 +390,7 @@ impl View {
             Some(gpu) => Self {
                 total: observed.quota().memory_limit(gpu).min(real_total),
                 taken: observed
-                    .charged_total(gpu)
+                    .living_total(gpu)
                     .saturating_add(observed.quota().observed_overhead(gpu)),
             },
         }

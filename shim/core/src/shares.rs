@@ -284,6 +284,11 @@ impl Shares {
         quota::release(process, gpu, bytes, kind);
     }
 
+    /// Whether anything was freed that others may have imported.
+    pub(crate) fn any_lingers(&self) -> bool {
+        self.lingers.load(Ordering::Acquire) != 0
+    }
+
     /// Gives back what nobody keeps any more. True if there was anything.
     #[inline]
     pub(crate) fn look_again(&self, process: &'static Process) -> bool {

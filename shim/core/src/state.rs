@@ -195,11 +195,11 @@ impl Observed {
         }
     }
 
-    /// Bytes that all processes of the tenant have charged on a GPU.
-    pub fn charged_total(self, gpu: usize) -> u64 {
+    /// Bytes that the living processes of the tenant have charged on a GPU.
+    pub fn living_total(self, gpu: usize) -> u64 {
         match self {
-            Self::AsProcess(process) => process.account.charged_total(gpu),
-            Self::AsStranger(pages) => pages.usage.charged_total(gpu),
+            Self::AsProcess(process) => process.account.living_total(gpu),
+            Self::AsStranger(pages) => pages.usage.living_total(gpu),
         }
     }
 }
@@ -251,7 +251,7 @@ fn arm(again: bool) -> Standing {
         }
         Found::Pages(pages) => *pages,
     };
-    let slot = match pages.usage.claim() {
+    let slot = match pages.usage.claim_within(pages.quota.departure_ns()) {
         Ok(slot) => slot,
         Err(error) => {
             NO_SLOT.say(format_args!(

@@ -8,7 +8,7 @@
 //!
 //! | What | Then |
 //! |---|---|
-//! | process killed with bytes granted or reserved | whoever is refused next takes them back, or the plugin |
+//! | process killed with bytes granted or reserved | they stay charged until the driver has them back: the plugin sees that, or the page's departure passes. Who does not fit beside them alone waits, up to [`DEPARTURE_PATIENCE`] |
 //! | holder of the queue lock killed | the kernel releases the lock |
 //! | no descriptor left, or the path leads elsewhere (`chroot`) | no queue and no recovery by this process: it waits and retries, and refuses what does not fit |
 //! | a process stopped in the middle of a driver call | who would only fit without its bytes waits up to [`PATIENCE`], then is refused as [`Reason::Contended`] |
@@ -25,7 +25,7 @@ use core::time::Duration;
 use crate::fd::Fd;
 use crate::layout::{Kind, LAUNCH_SHARDS, SLOTS, queue_lock_offset};
 pub use crate::ledger::Reason;
-use crate::ledger::{self, Contention, Ledger};
+use crate::ledger::{self, Contention, Ledger, Obstacle};
 use crate::os::{self, TryLock};
 use crate::quota::QuotaReader;
 use crate::size::Size;
@@ -33,6 +33,9 @@ use crate::usage::{OwnedSlot, UsageMap};
 
 /// How long a request that would fit waits for others' unsettled ones.
 pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a request that would fit waits for what dead processes held. The plugin keeps that charged
+/// for as long as it sees the driver hold it.
+pub const DEPARTURE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// The account of this process in its tenant's pages. Shared by all its threads; kept until the
 /// process ends. A forked child must neither use nor drop it: see [`crate::usage`].
@@ -68,6 +71,7 @@ impl fmt::Display for Refused {
         let reason = match reason {
             Reason::OverQuota => "over the memory quota",
             Reason::Contended => "another process's request stayed unsettled too long",
+            Reason::Departing => "the driver has not given back what processes that ended held",
         };
         write!(f, "{bytes:.3} on GPU {gpu} refused: {reason} ({used:.3} of {limit:.3} in use)")
     }
@@ -221,11 +225,29 @@ impl Account {
         ledger::release(&Words { account: self, gpu }, bytes);
     }
 
-    /// Bytes that all processes of the tenant have charged on a GPU, unsettled requests included.
-    /// Saturates.
+    /// Bytes that all processes of the tenant have charged on a GPU, unsettled requests and what is
+    /// departing included. Saturates.
     #[inline]
     pub fn charged_total(&self, gpu: usize) -> u64 {
         ledger::charged_total(&Words { account: self, gpu })
+    }
+
+    /// The same without what is departing: the rest of the limit is granted, now or when the driver has
+    /// that back.
+    #[inline]
+    pub fn living_total(&self, gpu: usize) -> u64 {
+        self.usage.living_total(gpu)
+    }
+
+    /// Whether anything is departing of dead processes that had imported memory of others'.
+    pub fn any_importer_departing(&self) -> bool {
+        let departs = |&slot: &usize| self.usage.is_departing(slot);
+        (0..self.usage.high_water()).filter(departs).any(|slot| self.usage.slot(slot).imports_any())
+    }
+
+    /// Whether anything of dead processes is departing on a GPU.
+    pub fn any_departing(&self, gpu: usize) -> bool {
+        ledger::departing_sum(&Words { account: self, gpu }) > 0
     }
 
     /// See [`UsageMap::holders`].
@@ -243,17 +265,13 @@ impl Account {
         self.slot.words().driver_refusals.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Looks for dead processes of the tenant with bytes on a GPU and takes the bytes back. For a
-    /// caller whom the driver refused: a refusal of the quota has looked already.
+    /// Looks for dead processes of the tenant with bytes on a GPU: notices them as departing, and takes
+    /// back what has departed. Whether it changed any. For a caller whom the driver refused: a refusal of
+    /// the quota has looked already.
     pub fn recover_dead(&self, gpu: usize) -> bool {
         let Ok(fd) = self.usage.reopen() else { return false };
-        self.usage.recover_dead(&fd, self.slot_index(), gpu)
-    }
-
-    /// When anybody last took a dead process's bytes back, `CLOCK_MONOTONIC` nanoseconds; 0 is
-    /// never.
-    pub fn last_recovery_ns(&self) -> u64 {
-        self.usage.recovered_ns()
+        let departure_ns = self.quota.departure_ns();
+        self.usage.recover_dead(&fd, self.slot_index(), Some(gpu), departure_ns)
     }
 
     /// The launch counter's shards, for threads that count without a call. Only this process
@@ -381,6 +399,10 @@ impl Ledger for Words<'_> {
         &self.account.usage.slot(slot).frees
     }
     #[inline]
+    fn is_departing(&self, slot: usize) -> bool {
+        self.account.usage.is_departing(slot)
+    }
+    #[inline]
     fn limit(&self) -> u64 {
         self.account.quota.effective_limit(self.gpu)
     }
@@ -428,8 +450,9 @@ impl<'a> Waiting<'a> {
 
 impl Contention for Waiting<'_> {
     fn recover_dead(&mut self) -> bool {
-        let (account, gpu) = (self.account, self.gpu);
-        self.fd().is_some_and(|fd| account.usage.recover_dead(fd, account.slot_index(), gpu))
+        let (account, gpu, own) = (self.account, Some(self.gpu), self.account.slot_index());
+        let departure_ns = account.quota.departure_ns();
+        self.fd().is_some_and(|fd| account.usage.recover_dead(fd, own, gpu, departure_ns))
     }
 
     fn try_queue(&mut self) -> bool {
@@ -439,9 +462,13 @@ impl Contention for Waiting<'_> {
         self.queued
     }
 
-    fn pause(&mut self) -> bool {
+    fn pause(&mut self, obstacle: Obstacle) -> bool {
         const SPINNING: u32 = 1;
-        let patience = u64::try_from(PATIENCE.as_nanos()).unwrap_or(u64::MAX);
+        let patience = match obstacle {
+            Obstacle::Unsettled => PATIENCE,
+            Obstacle::Departing => DEPARTURE_PATIENCE,
+        };
+        let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         if os::monotonic_ns().saturating_sub(self.since_ns) > patience {
             return false;
         }

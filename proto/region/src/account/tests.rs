@@ -26,6 +26,7 @@ impl Tenant {
         let gpus = vec![gpu("GPU-0", 1000), gpu("GPU-1", 10)];
         let spec = QuotaSpec { allocation: "a".into(), generation: 1, gpus };
         let quota = quota::create(dir.path(), &spec).unwrap();
+        quota.set_departure(Duration::from_micros(1));
         usage::create(dir.path(), 1).unwrap();
         Self { dir, quota }
     }

@@ -7,7 +7,8 @@ use super::{Policy, name_in};
 use crate::attach;
 use crate::error::{AttachError, AttachFault};
 use crate::layout::{
-    MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage, UUID_LEN,
+    DEPARTURE_NS, MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage,
+    UUID_LEN,
 };
 use crate::os::Map;
 
@@ -167,6 +168,15 @@ impl QuotaReader {
     /// [`ARBITER_GONE`](crate::layout::ARBITER_GONE).
     pub fn arbiter_ns(&self) -> u64 {
         self.page.arbiter_ns.load(Ordering::Acquire)
+    }
+
+    /// How long a dead process's bytes stay charged where nobody sees that the driver has given them
+    /// back, nanoseconds.
+    pub fn departure_ns(&self) -> u64 {
+        match self.page.departure_us.load(Ordering::Relaxed) {
+            0 => DEPARTURE_NS,
+            us => u64::from(us).saturating_mul(1_000),
+        }
     }
 
     /// The plugin's last sign of life, `CLOCK_MONOTONIC` nanoseconds; 0 where no plugin serves.

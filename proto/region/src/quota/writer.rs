@@ -2,6 +2,7 @@
 
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -12,8 +13,8 @@ use crate::abi;
 use crate::error::{PageError, PageFault};
 use crate::files;
 use crate::layout::{
-    GATE_SOLO, MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage,
-    gate_epoch, gate_word,
+    DEPARTURE_NS, GATE_SOLO, MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu,
+    QuotaPage, gate_epoch, gate_word,
 };
 use crate::os::{Map, Stat};
 use crate::spares::Spares;
@@ -69,6 +70,11 @@ pub fn abi_in(dir: &Path) -> Option<u32> {
     let whole = stat.size == u64::try_from(QUOTA_BYTES).unwrap_or(u64::MAX);
     let abi = head.last_chunk().copied().map(u32::from_le_bytes);
     abi.filter(|_| whole && magic == Some(QUOTA_MAGIC))
+}
+
+/// What the page in `dir` says of how long a dead process's bytes stay charged.
+pub(crate) fn departure_in(dir: &Path) -> Duration {
+    QuotaWriter::open(dir).map_or(Duration::from_nanos(DEPARTURE_NS), |page| page.departure())
 }
 
 /// The page's bytes.
@@ -219,6 +225,21 @@ impl QuotaWriter {
     /// Shows that the plugin lives: `CLOCK_MONOTONIC` nanoseconds.
     pub fn set_heartbeat(&self, ns: u64) {
         self.map.heartbeat_ns.store(ns, Ordering::Relaxed);
+    }
+
+    /// Sets how long a dead process's bytes stay charged where nobody sees that the driver has given
+    /// them back: from a microsecond to an hour.
+    pub fn set_departure(&self, time: Duration) {
+        let us = u32::try_from(time.as_micros()).unwrap_or(u32::MAX).clamp(1, 3_600_000_000);
+        self.map.departure_us.store(us, Ordering::Relaxed);
+    }
+
+    /// What [`Self::set_departure`] set last.
+    pub fn departure(&self) -> Duration {
+        match self.map.departure_us.load(Ordering::Relaxed) {
+            0 => Duration::from_nanos(DEPARTURE_NS),
+            us => Duration::from_micros(us.into()),
+        }
     }
 
     /// Sets the gate (`GATE_*`) of a GPU in a new epoch, which is returned, and wakes who waits for

@@ -5,15 +5,18 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
+use std::time::Duration;
 
-use super::file::{Recovered, zero_slots};
+use super::file::{Dead, Recovered, departing_at, zero_slots};
+use super::snapshot::{Words, parse_slot};
 use crate::abi;
 use crate::error::PageError;
 use crate::files;
 use crate::layout::{
-    Past, SLOTS, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsageHeader, slot_lock_offset,
+    Past, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsageHeader, slot_lock_offset,
 };
 use crate::os::{self, Stat, TryLock};
+use crate::quota;
 use crate::spares::Spares;
 
 /// Any user of the container writes it.
@@ -26,7 +29,9 @@ pub struct Created {
     pub fresh: bool,
     /// Slots of living processes; their words were left alone.
     pub live_slots: usize,
-    /// What dead processes had left.
+    /// Slots of dead processes whose memory the driver may have still; they stay charged.
+    pub departing_slots: usize,
+    /// What was left of other dead processes.
     pub recovered: Recovered,
     /// The page was not as Tessera leaves it (size, mode, magic, version or counts), and is now.
     pub repaired: bool,
@@ -66,10 +71,16 @@ pub fn create_from(
         return Ok(Created { fresh: true, ..Created::default() });
     }
     let (file, stat) = files::open_page(&path)?;
-    renew(&file, &path, stat, &encode(generation, abi))
+    renew(&file, &path, stat, &encode(generation, abi), quota::departure_in(dir))
 }
 
-fn renew(file: &File, path: &Path, stat: Stat, fresh: &[u8]) -> Result<Created, PageError> {
+fn renew(
+    file: &File,
+    path: &Path,
+    stat: Stat,
+    fresh: &[u8],
+    departure: Duration,
+) -> Result<Created, PageError> {
     let io = |call| move |error: std::io::Error| PageError::io(path, call, &error);
     let mut created = Created::default();
     // Always: a tenant can punch holes, which a full tmpfs would turn into SIGBUS.
@@ -91,11 +102,14 @@ fn renew(file: &File, path: &Path, stat: Stat, fresh: &[u8]) -> Result<Created, 
             == TryLock::Taken;
     }
     created.live_slots = taken.iter().filter(|taken| **taken).count();
+    let departing = departing(file, path, &taken, departure)?;
+    created.departing_slots = departing.iter().filter(|departing| **departing).count();
     // While all other locks are held nobody can claim, so the mark may go back too. With a living
-    // process it may not; and if it is impossible, every sum must look everywhere.
-    let needed = taken.iter().rposition(|taken| *taken).map_or(0, |last| last + 1);
+    // process, or a departing one, it may not; and if it is impossible, every sum must look everywhere.
+    let used = |slot: &usize| taken[*slot] || departing[*slot];
+    let needed = (0..SLOTS).rev().find(used).map_or(0, |last| last + 1);
     let mark = u32::from_le_bytes(found[MARK..].try_into().unwrap_or_default());
-    let header = if created.live_slots == 0 {
+    let header = if needed == 0 {
         &fresh[..HEADER]
     } else if usize::try_from(mark).is_ok_and(|mark| (needed..=SLOTS).contains(&mark)) {
         &fresh[..MARK]
@@ -109,11 +123,15 @@ fn renew(file: &File, path: &Path, stat: Stat, fresh: &[u8]) -> Result<Created, 
     if created.live_slots == 0
         && found[GENERATION..GENERATION_END] != fresh[GENERATION..GENERATION_END]
     {
+        for slot in (0..SLOTS).filter(|&slot| departing[slot]) {
+            forget_counters(file, slot).map_err(io("pwrite"))?;
+        }
         let past = [0; size_of::<Past>()];
         file.write_all_at(&past, offset_of!(UsageHeader, past) as u64).map_err(io("pwrite"))?;
     }
     // Slots first: a snapshot meanwhile must not see them above a mark that went back.
-    let written = zero_slots(file, path, |slot| !taken[slot]).and_then(|recovered| {
+    let empty = |slot: usize| !taken[slot] && !departing[slot];
+    let written = zero_slots(file, path, empty).and_then(|recovered| {
         file.write_all_at(header, 0).map(|()| recovered).map_err(io("pwrite"))
     });
     for slot in (0..SLOTS).filter(|&slot| !taken[slot]) {
@@ -121,6 +139,48 @@ fn renew(file: &File, path: &Path, stat: Stat, fresh: &[u8]) -> Result<Created, 
     }
     created.recovered = written?;
     Ok(created)
+}
+
+/// Zeroes what a departing slot's owner has counted, and leaves what it held.
+fn forget_counters(file: &File, slot: usize) -> std::io::Result<()> {
+    let parts = [
+        offset_of!(Slot, peak)..offset_of!(Slot, kinds),
+        offset_of!(Slot, refusals)..offset_of!(Slot, claimed_ns),
+        offset_of!(Slot, gate_waits)..offset_of!(Slot, reserved),
+    ];
+    for part in parts {
+        let at = slot_lock_offset(slot) + u64::try_from(part.start).unwrap_or(0);
+        file.write_all_at(&[0; size_of::<Slot>()][part], at)?;
+    }
+    Ok(())
+}
+
+/// Which of the slots that nobody holds keep what their dead owners have left with the driver. All their
+/// locks are held.
+fn departing(
+    file: &File,
+    path: &Path,
+    taken: &[bool; SLOTS],
+    departure: Duration,
+) -> Result<[bool; SLOTS], PageError> {
+    let io = |call| move |error: std::io::Error| PageError::io(path, call, &error);
+    let (now, mut departing) = (os::monotonic_ns(), [false; SLOTS]);
+    let departure = u64::try_from(departure.as_nanos()).unwrap_or(u64::MAX);
+    for (slot, departing) in departing.iter_mut().enumerate().filter(|(slot, _)| !taken[*slot]) {
+        let (mut bytes, mut since) = ([0; size_of::<Slot>()], [0; size_of::<u64>()]);
+        file.read_exact_at(&mut bytes, slot_lock_offset(slot)).map_err(io("pread"))?;
+        file.read_exact_at(&mut since, departing_at(slot)).map_err(io("pread"))?;
+        let dead = Dead::parse(slot, &bytes, u64::from_le_bytes(since));
+        if !dead.holds || dead.claimed_ns == 0 || parse_slot(slot, Words(&bytes)).is_err() {
+            continue;
+        }
+        if dead.departing_ns == 0 {
+            let now = now.max(dead.claimed_ns).to_le_bytes();
+            file.write_all_at(&now, departing_at(slot)).map_err(io("pwrite"))?;
+        }
+        *departing = dead.departing_ns == 0 || now.saturating_sub(dead.departing_ns) < departure;
+    }
+    Ok(departing)
 }
 
 /// Writes the header anew where it is not as Tessera leaves it, the magic last. `living` are the slots

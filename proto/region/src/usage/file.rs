@@ -7,16 +7,18 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use super::create::{MODE, restore_header};
 use super::snapshot::{
-    HEADER, Snapshot, Tampered, What, Words, parse_header, parse_slot, parse_slots,
+    DEPARTING, HEADER, SlotView, Snapshot, Tampered, What, Words, parse_header, parse_slot,
+    parse_slots,
 };
 use super::tally::Tally;
 use crate::error::PageError;
 use crate::files;
 use crate::layout::{
-    MAX_GPUS, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, UsageHeader, slot_lock_offset,
+    MAX_GPUS, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, UsageHeader, is_departing, slot_lock_offset,
 };
 use crate::os::{self, TryLock};
 
@@ -154,7 +156,12 @@ impl UsageFile {
             let bytes = &mut bytes[..AT_ONCE.min(slots - first) * SLOT];
             let unreadable = |_| Tampered::page(What::Size, BYTES);
             self.file.read_exact_at(bytes, slot_lock_offset(first)).map_err(unreadable)?;
-            parse_slots(snapshot, mark, first, bytes)?;
+            let mut departing = [0; AT_ONCE * size_of::<u64>()];
+            // Where nobody is, nobody departs.
+            if bytes.iter().any(|&byte| byte != 0) {
+                self.file.read_exact_at(&mut departing, departing_at(first)).map_err(unreadable)?;
+            }
+            parse_slots(snapshot, mark, first, bytes, &departing)?;
         }
         Ok(())
     }
@@ -173,11 +180,57 @@ impl UsageFile {
         Ok(())
     }
 
-    /// Zeroes the slots whose owners are gone, and says what was in them.
+    /// Zeroes the slots whose owners are gone, and says what was in them. For who knows that the driver
+    /// has back all that they held; else see [`Self::bury`].
     ///
     /// # Errors
     /// [`crate::PageFault::Io`] where the kernel refuses a lock or a write.
     pub fn recover_dead(&self) -> Result<Recovered, PageError> {
+        self.recover(|_| End::Departed)
+    }
+
+    /// Notices the slots whose owners are gone as departing, and zeroes those that have been so for
+    /// `departure`, or held nothing. Says what was in those that it zeroed.
+    ///
+    /// # Errors
+    /// As [`Self::recover_dead`].
+    pub fn bury(&self, departure: Duration) -> Result<Recovered, PageError> {
+        let now = os::monotonic_ns();
+        let departure = u64::try_from(departure.as_nanos()).unwrap_or(u64::MAX);
+        self.recover(|dead| match dead.departing_ns {
+            _ if !dead.holds || dead.claimed_ns == 0 => End::Departed,
+            0 => End::Departing { seen: true, left: dead.charged },
+            since if now.saturating_sub(since) >= departure => End::Departed,
+            _ => End::Departing { seen: false, left: dead.charged },
+        })
+    }
+
+    /// Takes from departing slots what the driver has back, and zeroes those that it has back whole. Says
+    /// what it took.
+    ///
+    /// # Errors
+    /// As [`Self::recover_dead`].
+    pub fn settle(&self, fates: &[Fate]) -> Result<Recovered, PageError> {
+        self.recover(|dead| {
+            let mut left = dead.charged;
+            let mut seen = false;
+            let its = |fate: &&Fate| {
+                dead.departing_ns != 0
+                    && (fate.slot, fate.claimed_ns) == (dead.index, dead.claimed_ns)
+            };
+            for fate in fates.iter().filter(its) {
+                if let Some(left) = left.get_mut(fate.gpu) {
+                    *left = fate.left.min(*left);
+                }
+                seen |= fate.seen;
+            }
+            let gone = left == [0; MAX_GPUS] && left != dead.charged;
+            if gone && !seen { End::Departed } else { End::Departing { seen, left } }
+        })
+    }
+
+    /// Does with each dead owner's slot what `end` says.
+    fn recover(&self, end: impl Fn(&Dead) -> End) -> Result<Recovered, PageError> {
         let _alone = self.recovering.lock().unwrap_or_else(PoisonError::into_inner);
         let mut total = Recovered::default();
         for slot in 0..SLOTS {
@@ -190,17 +243,57 @@ impl UsageFile {
             if lock == TryLock::Taken {
                 continue;
             }
-            let zeroed = zero_slots(&self.file, &self.path, |index| index == slot);
+            let done = self.recover_one(slot, &end);
             os::unlock(self.file.as_raw_fd(), slot_lock_offset(slot));
-            total.add(&zeroed?);
+            total.add(&done?);
         }
         if total.bytes.iter().any(|&bytes| bytes != 0) {
             let at = u64::try_from(offset_of!(UsageHeader, recovered_ns)).unwrap_or(0);
-            self.file
-                .write_all_at(&os::monotonic_ns().to_le_bytes(), at)
-                .map_err(|error| PageError::io(&self.path, "pwrite", &error))?;
+            self.write(&os::monotonic_ns().to_le_bytes(), at)?;
         }
         Ok(total)
+    }
+
+    /// The same for one slot, whose lock is held. What is read of it before the lock was may be another
+    /// owner's.
+    fn recover_one(
+        &self,
+        slot: usize,
+        end: &impl Fn(&Dead) -> End,
+    ) -> Result<Recovered, PageError> {
+        let bytes = self.slot_bytes(slot)?;
+        let mut departing = [0; size_of::<u64>()];
+        // A page that was cut has no header either, and nothing departs from it.
+        let _ = self.file.read_exact_at(&mut departing, departing_at(slot));
+        let dead = Dead::parse(slot, &bytes, u64::from_le_bytes(departing));
+        let End::Departing { seen, left } = end(&dead) else {
+            return zero_slots(&self.file, &self.path, |index| index == slot);
+        };
+        if seen {
+            let now = os::monotonic_ns().max(dead.claimed_ns);
+            self.write(&now.to_le_bytes(), departing_at(slot))?;
+        }
+        let mut recovered = Recovered::default();
+        for (gpu, &left) in
+            left.iter().enumerate().filter(|(gpu, left)| **left < dead.charged[*gpu])
+        {
+            // The order of a release; see `crate::ledger`.
+            let at = |part: &Range<usize>| {
+                let at = part.start + gpu * size_of::<u64>();
+                slot_lock_offset(slot) + u64::try_from(at).unwrap_or(0)
+            };
+            self.write(&left.min(dead.granted[gpu]).to_le_bytes(), at(&GRANTED))?;
+            let frees = dead.frees.wrapping_add(1).to_le_bytes();
+            self.write(&frees, slot_lock_offset(slot) + FREES)?;
+            self.write(&left.to_le_bytes(), at(&CHARGED))?;
+            recovered.bytes[gpu] = dead.charged[gpu] - left;
+        }
+        Ok(recovered)
+    }
+
+    fn write(&self, bytes: &[u8], at: u64) -> Result<(), PageError> {
+        let io = |error: std::io::Error| PageError::io(&self.path, "pwrite", &error);
+        self.file.write_all_at(bytes, at).map_err(io)
     }
 
     fn slot_bytes(&self, slot: usize) -> Result<[u8; SLOT], PageError> {
@@ -257,7 +350,10 @@ impl UsageFile {
     /// a tmpfs, which does not tell whether there is memory behind all of it.
     pub fn is_whole(&self, generation: u64) -> bool {
         let of_living = |snapshot: &Snapshot| {
-            snapshot.slots.iter().all(|slot| self.slot_locked(slot.index).unwrap_or(false))
+            let stays = |slot: &SlotView| {
+                slot.is_departing() || self.slot_locked(slot.index).unwrap_or(false)
+            };
+            snapshot.slots.iter().all(stays)
         };
         self.tmpfs
             && os::fstat(self.file.as_raw_fd()).is_ok_and(|stat| stat.mode == MODE)
@@ -289,6 +385,72 @@ impl UsageFile {
     }
 }
 
+/// What the driver says of a departing slot on one GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fate {
+    /// The slot.
+    pub slot: usize,
+    /// When its dead owner claimed it.
+    pub claimed_ns: u64,
+    /// The GPU, as the page counts.
+    pub gpu: usize,
+    /// The most that the driver may have of it still, bytes.
+    pub left: u64,
+    /// The driver has something of it for certain: it departs for as long as that is seen.
+    pub seen: bool,
+}
+
+/// What is to become of a dead owner's slot.
+enum End {
+    /// The driver has back all that it held.
+    Departed,
+    /// It may have this many bytes of each GPU still.
+    Departing {
+        /// That is known now.
+        seen: bool,
+        left: [u64; MAX_GPUS],
+    },
+}
+
+/// A dead owner's slot, as far as its fate depends on it.
+pub(super) struct Dead {
+    index: usize,
+    pub(super) claimed_ns: u64,
+    frees: u64,
+    charged: [u64; MAX_GPUS],
+    granted: [u64; MAX_GPUS],
+    pub(super) holds: bool,
+    /// 0: nobody has noticed it yet.
+    pub(super) departing_ns: u64,
+}
+
+impl Dead {
+    pub(super) fn parse(index: usize, slot: &[u8], departing_ns: u64) -> Self {
+        let word = |at: usize| {
+            let bytes = slot.get(at..at + size_of::<u64>()).unwrap_or_default();
+            u64::from_le_bytes(bytes.try_into().unwrap_or_default())
+        };
+        let claimed_ns = word(offset_of!(Slot, claimed_ns));
+        let imports = offset_of!(Slot, imports)..offset_of!(Slot, gate_waits);
+        let more = offset_of!(Slot, more_imports)..offset_of!(Slot, imports);
+        let any = |part: Range<usize>| slot[part].iter().any(|&byte| byte != 0);
+        Self {
+            index,
+            claimed_ns,
+            frees: word(offset_of!(Slot, frees)),
+            charged: core::array::from_fn(|gpu| word(CHARGED.start + gpu * size_of::<u64>())),
+            granted: core::array::from_fn(|gpu| word(GRANTED.start + gpu * size_of::<u64>())),
+            holds: any(CHARGED) || any(imports) || any(more),
+            departing_ns: if is_departing(claimed_ns, departing_ns) { departing_ns } else { 0 },
+        }
+    }
+}
+
+/// Where the header says whether a slot is departing.
+pub(super) fn departing_at(slot: usize) -> u64 {
+    u64::try_from(DEPARTING.start + slot * size_of::<u64>()).unwrap_or(0)
+}
+
 /// Reads until what is read can be true, [`READS`] times at most.
 fn again<T>(read: impl Fn() -> Result<T, Tampered>) -> Result<T, Tampered> {
     for _ in 1..READS {
@@ -313,6 +475,7 @@ impl Recovered {
 const BYTES: u64 = USAGE_BYTES as u64;
 const SLOT: usize = size_of::<Slot>();
 const CLAIMED: u64 = offset_of!(Slot, claimed_ns) as u64;
+const FREES: u64 = offset_of!(Slot, frees) as u64;
 const CHARGED: Range<usize> = offset_of!(Slot, charged)..offset_of!(Slot, granted);
 const GRANTED: Range<usize> = offset_of!(Slot, granted)..offset_of!(Slot, peak);
 const REST: Range<usize> = offset_of!(Slot, peak)..SLOT;

@@ -9,13 +9,16 @@ use crate::attach;
 use crate::error::{AttachError, AttachFault, ClaimError};
 use crate::fd::Fd;
 use crate::layout::{
-    SLOTS, Slot, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsagePage, slot_lock_offset,
+    DEPARTURE_NS, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsagePage, is_departing,
+    slot_lock_offset,
 };
 use crate::os::{self, Map, TryLock};
 
 /// Rounds over all slots before they count as taken, a millisecond apart: whoever looks for dead
 /// owners holds a free slot's lock for some microseconds.
 const CLAIM_ROUNDS: usize = 4;
+/// The same where slots are free but for what the driver has of dead owners still.
+const DEPARTING_ROUNDS: usize = 64;
 
 /// A mapping of the usage page.
 #[derive(Debug)]
@@ -77,12 +80,29 @@ impl UsageMap {
         self.page.header.generation.load(Ordering::Relaxed)
     }
 
-    /// Bytes that all processes of the tenant have charged on a GPU, for a process that only looks
-    /// and has no account. Saturates.
+    /// Bytes that all processes of the tenant have charged on a GPU, with what is departing, for a process
+    /// that only looks and has no account. Saturates.
     pub fn charged_total(&self, gpu: usize) -> u64 {
         (0..self.high_water())
             .map(|slot| self.slot(slot).charged[gpu].load(Ordering::Acquire))
             .fold(0, u64::saturating_add)
+    }
+
+    /// Bytes that the living processes of the tenant have charged on a GPU, for a process that only
+    /// looks and has no account. Saturates.
+    pub fn living_total(&self, gpu: usize) -> u64 {
+        (0..self.high_water())
+            .filter(|&slot| !self.is_departing(slot))
+            .map(|slot| self.slot(slot).charged[gpu].load(Ordering::Acquire))
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Whether a slot holds what its dead owner has left with the driver.
+    #[inline]
+    pub(crate) fn is_departing(&self, index: usize) -> bool {
+        let departing = self.page.header.departing_ns[index].load(Ordering::Relaxed);
+        departing != 0
+            && is_departing(self.slot(index).claimed_ns.load(Ordering::Relaxed), departing)
     }
 
     /// The living processes that hold bytes on a GPU: their pids, as they say, in their own pid
@@ -93,7 +113,8 @@ impl UsageMap {
         let mut count = 0;
         for (index, slot) in self.page.slots[..self.high_water()].iter().enumerate() {
             let granted = slot.granted[gpu].load(Ordering::Relaxed);
-            if granted == 0 || slot.claimed_ns.load(Ordering::Acquire) == 0 {
+            let claimed = slot.claimed_ns.load(Ordering::Acquire);
+            if granted == 0 || claimed == 0 || self.is_departing(index) {
                 continue;
             }
             let lives = fd.as_ref().is_none_or(|fd| {
@@ -107,18 +128,39 @@ impl UsageMap {
         count
     }
 
-    /// When a dead owner's bytes were last taken back, `CLOCK_MONOTONIC` nanoseconds; 0 is never.
-    pub(crate) fn recovered_ns(&self) -> u64 {
-        self.page.header.recovered_ns.load(Ordering::Relaxed)
-    }
-
     /// Zeroes a dead owner's slot, whose lock the caller holds. What it counted stays in the header.
     fn recover(&self, slot: &Slot) {
         if slot.charged.iter().any(|word| word.load(Ordering::Relaxed) != 0) {
+            // For shims that know nothing of departing slots.
             self.page.header.recovered_ns.store(os::monotonic_ns(), Ordering::Relaxed);
         }
         self.page.header.past.take(slot);
         slot.zero();
+    }
+
+    /// What becomes of a dead owner's slot, whose lock the caller holds: it is departing for
+    /// `departure_ns`, unless it holds nothing.
+    fn bury(&self, index: usize, departure_ns: u64) -> Buried {
+        let (slot, now) = (self.slot(index), os::monotonic_ns());
+        let stamp = &self.page.header.departing_ns[index];
+        let since = stamp.load(Ordering::Relaxed);
+        let claimed = slot.claimed_ns.load(Ordering::Relaxed);
+        if !slot.holds()
+            || is_departing(claimed, since) && now.saturating_sub(since) >= departure_ns
+        {
+            self.recover(slot);
+            return Buried::Gone;
+        }
+        if is_departing(claimed, since) {
+            return Buried::Departing;
+        }
+        // A slot without a claim was left half zeroed, which whoever did it had a reason for.
+        if claimed == 0 {
+            self.recover(slot);
+            return Buried::Gone;
+        }
+        stamp.store(now.max(claimed), Ordering::Release);
+        Buried::Begun
     }
 
     /// A slot's words. Only the owner may write them.
@@ -147,32 +189,53 @@ impl UsageMap {
         }
     }
 
-    /// Takes the lowest slot that no living process owns.
+    /// [`Self::claim_within`] the time that pages begin with.
+    ///
+    /// # Errors
+    /// As [`Self::claim_within`].
+    pub fn claim(&self) -> Result<OwnedSlot, ClaimError> {
+        self.claim_within(DEPARTURE_NS)
+    }
+
+    /// Takes the lowest slot that no living process owns, and in which nothing of a dead one's is
+    /// departing: for `departure_ns`, see [`crate::quota::QuotaReader::departure_ns`]. Where there is
+    /// no other, waits for the first that is free.
     ///
     /// Call it once per process and keep the result until the process ends.
     ///
     /// # Errors
     /// [`ClaimError::AllTaken`], [`ClaimError::Descriptors`], [`ClaimError::Replaced`] or what the
     /// kernel refused.
-    pub fn claim(&self) -> Result<OwnedSlot, ClaimError> {
+    pub fn claim_within(&self, departure_ns: u64) -> Result<OwnedSlot, ClaimError> {
         let fd = self.reopen()?;
-        for round in 0..CLAIM_ROUNDS {
+        let (mut round, mut departing) = (0, false);
+        let pause = departure_ns / u64::try_from(DEPARTING_ROUNDS / 2).unwrap_or(1);
+        let pause = Duration::from_nanos(pause).max(Duration::from_millis(1));
+        while round < if departing { DEPARTING_ROUNDS } else { CLAIM_ROUNDS } {
             if round > 0 {
-                os::sleep(Duration::from_millis(1));
+                os::sleep(if departing { pause } else { Duration::from_millis(1) });
             }
+            departing = false;
             for index in 0..SLOTS {
-                let lock = os::try_lock(fd.as_raw_fd(), slot_lock_offset(index))
+                let offset = slot_lock_offset(index);
+                let lock = os::try_lock(fd.as_raw_fd(), offset)
                     .map_err(|errno| ClaimError::Os { call: "fcntl", errno })?;
-                if lock == TryLock::Held {
-                    return self.take(fd, index);
+                if lock == TryLock::Taken {
+                    continue;
                 }
+                if self.bury(index, departure_ns) == Buried::Gone {
+                    return self.take(fd, index, departure_ns);
+                }
+                os::unlock(fd.as_raw_fd(), offset);
+                departing = true;
             }
+            round += 1;
         }
         Err(ClaimError::AllTaken)
     }
 
     /// Makes the slot whose lock `fd` holds this process's.
-    fn take(&self, fd: Fd, index: usize) -> Result<OwnedSlot, ClaimError> {
+    fn take(&self, fd: Fd, index: usize, departure_ns: u64) -> Result<OwnedSlot, ClaimError> {
         // SAFETY: as in `attach_at`: the same file.
         let keeper = unsafe { Map::<UsagePage>::new(fd.as_raw_fd(), true) }
             .map_err(|errno| ClaimError::Os { call: "mmap", errno })?;
@@ -184,30 +247,52 @@ impl UsageMap {
         // Never 0, which says that the slot is free.
         slot.claimed_ns.store(os::monotonic_ns().max(1), Ordering::Release);
         slot.pid.store(os::pid(), Ordering::Relaxed);
+        // An earlier owner's.
+        self.page.header.departing_ns[index].store(0, Ordering::Relaxed);
+        // What is free is said without the dead, so they are noticed before the first look.
+        self.recover_dead(&fd, index, None, departure_ns);
         // The descriptor goes, the mapping keeps description and lock.
         drop(fd);
         Ok(OwnedSlot { index, keeper })
     }
 
-    /// Zeroes the slots other than `own` that have bytes charged on `gpu` or imports, and whose owners
-    /// are gone, through a description of its own. Returns whether there was any.
-    pub(crate) fn recover_dead(&self, fd: &Fd, own: usize, gpu: usize) -> bool {
+    /// Looks at the slots other than `own` that have bytes charged on `gpu` (any, where none is named) or
+    /// imports, and whose owners are gone, through a description of its own: notices them as departing,
+    /// and zeroes them `departure_ns` later. Returns whether it changed any.
+    pub(crate) fn recover_dead(
+        &self,
+        fd: &Fd,
+        own: usize,
+        gpu: Option<usize>,
+        departure_ns: u64,
+    ) -> bool {
         let mut any = false;
         for index in (0..self.high_water()).filter(|&index| index != own) {
             let slot = self.slot(index);
+            let charged = |gpu: usize| slot.charged[gpu].load(Ordering::Relaxed) != 0;
             // Marks of imports keep bytes charged elsewhere.
-            if slot.charged[gpu].load(Ordering::Relaxed) == 0 && !slot.imports_any() {
+            if !gpu.map_or_else(|| slot.holds(), |gpu| charged(gpu) || slot.imports_any()) {
                 continue;
             }
             let offset = slot_lock_offset(index);
             if os::try_lock(fd.as_raw_fd(), offset) == Ok(TryLock::Held) {
-                self.recover(slot);
-                any = true;
+                any |= self.bury(index, departure_ns) != Buried::Departing;
                 os::unlock(fd.as_raw_fd(), offset);
             }
         }
         any
     }
+}
+
+/// What became of a dead owner's slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Buried {
+    /// It is departing from now on.
+    Begun,
+    /// It goes on departing.
+    Departing,
+    /// It is empty.
+    Gone,
 }
 
 impl OwnedSlot {
@@ -223,6 +308,11 @@ impl OwnedSlot {
 }
 
 impl Slot {
+    /// Whether the driver may hold anything for the owner.
+    pub(crate) fn holds(&self) -> bool {
+        self.charged.iter().any(|word| word.load(Ordering::Relaxed) != 0) || self.imports_any()
+    }
+
     /// Whether any import is marked.
     pub(crate) fn imports_any(&self) -> bool {
         self.more_imports.load(Ordering::Relaxed) != 0

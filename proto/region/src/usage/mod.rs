@@ -39,7 +39,7 @@ mod tally;
 #[cfg(feature = "std")]
 pub use create::{Created, create, create_from};
 #[cfg(feature = "std")]
-pub use file::{Recovered, Restored, UsageFile};
+pub use file::{Fate, Recovered, Restored, UsageFile};
 pub use map::{OwnedSlot, UsageMap};
 #[cfg(feature = "std")]
 pub use snapshot::{SlotView, Snapshot, Tampered, What, parse, parse_as};

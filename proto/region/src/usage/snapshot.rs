@@ -2,11 +2,12 @@
 
 use core::fmt;
 use core::mem::offset_of;
+use core::ops::Range;
 
 use super::tally::Tally;
 use crate::layout::{
     KINDS, LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_MAGIC,
-    UsageHeader,
+    UsageHeader, is_departing,
 };
 
 /// What the processes of one allocation say they hold.
@@ -59,6 +60,16 @@ pub struct SlotView {
     pub last_refused_bytes: u64,
     pub last_refused_ns: u64,
     pub claimed_ns: u64,
+    /// When its dead owner's bytes were last known to be with the driver still, `CLOCK_MONOTONIC`
+    /// nanoseconds; 0 where nobody has found the owner dead.
+    pub departing_ns: u64,
+}
+
+impl SlotView {
+    /// Whether its owner is dead, and the driver may have its memory still.
+    pub fn is_departing(&self) -> bool {
+        self.departing_ns != 0
+    }
 }
 
 /// A page that no sound tenant writes.
@@ -159,7 +170,7 @@ pub fn parse_as(page: &[u8], version: u32) -> Result<Snapshot, Tampered> {
     }
     let (header, slots) = page.split_at(size_of::<UsageHeader>());
     let (mut snapshot, mark) = parse_header(header, version)?;
-    parse_slots(&mut snapshot, mark, 0, slots)?;
+    parse_slots(&mut snapshot, mark, 0, slots, &header[DEPARTING])?;
     Ok(snapshot)
 }
 
@@ -187,14 +198,24 @@ pub(super) fn parse_header(header: &[u8], version: u32) -> Result<(Snapshot, usi
     Ok((Snapshot { generation, slots: Vec::new(), past }, index(mark)))
 }
 
-/// The part of [`parse`] for the slots from `first` on, of which `bytes` has some or all.
+/// Where the header says of each slot whether it is departing.
+pub(super) const DEPARTING: Range<usize> = {
+    let at = offset_of!(UsageHeader, departing_ns);
+    at..at + SLOTS * size_of::<u64>()
+};
+
+/// The part of [`parse`] for the slots from `first` on, of which `bytes` has some or all, and
+/// `departing` what the header says of as many.
 pub(super) fn parse_slots(
     snapshot: &mut Snapshot,
     mark: usize,
     first: usize,
     bytes: &[u8],
+    departing: &[u8],
 ) -> Result<(), Tampered> {
-    for (slot, bytes) in (first..).zip(bytes.chunks_exact(size_of::<Slot>())) {
+    let departing = departing.chunks_exact(size_of::<u64>());
+    let slots = bytes.chunks_exact(size_of::<Slot>()).zip(departing);
+    for (slot, (bytes, departing)) in (first..).zip(slots) {
         if is_zero(bytes) {
             continue;
         }
@@ -202,7 +223,12 @@ pub(super) fn parse_slots(
             let found = u64::try_from(mark).unwrap_or(u64::MAX);
             return Err(Tampered { what: What::HighWater, slot: Some(slot), gpu: None, found });
         }
-        snapshot.slots.push(parse_slot(slot, Words(bytes))?);
+        let mut view = parse_slot(slot, Words(bytes))?;
+        let since = u64::from_le_bytes(departing.try_into().unwrap_or_default());
+        if is_departing(view.claimed_ns, since) {
+            view.departing_ns = since;
+        }
+        snapshot.slots.push(view);
     }
     Ok(())
 }
@@ -212,6 +238,7 @@ fn is_zero(slot: &[u8]) -> bool {
     slot.iter().fold(0, |any, byte| any | byte) == 0
 }
 
+/// What one slot says, if it can be true.
 pub(super) fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tampered> {
     let tampered = |what, gpu, found| Tampered { what, slot: Some(index), gpu, found };
     let view = SlotView {
@@ -237,6 +264,7 @@ pub(super) fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tam
         last_refused_bytes: words.u64(offset_of!(Slot, last_refused_bytes)),
         last_refused_ns: words.u64(offset_of!(Slot, last_refused_ns)),
         claimed_ns: words.u64(offset_of!(Slot, claimed_ns)),
+        departing_ns: 0,
     };
     for gpu in 0..MAX_GPUS {
         let (charged, granted, peak) = (view.charged[gpu], view.granted[gpu], view.peak[gpu]);

@@ -1,12 +1,13 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::account::Account;
+use crate::account::{self, Account};
 use crate::layout::{Kind, MAX_GPUS, SLOTS, USAGE_BYTES, USAGE_FILE, slot_lock_offset};
 use crate::quota::{GpuQuota, Policy, QuotaReader, QuotaSpec};
 use crate::{AttachFault, ClaimError, PageFault};
@@ -21,13 +22,14 @@ fn pages() -> TempDir {
         policy: Policy::None,
     };
     let spec = QuotaSpec { allocation: "a".into(), generation: 3, gpus: vec![gpu] };
-    crate::quota::create(dir.path(), &spec).unwrap();
+    let quota = crate::quota::create(dir.path(), &spec).unwrap();
+    quota.set_departure(Duration::from_micros(1));
     assert!(create(dir.path(), 3).unwrap().fresh);
     dir
 }
 
 fn claim(dir: &TempDir) -> OwnedSlot {
-    UsageMap::attach(dir.path()).unwrap().claim().unwrap()
+    UsageMap::attach(dir.path()).unwrap().claim_within(1).unwrap()
 }
 
 /// A process that holds `bytes`; dropping it is its death.
@@ -156,6 +158,57 @@ fn what_a_process_did_outlives_its_slot_whoever_takes_it() {
     short_life(&dir, 10);
     create(dir.path(), 4).unwrap();
     assert_eq!(everything(&usage, &Tally::default()), Tally::default());
+}
+
+#[test]
+fn what_the_dead_held_departs_as_the_driver_gives_it_back() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let dir = pages();
+    crate::quota::QuotaWriter::open(dir.path()).unwrap().set_departure(HOUR);
+    let living = holder(&dir, 100);
+    drop(holder(&dir, 50));
+    let usage = file(&dir);
+    let only = || {
+        let slots = usage.snapshot().unwrap().slots;
+        slots.into_iter().find(|slot| slot.index == 1).unwrap()
+    };
+    assert!(!only().is_departing(), "nobody has looked");
+    assert_eq!(usage.bury(HOUR).unwrap(), Recovered::default());
+    let (dead, since) = (only(), only().departing_ns);
+    assert!(dead.is_departing() && living.any_departing(0));
+    assert_eq!((living.charged_total(0), living.living_total(0)), (150, 100));
+    let fate = |left, seen| Fate { slot: 1, claimed_ns: dead.claimed_ns, gpu: 0, left, seen };
+
+    // Others' slots and living ones are nobody's to settle.
+    let others = [Fate { claimed_ns: 1, ..fate(0, false) }, Fate { slot: 0, ..fate(0, false) }];
+    assert_eq!(usage.settle(&others).unwrap(), Recovered::default());
+    // It is seen, in part.
+    assert_eq!(usage.settle(&[fate(20, true)]).unwrap().bytes[0], 30);
+    assert!(only().departing_ns > since);
+    assert_eq!((only().charged[0], only().granted[0]), (20, 20));
+    assert_eq!(usage.settle(&[fate(40, true)]).unwrap(), Recovered::default(), "never more again");
+    // Whoever claims meanwhile takes another slot.
+    assert_eq!(UsageMap::attach(dir.path()).unwrap().claim().unwrap().index(), 2);
+    assert_eq!(usage.settle(&[fate(0, false)]).unwrap().bytes[0], 20);
+    assert_eq!((living.charged_total(0), living.any_departing(0)), (100, false));
+    assert_eq!(holder(&dir, 5).slot_index(), 1);
+}
+
+#[test]
+fn a_successor_waits_for_what_departs_and_is_not_refused() {
+    let dir = pages();
+    let time = Duration::from_millis(60);
+    crate::quota::QuotaWriter::open(dir.path()).unwrap().set_departure(time);
+    drop(holder(&dir, 800));
+    let began = std::time::Instant::now();
+    let next = holder(&dir, 0);
+    assert_eq!((next.slot_index(), next.living_total(0)), (1, 0), "noticed at the claim");
+    // What fits beside it does not wait, what fits nobody's quota is refused at once.
+    drop(next.reserve(0, 200).unwrap());
+    assert_eq!(next.reserve(0, 1001).unwrap_err().reason, account::Reason::OverQuota);
+    assert!(began.elapsed() < time);
+    drop(next.reserve(0, 1000).unwrap());
+    assert!(began.elapsed() >= time);
 }
 
 #[test]
@@ -315,7 +368,12 @@ fn the_next_tenant_finds_a_sound_page_whatever_the_last_one_did() {
     drop(holder(&dir, 10));
     let created = create(dir.path(), 4).unwrap();
     assert_eq!((created.fresh, created.repaired, created.live_slots), (false, false, 0));
-    assert_eq!((created.recovered.slots, created.recovered.bytes[0]), (1, 10));
+    assert_eq!((created.departing_slots, created.recovered.slots), (1, 0));
+    assert_eq!(file(&dir).snapshot().unwrap().charged(0), 10, "the driver may have them still");
+    std::thread::sleep(Duration::from_millis(1));
+    let created = create(dir.path(), 4).unwrap();
+    assert_eq!((created.departing_slots, created.recovered.slots), (0, 1));
+    assert_eq!(created.recovered.bytes[0], 10);
 
     let path = dir.path().join(USAGE_FILE);
     let spoils: [&dyn Fn(); 5] = [
@@ -342,6 +400,8 @@ fn renewing_leaves_the_living_alone() {
     let dir = pages();
     let (dead, living) = (holder(&dir, 5), holder(&dir, 10));
     drop(dead);
+    assert_eq!(create(dir.path(), 9).unwrap().departing_slots, 1);
+    std::thread::sleep(Duration::from_millis(1));
     let created = create(dir.path(), 9).unwrap();
     assert_eq!((created.live_slots, created.recovered.bytes[0]), (1, 5));
     assert_eq!((living.charged_total(0), created.repaired), (10, false));
@@ -431,7 +491,10 @@ fn imports_are_seen_by_all_until_they_end_or_their_process_is_taken_back() {
     assert!(seen(7), "dead, and nobody has looked");
     // It holds no bytes, and is found all the same.
     assert!(exporter.recover_dead(0));
-    assert!(!seen(7) && !seen(u64::MAX));
+    assert!(seen(7) && exporter.any_importer_departing(), "with the driver still");
+    std::thread::sleep(Duration::from_millis(1));
+    assert!(exporter.recover_dead(0));
+    assert!(!seen(7) && !seen(u64::MAX) && !exporter.any_importer_departing());
 }
 
 #[test]

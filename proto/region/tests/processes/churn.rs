@@ -78,7 +78,7 @@ fn churn(control: &Control, account: &Account, dir: &Path, id: usize) {
             Err(refused) => {
                 let counter = match refused.reason {
                     Reason::OverQuota => &control.refused,
-                    Reason::Contended => &control.contended,
+                    Reason::Contended | Reason::Departing => &control.contended,
                 };
                 counter.fetch_add(1, SeqCst);
             }

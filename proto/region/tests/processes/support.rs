@@ -29,7 +29,9 @@ impl Pages {
             policy: Policy::None,
         };
         let spec = QuotaSpec { allocation: "a".into(), generation: 1, gpus: vec![gpu] };
-        quota::create(dir.path(), &spec).unwrap();
+        // There is no driver that could hold anything for longer than its process lives.
+        let quota = quota::create(dir.path(), &spec).unwrap();
+        quota.set_departure(Duration::from_micros(1));
         usage::create(dir.path(), 1).unwrap();
         Self { dir }
     }

@@ -44,7 +44,8 @@ pub struct XidEvent {
 }
 
 impl Session {
-    /// The processes that have a context on the GPU.
+    /// The processes that have memory of the GPU, those among them that are dead and being torn down. One
+    /// that executed another program is one process, with what is left of the former one's memory.
     pub fn processes(&self, gpu: usize) -> Vec<ProcessOnGpu> {
         let mut found = Vec::new();
         {
@@ -55,7 +56,8 @@ impl Session {
             for i in 0..used.min(MAX_SLOTS) {
                 let slot = &self.shared().slots[i];
                 let memory = &slot.memory[gpu];
-                if slot.state.load(Ordering::Acquire) != slot_state::LIVE {
+                let state = slot.state.load(Ordering::Acquire);
+                if !matches!(state, slot_state::LIVE | slot_state::DYING) {
                     continue;
                 }
                 let shared = objects::by_use_of(self.shared(), i, gpu);
@@ -67,29 +69,33 @@ impl Session {
                 let busy = locked.state().channels.iter().find(mine).map(|c| c.busy);
                 let busy = busy.unwrap_or(Usage::NONE);
                 let mut by_use = memory.by_use();
-                for (kind, bytes) in shared {
-                    match by_use.iter_mut().find(|(k, _)| *k == kind) {
-                        Some((_, sum)) => *sum += bytes,
-                        None => by_use.push((kind, bytes)),
-                    }
-                }
+                add_up(&mut by_use, shared);
                 found.push((i, by_use, busy.ns, busy.percent(now, WINDOW)));
             }
         }
-        found
-            .into_iter()
-            .map(|(i, by_use, busy_ns, percent)| {
-                let slot = &self.shared().slots[i];
-                ProcessOnGpu {
-                    pid: self.pid_of(i),
-                    name: slot.name_text(),
-                    used_bytes: by_use.iter().map(|(_, n)| n).sum(),
+        let mut processes: Vec<ProcessOnGpu> = Vec::new();
+        for (i, by_use, busy_ns, percent) in found {
+            let pid = self.pid_of(i);
+            match processes.iter_mut().find(|process| pid > 0 && process.pid == pid) {
+                Some(same) => {
+                    add_up(&mut same.by_use, by_use);
+                    same.busy_ns += busy_ns;
+                    same.percent = (same.percent + percent).min(100);
+                }
+                None => processes.push(ProcessOnGpu {
+                    pid,
+                    name: self.shared().slots[i].name_text(),
+                    used_bytes: 0,
                     by_use,
                     busy_ns,
                     percent,
-                }
-            })
-            .collect()
+                }),
+            }
+        }
+        for process in &mut processes {
+            process.used_bytes = process.by_use.iter().map(|(_, n)| n).sum();
+        }
+        processes
     }
 
     /// Percent of the last second in which the GPU was busy.
@@ -143,6 +149,15 @@ impl Session {
                 .filter(|id| *id != u32::MAX),
             at_ns: record.at_ns.load(Ordering::Relaxed),
         })
+    }
+}
+
+fn add_up(sums: &mut Vec<(Use, u64)>, more: Vec<(Use, u64)>) {
+    for (kind, bytes) in more {
+        match sums.iter_mut().find(|(k, _)| *k == kind) {
+            Some((_, sum)) => *sum += bytes,
+            None => sums.push((kind, bytes)),
+        }
     }
 }
 

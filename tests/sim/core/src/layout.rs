@@ -35,7 +35,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -126,6 +126,8 @@ pub struct Slot {
     pub pid: AtomicI32,
     /// Counts the slot's owners.
     pub generation: AtomicU64,
+    /// The pid namespace in which that is its pid: the namespace's inode; 0: not known.
+    pub namespace: AtomicU64,
     /// When a dying slot's memory is given back.
     pub release_ns: AtomicU64,
     /// `comm`, NUL-padded, in two words.

@@ -3,6 +3,7 @@
 use super::{Locked, Session};
 use crate::layout::{MAX_CHANNELS, MAX_SLOTS, Slot, lock_bytes, slot_state};
 use crate::{clock, engine, events, objects, ofd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 
 /// Dead processes are looked for at most this often, unless memory is short.
@@ -63,6 +64,11 @@ impl Session {
         let recorded = self.shared.slots[slot].pid.load(Ordering::Relaxed);
         if self.slot() == Some(slot) {
             return recorded;
+        }
+        if self.shared.slots[slot].state.load(Ordering::Acquire) == slot_state::DYING {
+            // Nobody signs for the dead.
+            let namespace = self.shared.slots[slot].namespace.load(Ordering::Relaxed);
+            return if namespace != 0 && namespace == pid_namespace() { recorded } else { 0 };
         }
         let Some(fd) = self.checked_fd() else { return recorded };
         ofd::signer_pid(fd, lock_bytes::PID + i64::try_from(slot).unwrap_or(0)).unwrap_or(recorded)
@@ -135,10 +141,16 @@ impl Locked<'_> {
     }
 }
 
+/// The inode of this process's pid namespace; 0: it cannot be told.
+fn pid_namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |meta| meta.ino())
+}
+
 impl Slot {
     fn describe(&self) {
         // SAFETY: getpid has no preconditions.
         self.pid.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+        self.namespace.store(pid_namespace(), Ordering::Relaxed);
         self.generation.fetch_add(1, Ordering::Relaxed);
         let comm = std::fs::read("/proc/self/comm").unwrap_or_default();
         let mut name = [0u8; 16];
