@@ -119,6 +119,50 @@ def launches():
     ok(cu.cuModuleUnload(module))
 
 
+def attributes():
+    kind = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED
+    managed, plain = ok(cu.cuMemAllocManaged(MIB, 1)), ok(cu.cuMemAlloc(MIB))
+    pinned = ok(cu.cuMemHostAlloc(MIB, 0))
+    for pointer, expected in ((managed, True), (plain, False), (pinned, False)):
+        same("whether it is managed", bool(ok(cu.cuPointerGetAttribute(kind, pointer))), expected)
+    preferred = cu.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION
+    same("no preferred location", ok(cu.cuMemRangeGetAttribute(4, preferred, managed, MIB)), -2)
+    stream = ok(cu.cuStreamCreateWithPriority(1, -2))
+    priority = cu.CUstreamAttrID.CU_LAUNCH_ATTRIBUTE_PRIORITY
+    same("priority", ok(cu.cuStreamGetAttribute(stream, priority)).priority, -2)
+    ok(cu.cuStreamDestroy(stream))
+    start = ok(cu.cuLogsCurrent(0))
+    same("a wrong free", cu.cuMemFree(0x1000)[0], cu.CUresult.CUDA_ERROR_INVALID_VALUE)
+    text = bytes(4096)
+    holds("it is in the log", ok(cu.cuLogsDumpToMemory(start, text, len(text), 0))[1] > 0)
+    ok(cu.cuMemFreeHost(pinned))
+    ok(cu.cuMemFree(plain))
+    ok(cu.cuMemFree(managed))
+
+
+def green_contexts(device):
+    """Two partitions, memory and work in each: what they cost is the memory alone."""
+    free = ok(cu.cuMemGetInfo())[0]
+    primary = ok(cu.cuCtxGetCurrent())
+    sm = cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    whole = ok(cu.cuDeviceGetDevResource(device, sm))
+    parts, count, rest = ok(cu.cuDevSmResourceSplitByCount(2, whole, 0, 16))
+    same("partitions", (count, rest.sm.smCount), (2, whole.sm.smCount - 32))
+    for part in parts:
+        green = ok(cu.cuGreenCtxCreate(ok(cu.cuDevResourceGenerateDesc([part], 1)), device, 1))
+        ok(cu.cuCtxSetCurrent(ok(cu.cuCtxFromGreenCtx(green))))
+        stream = ok(cu.cuGreenCtxStreamCreate(green, 1, 0))
+        pointer = ok(cu.cuMemAlloc(MIB))
+        ok(cu.cuMemsetD8Async(pointer, 1, MIB, stream))
+        ok(cu.cuStreamSynchronize(stream))
+        ok(cu.cuMemFree(pointer))
+        same("free memory in a green context", ok(cu.cuMemGetInfo())[0], free)
+        ok(cu.cuStreamDestroy(stream))
+        ok(cu.cuCtxSetCurrent(primary))
+        ok(cu.cuGreenCtxDestroy(green))
+    same("free memory after green contexts", ok(cu.cuMemGetInfo())[0], free)
+
+
 def main():
     ok(cu.cuInit(0))
     devices()
@@ -128,6 +172,8 @@ def main():
     every_kind_of_memory(device)
     copies()
     launches()
+    attributes()
+    green_contexts(device)
     ok(cu.cuCtxSynchronize())
     ok(cu.cuDevicePrimaryCtxRelease(device))
     print("done")
