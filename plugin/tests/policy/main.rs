@@ -6,6 +6,7 @@ mod late;
 mod nonsense;
 mod pauses;
 mod shares;
+mod tied;
 
 use tessera_plugin::arbiter::policy::model::{
     Change, Figures, Load, Scenario, TenantFigures, simulate,

@@ -90,11 +90,12 @@ impl Policy {
             false => Word::Waits,
         };
         if !works && matches!(tenant.phase, Phase::Draining { .. }) {
-            self.give_up(slot);
+            self.give_up(now, slot);
         }
     }
 
-    /// Grants all of `slot`'s GPUs, which are free.
+    /// Grants all of `slot`'s GPUs, which are free. It may be late: then this lease takes over what it
+    /// has in flight of the last one, and the drain at the end of it covers both.
     pub(super) fn grant(&mut self, now: u64, slot: Slot) {
         self.charge_around(now, slot);
         let state = self.state_for(now, slot);
@@ -117,7 +118,9 @@ impl Policy {
         tenant.switched = false;
         for &gpu in &tenant.gpus {
             let gpu = &mut self.gpus[usize::from(gpu)];
-            gpu.leases.push(slot);
+            if !gpu.leases.contains(&slot) {
+                gpu.leases.push(slot);
+            }
             gpu.reserved = None;
             tenant.switched |= gpu.last.replace(slot) != Some(slot);
             if let Some(seat) = gpu.seat_mut(slot) {
@@ -156,12 +159,14 @@ impl Policy {
     }
 
     /// The drain has passed its deadline: the lease is over for others, but goes on being charged.
-    pub(super) fn give_up(&mut self, slot: Slot) {
+    pub(super) fn give_up(&mut self, now: u64, slot: Slot) {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if let Phase::Draining { since, .. } = tenant.phase {
             tenant.phase = Phase::Late { since };
             // Beside who waits for the host nobody runs.
             tenant.overlaps += u64::from(tenant.word != Word::Waits);
+            // A launch that has waited since the closing waits for the next lease since now.
+            tenant.since = now;
         }
     }
 

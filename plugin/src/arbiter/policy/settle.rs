@@ -73,7 +73,7 @@ impl Policy {
             if matches!(phase, Some(Phase::Draining { deadline, .. }) if deadline <= now) {
                 // From here on it pays in full, on all its GPUs.
                 self.charge_around(now, slot);
-                self.give_up(slot);
+                self.give_up(now, slot);
             }
         }
     }
@@ -83,7 +83,7 @@ impl Policy {
         for i in 0..self.gpus[gpu].seats.len() {
             let slot = self.gpus[gpu].seats[i].slot;
             let Some(tenant) = &self.tenants[slot] else { continue };
-            let may = tenant.wanting && !tenant.contends && !tenant.has_lease();
+            let may = tenant.waits() && !tenant.contends;
             if may && tenant.ready_at(&self.settings) <= now {
                 self.arrive(now, slot);
             }
@@ -219,7 +219,7 @@ impl Policy {
         };
         let saving = |seat: &Seat| {
             let tenant = self.tenants[seat.slot].as_ref()?;
-            let saves = tenant.wanting && !tenant.contends && !tenant.has_lease();
+            let saves = tenant.waits() && !tenant.contends;
             saves.then(|| tenant.ready_at(&self.settings))
         };
         let leases = gpu.leases.iter().filter_map(lease);

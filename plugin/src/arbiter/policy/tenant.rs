@@ -22,7 +22,8 @@ pub(super) enum Phase {
         /// When the next is let in all the same.
         deadline: u64,
     },
-    /// Closed, not drained in time; others may hold the GPU beside it.
+    /// Closed, not drained in time; others may hold the GPU beside it. If it wants, it waits for its
+    /// next lease like anybody.
     Late {
         /// When it was closed.
         since: u64,
@@ -71,7 +72,7 @@ pub(super) struct Tenant {
     pub(super) wanting: bool,
     /// Since when.
     pub(super) since: u64,
-    /// Takes part in the competition: wants, has nothing in flight, and has tokens.
+    /// Takes part in the competition: wants, neither holds nor drains in time, and has tokens.
     pub(super) contends: bool,
     /// When it last wanted or held; for SOLO.
     pub(super) last_active: Option<u64>,
@@ -143,6 +144,17 @@ impl Tenant {
 
     pub(super) fn has_lease(&self) -> bool {
         self.phase != Phase::Out
+    }
+
+    /// Neither holds a lease nor drains one within its deadline, and may have the next. Who is late may,
+    /// too: what it has in flight may wait for the very launch that waits for the lease.
+    pub(super) fn is_free(&self) -> bool {
+        matches!(self.phase, Phase::Out | Phase::Late { .. })
+    }
+
+    /// A launch waits, and the tenant may have a lease for it.
+    pub(super) fn waits(&self) -> bool {
+        self.wanting && self.is_free()
     }
 
     pub(super) fn lease(&self) -> Option<Lease> {

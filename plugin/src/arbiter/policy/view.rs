@@ -70,7 +70,7 @@ impl Policy {
     #[must_use]
     pub fn tenant(&self, now: u64, id: TenantId) -> Option<TenantView> {
         let tenant = self.tenants[*self.ids.get(&id)?].as_ref()?;
-        let waits = tenant.wanting && !tenant.has_lease();
+        let waits = tenant.waits();
         let waiting = if waits { now.saturating_sub(tenant.since) } else { 0 };
         let running = if tenant.has_lease() { now.saturating_sub(tenant.charged_at) } else { 0 };
         Some(TenantView {

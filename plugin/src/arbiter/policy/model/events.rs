@@ -173,8 +173,8 @@ impl World {
             self.players[i].closed_at = Some(self.now);
             self.players[i].waits = false;
         } else {
-            if self.players[i].closed_at.take().is_some() {
-                self.judge_grant(i);
+            if let Some(closed_at) = self.players[i].closed_at.take() {
+                self.judge_grant(i, closed_at);
             }
             self.players[i].possesses = true;
         }
@@ -183,8 +183,11 @@ impl World {
         self.later(Event::Gate(i, epoch, word, command.pace));
     }
 
-    /// Nobody else may have the GPU, but who has had its time to drain.
-    fn judge_grant(&mut self, i: usize) {
+    /// Nobody else may have the GPU, but who has had its time to drain; nor may who was closed at
+    /// `closed_at`, and gets it again, before it has drained or had that time.
+    fn judge_grant(&mut self, i: usize, closed_at: u64) {
+        let early = self.now < closed_at + self.drain_least;
+        self.figures.double_grants += u64::from(self.players[i].possesses && early);
         for (k, other) in self.players.iter().enumerate() {
             let shares = other.load.gpus.iter().any(|gpu| self.players[i].load.gpus.contains(gpu));
             let late =
@@ -193,7 +196,5 @@ impl World {
                 self.figures.double_grants += 1;
             }
         }
-        // And nobody is granted again before it has drained.
-        self.figures.double_grants += u64::from(self.players[i].possesses);
     }
 }

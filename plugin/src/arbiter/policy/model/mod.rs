@@ -3,7 +3,8 @@
 //!
 //! The simulated tenant keeps the shim's side of `docs/compute.md`: it fills its window while its
 //! gate is open, says `want` and `drained` when closed and `idle` while YIELD; messages and commands
-//! take time. A GPU serves those who have work on it in equal parts, as time slices do.
+//! take time. A GPU serves those who have work on it in equal parts, as time slices do. Operations may
+//! wait for ones that are not launched yet, which the gate may hold back: such a tenant does not drain.
 
 mod events;
 mod figures;
@@ -31,6 +32,9 @@ pub struct Load {
     pub batch: u32,
     /// Shortest and longest pause after a batch, nanoseconds.
     pub think: (u64, u64),
+    /// Operations that wait for each other, as the parts of a collective do: none of so many is served
+    /// before all of them have been launched. 1: none waits.
+    pub group: u32,
     /// Operations in flight while OPEN.
     pub window: usize,
     /// Nanoseconds of operations in flight while OPEN; two always may be.
@@ -57,6 +61,7 @@ impl Load {
             op,
             batch: 0,
             think: (0, 0),
+            group: 1,
             window: 16,
             window_ns: 1_000_000,
             lies: false,
@@ -65,6 +70,12 @@ impl Load {
             processes: 1,
             begin: 0,
         }
+    }
+
+    /// In operations of which so many wait for each other.
+    #[must_use]
+    pub fn in_groups(self, group: u32) -> Self {
+        Self { group, ..self }
     }
 
     /// Works in batches with pauses.

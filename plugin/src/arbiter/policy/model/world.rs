@@ -203,6 +203,9 @@ impl World {
 
     fn next_completion(&self) -> u64 {
         let end = |i: usize| {
+            if self.players[i].is_stuck() {
+                return None;
+            }
             let left = self.players[i].flight.front()?.left + self.players[i].switching;
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not far")]
             Some(self.now + (left / self.rate(i)).ceil().max(0.0) as u64)
@@ -262,7 +265,9 @@ impl World {
     /// Takes off what is done.
     fn complete(&mut self) {
         for i in 0..self.players.len() {
-            while self.players[i].flight.front().is_some_and(|op| op.left < 0.5) {
+            while !self.players[i].is_stuck()
+                && self.players[i].flight.front().is_some_and(|op| op.left < 0.5)
+            {
                 self.players[i].completed += 1;
                 let on_host = self.players[i].flight.pop_front().is_some_and(|op| op.on_host);
                 if !on_host {
@@ -348,6 +353,8 @@ impl World {
             let queued: f64 = player.flight.iter().filter(|op| !op.on_host).map(|op| op.left).sum();
             let full = player.flight.len() >= most
                 || (player.flight.len() >= 2 * processes && queued >= most_ns);
+            // What waits for the very launch makes no room for it.
+            let full = full && !player.is_stuck();
             if full || !player.has_work() {
                 return;
             }
@@ -418,7 +425,15 @@ impl Player {
 
     /// The GPU has work of it.
     pub(super) fn busy(&self) -> bool {
-        self.flight.front().is_some_and(|op| !op.on_host)
+        self.flight.front().is_some_and(|op| !op.on_host) && !self.is_stuck()
+    }
+
+    /// Whether the first operation in flight waits for one that is not launched yet.
+    pub(super) fn is_stuck(&self) -> bool {
+        let group = u64::from(self.load.group.max(1));
+        let first = self.launches - self.flight.iter().filter(|op| !op.on_host).count() as u64;
+        let is_operation = self.flight.front().is_some_and(|op| !op.on_host);
+        is_operation && self.launches < (first / group + 1) * group
     }
 
     /// Would launch if it could.
