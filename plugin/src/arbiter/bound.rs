@@ -16,6 +16,17 @@ pub(super) enum Drain {
     Ignored,
 }
 
+/// What became of a word that a process stands still at a closed gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Still {
+    /// It owes a drain.
+    Owes,
+    /// It has drained, with help.
+    Drained,
+    /// Of another epoch, or from a process that is not bound.
+    Ignored,
+}
+
 /// The gate as it was set last, and its epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
@@ -27,6 +38,8 @@ enum Gate {
 struct Process {
     owes: bool,
     idle: bool,
+    /// Nothing of what it owes has completed for a while.
+    still: bool,
 }
 
 /// One tenant's processes, by a key that is never used again.
@@ -62,7 +75,7 @@ impl Bound {
     pub fn bind(&mut self, key: u64) {
         let owes = self.strangers && matches!(self.gate, Gate::Closed(_));
         if let Entry::Vacant(entry) = self.processes.entry(key) {
-            entry.insert(Process { owes, idle: false });
+            entry.insert(Process { owes, ..Process::default() });
             self.owing += usize::from(owes);
         }
     }
@@ -77,7 +90,7 @@ impl Bound {
     /// The gate closed in a new epoch. All that are bound owe, until they say so.
     pub fn close(&mut self, epoch: u32) {
         self.gate = Gate::Closed(epoch);
-        self.processes.values_mut().for_each(|p| *p = Process { owes: true, idle: false });
+        self.processes.values_mut().for_each(|p| *p = Process { owes: true, ..Process::default() });
         self.owing = self.processes.len() + usize::from(self.strangers);
         self.used_ns = None;
     }
@@ -126,6 +139,24 @@ impl Bound {
         let Some(process) = self.processes.get_mut(&key) else { return false };
         process.idle = self.gate == Gate::Open(epoch);
         process.idle && self.processes.values().all(|process| process.idle)
+    }
+
+    /// A process says, at the closed gate, that nothing of it goes on.
+    pub fn stands_still(&mut self, key: u64, epoch: u32) -> Still {
+        match self.processes.get_mut(&key) {
+            Some(process) if self.gate == Gate::Closed(epoch) => {
+                process.still = process.owes;
+                if process.owes { Still::Owes } else { Still::Drained }
+            }
+            _ => Still::Ignored,
+        }
+    }
+
+    /// Whether somebody owes a drain, and all who do stand still: what they have in flight may wait for
+    /// others of the tenant.
+    pub fn is_stuck(&self) -> bool {
+        let mut owing = self.processes.values().filter(|process| process.owes).peekable();
+        owing.peek().is_some() && !self.strangers && owing.all(|process| process.still)
     }
 
     /// How long the tenant says it used the GPU before this closing. Processes that use it one after
@@ -182,6 +213,28 @@ mod tests {
         assert_eq!(bound.used_ns(), Some(700), "what is ignored does not count");
         bound.close(6);
         assert_eq!(bound.used_ns(), None);
+    }
+
+    #[test]
+    fn a_tenant_is_stuck_when_all_who_owe_stand_still() {
+        let mut bound = two();
+        bound.close(5);
+        assert!(!bound.is_stuck());
+        assert_eq!(bound.stands_still(1, 5), Still::Owes);
+        assert!(!bound.is_stuck(), "the other may go on");
+        assert_eq!(bound.stands_still(2, 4), Still::Ignored);
+        assert_eq!(bound.stands_still(3, 5), Still::Ignored);
+        bound.drained(2, 5, 0);
+        assert!(bound.is_stuck());
+        assert_eq!(bound.stands_still(2, 5), Still::Drained);
+        bound.close(6);
+        assert!(!bound.is_stuck(), "another closing");
+        bound.stands_still(1, 6);
+        bound.stands_still(2, 6);
+        assert!(bound.is_stuck());
+        bound.drained(1, 6, 0);
+        bound.drained(2, 6, 0);
+        assert!(!bound.is_stuck(), "nobody owes");
     }
 
     #[test]

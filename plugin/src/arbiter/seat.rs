@@ -185,6 +185,14 @@ impl Seat {
         }
     }
 
+    /// Closes the closed gate once more, in a new epoch: each process that has drained lets one launch
+    /// pass that waits, and all drain again.
+    pub fn close_again(&mut self) {
+        let epoch = set(&self.page, GATE_CLOSED);
+        self.bound.close(epoch);
+        self.settled = false;
+    }
+
     /// True once for each closing: when the last process has drained.
     pub fn has_settled(&mut self) -> bool {
         let news = self.state == State::Closed && !self.settled && self.bound.owing() == 0;

@@ -8,7 +8,7 @@ use tessera_region::layout::ARBITER_GONE;
 use tessera_region::session::Message;
 use tracing::{debug, warn};
 
-use super::bound::Drain;
+use super::bound::{Drain, Still};
 use super::cycle::{self, Part};
 use super::lane::{Heard, Lane};
 use super::latency::Latencies;
@@ -225,16 +225,31 @@ impl Thread {
                     let drain = seat.bound.drained(process, epoch, used_ns);
                     seat.ignored += u64::from(drain == Drain::Ignored);
                 }
-                Heard::Said(process, Message::Idle { epoch, .. }) => {
-                    if seat.bound.idle(process, epoch) && seat.state == State::Yield {
+                Heard::Said(process, Message::Idle { epoch, .. }) => match seat.state {
+                    State::Closed => {
+                        if seat.bound.stands_still(process, epoch) == Still::Drained {
+                            self.policy.helped(id(key));
+                        }
+                    }
+                    State::Yield if seat.bound.idle(process, epoch) => {
                         self.policy.idle(now.ns, id(key));
                     }
-                }
+                    _ => {}
+                },
                 // Nothing that a gate hears.
                 Heard::Said(..) => seat.ignored += 1,
             }
         }
         seat.forget_strangers(now.instant);
+        // What one process has in flight may wait for a launch that waits in another.
+        if seat.state == State::Closed
+            && seat.bound.len() > 1
+            && seat.bound.is_stuck()
+            && self.policy.wants(id(key))
+        {
+            seat.close_again();
+            self.policy.helped(id(key));
+        }
         let is_new = processes == 0 && seat.bound.len() > 0;
         if seat.has_settled() {
             self.policy.drained(now.ns, id(key), seat.bound.used_ns());

@@ -7,3 +7,4 @@ mod hostile;
 mod process;
 mod restart;
 mod support;
+mod tied;

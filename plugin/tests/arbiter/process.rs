@@ -10,6 +10,9 @@ use nix::unistd::Pid;
 use rustix::net::SocketFlags;
 use tessera_plugin::arbiter::Arbiter;
 use tessera_plugin::config::Leases;
+use tessera_region::layout::{GATE_CLOSED, gate_epoch, gate_state};
+use tessera_region::quota::QuotaWriter;
+use tessera_region::session::Message;
 
 use crate::support::{Peer, until, work};
 
@@ -84,6 +87,19 @@ fn in_a_role() {
             let peer = Peer::connect(&dirs[0]).hello();
             peer.want();
             std::thread::sleep(Duration::from_secs(60));
+        }
+        // Drains nothing, and says at each closing that what it has in flight stands still.
+        "stuck" => {
+            let peer = Peer::connect(&dirs[0]).hello();
+            let page = QuotaWriter::open(&dirs[0]).unwrap();
+            let mut seen = None;
+            loop {
+                let word = page.gate(0);
+                if seen.replace(word) != Some(word) && gate_state(word) == GATE_CLOSED {
+                    peer.say(Message::Idle { gpu: 0, epoch: gate_epoch(word) });
+                }
+                std::thread::sleep(Duration::from_micros(50));
+            }
         }
         // The same, with a child that keeps its socket.
         "forks" => {

@@ -56,11 +56,13 @@ pub enum Message {
         /// GPU time used since the last grant, nanoseconds, as the tenant believes: a statistic.
         used_ns: u64,
     },
-    /// Tenant: nothing of ours has been in flight on this GPU for a while, and nobody of us waits.
+    /// Tenant: nothing of ours goes on. While the gate says YIELD: nothing has been in flight for a
+    /// while, and nobody of us waits. While it says CLOSED: nothing of what is in flight has completed
+    /// for a while; or, after `Drained` of that epoch, it did only when launches were let pass.
     Idle {
         /// Index in the quota page.
         gpu: u32,
-        /// The epoch of the gate word that said YIELD.
+        /// The epoch of that gate word.
         epoch: u32,
     },
     /// Tenant: something happened that an operator wants to hear of.

@@ -197,9 +197,17 @@ impl Records {
     }
 
     /// Every record's launches that no marker covers yet: they are the caller's to mark. It holds
-    /// the streams' lock.
+    /// the streams' lock. `take` may call the driver, so it is called without the pool's.
     pub(crate) fn take_unmarked(&self, mut take: impl FnMut(usize, Unmarked, u32)) {
-        for record in self.pool.lock().each() {
+        for index in 0.. {
+            let record = {
+                let pool = self.pool.lock();
+                if index >= pool.used {
+                    return;
+                }
+                pool.at(index)
+            };
+            let Some(record) = record else { continue };
             let taken = record.take_unmarked();
             if taken.operations != 0 {
                 let stream = record.stream.load(Ordering::Relaxed);

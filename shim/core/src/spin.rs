@@ -9,6 +9,9 @@ use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
 
+/// Looks until [`Spin::lock_soon`] gives up.
+const SOON: u32 = 110;
+
 /// A value behind a spinning lock.
 #[derive(Debug, Default)]
 pub struct Spin<T> {
@@ -39,7 +42,20 @@ impl<T> Spin<T> {
     #[inline]
     pub fn try_lock(&self) -> Option<Held<'_, T>> {
         // Acquire: as in `lock`.
-        (!self.held.swap(true, Ordering::Acquire)).then_some(Held { lock: self })
+        // Not `then_some`: a `Held` that is made is dropped, which would open the other's lock.
+        (!self.held.swap(true, Ordering::Acquire)).then(|| Held { lock: self })
+    }
+
+    /// The lock, unless somebody keeps it for longer than some milliseconds: who has it may be inside a
+    /// driver that waits for the application.
+    pub fn lock_soon(&self) -> Option<Held<'_, T>> {
+        (0..SOON).find_map(|turn| {
+            let held = self.try_lock();
+            if held.is_none() {
+                pause(turn);
+            }
+            held
+        })
     }
 
     #[cold]
@@ -127,5 +143,15 @@ mod tests {
             }
         });
         assert_eq!(*counter.lock(), 80_000);
+    }
+
+    #[test]
+    fn who_does_not_get_the_lock_leaves_it_to_who_has_it() {
+        let lock = Spin::new(());
+        let held = lock.lock();
+        assert!(lock.try_lock().is_none() && lock.try_lock().is_none());
+        assert!(lock.lock_soon().is_none() && lock.lock_soon().is_none());
+        drop(held);
+        assert!(lock.try_lock().is_some());
     }
 }

@@ -121,7 +121,12 @@ impl Gpu {
     /// The quantum here: longer where drains are long, so that they do not eat it up; shorter where
     /// many wait, so that a round stays short.
     pub(super) fn quantum(&self, contenders: usize, set: &Settings) -> u64 {
-        let long = set.quantum.max(self.drain.saturating_mul(5)).min(set.quantum_most);
+        self.quantum_of(0, contenders, set)
+    }
+
+    /// The same, and `least` unless many wait.
+    pub(super) fn quantum_of(&self, least: u64, contenders: usize, set: &Settings) -> u64 {
+        let long = set.quantum.max(self.drain.saturating_mul(5)).max(least).min(set.quantum_most);
         let round = set.quantum.saturating_mul(32) / (contenders as u64 + 1);
         long.min(round).max(set.quantum_least)
     }

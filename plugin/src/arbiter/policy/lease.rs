@@ -104,6 +104,7 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.contends = false;
         tenant.wanting = false;
+        tenant.late_leases += u32::from(matches!(tenant.phase, Phase::Late { .. }));
         tenant.rhythm.granted();
         tenant.lease_ns = 0;
         tenant.granted_at = now;
@@ -204,6 +205,8 @@ impl Policy {
             }
         }
         tenant.phase = Phase::Out;
+        tenant.late_leases = 0;
+        tenant.helped = tenant.helped.saturating_sub(1);
         tenant.last_active = Some(now);
         tenant.counts_until = now.saturating_add(COUNTS_AFTER);
         // A launch that has waited since the closing waits for the next lease since now.
@@ -230,9 +233,11 @@ impl Policy {
     /// The quantum of a lease of `slot`: the shortest of its GPUs.
     pub(super) fn quantum_of(&self, slot: Slot) -> u64 {
         let Some(tenant) = &self.tenants[slot] else { return self.settings.quantum };
+        // A closing costs a tenant that cannot drain by itself more than others.
+        let least = if tenant.is_tied() { self.settings.quantum_most } else { 0 };
         let quantum = |&gpu: &u8| {
             let gpu = &self.gpus[usize::from(gpu)];
-            gpu.quantum(gpu.contenders(&self.tenants), &self.settings)
+            gpu.quantum_of(least, gpu.contenders(&self.tenants), &self.settings)
         };
         tenant.gpus.iter().map(quantum).min().unwrap_or(self.settings.quantum)
     }

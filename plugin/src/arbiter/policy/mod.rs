@@ -229,6 +229,21 @@ impl Policy {
         }
     }
 
+    /// The tenant, closed, stood still until launches that waited were let pass.
+    pub fn helped(&mut self, id: TenantId) {
+        const MOST: u32 = 8;
+        if let Some(tenant) = self.ids.get(&id).and_then(|&slot| self.tenants[slot].as_mut()) {
+            tenant.helped = (tenant.helped + 2).min(MOST);
+        }
+    }
+
+    /// Whether a launch of the tenant waits.
+    #[must_use]
+    pub fn wants(&self, id: TenantId) -> bool {
+        let tenant = self.ids.get(&id).and_then(|&slot| self.tenants[slot].as_ref());
+        tenant.is_some_and(|tenant| tenant.wanting)
+    }
+
     /// All its processes are dead: its lease ends at once, and it wants nothing.
     pub fn gone(&mut self, now: u64, id: TenantId) {
         let Some((now, slot)) = self.event(now, id) else { return };

@@ -2,7 +2,7 @@
 
 use super::bucket::Bucket;
 use super::pace::Rhythm;
-use super::types::{GpuIndex, Kind, Settings, Share, State, TenantId};
+use super::types::{GpuIndex, Kind, MS, Settings, Share, State, TenantId};
 use crate::incidents::LONG_WAIT_NS;
 
 /// Index into the policy's tenants.
@@ -59,6 +59,12 @@ pub(super) enum Word {
     Waits,
 }
 
+/// How long after its closing a late tenant may have the next lease, nanoseconds: where nothing says that
+/// the GPU works for it, and where it does. How often that is doubled at most.
+const AGAIN: u64 = 5 * MS;
+const AGAIN_WORKS: u64 = 500 * MS;
+const AGAIN_DOUBLED: u32 = 4;
+
 /// How far back drains count: each further one weighs the old longest at 7/8.
 const MEMORY: u64 = 8;
 
@@ -97,6 +103,11 @@ pub(super) struct Tenant {
     pub(super) longest_wait_ns: u64,
     pub(super) leases: u64,
     pub(super) overlaps: u64,
+    /// Leases that it was granted although it was late, since it has drained.
+    pub(super) late_leases: u32,
+    /// Closings, of late, that drained only because launches that waited were let pass; see
+    /// [`Tenant::is_tied`].
+    pub(super) helped: u32,
 }
 
 impl Tenant {
@@ -131,6 +142,8 @@ impl Tenant {
             longest_wait_ns: 0,
             leases: 0,
             overlaps: 0,
+            late_leases: 0,
+            helped: 0,
         }
     }
 
@@ -184,6 +197,10 @@ impl Tenant {
     /// How long it may drain: three times its longest drain lately, within limits.
     pub(super) fn patience(&self, set: &Settings) -> u64 {
         let most = set.drain_most.max(set.drain_least);
+        // One that drains with help is given time for it: to be late would cost it far more.
+        if self.is_tied() && self.late_leases == 0 {
+            return most / 2;
+        }
         self.longest_drain.saturating_mul(3).clamp(set.drain_least, most)
     }
 
@@ -200,8 +217,27 @@ impl Tenant {
         self.longest_drain = faded.max(took.min(set.drain_most));
     }
 
-    /// When a strict tenant that wants may have a lease; for others at once.
+    /// When a tenant that wants may have a lease: a strict one when it has saved enough, a late one
+    /// after a moment, others at once.
     pub(super) fn ready_at(&self, set: &Settings) -> u64 {
-        if self.strict() { self.bucket.ready_at(self.share.millis, set.burst) } else { 0 }
+        let saved = match self.strict() {
+            true => self.bucket.ready_at(self.share.millis, set.burst),
+            false => 0,
+        };
+        saved.max(self.again_at())
+    }
+
+    /// When a late tenant may have its next lease. What it has in flight may wait for that, or just take
+    /// long: nobody can tell. Where it works it is given time; and each lease that changed nothing
+    /// doubles the wait for the next.
+    fn again_at(&self) -> u64 {
+        let Phase::Late { since } = self.phase else { return 0 };
+        let once = if let Word::Works { .. } = self.word { AGAIN_WORKS } else { AGAIN };
+        since.saturating_add(once << self.late_leases.min(AGAIN_DOUBLED))
+    }
+
+    /// It could not drain until launches that waited were let pass, lately.
+    pub(super) fn is_tied(&self) -> bool {
+        self.helped >= 2
     }
 }

@@ -36,6 +36,7 @@ impl Captures {
 pub fn beginning(stream: Stream) -> Option<Order> {
     let mut order = Order::take()?;
     order.leave(stream);
+    order.leave_defaults();
     Some(order)
 }
 

@@ -97,7 +97,6 @@ impl Drain {
             let mut streams = process.gate.streams.lock();
             flight::mark_all(process, &mut streams);
             streams.take_up(process);
-            process.records.forget_streams();
         }
         if !flags_are_down(process, still) {
             return None;
@@ -116,7 +115,16 @@ impl Drain {
         }
         let capturing = gate.captures.any();
         let now_us = flight::now_us();
-        if !streams.drain(capturing) || gate.going.load(Ordering::Acquire) != 0 {
+        let left = streams.left();
+        let is_drained = streams.drain(capturing);
+        if streams.left() < left {
+            gate.progress.made(now_us, gate.expected_us());
+        }
+        if !is_drained {
+            // What can be seen of it is progress, too.
+            flight::land(process, &mut streams, true);
+        }
+        if !is_drained || gate.going.load(Ordering::Acquire) != 0 {
             self.missed_us.set(Some(now_us));
             return false;
         }
@@ -130,6 +138,22 @@ impl Drain {
             gate.all_landed();
         }
         true
+    }
+
+    /// Looks at what has been marked, while a thread is still in the driver: it may wait there for what
+    /// is in flight, and a marker would wait with it.
+    pub(super) fn peek(process: &Process) {
+        let gate = &process.gate;
+        let Some(mut streams) = gate.streams.lock_soon() else { return };
+        if gate.parked.load(Ordering::Acquire) {
+            return;
+        }
+        let left = streams.left();
+        streams.drop_over();
+        if streams.left() < left {
+            gate.progress.made(flight::now_us(), gate.expected_us());
+        }
+        flight::land(process, &mut streams, true);
     }
 
     /// Sleeps until it is worth looking again.

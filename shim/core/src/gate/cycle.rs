@@ -4,6 +4,7 @@
 use super::closing::Drain;
 use super::futex;
 use super::helper::Helper;
+use super::relief::Relief;
 use crate::log::now_ns;
 use crate::spin::sleep_us;
 use crate::state::Process;
@@ -79,7 +80,7 @@ pub(super) fn run(process: &Process, helper: &mut Helper) {
             drained = false;
         }
         if !is_open && !drained {
-            drained = drain(process, || !part_of(process).is_open);
+            drained = drain(process, false, || !part_of(process).is_open, || {}).is_some();
         } else {
             sleep_us(u32::try_from(left_ns.min(LOOK_NS) / 1_000).unwrap_or(0).max(1));
         }
@@ -93,16 +94,46 @@ pub(super) fn run(process: &Process, helper: &mut Helper) {
     set(&gate.own, GATE_CLOSED);
 }
 
-/// Waits until nothing is in flight, as long as `still`.
-pub(super) fn drain(process: &Process, still: impl Fn() -> bool) -> bool {
-    let Some(mut drain) = Drain::begin(process, &still) else { return false };
-    while !drain.look(process) {
-        if !still() {
-            return false;
-        }
-        drain.nap();
+/// Waits until nothing is in flight, as long as `still`, and lets launches pass that it may wait for:
+/// how many. Calls `stuck` once if it stands still all the same. With `passes_one` the first that waits
+/// passes at once.
+pub(super) fn drain(
+    process: &Process,
+    passes_one: bool,
+    still: impl Fn() -> bool,
+    stuck: impl Fn(),
+) -> Option<u32> {
+    let relief = Relief::new(process);
+    if passes_one {
+        relief.pass_one();
     }
-    true
+    let goes_on = || {
+        if relief.look() {
+            stuck();
+        }
+        still()
+    };
+    loop {
+        let begun = Drain::begin(process, || {
+            Drain::peek(process);
+            goes_on()
+        });
+        let Some(mut drain) = begun else {
+            relief.give_up();
+            return None;
+        };
+        // A launch that was let pass is taken up at once: its end is progress, too.
+        while !relief.is_taken() && !drain.look(process) {
+            if !goes_on() {
+                relief.give_up();
+                return None;
+            }
+            drain.nap();
+        }
+        if !relief.was_taken() {
+            return Some(relief.passes());
+        }
+    }
 }
 
 #[cfg(test)]

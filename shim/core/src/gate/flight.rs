@@ -2,9 +2,9 @@
 //! launches, and landed by whoever finds the markers complete.
 
 use super::local::Local;
-use super::streams::Streams;
+use super::streams::{Marker, Streams};
 use super::window::Sighting;
-use super::{Stream, events};
+use super::{Stream, events, streams};
 use crate::log::now_ns;
 use crate::pools::ask::Uncaptured;
 use crate::records::Record;
@@ -16,9 +16,9 @@ use core::sync::atomic::Ordering;
 const MARK_AFTER_US: u32 = 200;
 /// Launches between two looks at the clock.
 const CLOCK_EVERY: u32 = 4;
-/// Without progress for so long a launch is let out nevertheless: what is in flight may wait for it
-/// (`cuStreamWaitValue`), or be without end.
-const PATIENCE_NS: u64 = 100_000_000;
+/// Who would queue up behind work that stands still waits so many times longer than others: it is
+/// hardly what that work waits for.
+pub(super) const BEHIND: u32 = 4;
 
 /// Microseconds that wrap, for short distances.
 #[allow(clippy::cast_possible_truncation, reason = "wraps")]
@@ -26,10 +26,9 @@ pub(super) fn now_us() -> u32 {
     (now_ns() / 1_000) as u32
 }
 
-/// Takes room for one operation, if there is any.
-pub(super) fn take_room(gate: &Local, is_graph: bool) -> bool {
+/// Takes room for one operation, if there is any, or if it is `given` room.
+pub(super) fn take_room(gate: &Local, is_graph: bool, given: bool) -> bool {
     // A graph counts as one before it counts as an operation: others see too little room, if anything.
-    let own = u32::from(is_graph);
     let graphs = match is_graph {
         true => gate.graphs_issued.fetch_add(1, Ordering::Relaxed),
         false => gate.graphs_issued.load(Ordering::Relaxed),
@@ -41,12 +40,17 @@ pub(super) fn take_room(gate: &Local, is_graph: bool) -> bool {
     let is_counting = |count: u32| count > u32::MAX / 2;
     let graphs = if is_counting(graphs) { 0 } else { graphs };
     let singles = flying.saturating_sub(graphs);
-    if is_counting(flying) || gate.limits().have_room(singles, graphs, is_graph) {
+    if given || is_counting(flying) || gate.limits().have_room(singles, graphs, is_graph) {
         return true;
     }
-    gate.issued.fetch_sub(1, Ordering::Relaxed);
-    gate.graphs_issued.fetch_sub(own, Ordering::Relaxed);
+    returned(gate, is_graph);
     false
+}
+
+/// Gives room back that was taken for an operation that nobody will count.
+pub(super) fn returned(gate: &Local, is_graph: bool) {
+    gate.issued.fetch_sub(1, Ordering::Relaxed);
+    gate.graphs_issued.fetch_sub(u32::from(is_graph), Ordering::Relaxed);
 }
 
 /// The driver has the operation that room was taken for. The record's flag is still up.
@@ -79,7 +83,9 @@ pub(super) fn launched(process: &Process, record: &Record, is_graph: bool) {
 #[cold]
 #[inline(never)]
 pub(super) fn mark(process: &Process, record: &Record) {
-    let mut streams = process.gate.streams.lock();
+    // Somebody in the driver may have it who waits for another thread's launch: the next marker covers
+    // these launches, too.
+    let Some(mut streams) = process.gate.streams.lock_soon() else { return };
     let stream = record.stream.load(Ordering::Relaxed);
     if stream == 0 {
         return; // a drain has taken it up; what is counted is for the next marker
@@ -94,7 +100,7 @@ pub(super) fn mark(process: &Process, record: &Record) {
     let capturing = process.gate.captures.any();
     let _uncaptured = capturing.then(Uncaptured::enter);
     process.gate.begin_use(since_us);
-    streams.fly(Stream(stream), taken, since_us, capturing);
+    streams.fly(&process.gate.noted, Stream(stream), taken, since_us, capturing);
     land(process, &mut streams, false);
 }
 
@@ -106,22 +112,30 @@ pub(super) fn mark_all(process: &Process, streams: &mut Streams) {
     let capturing = process.gate.captures.any();
     process.records.take_unmarked(|stream, taken, since_us| {
         process.gate.begin_use(since_us);
-        streams.fly(Stream(stream.max(1)), taken, since_us, capturing);
+        streams.fly(&process.gate.noted, Stream(stream.max(1)), taken, since_us, capturing);
     });
 }
 
 /// Counts what is complete, and learns how long it took. `awaited`: somebody looked just before.
 pub(super) fn land(process: &Process, streams: &mut Streams, awaited: bool) -> bool {
     let gate = &process.gate;
-    let (mut operations, mut graphs, mut first_us) = (0, 0, None);
-    while let Some(&marker) = streams.flying.first() {
-        if marker.event != 0 && !events::is_over(marker.event) {
-            break;
+    let (mut operations, mut graphs, mut first_us, mut is_tainted) = (0, 0, None, false);
+    let mut at = 0;
+    while let Some(&marker) = streams.flying.get(at) {
+        // What is behind an incomplete one in its stream is incomplete.
+        let is_behind =
+            |before: &Marker| (before.stream, before.ctx) == (marker.stream, marker.ctx);
+        if streams.flying[..at].iter().any(is_behind)
+            || marker.event != 0 && !events::is_over(marker.event)
+        {
+            at += 1;
+            continue;
         }
-        streams.flying.remove(0);
+        streams.flying.remove(at);
         streams.spare(marker.ctx, marker.event);
         operations += marker.operations;
         graphs += marker.graphs;
+        is_tainted |= marker.is_tainted != 0;
         first_us = first_us.or(Some(marker.since_us));
     }
     let Some(since_us) = first_us else { return false };
@@ -130,41 +144,88 @@ pub(super) fn land(process: &Process, streams: &mut Streams, awaited: bool) -> b
     let mut estimate = gate.estimate.lock();
     let now_us = now_us();
     gate.end_use(now_us);
-    estimate.learn(Sighting { operations, graphs, since_us, now_us, awaited });
+    gate.progress.made(now_us, estimate.usual_us());
+    match is_tainted {
+        true => estimate.skip(now_us),
+        false => estimate.learn(Sighting { operations, graphs, since_us, now_us, awaited }),
+    }
     let quota = process.account.quota();
-    gate.set_limits(estimate.limits(quota.window(0), quota.window_us(0)));
+    let mut contexts = 0;
+    process.contexts.each(|_| contexts += 1);
+    let gpus = contexts.min(u32::try_from(quota.gpu_count()).unwrap_or(1));
+    let (window, window_us) = (quota.window(0), quota.window_us(0));
+    gate.set_limits(estimate.limits(window, window_us, gpus, gate.progress.proofs()));
     true
 }
 
-/// Waits, with the flag down, until there may be room, or the gate's word is another.
+/// Operations in flight up to which streams that have none get room.
+const MOST_TIED: u32 = 32;
+
+/// What came of waiting for room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// There may be some.
+    Look,
+    /// There is none, and the launch is to go all the same: what is in flight may wait for it
+    /// (`cuStreamWaitValue`), or be without end.
+    Given,
+}
+
+/// Two operations may always be in flight on a GPU, whatever fills the others; and where work has proved
+/// to wait for what is held back, one in a stream that has none.
+fn has_own_room(gate: &Local, streams: &Streams, stream: Stream) -> bool {
+    /// Where that has been seen.
+    const SURE: u32 = 2;
+    let flying = |is_own: &dyn Fn(&Marker) -> bool| -> u32 {
+        streams.flying.iter().filter(|marker| is_own(marker)).map(|marker| marker.operations).sum()
+    };
+    let ctx = streams::context_of(&gate.noted, stream);
+    let (all, own) = (flying(&|_| true), flying(&|marker| marker.ctx == ctx));
+    let in_stream = flying(&|marker| marker.stream == stream.0);
+    let is_elsewhere = all > own && own < 2;
+    is_elsewhere || in_stream == 0 && all < MOST_TIED && gate.progress.proofs() >= SURE
+}
+
+/// Waits, with the flag down, until there may be room, the gate's word is another, or nothing has
+/// completed for too long.
 #[cold]
 #[inline(never)]
-pub(super) fn wait_for_room(process: &Process, word: u32) {
+pub(super) fn wait_for_room(process: &Process, word: u32, stream: Stream) -> Room {
     let gate = &process.gate;
     process.account.count_window_wait();
-    let begun_ns = now_ns();
-    let mut awaited = false;
+    let begun_us = now_us();
+    let (mut awaited, mut is_behind) = (false, true);
     while gate.gate().load(Ordering::Acquire) == word {
-        {
-            let mut streams = gate.streams.lock();
+        if let Some(mut streams) = gate.streams.lock_soon() {
             let capturing = gate.captures.any();
             let _uncaptured = capturing.then(Uncaptured::enter);
             mark_all(process, &mut streams);
             let landed = land(process, &mut streams, awaited);
             if landed {
-                return;
+                return Room::Look;
             }
             if streams.flying.is_empty() && process.records.busy_from(0).is_none() {
                 // What ended threads had been counted for.
                 gate.all_landed();
-                return;
+                return Room::Look;
+            }
+            is_behind = streams.flying.iter().any(|marker| marker.stream == stream.0);
+            if has_own_room(gate, &streams, stream) {
+                return Room::Given;
             }
         }
-        if now_ns().saturating_sub(begun_ns) > PATIENCE_NS {
-            gate.completed.fetch_add(1, Ordering::Relaxed);
-            return;
+        let (now_us, expected_us) = (now_us(), gate.expected_us());
+        let still_us = now_us.wrapping_sub(begun_us).min(gate.progress.still_for_us(now_us));
+        let patience_us = gate.progress.patience_us(expected_us, 0);
+        if still_us >= patience_us.saturating_mul(if is_behind { BEHIND } else { 1 }) {
+            gate.progress.passed(now_us);
+            if let Some(mut streams) = gate.streams.lock_soon() {
+                streams.taint();
+            }
+            return Room::Given;
         }
         awaited = true;
         sleep_us(10);
     }
+    Room::Look
 }

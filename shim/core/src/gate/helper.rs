@@ -32,6 +32,9 @@ const CHECK_NS: u64 = 50_000_000;
 /// Time between two looks at a holder that is to say when it is idle, nanoseconds.
 const WATCH_NS: u64 = 250_000;
 
+/// Epochs wrap at the width that the gate word has for them.
+const EPOCHS: u32 = gate_epoch(u32::MAX);
+
 /// Starts the helper. False where the process can have no threads.
 pub(super) fn start(process: &'static Process) -> bool {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
@@ -152,9 +155,14 @@ impl Helper {
     fn close(&mut self, process: &Process, word: u32) {
         let page = process.gate.page();
         let still = || page.load(Ordering::Acquire) == word && !cycle::is_silent(process, now_ns());
-        if !cycle::drain(process, still) {
-            return;
-        }
+        // Closed again with nothing in between: what another process has in flight may wait for a launch
+        // that waits here.
+        let again = self
+            .drained
+            .is_some_and(|before| gate_epoch(before).wrapping_add(1) & EPOCHS == gate_epoch(word));
+        let idle = Message::Idle { gpu: 0, epoch: gate_epoch(word) };
+        let stuck = || _ = process.gate.link.say(&idle);
+        let Some(passes) = cycle::drain(process, again, still, stuck) else { return };
         let opened_ns = self.opened_ns.take();
         let open_ns = opened_ns.map_or(0, |opened_ns| now_ns().saturating_sub(opened_ns));
         process.account.add_gpu_time(open_ns);
@@ -163,6 +171,10 @@ impl Helper {
         let drained = Message::Drained { gpu: 0, epoch: gate_epoch(word), used_ns };
         if process.gate.link.say(&drained) {
             self.drained = Some(word);
+            if passes > 0 && !again {
+                // It would have stood still.
+                stuck();
+            }
         } else {
             self.checked_ns = 0;
         }

@@ -2,7 +2,9 @@
 
 use super::capture::Captures;
 use super::link::Link;
-use super::streams::Streams;
+use super::progress::Progress;
+use super::streams::{Noted, Streams};
+use super::tickets::Tickets;
 use super::window::{Estimate, Limits};
 use crate::spin::Spin;
 use crate::state::Process;
@@ -24,12 +26,17 @@ pub struct Local {
     /// Held while that is decided.
     pub(super) binding: Spin<Helper>,
     pub(super) link: Link,
+    /// Held over calls of the driver that may wait: see [`Streams`].
     pub(super) streams: Spin<Streams>,
+    pub(super) noted: Spin<Noted>,
     pub(super) captures: Captures,
     /// Contexts being destroyed.
     pub(super) going: AtomicU32,
     /// Threads that wait at a closed gate.
     pub(super) waiting: AtomicU32,
+    /// Those of them that may be let pass one by one.
+    pub(super) tickets: Tickets,
+    pub(super) progress: Progress,
     /// The closed gate word for which `want` was said.
     pub(super) wanted: AtomicU32,
     /// The process is ending: the helper calls the driver no more.
@@ -86,9 +93,12 @@ impl Local {
             binding: Spin::new(Helper::Unasked),
             link: Link::new(),
             streams: Spin::new(Streams::new()),
+            noted: Spin::new(Noted::new()),
             captures: Captures::new(),
             going: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
+            tickets: Tickets::new(),
+            progress: Progress::new(),
             wanted: AtomicU32::new(0),
             parked: AtomicBool::new(false),
             synchronised: AtomicU32::new(0),
@@ -142,6 +152,11 @@ impl Local {
     /// Has all launches look at `word` from now on; those under way are in flight.
     pub(super) fn look_at(&self, process: &Process, word: &AtomicU32) {
         process.records.redirect(&self.current, word.as_ptr().cast(), process.has_membarrier);
+    }
+
+    /// What an operation usually takes, microseconds; 0 where nobody knows.
+    pub(super) fn expected_us(&self) -> u32 {
+        self.estimate.lock().usual_us()
     }
 
     /// Something was handed to the driver at `since_us`.

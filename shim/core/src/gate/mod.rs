@@ -33,8 +33,11 @@ mod link;
 pub(crate) mod local;
 #[cfg(test)]
 mod model;
+mod progress;
+mod relief;
 mod stream;
 pub mod streams;
+mod tickets;
 mod window;
 
 pub(crate) use closing::has_membarrier;
@@ -57,6 +60,8 @@ pub enum Pass {
     Flag(Busy),
     /// The same at an open gate: what is in flight is counted.
     Counted(Counted),
+    /// Into the thread's own default stream, beside a live capture.
+    Own(Own),
     /// More threads than there are records: they share a counter.
     Crowd(&'static AtomicU32),
     /// Nothing to give back: pass-through, or inside another launch of this thread.
@@ -132,6 +137,23 @@ impl Drop for Counted {
     }
 }
 
+/// See [`Pass::Own`].
+#[derive(Debug)]
+pub struct Own {
+    process: &'static Process,
+    /// Dropped last.
+    _busy: Busy,
+}
+
+impl Drop for Own {
+    #[inline(never)]
+    fn drop(&mut self) {
+        let errno = errno();
+        streams::launched_beside_a_capture(self.process);
+        set_errno(errno);
+    }
+}
+
 /// What is to be admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -180,8 +202,7 @@ pub fn admit_several(mut streams: impl Iterator<Item = Stream>) -> Result<Pass, 
     let pass = admit(streams.next().unwrap_or(Stream::LEGACY))?;
     if let (Pass::Flag(_) | Pass::Counted(_), Some(process)) = (&pass, state::armed()) {
         // With the flag up: what closes sees either the flag or the streams.
-        let mut noted = process.gate.streams.lock();
-        streams.for_each(|stream| noted.note(stream));
+        streams.for_each(|stream| streams::note(&process.gate.noted, stream, || {}));
     }
     Ok(pass)
 }
@@ -208,7 +229,7 @@ fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
         // The driver called its own export: the outer launch holds the flag.
         return Ok(Pass::Free);
     }
-    let mut may_wait = true;
+    let (mut may_wait, mut ticket, mut has_room) = (true, 0, false);
     loop {
         bind::if_due(process);
         let is_hot = record.is_hot();
@@ -225,15 +246,20 @@ fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
         let state = gate_state(word);
         let is_free = !may_wait
             || !matches!(state, GATE_OPEN | GATE_YIELD | GATE_CLOSED)
-            || process.gate.captures.is_of(stream);
+            || process.gate.captures.is_of(stream)
+            || state == GATE_CLOSED && process.gate.tickets.take(ticket);
         let is_open = matches!(state, GATE_OPEN | GATE_YIELD);
-        if is_free || is_open && flight::take_room(&process.gate, kind == Kind::Graph) {
+        if is_free || is_open && flight::take_room(&process.gate, kind == Kind::Graph, has_room) {
             let is_counted = is_open && !is_free;
             if is_counted && kind == Kind::Graph && record.unmarked() != 0 {
                 // So that the graph's marker tells the graph's duration.
                 flight::mark(process, record);
             }
-            note(process, record, stream, is_counted);
+            // Beside a capture only the thread itself can mark its own default stream.
+            let is_own = stream == Stream::PER_THREAD && process.gate.captures.any();
+            if !is_own {
+                note(process, record, stream, is_counted);
+            }
             if kind != Kind::Work {
                 // SAFETY: set together with `process`: a word of this process's slot, which stays
                 // mapped.
@@ -245,6 +271,12 @@ fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
                     launches.fetch_add(1, Ordering::Relaxed);
                 }
             }
+            if is_own {
+                if is_counted {
+                    flight::returned(&process.gate, kind == Kind::Graph);
+                }
+                return Ok(Pass::Own(Own { process, _busy: busy }));
+            }
             if is_free {
                 return Ok(Pass::Flag(busy));
             }
@@ -254,9 +286,9 @@ fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
         drop(busy);
         let errno = errno();
         if is_open {
-            flight::wait_for_room(process, word);
+            has_room = flight::wait_for_room(process, word, stream) == flight::Room::Given;
         } else {
-            may_wait = wait_at(process);
+            (may_wait, ticket) = wait_at(process, stream);
         }
         set_errno(errno);
     }
@@ -277,29 +309,33 @@ fn note(process: &Process, record: &Record, stream: Stream, counted: bool) {
 #[cold]
 #[inline(never)]
 fn note_anew(process: &Process, record: &Record, stream: Stream) {
-    let mut streams = process.gate.streams.lock();
-    streams.note(stream);
     // Under the lock: who closes takes both away under it.
-    record.stream.store(stream.0, Ordering::Relaxed);
+    streams::note(&process.gate.noted, stream, || {
+        record.stream.store(stream.0, Ordering::Relaxed);
+    });
 }
 
 /// A launch of a thread that has no record. It waits at a closed gate like others; how much is in
 /// flight is not counted.
 fn admit_to_crowd(process: &'static Process, stream: Stream) -> Pass {
-    let mut may_wait = true;
+    let (mut may_wait, mut ticket) = (true, 0);
     loop {
         process.crowd.fetch_add(1, Ordering::SeqCst);
         let pass = Pass::Crowd(&process.crowd);
         let state = gate_state(process.gate.gate().load(Ordering::Acquire));
-        if !may_wait || state != GATE_CLOSED || process.gate.captures.is_of(stream) {
-            process.gate.streams.lock().note(stream);
+        if !may_wait
+            || state != GATE_CLOSED
+            || process.gate.captures.is_of(stream)
+            || process.gate.tickets.take(ticket)
+        {
+            streams::note(&process.gate.noted, stream, || {});
             if let Some(shared) = process.account.launches().last() {
                 shared.fetch_add(1, Ordering::Relaxed);
             }
             return pass;
         }
         drop(pass);
-        may_wait = wait_at(process);
+        (may_wait, ticket) = wait_at(process, stream);
     }
 }
 
@@ -327,19 +363,21 @@ fn nudge(process: &Process) {
 /// How long a sleep at the gate lasts at most.
 const NAP_NS: u64 = 100_000_000;
 
-/// Waits while the gate is closed. False where the launch may pass whatever the gate says: nobody
-/// can be asked, and there is no helper that would know when.
+/// Waits while the gate is closed, or until a ticket is offered, which is returned. False where the
+/// launch may pass whatever the gate says: nobody can be asked, and there is no helper that would know
+/// when.
 #[cold]
 #[inline(never)]
-fn wait_at(process: &Process) -> bool {
+fn wait_at(process: &Process, stream: Stream) -> (bool, u32) {
     let gate = &process.gate;
     let begun_ns = now_ns();
     let mut may_wait = true;
+    let ticket = gate.tickets.enter(stream);
     gate.waiting.fetch_add(1, Ordering::Relaxed);
     loop {
         let word = gate.gate();
         let seen = word.load(Ordering::Acquire);
-        if gate_state(seen) != GATE_CLOSED {
+        if gate_state(seen) != GATE_CLOSED || gate.tickets.is_offered(ticket) {
             break;
         }
         if !gate.is_own() {
@@ -357,8 +395,9 @@ fn wait_at(process: &Process) -> bool {
         }
     }
     gate.waiting.fetch_sub(1, Ordering::Relaxed);
+    gate.tickets.leave(ticket);
     process.account.add_gate_wait(now_ns().saturating_sub(begun_ns));
-    may_wait
+    (may_wait, ticket)
 }
 
 /// Says once per closing that somebody waits.

@@ -12,6 +12,10 @@ enum Flaw {
     NotesTakenLast,
     NotesTakenOnce,
     StreamNotCompared,
+    /// A ticket is taken before the flag is raised.
+    TicketFirst,
+    /// Nobody asks whether a ticket was taken.
+    TicketForgotten,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -35,10 +39,17 @@ struct World {
     uncovered: bool,
     /// The closing that was called drained.
     drained: u8,
+    /// A ticket is out; the helper has offered it in this round; how many there have been.
+    ticket: bool,
+    offered: bool,
+    offers: u8,
+    /// The launcher has taken one.
+    holds: bool,
 }
 
 const LAUNCHES: u8 = 3;
 const MOVES: u8 = 5;
+const OFFERS: u8 = 2;
 /// Where the launcher hands over.
 const LAUNCH: u8 = 7;
 
@@ -77,8 +88,16 @@ impl World {
                 4
             }
             4 if self.is_closed() => {
-                self.buffer.push(false);
-                6
+                if flaw != Flaw::TicketFirst {
+                    self.take_ticket();
+                }
+                match std::mem::take(&mut self.holds) {
+                    true => 5,
+                    false => {
+                        self.buffer.push(false);
+                        6
+                    }
+                }
             }
             4 => 5,
             // Under the lock.
@@ -88,7 +107,11 @@ impl World {
                 LAUNCH
             }
             // The futex.
-            6 if self.is_closed() => return None,
+            6 if self.is_closed() && !self.ticket => return None,
+            6 if flaw == Flaw::TicketFirst => {
+                self.take_ticket();
+                3
+            }
             6 => 3,
             // The driver has it.
             LAUNCH => {
@@ -103,6 +126,25 @@ impl World {
                 0
             }
         };
+        Some(self)
+    }
+
+    /// A locked instruction: what was stored before it is in memory.
+    fn take_ticket(&mut self) {
+        if self.ticket {
+            self.flush();
+            self.ticket = false;
+            self.holds = true;
+        }
+    }
+
+    /// The helper, while it drains, lets one launch pass.
+    fn offer(mut self) -> Option<Self> {
+        if !(1..=6).contains(&self.helper) || self.offered || self.offers == OFFERS {
+            return None;
+        }
+        (self.ticket, self.offered) = (true, true);
+        self.offers += 1;
         Some(self)
     }
 
@@ -146,6 +188,13 @@ impl World {
                 self.taken = false;
             }
             6 => {
+                // Taken back, or taken: then all is drained once more.
+                let was_taken = self.offered && !self.ticket;
+                (self.ticket, self.offered) = (false, false);
+                if was_taken && flaw != Flaw::TicketForgotten {
+                    self.helper = 1;
+                    return Some(self);
+                }
                 if self.gate == self.closing {
                     assert!(!self.uncovered, "drained with work in flight: {self:?}");
                     self.drained = self.closing;
@@ -171,6 +220,7 @@ fn explore(flaw: Flaw) -> usize {
             world.clone().launcher(flaw),
             world.clone().drain_buffer(),
             world.clone().arbiter(),
+            world.clone().offer(),
             world.helper(flaw),
         ];
         ahead.extend(next.into_iter().flatten());
@@ -205,4 +255,16 @@ fn notes_taken_before_the_flags_alone_would_lose_who_was_between_gate_and_note()
 #[should_panic(expected = "drained with work in flight")]
 fn a_launch_that_did_not_look_at_its_note_would_be_lost() {
     explore(Flaw::StreamNotCompared);
+}
+
+#[test]
+#[should_panic(expected = "drained")]
+fn a_ticket_taken_before_the_flag_is_up_would_let_a_launch_pass_unseen() {
+    explore(Flaw::TicketFirst);
+}
+
+#[test]
+#[should_panic(expected = "drained")]
+fn a_ticket_that_nobody_asks_about_would_let_a_launch_pass_unseen() {
+    explore(Flaw::TicketForgotten);
 }

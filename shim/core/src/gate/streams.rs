@@ -17,7 +17,7 @@ use crate::list::List;
 use crate::pages::Zeroed;
 use crate::pools::ask::Uncaptured;
 use crate::records::Unmarked;
-use crate::spin::Held;
+use crate::spin::{Held, Spin};
 use crate::state::{self, Process};
 use core::sync::atomic::Ordering;
 use tessera_cuda::types::CUcontext;
@@ -34,6 +34,8 @@ pub(super) struct Marker {
     pub(super) graphs: u32,
     /// When the first of them was handed to the driver at the earliest, microseconds.
     pub(super) since_us: u32,
+    /// 1 where they waited for the gate or the window: how long they took tells nothing.
+    pub(super) is_tainted: u32,
 }
 
 // SAFETY: integers.
@@ -41,16 +43,62 @@ unsafe impl Zeroed for Marker {}
 
 impl Marker {
     const fn of(stream: Stream, ctx: usize, event: usize) -> Self {
-        Self { stream: stream.0, ctx, event, operations: 0, graphs: 0, since_us: 0 }
+        Self { stream: stream.0, ctx, event, operations: 0, graphs: 0, since_us: 0, is_tainted: 0 }
     }
+}
+
+/// The dirty streams; markers without events. Under a lock of their own, which nobody holds over a call
+/// that may wait: launching threads need it.
+#[derive(Debug)]
+pub(crate) struct Noted(List<Marker>);
+
+impl Noted {
+    pub(super) const fn new() -> Self {
+        Self(List::new())
+    }
+
+    /// The context of a stream that is there.
+    fn context_of(&self, stream: Stream) -> Option<usize> {
+        self.0.iter().rfind(|dirty| dirty.stream == stream.0).map(|dirty| dirty.ctx)
+    }
+
+    fn add(&mut self, stream: Stream, ctx: usize) {
+        if !self.0.iter().any(|dirty| (dirty.stream, dirty.ctx) == (stream.0, ctx)) {
+            let _ = self.0.push(Marker::of(stream, ctx, 0));
+        }
+    }
+}
+
+/// The context of a stream that the calling thread launches into.
+pub(super) fn context_of(noted: &Spin<Noted>, stream: Stream) -> usize {
+    let known = match stream.is_default() {
+        true => None,
+        false => noted.lock().context_of(stream),
+    };
+    // The driver is asked outside the lock.
+    known.unwrap_or_else(|| match stream.is_default() {
+        true => events::current(),
+        false => events::context_of(stream),
+    })
+}
+
+/// The calling thread is about to launch into `stream`; `then` is done under the same lock.
+pub(super) fn note(noted: &Spin<Noted>, stream: Stream, then: impl FnOnce()) {
+    let _deferred = Deferred::new();
+    let ctx = context_of(noted, stream);
+    let mut noted = noted.lock();
+    noted.add(stream, ctx);
+    then();
 }
 
 /// What is known of the process's streams. Where a table gets no memory from the kernel, a stream is
 /// drained no more: quality of service, no more than that.
+///
+/// Its lock is held over calls of the driver that may wait, for a full queue say, and what is in the
+/// queue may wait for another thread's launch. So who launches takes it for a moment only, or not at all
+/// ([`Spin::lock_soon`]).
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// Without events.
-    dirty: List<Marker>,
     draining: List<Marker>,
     /// What is in flight of an open lease, oldest first; see [`super::window`].
     pub(super) flying: List<Marker>,
@@ -77,7 +125,6 @@ const MANY: usize = 64;
 impl Streams {
     pub(super) const fn new() -> Self {
         Self {
-            dirty: List::new(),
             draining: List::new(),
             flying: List::new(),
             spares: List::new(),
@@ -86,35 +133,28 @@ impl Streams {
         }
     }
 
-    /// The calling thread is about to launch into `stream`.
-    pub(super) fn note(&mut self, stream: Stream) {
-        let ctx = match stream.is_default() {
-            true => events::current(),
-            false if self.dirty.iter().any(|dirty| dirty.stream == stream.0) => return,
-            false => events::context_of(stream),
-        };
-        if !self.dirty.iter().any(|dirty| (dirty.stream, dirty.ctx) == (stream.0, ctx)) {
-            let _ = self.dirty.push(Marker::of(stream, ctx, 0));
-        }
-    }
-
     /// Takes up what is dirty: from now on it is drained. The notes of it go under the same lock.
     pub(super) fn take_up(&mut self, process: &Process) {
-        self.draw_all(process);
-        while self.dirty.take(|_| true).is_some() {}
+        let mut noted = process.gate.noted.lock();
+        self.draw_noted(process, &noted);
+        while noted.0.take(|_| true).is_some() {}
+        process.records.forget_streams();
     }
 
     /// Has what is dirty drained. It stays dirty: who noted it goes on launching.
     pub(super) fn draw_all(&mut self, process: &Process) {
-        let mut at = 0;
-        while let Some(&Marker { stream, ctx, .. }) = self.dirty.get(at) {
+        let noted = process.gate.noted.lock();
+        self.draw_noted(process, &noted);
+    }
+
+    fn draw_noted(&mut self, process: &Process, noted: &Noted) {
+        for &Marker { stream, ctx, .. } in noted.0.iter() {
             if Stream(stream).is_default() {
                 self.draw(Stream::LEGACY.0, ctx);
                 process.contexts.each(|ctx| self.draw(Stream::LEGACY.0, ctx));
             } else {
                 self.draw(stream, ctx);
             }
-            at += 1;
         }
     }
 
@@ -123,6 +163,37 @@ impl Streams {
         if ctx != 0 && !self.draining.iter().any(same) {
             let _ = self.draining.push(Marker::of(Stream(stream), ctx, 0));
         }
+    }
+
+    /// What is in flight has waited for a launch that was held back.
+    pub(super) fn taint(&mut self) {
+        self.flying.iter_mut().for_each(|marker| marker.is_tainted = 1);
+    }
+
+    /// How much is being drained.
+    pub(super) fn left(&self) -> usize {
+        self.draining.len()
+    }
+
+    /// Drops what is over of what has been marked.
+    pub(super) fn drop_over(&mut self) {
+        let mut at = 0;
+        while let Some(&Marker { ctx, event, .. }) = self.draining.get(at) {
+            if event != 0 && events::is_over(event) {
+                self.draining.remove(at);
+                self.spare(ctx, event);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// How much of what is in flight a launch into `stream` of `ctx` would queue up behind: 2 where the
+    /// stream has something in flight, 1 where the context has.
+    pub(super) fn rank(&self, stream: usize, ctx: usize) -> u32 {
+        let all = || self.draining.iter().chain(self.flying.iter()).filter(|m| m.ctx == ctx);
+        let stream = if Stream(stream).is_default() { Stream::LEGACY.0 } else { stream };
+        u32::from(all().next().is_some()) + u32::from(all().any(|m| m.stream == stream))
     }
 
     /// Marks what can be marked and drops what is over; true when nothing is left.
@@ -178,11 +249,17 @@ impl Streams {
     }
 
     /// A marker of the calling thread's own launches into `stream`, or of another's.
-    pub(super) fn fly(&mut self, stream: Stream, covers: Unmarked, since_us: u32, capturing: bool) {
+    pub(super) fn fly(
+        &mut self,
+        noted: &Spin<Noted>,
+        stream: Stream,
+        covers: Unmarked,
+        since_us: u32,
+        capturing: bool,
+    ) {
         let Unmarked { operations, graphs } = covers;
         // A launch has just noted it, unless a drain has taken it up since.
-        let known =
-            self.dirty.iter().rfind(|dirty| dirty.stream == stream.0).map(|dirty| dirty.ctx);
+        let known = noted.lock().context_of(stream);
         let ctx = known.unwrap_or_else(events::current);
         if let Mark::Event(event) = self.mark_from_elsewhere(stream, ctx, capturing) {
             let marker = Marker { operations, graphs, since_us, ..Marker::of(stream, ctx, event) };
@@ -203,28 +280,74 @@ impl Streams {
     }
 
     /// Before `stream` ends or is captured: marks it, while that is possible.
-    fn leave(&mut self, stream: Stream, capturing: bool, watched: bool) {
+    fn leave(&mut self, noted: &Spin<Noted>, stream: Stream, capturing: bool, watched: bool) {
         if self.draining.len() > MANY {
             self.drain(capturing);
         }
         // One that ends together with its context's release is not awaited any more.
         let ends = |marker: &Marker| (marker.stream, marker.event) == (stream.0, 0);
         while !stream.is_default() && self.leaving.take(ends).is_some() {}
-        let was_dirty = self.dirty.iter().find(|dirty| dirty.stream == stream.0).copied();
+        let was_dirty = {
+            let mut noted = noted.lock();
+            match stream.is_default() {
+                // Other threads' streams of their own stay dirty.
+                true => noted.0.iter().find(|dirty| dirty.stream == stream.0).copied(),
+                false => noted.0.take(|dirty| dirty.stream == stream.0),
+            }
+        };
         let was_drawn = self.draining.take(|m| m.stream == stream.0 && m.event == 0);
         let Some(ctx) = was_dirty.map(|dirty| dirty.ctx).or(was_drawn.map(|marker| marker.ctx))
         else {
             return;
         };
-        if !stream.is_default() {
-            // Other threads' streams of their own stay dirty.
-            self.dirty.take(|dirty| dirty.stream == stream.0);
-        }
         if !watched {
             return; // nobody drains
         }
         if let Mark::Event(event) = self.mark_from_elsewhere(stream, ctx, capturing)
             && self.draining.push(Marker::of(stream, ctx, event)).is_err()
+        {
+            self.spare(ctx, event);
+        }
+    }
+
+    /// Before a capture begins, beside which the legacy stream may not be touched: marks what is in flight
+    /// in default streams, while that is possible.
+    fn leave_defaults(&mut self, process: &Process, capturing: bool) {
+        let is_default = |marker: &Marker| Stream(marker.stream).is_default();
+        {
+            let mut noted = process.gate.noted.lock();
+            if noted.0.iter().any(is_default) {
+                self.draw_noted(process, &noted);
+                while noted.0.take(is_default).is_some() {}
+                process.records.forget_stream(Stream::LEGACY.0);
+                process.records.forget_stream(Stream::PER_THREAD.0);
+            }
+        }
+        let mut at = 0;
+        while let Some(&Marker { stream, ctx, event, .. }) = self.draining.get(at) {
+            if event == 0 && Stream(stream).is_default() {
+                match self.mark_from_elsewhere(Stream(stream), ctx, capturing) {
+                    Mark::Event(event) => self.draining[at].event = event,
+                    Mark::Later => {}
+                    Mark::Nothing => {
+                        self.draining.remove(at);
+                        continue;
+                    }
+                }
+            }
+            at += 1;
+        }
+    }
+
+    /// The calling thread has launched into its own default stream beside a live capture: marks that,
+    /// because nobody else can.
+    fn leave_own(&mut self, capturing: bool) {
+        if self.draining.len() > MANY {
+            self.drop_over();
+        }
+        let (own, ctx) = (Stream::PER_THREAD, events::current());
+        if let Mark::Event(event) = self.mark(own, ctx, capturing)
+            && self.draining.push(Marker::of(own, ctx, event)).is_err()
         {
             self.spare(ctx, event);
         }
@@ -242,12 +365,14 @@ impl Streams {
 
     /// Takes away what there is of a context that may end, but for what is to be drained if it does
     /// not: see [`Self::came_back`].
-    fn leave_context(&mut self, ctx: usize) {
-        while let Some(dirty) = self.dirty.take(|dirty| dirty.ctx == ctx) {
+    fn leave_context(&mut self, noted: &Spin<Noted>, ctx: usize) {
+        let mut noted = noted.lock();
+        while let Some(dirty) = noted.0.take(|dirty| dirty.ctx == ctx) {
             let stream = Stream(dirty.stream);
             let stream = if stream.is_default() { Stream::LEGACY } else { stream };
             let _ = self.leaving.push(Marker::of(stream, ctx, 0));
         }
+        drop(noted);
         while let Some(marker) = self.draining.take(|marker| marker.ctx == ctx) {
             let _ = self.leaving.push(marker);
         }
@@ -303,13 +428,37 @@ impl Order {
         let gate = &self.process.gate;
         let capturing = gate.captures.any();
         let _uncaptured = capturing.then(Uncaptured::enter);
-        self.streams.leave(stream, capturing, gate.is_watched());
+        self.streams.leave(&gate.noted, stream, capturing, gate.is_watched());
         self.process.records.forget_stream(stream.0);
+    }
+}
+
+/// The calling thread has launched into its per-thread default stream beside a live capture.
+pub(super) fn launched_beside_a_capture(process: &Process) {
+    let gate = &process.gate;
+    let _deferred = Deferred::new();
+    let Some(mut streams) = gate.streams.lock_soon() else {
+        // It is drained when the capture has ended.
+        return note(&gate.noted, Stream::PER_THREAD, || {});
+    };
+    if gate.is_watched() {
+        let _uncaptured = Uncaptured::enter();
+        streams.leave_own(true);
     }
 }
 
 /// Where captures began; see [`super::capture`].
 impl Order {
+    /// A capture is about to begin.
+    pub(super) fn leave_defaults(&mut self) {
+        let gate = &self.process.gate;
+        if gate.is_watched() {
+            let capturing = gate.captures.any();
+            let _uncaptured = capturing.then(Uncaptured::enter);
+            self.streams.leave_defaults(self.process, capturing);
+        }
+    }
+
     pub(super) fn gate(&self) -> &local::Local {
         &self.process.gate
     }
@@ -363,7 +512,7 @@ pub fn context_going(ctx: CUcontext) -> Option<Going> {
     let process = order.process;
     process.gate.going.fetch_add(1, Ordering::Acquire);
     let ctx = ctx.expose_provenance();
-    order.streams.leave_context(ctx);
+    order.streams.leave_context(&process.gate.noted, ctx);
     process.records.forget_streams();
     Some(Going { process, ctx, is_gone: false })
 }
@@ -391,21 +540,21 @@ mod tests {
     fn what_is_in_flight_in_a_context_that_lives_on_is_drained_as_before() {
         let (own, other, ctx) = (0x1000, 0x2000, 0x10);
         let left = |is_gone: bool, ended: Option<usize>| {
-            let mut streams = Streams::new();
+            let (mut streams, noted) = (Streams::new(), Spin::new(Noted::new()));
             for stream in [own, Stream::PER_THREAD.0] {
-                streams.dirty.push(Marker::of(Stream(stream), ctx, 0)).unwrap();
+                noted.lock().add(Stream(stream), ctx);
             }
-            streams.dirty.push(Marker::of(Stream(other), 0x20, 0)).unwrap();
+            noted.lock().add(Stream(other), 0x20);
             streams.draining.push(Marker::of(Stream(own), ctx, 0)).unwrap();
             streams.draining.push(Marker::of(Stream(0x3000), ctx, 77)).unwrap();
-            streams.leave_context(ctx);
+            streams.leave_context(&noted, ctx);
             assert!(streams.draining.is_empty(), "nothing is asked of it meanwhile");
             if let Some(ended) = ended {
-                streams.leave(Stream(ended), false, false);
+                streams.leave(&noted, Stream(ended), false, false);
             }
             streams.came_back(ctx, is_gone);
             assert!(streams.leaving.is_empty());
-            assert!(streams.dirty.iter().map(|dirty| dirty.stream).eq([other]));
+            assert!(noted.lock().0.iter().map(|dirty| dirty.stream).eq([other]));
             let mut left: Vec<_> = streams.draining.iter().map(|m| (m.stream, m.event)).collect();
             left.sort_unstable();
             left

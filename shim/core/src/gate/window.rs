@@ -24,6 +24,10 @@ pub(crate) struct Estimate {
     single_ns: u32,
     /// Of a graph; nanoseconds.
     graph_ns: u32,
+    /// What a single operation, and a graph, usually takes, microseconds: one that waits for long hardly
+    /// counts.
+    usual_single_us: u32,
+    usual_graph_us: u32,
     /// When the last marker was known to be complete, microseconds.
     last_us: u32,
 }
@@ -68,7 +72,13 @@ pub(crate) struct Sighting {
 
 impl Estimate {
     pub(crate) const fn new() -> Self {
-        Self { single_ns: UNKNOWN_NS, graph_ns: UNKNOWN_NS, last_us: 0 }
+        Self {
+            single_ns: UNKNOWN_NS,
+            graph_ns: UNKNOWN_NS,
+            usual_single_us: 0,
+            usual_graph_us: 0,
+            last_us: 0,
+        }
     }
 
     /// A marker is complete. Times wrap, and are compared over less than an hour.
@@ -81,8 +91,10 @@ impl Estimate {
         self.last_us = now_us;
         let singles = operations.saturating_sub(graphs);
         if graphs == 0 {
+            get_used(&mut self.usual_single_us, span_ns / singles.max(1));
             fold(&mut self.single_ns, span_ns / singles.max(1), awaited);
         } else if singles == 0 {
+            get_used(&mut self.usual_graph_us, span_ns / graphs);
             fold(&mut self.graph_ns, span_ns / graphs, awaited);
         } else if self.single_ns == UNKNOWN_NS || self.graph_ns == UNKNOWN_NS {
             // What is not known to be the others' is the graphs'.
@@ -100,10 +112,23 @@ impl Estimate {
         }
     }
 
-    /// What may be in flight with the page's `window` and `window_us`.
-    pub(crate) fn limits(self, window: u32, window_us: u32) -> Limits {
-        let window = window.max(1);
-        let window_ns = (u64::from(window_us) * 1_000).max(1);
+    /// A marker is complete whose operations waited for the gate: it tells only when the next began.
+    pub(crate) fn skip(&mut self, now_us: u32) {
+        self.last_us = now_us;
+    }
+
+    /// What an operation usually takes, graph or not, microseconds; 0 before anything is known.
+    pub(crate) fn usual_us(self) -> u32 {
+        self.usual_single_us.max(self.usual_graph_us)
+    }
+
+    /// What may be in flight with the page's `window` and `window_us`, which are meant for each of
+    /// `gpus` GPUs: what they do at the same time takes no longer than what one does. Where operations
+    /// have proved to wait for later ones, `tied` more may be in flight whatever they take.
+    pub(crate) fn limits(self, window: u32, window_us: u32, gpus: u32, tied: u32) -> Limits {
+        let gpus = gpus.max(1);
+        let window = window.max(1).saturating_mul(gpus);
+        let window_ns = (u64::from(window_us) * u64::from(gpus) * 1_000).max(1);
         let part = |each_ns: u32| {
             let by_time = match each_ns {
                 UNKNOWN_NS => WHOLE / 2,
@@ -114,7 +139,7 @@ impl Estimate {
             };
             by_time.max(WHOLE / window).max(1)
         };
-        let (single, least) = (part(self.single_ns), window.min(2));
+        let (single, least) = (part(self.single_ns), window.min(2 * gpus + tied));
         let operations = (WHOLE / single).max(least);
         let batch = (operations / 2).clamp(1, BATCH);
         Limits { single, graph: part(self.graph_ns), least, batch }
@@ -134,6 +159,18 @@ fn fold(estimate_ns: &mut u32, each_ns: u32, awaited: bool) {
         let more = each_ns - before;
         *estimate_ns += if more > before { more } else { more / 4 };
     }
+}
+
+/// Brings what is usual nearer to what was seen: up by a quarter at most, from a millisecond on.
+fn get_used(usual_us: &mut u32, each_ns: u32) {
+    const FIRST_US: u32 = 1_000;
+    let each_us = each_ns / 1_000;
+    let before = *usual_us;
+    *usual_us = match each_us.checked_sub(before) {
+        Some(_) if before == 0 => each_us.min(FIRST_US),
+        Some(more) => before + more.min(before).div_ceil(4),
+        None => before - (before - each_us) / 4,
+    };
 }
 
 #[cfg(test)]
@@ -163,19 +200,19 @@ mod tests {
     #[test]
     fn begins_with_a_marker_for_each_and_grows_when_they_prove_short() {
         let mut estimate = Estimate::new();
-        assert_eq!(room(estimate.limits(64, 500), 0), (2, 1));
+        assert_eq!(room(estimate.limits(64, 500, 1, 0), 0), (2, 1));
         after(&mut estimate, 20, 1, 10);
-        assert_eq!(room(estimate.limits(64, 500), 0), (50, 16));
-        assert_eq!(room(estimate.limits(8, 500), 0), (8, 4));
+        assert_eq!(room(estimate.limits(64, 500, 1, 0), 0), (50, 16));
+        assert_eq!(room(estimate.limits(8, 500, 1, 0), 0), (8, 4));
     }
 
     #[test]
     fn two_operations_may_always_be_in_flight_unless_the_window_is_one() {
         let mut estimate = Estimate::new();
         after(&mut estimate, 20, 1, 8_000);
-        assert_eq!(room(estimate.limits(64, 500), 0), (2, 1));
-        assert_eq!(room(estimate.limits(1, 500), 0), (1, 1));
-        assert_eq!(room(estimate.limits(0, 0), 0), (1, 1));
+        assert_eq!(room(estimate.limits(64, 500, 1, 0), 0), (2, 1));
+        assert_eq!(room(estimate.limits(1, 500, 1, 0), 0), (1, 1));
+        assert_eq!(room(estimate.limits(0, 0, 1, 0), 0), (1, 1));
         assert_eq!(room(Limits::NARROWEST, 0), (1, 1));
     }
 
@@ -183,11 +220,11 @@ mod tests {
     fn one_long_operation_narrows_the_window_at_once_and_short_ones_widen_it_again() {
         let mut estimate = Estimate::new();
         after(&mut estimate, 20, 4, 10);
-        assert!(room(estimate.limits(64, 500), 0).0 >= 50);
+        assert!(room(estimate.limits(64, 500, 1, 0), 0).0 >= 50);
         after(&mut estimate, 1, 1, 5_000);
-        assert_eq!(room(estimate.limits(64, 500), 0).0, 2);
+        assert_eq!(room(estimate.limits(64, 500, 1, 0), 0).0, 2);
         after(&mut estimate, 30, 1, 10);
-        assert!(room(estimate.limits(64, 500), 0).0 >= 40);
+        assert!(room(estimate.limits(64, 500, 1, 0), 0).0 >= 40);
     }
 
     #[test]
@@ -197,7 +234,7 @@ mod tests {
             after(&mut estimate, 4, 16, 10);
             see(&mut estimate, 1, 1, 8_000);
         }
-        let limits = estimate.limits(64, 500);
+        let limits = estimate.limits(64, 500, 1, 0);
         assert_eq!(room(limits, 0), (50, 16));
         // While one flies, its time is what the window has, and one operation may follow.
         assert_eq!(room(limits, 1).0, 1);
@@ -206,7 +243,7 @@ mod tests {
         for _ in 0..20 {
             see(&mut estimate, 33, 1, 8_320);
         }
-        let limits = estimate.limits(64, 500);
+        let limits = estimate.limits(64, 500, 1, 0);
         assert!(room(limits, 0).0 >= 48, "{limits:?}");
         assert_eq!(room(limits, 1).0, 1);
     }
@@ -215,13 +252,13 @@ mod tests {
     fn short_graphs_fit_the_window_by_their_number_and_their_time() {
         let mut estimate = Estimate::new();
         let most = |limits: Limits| (0..).find(|&graphs| !limits.have_room(0, graphs, true));
-        assert_eq!(most(estimate.limits(64, 500)), Some(2), "nobody knows them");
+        assert_eq!(most(estimate.limits(64, 500, 1, 0)), Some(2), "nobody knows them");
         (0..40).for_each(|_| see(&mut estimate, 1, 1, 100));
-        assert_eq!(most(estimate.limits(64, 500)), Some(5));
-        assert_eq!(most(estimate.limits(3, 500)), Some(3));
+        assert_eq!(most(estimate.limits(64, 500, 1, 0)), Some(5));
+        assert_eq!(most(estimate.limits(3, 500, 1, 0)), Some(3));
         // Two graphs leave room for three fifths of the window.
         after(&mut estimate, 20, 1, 10);
-        assert_eq!(room(estimate.limits(64, 500), 2).0, 30);
+        assert_eq!(room(estimate.limits(64, 500, 1, 0), 2).0, 30);
     }
 
     #[test]
@@ -240,22 +277,38 @@ mod tests {
     fn what_is_only_found_complete_never_raises_the_estimate() {
         let mut estimate = Estimate::new();
         after(&mut estimate, 20, 4, 10);
-        let before = estimate.limits(64, 500);
+        let before = estimate.limits(64, 500, 1, 0);
         // The host launched one, slept a second, and looked.
         let now_us = estimate.last_us + 1_000_000;
         let since_us = estimate.last_us + 50;
         let seen = Sighting { operations: 1, graphs: 0, since_us, now_us, awaited: false };
         estimate.learn(seen);
-        assert_eq!(estimate.limits(64, 500), before);
+        assert_eq!(estimate.limits(64, 500, 1, 0), before);
     }
 
     #[test]
     fn times_wrap() {
-        let mut estimate =
-            Estimate { single_ns: 10_000, graph_ns: UNKNOWN_NS, last_us: u32::MAX - 5 };
+        let mut estimate = Estimate {
+            single_ns: 10_000,
+            graph_ns: UNKNOWN_NS,
+            last_us: u32::MAX - 5,
+            ..Estimate::new()
+        };
         let since_us = u32::MAX - 100;
         let seen = Sighting { operations: 1, graphs: 0, since_us, now_us: 4, awaited: true };
         estimate.learn(seen);
         assert_eq!(estimate.single_ns, 10_000);
+    }
+
+    #[test]
+    fn what_waits_for_long_now_and_then_is_not_usual() {
+        let mut estimate = Estimate::new();
+        for _ in 0..20 {
+            after(&mut estimate, 9, 1, 200);
+            after(&mut estimate, 1, 1, 900_000);
+        }
+        assert!(estimate.usual_us() < 400, "{}", estimate.usual_us());
+        after(&mut estimate, 30, 1, 8_000);
+        assert!(estimate.usual_us() > 7_000, "{}", estimate.usual_us());
     }
 }

@@ -186,7 +186,7 @@ impl World {
     /// Nobody else may have the GPU, but who has had its time to drain; nor may who was closed at
     /// `closed_at`, and gets it again, before it has drained or had that time.
     fn judge_grant(&mut self, i: usize, closed_at: u64) {
-        let early = self.now < closed_at + self.drain_least;
+        let early = self.now < closed_at + self.drain_least && !self.players[i].waits;
         self.figures.double_grants += u64::from(self.players[i].possesses && early);
         for (k, other) in self.players.iter().enumerate() {
             let shares = other.load.gpus.iter().any(|gpu| self.players[i].load.gpus.contains(gpu));

@@ -1,0 +1,159 @@
+//! Whether work in flight stands still: it may wait for a launch that the gate, or the window, holds
+//! back. Nobody can see what waits for what, so it is judged by progress: where nothing has completed
+//! for longer than operations of this process take, one launch is let pass. What follows tells whether
+//! that was it. Programs of which it was, over and over, are helped sooner; where it was not, the next
+//! launch waits twice as long, so that a program whose operations are just long gains next to nothing.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// Nothing has completed for so long, microseconds: then it stands still.
+const STILL_US: u32 = 1_000;
+/// The same of a process that has proved to need help.
+const PROVEN_STILL_US: u32 = 200;
+/// Proofs from which on it has, and up to which they count.
+const PROVEN: u32 = 2;
+const MOST_PROVEN: u32 = 8;
+/// What completes so soon after a launch was let pass had waited for it, beside the time that the
+/// operation itself takes.
+const PROMPT_US: u32 = 400;
+/// How often the patience is doubled at most, and how long it is then.
+const MOST_DOUBLED: u32 = 14;
+const LONGEST_US: u32 = 10_000_000;
+
+/// See the module. Times are microseconds that wrap.
+#[derive(Debug)]
+pub(super) struct Progress {
+    /// When something was last found complete, or a launch was let pass.
+    last_us: AtomicU32,
+    /// A launch was let pass, and nothing has been found complete since.
+    passed: AtomicU32,
+    proven: AtomicU32,
+    fruitless: AtomicU32,
+}
+
+impl Progress {
+    pub(super) const fn new() -> Self {
+        Self {
+            last_us: AtomicU32::new(0),
+            passed: AtomicU32::new(0),
+            proven: AtomicU32::new(0),
+            fruitless: AtomicU32::new(0),
+        }
+    }
+
+    /// Somebody begins to look.
+    pub(super) fn begin(&self, now_us: u32) {
+        self.last_us.store(now_us, Ordering::Relaxed);
+        self.passed.store(0, Ordering::Relaxed);
+    }
+
+    /// Something was found complete. An operation is expected to take `expected_us`.
+    pub(super) fn made(&self, now_us: u32, expected_us: u32) {
+        if self.passed.swap(0, Ordering::Relaxed) != 0 {
+            let since_us = now_us.wrapping_sub(self.last_us.load(Ordering::Relaxed));
+            if since_us <= PROMPT_US.saturating_add(expected_us.saturating_mul(2)) {
+                self.fruitless.store(0, Ordering::Relaxed);
+                let proven = self.proven.load(Ordering::Relaxed);
+                self.proven.store((proven + 1).min(MOST_PROVEN), Ordering::Relaxed);
+            } else {
+                self.was_fruitless();
+            }
+        }
+        self.last_us.store(now_us, Ordering::Relaxed);
+    }
+
+    /// A launch is let pass.
+    pub(super) fn passed(&self, now_us: u32) {
+        if self.passed.swap(1, Ordering::Relaxed) != 0 {
+            self.was_fruitless();
+        }
+        self.last_us.store(now_us, Ordering::Relaxed);
+    }
+
+    fn was_fruitless(&self) {
+        let fruitless = self.fruitless.load(Ordering::Relaxed);
+        self.fruitless.store((fruitless + 1).min(MOST_DOUBLED), Ordering::Relaxed);
+        let proven = self.proven.load(Ordering::Relaxed);
+        self.proven.store(proven.saturating_sub(1), Ordering::Relaxed);
+    }
+
+    /// How often, of late, it was a launch that was held back that work waited for.
+    pub(super) fn proofs(&self) -> u32 {
+        self.proven.load(Ordering::Relaxed)
+    }
+
+    /// For how long nothing may complete, `least_us` or longer.
+    pub(super) fn patience_us(&self, expected_us: u32, least_us: u32) -> u32 {
+        let proven = self.proven.load(Ordering::Relaxed) >= PROVEN;
+        let still_us = if proven { PROVEN_STILL_US } else { STILL_US };
+        let once = still_us.max(least_us).max(expected_us.saturating_mul(2));
+        let doubled = self.fruitless.load(Ordering::Relaxed);
+        once.saturating_mul(1 << doubled.min(MOST_DOUBLED)).min(LONGEST_US)
+    }
+
+    /// How long nothing has completed.
+    pub(super) fn still_for_us(&self, now_us: u32) -> u32 {
+        now_us.wrapping_sub(self.last_us.load(Ordering::Relaxed))
+    }
+
+    /// Whether nothing has completed for too long.
+    pub(super) fn is_still(&self, now_us: u32, expected_us: u32, least_us: u32) -> bool {
+        self.still_for_us(now_us) >= self.patience_us(expected_us, least_us)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_helped_by_it_is_helped_sooner() {
+        let progress = Progress::new();
+        progress.begin(0);
+        assert!(!progress.is_still(999, 0, 0) && progress.is_still(1_000, 0, 0));
+        for round in 1..=2 {
+            progress.passed(round * 10_000);
+            progress.made(round * 10_000 + 100, 0);
+        }
+        assert!(progress.is_still(20_300, 0, 0));
+    }
+
+    #[test]
+    fn whose_operations_are_long_is_let_pass_ever_less() {
+        let progress = Progress::new();
+        progress.begin(0);
+        // Operations of three seconds that nobody has seen end yet.
+        let (mut now_us, mut passes) = (0, 0);
+        while now_us < 3_000_000 {
+            now_us += 100;
+            if progress.is_still(now_us, 0, 0) {
+                progress.passed(now_us);
+                passes += 1;
+            }
+        }
+        assert!(passes <= 12, "{passes}");
+        progress.made(now_us, 0);
+        // They are known now: nobody passes.
+        let begun_us = now_us;
+        while now_us < begun_us + 6_000_000 {
+            now_us += 100;
+            assert!(!progress.is_still(now_us, 3_000_000, 0));
+        }
+    }
+
+    #[test]
+    fn one_success_makes_up_for_all_failures() {
+        let progress = Progress::new();
+        (0..50).for_each(|at| progress.passed(at));
+        assert_eq!(progress.patience_us(0, 0), LONGEST_US);
+        progress.made(100, 0);
+        assert_eq!(progress.patience_us(0, 0), STILL_US);
+    }
+
+    #[test]
+    fn times_wrap() {
+        let progress = Progress::new();
+        progress.begin(u32::MAX - 10);
+        assert!(!progress.is_still(500, 0, 0) && progress.is_still(1_000, 0, 0));
+    }
+}

@@ -1,0 +1,137 @@
+//! What a closing does so that it does not wait for ever for what the gate itself holds back: where
+//! what is in flight stands still ([`super::progress`]), launches that wait are let pass, one by one,
+//! until it is complete. And it is said that it stands still, because the launch that is waited for
+//! may be another process's.
+
+use super::flight::{BEHIND, now_us};
+use super::futex;
+use crate::state::Process;
+use core::cell::Cell;
+use core::sync::atomic::Ordering;
+
+/// After so long the next tenant may have been let in; from then on tickets are rare, microseconds.
+const ALONE_US: u32 = 10_000;
+/// A ticket that nobody has taken for so long is offered to the next.
+const UNTAKEN_US: u32 = 2_000;
+
+/// One closing's.
+pub(super) struct Relief<'a> {
+    process: &'a Process,
+    begun_us: u32,
+    /// When the ticket that is out was offered.
+    offered_us: Cell<Option<u32>>,
+    /// Whether one was taken since the drain began.
+    taken: Cell<bool>,
+    passes: Cell<u32>,
+    is_said: Cell<bool>,
+}
+
+impl<'a> Relief<'a> {
+    pub(super) fn new(process: &'a Process) -> Self {
+        let begun_us = now_us();
+        process.gate.progress.begin(begun_us);
+        Self {
+            process,
+            begun_us,
+            offered_us: Cell::new(None),
+            taken: Cell::new(false),
+            passes: Cell::new(0),
+            is_said: Cell::new(false),
+        }
+    }
+
+    /// Launches that were let pass.
+    pub(super) fn passes(&self) -> u32 {
+        self.passes.get()
+    }
+
+    /// Lets one launch pass whatever is in flight, if one waits.
+    pub(super) fn pass_one(&self) {
+        self.offer(now_us(), u32::MAX);
+    }
+
+    /// Looks at the ticket that is out, or whether one is due. True when it is to be said that the
+    /// process stands still, which is once.
+    pub(super) fn look(&self) -> bool {
+        let (gate, now_us) = (&self.process.gate, now_us());
+        if let Some(offered_us) = self.offered_us.get() {
+            if !gate.tickets.is_out() {
+                self.was_passed(now_us);
+            } else if now_us.wrapping_sub(offered_us) > UNTAKEN_US {
+                self.withdraw(now_us);
+            } else {
+                futex::wake(gate.gate());
+            }
+            return false;
+        }
+        let is_late = now_us.wrapping_sub(self.begun_us) > ALONE_US;
+        let patience_us =
+            gate.progress.patience_us(gate.expected_us(), if is_late { ALONE_US } else { 0 });
+        let still_us = gate.progress.still_for_us(now_us);
+        if still_us < patience_us {
+            return false;
+        }
+        let is_long = still_us >= patience_us.saturating_mul(BEHIND);
+        let offered = gate.waiting.load(Ordering::Relaxed) != 0
+            && self.offer(now_us, if is_long { u32::MAX } else { 1 });
+        // Its own launches first: they are at hand.
+        (!offered || self.passes.get() > 1) && !self.is_said.replace(true)
+    }
+
+    /// Offers a ticket to a launch of this rank at most.
+    fn offer(&self, now_us: u32, most: u32) -> bool {
+        let gate = &self.process.gate;
+        let streams = gate.streams.lock_soon();
+        let rank = |stream, ctx| streams.as_ref().map_or(1, |streams| streams.rank(stream, ctx));
+        let offered = gate.tickets.offer(rank, most);
+        if let (true, Some(mut streams)) = (offered, streams) {
+            streams.taint();
+        }
+        if offered {
+            self.offered_us.set(Some(now_us));
+            futex::wake(gate.gate());
+        }
+        offered
+    }
+
+    fn was_passed(&self, now_us: u32) {
+        self.offered_us.set(None);
+        self.taken.set(true);
+        self.passes.set(self.passes.get() + 1);
+        self.process.gate.progress.passed(now_us);
+    }
+
+    fn withdraw(&self, now_us: u32) {
+        match self.process.gate.tickets.withdraw() {
+            true => self.offered_us.set(None),
+            false => self.was_passed(now_us),
+        }
+    }
+
+    /// Whether a launch was let pass that is to be taken up.
+    pub(super) fn is_taken(&self) -> bool {
+        self.taken.get()
+    }
+
+    /// Takes back what is out. Whether a launch was let pass since this was asked last: then what is in
+    /// flight is to be taken up once more.
+    pub(super) fn was_taken(&self) -> bool {
+        if self.offered_us.get().is_some() {
+            self.withdraw(now_us());
+        }
+        self.taken.replace(false)
+    }
+
+    /// The gate's word is another before all is complete.
+    pub(super) fn give_up(&self) {
+        self.was_taken();
+        let (gate, now_us) = (&self.process.gate, now_us());
+        if gate.progress.is_still(now_us, gate.expected_us(), 0) {
+            // What waits now may pass. What was in flight tells no durations.
+            gate.progress.passed(now_us);
+            if let Some(mut streams) = gate.streams.lock_soon() {
+                streams.taint();
+            }
+        }
+    }
+}

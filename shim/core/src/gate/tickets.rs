@@ -1,0 +1,132 @@
+//! Launches that wait at a closed gate, and the ticket with which the helper lets one of them pass
+//! before what is in flight has drained: see [`super::progress`].
+//!
+//! Order: a launch takes its ticket after it has raised its flag, and who drains looks whether the
+//! ticket was taken before it says drained; if it was, it drains once more, and finds the flag or what
+//! was launched. [`super::model`] walks through it.
+
+use super::{Stream, events};
+use crate::list::List;
+use crate::pages::Zeroed;
+use crate::spin::Spin;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// A thread that waits.
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    ticket: u32,
+    stream: usize,
+    ctx: usize,
+}
+
+// SAFETY: integers.
+unsafe impl Zeroed for Waiter {}
+
+/// See the module. A ticket is a number; 0 is none.
+#[derive(Debug)]
+pub(super) struct Tickets {
+    /// In the order in which they came.
+    waiters: Spin<List<Waiter>>,
+    last: AtomicU32,
+    /// The one that may pass.
+    offered: AtomicU32,
+}
+
+impl Tickets {
+    pub(super) const fn new() -> Self {
+        Self {
+            waiters: Spin::new(List::new()),
+            last: AtomicU32::new(0),
+            offered: AtomicU32::new(0),
+        }
+    }
+
+    /// The calling thread begins to wait with a launch into `stream`.
+    pub(super) fn enter(&self, stream: Stream) -> u32 {
+        let ctx = match stream.is_default() {
+            true => events::current(),
+            false => events::context_of(stream),
+        };
+        let ticket = self.last.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1);
+        match self.waiters.lock().push(Waiter { ticket, stream: stream.0, ctx }) {
+            Ok(()) => ticket,
+            Err(_) => 0,
+        }
+    }
+
+    /// It waits no more.
+    pub(super) fn leave(&self, ticket: u32) {
+        self.waiters.lock().take(|waiter| waiter.ticket == ticket);
+    }
+
+    pub(super) fn is_offered(&self, ticket: u32) -> bool {
+        ticket != 0 && self.offered.load(Ordering::Relaxed) == ticket
+    }
+
+    /// Whether the calling thread, whose flag is up, may pass.
+    pub(super) fn take(&self, ticket: u32) -> bool {
+        let taken = || self.offered.compare_exchange(ticket, 0, Ordering::SeqCst, Ordering::SeqCst);
+        ticket != 0 && taken().is_ok()
+    }
+
+    /// Whether one is offered that nobody has taken yet.
+    pub(super) fn is_out(&self) -> bool {
+        self.offered.load(Ordering::SeqCst) != 0
+    }
+
+    /// Takes an offer back. True if nobody has taken it.
+    pub(super) fn withdraw(&self) -> bool {
+        self.offered.swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// Lets one waiting launch pass: of those with the least `rank`, by stream and context, who has
+    /// waited longest. It goes to the end of the queue, in case its thread is no more. False where nobody
+    /// of rank `most` or less waits.
+    pub(super) fn offer(&self, rank: impl Fn(usize, usize) -> u32, most: u32) -> bool {
+        let mut waiters = self.waiters.lock();
+        let ranks = waiters.iter().enumerate().map(|(at, w)| (rank(w.stream, w.ctx), at));
+        let Some((_, at)) = ranks.min().filter(|(rank, _)| *rank <= most) else { return false };
+        let waiter = waiters.remove(at);
+        let _ = waiters.push(waiter);
+        self.offered.store(waiter.ticket, Ordering::SeqCst);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(streams: &[usize]) -> Tickets {
+        let tickets = Tickets::new();
+        for (ticket, &stream) in (1..).zip(streams) {
+            tickets.waiters.lock().push(Waiter { ticket, stream, ctx: 0 }).unwrap();
+        }
+        tickets
+    }
+
+    #[test]
+    fn a_ticket_is_for_one_and_is_taken_once() {
+        let tickets = with(&[10, 20]);
+        assert!(!tickets.take(0) && !tickets.take(1));
+        assert!(tickets.offer(|_, _| 0, 2));
+        assert!(tickets.is_offered(1) && !tickets.is_offered(2) && !tickets.take(2));
+        assert!(tickets.take(1) && !tickets.take(1) && !tickets.withdraw());
+    }
+
+    #[test]
+    fn who_launches_where_nothing_is_in_flight_comes_first_and_then_each_in_turn() {
+        let tickets = with(&[10, 20, 30]);
+        assert!(!tickets.offer(|_, _| 3, 2));
+        tickets.offer(|stream, _| u32::from(stream != 20), 2);
+        assert!(tickets.take(2));
+        tickets.offer(|_, _| 0, 2);
+        assert!(tickets.is_offered(1) && tickets.withdraw(), "its thread does not come");
+        tickets.offer(|_, _| 0, 2);
+        assert!(tickets.take(3));
+        tickets.leave(1);
+        tickets.leave(2);
+        tickets.leave(3);
+        assert!(!tickets.offer(|_, _| 0, 2));
+    }
+}
