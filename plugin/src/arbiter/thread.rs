@@ -226,10 +226,8 @@ impl Thread {
                     seat.ignored += u64::from(drain == Drain::Ignored);
                 }
                 Heard::Said(process, Message::Idle { epoch, .. }) => match seat.state {
-                    State::Closed => {
-                        if seat.bound.stands_still(process, epoch) == Still::Drained {
-                            self.policy.helped(id(key));
-                        }
+                    State::Closed if seat.bound.stands_still(process, epoch) == Still::Drained => {
+                        self.policy.helped(id(key));
                     }
                     State::Yield if seat.bound.idle(process, epoch) => {
                         self.policy.idle(now.ns, id(key));
