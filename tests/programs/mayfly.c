@@ -8,6 +8,8 @@
  *                                    and ends: killed (MODE k), by an exec of itself ROUNDS times (e), or
  *                                    by returning from main (r)
  *   stay REPORT MS                   takes and gives back what is shown free for MS milliseconds
+ *   decay                            prints for how many milliseconds less is shown free after memory that
+ *                                    no call showed, half-empty pages, was freed
  *
  * Every request is a character in the file REPORT: G granted, R refused though it was shown free, X where
  * something else failed.
@@ -89,8 +91,41 @@ static int begin(const char *path) {
     return 0;
 }
 
+static size_t shown_free(void) {
+    size_t avail = 0, total = 0;
+    return cuMemGetInfo_v2(&avail, &total) ? 0 : avail;
+}
+
+/* Pages of which a quarter is in use: the driver has four times what was asked for. */
+static int decay(void) {
+    enum { COUNT = 1200, BYTES = 512 << 10 };
+    static CUdeviceptr kept[COUNT];
+    CUcontext context;
+    if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context)) return 1;
+    size_t before = shown_free(), least = before;
+    for (int i = 0; i < COUNT; i++)
+        if (cuMemAlloc_v2(&kept[i], BYTES)) return 1;
+    for (int i = 0; i < COUNT; i++)
+        if (i % 4 != 0 && cuMemFree_v2(kept[i])) return 1;
+    /* Until somebody has seen it. */
+    for (double end = now_ms() + 3000; now_ms() < end && least > before - COUNT / 2 * (size_t)BYTES;) {
+        least = shown_free();
+        sleep_us(1000);
+    }
+    for (int i = 0; i < COUNT; i += 4)
+        if (cuMemFree_v2(kept[i])) return 1;
+    double began = now_ms();
+    while (shown_free() < before && now_ms() - began < 60000) sleep_us(500);
+    printf("hidden=%zu decay=%.1f\n", before - least, now_ms() - began);
+    return 0;
+}
+
 int main(int count, char **args) {
     if (count > 1 && !strcmp(args[1], "watch")) return watch();
+    if (count > 1 && !strcmp(args[1], "decay")) {
+        load_driver();
+        return decay();
+    }
     if (count < 4) return 2;
     const char *path = args[2];
     if (!strcmp(args[1], "loop")) {

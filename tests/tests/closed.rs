@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::time::Duration;
 
 use tessera_region::layout::{QUOTA_BYTES, USAGE_BYTES};
 use tessera_tests::{

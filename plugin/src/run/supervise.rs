@@ -25,7 +25,7 @@ impl Pace {
     fn pause(self) -> Duration {
         Duration::from_millis(match self {
             Pace::Idle => 20,
-            Pace::Watchful => 6,
+            Pace::Watchful => 4,
             Pace::Hurried => 3,
         })
     }

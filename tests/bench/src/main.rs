@@ -13,6 +13,7 @@ mod compute;
 mod contended;
 mod machine;
 mod many;
+mod mayfly;
 mod node;
 mod overhead;
 mod plugin;
@@ -85,6 +86,9 @@ fn bench() -> anyhow::Result<ExitCode> {
     }
     if wanted("race") {
         races(&world, &apis, &mut report).with_context(|| world.complaints())?;
+    }
+    if wanted("mayfly") {
+        mayflies(&world, &mut report).with_context(|| world.complaints())?;
     }
     if wanted("recovery") {
         recoveries(&world, &apis, &mut report).with_context(|| world.complaints())?;
@@ -189,6 +193,25 @@ fn races(world: &World, apis: &[Api], report: &mut Report) -> anyhow::Result<()>
     let refusals = outcome.false_refusals() as f64;
     report.figure("false_refusals", "refusals of what fits", "", refusals, Some(0.0));
     report.put("race_detail", outcome.detail());
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts and bytes far below 2^53")]
+fn mayflies(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("storms of kills, execs and restarts");
+    let figures = mayfly::run(world)?;
+    let over = figures.overshoot_bytes as f64;
+    let what = "held beyond all quotas in storms, by the driver";
+    report.figure("storm_overshoot_bytes", what, "bytes", over, Some(0.0));
+    let refused = figures.false_refusals as f64;
+    let what = "refusals there of what is shown free";
+    report.figure("storm_false_refusals", what, "", refused, Some(0.0));
+    let bare = figures.bare_refusals as f64;
+    report.figure("storm_bare_refusals", "· by the bare driver", "", bare, None);
+    let (decay, bare) = figures.decay_ms;
+    report.figure("overhead_decay_ms", "overhead shown after it is gone", "ms", decay, Some(1e3));
+    report.figure("overhead_decay_bare_ms", "· by the bare driver", "ms", bare, None);
+    report.put("storms_detail", json!(figures.detail));
     Ok(())
 }
 

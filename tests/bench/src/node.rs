@@ -10,6 +10,7 @@ use anyhow::Context;
 use tempfile::TempDir;
 use tessera_kubelet::deviceplugin::device_plugin_client::DevicePluginClient;
 use tessera_kubelet::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
+use tessera_plugin::allocate::AllocationId;
 use tessera_plugin::standin::Kubelet;
 use tokio::process::{Child, Command};
 use tonic::transport::{Channel, Endpoint};
@@ -83,6 +84,12 @@ impl Node {
     /// Where the node's files are.
     pub fn dir(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Where the pages of the allocation of these replicas are.
+    pub fn pages(&self, device_ids: &[String]) -> PathBuf {
+        let id = AllocationId::of(RESOURCE, device_ids.iter().map(String::as_str));
+        self.pages.path().join(id.as_str())
     }
 
     /// What the plugin has logged since it started last.

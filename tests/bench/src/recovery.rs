@@ -1,4 +1,5 @@
-//! How soon a killed process's bytes can be had again, after the driver has them back.
+//! How soon a killed process's bytes can be had again, after the driver has them back, under `tessera run`,
+//! which sees that.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
@@ -35,7 +36,7 @@ pub struct Recovery {
 /// A child's, or bytes that do not come back.
 pub fn run(world: &World, api: Api) -> anyhow::Result<Recovery> {
     let account = Account::open(world)?;
-    let pages = world.pages(2 * CONTEXT + HELD)?;
+    let pages = world.run_pages(2 * CONTEXT + HELD)?;
     let bytes = HELD.to_string();
     let mut taker = world
         .hooked(&["take", &bytes], &pages)?

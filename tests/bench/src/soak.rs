@@ -128,6 +128,14 @@ pub(crate) async fn start(node: &Node, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The same; where its pages are.
+pub(crate) async fn start_at(node: &Node, name: &str) -> anyhow::Result<std::path::PathBuf> {
+    let pod = Pod::new("bench", name).with(Container::new("main").asking(RESOURCE, 1));
+    let admitted = node.kubelet.run(&pod).await?;
+    let ids = admitted.first().map(|admitted| admitted.device_ids.clone()).unwrap_or_default();
+    Ok(node.pages(&ids))
+}
+
 /// Where the plugin says that its metrics are.
 pub(crate) async fn address(node: &Node) -> anyhow::Result<SocketAddr> {
     for _ in 0..100 {

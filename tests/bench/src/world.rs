@@ -1,8 +1,9 @@
 //! One simulated machine, an allocation's pages, and commands that run with and without the shim.
 
 use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::Context;
 use nvml_wrapper::Nvml;
@@ -147,7 +148,7 @@ impl World {
         let mut command = self.bare(task)?;
         command
             .env("LD_PRELOAD", self.artefacts.path("libtessera.so"))
-            .env(PAGES_DIR_ENV, pages.dir.path());
+            .env(PAGES_DIR_ENV, &pages.path);
         Ok(command)
     }
 
@@ -169,16 +170,54 @@ impl World {
             }],
         };
         let quota = quota::create(dir.path(), &spec)?;
+        // The simulated driver gives a dead process's memory back at once.
+        quota.set_departure(std::time::Duration::from_micros(1));
         usage::create(dir.path(), spec.generation)?;
-        Ok(Pages { dir, _quota: quota })
+        let path = dir.path().to_owned();
+        Ok(Pages { path, _kept: Kept::Own(dir, quota) })
+    }
+
+    /// The same, of a `tessera run` that looks at the driver as long as the pages are kept.
+    ///
+    /// # Errors
+    /// `tessera run` does not start.
+    pub fn run_pages(&self, limit: u64) -> anyhow::Result<Pages> {
+        let mut run = Command::new(self.artefacts.path("tessera"));
+        run.args(["run", "--sim", "--policy", "none", "-m", &limit.to_string()]);
+        run.args(["--context-overhead", &CONTEXT.to_string(), "--"]);
+        run.args(["sh", "-c", "echo \"$TESSERA_DIR\"; exec cat"]).envs(self.envs());
+        let mut run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut line = String::new();
+        BufReader::new(run.stdout.take().context("piped")?).read_line(&mut line)?;
+        anyhow::ensure!(line.starts_with('/'), "`tessera run` did not start");
+        Ok(Pages { path: line.trim().into(), _kept: Kept::Run(run) })
     }
 }
 
 /// An allocation's pages, removed with this value.
 #[derive(Debug)]
 pub struct Pages {
-    dir: TempDir,
-    _quota: QuotaWriter,
+    path: PathBuf,
+    _kept: Kept,
+}
+
+#[derive(Debug)]
+enum Kept {
+    Own(
+        #[allow(dead_code, reason = "held")] TempDir,
+        #[allow(dead_code, reason = "held")] QuotaWriter,
+    ),
+    Run(Child),
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Kept::Run(run) = self {
+            // The end of its input ends the command, and with it the run and its pages.
+            drop(run.stdin.take());
+            let _ = run.wait();
+        }
+    }
 }
 
 /// The simulator's own account of memory, by NVML, outside any shim.

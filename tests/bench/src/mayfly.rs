@@ -1,0 +1,220 @@
+//! Processes that die with all that is shown free, and successors that ask for it at once, with a driver
+//! that takes its time: what the driver holds at the most, and how many requests of what is shown free are
+//! refused. Under `tessera run`, under the plugin, and by the bare driver.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use tessera_region::layout::PAGES_DIR_ENV;
+
+use crate::node::Node;
+use crate::soak;
+use crate::world::World;
+
+const MIB: u64 = 1 << 20;
+/// What each tenant may hold, its contexts in it.
+const QUOTA: u64 = 1024 * MIB;
+/// Tenants; the GPU has room for all, and no more.
+const TENANTS: usize = 4;
+/// How long the driver takes to give a dead process's memory back, milliseconds.
+const TEARDOWNS: [u64; 3] = [0, 10, 500];
+/// How the next process follows: killed and started again, by an exec, ended and started again.
+const MODES: [(&str, &str); 3] = [("k", "kills"), ("e", "execs"), ("r", "restarts")];
+
+/// What was measured, of the worst case.
+#[derive(Clone, Debug, Default)]
+pub struct Figures {
+    /// Bytes that the driver held beyond all quotas.
+    pub overshoot_bytes: u64,
+    /// Requests of what was shown free that were refused, or failed.
+    pub false_refusals: u64,
+    /// The same without Tessera, where each takes all that the GPU has.
+    pub bare_refusals: u64,
+    /// How long overhead that is gone is shown, milliseconds, under `tessera run`, and by the bare driver.
+    pub decay_ms: (f64, f64),
+    /// Every case.
+    pub detail: Vec<Value>,
+}
+
+/// What a case runs under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Bare,
+    Run,
+    Serve,
+}
+
+/// Measures it.
+///
+/// # Errors
+/// No compiler, or a tenant, a run or the plugin that does not start.
+pub fn run(world: &World) -> anyhow::Result<Figures> {
+    let program = world.path("mayfly");
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../programs/mayfly.c");
+    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    cc.arg("-O1").arg("-o").arg(&program).arg(&source).arg("-ldl");
+    anyhow::ensure!(cc.status()?.success(), "{} does not compile", source.display());
+    let mut figures = Figures::default();
+    for teardown in TEARDOWNS {
+        for how in [How::Bare, How::Run, How::Serve] {
+            for (mode, name) in MODES {
+                let case = Case { world, program: &program, teardown, how, mode };
+                let (most, refused, granted) = case
+                    .measure()
+                    .with_context(|| format!("{name} under {how:?}, teardown {teardown} ms"))?;
+                let over = most.saturating_sub(QUOTA * TENANTS as u64);
+                if how == How::Bare {
+                    figures.bare_refusals = figures.bare_refusals.max(refused);
+                } else {
+                    figures.overshoot_bytes = figures.overshoot_bytes.max(over);
+                    figures.false_refusals = figures.false_refusals.max(refused);
+                }
+                figures.detail.push(json!({
+                    "under": format!("{how:?}").to_lowercase(),
+                    "by": name,
+                    "teardown_ms": teardown,
+                    "most_mib": most / MIB,
+                    "granted": granted,
+                    "refused": refused,
+                }));
+            }
+        }
+    }
+    let decay = |how| {
+        let case = Case { world, program: &program, teardown: 0, how, mode: "decay" };
+        case.decay().with_context(|| format!("overhead under {how:?}"))
+    };
+    figures.decay_ms = (decay(How::Run)?, decay(How::Bare)?);
+    Ok(figures)
+}
+
+/// One storm.
+struct Case<'a> {
+    world: &'a World,
+    program: &'a Path,
+    teardown: u64,
+    how: How,
+    mode: &'static str,
+}
+
+impl Case<'_> {
+    /// Milliseconds for which overhead is shown that is gone.
+    fn decay(&self) -> anyhow::Result<f64> {
+        let (envs, _) = self.machine()?;
+        let mut command = match self.how {
+            How::Run => self.run(&envs),
+            _ => self.command(&envs),
+        };
+        let out = command.arg("decay").stdin(Stdio::null()).output()?;
+        let text = String::from_utf8(out.stdout)?;
+        let field = |name: &str| text.split_whitespace().find_map(|word| word.strip_prefix(name));
+        let hidden: u64 = field("hidden=").context("no figure")?.parse()?;
+        // Half of it is what was asked for, the rest what nobody asked for.
+        anyhow::ensure!(self.how != How::Run || hidden > 300 * MIB, "no overhead was seen: {text}");
+        Ok(field("decay=").context("no figure")?.parse()?)
+    }
+
+    fn run(&self, envs: &[(&'static str, PathBuf); 2]) -> Command {
+        let mut run = Command::new(self.world.artefacts.path("tessera"));
+        run.args(["run", "--sim", "-m", "1GiB", "--context-overhead", "32MiB", "--"]);
+        run.arg(self.program).envs(envs.clone());
+        run
+    }
+
+    /// The machine's configuration and state, and where requests are reported.
+    fn machine(&self) -> anyhow::Result<([(&'static str, PathBuf); 2], PathBuf)> {
+        let name = format!("mayfly-{:?}-{}-{}", self.how, self.mode, self.teardown);
+        let config = self.world.path(&format!("{name}.toml"));
+        let memory = QUOTA * TENANTS as u64 / MIB;
+        std::fs::write(
+            &config,
+            format!(
+                "[memory]\nreserved = \"0\"\ncontext_overhead = \"32MiB\"\nteardown_ms = {}.0\n\
+                 [[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000000\"\nmemory = \"{memory}MiB\"\n",
+                self.teardown
+            ),
+        )?;
+        let state = self.world.path(&format!("{name}.state"));
+        let envs = [("SIMGPU_CONFIG", config), ("SIMGPU_STATE", state)];
+        Ok((envs, self.world.path(&format!("{name}.report"))))
+    }
+
+    /// The most that the driver held, requests refused or failed, and requests granted.
+    fn measure(&self) -> anyhow::Result<(u64, u64, u64)> {
+        let (envs, report) = self.machine()?;
+        let mut watch = self.command(&envs);
+        watch.arg("watch").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut watch = watch.spawn()?;
+        match self.how {
+            How::Bare => self.storm(&report, |_| Ok(self.command(&envs)))?,
+            How::Run => self.storm(&report, |_| Ok(self.run(&envs)))?,
+            How::Serve => self.serve(&envs, &report)?,
+        }
+        drop(watch.stdin.take());
+        let out = watch.wait_with_output()?;
+        let most = String::from_utf8(out.stdout)?;
+        let most = most.trim().strip_prefix("most=").context("no figure")?.parse()?;
+        let text = std::fs::read_to_string(&report)?;
+        let count = |what: &[char]| text.matches(what).count() as u64;
+        Ok((most, count(&['R', 'X']), count(&['G'])))
+    }
+
+    fn command(&self, envs: &[(&'static str, PathBuf); 2]) -> Command {
+        let mut command = Command::new(self.program);
+        command.env("LD_LIBRARY_PATH", self.world.artefacts.path("sim")).envs(envs.clone());
+        command
+    }
+
+    /// The same with pods' pages.
+    fn serve(&self, envs: &[(&'static str, PathBuf); 2], report: &Path) -> anyhow::Result<()> {
+        let mut setup = soak::setup(self.world, "mayfly")?;
+        setup.envs = envs.to_vec();
+        setup.envs.push(("LD_LIBRARY_PATH", self.world.artefacts.path("sim")));
+        (setup.gpus, setup.replicas, setup.memory) = (1, TENANTS, (0, 32 * MIB));
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).enable_all().build()?;
+        runtime.block_on(async {
+            let node = Node::start(&setup).await?;
+            let mut pages = Vec::new();
+            for tenant in 0..TENANTS {
+                pages.push(soak::start_at(&node, &format!("mayfly-{tenant}")).await?);
+            }
+            let outcome = tokio::task::block_in_place(|| {
+                self.storm(report, |tenant| {
+                    let mut command = self.command(envs);
+                    command.env("LD_PRELOAD", self.world.artefacts.path("libtessera.so"));
+                    command.env(PAGES_DIR_ENV, &pages[tenant]);
+                    Ok(command)
+                })
+            });
+            node.end().await;
+            outcome
+        })
+    }
+
+    /// All tenants at once, each by the command that `start` makes for it: those that stay, and one whose
+    /// processes follow each other.
+    fn storm(
+        &self,
+        report: &Path,
+        start: impl Fn(usize) -> anyhow::Result<Command>,
+    ) -> anyhow::Result<()> {
+        let rounds = if self.teardown < 100 { "8" } else { "3" };
+        let mut children: Vec<Child> = Vec::new();
+        for tenant in 0..TENANTS {
+            let mut command = start(tenant)?;
+            match (tenant, self.mode) {
+                (0, "e") => command.args(["live"]).arg(report).args(["e", "5", rounds]),
+                (0, mode) => command.args(["loop"]).arg(report).args([mode, rounds, "5"]),
+                _ => command.args(["stay"]).arg(report).arg("1500"),
+            };
+            children.push(command.stdin(Stdio::null()).stderr(self.world.log()?).spawn()?);
+        }
+        for child in &mut children {
+            child.wait()?;
+        }
+        Ok(())
+    }
+}
