@@ -63,6 +63,8 @@ pub struct Sold {
     pub gpu: Gpu,
     /// What it is cut into, in the configuration's order.
     pub shares: Vec<Share>,
+    /// Bytes charged for each context on it.
+    pub context_overhead_bytes: u64,
     /// Why nothing of it can be had now.
     pub sick: Option<String>,
 }
@@ -82,8 +84,6 @@ pub struct Catalogue {
     pub resources: BTreeMap<String, Terms>,
     /// Grows with every configuration that takes the place of another.
     pub edition: u64,
-    /// Bytes charged for each context.
-    pub context_overhead_bytes: u64,
     /// Bytes of each GPU that are not sold.
     pub reserve_bytes: u64,
     /// By UUID.
@@ -94,14 +94,17 @@ impl Catalogue {
     /// What the configuration makes of these GPUs; all of them healthy.
     #[must_use]
     pub fn new(gpus: &[Gpu], config: &Config) -> Self {
-        let sold =
-            |gpu: &Gpu| Sold { gpu: gpu.clone(), shares: shares::cut(gpu, config), sick: None };
+        let sold = |gpu: &Gpu| Sold {
+            gpu: gpu.clone(),
+            shares: shares::cut(gpu, config),
+            context_overhead_bytes: gpu.context_overhead(&config.gpus),
+            sick: None,
+        };
         let gpus: BTreeMap<_, _> = gpus.iter().map(|gpu| (gpu.uuid.clone(), sold(gpu))).collect();
         let names = gpus.values().flat_map(|sold| &sold.shares).map(|share| &share.resource);
         let resources = names.map(|name| (name.clone(), shares::terms(name, config))).collect();
-        let context_overhead_bytes = config.gpus.context_overhead_bytes;
         let reserve_bytes = config.gpus.reserve_bytes;
-        Catalogue { resources, edition: 0, context_overhead_bytes, reserve_bytes, gpus }
+        Catalogue { resources, edition: 0, reserve_bytes, gpus }
     }
 
     /// The GPUs, in NVML's order.
@@ -238,7 +241,7 @@ pub fn plan_for_running(
     resource: &str,
     ids: &[String],
 ) -> Result<Plan, Refusal> {
-    let mut shares: BTreeMap<&str, (&Share, u32)> = BTreeMap::new();
+    let mut shares: BTreeMap<&str, (&Sold, &Share, u32)> = BTreeMap::new();
     let replicas: BTreeSet<&String> = ids.iter().collect();
     for id in &replicas {
         let known = Replica::split(id)
@@ -254,17 +257,17 @@ pub fn plan_for_running(
                 replicas: share.map_or(0, |share| share.count),
             });
         };
-        shares.entry(uuid).or_insert((share, 0)).1 += 1;
+        shares.entry(uuid).or_insert((sold, share, 0)).2 += 1;
     }
     match shares.len() {
         0 => return Err(Refusal::Empty),
         gpus if gpus > layout::MAX_GPUS => return Err(Refusal::TooManyGpus(gpus)),
         _ => {}
     }
-    let grants = shares.iter().map(|(uuid, (share, count))| Grant {
+    let grants = shares.iter().map(|(uuid, (sold, share, count))| Grant {
         uuid: (*uuid).to_owned(),
         memory_limit_bytes: share.limit.memory_bytes.saturating_mul(u64::from(*count)),
-        context_overhead_bytes: catalogue.context_overhead_bytes,
+        context_overhead_bytes: sold.context_overhead_bytes,
         cores_millis: share.limit.cores_millis.saturating_mul(*count).min(1000),
         compute: share.compute,
     });

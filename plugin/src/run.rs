@@ -131,15 +131,15 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         enter_simulation(&[])?;
     }
     let shim = shim::find(Artefact::Shim, args.shim.as_deref())?;
-    let overhead = args.context_overhead.unwrap_or(if args.sim {
-        SIM_CONTEXT_OVERHEAD
-    } else {
-        config.gpus.context_overhead_bytes
-    });
+    let mut of_gpus = config.gpus.clone();
+    of_gpus.context_overhead_bytes = match args.context_overhead {
+        None if args.sim => Some(SIM_CONTEXT_OVERHEAD),
+        said => said.or(of_gpus.context_overhead_bytes),
+    };
     let all = gpus::list(config)?;
     let gpus = gpus::select(&all, &args.gpu)?;
     for gpu in &gpus {
-        gpus::check(gpu, args.memory, overhead)?;
+        gpus::check(gpu, args.memory, gpu.context_overhead(&of_gpus))?;
     }
     let spec = QuotaSpec {
         // Pids come again, and what a killed run has left may still be served.
@@ -150,7 +150,7 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
             .map(|gpu| GpuQuota {
                 uuid: gpu.uuid.clone(),
                 memory_limit_bytes: args.memory,
-                context_overhead_bytes: overhead,
+                context_overhead_bytes: gpu.context_overhead(&of_gpus),
                 cores_millis: args.cores,
                 policy: args.policy.into(),
             })

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tessera_tests::freezer::Freezer;
-use tessera_tests::{SimGpu, artefacts, compile_c, external, settles};
+use tessera_tests::{
+    Conversation, MIB, Preloaded, SimGpu, artefacts, compile_c, external, settles,
+};
 
 /// A base directory of its own, so that what is left behind shows.
 struct Bench {
@@ -376,4 +378,34 @@ fn age(dir: &Path, by: Duration) {
     let then = std::time::SystemTime::now() - by;
     let dir = std::fs::File::open(dir).expect("a directory");
     dir.set_modified(then).expect("our own directory");
+}
+
+/// "auto": by the multiprocessors that NVML tells of, 1,536 threads each of an L4, 2,048 of an H100 and
+/// of an A100, whose multiprocessors have half as many cores.
+#[test]
+fn the_charge_for_a_context_follows_the_gpu() {
+    for (multiprocessors, capability, bytes) in [
+        (58, "8.9", 58 * 3 * MIB),
+        (132, "9.0", 132 * 7 * MIB / 2),
+        (108, "8.0", 108 * 7 * MIB / 2),
+    ] {
+        let sim = SimGpu::start(&format!(
+            "[memory]\ncontext_overhead = \"auto\"\nmodule_overhead = 0\n\
+             [[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000002\"\nmemory = \"16GiB\"\n\
+             sm_count = {multiprocessors}\ncompute_capability = \"{capability}\"\n"
+        ));
+        let tessera = Preloaded::bare(artefacts().tessera()).sim(&sim);
+        let shim = artefacts().shim();
+        let mut tenant = Conversation::start(
+            ["run", "--memory", "1Gi", "--shim"]
+                .iter()
+                .fold(tessera, |run, argument| run.arg(argument))
+                .arg(&shim)
+                .arg("--")
+                .arg(compile_c("calls")),
+        );
+        tenant.must("init");
+        tenant.must("retain 0");
+        assert_eq!(tenant.ask("info").values, [1024 * MIB - bytes, 1024 * MIB], "{capability}");
+    }
 }

@@ -92,7 +92,7 @@ fn fits(capacity: Capacity, cut: &[Share]) -> bool {
 
 fn check_share(gpu: &Gpu, capacity: Capacity, share: &Share, config: &Config) -> Option<Problem> {
     let (each, count) = (share.limit.memory_bytes, share.count);
-    let (overhead, sellable) = (config.gpus.context_overhead_bytes, capacity.sellable());
+    let (overhead, sellable) = (gpu.context_overhead(&config.gpus), capacity.sellable());
     if each <= overhead {
         let message = format!(
             "{count} replicas of {gpu} get {} each, which is not more than gpus.context_overhead \
@@ -125,7 +125,7 @@ fn check_layout(
     cut: &[Share],
     config: &Config,
 ) -> Vec<Problem> {
-    let overhead = config.gpus.context_overhead_bytes;
+    let overhead = gpu.context_overhead(&config.gpus);
     let mut problems = Vec::new();
     for (i, share) in cut.iter().enumerate() {
         let each = share.limit.memory_bytes;

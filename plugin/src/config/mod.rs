@@ -97,8 +97,8 @@ pub struct Gpus {
     pub exclude: Vec<String>,
     /// Bytes of each GPU that no replica gets: what the driver itself needs.
     pub reserve_bytes: u64,
-    /// Bytes charged for each CUDA context; what it takes beyond that is observed.
-    pub context_overhead_bytes: u64,
+    /// Bytes charged for each CUDA context, `None`: by the GPU; what it takes beyond that is observed.
+    pub context_overhead_bytes: Option<u64>,
     /// Bytes beyond its charges that a container may hold on a GPU before it is flagged.
     pub audit_slack_bytes: u64,
     /// What to do about GPUs that another plugin sells too.
@@ -354,7 +354,7 @@ impl Default for Config {
                 include: vec!["*".into()],
                 exclude: Vec::new(),
                 reserve_bytes: 512 * MIB,
-                context_overhead_bytes: 512 * MIB,
+                context_overhead_bytes: None,
                 audit_slack_bytes: 1024 * MIB,
                 sold_by_others: SoldByOthers::Refuse,
             },

@@ -131,7 +131,7 @@ fn read_gpus(report: &mut Report<'_>, section: &mut Section<'_, '_>, gpus: &mut 
     set(&mut gpus.reserve_bytes, section.quantity(report, "reserve", Quantity::units));
     set(
         &mut gpus.context_overhead_bytes,
-        section.quantity(report, "context_overhead", Quantity::units),
+        section.quantity_or_auto(report, "context_overhead", Quantity::units),
     );
     if let Some(slack) = section.quantity(report, "audit_slack", Quantity::units) {
         if slack == 0 {
@@ -175,19 +175,28 @@ fn read_share(report: &mut Report<'_>, section: &mut Section<'_, '_>, share: &mu
     set(&mut share.split, section.choice(report, "split", &choices::SPLIT));
 }
 
+/// Why no replica can have so little `memory`, whatever GPUs there are.
+fn too_little(memory: u64, gpus: &Gpus) -> Option<String> {
+    let overhead = gpus.context_overhead_bytes;
+    if memory > overhead.unwrap_or(0) {
+        return None;
+    }
+    let than = overhead.map_or_else(
+        || "0".to_owned(),
+        |overhead| format!("gpus.context_overhead ({})", format_bytes(overhead)),
+    );
+    Some(format!(
+        "{} is not more than {than}: not one CUDA context would fit; raise the memory, or lower \
+         context_overhead if your GPUs need less",
+        format_bytes(memory),
+    ))
+}
+
 /// What must hold between keys whatever GPUs there are; the rest is [`crate::capacity`]'s.
 fn check_share(report: &mut Report<'_>, config: &Config) {
     let Config { share, gpus, .. } = config;
-    if let Some(memory) = share.memory_bytes
-        && memory <= gpus.context_overhead_bytes
-    {
+    if let Some(message) = share.memory_bytes.and_then(|memory| too_little(memory, gpus)) {
         let line = report.lines.get("share.memory").copied();
-        let message = format!(
-            "{} is not more than gpus.context_overhead ({}): not one CUDA context would fit; \
-             raise the memory, or lower context_overhead if your GPUs need less",
-            format_bytes(memory),
-            format_bytes(gpus.context_overhead_bytes),
-        );
         report.problem("share.memory", line, message);
     }
     if let Some(cores) = share.cores_millis

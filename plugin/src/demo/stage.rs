@@ -107,7 +107,7 @@ pub(super) struct Stage {
     pub nvml: Option<PathBuf>,
     /// What a tenant needs of the environment besides Allocate's answer.
     pub replicas_per_gpu: usize,
-    /// Bytes charged for each context.
+    /// Bytes charged for each context; the most of any GPU.
     pub context_overhead: u64,
     plugin: Child,
     /// After the plugin, so that it is gone before its files are.
@@ -131,10 +131,6 @@ impl Stage {
             }
         };
         let kubelet = Kubelet::start(&scratch.dir("kubelet")?).await?;
-        let context_overhead = match real {
-            true => config.gpus.context_overhead_bytes,
-            false => SIM_CONTEXT_OVERHEAD,
-        };
         let file = scratch.path.join("config.toml");
         fs::write(
             &file,
@@ -153,6 +149,8 @@ impl Stage {
             anyhow::bail!("the plugin {what}; its log:\n{}", log.trim_end());
         }
         let gpus = NvmlDiscovery::new(nvml.clone()).gpus(&config.gpus)?;
+        let of_gpus = gpus.iter().map(|gpu| gpu.context_overhead(&config.gpus)).max();
+        let context_overhead = of_gpus.filter(|_| real).unwrap_or(SIM_CONTEXT_OVERHEAD);
         let replicas = kubelet.devices(&config.resource.name).len();
         Ok(Self {
             replicas_per_gpu: replicas / gpus.len().max(1),
@@ -255,7 +253,10 @@ fn plugin_config(
                 ("include", list(&config.gpus.include)),
                 ("exclude", list(&config.gpus.exclude)),
                 ("reserve", bytes(config.gpus.reserve_bytes)),
-                ("context_overhead", bytes(config.gpus.context_overhead_bytes)),
+                (
+                    "context_overhead",
+                    config.gpus.context_overhead_bytes.map_or(Value::from("auto"), bytes),
+                ),
             ],
         )),
         Some(simulation) => {

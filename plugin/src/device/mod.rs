@@ -1,5 +1,6 @@
 //! What GPUs there are and how they feel.
 
+mod context;
 pub mod health;
 mod mig;
 pub mod nvml;
@@ -31,6 +32,8 @@ pub struct Gpu {
     pub numa_node: Option<u32>,
     /// Bytes on the device; of compute instances that have memory in common, an even share of it.
     pub memory_bytes: u64,
+    /// What a CUDA context takes of it, by its multiprocessors; `None` where nobody tells how many.
+    pub context_bytes: Option<u64>,
     /// Which instance it is; a whole GPU: `None`.
     pub mig: Option<MigInstance>,
 }
@@ -189,6 +192,7 @@ impl Gpu {
             pci_bus_id: format!("00000000:{index:02x}:00.0"),
             numa_node: None,
             memory_bytes: 80 << 30,
+            context_bytes: None,
             mig: None,
         }
     }

@@ -9,6 +9,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
+use super::context;
 use super::health::Observation;
 use super::topology::Topology;
 use super::{
@@ -65,10 +66,13 @@ impl NvmlDiscovery {
         let (mut all, mut unsold, mut cut) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..nvml.device_count()? {
             let described = nvml.device_by_index(index).and_then(|device| {
-                let whole = describe(&device, None, index)?;
-                Ok((device, whole))
+                let mut whole = describe(&device, None, index)?;
+                let capability = device.cuda_compute_capability().ok();
+                let capability = capability.map(|of| (of.major, of.minor));
+                whole.context_bytes = context::bytes_of(&device, false, capability);
+                Ok((device, whole, capability))
             });
-            let (device, whole) = match described {
+            let (device, whole, capability) = match described {
                 // No reason to leave the others unsold.
                 Err(NvmlError::GpuLost) => {
                     unsold.push(format!(
@@ -86,7 +90,9 @@ impl NvmlDiscovery {
                 Ok(instances) => {
                     for (instance, device) in instances {
                         let gpu = describe(&device, Some(&whole), index)?;
-                        all.push((Gpu { mig: Some(instance), ..gpu }, device));
+                        // An instance does not tell its GPU's capability.
+                        let context_bytes = context::bytes_of(&device, true, capability);
+                        all.push((Gpu { mig: Some(instance), context_bytes, ..gpu }, device));
                     }
                 }
                 Err(why) if selected(&whole, include, exclude) => unsold.push(why),
@@ -136,6 +142,7 @@ fn describe(device: &Device<'_>, parent: Option<&Gpu>, index: u32) -> Result<Gpu
         numa_node: numa_node.or_else(|| parent.and_then(|gpu| gpu.numa_node)),
         pci_bus_id,
         memory_bytes: device.memory_info()?.total,
+        context_bytes: None,
         mig: None,
     })
 }

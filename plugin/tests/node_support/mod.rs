@@ -119,6 +119,7 @@ pub fn gpu(index: u32) -> Gpu {
         pci_bus_id: format!("00000000:{index:02x}:00.0"),
         numa_node: None,
         memory_bytes: 40 * GIB,
+        context_bytes: None,
         mig: None,
     }
 }

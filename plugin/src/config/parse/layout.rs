@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{check_resource_name, set};
+use super::{check_resource_name, set, too_little};
 use crate::config::layout::{Amount, Layout, LayoutShare, WHOLE_PERCENT};
-use crate::config::quantity::{Quantity, format_bytes};
+use crate::config::quantity::Quantity;
 use crate::config::reader::{Report, Section};
 use crate::config::{Config, Placement, Split, choices};
 use crate::replica;
@@ -78,16 +78,9 @@ fn read_share(
         }
     }
     set(&mut share.memory, section.amount(report, "memory", Quantity::units));
-    let overhead = config.gpus.context_overhead_bytes;
     if let Amount::Exact(bytes) = share.memory
-        && bytes <= overhead
+        && let Some(message) = too_little(bytes, &config.gpus)
     {
-        let message = format!(
-            "{} is not more than gpus.context_overhead ({}): not one CUDA context would fit; raise \
-             the memory, or lower context_overhead if your GPUs need less",
-            format_bytes(bytes),
-            format_bytes(overhead),
-        );
         section.problem(report, "memory", message);
     }
     if let Some(cores) = section.amount(report, "cores", Quantity::millis) {

@@ -112,7 +112,12 @@ fn syntax_errors_have_a_line() {
 fn quotas_that_can_never_work_are_refused() {
     let place = |key: &str, line| vec![(key.to_owned(), Some(line))];
     // Smaller than one context.
-    assert_eq!(places("[share]\nmemory = \"256Mi\"\n"), place("share.memory", 2));
+    let text = "[share]\nmemory = \"256Mi\"\n";
+    let stated = |overhead: &str| format!("{text}[gpus]\ncontext_overhead = {overhead}\n");
+    assert_eq!(places(&stated("\"256Mi\"")), place("share.memory", 2));
+    for may_fit in [text, &stated("\"auto\""), &stated("\"255Mi\"")] {
+        assert!(Config::parse(may_fit).is_ok(), "{may_fit}: depends on the GPU");
+    }
     assert_eq!(places("[share]\nmemory = 0\n"), place("share.memory", 2));
     // More compute than there is.
     assert_eq!(places("[share]\nreplicas = 4\ncores = \"300m\"\n"), place("share.cores", 3));
@@ -280,8 +285,13 @@ fn every_nonsense_in_a_layout_is_told_at_its_place() {
             ("layout[0].shares[0].count", Some(4), "must be from 1 to 256"),
         ),
         (
-            share("{ resource = \"a.b/c\", memory = \"256Mi\" }"),
+            share("{ resource = \"a.b/c\", memory = \"256Mi\" }")
+                + "[gpus]\ncontext_overhead = \"512Mi\"\n",
             ("layout[0].shares[0].memory", Some(4), "not more than gpus.context_overhead"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", memory = 0 }"),
+            ("layout[0].shares[0].memory", Some(4), "is not more than 0"),
         ),
         (
             share("{ resource = \"a.b/c\", memory = \"101%\" }"),

@@ -83,8 +83,8 @@ pub struct Unit {
 pub struct MemoryConfig {
     /// Memory of each GPU that the driver keeps for itself.
     pub reserved_bytes: u64,
-    /// Charged per context.
-    pub context_overhead_bytes: u64,
+    /// Charged per context; `None`: [`GpuConfig::context_bytes`].
+    pub context_overhead_bytes: Option<u64>,
     /// Charged per loaded module or library.
     pub module_overhead_bytes: u64,
     /// Charged per function when it is first used.
@@ -313,10 +313,10 @@ impl Config {
         }
         let memory = MemoryConfig {
             reserved_bytes: quantity(&raw.memory.reserved, "memory.reserved")?,
-            context_overhead_bytes: quantity(
-                &raw.memory.context_overhead,
-                "memory.context_overhead",
-            )?,
+            context_overhead_bytes: match &raw.memory.context_overhead {
+                Quantity::Text(text) if text == "auto" => None,
+                said => Some(quantity(said, "memory.context_overhead")?),
+            },
             module_overhead_bytes: quantity(&raw.memory.module_overhead, "memory.module_overhead")?,
             function_overhead_bytes: quantity(
                 &raw.memory.function_overhead,
@@ -404,6 +404,12 @@ impl Config {
         }
     }
 
+    /// What a context of this GPU takes.
+    #[must_use]
+    pub fn context_bytes(&self, gpu: &GpuConfig) -> u64 {
+        self.memory.context_overhead_bytes.unwrap_or_else(|| gpu.context_bytes())
+    }
+
     /// How long a kernel of this name takes: the first matching rule, else the default.
     #[must_use]
     pub fn kernel_duration(&self, name: &str) -> Duration {
@@ -432,6 +438,15 @@ impl GpuConfig {
             (7, 5) => 1024,
             (8, 6..=9) | (11.., _) => 1536,
             _ => 2048,
+        }
+    }
+
+    /// FP32 cores of a multiprocessor: CUDA Programming Guide, "Arithmetic Instructions".
+    #[must_use]
+    pub fn cores_per_sm(&self) -> u32 {
+        match self.compute_capability {
+            (7, _) | (8, 0..=5) => 64,
+            _ => 128,
         }
     }
 
@@ -691,6 +706,20 @@ mod tests {
         assert_eq!(c.kernel_duration("gemm_small"), Duration::PerWave(2_500));
         assert_eq!(c.kernel_duration("spin"), Duration::Parameter(1));
         assert_eq!(c.kernel_duration("other"), Duration::Fixed(10_000));
+    }
+
+    #[test]
+    fn contexts_may_follow_the_gpu() {
+        let of = |overhead: &str| {
+            let c = Config::parse(&format!(
+                "[memory]\ncontext_overhead = {overhead}\n[[gpu]]\nsm_count = 58\n\
+                 compute_capability = \"8.9\"\n[[gpu]]"
+            ))
+            .unwrap();
+            [c.context_bytes(&c.gpus[0]), c.context_bytes(&c.gpus[1])]
+        };
+        assert_eq!(of("\"auto\""), [174 * MIB, 462 * MIB]);
+        assert_eq!(of("\"64MiB\""), [64 * MIB; 2]);
     }
 
     #[test]

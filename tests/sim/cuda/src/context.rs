@@ -115,7 +115,7 @@ impl Context {
         let driver = driver()?;
         device.check()?;
         device.lane.open(driver, device.gpu)?;
-        let overhead = driver.session.config().memory.context_overhead_bytes;
+        let overhead = driver.session.config().context_bytes(&device.config);
         if !pool::charge(driver, device.gpu, Use::Context, overhead) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
@@ -370,7 +370,7 @@ impl Context {
             crate::graph::memory::release_all(driver, self.device);
         }
         crate::module::unload_all_of(driver, self);
-        let overhead = driver.session.config().memory.context_overhead_bytes;
+        let overhead = driver.session.config().context_bytes(&self.device.config);
         driver.session.uncharge(self.device.gpu, Use::Context, overhead);
         let local = std::mem::take(&mut *lock(&self.local));
         driver.session.uncharge(self.device.gpu, Use::Local, local.stacks + local.buffers);

@@ -156,8 +156,8 @@ exports! {
         put(minor, c_int::try_from(b).unwrap_or(0))
     }
     fn nvmlDeviceGetNumGpuCores(handle: nvmlDevice_t, out: *mut c_uint) {
-        // 128 cores an SM since Ampere.
-        put(out, without_mig(handle)?.config.sm_count.saturating_mul(128))
+        let config = without_mig(handle)?.config;
+        put(out, config.sm_count.saturating_mul(config.cores_per_sm()))
     }
     fn nvmlDeviceGetVbiosVersion(handle: nvmlDevice_t, text: *mut c_char, len: c_uint) {
         device(handle)?;
