@@ -281,7 +281,7 @@ fn what_a_killed_run_left_is_swept_by_a_later_one() {
 /// A run that launches all the time, with its process.
 fn backlogged(bench: &Bench, options: &[&str]) -> (Child, u64) {
     let options: Vec<&str> = ["-m", "1Gi", "--gpu", "0"].iter().chain(options).copied().collect();
-    let load = [&tenant(), "load", "--kernel-us=500", "--for=60"];
+    let load = [&tenant(), "load", "--kernel-us=500", "--for=600"];
     let mut run = bench.run(&options, &load).stdout(Stdio::piped()).spawn().expect("it starts");
     let mut out = BufReader::new(run.stdout.take().expect("piped"));
     out.read_line(&mut String::new()).expect("the tenant speaks");
@@ -292,7 +292,7 @@ fn backlogged(bench: &Bench, options: &[&str]) -> (Child, u64) {
 fn end(mut run: Child, pid: u64) {
     let _ = run.kill();
     let _ = run.wait();
-    // SAFETY: it launches for a minute: the pid is still its own.
+    // SAFETY: it launches for ten minutes: the pid is still its own.
     unsafe { libc::kill(i32::try_from(pid).expect("a pid"), libc::SIGKILL) };
 }
 
