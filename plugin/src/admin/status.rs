@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tessera_kubelet::admin::{
     Allocation, AllocationState, Gpu, GpuState, GpuUse, Health, Holder, Plugin, Process,
@@ -195,6 +195,7 @@ impl Sources {
             at_unix_ms: unix_ms(),
             ..StatusResponse::default()
         };
+        let at = (Instant::now(), status.at_unix_ms);
         let conditions = lock(&self.conditions);
         status.warnings.extend(conditions.values().cloned());
         drop(conditions);
@@ -250,7 +251,7 @@ impl Sources {
             plugin.sees_host_pids = !hidden;
             plugin.shim_path = node.delivery().shim.display().to_string();
         }
-        status.gpus = self.gpus(node, &books, &status.allocations);
+        status.gpus = self.gpus(node, &books, &status.allocations, at);
         status.gpus.iter_mut().for_each(|gpu| compute::add_lease(gpu, compute));
         Survey { status, unread, arbiter, books: Some(books) }
     }
@@ -300,7 +301,14 @@ impl Sources {
         }
     }
 
-    fn gpus(&self, node: &Node, books: &Books, allocations: &[Allocation]) -> Vec<Gpu> {
+    /// `at`: when the answer was begun, by both clocks. No state is younger than that.
+    fn gpus(
+        &self,
+        node: &Node,
+        books: &Books,
+        allocations: &[Allocation],
+        at: (Instant, i64),
+    ) -> Vec<Gpu> {
         let Books { catalogue, advertised, .. } = books;
         let withheld = |uuid: &str| node.cordon_of(uuid).or_else(|| node.withheld(uuid));
         let mut replicas = replicas(catalogue, advertised, allocations, &withheld);
@@ -338,8 +346,8 @@ impl Sources {
                     state: state(view.state).into(),
                     state_reason: view.reason,
                     state_since_unix_ms: view.since.map_or(0, |since| {
-                        let ago = i64::try_from(since.elapsed().as_millis()).unwrap_or(i64::MAX);
-                        unix_ms().saturating_sub(ago)
+                        let ago = at.0.saturating_duration_since(since).as_millis();
+                        at.1.saturating_sub(i64::try_from(ago).unwrap_or(i64::MAX))
                     }),
                     state_waits_for: view.waits_for,
                     cordon: cordon.unwrap_or_default(),
