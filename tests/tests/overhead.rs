@@ -117,7 +117,8 @@ fn nvml_lists_the_tenants_own_processes_and_nobody_elses() {
     let out = Preloaded::new(&program).sim(&sim).pages(&one).run();
     let last = [0, 1, u64::from(first.pid()), (64 + 100 + 20) * MIB];
     assert_eq!(listed(&out.stdout, &format!("{compute}_v3")), last);
-    // Bare, both tenants' processes are there.
+    // Bare, both tenants' processes are there, and the dead one's no longer than the driver has its memory.
+    std::thread::sleep(Duration::from_millis(100));
     let out = Preloaded::bare(&program).sim(&sim).run();
     assert_eq!(listed(&out.stdout, &format!("{compute}_v3"))[1], 2);
 }
