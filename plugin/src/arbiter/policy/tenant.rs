@@ -59,10 +59,11 @@ pub(super) enum Word {
     Waits,
 }
 
-/// How long after its closing a late tenant may have the next lease, nanoseconds: where nothing says that
-/// the GPU works for it, and where it does. How often that is doubled at most.
-const AGAIN: u64 = 5 * MS;
-const AGAIN_WORKS: u64 = 500 * MS;
+/// How long after its closing a late tenant may have the next lease, nanoseconds: where it waits for the
+/// host, where nothing is known, and where the GPU works for it. How often that is doubled at most.
+const AGAIN_WAITS: u64 = 5 * MS;
+const AGAIN: u64 = 50 * MS;
+const AGAIN_WORKS: u64 = 1000 * MS;
 const AGAIN_DOUBLED: u32 = 4;
 
 /// How far back drains count: each further one weighs the old longest at 7/8.
@@ -232,7 +233,11 @@ impl Tenant {
     /// doubles the wait for the next.
     fn again_at(&self) -> u64 {
         let Phase::Late { since } = self.phase else { return 0 };
-        let once = if let Word::Works { .. } = self.word { AGAIN_WORKS } else { AGAIN };
+        let once = match self.word {
+            Word::Waits => AGAIN_WAITS,
+            Word::None => AGAIN,
+            Word::Works { .. } => AGAIN_WORKS,
+        };
         since.saturating_add(once << self.late_leases.min(AGAIN_DOUBLED))
     }
 
