@@ -48,7 +48,9 @@ fn function_pointer_types() -> Option<Vec<BTreeMap<String, Vec<String>>>> {
 fn typedefs(header: &str) -> BTreeMap<String, Vec<String>> {
     let mut types = BTreeMap::new();
     for line in header.split(';') {
-        let typedef = line.trim().strip_prefix("typedef CUresult").map(str::trim_start);
+        // A comment may stand before it.
+        let line = line.find("typedef CUresult").map_or("", |at| &line[at..]);
+        let typedef = line.strip_prefix("typedef CUresult").map(str::trim_start);
         let Some(rest) = typedef.and_then(|t| t.strip_prefix("(CUDAAPI *PFN_")) else {
             continue;
         };

@@ -40,6 +40,8 @@ struct Process {
     idle: bool,
     /// Nothing of what it owes has completed for a while.
     still: bool,
+    /// It owes, and says that the GPU does not work for it.
+    waits: bool,
 }
 
 /// One tenant's processes, by a key that is never used again.
@@ -132,6 +134,18 @@ impl Bound {
             }
             _ => Drain::Ignored,
         }
+    }
+
+    /// A process that has not drained says whether the GPU works for it. What that means for the tenant:
+    /// it works for all if for any, and waits if all do who have not drained.
+    pub fn late(&mut self, key: u64, epoch: u32, works: bool) -> Option<bool> {
+        let process = self.processes.get_mut(&key)?;
+        if !process.owes || self.gate != Gate::Closed(epoch) {
+            return None;
+        }
+        process.waits = !works;
+        let all_wait = || self.processes.values().all(|process| !process.owes || process.waits);
+        (works || !self.strangers && all_wait()).then_some(works)
     }
 
     /// A process says that it has nothing to do. True if that holds for all of them now.
@@ -248,6 +262,22 @@ mod tests {
         }
         assert_eq!(bound.owing(), 2);
         assert!(!bound.idle(1, 5), "closed is not idle");
+    }
+
+    #[test]
+    fn a_tenant_waits_when_all_of_it_do_that_have_not_drained() {
+        let mut bound = two();
+        bound.close(5);
+        assert_eq!(bound.late(1, 4, true), None, "of another epoch");
+        assert_eq!(bound.late(9, 5, true), None, "not bound");
+        assert_eq!(bound.late(1, 5, false), None, "the other may work");
+        assert_eq!(bound.late(2, 5, true), Some(true));
+        assert_eq!(bound.late(2, 5, false), Some(false));
+        bound.drained(2, 5, 0);
+        assert_eq!(bound.late(2, 5, true), None, "it has drained");
+        assert_eq!(bound.late(1, 5, false), Some(false));
+        bound.open(6);
+        assert_eq!(bound.late(1, 6, true), None);
     }
 
     #[test]

@@ -234,6 +234,11 @@ impl Thread {
                     }
                     _ => {}
                 },
+                Heard::Said(process, Message::Late { epoch, works, .. }) => {
+                    if let Some(works) = seat.bound.late(process, epoch, works) {
+                        self.policy.works(now.ns, id(key), works);
+                    }
+                }
                 // Nothing that a gate hears.
                 Heard::Said(..) => seat.ignored += 1,
             }

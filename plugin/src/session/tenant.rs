@@ -218,6 +218,7 @@ impl Tenant {
             Message::Want { .. }
             | Message::Drained { .. }
             | Message::Idle { .. }
+            | Message::Late { .. }
             | Message::Welcome { .. } => {}
         }
         false

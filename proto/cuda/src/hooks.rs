@@ -378,6 +378,27 @@ macro_rules! for_each_hook {
             stream cuStreamWaitEvent {
                 cuStreamWaitEvent @ 3020 legacy, cuStreamWaitEvent_ptsz @ 7000 ptsz
             } (stream: CUstream, event: CUevent, flags: c_uint);
+            stream cuLaunchHostFunc {
+                cuLaunchHostFunc @ 10000 legacy, cuLaunchHostFunc_ptsz @ 10000 ptsz
+            } (stream: CUstream, function: CUhostFn, data: *mut c_void);
+            stream cuLaunchHostFunc_v2 {
+                cuLaunchHostFunc_v2 @ 13010 legacy, cuLaunchHostFunc_v2_ptsz @ 13010 ptsz
+            } (stream: CUstream, function: CUhostFn, data: *mut c_void, mode: c_uint);
+            stream cuStreamAddCallback {
+                cuStreamAddCallback @ 5000 legacy, cuStreamAddCallback_ptsz @ 7000 ptsz
+            } (stream: CUstream, callback: CUstreamCallback, data: *mut c_void, flags: c_uint);
+            stream cuStreamWaitValue32 {
+                cuStreamWaitValue32 @ 8000 legacy, cuStreamWaitValue32_ptsz @ 8000 ptsz,
+                cuStreamWaitValue32_v2 @ 11070 legacy, cuStreamWaitValue32_v2_ptsz @ 11070 ptsz
+            } (stream: CUstream, address: CUdeviceptr, value: cuuint32_t, flags: c_uint);
+            stream cuStreamWaitValue64 {
+                cuStreamWaitValue64 @ 9000 legacy, cuStreamWaitValue64_ptsz @ 9000 ptsz,
+                cuStreamWaitValue64_v2 @ 11070 legacy, cuStreamWaitValue64_v2_ptsz @ 11070 ptsz
+            } (stream: CUstream, address: CUdeviceptr, value: cuuint64_t, flags: c_uint);
+            stream cuStreamBatchMemOp {
+                cuStreamBatchMemOp @ 8000 legacy, cuStreamBatchMemOp_ptsz @ 8000 ptsz,
+                cuStreamBatchMemOp_v2 @ 11070 legacy, cuStreamBatchMemOp_v2_ptsz @ 11070 ptsz
+            } (stream: CUstream, count: c_uint, ops: *mut CUstreamBatchMemOpParams, flags: c_uint);
             capture cuStreamBeginCapture {
                 cuStreamBeginCapture @ 10000 legacy, cuStreamBeginCapture_ptsz @ 10000 ptsz
             } (stream: CUstream);

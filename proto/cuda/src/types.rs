@@ -28,6 +28,8 @@ pub const CUDA_ERROR_UNKNOWN: CUresult = 999;
 pub type CUdevice = c_int;
 /// A device address; 64 bits since CUDA 3.2 (`_v2` functions).
 pub type CUdeviceptr = c_ulonglong;
+/// `cuuint32_t`
+pub type cuuint32_t = u32;
 /// The 32-bit device address of the pre-3.2 functions.
 pub type CUdeviceptr_v1 = c_uint;
 pub type CUcontext = *mut c_void;
@@ -475,6 +477,12 @@ pub type CUmemDecompressParams = c_void;
 pub type CUstreamCaptureMode = c_int;
 /// `CUgraphEdgeData`: eight bytes, passed through.
 pub type CUgraphEdgeData = [u8; 8];
+/// `CUstreamBatchMemOpParams`, passed through.
+pub type CUstreamBatchMemOpParams = c_void;
+/// `CUhostFn`: a function of the caller's, passed through.
+pub type CUhostFn = Option<unsafe extern "C" fn(*mut c_void)>;
+/// `CUstreamCallback`: a function of the caller's, passed through.
+pub type CUstreamCallback = Option<unsafe extern "C" fn(CUstream, CUresult, *mut c_void)>;
 /// `CUgraphRecaptureCallback`: a function of the caller's, passed through.
 pub type CUgraphRecaptureCallback = *mut c_void;
 /// `CUstreamCigCaptureParams`: opaque to Tessera, passed through.

@@ -173,14 +173,9 @@ unhooked! {
         Launches cuMemcpyAtoH: "device to host";
         Launches cuMemcpyAtoHAsync: "device to host";
 
-        // Work of the host or of the front end.
-        Launches cuLaunchHostFunc: "runs on the host";
-        Launches cuStreamAddCallback: "runs on the host";
-        Launches cuStreamWaitValue32: "a wait in the GPU's front end";
-        Launches cuStreamWaitValue64: "a wait in the GPU's front end";
+        // Work of the front end.
         Launches cuStreamWriteValue32: "a write by the GPU's front end";
         Launches cuStreamWriteValue64: "a write by the GPU's front end";
-        Launches cuStreamBatchMemOp: "waits and writes in the GPU's front end";
     }
 }
 

@@ -65,6 +65,16 @@ pub enum Message {
         /// The epoch of that gate word.
         epoch: u32,
     },
+    /// Tenant: closed for a while, and not drained. Says so now and then, and when that changes.
+    Late {
+        /// Index in the quota page.
+        gpu: u32,
+        /// The epoch of the gate word that said CLOSED.
+        epoch: u32,
+        /// Whether the GPU works for the process, as far as can be told. Else what is in flight waits
+        /// for a host function, or for a word that somebody writes.
+        works: bool,
+    },
     /// Tenant: something happened that an operator wants to hear of.
     Event(Event),
 }
@@ -135,6 +145,7 @@ const WANT: u32 = 3;
 const DRAINED: u32 = 4;
 const EVENT: u32 = 5;
 const IDLE: u32 = 6;
+const LATE: u32 = 7;
 /// An event's GPU index when there is none.
 const NO_GPU: u32 = u32::MAX;
 
@@ -162,6 +173,9 @@ impl Message {
             }
             Self::Idle { gpu, epoch } => {
                 packet.start(IDLE).u32(gpu).u32(epoch);
+            }
+            Self::Late { gpu, epoch, works } => {
+                packet.start(LATE).u32(gpu).u32(epoch).u32(works.into());
             }
             Self::Event(event) => {
                 let gpu = event.gpu.unwrap_or(NO_GPU);
@@ -214,6 +228,11 @@ impl Message {
                 used_ns: fields.u64(),
             },
             IDLE => Self::Idle { gpu: fields.below(MAX_GPUS, "gpu")?, epoch: fields.u32() },
+            LATE => Self::Late {
+                gpu: fields.below(MAX_GPUS, "gpu")?,
+                epoch: fields.u32(),
+                works: fields.below(2, "works")? == 1,
+            },
             EVENT => Self::Event(Event {
                 kind: EventKind::from_u32(fields.u32())
                     .ok_or(DecodeError::Malformed("event kind"))?,
@@ -366,6 +385,8 @@ mod tests {
             any::<u64>().prop_map(|generation| Message::Welcome { generation }),
             gpu.clone().prop_map(|gpu| Message::Want { gpu }),
             (gpu.clone(), any::<u32>()).prop_map(|(gpu, epoch)| Message::Idle { gpu, epoch }),
+            (gpu.clone(), any::<u32>(), any::<bool>())
+                .prop_map(|(gpu, epoch, works)| Message::Late { gpu, epoch, works }),
             (gpu, any::<u32>(), any::<u64>()).prop_map(|(gpu, epoch, used_ns)| Message::Drained {
                 gpu,
                 epoch,

@@ -2,7 +2,7 @@
 //! to drain.
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
-use crate::gate::{Stream, capture, streams};
+use crate::gate::{Stream, capture, elsewhere, streams};
 use crate::real::{self, Real};
 use core::ffi::{c_uint, c_void};
 use tessera_cuda::types::*;
@@ -31,6 +31,22 @@ macro_rules! hooks {
 hooks! {
     cuStreamDestroy(stream: CUstream) { destroying };
     cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) { joining };
+    cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void) { elsewhere };
+    cuLaunchHostFunc_v2(
+        stream: CUstream, function: CUhostFn, data: *mut c_void, mode: c_uint
+    ) { elsewhere };
+    cuStreamAddCallback(
+        stream: CUstream, callback: CUstreamCallback, data: *mut c_void, flags: c_uint
+    ) { elsewhere };
+    cuStreamWaitValue32(stream: CUstream, address: CUdeviceptr, value: u32, flags: c_uint) {
+        elsewhere
+    };
+    cuStreamWaitValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) {
+        elsewhere
+    };
+    cuStreamBatchMemOp(
+        stream: CUstream, count: c_uint, ops: *mut CUstreamBatchMemOpParams, flags: c_uint
+    ) { elsewhere };
     cuStreamBeginCapture(stream: CUstream) { beginning };
     cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) { beginning };
     cuStreamBeginCaptureToGraph(
@@ -64,6 +80,17 @@ fn destroying(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
 fn joining(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     let _order = capture::joining(stream);
     call()
+}
+
+/// What the GPU has no part in: a host function, a wait for a word.
+#[inline(never)]
+fn elsewhere(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
+    let begun = elsewhere::begin(stream);
+    let result = call();
+    if let Some(begun) = begun {
+        begun.end();
+    }
+    result
 }
 
 #[inline(never)]

@@ -101,6 +101,8 @@ impl Gpu {
     pub(super) fn wake(&mut self, now: u64, slot: Slot, credit: u64, tenants: &[Option<Tenant>]) {
         let Some(tenant) = &tenants[slot] else { return };
         let weight = i128::from(tenant.share.millis);
+        // Who waits for its cap between two leases of somebody with long drains must not lose by it.
+        let credit = credit.max(self.drain.saturating_mul(2));
         let Some((others, weights)) = self.mean(now, tenants, Some(slot)) else {
             let v = self.v;
             if let Some(seat) = self.seat_mut(slot) {

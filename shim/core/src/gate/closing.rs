@@ -156,6 +156,12 @@ impl Drain {
         flight::land(process, &mut streams, true);
     }
 
+    /// Whether all that is left waits for something that the GPU does not do.
+    pub(super) fn waits_elsewhere(&self, process: &Process) -> bool {
+        let Some(mut streams) = process.gate.streams.lock_soon() else { return false };
+        !process.gate.parked.load(Ordering::Acquire) && streams.waits_elsewhere()
+    }
+
     /// Sleeps until it is worth looking again.
     pub(super) fn nap(&mut self) {
         sleep_us(self.nap_us);

@@ -102,6 +102,7 @@ pub(super) fn drain(
     passes_one: bool,
     still: impl Fn() -> bool,
     stuck: impl Fn(),
+    late: impl Fn(bool),
 ) -> Option<u32> {
     let relief = Relief::new(process);
     if passes_one {
@@ -128,6 +129,7 @@ pub(super) fn drain(
                 relief.give_up();
                 return None;
             }
+            late(drain.waits_elsewhere(process));
             drain.nap();
         }
         if !relief.was_taken() {

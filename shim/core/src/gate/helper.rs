@@ -16,6 +16,7 @@ use crate::log::now_ns;
 use crate::pools::ask::Uncaptured;
 use crate::state::Process;
 use crate::thread::Depth;
+use core::cell::Cell;
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, forget};
 use core::ptr;
@@ -66,6 +67,35 @@ extern "C" fn run(process: *mut c_void) -> *mut c_void {
     let mut helper = Helper::new(now_ns());
     loop {
         helper.turn(process);
+    }
+}
+
+/// Time between two words that the GPU works for a process that is late, nanoseconds.
+const LATE_EVERY_NS: u64 = 10_000_000;
+
+/// What a drain that takes long has said.
+#[derive(Clone, Copy)]
+struct Told {
+    at_ns: u64,
+    works: bool,
+}
+
+impl Told {
+    fn new(now_ns: u64) -> Self {
+        Self { at_ns: now_ns, works: true }
+    }
+
+    /// Says now and then whether the GPU works for the process, and at once when that changes.
+    fn tell(mut self, process: &Process, word: u32, waits: bool) -> Self {
+        let now_ns = now_ns();
+        let is_due = now_ns.saturating_sub(self.at_ns) >= LATE_EVERY_NS;
+        if is_due || self.works == waits {
+            (self.at_ns, self.works) = (now_ns, !waits);
+            let late = Message::Late { gpu: 0, epoch: gate_epoch(word), works: !waits };
+            // One that is lost is said again.
+            let _ = process.gate.link.say(&late);
+        }
+        self
     }
 }
 
@@ -162,7 +192,9 @@ impl Helper {
             .is_some_and(|before| gate_epoch(before).wrapping_add(1) & EPOCHS == gate_epoch(word));
         let idle = Message::Idle { gpu: 0, epoch: gate_epoch(word) };
         let stuck = || _ = process.gate.link.say(&idle);
-        let Some(passes) = cycle::drain(process, again, still, stuck) else { return };
+        let told = Cell::new(Told::new(now_ns()));
+        let late = |waits| told.set(told.get().tell(process, word, waits));
+        let Some(passes) = cycle::drain(process, again, still, stuck, late) else { return };
         let opened_ns = self.opened_ns.take();
         let open_ns = opened_ns.map_or(0, |opened_ns| now_ns().saturating_sub(opened_ns));
         process.account.add_gpu_time(open_ns);
@@ -211,18 +243,25 @@ impl Helper {
                     round = Drain::begin(process, still);
                     0
                 }
-                (Some(_), Some(complete_ns)) => {
-                    let quiet_ns = now_ns.saturating_sub(complete_ns);
-                    if quiet_ns >= patience_ns {
+                (Some(round), Some(since_ns)) => {
+                    let quiet_ns = now_ns.saturating_sub(since_ns);
+                    if quiet_ns >= patience_ns
+                        && !(round.look(process) || round.waits_elsewhere(process))
+                    {
+                        // The host was ready, and the GPU went on.
+                        complete_ns = None;
+                        0
+                    } else if quiet_ns >= patience_ns {
                         let epoch = gate_epoch(word);
                         if process.gate.link.say(&Message::Idle { gpu: 0, epoch }) {
                             self.idle = Some(word);
                         }
                         return;
+                    } else {
+                        patience_ns - quiet_ns
                     }
-                    patience_ns - quiet_ns
                 }
-                (Some(round), None) if round.look(process) => {
+                (Some(round), None) if round.look(process) || round.waits_elsewhere(process) => {
                     complete_ns = Some(now_ns);
                     patience_ns
                 }

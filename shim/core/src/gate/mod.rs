@@ -25,6 +25,7 @@ mod bind;
 pub mod capture;
 mod closing;
 mod cycle;
+pub mod elsewhere;
 mod events;
 mod flight;
 mod futex;

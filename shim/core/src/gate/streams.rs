@@ -10,6 +10,7 @@
 //! [`Order`]; a marker is recorded under the same lock. So a marker never meets a stream that is no
 //! more, and never becomes a node of the application's graph.
 
+use super::elsewhere::Pause;
 use super::events::{self, Capturing, Pushed};
 use super::{Stream, local};
 use crate::cancel::Deferred;
@@ -99,7 +100,7 @@ pub(super) fn note(noted: &Spin<Noted>, stream: Stream, then: impl FnOnce()) {
 /// ([`Spin::lock_soon`]).
 #[derive(Debug)]
 pub(crate) struct Streams {
-    draining: List<Marker>,
+    pub(super) draining: List<Marker>,
     /// What is in flight of an open lease, oldest first; see [`super::window`].
     pub(super) flying: List<Marker>,
     /// Events that are in no stream.
@@ -108,6 +109,8 @@ pub(crate) struct Streams {
     leaving: List<Marker>,
     /// Where live captures began; without events.
     origins: List<Marker>,
+    /// What is in streams and is no work of the GPU.
+    pub(super) pauses: List<Pause>,
 }
 
 /// What became of an attempt to mark.
@@ -130,6 +133,7 @@ impl Streams {
             spares: List::new(),
             leaving: List::new(),
             origins: List::new(),
+            pauses: List::new(),
         }
     }
 
@@ -220,6 +224,19 @@ impl Streams {
             }
         }
         self.draining.is_empty()
+    }
+
+    /// A new event in `stream`, where it can have one.
+    pub(super) fn event_in(
+        &mut self,
+        stream: Stream,
+        ctx: usize,
+        capturing: bool,
+    ) -> Option<usize> {
+        match self.mark_from_elsewhere(stream, ctx, capturing) {
+            Mark::Event(event) => Some(event),
+            Mark::Later | Mark::Nothing => None,
+        }
     }
 
     /// As [`Self::mark`], whatever the thread's context is.
@@ -366,6 +383,7 @@ impl Streams {
     /// Takes away what there is of a context that may end, but for what is to be drained if it does
     /// not: see [`Self::came_back`].
     fn leave_context(&mut self, noted: &Spin<Noted>, ctx: usize) {
+        self.leave_pauses(ctx);
         let mut noted = noted.lock();
         while let Some(dirty) = noted.0.take(|dirty| dirty.ctx == ctx) {
             let stream = Stream(dirty.stream);

@@ -118,6 +118,13 @@ exports_both! {
         run(f, data as usize, s)
     }
 
+    // How the host thread waits for the stream, which is nothing to see here.
+    fn cuLaunchHostFunc_v2, cuLaunchHostFunc_v2_ptsz(s: CUstream, f: Option<HostFn>, data: *mut c_void, _mode: c_uint) |flavour| {
+        let s = stream(s, flavour)?;
+        let f = f.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        run(f, data as usize, s)
+    }
+
     fn cuStreamAddCallback, cuStreamAddCallback_ptsz(s: CUstream, f: Option<Callback>, data: *mut c_void, flags: c_uint) |flavour| {
         let handle = s as usize;
         let s = stream(s, flavour)?;

@@ -352,7 +352,9 @@ variants! {
     cuLaunchGrid 2000 Legacy => cuLaunchGrid;
     cuLaunchGridAsync 2000 Legacy => cuLaunchGridAsync;
     cuLaunchHostFunc 10000 Legacy => cuLaunchHostFunc;
+    cuLaunchHostFunc 13010 Legacy => cuLaunchHostFunc_v2;
     cuLaunchHostFunc 10000 PerThread => cuLaunchHostFunc_ptsz;
+    cuLaunchHostFunc 13010 PerThread => cuLaunchHostFunc_v2_ptsz;
     cuLaunchKernel 4000 Legacy => cuLaunchKernel;
     cuLaunchKernel 7000 PerThread => cuLaunchKernel_ptsz;
     cuLaunchKernelEx 11060 Legacy => cuLaunchKernelEx;

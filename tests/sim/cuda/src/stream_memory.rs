@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUstream,
+    CUstreamBatchMemOpParams,
 };
 
 /// `CUstreamBatchMemOpParams`: an operation, and a union of what each takes.
@@ -277,10 +278,10 @@ exports_both! {
     fn cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |flavour| {
         one(stream(s, flavour)?, kind::WAIT_64, at, value, flags)
     }
-    fn cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz(s: CUstream, count: c_uint, ops: *const MemOp, flags: c_uint) |flavour| {
-        submit(stream(s, flavour)?, batch(count, ops, flags)?)
+    fn cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz(s: CUstream, count: c_uint, ops: *mut CUstreamBatchMemOpParams, flags: c_uint) |flavour| {
+        submit(stream(s, flavour)?, batch(count, ops.cast::<MemOp>().cast_const(), flags)?)
     }
-    fn cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz(s: CUstream, count: c_uint, ops: *const MemOp, flags: c_uint) |flavour| {
-        submit(stream(s, flavour)?, batch(count, ops, flags)?)
+    fn cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz(s: CUstream, count: c_uint, ops: *mut CUstreamBatchMemOpParams, flags: c_uint) |flavour| {
+        submit(stream(s, flavour)?, batch(count, ops.cast::<MemOp>().cast_const(), flags)?)
     }
 }

@@ -1,0 +1,114 @@
+//! What is in a stream and is no work of the GPU: host functions, and waits for a word that somebody
+//! writes. While a stream is at one of them the GPU does nothing for it, and nobody is to wait for that,
+//! nor to pay.
+//!
+//! Each is between two events of ours. The first complete and the second not: the stream is at it.
+
+use super::Stream;
+use super::events;
+use super::streams::{Marker, Streams};
+use crate::cancel::Deferred;
+use crate::pages::Zeroed;
+use crate::pools::ask::Uncaptured;
+use crate::state::{self, Process};
+
+/// Two events around what the GPU does not do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pause {
+    stream: usize,
+    ctx: usize,
+    before: usize,
+    after: usize,
+}
+
+// SAFETY: integers.
+unsafe impl Zeroed for Pause {}
+
+/// Of more than so many the rest is taken for work.
+const MANY: usize = 256;
+
+/// One that is being handed to the driver.
+#[derive(Debug)]
+pub struct Begun {
+    process: &'static Process,
+    stream: Stream,
+    ctx: usize,
+    before: usize,
+}
+
+/// Before the driver's call. `None` where nobody would ask.
+pub fn begin(stream: Stream) -> Option<Begun> {
+    let process = state::armed().filter(|process| process.gate.is_bound())?;
+    let _deferred = Deferred::new();
+    let mut streams = process.gate.streams.lock();
+    let capturing = process.gate.captures.any();
+    let _uncaptured = capturing.then(Uncaptured::enter);
+    let ctx = if stream.is_default() { events::current() } else { events::context_of(stream) };
+    streams.forget_pauses();
+    if streams.pauses.len() >= MANY {
+        return None;
+    }
+    let before = streams.event_in(stream, ctx, capturing)?;
+    Some(Begun { process, stream, ctx, before })
+}
+
+impl Begun {
+    /// After it.
+    pub fn end(self) {
+        let Self { process, stream, ctx, before } = self;
+        let _deferred = Deferred::new();
+        let mut streams = process.gate.streams.lock();
+        let capturing = process.gate.captures.any();
+        let _uncaptured = capturing.then(Uncaptured::enter);
+        let Some(after) = streams.event_in(stream, ctx, capturing) else {
+            return streams.spare(ctx, before);
+        };
+        if streams.pauses.push(Pause { stream: stream.0, ctx, before, after }).is_err() {
+            streams.spare(ctx, before);
+            streams.spare(ctx, after);
+        }
+    }
+}
+
+impl Streams {
+    /// Lets go of those that are over.
+    fn forget_pauses(&mut self) {
+        let mut at = 0;
+        while let Some(&Pause { ctx, before, after, .. }) = self.pauses.get(at) {
+            if events::is_over(after) {
+                self.pauses.remove(at);
+                self.spare(ctx, before);
+                self.spare(ctx, after);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// Whether all that a drain waits for is in streams that are at something which the GPU does not do.
+    /// A default stream waits for the others.
+    pub(super) fn waits_elsewhere(&mut self) -> bool {
+        if self.pauses.is_empty() {
+            return false;
+        }
+        self.forget_pauses();
+        let is_at = |pause: &Pause| events::is_over(pause.before);
+        if !self.pauses.iter().any(is_at) {
+            return false;
+        }
+        let waits = |marker: &Marker| {
+            let own = |pause: &Pause| pause.stream == marker.stream && is_at(pause);
+            Stream(marker.stream).is_default() || self.pauses.iter().any(own)
+        };
+        let is_left = |marker: &&Marker| marker.event == 0 || !events::is_over(marker.event);
+        self.draining.iter().filter(is_left).all(waits)
+    }
+
+    /// Takes those of a context away that may end.
+    pub(super) fn leave_pauses(&mut self, ctx: usize) {
+        while let Some(pause) = self.pauses.take(|pause| pause.ctx == ctx) {
+            events::destroy(pause.before);
+            events::destroy(pause.after);
+        }
+    }
+}
