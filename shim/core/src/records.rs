@@ -12,7 +12,7 @@ use crate::pages;
 use crate::spin::Spin;
 use crate::state::Process;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use tessera_region::layout::LAUNCH_SHARDS;
 
 /// A thread's record.
@@ -31,7 +31,9 @@ pub struct Record {
     /// The state this record belongs to; null after a fork.
     pub(crate) process: AtomicPtr<Process>,
     /// Which shard, to give it back.
-    shard: AtomicU32,
+    shard: AtomicU16,
+    /// At a gate that says SOLO a launch whose number has none of these bits goes the long way.
+    pub(crate) solo_mask: AtomicU16,
     /// Launches at an open gate that the driver has; only the owner writes it. Wraps.
     pub(crate) sent: AtomicU32,
     /// Those of them that a marker covers; written under the streams' lock. The others are all into
@@ -167,7 +169,8 @@ impl Records {
         record.marked.store(0, Ordering::Relaxed);
         record.graphs_sent.store(0, Ordering::Relaxed);
         record.graphs_marked.store(0, Ordering::Relaxed);
-        record.shard.store(u32::try_from(shard).unwrap_or(0), Ordering::Relaxed);
+        record.shard.store(u16::try_from(shard).unwrap_or(0), Ordering::Relaxed);
+        record.solo_mask.store(0, Ordering::Relaxed);
         record.launches.store(ptr::from_ref(&shards[shard]).cast_mut(), Ordering::Relaxed);
         record.process.store(process.as_ptr(), Ordering::Relaxed);
         record.gate.store(gate, Ordering::Relaxed);
@@ -188,7 +191,7 @@ impl Records {
     ) {
         let pool = self.pool.lock();
         current.store(gate, Ordering::Relaxed);
-        let last = u32::try_from(LAUNCH_SHARDS - 1).unwrap_or(u32::MAX);
+        let last = u16::try_from(LAUNCH_SHARDS - 1).unwrap_or(u16::MAX);
         for record in pool.each().filter(|record| record.tid.load(Ordering::Relaxed) != 0) {
             if has_membarrier && record.shard.load(Ordering::Relaxed) < last {
                 record.gate.store(gate, Ordering::Relaxed);

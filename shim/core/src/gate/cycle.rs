@@ -80,7 +80,7 @@ pub(super) fn run(process: &Process, helper: &mut Helper) {
             drained = false;
         }
         if !is_open && !drained {
-            drained = drain(process, false, || !part_of(process).is_open, || {}).is_some();
+            drained = drain(process, false, || !part_of(process).is_open, || {}, |_| {}).is_some();
         } else {
             sleep_us(u32::try_from(left_ns.min(LOOK_NS) / 1_000).unwrap_or(0).max(1));
         }

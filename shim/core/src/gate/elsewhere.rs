@@ -40,7 +40,8 @@ pub struct Begun {
 pub fn begin(stream: Stream) -> Option<Begun> {
     let process = state::armed().filter(|process| process.gate.is_bound())?;
     let _deferred = Deferred::new();
-    let mut streams = process.gate.streams.lock();
+    // Whoever keeps it may be inside a driver that waits for this very thread.
+    let mut streams = process.gate.streams.lock_soon()?;
     let capturing = process.gate.captures.any();
     let _uncaptured = capturing.then(Uncaptured::enter);
     let ctx = if stream.is_default() { events::current() } else { events::context_of(stream) };
@@ -57,7 +58,9 @@ impl Begun {
     pub fn end(self) {
         let Self { process, stream, ctx, before } = self;
         let _deferred = Deferred::new();
-        let mut streams = process.gate.streams.lock();
+        let Some(mut streams) = process.gate.streams.lock_soon() else {
+            return events::destroy(before);
+        };
         let capturing = process.gate.captures.any();
         let _uncaptured = capturing.then(Uncaptured::enter);
         let Some(after) = streams.event_in(stream, ctx, capturing) else {

@@ -36,6 +36,7 @@ pub(crate) mod local;
 mod model;
 mod progress;
 mod relief;
+mod solo;
 mod stream;
 pub mod streams;
 mod tickets;
@@ -116,7 +117,11 @@ pub fn admit_at_once(stream: Stream, is_launch: bool) -> Option<Busy> {
     }
     if is_launch {
         // A record with a gate is the word's only writer.
-        launches.store(launches.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let count = launches.load(Ordering::Relaxed).wrapping_add(1);
+        if solo::is_due(record, count) {
+            return None;
+        }
+        launches.store(count, Ordering::Relaxed);
     }
     Some(busy)
 }
@@ -230,6 +235,12 @@ fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
         // The driver called its own export: the outer launch holds the flag.
         return Ok(Pass::Free);
     }
+    bind::if_due(process);
+    if kind != Kind::Work && record.is_hot() && is_solo_due(process, record) {
+        let errno = errno();
+        solo::bound(process, record);
+        set_errno(errno);
+    }
     let (mut may_wait, mut ticket, mut has_room) = (true, 0, false);
     loop {
         bind::if_due(process);
@@ -293,6 +304,14 @@ fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
         }
         set_errno(errno);
     }
+}
+
+/// Whether this launch of a thread whose tenant is alone is one that bounds what is in flight.
+fn is_solo_due(process: &Process, record: &Record) -> bool {
+    // SAFETY: set together with `process`: a word of this process's slot, which stays mapped.
+    let launches = unsafe { &*record.launches.load(Ordering::Relaxed) };
+    gate_state(process.gate.gate().load(Ordering::Relaxed)) == GATE_SOLO
+        && solo::is_due(record, launches.load(Ordering::Relaxed).wrapping_add(1))
 }
 
 /// `stream` is launched into: closing will drain it. The flag is up.

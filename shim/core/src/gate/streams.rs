@@ -12,6 +12,7 @@
 
 use super::elsewhere::Pause;
 use super::events::{self, Capturing, Pushed};
+use super::solo::Room;
 use super::{Stream, local};
 use crate::cancel::Deferred;
 use crate::list::List;
@@ -43,7 +44,7 @@ pub(super) struct Marker {
 unsafe impl Zeroed for Marker {}
 
 impl Marker {
-    const fn of(stream: Stream, ctx: usize, event: usize) -> Self {
+    pub(super) const fn of(stream: Stream, ctx: usize, event: usize) -> Self {
         Self { stream: stream.0, ctx, event, operations: 0, graphs: 0, since_us: 0, is_tainted: 0 }
     }
 }
@@ -111,6 +112,9 @@ pub(crate) struct Streams {
     origins: List<Marker>,
     /// What is in streams and is no work of the GPU.
     pub(super) pauses: List<Pause>,
+    /// Markers of launches at a gate that says SOLO, and how many there may be.
+    pub(super) alone: List<Marker>,
+    pub(super) room: Room,
 }
 
 /// What became of an attempt to mark.
@@ -134,6 +138,8 @@ impl Streams {
             leaving: List::new(),
             origins: List::new(),
             pauses: List::new(),
+            alone: List::new(),
+            room: Room::new(),
         }
     }
 
@@ -384,6 +390,7 @@ impl Streams {
     /// not: see [`Self::came_back`].
     fn leave_context(&mut self, noted: &Spin<Noted>, ctx: usize) {
         self.leave_pauses(ctx);
+        self.leave_alone(ctx);
         let mut noted = noted.lock();
         while let Some(dirty) = noted.0.take(|dirty| dirty.ctx == ctx) {
             let stream = Stream(dirty.stream);

@@ -1,0 +1,237 @@
+//! How much a tenant that is alone lets pile up. Whoever comes beside it waits for all of it, so it is some
+//! 50 ms of work and no more; and launches hardly notice.
+//!
+//! Every so many launches of a thread the next goes the long way: it puts a marker behind those before it,
+//! and waits while three markers in its stream are not complete. How many launches a marker stands for
+//! follows from how many proved complete in the time between two markers.
+//!
+//! What is in flight may wait for the very launch that is held up. So nobody waits for a stream that has
+//! a host function or a wait in it; and a wait in vain widens the room.
+
+use super::Stream;
+use super::events;
+use super::flight::now_us;
+use super::streams::{Marker, Streams};
+use crate::pools::ask::Uncaptured;
+use crate::records::Record;
+use crate::spin::sleep_us;
+use crate::state::Process;
+use core::sync::atomic::Ordering;
+use tessera_region::layout::{GATE_SOLO, gate_state};
+
+/// The time between two markers of a thread, about, microseconds.
+const MARKED_US: u32 = 16_000;
+/// Most launches under one marker, less one.
+const MOST: u16 = 1023;
+/// Markers of a stream that may be in flight.
+const MARKERS: usize = 3;
+/// With so many there is no bound.
+const UNBOUND: usize = MARKERS << 8;
+/// How long it is waited for one, at first.
+const PATIENCE_US: u32 = 25_000;
+
+/// How waiting has gone lately. Under the lock of the streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    markers: usize,
+    patience_us: u32,
+}
+
+impl Room {
+    pub(super) const fn new() -> Self {
+        Self { markers: MARKERS, patience_us: PATIENCE_US }
+    }
+
+    /// Waited in vain.
+    fn widen(&mut self) {
+        self.markers = (self.markers * 2).min(UNBOUND);
+        self.patience_us = self.patience_us.saturating_mul(2).min(PATIENCE_US << 8);
+    }
+
+    /// A marker was complete after so long.
+    fn worked(&mut self, waited_us: u32) {
+        self.markers = (self.markers / 2).max(MARKERS);
+        let enough = waited_us.saturating_mul(4).max(PATIENCE_US);
+        self.patience_us = self.patience_us.min(enough);
+    }
+}
+
+/// The next mask of a thread: in the time since its last marker so many of its launches proved complete.
+fn follow(mask: u16, between_us: u32, landed: u32) -> u16 {
+    let most = (mask * 2 + 1).min(MOST);
+    if landed == 0 {
+        // Nothing is known yet, or it takes long.
+        return if between_us < MARKED_US { most } else { mask / 2 };
+    }
+    let fit = u64::from(MARKED_US) * u64::from(landed) / u64::from(between_us.max(1));
+    let fit = u16::try_from(fit.max(1)).unwrap_or(u16::MAX);
+    ((1_u16 << fit.ilog2()) - 1).min(most)
+}
+
+/// Whether this thread's launch number `count` goes the long way.
+#[inline(always)]
+pub(super) fn is_due(record: &Record, count: u64) -> bool {
+    count & u64::from(record.solo_mask.load(Ordering::Relaxed)) == 0
+}
+
+/// Before a launch at a gate that says SOLO, when [`is_due`]. The flag is down.
+#[cold]
+#[inline(never)]
+pub(super) fn bound(process: &Process, record: &Record) {
+    let gate = &process.gate;
+    let begun_us = now_us();
+    let mask = record.solo_mask.load(Ordering::Relaxed);
+    if !gate.is_bound() || gate.captures.any() || gate.parked.load(Ordering::Acquire) {
+        // Nobody comes beside it, or it may not be marked now.
+        record.solo_mask.store(MOST, Ordering::Relaxed);
+        return;
+    }
+    let (mut is_marked, mut landed) = (false, 0);
+    loop {
+        {
+            // Whoever keeps it may be inside a driver that waits for this very launch.
+            let Some(mut streams) = gate.streams.lock_soon() else { return };
+            let capturing = gate.captures.any();
+            let _uncaptured = capturing.then(Uncaptured::enter);
+            let stream = Stream(record.stream.load(Ordering::Relaxed));
+            landed += streams.land_alone(stream);
+            if !is_marked && stream.0 != 0 {
+                streams.mark_alone(stream, u32::from(mask) + 1, capturing);
+            }
+            is_marked = true;
+            let waited_us = now_us().wrapping_sub(begun_us);
+            let room = streams.room;
+            if streams.alone_in(stream) < room.markers || !streams.pauses.is_empty() {
+                if waited_us > 1_000 {
+                    streams.room.worked(waited_us);
+                }
+                break;
+            }
+            if waited_us > room.patience_us {
+                streams.room.widen();
+                break;
+            }
+        }
+        if gate_state(gate.gate().load(Ordering::Acquire)) != GATE_SOLO {
+            break;
+        }
+        sleep_us(20);
+    }
+    let now_us = now_us();
+    let between_us = now_us.wrapping_sub(record.since_us.swap(now_us, Ordering::Relaxed));
+    record.solo_mask.store(follow(mask, between_us, landed), Ordering::Relaxed);
+}
+
+impl Streams {
+    /// A marker behind what is in `stream`.
+    fn mark_alone(&mut self, stream: Stream, operations: u32, capturing: bool) {
+        let ctx = match stream.is_default() {
+            true => events::current(),
+            false => events::context_of(stream),
+        };
+        if let Some(event) = self.event_in(stream, ctx, capturing)
+            && self.alone.push(Marker { operations, ..Marker::of(stream, ctx, event) }).is_err()
+        {
+            self.spare(ctx, event);
+        }
+    }
+
+    /// Takes off those that are complete; the launches of those in `stream`.
+    fn land_alone(&mut self, stream: Stream) -> u32 {
+        let (mut at, mut landed) = (0, 0);
+        while let Some(&Marker { ctx, event, operations, .. }) = self.alone.get(at) {
+            if events::is_over(event) {
+                landed += if self.alone.remove(at).stream == stream.0 { operations } else { 0 };
+                self.spare(ctx, event);
+            } else {
+                at += 1;
+            }
+        }
+        landed
+    }
+
+    fn alone_in(&self, stream: Stream) -> usize {
+        self.alone.iter().filter(|marker| marker.stream == stream.0).count()
+    }
+
+    /// Takes those of a context away that may end.
+    pub(super) fn leave_alone(&mut self, ctx: usize) {
+        while let Some(marker) = self.alone.take(|marker| marker.ctx == ctx) {
+            events::destroy(marker.event);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What lies in flight at most of a thread that launches operations of `each_us` as fast as it may,
+    /// after so many markers, microseconds.
+    fn piled_up(each_us: u64, rounds: u32) -> u64 {
+        // When what is under each marker is complete; when the thread went on last.
+        let mut flying = std::collections::VecDeque::<(u64, u32)>::new();
+        let (mut end, mut now, mut mask, mut last, mut most) = (0_u64, 0_u64, 0_u16, 0_u64, 0);
+        for round in 0..rounds {
+            let launches = u32::from(mask) + 1;
+            now += u64::from(launches) / 8;
+            end = end.max(now) + u64::from(launches) * each_us;
+            flying.push_back((end, launches));
+            // Until it is known how long they take, somewhat more.
+            assert!(each_us > 100_000 || end - now <= 100_000, "{each_us} µs: {} µs", end - now);
+            if round > 40 {
+                most = most.max(end - now);
+            }
+            let mut landed = 0;
+            while flying.front().is_some_and(|(end, _)| *end <= now) || flying.len() >= MARKERS {
+                let (end, launches) = flying.pop_front().unwrap();
+                now = now.max(end);
+                landed += launches;
+            }
+            mask = follow(mask, u32::try_from(now - last).unwrap_or(u32::MAX), landed);
+            last = now;
+        }
+        most
+    }
+
+    #[test]
+    fn what_piles_up_is_some_fifty_milliseconds_whatever_an_operation_takes() {
+        for each_us in [1, 5, 20, 200, 1_000, 5_000] {
+            let most = piled_up(each_us, 200);
+            assert!(most <= 80_000, "{each_us} µs: {most} µs");
+        }
+        // Three operations may always be.
+        assert!(piled_up(3_000_000, 80) <= 9_000_000);
+    }
+
+    #[test]
+    fn short_operations_are_marked_seldom() {
+        let mut mask = 0;
+        for _ in 0..12 {
+            // A launch takes 100 ns.
+            mask = follow(mask, u32::from(mask) / 10, u32::from(mask) + 1);
+        }
+        assert_eq!(mask, MOST);
+        // One of 200 µs.
+        for _ in 0..12 {
+            let launches = u32::from(mask) + 1;
+            mask = follow(mask, launches * 200, launches);
+        }
+        assert_eq!(mask, 63);
+    }
+
+    #[test]
+    fn who_waits_in_vain_gets_room_and_loses_it_when_waiting_helps() {
+        let mut room = Room::new();
+        for _ in 0..20 {
+            room.widen();
+        }
+        assert_eq!(room.markers, UNBOUND);
+        for _ in 0..20 {
+            room.worked(300_000);
+        }
+        assert_eq!(room, Room { markers: MARKERS, patience_us: 1_200_000 });
+        room.worked(2_000);
+        assert_eq!(room, Room::new());
+    }
+}
