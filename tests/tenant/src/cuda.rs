@@ -213,6 +213,50 @@ impl Cuda {
     }
 }
 
+/// What is in a stream and is no work of the GPU, and copies.
+impl Cuda {
+    /// A host function that sleeps for so many milliseconds.
+    pub fn sleep_on_host(&self, ms: usize, stream: Stream) -> Result<(), CudaError> {
+        unsafe extern "C" fn sleep(ms: *mut c_void) {
+            std::thread::sleep(std::time::Duration::from_millis(ms.addr() as u64));
+        }
+        let call = need("cuLaunchHostFunc", self.driver.launch_host_func)?;
+        // SAFETY: the argument is a number, which the function takes for one.
+        check("cuLaunchHostFunc", unsafe {
+            call(stream.0, Some(sleep), std::ptr::without_provenance_mut(ms))
+        })
+    }
+
+    /// A wait for a word that nobody writes.
+    pub fn wait_for_ever(&self, stream: Stream) -> Result<(), CudaError> {
+        /// `CU_STREAM_WAIT_VALUE_GEQ`
+        const GEQ: c_uint = 0;
+        let mut word = 0;
+        let wait = need("cuStreamWaitValue64", self.driver.wait_value)?;
+        // SAFETY: a live out-parameter; then a word on the device that is never freed.
+        unsafe {
+            check("cuMemAlloc", (self.driver.mem_alloc)(&raw mut word, 8))?;
+            check("cuStreamWaitValue64", wait(stream.0, word, i64::MAX.cast_unsigned(), GEQ))
+        }
+    }
+
+    /// So many bytes on the device.
+    pub fn bytes(&self, bytes: usize) -> Result<u64, CudaError> {
+        let mut at = 0;
+        // SAFETY: a live out-parameter.
+        check("cuMemAlloc", unsafe { (self.driver.mem_alloc)(&raw mut at, bytes) })?;
+        Ok(at)
+    }
+
+    /// Copies `from` to the device, and waits for it.
+    pub fn copy_in(&self, to: u64, from: &[u8]) -> Result<(), CudaError> {
+        // SAFETY: `to` has room for as much, and `from` lives until the call returns.
+        check("cuMemcpyHtoD", unsafe {
+            (self.driver.copy_to_device)(to, from.as_ptr().cast(), from.len())
+        })
+    }
+}
+
 /// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
 const CAPTURE_THREAD_LOCAL: i32 = 1;
 

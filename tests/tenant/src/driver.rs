@@ -165,6 +165,8 @@ driver! {
             (*mut CUdeviceptr, *mut c_void, c_uint);
         write_value "cuStreamWriteValue64_v2" "cuStreamWriteValue64"
             (CUstream, CUdeviceptr, u64, c_uint);
+        launch_host_func "cuLaunchHostFunc" "cuLaunchHostFunc"
+            (CUstream, Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void);
         wait_value "cuStreamWaitValue64_v2" "cuStreamWaitValue64"
             (CUstream, CUdeviceptr, u64, c_uint);
     }

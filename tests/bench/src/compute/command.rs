@@ -12,7 +12,7 @@ use tessera_plugin::config::Leases;
 
 use super::machine::Costs;
 use super::scenario::{self, Place, Seen, Stage};
-use super::suite::{interfere, many, reclaim};
+use super::suite::{busy, interfere, late, many, reclaim};
 use super::sweep;
 use super::tenant::{Gate, Spec};
 use super::view;
@@ -31,6 +31,9 @@ Scenarios
   reclaim     a tenant that comes and goes beside a backlogged neighbour
               [--burst-ms B] [--pause-ms P] [--weights LENDER,NEIGHBOUR]
   sweep       share at 75/25 on machines whose events and switches cost more and more, as a table
+  late        a strict share beside late neighbours [--case TEXT]
+  newcomer    80 % beside one that was alone with 10 s of work queued
+  busy        pairs of which the GPU's time is easily lost [--case TEXT]
   many        128 tenants in pure simulation of the policy, without options
 
 Options
@@ -66,6 +69,7 @@ struct Options {
     request_us: String,
     burst_ms: u64,
     pause_ms: u64,
+    case: String,
 }
 
 /// Runs one scenario by name.
@@ -102,6 +106,12 @@ pub fn run(words: &[String]) -> anyhow::Result<ExitCode> {
             "share" => options.share(gate)?,
             "interfere" => options.interfere(gate)?,
             "reclaim" => options.reclaim(gate)?,
+            "late" => options.late(gate)?,
+            "newcomer" => {
+                let seconds = late::newcomer(&options.place, gate)?;
+                (json!({ "seconds": seconds }), format!("has its share after {seconds:.2} s"))
+            }
+            "busy" => options.busy(gate)?,
             other => anyhow::bail!("no scenario {other:?}\n\n{USAGE}"),
         };
         if options.json {
@@ -178,8 +188,32 @@ impl Options {
             request_us: args.value("--request-us")?.unwrap_or_else(|| "1000".into()),
             burst_ms: args.number("--burst-ms", 20)?,
             pause_ms: args.number("--pause-ms", 60)?,
+            case: args.value("--case")?.unwrap_or_default(),
         };
         Ok(Ok(options))
+    }
+
+    fn late(&self, gate: Gate) -> anyhow::Result<(Value, String)> {
+        let (mut rows, mut text) = (serde_json::Map::new(), String::new());
+        for case in late::cases().iter().filter(|case| case.name.contains(&self.case)) {
+            let (error, got) = late::off(&self.place, case, gate, &mut 0)?;
+            rows.insert(case.name.into(), json!({ "got": got, "error_percent": error }));
+            text += &format!("\n  {}: {got:.2} %, {error:+.2} % of the cap", case.name);
+        }
+        Ok((Value::Object(rows), text))
+    }
+
+    fn busy(&self, gate: Gate) -> anyhow::Result<(Value, String)> {
+        let (mut rows, mut text) = (serde_json::Map::new(), String::new());
+        for (key, _, _, tenants) in busy::cases().iter().filter(|case| case.0.contains(&self.case))
+        {
+            let seen = scenario::watch(&self.place, tenants, gate, self.length)?;
+            let rates = seen.account.rates();
+            let busy: f64 = rates.iter().sum();
+            text += &format!("\n  {key}: {rates:.3?}, {:.1} % busy", busy * 100.0);
+            rows.insert((*key).into(), json!(rates));
+        }
+        Ok((Value::Object(rows), text))
     }
 
     /// The backlogged tenant number `index`.

@@ -78,6 +78,19 @@ impl Stage {
         Ok(Self { tenants: running, machine, host })
     }
 
+    /// Starts one more tenant, which is at work when this returns.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn join(&mut self, spec: &Spec) -> anyhow::Result<()> {
+        let pages = self.host.as_mut().map(|host| host.admit(spec)).transpose()?;
+        let under = pages.as_deref().map_or(Under::Nothing, Under::Pages);
+        let mut tenant = Tenant::start(&self.machine, spec, under)?;
+        tenant.hear("ready", usize::try_from(spec.processes)?)?;
+        self.tenants.push(tenant);
+        Ok(())
+    }
+
     /// Looks on for `length`.
     ///
     /// # Errors

@@ -187,6 +187,14 @@ impl Tenant {
     }
 }
 
+impl Tenant {
+    /// Stops all its processes where they are.
+    pub fn stop(&self) {
+        // SAFETY: as in `signal`.
+        unsafe { libc::killpg(self.group, libc::SIGSTOP) };
+    }
+}
+
 impl Drop for Tenant {
     fn drop(&mut self) {
         // SAFETY: as in `signal`; the group is the child's own.

@@ -30,6 +30,12 @@ pub struct Options {
     streams: usize,
     /// A backlog waits for its work after so many launches; 0: never.
     sync_every: u64,
+    /// A backlog has a host function of so long after so many launches.
+    host: Option<(usize, u64)>,
+    /// A backlog that waits copies so much to the device before.
+    copy: usize,
+    /// A backlog waits in its stream for a word that nobody writes, from so long after its beginning on.
+    stuck: Option<Duration>,
     /// A backlog begins with one launch in flight, for so long.
     shallow: Duration,
     /// Requests per second.
@@ -60,6 +66,8 @@ impl Options {
         let repeat = args.number::<usize>("--kernels", 1)?.max(1);
         let (burst, pause) = (millis(&mut args, "--burst-ms")?, millis(&mut args, "--pause-ms")?);
         let rate = args.number::<f64>("--rate", 0.0)?;
+        let host =
+            Some((args.number("--host-ms", 0)?, args.number::<u64>("--host-every", 4)?.max(1)));
         let name = args.value("--name")?.map(std::ffi::CString::new).transpose();
         let options = Self {
             name: name.map_err(|_| Exit::usage("--name has a NUL"))?,
@@ -67,6 +75,9 @@ impl Options {
             graph: args.flag("--graph"),
             streams: args.number::<usize>("--streams", 1)?.clamp(1, 64),
             sync_every: args.number("--sync-every", 0)?,
+            host: host.filter(|(ms, _)| *ms > 0),
+            copy: args.number::<usize>("--copy-mib", 0)? << 20,
+            stuck: millis(&mut args, "--stuck-after-ms")?,
             shallow: Duration::from_millis(args.number("--shallow-ms", 0)?),
             rate: (rate > 0.0).then_some(rate),
             closed: args.flag("--closed"),

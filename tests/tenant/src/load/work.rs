@@ -54,6 +54,26 @@ impl Work {
         (0..calls).try_for_each(|_| self.launch())
     }
 
+    /// A host function in the first stream.
+    pub fn sleep_on_host(&self, ms: usize) -> Result<(), CudaError> {
+        self.cuda.sleep_on_host(ms, self.streams[0])
+    }
+
+    /// The first stream goes no further.
+    pub fn wait_for_ever(&self) -> Result<(), CudaError> {
+        self.cuda.wait_for_ever(self.streams[0])
+    }
+
+    /// Room on the device, to copy `bytes` into it.
+    pub fn room(&self, bytes: usize) -> Result<u64, CudaError> {
+        self.cuda.bytes(bytes)
+    }
+
+    /// Copies to the device.
+    pub fn copy_in(&self, to: u64, from: &[u8]) -> Result<(), CudaError> {
+        self.cuda.copy_in(to, from)
+    }
+
     /// Waits for everything launched.
     pub fn wait(&self) -> Result<(), CudaError> {
         self.streams.iter().try_for_each(|&stream| self.cuda.wait(&self.kernel, stream))

@@ -1,7 +1,9 @@
 //! What `docs/design.md` promises of the division of GPU time, measured.
 
+pub mod busy;
 mod caps;
 pub mod interfere;
+pub mod late;
 pub mod many;
 pub mod open;
 pub mod reclaim;
@@ -17,7 +19,7 @@ use crate::world::{Artefacts, World};
 
 /// Time-outs of all runs: in none of them anything fails.
 #[derive(Debug, Default)]
-struct Timeouts(u64);
+pub struct Timeouts(u64);
 
 /// Measures everything.
 ///
@@ -29,6 +31,8 @@ pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     open::run(world, report)?;
     shares::run(&place, report, &mut timeouts)?;
     caps::run(&place, report, &mut timeouts)?;
+    late::run(&place, report, &mut timeouts)?;
+    busy::run(&place, report)?;
     reclaim::run(&place, report)?;
     interfere::run(&place, report)?;
     many::run(report);
