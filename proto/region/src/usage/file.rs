@@ -198,8 +198,9 @@ impl UsageFile {
         let now = os::monotonic_ns();
         let departure = u64::try_from(departure.as_nanos()).unwrap_or(u64::MAX);
         self.recover(|dead| match dead.departing_ns {
-            _ if !dead.holds || dead.claimed_ns == 0 => End::Departed,
-            0 => End::Departing { seen: true, left: dead.charged },
+            // What cannot be true is nobody's memory.
+            _ if !dead.holds || dead.claimed_ns == 0 || !dead.sound => End::Departed,
+            since if since == 0 || since > now => End::Departing { seen: true, left: dead.charged },
             since if now.saturating_sub(since) >= departure => End::Departed,
             _ => End::Departing { seen: false, left: dead.charged },
         })
@@ -420,6 +421,7 @@ pub(super) struct Dead {
     charged: [u64; MAX_GPUS],
     granted: [u64; MAX_GPUS],
     pub(super) holds: bool,
+    sound: bool,
     /// 0: nobody has noticed it yet.
     pub(super) departing_ns: u64,
 }
@@ -441,6 +443,7 @@ impl Dead {
             charged: core::array::from_fn(|gpu| word(CHARGED.start + gpu * size_of::<u64>())),
             granted: core::array::from_fn(|gpu| word(GRANTED.start + gpu * size_of::<u64>())),
             holds: any(CHARGED) || any(imports) || any(more),
+            sound: parse_slot(index, Words(slot)).is_ok(),
             departing_ns: if is_departing(claimed_ns, departing_ns) { departing_ns } else { 0 },
         }
     }
