@@ -151,11 +151,12 @@ impl UsageMap {
             self.recover(slot);
             return Buried::Gone;
         }
-        if is_departing(claimed, since) {
+        if is_departing(claimed, since) && since <= now {
             return Buried::Departing;
         }
-        // A slot without a claim was left half zeroed, which whoever did it had a reason for.
-        if claimed == 0 {
+        // A slot without a claim was left half zeroed, which whoever did it had a reason for; and one of
+        // the future was never claimed.
+        if claimed == 0 || claimed > now {
             self.recover(slot);
             return Buried::Gone;
         }
