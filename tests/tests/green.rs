@@ -8,7 +8,7 @@ const OVERHEAD: u64 = 64 * MIB;
 fn green(what: &str, quota_mib: u64, last_mib: u64) -> (Output, Pages) {
     let sim = SimGpu::start_default();
     let pages = Pages::with_overhead(&[(sim.uuid(0), quota_mib * MIB)], OVERHEAD);
-    let program = Preloaded::new(&compile_c("green")).sim(&sim).pages(&pages);
+    let program = Preloaded::new(compile_c("green")).sim(&sim).pages(&pages);
     (program.arg(what).arg(last_mib.to_string()).run(), pages)
 }
 
