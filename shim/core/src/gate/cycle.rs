@@ -129,7 +129,7 @@ pub(super) fn drain(
                 relief.give_up();
                 return None;
             }
-            late(drain.waits_elsewhere(process));
+            late(!relief.is_at_hand() && drain.waits_elsewhere(process));
             drain.nap();
         }
         if !relief.was_taken() {

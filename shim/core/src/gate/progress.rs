@@ -91,6 +91,17 @@ impl Progress {
         once.saturating_mul(1 << doubled.min(MOST_DOUBLED)).min(LONGEST_US)
     }
 
+    /// Whether what stands still may go on with the help of a launch that is let pass after `times` the
+    /// patience: that has lately been so, or has not been tried in vain.
+    pub(super) fn is_hopeful(&self, now_us: u32, expected_us: u32, times: u32) -> bool {
+        let proven = self.proven.load(Ordering::Relaxed) >= PROVEN;
+        if !proven && self.fruitless.load(Ordering::Relaxed) > 0 {
+            return false;
+        }
+        let patience_us = self.patience_us(expected_us, 0).saturating_mul(times);
+        self.still_for_us(now_us) <= patience_us.saturating_add(STILL_US)
+    }
+
     /// How long nothing has completed.
     pub(super) fn still_for_us(&self, now_us: u32) -> u32 {
         now_us.wrapping_sub(self.last_us.load(Ordering::Relaxed))
@@ -148,6 +159,22 @@ mod tests {
         assert_eq!(progress.patience_us(0, 0), LONGEST_US);
         progress.made(100, 0);
         assert_eq!(progress.patience_us(0, 0), STILL_US);
+    }
+
+    #[test]
+    fn hope_lasts_until_help_had_its_time_or_was_in_vain() {
+        let progress = Progress::new();
+        progress.begin(0);
+        assert!(progress.is_hopeful(4_900, 0, 4) && !progress.is_hopeful(5_100, 0, 4));
+        progress.passed(4_000);
+        assert!(progress.is_hopeful(4_300, 0, 4), "a launch has just passed");
+        progress.made(9_000, 0);
+        assert!(!progress.is_hopeful(9_000, 0, 4), "that changed nothing");
+        for round in 1..=2 {
+            progress.passed(round * 10_000);
+            progress.made(round * 10_000 + 100, 0);
+        }
+        assert!(progress.is_hopeful(21_800, 0, 4) && !progress.is_hopeful(22_000, 0, 4));
     }
 
     #[test]

@@ -113,6 +113,18 @@ impl<'a> Relief<'a> {
         self.taken.get()
     }
 
+    /// Whether a launch that waits, here or in another process, may still be what all is waiting for: then
+    /// it is not to be said that the host must do something first. The next tenant would be let in, and
+    /// what a ticket frees would wait for its turn among that one's work.
+    pub(super) fn is_at_hand(&self) -> bool {
+        let (gate, now_us) = (&self.process.gate, now_us());
+        if now_us.wrapping_sub(self.begun_us) > ALONE_US {
+            return false;
+        }
+        let waits = gate.waiting.load(Ordering::Relaxed) != 0;
+        gate.progress.is_hopeful(now_us, gate.expected_us(), if waits { BEHIND } else { 1 })
+    }
+
     /// Takes back what is out. Whether a launch was let pass since this was asked last: then what is in
     /// flight is to be taken up once more.
     pub(super) fn was_taken(&self) -> bool {
