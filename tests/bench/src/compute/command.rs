@@ -12,7 +12,7 @@ use tessera_plugin::config::Leases;
 
 use super::machine::Costs;
 use super::scenario::{self, Place, Seen, Stage};
-use super::suite::{busy, interfere, late, many, reclaim};
+use super::suite::{busy, interfere, late, many, reclaim, tied};
 use super::sweep;
 use super::tenant::{Gate, Spec};
 use super::view;
@@ -34,6 +34,7 @@ Scenarios
   late        a strict share beside late neighbours [--case TEXT]
   newcomer    80 % beside one that was alone with 10 s of work queued
   busy        pairs of which the GPU's time is easily lost [--case TEXT]
+  tied        collectives and host functions under a lease, beside bare [--case TEXT]
   many        128 tenants in pure simulation of the policy, without options
 
 Options
@@ -100,6 +101,9 @@ pub fn run(words: &[String]) -> anyhow::Result<ExitCode> {
         let (value, text) = sweep::run(&options.place, kernel_us, options.length)?;
         println!("{}", if options.json { value.to_string() } else { text });
         return Ok(ExitCode::SUCCESS);
+    }
+    if scenario == "tied" {
+        return options.tied();
     }
     for &gate in &options.gates {
         let (value, text) = match scenario.as_str() {
@@ -201,6 +205,22 @@ impl Options {
             text += &format!("\n  {}: {got:.2} %, {error:+.2} % of the cap", case.name);
         }
         Ok((Value::Object(rows), text))
+    }
+
+    fn tied(&self) -> anyhow::Result<ExitCode> {
+        let place = tied::Place::new(&self.place.artefacts)?;
+        for shape in tied::SHAPES.iter().filter(|shape| shape.contains(&self.case)) {
+            let seen = place.speeds(shape)?;
+            match self.json {
+                true => println!("{}", json!({ *shape: seen.to_json() })),
+                false => println!(
+                    "{shape}: {:.0} steps a second bare; of its share {:.3} with a cap, {:.3} beside a \
+                     backlog, which does {:.3} of its own",
+                    seen.bare, seen.capped, seen.beside, seen.backlog
+                ),
+            }
+        }
+        Ok(ExitCode::SUCCESS)
     }
 
     fn busy(&self, gate: Gate) -> anyhow::Result<(Value, String)> {

@@ -8,6 +8,7 @@ pub mod many;
 pub mod open;
 pub mod reclaim;
 mod shares;
+pub mod tied;
 
 use tessera_plugin::config::Leases;
 
@@ -33,6 +34,7 @@ pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     caps::run(&place, report, &mut timeouts)?;
     late::run(&place, report, &mut timeouts)?;
     busy::run(&place, report)?;
+    tied::run(&world.artefacts, report)?;
     reclaim::run(&place, report)?;
     interfere::run(&place, report)?;
     many::run(report);
