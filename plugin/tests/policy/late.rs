@@ -86,6 +86,20 @@ fn a_cap_holds_beside_long_operations() {
 }
 
 #[test]
+fn a_cap_holds_beside_several_that_drain_long() {
+    for (millis, late) in [
+        (254, [Late::Long(10), Late::Long(64)].as_slice()),
+        (65, &[Late::Long(19), Late::Long(124), Late::OnHost(1)]),
+        (100, &[Late::Long(400), Late::Endless, Late::OnHost(3)]),
+    ] {
+        for seed in 1..3 {
+            let off = beside(millis, late, 62, seed);
+            assert!(off.abs() <= 1.0, "{millis} {late:?}: {off} %");
+        }
+    }
+}
+
+#[test]
 fn a_cap_holds_for_long_operations() {
     for (millis, ms, until) in [(100, 3_000, 602), (250, 300, 122), (100, 10_000, 2002)] {
         let load = Load::backlogged(strict(millis), (ms * MS, ms * MS));
@@ -132,11 +146,12 @@ proptest! {
 
     #[test]
     fn a_cap_holds_in_all_mixtures(
-        millis in 50_u32..300, late in prop::collection::vec(late(), 1..4), seed: u64,
+        // All shares together are no more than there is.
+        millis in 50_u32..240, late in prop::collection::vec(late(), 1..4), seed: u64,
     ) {
         let off = beside(millis, &late, 62, seed);
-        // Half a second's earnings may be saved up at the end of these 60 seconds.
+        // Half a second's earnings may be saved up at the end of these 60 seconds, or before them.
         let saved = 100.0 * 0.5 / 60.0;
-        prop_assert!((-1.0 - saved..=1.0).contains(&off), "{off} %");
+        prop_assert!((-1.0 - saved..=1.0 + saved).contains(&off), "{off} %");
     }
 }

@@ -198,7 +198,10 @@ impl Policy {
             let took = now.saturating_sub(since);
             tenant.drained_in(took, &self.settings);
             tenant.rhythm.drained(since, took, &self.settings);
-            for &gpu in &tenant.gpus {
+            // For who was stopped, or waited for the host, nobody waited so long.
+            let counts =
+                tenant.works_until() >= now || matches!(tenant.phase, Phase::Draining { .. });
+            for &gpu in tenant.gpus.iter().filter(|_| counts) {
                 let mean = &mut self.gpus[usize::from(gpu)].drain;
                 let took = took.min(self.settings.drain_most);
                 *mean = *mean - *mean / DRAIN_WEIGHT + took / DRAIN_WEIGHT;

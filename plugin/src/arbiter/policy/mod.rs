@@ -185,7 +185,8 @@ impl Policy {
             tenant.rhythm.back(now, &self.settings);
             let (millis, burst) = (tenant.share.millis, self.settings.burst);
             tenant.bucket.pass(now, millis, burst, 0);
-            if now >= tenant.counts_until {
+            // Who still drains has not been idle.
+            if now >= tenant.counts_until && !tenant.has_lease() {
                 tenant.bucket.forget(millis, burst);
             }
             self.settle(now, self.mask_of(slot));
