@@ -100,6 +100,12 @@ fn a_cap_holds_beside_several_that_drain_long() {
 }
 
 #[test]
+fn who_is_late_and_far_ahead_moves_nobodys_time() {
+    let off = beside(187, &[Late::Silent, Late::Endless], 62, 17_514_722_836_921_026_545);
+    assert!(off.abs() <= 1.0, "{off} %");
+}
+
+#[test]
 fn a_cap_holds_for_long_operations() {
     for (millis, ms, until) in [(100, 3_000, 602), (250, 300, 122), (100, 10_000, 2002)] {
         let load = Load::backlogged(strict(millis), (ms * MS, ms * MS));

@@ -77,9 +77,11 @@ impl Gpu {
         let (mut sum, mut weights) = (0_i128, 0_i128);
         for seat in self.seats.iter().filter(|seat| Some(seat.slot) != but) {
             let Some(tenant) = &tenants[seat.slot] else { continue };
-            // Who is late does not move, and must not hold back the time of those who do.
-            let leased = tenant.has_lease() && !matches!(tenant.phase, Phase::Late { .. });
-            if tenant.contends || leased || now < tenant.counts_until {
+            // Who is late does not move, and must not hold back the time of those who do; nor, however far
+            // ahead it is, push it on where it has a lease all the same.
+            let late = tenant.late_leases > 0 || matches!(tenant.phase, Phase::Late { .. });
+            let counts = tenant.contends || tenant.has_lease() || now < tenant.counts_until;
+            if counts && !late {
                 let weight = i128::from(tenant.share.millis);
                 // Differences, so that products stay small.
                 sum += (seat.v - self.v) * weight;
