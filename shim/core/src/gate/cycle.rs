@@ -80,7 +80,7 @@ pub(super) fn run(process: &Process, helper: &mut Helper) {
             drained = false;
         }
         if !is_open && !drained {
-            drained = drain(process, false, || !part_of(process).is_open, || {}, |_| {}).is_some();
+            drained = drain(process, 0, || !part_of(process).is_open, || {}, |_| {}).is_some();
         } else {
             sleep_us(u32::try_from(left_ns.min(LOOK_NS) / 1_000).unwrap_or(0).max(1));
         }
@@ -95,19 +95,17 @@ pub(super) fn run(process: &Process, helper: &mut Helper) {
 }
 
 /// Waits until nothing is in flight, as long as `still`, and lets launches pass that it may wait for:
-/// how many. Calls `stuck` once if it stands still all the same. With `passes_one` the first that waits
-/// passes at once.
+/// how many. So many, `due`, pass at once, because another process may wait for them. Calls
+/// `stuck` once if it stands still all the same.
 pub(super) fn drain(
     process: &Process,
-    passes_one: bool,
+    due: u32,
     still: impl Fn() -> bool,
     stuck: impl Fn(),
     late: impl Fn(bool),
 ) -> Option<u32> {
     let relief = Relief::new(process);
-    if passes_one {
-        relief.pass_one();
-    }
+    relief.pass(due);
     let goes_on = || {
         if relief.look() {
             stuck();

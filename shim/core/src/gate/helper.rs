@@ -33,6 +33,9 @@ const CHECK_NS: u64 = 50_000_000;
 /// Time between two looks at a holder that is to say when it is idle, nanoseconds.
 const WATCH_NS: u64 = 250_000;
 
+/// Closings one after another up to which each lets twice as many launches pass as the last.
+const MOST_CLOSINGS: u32 = 5;
+
 /// Epochs wrap at the width that the gate word has for them.
 const EPOCHS: u32 = gate_epoch(u32::MAX);
 
@@ -103,6 +106,8 @@ impl Told {
 pub(super) struct Helper {
     /// The closed gate word for which `drained` was said.
     drained: Option<u32>,
+    /// Closings without a lease in between, up to the one that is drained.
+    closings: u32,
     /// The open gate word for which `idle` was said.
     idle: Option<u32>,
     /// Since when the gate has been open.
@@ -117,6 +122,7 @@ impl Helper {
     fn new(now_ns: u64) -> Self {
         Self {
             drained: None,
+            closings: 0,
             idle: None,
             opened_ns: None,
             connected: false,
@@ -185,16 +191,18 @@ impl Helper {
     fn close(&mut self, process: &Process, word: u32) {
         let page = process.gate.page();
         let still = || page.load(Ordering::Acquire) == word && !cycle::is_silent(process, now_ns());
-        // Closed again with nothing in between: what another process has in flight may wait for a launch
-        // that waits here.
+        // Closed again with nothing in between: what another process has in flight may wait for launches
+        // that wait here; how many of them, nobody knows.
         let again = self
             .drained
             .is_some_and(|before| gate_epoch(before).wrapping_add(1) & EPOCHS == gate_epoch(word));
+        self.closings = if again { (self.closings + 1).min(MOST_CLOSINGS) } else { 0 };
+        let due = if again { 1 << (self.closings - 1) } else { 0 };
         let idle = Message::Idle { gpu: 0, epoch: gate_epoch(word) };
         let stuck = || _ = process.gate.link.say(&idle);
         let told = Cell::new(Told::new(now_ns()));
         let late = |waits| told.set(told.get().tell(process, word, waits));
-        let Some(passes) = cycle::drain(process, again, still, stuck, late) else { return };
+        let Some(passes) = cycle::drain(process, due, still, stuck, late) else { return };
         let opened_ns = self.opened_ns.take();
         let open_ns = opened_ns.map_or(0, |opened_ns| now_ns().saturating_sub(opened_ns));
         process.account.add_gpu_time(open_ns);

@@ -23,6 +23,8 @@ pub(super) struct Relief<'a> {
     /// Whether one was taken since the drain began.
     taken: Cell<bool>,
     passes: Cell<u32>,
+    /// Launches that are to pass at once, as they come.
+    due: Cell<u32>,
     is_said: Cell<bool>,
 }
 
@@ -36,6 +38,7 @@ impl<'a> Relief<'a> {
             offered_us: Cell::new(None),
             taken: Cell::new(false),
             passes: Cell::new(0),
+            due: Cell::new(0),
             is_said: Cell::new(false),
         }
     }
@@ -45,9 +48,18 @@ impl<'a> Relief<'a> {
         self.passes.get()
     }
 
-    /// Lets one launch pass whatever is in flight, if one waits.
-    pub(super) fn pass_one(&self) {
-        self.offer(now_us(), u32::MAX);
+    /// Lets so many launches pass whatever is in flight, as they come.
+    pub(super) fn pass(&self, count: u32) {
+        self.due.set(count);
+        self.pass_due(now_us());
+    }
+
+    fn pass_due(&self, now_us: u32) -> bool {
+        let due = self.due.get();
+        let is_early = now_us.wrapping_sub(self.begun_us) <= ALONE_US;
+        let passes = due > 0 && is_early && self.offer(now_us, u32::MAX);
+        self.due.set(due - u32::from(passes));
+        passes
     }
 
     /// Looks at the ticket that is out, or whether one is due. True when it is to be said that the
@@ -62,6 +74,9 @@ impl<'a> Relief<'a> {
             } else {
                 futex::wake(gate.gate());
             }
+            return false;
+        }
+        if self.pass_due(now_us) {
             return false;
         }
         let is_late = now_us.wrapping_sub(self.begun_us) > ALONE_US;
