@@ -192,7 +192,9 @@ fn a_programs_peak_and_refusals_are_said_however_short_it_lived() {
         let out = bench.output(&options, &["sh", "-c", script, &brief]);
         let (peak, refused) = said_at_the_end(&out);
         assert_eq!(refused, "7", "run {run}: {}", text(&out.stderr));
-        assert!(["192 MiB", "256 MiB", "384 MiB"].contains(&peak.as_str()), "run {run}: {peak}");
+        // Of two at once, and of those whose bytes the driver still has.
+        let mebibytes = peak.strip_suffix(" MiB").and_then(|number| number.parse::<u64>().ok());
+        assert!(mebibytes.is_some_and(|peak| (192..1024).contains(&peak)), "run {run}: {peak}");
     }
 }
 

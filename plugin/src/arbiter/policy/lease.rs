@@ -196,6 +196,8 @@ impl Policy {
             (drained, tenant.phase)
         {
             let took = now.saturating_sub(since);
+            // Others were let in beside a late one when its deadline had passed.
+            let held_up = took.min(tenant.patience(&self.settings));
             tenant.drained_in(took, &self.settings);
             tenant.rhythm.drained(since, took, &self.settings);
             // For who was stopped, or waited for the host, nobody waited so long.
@@ -203,8 +205,7 @@ impl Policy {
                 tenant.works_until() >= now || matches!(tenant.phase, Phase::Draining { .. });
             for &gpu in tenant.gpus.iter().filter(|_| counts) {
                 let mean = &mut self.gpus[usize::from(gpu)].drain;
-                let took = took.min(self.settings.drain_most);
-                *mean = *mean - *mean / DRAIN_WEIGHT + took / DRAIN_WEIGHT;
+                *mean = *mean - *mean / DRAIN_WEIGHT + held_up / DRAIN_WEIGHT;
             }
         }
         tenant.phase = Phase::Out;
