@@ -36,6 +36,23 @@ fn a_gang_that_cannot_drain_gets_leases_all_the_same() {
     assert!(part(1) > 0.45 && part(2) > 0.45, "{} {}", part(1), part(2));
 }
 
+/// Virtual time stands still on a GPU where only the late gang competes; that must not keep the gang from
+/// the GPU that it shares.
+#[test]
+fn a_late_gang_is_served_beside_a_gang_that_shares_one_of_its_gpus() {
+    let gang = |gpu, millis, op, group| {
+        let load = Load::backlogged(burst(millis), (op, op)).in_groups(group);
+        Load { gpus: vec![0, gpu], ..load }
+    };
+    let loads = vec![gang(1, 221, 347_793, 1), gang(2, 258, 200_000, 2)];
+    for seed in [39_574_017_958_932, 1, 2, 3] {
+        let figures = simulate(&Scenario { seed, ..scenario(loads.clone(), 20 * SECOND) });
+        for tenant in &figures.tenants {
+            assert!(tenant.starved_ns < 10 * SECOND, "{seed}: {tenant:?}");
+        }
+    }
+}
+
 fn any_load() -> impl Strategy<Value = Load> {
     let share = (50_u32..1000, any::<bool>())
         .prop_map(|(millis, capped)| if capped { strict(millis) } else { burst(millis) });
@@ -50,7 +67,7 @@ fn any_load() -> impl Strategy<Value = Load> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(the_same_cases(24))]
 
     #[test]
     fn whoever_wants_is_served_whatever_waits_for_what(

@@ -91,6 +91,12 @@ impl Gpu {
         (weights > 0).then(|| (self.v + sum.div_euclid(weights), weights))
     }
 
+    /// Whether anybody but `slot` competes here, in time or late.
+    pub(super) fn has_others(&self, now: u64, slot: Slot, tenants: &[Option<Tenant>]) -> bool {
+        self.mean(now, tenants, Some(slot)).is_some()
+            || self.seats.iter().any(|seat| seat.slot != slot && contends(tenants, seat.slot))
+    }
+
     /// Takes the virtual time of now; where nobody competes it stands still.
     pub(super) fn update(&mut self, now: u64, tenants: &[Option<Tenant>]) {
         self.v = self.mean(now, tenants, None).map_or(self.v, |(mean, _)| mean);

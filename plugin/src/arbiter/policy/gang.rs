@@ -86,6 +86,11 @@ impl Policy {
         let mut rank = Rank { ahead: false, distance: Virtual::MIN, since: tenant.since, slot };
         for at in self.gpus_of(slot) {
             let gpu = &self.gpus[at];
+            // Where nobody else competes nobody is owed anything, and virtual time stands still beside a
+            // late tenant, which would be ahead of it for ever.
+            if !gpu.has_others(self.now, slot, &self.tenants) {
+                continue;
+            }
             let quantum = gpu.quantum(gpu.contenders(&self.tenants), &self.settings);
             let key = gpu.key(slot, quantum, &self.tenants)?;
             rank.ahead |= key.ahead();
