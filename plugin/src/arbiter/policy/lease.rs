@@ -28,7 +28,7 @@ impl Policy {
         }
     }
 
-    /// Time since the last charge. Who holds the lease pays for all of it, but for the parts of those who
+    /// Time since the last charge. The holder of the lease pays for all of it, but for the parts of tenants that
     /// are late and say that the GPU still works for them: these pay for their parts themselves. A late
     /// tenant that is stopped, waits for the host or never says anything takes nothing from others.
     pub(super) fn charge(&mut self, now: u64, slot: Slot) {

@@ -160,7 +160,7 @@ impl Tenant {
         self.phase != Phase::Out
     }
 
-    /// Neither holds a lease nor drains one within its deadline, and may have the next. Who is late may,
+    /// Neither holds a lease nor drains one within its deadline, and may have the next. A late tenant may,
     /// too: what it has in flight may wait for the very launch that waits for the lease.
     pub(super) fn is_free(&self) -> bool {
         matches!(self.phase, Phase::Out | Phase::Late { .. })

@@ -93,7 +93,7 @@ impl World {
         self.watch_idle(i);
     }
 
-    /// The helper's look at a closed gate: what runs on the host is told at once, and now and then
+    /// The helper's look at a closed gate: it says at once what runs on the host, and now and then
     /// that the GPU still works.
     pub(super) fn look(&mut self, i: usize, timed: bool) {
         let player = &self.players[i];
