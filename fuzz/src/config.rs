@@ -46,6 +46,7 @@ fn gpu(uuid: &str, index: u32, memory_bytes: u64) -> Gpu {
         numa_node: None,
         memory_bytes,
         context_bytes: None,
+        context_measured_bytes: None,
         mig: None,
     }
 }

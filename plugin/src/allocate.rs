@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use tessera_region::layout;
 
 use crate::config::{Config, Split};
-use crate::device::Gpu;
+use crate::device::{ContextSource, Gpu};
 use crate::ledger::Grant;
 use crate::replica::Replica;
 use crate::shares::{self, Share, Terms};
@@ -65,6 +65,8 @@ pub struct Sold {
     pub shares: Vec<Share>,
     /// Bytes charged for each context on it.
     pub context_overhead_bytes: u64,
+    /// Where that figure comes from.
+    pub context_source: ContextSource,
     /// Why nothing of it can be had now.
     pub sick: Option<String>,
 }
@@ -94,11 +96,10 @@ impl Catalogue {
     /// What the configuration makes of these GPUs; all of them healthy.
     #[must_use]
     pub fn new(gpus: &[Gpu], config: &Config) -> Self {
-        let sold = |gpu: &Gpu| Sold {
-            gpu: gpu.clone(),
-            shares: shares::cut(gpu, config),
-            context_overhead_bytes: gpu.context_overhead(&config.gpus),
-            sick: None,
+        let sold = |gpu: &Gpu| {
+            let (context_overhead_bytes, context_source) = gpu.context_constant(&config.gpus);
+            let (gpu, shares) = (gpu.clone(), shares::cut(gpu, config));
+            Sold { gpu, shares, context_overhead_bytes, context_source, sick: None }
         };
         let gpus: BTreeMap<_, _> = gpus.iter().map(|gpu| (gpu.uuid.clone(), sold(gpu))).collect();
         let names = gpus.values().flat_map(|sold| &sold.shares).map(|share| &share.resource);

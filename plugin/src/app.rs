@@ -199,6 +199,7 @@ async fn run(
     let node = tokio::task::spawn_blocking(move || {
         let node = attached.attach(|current| Node::open(current, &gpus, delivery))?;
         node.set_topology(asked.topology(&gpus));
+        node.set_driver(asked.facts(&[]).driver_version.as_deref());
         Ok::<_, OpenError>(node)
     })
     .await??;

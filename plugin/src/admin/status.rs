@@ -343,6 +343,8 @@ impl Sources {
                     cores_millis: uses().map(|u| u.cores_millis).fold(0, u32::saturating_add),
                     replicas: replicas.remove(&sold.gpu.uuid).unwrap_or_default(),
                     memory_outside_bytes: node.trust().outside(&sold.gpu.uuid).bytes,
+                    context_overhead_bytes: sold.context_overhead_bytes,
+                    context_overhead_source: sold.context_source.as_str().to_owned(),
                     state: state(view.state).into(),
                     state_reason: view.reason,
                     state_since_unix_ms: view.since.map_or(0, |since| {

@@ -412,6 +412,8 @@ pub(crate) fn gpu_json(gpu: &Gpu) -> Value {
         "memory_limits_bytes": gpu.memory_limits_bytes,
         "memory_charged_bytes": gpu.memory_charged_bytes,
         "memory_outside_bytes": gpu.memory_outside_bytes,
+        "context_overhead_bytes": gpu.context_overhead_bytes,
+        "context_overhead_source": gpu.context_overhead_source,
         "cores_millis": gpu.cores_millis,
         "replicas": replicas.collect::<Vec<_>>(),
     })

@@ -3,6 +3,9 @@
 //! It keeps a stack for every thread that the GPU can have resident, of 1 KiB by default, and about
 //! 1.5 MiB for each multiprocessor. So contexts of GPUs with 34, 82, 142 and 188 multiprocessors, all
 //! of 1,536 threads, were seen to take 107, 256, 426 and 555 MiB: 3.0 to 3.1 MiB for each.
+//!
+//! That is a formula. What a driver's contexts really take is measured where one is seen bare
+//! ([`crate::observe::context`]) and then goes before it.
 
 use nvml_wrapper::Device;
 
@@ -19,11 +22,61 @@ const STATE_BYTES: u64 = 3 << 19;
 /// Compute capability, major and minor.
 type Capability = (i32, i32);
 
+/// Where a context's constant comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContextSource {
+    /// `gpus.context_overhead` says it.
+    Configured,
+    /// A bare context of this GPU and driver was seen to take it.
+    Measured,
+    /// By the GPU's multiprocessors and their threads.
+    Formula,
+    /// For GPUs whose multiprocessors nobody tells.
+    Default,
+}
+
+impl ContextSource {
+    /// As `status`, `explain` and metrics call it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ContextSource::Configured => "configured",
+            ContextSource::Measured => "measured",
+            ContextSource::Formula => "formula",
+            ContextSource::Default => "default",
+        }
+    }
+}
+
 impl Gpu {
-    /// Bytes that each context is charged: what the configuration says, else what this GPU's take.
+    /// Bytes that each context is charged, and where the figure comes from: what the configuration
+    /// says, else what was measured, else what the GPU's size suggests.
+    #[must_use]
+    pub fn context_constant(&self, gpus: &config::Gpus) -> (u64, ContextSource) {
+        let measured =
+            self.context_measured_bytes.filter(|bytes| self.is_plausible_context(*bytes));
+        let said = [
+            (gpus.context_overhead_bytes, ContextSource::Configured),
+            (measured, ContextSource::Measured),
+            (self.context_bytes, ContextSource::Formula),
+        ];
+        let said = said.into_iter().find_map(|(bytes, source)| Some((bytes?, source)));
+        said.unwrap_or((UNKNOWN_BYTES, ContextSource::Default))
+    }
+
+    /// Bytes that each context is charged.
     #[must_use]
     pub fn context_overhead(&self, gpus: &config::Gpus) -> u64 {
-        gpus.context_overhead_bytes.or(self.context_bytes).unwrap_or(UNKNOWN_BYTES)
+        self.context_constant(gpus).0
+    }
+
+    /// Whether a context of this GPU may take so many bytes: from three quarters of what the formula
+    /// says to one and a half of it. What is measured is measured of containers' processes, which may
+    /// make a context look larger or, by a smaller stack, be smaller than others will be.
+    #[must_use]
+    pub fn is_plausible_context(&self, bytes: u64) -> bool {
+        let Some(formula) = self.context_bytes else { return false };
+        (formula / 4 * 3..=formula.saturating_add(formula / 2)).contains(&bytes)
     }
 }
 
@@ -114,5 +167,31 @@ mod tests {
         assert_eq!(gpu(None).context_overhead(&gpus), 512 * MIB);
         gpus.context_overhead_bytes = Some(300 * MIB);
         assert_eq!(gpu(Some(174 * MIB)).context_overhead(&gpus), 300 * MIB);
+    }
+
+    #[test]
+    fn what_was_measured_goes_before_the_formula_where_it_is_plausible() {
+        let mut gpus = config::Config::default().gpus;
+        let gpu = |formula: Option<u64>, measured| Gpu {
+            context_bytes: formula.map(|mib| mib * MIB),
+            context_measured_bytes: Some(measured * MIB),
+            ..Gpu::example("GPU-a", 0)
+        };
+        for (formula, measured, expected) in [
+            (Some(200), 150, (150, ContextSource::Measured)),
+            (Some(200), 300, (300, ContextSource::Measured)),
+            (Some(200), 149, (200, ContextSource::Formula)),
+            (Some(200), 301, (200, ContextSource::Formula)),
+            (Some(200), 0, (200, ContextSource::Formula)),
+            (None, 200, (512, ContextSource::Default)),
+        ] {
+            let (bytes, source) = gpu(formula, measured).context_constant(&gpus);
+            assert_eq!((bytes / MIB, source), expected, "{formula:?} {measured}");
+        }
+        let wild = Gpu { context_measured_bytes: Some(u64::MAX), ..gpu(Some(200), 0) };
+        assert_eq!(wild.context_constant(&gpus).1, ContextSource::Formula);
+        gpus.context_overhead_bytes = Some(64 * MIB);
+        let stated = gpu(Some(200), 180).context_constant(&gpus);
+        assert_eq!(stated, (64 * MIB, ContextSource::Configured));
     }
 }

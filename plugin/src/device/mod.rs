@@ -13,6 +13,7 @@ use std::fmt;
 
 use crate::config;
 
+pub use context::ContextSource;
 pub use mig::MigInstance;
 
 /// A GPU, or a MIG instance, which is a GPU here.
@@ -34,6 +35,8 @@ pub struct Gpu {
     pub memory_bytes: u64,
     /// What a CUDA context takes of it, by its multiprocessors; `None` where nobody tells how many.
     pub context_bytes: Option<u64>,
+    /// What a bare context of such a GPU was seen to take under this driver; `None` where none was.
+    pub context_measured_bytes: Option<u64>,
     /// Which instance it is; a whole GPU: `None`.
     pub mig: Option<MigInstance>,
 }
@@ -193,6 +196,7 @@ impl Gpu {
             numa_node: None,
             memory_bytes: 80 << 30,
             context_bytes: None,
+            context_measured_bytes: None,
             mig: None,
         }
     }

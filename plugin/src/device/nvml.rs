@@ -143,6 +143,7 @@ fn describe(device: &Device<'_>, parent: Option<&Gpu>, index: u32) -> Result<Gpu
         pci_bus_id,
         memory_bytes: device.memory_info()?.total,
         context_bytes: None,
+        context_measured_bytes: None,
         mig: None,
     })
 }

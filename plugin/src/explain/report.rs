@@ -199,6 +199,16 @@ fn gpu(out: &mut String, story: &GpuStory, now_unix_ms: i64) {
         format_bytes(gpu.memory_outside_bytes)
     );
     line(out, "memory", &memory);
+    if gpu.context_overhead_bytes > 0 {
+        let (bytes, source) = (gpu.context_overhead_bytes, &gpu.context_overhead_source);
+        let text = match source.as_str() {
+            "configured" => "by gpus.context_overhead",
+            "measured" => "as a bare context was seen to take with this driver",
+            "formula" => "by its multiprocessors; none was measured yet",
+            _ => "because nobody tells its multiprocessors",
+        };
+        line(out, "context", &format!("{} each for new pods, {text}", format_bytes(bytes)));
+    }
     lines(out, "cut into", story.cut.clone());
     lines(
         out,

@@ -4,6 +4,7 @@
 mod by;
 mod event;
 mod history;
+mod measured;
 mod schema;
 mod steered;
 mod store;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use by::By;
 pub use event::Event;
 pub use history::Trail;
+pub use measured::MeasuredContext;
 pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
 pub use steered::{Cordon, Override};
 pub use store::{CommitError, Commits, Ledger, OpenError, Opened, peek};
@@ -173,6 +175,8 @@ pub struct Change {
     pub events: Vec<Event>,
     /// GPUs by UUID, or [`Cordon::NODE`], to cordon or with `None` to give out again.
     pub cordons: Vec<(String, Option<Cordon>)>,
+    /// What contexts were seen to take; each in place of what its GPU and driver had before.
+    pub contexts: Vec<MeasuredContext>,
 }
 
 impl Change {
@@ -194,5 +198,6 @@ impl Change {
             && self.remove.is_empty()
             && self.events.is_empty()
             && self.cordons.is_empty()
+            && self.contexts.is_empty()
     }
 }

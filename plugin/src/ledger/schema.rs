@@ -13,6 +13,7 @@ pub(super) const META_SCHEMA: &str = "schema";
 pub(super) const META_GENERATION: &str = "generation";
 /// In [`META`]: the number of the next line of the history or the incidents.
 pub(super) const META_SEQUENCE: &str = "sequence";
+// In META also, as `context/DRIVER/PRODUCT`: bytes of a bare context, see [`super::MeasuredContext`].
 
 /// [`super::Record`] by allocation id. Written by Allocate before kubelet is answered, by
 /// PreStartContainer and by reconciling; removed by release.

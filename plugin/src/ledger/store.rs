@@ -14,7 +14,7 @@ use super::schema::{
     ALLOCATIONS, CORDONS, HISTORY, INCIDENTS, META, META_GENERATION, META_SCHEMA, SCHEMA,
 };
 use super::unsynced::Unsynced;
-use super::{Change, Cordon, Event, Record, Trail, history};
+use super::{Change, Cordon, Event, MeasuredContext, Record, Trail, history};
 use crate::config::file::last_good_path;
 use crate::kubernetes::Teller;
 
@@ -210,6 +210,16 @@ impl Ledger {
         result.map_err(|error| self.failed(&error))
     }
 
+    /// What contexts were seen to take under this driver, bytes by the GPU's product name. Whether a
+    /// figure makes sense is for the caller to judge.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn contexts(&mut self, driver: &str) -> Result<BTreeMap<String, u64>, CommitError> {
+        let result = self.read_contexts(driver);
+        result.map_err(|error| self.failed(&error))
+    }
+
     /// The newest `limit` lines of the history, oldest first.
     ///
     /// # Errors
@@ -346,6 +356,19 @@ impl Ledger {
         Ok(cordons)
     }
 
+    fn read_contexts(&mut self, driver: &str) -> Result<BTreeMap<String, u64>, redb::Error> {
+        let db = self.db().map_err(Unopened::into_redb)?;
+        let meta = db.begin_read()?.open_table(META)?;
+        let prefix = MeasuredContext::prefix(driver);
+        let mut contexts = BTreeMap::new();
+        for entry in meta.range(prefix.as_str()..)? {
+            let (key, bytes) = entry?;
+            let Some(product) = key.value().strip_prefix(&prefix) else { break };
+            contexts.insert(product.to_owned(), bytes.value());
+        }
+        Ok(contexts)
+    }
+
     fn write(&mut self, change: &Change) -> Result<(), redb::Error> {
         let db = self.db().map_err(Unopened::into_redb)?;
         let write = db.begin_write()?;
@@ -361,6 +384,9 @@ impl Ledger {
                 generation = generation.max(record.generation);
             }
             meta.insert(META_GENERATION, generation)?;
+            for measured in &change.contexts {
+                meta.insert(measured.key().as_str(), measured.bytes)?;
+            }
         }
         if !change.cordons.is_empty() {
             let mut cordons = write.open_table(CORDONS)?;

@@ -146,6 +146,8 @@ families! {
         "Sum of what live allocations are charged";
     GPU_MEMORY_OUTSIDE: "tessera_gpu_memory_outside" "bytes" Gauge GPU,
         "Memory of processes of no container of ours, as the driver said at the last look";
+    GPU_CONTEXT: "tessera_gpu_context_overhead" "bytes" Gauge &["gpu", "uuid", "source"],
+        "What new containers are charged for each CUDA context, and where that comes from: configured, measured, formula or default";
     GPU_CORES_SOLD: "tessera_gpu_cores_sold" "ratio" Gauge GPU,
         "The part of the GPU's time that live allocations asked for";
     GPU_HEALTH: "tessera_gpu_health" "" Gauge &["gpu", "uuid", "state"],

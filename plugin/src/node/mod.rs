@@ -7,6 +7,7 @@
 
 mod arbitrating;
 mod audit;
+mod contexts;
 mod cordons;
 mod delivering;
 mod devices;
@@ -128,6 +129,7 @@ struct Start {
 struct Writer {
     ledger: Ledger,
     generation: u64,
+    contexts: contexts::Contexts,
 }
 
 /// Unix time in milliseconds.
@@ -253,7 +255,7 @@ impl Node {
                 gpus.iter().map(|gpu| gpu.uuid.clone()),
             )),
             topology: Mutex::default(),
-            writer: Mutex::new(Writer { ledger, generation }),
+            writer: Mutex::new(Writer { ledger, generation, contexts: Default::default() }),
             records: Mutex::new(records),
             regions: Mutex::default(),
             absences: Mutex::default(),

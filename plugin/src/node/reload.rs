@@ -37,6 +37,7 @@ impl Node {
             let mut health = lock(&self.health);
             let mut catalogue = lock(&self.catalogue);
             let gpus = ground.map_or_else(|| catalogue.devices(), |ground| ground.gpus);
+            let gpus = writer.measured(gpus, &config);
             health.configure(config.health.clone(), gpus.iter().map(|gpu| &gpu.uuid));
             let mut next = Catalogue::new(&gpus, &config);
             next.edition = catalogue.edition + 1;

@@ -4,10 +4,12 @@
 //!
 //! One thread looks, GPU by GPU, when there is news and else ever less often ([`rhythm`]). A look
 //! reads a tenant's ledger, asks the driver, and reads the ledger again ([`sample`]); [`gauge`] says
-//! what to believe and publish, [`audit`] what to flag. Those four are pure. Whose a pid is
+//! what to believe and publish, [`audit`] what to flag, [`context`] what a bare context takes. Those five
+//! are pure. Whose a pid is
 //! comes from the sessions and from `/proc` ([`procs`]).
 
 pub mod audit;
+pub mod context;
 pub mod departed;
 mod findings;
 pub mod gauge;
@@ -29,9 +31,10 @@ use tessera_region::usage::{Fate, SlotView};
 pub use view::{PidView, pid_view};
 
 use self::audit::{Audit, Finding};
+use self::context::Bare;
 use self::departed::{Listed, Whose};
 use self::findings::Kubelet;
-use self::gauge::{Gauge, Verdict};
+use self::gauge::{CONFIRM, Gauge, Verdict};
 use self::procs::Procs;
 use self::rhythm::{Rhythm, SLOW};
 use self::sample::{Member, compose, join, slot_of};
@@ -114,7 +117,7 @@ impl Drop for Watch {
 /// A tenant, for as long as its generation lasts.
 struct Tenant {
     generation: u64,
-    gpus: Vec<(Gauge, Audit)>,
+    gpus: Vec<Figures>,
     /// Which pids on the host its processes had, by slot and time of claim, as looks found them.
     pids: BTreeMap<(usize, u64), u32>,
     news: Bucket,
@@ -125,6 +128,13 @@ struct Tenant {
     tamperings: u64,
     /// When a container of it last started.
     started_unix_ms: i64,
+}
+
+/// What is known of a tenant on one GPU.
+struct Figures {
+    gauge: Gauge,
+    audit: Audit,
+    bare: Bare,
 }
 
 /// An allocation as one round finds it; in the order of ids.
@@ -232,7 +242,11 @@ impl Observer {
         let fresh = self.tenants.get(&record.id).is_none_or(|t| t.generation != record.generation);
         if fresh {
             let slack = self.node.config().gpus.audit_slack_bytes;
-            let gpu = |gpu: usize| (Gauge::new(region.overhead(gpu)), Audit::new(slack));
+            let gpu = |gpu: usize| Figures {
+                gauge: Gauge::new(region.overhead(gpu)),
+                audit: Audit::new(slack),
+                bare: Bare::default(),
+            };
             let tenant = Tenant {
                 generation: record.generation,
                 gpus: (0..record.grants.len()).map(gpu).collect(),
@@ -356,16 +370,26 @@ impl Observer {
             let Some(tenant) = self.tenants.get_mut(&record.id) else { continue };
             let launches = after.iter().fold(0u64, |sum, slot| sum.saturating_add(slot.launches));
             look.busy |= std::mem::replace(&mut tenant.launches, launches) != launches;
-            let Some((gauge, audit)) = tenant.gpus.get_mut(*gpu) else { continue };
+            let Some(figures) = tenant.gpus.get_mut(*gpu) else { continue };
+            let Figures { gauge, audit, bare } = figures;
+            let constant = record.grants[*gpu].context_overhead_bytes;
+            let wants = |bytes: u64| self.node.wants_context(uuid, bytes);
+            let shown = bare.see(&sample, &after, (*gpu, constant), wants);
+            let again = shown.pending.then_some(CONFIRM);
+            if let Some(bytes) = shown.bytes
+                && let Some(driver) = self.discovery.facts(&[]).driver_version
+            {
+                self.node.note_context(uuid, &driver, bytes);
+            }
             audit.set_slack(slack);
             let verdict = gauge.see(now, &sample);
-            look.watch = look.watch.into_iter().chain(gauge.watch()).min();
+            look.watch = look.watch.into_iter().chain(gauge.watch()).chain(again).min();
             if let Verdict::Publish(bytes) = verdict {
                 region.publish_overhead(*gpu, bytes);
                 debug!(id = %record.id, gpu = uuid, overhead = bytes, "overhead observed");
             }
             let findings = audit.see(&sample);
-            let stands = tenant.gpus.iter().any(|(_, audit)| audit.stands());
+            let stands = tenant.gpus.iter().any(|figures| figures.audit.stands());
             region.observed().found(u64::try_from(findings.len()).unwrap_or(0), stands);
             for finding in &findings {
                 self.node.trust().count(kind_of(*finding), 1);

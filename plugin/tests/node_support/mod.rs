@@ -62,6 +62,8 @@ pub struct FakeGpus {
     pub gpus: Mutex<Vec<Gpu>>,
     /// What the driver says of processes, by GPU.
     pub processes: Mutex<BTreeMap<String, Vec<GpuProcess>>>,
+    /// Its version, if it tells.
+    pub driver: Mutex<Option<String>>,
     /// How often it was asked.
     pub looks: AtomicU64,
     observations: Mutex<VecDeque<Observation>>,
@@ -89,6 +91,11 @@ impl Discovery for FakeGpus {
     fn processes(&self, uuid: &str) -> Result<Vec<GpuProcess>, String> {
         self.looks.fetch_add(1, Ordering::Relaxed);
         Ok(self.processes.lock().unwrap().get(uuid).cloned().unwrap_or_default())
+    }
+
+    fn facts(&self, _gpus: &[Gpu]) -> device::Facts {
+        let driver_version = self.driver.lock().unwrap().clone();
+        device::Facts { driver_version, ..Default::default() }
     }
 
     fn watch(
@@ -120,6 +127,7 @@ pub fn gpu(index: u32) -> Gpu {
         numa_node: None,
         memory_bytes: 40 * GIB,
         context_bytes: None,
+        context_measured_bytes: None,
         mig: None,
     }
 }
@@ -363,11 +371,24 @@ pub struct Tenant {
 /// Set for the child that is a tenant: the pages and the bytes to hold.
 const TENANT_DIR: &str = "TESSERA_TEST_TENANT_DIR";
 const TENANT_BYTES: &str = "TESSERA_TEST_TENANT_BYTES";
+/// Set where they are a context's constant.
+const TENANT_CONTEXT: &str = "TESSERA_TEST_TENANT_CONTEXT";
 
 impl Tenant {
     /// Starts one and waits until it holds `bytes` on the first GPU and has said hello.
     pub fn hold(pages: &Path, bytes: u64) -> Self {
+        Self::start(pages, bytes, &[])
+    }
+
+    /// As [`Tenant::hold`], one that has made a context and nothing else.
+    pub fn with_context(pages: &Path) -> Self {
+        let constant = QuotaReader::attach(pages).unwrap().context_overhead(0);
+        Self::start(pages, constant, &[(TENANT_CONTEXT, "1")])
+    }
+
+    fn start(pages: &Path, bytes: u64, envs: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
+            .envs(envs.iter().copied())
             .args(["--exact", "tenant_process", "--nocapture", "--test-threads=1"])
             .env(TENANT_DIR, pages)
             .env(TENANT_BYTES, bytes.to_string())
@@ -409,7 +430,11 @@ pub fn tenant_process() {
     let slot = usage.claim().unwrap();
     let account = Account::new(quota, usage, slot);
     let reservation = account.reserve(0, bytes).expect("within the quota");
-    reservation.commit(bytes, Kind::Plain).unwrap();
+    let kind = match std::env::var_os(TENANT_CONTEXT) {
+        Some(_) => Kind::Overhead,
+        None => Kind::Plain,
+    };
+    reservation.commit(bytes, kind).unwrap();
     let session = connect(&dir);
     let slot = u32::try_from(account.slot_index()).unwrap();
     let hello =

@@ -72,8 +72,12 @@ impl Simulated {
             true => "",
             false => "[metrics]\nlisten = \"\"\n",
         };
+        let context = match gpus.contains("context_overhead") {
+            true => "",
+            false => "context_overhead = \"64Mi\"\n",
+        };
         let config = format!(
-            "[share]\n{share}\n[gpus]\ncontext_overhead = \"64Mi\"\n{gpus}\n\
+            "[share]\n{share}\n[gpus]\n{context}{gpus}\n\
              [paths]\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
              shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n\
              [pages]\ntmpfs = \"off\"\n{metrics}",

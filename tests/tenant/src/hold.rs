@@ -28,8 +28,9 @@ impl Options {
         let bytes = args.bytes("--bytes")?.ok_or_else(|| Exit::usage("hold needs --bytes"))?;
         let seconds: u64 = args.number("--for", 0)?;
         args.finish()?;
-        if bytes < PROBE as u64 {
-            return Err(Exit::usage(format!("--bytes must be at least {PROBE}")));
+        if (1..PROBE as u64).contains(&bytes) {
+            let usage = format!("--bytes must be 0, for a context alone, or at least {PROBE}");
+            return Err(Exit::usage(usage));
         }
         Ok(Self { bytes, limit: (seconds > 0).then(|| Duration::from_secs(seconds)) })
     }
@@ -38,6 +39,9 @@ impl Options {
 /// Holds until asked to stop, then checks that the data is what was written.
 pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     let cuda = Cuda::open(target)?;
+    if options.bytes == 0 {
+        return hold_a_context(cuda, options.limit);
+    }
     let block = cuda.allocate(Api::Plain, options.bytes, Stream::LEGACY)?;
     let pattern = [0xa5u8; PROBE];
     let ends = [0, options.bytes - PROBE as u64];
@@ -57,4 +61,14 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     cuda.close()?;
     report::line("done", json!({ "intact": intact }));
     if intact { Ok(()) } else { Err(Exit::new(exit::CORRUPTED, "held data changed")) }
+}
+
+/// Holds a context and nothing in it.
+fn hold_a_context(cuda: Cuda, limit: Option<Duration>) -> Result<(), Exit> {
+    let (free, total) = cuda.mem_info()?;
+    report::line("ready", json!({ "held": 0, "free": free, "total": total }));
+    stop::until_stopped(limit);
+    cuda.close()?;
+    report::line("done", json!({ "intact": true }));
+    Ok(())
 }

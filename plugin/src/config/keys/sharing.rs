@@ -40,9 +40,10 @@ pub(super) const KEYS: &[Key] = &[
         "`auto`, or quantity, bytes; less than a replica's memory",
         NewPods,
         |c| toml::auto(c.gpus.context_overhead_bytes, toml::bytes),
-        "Memory charged for each CUDA context when it is made. `auto` follows the GPU: 1 KiB for each \
-         thread that it can have resident, and 1.5 MiB for each multiprocessor (an L4 174 MiB, an H100 \
-         462); 512 MiB where NVML does not tell. What processes hold beyond their charges is observed \
+        "Memory charged for each CUDA context when it is made. `auto` follows the GPU: what a bare \
+         context was seen to take with its driver, and until one was seen, 1 KiB for each thread that it \
+         can have resident and 1.5 MiB for each multiprocessor (an L4 174 MiB, an H100 462); 512 MiB \
+         where NVML does not tell. What processes hold beyond their charges is observed \
          through NVML and taken from their quota too.",
     ),
     one(

@@ -34,6 +34,13 @@ pub(super) fn write_gpus(out: &mut Out<'_>, gpus: &[Gpu], known: &Gpus<'_>) -> f
             gpus.iter().try_for_each(|gpu| series.gauge(&labels(gpu, known), bytes(gpu)))
         })?;
     }
+    out.family(&f::GPU_CONTEXT, |series| {
+        gpus.iter().try_for_each(|gpu| {
+            let [index, uuid] = labels(gpu, known);
+            let source = gpu.context_overhead_source.as_str();
+            series.gauge(&[index, uuid, source], gpu.context_overhead_bytes)
+        })
+    })?;
     out.family(&f::GPU_CORES_SOLD, |series| {
         gpus.iter().try_for_each(|gpu| {
             series.gauge(&labels(gpu, known), f64::from(gpu.cores_millis) / 1000.0)

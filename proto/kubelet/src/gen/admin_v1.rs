@@ -281,6 +281,12 @@ pub struct Gpu {
     /// Memory that processes of no tenant use, as the driver said at the last look.
     #[prost(uint64, tag = "15")]
     pub memory_outside_bytes: u64,
+    /// Bytes charged for each context of pods that come now.
+    #[prost(uint64, tag = "16")]
+    pub context_overhead_bytes: u64,
+    /// Where that figure comes from: `configured`, `measured`, `formula` or `default`.
+    #[prost(string, tag = "17")]
+    pub context_overhead_source: ::prost::alloc::string::String,
     /// See GpuState; health says no more than whether kubelet may hand it out.
     #[prost(enumeration = "GpuState", tag = "30")]
     pub state: i32,
