@@ -148,7 +148,7 @@ fn late() -> impl Strategy<Value = Late> {
 }
 
 proptest! {
-    #![proptest_config(the_same_cases(12))]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
     fn a_cap_holds_in_all_mixtures(

@@ -8,8 +8,6 @@ mod pauses;
 mod shares;
 mod tied;
 
-use proptest::prelude::ProptestConfig;
-use proptest::test_runner::RngSeed;
 use tessera_plugin::arbiter::policy::model::{
     Change, Figures, Load, Scenario, TenantFigures, simulate,
 };
@@ -19,15 +17,6 @@ const US: u64 = 1_000;
 const SECOND: u64 = 1_000 * MS;
 /// The way of a message or command.
 const DELAY: (u64, u64) = (10 * US, 60 * US);
-
-/// As many cases as are given, the same in each run. `TESSERA_SEED` tries others.
-///
-/// Seed 2 stands here because it passes: others find late gangs that wait beyond their bound, such as 5
-/// (docs/compute.md, "Missing"). Cases are to be random once that is mended.
-fn the_same_cases(cases: u32) -> ProptestConfig {
-    let seed = std::env::var("TESSERA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(2);
-    ProptestConfig { cases, rng_seed: RngSeed::Fixed(seed), ..ProptestConfig::default() }
-}
 
 fn burst(millis: u32) -> Share {
     Share { millis, kind: Kind::Burst }

@@ -53,6 +53,26 @@ fn a_late_gang_is_served_beside_a_gang_that_shares_one_of_its_gpus() {
     }
 }
 
+/// On GPU 2 nobody is served while the third has the others, which is not late and moves their time alone.
+#[test]
+fn late_gangs_are_served_beside_one_that_is_in_time_on_two_of_their_gpus() {
+    let gang = |gpus: &[u8], millis, op, group| {
+        let load = Load::backlogged(burst(millis), op).in_groups(group);
+        Load { gpus: gpus.to_vec(), ..load }
+    };
+    let loads = vec![
+        gang(&[0, 1, 2], 50, (203_352, 203_352), 2),
+        gang(&[0, 1, 2], 299, (466_354, 466_354), 2),
+        gang(&[0, 1], 113, (363_216, 726_432), 4),
+    ];
+    for seed in [1_060_923_805_440_426_199, 1, 2, 3] {
+        let figures = simulate(&Scenario { seed, ..scenario(loads.clone(), 20 * SECOND) });
+        for tenant in &figures.tenants {
+            assert!(tenant.starved_ns < 10 * SECOND, "{seed}: {tenant:?}");
+        }
+    }
+}
+
 fn any_load() -> impl Strategy<Value = Load> {
     let share = (50_u32..1000, any::<bool>())
         .prop_map(|(millis, capped)| if capped { strict(millis) } else { burst(millis) });
@@ -67,7 +87,7 @@ fn any_load() -> impl Strategy<Value = Load> {
 }
 
 proptest! {
-    #![proptest_config(the_same_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
     fn whoever_wants_is_served_whatever_waits_for_what(

@@ -66,8 +66,22 @@ impl Gpu {
         self.seats.iter_mut().find(|seat| seat.slot == slot)
     }
 
-    /// The weighted mean of those who compete, `but` one, and the sum of their weights: who contends,
-    /// has a lease, or had one a moment ago and may just not have said yet that it wants the next.
+    /// Those who compete: who contends, has a lease, or had one a moment ago and may just not have said yet
+    /// that it wants the next.
+    fn competing<'a>(
+        &'a self,
+        now: u64,
+        tenants: &'a [Option<Tenant>],
+    ) -> impl Iterator<Item = (&'a Seat, &'a Tenant)> {
+        let competes = move |t: &&Tenant| t.contends || t.has_lease() || now < t.counts_until;
+        let tenant = move |seat: &Seat| tenants[seat.slot].as_ref().filter(competes);
+        self.seats.iter().filter_map(move |seat| Some((seat, tenant(seat)?)))
+    }
+
+    /// The weighted mean of those who compete, `but` one, and the sum of their weights.
+    ///
+    /// Who is late does not move, and must not hold back the time of those who do; nor, however far ahead
+    /// it is, push it on where it has a lease all the same.
     fn mean(
         &self,
         now: u64,
@@ -75,29 +89,34 @@ impl Gpu {
         but: Option<Slot>,
     ) -> Option<(Virtual, i128)> {
         let (mut sum, mut weights) = (0_i128, 0_i128);
-        for seat in self.seats.iter().filter(|seat| Some(seat.slot) != but) {
-            let Some(tenant) = &tenants[seat.slot] else { continue };
-            // Who is late does not move, and must not hold back the time of those who do; nor, however far
-            // ahead it is, push it on where it has a lease all the same.
-            let late = tenant.late_leases > 0 || matches!(tenant.phase, Phase::Late { .. });
-            let counts = tenant.contends || tenant.has_lease() || now < tenant.counts_until;
-            if counts && !late {
-                let weight = i128::from(tenant.share.millis);
-                // Differences, so that products stay small.
-                sum += (seat.v - self.v) * weight;
-                weights += weight;
-            }
+        let counts = |seat: &Seat, tenant: &Tenant| Some(seat.slot) != but && !tenant.is_late();
+        for (seat, tenant) in self.competing(now, tenants).filter(|(s, t)| counts(s, t)) {
+            let weight = i128::from(tenant.share.millis);
+            // Differences, so that products stay small.
+            sum += (seat.v - self.v) * weight;
+            weights += weight;
         }
         (weights > 0).then(|| (self.v + sum.div_euclid(weights), weights))
     }
 
-    /// Whether anybody but `slot` competes here, in time or late.
-    pub(super) fn has_others(&self, now: u64, slot: Slot, tenants: &[Option<Tenant>]) -> bool {
-        self.mean(now, tenants, Some(slot)).is_some()
-            || self.seats.iter().any(|seat| seat.slot != slot && contends(tenants, seat.slot))
+    /// How long `slot` waits, about, until it has its turn by its share: nanoseconds until its virtual
+    /// deadline, where all the GPU's time is charged to those who compete now.
+    pub(super) fn wait_of(
+        &self,
+        now: u64,
+        slot: Slot,
+        tenants: &[Option<Tenant>],
+        set: &Settings,
+    ) -> u64 {
+        let quantum = self.quantum(self.contenders(tenants), set);
+        let Some(key) = self.key(slot, quantum, tenants) else { return 0 };
+        let weights: i128 =
+            self.competing(now, tenants).map(|(_, t)| i128::from(t.share.millis)).sum();
+        let wait = (key.deadline - self.v).max(0) * weights / 1_000_000;
+        u64::try_from(wait).unwrap_or(u64::MAX)
     }
 
-    /// Takes the virtual time of now; where nobody competes it stands still.
+    /// Takes the virtual time of now; where nobody competes in time it stands still.
     pub(super) fn update(&mut self, now: u64, tenants: &[Option<Tenant>]) {
         self.v = self.mean(now, tenants, None).map_or(self.v, |(mean, _)| mean);
     }

@@ -10,8 +10,11 @@
 //! of them is reserved; so a gang with a reservation waits for leases, never for a reservation.
 //!
 //! **Nobody starves.** Who waits does not move in virtual time, who is served does. So a waiting gang
-//! becomes due on each GPU and stays due there, and becomes the first among the gangs; and a gang's
-//! lease moves it behind those who waited for it.
+//! becomes due on each GPU, and a gang's lease moves it behind those who waited for it. But the virtual
+//! times of several GPUs need not move together: on one of them nobody may be served, or only tenants
+//! that are late, while another decides. So a gang is *overdue* when it has waited twice as long as its
+//! shares explain: then it comes before all who are not, the oldest first. Its lease is charged as any
+//! other, and the next wait that its shares explain is the longer for it.
 //!
 //! **Bounded waste.** GPUs stand idle for a gang only from the first of them that is free: then the
 //! leases on the others end as soon as they have lasted their least.
@@ -21,10 +24,11 @@ use super::fair::{Key, Virtual, contends};
 use super::settle::each;
 use super::tenant::{Phase, Slot, Tenant};
 
-/// The one order of all gangs: who is not ahead anywhere first, then the nearest deadline on the GPU
-/// where it is furthest off, from that GPU's virtual time.
+/// The one order of all gangs: who is overdue first, the oldest of them; then who is not ahead anywhere,
+/// and of these the nearest deadline on the GPU where it is furthest off, from that GPU's virtual time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
+    timely: bool,
     ahead: bool,
     distance: Virtual,
     since: u64,
@@ -59,17 +63,39 @@ impl Policy {
         self.gpus_of(slot).all(|gpu| self.gpus[gpu].reserved.is_none())
     }
 
-    /// Whether it comes first, of those with one GPU, on each of its GPUs.
+    /// Notes when a gang that begins to contend is overdue: after twice the wait that its shares explain,
+    /// and a few leases of the others.
+    pub(super) fn promise(&mut self, now: u64, slot: Slot) {
+        let Self { gpus, tenants, settings, .. } = self;
+        let Some(tenant) = &tenants[slot] else { return };
+        let wait = |&gpu: &u8| {
+            let gpu = &gpus[usize::from(gpu)];
+            let leases = settings.quantum_most.saturating_mul(gpu.seats.len() as u64);
+            gpu.wait_of(now, slot, tenants, settings).saturating_mul(2).saturating_add(leases)
+        };
+        let wait = tenant.gpus.iter().map(wait).max().unwrap_or(0);
+        if let Some(tenant) = &mut tenants[slot] {
+            tenant.overdue_at = now.saturating_add(wait);
+        }
+    }
+
+    fn is_overdue(&self, slot: Slot) -> bool {
+        let tenant = self.tenants[slot].as_ref();
+        tenant.is_some_and(|tenant| tenant.contends && tenant.overdue_at <= self.now)
+    }
+
+    /// Whether it comes first, of those with one GPU, on each of its GPUs; or is overdue.
     fn due(&self, slot: Slot) -> bool {
-        self.gpus_of(slot).all(|at| {
-            let (gpu, tenants) = (&self.gpus[at], &self.tenants);
-            let quantum = gpu.quantum(gpu.contenders(tenants), &self.settings);
-            let Some(key) = gpu.key(slot, quantum, tenants) else { return false };
-            let holder = gpu.holder(tenants).filter(|&holder| !self.is_gang(holder));
-            let holder = holder.and_then(|holder| gpu.key(holder, quantum, tenants));
-            let precedes = |other: Option<Key>| other.is_none_or(|other| key < other);
-            precedes(gpu.best_single(quantum, tenants)) && precedes(holder)
-        })
+        self.is_overdue(slot)
+            || self.gpus_of(slot).all(|at| {
+                let (gpu, tenants) = (&self.gpus[at], &self.tenants);
+                let quantum = gpu.quantum(gpu.contenders(tenants), &self.settings);
+                let Some(key) = gpu.key(slot, quantum, tenants) else { return false };
+                let holder = gpu.holder(tenants).filter(|&holder| !self.is_gang(holder));
+                let holder = holder.and_then(|holder| gpu.key(holder, quantum, tenants));
+                let precedes = |other: Option<Key>| other.is_none_or(|other| key < other);
+                precedes(gpu.best_single(quantum, tenants)) && precedes(holder)
+            })
     }
 
     /// Whether a gang that holds a GPU of `slot`'s would not be chosen again.
@@ -83,14 +109,11 @@ impl Policy {
 
     fn rank(&self, slot: Slot) -> Option<Rank> {
         let tenant = self.tenants[slot].as_ref()?;
-        let mut rank = Rank { ahead: false, distance: Virtual::MIN, since: tenant.since, slot };
-        for at in self.gpus_of(slot) {
+        let timely = !self.is_overdue(slot);
+        let mut rank =
+            Rank { timely, ahead: false, distance: Virtual::MIN, since: tenant.since, slot };
+        for at in self.gpus_of(slot).filter(|_| timely) {
             let gpu = &self.gpus[at];
-            // Where nobody else competes nobody is owed anything, and virtual time stands still beside a
-            // late tenant, which would be ahead of it for ever.
-            if !gpu.has_others(self.now, slot, &self.tenants) {
-                continue;
-            }
             let quantum = gpu.quantum(gpu.contenders(&self.tenants), &self.settings);
             let key = gpu.key(slot, quantum, &self.tenants)?;
             rank.ahead |= key.ahead();

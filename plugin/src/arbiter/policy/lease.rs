@@ -196,16 +196,18 @@ impl Policy {
             (drained, tenant.phase)
         {
             let took = now.saturating_sub(since);
-            // Others were let in beside a late one when its deadline had passed.
-            let held_up = took.min(tenant.patience(&self.settings));
+            // How long others waited for it: beside a late one they were let in when its deadline had
+            // passed, beside one that was stopped or waited for the host at once.
+            let held_up = match tenant.phase {
+                Phase::Draining { .. } => Some(took),
+                _ if tenant.works_until() >= now => Some(tenant.patience(&self.settings)),
+                _ => None,
+            };
             tenant.drained_in(took, &self.settings);
             tenant.rhythm.drained(since, took, &self.settings);
-            // For who was stopped, or waited for the host, nobody waited so long.
-            let counts =
-                tenant.works_until() >= now || matches!(tenant.phase, Phase::Draining { .. });
-            for &gpu in tenant.gpus.iter().filter(|_| counts) {
+            for &gpu in tenant.gpus.iter().filter(|_| held_up.is_some()) {
                 let mean = &mut self.gpus[usize::from(gpu)].drain;
-                *mean = *mean - *mean / DRAIN_WEIGHT + held_up / DRAIN_WEIGHT;
+                *mean = *mean - *mean / DRAIN_WEIGHT + held_up.unwrap_or(0) / DRAIN_WEIGHT;
             }
         }
         tenant.phase = Phase::Out;

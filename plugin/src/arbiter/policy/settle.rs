@@ -97,6 +97,7 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.contends = true;
         if tenant.gang() {
+            self.promise(now, slot);
             return;
         }
         let gpu = usize::from(tenant.gpus[0]);

@@ -81,6 +81,8 @@ pub(super) struct Tenant {
     pub(super) since: u64,
     /// Takes part in the competition: wants, neither holds nor drains in time, and has tokens.
     pub(super) contends: bool,
+    /// A gang that contends comes before all who are not overdue, from then on.
+    pub(super) overdue_at: u64,
     /// When it last wanted or held; for SOLO.
     pub(super) last_active: Option<u64>,
     /// Up to when a tenant without a want counts for the virtual time.
@@ -127,6 +129,7 @@ impl Tenant {
             wanting: false,
             since: now,
             contends: false,
+            overdue_at: u64::MAX,
             last_active: None,
             counts_until: 0,
             bucket: Bucket::new(now, share.millis, set.burst),
@@ -164,6 +167,11 @@ impl Tenant {
     /// too: what it has in flight may wait for the very launch that waits for the lease.
     pub(super) fn is_free(&self) -> bool {
         matches!(self.phase, Phase::Out | Phase::Late { .. })
+    }
+
+    /// It has not drained in time, and not drained since.
+    pub(super) fn is_late(&self) -> bool {
+        self.late_leases > 0 || matches!(self.phase, Phase::Late { .. })
     }
 
     /// A launch waits, and the tenant may have a lease for it.

@@ -233,6 +233,9 @@ impl World {
             if player.blocked() {
                 wanted |= own;
             }
+            if player.is_stuck() {
+                continue;
+            }
             let Some(op) = player.flight.front_mut() else { continue };
             #[allow(clippy::cast_precision_loss, reason = "short")]
             let progress = passed as f64 * rate;
