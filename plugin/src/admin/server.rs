@@ -15,16 +15,22 @@ use tessera_kubelet::admin::{
 };
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 use tracing::{error, warn};
 
 use super::explain;
 use super::status::Sources;
 use super::steer;
+use crate::descriptors::Door;
+use crate::grpc::incoming::{Incoming, Limits};
 
 /// How often the socket is looked for.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// All calls end by themselves; the longest is a reload of the configuration.
+const LIMITS: Limits = Limits { door: Door::Admin, answer: Some(Duration::from_secs(60)) };
+/// Streams that one connection may have open.
+const MAX_STREAMS: u32 = 64;
 
 /// Why the admin socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -93,10 +99,12 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
 /// readiness probe would fail until the next start.
 async fn serve(path: PathBuf, mut listener: UnixListener, sources: Arc<Sources>) {
     loop {
-        let serving = tonic::transport::Server::builder().serve_with_incoming(
-            AdminServer::new(Service(Arc::clone(&sources))),
-            UnixListenerStream::new(listener),
-        );
+        let serving = tonic::transport::Server::builder()
+            .max_concurrent_streams(MAX_STREAMS)
+            .serve_with_incoming(
+                AdminServer::new(Service(Arc::clone(&sources))),
+                Incoming::new(listener, LIMITS),
+            );
         tokio::select! {
             ended = serving => {
                 if let Err(error) = ended {

@@ -18,6 +18,7 @@ use tessera_region::layout::GATE_SOCKET;
 use tessera_region::session::Message;
 
 use super::reactor::{PEER_NUMBERS, Reactor, Token};
+use crate::descriptors::Door;
 use crate::session::Bucket;
 use crate::session::closer::Closer;
 use crate::session::socket::{self, Listening, PACKET};
@@ -160,6 +161,11 @@ impl Lane {
                 return self.pause_listening(reactor, now, SETTLE);
             }
             match socket::accept(&self.listener) {
+                // Kept for others.
+                Ok(peer) if Door::Pages.is_kept(&peer) => {
+                    self.turn_away(peer);
+                    return self.pause_listening(reactor, now, SETTLE);
+                }
                 Ok(peer) => self.admit(peer, reactor),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // The peer has gone again, or descriptors are short: whoever waits is served later.
@@ -182,6 +188,7 @@ impl Lane {
         let pid = socket::peer_pid(&socket);
         let death = match pid.map(socket::pidfd) {
             None => None,
+            Some(Ok(pidfd)) if Door::Pages.is_kept(&pidfd) => return self.turn_away(socket),
             Some(Ok(pidfd)) => Some(pidfd),
             // Dead already, and it has said nothing.
             Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => {

@@ -16,12 +16,16 @@ use super::readiness::{Latch, Phase};
 use super::register::register;
 use super::registration::{Action, Delays, Event, Machine};
 use super::service::{Events, Service};
-use super::socket::{Incoming, Names, Socket, SocketError, remove_stale};
+use super::socket::{Names, Socket, SocketError, remove_stale};
 use super::watch::{Snapshot, Watcher};
 use super::{DevicePlugin, Options};
+use crate::descriptors::Door;
+use crate::grpc::incoming::{Incoming, Limits};
 
 /// Streams that one connection may have open; kubelet uses a handful.
 const MAX_STREAMS: u32 = 64;
+/// Its device stream is one answer, for days.
+const LIMITS: Limits = Limits { door: Door::Kubelet, answer: None };
 /// Longest pause between two looks whether kubelet offers the resource.
 const VERIFY_PAUSE: Duration = Duration::from_secs(2);
 
@@ -176,7 +180,7 @@ impl<P: DevicePlugin> Driver<P> {
         let mut signal = stopped;
         let serving = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
-            .serve_with_incoming_shutdown(service, Incoming::new(listener), async move {
+            .serve_with_incoming_shutdown(service, Incoming::new(listener, LIMITS), async move {
                 let _ = signal.wait_for(|stop| *stop).await;
             });
         self.server = Some(Server { socket, stop, task: tokio::spawn(serving) });

@@ -5,14 +5,12 @@
 //! here: [`serve`] listens, registers, and re-registers whenever kubelet restarts, wipes the socket or
 //! drops the device stream. How it stands is told by [`Readiness`].
 //!
-//! - [`authority`]: makes requests of older kubelets digestible for Rust's HTTP/2
 //! - `service`: the five RPCs over the seam
 //! - `registration`: the pure state machine; `driver` feeds it and does its I/O
 //! - `fleet`: several resources, each served so
-//! - `watch`: notices kubelet restarts; `socket`: names, stale files, accepting
+//! - `watch`: notices kubelet restarts; `socket`: names, stale files
 //! - [`pod_resources`]: who holds which replica
 
-pub mod authority;
 mod driver;
 mod fleet;
 pub mod pod_resources;

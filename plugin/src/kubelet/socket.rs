@@ -1,19 +1,14 @@
-//! The plugin's sockets in kubelet's device plugin directory: names, making, accepting, removing.
+//! The plugin's sockets in kubelet's device plugin directory: names, making, removing.
 
 use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 use tokio::net::{UnixListener, UnixStream};
-use tokio_stream::Stream;
-
-use super::authority::AuthorityStream;
 
 /// Bytes that fit into `sockaddr_un.sun_path` with its NUL (unix(7)).
 const MAX_PATH: usize = 107;
@@ -191,40 +186,6 @@ pub(super) async fn remove_stale(dir: &Path, names: &Names, own: &str) {
                 "another running plugin serves this resource on this node; each will keep taking it \
                  from the other: stop one"
             ),
-        }
-    }
-}
-
-/// The connections that a listener accepts, each with its authority rewritten.
-#[derive(Debug)]
-pub(super) struct Incoming {
-    listener: UnixListener,
-    /// After an error, such as too many open files, accepting pauses instead of spinning.
-    pause: Option<Pin<Box<tokio::time::Sleep>>>,
-}
-
-impl Incoming {
-    pub(super) fn new(listener: UnixListener) -> Self {
-        Self { listener, pause: None }
-    }
-}
-
-impl Stream for Incoming {
-    type Item = io::Result<AuthorityStream<UnixStream>>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        loop {
-            if let Some(pause) = &mut self.pause {
-                std::task::ready!(pause.as_mut().poll(cx));
-                self.pause = None;
-            }
-            match std::task::ready!(self.listener.poll_accept(cx)) {
-                Ok((stream, _)) => return Poll::Ready(Some(Ok(AuthorityStream::new(stream)))),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept kubelet's connection; trying again");
-                    self.pause = Some(Box::pin(tokio::time::sleep(Duration::from_millis(100))));
-                }
-            }
         }
     }
 }

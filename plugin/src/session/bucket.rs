@@ -19,6 +19,13 @@ impl Bucket {
         Bucket { tokens: size, size, interval, refilled: now }
     }
 
+    /// Whether as many tokens are there as can be.
+    #[must_use]
+    pub fn is_full(&self, now: Instant) -> bool {
+        let missing = self.size - self.tokens;
+        now.saturating_duration_since(self.refilled) >= self.interval * missing
+    }
+
     /// Takes a token, or says how long until there is one.
     ///
     /// # Errors

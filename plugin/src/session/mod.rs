@@ -27,6 +27,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
+use crate::descriptors::Door;
+
 pub use bucket::Bucket;
 pub use tenant::{Counters, MAX_SESSIONS, Peer, Tenant};
 
@@ -118,6 +120,13 @@ async fn accept(socket: Guarded, pages: Arc<dyn Pages>, tenant: Arc<Tenant>, clo
         }
         match socket.get().async_io(tokio::io::Interest::READABLE, |fd| socket::accept(fd)).await {
             Ok(peer) => {
+                // Kept for others: whoever it is does without a session.
+                if Door::Pages.is_kept(&peer) {
+                    tenant.turned_away();
+                    closer.close(peer);
+                    tokio::time::sleep(SETTLE).await;
+                    continue;
+                }
                 let host_pid = socket::peer_pid(&peer);
                 let Ok(peer) = socket::watch(peer) else { continue };
                 let peer = Guarded::new(peer, Arc::clone(&closer));
@@ -163,6 +172,10 @@ async fn session(
 ) -> io::Result<()> {
     let death = match host_pid.map(socket::pidfd) {
         None => None,
+        Some(Ok(pidfd)) if Door::Pages.is_kept(&pidfd) => {
+            tenant.turned_away();
+            return Ok(());
+        }
         Some(Ok(pidfd)) => Some(socket::watch(pidfd)?),
         // Dead already: it held what it held.
         Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

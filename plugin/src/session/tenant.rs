@@ -148,6 +148,11 @@ impl Tenant {
         Some(key)
     }
 
+    /// Notes a session that was turned away before it was one.
+    pub(super) fn turned_away(&self) {
+        self.state().counters.turned_away += 1;
+    }
+
     pub(super) fn leave(&self, key: u64) {
         let mut state = self.state();
         if let Some(peer) = state.peers.remove(&key) {

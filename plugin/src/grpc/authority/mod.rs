@@ -1,6 +1,6 @@
-//! Makes the requests of grpc-go clients that send a socket path as `:authority` acceptable to
-//! Rust's HTTP/2.
+//! Makes the requests of clients that send a socket path as `:authority` acceptable to Rust's HTTP/2.
 //!
+//! Clients on gRPC's C core (Python's grpcio among them) send the percent-encoded path, too.
 //! Kubelets before 1.26 send the percent-encoded path of the plugin's socket as `:authority`
 //! (`%2Fvar%2Flib%2Fkubelet…`), and all versions read do so on plugin registration sockets. `http`
 //! and `h2` hold that for malformed (RFC 3986 §3.2.2 allows no such host) and reset the stream with
@@ -33,6 +33,8 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
+use super::calls::{Answers, Calls};
+
 pub use frames::{Error, Rewriter};
 
 /// Bytes read from the socket at once.
@@ -45,6 +47,7 @@ const KEEP: usize = 16 * 1024;
 pub struct AuthorityStream<S> {
     inner: S,
     rewriter: Rewriter,
+    answers: Answers,
     chunk: Box<[u8]>,
     /// Rewritten bytes, handed out from `taken` on.
     out: Vec<u8>,
@@ -58,11 +61,17 @@ impl<S> AuthorityStream<S> {
         Self {
             inner,
             rewriter: Rewriter::new(),
+            answers: Answers::default(),
             chunk: vec![0; CHUNK].into_boxed_slice(),
             out: Vec::new(),
             taken: 0,
             failed: None,
         }
+    }
+
+    /// The requests that it has open.
+    pub(crate) fn calls(&self) -> &Calls {
+        self.rewriter.calls()
     }
 
     /// Moves rewritten bytes into `buf`; false if there are none.
@@ -106,7 +115,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for AuthorityStream<S> {
                 return Poll::Ready(Ok(()));
             }
             if let Err(error) = this.rewriter.feed(chunk.filled(), &mut this.out) {
-                tracing::warn!(%error, "closing a connection to the plugin's socket");
+                tracing::warn!(%error, "closing a connection to a socket of the plugin");
                 this.failed = Some(error);
             }
         }
@@ -119,7 +128,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for AuthorityStream<S> {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, buf)
+        let written = ready!(Pin::new(&mut self.inner).poll_write(cx, buf))?;
+        let this = &mut *self;
+        this.answers.feed(&buf[..written], this.rewriter.calls_mut());
+        Poll::Ready(Ok(written))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -135,7 +147,14 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for AuthorityStream<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+        let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, bufs))?;
+        let (this, mut left) = (&mut *self, written);
+        for buf in bufs {
+            let part = left.min(buf.len());
+            this.answers.feed(&buf[..part], this.rewriter.calls_mut());
+            left -= part;
+        }
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -1,5 +1,6 @@
 //! HTTP/2 framing (RFC 9113 §4) as far as needed to find the header blocks in what a client sends.
 
+use super::super::calls::Calls;
 use super::block::{BlockError, MAX_LIST, Translator};
 
 /// What every client sends first, RFC 9113 §3.4.
@@ -105,7 +106,7 @@ enum State {
     /// Bytes of a frame header seen.
     Header([u8; HEADER], usize),
     /// Payload of a frame that is not ours to touch, with the bytes still to come.
-    Pass(usize),
+    Pass(Frame, usize),
     /// Payload of HEADERS or CONTINUATION, gathered until it is complete.
     Gather(Frame, Vec<u8>),
 }
@@ -115,6 +116,7 @@ enum State {
 pub struct Rewriter {
     state: State,
     block: Option<Block>,
+    calls: Calls,
     translator: Translator,
 }
 
@@ -127,7 +129,21 @@ impl Default for Rewriter {
 impl Rewriter {
     /// For a fresh connection.
     pub fn new() -> Self {
-        Self { state: State::Preface(0), block: None, translator: Translator::new() }
+        Self {
+            state: State::Preface(0),
+            block: None,
+            calls: Calls::default(),
+            translator: Translator::new(),
+        }
+    }
+
+    /// The requests that have come, as far as they are complete.
+    pub(crate) fn calls(&self) -> &Calls {
+        &self.calls
+    }
+
+    pub(super) fn calls_mut(&mut self) -> &mut Calls {
+        &mut self.calls
     }
 
     /// Takes the next bytes from the client and appends to `out` what the server is to read. How the
@@ -161,12 +177,14 @@ impl Rewriter {
                     }
                     used
                 }
-                State::Pass(left) => {
+                State::Pass(frame, left) => {
                     let used = (*left).min(input.len());
                     out.extend_from_slice(&input[..used]);
                     *left -= used;
                     if *left == 0 {
+                        let frame = *frame;
                         self.state = State::Header([0; HEADER], 0);
+                        self.tell(frame);
                     }
                     used
                 }
@@ -193,10 +211,13 @@ impl Rewriter {
             (None, TYPE_CONTINUATION) => return Err(Error::Stray),
             (None, _) => {
                 frame.put(out);
-                self.state = match frame.length {
-                    0 => State::Header([0; HEADER], 0),
-                    length => State::Pass(length),
-                };
+                match frame.length {
+                    0 => {
+                        self.state = State::Header([0; HEADER], 0);
+                        self.tell(frame);
+                    }
+                    length => self.state = State::Pass(frame, length),
+                }
                 return Ok(());
             }
             (Some(block), TYPE_CONTINUATION) if frame.same_stream(&block.first) => {
@@ -240,7 +261,14 @@ impl Rewriter {
         let mut translated = Vec::with_capacity(2 * fragments.len() + 64);
         self.translator.translate(&fragments, &mut translated)?;
         block.put(&translated, out);
+        self.tell(block.first);
         Ok(())
+    }
+
+    /// A frame of the client has come as a whole.
+    fn tell(&mut self, frame: Frame) {
+        let stream = u32::from_be_bytes(frame.stream) & 0x7fff_ffff;
+        self.calls.client(frame.kind, frame.flags, stream);
     }
 }
 
