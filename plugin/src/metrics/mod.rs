@@ -6,14 +6,19 @@
 //! - [`account`]: counters that never go backwards, out of what tenants say
 //! - [`text`]: the two text formats and which of them a client wants
 //! - [`page`]: the text, made at most once a second, and never on the thread that serves kubelet
-//! - [`server`]: HTTP, bounded against slow and many clients
+//! - [`server`]: the listener and its thread, bounded against slow and many clients
+//! - `room`: how many of them, and who makes room; `pulse`: whether the thread that serves kubelet turns
+//! - `answers`: what is answered
 
 mod account;
+mod answers;
 pub mod families;
 pub mod histogram;
 pub mod meters;
 mod page;
 mod process;
+mod pulse;
+mod room;
 mod scene;
 mod server;
 mod text;

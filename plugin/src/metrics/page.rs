@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use hyper::body::Bytes;
+use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
 use super::account::Accounts;
@@ -33,6 +34,8 @@ pub(super) enum PageError {
 #[derive(Debug)]
 pub(super) struct Page {
     sources: Arc<Sources>,
+    /// Whose threads may block.
+    main: Handle,
     /// What was counted so far. Only who makes the text takes it.
     accounts: Arc<std::sync::Mutex<Accounts>>,
     made: Mutex<Option<Made>>,
@@ -49,9 +52,10 @@ struct Made {
 
 impl Page {
     /// Of a plugin that starts now.
-    pub fn new(sources: Arc<Sources>) -> Self {
+    pub fn new(sources: Arc<Sources>, main: Handle) -> Self {
         Page {
             sources,
+            main,
             accounts: Arc::new(std::sync::Mutex::new(Accounts::new(Instant::now()))),
             made: Mutex::default(),
             busy: Arc::default(),
@@ -79,7 +83,7 @@ impl Page {
         if text.classic.is_none() {
             let open = text.open.clone();
             let work = move || classic(std::str::from_utf8(&open).unwrap_or_default());
-            let made = tokio::task::spawn_blocking(work).await.map_err(|_| PageError::Broken)?;
+            let made = self.main.spawn_blocking(work).await.map_err(|_| PageError::Broken)?;
             text.classic = Some(made.into());
         }
         text.classic.clone().ok_or(PageError::Broken)
@@ -99,7 +103,7 @@ impl Page {
         }
         let done = Done(Arc::clone(&self.busy));
         let (sources, accounts) = (Arc::clone(&self.sources), Arc::clone(&self.accounts));
-        let making = tokio::task::spawn_blocking(move || {
+        let making = self.main.spawn_blocking(move || {
             let _done = done;
             let mut accounts = accounts.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             Scene::look(&sources, &mut accounts).text()

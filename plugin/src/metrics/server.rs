@@ -1,94 +1,110 @@
-//! `/metrics`, `/healthz` and `/readyz` over HTTP/1.1, on the thread that serves kubelet: so that an answer
-//! means that it turns, and so that whoever asks too often, too slowly or too much is held back here.
+//! The listener of `/metrics`, `/healthz` and `/readyz`, on a thread of its own: however many connect, kubelet's
+//! calls go on beside it, and however slowly, others are answered.
+//!
+//! A connection is for one request. It is accepted at once, whoever waits for what, so that the kernel's queue
+//! stays short; without a whole request it may have to make room ([`super::room`]), with one never.
 
-use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
 
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
-use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::io::Interest;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 
-use super::page::Page;
-use super::text::Format;
+use super::answers::Answers;
+use super::room::{Place, Room};
 use crate::admin::Sources;
-use crate::locks::lock;
-use crate::session::bucket::Bucket;
 
-/// Connections at a time. One more, and the oldest is closed: those that do nothing must not keep kubelet's
-/// probes out.
-const CONNECTIONS: usize = 16;
-/// Connections and requests a second, and how many at once.
-const RATE: u32 = 100;
-const BURST: u32 = 200;
-/// A request's head: how long it may take, how large it may be, how many fields it may have.
+/// A request's head: how long it may take from the connection on, how large it may be, how many fields it may
+/// have.
 const HEAD: Duration = Duration::from_secs(5);
-const HEAD_BYTES: usize = 16 << 10;
+const HEAD_BYTES: usize = 8 << 10;
 const HEAD_FIELDS: usize = 64;
-/// After that a connection is closed, whatever it does.
-const LIFE: Duration = Duration::from_secs(60);
+/// How long an answer may take, and its reader. Prometheus waits for 10 s.
+const ANSWER: Duration = Duration::from_secs(15);
+/// Connections that the kernel keeps while this thread has no turn: as many as it lets have (listen(2)).
+const BACKLOG: u32 = 4096;
 /// How often an address that cannot be had is tried.
 const AGAIN: Duration = Duration::from_secs(10);
+/// How long nobody is accepted after an error with nobody to make room.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The server. Ends when dropped.
 #[derive(Debug)]
 pub struct Server {
-    task: JoinHandle<()>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
     /// Listens at the first of these addresses that can be had, now or later; that none can is no reason
-    /// not to serve kubelet. Call it within a runtime.
+    /// not to serve kubelet. Call it within a runtime: whether that one's threads turn is what
+    /// `/healthz` tells.
     #[must_use]
     pub fn start(listen: Vec<SocketAddr>, sources: Arc<Sources>) -> Option<Self> {
-        (!listen.is_empty()).then(|| Server { task: tokio::spawn(serve(listen, sources)) })
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-/// What connections share.
-struct Shared {
-    sources: Arc<Sources>,
-    page: Arc<Page>,
-    bucket: Mutex<Bucket>,
-}
-
-impl Shared {
-    fn take(&self) -> Result<(), Duration> {
-        let mut bucket = lock(&self.bucket);
-        bucket.take(Instant::now())
-    }
-
-    /// Done when one more connection or request may be taken.
-    async fn turn(&self) {
-        loop {
-            match self.take() {
-                Ok(()) => return,
-                Err(wait) => tokio::time::sleep(wait).await,
+        if listen.is_empty() {
+            return None;
+        }
+        let (stop, stopped) = oneshot::channel();
+        let (main, known) = (Handle::current(), Arc::clone(&sources));
+        let work = move || {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                tokio::select! {
+                    () = serve(listen, sources, main) => {}
+                    _ = stopped => {}
+                }
+            });
+            Ok::<_, io::Error>(())
+        };
+        let thread = std::thread::Builder::new().name("metrics".into()).stack_size(512 << 10);
+        let thread = thread.spawn(move || {
+            if let Err(error) = work() {
+                let text = format!("metrics and probes are not served: {error}");
+                warn!("{text}");
+                known.set_condition("metrics", Some(text));
+            }
+        });
+        match thread {
+            Ok(thread) => Some(Server { stop: Some(stop), thread: Some(thread) }),
+            Err(error) => {
+                warn!(%error, "metrics and probes are not served: no thread");
+                None
             }
         }
     }
 }
 
-async fn bind(listen: &[SocketAddr]) -> io::Result<TcpListener> {
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // It waits for nothing but sockets.
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A plugin that starts anew has its port at once.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+fn bind(listen: &[SocketAddr]) -> io::Result<TcpListener> {
     let mut failed = io::Error::other("no address");
     for address in listen {
-        match TcpListener::bind(address).await {
+        match listen_at(*address) {
             Ok(listener) => return Ok(listener),
             // The last one is the plain one.
             Err(error) => failed = io::Error::new(error.kind(), format!("{address}: {error}")),
@@ -97,9 +113,9 @@ async fn bind(listen: &[SocketAddr]) -> io::Result<TcpListener> {
     Err(failed)
 }
 
-async fn serve(listen: Vec<SocketAddr>, sources: Arc<Sources>) {
+async fn serve(listen: Vec<SocketAddr>, sources: Arc<Sources>, main: Handle) {
     let listener = loop {
-        match bind(&listen).await {
+        match bind(&listen) {
             Ok(listener) => break listener,
             Err(error) => {
                 let text =
@@ -116,106 +132,82 @@ async fn serve(listen: Vec<SocketAddr>, sources: Arc<Sources>) {
         sources.set_metrics_address(address);
         info!(%address, "serving metrics and probes");
     }
-    let shared = Arc::new(Shared {
-        page: Arc::new(Page::new(Arc::clone(&sources))),
-        sources,
-        bucket: Mutex::new(Bucket::new(BURST, RATE, Instant::now())),
-    });
-    let mut open = Open(VecDeque::with_capacity(CONNECTIONS));
+    let room = Arc::new(Room::new());
+    let answers = Arc::new(Answers::new(sources, main));
+    let mut taken = 0;
     loop {
-        shared.turn().await;
         match listener.accept().await {
-            Ok((stream, _)) => open.add(tokio::spawn(converse(stream, Arc::clone(&shared)))),
+            Ok((stream, address)) => {
+                if let Some((place, evicted)) = room.admit(&stream, address.ip()) {
+                    tokio::spawn(converse(stream, place, evicted, Arc::clone(&answers)));
+                }
+                // What has come meanwhile is read before more are let in than could make room for each
+                // other: after each pause the runtime asks the kernel who has spoken.
+                taken += 1;
+                if taken % room.batch() == 0 {
+                    tokio::task::yield_now().await;
+                }
+            }
             // The client has gone already, or there are too many files.
             Err(error) => {
                 debug!(%error, "accept");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                match room.shed() {
+                    true => tokio::task::yield_now().await,
+                    false => tokio::time::sleep(PAUSE).await,
+                }
             }
         }
     }
 }
 
-/// Connections, the oldest first. They end with this.
-struct Open(VecDeque<AbortHandle>);
-
-impl Open {
-    fn add(&mut self, task: JoinHandle<()>) {
-        self.0.retain(|task| !task.is_finished());
-        if self.0.len() >= CONNECTIONS
-            && let Some(oldest) = self.0.pop_front()
-        {
-            oldest.abort();
-        }
-        self.0.push_back(task.abort_handle());
+/// Done when this connection has to make room.
+async fn asked_to_go(evicted: &mut oneshot::Receiver<()>) {
+    if evicted.await.is_err() {
+        // Its request has been read: nobody will ask it.
+        std::future::pending::<()>().await;
     }
 }
 
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.iter().for_each(AbortHandle::abort);
+async fn converse(
+    stream: TcpStream,
+    place: Place,
+    mut evicted: oneshot::Receiver<()>,
+    answers: Arc<Answers>,
+) {
+    let until = tokio::time::Instant::now() + HEAD;
+    // A silent one has no buffers.
+    tokio::select! {
+        biased;
+        ready = stream.ready(Interest::READABLE) => if ready.is_err() { return },
+        () = asked_to_go(&mut evicted) => return reset(&stream),
+        () = tokio::time::sleep_until(until) => return reset(&stream),
     }
-}
-
-async fn converse(stream: TcpStream, shared: Arc<Shared>) {
+    let Some(mut evicted) = place.speaks() else { return reset(&stream) };
+    let place = Arc::new(place);
     let service = service_fn(|request| {
-        let shared = Arc::clone(&shared);
-        async move {
-            shared.turn().await;
-            Ok::<_, Infallible>(answer(&shared, &request).await)
-        }
+        place.has_asked();
+        answers.answer(Arc::clone(&place), request)
     });
     let mut server = http1::Builder::new();
     server
         .timer(TokioTimer::new())
+        .keep_alive(false)
         .header_read_timeout(HEAD)
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEAD_FIELDS);
-    let connection = server.serve_connection(TokioIo::new(stream), service);
-    match tokio::time::timeout(LIFE, connection).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => debug!(%error, "a metrics client"),
-        Err(_) => debug!("a metrics client has had its time"),
+    let mut connection = server.serve_connection(TokioIo::new(stream), service);
+    let ended = tokio::select! {
+        biased;
+        ended = &mut connection => ended,
+        () = asked_to_go(&mut evicted) => return reset(connection.into_parts().io.inner()),
+        () = tokio::time::sleep(ANSWER) => return debug!("a metrics client has had its time"),
+    };
+    if let Err(error) = ended {
+        debug!(%error, "a metrics client");
     }
 }
 
-async fn answer(shared: &Shared, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-    let path = request.uri().path();
-    if !matches!(path, "/metrics" | "/healthz" | "/readyz") {
-        return plain(StatusCode::NOT_FOUND, "/metrics, /healthz, /readyz\n");
-    }
-    if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let mut refused = plain(StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n");
-        refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-        return refused;
-    }
-    match path {
-        "/metrics" => {
-            let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok());
-            let format = Format::wanted(accept);
-            match shared.page.text(format).await {
-                Ok(text) => with_type(StatusCode::OK, format.content_type(), text),
-                Err(error) => plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
-            }
-        }
-        "/readyz" => {
-            let amiss = shared.sources.amiss();
-            match amiss.is_empty() {
-                true => plain(StatusCode::OK, "ready\n"),
-                false => plain(StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", amiss.join("\n"))),
-            }
-        }
-        // That it comes is the answer.
-        _ => plain(StatusCode::OK, "ok\n"),
-    }
-}
-
-fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    with_type(status, "text/plain; charset=utf-8", text.into())
-}
-
-fn with_type(status: StatusCode, kind: &'static str, text: Bytes) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(text));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response
+/// Closes without the farewell that the kernel would remember for a minute (`SO_LINGER`, socket(7)).
+fn reset(stream: &TcpStream) {
+    let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
 }

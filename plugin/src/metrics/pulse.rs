@@ -1,0 +1,67 @@
+//! Whether the thread that serves kubelet turns.
+
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+
+/// For how long an answer of that thread counts: however many ask, it is asked so often.
+const FRESH: Duration = Duration::from_millis(20);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Pulse {
+    main: Handle,
+    felt: Mutex<Option<Instant>>,
+}
+
+impl Pulse {
+    /// Of the runtime that serves kubelet.
+    pub fn new(main: Handle) -> Self {
+        Pulse { main, felt: Mutex::default() }
+    }
+
+    /// Done when that thread has had a turn; false if it has none any more.
+    pub async fn feel(&self) -> bool {
+        let mut felt = self.felt.lock().await;
+        if felt.is_some_and(|at| at.elapsed() < FRESH) {
+            return true;
+        }
+        let turns = self.main.spawn(async {}).await.is_ok();
+        *felt = turns.then(Instant::now);
+        turns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_hangs_has_no_pulse_until_it_goes_on() {
+        let main = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let pulse = Pulse::new(main.handle().clone());
+        let (hang, hanging) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            main.block_on(async move {
+                let _ = hanging.recv();
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            });
+        });
+        let own = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        own.block_on(async {
+            let early = tokio::time::timeout(Duration::from_millis(100), pulse.feel()).await;
+            assert!(early.is_err(), "nobody can have answered");
+            drop(hang);
+            assert!(pulse.feel().await);
+        });
+        thread.join().unwrap();
+        // Its runtime is gone.
+        own.block_on(async {
+            tokio::time::sleep(FRESH).await;
+            assert!(!pulse.feel().await);
+        });
+    }
+}

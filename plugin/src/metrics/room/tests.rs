@@ -1,0 +1,101 @@
+//! Real connections, addresses that are made up.
+
+use tokio::net::TcpListener;
+
+use super::*;
+
+async fn stream() -> TcpStream {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    TcpStream::connect(listener.local_addr().unwrap()).await.unwrap()
+}
+
+fn room(most: usize) -> Arc<Room> {
+    Arc::new(Room::of(most, 1 << 20))
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+#[tokio::test]
+async fn who_floods_makes_the_room_and_who_has_asked_stays() {
+    let (room, stream) = (room(16), stream().await);
+    let admit = |from: &str| room.admit(&stream, address(from)).unwrap();
+    let (kubelet, mut kubelet_evicted) = admit("10.0.0.1");
+    let (asked, _evicted) = admit("10.9.9.9");
+    let mut asked_evicted = asked.speaks().unwrap();
+    asked.has_asked();
+    let mut flood: Vec<_> = (0..100).map(|_| admit("10.9.9.9")).collect();
+    // Twelve may be silent: the oldest of the flood have gone, and nobody else.
+    let evicted = flood.iter_mut().filter_map(|(_, evicted)| evicted.try_recv().ok()).count();
+    assert_eq!(evicted, 100 - 11);
+    assert!(flood[88].0.speaks().is_none(), "it was asked to go");
+    assert!(kubelet_evicted.try_recv().is_err() && asked_evicted.try_recv().is_err());
+    assert!(kubelet.speaks().is_some());
+    drop(flood);
+    drop((kubelet, asked));
+    let state = lock(&room.state);
+    assert_eq!((state.open, state.silent.len(), state.speaking.len()), (0, 0, 0));
+}
+
+#[tokio::test]
+async fn half_heads_make_room_for_each_other_and_not_for_silence() {
+    let (room, stream) = (room(16), stream().await);
+    let mut places: Vec<_> = (0..6)
+        .map(|_| {
+            let (place, _) = room.admit(&stream, address("10.0.0.2")).unwrap();
+            let evicted = place.speaks().unwrap();
+            (place, evicted)
+        })
+        .collect();
+    let gone: Vec<bool> = places.iter_mut().map(|(_, e)| e.try_recv().is_ok()).collect();
+    assert_eq!(gone, [true, true, true, true, false, false], "two may speak");
+}
+
+#[tokio::test]
+async fn where_everybody_has_asked_a_newcomer_is_turned_away() {
+    let (room, stream) = (room(16), stream().await);
+    let places: Vec<_> = (0..16)
+        .map(|_| {
+            let (place, _evicted) = room.admit(&stream, address("10.0.0.2")).unwrap();
+            let _evicted = place.speaks().unwrap();
+            place.has_asked();
+            place
+        })
+        .collect();
+    assert!(room.admit(&stream, address("10.0.0.1")).is_none());
+    drop(places);
+    assert!(room.admit(&stream, address("10.0.0.1")).is_some());
+}
+
+#[tokio::test]
+async fn scrapes_of_one_address_leave_room_for_others() {
+    let (room, stream) = (room(64), stream().await);
+    let place = |from: &str| Arc::new(room.admit(&stream, address(from)).unwrap().0);
+    let many: Vec<_> = (0..10).filter_map(|_| place("10.0.0.2").scrape()).collect();
+    assert_eq!(many.len(), SCRAPES_OF_ONE);
+    // One host, however many addresses of its network it takes.
+    let v6: Vec<_> =
+        (0..10).filter_map(|n| place(&format!("fd00:1:2:3::{n:x}")).scrape()).collect();
+    assert_eq!(v6.len(), SCRAPES_OF_ONE);
+    assert!(place("::ffff:10.0.0.2").scrape().is_none(), "the same address");
+    assert!(place("10.0.0.3").scrape().is_some());
+    drop((many, v6));
+    // And by time.
+    let taken = (0..1000).filter(|_| place("10.0.0.4").scrape().is_some()).count();
+    assert!(taken < 500, "{taken} of a thousand at once");
+    assert_eq!(lock(&room.state).scrapes, 0);
+}
+
+#[tokio::test]
+async fn addresses_that_come_and_go_are_forgotten() {
+    let (room, stream) = (room(2048), stream().await);
+    let mut held = Vec::new();
+    for n in 0..2000u32 {
+        let from = format!("10.1.{}.{}", n / 256, n % 256);
+        let place = Arc::new(room.admit(&stream, address(&from)).unwrap().0);
+        held.push(place.scrape());
+        held.truncate(3);
+    }
+    assert!(lock(&room.state).scrapers.len() <= ADDRESSES);
+}
