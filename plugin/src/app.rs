@@ -25,11 +25,15 @@ use crate::node::service::Service;
 use crate::node::{Node, monotonic_ns};
 use crate::observe;
 use crate::reconcile::Kubelet;
+use crate::regions::hold::Hold;
 use crate::regions::tmpfs;
 use crate::reload::{self, Reloader, SetFilter};
 use crate::shares;
 use crate::shim_install;
 use health::Watcher;
+
+/// How often it is looked whether the pages directory is still the one that is held.
+const HOLD: Duration = Duration::from_secs(1);
 
 /// Intervals. The defaults are for production, tests shorten them.
 #[derive(Clone, Debug)]
@@ -84,6 +88,7 @@ pub struct App {
     // Dropped last: `status` answers until the end.
     _admin: admin::Server,
     _metrics: Option<metrics::Server>,
+    _hold: Arc<Hold>,
 }
 
 /// Starts the plugin: installs the shim, finds room for pages, serves `status`. The rest, from
@@ -128,8 +133,11 @@ pub fn start_with(
     let reloader = Arc::new(Reloader::new(file, &given, current, asked, set_filter, &sources));
     sources.set_reloader(Arc::clone(&reloader));
     let admin = admin::Server::start(&config.paths.admin, Arc::clone(&sources))?;
+    // Before anything in the directory, or of the file system there, is touched.
+    let hold = Arc::new(Hold::take(&config.paths.pages, &about(&config))?);
     let metrics = metrics::Server::start(config.metrics.listen.clone(), Arc::clone(&sources));
     let pages = tmpfs::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;
+    hold.renew()?;
     info!(shim = %delivery.shim.display(), pages = %config.paths.pages.display(), "{pages}");
     if let Some(warning) = pages.warning() {
         warn!("{warning}");
@@ -137,8 +145,37 @@ pub fn start_with(
     }
     let (stop, stopped) = watch::channel(false);
     let (ready, standing) = watch::channel(None);
+    let kept = keep(Arc::clone(&hold), Arc::clone(&sources));
     let main = run(reloader, discovery, timing, delivery, Arc::clone(&sources), stopped, ready);
-    Ok(App { sources, main: tokio::spawn(main), stop, standing, _admin: admin, _metrics: metrics })
+    let main = tokio::spawn(async move {
+        tokio::select! {
+            ended = main => ended,
+            never = kept => match never {},
+        }
+    });
+    Ok(App { sources, main, stop, standing, _admin: admin, _metrics: metrics, _hold: hold })
+}
+
+/// What another plugin is told of this one, beside its pid.
+fn about(config: &Config) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let (admin, ledger) = (config.paths.admin.display(), config.paths.ledger.display());
+    format!("tessera {version}, paths.admin {admin}, paths.ledger {ledger}")
+}
+
+/// Holds the pages directory also when somebody has removed it and it was made again.
+async fn keep(hold: Arc<Hold>, sources: Arc<Sources>) -> std::convert::Infallible {
+    loop {
+        tokio::time::sleep(HOLD).await;
+        let amiss = hold.renew().err().map(|error| error.to_string());
+        if let Some(text) = &amiss
+            && sources.set_condition("hold", amiss.clone())
+        {
+            error!("{text}");
+        } else if amiss.is_none() {
+            sources.set_condition("hold", None);
+        }
+    }
 }
 
 impl App {

@@ -4,6 +4,7 @@
 //! it are replaced when a new generation begins. Containers mount the directory, so what they see of
 //! it follows.
 
+pub mod hold;
 mod patience;
 pub mod tmpfs;
 mod write;

@@ -144,6 +144,10 @@ impl Suite<'_> {
     /// The node is out of reach.
     pub fn directories(&self) -> Result<Vec<String>> {
         let list = self.host("ls -A $pages")?;
-        Ok(list.lines().filter(|name| *name != ".spare").map(str::to_owned).collect())
+        Ok(list
+            .lines()
+            .filter(|name| ![".spare", ".holder"].contains(name))
+            .map(str::to_owned)
+            .collect())
     }
 }
