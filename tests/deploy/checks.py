@@ -104,6 +104,25 @@ def every_value_is_documented():
 
 
 @check
+def nothing_on_the_network_can_restart_the_plugin():
+    """Startup and liveness are asked inside the container; the metrics port is not everyone's unless that is asked for."""
+    for name, values in value_sets().items():
+        items = objects(values)
+        for spec in pod_specs(items):
+            for container in spec["containers"]:
+                for probe in ("startupProbe", "livenessProbe"):
+                    action = container.get(probe, {"exec": None})
+                    assert "exec" in action and not {"httpGet", "tcpSocket", "grpc"} & set(action), (name, probe, action)
+        for policy in of_kind(items, "NetworkPolicy"):
+            assert policy["spec"]["policyTypes"][0] == "Ingress", (name, policy)
+            asked = values.get("networkPolicy", {})
+            for rule in policy["spec"].get("ingress", []):
+                assert rule.get("from") or asked.get("from") == [], (name, rule)
+    everyone = of_kind(objects({"networkPolicy": {"from": []}}), "NetworkPolicy")[0]
+    assert everyone["spec"]["ingress"] == [{"ports": [{"port": "metrics"}]}], everyone
+
+
+@check
 def namespace_default_is_refused():
     """Unless asked for."""
     try:

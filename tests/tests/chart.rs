@@ -39,6 +39,7 @@ checks! {
     lint
     schema_is_strict
     every_value_is_documented
+    nothing_on_the_network_can_restart_the_plugin
     namespace_default_is_refused
     configurations_are_valid
     configuration_is_carried_over_exactly

@@ -1,9 +1,13 @@
-{{/* A probe's action: list ROOT "live" or "ready". */}}
+{{/*
+A probe's action: list ROOT "live" or "ready". What restarts the plugin goes over the admin socket, in the container:
+no pod reaches that, however it floods the network. Readiness, by which nothing is restarted, is asked for where
+Prometheus asks.
+*/}}
 {{- define "tessera.probe" -}}
 {{- $root := index . 0 -}}
 {{- $what := index . 1 -}}
-{{- if $root.Values.metrics.enabled -}}
-httpGet: {path: {{ ternary "/healthz" "/readyz" (eq $what "live") }}, port: metrics}
+{{- if and $root.Values.metrics.enabled (eq $what "ready") -}}
+httpGet: {path: /readyz, port: metrics}
 {{- else -}}
 exec: {command: [tessera, status, --{{ $what }}]}
 {{- end -}}
