@@ -11,7 +11,8 @@ use tessera_region::layout::PAGES_DIR_ENV;
 use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec};
 use tessera_region::usage;
 use tessera_tests::{
-    Conversation, GIB, MIB, Preloaded, Running, SimGpu, artefacts, compile_c, settles,
+    Conversation, GIB, MIB, Preloaded, Running, SimGpu, artefacts, compile_c, external, settles,
+    workspace,
 };
 
 const OUT_OF_MEMORY: i64 = 2;
@@ -138,6 +139,51 @@ impl Drop for Node {
             let _ = plugin.wait();
         }
     }
+}
+
+/// The client that `docs/steering.md` shows, on gRPC that sends the socket's path as `:authority`.
+#[test]
+fn a_python_client_steers_as_the_documentation_says() {
+    let client = workspace().join("tests/python/admin_client.py");
+    let text = std::fs::read_to_string(&client).expect("in the repository");
+    let shown = std::fs::read_to_string(workspace().join("docs/steering.md")).expect("as well");
+    let shown = shown.split("```python\n").nth(1).and_then(|rest| rest.split("```").next());
+    let body = text.split_once("\"\"\"\n\n").map(|(_, body)| body);
+    assert_eq!(shown, body, "the documentation shows tests/python/admin_client.py");
+
+    let python = match external::python() {
+        Ok(python) => python,
+        Err(reason) => return external::skip("admin_client.py", &reason),
+    };
+    let node = Node::start(&[ONE]);
+    let out = node.dir.path().join("stubs");
+    std::fs::create_dir(&out).expect("just made");
+    let made = Command::new(&python)
+        .args(["-B", "-m", "grpc_tools.protoc", "-I"])
+        .arg(workspace().join("proto/kubelet/proto"))
+        .arg(format!("--python_out={}", out.display()))
+        .arg(format!("--grpc_python_out={}", out.display()))
+        .arg("admin_v1.proto")
+        .output()
+        .expect("Python starts");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let run = |gibibytes: &str| {
+        let mut command = Command::new(&python);
+        command.arg("-B").arg(&client).arg(node.dir.path().join("admin.sock"));
+        let out = command.args([ONE, gibibytes]).env("PYTHONPATH", &out).output();
+        out.expect("Python starts")
+    };
+    let said = run("2");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    let uuid = node.sim.uuid(0);
+    let want = format!("{ONE} {uuid} {GIB}\n{uuid} {GIB} -> {}\n", 2 * GIB);
+    assert_eq!(text(&said.stdout), want);
+    assert!(node.must(&["quota", "show"]).contains("2 GiB"));
+    // A refusal has its code and says what is possible.
+    let refused = run("4000");
+    assert!(!refused.status.success());
+    assert!(text(&refused.stderr).contains("RESOURCE_EXHAUSTED"), "{}", text(&refused.stderr));
 }
 
 #[test]
