@@ -4,13 +4,14 @@
 //! `tessera-bench compute` runs one scenario of divided GPU time; `--help` there.
 //!
 //! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (overhead, contended, race, recovery,
-//! plugin, soak, storm, many, compute, shim), `--apis NAME,…` (of races and recovery; all),
+//! plugin, soak, storm, flood, many, compute, shim), `--apis NAME,…` (of races and recovery; all),
 //! `--realtime` (before everything else on a machine that is busy with other things; root).
 
 mod child;
 mod clock;
 mod compute;
 mod contended;
+mod flood;
 mod machine;
 mod many;
 mod mayfly;
@@ -101,6 +102,9 @@ fn bench() -> anyhow::Result<ExitCode> {
     }
     if wanted("storm") {
         stormed(&world, &mut report)?;
+    }
+    if wanted("flood") {
+        flooded(&world, &mut report)?;
     }
     if wanted("many") {
         manifold(&world, &mut report)?;
@@ -310,6 +314,37 @@ fn stormed(world: &World, report: &mut Report) -> anyhow::Result<()> {
             "quotas_changed": figures.changed,
             "clock_jumps": figures.jumps,
             "events_failed": figures.events_failed,
+        }),
+    );
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "KiB far below 2^53")]
+fn flooded(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("probes beside a flood of connections");
+    let figures = flood::run(world)?;
+    let (quiet, flood) = (&figures.quiet, &figures.flood);
+    let p99 = flood.probe_ms.quantile(0.99);
+    let what = "a probe beside 2,000 connections a second, p99";
+    report.figure("probe_p99_ms_flood", what, "ms", p99, Some(1000.0));
+    let missed = flood.missed as f64;
+    report.figure("probes_missed_flood", "· not answered, of 500", "", missed, Some(0.0));
+    let rss = flood.rss_kib as f64 / 1024.0;
+    report.figure("probe_rss_mib_flood", "· plugin's RSS, most", "MiB", rss, None);
+    report.figure("probe_cpu_pct_flood", "· plugin's CPU", "%", flood.cpu_percent, None);
+    let p99 = quiet.probe_ms.quantile(0.99);
+    report.figure("probe_p99_ms", "a probe without a flood, p99", "ms", p99, None);
+    let rss = quiet.rss_kib as f64 / 1024.0;
+    report.figure("probe_rss_mib", "· plugin's RSS, most", "MiB", rss, None);
+    report.detail("probe_ms_flood", &flood.probe_ms);
+    report.detail("probe_ms", &quiet.probe_ms);
+    report.put(
+        "flood_detail",
+        json!({
+            "connections_per_s_wanted": flood::RATE,
+            "connections_per_s": figures.rate,
+            "probes_missed": quiet.missed,
+            "cpu_percent": quiet.cpu_percent,
         }),
     );
     Ok(())
