@@ -220,6 +220,18 @@ fn destinations(
     Ok((0..count).map(|i| places[indices.partition_point(|from| *from <= i) - 1]).collect())
 }
 
+/// What every batch begins with: "Flags reserved for future use. Must be zero."
+fn begin_batch(s: &'static Stream, flags: u64) -> Result<()> {
+    if flags == 0 { permit(s) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+}
+
+fn prefetch_batch(to: Vec<(c_int, c_int)>, ranges: Vec<(u64, u64)>) -> Result<()> {
+    for ((from, end), to) in ranges.into_iter().zip(to) {
+        change(from, end, |a| a.prefetched = to);
+    }
+    Ok(())
+}
+
 /// `CU_MEM_RANGE_ATTRIBUTE_*`.
 fn attribute(which: c_int, out: *mut c_void, size: usize, range: (u64, u64)) -> Result<()> {
     let parts = known(range.0, range.1);
@@ -294,35 +306,15 @@ exports_both! {
         prefetch(s, at, len, location(driver()?, to)?)
     }
     fn cuMemPrefetchBatchAsync, cuMemPrefetchBatchAsync_ptsz(at: *const CUdeviceptr, sizes: *const usize, count: usize, places: *const CUmemLocation, indices: *const usize, of: usize, flags: u64, s: CUstream) |flavour| {
-        let s = stream(s, flavour)?;
-        if flags != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        permit(s)?;
-        let to = destinations(places, indices, of, count)?;
-        for ((from, end), to) in batch(at, sizes, count)?.into_iter().zip(to) {
-            change(from, end, |a| a.prefetched = to);
-        }
-        Ok(())
+        begin_batch(stream(s, flavour)?, flags)?;
+        prefetch_batch(destinations(places, indices, of, count)?, batch(at, sizes, count)?)
     }
     fn cuMemDiscardBatchAsync, cuMemDiscardBatchAsync_ptsz(at: *const CUdeviceptr, sizes: *const usize, count: usize, flags: u64, s: CUstream) |flavour| {
-        let s = stream(s, flavour)?;
-        if flags != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        permit(s)?;
+        begin_batch(stream(s, flavour)?, flags)?;
         batch(at, sizes, count).map(|_| ())
     }
     fn cuMemDiscardAndPrefetchBatchAsync, cuMemDiscardAndPrefetchBatchAsync_ptsz(at: *const CUdeviceptr, sizes: *const usize, count: usize, places: *const CUmemLocation, indices: *const usize, of: usize, flags: u64, s: CUstream) |flavour| {
-        let s = stream(s, flavour)?;
-        if flags != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        permit(s)?;
-        let to = destinations(places, indices, of, count)?;
-        for ((from, end), to) in batch(at, sizes, count)?.into_iter().zip(to) {
-            change(from, end, |a| a.prefetched = to);
-        }
-        Ok(())
+        begin_batch(stream(s, flavour)?, flags)?;
+        prefetch_batch(destinations(places, indices, of, count)?, batch(at, sizes, count)?)
     }
 }
