@@ -399,6 +399,12 @@ macro_rules! for_each_hook {
                 cuStreamBatchMemOp @ 8000 legacy, cuStreamBatchMemOp_ptsz @ 8000 ptsz,
                 cuStreamBatchMemOp_v2 @ 11070 legacy, cuStreamBatchMemOp_v2_ptsz @ 11070 ptsz
             } (stream: CUstream, count: c_uint, ops: *mut CUstreamBatchMemOpParams, flags: c_uint);
+            stream cuWaitExternalSemaphoresAsync {
+                cuWaitExternalSemaphoresAsync @ 10000 legacy,
+                cuWaitExternalSemaphoresAsync_ptsz @ 10000 ptsz
+            } (semaphores: *const CUexternalSemaphore,
+                 params: *const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, count: c_uint,
+                 stream: CUstream);
             capture cuStreamBeginCapture {
                 cuStreamBeginCapture @ 10000 legacy, cuStreamBeginCapture_ptsz @ 10000 ptsz
             } (stream: CUstream);

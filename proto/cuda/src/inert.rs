@@ -254,7 +254,6 @@ pub const INERT: &[&str] = &[
     "cuGraphicsResourceSetMapFlags",
     "cuImportExternalSemaphore",
     "cuSignalExternalSemaphoresAsync",
-    "cuWaitExternalSemaphoresAsync",
     // Graphs as descriptions. Their memory comes with nodes that allocate, and with instantiation.
     "cuGraphAddBatchMemOpNode",
     "cuGraphAddChildGraphNode",

@@ -479,6 +479,10 @@ pub type CUstreamCaptureMode = c_int;
 pub type CUgraphEdgeData = [u8; 8];
 /// `CUstreamBatchMemOpParams`, passed through.
 pub type CUstreamBatchMemOpParams = c_void;
+/// `CUexternalSemaphore`: a handle, passed through.
+pub type CUexternalSemaphore = *mut c_void;
+/// `CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS`, passed through.
+pub type CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS = c_void;
 /// `CUhostFn`: a function of the caller's, passed through.
 pub type CUhostFn = Option<unsafe extern "C" fn(*mut c_void)>;
 /// `CUstreamCallback`: a function of the caller's, passed through.

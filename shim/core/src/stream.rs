@@ -64,6 +64,30 @@ hooks! {
     cuStreamEndCaptureToCig(stream: CUstream) { ending };
 }
 
+/// CUDA Driver API, "External Resource Interoperability": others signal, the host or another process say.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuWaitExternalSemaphoresAsync(
+    real: &Real<
+        unsafe extern "C" fn(
+            *const CUexternalSemaphore,
+            *const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS,
+            c_uint,
+            CUstream,
+        ) -> CUresult,
+    >,
+    semaphores: *const CUexternalSemaphore,
+    params: *const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS,
+    count: c_uint,
+    stream: CUstream,
+) -> CUresult {
+    let Some(function) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    let on = Stream::new(stream, real.symbol().work.per_thread);
+    // SAFETY: the caller's own arguments.
+    elsewhere(on, || unsafe { function(semaphores, params, count, stream) })
+}
+
 /// A stream that ends is marked before, so that what is in flight in it is still awaited.
 #[inline(never)]
 fn destroying(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {

@@ -48,6 +48,7 @@ impl Session {
             Op::Delay(ns) => (kind::DELAY, ns),
             Op::Wait { channel, seq } => (kind::WAIT | u64::from(channel) << 32, seq),
             Op::Host => (kind::HOST, 0),
+            Op::Until => (kind::UNTIL, 0),
         };
         let e = entry(self.shared(), channel, seq);
         e.arrival_ns.store(clock::now_ns(), Ordering::Relaxed);
@@ -101,7 +102,7 @@ impl Session {
         known.then(|| entry(self.shared(), channel, seq).finish_ns.load(Ordering::Relaxed))
     }
 
-    /// Declares the host function of operation `seq` finished.
+    /// Declares operation `seq`, a host function or a kernel that the host ends, finished.
     pub fn host_done(&self, channel: u32, seq: u64) {
         self.shared().rings[channel as usize].host_done.store(seq + 1, Ordering::Release);
     }

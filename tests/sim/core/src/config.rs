@@ -136,6 +136,9 @@ pub enum Duration {
     Fixed(u64),
     /// The kernel's parameter of this index is a `u64` in nanoseconds.
     Parameter(u32),
+    /// Until the 32-bit word at the address in the parameter of this index is no less than the next
+    /// parameter, cyclically: a kernel that the host feeds.
+    Word(u32),
     /// This many nanoseconds for each wave: blocks ÷ SMs, rounded up.
     PerWave(u64),
 }
@@ -215,6 +218,7 @@ struct RawKernel {
     name: String,
     us: Option<f64>,
     parameter: Option<u32>,
+    word: Option<u32>,
     us_per_wave: Option<f64>,
 }
 
@@ -552,13 +556,14 @@ fn gpu(index: usize, raw: &RawGpu) -> Result<GpuConfig, ConfigError> {
 
 fn kernel(raw: &RawKernel) -> Result<KernelRule, ConfigError> {
     let key = format!("kernel {:?}", raw.name);
-    let duration = match (raw.us, raw.parameter, raw.us_per_wave) {
-        (Some(us), None, None) => Duration::Fixed(nanos(us, 1e3, &format!("{key}: us"))?),
-        (None, Some(index), None) => Duration::Parameter(index),
-        (None, None, Some(us)) => {
+    let duration = match (raw.us, raw.parameter, raw.word, raw.us_per_wave) {
+        (Some(us), None, None, None) => Duration::Fixed(nanos(us, 1e3, &format!("{key}: us"))?),
+        (None, Some(index), None, None) => Duration::Parameter(index),
+        (None, None, Some(index), None) => Duration::Word(index),
+        (None, None, None, Some(us)) => {
             Duration::PerWave(nanos(us, 1e3, &format!("{key}: us_per_wave"))?)
         }
-        _ => return err(format!("{key}: exactly one of us, parameter, us_per_wave")),
+        _ => return err(format!("{key}: exactly one of us, parameter, word, us_per_wave")),
     };
     Ok(KernelRule { name: raw.name.clone(), duration })
 }
@@ -664,7 +669,7 @@ mod tests {
         assert_eq!(blocks.len(), 3);
         assert_eq!(Config::parse(blocks[1]).unwrap().units.len(), 4);
         let third = Config::parse(blocks[2]).unwrap();
-        assert_eq!((third.kernels.len(), third.nvlinks.len()), (3, 1));
+        assert_eq!((third.kernels.len(), third.nvlinks.len()), (4, 1));
     }
 
     #[test]

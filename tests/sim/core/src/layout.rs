@@ -267,6 +267,8 @@ pub mod kind {
     pub const HOST: u64 = 3;
     /// As `COMPUTE`, for an event or a marker.
     pub const MARK: u64 = 4;
+    /// Needs the GPU until it is declared finished.
+    pub const UNTIL: u64 = 5;
 }
 
 const _: () = assert!(std::mem::size_of::<Entry>() == 32);

@@ -64,6 +64,8 @@ fn spawn(device: &'static Device) -> Result<Sender<Job>> {
                     Call::Writes => {}
                 }
             }
+            // Brings the model to now, which is when a kernel ends that had the GPU so long.
+            driver.session.is_complete(channel, job.seq);
             driver.session.host_done(channel, job.seq);
         }
     };
@@ -98,6 +100,11 @@ pub(crate) fn run(f: HostFn, data: usize, s: &'static Stream) -> Result<()> {
 /// Has `work` done when the queue gets there, which then waits for its end.
 pub(crate) fn later(s: &'static Stream, work: Box<dyn FnOnce() + Send>) -> Result<()> {
     submit(s.device(), || s.submit(Op::Host), Call::Work(work))
+}
+
+/// Has a kernel run until `work`, which is begun when the queue gets there, is done.
+pub(crate) fn until(s: &'static Stream, work: Box<dyn FnOnce() + Send>) -> Result<()> {
+    submit(s.device(), || s.submit(Op::Until), Call::Work(work))
 }
 
 fn submit(device: &'static Device, submit: impl FnOnce() -> Result<u64>, call: Call) -> Result<()> {

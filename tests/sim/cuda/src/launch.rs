@@ -65,6 +65,8 @@ pub(crate) fn duration(
             Ok(shape.blocks().div_ceil(u64::from(sm_count.max(1))).saturating_mul(ns))
         }
         Duration::Parameter(index) => parameter(index as usize, params, extra),
+        // Nobody watches the word for a node of a graph.
+        Duration::Word(_) => Err(CUDA_ERROR_NOT_SUPPORTED),
     }
 }
 
@@ -115,6 +117,11 @@ fn launch(
     device.check()?;
     function.load()?;
     s.context().take_local(function.local_bytes)?;
+    if let Duration::Word(index) = function.duration {
+        let index = index as usize;
+        let (at, value) = (parameter(index, params, extra)?, parameter(index + 1, params, extra)?);
+        return crate::stream_memory::run_until(s, at, value);
+    }
     let costs = &driver()?.session.config().costs;
     let ns = duration(function, shape, s.context().sm_count(), params, extra)?;
     if costs.launch_cpu_ns > 0 {
@@ -171,7 +178,7 @@ fn launch_grid(f: CUfunction, width: c_int, height: c_int, s: CUstream) -> Resul
     let [x, y, z] = [0, 1, 2].map(|i| function.block[i].load(Ordering::Relaxed));
     let positive = |n: c_int| c_uint::try_from(n).map_err(|_| CUDA_ERROR_INVALID_VALUE);
     let shape = Shape { grid: [positive(width)?, positive(height)?, 1], block: [x, y, z] };
-    if let Duration::Parameter(_) = function.duration {
+    if let Duration::Parameter(_) | Duration::Word(_) = function.duration {
         // Parameters set with cuParamSet* are not simulated.
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }

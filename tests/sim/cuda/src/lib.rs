@@ -33,6 +33,7 @@ mod proc_address;
 mod profiler;
 mod ptx;
 mod ranges;
+mod semaphore;
 mod shared;
 mod stream;
 mod stream_attributes;
@@ -80,6 +81,7 @@ mod exports {
     pub(crate) use crate::proc_address::*;
     pub(crate) use crate::profiler::*;
     pub(crate) use crate::ranges::*;
+    pub(crate) use crate::semaphore::*;
     pub(crate) use crate::stream::*;
     pub(crate) use crate::stream_attributes::*;
     pub(crate) use crate::stream_memory::*;

@@ -168,6 +168,7 @@ variants! {
     cuCtxSynchronize 2000 Legacy => cuCtxSynchronize;
     cuCtxSynchronize 13000 Legacy => cuCtxSynchronize_v2;
     cuCtxWaitEvent 12050 Legacy => cuCtxWaitEvent;
+    cuDestroyExternalSemaphore 10000 Legacy => cuDestroyExternalSemaphore;
     cuDevResourceGenerateDesc 12040 Legacy => cuDevResourceGenerateDesc;
     cuDevSmResourceSplit 13010 Legacy => cuDevSmResourceSplit;
     cuDevSmResourceSplitByCount 12040 Legacy => cuDevSmResourceSplitByCount;
@@ -331,6 +332,7 @@ variants! {
     cuGreenCtxRecordEvent 12040 Legacy => cuGreenCtxRecordEvent;
     cuGreenCtxStreamCreate 12050 Legacy => cuGreenCtxStreamCreate;
     cuGreenCtxWaitEvent 12040 Legacy => cuGreenCtxWaitEvent;
+    cuImportExternalSemaphore 10000 Legacy => cuImportExternalSemaphore;
     cuInit 2000 Legacy => cuInit;
     cuIpcCloseMemHandle 4010 Legacy => cuIpcCloseMemHandle;
     cuIpcGetEventHandle 4010 Legacy => cuIpcGetEventHandle;
@@ -590,6 +592,8 @@ variants! {
     cuProfilerInitialize 4000 Legacy => cuProfilerInitialize;
     cuProfilerStart 4000 Legacy => cuProfilerStart;
     cuProfilerStop 4000 Legacy => cuProfilerStop;
+    cuSignalExternalSemaphoresAsync 10000 Legacy => cuSignalExternalSemaphoresAsync;
+    cuSignalExternalSemaphoresAsync 10000 PerThread => cuSignalExternalSemaphoresAsync_ptsz;
     cuStreamAddCallback 5000 Legacy => cuStreamAddCallback;
     cuStreamAddCallback 7000 PerThread => cuStreamAddCallback_ptsz;
     cuStreamAttachMemAsync 6000 Legacy => cuStreamAttachMemAsync;
@@ -687,6 +691,8 @@ variants! {
     cuUserObjectCreate 11030 Legacy => cuUserObjectCreate;
     cuUserObjectRelease 11030 Legacy => cuUserObjectRelease;
     cuUserObjectRetain 11030 Legacy => cuUserObjectRetain;
+    cuWaitExternalSemaphoresAsync 10000 Legacy => cuWaitExternalSemaphoresAsync;
+    cuWaitExternalSemaphoresAsync 10000 PerThread => cuWaitExternalSemaphoresAsync_ptsz;
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::capture;
 use crate::driver::{Device, driver, lock};
 use crate::errors::Result;
 use crate::graph::kind::{Kind, MemOps};
-use crate::host_function::{after, later};
+use crate::host_function::{after, later, until};
 use crate::stream::{Stream, stream};
 use simgpu::engine::Op;
 use std::collections::VecDeque;
@@ -198,6 +198,25 @@ impl MemOp {
             }
         }
     }
+}
+
+/// Writes a double word at an address of the driver's own.
+pub(crate) fn write_at(s: &'static Stream, address: u64, value: u64) -> Result<()> {
+    write(s, address, Value::Double(value))
+}
+
+/// Waits until a double word at an address of the driver's own has reached `value`.
+pub(crate) fn wait_at(s: &'static Stream, address: u64, value: u64) -> Result<()> {
+    later(s, Box::new(move || watch(address, Value::Double(value), wait::GEQ)))
+}
+
+/// A kernel that looks at a word until that has reached the lower half of `value`, cyclically. It has the
+/// GPU all the time.
+pub(crate) fn run_until(s: &'static Stream, address: u64, value: u64) -> Result<()> {
+    let op = MemOp::of(kind::WAIT_32, address, value, wait::GEQ);
+    op.check()?;
+    let value = op.value().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    until(s, Box::new(move || watch(address, value, wait::GEQ)))
 }
 
 /// Waits until a word is as wanted, or the process ends.

@@ -13,6 +13,7 @@ scenarios! {
     a_batch_runs_in_order
     what_can_not_be_done_is_refused
     a_batch_is_a_graph_node
+    a_kernel_runs_until_the_host_writes
 }
 
 const GEQ: c_uint = 0;
@@ -62,6 +63,30 @@ mod body {
         words[0].store(1, Ordering::SeqCst);
         synchronize(s);
         assert_eq!(words[2].load(Ordering::SeqCst), 7);
+    }
+
+    pub fn a_kernel_runs_until_the_host_writes() {
+        retain(0);
+        let (s, (at, words)) = (new_stream(), pinned());
+        let run = |address: u64| {
+            let (mut address, mut value) = (address, 2u64);
+            let mut params = [(&raw mut address).cast(), (&raw mut value).cast()];
+            launch(kernel("until"), 1, s, params.as_mut_ptr())
+        };
+        assert_eq!((run(0), run(at + 2)), (1, 1), "no word, and none that is aligned");
+        let (before, after) = (new_event(), new_event());
+        record(before, s);
+        ok(run(at));
+        record(after, s);
+        words[0].store(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(query(s), 600);
+        words[0].store(2, Ordering::SeqCst);
+        synchronize(s);
+        assert!(elapsed_us(before, after) >= 20_000.0, "it had the GPU all the time");
+        // Nobody watches for a graph.
+        ok(cuda!(cuStreamBeginCapture_v2(s => Handle, 2 => c_uint)));
+        assert_eq!(run(at), 801);
     }
 
     /// `CUstreamWaitValue_flags`.

@@ -41,6 +41,8 @@ pub enum Op {
     },
     /// Waits until the process says that its host function returned.
     Host,
+    /// Needs the GPU until the process says that it is over, as it says of a host function.
+    Until,
 }
 
 /// The processes' queues, as the engine reads them.
@@ -49,7 +51,7 @@ pub trait Queues {
     fn submitted(&self, channel: u32) -> u64;
     /// Operation number `seq` and its time of arrival; `seq < submitted`.
     fn op(&self, channel: u32, seq: u64) -> (u64, Op);
-    /// How many host functions' operations the process declared finished: all with `seq` below.
+    /// How many operations that it ends the process declared finished: all with `seq` below.
     fn host_done(&self, channel: u32) -> u64;
     /// How many `Wait` operations were ever submitted to the channel.
     fn waits(&self, channel: u32) -> u64;
@@ -132,6 +134,8 @@ pub struct Channel {
     pub mark_ns: u64,
     /// Whether the operation at the head is an event or a marker.
     pub marking: bool,
+    /// Whether the operation at the head, which needs the GPU, is over when the process says so.
+    pub until: bool,
 }
 
 /// GPU time used: in total, and lately.
@@ -197,6 +201,7 @@ impl Channel {
         marks: 0,
         mark_ns: 0,
         marking: false,
+        until: false,
     };
 }
 

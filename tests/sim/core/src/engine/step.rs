@@ -139,7 +139,8 @@ impl State {
         while watch.at.is_none() && self.step(&mut watch, params, &members, horizon, Waits::Release)
         {
         }
-        let waits = matches!(self.channels[channel as usize].head, Head::Wait | Head::Host);
+        let c = &self.channels[channel as usize];
+        let waits = c.until || matches!(c.head, Head::Wait | Head::Host);
         watch.at.or((!waits).then_some(horizon))
     }
 
@@ -302,6 +303,7 @@ impl State {
                     let c = &mut self.channels[id as usize];
                     c.read += 1;
                     c.marking = matches!(op, Op::Mark(_));
+                    c.until = op == Op::Until;
                     (c.head, c.left) = match op {
                         Op::Compute(ns) | Op::Mark(ns) => (Head::Compute, ns),
                         Op::Delay(ns) => (Head::Delay, now.saturating_add(ns)),
@@ -310,10 +312,11 @@ impl State {
                             (Head::Wait, seq)
                         }
                         Op::Host => (Head::Host, 0),
+                        Op::Until => (Head::Compute, u64::MAX),
                     };
                     continue;
                 }
-                Head::Compute => c.left == 0,
+                Head::Compute => c.left == 0 || c.until && queues.host_done(id) >= c.read,
                 Head::Delay => c.left <= now,
                 Head::Wait => waits == Waits::Release && self.is_complete(c.dependency, c.left),
                 Head::Host => queues.host_done(id) >= c.read,

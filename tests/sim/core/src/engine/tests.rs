@@ -151,6 +151,24 @@ fn a_host_function_holds_its_channel() {
 }
 
 #[test]
+fn a_kernel_without_an_end_of_its_own_takes_its_turns_until_it_is_over() {
+    let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
+    let until = q.push(0, 0, Op::Until);
+    q.push(0, 0, Op::Compute(10 * US));
+    s.advance(&mut q, &PARAMS, 100 * US);
+    assert_eq!((q.finish(0, until), s.channels[0].busy.ns), (None, 100 * US), "it needs the GPU");
+    // Beside another it has slices like any kernel.
+    q.push(1, 100 * US, Op::Compute(3_000 * US));
+    s.advance(&mut q, &PARAMS, 50_000 * US);
+    assert!(q.finish(1, 0).is_some() && q.finish(0, until).is_none());
+    q.host.insert(0, until + 1);
+    s.advance(&mut q, &PARAMS, 50_100 * US);
+    assert_eq!(q.finish(0, until), Some(50_000 * US));
+    assert_eq!(q.finish(0, 1), Some(50_010 * US));
+    assert_eq!(s.channels[0].kernels, 2);
+}
+
+#[test]
 fn closing_a_channel_frees_the_gpu_for_the_others() {
     let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
     q.push(0, 0, Op::Compute(1_000_000 * US));

@@ -202,6 +202,7 @@ impl engine::Queues for Rings {
                 engine::Op::Wait { channel, seq: value }
             }
             kind::HOST => engine::Op::Host,
+            kind::UNTIL => engine::Op::Until,
             kind::MARK => engine::Op::Mark(value),
             _ => engine::Op::Compute(value),
         };

@@ -21,6 +21,9 @@ parameter = 1
 [[kernel]]
 name = "wave"
 us_per_wave = 3.0
+[[kernel]]
+name = "until"
+word = 0
 "#;
 
 pub type Result = c_int;
@@ -157,7 +160,7 @@ pub fn free_bytes() -> usize {
 }
 
 pub fn kernel(name: &str) -> Handle {
-    let ptx = c".version 8.0\n.entry spin()\n.entry wave()\n.entry plain()\n";
+    let ptx = c".version 8.0\n.entry spin()\n.entry wave()\n.entry plain()\n.entry until()\n";
     let (mut module, mut function) = (NULL, NULL);
     let name = CString::new(name).unwrap();
     ok(cuda!(cuModuleLoadData(&raw mut module => *mut Handle, ptx.as_ptr() => *const c_char)));
