@@ -17,17 +17,9 @@
  *   own        kernels in a per-thread default stream beside an open capture
  *   others     one thread captures while another computes in its per-thread default stream
  *
- * Written from the CUDA Driver API manual. Kernel `spin` takes the nanoseconds of its parameter.
+ * Written from the CUDA Driver API manual.
  */
-#include "driver.h"
-
-#include <pthread.h>
-#include <stdatomic.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
+#include "shapes.h"
 
 #define PER_THREAD ((CUstream)2)
 #define MORE(X)                                                                                    \
@@ -36,81 +28,12 @@
     X(cuLaunchHostFunc, (CUstream s, void (*function)(void *), void *data))                        \
     X(cuStreamBeginCapture_v2, (CUstream s, int mode))                                             \
     X(cuStreamEndCapture, (CUstream s, void **graph))                                              \
-    X(cuGraphDestroy, (void *graph))                                                               \
-    X(cuMemHostRegister_v2, (void *at, size_t bytes, unsigned flags))                              \
-    X(cuMemHostGetDevicePointer_v2, (CUdeviceptr * device, void *host, unsigned flags))
-#define DECLARE_OWN(name, arguments) static CUresult(*name) arguments;
-#define LOAD_OWN(name, arguments) *(void **)&name = dlsym(handle, #name);
+    X(cuGraphDestroy, (void *graph))
 MORE(DECLARE_OWN)
 
-static const char PTX[] =
-    ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry spin(.param .u64 ns) { ret; }\n";
-
-#define MUST(call)                                                                                 \
-    do {                                                                                           \
-        CUresult result_ = (call);                                                                 \
-        if (result_) {                                                                             \
-            fprintf(stderr, "%s: %d\n", #call, result_);                                           \
-            _exit(3);                                                                              \
-        }                                                                                          \
-    } while (0)
-
-/* One GPU as a thread uses it. */
-struct gpu {
-    CUcontext context;
-    CUfunction spin;
-    CUstream stream, other, blocking;
-};
-
-/* What processes share, on host memory. */
-static struct shared {
-    _Atomic uint32_t word[2], done[2], over;
-} *shared;
-static CUdeviceptr words[2];
-static unsigned long long kernel_ns = 200000, end_us;
-static struct gpu gpus[2];
-
-static unsigned long long now_us(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000000ull + now.tv_nsec / 1000;
-}
-
-static int is_over(void) {
-    return now_us() >= end_us;
-}
-
-static void open_gpu(int device) {
-    struct gpu *gpu = &gpus[device];
-    CUdevice found;
-    CUmodule module;
-    /* Not before the process has forked: a child has no use of its parent's driver. */
-    MUST(cuInit(0));
-    MUST(cuDeviceGet(&found, device));
-    MUST(cuDevicePrimaryCtxRetain(&gpu->context, found));
-    MUST(cuCtxSetCurrent(gpu->context));
-    MUST(cuModuleLoadData(&module, PTX));
-    MUST(cuModuleGetFunction(&gpu->spin, module, "spin"));
-    MUST(cuStreamCreate(&gpu->stream, 1));
-    MUST(cuStreamCreate(&gpu->other, 1));
-    MUST(cuStreamCreate(&gpu->blocking, 0));
-}
-
-static void open_words(void) {
-    CUdeviceptr at;
-    MUST(cuMemHostRegister_v2(shared, 4096, 3));
-    MUST(cuMemHostGetDevicePointer_v2(&at, shared, 0));
-    words[0] = at + offsetof(struct shared, word);
-    words[1] = words[0] + 4;
-}
-
-static void use(int device) {
-    MUST(cuCtxSetCurrent(gpus[device].context));
-}
-
-static void launch(int device, CUstream into) {
-    void *params[] = {&kernel_ns};
-    MUST(cuLaunchKernel(gpus[device].spin, 1, 1, 1, 1, 1, 1, 0, into, params, NULL));
+static void load_own(void *handle) {
+    COMMON(LOAD_OWN)
+    MORE(LOAD_OWN)
 }
 
 /* A part of a collective on one GPU: tells the other that it is there, waits for it, computes. */
@@ -320,28 +243,27 @@ static unsigned long long none(void) {
     return steps;
 }
 
+static unsigned long long one_by_one(void) {
+    return both(1);
+}
+
+static unsigned long long ahead(void) {
+    return both(16);
+}
+
+static unsigned long long host(void) {
+    return by_host(0);
+}
+
+static unsigned long long value(void) {
+    return by_host(1);
+}
+
 int main(int count, char **arguments) {
-    const char *shape = count > 2 ? arguments[1] : "";
-    unsigned long long steps;
-    if (count < 3) return 2;
-    shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    end_us = now_us() + strtoull(arguments[2], NULL, 10) * 1000;
-    if (count > 3) kernel_ns = strtoull(arguments[3], NULL, 10) * 1000;
-    load_driver();
-    void *handle = dlopen("libcuda.so.1", RTLD_NOW);
-    MORE(LOAD_OWN)
-    if (!strcmp(shape, "gpus")) steps = both(1);
-    else if (!strcmp(shape, "ahead")) steps = both(16);
-    else if (!strcmp(shape, "threads")) steps = threads();
-    else if (!strcmp(shape, "processes")) steps = processes();
-    else if (!strcmp(shape, "ranks")) steps = ranks();
-    else if (!strcmp(shape, "host")) steps = by_host(0);
-    else if (!strcmp(shape, "value")) steps = by_host(1);
-    else if (!strcmp(shape, "tune")) steps = tune();
-    else if (!strcmp(shape, "own")) steps = own();
-    else if (!strcmp(shape, "others")) steps = others();
-    else if (!strcmp(shape, "none")) steps = none();
-    else return 2;
-    printf("steps %llu\n", steps);
-    return 0;
+    const struct shape shapes[] = {
+        {"gpus", one_by_one}, {"ahead", ahead},  {"threads", threads}, {"processes", processes},
+        {"ranks", ranks},     {"host", host},    {"value", value},     {"tune", tune},
+        {"own", own},         {"others", others}, {"none", none},      {NULL, NULL},
+    };
+    return play(shapes, count, arguments);
 }
