@@ -4,12 +4,13 @@
 //! `tessera-bench compute` runs one scenario of divided GPU time; `--help` there.
 //!
 //! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (overhead, contended, race, recovery,
-//! plugin, soak, storm, flood, many, compute, shim), `--apis NAME,…` (of races and recovery; all),
+//! plugin, configuration, soak, storm, flood, many, compute, shim), `--apis NAME,…` (of races and recovery; all),
 //! `--realtime` (before everything else on a machine that is busy with other things; root).
 
 mod child;
 mod clock;
 mod compute;
+mod configuration;
 mod contended;
 mod flood;
 mod machine;
@@ -96,6 +97,9 @@ fn bench() -> anyhow::Result<ExitCode> {
     }
     if wanted("plugin") {
         plugins(&world, &mut report)?;
+    }
+    if wanted("configuration") {
+        configurations(&world, &mut report)?;
     }
     if wanted("soak") {
         soaked(&world, &mut report)?;
@@ -271,6 +275,23 @@ fn plugins(world: &World, report: &mut Report) -> anyhow::Result<()> {
     report.detail("allocate_fsync_ms", &figures.fsync_ms);
     report.detail("disk_fsync_ms", &figures.disk_ms);
     report.detail("register_detail_ms", &figures.register_ms);
+    Ok(())
+}
+
+fn configurations(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("checks of configurations");
+    let (good, bad) = configuration::run(world)?;
+    let (ms, mib) = (bad.ms.median(), bad.rss_mib.median());
+    report.figure("config_check_ms_bad", "config check, 85,000 unknown keys", "ms", ms, None);
+    report.figure("config_check_rss_mib_bad", "· peak RSS", "MiB", mib, None);
+    let (ms, mib) = (good.ms.median(), good.rss_mib.median());
+    report.figure("config_check_ms_good", "· of the defaults", "ms", ms, None);
+    report.figure("config_check_rss_mib_good", "· of the defaults, peak RSS", "MiB", mib, None);
+    report.put("config_check_bytes", json!({ "bad": bad.bytes, "good": good.bytes }));
+    report.detail("config_check_ms_bad_detail", &bad.ms);
+    report.detail("config_check_ms_good_detail", &good.ms);
+    report.detail("config_check_rss_mib_bad_detail", &bad.rss_mib);
+    report.detail("config_check_rss_mib_good_detail", &good.rss_mib);
     Ok(())
 }
 
