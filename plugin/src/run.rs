@@ -4,8 +4,10 @@
 //! `LD_PRELOAD`; both are set for the command alone. The directory goes when the command has ended,
 //! also by a signal. What a `tessera run` that was itself killed left behind, the next one removes.
 
+mod base;
 mod gpus;
 mod keeper;
+mod nesting;
 mod observe;
 mod overhead;
 mod pages;
@@ -156,9 +158,10 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
             })
             .collect(),
     };
-    let root = root::Root::open()?;
+    let mut root = root::Root::open()?;
+    nesting::refuse(&root)?;
     pages::sweep(&root);
-    let pages = pages::Pages::create(&root, &spec).context("cannot make the pages")?;
+    let pages = pages::Pages::create(&mut root, &spec).context("cannot make the pages")?;
     // Taken down after the pages, whose directory is then gone.
     let keeper = keeper::Keeper::start(root, &config.compute);
     if args.policy != ComputePolicy::None {

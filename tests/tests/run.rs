@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -410,4 +411,171 @@ fn the_charge_for_a_context_follows_the_gpu() {
         tenant.must("retain 0");
         assert_eq!(tenant.ask("info").values, [1024 * MIB - bytes, 1024 * MIB], "{capability}");
     }
+}
+
+/// Reads lines of the command until one is `wanted`.
+fn await_line(out: &mut impl BufRead, wanted: &str) {
+    let mut line = String::new();
+    while line.trim_end() != wanted {
+        line.clear();
+        assert_ne!(out.read_line(&mut line).expect("it speaks"), 0, "no {wanted}");
+    }
+}
+
+#[test]
+fn every_signal_that_can_be_reaches_the_command() {
+    let bench = Bench::new();
+    let names = [
+        "HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "VTALRM", "PROF", "IO", "PWR", "STKFLT",
+        "XCPU", "WINCH", "CONT",
+    ];
+    let traps: String = names.iter().map(|name| format!("trap 'echo {name}' {name}; ")).collect();
+    let script = format!("{traps} trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done");
+    let mut run = bench.run(&["-m", "1Gi"], &["bash", "-c", &script]);
+    // Whatever this test itself was started with: shells ignore some for what runs in the background.
+    // SAFETY: signal(2) may be called between fork and exec.
+    unsafe {
+        run.pre_exec(|| {
+            (1..32).for_each(|signal| {
+                libc::signal(signal, libc::SIG_DFL);
+            });
+            Ok(())
+        });
+    }
+    let mut child = run.stdout(Stdio::piped()).spawn().expect("tessera starts");
+    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    await_line(&mut out, "ready");
+    for name in names {
+        let mut kill = Command::new("kill");
+        let kill = kill.args(["-s", name, &child.id().to_string()]).status();
+        assert!(kill.expect("kill starts").success(), "{name}");
+        await_line(&mut out, name);
+    }
+    // SAFETY: our own child, not yet waited for.
+    unsafe { libc::kill(i32::try_from(child.id()).expect("a pid"), libc::SIGTERM) };
+    assert_eq!(child.wait().expect("our child").code(), Some(3));
+    assert_eq!(bench.left_behind(), 0);
+}
+
+#[test]
+fn what_is_ignored_stays_ignored() {
+    let bench = Bench::new();
+    let run = bench.run(&["-m", "1Gi"], &["grep", "SigIgn", "/proc/self/status"]);
+    let mut nohup = Command::new("sh");
+    nohup
+        .args(["-c", "trap '' HUP ALRM; exec \"$@\"", "sh"])
+        .arg(run.get_program())
+        .args(run.get_args());
+    nohup.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let out = nohup.output().expect("sh starts");
+    let mask = text(&out.stdout);
+    let mask =
+        u64::from_str_radix(mask.trim().rsplit('\t').next().expect("a mask"), 16).expect("hex");
+    assert_eq!(mask & (1 | 1 << 13), 1 | 1 << 13, "{mask:x}");
+}
+
+/// Makes a directory as it may be found.
+fn directory(path: &Path, mode: u32, owner: Option<u32>) {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    std::fs::create_dir(path).expect("a new directory");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("our own");
+    if let Some(owner) = owner {
+        chown(path, Some(owner), None).expect("root may");
+    }
+}
+
+#[test]
+fn runs_are_only_where_nobody_else_can_change_them() {
+    let bench = Bench::new();
+    let (runtime, temporary) = (bench.base.path().join("runtime"), bench.base.path().join("tmp"));
+    directory(&temporary, 0o1777, None);
+    // SAFETY: asks for a number.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let mut cases = vec![(0o777, None), (0o722, None)];
+    if is_root {
+        cases.extend([(0o700, Some(12345)), (0o755, Some(12345))]);
+    }
+    let where_it_is = &["sh", "-c", "echo $TESSERA_DIR"];
+    for (mode, owner) in cases {
+        directory(&runtime, mode, owner);
+        let mut run = bench.run(&["-m", "1Gi"], where_it_is);
+        let out = run.env("XDG_RUNTIME_DIR", &runtime).env("TMPDIR", &temporary).output();
+        let out = out.expect("tessera starts");
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        assert!(Path::new(text(&out.stdout).trim()).starts_with(&temporary), "{mode:o} {owner:?}");
+        std::fs::remove_dir(&runtime).expect("nothing is in it");
+    }
+    // Nor where others may move what is in the temporary directory.
+    let open = bench.base.path().join("open");
+    directory(&open, 0o777, None);
+    let mut run = bench.run(&["-m", "1Gi"], &["true"]);
+    let out = run.env("XDG_RUNTIME_DIR", "/nonexistent").env("TMPDIR", &open).output();
+    let out = out.expect("tessera starts");
+    assert_eq!(out.status.code(), Some(125));
+    assert!(text(&out.stderr).contains("set XDG_RUNTIME_DIR"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn a_name_that_somebody_has_taken_locks_nobody_out_and_is_left_alone() {
+    let bench = Bench::new();
+    let victim = bench.base.path().join("victim");
+    directory(&victim, 0o755, None);
+    std::fs::write(victim.join("file"), "precious").expect("our own");
+    let temporary = bench.base.path().join("tmp");
+    directory(&temporary, 0o1777, None);
+    let in_it = || std::fs::read_dir(&temporary).expect("ours").flatten().map(|entry| entry.path());
+    // What the run of this user and machine is called.
+    let mut hold = bench.run(&["-m", "1Gi"], &["sh", "-c", "echo $TESSERA_DIR"]);
+    hold.env("XDG_RUNTIME_DIR", "/nonexistent").env("TMPDIR", &temporary);
+    let pages = text(&hold.output().expect("tessera starts").stdout);
+    let taken = Path::new(pages.trim()).parent().expect("a directory").to_owned();
+    // SAFETY: asks for a number.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let hostile: [&dyn Fn(); 3] = [
+        &|| std::os::unix::fs::symlink(&victim, &taken).expect("a new link"),
+        &|| std::fs::write(&taken, "").expect("a new file"),
+        &|| directory(&taken, 0o777, is_root.then_some(12345)),
+    ];
+    for put in hostile {
+        put();
+        let before = in_it().count();
+        let out = hold.output().expect("tessera starts");
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        assert!(!text(&out.stdout).starts_with(&*taken.join("").to_string_lossy()));
+        assert_eq!(in_it().count(), before, "left behind, or took away");
+        let meta = taken.symlink_metadata().expect("left alone");
+        if meta.is_dir() {
+            std::fs::remove_dir(&taken).expect("nothing was made in it");
+        } else {
+            std::fs::remove_file(&taken).expect("ours");
+        }
+    }
+    assert_eq!(std::fs::read(victim.join("file")).expect("left alone"), b"precious");
+    assert_eq!(std::fs::read_dir(&victim).expect("ours").count(), 1);
+}
+
+#[test]
+fn a_run_within_a_run_is_refused_and_beside_it_is_not() {
+    let bench = Bench::new();
+    let tessera = artefacts().tessera().display().to_string();
+    let inner = format!("{tessera} run --sim -m 1Gi -- echo held");
+    let cleared =
+        format!("env -u TESSERA_DIR {inner} && exit 0; unset TESSERA_DIR LD_PRELOAD; exec {inner}");
+    for script in [&inner, &cleared, &format!("({inner}) & wait $!")] {
+        let out = bench.output(&["-m", "1Gi"], &["sh", "-c", script]);
+        assert_eq!(out.status.code(), Some(125), "{script}: {}", text(&out.stderr));
+        assert_eq!(text(&out.stdout), "", "{script}");
+        assert!(text(&out.stderr).contains("side by side"), "{script}: {}", text(&out.stderr));
+    }
+    // Side by side, and with what an ended run has left in the environment.
+    let mut hold = bench.run(&["-m", "1Gi"], &["sh", "-c", "echo ready; read line"]);
+    let mut hold = hold.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut out = BufReader::new(hold.stdout.take().expect("piped"));
+    await_line(&mut out, "ready");
+    let mut beside = bench.run(&["-m", "1Gi"], &["true"]);
+    let beside = beside.env("TESSERA_DIR", "/nonexistent/pages").output().expect("it starts");
+    assert_eq!(beside.status.code(), Some(0), "{}", text(&beside.stderr));
+    drop(hold.stdin.take());
+    hold.wait().expect("our child");
+    assert_eq!(bench.left_behind(), 0);
 }

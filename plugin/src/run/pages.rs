@@ -1,15 +1,16 @@
 //! The command's private pages directory.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use tessera_region::quota::{self, QuotaSpec, QuotaWriter};
 use tessera_region::usage::{self, UsageFile};
 
 use super::root::Root;
+use crate::files::{self, Dir};
 
 /// Begins the names of directories that are whole, and of those that are being made.
 pub(super) const PREFIX: &str = "run.";
@@ -33,11 +34,11 @@ impl Pages {
     ///
     /// # Errors
     /// A full or read-only file system.
-    pub fn create(root: &Root, spec: &QuotaSpec) -> anyhow::Result<Self> {
+    pub fn create(root: &mut Root, spec: &QuotaSpec) -> anyhow::Result<Self> {
         let making = root.make(MAKING)?;
         let made = Self::fill(making.clone(), spec);
         if made.is_err() {
-            let _ = fs::remove_dir_all(&making);
+            remove(&making);
         }
         made
     }
@@ -73,7 +74,7 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         // Nothing can be done about a failure here, and the next run sweeps.
-        let _ = fs::remove_dir_all(&self.dir);
+        remove(&self.dir);
     }
 }
 
@@ -81,38 +82,41 @@ impl Drop for Pages {
 /// whose usage page no process holds a slot of.
 pub(super) fn sweep(root: &Root) {
     // A directory that cannot be read or removed is no reason not to run.
-    let _ = sweep_in(root.dir(), SETTLED);
+    let _ = root.handle().and_then(|dir| sweep_in(&dir, root.dir(), SETTLED));
 }
 
-fn sweep_in(root: &Path, settled: Duration) -> io::Result<()> {
-    for entry in fs::read_dir(root)? {
-        let entry = entry?;
-        let name = entry.file_name();
+fn sweep_in(root: &Dir, path: &Path, settled: Duration) -> io::Result<()> {
+    for name in root.names()? {
         if ![PREFIX, MAKING].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
             continue;
         }
-        let dir = entry.path();
-        if abandoned(&dir, settled).unwrap_or(false) {
-            let _ = fs::remove_dir_all(&dir);
+        if abandoned(root, path, &name, settled).unwrap_or(false) {
+            let _ = root.remove_tree(&name);
         }
     }
     Ok(())
 }
 
-fn abandoned(dir: &Path, settled: Duration) -> io::Result<bool> {
-    let meta = fs::symlink_metadata(dir)?;
-    if !meta.is_dir() || meta.uid() != nix::unistd::geteuid().as_raw() {
+fn abandoned(root: &Dir, path: &Path, name: &OsStr, settled: Duration) -> io::Result<bool> {
+    let stat = root.sub(name)?.own_stat()?;
+    if stat.st_uid != nix::unistd::geteuid().as_raw() {
         return Ok(false);
     }
-    if meta.modified()?.elapsed().is_ok_and(|age| age < settled) {
+    let modified = UNIX_EPOCH + Duration::from_secs(u64::try_from(stat.st_mtime).unwrap_or(0));
+    if modified.elapsed().is_ok_and(|age| age < settled) {
         return Ok(false);
     }
-    Ok(!is_in_use(dir))
+    Ok(!is_in_use(&path.join(name)))
+}
+
+/// Removes a directory of ours, and follows no link in doing so. What is left the next run sweeps.
+fn remove(dir: &Path) {
+    let _ = Dir::holding(dir).and_then(|(root, name)| root.remove_tree(name));
 }
 
 /// Whether a run, or a process of its command, lives. What cannot be told counts as yes.
 pub(super) fn is_in_use(dir: &Path) -> bool {
-    if File::open(dir.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_err()) {
+    if files::open(&dir.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_err()) {
         return true;
     }
     UsageFile::open(dir).is_ok_and(|usage| !matches!(usage.any_slot_locked(), Ok(false)))
@@ -120,6 +124,8 @@ pub(super) fn is_in_use(dir: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use tessera_region::quota::{GpuQuota, Policy};
 
     use super::*;
@@ -141,8 +147,8 @@ mod tests {
     #[test]
     fn pages_are_private_and_go_when_dropped() {
         let base = tempfile::tempdir().unwrap();
-        let root = Root::open_in(base.path(), "").unwrap();
-        let pages = Pages::create(&root, &spec()).unwrap();
+        let mut root = Root::open_in(base.path(), "").unwrap();
+        let pages = Pages::create(&mut root, &spec()).unwrap();
         let dir = pages.dir().to_owned();
         assert!(is_in_use(&dir));
         assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
@@ -165,9 +171,10 @@ mod tests {
         std::mem::forget(left);
         // What the kernel does when a killed run's descriptors are closed.
         left_lock.unlock().unwrap();
-        sweep_in(base.path(), SETTLED).unwrap();
+        let root = Dir::open(base.path()).unwrap();
+        sweep_in(&root, base.path(), SETTLED).unwrap();
         assert!(left_dir.exists(), "too young to be judged");
-        sweep_in(base.path(), Duration::ZERO).unwrap();
+        sweep_in(&root, base.path(), Duration::ZERO).unwrap();
         assert!(!left_dir.exists());
         assert!(used.dir().exists());
     }

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::files;
+
 /// A file or directory that comes with `tessera`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Artefact {
@@ -46,7 +48,13 @@ impl Artefact {
 /// Names every place that was looked at.
 pub(crate) fn find(artefact: Artefact, given: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(given) = given {
-        return given.canonicalize().map_err(|e| {
+        let real = || {
+            if artefact == Artefact::Shim {
+                files::open(given)?;
+            }
+            Ok(given.canonicalize()?)
+        };
+        return real().map_err(|e: files::FileError| {
             anyhow::anyhow!("{} is not at {}: {e}", artefact.what(), given.display())
         });
     }

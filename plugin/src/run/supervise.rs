@@ -88,27 +88,41 @@ fn code(status: ExitStatus) -> u8 {
 
 /// Whether the terminal sent `signal` to the whole foreground group, the command included.
 fn from_terminal(signal: Signal) -> bool {
-    matches!(signal, Signal::SIGINT | Signal::SIGQUIT)
+    matches!(signal, Signal::SIGINT | Signal::SIGQUIT | Signal::SIGWINCH)
         && nix::unistd::tcgetpgrp(io::stdin()).is_ok_and(|group| group == nix::unistd::getpgrp())
 }
 
+/// What is passed on: all that would end this process, whose command would go on without it, and what tells a
+/// command of its terminal or that it goes on. SIGTSTP and its like stop both by themselves.
+const PASSED_ON: [Signal; 15] = [
+    Signal::SIGTERM,
+    Signal::SIGINT,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGALRM,
+    Signal::SIGVTALRM,
+    Signal::SIGPROF,
+    Signal::SIGIO,
+    Signal::SIGPWR,
+    Signal::SIGSTKFLT,
+    Signal::SIGXCPU,
+    Signal::SIGWINCH,
+    Signal::SIGCONT,
+];
+
 struct Signals {
-    streams: [(Signal, Stream); 6],
+    streams: Vec<(Signal, Stream)>,
 }
 
 impl Signals {
     fn new() -> io::Result<Self> {
         let open = |s: Signal| Ok::<_, io::Error>((s, signal(SignalKind::from_raw(s as i32))?));
-        Ok(Self {
-            streams: [
-                open(Signal::SIGTERM)?,
-                open(Signal::SIGINT)?,
-                open(Signal::SIGHUP)?,
-                open(Signal::SIGQUIT)?,
-                open(Signal::SIGUSR1)?,
-                open(Signal::SIGUSR2)?,
-            ],
-        })
+        let ignored = ignored();
+        // One that is ignored (`nohup`) stays so, and the command inherits that.
+        let heard = PASSED_ON.into_iter().filter(|s| ignored & (1 << (*s as i32 - 1)) == 0);
+        Ok(Self { streams: heard.map(open).collect::<io::Result<_>>()? })
     }
 
     async fn next(&mut self) -> Signal {
@@ -122,6 +136,13 @@ impl Signals {
         })
         .await
     }
+}
+
+/// Which signals this process ignores, a bit each (`SigIgn`, proc(5)).
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
