@@ -9,6 +9,7 @@ use tessera_region::layout;
 use crate::config::{Config, Split};
 use crate::device::{ContextSource, Gpu};
 use crate::ledger::Grant;
+use crate::printable;
 use crate::replica::Replica;
 use crate::shares::{self, Share, Terms};
 
@@ -211,6 +212,9 @@ pub enum Refusal {
     TooManyGpus(usize),
 }
 
+/// Bytes that are told of an id which is none of ours.
+const LONGEST_ID: usize = 160;
+
 /// What `ids` of `resource` come to.
 ///
 /// # Errors
@@ -248,7 +252,7 @@ pub fn plan_for_running(
         let known = Replica::split(id)
             .and_then(|(uuid, index)| Some((index, catalogue.gpus.get_key_value(uuid)?)));
         let Some((index, (uuid, sold))) = known else {
-            return Err(Refusal::Unknown((*id).clone()));
+            return Err(Refusal::Unknown(printable::brief(id, LONGEST_ID).into_owned()));
         };
         let share = sold.share(resource);
         let Some(share) = share.filter(|share| index < share.count) else {

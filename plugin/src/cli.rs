@@ -1,6 +1,7 @@
 //! The command line: parse, build, run, drain.
 
 mod configuration;
+mod ending;
 mod plan_text;
 
 use std::ffi::OsString;
@@ -10,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
@@ -23,6 +23,7 @@ use crate::printable::{self, LogLines};
 use crate::reload::SetFilter;
 use crate::{admin, app, demo, explain, labels, run, top};
 use configuration::ConfigCommand;
+use ending::Ending;
 
 /// `EX_USAGE`: the configuration or the command line is wrong; starting again will not help.
 pub const EXIT_USAGE: u8 = 64;
@@ -32,6 +33,9 @@ pub const EXIT_USAGE: u8 = 64;
 const BLOCKING_THREADS: usize = 8;
 /// When the plugin has long started: registered, adopted what there was, looked at the GPUs.
 const STARTED: Duration = Duration::from_secs(2);
+
+/// How long work that blocks may go on after the plugin has drained.
+const LAST_WORK: Duration = Duration::from_secs(1);
 
 const EXIT_STATUSES: &str = "\
 Exit statuses: 0 done; 1 failed; 64 the configuration or the command line is wrong, and trying again \
@@ -176,6 +180,7 @@ fn execute(command: Command, file: ConfigFile, give_back: fn()) -> anyhow::Resul
 }
 
 fn serve(file: ConfigFile, give_back: fn()) -> anyhow::Result<ExitCode> {
+    let ending = Ending::listen()?;
     let given = file.start()?;
     let set_filter = Some(start_log(&given.config)?);
     app::raise_file_limit();
@@ -186,9 +191,7 @@ fn serve(file: ConfigFile, give_back: fn()) -> anyhow::Result<ExitCode> {
         .max_blocking_threads(BLOCKING_THREADS)
         .thread_stack_size(512 << 10)
         .build()?;
-    runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
+    let ended = runtime.block_on(async {
         let discovery = Arc::new(NvmlDiscovery::new(given.config.nvml()));
         let beginning = app::Beginning { file: Some(file), given, set_filter };
         let app = app::start_with(beginning, discovery, app::Timing::default())?;
@@ -196,14 +199,11 @@ fn serve(file: ConfigFile, give_back: fn()) -> anyhow::Result<ExitCode> {
             tokio::time::sleep(STARTED).await;
             let _ = tokio::task::spawn_blocking(give_back).await;
         });
-        app.run_until(async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        })
-        .await
-    })?;
+        app.run_until(ending.asked()).await
+    });
+    // What is still being read or written is waited for no longer.
+    runtime.shutdown_timeout(LAST_WORK);
+    ended?;
     Ok(ExitCode::SUCCESS)
 }
 

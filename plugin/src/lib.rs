@@ -21,6 +21,7 @@ mod descriptors;
 pub mod device;
 pub mod doubles;
 pub mod explain;
+pub mod files;
 pub mod grpc;
 pub mod incidents;
 pub mod kubelet;

@@ -49,6 +49,63 @@ fn escape(text: &str, passes: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// Bytes of one word that are told: longer than any name or id, and than most paths.
+const WORD: usize = 320;
+
+/// A text of at most about `most` bytes, for a message that quotes somebody: of a word that is too long, and
+/// of a text that is, the beginning and the end.
+#[must_use]
+pub fn brief(text: &str, most: usize) -> Cow<'_, str> {
+    let word = WORD.min(most);
+    if text.len() <= word {
+        return Cow::Borrowed(text);
+    }
+    let long = |part: &str| part.len() > word;
+    if !text.split(char::is_whitespace).any(long) {
+        return ends(text, most);
+    }
+    let mut words = String::new();
+    for part in text.split_inclusive(char::is_whitespace) {
+        words.push_str(&ends(part, word));
+        if words.len() > 4 * most {
+            // What comes last says what to do.
+            words.push_str(&text[boundary_from(text, text.len() - most)..]);
+            break;
+        }
+    }
+    Cow::Owned(ends(&words, most).into_owned())
+}
+
+/// Bytes of a reason that every client of gRPC takes: it travels in a header, where what is no ASCII becomes
+/// three times as long, and of headers clients take as little as 8 KiB in all.
+const REASON: usize = 1500;
+
+/// Why a request is refused, as its answer says it.
+#[must_use]
+pub fn reason(error: &impl std::fmt::Display) -> String {
+    brief(&error.to_string(), REASON).into_owned()
+}
+
+/// The beginning and the end of a text that is longer than `most` bytes.
+fn ends(text: &str, most: usize) -> Cow<'_, str> {
+    if text.len() <= most {
+        return Cow::Borrowed(text);
+    }
+    let kept = most.saturating_sub('…'.len_utf8());
+    let head = boundary_to(text, kept / 2);
+    let tail = boundary_from(text, text.len() - (kept - kept / 2));
+    Cow::Owned(format!("{}…{}", &text[..head], &text[tail..]))
+}
+
+/// The last end of a character up to here, and the first from here on.
+fn boundary_to(text: &str, at: usize) -> usize {
+    (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
+}
+
+fn boundary_from(text: &str, at: usize) -> usize {
+    (at..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len())
+}
+
 /// What `top` shows of a status, printable.
 pub(crate) fn status(status: &mut StatusResponse) {
     let print = |text: &mut String| {
@@ -137,6 +194,14 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_brief_text_is_bounded_and_has_the_same_ends(text in ".{0,2000}", most in 20usize..900) {
+            let told = brief(&text, most);
+            prop_assert!(told.len() <= most, "{}", told.len());
+            prop_assert_eq!(text.chars().next(), told.chars().next());
+            prop_assert_eq!(text.chars().last(), told.chars().last());
+        }
+
         #[test]
         fn nothing_that_acts_is_left(text in any::<String>()) {
             prop_assert!(!line(&text).contains(acts));

@@ -80,6 +80,14 @@ async fn what_no_kubelet_should_ask_is_refused_with_what_to_do() {
     let split = refused(&[replica(0, 0), replica(1, 0)]).await;
     assert_eq!(split.code(), tonic::Code::InvalidArgument);
     assert!(split.message().contains("share.split"), "{split}");
+    // Whatever an id is, the reason comes through, and short.
+    for id in ["x".repeat(8 << 10), "é\n".repeat(4 << 10), "\u{1b}[2J ".repeat(100_000)] {
+        let refused = refused(&[id]).await;
+        assert_eq!(refused.code(), tonic::Code::NotFound, "{}", refused.message().len());
+        let text = refused.message();
+        assert!(text.starts_with("unknown replica ") && text.len() < 1600, "{text}");
+        assert!(text.ends_with("does another plugin serve this resource name?"), "{text}");
+    }
     // Nothing of it left anything behind.
     assert!(node.status().await.allocations.is_empty());
     assert!(tessera_plugin::regions::existing(&node.dir.path().join("pages")).is_empty());

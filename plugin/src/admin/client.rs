@@ -25,6 +25,9 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 /// Exit status when the plugin does not answer: `EX_UNAVAILABLE`.
 pub(crate) const EXIT_UNAVAILABLE: u8 = 69;
 
+/// Most bytes of an answer: a node has thousands of allocations at most.
+const LARGEST: usize = 64 << 20;
+
 /// How to print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
@@ -135,7 +138,7 @@ pub(super) async fn connect(socket: &Path) -> anyhow::Result<AdminClient<Channel
         }
         anyhow::anyhow!("{cause}")
     })?;
-    Ok(AdminClient::new(channel))
+    Ok(AdminClient::new(channel).max_decoding_message_size(LARGEST))
 }
 
 /// The plugin's answer to Status.

@@ -10,6 +10,7 @@ use super::client::{TIMEOUT, connect};
 use super::status::Sources;
 use crate::explain::{self, Facts, Unknown};
 use crate::node::Node;
+use crate::printable;
 
 /// Longest subject, bytes: a namespace, a pod and a container are no longer.
 const LONGEST: usize = 512;
@@ -37,8 +38,8 @@ pub(super) fn answer(
         },
     };
     explain::answer(&facts, subject).map_err(|unknown| match unknown {
-        Unknown::Nothing { .. } => Status::not_found(unknown.to_string()),
-        Unknown::Several { .. } => Status::invalid_argument(unknown.to_string()),
+        Unknown::Nothing { .. } => Status::not_found(printable::reason(&unknown)),
+        Unknown::Several { .. } => Status::invalid_argument(printable::reason(&unknown)),
     })
 }
 

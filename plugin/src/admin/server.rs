@@ -1,10 +1,8 @@
 //! Serving the admin service on a Unix socket that only root may open.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tessera_kubelet::admin::admin_server::{Admin, AdminServer};
@@ -22,7 +20,9 @@ use super::explain;
 use super::status::Sources;
 use super::steer;
 use crate::descriptors::Door;
+use crate::files::SocketFile;
 use crate::grpc::incoming::{Incoming, Limits};
+use crate::locks::lock;
 
 /// How often the socket is looked for.
 const LOOK: Duration = Duration::from_secs(1);
@@ -54,7 +54,8 @@ pub enum AdminError {
 /// The admin service, listening. Removes its socket when dropped.
 #[derive(Debug)]
 pub struct Server {
-    path: PathBuf,
+    /// Of the socket that is served now.
+    file: Arc<Mutex<Option<SocketFile>>>,
     task: JoinHandle<()>,
 }
 
@@ -64,40 +65,37 @@ impl Server {
     /// # Errors
     /// See [`AdminError`].
     pub fn start(path: &Path, sources: Arc<Sources>) -> Result<Self, AdminError> {
-        let failed = |error| AdminError::Io { path: path.to_owned(), error };
-        if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir).map_err(failed)?;
-        }
-        if UnixStream::connect(path).is_ok() {
-            return Err(AdminError::InUse(path.to_owned()));
-        }
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
-        let listener = bind(path).map_err(failed)?;
-        let task = tokio::spawn(serve(path.to_owned(), listener, sources));
-        Ok(Server { path: path.to_owned(), task })
+        let (file, listener) = bind(path).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => AdminError::InUse(path.to_owned()),
+            _ => AdminError::Io { path: path.to_owned(), error },
+        })?;
+        let file = Arc::new(Mutex::new(Some(file)));
+        let task = tokio::spawn(serve(path.to_owned(), listener, Arc::clone(&file), sources));
+        Ok(Server { file, task })
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.task.abort();
-        // A socket file nobody listens at is replaced at the next start anyway.
-        let _ = std::fs::remove_file(&self.path);
+        lock(&self.file).take();
     }
 }
 
-fn bind(path: &Path) -> io::Result<UnixListener> {
-    let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+fn bind(path: &Path) -> io::Result<(SocketFile, UnixListener)> {
+    let (file, listener) = SocketFile::listen(path)?;
+    listener.set_nonblocking(true)?;
+    Ok((file, UnixListener::from_std(listener)?))
 }
 
 /// Serves for ever. A socket that somebody removed is made anew: nobody could reach the old one, and the
 /// readiness probe would fail until the next start.
-async fn serve(path: PathBuf, mut listener: UnixListener, sources: Arc<Sources>) {
+async fn serve(
+    path: PathBuf,
+    mut listener: UnixListener,
+    file: Arc<Mutex<Option<SocketFile>>>,
+    sources: Arc<Sources>,
+) {
     loop {
         let serving = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
@@ -112,20 +110,23 @@ async fn serve(path: PathBuf, mut listener: UnixListener, sources: Arc<Sources>)
                 }
                 return;
             }
-            again = bound_again(&path) => listener = again,
+            (again, new) = bound_again(&path) => {
+                listener = new;
+                lock(&file).replace(again);
+            }
         }
         warn!(path = %path.display(), "the admin socket was removed; made a new one");
     }
 }
 
 /// Waits until nothing is at `path`, and listens there again.
-async fn bound_again(path: &Path) -> UnixListener {
+async fn bound_again(path: &Path) -> (SocketFile, UnixListener) {
     loop {
         tokio::time::sleep(LOOK).await;
         // Whatever else is there is somebody's: another plugin that was given the same path.
         let gone = path.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
-        if gone && let Ok(listener) = bind(path) {
-            return listener;
+        if gone && let Ok(bound) = bind(path) {
+            return bound;
         }
     }
 }

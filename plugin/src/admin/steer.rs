@@ -16,6 +16,7 @@ use crate::config::quantity::format_bytes;
 use crate::ledger::{self, By};
 use crate::node::steer::{Ask, Changed, How, SteerError};
 use crate::node::{Cordons, Node, Target};
+use crate::printable;
 
 /// `SetQuota`.
 pub(super) async fn set_quota(
@@ -96,7 +97,7 @@ async fn blocking<T: Send + 'static>(
     let node = Arc::clone(node);
     let done = tokio::task::spawn_blocking(move || work(&node)).await;
     done.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| {
-        let text = error.to_string();
+        let text = printable::reason(&error);
         match error {
             SteerError::NotFound(_) => Status::not_found(text),
             SteerError::Invalid(_) => Status::invalid_argument(text),

@@ -1,8 +1,10 @@
 //! What of a configuration is impossible on given GPUs.
 
+use std::collections::BTreeSet;
+
 use super::{Capacity, judge};
 use crate::config::quantity::format_bytes;
-use crate::config::{Config, Problem, TmpfsPolicy};
+use crate::config::{Config, MOST_PROBLEMS, Problem, TmpfsPolicy, first};
 use crate::device::Gpu;
 use crate::shares::{self, Share};
 use tessera_region::layout;
@@ -11,7 +13,8 @@ const MIB: u64 = 1 << 20;
 /// What directories and the spare pages take of the pages' tmpfs, about.
 const SPARES_BYTES: u64 = 3 * MIB;
 
-/// What of the configuration is impossible on these GPUs; empty when all is well.
+/// What of the configuration is impossible on these GPUs; empty when all is well. Of many the first, and how
+/// many more.
 #[must_use]
 pub fn check(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
     let mut problems = Vec::new();
@@ -31,7 +34,7 @@ pub fn check(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
             None => problems.extend(check_share(gpu, capacity, &cut[0], config)),
         }
     }
-    problems
+    first(problems)
 }
 
 /// What is odd about a configuration on these GPUs and no error, a sentence each.
@@ -65,6 +68,9 @@ fn tight_pages(gpus: &[Gpu], config: &Config) -> Option<String> {
 fn idle_layouts(gpus: &[Gpu], config: &Config) -> Vec<String> {
     let used: Vec<usize> = gpus.iter().filter_map(|gpu| shares::layout_of(gpu, config)).collect();
     let idle = (0..config.layouts.len()).filter(|i| !used.contains(i));
+    let count = config.layouts.len().saturating_sub(used.iter().collect::<BTreeSet<_>>().len());
+    let more = count.checked_sub(MOST_PROBLEMS).filter(|more| *more > 0);
+    let more = more.map(|more| format!("{more} more layouts count for none of this node's GPUs"));
     let sentence = |i: usize| {
         let named = &config.layouts[i].gpus;
         let taken = gpus.iter().any(|gpu| named.iter().any(|entry| gpu.is_named(entry)));
@@ -79,7 +85,7 @@ fn idle_layouts(gpus: &[Gpu], config: &Config) -> Vec<String> {
         };
         config.source.remark(&format!("layout[{i}].gpus"), message)
     };
-    idle.map(sentence).collect()
+    idle.take(MOST_PROBLEMS).map(sentence).chain(more).collect()
 }
 
 fn fits(capacity: Capacity, cut: &[Share]) -> bool {

@@ -1,6 +1,6 @@
 //! `tessera config`.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::device::nvml::NvmlDiscovery;
 use crate::device::{Discovery, DiscoveryError, Gpu};
 use crate::ledger::{self, Record, State};
 use crate::reload::plan::offline;
-use crate::{capacity, printable, regions};
+use crate::{capacity, files, printable, regions};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
@@ -82,9 +82,13 @@ fn print(text: &str) -> anyhow::Result<ExitCode> {
 /// A file, or standard input.
 fn read(path: &Path) -> anyhow::Result<Judged> {
     if path == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("standard input")?;
-        return Ok(Judged::of(text, Path::new("(standard input)")));
+        let name = Path::new("(standard input)");
+        // As long as it takes: somebody may be typing.
+        let bytes = files::read_from(std::io::stdin().lock(), files::CONFIGURATION);
+        return Ok(match bytes.and_then(files::utf8) {
+            Ok(text) => Judged::of(text, name),
+            Err(error) => Judged::unread(name, &error),
+        });
     }
     Ok(ConfigFile { asked: Some(path.to_owned()) }.judge())
 }

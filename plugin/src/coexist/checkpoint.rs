@@ -12,6 +12,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::Offer;
+use crate::files;
 
 /// The file's name in kubelet's device-plugin directory.
 pub const FILE: &str = "kubelet_internal_checkpoint";
@@ -94,12 +95,9 @@ pub fn entries(dir: &Path) -> Result<Vec<Entry>, String> {
 }
 
 fn read<T>(dir: &Path, parse: fn(&str) -> Result<T, serde_json::Error>) -> Result<T, String> {
-    use std::io::Read;
     let path = dir.join(FILE);
-    let mut text = String::new();
-    std::fs::File::open(&path)
-        .and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text))
-        .map_err(|error| format!("{}: {error}", path.display()))?;
+    let text =
+        files::text(&path, MAX_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
     parse(&text).map_err(|error| format!("{}: {error}", path.display()))
 }
 

@@ -3,12 +3,13 @@
 //! Kubelet restarts a plugin that exits: one that refused a bad file at its start would leave the node
 //! without GPUs, although it ran well until then. So what was in force last is kept beside the ledger.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::{Config, ConfigError, DEFAULT_FILE, Problem, parse, trace};
+use super::{Config, ConfigError, DEFAULT_FILE, Problem, Source, parse, trace};
+use crate::files::{self, CONFIGURATION, Dir, FileError};
 use crate::printable;
 
 /// Where the configuration comes from.
@@ -51,16 +52,12 @@ impl ConfigFile {
     #[must_use]
     pub fn judge(&self) -> Judged {
         let path = self.path();
-        match std::fs::read_to_string(path) {
+        match files::text(path, CONFIGURATION) {
             Ok(text) => Judged::of(text, path),
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.asked.is_none() => {
                 Judged { config: Config::default(), text: String::new(), problems: Vec::new() }
             }
-            Err(error) => {
-                let message = format!("cannot read the file: {error}");
-                let problems = vec![Problem { key: String::new(), line: None, message }];
-                Judged { config: Config::default(), text: String::new(), problems }
-            }
+            Err(error) => Judged::unread(path, &error),
         }
     }
 
@@ -131,6 +128,15 @@ impl Judged {
         Judged { config, text, problems }
     }
 
+    /// A file that is not read at all.
+    #[must_use]
+    pub fn unread(file: &Path, error: &FileError) -> Self {
+        let message = format!("cannot read the file: {error}");
+        let problems = vec![Problem::new("", None, &message)];
+        let source = Source { file: Some(file.to_owned()), ..Source::default() };
+        Judged { config: Config { source, ..Config::default() }, text: String::new(), problems }
+    }
+
     /// Whether what it says of shares and GPUs could be read, so that more can be said about it.
     #[must_use]
     pub fn is_readable_on_gpus(&self) -> bool {
@@ -164,7 +170,7 @@ pub fn last_good_path(ledger: &Path) -> PathBuf {
 #[must_use]
 pub fn last_good(ledger: &Path) -> Option<(Config, String)> {
     let path = last_good_path(ledger);
-    let text = std::fs::read_to_string(&path).ok()?;
+    let text = files::text(&path, CONFIGURATION).ok()?;
     // Good for the version that kept it; this one may think otherwise.
     let judged = Judged::of(text, &path);
     judged.problems.is_empty().then_some((judged.config, judged.text))
@@ -172,12 +178,14 @@ pub fn last_good(ledger: &Path) -> Option<(Config, String)> {
 
 fn keep_last_good(ledger: &Path, text: &str) -> io::Result<()> {
     let path = last_good_path(ledger);
-    if std::fs::read_to_string(&path).is_ok_and(|kept| kept == text) {
+    if files::text(&path, CONFIGURATION).is_ok_and(|kept| kept == text) {
         return Ok(());
     }
-    let new = path.with_extension("new");
-    let mut file = std::fs::File::create(&new)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    std::fs::rename(&new, &path)
+    let text = text.to_owned();
+    let own = path.clone();
+    files::in_time(&path, move || {
+        let (dir, name) = Dir::of(&own)?;
+        dir.clear(name)?;
+        dir.replace(name, text.as_bytes(), 0o644, true)
+    })?
 }

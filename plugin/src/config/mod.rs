@@ -16,17 +16,17 @@ pub mod leases;
 pub mod log_filter;
 pub mod metrics;
 mod parse;
+mod problem;
 pub mod quantity;
 mod reader;
 mod trace;
 pub mod xids;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::printable;
+use crate::files;
 
 pub use crate::coexist::SoldByOthers;
 pub use cdi::{Cdi, GpuNames};
@@ -36,6 +36,7 @@ pub use health::{Health, XidAction};
 pub use layout::{Amount, Layout, LayoutShare};
 pub use leases::Leases;
 pub use metrics::Metrics;
+pub use problem::{ConfigError, MOST_PROBLEMS, Problem, first};
 
 /// Where `tessera` looks when `--config` is not given. May be absent: the defaults hold then.
 pub const DEFAULT_FILE: &str = "/etc/tessera/config.toml";
@@ -324,26 +325,6 @@ pub struct Source {
     lines: BTreeMap<String, usize>,
 }
 
-/// One thing wrong with the configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// Dotted key; empty for a syntax error.
-    pub key: String,
-    /// Line in the file, from 1; `None` where the default is at fault.
-    pub line: Option<usize>,
-    /// What is wrong and what to do.
-    pub message: String,
-}
-
-/// Everything that is wrong with a configuration. Commands that meet it exit 64 (`EX_USAGE`).
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct ConfigError {
-    /// The file, if one was read.
-    pub file: Option<PathBuf>,
-    /// At least one.
-    pub problems: Vec<Problem>,
-}
-
 // === impl Config ===
 
 impl Default for Config {
@@ -439,13 +420,9 @@ impl Config {
     /// # Errors
     /// An unreadable file, or all problems at once, each with key and line.
     pub fn load(file: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(file).map_err(|error| ConfigError {
+        let text = files::text(file, files::CONFIGURATION).map_err(|error| ConfigError {
             file: Some(file.to_owned()),
-            problems: vec![Problem {
-                key: String::new(),
-                line: None,
-                message: format!("cannot read the file: {error}"),
-            }],
+            problems: vec![Problem::new("", None, &format!("cannot read the file: {error}"))],
         })?;
         accept(parse::parse(&text, Some(file)), Some(file))
     }
@@ -457,8 +434,10 @@ impl Config {
     pub fn find(asked: Option<&Path>) -> Result<Self, ConfigError> {
         match asked {
             Some(file) => Config::load(file),
-            None if Path::new(DEFAULT_FILE).exists() => Config::load(Path::new(DEFAULT_FILE)),
-            None => Ok(Config::default()),
+            None => {
+                let judged = ConfigFile::default().judge();
+                accept((judged.config, judged.problems), Some(Path::new(DEFAULT_FILE)))
+            }
         }
     }
 }
@@ -479,7 +458,7 @@ impl Source {
     /// A [`Problem`] at the line where `key` was set.
     #[must_use]
     pub fn problem(&self, key: &str, message: String) -> Problem {
-        Problem { key: key.to_owned(), line: self.line(key), message }
+        Problem::new(key, self.line(key), &message)
     }
 
     /// Where `key` was set; none for one that was not.
@@ -500,31 +479,5 @@ impl Source {
     pub fn remark(&self, key: &str, message: String) -> String {
         let problems = vec![self.problem(key, message)];
         ConfigError { file: self.file.clone(), problems }.to_string()
-    }
-}
-
-// === impl ConfigError ===
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let file = self
-            .file
-            .as_deref()
-            .map_or_else(|| "built-in configuration".to_owned(), |file| file.display().to_string());
-        for (i, problem) in self.problems.iter().enumerate() {
-            if i > 0 {
-                writeln!(f)?;
-            }
-            write!(f, "{file}")?;
-            if let Some(line) = problem.line {
-                write!(f, ":{line}")?;
-            }
-            write!(f, ": ")?;
-            if !problem.key.is_empty() {
-                write!(f, "{}: ", printable::line(&problem.key))?;
-            }
-            write!(f, "{}", printable::line(&problem.message))?;
-        }
-        Ok(())
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn parse(text: &str, file: Option<&Path>) -> (Config, Vec<Problem>) {
         }
         problems = report.problems;
     }
-    problems.sort_by_key(|problem| problem.line);
+    let problems = problems.finish();
     (Config { source: Source { file: file.map(Path::to_owned), lines }, ..config }, problems)
 }
 

@@ -5,34 +5,45 @@ use std::collections::{BTreeMap, BTreeSet};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::Problem;
 use super::layout::{Amount, WHOLE_PERCENT};
+use super::problem::Problems;
 use super::quantity::{Quantity, QuantityError};
+use super::{MOST_PROBLEMS, Problem};
 
 /// What was found so far.
 pub(super) struct Report<'i> {
     text: &'i str,
-    pub(super) problems: Vec<Problem>,
+    /// Line ends before each [`STRIDE`] bytes.
+    ends: Vec<usize>,
+    pub(super) problems: Problems,
     pub(super) lines: BTreeMap<String, usize>,
 }
 
+/// Bytes of the text that are looked through for one line's number.
+const STRIDE: usize = 1024;
+
 impl<'i> Report<'i> {
     pub(super) fn new(text: &'i str) -> Self {
-        Report { text, problems: Vec::new(), lines: BTreeMap::new() }
+        let count = |bytes: &[u8]| bytes.iter().filter(|&&byte| byte == b'\n').count();
+        let ends = text.as_bytes().chunks(STRIDE).scan(0, |sum, chunk| {
+            let before = *sum;
+            *sum += count(chunk);
+            Some(before)
+        });
+        let ends = ends.collect();
+        Report { text, ends, problems: Problems::default(), lines: BTreeMap::new() }
     }
 
     pub(super) fn line(&self, offset: usize) -> usize {
-        let before = &self.text.as_bytes()[..offset.min(self.text.len())];
-        before.iter().filter(|&&byte| byte == b'\n').count() + 1
+        let offset = offset.min(self.text.len());
+        let begin = (offset / STRIDE).min(self.ends.len().saturating_sub(1));
+        let rest = &self.text.as_bytes()[begin * STRIDE..offset];
+        let ends = rest.iter().filter(|&&byte| byte == b'\n').count();
+        self.ends.get(begin).unwrap_or(&0) + ends + 1
     }
 
     pub(super) fn problem(&mut self, key: &str, line: Option<usize>, message: impl Into<String>) {
-        self.problems.push(Problem { key: key.to_owned(), line, message: message.into() });
-    }
-
-    /// Whether something is wrong with `key` or with what is in it.
-    pub(super) fn has_problem(&self, key: &str) -> bool {
-        self.problems.iter().any(|problem| problem.key.starts_with(key))
+        self.problems.push(Problem::new(key, line, &message.into()));
     }
 }
 
@@ -59,6 +70,11 @@ impl<'a, 'i> Section<'a, 'i> {
         let full = self.join(key);
         let line = report.lines.get(&full).or_else(|| report.lines.get(&self.path)).copied();
         report.problem(&full, line, message);
+    }
+
+    /// Whether the file says anything of a key.
+    pub(super) fn names(&self, key: &str) -> bool {
+        self.table.is_some_and(|table| table.contains_key(key))
     }
 
     fn join(&self, key: &str) -> String {
@@ -255,12 +271,20 @@ impl<'a, 'i> Section<'a, 'i> {
 
     /// Notes every key that nobody asked for.
     pub(super) fn finish(self, report: &mut Report<'_>) {
-        for (key, _) in self.table.into_iter().flatten() {
-            let name = key.get_ref().as_ref();
-            if self.known.contains(name) {
-                continue;
-            }
-            let line = report.line(key.span().start);
+        let keys = self.table.into_iter().flatten().map(|(key, _)| key);
+        let mut unknown: Vec<(usize, &str)> = keys
+            .map(|key| (key.span().start, key.get_ref().as_ref()))
+            .filter(|(_, name)| !self.known.contains(name))
+            .collect();
+        // Only those are looked at that can be told.
+        if unknown.len() > MOST_PROBLEMS {
+            unknown.select_nth_unstable(MOST_PROBLEMS);
+            report.problems.and_more(unknown.len() - MOST_PROBLEMS);
+            unknown.truncate(MOST_PROBLEMS);
+        }
+        unknown.sort_unstable();
+        for (start, name) in unknown {
+            let line = report.line(start);
             let message = match nearest(name, &self.known) {
                 Some(known) => format!("unknown key; did you mean `{known}`?"),
                 None => {
@@ -312,8 +336,11 @@ fn percent(number: &str) -> Result<Amount, String> {
 
 /// The known key that a mistyped one most likely means.
 fn nearest<'k>(name: &str, known: &BTreeSet<&'k str>) -> Option<&'k str> {
+    // A name that is longer by so much means none of them.
+    let longest = known.iter().map(|candidate| candidate.len() + 2.max(candidate.len() / 3)).max();
     known
         .iter()
+        .filter(|_| longest.is_some_and(|longest| name.len() <= longest))
         .map(|candidate| (distance(name, candidate), *candidate))
         .filter(|(distance, candidate)| *distance <= 2.max(candidate.len() / 3))
         .min()

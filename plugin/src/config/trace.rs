@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::file::hash;
 use super::{Config, DEFAULT_FILE};
+use crate::files::{self, Dir};
 
 /// The state directory of a plugin that has another than the default one.
 const STATE_DIR_ENV: &str = "TESSERA_STATE_DIR";
@@ -52,9 +53,12 @@ fn write(file: &Path, ledger: &Path) -> io::Result<()> {
     if read(file).as_deref() == Some(ledger) {
         return Ok(());
     }
-    let new = file.with_extension("ledger.new");
-    std::fs::write(&new, line)?;
-    std::fs::rename(&new, file)
+    let own = file.to_owned();
+    files::in_time(file, move || {
+        let (dir, name) = Dir::of(&own)?;
+        dir.clear(name)?;
+        dir.replace(name, &line, 0o644, true)
+    })?
 }
 
 /// The ledger that was written down last.
@@ -63,11 +67,7 @@ pub(super) fn find(config: &Path) -> Option<PathBuf> {
 }
 
 fn read(file: &Path) -> Option<PathBuf> {
-    let meta = std::fs::symlink_metadata(file).ok()?;
-    if !meta.is_file() || meta.len() > LONGEST {
-        return None;
-    }
-    let bytes = std::fs::read(file).ok()?;
+    let bytes = files::read(file, LONGEST).ok()?;
     let path = PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(b"\n")?));
     path.is_absolute().then_some(path)
 }

@@ -11,7 +11,8 @@ pub mod topology;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::config;
+use crate::config::{self, MOST_PROBLEMS};
+use crate::printable;
 
 pub use context::ContextSource;
 pub use mig::MigInstance;
@@ -153,8 +154,17 @@ pub fn selected(gpu: &Gpu, include: &[String], exclude: &[String]) -> bool {
 /// A sentence for each entry of the list `key` that names none of these GPUs.
 pub(crate) fn absent(key: &str, entries: &[String], gpus: &[&Gpu]) -> Vec<String> {
     let named = |entry: &&String| entry == &"*" || gpus.iter().any(|gpu| gpu.is_named(entry));
-    let sentence = |entry: &String| format!("{key} names {entry}, which this node does not have");
-    entries.iter().filter(|entry| !named(entry)).map(sentence).collect()
+    let sentence = |entry: &String| {
+        let entry = printable::brief(entry, 160);
+        format!("{key} names {entry}, which this node does not have")
+    };
+    let mut absent = entries.iter().filter(|entry| !named(entry));
+    let mut sentences: Vec<String> = absent.by_ref().take(MOST_PROBLEMS).map(sentence).collect();
+    let more = absent.count();
+    if more > 0 {
+        sentences.push(format!("{key} names {more} more that this node does not have"));
+    }
+    sentences
 }
 
 impl Gpu {

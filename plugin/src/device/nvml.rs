@@ -16,6 +16,7 @@ use super::{
     Discovery, DiscoveryError, Facts, Gpu, GpuProcess, absent, mig, nvml_near, nvml_watch, selected,
 };
 use crate::config;
+use crate::files;
 use crate::locks::lock;
 
 /// Where the kernel tells a PCI device's NUMA node.
@@ -43,6 +44,14 @@ impl NvmlDiscovery {
         }
         // The unversioned name belongs to development packages; drivers ship this one.
         let library = self.library.as_deref().unwrap_or(Path::new("libnvidia-ml.so.1"));
+        if let Some(library) = &self.library {
+            // The loader would wait for who writes into a pipe.
+            let own = library.clone();
+            let opened = files::in_time(library, move || files::open(&own).map(drop));
+            opened.map_err(files::FileError::from).and_then(|opened| opened).map_err(|error| {
+                DiscoveryError::Library(format!("{}: {error}", library.display()))
+            })?;
+        }
         let nvml =
             Nvml::builder().lib_path(library.as_os_str()).init().map_err(|error| match error {
                 NvmlError::LibloadingError(error) => DiscoveryError::Library(error.to_string()),

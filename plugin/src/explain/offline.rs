@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::Facts;
 use crate::admin;
 use crate::config::Config;
+use crate::files;
 use crate::ledger::{Event, Ledger, Record};
 use crate::regions;
 
@@ -48,7 +49,10 @@ fn read(path: &Path) -> Result<(Vec<Record>, Vec<Event>), String> {
     let failed = |error: &dyn std::fmt::Display| {
         format!("the ledger {} cannot be read ({error}): there is no history", path.display())
     };
-    let file = File::open(path).map_err(|error| failed(&error))?;
+    let file = files::open(path).map_err(|error| failed(&error))?;
+    if file.metadata().map_err(|error| failed(&error))?.len() > files::LEDGER {
+        return Err(failed(&files::FileError::TooLarge(files::LEDGER)));
+    }
     // As redb locks it; only one process may have it open.
     match file.try_lock_shared() {
         Ok(()) => {}

@@ -108,7 +108,7 @@ impl<P: DevicePlugin> Driver<P> {
         let own = self.server.as_ref().map(|server| server.socket.name.clone());
         let mut housekeeping = Box::pin({
             let (dir, names) = (self.dir.clone(), Names::new(&self.resource_name));
-            async move { remove_stale(&dir, &names, &own.unwrap_or_default()).await }
+            async move { remove_stale(&dir, &names, &own.unwrap_or_default()) }
         });
         let mut cleaned = false;
         let mut shutdown = std::pin::pin!(shutdown);

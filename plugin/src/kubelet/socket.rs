@@ -1,14 +1,17 @@
 //! The plugin's sockets in kubelet's device plugin directory: names, making, removing.
 
+use std::ffi::OsStr;
 use std::fs::Metadata;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
+
+use crate::files::{self, Dir, SocketFile};
 
 /// Bytes that fit into `sockaddr_un.sun_path` with its NUL (unix(7)).
 const MAX_PATH: usize = 107;
@@ -128,6 +131,8 @@ impl Names {
 pub(super) struct Socket {
     pub(super) name: String,
     pub(super) path: PathBuf,
+    /// Kubelet may have removed it long ago.
+    _file: SocketFile,
 }
 
 impl Socket {
@@ -141,57 +146,43 @@ impl Socket {
             return Err(SocketError::TooLong(path));
         }
         let listen = || {
-            let listener = UnixListener::bind(&path)?;
-            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600))?;
-            Ok(listener)
+            let (file, listener) = SocketFile::listen(&path)?;
+            listener.set_nonblocking(true)?;
+            Ok((file, UnixListener::from_std(listener)?))
         };
         match listen() {
-            Ok(listener) => Ok((Self { name, path }, listener)),
+            Ok((file, listener)) => Ok((Self { name, path, _file: file }, listener)),
             Err(source) => Err(SocketError::Listen { path, source }),
         }
     }
 }
 
-impl Drop for Socket {
-    fn drop(&mut self) {
-        // Kubelet may have removed it long ago.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
 /// Removes sockets of earlier instances. A socket that somebody accepts on stays: two plugins for one
 /// resource are a mistake, but not one that silence would mend.
-pub(super) async fn remove_stale(dir: &Path, names: &Names, own: &str) {
-    let Ok(entries) = std::fs::read_dir(dir) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
+pub(super) fn remove_stale(dir: &Path, names: &Names, own: &str) {
+    let Ok(dir) = Dir::open_trusted(dir) else { return };
+    for name in dir.names().unwrap_or_default() {
         let Some(name) = name.to_str().filter(|name| names.is_ours(name) && *name != own) else {
             continue;
         };
-        if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
-            continue;
-        }
-        match UnixStream::connect(entry.path()).await {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                match std::fs::remove_file(entry.path()) {
-                    Ok(()) => tracing::info!(socket = name, "removed an earlier instance's socket"),
-                    Err(error) => {
-                        tracing::warn!(socket = name, %error, "cannot remove an old socket");
-                    }
-                }
-            }
-            Err(_) => {}
-            Ok(_) => tracing::warn!(
+        match files::remove_stale(&dir, OsStr::new(name)) {
+            Ok(()) => tracing::info!(socket = name, "removed an earlier instance's socket"),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => tracing::warn!(
                 socket = name,
                 "another running plugin serves this resource on this node; each will keep taking it \
                  from the other: stop one"
             ),
+            // Something else has the name.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => tracing::warn!(socket = name, %error, "cannot remove an old socket"),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -242,7 +233,7 @@ mod tests {
         let (living, _listener) = Socket::listen(dir.path(), living).unwrap();
         let (own, _own_listener) = Socket::listen(dir.path(), own).unwrap();
         std::fs::write(dir.path().join("kubelet_internal_checkpoint"), "{}").unwrap();
-        remove_stale(dir.path(), &names, &own.name).await;
+        remove_stale(dir.path(), &names, &own.name);
         assert!(!dir.path().join(stale).exists());
         assert!(living.path.exists());
         assert!(own.path.exists());

@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::series::Series;
+use crate::files;
 
 /// Where Kubernetes puts a pod's credentials ("Accessing the Kubernetes API from a Pod").
 const CREDENTIALS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -147,9 +148,7 @@ impl Client {
         kind: &str,
         body: &Value,
     ) -> Result<(), Failure> {
-        let token = tokio::fs::read_to_string(&self.server.token).await.map_err(|error| {
-            Failure::Unreachable(format!("{}: {error}", self.server.token.display()))
-        })?;
+        let token = credential(&self.server.token).await?;
         let mut connection = match self.connection.take().filter(|sender| !sender.is_closed()) {
             Some(connection) => connection,
             None => self.connect().await?,
@@ -186,7 +185,7 @@ impl Client {
         match authority {
             None => open(stream).await,
             Some(authority) => {
-                let config = tls(authority)?;
+                let config = tls(authority, &credential(authority).await?)?;
                 let name = ServerName::try_from(host.clone()).map_err(unreachable)?;
                 let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
                 open(connector.connect(name, stream).await.map_err(unreachable)?).await
@@ -205,13 +204,25 @@ where
     Ok(sender)
 }
 
+/// What a file of the pod's credentials says.
+async fn credential(path: &Path) -> Result<String, Failure> {
+    let read = path.to_owned();
+    let text = tokio::task::spawn_blocking(move || files::text(&read, files::SMALL)).await;
+    let at = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    match text {
+        Ok(Ok(text)) => Ok(text),
+        Ok(Err(error)) => Err(Failure::Unreachable(at(&error))),
+        Err(error) => Err(Failure::Unreachable(at(&error))),
+    }
+}
+
 /// Made for each connection: between events nothing of it is in memory, and the file may change.
-fn tls(authority: &Path) -> Result<ClientConfig, Failure> {
+fn tls(authority: &Path, pem: &str) -> Result<ClientConfig, Failure> {
     let at = |error: &dyn std::fmt::Display| {
         Failure::Unreachable(format!("{}: {error}", authority.display()))
     };
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(authority).map_err(|error| at(&error))? {
+    for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
         // One that is of no use leaves the others.
         let _ = roots.add(certificate.map_err(|error| at(&error))?);
     }

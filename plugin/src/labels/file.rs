@@ -1,57 +1,61 @@
 //! A features file for node feature discovery: whole at any time, by rename. Its worker reads every file of
 //! the directory but those whose names begin with a dot.
 
-use std::ffi::OsString;
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use super::PREFIX;
+use crate::files::{self, Dir};
 
 /// Makes `text` the content of `path`, unless it is already; whether it was not.
 ///
 /// # Errors
-/// The file system's. What was there before is still there then.
+/// The file system's; a file that holds something else than labels of ours. What was there before is still
+/// there then.
 pub(super) fn put(path: &Path, text: &str) -> io::Result<bool> {
     let plain = path.symlink_metadata().is_ok_and(|meta| meta.is_file());
-    if plain && std::fs::read(path).is_ok_and(|found| found == text.as_bytes()) {
-        return Ok(false);
+    if plain {
+        let found = files::read(path, files::SMALL)?;
+        if found == text.as_bytes() {
+            return Ok(false);
+        }
+        if !is_ours(&found) {
+            return Err(not_ours());
+        }
     }
-    if let Some(directory) = path.parent() {
-        std::fs::create_dir_all(directory)?;
-    }
-    let temporary = temporary(path);
-    // One that a killed plugin left, or a link that somebody put there.
-    let _ = std::fs::remove_file(&temporary);
-    let written = std::fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .open(&temporary)
-        // No fsync: after a power cut it is written anew.
-        .and_then(|mut file| file.write_all(text.as_bytes()))
-        .and_then(|()| std::fs::rename(&temporary, path));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&temporary);
-    }
-    written.map(|()| true)
+    let (dir, name) = Dir::of(path)?;
+    // Not durable: after a power cut it is written anew.
+    dir.replace(name, text.as_bytes(), 0o644, false)?;
+    Ok(true)
 }
 
 /// Removes the file, if it is there.
 ///
 /// # Errors
-/// The file system's.
+/// As [`put`].
 pub(super) fn remove(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
+    let removed = match files::read(path, files::SMALL) {
+        Ok(found) if !is_ours(&found) => return Err(not_ours()),
+        Ok(_) => Dir::holding(path).and_then(|(dir, name)| dir.remove(name)),
+        Err(error) => Err(error.into()),
+    };
+    match removed {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
 }
 
-/// Beside it: a rename is atomic only within one file system.
-fn temporary(path: &Path) -> PathBuf {
-    let mut name = OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(".new");
-    path.with_file_name(name)
+/// Whether all of it is labels as this plugin writes them.
+fn is_ours(found: &[u8]) -> bool {
+    let prefix = PREFIX.as_bytes();
+    found.split(|byte| *byte == b'\n').all(|line| line.is_empty() || line.starts_with(prefix))
+}
+
+fn not_ours() -> io::Error {
+    io::Error::new(
+        ErrorKind::AlreadyExists,
+        "it holds something else than Tessera's labels and is left alone: name another file",
+    )
 }
 
 #[cfg(test)]
@@ -62,13 +66,16 @@ mod tests {
     fn it_is_replaced_as_a_whole_and_only_when_it_differs() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("features.d/tessera");
-        assert!(put(&path, "a=1\n").unwrap());
+        assert!(put(&path, "tessera.dev/gpu.a=1\n").unwrap());
         let before = std::fs::File::open(&path).unwrap();
-        assert!(!put(&path, "a=1\n").unwrap());
-        assert!(put(&path, "a=2\nb=3\n").unwrap());
+        assert!(!put(&path, "tessera.dev/gpu.a=1\n").unwrap());
+        assert!(put(&path, "tessera.dev/gpu.a=2\ntessera.dev/gpu.b=3\n").unwrap());
         // Who reads the old one reads all of it.
-        assert_eq!(io::read_to_string(before).unwrap(), "a=1\n");
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "a=2\nb=3\n");
+        assert_eq!(io::read_to_string(before).unwrap(), "tessera.dev/gpu.a=1\n");
+        assert_eq!(
+            std::fs::read_to_string(&path).unwrap(),
+            "tessera.dev/gpu.a=2\ntessera.dev/gpu.b=3\n"
+        );
         let names: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().collect();
         assert_eq!(names.len(), 1, "{names:?}");
         remove(&path).unwrap();
@@ -77,15 +84,17 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_plugin_left_and_links_are_overwritten_not_followed() {
+    fn links_are_overwritten_and_not_followed_and_what_is_anothers_stays() {
         let dir = tempfile::tempdir().unwrap();
         let (path, other) = (dir.path().join("tessera"), dir.path().join("other"));
         std::fs::write(&other, "precious").unwrap();
         std::os::unix::fs::symlink(&other, &path).unwrap();
-        std::os::unix::fs::symlink(&other, temporary(&path)).unwrap();
-        assert!(temporary(&path).file_name().unwrap().to_str().unwrap().starts_with('.'));
-        assert!(put(&path, "a=1\n").unwrap());
+        assert!(put(&path, "tessera.dev/gpu.a=1\n").unwrap());
         assert_eq!(std::fs::read_to_string(&other).unwrap(), "precious");
         assert!(path.symlink_metadata().unwrap().is_file());
+        for at in [put(&other, "tessera.dev/gpu.a=1\n").map(drop), remove(&other)] {
+            assert_eq!(at.unwrap_err().kind(), ErrorKind::AlreadyExists);
+        }
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "precious");
     }
 }

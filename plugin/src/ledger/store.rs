@@ -16,6 +16,7 @@ use super::schema::{
 use super::unsynced::Unsynced;
 use super::{Change, Cordon, Event, MeasuredContext, Record, Trail, history};
 use crate::config::file::last_good_path;
+use crate::files::{self, Dir};
 use crate::kubernetes::Teller;
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
@@ -134,6 +135,8 @@ impl Ledger {
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir).map_err(|error| io_error(error.to_string()))?;
         }
+        // Also a directory would be taken for a damaged ledger, and moved.
+        files::file_or_nothing(path).map_err(|error| io_error(error.to_string()))?;
         let existed = path.exists();
         let lost = lost(path);
         let file = path.to_owned();
@@ -420,6 +423,7 @@ pub fn peek(path: &Path) -> Result<Vec<Record>, String> {
         }
         Ok(records)
     };
+    files::open(path).map_err(|error| error.to_string())?;
     read().map_err(|error| error.to_string())
 }
 
@@ -475,17 +479,19 @@ impl Attempt {
     fn begin(ledger: &Path) -> Self {
         let name = ledger.file_name().unwrap_or_default().to_string_lossy();
         let mark = ledger.with_file_name(format!("{name}.opening"));
-        let text = std::fs::read_to_string(&mark).unwrap_or_default();
-        let ended_before = text.trim().parse().unwrap_or(0);
+        let text = files::text(&mark, files::SMALL).unwrap_or_default();
+        let ended_before: u32 = text.trim().parse().unwrap_or(0);
+        let next = ended_before.saturating_add(1).to_string();
         // Where it cannot be written, the ledger cannot either, and that is told.
-        let _ = std::fs::write(&mark, (ended_before + 1).to_string());
+        let _ =
+            Dir::of(&mark).and_then(|(dir, name)| dir.replace(name, next.as_bytes(), 0o600, false));
         Attempt { mark, ended_before }
     }
 }
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.mark);
+        let _ = Dir::holding(&self.mark).and_then(|(dir, name)| dir.remove(name));
     }
 }
 
@@ -496,7 +502,7 @@ fn keep_aside(path: &Path) -> io::Result<PathBuf> {
     for attempt in 0.. {
         let suffix = if attempt == 0 { String::new() } else { format!("-{attempt}") };
         let aside = path.with_file_name(format!("{name}.unreadable-{seconds}{suffix}"));
-        if !aside.exists() {
+        if aside.symlink_metadata().is_err() {
             std::fs::rename(path, &aside)?;
             return Ok(aside);
         }

@@ -17,6 +17,7 @@ use crate::locks::lock;
 use crate::metrics::meters::{Call, Outcome};
 use crate::placed::Placed;
 use crate::preferred::{Ground, preferred};
+use crate::printable;
 
 /// What kubelet talks to about one resource. Blocking work goes to the runtime's small pool.
 #[derive(Clone, Debug)]
@@ -50,7 +51,7 @@ impl Service {
         match doubles::find(&id, &siblings, &census.holdings) {
             Some(double) => {
                 warn!(%id, "{double}");
-                Err(Status::failed_precondition(double.to_string()))
+                Err(Status::failed_precondition(printable::reason(&double)))
             }
             None => Ok(()),
         }
@@ -69,7 +70,7 @@ impl Service {
             Ok(Err(_)) | Err(_) => Outcome::Failed,
         };
         self.node.meters().observe(call, &self.resource, outcome, began.elapsed());
-        let result = result.map_err(|error| Status::internal(error.to_string()))?;
+        let result = result.map_err(|error| Status::internal(printable::reason(&error)))?;
         result.map_err(|error| {
             warn!(%error, "kubelet's request failed");
             status(&error)
@@ -79,7 +80,7 @@ impl Service {
 
 fn status(error: &AllocateError) -> Status {
     use crate::allocate::Refusal;
-    let text = error.to_string();
+    let text = printable::reason(error);
     match error {
         AllocateError::Refused(Refusal::Unknown(_) | Refusal::Retired { .. }) => {
             Status::not_found(text)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
 use super::{AllocateError, Node};
+use crate::files;
 use crate::ledger::Record;
 use crate::locks::lock;
 use crate::shim_install::{self, PRELOAD, SHIM, unused};
@@ -45,7 +46,7 @@ impl Node {
         if let Some(abi) = lock(&self.shim_abis).get(name) {
             return Some(*abi);
         }
-        let library = std::fs::read(self.paths.shim.join(name).join(SHIM)).ok()?;
+        let library = files::read(&self.paths.shim.join(name).join(SHIM), files::LIBRARY).ok()?;
         let abi = tessera_region::abi::of_program(&library);
         lock(&self.shim_abis).insert(name.to_owned(), abi);
         Some(abi)

@@ -11,6 +11,7 @@ use tracing::warn;
 
 use super::{Mode, Outcome};
 use crate::config::Compute;
+use crate::files::Dir;
 use crate::ledger::{Grant, Record};
 
 /// Begins the names of directories that are on their way out.
@@ -133,7 +134,8 @@ pub(super) fn set_aside(dir: &Path) -> std::io::Result<()> {
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
     let name = format!("{ASIDE}{}-{serial}", std::process::id());
     let aside = dir.with_file_name(name);
-    std::fs::rename(dir, &aside)?;
+    let (root, own) = Dir::holding(dir)?;
+    root.rename(own, aside.file_name().unwrap_or_default())?;
     remove_later(vec![aside]);
     Ok(())
 }
@@ -153,7 +155,7 @@ pub(super) fn sweep(root: &Path) {
 fn remove_later(dirs: Vec<PathBuf>) {
     let remove = move || {
         for dir in dirs {
-            let _ = std::fs::remove_dir_all(dir);
+            let _ = Dir::holding(&dir).and_then(|(root, name)| root.remove_tree(name));
         }
     };
     // If there is no thread to be had, the next start sweeps.
@@ -174,7 +176,8 @@ fn is_broken(fault: &PageFault) -> bool {
 }
 
 fn remove_file(path: &Path) -> Result<(), PageError> {
-    std::fs::remove_file(path).map_err(|source| PageError {
+    let removed = Dir::holding(path).and_then(|(dir, name)| dir.remove(name));
+    removed.map_err(|source| PageError {
         path: path.to_owned(),
         fault: PageFault::Io { call: "unlink", source },
     })

@@ -25,6 +25,11 @@ use crate::device::{Discovery, DiscoveryError, Gpu};
 use crate::ledger::What;
 use crate::locks::lock;
 use crate::node::{self, Node, unix_ms};
+use crate::printable;
+
+/// Most differences that are logged and kept, and most bytes of each.
+const MOST_DIFFERENCES: usize = 50;
+const LONGEST_DIFFERENCE: usize = 600;
 
 /// Sets the log's filter.
 pub type SetFilter = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
@@ -333,8 +338,15 @@ fn mark(judged: &Judged) -> String {
     }
 }
 
+/// Differences as they are logged and kept: of many the first.
 fn texts(differences: &[Difference]) -> Vec<String> {
-    differences.iter().map(ToString::to_string).collect()
+    let told = differences.iter().take(MOST_DIFFERENCES);
+    let mut texts: Vec<String> =
+        told.map(|told| printable::brief(&told.to_string(), LONGEST_DIFFERENCE).into()).collect();
+    if let Some(more @ 1..) = differences.len().checked_sub(MOST_DIFFERENCES) {
+        texts.push(format!("and {more} more"));
+    }
+    texts
 }
 
 fn told(changes: &[Difference], waiting: &[Difference]) -> Vec<String> {

@@ -18,6 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{debug, error};
 
 use super::{Reloader, Why};
+use crate::files;
 
 /// How long the file must rest before it is read: whoever writes one may do so in pieces.
 pub const DEBOUNCE: Duration = Duration::from_millis(250);
@@ -43,7 +44,7 @@ pub async fn watch(reloader: Arc<Reloader>, debounce: Duration) {
     };
     let mut news = News::default();
     loop {
-        if news.follow(&path) {
+        if news.follow(&path).await {
             // What came before the watch was there has no news.
             read(&reloader, Why::Change).await;
         }
@@ -74,29 +75,46 @@ async fn read(reloader: &Arc<Reloader>, why: Why) {
     }
 }
 
+/// Directories, each with its identity.
+type Watched = BTreeMap<PathBuf, (u64, u64)>;
+
+/// The directories that the path leads through now, and a watch on them; `None` where they are those that are
+/// watched already.
+fn look(file: &Path, watched: Option<&Watched>) -> Option<(Watched, io::Result<OwnedFd>)> {
+    let with_identity = |dir: PathBuf| {
+        let identity = identity(&dir)?;
+        Some((dir, identity))
+    };
+    let wanted: Watched = directories(file).into_iter().filter_map(with_identity).collect();
+    if watched == Some(&wanted) {
+        return None;
+    }
+    let opened = open(wanted.keys());
+    Some((wanted, opened))
+}
+
 /// News of the file's directories.
 #[derive(Default)]
 struct News {
     /// By directory, with its identity: one made anew takes another watch.
-    watched: BTreeMap<PathBuf, (u64, u64)>,
+    watched: Watched,
     inotify: Option<pipe::Receiver>,
 }
 
 impl News {
     /// Watches where the file is now. True if that is a new watch.
-    fn follow(&mut self, file: &Path) -> bool {
-        let wanted: BTreeMap<PathBuf, (u64, u64)> = directories(file)
-            .into_iter()
-            .filter_map(|dir| {
-                let identity = identity(&dir)?;
-                Some((dir, identity))
-            })
-            .collect();
-        if self.inotify.is_some() && wanted == self.watched {
-            return false;
-        }
+    async fn follow(&mut self, file: &Path) -> bool {
+        let file = file.to_owned();
+        let watched = self.inotify.is_some().then(|| self.watched.clone());
+        // Links may lead to a file system that does not answer.
+        let looked = tokio::task::spawn_blocking(move || {
+            let own = file.clone();
+            files::in_time(&file, move || look(&own, watched.as_ref()))
+        });
+        let Ok(Ok(Some((wanted, opened)))) = looked.await else { return false };
         let before = self.inotify.is_some();
-        self.inotify = match open(wanted.keys()) {
+        let opened = opened.and_then(pipe::Receiver::from_owned_fd_unchecked);
+        self.inotify = match opened {
             Ok(inotify) => Some(inotify),
             Err(error) => {
                 debug!(%error, "no inotify; looking at the configuration more often instead");
@@ -158,7 +176,7 @@ fn identity(dir: &Path) -> Option<(u64, u64)> {
 }
 
 /// An inotify descriptor is read as a pipe is.
-fn open<'d>(dirs: impl Iterator<Item = &'d PathBuf>) -> io::Result<pipe::Receiver> {
+fn open<'d>(dirs: impl Iterator<Item = &'d PathBuf>) -> io::Result<OwnedFd> {
     let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
     let interest = AddWatchFlags::IN_CREATE
         | AddWatchFlags::IN_DELETE
@@ -174,7 +192,7 @@ fn open<'d>(dirs: impl Iterator<Item = &'d PathBuf>) -> io::Result<pipe::Receive
     if !any {
         return Err(io::ErrorKind::NotFound.into());
     }
-    pipe::Receiver::from_owned_fd_unchecked(OwnedFd::from(inotify))
+    Ok(OwnedFd::from(inotify))
 }
 
 #[cfg(test)]

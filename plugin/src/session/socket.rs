@@ -1,12 +1,13 @@
 //! The system calls of a session and of a gate: SEQPACKET sockets and pidfds, non-blocking.
 
+use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use nix::sys::socket::{getsockopt, sockopt};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, Mode, chmodat};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType, recvmsg,
@@ -15,6 +16,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tessera_region::session::MESSAGE_BYTES;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+use crate::files::Dir;
 
 /// One more than a message, so that a longer packet does not pass for one.
 pub(crate) const PACKET: usize = MESSAGE_BYTES + 1;
@@ -33,19 +36,20 @@ pub(crate) struct Listening {
 /// are refused at the sender, if `refuse`; older kernels cannot.
 pub(crate) fn listen(dir: &Path, name: &str, refuse: bool) -> io::Result<Listening> {
     // Socket paths end after 107 bytes; a path through the directory's descriptor is always short.
-    let handle = std::fs::File::open(dir)?;
-    let path = Path::new("/proc/self/fd").join(handle.as_raw_fd().to_string()).join(name);
-    match std::fs::symlink_metadata(&path) {
-        // containerd makes missing mount sources as empty directories.
-        Ok(meta) if meta.is_dir() => std::fs::remove_dir(&path)?,
-        Ok(_) => std::fs::remove_file(&path)?,
-        Err(_) => {}
+    let dir = Dir::open(dir)?;
+    let path = dir.path().join(name);
+    // containerd makes missing mount sources as empty directories.
+    dir.clear(OsStr::new(name))?;
+    match dir.remove(name) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
     // Connecting needs write permission; any user of the container may.
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
+    let anybody = Mode::from_raw_mode(0o666);
+    chmodat(dir.fd(), name, anybody, AtFlags::empty())?;
     // Accepted sockets inherit it. Where the kernel does not know it, see `closer`.
     let refuses = refuse && tessera_region::session::refuse_descriptors(socket.as_fd()).is_ok();
     rustix::net::listen(&socket, BACKLOG)?;

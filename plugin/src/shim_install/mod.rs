@@ -5,10 +5,9 @@
 pub mod unused;
 
 use std::ffi::OsStr;
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::sys::statvfs::{FsFlags, statvfs};
@@ -16,14 +15,15 @@ use sha2::{Digest, Sha256};
 use tessera_region::layout;
 
 use crate::delivery::Delivery;
+use crate::files::{self, Dir};
 
 /// File name of the shim.
 pub const SHIM: &str = "libtessera.so";
 /// File name of what is mounted as `/etc/ld.so.preload`.
 pub const PRELOAD: &str = "ld.so.preload";
 
-/// What is being written is called `<file>.new-<something>`.
-const TEMPORARY: &str = ".new-";
+/// In the name of what is being written; see [`Dir::replace`].
+const TEMPORARY: &str = ".new";
 /// Older ones belong to nobody: writing half a megabyte takes no minute.
 const ABANDONED: Duration = Duration::from_secs(600);
 
@@ -97,16 +97,16 @@ pub fn install(source: &Path, dir: &Path) -> Result<Delivery, ShimError> {
 /// See [`ShimError`].
 pub fn restore(source: &Path, dir: &Path, known: &str) -> Result<bool, ShimError> {
     let shim = dir.join(known).join(SHIM);
-    let found = std::fs::read(&shim).ok();
+    let found = files::read(&shim, files::LIBRARY).ok();
     let same = found.filter(|found| name(found) == known);
-    let preload = std::fs::read(shim.with_file_name(PRELOAD));
+    let preload = files::read(&shim.with_file_name(PRELOAD), files::SMALL);
     let preloads = preload.is_ok_and(|found| found == preload_line().as_bytes());
     if same.is_some() && is_readable(&shim, 0o755) && preloads {
         return Ok(false);
     }
     let library = same.map_or_else(|| read(source), Ok)?;
     // Another version may have been put there before.
-    let there_already = std::fs::read(&shim).is_ok_and(|found| found == library) && preloads;
+    let there_already = holds(&shim, &library) && preloads;
     place_at(dir, known, &library)?;
     Ok(!there_already)
 }
@@ -136,13 +136,13 @@ fn preload_line() -> String {
 }
 
 fn read(source: &Path) -> Result<Vec<u8>, ShimError> {
-    match std::fs::read(source) {
+    match files::read(source, files::LIBRARY) {
         Ok(library) if library.starts_with(b"\x7fELF") => Ok(library),
         Ok(_) => Err(ShimError::NotElf(source.to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(ShimError::Missing(source.to_owned()))
         }
-        Err(error) => Err(ShimError::Io { path: source.to_owned(), error }),
+        Err(error) => Err(ShimError::Io { path: source.to_owned(), error: error.into() }),
     }
 }
 
@@ -173,52 +173,28 @@ fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<Delivery, ShimErro
     Ok(delivery)
 }
 
+/// Whether `path` is a file with this content.
+fn holds(path: &Path, content: &[u8]) -> bool {
+    files::read(path, files::LIBRARY).is_ok_and(|found| found == content)
+}
+
 /// Makes `path` a file with this content, whole or not at all. True if it was written.
 fn place(path: &Path, content: &[u8], mode: u32) -> io::Result<bool> {
-    if std::fs::read(path).is_ok_and(|found| found == content) {
-        if is_readable(path, mode) {
-            return Ok(false);
-        }
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
-        return Ok(true);
+    let whole = path.symlink_metadata().is_ok_and(|meta| meta.is_file()) && holds(path, content);
+    if whole && is_readable(path, mode) {
+        return Ok(false);
     }
+    let (dir, name) = Dir::of(path)?;
     // containerd makes missing mount sources as empty directories.
-    if path.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
-        std::fs::remove_dir(path)?;
-    }
-    let (temporary, mut file) = temporary(path, mode)?;
-    let written = file
-        .write_all(content)
-        // Whatever the umask made of it: any user of any container loads this.
-        .and_then(|()| file.set_permissions(std::fs::Permissions::from_mode(mode)))
-        .and_then(|()| file.sync_all())
-        .and_then(|()| std::fs::rename(&temporary, path));
-    if written.is_err() {
-        // It may hold half a library; the error that matters is the first.
-        let _ = std::fs::remove_file(&temporary);
-    }
-    written.map(|()| true)
+    dir.clear(name)?;
+    // Any user of any container loads it.
+    dir.replace(name, content, mode, true)?;
+    Ok(true)
 }
 
 /// Whether everybody may do with `path` what they need to.
 fn is_readable(path: &Path, mode: u32) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & mode == mode)
-}
-
-/// A file beside `path` that nobody else has. Not by process id alone: in containers all are 1.
-fn temporary(path: &Path, mode: u32) -> io::Result<(PathBuf, std::fs::File)> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let file_name = path.file_name().and_then(OsStr::to_str).unwrap_or("file");
-    loop {
-        let (pid, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let temporary = path.with_file_name(format!("{file_name}{TEMPORARY}{pid}-{next}"));
-        let file =
-            std::fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary);
-        match file {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            other => return other.map(|file| (temporary, file)),
-        }
-    }
 }
 
 /// Removes what an installation that was killed has left.

@@ -3,11 +3,13 @@
 //! is mounted anywhere is left alone besides, whatever the ledger says.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::{PRELOAD, SHIM, TEMPORARY};
+use crate::files::Dir;
 use crate::ledger::Record;
 
 /// Since when each installed shim has been of no use to anybody.
@@ -95,16 +97,15 @@ fn is_root_in(mountinfo: &str, place: &str) -> bool {
 /// # Errors
 /// The file system's; what is left is a directory that the next try finds again.
 pub fn remove(dir: &Path, name: &str) -> io::Result<()> {
-    let home = dir.join(name);
-    for entry in std::fs::read_dir(&home)? {
-        let entry = entry?;
-        let file = entry.file_name();
-        let file = file.to_string_lossy();
-        if file == SHIM || file == PRELOAD || file.contains(TEMPORARY) {
-            std::fs::remove_file(entry.path())?;
+    let dir = Dir::open_trusted(dir)?;
+    let home = dir.sub(OsStr::new(name))?;
+    for file in home.names()? {
+        let text = file.to_string_lossy();
+        if text == SHIM || text == PRELOAD || text.contains(TEMPORARY) {
+            home.remove(&file)?;
         }
     }
-    std::fs::remove_dir(&home)
+    dir.remove_dir(name)
 }
 
 #[cfg(test)]

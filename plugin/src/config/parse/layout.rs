@@ -17,30 +17,27 @@ pub(super) fn read(report: &mut Report<'_>, root: &mut Section<'_, '_>, config: 
 }
 
 fn read_layout(report: &mut Report<'_>, mut section: Section<'_, '_>, config: &Config) -> Layout {
-    let at = section.path().to_owned();
     let gpus = section.strings(report, "gpus");
-    let absent = gpus.is_none() && !report.has_problem(&format!("{at}.gpus"));
-    let gpus = gpus.unwrap_or_default();
-    if absent || report.lines.contains_key(&format!("{at}.gpus")) && gpus.is_empty() {
+    if !section.names("gpus") || gpus.as_ref().is_some_and(Vec::is_empty) {
         let message = "must name GPUs: UUIDs, indexes, or product names such as \"NVIDIA A100*\"";
         section.problem(report, "gpus", message);
     }
+    let gpus = gpus.unwrap_or_default();
     if gpus.iter().any(String::is_empty) {
         section.problem(report, "gpus", "an empty name matches no GPU; remove it");
     }
     let shares = section.sections(report, "shares");
-    let absent = shares.is_none() && !report.has_problem(&format!("{at}.shares"));
-    let shares: Vec<LayoutShare> = shares
-        .unwrap_or_default()
-        .into_iter()
-        .filter_map(|share| read_share(report, share, config))
-        .collect();
-    if absent || shares.is_empty() && !report.has_problem(&format!("{at}.shares")) {
+    if !section.names("shares") || shares.as_ref().is_some_and(Vec::is_empty) {
         let message = "must list at least one { resource = \"tessera.dev/gpu-large\", count = 1, \
                        memory = \"50%\", cores = \"50%\" }; use gpus.exclude for a GPU that is \
                        not to be shared";
         section.problem(report, "shares", message);
     }
+    let shares: Vec<LayoutShare> = shares
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|share| read_share(report, share, config))
+        .collect();
     check_sums(report, &section, &shares);
     section.finish(report);
     Layout { gpus, shares }
@@ -56,7 +53,7 @@ fn read_share(
         if let Err(message) = check_resource_name(name) {
             section.problem(report, "resource", message);
         }
-    } else if !report.has_problem(&format!("{}.resource", section.path())) {
+    } else if !section.names("resource") {
         section.problem(report, "resource", "is missing: the name that pods ask for");
     }
     let mut share = LayoutShare {

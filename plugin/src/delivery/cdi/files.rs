@@ -2,13 +2,14 @@
 //! alone; each of ours is whole at any time, by rename.
 
 use std::ffi::OsString;
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::KIND;
 use super::spec::Spec;
 use crate::allocate::AllocationId;
+use crate::files::{self, Dir};
 
 /// Before the id in a file's name, as CDI proposes it for specs that come and go: vendor, class.
 const PREFIX: &str = "tessera.dev-share_";
@@ -97,19 +98,20 @@ impl Specs {
         if let Some(meta) = &found
             && meta.is_file()
             && meta.permissions().mode() & 0o444 == 0o444
-            && std::fs::read(&path).is_ok_and(|text| text == content)
+            && files::read(&path, files::SMALL).is_ok_and(|text| text == content)
         {
             return Ok(Put::Unchanged);
         }
-        if found.as_ref().is_some_and(std::fs::Metadata::is_dir) {
+        // Any runtime may read it, which need not be root. Not durable: after a power cut every file is written
+        // anew before kubelet hears of us.
+        let written = Dir::of(&path).and_then(|(dir, name)| {
             // An empty one, as container runtimes leave where a mount's source was missing.
-            std::fs::remove_dir(&path).map_err(|_| FileError::Occupied(path.clone()))?;
-        }
-        let temporary = self.directory.join(format!("{PREFIX}{id}{TEMPORARY}"));
-        let written = write(&self.directory, &temporary, &path, &content);
+            dir.clear(name)?;
+            dir.replace(name, &content, 0o644, false)
+        });
         if let Err(error) = written {
-            let _ = std::fs::remove_file(&temporary);
             return Err(match error.kind() {
+                ErrorKind::DirectoryNotEmpty => FileError::Occupied(path),
                 ErrorKind::ReadOnlyFilesystem => FileError::ReadOnly(self.directory.clone()),
                 ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
                     FileError::Full(self.directory.clone())
@@ -125,7 +127,7 @@ impl Specs {
     /// # Errors
     /// The file system's.
     pub fn remove(&self, id: &AllocationId) -> io::Result<()> {
-        match std::fs::remove_file(self.path(id)) {
+        match Dir::holding(&self.path(id)).and_then(|(dir, name)| dir.remove(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
@@ -134,16 +136,16 @@ impl Specs {
     /// Removes specs of ours that `keep` does not want, and what a killed plugin left half written.
     /// Returns the ids of those removed.
     pub fn sweep(&self, keep: impl Fn(&AllocationId) -> bool) -> Vec<AllocationId> {
-        let names = std::fs::read_dir(&self.directory).into_iter().flatten().flatten();
         let mut removed = Vec::new();
-        for name in names.map(|entry| entry.file_name()) {
+        let Ok(dir) = Dir::open_trusted(&self.directory) else { return removed };
+        for name in dir.names().unwrap_or_default() {
             let path = self.directory.join(&name);
-            if id_in(&name, TEMPORARY).is_some() {
-                let _ = std::fs::remove_file(&path);
+            if is_temporary(&name) {
+                let _ = dir.remove(&name);
             } else if let Some(id) = id_in(&name, SUFFIX)
                 && !keep(&id)
                 && is_ours(&path)
-                && std::fs::remove_file(&path).is_ok()
+                && dir.remove(&name).is_ok()
             {
                 removed.push(id);
             }
@@ -156,26 +158,20 @@ fn id_in(name: &OsString, suffix: &str) -> Option<AllocationId> {
     AllocationId::parse(name.to_str()?.strip_prefix(PREFIX)?.strip_suffix(suffix)?)
 }
 
+/// Whether it is what a killed plugin left half written; earlier versions called it [`TEMPORARY`].
+fn is_temporary(name: &OsString) -> bool {
+    let dotted = format!(".{PREFIX}");
+    id_in(name, TEMPORARY).is_some()
+        || name.to_str().is_some_and(|name| name.starts_with(&dotted) && name.ends_with(".new"))
+}
+
 /// Whether a file is a spec of our kind.
 fn is_ours(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|meta| meta.is_file())
-        && std::fs::read(path)
+        && files::read(path, files::SMALL)
             .ok()
             .and_then(|text| serde_json::from_slice::<Spec>(&text).ok())
             .is_some_and(|spec| spec.kind() == KIND)
-}
-
-fn write(directory: &Path, temporary: &Path, path: &Path, content: &[u8]) -> io::Result<()> {
-    std::fs::create_dir_all(directory)?;
-    // One that a killed plugin left, or a link that somebody put there.
-    let _ = std::fs::remove_file(temporary);
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(temporary)?;
-    file.write_all(content)?;
-    // Whatever the umask made of it: a runtime need not be root. There is no fsync, because after a
-    // power cut every file is written anew before kubelet hears of us.
-    file.set_permissions(std::fs::Permissions::from_mode(0o644))?;
-    std::fs::rename(temporary, path)
 }
 
 #[cfg(test)]

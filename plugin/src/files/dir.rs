@@ -1,0 +1,382 @@
+//! A directory by its descriptor: whatever is renamed or linked on the way to it meanwhile, what is made and
+//! removed is made and removed there. Links in it are never followed.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{
+    self, AtFlags, FileType, Mode, OFlags, RawMode, Stat, fchmod, openat, renameat, statat,
+    unlinkat,
+};
+use rustix::io::Errno;
+
+/// Directories within directories that a removal follows; ours have none.
+const DEEPEST: u32 = 16;
+
+/// Older files that were being written belong to nobody.
+const ABANDONED: Duration = Duration::from_secs(600);
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Dir {
+    fd: OwnedFd,
+}
+
+impl Dir {
+    /// The directory at `path`, whose last component must not be a link.
+    ///
+    /// # Errors
+    /// What the system says; a link, or no directory.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        Self::at(fs::CWD, path.as_os_str())
+    }
+
+    /// The same, of an absolute path where links are followed that nobody else can have put there: those that
+    /// root, or this process's user, owns.
+    ///
+    /// # Errors
+    /// As [`Dir::open`].
+    pub fn open_trusted(path: &Path) -> io::Result<Self> {
+        match Self::open(path) {
+            Err(error) if is_link(path) => {
+                let link = statat(fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
+                if link.st_uid != 0 && link.st_uid != rustix::process::geteuid().as_raw() {
+                    return Err(error);
+                }
+                Self::open(&path.canonicalize()?)
+            }
+            opened => opened,
+        }
+    }
+
+    /// As [`Dir::open_trusted`], made if it is not there, with its parents.
+    ///
+    /// # Errors
+    /// As [`Dir::open_trusted`]; it cannot be made.
+    pub fn make(path: &Path) -> io::Result<Self> {
+        match Self::open_trusted(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                std::fs::create_dir_all(path)?;
+                Self::open_trusted(path)
+            }
+            opened => opened,
+        }
+    }
+
+    /// The directory that holds `path`, which is made if it is not there, and the name of `path` in it.
+    ///
+    /// # Errors
+    /// As [`Dir::make`]; a path without a name.
+    pub fn of(path: &Path) -> io::Result<(Self, &OsStr)> {
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
+        let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+        Ok((Self::make(parent.unwrap_or(Path::new(".")))?, name))
+    }
+
+    /// As [`Dir::of`], where nothing is made.
+    ///
+    /// # Errors
+    /// As [`Dir::open_trusted`]; a path without a name.
+    pub fn holding(path: &Path) -> io::Result<(Self, &OsStr)> {
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
+        let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+        Ok((Self::open_trusted(parent.unwrap_or(Path::new(".")))?, name))
+    }
+
+    /// A directory in it.
+    ///
+    /// # Errors
+    /// As [`Dir::open`].
+    pub fn sub(&self, name: &OsStr) -> io::Result<Self> {
+        Self::at(self.fd.as_fd(), name)
+    }
+
+    fn at(dir: impl AsFd, name: &OsStr) -> io::Result<Self> {
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+        match openat(dir, name, flags, Mode::empty()) {
+            Ok(fd) => Ok(Dir { fd }),
+            Err(Errno::LOOP | Errno::NOTDIR) => Err(io::Error::new(
+                io::ErrorKind::NotADirectory,
+                "it must be a directory, and no link to one",
+            )),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What has this name; a link is not followed.
+    ///
+    /// # Errors
+    /// Nothing has.
+    pub fn stat(&self, name: impl AsRef<OsStr>) -> io::Result<Stat> {
+        Ok(statat(&self.fd, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    /// The directory's own.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn own_stat(&self) -> io::Result<Stat> {
+        Ok(fs::fstat(&self.fd)?)
+    }
+
+    /// Its descriptor.
+    #[must_use]
+    pub fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// A path that leads here whatever happens to the directory's name, for calls that take no descriptor.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        use std::os::fd::AsRawFd;
+        Path::new("/proc/self/fd").join(self.fd.as_raw_fd().to_string())
+    }
+
+    /// Gives something in it another name in it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn rename(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
+        Ok(renameat(&self.fd, from, &self.fd, to)?)
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// The system's; something has the name already.
+    pub fn make_dir(&self, name: impl AsRef<OsStr>, mode: RawMode) -> io::Result<()> {
+        Ok(fs::mkdirat(&self.fd, name.as_ref(), Mode::from_raw_mode(mode))?)
+    }
+
+    /// Opens a regular file for reading and writing, which is made if there is none.
+    ///
+    /// # Errors
+    /// The system's; something else has the name.
+    pub fn open_or_make(&self, name: impl AsRef<OsStr>, mode: RawMode) -> io::Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let fd =
+            openat(&self.fd, name.as_ref(), flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode))?;
+        match FileType::from_raw_mode(fs::fstat(&fd)?.st_mode) {
+            FileType::RegularFile => Ok(File::from(fd)),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "it must be a regular file")),
+        }
+    }
+
+    /// Removes a file, a socket or a link.
+    ///
+    /// # Errors
+    /// The system's; a directory.
+    pub fn remove(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
+        Ok(unlinkat(&self.fd, name.as_ref(), AtFlags::empty())?)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// The system's; one that holds something, or is none.
+    pub fn remove_dir(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
+        Ok(unlinkat(&self.fd, name.as_ref(), AtFlags::REMOVEDIR)?)
+    }
+
+    /// Removes what has this name, and if it is a directory all in it.
+    ///
+    /// # Errors
+    /// The system's, of the first thing that stays.
+    pub fn remove_tree(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
+        self.remove_within(name.as_ref(), DEEPEST)
+    }
+
+    fn remove_within(&self, name: &OsStr, depth: u32) -> io::Result<()> {
+        if FileType::from_raw_mode(self.stat(name)?.st_mode) != FileType::Directory {
+            return self.remove(name);
+        }
+        if depth == 0 {
+            return Err(io::Error::other("it holds directories too deep to be ours"));
+        }
+        let inner = self.sub(name)?;
+        for entry in inner.names()? {
+            inner.remove_within(&entry, depth - 1)?;
+        }
+        self.remove_dir(name)
+    }
+
+    /// The names of all that is in it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn names(&self) -> io::Result<Vec<OsString>> {
+        let mut names = Vec::new();
+        for entry in fs::Dir::read_from(&self.fd)? {
+            let entry = entry?;
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if name != "." && name != ".." {
+                names.push(name.to_owned());
+            }
+        }
+        Ok(names)
+    }
+
+    /// Makes way for a file: removes an empty directory of this name, as container runtimes leave where a
+    /// mount's source was missing.
+    ///
+    /// # Errors
+    /// The system's; a directory that holds something.
+    pub fn clear(&self, name: &OsStr) -> io::Result<()> {
+        match self.stat(name) {
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
+                self.remove_dir(name)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives `content` to the file of this name, whole or not at all: by a new file that takes its place,
+    /// whatever is there but a directory. With `mode`, whatever the umask. `durable`: a power cut leaves one or the
+    /// other.
+    ///
+    /// # Errors
+    /// The system's. What was there before is still there then, and nothing else.
+    pub fn replace(
+        &self,
+        name: &OsStr,
+        content: &[u8],
+        mode: RawMode,
+        durable: bool,
+    ) -> io::Result<()> {
+        let (temporary, mut file) = self.create(name, mode)?;
+        let written = file.write_all(content).and_then(|()| {
+            fchmod(&file, Mode::from_raw_mode(mode))?;
+            if durable {
+                file.sync_all()?;
+            }
+            renameat(&self.fd, &temporary, &self.fd, name)?;
+            if durable {
+                fs::fsync(&self.fd)?;
+            }
+            Ok(())
+        });
+        if written.is_err() {
+            // The error that matters is the first.
+            let _ = self.remove(&temporary);
+        }
+        written
+    }
+}
+
+impl Dir {
+    /// A new file with a name that nobody else has. Not by process id alone: in containers all are 1. It begins
+    /// with a dot, because some read every file of their directory but those.
+    fn create(&self, name: &OsStr, mode: RawMode) -> io::Result<(OsString, File)> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        loop {
+            let (pid, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let mut temporary = OsString::from(".");
+            temporary.push(name);
+            temporary.push(format!(".{pid}-{next}.new"));
+            match openat(&self.fd, &temporary, flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode)) {
+                Ok(fd) => return Ok((temporary, File::from(fd))),
+                Err(Errno::EXIST) => self.remove_abandoned(&temporary),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Removes what somebody that was killed left half written.
+    fn remove_abandoned(&self, temporary: &OsStr) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+        let written = self.stat(temporary).map(|stat| u64::try_from(stat.st_mtime).unwrap_or(0));
+        if written.is_ok_and(|written| now.saturating_sub(written) > ABANDONED.as_secs()) {
+            let _ = self.remove(temporary);
+        }
+    }
+}
+
+fn is_link(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|meta| meta.is_symlink())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_replacement_follows_no_link_and_leaves_nothing_else() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = Dir::open(base.path()).unwrap();
+        let at = |name: &str| base.path().join(name);
+        std::fs::write(at("victim"), "precious").unwrap();
+        symlink("victim", at("link")).unwrap();
+        nix::unistd::mkfifo(&at("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for name in ["new", "link", "fifo"] {
+            dir.replace(OsStr::new(name), b"text", 0o640, true).unwrap();
+            let meta = at(name).symlink_metadata().unwrap();
+            assert!(meta.is_file() && meta.permissions().mode() & 0o777 == 0o640, "{name}");
+            assert_eq!(std::fs::read(at(name)).unwrap(), b"text");
+        }
+        assert_eq!(std::fs::read(at("victim")).unwrap(), b"precious");
+        std::fs::create_dir(at("directory")).unwrap();
+        assert!(dir.replace(OsStr::new("directory"), b"text", 0o640, false).is_err());
+        assert_eq!(dir.names().unwrap().len(), 5, "{:?}", dir.names());
+    }
+
+    #[test]
+    fn a_tree_goes_and_what_its_links_lead_to_stays() {
+        let base = tempfile::tempdir().unwrap();
+        let at = |name: &str| base.path().join(name);
+        std::fs::create_dir_all(at("tree/a/b")).unwrap();
+        std::fs::create_dir(at("victim")).unwrap();
+        std::fs::write(at("victim/file"), "precious").unwrap();
+        symlink(at("victim"), at("tree/a/link")).unwrap();
+        std::fs::write(at("tree/file"), "").unwrap();
+        let dir = Dir::open(base.path()).unwrap();
+        assert!(dir.remove("tree").is_err() && dir.remove_dir("tree").is_err());
+        dir.remove_tree("tree").unwrap();
+        assert!(!at("tree").exists() && at("victim/file").exists());
+        // A link goes itself.
+        symlink(at("victim"), at("link")).unwrap();
+        dir.remove_tree("link").unwrap();
+        assert!(at("victim/file").exists() && !is_link(&at("link")));
+    }
+
+    #[test]
+    fn a_link_to_a_directory_is_none_and_followed_only_if_it_is_trusted() {
+        let base = tempfile::tempdir().unwrap();
+        let link = base.path().join("link");
+        std::fs::create_dir(base.path().join("real")).unwrap();
+        symlink("real", &link).unwrap();
+        let error = Dir::open(&link).unwrap_err();
+        assert!(error.to_string().contains("no link"), "{error}");
+        assert!(Dir::open_trusted(&link).is_ok());
+        if std::os::unix::fs::lchown(&link, Some(12345), None).is_ok() {
+            assert!(Dir::open_trusted(&link).is_err(), "somebody else's");
+        }
+        let made = base.path().join("made/on/the/way");
+        let (dir, name) = Dir::of(&made).unwrap();
+        dir.replace(name, b"", 0o600, false).unwrap();
+        assert!(made.is_file());
+    }
+
+    #[test]
+    fn what_is_opened_stays_what_it_was() {
+        let base = tempfile::tempdir().unwrap();
+        let at = |name: &str| base.path().join(name);
+        std::fs::create_dir(at("dir")).unwrap();
+        std::fs::create_dir(at("victim")).unwrap();
+        std::fs::write(at("victim/file"), "precious").unwrap();
+        let dir = Dir::open(&at("dir")).unwrap();
+        std::fs::rename(at("dir"), at("aside")).unwrap();
+        symlink("victim", at("dir")).unwrap();
+        dir.replace(OsStr::new("file"), b"", 0o600, false).unwrap();
+        dir.remove("file").unwrap();
+        assert_eq!(std::fs::read(at("victim/file")).unwrap(), b"precious");
+    }
+}

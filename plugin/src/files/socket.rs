@@ -1,0 +1,176 @@
+//! A Unix socket's file: made where nothing is or a dead one of ours, and removed only while it is ours.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, Mode, StatxFlags, chmodat, statx};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use super::Dir;
+
+/// What tells one file from another that has taken its name: device, inode, and time of birth where the file
+/// system knows it, because an inode number is used again at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    device: (u32, u32),
+    inode: u64,
+    born: (i64, u32),
+}
+
+/// A listening socket's file, removed when dropped if it is still the same.
+#[derive(Debug)]
+pub struct SocketFile {
+    dir: Dir,
+    name: OsString,
+    identity: Identity,
+}
+
+impl SocketFile {
+    /// Listens at `path` in `dir`, where nothing may be but a socket that nobody listens at. Only this user may
+    /// connect.
+    ///
+    /// # Errors
+    /// `AddrInUse`: somebody listens. `AlreadyExists`: something else is there. What the system says.
+    pub fn listen(path: &Path) -> io::Result<(Self, UnixListener)> {
+        let (dir, name) = Dir::of(path)?;
+        remove_stale(&dir, name)?;
+        // Through the descriptor: also shorter than what a socket's address holds.
+        let listener = UnixListener::bind(dir.path().join(name))?;
+        let identity = identity(&dir, name)?;
+        // In the directory that was opened, where nobody but its owner has changed the name since.
+        chmodat(dir.fd(), name, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
+        Ok((SocketFile { dir, name: name.to_owned(), identity }, listener))
+    }
+
+    /// Whether nothing has its name any more.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.dir.stat(&self.name).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.dir, &self.name).is_ok_and(|now| now == self.identity) {
+            // A socket file nobody listens at is replaced at the next start anyway.
+            let _ = self.dir.remove(&self.name);
+        }
+    }
+}
+
+fn identity(dir: &Dir, name: &OsStr) -> io::Result<Identity> {
+    let wanted = StatxFlags::INO | StatxFlags::BTIME;
+    let stat = statx(dir.fd(), name, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
+    Ok(Identity {
+        device: (stat.stx_dev_major, stat.stx_dev_minor),
+        inode: stat.stx_ino,
+        born: (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
+    })
+}
+
+/// Removes a socket that nobody listens at; `Ok` also where there is nothing.
+///
+/// # Errors
+/// As [`SocketFile::listen`].
+pub fn remove_stale(dir: &Dir, name: &OsStr) -> io::Result<()> {
+    let before = match dir.stat(name) {
+        Ok(stat) => stat,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if FileType::from_raw_mode(before.st_mode) != FileType::Socket {
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "something else than a socket is there, and is left alone: move it away, or use another \
+             path",
+        ));
+    }
+    // Without waiting: a queue that is full is somebody's, too.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let asking = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&asking, &SocketAddrUnix::new(dir.path().join(name))?) {
+        Err(Errno::CONNREFUSED) => dir.remove(name),
+        Err(Errno::NOENT) => Ok(()),
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(io::ErrorKind::AddrInUse.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn only_a_dead_socket_gives_way() {
+        let base = tempfile::tempdir().unwrap();
+        let at = |name: &str| base.path().join(name);
+        drop(UnixListener::bind(at("dead")).unwrap());
+        let (made, _listener) = SocketFile::listen(&at("dead")).unwrap();
+        let meta = at("dead").metadata().unwrap();
+        assert!(meta.file_type().is_socket() && meta.permissions().mode() & 0o777 == 0o600);
+        let error = SocketFile::listen(&at("dead")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        // Whatever kind of socket, and however many wait for it already.
+        let (_of_packets, full) = (of_packets(&at("packets")), full(&at("full")));
+        for name in ["packets", "full"] {
+            let error = SocketFile::listen(&at(name)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{name}");
+        }
+        drop(full);
+        drop(made);
+        assert!(!at("dead").exists());
+
+        std::fs::write(at("file"), "precious").unwrap();
+        std::fs::create_dir(at("directory")).unwrap();
+        symlink("file", at("link")).unwrap();
+        nix::unistd::mkfifo(&at("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for name in ["file", "directory", "link", "fifo"] {
+            let error = SocketFile::listen(&at(name)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists, "{name}: {error}");
+            assert!(at(name).symlink_metadata().is_ok(), "{name}");
+        }
+        assert_eq!(std::fs::read(at("file")).unwrap(), b"precious");
+    }
+
+    fn of_packets(path: &Path) -> std::os::fd::OwnedFd {
+        let kind = SocketType::SEQPACKET;
+        let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 1).unwrap();
+        socket
+    }
+
+    /// A listener whose queue has no room.
+    fn full(path: &Path) -> Vec<std::os::fd::OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let address = SocketAddrUnix::new(path).unwrap();
+        let mut sockets = vec![socket()];
+        rustix::net::bind(&sockets[0], &address).unwrap();
+        rustix::net::listen(&sockets[0], 1).unwrap();
+        loop {
+            sockets.push(socket());
+            if connect(sockets.last().unwrap(), &address) == Err(Errno::AGAIN) {
+                return sockets;
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_taken_its_name_stays() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("socket");
+        let (made, listener) = SocketFile::listen(&path).unwrap();
+        assert!(!made.is_gone());
+        std::fs::remove_file(&path).unwrap();
+        assert!(made.is_gone());
+        std::fs::write(&path, "precious").unwrap();
+        drop((made, listener));
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+}
