@@ -6,6 +6,7 @@
  *   state WORKER -> whether it is over
  *   join WORKER                             its result
  *   do WORK STREAM MICROSECONDS             the same in the conversation's own thread
+ *   unhold                                  lets go of what `hold`, a host function, holds up
  *   sync | query STREAM | lasterror (what cuCtxSynchronize says) | graph -> nodes of the last graph
  *   begin STREAM MODE | end STREAM -> nodes | capturing STREAM -> status
  *   stream -> NUMBER (a further one) | destroy NUMBER
@@ -40,6 +41,7 @@
     X(cuGraphGetNodes, (void *, void **, size_t *))                                                \
     X(cuGraphInstantiateWithFlags, (void **, void *, unsigned long long))                          \
     X(cuGraphLaunch, (void *, CUstream))                                                           \
+    X(cuLaunchHostFunc, (CUstream, void (*)(void *), void *))                                      \
     X(cuEventCreate, (CUevent *, unsigned))                                                        \
     X(cuEventRecord, (CUevent, CUstream))                                                          \
     X(cuStreamWaitEvent, (CUstream, CUevent, unsigned))
@@ -98,6 +100,13 @@ static CUstream streams[64];
 static int stream_count;
 static void *last_graph, *last_exec;
 
+static atomic_int released;
+
+static void hold(void *unused) {
+    (void)unused;
+    while (!released) usleep(100);
+}
+
 static int launch(CUstream stream, unsigned long long ns) {
     void *params[] = {&ns};
     return cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL);
@@ -149,6 +158,7 @@ static int work(const char *what, CUstream s, unsigned long long ns) {
     void *params[] = {&ns};
 #define IS(name) !strcmp(what, name)
     if (IS("kernel")) return launch(s, ns);
+    if (IS("hold")) return more_cuLaunchHostFunc(s, hold, NULL);
     if (IS("kernel_ex")) return more_cuLaunchKernelEx(&config, spin, params, NULL);
     if (IS("graph")) return more_cuGraphLaunch(last_exec, s);
     if (IS("fill")) return more_cuMemsetD8Async(a, 1, BYTES, s);
@@ -247,6 +257,9 @@ static void call(const char *line) {
         printf("%d\n", workers[number].result);
     } else if (sscanf(line, "do %31s %31s %llu", what, word, &us) == 3) {
         printf("%d\n", work(what, stream_named(word), us * 1000));
+    } else if (!strncmp(line, "unhold", 6)) {
+        released = 1;
+        printf("0\n");
     } else if (sscanf(line, "graph %llu", &us) == 1) {
         printf("%d\n", make_graph(us * 1000));
     } else if (sscanf(line, "query %31s", word) == 1) {

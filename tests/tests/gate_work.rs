@@ -174,6 +174,40 @@ fn the_holder_says_when_it_is_idle() {
     join(&mut tenant, 0, &["kernel"]);
 }
 
+/// Closings that follow each other, each as soon as it is said that all stands still: the launch that is
+/// waited for may be one of the process's own, behind what stands still.
+#[test]
+fn a_launch_behind_what_stands_still_passes_however_soon_the_gate_is_closed_again() {
+    // One that passed by luck is no proof.
+    (0..5).for_each(|_| passes_behind_what_stands_still(100));
+}
+
+fn passes_behind_what_stands_still(most: usize) {
+    use tessera_region::session::Message;
+    let stage = Stage::new();
+    let mut arbiter = stage.arbiter();
+    let mut tenant = stage.tenant();
+    arbiter.open();
+    for what in ["kernel", "hold", "kernel"] {
+        tenant.must(&format!("do {what} 1 100"));
+    }
+    let mut epoch = arbiter.shut();
+    start(&mut tenant, 0, &["kernel"], "1");
+    arbiter.await_want(tenant.pid());
+    let passed = (0..most).any(|_| {
+        arbiter.await_heard(tenant.pid(), |heard| {
+            use tessera_tests::Heard::Said;
+            matches!(heard, Said(Message::Idle { epoch: of, .. }) if *of == epoch)
+        });
+        epoch = arbiter.shut();
+        is_over(&mut tenant, 0)
+    });
+    assert!(passed, "not in {most} closings");
+    tenant.must("unhold");
+    arbiter.open();
+    join(&mut tenant, 0, &["kernel"]);
+}
+
 #[test]
 fn launches_into_a_capture_pass_a_closed_gate_and_draining_leaves_no_trace_in_it() {
     let stage = Stage::new();

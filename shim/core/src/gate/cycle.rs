@@ -130,6 +130,7 @@ pub(super) fn drain(
             late(!relief.is_at_hand() && drain.waits_elsewhere(process));
             drain.nap();
         }
+        relief.await_due(&still);
         if !relief.was_taken() {
             return Some(relief.passes());
         }

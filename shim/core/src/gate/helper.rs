@@ -106,6 +106,8 @@ impl Told {
 pub(super) struct Helper {
     /// The closed gate word for which `drained` was said.
     drained: Option<u32>,
+    /// The closed gate word at which what is in flight stood still to the last.
+    stuck: Option<u32>,
     /// Closings without a lease in between, up to the one that is drained.
     closings: u32,
     /// The open gate word for which `idle` was said.
@@ -122,6 +124,7 @@ impl Helper {
     fn new(now_ns: u64) -> Self {
         Self {
             drained: None,
+            stuck: None,
             closings: 0,
             idle: None,
             opened_ns: None,
@@ -193,16 +196,26 @@ impl Helper {
         let still = || page.load(Ordering::Acquire) == word && !cycle::is_silent(process, now_ns());
         // Closed again with nothing in between: what another process has in flight may wait for launches
         // that wait here; how many of them, nobody knows.
-        let again = self
-            .drained
-            .is_some_and(|before| gate_epoch(before).wrapping_add(1) & EPOCHS == gate_epoch(word));
+        let is_next = |before: u32| gate_epoch(before).wrapping_add(1) & EPOCHS == gate_epoch(word);
+        let again = self.drained.is_some_and(is_next);
         self.closings = if again { (self.closings + 1).min(MOST_CLOSINGS) } else { 0 };
-        let due = if again { 1 << (self.closings - 1) } else { 0 };
+        // Closings that follow each other leave who stands still no time to find out that it is a launch of
+        // its own that is waited for.
+        let due = match again {
+            true => 1 << (self.closings - 1),
+            false => u32::from(self.stuck.is_some_and(is_next)),
+        };
         let idle = Message::Idle { gpu: 0, epoch: gate_epoch(word) };
-        let stuck = || _ = process.gate.link.say(&idle);
+        let is_stuck = Cell::new(false);
+        let stuck = || {
+            is_stuck.set(true);
+            let _ = process.gate.link.say(&idle);
+        };
         let told = Cell::new(Told::new(now_ns()));
         let late = |waits| told.set(told.get().tell(process, word, waits));
-        let Some(passes) = cycle::drain(process, due, still, stuck, late) else { return };
+        let drained = cycle::drain(process, due, still, stuck, late);
+        self.stuck = is_stuck.get().then_some(word);
+        let Some(passes) = drained else { return };
         let opened_ns = self.opened_ns.take();
         let open_ns = opened_ns.map_or(0, |opened_ns| now_ns().saturating_sub(opened_ns));
         process.account.add_gpu_time(open_ns);

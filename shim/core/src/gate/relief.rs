@@ -5,6 +5,7 @@
 
 use super::flight::{BEHIND, now_us};
 use super::futex;
+use crate::spin::sleep_us;
 use crate::state::Process;
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
@@ -13,6 +14,9 @@ use core::sync::atomic::Ordering;
 const ALONE_US: u32 = 10_000;
 /// A ticket that nobody has taken for so long is offered to the next.
 const UNTAKEN_US: u32 = 2_000;
+
+/// Between two looks whether a ticket was taken, microseconds.
+const LOOK_US: u32 = 20;
 
 /// One closing's.
 pub(super) struct Relief<'a> {
@@ -25,6 +29,8 @@ pub(super) struct Relief<'a> {
     passes: Cell<u32>,
     /// Launches that are to pass at once, as they come.
     due: Cell<u32>,
+    /// Whether the ticket that is out is one of those.
+    is_due: Cell<bool>,
     is_said: Cell<bool>,
 }
 
@@ -39,6 +45,7 @@ impl<'a> Relief<'a> {
             taken: Cell::new(false),
             passes: Cell::new(0),
             due: Cell::new(0),
+            is_due: Cell::new(false),
             is_said: Cell::new(false),
         }
     }
@@ -59,6 +66,7 @@ impl<'a> Relief<'a> {
         let is_early = now_us.wrapping_sub(self.begun_us) <= ALONE_US;
         let passes = due > 0 && is_early && self.offer(now_us, u32::MAX);
         self.due.set(due - u32::from(passes));
+        self.is_due.set(passes);
         passes
     }
 
@@ -138,6 +146,20 @@ impl<'a> Relief<'a> {
         }
         let waits = gate.waiting.load(Ordering::Relaxed) != 0;
         gate.progress.is_hopeful(now_us, gate.expected_us(), if waits { BEHIND } else { 1 })
+    }
+
+    /// Nothing is in flight, which is no reason to take back a ticket for a launch that another process waits
+    /// for: the thread that is to take it may not have run yet. Waits for it as long as `still`.
+    pub(super) fn await_due(&self, still: impl Fn() -> bool) {
+        if self.offered_us.get().is_none() || !self.is_due.get() {
+            return;
+        }
+        let gate = &self.process.gate;
+        gate.tickets.await_taker(|| {
+            futex::wake(gate.gate());
+            sleep_us(LOOK_US);
+            now_us().wrapping_sub(self.begun_us) <= ALONE_US && still()
+        });
     }
 
     /// Takes back what is out. Whether a launch was let pass since this was asked last: then what is in
