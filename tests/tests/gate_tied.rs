@@ -96,12 +96,9 @@ fn goes_on(name: &str, shape: &str) {
     let beside = stage.start(&program, Some(("50", "burst")), shape, WORK_MS).rate();
     for (how, rate) in [("capped", capped), ("beside", beside)] {
         let rate = rate.unwrap_or_else(|| panic!("{shape} hangs, {how}"));
-        // Far below what is to be reached, which the bench measures: this machine may be busy. A word that
-        // the host writes after the next launch keeps a stream from ever being empty: such a program is
-        // late at each closing, and slow (docs/compute.md, "Known limits of the gate").
         println!("{shape} {how}: {:.2} of share times bare", rate / (bare * 0.5));
-        let least = if shape == "value" { 0.0 } else { bare * 0.5 * 0.2 };
-        assert!(rate > least, "{shape} {how}: {rate} of {bare} steps a second");
+        // Far below what is to be reached, which the bench measures: this machine may be busy.
+        assert!(rate > bare * 0.5 * 0.2, "{shape} {how}: {rate} of {bare} steps a second");
     }
     let neighbour = neighbour.rate().expect("the neighbour ends");
     assert!(neighbour > 0.0);

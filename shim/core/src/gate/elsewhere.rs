@@ -8,6 +8,7 @@ use super::Stream;
 use super::events;
 use super::streams::{Marker, Streams};
 use crate::cancel::Deferred;
+use crate::list::List;
 use crate::pages::Zeroed;
 use crate::pools::ask::Uncaptured;
 use crate::state::{self, Process};
@@ -89,8 +90,29 @@ impl Streams {
     }
 
     /// Whether all that a drain waits for is in streams that are at something which the GPU does not do.
-    /// A default stream waits for the others.
     pub(super) fn waits_elsewhere(&mut self) -> bool {
+        self.all_wait(|streams| &streams.draining)
+    }
+
+    /// The same of what is in flight of an open lease, as far as it is marked.
+    pub(super) fn flight_waits_elsewhere(&mut self) -> bool {
+        self.all_wait(|streams| &streams.flying)
+    }
+
+    /// Whether any stream is at something which the GPU does not do.
+    pub(super) fn is_at_pause(&mut self) -> bool {
+        self.forget_pauses();
+        self.pauses.iter().any(|pause| events::is_over(pause.before))
+    }
+
+    /// Whether something is in the stream that the GPU does not do, and is not over.
+    pub(super) fn has_pause(&mut self, stream: Stream) -> bool {
+        self.forget_pauses();
+        self.pauses.iter().any(|pause| pause.stream == stream.0)
+    }
+
+    /// A default stream waits for the others.
+    fn all_wait(&mut self, of: impl Fn(&Self) -> &List<Marker>) -> bool {
         if self.pauses.is_empty() {
             return false;
         }
@@ -104,7 +126,7 @@ impl Streams {
             Stream(marker.stream).is_default() || self.pauses.iter().any(own)
         };
         let is_left = |marker: &&Marker| marker.event == 0 || !events::is_over(marker.event);
-        self.draining.iter().filter(is_left).all(waits)
+        of(self).iter().filter(is_left).all(waits)
     }
 
     /// Takes those of a context away that may end.

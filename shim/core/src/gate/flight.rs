@@ -186,13 +186,39 @@ fn has_own_room(gate: &Local, streams: &Streams, stream: Stream) -> bool {
     is_elsewhere || in_stream == 0 && all < MOST_TIED && gate.progress.proofs() >= SURE
 }
 
+/// Where nothing completes for so long while a stream is at something which the GPU does not do, that is
+/// what all wait for, microseconds.
+pub(super) const PAUSED_US: u32 = 200;
+/// Of what waits for the host so much may be in flight, by the time that it takes, microseconds: it all
+/// runs as soon as the host has done its part, and nobody else meanwhile.
+const AHEAD_US: u32 = 5_000;
+
+/// Where all that is in flight waits for something that the GPU does not do, the window keeps nobody
+/// else's work waiting, and may keep back the very launch after which the host goes on.
+fn gives_itself_room(gate: &Local, streams: &mut Streams, is_still: bool) -> bool {
+    let flying: u32 = streams.flying.iter().map(|marker| marker.operations).sum();
+    let is_little = flying.saturating_mul(gate.expected_us()) <= AHEAD_US;
+    // Other streams may be in the same queue of the hardware.
+    let waits = |streams: &mut Streams| {
+        streams.flight_waits_elsewhere() || is_still && streams.is_at_pause()
+    };
+    flying < MOST_TIED && (is_little || flying < 4) && waits(streams)
+}
+
 /// Waits, with the flag down, until there may be room, the gate's word is another, or nothing has
 /// completed for too long.
 #[cold]
 #[inline(never)]
 pub(super) fn wait_for_room(process: &Process, word: u32, stream: Stream) -> Room {
-    let gate = &process.gate;
     process.account.count_window_wait();
+    process.gate.roomless.fetch_add(1, Ordering::Relaxed);
+    let room = await_room(process, word, stream);
+    process.gate.roomless.fetch_sub(1, Ordering::Relaxed);
+    room
+}
+
+fn await_room(process: &Process, word: u32, stream: Stream) -> Room {
+    let gate = &process.gate;
     let begun_us = now_us();
     let (mut awaited, mut is_behind) = (false, true);
     while gate.gate().load(Ordering::Acquire) == word {
@@ -208,6 +234,11 @@ pub(super) fn wait_for_room(process: &Process, word: u32, stream: Stream) -> Roo
                 // What ended threads had been counted for.
                 gate.all_landed();
                 return Room::Look;
+            }
+            let still_us = gate.progress.still_for_us(now_us());
+            if gives_itself_room(gate, &mut streams, still_us >= PAUSED_US) {
+                streams.taint();
+                return Room::Given;
             }
             is_behind = streams.flying.iter().any(|marker| marker.stream == stream.0);
             if has_own_room(gate, &streams, stream) {

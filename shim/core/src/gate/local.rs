@@ -34,7 +34,9 @@ pub struct Local {
     pub(super) going: AtomicU32,
     /// Threads that wait at a closed gate.
     pub(super) waiting: AtomicU32,
-    /// Those of them that may be let pass one by one.
+    /// Threads that wait at an open one for room in the window.
+    pub(super) roomless: AtomicU32,
+    /// Those of the first that may be let pass one by one.
     pub(super) tickets: Tickets,
     pub(super) progress: Progress,
     /// The closed gate word for which `want` was said.
@@ -97,6 +99,7 @@ impl Local {
             captures: Captures::new(),
             going: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
+            roomless: AtomicU32::new(0),
             tickets: Tickets::new(),
             progress: Progress::new(),
             wanted: AtomicU32::new(0),

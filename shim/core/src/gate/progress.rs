@@ -25,7 +25,7 @@ const LONGEST_US: u32 = 10_000_000;
 pub(super) struct Progress {
     /// When something was last found complete, or a launch was let pass.
     last_us: AtomicU32,
-    /// A launch was let pass, and nothing has been found complete since.
+    /// Launches that were let pass since something was found complete. It may take several of them.
     passed: AtomicU32,
     proven: AtomicU32,
     fruitless: AtomicU32,
@@ -44,12 +44,15 @@ impl Progress {
     /// Somebody begins to look.
     pub(super) fn begin(&self, now_us: u32) {
         self.last_us.store(now_us, Ordering::Relaxed);
-        self.passed.store(0, Ordering::Relaxed);
+        // The last may still have been it: whatever waited could pass when the gate opened.
+        let in_vain = self.passed.swap(0, Ordering::Relaxed).saturating_sub(1);
+        self.disproved(in_vain);
     }
 
     /// Something was found complete. An operation is expected to take `expected_us`.
     pub(super) fn made(&self, now_us: u32, expected_us: u32) {
-        if self.passed.swap(0, Ordering::Relaxed) != 0 {
+        let passed = self.passed.swap(0, Ordering::Relaxed);
+        if passed != 0 {
             let since_us = now_us.wrapping_sub(self.last_us.load(Ordering::Relaxed));
             if since_us <= PROMPT_US.saturating_add(expected_us.saturating_mul(2)) {
                 self.fruitless.store(0, Ordering::Relaxed);
@@ -57,6 +60,7 @@ impl Progress {
                 self.proven.store((proven + 1).min(MOST_PROVEN), Ordering::Relaxed);
             } else {
                 self.was_fruitless();
+                self.disproved(passed);
             }
         }
         self.last_us.store(now_us, Ordering::Relaxed);
@@ -64,7 +68,9 @@ impl Progress {
 
     /// A launch is let pass.
     pub(super) fn passed(&self, now_us: u32) {
-        if self.passed.swap(1, Ordering::Relaxed) != 0 {
+        let before = self.passed.load(Ordering::Relaxed);
+        self.passed.store(before.saturating_add(1), Ordering::Relaxed);
+        if before != 0 {
             self.was_fruitless();
         }
         self.last_us.store(now_us, Ordering::Relaxed);
@@ -73,8 +79,12 @@ impl Progress {
     fn was_fruitless(&self) {
         let fruitless = self.fruitless.load(Ordering::Relaxed);
         self.fruitless.store((fruitless + 1).min(MOST_DOUBLED), Ordering::Relaxed);
+    }
+
+    /// So many launches that were let pass changed nothing.
+    fn disproved(&self, launches: u32) {
         let proven = self.proven.load(Ordering::Relaxed);
-        self.proven.store(proven.saturating_sub(1), Ordering::Relaxed);
+        self.proven.store(proven.saturating_sub(launches), Ordering::Relaxed);
     }
 
     /// How often, of late, it was a launch that was held back that work waited for.
@@ -150,6 +160,34 @@ mod tests {
             now_us += 100;
             assert!(!progress.is_still(now_us, 3_000_000, 0));
         }
+    }
+
+    #[test]
+    fn who_needs_several_launches_is_helped_sooner_too() {
+        let progress = Progress::new();
+        for round in 1..=3 {
+            progress.begin(round * 10_000);
+            progress.passed(round * 10_000 + 1_000);
+            progress.passed(round * 10_000 + 3_000);
+            progress.made(round * 10_000 + 3_100, 0);
+        }
+        progress.begin(40_000);
+        assert!(progress.is_still(40_200, 0, 0));
+    }
+
+    #[test]
+    fn what_was_proved_is_forgotten_where_it_is_so_no_more() {
+        let progress = Progress::new();
+        for round in 1..=8 {
+            progress.passed(round * 10_000);
+            progress.made(round * 10_000 + 100, 0);
+        }
+        progress.begin(100_000);
+        for at in 1..=12 {
+            progress.passed(100_000 + at * 1_000);
+        }
+        progress.made(3_000_000, 0);
+        assert_eq!(progress.proofs(), 0);
     }
 
     #[test]

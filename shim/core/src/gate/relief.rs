@@ -3,7 +3,7 @@
 //! until it is complete. And it is said that it stands still, because the launch that is waited for
 //! may be another process's.
 
-use super::flight::{BEHIND, now_us};
+use super::flight::{BEHIND, PAUSED_US, now_us};
 use super::futex;
 use crate::spin::sleep_us;
 use crate::state::Process;
@@ -12,6 +12,8 @@ use core::sync::atomic::Ordering;
 
 /// After so long the next tenant may have been let in; from then on tickets are rare, microseconds.
 const ALONE_US: u32 = 10_000;
+/// Launches that are let pass, in one closing, because a stream waits for the host.
+const MOST_PAUSED: u32 = 8;
 /// A ticket that nobody has taken for so long is offered to the next.
 const UNTAKEN_US: u32 = 2_000;
 
@@ -91,14 +93,24 @@ impl<'a> Relief<'a> {
         let patience_us =
             gate.progress.patience_us(gate.expected_us(), if is_late { ALONE_US } else { 0 });
         let still_us = gate.progress.still_for_us(now_us);
-        if still_us < patience_us {
+        let is_known = still_us >= PAUSED_US && self.is_paused();
+        if !is_known && still_us < patience_us {
             return false;
         }
         let is_long = still_us >= patience_us.saturating_mul(BEHIND);
-        let offered = gate.waiting.load(Ordering::Relaxed) != 0
-            && self.offer(now_us, if is_long { u32::MAX } else { 1 });
+        let most = if is_known || is_long { u32::MAX } else { 1 };
+        let offered = gate.waiting.load(Ordering::Relaxed) != 0 && self.offer(now_us, most);
         // Its own launches first: they are at hand.
         (!offered || self.passes.get() > 1) && !self.is_said.replace(true)
+    }
+
+    /// Whether what is in flight is known to wait for the host, which waits with a launch: no need to guess.
+    fn is_paused(&self) -> bool {
+        let gate = &self.process.gate;
+        gate.waiting.load(Ordering::Relaxed) != 0
+            && self.passes.get() < MOST_PAUSED
+            && now_us().wrapping_sub(self.begun_us) <= ALONE_US
+            && gate.streams.lock_soon().is_some_and(|mut streams| streams.is_at_pause())
     }
 
     /// Offers a ticket to a launch of this rank at most.

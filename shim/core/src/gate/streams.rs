@@ -285,7 +285,10 @@ impl Streams {
         let known = noted.lock().context_of(stream);
         let ctx = known.unwrap_or_else(events::current);
         if let Mark::Event(event) = self.mark_from_elsewhere(stream, ctx, capturing) {
-            let marker = Marker { operations, graphs, since_us, ..Marker::of(stream, ctx, event) };
+            // What is behind a pause is complete some time after it: that is no operation's duration.
+            let is_tainted = u32::from(self.has_pause(stream));
+            let of = Marker::of(stream, ctx, event);
+            let marker = Marker { operations, graphs, since_us, is_tainted, ..of };
             if self.flying.push(marker).is_ok() {
                 return;
             }
