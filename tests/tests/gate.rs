@@ -183,10 +183,10 @@ fn what_is_in_flight_is_bounded_while_the_gate_is_open() {
     // 5 ms each, two may be in flight: the thirtieth is launched when the twenty-eighth is complete.
     let took_us = tenant.must("launch 30 5000000 0");
     assert!(took_us >= 27 * 5_000, "{took_us} µs");
-    let begun = Instant::now();
+    // By count: whatever has run since the last was launched makes it less.
+    let complete = sim.worked(0, tenant.pid()).kernels;
+    assert!(complete >= 26, "{complete} of 30 were complete when the last was launched");
     arbiter.close();
-    let drained = begun.elapsed();
-    assert!(drained < Duration::from_millis(100), "{drained:?}");
     // Short ones: the window of operations counts, and they go on without a gap.
     arbiter.set(GATE_OPEN);
     let took_us = tenant.must("launch 5000 20000 0");

@@ -1,7 +1,7 @@
 //! The gate, from outside: an arbiter of the test's opens and closes it, tenants put work on the
 //! simulated GPU, and the simulator's own account says what ran.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tessera_tests::gate::{Stage, is_over};
 use tessera_tests::{CProgram, Conversation, Preloaded, compile_c};
@@ -325,14 +325,11 @@ fn the_window_bounds_what_is_in_flight() {
     stage.pages.quota().set_window(0, 4, 1_000_000);
     let mut tenant = stage.tenant();
     arbiter.open();
-    let begun = Instant::now();
-    // 200 ms of work, launched as fast as the gate lets it.
-    for _ in 0..20 {
+    // 200 ms of work, launched as fast as the gate lets it. What has run since a launch makes it less.
+    for launched in 1..=20 {
         tenant.must("do kernel 1 10000");
+        let complete = stage.sim.worked(0, tenant.pid()).kernels;
+        assert!(complete + 8 >= launched, "{complete} of {launched} were complete");
     }
-    assert!(begun.elapsed() >= Duration::from_millis(100), "they waited for room");
-    let closed = Instant::now();
     arbiter.close_and_drain(&[tenant.pid()]);
-    let waited = closed.elapsed();
-    assert!(waited < Duration::from_millis(170), "no more than a few were in flight: {waited:?}");
 }
