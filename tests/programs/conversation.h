@@ -27,6 +27,15 @@ typedef struct {
 #define DECLARE_MORE(name, arguments) static CUresult(*more_##name) arguments;
 #define LOAD_MORE(name, arguments) *(void **)&more_##name = dlsym(handle, #name);
 
+/* Ends a call with what it answers, and with a value that is looked at afterwards. */
+#define ANSWER(...) do { printf("%d\n", (__VA_ARGS__)); return; } while (0)
+#define ANSWER_WITH(value, ...)                                                                    \
+    do {                                                                                           \
+        CUresult result_ = (__VA_ARGS__);                                                          \
+        printf("%d %llu\n", result_, (unsigned long long)(value));                                 \
+        return;                                                                                    \
+    } while (0)
+
 #define CONVERSATION                                                                               \
     int main(void) {                                                                               \
         char line[256];                                                                            \

@@ -129,7 +129,6 @@ static void call(const char *line) {
     sscanf(line, "%31s %llu %llu", command, &a, &b);
     CUgraphExec exec = (CUgraphExec)(uintptr_t)a;
 #define IS(name) if (strcmp(command, name) == 0)
-#define ANSWER(result) do { printf("%d\n", result); return; } while (0)
     IS("init") ANSWER(cuInit(0));
     IS("retain") {
         CUcontext ctx = NULL;

@@ -55,13 +55,6 @@ static void call(const char *line) {
     CUresult result = -1;
     void *handle = (void *)(uintptr_t)a;
 #define IS(name) if (strcmp(command, name) == 0)
-#define ANSWER(...) do { result = (__VA_ARGS__); printf("%d\n", result); return; } while (0)
-#define ANSWER_WITH(value, ...)                                                                    \
-    do {                                                                                           \
-        result = (__VA_ARGS__);                                                                    \
-        printf("%d %llu\n", result, (unsigned long long)(value));                                  \
-        return;                                                                                    \
-    } while (0)
     IS("init") ANSWER(cuInit(0));
     IS("retain") {
         CUcontext context = NULL;

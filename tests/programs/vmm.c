@@ -139,8 +139,7 @@ static void call(const char *line) {
     CUcontext ctx = NULL;
     CUresult result;
 #define IS(name) if (strcmp(command, name) == 0)
-#define ANSWER(result) do { printf("%d\n", result); return; } while (0)
-#define ANSWER1(result, value) do { printf("%d %llu\n", result, (unsigned long long)(value)); return; } while (0)
+#define ANSWER1(result, value) ANSWER_WITH(value, result)
     IS("init") ANSWER(cuInit(0));
     IS("retain") {
         result = cuDevicePrimaryCtxRetain(&ctx, (CUdevice)n[0]);

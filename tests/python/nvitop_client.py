@@ -6,22 +6,11 @@ import subprocess
 import sys
 
 import nvitop
-from view import LIMIT, MIB, UUIDS, holds, same
-
-
-def allocate():
-    """A context on GPU 0 with 100 MiB."""
-    cuda = ctypes.CDLL("libcuda.so.1")
-    context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
-    same("cuInit", cuda.cuInit(0), 0)
-    same("retain", cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), 0)
-    same("current", cuda.cuCtxSetCurrent(context), 0)
-    same("allocation", cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(100 * MIB)), 0)
-    return cuda
+from view import LIMIT, MIB, UUIDS, driver, holds, same
 
 
 def main():
-    cuda = allocate()
+    cuda = driver()
     devices = nvitop.Device.all()
     same("UUIDs", [device.uuid() for device in devices], UUIDS)
     for device in devices:
