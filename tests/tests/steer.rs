@@ -269,3 +269,27 @@ fn gpu_time_is_divided_anew_and_capped_under_running_processes() {
     node.must(&["quota", "set", ONE, "--policy", "strict"]);
     settles("percent, after the second change of policy", &(10..=30), of_the_time);
 }
+
+/// Work that waits for another process, and for its own thread out of a graph: under the plugin's arbiter,
+/// beside a tenant with a backlog, and alone under a cap that is set meanwhile.
+#[test]
+fn programs_whose_work_waits_go_on_under_the_plugin() {
+    let node = Node::start(&[ONE, TWO]);
+    let waits = compile_c("waits");
+    let steps = |shape: &str| {
+        let program = node.tenant(&waits, ONE).arg(shape).arg("700");
+        let out = program.timeout(Duration::from_secs(60)).run();
+        assert!(out.success(), "{shape}: {out}");
+        let said = out.stdout.lines().find_map(|line| line.strip_prefix("steps "));
+        said.and_then(|steps| steps.parse::<u64>().ok()).unwrap_or_else(|| panic!("{shape}: {out}"))
+    };
+    let neighbour = node.load(TWO);
+    for shape in ["semaphores", "nodes"] {
+        assert!(steps(shape) > 1, "{shape} beside a backlog");
+    }
+    drop(neighbour);
+    node.must(&["quota", "set", ONE, "--cores", "20", "--policy", "strict"]);
+    for shape in ["semaphores", "nodes"] {
+        assert!(steps(shape) > 1, "{shape} under a cap");
+    }
+}
