@@ -2,12 +2,18 @@
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
+/// Most bytes of a filter: each of its words is compared with all others.
+const LONGEST: usize = 4096;
+
 /// Reads `info,tessera_plugin::arbiter=debug` and the like. Without a level of all nothing else is logged.
 ///
 /// # Errors
-/// A word that is no level, and a module without a name. `Targets` alone takes such a word for a module's
-/// name: who misspells `info` would hear of no error ever again.
+/// A text that is too long; a word that is no level, and a module without a name. `Targets` alone takes such a
+/// word for a module's name: after a misspelt `info` no error would be logged ever again.
 pub fn parse(text: &str) -> Result<Targets, String> {
+    if text.len() > LONGEST {
+        return Err(format!("is longer than {LONGEST} bytes: name fewer modules"));
+    }
     let mut targets = Targets::new();
     for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
         let (module, level) = match word.split_once('=') {

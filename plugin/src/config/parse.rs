@@ -5,6 +5,7 @@ mod layout;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use toml::Spanned;
 use toml::de::DeTable;
 
 use super::duration;
@@ -22,7 +23,7 @@ mod leases;
 /// configuration is what could be read, good for nothing but to find files by.
 pub(super) fn parse(text: &str, file: Option<&Path>) -> (Config, Vec<Problem>) {
     let mut report = Report::new(text);
-    let (root, syntax) = DeTable::parse_recoverable(text);
+    let (root, syntax) = tolerant(text);
     let config = read(&mut report, root.get_ref());
     let Report { mut problems, lines, .. } = report;
     if !syntax.is_empty() {
@@ -36,6 +37,38 @@ pub(super) fn parse(text: &str, file: Option<&Path>) -> (Config, Vec<Problem>) {
     }
     let problems = problems.finish();
     (Config { source: Source { file: file.map(Path::to_owned), lines }, ..config }, problems)
+}
+
+/// Most bytes of a text of which every syntax error is looked for: it may have one at each byte, and the parser
+/// keeps them all.
+const MENDED: usize = 64 << 10;
+
+/// What of a text can be read, and its syntax errors; of a large text one, and what comes before the first.
+fn tolerant(text: &str) -> (Spanned<DeTable<'_>>, Vec<toml::de::Error>) {
+    if text.len() <= MENDED {
+        return DeTable::parse_recoverable(text);
+    }
+    match DeTable::parse(text) {
+        Ok(table) => (table, Vec::new()),
+        Err(error) => (beginning(text), vec![error]),
+    }
+}
+
+/// What can be read of a text before something is wrong in it, but for the last lines.
+fn beginning(text: &str) -> Spanned<DeTable<'_>> {
+    let mut table = DeTable::parse_recoverable("").0;
+    let mut end = 0;
+    while let Some(rest) = text.as_bytes().get(end + MENDED..)
+        && let Some(line) = rest.iter().position(|byte| *byte == b'\n')
+    {
+        end += MENDED + line + 1;
+        let (more, errors) = DeTable::parse_recoverable(&text[..end]);
+        if !errors.is_empty() {
+            break;
+        }
+        table = more;
+    }
+    table
 }
 
 fn read(report: &mut Report<'_>, table: &DeTable<'_>) -> Config {

@@ -349,3 +349,33 @@ fn every_nonsense_in_a_layout_is_told_at_its_place() {
         assert!(told[0].2.contains(message), "{text}\n{}", told[0].2);
     }
 }
+
+/// A text beyond what every syntax error is looked for in says where it is wrong, and what came before counts.
+#[test]
+fn of_a_large_text_with_a_syntax_error_what_comes_before_is_read() {
+    let rest = "# comment\n".repeat(10_000);
+    let text =
+        format!("[paths]\nledger = \"/srv/ledger\"\nadmin = \"/srv/a\"\n{rest}= 1\n= 2\n[share\n");
+    let (config, problems) = parse(&text, None);
+    assert_eq!(config.paths.ledger, Path::new("/srv/ledger"));
+    assert_eq!(config.paths.admin, Path::new("/srv/a"));
+    assert_eq!(problems.len(), 1, "one that is certain");
+    assert!((10_004..=10_006).contains(&problems[0].line.unwrap()), "{problems:?}");
+    assert!(parse(&format!("{rest}[share]\nreplicas = 2\n"), None).1.is_empty());
+}
+
+#[test]
+fn line_numbers_are_those_of_the_text_wherever_a_key_is() {
+    let mut text = String::new();
+    let mut lines = Vec::new();
+    for n in 0..60_usize {
+        text.push_str(&"#é\n".repeat(n * 7 % 90));
+        text.push_str(&"#".repeat(n * 131 % 2100));
+        text.push('\n');
+        lines.push(text.matches('\n').count() + 1);
+        text.push_str(&format!("unknown{n:02} = 1\n"));
+    }
+    let (_, problems) = parse(&text, None);
+    let told: Vec<_> = problems.iter().filter_map(|problem| problem.line).collect();
+    assert_eq!(told, lines[..crate::config::MOST_PROBLEMS]);
+}
