@@ -20,8 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Every tenant's share of each of its GPUs.
 const SHARE: f64 = 0.5;
 /// Collectives of one thread, of one that runs ahead, of a thread and of a process for each GPU; a host
-/// function that waits for its thread. See `tests/programs/tied.c`.
-pub const SHAPES: [&str; 5] = ["gpus", "ahead", "threads", "ranks", "host"];
+/// function that waits for its thread, one that waits for another process, and a wait for a word that the
+/// host writes later. See `tests/programs/tied.c`.
+pub const SHAPES: [&str; 7] = ["gpus", "ahead", "threads", "ranks", "host", "processes", "value"];
 
 const MACHINE: &str = "[memory]\ncontext_overhead = \"32MiB\"\nteardown_ms = 0.0\n\
     [[kernel]]\nname = \"spin\"\nparameter = 0\n\
