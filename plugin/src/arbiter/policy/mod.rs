@@ -15,7 +15,6 @@
 //! | `lease` | granting, charging, closing, being late |
 //! | `settle` | the decision pass after each event |
 //! | `pace` | how long a pause is waited for, how much may be in flight |
-//! | `phases` | parts of the cycle without an arbiter |
 //!
 //! `docs/compute.md`, "The policy", has the reasons and bounds.
 
@@ -25,7 +24,6 @@ mod gang;
 mod lease;
 pub mod model;
 mod pace;
-mod phases;
 mod settle;
 mod tenant;
 mod types;
@@ -34,7 +32,6 @@ mod view;
 use std::collections::{BTreeMap, VecDeque};
 
 use fair::{Gpu, Seat};
-pub use phases::phases;
 use settle::Mask;
 use tenant::{Phase, Slot, Tenant};
 pub use types::{Command, GpuIndex, Kind, MAX_GPUS, MS, Pace, Settings, Share, State, TenantId};
