@@ -195,6 +195,42 @@ async fn a_library_that_is_a_pipe_is_not_waited_for() {
     assert!(stderr(&output).contains("it is a pipe"), "{}", stderr(&output));
 }
 
+/// What lies where the admin socket belongs, and is none that a plugin left, is told and stays.
+#[tokio::test]
+async fn nothing_at_the_admin_sockets_path_is_removed_but_a_dead_socket() {
+    let mut node = Simulated::new("replicas = 4").await;
+    let admin = node.dir.path().join("admin.sock");
+    let victim = node.dir.path().join("victim");
+    std::fs::write(&victim, "precious").unwrap();
+    let living = node.dir.path().join("living");
+    let _living = UnixListener::bind(&living).unwrap();
+    let put: [(&str, &dyn Fn()); 6] = [
+        ("left alone", &|| std::fs::write(&admin, "precious").unwrap()),
+        ("left alone", &|| std::fs::create_dir(&admin).unwrap()),
+        ("left alone", &|| mkfifo(&admin, Mode::S_IRWXU).unwrap()),
+        ("left alone", &|| symlink(&victim, &admin).unwrap()),
+        ("left alone", &|| symlink(&living, &admin).unwrap()),
+        ("another Tessera plugin answers", &|| std::fs::hard_link(&living, &admin).unwrap()),
+    ];
+    for (said, put) in put {
+        put();
+        let before = identity(&admin);
+        let output = ended(node.command().arg("serve")).await;
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+        assert_eq!(identity(&admin), before);
+        unmake(&admin);
+    }
+    assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
+    // Nor is what has taken its place when the plugin ends.
+    drop(UnixListener::bind(&admin).unwrap());
+    node.serve().await;
+    std::fs::remove_file(&admin).unwrap();
+    std::fs::write(&admin, "precious").unwrap();
+    assert_eq!(node.terminate().await, Some(0));
+    assert_eq!(std::fs::read(&admin).unwrap(), b"precious");
+}
+
 /// Files that are bad in as many places as they have room for.
 fn bad_in_many_places() -> Vec<(&'static str, String, usize)> {
     let keys =
