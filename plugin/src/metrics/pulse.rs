@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
-/// For how long an answer of that thread counts: however many ask, it is asked so often.
-const FRESH: Duration = Duration::from_millis(20);
+/// For how long an answer of that thread counts: however many ask, it is asked so often. Much longer than a turn
+/// takes on a busy node, else those who ask would wait for most of the time.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug)]

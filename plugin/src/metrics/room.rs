@@ -48,6 +48,8 @@ type Queue = Waiting<Client, oneshot::Sender<()>>;
 struct State {
     /// Connections of any kind.
     open: usize,
+    /// Those of which nobody has looked yet whether they have spoken.
+    fresh: usize,
     silent: Queue,
     /// Those that have begun to say what they want.
     speaking: Queue,
@@ -74,6 +76,7 @@ pub(super) struct Room {
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug)]
 enum Standing {
+    Fresh,
     Silent(u64),
     Speaking(u64),
     Asked,
@@ -95,34 +98,31 @@ impl Room {
         }
     }
 
-    /// How many may be let in before it must be looked at who has spoken.
-    pub fn batch(&self) -> usize {
-        (self.silent / 4).max(1)
+    /// Whether nobody can be let in before an answer is done.
+    pub fn is_full(&self) -> bool {
+        let state = lock(&self.state);
+        state.open >= self.most && state.silent.len() + state.speaking.len() == 0
+    }
+
+    /// Whether one more may be let in now. Else those before it come first: whoever accepted faster than others
+    /// read would displace those that have asked.
+    pub fn is_ready(&self) -> bool {
+        lock(&self.state).fresh < (self.silent / 16).clamp(4, 128)
     }
 
     /// Lets one in. Whoever makes room for it hears so. `None` if nobody can.
-    pub fn admit(
-        self: &Arc<Self>,
-        stream: &TcpStream,
-        address: IpAddr,
-    ) -> Option<(Place, oneshot::Receiver<()>)> {
+    pub fn admit(self: &Arc<Self>, stream: &TcpStream, address: IpAddr) -> Option<Place> {
         let is_short = Door::Metrics.is_kept(stream);
         let mut state = lock(&self.state);
         let is_full = state.open >= self.most;
         if (is_short || is_full) && !state.make_room() {
             return None;
         }
-        if state.silent.len() >= self.silent
-            && let Some(oldest) = state.silent.shed()
-        {
-            let _ = oldest.send(());
-        }
-        let client = Client::from(address);
-        let (evict, evicted) = oneshot::channel();
-        let standing = Mutex::new(Standing::Silent(state.silent.enter(client, evict)));
         state.open += 1;
+        state.fresh += 1;
         drop(state);
-        Some((Place { room: Arc::clone(self), client, standing }, evicted))
+        let standing = Mutex::new(Standing::Fresh);
+        Some(Place { room: Arc::clone(self), client: Client::from(address), standing })
     }
 
     /// Makes room for one more, where anybody can go.
@@ -147,11 +147,28 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// It has said nothing so far. What says from now on that it must go.
+    pub fn is_silent(&self) -> oneshot::Receiver<()> {
+        let (mut state, mut standing) = (lock(&self.room.state), lock(&self.standing));
+        if state.silent.len() >= self.room.silent
+            && let Some(oldest) = state.silent.shed()
+        {
+            let _ = oldest.send(());
+        }
+        let (evict, evicted) = oneshot::channel();
+        state.fresh -= 1;
+        *standing = Standing::Silent(state.silent.enter(self.client, evict));
+        evicted
+    }
+
     /// It has begun to speak. What says from now on that it must go; `None` if it has to at once.
     pub fn speaks(&self) -> Option<oneshot::Receiver<()>> {
         let (mut state, mut standing) = (lock(&self.room.state), lock(&self.standing));
-        let Standing::Silent(id) = *standing else { return None };
-        state.silent.leave(id)?;
+        match *standing {
+            Standing::Fresh => state.fresh -= 1,
+            Standing::Silent(id) => drop(state.silent.leave(id)?),
+            Standing::Speaking(_) | Standing::Asked => return None,
+        }
         if state.speaking.len() >= self.room.speaking
             && let Some(oldest) = state.speaking.shed()
         {
@@ -203,6 +220,7 @@ impl Drop for Place {
         match *lock(&self.standing) {
             Standing::Silent(id) => drop(state.silent.leave(id)),
             Standing::Speaking(id) => drop(state.speaking.leave(id)),
+            Standing::Fresh => state.fresh -= 1,
             Standing::Asked => {}
         }
     }

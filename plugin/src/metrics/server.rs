@@ -30,10 +30,13 @@ const HEAD_BYTES: usize = 8 << 10;
 const HEAD_FIELDS: usize = 64;
 /// How long an answer may take, and its reader. Prometheus waits for 10 s.
 const ANSWER: Duration = Duration::from_secs(15);
-/// Connections that the kernel keeps while this thread has no turn: as many as it lets have (listen(2)).
-const BACKLOG: u32 = 4096;
+/// Connections that the kernel keeps while this thread has no turn (listen(2)): half a second of a flood. More
+/// would only wait longer.
+const BACKLOG: u32 = 1024;
 /// How often an address that cannot be had is tried.
 const AGAIN: Duration = Duration::from_secs(10);
+/// How long nobody is accepted while all connections wait for answers.
+const MOMENT: Duration = Duration::from_millis(5);
 /// How long nobody is accepted after an error with nobody to make room.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -57,12 +60,10 @@ impl Server {
         let (main, known) = (Handle::current(), Arc::clone(&sources));
         let work = move || {
             let runtime = Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(async {
-                tokio::select! {
-                    () = serve(listen, sources, main) => {}
-                    _ = stopped => {}
-                }
-            });
+            // A task among those of the connections: the future of `block_on` itself would have more turns than
+            // all of them together, and accept faster than they are read.
+            runtime.spawn(serve(listen, sources, main));
+            let _ = runtime.block_on(stopped);
             Ok::<_, io::Error>(())
         };
         let thread = std::thread::Builder::new().name("metrics".into()).stack_size(512 << 10);
@@ -134,18 +135,18 @@ async fn serve(listen: Vec<SocketAddr>, sources: Arc<Sources>, main: Handle) {
     }
     let room = Arc::new(Room::new());
     let answers = Arc::new(Answers::new(sources, main));
-    let mut taken = 0;
     loop {
+        while !room.is_ready() {
+            // They have their turns, and after these the runtime asks the kernel who has spoken.
+            tokio::task::yield_now().await;
+        }
+        while room.is_full() {
+            tokio::time::sleep(MOMENT).await;
+        }
         match listener.accept().await {
             Ok((stream, address)) => {
-                if let Some((place, evicted)) = room.admit(&stream, address.ip()) {
-                    tokio::spawn(converse(stream, place, evicted, Arc::clone(&answers)));
-                }
-                // What has come meanwhile is read before more are let in than could make room for each
-                // other: after each pause the runtime asks the kernel who has spoken.
-                taken += 1;
-                if taken % room.batch() == 0 {
-                    tokio::task::yield_now().await;
+                if let Some(place) = room.admit(&stream, address.ip()) {
+                    tokio::spawn(converse(stream, place, Arc::clone(&answers)));
                 }
             }
             // The client has gone already, or there are too many files.
@@ -168,19 +169,26 @@ async fn asked_to_go(evicted: &mut oneshot::Receiver<()>) {
     }
 }
 
-async fn converse(
-    stream: TcpStream,
-    place: Place,
-    mut evicted: oneshot::Receiver<()>,
-    answers: Arc<Answers>,
-) {
-    let until = tokio::time::Instant::now() + HEAD;
-    // A silent one has no buffers.
+/// Waits until it speaks, without buffers; false if its time is over.
+async fn listens(stream: &TcpStream, place: &Place) -> bool {
+    // Then the runtime has asked the kernel about it.
+    tokio::task::yield_now().await;
+    let mut evicted = tokio::select! {
+        biased;
+        ready = stream.ready(Interest::READABLE) => return ready.is_ok(),
+        () = std::future::ready(()) => place.is_silent(),
+    };
     tokio::select! {
         biased;
-        ready = stream.ready(Interest::READABLE) => if ready.is_err() { return },
-        () = asked_to_go(&mut evicted) => return reset(&stream),
-        () = tokio::time::sleep_until(until) => return reset(&stream),
+        ready = stream.ready(Interest::READABLE) => ready.is_ok(),
+        () = asked_to_go(&mut evicted) => false,
+        () = tokio::time::sleep(HEAD) => false,
+    }
+}
+
+async fn converse(stream: TcpStream, place: Place, answers: Arc<Answers>) {
+    if !listens(&stream, &place).await {
+        return reset(&stream);
     }
     let Some(mut evicted) = place.speaks() else { return reset(&stream) };
     let place = Arc::new(place);

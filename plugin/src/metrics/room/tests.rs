@@ -20,7 +20,11 @@ fn address(text: &str) -> IpAddr {
 #[tokio::test]
 async fn who_floods_makes_the_room_and_who_has_asked_stays() {
     let (room, stream) = (room(16), stream().await);
-    let admit = |from: &str| room.admit(&stream, address(from)).unwrap();
+    let admit = |from: &str| {
+        let place = room.admit(&stream, address(from)).unwrap();
+        let evicted = place.is_silent();
+        (place, evicted)
+    };
     let (kubelet, mut kubelet_evicted) = admit("10.0.0.1");
     let (asked, _evicted) = admit("10.9.9.9");
     let mut asked_evicted = asked.speaks().unwrap();
@@ -43,7 +47,7 @@ async fn half_heads_make_room_for_each_other_and_not_for_silence() {
     let (room, stream) = (room(16), stream().await);
     let mut places: Vec<_> = (0..6)
         .map(|_| {
-            let (place, _) = room.admit(&stream, address("10.0.0.2")).unwrap();
+            let place = room.admit(&stream, address("10.0.0.2")).unwrap();
             let evicted = place.speaks().unwrap();
             (place, evicted)
         })
@@ -57,7 +61,7 @@ async fn where_everybody_has_asked_a_newcomer_is_turned_away() {
     let (room, stream) = (room(16), stream().await);
     let places: Vec<_> = (0..16)
         .map(|_| {
-            let (place, _evicted) = room.admit(&stream, address("10.0.0.2")).unwrap();
+            let place = room.admit(&stream, address("10.0.0.2")).unwrap();
             let _evicted = place.speaks().unwrap();
             place.has_asked();
             place
@@ -71,7 +75,7 @@ async fn where_everybody_has_asked_a_newcomer_is_turned_away() {
 #[tokio::test]
 async fn scrapes_of_one_address_leave_room_for_others() {
     let (room, stream) = (room(64), stream().await);
-    let place = |from: &str| Arc::new(room.admit(&stream, address(from)).unwrap().0);
+    let place = |from: &str| Arc::new(room.admit(&stream, address(from)).unwrap());
     let many: Vec<_> = (0..10).filter_map(|_| place("10.0.0.2").scrape()).collect();
     assert_eq!(many.len(), SCRAPES_OF_ONE);
     // One host, however many addresses of its network it takes.
@@ -93,9 +97,26 @@ async fn addresses_that_come_and_go_are_forgotten() {
     let mut held = Vec::new();
     for n in 0..2000u32 {
         let from = format!("10.1.{}.{}", n / 256, n % 256);
-        let place = Arc::new(room.admit(&stream, address(&from)).unwrap().0);
+        let place = Arc::new(room.admit(&stream, address(&from)).unwrap());
         held.push(place.scrape());
         held.truncate(3);
     }
     assert!(lock(&room.state).scrapers.len() <= ADDRESSES);
+}
+
+#[tokio::test]
+async fn nobody_is_let_in_before_those_that_came_first_were_looked_at() {
+    let (room, stream) = (room(2048), stream().await);
+    let mut places = Vec::new();
+    while room.is_ready() {
+        places.push(room.admit(&stream, address("10.0.0.2")).unwrap());
+    }
+    assert_eq!(places.len(), 96);
+    let _evicted = places[0].is_silent();
+    assert!(room.is_ready());
+    places.push(room.admit(&stream, address("10.0.0.2")).unwrap());
+    assert!(!room.is_ready());
+    assert!(places[1].speaks().is_some() && room.is_ready());
+    drop(places);
+    assert_eq!(lock(&room.state).fresh, 0);
 }
