@@ -12,6 +12,7 @@ use tessera_kubelet::admin::{
     SetQuotaRequest, StatusRequest, StatusResponse,
 };
 use tokio::net::UnixListener;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tonic::{Request, Response, Status};
 use tracing::{error, warn};
@@ -29,6 +30,8 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// All calls end by themselves; the longest is a reload of the configuration.
 const LIMITS: Limits = Limits { door: Door::Admin, answer: Some(Duration::from_secs(60)) };
+/// Calls that may be at work at a time: half of the threads that may block are left to kubelet's.
+const CALLS: usize = 4;
 /// Streams that one connection may have open.
 const MAX_STREAMS: u32 = 64;
 
@@ -96,11 +99,15 @@ async fn serve(
     file: Arc<Mutex<Option<SocketFile>>>,
     sources: Arc<Sources>,
 ) {
+    let turns = Arc::new(Semaphore::new(CALLS));
     loop {
         let serving = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
             .serve_with_incoming(
-                AdminServer::new(Service(Arc::clone(&sources))),
+                AdminServer::new(Service {
+                    sources: Arc::clone(&sources),
+                    turns: Arc::clone(&turns),
+                }),
                 Incoming::new(listener, LIMITS),
             );
         tokio::select! {
@@ -131,7 +138,28 @@ async fn bound_again(path: &Path) -> (SocketFile, UnixListener) {
     }
 }
 
-struct Service(Arc<Sources>);
+struct Service {
+    sources: Arc<Sources>,
+    turns: Arc<Semaphore>,
+}
+
+impl Service {
+    /// Does this when it may: it goes on, and counts, also when nobody waits for it any more.
+    async fn at_work<T, F>(&self, call: impl FnOnce(Arc<Sources>) -> F) -> Result<T, Status>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Status>> + Send + 'static,
+    {
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        let turn = turn.map_err(|error| Status::unavailable(error.to_string()))?;
+        let call = call(Arc::clone(&self.sources));
+        let done = tokio::spawn(async move {
+            let _turn = turn;
+            call.await
+        });
+        done.await.map_err(|error| Status::internal(error.to_string()))?
+    }
+}
 
 #[tonic::async_trait]
 impl Admin for Service {
@@ -139,14 +167,19 @@ impl Admin for Service {
         &self,
         _request: Request<StatusRequest>,
     ) -> Result<Response<StatusResponse>, Status> {
-        let sources = Arc::clone(&self.0);
         // Reads pages and asks the driver: not on the thread that serves kubelet.
-        let status = tokio::task::spawn_blocking(move || sources.status()).await;
-        status.map(Response::new).map_err(|error| Status::internal(error.to_string()))
+        self.at_work(|sources| async move {
+            let status = tokio::task::spawn_blocking(move || sources.status()).await;
+            status.map(Response::new).map_err(|error| Status::internal(error.to_string()))
+        })
+        .await
     }
 
     async fn plan(&self, request: Request<PlanRequest>) -> Result<Response<PlanResponse>, Status> {
-        super::config::plan(&self.0, request.into_inner()).await.map(Response::new)
+        self.at_work(|sources| async move {
+            super::config::plan(&sources, request.into_inner()).await.map(Response::new)
+        })
+        .await
     }
 
     async fn reload(
@@ -154,7 +187,10 @@ impl Admin for Service {
         request: Request<ReloadRequest>,
     ) -> Result<Response<ReloadResponse>, Status> {
         let by = super::steer::by(&request, "config reload".to_owned());
-        super::config::reload(&self.0, Some(by)).await.map(Response::new)
+        self.at_work(|sources| async move {
+            super::config::reload(&sources, Some(by)).await.map(Response::new)
+        })
+        .await
     }
 
     async fn live(&self, _request: Request<LiveRequest>) -> Result<Response<LiveResponse>, Status> {
@@ -165,37 +201,39 @@ impl Admin for Service {
         &self,
         request: Request<ExplainRequest>,
     ) -> Result<Response<ExplainResponse>, Status> {
-        let sources = Arc::clone(&self.0);
-        let told =
-            tokio::task::spawn_blocking(move || explain::answer(&sources, request.get_ref())).await;
-        told.map_err(|error| Status::internal(error.to_string()))?.map(Response::new)
+        self.at_work(|sources| async move {
+            let work = move || explain::answer(&sources, request.get_ref());
+            let told = tokio::task::spawn_blocking(work).await;
+            told.map_err(|error| Status::internal(error.to_string()))?.map(Response::new)
+        })
+        .await
     }
 
     async fn set_quota(
         &self,
         request: Request<SetQuotaRequest>,
     ) -> Result<Response<QuotaResponse>, Status> {
-        steer::set_quota(&self.0, request).await
+        self.at_work(|sources| async move { steer::set_quota(&sources, request).await }).await
     }
 
     async fn reset_quota(
         &self,
         request: Request<ResetQuotaRequest>,
     ) -> Result<Response<QuotaResponse>, Status> {
-        steer::reset_quota(&self.0, request).await
+        self.at_work(|sources| async move { steer::reset_quota(&sources, request).await }).await
     }
 
     async fn cordon(
         &self,
         request: Request<CordonRequest>,
     ) -> Result<Response<CordonResponse>, Status> {
-        steer::cordon(&self.0, request, false).await
+        self.at_work(|sources| async move { steer::cordon(&sources, request, false).await }).await
     }
 
     async fn uncordon(
         &self,
         request: Request<CordonRequest>,
     ) -> Result<Response<CordonResponse>, Status> {
-        steer::cordon(&self.0, request, true).await
+        self.at_work(|sources| async move { steer::cordon(&sources, request, true).await }).await
     }
 }

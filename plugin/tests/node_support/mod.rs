@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -66,6 +66,8 @@ pub struct FakeGpus {
     pub driver: Mutex<Option<String>>,
     /// How often it was asked.
     pub looks: AtomicU64,
+    /// While it is set, the driver does not say how much memory is in use.
+    pub hangs: AtomicBool,
     observations: Mutex<VecDeque<Observation>>,
     news: Condvar,
 }
@@ -85,6 +87,9 @@ impl Discovery for FakeGpus {
     }
 
     fn memory_used(&self, _uuid: &str) -> Result<u64, String> {
+        while self.hangs.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         Ok(0)
     }
 
