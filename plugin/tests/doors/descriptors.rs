@@ -47,6 +47,7 @@ async fn all_is_well(node: &Simulated, pods: &str) {
 }
 
 async fn admin_flood(bytes: &[u8]) {
+    let _alone = crate::ALONE.lock().await;
     let (node, address) = serving_with(Some(FEW)).await;
     let held = {
         let (socket, bytes) = (node.dir.path().join("admin.sock"), bytes.to_vec());
@@ -85,6 +86,7 @@ async fn admin_connections_that_never_end_their_request_leave_descriptors_for_al
 
 #[tokio::test]
 async fn silent_connections_to_kubelets_socket_leave_the_plugin_registered() {
+    let _alone = crate::ALONE.lock().await;
     let (node, address) = serving_with(Some(FEW)).await;
     let endpoint = node.kubelet.endpoint(crate::node_support::GPU).unwrap();
     let socket: PathBuf = node.kubelet.device_plugins_dir().join(endpoint);
@@ -102,6 +104,7 @@ async fn silent_connections_to_kubelets_socket_leave_the_plugin_registered() {
 /// Containers open what they can: sessions and the gate of their own allocation.
 #[tokio::test]
 async fn containers_that_connect_without_end_leave_descriptors_for_allocate() {
+    let _alone = crate::ALONE.lock().await;
     let (node, address) = serving_with(Some(FEW)).await;
     let mut held = Vec::new();
     let mut streams = Vec::new();
@@ -131,6 +134,7 @@ fn gate(pages: &Path) -> std::os::fd::OwnedFd {
 
 #[tokio::test]
 async fn a_flood_at_every_door_at_once_starves_none() {
+    let _alone = crate::ALONE.lock().await;
     let (node, address) = serving_with(Some(FEW)).await;
     let flood = Flood::start(address, 1000, &ALL);
     let admin = node.dir.path().join("admin.sock");

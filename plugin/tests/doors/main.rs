@@ -26,6 +26,9 @@ use process_support::Simulated;
 const METRICS: &str = "replicas = 16\nmemory = \"256Mi\"\n[ledger]\nfsync = false\n[metrics]\n\
     listen = \"127.0.0.1:0\"\n";
 
+/// Each flood has the machine to itself: what is tested is what the plugin does, not what is left of a CPU.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// A plugin that serves, and where its metrics are.
 async fn serving() -> (Simulated, SocketAddr) {
     serving_with(None).await

@@ -10,6 +10,7 @@ const RATE: u64 = 2000;
 
 /// Every probe of `count` is answered beside this flood, and nothing is left of it.
 async fn answers_beside(manners: &[Manner], rate: u64, count: usize) {
+    let _alone = crate::ALONE.lock().await;
     let (mut node, address) = serving().await;
     let flood = Flood::start(address, rate, manners);
     flood.reached(rate);
@@ -57,6 +58,7 @@ async fn probes_are_answered_beside_every_manner_at_once() {
 #[tokio::test]
 async fn a_scrape_under_way_is_never_given_up_for_silent_connections() {
     use std::io::{Read, Write};
+    let _alone = crate::ALONE.lock().await;
     let (node, address) = serving().await;
     let mut scrape = std::net::TcpStream::connect(address).unwrap();
     scrape.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
@@ -77,6 +79,7 @@ async fn a_scrape_under_way_is_never_given_up_for_silent_connections() {
 /// what the plugin keeps for them is bounded.
 #[tokio::test]
 async fn after_a_flood_everything_is_as_before() {
+    let _alone = crate::ALONE.lock().await;
     let (node, address) = serving().await;
     let before = crate::open_descriptors(&node);
     let flood = Flood::start(address, RATE, &ALL);
