@@ -105,16 +105,20 @@ impl Drop for Tenant {
 /// Ends with the parent, and by itself should the parent wait for ever.
 pub fn die_with_parent() {
     // SAFETY: SIGALRM's default action ends this process; nothing here handles it.
-    unsafe { libc::alarm(60) };
+    unsafe { libc::alarm(600) };
     // SAFETY: changes only what happens to this process when its parent dies.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
 }
 
-/// Waits until `condition`, at most half a minute.
+/// Waits until `condition`, at most two minutes, and in many looks: a machine that stood still meanwhile
+/// says nothing about those who are waited for.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
+    const LOOKS: u32 = 20_000;
+    let (start, mut looks) = (Instant::now(), 0);
     while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(30), "waited in vain until {what}");
+        let is_over = looks > LOOKS && start.elapsed() > Duration::from_secs(120);
+        assert!(!is_over, "waited in vain until {what}");
+        looks += 1;
         std::thread::sleep(Duration::from_micros(50));
     }
 }
