@@ -212,7 +212,7 @@ pub enum Refusal {
     TooManyGpus(usize),
 }
 
-/// Bytes that are told of an id which is none of ours.
+/// Most bytes of an unknown id that an error quotes.
 const LONGEST_ID: usize = 160;
 
 /// What `ids` of `resource` come to.

@@ -156,7 +156,7 @@ pub fn start_with(
     Ok(App { sources, main, stop, standing, _admin: admin, _metrics: metrics, _hold: hold })
 }
 
-/// What another plugin is told of this one, beside its pid.
+/// What this plugin leaves for another to read, beside its pid.
 fn about(config: &Config) -> String {
     let version = env!("CARGO_PKG_VERSION");
     let (admin, ledger) = (config.paths.admin.display(), config.paths.ledger.display());

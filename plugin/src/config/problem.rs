@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use crate::printable;
 
-/// Most problems of one configuration that are told; of the others, how many there are.
+/// Most problems of one configuration that an error lists; it gives the number of the others.
 pub const MOST_PROBLEMS: usize = 50;
-/// Most bytes of a key, and of a message, that are told.
+/// Most bytes of a key, and of a message, in an error.
 const KEY: usize = 160;
 const MESSAGE: usize = 1200;
 

@@ -103,7 +103,7 @@ impl Specs {
             return Ok(Put::Unchanged);
         }
         // Any runtime may read it, which need not be root. Not durable: after a power cut every file is written
-        // anew before kubelet hears of us.
+        // anew before kubelet knows this plugin.
         let written = Dir::of(&path).and_then(|(dir, name)| {
             // An empty one, as container runtimes leave where a mount's source was missing.
             dir.clear(name)?;
