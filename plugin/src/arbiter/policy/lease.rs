@@ -205,9 +205,11 @@ impl Policy {
             };
             tenant.drained_in(took, &self.settings);
             tenant.rhythm.drained(since, took, &self.settings);
-            for &gpu in tenant.gpus.iter().filter(|_| held_up.is_some()) {
-                let mean = &mut self.gpus[usize::from(gpu)].drain;
-                *mean = *mean - *mean / DRAIN_WEIGHT + held_up.unwrap_or(0) / DRAIN_WEIGHT;
+            if let Some(held_up) = held_up {
+                for &gpu in &tenant.gpus {
+                    let mean = &mut self.gpus[usize::from(gpu)].drain;
+                    *mean = *mean - *mean / DRAIN_WEIGHT + held_up / DRAIN_WEIGHT;
+                }
             }
         }
         tenant.phase = Phase::Out;
