@@ -82,13 +82,25 @@ pub fn off(
 }
 
 /// Part of the time of the first tenant's work, from the first to the last beginning of work after a long
-/// pause, so that operations of seconds count whole. `None` where it makes no long pauses.
+/// pause, so that operations of seconds count whole. The work of one may be counted all at its end, so a
+/// pause is long that lasts half as long as the longest. `None` where it makes no long pauses.
 fn rounds(seen: &Observation) -> Option<f64> {
-    const PAUSE: usize = 20;
+    const LEAST: usize = 20;
     let works: Vec<bool> =
         seen.looks.windows(2).map(|pair| pair[1].work_ns[0] > pair[0].work_ns[0]).collect();
-    let begins = |&at: &usize| works[at] && works[at - PAUSE..at].iter().all(|works| !works);
-    let begun: Vec<usize> = (PAUSE..works.len()).filter(begins).collect();
+    // Looks without work before each with some.
+    let mut paused = 0;
+    let mut pauses = Vec::new();
+    for (at, &works) in works.iter().enumerate() {
+        if works {
+            pauses.push((at, std::mem::take(&mut paused)));
+        } else {
+            paused += 1;
+        }
+    }
+    let longest = pauses.iter().map(|&(_, paused)| paused).max()?;
+    let is_long = |&(_, paused): &(usize, usize)| paused >= LEAST.max(longest / 2);
+    let begun: Vec<usize> = pauses.into_iter().filter(is_long).map(|(at, _)| at).collect();
     let (first, last): (&Look, &Look) = (&seen.looks[*begun.first()?], &seen.looks[*begun.last()?]);
     #[allow(clippy::cast_precision_loss, reason = "below 2^53")]
     let part = (last.work_ns[0] - first.work_ns[0]) as f64 / (last.at_ns - first.at_ns) as f64;
@@ -159,6 +171,24 @@ pub fn newcomer(place: &Place, gate: Gate) -> anyhow::Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn operations_that_count_at_their_ends_are_no_beginnings() {
+        // Looks every 50 ms; every 24 s two operations of 3 s, which end one after the other.
+        let look = |n: u64| {
+            let at = n * 50;
+            let ended = at / 24_000 * 2 + (at % 24_000 / 3_000).min(2);
+            Look {
+                at_ns: at * 1_000_000,
+                work_ns: vec![ended * 3_000_000_000],
+                mark_ns: vec![0],
+                kernels: vec![0],
+                switches: 0,
+            }
+        };
+        let seen = Observation { looks: (0..1600).map(look).collect(), handovers: Vec::new() };
+        assert!((rounds(&seen).unwrap() - 0.25).abs() < 1e-9);
+    }
 
     #[test]
     fn long_operations_count_from_beginning_to_beginning() {
