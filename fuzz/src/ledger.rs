@@ -16,14 +16,7 @@ pub fn ledger(data: &[u8]) {
     // not caught still ends it here.
     #[cfg(fuzzing)]
     std::panic::set_hook(Box::new(|_| {}));
-    let mut bytes = sound().to_vec();
-    // The first byte may cut the file.
-    if let Some((&cut, data)) = data.split_first() {
-        scribble(&mut bytes, data);
-        if cut & 0x80 != 0 {
-            bytes.truncate(bytes.len() * usize::from(cut & 0x7f) / 0x80);
-        }
-    }
+    let bytes = damaged(data);
     let dir = super::pages::directory();
     let path = dir.path().join("ledger.redb");
     std::fs::write(&path, bytes).expect("room for a ledger");
@@ -36,6 +29,19 @@ pub fn ledger(data: &[u8]) {
     let mut change = Change::default();
     change.put(record(9), What::Allocated, 1);
     ledger.commit(&change).expect("it can be written");
+}
+
+/// A sound ledger's file with this damage.
+pub fn damaged(data: &[u8]) -> Vec<u8> {
+    let mut bytes = sound().to_vec();
+    // The first byte may cut the file.
+    if let Some((&cut, data)) = data.split_first() {
+        scribble(&mut bytes, data);
+        if cut & 0x80 != 0 {
+            bytes.truncate(bytes.len() * usize::from(cut & 0x7f) / 0x80);
+        }
+    }
+    bytes
 }
 
 fn record(n: u64) -> Record {

@@ -11,7 +11,7 @@ mod session;
 
 pub use config::config;
 pub use http2::http2;
-pub use ledger::ledger;
+pub use ledger::{damaged as damaged_ledger, ledger};
 pub use pages::{quota_page, usage_file, usage_page};
 pub use session::session;
 

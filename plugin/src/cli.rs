@@ -21,7 +21,7 @@ use crate::device::Discovery;
 use crate::device::nvml::NvmlDiscovery;
 use crate::printable::{self, LogLines};
 use crate::reload::SetFilter;
-use crate::{admin, app, demo, explain, labels, run, top};
+use crate::{admin, app, demo, explain, labels, panics, run, top};
 use configuration::ConfigCommand;
 use ending::Ending;
 
@@ -124,6 +124,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>, give_back: fn()) -> ExitCo
             return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
     };
+    panics::end_the_process();
     let outcome = execute(cli.command, ConfigFile { asked: cli.config }, give_back);
     outcome.unwrap_or_else(|error| match error.downcast_ref::<ConfigError>() {
         Some(error) => {

@@ -33,6 +33,7 @@ mod look;
 pub mod metrics;
 pub mod node;
 pub mod observe;
+pub mod panics;
 pub mod placed;
 pub mod preferred;
 pub mod printable;

@@ -305,12 +305,7 @@ async fn a_start_survives_what_lies_beside_the_ledger() {
     let mut node = Simulated::new("replicas = 4").await;
     node.serve().await;
     bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    let names = [
-        "ledger.redb.config.toml",
-        "ledger.redb.config.new",
-        "ledger.redb.opening",
-        "config.toml.ledger",
-    ];
+    let names = ["ledger.redb.config.toml", "ledger.redb.config.new", "config.toml.ledger"];
     for name in names {
         for (kind, _) in HOSTILE {
             assert_eq!(node.terminate().await, Some(0), "{name} {kind}");

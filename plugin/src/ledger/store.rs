@@ -16,8 +16,9 @@ use super::schema::{
 use super::unsynced::Unsynced;
 use super::{Change, Cordon, Event, MeasuredContext, Record, Trail, history};
 use crate::config::file::last_good_path;
-use crate::files::{self, Dir};
+use crate::files;
 use crate::kubernetes::Teller;
+use crate::panics;
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
 const CACHE_BYTES: usize = 256 << 10;
@@ -149,15 +150,7 @@ impl Ledger {
         });
         let commits = Arc::default();
         let mut ledger = Ledger { path: path.to_owned(), open, db: None, teller: None, commits };
-        let attempt = Attempt::begin(path);
-        let tried = match attempt.ended_before {
-            CRASHES.. if existed => Err(Unopened::Unreadable(format!(
-                "reading it ended the plugin {} times",
-                attempt.ended_before
-            ))),
-            _ => ledger.try_read(),
-        };
-        let unreadable = match tried {
+        let unreadable = match ledger.try_read() {
             Ok(()) if lost.is_some() => {
                 return Ok((ledger, Opened::Lost { found: lost.unwrap_or_default() }));
             }
@@ -288,18 +281,20 @@ impl Ledger {
     }
 
     /// Opens it and reads all of it. redb is meant to report damage, and sometimes panics instead (found
-    /// by fuzzing 4.5.0); where panics abort, [`Attempt`] tells.
+    /// by fuzzing). If it does so later, when the file is damaged under a running plugin, that ends the
+    /// process, and the next start finds the damage here.
     fn try_read(&mut self) -> Result<(), Unopened> {
-        let read = std::panic::AssertUnwindSafe(|| {
+        let read = panics::caught(|| {
             self.try_open()?;
             self.read().map_err(|error| Unopened::of(&error))?;
             let trail = self.begin_trail().map_err(|error| Unopened::of(&error))?;
             trail.touch().map_err(|error| Unopened::of(&error))
         });
-        let result = std::panic::catch_unwind(read)
-            .unwrap_or_else(|_| Err(Unopened::Unreadable("its reader panicked".to_owned())));
+        let result = read.unwrap_or_else(|message| Err(Unopened::panicked(&message)));
         if result.is_err() {
-            self.db = None;
+            let db = self.db.take();
+            // Closing writes to the file, too.
+            let _ = panics::caught(|| drop(db));
         }
         result
     }
@@ -424,7 +419,8 @@ pub fn peek(path: &Path) -> Result<Vec<Record>, String> {
         Ok(records)
     };
     files::open(path).map_err(|error| error.to_string())?;
-    read().map_err(|error| error.to_string())
+    let read = panics::caught(|| read().map_err(|error| error.to_string()));
+    read.unwrap_or_else(|message| Err(Unopened::panicked(&message).to_string()))
 }
 
 fn builder() -> redb::Builder {
@@ -464,37 +460,6 @@ fn prepare(db: &Database) -> Result<Result<(), Unopened>, redb::Error> {
     Ok(Ok(()))
 }
 
-/// Starts that ended while they read the ledger, after which it counts as unreadable. Not at the first:
-/// that may have been a power cut.
-const CRASHES: u32 = 2;
-
-/// A mark beside the ledger while it is being opened: a file that ends its reader would otherwise do so
-/// at every start.
-struct Attempt {
-    mark: PathBuf,
-    ended_before: u32,
-}
-
-impl Attempt {
-    fn begin(ledger: &Path) -> Self {
-        let name = ledger.file_name().unwrap_or_default().to_string_lossy();
-        let mark = ledger.with_file_name(format!("{name}.opening"));
-        let text = files::text(&mark, files::SMALL).unwrap_or_default();
-        let ended_before: u32 = text.trim().parse().unwrap_or(0);
-        let next = ended_before.saturating_add(1).to_string();
-        // Where it cannot be written, the ledger cannot either, and that is told.
-        let _ =
-            Dir::of(&mark).and_then(|(dir, name)| dir.replace(name, next.as_bytes(), 0o600, false));
-        Attempt { mark, ended_before }
-    }
-}
-
-impl Drop for Attempt {
-    fn drop(&mut self) {
-        let _ = Dir::holding(&self.mark).and_then(|(dir, name)| dir.remove(name));
-    }
-}
-
 /// Renames an unreadable file to a name that says when, and that nothing else has.
 fn keep_aside(path: &Path) -> io::Result<PathBuf> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
@@ -526,6 +491,10 @@ impl Unopened {
             redb::Error::PreviousIo => Unopened::Disk(text),
             _ => Unopened::Unreadable(text),
         }
+    }
+
+    fn panicked(message: &str) -> Self {
+        Unopened::Unreadable(format!("its reader panicked: {message}"))
     }
 
     fn into_redb(self) -> redb::Error {

@@ -228,24 +228,6 @@ fn a_full_disk_refuses_a_commit_and_the_next_one_recovers() {
 }
 
 #[test]
-fn a_file_that_ends_its_reader_is_kept_aside_at_the_third_start() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("ledger.redb");
-    let mark = dir.path().join("ledger.redb.opening");
-    drop(Ledger::open(&path, true).unwrap());
-    assert!(!mark.exists());
-    // What a start that did not get past it leaves; the first may have been a power cut.
-    std::fs::write(&mark, "1").unwrap();
-    assert_eq!(Ledger::open(&path, true).unwrap().1, Opened::Existing);
-    assert!(!mark.exists());
-    std::fs::write(&mark, "2").unwrap();
-    let (_, opened) = Ledger::open(&path, true).unwrap();
-    assert!(matches!(opened, Opened::Rebuilt { reason, .. } if reason.contains("2 times")));
-    assert!(!mark.exists());
-    assert_eq!(Ledger::open(&path, true).unwrap().1, Opened::Existing);
-}
-
-#[test]
 fn measured_contexts_are_kept_by_driver_and_product() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");

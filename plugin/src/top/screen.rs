@@ -167,7 +167,7 @@ impl Drop for Taken {
     }
 }
 
-/// A panic aborts and drops nothing: its text would stand on a screen that is about to go.
+/// A panic ends the process and drops nothing: its text would stand on a screen that is about to go.
 fn give_back_on_panic() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
