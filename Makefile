@@ -7,7 +7,7 @@ TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
 RELEASE := $(TARGET)/release
 CARGO := cargo
 # Everything that users or tests run as a file, but for the shim, which has its own link step.
-ARTEFACTS := -p tessera-plugin -p simgpu -p simcuda -p simnvml -p tessera-tenant -p tessera-pipeline
+ARTEFACTS := -p tessera-cli -p simgpu -p simcuda -p simnvml -p tessera-tenant-program -p tessera-pipeline
 
 .PHONY: help build demo test test-loom python lint e2e bench clean
 

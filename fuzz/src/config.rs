@@ -1,8 +1,8 @@
 //! The configuration's text.
 
-use tessera_plugin::config::Config;
-use tessera_plugin::device::Gpu;
-use tessera_plugin::{capacity, shares};
+use tessera_config::Config;
+use tessera_model::gpu::Gpu;
+use tessera_rules::{capacity, shares};
 
 /// Any text is a configuration or a list of problems, each with a place in the text. What a configuration
 /// makes of a GPU is possible, or is a problem too.

@@ -1,6 +1,6 @@
 //! What a client sends to the plugin's sockets, through the adaptor for old kubelets.
 
-use tessera_plugin::grpc::authority::Rewriter;
+use tessera_rpc::authority::Rewriter;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 

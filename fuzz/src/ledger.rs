@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use tessera_plugin::allocate::AllocationId;
-use tessera_plugin::config::Compute;
-use tessera_plugin::ledger::{Change, Grant, Ledger, Record, State, What};
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::audit::What;
+use tessera_model::record::{Grant, Record, State};
+use tessera_model::sharing::Compute;
+use tessera_store::{Change, Ledger};
 
 use super::patch::scribble;
 

@@ -3,7 +3,7 @@
 //!
 //! The `.proto` files are in `proto/`; the code under `src/gen` is generated from them and committed,
 //! so that building needs no protobuf compiler. `tests/generated.rs` regenerates it and compares;
-//! `TESSERA_REGENERATE=1 cargo test -p tessera-kubelet --test generated` writes it anew.
+//! `TESSERA_REGENERATE=1 cargo test -p tessera-kubelet-api --test generated` writes it anew.
 
 /// Device plugin API v1beta1: served by the plugin, `Registration` by kubelet.
 pub mod deviceplugin {

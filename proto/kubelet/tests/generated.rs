@@ -37,7 +37,7 @@ fn committed_code_equals_generated_code() {
         assert!(
             committed == fresh,
             "{} is not what proto/{proto}.proto generates; run \
-             `TESSERA_REGENERATE=1 cargo test -p tessera-kubelet --test generated` and commit",
+             `TESSERA_REGENERATE=1 cargo test -p tessera-kubelet-api --test generated` and commit",
             path.display()
         );
     }

@@ -35,8 +35,8 @@ use std::time::Instant;
 
 use anyhow::Context;
 use serde_json::json;
-use tessera_tenant::args::Args;
-use tessera_tenant::memory::Api;
+use tessera_tenant_program::args::Args;
+use tessera_tenant_program::memory::Api;
 
 use crate::report::Report;
 use crate::stats::Sample;
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
 
 fn bench() -> anyhow::Result<ExitCode> {
     let mut args = Args::from_env();
-    let usage = |exit: tessera_tenant::exit::Exit| anyhow::anyhow!(exit.message);
+    let usage = |exit: tessera_tenant_program::exit::Exit| anyhow::anyhow!(exit.message);
     let out = args.value("--out").map_err(usage)?;
     let artefacts = args.value("--artefacts").map_err(usage)?;
     let only = args.value("--only").map_err(usage)?;

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tempfile::TempDir;
-use tessera_kubelet::deviceplugin::device_plugin_client::DevicePluginClient;
-use tessera_kubelet::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
-use tessera_plugin::allocate::AllocationId;
-use tessera_plugin::standin::Kubelet;
+use tessera_fake_kubelet::Kubelet;
+use tessera_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
+use tessera_kubelet_api::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
+use tessera_model::allocation_id::AllocationId;
 use tokio::process::{Child, Command};
 use tonic::transport::{Channel, Endpoint};
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tessera_plugin::standin::{Container, Pod};
+use tessera_fake_kubelet::{Container, Pod};
 
 use crate::node::{self, Node, RESOURCE, Setup};
 use crate::stats::Sample;

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tessera_tenant::memory::Api;
+use tessera_tenant_program::memory::Api;
 
 use crate::clock;
 use crate::stats::Sample;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tessera_plugin::standin::{Container, Pod};
+use tessera_fake_kubelet::{Container, Pod};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
@@ -75,7 +75,7 @@ pub(crate) fn setup(world: &World, name: &str) -> anyhow::Result<Setup> {
         replicas: REPLICAS,
         memory: (256 << 20, 32 << 20),
         fsync: false,
-        log: "warn,tessera_plugin::metrics=info",
+        log: "warn,tessera_api::metrics=info",
     })
 }
 

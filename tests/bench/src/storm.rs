@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tessera_kubelet::admin::admin_client::AdminClient;
-use tessera_kubelet::admin::{SetQuotaRequest, Target};
+use tessera_kubelet_api::admin::admin_client::AdminClient;
+use tessera_kubelet_api::admin::{SetQuotaRequest, Target};
 use tokio::time::sleep;
 use tonic::transport::{Channel, Endpoint};
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
-use tessera_tenant::histogram::Histogram;
-use tessera_tenant::report;
+use tessera_tenant_program::histogram::Histogram;
+use tessera_tenant_program::report;
 use tokio::task::JoinSet;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};

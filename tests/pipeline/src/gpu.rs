@@ -4,11 +4,11 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use tessera_tenant::cuda::{self, Cuda, Kernel, Stream};
-use tessera_tenant::driver::Resolve;
-use tessera_tenant::exit::{CudaError, Exit};
-use tessera_tenant::memory::{Api, Block};
-use tessera_tenant::{Device, Target};
+use tessera_tenant_program::cuda::{self, Cuda, Kernel, Stream};
+use tessera_tenant_program::driver::Resolve;
+use tessera_tenant_program::exit::{CudaError, Exit};
+use tessera_tenant_program::memory::{Api, Block};
+use tessera_tenant_program::{Device, Target};
 use tokio::sync::oneshot;
 
 use crate::math;

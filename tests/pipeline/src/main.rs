@@ -6,8 +6,8 @@ use anyhow::{Result, bail};
 use tessera_pipeline::client::{self, Load};
 use tessera_pipeline::gpu::{Stage, Work};
 use tessera_pipeline::server;
-use tessera_tenant::args::Args;
-use tessera_tenant::exit::Exit;
+use tessera_tenant_program::args::Args;
+use tessera_tenant_program::exit::Exit;
 
 const USAGE: &str = "\
 tessera-pipeline serve --stage preprocess|model|postprocess [--listen ADDRESS:PORT]

@@ -1,6 +1,6 @@
 //! What the stages compute, and the client checks: the same on both sides to the last bit.
 
-use tessera_tenant::rng::Rng;
+use tessera_tenant_program::rng::Rng;
 
 /// Bytes of an image.
 pub const PIXELS: usize = 1024;

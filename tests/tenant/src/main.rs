@@ -1,9 +1,9 @@
 //! The command line of `tessera-tenant`; see the library.
 
-use tessera_tenant::args::Args;
-use tessera_tenant::driver::Resolve;
-use tessera_tenant::exit::{self, Exit};
-use tessera_tenant::{
+use tessera_tenant_program::args::Args;
+use tessera_tenant_program::driver::Resolve;
+use tessera_tenant_program::exit::{self, Exit};
+use tessera_tenant_program::{
     Device, Target, churn, exec, greedy, hold, infer, info, load, processes, stop, time,
 };
 

@@ -8,10 +8,10 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tessera_tenant::cuda::{Cuda, Stream};
-use tessera_tenant::driver::Resolve;
-use tessera_tenant::memory::Api;
-use tessera_tenant::{Device, Target};
+use tessera_tenant_program::cuda::{Cuda, Stream};
+use tessera_tenant_program::driver::Resolve;
+use tessera_tenant_program::memory::Api;
+use tessera_tenant_program::{Device, Target};
 
 use crate::clock;
 use crate::stats::Sample;
@@ -56,7 +56,7 @@ fn open() -> anyhow::Result<Cuda> {
     Cuda::open(target).map_err(|exit| anyhow::anyhow!(exit.message))
 }
 
-fn failed(error: tessera_tenant::exit::CudaError) -> anyhow::Error {
+fn failed(error: tessera_tenant_program::exit::CudaError) -> anyhow::Error {
     anyhow::anyhow!("{} returned {}", error.call, error.code)
 }
 

@@ -5,9 +5,9 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tessera_tenant::cuda::{Cuda, Stream};
-use tessera_tenant::memory::{Api, Block};
-use tessera_tenant::rng::Rng;
+use tessera_tenant_program::cuda::{Cuda, Stream};
+use tessera_tenant_program::memory::{Api, Block};
+use tessera_tenant_program::rng::Rng;
 
 use super::{failed, open, say};
 use crate::clock;

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use tessera_tenant::args::Args;
-use tessera_tenant::exit::Exit;
+use tessera_tenant_program::args::Args;
+use tessera_tenant_program::exit::Exit;
 
-use tessera_plugin::config::Leases;
+use tessera_config::Leases;
 
 use super::machine::Costs;
 use super::scenario::{self, Place, Seen, Stage};

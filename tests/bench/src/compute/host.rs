@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use tessera_plugin::arbiter::{Arbiter, THREAD_NAME, View};
-use tessera_plugin::config::Leases;
+use tessera_arbiter::{Arbiter, THREAD_NAME, View};
+use tessera_config::Leases;
 use tessera_region::layout::{SLOTS, Slot, USAGE_FILE, UsagePage};
 use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec};
 use tessera_region::usage;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use tessera_plugin::config::Leases;
+use tessera_config::Leases;
 
 use super::host::{Counted, Host};
 use super::judge::{self, Observation};
@@ -114,7 +114,7 @@ impl Stage {
     }
 
     /// How the arbiter says it stands, where this process hosts one.
-    pub fn view(&self) -> Option<tessera_plugin::arbiter::View> {
+    pub fn view(&self) -> Option<tessera_arbiter::View> {
         self.host.as_ref()?.view()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use tessera_plugin::arbiter::{GpuShare, TenantShare, View};
+use tessera_arbiter::{GpuShare, TenantShare, View};
 
 /// A line for the arbiter, for each GPU and for each tenant.
 pub fn text(view: &View) -> String {
@@ -71,8 +71,8 @@ fn short(id: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tessera_plugin::arbiter::Misdeeds;
-    use tessera_plugin::arbiter::policy::{Kind, Share, State};
+    use tessera_arbiter::Misdeeds;
+    use tessera_arbiter::policy::{Kind, Share, State};
 
     #[test]
     fn a_line_tells_what_there_is_and_only_what_is_amiss() {

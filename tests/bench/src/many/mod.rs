@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use prost::Message;
-use tessera_kubelet::deviceplugin::{
+use tessera_fake_kubelet::{Container, Pod};
+use tessera_kubelet_api::deviceplugin::{
     ContainerPreferredAllocationRequest, Device, ListAndWatchResponse, PreStartContainerRequest,
     PreferredAllocationRequest,
 };
-use tessera_plugin::standin::{Container, Pod};
 use tokio::time::sleep;
 
 use self::sessions::Sessions;
@@ -102,7 +102,7 @@ fn setup(world: &World, fsync: bool) -> anyhow::Result<Setup> {
         replicas: REPLICAS,
         memory: MEMORY,
         fsync,
-        log: "warn,tessera_plugin::app=debug",
+        log: "warn,tessera_daemon=debug",
     })
 }
 

@@ -21,8 +21,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tessera_tenant::memory::Api;
-use tessera_tenant::rng::Rng;
+use tessera_tenant_program::memory::Api;
+use tessera_tenant_program::rng::Rng;
 
 use crate::clock;
 use crate::world::{Account, CONTEXT, World};

@@ -2,8 +2,8 @@
 //! time. What a machine's CPUs do to it is left out.
 
 use serde_json::json;
-use tessera_plugin::arbiter::policy::model::{Figures, Load, Scenario, simulate};
-use tessera_plugin::arbiter::policy::{Kind, MS, Settings, Share};
+use tessera_arbiter::policy::model::{Figures, Load, Scenario, simulate};
+use tessera_arbiter::policy::{Kind, MS, Settings, Share};
 
 use super::Report;
 

@@ -10,7 +10,7 @@ pub mod reclaim;
 mod shares;
 pub mod tied;
 
-use tessera_plugin::config::Leases;
+use tessera_config::Leases;
 
 use super::machine::Costs;
 use super::scenario::{Place, SHALLOW_MS};

@@ -1,0 +1,155 @@
+//! Asks kubelet who else sells what, now and then.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use crate::node::Node;
+use crate::status_board::StatusBoard;
+use tessera_config::SoldByOthers;
+use tessera_kubelet::foreign_plugins::Offer;
+use tessera_kubelet::foreign_plugins::judge::{Finding, Others, judge};
+use tessera_kubelet::foreign_plugins::{Known, checkpoint};
+use tessera_kubelet::pod_resources::{PodResources, PodResourcesError};
+use tessera_model::gpu::Gpu;
+
+/// Topic of what is amiss with looking.
+const LOOKING: &str = "coexistence";
+/// How long the first look may hold up the start.
+const FIRST: Duration = Duration::from_secs(2);
+
+/// Looks, and tells the node.
+#[derive(Debug)]
+pub struct Watch {
+    node: Arc<Node>,
+    board: Arc<StatusBoard>,
+    /// Shared with housekeeping, so that one List serves both.
+    holdings: Arc<PodResources>,
+    /// Its own, so that nobody waits for a slow answer to a question of ours.
+    offered: PodResources,
+    kubelet_dir: PathBuf,
+    interval: Duration,
+    others: Others,
+}
+
+impl Watch {
+    /// A watch that looks every `interval`, and takes a GPU for sold by others for `grace` after it was
+    /// last seen so.
+    pub fn new(
+        node: Arc<Node>,
+        board: Arc<StatusBoard>,
+        holdings: Arc<PodResources>,
+        interval: Duration,
+        grace: Duration,
+    ) -> Self {
+        let config = node.config();
+        let paths = &config.paths;
+        let offered = PodResources::new(&paths.pod_resources);
+        let kubelet_dir = paths.kubelet.clone();
+        let others = Others::new(grace);
+        Watch { node, board, holdings, offered, kubelet_dir, interval, others }
+    }
+
+    /// The look before kubelet is served, so that nothing is offered that is refused a moment later.
+    /// Without an answer the start goes on.
+    pub async fn first(&mut self) {
+        if tokio::time::timeout(FIRST, self.look()).await.is_err() {
+            warn!("kubelet does not say in time what other plugins sell; asking again later");
+        }
+    }
+
+    /// Looks until the end of time.
+    pub async fn run(mut self) {
+        loop {
+            tokio::time::sleep(self.interval).await;
+            self.look().await;
+        }
+    }
+
+    async fn look(&mut self) {
+        if self.node.config().gpus.sold_by_others == SoldByOthers::Allow {
+            self.board.set_condition(LOOKING, None);
+            self.board.set_others_seen_by("");
+            return self.tell(BTreeMap::new()).await;
+        }
+        let (mut offers, how) = match self.offers().await {
+            Ok(found) => found,
+            Err(error) => {
+                // No look: what was found stands. Housekeeping tells of a missing socket.
+                let text = format!("it is not known what other plugins sell: {error}");
+                let text = (!matches!(error, PodResourcesError::Absent(_))).then_some(text);
+                self.board.set_condition(LOOKING, text);
+                return;
+            }
+        };
+        let held = self.holdings.list(self.interval / 2).await;
+        let lacking = match (&how, &held) {
+            (Err(unreadable), Ok(_)) => Some(format!(
+                "this kubelet tells what other plugins sell only once a pod holds it ({unreadable})"
+            )),
+            (Err(unreadable), Err(error)) => {
+                Some(format!("it is not known what other plugins sell: {error}; {unreadable}"))
+            }
+            (Ok(_), _) => None,
+        };
+        self.board.set_condition(LOOKING, lacking);
+        self.board.set_others_seen_by(how.unwrap_or("what pods hold"));
+        let held = held.unwrap_or_default().into_iter();
+        let foreign = held.filter(|holding| !self.node.knows(holding));
+        offers.extend(foreign.map(|holding| Offer {
+            holder: Some(format!("{}/{}", holding.namespace, holding.pod)),
+            resource: holding.resource_name,
+            device_ids: holding.device_ids,
+        }));
+        let gpus: Vec<Known> = self.node.catalogue().gpus.values().map(|s| known(&s.gpu)).collect();
+        let findings = judge(&offers, &self.node.own_resources(), &gpus);
+        self.others.observe(findings, Instant::now());
+        self.tell(self.others.standing()).await;
+    }
+
+    /// What plugins offer, and how that was found out: `Err` where this kubelet has no way to say.
+    async fn offers(
+        &self,
+    ) -> Result<(Vec<Offer>, Result<&'static str, String>), PodResourcesError> {
+        match self.offered.offers().await {
+            Ok(offers) => Ok((offers, Ok("GetAllocatableResources"))),
+            Err(PodResourcesError::Unsupported) => {
+                let dir = self.kubelet_dir.clone();
+                let read = tokio::task::spawn_blocking(move || checkpoint::offers(&dir)).await;
+                Ok(match read.unwrap_or_else(|error| Err(error.to_string())) {
+                    Ok(offers) => (offers, Ok("kubelet's checkpoint")),
+                    Err(error) => (Vec::new(), Err(error)),
+                })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn tell(&self, standing: BTreeMap<String, Finding>) {
+        if self.node.sold_by_others() == standing {
+            return;
+        }
+        let node = Arc::clone(&self.node);
+        // The history is written to disk.
+        let told = tokio::task::spawn_blocking(move || node.set_sold_by_others(standing)).await;
+        if let Err(error) = told {
+            warn!(%error, "what other plugins sell");
+        }
+        if self.node.sold_by_others().is_empty() {
+            info!("no other plugin sells a GPU of ours");
+        }
+    }
+}
+
+fn known(gpu: &Gpu) -> Known {
+    Known {
+        uuid: gpu.uuid.clone(),
+        parent_uuid: gpu.mig.as_ref().map(|instance| instance.parent_uuid.clone()),
+        index: gpu.mig.as_ref().map_or(gpu.index, |instance| instance.parent_index),
+        minor: gpu.minor,
+        pci_bus_id: gpu.pci_bus_id.clone(),
+    }
+}

@@ -1,0 +1,334 @@
+//! What was refused to a container, or came late, as events of the audit trail. Housekeeping looks every
+//! few seconds at counters, most of them a container's own word, and [`Incidents`] says what is new since
+//! the look before. Pure. The trail draws together what comes again and again.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tessera_model::audit::{Event, What};
+use tessera_model::duration;
+use tessera_model::quantity::format_bytes;
+use tessera_model::record::Record;
+
+/// Counters of one allocation, since its generation or the plugin began.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Requests over the quota.
+    pub refused: u64,
+    /// The largest of those that were told of, bytes.
+    pub largest_refused: u64,
+    /// The GPU of the last of them, as the page counts.
+    pub refused_gpu: Option<usize>,
+    /// Requests that the driver refused.
+    pub driver_refused: u64,
+    /// Times that a process rationed itself.
+    pub rationed: u64,
+    /// Processes without a slot, and GPUs that are not in the quota.
+    pub unlisted: u64,
+    /// Of each GPU, as the page counts: bytes in use, and bytes that may be held.
+    pub memory: Vec<(u64, u64)>,
+    /// Its part of GPU time, where that is divided.
+    pub time: Option<Time>,
+}
+
+/// See [`Seen::time`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Time {
+    /// Thousandths of a GPU that it asked for.
+    pub asked_millis: u32,
+    /// And what it got in the last ten seconds.
+    pub got_millis: u32,
+    /// Time that it waited for leases, nanoseconds.
+    pub waited_ns: u64,
+    /// Waits of [`tessera_arbiter::policy::LONG_WAIT_NS`] and more, one that still goes on included.
+    pub long_waits: u64,
+    /// The longest wait since the arbiter took it on, nanoseconds.
+    pub longest_ns: u64,
+    /// Drains that passed the deadline.
+    pub overlaps: u64,
+    /// Who has the lease of its GPU just now, if that is another.
+    pub behind: Option<String>,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub struct Incidents {
+    /// By allocation, with its generation.
+    known: BTreeMap<String, (u64, Seen)>,
+    /// There was a look already: what is not known has begun since.
+    looked: bool,
+}
+
+impl Incidents {
+    /// Takes what a look saw, `passed` after the look before; what has happened in between. What was
+    /// counted before the first look at a generation is news where the plugin has seen it begin: it is
+    /// younger than `adopted_until`. (By its generation: the clock may have been set back since.)
+    pub fn look(
+        &mut self,
+        seen: Vec<(&Record, Seen)>,
+        adopted_until: u64,
+        passed: Duration,
+        now_unix_ms: i64,
+    ) -> Vec<Event> {
+        let mut before = std::mem::take(&mut self.known);
+        let mut events = Vec::new();
+        for (record, seen) in seen {
+            let old = before.remove(record.id.as_str());
+            let old = match old.filter(|(generation, _)| *generation == record.generation) {
+                Some((_, old)) => Some(old),
+                None if self.looked || record.generation > adopted_until => {
+                    Some(Seen::fresh(&seen))
+                }
+                // The plugin has just started: all this was told by the one before.
+                None => None,
+            };
+            if let Some(old) = old {
+                events.extend(news(record, &old, &seen, passed, now_unix_ms));
+            }
+            self.known.insert(record.id.to_string(), (record.generation, seen));
+        }
+        self.looked = true;
+        events
+    }
+}
+
+impl Seen {
+    /// As it was when the generation began.
+    fn fresh(of: &Seen) -> Seen {
+        Seen { time: of.time.as_ref().map(|_| Time::default()), ..Seen::default() }
+    }
+}
+
+/// A counter that went back is a page that was made anew, or tampered with.
+fn more(old: u64, new: u64) -> u64 {
+    new.saturating_sub(old)
+}
+
+fn news(record: &Record, old: &Seen, new: &Seen, passed: Duration, at: i64) -> Vec<Event> {
+    let within = duration::format(Duration::from_secs(passed.as_secs().max(1)));
+    let mut events = Vec::new();
+    let mut tell = |times: u64, gpu: Option<usize>, what: What, reason: String| {
+        if times > 0 {
+            let gpu = gpu.or_else(|| (record.grants.len() == 1).then_some(0));
+            let event = Event::of(record, what, at).because(reason).times(times);
+            events.push(match gpu.and_then(|gpu| record.grants.get(gpu)) {
+                Some(grant) => event.on_gpu(&grant.uuid),
+                None => event,
+            });
+        }
+    };
+    let gpu = new.refused_gpu.or_else(|| (new.memory.len() == 1).then_some(0));
+    let memory = gpu.and_then(|gpu| new.memory.get(gpu).copied());
+    let (charged_bytes, limit_bytes) = memory.unwrap_or_default();
+    let bytes = new.largest_refused;
+    let refused = What::RefusedMemory { bytes, charged_bytes, limit_bytes };
+    tell(more(old.refused, new.refused), gpu, refused, of_memory(bytes, memory));
+    tell(
+        more(old.driver_refused, new.driver_refused),
+        None,
+        What::DriverRefused,
+        "within the quota: the GPU itself was full, or its memory fragmented".to_owned(),
+    );
+    tell(
+        more(old.rationed, new.rationed),
+        None,
+        What::Rationed,
+        "a process kept to its part of the cycle by itself: the arbiter was silent or out of reach"
+            .to_owned(),
+    );
+    tell(
+        more(old.unlisted, new.unlisted),
+        None,
+        What::Unlisted,
+        "a process found no free slot, or saw a GPU that is not in its quota".to_owned(),
+    );
+    if let (Some(old), Some(new)) = (&old.time, &new.time) {
+        tell(
+            more(old.overlaps, new.overlaps),
+            None,
+            What::Overlapped,
+            "others ran beside it".to_owned(),
+        );
+        if let Some((what, reason)) = delayed(old, new, passed, &within) {
+            tell(1, None, what, reason);
+        }
+    }
+    events
+}
+
+fn of_memory(bytes: u64, memory: Option<(u64, u64)>) -> String {
+    let asked = match bytes {
+        0 => "asked for more than its quota".to_owned(),
+        bytes => format!("asked for up to {}", format_bytes(bytes)),
+    };
+    match memory {
+        Some((used, limit)) => {
+            format!("{asked}, {} of {} in use", format_bytes(used), format_bytes(limit))
+        }
+        None => asked,
+    }
+}
+
+/// It waited for half of the time and got less than nine tenths of its share; or for long at once.
+fn delayed(old: &Time, new: &Time, passed: Duration, within: &str) -> Option<(What, String)> {
+    let waited = more(old.waited_ns, new.waited_ns);
+    let passed_ns = u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX);
+    let short = u64::from(new.got_millis) * 10 < u64::from(new.asked_millis) * 9;
+    let much = waited >= passed_ns / 2 && passed_ns > 0;
+    let long = more(old.long_waits, new.long_waits) > 0;
+    if !(much && short || long) {
+        return None;
+    }
+    let seconds = |ns: u64| format!("{}.{} s", ns / 1_000_000_000, ns / 100_000_000 % 10);
+    let mut reason = format!(
+        "waited {} of {within} for the GPU and got {}m of the {}m that it asks for",
+        seconds(waited),
+        new.got_millis,
+        new.asked_millis
+    );
+    if long {
+        reason += &format!("; its longest wait was {}", seconds(new.longest_ns));
+    }
+    if let Some(other) = &new.behind {
+        reason += &format!("; {other} had the lease");
+    }
+    let within_ms = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
+    Some((What::Delayed { waited_ms: waited / 1_000_000, within_ms }, reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tessera_model::allocation_id::AllocationId;
+    use tessera_model::record::{Grant, State};
+    use tessera_model::sharing::Compute;
+
+    const ROUND: Duration = Duration::from_secs(10);
+    const NOW: i64 = 1_795_336_321_000;
+
+    fn record(gpus: usize) -> Record {
+        let grant = |n: usize| Grant {
+            uuid: format!("GPU-{n}"),
+            memory_limit_bytes: 10 << 30,
+            context_overhead_bytes: 0,
+            cores_millis: 500,
+            compute: Compute::Burst,
+        };
+        Record {
+            generation: 3,
+            grants: (0..gpus).map(grant).collect(),
+            allocated_unix_ms: NOW - 3_600_000,
+            ..Record::example(AllocationId::of("r", std::iter::once("a")), State::Started)
+        }
+    }
+
+    fn seen(refused: u64) -> Seen {
+        Seen {
+            refused,
+            largest_refused: 1 << 30,
+            memory: vec![(9 << 30, 10 << 30)],
+            time: Some(Time { asked_millis: 500, ..Time::default() }),
+            ..Seen::default()
+        }
+    }
+
+    fn waiting(waited_s: u64, got_millis: u32) -> Seen {
+        let time = Time {
+            asked_millis: 500,
+            got_millis,
+            waited_ns: waited_s * 1_000_000_000,
+            behind: Some("prod/train".to_owned()),
+            ..Time::default()
+        };
+        Seen { time: Some(time), ..seen(0) }
+    }
+
+    /// What the last of these looks tells.
+    fn told(record: &Record, looks: &[&Seen]) -> Vec<Event> {
+        let mut incidents = Incidents::default();
+        let look = |seen: &&Seen| incidents.look(vec![(record, (*seen).clone())], 3, ROUND, NOW);
+        looks.iter().map(look).last().unwrap_or_default()
+    }
+
+    #[test]
+    fn refusals_are_counted_with_their_sizes() {
+        let events = told(&record(1), &[&seen(5), &seen(17)]);
+        let [event] = events.as_slice() else { panic!("{events:?}") };
+        assert_eq!((event.times, event.gpu.as_deref()), (12, Some("GPU-0")));
+        assert_eq!(event.reason.as_deref(), Some("asked for up to 1 GiB, 9 GiB of 10 GiB in use"));
+        let (bytes, charged_bytes, limit_bytes) = (1 << 30, 9 << 30, 10 << 30);
+        assert_eq!(event.what, What::RefusedMemory { bytes, charged_bytes, limit_bytes });
+        assert_eq!(told(&record(1), &[&seen(17), &seen(17)]), []);
+    }
+
+    #[test]
+    fn a_plugin_that_starts_tells_nothing_again_but_all_of_a_new_allocation() {
+        assert_eq!(told(&record(1), &[&seen(5)]), []);
+        // Not by the clock, which may have been set back since its Allocate.
+        let older = Record { allocated_unix_ms: NOW + 18_000_000, ..record(1) };
+        assert_eq!(told(&older, &[&seen(5)]), []);
+        let new = Record { generation: 4, allocated_unix_ms: NOW - 18_000_000, ..record(1) };
+        assert_eq!(told(&new, &[&seen(5)])[0].times, 5);
+    }
+
+    #[test]
+    fn a_new_generation_begins_at_nothing() {
+        let mut incidents = Incidents::default();
+        let first = record(1);
+        incidents.look(vec![(&first, seen(50))], 3, ROUND, NOW);
+        let second = Record { generation: 4, allocated_unix_ms: NOW, ..record(1) };
+        assert_eq!(incidents.look(vec![(&second, seen(2))], 3, ROUND, NOW)[0].times, 2);
+        assert!(incidents.look(Vec::new(), 3, ROUND, NOW).is_empty());
+        assert!(incidents.known.is_empty(), "what is gone is forgotten");
+    }
+
+    #[test]
+    fn waiting_counts_when_the_share_was_not_got() {
+        let before = waiting(0, 100);
+        let [event] = told(&record(1), &[&before, &waiting(8, 100)]).try_into().unwrap();
+        assert_eq!(event.what, What::Delayed { waited_ms: 8000, within_ms: 10_000 });
+        let reason = "waited 8.0 s of 10s for the GPU and got 100m of the 500m that it asks for; \
+                      prod/train had the lease";
+        assert_eq!(event.reason.as_deref(), Some(reason));
+        assert_eq!(told(&record(1), &[&before, &waiting(8, 490)]), [], "it got its share");
+        assert_eq!(told(&record(1), &[&before, &waiting(3, 100)]), [], "it did not want more");
+    }
+
+    #[test]
+    fn a_long_wait_counts_whatever_was_got() {
+        let mut late = waiting(2, 500);
+        let time = late.time.as_mut().unwrap();
+        (time.long_waits, time.longest_ns, time.behind) = (1, 1_900_000_000, None);
+        let events = told(&record(1), &[&waiting(0, 500), &late]);
+        assert!(events[0].reason.as_ref().unwrap().ends_with("its longest wait was 1.9 s"));
+    }
+
+    #[test]
+    fn each_kind_is_told_by_itself() {
+        let mut all = waiting(9, 0);
+        (all.refused, all.driver_refused, all.rationed, all.unlisted) = (1, 2, 3, 4);
+        all.time.as_mut().unwrap().overlaps = 5;
+        let events = told(&record(2), &[&waiting(0, 0), &all]);
+        let names: Vec<(&str, u64)> = events.iter().map(|e| (e.what.name(), e.times)).collect();
+        let kinds = [
+            ("refused-memory", 1),
+            ("driver-refused", 2),
+            ("rationed", 3),
+            ("unlisted", 4),
+            ("overlapped", 5),
+            ("delayed", 1),
+        ];
+        assert_eq!(names, kinds);
+        assert!(events.iter().all(|event| event.what.is_tenants()));
+    }
+
+    #[test]
+    fn counters_that_jump_or_go_back_harm_nobody() {
+        let mut wild = waiting(u64::MAX / 1_000_000_000, u32::MAX);
+        (wild.refused, wild.largest_refused, wild.refused_gpu) =
+            (u64::MAX, u64::MAX, Some(usize::MAX));
+        for looks in [[&seen(9), &wild], [&wild, &seen(3)]] {
+            assert!(told(&record(1), &looks).len() < 3);
+        }
+    }
+}

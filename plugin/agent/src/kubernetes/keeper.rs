@@ -1,0 +1,90 @@
+//! Tells pods while the configuration in force wants it, and stops when it does not.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tracing::{error, info};
+
+use super::task::{TOPIC, Timing, run};
+use super::{Server, Teller};
+use crate::node::Node;
+use crate::status_board::StatusBoard;
+use tessera_config::{Config, Current, Events};
+use tessera_model::audit::Event;
+use tessera_store::Listener;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Keeper {
+    node: Arc<Node>,
+    board: Arc<StatusBoard>,
+    /// None where there is no API server that we may tell.
+    server: Option<Server>,
+    timing: Timing,
+    /// Of the teller that the ledger has.
+    lines: Option<mpsc::Receiver<Event>>,
+}
+
+fn listener(teller: Teller) -> Listener {
+    Box::new(move |line| teller.tell(line))
+}
+
+fn is_wanted(config: &Config) -> bool {
+    config.kubernetes.events != Events::Off
+}
+
+impl Keeper {
+    /// From now on, what happens is to be told if the configuration wants it: by [`Keeper::run`].
+    #[must_use]
+    pub fn new(node: Arc<Node>, board: Arc<StatusBoard>, timing: Timing) -> Self {
+        let server = timing.server.clone().or_else(Server::of_pod);
+        let mut keeper = Keeper { node, board, server, timing, lines: None };
+        if keeper.server.is_some() && is_wanted(&keeper.node.config()) {
+            let (teller, lines) = keeper.teller();
+            keeper.node.set_listener(Some(listener(teller)));
+            keeper.lines = Some(lines);
+        }
+        keeper
+    }
+
+    fn teller(&self) -> (Teller, mpsc::Receiver<Event>) {
+        Teller::new(Arc::clone(self.node.trust().events()))
+    }
+
+    /// Follows the configuration, for ever. What is not sent when events are switched off is not sent.
+    pub async fn run(mut self, current: &Current) {
+        let Some(server) = self.server.take() else { return std::future::pending().await };
+        let mut changes = current.changes();
+        loop {
+            let lines = match self.lines.take() {
+                Some(lines) => lines,
+                None => {
+                    // It never ends: `current` is there for as long as we are.
+                    let _ = changes.wait_for(|config| is_wanted(config)).await;
+                    info!("pods are told of what concerns them by Kubernetes events");
+                    let (teller, lines) = self.teller();
+                    self.set(Some(teller)).await;
+                    lines
+                }
+            };
+            let counts = Arc::clone(self.node.trust().events());
+            let (node, board) = (Arc::clone(&self.node), Arc::clone(&self.board));
+            tokio::select! {
+                () = run(node, board, server.clone(), lines, counts, self.timing.clone()) => {}
+                _ = changes.wait_for(|config| !is_wanted(config)) => {}
+            }
+            self.set(None).await;
+            self.board.set_condition(TOPIC, None);
+            info!("pods are told nothing by Kubernetes events");
+        }
+    }
+
+    /// Not at once: somebody may be waiting for the disk.
+    async fn set(&self, teller: Option<Teller>) {
+        let node = Arc::clone(&self.node);
+        let listener = teller.map(listener);
+        if let Err(error) = tokio::task::spawn_blocking(move || node.set_listener(listener)).await {
+            error!(%error, "Kubernetes events");
+        }
+    }
+}

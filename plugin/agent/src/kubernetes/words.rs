@@ -1,0 +1,182 @@
+//! What a line of the audit trail is called as an event on a pod. Pure.
+//!
+//! Reasons are words in CamelCase that people filter by (`kubectl get events --field-selector reason=…`);
+//! they stay as they are.
+
+use tessera_model::audit::{Event, What};
+use tessera_model::health;
+use tessera_model::quantity::format_bytes;
+
+/// Longest message: core/v1 allows 1024 bytes (`pkg/apis/core/validation/events.go`, NoteLengthLimit).
+pub const LONGEST: usize = 1024;
+
+/// Reason, type and message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Words {
+    /// The reason.
+    pub reason: &'static str,
+    /// `Warning`, or else `Normal`.
+    pub warning: bool,
+    /// The message.
+    pub message: String,
+}
+
+/// Whether pods are told of such at all.
+#[must_use]
+pub fn concerns_pods(what: &What) -> bool {
+    match what {
+        What::Health { to, .. } => matches!(to, health::State::Unhealthy | health::State::Healthy),
+        What::Unaccounted
+        | What::QuotaSet { .. }
+        | What::QuotaReset { .. }
+        | What::RefusedMemory { .. }
+        | What::Delayed { .. }
+        | What::Tampered { .. }
+        | What::Bypassed { .. } => true,
+        _ => false,
+    }
+}
+
+/// Words for a line; `None` if pods are not told of such.
+#[must_use]
+pub fn words(line: &Event) -> Option<Words> {
+    let because = line.reason.as_deref();
+    let gpu = line.gpu.as_deref().unwrap_or("its GPU");
+    let (reason, warning, message) = match &line.what {
+        _ if !concerns_pods(&line.what) => return None,
+        What::RefusedMemory { bytes, charged_bytes, limit_bytes } => {
+            let asked = match bytes {
+                0 => "a request".to_owned(),
+                bytes => format!("a request for {}", format_bytes(*bytes)),
+            };
+            let text = match limit_bytes {
+                0 => format!("{asked} for device memory was refused because of the quota"),
+                limit => format!(
+                    "{asked} was refused: {} of {} device memory were in use",
+                    format_bytes(*charged_bytes),
+                    format_bytes(*limit)
+                ),
+            };
+            ("GPUMemoryRefused", true, text)
+        }
+        What::Delayed { waited_ms, within_ms } => {
+            let within = match within_ms {
+                0 => String::new(),
+                ms => format!(" in {:.1} s", *ms as f64 / 1000.0),
+            };
+            let waited = *waited_ms as f64 / 1000.0;
+            (
+                "GPUTimeDelayed",
+                false,
+                format!("waited {waited:.1} s{within} for its part of GPU time"),
+            )
+        }
+        What::Bypassed { pid, bytes } => (
+            "GPUQuotaBypassed",
+            true,
+            because.map_or_else(
+                || format!("process {pid} uses {} of {gpu} past the quota", format_bytes(*bytes)),
+                str::to_owned,
+            ),
+        ),
+        What::Unaccounted => (
+            "GPUMemoryUnaccounted",
+            true,
+            because.unwrap_or("holds device memory outside its account").to_owned(),
+        ),
+        What::Tampered { what } => (
+            "GPUQuotaTampered",
+            true,
+            because.map_or_else(|| format!("tampered with: {what}"), str::to_owned),
+        ),
+        What::Health { to: health::State::Unhealthy, .. } => (
+            "GPUUnhealthy",
+            true,
+            format!(
+                "{gpu} is unhealthy: {}. The pod runs on; new ones do not get this GPU",
+                because.unwrap_or("")
+            ),
+        ),
+        What::Health { .. } => ("GPUHealthy", false, format!("{gpu} is healthy again")),
+        What::QuotaSet { after, forced, .. } => {
+            let text = limits(after);
+            let force = if *forced { ", below what was in use" } else { "" };
+            ("GPUQuotaChanged", false, format!("the quota is now {text}{force}{}", by(line)))
+        }
+        What::QuotaReset { after, .. } => {
+            ("GPUQuotaReset", false, format!("the quota is again {}{}", limits(after), by(line)))
+        }
+        _ => return None,
+    };
+    Some(Words { reason, warning, message: cut(message) })
+}
+
+fn limits(limits: &[tessera_model::audit::Limits]) -> String {
+    let one = |l: &tessera_model::audit::Limits| {
+        format!("{} and {}m of {}", format_bytes(l.memory_limit_bytes), l.cores_millis, l.uuid)
+    };
+    limits.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn by(line: &Event) -> String {
+    line.by.as_ref().map(|by| format!(", by {by}")).unwrap_or_default()
+}
+
+fn cut(mut text: String) -> String {
+    if text.len() > LONGEST {
+        let mut end = LONGEST - '…'.len_utf8();
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(what: What) -> Event {
+        Event::of_node(what, 0)
+    }
+
+    #[test]
+    fn each_line_that_concerns_a_pod_has_a_reason_of_its_own() {
+        let refused =
+            What::RefusedMemory { bytes: 5 << 30, charged_bytes: 3 << 30, limit_bytes: 7 << 30 };
+        let told = words(&line(refused)).unwrap();
+        assert_eq!((told.reason, told.warning), ("GPUMemoryRefused", true));
+        assert_eq!(
+            told.message,
+            "a request for 5 GiB was refused: 3 GiB of 7 GiB device memory were in use"
+        );
+        let delayed = words(&line(What::Delayed { waited_ms: 12_340, within_ms: 60_000 })).unwrap();
+        assert_eq!(delayed.message, "waited 12.3 s in 60.0 s for its part of GPU time");
+        let bypassed = line(What::Bypassed { pid: 7, bytes: 1 << 30 }).on_gpu("GPU-1");
+        assert!(words(&bypassed).unwrap().message.contains("process 7 uses 1 GiB of GPU-1"));
+        let told = words(&bypassed.because("by dlmopen")).unwrap();
+        assert_eq!(told.message, "by dlmopen");
+        assert_eq!(
+            words(&line(What::Tampered { what: "x".into() })).unwrap().reason,
+            "GPUQuotaTampered"
+        );
+    }
+
+    #[test]
+    fn a_sick_gpu_is_told_when_it_falls_ill_and_when_it_is_well() {
+        let health = |from, to| words(&line(What::Health { from, to }).on_gpu("GPU-1"));
+        use health::State::{Healthy, Recovering, Suspect, Unhealthy};
+        assert_eq!(health(Suspect, Unhealthy).unwrap().reason, "GPUUnhealthy");
+        assert_eq!(health(Recovering, Healthy).unwrap().reason, "GPUHealthy");
+        assert_eq!(health(Healthy, Suspect), None);
+        assert_eq!(words(&line(What::Started)), None);
+    }
+
+    #[test]
+    fn what_is_too_long_for_an_event_is_cut() {
+        let told = words(&line(What::Unaccounted).because("ä".repeat(LONGEST))).unwrap();
+        assert!(told.message.len() <= LONGEST && told.message.ends_with("ä…"));
+    }
+}

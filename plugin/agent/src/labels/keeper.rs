@@ -1,0 +1,245 @@
+//! Keeps the features file as the configuration in force wants it, from the first look to [`Keeper::remove`].
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use super::{file, labels, lines};
+use crate::node::Node;
+use crate::status_board::StatusBoard;
+use tessera_config::{Config, Current};
+use tessera_gpu::{Discovery, Facts};
+use tessera_model::gpu::Gpu;
+use tessera_system::locks::lock;
+
+/// How often it is looked at whether the file is there and still right: the configuration may have been
+/// replaced, and node feature discovery's directory may have been cleared.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Where it is read what GPUs there are, and what is told of them.
+trait Source: std::fmt::Debug + Send + Sync {
+    /// The GPUs that the configuration in force includes.
+    fn gpus(&self) -> Vec<Gpu>;
+    /// What else there is to say of them. Blocking: asks the driver.
+    fn facts(&self, gpus: &[Gpu]) -> Facts;
+}
+
+/// A node's, and its driver's.
+struct Live {
+    node: Arc<Node>,
+    discovery: Arc<dyn Discovery>,
+}
+
+impl std::fmt::Debug for Live {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Live").finish_non_exhaustive()
+    }
+}
+
+impl Source for Live {
+    fn gpus(&self) -> Vec<Gpu> {
+        self.node.catalogue().devices()
+    }
+
+    fn facts(&self, gpus: &[Gpu]) -> Facts {
+        self.discovery.facts(gpus)
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Where the file is that this plugin wrote.
+    written: Option<PathBuf>,
+    /// Of which GPUs the driver was asked last, and what it said.
+    asked: Option<(Vec<Gpu>, Facts)>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Keeper {
+    source: Box<dyn Source>,
+    state: Mutex<State>,
+}
+
+impl Keeper {
+    /// Of a node. Nothing is asked and nothing written yet.
+    #[must_use]
+    pub fn new(node: Arc<Node>, discovery: Arc<dyn Discovery>) -> Arc<Self> {
+        Arc::new(Self::of(Box::new(Live { node, discovery })))
+    }
+
+    fn of(source: Box<dyn Source>) -> Self {
+        Keeper { source, state: Mutex::default() }
+    }
+
+    /// Looks now and then, for ever. What goes wrong is a condition of `status`.
+    pub async fn run(self: &Arc<Self>, current: &Current, board: &StatusBoard) {
+        let mut seen: Option<Arc<Config>> = None;
+        loop {
+            let config = current.get();
+            // Off, and off before: nothing to look at.
+            let idle = config.labels.nfd_file.is_none()
+                && seen.as_ref().is_some_and(|seen| seen.labels.nfd_file.is_none());
+            if !idle {
+                let (keeper, config) = (Arc::clone(self), Arc::clone(&config));
+                let outcome = tokio::task::spawn_blocking(move || keeper.refresh(&config)).await;
+                let problem = match outcome {
+                    Ok(outcome) => outcome.err(),
+                    Err(error) => Some(error.to_string()),
+                };
+                if board.set_condition("labels", problem.clone())
+                    && let Some(text) = problem
+                {
+                    warn!("{text}");
+                }
+            }
+            seen = Some(config);
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Makes the file what this configuration wants, of the GPUs that are included now. Blocking.
+    ///
+    /// # Errors
+    /// What to do about a directory that can't be written to.
+    pub fn refresh(&self, config: &Config) -> Result<(), String> {
+        let wanted = config.labels.nfd_file.as_ref();
+        let State { written, asked } = &mut *lock(&self.state);
+        if let Some(old) = written.as_ref().filter(|old| Some(*old) != wanted) {
+            file::remove(old)
+                .map_err(|error| format!("cannot remove {}: {error}", old.display()))?;
+            *written = None;
+        }
+        let Some(path) = wanted else { return Ok(()) };
+        let gpus = self.source.gpus();
+        if asked.as_ref().is_none_or(|(known, _)| *known != gpus) {
+            let facts = self.source.facts(&gpus);
+            *asked = Some((gpus, facts));
+        }
+        let Some((gpus, facts)) = asked else { return Ok(()) };
+        let labels = labels(gpus, facts, config);
+        let new = file::put(path, &lines(&labels)).map_err(|error| {
+            format!(
+                "no node labels: cannot write labels.nfd_file {}: {error}; mount node feature discovery's \
+                 directory writable into the plugin, or leave the key empty",
+                path.display()
+            )
+        })?;
+        if new {
+            info!(file = %path.display(), labels = labels.len(), "node labels for node feature discovery");
+        }
+        *written = Some(path.clone());
+        Ok(())
+    }
+
+    /// Removes the file that was written: a node without the plugin has no shares to choose.
+    pub fn remove(&self) {
+        if let Some(path) = lock(&self.state).written.take()
+            && let Err(error) = file::remove(&path)
+        {
+            warn!(file = %path.display(), %error, "node labels stay");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// GPUs of compute capability 9.0, as many as there are now.
+    #[derive(Clone, Debug)]
+    struct Fake(Arc<Mutex<Vec<Gpu>>>);
+
+    impl Source for Fake {
+        fn gpus(&self) -> Vec<Gpu> {
+            lock(&self.0).clone()
+        }
+
+        fn facts(&self, gpus: &[Gpu]) -> Facts {
+            let capability = |gpu: &Gpu| (gpu.uuid.clone(), (9, 0));
+            Facts {
+                driver_version: None,
+                compute_capability: gpus.iter().map(capability).collect(),
+            }
+        }
+    }
+
+    fn keeper(gpus: &[&str]) -> (Keeper, Fake) {
+        let gpus = gpus.iter().zip(0..).map(|(uuid, index)| Gpu::example(uuid, index));
+        let fake = Fake(Arc::new(Mutex::new(gpus.collect())));
+        (Keeper::of(Box::new(fake.clone())), fake)
+    }
+
+    #[test]
+    fn the_labels_follow_the_gpus_that_are_included() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        let path = dir.path().join("tessera");
+        config.labels.nfd_file = Some(path.clone());
+        let (keeper, gpus) = keeper(&["GPU-a"]);
+        let told = |name: &str| {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let key = format!("tessera.dev/gpu.{name}=");
+            text.lines().find_map(|line| Some(line.strip_prefix(&key)?.to_owned()))
+        };
+        keeper.refresh(&config).unwrap();
+        assert_eq!(told("count").as_deref(), Some("1"));
+        // One more, of which the driver was not asked before.
+        lock(&gpus.0).push(Gpu::example("GPU-b", 1));
+        keeper.refresh(&config).unwrap();
+        assert_eq!(told("count").as_deref(), Some("2"));
+        assert_eq!(told("compute.major").as_deref(), Some("9"), "of both");
+        lock(&gpus.0).remove(0);
+        keeper.refresh(&config).unwrap();
+        assert_eq!(told("count").as_deref(), Some("1"));
+    }
+
+    #[test]
+    fn the_file_follows_the_configuration_and_goes_at_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+        let (keeper, _) = keeper(&["GPU-a"]);
+        let with = |path: Option<&PathBuf>, replicas: u32| {
+            let mut config = Config::default();
+            config.labels.nfd_file = path.cloned();
+            config.share.replicas = replicas;
+            config
+        };
+        let replicas = |path: &PathBuf| {
+            let text = std::fs::read_to_string(path).unwrap();
+            text.lines()
+                .find_map(|line| Some(line.strip_prefix("tessera.dev/gpu.replicas=")?.to_owned()))
+        };
+        keeper.refresh(&with(None, 4)).unwrap();
+        assert!(!one.exists());
+        keeper.refresh(&with(Some(&one), 4)).unwrap();
+        assert_eq!(replicas(&one).as_deref(), Some("4"));
+        // Another configuration, and somebody who removes it.
+        keeper.refresh(&with(Some(&one), 7)).unwrap();
+        assert_eq!(replicas(&one).as_deref(), Some("7"));
+        std::fs::remove_file(&one).unwrap();
+        keeper.refresh(&with(Some(&one), 7)).unwrap();
+        assert!(one.exists());
+        // Another place; then none.
+        keeper.refresh(&with(Some(&two), 7)).unwrap();
+        assert!(!one.exists() && two.exists());
+        keeper.refresh(&with(None, 7)).unwrap();
+        assert!(!two.exists());
+        keeper.refresh(&with(Some(&two), 7)).unwrap();
+        keeper.remove();
+        assert!(!two.exists());
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_says_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        let mut config = Config::default();
+        config.labels.nfd_file = Some(dir.path().join("file/tessera"));
+        let (keeper, _) = keeper(&["GPU-a"]);
+        let error = keeper.refresh(&config).unwrap_err();
+        assert!(error.contains("labels.nfd_file") && error.contains("mount"), "{error}");
+    }
+}

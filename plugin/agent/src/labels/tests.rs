@@ -1,0 +1,135 @@
+//! Keys, values, and what is promised of unlike GPUs.
+
+use proptest::prelude::*;
+
+use super::*;
+use tessera_model::mig::MigInstance;
+
+fn gpu(index: u32, name: &str, gib: u64) -> Gpu {
+    let uuid = format!("GPU-{index}");
+    Gpu { name: name.into(), memory_bytes: gib << 30, ..Gpu::example(&uuid, index) }
+}
+
+fn facts(capabilities: &[(u32, (u32, u32))]) -> Facts {
+    Facts {
+        driver_version: Some("550.54.15".into()),
+        compute_capability: capabilities
+            .iter()
+            .map(|(index, capability)| (format!("GPU-{index}"), *capability))
+            .collect(),
+    }
+}
+
+fn config(text: &str) -> Config {
+    Config::parse(text).unwrap()
+}
+
+#[track_caller]
+fn check(labels: &BTreeMap<String, String>, expected: &[(&str, &str)]) {
+    for (name, value) in expected {
+        let key = format!("tessera.dev/gpu.{name}");
+        assert_eq!(labels.get(&key).map(String::as_str), Some(*value), "{name}: {labels:#?}");
+    }
+}
+
+#[test]
+fn equal_gpus_are_described_exactly() {
+    let gpus = [gpu(0, "NVIDIA L4", 24), gpu(1, "NVIDIA L4", 24)];
+    let config = config("gpus.reserve = '1Gi'\nshare.compute = 'strict'\nshare.replicas = 2");
+    let labels = labels(&gpus, &facts(&[(0, (8, 9)), (1, (8, 9))]), &config);
+    check(
+        &labels,
+        &[
+            ("count", "2"),
+            ("product", "NVIDIA-L4"),
+            ("product.NVIDIA-L4", "2"),
+            ("memory", "24576"),
+            ("replicas", "2"),
+            ("share.memory", "11776"),
+            ("share.cores", "500"),
+            ("policy", "strict"),
+            ("compute.major", "8"),
+            ("compute.minor", "9"),
+            ("driver.version", "550.54.15"),
+            ("driver.major", "550"),
+            ("mig", "false"),
+        ],
+    );
+    assert_eq!(labels.len(), 13, "{labels:#?}");
+}
+
+#[test]
+fn of_unlike_gpus_only_what_holds_for_each_is_said() {
+    let instance = MigInstance {
+        parent_uuid: "GPU-9".into(),
+        parent_index: 9,
+        index: 0,
+        gpu_instance: 1,
+        compute_instance: 0,
+    };
+    let gpus = [
+        gpu(0, "NVIDIA H100 80GB HBM3", 80),
+        gpu(1, "Tesla T4", 16),
+        Gpu { mig: Some(instance), ..gpu(2, "NVIDIA A100 MIG 1g.10gb", 10) },
+    ];
+    let config = config(
+        "[[layout]]\ngpus = ['Tesla*']\nshares = [{ resource = 'tessera.dev/t4', count = 2, compute = 'none' }]",
+    );
+    let labels = labels(&gpus, &facts(&[(0, (9, 0)), (1, (7, 5)), (2, (8, 0))]), &config);
+    check(
+        &labels,
+        &[
+            ("count", "3"),
+            ("product", "mixed"),
+            ("product.NVIDIA-H100-80GB-HBM3", "1"),
+            ("product.Tesla-T4", "1"),
+            ("product.NVIDIA-A100-MIG-1g.10gb", "1"),
+            ("memory", "10240"),
+            ("replicas", "mixed"),
+            ("policy", "mixed"),
+            ("compute.major", "7"),
+            ("compute.minor", "5"),
+            ("mig", "mixed"),
+        ],
+    );
+}
+
+#[test]
+fn a_gpu_that_does_not_tell_its_capability_leaves_the_node_without() {
+    let gpus = [gpu(0, "A", 16), gpu(1, "B", 16)];
+    let silent = Facts { driver_version: None, ..facts(&[(0, (9, 0))]) };
+    let labels = labels(&gpus, &silent, &Config::default());
+    for key in labels.keys() {
+        assert!(!key.contains("compute") && !key.contains("driver"), "{labels:#?}");
+    }
+}
+
+#[test]
+fn lines_are_what_node_feature_discovery_reads() {
+    let labels = BTreeMap::from([("a/b".into(), "1".into()), ("a/c".into(), "x".into())]);
+    assert_eq!(lines(&labels), "a/b=1\na/c=x\n");
+}
+
+/// As the API server judges a name or value.
+fn is_valid(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    text.len() <= 63
+        && text.chars().all(inner)
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.ends_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    /// Whatever a driver calls its products and itself.
+    #[test]
+    fn every_key_and_value_is_a_valid_label(name in ".{0,90}", tame in "[A-Za-z0-9 ._()-]{50,90}", version in ".{0,12}") {
+        let gpus = [gpu(0, &name, 16), gpu(1, &tame, 80)];
+        let facts = Facts { driver_version: Some(version), ..Facts::default() };
+        for (key, value) in labels(&gpus, &facts, &Config::default()) {
+            let name = key.strip_prefix("tessera.dev/").unwrap();
+            prop_assert!(is_valid(name) && is_valid(&value), "{key}={value}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Writing the audit trail, and reading it back.
+//!
+//! Containers can cause some lines as often as they like. These are drawn together: of each kind and
+//! allocation the first is written at once, what follows at most once in [`QUIET`], counted. So a
+//! hostile container costs a line a minute and kind, which drops nothing but lines of its own; see
+//! [`tessera_store::INCIDENTS_KEPT_EACH`].
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+
+use super::Node;
+use tessera_model::audit::Event;
+use tessera_store::{Change, CommitError, Trail};
+use tessera_system::locks::lock;
+
+/// How long lines of one kind and allocation are drawn together.
+const QUIET: Duration = Duration::from_secs(60);
+/// Kinds and allocations remembered; beyond, what is quiet is forgotten.
+const REMEMBERED: usize = 1024;
+
+/// Whose lines are drawn together: allocation or GPU, generation, and kind.
+type Key = (String, u64, &'static str);
+
+/// What waits to be written. Pure.
+#[derive(Debug, Default)]
+pub(super) struct Pending(BTreeMap<Key, (Instant, Option<Event>)>);
+
+impl Pending {
+    /// The line to write now, if any.
+    fn take(&mut self, event: Event, now: Instant) -> Option<Event> {
+        if !event.what.is_tenants() {
+            return Some(event);
+        }
+        let id = event.id.as_ref().map(ToString::to_string);
+        let about = id.or_else(|| event.gpu.clone()).unwrap_or_default();
+        let key = (about, event.generation, event.what.name());
+        match self.0.get_mut(&key) {
+            Some((written, waiting)) if now.saturating_duration_since(*written) < QUIET => {
+                *waiting = Some(match waiting.take() {
+                    Some(before) => event.after(&before),
+                    None => event,
+                });
+                None
+            }
+            Some((written, waiting)) => {
+                *written = now;
+                Some(match waiting.take() {
+                    Some(before) => event.after(&before),
+                    None => event,
+                })
+            }
+            None => {
+                if self.0.len() >= REMEMBERED {
+                    self.0.retain(|_, (written, waiting)| {
+                        waiting.is_some() || now.saturating_duration_since(*written) < QUIET
+                    });
+                }
+                self.0.insert(key, (now, None));
+                Some(event)
+            }
+        }
+    }
+
+    /// What has waited long enough; with `all`, whatever waits.
+    fn due(&mut self, all: bool, now: Instant) -> Vec<Event> {
+        let mut due = Vec::new();
+        self.0.retain(|_, (written, waiting)| {
+            let quiet = now.saturating_duration_since(*written) >= QUIET;
+            if (quiet || all)
+                && let Some(event) = waiting.take()
+            {
+                due.push(event);
+                *written = now;
+                return true;
+            }
+            !quiet
+        });
+        due
+    }
+}
+
+impl Node {
+    /// Writes a line to the audit trail: at once, or where a container can cause it and there was one
+    /// of its kind a moment ago, drawn together with others later. Blocking: it waits for the disk. A
+    /// disk that refuses is told in the log and holds nothing else up.
+    pub fn audit(&self, event: Event) {
+        let now = lock(&self.pending).take(event, Instant::now());
+        if let Some(event) = now {
+            self.write_events(vec![event]);
+        }
+    }
+
+    /// As [`Node::audit`], several lines with one wait for the disk. Blocking.
+    pub fn audit_all(&self, events: Vec<Event>) {
+        let now = Instant::now();
+        let mut pending = lock(&self.pending);
+        let due = events.into_iter().filter_map(|event| pending.take(event, now)).collect();
+        drop(pending);
+        self.write_events(due);
+    }
+
+    /// Lines that wait to be drawn together.
+    #[must_use]
+    pub fn waiting_events(&self) -> Vec<Event> {
+        lock(&self.pending).0.values().filter_map(|(_, waiting)| waiting.clone()).collect()
+    }
+
+    /// Writes what [`Node::audit`] keeps back and is due. Blocking.
+    pub fn flush_audit(&self) {
+        let due = lock(&self.pending).due(false, Instant::now());
+        self.write_events(due);
+    }
+
+    /// Writes all that is kept back, because the plugin ends. Blocking.
+    pub(super) fn finish_audit(&self) {
+        let due = lock(&self.pending).due(true, Instant::now());
+        self.write_events(due);
+    }
+
+    fn write_events(&self, events: Vec<Event>) {
+        if events.is_empty() {
+            return;
+        }
+        let change = Change { events, ..Change::default() };
+        if let Err(error) = lock(&self.writer).ledger.commit(&change) {
+            warn!(%error, "the event is not recorded");
+        }
+    }
+
+    /// The newest `limit` lines of the audit trail, oldest first, in the order in which they happened.
+    /// Lines that wait to be drawn together are not among them yet. Blocking.
+    ///
+    /// # Errors
+    /// The disk.
+    pub fn history(&self, limit: usize) -> Result<Vec<Event>, CommitError> {
+        let trail = self.trail()?;
+        trail.newest(limit).map_err(|error| lock(&self.writer).ledger.failed(&error))
+    }
+
+    /// The audit trail as it is now. Allocate and whoever else writes need not wait until it is read.
+    ///
+    /// # Errors
+    /// The disk.
+    pub fn trail(&self) -> Result<Trail, CommitError> {
+        lock(&self.writer).ledger.trail()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tessera_model::allocation_id::AllocationId;
+    use tessera_model::audit::What;
+
+    fn refused(id: &str) -> Event {
+        let what = What::RefusedMemory { bytes: 5, charged_bytes: 0, limit_bytes: 9 };
+        Event { id: AllocationId::parse(&id.repeat(32)), ..Event::of_node(what, 0) }
+    }
+
+    #[test]
+    fn what_a_container_causes_is_drawn_together_and_nothing_is_lost() {
+        let mut pending = Pending::default();
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut written = 0;
+        for second in 0..600 {
+            for _ in 0..10 {
+                written += pending.take(refused("a"), at(second)).map_or(0, |event| event.times);
+            }
+            assert!(pending.due(false, at(second)).is_empty(), "the newest line took it along");
+        }
+        let lines = pending.due(true, at(600));
+        assert_eq!(written + lines.iter().map(|event| event.times).sum::<u64>(), 6000);
+    }
+
+    #[test]
+    fn a_container_keeps_no_other_from_being_written() {
+        let mut pending = Pending::default();
+        let now = Instant::now();
+        assert!(pending.take(refused("a"), now).is_some());
+        assert!(pending.take(refused("a"), now).is_none());
+        assert!(pending.take(refused("b"), now).is_some());
+        let tampered = What::Tampered { what: "usage page".into() };
+        let tampered = Event { what: tampered, ..refused("a") };
+        assert!(pending.take(tampered, now).is_some());
+        for _ in 0..3 {
+            assert!(pending.take(Event::of_node(What::Cordoned, 0), now).is_some());
+        }
+    }
+
+    #[test]
+    fn what_waits_is_written_when_it_is_due() {
+        let mut pending = Pending::default();
+        let now = Instant::now();
+        let _ = pending.take(refused("a"), now);
+        let _ = pending.take(refused("a"), now + Duration::from_secs(1));
+        let _ = pending.take(refused("a"), now + Duration::from_secs(2));
+        assert!(pending.due(false, now + Duration::from_secs(59)).is_empty());
+        let due = pending.due(false, now + QUIET);
+        assert_eq!(due.iter().map(|event| event.times).collect::<Vec<_>>(), [2]);
+        assert!(pending.due(true, now + QUIET).is_empty());
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut pending = Pending::default();
+        let begin = Instant::now();
+        for n in 0..5000u64 {
+            let event = Event { generation: n, ..refused("a") };
+            let _ = pending.take(event, begin + Duration::from_secs(n));
+        }
+        assert!(pending.0.len() <= REMEMBERED);
+    }
+}

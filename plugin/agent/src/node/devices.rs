@@ -1,0 +1,102 @@
+//! What kubelet is told of devices.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::Node;
+use super::offers::Offers;
+use super::records::Records;
+use tessera_kubelet::Device;
+use tessera_model::record::Record;
+use tessera_rules::allocate::Catalogue;
+use tessera_system::locks::lock;
+use tessera_tenant::regions::Region;
+
+/// What is sold, to whom, and what is offered beside it: of one moment, so that its sums are true. Every view
+/// of the node is made of it (status, metrics, `top`, explanations). Pages follow the records, each by
+/// itself: limits that were read from them at different moments may add up to what never was.
+#[derive(Debug)]
+pub struct Books {
+    /// All records, with the regions that are open, in the order of ids.
+    pub allocations: Vec<(Arc<Record>, Option<Arc<Region>>)>,
+    /// What is sold, with health, and the reserve.
+    pub catalogue: Arc<Catalogue>,
+    /// The devices of every resource, as kubelet hears of them.
+    pub advertised: BTreeMap<String, Vec<Device>>,
+}
+
+/// What is offered, and by resource who waits for it.
+#[derive(Debug, Default)]
+pub(super) struct Devices {
+    offers: Offers,
+    senders: BTreeMap<String, watch::Sender<Vec<Device>>>,
+}
+
+impl Node {
+    /// Tells kubelet what has changed of the devices, if anything.
+    pub(super) fn refresh_devices(&self) {
+        // Held throughout, so that no older answer overtakes a newer one.
+        let mut devices = lock(&self.devices);
+        let catalogue = self.catalogue();
+        self.tell_devices(&mut devices, &catalogue, &lock(&self.records));
+    }
+
+    /// Tells kubelet what follows from `records`, if that is news.
+    fn tell_devices(&self, devices: &mut Devices, catalogue: &Catalogue, records: &Records) {
+        let Devices { offers, senders } = devices;
+        let withheld = |uuid: &str| self.withheld_of(uuid);
+        if !offers.renew(catalogue, catalogue.reserve_bytes, records, &withheld) {
+            return;
+        }
+        let all = offers.devices(catalogue);
+        senders.retain(|resource, _| all.contains_key(resource));
+        let names: BTreeSet<String> = all.keys().cloned().collect();
+        for (resource, devices) in all {
+            let sender = senders.entry(resource).or_default();
+            sender.send_if_modified(|current| {
+                let changed = *current != devices;
+                *current = devices;
+                changed
+            });
+        }
+        self.resources.send_if_modified(|current| {
+            let changed = *current != names;
+            *current = names;
+            changed
+        });
+    }
+
+    /// The devices of a resource, now and after every change.
+    #[must_use]
+    pub fn devices(&self, resource: &str) -> watch::Receiver<Vec<Device>> {
+        lock(&self.devices).senders.entry(resource.to_owned()).or_default().subscribe()
+    }
+
+    /// Resources to serve to kubelet, now and after every change: those that the configuration sells,
+    /// and retired ones that containers still hold.
+    #[must_use]
+    pub fn resources(&self) -> watch::Receiver<BTreeSet<String>> {
+        self.resources.subscribe()
+    }
+
+    /// The node at one moment; see [`Books`].
+    #[must_use]
+    pub fn books(&self) -> Books {
+        let mut devices = lock(&self.devices);
+        let records = lock(&self.records);
+        let catalogue = self.catalogue();
+        // Whoever changed a record is about to do it.
+        self.tell_devices(&mut devices, &catalogue, &records);
+        let advertised = devices
+            .senders
+            .iter()
+            .map(|(name, sender)| (name.clone(), sender.borrow().clone()))
+            .collect();
+        drop(devices);
+        let regions = lock(&self.regions);
+        let open = |record: &Arc<Record>| (Arc::clone(record), regions.get(&record.id).cloned());
+        Books { allocations: records.values().map(open).collect(), catalogue, advertised }
+    }
+}

@@ -1,0 +1,324 @@
+//! The life of an allocation: Allocate, container starts, and release. All of it blocks on the
+//! ledger's disk: call it on a blocking thread, within a runtime.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
+use tracing::{error, info, warn};
+
+use super::{AllocateError, Node, Writer};
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::audit::What;
+use tessera_model::clock::{monotonic_ns, unix_ms};
+use tessera_model::placement_reason::Placed;
+use tessera_model::record::{Record, State};
+use tessera_rules::allocate;
+use tessera_rules::allocate::Plan;
+use tessera_rules::reconcile;
+use tessera_rules::reconcile::{Action, Kubelet};
+use tessera_store::Change;
+use tessera_system::locks::lock;
+use tessera_tenant::regions;
+use tessera_tenant::regions::{Mode, Outcome, Region, RegionError};
+use tessera_tenant::shim_install;
+
+impl Node {
+    /// `Allocate` of a resource: all containers of the request or none.
+    ///
+    /// # Errors
+    /// See [`AllocateError`]; nothing was granted then.
+    pub fn allocate(
+        &self,
+        resource: &str,
+        containers: &[Vec<String>],
+    ) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
+        let mut writer = lock(&self.writer);
+        let catalogue = self.catalogue();
+        let plans = containers
+            .iter()
+            .map(|ids| allocate::plan(&catalogue, resource, ids))
+            .collect::<Result<Vec<Plan>, _>>()?;
+        let shim = shim_install::name_of(&self.delivery);
+        self.ensure_shim(shim.as_deref())?;
+        let mut change = Change::default();
+        for plan in &plans {
+            self.check_cordons(plan)?;
+            self.check_room(&catalogue, plan, &change)?;
+            let placed = self.take_preference(plan);
+            let reason = placed.of_allocation(&plan.replicas, &plan.grants);
+            let (shim, placed) = (shim.clone(), Some(placed));
+            let record = Record { shim, placed, ..self.new_generation(&mut writer, plan) };
+            self.supersede(&record, &mut change);
+            change.put(record, What::Allocated, unix_ms());
+            change
+                .events
+                .last_mut()
+                .into_iter()
+                .for_each(|event| event.reason = Some(reason.clone()));
+        }
+        writer.ledger.commit(&change)?;
+        self.store(&change);
+
+        let mut responses = Vec::with_capacity(plans.len());
+        for plan in &plans {
+            if let Err(error) = self.make_pages(&mut writer, &plan.id, Mode::Fresh) {
+                self.withdraw(&mut writer, &plans);
+                return Err(error.into());
+            }
+            match self.deliver(&catalogue, &plan.id) {
+                Ok(answer) => responses.push(answer),
+                Err(error) => {
+                    self.withdraw(&mut writer, &plans);
+                    return Err(error);
+                }
+            }
+            info!(id = %plan.id, resource, replicas = ?plan.replicas, "allocated");
+        }
+        drop(writer);
+        self.refresh_devices();
+        Ok(responses)
+    }
+
+    /// `PreStartContainer`: makes the allocation the live one of its replicas, its pages whole, and
+    /// takes back what dead processes held.
+    ///
+    /// # Errors
+    /// Replicas that never were ours, pages that cannot be made (without them the container's first
+    /// driver call would fail), or a shim that is gone (without it there would be no quota). Never for what the ledger's disk or the identity says.
+    pub fn pre_start(&self, resource: &str, ids: &[String]) -> Result<(), AllocateError> {
+        let mut writer = lock(&self.writer);
+        let id = AllocationId::of(resource, ids.iter().map(String::as_str));
+        let known = lock(&self.records).get(&id).cloned();
+        let mut record = match known {
+            Some(record) if !record.replicas.is_empty() => Record::clone(&record),
+            // Adopted from its pages: kubelet says now what it is, and the limits are what they were.
+            Some(record) => {
+                let replicas: BTreeSet<&String> = ids.iter().collect();
+                let replicas = replicas.into_iter().cloned().collect();
+                Record { resource: resource.to_owned(), replicas, ..Record::clone(&record) }
+            }
+            // Released, or record and pages were lost. What kubelet has admitted gets its quota.
+            None => {
+                let plan = allocate::plan_for_running(&self.catalogue(), resource, ids)?;
+                let record = self.new_generation(&mut writer, &plan);
+                Record { cdi: record.cdi || self.specs().exists(&id), ..record }
+            }
+        };
+        self.ensure_shim(record.shim.as_deref())?;
+        let mut change = Change::default();
+        self.revive(&mut record, &mut change);
+        record.state = State::Started;
+        record.started_unix_ms = unix_ms();
+        self.supersede(&record, &mut change);
+        change.put(record.clone(), What::Started, unix_ms());
+        if let Err(error) = writer.ledger.commit(&change) {
+            // The container was admitted: its quota holds by its pages, the record can wait.
+            error!(%error, "a container's start is not recorded");
+            self.note(error.to_string());
+        }
+        self.store(&change);
+        lock(&self.absences).started(&id, Instant::now());
+        let made = self.make_pages(&mut writer, &id, Mode::Ensure);
+        let delivered = self.ensure_delivered(&record);
+        drop(writer);
+        self.refresh_devices();
+        if let Some(region) = lock(&self.regions).get(&id).cloned() {
+            // Looking recovers.
+            let _ = region.look();
+        }
+        self.started.notify_one();
+        made?;
+        delivered
+    }
+
+    /// One round of housekeeping: names holders, completes adopted records, releases what nobody
+    /// holds.
+    pub fn reconcile(&self, kubelet: Kubelet<'_>, grace: Duration) {
+        let mut writer = lock(&self.writer);
+        let records = lock(&self.records).all();
+        let in_use = |id: &AllocationId| {
+            let region = lock(&self.regions).get(id).cloned();
+            region.is_some_and(|region| region.in_use())
+        };
+        let mut absences = lock(&self.absences);
+        let actions =
+            reconcile::decide(&records, kubelet, &in_use, &mut absences, grace, Instant::now());
+        drop(absences);
+        let mut change = Change::default();
+        for action in actions {
+            match action {
+                Action::Name(id, holder) => {
+                    let Some(record) = records.get(&id) else { continue };
+                    change.put.push(Record { holder: Some(holder), ..Record::clone(record) });
+                }
+                Action::Complete { id, resource, replicas, holder } => {
+                    let Some(record) = records.get(&id) else { continue };
+                    info!(%id, resource, ?replicas, "kubelet named the replicas of adopted pages");
+                    let holder = Some(holder);
+                    let record = Record::clone(record);
+                    change.put.push(Record { resource, replicas, holder, ..record });
+                }
+                Action::Release(id) => {
+                    let Some(record) = records.get(&id) else { continue };
+                    info!(%id, holder = ?record.holder, "released");
+                    change.put(Record::clone(record), What::Released, unix_ms());
+                    change.put.pop();
+                    change.remove.push(id);
+                }
+            }
+        }
+        if change.is_empty() {
+            return;
+        }
+        if let Err(error) = writer.ledger.commit(&change) {
+            // Tried again at the next round.
+            warn!(%error, "housekeeping waits");
+            self.note(error.to_string());
+            return;
+        }
+        self.store(&change);
+        for id in &change.remove {
+            self.stop_arbitrating(id);
+            lock(&self.regions).remove(id);
+            // What was said of it is nobody's concern any more.
+            lock(&self.notes).retain(|note| !note.contains(id.as_str()));
+            if let Err(error) = regions::remove(self.pages(), id) {
+                warn!(%id, %error, "pages of a released allocation cannot be removed");
+            }
+            self.remove_spec(id);
+        }
+        drop(writer);
+        self.refresh_devices();
+    }
+
+    /// What was preferred for this plan, if kubelet asked just before.
+    fn take_preference(&self, plan: &Plan) -> Placed {
+        let last = lock(&self.preferences).remove(&plan.resource);
+        let fits = last.filter(|placed| placed.preferred.len() == plan.replicas.len());
+        fits.unwrap_or_else(Placed::unasked)
+    }
+
+    fn new_generation(&self, writer: &mut Writer, plan: &Plan) -> Record {
+        writer.generation += 1;
+        let before = lock(&self.records).get(&plan.id).cloned();
+        Record {
+            id: plan.id.clone(),
+            resource: plan.resource.clone(),
+            generation: writer.generation,
+            replicas: plan.replicas.clone(),
+            grants: plan.grants.clone(),
+            state: State::Allocated,
+            allocated_unix_ms: unix_ms(),
+            started_unix_ms: 0,
+            holder: None,
+            predecessor: before.and_then(|record| record.holder.clone()),
+            shim: None,
+            cdi: self.config().container.device_list_strategy.is_cdi(),
+            placed: None,
+            overridden: None,
+        }
+    }
+
+    /// Takes a committed change over into memory.
+    pub(super) fn store(&self, change: &Change) {
+        let mut records = lock(&self.records);
+        for id in &change.remove {
+            records.remove(id);
+        }
+        for record in &change.put {
+            records.insert(Arc::new(record.clone()));
+        }
+    }
+
+    fn make_pages(
+        &self,
+        writer: &mut Writer,
+        id: &AllocationId,
+        mode: Mode,
+    ) -> Result<(), RegionError> {
+        let Some(record) = lock(&self.records).get(id).cloned() else { return Ok(()) };
+        let outcome = match self.open_pages(&record, mode) {
+            // Another tenant may have grown its usage file, which looking undoes.
+            Err(error) if error.is_full() => {
+                let _ = self.inspect();
+                self.open_pages(&record, mode)?
+            }
+            result => result?,
+        };
+        let region = lock(&self.regions).get(id).cloned();
+        if let Some(region) = region {
+            region.heartbeat(monotonic_ns());
+            self.arbitrate(id, &region);
+        }
+        if outcome.repaired {
+            info!(%id, "pages repaired");
+        }
+        if outcome.kept {
+            warn!(%id, "a process of the tenant before still runs; its pages are kept");
+            let mut change = Change::default();
+            change.put(Record::clone(&record), What::PagesKept, unix_ms());
+            change.put.clear();
+            if let Err(error) = writer.ledger.commit(&change) {
+                warn!(%error, "the event is not recorded");
+            }
+        }
+        Ok(())
+    }
+
+    fn open_pages(&self, record: &Record, mode: Mode) -> Result<Outcome, RegionError> {
+        let open = lock(&self.regions).get(&record.id).cloned();
+        if let Some(region) = open {
+            return region.renew(record, mode, self.shim_abi(record));
+        }
+        let (region, outcome) = Region::create(self.pages(), record, mode, self.shim_abi(record))?;
+        region.observed().attach(&self.bell);
+        lock(&self.regions).insert(record.id.clone(), region);
+        Ok(outcome)
+    }
+
+    /// Opens pages that could not be opened before, because their tenant had a lease on them, kept us
+    /// from changing them, or the file system was full.
+    pub fn reopen(&self) {
+        let missing: Vec<AllocationId> = {
+            let (records, regions) = (lock(&self.records), lock(&self.regions));
+            records.keys().filter(|id| !regions.contains_key(*id)).cloned().collect()
+        };
+        if missing.is_empty() {
+            return;
+        }
+        let mut writer = lock(&self.writer);
+        for id in missing {
+            match self.make_pages(&mut writer, &id, Mode::Adopt) {
+                Ok(()) => info!(%id, "pages are open again"),
+                Err(error) => warn!(%id, %error, "pages cannot be opened"),
+            }
+        }
+    }
+
+    /// Takes back allocations whose pages could not be made.
+    fn withdraw(&self, writer: &mut Writer, plans: &[Plan]) {
+        let change = Change {
+            remove: plans.iter().map(|plan| plan.id.clone()).collect(),
+            ..Change::default()
+        };
+        if let Err(error) = writer.ledger.commit(&change) {
+            warn!(%error, "a failed allocation stays in the ledger until it is released");
+            return;
+        }
+        self.store(&change);
+        for plan in plans {
+            self.remove_spec(&plan.id);
+            self.stop_arbitrating(&plan.id);
+            let region = lock(&self.regions).remove(&plan.id);
+            // Pages without a record would be adopted, and counted, at the next start: right if
+            // somebody still uses them.
+            if region.is_none_or(|region| !region.in_use())
+                && let Err(error) = regions::remove(self.pages(), &plan.id)
+            {
+                warn!(id = %plan.id, %error, "pages of a failed allocation cannot be removed");
+            }
+        }
+    }
+}

@@ -1,0 +1,491 @@
+//! What is offered of each GPU, by the capacity rule. Kept GPU by GPU: an Allocate, which concerns one,
+//! costs what one costs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::records::Records;
+use tessera_kubelet::Device;
+use tessera_model::record::Record;
+use tessera_model::replica::Replica;
+use tessera_rules::allocate::{Catalogue, Sold};
+use tessera_rules::capacity::{Capacity, Held, judge};
+
+/// Devices by resource: all that the configuration sells, and retired ones while they have records.
+pub(super) type Advertised = BTreeMap<String, Vec<Device>>;
+
+/// Every replica with its health: those of sick GPUs, those for which there is no room by the
+/// capacity rule, and held ones that are retired, are unhealthy.
+#[derive(Debug, Default)]
+pub(super) struct Offers {
+    gpus: BTreeMap<String, (Basis, Offer)>,
+    resources: BTreeSet<String>,
+}
+
+/// All that an offer depends on, beside the GPU, which stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Basis {
+    /// Of the catalogue, which the configuration makes.
+    edition: u64,
+    records: u64,
+    sick: bool,
+    withheld: Withheld,
+}
+
+/// What is not offered of a GPU that is well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Withheld {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Free replicas: another plugin sells the GPU too. Held ones stay as they are: kubelet would not
+    /// admit a pod anew, after a reboot of the node, whose device it takes for unhealthy.
+    Free,
+    /// All: it is cordoned, and what a pod leaves goes to no successor.
+    All,
+}
+
+/// Replicas of a GPU by resource, in the configuration's order: index, and whether it is healthy.
+type Offer = Vec<(String, Vec<(u32, bool)>)>;
+
+/// What a live allocation has of the GPU.
+struct Stake<'a> {
+    resource: &'a str,
+    granted_bytes: u64,
+    indexes: Vec<u32>,
+}
+
+impl Offers {
+    /// Works out anew what may have changed since the last time; true if anything has. Always with the
+    /// same records, and with a catalogue that has another edition if more than health differs.
+    pub(super) fn renew(
+        &mut self,
+        catalogue: &Catalogue,
+        reserve_bytes: u64,
+        records: &Records,
+        withheld: &dyn Fn(&str) -> Withheld,
+    ) -> bool {
+        let mut changed = false;
+        for (uuid, sold) in &catalogue.gpus {
+            let basis = Basis {
+                edition: catalogue.edition,
+                records: records.version(uuid),
+                sick: sold.sick.is_some(),
+                withheld: withheld(uuid),
+            };
+            changed |= self.renew_gpu(uuid, basis, Some(sold), reserve_bytes, records);
+        }
+        // Of GPUs that are gone, or that the configuration leaves out now.
+        for uuid in records.gpus().filter(|uuid| !catalogue.gpus.contains_key(*uuid)) {
+            let basis = Basis {
+                edition: catalogue.edition,
+                records: records.version(uuid),
+                sick: true,
+                withheld: Withheld::Nothing,
+            };
+            changed |= self.renew_gpu(uuid, basis, None, reserve_bytes, records);
+        }
+        let before = self.gpus.len();
+        self.gpus.retain(|uuid, _| {
+            catalogue.gpus.contains_key(uuid) || records.on(uuid).next().is_some()
+        });
+        changed |= self.gpus.len() != before;
+        if !self.resources.iter().eq(names(catalogue, records)) {
+            self.resources = names(catalogue, records).cloned().collect();
+            changed = true;
+        }
+        changed
+    }
+
+    fn renew_gpu(
+        &mut self,
+        uuid: &str,
+        basis: Basis,
+        sold: Option<&Sold>,
+        reserve_bytes: u64,
+        records: &Records,
+    ) -> bool {
+        let before = self.gpus.get_mut(uuid);
+        if before.as_ref().is_some_and(|(before, _)| *before == basis) {
+            return false;
+        }
+        let stakes: Vec<Stake> =
+            records.on(uuid).filter_map(|record| stake(record, uuid)).collect();
+        let offer = offer(sold, basis, reserve_bytes, &stakes);
+        match before {
+            Some((known, before)) => {
+                *known = basis;
+                let changed = *before != offer;
+                *before = offer;
+                changed
+            }
+            None => {
+                self.gpus.insert(uuid.to_owned(), (basis, offer));
+                true
+            }
+        }
+    }
+
+    /// What kubelet is told of it.
+    pub(super) fn devices(&self, catalogue: &Catalogue) -> Advertised {
+        let mut all: Advertised =
+            self.resources.iter().map(|resource| (resource.clone(), Vec::new())).collect();
+        let is_sold = |uuid: &&String| catalogue.gpus.contains_key(*uuid);
+        let (sold, gone): (Vec<_>, Vec<_>) = self.gpus.keys().partition(is_sold);
+        for uuid in sold.into_iter().chain(gone) {
+            let numa_node = catalogue.gpus.get(uuid).and_then(|sold| sold.gpu.numa_node);
+            for (resource, replicas) in &self.gpus[uuid].1 {
+                let Some(devices) = all.get_mut(resource) else { continue };
+                devices.extend(replicas.iter().map(|(index, healthy)| Device {
+                    id: Replica::id(uuid, *index),
+                    healthy: *healthy,
+                    numa_node,
+                }));
+            }
+        }
+        all
+    }
+}
+
+/// Resources to serve, sorted.
+fn names<'a>(catalogue: &'a Catalogue, records: &'a Records) -> impl Iterator<Item = &'a String> {
+    let names: BTreeSet<_> = catalogue.resources.keys().chain(records.resources()).collect();
+    names.into_iter()
+}
+
+/// `None` where only a limit counts, and the record has none on this GPU.
+fn stake<'a>(record: &'a Record, uuid: &str) -> Option<Stake<'a>> {
+    let granted_bytes = record.counted_bytes(uuid)?;
+    let held = record.replicas.iter().filter_map(|id| Replica::split(id));
+    let indexes = held.filter(|(gpu, _)| *gpu == uuid).map(|(_, index)| index).collect();
+    Some(Stake { resource: &record.resource, granted_bytes, indexes })
+}
+
+fn offer(sold: Option<&Sold>, basis: Basis, reserve_bytes: u64, stakes: &[Stake<'_>]) -> Offer {
+    let shares = sold.map(|sold| sold.shares.as_slice()).unwrap_or_default();
+    // Who holds each replica.
+    let mut holders: Vec<Vec<Option<usize>>> =
+        shares.iter().map(|share| vec![None; to_usize(share.count)]).collect();
+    let mut held = Vec::with_capacity(stakes.len());
+    let mut retired: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+    for (holder, stake) in stakes.iter().enumerate() {
+        let at = shares.iter().position(|share| share.resource == stake.resource);
+        let mut anew = 0u64;
+        for index in &stake.indexes {
+            match at.and_then(|at| Some((at, holders[at].get_mut(to_usize(*index))?))) {
+                Some((at, place)) => {
+                    *place = Some(holder);
+                    anew = anew.saturating_add(shares[at].limit.memory_bytes);
+                }
+                None => {
+                    retired.entry(stake.resource).or_default().insert(*index);
+                }
+            }
+        }
+        held.push(Held { granted_bytes: stake.granted_bytes, anew_bytes: anew });
+    }
+    let mut free = Vec::new();
+    for (share, holders) in shares.iter().zip(&holders) {
+        let count = holders.iter().filter(|holder| holder.is_none()).count();
+        free.extend(std::iter::repeat_n(share.limit.memory_bytes, count));
+    }
+    let memory_bytes = sold.map_or(0, |sold| sold.gpu.memory_bytes);
+    let verdict = judge(Capacity { memory_bytes, reserve_bytes }.sellable(), &held, &free);
+    let mut free = verdict.free.into_iter();
+    let mut all = Offer::new();
+    for (share, holders) in shares.iter().zip(holders) {
+        let mut health = |holder: Option<usize>| {
+            let room = match holder {
+                Some(holder) => verdict.held[holder],
+                None => free.next().unwrap_or(false) && basis.withheld == Withheld::Nothing,
+            };
+            room && !basis.sick && basis.withheld != Withheld::All
+        };
+        let replicas = (0..share.count).zip(holders).map(|(index, holder)| (index, health(holder)));
+        all.push((share.resource.clone(), replicas.collect()));
+    }
+    for (resource, indexes) in retired {
+        let replicas = indexes.into_iter().map(|index| (index, false)).collect();
+        all.push((resource.to_owned(), replicas));
+    }
+    all
+}
+
+fn to_usize(n: u32) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::super::records::tests::steps;
+    use super::*;
+    use tessera_config::Config;
+    use tessera_model::allocation_id::AllocationId;
+    use tessera_model::gpu::Gpu;
+    use tessera_model::record::{Grant, State};
+    use tessera_model::sharing::Compute;
+
+    const GIB: u64 = 1 << 30;
+
+    /// One GPU of 80 GiB.
+    fn catalogue(settings: &str) -> Catalogue {
+        let config = Config::parse(&format!("[gpus]\nreserve = 0\n{settings}")).unwrap();
+        Catalogue::new(&[Gpu::example("GPU-a", 0)], &config)
+    }
+
+    const EQUAL: &str = "[resource]\nname = \"x.dev/r\"\n";
+    const UNEQUAL: &str = "[[layout]]\ngpus = [\"*\"]\nshares = [\n\
+        { resource = \"x.dev/large\", memory = \"50%\", cores = \"50%\" },\n\
+        { resource = \"x.dev/small\", count = 2, memory = \"25%\", cores = \"25%\" },\n]\n";
+
+    fn record(resource: &str, replicas: &[&str], memory: u64) -> (AllocationId, Arc<Record>) {
+        let id = AllocationId::of(resource, replicas.iter().copied());
+        let record = Record {
+            id: id.clone(),
+            resource: resource.into(),
+            generation: 1,
+            replicas: replicas.iter().map(ToString::to_string).collect(),
+            grants: vec![Grant {
+                uuid: "GPU-a".into(),
+                memory_limit_bytes: memory,
+                context_overhead_bytes: 0,
+                cores_millis: 250,
+                compute: Compute::Burst,
+            }],
+            state: State::Started,
+            allocated_unix_ms: 0,
+            started_unix_ms: 0,
+            holder: None,
+            predecessor: None,
+            shim: None,
+            cdi: false,
+            placed: None,
+            overridden: None,
+        };
+        (id, Arc::new(record))
+    }
+
+    fn held(replicas: &[&str], memory: u64) -> BTreeMap<AllocationId, Arc<Record>> {
+        [record("x.dev/r", replicas, memory)].into()
+    }
+
+    fn advertise_beside(
+        catalogue: &Catalogue,
+        reserve_bytes: u64,
+        records: &BTreeMap<AllocationId, Arc<Record>>,
+        withheld: &dyn Fn(&str) -> Withheld,
+    ) -> Advertised {
+        let mut offers = Offers::default();
+        assert!(offers.renew(
+            catalogue,
+            reserve_bytes,
+            &records.values().cloned().collect(),
+            withheld
+        ));
+        offers.devices(catalogue)
+    }
+
+    /// No GPU is sold by others.
+    fn advertise(
+        catalogue: &Catalogue,
+        reserve_bytes: u64,
+        records: &BTreeMap<AllocationId, Arc<Record>>,
+    ) -> Advertised {
+        advertise_beside(catalogue, reserve_bytes, records, &|_| Withheld::Nothing)
+    }
+
+    fn health(all: &Advertised, resource: &str) -> String {
+        all[resource].iter().map(|device| if device.healthy { 'H' } else { 'u' }).collect()
+    }
+
+    fn equal(records: &BTreeMap<AllocationId, Arc<Record>>, reserve: u64) -> String {
+        health(&advertise(&catalogue(EQUAL), reserve, records), "x.dev/r")
+    }
+
+    #[test]
+    fn a_sick_gpu_makes_all_its_replicas_unhealthy() {
+        let mut catalogue = catalogue(UNEQUAL);
+        let all = advertise(&catalogue, 0, &BTreeMap::new());
+        assert_eq!(
+            (health(&all, "x.dev/large"), health(&all, "x.dev/small")),
+            ("H".into(), "HH".into())
+        );
+        catalogue.gpus.get_mut("GPU-a").unwrap().sick = Some("XID 79".into());
+        let all = advertise(&catalogue, 0, &BTreeMap::new());
+        assert_eq!(
+            (health(&all, "x.dev/large"), health(&all, "x.dev/small")),
+            ("u".into(), "uu".into())
+        );
+    }
+
+    #[test]
+    fn only_free_replicas_of_a_refused_gpu_are_withheld() {
+        let records = held(&["GPU-a::1"], 20 * GIB);
+        let advertised = |refused| {
+            advertise_beside(&catalogue(EQUAL), 0, &records, &|uuid| {
+                if uuid == refused { Withheld::Free } else { Withheld::Nothing }
+            })
+        };
+        assert_eq!(health(&advertised("GPU-a"), "x.dev/r"), "uHuu");
+        assert_eq!(health(&advertised("GPU-b"), "x.dev/r"), "HHHH");
+    }
+
+    #[test]
+    fn no_replica_of_a_cordoned_gpu_goes_to_a_successor() {
+        let records = held(&["GPU-a::1"], 20 * GIB);
+        let all = advertise_beside(&catalogue(EQUAL), 0, &records, &|_| Withheld::All);
+        assert_eq!(health(&all, "x.dev/r"), "uuuu");
+    }
+
+    #[test]
+    fn what_a_forced_shrink_still_holds_is_sold_to_nobody() {
+        let mut records = held(&["GPU-a::0"], 20 * GIB);
+        records.values_mut().for_each(|record| {
+            let grants = record.grants.clone();
+            let small = Grant { memory_limit_bytes: 10 * GIB, ..grants[0].clone() };
+            *record =
+                Arc::new(record.with_limits(vec![small], [("GPU-a".into(), 20 * GIB)].into()));
+        });
+        // 30 GiB count: the room that a successor of it would have is not touched.
+        assert_eq!(equal(&records, 0), "HHHu");
+        let paid =
+            |record: &Arc<Record>| Arc::new(record.with_limits(record.grants.clone(), [].into()));
+        records.values_mut().for_each(|record| *record = paid(record));
+        assert_eq!(equal(&records, 0), "HHHH");
+    }
+
+    #[test]
+    fn limits_granted_before_a_change_of_configuration_take_free_replicas_away() {
+        // One replica still holds the 40 GiB it was sold with.
+        assert_eq!(equal(&held(&["GPU-a::0"], 40 * GIB), 0), "HHHu");
+        assert_eq!(equal(&held(&["GPU-a::1"], 40 * GIB), GIB), "HHuu");
+    }
+
+    #[test]
+    fn the_rule_is_kept_over_all_resources_of_a_gpu() {
+        let of = |resource: &str, replica: &str, memory: u64| {
+            let records = [record(resource, &[replica], memory)].into();
+            let all = advertise(&catalogue(UNEQUAL), 0, &records);
+            (health(&all, "x.dev/large"), health(&all, "x.dev/small"))
+        };
+        assert_eq!(of("x.dev/large", "GPU-a::0", 40 * GIB), ("H".into(), "HH".into()));
+        assert_eq!(of("x.dev/small", "GPU-a::1", 20 * GIB), ("H".into(), "HH".into()));
+        // Sold with more than today's: the largest free one goes.
+        assert_eq!(of("x.dev/small", "GPU-a::1", 30 * GIB), ("u".into(), "HH".into()));
+        // A resource that is no longer sold counts as much.
+        assert_eq!(of("x.dev/old", "GPU-a::0", 20 * GIB), ("u".into(), "HH".into()));
+        assert_eq!(of("x.dev/old", "GPU-a::0", 50 * GIB), ("u".into(), "Hu".into()));
+        // Sold with less: room is kept for the next one's.
+        assert_eq!(of("x.dev/large", "GPU-a::0", GIB), ("H".into(), "HH".into()));
+    }
+
+    #[test]
+    fn a_held_replica_that_could_not_grow_to_todays_size_goes_to_nobody_else() {
+        let records = [
+            record("x.dev/large", &["GPU-a::0"], 10 * GIB),
+            record("x.dev/old", &["GPU-a::0"], 60 * GIB),
+        ];
+        let all = advertise(&catalogue(UNEQUAL), 0, &records.into());
+        assert_eq!(
+            (health(&all, "x.dev/large"), health(&all, "x.dev/small")),
+            ("u".into(), "uu".into())
+        );
+    }
+
+    #[test]
+    fn a_retired_replica_is_listed_while_it_is_held() {
+        let all = advertise(&catalogue(EQUAL), 0, &held(&["GPU-a::7"], 20 * GIB));
+        assert_eq!(health(&all, "x.dev/r"), "HHHuu");
+        assert_eq!(all["x.dev/r"][4].id, "GPU-a::7");
+    }
+
+    #[test]
+    fn a_retired_resource_is_served_while_it_has_records_and_lists_only_what_is_held() {
+        let mut records: BTreeMap<_, _> = [record("x.dev/old", &["GPU-a::1"], 20 * GIB)].into();
+        let all = advertise(&catalogue(EQUAL), 0, &records);
+        assert_eq!(
+            all["x.dev/old"],
+            [Device { id: "GPU-a::1".into(), healthy: false, numa_node: None }]
+        );
+        // Parked: its container may start again, nobody else may have it.
+        records.values_mut().for_each(|record| Arc::make_mut(record).state = State::Parked);
+        let all = advertise(&catalogue(EQUAL), 0, &records);
+        assert_eq!(all["x.dev/old"], []);
+        assert_eq!(health(&all, "x.dev/r"), "HHHH");
+        assert!(!advertise(&catalogue(EQUAL), 0, &BTreeMap::new()).contains_key("x.dev/old"));
+    }
+
+    #[test]
+    fn a_replica_of_a_gpu_that_is_left_out_now_is_listed_while_it_is_held() {
+        let mut records = held(&["GPU-gone::2"], 20 * GIB);
+        records.values_mut().for_each(|r| Arc::make_mut(r).grants[0].uuid = "GPU-gone".into());
+        let all = advertise(&catalogue(EQUAL), 0, &records);
+        assert_eq!(health(&all, "x.dev/r"), "HHHHu");
+    }
+
+    #[test]
+    fn pages_whose_replicas_are_not_known_yet_count() {
+        let mut records = held(&[], 30 * GIB);
+        records.values_mut().for_each(|r| Arc::make_mut(r).resource.clear());
+        assert_eq!(equal(&records, 0), "HHuu");
+    }
+
+    #[test]
+    fn parked_limits_are_not_counted() {
+        let mut records = held(&["GPU-a::0"], 80 * GIB);
+        records.values_mut().for_each(|record| Arc::make_mut(record).state = State::Parked);
+        assert_eq!(equal(&records, 0), "HHHH");
+    }
+
+    proptest! {
+        // Each is forty steps.
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn what_is_kept_is_what_would_be_worked_out_anew(
+            steps in steps(),
+            sick in prop::collection::vec(0usize..7, 40),
+            cuts in prop::collection::vec(0usize..12, 40),
+        ) {
+            // Other configurations, which a reload has take the place of this one.
+            let others = [
+                "[gpus]\nreserve = \"1Gi\"\n[resource]\nname = \"x.dev/r\"\n",
+                "[share]\nreplicas = 9\n[resource]\nname = \"x.dev/r\"\n",
+                "[gpus]\nreserve = \"40Gi\"\n[share]\nreplicas = 2\n[resource]\nname = \"x.dev/r\"\n",
+                UNEQUAL,
+            ];
+            let catalogue_of = |text: &str, count: usize| {
+                let gpus = [Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1)];
+                Catalogue::new(&gpus[..count], &Config::parse(text).unwrap())
+            };
+            let mut catalogue = catalogue_of(others[0], 2);
+            let (mut offers, mut records) = (Offers::default(), Records::default());
+            let mut told = Advertised::new();
+            for ((step, sick), cut) in steps.into_iter().zip(sick).zip(cuts) {
+                records.take(step);
+                if let Some(text) = others.get(cut) {
+                    let edition = catalogue.edition + 1;
+                    catalogue = Catalogue { edition, ..catalogue_of(text, 1 + sick % 2) };
+                }
+                let reserve = catalogue.reserve_bytes;
+                let refused = |uuid: &str| match sick {
+                    5 if uuid == "GPU-b" => Withheld::Free,
+                    6 if uuid == "GPU-b" => Withheld::All,
+                    _ => Withheld::Nothing,
+                };
+                let gpu = catalogue.gpus.get_mut("GPU-a").unwrap();
+                gpu.sick = (sick == 4).then(|| "XID 79".to_owned());
+                let changed = offers.renew(&catalogue, reserve, &records, &refused);
+                let mut anew = Offers::default();
+                anew.renew(&catalogue, reserve, &records, &refused);
+                let anew = anew.devices(&catalogue);
+                prop_assert_eq!(&offers.devices(&catalogue), &anew);
+                prop_assert!(changed || told == anew, "a change that nobody is told of");
+                prop_assert!(!offers.renew(&catalogue, reserve, &records, &refused), "told twice");
+                told = anew;
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Room for a new allocation beside those there are. Looks at those of its GPUs, not at all of the
+//! node's.
+
+use super::Node;
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::audit::What;
+use tessera_model::clock::unix_ms;
+use tessera_model::record::{Record, State};
+use tessera_rules::allocate::{Catalogue, Plan, Refusal};
+use tessera_rules::capacity::Capacity;
+use tessera_store::Change;
+use tessera_system::locks::lock;
+
+impl Node {
+    /// The capacity rule for one plan, beside what is live and what `change` makes so. What kubelet
+    /// was told lets it never ask for more; but it may not have heard of the newest change.
+    pub(super) fn check_room(
+        &self,
+        catalogue: &Catalogue,
+        plan: &Plan,
+        change: &Change,
+    ) -> Result<(), Refusal> {
+        let config = self.config();
+        let records = lock(&self.records);
+        let newer = |id: &AllocationId| change.put.iter().any(|record| record.id == *id);
+        for grant in &plan.grants {
+            let Some(sold) = catalogue.gpus.get(&grant.uuid) else { continue };
+            let live = || {
+                let known = records.on(&grant.uuid).map(AsRef::as_ref);
+                let known = known.filter(|record| !newer(&record.id));
+                known.chain(change.put.iter().filter(|record| record.is_live()))
+            };
+            let stays = |record: &&Record| {
+                record.id != plan.id && !record.overlaps(&plan.resource, &plan.replicas)
+            };
+            let before = limits(live(), &grant.uuid);
+            let others = limits(live().filter(stays), &grant.uuid);
+            let capacity = Capacity::of(&sold.gpu, &config);
+            if !capacity.grants(before, others, grant.memory_limit_bytes) {
+                return Err(Refusal::NoRoom { uuid: grant.uuid.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Parks every other live allocation that holds a replica of `record`.
+    pub(super) fn supersede(&self, record: &Record, change: &mut Change) {
+        let records = lock(&self.records);
+        // A replica of one lies on a GPU of the other.
+        let overlapping = records.beside(record).filter(|other| {
+            other.id != record.id && other.overlaps(&record.resource, &record.replicas)
+        });
+        for other in overlapping {
+            let parked = Record { state: State::Parked, ..Record::clone(other) };
+            change.put(parked, What::Parked, unix_ms());
+        }
+    }
+}
+
+/// What these may hold of a GPU in all, bytes.
+fn limits<'a>(records: impl Iterator<Item = &'a Record>, uuid: &str) -> u64 {
+    records.filter_map(|record| record.counted_bytes(uuid)).fold(0, u64::saturating_add)
+}

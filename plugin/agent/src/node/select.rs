@@ -1,0 +1,222 @@
+//! Which allocation somebody means who names a pod or an allocation.
+
+use std::sync::Arc;
+
+use super::Node;
+use super::steer::SteerError;
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::record::Record;
+use tessera_system::locks::lock;
+
+/// Most candidates that an error lists.
+const LISTED: usize = 8;
+
+/// Somebody's words for an allocation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Target {
+    /// An allocation's id, or a pod as `name` or `namespace/name`.
+    pub name: String,
+    /// Only pods of this namespace.
+    pub namespace: Option<String>,
+    /// Only this container.
+    pub container: Option<String>,
+}
+
+impl Target {
+    /// The namespace and the pod that it means, unless it names an allocation.
+    ///
+    /// # Errors
+    /// It contradicts itself, or names nothing.
+    pub fn pod(&self) -> Result<(Option<&str>, &str), SteerError> {
+        let (namespace, pod) = match self.name.split_once('/') {
+            Some((namespace, pod)) => (Some(namespace), pod),
+            None => (None, self.name.as_str()),
+        };
+        let invalid = |text: String| Err(SteerError::Invalid(text));
+        if pod.is_empty() || namespace == Some("") {
+            return invalid("name a pod (`name` or `namespace/name`) or an allocation".to_owned());
+        }
+        match (namespace, self.namespace.as_deref()) {
+            (Some(one), Some(other)) if one != other => {
+                invalid(format!("{} is not in the namespace {other}; name one of them", self.name))
+            }
+            (one, other) => Ok((one.or(other), pod)),
+        }
+    }
+
+    fn matches(&self, record: &Record) -> Result<bool, SteerError> {
+        if record.id.as_str() == self.name {
+            return Ok(true);
+        }
+        let (namespace, pod) = self.pod()?;
+        Ok(record.holder.as_ref().is_some_and(|holder| {
+            holder.is_of(namespace, pod)
+                && self.container.as_ref().is_none_or(|name| *name == holder.container)
+        }))
+    }
+}
+
+impl Node {
+    /// The one live allocation that is meant.
+    ///
+    /// # Errors
+    /// None or several, and which there are.
+    pub fn find(&self, target: &Target) -> Result<Arc<Record>, SteerError> {
+        let records: Vec<Arc<Record>> = lock(&self.records).values().cloned().collect();
+        choose(&records, target)
+    }
+}
+
+fn choose(records: &[Arc<Record>], target: &Target) -> Result<Arc<Record>, SteerError> {
+    let mut found = Vec::new();
+    let mut parked = None;
+    for record in records {
+        match target.matches(record)? {
+            true if record.is_live() => found.push(record),
+            true => parked = Some(record),
+            false => {}
+        }
+    }
+    match (found.as_slice(), parked) {
+        ([one], _) => Ok(Arc::clone(one)),
+        ([], Some(record)) => Err(SteerError::Refused(format!(
+            "{} holds nothing any more: its replicas went to another allocation",
+            describe(record)
+        ))),
+        ([], None) => Err(SteerError::NotFound(nothing(records, target))),
+        (several, _) => {
+            let list = list(several);
+            let name = &target.name;
+            Err(SteerError::Invalid(format!(
+                "{name} may be any of {list}; add --container or --namespace, or name the allocation"
+            )))
+        }
+    }
+}
+
+fn nothing(records: &[Arc<Record>], target: &Target) -> String {
+    let live: Vec<&Arc<Record>> = records.iter().filter(|record| record.is_live()).collect();
+    if AllocationId::parse(&target.name).is_some() {
+        return format!("no allocation {}; `tessera status` lists what there is", target.name);
+    }
+    let named: Vec<&Arc<Record>> =
+        live.iter().copied().filter(|record| record.holder.is_some()).collect();
+    let mut text = format!("no container of a pod {} holds a GPU on this node", target.name);
+    if !named.is_empty() {
+        text.push_str(&format!("; these do: {}", list(&named)));
+    }
+    match live.len() - named.len() {
+        0 => {}
+        n => text.push_str(&format!(
+            "; of {n} allocations kubelet has not said who holds them: name them by their ids, as \
+             `tessera status` shows them"
+        )),
+    }
+    text
+}
+
+fn list(records: &[&Arc<Record>]) -> String {
+    let mut names: Vec<String> =
+        records.iter().take(LISTED).map(|record| describe(record)).collect();
+    if records.len() > LISTED {
+        names.push(format!("{} more", records.len() - LISTED));
+    }
+    names.join(", ")
+}
+
+/// An allocation as a person finds it again.
+pub(super) fn describe(record: &Record) -> String {
+    match &record.holder {
+        Some(holder) => format!(
+            "{}/{} container {} (allocation {})",
+            holder.namespace, holder.pod, holder.container, record.id
+        ),
+        None => format!("allocation {}", record.id),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tessera_model::record::{Holder, State};
+
+    fn record(replica: &str, holder: Option<[&str; 3]>) -> Arc<Record> {
+        let holder = holder.map(|[namespace, pod, container]| Holder {
+            namespace: namespace.into(),
+            pod: pod.into(),
+            container: container.into(),
+        });
+        Arc::new(Record {
+            id: AllocationId::of("r", [replica]),
+            resource: "r".into(),
+            generation: 1,
+            replicas: vec![replica.into()],
+            grants: Vec::new(),
+            state: State::Started,
+            allocated_unix_ms: 0,
+            started_unix_ms: 0,
+            holder,
+            predecessor: None,
+            shim: None,
+            cdi: false,
+            placed: None,
+            overridden: None,
+        })
+    }
+
+    fn records() -> Vec<Arc<Record>> {
+        vec![
+            record("0", Some(["one", "llm", "main"])),
+            record("1", Some(["one", "llm", "side"])),
+            record("2", Some(["two", "llm", "main"])),
+            record("3", Some(["two", "web", "main"])),
+            record("4", None),
+        ]
+    }
+
+    fn find(
+        name: &str,
+        namespace: Option<&str>,
+        container: Option<&str>,
+    ) -> Result<String, String> {
+        let target = Target {
+            name: name.into(),
+            namespace: namespace.map(str::to_owned),
+            container: container.map(str::to_owned),
+        };
+        let found = choose(&records(), &target).map_err(|error| error.to_string())?;
+        Ok(found.replicas[0].clone())
+    }
+
+    #[test]
+    fn a_pod_is_named_as_exactly_as_it_must_be() {
+        assert_eq!(find("web", None, None), Ok("3".into()));
+        assert_eq!(find("two/llm", None, None), Ok("2".into()));
+        assert_eq!(find("llm", Some("two"), None), Ok("2".into()));
+        assert_eq!(find("one/llm", None, Some("side")), Ok("1".into()));
+        let id = AllocationId::of("r", ["4"]);
+        assert_eq!(find(id.as_str(), None, None), Ok("4".into()));
+    }
+
+    #[test]
+    fn what_several_match_is_refused_with_their_names() {
+        let error = find("llm", None, None).unwrap_err();
+        for name in ["one/llm container main", "one/llm container side", "two/llm container main"] {
+            assert!(error.contains(name), "{error}");
+        }
+        assert!(error.contains("--container or --namespace"), "{error}");
+        assert!(!error.contains("web"), "{error}");
+        assert!(find("llm", None, Some("side")).is_ok());
+    }
+
+    #[test]
+    fn what_nothing_matches_is_refused_with_what_there_is() {
+        let error = find("lllm", None, None).unwrap_err();
+        assert!(error.contains("these do: one/llm container main"), "{error}");
+        assert!(error.contains("of 1 allocations kubelet has not said"), "{error}");
+        assert!(find("three/llm", None, None).unwrap_err().starts_with("no container of a pod"));
+        assert!(find(&"0".repeat(32), None, None).unwrap_err().starts_with("no allocation 000"));
+        assert!(find("", None, None).unwrap_err().contains("name a pod"));
+        assert!(find("one/llm", Some("two"), None).unwrap_err().contains("not in the namespace"));
+    }
+}

@@ -1,0 +1,151 @@
+//! [`Node`] as kubelet's device plugin.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
+use tokio::sync::watch;
+use tonic::Status;
+use tracing::warn;
+
+use super::{AllocateError, Node};
+use crate::meters::{Call, Outcome};
+use tessera_kubelet::pod_resources::PodResources;
+use tessera_kubelet::{Device, DevicePlugin};
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::placement_reason::Placed;
+use tessera_model::printable;
+use tessera_rules::multi_resource as doubles;
+use tessera_rules::preferred::{Ground, preferred};
+use tessera_system::locks::lock;
+
+/// What kubelet talks to about one resource. Blocking work goes to the runtime's small pool.
+#[derive(Clone, Debug)]
+pub struct Service {
+    node: Arc<Node>,
+    resource: Arc<str>,
+    pod_resources: Arc<PodResources>,
+}
+
+/// Longest wait for PodResources before a container starts. Kubelet waits 30 s in all.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+impl Service {
+    /// For `resource`.
+    #[must_use]
+    pub fn new(node: Arc<Node>, resource: &str, pod_resources: Arc<PodResources>) -> Self {
+        Service { node, resource: resource.into(), pod_resources }
+    }
+
+    /// Refuses a container that holds another of our resources too. What PodResources does not say
+    /// refuses nobody.
+    async fn refuse_double(&self, ids: &[String]) -> Result<(), Status> {
+        let siblings = self.node.siblings(&self.resource, ids);
+        if siblings.is_empty() {
+            return Ok(());
+        }
+        // Asked now: an answer from before the last Allocate would know one resource only.
+        let asking = self.pod_resources.census(Duration::ZERO);
+        let Ok(Ok(census)) = tokio::time::timeout(PATIENCE, asking).await else { return Ok(()) };
+        let id = AllocationId::of(&self.resource, ids.iter().map(String::as_str));
+        match doubles::find(&id, &siblings, &census.holdings) {
+            Some(double) => {
+                warn!(%id, "{double}");
+                Err(Status::failed_precondition(printable::reason(&double)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        (call, began): (Call, Instant),
+        work: impl FnOnce(&Node, &str) -> Result<T, AllocateError> + Send + 'static,
+    ) -> Result<T, Status> {
+        let (node, resource) = (Arc::clone(&self.node), Arc::clone(&self.resource));
+        let result = tokio::task::spawn_blocking(move || work(&node, &resource)).await;
+        let outcome = match &result {
+            Ok(Ok(_)) => Outcome::Ok,
+            Ok(Err(AllocateError::Refused(_))) => Outcome::Refused,
+            Ok(Err(_)) | Err(_) => Outcome::Failed,
+        };
+        self.node.meters().observe(call, &self.resource, outcome, began.elapsed());
+        let result = result.map_err(|error| Status::internal(printable::reason(&error)))?;
+        result.map_err(|error| {
+            warn!(%error, "kubelet's request failed");
+            status(&error)
+        })
+    }
+}
+
+fn status(error: &AllocateError) -> Status {
+    use tessera_rules::allocate::Refusal;
+    let text = printable::reason(error);
+    match error {
+        AllocateError::Refused(Refusal::Unknown(_) | Refusal::Retired { .. }) => {
+            Status::not_found(text)
+        }
+        AllocateError::Refused(Refusal::Dead { .. } | Refusal::Cordoned { .. }) => {
+            Status::unavailable(text)
+        }
+        AllocateError::Refused(Refusal::NoRoom { .. }) => Status::resource_exhausted(text),
+        AllocateError::Refused(_) => Status::invalid_argument(text),
+        AllocateError::Ledger(_) | AllocateError::Pages(_) => Status::resource_exhausted(text),
+        AllocateError::Shim { .. }
+        | AllocateError::Driver(_)
+        | AllocateError::Spec(_)
+        | AllocateError::SpecFile(_) => Status::failed_precondition(text),
+    }
+}
+
+impl DevicePlugin for Service {
+    fn devices(&self) -> watch::Receiver<Vec<Device>> {
+        self.node.devices(&self.resource)
+    }
+
+    fn preferred(
+        &self,
+        available: &[String],
+        must_include: &[String],
+        size: usize,
+    ) -> Result<Vec<String>, Status> {
+        let catalogue = self.node.catalogue();
+        let terms = catalogue.resources.get(&*self.resource);
+        let topology = Arc::clone(&lock(&self.node.topology));
+        let health = lock(&self.node.health);
+        let ground = Ground {
+            placement: terms.map_or(self.node.config().share.placement, |terms| terms.placement),
+            topology: &topology,
+            suspect: &|uuid| health.is_suspect(uuid),
+        };
+        let chosen = preferred(available, must_include, size, &ground);
+        let tell = |uuid: &str| {
+            let health = if health.is_suspect(uuid) { "suspect" } else { "healthy" };
+            let numa = catalogue.gpus.get(uuid).and_then(|sold| sold.gpu.numa_node);
+            let numa = numa.map_or_else(String::new, |node| format!(", NUMA node {node}"));
+            format!(", {health}{numa}")
+        };
+        let placed = Placed::by_preference(available, &chosen, ground.placement, &tell);
+        lock(&self.node.preferences).insert(self.resource.to_string(), placed);
+        Ok(chosen)
+    }
+
+    async fn allocate(
+        &self,
+        containers: Vec<Vec<String>>,
+    ) -> Result<Vec<ContainerAllocateResponse>, Status> {
+        let call = (Call::Allocate, Instant::now());
+        self.blocking(call, move |node, resource| node.allocate(resource, &containers)).await
+    }
+
+    async fn pre_start(&self, ids: Vec<String>) -> Result<(), Status> {
+        let began = Instant::now();
+        if let Err(refused) = self.refuse_double(&ids).await {
+            let call = (Call::PreStart, Outcome::Refused);
+            self.node.meters().observe(call.0, &self.resource, call.1, began.elapsed());
+            return Err(refused);
+        }
+        let call = (Call::PreStart, began);
+        self.blocking(call, move |node, resource| node.pre_start(resource, &ids)).await
+    }
+}

@@ -1,0 +1,349 @@
+//! Changing limits of a running allocation.
+//!
+//! All of it happens under the writer's lock, as Allocate does, so that the two see each other's whole
+//! work or nothing of it. What grows goes from the outside in: ledger, then what kubelet is told, then the
+//! page. What shrinks goes from the inside out: the page first, then a look at what is in use *after*
+//! that, then the ledger, which makes room for others. A request of the tenant that this look does not
+//! see was made after the page said the new limit, and was judged by it.
+
+mod owed;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tracing::{info, warn};
+
+use owed::shrink;
+
+use super::Node;
+use super::records::Records;
+use super::select::{Target, describe};
+use crate::node::offers::Offers;
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::audit::{By, Event, Limits, What};
+use tessera_model::clock::unix_ms;
+use tessera_model::quantity::format_bytes;
+use tessera_model::record::{Grant, Record, State};
+use tessera_model::sharing::Compute;
+use tessera_rules::allocate::Plan;
+use tessera_rules::capacity::Capacity;
+use tessera_store::{Change, CommitError};
+use tessera_system::locks::lock;
+
+/// What somebody wants changed. What is `None` stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// Bytes.
+    pub memory_limit_bytes: Option<u64>,
+    /// Thousandths of the GPU's time.
+    pub cores_millis: Option<u32>,
+    /// What that share means.
+    pub compute: Option<Compute>,
+    /// Memory of this GPU alone, by UUID or index.
+    pub gpu: Option<String>,
+    /// How it is done.
+    pub how: How,
+}
+
+/// How a change is done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct How {
+    /// Below what is in use, if need be.
+    pub force: bool,
+    /// Judged, not done.
+    pub dry_run: bool,
+    /// Why.
+    pub reason: Option<String>,
+}
+
+/// What became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// The allocation before.
+    pub record: Arc<Record>,
+    /// Limits before, per GPU.
+    pub before: Vec<Limits>,
+    /// Limits after, per GPU.
+    pub after: Vec<Limits>,
+    /// Bytes in use per GPU, where they can be read.
+    pub in_use: Vec<Option<u64>>,
+    /// What follows from it, a sentence each.
+    pub notes: Vec<String>,
+}
+
+impl Changed {
+    /// False where it had these limits already.
+    #[must_use]
+    pub fn is_change(&self) -> bool {
+        self.before != self.after
+    }
+}
+
+/// Why something stays as it is. The text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum SteerError {
+    /// No such thing.
+    #[error("{0}")]
+    NotFound(String),
+    /// The request makes no sense, or is not clear.
+    #[error("{0}")]
+    Invalid(String),
+    /// Not as things are.
+    #[error("{0}")]
+    Refused(String),
+    /// The capacity rule.
+    #[error("{0}")]
+    NoRoom(String),
+    /// The ledger.
+    #[error(transparent)]
+    Ledger(#[from] CommitError),
+}
+
+/// Which line of the audit trail.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Set,
+    Reset,
+}
+
+impl Node {
+    /// Changes limits. Blocking.
+    ///
+    /// # Errors
+    /// See [`SteerError`]; then nothing has changed.
+    pub fn set_quota(&self, target: &Target, ask: &Ask, by: By) -> Result<Changed, SteerError> {
+        self.steer(target, Kind::Set, &ask.how, by, |record| self.wanted(record, ask))
+    }
+
+    /// Gives back the limits at Allocate. Blocking.
+    ///
+    /// # Errors
+    /// See [`SteerError`]; then nothing has changed.
+    pub fn reset_quota(&self, target: &Target, how: &How, by: By) -> Result<Changed, SteerError> {
+        self.steer(target, Kind::Reset, how, by, |record| Ok(record.allocated().to_vec()))
+    }
+
+    fn steer(
+        &self,
+        target: &Target,
+        kind: Kind,
+        how: &How,
+        by: By,
+        wanted: impl FnOnce(&Record) -> Result<Vec<Grant>, SteerError>,
+    ) -> Result<Changed, SteerError> {
+        let mut writer = lock(&self.writer);
+        let record = self.find(target)?;
+        let grants = wanted(&record)?;
+        let region = lock(&self.regions).get(&record.id).cloned();
+        let mut notes = Vec::new();
+        for (old, new) in record.grants.iter().zip(&grants) {
+            self.check_growth(&record, old, new)?;
+        }
+        let (owed, in_use) = shrink(region.as_deref(), &record, &grants, how, &mut notes)?;
+        let after = Arc::new(record.with_limits(grants, owed));
+        let limits = |record: &Record| record.grants.iter().map(Limits::from).collect::<Vec<_>>();
+        let mut changed = Changed {
+            before: limits(&record),
+            after: limits(&after),
+            in_use,
+            notes,
+            record: Arc::clone(&record),
+        };
+        self.remark(&after, &mut changed);
+        if how.dry_run || after == record {
+            return Ok(changed);
+        }
+        let (before, now) = (changed.before.clone(), changed.after.clone());
+        let what = match kind {
+            Kind::Set => {
+                let forced = after.overridden.as_ref().is_some_and(|over| !over.owed.is_empty());
+                What::QuotaSet { before, after: now, forced }
+            }
+            Kind::Reset => What::QuotaReset { before, after: now },
+        };
+        let mut event = Event::of(&after, what, unix_ms()).by(by);
+        event.reason.clone_from(&how.reason);
+        info!(id = %after.id, by = ?event.by, what = ?event.what, "limits changed");
+        let change =
+            Change { put: vec![Record::clone(&after)], events: vec![event], ..Change::default() };
+        if let Err(error) = writer.ledger.commit(&change) {
+            if let Some(region) = &region {
+                region.set_limits(&record.grants);
+            }
+            return Err(error.into());
+        }
+        self.store(&change);
+        drop(writer);
+        // Kubelet hears of the room that is gone before anybody can use it.
+        self.refresh_devices();
+        self.apply_limits(&after.id);
+        Ok(changed)
+    }
+
+    /// Writes what the record says by now to the pages, and tells the arbiter.
+    fn apply_limits(&self, id: &AllocationId) {
+        // Whoever changed it since has written it, or is going to.
+        let _writer = lock(&self.writer);
+        let record = lock(&self.records).get(id).cloned();
+        let region = lock(&self.regions).get(id).cloned();
+        if let (Some(record), Some(region)) = (record, region) {
+            region.set_limits(&record.grants);
+            self.arbitrate(id, &region);
+        }
+    }
+
+    /// The limits that `ask` makes of those of `record`.
+    fn wanted(&self, record: &Record, ask: &Ask) -> Result<Vec<Grant>, SteerError> {
+        let invalid = |text: String| Err(SteerError::Invalid(text));
+        let Ask { memory_limit_bytes: memory, cores_millis: cores, compute, gpu, .. } = ask;
+        if memory.is_none() && cores.is_none() && compute.is_none() {
+            return invalid("say what to change: --memory, --cores or --policy".to_owned());
+        }
+        if cores.is_some_and(|millis| !(1..=1000).contains(&millis)) {
+            return invalid("--cores must be a part of a GPU, from 0.1 to 100 percent".to_owned());
+        }
+        let several = record.grants.len() > 1;
+        if several && gpu.is_some() && (cores.is_some() || compute.is_some()) {
+            return invalid(
+                "an allocation's GPUs are leased together: change --cores and --policy without --gpu"
+                    .to_owned(),
+            );
+        }
+        let catalogue = self.catalogue();
+        let meant = |uuid: &str| match gpu {
+            None => true,
+            Some(name) => {
+                name == uuid || catalogue.gpus.get(uuid).is_some_and(|sold| sold.gpu.is_named(name))
+            }
+        };
+        if !record.grants.iter().any(|grant| meant(&grant.uuid)) {
+            let uuids: Vec<&str> = record.grants.iter().map(|grant| grant.uuid.as_str()).collect();
+            return Err(SteerError::NotFound(format!(
+                "{} has nothing of GPU {}; it has {}",
+                describe(record),
+                gpu.as_deref().unwrap_or_default(),
+                uuids.join(", ")
+            )));
+        }
+        let mut grants = record.grants.clone();
+        for grant in grants.iter_mut().filter(|grant| meant(&grant.uuid)) {
+            if let Some(bytes) = *memory {
+                if bytes <= grant.context_overhead_bytes {
+                    return invalid(format!(
+                        "{} is not more than one CUDA context takes ({}, gpus.context_overhead): \
+                         nothing could run",
+                        format_bytes(bytes),
+                        format_bytes(grant.context_overhead_bytes)
+                    ));
+                }
+                grant.memory_limit_bytes = bytes;
+            }
+            grant.cores_millis = cores.unwrap_or(grant.cores_millis);
+            grant.compute = compute.unwrap_or(grant.compute);
+        }
+        Ok(grants)
+    }
+
+    /// The capacity rule.
+    fn check_growth(&self, record: &Record, old: &Grant, new: &Grant) -> Result<(), SteerError> {
+        if new.memory_limit_bytes <= old.memory_limit_bytes {
+            return Ok(());
+        }
+        let catalogue = self.catalogue();
+        let Some(sold) = catalogue.gpus.get(&new.uuid) else {
+            return Err(SteerError::Refused(format!(
+                "GPU {} is not sold on this node any more; limits there can only shrink",
+                new.uuid
+            )));
+        };
+        let records = lock(&self.records);
+        let counted = |own: bool| {
+            let on = records.on(&new.uuid).filter(|other| own || other.id != record.id);
+            on.filter_map(|other| other.counted_bytes(&new.uuid)).fold(0, u64::saturating_add)
+        };
+        let (before, others) = (counted(true), counted(false));
+        drop(records);
+        let capacity = Capacity::of(&sold.gpu, &self.config());
+        if capacity.grants(before, others, new.memory_limit_bytes) {
+            return Ok(());
+        }
+        Err(SteerError::NoRoom(format!(
+            "GPU {} has {} beside the reserve, and the limits of others take {}: at most {} are \
+             possible; lower another's limit, or end it",
+            new.uuid,
+            format_bytes(capacity.sellable()),
+            format_bytes(others),
+            format_bytes(capacity.sellable().saturating_sub(others)),
+        )))
+    }
+
+    /// What follows for others.
+    fn remark(&self, after: &Arc<Record>, changed: &mut Changed) {
+        let records = lock(&self.records).all();
+        let catalogue = self.catalogue();
+        let reserve = self.config().gpus.reserve_bytes;
+        let offered = |records: Records| {
+            let mut offers = Offers::default();
+            offers.renew(&catalogue, reserve, &records, &|uuid| self.withheld_of(uuid));
+            let devices = offers.devices(&catalogue);
+            devices.values().flatten().filter(|device| device.healthy).count()
+        };
+        let before = offered(records.values().cloned().collect());
+        let with = |id: &AllocationId, record: &Arc<Record>| match *id == after.id {
+            true => Arc::clone(after),
+            false => Arc::clone(record),
+        };
+        let now = offered(records.iter().map(|(id, record)| with(id, record)).collect());
+        let replicas =
+            |n: usize| if n == 1 { "1 replica".to_owned() } else { format!("{n} replicas") };
+        if now < before {
+            let text = "given out no more while the limits are so large";
+            changed.notes.push(format!("{} {text}", replicas(before - now)));
+        } else if now > before {
+            changed.notes.push(format!("{} given out again", replicas(now - before)));
+        }
+        for grant in after.grants.iter().filter(|grant| grant.compute != Compute::None) {
+            let others = records.values().filter(|other| other.is_live() && other.id != after.id);
+            let others = others.flat_map(|other| &other.grants);
+            let others = others.filter(|o| o.uuid == grant.uuid && o.compute != Compute::None);
+            let sum = others.fold(grant.cores_millis, |sum, o| sum.saturating_add(o.cores_millis));
+            let is_more = changed.is_change()
+                && changed.before.iter().any(|before| {
+                    before.uuid == grant.uuid && before.cores_millis < grant.cores_millis
+                });
+            if sum > 1000 && is_more {
+                changed.notes.push(format!(
+                    "the shares of GPU {} now add up to {}.{} %: under contention each gets its part \
+                     of that",
+                    grant.uuid,
+                    sum / 10,
+                    sum % 10
+                ));
+            }
+        }
+    }
+
+    /// A parked allocation comes back: with its changed limits if there is room for them by now, else with
+    /// those it was allocated with, which its replicas stand for.
+    pub(super) fn revive(&self, record: &mut Record, change: &mut Change) {
+        if record.state != State::Parked || record.overridden.is_none() {
+            return;
+        }
+        let plan = Plan {
+            id: record.id.clone(),
+            resource: record.resource.clone(),
+            replicas: record.replicas.clone(),
+            grants: record.grants.clone(),
+        };
+        if self.check_room(&self.catalogue(), &plan, change).is_ok() {
+            return;
+        }
+        warn!(id = %record.id, "its changed limits have no room any more and are reset");
+        let limits = |grants: &[Grant]| grants.iter().map(Limits::from).collect();
+        let before = limits(&record.grants);
+        *record = record.with_limits(record.allocated().to_vec(), BTreeMap::new());
+        let what = What::QuotaReset { before, after: limits(&record.grants) };
+        let reason = "others were given the room while its replicas were elsewhere";
+        change.events.push(Event::of(record, what, unix_ms()).by(By::Plugin).because(reason));
+    }
+}

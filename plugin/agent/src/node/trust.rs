@@ -1,0 +1,110 @@
+//! What is found about those who use the GPUs: to the log, the audit trail, `status` and the counters; see
+//! [`crate::trust`].
+
+use tracing::warn;
+
+use super::Node;
+use crate::trust::strangers::Stranger;
+use crate::trust::{Kind, Trust, list};
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::audit::{By, Event, What};
+use tessera_model::clock::unix_ms;
+use tessera_model::record::{Holder, Record};
+
+impl Node {
+    /// What was found so far.
+    #[must_use]
+    pub fn trust(&self) -> &Trust {
+        &self.trust
+    }
+
+    /// A finding about a tenant, which happened `times` times. Only the first of several is told. Blocking.
+    pub fn found(&self, record: &Record, gpu: Option<&str>, kind: Kind, what: What, why: &str) {
+        let (namespace, pod, container) = names(record.holder.as_ref());
+        warn!(
+            id = %record.id, namespace, pod, container, gpu, finding = kind.name(),
+            "{why}"
+        );
+        let event = Event::of(record, what, unix_ms()).because(why);
+        self.audit(match gpu {
+            Some(uuid) => event.on_gpu(uuid),
+            None => event,
+        });
+    }
+
+    /// A process that uses a shared GPU and holds no share of it. Blocking.
+    pub fn found_stranger(&self, uuid: &str, stranger: &Stranger) {
+        let (namespace, pod, container) = names(stranger.holder.as_ref());
+        let uid = stranger.place.as_ref().map(|place| place.pod_uid.as_str());
+        let why = format!(
+            "{stranger} of a shared GPU, and holds no share of it: no quota holds it, and what it takes \
+             is promised to others"
+        );
+        warn!(
+            gpu = uuid,
+            namespace,
+            pod,
+            container,
+            pod_uid = uid,
+            pid = stranger.pid,
+            bytes = stranger.bytes,
+            finding = Kind::Stranger.name(),
+            "{why}"
+        );
+        let what = What::Bypassed { pid: stranger.pid, bytes: stranger.bytes.unwrap_or(0) };
+        let event = Event::of_gpu(uuid, what, why, unix_ms()).by(By::Plugin);
+        self.audit(Event { holder: stranger.holder.clone(), ..event });
+    }
+
+    /// What `status` warns of.
+    #[must_use]
+    pub fn trust_warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for (id, damages) in self.trust.damages() {
+            let Some(record) = self.record(&id) else { continue };
+            warnings.push(format!(
+                "{}: {}: its quota may not hold; see docs/trust.md",
+                record.name(),
+                list(&damages)
+            ));
+        }
+        for uuid in self.catalogue().gpus.keys() {
+            let outside = self.trust.outside(uuid);
+            let [first, rest @ ..] = outside.who.as_slice() else { continue };
+            let more = match rest.len() {
+                0 => String::new(),
+                n => format!(", and {n} more"),
+            };
+            warnings.push(format!(
+                "GPU {uuid}: {first} of it{more}, and no share of it is theirs: no quota holds them; see \
+                 docs/trust.md"
+            ));
+        }
+        warnings
+    }
+
+    /// Where things are on this node; that stays for as long as the plugin runs.
+    #[must_use]
+    pub fn paths(&self) -> &tessera_config::Paths {
+        &self.paths
+    }
+
+    /// From now on `listener` is given each line of the audit trail that is written; `None`: nobody is.
+    /// Blocking.
+    pub fn set_listener(&self, listener: Option<tessera_store::Listener>) {
+        tessera_system::locks::lock(&self.writer).ledger.set_listener(listener);
+    }
+
+    /// The record of an allocation.
+    #[must_use]
+    pub fn record(&self, id: &AllocationId) -> Option<std::sync::Arc<Record>> {
+        tessera_system::locks::lock(&self.records).get(id).cloned()
+    }
+}
+
+fn names(holder: Option<&Holder>) -> (&str, &str, &str) {
+    match holder {
+        Some(h) => (h.namespace.as_str(), h.pod.as_str(), h.container.as_str()),
+        None => ("", "", ""),
+    }
+}

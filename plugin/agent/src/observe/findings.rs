@@ -1,0 +1,286 @@
+//! What is made of findings: why, whose, told to whom.
+
+use std::cell::OnceCell;
+use std::collections::HashSet;
+use std::time::Instant;
+
+use super::audit::Finding;
+use super::sample::Member;
+use super::{Found, Observer, TELL};
+use crate::node::Node;
+use crate::trust::cgroup::Place;
+use crate::trust::mounts::{Mounts, Source, Sources};
+use crate::trust::strangers::Stranger;
+use crate::trust::sweep;
+use crate::trust::sweep::{Ground, Report};
+use crate::trust::{Kind, Outside, list, maps, pods};
+use tessera_kubelet::foreign_plugins::checkpoint;
+use tessera_kubelet::foreign_plugins::checkpoint::Entry;
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::audit::What;
+use tessera_model::quantity::format_bytes;
+use tessera_model::record::Record;
+use tessera_tenant::regions::Region;
+
+/// Strangers of one GPU that `status` names.
+const NAMED: usize = 8;
+
+/// What kubelet has written down, read when it is first needed and no more than once a round.
+pub(super) struct Kubelet<'a> {
+    node: &'a Node,
+    entries: OnceCell<Vec<Entry>>,
+}
+
+impl<'a> Kubelet<'a> {
+    pub(super) fn new(node: &'a Node) -> Self {
+        Kubelet { node, entries: OnceCell::new() }
+    }
+
+    fn entries(&self) -> &[Entry] {
+        self.entries
+            .get_or_init(|| checkpoint::entries(&self.node.paths().kubelet).unwrap_or_default())
+    }
+
+    /// The allocation that kubelet gave a container.
+    pub(super) fn given(&self, place: &Place, container: &str) -> Option<AllocationId> {
+        let is_its = |e: &&Entry| e.pod_uid == place.pod_uid && e.container == container;
+        let ids = self.entries().iter().filter(is_its).map(|entry| {
+            AllocationId::of(&entry.resource, entry.device_ids.iter().map(String::as_str))
+        });
+        ids.into_iter().find(|id| self.node.record(id).is_some())
+    }
+
+    /// Whether kubelet gave a container of this pod an allocation that is one of ours.
+    fn holds(&self, place: &Place) -> bool {
+        let is_its = |entry: &&Entry| entry.pod_uid == place.pod_uid;
+        self.entries().iter().filter(is_its).any(|entry| {
+            let ids = entry.device_ids.iter().map(String::as_str);
+            self.node.record(&AllocationId::of(&entry.resource, ids)).is_some()
+        })
+    }
+
+    /// Names a stranger's pod.
+    fn name(&self, stranger: &mut Stranger, container: Option<&str>) {
+        let Some(place) = &stranger.place else { return };
+        if stranger.holder.is_some() {
+            return;
+        }
+        let census = self.node.trust().census();
+        let holdings = census.as_ref().map(|c| c.holdings.as_slice()).unwrap_or_default();
+        stranger.holder = pods::by_devices(place, container, self.entries(), holdings)
+            .or_else(|| pods::by_log(&self.node.paths().container_logs, &place.container_id));
+        if let Some(holder) = &stranger.holder {
+            self.node.trust().learn(&holder.namespace, &holder.pod, &place.pod_uid);
+        }
+    }
+}
+
+impl Observer {
+    /// Takes those on a GPU that hold no share of it; whether one of them is to be looked at again soon.
+    pub(super) fn judge_strangers(
+        &mut self,
+        uuid: &str,
+        mut list: Vec<Stranger>,
+        hidden: bool,
+        now: Instant,
+    ) -> bool {
+        let bytes = list.iter().filter_map(|s| s.bytes).fold(0, u64::saturating_add);
+        // One that the driver lists with nothing is about to end, or to begin.
+        list.retain(|stranger| stranger.bytes != Some(0));
+        let mut outside = Outside {
+            processes: u64::try_from(list.len()).unwrap_or(u64::MAX),
+            bytes,
+            who: Vec::new(),
+        };
+        if hidden {
+            self.node.trust().set_outside(uuid, outside);
+            return false;
+        }
+        let strangers = self.strangers.entry(uuid.to_owned()).or_default();
+        let found = strangers.see(&list, now);
+        let node = &self.node;
+        let kubelet = Kubelet::new(node);
+        list.truncate(NAMED.max(found.iter().map(|(at, _)| at + 1).max().unwrap_or(0)));
+        for stranger in list.iter_mut().filter(|stranger| strangers.knows(stranger)) {
+            let known = self.procs.living(stranger.pid);
+            let container = known.and_then(|identity| identity.container.clone());
+            kubelet.name(stranger, container.as_deref());
+            if outside.who.len() < NAMED {
+                outside.who.push(stranger.to_string());
+            }
+        }
+        node.trust().set_outside(uuid, outside);
+        let told = self.told_stranger.is_none_or(|told| now.duration_since(told) >= TELL);
+        let mut tells = told;
+        for (at, tell) in &found {
+            node.trust().count(Kind::Stranger, 1);
+            if *tell && tells {
+                node.found_stranger(uuid, &list[*at]);
+                self.told_stranger = Some(now);
+                tells = false;
+            }
+        }
+        strangers.waits()
+    }
+
+    /// Says what the audit found: to the log, and to the audit trail.
+    pub(super) fn tell(&self, record: &Record, uuid: &str, finding: Finding) {
+        match finding {
+            Finding::NoSlot { pid, bytes } => {
+                let cause = self.cause(record, pid);
+                let why = format!(
+                    "process {pid} of the container holds {} and is in no slot of its usage page: \
+                     {cause}. The memory counts against the quota, and nothing refuses it more",
+                    format_bytes(bytes)
+                );
+                let what = What::Bypassed { pid, bytes };
+                self.node.found(record, Some(uuid), Kind::Bypass, what, &why);
+            }
+            Finding::Beyond { bytes, pid } => {
+                let why = format!(
+                    "the container's processes hold {} of device memory beyond what is charged, contexts \
+                     included, process {pid} most of it. Modules, local memory and half-empty pages can \
+                     take that much, and gpus.context_overhead should then be higher; else something \
+                     goes past the shim. The memory counts against the quota",
+                    format_bytes(bytes)
+                );
+                self.node.found(record, Some(uuid), Kind::Unaccounted, What::Unaccounted, &why);
+            }
+        }
+    }
+
+    /// Why a process is in no slot, as far as it can be told.
+    fn cause(&self, record: &Record, pid: u32) -> String {
+        let damages = self.sites().and_then(|sites| {
+            let text = self.procs.mountinfo(pid)?;
+            let preload = self.node.config().container.inject_file;
+            Some(Mounts::parse(&text).damages(&record.id, preload, &sites))
+        });
+        let damages = damages.unwrap_or_default();
+        if !damages.is_empty() {
+            return list(&damages);
+        }
+        match maps::mapped(self.procs.root(), pid) {
+            Some(mapped) => mapped.why().to_owned(),
+            None => {
+                "a static program, another linker namespace, a preload removed, or the page was \
+                     emptied (what it has mapped may not be read: docs/trust.md)"
+                    .to_owned()
+            }
+        }
+    }
+
+    /// A usage page that was ruined since the round before.
+    pub(super) fn hear_of_tampering(&mut self, record: &Record, region: &Region, now: Instant) {
+        let Some(tenant) = self.tenants.get_mut(&record.id) else { return };
+        let seen = region.tamperings();
+        let new = seen.saturating_sub(tenant.tamperings);
+        if new == 0 || tenant.told.is_some_and(|told| now.duration_since(told) < TELL) {
+            // A new generation counts from nothing.
+            tenant.tamperings = tenant.tamperings.min(seen);
+            return;
+        }
+        tenant.tamperings = seen;
+        tenant.told = Some(now);
+        self.node.trust().count(Kind::UsagePage, new);
+        let why = "its usage page was resized, cannot be true, or is kept from being changed: only a \
+                   process of the container can do that. It was put right where that was possible; the \
+                   driver's figures count against the quota meanwhile";
+        let what = What::Tampered { what: "usage page".to_owned() };
+        self.node.found(record, None, Kind::UsagePage, what, why);
+    }
+
+    /// Looks through all containers that hold shares.
+    pub(super) fn sweep(&mut self, allocations: &[Found], now: Instant) {
+        let (node, sites) = (&self.node, self.sites());
+        let kubelet = Kubelet::new(node);
+        let is_live =
+            |id: &AllocationId| super::place(allocations, |(record, _)| &record.id, id).is_some();
+        let ground = Ground {
+            sources: sites.as_ref(),
+            preload: node.config().container.inject_file,
+            is_live: &is_live,
+            holds: &|place| kubelet.holds(place),
+            given: &|place, name| kubelet.given(place, name),
+        };
+        let reports = self.sweep.sweep(&mut self.procs, &ground, now);
+        for (id, place) in self.sweep.homes() {
+            if let Some(holder) = node.record(id).and_then(|record| record.holder.clone()) {
+                node.trust().learn(&holder.namespace, &holder.pod, &place.pod_uid);
+            }
+        }
+        self.tell_damages(reports);
+    }
+
+    /// Looks at the mounts of tenants' processes that are in no pod, which no sweep finds: now and then,
+    /// and again while something is to be confirmed.
+    pub(super) fn look_at_mounts(
+        &mut self,
+        tenants: &[(&Found, usize)],
+        members: &[Vec<Member>],
+        sites: Option<&Sources>,
+        now: Instant,
+    ) {
+        let Some(sites) = sites else { return };
+        let preload = self.node.config().container.inject_file;
+        let ground = Ground {
+            sources: Some(sites),
+            preload,
+            is_live: &|_| true,
+            holds: &|_| false,
+            given: &|_, _| None,
+        };
+        let mut reports = Vec::new();
+        for (((record, _), _), members) in tenants.iter().zip(members) {
+            for member in members {
+                let who = (member.pid, member.start);
+                let Some(identity) = self.procs.living(member.pid) else { continue };
+                // One that neither mounts nor a pod make a container's is a test's, or `docker exec`'s.
+                if identity.place.is_some() || identity.allocation.is_none() {
+                    continue;
+                }
+                let looked = self.looked.get(&who).map(|at| now.saturating_duration_since(*at));
+                let pause = match self.sweep.waits() {
+                    true => crate::trust::integrity::CONFIRM,
+                    false => sweep::USUAL,
+                };
+                if looked.is_some_and(|ago| ago < pause) {
+                    continue;
+                }
+                self.looked.insert(who, now);
+                reports.extend(self.sweep.look(&self.procs, who, &record.id, None, &ground, now));
+            }
+        }
+        let listed: HashSet<u32> = self.listed.values().flatten().copied().collect();
+        self.looked.retain(|(pid, _), _| listed.contains(pid));
+        self.tell_damages(reports);
+    }
+
+    fn tell_damages(&self, reports: Vec<Report>) {
+        for Report { allocation, pid, damages } in reports {
+            self.node.trust().count(Kind::Mount, 1);
+            let Some(record) = self.node.record(&allocation) else { continue };
+            let damages = list(&damages);
+            let why = format!(
+                "in the container of process {pid}, {damages}: its quota may not hold. The pod's volumes, \
+                 or a process that may mount, did that"
+            );
+            let what = What::Tampered { what: damages };
+            self.node.found(&record, None, Kind::Mount, what, &why);
+        }
+        self.node.trust().set_damages(self.sweep.standing());
+    }
+
+    /// Where pages and shims lie, by the plugin's own mounts: they may be mounted anew at any time.
+    pub(super) fn sites(&self) -> Option<Sources> {
+        let text = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let own = Mounts::parse(&text);
+        let paths = self.node.paths();
+        let at = |path: &std::path::Path| {
+            // As the kernel names it, whatever links lead there.
+            let path = path.canonicalize().ok()?;
+            Source::of(&own, path.to_str()?)
+        };
+        Some(Sources { pages: at(&paths.pages)?, shim: at(&paths.shim)? })
+    }
+}

@@ -1,0 +1,609 @@
+//! Memory that no hook sees: contexts beyond their constant, modules loaded late, local memory,
+//! half-empty pages, and whatever goes past the shim. The driver's own figures per process show it,
+//! and what they show beyond a tenant's charges is published in its quota page.
+//!
+//! One thread looks, GPU by GPU, when there is news and else ever less often ([`rhythm`]). A look
+//! reads a tenant's ledger, asks the driver, and reads the ledger again ([`sample`]); [`gauge`] says
+//! what to believe and publish, [`audit`] what to flag, [`context`] what a bare context takes. Those five
+//! are pure. Whose a pid is
+//! comes from the sessions and from `/proc` ([`procs`]).
+
+pub mod audit;
+pub mod context;
+pub mod departed;
+mod findings;
+pub mod gauge;
+pub mod procs;
+pub mod rhythm;
+pub mod sample;
+mod view;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tracing::{debug, info, warn};
+
+use tessera_region::usage::{Fate, SlotView};
+use tessera_tenant::regions::observed::Bell;
+pub use view::{PidView, pid_view};
+
+use self::audit::{Audit, Finding};
+use self::context::Bare;
+use self::departed::{Listed, Whose};
+use self::findings::Kubelet;
+use self::gauge::{CONFIRM, Gauge, Verdict};
+use self::procs::Procs;
+use self::rhythm::{Rhythm, SLOW};
+use self::sample::{Member, compose, join, slot_of};
+use crate::node::Node;
+use crate::status_board::StatusBoard;
+use crate::trust::Kind;
+use crate::trust::strangers::{Stranger, Strangers};
+use crate::trust::sweep::Sweep;
+use tessera_gpu::{Discovery, GpuProcess};
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::record::Record;
+use tessera_peers::{Bucket, Tenant as Tenancy};
+use tessera_tenant::regions::Region;
+
+/// News of one allocation that bring looks forward: a burst, and how many a second after it. So a
+/// flood of messages costs a few looks a second.
+const NEWS_BURST: u32 = 16;
+const NEWS_RATE: u32 = 1;
+
+/// The first look is left until kubelet has been served.
+const START: Duration = Duration::from_secs(1);
+/// And the first sweep until the node has come to rest.
+const SWEEP_START: Duration = Duration::from_secs(5);
+/// A new allocation has no process yet, and the first that comes is news.
+const FRESH: Duration = Duration::from_millis(100);
+/// What has been looked at rests for so many times as long as that took, so that looking costs at
+/// most a ninth of a core however many pods come and go.
+const REST: u32 = 8;
+const LONGEST_REST: Duration = Duration::from_millis(100);
+/// Least time between two findings about a tenant that are told; all are counted.
+const TELL: Duration = Duration::from_secs(10);
+
+/// The thread that looks; ends when dropped.
+#[derive(Debug)]
+pub struct Watch {
+    stop: Arc<AtomicBool>,
+    bell: Arc<Bell>,
+}
+
+impl Watch {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The system has no room for a thread.
+    pub fn start(
+        node: Arc<Node>,
+        discovery: Arc<dyn Discovery>,
+        board: Arc<StatusBoard>,
+    ) -> std::io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let bell = Arc::clone(node.bell());
+        let watch = Watch { stop: Arc::clone(&stop), bell: Arc::clone(&bell) };
+        let mut observer = Observer::new(node, discovery, board);
+        std::thread::Builder::new().name("observe".into()).stack_size(256 << 10).spawn(
+            move || {
+                let mut due = Instant::now() + START;
+                while !stop.load(Ordering::Relaxed) {
+                    bell.wait(due);
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let began = Instant::now();
+                    observer.round();
+                    due = observer.due();
+                    std::thread::sleep((began.elapsed() * REST).min(LONGEST_REST));
+                }
+            },
+        )?;
+        Ok(watch)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.bell.ring();
+    }
+}
+
+/// A tenant, for as long as its generation lasts.
+struct Tenant {
+    generation: u64,
+    gpus: Vec<Figures>,
+    /// Which pids on the host its processes had, by slot and time of claim, as looks found them.
+    pids: BTreeMap<(usize, u64), u32>,
+    news: Bucket,
+    told: Option<Instant>,
+    /// At the last look.
+    launches: u64,
+    /// Times that its usage page was found tampered with, as far as they were told.
+    tamperings: u64,
+    /// When a container of it last started.
+    started_unix_ms: i64,
+}
+
+/// What is known of a tenant on one GPU.
+struct Figures {
+    gauge: Gauge,
+    audit: Audit,
+    bare: Bare,
+}
+
+/// An allocation as one round finds it; in the order of ids.
+type Found = (Arc<Record>, Arc<Region>);
+
+struct Observer {
+    node: Arc<Node>,
+    discovery: Arc<dyn Discovery>,
+    board: Arc<StatusBoard>,
+    procs: Procs,
+    gpus: BTreeMap<String, Rhythm>,
+    tenants: BTreeMap<AllocationId, Tenant>,
+    /// Why a GPU's processes cannot be told, by UUID.
+    silent: BTreeMap<String, String>,
+    /// Pids that the driver listed at the last look, by GPU.
+    listed: BTreeMap<String, Vec<u32>>,
+    /// Processes of no tenant, by GPU.
+    strangers: BTreeMap<String, Strangers>,
+    told_stranger: Option<Instant>,
+    /// What containers still have of what they were given.
+    sweep: Sweep,
+    /// When the mounts of processes outside pods were last looked at.
+    looked: HashMap<(u32, u64), Instant>,
+}
+
+impl Observer {
+    fn new(node: Arc<Node>, discovery: Arc<dyn Discovery>, board: Arc<StatusBoard>) -> Self {
+        Observer {
+            node,
+            discovery,
+            board,
+            procs: Procs::default(),
+            gpus: BTreeMap::new(),
+            tenants: BTreeMap::new(),
+            silent: BTreeMap::new(),
+            listed: BTreeMap::new(),
+            strangers: BTreeMap::new(),
+            told_stranger: None,
+            sweep: Sweep::new(Instant::now(), SWEEP_START),
+            looked: HashMap::new(),
+        }
+    }
+
+    /// When the next GPU is due. A new allocation rings before.
+    fn due(&self) -> Instant {
+        let idle = Instant::now() + SLOW;
+        let looks = self.gpus.values().map(Rhythm::due).min().map_or(idle, |due| due.min(idle));
+        // Without a tenant there is nobody to look for.
+        if self.tenants.is_empty() { looks } else { looks.min(self.sweep.due()) }
+    }
+
+    fn round(&mut self) {
+        let allocations: Vec<Found> = self
+            .node
+            .allocations()
+            .into_iter()
+            .filter_map(|(record, region)| Some((record, region?)))
+            .collect();
+        self.tenants.retain(|id, _| place(&allocations, |(record, _)| &record.id, id).is_some());
+        let grants = allocations.iter().flat_map(|(record, _)| &record.grants);
+        let sold: BTreeSet<&str> = grants.map(|grant| grant.uuid.as_str()).collect();
+        let sold = |uuid: &String| sold.contains(uuid.as_str());
+        self.gpus.retain(|uuid, _| sold(uuid));
+        self.listed.retain(|uuid, _| sold(uuid));
+        self.strangers.retain(|uuid, _| sold(uuid));
+        self.node.trust().keep_outside(|uuid| sold(&uuid.to_owned()));
+        let silent = self.silent.len();
+        self.silent.retain(|uuid, _| sold(uuid));
+        let now = Instant::now();
+        for (record, region) in &allocations {
+            self.meet(record, region, now);
+            self.hear_of_tampering(record, region, now);
+        }
+        if !allocations.is_empty() && self.sweep.due() <= now {
+            self.sweep(&allocations, now);
+        }
+        let due: Vec<String> = self
+            .gpus
+            .iter()
+            .filter(|(_, rhythm)| rhythm.due() <= now)
+            .map(|(uuid, _)| uuid.clone())
+            .collect();
+        for uuid in &due {
+            let look = self.look(uuid, &allocations);
+            if let Some(rhythm) = self.gpus.get_mut(uuid) {
+                let now = Instant::now();
+                rhythm.looked(now, &look.verdicts, look.busy);
+                if let Some(within) = look.watch {
+                    rhythm.watch(now, within);
+                }
+                if look.departing {
+                    rhythm.hurry(now);
+                }
+            }
+        }
+        if !due.is_empty() || silent != self.silent.len() {
+            self.say_what_is_silent();
+            let listed: HashSet<u32> = self.listed.values().flatten().copied().collect();
+            self.procs.keep(|pid| listed.contains(&pid));
+        }
+    }
+
+    /// Knows the tenant of an allocation, and hears its news.
+    fn meet(&mut self, record: &Record, region: &Region, now: Instant) {
+        let fresh = self.tenants.get(&record.id).is_none_or(|t| t.generation != record.generation);
+        if fresh {
+            let slack = self.node.config().gpus.audit_slack_bytes;
+            let gpu = |gpu: usize| Figures {
+                gauge: Gauge::new(region.overhead(gpu)),
+                audit: Audit::new(slack),
+                bare: Bare::default(),
+            };
+            let tenant = Tenant {
+                generation: record.generation,
+                gpus: (0..record.grants.len()).map(gpu).collect(),
+                pids: BTreeMap::new(),
+                news: Bucket::new(NEWS_BURST, NEWS_RATE, now),
+                told: None,
+                launches: 0,
+                tamperings: 0,
+                started_unix_ms: 0,
+            };
+            self.tenants.insert(record.id.clone(), tenant);
+        }
+        if let Some(tenant) = self.tenants.get_mut(&record.id)
+            && tenant.started_unix_ms != record.started_unix_ms
+        {
+            tenant.started_unix_ms = record.started_unix_ms;
+            self.sweep.started(now);
+        }
+        if region.observed().departing() && !region.tenant().has_hidden_pids() {
+            for grant in &record.grants {
+                let rhythm =
+                    self.gpus.entry(grant.uuid.clone()).or_insert_with(|| Rhythm::new(now));
+                rhythm.hurry(now);
+            }
+        }
+        let wait = match self.tenants.get_mut(&record.id) {
+            Some(tenant) if region.observed().take_news() => tenant.news.take(now).err(),
+            _ if fresh => Some(FRESH),
+            _ => return,
+        };
+        for grant in &record.grants {
+            let rhythm = self.gpus.entry(grant.uuid.clone()).or_insert_with(|| Rhythm::new(now));
+            rhythm.news(now, wait);
+        }
+    }
+
+    /// Looks at one GPU.
+    fn look(&mut self, uuid: &str, allocations: &[Found]) -> Look {
+        // Without the host's pids nobody is told from anybody; `status` says so.
+        let tenants: Vec<(&Found, usize)> = allocations
+            .iter()
+            .filter(|(_, region)| !region.tenant().has_hidden_pids())
+            .filter_map(|found| {
+                let gpu = found.0.grants.iter().position(|grant| grant.uuid == uuid)?;
+                Some((found, gpu))
+            })
+            .collect();
+        let before: Vec<_> =
+            tenants.iter().map(|((_, region), _)| region.glance().snapshot.slots).collect();
+        let processes = match self.discovery.processes(uuid) {
+            Ok(processes) => processes,
+            Err(error) => {
+                self.silent.insert(uuid.to_owned(), error);
+                tenants.iter().for_each(|((_, r), gpu)| r.observed().set_used(*gpu, None));
+                return Look::default();
+            }
+        };
+        let now = Instant::now();
+        if processes.iter().any(|process| process.used_bytes.is_none()) {
+            let reason = "it tells the processes and not their memory (NVML_VALUE_NOT_AVAILABLE)";
+            self.silent.insert(uuid.to_owned(), reason.to_owned());
+        } else {
+            self.silent.remove(uuid);
+        }
+        self.listed.insert(uuid.to_owned(), processes.iter().map(|p| p.pid).collect());
+        let sites = self.sites();
+        self.procs.set_pages(sites.as_ref().map(|sites| sites.pages.clone()));
+
+        let mut members: Vec<Vec<Member>> = vec![Vec::new(); tenants.len()];
+        let mut strangers = Vec::new();
+        let sessions = sessions(&tenants);
+        let dead = self.departing(&tenants, &before);
+        let mut listed = Vec::new();
+        let node = Arc::clone(&self.node);
+        let kubelet = Kubelet::new(&node);
+        for process in processes {
+            let departing = |at: usize| {
+                let its = |(_, pid): &&(usize, Option<u32>)| *pid == Some(process.pid);
+                dead[at].iter().filter(its).map(|(slot, _)| *slot).collect::<Vec<_>>()
+            };
+            let whose = match self.owner(&process, &tenants, &sessions, &before, &kubelet) {
+                Owner::Tenant(at, member) => {
+                    join(&mut members[at], member, departing(at));
+                    Some(at)
+                }
+                Owner::Nobody(stranger) => {
+                    strangers.push(stranger);
+                    Some(usize::MAX)
+                }
+                Owner::Gone => {
+                    let GpuProcess { pid, used_bytes } = process;
+                    let was = (0..dead.len()).map(|at| (at, departing(at)));
+                    if let Some((at, was)) = was.into_iter().find(|(_, was)| !was.is_empty()) {
+                        let member = Member { pid, start: 0, used_bytes, slot: None };
+                        join(&mut members[at], member, was);
+                    }
+                    None
+                }
+            };
+            listed.push((process, whose));
+        }
+        // Without the host's pids everybody is a stranger.
+        let hidden = self.are_pids_hidden(allocations);
+        let unsettled = self.judge_strangers(uuid, strangers, hidden, now);
+        self.look_at_mounts(&tenants, &members, sites.as_ref(), now);
+
+        let slack = self.node.config().gpus.audit_slack_bytes;
+        let mut look = Look { busy: unsettled, ..Look::default() };
+        for (at, ((record, region), gpu)) in tenants.iter().enumerate() {
+            let after = region.slots();
+            self.learn(&record.id, &before[at], &members[at]);
+            if !dead[at].is_empty() {
+                let fates = self.fates(at, &tenants, &dead, &listed, (&before[at], &after));
+                if !fates.is_empty() {
+                    region.settle(fates);
+                }
+                look.departing |= region.observed().departing();
+            }
+            let sample = compose(&before[at], &after, *gpu, std::mem::take(&mut members[at]));
+            region.observed().set_used(*gpu, sample.used);
+            let Some(tenant) = self.tenants.get_mut(&record.id) else { continue };
+            let launches = after.iter().fold(0u64, |sum, slot| sum.saturating_add(slot.launches));
+            look.busy |= std::mem::replace(&mut tenant.launches, launches) != launches;
+            let Some(figures) = tenant.gpus.get_mut(*gpu) else { continue };
+            let Figures { gauge, audit, bare } = figures;
+            let constant = record.grants[*gpu].context_overhead_bytes;
+            let wants = |bytes: u64| self.node.wants_context(uuid, bytes);
+            let shown = bare.see(&sample, &after, (*gpu, constant), wants);
+            let again = shown.pending.then_some(CONFIRM);
+            if let Some(bytes) = shown.bytes
+                && let Some(driver) = self.discovery.facts(&[]).driver_version
+            {
+                self.node.note_context(uuid, &driver, bytes);
+            }
+            audit.set_slack(slack);
+            let verdict = gauge.see(now, &sample);
+            look.watch = look.watch.into_iter().chain(gauge.watch()).chain(again).min();
+            if let Verdict::Publish(bytes) = verdict {
+                region.publish_overhead(*gpu, bytes);
+                debug!(id = %record.id, gpu = uuid, overhead = bytes, "overhead observed");
+            }
+            let findings = audit.see(&sample);
+            let stands = tenant.gpus.iter().any(|figures| figures.audit.stands());
+            region.observed().found(u64::try_from(findings.len()).unwrap_or(0), stands);
+            for finding in &findings {
+                self.node.trust().count(kind_of(*finding), 1);
+            }
+            let tells = tenant.told.is_none_or(|told| now.duration_since(told) >= TELL);
+            if let Some(finding) = findings.first().filter(|_| tells) {
+                tenant.told = Some(now);
+                self.tell(record, uuid, *finding);
+            }
+            look.verdicts.push(verdict);
+        }
+        look
+    }
+
+    /// Each tenant's departing slots, and which pids on the host they had, as far as that is known.
+    fn departing(
+        &self,
+        tenants: &[(&Found, usize)],
+        slots: &[Vec<SlotView>],
+    ) -> Vec<Vec<(usize, Option<u32>)>> {
+        let pid = |(record, region): &Found, slot: &SlotView| {
+            let tenant = self.tenants.get(&record.id);
+            let learnt = tenant.and_then(|t| t.pids.get(&(slot.index, slot.claimed_ns)).copied());
+            let said = || region.tenant().host_pid(slot.pid_hint, u32::try_from(slot.index).ok()?);
+            learnt.or_else(said)
+        };
+        let of = |(found, slots): (&Found, &Vec<SlotView>)| {
+            let departing = slots.iter().filter(|slot| slot.is_departing());
+            departing.map(|slot| (slot.index, pid(found, slot))).collect()
+        };
+        tenants.iter().map(|(found, _)| *found).zip(slots).map(of).collect()
+    }
+
+    /// Which process has which slot, for when it is dead.
+    fn learn(&mut self, id: &AllocationId, slots: &[SlotView], members: &[Member]) {
+        let Some(tenant) = self.tenants.get_mut(id) else { return };
+        let is_there =
+            |key: &(usize, u64)| slots.iter().any(|slot| (slot.index, slot.claimed_ns) == *key);
+        tenant.pids.retain(|key, _| is_there(key));
+        for member in members {
+            let its = |slot: &&SlotView| Some(slot.index) == member.slot && !slot.is_departing();
+            if let Some(slot) = slots.iter().find(its) {
+                tenant.pids.insert((slot.index, slot.claimed_ns), member.pid);
+            }
+        }
+    }
+
+    /// What has become of the departing slots of the tenant at `at`, whose slots were `around` the
+    /// driver's answer.
+    fn fates(
+        &self,
+        at: usize,
+        tenants: &[(&Found, usize)],
+        dead: &[Vec<(usize, Option<u32>)>],
+        listed: &[(GpuProcess, Option<usize>)],
+        (before, after): (&[SlotView], &[SlotView]),
+    ) -> Vec<Fate> {
+        let gpu = tenants[at].1;
+        let granted = |pid: u32| {
+            let tenant = self.tenants.get(&tenants[at].0.0.id);
+            let its = |slot: &&SlotView| {
+                !slot.is_departing()
+                    && tenant.and_then(|t| t.pids.get(&(slot.index, slot.claimed_ns))) == Some(&pid)
+            };
+            let sum = |slots: &[SlotView]| {
+                slots.iter().filter(its).fold(0, |sum: u64, s| sum.saturating_add(s.granted[gpu]))
+            };
+            sum(before).min(sum(after))
+        };
+        let listed: Vec<Listed> = listed
+            .iter()
+            .map(|(process, whose)| Listed {
+                pid: process.pid,
+                used_bytes: process.used_bytes,
+                whose: match whose {
+                    None => Whose::Ending,
+                    Some(whose) if *whose == at => Whose::Own(granted(process.pid)),
+                    Some(_) => Whose::Others,
+                },
+            })
+            .collect();
+        let known = |(index, pid): &(usize, Option<u32>)| {
+            before.iter().find(|slot| slot.index == *index).map(|slot| (slot, *pid))
+        };
+        let departing: Vec<_> = dead[at].iter().filter_map(known).collect();
+        let is_others = |pid: u32| {
+            let has = |(other, ((record, region), _)): (usize, &(&Found, usize))| {
+                let learnt = self.tenants.get(&record.id).map(|tenant| &tenant.pids);
+                let learnt = learnt.is_some_and(|pids| pids.values().any(|known| *known == pid));
+                other != at && (learnt || region.tenant().knows(pid))
+            };
+            tenants.iter().enumerate().any(has)
+        };
+        departed::fates(&departing, gpu, &listed, is_others)
+    }
+
+    /// Whether this process cannot know the host's pids: a tenant's own word goes before what is guessed.
+    fn are_pids_hidden(&self, allocations: &[Found]) -> bool {
+        let any = |has: fn(&Tenancy) -> bool| allocations.iter().any(|(_, r)| has(&r.tenant()));
+        any(Tenancy::has_hidden_pids)
+            || pid_view() == PidView::Own
+                && !any(|tenant| tenant.peers().iter().any(|peer| peer.host_pid.is_some()))
+    }
+
+    /// Whose a process is: by its session, by its mounts, by its container.
+    fn owner(
+        &mut self,
+        process: &GpuProcess,
+        tenants: &[(&Found, usize)],
+        sessions: &Sessions,
+        slots: &[Vec<SlotView>],
+        kubelet: &Kubelet<'_>,
+    ) -> Owner {
+        let Some(identity) = self.procs.living(process.pid) else { return Owner::Gone };
+        let at = |id: &AllocationId| place(tenants, |((record, _), _)| &record.id, id);
+        let home = || identity.place.as_ref().and_then(|place| self.sweep.home(place));
+        let given = || {
+            let (place, name) = (identity.place.as_ref()?, identity.container.as_deref()?);
+            kubelet.given(place, name)
+        };
+        let mounted = identity.allocation.clone();
+        let by_proc = || mounted.or_else(|| home().cloned()).or_else(given);
+        let mut elsewhere = None;
+        let owner = sessions.get(&process.pid).copied().or_else(|| {
+            let id = by_proc()?;
+            let found = at(&id).map(|at| (at, None));
+            elsewhere = Some(id).filter(|_| found.is_none());
+            found
+        });
+        if let Some((at, named)) = owner {
+            let member = Member {
+                pid: process.pid,
+                start: identity.start,
+                used_bytes: process.used_bytes,
+                slot: slot_of(&slots[at], named, identity.namespace_pid),
+            };
+            return Owner::Tenant(at, member);
+        }
+        let record = elsewhere.as_ref().and_then(|id| self.node.record(id));
+        Owner::Nobody(Stranger {
+            pid: process.pid,
+            start: identity.start,
+            bytes: process.used_bytes,
+            name: identity.name.clone(),
+            holder: record.as_ref().and_then(|record| record.holder.clone()),
+            tenant: record.is_some(),
+            place: identity.place.clone(),
+        })
+    }
+
+    fn say_what_is_silent(&self) {
+        let text = self.silent.iter().next().map(|(uuid, reason)| {
+            format!(
+                "the driver does not tell what processes hold on {} GPUs, {uuid} among them: \
+                 {reason}. Memory that no call shows is charged by gpus.context_overhead alone, and \
+                 nothing is audited there",
+                self.silent.len()
+            )
+        });
+        if self.board.set_condition("observation", text.clone()) {
+            match text {
+                Some(text) => warn!("{text}"),
+                None => info!("the driver tells what processes hold"),
+            }
+        }
+    }
+}
+
+fn kind_of(finding: Finding) -> Kind {
+    match finding {
+        Finding::NoSlot { .. } => Kind::Bypass,
+        Finding::Beyond { .. } => Kind::Unaccounted,
+    }
+}
+
+/// What a look at a GPU came to.
+#[derive(Debug, Default)]
+struct Look {
+    /// For each tenant.
+    verdicts: Vec<Verdict>,
+    /// Somebody has launched something since the look before, or is to be looked at again.
+    busy: bool,
+    /// The longest time until the next.
+    watch: Option<Duration>,
+    /// The driver may have memory of dead processes.
+    departing: bool,
+}
+
+/// Processes with a session, by their pids on the host: the tenant, by its place in the round, and the
+/// slot that the process named.
+type Sessions = HashMap<u32, (usize, Option<u32>)>;
+
+fn sessions(tenants: &[(&Found, usize)]) -> Sessions {
+    let mut sessions = Sessions::new();
+    for (at, ((_, region), _)) in tenants.iter().enumerate() {
+        for peer in region.tenant().peers() {
+            if let Some(pid) = peer.host_pid {
+                // One that opened several is its first one's.
+                sessions.entry(pid).or_insert((at, peer.hello.map(|(_, slot)| slot)));
+            }
+        }
+    }
+    sessions
+}
+
+/// Where an allocation is in a list in the order of ids.
+fn place<T>(list: &[T], id_of: impl Fn(&T) -> &AllocationId, id: &AllocationId) -> Option<usize> {
+    list.binary_search_by(|found| id_of(found).cmp(id)).ok()
+}
+
+enum Owner {
+    /// Of this one, by its place in the round.
+    Tenant(usize, Member),
+    /// Of no tenant on this GPU.
+    Nobody(Stranger),
+    /// It has ended, or lets go of its memory.
+    Gone,
+}

@@ -1,0 +1,309 @@
+//! Who a pid is, by `/proc`: the container it lives in, its pid there, and whether it still has its
+//! memory. Read with care for pids that end and come again; remembered by pid and start time.
+//!
+//! A container is told by its mounts ([`crate::trust::mounts`]): what kubelet mounted for the pages is a
+//! directory named like the allocation, on the pages' own file system. A process that never loads the shim has the same mounts, needs
+//! no session to be known, and is known again after a restart of the plugin. Its cgroup
+//! ([`crate::trust::cgroup`]) tells pod and container also where the mounts are gone.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use nix::sys::stat::{major, minor};
+
+use crate::trust::cgroup;
+use crate::trust::cgroup::Place;
+use crate::trust::mounts::{Mounts, Source};
+use tessera_model::allocation_id::AllocationId;
+
+/// Longest file that is read of a process: a container can have a hundred thousand mounts
+/// (`fs.mount-max`), and nobody waits for them.
+const LONGEST: u64 = 4 << 20;
+
+/// What does not change while a process lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Start time, clock ticks since boot.
+    pub start: u64,
+    /// Its pid in its own pid namespace.
+    pub namespace_pid: u32,
+    /// The allocation whose pages are mounted where it lives.
+    pub allocation: Option<AllocationId>,
+    /// The pod and container that the kernel says it is in.
+    pub place: Option<Place>,
+    /// The container's name in the pod, where its mounts tell it and agree with the kernel on the pod.
+    pub container: Option<String>,
+    /// Its name (`comm`), for people.
+    pub name: String,
+}
+
+/// Remembers who is who.
+#[derive(Debug)]
+pub struct Procs {
+    root: PathBuf,
+    /// Where the pages lie; `None`: not known.
+    pages: Option<Source>,
+    known: HashMap<u32, Identity>,
+}
+
+impl Default for Procs {
+    fn default() -> Self {
+        Self::at(Path::new("/proc"))
+    }
+}
+
+impl Procs {
+    /// With proc(5) mounted at `root`.
+    #[must_use]
+    pub fn at(root: &Path) -> Self {
+        Procs { root: root.to_owned(), pages: None, known: HashMap::new() }
+    }
+
+    /// From now on only a mount of this directory's makes a pod's process an allocation's; a volume can have
+    /// any name.
+    pub fn set_pages(&mut self, pages: Option<Source>) {
+        if self.pages != pages {
+            self.pages = pages;
+            self.known.clear();
+        }
+    }
+
+    /// Who `pid` is; `None` for one that has ended, or is ending: a process that has let go of its
+    /// memory holds no slot any more, while the driver still takes its device memory down.
+    pub fn living(&mut self, pid: u32) -> Option<&Identity> {
+        let start = self.start_of_living(pid)?;
+        if self.known.get(&pid).is_none_or(|known| known.start != start) {
+            let identity = self.read(pid, start)?;
+            self.known.insert(pid, identity);
+        }
+        self.known.get(&pid)
+    }
+
+    /// Whether `pid` has this file mapped, told by device and inode (proc_pid_maps(5)). False where
+    /// that may not be asked: of other users' processes.
+    #[must_use]
+    pub fn maps(&self, pid: u32, (device, inode): (u64, u64)) -> bool {
+        let maps = self.file(pid, "maps").unwrap_or_default();
+        maps_file(&maps, device, inode)
+    }
+
+    /// Forgets all but these.
+    pub fn keep(&mut self, pids: impl Fn(u32) -> bool) {
+        self.known.retain(|pid, _| pids(*pid));
+    }
+
+    /// Its mounts; `None` if it has ended.
+    #[must_use]
+    pub fn mountinfo(&self, pid: u32) -> Option<String> {
+        self.file(pid, "mountinfo").map(|text| String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Where the kernel says it is.
+    #[must_use]
+    pub fn place(&self, pid: u32) -> Option<Place> {
+        cgroup::place(&self.file(pid, "cgroup")?)
+    }
+
+    /// All pids, as far as they can be seen from here.
+    pub fn pids(&self) -> impl Iterator<Item = u32> {
+        let entries = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    }
+
+    /// Where proc(5) is mounted.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    fn file(&self, pid: u32, name: &str) -> Option<Vec<u8>> {
+        use std::io::Read;
+        let file = std::fs::File::open(self.root.join(pid.to_string()).join(name)).ok()?;
+        let mut text = Vec::new();
+        file.take(LONGEST).read_to_end(&mut text).ok()?;
+        Some(text)
+    }
+
+    fn start_of_living(&self, pid: u32) -> Option<u64> {
+        let stat = self.file(pid, "stat")?;
+        let (state, start, memory) = parse_stat(&stat)?;
+        (!matches!(state, b'Z' | b'X' | b'x') && memory > 0).then_some(start)
+    }
+
+    fn read(&self, pid: u32, start: u64) -> Option<Identity> {
+        let status = String::from_utf8_lossy(&self.file(pid, "status")?).into_owned();
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        // Outermost namespace first; kernels before 4.1 have no such line.
+        let namespace_pid = field("NSpid:").and_then(|pids| pids.split_whitespace().last());
+        let mounts = self.mountinfo(pid).unwrap_or_default();
+        let mounts = Mounts::parse(&mounts);
+        let place = self.place(pid);
+        let container = mounts
+            .container()
+            .filter(|(uid, _)| place.as_ref().is_some_and(|place| place.pod_uid == *uid));
+        let identity = Identity {
+            start,
+            namespace_pid: namespace_pid.and_then(|text| text.parse().ok()).unwrap_or(pid),
+            // Mounts of what is in no pod are the host's root's to make.
+            allocation: mounts.allocation(self.pages.as_ref().filter(|_| place.is_some())),
+            container: container.map(|(_, name)| name.to_owned()),
+            place,
+            name: field("Name:").unwrap_or_default().trim().to_owned(),
+        };
+        // All of it was the same process's.
+        (self.start_of_living(pid) == Some(start)).then_some(identity)
+    }
+}
+
+/// State, start time and virtual memory of `/proc/<pid>/stat`: fields 3, 22 and 23. The second, in
+/// parentheses, is the process's to choose.
+fn parse_stat(stat: &[u8]) -> Option<(u8, u64, u64)> {
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = *fields.next()?.as_bytes().first()?;
+    let start = fields.nth(22 - 4)?.parse().ok()?;
+    let memory = fields.next()?.parse().ok()?;
+    Some((state, start, memory))
+}
+
+/// Fields: addresses, permissions, offset, device (`major:minor`, hexadecimal), inode, path.
+fn maps_file(maps: &[u8], device: u64, inode: u64) -> bool {
+    let device = format!("{:02x}:{:02x}", major(device), minor(device));
+    String::from_utf8_lossy(maps).lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace().skip(3);
+        fields.next() == Some(device.as_str())
+            && fields.next().and_then(|text| text.parse().ok()) == Some(inode)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const ID: &str = "0123456789abcdef0123456789abcdef";
+
+    /// A proc(5) with one process.
+    struct Fake {
+        dir: tempfile::TempDir,
+        procs: Procs,
+    }
+
+    impl Fake {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let procs = Procs::at(dir.path());
+            let fake = Self { dir, procs };
+            fs::create_dir(fake.dir.path().join("7")).unwrap();
+            fake.write("status", "Name:\tserver\nNSpid:\t7\t3\n");
+            fake.write("mountinfo", &mounts(ID));
+            fake.stat('S', 99, 4096);
+            fake
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.dir.path().join("7").join(name), text).unwrap();
+        }
+
+        fn stat(&self, state: char, start: u64, memory: u64) {
+            let stat = format!(
+                "7 (a) R) {state} 1 7 7 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 1 0 {start} {memory} 9 \
+                 18446744073709551615 1 1\n"
+            );
+            self.write("stat", &stat);
+        }
+    }
+
+    fn mounts(id: &str) -> String {
+        format!(
+            "22 1 0:21 / / rw - overlay overlay rw\n\
+             23 22 0:30 /{id}/usage /usr/local/tessera/pages/usage rw - tmpfs tmpfs rw\n\
+             24 22 0:30 /{id} /usr/local/tessera/pages ro,nosuid - tmpfs tmpfs rw\n"
+        )
+    }
+
+    #[test]
+    fn a_container_is_told_by_what_is_mounted_at_the_pages_place() {
+        let mut fake = Fake::new();
+        let identity = fake.procs.living(7).unwrap();
+        assert_eq!(identity.allocation.as_ref().map(AllocationId::as_str), Some(ID));
+        assert_eq!((identity.start, identity.namespace_pid), (99, 3));
+        assert_eq!(identity.name, "server");
+        assert_eq!(fake.procs.living(8), None);
+    }
+
+    #[test]
+    fn what_a_container_mounts_over_it_does_not_count() {
+        let other = "fedcba9876543210fedcba9876543210";
+        let text = mounts(ID) + &mounts(other);
+        assert_eq!(Mounts::parse(&text).allocation(None).unwrap().as_str(), ID);
+        assert_eq!(Mounts::parse("1 2 0:1 / /usr/local/tessera/pages").allocation(None), None);
+        assert_eq!(Mounts::parse("x\n\n1 2").allocation(None), None);
+    }
+
+    #[test]
+    fn pod_and_container_are_told_by_the_kernel_and_named_by_kubelets_mounts() {
+        let uid = "7d5b3c1e-0f2a-4b6c-8d9e-aabbccddeeff";
+        let fake = |cgroup: &str| {
+            let mut fake = Fake::new();
+            fake.write("cgroup", cgroup);
+            let message = format!(
+                "25 22 8:1 /var/lib/kubelet/pods/{uid}/containers/main/0a1b2c3d \
+                 /dev/termination-log rw - ext4 /dev/sda rw\n"
+            );
+            fake.write("mountinfo", &(mounts(ID) + &message));
+            fake.procs.living(7).unwrap().clone()
+        };
+        let id = "8b".repeat(32);
+        let inside = fake(&format!("0::/kubepods/pod{uid}/{id}\n"));
+        let place = Place { pod_uid: uid.into(), container_id: id };
+        assert_eq!((inside.place, inside.container.as_deref()), (Some(place), Some("main")));
+        assert_eq!(fake("0::/system.slice\n").container, None, "mounts alone could be forged");
+    }
+
+    #[test]
+    fn a_container_whose_pages_were_removed_is_still_told() {
+        let text = mounts(&format!("{ID}//deleted"));
+        assert_eq!(Mounts::parse(&text).allocation(None).unwrap().as_str(), ID);
+    }
+
+    #[test]
+    fn the_dead_and_the_dying_are_nobody() {
+        let mut fake = Fake::new();
+        for (state, memory) in [('Z', 0), ('X', 4096), ('R', 0)] {
+            fake.stat(state, 99, memory);
+            assert_eq!(fake.procs.living(7), None, "{state} {memory}");
+        }
+    }
+
+    #[test]
+    fn a_pid_that_comes_again_is_somebody_else() {
+        let mut fake = Fake::new();
+        assert!(fake.procs.living(7).unwrap().allocation.is_some());
+        fake.write("mountinfo", "22 1 0:21 / / rw - ext4 /dev/sda rw\n");
+        assert!(fake.procs.living(7).unwrap().allocation.is_some(), "remembered");
+        fake.stat('S', 100, 4096);
+        assert_eq!(fake.procs.living(7).unwrap().allocation, None);
+        fake.procs.keep(|pid| pid != 7);
+        assert!(fake.procs.known.is_empty());
+    }
+
+    #[test]
+    fn a_mapped_file_is_told_by_device_and_inode() {
+        let maps = b"7f00-7f01 rw-s 00000000 fe:01 4711   /dev/shm/x/usage\n\
+                     7f02-7f03 rw-p 00000000 00:00 0 \n";
+        let device = nix::sys::stat::makedev(0xfe, 1);
+        assert!(maps_file(maps, device, 4711));
+        assert!(!maps_file(maps, device, 4712));
+        assert!(!maps_file(maps, nix::sys::stat::makedev(0xfe, 2), 4711));
+    }
+
+    #[test]
+    fn this_very_process_is_alive() {
+        let mut procs = Procs::default();
+        let own = procs.living(std::process::id()).unwrap();
+        assert!(own.start > 0 && own.allocation.is_none());
+    }
+}

@@ -1,0 +1,358 @@
+//! Reading the configuration again while the plugin runs.
+//!
+//! A bad file is refused as a whole and said so: in the log, in `status`, in the history. What is good takes
+//! effect in one step ([`Node::reload`]); keys that take a restart keep the values they had, which is
+//! said too. [`tessera_config::keys`] knows which they are. The last good text is kept beside the ledger,
+//! for a start that finds a bad one ([`tessera_config::file`]).
+
+mod outcome;
+pub mod plan;
+mod watch;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use tracing::{error, info, warn};
+
+pub use outcome::{Outcome, State, Why};
+pub use watch::{DEBOUNCE, watch};
+
+use crate::node;
+use crate::node::Node;
+use crate::status_board::StatusBoard;
+use tessera_config::keys;
+use tessera_config::keys::{Difference, Takes};
+use tessera_config::{Config, ConfigError, ConfigFile, Current, Given, Judged, Problem, file};
+use tessera_gpu::{Discovery, DiscoveryError};
+use tessera_model::audit::What;
+use tessera_model::clock::unix_ms;
+use tessera_model::gpu::Gpu;
+use tessera_model::printable;
+use tessera_rules::capacity;
+use tessera_system::locks::lock;
+
+/// Most differences that are logged and kept, and most bytes of each.
+const MOST_DIFFERENCES: usize = 50;
+const LONGEST_DIFFERENCE: usize = 600;
+
+/// Sets the log's filter.
+pub type SetFilter = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
+
+/// See the module's text.
+pub struct Reloader {
+    file: Option<ConfigFile>,
+    current: Current,
+    discovery: Arc<dyn Discovery>,
+    set_filter: Option<SetFilter>,
+    node: OnceLock<Arc<Node>>,
+    board: Arc<StatusBoard>,
+    /// What was read last; held by whoever reads.
+    seen: Mutex<String>,
+    state: Mutex<State>,
+    /// The text at the start, until it has proved good.
+    first: Mutex<Option<String>>,
+}
+
+impl fmt::Debug for Reloader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reloader").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+impl Reloader {
+    /// For a plugin that begins with `given`.
+    #[must_use]
+    pub fn new(
+        file: Option<ConfigFile>,
+        given: &Given,
+        current: Current,
+        discovery: Arc<dyn Discovery>,
+        set_filter: Option<SetFilter>,
+        board: &Arc<StatusBoard>,
+    ) -> Self {
+        let now = unix_ms();
+        let state = State {
+            hash: file::hash(&given.text),
+            attempted_unix_ms: now,
+            succeeded_unix_ms: now,
+            ..State::default()
+        };
+        let seen = match (&given.refused, &file) {
+            (Some(_), Some(file)) => mark(&file.judge()),
+            _ => file::hash(&given.text),
+        };
+        let reloader = Reloader {
+            file,
+            current,
+            discovery,
+            set_filter,
+            node: OnceLock::new(),
+            board: Arc::clone(board),
+            seen: Mutex::new(seen),
+            state: Mutex::new(state),
+            first: Mutex::new(given.refused.is_none().then(|| given.text.clone())),
+        };
+        if let Some(refused) = &given.refused {
+            reloader.refuse(&refused.problems);
+        }
+        reloader
+    }
+
+    /// Where the configuration comes from.
+    #[must_use]
+    pub fn file(&self) -> Option<&ConfigFile> {
+        self.file.as_ref()
+    }
+
+    /// What is in force.
+    #[must_use]
+    pub fn current(&self) -> &Current {
+        &self.current
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn state(&self) -> State {
+        lock(&self.state).clone()
+    }
+
+    /// The configuration to start with on these GPUs: that in force, or where it is impossible on them
+    /// the last good one.
+    ///
+    /// # Errors
+    /// Neither is possible: what is wrong with the one in force.
+    pub fn begin(&self, gpus: &[Gpu]) -> Result<Arc<Config>, ConfigError> {
+        let config = self.current.get();
+        let problems = capacity::check(gpus, &config);
+        if problems.is_empty() {
+            return Ok(config);
+        }
+        let good = file::last_good(&config.paths.ledger);
+        let good = good.filter(|(good, _)| capacity::check(gpus, good).is_empty());
+        let Some((mut good, text)) = good else {
+            return Err(ConfigError { file: config.source.file.clone(), problems });
+        };
+        keys::keep(&mut good, &config);
+        self.current.set(Arc::new(good));
+        *lock(&self.first) = None;
+        lock(&self.state).hash = file::hash(&text);
+        self.refuse(&problems);
+        Ok(self.current.get())
+    }
+
+    /// Makes the node, which a file that is read from now on changes. Blocking.
+    ///
+    /// # Errors
+    /// What `open` says.
+    pub fn attach<E>(
+        &self,
+        open: impl FnOnce(Current) -> Result<Arc<Node>, E>,
+    ) -> Result<Arc<Node>, E> {
+        // Nobody reads meanwhile.
+        let seen = lock(&self.seen);
+        let node = open(self.current.clone())?;
+        // Set once by the start.
+        let _ = self.node.set(Arc::clone(&node));
+        drop(seen);
+        if let Some(text) = lock(&self.first).take() {
+            self.keep(&text);
+        }
+        let state = self.state();
+        if !state.is_successful() {
+            node.meters().reloaded(false, unix_ms());
+            let what = What::ConfigurationRefused { problems: state.errors };
+            node.note_configuration(what, "the start".to_owned(), None);
+        }
+        Ok(node)
+    }
+
+    /// The GPUs that a configuration includes: those there are where it names the same.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    pub fn ground(&self, config: &Config) -> Result<Option<node::Ground>, String> {
+        let (now, wanted) = (&self.current.get().gpus, &config.gpus);
+        if (&now.include, &now.exclude) == (&wanted.include, &wanted.exclude) {
+            return Ok(None);
+        }
+        let gpus = match self.discovery.gpus(wanted) {
+            Ok(gpus) => gpus,
+            // A node may be left without any on purpose.
+            Err(DiscoveryError::None { .. } | DiscoveryError::Unsellable(_)) => Vec::new(),
+            Err(error) => return Err(error.to_string()),
+        };
+        let topology = self.discovery.topology(&gpus);
+        Ok(Some(node::Ground { gpus, topology }))
+    }
+
+    /// Reads the file, and has it take effect if it is good. Blocking.
+    pub fn reload(&self, why: &Why) -> Outcome {
+        let Some(file) = &self.file else {
+            return Outcome { hash: self.state().hash, ..Outcome::default() };
+        };
+        let mut seen = lock(&self.seen);
+        let judged = file.judge();
+        let mark = mark(&judged);
+        if *why == Why::Change && *seen == mark {
+            return Outcome { hash: self.state().hash, ..Outcome::default() };
+        }
+        *seen = mark;
+        let outcome = self.take(file, judged, why);
+        drop(seen);
+        outcome
+    }
+
+    fn take(&self, file: &ConfigFile, judged: Judged, why: &Why) -> Outcome {
+        let path = file.path().display();
+        lock(&self.state).attempted_unix_ms = unix_ms();
+        let before = self.current.get();
+        let Judged { mut config, text, mut problems } = judged;
+        let mut ground = None;
+        if problems.is_empty() {
+            match self.ground(&config) {
+                Ok(found) => ground = found,
+                Err(why) => problems.push(config.source.problem(
+                    "gpus.include",
+                    format!("takes effect only if the driver says what GPUs there are: {why}"),
+                )),
+            }
+        }
+        if problems.is_empty()
+            && let Some(node) = self.node.get()
+        {
+            let gpus =
+                ground.as_ref().map_or_else(|| node.catalogue().devices(), |g| g.gpus.clone());
+            problems = capacity::check(&gpus, &config);
+            if problems.is_empty() {
+                self.remark(&gpus, &config);
+            }
+        }
+        if !problems.is_empty() {
+            error!(%path, %why, "the configuration is refused; the last good one stays in force");
+            self.refuse(&problems);
+            if let Some(node) = self.node.get() {
+                node.meters().reloaded(false, unix_ms());
+                let what = What::ConfigurationRefused { problems: self.state().errors };
+                node.note_configuration(what, why.to_string(), why.by());
+            }
+            return Outcome { problems, hash: self.state().hash, ..Outcome::default() };
+        }
+        let (mut changes, mut waiting) = (Vec::new(), Vec::new());
+        for difference in keys::differences(&before, &config) {
+            match difference.takes {
+                Takes::Restart(_) => waiting.push(difference),
+                Takes::AtOnce | Takes::NewPods => changes.push(difference),
+            }
+        }
+        keys::keep(&mut config, &before);
+        if config.log.filter != before.log.filter
+            && let Some(set) = &self.set_filter
+            && let Err(error) = set(&config.log.filter)
+        {
+            warn!(error, "the log's filter stays as it was");
+        }
+        let listed = ground.is_some();
+        match self.node.get() {
+            _ if changes.is_empty() => {}
+            Some(node) => node.reload(config, ground),
+            None => self.current.set(Arc::new(config)),
+        }
+        if listed {
+            self.say("unsold", Some(self.discovery.unsold().join("; ")).filter(|s| !s.is_empty()));
+        }
+        self.keep(&text);
+        self.accept(&text, &changes, &waiting);
+        if let Some(node) = self.node.get() {
+            node.meters().reloaded(true, unix_ms());
+        }
+        info!(
+            %path, %why, changes = ?texts(&changes), after_a_restart = ?texts(&waiting),
+            "the configuration was read"
+        );
+        if let Some(node) = self.node.get().filter(|_| !changes.is_empty() || !waiting.is_empty()) {
+            let what = What::ConfigurationReloaded { changes: told(&changes, &waiting) };
+            node.note_configuration(what, why.to_string(), why.by());
+        }
+        Outcome { problems, changes, waiting, hash: self.state().hash }
+    }
+
+    /// What is odd, and no error.
+    pub fn remark(&self, gpus: &[Gpu], config: &Config) {
+        let remarks = match gpus {
+            [] => vec!["nothing is sold: gpus.include and gpus.exclude leave no GPU".to_owned()],
+            gpus => capacity::remarks(gpus, config),
+        };
+        remarks.iter().for_each(|text| warn!("{text}"));
+        self.say("configuration", (!remarks.is_empty()).then(|| remarks.join("; ")));
+    }
+
+    fn keep(&self, text: &str) {
+        let Some(file) = &self.file else { return };
+        if let Err(error) = file.keep_last_good(&self.current.get().paths.ledger, text) {
+            warn!(%error, "the configuration is not kept for a start that finds a bad one");
+        }
+    }
+
+    fn refuse(&self, problems: &[Problem]) {
+        let error = ConfigError {
+            file: self.file.as_ref().map(|file| file.path().to_owned()),
+            problems: problems.to_vec(),
+        };
+        let errors: Vec<String> = error.to_string().lines().map(str::to_owned).collect();
+        for line in &errors {
+            error!("{line}");
+        }
+        let text = format!(
+            "the configuration file is bad, and the last good configuration stays in force: {}",
+            errors.join("; ")
+        );
+        self.say("configuration-file", Some(text));
+        let mut state = lock(&self.state);
+        state.errors = errors;
+        state.refused += 1;
+    }
+
+    fn accept(&self, text: &str, changes: &[Difference], waiting: &[Difference]) {
+        self.say("configuration-file", None);
+        let sentence = format!(
+            "the configuration file has values that take a restart of the plugin: {}",
+            texts(waiting).join("; ")
+        );
+        self.say("configuration-restart", (!waiting.is_empty()).then_some(sentence));
+        let mut state = lock(&self.state);
+        state.errors.clear();
+        state.waiting = waiting.iter().map(|difference| difference.key.clone()).collect();
+        state.hash = file::hash(text);
+        state.succeeded_unix_ms = unix_ms();
+        state.applied += u64::from(!changes.is_empty());
+    }
+
+    fn say(&self, topic: &'static str, text: Option<String>) {
+        self.board.set_condition(topic, text);
+    }
+}
+
+/// By which it is known whether the file is another.
+fn mark(judged: &Judged) -> String {
+    match judged.problems.first() {
+        Some(problem) if judged.text.is_empty() => problem.message.clone(),
+        _ => file::hash(&judged.text),
+    }
+}
+
+/// Differences as they are logged and kept: of many the first.
+fn texts(differences: &[Difference]) -> Vec<String> {
+    let told = differences.iter().take(MOST_DIFFERENCES);
+    let mut texts: Vec<String> =
+        told.map(|told| printable::brief(&told.to_string(), LONGEST_DIFFERENCE).into()).collect();
+    if let Some(more @ 1..) = differences.len().checked_sub(MOST_DIFFERENCES) {
+        texts.push(format!("and {more} more"));
+    }
+    texts
+}
+
+fn told(changes: &[Difference], waiting: &[Difference]) -> Vec<String> {
+    let mut lines = texts(changes);
+    lines.extend(texts(waiting).into_iter().map(|text| format!("{text} (after a restart)")));
+    lines
+}

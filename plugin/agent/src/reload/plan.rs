@@ -1,0 +1,266 @@
+//! What a configuration would change.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use tessera_kubelet_api::admin::{
+    AllocationChange, ConfigurationChange, ConfigurationProblem, PlanResponse, ShareChange,
+    ShareView,
+};
+
+use super::Reloader;
+use crate::node::forecast::{Turn, forecast};
+use tessera_config::keys;
+use tessera_config::keys::{Difference, Takes, toml};
+use tessera_config::{Config, Judged, Problem};
+use tessera_model::gpu::Gpu;
+use tessera_model::quantity::format_bytes;
+use tessera_model::record::{Grant, Record};
+use tessera_model::replica::Replica;
+use tessera_model::sharing::Compute;
+use tessera_rules::allocate::Catalogue;
+use tessera_rules::capacity;
+use tessera_rules::shares::Share;
+use tessera_system::locks::lock;
+
+/// All that a plan is made of.
+pub struct Scene<'a> {
+    /// The configuration in force, on its GPUs.
+    pub before: (&'a Config, &'a Catalogue),
+    /// The one to think through, on its own.
+    pub after: (&'a Config, &'a Catalogue),
+    /// What there is.
+    pub records: &'a [Arc<Record>],
+    /// What would become of the replicas.
+    pub turns: &'a BTreeMap<(String, String), Turn>,
+}
+
+impl Reloader {
+    /// What `text` would change in this plugin. Blocking: it may ask the driver.
+    #[must_use]
+    pub fn plan(&self, text: String, file: &Path) -> PlanResponse {
+        let Judged { mut config, mut problems, .. } = Judged::of(text, file);
+        let Some(node) = self.node.get() else {
+            let waits = "the plugin waits for GPUs: what they would be cut into is not known";
+            return without_gpus(&self.current.get(), &config, &problems, waits);
+        };
+        // Whoever reads the file waits: a plan is about one configuration.
+        let _still = lock(&self.seen);
+        let before = self.current.get();
+        let mut notes = Vec::new();
+        let mut gpus = node.catalogue().devices();
+        if problems.is_empty() {
+            match self.ground(&config) {
+                Ok(Some(ground)) => gpus = ground.gpus,
+                Ok(None) => {}
+                Err(why) => notes.push(format!(
+                    "which GPUs gpus.include and gpus.exclude leave is not known, and without that the \
+                     configuration would be refused: {why}"
+                )),
+            }
+            problems = capacity::check(&gpus, &config);
+        }
+        if !problems.is_empty() {
+            return refused(&problems);
+        }
+        let changes = keys::differences(&before, &config);
+        notes.extend(remarks(&gpus, &config));
+        keys::keep(&mut config, &before);
+        let after = Catalogue::new(&gpus, &config);
+        let scene = Scene {
+            before: (&before, &node.catalogue()),
+            after: (&config, &after),
+            records: &node.records(),
+            turns: &node.forecast(&after),
+        };
+        let mut response = plan(&scene, &changes);
+        response.notes = notes;
+        response
+    }
+}
+
+/// What a plan is without a plugin: by what the disk says.
+#[must_use]
+pub fn offline(
+    before: &Config,
+    judged: &Judged,
+    gpus: Option<(&[Gpu], &[Gpu])>,
+    records: &[Arc<Record>],
+    mut notes: Vec<String>,
+) -> PlanResponse {
+    let config = &judged.config;
+    let Some((old, new)) = gpus.filter(|_| judged.problems.is_empty()) else {
+        let unknown = "what GPUs would be cut into is not known without them";
+        let mut response = without_gpus(before, config, &judged.problems, unknown);
+        response.notes.append(&mut notes);
+        return response;
+    };
+    let problems = capacity::check(new, config);
+    if !problems.is_empty() {
+        return refused(&problems);
+    }
+    notes.extend(remarks(new, config));
+    let catalogues = (Catalogue::new(old, before), Catalogue::new(new, config));
+    let turns = forecast(&catalogues.0, &catalogues.1, records);
+    let scene = Scene {
+        before: (before, &catalogues.0),
+        after: (config, &catalogues.1),
+        records,
+        turns: &turns,
+    };
+    let mut response = plan(&scene, &keys::differences(before, config));
+    response.notes = notes;
+    response
+}
+
+/// Problems as they are told.
+#[must_use]
+pub fn problems(problems: &[Problem]) -> Vec<ConfigurationProblem> {
+    let problem = |problem: &Problem| ConfigurationProblem {
+        key: problem.key.clone(),
+        line: problem.line.and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
+        message: problem.message.clone(),
+    };
+    problems.iter().map(problem).collect()
+}
+
+/// Differences as they are told.
+#[must_use]
+pub fn changes(differences: &[Difference]) -> Vec<ConfigurationChange> {
+    let change = |difference: &Difference| ConfigurationChange {
+        key: difference.key.clone(),
+        before: difference.before.clone(),
+        after: difference.after.clone(),
+        takes_effect: difference.takes.text().to_owned(),
+    };
+    differences.iter().map(change).collect()
+}
+
+fn refused(found: &[Problem]) -> PlanResponse {
+    PlanResponse { problems: problems(found), ..PlanResponse::default() }
+}
+
+fn without_gpus(before: &Config, after: &Config, problems: &[Problem], note: &str) -> PlanResponse {
+    if !problems.is_empty() {
+        return refused(problems);
+    }
+    let changes = changes(&keys::differences(before, after));
+    PlanResponse { changes, notes: vec![note.to_owned()], ..PlanResponse::default() }
+}
+
+fn remarks(gpus: &[Gpu], config: &Config) -> Vec<String> {
+    match gpus {
+        [] => vec!["nothing would be sold: gpus.include and gpus.exclude leave no GPU".to_owned()],
+        gpus => capacity::remarks(gpus, config),
+    }
+}
+
+/// See [`Scene`].
+#[must_use]
+pub fn plan(scene: &Scene<'_>, differences: &[Difference]) -> PlanResponse {
+    let share = |catalogue: &Catalogue, uuid: &str, resource: &str| {
+        catalogue.gpus.get(uuid).and_then(|sold| sold.share(resource)).map(view)
+    };
+    let change = |((uuid, resource), turn): (&(String, String), &Turn)| {
+        let catalogues = [scene.before.1, scene.after.1];
+        let index = catalogues.iter().find_map(|c| Some(c.gpus.get(uuid)?.gpu.index));
+        ShareChange {
+            gpu_uuid: uuid.clone(),
+            gpu_index: index,
+            resource_name: resource.clone(),
+            before: share(scene.before.1, uuid, resource),
+            after: share(scene.after.1, uuid, resource),
+            appear: turn.appear,
+            retire: turn.retire,
+            retire_held: turn.retire_held,
+            no_room: turn.no_room,
+        }
+    };
+    let mut shares: Vec<ShareChange> = scene.turns.iter().map(change).collect();
+    shares.retain(|change| change.before != change.after);
+    shares.sort_by_key(|change| (change.gpu_index, change.gpu_uuid.clone()));
+    let live = scene.records.iter().filter(|record| record.is_live());
+    PlanResponse {
+        problems: Vec::new(),
+        changes: changes(differences),
+        shares,
+        allocations: live.map(|record| allocation(record, scene, differences)).collect(),
+        notes: Vec::new(),
+    }
+}
+
+fn view(share: &Share) -> ShareView {
+    ShareView {
+        replicas: share.count,
+        memory_bytes: share.limit.memory_bytes,
+        cores_millis: share.limit.cores_millis,
+        policy: crate::messages::compute_policy(share.compute).into(),
+    }
+}
+
+fn allocation(record: &Record, scene: &Scene<'_>, differences: &[Difference]) -> AllocationChange {
+    let mut effects = Vec::new();
+    for grant in &record.grants {
+        effects.push(format!(
+            "keeps {} of {} until its pod ends",
+            limits(grant.memory_limit_bytes, grant.cores_millis, grant.compute),
+            grant.uuid
+        ));
+        effects.extend(successor(record, grant, scene));
+    }
+    let compute = record.grants.iter().any(|grant| grant.compute != Compute::None);
+    let at_once: Vec<&str> = differences
+        .iter()
+        .filter(|difference| matches!(difference.takes, Takes::AtOnce))
+        .map(|difference| difference.key.as_str())
+        .filter(|key| key.starts_with("compute.") && compute || *key == "gpus.audit_slack")
+        .collect();
+    if !at_once.is_empty() {
+        effects.push(format!("at once: {}", at_once.join(", ")));
+    }
+    AllocationChange {
+        id: record.id.to_string(),
+        holder: record.holder.as_ref().map(crate::messages::holder),
+        resource_name: record.resource.clone(),
+        effects,
+    }
+}
+
+/// What the next allocation of the same replicas would be, where it is another.
+fn successor(record: &Record, grant: &Grant, scene: &Scene<'_>) -> Option<String> {
+    let held = record.replicas.iter().filter_map(|id| Replica::split(id));
+    let held: Vec<u32> =
+        held.filter(|(gpu, _)| *gpu == grant.uuid).map(|(_, index)| index).collect();
+    if held.is_empty() {
+        return None;
+    }
+    let sold = scene.after.1.gpus.get(&grant.uuid);
+    let share = sold.and_then(|sold| sold.share(&record.resource));
+    let kept = share.filter(|share| held.iter().all(|index| *index < share.count));
+    let Some(share) = kept else {
+        let which = if held.len() == 1 { "its replica is" } else { "replicas of it are" };
+        return Some(format!("{which} retired: nobody gets them after it"));
+    };
+    let count = u32::try_from(held.len()).unwrap_or(u32::MAX);
+    let (memory, cores) = (
+        share.limit.memory_bytes.saturating_mul(u64::from(count)),
+        share.limit.cores_millis.saturating_mul(count),
+    );
+    let same = (memory, cores, share.compute)
+        == (grant.memory_limit_bytes, grant.cores_millis, grant.compute);
+    let text = limits(memory, cores, share.compute);
+    (!same).then(|| format!("whoever gets its replicas next has {text}"))
+}
+
+/// Limits as people read them.
+#[must_use]
+pub fn limits(memory_bytes: u64, cores_millis: u32, compute: Compute) -> String {
+    let word = match compute {
+        Compute::Burst => "burst",
+        Compute::Strict => "strict",
+        Compute::None => "compute not limited",
+    };
+    let cores = toml::millis(cores_millis);
+    format!("{}, {} {word}", format_bytes(memory_bytes), cores.trim_matches('"'))
+}

@@ -1,0 +1,195 @@
+//! Whether those who use the GPUs are whom they seem to be, and are held as they should be. It flags, and
+//! stops nobody: nothing here touches a pod. What is told how surely, and what is not seen at all, is in
+//! `docs/trust.md`.
+//!
+//! [`crate::observe`] compares the driver's figures with the ledger and finds processes that are in no
+//! session; here is whose they are ([`cgroup`], [`pods`]), who uses a shared GPU and holds no share of it
+//! ([`strangers`]), whether containers still have what they were given ([`mounts`], [`integrity`],
+//! [`sweep`]), and why a process goes past the shim ([`maps`]). All of it is read from `/proc` of the host,
+//! with no capability but where [`maps`] says so, and nothing below `/proc/<pid>/root` is touched.
+
+pub mod cgroup;
+pub mod integrity;
+pub mod maps;
+pub mod mounts;
+pub mod pods;
+pub mod strangers;
+pub mod sweep;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::kubernetes::Counts;
+use mounts::Damage;
+use tessera_kubelet::pod_resources::Census;
+use tessera_model::allocation_id::AllocationId;
+use tessera_system::locks::lock;
+
+/// Pods whose UIDs are remembered.
+const PODS: usize = 512;
+
+/// What can be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Kind {
+    /// A process of a container that holds device memory and is in no slot.
+    Bypass,
+    /// A container's processes together hold far more than is charged.
+    Unaccounted,
+    /// A process that uses a shared GPU and holds no share of it.
+    Stranger,
+    /// A usage page that cannot be true, was resized, or is held up.
+    UsagePage,
+    /// Pages, shim or preload file that were shadowed, replaced or taken away.
+    Mount,
+}
+
+impl Kind {
+    /// All, in the order of [`Trust::counts`].
+    pub const ALL: [Kind; 5] =
+        [Kind::Bypass, Kind::Unaccounted, Kind::Stranger, Kind::UsagePage, Kind::Mount];
+
+    /// Its name, as a label's value.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Bypass => "bypass",
+            Kind::Unaccounted => "unaccounted",
+            Kind::Stranger => "stranger",
+            Kind::UsagePage => "usage_page",
+            Kind::Mount => "mount",
+        }
+    }
+}
+
+/// Processes on one GPU that hold no share of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outside {
+    /// How many.
+    pub processes: u64,
+    /// What they use, bytes, as far as the driver tells.
+    pub bytes: u64,
+    /// Who they are, a few of them, as far as two looks agree.
+    pub who: Vec<String>,
+}
+
+/// What was found on this node, for `status`, metrics and Kubernetes' events.
+#[derive(Debug, Default)]
+pub struct Trust {
+    counts: [AtomicU64; Kind::ALL.len()],
+    outside: Mutex<BTreeMap<String, Outside>>,
+    damages: Mutex<BTreeMap<AllocationId, Vec<Damage>>>,
+    uids: Mutex<BTreeMap<(String, String), String>>,
+    census: Mutex<Option<Arc<Census>>>,
+    events: Arc<Counts>,
+}
+
+impl Trust {
+    /// Counts findings.
+    pub fn count(&self, kind: Kind, times: u64) {
+        self.counts[kind as usize].fetch_add(times, Ordering::Relaxed);
+    }
+
+    /// Findings since the plugin started.
+    #[must_use]
+    pub fn counts(&self) -> [(Kind, u64); Kind::ALL.len()] {
+        Kind::ALL.map(|kind| (kind, self.counts[kind as usize].load(Ordering::Relaxed)))
+    }
+
+    /// Processes that hold no share of a GPU that is shared, as of the last look at it.
+    #[must_use]
+    pub fn outside(&self, uuid: &str) -> Outside {
+        lock(&self.outside).get(uuid).cloned().unwrap_or_default()
+    }
+
+    /// See [`Trust::outside`].
+    pub fn set_outside(&self, uuid: &str, outside: Outside) {
+        lock(&self.outside).insert(uuid.to_owned(), outside);
+    }
+
+    /// Forgets GPUs that nobody looks at.
+    pub fn keep_outside(&self, looked_at: impl Fn(&str) -> bool) {
+        lock(&self.outside).retain(|uuid, _| looked_at(uuid));
+    }
+
+    /// What containers lack of what they were given, by allocation.
+    #[must_use]
+    pub fn damages(&self) -> BTreeMap<AllocationId, Vec<Damage>> {
+        lock(&self.damages).clone()
+    }
+
+    /// See [`Trust::damages`].
+    pub fn set_damages(&self, damages: BTreeMap<AllocationId, Vec<Damage>>) {
+        *lock(&self.damages) = damages;
+    }
+
+    /// Remembers the UID of a pod.
+    pub fn learn(&self, namespace: &str, pod: &str, uid: &str) {
+        let mut uids = lock(&self.uids);
+        let key = (namespace.to_owned(), pod.to_owned());
+        if uids.len() >= PODS && !uids.contains_key(&key) {
+            // Any: it is learnt again while it matters.
+            uids.pop_first();
+        }
+        uids.insert(key, uid.to_owned());
+    }
+
+    /// The UID of a pod, if it was learnt.
+    #[must_use]
+    pub fn uid(&self, namespace: &str, pod: &str) -> Option<String> {
+        lock(&self.uids).get(&(namespace.to_owned(), pod.to_owned())).cloned()
+    }
+
+    /// How telling pods of it by Kubernetes' events goes.
+    #[must_use]
+    pub fn events(&self) -> &Arc<Counts> {
+        &self.events
+    }
+
+    /// What kubelet said last of pods and devices.
+    #[must_use]
+    pub fn census(&self) -> Option<Arc<Census>> {
+        lock(&self.census).clone()
+    }
+
+    /// See [`Trust::census`].
+    pub fn set_census(&self, census: Arc<Census>) {
+        *lock(&self.census) = Some(census);
+    }
+}
+
+/// Damages as a sentence's part.
+#[must_use]
+pub fn list(damages: &[Damage]) -> String {
+    let texts: Vec<String> = damages.iter().map(ToString::to_string).collect();
+    texts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_are_counted_by_kind() {
+        let trust = Trust::default();
+        trust.count(Kind::Mount, 2);
+        trust.count(Kind::Bypass, 1);
+        let counts = trust.counts().map(|(kind, count)| (kind.name(), count));
+        assert_eq!(
+            counts,
+            [("bypass", 1), ("unaccounted", 0), ("stranger", 0), ("usage_page", 0), ("mount", 2)]
+        );
+    }
+
+    #[test]
+    fn pods_without_end_are_not_remembered_without_end() {
+        let trust = Trust::default();
+        for n in 0..2 * PODS {
+            trust.learn("team", &format!("{n:04}"), "u");
+        }
+        assert_eq!(lock(&trust.uids).len(), PODS);
+        assert_eq!(trust.uid("team", &format!("{:04}", 2 * PODS - 1)).as_deref(), Some("u"));
+        assert_eq!(trust.uid("team", "other"), None);
+    }
+}

@@ -1,0 +1,189 @@
+//! Processes that use a shared GPU and hold no share of it. Pure: who is new, who is to be told of.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use super::cgroup::Place;
+use tessera_model::quantity::format_bytes;
+use tessera_model::record::Holder;
+
+/// How long nothing more is told of whom was told of: a container whose processes come and go.
+const QUIET: Duration = Duration::from_secs(3600);
+/// How many are remembered for that.
+const REMEMBERED: usize = 256;
+
+/// One process on one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stranger {
+    /// Its pid on the host.
+    pub pid: u32,
+    /// Its start time, clock ticks since boot.
+    pub start: u64,
+    /// What the driver says it uses; `None` where it does not tell.
+    pub bytes: Option<u64>,
+    /// What it calls itself (`comm`): its own word.
+    pub name: String,
+    /// Where the kernel says it is.
+    pub place: Option<Place>,
+    /// What that is called, as far as kubelet tells.
+    pub holder: Option<Holder>,
+    /// It is a tenant's on another GPU.
+    pub tenant: bool,
+}
+
+impl Stranger {
+    /// Where it is, for people, and how that is known.
+    #[must_use]
+    pub fn whereabouts(&self) -> String {
+        let id = |id: &str| id.get(..12).unwrap_or(id).to_owned();
+        match (&self.holder, &self.place) {
+            (Some(Holder { namespace, pod, container }), _) => {
+                let container = match container.as_str() {
+                    "" => String::new(),
+                    name => format!(" (container {name})"),
+                };
+                let other = if self.tenant { ", whose share is of another GPU" } else { "" };
+                format!("pod {namespace}/{pod}{container}{other}")
+            }
+            (None, Some(place)) => format!(
+                "the pod with UID {}, container {} (kubelet's names for them cannot be read: mount \
+                 /var/log/containers into the plugin, or look for the UID with kubectl)",
+                place.pod_uid,
+                id(&place.container_id)
+            ),
+            (None, None) => "no pod: a process of the host itself".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Stranger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stranger { pid, name, .. } = self;
+        // A name is up to 15 bytes of the process's choice.
+        write!(f, "process {pid} ({}) of {}", name.escape_debug(), self.whereabouts())?;
+        match self.bytes {
+            Some(bytes) => write!(f, " uses {}", format_bytes(bytes)),
+            None => f.write_str(" uses it"),
+        }
+    }
+}
+
+/// Those of one GPU.
+#[derive(Debug, Default)]
+pub struct Strangers {
+    before: Vec<(u32, u64)>,
+    known: Vec<(u32, u64)>,
+    told: BTreeMap<String, Instant>,
+}
+
+impl Strangers {
+    /// Takes a look: the places in `list` of those that it confirms of the look before, and whether each
+    /// is to be told of.
+    pub fn see(&mut self, list: &[Stranger], now: Instant) -> Vec<(usize, bool)> {
+        let mut found = Vec::new();
+        let all: Vec<(u32, u64)> = list.iter().map(|s| (s.pid, s.start)).collect();
+        for (at, who) in all.iter().enumerate() {
+            if self.before.contains(who) && !self.known.contains(who) {
+                self.known.push(*who);
+                found.push((at, self.is_told(&list[at], now)));
+            }
+        }
+        self.known.retain(|who| all.contains(who));
+        self.before = all;
+        found
+    }
+
+    /// Whether one is there that was seen once.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.before.len() > self.known.len()
+    }
+
+    /// Whether this one was confirmed.
+    #[must_use]
+    pub fn knows(&self, stranger: &Stranger) -> bool {
+        self.known.contains(&(stranger.pid, stranger.start))
+    }
+
+    fn is_told(&mut self, stranger: &Stranger, now: Instant) -> bool {
+        let key = match &stranger.place {
+            Some(place) => format!("{} {}", place.pod_uid, place.container_id),
+            // All of the host's are one: what they are called is their own choice.
+            None => String::new(),
+        };
+        self.told.retain(|_, at| now.saturating_duration_since(*at) < QUIET);
+        if self.told.contains_key(&key) || self.told.len() >= REMEMBERED {
+            return false;
+        }
+        self.told.insert(key, now);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stranger(pid: u32, container: &str) -> Stranger {
+        let place = Place { pod_uid: "u".into(), container_id: container.into() };
+        Stranger {
+            pid,
+            start: 1,
+            bytes: Some(300 << 20),
+            name: "a\nb".into(),
+            place: (!container.is_empty()).then_some(place),
+            holder: None,
+            tenant: false,
+        }
+    }
+
+    #[test]
+    fn one_is_told_when_a_second_look_confirms_it() {
+        let mut strangers = Strangers::default();
+        let now = Instant::now();
+        assert_eq!(strangers.see(&[stranger(1, "c")], now), []);
+        assert!(strangers.waits() && !strangers.knows(&stranger(1, "c")));
+        assert_eq!(strangers.see(&[stranger(1, "c")], now), [(0, true)]);
+        assert!(!strangers.waits() && strangers.knows(&stranger(1, "c")));
+        assert_eq!(strangers.see(&[stranger(1, "c")], now), []);
+        strangers.see(&[], now);
+        assert!(!strangers.knows(&stranger(1, "c")));
+    }
+
+    #[test]
+    fn processes_that_come_and_go_are_counted_and_not_told_again() {
+        let mut strangers = Strangers::default();
+        let begin = Instant::now();
+        let mut told = 0;
+        for pid in 0..100 {
+            for _ in 0..2 {
+                let list = [stranger(pid, "c"), stranger(1000 + pid, "")];
+                let found = strangers.see(&list, begin);
+                told += found.iter().filter(|(_, tell)| *tell).count();
+            }
+        }
+        assert_eq!(told, 2, "the container, and the host");
+        let later = begin + QUIET;
+        strangers.see(&[stranger(1, "c")], later);
+        assert_eq!(strangers.see(&[stranger(1, "c")], later), [(0, true)]);
+        // Containers without end are not remembered without end.
+        for n in 0..2 * REMEMBERED {
+            let one = [stranger(7, &format!("c{n}"))];
+            strangers.see(&[], later);
+            strangers.see(&one, later);
+            strangers.see(&one, later);
+        }
+        assert!(strangers.told.len() <= REMEMBERED);
+    }
+
+    #[test]
+    fn people_are_told_where_it_is_and_how_sure_that_is() {
+        let holder = Holder { namespace: "team".into(), pod: "x".into(), container: "main".into() };
+        let named = Stranger { holder: Some(holder), ..stranger(7, "c") };
+        let text = "process 7 (a\\nb) of pod team/x (container main) uses 300 MiB";
+        assert_eq!(named.to_string(), text);
+        assert!(stranger(7, "c").to_string().contains("the pod with UID u, container c ("));
+        assert!(stranger(7, "").to_string().contains("of no pod: a process of the host itself"));
+    }
+}

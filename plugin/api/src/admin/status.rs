@@ -1,0 +1,536 @@
+//! Putting together what the admin service answers.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use tessera_kubelet_api::admin::{
+    Allocation, AllocationState, Gpu, GpuState, GpuUse, Health, Plugin, Process, Registration,
+    Replica, Resource, StatusResponse,
+};
+
+use super::{compute, steer};
+use tessera_agent::node::{Books, Node};
+use tessera_agent::observe::{PidView, pid_view};
+use tessera_agent::reload::Reloader;
+use tessera_agent::status_board::StatusBoard;
+use tessera_arbiter::{Arbiter, View};
+use tessera_config::{Config, Current};
+use tessera_gpu::Discovery;
+use tessera_kubelet::{Device, Phase, Report, Standing};
+use tessera_model::clock::unix_ms;
+use tessera_model::record::{Record, State};
+use tessera_peers::Counters;
+use tessera_rules::allocate::Catalogue;
+use tessera_tenant::regions::{Region, Use};
+
+/// Everything that `status` looks at. What comes later in the start is filled in later: the service
+/// answers while the plugin still waits for GPUs.
+pub struct StatusView {
+    config: Current,
+    discovery: Arc<dyn Discovery>,
+    started_unix_ms: i64,
+    pids: PidView,
+    node: OnceLock<Arc<Node>>,
+    reloader: OnceLock<Arc<Reloader>>,
+    standing: OnceLock<Standing>,
+    board: Arc<StatusBoard>,
+    /// Where metrics are served.
+    metrics: OnceLock<SocketAddr>,
+}
+
+/// What a look at everything found.
+#[derive(Debug, Default)]
+pub(crate) struct Survey {
+    /// As `status` has it.
+    pub status: StatusResponse,
+    /// Allocations whose usage page could not be read, by id.
+    pub unread: HashSet<String>,
+    /// How the arbiter stands; `None` if it does not answer.
+    pub arbiter: Option<View>,
+    /// What `status` was made of, once the node is there.
+    pub books: Option<Books>,
+}
+
+/// A way to look at what an allocation uses; `None` if it cannot be told for now.
+pub(crate) type Look = dyn Fn(&Region) -> Option<Use>;
+
+impl std::fmt::Debug for StatusView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StatusView").finish_non_exhaustive()
+    }
+}
+
+impl StatusView {
+    /// With nothing but the configuration so far.
+    #[must_use]
+    pub fn new(config: Current, discovery: Arc<dyn Discovery>, board: Arc<StatusBoard>) -> Self {
+        StatusView {
+            config,
+            discovery,
+            started_unix_ms: unix_ms(),
+            pids: pid_view(),
+            node: OnceLock::new(),
+            reloader: OnceLock::new(),
+            standing: OnceLock::new(),
+            board,
+            metrics: OnceLock::new(),
+        }
+    }
+
+    /// The node is there.
+    pub fn set_node(&self, node: Arc<Node>) {
+        // Set once by the start.
+        let _ = self.node.set(node);
+    }
+
+    /// Whoever reads the configuration again is there.
+    pub fn set_reloader(&self, reloader: Arc<Reloader>) {
+        let _ = self.reloader.set(reloader);
+    }
+
+    /// Whoever reads the configuration again.
+    #[must_use]
+    pub fn reloader(&self) -> Option<&Arc<Reloader>> {
+        self.reloader.get()
+    }
+
+    /// Kubelet is being served.
+    pub fn set_standing(&self, standing: Standing) {
+        let _ = self.standing.set(standing);
+    }
+
+    /// What the agent's jobs say.
+    #[must_use]
+    pub fn board(&self) -> &Arc<StatusBoard> {
+        &self.board
+    }
+
+    /// What keeps the node from offering every resource that is sold; nothing if it offers them all. Cheap:
+    /// reads no page.
+    #[must_use]
+    pub fn amiss(&self) -> Vec<String> {
+        let mut amiss = Vec::new();
+        match (self.node.get(), self.standing.get()) {
+            (Some(node), Some(standing)) => {
+                let reports = standing.reports();
+                let sold = node.catalogue().resources.clone();
+                if sold.is_empty() {
+                    amiss.push("nothing is sold".to_owned());
+                }
+                for name in sold.keys() {
+                    let report = reports.get(name);
+                    let text = match report.map(|report| report.phase) {
+                        Some(Phase::Live) => continue,
+                        Some(Phase::Accepted) => "registered, but kubelet does not watch it",
+                        Some(Phase::Waiting) => "not registered",
+                        Some(Phase::Stopped) | None => "not served",
+                    };
+                    let error = report.and_then(|report| report.last_error.as_deref());
+                    let error = error.map_or_else(String::new, |error| format!(": {error}"));
+                    amiss.push(format!("{name}: {text}{error}"));
+                }
+            }
+            _ => amiss.push("starting".to_owned()),
+        }
+        if !amiss.is_empty() {
+            amiss.extend(self.board.conditions());
+        }
+        amiss
+    }
+
+    /// When the plugin started, Unix milliseconds.
+    pub(crate) fn started_unix_ms(&self) -> i64 {
+        self.started_unix_ms
+    }
+
+    /// Metrics are served there.
+    pub(crate) fn set_metrics_address(&self, address: SocketAddr) {
+        // Set once by the server.
+        let _ = self.metrics.set(address);
+    }
+
+    /// Where metrics are served, if they are.
+    #[must_use]
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.get().copied()
+    }
+
+    /// The node, once it is there.
+    pub fn node(&self) -> Option<&Arc<Node>> {
+        self.node.get()
+    }
+
+    /// The configuration in force.
+    pub(super) fn config(&self) -> Arc<Config> {
+        self.config.get()
+    }
+
+    /// The answer. Reads every usage page and asks the driver for memory in use.
+    #[must_use]
+    pub fn status(&self) -> StatusResponse {
+        self.survey(&|region| Some(region.look())).status
+    }
+
+    /// As [`StatusView::status`], looking at pages in another way.
+    pub(crate) fn survey(&self, look: &Look) -> Survey {
+        let mut unread = HashSet::new();
+        let books = self.node.get().map(|node| node.books());
+        let mut status = StatusResponse {
+            plugin: Some(self.plugin(books.as_ref())),
+            at_unix_ms: unix_ms(),
+            ..StatusResponse::default()
+        };
+        let at = (Instant::now(), status.at_unix_ms);
+        status.warnings.extend(self.board.conditions());
+        let (Some(node), Some(books)) = (self.node.get(), books) else {
+            return Survey { status, ..Survey::default() };
+        };
+        status.warnings.extend(node.notes());
+        status.warnings.extend(node.others_warnings());
+        status.warnings.extend(node.trust_warnings());
+        let arbiter = node.arbiter().and_then(Arbiter::view);
+        let no_view = View::default();
+        let compute = arbiter.as_ref().unwrap_or(&no_view);
+        let (mut hidden, mut seen) = (false, false);
+        for (record, region) in &books.allocations {
+            let used = region.as_ref().and_then(|region| look(region));
+            if used.is_none() {
+                unread.insert(record.id.to_string());
+            }
+            let used = used.unwrap_or_default();
+            let counters = region.as_ref().map(|region| region.tenant().counters());
+            if let Some(region) = region {
+                hidden |= region.tenant().has_hidden_pids();
+                seen |= region.tenant().peers().iter().any(|peer| peer.host_pid.is_some());
+            }
+            let parked_and_idle = !record.is_live() && used.snapshot.slots.is_empty();
+            let name = record.name();
+            if let Some(region) = region {
+                status.warnings.extend(tenant_warnings(
+                    &name,
+                    region,
+                    counters.unwrap_or_default(),
+                ));
+            }
+            let share = compute.tenants.iter().find(|share| share.id == record.id.as_str());
+            status.warnings.extend(share.into_iter().flat_map(|s| compute::warnings(&name, s)));
+            if !parked_and_idle {
+                let compute = share.map(compute::of_allocation);
+                let allocation = allocation(record, region.as_deref(), &used);
+                status.allocations.push(Allocation { compute, ..allocation });
+            }
+        }
+        // A tenant's own word goes before what was guessed at the start.
+        hidden |= !seen && self.pids == PidView::Own;
+        if hidden {
+            status.warnings.push(
+                "pids of tenants are unknown: the plugin's pod needs hostPID: true; until then a \
+                 process's death is noticed when its socket closes, and what it holds beyond its \
+                 charges is neither observed nor audited"
+                    .to_owned(),
+            );
+        }
+        if let Some(plugin) = &mut status.plugin {
+            plugin.sees_host_pids = !hidden;
+            plugin.shim_path = node.delivery().shim.display().to_string();
+        }
+        status.gpus = self.gpus(node, &books, &status.allocations, at);
+        status.gpus.iter_mut().for_each(|gpu| compute::add_lease(gpu, compute));
+        Survey { status, unread, arbiter, books: Some(books) }
+    }
+
+    fn plugin(&self, books: Option<&Books>) -> Plugin {
+        let config = self.config.get();
+        let reports = self.standing.get().map(Standing::reports).unwrap_or_default();
+        let devices = |name: &str| books.and_then(|books| books.advertised.get(name));
+        let is_sold =
+            |name: &str| books.is_some_and(|books| books.catalogue.resources.contains_key(name));
+        let resources: Vec<Resource> = reports
+            .iter()
+            .map(|(name, report)| {
+                let devices = devices(name).map(Vec::as_slice).unwrap_or_default();
+                resource(name, !is_sold(name), report, devices)
+            })
+            .collect();
+        let names: Vec<&str> = match resources.as_slice() {
+            [] => vec![&config.resource.name],
+            some => some.iter().map(|resource| resource.name.as_str()).collect(),
+        };
+        let farthest = resources.iter().map(|resource| resource.registration).min();
+        let errors: Vec<String> = resources
+            .iter()
+            .filter(|resource| !resource.registration_error.is_empty())
+            .map(|Resource { name, registration_error: error, .. }| match names.len() {
+                1 => error.clone(),
+                _ => format!("{name}: {error}"),
+            })
+            .collect();
+        let config_path = config.source.file.as_ref().map(|file| file.display().to_string());
+        Plugin {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            started_unix_ms: self.started_unix_ms,
+            resource_name: names.join(", "),
+            registration: farthest.unwrap_or(Registration::Waiting.into()),
+            registered_unix_ms: resources.iter().map(|r| r.registered_unix_ms).max().unwrap_or(0),
+            registrations: resources.iter().map(|resource| resource.registrations).sum(),
+            registration_error: errors.join("; "),
+            sees_host_pids: true,
+            config_path: config_path.unwrap_or_default(),
+            shim_path: String::new(),
+            configuration: self.reloader.get().map(|one| super::config::state(&one.state())),
+            others_seen_by: self.board.others_seen_by().to_owned(),
+            resources,
+        }
+    }
+
+    /// `at`: when the answer was begun, by both clocks. No state is younger than that.
+    fn gpus(
+        &self,
+        node: &Node,
+        books: &Books,
+        allocations: &[Allocation],
+        at: (Instant, i64),
+    ) -> Vec<Gpu> {
+        let Books { catalogue, advertised, .. } = books;
+        let withheld = |uuid: &str| node.cordon_of(uuid).or_else(|| node.withheld(uuid));
+        let mut replicas = replicas(catalogue, advertised, allocations, &withheld);
+        let live = || allocations.iter().filter(|a| a.state() != AllocationState::Parked);
+        let mut gpus: Vec<Gpu> = catalogue
+            .gpus
+            .values()
+            .map(|sold| {
+                let cordon = node.cordon_of(&sold.gpu.uuid);
+                let withheld = cordon.clone().or_else(|| node.withheld(&sold.gpu.uuid));
+                let uses = || live().flat_map(|a| &a.gpus).filter(|u| u.gpu_uuid == sold.gpu.uuid);
+                let sum =
+                    |bytes: fn(&GpuUse) -> u64| uses().map(bytes).fold(0, u64::saturating_add);
+                let view = node.health(&sold.gpu.uuid);
+                Gpu {
+                    uuid: sold.gpu.uuid.clone(),
+                    index: sold.gpu.index,
+                    name: sold.gpu.name.clone(),
+                    pci_bus_id: sold.gpu.pci_bus_id.clone(),
+                    numa_node: sold.gpu.numa_node.map(i64::from),
+                    health: health(sold.sick.is_none() && withheld.is_none()).into(),
+                    health_reason: sold
+                        .sick
+                        .clone()
+                        .or_else(|| withheld.clone())
+                        .unwrap_or_default(),
+                    memory_total_bytes: sold.gpu.memory_bytes,
+                    memory_used_bytes: self.discovery.memory_used(&sold.gpu.uuid).unwrap_or(0),
+                    memory_reserve_bytes: catalogue.reserve_bytes,
+                    memory_limits_bytes: sum(|u| u.memory_limit_bytes),
+                    memory_charged_bytes: sum(|u| u.memory_charged_bytes),
+                    cores_millis: uses().map(|u| u.cores_millis).fold(0, u32::saturating_add),
+                    replicas: replicas.remove(&sold.gpu.uuid).unwrap_or_default(),
+                    memory_outside_bytes: node.trust().outside(&sold.gpu.uuid).bytes,
+                    context_overhead_bytes: sold.context_overhead_bytes,
+                    context_overhead_source: sold.context_source.as_str().to_owned(),
+                    state: state(view.state).into(),
+                    state_reason: view.reason,
+                    state_since_unix_ms: view.since.map_or(0, |since| {
+                        let ago = at.0.saturating_duration_since(since).as_millis();
+                        at.1.saturating_sub(i64::try_from(ago).unwrap_or(i64::MAX))
+                    }),
+                    state_waits_for: view.waits_for,
+                    cordon: cordon.unwrap_or_default(),
+                    ..Gpu::default()
+                }
+            })
+            .collect();
+        gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+        gpus
+    }
+}
+
+/// How one resource stands with kubelet.
+fn resource(name: &str, retired: bool, report: &Report, devices: &[Device]) -> Resource {
+    let registration = match report.phase {
+        Phase::Live => Registration::Live,
+        Phase::Accepted => Registration::Accepted,
+        Phase::Waiting | Phase::Stopped => Registration::Waiting,
+    };
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Resource {
+        name: name.to_owned(),
+        retired,
+        registration: registration.into(),
+        registered_unix_ms: report.registered_at.map_or(0, to_unix_ms),
+        registrations: report.registrations,
+        registration_error: report.last_error.clone().unwrap_or_default(),
+        replicas: count(devices.len()),
+        healthy: count(devices.iter().filter(|device| device.healthy).count()),
+    }
+}
+
+/// What each GPU is cut into, as advertised: in the configuration's order, retired ones last.
+fn replicas(
+    catalogue: &Catalogue,
+    advertised: &BTreeMap<String, Vec<Device>>,
+    allocations: &[Allocation],
+    withheld: &dyn Fn(&str) -> Option<String>,
+) -> HashMap<String, Vec<Replica>> {
+    let mut holders: HashMap<(&str, &str), &str> = HashMap::new();
+    for allocation in allocations.iter().filter(|a| a.state() != AllocationState::Parked) {
+        for id in &allocation.replica_ids {
+            holders.insert((&allocation.resource_name, id), &allocation.id);
+        }
+    }
+    let mut gpus: HashMap<String, Vec<(usize, Replica)>> = HashMap::new();
+    for (resource, devices) in advertised {
+        for device in devices {
+            let Some((uuid, index)) = tessera_model::replica::Replica::split(&device.id) else {
+                continue;
+            };
+            let Some(sold) = catalogue.gpus.get(uuid) else { continue };
+            let place = sold.shares.iter().position(|share| share.resource == *resource);
+            let share = place.map(|place| &sold.shares[place]);
+            let share = share.filter(|share| index < share.count);
+            let amiss = || sold.sick.clone().or_else(|| withheld(uuid));
+            let reason = match (device.healthy, share) {
+                (true, _) => String::new(),
+                (false, None) => amiss().unwrap_or_else(|| "retired".to_owned()),
+                (false, Some(_)) => {
+                    amiss().unwrap_or_else(|| "no room beside the live limits".to_owned())
+                }
+            };
+            let replica = Replica {
+                id: device.id.clone(),
+                index,
+                health: health(device.healthy).into(),
+                health_reason: reason,
+                memory_limit_bytes: share.map_or(0, |share| share.limit.memory_bytes),
+                cores_millis: share.map_or(0, |share| share.limit.cores_millis),
+                allocation_id: holders
+                    .get(&(resource.as_str(), device.id.as_str()))
+                    .map(|id| (*id).to_owned())
+                    .unwrap_or_default(),
+                resource_name: resource.clone(),
+            };
+            let place = place.unwrap_or(usize::MAX);
+            gpus.entry(uuid.to_owned()).or_default().push((place, replica));
+        }
+    }
+    gpus.into_iter()
+        .map(|(uuid, mut replicas)| {
+            replicas.sort_by_key(|(place, replica)| (*place, replica.index));
+            (uuid, replicas.into_iter().map(|(_, replica)| replica).collect())
+        })
+        .collect()
+}
+
+fn health(healthy: bool) -> Health {
+    if healthy { Health::Healthy } else { Health::Unhealthy }
+}
+
+fn state(state: tessera_model::health::State) -> GpuState {
+    use tessera_model::health::State;
+    match state {
+        State::Healthy => GpuState::Healthy,
+        State::Suspect => GpuState::Suspect,
+        State::Unhealthy => GpuState::Unhealthy,
+        State::Recovering => GpuState::Recovering,
+    }
+}
+
+fn to_unix_ms(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn tenant_warnings(name: &str, region: &Region, counters: Counters) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if region.observed().stands() {
+        warnings.push(format!(
+            "{name}: holds device memory outside its account; the log says which process, and \
+             docs/plugin.md what it may be"
+        ));
+    }
+    let mut warn = |count: u64, text: &str| {
+        if count > 0 {
+            warnings.push(format!("{name}: {text} ({count} times)"));
+        }
+    };
+    warn(region.tamperings(), "its usage page was tampered with");
+    warn(counters.garbage, "sends garbage to its session socket");
+    warn(counters.throttled, "floods its session socket and is slowed down");
+    warn(counters.turned_away, "opens too many sessions");
+    warn(counters.unknown_gpu, "sees a GPU that is not in its quota, and may not use it");
+    warn(counters.no_slot, "has more CUDA processes than there are slots");
+    warnings
+}
+
+/// The limits at Allocate, where others are in force by now.
+fn allocated(record: &Record, gpu: usize) -> Option<tessera_kubelet_api::admin::Limits> {
+    let before = record.overridden.as_ref()?.allocated.get(gpu)?;
+    let is_changed = record.grants.get(gpu) != Some(before);
+    is_changed.then(|| steer::limits(&tessera_model::audit::Limits::from(before)))
+}
+
+fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocation {
+    let state = match record.state {
+        State::Allocated => AllocationState::Allocated,
+        State::Started => AllocationState::Started,
+        State::Parked => AllocationState::Parked,
+    };
+    let snapshot = &used.snapshot;
+    let gpus = record.grants.iter().enumerate().map(|(gpu, grant)| GpuUse {
+        gpu_uuid: grant.uuid.clone(),
+        // Not as its page has it, which follows: see `Books`.
+        memory_limit_bytes: grant.memory_limit_bytes,
+        memory_charged_bytes: snapshot.charged(gpu),
+        memory_granted_bytes: snapshot.granted(gpu),
+        memory_peak_bytes: used.tally.peak.get(gpu).copied().unwrap_or(0),
+        context_overhead_bytes: grant.context_overhead_bytes,
+        cores_millis: grant.cores_millis,
+        policy: tessera_agent::messages::compute_policy(grant.compute).into(),
+        memory_overhead_bytes: region.map_or(0, |region| region.overhead(gpu)),
+        memory_nvml_bytes: region.and_then(|region| region.observed().used(gpu)),
+        allocated: allocated(record, gpu),
+        memory_owed_bytes: record.owed_bytes(&grant.uuid),
+    });
+    let peers = region.map(|region| region.tenant().peers()).unwrap_or_default();
+    let processes = snapshot.slots.iter().map(|slot| {
+        let index = u32::try_from(slot.index).unwrap_or(u32::MAX);
+        // A slot is matched to the session that named it. The name is the tenant's word; the pid is
+        // the kernel's, and of one of the tenant's own processes in any case.
+        let host_pid = peers
+            .iter()
+            .find(|peer| peer.hello.is_some_and(|(_, slot)| slot == index))
+            .and_then(|peer| peer.host_pid);
+        Process {
+            host_pid: host_pid.unwrap_or(0),
+            container_pid: slot.pid_hint,
+            slot: index,
+            memory_charged_bytes: slot.charged.iter().fold(0, |sum, b| sum.saturating_add(*b)),
+        }
+    });
+    Allocation {
+        id: record.id.to_string(),
+        state: state.into(),
+        generation: record.generation,
+        replica_ids: record.replicas.clone(),
+        holder: record.holder.as_ref().map(tessera_agent::messages::holder),
+        allocated_unix_ms: record.allocated_unix_ms,
+        started_unix_ms: record.started_unix_ms,
+        gpus: gpus.collect(),
+        processes: processes.collect(),
+        refusals: used.tally.refusals,
+        driver_refusals: used.tally.driver_refusals,
+        launches: used.tally.launches,
+        gpu_time_us: used.tally.gpu_time_ns / 1000,
+        gate_wait_us: used.tally.gate_wait_ns / 1000,
+        gate_waits: used.tally.gate_waits,
+        gate_timeouts: used.tally.gate_timeouts,
+        window_waits: used.tally.window_waits,
+        compute: None,
+        tamperings: region.map_or(0, Region::tamperings),
+        unaccounted: region.map_or(0, |region| region.observed().findings()),
+        pages_dir: region.map(|region| region.dir().display().to_string()).unwrap_or_default(),
+        resource_name: record.resource.clone(),
+    }
+}

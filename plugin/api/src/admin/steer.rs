@@ -1,0 +1,256 @@
+//! The admin service's part that changes things: quotas and cordons.
+
+use std::sync::Arc;
+
+use tessera_kubelet_api::admin::{
+    ComputePolicy, CordonRequest, CordonResponse, Limits, QuotaChange, QuotaResponse,
+    ResetQuotaRequest, SetQuotaRequest,
+};
+use tonic::transport::server::UdsConnectInfo;
+use tonic::{Request, Response, Status};
+
+use super::StatusView;
+use super::table::policy_name;
+use tessera_agent::node::steer::{Ask, Changed, How, SteerError};
+use tessera_agent::node::{Cordons, Node, Target};
+use tessera_model::audit::By;
+use tessera_model::printable;
+use tessera_model::quantity::format_bytes;
+use tessera_model::sharing::Compute;
+
+/// `SetQuota`.
+pub(super) async fn set_quota(
+    view: &StatusView,
+    request: Request<SetQuotaRequest>,
+) -> Result<Response<QuotaResponse>, Status> {
+    let by = by(&request, set_command(request.get_ref()));
+    let request = request.into_inner();
+    let compute = match request.policy() {
+        ComputePolicy::Unspecified => None,
+        ComputePolicy::Burst => Some(Compute::Burst),
+        ComputePolicy::Strict => Some(Compute::Strict),
+        ComputePolicy::None => Some(Compute::None),
+    };
+    let ask = Ask {
+        memory_limit_bytes: request.memory_limit_bytes,
+        cores_millis: request.cores_millis,
+        compute,
+        gpu: some(request.gpu),
+        how: How { force: request.force, dry_run: request.dry_run, reason: some(request.reason) },
+    };
+    let target = target(request.target);
+    let changed = blocking(view, move |node| node.set_quota(&target, &ask, by)).await?;
+    Ok(Response::new(answer(&changed)))
+}
+
+/// `ResetQuota`.
+pub(super) async fn reset_quota(
+    view: &StatusView,
+    request: Request<ResetQuotaRequest>,
+) -> Result<Response<QuotaResponse>, Status> {
+    let by = by(&request, reset_command(request.get_ref()));
+    let request = request.into_inner();
+    let how = How { force: request.force, dry_run: request.dry_run, reason: some(request.reason) };
+    let target = target(request.target);
+    let changed = blocking(view, move |node| node.reset_quota(&target, &how, by)).await?;
+    Ok(Response::new(answer(&changed)))
+}
+
+/// `Cordon`, and with `again` `Uncordon`.
+pub(super) async fn cordon(
+    view: &StatusView,
+    request: Request<CordonRequest>,
+    again: bool,
+) -> Result<Response<CordonResponse>, Status> {
+    let CordonRequest { gpu, all, reason } = request.get_ref();
+    let verb = if again { "uncordon" } else { "cordon" };
+    let mut command = format!("{verb} {}", if *all { "--all" } else { gpu });
+    with_reason(&mut command, reason);
+    let by = by(&request, command);
+    let CordonRequest { gpu, all, reason } = request.into_inner();
+    if gpu.is_empty() && !all {
+        return Err(Status::invalid_argument("name a GPU by UUID or index, or say --all"));
+    }
+    let done = blocking(view, move |node| {
+        let gpu = (!all).then_some(gpu.as_str());
+        match again {
+            true => node.uncordon(gpu, some(reason), by),
+            false => node.cordon(gpu, some(reason), by),
+        }
+    });
+    let Cordons { changed, cordoned, running } = done.await?;
+    let running = u32::try_from(running).unwrap_or(u32::MAX);
+    Ok(Response::new(CordonResponse { changed, cordoned, running }))
+}
+
+/// Does what waits for the disk where that is allowed.
+async fn blocking<T: Send + 'static>(
+    view: &StatusView,
+    work: impl FnOnce(&Node) -> Result<T, SteerError> + Send + 'static,
+) -> Result<T, Status> {
+    let Some(node) = view.node() else {
+        return Err(Status::unavailable(
+            "the plugin waits for GPUs: there are no allocations yet; `tessera status` says what it \
+             lacks",
+        ));
+    };
+    let node = Arc::clone(node);
+    let done = tokio::task::spawn_blocking(move || work(&node)).await;
+    done.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| {
+        let text = printable::reason(&error);
+        match error {
+            SteerError::NotFound(_) => Status::not_found(text),
+            SteerError::Invalid(_) => Status::invalid_argument(text),
+            SteerError::Refused(_) => Status::failed_precondition(text),
+            SteerError::NoRoom(_) => Status::resource_exhausted(text),
+            SteerError::Ledger(_) => Status::unavailable(text),
+        }
+    })
+}
+
+/// Who asks, as the kernel says.
+pub(super) fn by<T>(request: &Request<T>, command: String) -> By {
+    let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+    let pid = peer.and_then(|peer| peer.pid()).and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
+    By::Admin {
+        // Whom the kernel does not name is nobody, in the sense of `nobody`.
+        uid: peer.map_or(65534, |peer| peer.uid()),
+        pid,
+        login_uid: login_uid(pid),
+        command,
+    }
+}
+
+fn login_uid(pid: u32) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/loginuid")).ok()?;
+    text.trim().parse().ok().filter(|uid| *uid != u32::MAX)
+}
+
+fn some(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+fn target(target: Option<tessera_kubelet_api::admin::Target>) -> Target {
+    let target = target.unwrap_or_default();
+    Target {
+        name: target.name,
+        namespace: some(target.namespace),
+        container: some(target.container),
+    }
+}
+
+fn target_words(target: Option<&tessera_kubelet_api::admin::Target>) -> String {
+    let Some(target) = target else { return String::new() };
+    let mut words = target.name.clone();
+    for (flag, value) in [("namespace", &target.namespace), ("container", &target.container)] {
+        if !value.is_empty() {
+            words.push_str(&format!(" --{flag} {value}"));
+        }
+    }
+    words
+}
+
+fn set_command(request: &SetQuotaRequest) -> String {
+    let mut text = format!("quota set {}", target_words(request.target.as_ref()));
+    if !request.gpu.is_empty() {
+        text.push_str(&format!(" --gpu {}", request.gpu));
+    }
+    if let Some(bytes) = request.memory_limit_bytes {
+        text.push_str(&format!(" --memory {}", format_bytes(bytes).replace(' ', "")));
+    }
+    if let Some(millis) = request.cores_millis {
+        text.push_str(&format!(" --cores {}", percent(millis)));
+    }
+    if request.policy() != ComputePolicy::Unspecified {
+        text.push_str(&format!(" --policy {}", policy_name(request.policy())));
+    }
+    if request.force {
+        text.push_str(" --force");
+    }
+    with_reason(&mut text, &request.reason);
+    text
+}
+
+fn reset_command(request: &ResetQuotaRequest) -> String {
+    let mut text = format!("quota reset {}", target_words(request.target.as_ref()));
+    if request.force {
+        text.push_str(" --force");
+    }
+    with_reason(&mut text, &request.reason);
+    text
+}
+
+fn with_reason(command: &mut String, reason: &str) {
+    if !reason.is_empty() {
+        command.push_str(&format!(" --reason {reason:?}"));
+    }
+}
+
+/// Thousandths as percent.
+pub(super) fn percent(millis: u32) -> String {
+    match millis % 10 {
+        0 => format!("{}", millis / 10),
+        tenth => format!("{}.{tenth}", millis / 10),
+    }
+}
+
+/// The message that tells limits.
+pub(super) fn limits(limits: &tessera_model::audit::Limits) -> Limits {
+    Limits {
+        memory_limit_bytes: limits.memory_limit_bytes,
+        cores_millis: limits.cores_millis,
+        policy: tessera_agent::messages::compute_policy(limits.compute).into(),
+    }
+}
+
+fn answer(changed: &Changed) -> QuotaResponse {
+    let gpus = changed.before.iter().zip(&changed.after).zip(&changed.in_use);
+    QuotaResponse {
+        allocation_id: changed.record.id.to_string(),
+        holder: changed.record.holder.as_ref().map(tessera_agent::messages::holder),
+        gpus: gpus
+            .map(|((before, after), in_use)| QuotaChange {
+                gpu_uuid: after.uuid.clone(),
+                before: Some(limits(before)),
+                after: Some(limits(after)),
+                memory_in_use_bytes: *in_use,
+            })
+            .collect(),
+        changed: changed.is_change(),
+        notes: changed.notes.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_trail_tells_the_command_as_one_would_type_it() {
+        let target = |name: &str| {
+            let container = "main".to_owned();
+            Some(tessera_kubelet_api::admin::Target {
+                name: name.into(),
+                container,
+                ..Default::default()
+            })
+        };
+        let request = SetQuotaRequest {
+            target: target("one/llm"),
+            memory_limit_bytes: Some(12 << 30),
+            cores_millis: Some(405),
+            policy: ComputePolicy::Strict.into(),
+            gpu: "0".into(),
+            force: true,
+            reason: "too slow".into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            set_command(&request),
+            "quota set one/llm --container main --gpu 0 --memory 12GiB --cores 40.5 --policy strict \
+             --force --reason \"too slow\""
+        );
+        let request = ResetQuotaRequest { target: target("llm"), ..Default::default() };
+        assert_eq!(reset_command(&request), "quota reset llm --container main");
+    }
+}

@@ -1,0 +1,114 @@
+//! `tessera explain`: why a pod, an allocation or a GPU is as it is. [`answer`] is pure: it takes what the
+//! plugin knows, or what can be read without it, and puts together what concerns the subject.
+
+mod client;
+mod lines;
+mod offline;
+mod origin;
+mod report;
+mod story;
+mod subject;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tessera_kubelet_api::admin::{ExplainResponse, GpuStory, StatusResponse};
+
+pub use client::{Args, main};
+pub use subject::Unknown;
+
+use tessera_config::Config;
+use tessera_model::audit::Event;
+use tessera_model::gpu::Gpu;
+use tessera_model::record::Record;
+use tessera_rules::shares;
+
+/// Allocations that are told at length; of a Deployment's pods, or of a name that comes again and again.
+const STORIES: usize = 8;
+/// Lines of the trail for each of them, the newest.
+const LINES: usize = 200;
+
+/// All that is known.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// As `tessera status` has it.
+    pub status: StatusResponse,
+    /// What the ledger records.
+    pub records: Vec<Arc<Record>>,
+    /// The audit trail, oldest line first.
+    pub trail: Vec<Event>,
+    /// The configuration in force.
+    pub config: Arc<Config>,
+    /// GPUs that are sold.
+    pub gpus: Vec<Gpu>,
+    /// Version of the pages, by allocation id.
+    pub page_versions: BTreeMap<String, u32>,
+    /// What could not be looked at.
+    pub remarks: Vec<String>,
+    /// There is no plugin to ask: nothing is known of GPUs and their time.
+    pub alone: bool,
+}
+
+/// Everything about what `subject` names.
+///
+/// # Errors
+/// It names nothing, or not one thing.
+pub fn answer(facts: &Facts, subject: &str) -> Result<ExplainResponse, Unknown> {
+    let named = subject::find(facts, subject)?;
+    let stories = named.allocations.iter().take(STORIES);
+    let gpus = named.gpus.iter().filter_map(|uuid| gpu_story(facts, uuid));
+    Ok(ExplainResponse {
+        allocations: stories.map(|key| story::tell(facts, key)).collect(),
+        gpus: gpus.collect(),
+        at_unix_ms: facts.status.at_unix_ms,
+        trail_since_unix_ms: facts.trail.first().map_or(0, |event| event.at_unix_ms),
+        left_out: u32::try_from(named.allocations.len().saturating_sub(STORIES))
+            .unwrap_or(u32::MAX),
+        remarks: facts.remarks.clone(),
+    })
+}
+
+fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
+    let gpu = facts.status.gpus.iter().find(|gpu| gpu.uuid == uuid)?;
+    let device = facts.gpus.iter().find(|gpu| gpu.uuid == uuid);
+    let cut = device.map(|device| {
+        let place = origin::table(device, &facts.config);
+        let share = |share: shares::Share| {
+            format!(
+                "{} × {}: {} and {}m {} each ({place})",
+                share.count,
+                share.resource,
+                tessera_model::quantity::format_bytes(share.limit.memory_bytes),
+                share.limit.cores_millis,
+                share.compute.name()
+            )
+        };
+        shares::cut(device, &facts.config).into_iter().map(share).collect()
+    });
+    let on: Vec<(&str, u64)> = facts
+        .records
+        .iter()
+        .filter(|record| record.grants.iter().any(|grant| grant.uuid == uuid))
+        .map(|record| (record.id.as_str(), record.generation))
+        .collect();
+    let concerns = |event: &&Event| {
+        event.gpu.as_deref() == Some(uuid)
+            || event.id.as_ref().is_some_and(|id| on.contains(&(id.as_str(), event.generation)))
+            || (event.id.is_none() && event.gpu.is_none())
+    };
+    let concerned: Vec<&Event> = facts.trail.iter().filter(concerns).collect();
+    let holders = subject::holders(facts);
+    let line = |event: &&Event| {
+        let mut line = lines::line(event);
+        // Who it became is known by now.
+        line.holder = line
+            .holder
+            .or_else(|| Some(tessera_agent::messages::holder(subject::of(&holders, event)?)));
+        line
+    };
+    let trail = concerned[concerned.len().saturating_sub(LINES)..].iter().map(line).collect();
+    Some(GpuStory { gpu: Some(gpu.clone()), cut: cut.unwrap_or_default(), trail })
+}
+
+#[cfg(test)]
+mod tests;

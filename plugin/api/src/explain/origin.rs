@@ -1,0 +1,88 @@
+//! Where limits come from: a key of the configuration, or somebody who set them.
+
+use super::Facts;
+use tessera_config::Config;
+use tessera_model::audit::{Event, Limits, What};
+use tessera_model::gpu::Gpu;
+use tessera_model::quantity::format_bytes;
+use tessera_model::record::{Grant, Record};
+use tessera_model::time_format as when;
+use tessera_rules::shares;
+
+/// Where memory and share of one GPU come from.
+pub(super) struct Origin {
+    pub memory: String,
+    pub cores: String,
+}
+
+/// The part of the configuration that cuts a GPU: `share`, or `layout[n]`.
+pub(super) fn table(gpu: &Gpu, config: &Config) -> String {
+    match shares::layout_of(gpu, config) {
+        Some(n) => format!("layout[{n}]"),
+        None => "share".to_owned(),
+    }
+}
+
+/// Where the limits of `grant`, as they are in force, come from. `trail` is that of its generation.
+pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]) -> Origin {
+    let before = record.overridden.as_ref().map(|set| &set.allocated);
+    let is_set = |all: &Vec<Grant>| !all.contains(grant);
+    let unknown =
+        || before.is_some_and(is_set).then(|| "set; the trail has lost by whom".to_owned());
+    if let Some(text) = set(grant, trail).or_else(unknown) {
+        return Origin { memory: text.clone(), cores: text };
+    }
+    let Some(gpu) = facts.gpus.iter().find(|gpu| gpu.uuid == grant.uuid) else {
+        let why = if facts.alone { "" } else { "; the GPU is gone" };
+        let text = format!("as of its Allocate{why}");
+        return Origin { memory: text.clone(), cores: text };
+    };
+    let table = table(gpu, &facts.config);
+    let cut = shares::cut(gpu, &facts.config);
+    let Some((n, share)) = cut.iter().enumerate().find(|(_, s)| s.resource == record.resource)
+    else {
+        let text =
+            format!("as of its Allocate; the configuration sells {} no more", record.resource);
+        return Origin { memory: text.clone(), cores: text };
+    };
+    let on_it = |id: &&String| id.rsplit_once("::").is_some_and(|(uuid, _)| uuid == grant.uuid);
+    let replicas = record.replicas.iter().filter(on_it).count();
+    let key = |name: &str| match table.as_str() {
+        "share" => format!("share.{name}"),
+        layout => format!("{layout}.shares[{n}].{name}"),
+    };
+    let place = |name: &str| {
+        let key = key(name);
+        let source = &facts.config.source;
+        match (&source.file, source.line_set(&key)) {
+            (Some(file), Some(line)) => format!("{key} ({}:{line})", file.display()),
+            (None, Some(line)) => format!("{key} (line {line})"),
+            (_, None) => format!("{key} (default)"),
+        }
+    };
+    let count = u64::try_from(replicas).unwrap_or(u64::MAX);
+    let memory = share.limit.memory_bytes.saturating_mul(count);
+    let cores = u64::from(share.limit.cores_millis).saturating_mul(count);
+    let from = |name: &str, same: bool, today: String| match same {
+        true => format!("{replicas} × {}", place(name)),
+        false => format!("as of its Allocate; {} would give {today} now", place(name)),
+    };
+    let same_cores = cores == u64::from(grant.cores_millis) && share.compute == grant.compute;
+    Origin {
+        memory: from("memory", memory == grant.memory_limit_bytes, format_bytes(memory)),
+        cores: from("cores", same_cores, format!("{cores}m {}", share.compute.name())),
+    }
+}
+
+/// Who set the limits last, if that is how they are.
+fn set(grant: &Grant, trail: &[&Event]) -> Option<String> {
+    let (event, after) = trail.iter().rev().find_map(|event| match &event.what {
+        What::QuotaSet { after, .. } => Some((event, Some(after))),
+        What::QuotaReset { .. } => Some((event, None)),
+        _ => None,
+    })?;
+    let mine = |limits: &&Limits| limits.uuid == grant.uuid;
+    after?.iter().find(mine)?;
+    let by = event.by.as_ref().map_or_else(|| "somebody".to_owned(), ToString::to_string);
+    Some(format!("set {} by {by}", when::utc(event.at_unix_ms)))
+}

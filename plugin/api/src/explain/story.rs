@@ -1,0 +1,180 @@
+//! One generation of an allocation, from beginning to end.
+
+use tessera_kubelet_api::admin::{
+    Allocation, AllocationState, AllocationStory, Enforcement, Gpu, Health, Limit, Placement,
+};
+
+use super::subject::{Key, holder};
+use super::{Facts, LINES, lines, origin};
+use crate::admin::words;
+use tessera_config::{Config, DeviceListStrategy};
+use tessera_model::audit::{Event, What};
+use tessera_model::record::Record;
+
+/// All that is known of it.
+pub(super) fn tell(facts: &Facts, key: &Key) -> AllocationStory {
+    let same = |id: &str, generation: u64| id == key.id && generation == key.generation;
+    let trail: Vec<&Event> = facts
+        .trail
+        .iter()
+        .filter(|event| event.id.as_ref().is_some_and(|id| same(id.as_str(), event.generation)))
+        .collect();
+    let record = facts.records.iter().find(|r| same(r.id.as_str(), r.generation));
+    let now = facts.status.allocations.iter().find(|a| same(&a.id, a.generation));
+    let at = |what: &What| trail.iter().rev().find(|e| e.what == *what).map_or(0, |e| e.at_unix_ms);
+    let lines: Vec<_> = trail.iter().map(|event| lines::line(event)).collect();
+    let story = AllocationStory {
+        id: key.id.clone(),
+        generation: key.generation,
+        holder: holder(facts, key).as_ref().map(tessera_agent::messages::holder),
+        now: now.cloned(),
+        allocated_unix_ms: at(&What::Allocated),
+        started_unix_ms: at(&What::Started),
+        released_unix_ms: at(&What::Released),
+        placement: Some(placement_of_trail(&trail)),
+        incidents: lines::incidents(&trail),
+        trail: lines[lines.len().saturating_sub(LINES)..].to_vec(),
+        ..AllocationStory::default()
+    };
+    match record {
+        Some(record) => living(story, facts, record, now, &trail),
+        None => story,
+    }
+}
+
+/// Of one that is gone there is what its Allocate said.
+fn placement_of_trail(trail: &[&Event]) -> Placement {
+    let allocated = trail.iter().find(|event| event.what == What::Allocated);
+    let reason = allocated.and_then(|event| event.reason.clone());
+    Placement { reason: reason.unwrap_or_default(), ..Placement::default() }
+}
+
+fn living(
+    story: AllocationStory,
+    facts: &Facts,
+    record: &Record,
+    now: Option<&Allocation>,
+    trail: &[&Event],
+) -> AllocationStory {
+    let limits = record.grants.iter().map(|grant| {
+        let origin = origin::of(facts, record, grant, trail);
+        let used = now.and_then(|now| now.gpus.iter().find(|gpu| gpu.gpu_uuid == grant.uuid));
+        Limit {
+            gpu_uuid: grant.uuid.clone(),
+            // The page has the last word.
+            memory_limit_bytes: used.map_or(grant.memory_limit_bytes, |u| u.memory_limit_bytes),
+            memory_origin: origin.memory,
+            cores_millis: used.map_or(grant.cores_millis, |used| used.cores_millis),
+            policy: used
+                .map_or(tessera_agent::messages::compute_policy(grant.compute).into(), |used| {
+                    used.policy
+                }),
+            cores_origin: origin.cores,
+            context_overhead_bytes: grant.context_overhead_bytes,
+            memory_overhead_bytes: used.map_or(0, |used| used.memory_overhead_bytes),
+        }
+    });
+    let gpus = record.grants.iter().map(|grant| {
+        let gpu = facts.status.gpus.iter().find(|gpu| gpu.uuid == grant.uuid);
+        match gpu {
+            Some(gpu) => stands(gpu),
+            None if facts.alone => format!("{}: how it stands only the plugin knows", grant.uuid),
+            None => format!("{}: gone", grant.uuid),
+        }
+    });
+    let placement = match &record.placed {
+        Some(placed) => Placement {
+            preferred_replica_ids: placed.preferred.clone(),
+            as_preferred: placed.is_followed(&record.replicas),
+            reason: placed.sentence(&record.replicas),
+            gpus: gpus.collect(),
+        },
+        None => Placement { gpus: gpus.collect(), ..story.placement.clone().unwrap_or_default() },
+    };
+    AllocationStory {
+        resource_name: record.resource.clone(),
+        replica_ids: record.replicas.clone(),
+        allocated_unix_ms: record.allocated_unix_ms,
+        started_unix_ms: record.started_unix_ms,
+        released_unix_ms: 0,
+        limits: limits.collect(),
+        placement: Some(placement),
+        enforcement: Some(enforcement(facts, record, now)),
+        ..story
+    }
+}
+
+/// How a GPU stands now.
+fn stands(gpu: &Gpu) -> String {
+    let numa = match gpu.numa_node {
+        Some(node) => format!("NUMA node {node}"),
+        None => "NUMA node unknown".to_owned(),
+    };
+    let health = match (gpu.health(), gpu.state_reason.as_str()) {
+        (Health::Unhealthy, _) => format!("unhealthy ({})", gpu.health_reason),
+        (_, "") => words::gpu(gpu.state()).to_owned(),
+        (_, reason) => format!("{} ({reason})", words::gpu(gpu.state())),
+    };
+    let free = gpu.replicas.iter().filter(|r| r.allocation_id.is_empty());
+    let free = free.filter(|replica| replica.health() == Health::Healthy).count();
+    format!(
+        "{}: GPU {}, {}, {numa}, PCI {}, {health}; {free} of {} replicas free now",
+        gpu.uuid,
+        gpu.index,
+        gpu.name,
+        gpu.pci_bus_id,
+        gpu.replicas.len()
+    )
+}
+
+fn enforcement(facts: &Facts, record: &Record, now: Option<&Allocation>) -> Enforcement {
+    let config = &facts.config;
+    let mut remarks = Vec::new();
+    match now {
+        None => remarks.push("its pages cannot be read: what is in use is unknown".to_owned()),
+        Some(now) => {
+            if now.state() == AllocationState::Parked {
+                let text = "parked: its replicas went to a newer allocation, and it counts no more";
+                remarks.push(text.to_owned());
+            }
+            if now.processes.is_empty() {
+                remarks.push("no process of it uses CUDA now".to_owned());
+            }
+            if now.compute.is_none() && !facts.alone {
+                remarks.push("its GPU time is not divided: no process has launched anything yet, or its policy is none".to_owned());
+            }
+        }
+    }
+    // What status warns of begins with the name, or has the id in it.
+    let name = record.name();
+    let mine =
+        |text: &&String| text.contains(record.id.as_str()) || text.starts_with(name.as_str());
+    remarks.extend(facts.status.warnings.iter().filter(mine).cloned());
+    Enforcement {
+        device_list_strategy: strategy(record, config).to_owned(),
+        injected_by: injected(config),
+        shim: record.shim.clone().unwrap_or_default(),
+        page_version: facts.page_versions.get(record.id.as_str()).copied().unwrap_or(0),
+        pages_dir: now.map(|now| now.pages_dir.clone()).unwrap_or_default(),
+        remarks,
+    }
+}
+
+fn strategy(record: &Record, config: &Config) -> &'static str {
+    match config.container.device_list_strategy {
+        DeviceListStrategy::Envvar => "envvar",
+        DeviceListStrategy::VolumeMounts => "volume-mounts",
+        DeviceListStrategy::CdiAnnotations => "cdi-annotations",
+        DeviceListStrategy::CdiCri => "cdi-cri",
+        // The strategy was another when it was allocated.
+        _ if record.cdi => "cdi",
+        DeviceListStrategy::DeviceNodes => "device-nodes",
+        DeviceListStrategy::None => "none",
+    }
+}
+
+fn injected(config: &Config) -> Vec<String> {
+    let file = config.container.inject_file.then_some("/etc/ld.so.preload");
+    let env = config.container.inject_env.then_some("LD_PRELOAD");
+    file.into_iter().chain(env).map(str::to_owned).collect()
+}

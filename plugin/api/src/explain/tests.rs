@@ -1,0 +1,297 @@
+use tessera_kubelet_api::admin::{
+    Allocation, AllocationState, ComputePolicy, Gpu as AdminGpu, GpuState, GpuUse, Health,
+};
+
+use super::*;
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::audit::{By, Limits, What};
+use tessera_model::placement_reason::Placed;
+use tessera_model::record::{Grant, Holder, State};
+use tessera_model::sharing::{Compute, Placement};
+use tessera_model::steered::Override;
+
+const GIB: u64 = 1 << 30;
+const NOW: i64 = 1_795_336_321_000;
+const CONFIG: &str = "[share]\nreplicas = 4\nmemory = \"8Gi\"\n";
+
+fn id(resource: &str, replica: &str) -> AllocationId {
+    AllocationId::of(resource, std::iter::once(replica))
+}
+
+fn holder(pod: &str) -> Holder {
+    Holder { namespace: "prod".into(), pod: pod.into(), container: "server".into() }
+}
+
+fn grant(memory_limit_bytes: u64) -> Grant {
+    Grant {
+        uuid: "GPU-aaaa".into(),
+        memory_limit_bytes,
+        context_overhead_bytes: 512 << 20,
+        cores_millis: 250,
+        compute: Compute::Burst,
+    }
+}
+
+fn record() -> Record {
+    let replica = "GPU-aaaa::1".to_owned();
+    let placed = Placed::by_preference(
+        &["GPU-aaaa::1".to_owned(), "GPU-bbbb::0".to_owned()],
+        std::slice::from_ref(&replica),
+        Placement::Packed,
+        &|_| ", healthy, NUMA node 0".to_owned(),
+    );
+    Record {
+        resource: "tessera.dev/gpu".into(),
+        generation: 7,
+        replicas: vec![replica],
+        grants: vec![grant(8 * GIB)],
+        allocated_unix_ms: NOW - 600_000,
+        started_unix_ms: NOW - 590_000,
+        holder: Some(holder("llama-0")),
+        shim: Some("5eed".into()),
+        placed: Some(placed),
+        ..Record::example(id("tessera.dev/gpu", "GPU-aaaa::1"), State::Started)
+    }
+}
+
+fn refused(times: u64, ago_s: i64) -> Event {
+    let (bytes, charged_bytes, limit_bytes) = (GIB, 7 * GIB, 8 * GIB);
+    let what = What::RefusedMemory { bytes, charged_bytes, limit_bytes };
+    Event::of(&record(), what, NOW - ago_s * 1000)
+        .because("asked for up to 1 GiB, 7 GiB of 8 GiB in use")
+        .times(times)
+}
+
+/// A pod that lives, one that is gone, and their GPU.
+fn facts() -> Facts {
+    let gone = Record { generation: 3, holder: None, ..record() };
+    let was = Record { holder: Some(holder("batch-9")), ..gone.clone() };
+    let reason = "GPU-aaaa::1 as preferred of 8 free replicas";
+    let trail = vec![
+        Event::of(&gone, What::Allocated, NOW - 90_000_000).because(reason),
+        Event::of(&was, What::Released, NOW - 80_000_000),
+        Event::of(&Record { holder: None, ..record() }, What::Allocated, NOW - 600_000),
+        refused(1, 300),
+        refused(12, 200),
+        Event::of_gpu("GPU-aaaa", What::Cordoned, "for repair".into(), NOW - 1000),
+    ];
+    let status = StatusResponse {
+        gpus: vec![AdminGpu {
+            uuid: "GPU-aaaa".into(),
+            name: "NVIDIA L4".into(),
+            numa_node: Some(0),
+            health: Health::Healthy.into(),
+            state: GpuState::Healthy.into(),
+            ..AdminGpu::default()
+        }],
+        allocations: vec![Allocation {
+            id: record().id.to_string(),
+            generation: 7,
+            state: AllocationState::Started.into(),
+            gpus: vec![GpuUse {
+                gpu_uuid: "GPU-aaaa".into(),
+                memory_limit_bytes: 8 * GIB,
+                memory_charged_bytes: 7 * GIB,
+                memory_overhead_bytes: 64 << 20,
+                cores_millis: 250,
+                policy: ComputePolicy::Burst.into(),
+                ..GpuUse::default()
+            }],
+            ..Allocation::default()
+        }],
+        warnings: vec!["prod/llama-0 (server): floods its gate socket".into(), "other".into()],
+        at_unix_ms: NOW,
+        ..StatusResponse::default()
+    };
+    Facts {
+        status,
+        records: vec![Arc::new(record())],
+        trail,
+        config: Arc::new(Config::parse(CONFIG).unwrap()),
+        gpus: vec![Gpu::example("GPU-aaaa", 0)],
+        page_versions: [(record().id.to_string(), 2)].into(),
+        remarks: Vec::new(),
+        alone: false,
+    }
+}
+
+#[test]
+fn a_pod_is_found_by_each_of_its_names() {
+    let id = record().id.to_string();
+    for subject in ["llama-0", "prod/llama-0", "prod/llama-0/server", &id, &id[..6], " llama-0 "] {
+        let told = answer(&facts(), subject).unwrap();
+        assert_eq!((told.allocations[0].generation, told.gpus.len()), (7, 0), "{subject}");
+    }
+    assert_eq!(answer(&facts(), "server").unwrap().allocations.len(), 2, "both generations");
+    for subject in ["GPU-aaaa", "GPU-a", "0"] {
+        assert_eq!(answer(&facts(), subject).unwrap().gpus.len(), 1, "{subject}");
+    }
+}
+
+#[test]
+fn what_is_unknown_or_ambiguous_is_told_with_what_there_is() {
+    let error = answer(&facts(), "lama").unwrap_err().to_string();
+    assert!(error.contains("\"lama\"") && error.contains("prod/llama-0"), "{error}");
+    let error = answer(&facts(), "zzz").unwrap_err().to_string();
+    assert!(error.contains("prod/batch-9") && error.contains("GPU-aaaa"), "{error}");
+    let mut facts = facts();
+    facts.status.gpus.push(AdminGpu { uuid: "GPU-aabb".into(), index: 1, ..AdminGpu::default() });
+    let error = answer(&facts, "GPU-aa").unwrap_err().to_string();
+    assert!(error.contains("GPU-aaaa, GPU-aabb"), "{error}");
+    assert!(answer(&facts, "").is_err());
+}
+
+#[test]
+fn a_living_pod_is_explained_from_placement_to_refusals() {
+    let told = answer(&facts(), "llama-0").unwrap();
+    let story = &told.allocations[0];
+    let placement = story.placement.as_ref().unwrap();
+    assert!(placement.as_preferred);
+    assert!(
+        placement.reason.contains("GPU-aaaa had 1 free, healthy, NUMA node 0"),
+        "{placement:?}"
+    );
+    assert!(placement.gpus[0].contains("NVIDIA L4, NUMA node 0"), "{placement:?}");
+    assert_eq!(story.limits[0].memory_origin, "1 × share.memory (line 3)");
+    let how = story.enforcement.as_ref().unwrap();
+    assert_eq!((how.shim.as_str(), how.page_version), ("5eed", 2));
+    assert!(how.remarks.contains(&"prod/llama-0 (server): floods its gate socket".to_owned()));
+    assert!(!how.remarks.contains(&"other".to_owned()));
+    let [incident] = story.incidents.as_slice() else { panic!("{:?}", story.incidents) };
+    assert_eq!((incident.what.as_str(), incident.times), ("refused-memory", 13));
+    assert_eq!(incident.last_unix_ms - incident.first_unix_ms, 100_000);
+    let text = report::text(&told);
+    for part in [
+        "prod/llama-0, container server: started",
+        "memory 8 GiB, 1 × share.memory",
+        "charged 7 GiB",
+        "overhead observed 64 MiB",
+        "refused-memory 13 times",
+        "kubelet allocated it",
+        "[kubelet]",
+        "(12 times)",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn a_pod_that_is_gone_is_explained_from_the_trail() {
+    let told = answer(&facts(), "batch-9").unwrap();
+    let story = &told.allocations[0];
+    assert_eq!(
+        (story.generation, story.now.is_none(), story.enforcement.is_none()),
+        (3, true, true)
+    );
+    assert_eq!(story.released_unix_ms, NOW - 80_000_000);
+    let text = report::text(&told);
+    assert!(text.contains("prod/batch-9, container server: released"), "{text}");
+    assert!(text.contains("why there  GPU-aaaa::1 as preferred of 8 free replicas"), "{text}");
+}
+
+#[test]
+fn a_quota_that_somebody_set_is_told_with_who_and_when() {
+    let mut facts = facts();
+    let limits = |memory| vec![Limits::from(&grant(memory))];
+    let (before, after, forced) = (limits(8 * GIB), limits(4 * GIB), false);
+    let by = By::Admin { uid: 0, pid: 9, login_uid: Some(1000), command: "quota set x".into() };
+    let set = What::QuotaSet { before: before.clone(), after: after.clone(), forced };
+    facts.trail.push(Event::of(&record(), set, NOW - 5000).by(by.clone()));
+    let limit = |facts: &Facts| answer(facts, "llama-0").unwrap().allocations[0].limits[0].clone();
+    let origin = limit(&facts).memory_origin;
+    assert_eq!(origin, "set 2026-11-22 08:31:56 by uid 0 (logged in as 1000) pid 9: quota set x");
+    let mut forgotten = facts.clone();
+    forgotten.trail.pop();
+    let (allocated, owed) = (vec![grant(8 * GIB)], BTreeMap::new());
+    let overridden = Some(Box::new(Override { allocated, owed }));
+    let changed = Record { grants: vec![grant(4 * GIB)], overridden, ..record() };
+    forgotten.records = vec![Arc::new(changed)];
+    assert_eq!(limit(&forgotten).memory_origin, "set; the trail has lost by whom");
+    let reset = What::QuotaReset { before: after, after: before };
+    facts.trail.push(Event::of(&record(), reset, NOW).by(by));
+    assert_eq!(limit(&facts).memory_origin, "1 × share.memory (line 3)");
+}
+
+#[test]
+fn limits_that_the_configuration_would_not_give_today_are_told_so() {
+    let mut facts = facts();
+    facts.config = Arc::new(Config::parse("[share]\nreplicas = 4\nmemory = \"4Gi\"\n").unwrap());
+    let told = answer(&facts, "llama-0").unwrap();
+    let origin = &told.allocations[0].limits[0].memory_origin;
+    assert_eq!(origin, "as of its Allocate; share.memory (line 3) would give 4 GiB now");
+    facts.gpus.clear();
+    let told = answer(&facts, "llama-0").unwrap();
+    assert!(told.allocations[0].limits[0].memory_origin.contains("the GPU is gone"));
+}
+
+#[test]
+fn a_layout_is_named_by_its_key() {
+    let mut facts = facts();
+    let layout = "[[layout]]\ngpus = [\"GPU-aaaa\"]\nshares = [{ resource = \"x.dev/a\" }, \
+                  { resource = \"tessera.dev/gpu\", memory = \"8Gi\", cores = \"25%\" }]\n";
+    facts.config = Arc::new(Config::parse(layout).unwrap());
+    let told = answer(&facts, "llama-0").unwrap();
+    assert_eq!(
+        told.allocations[0].limits[0].memory_origin,
+        "1 × layout[0].shares[1].memory (line 3)"
+    );
+    let cut = &answer(&facts, "0").unwrap().gpus[0].cut;
+    assert!(cut[1].starts_with("1 × tessera.dev/gpu: 8 GiB and 250m burst each"), "{cut:?}");
+}
+
+#[test]
+fn a_gpu_is_explained_with_what_happened_on_it() {
+    let told = answer(&facts(), "GPU-aaaa").unwrap();
+    let whats: Vec<&str> = told.gpus[0].trail.iter().map(|line| line.what.as_str()).collect();
+    assert_eq!(whats, ["allocated", "refused-memory", "refused-memory", "cordoned"]);
+    let text = report::text(&told);
+    assert!(text.contains("GPU 0, GPU-aaaa, NVIDIA L4: healthy"), "{text}");
+    assert!(text.contains("cordoned: nothing more of it is given out: for repair"), "{text}");
+}
+
+#[test]
+fn json_has_everything() {
+    let json = report::json(&answer(&facts(), "llama-0").unwrap());
+    let story = &json["allocations"][0];
+    assert_eq!(story["now"]["gpus"][0]["memory_charged_bytes"], 7 * GIB);
+    assert_eq!(story["limits"][0]["policy"], "burst");
+    assert_eq!(story["incidents"][0]["times"], 13);
+    assert_eq!(story["trail"][2]["times"], 12);
+    assert_eq!(story["placement"]["as_preferred"], true);
+    assert_eq!(json["trail_since_unix_ms"], NOW - 90_000_000);
+}
+
+#[test]
+fn many_generations_are_cut_short_and_counted() {
+    let mut facts = facts();
+    for generation in 100..150 {
+        let one = Record { generation, ..record() };
+        facts.trail.push(Event::of(&one, What::Released, NOW));
+    }
+    let told = answer(&facts, "llama-0").unwrap();
+    assert_eq!((told.allocations.len(), told.left_out), (STORIES, 43));
+    assert_eq!(told.allocations[0].generation, 7, "what lives comes first");
+    assert_eq!(told.allocations[1].generation, 149, "then the newest");
+}
+
+#[test]
+fn a_clock_that_was_set_back_changes_no_order_and_makes_no_ages() {
+    let mut facts = facts();
+    let event = |what: What, at| Event::of(&record(), what, at).because("r");
+    facts.trail.push(event(What::DriverRefused, NOW + 18_000_000));
+    facts.trail.push(event(What::Rationed, NOW - 18_000_000));
+    let mut moved = record();
+    (moved.allocated_unix_ms, moved.started_unix_ms) = (NOW + 36_000_000, NOW + 400);
+    facts.records = vec![Arc::new(moved)];
+    let told = answer(&facts, "llama-0").unwrap();
+    let story = &told.allocations[0];
+    let whats: Vec<&str> = story.incidents.iter().map(|i| i.what.as_str()).collect();
+    assert_eq!(whats, ["rationed", "driver-refused", "refused-memory"], "the latest first");
+    let whats: Vec<&str> = story.trail.iter().rev().map(|line| line.what.as_str()).collect();
+    assert_eq!(&whats[..2], ["rationed", "driver-refused"], "as it was written");
+    let text = report::text(&told);
+    let allocated = text.lines().find(|line| line.contains("allocated  ")).unwrap();
+    assert!(allocated.ends_with("(the node's clock was set back since)"), "{allocated}");
+    let started = text.lines().find(|line| line.contains("started  ")).unwrap();
+    assert!(started.ends_with("(0s ago)"), "{started}");
+}

@@ -1,0 +1,43 @@
+//! The arbiter's policy against simulated tenants and GPUs, and against nonsense.
+
+mod caps;
+mod gangs;
+mod late;
+mod nonsense;
+mod pauses;
+mod shares;
+mod tied;
+
+use tessera_arbiter::policy::model::{Change, Figures, Load, Scenario, TenantFigures, simulate};
+use tessera_arbiter::policy::{Kind, MS, Policy, Settings, Share, State, TenantId};
+
+const US: u64 = 1_000;
+const SECOND: u64 = 1_000 * MS;
+/// The way of a message or command.
+const DELAY: (u64, u64) = (10 * US, 60 * US);
+
+fn burst(millis: u32) -> Share {
+    Share { millis, kind: Kind::Burst }
+}
+
+fn strict(millis: u32) -> Share {
+    Share { millis, kind: Kind::Strict }
+}
+
+fn scenario(loads: Vec<Load>, until: u64) -> Scenario {
+    let (settings, changes) = (Settings::default(), vec![]);
+    Scenario { settings, loads, changes, delay: DELAY, switch: 0, seed: 1, until }
+}
+
+fn play(loads: Vec<Load>, until: u64) -> Figures {
+    simulate(&scenario(loads, until))
+}
+
+fn play_with(loads: Vec<Load>, changes: Vec<(u64, Change)>, until: u64) -> Figures {
+    simulate(&Scenario { changes, ..scenario(loads, until) })
+}
+
+#[allow(clippy::cast_precision_loss, reason = "far below 2^53")]
+fn float(ns: u64) -> f64 {
+    ns as f64
+}

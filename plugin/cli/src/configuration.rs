@@ -1,0 +1,235 @@
+//! `tessera config`.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Subcommand;
+use tessera_kubelet_api::admin::{
+    ConfigurationProblem, PlanRequest, PlanResponse, ReloadRequest, ReloadResponse,
+};
+
+use super::EXIT_USAGE;
+use super::plan_text::{plan_json, plan_text, reload_json, reload_text};
+use tessera_agent::reload::plan::offline;
+use tessera_api::admin;
+use tessera_api::admin::Format;
+use tessera_api::admin::client::{EXIT_UNAVAILABLE, call};
+use tessera_config::{Config, ConfigError, ConfigFile, Judged, Problem, keys};
+use tessera_gpu::nvml::NvmlDiscovery;
+use tessera_gpu::{Discovery, DiscoveryError};
+use tessera_model::gpu::Gpu;
+use tessera_model::printable;
+use tessera_model::record::{Record, State};
+use tessera_rules::capacity;
+use tessera_store as ledger;
+use tessera_system::files;
+use tessera_tenant::delivery::driver::nvml as nvml_library;
+use tessera_tenant::regions;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ConfigCommand {
+    /// Tell every error of a configuration, with line and key, also against this machine's GPUs
+    ///
+    /// Exits 0 if it could be put in force, 64 if not.
+    #[command(after_help = "Examples:\n  tessera config check new.toml\n  \
+                            kubectl create cm tessera --from-file=config.toml --dry-run=client -o json | \
+                            jq -r '.data[\"config.toml\"]' | tessera config check -")]
+    Check {
+        /// The file, or "-" for standard input [default: --config]
+        file: Option<PathBuf>,
+    },
+    /// Tell what a configuration would change, for the node and each running allocation
+    ///
+    /// Asks the running plugin; without one, goes by the ledger or the pages and by this machine's GPUs, and
+    /// says what it cannot know. Changes nothing. Exits 0, or 64 for a configuration that would be
+    /// refused.
+    Plan {
+        /// The file, or "-" for standard input
+        file: PathBuf,
+        /// Output format
+        #[arg(long, short, value_enum, default_value = "text")]
+        output: Format,
+    },
+    /// Have the running plugin read its file again, and tell what came of it
+    ///
+    /// It does so by itself when the file changes, and on SIGHUP. Exits 0 if the file is in force, 64 if it
+    /// was refused and the configuration before stays, 69 if the plugin does not answer.
+    Reload {
+        /// Output format
+        #[arg(long, short, value_enum, default_value = "text")]
+        output: Format,
+    },
+    /// Print the commented defaults
+    Default,
+    /// Print the reference of all keys, as Markdown
+    Reference,
+}
+
+pub(super) fn main(command: ConfigCommand, file: ConfigFile) -> anyhow::Result<ExitCode> {
+    match command {
+        ConfigCommand::Check { file: other } => check(&match other {
+            Some(path) => read(&path)?,
+            None => file.judge(),
+        }),
+        ConfigCommand::Plan { file: path, output } => plan(&read(&path)?, &path, &file, output),
+        ConfigCommand::Reload { output } => reload(&file.for_asking(), output),
+        ConfigCommand::Default => print(include_str!("../../../config.toml")),
+        ConfigCommand::Reference => print(&keys::reference()),
+    }
+}
+
+fn print(text: &str) -> anyhow::Result<ExitCode> {
+    std::io::stdout().write_all(text.as_bytes()).context("standard output")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A file, or standard input.
+fn read(path: &Path) -> anyhow::Result<Judged> {
+    if path == Path::new("-") {
+        let name = Path::new("(standard input)");
+        // As long as it takes: somebody may be typing.
+        let bytes = files::read_from(std::io::stdin().lock(), files::CONFIGURATION);
+        return Ok(match bytes.and_then(files::utf8) {
+            Ok(text) => Judged::of(text, name),
+            Err(error) => Judged::unread(name, &error),
+        });
+    }
+    Ok(ConfigFile { asked: Some(path.to_owned()) }.judge())
+}
+
+fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
+    let Judged { config, problems, .. } = judged;
+    let mut problems: Vec<Problem> = problems.clone();
+    let discovery = NvmlDiscovery::new(nvml_library(config));
+    let gpus = match judged.is_readable_on_gpus() {
+        true => discovery.gpus(&config.gpus),
+        false => Err(DiscoveryError::Nvml("not asked: the file is bad".to_owned())),
+    };
+    if let Ok(gpus) = &gpus {
+        problems.extend(capacity::check(gpus, config));
+        problems.sort_by_key(|problem| problem.line);
+    }
+    if !problems.is_empty() {
+        return Err(ConfigError { file: config.source.file.clone(), problems }.into());
+    }
+    match gpus {
+        Ok(gpus) => {
+            for text in discovery.unsold().into_iter().chain(capacity::remarks(&gpus, config)) {
+                eprintln!("note: {}", printable::line(&text));
+            }
+            print(&format!("{}ok\n", admin::offers(&gpus, config)))
+        }
+        Err(error) => print(&format!("ok, as far as it can be told without GPUs ({error})\n")),
+    }
+}
+
+fn plan(
+    judged: &Judged,
+    path: &Path,
+    running: &ConfigFile,
+    output: Format,
+) -> anyhow::Result<ExitCode> {
+    let known = running.for_asking();
+    let name = judged.config.source.file.as_deref().unwrap_or(path).display().to_string();
+    let unreadable = judged.text.is_empty() && !judged.problems.is_empty();
+    let request = PlanRequest { text: judged.text.clone(), file: name.clone() };
+    let answer = call(&known.paths.admin, |mut client| async move { client.plan(request).await });
+    let response = match answer {
+        Ok(response) if !unreadable => response,
+        Ok(_) => offline(&known, judged, None, &[], Vec::new()),
+        Err(error) => {
+            let why = format!(
+                "the plugin does not answer at {} ({error:#}): this goes by what is on the disk, and by \
+                 the file as it is, which it may not have taken on",
+                known.paths.admin.display()
+            );
+            by_the_disk(&known, judged, why)
+        }
+    };
+    match output {
+        Format::Text => print(&plan_text(&response, &name))?,
+        Format::Json => print(&format!("{:#}\n", plan_json(&response, &name)))?,
+    };
+    Ok(refusal(&response.problems))
+}
+
+/// What can be said without the plugin.
+fn by_the_disk(known: &Config, judged: &Judged, why: String) -> PlanResponse {
+    let mut notes = vec![why];
+    let discovery = NvmlDiscovery::new(nvml_library(&judged.config));
+    let listed = discovery.gpus(&known.gpus).and_then(|old| {
+        let new = discovery.gpus(&judged.config.gpus)?;
+        Ok((old, new))
+    });
+    let gpus: Option<(Vec<Gpu>, Vec<Gpu>)> = match listed {
+        Ok(gpus) => Some(gpus),
+        Err(error) => {
+            notes.push(format!("this machine's GPUs are not known: {error}"));
+            None
+        }
+    };
+    let records = records(known, &mut notes);
+    let gpus = gpus.as_ref().map(|(old, new)| (old.as_slice(), new.as_slice()));
+    offline(known, judged, gpus, &records, notes)
+}
+
+fn records(known: &Config, notes: &mut Vec<String>) -> Vec<Arc<Record>> {
+    match ledger::peek(&known.paths.ledger) {
+        Ok(records) => records.into_iter().map(Arc::new).collect(),
+        Err(error) => {
+            notes.push(format!(
+                "the ledger {} cannot be read ({error}): allocations are those that have pages, and \
+                 which replicas and pods they are is not known",
+                known.paths.ledger.display()
+            ));
+            let root = &known.paths.pages;
+            let ids = regions::existing(root).into_iter();
+            let specs = ids.filter_map(|id| {
+                let spec = regions::read_spec(root, &id)?;
+                Some((id, spec))
+            });
+            let record = |(id, spec): (_, tessera_region::quota::QuotaSpec)| Record {
+                id,
+                resource: String::new(),
+                generation: spec.generation,
+                replicas: Vec::new(),
+                grants: regions::grants(&spec),
+                state: State::Started,
+                allocated_unix_ms: 0,
+                started_unix_ms: 0,
+                holder: None,
+                predecessor: None,
+                shim: None,
+                cdi: false,
+                overridden: None,
+                placed: None,
+            };
+            specs.map(record).map(Arc::new).collect()
+        }
+    }
+}
+
+fn reload(known: &Config, output: Format) -> anyhow::Result<ExitCode> {
+    let socket = &known.paths.admin;
+    let answer = call(socket, |mut client| async move { client.reload(ReloadRequest {}).await });
+    let response: ReloadResponse = match answer {
+        Ok(response) => response,
+        Err(error) => {
+            let error = format!("{}: {error:#}", socket.display());
+            eprintln!("the plugin does not answer at {}", printable::line(&error));
+            return Ok(ExitCode::from(EXIT_UNAVAILABLE));
+        }
+    };
+    match output {
+        Format::Text => print(&reload_text(&response))?,
+        Format::Json => print(&format!("{:#}\n", reload_json(&response)))?,
+    };
+    Ok(refusal(&response.problems))
+}
+
+fn refusal(problems: &[ConfigurationProblem]) -> ExitCode {
+    if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) }
+}

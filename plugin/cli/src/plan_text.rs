@@ -1,0 +1,221 @@
+//! What `tessera config plan` and `reload` print.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+use tessera_kubelet_api::admin::{
+    AllocationChange, ConfigurationChange, ConfigurationProblem, PlanResponse, ReloadResponse,
+    ShareChange, ShareView,
+};
+
+use tessera_api::admin;
+use tessera_api::admin::{table, words};
+use tessera_model::printable;
+use tessera_model::quantity::format_bytes;
+
+fn problem_lines(problems: &[ConfigurationProblem], file: &str) -> String {
+    let mut out = String::new();
+    for ConfigurationProblem { key, line, message } in problems {
+        let (key, message) = (printable::line(key), printable::line(message));
+        // Writing to a string does not fail.
+        let _ = match (line, &*key) {
+            (0, "") => writeln!(out, "{file}: {message}"),
+            (0, key) => writeln!(out, "{file}: {key}: {message}"),
+            (line, "") => writeln!(out, "{file}:{line}: {message}"),
+            (line, key) => writeln!(out, "{file}:{line}: {key}: {message}"),
+        };
+    }
+    out
+}
+
+fn change_table(out: &mut String, changes: &[ConfigurationChange]) {
+    let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "–".to_owned());
+    let row = |change: &ConfigurationChange| {
+        let (before, after) = (value(&change.before), value(&change.after));
+        vec![format!("  {}", change.key), before, after, change.takes_effect.clone()]
+    };
+    let header = ["  KEY", "BEFORE", "AFTER", "TAKES EFFECT"];
+    table(out, &header, changes.iter().map(row).collect());
+}
+
+/// For people.
+pub(super) fn plan_text(plan: &PlanResponse, file: &str) -> String {
+    let mut out = String::new();
+    if !plan.problems.is_empty() {
+        let _ = writeln!(
+            out,
+            "{}This configuration would be refused, and the one in force stay.",
+            problem_lines(&plan.problems, file)
+        );
+        return out;
+    }
+    if plan.changes.is_empty() {
+        out.push_str("Nothing would change.\n");
+    } else {
+        out.push_str("CONFIGURATION\n");
+        change_table(&mut out, &plan.changes);
+    }
+    if !plan.shares.is_empty() {
+        out.push_str("\nREPLICAS\n");
+        let header = ["  GPU", "RESOURCE", "REPLICAS", "MEMORY", "CORES", "CHANGE"];
+        table(&mut out, &header, plan.shares.iter().map(share_row).collect());
+    }
+    if !plan.allocations.is_empty() {
+        out.push_str("\nRUNNING ALLOCATIONS\n");
+        for allocation in &plan.allocations {
+            let _ = writeln!(out, "  {}", printable::line(&name(allocation)));
+            for effect in &allocation.effects {
+                let _ = writeln!(out, "    {}", printable::line(effect));
+            }
+        }
+    }
+    if !plan.notes.is_empty() {
+        out.push_str("\nNOTES\n");
+        for note in &plan.notes {
+            let _ = writeln!(out, "  {}", printable::line(note));
+        }
+    }
+    out
+}
+
+fn name(allocation: &AllocationChange) -> String {
+    let id = &allocation.id;
+    let resource = match allocation.resource_name.as_str() {
+        "" => String::new(),
+        resource => format!(", {resource}"),
+    };
+    match &allocation.holder {
+        Some(holder) => {
+            format!("{}/{} ({}){resource}", holder.namespace, holder.pod, holder.container)
+        }
+        None => format!("allocation {id}{resource}"),
+    }
+}
+
+fn share_row(change: &ShareChange) -> Vec<String> {
+    let both = |show: &dyn Fn(&ShareView) -> String| {
+        let (before, after) = (change.before.as_ref().map(show), change.after.as_ref().map(show));
+        match (before, after) {
+            (Some(before), Some(after)) if before == after => after,
+            (before, after) => {
+                let text = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
+                format!("{} → {}", text(before), text(after))
+            }
+        }
+    };
+    let mut words = Vec::new();
+    let mut say = |count: u32, text: &str| {
+        if count > 0 {
+            words.push(format!("{count} {text}"));
+        }
+    };
+    say(change.appear, "appear");
+    say(change.retire, "retire");
+    say(change.retire_held, "of them listed Unhealthy until their pods end");
+    say(change.no_room, "Unhealthy until there is room beside what runs");
+    let index = change.gpu_index.map(|index| index.to_string());
+    vec![
+        format!("  {}", index.unwrap_or_else(|| change.gpu_uuid.clone())),
+        change.resource_name.clone(),
+        both(&|view| view.replicas.to_string()),
+        both(&|view| format_bytes(view.memory_bytes)),
+        both(&|view| format!("{}m {}", view.cores_millis, words::policy(view.policy()))),
+        words.join(", "),
+    ]
+}
+
+/// For people.
+pub(super) fn reload_text(answer: &ReloadResponse) -> String {
+    if !answer.problems.is_empty() {
+        return format!(
+            "{}Refused; the last good configuration stays in force.\n",
+            problem_lines(&answer.problems, &answer.file)
+        );
+    }
+    let mut out = String::new();
+    if answer.changes.is_empty() {
+        out.push_str("In force; nothing has changed.\n");
+    } else {
+        out.push_str("IN FORCE\n");
+        change_table(&mut out, &answer.changes);
+    }
+    if !answer.waiting.is_empty() {
+        out.push_str("\nWAITING FOR A RESTART OF THE PLUGIN\n");
+        change_table(&mut out, &answer.waiting);
+    }
+    out
+}
+
+fn problems_json(problems: &[ConfigurationProblem]) -> Value {
+    let problem =
+        |p: &ConfigurationProblem| json!({"key": p.key, "line": p.line, "message": p.message});
+    problems.iter().map(problem).collect()
+}
+
+fn changes_json(changes: &[ConfigurationChange]) -> Value {
+    let change = |c: &ConfigurationChange| {
+        json!({
+            "key": c.key, "before": c.before, "after": c.after, "takes_effect": c.takes_effect,
+        })
+    };
+    changes.iter().map(change).collect()
+}
+
+fn view_json(view: &ShareView) -> Value {
+    json!({
+        "replicas": view.replicas,
+        "memory_bytes": view.memory_bytes,
+        "cores_millis": view.cores_millis,
+        "policy": words::policy(view.policy()),
+    })
+}
+
+/// With the field names of `admin_v1.proto`.
+pub(super) fn plan_json(plan: &PlanResponse, file: &str) -> Value {
+    let share = |change: &ShareChange| {
+        json!({
+            "gpu_uuid": change.gpu_uuid,
+            "gpu_index": change.gpu_index,
+            "resource_name": change.resource_name,
+            "before": change.before.as_ref().map(view_json),
+            "after": change.after.as_ref().map(view_json),
+            "appear": change.appear,
+            "retire": change.retire,
+            "retire_held": change.retire_held,
+            "no_room": change.no_room,
+        })
+    };
+    let allocation = |change: &AllocationChange| {
+        let holder = change.holder.as_ref().map(|holder| {
+            json!({
+                "namespace": holder.namespace, "pod": holder.pod, "container": holder.container,
+            })
+        });
+        json!({
+            "id": change.id,
+            "holder": holder,
+            "resource_name": change.resource_name,
+            "effects": change.effects,
+        })
+    };
+    json!({
+        "file": file,
+        "problems": problems_json(&plan.problems),
+        "changes": changes_json(&plan.changes),
+        "shares": plan.shares.iter().map(share).collect::<Vec<_>>(),
+        "allocations": plan.allocations.iter().map(allocation).collect::<Vec<_>>(),
+        "notes": plan.notes,
+    })
+}
+
+/// With the field names of `admin_v1.proto`.
+pub(super) fn reload_json(answer: &ReloadResponse) -> Value {
+    let configuration = answer.configuration.clone().unwrap_or_default();
+    json!({
+        "file": answer.file,
+        "problems": problems_json(&answer.problems),
+        "changes": changes_json(&answer.changes),
+        "waiting": changes_json(&answer.waiting),
+        "configuration": admin::configuration_json(&configuration),
+    })
+}

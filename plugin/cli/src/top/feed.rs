@@ -1,0 +1,131 @@
+//! Asking the plugin, on a thread of its own: a plugin that hangs must not hang the view.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use nix::libc::{SIGCONT, SIGTSTP};
+use tessera_kubelet_api::admin::StatusResponse;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::model::Model;
+use tessera_api::admin;
+use tessera_model::clock::unix_ms;
+
+/// What comes in.
+pub(super) enum News {
+    /// The plugin's answer, and when it came.
+    Answer(Box<StatusResponse>, Duration),
+    /// It does not answer, and why.
+    Silence(String),
+    /// The process was told to end.
+    End,
+    /// It was told to stop, as by `kill -TSTP`.
+    Stop,
+    /// It goes on after it was stopped.
+    Again,
+}
+
+/// The thread's other end.
+pub(super) struct Feed {
+    news: Receiver<News>,
+}
+
+impl Feed {
+    /// Starts asking at `socket`, once in `interval`. Of being stopped it tells whoever has taken the
+    /// terminal: all others may be stopped as ever.
+    pub fn start(socket: PathBuf, interval: Duration, has_terminal: bool) -> anyhow::Result<Self> {
+        let (sender, news) = channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        // From here on no signal ends the process with the terminal taken.
+        let signals = {
+            let _entered = runtime.enter();
+            Signals::new(has_terminal)?
+        };
+        std::thread::Builder::new().name("feed".into()).spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = ask(socket, interval, sender.clone()) => {}
+                    () = signals.tell(&sender) => {}
+                }
+            });
+        })?;
+        Ok(Feed { news })
+    }
+
+    /// What comes within `wait`.
+    pub fn next(&self, wait: Duration) -> Option<News> {
+        match self.news.recv_timeout(wait) {
+            Ok(news) => Some(news),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(News::End),
+        }
+    }
+}
+
+/// Takes the news over into the model.
+pub(super) fn apply(model: &mut Model, news: News) {
+    match news {
+        News::Answer(status, at) => model.take(*status, at),
+        News::Silence(reason) => model.miss(reason, unix_ms()),
+        News::End => model.quit = true,
+        // Of the terminal, not of what it shows.
+        News::Stop | News::Again => {}
+    }
+}
+
+async fn ask(socket: PathBuf, interval: Duration, sender: Sender<News>) {
+    let began = Instant::now();
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let news = match admin::ask(&socket).await {
+            Ok(status) => News::Answer(Box::new(status), began.elapsed()),
+            Err(error) => News::Silence(format!("{error:#}")),
+        };
+        if sender.send(news).is_err() {
+            return;
+        }
+    }
+}
+
+/// What the process is told by signals.
+struct Signals(Vec<(Signal, fn() -> News)>);
+
+impl Signals {
+    fn new(has_terminal: bool) -> io::Result<Self> {
+        let end = [
+            SignalKind::terminate(),
+            SignalKind::interrupt(),
+            SignalKind::hangup(),
+            SignalKind::quit(),
+        ];
+        let mut kinds: Vec<(SignalKind, fn() -> News)> =
+            end.into_iter().map(|kind| (kind, (|| News::End) as fn() -> News)).collect();
+        if has_terminal {
+            kinds.push((SignalKind::from_raw(SIGTSTP), || News::Stop));
+            kinds.push((SignalKind::from_raw(SIGCONT), || News::Again));
+        }
+        let signals = kinds.into_iter().map(|(kind, news)| Ok((signal(kind)?, news)));
+        signals.collect::<io::Result<_>>().map(Signals)
+    }
+
+    /// Until the end, or nobody listens.
+    async fn tell(mut self, sender: &Sender<News>) {
+        loop {
+            let news = std::future::poll_fn(|cx| {
+                let mut all = self.0.iter_mut();
+                let come = all.find_map(|(one, news)| one.poll_recv(cx).is_ready().then_some(news));
+                come.map_or(Poll::Pending, |news| Poll::Ready(news()))
+            })
+            .await;
+            let is_end = matches!(news, News::End);
+            if sender.send(news).is_err() || is_end {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! What `top` shows: the last answer, its rates, order, filter, and what the keys did. Pure.
+
+use std::borrow::Cow;
+use std::cmp::Ordering;
+use std::time::Duration;
+
+use tessera_kubelet_api::admin::{Allocation, Gpu, GpuUse, StatusResponse};
+
+use super::rates::{Rates, between};
+use tessera_api::admin::words;
+use tessera_model::printable;
+
+/// What rows are sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sort {
+    /// Memory charged, the most first.
+    Memory,
+    /// GPU time got in the last ten seconds, the most first.
+    Share,
+    /// Part of the time that was waited, the most first.
+    Waiting,
+    /// Requests refused, the most first.
+    Refusals,
+    /// Namespace, pod and container.
+    Name,
+}
+
+/// An allocation on one of its GPUs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Row {
+    pub id: String,
+    /// The first of its allocation, which has what belongs to the whole of it.
+    pub first: bool,
+    /// `namespace/pod`, or the id where kubelet has not named it.
+    pub name: String,
+    pub container: String,
+    /// NVML's index, where the GPU is still there.
+    pub gpu: Option<u32>,
+    pub gpu_uuid: String,
+    pub used: u64,
+    pub limit: u64,
+    pub asked_millis: u32,
+    pub policy: &'static str,
+    pub got_1s_millis: Option<u32>,
+    pub got_10s_millis: Option<u32>,
+    /// For how long it has been waiting now.
+    pub waiting_us: Option<u64>,
+    pub gate: String,
+    pub state: &'static str,
+    pub refusals: u64,
+    pub rates: Rates,
+}
+
+/// The plugin does not answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Silence {
+    /// Since when, Unix milliseconds.
+    pub since_unix_ms: i64,
+    /// Why, as the system says.
+    pub reason: String,
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug)]
+pub(super) struct Model {
+    pub status: StatusResponse,
+    /// When it came, by a clock that does not jump; `None` before the first.
+    at: Option<Duration>,
+    /// From the answer before to this one.
+    pub interval: Option<Duration>,
+    rows: Vec<Row>,
+    pub sort: Sort,
+    pub reverse: bool,
+    pub filter: String,
+    /// The filter is being typed.
+    pub editing: bool,
+    pub paused: bool,
+    pub help: bool,
+    pub quit: bool,
+    /// Rows that are scrolled past.
+    pub scroll: usize,
+    pub silence: Option<Silence>,
+    /// What is shown comes from the pages, without a plugin.
+    pub offline: bool,
+}
+
+impl Model {
+    pub fn new(sort: Sort, reverse: bool) -> Self {
+        Model {
+            status: StatusResponse::default(),
+            at: None,
+            interval: None,
+            rows: Vec::new(),
+            sort,
+            reverse,
+            filter: String::new(),
+            editing: false,
+            paused: false,
+            help: false,
+            quit: false,
+            scroll: 0,
+            silence: None,
+            offline: false,
+        }
+    }
+
+    /// Whether the plugin has answered yet.
+    pub fn has_answer(&self) -> bool {
+        self.at.is_some()
+    }
+
+    /// Takes an answer that came at `at`.
+    pub fn take(&mut self, mut status: StatusResponse, at: Duration) {
+        make_printable(&mut status);
+        self.silence = None;
+        if self.paused {
+            return;
+        }
+        self.interval = self.at.and_then(|before| at.checked_sub(before)).filter(|d| !d.is_zero());
+        let rates = match self.interval {
+            Some(interval) => between(&self.status, &status, interval.as_secs_f64()),
+            None => Default::default(),
+        };
+        let row = |allocation: &Allocation| {
+            let rates = rates.get(&allocation.id).copied().unwrap_or_default();
+            rows(allocation, &status.gpus, rates)
+        };
+        self.rows = status.allocations.iter().flat_map(row).collect();
+        self.status = status;
+        self.at = Some(at);
+    }
+
+    /// Takes that there was no answer. What is known stays.
+    pub fn miss(&mut self, reason: String, now_unix_ms: i64) {
+        let since_unix_ms = self.silence.as_ref().map_or(now_unix_ms, |s| s.since_unix_ms);
+        let reason = printable::line(&reason).into_owned();
+        self.silence = Some(Silence { since_unix_ms, reason });
+    }
+
+    /// Rates of an allocation.
+    pub fn rates(&self, id: &str) -> Rates {
+        self.rows.iter().find(|row| row.id == id).map(|row| row.rates).unwrap_or_default()
+    }
+
+    /// The rows to show, in order. The GPUs of an allocation stay together.
+    pub fn shown(&self) -> Vec<&Row> {
+        let wanted = self.filter.to_lowercase();
+        let mut groups: Vec<&[Row]> = self
+            .rows
+            .chunk_by(|a, b| a.id == b.id)
+            .filter(|group| wanted.is_empty() || group.iter().any(|row| row.matches(&wanted)))
+            .collect();
+        groups.sort_by(|a, b| {
+            let order = self.order(a, b);
+            let order = if self.reverse { order.reverse() } else { order };
+            // Whatever is equal keeps its place from one refresh to the next.
+            order.then_with(|| by_name(a, b))
+        });
+        groups.into_iter().flatten().collect()
+    }
+
+    fn order(&self, a: &[Row], b: &[Row]) -> Ordering {
+        let most = |group: &[Row], of: fn(&Row) -> f64| group.iter().map(of).fold(0.0, f64::max);
+        let by = |of: fn(&Row) -> f64| most(b, of).total_cmp(&most(a, of));
+        #[allow(clippy::cast_precision_loss, reason = "only compared")]
+        match self.sort {
+            Sort::Memory => by(|row| row.used as f64),
+            Sort::Share => by(|row| row.got_10s_millis.unwrap_or(0).into()),
+            Sort::Waiting => by(|row| row.rates.waited.unwrap_or(0.0)),
+            Sort::Refusals => by(|row| row.refusals as f64),
+            Sort::Name => by_name(a, b),
+        }
+    }
+}
+
+fn by_name(a: &[Row], b: &[Row]) -> Ordering {
+    let key = |group: &[Row]| -> Option<(String, String, String)> {
+        group.first().map(|row| (row.name.clone(), row.container.clone(), row.id.clone()))
+    };
+    key(a).cmp(&key(b))
+}
+
+impl Row {
+    fn matches(&self, wanted: &str) -> bool {
+        [&self.name, &self.container, &self.gpu_uuid, &self.id]
+            .into_iter()
+            .any(|text| text.to_lowercase().contains(wanted))
+    }
+
+    /// It waits for much of the time and gets less than it asked for.
+    pub fn is_short(&self) -> bool {
+        let below = |got: u32| u64::from(got) * 10 < u64::from(self.asked_millis) * 9;
+        self.rates.waited.is_some_and(|waited| waited > 0.5)
+            && self.got_10s_millis.is_some_and(below)
+    }
+}
+
+fn rows(allocation: &Allocation, gpus: &[Gpu], rates: Rates) -> Vec<Row> {
+    let holder = allocation.holder.as_ref();
+    let compute = allocation.compute.as_ref();
+    let row = |(i, used): (usize, &GpuUse)| Row {
+        id: allocation.id.clone(),
+        first: i == 0,
+        name: holder
+            .map_or_else(|| allocation.id.clone(), |h| format!("{}/{}", h.namespace, h.pod)),
+        container: holder.map(|h| h.container.clone()).unwrap_or_default(),
+        gpu: gpus.iter().find(|gpu| gpu.uuid == used.gpu_uuid).map(|gpu| gpu.index),
+        gpu_uuid: used.gpu_uuid.clone(),
+        used: used.memory_charged_bytes.saturating_add(used.memory_overhead_bytes),
+        limit: used.memory_limit_bytes,
+        asked_millis: used.cores_millis,
+        policy: words::policy(used.policy()),
+        got_1s_millis: compute.map(|c| c.got_1s_millis),
+        got_10s_millis: compute.map(|c| c.got_10s_millis),
+        waiting_us: compute.and_then(|c| c.waiting_us),
+        gate: compute.map(|c| c.gate.clone()).unwrap_or_default(),
+        state: words::allocation(allocation.state()),
+        refusals: allocation.refusals,
+        rates,
+    };
+    allocation.gpus.iter().enumerate().map(row).collect()
+}
+
+/// What `top` shows of a status, printable.
+fn make_printable(status: &mut StatusResponse) {
+    let print = |text: &mut String| {
+        if let Cow::Owned(printed) = printable::line(text) {
+            *text = printed;
+        }
+    };
+    let StatusResponse { plugin, gpus, allocations, warnings, .. } = status;
+    warnings.iter_mut().for_each(print);
+    if let Some(plugin) = plugin {
+        let texts =
+            [&mut plugin.version, &mut plugin.resource_name, &mut plugin.registration_error];
+        texts.into_iter().for_each(print);
+        plugin.resources.iter_mut().for_each(|resource| print(&mut resource.name));
+    }
+    for gpu in gpus {
+        let facts = [&mut gpu.uuid, &mut gpu.name, &mut gpu.pci_bus_id, &mut gpu.lease_holder];
+        let words = [
+            &mut gpu.state_reason,
+            &mut gpu.state_waits_for,
+            &mut gpu.health_reason,
+            &mut gpu.cordon,
+        ];
+        facts.into_iter().chain(words).for_each(print);
+    }
+    for allocation in allocations {
+        print(&mut allocation.id);
+        print(&mut allocation.resource_name);
+        if let Some(holder) = &mut allocation.holder {
+            let names = [&mut holder.namespace, &mut holder.pod, &mut holder.container];
+            names.into_iter().for_each(print);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,180 @@
+//! The terminal: taken over, drawn upon, and given back however the program ends.
+
+use std::fs::File;
+use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::sync::Once;
+use std::time::Duration;
+
+use anyhow::Context;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, raise};
+use ratatui::Terminal;
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
+use ratatui::crossterm::terminal::{
+    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
+use ratatui::crossterm::{cursor, execute};
+
+use super::feed::{self, Feed, News};
+use super::model::Model;
+use super::view::{self, Moment};
+use tessera_model::clock::unix_ms;
+use tessera_system::terminal::Look;
+
+/// Longest time until a key, an answer or a signal is heard.
+const TURN: Duration = Duration::from_millis(50);
+
+/// Shows the model until it is left.
+pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Result<ExitCode> {
+    give_back_on_panic();
+    let taken = Taken::take().context("the terminal (`--once` and `-o json` need none)")?;
+    let keyboard = Keyboard::open().context("the terminal")?;
+    let mut terminal = empty()?;
+    let look = Look::from_env();
+    // Of the stop that we know of, SIGCONT tells once more.
+    let mut is_known = false;
+    while !model.quit {
+        let moment = Moment { now_unix_ms: unix_ms(), every, live: true };
+        terminal.draw(|frame| {
+            let area = frame.area();
+            view::draw(&model, look, moment, area, frame.buffer_mut());
+        })?;
+        // Until something has changed; the clock of a plugin that is silent does, too.
+        loop {
+            let mut changed = false;
+            if !keyboard.wait()? {
+                return Ok(ExitCode::SUCCESS);
+            }
+            if event::poll(Duration::ZERO)? {
+                match event::read()? {
+                    Event::Key(key) if is_stop(key) => {
+                        taken.stop()?;
+                        (terminal, is_known) = (empty()?, true);
+                    }
+                    Event::Key(key) => model.press(key),
+                    _ => {}
+                }
+                changed = true;
+            }
+            while let Some(news) = feed.next(Duration::ZERO) {
+                match news {
+                    News::Stop => {
+                        taken.stop()?;
+                        (terminal, is_known) = (empty()?, true);
+                    }
+                    News::Again if is_known => is_known = false,
+                    News::Again => {
+                        taken.take_anew()?;
+                        terminal = empty()?;
+                    }
+                    news => feed::apply(&mut model, news),
+                }
+                changed = true;
+                if model.quit {
+                    break;
+                }
+            }
+            if changed {
+                break;
+            }
+        }
+    }
+    drop(taken);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The other screen, with nothing on it. (`Terminal::clear` would ask the terminal where its cursor is, and
+/// fail where it does not say.)
+fn empty() -> io::Result<Terminal<CrosstermBackend<io::Stdout>>> {
+    Terminal::new(CrosstermBackend::new(io::stdout()))
+}
+
+/// Where keys come from: what crossterm reads. It is waited for here, because crossterm reads a terminal
+/// that has hung up again and again, and never returns.
+struct Keyboard(Option<File>);
+
+impl Keyboard {
+    fn open() -> io::Result<Self> {
+        let other = !io::stdin().is_terminal();
+        Ok(Keyboard(other.then(|| File::open("/dev/tty")).transpose()?))
+    }
+
+    /// Waits a turn for something to read. False if the terminal is gone.
+    fn wait(&self) -> io::Result<bool> {
+        let stdin = io::stdin();
+        let fd = self.0.as_ref().map_or(stdin.as_fd(), AsFd::as_fd);
+        let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+        let turn = PollTimeout::try_from(TURN).unwrap_or(PollTimeout::ZERO);
+        match poll(&mut fds, turn) {
+            // A signal: the terminal's new size, say.
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
+        Ok(!fds[0].revents().is_some_and(|seen| seen.intersects(gone)))
+    }
+}
+
+fn is_stop(key: KeyEvent) -> bool {
+    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('z')
+}
+
+/// The terminal in raw mode, on its other screen.
+struct Taken;
+
+impl Taken {
+    fn take() -> io::Result<Self> {
+        let taken = Taken;
+        taken.enter()?;
+        Ok(taken)
+    }
+
+    fn enter(&self) -> io::Result<()> {
+        enable_raw_mode()?;
+        execute!(io::stdout(), EnterAlternateScreen, cursor::Hide)
+    }
+
+    /// Stops the process with the terminal as it was before. Returns when it goes on.
+    fn stop(&self) -> io::Result<()> {
+        self.give_back();
+        // SIGTSTP is one that we hear of ourselves.
+        raise(Signal::SIGSTOP)?;
+        self.enter()
+    }
+
+    /// After a stop that left no time to give anything back (SIGSTOP): a shell may have set the terminal as
+    /// it needs it, and written on this screen or gone to the other.
+    fn take_anew(&self) -> io::Result<()> {
+        // What is raw, as far as crossterm knows, it would leave alone.
+        self.give_back();
+        self.enter()
+    }
+
+    fn give_back(&self) {
+        // A terminal that is gone needs nothing back.
+        let _ = disable_raw_mode();
+        let _ = execute!(io::stdout(), cursor::Show, LeaveAlternateScreen);
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+/// A panic ends the process and drops nothing: its text would stand on a screen that is about to go.
+fn give_back_on_panic() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            Taken.give_back();
+            before(info);
+        }));
+    });
+}

@@ -1,0 +1,366 @@
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use tessera_kubelet_api::admin::{
+    AllocationState, ComputePolicy, ComputeUse, GpuState, Health, Holder, Plugin, Registration,
+};
+
+use super::*;
+use crate::top::report;
+use crate::top::view;
+use crate::top::view::Moment;
+use tessera_system::terminal::Look;
+
+const GIB: u64 = 1 << 30;
+const PLAIN: Look = Look { colour: false, unicode: false };
+const MOMENT: Moment =
+    Moment { now_unix_ms: 1_795_336_330_000, every: Duration::from_secs(1), live: true };
+
+fn gpu(index: u32, lease_holder: &str, waiting: u32) -> Gpu {
+    Gpu {
+        uuid: format!("GPU-{index}"),
+        index,
+        name: "NVIDIA A100-SXM4-40GB".into(),
+        health: Health::Healthy.into(),
+        state: GpuState::Healthy.into(),
+        memory_total_bytes: 40 * GIB,
+        memory_used_bytes: 21 * GIB,
+        memory_limits_bytes: 20 * GIB,
+        lease_holder: lease_holder.into(),
+        lease_waiting: waiting,
+        lease_quantum_us: 5000,
+        ..Gpu::default()
+    }
+}
+
+struct Made {
+    pod: &'static str,
+    gpus: &'static [u32],
+    used: u64,
+    got: u32,
+    waited_us: u64,
+    refusals: u64,
+}
+
+fn allocation(made: &Made) -> Allocation {
+    let gpus = made.gpus.iter().map(|index| GpuUse {
+        gpu_uuid: format!("GPU-{index}"),
+        memory_limit_bytes: 10 * GIB,
+        memory_charged_bytes: made.used,
+        cores_millis: 500,
+        policy: ComputePolicy::Burst.into(),
+        ..GpuUse::default()
+    });
+    Allocation {
+        id: format!("id-{}", made.pod),
+        generation: 1,
+        state: AllocationState::Started.into(),
+        holder: Some(Holder {
+            namespace: "prod".into(),
+            pod: made.pod.into(),
+            container: "server".into(),
+        }),
+        gpus: gpus.collect(),
+        refusals: made.refusals,
+        launches: made.waited_us,
+        compute: Some(ComputeUse {
+            gate: "closed".into(),
+            got_1s_millis: made.got,
+            got_10s_millis: made.got,
+            waited_us: made.waited_us,
+            ..ComputeUse::default()
+        }),
+        ..Allocation::default()
+    }
+}
+
+/// Three pods; as the second of two answers a second apart.
+fn model(sort: Sort) -> Model {
+    let status = |at: u64| StatusResponse {
+        plugin: Some(Plugin {
+            version: "1.2.3".into(),
+            registration: Registration::Live.into(),
+            ..Plugin::default()
+        }),
+        gpus: vec![gpu(0, "id-llama-7d4b9c-x2", 1), gpu(1, "", 0)],
+        allocations: [
+            Made {
+                pod: "asr-0",
+                gpus: &[0],
+                used: GIB,
+                got: 100,
+                waited_us: 800_000 * at,
+                refusals: 0,
+            },
+            Made {
+                pod: "llama-7d4b9c-x2",
+                gpus: &[0],
+                used: 9 * GIB + GIB * 7 / 10,
+                got: 620,
+                waited_us: 10_000 * at,
+                refusals: 12 * at,
+            },
+            Made {
+                pod: "train",
+                gpus: &[0, 1],
+                used: 3 * GIB,
+                got: 300,
+                waited_us: 0,
+                refusals: 0,
+            },
+        ]
+        .iter()
+        .map(allocation)
+        .collect(),
+        warnings: vec!["prod/asr-0 (server): floods its gate socket".into()],
+        at_unix_ms: 1_795_336_321_000,
+    };
+    let mut model = Model::new(sort, false);
+    model.take(status(1), Duration::from_secs(1));
+    model.take(status(2), Duration::from_secs(2));
+    model
+}
+
+/// The picture on a terminal of that size, without the spaces at the ends of lines.
+fn picture(model: &Model, look: Look, width: u16, height: u16) -> String {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    let drawn = terminal.draw(|frame| {
+        let area = frame.area();
+        view::draw(model, look, MOMENT, area, frame.buffer_mut());
+    });
+    let buffer = drawn.unwrap().buffer.clone();
+    let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
+    (0..height).map(|y| line(y).trim_end().to_owned() + "\n").collect()
+}
+
+fn press(model: &mut Model, keys: &str) {
+    for key in keys.chars() {
+        let code = match key {
+            '\n' => KeyCode::Enter,
+            '\x1b' => KeyCode::Esc,
+            c => KeyCode::Char(c),
+        };
+        model.press(KeyEvent::new(code, KeyModifiers::NONE));
+    }
+}
+
+fn names(model: &Model) -> Vec<&str> {
+    model.shown().iter().map(|row| &row.name[5..]).collect()
+}
+
+#[test]
+fn eighty_columns_and_twenty_four_lines() {
+    let expected = "\
+tessera top  08:32:01 registered  2 GPUs  3 allocations  every 1s
+GPU HEALTH            USED/SOLD/TOTAL       QUANT WAIT LEASE
+  0 healthy    ###... 21G/20G/40G           5.0ms    1 prod/llama-7d4b9c-x2
+  1 healthy    ###... 21G/20G/40G           5.0ms    0 -
+POD/CONTAINER        GPU      USED/QUOTA    ASK GOT1s GOT10s WAIT REFUSED LNCH/s
+prod/llam~-x2/server   0 ###. 9.6G/10G     500m  620m   620m   1%      24    10k
+prod/train/server      0 #... 3G/10G       500m  300m   300m   0%       0      0
+                       1 #... 3G/10G       500m
+prod/asr-0/server      0 #... 1G/10G       500m  100m   100m  80%       0   800k
+
+
+
+
+
+
+
+
+
+
+
+
+
+! prod/asr-0 (server): floods its gate socket
+q quit  ? help  m c w r n sort: memory  / filter  p pause
+";
+    let picture = picture(&model(Sort::Memory), PLAIN, 80, 24);
+    assert_eq!(picture, expected, "\n{picture}");
+}
+
+#[test]
+fn wide_terminals_show_policy_gate_and_state() {
+    let look = Look { colour: true, unicode: true };
+    let picture = picture(&model(Sort::Refusals), look, 130, 20);
+    let row = picture.lines().find(|line| line.contains("llama-7d4b9c-x2/server")).unwrap();
+    for cell in ["██████", "24 12/s", "burst", "closed", "started"] {
+        assert!(row.contains(cell), "{cell}: {picture}");
+    }
+    assert!(picture.contains("NVIDIA A100-SXM4-40GB"), "{picture}");
+}
+
+#[test]
+fn a_gpu_that_is_held_back_says_so() {
+    let mut model = model(Sort::Name);
+    model.status.gpus[0].health = Health::Unhealthy.into();
+    model.status.gpus[1].cordon = "cordoned by uid 0".into();
+    let text = picture(&model, PLAIN, 80, 24);
+    assert!(text.contains("0 withheld") && text.contains("1 cordoned"), "{text}");
+}
+
+#[test]
+fn any_size_of_terminal_is_survived() {
+    let mut model = model(Sort::Name);
+    for help in [false, true] {
+        model.help = help;
+        for width in 1..130 {
+            for height in [1, 2, 3, 5, 9, 24] {
+                picture(&model, PLAIN, width, height);
+            }
+        }
+    }
+    assert!(picture(&Model::new(Sort::Name, false), PLAIN, 40, 3).contains("first answer"));
+}
+
+#[test]
+fn keys_sort_and_reverse() {
+    let mut model = model(Sort::Memory);
+    let llama = "llama-7d4b9c-x2";
+    for (key, order) in [
+        ("m", ["asr-0", "train", "train", llama]),
+        ("m", [llama, "train", "train", "asr-0"]),
+        ("c", [llama, "train", "train", "asr-0"]),
+        ("w", ["asr-0", llama, "train", "train"]),
+        ("r", [llama, "asr-0", "train", "train"]),
+        ("n", ["asr-0", llama, "train", "train"]),
+        ("R", ["train", "train", llama, "asr-0"]),
+    ] {
+        press(&mut model, key);
+        assert_eq!(names(&model), order, "{key}");
+    }
+}
+
+#[test]
+fn a_filter_is_typed_kept_and_dropped() {
+    let mut model = model(Sort::Name);
+    press(&mut model, "/qASR");
+    assert!(model.editing && !model.quit, "letters are no commands here");
+    assert!(picture(&model, PLAIN, 80, 24).contains("/qASR_"));
+    assert!(picture(&model, PLAIN, 80, 24).contains("Nothing contains"));
+    press(&mut model, "\x1b/asr\n");
+    assert_eq!(names(&model), ["asr-0"]);
+    press(&mut model, "\x1b");
+    assert_eq!(names(&model).len(), 4);
+    press(&mut model, "/gpu-1\n");
+    assert_eq!(names(&model), ["train", "train"], "an allocation is shown whole");
+}
+
+#[test]
+fn a_paused_view_stands_still() {
+    let mut model = model(Sort::Name);
+    let before = names(&model).len();
+    press(&mut model, "p");
+    model.take(StatusResponse::default(), Duration::from_secs(3));
+    assert_eq!(names(&model).len(), before);
+    assert!(picture(&model, PLAIN, 80, 24).contains("PAUSED"));
+    press(&mut model, " ");
+    model.take(StatusResponse::default(), Duration::from_secs(4));
+    assert!(names(&model).is_empty());
+}
+
+#[test]
+fn a_plugin_that_goes_away_is_told_and_what_it_said_stays() {
+    let mut model = model(Sort::Name);
+    model.miss("No such file or directory".into(), 1_795_336_321_000);
+    model.miss("Connection refused".into(), 1_795_336_325_000);
+    let text = picture(&model, PLAIN, 90, 24);
+    assert!(
+        text.contains("plugin does not answer since 08:32:01 (9s): Connection refused"),
+        "{text}"
+    );
+    assert!(text.contains("prod/asr-0/server"), "{text}");
+    assert_eq!(report::json(&model)["plugin_silent"]["since_unix_ms"], 1_795_336_321_000_i64);
+    model.take(StatusResponse::default(), Duration::from_secs(9));
+    assert!(!picture(&model, PLAIN, 90, 24).contains("does not answer"));
+}
+
+#[test]
+fn help_and_quit() {
+    let mut model = model(Sort::Name);
+    press(&mut model, "?");
+    assert!(picture(&model, PLAIN, 80, 24).contains("sort by refusals"));
+    press(&mut model, "?");
+    assert!(!model.help);
+    press(&mut model, "q");
+    assert!(model.quit);
+    let mut model = Model::new(Sort::Name, false);
+    model.press(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL));
+    assert!(model.quit);
+}
+
+#[test]
+fn many_rows_scroll_and_the_rest_is_counted() {
+    let mut model = Model::new(Sort::Name, false);
+    let mut status =
+        StatusResponse { gpus: (0..16).map(|i| gpu(i, "", 0)).collect(), ..Default::default() };
+    for i in 0..100 {
+        let made = Made { pod: "x", gpus: &[0], used: 0, got: 0, waited_us: 0, refusals: 0 };
+        let mut one = allocation(&made);
+        one.id = format!("id-{i}");
+        one.holder.as_mut().unwrap().pod = format!("pod-{i:02}");
+        status.allocations.push(one);
+    }
+    model.take(status, Duration::from_secs(1));
+    let text = picture(&model, PLAIN, 80, 24);
+    assert!(text.contains("and 11 more GPUs"), "{text}");
+    assert!(text.contains("prod/pod-00") && text.contains("more rows"), "{text}");
+    press(&mut model, "jjj");
+    let text = picture(&model, PLAIN, 80, 24);
+    assert!(text.contains("prod/pod-03") && !text.contains("prod/pod-02"), "{text}");
+    model.press(KeyEvent::new(KeyCode::Home, KeyModifiers::NONE));
+    assert_eq!(model.scroll, 0);
+    for _ in 0..99 {
+        model.press(KeyEvent::new(KeyCode::PageDown, KeyModifiers::NONE));
+    }
+    assert!(picture(&model, PLAIN, 80, 24).contains("prod/pod-99"));
+}
+
+#[test]
+fn a_printed_frame_has_everything_and_no_keys() {
+    let moment = Moment { live: false, ..MOMENT };
+    let text = report::plain(&model(Sort::Name), PLAIN, moment, None);
+    assert!(!text.contains("q quit") && !text.contains('\x1b'), "{text}");
+    assert!(text.ends_with("\n! prod/asr-0 (server): floods its gate socket\n"), "{text}");
+    assert_eq!(text.matches("prod/").count(), 5, "{text}");
+}
+
+#[test]
+fn json_has_the_status_and_the_rates() {
+    let json = report::json(&model(Sort::Refusals));
+    assert_eq!(json["allocations"][0]["id"], "id-llama-7d4b9c-x2");
+    assert_eq!(json["allocations"][0]["rates"]["refusals_per_second"], 12.0);
+    assert_eq!(json["allocations"][0]["gpus"][0]["memory_limit_bytes"], 10 * GIB);
+    assert_eq!(json["allocations"][1]["rates"]["waited"], 0.8);
+    assert_eq!(json["gpus"][0]["lease_waiting"], 1);
+    assert_eq!(
+        (&json["interval_seconds"], &json["plugin_silent"]),
+        (&1.0.into(), &serde_json::Value::Null)
+    );
+    assert!(!json.to_string().contains('\n'), "an object a line");
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(32))]
+    #[test]
+    fn whatever_the_plugin_says_is_shown(numbers in proptest::collection::vec(proptest::prelude::any::<u64>(), 9), name in ".{0,40}", width in 1u16..200, height in 1u16..40) {
+        let n = |i: usize| numbers[i];
+        let mut one = allocation(&Made { pod: "x", gpus: &[0, 9], used: n(0), got: 7, waited_us: n(1), refusals: n(2) });
+        one.launches = n(3);
+        one.gpus[0].memory_limit_bytes = n(4);
+        one.gpus[0].memory_overhead_bytes = n(5);
+        one.holder.as_mut().unwrap().pod = name;
+        let mut model = Model::new(Sort::Memory, false);
+        for i in [6, 7] {
+            let mut gpu = gpu(0, "nobody", u32::MAX);
+            (gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.lease_quantum_us) = (n(i), n(8), n(6));
+            one.launches = one.launches.wrapping_add(n(i));
+            let status = StatusResponse { gpus: vec![gpu], allocations: vec![one.clone()], at_unix_ms: i64::MAX, ..Default::default() };
+            model.take(status, Duration::from_nanos(n(i) & 0xffff_ffff));
+        }
+        picture(&model, PLAIN, width, height);
+        report::json(&model);
+        report::plain(&model, PLAIN, MOMENT, Some(width));
+    }
+}

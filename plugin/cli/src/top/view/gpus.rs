@@ -1,0 +1,66 @@
+//! A line for each GPU.
+
+use ratatui::text::{Line, Span};
+use tessera_kubelet_api::admin::{Gpu, GpuState, Health};
+
+use super::{Page, Paint};
+use crate::top::model::Model;
+use crate::top::text::{bytes, cut, holder, quantum};
+use tessera_api::admin::words;
+
+/// Draws the GPUs, in a third of what is left at most: a node may have sixteen.
+pub(super) fn draw(model: &Model, paint: Paint, page: &mut Page<'_>) {
+    let gpus = &model.status.gpus;
+    if gpus.is_empty() {
+        return page.line(Line::raw("No GPUs."));
+    }
+    let width = page.width();
+    let room = (page.left() / 3).max(1);
+    let shown = if gpus.len() < room { gpus.len() } else { room.saturating_sub(2).max(1) };
+    let bar = if width >= 100 { 12 } else { 6 };
+    let named = width >= 120;
+    let name = if named { format!("{:<22} ", "NAME") } else { String::new() };
+    let memory = "USED/SOLD/TOTAL";
+    let gap = " ".repeat(bar + 1);
+    let head = format!("GPU {name}{:<10} {gap}{memory:<20} {:>6} WAIT LEASE", "HEALTH", "QUANT");
+    page.line(Line::styled(format!("{head:<width$}"), paint.head()));
+    for gpu in gpus.iter().take(shown) {
+        let (bars, style) = paint.bar(gpu.memory_used_bytes, gpu.memory_total_bytes, bar);
+        let (health, health_style) = health(gpu, paint);
+        let memory = format!(
+            "{}/{}/{}",
+            bytes(gpu.memory_used_bytes),
+            bytes(gpu.memory_limits_bytes),
+            bytes(gpu.memory_total_bytes)
+        );
+        let name = if named { format!("{:<22} ", cut(&gpu.name, 22)) } else { String::new() };
+        page.line(Line::from(vec![
+            Span::raw(format!("{:>3} {name}", gpu.index)),
+            Span::styled(format!("{health:<10} "), health_style),
+            Span::styled(format!("{bars} "), style),
+            Span::raw(format!(
+                "{memory:<20} {:>6} {:>4} {}",
+                quantum(gpu.lease_quantum_us),
+                gpu.lease_waiting,
+                holder(gpu, &model.status.allocations),
+            )),
+        ]));
+    }
+    if shown < gpus.len() {
+        page.line(Line::styled(format!("    and {} more GPUs", gpus.len() - shown), paint.dim()));
+    }
+}
+
+fn health(gpu: &Gpu, paint: Paint) -> (&'static str, ratatui::style::Style) {
+    match (gpu.state(), gpu.health()) {
+        _ if !gpu.cordon.is_empty() => ("cordoned", paint.warn()),
+        // Held back for another reason than its health.
+        (GpuState::Healthy | GpuState::Unspecified, Health::Unhealthy) => ("withheld", paint.bad()),
+        (GpuState::Unspecified, _) => ("-", paint.dim()),
+        (GpuState::Healthy, _) => ("healthy", paint.good()),
+        (state @ (GpuState::Suspect | GpuState::Recovering), _) => {
+            (words::gpu(state), paint.warn())
+        }
+        (state, _) => (words::gpu(state), paint.bad()),
+    }
+}

@@ -1,0 +1,217 @@
+//! Tenants with pages, and peers that speak the gate's protocol.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use tempfile::TempDir;
+use tessera_arbiter::{Arbiter, TenantShare};
+use tessera_config::Leases;
+use tessera_region::layout::{
+    GATE_CLOSED, GATE_OPEN, GATE_SOCKET, GATE_SOLO, GATE_YIELD, gate_epoch, gate_state,
+};
+use tessera_region::quota::{GpuQuota, Policy, QuotaReader, QuotaSpec, QuotaWriter};
+use tessera_region::session::Message;
+use tessera_region::{quota, usage};
+
+/// Bound of every wait; nothing here takes that long.
+const LIMIT: Duration = Duration::from_secs(180);
+
+pub const OPEN: [u32; 3] = [GATE_SOLO, GATE_OPEN, GATE_YIELD];
+
+pub fn arbiter() -> Arbiter {
+    Arbiter::start(&Leases::default()).unwrap()
+}
+
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < LIMIT, "{what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// One allocation.
+pub struct Tenant {
+    pub dir: TempDir,
+    pub id: String,
+    pub page: QuotaWriter,
+}
+
+impl Tenant {
+    pub fn new(id: &str, millis: u32) -> Self {
+        Self::with(id, &["GPU-0"], millis, Policy::Burst)
+    }
+
+    pub fn with(id: &str, gpus: &[&str], cores_millis: u32, policy: Policy) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let gpu = |uuid: &&str| GpuQuota {
+            uuid: (*uuid).to_owned(),
+            memory_limit_bytes: 1 << 30,
+            context_overhead_bytes: 0,
+            cores_millis,
+            policy,
+        };
+        let gpus = gpus.iter().map(gpu).collect();
+        let spec = QuotaSpec { allocation: id.to_owned(), generation: 1, gpus };
+        let page = quota::create(dir.path(), &spec).unwrap();
+        usage::create(dir.path(), 1).unwrap();
+        Tenant { dir, id: id.to_owned(), page }
+    }
+
+    /// With an arbiter, and its gate closed by it.
+    pub fn at(self, arbiter: &Arbiter) -> Self {
+        arbiter.admit(self.path()).unwrap();
+        until("it is taken on", || self.reader().arbiter_ns() > 1);
+        self
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn reader(&self) -> QuotaReader {
+        QuotaReader::attach(self.path()).unwrap()
+    }
+
+    pub fn state(&self) -> u32 {
+        gate_state(self.page.gate(0))
+    }
+
+    pub fn is_open(&self) -> bool {
+        OPEN.contains(&self.state())
+    }
+
+    pub fn epoch(&self) -> u32 {
+        gate_epoch(self.page.gate(0))
+    }
+
+    pub fn share(&self, arbiter: &Arbiter) -> TenantShare {
+        let view = arbiter.view().unwrap();
+        view.tenants.into_iter().find(|tenant| tenant.id == self.id).unwrap()
+    }
+
+    pub fn opens(&self) {
+        until("its gate opens", || self.is_open());
+    }
+
+    pub fn closes(&self) -> u32 {
+        until("its gate closes", || self.state() == GATE_CLOSED);
+        self.epoch()
+    }
+}
+
+/// A connection to a tenant's gate.
+pub struct Peer {
+    pub socket: OwnedFd,
+}
+
+impl Peer {
+    /// Without a hello.
+    pub fn connect(dir: &Path) -> Self {
+        Self::connect_as(dir, SocketFlags::CLOEXEC)
+    }
+
+    pub fn connect_as(dir: &Path, flags: SocketFlags) -> Self {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let socket = rustix::net::socket_with(family, kind, flags, None).unwrap();
+        let address = SocketAddrUnix::new(dir.join(GATE_SOCKET)).unwrap();
+        rustix::net::connect(&socket, &address).unwrap();
+        Peer { socket }
+    }
+
+    /// Bound: its hello has been heard.
+    pub fn bound(tenant: &Tenant, arbiter: &Arbiter) -> Self {
+        let before = tenant.share(arbiter).processes;
+        let peer = Self::connect(tenant.path()).hello();
+        until("it is bound", || tenant.share(arbiter).processes > before);
+        peer
+    }
+
+    pub fn raw(&self, bytes: &[u8]) -> bool {
+        rustix::net::send(&self.socket, bytes, SendFlags::NOSIGNAL).is_ok()
+    }
+
+    pub fn say(&self, message: Message) -> bool {
+        self.raw(&message.encode())
+    }
+
+    pub fn hello(self) -> Self {
+        self.say(Message::Hello { slot: 0, pid: 1, generation: 1 });
+        self
+    }
+
+    pub fn want(&self) -> bool {
+        self.say(Message::Want { gpu: 0 })
+    }
+
+    pub fn drained(&self, epoch: u32) -> bool {
+        self.say(Message::Drained { gpu: 0, epoch, used_ns: 0 })
+    }
+}
+
+/// What a backlogged process does: drains and wants at every closing, until its socket breaks or it is
+/// told to stop.
+pub fn work(dir: &Path, stop: &AtomicBool) {
+    let peer = Peer::connect(dir).hello();
+    let page = QuotaWriter::open(dir).unwrap();
+    let mut seen = None;
+    while !stop.load(Ordering::Relaxed) {
+        let word = page.gate(0);
+        if seen.replace(word) != Some(word)
+            && gate_state(word) == GATE_CLOSED
+            && !(peer.drained(gate_epoch(word)) && peer.want())
+        {
+            return;
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// A backlogged process in a thread of this one.
+pub struct Worker {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Worker {
+    pub fn new(tenant: &Tenant) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, dir) = (Arc::clone(&stop), tenant.path().to_owned());
+        let thread = std::thread::spawn(move || work(&dir, &stopped));
+        Worker { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().unwrap().join();
+    }
+}
+
+/// Asserts that the first of these gets so many thousandths of what all get, in one of six seconds: a
+/// second in which this machine's CPUs were elsewhere says nothing of the arbiter, and a share that is
+/// wrong stays wrong.
+pub fn first_gets(thousandths: Range<u64>, arbiter: &Arbiter, tenants: &[&Tenant]) {
+    let mut seen = Vec::new();
+    while !seen.last().is_some_and(|got: &Vec<u64>| thousandths.contains(&got[0])) {
+        assert!(seen.len() < 6, "{seen:?} instead of {thousandths:?}");
+        seen.push(parts(arbiter, tenants, Duration::from_secs(1)));
+    }
+}
+
+/// What each got of the GPU in a while, of all that these got, in thousandths.
+pub fn parts(arbiter: &Arbiter, tenants: &[&Tenant], length: Duration) -> Vec<u64> {
+    let leased = || -> Vec<u64> { tenants.iter().map(|t| t.share(arbiter).leased_ns).collect() };
+    let before = leased();
+    std::thread::sleep(length);
+    let got: Vec<u64> =
+        leased().iter().zip(&before).map(|(after, before)| after - before).collect();
+    let sum: u64 = got.iter().sum();
+    got.iter().map(|got| got * 1000 / sum.max(1)).collect()
+}

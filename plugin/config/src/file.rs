@@ -1,0 +1,192 @@
+//! The configuration's file, and the last good one, which holds where the file is bad.
+//!
+//! Kubelet restarts a plugin that exits: one that refused a bad file at its start would leave the node
+//! without GPUs, although it ran well until then. So what was in force last is kept beside the ledger.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::{Config, ConfigError, DEFAULT_FILE, Problem, Source, parse, trace};
+use tessera_model::printable;
+use tessera_system::files;
+use tessera_system::files::{CONFIGURATION, Dir, FileError};
+
+/// Where the configuration comes from.
+#[derive(Clone, Debug, Default)]
+pub struct ConfigFile {
+    /// `--config`; `None` for [`DEFAULT_FILE`], which may be absent.
+    pub asked: Option<PathBuf>,
+}
+
+/// A configuration, and where it is not what the file says, why.
+#[derive(Clone, Debug)]
+pub struct Given {
+    /// What holds.
+    pub config: Config,
+    /// Its text.
+    pub text: String,
+    /// What is wrong with the file; `config` is the last good one then.
+    pub refused: Option<ConfigError>,
+}
+
+/// What a text is worth.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    /// As far as it could be read.
+    pub config: Config,
+    /// The text; empty where the file could not be read.
+    pub text: String,
+    /// Empty if all is well.
+    pub problems: Vec<Problem>,
+}
+
+impl ConfigFile {
+    /// Where it is, or would be.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.asked.as_deref().unwrap_or(Path::new(DEFAULT_FILE))
+    }
+
+    /// Reads it.
+    #[must_use]
+    pub fn judge(&self) -> Judged {
+        let path = self.path();
+        match files::text(path, CONFIGURATION) {
+            Ok(text) => Judged::of(text, path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.asked.is_none() => {
+                Judged { config: Config::default(), text: String::new(), problems: Vec::new() }
+            }
+            Err(error) => Judged::unread(path, &error),
+        }
+    }
+
+    /// What `serve` and its like begin with: the file; where that is bad, the last good one.
+    ///
+    /// # Errors
+    /// The file is bad, and there is no last good one: all problems at once.
+    pub fn start(&self) -> Result<Given, ConfigError> {
+        let Judged { config, text, problems } = self.judge();
+        if problems.is_empty() {
+            return Ok(Given { config, text, refused: None });
+        }
+        let refused = ConfigError { file: Some(self.path().to_owned()), problems };
+        let Some((config, text)) = self.last_good(&config) else { return Err(refused) };
+        Ok(Given { config, text, refused: Some(refused) })
+    }
+
+    /// What a program that only asks the plugin needs to find it. Says so on standard error where the file is
+    /// bad.
+    #[must_use]
+    pub fn for_asking(&self) -> Config {
+        let judged = self.judge();
+        if judged.problems.is_empty() {
+            return judged.config;
+        }
+        let file = Some(self.path().to_owned());
+        let known = self.last_good(&judged.config);
+        let which = match known {
+            Some(_) => "the last good configuration says where the plugin is",
+            None => "looking for the plugin as far as the file can be read",
+        };
+        let error = ConfigError { file, ..judged.error() }.to_string();
+        eprintln!("{}\nthe configuration is bad; {which}", printable::lines(&error));
+        known.map_or(judged.config, |(config, _)| config)
+    }
+}
+
+impl ConfigFile {
+    /// The last good configuration, of a file that says `read` as far as it can be read: beside the ledger
+    /// that it names, if it does; else where the trace says that it was kept last; else beside the default
+    /// ledger.
+    fn last_good(&self, read: &Config) -> Option<(Config, String)> {
+        let (named, default) = (&read.paths.ledger, Config::default().paths.ledger);
+        let traced = trace::find(self.path());
+        let ledgers = match *named == default {
+            true => [traced, Some(default)],
+            false => [Some(named.clone()), traced],
+        };
+        ledgers.into_iter().flatten().find_map(|ledger| last_good(&ledger))
+    }
+
+    /// Keeps `text` as the last good configuration, and a trace of where that is, which a file that cannot
+    /// be read does not tell.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn keep_last_good(&self, ledger: &Path, text: &str) -> io::Result<()> {
+        keep_last_good(ledger, text)?;
+        trace::leave(self.path(), ledger)
+    }
+}
+
+impl Judged {
+    /// A text that came from `file`.
+    #[must_use]
+    pub fn of(text: String, file: &Path) -> Self {
+        let (config, problems) = parse::parse(&text, Some(file));
+        Judged { config, text, problems }
+    }
+
+    /// A file that is not read at all.
+    #[must_use]
+    pub fn unread(file: &Path, error: &FileError) -> Self {
+        let message = format!("cannot read the file: {error}");
+        let problems = vec![Problem::new("", None, &message)];
+        let source = Source { file: Some(file.to_owned()), ..Source::default() };
+        Judged { config: Config { source, ..Config::default() }, text: String::new(), problems }
+    }
+
+    /// Whether what it says of shares and GPUs could be read, so that more can be said about it.
+    #[must_use]
+    pub fn is_readable_on_gpus(&self) -> bool {
+        let parts = ["resource", "gpus", "share", "layout", "pages"];
+        let bears = |problem: &Problem| {
+            problem.key.is_empty() || parts.iter().any(|part| problem.key.starts_with(part))
+        };
+        !self.problems.iter().any(bears)
+    }
+
+    fn error(&self) -> ConfigError {
+        ConfigError { file: None, problems: self.problems.clone() }
+    }
+}
+
+/// A short name of a text: the first 16 hexadecimal digits of its SHA-256.
+#[must_use]
+pub fn hash(text: &str) -> String {
+    let digest = Sha256::digest(text.as_bytes());
+    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Where the last good configuration is kept: on the disk of the ledger, which outlives the pod.
+#[must_use]
+pub fn last_good_path(ledger: &Path) -> PathBuf {
+    let name = ledger.file_name().unwrap_or_default().to_string_lossy();
+    ledger.with_file_name(format!("{name}.config.toml"))
+}
+
+/// The last good configuration and its text, if there is one.
+#[must_use]
+pub fn last_good(ledger: &Path) -> Option<(Config, String)> {
+    let path = last_good_path(ledger);
+    let text = files::text(&path, CONFIGURATION).ok()?;
+    // Good for the version that kept it; this one may think otherwise.
+    let judged = Judged::of(text, &path);
+    judged.problems.is_empty().then_some((judged.config, judged.text))
+}
+
+fn keep_last_good(ledger: &Path, text: &str) -> io::Result<()> {
+    let path = last_good_path(ledger);
+    if files::text(&path, CONFIGURATION).is_ok_and(|kept| kept == text) {
+        return Ok(());
+    }
+    let text = text.to_owned();
+    let own = path.clone();
+    files::in_time(&path, move || {
+        let (dir, name) = Dir::of(&own)?;
+        dir.clear(name)?;
+        dir.replace(name, text.as_bytes(), 0o644, true)
+    })?
+}

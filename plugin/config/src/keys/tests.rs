@@ -1,0 +1,105 @@
+use std::collections::BTreeSet;
+
+use super::super::parse::tests::example_layouts;
+use super::*;
+
+/// Keys of a parsed file as the table names them.
+fn names(prefix: &str, value: &::toml::Value, found: &mut BTreeSet<String>) {
+    let join =
+        |key: &str| if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
+    match value {
+        ::toml::Value::Table(table) if !keys().any(|key| key.name == prefix) => {
+            for (key, value) in table {
+                names(&join(key), value, found);
+            }
+        }
+        ::toml::Value::Array(entries) if entries.iter().any(::toml::Value::is_table) => {
+            for entry in entries {
+                names(&format!("{prefix}[]"), entry, found);
+            }
+        }
+        _ => {
+            found.insert(prefix.to_owned());
+        }
+    }
+}
+
+#[test]
+fn the_commented_file_and_the_table_have_the_same_keys() {
+    let mut file = BTreeSet::new();
+    for text in [include_str!("../../../../config.toml"), &example_layouts()] {
+        names("", &::toml::from_str(text).unwrap(), &mut file);
+    }
+    let table: BTreeSet<String> = keys().map(|key| key.name.to_owned()).collect();
+    let missing: Vec<_> = table.symmetric_difference(&file).collect();
+    assert!(missing.is_empty(), "in one of config.toml and config/keys only: {missing:?}");
+    assert_eq!(table.len(), keys().count(), "each once");
+}
+
+#[test]
+fn every_default_can_be_written_into_a_file() {
+    let lines: Vec<String> =
+        keys().filter_map(|key| Some(format!("{} = {}\n", key.name, key.default()?))).collect();
+    let config = Config::parse(&lines.concat()).unwrap();
+    assert_eq!(differences(&config, &Config::default()).len(), 0);
+    assert_eq!(Config { source: Config::default().source, ..config }, Config::default());
+}
+
+#[test]
+fn what_differs_is_told_key_by_key() {
+    let before = Config::parse("[share]\nreplicas = 4\n[health.xid]\n94 = \"ignore\"").unwrap();
+    let after = Config::parse(
+        "[share]\nreplicas = 8\nmemory = \"1.5Gi\"\n[[layout]]\ngpus = [\"0\"]\n\
+         shares = [{ resource = \"x.dev/a\", memory = \"12.5%\" }]\n[log]\nformat = \"json\"\n",
+    )
+    .unwrap();
+    let told: Vec<String> = differences(&before, &after)
+        .into_iter()
+        .map(|d| {
+            let value = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+            format!("{}: {} to {} {}", d.key, value(d.before), value(d.after), d.takes.text())
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "share.replicas: 4 to 8 at once",
+            "share.memory: \"auto\" to \"1536Mi\" for new pods",
+            "layout[0].gpus: - to [\"0\"] at once",
+            "layout[0].shares[0].resource: - to \"x.dev/a\" at once",
+            "layout[0].shares[0].count: - to 1 at once",
+            "layout[0].shares[0].memory: - to \"12.5%\" for new pods",
+            "layout[0].shares[0].cores: - to \"auto\" for new pods",
+            "health.xid.94: \"ignore\" to \"suspect\" at once",
+            "log.format: \"text\" to \"json\" after a restart",
+        ]
+    );
+}
+
+#[test]
+fn what_takes_a_restart_stays_as_it_was() {
+    let running = Config::default();
+    let mut config = Config::parse(
+        "[share]\nreplicas = 2\n[paths]\npages = \"/elsewhere\"\n[pages]\nsize = \"1Gi\"\n\
+         [log]\nformat = \"json\"\n",
+    )
+    .unwrap();
+    keep(&mut config, &running);
+    let left: Vec<String> = differences(&running, &config).into_iter().map(|d| d.key).collect();
+    assert_eq!(left, ["share.replicas"]);
+}
+
+/// Docs are generated: `TESSERA_REGENERATE=1` writes them.
+#[test]
+fn the_reference_is_what_the_code_says() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
+    if std::env::var_os("TESSERA_REGENERATE").is_some() {
+        std::fs::write(file, reference()).unwrap();
+    }
+    let committed = std::fs::read_to_string(file).unwrap_or_default();
+    assert!(
+        committed == reference(),
+        "docs/configuration.md is not what the code says; run `tessera config reference > \
+         docs/configuration.md` and commit"
+    );
+}

@@ -1,0 +1,72 @@
+//! `[metrics]`: where metrics and probes are served; `docs/metrics.md` has the metrics.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The port by default: that of OpenTelemetry's exporters for Prometheus. The plugin's pod has a network
+/// of its own, so it is free there.
+pub const DEFAULT_PORT: u16 = 9464;
+
+/// Where metrics and probes are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Metrics {
+    /// Addresses to listen at: the first that can be had. Empty for nowhere.
+    pub listen: Vec<SocketAddr>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics { listen: everywhere(DEFAULT_PORT) }
+    }
+}
+
+/// IPv6's unspecified address takes IPv4 too; a kernel without IPv6 refuses it.
+fn everywhere(port: u16) -> Vec<SocketAddr> {
+    [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)]
+        .map(|ip| SocketAddr::new(ip, port))
+        .to_vec()
+}
+
+/// `:9464`, `127.0.0.1:9464`, `[::1]:9464` (port 0: any that is free, which the log tells), or nothing for
+/// off.
+///
+/// # Errors
+/// What is wrong and what to do.
+pub fn parse_listen(text: &str) -> Result<Vec<SocketAddr>, String> {
+    let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
+    if text.is_empty() {
+        return Ok(Vec::new());
+    }
+    if let Some(port) = text.strip_prefix(':').and_then(port) {
+        return Ok(everywhere(port));
+    }
+    match text.parse::<SocketAddr>() {
+        Ok(address) => Ok(vec![address]),
+        Err(_) => Err(format!(
+            "\"{text}\" is not an address; write \":{DEFAULT_PORT}\" for every interface, \
+             \"127.0.0.1:{DEFAULT_PORT}\" or \"[::1]:{DEFAULT_PORT}\" for one, or \"\" for none"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    #[test]
+    fn an_address_is_a_port_or_both_or_nothing() {
+        let parse = |text: &str| parse_listen(text).unwrap();
+        assert_eq!(parse(":9464"), Metrics::default().listen);
+        assert_eq!(parse(":1"), ["[::]:1".parse().unwrap(), "0.0.0.0:1".parse().unwrap()]);
+        assert_eq!(parse("127.0.0.1:80"), ["127.0.0.1:80".parse().unwrap()]);
+        assert_eq!(parse("[::1]:80"), ["[::1]:80".parse().unwrap()]);
+        assert_eq!(parse(""), []);
+        for bad in [":", ":0", ":65536", "9464", "localhost:80", "::1:80", ":x"] {
+            let error = Config::parse(&format!("[metrics]\nlisten = \"{bad}\"")).unwrap_err();
+            assert_eq!(
+                (error.problems[0].key.as_str(), error.problems[0].line),
+                ("metrics.listen", Some(2))
+            );
+        }
+    }
+}

@@ -1,0 +1,382 @@
+use super::*;
+use crate::{Amount, Layout, LayoutShare, Problem};
+use tessera_model::sharing::{Compute, Placement, Split};
+
+fn problems(text: &str) -> Vec<Problem> {
+    Config::parse(text).unwrap_err().problems
+}
+
+fn places(text: &str) -> Vec<(String, Option<usize>)> {
+    problems(text).into_iter().map(|p| (p.key, p.line)).collect()
+}
+
+#[test]
+fn the_commented_file_equals_the_defaults() {
+    let text = include_str!("../../../../config.toml");
+    let config = Config::parse(text).unwrap();
+    assert_eq!(Config { source: Source::default(), ..config }, Config::default());
+}
+
+#[test]
+fn the_commented_file_names_every_key() {
+    // A key the reader knows and the file lacks would be offered by the error for an unknown one.
+    let text = include_str!("../../../../config.toml");
+    let table = DeTable::parse(text).unwrap();
+    for (section, keys) in table.get_ref().iter() {
+        let section = section.get_ref();
+        let error = Config::parse(&format!("[{section}]\nqqqqqqqqqqqq = 1")).unwrap_err();
+        let known = error.problems[0].message.split_once("known here: ").unwrap().1.to_owned();
+        let mut named: Vec<&str> =
+            keys.get_ref().as_table().unwrap().keys().map(|key| key.get_ref().as_ref()).collect();
+        named.sort_unstable();
+        assert_eq!(known, named.join(", "), "[{section}]");
+    }
+}
+
+#[test]
+fn an_empty_file_is_the_defaults() {
+    assert_eq!(Config::parse("").unwrap(), Config::default());
+}
+
+#[test]
+fn a_release_comes_neither_at_once_nor_never() {
+    let after = |text: &str| Config::parse(&format!("[ledger]\nrelease_after = \"{text}\""));
+    assert_eq!(after("5s").unwrap().ledger.release_after, Duration::from_secs(5));
+    for (text, part) in
+        [("500ms", "is not from 1s to 1h"), ("2h", "is not from 1s to 1h"), ("5", "write it like")]
+    {
+        let problems = after(text).unwrap_err().problems;
+        assert_eq!((problems[0].key.as_str(), problems[0].line), ("ledger.release_after", Some(2)));
+        assert!(problems[0].message.contains(part), "{}", problems[0].message);
+    }
+}
+
+#[test]
+fn all_mistakes_are_told_at_once_with_key_and_line() {
+    let text = "\
+[resource]
+name = \"gpu\"
+[share]
+replicas = 0
+memroy = \"4Gi\"
+cores = 25
+placement = \"tight\"
+[gpus]
+reserve = \"12MB\"
+[paths]
+pages = \"run/pages\"
+[nonsense]
+";
+    let want: Vec<(String, Option<usize>)> = [
+        ("resource.name", 2),
+        ("share.replicas", 4),
+        ("share.memroy", 5),
+        ("share.cores", 6),
+        ("share.placement", 7),
+        ("gpus.reserve", 9),
+        ("paths.pages", 11),
+        ("nonsense", 12),
+    ]
+    .map(|(key, line)| (key.to_owned(), Some(line)))
+    .to_vec();
+    assert_eq!(places(text), want);
+}
+
+#[test]
+fn a_mistyped_key_is_answered_with_the_likely_one() {
+    let found = problems("[share]\nmemroy = 1\n");
+    assert_eq!(found[0].message, "unknown key; did you mean `memory`?");
+}
+
+#[test]
+fn messages_name_file_line_and_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.toml");
+    std::fs::write(&file, "\n\n[log]\nformat = \"xml\"\n").unwrap();
+    let error = Config::load(&file).unwrap_err();
+    let want = format!("{}:4: log.format: \"xml\" is none of \"text\", \"json\"", file.display());
+    assert_eq!(error.to_string(), want);
+    let missing = Config::load(&dir.path().join("absent.toml")).unwrap_err();
+    assert!(missing.to_string().contains("cannot read"), "{missing}");
+}
+
+#[test]
+fn syntax_errors_have_a_line() {
+    let found = problems("[share]\nreplicas = \n");
+    assert_eq!(found[0].line, Some(2), "{found:?}");
+    assert_eq!(found[0].key, "");
+    // A key given twice.
+    assert_eq!(problems("[log]\nfilter = \"a\"\nfilter = \"b\"\n")[0].line, Some(3));
+}
+
+#[test]
+fn quotas_that_can_never_work_are_refused() {
+    let place = |key: &str, line| vec![(key.to_owned(), Some(line))];
+    // Smaller than one context.
+    let text = "[share]\nmemory = \"256Mi\"\n";
+    let stated = |overhead: &str| format!("{text}[gpus]\ncontext_overhead = {overhead}\n");
+    assert_eq!(places(&stated("\"256Mi\"")), place("share.memory", 2));
+    for may_fit in [text, &stated("\"auto\""), &stated("\"255Mi\"")] {
+        assert!(Config::parse(may_fit).is_ok(), "{may_fit}: depends on the GPU");
+    }
+    assert_eq!(places("[share]\nmemory = 0\n"), place("share.memory", 2));
+    // More compute than there is.
+    assert_eq!(places("[share]\nreplicas = 4\ncores = \"300m\"\n"), place("share.cores", 3));
+    assert_eq!(places("[share]\ncores = 0\n"), place("share.cores", 2));
+    // No quota would hold without the shim.
+    assert_eq!(places("[container]\ninject = []\n"), place("container.inject", 2));
+    assert_eq!(places("[share]\nmemory = \"-1Gi\"\n"), place("share.memory", 2));
+}
+
+#[test]
+fn quantities_may_be_strings_or_numbers() {
+    for (text, want) in [
+        ("\"4Gi\"", 4 << 30),
+        ("4294967296", 4 << 30),
+        ("4_294_967_296", 4 << 30),
+        ("\"4294967296\"", 4 << 30),
+        ("4.294967296e9", 4 << 30),
+    ] {
+        let config = Config::parse(&format!("[share]\nmemory = {text}\n")).unwrap();
+        assert_eq!(config.share.memory_bytes, Some(want), "{text}");
+    }
+    for text in ["\"250m\"", "0.25", "\"0.25\"", "\"250e-3\""] {
+        let config = Config::parse(&format!("[share]\ncores = {text}\n")).unwrap();
+        assert_eq!(config.share.cores_millis, Some(250), "{text}");
+    }
+}
+
+#[test]
+fn mounts_are_checked() {
+    let found = problems(
+        "[driver]\nmounts = [{ host = \"/a\" }, { host = \"b\", container = \"/b\" },\n\
+         { host = \"/a\", container = \"/usr/local/tessera/pages\" }]\n",
+    );
+    let messages: Vec<_> = found.iter().map(|p| p.message.as_str()).collect();
+    assert_eq!(
+        messages,
+        [
+            "each mount needs `host` and `container`",
+            "\"b\" must be an absolute path",
+            "/usr/local/tessera/pages is Tessera's own; mount elsewhere",
+        ]
+    );
+}
+
+#[test]
+fn resource_names_follow_kubernetes() {
+    for name in ["tessera.dev/gpu", "a/b", "x-y.example.com/gpu-8g", "nvidia.com/gpu.shared"] {
+        assert_eq!(check_resource_name(name), Ok(()), "{name}");
+    }
+    let long = format!("a.b/{}", "x".repeat(64));
+    for name in [
+        "",
+        "gpu",
+        "/gpu",
+        "a.b/",
+        "A.b/gpu",
+        "a..b/gpu",
+        "a.b/g/h",
+        "a.b/-g",
+        "kubernetes.io/gpu",
+        &long,
+    ] {
+        assert!(check_resource_name(name).is_err(), "{name}");
+    }
+}
+
+/// The example in the comments of `config.toml`, as if somebody had removed the marks.
+pub(crate) fn example_layouts() -> String {
+    let text = include_str!("../../../../config.toml");
+    let from = text.find("# [[layout]]").unwrap();
+    let lines = text[from..].lines().take_while(|line| line.starts_with('#'));
+    let code = lines.map(|line| line.trim_start_matches("# ").trim_start_matches('#'));
+    code.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_commented_example_of_layouts_is_valid_and_shows_every_key() {
+    let text = example_layouts();
+    let config = Config::parse(&text).unwrap();
+    assert_eq!(config.layouts.len(), 2, "{text}");
+    let known = |table: &str| {
+        let text =
+            format!("[[layout]]\ngpus = [\"*\"]\nshares = [{{ resource = \"a.b/c\" {table} }}]");
+        let problem = problems(&text).remove(0);
+        problem.message.split_once("known here: ").unwrap().1.to_owned()
+    };
+    for key in known(", qqqqqqqqqqqqqq = 1").split(", ") {
+        assert!(text.contains(&format!("{key} = ")), "{key}");
+    }
+}
+
+#[test]
+fn a_layout_is_read_with_percentages_quantities_and_defaults() {
+    let config = Config::parse(
+        "[[layout]]\ngpus = [\"NVIDIA A100*\", \"3\"]\nshares = [\n\
+         { resource = \"tessera.dev/gpu-large\", memory = \"50%\", cores = \"12.5%\" },\n\
+         { resource = \"tessera.dev/gpu-small\", count = 2, memory = \"8Gi\", cores = 0.25,\n\
+           compute = \"strict\", placement = \"distributed\", split = \"spread\" },\n]\n",
+    )
+    .unwrap();
+    let plain = LayoutShare {
+        resource: "tessera.dev/gpu-large".into(),
+        count: 1,
+        memory: Amount::Percent(50_000),
+        cores: Amount::Percent(12_500),
+        compute: None,
+        placement: None,
+        split: None,
+    };
+    let full = LayoutShare {
+        resource: "tessera.dev/gpu-small".into(),
+        count: 2,
+        memory: Amount::Exact(8 << 30),
+        cores: Amount::Exact(250),
+        compute: Some(Compute::Strict),
+        placement: Some(Placement::Distributed),
+        split: Some(Split::Spread),
+    };
+    let gpus = vec!["NVIDIA A100*".to_owned(), "3".to_owned()];
+    assert_eq!(config.layouts, [Layout { gpus, shares: vec![plain, full] }]);
+}
+
+#[test]
+fn every_nonsense_in_a_layout_is_told_at_its_place() {
+    let share = |text: &str| format!("[[layout]]\ngpus = [\"*\"]\nshares = [\n{text}\n]\n");
+    let told = |text: &str| -> Vec<(String, Option<usize>, String)> {
+        problems(text).into_iter().map(|p| (p.key, p.line, p.message)).collect()
+    };
+    let cases = [
+        (
+            share(
+                "{ resource = \"a.b/c\", memory = \"60%\" },\n{ resource = \"a.b/d\", memory = \"50%\" }",
+            ),
+            ("layout[0].shares", Some(3), "is 110% of each GPU"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", count = 3, memory = \"33.334%\" }"),
+            ("layout[0].shares", Some(3), "is 100.002% of each GPU"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", memory = \"100%\" },\n{ resource = \"a.b/d\" }"),
+            ("layout[0].shares", Some(3), "they leave nothing"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", count = 3, cores = \"400m\" }"),
+            ("layout[0].shares", Some(3), "are 1200m, more than one GPU"),
+        ),
+        (
+            share(
+                "{ resource = \"a.b/c\", cores = \"998m\" },\n{ resource = \"a.b/d\", count = 3 }",
+            ),
+            ("layout[0].shares", Some(3), "2m are too little for 3"),
+        ),
+        (
+            share("{ resource = \"a.b/c\" },\n{ resource = \"a.b/c\" }"),
+            ("layout[0].shares[1].resource", Some(5), "is shares[0] of this layout already"),
+        ),
+        (
+            share("{ resource = \"gpu\" }"),
+            ("layout[0].shares[0].resource", Some(4), "has no domain"),
+        ),
+        (share("{ count = 1 }"), ("layout[0].shares[0].resource", Some(4), "is missing")),
+        (
+            share("{ resource = \"a.b/c\", count = 0 }"),
+            ("layout[0].shares[0].count", Some(4), "must be from 1 to 256"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", memory = \"256Mi\" }")
+                + "[gpus]\ncontext_overhead = \"512Mi\"\n",
+            ("layout[0].shares[0].memory", Some(4), "not more than gpus.context_overhead"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", memory = 0 }"),
+            ("layout[0].shares[0].memory", Some(4), "is not more than 0"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", memory = \"101%\" }"),
+            ("layout[0].shares[0].memory", Some(4), "more than 0% and at most 100%"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", memory = \"0%\" }"),
+            ("layout[0].shares[0].memory", Some(4), "more than 0% and at most 100%"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", memory = \"half\" }"),
+            ("layout[0].shares[0].memory", Some(4), "a percentage such as \"25%\", or \"auto\""),
+        ),
+        (
+            share("{ resource = \"a.b/c\", cores = 25 }"),
+            ("layout[0].shares[0].cores", Some(4), "counts whole GPUs"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", mem = \"1Gi\" }"),
+            ("layout[0].shares[0].mem", Some(4), "unknown key"),
+        ),
+        (
+            share("{ resource = \"a.b/c\", split = \"both\" }"),
+            ("layout[0].shares[0].split", Some(4), "is none of \"reject\", \"spread\""),
+        ),
+        (share(""), ("layout[0].shares", Some(3), "must list at least one")),
+        (
+            "[[layout]]\ngpus = [\"*\"]\n".to_owned(),
+            ("layout[0].shares", Some(1), "must list at least one"),
+        ),
+        (
+            "[[layout]]\nshares = [{ resource = \"a.b/c\" }]\n".to_owned(),
+            ("layout[0].gpus", Some(1), "must name GPUs"),
+        ),
+        (
+            "[[layout]]\ngpus = []\nshares = [{ resource = \"a.b/c\" }]\n".to_owned(),
+            ("layout[0].gpus", Some(2), "must name GPUs"),
+        ),
+        (
+            "[[layout]]\ngpus = [\"\"]\nshares = [{ resource = \"a.b/c\" }]\n".to_owned(),
+            ("layout[0].gpus", Some(2), "an empty name"),
+        ),
+        ("layout = 3\n".to_owned(), ("layout", Some(1), "must be an array of tables")),
+        (
+            "[[layout]]\ngpus = [\"0\"]\nshares = [{ resource = \"a.b/c\", split = \"spread\" }]\n\
+             [[layout]]\ngpus = [\"1\"]\nshares = [{ resource = \"a.b/c\" }]\n"
+                .to_owned(),
+            ("layout[1].shares[0].split", Some(6), "must be the same in all layouts"),
+        ),
+    ];
+    for (text, (key, line, message)) in cases {
+        let told = told(&text);
+        assert_eq!(told.len(), 1, "{text}\n{told:?}");
+        assert_eq!((told[0].0.as_str(), told[0].1), (key, line), "{text}");
+        assert!(told[0].2.contains(message), "{text}\n{}", told[0].2);
+    }
+}
+
+/// A text beyond what every syntax error is looked for in says where it is wrong, and what came before counts.
+#[test]
+fn of_a_large_text_with_a_syntax_error_what_comes_before_is_read() {
+    let rest = "# comment\n".repeat(10_000);
+    let text =
+        format!("[paths]\nledger = \"/srv/ledger\"\nadmin = \"/srv/a\"\n{rest}= 1\n= 2\n[share\n");
+    let (config, problems) = parse(&text, None);
+    assert_eq!(config.paths.ledger, Path::new("/srv/ledger"));
+    assert_eq!(config.paths.admin, Path::new("/srv/a"));
+    assert_eq!(problems.len(), 1, "one that is certain");
+    assert!((10_004..=10_006).contains(&problems[0].line.unwrap()), "{problems:?}");
+    assert!(parse(&format!("{rest}[share]\nreplicas = 2\n"), None).1.is_empty());
+}
+
+#[test]
+fn line_numbers_are_those_of_the_text_wherever_a_key_is() {
+    let mut text = String::new();
+    let mut lines = Vec::new();
+    for n in 0..60_usize {
+        text.push_str(&"#é\n".repeat(n * 7 % 90));
+        text.push_str(&"#".repeat(n * 131 % 2100));
+        text.push('\n');
+        lines.push(text.matches('\n').count() + 1);
+        text.push_str(&format!("unknown{n:02} = 1\n"));
+    }
+    let (_, problems) = parse(&text, None);
+    let told: Vec<_> = problems.iter().filter_map(|problem| problem.line).collect();
+    assert_eq!(told, lines[..crate::MOST_PROBLEMS]);
+}

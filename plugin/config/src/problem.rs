@@ -1,0 +1,154 @@
+//! What is wrong with a configuration: of each problem as much as helps, and of many the first.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use tessera_model::printable;
+
+/// Most problems of one configuration that an error lists; it gives the number of the others.
+pub const MOST_PROBLEMS: usize = 50;
+/// Most bytes of a key, and of a message, in an error.
+const KEY: usize = 160;
+const MESSAGE: usize = 1200;
+
+/// One thing wrong with the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Dotted key; empty for a syntax error.
+    pub key: String,
+    /// Line in the file, from 1; `None` where the default is at fault.
+    pub line: Option<usize>,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+/// Everything that is wrong with a configuration. Commands that meet it exit 64 (`EX_USAGE`).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct ConfigError {
+    /// The file, if one was read.
+    pub file: Option<PathBuf>,
+    /// At least one.
+    pub problems: Vec<Problem>,
+}
+
+impl Problem {
+    /// A problem with `key`; of what is too long to be read, the beginning and the end.
+    #[must_use]
+    pub fn new(key: &str, line: Option<usize>, message: &str) -> Self {
+        let key = printable::brief(key, KEY).into_owned();
+        Problem { key, line, message: printable::brief(message, MESSAGE).into_owned() }
+    }
+
+    /// Stands for `count` more.
+    fn more(count: usize) -> Self {
+        let problems = if count == 1 { "problem" } else { "problems" };
+        Problem::new("", None, &format!("and {count} more {problems}"))
+    }
+}
+
+/// Problems as they are found. Keeps the first by line, and counts the others: a file has as many as somebody
+/// writes.
+#[derive(Debug, Default)]
+pub(super) struct Problems {
+    kept: Vec<Problem>,
+    more: usize,
+}
+
+impl Problems {
+    /// Notes one.
+    pub(super) fn push(&mut self, problem: Problem) {
+        if self.kept.len() < MOST_PROBLEMS {
+            self.kept.push(problem);
+            return;
+        }
+        self.more += 1;
+        let last = self.kept.iter_mut().max_by_key(|kept| kept.line);
+        if let Some(last) = last.filter(|last| problem.line < last.line) {
+            *last = problem;
+        }
+    }
+
+    /// Counts what need not be looked at.
+    pub(super) fn and_more(&mut self, count: usize) {
+        self.more += count;
+    }
+
+    /// The first by line, and how many others there are.
+    pub(super) fn finish(self) -> Vec<Problem> {
+        let Problems { mut kept, more } = self;
+        kept.sort_by_key(|problem| problem.line);
+        if more > 0 {
+            kept.push(Problem::more(more));
+        }
+        kept
+    }
+}
+
+impl FromIterator<Problem> for Problems {
+    fn from_iter<I: IntoIterator<Item = Problem>>(all: I) -> Self {
+        let mut problems = Problems::default();
+        all.into_iter().for_each(|problem| problems.push(problem));
+        problems
+    }
+}
+
+/// Of too many problems the first by line, and how many others there are; all of few, as they are.
+#[must_use]
+pub fn first(all: Vec<Problem>) -> Vec<Problem> {
+    if all.len() <= MOST_PROBLEMS {
+        return all;
+    }
+    all.into_iter().collect::<Problems>().finish()
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let file = self
+            .file
+            .as_deref()
+            .map_or_else(|| "built-in configuration".to_owned(), |file| file.display().to_string());
+        for (i, problem) in self.problems.iter().enumerate() {
+            if i > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{file}")?;
+            if let Some(line) = problem.line {
+                write!(f, ":{line}")?;
+            }
+            write!(f, ": ")?;
+            if !problem.key.is_empty() {
+                write!(f, "{}: ", printable::line(&problem.key))?;
+            }
+            write!(f, "{}", printable::line(&problem.message))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_the_first_by_line_are_kept_and_the_others_counted() {
+        let at = |line: usize| Problem::new("key", Some(line), "is wrong");
+        for all in [(1..=1000).collect::<Vec<_>>(), (1..=1000).rev().collect()] {
+            let told = first(all.into_iter().map(at).collect());
+            assert_eq!(told.len(), MOST_PROBLEMS + 1);
+            assert!((1..=MOST_PROBLEMS).eq(told.iter().filter_map(|problem| problem.line)));
+            let error = ConfigError { file: None, problems: told }.to_string();
+            assert!(error.ends_with(": and 950 more problems"), "{error}");
+        }
+        assert_eq!(first((1..=50).map(at).collect()).len(), 50);
+        assert_eq!(first((1..=51).map(at).collect())[50].message, "and 1 more problem");
+    }
+
+    #[test]
+    fn names_and_messages_are_bounded_and_keep_their_ends() {
+        let long = "x".repeat(1 << 20);
+        let problem = Problem::new(&long, None, &format!("\"{long}\" is not good; do better"));
+        assert!(problem.key.len() <= KEY && problem.message.len() <= MESSAGE);
+        assert!(problem.message.starts_with("\"xx"), "{}", problem.message);
+        assert!(problem.message.ends_with("\" is not good; do better"), "{}", problem.message);
+    }
+}

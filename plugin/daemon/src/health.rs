@@ -1,0 +1,110 @@
+//! The thread that waits for what happens to GPUs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tracing::{debug, warn};
+
+use tessera_agent::node::Node;
+use tessera_agent::status_board::StatusBoard;
+use tessera_gpu::Discovery;
+use tessera_gpu::health::Observation;
+use tessera_model::gpu::Gpu;
+
+/// How often a node without GPUs is asked whether it has some by now.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    stop: Arc<AtomicBool>,
+}
+
+/// What it watches, and how.
+fn settings(node: &Node) -> (Vec<Gpu>, Duration) {
+    (node.catalogue().devices(), node.config().health.probe_interval)
+}
+
+impl Watcher {
+    pub(super) fn start(
+        discovery: Arc<dyn Discovery>,
+        node: Arc<Node>,
+        board: Arc<StatusBoard>,
+    ) -> std::io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopping = Arc::clone(&stop);
+        let (sender, mut receiver) = mpsc::channel::<Observation>(64);
+        let watched = Arc::clone(&node);
+        std::thread::Builder::new().name("health".into()).stack_size(256 << 10).spawn(
+            move || {
+                let sink = |observation| {
+                    // A program can make as many of its own errors as it likes; none gets further. Of
+                    // the others none is lost: this thread may wait. An error is the plugin's end.
+                    if !watched.ignores(&observation) {
+                        let _ = sender.blocking_send(observation);
+                    }
+                };
+                let stopped = || stopping.load(Ordering::Relaxed) || sender.is_closed();
+                while !stopped() {
+                    watch(&*discovery, &watched, &board, &stopped, &sink);
+                }
+            },
+        )?;
+        // The disk may keep the history waiting; health must not wait with it.
+        let (history, mut events) = mpsc::channel(64);
+        let recorder = Arc::clone(&node);
+        tokio::spawn(async move {
+            while let Some(events) = events.recv().await {
+                let node = Arc::clone(&recorder);
+                // One after the other, so that they are in order.
+                let _ = tokio::task::spawn_blocking(move || node.record_health(events)).await;
+            }
+        });
+        tokio::spawn(async move {
+            while let Some(observation) = receiver.recv().await {
+                debug!(?observation, "health");
+                let events = node.observe(&observation);
+                if !events.is_empty() && history.try_send(events).is_err() {
+                    warn!("the history of GPUs has a gap: the disk does not keep up");
+                }
+            }
+        });
+        Ok(Watcher { stop })
+    }
+
+    /// The thread ends within a second; nobody waits for it.
+    pub(super) fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Watches the GPUs that are sold until there are others, or others settings.
+fn watch(
+    discovery: &dyn Discovery,
+    node: &Node,
+    board: &StatusBoard,
+    stopped: &(dyn Fn() -> bool + Sync),
+    sink: &(dyn Fn(Observation) + Sync),
+) {
+    let edition = node.catalogue().edition;
+    let (gpus, interval) = settings(node);
+    let changed =
+        || node.catalogue().edition != edition && settings(node) != (gpus.clone(), interval);
+    let over = || stopped() || changed();
+    let watched = match gpus.as_slice() {
+        [] => Ok(()),
+        gpus => discovery.watch(gpus, interval, &over, sink),
+    };
+    if let Err(reason) = &watched {
+        let text = format!("GPU health is not watched: {reason}");
+        warn!("{text}");
+        board.set_condition("health", Some(text));
+    } else if !gpus.is_empty() {
+        board.set_condition("health", None);
+    }
+    while !over() && (watched.is_err() || gpus.is_empty()) {
+        std::thread::sleep(IDLE);
+    }
+}

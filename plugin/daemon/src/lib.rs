@@ -1,0 +1,445 @@
+//! `tessera serve`: builds everything, runs it until it is told to stop, and drains.
+#![forbid(unsafe_code)]
+
+mod health;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tracing::{debug, error, info, warn};
+
+use health::Watcher;
+use tessera_agent::foreign_watch;
+use tessera_agent::kubernetes;
+use tessera_agent::labels;
+use tessera_agent::node::Node;
+use tessera_agent::node::service::Service;
+use tessera_agent::observe;
+use tessera_agent::reload;
+use tessera_agent::reload::{Reloader, SetFilter};
+use tessera_agent::status_board::StatusBoard;
+use tessera_api::admin;
+use tessera_api::admin::StatusView;
+use tessera_api::metrics;
+use tessera_config::{Config, ConfigFile, Current, Given};
+use tessera_gpu::Discovery;
+use tessera_kubelet::pod_resources::{Census, PodResources};
+use tessera_kubelet::{self as kubelet, Standing};
+use tessera_model::clock::monotonic_ns;
+use tessera_model::gpu::Gpu;
+use tessera_rules::reconcile::Kubelet;
+use tessera_rules::shares;
+use tessera_store::OpenError;
+use tessera_tenant::delivery::Delivery;
+use tessera_tenant::regions::hold::Hold;
+use tessera_tenant::regions::tmpfs;
+use tessera_tenant::shim_install;
+
+/// How often it is looked whether the pages directory is still the one that is held.
+const HOLD: Duration = Duration::from_secs(1);
+
+/// Intervals. The defaults are for production, tests shorten them.
+#[derive(Clone, Debug)]
+pub struct Timing {
+    /// How often pages say that the plugin lives.
+    pub heartbeat: Duration,
+    /// How often ledger and kubelet are compared.
+    pub reconcile: Duration,
+    /// How long kubelet must leave an allocation out before it is released; `None`: as the configuration
+    /// says. Ledger and kubelet are compared no less often than that needs.
+    pub release_grace: Option<Duration>,
+    /// How long nobody must have needed an installed shim before it is removed.
+    pub shim_grace: Duration,
+    /// How often GPUs are looked for while there are none.
+    pub discovery: Duration,
+    /// How long the configuration's file must rest before it is read again.
+    pub config_debounce: Duration,
+    /// How often it is looked at what other plugins sell.
+    pub coexist: Duration,
+    /// How long a GPU counts as sold by others after it was last seen so.
+    pub coexist_grace: Duration,
+    /// Kubelet's side.
+    pub kubelet: kubelet::Timing,
+    /// Events for the API server.
+    pub events: kubernetes::Timing,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Timing {
+            heartbeat: Duration::from_secs(1),
+            reconcile: Duration::from_secs(10),
+            release_grace: None,
+            shim_grace: Duration::from_secs(3600),
+            discovery: Duration::from_secs(10),
+            config_debounce: reload::DEBOUNCE,
+            coexist: Duration::from_secs(10),
+            coexist_grace: Duration::from_secs(60),
+            kubelet: kubelet::Timing::default(),
+            events: kubernetes::Timing::default(),
+        }
+    }
+}
+
+/// A plugin that has started; see [`start`].
+#[derive(Debug)]
+pub struct App {
+    view: Arc<StatusView>,
+    main: JoinHandle<anyhow::Result<()>>,
+    stop: watch::Sender<bool>,
+    standing: watch::Receiver<Option<Standing>>,
+    // Dropped last: `status` answers until the end.
+    _admin: admin::Server,
+    _metrics: Option<metrics::Server>,
+    _hold: Arc<Hold>,
+}
+
+/// Starts the plugin: installs the shim, finds room for pages, serves `status`. The rest, from
+/// discovering GPUs to serving kubelet, goes on in a task.
+///
+/// # Errors
+/// What keeps the plugin from starting at all.
+pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> anyhow::Result<App> {
+    let file = config.source.file.clone().map(|file| ConfigFile { asked: Some(file) });
+    let text = file.as_ref().map(|file| file.judge().text).unwrap_or_default();
+    let given = Given { config, text, refused: None };
+    start_with(Beginning { file, given, set_filter: None }, discovery, timing)
+}
+
+/// What a plugin begins with.
+pub struct Beginning {
+    /// The file that is read again when it changes, where there is to be one.
+    pub file: Option<ConfigFile>,
+    /// What holds at first.
+    pub given: Given,
+    /// Sets the log's filter, where there is a log.
+    pub set_filter: Option<SetFilter>,
+}
+
+/// As [`start`], for a plugin whose configuration may be the last good one, and may change.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_with(
+    beginning: Beginning,
+    discovery: Arc<dyn Discovery>,
+    timing: Timing,
+) -> anyhow::Result<App> {
+    let Beginning { file, given, set_filter } = beginning;
+    let config = given.config.clone();
+    let source = config.paths.shim_source.clone().unwrap_or_else(shim_install::default_source);
+    let delivery = shim_install::install(&source, &config.paths.shim)?;
+    let current = Current::from(config);
+    let config = current.get();
+    let board = Arc::new(StatusBoard::default());
+    let view =
+        Arc::new(StatusView::new(current.clone(), Arc::clone(&discovery), Arc::clone(&board)));
+    let asked = Arc::clone(&discovery);
+    let reloader = Arc::new(Reloader::new(file, &given, current, asked, set_filter, &board));
+    view.set_reloader(Arc::clone(&reloader));
+    let admin = admin::Server::start(&config.paths.admin, Arc::clone(&view))?;
+    // Before anything in the directory, or of the file system there, is touched.
+    let hold = Arc::new(Hold::take(&config.paths.pages, &about(&config))?);
+    let metrics = metrics::Server::start(config.metrics.listen.clone(), Arc::clone(&view));
+    let pages = tmpfs::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;
+    hold.renew()?;
+    info!(shim = %delivery.shim.display(), pages = %config.paths.pages.display(), "{pages}");
+    if let Some(warning) = pages.warning() {
+        warn!("{warning}");
+        board.set_condition("pages", Some(warning.to_owned()));
+    }
+    let (stop, stopped) = watch::channel(false);
+    let (ready, standing) = watch::channel(None);
+    let kept = keep(Arc::clone(&hold), board);
+    let main = run(reloader, discovery, timing, delivery, Arc::clone(&view), stopped, ready);
+    let main = tokio::spawn(async move {
+        tokio::select! {
+            ended = main => ended,
+            never = kept => match never {},
+        }
+    });
+    Ok(App { view, main, stop, standing, _admin: admin, _metrics: metrics, _hold: hold })
+}
+
+/// What this plugin leaves for another to read, beside its pid.
+fn about(config: &Config) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let (admin, ledger) = (config.paths.admin.display(), config.paths.ledger.display());
+    format!("tessera {version}, paths.admin {admin}, paths.ledger {ledger}")
+}
+
+/// Holds the pages directory also when somebody has removed it and it was made again.
+async fn keep(hold: Arc<Hold>, board: Arc<StatusBoard>) -> std::convert::Infallible {
+    loop {
+        tokio::time::sleep(HOLD).await;
+        let amiss = hold.renew().err().map(|error| error.to_string());
+        if let Some(text) = &amiss
+            && board.set_condition("hold", amiss.clone())
+        {
+            error!("{text}");
+        } else if amiss.is_none() {
+            board.set_condition("hold", None);
+        }
+    }
+}
+
+impl App {
+    /// How it stands with kubelet, once kubelet is being served. `None` if the start failed.
+    pub async fn standing(&self) -> Option<Standing> {
+        self.standing.clone().wait_for(Option::is_some).await.ok()?.clone()
+    }
+
+    /// What `tessera status` would say.
+    #[must_use]
+    pub fn view(&self) -> &Arc<StatusView> {
+        &self.view
+    }
+
+    /// Runs until `shutdown` is done, then drains.
+    ///
+    /// # Errors
+    /// What ended the plugin before that.
+    pub async fn run_until(mut self, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
+        tokio::select! {
+            ended = &mut self.main => return ended?,
+            () = shutdown => {}
+        }
+        info!("stopping");
+        self.stop.send_replace(true);
+        self.main.await?
+    }
+}
+
+async fn run(
+    reloader: Arc<Reloader>,
+    discovery: Arc<dyn Discovery>,
+    timing: Timing,
+    delivery: Delivery,
+    view: Arc<StatusView>,
+    mut stopped: watch::Receiver<bool>,
+    ready: watch::Sender<Option<Standing>>,
+) -> anyhow::Result<()> {
+    let watching = reload::watch(Arc::clone(&reloader), timing.config_debounce);
+    let mut watching = std::pin::pin!(watching);
+    let board = Arc::clone(view.board());
+    let gpus = tokio::select! {
+        gpus = discover(&discovery, reloader.current(), &board, timing.discovery) => gpus,
+        () = &mut watching => return Ok(()),
+        _ = stopped.wait_for(|stop| *stop) => return Ok(()),
+    };
+    let config = reloader.begin(&gpus)?;
+    for gpu in &gpus {
+        for share in shares::cut(gpu, &config) {
+            let shares::Share { resource, count, limit, .. } = share;
+            info!(%gpu, resource, replicas = count, memory = limit.memory_bytes, "sharing");
+        }
+    }
+    reloader.remark(&gpus, &config);
+    let kubelet_dir = config.paths.kubelet.clone();
+    let pod_resources = Arc::new(PodResources::new(&config.paths.pod_resources));
+    let pod_resources_socket = config.paths.pod_resources.clone();
+    let (asked, attached) = (Arc::clone(&discovery), Arc::clone(&reloader));
+    let node = tokio::task::spawn_blocking(move || {
+        let node = attached.attach(|current| Node::open(current, &gpus, delivery))?;
+        node.set_topology(asked.topology(&gpus));
+        node.set_driver(asked.facts(&[]).driver_version.as_deref());
+        Ok::<_, OpenError>(node)
+    })
+    .await??;
+    let labels = labels::Keeper::new(Arc::clone(&node), Arc::clone(&discovery));
+    view.set_node(Arc::clone(&node));
+    for unsold in discovery.unsold() {
+        warn!("{unsold}");
+    }
+    board.set_condition("unsold", Some(discovery.unsold().join("; ")).filter(|s| !s.is_empty()));
+
+    let (told, known) = (Arc::clone(&node), Arc::clone(&board));
+    let telling = kubernetes::Keeper::new(told, known, timing.events.clone());
+    let mut others = foreign_watch::Watch::new(
+        Arc::clone(&node),
+        Arc::clone(&board),
+        Arc::clone(&pod_resources),
+        timing.coexist,
+        timing.coexist_grace,
+    );
+    others.first().await;
+
+    let mut stop_serving = stopped.clone();
+    let (served, asked) = (Arc::clone(&node), Arc::clone(&pod_resources));
+    let serving = kubelet::serve_all(
+        node.resources(),
+        &kubelet_dir,
+        move |resource| Arc::new(Service::new(Arc::clone(&served), resource, Arc::clone(&asked))),
+        async move {
+            // An error means that the application itself is gone.
+            let _ = stop_serving.wait_for(|stop| *stop).await;
+        },
+        kubelet::Options {
+            timing: timing.kubelet.clone(),
+            pod_resources: Some(pod_resources_socket),
+        },
+    )?;
+    let standing = serving.standing();
+    view.set_standing(standing.clone());
+    ready.send_replace(Some(standing));
+
+    let observing =
+        observe::Watch::start(Arc::clone(&node), Arc::clone(&discovery), Arc::clone(&board))?;
+    let health = Watcher::start(discovery, Arc::clone(&node), Arc::clone(&board))?;
+    tokio::select! {
+        () = beat(&node, timing.heartbeat) => {}
+        () = housekeeping(&node, &pod_resources, &board, &timing) => {}
+        () = others.run() => {}
+        () = labels.run(reloader.current(), &board) => {}
+        () = telling.run(reloader.current()) => {}
+        () = &mut watching => {}
+        _ = stopped.wait_for(|stop| *stop) => {}
+    }
+    serving.finished().await;
+    drop(observing);
+    health.stop();
+    tokio::task::spawn_blocking(move || {
+        labels.remove();
+        node.close();
+    })
+    .await?;
+    Ok(())
+}
+
+/// Looks for GPUs until there are some, and says meanwhile what is missing.
+async fn discover(
+    discovery: &Arc<dyn Discovery>,
+    current: &Current,
+    board: &StatusBoard,
+    interval: Duration,
+) -> Vec<Gpu> {
+    loop {
+        let (looking, config) = (Arc::clone(discovery), current.get());
+        let found = tokio::task::spawn_blocking(move || looking.gpus(&config.gpus)).await;
+        let missing = match found {
+            Ok(Ok(gpus)) => {
+                board.set_condition("gpus", None);
+                return gpus;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        let text = format!("waiting for GPUs, nothing is registered: {missing}");
+        if board.set_condition("gpus", Some(text.clone())) {
+            error!("{text}");
+        }
+        tokio::time::sleep(interval).await;
+    }
+}
+
+async fn beat(node: &Node, interval: Duration) {
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        node.heartbeat(monotonic_ns());
+    }
+}
+
+/// Compares ledger and kubelet now and then, and soon after a container has started. Every page is looked
+/// at now and then alone: a start has looked at its own.
+async fn housekeeping(
+    node: &Arc<Node>,
+    pod_resources: &PodResources,
+    board: &StatusBoard,
+    timing: &Timing,
+) {
+    let grace = || timing.release_grace.unwrap_or_else(|| node.config().ledger.release_after);
+    let mut due = tokio::time::Instant::now() + timing.reconcile.min(grace());
+    loop {
+        // However many containers start, what is due comes first.
+        let soon = tokio::select! {
+            biased;
+            () = tokio::time::sleep_until(due) => false,
+            () = node.container_started() => true,
+        };
+        let began = Instant::now();
+        if !soon {
+            due = tokio::time::Instant::now() + timing.reconcile.min(grace());
+            let inspected = Arc::clone(node);
+            if let Err(error) = tokio::task::spawn_blocking(move || {
+                let seen = inspected.inspect();
+                inspected.note_incidents(seen);
+                inspected.reopen();
+                inspected.settle_owed();
+                inspected.flush_audit();
+            })
+            .await
+            {
+                error!(%error, "inspection");
+            }
+        }
+        // A container that starts is listed already; its neighbours of the same pod follow at once.
+        let max_age = if soon { Duration::ZERO } else { timing.reconcile / 2 };
+        let inspected = began.elapsed();
+        let began = Instant::now();
+        match pod_resources.census(max_age).await {
+            Ok(census) => {
+                if board.set_condition("pod-resources", None) {
+                    info!("PodResources answers");
+                }
+                let asked = began.elapsed();
+                let began = Instant::now();
+                let (node, grace) = (Arc::clone(node), grace());
+                let shim_grace = timing.shim_grace;
+                node.trust().set_census(Arc::clone(&census));
+                let round = tokio::task::spawn_blocking(move || {
+                    let Census { pods, holdings, asked } = &*census;
+                    let kubelet = Kubelet { pods: *pods, holdings, asked: *asked };
+                    node.reconcile(kubelet, grace);
+                    node.sweep_shims(shim_grace);
+                });
+                if let Err(error) = round.await {
+                    error!(%error, "housekeeping");
+                }
+                let inspected = (!soon).then_some(inspected.as_micros());
+                debug!(
+                    inspect_us = inspected,
+                    pod_resources_us = asked.as_micros(),
+                    compare_us = began.elapsed().as_micros(),
+                    "a housekeeping round"
+                );
+            }
+            Err(error) => {
+                let text = format!("pods' names are unknown and nothing is released: {error}");
+                if board.set_condition("pod-resources", Some(text.clone())) {
+                    warn!("{text}");
+                }
+            }
+        }
+    }
+}
+
+/// Raises the soft limit of open files to the hard one: an allocation takes three, a session two.
+pub fn raise_file_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
+/// Prepares the host for a plugin with fewer rights: the pages' tmpfs, the shim.
+///
+/// # Errors
+/// What could not be prepared.
+pub fn prepare_host(config: &Config, shim: Option<&Path>) -> anyhow::Result<String> {
+    let pages = tmpfs::ensure(
+        &config.paths.pages,
+        tessera_config::TmpfsPolicy::Require,
+        config.pages.size_bytes,
+    )?;
+    let source = shim.map(Path::to_owned).or_else(|| config.paths.shim_source.clone());
+    let source = source.unwrap_or_else(shim_install::default_source);
+    let delivery = shim_install::install(&source, &config.paths.shim)?;
+    Ok(format!("{}: {pages}\n{}: installed", config.paths.pages.display(), delivery.shim.display()))
+}

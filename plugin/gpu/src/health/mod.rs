@@ -1,0 +1,222 @@
+//! When a GPU is sold: a state machine over what the driver reports, with hysteresis.
+//!
+//! ```text
+//!             suspicion, unanswered probe           several of them, or a grave fault
+//!   HEALTHY ──────────────────────────► SUSPECT ─────────────────────────► UNHEALTHY ◄─┐
+//!      ▲  └───────────────────────────────│──────── grave fault ─────────────►  │      │ any
+//!      ├──────── quiet for the window ────┘                   answers, nothing  │      │ trouble
+//!      │                                                      stands against it ▼      │
+//!      └───────────────────────── quiet for the recovery time ────────────── RECOVERING┘
+//! ```
+//!
+//! HEALTHY and SUSPECT are sold, UNHEALTHY and RECOVERING are not. The state is the GPU's: all its
+//! replicas, of every resource, go together. Pure: time comes from the caller, XIDs mean what the
+//! configuration says ([`tessera_config::Health`]).
+
+mod gpu;
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Instant;
+use tessera_model::health::State;
+
+use gpu::Machine;
+use tessera_config::{self as config, XidAction};
+
+/// What the driver reports. A GPU in MIG mode is named by the UUIDs of its instances: whoever watches
+/// resolves what the driver says of the whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Observation {
+    /// An XID event on a GPU.
+    Xid {
+        /// The GPU.
+        uuid: String,
+        /// NVIDIA's number.
+        xid: u64,
+    },
+    /// A GPU answered, or did not.
+    Probe {
+        /// The GPU.
+        uuid: String,
+        /// The driver's word.
+        answer: Result<(), Silence>,
+    },
+    /// What NVML tells of a GPU's memory and of what it would take to repair it.
+    Condition {
+        /// The GPU.
+        uuid: String,
+        /// What is known.
+        condition: Condition,
+    },
+    /// NVML as a whole does not answer, so no GPU does.
+    Driver(Silence),
+}
+
+/// Why a GPU did not answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Silence {
+    /// The driver's word.
+    pub why: String,
+    /// The driver has no such GPU, or is itself not loaded. A GPU that answers after this has been
+    /// initialised anew.
+    pub gone: bool,
+}
+
+/// Counters and flags of a GPU, as far as NVML knows them for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// Uncorrectable ECC errors since the driver initialised the GPU (volatile counter).
+    pub uncorrectable: Option<u64>,
+    /// A row of memory could not be remapped.
+    pub remap_failed: Option<bool>,
+    /// What the driver says it takes to repair the GPU.
+    pub recovery: Option<Recovery>,
+}
+
+/// `nvmlDeviceGpuRecoveryAction_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// Nothing.
+    None,
+    /// A reset.
+    Reset,
+    /// A reboot of the node.
+    Reboot,
+    /// An end of all peer-to-peer traffic.
+    DrainPeers,
+    /// That, and a reset.
+    DrainAndReset,
+    /// Something newer than this program.
+    Other(u32),
+}
+
+impl fmt::Display for Recovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Recovery::None => f.write_str("nothing"),
+            Recovery::Reset => f.write_str("a reset of the GPU"),
+            Recovery::Reboot => f.write_str("a reboot of the node"),
+            Recovery::DrainPeers => f.write_str("an end of all peer-to-peer traffic"),
+            Recovery::DrainAndReset => {
+                f.write_str("an end of all peer-to-peer traffic and a reset of the GPU")
+            }
+            Recovery::Other(action) => write!(f, "recovery action {action} of NVML"),
+        }
+    }
+}
+
+/// A GPU went from one state to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transition {
+    /// The GPU.
+    pub uuid: String,
+    /// From this …
+    pub from: State,
+    /// … to this,
+    pub to: State,
+    /// because of this.
+    pub reason: String,
+}
+
+/// How a GPU stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// Its state.
+    pub state: State,
+    /// Why; empty for one that never had trouble.
+    pub reason: String,
+    /// Since when; `None` for one that never had trouble.
+    pub since: Option<Instant>,
+    /// What it takes to be healthy; empty where it is.
+    pub waits_for: String,
+}
+
+/// Health of all GPUs. One that nobody complained about is healthy.
+#[derive(Clone, Debug)]
+pub struct Health {
+    policy: config::Health,
+    gpus: BTreeMap<String, Machine>,
+}
+
+impl Health {
+    /// All healthy.
+    pub fn new(policy: config::Health, gpus: impl IntoIterator<Item = String>) -> Self {
+        let gpus = gpus.into_iter().map(|uuid| (uuid, Machine::default())).collect();
+        Health { policy, gpus }
+    }
+
+    /// Goes on by another policy, with these GPUs: what is known of each stays.
+    pub fn configure<'a>(
+        &mut self,
+        policy: config::Health,
+        gpus: impl IntoIterator<Item = &'a String>,
+    ) {
+        self.policy = policy;
+        for uuid in gpus {
+            self.gpus.entry(uuid.clone()).or_default();
+        }
+    }
+
+    /// Whether this says nothing of any GPU's health, as what a program brings upon itself.
+    #[must_use]
+    pub fn ignores(policy: &config::Health, observation: &Observation) -> bool {
+        matches!(observation, Observation::Xid { xid, .. } if policy.action(*xid) == XidAction::Ignore)
+    }
+
+    /// Takes an observation.
+    pub fn observe(&mut self, observation: &Observation, now: Instant) -> Vec<Transition> {
+        let uuids: Vec<&String> = match observation {
+            Observation::Xid { uuid, .. }
+            | Observation::Probe { uuid, .. }
+            | Observation::Condition { uuid, .. } => vec![uuid],
+            Observation::Driver(_) => self.gpus.keys().collect(),
+        };
+        // What is no GPU of ours would only take memory.
+        let ours: Vec<String> =
+            uuids.into_iter().filter(|uuid| self.gpus.contains_key(*uuid)).cloned().collect();
+        ours.into_iter().filter_map(|uuid| self.apply(uuid, observation, now)).collect()
+    }
+
+    /// Why a GPU is not sold; `None` for one that is.
+    #[must_use]
+    pub fn reason(&self, uuid: &str) -> Option<&str> {
+        let gpu = self.gpus.get(uuid)?;
+        (!gpu.state().is_sold()).then(|| gpu.reason())
+    }
+
+    /// Whether a GPU should be preferred last.
+    #[must_use]
+    pub fn is_suspect(&self, uuid: &str) -> bool {
+        self.gpus.get(uuid).is_some_and(|gpu| gpu.state() != State::Healthy)
+    }
+
+    /// How a GPU stands.
+    #[must_use]
+    pub fn view(&self, uuid: &str, now: Instant) -> View {
+        self.gpus.get(uuid).map(|gpu| gpu.view(&self.policy, now)).unwrap_or_default()
+    }
+
+    fn apply(
+        &mut self,
+        uuid: String,
+        observation: &Observation,
+        now: Instant,
+    ) -> Option<Transition> {
+        let (policy, gpu) = (&self.policy, self.gpus.get_mut(&uuid)?);
+        let from = gpu.state();
+        match observation {
+            Observation::Xid { xid, .. } => gpu.xid(*xid, policy, now),
+            Observation::Probe { answer: Ok(()), .. } => gpu.passed(policy, now),
+            Observation::Probe { answer: Err(silence), .. } | Observation::Driver(silence) => {
+                gpu.failed(silence, policy, now);
+            }
+            Observation::Condition { condition, .. } => gpu.condition(*condition, policy, now),
+        }
+        let to = gpu.state();
+        (from != to).then(|| Transition { uuid, from, to, reason: gpu.reason().to_owned() })
+    }
+}

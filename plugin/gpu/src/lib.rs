@@ -1,0 +1,163 @@
+//! GPU discovery and health.
+#![forbid(unsafe_code)]
+
+mod context;
+pub mod health;
+mod mig;
+pub mod nvml;
+mod nvml_near;
+mod nvml_watch;
+
+use std::collections::BTreeMap;
+use tessera_model::gpu::Gpu;
+use tessera_model::topology;
+
+use tessera_config::{self as config, MOST_PROBLEMS};
+use tessera_model::printable;
+
+/// What labels say of GPUs and nothing else needs. What can't be found out is left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// As NVML prints it, for instance `550.54.15`.
+    pub driver_version: Option<String>,
+    /// CUDA compute capability, major and minor, by UUID.
+    pub compute_capability: BTreeMap<String, (u32, u32)>,
+}
+
+/// Why the GPUs could not be listed. Each message says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscoveryError {
+    /// No driver library.
+    #[error(
+        "NVML cannot be loaded ({0}); is the NVIDIA driver installed and visible to this process? \
+         `paths.nvml` names the library where the loader does not find it"
+    )]
+    Library(String),
+    /// The driver is there but refuses.
+    #[error("NVML does not answer: {0}")]
+    Nvml(String),
+    /// The driver is there and has nothing, or the configuration leaves nothing.
+    #[error("{found} GPUs found, none left after gpus.include and gpus.exclude")]
+    None {
+        /// GPUs before the filter.
+        found: usize,
+    },
+    /// The driver has GPUs, none of which can be sold as it is.
+    #[error("{0}")]
+    Unsellable(String),
+}
+
+/// A process with a context on a GPU, as the driver says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuProcess {
+    /// Its pid, in the plugin's pid namespace.
+    pub pid: u32,
+    /// All of its memory on the GPU in bytes; `None` where the driver does not tell
+    /// (`NVML_VALUE_NOT_AVAILABLE`).
+    pub used_bytes: Option<u64>,
+}
+
+/// Where GPUs come from: NVML, or a test.
+pub trait Discovery: Send + Sync + 'static {
+    /// All GPUs that `wanted` includes, in NVML's order.
+    ///
+    /// # Errors
+    /// No driver, or no GPUs.
+    fn gpus(&self, wanted: &config::Gpus) -> Result<Vec<Gpu>, DiscoveryError>;
+
+    /// What of the machine is not sold although the configuration includes it, and what to do; and what
+    /// the configuration names and the machine does not have: as [`Discovery::gpus`] last found.
+    fn unsold(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Bytes in use on a GPU as the driver says.
+    ///
+    /// # Errors
+    /// The driver's word for a GPU that does not answer.
+    fn memory_used(&self, uuid: &str) -> Result<u64, String>;
+
+    /// The processes that have a context on a GPU, each pid once.
+    ///
+    /// # Errors
+    /// The driver's word for a GPU that does not answer.
+    fn processes(&self, uuid: &str) -> Result<Vec<GpuProcess>, String>;
+
+    /// How near these GPUs are to each other. What can't be found out is unknown, never an
+    /// error.
+    fn topology(&self, gpus: &[Gpu]) -> topology::Topology {
+        topology::Topology::by_numa(gpus)
+    }
+
+    /// What else there is to say of these GPUs. Asked when others are included.
+    fn facts(&self, _gpus: &[Gpu]) -> Facts {
+        Facts::default()
+    }
+
+    /// Waits for what happens to these GPUs until `stop` says so, and tells `sink`; asks each whether it
+    /// answers every `probe` or so. Called on a thread of its own.
+    ///
+    /// # Errors
+    /// Why nothing can be watched.
+    fn watch(
+        &self,
+        gpus: &[Gpu],
+        probe: std::time::Duration,
+        stop: &(dyn Fn() -> bool + Sync),
+        sink: &(dyn Fn(health::Observation) + Sync),
+    ) -> Result<(), String>;
+}
+
+/// Whether `gpus.include` and `gpus.exclude` leave this GPU in.
+#[must_use]
+pub fn selected(gpu: &Gpu, include: &[String], exclude: &[String]) -> bool {
+    let names = |list: &[String]| list.iter().any(|entry| gpu.is_named(entry));
+    names(include) && !names(exclude)
+}
+
+/// A sentence for each entry of the list `key` that names none of these GPUs.
+pub(crate) fn absent(key: &str, entries: &[String], gpus: &[&Gpu]) -> Vec<String> {
+    let named = |entry: &&String| entry == &"*" || gpus.iter().any(|gpu| gpu.is_named(entry));
+    let sentence = |entry: &String| {
+        let entry = printable::brief(entry, 160);
+        format!("{key} names {entry}, which this node does not have")
+    };
+    let mut absent = entries.iter().filter(|entry| !named(entry));
+    let mut sentences: Vec<String> = absent.by_ref().take(MOST_PROBLEMS).map(sentence).collect();
+    let more = absent.count();
+    if more > 0 {
+        sentences.push(format!("{key} names {more} more that this node does not have"));
+    }
+    sentences
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(entries: &[&str]) -> Vec<String> {
+        entries.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn names_that_match_nothing_are_told() {
+        let gpu = Gpu { name: "NVIDIA L4".into(), ..Gpu::example("GPU-a", 2) };
+        let told =
+            absent("gpus.exclude", &list(&["*", "2", "NVIDIA L4", "GPU-b", "NVIDIA A*"]), &[&gpu]);
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert_eq!(told[0], "gpus.exclude names GPU-b, which this node does not have");
+        assert_eq!(absent("gpus.include", &list(&["*"]), &[]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn gpus_are_chosen_by_uuid_or_index_and_exclusion_wins() {
+        let gpu = Gpu::example("GPU-a", 2);
+        assert!(selected(&gpu, &list(&["*"]), &[]));
+        assert!(selected(&gpu, &list(&["GPU-a"]), &[]));
+        assert!(selected(&gpu, &list(&["2"]), &[]));
+        assert!(!selected(&gpu, &list(&["1", "GPU-b"]), &[]));
+        assert!(!selected(&gpu, &[], &[]));
+        assert!(!selected(&gpu, &list(&["*"]), &list(&["2"])));
+        assert!(!selected(&gpu, &list(&["GPU-a"]), &list(&["GPU-a"])));
+    }
+}

@@ -1,0 +1,322 @@
+//! Runs the registration machine: servers, the Register call, timers, the watch on the directory.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tessera_kubelet_api::deviceplugin::KUBELET_SOCKET;
+use tessera_kubelet_api::deviceplugin::device_plugin_server::DevicePluginServer;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::pod_resources::PodResources;
+use super::readiness::{Latch, Phase};
+use super::register::register;
+use super::registration::{Action, Delays, Event, Machine};
+use super::service::{Events, Service};
+use super::socket::{Names, Socket, SocketError, remove_stale};
+use super::watch::{Snapshot, Watcher};
+use super::{DevicePlugin, Options};
+use tessera_rpc::incoming::{Incoming, Limits};
+use tessera_system::descriptors::Door;
+
+/// Streams that one connection may have open; kubelet uses a handful.
+const MAX_STREAMS: u32 = 64;
+/// Its device stream is one answer, for days.
+const LIMITS: Limits = Limits { door: Door::Kubelet, answer: None };
+/// Longest pause between two looks whether kubelet offers the resource.
+const VERIFY_PAUSE: Duration = Duration::from_secs(2);
+
+/// One socket and its server.
+struct Server {
+    socket: Socket,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+/// See the module.
+pub(super) struct Driver<P> {
+    resource_name: String,
+    dir: PathBuf,
+    kubelet: PathBuf,
+    plugin: Arc<P>,
+    options: Options,
+    latch: Latch,
+    names: Names,
+    watcher: Watcher,
+    snapshot: Snapshot,
+    server: Option<Server>,
+    /// Grows with every socket; what is said about an earlier one is void.
+    generation: u64,
+    sender: Events,
+    receiver: mpsc::UnboundedReceiver<(u64, Event)>,
+    call: Option<JoinHandle<()>>,
+    verification: Option<JoinHandle<()>>,
+    /// Failed Registers in a row, for a log that neither hides nor floods.
+    refusals: u64,
+    errors: watch::Sender<String>,
+}
+
+impl<P: DevicePlugin> Driver<P> {
+    /// Makes the first socket, so that a directory that cannot be used is told to the caller.
+    pub(super) fn new(
+        resource_name: &str,
+        dir: &Path,
+        plugin: Arc<P>,
+        options: Options,
+        latch: Latch,
+    ) -> Result<Self, SocketError> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let watcher = Watcher::new(dir, options.timing.poll_interval);
+        let mut driver = Self {
+            resource_name: resource_name.to_owned(),
+            dir: dir.to_path_buf(),
+            kubelet: dir.join(KUBELET_SOCKET),
+            plugin,
+            options,
+            latch,
+            names: Names::new(resource_name),
+            watcher,
+            snapshot: Snapshot { kubelet: None, own: None },
+            server: None,
+            generation: 0,
+            sender,
+            receiver,
+            call: None,
+            verification: None,
+            refusals: 0,
+            errors: watch::Sender::new(String::new()),
+        };
+        driver.listen()?;
+        Ok(driver)
+    }
+
+    /// Keeps the plugin registered until `shutdown` is done.
+    pub(super) async fn run(mut self, shutdown: impl Future<Output = ()> + Send) {
+        let timing = self.options.timing.clone();
+        let delays = Delays {
+            min_backoff: timing.min_backoff,
+            max_backoff: timing.max_backoff,
+            live: timing.live_timeout,
+        };
+        let mut machine = Machine::new(delays);
+        // The first socket has been made in `new`.
+        let mut todo: VecDeque<Action> = machine.on(self.listening()).into();
+        let mut wake: Option<Instant> = None;
+        let own = self.server.as_ref().map(|server| server.socket.name.clone());
+        let mut housekeeping = Box::pin({
+            let (dir, names) = (self.dir.clone(), Names::new(&self.resource_name));
+            async move { remove_stale(&dir, &names, &own.unwrap_or_default()) }
+        });
+        let mut cleaned = false;
+        let mut shutdown = std::pin::pin!(shutdown);
+        loop {
+            while let Some(action) = todo.pop_front() {
+                match action {
+                    Action::Wake(after) => wake = Some(Instant::now() + after),
+                    Action::CancelWake => wake = None,
+                    Action::Report(phase) => self.report(phase),
+                    Action::Register => self.register(),
+                    Action::Verify => self.verify(),
+                    Action::Listen => {
+                        self.end_server().await;
+                        let event = match self.listen() {
+                            Ok(()) => self.listening(),
+                            Err(error) => {
+                                self.complain(&error.to_string());
+                                Event::ListenFailed
+                            }
+                        };
+                        todo.extend(machine.on(event));
+                    }
+                }
+            }
+            let timer = async {
+                match wake {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = &mut shutdown => break,
+                () = &mut housekeeping, if !cleaned => cleaned = true,
+                () = self.watcher.changed() => {
+                    for event in self.look() {
+                        todo.extend(machine.on(event));
+                    }
+                }
+                Some((generation, event)) = self.receiver.recv() => {
+                    if generation == self.generation {
+                        self.tell(event);
+                        todo.extend(machine.on(event));
+                    }
+                }
+                () = timer => {
+                    wake = None;
+                    todo.extend(machine.on(Event::Timer));
+                }
+            }
+        }
+        self.end_server().await;
+        self.latch.phase(Phase::Stopped);
+    }
+
+    /// Starts a server on a new socket.
+    fn listen(&mut self) -> Result<(), SocketError> {
+        let (socket, listener) = Socket::listen(&self.dir, self.names.next())?;
+        self.generation += 1;
+        self.snapshot = Snapshot::take(&self.kubelet, &socket.path);
+        let (stop, stopped) = watch::channel(false);
+        let service = DevicePluginServer::new(Service {
+            plugin: Arc::clone(&self.plugin),
+            debounce: self.options.timing.debounce,
+            generation: self.generation,
+            events: self.sender.clone(),
+            stop: stopped.clone(),
+            calls: watch::Sender::new(0),
+        });
+        let mut signal = stopped;
+        let serving = tonic::transport::Server::builder()
+            .max_concurrent_streams(MAX_STREAMS)
+            .serve_with_incoming_shutdown(service, Incoming::new(listener, LIMITS), async move {
+                let _ = signal.wait_for(|stop| *stop).await;
+            });
+        self.server = Some(Server { socket, stop, task: tokio::spawn(serving) });
+        Ok(())
+    }
+
+    fn listening(&self) -> Event {
+        let kubelet = self.snapshot.kubelet.is_some();
+        if !kubelet {
+            let missing = format!("waiting for kubelet: there is no {}", self.kubelet.display());
+            tracing::info!("{missing}");
+            self.latch.failed(&missing);
+        }
+        Event::Listening { kubelet }
+    }
+
+    /// Removes the socket, lets open calls end, then the streams.
+    async fn end_server(&mut self) {
+        for task in [self.call.take(), self.verification.take()].into_iter().flatten() {
+            task.abort();
+        }
+        // From here on, events of this server are void.
+        self.generation += 1;
+        let Some(Server { socket, stop, mut task }) = self.server.take() else { return };
+        drop(socket);
+        stop.send_replace(true);
+        if tokio::time::timeout(self.options.timing.drain_timeout, &mut task).await.is_err() {
+            tracing::warn!("calls on the old socket did not end in time; leaving them");
+            task.abort();
+        }
+    }
+
+    /// Looks at the directory; gives what has happened since the last look.
+    fn look(&mut self) -> Vec<Event> {
+        let own = self.server.as_ref().map_or(Path::new(""), |server| &server.socket.path);
+        let now = Snapshot::take(&self.kubelet, own);
+        let events = self.snapshot.events(&now);
+        self.snapshot = now;
+        for event in &events {
+            match event {
+                Event::KubeletAppeared => tracing::info!("kubelet has (re)started; registering"),
+                Event::KubeletGone => {
+                    tracing::info!("kubelet's socket is gone; waiting for it");
+                    self.latch.failed("waiting for kubelet: its socket is gone");
+                }
+                _ => tracing::warn!("the plugin's socket was removed; making a new one"),
+            }
+        }
+        events
+    }
+
+    fn register(&mut self) {
+        let Some(server) = &self.server else { return };
+        let (kubelet, endpoint) = (self.kubelet.clone(), server.socket.name.clone());
+        let (resource_name, timeout) =
+            (self.resource_name.clone(), self.options.timing.register_timeout);
+        let (generation, events) = (self.generation, self.sender.clone());
+        let errors = self.errors.clone();
+        self.call = Some(tokio::spawn(async move {
+            let event = match register(&kubelet, endpoint, resource_name, timeout).await {
+                Ok(()) => Event::Accepted,
+                Err(error) => {
+                    errors.send_replace(error.to_string());
+                    Event::Refused
+                }
+            };
+            let _ = events.send((generation, event));
+        }));
+    }
+
+    /// Asks pod resources, where known, whether the node offers any of our healthy devices. Only two
+    /// clear answers of "none" count: an old kubelet, or none, cannot say.
+    fn verify(&mut self) {
+        let Some(socket) = self.options.pod_resources.clone() else { return };
+        let (generation, events) = (self.generation, self.sender.clone());
+        let (plugin, resource_name) = (Arc::clone(&self.plugin), self.resource_name.clone());
+        let pause = VERIFY_PAUSE.min(self.options.timing.live_timeout / 4);
+        let task = tokio::spawn(async move {
+            let pod_resources = PodResources::new(&socket);
+            for _ in 0..2 {
+                tokio::time::sleep(pause).await;
+                let Ok(offered) = pod_resources.allocatable(&resource_name).await else { return };
+                let healthy = plugin.devices().borrow().iter().any(|device| device.healthy);
+                if !healthy || !offered.is_empty() {
+                    return;
+                }
+            }
+            let _ = events.send((generation, Event::NotOffered));
+        });
+        if let Some(earlier) = self.verification.replace(task) {
+            earlier.abort();
+        }
+    }
+
+    fn report(&self, phase: Phase) {
+        if phase == Phase::Live {
+            tracing::info!(
+                resource = self.resource_name,
+                "registered; kubelet watches the devices"
+            );
+        }
+        self.latch.phase(phase);
+    }
+
+    /// Logs what happened to the current registration.
+    fn tell(&mut self, event: Event) {
+        match event {
+            Event::Accepted => {
+                self.refusals = 0;
+                self.latch.registered();
+            }
+            Event::Refused => {
+                let error = self.errors.borrow().clone();
+                self.complain(&error);
+            }
+            Event::Closed => tracing::info!(
+                "kubelet has closed the device stream: it stops or restarts, or another plugin \
+                 registered the same resource"
+            ),
+            Event::NotOffered => {
+                self.complain("kubelet accepted the plugin but does not offer its resource");
+            }
+            _ => {}
+        }
+    }
+
+    /// A failure, logged the 1st, 2nd, 4th, 8th … time in a row.
+    fn complain(&mut self, error: &str) {
+        self.refusals += 1;
+        self.latch.failed(error);
+        if self.refusals.is_power_of_two() {
+            tracing::warn!(
+                attempts = self.refusals,
+                resource = self.resource_name,
+                "not registered, trying again: {error}"
+            );
+        }
+    }
+}

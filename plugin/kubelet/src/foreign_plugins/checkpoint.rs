@@ -1,0 +1,182 @@
+//! What kubelet's device checkpoint says of other plugins.
+//!
+//! Kubelets before 1.23 have no GetAllocatableResources, or have it switched off. They write the healthy
+//! devices of every resource to `kubelet_internal_checkpoint` in the device-plugin directory whenever a
+//! plugin lists its devices or a pod gets some (`pkg/kubelet/cm/devicemanager/manager.go`). The format is
+//! kubelet's own affair, so this is a hint: what cannot be read is no answer. A plugin that has gone
+//! stays in it until kubelet writes it again, at the latest when it forgets the plugin, after 5 minutes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::foreign_plugins::Offer;
+use tessera_system::files;
+
+/// The file's name in kubelet's device-plugin directory.
+pub const FILE: &str = "kubelet_internal_checkpoint";
+/// Largest file; 1,024 replicas take some 60 KiB.
+const MAX_BYTES: u64 = 16 << 20;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Checkpoint {
+    data: Data,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Data {
+    /// `null` before the first plugin.
+    #[serde(default)]
+    registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
+}
+
+/// A container's devices of one resource, with the one thing that PodResources leaves out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The pod's UID; of a static pod the hash of its manifest.
+    pub pod_uid: String,
+    /// The container's name.
+    pub container: String,
+    /// The extended resource.
+    pub resource: String,
+    /// Device ids, sorted.
+    pub device_ids: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Held {
+    data: HeldData,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct HeldData {
+    #[serde(default)]
+    pod_device_entries: Option<Vec<HeldEntry>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct HeldEntry {
+    #[serde(rename = "PodUID")]
+    pod_uid: String,
+    container_name: String,
+    resource_name: String,
+    #[serde(rename = "DeviceIDs")]
+    device_ids: Option<Ids>,
+}
+
+/// By NUMA node, from kubelet 1.20 on.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ids {
+    ByNode(BTreeMap<String, Option<Vec<String>>>),
+    Flat(Vec<String>),
+}
+
+/// The devices that kubelet wrote down as healthy. Blocking.
+///
+/// # Errors
+/// The file cannot be read, or is none that this knows.
+pub fn offers(dir: &Path) -> Result<Vec<Offer>, String> {
+    read(dir, parse)
+}
+
+/// Which pods' containers hold what. Entries of pods that have ended may still be among them. Blocking.
+///
+/// # Errors
+/// As [`offers`].
+pub fn entries(dir: &Path) -> Result<Vec<Entry>, String> {
+    read(dir, parse_entries)
+}
+
+fn read<T>(dir: &Path, parse: fn(&str) -> Result<T, serde_json::Error>) -> Result<T, String> {
+    let path = dir.join(FILE);
+    let text =
+        files::text(&path, MAX_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
+    parse(&text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn parse_entries(text: &str) -> Result<Vec<Entry>, serde_json::Error> {
+    let held: Held = serde_json::from_str(text)?;
+    let entry = |entry: HeldEntry| {
+        let mut device_ids: Vec<String> = match entry.device_ids {
+            Some(Ids::ByNode(nodes)) => nodes.into_values().flatten().flatten().collect(),
+            Some(Ids::Flat(ids)) => ids,
+            None => Vec::new(),
+        };
+        device_ids.sort();
+        Entry {
+            pod_uid: entry.pod_uid,
+            container: entry.container_name,
+            resource: entry.resource_name,
+            device_ids,
+        }
+    };
+    Ok(held.data.pod_device_entries.unwrap_or_default().into_iter().map(entry).collect())
+}
+
+fn parse(text: &str) -> Result<Vec<Offer>, serde_json::Error> {
+    let checkpoint: Checkpoint = serde_json::from_str(text)?;
+    let devices = checkpoint.data.registered_devices.unwrap_or_default();
+    Ok(devices
+        .into_iter()
+        .map(|(resource, ids)| Offer {
+            resource,
+            device_ids: ids.unwrap_or_default(),
+            holder: None,
+        })
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registered_devices_are_read_whatever_kubelet_wrote_the_rest() {
+        // As kubelet 1.20 writes it: device ids of pods by NUMA node.
+        let text = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c",
+            "ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-a"]},"AllocResp":""}],
+            "RegisteredDevices":{"nvidia.com/gpu":["GPU-a","GPU-b"],"example.com/none":null}},
+            "Checksum":17}"#;
+        let found = parse(text).unwrap();
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].device_ids, Vec::<String>::new());
+        assert_eq!(found[1].resource, "nvidia.com/gpu");
+        assert_eq!(found[1].device_ids, ["GPU-a", "GPU-b"]);
+        let empty = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":null},"Checksum":1}"#;
+        assert_eq!(parse(empty).unwrap(), []);
+    }
+
+    #[test]
+    fn pods_are_read_by_uid_in_both_formats() {
+        let text = r#"{"Data":{"PodDeviceEntries":[
+            {"PodUID":"u","ContainerName":"c","ResourceName":"r",
+             "DeviceIDs":{"-1":["b"],"0":["a"]},"AllocResp":"CAE="},
+            {"PodUID":"v","ContainerName":"d","ResourceName":"r","DeviceIDs":["x"]},
+            {"PodUID":"w","ContainerName":"e","ResourceName":"r","DeviceIDs":null}],
+            "RegisteredDevices":null},"Checksum":17}"#;
+        let found = parse_entries(text).unwrap();
+        assert_eq!(found[0].device_ids, ["a", "b"]);
+        assert_eq!((found[1].pod_uid.as_str(), found[1].device_ids.len()), ("v", 1));
+        assert_eq!(found[2].device_ids, [""; 0]);
+        let empty = r#"{"Data":{"PodDeviceEntries":null},"Checksum":1}"#;
+        assert_eq!(parse_entries(empty).unwrap(), []);
+        assert!(parse_entries("{}").is_err());
+    }
+
+    #[test]
+    fn what_is_no_checkpoint_is_no_answer() {
+        assert!(parse("").is_err());
+        assert!(parse("{}").is_err());
+        assert!(parse(r#"{"Data":{"RegisteredDevices":7}}"#).is_err());
+        let dir = tempfile::tempdir().unwrap();
+        let error = offers(dir.path()).unwrap_err();
+        assert!(error.contains("kubelet_internal_checkpoint"), "{error}");
+    }
+}

@@ -1,0 +1,191 @@
+//! Kubelet's side of the plugin: the device plugin server, registration and its upkeep, and the pod
+//! resources client.
+//!
+//! The seam is [`DevicePlugin`]: what the plugin decides. Everything that is kubelet's manner stays
+//! here: [`serve`] listens, registers, and re-registers whenever kubelet restarts, wipes the socket or
+//! drops the device stream. How it stands is told by [`Readiness`].
+//!
+//! - `service`: the five RPCs over the seam
+//! - `registration`: the pure state machine; `driver` feeds it and does its I/O
+//! - `fleet`: several resources, each served so
+//! - `watch`: notices kubelet restarts; `socket`: names, stale files
+//! - [`pod_resources`]: who holds which replica
+#![forbid(unsafe_code)]
+
+mod driver;
+mod fleet;
+pub mod foreign_plugins;
+pub mod pod_resources;
+mod readiness;
+mod register;
+mod registration;
+mod service;
+mod socket;
+mod watch;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use fleet::{Fleet, Standing, serve_all};
+pub use readiness::{Phase, Readiness, Report};
+pub use socket::SocketError;
+pub use tessera_kubelet_api::deviceplugin::{
+    CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount,
+};
+
+/// One unit that kubelet hands out; for Tessera, a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Unique, at most 63 bytes.
+    pub id: String,
+    /// Whether it may be handed out.
+    pub healthy: bool,
+    /// The NUMA node it is near, where known. As soon as one device has one, kubelet's topology
+    /// manager takes the resource into account.
+    pub numa_node: Option<u32>,
+}
+
+/// What the plugin decides. The methods are called from the server's tasks, several at a time.
+pub trait DevicePlugin: Send + Sync + 'static {
+    /// The complete set of devices, now and after every change. Changes are sent on with a delay of
+    /// about 50 ms, so that a burst becomes one message.
+    fn devices(&self) -> tokio::sync::watch::Receiver<Vec<Device>>;
+
+    /// Which `size` of the `available` devices are best, `must_include` among them. A hint to
+    /// kubelet. An error rejects the pod, so answer with what there is wherever possible.
+    ///
+    /// # Errors
+    /// A gRPC status; kubelet shows its message in the pod's event.
+    fn preferred(
+        &self,
+        available: &[String],
+        must_include: &[String],
+        size: usize,
+    ) -> Result<Vec<String>, tonic::Status>;
+
+    /// Grants devices to containers; kubelet asks for one container at a time, says nothing about
+    /// the pod, has no time limit and admits no other pod meanwhile.
+    ///
+    /// # Errors
+    /// A gRPC status; the pod fails with `UnexpectedAdmissionError` and its message.
+    fn allocate(
+        &self,
+        containers: Vec<Vec<String>>,
+    ) -> impl Future<Output = Result<Vec<ContainerAllocateResponse>, tonic::Status>> + Send;
+
+    /// A container that holds these devices is about to start, for the first time or again. Kubelet
+    /// waits up to 30 s.
+    ///
+    /// # Errors
+    /// A gRPC status; kubelet does not start the container and tries again with its back-off.
+    fn pre_start(&self, ids: Vec<String>)
+    -> impl Future<Output = Result<(), tonic::Status>> + Send;
+}
+
+/// Time limits and intervals of [`serve_with`].
+#[derive(Clone, Debug)]
+pub struct Timing {
+    /// How long device changes are gathered before they are sent.
+    pub debounce: Duration,
+    /// Longest Register call; kubelet dials back meanwhile, for up to 10 s.
+    pub register_timeout: Duration,
+    /// How long after an accepted Register kubelet may take to open ListAndWatch.
+    pub live_timeout: Duration,
+    /// First wait after a failure; doubles up to `max_backoff`.
+    pub min_backoff: Duration,
+    /// Longest wait after a failure.
+    pub max_backoff: Duration,
+    /// How often sockets are looked at beside inotify; every tenth of it where inotify is not to be
+    /// had.
+    pub poll_interval: Duration,
+    /// How long open calls may take at the end.
+    pub drain_timeout: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            debounce: Duration::from_millis(50),
+            register_timeout: Duration::from_secs(15),
+            live_timeout: Duration::from_secs(10),
+            min_backoff: Duration::from_millis(200),
+            max_backoff: Duration::from_secs(30),
+            poll_interval: Duration::from_secs(10),
+            drain_timeout: Duration::from_secs(2),
+        }
+    }
+}
+
+/// A plugin being served; see [`serve`].
+#[derive(Debug)]
+pub struct Serving {
+    readiness: Readiness,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Serving {
+    /// How it stands with kubelet. Clones may outlive this.
+    pub fn readiness(&self) -> Readiness {
+        self.readiness.clone()
+    }
+
+    /// Waits until everything has stopped: the shutdown future is done, the sockets are removed and
+    /// open calls have ended or run out of time.
+    pub async fn finished(self) {
+        // The task can only be cancelled by the runtime's own end, and a panic has been reported.
+        let _ = self.task.await;
+    }
+}
+
+/// Serves `plugin` as `resource_name` to the kubelet whose device plugin directory is `dir`, until
+/// `shutdown` is done. Returns as soon as the socket listens; registration and its upkeep go on in a
+/// task.
+///
+/// A missing kubelet is no error: it is waited for. Sockets of earlier instances that nobody listens
+/// on any more are removed.
+///
+/// # Errors
+/// [`SocketError`] if no socket can be made in `dir`; its message says what to do.
+///
+/// # Panics
+/// Outside of a tokio runtime.
+pub fn serve<P: DevicePlugin>(
+    resource_name: &str,
+    dir: &Path,
+    plugin: Arc<P>,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<Serving, SocketError> {
+    serve_with(resource_name, dir, plugin, shutdown, Options::default())
+}
+
+/// What [`serve_with`] can be told beyond [`serve`].
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Time limits.
+    pub timing: Timing,
+    /// Kubelet's pod resources socket. Where given, the plugin asks there after registering whether
+    /// the node really offers the resource (some kubelets lose a registration to the end of an older
+    /// stream), and registers again if not.
+    pub pod_resources: Option<PathBuf>,
+}
+
+/// [`serve`], with options.
+///
+/// # Errors
+/// As [`serve`].
+///
+/// # Panics
+/// As [`serve`].
+pub fn serve_with<P: DevicePlugin>(
+    resource_name: &str,
+    dir: &Path,
+    plugin: Arc<P>,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+    options: Options,
+) -> Result<Serving, SocketError> {
+    let (readiness, latch) = readiness::channel();
+    let driver = driver::Driver::new(resource_name, dir, plugin, options, latch)?;
+    let task = tokio::spawn(driver.run(shutdown));
+    Ok(Serving { readiness, task })
+}

@@ -1,0 +1,259 @@
+//! Who holds which devices, as kubelet's pod resources service says.
+//!
+//! It needs no API server, but it knows no pod UIDs, leaves ordinary init containers out, and before
+//! Kubernetes 1.34 lists finished pods too, so that one device can appear twice. After a kubelet
+//! restart an empty list means "unknown", not "free".
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tessera_model::holding::Holding;
+
+use tessera_kubelet_api::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use tessera_kubelet_api::podresources::{AllocatableResourcesRequest, ListPodResourcesRequest};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use super::register::{causes, connect};
+use crate::foreign_plugins::Offer;
+
+type Client = PodResourcesListerClient<Channel>;
+
+/// Shortest time between two List calls: each makes kubelet walk all its pods.
+const MIN_INTERVAL: Duration = Duration::from_millis(500);
+/// Longest wait for an answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Largest answer; a node of 500 pods with many devices stays below 1 MiB.
+const MAX_MESSAGE: usize = 16 * 1024 * 1024;
+
+/// Why pod resources could not be asked.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PodResourcesError {
+    /// There is no socket.
+    #[error(
+        "kubelet's pod resources socket {0} does not exist: is kubelet down, its root directory \
+         another one, or the socket's directory not mounted into this container?"
+    )]
+    Absent(PathBuf),
+    /// Nobody answers at the socket.
+    #[error("cannot reach kubelet's pod resources at {path}: {reason}")]
+    Unreachable {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// No answer in time.
+    #[error("kubelet's pod resources did not answer within {0:?}")]
+    Slow(Duration),
+    /// This kubelet has no such call (GetAllocatableResources: Kubernetes 1.21 and later), or has it
+    /// switched off (the default before 1.23).
+    #[error("this kubelet's pod resources service does not support the call")]
+    Unsupported,
+    /// Kubelet answered with an error.
+    #[error("kubelet's pod resources: {0}")]
+    Failed(String),
+}
+
+/// What kubelet knows of pods and devices at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Census {
+    /// Pods it knows, with or without devices.
+    pub pods: usize,
+    /// Containers with devices, one entry per container and resource.
+    pub holdings: Vec<Holding>,
+    /// When kubelet was asked.
+    pub asked: std::time::Instant,
+}
+
+/// A client of kubelet's pod resources service. Calls are made one at a time.
+#[derive(Debug)]
+pub struct PodResources {
+    socket: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    channel: Option<Channel>,
+    /// When the last List was sent.
+    asked: Option<Instant>,
+    /// The last good answer and when it was given.
+    answer: Option<(Instant, Arc<Census>)>,
+}
+
+impl PodResources {
+    /// A client for the service at `socket`; connects at the first call.
+    pub fn new(socket: &Path) -> Self {
+        Self { socket: socket.to_path_buf(), state: Mutex::default() }
+    }
+
+    /// All containers that hold devices of any plugin, from an answer no older than `max_age`. Calls
+    /// to kubelet are at least half a second apart; asking sooner waits.
+    ///
+    /// # Errors
+    /// See [`PodResourcesError`].
+    pub async fn list(&self, max_age: Duration) -> Result<Vec<Holding>, PodResourcesError> {
+        Ok(self.census(max_age).await?.holdings.clone())
+    }
+
+    /// As [`PodResources::list`], with the number of pods that kubelet knows at all: 0 means that it
+    /// has just started, and that nobody's absence means anything.
+    ///
+    /// # Errors
+    /// As [`PodResources::list`].
+    pub async fn census(&self, max_age: Duration) -> Result<Arc<Census>, PodResourcesError> {
+        // An answer given after this call was made is fresh, whatever `max_age`.
+        let since = Instant::now().checked_sub(max_age);
+        let mut state = self.state.lock().await;
+        if let Some((at, census)) = &state.answer
+            && since.is_none_or(|since| *at >= since)
+        {
+            return Ok(Arc::clone(census));
+        }
+        if let Some(asked) = state.asked {
+            tokio::time::sleep_until(asked + MIN_INTERVAL).await;
+        }
+        let asked = Instant::now();
+        state.asked = Some(asked);
+        let call =
+            |mut client: Client| async move { client.list(ListPodResourcesRequest {}).await };
+        let answer = self.call(&mut state, call).await?;
+        let pods = answer.pod_resources.len();
+        let mut holdings: Vec<_> = answer
+            .pod_resources
+            .into_iter()
+            .flat_map(|pod| {
+                pod.containers.into_iter().flat_map(move |container| {
+                    let (namespace, pod) = (pod.namespace.clone(), pod.name.clone());
+                    by_resource(&container.devices).into_iter().map(
+                        move |(resource_name, device_ids)| Holding {
+                            namespace: namespace.clone(),
+                            pod: pod.clone(),
+                            container: container.name.clone(),
+                            resource_name,
+                            device_ids: device_ids.into_iter().collect(),
+                        },
+                    )
+                })
+            })
+            .collect();
+        holdings.sort();
+        let census = Arc::new(Census { pods, holdings, asked: asked.into_std() });
+        state.answer = Some((Instant::now(), Arc::clone(&census)));
+        Ok(census)
+    }
+
+    /// The devices of `resource_name` that kubelet offers: healthy ones of a connected plugin, used or
+    /// not.
+    ///
+    /// # Errors
+    /// See [`PodResourcesError`].
+    pub async fn allocatable(
+        &self,
+        resource_name: &str,
+    ) -> Result<BTreeSet<String>, PodResourcesError> {
+        let mut state = self.state.lock().await;
+        let call = |mut client: Client| async move {
+            client.get_allocatable_resources(AllocatableResourcesRequest {}).await
+        };
+        let answer = self.call(&mut state, call).await?;
+        Ok(by_resource(&answer.devices).remove(resource_name).unwrap_or_default())
+    }
+
+    /// What every connected plugin offers, used or not.
+    ///
+    /// # Errors
+    /// See [`PodResourcesError`].
+    pub async fn offers(&self) -> Result<Vec<Offer>, PodResourcesError> {
+        let mut state = self.state.lock().await;
+        let call = |mut client: Client| async move {
+            client.get_allocatable_resources(AllocatableResourcesRequest {}).await
+        };
+        let answer = self.call(&mut state, call).await?;
+        let offers = by_resource(&answer.devices).into_iter().map(|(resource, ids)| Offer {
+            resource,
+            device_ids: ids.into_iter().collect(),
+            holder: None,
+        });
+        Ok(offers.collect())
+    }
+
+    async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
+        &self,
+        state: &mut State,
+        call: impl Fn(Client) -> F,
+    ) -> Result<T, PodResourcesError> {
+        // A connection from before kubelet's restart may fail at its first use.
+        let reused = state.channel.is_some();
+        let answer = self.call_once(state, &call).await;
+        match answer {
+            Err(PodResourcesError::Unreachable { .. }) if reused => {
+                self.call_once(state, &call).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn call_once<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
+        &self,
+        state: &mut State,
+        call: impl Fn(Client) -> F,
+    ) -> Result<T, PodResourcesError> {
+        let client = self.client(state).await?;
+        let error = match tokio::time::timeout(TIMEOUT, call(client)).await {
+            Ok(Ok(answer)) => return Ok(answer.into_inner()),
+            Ok(Err(status)) if status.code() == Code::Unimplemented => {
+                return Err(PodResourcesError::Unsupported);
+            }
+            // Kubelets from 1.21 to 1.22, and later ones with KubeletPodResourcesGetAllocatable=false:
+            // "Pod Resources API GetAllocatableResources disabled".
+            Ok(Err(status)) if status.message().ends_with(" disabled") => {
+                return Err(PodResourcesError::Unsupported);
+            }
+            // Only what tonic itself says has a source.
+            Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
+                self.unreachable(&status)
+            }
+            Ok(Err(status)) => return Err(PodResourcesError::Failed(status.message().to_owned())),
+            Err(_) => PodResourcesError::Slow(TIMEOUT),
+        };
+        state.channel = None;
+        Err(error)
+    }
+
+    async fn client(&self, state: &mut State) -> Result<Client, PodResourcesError> {
+        if !self.socket.exists() {
+            state.channel = None;
+            return Err(PodResourcesError::Absent(self.socket.clone()));
+        }
+        let channel = if let Some(channel) = &state.channel {
+            channel.clone()
+        } else {
+            let connecting = tokio::time::timeout(TIMEOUT, connect(&self.socket)).await;
+            let connected = connecting.map_err(|_| PodResourcesError::Slow(TIMEOUT))?;
+            let channel = connected.map_err(|error| self.unreachable(&error))?;
+            state.channel.insert(channel).clone()
+        };
+        Ok(Client::new(channel).max_decoding_message_size(MAX_MESSAGE))
+    }
+
+    fn unreachable(&self, error: &dyn std::error::Error) -> PodResourcesError {
+        PodResourcesError::Unreachable { path: self.socket.clone(), reason: causes(error) }
+    }
+}
+
+/// Gathers device ids by resource; kubelet names a resource once per NUMA node.
+fn by_resource(
+    devices: &[tessera_kubelet_api::podresources::ContainerDevices],
+) -> std::collections::BTreeMap<String, BTreeSet<String>> {
+    let mut resources = std::collections::BTreeMap::<String, BTreeSet<String>>::new();
+    for entry in devices {
+        let ids = resources.entry(entry.resource_name.clone()).or_default();
+        ids.extend(entry.device_ids.iter().cloned());
+    }
+    resources
+}

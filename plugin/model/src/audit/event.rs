@@ -1,0 +1,187 @@
+//! The audit trail's lines: what happened to an allocation, a GPU or the node, why, and who did it.
+//!
+//! Lines are JSON. Older ones lack fields that came later, which then have their defaults; one that a
+//! newer version wrote and this one does not know is left out when the trail is read.
+
+use serde::{Deserialize, Serialize};
+
+use super::{By, What};
+use crate::allocation_id::AllocationId;
+use crate::record::{Holder, Record};
+
+/// Longest text in a line, bytes. What is longer is cut.
+pub const TEXT_KEPT: usize = 1024;
+
+/// One line of the trail.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// When, Unix milliseconds. By the clock of that time; the order of lines does not depend on it.
+    pub at_unix_ms: i64,
+    /// Which allocation; none where it concerns a GPU or the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<AllocationId>,
+    /// Which Allocate of it.
+    #[serde(default)]
+    pub generation: u64,
+    /// What.
+    pub what: What,
+    /// On which GPU, where it is about one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
+    /// Why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Who held the allocation, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<Holder>,
+    /// Who did it; none in lines of versions that did not know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<By>,
+    /// How often since the line before of its kind, where such lines are drawn together.
+    #[serde(default = "once", skip_serializing_if = "is_once")]
+    pub times: u64,
+}
+
+fn once() -> u64 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_once(times: &u64) -> bool {
+    *times == 1
+}
+
+impl Event {
+    /// What happened to the node, at a Unix time in milliseconds, by whom it usually is.
+    #[must_use]
+    pub fn of_node(what: What, at_unix_ms: i64) -> Self {
+        let by = Some(what.usually_by());
+        Event {
+            at_unix_ms,
+            id: None,
+            generation: 0,
+            what,
+            gpu: None,
+            reason: None,
+            holder: None,
+            by,
+            times: 1,
+        }
+    }
+
+    /// What happened to a GPU.
+    #[must_use]
+    pub fn of_gpu(uuid: &str, what: What, reason: String, at_unix_ms: i64) -> Self {
+        Event::of_node(what, at_unix_ms).on_gpu(uuid).because(reason)
+    }
+
+    /// What happened to an allocation.
+    #[must_use]
+    pub fn of(record: &Record, what: What, at_unix_ms: i64) -> Self {
+        Event {
+            id: Some(record.id.clone()),
+            generation: record.generation,
+            holder: record.holder.clone(),
+            ..Event::of_node(what, at_unix_ms)
+        }
+    }
+
+    /// Names who did it.
+    #[must_use]
+    pub fn by(self, by: By) -> Self {
+        Event { by: Some(by), ..self }
+    }
+
+    /// Says why.
+    #[must_use]
+    pub fn because(self, reason: impl Into<String>) -> Self {
+        Event { reason: Some(reason.into()), ..self }
+    }
+
+    /// Says on which GPU.
+    #[must_use]
+    pub fn on_gpu(self, uuid: &str) -> Self {
+        Event { gpu: Some(uuid.to_owned()), ..self }
+    }
+
+    /// Says how often.
+    #[must_use]
+    pub fn times(self, times: u64) -> Self {
+        Event { times, ..self }
+    }
+
+    /// This one after another of its kind that was not written yet, as one line.
+    #[must_use]
+    pub fn after(self, before: &Event) -> Self {
+        let times = self.times.saturating_add(before.times);
+        let reason = self.reason.clone().or_else(|| before.reason.clone());
+        let what = self.what.clone().after(&before.what);
+        Event { what, times, reason, ..self }
+    }
+
+    /// With no text longer than [`TEXT_KEPT`]: a line's size is bounded, whoever wrote the text.
+    #[must_use]
+    pub fn bounded(mut self) -> Self {
+        self.reason.iter_mut().for_each(cut);
+        if let Some(By::Admin { command, .. }) = &mut self.by {
+            cut(command);
+        }
+        match &mut self.what {
+            What::ConfigurationReloaded { changes: texts }
+            | What::ConfigurationRefused { problems: texts } => {
+                texts.truncate(16);
+                texts.iter_mut().for_each(cut);
+            }
+            What::Tampered { what } => cut(what),
+            _ => {}
+        }
+        self
+    }
+}
+
+fn cut(text: &mut String) {
+    if text.len() > TEXT_KEPT {
+        let end = (0..=TEXT_KEPT - '…'.len_utf8()).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or(0));
+        text.push('…');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_versions_that_knew_less_are_read() {
+        let old = r#"{"at_unix_ms":5,"id":"0123456789abcdef0123456789abcdef","generation":3,"what":"started"}"#;
+        let event: Event = serde_json::from_str(old).unwrap();
+        assert_eq!((event.what, event.by, event.times), (What::Started, None, 1));
+        let old = r#"{"at_unix_ms":5,"what":{"health":{"from":"healthy","to":"unhealthy"}},"gpu":"GPU-a","reason":"XID 79"}"#;
+        let event: Event = serde_json::from_str(old).unwrap();
+        assert_eq!((event.gpu.as_deref(), event.what.name()), (Some("GPU-a"), "health"));
+    }
+
+    #[test]
+    fn what_is_drawn_together_is_added_up() {
+        let refused = |bytes, times| {
+            let what = What::RefusedMemory { bytes, charged_bytes: 0, limit_bytes: 9 };
+            Event::of_node(what, 0).times(times)
+        };
+        let both = refused(5, 2).after(&refused(7, 3));
+        assert_eq!((both.times, &both.what), (5, &refused(7, 1).what));
+        let delayed = |ms| Event::of_node(What::Delayed { waited_ms: ms, within_ms: 10 * ms }, 0);
+        let both = delayed(5).after(&delayed(7));
+        assert_eq!(both.what, What::Delayed { waited_ms: 12, within_ms: 120 });
+    }
+
+    #[test]
+    fn a_lines_texts_are_bounded() {
+        let long = "ä".repeat(5000);
+        let what = What::ConfigurationRefused { problems: vec![long.clone(); 100] };
+        let by = By::Admin { uid: 0, pid: 1, login_uid: None, command: long.clone() };
+        let event = Event::of_node(what, 0).by(by).because(long).bounded();
+        let line = serde_json::to_string(&event).unwrap();
+        assert!(line.len() < 20 * TEXT_KEPT, "{}", line.len());
+        assert!(event.reason.unwrap().ends_with("ä…"));
+    }
+}

@@ -1,0 +1,252 @@
+//! What a line of the audit trail tells of.
+
+use serde::{Deserialize, Serialize};
+
+use super::By;
+use crate::health;
+use crate::record::Grant;
+use crate::sharing::Compute;
+
+/// Limits on one GPU, as the trail tells them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// The GPU.
+    pub uuid: String,
+    /// Bytes that all processes of the tenant may hold.
+    pub memory_limit_bytes: u64,
+    /// Thousandths of the GPU's time.
+    pub cores_millis: u32,
+    /// What that share means.
+    pub compute: Compute,
+}
+
+impl From<&Grant> for Limits {
+    fn from(grant: &Grant) -> Self {
+        Limits {
+            uuid: grant.uuid.clone(),
+            memory_limit_bytes: grant.memory_limit_bytes,
+            cores_millis: grant.cores_millis,
+            compute: grant.compute,
+        }
+    }
+}
+
+/// What happened. Those that [`What::is_tenants`] a container can cause itself; what they say of it is
+/// the container's word or was seen from outside, and they have room of their own in the trail.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum What {
+    /// Kubelet allocated it.
+    Allocated,
+    /// Kubelet allocated it while a process of the generation before still used its pages.
+    PagesKept,
+    /// A container started with it.
+    Started,
+    /// Its replicas went to another allocation.
+    Parked,
+    /// Kubelet no longer knows it and nothing uses its pages.
+    Released,
+    /// Found on disk without a record.
+    Adopted,
+    /// A process of it holds device memory outside its account.
+    Unaccounted,
+    /// Another plugin sells a GPU of ours, too.
+    SoldByOthers,
+    /// Nobody else sells it any more.
+    SoldAlone,
+    /// A GPU's health went from one state to another.
+    Health {
+        /// Before.
+        from: health::State,
+        /// After.
+        to: health::State,
+    },
+    /// Somebody changed its limits while it ran.
+    QuotaSet {
+        /// Limits before, per GPU.
+        before: Vec<Limits>,
+        /// Limits after, per GPU.
+        after: Vec<Limits>,
+        /// Below what was in use, which was asked for.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        forced: bool,
+    },
+    /// Somebody gave it back the limits that it was allocated with.
+    QuotaReset {
+        /// Limits before, per GPU.
+        before: Vec<Limits>,
+        /// Limits after, per GPU.
+        after: Vec<Limits>,
+    },
+    /// Nothing more of a GPU is given out until it is uncordoned.
+    Cordoned,
+    /// It is given out again.
+    Uncordoned,
+    /// Another configuration is in force.
+    ConfigurationReloaded {
+        /// What it changes, a sentence each.
+        changes: Vec<String>,
+    },
+    /// A new configuration was refused; the one before stays in force.
+    ConfigurationRefused {
+        /// What is wrong with it, `file:line: key: …` each.
+        problems: Vec<String>,
+    },
+    /// A request for device memory was refused because of the quota.
+    RefusedMemory {
+        /// Bytes asked for, of the largest request that is known; 0 where none is.
+        #[serde(default)]
+        bytes: u64,
+        /// Bytes charged at that time.
+        #[serde(default)]
+        charged_bytes: u64,
+        /// The limit at that time, bytes.
+        #[serde(default)]
+        limit_bytes: u64,
+    },
+    /// It waited long for its part of GPU time.
+    Delayed {
+        /// How long in all, milliseconds.
+        waited_ms: u64,
+        /// Within how long, milliseconds; 0 where that is not known.
+        #[serde(default)]
+        within_ms: u64,
+    },
+    /// The driver refused memory that the quota allowed.
+    DriverRefused,
+    /// It drained a GPU too late, so that others ran beside it.
+    Overlapped,
+    /// A process of it kept to its part of GPU time by itself, because the arbiter was silent.
+    Rationed,
+    /// A process of it found no free slot, or saw a GPU that it was not given.
+    Unlisted,
+    /// Something that holds it to its quota was changed or is missing.
+    Tampered {
+        /// What.
+        what: String,
+    },
+    /// A process of it uses the GPU past the shim, or a process that nobody can explain does.
+    Bypassed {
+        /// Its pid on the host; 0 where unknown.
+        #[serde(default)]
+        pid: u32,
+        /// Device memory that it holds, bytes.
+        #[serde(default)]
+        bytes: u64,
+    },
+}
+
+impl What {
+    /// Its name, as in the JSON.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            What::Allocated => "allocated",
+            What::PagesKept => "pages-kept",
+            What::Started => "started",
+            What::Parked => "parked",
+            What::Released => "released",
+            What::Adopted => "adopted",
+            What::Unaccounted => "unaccounted",
+            What::SoldByOthers => "sold-by-others",
+            What::SoldAlone => "sold-alone",
+            What::Health { .. } => "health",
+            What::QuotaSet { .. } => "quota-set",
+            What::QuotaReset { .. } => "quota-reset",
+            What::Cordoned => "cordoned",
+            What::Uncordoned => "uncordoned",
+            What::ConfigurationReloaded { .. } => "configuration-reloaded",
+            What::ConfigurationRefused { .. } => "configuration-refused",
+            What::RefusedMemory { .. } => "refused-memory",
+            What::Delayed { .. } => "delayed",
+            What::DriverRefused => "driver-refused",
+            What::Overlapped => "overlapped",
+            What::Rationed => "rationed",
+            What::Unlisted => "unlisted",
+            What::Tampered { .. } => "tampered",
+            What::Bypassed { .. } => "bypassed",
+        }
+    }
+
+    /// Whether a container can cause it, as often as it likes.
+    #[must_use]
+    pub fn is_tenants(&self) -> bool {
+        matches!(
+            self,
+            What::Started
+                | What::Unaccounted
+                | What::RefusedMemory { .. }
+                | What::Delayed { .. }
+                | What::DriverRefused
+                | What::Overlapped
+                | What::Rationed
+                | What::Unlisted
+                | What::Tampered { .. }
+                | What::Bypassed { .. }
+        )
+    }
+
+    /// Who does such a thing, where nobody else is named.
+    pub(super) fn usually_by(&self) -> By {
+        match self {
+            What::Allocated | What::PagesKept | What::Started | What::Parked => By::Kubelet,
+            What::Health { .. } => By::Driver,
+            What::ConfigurationReloaded { .. } | What::ConfigurationRefused { .. } => {
+                By::Configuration
+            }
+            what if what.is_tenants() => By::Tenant,
+            _ => By::Plugin,
+        }
+    }
+
+    /// Of two in a row: the later one, with what has to be added up or compared.
+    pub(super) fn after(self, before: &What) -> What {
+        match (before, self) {
+            (
+                What::RefusedMemory { bytes: before, .. },
+                What::RefusedMemory { bytes, charged_bytes, limit_bytes },
+            ) => What::RefusedMemory { bytes: bytes.max(*before), charged_bytes, limit_bytes },
+            (
+                What::Delayed { waited_ms: waited, within_ms: within },
+                What::Delayed { waited_ms, within_ms },
+            ) => What::Delayed {
+                waited_ms: waited_ms.saturating_add(*waited),
+                within_ms: within_ms.saturating_add(*within),
+            },
+            (_, what) => what,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_has_the_name_that_its_line_has() {
+        let limits = Vec::new;
+        let (before, after, forced) = (limits(), limits(), false);
+        for what in [
+            What::Allocated,
+            What::QuotaSet { before: limits(), after: limits(), forced },
+            What::QuotaReset { before, after },
+            What::Cordoned,
+            What::Uncordoned,
+            What::ConfigurationReloaded { changes: Vec::new() },
+            What::ConfigurationRefused { problems: Vec::new() },
+            What::RefusedMemory { bytes: 1, charged_bytes: 2, limit_bytes: 3 },
+            What::Delayed { waited_ms: 1, within_ms: 2 },
+            What::DriverRefused,
+            What::Overlapped,
+            What::Rationed,
+            What::Unlisted,
+            What::Tampered { what: "usage page".into() },
+            What::Bypassed { pid: 1, bytes: 2 },
+        ] {
+            let json = serde_json::to_value(&what).unwrap();
+            let name = json.as_str().or_else(|| Some(json.as_object()?.keys().next()?));
+            assert_eq!(name, Some(what.name()));
+            assert_eq!(serde_json::from_value::<What>(json).unwrap(), what);
+        }
+    }
+}

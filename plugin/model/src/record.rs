@@ -1,0 +1,147 @@
+//! The durable record of an allocation: its limits, its life and its holder.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::allocation_id::AllocationId;
+use crate::sharing::Compute;
+use crate::steered::Override;
+
+/// Limits on one GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// The GPU.
+    pub uuid: String,
+    /// Bytes that all processes of the tenant may hold.
+    pub memory_limit_bytes: u64,
+    /// Bytes charged for each context before anything was observed.
+    pub context_overhead_bytes: u64,
+    /// Thousandths of the GPU's time.
+    pub cores_millis: u32,
+    /// What that share means.
+    pub compute: Compute,
+}
+
+/// Where an allocation is in its life. A released one is in the history only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Allocated; no container has started with it.
+    Allocated,
+    /// A container has started.
+    Started,
+    /// Its replicas went to a newer allocation: no longer counted, kept until nothing uses its pages.
+    Parked,
+}
+
+/// The container that holds an allocation, as PodResources says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// Pod's namespace.
+    pub namespace: String,
+    /// Pod's name.
+    pub pod: String,
+    /// Container's name.
+    pub container: String,
+}
+
+impl Holder {
+    /// Whether it is a container of this pod, in this namespace if one is named.
+    #[must_use]
+    pub fn is_of(&self, namespace: Option<&str>, pod: &str) -> bool {
+        self.pod == pod && namespace.is_none_or(|name| name == self.namespace)
+    }
+}
+
+impl fmt::Display for Holder {
+    /// As a person would call it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} ({})", self.namespace, self.pod, self.container)
+    }
+}
+
+/// One allocation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its name.
+    pub id: AllocationId,
+    /// The resource its replicas belong to. Empty for an allocation adopted from its pages until
+    /// kubelet names it.
+    pub resource: String,
+    /// Grows with every Allocate on this node.
+    pub generation: u64,
+    /// Replica ids, sorted. Empty for an allocation adopted from its pages until kubelet names them.
+    pub replicas: Vec<String>,
+    /// Limits per GPU, in the order of the pages.
+    pub grants: Vec<Grant>,
+    /// Where it is in its life.
+    pub state: State,
+    /// When Allocate was answered, Unix milliseconds.
+    pub allocated_unix_ms: i64,
+    /// When a container last started, Unix milliseconds; 0 for never.
+    pub started_unix_ms: i64,
+    /// Who holds it, once known.
+    pub holder: Option<Holder>,
+    /// Who held the generation before: kubelets before 1.34 may go on listing it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predecessor: Option<Holder>,
+    /// Name of the shim that its containers mount; `None` where the record was lost in between.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shim: Option<String>,
+    /// Its containers were given the name of a CDI device, whose spec must be there when they start
+    /// again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cdi: bool,
+    /// Why it lies where it does; none for what earlier versions allocated, or was adopted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placed: Option<crate::placement_reason::Placed>,
+    /// Its limits were changed while it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overridden: Option<Box<Override>>,
+}
+
+impl Record {
+    /// One without replicas, for tests.
+    #[cfg(any(test, feature = "fixtures"))]
+    #[must_use]
+    pub fn example(id: AllocationId, state: State) -> Self {
+        Record {
+            id,
+            resource: String::new(),
+            generation: 1,
+            replicas: Vec::new(),
+            grants: Vec::new(),
+            state,
+            allocated_unix_ms: 0,
+            started_unix_ms: 0,
+            holder: None,
+            predecessor: None,
+            shim: None,
+            cdi: false,
+            overridden: None,
+            placed: None,
+        }
+    }
+
+    /// Its holder's name, or else its own.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match &self.holder {
+            Some(holder) => holder.to_string(),
+            None => format!("allocation {}", self.id),
+        }
+    }
+
+    /// Whether its limits count towards capacity.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.state != State::Parked
+    }
+
+    /// Whether it holds one of these replicas of a resource.
+    #[must_use]
+    pub fn overlaps(&self, resource: &str, replicas: &[String]) -> bool {
+        self.resource == resource && self.replicas.iter().any(|replica| replicas.contains(replica))
+    }
+}

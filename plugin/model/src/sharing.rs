@@ -1,0 +1,43 @@
+//! What a share means, and how replicas are placed.
+
+/// What the compute share means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compute {
+    /// A weight: idle GPU time goes to whoever wants it.
+    Burst,
+    /// A cap.
+    Strict,
+    /// Compute is not limited.
+    None,
+}
+
+impl Compute {
+    /// As the configuration has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Compute::Burst => "burst",
+            Compute::Strict => "strict",
+            Compute::None => "none",
+        }
+    }
+}
+
+/// Which GPU `GetPreferredAllocation` prefers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// The fullest GPU that has room: leaves whole GPUs free.
+    Packed,
+    /// The emptiest GPU: fewest neighbours.
+    Distributed,
+}
+
+/// What happens to a container whose replicas lie on several GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// `Allocate` fails.
+    Reject,
+    /// The container sees several GPUs.
+    Spread,
+}

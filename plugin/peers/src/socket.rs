@@ -1,0 +1,129 @@
+//! The system calls of a session and of a gate: SEQPACKET sockets and pidfds, non-blocking.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use nix::sys::socket::{getsockopt, sockopt};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, Mode, chmodat};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, recvmsg,
+};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tessera_region::session::MESSAGE_BYTES;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use tessera_system::files::Dir;
+
+/// One more than a message, so that a longer packet does not pass for one.
+pub const PACKET: usize = MESSAGE_BYTES + 1;
+
+/// Processes of one container that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// A listening socket, and whether messages with descriptors are refused at their sender.
+#[derive(Debug)]
+pub struct Listening {
+    /// The socket.
+    pub socket: OwnedFd,
+    /// Whether messages with descriptors are refused at their sender.
+    pub refuses: bool,
+}
+
+/// A socket listening at `name` in `dir`, in place of whatever was there. Messages with descriptors
+/// are refused at the sender, if `refuse`; older kernels cannot.
+pub fn listen(dir: &Path, name: &str, refuse: bool) -> io::Result<Listening> {
+    // Socket paths end after 107 bytes; a path through the directory's descriptor is always short.
+    let dir = Dir::open(dir)?;
+    let path = dir.path().join(name);
+    // containerd makes missing mount sources as empty directories.
+    dir.clear(OsStr::new(name))?;
+    match dir.remove(name) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
+    // Connecting needs write permission; any user of the container may.
+    let anybody = Mode::from_raw_mode(0o666);
+    chmodat(dir.fd(), name, anybody, AtFlags::empty())?;
+    // Accepted sockets inherit it. Where the kernel does not know it, see `closer`.
+    let refuses = refuse && tessera_region::session::refuse_descriptors(socket.as_fd()).is_ok();
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(Listening { socket, refuses })
+}
+
+/// Whether nothing is left in it that closing it would have to throw away.
+pub(crate) fn is_drained(socket: &OwnedFd) -> bool {
+    if rustix::net::sockopt::socket_acceptconn(socket).unwrap_or(false) {
+        let mut poll_fd = [PollFd::new(socket, PollFlags::IN)];
+        return poll(&mut poll_fd, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0);
+    }
+    !matches!(peek(socket), Ok((1.., _)))
+}
+
+/// Length and flags of the next packet, left where it is.
+fn peek(socket: impl AsFd) -> io::Result<(usize, ReturnFlags)> {
+    let mut byte = [0];
+    let mut parts = [io::IoSliceMut::new(&mut byte)];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+    let found = recvmsg(socket, &mut parts, &mut RecvAncillaryBuffer::default(), flags)?;
+    Ok((found.bytes, found.flags))
+}
+
+/// Lets the runtime say when the descriptor is ready.
+#[expect(
+    deprecated,
+    reason = "unsound only for types whose descriptor changes, which OwnedFd's never does; the \
+              replacement is unsafe to call"
+)]
+pub(crate) fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, Interest::READABLE)
+}
+
+/// The next connection, not blocking.
+///
+/// # Errors
+/// As accept4(2); `EAGAIN` where nobody waits.
+pub fn accept(socket: impl AsFd) -> io::Result<OwnedFd> {
+    Ok(rustix::net::accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
+}
+
+/// The peer's pid here; `None` where its pid namespace is not ours or a child of ours.
+pub fn peer_pid(peer: &OwnedFd) -> Option<u32> {
+    let credentials = getsockopt(peer, sockopt::PeerCredentials).ok()?;
+    u32::try_from(credentials.pid()).ok().filter(|pid| *pid != 0)
+}
+
+/// A descriptor that becomes readable when the process is dead. `NotFound` if it is already.
+pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    pidfd_open(pid, PidfdFlags::NONBLOCK).map_err(|errno| match errno {
+        rustix::io::Errno::SRCH => io::ErrorKind::NotFound.into(),
+        errno => errno.into(),
+    })
+}
+
+/// One packet of a peer that can send no descriptors; see [`Listening::refuses`].
+pub fn receive_refused(socket: impl AsFd, packet: &mut [u8; PACKET]) -> io::Result<usize> {
+    Ok(rustix::net::recv(socket, &mut packet[..], RecvFlags::DONTWAIT)?.0)
+}
+
+/// One packet. One that carries descriptors is left unread, because to drop it is to close them:
+/// `PermissionDenied`.
+pub fn receive(socket: impl AsFd, packet: &mut [u8; PACKET]) -> io::Result<usize> {
+    if peek(&socket)?.1.contains(ReturnFlags::CTRUNC) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    receive_refused(socket, packet)
+}
+
+pub(crate) fn send(socket: impl AsFd, packet: &[u8]) -> io::Result<usize> {
+    Ok(rustix::net::send(socket, packet, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
+}

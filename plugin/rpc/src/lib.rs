@@ -1,0 +1,10 @@
+//! Serving gRPC on Unix sockets: what kubelet's sockets and the admin socket have in common.
+//!
+//! - [`authority`]: makes requests digestible whose `:authority` is a path
+//! - `calls`: which requests a connection has open
+//! - `incoming`: accepts connections, bounded, and gives up those that ask nothing
+#![forbid(unsafe_code)]
+
+pub mod authority;
+pub(crate) mod calls;
+pub mod incoming;

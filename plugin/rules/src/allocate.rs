@@ -1,0 +1,405 @@
+//! `Allocate`: replica ids to a plan. Pure. What becomes of the plan is `tessera_tenant::delivery`'s.
+
+use std::collections::{BTreeMap, BTreeSet};
+use tessera_model::allocation_id::AllocationId;
+
+use tessera_region::layout;
+
+use crate::shares;
+use crate::shares::{Share, Terms};
+use tessera_config::Config;
+use tessera_model::context_constant::ContextSource;
+use tessera_model::gpu::Gpu;
+use tessera_model::printable;
+use tessera_model::record::Grant;
+use tessera_model::replica::Replica;
+use tessera_model::sharing::Split;
+
+/// One GPU as allocation sees it.
+#[derive(Clone, Debug)]
+pub struct Sold {
+    /// The device.
+    pub gpu: Gpu,
+    /// What it is cut into, in the configuration's order.
+    pub shares: Vec<Share>,
+    /// Bytes charged for each context on it.
+    pub context_overhead_bytes: u64,
+    /// Where that figure comes from.
+    pub context_source: ContextSource,
+    /// Why nothing of it can be had now.
+    pub sick: Option<String>,
+}
+
+impl Sold {
+    /// Its replicas of a resource, if it has any.
+    #[must_use]
+    pub fn share(&self, resource: &str) -> Option<&Share> {
+        self.shares.iter().find(|share| share.resource == resource)
+    }
+}
+
+/// All that can be allocated.
+#[derive(Clone, Debug)]
+pub struct Catalogue {
+    /// How requests for each resource are met.
+    pub resources: BTreeMap<String, Terms>,
+    /// Grows with every configuration that takes the place of another.
+    pub edition: u64,
+    /// Bytes of each GPU that are not sold.
+    pub reserve_bytes: u64,
+    /// By UUID.
+    pub gpus: BTreeMap<String, Sold>,
+}
+
+impl Sold {
+    /// Takes what is known of the GPU's contexts now.
+    pub fn take_gpu(&mut self, gpu: Gpu, config: &Config) {
+        (self.context_overhead_bytes, self.context_source) =
+            gpu.context_constant(config.gpus.context_overhead_bytes);
+        self.gpu = gpu;
+    }
+}
+
+impl Catalogue {
+    /// What the configuration makes of these GPUs; all of them healthy.
+    #[must_use]
+    pub fn new(gpus: &[Gpu], config: &Config) -> Self {
+        let sold = |gpu: &Gpu| {
+            let (context_overhead_bytes, context_source) =
+                gpu.context_constant(config.gpus.context_overhead_bytes);
+            let (gpu, shares) = (gpu.clone(), shares::cut(gpu, config));
+            Sold { gpu, shares, context_overhead_bytes, context_source, sick: None }
+        };
+        let gpus: BTreeMap<_, _> = gpus.iter().map(|gpu| (gpu.uuid.clone(), sold(gpu))).collect();
+        let names = gpus.values().flat_map(|sold| &sold.shares).map(|share| &share.resource);
+        let resources = names.map(|name| (name.clone(), shares::terms(name, config))).collect();
+        let reserve_bytes = config.gpus.reserve_bytes;
+        Catalogue { resources, edition: 0, reserve_bytes, gpus }
+    }
+
+    /// The GPUs, in NVML's order.
+    #[must_use]
+    pub fn devices(&self) -> Vec<Gpu> {
+        let mut gpus: Vec<Gpu> = self.gpus.values().map(|sold| sold.gpu.clone()).collect();
+        gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+        gpus
+    }
+
+    /// What new allocations of these replicas of a resource would get of a GPU, in bytes. Retired
+    /// ones get nothing.
+    #[must_use]
+    pub fn anew_bytes(&self, resource: &str, uuid: &str, replicas: &[String]) -> u64 {
+        let Some(share) = self.gpus.get(uuid).and_then(|sold| sold.share(resource)) else {
+            return 0;
+        };
+        let held = replicas.iter().filter_map(|id| Replica::split(id));
+        let sold = held.filter(|(gpu, index)| *gpu == uuid && *index < share.count).count();
+        share.limit.memory_bytes.saturating_mul(u64::try_from(sold).unwrap_or(u64::MAX))
+    }
+}
+
+/// What one container will get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Its name.
+    pub id: AllocationId,
+    /// The resource of its replicas.
+    pub resource: String,
+    /// Replica ids, sorted.
+    pub replicas: Vec<String>,
+    /// Limits per GPU, sorted by UUID.
+    pub grants: Vec<Grant>,
+}
+
+/// Why an allocation is refused. Kubelet shows the message in the pod's events.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No replicas at all.
+    #[error("no replicas were asked for")]
+    Empty,
+    /// Not an id of ours.
+    #[error(
+        "unknown replica {0}: no GPU of this node has it; was the GPU replaced, or does another \
+         plugin serve this resource name?"
+    )]
+    Unknown(String),
+    /// The GPU is here but has fewer replicas now.
+    #[error(
+        "replica {id} of {resource} is retired: the configuration gives that GPU {replicas} of them \
+         now; delete the pod, so that it is scheduled anew"
+    )]
+    Retired {
+        /// The id.
+        id: String,
+        /// Its resource.
+        resource: String,
+        /// Replicas of that resource that the GPU has now.
+        replicas: u32,
+    },
+    /// The GPU is unhealthy.
+    #[error("GPU {uuid} is unhealthy ({reason}); the pod can run when another GPU has room")]
+    Dead {
+        /// The GPU.
+        uuid: String,
+        /// Why.
+        reason: String,
+    },
+    /// Somebody keeps it from being given out.
+    #[error("GPU {uuid} is {reason}; the pod can run when another GPU has room")]
+    Cordoned {
+        /// The GPU.
+        uuid: String,
+        /// Who and why.
+        reason: String,
+    },
+    /// The capacity rule.
+    #[error(
+        "GPU {uuid} has no room for this allocation beside the limits of those that live there: \
+         kubelet had not yet heard of a change; the pod can run when it is scheduled anew"
+    )]
+    NoRoom {
+        /// The GPU.
+        uuid: String,
+    },
+    /// Several GPUs for one container.
+    #[error(
+        "the {count} replicas of {resource} lie on {gpus} GPUs and share.split = \"reject\": no \
+         single GPU had that many free; ask for fewer, or set share.split = \"spread\" (or split \
+         in the resource's [[layout]]) if the program can use several GPUs"
+    )]
+    Split {
+        /// The resource.
+        resource: String,
+        /// Replicas asked for.
+        count: usize,
+        /// GPUs they are on.
+        gpus: usize,
+    },
+    /// More GPUs than a page has room for.
+    #[error("{0} GPUs in one container; at most {max} are possible", max = layout::MAX_GPUS)]
+    TooManyGpus(usize),
+}
+
+/// Most bytes of an unknown id that an error quotes.
+const LONGEST_ID: usize = 160;
+
+/// What `ids` of `resource` come to.
+///
+/// # Errors
+/// Ids that are unknown or retired, a dead GPU, a split that is not allowed. *Not* a replica that is
+/// in use: kubelet owns assignment (an init container's replicas are allocated again to the next
+/// container, a deleted pod's to its successor at once).
+pub fn plan(catalogue: &Catalogue, resource: &str, ids: &[String]) -> Result<Plan, Refusal> {
+    let plan = plan_for_running(catalogue, resource, ids)?;
+    for grant in &plan.grants {
+        if let Some(reason) = catalogue.gpus.get(&grant.uuid).and_then(|sold| sold.sick.clone()) {
+            return Err(Refusal::Dead { uuid: grant.uuid.clone(), reason });
+        }
+    }
+    let split = catalogue.resources.get(resource).map_or(Split::Reject, |terms| terms.split);
+    if plan.grants.len() > 1 && split == Split::Reject {
+        let (resource, count) = (resource.to_owned(), plan.replicas.len());
+        return Err(Refusal::Split { resource, count, gpus: plan.grants.len() });
+    }
+    Ok(plan)
+}
+
+/// As [`plan`], for a container that kubelet has already admitted: whatever Allocate would say of the
+/// GPU's health and of splits today is no reason to take its quota away.
+///
+/// # Errors
+/// Ids that are unknown or retired.
+pub fn plan_for_running(
+    catalogue: &Catalogue,
+    resource: &str,
+    ids: &[String],
+) -> Result<Plan, Refusal> {
+    let mut shares: BTreeMap<&str, (&Sold, &Share, u32)> = BTreeMap::new();
+    let replicas: BTreeSet<&String> = ids.iter().collect();
+    for id in &replicas {
+        let known = Replica::split(id)
+            .and_then(|(uuid, index)| Some((index, catalogue.gpus.get_key_value(uuid)?)));
+        let Some((index, (uuid, sold))) = known else {
+            return Err(Refusal::Unknown(printable::brief(id, LONGEST_ID).into_owned()));
+        };
+        let share = sold.share(resource);
+        let Some(share) = share.filter(|share| index < share.count) else {
+            return Err(Refusal::Retired {
+                id: (*id).clone(),
+                resource: resource.to_owned(),
+                replicas: share.map_or(0, |share| share.count),
+            });
+        };
+        shares.entry(uuid).or_insert((sold, share, 0)).2 += 1;
+    }
+    match shares.len() {
+        0 => return Err(Refusal::Empty),
+        gpus if gpus > layout::MAX_GPUS => return Err(Refusal::TooManyGpus(gpus)),
+        _ => {}
+    }
+    let grants = shares.iter().map(|(uuid, (sold, share, count))| Grant {
+        uuid: (*uuid).to_owned(),
+        memory_limit_bytes: share.limit.memory_bytes.saturating_mul(u64::from(*count)),
+        context_overhead_bytes: sold.context_overhead_bytes,
+        cores_millis: share.limit.cores_millis.saturating_mul(*count).min(1000),
+        compute: share.compute,
+    });
+    Ok(Plan {
+        id: AllocationId::of(resource, ids.iter().map(String::as_str)),
+        resource: resource.to_owned(),
+        grants: grants.collect(),
+        replicas: replicas.into_iter().cloned().collect(),
+    })
+}
+
+#[cfg(test)]
+impl Catalogue {
+    /// Two GPUs for tests, `GPU-a` and `GPU-b`, with four replicas of 8 GiB each.
+    pub(crate) fn example() -> Self {
+        let config =
+            Config::parse("[gpus]\ncontext_overhead = \"256Mi\"\n[share]\nmemory = \"8Gi\"\n");
+        let gpus = [Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1)];
+        Catalogue::new(&gpus, &config.expect("a valid configuration"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GPU: &str = "tessera.dev/gpu";
+
+    fn catalogue() -> Catalogue {
+        Catalogue::example()
+    }
+
+    /// `GPU-a` as one large and two small, `GPU-b` as two small of another size.
+    fn unequal() -> Catalogue {
+        let config = Config::parse(
+            "[gpus]\nreserve = 0\n[[layout]]\ngpus = [\"GPU-a\"]\nshares = [\n\
+             { resource = \"x.dev/large\", memory = \"50%\", cores = \"50%\" },\n\
+             { resource = \"x.dev/small\", count = 2, memory = \"25%\", cores = \"25%\", split = \"spread\" },\n]\n\
+             [[layout]]\ngpus = [\"GPU-b\"]\nshares = [\n\
+             { resource = \"x.dev/small\", count = 3, memory = \"10%\", cores = \"10%\", split = \"spread\" },\n]\n",
+        );
+        let gpus = [Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1)];
+        Catalogue::new(&gpus, &config.unwrap())
+    }
+
+    fn ids(list: &[&str]) -> Vec<String> {
+        list.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn replicas_of_one_gpu_add_up() {
+        let plan = plan(&catalogue(), GPU, &ids(&["GPU-a::3", "GPU-a::1"])).unwrap();
+        assert_eq!(plan.replicas, ["GPU-a::1", "GPU-a::3"]);
+        assert_eq!(plan.grants.len(), 1);
+        assert_eq!(plan.grants[0].memory_limit_bytes, 16 << 30);
+        assert_eq!(plan.grants[0].cores_millis, 500);
+    }
+
+    #[test]
+    fn each_bad_request_is_told_apart() {
+        let mut catalogue = catalogue();
+        let refused =
+            |catalogue: &Catalogue, list: &[&str]| plan(catalogue, GPU, &ids(list)).unwrap_err();
+        assert_eq!(refused(&catalogue, &[]), Refusal::Empty);
+        assert_eq!(refused(&catalogue, &["GPU-z::0"]), Refusal::Unknown("GPU-z::0".into()));
+        assert_eq!(refused(&catalogue, &["nonsense"]), Refusal::Unknown("nonsense".into()));
+        assert_eq!(
+            refused(&catalogue, &["GPU-a::4"]),
+            Refusal::Retired { id: "GPU-a::4".into(), resource: GPU.into(), replicas: 4 }
+        );
+        assert_eq!(
+            refused(&catalogue, &["GPU-a::0", "GPU-b::0"]),
+            Refusal::Split { resource: GPU.into(), count: 2, gpus: 2 }
+        );
+        catalogue.gpus.get_mut("GPU-a").unwrap().sick = Some("XID 79".into());
+        assert_eq!(
+            refused(&catalogue, &["GPU-a::0"]),
+            Refusal::Dead { uuid: "GPU-a".into(), reason: "XID 79".into() }
+        );
+        assert!(plan_for_running(&catalogue, GPU, &ids(&["GPU-a::0"])).is_ok());
+    }
+
+    #[test]
+    fn a_spread_container_gets_each_gpu_in_uuid_order() {
+        let mut catalogue = catalogue();
+        catalogue.resources.get_mut(GPU).unwrap().split = Split::Spread;
+        let plan = plan(&catalogue, GPU, &ids(&["GPU-b::0", "GPU-a::2", "GPU-b::1"])).unwrap();
+        let limits: Vec<_> =
+            plan.grants.iter().map(|g| (g.uuid.as_str(), g.memory_limit_bytes >> 30)).collect();
+        assert_eq!(limits, [("GPU-a", 8), ("GPU-b", 16)]);
+    }
+
+    #[test]
+    fn each_resource_has_its_own_replicas_and_limits() {
+        let catalogue = unequal();
+        let of = |resource: &str, list: &[&str]| plan(&catalogue, resource, &ids(list));
+        let large = of("x.dev/large", &["GPU-a::0"]).unwrap();
+        assert_eq!((large.resource.as_str(), large.grants[0].cores_millis), ("x.dev/large", 500));
+        assert_eq!(large.grants[0].memory_limit_bytes >> 30, 40);
+        let small = of("x.dev/small", &["GPU-a::0"]).unwrap();
+        assert_eq!(small.grants[0].memory_limit_bytes >> 30, 20);
+        assert_ne!(small.id, large.id, "equal ids, different resources");
+        // Spread, each GPU with its own size.
+        let both = of("x.dev/small", &["GPU-b::2", "GPU-a::1", "GPU-a::0"]).unwrap();
+        let limits: Vec<u64> = both.grants.iter().map(|g| g.memory_limit_bytes >> 30).collect();
+        assert_eq!(limits, [40, 8]);
+        // What that GPU does not have under that name.
+        for (resource, id, replicas) in [
+            ("x.dev/large", "GPU-a::1", 1),
+            ("x.dev/large", "GPU-b::0", 0),
+            ("x.dev/gone", "GPU-a::0", 0),
+        ] {
+            let refused = of(resource, &[id]).unwrap_err();
+            assert_eq!(
+                refused,
+                Refusal::Retired { id: id.into(), resource: resource.into(), replicas }
+            );
+        }
+        assert_eq!(
+            catalogue.anew_bytes(
+                "x.dev/small",
+                "GPU-b",
+                &ids(&["GPU-b::0", "GPU-b::3", "GPU-a::0"])
+            ) >> 30,
+            8
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_id_depends_on_the_set_alone(
+            mut list in prop::collection::vec("GPU-[ab]::[0-3]", 1..8),
+        ) {
+            let id = AllocationId::of("r/x", list.iter().map(String::as_str));
+            list.reverse();
+            list.push(list[0].clone());
+            prop_assert_eq!(&AllocationId::of("r/x", list.iter().map(String::as_str)), &id);
+            prop_assert_ne!(&AllocationId::of("r/y", list.iter().map(String::as_str)), &id);
+            prop_assert_eq!(AllocationId::parse(id.as_str()), Some(id));
+        }
+
+        #[test]
+        fn limits_of_disjoint_plans_never_exceed_the_gpu(
+            split in prop::collection::vec(0usize..3, 4),
+        ) {
+            let catalogue = catalogue();
+            let total: u64 = (0..3)
+                .filter_map(|group| {
+                    let ids: Vec<String> = (0..4)
+                        .filter(|n| split[*n] == group)
+                        .map(|n| format!("GPU-a::{n}"))
+                        .collect();
+                    plan(&catalogue, GPU, &ids).ok()
+                })
+                .map(|plan| plan.grants[0].memory_limit_bytes)
+                .sum();
+            prop_assert_eq!(total, 4 * (8 << 30));
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What of a configuration is impossible on given GPUs.
+
+use std::collections::BTreeSet;
+
+use super::{Capacity, judge};
+use crate::shares;
+use crate::shares::Share;
+use tessera_config::{Config, MOST_PROBLEMS, Problem, TmpfsPolicy, first};
+use tessera_model::gpu::Gpu;
+use tessera_model::quantity::format_bytes;
+use tessera_region::layout;
+
+const MIB: u64 = 1 << 20;
+/// What directories and the spare pages take of the pages' tmpfs, about.
+const SPARES_BYTES: u64 = 3 * MIB;
+
+/// What of the configuration is impossible on these GPUs; empty when all is well. Of many the first, and how
+/// many more.
+#[must_use]
+pub fn check(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for gpu in gpus {
+        let capacity = Capacity::of(gpu, config);
+        if capacity.sellable() == 0 {
+            let message = format!(
+                "leaves nothing of {gpu} ({}); lower it or exclude the GPU",
+                format_bytes(gpu.memory_bytes)
+            );
+            problems.push(config.source.problem("gpus.reserve", message));
+            continue;
+        }
+        let cut = shares::cut(gpu, config);
+        match shares::layout_of(gpu, config) {
+            Some(layout) => problems.extend(check_layout(layout, gpu, capacity, &cut, config)),
+            None => problems.extend(check_share(gpu, capacity, &cut[0], config)),
+        }
+    }
+    first(problems)
+}
+
+/// What is odd about a configuration on these GPUs and no error, a sentence each.
+#[must_use]
+pub fn remarks(gpus: &[Gpu], config: &Config) -> Vec<String> {
+    let mut remarks = idle_layouts(gpus, config);
+    remarks.extend(tight_pages(gpus, config));
+    remarks
+}
+
+/// Said where the tmpfs has no room for the pages of all replicas, one allocation each.
+fn tight_pages(gpus: &[Gpu], config: &Config) -> Option<String> {
+    let replicas: u64 =
+        gpus.iter().flat_map(|gpu| shares::cut(gpu, config)).map(|s| u64::from(s.count)).sum();
+    let each = u64::try_from(layout::QUOTA_BYTES + layout::USAGE_BYTES).unwrap_or(u64::MAX);
+    let needed = replicas.saturating_mul(each).saturating_add(SPARES_BYTES);
+    if config.pages.tmpfs == TmpfsPolicy::Off || needed <= config.pages.size_bytes {
+        return None;
+    }
+    let message = format!(
+        "has room for the pages of {} allocations, and {replicas} replicas are sold: the last of \
+         them could not be allocated; set at least \"{}Mi\"",
+        config.pages.size_bytes.saturating_sub(SPARES_BYTES) / each,
+        needed.div_ceil(MIB),
+    );
+    Some(config.source.remark("pages.size", message))
+}
+
+/// Layouts that count for none of these GPUs, a sentence each. No error: one configuration often
+/// serves nodes with different GPUs.
+fn idle_layouts(gpus: &[Gpu], config: &Config) -> Vec<String> {
+    let used: Vec<usize> = gpus.iter().filter_map(|gpu| shares::layout_of(gpu, config)).collect();
+    let idle = (0..config.layouts.len()).filter(|i| !used.contains(i));
+    let count = config.layouts.len().saturating_sub(used.iter().collect::<BTreeSet<_>>().len());
+    let more = count.checked_sub(MOST_PROBLEMS).filter(|more| *more > 0);
+    let more = more.map(|more| format!("{more} more layouts count for none of this node's GPUs"));
+    let sentence = |i: usize| {
+        let named = &config.layouts[i].gpus;
+        let taken = gpus.iter().any(|gpu| named.iter().any(|entry| gpu.is_named(entry)));
+        let message = if taken {
+            "an earlier layout counts for every GPU that this one names; remove it or put it first"
+                .to_owned()
+        } else {
+            format!(
+                "names none of this node's shared GPUs ({}); it is not used here",
+                gpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            )
+        };
+        config.source.remark(&format!("layout[{i}].gpus"), message)
+    };
+    idle.take(MOST_PROBLEMS).map(sentence).chain(more).collect()
+}
+
+fn fits(capacity: Capacity, cut: &[Share]) -> bool {
+    let each = |share: &Share| {
+        std::iter::repeat_n(share.limit.memory_bytes, usize::try_from(share.count).unwrap_or(0))
+    };
+    let all: Vec<u64> = cut.iter().flat_map(each).collect();
+    judge(capacity.sellable(), &[], &all).free.into_iter().all(|fits| fits)
+}
+
+fn check_share(gpu: &Gpu, capacity: Capacity, share: &Share, config: &Config) -> Option<Problem> {
+    let (each, count) = (share.limit.memory_bytes, share.count);
+    let (overhead, sellable) =
+        (gpu.context_overhead(config.gpus.context_overhead_bytes), capacity.sellable());
+    if each <= overhead {
+        let message = format!(
+            "{count} replicas of {gpu} get {} each, which is not more than gpus.context_overhead \
+             ({}): not one CUDA context would fit; use at most {} replicas",
+            format_bytes(each),
+            format_bytes(overhead),
+            sellable / (overhead + MIB),
+        );
+        return Some(config.source.problem("share.replicas", message));
+    }
+    if fits(capacity, std::slice::from_ref(share)) {
+        return None;
+    }
+    let message = format!(
+        "{count} replicas of {} need {}, but {gpu} has {} beside the reserve; use at most {} each, \
+         or {} replicas",
+        format_bytes(each),
+        format_bytes(each.saturating_mul(u64::from(count))),
+        format_bytes(sellable),
+        format_bytes(sellable / u64::from(count) / MIB * MIB),
+        sellable / each,
+    );
+    Some(config.source.problem("share.memory", message))
+}
+
+fn check_layout(
+    layout: usize,
+    gpu: &Gpu,
+    capacity: Capacity,
+    cut: &[Share],
+    config: &Config,
+) -> Vec<Problem> {
+    let overhead = gpu.context_overhead(config.gpus.context_overhead_bytes);
+    let mut problems = Vec::new();
+    for (i, share) in cut.iter().enumerate() {
+        let each = share.limit.memory_bytes;
+        if each <= overhead {
+            let message = format!(
+                "each {} of {gpu} gets {}, which is not more than gpus.context_overhead ({}): not \
+                 one CUDA context would fit; give it more, or lower the count",
+                share.resource,
+                format_bytes(each),
+                format_bytes(overhead),
+            );
+            let key = format!("layout[{layout}].shares[{i}].memory");
+            problems.push(config.source.problem(&key, message));
+        }
+    }
+    if problems.is_empty() && !fits(capacity, cut) {
+        let all = |share: &Share| share.limit.memory_bytes.saturating_mul(share.count.into());
+        let needed = cut.iter().map(all).fold(0, u64::saturating_add);
+        let list: Vec<String> = cut
+            .iter()
+            .map(|s| format!("{} × {}", s.count, format_bytes(s.limit.memory_bytes)))
+            .collect();
+        let message = format!(
+            "the shares need {} ({}), but {gpu} has {} beside the reserve; lower memory or count, \
+             or write percentages, which fit GPUs of any size",
+            format_bytes(needed),
+            list.join(", "),
+            format_bytes(capacity.sellable()),
+        );
+        problems.push(config.source.problem(&format!("layout[{layout}].shares"), message));
+    }
+    problems
+}

@@ -1,0 +1,344 @@
+//! Releasing what nobody holds, and learning who holds what. There is no Deallocate: kubelet's
+//! PodResources is compared with the ledger and with what really runs. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::holding::Holding;
+use tessera_model::record::{Holder, Record, State};
+
+/// What kubelet says now.
+#[derive(Clone, Copy, Debug)]
+pub struct Kubelet<'a> {
+    /// All pods it knows, with or without devices. 0 after a restart means "unknown".
+    pub pods: usize,
+    /// Containers with devices.
+    pub holdings: &'a [Holding],
+    /// When it was asked: what it says is as old as that.
+    pub asked: Instant,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Nobody holds it and nothing runs: remove its pages, keep its history.
+    Release(AllocationId),
+    /// Kubelet names its holder.
+    Name(AllocationId, Holder),
+    /// Its record was lost and kubelet names what it is.
+    Complete {
+        /// The allocation.
+        id: AllocationId,
+        /// Its resource.
+        resource: String,
+        /// Its replicas, sorted.
+        replicas: Vec<String>,
+        /// Who holds it.
+        holder: Holder,
+    },
+}
+
+/// Since when each allocation has been unlisted, in which generation: what is allocated again is missed from then on.
+#[derive(Clone, Debug, Default)]
+pub struct Absences {
+    unlisted: BTreeMap<AllocationId, (u64, Instant)>,
+    /// When this plugin last heard that a container of it starts.
+    started: BTreeMap<AllocationId, Instant>,
+}
+
+impl Absences {
+    /// A container of it starts, so that kubelet lists it from now on.
+    pub fn started(&mut self, id: &AllocationId, now: Instant) {
+        self.started.insert(id.clone(), now);
+    }
+
+    /// Whether its container had started before kubelet was `asked`.
+    fn is_listed(&self, record: &Record, asked: Instant) -> bool {
+        record.state == State::Started
+            && self.started.get(&record.id).is_none_or(|started| *started < asked)
+    }
+
+    /// Since when this generation is known to be unlisted, which it is `now`.
+    fn since(&mut self, record: &Record, now: Instant) -> Instant {
+        let entry = self.unlisted.entry(record.id.clone()).or_insert((record.generation, now));
+        if entry.0 != record.generation {
+            *entry = (record.generation, now);
+        }
+        entry.1
+    }
+}
+
+/// Decides. `in_use` says whether a process holds a slot of the allocation.
+pub fn decide(
+    records: &BTreeMap<AllocationId, Arc<Record>>,
+    kubelet: Kubelet<'_>,
+    in_use: &dyn Fn(&AllocationId) -> bool,
+    absences: &mut Absences,
+    grace: Duration,
+    now: Instant,
+) -> Vec<Action> {
+    absences.unlisted.retain(|id, _| records.contains_key(id));
+    absences.started.retain(|id, _| records.contains_key(id));
+    if kubelet.pods == 0 {
+        // Right after its start kubelet knows no pods. What was absent before is not more absent now.
+        absences.unlisted.clear();
+        return Vec::new();
+    }
+    let mut held: BTreeMap<AllocationId, Vec<&Holding>> = BTreeMap::new();
+    for holding in kubelet.holdings {
+        let ids = holding.device_ids.iter().map(String::as_str);
+        held.entry(AllocationId::of(&holding.resource_name, ids)).or_default().push(holding);
+    }
+
+    let mut actions = Vec::new();
+    for (id, record) in records {
+        if let Some(holdings) = held.get(id) {
+            absences.unlisted.remove(id);
+            let is_listed = absences.is_listed(record, kubelet.asked);
+            let Some(holder) = choose(record, holdings, is_listed) else { continue };
+            if record.replicas.is_empty() {
+                let replicas: BTreeSet<_> = holdings[0].device_ids.iter().cloned().collect();
+                actions.push(Action::Complete {
+                    id: id.clone(),
+                    resource: holdings[0].resource_name.clone(),
+                    replicas: replicas.into_iter().collect(),
+                    holder,
+                });
+            } else if record.holder.as_ref() != Some(&holder) && record.state != State::Parked {
+                actions.push(Action::Name(id.clone(), holder));
+            }
+            continue;
+        }
+        let since = absences.since(record, now);
+        let wanted_again = record.state == State::Parked
+            && records.values().any(|other| covers(other, record) && held.contains_key(&other.id));
+        let long_gone = now.saturating_duration_since(since) >= grace;
+        if long_gone && !wanted_again && !in_use(id) {
+            actions.push(Action::Release(id.clone()));
+        }
+    }
+    actions
+}
+
+/// Whether `parked` may belong to an init container of the pod that holds `other`: kubelet gives its
+/// replicas to the next container with more, lists only the latter, and starts the former again when
+/// the sandbox dies.
+fn covers(other: &Record, parked: &Record) -> bool {
+    other.is_live()
+        && other.resource == parked.resource
+        && parked.replicas.iter().all(|replica| other.replicas.contains(replica))
+}
+
+/// Kubelets before 1.34 list finished pods too: of several holders one that was not known before is
+/// the new one. One that is called as the one before may be that one, and the new one not listed yet; or it
+/// is a new pod of the same name, as a StatefulSet makes them, which is certain where the answer is younger
+/// than its container (`is_listed`). Until then nobody is named.
+fn choose(record: &Record, holdings: &[&Holding], is_listed: bool) -> Option<Holder> {
+    let is = |holding: &Holding, holder: &Holder| {
+        (&holding.pod, &holding.namespace, &holding.container)
+            == (&holder.pod, &holder.namespace, &holder.container)
+    };
+    let known = record.holder.as_ref().filter(|holder| holdings.iter().any(|h| is(h, holder)));
+    if let Some(known) = known {
+        return Some(known.clone());
+    }
+    let is_new = |holding: &&&Holding| record.predecessor.as_ref().is_none_or(|p| !is(holding, p));
+    let namesake = || holdings.first().filter(|_| is_listed);
+    let chosen = holdings.iter().find(is_new).or_else(namesake)?;
+    Some(Holder {
+        namespace: chosen.namespace.clone(),
+        pod: chosen.pod.clone(),
+        container: chosen.container.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRACE: Duration = Duration::from_secs(30);
+
+    struct World {
+        records: BTreeMap<AllocationId, Arc<Record>>,
+        holdings: Vec<Holding>,
+        pods: usize,
+        busy: BTreeSet<AllocationId>,
+        absences: Absences,
+        start: Instant,
+        answer_age: Duration,
+    }
+
+    fn world() -> World {
+        World {
+            records: BTreeMap::new(),
+            holdings: Vec::new(),
+            pods: 3,
+            busy: BTreeSet::new(),
+            absences: Absences::default(),
+            start: Instant::now(),
+            answer_age: Duration::ZERO,
+        }
+    }
+
+    impl World {
+        fn record(&mut self, replicas: &[&str], state: State) -> AllocationId {
+            let id = AllocationId::of("r", replicas.iter().copied());
+            let record = Record {
+                id: id.clone(),
+                resource: "r".into(),
+                generation: 1,
+                replicas: replicas.iter().map(ToString::to_string).collect(),
+                grants: Vec::new(),
+                state,
+                allocated_unix_ms: 0,
+                started_unix_ms: 0,
+                holder: None,
+                predecessor: None,
+                shim: None,
+                cdi: false,
+                placed: None,
+                overridden: None,
+            };
+            self.records.insert(id.clone(), Arc::new(record));
+            id
+        }
+
+        fn change(&mut self, id: &AllocationId) -> &mut Record {
+            Arc::make_mut(self.records.get_mut(id).unwrap())
+        }
+
+        fn hold(&mut self, pod: &str, replicas: &[&str]) {
+            self.holdings.push(Holding {
+                namespace: "ns".into(),
+                pod: pod.into(),
+                container: "c".into(),
+                resource_name: "r".into(),
+                device_ids: replicas.iter().map(ToString::to_string).collect(),
+            });
+        }
+
+        fn at(&mut self, after: Duration) -> Vec<Action> {
+            let now = self.start + after;
+            let asked = now.checked_sub(self.answer_age).unwrap();
+            let kubelet = Kubelet { pods: self.pods, holdings: &self.holdings, asked };
+            let busy = self.busy.clone();
+            let in_use = move |id: &AllocationId| busy.contains(id);
+            decide(&self.records, kubelet, &in_use, &mut self.absences, GRACE, now)
+        }
+    }
+
+    fn holder(pod: &str) -> Holder {
+        Holder { namespace: "ns".into(), pod: pod.into(), container: "c".into() }
+    }
+
+    #[test]
+    fn what_nobody_holds_is_released_after_the_grace() {
+        let mut world = world();
+        let id = world.record(&["a", "b"], State::Started);
+        assert_eq!(world.at(Duration::ZERO), []);
+        assert_eq!(world.at(GRACE / 2), []);
+        assert_eq!(world.at(GRACE), [Action::Release(id)]);
+    }
+
+    #[test]
+    fn what_runs_is_never_released() {
+        let mut world = world();
+        let id = world.record(&["a"], State::Started);
+        world.busy.insert(id);
+        assert_eq!(world.at(Duration::ZERO), []);
+        assert_eq!(world.at(GRACE * 100), []);
+    }
+
+    #[test]
+    fn a_restarted_kubelet_that_knows_no_pods_releases_nothing() {
+        let mut world = world();
+        world.record(&["a"], State::Started);
+        assert_eq!(world.at(Duration::ZERO), []);
+        world.pods = 0;
+        assert_eq!(world.at(GRACE * 10), []);
+        world.pods = 3;
+        assert_eq!(world.at(GRACE * 20), [], "the grace begins anew");
+        assert_ne!(world.at(GRACE * 21), []);
+    }
+
+    #[test]
+    fn holders_are_named_once() {
+        let mut world = world();
+        let id = world.record(&["a", "b"], State::Started);
+        world.hold("pod", &["b", "a"]);
+        assert_eq!(world.at(Duration::ZERO), [Action::Name(id.clone(), holder("pod"))]);
+        world.change(&id).holder = Some(holder("pod"));
+        assert_eq!(world.at(Duration::ZERO), []);
+    }
+
+    #[test]
+    fn a_finished_pod_that_is_still_listed_is_not_taken_for_its_successor() {
+        let mut world = world();
+        let id = world.record(&["a"], State::Allocated);
+        world.change(&id).predecessor = Some(holder("old"));
+        world.hold("new", &["a"]);
+        world.hold("old", &["a"]);
+        assert_eq!(world.at(Duration::ZERO), [Action::Name(id, holder("new"))]);
+    }
+
+    #[test]
+    fn what_is_allocated_again_is_missed_from_then_on() {
+        let mut world = world();
+        let id = world.record(&["a"], State::Started);
+        assert_eq!(world.at(Duration::ZERO), []);
+        // Given to another pod, which kubelet's answer is too old to know.
+        let record = world.change(&id);
+        (record.generation, record.state) = (2, State::Allocated);
+        assert_eq!(world.at(GRACE * 2), [], "nobody has missed this one before");
+        assert_eq!(world.at(GRACE * 3), [Action::Release(id)]);
+    }
+
+    #[test]
+    fn a_namesake_of_the_one_before_is_named_when_it_must_be_the_new_one() {
+        let mut world = world();
+        let id = world.record(&["a"], State::Allocated);
+        world.change(&id).predecessor = Some(holder("web-0"));
+        world.hold("web-0", &["a"]);
+        assert_eq!(world.at(Duration::ZERO), [], "the finished one, as far as anybody knows");
+        world.change(&id).state = State::Started;
+        let start = world.start + Duration::from_secs(8);
+        world.absences.started(&id, start);
+        world.answer_age = Duration::from_secs(5);
+        assert_eq!(world.at(Duration::from_secs(12)), [], "the answer is from before its start");
+        let named = [Action::Name(id, holder("web-0"))];
+        assert_eq!(world.at(Duration::from_secs(14)), named);
+    }
+
+    #[test]
+    fn an_init_containers_allocation_stays_while_its_pod_does() {
+        let mut world = world();
+        let init = world.record(&["a"], State::Parked);
+        world.record(&["a", "b"], State::Started);
+        world.hold("pod", &["a", "b"]);
+        world.at(Duration::ZERO);
+        let actions = world.at(GRACE * 2);
+        assert!(!actions.contains(&Action::Release(init.clone())), "{actions:?}");
+        world.holdings.clear();
+        world.at(GRACE * 3);
+        assert!(world.at(GRACE * 5).contains(&Action::Release(init)));
+    }
+
+    #[test]
+    fn a_lost_record_is_completed_from_what_kubelet_says() {
+        let mut world = world();
+        let id = world.record(&["a", "b"], State::Started);
+        let record = world.change(&id);
+        record.replicas.clear();
+        record.resource.clear();
+        world.hold("pod", &["b", "a"]);
+        let want = Action::Complete {
+            id,
+            resource: "r".into(),
+            replicas: vec!["a".into(), "b".into()],
+            holder: holder("pod"),
+        };
+        assert_eq!(world.at(Duration::ZERO), [want]);
+    }
+}

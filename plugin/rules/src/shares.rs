@@ -1,0 +1,232 @@
+//! What each GPU is cut into: the configuration's `[share]` and `[[layout]]`, applied to a GPU. Pure.
+
+use crate::capacity::{Capacity, ReplicaLimit};
+use tessera_config::{Amount, Config};
+use tessera_model::gpu::Gpu;
+use tessera_model::sharing::{Compute, Placement, Split};
+
+/// Limits of memory that are not written in bytes are whole multiples of this, so that they read
+/// well.
+const GRAIN_BYTES: u64 = 1 << 20;
+/// Thousandths in a GPU.
+const WHOLE_MILLIS: u64 = 1000;
+
+/// Equal replicas of one GPU, sold under one name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The extended resource.
+    pub resource: String,
+    /// How many there are.
+    pub count: u32,
+    /// What one of them gets.
+    pub limit: ReplicaLimit,
+    /// What its compute share means.
+    pub compute: Compute,
+}
+
+/// How requests for a resource are met, on all GPUs alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Which GPU is preferred.
+    pub placement: Placement,
+    /// What to do about several GPUs.
+    pub split: Split,
+}
+
+/// Which layout counts for a GPU, as its place in the configuration; `None`: `[share]` does.
+#[must_use]
+pub fn layout_of(gpu: &Gpu, config: &Config) -> Option<usize> {
+    config.layouts.iter().position(|layout| layout.gpus.iter().any(|entry| gpu.is_named(entry)))
+}
+
+/// What a GPU is cut into, in the configuration's order.
+#[must_use]
+pub fn cut(gpu: &Gpu, config: &Config) -> Vec<Share> {
+    let sellable = Capacity::of(gpu, config).sellable();
+    let Some(layout) = layout_of(gpu, config).map(|i| &config.layouts[i]) else {
+        let share = &config.share;
+        let exact = |units: Option<u64>| units.map_or(Amount::Auto, Amount::Exact);
+        let memory = [(share.replicas, exact(share.memory_bytes))];
+        let cores = [(share.replicas, exact(share.cores_millis.map(u64::from)))];
+        return vec![Share {
+            resource: config.resource.name.clone(),
+            count: share.replicas,
+            limit: ReplicaLimit {
+                memory_bytes: divide(sellable, &memory, GRAIN_BYTES)[0],
+                cores_millis: millis(divide(WHOLE_MILLIS, &cores, 1)[0]),
+            },
+            compute: share.compute,
+        }];
+    };
+    let memory: Vec<_> = layout.shares.iter().map(|share| (share.count, share.memory)).collect();
+    let cores: Vec<_> = layout.shares.iter().map(|share| (share.count, share.cores)).collect();
+    let memory = divide(sellable, &memory, GRAIN_BYTES);
+    let cores = divide(WHOLE_MILLIS, &cores, 1);
+    let limits = memory.into_iter().zip(cores);
+    layout
+        .shares
+        .iter()
+        .zip(limits)
+        .map(|(share, (memory_bytes, cores))| Share {
+            resource: share.resource.clone(),
+            count: share.count,
+            limit: ReplicaLimit { memory_bytes, cores_millis: millis(cores) },
+            compute: share.compute.unwrap_or(config.share.compute),
+        })
+        .collect()
+}
+
+/// How requests for `resource` are met. The configuration has seen to it that layouts agree.
+#[must_use]
+pub fn terms(resource: &str, config: &Config) -> Terms {
+    let said = config
+        .layouts
+        .iter()
+        .flat_map(|layout| &layout.shares)
+        .find(|share| share.resource == resource);
+    Terms {
+        placement: said.and_then(|share| share.placement).unwrap_or(config.share.placement),
+        split: said.and_then(|share| share.split).unwrap_or(config.share.split),
+    }
+}
+
+/// What one of each gets of `whole`: what it says, and the automatic ones an even part of the rest.
+/// Parts that are not exact are rounded down to multiples of `grain`.
+fn divide(whole: u64, lines: &[(u32, Amount)], grain: u64) -> Vec<u64> {
+    let rounded = |units: u64| units - units % grain;
+    let fixed = |amount: Amount| match amount {
+        Amount::Exact(units) => Some(units),
+        other => other.of(whole).map(rounded),
+    };
+    let taken = lines.iter().fold(0u64, |sum, (count, amount)| {
+        sum.saturating_add(fixed(*amount).unwrap_or(0).saturating_mul(u64::from(*count)))
+    });
+    let autos: u64 = lines
+        .iter()
+        .filter(|(_, amount)| *amount == Amount::Auto)
+        .map(|(count, _)| u64::from(*count))
+        .sum();
+    let even = rounded(whole.saturating_sub(taken).checked_div(autos).unwrap_or(0));
+    lines.iter().map(|(_, amount)| fixed(*amount).unwrap_or(even)).collect()
+}
+
+/// At most a whole GPU, as the configuration says.
+fn millis(cores: u64) -> u32 {
+    u32::try_from(cores).unwrap_or(1000).min(1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    const LAYOUTS: &str = r#"
+        [share]
+        replicas = 4
+        compute = "strict"
+        placement = "distributed"
+        [[layout]]
+        gpus = ["GPU-b"]
+        shares = [{ resource = "x.dev/whole" }]
+        [[layout]]
+        gpus = ["NVIDIA A100*", "7"]
+        shares = [
+          { resource = "x.dev/large", count = 1, memory = "50%", cores = "50%", split = "spread" },
+          { resource = "x.dev/small", count = 2, memory = "25%", cores = "250m", compute = "burst" },
+        ]
+    "#;
+
+    fn gpu(uuid: &str, index: u32, name: &str) -> Gpu {
+        Gpu { name: name.into(), ..Gpu::example(uuid, index) }
+    }
+
+    fn rows(shares: &[Share]) -> Vec<(&str, u32, u64, u32)> {
+        let row = |share: &Share| share.limit.memory_bytes >> 20;
+        shares
+            .iter()
+            .map(|s| (s.resource.as_str(), s.count, row(s), s.limit.cores_millis))
+            .collect()
+    }
+
+    #[test]
+    fn without_a_layout_all_replicas_are_equal() {
+        let cut = cut(&Gpu::example("GPU-a", 0), &Config::default());
+        let each = (80 * GIB - (512 << 20)) / 4;
+        assert_eq!(cut.len(), 1);
+        assert_eq!((cut[0].resource.as_str(), cut[0].count), ("tessera.dev/gpu", 4));
+        assert_eq!(cut[0].limit, ReplicaLimit { memory_bytes: each, cores_millis: 250 });
+    }
+
+    #[test]
+    fn the_first_layout_that_names_a_gpu_counts() {
+        let config = Config::parse(LAYOUTS).unwrap();
+        let left = 80 * 1024 - 512;
+        let a100 = cut(&gpu("GPU-a", 0, "NVIDIA A100-SXM4-80GB"), &config);
+        assert_eq!(
+            rows(&a100),
+            [("x.dev/large", 1, left / 2, 500), ("x.dev/small", 2, left / 4, 250)]
+        );
+        assert_eq!((a100[0].compute, a100[1].compute), (Compute::Strict, Compute::Burst));
+        // Named by both: the first one counts, and it leaves out what it does not limit.
+        let both = cut(&gpu("GPU-b", 7, "NVIDIA A100-SXM4-80GB"), &config);
+        assert_eq!(rows(&both), [("x.dev/whole", 1, left, 1000)]);
+        let by_index = cut(&gpu("GPU-c", 7, "NVIDIA L4"), &config);
+        assert_eq!(by_index.len(), 2);
+        let none = cut(&gpu("GPU-d", 1, "NVIDIA L4"), &config);
+        assert_eq!(rows(&none), [("tessera.dev/gpu", 4, left / 4, 250)]);
+    }
+
+    #[test]
+    fn automatic_shares_divide_what_the_others_leave() {
+        let config = Config::parse(
+            "[gpus]\nreserve = 0\n[[layout]]\ngpus = [\"*\"]\nshares = [\n\
+             { resource = \"x.dev/a\", memory = \"40Gi\", cores = \"400m\" },\n\
+             { resource = \"x.dev/b\", count = 2, memory = \"12.5%\" },\n\
+             { resource = \"x.dev/c\", count = 2 },\n]\n",
+        )
+        .unwrap();
+        let cut = cut(&Gpu::example("GPU-a", 0), &config);
+        assert_eq!(
+            rows(&cut),
+            [
+                ("x.dev/a", 1, 40 << 10, 400),
+                ("x.dev/b", 2, 10 << 10, 150),
+                ("x.dev/c", 2, 10 << 10, 150)
+            ]
+        );
+    }
+
+    #[test]
+    fn terms_are_a_layouts_own_or_those_of_share() {
+        let config = Config::parse(LAYOUTS).unwrap();
+        let large = Terms { placement: Placement::Distributed, split: Split::Spread };
+        assert_eq!(terms("x.dev/large", &config), large);
+        assert_eq!(terms("x.dev/small", &config), Terms { split: Split::Reject, ..large });
+        assert_eq!(terms("tessera.dev/gpu", &config), Terms { split: Split::Reject, ..large });
+    }
+
+    fn amount() -> impl Strategy<Value = Amount> {
+        prop_oneof![Just(Amount::Auto), (1u32..=100_000).prop_map(Amount::Percent)]
+    }
+
+    proptest! {
+        #[test]
+        fn percentages_of_at_most_a_hundred_never_exceed_the_whole(
+            whole in 0..200 * GIB,
+            lines in prop::collection::vec((1u32..8, amount()), 1..6),
+            grain in prop_oneof![Just(1u64), Just(GRAIN_BYTES)],
+        ) {
+            let part = |(count, amount): &(u32, Amount)| match amount {
+                Amount::Percent(part) => u64::from(*part) * u64::from(*count),
+                _ => 0,
+            };
+            prop_assume!(lines.iter().map(part).sum::<u64>() <= 100_000);
+            let each = divide(whole, &lines, grain);
+            let sum: u64 = each.iter().zip(&lines).map(|(u, (n, _))| u * u64::from(*n)).sum();
+            prop_assert!(sum <= whole);
+        }
+    }
+}

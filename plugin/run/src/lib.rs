@@ -1,0 +1,263 @@
+//! `tessera run`: a quota for one command tree, with neither Kubernetes nor plugin.
+//!
+//! The command gets a pages directory of its own through `TESSERA_DIR` and the shim through
+//! `LD_PRELOAD`; both are set for the command alone. The directory goes when the command has ended,
+//! also by a signal. What a `tessera run` that was itself killed left behind, the next one removes.
+#![forbid(unsafe_code)]
+
+mod base;
+mod gpus;
+mod keeper;
+mod nesting;
+mod observe;
+mod overhead;
+mod pages;
+mod root;
+mod shim;
+mod supervise;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::Context;
+use tessera_region::layout::PAGES_DIR_ENV;
+use tessera_region::quota::{GpuQuota, Policy, QuotaSpec};
+
+use tessera_config::Config;
+use tessera_gpu::nvml::NvmlDiscovery;
+use tessera_model::clock::monotonic_ns;
+use tessera_model::percent::parse_cores;
+use tessera_model::quantity::{format_bytes, parse_bytes};
+
+pub use shim::{Artefact, find as find_artefact};
+
+/// Context overhead of the simulated GPU's default configuration, bytes.
+pub const SIM_CONTEXT_OVERHEAD: u64 = 128 << 20;
+
+/// Arguments of `tessera run`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Memory that all processes of the command together may hold on each GPU: 4GiB, 512Mi, 2G
+    #[arg(long, short, value_name = "QUANTITY", value_parser = parse_bytes)]
+    memory: u64,
+    /// GPUs the command may use, by UUID or NVML index; CUDA shows it no others [default: all]
+    #[arg(long, value_name = "UUID|INDEX", value_delimiter = ',')]
+    gpu: Vec<String>,
+    /// GPU time of each GPU, in percent: a weight beside other `tessera run`s, or a cap (--policy)
+    #[arg(long, value_name = "PERCENT", default_value = "100", value_parser = parse_cores)]
+    cores: u32,
+    /// What --cores means: burst (a weight; idle time is anybody's), strict (also a cap) or none
+    /// (GPU time is not divided)
+    #[arg(long, value_name = "POLICY", value_enum, default_value = "burst")]
+    policy: ComputePolicy,
+    /// Charge for each CUDA context, memory that no allocation call shows [default: the
+    /// configuration's gpus.context_overhead]
+    #[arg(long, value_name = "QUANTITY", value_parser = parse_bytes)]
+    context_overhead: Option<u64>,
+    /// The shim to preload [default: libtessera.so beside tessera, or as installed]
+    #[arg(long, value_name = "FILE")]
+    shim: Option<PathBuf>,
+    /// Use the simulated GPU beside this program instead of the machine's
+    #[arg(long)]
+    sim: bool,
+    /// At the end, print peak use and refusals to standard error
+    #[arg(long, short)]
+    verbose: bool,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+/// What `--cores` means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum ComputePolicy {
+    Burst,
+    Strict,
+    None,
+}
+
+impl From<ComputePolicy> for Policy {
+    fn from(policy: ComputePolicy) -> Self {
+        match policy {
+            ComputePolicy::Burst => Policy::Burst,
+            ComputePolicy::Strict => Policy::Strict,
+            ComputePolicy::None => Policy::None,
+        }
+    }
+}
+
+/// Which GPUs CUDA shows a process.
+const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+/// `tessera run` itself failed, before or beside the command; `env` and `timeout` use the same.
+const OWN_FAILURE: u8 = 125;
+
+/// Runs the command to its end; the exit code is its own, or 128 + the signal that ended it. As for
+/// `env` and `timeout`, 127 and 126 mean that it could not be found or started, 125 that `tessera
+/// run` could not do its part; then nothing is left behind.
+///
+/// # Errors
+/// None: they are told on standard error, so that they have a code of their own.
+pub fn main(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
+    Ok(hold(args, config).unwrap_or_else(|error| {
+        eprintln!("tessera: {}", tessera_model::printable::line(&format!("{error:#}")));
+        ExitCode::from(OWN_FAILURE)
+    }))
+}
+
+fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
+    if args.sim {
+        enter_simulation(&[])?;
+    }
+    let shim = shim::find(Artefact::Shim, args.shim.as_deref())?;
+    let mut of_gpus = config.gpus.clone();
+    of_gpus.context_overhead_bytes = match args.context_overhead {
+        None if args.sim => Some(SIM_CONTEXT_OVERHEAD),
+        said => said.or(of_gpus.context_overhead_bytes),
+    };
+    let all = gpus::list(config)?;
+    let gpus = gpus::select(&all, &args.gpu)?;
+    for gpu in &gpus {
+        gpus::check(gpu, args.memory, gpu.context_overhead(of_gpus.context_overhead_bytes))?;
+    }
+    let spec = QuotaSpec {
+        // Pids come again, and what a killed run has left may still be served.
+        allocation: format!("run-{}-{:x}", std::process::id(), monotonic_ns()),
+        generation: 1,
+        gpus: gpus
+            .iter()
+            .map(|gpu| GpuQuota {
+                uuid: gpu.uuid.clone(),
+                memory_limit_bytes: args.memory,
+                context_overhead_bytes: gpu.context_overhead(of_gpus.context_overhead_bytes),
+                cores_millis: args.cores,
+                policy: args.policy.into(),
+            })
+            .collect(),
+    };
+    let mut root = root::Root::open()?;
+    nesting::refuse(&root)?;
+    pages::sweep(&root);
+    let pages = pages::Pages::create(&mut root, &spec).context("cannot make the pages")?;
+    // Taken down after the pages, whose directory is then gone.
+    let keeper = keeper::Keeper::start(root, &config.compute);
+    if args.policy != ComputePolicy::None {
+        keeper.wait_for(pages.dir());
+    }
+
+    let mut command = Command::new(&args.command[0]);
+    command
+        .args(&args.command[1..])
+        .env(PAGES_DIR_ENV, pages.dir())
+        .env("LD_PRELOAD", preload(shim.as_os_str(), std::env::var_os("LD_PRELOAD")));
+    let named = gpus::are_named(&args.gpu, config);
+    let has_own = std::env::var_os(VISIBLE_DEVICES).is_some();
+    if let Some(list) = gpus::visible(&all, &gpus, named, has_own) {
+        command.env(VISIBLE_DEVICES, list);
+    }
+    let mut observer = observe::Observer::default();
+    let discovery = NvmlDiscovery::new(config.paths.nvml.clone());
+    let uuids = gpus.iter().map(|gpu| gpu.uuid.clone());
+    let mut overhead = overhead::Overhead::new(Box::new(discovery), pages.dir(), uuids)?;
+    let outcome = supervise::run(command, || {
+        if let Ok(snapshot) = pages.usage().glance() {
+            observer.see(&snapshot, overhead.ended());
+            return overhead.tick(&snapshot, pages.quota(), pages.usage());
+        }
+        supervise::Pace::Idle
+    });
+    if args.verbose {
+        // The last look: the processes are gone, what they wrote is not, wherever it is by now.
+        if let Ok(snapshot) = pages.usage().snapshot() {
+            observer.see(&snapshot, overhead.ended());
+        }
+        for (gpu, line) in gpus.iter().zip(observer.lines()) {
+            eprintln!(
+                "tessera: {} ({}): {line} of {}",
+                gpu.uuid,
+                gpu.name,
+                format_bytes(args.memory)
+            );
+        }
+        eprintln!("tessera: {} requests refused", observer.refusals());
+    }
+    drop(pages);
+    keeper.end();
+    outcome.map(ExitCode::from)
+}
+
+/// `LD_PRELOAD` with the shim first: what the user preloads keeps working behind it.
+fn preload(shim: &OsStr, inherited: Option<OsString>) -> OsString {
+    let mut value = shim.to_owned();
+    if let Some(inherited) = inherited.filter(|v| !v.is_empty()) {
+        value.push(":");
+        value.push(inherited);
+    }
+    value
+}
+
+/// Puts the simulated libraries first on the loader's path, which takes a fresh start of this
+/// program: the loader reads `LD_LIBRARY_PATH` once. `envs` are set with it. Returns where all that
+/// has been done already.
+///
+/// # Errors
+/// No simulated GPU beside this program.
+pub fn enter_simulation(envs: &[(&str, &Path)]) -> anyhow::Result<()> {
+    let sim = shim::find(Artefact::Simulation, None)?;
+    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let first = std::env::split_paths(&path).next();
+    let same = |(name, value): &(&str, &Path)| {
+        std::env::var_os(name).is_some_and(|v| v.as_os_str() == value.as_os_str())
+    };
+    if first.as_deref() == Some(sim.as_path()) && envs.iter().all(same) {
+        return Ok(());
+    }
+    let rest = std::env::split_paths(&path).filter(|p| !p.as_os_str().is_empty() && *p != sim);
+    let with_sim = std::env::join_paths(std::iter::once(sim.clone()).chain(rest))
+        .context("the simulator's path cannot stand in LD_LIBRARY_PATH")?;
+    let mut arguments = std::env::args_os();
+    let name = arguments.next();
+    let exe = std::env::current_exe().context("/proc is not mounted")?;
+    let mut again = Command::new(exe);
+    if let Some(name) = name {
+        again.arg0(name);
+    }
+    again.args(arguments).env("LD_LIBRARY_PATH", with_sim).envs(envs.iter().copied());
+    Err(again.exec()).context("cannot start again with the simulated GPU")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_in_both_spellings() {
+        assert_eq!(parse_bytes("4GiB"), Ok(4 << 30));
+        assert_eq!(parse_bytes("4Gi"), Ok(4 << 30));
+        assert_eq!(parse_bytes("2GB"), Ok(2_000_000_000));
+        assert_eq!(parse_bytes("129e6"), Ok(129_000_000));
+        assert_eq!(parse_bytes("1.5GiB"), Ok(3 << 29));
+        for bad in ["4B", "B", "GiB", "-1Gi", "4 apples", ""] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn cores_are_percent() {
+        for (text, millis) in [("30", 300), ("30%", 300), ("12.5", 125), ("0.1", 1), ("100", 1000)]
+        {
+            assert_eq!(parse_cores(text), Ok(millis), "{text}");
+        }
+        for bad in ["", "0", "101", "100.1", "-1", "+5", "1.25", "5.", ".5", "half"] {
+            assert!(parse_cores(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_shim_comes_before_what_was_preloaded() {
+        assert_eq!(preload(OsStr::new("/s.so"), None), "/s.so");
+        assert_eq!(preload(OsStr::new("/s.so"), Some("".into())), "/s.so");
+        assert_eq!(preload(OsStr::new("/s.so"), Some("/a.so:/b.so".into())), "/s.so:/a.so:/b.so");
+    }
+}

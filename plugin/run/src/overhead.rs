@@ -1,0 +1,198 @@
+//! Overhead of a command tree, as [`tessera_agent::observe`] does it for pods: what the driver shows of the
+//! command's processes beyond their charges, published in their quota page. There are no sessions
+//! and no containers here; a process is the command's if it has the usage page mapped.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Instant;
+
+use tessera_region::layout::{Kind, USAGE_FILE};
+use tessera_region::quota::QuotaWriter;
+use tessera_region::usage::{SlotView, Snapshot, Tally, UsageFile};
+
+use crate::supervise::Pace;
+use tessera_agent::observe::departed;
+use tessera_agent::observe::departed::{Listed, Whose};
+use tessera_agent::observe::gauge::{Gauge, Verdict};
+use tessera_agent::observe::procs::Procs;
+use tessera_agent::observe::rhythm::Rhythm;
+use tessera_agent::observe::sample::{Member, compose, join, slot_of};
+use tessera_gpu::{Discovery, GpuProcess};
+
+/// Looks now and then, and publishes.
+pub(super) struct Overhead {
+    discovery: Box<dyn Discovery>,
+    /// UUIDs and what is known of each, in the page's order.
+    gpus: Vec<(String, Gauge)>,
+    rhythm: Rhythm,
+    procs: Procs,
+    /// Device and inode of the usage page.
+    page: (u64, u64),
+    /// Who held what contexts at the last tick: slot, time of claim, bytes.
+    seen: Vec<(usize, u64, u64)>,
+    /// At the last look.
+    launches: u64,
+    /// What dead processes had counted in slots that a look zeroed.
+    ended: Tally,
+    /// Which pids the command's processes had, by slot and time of claim, as looks found them.
+    pids: BTreeMap<(usize, u64), u32>,
+    /// The command's processes have other pids in their own eyes.
+    nested: bool,
+    /// The driver may have memory of dead processes.
+    departing: bool,
+}
+
+impl Overhead {
+    /// For the pages in `dir`, which name the GPUs `uuids` in this order.
+    ///
+    /// # Errors
+    /// The usage page is not there.
+    pub fn new(
+        discovery: Box<dyn Discovery>,
+        dir: &Path,
+        uuids: impl Iterator<Item = String>,
+    ) -> std::io::Result<Self> {
+        let page = std::fs::metadata(dir.join(USAGE_FILE))?;
+        Ok(Self {
+            discovery,
+            gpus: uuids.map(|uuid| (uuid, Gauge::new(0))).collect(),
+            rhythm: Rhythm::new(Instant::now()),
+            procs: Procs::default(),
+            page: (page.dev(), page.ino()),
+            seen: Vec::new(),
+            launches: 0,
+            ended: Tally::default(),
+            pids: BTreeMap::new(),
+            nested: false,
+            departing: false,
+        })
+    }
+
+    /// Which pid the owner of a slot had.
+    fn pid_of(&self, slot: &SlotView) -> Option<u32> {
+        let learnt = self.pids.get(&(slot.index, slot.claimed_ns)).copied();
+        // One that no look has found alive had the pid that it says, unless it saw others than we do.
+        learnt.or_else(|| (!self.nested).then_some(slot.pid_hint))
+    }
+
+    /// What dead processes had counted in slots that a look zeroed.
+    pub fn ended(&self) -> &Tally {
+        &self.ended
+    }
+
+    /// Looks if it is time, or if contexts or processes have come or gone since the last tick. Returns
+    /// when to come again.
+    pub fn tick(&mut self, snapshot: &Snapshot, quota: &QuotaWriter, usage: &UsageFile) -> Pace {
+        let contexts = |slot: &tessera_region::usage::SlotView| {
+            (slot.index, slot.claimed_ns, slot.kinds[Kind::Overhead as usize])
+        };
+        let seen: Vec<_> = snapshot.slots.iter().map(contexts).collect();
+        let now = Instant::now();
+        if seen != self.seen {
+            self.seen = seen;
+            self.rhythm.news(now, None);
+        }
+        let is_dead =
+            |slot: &SlotView| slot.is_departing() || !usage.slot_locked(slot.index).unwrap_or(true);
+        self.departing = snapshot.slots.iter().any(is_dead);
+        if self.departing {
+            self.rhythm.hurry(now);
+        }
+        if self.rhythm.due() > now {
+            return self.pace(snapshot);
+        }
+        if self.departing {
+            // What cannot be written now is tried again.
+            if let Ok(recovered) = usage.bury(quota.departure()) {
+                self.ended.merge(&recovered.tally);
+            }
+        }
+        let verdicts: Vec<Verdict> =
+            (0..self.gpus.len()).filter_map(|gpu| self.look(gpu, quota, usage)).collect();
+        let launches = snapshot.slots.iter().fold(0u64, |sum, s| sum.saturating_add(s.launches));
+        let busy = std::mem::replace(&mut self.launches, launches) != launches;
+        let now = Instant::now();
+        self.rhythm.looked(now, &verdicts, busy);
+        if let Some(within) = self.gpus.iter().filter_map(|(_, gauge)| gauge.watch()).min() {
+            self.rhythm.watch(now, within);
+        }
+        self.pace(snapshot)
+    }
+
+    /// When to come again.
+    fn pace(&self, snapshot: &Snapshot) -> Pace {
+        match (self.departing, snapshot.slots.is_empty()) {
+            (true, _) => Pace::Hurried,
+            (false, false) => Pace::Watchful,
+            (false, true) => Pace::Idle,
+        }
+    }
+
+    /// `None` where page or driver do not tell.
+    fn look(&mut self, gpu: usize, quota: &QuotaWriter, usage: &UsageFile) -> Option<Verdict> {
+        let before = usage.glance().ok()?.slots;
+        self.pids.retain(|key, _| before.iter().any(|slot| (slot.index, slot.claimed_ns) == *key));
+        let dead: Vec<(&SlotView, Option<u32>)> = before
+            .iter()
+            .filter(|slot| slot.is_departing())
+            .map(|slot| (slot, self.pid_of(slot)))
+            .collect();
+        let processes = self.discovery.processes(&self.gpus[gpu].0).ok()?;
+        let now = Instant::now();
+        let departing = |pid: u32| -> Vec<usize> {
+            let its = |(_, known): &&(&SlotView, Option<u32>)| *known == Some(pid);
+            dead.iter().filter(its).map(|(slot, _)| slot.index).collect()
+        };
+        let mut members = Vec::new();
+        let mut listed = Vec::new();
+        for GpuProcess { pid, used_bytes } in processes {
+            let Some(identity) = self.procs.living(pid) else {
+                let was = departing(pid);
+                if !was.is_empty() {
+                    join(&mut members, Member { pid, start: 0, used_bytes, slot: None }, was);
+                }
+                listed.push((pid, used_bytes, Some(Whose::Ending)));
+                continue;
+            };
+            let (start, namespace_pid) = (identity.start, identity.namespace_pid);
+            if !self.procs.maps(pid, self.page) {
+                listed.push((pid, used_bytes, Some(Whose::Others)));
+                continue;
+            }
+            self.nested |= namespace_pid != pid;
+            let slot = slot_of(&before, None, namespace_pid);
+            if let Some(slot) = before.iter().find(|s| Some(s.index) == slot) {
+                self.pids.insert((slot.index, slot.claimed_ns), pid);
+            }
+            join(&mut members, Member { pid, start, used_bytes, slot }, departing(pid));
+            listed.push((pid, used_bytes, None));
+        }
+        let after = usage.glance().ok()?.slots;
+        if !dead.is_empty() {
+            let granted = |pid: u32, slots: &[SlotView]| {
+                let its = |slot: &&SlotView| {
+                    !slot.is_departing()
+                        && self.pids.get(&(slot.index, slot.claimed_ns)) == Some(&pid)
+                };
+                slots.iter().filter(its).fold(0, |sum: u64, s| sum.saturating_add(s.granted[gpu]))
+            };
+            let own = |pid| Whose::Own(granted(pid, &before).min(granted(pid, &after)));
+            let listed: Vec<Listed> = listed
+                .into_iter()
+                .map(|(pid, used_bytes, whose)| {
+                    let whose = whose.unwrap_or_else(|| own(pid));
+                    Listed { pid, used_bytes, whose }
+                })
+                .collect();
+            let fates = departed::fates(&dead, gpu, &listed, |_| false);
+            self.ended.merge(&usage.settle(&fates).ok()?.tally);
+        }
+        let sample = compose(&before, &after, gpu, members);
+        let verdict = self.gpus[gpu].1.see(now, &sample);
+        if let Verdict::Publish(bytes) = verdict {
+            quota.set_observed_overhead(gpu, bytes);
+        }
+        Some(verdict)
+    }
+}

@@ -1,0 +1,271 @@
+//! Where the runs of a user are: one directory, so that they find one another.
+//!
+//! `$XDG_RUNTIME_DIR`, a tmpfs of the user's own, else the temporary directory, has a directory
+//! `tessera-run-<uid>` in it while there are runs: a directory for each, and the lock of who arbitrates.
+//! Runs on another simulated machine (`SIMGPU_STATE`) have another, because its GPUs are others although
+//! they may be called the same.
+//!
+//! The temporary directory is everybody's: who has the name there already may be anybody. Another name is
+//! taken then, which this user's runs find by its beginning and its owner.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::Context;
+use rustix::fs::{FileType, Stat};
+use sha2::{Digest, Sha256};
+
+use super::base;
+use super::pages::PREFIX;
+use tessera_model::clock::monotonic_ns;
+use tessera_system::files::Dir;
+
+const LOCK: &str = "arbiter.lock";
+/// Tries, where another run removes the directory as the last of them while this one comes.
+const TRIES: usize = 8;
+
+/// See the module's documentation.
+#[derive(Clone, Debug)]
+pub(super) struct Root {
+    /// Where `name` is.
+    base: PathBuf,
+    /// What the directory is called, or begins with.
+    name: String,
+    dir: PathBuf,
+}
+
+impl Root {
+    /// The directory, made if there is none.
+    ///
+    /// # Errors
+    /// It cannot be made, or there is no place where nobody else could change it.
+    pub fn open() -> anyhow::Result<Self> {
+        let machine = std::env::var_os("SIMGPU_STATE").unwrap_or_default();
+        Self::open_in(&base::find()?, &machine.to_string_lossy())
+    }
+
+    /// `machine`: which simulated one; empty where there is none.
+    pub fn open_in(base: &Path, machine: &str) -> anyhow::Result<Self> {
+        let mut name = format!("tessera-run-{}", nix::unistd::geteuid());
+        if !machine.is_empty() {
+            let hash = Sha256::digest(machine);
+            name.extend(hash.iter().take(4).map(|byte| format!("{byte:02x}")));
+            name.insert(name.len() - 8, '-');
+        }
+        let mut root = Root { base: base.to_owned(), dir: base.join(&name), name };
+        root.ensure()?;
+        Ok(root)
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The directory itself.
+    ///
+    /// # Errors
+    /// It is not there, or no longer this user's alone.
+    pub fn handle(&self) -> io::Result<Dir> {
+        let dir = Dir::open(&self.dir)?;
+        match is_own(&dir.own_stat()?) {
+            true => Ok(dir),
+            false => Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    }
+
+    fn ensure(&mut self) -> anyhow::Result<()> {
+        let failed = || format!("cannot make a directory of your own in {}", self.base.display());
+        let base = Dir::open(&self.base).with_context(failed)?;
+        if let Some(name) = self.own_names(&base).into_iter().next() {
+            self.dir = self.base.join(name);
+            return Ok(());
+        }
+        let taken = match base.make_dir(&self.name, 0o700) {
+            Ok(()) => None,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let name = format!("{}.{}", self.name, unique());
+                base.make_dir(&name, 0o700).with_context(failed)?;
+                Some(name)
+            }
+            Err(error) => return Err(error).with_context(failed),
+        };
+        // Others of this user may have come at the same time: all take the first.
+        let names = self.own_names(&base);
+        let first = names.first().with_context(failed)?;
+        if let Some(made) = taken.filter(|made| made != first) {
+            // Somebody else of ours may be in it already.
+            let _ = base.remove_dir(made);
+        }
+        self.dir = self.base.join(first);
+        Ok(())
+    }
+
+    /// This user's directories of the name, and of those that begin with it and a dot; the shortest first.
+    fn own_names(&self, base: &Dir) -> Vec<String> {
+        let is_own = |name: &str| base.stat(name).is_ok_and(|stat| is_own(&stat));
+        if is_own(&self.name) {
+            return vec![self.name.clone()];
+        }
+        if base.stat(&self.name).is_err() {
+            return Vec::new();
+        }
+        let begins = format!("{}.", self.name);
+        let all = base.names().unwrap_or_default().into_iter();
+        let all = all.filter_map(|name| name.into_string().ok());
+        let mut own: Vec<String> =
+            all.filter(|name| name.starts_with(&begins) && is_own(name)).collect();
+        own.sort();
+        own
+    }
+
+    /// A new directory, mode 0700, whose name begins with `prefix`.
+    ///
+    /// # Errors
+    /// A full or read-only file system.
+    pub fn make(&mut self, prefix: &str) -> anyhow::Result<PathBuf> {
+        for _ in 0..TRIES {
+            let name = format!("{prefix}{}", unique());
+            match self.handle().and_then(|dir| dir.make_dir(&name, 0o700)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.ensure()?,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => {
+                    made.with_context(|| {
+                        format!("cannot make a directory in {}", self.dir.display())
+                    })?;
+                    return Ok(self.dir.join(name));
+                }
+            }
+        }
+        anyhow::bail!("{} is removed again and again", self.dir.display())
+    }
+
+    /// The directories of runs.
+    pub fn runs(&self) -> Vec<PathBuf> {
+        let names = self.handle().and_then(|dir| dir.names()).unwrap_or_default();
+        let runs = names.into_iter().filter(|name| name.as_bytes().starts_with(PREFIX.as_bytes()));
+        runs.map(|name| self.dir.join(name)).collect()
+    }
+
+    /// The lock of who arbitrates, not yet taken.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub fn lock_file(&self) -> io::Result<File> {
+        self.handle()?.open_or_make(LOCK, 0o600)
+    }
+
+    /// Whether a file that was opened as the lock still is it.
+    pub fn is_lock(&self, file: &File) -> bool {
+        let here = self.handle().and_then(|dir| dir.stat(LOCK));
+        let (Ok(here), Ok(file)) = (here, file.metadata()) else { return false };
+        (here.st_dev, here.st_ino) == (file.dev(), file.ino())
+    }
+
+    /// Removes the directory if there are no runs. Only for who holds the lock.
+    pub fn remove_if_empty(&self) {
+        if self.runs().is_empty()
+            && let Ok(dir) = self.handle()
+        {
+            let _ = dir.remove(LOCK);
+            // Fails if somebody comes just now, who makes the lock anew.
+            let _ = Dir::holding(&self.dir).and_then(|(base, name)| base.remove_dir(name));
+        }
+    }
+}
+
+/// Whether a directory is this user's alone.
+fn is_own(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+        && stat.st_uid == nix::unistd::geteuid().as_raw()
+        && stat.st_mode & 0o077 == 0
+}
+
+/// A name that no other directory of this machine has had.
+fn unique() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{:x}-{:x}-{next:x}", std::process::id(), monotonic_ns())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn machines_have_directories_of_their_own_which_go_when_they_are_empty() {
+        let base = tempfile::tempdir().unwrap();
+        let mut root = Root::open_in(base.path(), "").unwrap();
+        let other = Root::open_in(base.path(), "/dev/shm/x").unwrap();
+        assert_ne!(root.dir(), other.dir());
+        let run = root.make(PREFIX).unwrap();
+        let lock = root.lock_file().unwrap();
+        root.remove_if_empty();
+        assert!(root.is_lock(&lock) && run.exists());
+        fs::remove_dir(&run).unwrap();
+        root.remove_if_empty();
+        assert!(!root.is_lock(&lock) && !root.dir().exists());
+        // Whoever comes then makes it again.
+        assert!(root.make(PREFIX).unwrap().exists());
+    }
+
+    #[test]
+    fn what_somebody_else_has_put_in_its_place_is_left_alone_and_passed_by() {
+        let base = tempfile::tempdir().unwrap();
+        let victim = tempfile::tempdir().unwrap();
+        fs::write(victim.path().join("run.victim"), "precious").unwrap();
+        let name = format!("tessera-run-{}", nix::unistd::geteuid());
+        let taken = base.path().join(&name);
+        let hostile: [&dyn Fn(); 4] = [
+            &|| std::os::unix::fs::symlink(victim.path(), &taken).unwrap(),
+            &|| fs::write(&taken, "").unwrap(),
+            &|| nix::unistd::mkfifo(&taken, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+            &|| {
+                fs::create_dir(&taken).unwrap();
+                fs::set_permissions(&taken, fs::Permissions::from_mode(0o777)).unwrap();
+            },
+        ];
+        for put in hostile {
+            put();
+            let before = fs::symlink_metadata(&taken).unwrap().ino();
+            let mut root = Root::open_in(base.path(), "").unwrap();
+            assert!(root.dir() != taken && root.dir().starts_with(base.path()));
+            let mode = fs::symlink_metadata(root.dir()).unwrap().mode();
+            assert_eq!(mode & 0o7777, 0o700);
+            // All of this user's find the same.
+            let again = Root::open_in(base.path(), "").unwrap();
+            assert_eq!(again.dir(), root.dir());
+            let run = root.make(PREFIX).unwrap();
+            assert_eq!(again.runs(), std::slice::from_ref(&run));
+            fs::remove_dir(run).unwrap();
+            drop(root.lock_file().unwrap());
+            root.remove_if_empty();
+            assert!(!root.dir().exists());
+            assert_eq!(fs::symlink_metadata(&taken).unwrap().ino(), before, "left alone");
+            match fs::symlink_metadata(&taken).unwrap().is_dir() {
+                true => fs::remove_dir(&taken).unwrap(),
+                false => fs::remove_file(&taken).unwrap(),
+            }
+        }
+        assert!(victim.path().join("run.victim").exists());
+    }
+
+    #[test]
+    fn what_takes_its_place_later_is_not_followed() {
+        let base = tempfile::tempdir().unwrap();
+        let victim = tempfile::tempdir().unwrap();
+        fs::create_dir(victim.path().join("run.victim")).unwrap();
+        let root = Root::open_in(base.path(), "").unwrap();
+        fs::rename(root.dir(), base.path().join("aside")).unwrap();
+        std::os::unix::fs::symlink(victim.path(), root.dir()).unwrap();
+        assert!(root.runs().is_empty() && root.lock_file().is_err() && root.handle().is_err());
+        root.remove_if_empty();
+        assert_eq!(fs::read_dir(victim.path()).unwrap().count(), 1);
+    }
+}

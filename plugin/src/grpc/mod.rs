@@ -1,9 +1,0 @@
-//! Serving gRPC on Unix sockets: what kubelet's sockets and the admin socket have in common.
-//!
-//! - [`authority`]: makes requests digestible whose `:authority` is a path
-//! - `calls`: which requests a connection has open
-//! - `incoming`: accepts connections, bounded, and gives up those that ask nothing
-
-pub mod authority;
-pub(crate) mod calls;
-pub(crate) mod incoming;

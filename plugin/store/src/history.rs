@@ -1,0 +1,133 @@
+//! The audit trail in the ledger's file: appending to it, what is dropped, and reading it back.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use redb::{ReadTransaction, ReadableTable, ReadableTableMetadata, TableError, WriteTransaction};
+
+use super::schema::{
+    HISTORY, HISTORY_KEPT, INCIDENTS, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH, META, META_SEQUENCE,
+};
+use super::store::encode;
+use tessera_model::audit::Event;
+
+/// The audit trail as it was at one moment. Whoever reads it holds up nobody who writes.
+pub struct Trail(pub(super) ReadTransaction);
+
+/// Writes lines behind those that there are, and drops the oldest beyond what is kept.
+pub(super) fn append(write: &WriteTransaction, events: &[Event]) -> Result<(), redb::Error> {
+    if events.is_empty() {
+        return Ok(());
+    }
+    let mut meta = write.open_table(META)?;
+    let mut history = write.open_table(HISTORY)?;
+    // The former is not known to older versions, which go on by the latter.
+    let counted = meta.get(META_SEQUENCE)?.map_or(0, |n| n.value());
+    let found = history.last()?.map_or(0, |(key, _)| key.value().saturating_add(1));
+    let mut next = counted.max(found);
+    for event in events {
+        let line = encode(&event.clone().bounded())?;
+        if event.what.is_tenants() {
+            append_incident(write, event, next, &line)?;
+        } else {
+            history.insert(next, line.as_slice())?;
+        }
+        next += 1;
+    }
+    meta.insert(META_SEQUENCE, next)?;
+    while history.len()? > HISTORY_KEPT {
+        history.pop_first()?;
+    }
+    Ok(())
+}
+
+fn append_incident(
+    write: &WriteTransaction,
+    event: &Event,
+    sequence: u64,
+    line: &[u8],
+) -> Result<(), redb::Error> {
+    let mut incidents = write.open_table(INCIDENTS)?;
+    let (generation, kind) = (event.generation, event.what.name());
+    incidents.insert((generation, kind, sequence), line)?;
+    let of_its_kind = (generation, kind, 0)..=(generation, kind, u64::MAX);
+    let mut kept: Vec<u64> = Vec::new();
+    for entry in incidents.range(of_its_kind)? {
+        kept.push(entry?.0.value().2);
+    }
+    let each = usize::try_from(INCIDENTS_KEPT_EACH).unwrap_or(usize::MAX);
+    for oldest in kept.iter().take(kept.len().saturating_sub(each)) {
+        incidents.remove((generation, kind, *oldest))?;
+    }
+    if incidents.len()? > INCIDENTS_KEPT {
+        // An eighth at once: finding the oldest takes a look at all.
+        let mut all: Vec<u64> = Vec::new();
+        for entry in incidents.iter()? {
+            all.push(entry?.0.value().2);
+        }
+        all.sort_unstable();
+        let from = all[all.len() / 8];
+        incidents.retain(|(_, _, sequence), _| sequence >= from)?;
+    }
+    Ok(())
+}
+
+impl Trail {
+    /// The newest `limit` lines, oldest first, in the order in which they were written. A line that
+    /// another version wrote and this one cannot read is left out. What is kept bounds how many there
+    /// are. Blocking.
+    ///
+    /// # Errors
+    /// The file cannot be read, or the ledger was closed meanwhile.
+    pub fn newest(&self, limit: usize) -> Result<Vec<Event>, redb::Error> {
+        let mut newest: VecDeque<(u64, Event)> = VecDeque::new();
+        let mut incidents: Vec<(u64, Event)> = Vec::new();
+        walk(&self.0, |(sequence, is_incident), line| {
+            let Ok(event) = serde_json::from_slice(line) else { return };
+            if is_incident {
+                incidents.push((sequence, event));
+                return;
+            }
+            if newest.len() == limit {
+                newest.pop_front();
+            }
+            newest.push_back((sequence, event));
+        })?;
+        let mut lines: Vec<(u64, Event)> = newest.into_iter().chain(incidents).collect();
+        lines.sort_by_key(|(sequence, _)| *sequence);
+        lines.drain(..lines.len().saturating_sub(limit));
+        Ok(lines.into_iter().map(|(_, event)| event).collect())
+    }
+
+    /// Reads every line and makes nothing of it: what is damaged shows.
+    pub(super) fn touch(&self) -> Result<(), redb::Error> {
+        walk(&self.0, |_, _| {})
+    }
+}
+
+impl fmt::Debug for Trail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trail").finish_non_exhaustive()
+    }
+}
+
+/// All lines, with their number and whether they are incidents.
+fn walk(
+    read: &ReadTransaction,
+    mut visit: impl FnMut((u64, bool), &[u8]),
+) -> Result<(), redb::Error> {
+    for entry in read.open_table(HISTORY)?.iter()? {
+        let (sequence, line) = entry?;
+        visit((sequence.value(), false), line.value());
+    }
+    let incidents = match read.open_table(INCIDENTS) {
+        // Of an older version.
+        Err(TableError::TableDoesNotExist(_)) => return Ok(()),
+        table => table?,
+    };
+    for entry in incidents.iter()? {
+        let (key, line) = entry?;
+        visit((key.value().2, true), line.value());
+    }
+    Ok(())
+}

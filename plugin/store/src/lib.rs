@@ -1,0 +1,59 @@
+//! The durable record: intent (which allocation has which limits) and history. Losing it costs no
+//! running pod: paths are a function of the replica set, and pages can be adopted.
+#![forbid(unsafe_code)]
+
+mod history;
+mod measured;
+mod schema;
+mod store;
+mod unsynced;
+
+use tessera_model::audit::Event;
+use tessera_model::audit::What;
+use tessera_model::record::Record;
+use tessera_model::steered::Cordon;
+
+pub use history::Trail;
+pub use measured::MeasuredContext;
+pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
+pub use store::{CommitError, Commits, Ledger, Listener, OpenError, Opened, peek};
+
+use tessera_model::allocation_id::AllocationId;
+
+/// What one transaction changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Records to write.
+    pub put: Vec<Record>,
+    /// Records to drop.
+    pub remove: Vec<AllocationId>,
+    /// Lines for the history.
+    pub events: Vec<Event>,
+    /// GPUs by UUID, or [`Cordon::NODE`], to cordon or with `None` to give out again.
+    pub cordons: Vec<(String, Option<Cordon>)>,
+    /// What contexts were seen to take; each in place of what its GPU and driver had before.
+    pub contexts: Vec<MeasuredContext>,
+}
+
+impl Change {
+    /// Writes `record` and notes why.
+    pub fn put(&mut self, record: Record, what: What, at_unix_ms: i64) {
+        self.events.push(Event::of(&record, what, at_unix_ms));
+        self.put.push(record);
+    }
+
+    /// Notes what happened to a GPU.
+    pub fn note_gpu(&mut self, uuid: &str, what: What, reason: String, at_unix_ms: i64) {
+        self.events.push(Event::of_gpu(uuid, what, reason, at_unix_ms));
+    }
+
+    /// Nothing to do.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.put.is_empty()
+            && self.remove.is_empty()
+            && self.events.is_empty()
+            && self.cordons.is_empty()
+            && self.contexts.is_empty()
+    }
+}

@@ -1,0 +1,545 @@
+//! The redb file behind the ledger: opening it whatever state it is in, and committing.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableError};
+
+use super::schema::{
+    ALLOCATIONS, CORDONS, HISTORY, INCIDENTS, META, META_GENERATION, META_SCHEMA, SCHEMA,
+};
+use super::unsynced::Unsynced;
+use super::{Change, MeasuredContext, Trail, history};
+use tessera_config::file::last_good_path;
+use tessera_model::audit::Event;
+use tessera_model::record::Record;
+use tessera_model::steered::Cordon;
+use tessera_system::files;
+use tessera_system::panics;
+
+/// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
+const CACHE_BYTES: usize = 256 << 10;
+
+/// Makes a database: the file, or a test's storage.
+type Opener = Box<dyn FnMut() -> Result<Database, DatabaseError> + Send>;
+
+/// The open ledger. Blocking: call it where that is allowed.
+pub struct Ledger {
+    path: PathBuf,
+    open: Opener,
+    /// `None` after a failed commit, until the next one opens it anew.
+    db: Option<Database>,
+    /// Hears of every line of the audit trail that was written.
+    listener: Option<Listener>,
+    commits: Arc<Commits>,
+}
+
+/// Transactions since the start.
+#[derive(Debug, Default)]
+pub struct Commits {
+    done: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Commits {
+    fn count(&self, done: bool) {
+        let counter = if done { &self.done } else { &self.failed };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Those that were written, and those that were not.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        (self.done.load(Ordering::Relaxed), self.failed.load(Ordering::Relaxed))
+    }
+}
+
+/// What says, before the file is opened, that its contents are lost. An empty file is what is left of one by
+/// a full disk or by somebody's hand; a plugin itself leaves none. Where there is no file, the last good
+/// configuration beside it tells that a plugin has run with it.
+fn lost(path: &Path) -> Option<&'static str> {
+    match std::fs::metadata(path) {
+        Ok(meta) => (meta.is_file() && meta.len() == 0).then_some("is empty"),
+        Err(_) => last_good_path(path).exists().then_some("is gone, and a plugin has run with it"),
+    }
+}
+
+/// Is given each line of the audit trail after it was written. It must not wait: the ledger's lock is held.
+pub type Listener = Box<dyn Fn(&Event) + Send + Sync>;
+
+/// How the file was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Opened {
+    /// As it was left.
+    Existing,
+    /// There was none, and nothing says that there ever was.
+    Created,
+    /// What was in it is lost: it is gone, or has nothing in it. A new one was made.
+    Lost {
+        /// How it was found.
+        found: &'static str,
+    },
+    /// It could not be read, was renamed, and a new one made.
+    Rebuilt {
+        /// Where the old one is.
+        kept_as: PathBuf,
+        /// What was wrong with it.
+        reason: String,
+    },
+}
+
+/// Why the ledger cannot be opened at all.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another process holds its lock.
+    #[error(
+        "ledger {0} is in use: another Tessera plugin runs on this node; stop it, or give each its \
+         own paths.ledger"
+    )]
+    InUse(PathBuf),
+    /// The file or its directory cannot be used.
+    #[error(
+        "ledger {path}: {error}; check that paths.ledger lies on a writable disk with free space"
+    )]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: String,
+    },
+}
+
+/// Why a transaction was not written. Nothing of it was.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot write the ledger {path}: {error}; free space on its disk (running pods are not \
+     affected, nothing new was granted)"
+)]
+pub struct CommitError {
+    path: PathBuf,
+    error: String,
+}
+
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ledger").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Ledger {
+    /// Opens or makes the file. One that cannot be read is renamed beside it, never deleted.
+    ///
+    /// # Errors
+    /// The file is in use, or the disk refuses.
+    pub fn open(path: &Path, fsync: bool) -> Result<(Self, Opened), OpenError> {
+        let io_error = |error: String| OpenError::Io { path: path.to_owned(), error };
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir).map_err(|error| io_error(error.to_string()))?;
+        }
+        // Also a directory would be taken for a damaged ledger, and moved.
+        files::file_or_nothing(path).map_err(|error| io_error(error.to_string()))?;
+        let existed = path.exists();
+        let lost = lost(path);
+        let file = path.to_owned();
+        let open: Opener = Box::new(move || {
+            if fsync {
+                builder().create(&file)
+            } else {
+                builder().create_with_backend(Unsynced::open(&file)?)
+            }
+        });
+        let commits = Arc::default();
+        let mut ledger = Ledger { path: path.to_owned(), open, db: None, listener: None, commits };
+        let unreadable = match ledger.try_read() {
+            Ok(()) if lost.is_some() => {
+                return Ok((ledger, Opened::Lost { found: lost.unwrap_or_default() }));
+            }
+            Ok(()) if existed => return Ok((ledger, Opened::Existing)),
+            Ok(()) => return Ok((ledger, Opened::Created)),
+            Err(Unopened::InUse) => return Err(OpenError::InUse(path.to_owned())),
+            Err(Unopened::Disk(error)) => return Err(io_error(error)),
+            Err(Unopened::Unreadable(reason)) => reason,
+        };
+        let kept_as = keep_aside(path).map_err(|error| {
+            io_error(format!("unreadable ({unreadable}) and cannot be renamed: {error}"))
+        })?;
+        ledger.try_open().map_err(|error| io_error(error.to_string()))?;
+        Ok((ledger, Opened::Rebuilt { kept_as, reason: unreadable }))
+    }
+
+    /// A ledger over storage that `open` makes, for tests of failing disks.
+    ///
+    /// # Errors
+    /// What `open` says.
+    #[doc(hidden)]
+    pub fn with_opener(
+        open: impl FnMut() -> Result<Database, DatabaseError> + Send + 'static,
+    ) -> Result<Self, OpenError> {
+        let path = PathBuf::from("(test storage)");
+        let mut ledger = Ledger {
+            path: path.clone(),
+            open: Box::new(open),
+            db: None,
+            listener: None,
+            commits: Arc::default(),
+        };
+        ledger.try_open().map_err(|error| OpenError::Io { path, error: error.to_string() })?;
+        Ok(ledger)
+    }
+
+    /// All records, and the highest generation ever given out. A record that cannot be decoded is
+    /// left out and returned as an error text: its pages, if any, will be adopted.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn load(&mut self) -> Result<(Vec<Record>, u64, Vec<String>), CommitError> {
+        let result = self.read();
+        result.map_err(|error| self.failed(&error))
+    }
+
+    /// What is cordoned.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn cordons(&mut self) -> Result<BTreeMap<String, Cordon>, CommitError> {
+        let result = self.read_cordons();
+        result.map_err(|error| self.failed(&error))
+    }
+
+    /// What contexts were seen to take under this driver, bytes by the GPU's product name. Whether a
+    /// figure makes sense is for the caller to judge.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn contexts(&mut self, driver: &str) -> Result<BTreeMap<String, u64>, CommitError> {
+        let result = self.read_contexts(driver);
+        result.map_err(|error| self.failed(&error))
+    }
+
+    /// The newest `limit` lines of the history, oldest first.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn history(&mut self, limit: usize) -> Result<Vec<Event>, CommitError> {
+        let result = self.read_history(limit);
+        result.map_err(|error| self.failed(&error))
+    }
+
+    /// The history as it is now, to be read while others write. What is read of it after
+    /// [`Ledger::close`] fails.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn trail(&mut self) -> Result<Trail, CommitError> {
+        let result = self.begin_trail();
+        result.map_err(|error| self.failed(&error))
+    }
+
+    /// Writes a change as one transaction, on disk before it returns if `fsync` is on.
+    ///
+    /// # Errors
+    /// The disk is full or broken. The ledger is opened anew at the next call.
+    pub fn commit(&mut self, change: &Change) -> Result<(), CommitError> {
+        let result = self.write(change);
+        self.commits.count(result.is_ok());
+        result.map_err(|error| self.failed(&error))?;
+        if let Some(listener) = &self.listener {
+            change.events.iter().for_each(listener);
+        }
+        Ok(())
+    }
+
+    /// From now on `listener` is given each line of the audit trail that is written; `None`: nobody is.
+    pub fn set_listener(&mut self, listener: Option<Listener>) {
+        self.listener = listener;
+    }
+
+    /// How many there were; to be asked without waiting for the disk.
+    #[must_use]
+    pub fn commits(&self) -> Arc<Commits> {
+        Arc::clone(&self.commits)
+    }
+
+    /// Lets go of the file, for the next plugin. Nothing can be read or written any more.
+    pub fn close(&mut self) {
+        self.db = None;
+        self.open = Box::new(|| Err(DatabaseError::DatabaseAlreadyOpen));
+    }
+
+    /// Reading or writing failed: the next call opens the file anew.
+    pub fn failed(&mut self, error: &dyn fmt::Display) -> CommitError {
+        // redb refuses everything after an I/O error until it is opened again.
+        self.db = None;
+        CommitError { path: self.path.clone(), error: error.to_string() }
+    }
+
+    fn db(&mut self) -> Result<&Database, Unopened> {
+        if self.db.is_none() {
+            self.try_open()?;
+        }
+        self.db.as_ref().ok_or(Unopened::InUse)
+    }
+
+    /// Opens it and reads all of it. redb is meant to report damage, and sometimes panics instead (found
+    /// by fuzzing). If it does so later, when the file is damaged under a running plugin, that ends the
+    /// process, and the next start finds the damage here.
+    fn try_read(&mut self) -> Result<(), Unopened> {
+        let read = panics::caught(|| {
+            self.try_open()?;
+            self.read().map_err(|error| Unopened::of(&error))?;
+            let trail = self.begin_trail().map_err(|error| Unopened::of(&error))?;
+            trail.touch().map_err(|error| Unopened::of(&error))
+        });
+        let result = read.unwrap_or_else(|message| Err(Unopened::panicked(&message)));
+        if result.is_err() {
+            let db = self.db.take();
+            // Closing writes to the file, too.
+            let _ = panics::caught(|| drop(db));
+        }
+        result
+    }
+
+    fn try_open(&mut self) -> Result<(), Unopened> {
+        let mut db = (self.open)()?;
+        // Checks every page against its checksum now: a damaged one would end the process later.
+        db.check_integrity()?;
+        prepare(&db).map_err(|error| Unopened::of(&error))??;
+        self.db = Some(db);
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<(Vec<Record>, u64, Vec<String>), redb::Error> {
+        let db = self.db().map_err(Unopened::into_redb)?;
+        let read = db.begin_read()?;
+        let (mut records, mut broken) = (Vec::new(), Vec::new());
+        for entry in read.open_table(ALLOCATIONS)?.iter()? {
+            let (id, value) = entry?;
+            match serde_json::from_slice::<Record>(value.value()) {
+                Ok(record) if record.id.as_str() == id.value() => records.push(record),
+                Ok(_) => broken.push(format!("record {} names another allocation", id.value())),
+                Err(error) => broken.push(format!("record {}: {error}", id.value())),
+            }
+        }
+        let generation = read.open_table(META)?.get(META_GENERATION)?.map_or(0, |n| n.value());
+        Ok((records, generation, broken))
+    }
+
+    fn begin_trail(&mut self) -> Result<Trail, redb::Error> {
+        let db = self.db().map_err(Unopened::into_redb)?;
+        Ok(Trail(db.begin_read()?))
+    }
+
+    fn read_history(&mut self, limit: usize) -> Result<Vec<Event>, redb::Error> {
+        self.begin_trail()?.newest(limit)
+    }
+
+    fn read_cordons(&mut self) -> Result<BTreeMap<String, Cordon>, redb::Error> {
+        let db = self.db().map_err(Unopened::into_redb)?;
+        let table = match db.begin_read()?.open_table(CORDONS) {
+            // Nothing ever was.
+            Err(TableError::TableDoesNotExist(_)) => return Ok(BTreeMap::new()),
+            table => table?,
+        };
+        let mut cordons = BTreeMap::new();
+        for entry in table.iter()? {
+            let (uuid, value) = entry?;
+            // Better cordoned for a reason that nobody can read than given out.
+            let cordon = serde_json::from_slice(value.value()).unwrap_or(Cordon {
+                at_unix_ms: 0,
+                by: tessera_model::audit::By::Plugin,
+                reason: Some("the ledger's entry cannot be read".to_owned()),
+            });
+            cordons.insert(uuid.value().to_owned(), cordon);
+        }
+        Ok(cordons)
+    }
+
+    fn read_contexts(&mut self, driver: &str) -> Result<BTreeMap<String, u64>, redb::Error> {
+        let db = self.db().map_err(Unopened::into_redb)?;
+        let meta = db.begin_read()?.open_table(META)?;
+        let prefix = MeasuredContext::prefix(driver);
+        let mut contexts = BTreeMap::new();
+        for entry in meta.range(prefix.as_str()..)? {
+            let (key, bytes) = entry?;
+            let Some(product) = key.value().strip_prefix(&prefix) else { break };
+            contexts.insert(product.to_owned(), bytes.value());
+        }
+        Ok(contexts)
+    }
+
+    fn write(&mut self, change: &Change) -> Result<(), redb::Error> {
+        let db = self.db().map_err(Unopened::into_redb)?;
+        let write = db.begin_write()?;
+        {
+            let mut allocations = write.open_table(ALLOCATIONS)?;
+            let mut meta = write.open_table(META)?;
+            let mut generation = meta.get(META_GENERATION)?.map_or(0, |n| n.value());
+            for id in &change.remove {
+                allocations.remove(id.as_str())?;
+            }
+            for record in &change.put {
+                allocations.insert(record.id.as_str(), encode(record)?.as_slice())?;
+                generation = generation.max(record.generation);
+            }
+            meta.insert(META_GENERATION, generation)?;
+            for measured in &change.contexts {
+                meta.insert(measured.key().as_str(), measured.bytes)?;
+            }
+        }
+        if !change.cordons.is_empty() {
+            let mut cordons = write.open_table(CORDONS)?;
+            for (uuid, cordon) in &change.cordons {
+                match cordon {
+                    Some(cordon) => {
+                        cordons.insert(uuid.as_str(), encode(cordon)?.as_slice())?;
+                    }
+                    None => {
+                        cordons.remove(uuid.as_str())?;
+                    }
+                }
+            }
+        }
+        history::append(&write, &change.events)?;
+        write.commit()?;
+        Ok(())
+    }
+}
+
+/// All records of a ledger that nobody has open, without changing anything of it: for a look from outside.
+///
+/// # Errors
+/// Why it cannot be read: a plugin has it open, for instance.
+pub fn peek(path: &Path) -> Result<Vec<Record>, String> {
+    let read = || -> Result<Vec<Record>, redb::Error> {
+        let db = redb::ReadOnlyDatabase::open(path)?;
+        let mut records = Vec::new();
+        for entry in db.begin_read()?.open_table(ALLOCATIONS)?.iter()? {
+            records.extend(serde_json::from_slice::<Record>(entry?.1.value()).ok());
+        }
+        Ok(records)
+    };
+    files::open(path).map_err(|error| error.to_string())?;
+    let read = panics::caught(|| read().map_err(|error| error.to_string()));
+    read.unwrap_or_else(|message| Err(Unopened::panicked(&message).to_string()))
+}
+
+fn builder() -> redb::Builder {
+    let mut builder = Database::builder();
+    builder.set_cache_size(CACHE_BYTES);
+    builder
+}
+
+pub(super) fn encode(value: &impl serde::Serialize) -> Result<Vec<u8>, redb::Error> {
+    serde_json::to_vec(value).map_err(|error| io_error(error.to_string()))
+}
+
+fn io_error(message: String) -> redb::Error {
+    redb::Error::Io(io::Error::other(message))
+}
+
+/// Makes the tables of a new file, or checks an old one's schema.
+fn prepare(db: &Database) -> Result<Result<(), Unopened>, redb::Error> {
+    match db.begin_read()?.open_table(META) {
+        Ok(meta) => {
+            let found = meta.get(META_SCHEMA)?.map_or(0, |n| n.value());
+            if found != SCHEMA {
+                let reason = format!("schema {found}, this version reads {SCHEMA}");
+                return Ok(Err(Unopened::Unreadable(reason)));
+            }
+        }
+        Err(TableError::TableDoesNotExist(_)) => {
+            let write = db.begin_write()?;
+            write.open_table(META)?.insert(META_SCHEMA, SCHEMA)?;
+            write.open_table(ALLOCATIONS)?;
+            write.open_table(HISTORY)?;
+            write.open_table(INCIDENTS)?;
+            write.commit()?;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(Ok(()))
+}
+
+/// Renames an unreadable file to a name that says when, and that nothing else has.
+fn keep_aside(path: &Path) -> io::Result<PathBuf> {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    for attempt in 0.. {
+        let suffix = if attempt == 0 { String::new() } else { format!("-{attempt}") };
+        let aside = path.with_file_name(format!("{name}.unreadable-{seconds}{suffix}"));
+        if aside.symlink_metadata().is_err() {
+            std::fs::rename(path, &aside)?;
+            return Ok(aside);
+        }
+    }
+    unreachable!("some name is free")
+}
+
+/// Why a database did not open.
+enum Unopened {
+    InUse,
+    Unreadable(String),
+    Disk(String),
+}
+
+impl Unopened {
+    fn of(error: &redb::Error) -> Self {
+        let text = error.to_string();
+        match error {
+            redb::Error::DatabaseAlreadyOpen => Unopened::InUse,
+            redb::Error::Io(io) if !is_content(io) => Unopened::Disk(text),
+            redb::Error::PreviousIo => Unopened::Disk(text),
+            _ => Unopened::Unreadable(text),
+        }
+    }
+
+    fn panicked(message: &str) -> Self {
+        Unopened::Unreadable(format!("its reader panicked: {message}"))
+    }
+
+    fn into_redb(self) -> redb::Error {
+        match self {
+            Unopened::InUse => redb::Error::DatabaseAlreadyOpen,
+            other => io_error(other.to_string()),
+        }
+    }
+}
+
+/// Whether an I/O error speaks of the bytes in the file and not of the disk.
+fn is_content(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
+}
+
+impl fmt::Display for Unopened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unopened::InUse => f.write_str("in use by another process"),
+            Unopened::Unreadable(text) | Unopened::Disk(text) => f.write_str(text),
+        }
+    }
+}
+
+impl From<DatabaseError> for Unopened {
+    fn from(error: DatabaseError) -> Self {
+        match error {
+            DatabaseError::DatabaseAlreadyOpen => Unopened::InUse,
+            DatabaseError::Storage(StorageError::Io(io)) if !is_content(&io) => {
+                Unopened::Disk(io.to_string())
+            }
+            DatabaseError::Storage(StorageError::PreviousIo) => Unopened::Disk(error.to_string()),
+            other => Unopened::Unreadable(other.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "history_tests.rs"]
+mod history_tests;
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,179 @@
+//! The spec files of this node's allocations. Any file that is not ours by name and content is left
+//! alone; each of ours is whole at any time, by rename.
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use super::KIND;
+use super::spec::Spec;
+use tessera_model::allocation_id::AllocationId;
+use tessera_system::files;
+use tessera_system::files::Dir;
+
+/// Before the id in a file's name, as CDI proposes it for specs that come and go: vendor, class.
+const PREFIX: &str = "tessera.dev-share_";
+/// Runtimes read `.json` and `.yaml` and nothing else.
+const SUFFIX: &str = ".json";
+/// What is being written. In the same directory, not beside it: of a rename, containerd's watch
+/// sees only where the file was.
+const TEMPORARY: &str = ".json.new";
+
+/// Why there is no spec. Each message says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// Nothing can be written there.
+    #[error(
+        "cdi.directory {0} is read-only; mount it writable into the plugin, or name another that the \
+         container runtime reads (cdi_spec_dirs in containerd's configuration)"
+    )]
+    ReadOnly(PathBuf),
+    /// No room.
+    #[error("no room for a CDI spec in cdi.directory {0}: free some space there")]
+    Full(PathBuf),
+    /// A directory with something in it has the file's name.
+    #[error("{0} is a directory, and Tessera's CDI spec belongs there; remove it")]
+    Occupied(PathBuf),
+    /// Whatever else.
+    #[error("cannot write the CDI spec {path}: {error}")]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// What [`Specs::put`] came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// It was there.
+    Unchanged,
+    /// It was not.
+    Made,
+    /// Something else was.
+    Replaced,
+}
+
+/// The specs in one directory.
+#[derive(Clone, Debug)]
+pub struct Specs {
+    directory: PathBuf,
+}
+
+impl Specs {
+    /// Those in `directory`, which need not exist yet.
+    #[must_use]
+    pub fn new(directory: &Path) -> Self {
+        Specs { directory: directory.to_owned() }
+    }
+
+    /// Where the spec of an allocation is.
+    #[must_use]
+    pub fn path(&self, id: &AllocationId) -> PathBuf {
+        self.directory.join(format!("{PREFIX}{id}{SUFFIX}"))
+    }
+
+    /// Whether something that could be its spec is there.
+    #[must_use]
+    pub fn exists(&self, id: &AllocationId) -> bool {
+        self.path(id).symlink_metadata().is_ok_and(|meta| meta.is_file())
+    }
+
+    /// Whether a spec of ours is there that a runtime can read.
+    #[must_use]
+    pub fn is_whole(&self, id: &AllocationId) -> bool {
+        is_ours(&self.path(id))
+    }
+
+    /// Makes `spec` the content of the allocation's file.
+    ///
+    /// # Errors
+    /// See [`FileError`]. What was there before is still there then.
+    pub fn put(&self, id: &AllocationId, spec: &Spec) -> Result<Put, FileError> {
+        let path = self.path(id);
+        let content = spec.to_json();
+        let found = path.symlink_metadata().ok();
+        // A link would be followed by whoever reads it, and may lead elsewhere tomorrow.
+        if let Some(meta) = &found
+            && meta.is_file()
+            && meta.permissions().mode() & 0o444 == 0o444
+            && files::read(&path, files::SMALL).is_ok_and(|text| text == content)
+        {
+            return Ok(Put::Unchanged);
+        }
+        // Any runtime may read it, which need not be root. Not durable: after a power cut every file is written
+        // anew before kubelet knows this plugin.
+        let written = Dir::of(&path).and_then(|(dir, name)| {
+            // An empty one, as container runtimes leave where a mount's source was missing.
+            dir.clear(name)?;
+            dir.replace(name, &content, 0o644, false)
+        });
+        if let Err(error) = written {
+            return Err(match error.kind() {
+                ErrorKind::DirectoryNotEmpty => FileError::Occupied(path),
+                ErrorKind::ReadOnlyFilesystem => FileError::ReadOnly(self.directory.clone()),
+                ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                    FileError::Full(self.directory.clone())
+                }
+                _ => FileError::Io { path, error },
+            });
+        }
+        Ok(if found.is_some() { Put::Replaced } else { Put::Made })
+    }
+
+    /// Removes the spec of an allocation, if there is one.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn remove(&self, id: &AllocationId) -> io::Result<()> {
+        match Dir::holding(&self.path(id)).and_then(|(dir, name)| dir.remove(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes specs of ours that `keep` does not want, and what a killed plugin left half written.
+    /// Returns the ids of those removed.
+    pub fn sweep(&self, keep: impl Fn(&AllocationId) -> bool) -> Vec<AllocationId> {
+        let mut removed = Vec::new();
+        let Ok(dir) = Dir::open_trusted(&self.directory) else { return removed };
+        for name in dir.names().unwrap_or_default() {
+            let path = self.directory.join(&name);
+            if is_temporary(&name) {
+                let _ = dir.remove(&name);
+            } else if let Some(id) = id_in(&name, SUFFIX)
+                && !keep(&id)
+                && is_ours(&path)
+                && dir.remove(&name).is_ok()
+            {
+                removed.push(id);
+            }
+        }
+        removed
+    }
+}
+
+fn id_in(name: &OsString, suffix: &str) -> Option<AllocationId> {
+    AllocationId::parse(name.to_str()?.strip_prefix(PREFIX)?.strip_suffix(suffix)?)
+}
+
+/// Whether it is what a killed plugin left half written; earlier versions called it [`TEMPORARY`].
+fn is_temporary(name: &OsString) -> bool {
+    let dotted = format!(".{PREFIX}");
+    id_in(name, TEMPORARY).is_some()
+        || name.to_str().is_some_and(|name| name.starts_with(&dotted) && name.ends_with(".new"))
+}
+
+/// Whether a file is a spec of our kind.
+fn is_ours(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|meta| meta.is_file())
+        && files::read(path, files::SMALL)
+            .ok()
+            .and_then(|text| serde_json::from_slice::<Spec>(&text).ok())
+            .is_some_and(|spec| spec.kind() == KIND)
+}
+
+#[cfg(test)]
+mod tests;

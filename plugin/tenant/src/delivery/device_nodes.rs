@@ -1,0 +1,14 @@
+//! `device-nodes`: the nodes of `driver.device_nodes`, for machines without NVIDIA's toolkit.
+
+use tessera_kubelet_api::deviceplugin::{ContainerAllocateResponse, DeviceSpec};
+
+use super::{Parcel, VISIBLE_DEVICES, VOID};
+
+pub(super) fn add(parcel: &Parcel<'_>, answer: &mut ContainerAllocateResponse) {
+    answer.envs.insert(VISIBLE_DEVICES.into(), VOID.into());
+    answer.devices.extend(parcel.parts.nodes.iter().map(|node| DeviceSpec {
+        container_path: node.container.clone(),
+        host_path: node.host.clone(),
+        permissions: "rw".into(),
+    }));
+}

@@ -1,0 +1,127 @@
+//! What the host has of the driver, where no toolkit brings it: libraries and device nodes.
+
+mod capabilities;
+mod root;
+
+use std::path::{Path, PathBuf};
+
+use tessera_config::{CONTAINER_DRIVER_DIR, Config, DeviceListStrategy, Mount};
+use tessera_model::gpu::Gpu;
+
+/// What there is for one container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// Libraries.
+    pub libraries: Vec<Mount>,
+    /// Device nodes, where the configuration wants our own.
+    pub nodes: Vec<Node>,
+}
+
+/// A device node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// On the host.
+    pub host: String,
+    /// In the container.
+    pub container: String,
+}
+
+/// What is missing. Each message says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DriverError {
+    /// No driver there.
+    #[error(
+        "no libcuda.so.1 below driver.root {root}; is the driver installed there, and the directory \
+         mounted into the plugin at the same path? (A directory with nothing but the driver's \
+         libraries is driver.libraries.)"
+    )]
+    NoLibraries {
+        /// `driver.root`.
+        root: PathBuf,
+    },
+    /// The driver does not list a MIG instance's capability.
+    #[error(
+        "the driver lists no capability {0}, so no container could use the MIG instance; was it \
+         destroyed? `nvidia-smi mig -lci` lists those there are"
+    )]
+    NoCapability(String),
+}
+
+/// Whether containers are to get device nodes of ours.
+fn wants_nodes(config: &Config) -> bool {
+    let strategy = config.container.device_list_strategy;
+    strategy == DeviceListStrategy::DeviceNodes
+        || (strategy.is_cdi() && config.cdi.gpu_kind.is_none())
+}
+
+/// Looks for what a container with these GPUs needs.
+///
+/// # Errors
+/// See [`DriverError`]: without it the container would have no GPU.
+pub fn parts(config: &Config, gpus: &[&Gpu]) -> Result<Parts, DriverError> {
+    parts_in(config, gpus, Path::new("/proc"))
+}
+
+fn parts_in(config: &Config, gpus: &[&Gpu], proc: &Path) -> Result<Parts, DriverError> {
+    let mut parts = Parts::default();
+    let at = |host: PathBuf, container: &Path| Mount {
+        host,
+        container: container.to_owned(),
+        read_only: true,
+    };
+    let inside = Path::new(CONTAINER_DRIVER_DIR);
+    if let Some(directory) = &config.driver.libraries {
+        parts.libraries.push(at(directory.clone(), inside));
+    }
+    if let Some(root) = &config.driver.root {
+        let found = root::libraries(root)?;
+        parts.libraries.extend(found.into_iter().map(|(name, host)| at(host, &inside.join(name))));
+    }
+    if wants_nodes(config) {
+        parts.nodes = nodes(config, gpus, proc)?;
+    }
+    Ok(parts)
+}
+
+/// The NVML that the plugin loads: `paths.nvml`, or the driver's own below `driver.root`; `None` lets the
+/// loader find it.
+#[must_use]
+pub fn nvml(config: &Config) -> Option<PathBuf> {
+    if let Some(path) = &config.paths.nvml {
+        return Some(path.clone());
+    }
+    let root = config.driver.root.as_ref()?;
+    let libraries = root::libraries(root).ok()?;
+    libraries.into_iter().find(|(name, _)| name == "libnvidia-ml.so.1").map(|(_, path)| path)
+}
+
+fn nodes(config: &Config, gpus: &[&Gpu], proc: &Path) -> Result<Vec<Node>, DriverError> {
+    let mut paths: Vec<String> = Vec::new();
+    let mut add = |path: String| {
+        // Two MIG instances share their GPU's node.
+        if !paths.contains(&path) {
+            paths.push(path);
+        }
+    };
+    for pattern in &config.driver.device_nodes {
+        if pattern.contains("{minor}") {
+            gpus.iter().for_each(|gpu| add(pattern.replace("{minor}", &gpu.minor.to_string())));
+        } else {
+            add(pattern.clone());
+        }
+    }
+    for (gpu, mig) in gpus.iter().filter_map(|gpu| Some((gpu, gpu.mig.as_ref()?))) {
+        let of = capabilities::nodes(proc, gpu.minor, mig.gpu_instance, mig.compute_instance)?;
+        of.into_iter().for_each(&mut add);
+    }
+    // A driver that runs in a container of its own has its nodes below its root.
+    let base = config.driver.root.as_ref().filter(|root| root.join("dev/nvidiactl").exists());
+    let host = |path: &str| match base {
+        Some(root) => root.join(path.trim_start_matches('/')).to_string_lossy().into_owned(),
+        None => path.to_owned(),
+    };
+    Ok(paths.into_iter().map(|path| Node { host: host(&path), container: path }).collect())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,10 @@
+//! `envvar`: `NVIDIA_VISIBLE_DEVICES`, which NVIDIA's container toolkit reads.
+
+use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
+
+use super::{Parcel, VISIBLE_DEVICES};
+
+pub(super) fn add(parcel: &Parcel<'_>, answer: &mut ContainerAllocateResponse) {
+    let uuids: Vec<&str> = parcel.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+    answer.envs.insert(VISIBLE_DEVICES.into(), uuids.join(","));
+}

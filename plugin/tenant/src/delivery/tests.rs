@@ -1,0 +1,154 @@
+use super::driver::Parts;
+use super::*;
+use tessera_config::CONTAINER_DRIVER_DIR;
+
+const PAGES: &str = "/pages/0123456789abcdef0123456789abcdef";
+
+/// What a container with these GPUs is told under this configuration.
+fn told(config: &str, gpus: &[&Gpu]) -> ContainerAllocateResponse {
+    let config = Config::parse(config).unwrap();
+    let id = AllocationId::parse("0123456789abcdef0123456789abcdef").unwrap();
+    let shim =
+        Delivery { shim: "/shims/ab/libtessera.so".into(), preload: "/shims/ab/preload".into() };
+    let parts: Parts = driver::parts(&config, gpus).unwrap();
+    let pages = Path::new(PAGES);
+    answer(&Parcel { id: &id, gpus: gpus.to_vec(), pages, shim: &shim, parts }, &config)
+}
+
+fn strategy(name: &str) -> String {
+    format!("[container]\ndevice_list_strategy = \"{name}\"\n")
+}
+
+fn mounts(answer: &ContainerAllocateResponse) -> Vec<(&str, &str, bool)> {
+    answer
+        .mounts
+        .iter()
+        .map(|m| (m.host_path.as_str(), m.container_path.as_str(), m.read_only))
+        .collect()
+}
+
+/// Pages and shim as plain mounts.
+const PLAIN: [(&str, &str, bool); 4] = [
+    (PAGES, "/usr/local/tessera/pages", true),
+    ("/pages/0123456789abcdef0123456789abcdef/usage", "/usr/local/tessera/pages/usage", false),
+    ("/shims/ab/libtessera.so", "/usr/local/tessera/libtessera.so", true),
+    ("/shims/ab/preload", "/etc/ld.so.preload", true),
+];
+
+#[test]
+fn the_answer_mounts_pages_read_only_and_the_usage_file_over_them() {
+    let gpu = Gpu::example("GPU-a", 0);
+    let answer = told("", &[&gpu]);
+    assert_eq!(mounts(&answer), PLAIN);
+    assert_eq!(answer.envs, [("NVIDIA_VISIBLE_DEVICES".into(), "GPU-a".into())].into());
+    assert!(answer.devices.is_empty() && answer.annotations.is_empty());
+    assert!(answer.cdi_devices.is_empty());
+}
+
+#[test]
+fn cuda_is_told_which_mig_instance_is_the_containers() {
+    let mig = tessera_model::mig::MigInstance {
+        parent_uuid: "GPU-p".into(),
+        parent_index: 0,
+        index: 1,
+        gpu_instance: 2,
+        compute_instance: 0,
+    };
+    let instance = Gpu { mig: Some(mig), ..Gpu::example("MIG-a", 0) };
+    for strategy in ["envvar", "volume-mounts", "cdi-cri"].map(strategy) {
+        assert_eq!(told(&strategy, &[&instance]).envs["CUDA_VISIBLE_DEVICES"], "MIG-a");
+    }
+    assert!(!told("", &[&Gpu::example("GPU-a", 0)]).envs.contains_key("CUDA_VISIBLE_DEVICES"));
+}
+
+#[test]
+fn volume_mounts_list_the_gpus_where_no_variable_can() {
+    let (a, b) = (Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1));
+    let answer = told(&strategy("volume-mounts"), &[&a, &b]);
+    let list = "/var/run/nvidia-container-devices";
+    assert_eq!(answer.envs, [("NVIDIA_VISIBLE_DEVICES".into(), list.into())].into());
+    let all = mounts(&answer);
+    let (ours, theirs) = all.split_at(4);
+    assert_eq!(ours, PLAIN);
+    let path = |uuid| format!("{list}/{uuid}");
+    assert_eq!(
+        theirs,
+        [("/dev/null", &*path("GPU-a"), false), ("/dev/null", &*path("GPU-b"), false)]
+    );
+}
+
+#[test]
+fn the_cdi_strategies_name_devices_and_mount_nothing_themselves() {
+    let gpus = [Gpu::example("GPU-a", 3), Gpu::example("GPU-b", 4)];
+    let ours = "tessera.dev/share=0123456789abcdef0123456789abcdef";
+    let both = gpus.each_ref();
+    let answer = told(&strategy("cdi-cri"), &both);
+    let names: Vec<_> = answer.cdi_devices.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(names, ["nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-b", ours]);
+    assert!(answer.mounts.is_empty() && answer.annotations.is_empty());
+    assert_eq!(answer.envs, [("NVIDIA_VISIBLE_DEVICES".into(), "void".into())].into());
+
+    let answer = told(&strategy("cdi-annotations"), &both);
+    let key = "cdi.k8s.io/tessera.share_0123456789abcdef0123456789abcdef";
+    let value = format!("nvidia.com/gpu=GPU-a,nvidia.com/gpu=GPU-b,{ours}");
+    assert_eq!(answer.annotations, [(key.to_owned(), value)].into());
+    assert!(answer.mounts.is_empty() && answer.cdi_devices.is_empty());
+    // A longer name is no annotation's.
+    assert!(key.len() - "cdi.k8s.io/".len() <= 63);
+
+    let by_index = format!("{}[cdi]\ngpu_names = \"index\"\n", strategy("cdi-cri"));
+    let answer = told(&by_index, &both);
+    assert_eq!(answer.cdi_devices[0].name, "nvidia.com/gpu=3");
+    let mig = tessera_model::mig::MigInstance {
+        parent_uuid: "GPU-a".into(),
+        parent_index: 3,
+        index: 1,
+        gpu_instance: 5,
+        compute_instance: 0,
+    };
+    let instance = Gpu { mig: Some(mig), ..Gpu::example("MIG-x", 3) };
+    assert_eq!(told(&by_index, &[&instance]).cdi_devices[0].name, "nvidia.com/gpu=3:1");
+    let by_uuid = told(&strategy("cdi-cri"), &[&instance]);
+    assert_eq!(by_uuid.cdi_devices[0].name, "nvidia.com/gpu=MIG-x");
+    let alone = format!("{}[cdi]\ngpu_kind = \"\"\n", strategy("cdi-cri"));
+    let answer = told(&alone, &both);
+    assert_eq!(answer.cdi_devices.len(), 1, "our own spec has the GPUs");
+    assert!(answer.devices.is_empty());
+}
+
+#[test]
+fn device_nodes_and_driver_libraries_serve_where_no_toolkit_is() {
+    let gpu = Gpu::example("GPU-b", 1);
+    let answer = told(
+        r#"
+        [container]
+        inject = ["file", "env"]
+        device_list_strategy = "device-nodes"
+        [driver]
+        libraries = "/opt/driver"
+        device_nodes = ["/dev/nvidia{minor}", "/dev/nvidiactl"]
+        env = { SIMGPU_STATE = "/state" }
+        mounts = [{ host = "/var/sim", container = "/state", read_only = false }]
+        "#,
+        &[&gpu],
+    );
+    let nodes: Vec<_> = answer.devices.iter().map(|d| d.host_path.as_str()).collect();
+    assert_eq!(nodes, ["/dev/nvidia1", "/dev/nvidiactl"]);
+    assert_eq!(answer.envs["LD_PRELOAD"], "/usr/local/tessera/libtessera.so");
+    assert_eq!(answer.envs["LD_LIBRARY_PATH"], CONTAINER_DRIVER_DIR);
+    assert_eq!(answer.envs["SIMGPU_STATE"], "/state");
+    // An image that asks the toolkit for all GPUs gets none of it.
+    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], "void");
+    assert_eq!(
+        mounts(&answer)[4..],
+        [("/opt/driver", CONTAINER_DRIVER_DIR, true), ("/var/sim", "/state", false)]
+    );
+}
+
+#[test]
+fn without_a_strategy_there_are_pages_and_shim_alone() {
+    let gpu = Gpu::example("GPU-a", 0);
+    let answer = told(&strategy("none"), &[&gpu]);
+    assert_eq!(mounts(&answer), PLAIN);
+    assert!(answer.envs.is_empty() && answer.devices.is_empty());
+}

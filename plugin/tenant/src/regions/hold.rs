@@ -1,0 +1,135 @@
+//! One plugin for one pages directory: a lock on the directory itself, held for the life of the plugin and
+//! released by the kernel when it ends, however it ends (flock(2)). On the directory and not on a file in or
+//! beside it, so that it makes no difference by which path it is reached, and so that nothing is left.
+
+mod holder;
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use tessera_system::locks::lock;
+
+/// How long a plugin that is just ending is waited for: one that is told to end has let go by then.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How often it is tried meanwhile.
+const STEP: Duration = Duration::from_millis(20);
+
+/// Why the pages directory cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum HoldError {
+    /// Somebody else holds it.
+    #[error(
+        "paths.pages {path} is in use by another Tessera plugin: {holder}; stop it, or give each plugin its \
+         own paths.pages, paths.ledger and paths.admin"
+    )]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+        /// What is known of the holder.
+        holder: String,
+    },
+    /// The directory cannot be made or locked.
+    #[error("paths.pages {path}: {error}")]
+    Io {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// A pages directory that is this plugin's, until it is dropped.
+#[derive(Debug)]
+pub struct Hold {
+    path: PathBuf,
+    /// What others read of this plugin.
+    note: String,
+    directory: Mutex<File>,
+}
+
+impl Hold {
+    /// Makes the directory where there is none, and takes it. Waits up to 3 s for one that is ending; blocks.
+    /// `about` is for whoever is refused meanwhile: one line.
+    ///
+    /// # Errors
+    /// See [`HoldError`].
+    pub fn take(path: &Path, about: &str) -> Result<Self, HoldError> {
+        std::fs::create_dir_all(path).map_err(|error| failed(path, error))?;
+        let began = Instant::now();
+        let directory = loop {
+            match locked(path) {
+                Err(HoldError::InUse { .. }) if began.elapsed() < PATIENCE => {
+                    if began.elapsed() < STEP {
+                        tracing::info!(path = %path.display(), "another plugin has the pages; waiting for its end");
+                    }
+                    std::thread::sleep(STEP);
+                }
+                taken => break taken?,
+            }
+        };
+        let hold = Hold {
+            path: path.to_owned(),
+            note: holder::note(about),
+            directory: Mutex::new(directory),
+        };
+        hold.tell();
+        Ok(hold)
+    }
+
+    /// Takes the directory that is there now, if it is another one: somebody has removed it or mounted over
+    /// it. Does nothing while there is none.
+    ///
+    /// # Errors
+    /// See [`HoldError`].
+    pub fn renew(&self) -> Result<(), HoldError> {
+        let mut directory = lock(&self.directory);
+        let held = directory.metadata().map_err(|error| failed(&self.path, error))?;
+        match std::fs::metadata(&self.path) {
+            Ok(found) if (found.dev(), found.ino()) != (held.dev(), held.ino()) => {
+                *directory = locked(&self.path)?;
+                drop(directory);
+                self.tell();
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(failed(&self.path, error)),
+        }
+    }
+
+    /// Leaves word of who holds it, as well as can be: the lock holds without.
+    fn tell(&self) {
+        if let Err(error) = holder::write(&self.path, &self.note) {
+            tracing::debug!(%error, "no note in the pages directory of who holds it");
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        holder::remove(&self.path, &self.note);
+    }
+}
+
+fn failed(path: &Path, error: io::Error) -> HoldError {
+    HoldError::Io { path: path.to_owned(), error }
+}
+
+fn locked(path: &Path) -> Result<File, HoldError> {
+    let directory = File::open(path).map_err(|error| failed(path, error))?;
+    match directory.try_lock() {
+        Ok(()) => Ok(directory),
+        Err(TryLockError::WouldBlock) => Err(HoldError::InUse {
+            path: path.to_owned(),
+            holder: holder::describe(path, &directory),
+        }),
+        Err(TryLockError::Error(error)) => Err(failed(path, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

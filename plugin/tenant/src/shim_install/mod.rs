@@ -1,0 +1,400 @@
+//! Installing the shim on the host: under a directory named by its content, by atomic rename, never
+//! over another. Running containers keep the file they mounted; overwriting a mapped library in
+//! place would crash them, and removing it would break their restart. [`unused`] says when it may go.
+
+pub mod unused;
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::statvfs::{FsFlags, statvfs};
+use sha2::{Digest, Sha256};
+use tessera_region::layout;
+
+use crate::delivery::Delivery;
+use tessera_system::files;
+use tessera_system::files::Dir;
+
+/// File name of the shim.
+pub const SHIM: &str = "libtessera.so";
+/// File name of what is mounted as `/etc/ld.so.preload`.
+pub const PRELOAD: &str = "ld.so.preload";
+
+/// In the name of what is being written; see [`Dir::replace`].
+const TEMPORARY: &str = ".new";
+/// Older ones belong to nobody: writing half a megabyte takes no minute.
+const ABANDONED: Duration = Duration::from_secs(600);
+
+/// Why the shim is not installed. Each message says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ShimError {
+    /// Nothing to install.
+    #[error("no libtessera.so at {0}; paths.shim_source names it where it is not beside `tessera`")]
+    Missing(PathBuf),
+    /// Not a shared library.
+    #[error("{0} is not an ELF shared library; paths.shim_source must name libtessera.so")]
+    NotElf(PathBuf),
+    /// The loader refuses libraries there.
+    #[error(
+        "paths.shim {0} is mounted noexec, so no program could load the shim from it; choose a \
+         directory on another file system"
+    )]
+    NoExec(PathBuf),
+    /// Nothing can be written there.
+    #[error(
+        "paths.shim {0} is read-only and does not hold this version of the shim; mount it writable, \
+         or choose another directory"
+    )]
+    ReadOnly(PathBuf),
+    /// No room.
+    #[error("no room for the shim at {0}: free some space on its disk; nothing was changed")]
+    Full(PathBuf),
+    /// The disk refuses.
+    #[error("cannot install the shim at {path}: {error}")]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+impl ShimError {
+    fn io(path: &Path, error: io::Error) -> Self {
+        let path = path.to_owned();
+        match error.kind() {
+            io::ErrorKind::ReadOnlyFilesystem => ShimError::ReadOnly(path),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ShimError::Full(path),
+            _ => ShimError::Io { path, error },
+        }
+    }
+}
+
+/// The shim to install where the configuration names none: beside the executable.
+#[must_use]
+pub fn default_source() -> PathBuf {
+    let executable = std::env::current_exe().unwrap_or_default();
+    executable.with_file_name(SHIM)
+}
+
+/// Installs `source` under `dir`. Cheap when it is there already, and then nothing is written: the
+/// file system may be read-only.
+///
+/// # Errors
+/// See [`ShimError`].
+pub fn install(source: &Path, dir: &Path) -> Result<Delivery, ShimError> {
+    let library = read(source)?;
+    place_at(dir, &name(&library), &library)
+}
+
+/// Makes the shim that containers were given under `name` whole again if it is missing or damaged: a
+/// dynamic linker leaves out what it can't load, and the quota with it. Where the very same one can't
+/// be had, it is `source`. True if there was something to do.
+///
+/// # Errors
+/// See [`ShimError`].
+pub fn restore(source: &Path, dir: &Path, known: &str) -> Result<bool, ShimError> {
+    let shim = dir.join(known).join(SHIM);
+    let found = files::read(&shim, files::LIBRARY).ok();
+    let same = found.filter(|found| name(found) == known);
+    let preload = files::read(&shim.with_file_name(PRELOAD), files::SMALL);
+    let preloads = preload.is_ok_and(|found| found == preload_line().as_bytes());
+    if same.is_some() && is_readable(&shim, 0o755) && preloads {
+        return Ok(false);
+    }
+    let library = same.map_or_else(|| read(source), Ok)?;
+    // Another version may have been put there before.
+    let there_already = holds(&shim, &library) && preloads;
+    place_at(dir, known, &library)?;
+    Ok(!there_already)
+}
+
+/// The name of the directory for a library, which is all that containers' mounts say of it.
+fn name(library: &[u8]) -> String {
+    Sha256::digest(library)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Where the shim called `name` is, or would be.
+#[must_use]
+pub fn at(dir: &Path, name: &str) -> Delivery {
+    let home = dir.join(name);
+    Delivery { shim: home.join(SHIM), preload: home.join(PRELOAD) }
+}
+
+/// The name under which `delivery` was installed.
+#[must_use]
+pub fn name_of(delivery: &Delivery) -> Option<String> {
+    let home = delivery.shim.parent()?;
+    home.file_name().and_then(OsStr::to_str).map(str::to_owned)
+}
+
+/// What `/etc/ld.so.preload` says in a container.
+fn preload_line() -> String {
+    format!("{}\n", layout::CONTAINER_SHIM)
+}
+
+fn read(source: &Path) -> Result<Vec<u8>, ShimError> {
+    match files::read(source, files::LIBRARY) {
+        Ok(library) if library.starts_with(b"\x7fELF") => Ok(library),
+        Ok(_) => Err(ShimError::NotElf(source.to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(ShimError::Missing(source.to_owned()))
+        }
+        Err(error) => Err(ShimError::Io { path: source.to_owned(), error: error.into() }),
+    }
+}
+
+fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<Delivery, ShimError> {
+    let home = dir.join(name);
+    // Before anything is made there. Tests of any kind may run where this cannot be asked; the loader
+    // then has the last word.
+    let existing = home.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    if statvfs(existing).is_ok_and(|stat| stat.flags().contains(FsFlags::ST_NOEXEC)) {
+        return Err(ShimError::NoExec(dir.to_owned()));
+    }
+    let failed = |error| ShimError::io(&home, error);
+    std::fs::create_dir_all(&home).map_err(failed)?;
+    remove_abandoned(&home);
+    let delivery = at(dir, name);
+    let line = preload_line();
+    let placed = place(&delivery.shim, library, 0o755)
+        .and_then(|shim| Ok(shim | place(&delivery.preload, line.as_bytes(), 0o644)?))
+        .and_then(|written| {
+            // The names, too, are to survive a power cut: kubelet remembers them.
+            if written { std::fs::File::open(&home)?.sync_all() } else { Ok(()) }
+        });
+    if placed.is_err() {
+        // Only if it holds nothing.
+        let _ = std::fs::remove_dir(&home);
+    }
+    placed.map_err(failed)?;
+    Ok(delivery)
+}
+
+/// Whether `path` is a file with this content.
+fn holds(path: &Path, content: &[u8]) -> bool {
+    files::read(path, files::LIBRARY).is_ok_and(|found| found == content)
+}
+
+/// Makes `path` a file with this content, whole or not at all. True if it was written.
+fn place(path: &Path, content: &[u8], mode: u32) -> io::Result<bool> {
+    let whole = path.symlink_metadata().is_ok_and(|meta| meta.is_file()) && holds(path, content);
+    if whole && is_readable(path, mode) {
+        return Ok(false);
+    }
+    let (dir, name) = Dir::of(path)?;
+    // containerd makes missing mount sources as empty directories.
+    dir.clear(name)?;
+    // Any user of any container loads it.
+    dir.replace(name, content, mode, true)?;
+    Ok(true)
+}
+
+/// Whether everybody may do with `path` what they need to.
+fn is_readable(path: &Path, mode: u32) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & mode == mode)
+}
+
+/// Removes what an installation that was killed has left.
+fn remove_abandoned(home: &Path) {
+    for entry in std::fs::read_dir(home).into_iter().flatten().flatten() {
+        let old = entry.metadata().and_then(|meta| meta.modified());
+        let old = old.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > ABANDONED));
+        if old && entry.file_name().to_string_lossy().contains(TEMPORARY) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn library(dir: &Path, content: &str) -> PathBuf {
+        let path = dir.join("built.so");
+        std::fs::write(&path, [b"\x7fELF", content.as_bytes()].concat()).unwrap();
+        path
+    }
+
+    #[test]
+    fn an_update_leaves_the_old_shim_where_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let shims = dir.path().join("shims");
+        let old = install(&library(dir.path(), "one"), &shims).unwrap();
+        let new = install(&library(dir.path(), "two"), &shims).unwrap();
+        assert_ne!(old.shim, new.shim);
+        assert_eq!(std::fs::read(&old.shim).unwrap(), b"\x7fELFone");
+        assert_eq!(std::fs::read(&new.shim).unwrap(), b"\x7fELFtwo");
+        let preload = std::fs::read_to_string(&new.preload).unwrap();
+        assert_eq!(preload, "/usr/local/tessera/libtessera.so\n");
+        let mode = std::fs::metadata(&new.shim).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o755);
+    }
+
+    #[test]
+    fn installing_again_touches_nothing() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let source = library(dir.path(), "one");
+        let inode = |d: &Delivery| std::fs::metadata(&d.shim).unwrap().ino();
+        let first = install(&source, dir.path()).unwrap();
+        let before = inode(&first);
+        assert_eq!(inode(&install(&source, dir.path()).unwrap()), before);
+    }
+
+    #[test]
+    fn a_directory_made_by_the_runtime_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = library(dir.path(), "one");
+        let delivery = install(&source, dir.path()).unwrap();
+        for path in [&delivery.shim, &delivery.preload] {
+            std::fs::remove_file(path).unwrap();
+            std::fs::create_dir(path).unwrap();
+        }
+        install(&source, dir.path()).unwrap();
+        assert!(delivery.shim.is_file() && delivery.preload.is_file());
+    }
+
+    #[test]
+    fn what_is_no_library_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = dir.path().join("text");
+        std::fs::write(&text, "hello").unwrap();
+        assert!(matches!(install(&text, dir.path()), Err(ShimError::NotElf(_))));
+        let absent = dir.path().join("absent");
+        assert!(matches!(install(&absent, dir.path()), Err(ShimError::Missing(_))));
+    }
+
+    #[test]
+    fn a_noexec_mount_is_refused() {
+        // /proc is noexec everywhere, /dev/shm and /sys on most hosts; only a writable one shows
+        // that nothing is left behind.
+        let Some(noexec) = ["/dev/shm", "/run"].map(Path::new).into_iter().find(|path| {
+            statvfs(*path).is_ok_and(|stat| stat.flags().contains(FsFlags::ST_NOEXEC))
+                && tempfile::tempdir_in(path).is_ok()
+        }) else {
+            return;
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let source = library(dir.path(), "one");
+        let target = tempfile::tempdir_in(noexec).unwrap();
+        let error = install(&source, target.path()).unwrap_err();
+        assert!(matches!(error, ShimError::NoExec(_)), "{error}");
+        assert_eq!(std::fs::read_dir(target.path()).unwrap().count(), 0, "something was made");
+    }
+
+    #[test]
+    fn a_damaged_or_unreadable_shim_is_put_right_by_installing_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = library(dir.path(), "one");
+        let shim = install(&source, dir.path()).unwrap().shim;
+        let mapped = std::fs::File::open(&shim).unwrap();
+        // Half of it, as after a power cut.
+        std::fs::write(&shim, b"\x7fEL").unwrap();
+        install(&source, dir.path()).unwrap();
+        assert_eq!(std::fs::read(&shim).unwrap(), b"\x7fELFone");
+        assert_eq!(mapped.metadata().unwrap().len(), 3, "what was there was not written to");
+        // A dynamic linker that may not read it goes on without.
+        std::fs::set_permissions(&shim, std::fs::Permissions::from_mode(0o600)).unwrap();
+        install(&source, dir.path()).unwrap();
+        assert_eq!(std::fs::metadata(&shim).unwrap().permissions().mode() & 0o777, 0o755);
+    }
+
+    #[test]
+    fn what_a_killed_installation_left_is_removed_once_it_is_old() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = library(dir.path(), "one");
+        let home = install(&source, dir.path()).unwrap().shim.parent().unwrap().to_owned();
+        for (name, age) in [("libtessera.so.new-1-0", 3600), ("ld.so.preload.new-9-9", 1)] {
+            let file = std::fs::File::create(home.join(name)).unwrap();
+            file.set_modified(std::time::SystemTime::now() - Duration::from_secs(age)).unwrap();
+        }
+        install(&source, dir.path()).unwrap();
+        assert!(!home.join("libtessera.so.new-1-0").exists());
+        assert!(home.join("ld.so.preload.new-9-9").exists(), "somebody may be writing it");
+    }
+
+    #[test]
+    fn an_old_shim_that_is_gone_is_restored_as_what_there_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let shims = dir.path().join("shims");
+        let old = install(&library(dir.path(), "old"), &shims).unwrap();
+        let name = name_of(&old).unwrap();
+        let source = library(dir.path(), "new");
+        assert!(!restore(&source, &shims, &name).unwrap(), "nothing to do");
+        std::fs::remove_dir_all(old.shim.parent().unwrap()).unwrap();
+        assert!(restore(&source, &shims, &name).unwrap());
+        assert_eq!(std::fs::read(&old.shim).unwrap(), b"\x7fELFnew");
+        assert!(old.preload.is_file());
+        assert!(!restore(&source, &shims, &name).unwrap(), "once");
+    }
+
+    #[test]
+    fn two_that_install_at_once_do_not_disturb_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = library(dir.path(), &"x".repeat(1 << 20));
+        let shims = dir.path().join("shims");
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| install(&source, &shims).unwrap());
+            }
+        });
+        let delivery = install(&source, &shims).unwrap();
+        assert_eq!(std::fs::read(&delivery.shim).unwrap(), std::fs::read(&source).unwrap());
+        assert_eq!(std::fs::read_dir(delivery.shim.parent().unwrap()).unwrap().count(), 2);
+    }
+
+    /// A file system of its own for a directory; none where mounting is not allowed.
+    struct Mounted(PathBuf);
+    impl Mounted {
+        fn tmpfs(dir: &Path, options: &str) -> Option<Self> {
+            use nix::mount::{MsFlags, mount};
+            std::fs::create_dir_all(dir).unwrap();
+            mount(Some("shims"), dir, Some("tmpfs"), MsFlags::empty(), Some(options)).ok()?;
+            Some(Mounted(dir.to_owned()))
+        }
+
+        fn make_read_only(&self) {
+            use nix::mount::{MsFlags, mount};
+            let flags = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+            mount(None::<&str>, &self.0, None::<&str>, flags, None::<&str>).unwrap();
+        }
+    }
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            let _ = nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH);
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_told_and_leaves_what_was_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let shims = dir.path().join("shims");
+        let Some(_mounted) = Mounted::tmpfs(&shims, "size=128k") else {
+            return eprintln!("not run: no file system can be mounted here");
+        };
+        let old = install(&library(dir.path(), "old"), &shims).unwrap();
+        let source = library(dir.path(), &"x".repeat(1 << 20));
+        let error = install(&source, &shims).unwrap_err();
+        assert!(matches!(error, ShimError::Full(_)), "{error}");
+        assert_eq!(std::fs::read_dir(&shims).unwrap().count(), 1, "half an installation");
+        assert_eq!(std::fs::read(&old.shim).unwrap(), b"\x7fELFold");
+    }
+
+    #[test]
+    fn a_read_only_disk_serves_if_the_shim_is_on_it_and_is_told_if_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let shims = dir.path().join("shims");
+        let Some(mounted) = Mounted::tmpfs(&shims, "size=1m") else {
+            return eprintln!("not run: no file system can be mounted here");
+        };
+        install(&library(dir.path(), "one"), &shims).unwrap();
+        mounted.make_read_only();
+        install(&library(dir.path(), "one"), &shims).unwrap();
+        let error = install(&library(dir.path(), "two"), &shims).unwrap_err();
+        assert!(matches!(error, ShimError::ReadOnly(_)), "{error}");
+    }
+}

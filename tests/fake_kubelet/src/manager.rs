@@ -1,0 +1,318 @@
+//! The device manager's bookkeeping and choices; no I/O.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tessera_kubelet_api::deviceplugin::{ContainerAllocateResponse, Device, HEALTHY, UNHEALTHY};
+
+use super::StandinError;
+use super::pods::{Key, Pod};
+
+/// What a container was given; the real one keeps this in its checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Assignment {
+    pub(super) device_ids: Vec<String>,
+    pub(super) response: ContainerAllocateResponse,
+    pub(super) init: bool,
+}
+
+/// How a container's request is to be met.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Choice {
+    /// It already has its devices; the plugin is not asked.
+    Held(Assignment),
+    /// There is no choice.
+    Settled(BTreeSet<String>),
+    /// Some of `available`, and all of `must_include`.
+    Ask { available: BTreeSet<String>, must_include: BTreeSet<String> },
+}
+
+/// Plugins of type `P`, their devices, and who holds what.
+#[derive(Debug)]
+pub(super) struct Manager<P> {
+    plugins: BTreeMap<String, (u64, P)>,
+    registered: u64,
+    devices: BTreeMap<String, BTreeMap<String, Device>>,
+    assignments: BTreeMap<Key, Assignment>,
+}
+
+impl<P> Default for Manager<P> {
+    fn default() -> Self {
+        Self {
+            plugins: BTreeMap::new(),
+            registered: 0,
+            devices: BTreeMap::new(),
+            assignments: BTreeMap::new(),
+        }
+    }
+}
+
+impl<P> Manager<P> {
+    /// A number for a plugin that is about to register.
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.registered += 1;
+        self.registered
+    }
+
+    /// A plugin has registered; it replaces an earlier one, whose devices stay until the new one has
+    /// listed its own.
+    pub(super) fn connect(&mut self, resource_name: &str, id: u64, plugin: P) {
+        self.plugins.insert(resource_name.to_owned(), (id, plugin));
+    }
+
+    /// A plugin has listed its devices.
+    pub(super) fn list(&mut self, resource_name: &str, id: u64, devices: Vec<Device>) {
+        if self.is_current(resource_name, id) {
+            let devices = devices.into_iter().map(|device| (device.id.clone(), device)).collect();
+            self.devices.insert(resource_name.to_owned(), devices);
+        }
+    }
+
+    /// A plugin's stream has ended.
+    pub(super) fn ended(&mut self, resource_name: &str, id: u64) {
+        if self.is_current(resource_name, id) {
+            self.disconnect(resource_name);
+        }
+    }
+
+    /// The plugin of a resource is gone: its devices are all unhealthy.
+    pub(super) fn disconnect(&mut self, resource_name: &str) {
+        self.plugins.remove(resource_name);
+        self.mark_unhealthy(resource_name);
+    }
+
+    /// All devices of a resource are unhealthy.
+    pub(super) fn mark_unhealthy(&mut self, resource_name: &str) {
+        for device in self.devices.entry(resource_name.to_owned()).or_default().values_mut() {
+            UNHEALTHY.clone_into(&mut device.health);
+        }
+    }
+
+    /// Nothing is known about plugins and devices; the assignments stay.
+    pub(super) fn forget_plugins(&mut self) {
+        self.plugins.clear();
+        self.devices.clear();
+    }
+
+    fn is_current(&self, resource_name: &str, id: u64) -> bool {
+        self.plugins.get(resource_name).is_some_and(|(current, _)| *current == id)
+    }
+
+    pub(super) fn plugin(&self, resource_name: &str) -> Option<&P> {
+        self.plugins.get(resource_name).map(|(_, plugin)| plugin)
+    }
+
+    pub(super) fn resources(&self) -> impl Iterator<Item = &String> {
+        self.devices.keys()
+    }
+
+    pub(super) fn devices(&self, resource_name: &str) -> Vec<Device> {
+        self.devices
+            .get(resource_name)
+            .map(|devices| devices.values().cloned().collect())
+            .unwrap_or_default()
+    }
+
+    pub(super) fn healthy(&self, resource_name: &str) -> BTreeSet<String> {
+        let devices = self.devices.get(resource_name).into_iter().flat_map(BTreeMap::values);
+        devices.filter(|device| device.health == HEALTHY).map(|device| device.id.clone()).collect()
+    }
+
+    /// What the real one writes to its checkpoint of the devices: the healthy ones.
+    pub(super) fn checkpoint(&self) -> String {
+        let healthy: BTreeMap<&String, BTreeSet<String>> =
+            self.devices.keys().map(|name| (name, self.healthy(name))).collect();
+        serde_json::json!({
+            "Data": {"PodDeviceEntries": null, "RegisteredDevices": healthy},
+            "Checksum": 0,
+        })
+        .to_string()
+    }
+
+    pub(super) fn assign(&mut self, key: Key, assignment: Assignment) {
+        self.assignments.insert(key, assignment);
+    }
+
+    pub(super) fn remove(&mut self, namespace: &str, pod: &str) {
+        self.assignments.retain(|key, _| key.namespace != namespace || key.pod != pod);
+    }
+
+    pub(super) fn assignments(&self) -> impl Iterator<Item = (&Key, &Assignment)> {
+        self.assignments.iter()
+    }
+
+    /// All that a container was given.
+    pub(super) fn container(&self, pod: &Pod, container: &str) -> Vec<(Key, Assignment)> {
+        self.assignments
+            .iter()
+            .filter(|(key, _)| {
+                key.namespace == pod.namespace && key.pod == pod.name && key.container == container
+            })
+            .map(|(key, assignment)| (key.clone(), assignment.clone()))
+            .collect()
+    }
+
+    /// How `count` devices for `key` are to be found: `spare` ones of the pod's init containers first.
+    pub(super) fn choose(
+        &self,
+        key: &Key,
+        count: usize,
+        spare: &BTreeSet<String>,
+    ) -> Result<Choice, StandinError> {
+        if let Some(assignment) = self.assignments.get(key) {
+            return Ok(Choice::Held(assignment.clone()));
+        }
+        let must_include: BTreeSet<String> = spare.iter().take(count).cloned().collect();
+        let needed = count - must_include.len();
+        if needed == 0 {
+            return Ok(Choice::Settled(must_include));
+        }
+        let used: BTreeSet<&String> = self
+            .assignments
+            .iter()
+            .filter(|(other, _)| other.resource_name == key.resource_name)
+            .flat_map(|(_, assignment)| &assignment.device_ids)
+            .collect();
+        let mut available = self.healthy(&key.resource_name);
+        available.retain(|id| !used.contains(id));
+        if available.len() < needed {
+            return Err(StandinError::Unavailable {
+                resource_name: key.resource_name.clone(),
+                requested: needed,
+                available: available.len(),
+            });
+        }
+        if available.len() == needed {
+            return Ok(Choice::Settled(available.into_iter().chain(must_include).collect()));
+        }
+        Ok(Choice::Ask { available, must_include })
+    }
+}
+
+/// The devices after the plugin has said which it prefers: of those, what is available; then whatever
+/// is, until there are `count`.
+pub(super) fn settle(
+    preferred: &[String],
+    available: &BTreeSet<String>,
+    must_include: BTreeSet<String>,
+    count: usize,
+) -> BTreeSet<String> {
+    let mut chosen = must_include;
+    for id in preferred.iter().filter(|id| available.contains(*id)).chain(available) {
+        if chosen.len() == count {
+            break;
+        }
+        chosen.insert(id.clone());
+    }
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPU: &str = "tessera.dev/gpu";
+
+    fn key(pod: &str, container: &str) -> Key {
+        Key::new(&Pod::new("default", pod), container, GPU)
+    }
+
+    fn ids(ids: &[&str]) -> BTreeSet<String> {
+        ids.iter().map(ToString::to_string).collect()
+    }
+
+    fn assignment(device_ids: &[&str]) -> Assignment {
+        Assignment {
+            device_ids: device_ids.iter().map(ToString::to_string).collect(),
+            response: ContainerAllocateResponse::default(),
+            init: false,
+        }
+    }
+
+    fn manager(devices: &[&str]) -> Manager<()> {
+        let mut manager = Manager::default();
+        let id = manager.next_id();
+        manager.connect(GPU, id, ());
+        let devices = devices.iter().map(|device| Device {
+            id: (*device).to_owned(),
+            health: HEALTHY.to_owned(),
+            topology: None,
+        });
+        manager.list(GPU, id, devices.collect());
+        manager
+    }
+
+    #[test]
+    fn the_plugin_is_asked_only_where_there_is_a_choice() {
+        let manager = manager(&["a", "b"]);
+        let spare = ids(&[]);
+        assert_eq!(
+            manager.choose(&key("p", "c"), 2, &spare).unwrap(),
+            Choice::Settled(ids(&["a", "b"]))
+        );
+        assert_eq!(
+            manager.choose(&key("p", "c"), 1, &spare).unwrap(),
+            Choice::Ask { available: ids(&["a", "b"]), must_include: ids(&[]) }
+        );
+        assert!(matches!(
+            manager.choose(&key("p", "c"), 3, &spare),
+            Err(StandinError::Unavailable { requested: 3, available: 2, .. })
+        ));
+    }
+
+    #[test]
+    fn devices_of_init_containers_are_used_again() {
+        let mut manager = manager(&["a", "b", "c"]);
+        manager.assign(key("p", "init"), assignment(&["a"]));
+        let spare = ids(&["a"]);
+        assert_eq!(
+            manager.choose(&key("p", "app"), 1, &spare).unwrap(),
+            Choice::Settled(ids(&["a"]))
+        );
+        assert_eq!(
+            manager.choose(&key("p", "app"), 2, &spare).unwrap(),
+            Choice::Ask { available: ids(&["b", "c"]), must_include: ids(&["a"]) }
+        );
+        assert_eq!(
+            manager.choose(&key("p", "app"), 3, &spare).unwrap(),
+            Choice::Settled(ids(&["a", "b", "c"]))
+        );
+    }
+
+    #[test]
+    fn a_container_keeps_what_it_has_and_frees_it_with_its_pod() {
+        let mut manager = manager(&["a"]);
+        manager.assign(key("p", "c"), assignment(&["a"]));
+        assert_eq!(
+            manager.choose(&key("p", "c"), 1, &ids(&[])).unwrap(),
+            Choice::Held(assignment(&["a"]))
+        );
+        assert!(manager.choose(&key("q", "c"), 1, &ids(&[])).is_err());
+        manager.remove("default", "p");
+        assert!(manager.choose(&key("q", "c"), 1, &ids(&[])).is_ok());
+    }
+
+    #[test]
+    fn a_preference_is_a_hint() {
+        let available = ids(&["a", "b", "c"]);
+        let settle = |preferred: &[&str], must: &[&str], count| {
+            let preferred: Vec<_> = preferred.iter().map(ToString::to_string).collect();
+            super::settle(&preferred, &available, ids(must), count)
+        };
+        assert_eq!(settle(&["c"], &[], 1), ids(&["c"]));
+        assert_eq!(settle(&["c", "b", "a"], &[], 2), ids(&["b", "c"]));
+        assert_eq!(settle(&["nonsense"], &["m"], 2), ids(&["a", "m"]));
+        assert_eq!(settle(&[], &[], 2), ids(&["a", "b"]));
+    }
+
+    #[test]
+    fn a_late_end_of_a_replaced_plugins_stream_changes_nothing() {
+        let mut manager = manager(&["a"]);
+        let second = manager.next_id();
+        manager.connect(GPU, second, ());
+        manager.ended(GPU, second - 1);
+        assert_eq!(manager.healthy(GPU).len(), 1);
+        manager.ended(GPU, second);
+        assert_eq!(manager.healthy(GPU).len(), 0);
+        assert_eq!(manager.devices(GPU).len(), 1);
+    }
+}
