@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
+use super::policy::Used;
+
 /// What became of a `drained`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Drain {
@@ -53,9 +55,9 @@ pub(super) struct Bound {
     /// The epoch that it began with: what is owed in it, strangers owe.
     first: u32,
     owing: usize,
-    /// The longest that any says it used the GPU, of those who said so since the gate closed,
-    /// nanoseconds.
-    used_ns: Option<u64>,
+    /// How long any says it used the GPU, of those who said so since the gate closed, nanoseconds: the
+    /// longest, and the sum.
+    used_ns: Option<(u64, u64)>,
     gate: Gate,
 }
 
@@ -129,7 +131,8 @@ impl Bound {
             Some(process) if process.owes && self.gate == Gate::Closed(epoch) => {
                 process.owes = false;
                 self.owing -= 1;
-                self.used_ns = self.used_ns.max(Some(used_ns));
+                let (longest, sum) = self.used_ns.unwrap_or((0, 0));
+                self.used_ns = Some((longest.max(used_ns), sum.saturating_add(used_ns)));
                 Drain::Counted
             }
             _ => Drain::Ignored,
@@ -173,10 +176,13 @@ impl Bound {
         owing.peek().is_some() && !self.strangers && owing.all(|process| process.still)
     }
 
-    /// How long the tenant says it used the GPU before this closing. Processes that use it one after
-    /// the other use it longer than any of them: what is made of it is bounded.
-    pub fn used_ns(&self) -> Option<u64> {
-        self.used_ns
+    /// How long the tenant says it used the GPU before this closing, and in how many processes at once.
+    /// Processes that use it one after the other use it longer than any of them: what is made of it is
+    /// bounded.
+    pub fn used(&self) -> Option<Used> {
+        let (longest, sum) = self.used_ns?;
+        let processes = sum.saturating_add(longest / 2) / longest.max(1);
+        Some(Used { ns: longest, processes: u32::try_from(processes).unwrap_or(u32::MAX) })
     }
 
     /// Processes that have not drained.
@@ -219,14 +225,23 @@ mod tests {
     fn a_tenant_used_the_gpu_as_long_as_the_longest_of_its_processes() {
         let mut bound = two();
         bound.close(5);
-        assert_eq!(bound.used_ns(), None);
+        assert_eq!(bound.used(), None);
         bound.drained(1, 5, 700);
         bound.drained(2, 4, 900);
         bound.drained(2, 5, 300);
         bound.drained(2, 5, 900);
-        assert_eq!(bound.used_ns(), Some(700), "what is ignored does not count");
+        let used = |ns, processes| Some(Used { ns, processes });
+        assert_eq!(bound.used(), used(700, 1), "what is ignored does not count");
         bound.close(6);
-        assert_eq!(bound.used_ns(), None);
+        assert_eq!(bound.used(), None);
+        bound.drained(1, 6, 0);
+        assert_eq!(bound.used(), used(0, 0));
+        bound.drained(2, 6, 500);
+        assert_eq!(bound.used(), used(500, 1));
+        bound.close(7);
+        bound.drained(1, 7, 700);
+        bound.drained(2, 7, 600);
+        assert_eq!(bound.used(), used(700, 2));
     }
 
     #[test]

@@ -255,7 +255,7 @@ impl Thread {
         }
         let is_new = processes == 0 && seat.bound.len() > 0;
         if seat.has_settled() {
-            self.policy.drained(now.ns, id(key), seat.bound.used_ns());
+            self.policy.drained(now.ns, id(key), seat.bound.used());
         }
         self.carry_out(now);
         if is_new {
@@ -276,7 +276,7 @@ impl Thread {
             self.commands += 1;
             // Where nobody is bound, closing is draining.
             if seat.has_settled() {
-                self.policy.drained(now.ns, command.tenant, seat.bound.used_ns());
+                self.policy.drained(now.ns, command.tenant, seat.bound.used());
                 commands.extend(self.policy.commands());
             }
         }

@@ -3,12 +3,15 @@
 /// GPU time in thousandths of a nanosecond, so that a share in thousandths of a GPU earns whole
 /// numbers.
 const PARTS: i128 = 1000;
-/// Debt ends here: a minute of GPU time, several of the longest operations. More comes only from a
-/// clock or an arbiter that stood still, when tenants have rationed themselves.
-const MOST_DEBT: i128 = 60_000_000_000 * PARTS;
+/// Debt ends here: five minutes of GPU time. A program with operations of 10 s whose length nobody knows
+/// yet may have a dozen of them in flight, once. More comes only from a clock or an arbiter that stood
+/// still, when tenants have rationed themselves.
+const MOST_DEBT: i128 = 300_000_000_000 * PARTS;
 
-/// Bursts that a tenant may save up while it waits for others.
-const WAITS: u64 = 10;
+/// Bursts that a tenant may save up while it waits for others: 10 s of its share. Beside neighbours that
+/// drain long, or are owed much, a turn may be seconds away, and who loses what it earns meanwhile never
+/// has its cap.
+const WAITS: u64 = 200;
 
 /// Earns `millis` thousandths of the time that passes, up to what it may hold; spends what is used,
 /// below zero if need be, and then earns that back first.
@@ -112,6 +115,14 @@ mod tests {
     }
 
     #[test]
+    fn a_dozen_of_long_operations_is_paid_for() {
+        const SECOND: u64 = 1_000_000_000;
+        let mut bucket = Bucket::new(0, 100, BURST);
+        bucket.pass(120 * SECOND, 100, BURST, 120 * SECOND);
+        assert_eq!(bucket.ready_at(100, BURST), 1_200 * SECOND);
+    }
+
+    #[test]
     fn saving_up_ends_at_the_burst() {
         let mut bucket = Bucket::new(0, 100, BURST);
         bucket.pass(3_600_000_000_000, 100, BURST, 0);
@@ -129,7 +140,7 @@ mod tests {
         bucket.forget(100, BURST);
         assert_eq!(bucket.empty_at(100), Some(200_000_000 + 5_555_556));
         bucket.wait(3_600_000_000_000, 100, BURST);
-        assert_eq!(bucket.empty_at(100), Some(3_600_000_000_000 + 55_555_556), "bounded");
+        assert_eq!(bucket.empty_at(100), Some(3_600_000_000_000 + 1_111_111_112), "bounded");
     }
 
     #[test]

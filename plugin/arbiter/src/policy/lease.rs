@@ -3,7 +3,7 @@
 use super::Policy;
 use super::fair::cost;
 use super::tenant::{Lease, Phase, Slot, Tenant, Word};
-use super::types::{Command, MS};
+use super::types::{Command, MS, Used};
 
 /// A tenant that is late and says nothing is charged for so long after its closing: what a process that
 /// was stopped had in flight is bounded, and it cannot say when that was over.
@@ -12,6 +12,8 @@ const SILENT_CHARGED: u64 = 1000 * MS;
 const WORD_COUNTS: u64 = 30 * MS;
 /// A tenant counts as competing for so long after its lease: the next want may be on its way.
 const COUNTS_AFTER: u64 = 5 * MS;
+/// Of the time charged to a cap this part is given back at most, because of what the tenant says.
+const BELIEVED: u64 = 16;
 /// Weight of the newest drain in a GPU's mean, as a divisor.
 const DRAIN_WEIGHT: u64 = 8;
 
@@ -172,21 +174,29 @@ impl Policy {
     }
 
     /// Gives the cap back what of the lease it had no work: while the tenant's thread woke up, the GPU
-    /// changed over, and `drained` was on its way. That is some 150 µs of each lease, which is several
-    /// percent of a short one. The tenant's word counts, but only so far: one that lies passes its cap
-    /// by a sixteenth at most.
-    pub(super) fn credit(&mut self, now: u64, slot: Slot, used_ns: Option<u64>) {
+    /// changed over to it or among its processes, and `drained` was on its way. That is some 150 µs of
+    /// each lease, which is several percent of a short one, and 1 ms with many processes. The tenant's
+    /// word counts, but only so far: one that lies passes its cap by a sixteenth at most.
+    pub(super) fn credit(&mut self, now: u64, slot: Slot, used: Option<Used>) {
         let Some(tenant) = self.tenants[slot].as_mut().filter(|tenant| tenant.strict()) else {
             return;
         };
+        let lasted = now.saturating_sub(tenant.granted_at).max(1);
         // Beside somebody who is late the lease cost less than it lasted.
-        let lasted = u128::from(now.saturating_sub(tenant.granted_at).max(1));
-        let unused = lasted.saturating_sub(used_ns.map_or(u128::MAX, u128::from));
-        let unused = u128::from(tenant.lease_ns) * unused / lasted;
-        let unused = u64::try_from(unused).unwrap_or(u64::MAX);
-        let switch = if tenant.switched { self.settings.switch } else { 0 };
-        let most = self.settings.slack.min(tenant.lease_ns / 16);
-        tenant.bucket.refund(unused.saturating_add(switch).min(most));
+        let lease_ns = tenant.lease_ns;
+        let charged = |ns: u64| {
+            let part = u128::from(lease_ns) * u128::from(ns) / u128::from(lasted);
+            u64::try_from(part).unwrap_or(u64::MAX)
+        };
+        let unused = lasted.saturating_sub(used.map_or(u64::MAX, |used| used.ns));
+        let processes = used.map_or(0, |used| used.processes);
+        let changes = u64::from(tenant.switched) + tenant.changes(now, processes, &self.settings);
+        let wanted = unused.saturating_add(changes.saturating_mul(self.settings.switch));
+        // A lease whose threads woke late may have what others left.
+        let allowed = tenant.slack_ns.saturating_add(lease_ns / BELIEVED).min(self.settings.slack);
+        let given = charged(wanted).min(allowed);
+        tenant.slack_ns = allowed - given;
+        tenant.bucket.refund(given);
     }
 
     /// The lease is over; all is charged already.

@@ -34,7 +34,9 @@ use std::collections::{BTreeMap, VecDeque};
 use fair::{Gpu, Seat};
 use settle::Mask;
 use tenant::{Phase, Slot, Tenant};
-pub use types::{Command, GpuIndex, Kind, MAX_GPUS, MS, Pace, Settings, Share, State, TenantId};
+pub use types::{
+    Command, GpuIndex, Kind, MAX_GPUS, MS, Pace, Settings, Share, State, TenantId, Used,
+};
 pub use view::{GpuView, TenantView};
 
 /// A single wait for a lease that counts as long, however much was got, nanoseconds.
@@ -206,14 +208,13 @@ impl Policy {
         }
     }
 
-    /// Nothing of the tenant is in flight any more since its gate was closed. `used_ns`: how long
-    /// something was, of the time since it was opened, if the tenant says so; that moves a cap, by a
-    /// little.
-    pub fn drained(&mut self, now: u64, id: TenantId, used_ns: Option<u64>) {
+    /// Nothing of the tenant is in flight any more since its gate was closed. `used`: what was since it
+    /// was opened, if the tenant says so; that moves a cap, by a little.
+    pub fn drained(&mut self, now: u64, id: TenantId, used: Option<Used>) {
         let Some((now, slot)) = self.event(now, id) else { return };
         let phase = self.tenants[slot].as_ref().map(|tenant| tenant.phase);
         if matches!(phase, Some(Phase::Draining { .. } | Phase::Late { .. })) {
-            self.credit(now, slot, used_ns);
+            self.credit(now, slot, used);
             self.end(now, slot, true);
             self.settle(now, self.mask_of(slot));
         }

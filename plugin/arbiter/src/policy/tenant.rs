@@ -94,6 +94,8 @@ pub(super) struct Tenant {
     pub(super) granted_at: u64,
     pub(super) lease_ns: u64,
     pub(super) switched: bool,
+    /// What could still be given back to the cap of leases that have ended, nanoseconds.
+    pub(super) slack_ns: u64,
     pub(super) word: Word,
     /// The longest lately, nanoseconds.
     pub(super) longest_drain: u64,
@@ -137,6 +139,7 @@ impl Tenant {
             granted_at: now,
             lease_ns: 0,
             switched: false,
+            slack_ns: 0,
             word: Word::None,
             longest_drain: 0,
             charged_at: now,
@@ -218,6 +221,19 @@ impl Tenant {
         self.waited_ns += ns;
         self.long_waits += u64::from(ns >= LONG_WAIT_NS);
         self.longest_wait_ns = self.longest_wait_ns.max(ns);
+    }
+
+    /// How often, about, the GPU changed from one of its processes to another in the lease that it has
+    /// just drained: after each slice while it could launch, and at the end once to each.
+    pub(super) fn changes(&self, now: u64, processes: u32, set: &Settings) -> u64 {
+        let (Phase::Draining { since, .. } | Phase::Late { since }) = self.phase else { return 0 };
+        let others = u64::from(processes.saturating_sub(1));
+        if others == 0 {
+            return 0;
+        }
+        let slices = |ns: u64| ns / set.slice.max(1);
+        let open = slices(since.saturating_sub(self.granted_at));
+        open + slices(now.saturating_sub(since)).max(others)
     }
 
     /// Notes a drain that took `took`.

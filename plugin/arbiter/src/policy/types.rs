@@ -41,6 +41,15 @@ pub enum State {
     Closed,
 }
 
+/// What a tenant says of a lease when it has drained. It is believed within bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// How long something of it was in flight, nanoseconds.
+    pub ns: u64,
+    /// How many of its processes had work at the same time.
+    pub processes: u32,
+}
+
 /// How a tenant is to use its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pace {
@@ -88,8 +97,10 @@ pub struct Settings {
     /// Strict shares: what the GPU takes to change over to another tenant, which is not charged to
     /// the cap.
     pub switch: u64,
-    /// Strict shares: most time of a lease that is not charged to the cap because the tenant says
-    /// that it had nothing in flight yet, or any more; and no more than a sixteenth of the lease.
+    /// How long the GPU serves one process while another of the tenant has work, too.
+    pub slice: u64,
+    /// Strict shares: a sixteenth of the time charged may be given back to the cap because the tenant
+    /// says that it had nothing in flight; so much of it is saved up at most.
     pub slack: u64,
     /// A tenant that pauses is idle after so long.
     pub idle: u64,
@@ -110,7 +121,8 @@ impl Default for Settings {
             solo_after: 1000 * MS,
             burst: 50 * MS,
             switch: 50_000,
-            slack: 250_000,
+            slice: 2 * MS,
+            slack: 5 * MS,
             idle: 100_000,
             idle_most: 1_500_000,
         }

@@ -29,6 +29,19 @@ fn a_cap_holds_to_one_percent_alone() {
 }
 
 #[test]
+fn a_cap_is_reached_although_threads_wake_late() {
+    // On a busy host: what a lease loses to that differs from one to the next.
+    for (millis, slowest) in [(100, 300), (250, 500), (750, 500)] {
+        let load = Load::backlogged(strict(millis), (100 * US, 200 * US));
+        let delay = (20 * US, slowest * US);
+        let figures = simulate(&Scenario { delay, ..scenario(vec![load], 20 * SECOND) });
+        let got = float(figures.tenants[0].used_ns) / float(20 * SECOND);
+        let off = (got / f64::from(millis) * 1000.0 - 1.0) * 100.0;
+        assert!(off.abs() <= 1.0, "{millis}: {off} %");
+    }
+}
+
+#[test]
 fn a_cap_holds_although_every_drain_overruns() {
     for millis in [100, 250, 500, 750] {
         let off = error(Load::backlogged(strict(millis), (8 * MS, 8 * MS)), vec![]);
@@ -50,13 +63,14 @@ fn caps_hold_although_each_waits_for_the_others() {
 fn who_says_that_it_used_nothing_gains_a_sixteenth_at_most() {
     let got = |load: &Load, slack| {
         let settings = Settings { slack, ..Settings::default() };
-        let figures = simulate(&Scenario { settings, ..scenario(vec![load.clone()], 10 * SECOND) });
+        let figures = simulate(&Scenario { settings, ..scenario(vec![load.clone()], 30 * SECOND) });
         float(figures.tenants[0].used_ns)
     };
     for millis in [100, 250, 500] {
         let load = Load::backlogged(strict(millis), (100 * US, 200 * US));
-        // Also in short leases.
-        for load in [load.clone(), load.pausing(5, (150 * US, 250 * US))] {
+        // Also in short leases, and in many processes.
+        let many = Load { processes: 16, ..load.clone() };
+        for load in [load.clone(), many, load.pausing(5, (150 * US, 250 * US))] {
             let liar = Load { lies: true, ..load };
             let more = got(&liar, Settings::default().slack) / got(&liar, 0);
             assert!(more > 1.001 && more < 16.0 / 15.0 + 0.01, "{millis}: {more}");

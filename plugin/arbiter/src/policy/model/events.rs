@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::super::Policy;
-use super::super::types::{Command, Pace, State};
+use super::super::types::{Command, Pace, State, Used};
 use super::Change;
 use super::world::{Event, Word, World, id};
 
@@ -26,7 +26,8 @@ impl World {
                 let player = &mut self.players[i];
                 player.possesses = false;
                 let used = player.flown.take().map_or(0, |(begun, ended)| ended - begun);
-                let used = if player.load.lies { 0 } else { used };
+                let ns = if player.load.lies { 0 } else { used };
+                let used = Used { ns, processes: player.load.processes };
                 self.tell(|policy, now| policy.drained(now, id(i), Some(used)));
             }
             Event::Idle(i, epoch) if self.speaks(i) && epoch == self.players[i].said => {

@@ -1,5 +1,7 @@
 //! What a simulated tenant has in flight.
 
+use std::collections::VecDeque;
+
 use super::super::types::GpuIndex;
 use super::Load;
 
@@ -19,6 +21,48 @@ pub(super) struct Op {
     pub(super) left: f64,
     /// Runs on the host.
     pub(super) on_host: bool,
+    /// Whose of the tenant's processes.
+    pub(super) process: u32,
+}
+
+/// How long the hardware serves a process while another has work, nanoseconds.
+const SLICE: f64 = 2e6;
+
+/// Which of a tenant's processes the GPU serves: one after the other, a slice each, or until its queue
+/// is empty.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Turn {
+    process: u32,
+    /// Nanoseconds that it has been served.
+    served: f64,
+}
+
+impl Turn {
+    /// The process that is served has had so much.
+    pub(super) fn serve(&mut self, ns: f64) {
+        self.served += ns;
+    }
+
+    /// Brings the operation that is served next to the front. Whether it is another process's.
+    pub(super) fn pass(&mut self, flight: &mut VecDeque<Op>) -> bool {
+        let place = |process| flight.iter().position(|op| op.process == process);
+        let own = place(self.process);
+        let after = flight.iter().map(|op| op.process).filter(|&other| other != self.process);
+        let next = after.min_by_key(|&other| (other < self.process, other));
+        let (at, other) = match (own, next.and_then(place)) {
+            (Some(own), Some(_)) if self.served < SLICE => (own, false),
+            (_, Some(other)) => (other, true),
+            (Some(own), None) => (own, false),
+            (None, None) => return false,
+        };
+        if let Some(op) = flight.remove(at) {
+            if other {
+                *self = Self { process: op.process, served: 0.0 };
+            }
+            flight.push_front(op);
+        }
+        other
+    }
 }
 
 /// A part of a GPU that one tenant has beside others: a hardware slice for each process with work.

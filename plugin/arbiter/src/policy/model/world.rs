@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use super::super::Policy;
 use super::super::types::{Pace, TenantId};
-use super::op::{Op, Slices};
+use super::op::{Op, Slices, Turn};
 use super::{Change, Figures, Load, Random, Scenario, TenantFigures};
 
 /// In flight of who holds a lease while somebody else may be woken, nanoseconds.
@@ -73,8 +73,9 @@ pub(super) struct Player {
     /// Whether it may have something in flight, by what the policy knows.
     pub(super) possesses: bool,
     pub(super) last_served: u64,
-    /// What is left of changing over to its work.
+    /// What is left of changing over to its work, or from one of its processes to the next.
     switching: f64,
+    turn: Turn,
     /// When something was first and last in flight, since it was open.
     pub(super) flown: Option<(u64, u64)>,
 }
@@ -247,6 +248,7 @@ impl World {
             let switching = player.switching.min(progress);
             player.switching -= switching;
             op.left -= progress - switching;
+            player.turn.serve(progress - switching);
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
             let used = (progress - switching) as u64;
             let figures = &mut self.figures.tenants[i];
@@ -273,6 +275,7 @@ impl World {
             {
                 self.players[i].completed += 1;
                 let on_host = self.players[i].flight.pop_front().is_some_and(|op| op.on_host);
+                self.pass_turn(i);
                 if !on_host {
                     let begun = self.players[i].flown.map_or(self.now, |(begun, _)| begun);
                     self.players[i].flown = Some((begun, self.now));
@@ -284,6 +287,16 @@ impl World {
                     self.watch_idle(i);
                 }
             }
+        }
+    }
+
+    /// The next operation is served, which may be another process's.
+    fn pass_turn(&mut self, i: usize) {
+        let player = &mut self.players[i];
+        if player.load.slices() > 1 && player.turn.pass(&mut player.flight) {
+            #[allow(clippy::cast_precision_loss, reason = "short")]
+            let switch = self.switch as f64;
+            player.switching += switch;
         }
     }
 
@@ -373,14 +386,16 @@ impl World {
             }
             let length = self.random.within(player.load.op);
             #[allow(clippy::cast_precision_loss, reason = "short")]
-            player.flight.push_back(Op { left: length.max(1) as f64, on_host: false });
+            let left = length.max(1) as f64;
+            let process = player.least_busy();
+            player.flight.push_back(Op { left, on_host: false, process });
             player.launches += 1;
             if let Some(host) = player.load.host
                 && player.launches.is_multiple_of(host.every.max(1))
             {
                 let length = self.random.within(host.ns);
                 #[allow(clippy::cast_precision_loss, reason = "short")]
-                player.flight.push_back(Op { left: length.max(1) as f64, on_host: true });
+                player.flight.push_back(Op { left: length.max(1) as f64, on_host: true, process });
             }
             player.left = player.left.saturating_sub(1);
         }
@@ -410,10 +425,17 @@ impl Player {
             possesses: false,
             last_served: 0,
             switching: 0.0,
+            turn: Turn::default(),
             works_said: None,
             waits: false,
             flown: None,
         }
+    }
+
+    /// The process with the least in flight.
+    fn least_busy(&self) -> u32 {
+        let flying = |process| self.flight.iter().filter(|op| op.process == process).count();
+        (0..self.load.slices()).min_by_key(|&process| flying(process)).unwrap_or(0)
     }
 
     /// The host has something to do before the GPU has.
