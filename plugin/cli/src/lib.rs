@@ -40,9 +40,6 @@ pub const EXIT_USAGE: u8 = 64;
 /// Most threads for what blocks; they start when needed. One may wait for the ledger's disk while the
 /// others read pages, and a hostile tenant can hold up one that looks at its pages, for a moment.
 const BLOCKING_THREADS: usize = 8;
-/// When the plugin has long started: registered, adopted what there was, looked at the GPUs.
-const STARTED: Duration = Duration::from_secs(2);
-
 /// How long work that blocks may go on after the plugin has drained.
 const LAST_WORK: Duration = Duration::from_secs(1);
 
@@ -122,9 +119,8 @@ enum Command {
     },
 }
 
-/// Runs `tessera` with these arguments. The plugin calls `give_back` once, on a thread that may block, when it
-/// has long started.
-pub fn main(args: impl IntoIterator<Item = OsString>, give_back: fn()) -> ExitCode {
+/// Runs `tessera` with these arguments.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
@@ -134,7 +130,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>, give_back: fn()) -> ExitCo
         }
     };
     panics::end_the_process();
-    let outcome = execute(cli.command, ConfigFile { asked: cli.config }, give_back);
+    let outcome = execute(cli.command, ConfigFile { asked: cli.config });
     outcome.unwrap_or_else(|error| match error.downcast_ref::<ConfigError>() {
         Some(error) => {
             // One problem per line, each with file, line and key.
@@ -148,10 +144,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>, give_back: fn()) -> ExitCo
     })
 }
 
-fn execute(command: Command, file: ConfigFile, give_back: fn()) -> anyhow::Result<ExitCode> {
+fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
     let strict = |file: &ConfigFile| Config::find(file.asked.as_deref());
     match command {
-        Command::Serve => serve(file, give_back),
+        Command::Serve => serve(file),
         Command::Status { live: true, .. } => admin::live(&file.for_asking()),
         Command::Status { output, ready, .. } => admin::main(&file.for_asking(), output, ready),
         Command::Explain(args) => explain::main(&args, &file.for_asking()),
@@ -189,7 +185,7 @@ fn execute(command: Command, file: ConfigFile, give_back: fn()) -> anyhow::Resul
     }
 }
 
-fn serve(file: ConfigFile, give_back: fn()) -> anyhow::Result<ExitCode> {
+fn serve(file: ConfigFile) -> anyhow::Result<ExitCode> {
     let ending = Ending::listen()?;
     let given = file.start()?;
     let set_filter = Some(start_log(&given.config)?);
@@ -205,10 +201,6 @@ fn serve(file: ConfigFile, give_back: fn()) -> anyhow::Result<ExitCode> {
         let discovery = Arc::new(NvmlDiscovery::new(nvml_library(&given.config)));
         let beginning = app::Beginning { file: Some(file), given, set_filter };
         let app = app::start_with(beginning, discovery, app::Timing::default())?;
-        tokio::spawn(async move {
-            tokio::time::sleep(STARTED).await;
-            let _ = tokio::task::spawn_blocking(give_back).await;
-        });
         app.run_until(ending.asked()).await
     });
     // What is still being read or written is waited for no longer.

@@ -7,5 +7,5 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     memory::keep_one_heap();
-    tessera_cli::main(std::env::args_os(), memory::give_back)
+    tessera_cli::main(std::env::args_os())
 }

@@ -266,7 +266,7 @@ fn plugins(world: &World, report: &mut Report) -> anyhow::Result<()> {
         "plugin's RSS after the load",
         "MiB",
         rss as f64 / 1024.0,
-        Some(12.0),
+        Some(24.0),
     );
     report.figure("plugin_rss_anon_mib", "of it its own", "MiB", own as f64 / 1024.0, None);
     let median = figures.register_ms.median();
