@@ -1,5 +1,9 @@
 //! What the terminal takes.
 
+use std::io::{IsTerminal, stdout};
+
+use crossterm::terminal::{WindowSize, window_size};
+
 /// Which characters and colours the terminal takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
@@ -26,4 +30,15 @@ impl Look {
 /// Whether the terminal can do nothing but print lines.
 pub fn is_dumb() -> bool {
     std::env::var("TERM").is_ok_and(|term| term == "dumb")
+}
+
+/// Columns and rows of the terminal that standard output is. `None` where it is none, or does not tell.
+#[must_use]
+pub fn size() -> Option<(u16, u16)> {
+    // crossterm asks the controlling terminal, also for a pipe.
+    if !stdout().is_terminal() {
+        return None;
+    }
+    let WindowSize { columns, rows, .. } = window_size().ok()?;
+    (columns > 0 && rows > 0).then_some((columns, rows))
 }

@@ -4,7 +4,7 @@
 use std::io::{self, IsTerminal, Write};
 
 use tessera_model::quantity::format_bytes;
-use tessera_system::terminal::Look;
+use tessera_system::terminal::{self, Look};
 
 use super::table::{bar, count, fit, millis};
 
@@ -367,10 +367,8 @@ fn emit(text: &str) {
 }
 
 fn size() -> (usize, usize) {
-    match terminal_size::terminal_size() {
-        Some((width, height)) => (usize::from(width.0), usize::from(height.0)),
-        None => (80, 24),
-    }
+    let (width, height) = terminal::size().unwrap_or((80, 24));
+    (width.into(), height.into())
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use tessera_api::admin::Format;
 use tessera_config::Config;
 use tessera_model::clock::unix_ms;
 use tessera_model::duration;
-use tessera_system::terminal::{Look, is_dumb};
+use tessera_system::terminal::{self, Look, is_dumb};
 use view::Moment;
 
 /// Shortest interval: an answer takes the plugin some hundred microseconds for each allocation.
@@ -127,8 +127,7 @@ fn say(model: &Model, args: &Args) -> anyhow::Result<()> {
         Format::Json => format!("{}\n", report::json(model)),
         Format::Text => {
             let mut out = io::stdout().lock();
-            let size = terminal_size::terminal_size_of(&out);
-            let width = size.map(|(width, _)| width.0).or_else(columns);
+            let width = terminal::size().map(|(width, _)| width).or_else(columns);
             let moment = Moment { now_unix_ms: unix_ms(), every: args.interval, live: false };
             let frame = report::plain(model, Look::from_env(), moment, width);
             let end = if args.once { "" } else { "\n" };
