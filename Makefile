@@ -9,7 +9,7 @@ CARGO := cargo
 # Everything that users or tests run as a file, but for the shim, which has its own link step.
 ARTEFACTS := -p tessera-cli -p simgpu -p simcuda -p simnvml -p tessera-tenant-program -p tessera-pipeline
 
-.PHONY: help build demo test test-loom python lint e2e bench clean
+.PHONY: help build demo test test-loom python lint e2e bench figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,10 +35,12 @@ test-loom: ## check the lock-free accounting with loom
 test: build python test-loom ## all tests that need neither root nor a GPU
 	TESSERA_ARTEFACTS=$(RELEASE) $(CARGO) test --locked --workspace --no-fail-fast
 
-lint: ## formatting, clippy, dependency rules
+lint: ## formatting, clippy, dependency rules, links and figures of the documentation
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	tests/lint/dependencies
+	tests/lint/links
+	tests/bench/figures check
 
 e2e: build ## the whole on a real Kubernetes (root; see tests/e2e/README.md)
 	TESSERA_ARTEFACTS=$(RELEASE) tests/e2e/run
@@ -46,6 +48,9 @@ e2e: build ## the whole on a real Kubernetes (root; see tests/e2e/README.md)
 bench: build ## measure; prints a table and writes target/bench/summary.json
 	$(CARGO) build --release --locked -p tessera-bench
 	TESSERA_ARTEFACTS=$(RELEASE) $(RELEASE)/tessera-bench --out $(TARGET)/bench/summary.json
+
+figures: ## write the figures of the last `make bench` into docs/benchmarks.md and README.md
+	tests/bench/figures write $(TARGET)/bench/summary.json
 
 clean: ## remove build products
 	$(CARGO) clean

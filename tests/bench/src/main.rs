@@ -1,5 +1,5 @@
 //! `tessera-bench`: what Tessera costs and whether its quota holds under load, measured on the
-//! simulated driver, printed beside the targets of `docs/design.md` and written to
+//! simulated driver, printed beside their goals and written to
 //! `target/bench/summary.json`. `docs/benchmarks.md` says how each figure is got.
 //! `tessera-bench compute` runs one scenario of divided GPU time; `--help` there.
 //!

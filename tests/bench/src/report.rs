@@ -1,4 +1,5 @@
-//! Figures against the targets of `docs/design.md`, for people and for machines.
+//! Figures against their goals, for people and for machines. The summary's `rows` are the table; of them
+//! `tests/bench/figures` makes the tables of `docs/benchmarks.md` and `README.md`.
 
 use serde_json::{Map, Value, json};
 
@@ -7,6 +8,7 @@ use crate::stats::{Pair, Sample};
 /// A figure with its target.
 #[derive(Clone, Debug)]
 struct Row {
+    key: String,
     what: &'static str,
     measured: String,
     bare: String,
@@ -38,6 +40,7 @@ impl Report {
     ) {
         let overhead = pair.overhead();
         self.rows.push(Row {
+            key: key.to_owned(),
             what,
             measured: format!(
                 "{} {unit} ±{}",
@@ -78,6 +81,7 @@ impl Report {
         most: Option<f64>,
     ) {
         self.rows.push(Row {
+            key: key.to_owned(),
             what,
             measured: format!("{} {unit}", short(value)),
             bare: String::new(),
@@ -97,6 +101,7 @@ impl Report {
         least: Option<f64>,
     ) {
         self.rows.push(Row {
+            key: key.to_owned(),
             what,
             // Ratios near 1: three digits would hide what is missing.
             measured: format!("{value:.4} {unit}"),
@@ -117,6 +122,7 @@ impl Report {
         reached: bool,
     ) {
         self.rows.push(Row {
+            key: key.to_owned(),
             what,
             measured: value.to_string(),
             bare: String::new(),
@@ -145,9 +151,21 @@ impl Report {
         self.summary.insert(key.to_owned(), value);
     }
 
-    /// The summary.
+    /// The summary, with the table's rows under `rows`; `met` is null where there is no goal.
     pub fn summary(&self) -> Value {
-        Value::Object(self.summary.clone())
+        let row = |row: &Row| {
+            json!({
+                "key": row.key,
+                "what": row.what,
+                "measured": row.measured.trim(),
+                "bare": row.bare,
+                "goal": row.target.trim(),
+                "met": row.reached,
+            })
+        };
+        let mut summary = self.summary.clone();
+        summary.insert("rows".into(), self.rows.iter().map(row).collect());
+        Value::Object(summary)
     }
 
     /// The table.
@@ -218,5 +236,10 @@ mod tests {
         assert!(line("another").ends_with("reported"), "{table}");
         assert_eq!(report.summary()["x_ns"], 9.0);
         assert_eq!(report.summary()["x_ns_detail"]["bare_median"], 100.0);
+        let rows = &report.summary()["rows"];
+        assert_eq!(rows[0]["key"], "x_ns");
+        assert_eq!(rows[0]["met"], false);
+        assert_eq!(rows[1]["measured"], "1.00 ms");
+        assert_eq!(rows[2]["met"], Value::Null);
     }
 }
