@@ -47,7 +47,7 @@ def rendered_files():
             f"{path.relative_to(ROOT)} is not what the chart makes: run tests/deploy/update and look at the difference"
         )
     assert schema.FILE.read_text() == schema.make(), (
-        "values.schema.json does not fit values.yaml or config.toml: run tests/deploy/update"
+        "values.schema.json does not fit values.yaml or `tessera config schema`: run tests/deploy/update"
     )
 
 
@@ -72,6 +72,13 @@ def schema_is_strict():
         "l4_": {"profiles": {"l4_": {}}},
         "maxSurge": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}},
         "xid": {"config": {"health": {"xid": {"79": "panic"}}}},
+        "share/replicas": {"config": {"share": {"replicas": "four"}}},
+        "share/cores": {"config": {"share": {"cores": "400%"}}},
+        "share/placement": {"config": {"share": {"placement": "best"}}},
+        "gpus/reserve": {"config": {"gpus": {"reserve": "12MB"}}},
+        "ledger/release_after": {"config": {"ledger": {"release_after": "5"}}},
+        "layout/0/shares/0": {"config": {"layout": [{"gpus": ["0"], "shares": [{"count": 1}]}]}},
+        "default/config/share/replicas": {"profiles": {"default": {"config": {"share": {"replicas": 1000}}}}},
         "kubeletRoot": {"kubeletRoot": "var/lib/kubelet"},
         "runtimeClassNames": {"admissionPolicy": {"runtimeClassNames": ["it's"]}},
     }
@@ -99,7 +106,9 @@ def every_value_is_documented():
             assert "additionalProperties" in node, f"{path} takes anything"
             walk(item, f"{path}.{key}" if path else key)
 
-    walk(json.loads(schema.make()), "")
+    whole = json.loads(schema.make())
+    walk(whole, "")
+    walk(whole["definitions"]["config"], "")
     assert not bare, f"values.yaml: no comment above {bare}"
 
 
@@ -157,12 +166,12 @@ def configuration_is_carried_over_exactly():
     import tomllib
 
     config = {
-        "share": {"replicas": 3, "memory": '12Gi "or" \\ so', "cores": 0.5},
+        "share": {"replicas": 3, "memory": "12Gi", "cores": 0.5},
         "ledger": {"fsync": False},
         "health": {"xid": {"94": "ignore"}},
         "gpus": {"include": ["NVIDIA <A100> & 'more'", "0"]},
-        "driver": {"mounts": [{"host": "/a", "container": "/b c", "read_only": True}], "env": {"A.B": "ü"}},
-        "layout": [{"gpus": ["0"], "shares": [{"resource": "a/b", "count": 2}]}, {"gpus": ["1"], "shares": []}],
+        "driver": {"mounts": [{"host": "/a", "container": "/b c", "read_only": True}], "env": {"A.B": "ü", "C": '12Gi "or" \\ so'}},
+        "layout": [{"gpus": ["0"], "shares": [{"resource": "a/b", "count": 2}]}, {"gpus": ["1"], "shares": [{"resource": "a/b"}]}],
     }
     (config_map,) = of_kind(objects({"config": config, "profiles": {"default": None, "x": {}}}), "ConfigMap")
     written = tomllib.loads(config_map["data"]["config.toml"])

@@ -1,8 +1,10 @@
-"""Makes values.schema.json: types and descriptions from values.yaml and its comments, the keys of `config`
-from config.toml, and below what neither tells."""
+"""Makes values.schema.json: types and descriptions from values.yaml and its comments, `config` from what
+`tessera config schema` (TESSERA) says, and below what neither tells."""
 
 import json
+import os
 import re
+import subprocess
 
 import yaml
 
@@ -97,40 +99,18 @@ def comments():
 
 
 def configuration():
-    """The schema of `config`: every section and key of config.toml; the plugin judges the values."""
-    sections, above, section = {}, [], None
-    for line in (ROOT / "config.toml").read_text().splitlines():
-        header, key = re.match(r"^\[([a-z_.]+)\]$", line), re.match(r"^([A-Za-z0-9_]+) = ", line)
-        if line.startswith("# "):
-            above.append(line[2:])
-            continue
-        if header:
-            section = header[1]
-            sections[section] = {}
-        elif key and section:
-            sections[section][key[1]] = {"description": " ".join(above) or "See the key before it."}
-        above = []
-    properties = {
-        name: {"type": "object", "description": f"[{name}]", "additionalProperties": False, "properties": keys}
-        for name, keys in sections.items()
-        if "." not in name
-    }
-    # Tables whose keys are the user's.
-    properties["health"]["properties"]["xid"] = {
-        "type": "object", "description": "What an XID means, by its number.",
-        "additionalProperties": {"enum": ["ignore", "suspect", "unhealthy", "until-reset"]},
-    }
-    properties["layout"] = {
-        "type": "array", "items": {"type": "object"},
-        "description": "[[layout]]: GPUs that are to be cut into unequal shares, each under a resource name of its own.",
-    }
-    return {"type": "object", "additionalProperties": False, "properties": properties}
+    """The schema of `config`, where null stands for a value that is not set."""
+    tessera = os.environ.get("TESSERA", ROOT / "target/debug/tessera")
+    run = subprocess.run([tessera, "config", "schema"], capture_output=True, text=True, check=True)
+    schema = json.loads(run.stdout)
+    del schema["$schema"]
+    return orphan(schema)
 
 
 def of(value, path, described):
     """The schema of what stands at `path` with this default."""
     if path == "config":
-        schema = configuration()
+        schema = {"$ref": "#/definitions/config"}
     elif path in ALLOWED:
         schema = dict(ALLOWED[path])
     elif isinstance(value, bool):
@@ -150,6 +130,8 @@ def of(value, path, described):
 def orphan(schema):
     """The same for a profile, where null takes the value away."""
     schema = dict(schema)
+    if "enum" in schema:
+        schema["enum"] = [*schema["enum"], None]
     if "type" in schema:
         kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         schema["type"] = [*kinds, "null"]
@@ -178,6 +160,7 @@ def make():
     head = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of the chart tessera",
-        "$comment": "Made by tests/deploy/update from values.yaml and config.toml.",
+        "$comment": "Made by tests/deploy/update from values.yaml and `tessera config schema`.",
+        "definitions": {"config": configuration()},
     }
     return json.dumps(head | schema, indent=1, ensure_ascii=False) + "\n"

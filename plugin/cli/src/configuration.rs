@@ -66,6 +66,8 @@ pub(super) enum ConfigCommand {
     Default,
     /// Print the reference of all keys, as Markdown
     Reference,
+    /// Print what a file may say, as JSON Schema (draft 7)
+    Schema,
 }
 
 pub(super) fn main(command: ConfigCommand, file: ConfigFile) -> anyhow::Result<ExitCode> {
@@ -76,8 +78,9 @@ pub(super) fn main(command: ConfigCommand, file: ConfigFile) -> anyhow::Result<E
         }),
         ConfigCommand::Plan { file: path, output } => plan(&read(&path)?, &path, &file, output),
         ConfigCommand::Reload { output } => reload(&file.for_asking(), output),
-        ConfigCommand::Default => print(include_str!("../../../config.toml")),
+        ConfigCommand::Default => print(&keys::commented()),
         ConfigCommand::Reference => print(&keys::reference()),
+        ConfigCommand::Schema => print(&format!("{:#}\n", keys::schema())),
     }
 }
 

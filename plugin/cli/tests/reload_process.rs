@@ -135,7 +135,7 @@ async fn a_plan_tells_what_would_change_and_changes_nothing() {
     let share = &online["shares"][0];
     assert_eq!((&share["retire"], &share["before"]["replicas"]), (&2.into(), &4.into()), "{share}");
     let effects = online["allocations"][0]["effects"].to_string();
-    for part in ["keeps 2 GiB, 250m burst", "has 4 GiB, 500m burst", "at once: compute.quantum"] {
+    for part in ["keeps 2 GiB, 25% burst", "has 4 GiB, 50% burst", "at once: compute.quantum"] {
         assert!(effects.contains(part), "{part}: {effects}");
     }
     let shown = String::from_utf8(node.run(&["config", "plan", &new]).stdout).unwrap();

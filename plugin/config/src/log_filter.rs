@@ -3,7 +3,7 @@
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// Most bytes of a filter: each of its words is compared with all others.
-const LONGEST: usize = 4096;
+pub(super) const LONGEST: usize = 4096;
 
 /// Reads `info,tessera_arbiter=debug` and the like. Without a level of all nothing else is logged.
 ///
@@ -67,6 +67,17 @@ fn current_name(module: &str) -> String {
         name => format!("{name}::{first}"),
     };
     if more.is_empty() { base } else { format!("{base}::{more}") }
+}
+
+/// What [`parse`] takes, as a regular expression.
+pub(super) fn pattern() -> String {
+    let levels = ["off", "error", "warn", "info", "debug", "trace"].map(|level| {
+        let either = |c: char| format!("[{}{c}]", c.to_ascii_uppercase());
+        level.chars().map(either).collect::<String>()
+    });
+    let level = format!(r"({}|\+?0*[0-5])", levels.join("|"));
+    let word = format!(r"\s*(([^,=]*[^,=\s][^,=]*=\s*)?{level}\s*)?");
+    format!("^{word}(,{word})*$")
 }
 
 #[cfg(test)]

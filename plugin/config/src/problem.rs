@@ -56,16 +56,21 @@ pub(super) struct Problems {
 
 impl Problems {
     /// Notes one.
-    pub(super) fn push(&mut self, problem: Problem) {
+    pub(super) fn push(&mut self, key: &str, line: Option<usize>, message: &str) {
         if self.kept.len() < MOST_PROBLEMS {
-            self.kept.push(problem);
+            self.kept.push(Problem::new(key, line, message));
             return;
         }
         self.more += 1;
         let last = self.kept.iter_mut().max_by_key(|kept| kept.line);
-        if let Some(last) = last.filter(|last| problem.line < last.line) {
-            *last = problem;
+        if let Some(last) = last.filter(|last| line < last.line) {
+            *last = Problem::new(key, line, message);
         }
+    }
+
+    /// How many were noted.
+    pub(super) fn count(&self) -> usize {
+        self.kept.len() + self.more
     }
 
     /// Counts what need not be looked at.
@@ -73,22 +78,14 @@ impl Problems {
         self.more += count;
     }
 
-    /// The first by line, and how many others there are.
+    /// The first by line, and how many others there are; syntax errors, which have no key, before all others.
     pub(super) fn finish(self) -> Vec<Problem> {
         let Problems { mut kept, more } = self;
-        kept.sort_by_key(|problem| problem.line);
+        kept.sort_by_key(|problem| (!problem.key.is_empty(), problem.line));
         if more > 0 {
             kept.push(Problem::more(more));
         }
         kept
-    }
-}
-
-impl FromIterator<Problem> for Problems {
-    fn from_iter<I: IntoIterator<Item = Problem>>(all: I) -> Self {
-        let mut problems = Problems::default();
-        all.into_iter().for_each(|problem| problems.push(problem));
-        problems
     }
 }
 
@@ -98,7 +95,9 @@ pub fn first(all: Vec<Problem>) -> Vec<Problem> {
     if all.len() <= MOST_PROBLEMS {
         return all;
     }
-    all.into_iter().collect::<Problems>().finish()
+    let mut problems = Problems::default();
+    all.iter().for_each(|one| problems.push(&one.key, one.line, &one.message));
+    problems.finish()
 }
 
 impl fmt::Display for ConfigError {

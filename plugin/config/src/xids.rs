@@ -5,7 +5,20 @@
 //! `RESET_GPU` or more. What restarts an application and no more hurts that application alone; one of
 //! those that may also announce a fault of the hardware is a suspicion, as is whatever is not listed.
 
-use super::health::XidAction::{self, Ignore, Suspect, Unhealthy, UntilReset};
+use XidAction::{Ignore, Suspect, Unhealthy, UntilReset};
+
+/// What an XID means for the GPU that reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XidAction {
+    /// Nothing: a program's own fault.
+    Ignore,
+    /// One is a warning, several within a time are not.
+    Suspect,
+    /// Out of service until it has been quiet.
+    Unhealthy,
+    /// Out of service until the driver shows that it was reset.
+    UntilReset,
+}
 
 /// Number, meaning, reason; by number.
 pub const XIDS: &[(u32, XidAction, &str)] = &[
@@ -54,12 +67,14 @@ pub const XIDS: &[(u32, XidAction, &str)] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::form::Words;
 
     #[test]
     fn the_documentation_has_the_table() {
         let text = include_str!("../../../docs/plugin.md");
         for (xid, action, reason) in XIDS {
-            let (word, _) = XidAction::WORDS.iter().find(|(_, known)| known == action).unwrap();
+            let (word, _) =
+                <XidAction as Words>::WORDS.iter().find(|(_, known)| known == action).unwrap();
             let row = format!("| {xid} | {word} | {reason} |");
             assert!(text.contains(&row), "docs/plugin.md lacks: {row}");
         }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+/// Each unit with its milliseconds.
+pub const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
 
 /// Reads one.
 ///

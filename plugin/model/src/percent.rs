@@ -16,3 +16,33 @@ pub fn parse_cores(text: &str) -> Result<u32, String> {
     let fits = millis.filter(|millis| (1..=1000).contains(millis));
     fits.ok_or_else(|| "must be a part of a GPU in percent, from 0.1 to 100, such as 30".to_owned())
 }
+
+/// A share of a GPU's time for people, `25%`, of thousandths of the GPU.
+#[must_use]
+pub fn format_cores(millis: u64) -> String {
+    format_percent(millis.saturating_mul(100))
+}
+
+/// A percentage, of thousandths of a percent.
+#[must_use]
+pub fn format_percent(part: u64) -> String {
+    let (whole, rest) = (part / 1000, part % 1000);
+    let text = if rest == 0 { whole.to_string() } else { format!("{whole}.{rest:03}") };
+    let text = if rest == 0 { &text } else { text.trim_end_matches('0') };
+    format!("{text}%")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_written_as_it_is_read() {
+        for (millis, text) in [(1, "0.1%"), (250, "25%"), (333, "33.3%"), (1000, "100%")] {
+            assert_eq!(format_cores(millis.into()), text);
+            assert_eq!(parse_cores(text), Ok(millis));
+        }
+        assert_eq!(format_percent(100_002), "100.002%");
+        assert_eq!(format_percent(0), "0%");
+    }
+}

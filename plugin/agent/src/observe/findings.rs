@@ -153,7 +153,7 @@ impl Observer {
     fn cause(&self, record: &Record, pid: u32) -> String {
         let damages = self.sites().and_then(|sites| {
             let text = self.procs.mountinfo(pid)?;
-            let preload = self.node.config().container.inject_file;
+            let preload = self.node.config().container.inject_file();
             Some(Mounts::parse(&text).damages(&record.id, preload, &sites))
         });
         let damages = damages.unwrap_or_default();
@@ -198,7 +198,7 @@ impl Observer {
             |id: &AllocationId| super::place(allocations, |(record, _)| &record.id, id).is_some();
         let ground = Ground {
             sources: sites.as_ref(),
-            preload: node.config().container.inject_file,
+            preload: node.config().container.inject_file(),
             is_live: &is_live,
             holds: &|place| kubelet.holds(place),
             given: &|place, name| kubelet.given(place, name),
@@ -222,7 +222,7 @@ impl Observer {
         now: Instant,
     ) {
         let Some(sites) = sites else { return };
-        let preload = self.node.config().container.inject_file;
+        let preload = self.node.config().container.inject_file();
         let ground = Ground {
             sources: Some(sites),
             preload,

@@ -240,7 +240,7 @@ impl Reloader {
         let (mut changes, mut waiting) = (Vec::new(), Vec::new());
         for difference in keys::differences(&before, &config) {
             match difference.takes {
-                Takes::Restart(_) => waiting.push(difference),
+                Takes::Restart => waiting.push(difference),
                 Takes::AtOnce | Takes::NewPods => changes.push(difference),
             }
         }

@@ -12,9 +12,10 @@ use tessera_kubelet_api::admin::{
 use super::Reloader;
 use crate::node::forecast::{Turn, forecast};
 use tessera_config::keys;
-use tessera_config::keys::{Difference, Takes, toml};
+use tessera_config::keys::{Difference, Takes};
 use tessera_config::{Config, Judged, Problem};
 use tessera_model::gpu::Gpu;
+use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::{Grant, Record};
 use tessera_model::replica::Replica;
@@ -261,6 +262,6 @@ pub fn limits(memory_bytes: u64, cores_millis: u32, compute: Compute) -> String 
         Compute::Strict => "strict",
         Compute::None => "compute not limited",
     };
-    let cores = toml::millis(cores_millis);
-    format!("{}, {} {word}", format_bytes(memory_bytes), cores.trim_matches('"'))
+    let cores = format_cores(cores_millis.into());
+    format!("{}, {cores} {word}", format_bytes(memory_bytes))
 }

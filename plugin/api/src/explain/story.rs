@@ -174,7 +174,7 @@ fn strategy(record: &Record, config: &Config) -> &'static str {
 }
 
 fn injected(config: &Config) -> Vec<String> {
-    let file = config.container.inject_file.then_some("/etc/ld.so.preload");
-    let env = config.container.inject_env.then_some("LD_PRELOAD");
+    let file = config.container.inject_file().then_some("/etc/ld.so.preload");
+    let env = config.container.inject_env().then_some("LD_PRELOAD");
     file.into_iter().chain(env).map(str::to_owned).collect()
 }

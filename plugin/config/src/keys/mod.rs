@@ -1,53 +1,29 @@
-//! Every key of the configuration in one table: what it may be, what it means, and when a change of it
-//! takes effect. The reference in `docs/configuration.md`, `tessera config plan` and a reload of a running
-//! plugin all go by it.
+//! What follows from the declarations of all keys: the reference in `docs/configuration.md`, `config.toml`, the
+//! schema, and what differs between two configurations and when that takes effect.
 
-mod delivery;
-mod layouts;
-mod node;
-mod reference;
-mod sharing;
+mod document;
 pub mod toml;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
+use serde_json::Value;
+
 use super::Config;
-pub use reference::reference;
-
-/// One key.
-#[derive(Debug)]
-pub struct Key {
-    /// Dotted; `[]` stands for each entry of an array of tables.
-    pub name: &'static str,
-    /// What may be written.
-    pub form: &'static str,
-    /// When a change takes effect.
-    pub takes: Takes,
-    /// What it means, in Markdown.
-    pub meaning: &'static str,
-    show: Show,
-}
-
-/// How a key's values are shown, as TOML.
-#[derive(Debug)]
-enum Show {
-    One(fn(&Config) -> String),
-    /// With the keys as they are in the file.
-    Each(fn(&Config) -> Vec<(String, String)>),
-}
+use super::table::{self, Table};
+pub use document::{commented, reference};
 
 /// When a change of a key takes effect.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Takes {
     /// As soon as the file is read, for everybody.
+    #[default]
     AtOnce,
     /// As soon as the file is read, for whoever comes: what runs keeps what it was given until its pod
     /// ends.
     NewPods,
-    /// When the plugin starts the next time. Until then the value before holds, which this copies from the
-    /// second to the first.
-    Restart(fn(&mut Config, &Config)),
+    /// When the plugin starts the next time. Until then the value before holds.
+    Restart,
 }
 
 impl Takes {
@@ -57,16 +33,43 @@ impl Takes {
         match self {
             Takes::AtOnce => "at once",
             Takes::NewPods => "for new pods",
-            Takes::Restart(_) => "after a restart",
+            Takes::Restart => "after a restart",
         }
     }
 }
 
+/// One key, as it is documented.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    /// Dotted; `[]` stands for each entry of an array of tables.
+    pub key: String,
+    /// What may be written, in Markdown.
+    pub accepts: String,
+    /// The default as TOML; `None` where there is none.
+    pub default: Option<String>,
+    /// Whether its table must have it.
+    pub required: bool,
+    /// When a change takes effect.
+    pub takes: Takes,
+    /// What it means, in Markdown.
+    pub doc: String,
+}
+
 /// All keys, in the order of `config.toml`.
-pub fn keys() -> impl Iterator<Item = &'static Key> {
-    [sharing::KEYS, layouts::KEYS, sharing::COMPUTE, node::HEALTH, delivery::KEYS, node::KEYS]
-        .into_iter()
-        .flatten()
+#[must_use]
+pub fn rows() -> Vec<Row> {
+    let mut found = Vec::new();
+    table::rows::<Config>("", &mut found);
+    found
+}
+
+/// What a file may say, as JSON Schema (draft 7). [`super::table`] says what it does not know.
+#[must_use]
+pub fn schema() -> Value {
+    let mut schema = table::schema::<Config>();
+    schema["$schema"] = "http://json-schema.org/draft-07/schema#".into();
+    schema["title"] = "Configuration of Tessera".into();
+    schema
 }
 
 /// A key whose value differs between two configurations.
@@ -89,72 +92,45 @@ impl fmt::Display for Difference {
     }
 }
 
-impl Key {
-    /// Its values, with the keys as they are in a file.
-    #[must_use]
-    pub fn values(&self, config: &Config) -> BTreeMap<String, String> {
-        match self.show {
-            Show::One(show) => BTreeMap::from([(self.name.to_owned(), show(config))]),
-            Show::Each(show) => show(config).into_iter().collect(),
-        }
-    }
-
-    /// Its default as TOML; `None` where there is none.
-    #[must_use]
-    pub fn default(&self) -> Option<String> {
-        match self.show {
-            Show::One(show) => Some(show(&Config::default())),
-            Show::Each(_) => None,
-        }
-    }
-
-    fn differences(&self, before: &Config, after: &Config) -> Vec<Difference> {
-        let (before, after) = (self.values(before), self.values(after));
-        let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-        let differs = |key: &&String| before.get(*key) != after.get(*key);
-        let difference = |key: &String| Difference {
-            key: key.clone(),
-            before: before.get(key).cloned(),
-            after: after.get(key).cloned(),
-            takes: self.takes,
-        };
-        keys.into_iter().filter(differs).map(difference).collect()
-    }
+/// A value, as it could stand in a file.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// With indexes of arrays.
+    pub(super) key: String,
+    pub(super) text: String,
+    pub(super) takes: Takes,
 }
 
-/// What differs, in the table's order.
+/// What differs, in the order of `config.toml`.
 #[must_use]
 pub fn differences(before: &Config, after: &Config) -> Vec<Difference> {
-    keys().flat_map(|key| key.differences(before, after)).collect()
+    let values = |config, key: &table::Key<Config>| {
+        let mut found = Vec::new();
+        key.field.values(config, key.name, key.takes, &mut found);
+        found
+    };
+    let of = |key| {
+        let (before, after) = (values(before, key), values(after, key));
+        let find = |all: &[Shown]| -> BTreeMap<String, String> {
+            all.iter().map(|shown| (shown.key.clone(), shown.text.clone())).collect()
+        };
+        let (old, new) = (find(&before), find(&after));
+        let gone = before.into_iter().filter(|shown| !new.contains_key(&shown.key));
+        let difference = |shown: Shown| Difference {
+            before: old.get(&shown.key).cloned(),
+            after: new.get(&shown.key).cloned(),
+            key: shown.key,
+            takes: shown.takes,
+        };
+        let all = after.into_iter().chain(gone).map(difference);
+        all.filter(|difference| difference.before != difference.after).collect::<Vec<_>>()
+    };
+    Config::KEYS.iter().flat_map(of).collect()
 }
 
 /// Gives `config` the values that `running` has of all keys that take a restart.
 pub fn keep(config: &mut Config, running: &Config) {
-    for key in keys() {
-        if let Takes::Restart(keep) = key.takes {
-            keep(config, running);
-        }
-    }
-}
-
-const fn one(
-    name: &'static str,
-    form: &'static str,
-    takes: Takes,
-    show: fn(&Config) -> String,
-    meaning: &'static str,
-) -> Key {
-    Key { name, form, takes, meaning, show: Show::One(show) }
-}
-
-const fn each(
-    name: &'static str,
-    form: &'static str,
-    takes: Takes,
-    show: fn(&Config) -> Vec<(String, String)>,
-    meaning: &'static str,
-) -> Key {
-    Key { name, form, takes, meaning, show: Show::Each(show) }
+    table::keep(config, running);
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ fn names(prefix: &str, value: &::toml::Value, found: &mut BTreeSet<String>) {
     let join =
         |key: &str| if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
     match value {
-        ::toml::Value::Table(table) if !keys().any(|key| key.name == prefix) => {
+        ::toml::Value::Table(table) if !rows().iter().any(|row| row.key == prefix) => {
             for (key, value) in table {
                 names(&join(key), value, found);
             }
@@ -30,16 +30,19 @@ fn the_commented_file_and_the_table_have_the_same_keys() {
     for text in [include_str!("../../../../config.toml"), &example_layouts()] {
         names("", &::toml::from_str(text).unwrap(), &mut file);
     }
-    let table: BTreeSet<String> = keys().map(|key| key.name.to_owned()).collect();
+    let table: BTreeSet<String> = rows().into_iter().map(|row| row.key).collect();
     let missing: Vec<_> = table.symmetric_difference(&file).collect();
     assert!(missing.is_empty(), "in one of config.toml and config/keys only: {missing:?}");
-    assert_eq!(table.len(), keys().count(), "each once");
+    assert_eq!(table.len(), rows().len(), "each once");
 }
 
 #[test]
 fn every_default_can_be_written_into_a_file() {
-    let lines: Vec<String> =
-        keys().filter_map(|key| Some(format!("{} = {}\n", key.name, key.default()?))).collect();
+    let lines: Vec<String> = rows()
+        .into_iter()
+        .filter(|row| !row.key.contains("[]"))
+        .filter_map(|row| Some(format!("{} = {}\n", row.key, row.default?)))
+        .collect();
     let config = Config::parse(&lines.concat()).unwrap();
     assert_eq!(differences(&config, &Config::default()).len(), 0);
     assert_eq!(Config { source: Config::default().source, ..config }, Config::default());
@@ -89,17 +92,26 @@ fn what_takes_a_restart_stays_as_it_was() {
     assert_eq!(left, ["share.replicas"]);
 }
 
-/// Docs are generated: `TESSERA_REGENERATE=1` writes them.
+/// A file of the repository that follows from the declarations: `TESSERA_REGENERATE=1` writes it.
+fn follows(name: &str, text: &str) {
+    let file = format!("{}/../../{name}", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("TESSERA_REGENERATE").is_some() {
+        std::fs::write(&file, text).unwrap();
+    }
+    let committed = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(
+        committed == text,
+        "{name} is not what the declarations in config/tables say; run this test with \
+         TESSERA_REGENERATE=1 and commit the file"
+    );
+}
+
 #[test]
 fn the_reference_is_what_the_code_says() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
-    if std::env::var_os("TESSERA_REGENERATE").is_some() {
-        std::fs::write(file, reference()).unwrap();
-    }
-    let committed = std::fs::read_to_string(file).unwrap_or_default();
-    assert!(
-        committed == reference(),
-        "docs/configuration.md is not what the code says; run `tessera config reference > \
-         docs/configuration.md` and commit"
-    );
+    follows("docs/configuration.md", &reference());
+}
+
+#[test]
+fn the_commented_file_is_what_the_code_says() {
+    follows("config.toml", &commented());
 }

@@ -1,4 +1,7 @@
+use std::time::Duration;
+
 use super::*;
+use crate::name::check_resource;
 use crate::{Amount, Layout, LayoutShare, Problem};
 use tessera_model::sharing::{Compute, Placement, Split};
 
@@ -166,7 +169,7 @@ fn mounts_are_checked() {
 #[test]
 fn resource_names_follow_kubernetes() {
     for name in ["tessera.dev/gpu", "a/b", "x-y.example.com/gpu-8g", "nvidia.com/gpu.shared"] {
-        assert_eq!(check_resource_name(name), Ok(()), "{name}");
+        assert_eq!(check_resource(name), Ok(()), "{name}");
     }
     let long = format!("a.b/{}", "x".repeat(64));
     for name in [
@@ -181,7 +184,7 @@ fn resource_names_follow_kubernetes() {
         "kubernetes.io/gpu",
         &long,
     ] {
-        assert!(check_resource_name(name).is_err(), "{name}");
+        assert!(check_resource(name).is_err(), "{name}");
     }
 }
 
@@ -264,13 +267,13 @@ fn every_nonsense_in_a_layout_is_told_at_its_place() {
         ),
         (
             share("{ resource = \"a.b/c\", count = 3, cores = \"400m\" }"),
-            ("layout[0].shares", Some(3), "are 1200m, more than one GPU"),
+            ("layout[0].shares", Some(3), "are 120%, more than one GPU"),
         ),
         (
             share(
                 "{ resource = \"a.b/c\", cores = \"998m\" },\n{ resource = \"a.b/d\", count = 3 }",
             ),
-            ("layout[0].shares", Some(3), "2m are too little for 3"),
+            ("layout[0].shares", Some(3), "0.2% are too little for 3"),
         ),
         (
             share("{ resource = \"a.b/c\" },\n{ resource = \"a.b/c\" }"),
@@ -360,7 +363,7 @@ fn of_a_large_text_with_a_syntax_error_what_comes_before_is_read() {
     let (config, problems) = parse(&text, None);
     assert_eq!(config.paths.ledger, Path::new("/srv/ledger"));
     assert_eq!(config.paths.admin, Path::new("/srv/a"));
-    assert_eq!(problems.len(), 1, "one that is certain");
+    assert_eq!(problems.len(), 1, "one that is certain: {problems:?}");
     assert!((10_004..=10_006).contains(&problems[0].line.unwrap()), "{problems:?}");
     assert!(parse(&format!("{rest}[share]\nreplicas = 2\n"), None).1.is_empty());
 }

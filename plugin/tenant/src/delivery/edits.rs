@@ -21,7 +21,7 @@ pub(super) fn mounts(parcel: &Parcel<'_>, config: &Config) -> Vec<Mount> {
         mount(&parcel.pages.join(layout::USAGE_FILE), pages.join(layout::USAGE_FILE), false),
         mount(&parcel.shim.shim, layout::CONTAINER_SHIM.into(), true),
     ];
-    if config.container.inject_file {
+    if config.container.inject_file() {
         mounts.push(mount(&parcel.shim.preload, "/etc/ld.so.preload".into(), true));
     }
     mounts.extend(parcel.parts.libraries.iter().cloned());

@@ -70,7 +70,7 @@ pub fn answer(parcel: &Parcel<'_>, config: &Config) -> ContainerAllocateResponse
                 read_only: mount.read_only,
             })
             .collect();
-        if config.container.inject_env {
+        if config.container.inject_env() {
             answer.envs.insert("LD_PRELOAD".into(), layout::CONTAINER_SHIM.into());
         }
     }

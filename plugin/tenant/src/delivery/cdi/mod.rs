@@ -71,7 +71,7 @@ pub(super) fn add(parcel: &Parcel<'_>, config: &Config, answer: &mut ContainerAl
 /// What CDI cannot express; the configuration was checked for all of it.
 pub fn spec(parcel: &Parcel<'_>, config: &Config) -> Result<Spec, SpecError> {
     let mut env = vec![format!("{VISIBLE_DEVICES}={VOID}")];
-    if config.container.inject_env {
+    if config.container.inject_env() {
         env.push(format!("LD_PRELOAD={}", layout::CONTAINER_SHIM));
     }
     let nodes = if config.cdi.gpu_kind.is_none() { parcel.parts.nodes.as_slice() } else { &[] };

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::delivery::driver::{Node, Parts};
 use crate::delivery::{Delivery, Parcel, cdi};
-use tessera_config::Config;
+use tessera_config::{Config, Inject};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::gpu::Gpu;
 
@@ -235,7 +235,8 @@ proptest! {
         (own, env, index, annotations) in any::<(bool, bool, bool, bool)>(),
     ) {
         let mut config = Config::parse(CDI).unwrap();
-        config.container.inject_env = env;
+        config.container.inject =
+            [Inject::File].into_iter().chain(env.then_some(Inject::Env)).collect();
         if own {
             config.cdi.gpu_kind = None;
         }

@@ -1,0 +1,313 @@
+//! The schema and the reader are asked about the same values; [`super::table`] says how they agree.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use proptest::string::string_regex;
+use proptest::test_runner::TestRunner;
+use regex::Regex;
+use serde_json::{Map, Value, json};
+
+use super::{Config, keys};
+
+thread_local! {
+    static COMPILED: RefCell<HashMap<String, Regex>> = RefCell::default();
+}
+
+/// What of JSON Schema [`keys::schema`] uses. A keyword that is not here fails the test.
+fn accepts(schema: &Value, value: &Value) -> bool {
+    let matches = |pattern: &Value, text: &str| {
+        let pattern = pattern.as_str().expect("a pattern");
+        COMPILED.with_borrow_mut(|compiled| {
+            let new = || Regex::new(pattern).expect("a regular expression");
+            compiled.entry(pattern.to_owned()).or_insert_with(new).is_match(text)
+        })
+    };
+    let bound = |limit: &Value, holds: fn(f64, f64) -> bool| {
+        value.as_f64().is_none_or(|number| holds(number, limit.as_f64().expect("a number")))
+    };
+    let is = |kind: &Value| match kind.as_str().expect("a type") {
+        "boolean" => value.is_boolean(),
+        "string" => value.is_string(),
+        "number" => value.is_number(),
+        "integer" => value.as_f64().is_some_and(|number| number.fract() == 0.0),
+        "array" => value.is_array(),
+        "object" => value.is_object(),
+        other => panic!("unknown type {other}"),
+    };
+    let known = schema["properties"].as_object();
+    schema.as_object().expect("a schema").iter().all(|(keyword, argument)| match keyword.as_str() {
+        "description" | "title" | "$schema" => true,
+        "type" => argument.as_array().map_or_else(|| is(argument), |kinds| kinds.iter().any(is)),
+        "enum" => argument.as_array().expect("values").contains(value),
+        "pattern" => value.as_str().is_none_or(|text| matches(argument, text)),
+        "not" => !accepts(argument, value),
+        "minimum" => bound(argument, |number, least| number >= least),
+        "maximum" => bound(argument, |number, most| number <= most),
+        "exclusiveMinimum" => bound(argument, |number, least| number > least),
+        "minLength" | "maxLength" => value.as_str().is_none_or(|text| {
+            let (length, limit) =
+                (text.chars().count() as u64, argument.as_u64().expect("a length"));
+            if keyword == "minLength" { length >= limit } else { length <= limit }
+        }),
+        "minItems" => {
+            value.as_array().is_none_or(|all| all.len() as u64 >= argument.as_u64().unwrap())
+        }
+        "items" => value.as_array().is_none_or(|all| all.iter().all(|one| accepts(argument, one))),
+        "required" => value.as_object().is_none_or(|table| {
+            argument.as_array().unwrap().iter().all(|key| table.contains_key(key.as_str().unwrap()))
+        }),
+        "properties" => value.as_object().is_none_or(|table| {
+            table
+                .iter()
+                .all(|(key, value)| argument.get(key).is_none_or(|schema| accepts(schema, value)))
+        }),
+        "propertyNames" => value
+            .as_object()
+            .is_none_or(|table| table.keys().all(|key| accepts(argument, &json!(key)))),
+        "additionalProperties" => value.as_object().is_none_or(|table| {
+            let others =
+                table.iter().filter(|(key, _)| !known.is_some_and(|all| all.contains_key(*key)));
+            others.into_iter().all(|(_, value)| match argument {
+                Value::Bool(any) => *any,
+                schema => accepts(schema, value),
+            })
+        }),
+        other => panic!("the test does not know the keyword {other}"),
+    })
+}
+
+/// What the reader says of a key's value, as TOML.
+fn reads(key: &str, value: &Value) -> Result<(), String> {
+    Config::parse(&file(key, value)).map(drop).map_err(|error| error.to_string())
+}
+
+/// A file with `value` at a dotted key, of a table in an array with what else that must have.
+fn file(key: &str, value: &Value) -> String {
+    let share = |key: &str| {
+        let mut share = json!({ "resource": "a.b/c" });
+        share[key] = value.clone();
+        json!([{ "gpus": ["0"], "shares": [share] }])
+    };
+    let mut root = Map::new();
+    if let Some(key) = key.strip_prefix("layout[].shares[].") {
+        root.insert("layout".to_owned(), share(key));
+    } else if let Some(key) = key.strip_prefix("layout[].") {
+        let mut layout = share("resource")[0].clone();
+        layout["shares"] = json!([{ "resource": "a.b/c" }]);
+        layout[key] = value.clone();
+        root.insert("layout".to_owned(), json!([layout]));
+    } else {
+        let (section, key) = key.split_once('.').expect("a dotted key");
+        root.insert(section.to_owned(), json!({ key: value }));
+    }
+    toml::to_string(&root).expect("TOML")
+}
+
+/// Whether the reader may refuse a value that the schema accepts: what takes arithmetic, and what is between
+/// keys.
+fn is_beyond_the_schema(problem: &str, value: &Value) -> bool {
+    let text = value.as_str().unwrap_or_default();
+    // A suffix other than `m`, and a share that is rounded down to nothing.
+    let odd = text.contains(|c: char| c.is_ascii_alphabetic() && c != 'm')
+        || text.ends_with('%') && problem.contains("at least 0.1%");
+    let arithmetic = ["larger than 9223372036854775807", "must be at least 1Mi"];
+    let between =
+        ["more than one GPU; lower", "is longer than compute.", "is shorter than health."];
+    let grammar = ["is not an address"];
+    let is_one = |parts: &[&str]| parts.iter().any(|part| problem.contains(part));
+    is_one(&arithmetic)
+        || is_one(&between)
+        || is_one(&grammar)
+        || odd && problem.contains("at most 100%")
+}
+
+fn values() -> impl Strategy<Value = Value> {
+    // What each form takes, and what is nearly that.
+    const QUANTITY: &str =
+        r"[-+]?[0-9]{0,4}(\.[0-9]{0,3})?([KMGTPE]i|[numkMGTPE]|e[0-9]|E-[0-9]|Mib|B)?";
+    const PERCENT: &str = r"[-+]?[0-9]{0,4}(\.[0-9]{0,3})?[mn]? ?%{1,2}";
+    let texts = prop_oneof![
+        Just(String::new()),
+        r"\PC{0,12}",
+        QUANTITY,
+        PERCENT,
+        r"\+?0{0,2}[0-9]{1,5}(ms|s|m|h|d|us)?",
+        prop::sample::select(WORDS.to_vec()).prop_map(str::to_owned),
+        r"/?[a-z./]{0,20}(tessera|ld\.so\.preload)?/?",
+        r"([a-zA-Z0-9]([-a-zA-Z0-9.]{0,6}[a-z0-9])?\.)?(kubernetes\.io|a[b.-]{0,2}c)/[-a-zA-Z0-9_.]{0,8}",
+        r":\+?0?[0-9]{1,6}",
+        r"(127\.0\.0\.|300\.1\.1\.|\[::|\[)[0-9a-f]{1,3}\]?:[0-9]{1,6}",
+        r" ?([a-z:]{0,4} ?=)? ?(info|OFF|warn|[0-9]|inof) ?,?([a-z]{0,3}=?debug)?",
+    ];
+    let scalar = prop_oneof![
+        3 => texts.prop_map(Value::from),
+        1 => any::<bool>().prop_map(Value::from),
+        2 => (-3_i64..400).prop_map(Value::from),
+        1 => any::<i64>().prop_map(Value::from),
+        1 => (-1.0..3.0).prop_map(Value::from),
+    ];
+    let keys = prop::sample::select(vec![
+        "resource",
+        "count",
+        "memory",
+        "cores",
+        "host",
+        "container",
+        "read_only",
+        "79",
+        "x",
+        "A=B",
+        "",
+    ]);
+    scalar.prop_recursive(2, 8, 3, move |inner| {
+        let table =
+            prop::collection::hash_map(keys.clone().prop_map(str::to_owned), inner.clone(), 0..3);
+        prop_oneof![
+            prop::collection::vec(inner, 0..3).prop_map(Value::from),
+            table.prop_map(|table| table.into_iter().collect::<Map<_, _>>().into()),
+        ]
+    })
+}
+
+const WORDS: &[&str] = &[
+    "auto",
+    "burst",
+    "strict",
+    "none",
+    "packed",
+    "distributed",
+    "best",
+    "reject",
+    "spread",
+    "refuse",
+    "warn",
+    "allow",
+    "file",
+    "env",
+    "envvar",
+    "cdi-cri",
+    "uuid",
+    "index",
+    "require",
+    "prefer",
+    "off",
+    "text",
+    "json",
+    "ignore",
+    "until-reset",
+    "nvidia.com/gpu",
+    "four",
+    "400%",
+    "*",
+    "12Mi",
+    "1s",
+];
+
+fn schema_of(key: &str) -> Value {
+    let mut schema = keys::schema();
+    for part in key.split('.') {
+        let (name, is_array) = part.strip_suffix("[]").map_or((part, false), |name| (name, true));
+        schema = schema["properties"][name].take();
+        if is_array {
+            schema = schema["items"].take();
+        }
+    }
+    schema
+}
+
+fn agree(key: &str, schema: &Value, value: &Value) -> Result<(), TestCaseError> {
+    match (accepts(schema, value), reads(key, value)) {
+        (true, Ok(())) | (false, Err(_)) => Ok(()),
+        (true, Err(problem)) => {
+            prop_assert!(
+                is_beyond_the_schema(&problem, value),
+                "the schema accepts {key} = {value}, the reader does not: {problem}"
+            );
+            Ok(())
+        }
+        (false, Ok(())) => {
+            prop_assert!(
+                false,
+                "the reader accepts {key} = {value}, the schema does not: {schema}"
+            );
+            Ok(())
+        }
+    }
+}
+
+/// Every key with its schema.
+fn all_keys() -> Vec<(String, Value)> {
+    keys::rows().into_iter().map(|row| (row.key.clone(), schema_of(&row.key))).collect()
+}
+
+proptest! {
+    #[test]
+    fn schema_and_reader_agree_about_any_value_of_every_key(value in values()) {
+        thread_local!(static KEYS: Vec<(String, Value)> = all_keys());
+        KEYS.with(|keys| keys.iter().try_for_each(|(key, schema)| agree(key, schema, &value)))?;
+    }
+}
+
+/// Strings of a pattern, without regard to its anchors.
+fn samples(pattern: &str, runner: &mut TestRunner) -> Vec<Value> {
+    let pattern = pattern.replace("[^", "[\0").replace(['^', '$'], "").replace("[\0", "[^");
+    let strings = string_regex(&pattern).expect("a pattern");
+    (0..100).map(|_| strings.new_tree(runner).expect("a string").current().into()).collect()
+}
+
+#[test]
+fn what_the_schema_describes_is_what_the_reader_takes() {
+    let mut runner = TestRunner::deterministic();
+    let mut patterns = 0;
+    for (key, schema) in all_keys() {
+        let mut values = schema["enum"].as_array().cloned().unwrap_or_default();
+        if let Some(pattern) = schema["pattern"].as_str() {
+            values = samples(pattern, &mut runner);
+            patterns += 1;
+        }
+        for bound in
+            ["minimum", "maximum"].map(|bound| &schema[bound]).into_iter().filter_map(Value::as_i64)
+        {
+            values.extend([bound.into(), bound.saturating_add(1).into(), (bound - 1).into()]);
+        }
+        for value in values {
+            agree(&key, &schema, &value).unwrap();
+        }
+    }
+    assert!(patterns > 30, "{patterns}");
+}
+
+#[test]
+fn the_schema_accepts_every_default_and_the_commented_files() {
+    let schema = keys::schema();
+    for text in [keys::commented(), super::parse::tests::example_layouts()] {
+        let value: Value = toml::from_str::<toml::Value>(&text).unwrap().try_into().unwrap();
+        assert!(accepts(&schema, &value), "{text}");
+    }
+}
+
+#[test]
+fn what_a_chart_is_often_given_is_refused() {
+    let schema = keys::schema();
+    for values in [
+        json!({ "share": { "replicas": "four" } }),
+        json!({ "share": { "cores": "400%" } }),
+        json!({ "share": { "cores": 4 } }),
+        json!({ "share": { "cores": "1500m" } }),
+        json!({ "share": { "placement": "best" } }),
+        json!({ "share": { "memory": "12MB" } }),
+        json!({ "compute": { "quantum": "5" } }),
+        json!({ "compute": { "quantum": "2s" } }),
+        json!({ "paths": { "pages": "run/pages" } }),
+        json!({ "shares": {} }),
+        json!({ "layout": [{ "gpus": [], "shares": [{ "resource": "a.b/c" }] }] }),
+        json!({ "layout": [{ "gpus": ["0"], "shares": [{ "count": 1 }] }] }),
+    ] {
+        assert!(!accepts(&schema, &values), "{values}");
+        let text = toml::to_string(&values).unwrap();
+        assert!(Config::parse(&text).is_err(), "{text}");
+    }
+}

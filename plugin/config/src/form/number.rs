@@ -1,0 +1,337 @@
+//! Numbers: counts, times, quantities and shares.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use toml::de::DeValue;
+
+use super::{Leaf, string, wrong_type};
+use crate::amount::{Amount, WHOLE_PERCENT};
+use crate::keys::toml as write;
+use crate::pattern;
+use tessera_model::quantity::{Quantity, QuantityError};
+use tessera_model::{duration, percent::format_percent};
+
+/// `true` or `false`.
+pub struct Boolean;
+
+/// A count within bounds.
+pub struct Whole(RangeInclusive<u32>);
+
+/// A length of time within bounds.
+pub struct Time(RangeInclusive<Duration>);
+
+/// An amount of memory, bytes.
+pub struct Bytes {
+    least: u64,
+    /// What is wrong with less.
+    less: &'static str,
+}
+
+/// A share of a GPU's time, thousandths.
+pub struct Cores;
+
+/// `"auto"`, which is `None`, or what the other form takes.
+pub struct Auto<F>(F);
+
+/// `"auto"`, a percentage, or units of what is shared.
+pub struct Shared<F>(F);
+
+pub(crate) const fn boolean() -> Boolean {
+    Boolean
+}
+
+pub(crate) const fn whole(range: RangeInclusive<u32>) -> Whole {
+    Whole(range)
+}
+
+pub(crate) const fn time(least: Duration, most: Duration) -> Time {
+    Time(RangeInclusive::new(least, most))
+}
+
+pub(crate) const fn bytes(least: u64, less: &'static str) -> Bytes {
+    Bytes { least, less }
+}
+
+pub(crate) const fn cores() -> Cores {
+    Cores
+}
+
+pub(crate) const fn auto<F>(form: F) -> Auto<F> {
+    Auto(form)
+}
+
+pub(crate) const fn amount<F: Units>(form: F) -> Shared<F> {
+    Shared(form)
+}
+
+impl Leaf for Boolean {
+    type Value = bool;
+
+    fn parse(&self, value: &DeValue<'_>) -> Result<bool, String> {
+        value.as_bool().ok_or_else(|| wrong_type("true or false", value))
+    }
+
+    fn show(&self, value: &bool) -> Option<String> {
+        Some(value.to_string())
+    }
+
+    fn accepts(&self) -> String {
+        "`true`, `false`".to_owned()
+    }
+
+    fn schema(&self) -> Value {
+        json!({ "type": "boolean" })
+    }
+}
+
+impl Leaf for Whole {
+    type Value = u32;
+
+    fn parse(&self, value: &DeValue<'_>) -> Result<u32, String> {
+        let integer = value.as_integer().ok_or_else(|| wrong_type("a whole number", value))?;
+        let number = u64::from_str_radix(integer.as_str(), integer.radix())
+            .map_err(|_| "must be a whole number, not negative".to_owned())?;
+        let fits = u32::try_from(number).ok().filter(|number| self.0.contains(number));
+        fits.ok_or_else(|| format!("must be from {} to {}", self.0.start(), self.0.end()))
+    }
+
+    fn show(&self, value: &u32) -> Option<String> {
+        Some(value.to_string())
+    }
+
+    fn accepts(&self) -> String {
+        format!("whole number from {} to {}", self.0.start(), self.0.end())
+    }
+
+    fn schema(&self) -> Value {
+        json!({ "type": "integer", "minimum": self.0.start(), "maximum": self.0.end() })
+    }
+}
+
+impl Time {
+    fn bounds(&self) -> String {
+        format!("from {} to {}", duration::format(*self.0.start()), duration::format(*self.0.end()))
+    }
+}
+
+impl Leaf for Time {
+    type Value = Duration;
+
+    fn parse(&self, value: &DeValue<'_>) -> Result<Duration, String> {
+        let text = string(value)?;
+        let length = duration::parse(text)?;
+        let fits = self.0.contains(&length);
+        fits.then_some(length).ok_or_else(|| format!("\"{text}\" is not {}", self.bounds()))
+    }
+
+    fn show(&self, value: &Duration) -> Option<String> {
+        Some(write::time(*value))
+    }
+
+    fn accepts(&self) -> String {
+        format!("time {}", self.bounds())
+    }
+
+    fn schema(&self) -> Value {
+        let millis = |length: &Duration| u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
+        let (least, most) = (millis(self.0.start()), millis(self.0.end()));
+        let units = duration::UNITS.iter().filter(|(_, unit)| *unit <= most);
+        let alternatives: Vec<String> = units
+            .map(|(name, unit)| pattern::range(least.div_ceil(*unit).max(1), most / unit) + name)
+            .collect();
+        let pattern = pattern::whole(&format!(r"\+?({})", alternatives.join("|")));
+        json!({ "type": "string", "pattern": pattern })
+    }
+}
+
+/// What a quantity counts.
+pub trait Units: Leaf {
+    /// What is accepted beside other things, as a regular expression; and as a number.
+    fn pattern(&self) -> (String, Value);
+    /// The value in units.
+    fn units(value: Self::Value) -> u64;
+    /// The value as TOML.
+    fn write(units: u64) -> String;
+}
+
+impl Leaf for Bytes {
+    type Value = u64;
+
+    fn parse(&self, value: &DeValue<'_>) -> Result<u64, String> {
+        let bytes = quantity(value, Quantity::units)?;
+        if bytes < self.least { Err(self.less.to_owned()) } else { Ok(bytes) }
+    }
+
+    fn show(&self, value: &u64) -> Option<String> {
+        Some(write::bytes(*value))
+    }
+
+    fn accepts(&self) -> String {
+        match self.least {
+            0 => "quantity, bytes".to_owned(),
+            1 => "quantity, bytes, more than 0".to_owned(),
+            least => {
+                format!("quantity, bytes, at least `{}`", write::bytes(least).trim_matches('"'))
+            }
+        }
+    }
+
+    fn schema(&self) -> Value {
+        let (pattern, mut schema) = self.pattern();
+        schema["type"] = json!(["string", "number"]);
+        schema["pattern"] = pattern::whole(&pattern).into();
+        schema
+    }
+}
+
+impl Units for Bytes {
+    fn pattern(&self) -> (String, Value) {
+        let (number, bound) = match self.least.checked_sub(1) {
+            None => (format!(r"(\+?{}|-(0+\.?0*|\.0+))", pattern::NUMBER), json!({ "minimum": 0 })),
+            Some(less) => {
+                (format!(r"\+?{}", pattern::POSITIVE), json!({ "exclusiveMinimum": less }))
+            }
+        };
+        (number + pattern::SUFFIX, bound)
+    }
+
+    fn units(value: u64) -> u64 {
+        value
+    }
+
+    fn write(units: u64) -> String {
+        write::bytes(units)
+    }
+}
+
+impl Leaf for Cores {
+    type Value = u32;
+
+    fn parse(&self, value: &DeValue<'_>) -> Result<u32, String> {
+        let millis = match value.as_str() {
+            Some(text) if text.ends_with('%') => u64::from(percent(text)? / (WHOLE_PERCENT / 1000)),
+            _ => quantity(value, Quantity::millis)?,
+        };
+        u32::try_from(millis).ok().filter(|millis| (1..=1000).contains(millis)).ok_or_else(|| {
+            "must be at least 0.1% and at most 100% of a GPU; without a percent sign it counts whole \
+             GPUs: a quarter is \"25%\", \"250m\" or 0.25"
+                .to_owned()
+        })
+    }
+
+    fn show(&self, value: &u32) -> Option<String> {
+        Some(write::cores((*value).into()))
+    }
+
+    fn accepts(&self) -> String {
+        "percentage; or quantity, GPUs, more than 0 and at most 1".to_owned()
+    }
+
+    fn schema(&self) -> Value {
+        let (pattern, mut schema) = self.pattern();
+        schema["type"] = json!(["string", "number"]);
+        schema["pattern"] = pattern::whole(&format!("{pattern}|{}", pattern::percent())).into();
+        schema
+    }
+}
+
+impl Units for Cores {
+    fn pattern(&self) -> (String, Value) {
+        (pattern::part(1), json!({ "exclusiveMinimum": 0, "maximum": 1 }))
+    }
+
+    fn units(value: u32) -> u64 {
+        value.into()
+    }
+
+    fn write(units: u64) -> String {
+        write::cores(units)
+    }
+}
+
+impl<L: Leaf> Leaf for Auto<L> {
+    type Value = Option<L::Value>;
+
+    fn parse(&self, value: &DeValue<'_>) -> Result<Self::Value, String> {
+        match value.as_str() {
+            Some("auto") => Ok(None),
+            _ => self.0.parse(value).map(Some).map_err(|why| format!("{why}, or \"auto\"")),
+        }
+    }
+
+    fn show(&self, value: &Self::Value) -> Option<String> {
+        value.as_ref().map_or_else(|| Some(write::string("auto")), |value| self.0.show(value))
+    }
+
+    fn accepts(&self) -> String {
+        format!("`auto`; or {}", self.0.accepts())
+    }
+
+    fn schema(&self) -> Value {
+        let mut schema = self.0.schema();
+        let pattern = schema["pattern"].as_str().map(|pattern| format!("^auto$|{pattern}"));
+        schema["pattern"] = pattern.into();
+        schema
+    }
+}
+
+impl<L: Units> Leaf for Shared<L> {
+    type Value = Amount;
+
+    fn parse(&self, value: &DeValue<'_>) -> Result<Amount, String> {
+        match value.as_str() {
+            Some("auto") => Ok(Amount::Auto),
+            Some(text) if text.ends_with('%') => percent(text).map(Amount::Percent),
+            _ => match self.0.parse(value) {
+                Ok(value) => Ok(Amount::Exact(L::units(value))),
+                Err(why) => Err(format!("{why}, a percentage such as \"25%\", or \"auto\"")),
+            },
+        }
+    }
+
+    fn show(&self, value: &Amount) -> Option<String> {
+        Some(match value {
+            Amount::Auto => write::string("auto"),
+            Amount::Percent(part) => write::string(&format_percent((*part).into())),
+            Amount::Exact(units) => L::write(*units),
+        })
+    }
+
+    fn accepts(&self) -> String {
+        let units = self.0.accepts();
+        let units = units.strip_prefix("percentage; or ").unwrap_or(&units).to_owned();
+        format!("`auto`; or percentage; or {units}")
+    }
+
+    fn schema(&self) -> Value {
+        let (pattern, mut schema) = self.0.pattern();
+        let any = format!("auto|{pattern}|{}", pattern::percent());
+        schema["type"] = json!(["string", "number"]);
+        schema["pattern"] = pattern::whole(&any).into();
+        schema
+    }
+}
+
+fn quantity(
+    value: &DeValue<'_>,
+    read: impl FnOnce(Quantity) -> Result<u64, QuantityError>,
+) -> Result<u64, String> {
+    let text = match value {
+        DeValue::String(text) => text.as_ref(),
+        DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
+        DeValue::Float(float) => float.as_str(),
+        other => return Err(wrong_type("a quantity", other)),
+    };
+    Quantity::parse(text).and_then(read).map_err(|error| error.to_string())
+}
+
+/// A percentage, in thousandths of a percent.
+fn percent(text: &str) -> Result<u32, String> {
+    let number = text.trim_end_matches('%').trim_end();
+    match Quantity::parse(number).and_then(Quantity::millis).map(u32::try_from) {
+        Ok(Ok(part @ 1..=WHOLE_PERCENT)) => Ok(part),
+        _ => Err("a percentage must be more than 0% and at most 100%".to_owned()),
+    }
+}

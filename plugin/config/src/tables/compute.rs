@@ -1,0 +1,84 @@
+//! `[compute]`: how GPU time is divided; `docs/compute.md` has the reasons.
+
+use std::time::Duration;
+
+use crate::form::{time, whole};
+use crate::report::Checks;
+use crate::table::table;
+use tessera_model::duration;
+
+const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const SHORTEST: Duration = millis(1);
+const LONGEST: Duration = millis(1000);
+
+table! {
+    /// How GPU time is divided among tenants that want it at the same time, where `share.compute` is not
+    /// `none`.
+    pub struct Leases: check {
+        /// How long a lease of the GPU lasts while others wait.
+        quantum: Duration = millis(5), time(SHORTEST, LONGEST);
+        /// Shortest lease, where many wait; at most `compute.quantum`.
+        quantum_min: Duration = millis(2), time(SHORTEST, LONGEST);
+        /// Longest lease, where draining takes long; at least `compute.quantum`.
+        quantum_max: Duration = millis(20), time(SHORTEST, LONGEST);
+        /// Operations (kernels, graphs) that a tenant may have in flight while its lease can end.
+        window: u32 = 64, whole(2..=1 << 16);
+        /// Work, as predicted, that a tenant may have in flight then; two operations always may. Smaller:
+        /// leases end more precisely. Larger: the GPU idles less between.
+        window_time: Duration = millis(1), time(SHORTEST, LONGEST);
+        /// Most GPU time that is owed to a tenant that was idle and begins to want.
+        credit: Duration = millis(20), time(SHORTEST, LONGEST);
+        /// How long a tenant whose lease has ended may take to drain, at least, before the next is let in
+        /// beside it; at most `compute.drain_max`.
+        drain_min: Duration = millis(20), time(SHORTEST, LONGEST);
+        /// The same, at most (three times its longest drain lately, within these).
+        drain_max: Duration = millis(200), time(SHORTEST, LONGEST);
+    }
+}
+
+fn check(leases: &Leases, checks: &mut Checks<'_, '_>) {
+    for (key, shorter, other, longer) in [
+        ("quantum_min", leases.quantum_min, "quantum", leases.quantum),
+        ("quantum", leases.quantum, "quantum_max", leases.quantum_max),
+        ("drain_min", leases.drain_min, "drain_max", leases.drain_max),
+    ] {
+        if shorter > longer && checks.are_sound(&[key, other]) {
+            let longer = duration::format(longer);
+            checks.problem(key, &format!("is longer than compute.{other} ({longer})"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    #[test]
+    fn what_is_given_counts_and_the_rest_stays() {
+        let config = Config::parse("[compute]\nquantum = \"8ms\"\nwindow = 32").unwrap();
+        let want = Leases { quantum: Duration::from_millis(8), window: 32, ..Leases::default() };
+        assert_eq!(config.compute, want);
+    }
+
+    #[test]
+    fn each_mistake_says_what_is_wrong() {
+        for (text, part) in [
+            ("quantum = \"0ms\"", "compute.quantum: \"0ms\" is not from 1ms to 1s"),
+            ("quantum = \"2s\"", "not from 1ms to 1s"),
+            ("quantum = \"30ms\"", "compute.quantum: is longer than compute.quantum_max (20ms)"),
+            ("quantum_min = \"6ms\"", "compute.quantum_min: is longer than compute.quantum (5ms)"),
+            ("drain_min = \"300ms\"", "compute.drain_min: is longer than compute.drain_max"),
+            ("window = 1", "compute.window: must be from 2 to 65536"),
+            ("quantm = \"5ms\"", "did you mean `quantum`?"),
+        ] {
+            let error = Config::parse(&format!("[compute]\n{text}")).unwrap_err();
+            let found: Vec<String> =
+                error.problems.iter().map(|p| format!("{}: {}", p.key, p.message)).collect();
+            assert!(found.iter().any(|problem| problem.contains(part)), "{text}: {found:?}");
+        }
+    }
+}

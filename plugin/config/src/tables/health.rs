@@ -1,0 +1,112 @@
+//! `[health]`: when a GPU is no longer sold, and when it is again.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::form::{Mapping, quoted, time, whole, word};
+use crate::report::Checks;
+use crate::table::table;
+use crate::xids::{XIDS, XidAction};
+use tessera_model::duration;
+
+const fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+const SHORTEST: Duration = Duration::from_millis(100);
+const DAY: Duration = seconds(24 * 60 * 60);
+
+table! {
+    /// When a GPU is no longer sold, and when it is again.
+    pub struct Health: check {
+        /// How often each GPU is asked whether it answers.
+        probe_interval: Duration = seconds(10), time(SHORTEST, DAY);
+        /// So many unanswered probes in a row: lost, all its replicas Unhealthy.
+        probes_failed: u32 = 3, whole(1..=100);
+        /// So many answered ones in a row begin its recovery.
+        probes_passed: u32 = 3, whole(1..=100);
+        /// How long it must then be quiet before it is sold again; each relapse doubles that …
+        recovery: Duration = seconds(5 * 60), time(SHORTEST, DAY);
+        /// … up to this; at least `health.recovery`.
+        recovery_max: Duration = seconds(60 * 60), time(SHORTEST, DAY);
+        /// So many suspicions …
+        suspect_count: u32 = 3, whole(1..=100);
+        /// … within this time make it unhealthy; after as long without another it is healthy. A suspect GPU
+        /// is sold, but preferred last.
+        suspect_window: Duration = seconds(10 * 60), time(SHORTEST, DAY);
+        /// What an XID (NVIDIA's error numbers) means that the table does not name: nothing, a suspicion,
+        /// unhealthy until it has been quiet, or until the driver shows that it was reset.
+        xid_default: XidAction = XidAction::Suspect, word();
+        /// What an XID means. Those named here change single rows of the built-in table: see
+        /// [plugin.md](plugin.md#health).
+        xid: BTreeMap<u32, XidAction> = XIDS.iter().map(|(xid, action, _)| (*xid, *action)).collect(),
+            Mapping::new(number, r"^\+?[0-9]+$", word(), wrong, "table: XID = as `health.xid_default`").each();
+    }
+}
+
+fn number(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("\"{text}\" is no XID; write 79 = …"))
+}
+
+fn wrong(xid: &str, _: &str) -> String {
+    format!("{xid}: must be one of {}", quoted::<XidAction>())
+}
+
+fn check(health: &Health, checks: &mut Checks<'_, '_>) {
+    if health.recovery_max < health.recovery && checks.are_sound(&["recovery", "recovery_max"]) {
+        let message = format!(
+            "is shorter than health.recovery ({}); a relapse would recover sooner than a first fault",
+            duration::format(health.recovery)
+        );
+        checks.problem("recovery_max", &message);
+    }
+}
+
+impl Health {
+    /// What an XID means.
+    #[must_use]
+    pub fn action(&self, xid: u64) -> XidAction {
+        let named = u32::try_from(xid).ok().and_then(|xid| self.xid.get(&xid));
+        named.copied().unwrap_or(self.xid_default)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    fn problems(text: &str) -> Vec<String> {
+        let error = Config::parse(&format!("[health]\n{text}")).unwrap_err();
+        error.problems.into_iter().map(|p| format!("{}: {}", p.key, p.message)).collect()
+    }
+
+    #[test]
+    fn the_file_changes_single_xids_and_the_table_stays() {
+        let text = "[health]\nxid = { 94 = \"unhealthy\", 999 = \"ignore\" }\nrecovery = \"2m\"";
+        let health = Config::parse(text).unwrap().health;
+        assert_eq!(health.action(94), XidAction::Unhealthy);
+        assert_eq!(health.action(999), XidAction::Ignore);
+        assert_eq!(health.action(79), XidAction::UntilReset);
+        assert_eq!(health.action(31), XidAction::Ignore);
+        assert_eq!(health.action(1 << 40), XidAction::Suspect);
+        assert_eq!(health.recovery, Duration::from_secs(120));
+    }
+
+    #[test]
+    fn each_mistake_says_what_to_do() {
+        for (text, part) in [
+            ("recovery = \"5\"", "health.recovery: \"5\" is no length of time"),
+            ("recovery = \"0s\"", "not from 100ms to 24h"),
+            ("recovery = \"2h\"", "health.recovery_max: is shorter than health.recovery (2h)"),
+            ("probes_failed = 0", "health.probes_failed: must be from 1 to 100"),
+            ("xid = { x = \"ignore\" }", "health.xid: \"x\" is no XID"),
+            ("xid = { 79 = \"ignroe\" }", "must be one of \"ignore\", \"suspect\""),
+            ("xid_default = \"none\"", "health.xid_default"),
+            ("recovry = \"1m\"", "did you mean `recovery`?"),
+        ] {
+            let found = problems(text);
+            assert!(found.iter().any(|problem| problem.contains(part)), "{text}: {found:?}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! `[[layout]]`: what GPUs are cut into where equal replicas under one name are not enough.
+
+use std::collections::BTreeMap;
+
+use crate::amount::{Amount, WHOLE_PERCENT};
+use crate::form::{amount, bytes, cores, given, list, tables, whole, word};
+use crate::name;
+use crate::report::Checks;
+use crate::table::table;
+use tessera_model::percent::{format_cores, format_percent};
+use tessera_model::replica::MAX_PER_GPU;
+use tessera_model::sharing::{Compute, Placement, Split};
+
+use super::sharing::NO_MEMORY;
+
+/// Two layouts as they stand in a file, for `config.toml`.
+pub(crate) const EXAMPLE: &str = r#"[[layout]]
+gpus = ["GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28", "0"]
+shares = [{ resource = "tessera.dev/gpu-whole" }]
+
+[[layout]]
+gpus = ["NVIDIA A100*"]
+shares = [
+  { resource = "tessera.dev/gpu-large", count = 1, memory = "50%", cores = "50%" },
+  { resource = "tessera.dev/gpu-small", count = 2, memory = "25%", cores = "25%",
+    compute = "strict", placement = "distributed", split = "spread" },
+]
+"#;
+
+const NO_GPUS: &str = "must name GPUs: UUIDs, indexes, or product names such as \"NVIDIA A100*\"";
+const NO_SHARES: &str = "must list at least one { resource = \"tessera.dev/gpu-large\", count = 1, \
+                         memory = \"50%\", cores = \"50%\" }; use gpus.exclude for a GPU that is \
+                         not to be shared";
+
+table! {
+    /// Which GPUs are cut how. The first layout that names a GPU counts for it.
+    pub struct Layout: check_sums {
+        /// GPUs that are cut into the shares below. The first layout that names a GPU counts; one that none
+        /// names is cut as `[share]` says.
+        gpus: Vec<String> = Vec::new(), list(name::gpu(),
+            "list, as `gpus.include`").not_empty(NO_GPUS), AtOnce, required NO_GPUS;
+        /// What each of them is cut into; every resource once.
+        shares: Vec<LayoutShare> = Vec::new(), tables().not_empty(NO_SHARES), AtOnce, required NO_SHARES;
+    }
+}
+
+table! {
+    /// Equal replicas of each GPU of a layout.
+    pub struct LayoutShare {
+        /// What pods ask for; once in a layout.
+        resource: String = String::new(),
+            name::resource("`domain/name`"), AtOnce,
+            required "is missing: the name that pods ask for";
+        /// How many replicas of it each GPU has.
+        count: u32 = 1, whole(1..=MAX_PER_GPU);
+        /// Memory of one: bytes, or a part of what the reserve leaves; `auto` divides what the others leave.
+        memory: Amount = Amount::Auto, amount(bytes(1, NO_MEMORY)), NewPods;
+        /// Compute of one: a part of the GPU's time, rounded down to 0.1%; `auto` divides what the others
+        /// leave.
+        cores: Amount = Amount::Auto, amount(cores()), NewPods;
+        /// What its compute share means; left out: as `share.compute` says.
+        compute: Option<Compute> = None, given(word()), NewPods;
+        /// Which GPU is preferred, the same wherever the resource is sold; left out: as `share.placement`
+        /// says.
+        placement: Option<Placement> = None, given(word());
+        /// Whether one container may have several GPUs, the same wherever the resource is sold; left out: as
+        /// `share.split` says.
+        split: Option<Split> = None, given(word()), NewPods;
+    }
+}
+
+/// What must hold between the shares of a layout, whatever GPUs there are; the rest is
+/// `tessera_rules::capacity`'s.
+fn check_sums(layout: &Layout, checks: &mut Checks<'_, '_>) {
+    let shares = &layout.shares;
+    let mut seen = BTreeMap::new();
+    for (i, share) in shares.iter().enumerate().filter(|(_, share)| !share.resource.is_empty()) {
+        if let Some(first) = seen.insert(&share.resource, i) {
+            let message = format!(
+                "\"{}\" is shares[{first}] of this layout already; give each its own name, or \
+                 raise count",
+                share.resource
+            );
+            checks.problem(&format!("shares[{i}].resource"), &message);
+        }
+    }
+    // A share that is wrong counts with nothing: what is too much is so without it, what is left is not known.
+    let is_complete = checks.are_sound(&["shares"]);
+    let sum = |part: &dyn Fn(&LayoutShare) -> u64| -> u64 {
+        shares.iter().map(|share| part(share).saturating_mul(share.count.into())).sum()
+    };
+    let whole = u64::from(WHOLE_PERCENT);
+    let memory = sum(&|share| match share.memory {
+        Amount::Percent(part) => part.into(),
+        Amount::Auto | Amount::Exact(_) => 0,
+    });
+    if memory > whole {
+        let message = format!(
+            "the memory of all shares is {} of each GPU; lower memory or count to 100% or less \
+             together",
+            format_percent(memory)
+        );
+        checks.problem("shares", &message);
+    } else if is_complete
+        && memory == whole
+        && shares.iter().any(|share| share.memory == Amount::Auto)
+    {
+        let message = "memory = \"auto\" divides what the others leave, and they leave nothing; \
+                       lower theirs";
+        checks.problem("shares", message);
+    }
+    let cores = sum(&|share| share.cores.of(1000).unwrap_or(0));
+    let autos = sum(&|share| u64::from(share.cores == Amount::Auto));
+    if cores > 1000 {
+        let message = format!(
+            "the cores of all shares are {}, more than one GPU; lower cores or count",
+            format_cores(cores)
+        );
+        checks.problem("shares", &message);
+    } else if is_complete && 1000 - cores < autos {
+        let message = format!(
+            "cores = \"auto\" divides what the others leave, and {} are too little for {autos}; \
+             lower the others' cores",
+            format_cores(1000 - cores)
+        );
+        checks.problem("shares", &message);
+    }
+}
+
+/// What must hold between layouts: how kubelet is answered about a resource does not depend on the GPU.
+pub(crate) fn check_terms(layouts: &[Layout], checks: &mut Checks<'_, '_>) {
+    let mut seen: BTreeMap<&str, (&LayoutShare, String)> = BTreeMap::new();
+    let all = layouts.iter().enumerate().flat_map(|(i, layout)| {
+        layout.shares.iter().enumerate().map(move |(j, share)| (i, j, share))
+    });
+    for (i, j, share) in all.filter(|(_, _, share)| !share.resource.is_empty()) {
+        let at = format!("layout[{i}].shares[{j}]");
+        let Some((before, first)) = seen.get(share.resource.as_str()) else {
+            seen.insert(&share.resource, (share, at));
+            continue;
+        };
+        let placement = ("placement", before.placement != share.placement);
+        for (key, differs) in [placement, ("split", before.split != share.split)] {
+            let (here, there) = (format!("{at}.{key}"), format!("{first}.{key}"));
+            if differs && checks.are_sound(&[&here, &there]) {
+                let message = format!(
+                    "{} has another one in {first}; it must be the same in all layouts",
+                    share.resource
+                );
+                checks.problem(&here, &message);
+            }
+        }
+    }
+}
