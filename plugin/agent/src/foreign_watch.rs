@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use crate::node::Node;
+use crate::Agent;
 use crate::status_board::StatusBoard;
 use tessera_config::SoldByOthers;
 use tessera_kubelet::foreign_plugins::Offer;
@@ -24,7 +24,7 @@ const FIRST: Duration = Duration::from_secs(2);
 /// Looks, and tells the node.
 #[derive(Debug)]
 pub struct Watch {
-    node: Arc<Node>,
+    agent: Arc<Agent>,
     board: Arc<StatusBoard>,
     /// Shared with housekeeping, so that one List serves both.
     holdings: Arc<PodResources>,
@@ -39,18 +39,18 @@ impl Watch {
     /// A watch that looks every `interval`, and takes a GPU for sold by others for `grace` after it was
     /// last seen so.
     pub fn new(
-        node: Arc<Node>,
+        agent: Arc<Agent>,
         board: Arc<StatusBoard>,
         holdings: Arc<PodResources>,
         interval: Duration,
         grace: Duration,
     ) -> Self {
-        let config = node.config();
+        let config = agent.config();
         let paths = &config.paths;
         let offered = PodResources::new(&paths.pod_resources);
         let kubelet_dir = paths.kubelet.clone();
         let others = Others::new(grace);
-        Watch { node, board, holdings, offered, kubelet_dir, interval, others }
+        Watch { agent, board, holdings, offered, kubelet_dir, interval, others }
     }
 
     /// The look before kubelet is served, so that nothing is offered that is refused a moment later.
@@ -70,7 +70,7 @@ impl Watch {
     }
 
     async fn look(&mut self) {
-        if self.node.config().gpus.sold_by_others == SoldByOthers::Allow {
+        if self.agent.config().gpus.sold_by_others == SoldByOthers::Allow {
             self.board.set_condition(LOOKING, None);
             self.board.set_others_seen_by("");
             return self.tell(BTreeMap::new()).await;
@@ -98,14 +98,15 @@ impl Watch {
         self.board.set_condition(LOOKING, lacking);
         self.board.set_others_seen_by(how.unwrap_or("what pods hold"));
         let held = held.unwrap_or_default().into_iter();
-        let foreign = held.filter(|holding| !self.node.knows(holding));
+        let foreign = held.filter(|holding| !self.agent.allocations().knows(holding));
         offers.extend(foreign.map(|holding| Offer {
             holder: Some(format!("{}/{}", holding.namespace, holding.pod)),
             resource: holding.resource_name,
             device_ids: holding.device_ids,
         }));
-        let gpus: Vec<Known> = self.node.catalogue().gpus.values().map(|s| known(&s.gpu)).collect();
-        let findings = judge(&offers, &self.node.own_resources(), &gpus);
+        let gpus: Vec<Known> =
+            self.agent.inventory().catalogue().gpus.values().map(|s| known(&s.gpu)).collect();
+        let findings = judge(&offers, &self.agent.allocations().own_resources(), &gpus);
         self.others.observe(findings, Instant::now());
         self.tell(self.others.standing()).await;
     }
@@ -129,16 +130,16 @@ impl Watch {
     }
 
     async fn tell(&self, standing: BTreeMap<String, Finding>) {
-        if self.node.sold_by_others() == standing {
+        if self.agent.inventory().sold_by_others() == standing {
             return;
         }
-        let node = Arc::clone(&self.node);
+        let agent = Arc::clone(&self.agent);
         // The history is written to disk.
-        let told = tokio::task::spawn_blocking(move || node.set_sold_by_others(standing)).await;
+        let told = tokio::task::spawn_blocking(move || agent.set_sold_by_others(standing)).await;
         if let Err(error) = told {
             warn!(%error, "what other plugins sell");
         }
-        if self.node.sold_by_others().is_empty() {
+        if self.agent.inventory().sold_by_others().is_empty() {
             info!("no other plugin sells a GPU of ours");
         }
     }

@@ -9,6 +9,7 @@ use tessera_model::audit::{Event, What};
 use tessera_model::duration;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::Record;
+use tessera_tenant::regions::{Region, Use};
 
 /// Counters of one allocation, since its generation or the plugin began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,6 +49,29 @@ pub struct Time {
     pub overlaps: u64,
     /// Who has the lease of its GPU just now, if that is another.
     pub behind: Option<String>,
+}
+
+/// What one allocation's page and sessions say; its part of GPU time comes later.
+pub(crate) fn seen(region: &Region, used: &Use) -> Seen {
+    let tenant = region.tenant();
+    let counters = tenant.counters();
+    let (largest_refused, gpu) = tenant.take_refused();
+    let spec = region.spec();
+    let memory = spec.gpus.iter().enumerate().map(|(gpu, quota)| {
+        let overhead = region.overhead(gpu);
+        (used.snapshot.charged(gpu).saturating_add(overhead), quota.memory_limit_bytes)
+    });
+    Seen {
+        // Pages count all requests, sessions tell of some also when a page is ruined.
+        refused: used.tally.refusals.max(counters.over_quota),
+        largest_refused,
+        refused_gpu: gpu.and_then(|gpu| usize::try_from(gpu).ok()),
+        driver_refused: used.tally.driver_refusals.max(counters.driver_refused),
+        rationed: used.tally.gate_timeouts,
+        unlisted: counters.no_slot.saturating_add(counters.unknown_gpu),
+        memory: memory.collect(),
+        time: None,
+    }
 }
 
 /// See the module's documentation.

@@ -1,6 +1,7 @@
 //! The node's agent: who holds what on this node, and the jobs that keep it true.
 //!
-//! **For**: [`node`] holds allocations, inventory and what is withheld, and is asked by front ends; the jobs
+//! **For**: [`Agent`] joins [`allocations`] (who holds what), [`inventory`] (what there is), [`journal`] (the durable
+//! side) and [`advertised`] (what kubelet is told), and is asked by front ends; the jobs
 //! beside it observe processes ([`observe`]), judge who keeps to its quota ([`trust`]), read the configuration
 //! again ([`reload`]), watch other device plugins ([`foreign_watch`]), and tell the cluster ([`kubernetes`],
 //! [`labels`]). What a job finds amiss goes to the [`status_board`].
@@ -9,15 +10,24 @@
 //! (admin API, metrics, command line), nor start itself: `daemon` wires it.
 #![forbid(unsafe_code)]
 
+pub mod advertised;
+mod agent;
+pub mod allocations;
 pub mod foreign_watch;
 pub mod histogram;
 pub mod incidents;
+pub mod inventory;
+pub mod journal;
 pub mod kubernetes;
 pub mod labels;
+mod lock_order;
 pub mod messages;
 pub mod meters;
-pub mod node;
 pub mod observe;
 pub mod reload;
 pub mod status_board;
+mod steer_error;
 pub mod trust;
+
+pub use agent::service::Service;
+pub use agent::{Agent, Cordons};

@@ -6,11 +6,16 @@ use std::sync::Mutex;
 
 use tessera_system::locks::lock;
 
+/// Most sentences that are kept.
+const MOST_NOTES: usize = 64;
+
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct StatusBoard {
     /// What the plugin waits for, or lacks, by topic.
     conditions: Mutex<BTreeMap<&'static str, String>>,
+    /// What went wrong since the start, a sentence each.
+    notes: Mutex<Vec<String>>,
     /// How it is found out what other plugins sell.
     others_seen_by: Mutex<&'static str>,
 }
@@ -30,6 +35,25 @@ impl StatusBoard {
     #[must_use]
     pub fn conditions(&self) -> Vec<String> {
         lock(&self.conditions).values().cloned().collect()
+    }
+
+    /// Adds a sentence to what `status` warns of, once.
+    pub fn note(&self, note: String) {
+        let mut notes = lock(&self.notes);
+        if !notes.contains(&note) && notes.len() < MOST_NOTES {
+            notes.push(note);
+        }
+    }
+
+    /// What needs somebody's attention since the start.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        lock(&self.notes).clone()
+    }
+
+    /// Drops what was noted about something that is no more, by its name.
+    pub(crate) fn forget(&self, name: &str) {
+        lock(&self.notes).retain(|note| !note.contains(name));
     }
 
     /// Says how it is found out what other plugins sell.

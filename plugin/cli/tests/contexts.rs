@@ -236,8 +236,11 @@ async fn a_constant_of_the_configuration_goes_first() {
     *node.gpus.driver.lock().unwrap() = Some("570.1".into());
     node.start_plugin().await;
     let (tenant, _) = bare(&node, "a", 450 * MIB).await;
-    until(|| (looked_up(&node.node().catalogue().devices()[0]) == Some(450 * MIB)).then_some(()))
-        .await;
+    until(|| {
+        (looked_up(&node.agent().inventory().catalogue().devices()[0]) == Some(450 * MIB))
+            .then_some(())
+    })
+    .await;
     assert_eq!(context(&node, 0).await, said(64 * MIB, "configured"));
     drop(tenant);
 }

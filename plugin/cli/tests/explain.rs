@@ -108,10 +108,10 @@ async fn what_nobody_knows_is_told_with_what_there_is() {
 #[tokio::test]
 async fn allocate_does_not_wait_for_who_reads_the_audit_trail() {
     let node = TestNode::start().await;
-    let before = node.node().trail().unwrap();
+    let before = node.agent().journal().trail().unwrap();
     bounded(node.kubelet.run(&pod("llm", 1))).await.unwrap();
     bounded(node.kubelet.run(&pod("web", 1))).await.unwrap();
     assert!(before.newest(usize::MAX).unwrap().is_empty(), "it is of the moment before");
-    let after = node.node().history(usize::MAX).unwrap();
+    let after = node.agent().journal().history(usize::MAX).unwrap();
     assert!(after.iter().filter(|event| event.what.name() == "allocated").count() >= 2);
 }

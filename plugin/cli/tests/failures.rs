@@ -123,7 +123,7 @@ async fn a_lost_ledger_is_a_warning_and_its_pages_are_adopted() {
         for says in says.iter().chain(&[adopted]) {
             assert!(warnings.contains(says), "{says}: {warnings}");
         }
-        assert_eq!(node.node().adopted(), 1);
+        assert_eq!(node.agent().allocations().adopted(), 1);
         assert_eq!(limit(&node.pages(&admitted.device_ids)), limit_before);
         // Until it is in the ledger again.
         node.stop_plugin().await;

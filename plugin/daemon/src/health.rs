@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
-use tessera_agent::node::Node;
+use tessera_agent::Agent;
 use tessera_agent::status_board::StatusBoard;
 use tessera_gpu::Discovery;
 use tessera_gpu::health::Observation;
@@ -23,26 +23,26 @@ pub(super) struct Watcher {
 }
 
 /// What it watches, and how.
-fn settings(node: &Node) -> (Vec<Gpu>, Duration) {
-    (node.catalogue().devices(), node.config().health.probe_interval)
+fn settings(agent: &Agent) -> (Vec<Gpu>, Duration) {
+    (agent.inventory().catalogue().devices(), agent.config().health.probe_interval)
 }
 
 impl Watcher {
     pub(super) fn start(
         discovery: Arc<dyn Discovery>,
-        node: Arc<Node>,
+        agent: Arc<Agent>,
         board: Arc<StatusBoard>,
     ) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = Arc::clone(&stop);
         let (sender, mut receiver) = mpsc::channel::<Observation>(64);
-        let watched = Arc::clone(&node);
+        let watched = Arc::clone(&agent);
         std::thread::Builder::new().name("health".into()).stack_size(256 << 10).spawn(
             move || {
                 let sink = |observation| {
                     // A program can make as many of its own errors as it likes; none gets further. Of
                     // the others none is lost: this thread may wait. An error is the plugin's end.
-                    if !watched.ignores(&observation) {
+                    if !watched.inventory().ignores(&observation) {
                         let _ = sender.blocking_send(observation);
                     }
                 };
@@ -54,18 +54,18 @@ impl Watcher {
         )?;
         // The disk may keep the history waiting; health must not wait with it.
         let (history, mut events) = mpsc::channel(64);
-        let recorder = Arc::clone(&node);
+        let recorder = Arc::clone(&agent);
         tokio::spawn(async move {
             while let Some(events) = events.recv().await {
-                let node = Arc::clone(&recorder);
+                let agent = Arc::clone(&recorder);
                 // One after the other, so that they are in order.
-                let _ = tokio::task::spawn_blocking(move || node.record_health(events)).await;
+                let _ = tokio::task::spawn_blocking(move || agent.record_health(events)).await;
             }
         });
         tokio::spawn(async move {
             while let Some(observation) = receiver.recv().await {
                 debug!(?observation, "health");
-                let events = node.observe(&observation);
+                let events = agent.observe(&observation);
                 if !events.is_empty() && history.try_send(events).is_err() {
                     warn!("the history of GPUs has a gap: the disk does not keep up");
                 }
@@ -83,15 +83,17 @@ impl Watcher {
 /// Watches the GPUs that are sold until there are others, or others settings.
 fn watch(
     discovery: &dyn Discovery,
-    node: &Node,
+    agent: &Agent,
     board: &StatusBoard,
     stopped: &(dyn Fn() -> bool + Sync),
     sink: &(dyn Fn(Observation) + Sync),
 ) {
-    let edition = node.catalogue().edition;
-    let (gpus, interval) = settings(node);
-    let changed =
-        || node.catalogue().edition != edition && settings(node) != (gpus.clone(), interval);
+    let edition = agent.inventory().catalogue().edition;
+    let (gpus, interval) = settings(agent);
+    let changed = || {
+        agent.inventory().catalogue().edition != edition
+            && settings(agent) != (gpus.clone(), interval)
+    };
     let over = || stopped() || changed();
     let watched = match gpus.as_slice() {
         [] => Ok(()),

@@ -12,11 +12,11 @@ use tokio::task::JoinHandle;
 use tracing::{debug, error, info, warn};
 
 use health::Watcher;
+use tessera_agent::Agent;
+use tessera_agent::Service;
 use tessera_agent::foreign_watch;
 use tessera_agent::kubernetes;
 use tessera_agent::labels;
-use tessera_agent::node::Node;
-use tessera_agent::node::service::Service;
 use tessera_agent::observe;
 use tessera_agent::reload;
 use tessera_agent::reload::{Reloader, SetFilter};
@@ -242,24 +242,25 @@ async fn run(
     let pod_resources = Arc::new(PodResources::new(&config.paths.pod_resources));
     let pod_resources_socket = config.paths.pod_resources.clone();
     let (asked, attached) = (Arc::clone(&discovery), Arc::clone(&reloader));
-    let node = tokio::task::spawn_blocking(move || {
-        let node = attached.attach(|current| Node::open(current, &gpus, delivery))?;
-        node.set_topology(asked.topology(&gpus));
-        node.set_driver(asked.facts(&[]).driver_version.as_deref());
-        Ok::<_, OpenError>(node)
+    let published = Arc::clone(&board);
+    let agent = tokio::task::spawn_blocking(move || {
+        let agent = attached.attach(|current| Agent::open(current, &gpus, delivery, published))?;
+        agent.inventory().set_topology(asked.topology(&gpus));
+        agent.set_driver(asked.facts(&[]).driver_version.as_deref());
+        Ok::<_, OpenError>(agent)
     })
     .await??;
-    let labels = labels::Keeper::new(Arc::clone(&node), Arc::clone(&discovery));
-    view.set_node(Arc::clone(&node));
+    let labels = labels::Keeper::new(Arc::clone(&agent), Arc::clone(&discovery));
+    view.set_agent(Arc::clone(&agent));
     for unsold in discovery.unsold() {
         warn!("{unsold}");
     }
     board.set_condition("unsold", Some(discovery.unsold().join("; ")).filter(|s| !s.is_empty()));
 
-    let (told, known) = (Arc::clone(&node), Arc::clone(&board));
+    let (told, known) = (Arc::clone(&agent), Arc::clone(&board));
     let telling = kubernetes::Keeper::new(told, known, timing.events.clone());
     let mut others = foreign_watch::Watch::new(
-        Arc::clone(&node),
+        Arc::clone(&agent),
         Arc::clone(&board),
         Arc::clone(&pod_resources),
         timing.coexist,
@@ -268,9 +269,9 @@ async fn run(
     others.first().await;
 
     let mut stop_serving = stopped.clone();
-    let (served, asked) = (Arc::clone(&node), Arc::clone(&pod_resources));
+    let (served, asked) = (Arc::clone(&agent), Arc::clone(&pod_resources));
     let serving = kubelet::serve_all(
-        node.resources(),
+        agent.advertised().resources(),
         &kubelet_dir,
         move |resource| Arc::new(Service::new(Arc::clone(&served), resource, Arc::clone(&asked))),
         async move {
@@ -287,11 +288,11 @@ async fn run(
     ready.send_replace(Some(standing));
 
     let observing =
-        observe::Watch::start(Arc::clone(&node), Arc::clone(&discovery), Arc::clone(&board))?;
-    let health = Watcher::start(discovery, Arc::clone(&node), Arc::clone(&board))?;
+        observe::Watch::start(Arc::clone(&agent), Arc::clone(&discovery), Arc::clone(&board))?;
+    let health = Watcher::start(discovery, Arc::clone(&agent), Arc::clone(&board))?;
     tokio::select! {
-        () = beat(&node, timing.heartbeat) => {}
-        () = housekeeping(&node, &pod_resources, &board, &timing) => {}
+        () = beat(&agent, timing.heartbeat) => {}
+        () = housekeeping(&agent, &pod_resources, &board, &timing) => {}
         () = others.run() => {}
         () = labels.run(reloader.current(), &board) => {}
         () = telling.run(reloader.current()) => {}
@@ -303,7 +304,7 @@ async fn run(
     health.stop();
     tokio::task::spawn_blocking(move || {
         labels.remove();
-        node.close();
+        agent.close();
     })
     .await?;
     Ok(())
@@ -335,42 +336,42 @@ async fn discover(
     }
 }
 
-async fn beat(node: &Node, interval: Duration) {
+async fn beat(agent: &Agent, interval: Duration) {
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        node.heartbeat(monotonic_ns());
+        agent.allocations().heartbeat(monotonic_ns());
     }
 }
 
 /// Compares ledger and kubelet now and then, and soon after a container has started. Every page is looked
 /// at now and then alone: a start has looked at its own.
 async fn housekeeping(
-    node: &Arc<Node>,
+    agent: &Arc<Agent>,
     pod_resources: &PodResources,
     board: &StatusBoard,
     timing: &Timing,
 ) {
-    let grace = || timing.release_grace.unwrap_or_else(|| node.config().ledger.release_after);
+    let grace = || timing.release_grace.unwrap_or_else(|| agent.config().ledger.release_after);
     let mut due = tokio::time::Instant::now() + timing.reconcile.min(grace());
     loop {
         // However many containers start, what is due comes first.
         let soon = tokio::select! {
             biased;
             () = tokio::time::sleep_until(due) => false,
-            () = node.container_started() => true,
+            () = agent.allocations().container_started() => true,
         };
         let began = Instant::now();
         if !soon {
             due = tokio::time::Instant::now() + timing.reconcile.min(grace());
-            let inspected = Arc::clone(node);
+            let inspected = Arc::clone(agent);
             if let Err(error) = tokio::task::spawn_blocking(move || {
-                let seen = inspected.inspect();
+                let seen = inspected.allocations().inspect();
                 inspected.note_incidents(seen);
-                inspected.reopen();
+                inspected.allocations().reopen();
                 inspected.settle_owed();
-                inspected.flush_audit();
+                inspected.journal().flush_audit();
             })
             .await
             {
@@ -388,14 +389,14 @@ async fn housekeeping(
                 }
                 let asked = began.elapsed();
                 let began = Instant::now();
-                let (node, grace) = (Arc::clone(node), grace());
+                let (agent, grace) = (Arc::clone(agent), grace());
                 let shim_grace = timing.shim_grace;
-                node.trust().set_census(Arc::clone(&census));
+                agent.trust().set_census(Arc::clone(&census));
                 let round = tokio::task::spawn_blocking(move || {
                     let Census { pods, holdings, asked } = &*census;
                     let kubelet = Kubelet { pods: *pods, holdings, asked: *asked };
-                    node.reconcile(kubelet, grace);
-                    node.sweep_shims(shim_grace);
+                    agent.reconcile(kubelet, grace);
+                    agent.allocations().sweep_shims(shim_grace);
                 });
                 if let Err(error) = round.await {
                     error!(%error, "housekeeping");

@@ -1,9 +1,149 @@
-//! Mutexes of values that stay whole.
+//! Mutexes of values that stay whole, and an order in which they may be taken.
 
+use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The lock, also after a thread panicked under it: such a panic is a bug that has been reported, and
 /// what these mutexes hold is consistent all the same, for every change is prepared before it is stored.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A mutex with a place in the order of locks: a thread takes one only while it holds none of the same rank or
+/// of a higher one, so no two threads can wait for each other. Debug builds panic where that is broken.
+pub struct Ranked<T> {
+    #[cfg(debug_assertions)]
+    rank: u8,
+    value: Mutex<T>,
+}
+
+/// A taken [`Ranked`] lock.
+pub struct RankedGuard<'a, T> {
+    // Dropped first: the rank counts as held until the mutex is free.
+    value: MutexGuard<'a, T>,
+    _held: held::Held,
+}
+
+impl<T> Ranked<T> {
+    /// A mutex of this rank, below 64.
+    pub const fn new(rank: u8, value: T) -> Self {
+        debug_assert!(rank < 64);
+        #[cfg(not(debug_assertions))]
+        let _ = rank;
+        Ranked {
+            #[cfg(debug_assertions)]
+            rank,
+            value: Mutex::new(value),
+        }
+    }
+
+    /// Takes the lock as [`lock`] does.
+    ///
+    /// # Panics
+    /// In debug builds, where the thread holds a lock of this rank or of a higher one.
+    pub fn lock(&self) -> RankedGuard<'_, T> {
+        #[cfg(debug_assertions)]
+        let held = held::Held::take(self.rank);
+        #[cfg(not(debug_assertions))]
+        let held = held::Held;
+        RankedGuard { value: lock(&self.value), _held: held }
+    }
+}
+
+impl<T> fmt::Debug for Ranked<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ranked").finish_non_exhaustive()
+    }
+}
+
+impl<T> Deref for RankedGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for RankedGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+#[cfg(debug_assertions)]
+mod held {
+    use std::cell::Cell;
+    use std::marker::PhantomData;
+    use std::sync::MutexGuard;
+
+    thread_local! {
+        /// A bit for each rank that this thread holds.
+        static RANKS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// A rank that this thread holds.
+    pub(super) struct Held {
+        rank: u8,
+        // Not `Send`, as the mutex's guard is not.
+        _thread: PhantomData<MutexGuard<'static, ()>>,
+    }
+
+    impl Held {
+        pub(super) fn take(rank: u8) -> Self {
+            let ranks = RANKS.get();
+            assert!(
+                ranks >> rank == 0,
+                "the order of locks: rank {rank} is taken while ranks {ranks:#b} are held"
+            );
+            RANKS.set(ranks | 1 << rank);
+            Held { rank, _thread: PhantomData }
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            RANKS.set(RANKS.get() & !(1 << self.rank));
+        }
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod held {
+    /// Nothing is counted.
+    pub(super) struct Held;
+}
+
+#[cfg(all(test, debug_assertions))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_are_taken_in_their_order() {
+        let (low, high) = (Ranked::new(1, 'a'), Ranked::new(2, 'b'));
+        let first = low.lock();
+        let second = high.lock();
+        assert_eq!((*first, *second), ('a', 'b'));
+        // Given back in any order.
+        drop(first);
+        drop(second);
+        *low.lock() = 'c';
+        assert_eq!(*low.lock(), 'c');
+    }
+
+    #[test]
+    #[should_panic(expected = "the order of locks: rank 1 is taken")]
+    fn a_lower_lock_after_a_higher_is_refused() {
+        let (low, high) = (Ranked::new(1, ()), Ranked::new(2, ()));
+        let _second = high.lock();
+        let _first = low.lock();
+    }
+
+    #[test]
+    #[should_panic(expected = "the order of locks")]
+    fn two_locks_of_one_rank_are_refused() {
+        let (one, other) = (Ranked::new(3, ()), Ranked::new(3, ()));
+        let _one = one.lock();
+        let _other = other.lock();
+    }
 }

@@ -7,7 +7,7 @@ use tracing::{error, info};
 
 use super::task::{TOPIC, Timing, run};
 use super::{Server, Teller};
-use crate::node::Node;
+use crate::Agent;
 use crate::status_board::StatusBoard;
 use tessera_config::{Config, Current, Events};
 use tessera_model::audit::Event;
@@ -16,7 +16,7 @@ use tessera_store::Listener;
 /// See the module's text.
 #[derive(Debug)]
 pub struct Keeper {
-    node: Arc<Node>,
+    agent: Arc<Agent>,
     board: Arc<StatusBoard>,
     /// None where there is no API server that we may tell.
     server: Option<Server>,
@@ -36,19 +36,19 @@ fn is_wanted(config: &Config) -> bool {
 impl Keeper {
     /// From now on, what happens is to be told if the configuration wants it: by [`Keeper::run`].
     #[must_use]
-    pub fn new(node: Arc<Node>, board: Arc<StatusBoard>, timing: Timing) -> Self {
+    pub fn new(agent: Arc<Agent>, board: Arc<StatusBoard>, timing: Timing) -> Self {
         let server = timing.server.clone().or_else(Server::of_pod);
-        let mut keeper = Keeper { node, board, server, timing, lines: None };
-        if keeper.server.is_some() && is_wanted(&keeper.node.config()) {
+        let mut keeper = Keeper { agent, board, server, timing, lines: None };
+        if keeper.server.is_some() && is_wanted(&keeper.agent.config()) {
             let (teller, lines) = keeper.teller();
-            keeper.node.set_listener(Some(listener(teller)));
+            keeper.agent.journal().set_listener(Some(listener(teller)));
             keeper.lines = Some(lines);
         }
         keeper
     }
 
     fn teller(&self) -> (Teller, mpsc::Receiver<Event>) {
-        Teller::new(Arc::clone(self.node.trust().events()))
+        Teller::new(Arc::clone(self.agent.trust().events()))
     }
 
     /// Follows the configuration, for ever. What is not sent when events are switched off is not sent.
@@ -67,10 +67,10 @@ impl Keeper {
                     lines
                 }
             };
-            let counts = Arc::clone(self.node.trust().events());
-            let (node, board) = (Arc::clone(&self.node), Arc::clone(&self.board));
+            let counts = Arc::clone(self.agent.trust().events());
+            let (agent, board) = (Arc::clone(&self.agent), Arc::clone(&self.board));
             tokio::select! {
-                () = run(node, board, server.clone(), lines, counts, self.timing.clone()) => {}
+                () = run(agent, board, server.clone(), lines, counts, self.timing.clone()) => {}
                 _ = changes.wait_for(|config| !is_wanted(config)) => {}
             }
             self.set(None).await;
@@ -81,9 +81,11 @@ impl Keeper {
 
     /// Not at once: somebody may be waiting for the disk.
     async fn set(&self, teller: Option<Teller>) {
-        let node = Arc::clone(&self.node);
+        let agent = Arc::clone(&self.agent);
         let listener = teller.map(listener);
-        if let Err(error) = tokio::task::spawn_blocking(move || node.set_listener(listener)).await {
+        if let Err(error) =
+            tokio::task::spawn_blocking(move || agent.journal().set_listener(listener)).await
+        {
             error!(%error, "Kubernetes events");
         }
     }

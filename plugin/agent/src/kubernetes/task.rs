@@ -12,7 +12,7 @@ use super::Counts;
 use super::client::{Client, Failure, Server};
 use super::series::{Events, Subject};
 use super::words;
-use crate::node::Node;
+use crate::Agent;
 use crate::status_board::StatusBoard;
 use tessera_kubelet::foreign_plugins::checkpoint;
 use tessera_model::allocation_id::AllocationId;
@@ -51,7 +51,7 @@ impl Default for Timing {
 
 /// Tells the API server, until there are no more lines.
 pub(super) async fn run(
-    node: Arc<Node>,
+    agent: Arc<Agent>,
     board: Arc<StatusBoard>,
     server: Server,
     mut lines: mpsc::Receiver<Event>,
@@ -74,7 +74,7 @@ pub(super) async fn run(
         tokio::select! {
             line = lines.recv() => {
                 let Some(line) = line else { return };
-                take(&node, &mut events, line, &counts).await;
+                take(&agent, &mut events, line, &counts).await;
                 continue;
             }
             () = sleep => {}
@@ -168,9 +168,9 @@ fn verdict(failure: &Failure) -> Verdict {
 }
 
 /// Makes events of a line, for every pod that it concerns.
-async fn take(node: &Arc<Node>, events: &mut Events, line: Event, counts: &Counts) {
+async fn take(agent: &Arc<Agent>, events: &mut Events, line: Event, counts: &Counts) {
     let Some(words) = words::words(&line) else { return };
-    let asked = Arc::clone(node);
+    let asked = Arc::clone(agent);
     let (line, subjects) = match tokio::task::spawn_blocking(move || {
         let subjects = subjects(&asked, &line);
         (line, subjects)
@@ -191,8 +191,8 @@ async fn take(node: &Arc<Node>, events: &mut Events, line: Event, counts: &Count
 }
 
 /// Whom a line concerns: the container that it names, or all pods on its GPU. Blocking.
-fn subjects(node: &Node, line: &Event) -> Vec<Subject> {
-    let entries = checkpoint::entries(&node.paths().kubelet).unwrap_or_default();
+fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
+    let entries = checkpoint::entries(&agent.allocations().paths().kubelet).unwrap_or_default();
     let uid = |record: &Record, holder: &Holder| {
         // What kubelet gave this container; two of one name are two generations.
         let ids = entries.iter().filter(|entry| {
@@ -204,7 +204,7 @@ fn subjects(node: &Node, line: &Event) -> Vec<Subject> {
         let uids: BTreeSet<&str> = ids.map(|entry| entry.pod_uid.as_str()).collect();
         match uids.len() {
             1 => uids.first().map(|uid| (*uid).to_owned()),
-            _ => node.trust().uid(&holder.namespace, &holder.pod),
+            _ => agent.trust().uid(&holder.namespace, &holder.pod),
         }
     };
     let subject = |holder: &Holder, uid: Option<String>, container: &str| Subject {
@@ -215,18 +215,18 @@ fn subjects(node: &Node, line: &Event) -> Vec<Subject> {
     };
     match (&line.id, &line.holder) {
         (Some(id), named) => {
-            let record = node.record(id);
+            let record = agent.allocations().record(id);
             let current = record.as_ref().filter(|record| record.generation == line.generation);
             let holder = named.clone().or_else(|| current.and_then(|r| r.holder.clone()));
             let Some(holder) = holder else { return Vec::new() };
             let uid = match current {
                 Some(record) => uid(record, &holder),
-                None => node.trust().uid(&holder.namespace, &holder.pod),
+                None => agent.trust().uid(&holder.namespace, &holder.pod),
             };
             vec![subject(&holder, uid, &holder.container)]
         }
         (None, Some(holder)) => {
-            let uid = node.trust().uid(&holder.namespace, &holder.pod);
+            let uid = agent.trust().uid(&holder.namespace, &holder.pod);
             vec![subject(holder, uid, &holder.container)]
         }
         (None, None) => {
@@ -236,7 +236,7 @@ fn subjects(node: &Node, line: &Event) -> Vec<Subject> {
             let on = |record: &Record| {
                 record.is_live() && record.grants.iter().any(|grant| grant.uuid == *gpu)
             };
-            let records = node.allocations().into_iter().map(|(record, _)| record);
+            let records = agent.allocations().with_regions().into_iter().map(|(record, _)| record);
             records
                 .filter(|record| on(record))
                 .filter_map(|record| {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use super::{file, labels, lines};
-use crate::node::Node;
+use crate::Agent;
 use crate::status_board::StatusBoard;
 use tessera_config::{Config, Current};
 use tessera_gpu::{Discovery, Facts};
@@ -28,7 +28,7 @@ trait Source: std::fmt::Debug + Send + Sync {
 
 /// A node's, and its driver's.
 struct Live {
-    node: Arc<Node>,
+    agent: Arc<Agent>,
     discovery: Arc<dyn Discovery>,
 }
 
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Live {
 
 impl Source for Live {
     fn gpus(&self) -> Vec<Gpu> {
-        self.node.catalogue().devices()
+        self.agent.inventory().catalogue().devices()
     }
 
     fn facts(&self, gpus: &[Gpu]) -> Facts {
@@ -66,8 +66,8 @@ pub struct Keeper {
 impl Keeper {
     /// Of a node. Nothing is asked and nothing written yet.
     #[must_use]
-    pub fn new(node: Arc<Node>, discovery: Arc<dyn Discovery>) -> Arc<Self> {
-        Arc::new(Self::of(Box::new(Live { node, discovery })))
+    pub fn new(agent: Arc<Agent>, discovery: Arc<dyn Discovery>) -> Arc<Self> {
+        Arc::new(Self::of(Box::new(Live { agent, discovery })))
     }
 
     fn of(source: Box<dyn Source>) -> Self {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::audit::Finding;
 use super::sample::Member;
 use super::{Found, Observer, TELL};
-use crate::node::Node;
+use crate::Agent;
 use crate::trust::cgroup::Place;
 use crate::trust::mounts::{Mounts, Source, Sources};
 use crate::trust::strangers::Stranger;
@@ -27,18 +27,19 @@ const NAMED: usize = 8;
 
 /// What kubelet has written down, read when it is first needed and no more than once a round.
 pub(super) struct Kubelet<'a> {
-    node: &'a Node,
+    agent: &'a Agent,
     entries: OnceCell<Vec<Entry>>,
 }
 
 impl<'a> Kubelet<'a> {
-    pub(super) fn new(node: &'a Node) -> Self {
-        Kubelet { node, entries: OnceCell::new() }
+    pub(super) fn new(agent: &'a Agent) -> Self {
+        Kubelet { agent, entries: OnceCell::new() }
     }
 
     fn entries(&self) -> &[Entry] {
-        self.entries
-            .get_or_init(|| checkpoint::entries(&self.node.paths().kubelet).unwrap_or_default())
+        self.entries.get_or_init(|| {
+            checkpoint::entries(&self.agent.allocations().paths().kubelet).unwrap_or_default()
+        })
     }
 
     /// The allocation that kubelet gave a container.
@@ -47,7 +48,7 @@ impl<'a> Kubelet<'a> {
         let ids = self.entries().iter().filter(is_its).map(|entry| {
             AllocationId::of(&entry.resource, entry.device_ids.iter().map(String::as_str))
         });
-        ids.into_iter().find(|id| self.node.record(id).is_some())
+        ids.into_iter().find(|id| self.agent.allocations().record(id).is_some())
     }
 
     /// Whether kubelet gave a container of this pod an allocation that is one of ours.
@@ -55,7 +56,7 @@ impl<'a> Kubelet<'a> {
         let is_its = |entry: &&Entry| entry.pod_uid == place.pod_uid;
         self.entries().iter().filter(is_its).any(|entry| {
             let ids = entry.device_ids.iter().map(String::as_str);
-            self.node.record(&AllocationId::of(&entry.resource, ids)).is_some()
+            self.agent.allocations().record(&AllocationId::of(&entry.resource, ids)).is_some()
         })
     }
 
@@ -65,12 +66,14 @@ impl<'a> Kubelet<'a> {
         if stranger.holder.is_some() {
             return;
         }
-        let census = self.node.trust().census();
+        let census = self.agent.trust().census();
         let holdings = census.as_ref().map(|c| c.holdings.as_slice()).unwrap_or_default();
-        stranger.holder = pods::by_devices(place, container, self.entries(), holdings)
-            .or_else(|| pods::by_log(&self.node.paths().container_logs, &place.container_id));
+        stranger.holder =
+            pods::by_devices(place, container, self.entries(), holdings).or_else(|| {
+                pods::by_log(&self.agent.allocations().paths().container_logs, &place.container_id)
+            });
         if let Some(holder) = &stranger.holder {
-            self.node.trust().learn(&holder.namespace, &holder.pod, &place.pod_uid);
+            self.agent.trust().learn(&holder.namespace, &holder.pod, &place.pod_uid);
         }
     }
 }
@@ -93,13 +96,13 @@ impl Observer {
             who: Vec::new(),
         };
         if hidden {
-            self.node.trust().set_outside(uuid, outside);
+            self.agent.trust().set_outside(uuid, outside);
             return false;
         }
         let strangers = self.strangers.entry(uuid.to_owned()).or_default();
         let found = strangers.see(&list, now);
-        let node = &self.node;
-        let kubelet = Kubelet::new(node);
+        let agent = &self.agent;
+        let kubelet = Kubelet::new(agent);
         list.truncate(NAMED.max(found.iter().map(|(at, _)| at + 1).max().unwrap_or(0)));
         for stranger in list.iter_mut().filter(|stranger| strangers.knows(stranger)) {
             let known = self.procs.living(stranger.pid);
@@ -109,13 +112,13 @@ impl Observer {
                 outside.who.push(stranger.to_string());
             }
         }
-        node.trust().set_outside(uuid, outside);
+        agent.trust().set_outside(uuid, outside);
         let told = self.told_stranger.is_none_or(|told| now.duration_since(told) >= TELL);
         let mut tells = told;
         for (at, tell) in &found {
-            node.trust().count(Kind::Stranger, 1);
+            agent.trust().count(Kind::Stranger, 1);
             if *tell && tells {
-                node.found_stranger(uuid, &list[*at]);
+                agent.found_stranger(uuid, &list[*at]);
                 self.told_stranger = Some(now);
                 tells = false;
             }
@@ -134,7 +137,7 @@ impl Observer {
                     format_bytes(bytes)
                 );
                 let what = What::Bypassed { pid, bytes };
-                self.node.found(record, Some(uuid), Kind::Bypass, what, &why);
+                self.agent.found(record, Some(uuid), Kind::Bypass, what, &why);
             }
             Finding::Beyond { bytes, pid } => {
                 let why = format!(
@@ -144,7 +147,7 @@ impl Observer {
                      goes past the shim. The memory counts against the quota",
                     format_bytes(bytes)
                 );
-                self.node.found(record, Some(uuid), Kind::Unaccounted, What::Unaccounted, &why);
+                self.agent.found(record, Some(uuid), Kind::Unaccounted, What::Unaccounted, &why);
             }
         }
     }
@@ -153,7 +156,7 @@ impl Observer {
     fn cause(&self, record: &Record, pid: u32) -> String {
         let damages = self.sites().and_then(|sites| {
             let text = self.procs.mountinfo(pid)?;
-            let preload = self.node.config().container.inject_file();
+            let preload = self.agent.config().container.inject_file();
             Some(Mounts::parse(&text).damages(&record.id, preload, &sites))
         });
         let damages = damages.unwrap_or_default();
@@ -182,31 +185,33 @@ impl Observer {
         }
         tenant.tamperings = seen;
         tenant.told = Some(now);
-        self.node.trust().count(Kind::UsagePage, new);
+        self.agent.trust().count(Kind::UsagePage, new);
         let why = "its usage page was resized, cannot be true, or is kept from being changed: only a \
                    process of the container can do that. It was put right where that was possible; the \
                    driver's figures count against the quota meanwhile";
         let what = What::Tampered { what: "usage page".to_owned() };
-        self.node.found(record, None, Kind::UsagePage, what, why);
+        self.agent.found(record, None, Kind::UsagePage, what, why);
     }
 
     /// Looks through all containers that hold shares.
     pub(super) fn sweep(&mut self, allocations: &[Found], now: Instant) {
-        let (node, sites) = (&self.node, self.sites());
-        let kubelet = Kubelet::new(node);
+        let (agent, sites) = (&self.agent, self.sites());
+        let kubelet = Kubelet::new(agent);
         let is_live =
             |id: &AllocationId| super::place(allocations, |(record, _)| &record.id, id).is_some();
         let ground = Ground {
             sources: sites.as_ref(),
-            preload: node.config().container.inject_file(),
+            preload: agent.config().container.inject_file(),
             is_live: &is_live,
             holds: &|place| kubelet.holds(place),
             given: &|place, name| kubelet.given(place, name),
         };
         let reports = self.sweep.sweep(&mut self.procs, &ground, now);
         for (id, place) in self.sweep.homes() {
-            if let Some(holder) = node.record(id).and_then(|record| record.holder.clone()) {
-                node.trust().learn(&holder.namespace, &holder.pod, &place.pod_uid);
+            if let Some(holder) =
+                agent.allocations().record(id).and_then(|record| record.holder.clone())
+            {
+                agent.trust().learn(&holder.namespace, &holder.pod, &place.pod_uid);
             }
         }
         self.tell_damages(reports);
@@ -222,7 +227,7 @@ impl Observer {
         now: Instant,
     ) {
         let Some(sites) = sites else { return };
-        let preload = self.node.config().container.inject_file();
+        let preload = self.agent.config().container.inject_file();
         let ground = Ground {
             sources: Some(sites),
             preload,
@@ -258,24 +263,24 @@ impl Observer {
 
     fn tell_damages(&self, reports: Vec<Report>) {
         for Report { allocation, pid, damages } in reports {
-            self.node.trust().count(Kind::Mount, 1);
-            let Some(record) = self.node.record(&allocation) else { continue };
+            self.agent.trust().count(Kind::Mount, 1);
+            let Some(record) = self.agent.allocations().record(&allocation) else { continue };
             let damages = list(&damages);
             let why = format!(
                 "in the container of process {pid}, {damages}: its quota may not hold. The pod's volumes, \
                  or a process that may mount, did that"
             );
             let what = What::Tampered { what: damages };
-            self.node.found(&record, None, Kind::Mount, what, &why);
+            self.agent.found(&record, None, Kind::Mount, what, &why);
         }
-        self.node.trust().set_damages(self.sweep.standing());
+        self.agent.trust().set_damages(self.sweep.standing());
     }
 
     /// Where pages and shims lie, by the plugin's own mounts: they may be mounted anew at any time.
     pub(super) fn sites(&self) -> Option<Sources> {
         let text = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
         let own = Mounts::parse(&text);
-        let paths = self.node.paths();
+        let paths = self.agent.allocations().paths();
         let at = |path: &std::path::Path| {
             // As the kernel names it, whatever links lead there.
             let path = path.canonicalize().ok()?;

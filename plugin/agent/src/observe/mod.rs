@@ -37,7 +37,7 @@ use self::gauge::{CONFIRM, Gauge, Verdict};
 use self::procs::Procs;
 use self::rhythm::{Rhythm, SLOW};
 use self::sample::{Member, compose, join, slot_of};
-use crate::node::Node;
+use crate::Agent;
 use crate::status_board::StatusBoard;
 use crate::trust::Kind;
 use crate::trust::strangers::{Stranger, Strangers};
@@ -79,14 +79,14 @@ impl Watch {
     /// # Errors
     /// The system has no room for a thread.
     pub fn start(
-        node: Arc<Node>,
+        agent: Arc<Agent>,
         discovery: Arc<dyn Discovery>,
         board: Arc<StatusBoard>,
     ) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let bell = Arc::clone(node.bell());
+        let bell = Arc::clone(agent.allocations().bell());
         let watch = Watch { stop: Arc::clone(&stop), bell: Arc::clone(&bell) };
-        let mut observer = Observer::new(node, discovery, board);
+        let mut observer = Observer::new(agent, discovery, board);
         std::thread::Builder::new().name("observe".into()).stack_size(256 << 10).spawn(
             move || {
                 let mut due = Instant::now() + START;
@@ -140,7 +140,7 @@ struct Figures {
 type Found = (Arc<Record>, Arc<Region>);
 
 struct Observer {
-    node: Arc<Node>,
+    agent: Arc<Agent>,
     discovery: Arc<dyn Discovery>,
     board: Arc<StatusBoard>,
     procs: Procs,
@@ -160,9 +160,9 @@ struct Observer {
 }
 
 impl Observer {
-    fn new(node: Arc<Node>, discovery: Arc<dyn Discovery>, board: Arc<StatusBoard>) -> Self {
+    fn new(agent: Arc<Agent>, discovery: Arc<dyn Discovery>, board: Arc<StatusBoard>) -> Self {
         Observer {
-            node,
+            agent,
             discovery,
             board,
             procs: Procs::default(),
@@ -187,8 +187,9 @@ impl Observer {
 
     fn round(&mut self) {
         let allocations: Vec<Found> = self
-            .node
+            .agent
             .allocations()
+            .with_regions()
             .into_iter()
             .filter_map(|(record, region)| Some((record, region?)))
             .collect();
@@ -199,7 +200,7 @@ impl Observer {
         self.gpus.retain(|uuid, _| sold(uuid));
         self.listed.retain(|uuid, _| sold(uuid));
         self.strangers.retain(|uuid, _| sold(uuid));
-        self.node.trust().keep_outside(|uuid| sold(&uuid.to_owned()));
+        self.agent.trust().keep_outside(|uuid| sold(&uuid.to_owned()));
         let silent = self.silent.len();
         self.silent.retain(|uuid, _| sold(uuid));
         let now = Instant::now();
@@ -240,7 +241,7 @@ impl Observer {
     fn meet(&mut self, record: &Record, region: &Region, now: Instant) {
         let fresh = self.tenants.get(&record.id).is_none_or(|t| t.generation != record.generation);
         if fresh {
-            let slack = self.node.config().gpus.audit_slack_bytes;
+            let slack = self.agent.config().gpus.audit_slack_bytes;
             let gpu = |gpu: usize| Figures {
                 gauge: Gauge::new(region.overhead(gpu)),
                 audit: Audit::new(slack),
@@ -319,8 +320,8 @@ impl Observer {
         let sessions = sessions(&tenants);
         let dead = self.departing(&tenants, &before);
         let mut listed = Vec::new();
-        let node = Arc::clone(&self.node);
-        let kubelet = Kubelet::new(&node);
+        let agent = Arc::clone(&self.agent);
+        let kubelet = Kubelet::new(&agent);
         for process in processes {
             let departing = |at: usize| {
                 let its = |(_, pid): &&(usize, Option<u32>)| *pid == Some(process.pid);
@@ -352,7 +353,7 @@ impl Observer {
         let unsettled = self.judge_strangers(uuid, strangers, hidden, now);
         self.look_at_mounts(&tenants, &members, sites.as_ref(), now);
 
-        let slack = self.node.config().gpus.audit_slack_bytes;
+        let slack = self.agent.config().gpus.audit_slack_bytes;
         let mut look = Look { busy: unsettled, ..Look::default() };
         for (at, ((record, region), gpu)) in tenants.iter().enumerate() {
             let after = region.slots();
@@ -372,13 +373,13 @@ impl Observer {
             let Some(figures) = tenant.gpus.get_mut(*gpu) else { continue };
             let Figures { gauge, audit, bare } = figures;
             let constant = record.grants[*gpu].context_overhead_bytes;
-            let wants = |bytes: u64| self.node.wants_context(uuid, bytes);
+            let wants = |bytes: u64| self.agent.inventory().wants_context(uuid, bytes);
             let shown = bare.see(&sample, &after, (*gpu, constant), wants);
             let again = shown.pending.then_some(CONFIRM);
             if let Some(bytes) = shown.bytes
                 && let Some(driver) = self.discovery.facts(&[]).driver_version
             {
-                self.node.note_context(uuid, &driver, bytes);
+                self.agent.note_context(uuid, &driver, bytes);
             }
             audit.set_slack(slack);
             let verdict = gauge.see(now, &sample);
@@ -391,7 +392,7 @@ impl Observer {
             let stands = tenant.gpus.iter().any(|figures| figures.audit.stands());
             region.observed().found(u64::try_from(findings.len()).unwrap_or(0), stands);
             for finding in &findings {
-                self.node.trust().count(kind_of(*finding), 1);
+                self.agent.trust().count(kind_of(*finding), 1);
             }
             let tells = tenant.told.is_none_or(|told| now.duration_since(told) >= TELL);
             if let Some(finding) = findings.first().filter(|_| tells) {
@@ -527,7 +528,7 @@ impl Observer {
             };
             return Owner::Tenant(at, member);
         }
-        let record = elsewhere.as_ref().and_then(|id| self.node.record(id));
+        let record = elsewhere.as_ref().and_then(|id| self.agent.allocations().record(id));
         Owner::Nobody(Stranger {
             pid: process.pid,
             start: identity.start,

@@ -1,7 +1,7 @@
 //! Reading the configuration again while the plugin runs.
 //!
 //! A bad file is refused as a whole and said so: in the log, in `status`, in the history. What is good takes
-//! effect in one step ([`Node::reload`]); keys that take a restart keep the values they had, which is
+//! effect in one step ([`Agent::reload`]); keys that take a restart keep the values they had, which is
 //! said too. [`tessera_config::keys`] knows which they are. The last good text is kept beside the ledger,
 //! for a start that finds a bad one ([`tessera_config::file`]).
 
@@ -17,8 +17,8 @@ use tracing::{error, info, warn};
 pub use outcome::{Outcome, State, Why};
 pub use watch::{DEBOUNCE, watch};
 
-use crate::node;
-use crate::node::Node;
+use crate::Agent;
+use crate::inventory::Ground;
 use crate::status_board::StatusBoard;
 use tessera_config::keys;
 use tessera_config::keys::{Difference, Takes};
@@ -44,7 +44,7 @@ pub struct Reloader {
     current: Current,
     discovery: Arc<dyn Discovery>,
     set_filter: Option<SetFilter>,
-    node: OnceLock<Arc<Node>>,
+    agent: OnceLock<Arc<Agent>>,
     board: Arc<StatusBoard>,
     /// What was read last; held by whoever reads.
     seen: Mutex<String>,
@@ -86,7 +86,7 @@ impl Reloader {
             current,
             discovery,
             set_filter,
-            node: OnceLock::new(),
+            agent: OnceLock::new(),
             board: Arc::clone(board),
             seen: Mutex::new(seen),
             state: Mutex::new(state),
@@ -146,31 +146,31 @@ impl Reloader {
     /// What `open` says.
     pub fn attach<E>(
         &self,
-        open: impl FnOnce(Current) -> Result<Arc<Node>, E>,
-    ) -> Result<Arc<Node>, E> {
+        open: impl FnOnce(Current) -> Result<Arc<Agent>, E>,
+    ) -> Result<Arc<Agent>, E> {
         // Nobody reads meanwhile.
         let seen = lock(&self.seen);
-        let node = open(self.current.clone())?;
+        let agent = open(self.current.clone())?;
         // Set once by the start.
-        let _ = self.node.set(Arc::clone(&node));
+        let _ = self.agent.set(Arc::clone(&agent));
         drop(seen);
         if let Some(text) = lock(&self.first).take() {
             self.keep(&text);
         }
         let state = self.state();
         if !state.is_successful() {
-            node.meters().reloaded(false, unix_ms());
+            agent.meters().reloaded(false, unix_ms());
             let what = What::ConfigurationRefused { problems: state.errors };
-            node.note_configuration(what, "the start".to_owned(), None);
+            agent.note_configuration(what, "the start".to_owned(), None);
         }
-        Ok(node)
+        Ok(agent)
     }
 
     /// The GPUs that a configuration includes: those there are where it names the same.
     ///
     /// # Errors
     /// The driver does not say.
-    pub fn ground(&self, config: &Config) -> Result<Option<node::Ground>, String> {
+    pub fn ground(&self, config: &Config) -> Result<Option<Ground>, String> {
         let (now, wanted) = (&self.current.get().gpus, &config.gpus);
         if (&now.include, &now.exclude) == (&wanted.include, &wanted.exclude) {
             return Ok(None);
@@ -182,7 +182,7 @@ impl Reloader {
             Err(error) => return Err(error.to_string()),
         };
         let topology = self.discovery.topology(&gpus);
-        Ok(Some(node::Ground { gpus, topology }))
+        Ok(Some(Ground { gpus, topology }))
     }
 
     /// Reads the file, and has it take effect if it is good. Blocking.
@@ -218,10 +218,11 @@ impl Reloader {
             }
         }
         if problems.is_empty()
-            && let Some(node) = self.node.get()
+            && let Some(agent) = self.agent.get()
         {
-            let gpus =
-                ground.as_ref().map_or_else(|| node.catalogue().devices(), |g| g.gpus.clone());
+            let gpus = ground
+                .as_ref()
+                .map_or_else(|| agent.inventory().catalogue().devices(), |g| g.gpus.clone());
             problems = capacity::check(&gpus, &config);
             if problems.is_empty() {
                 self.remark(&gpus, &config);
@@ -230,10 +231,10 @@ impl Reloader {
         if !problems.is_empty() {
             error!(%path, %why, "the configuration is refused; the last good one stays in force");
             self.refuse(&problems);
-            if let Some(node) = self.node.get() {
-                node.meters().reloaded(false, unix_ms());
+            if let Some(agent) = self.agent.get() {
+                agent.meters().reloaded(false, unix_ms());
                 let what = What::ConfigurationRefused { problems: self.state().errors };
-                node.note_configuration(what, why.to_string(), why.by());
+                agent.note_configuration(what, why.to_string(), why.by());
             }
             return Outcome { problems, hash: self.state().hash, ..Outcome::default() };
         }
@@ -252,9 +253,9 @@ impl Reloader {
             warn!(error, "the log's filter stays as it was");
         }
         let listed = ground.is_some();
-        match self.node.get() {
+        match self.agent.get() {
             _ if changes.is_empty() => {}
-            Some(node) => node.reload(config, ground),
+            Some(agent) => agent.reload(config, ground),
             None => self.current.set(Arc::new(config)),
         }
         if listed {
@@ -262,16 +263,17 @@ impl Reloader {
         }
         self.keep(&text);
         self.accept(&text, &changes, &waiting);
-        if let Some(node) = self.node.get() {
-            node.meters().reloaded(true, unix_ms());
+        if let Some(agent) = self.agent.get() {
+            agent.meters().reloaded(true, unix_ms());
         }
         info!(
             %path, %why, changes = ?texts(&changes), after_a_restart = ?texts(&waiting),
             "the configuration was read"
         );
-        if let Some(node) = self.node.get().filter(|_| !changes.is_empty() || !waiting.is_empty()) {
+        if let Some(agent) = self.agent.get().filter(|_| !changes.is_empty() || !waiting.is_empty())
+        {
             let what = What::ConfigurationReloaded { changes: told(&changes, &waiting) };
-            node.note_configuration(what, why.to_string(), why.by());
+            agent.note_configuration(what, why.to_string(), why.by());
         }
         Outcome { problems, changes, waiting, hash: self.state().hash }
     }

@@ -10,7 +10,7 @@ use tessera_kubelet_api::admin::{
 };
 
 use super::Reloader;
-use crate::node::forecast::{Turn, forecast};
+use crate::advertised::forecast::{Turn, forecast};
 use tessera_config::keys;
 use tessera_config::keys::{Difference, Takes};
 use tessera_config::{Config, Judged, Problem};
@@ -42,7 +42,7 @@ impl Reloader {
     #[must_use]
     pub fn plan(&self, text: String, file: &Path) -> PlanResponse {
         let Judged { mut config, mut problems, .. } = Judged::of(text, file);
-        let Some(node) = self.node.get() else {
+        let Some(node) = self.agent.get() else {
             let waits = "the plugin waits for GPUs: what they would be cut into is not known";
             return without_gpus(&self.current.get(), &config, &problems, waits);
         };
@@ -50,7 +50,7 @@ impl Reloader {
         let _still = lock(&self.seen);
         let before = self.current.get();
         let mut notes = Vec::new();
-        let mut gpus = node.catalogue().devices();
+        let mut gpus = node.inventory().catalogue().devices();
         if problems.is_empty() {
             match self.ground(&config) {
                 Ok(Some(ground)) => gpus = ground.gpus,
@@ -70,10 +70,10 @@ impl Reloader {
         keys::keep(&mut config, &before);
         let after = Catalogue::new(&gpus, &config);
         let scene = Scene {
-            before: (&before, &node.catalogue()),
+            before: (&before, &node.inventory().catalogue()),
             after: (&config, &after),
-            records: &node.records(),
-            turns: &node.forecast(&after),
+            records: &node.allocations().records(),
+            turns: &node.advertised().forecast(&after),
         };
         let mut response = plan(&scene, &changes);
         response.notes = notes;

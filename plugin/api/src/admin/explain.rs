@@ -10,7 +10,7 @@ use super::client::{TIMEOUT, connect};
 use super::status::StatusView;
 use crate::explain;
 use crate::explain::{Facts, Unknown};
-use tessera_agent::node::Node;
+use tessera_agent::Agent;
 use tessera_model::printable;
 
 /// Longest subject, bytes: a namespace, a pod and a container are no longer.
@@ -25,8 +25,8 @@ pub(super) fn answer(
     if subject.trim().is_empty() || subject.len() > LONGEST {
         return Err(Status::invalid_argument("name a pod, an allocation or a GPU"));
     }
-    let facts = match view.node() {
-        Some(node) => facts(view, node),
+    let facts = match view.agent() {
+        Some(agent) => facts(view, agent),
         None => Facts {
             status: view.status(),
             records: Vec::new(),
@@ -44,14 +44,14 @@ pub(super) fn answer(
     })
 }
 
-fn facts(view: &StatusView, node: &Arc<Node>) -> Facts {
+fn facts(view: &StatusView, agent: &Arc<Agent>) -> Facts {
     let mut remarks = Vec::new();
-    let mut trail = node.history(usize::MAX).unwrap_or_else(|error| {
+    let mut trail = agent.journal().history(usize::MAX).unwrap_or_else(|error| {
         remarks.push(format!("the audit trail cannot be read: {error}"));
         Vec::new()
     });
     // Happened, and not written yet.
-    trail.extend(node.waiting_events());
+    trail.extend(agent.journal().waiting_events());
     // One look, so that what is said of limits and of their sums is of one moment.
     let survey = view.survey(&|region| Some(region.look()));
     let books = survey.books.as_ref();
@@ -59,7 +59,7 @@ fn facts(view: &StatusView, node: &Arc<Node>) -> Facts {
         books.allocations.iter().map(|(record, _)| Arc::clone(record)).collect()
     });
     let page_versions = records.iter().filter_map(|record| {
-        let version = tessera_region::quota::abi_in(&node.pages_of(&record.id))?;
+        let version = tessera_region::quota::abi_in(&agent.allocations().pages_of(&record.id))?;
         Some((record.id.to_string(), version))
     });
     let gpus = books.map_or_else(Vec::new, |books| {

@@ -11,7 +11,8 @@ use tessera_kubelet_api::admin::{
 };
 
 use super::{compute, steer};
-use tessera_agent::node::{Books, Node};
+use tessera_agent::Agent;
+use tessera_agent::advertised::Books;
 use tessera_agent::observe::{PidView, pid_view};
 use tessera_agent::reload::Reloader;
 use tessera_agent::status_board::StatusBoard;
@@ -32,7 +33,7 @@ pub struct StatusView {
     discovery: Arc<dyn Discovery>,
     started_unix_ms: i64,
     pids: PidView,
-    node: OnceLock<Arc<Node>>,
+    agent: OnceLock<Arc<Agent>>,
     reloader: OnceLock<Arc<Reloader>>,
     standing: OnceLock<Standing>,
     board: Arc<StatusBoard>,
@@ -71,7 +72,7 @@ impl StatusView {
             discovery,
             started_unix_ms: unix_ms(),
             pids: pid_view(),
-            node: OnceLock::new(),
+            agent: OnceLock::new(),
             reloader: OnceLock::new(),
             standing: OnceLock::new(),
             board,
@@ -80,9 +81,9 @@ impl StatusView {
     }
 
     /// The node is there.
-    pub fn set_node(&self, node: Arc<Node>) {
+    pub fn set_agent(&self, agent: Arc<Agent>) {
         // Set once by the start.
-        let _ = self.node.set(node);
+        let _ = self.agent.set(agent);
     }
 
     /// Whoever reads the configuration again is there.
@@ -112,10 +113,10 @@ impl StatusView {
     #[must_use]
     pub fn amiss(&self) -> Vec<String> {
         let mut amiss = Vec::new();
-        match (self.node.get(), self.standing.get()) {
-            (Some(node), Some(standing)) => {
+        match (self.agent.get(), self.standing.get()) {
+            (Some(agent), Some(standing)) => {
                 let reports = standing.reports();
-                let sold = node.catalogue().resources.clone();
+                let sold = agent.inventory().catalogue().resources.clone();
                 if sold.is_empty() {
                     amiss.push("nothing is sold".to_owned());
                 }
@@ -158,8 +159,8 @@ impl StatusView {
     }
 
     /// The node, once it is there.
-    pub fn node(&self) -> Option<&Arc<Node>> {
-        self.node.get()
+    pub fn agent(&self) -> Option<&Arc<Agent>> {
+        self.agent.get()
     }
 
     /// The configuration in force.
@@ -176,7 +177,7 @@ impl StatusView {
     /// As [`StatusView::status`], looking at pages in another way.
     pub(crate) fn survey(&self, look: &Look) -> Survey {
         let mut unread = HashSet::new();
-        let books = self.node.get().map(|node| node.books());
+        let books = self.agent.get().map(|agent| agent.advertised().books());
         let mut status = StatusResponse {
             plugin: Some(self.plugin(books.as_ref())),
             at_unix_ms: unix_ms(),
@@ -184,13 +185,13 @@ impl StatusView {
         };
         let at = (Instant::now(), status.at_unix_ms);
         status.warnings.extend(self.board.conditions());
-        let (Some(node), Some(books)) = (self.node.get(), books) else {
+        let (Some(agent), Some(books)) = (self.agent.get(), books) else {
             return Survey { status, ..Survey::default() };
         };
-        status.warnings.extend(node.notes());
-        status.warnings.extend(node.others_warnings());
-        status.warnings.extend(node.trust_warnings());
-        let arbiter = node.arbiter().and_then(Arbiter::view);
+        status.warnings.extend(self.board.notes());
+        status.warnings.extend(agent.inventory().others_warnings());
+        status.warnings.extend(agent.trust_warnings());
+        let arbiter = agent.allocations().arbiter().and_then(Arbiter::view);
         let no_view = View::default();
         let compute = arbiter.as_ref().unwrap_or(&no_view);
         let (mut hidden, mut seen) = (false, false);
@@ -234,9 +235,9 @@ impl StatusView {
         }
         if let Some(plugin) = &mut status.plugin {
             plugin.sees_host_pids = !hidden;
-            plugin.shim_path = node.delivery().shim.display().to_string();
+            plugin.shim_path = agent.allocations().delivery().shim.display().to_string();
         }
-        status.gpus = self.gpus(node, &books, &status.allocations, at);
+        status.gpus = self.gpus(agent, &books, &status.allocations, at);
         status.gpus.iter_mut().for_each(|gpu| compute::add_lease(gpu, compute));
         Survey { status, unread, arbiter, books: Some(books) }
     }
@@ -289,25 +290,28 @@ impl StatusView {
     /// `at`: when the answer was begun, by both clocks. No state is younger than that.
     fn gpus(
         &self,
-        node: &Node,
+        agent: &Agent,
         books: &Books,
         allocations: &[Allocation],
         at: (Instant, i64),
     ) -> Vec<Gpu> {
         let Books { catalogue, advertised, .. } = books;
-        let withheld = |uuid: &str| node.cordon_of(uuid).or_else(|| node.withheld(uuid));
+        let withheld = |uuid: &str| {
+            agent.inventory().cordon_of(uuid).or_else(|| agent.inventory().withheld(uuid))
+        };
         let mut replicas = replicas(catalogue, advertised, allocations, &withheld);
         let live = || allocations.iter().filter(|a| a.state() != AllocationState::Parked);
         let mut gpus: Vec<Gpu> = catalogue
             .gpus
             .values()
             .map(|sold| {
-                let cordon = node.cordon_of(&sold.gpu.uuid);
-                let withheld = cordon.clone().or_else(|| node.withheld(&sold.gpu.uuid));
+                let cordon = agent.inventory().cordon_of(&sold.gpu.uuid);
+                let withheld =
+                    cordon.clone().or_else(|| agent.inventory().withheld(&sold.gpu.uuid));
                 let uses = || live().flat_map(|a| &a.gpus).filter(|u| u.gpu_uuid == sold.gpu.uuid);
                 let sum =
                     |bytes: fn(&GpuUse) -> u64| uses().map(bytes).fold(0, u64::saturating_add);
-                let view = node.health(&sold.gpu.uuid);
+                let view = agent.inventory().health(&sold.gpu.uuid);
                 Gpu {
                     uuid: sold.gpu.uuid.clone(),
                     index: sold.gpu.index,
@@ -327,7 +331,7 @@ impl StatusView {
                     memory_charged_bytes: sum(|u| u.memory_charged_bytes),
                     cores_millis: uses().map(|u| u.cores_millis).fold(0, u32::saturating_add),
                     replicas: replicas.remove(&sold.gpu.uuid).unwrap_or_default(),
-                    memory_outside_bytes: node.trust().outside(&sold.gpu.uuid).bytes,
+                    memory_outside_bytes: agent.trust().outside(&sold.gpu.uuid).bytes,
                     context_overhead_bytes: sold.context_overhead_bytes,
                     context_overhead_source: sold.context_source.as_str().to_owned(),
                     state: state(view.state).into(),

@@ -11,8 +11,9 @@ use tonic::{Request, Response, Status};
 
 use super::StatusView;
 use super::table::policy_name;
-use tessera_agent::node::steer::{Ask, Changed, How, SteerError};
-use tessera_agent::node::{Cordons, Node, Target};
+use tessera_agent::allocations::Target;
+use tessera_agent::allocations::steer::{Ask, Changed, How, SteerError};
+use tessera_agent::{Agent, Cordons};
 use tessera_model::audit::By;
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
@@ -39,7 +40,7 @@ pub(super) async fn set_quota(
         how: How { force: request.force, dry_run: request.dry_run, reason: some(request.reason) },
     };
     let target = target(request.target);
-    let changed = blocking(view, move |node| node.set_quota(&target, &ask, by)).await?;
+    let changed = blocking(view, move |agent| agent.set_quota(&target, &ask, by)).await?;
     Ok(Response::new(answer(&changed)))
 }
 
@@ -52,7 +53,7 @@ pub(super) async fn reset_quota(
     let request = request.into_inner();
     let how = How { force: request.force, dry_run: request.dry_run, reason: some(request.reason) };
     let target = target(request.target);
-    let changed = blocking(view, move |node| node.reset_quota(&target, &how, by)).await?;
+    let changed = blocking(view, move |agent| agent.reset_quota(&target, &how, by)).await?;
     Ok(Response::new(answer(&changed)))
 }
 
@@ -71,11 +72,11 @@ pub(super) async fn cordon(
     if gpu.is_empty() && !all {
         return Err(Status::invalid_argument("name a GPU by UUID or index, or say --all"));
     }
-    let done = blocking(view, move |node| {
+    let done = blocking(view, move |agent| {
         let gpu = (!all).then_some(gpu.as_str());
         match again {
-            true => node.uncordon(gpu, some(reason), by),
-            false => node.cordon(gpu, some(reason), by),
+            true => agent.uncordon(gpu, some(reason), by),
+            false => agent.cordon(gpu, some(reason), by),
         }
     });
     let Cordons { changed, cordoned, running } = done.await?;
@@ -86,16 +87,16 @@ pub(super) async fn cordon(
 /// Does what waits for the disk where that is allowed.
 async fn blocking<T: Send + 'static>(
     view: &StatusView,
-    work: impl FnOnce(&Node) -> Result<T, SteerError> + Send + 'static,
+    work: impl FnOnce(&Agent) -> Result<T, SteerError> + Send + 'static,
 ) -> Result<T, Status> {
-    let Some(node) = view.node() else {
+    let Some(agent) = view.agent() else {
         return Err(Status::unavailable(
             "the plugin waits for GPUs: there are no allocations yet; `tessera status` says what it \
              lacks",
         ));
     };
-    let node = Arc::clone(node);
-    let done = tokio::task::spawn_blocking(move || work(&node)).await;
+    let agent = Arc::clone(agent);
+    let done = tokio::task::spawn_blocking(move || work(&agent)).await;
     done.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| {
         let text = printable::reason(&error);
         match error {

@@ -65,8 +65,8 @@ impl Scene {
     pub fn look(view: &StatusView, accounts: &mut Accounts) -> Self {
         let survey = view.survey(&Region::peek);
         let now = Instant::now();
-        let node = view.node();
-        let adopted = node.map_or(0, |node| node.adopted_until());
+        let agent = view.agent();
+        let adopted = agent.map_or(0, |agent| agent.allocations().adopted_until());
         let allocations = &survey.status.allocations;
         let totals = allocations
             .iter()
@@ -81,18 +81,18 @@ impl Scene {
             totals,
             ready: view.amiss().is_empty(),
             started_unix_ms: view.started_unix_ms(),
-            calls: node.map_or_else(Vec::new, |node| {
-                calls.into_iter().map(|call| (call, node.meters().calls(call))).collect()
+            calls: agent.map_or_else(Vec::new, |agent| {
+                calls.into_iter().map(|call| (call, agent.meters().calls(call))).collect()
             }),
-            reloads: node.map(|node| node.meters().reloads()),
-            adopted: node.map(|node| node.adopted() as u64),
-            commits: node.map(|node| node.commits().counts()),
-            findings: node.map(|node| node.trust().counts()),
-            damaged: node.map_or_else(HashMap::new, |node| {
-                let damages = node.trust().damages().into_iter();
+            reloads: agent.map(|agent| agent.meters().reloads()),
+            adopted: agent.map(|agent| agent.allocations().adopted() as u64),
+            commits: agent.map(|agent| agent.journal().commits().counts()),
+            findings: agent.map(|agent| agent.trust().counts()),
+            damaged: agent.map_or_else(HashMap::new, |agent| {
+                let damages = agent.trust().damages().into_iter();
                 damages.map(|(id, list)| (id.to_string(), list.len() as u64)).collect()
             }),
-            events: node.map(|node| node.trust().events().all()),
+            events: agent.map(|agent| agent.trust().events().all()),
             process: Process::read(),
             survey,
         }

@@ -291,8 +291,8 @@ impl TestNode {
     }
 
     /// The node's state itself.
-    pub fn node(&self) -> Arc<tessera_agent::node::Node> {
-        Arc::clone(self.running.as_ref().unwrap().sources.node().unwrap())
+    pub fn agent(&self) -> Arc<tessera_agent::Agent> {
+        Arc::clone(self.running.as_ref().unwrap().sources.agent().unwrap())
     }
 
     /// What the plugin tells of itself.

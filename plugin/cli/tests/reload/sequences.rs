@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tessera_agent::node::Target;
-use tessera_agent::node::steer::{Ask, How};
+use tessera_agent::allocations::Target;
+use tessera_agent::allocations::steer::{Ask, How};
 use tessera_agent::reload::{Reloader, Why, plan};
 use tessera_config::file;
 use tessera_kubelet_api::admin::{Health, PlanResponse};
@@ -88,7 +88,8 @@ impl Sequence {
     }
 
     fn live(&self) -> Live {
-        let all = self.node.node().allocations().into_iter().map(|(record, _)| record);
+        let all =
+            self.node.agent().allocations().with_regions().into_iter().map(|(record, _)| record);
         all.filter(|record| record.is_live()).map(|record| (record.id.clone(), record)).collect()
     }
 
@@ -177,7 +178,7 @@ impl Sequence {
         }
         let target = Target { name: random.one(&ids).to_string(), ..Target::default() };
         let memory_limit_bytes = Some((1 + random.below(32)) * GIB);
-        let (node, is_reset) = (self.node.node(), random.below(3) == 0);
+        let (node, is_reset) = (self.node.agent(), random.below(3) == 0);
         let done = blocking(move || match is_reset {
             true => node.reset_quota(&target, &How::default(), By::Plugin),
             false => {

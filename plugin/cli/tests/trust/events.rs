@@ -118,11 +118,11 @@ async fn node_with(api: &Api) -> TestNode {
 /// A line of the audit trail about the pod of these replicas.
 async fn happens(node: &TestNode, ids: &[String], what: What) {
     node.status_until(|s| s.allocations.iter().all(|a| a.holder.is_some()).then_some(())).await;
-    let inner = node.node();
+    let inner = node.agent();
     let id = id_of(ids);
     tokio::task::spawn_blocking(move || {
-        let record = inner.record(&id).unwrap();
-        inner.audit(Event::of(&record, what, 1_795_340_700_000).because("for a test"));
+        let record = inner.allocations().record(&id).unwrap();
+        inner.journal().audit(Event::of(&record, what, 1_795_340_700_000).because("for a test"));
     })
     .await
     .unwrap();
@@ -217,7 +217,7 @@ async fn what_will_never_be_taken_is_given_up() {
     let node = node_with(&api).await;
     let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
     happens(&node, &admitted.device_ids, refused(1)).await;
-    let dropped = |node: &TestNode| node.node().trust().events().all()[2].1;
+    let dropped = |node: &TestNode| node.agent().trust().events().all()[2].1;
     until(|| (dropped(&node) == 1).then_some(())).await;
     assert_eq!(api.asked().len(), 1);
     assert!(node.status().await.warnings.is_empty());
@@ -234,8 +234,8 @@ async fn without_a_server_events_cost_a_counter() {
     node.start_plugin().await;
     let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
     happens(&node, &admitted.device_ids, refused(1)).await;
-    until(|| (node.node().trust().events().all()[1].1 >= 2).then_some(())).await;
-    assert_eq!(node.node().trust().events().all()[0].1, 0);
+    until(|| (node.agent().trust().events().all()[1].1 >= 2).then_some(())).await;
+    assert_eq!(node.agent().trust().events().all()[0].1, 0);
     assert_eq!(api.connections.load(Ordering::Relaxed), 0);
     node.stop_plugin().await;
     // Switched off, there is nobody to tell.

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::records::Records;
+use crate::inventory::Withheld;
 use tessera_kubelet::Device;
 use tessera_model::record::Record;
 use tessera_model::replica::Replica;
@@ -11,12 +12,12 @@ use tessera_rules::allocate::{Catalogue, Sold};
 use tessera_rules::capacity::{Capacity, Held, judge};
 
 /// Devices by resource: all that the configuration sells, and retired ones while they have records.
-pub(super) type Advertised = BTreeMap<String, Vec<Device>>;
+pub(crate) type Advertised = BTreeMap<String, Vec<Device>>;
 
 /// Every replica with its health: those of sick GPUs, those for which there is no room by the
 /// capacity rule, and held ones that are retired, are unhealthy.
 #[derive(Debug, Default)]
-pub(super) struct Offers {
+pub(crate) struct Offers {
     gpus: BTreeMap<String, (Basis, Offer)>,
     resources: BTreeSet<String>,
 }
@@ -29,19 +30,6 @@ struct Basis {
     records: u64,
     sick: bool,
     withheld: Withheld,
-}
-
-/// What is not offered of a GPU that is well.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Withheld {
-    /// Nothing.
-    #[default]
-    Nothing,
-    /// Free replicas: another plugin sells the GPU too. Held ones stay as they are: kubelet would not
-    /// admit a pod anew, after a reboot of the node, whose device it takes for unhealthy.
-    Free,
-    /// All: it is cordoned, and what a pod leaves goes to no successor.
-    All,
 }
 
 /// Replicas of a GPU by resource, in the configuration's order: index, and whether it is healthy.
@@ -57,7 +45,7 @@ struct Stake<'a> {
 impl Offers {
     /// Works out anew what may have changed since the last time; true if anything has. Always with the
     /// same records, and with a catalogue that has another edition if more than health differs.
-    pub(super) fn renew(
+    pub(crate) fn renew(
         &mut self,
         catalogue: &Catalogue,
         reserve_bytes: u64,
@@ -126,7 +114,7 @@ impl Offers {
     }
 
     /// What kubelet is told of it.
-    pub(super) fn devices(&self, catalogue: &Catalogue) -> Advertised {
+    pub(crate) fn devices(&self, catalogue: &Catalogue) -> Advertised {
         let mut all: Advertised =
             self.resources.iter().map(|resource| (resource.clone(), Vec::new())).collect();
         let is_sold = |uuid: &&String| catalogue.gpus.contains_key(*uuid);

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tracing::{error, info, warn};
 
-use super::{AllocateError, Node, Writer};
+use super::{AllocateError, Allocations};
+use crate::journal::Writer;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::What;
 use tessera_model::clock::{monotonic_ns, unix_ms};
@@ -19,23 +20,22 @@ use tessera_rules::allocate::Plan;
 use tessera_rules::reconcile;
 use tessera_rules::reconcile::{Action, Kubelet};
 use tessera_store::Change;
-use tessera_system::locks::lock;
 use tessera_tenant::regions;
 use tessera_tenant::regions::{Mode, Outcome, Region, RegionError};
 use tessera_tenant::shim_install;
 
-impl Node {
+impl Allocations {
     /// `Allocate` of a resource: all containers of the request or none.
     ///
     /// # Errors
     /// See [`AllocateError`]; nothing was granted then.
-    pub fn allocate(
+    pub(crate) fn allocate(
         &self,
         resource: &str,
         containers: &[Vec<String>],
     ) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
-        let mut writer = lock(&self.writer);
-        let catalogue = self.catalogue();
+        let mut writer = self.journal.writer();
+        let catalogue = self.inventory.catalogue();
         let plans = containers
             .iter()
             .map(|ids| allocate::plan(&catalogue, resource, ids))
@@ -44,7 +44,7 @@ impl Node {
         self.ensure_shim(shim.as_deref())?;
         let mut change = Change::default();
         for plan in &plans {
-            self.check_cordons(plan)?;
+            self.inventory.check_cordons(plan)?;
             self.check_room(&catalogue, plan, &change)?;
             let placed = self.take_preference(plan);
             let reason = placed.of_allocation(&plan.replicas, &plan.grants);
@@ -76,8 +76,6 @@ impl Node {
             }
             info!(id = %plan.id, resource, replicas = ?plan.replicas, "allocated");
         }
-        drop(writer);
-        self.refresh_devices();
         Ok(responses)
     }
 
@@ -87,10 +85,10 @@ impl Node {
     /// # Errors
     /// Replicas that never were ours, pages that cannot be made (without them the container's first
     /// driver call would fail), or a shim that is gone (without it there would be no quota). Never for what the ledger's disk or the identity says.
-    pub fn pre_start(&self, resource: &str, ids: &[String]) -> Result<(), AllocateError> {
-        let mut writer = lock(&self.writer);
+    pub(crate) fn pre_start(&self, resource: &str, ids: &[String]) -> Result<(), AllocateError> {
+        let mut writer = self.journal.writer();
         let id = AllocationId::of(resource, ids.iter().map(String::as_str));
-        let known = lock(&self.records).get(&id).cloned();
+        let known = self.records.lock().get(&id).cloned();
         let mut record = match known {
             Some(record) if !record.replicas.is_empty() => Record::clone(&record),
             // Adopted from its pages: kubelet says now what it is, and the limits are what they were.
@@ -101,7 +99,7 @@ impl Node {
             }
             // Released, or record and pages were lost. What kubelet has admitted gets its quota.
             None => {
-                let plan = allocate::plan_for_running(&self.catalogue(), resource, ids)?;
+                let plan = allocate::plan_for_running(&self.inventory.catalogue(), resource, ids)?;
                 let record = self.new_generation(&mut writer, &plan);
                 Record { cdi: record.cdi || self.specs().exists(&id), ..record }
             }
@@ -116,15 +114,14 @@ impl Node {
         if let Err(error) = writer.ledger.commit(&change) {
             // The container was admitted: its quota holds by its pages, the record can wait.
             error!(%error, "a container's start is not recorded");
-            self.note(error.to_string());
+            self.board.note(error.to_string());
         }
         self.store(&change);
-        lock(&self.absences).started(&id, Instant::now());
+        self.absences.lock().started(&id, Instant::now());
         let made = self.make_pages(&mut writer, &id, Mode::Ensure);
         let delivered = self.ensure_delivered(&record);
         drop(writer);
-        self.refresh_devices();
-        if let Some(region) = lock(&self.regions).get(&id).cloned() {
+        if let Some(region) = self.regions.lock().get(&id).cloned() {
             // Looking recovers.
             let _ = region.look();
         }
@@ -134,15 +131,15 @@ impl Node {
     }
 
     /// One round of housekeeping: names holders, completes adopted records, releases what nobody
-    /// holds.
-    pub fn reconcile(&self, kubelet: Kubelet<'_>, grace: Duration) {
-        let mut writer = lock(&self.writer);
-        let records = lock(&self.records).all();
+    /// holds. True if that changed records.
+    pub(crate) fn reconcile(&self, kubelet: Kubelet<'_>, grace: Duration) -> bool {
+        let mut writer = self.journal.writer();
+        let records = self.records.lock().all();
         let in_use = |id: &AllocationId| {
-            let region = lock(&self.regions).get(id).cloned();
+            let region = self.regions.lock().get(id).cloned();
             region.is_some_and(|region| region.in_use())
         };
-        let mut absences = lock(&self.absences);
+        let mut absences = self.absences.lock();
         let actions =
             reconcile::decide(&records, kubelet, &in_use, &mut absences, grace, Instant::now());
         drop(absences);
@@ -170,39 +167,38 @@ impl Node {
             }
         }
         if change.is_empty() {
-            return;
+            return false;
         }
         if let Err(error) = writer.ledger.commit(&change) {
             // Tried again at the next round.
             warn!(%error, "housekeeping waits");
-            self.note(error.to_string());
-            return;
+            self.board.note(error.to_string());
+            return false;
         }
         self.store(&change);
         for id in &change.remove {
             self.stop_arbitrating(id);
-            lock(&self.regions).remove(id);
+            self.regions.lock().remove(id);
             // What was said of it is nobody's concern any more.
-            lock(&self.notes).retain(|note| !note.contains(id.as_str()));
+            self.board.forget(id.as_str());
             if let Err(error) = regions::remove(self.pages(), id) {
                 warn!(%id, %error, "pages of a released allocation cannot be removed");
             }
             self.remove_spec(id);
         }
-        drop(writer);
-        self.refresh_devices();
+        true
     }
 
     /// What was preferred for this plan, if kubelet asked just before.
     fn take_preference(&self, plan: &Plan) -> Placed {
-        let last = lock(&self.preferences).remove(&plan.resource);
+        let last = self.preferences.lock().remove(&plan.resource);
         let fits = last.filter(|placed| placed.preferred.len() == plan.replicas.len());
         fits.unwrap_or_else(Placed::unasked)
     }
 
     fn new_generation(&self, writer: &mut Writer, plan: &Plan) -> Record {
         writer.generation += 1;
-        let before = lock(&self.records).get(&plan.id).cloned();
+        let before = self.records.lock().get(&plan.id).cloned();
         Record {
             id: plan.id.clone(),
             resource: plan.resource.clone(),
@@ -215,7 +211,7 @@ impl Node {
             holder: None,
             predecessor: before.and_then(|record| record.holder.clone()),
             shim: None,
-            cdi: self.config().container.device_list_strategy.is_cdi(),
+            cdi: self.config.get().container.device_list_strategy.is_cdi(),
             placed: None,
             overridden: None,
         }
@@ -223,7 +219,7 @@ impl Node {
 
     /// Takes a committed change over into memory.
     pub(super) fn store(&self, change: &Change) {
-        let mut records = lock(&self.records);
+        let mut records = self.records.lock();
         for id in &change.remove {
             records.remove(id);
         }
@@ -238,7 +234,7 @@ impl Node {
         id: &AllocationId,
         mode: Mode,
     ) -> Result<(), RegionError> {
-        let Some(record) = lock(&self.records).get(id).cloned() else { return Ok(()) };
+        let Some(record) = self.records.lock().get(id).cloned() else { return Ok(()) };
         let outcome = match self.open_pages(&record, mode) {
             // Another tenant may have grown its usage file, which looking undoes.
             Err(error) if error.is_full() => {
@@ -247,7 +243,7 @@ impl Node {
             }
             result => result?,
         };
-        let region = lock(&self.regions).get(id).cloned();
+        let region = self.regions.lock().get(id).cloned();
         if let Some(region) = region {
             region.heartbeat(monotonic_ns());
             self.arbitrate(id, &region);
@@ -268,13 +264,13 @@ impl Node {
     }
 
     fn open_pages(&self, record: &Record, mode: Mode) -> Result<Outcome, RegionError> {
-        let open = lock(&self.regions).get(&record.id).cloned();
+        let open = self.regions.lock().get(&record.id).cloned();
         if let Some(region) = open {
             return region.renew(record, mode, self.shim_abi(record));
         }
         let (region, outcome) = Region::create(self.pages(), record, mode, self.shim_abi(record))?;
         region.observed().attach(&self.bell);
-        lock(&self.regions).insert(record.id.clone(), region);
+        self.regions.lock().insert(record.id.clone(), region);
         Ok(outcome)
     }
 
@@ -282,13 +278,13 @@ impl Node {
     /// from changing them, or the file system was full.
     pub fn reopen(&self) {
         let missing: Vec<AllocationId> = {
-            let (records, regions) = (lock(&self.records), lock(&self.regions));
+            let (records, regions) = (self.records.lock(), self.regions.lock());
             records.keys().filter(|id| !regions.contains_key(*id)).cloned().collect()
         };
         if missing.is_empty() {
             return;
         }
-        let mut writer = lock(&self.writer);
+        let mut writer = self.journal.writer();
         for id in missing {
             match self.make_pages(&mut writer, &id, Mode::Adopt) {
                 Ok(()) => info!(%id, "pages are open again"),
@@ -311,7 +307,7 @@ impl Node {
         for plan in plans {
             self.remove_spec(&plan.id);
             self.stop_arbitrating(&plan.id);
-            let region = lock(&self.regions).remove(&plan.id);
+            let region = self.regions.lock().remove(&plan.id);
             // Pages without a record would be adopted, and counted, at the next start: right if
             // somebody still uses them.
             if region.is_none_or(|region| !region.in_use())

@@ -2,26 +2,27 @@
 
 use tracing::{error, warn};
 
-use super::Node;
+use super::Allocations;
+use crate::status_board::StatusBoard;
 use tessera_arbiter::Arbiter;
 use tessera_config::Config;
 use tessera_model::allocation_id::AllocationId;
 use tessera_tenant::regions::Region;
 
 /// The node's arbiter. Without one GPU time is not divided, which `status` says.
-pub(super) fn start(config: &Config, notes: &mut Vec<String>) -> Option<Arbiter> {
+pub(super) fn start(config: &Config, board: &StatusBoard) -> Option<Arbiter> {
     match Arbiter::start(&config.compute) {
         Ok(arbiter) => Some(arbiter),
         Err(error) => {
             let note = format!("GPU time is not divided: the arbiter cannot start: {error}");
             error!("{note}");
-            notes.push(note);
+            board.note(note);
             None
         }
     }
 }
 
-impl Node {
+impl Allocations {
     /// Who divides GPU time.
     #[must_use]
     pub fn arbiter(&self) -> Option<&Arbiter> {
@@ -33,7 +34,7 @@ impl Node {
         let Some(arbiter) = &self.arbiter else { return };
         if let Err(error) = arbiter.admit(region.dir()) {
             warn!(%id, %error, "its GPU time is not divided");
-            self.note(format!("allocation {id}: its GPU time is not divided: {error}"));
+            self.board.note(format!("allocation {id}: its GPU time is not divided: {error}"));
         }
     }
 

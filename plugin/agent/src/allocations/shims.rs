@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 
 use tracing::{error, info, warn};
 
-use super::{AllocateError, Node};
+use super::{AllocateError, Allocations};
 use tessera_model::record::Record;
 use tessera_system::files;
-use tessera_system::locks::lock;
 use tessera_tenant::shim_install;
 use tessera_tenant::shim_install::{PRELOAD, SHIM, unused};
 
-impl Node {
+impl Allocations {
     /// Sees to it that the shim of that name is there to be mounted, with the line that preloads it. A
     /// look at the files is enough here; their content is compared when the plugin starts.
     pub(super) fn ensure_shim(&self, name: Option<&str>) -> Result<(), AllocateError> {
@@ -34,7 +33,7 @@ impl Node {
         let source = paths.shim_source.clone().unwrap_or_else(shim_install::default_source);
         let restored = shim_install::restore(&source, &paths.shim, name)?;
         if restored {
-            lock(&self.shim_abis).remove(name);
+            self.shim_abis.lock().remove(name);
             warn!(name, "a shim that containers mount was missing or damaged; restored");
         }
         Ok(restored)
@@ -44,18 +43,18 @@ impl Node {
     /// would mount now; `None` where nobody knows which that is.
     pub(super) fn shim_abi(&self, record: &Record) -> Option<u32> {
         let name = record.shim.as_deref()?;
-        if let Some(abi) = lock(&self.shim_abis).get(name) {
+        if let Some(abi) = self.shim_abis.lock().get(name) {
             return Some(*abi);
         }
         let library = files::read(&self.paths.shim.join(name).join(SHIM), files::LIBRARY).ok()?;
         let abi = tessera_region::abi::of_program(&library);
-        lock(&self.shim_abis).insert(name.to_owned(), abi);
+        self.shim_abis.lock().insert(name.to_owned(), abi);
         Some(abi)
     }
 
     /// At the start: every shim that a container may mount again is whole.
     pub(super) fn restore_shims(&self) {
-        let records = lock(&self.records);
+        let records = self.records.lock();
         let mut names: Vec<String> =
             records.values().filter_map(|record| record.shim.clone()).collect();
         drop(records);
@@ -64,7 +63,7 @@ impl Node {
         for name in names {
             if let Err(error) = self.restore_shim(&name) {
                 error!(name, %error, "a shim that containers mount cannot be restored");
-                self.note(error.to_string());
+                self.board.note(error.to_string());
             }
         }
     }
@@ -73,8 +72,8 @@ impl Node {
     pub fn sweep_shims(&self, grace: Duration) {
         let dir = &self.paths.shim;
         let Some(current) = shim_install::name_of(&self.delivery) else { return };
-        let records = lock(&self.records).all();
-        let mut since = lock(&self.unused);
+        let records = self.records.lock().all();
+        let mut since = self.unused.lock();
         let now = Instant::now();
         let installed = unused::installed(dir);
         for name in unused::decide(
@@ -95,7 +94,7 @@ impl Node {
             }
             match unused::remove(dir, &name) {
                 Ok(()) => {
-                    lock(&self.shim_abis).remove(&name);
+                    self.shim_abis.lock().remove(&name);
                     info!(name, "removed a shim that nobody needs any more");
                 }
                 Err(error) => {

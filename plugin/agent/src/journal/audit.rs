@@ -10,10 +10,9 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-use super::Node;
+use super::Journal;
 use tessera_model::audit::Event;
 use tessera_store::{Change, CommitError, Trail};
-use tessera_system::locks::lock;
 
 /// How long lines of one kind and allocation are drawn together.
 const QUIET: Duration = Duration::from_secs(60);
@@ -81,50 +80,51 @@ impl Pending {
     }
 }
 
-impl Node {
+impl Journal {
     /// Writes a line to the audit trail: at once, or where a container can cause it and there was one
     /// of its kind a moment ago, drawn together with others later. Blocking: it waits for the disk. A
     /// disk that refuses is told in the log and holds nothing else up.
     pub fn audit(&self, event: Event) {
-        let now = lock(&self.pending).take(event, Instant::now());
+        let now = self.pending.lock().take(event, Instant::now());
         if let Some(event) = now {
-            self.write_events(vec![event]);
+            self.write(vec![event]);
         }
     }
 
-    /// As [`Node::audit`], several lines with one wait for the disk. Blocking.
+    /// As [`Journal::audit`], several lines with one wait for the disk. Blocking.
     pub fn audit_all(&self, events: Vec<Event>) {
         let now = Instant::now();
-        let mut pending = lock(&self.pending);
+        let mut pending = self.pending.lock();
         let due = events.into_iter().filter_map(|event| pending.take(event, now)).collect();
         drop(pending);
-        self.write_events(due);
+        self.write(due);
     }
 
     /// Lines that wait to be drawn together.
     #[must_use]
     pub fn waiting_events(&self) -> Vec<Event> {
-        lock(&self.pending).0.values().filter_map(|(_, waiting)| waiting.clone()).collect()
+        self.pending.lock().0.values().filter_map(|(_, waiting)| waiting.clone()).collect()
     }
 
-    /// Writes what [`Node::audit`] keeps back and is due. Blocking.
+    /// Writes what [`Journal::audit`] keeps back and is due. Blocking.
     pub fn flush_audit(&self) {
-        let due = lock(&self.pending).due(false, Instant::now());
-        self.write_events(due);
+        let due = self.pending.lock().due(false, Instant::now());
+        self.write(due);
     }
 
     /// Writes all that is kept back, because the plugin ends. Blocking.
     pub(super) fn finish_audit(&self) {
-        let due = lock(&self.pending).due(true, Instant::now());
-        self.write_events(due);
+        let due = self.pending.lock().due(true, Instant::now());
+        self.write(due);
     }
 
-    fn write_events(&self, events: Vec<Event>) {
+    /// Writes lines as they are. Blocking.
+    pub(crate) fn write(&self, events: Vec<Event>) {
         if events.is_empty() {
             return;
         }
         let change = Change { events, ..Change::default() };
-        if let Err(error) = lock(&self.writer).ledger.commit(&change) {
+        if let Err(error) = self.writer().ledger.commit(&change) {
             warn!(%error, "the event is not recorded");
         }
     }
@@ -136,7 +136,7 @@ impl Node {
     /// The disk.
     pub fn history(&self, limit: usize) -> Result<Vec<Event>, CommitError> {
         let trail = self.trail()?;
-        trail.newest(limit).map_err(|error| lock(&self.writer).ledger.failed(&error))
+        trail.newest(limit).map_err(|error| self.writer().ledger.failed(&error))
     }
 
     /// The audit trail as it is now. Allocate and whoever else writes need not wait until it is read.
@@ -144,7 +144,7 @@ impl Node {
     /// # Errors
     /// The disk.
     pub fn trail(&self) -> Result<Trail, CommitError> {
-        lock(&self.writer).ledger.trail()
+        self.writer().ledger.trail()
     }
 }
 

@@ -15,10 +15,11 @@ use tracing::{info, warn};
 
 use owed::shrink;
 
-use super::Node;
+use super::Allocations;
+use super::offers::Offers;
 use super::records::Records;
 use super::select::{Target, describe};
-use crate::node::offers::Offers;
+pub use crate::steer_error::SteerError;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{By, Event, Limits, What};
 use tessera_model::clock::unix_ms;
@@ -27,8 +28,7 @@ use tessera_model::record::{Grant, Record, State};
 use tessera_model::sharing::Compute;
 use tessera_rules::allocate::Plan;
 use tessera_rules::capacity::Capacity;
-use tessera_store::{Change, CommitError};
-use tessera_system::locks::lock;
+use tessera_store::Change;
 
 /// What somebody wants changed. What is `None` stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,26 +79,6 @@ impl Changed {
     }
 }
 
-/// Why something stays as it is. The text says what to do.
-#[derive(Debug, thiserror::Error)]
-pub enum SteerError {
-    /// No such thing.
-    #[error("{0}")]
-    NotFound(String),
-    /// The request makes no sense, or is not clear.
-    #[error("{0}")]
-    Invalid(String),
-    /// Not as things are.
-    #[error("{0}")]
-    Refused(String),
-    /// The capacity rule.
-    #[error("{0}")]
-    NoRoom(String),
-    /// The ledger.
-    #[error(transparent)]
-    Ledger(#[from] CommitError),
-}
-
 /// Which line of the audit trail.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -106,12 +86,17 @@ enum Kind {
     Reset,
 }
 
-impl Node {
+impl Allocations {
     /// Changes limits. Blocking.
     ///
     /// # Errors
     /// See [`SteerError`]; then nothing has changed.
-    pub fn set_quota(&self, target: &Target, ask: &Ask, by: By) -> Result<Changed, SteerError> {
+    pub(crate) fn set_quota(
+        &self,
+        target: &Target,
+        ask: &Ask,
+        by: By,
+    ) -> Result<Changed, SteerError> {
         self.steer(target, Kind::Set, &ask.how, by, |record| self.wanted(record, ask))
     }
 
@@ -119,7 +104,12 @@ impl Node {
     ///
     /// # Errors
     /// See [`SteerError`]; then nothing has changed.
-    pub fn reset_quota(&self, target: &Target, how: &How, by: By) -> Result<Changed, SteerError> {
+    pub(crate) fn reset_quota(
+        &self,
+        target: &Target,
+        how: &How,
+        by: By,
+    ) -> Result<Changed, SteerError> {
         self.steer(target, Kind::Reset, how, by, |record| Ok(record.allocated().to_vec()))
     }
 
@@ -131,10 +121,10 @@ impl Node {
         by: By,
         wanted: impl FnOnce(&Record) -> Result<Vec<Grant>, SteerError>,
     ) -> Result<Changed, SteerError> {
-        let mut writer = lock(&self.writer);
+        let mut writer = self.journal.writer();
         let record = self.find(target)?;
         let grants = wanted(&record)?;
-        let region = lock(&self.regions).get(&record.id).cloned();
+        let region = self.regions.lock().get(&record.id).cloned();
         let mut notes = Vec::new();
         for (old, new) in record.grants.iter().zip(&grants) {
             self.check_growth(&record, old, new)?;
@@ -173,19 +163,16 @@ impl Node {
             return Err(error.into());
         }
         self.store(&change);
-        drop(writer);
-        // Kubelet hears of the room that is gone before anybody can use it.
-        self.refresh_devices();
-        self.apply_limits(&after.id);
         Ok(changed)
     }
 
-    /// Writes what the record says by now to the pages, and tells the arbiter.
-    fn apply_limits(&self, id: &AllocationId) {
+    /// Writes what the record says by now to the pages, and has the arbiter follow. Called once kubelet has heard
+    /// of the room that is gone, before anybody can use it.
+    pub(crate) fn apply_limits(&self, id: &AllocationId) {
         // Whoever changed it since has written it, or is going to.
-        let _writer = lock(&self.writer);
-        let record = lock(&self.records).get(id).cloned();
-        let region = lock(&self.regions).get(id).cloned();
+        let _writer = self.journal.writer();
+        let record = self.records.lock().get(id).cloned();
+        let region = self.regions.lock().get(id).cloned();
         if let (Some(record), Some(region)) = (record, region) {
             region.set_limits(&record.grants);
             self.arbitrate(id, &region);
@@ -209,7 +196,7 @@ impl Node {
                     .to_owned(),
             );
         }
-        let catalogue = self.catalogue();
+        let catalogue = self.inventory.catalogue();
         let meant = |uuid: &str| match gpu {
             None => true,
             Some(name) => {
@@ -249,21 +236,21 @@ impl Node {
         if new.memory_limit_bytes <= old.memory_limit_bytes {
             return Ok(());
         }
-        let catalogue = self.catalogue();
+        let catalogue = self.inventory.catalogue();
         let Some(sold) = catalogue.gpus.get(&new.uuid) else {
             return Err(SteerError::Refused(format!(
                 "GPU {} is not sold on this node any more; limits there can only shrink",
                 new.uuid
             )));
         };
-        let records = lock(&self.records);
+        let records = self.records.lock();
         let counted = |own: bool| {
             let on = records.on(&new.uuid).filter(|other| own || other.id != record.id);
             on.filter_map(|other| other.counted_bytes(&new.uuid)).fold(0, u64::saturating_add)
         };
         let (before, others) = (counted(true), counted(false));
         drop(records);
-        let capacity = Capacity::of(&sold.gpu, &self.config());
+        let capacity = Capacity::of(&sold.gpu, &self.config.get());
         if capacity.grants(before, others, new.memory_limit_bytes) {
             return Ok(());
         }
@@ -279,12 +266,12 @@ impl Node {
 
     /// What follows for others.
     fn remark(&self, after: &Arc<Record>, changed: &mut Changed) {
-        let records = lock(&self.records).all();
-        let catalogue = self.catalogue();
-        let reserve = self.config().gpus.reserve_bytes;
+        let records = self.records.lock().all();
+        let catalogue = self.inventory.catalogue();
+        let reserve = self.config.get().gpus.reserve_bytes;
         let offered = |records: Records| {
             let mut offers = Offers::default();
-            offers.renew(&catalogue, reserve, &records, &|uuid| self.withheld_of(uuid));
+            offers.renew(&catalogue, reserve, &records, &|uuid| self.inventory.withheld_of(uuid));
             let devices = offers.devices(&catalogue);
             devices.values().flatten().filter(|device| device.healthy).count()
         };
@@ -335,7 +322,7 @@ impl Node {
             replicas: record.replicas.clone(),
             grants: record.grants.clone(),
         };
-        if self.check_room(&self.catalogue(), &plan, change).is_ok() {
+        if self.check_room(&self.inventory.catalogue(), &plan, change).is_ok() {
             return;
         }
         warn!(id = %record.id, "its changed limits have no room any more and are reset");

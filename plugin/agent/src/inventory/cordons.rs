@@ -4,38 +4,35 @@ use std::collections::BTreeSet;
 
 use tracing::info;
 
-use super::Node;
-use super::offers::Withheld;
-use super::steer::SteerError;
+use super::Inventory;
+use super::Withheld;
+use crate::steer_error::SteerError;
 use tessera_model::audit::{By, Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::steered::Cordon;
 use tessera_rules::allocate::{Plan, Refusal};
 use tessera_store::Change;
-use tessera_system::locks::lock;
 
-/// What a change of cordons came to.
+/// What a change of cordons is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cordons {
+pub(crate) struct CordonChange {
     /// UUIDs that it was about; [`Cordon::NODE`] for the whole node.
     pub changed: Vec<String>,
     /// All that is cordoned now.
     pub cordoned: Vec<String>,
-    /// Live allocations on what it was about.
-    pub running: usize,
 }
 
-impl Node {
+impl Inventory {
     /// Gives out nothing more of what `gpu` names, or of the whole node. Blocking.
     ///
     /// # Errors
     /// No such GPU, or the disk.
-    pub fn cordon(
+    pub(crate) fn cordon(
         &self,
         gpu: Option<&str>,
         reason: Option<String>,
         by: By,
-    ) -> Result<Cordons, SteerError> {
+    ) -> Result<CordonChange, SteerError> {
         let uuids = match gpu {
             None => vec![Cordon::NODE.to_owned()],
             Some(name) => self.named(name)?,
@@ -48,13 +45,13 @@ impl Node {
     ///
     /// # Errors
     /// No such GPU, the node as a whole is cordoned, or the disk.
-    pub fn uncordon(
+    pub(crate) fn uncordon(
         &self,
         gpu: Option<&str>,
         reason: Option<String>,
         by: By,
-    ) -> Result<Cordons, SteerError> {
-        let cordoned: Vec<String> = lock(&self.cordons).keys().cloned().collect();
+    ) -> Result<CordonChange, SteerError> {
+        let cordoned: Vec<String> = self.cordons.lock().keys().cloned().collect();
         let uuids = match gpu {
             None => cordoned,
             Some(_) if cordoned.iter().any(|uuid| uuid == Cordon::NODE) => {
@@ -71,7 +68,7 @@ impl Node {
             },
         };
         let uuids: Vec<String> =
-            uuids.into_iter().filter(|uuid| lock(&self.cordons).contains_key(uuid)).collect();
+            uuids.into_iter().filter(|uuid| self.cordons.lock().contains_key(uuid)).collect();
         self.change_cordons_by(&uuids, None, Some(by), reason)
     }
 
@@ -79,7 +76,7 @@ impl Node {
         &self,
         uuids: &[String],
         cordon: Option<&Cordon>,
-    ) -> Result<Cordons, SteerError> {
+    ) -> Result<CordonChange, SteerError> {
         self.change_cordons_by(uuids, cordon, None, None)
     }
 
@@ -89,7 +86,7 @@ impl Node {
         cordon: Option<&Cordon>,
         by: Option<By>,
         reason: Option<String>,
-    ) -> Result<Cordons, SteerError> {
+    ) -> Result<CordonChange, SteerError> {
         let mut change = Change::default();
         for uuid in uuids {
             let what = if cordon.is_some() { What::Cordoned } else { What::Uncordoned };
@@ -102,9 +99,9 @@ impl Node {
             change.cordons.push((uuid.clone(), cordon.cloned()));
         }
         if !change.is_empty() {
-            let mut writer = lock(&self.writer);
+            let mut writer = self.journal.writer();
             writer.ledger.commit(&change)?;
-            let mut cordons = lock(&self.cordons);
+            let mut cordons = self.cordons.lock();
             for (uuid, cordon) in change.cordons {
                 match cordon {
                     Some(cordon) => cordons.insert(uuid, cordon),
@@ -112,16 +109,8 @@ impl Node {
                 };
             }
         }
-        // The writer is free by now: whoever holds the devices waits for nothing.
-        self.refresh_devices();
-        let node = uuids.iter().any(|uuid| uuid == Cordon::NODE);
-        let running = lock(&self.records)
-            .values()
-            .filter(|record| record.is_live())
-            .filter(|record| node || record.grants.iter().any(|g| uuids.contains(&g.uuid)))
-            .count();
-        let cordoned = lock(&self.cordons).keys().cloned().collect();
-        Ok(Cordons { changed: uuids.to_vec(), cordoned, running })
+        let cordoned = self.cordons.lock().keys().cloned().collect();
+        Ok(CordonChange { changed: uuids.to_vec(), cordoned })
     }
 
     /// UUIDs of the GPUs that somebody means.
@@ -144,13 +133,13 @@ impl Node {
     /// What keeps a GPU from being given out, where it is cordoned.
     #[must_use]
     pub fn cordon_of(&self, uuid: &str) -> Option<String> {
-        let cordons = lock(&self.cordons);
+        let cordons = self.cordons.lock();
         cordons.get(uuid).or_else(|| cordons.get(Cordon::NODE)).map(ToString::to_string)
     }
 
     /// What is not offered of a GPU that is well.
-    pub(super) fn withheld_of(&self, uuid: &str) -> Withheld {
-        let cordons = lock(&self.cordons);
+    pub(crate) fn withheld_of(&self, uuid: &str) -> Withheld {
+        let cordons = self.cordons.lock();
         let is_cordoned = cordons.contains_key(uuid) || cordons.contains_key(Cordon::NODE);
         drop(cordons);
         match is_cordoned {
@@ -161,7 +150,7 @@ impl Node {
     }
 
     /// Refuses what kubelet asks for before it has heard of a cordon.
-    pub(super) fn check_cordons(&self, plan: &Plan) -> Result<(), Refusal> {
+    pub(crate) fn check_cordons(&self, plan: &Plan) -> Result<(), Refusal> {
         for grant in &plan.grants {
             if let Some(reason) = self.cordon_of(&grant.uuid) {
                 return Err(Refusal::Cordoned { uuid: grant.uuid.clone(), reason });

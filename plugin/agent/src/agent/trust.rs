@@ -3,15 +3,14 @@
 
 use tracing::warn;
 
-use super::Node;
+use super::Agent;
 use crate::trust::strangers::Stranger;
 use crate::trust::{Kind, Trust, list};
-use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{By, Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::record::{Holder, Record};
 
-impl Node {
+impl Agent {
     /// What was found so far.
     #[must_use]
     pub fn trust(&self) -> &Trust {
@@ -26,7 +25,7 @@ impl Node {
             "{why}"
         );
         let event = Event::of(record, what, unix_ms()).because(why);
-        self.audit(match gpu {
+        self.journal.audit(match gpu {
             Some(uuid) => event.on_gpu(uuid),
             None => event,
         });
@@ -53,7 +52,7 @@ impl Node {
         );
         let what = What::Bypassed { pid: stranger.pid, bytes: stranger.bytes.unwrap_or(0) };
         let event = Event::of_gpu(uuid, what, why, unix_ms()).by(By::Plugin);
-        self.audit(Event { holder: stranger.holder.clone(), ..event });
+        self.journal.audit(Event { holder: stranger.holder.clone(), ..event });
     }
 
     /// What `status` warns of.
@@ -61,14 +60,14 @@ impl Node {
     pub fn trust_warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         for (id, damages) in self.trust.damages() {
-            let Some(record) = self.record(&id) else { continue };
+            let Some(record) = self.allocations.record(&id) else { continue };
             warnings.push(format!(
                 "{}: {}: its quota may not hold; see docs/trust.md",
                 record.name(),
                 list(&damages)
             ));
         }
-        for uuid in self.catalogue().gpus.keys() {
+        for uuid in self.inventory.catalogue().gpus.keys() {
             let outside = self.trust.outside(uuid);
             let [first, rest @ ..] = outside.who.as_slice() else { continue };
             let more = match rest.len() {
@@ -81,24 +80,6 @@ impl Node {
             ));
         }
         warnings
-    }
-
-    /// Where things are on this node; that stays for as long as the plugin runs.
-    #[must_use]
-    pub fn paths(&self) -> &tessera_config::Paths {
-        &self.paths
-    }
-
-    /// From now on `listener` is given each line of the audit trail that is written; `None`: nobody is.
-    /// Blocking.
-    pub fn set_listener(&self, listener: Option<tessera_store::Listener>) {
-        tessera_system::locks::lock(&self.writer).ledger.set_listener(listener);
-    }
-
-    /// The record of an allocation.
-    #[must_use]
-    pub fn record(&self, id: &AllocationId) -> Option<std::sync::Arc<Record>> {
-        tessera_system::locks::lock(&self.records).get(id).cloned()
     }
 }
 

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::Node;
-use super::offers::{Offers, Withheld};
-use super::records::Records;
+use super::Advertised;
+use crate::allocations::offers::Offers;
+use crate::allocations::records::Records;
+use crate::inventory::Withheld;
 use tessera_model::record::Record;
 use tessera_model::replica::Replica;
 use tessera_rules::allocate::Catalogue;
-use tessera_system::locks::lock;
 
 /// What a resource's replicas on one GPU would come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,23 +88,12 @@ fn listed(catalogue: &Catalogue, records: &Records, withheld: &dyn Fn(&str) -> W
     listed
 }
 
-impl Node {
+impl Advertised {
     /// [`forecast`] for this node as it is now.
     #[must_use]
     pub fn forecast(&self, after: &Catalogue) -> BTreeMap<(String, String), Turn> {
-        let before = self.catalogue();
-        let mut after = after.clone();
-        let health = lock(&self.health);
-        for (uuid, sold) in &mut after.gpus {
-            sold.sick = health.reason(uuid).map(str::to_owned);
-        }
-        drop(health);
-        forecast_beside(&before, &after, &self.records(), &|uuid| self.withheld_of(uuid))
-    }
-
-    /// All records.
-    #[must_use]
-    pub fn records(&self) -> Vec<Arc<Record>> {
-        lock(&self.records).values().cloned().collect()
+        let (before, after) = (self.inventory.catalogue(), self.inventory.with_health(after));
+        let withheld = |uuid: &str| self.inventory.withheld_of(uuid);
+        forecast_beside(&before, &after, &self.allocations.records(), &withheld)
     }
 }

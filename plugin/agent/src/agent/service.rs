@@ -1,4 +1,4 @@
-//! [`Node`] as kubelet's device plugin.
+//! [`Agent`] as kubelet's device plugin.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,21 +8,19 @@ use tokio::sync::watch;
 use tonic::Status;
 use tracing::warn;
 
-use super::{AllocateError, Node};
+use super::Agent;
+use crate::allocations::AllocateError;
 use crate::meters::{Call, Outcome};
 use tessera_kubelet::pod_resources::PodResources;
 use tessera_kubelet::{Device, DevicePlugin};
 use tessera_model::allocation_id::AllocationId;
-use tessera_model::placement_reason::Placed;
 use tessera_model::printable;
 use tessera_rules::multi_resource as doubles;
-use tessera_rules::preferred::{Ground, preferred};
-use tessera_system::locks::lock;
 
 /// What kubelet talks to about one resource. Blocking work goes to the runtime's small pool.
 #[derive(Clone, Debug)]
 pub struct Service {
-    node: Arc<Node>,
+    agent: Arc<Agent>,
     resource: Arc<str>,
     pod_resources: Arc<PodResources>,
 }
@@ -33,14 +31,14 @@ const PATIENCE: Duration = Duration::from_secs(3);
 impl Service {
     /// For `resource`.
     #[must_use]
-    pub fn new(node: Arc<Node>, resource: &str, pod_resources: Arc<PodResources>) -> Self {
-        Service { node, resource: resource.into(), pod_resources }
+    pub fn new(agent: Arc<Agent>, resource: &str, pod_resources: Arc<PodResources>) -> Self {
+        Service { agent, resource: resource.into(), pod_resources }
     }
 
     /// Refuses a container that holds another of our resources too. What PodResources does not say
     /// refuses nobody.
     async fn refuse_double(&self, ids: &[String]) -> Result<(), Status> {
-        let siblings = self.node.siblings(&self.resource, ids);
+        let siblings = self.agent.siblings(&self.resource, ids);
         if siblings.is_empty() {
             return Ok(());
         }
@@ -60,16 +58,16 @@ impl Service {
     async fn blocking<T: Send + 'static>(
         &self,
         (call, began): (Call, Instant),
-        work: impl FnOnce(&Node, &str) -> Result<T, AllocateError> + Send + 'static,
+        work: impl FnOnce(&Agent, &str) -> Result<T, AllocateError> + Send + 'static,
     ) -> Result<T, Status> {
-        let (node, resource) = (Arc::clone(&self.node), Arc::clone(&self.resource));
-        let result = tokio::task::spawn_blocking(move || work(&node, &resource)).await;
+        let (agent, resource) = (Arc::clone(&self.agent), Arc::clone(&self.resource));
+        let result = tokio::task::spawn_blocking(move || work(&agent, &resource)).await;
         let outcome = match &result {
             Ok(Ok(_)) => Outcome::Ok,
             Ok(Err(AllocateError::Refused(_))) => Outcome::Refused,
             Ok(Err(_)) | Err(_) => Outcome::Failed,
         };
-        self.node.meters().observe(call, &self.resource, outcome, began.elapsed());
+        self.agent.meters().observe(call, &self.resource, outcome, began.elapsed());
         let result = result.map_err(|error| Status::internal(printable::reason(&error)))?;
         result.map_err(|error| {
             warn!(%error, "kubelet's request failed");
@@ -100,7 +98,7 @@ fn status(error: &AllocateError) -> Status {
 
 impl DevicePlugin for Service {
     fn devices(&self) -> watch::Receiver<Vec<Device>> {
-        self.node.devices(&self.resource)
+        self.agent.advertised().devices(&self.resource)
     }
 
     fn preferred(
@@ -109,25 +107,7 @@ impl DevicePlugin for Service {
         must_include: &[String],
         size: usize,
     ) -> Result<Vec<String>, Status> {
-        let catalogue = self.node.catalogue();
-        let terms = catalogue.resources.get(&*self.resource);
-        let topology = Arc::clone(&lock(&self.node.topology));
-        let health = lock(&self.node.health);
-        let ground = Ground {
-            placement: terms.map_or(self.node.config().share.placement, |terms| terms.placement),
-            topology: &topology,
-            suspect: &|uuid| health.is_suspect(uuid),
-        };
-        let chosen = preferred(available, must_include, size, &ground);
-        let tell = |uuid: &str| {
-            let health = if health.is_suspect(uuid) { "suspect" } else { "healthy" };
-            let numa = catalogue.gpus.get(uuid).and_then(|sold| sold.gpu.numa_node);
-            let numa = numa.map_or_else(String::new, |node| format!(", NUMA node {node}"));
-            format!(", {health}{numa}")
-        };
-        let placed = Placed::by_preference(available, &chosen, ground.placement, &tell);
-        lock(&self.node.preferences).insert(self.resource.to_string(), placed);
-        Ok(chosen)
+        Ok(self.agent.prefer(&self.resource, available, must_include, size))
     }
 
     async fn allocate(
@@ -135,17 +115,17 @@ impl DevicePlugin for Service {
         containers: Vec<Vec<String>>,
     ) -> Result<Vec<ContainerAllocateResponse>, Status> {
         let call = (Call::Allocate, Instant::now());
-        self.blocking(call, move |node, resource| node.allocate(resource, &containers)).await
+        self.blocking(call, move |agent, resource| agent.allocate(resource, &containers)).await
     }
 
     async fn pre_start(&self, ids: Vec<String>) -> Result<(), Status> {
         let began = Instant::now();
         if let Err(refused) = self.refuse_double(&ids).await {
             let call = (Call::PreStart, Outcome::Refused);
-            self.node.meters().observe(call.0, &self.resource, call.1, began.elapsed());
+            self.agent.meters().observe(call.0, &self.resource, call.1, began.elapsed());
             return Err(refused);
         }
         let call = (Call::PreStart, began);
-        self.blocking(call, move |node, resource| node.pre_start(resource, &ids)).await
+        self.blocking(call, move |agent, resource| agent.pre_start(resource, &ids)).await
     }
 }

@@ -7,30 +7,29 @@ use std::sync::atomic::{Ordering, fence};
 use tracing::warn;
 
 use super::{How, SteerError};
-use crate::node::Node;
-use crate::node::select::describe;
+use crate::allocations::Allocations;
+use crate::allocations::select::describe;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::{Grant, Record};
 use tessera_store::Change;
-use tessera_system::locks::lock;
 use tessera_tenant::regions::Region;
 
 /// Bytes by UUID; see [`tessera_model::steered::Override::owed`].
 type Owed = BTreeMap<String, u64>;
 
-impl Node {
-    /// Sells what allocations have let go of that were forced below their use. Blocking.
-    pub fn settle_owed(&self) {
+impl Allocations {
+    /// Frees what allocations have let go of that were forced below their use; true if there is any. Blocking.
+    pub(crate) fn settle_owed(&self) -> bool {
         let owes = |record: &Record| record.overridden.as_ref().is_some_and(|o| !o.owed.is_empty());
-        if !lock(&self.records).values().any(|record| owes(record)) {
-            return;
+        if !self.records.lock().values().any(|record| owes(record)) {
+            return false;
         }
-        let mut writer = lock(&self.writer);
+        let mut writer = self.journal.writer();
         let owing: Vec<Arc<Record>> =
-            lock(&self.records).values().filter(|record| owes(record)).cloned().collect();
+            self.records.lock().values().filter(|record| owes(record)).cloned().collect();
         let mut change = Change::default();
         for record in owing {
-            let region = lock(&self.regions).get(&record.id).cloned();
+            let region = self.regions.lock().get(&record.id).cloned();
             // What cannot be read still owes it.
             let Some(region) = region else { continue };
             let used = in_use(&region, record.grants.len());
@@ -48,16 +47,15 @@ impl Node {
             }
         }
         if change.is_empty() {
-            return;
+            return false;
         }
         if let Err(error) = writer.ledger.commit(&change) {
             // Tried again at the next round.
             warn!(%error, "what was let go of is not sold yet");
-            return;
+            return false;
         }
         self.store(&change);
-        drop(writer);
-        self.refresh_devices();
+        true
     }
 }
 

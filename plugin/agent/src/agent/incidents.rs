@@ -2,14 +2,12 @@
 
 use std::time::Instant;
 
-use super::Node;
+use super::Agent;
 use crate::incidents::{Incidents, Seen, Time};
 use tessera_arbiter::policy::LONG_WAIT_NS;
 use tessera_arbiter::{TenantShare, View};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::clock::unix_ms;
-use tessera_system::locks::lock;
-use tessera_tenant::regions::{Region, Use};
 
 /// What was seen, and when.
 #[derive(Debug)]
@@ -24,34 +22,12 @@ impl Default for Looked {
     }
 }
 
-/// What one allocation's page and sessions say; its part of GPU time comes later.
-pub(super) fn seen(region: &Region, used: &Use) -> Seen {
-    let tenant = region.tenant();
-    let counters = tenant.counters();
-    let (largest_refused, gpu) = tenant.take_refused();
-    let spec = region.spec();
-    let memory = spec.gpus.iter().enumerate().map(|(gpu, quota)| {
-        let overhead = region.overhead(gpu);
-        (used.snapshot.charged(gpu).saturating_add(overhead), quota.memory_limit_bytes)
-    });
-    Seen {
-        // Pages count all requests, sessions tell of some also when a page is ruined.
-        refused: used.tally.refusals.max(counters.over_quota),
-        largest_refused,
-        refused_gpu: gpu.and_then(|gpu| usize::try_from(gpu).ok()),
-        driver_refused: used.tally.driver_refusals.max(counters.driver_refused),
-        rationed: used.tally.gate_timeouts,
-        unlisted: counters.no_slot.saturating_add(counters.unknown_gpu),
-        memory: memory.collect(),
-        time: None,
-    }
-}
-
-impl Node {
+impl Agent {
     /// Writes to the audit trail what has happened since the call before. Blocking.
     pub fn note_incidents(&self, seen: Vec<(AllocationId, Seen)>) {
-        let view = self.arbiter().and_then(tessera_arbiter::Arbiter::view).unwrap_or_default();
-        let records = lock(&self.records).all();
+        let view =
+            self.allocations.arbiter().and_then(tessera_arbiter::Arbiter::view).unwrap_or_default();
+        let records = self.allocations.all().all();
         let name = |id: &str| {
             let holder = AllocationId::parse(id).and_then(|id| records.get(&id)?.holder.clone());
             holder.map_or_else(|| id.to_owned(), |h| format!("{}/{}", h.namespace, h.pod))
@@ -63,12 +39,13 @@ impl Node {
             Some((record, Seen { time, ..seen }))
         });
         let seen = seen.collect();
-        let mut looked = lock(&self.incidents);
+        let mut looked = self.incidents.lock();
         let passed = looked.at.elapsed();
         looked.at = Instant::now();
-        let events = looked.incidents.look(seen, self.adopted_until, passed, unix_ms());
+        let events =
+            looked.incidents.look(seen, self.allocations.adopted_until(), passed, unix_ms());
         drop(looked);
-        self.audit_all(events);
+        self.journal.audit_all(events);
     }
 }
 

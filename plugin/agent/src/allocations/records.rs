@@ -11,7 +11,7 @@ use tessera_model::replica::Replica;
 
 /// All records by id; read it as the map that it is.
 #[derive(Debug, Default)]
-pub(super) struct Records {
+pub(crate) struct Records {
     by_id: BTreeMap<AllocationId, Arc<Record>>,
     by_gpu: BTreeMap<String, OnGpu>,
     by_generation: BTreeMap<u64, BTreeSet<AllocationId>>,
@@ -29,12 +29,12 @@ struct OnGpu {
 
 impl Records {
     /// A copy of the map.
-    pub(super) fn all(&self) -> BTreeMap<AllocationId, Arc<Record>> {
+    pub(crate) fn all(&self) -> BTreeMap<AllocationId, Arc<Record>> {
         self.by_id.clone()
     }
 
     /// Adds a record, in the place of an older one of its id.
-    pub(super) fn insert(&mut self, record: Arc<Record>) {
+    pub(crate) fn insert(&mut self, record: Arc<Record>) {
         self.remove(&record.id);
         let id = &record.id;
         if record.is_live() {
@@ -57,7 +57,7 @@ impl Records {
     }
 
     /// Takes a record out.
-    pub(super) fn remove(&mut self, id: &AllocationId) {
+    pub(crate) fn remove(&mut self, id: &AllocationId) {
         let Some(record) = self.by_id.remove(id) else { return };
         if record.is_live() {
             self.changes += 1;
@@ -83,39 +83,39 @@ impl Records {
     }
 
     /// Live records with a limit or a replica on a GPU, in the order of ids.
-    pub(super) fn on(&self, uuid: &str) -> impl Iterator<Item = &Arc<Record>> {
+    pub(crate) fn on(&self, uuid: &str) -> impl Iterator<Item = &Arc<Record>> {
         self.by_gpu.get(uuid).into_iter().flat_map(|on| on.live.values())
     }
 
     /// Live records that share a GPU with `record`, itself among them; in the order of ids.
-    pub(super) fn beside(&self, record: &Record) -> impl Iterator<Item = &Arc<Record>> {
+    pub(crate) fn beside(&self, record: &Record) -> impl Iterator<Item = &Arc<Record>> {
         let near: BTreeMap<_, _> =
             gpus(record).flat_map(|uuid| self.on(uuid)).map(|other| (&other.id, other)).collect();
         near.into_values()
     }
 
     /// Another number after every change of what [`Records::on`] gives for a GPU.
-    pub(super) fn version(&self, uuid: &str) -> u64 {
+    pub(crate) fn version(&self, uuid: &str) -> u64 {
         self.by_gpu.get(uuid).map_or(0, |on| on.version)
     }
 
     /// GPUs that live records have something of.
-    pub(super) fn gpus(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn gpus(&self) -> impl Iterator<Item = &str> {
         self.by_gpu.iter().filter(|(_, on)| !on.live.is_empty()).map(|(uuid, _)| uuid.as_str())
     }
 
     /// Resources that any record is of, by name.
-    pub(super) fn resources(&self) -> impl Iterator<Item = &String> {
+    pub(crate) fn resources(&self) -> impl Iterator<Item = &String> {
         self.by_resource.keys()
     }
 
     /// The latest generation of all records; 0 where there are none.
-    pub(super) fn latest(&self) -> u64 {
+    pub(crate) fn latest(&self) -> u64 {
         self.by_generation.last_key_value().map_or(0, |(generation, _)| *generation)
     }
 
     /// Records whose generation is at most `distance` from this one.
-    pub(super) fn near(
+    pub(crate) fn near(
         &self,
         generation: u64,
         distance: u64,
@@ -150,7 +150,7 @@ impl FromIterator<Arc<Record>> for Records {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -192,13 +192,13 @@ pub(super) mod tests {
 
     /// Something happens to the records.
     #[derive(Clone, Debug)]
-    pub(in crate::node) enum Step {
+    pub(in crate::allocations) enum Step {
         Put(Arc<Record>),
         /// The n-th of those there are.
         Remove(prop::sample::Index),
     }
 
-    pub(in crate::node) fn steps() -> impl Strategy<Value = Vec<Step>> {
+    pub(in crate::allocations) fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
             3 => record().prop_map(|record| Step::Put(Arc::new(record))),
             1 => any::<prop::sample::Index>().prop_map(Step::Remove),
@@ -207,7 +207,7 @@ pub(super) mod tests {
     }
 
     impl Records {
-        pub(in crate::node) fn take(&mut self, step: Step) {
+        pub(in crate::allocations) fn take(&mut self, step: Step) {
             match step {
                 Step::Put(record) => self.insert(record),
                 Step::Remove(which) if !self.is_empty() => {

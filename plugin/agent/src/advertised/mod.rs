@@ -1,17 +1,21 @@
-//! What kubelet is told of devices.
+//! What kubelet is told of devices: what follows from inventory and allocations by the capacity rule.
+
+pub mod forecast;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::Node;
-use super::offers::Offers;
-use super::records::Records;
+use crate::allocations::Allocations;
+use crate::allocations::offers::Offers;
+use crate::allocations::records::Records;
+use crate::inventory::Inventory;
+use crate::lock_order::ADVERTISED;
 use tessera_kubelet::Device;
 use tessera_model::record::Record;
 use tessera_rules::allocate::Catalogue;
-use tessera_system::locks::lock;
+use tessera_system::locks::Ranked;
 use tessera_tenant::regions::Region;
 
 /// What is sold, to whom, and what is offered beside it: of one moment, so that its sums are true. Every view
@@ -29,24 +33,38 @@ pub struct Books {
 
 /// What is offered, and by resource who waits for it.
 #[derive(Debug, Default)]
-pub(super) struct Devices {
+struct Devices {
     offers: Offers,
     senders: BTreeMap<String, watch::Sender<Vec<Device>>>,
 }
 
-impl Node {
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Advertised {
+    inventory: Arc<Inventory>,
+    allocations: Arc<Allocations>,
+    devices: Ranked<Devices>,
+    resources: watch::Sender<BTreeSet<String>>,
+}
+
+impl Advertised {
+    pub(crate) fn new(inventory: Arc<Inventory>, allocations: Arc<Allocations>) -> Self {
+        let devices = Ranked::new(ADVERTISED, Devices::default());
+        Advertised { inventory, allocations, devices, resources: watch::Sender::default() }
+    }
+
     /// Tells kubelet what has changed of the devices, if anything.
-    pub(super) fn refresh_devices(&self) {
+    pub(crate) fn refresh(&self) {
         // Held throughout, so that no older answer overtakes a newer one.
-        let mut devices = lock(&self.devices);
-        let catalogue = self.catalogue();
-        self.tell_devices(&mut devices, &catalogue, &lock(&self.records));
+        let mut devices = self.devices.lock();
+        let catalogue = self.inventory.catalogue();
+        self.tell_devices(&mut devices, &catalogue, &self.allocations.all());
     }
 
     /// Tells kubelet what follows from `records`, if that is news.
     fn tell_devices(&self, devices: &mut Devices, catalogue: &Catalogue, records: &Records) {
         let Devices { offers, senders } = devices;
-        let withheld = |uuid: &str| self.withheld_of(uuid);
+        let withheld = |uuid: &str| self.inventory.withheld_of(uuid);
         if !offers.renew(catalogue, catalogue.reserve_bytes, records, &withheld) {
             return;
         }
@@ -71,7 +89,7 @@ impl Node {
     /// The devices of a resource, now and after every change.
     #[must_use]
     pub fn devices(&self, resource: &str) -> watch::Receiver<Vec<Device>> {
-        lock(&self.devices).senders.entry(resource.to_owned()).or_default().subscribe()
+        self.devices.lock().senders.entry(resource.to_owned()).or_default().subscribe()
     }
 
     /// Resources to serve to kubelet, now and after every change: those that the configuration sells,
@@ -84,9 +102,9 @@ impl Node {
     /// The node at one moment; see [`Books`].
     #[must_use]
     pub fn books(&self) -> Books {
-        let mut devices = lock(&self.devices);
-        let records = lock(&self.records);
-        let catalogue = self.catalogue();
+        let mut devices = self.devices.lock();
+        let records = self.allocations.all();
+        let catalogue = self.inventory.catalogue();
         // Whoever changed a record is about to do it.
         self.tell_devices(&mut devices, &catalogue, &records);
         let advertised = devices
@@ -95,7 +113,7 @@ impl Node {
             .map(|(name, sender)| (name.clone(), sender.borrow().clone()))
             .collect();
         drop(devices);
-        let regions = lock(&self.regions);
+        let regions = self.allocations.regions();
         let open = |record: &Arc<Record>| (Arc::clone(record), regions.get(&record.id).cloned());
         Books { allocations: records.values().map(open).collect(), catalogue, advertised }
     }

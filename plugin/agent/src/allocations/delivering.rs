@@ -5,12 +5,11 @@ use nix::unistd::{AccessFlags, access};
 use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tracing::{error, info, warn};
 
-use super::{AllocateError, Node};
+use super::{AllocateError, Allocations};
 use tessera_config::Config;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::record::Record;
 use tessera_rules::allocate::Catalogue;
-use tessera_system::locks::lock;
 use tessera_tenant::delivery;
 use tessera_tenant::delivery::cdi::files::{Put, Specs};
 use tessera_tenant::delivery::{Parcel, cdi, driver};
@@ -21,9 +20,9 @@ pub(super) fn is_adopted_as_cdi(config: &Config, id: &AllocationId) -> bool {
     config.container.device_list_strategy.is_cdi() || Specs::new(&config.cdi.directory).exists(id)
 }
 
-impl Node {
+impl Allocations {
     pub(super) fn specs(&self) -> Specs {
-        Specs::new(&self.config().cdi.directory)
+        Specs::new(&self.config.get().cdi.directory)
     }
 
     /// Kubelet's answer for an allocation in the records, and its spec if it has one.
@@ -32,14 +31,14 @@ impl Node {
         catalogue: &Catalogue,
         id: &AllocationId,
     ) -> Result<ContainerAllocateResponse, AllocateError> {
-        let Some(record) = lock(&self.records).get(id).cloned() else {
+        let Some(record) = self.records.lock().get(id).cloned() else {
             return Ok(ContainerAllocateResponse::default());
         };
         self.with_parcel(catalogue, &record, |parcel| {
             if record.cdi {
                 self.put_spec(parcel)?;
             }
-            Ok(delivery::answer(parcel, &self.config()))
+            Ok(delivery::answer(parcel, &self.config.get()))
         })
     }
 
@@ -48,9 +47,11 @@ impl Node {
     pub(super) fn ensure_delivered(&self, record: &Record) -> Result<(), AllocateError> {
         // Which shim it was given is in the spec and nowhere else.
         let is_known = record.shim.is_some() || !self.specs().is_whole(&record.id);
-        self.with_parcel(&self.catalogue(), record, |parcel| match record.cdi && is_known {
-            true => self.put_spec(parcel),
-            false => Ok(()),
+        self.with_parcel(&self.inventory.catalogue(), record, |parcel| {
+            match record.cdi && is_known {
+                true => self.put_spec(parcel),
+                false => Ok(()),
+            }
         })
     }
 
@@ -62,7 +63,7 @@ impl Node {
     ) -> Result<T, AllocateError> {
         let known = record.grants.iter().filter_map(|grant| catalogue.gpus.get(&grant.uuid));
         let gpus: Vec<_> = known.map(|sold| &sold.gpu).collect();
-        let parts = driver::parts(&self.config(), &gpus)?;
+        let parts = driver::parts(&self.config.get(), &gpus)?;
         let pages = regions::dir(self.pages(), &record.id);
         let named = record.shim.as_deref().map(|name| shim_install::at(&self.paths.shim, name));
         let shim = named.as_ref().unwrap_or(&self.delivery);
@@ -70,7 +71,7 @@ impl Node {
     }
 
     fn put_spec(&self, parcel: &Parcel<'_>) -> Result<(), AllocateError> {
-        let spec = cdi::spec(parcel, &self.config())?;
+        let spec = cdi::spec(parcel, &self.config.get())?;
         if self.specs().put(parcel.id, &spec)? == Put::Replaced {
             warn!(id = %parcel.id, "something else lay where the CDI spec belongs; replaced");
         }
@@ -87,25 +88,25 @@ impl Node {
     /// the node's own restart, and none that is nobody's.
     pub(super) fn rebuild_specs(&self) {
         let specs = self.specs();
-        let records = lock(&self.records).all();
+        let records = self.records.lock().all();
         for record in records.values().filter(|record| record.cdi) {
             if let Err(error) = self.ensure_delivered(record) {
                 error!(id = %record.id, %error, "the CDI spec of an allocation cannot be made");
-                self.note(format!("allocation {} cannot start again: {error}", record.id));
+                self.board.note(format!("allocation {} cannot start again: {error}", record.id));
             }
         }
         let kept = |id: &AllocationId| records.get(id).is_some_and(|record| record.cdi);
         for id in specs.sweep(kept) {
             info!(%id, "removed the CDI spec of an allocation that is no more");
         }
-        if self.config().container.device_list_strategy.is_cdi() {
+        if self.config.get().container.device_list_strategy.is_cdi() {
             self.check_directory();
         }
     }
 
     /// Says at once what every Allocate would say.
-    pub(super) fn check_directory(&self) {
-        let config = self.config();
+    pub(crate) fn check_directory(&self) {
+        let config = self.config.get();
         let directory = &config.cdi.directory;
         let usable = std::fs::create_dir_all(directory)
             .and_then(|()| Ok(access(directory, AccessFlags::W_OK | AccessFlags::X_OK)?));
@@ -116,7 +117,7 @@ impl Node {
                 directory.display()
             );
             error!("{text}");
-            self.note(text);
+            self.board.note(text);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Room for a new allocation beside those there are. Looks at those of its GPUs, not at all of the
 //! node's.
 
-use super::Node;
+use super::Allocations;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::What;
 use tessera_model::clock::unix_ms;
@@ -9,9 +9,8 @@ use tessera_model::record::{Record, State};
 use tessera_rules::allocate::{Catalogue, Plan, Refusal};
 use tessera_rules::capacity::Capacity;
 use tessera_store::Change;
-use tessera_system::locks::lock;
 
-impl Node {
+impl Allocations {
     /// The capacity rule for one plan, beside what is live and what `change` makes so. What kubelet
     /// was told lets it never ask for more; but it may not have heard of the newest change.
     pub(super) fn check_room(
@@ -20,8 +19,8 @@ impl Node {
         plan: &Plan,
         change: &Change,
     ) -> Result<(), Refusal> {
-        let config = self.config();
-        let records = lock(&self.records);
+        let config = self.config.get();
+        let records = self.records.lock();
         let newer = |id: &AllocationId| change.put.iter().any(|record| record.id == *id);
         for grant in &plan.grants {
             let Some(sold) = catalogue.gpus.get(&grant.uuid) else { continue };
@@ -45,7 +44,7 @@ impl Node {
 
     /// Parks every other live allocation that holds a replica of `record`.
     pub(super) fn supersede(&self, record: &Record, change: &mut Change) {
-        let records = lock(&self.records);
+        let records = self.records.lock();
         // A replica of one lies on a GPU of the other.
         let overlapping = records.beside(record).filter(|other| {
             other.id != record.id && other.overlaps(&record.resource, &record.replicas)

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use super::Node;
-use super::steer::SteerError;
+use super::Allocations;
+use crate::steer_error::SteerError;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::record::Record;
-use tessera_system::locks::lock;
 
 /// Most candidates that an error lists.
 const LISTED: usize = 8;
@@ -56,13 +55,13 @@ impl Target {
     }
 }
 
-impl Node {
+impl Allocations {
     /// The one live allocation that is meant.
     ///
     /// # Errors
     /// None or several, and which there are.
     pub fn find(&self, target: &Target) -> Result<Arc<Record>, SteerError> {
-        let records: Vec<Arc<Record>> = lock(&self.records).values().cloned().collect();
+        let records: Vec<Arc<Record>> = self.records.lock().values().cloned().collect();
         choose(&records, target)
     }
 }

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use tracing::{info, warn};
 
-use super::{Node, Writer};
+use super::Inventory;
+use crate::journal::Writer;
 use tessera_config::Config;
 use tessera_model::gpu::Gpu;
 use tessera_model::quantity::format_bytes;
 use tessera_rules::allocate::Sold;
 use tessera_rules::capacity;
 use tessera_store::{Change, MeasuredContext};
-use tessera_system::locks::lock;
 
 /// Measured constants are multiples of this, bytes: so there is an end to how often less can be seen.
 const STEP: u64 = 1 << 20;
@@ -26,45 +26,46 @@ pub(super) struct Contexts {
     of: BTreeMap<String, u64>,
 }
 
-impl Node {
-    /// Takes what was measured under this driver before; asked at the start. Blocking.
-    pub fn set_driver(&self, driver: Option<&str>) {
-        let mut writer = lock(&self.writer);
+impl Inventory {
+    /// Takes what was measured under this driver before; asked at the start. True if it changes what is sold.
+    /// Blocking.
+    pub(crate) fn set_driver(&self, driver: Option<&str>) -> bool {
+        let mut writer = self.journal.writer();
         if let Some(driver) = driver {
-            writer.know(driver);
+            self.know(&mut writer, driver);
         }
-        self.apply(&writer);
+        self.apply(&writer)
     }
 
     /// Takes what a bare context of a GPU was seen to take under this driver. The least counts: a
-    /// context that is seen later may have loaded something. Blocking.
-    pub fn note_context(&self, uuid: &str, driver: &str, bytes: u64) {
+    /// context that is seen later may have loaded something. True if it changes what is sold. Blocking.
+    pub(crate) fn note_context(&self, uuid: &str, driver: &str, bytes: u64) -> bool {
         let bytes = bytes.checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
-        let mut writer = lock(&self.writer);
-        writer.know(driver);
+        let mut writer = self.journal.writer();
+        self.know(&mut writer, driver);
         let Some(gpu) = self.catalogue().gpus.get(uuid).map(|sold| sold.gpu.clone()) else {
-            return;
+            return false;
         };
         if !gpu.is_plausible_context(bytes) {
-            return;
+            return false;
         }
-        let known = writer.contexts.of.get(&gpu.name).copied();
+        let known = self.contexts.lock().of.get(&gpu.name).copied();
         if known
             .filter(|known| gpu.is_plausible_context(*known))
             .is_some_and(|known| known <= bytes)
         {
-            return;
+            return false;
         }
         let (driver, product) = (driver.to_owned(), gpu.name.clone());
+        info!(gpu = %gpu.name, driver, bytes, "a bare context was measured");
         let contexts = vec![MeasuredContext { driver, product, bytes }];
         if let Err(error) = writer.ledger.commit(&Change { contexts, ..Change::default() }) {
             // Another process's context will tell again.
             warn!(%error, "what a context takes is not recorded");
-            return;
+            return false;
         }
-        info!(gpu = %gpu.name, driver = writer.contexts.driver, bytes, "a bare context was measured");
-        writer.contexts.of.insert(gpu.name, bytes);
-        self.apply(&writer);
+        self.contexts.lock().of.insert(gpu.name, bytes);
+        self.apply(&writer)
     }
 
     /// Whether a bare context of a GPU is worth a closer look: none was measured, or all took more.
@@ -77,43 +78,43 @@ impl Node {
             && gpu.context_measured_bytes.is_none_or(|known| known > bytes)
     }
 
-    /// Puts what is known into the catalogue, if that changes it.
-    fn apply(&self, writer: &Writer) {
-        let config = self.config();
-        let mut catalogue = lock(&self.catalogue);
-        let mut next = (**catalogue).clone();
-        let mut changed = false;
-        for sold in next.gpus.values_mut() {
-            let gpu = writer.contexts.measured(sold.gpu.clone(), &config);
-            changed |= gpu != sold.gpu;
-            sold.take_gpu(gpu, &config);
-        }
-        if !changed {
-            return;
-        }
-        next.edition += 1;
-        *catalogue = Arc::new(next);
-        drop(catalogue);
-        self.refresh_devices();
-    }
-}
-
-impl Writer {
     /// Reads what is known of a driver, if it is another than the last.
-    fn know(&mut self, driver: &str) {
-        if self.contexts.driver.as_deref() == Some(driver) {
+    fn know(&self, writer: &mut Writer, driver: &str) {
+        let mut contexts = self.contexts.lock();
+        if contexts.driver.as_deref() == Some(driver) {
             return;
         }
-        let of = self.ledger.contexts(driver).unwrap_or_else(|error| {
+        let of = writer.ledger.contexts(driver).unwrap_or_else(|error| {
             warn!(%error, "what contexts take is not known and will be measured again");
             BTreeMap::new()
         });
-        self.contexts = Contexts { driver: Some(driver.to_owned()), of };
+        *contexts = Contexts { driver: Some(driver.to_owned()), of };
+    }
+
+    /// Puts what is known into the catalogue; true if that changes it. Only the writer's holder does so.
+    fn apply(&self, _writer: &Writer) -> bool {
+        let config = self.config.get();
+        let mut catalogue = self.catalogue.lock();
+        let mut next = (**catalogue).clone();
+        let mut changed = false;
+        let contexts = self.contexts.lock();
+        for sold in next.gpus.values_mut() {
+            let gpu = contexts.measured(sold.gpu.clone(), &config);
+            changed |= gpu != sold.gpu;
+            sold.take_gpu(gpu, &config);
+        }
+        drop(contexts);
+        if changed {
+            next.edition += 1;
+            *catalogue = Arc::new(next);
+        }
+        changed
     }
 
     /// These GPUs with what is known of their contexts.
     pub(super) fn measured(&self, gpus: Vec<Gpu>, config: &Config) -> Vec<Gpu> {
-        gpus.into_iter().map(|gpu| self.contexts.measured(gpu, config)).collect()
+        let contexts = self.contexts.lock();
+        gpus.into_iter().map(|gpu| contexts.measured(gpu, config)).collect()
     }
 }
 

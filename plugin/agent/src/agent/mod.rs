@@ -1,0 +1,370 @@
+//! The agent: what front ends, jobs and views ask. It joins inventory, allocations and what is advertised; a
+//! change of one that the other shows is passed on here.
+
+mod incidents;
+mod reload;
+pub mod service;
+mod trust;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tessera_config::{Config, Current};
+use tessera_gpu::health::Observation;
+use tessera_kubelet::foreign_plugins::Finding;
+use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::audit::{By, Event};
+use tessera_model::clock::unix_ms;
+use tessera_model::gpu::Gpu;
+use tessera_model::placement_reason::Placed;
+use tessera_model::steered::Cordon;
+use tessera_rules::preferred::{Ground, preferred};
+use tessera_rules::reconcile::Kubelet;
+use tessera_store::{Ledger, OpenError, Opened};
+use tessera_system::locks::Ranked;
+use tessera_tenant::delivery::Delivery;
+use tracing::{error, warn};
+
+use crate::advertised::Advertised;
+use crate::allocations::steer::{Ask, Changed, How};
+use crate::allocations::{AllocateError, Allocations, Found, Target};
+use crate::inventory::{CordonChange, Inventory};
+use crate::journal::Journal;
+use crate::lock_order::LEAF;
+use crate::meters::Meters;
+use crate::status_board::StatusBoard;
+use crate::steer_error::SteerError;
+use crate::trust::Trust;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Agent {
+    config: Current,
+    journal: Arc<Journal>,
+    inventory: Arc<Inventory>,
+    allocations: Arc<Allocations>,
+    advertised: Advertised,
+    board: Arc<StatusBoard>,
+    meters: Meters,
+    /// What containers were refused, at the last look.
+    incidents: Ranked<incidents::Looked>,
+    /// What was found about those who use the GPUs.
+    trust: Trust,
+}
+
+/// What a change of cordons came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cordons {
+    /// UUIDs that it was about; [`Cordon::NODE`] for the whole node.
+    pub changed: Vec<String>,
+    /// All that is cordoned now.
+    pub cordoned: Vec<String>,
+    /// Live allocations on what it was about.
+    pub running: usize,
+}
+
+impl Agent {
+    /// Opens the ledger, adopts what the file system knows and the ledger does not, and makes every
+    /// page whole: all of it before kubelet hears of us. Blocking, within a runtime.
+    ///
+    /// # Errors
+    /// The ledger cannot be opened at all.
+    pub fn open(
+        current: impl Into<Current>,
+        gpus: &[Gpu],
+        delivery: Delivery,
+        board: Arc<StatusBoard>,
+    ) -> Result<Arc<Self>, OpenError> {
+        let current = current.into();
+        let config = current.get();
+        let (mut ledger, opened) = Ledger::open(&config.paths.ledger, config.ledger.fsync)?;
+        note_opened(&opened, &config, &board);
+        let (list, generation, broken) = ledger.load().map_err(|error| OpenError::Io {
+            path: config.paths.ledger.clone(),
+            error: error.to_string(),
+        })?;
+        for text in broken {
+            warn!("ledger: {text}; left out");
+            board.note(format!("ledger: {text}; left out"));
+        }
+        let cordons = ledger.cordons().unwrap_or_else(|error| {
+            warn!(%error, "what is cordoned is not known");
+            board.note(error.to_string());
+            BTreeMap::new()
+        });
+        let found = Found::of(&mut ledger, (list, generation), &config, &board);
+        let journal = Arc::new(Journal::new(ledger, found.generation));
+        let inventory =
+            Arc::new(Inventory::new(current.clone(), Arc::clone(&journal), gpus, cordons));
+        let allocations = Arc::new(Allocations::new(
+            current.clone(),
+            delivery,
+            found,
+            Arc::clone(&journal),
+            Arc::clone(&inventory),
+            Arc::clone(&board),
+        ));
+        let agent = Arc::new(Agent {
+            advertised: Advertised::new(Arc::clone(&inventory), Arc::clone(&allocations)),
+            config: current,
+            journal,
+            inventory,
+            allocations,
+            board,
+            meters: Meters::new(unix_ms()),
+            incidents: Ranked::new(LEAF, incidents::Looked::default()),
+            trust: Trust::default(),
+        });
+        agent.allocations.restore();
+        agent.advertised.refresh();
+        Ok(agent)
+    }
+
+    /// The configuration in force. It may be another at the next call.
+    #[must_use]
+    pub fn config(&self) -> Arc<Config> {
+        self.config.get()
+    }
+
+    /// The durable side.
+    #[must_use]
+    pub fn journal(&self) -> &Arc<Journal> {
+        &self.journal
+    }
+
+    /// What GPUs there are.
+    #[must_use]
+    pub fn inventory(&self) -> &Arc<Inventory> {
+        &self.inventory
+    }
+
+    /// Who holds what.
+    #[must_use]
+    pub fn allocations(&self) -> &Arc<Allocations> {
+        &self.allocations
+    }
+
+    /// What kubelet is told.
+    #[must_use]
+    pub fn advertised(&self) -> &Advertised {
+        &self.advertised
+    }
+
+    /// What jobs publish.
+    #[must_use]
+    pub fn board(&self) -> &Arc<StatusBoard> {
+        &self.board
+    }
+
+    /// What is counted where it happens.
+    #[must_use]
+    pub fn meters(&self) -> &Meters {
+        &self.meters
+    }
+
+    /// `Allocate` of a resource: all containers of the request or none. Blocking.
+    ///
+    /// # Errors
+    /// See [`AllocateError`]; nothing was granted then.
+    pub fn allocate(
+        &self,
+        resource: &str,
+        containers: &[Vec<String>],
+    ) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
+        let responses = self.allocations.allocate(resource, containers)?;
+        self.advertised.refresh();
+        Ok(responses)
+    }
+
+    /// `GetPreferredAllocation`: chooses `size` of `available`, all of `must_include` among them, and remembers why
+    /// until the Allocate that follows.
+    pub fn prefer(
+        &self,
+        resource: &str,
+        available: &[String],
+        must_include: &[String],
+        size: usize,
+    ) -> Vec<String> {
+        let catalogue = self.inventory.catalogue();
+        let topology = self.inventory.topology();
+        let suspects = self.inventory.suspects();
+        let terms = catalogue.resources.get(resource);
+        let ground = Ground {
+            placement: terms.map_or(self.config().share.placement, |terms| terms.placement),
+            topology: &topology,
+            suspect: &|uuid| suspects.contains(uuid),
+        };
+        let chosen = preferred(available, must_include, size, &ground);
+        let tell = |uuid: &str| {
+            let health = if suspects.contains(uuid) { "suspect" } else { "healthy" };
+            let numa = catalogue.gpus.get(uuid).and_then(|sold| sold.gpu.numa_node);
+            let numa = numa.map_or_else(String::new, |node| format!(", NUMA node {node}"));
+            format!(", {health}{numa}")
+        };
+        let placed = Placed::by_preference(available, &chosen, ground.placement, &tell);
+        self.allocations.prefer(resource, placed);
+        chosen
+    }
+
+    /// Allocations of other resources that may have been made for the container that is about to start; see
+    /// [`tessera_rules::multi_resource`].
+    #[must_use]
+    pub fn siblings(&self, resource: &str, ids: &[String]) -> Vec<AllocationId> {
+        let resources = self.advertised.resources().borrow().len();
+        self.allocations.siblings(resources, resource, ids)
+    }
+
+    /// `PreStartContainer`; see [`Allocations::pre_start`]. Blocking.
+    ///
+    /// # Errors
+    /// See [`Allocations::pre_start`].
+    pub fn pre_start(&self, resource: &str, ids: &[String]) -> Result<(), AllocateError> {
+        let result = self.allocations.pre_start(resource, ids);
+        self.advertised.refresh();
+        result
+    }
+
+    /// One round of housekeeping; see [`Allocations::reconcile`]. Blocking.
+    pub fn reconcile(&self, kubelet: Kubelet<'_>, grace: Duration) {
+        if self.allocations.reconcile(kubelet, grace) {
+            self.advertised.refresh();
+        }
+    }
+
+    /// Offers again what allocations have let go of that were forced below their use. Blocking.
+    pub fn settle_owed(&self) {
+        if self.allocations.settle_owed() {
+            self.advertised.refresh();
+        }
+    }
+
+    /// Changes limits. Blocking.
+    ///
+    /// # Errors
+    /// See [`SteerError`]; then nothing has changed.
+    pub fn set_quota(&self, target: &Target, ask: &Ask, by: By) -> Result<Changed, SteerError> {
+        self.steered(&ask.how, self.allocations.set_quota(target, ask, by)?)
+    }
+
+    /// Gives back the limits at Allocate. Blocking.
+    ///
+    /// # Errors
+    /// See [`SteerError`]; then nothing has changed.
+    pub fn reset_quota(&self, target: &Target, how: &How, by: By) -> Result<Changed, SteerError> {
+        self.steered(how, self.allocations.reset_quota(target, how, by)?)
+    }
+
+    fn steered(&self, how: &How, changed: Changed) -> Result<Changed, SteerError> {
+        if !how.dry_run {
+            // Kubelet hears of the room that is gone before anybody can use it.
+            self.advertised.refresh();
+            self.allocations.apply_limits(&changed.record.id);
+        }
+        Ok(changed)
+    }
+
+    /// Gives out nothing more of what `gpu` names, or of the whole node. Blocking.
+    ///
+    /// # Errors
+    /// No such GPU, or the disk.
+    pub fn cordon(
+        &self,
+        gpu: Option<&str>,
+        reason: Option<String>,
+        by: By,
+    ) -> Result<Cordons, SteerError> {
+        let change = self.inventory.cordon(gpu, reason, by)?;
+        Ok(self.cordoned(change))
+    }
+
+    /// Gives out again what `gpu` names, or all. Blocking.
+    ///
+    /// # Errors
+    /// No such GPU, the node as a whole is cordoned, or the disk.
+    pub fn uncordon(
+        &self,
+        gpu: Option<&str>,
+        reason: Option<String>,
+        by: By,
+    ) -> Result<Cordons, SteerError> {
+        let change = self.inventory.uncordon(gpu, reason, by)?;
+        Ok(self.cordoned(change))
+    }
+
+    fn cordoned(&self, CordonChange { changed, cordoned }: CordonChange) -> Cordons {
+        self.advertised.refresh();
+        let node = changed.iter().any(|uuid| uuid == Cordon::NODE);
+        let is_on = |uuid: &String| node || changed.contains(uuid);
+        let records = self.allocations.all();
+        let live = records.values().filter(|record| record.is_live());
+        let running =
+            live.filter(|record| record.grants.iter().any(|g| is_on(&g.uuid)) || node).count();
+        drop(records);
+        Cordons { changed, cordoned, running }
+    }
+
+    /// Takes what the driver reports of a GPU. Gives what changed by it, for
+    /// [`Agent::record_health`].
+    pub fn observe(&self, observation: &Observation) -> Vec<Event> {
+        let (events, changed) = self.inventory.observe(observation);
+        if changed {
+            self.advertised.refresh();
+        }
+        events
+    }
+
+    /// Notes transitions in the audit trail. Blocking.
+    pub fn record_health(&self, events: Vec<Event>) {
+        self.journal.write(events);
+    }
+
+    /// Takes what others sell of ours; see [`Inventory::withheld`]. Blocking.
+    pub fn set_sold_by_others(&self, found: BTreeMap<String, Finding>) {
+        self.inventory.set_sold_by_others(found);
+        self.advertised.refresh();
+    }
+
+    /// Takes what was measured of contexts under this driver before; asked at the start. Blocking.
+    pub fn set_driver(&self, driver: Option<&str>) {
+        if self.inventory.set_driver(driver) {
+            self.advertised.refresh();
+        }
+    }
+
+    /// Takes what a bare context of a GPU was seen to take under this driver. Blocking.
+    pub fn note_context(&self, uuid: &str, driver: &str, bytes: u64) {
+        if self.inventory.note_context(uuid, driver, bytes) {
+            self.advertised.refresh();
+        }
+    }
+
+    /// The end: tenants need not wait for a heartbeat that will not come, and the next plugin need not
+    /// wait for the ledger. Blocking.
+    pub fn close(&self) {
+        self.allocations.heartbeat(0);
+        if let Some(arbiter) = self.allocations.arbiter() {
+            arbiter.stop();
+        }
+        self.journal.close();
+    }
+}
+
+/// Notes what of the ledger is lost.
+fn note_opened(opened: &Opened, config: &Config, board: &StatusBoard) {
+    let note = match opened {
+        Opened::Rebuilt { kept_as, reason } => format!(
+            "the ledger was unreadable ({reason}); a new one was made, the old one is kept as {}",
+            kept_as.display()
+        ),
+        Opened::Lost { found } => format!(
+            "the ledger {} {found}; a new one was made. Cordons and the audit trail are lost: \
+             cordon again what must not be given out",
+            config.paths.ledger.display()
+        ),
+        Opened::Existing | Opened::Created => return,
+    };
+    error!("{note}");
+    board.note(note);
+}

@@ -1,0 +1,415 @@
+//! Who holds what: records of allocations, their pages, and what containers are handed. One writer at a time
+//! changes them, under [`Journal::writer`].
+
+mod arbitrating;
+mod delivering;
+mod life;
+pub(crate) mod offers;
+pub(crate) mod records;
+mod room;
+mod select;
+mod shims;
+pub mod steer;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tessera_arbiter::Arbiter;
+use tessera_config::{Config, Current, Paths};
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::audit::What;
+use tessera_model::clock::{monotonic_ns, unix_ms};
+use tessera_model::holding::Holding;
+use tessera_model::placement_reason::Placed;
+use tessera_model::record::{Record, State};
+use tessera_rules::multi_resource;
+use tessera_rules::reconcile::Absences;
+use tessera_store::{Change, CommitError, Ledger};
+use tessera_system::locks::{Ranked, RankedGuard};
+use tessera_tenant::delivery::Delivery;
+use tessera_tenant::regions::observed::Bell;
+use tessera_tenant::regions::{self, Mode, Region};
+use tessera_tenant::shim_install::ShimError;
+use tessera_tenant::shim_install::unused::Unused;
+use tokio::sync::Notify;
+use tracing::{error, info, warn};
+
+use crate::incidents::{self, Seen};
+use crate::inventory::Inventory;
+use crate::journal::Journal;
+use crate::lock_order::{HOUSEKEEPING, LEAF, RECORDS};
+use crate::status_board::StatusBoard;
+use records::Records;
+pub use select::Target;
+
+/// Open pages by allocation.
+type Regions = BTreeMap<AllocationId, Arc<Region>>;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Allocations {
+    config: Current,
+    /// They stay for as long as the plugin runs.
+    paths: Paths,
+    delivery: Delivery,
+    journal: Arc<Journal>,
+    inventory: Arc<Inventory>,
+    board: Arc<StatusBoard>,
+    /// Divides GPU time; `None` if it could not be started.
+    arbiter: Option<Arbiter>,
+    /// Whoever goes through them all shares them: nobody copies a thousand.
+    records: Ranked<Records>,
+    regions: Ranked<Regions>,
+    absences: Ranked<Absences>,
+    /// When a container of each allocation was first about to start, where there are several resources.
+    starts: Ranked<BTreeMap<AllocationId, Start>>,
+    unused: Ranked<Unused>,
+    /// The page version that each installed shim speaks.
+    shim_abis: Ranked<BTreeMap<String, u32>>,
+    /// What was preferred last, by resource, until an Allocate takes it.
+    preferences: Ranked<BTreeMap<String, Placed>>,
+    started: Notify,
+    /// Wakes the observer; see [`crate::observe`].
+    bell: Arc<Bell>,
+    /// The last generation of the plugin before this one.
+    adopted_until: u64,
+    /// Allocations that were found by their pages alone at the start.
+    adopted: usize,
+}
+
+/// The start of an allocation's first container, in generations.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    /// Of the allocation.
+    generation: u64,
+    /// The latest that there was.
+    latest: u64,
+}
+
+/// What the start found on disk.
+pub(crate) struct Found {
+    records: Records,
+    adopted: usize,
+    /// The newest generation, of records and pages.
+    pub generation: u64,
+}
+
+impl Found {
+    /// What the ledger has, and pages that it has not: their records are made anew.
+    pub(crate) fn of(
+        ledger: &mut Ledger,
+        (list, generation): (Vec<Record>, u64),
+        config: &Config,
+        board: &StatusBoard,
+    ) -> Self {
+        let mut found =
+            Found { records: list.into_iter().map(Arc::new).collect(), adopted: 0, generation };
+        let mut change = Change::default();
+        for id in regions::existing(&config.paths.pages) {
+            let Some(spec) = regions::read_spec(&config.paths.pages, &id) else { continue };
+            found.generation = found.generation.max(spec.generation);
+            if found.records.contains_key(&id) {
+                continue;
+            }
+            info!(%id, "adopting pages without a record");
+            let record = Record {
+                id: id.clone(),
+                // Kubelet says which when it names the replicas.
+                resource: String::new(),
+                generation: spec.generation,
+                replicas: Vec::new(),
+                grants: regions::grants(&spec),
+                state: State::Started,
+                allocated_unix_ms: unix_ms(),
+                started_unix_ms: 0,
+                holder: None,
+                predecessor: None,
+                shim: None,
+                cdi: delivering::is_adopted_as_cdi(config, &id),
+                placed: None,
+                overridden: None,
+            };
+            change.put(record.clone(), What::Adopted, unix_ms());
+            found.records.insert(Arc::new(record));
+        }
+        found.adopted = change.put.len();
+        if found.adopted > 0 {
+            let note = format!(
+                "{} allocations have pages and no record: their records are lost, and they \
+                 were adopted with the limits of their pages; who set them, and what they were \
+                 allocated with, is not known any more",
+                found.adopted
+            );
+            warn!("{note}");
+            board.note(note);
+        }
+        if !change.is_empty()
+            && let Err(error) = ledger.commit(&change)
+        {
+            // They are adopted again next time.
+            warn!(%error, "adopted pages are not recorded");
+            board.note(error.to_string());
+        }
+        found
+    }
+}
+
+impl Allocations {
+    /// Over what the start found; [`Allocations::restore`] makes it whole.
+    pub(crate) fn new(
+        config: Current,
+        delivery: Delivery,
+        found: Found,
+        journal: Arc<Journal>,
+        inventory: Arc<Inventory>,
+        board: Arc<StatusBoard>,
+    ) -> Self {
+        let now = config.get();
+        Allocations {
+            arbiter: arbitrating::start(&now, &board),
+            paths: now.paths.clone(),
+            delivery,
+            records: Ranked::new(RECORDS, found.records),
+            regions: Ranked::new(LEAF, BTreeMap::new()),
+            absences: Ranked::new(HOUSEKEEPING, Absences::default()),
+            starts: Ranked::new(LEAF, BTreeMap::new()),
+            unused: Ranked::new(HOUSEKEEPING, Unused::default()),
+            shim_abis: Ranked::new(LEAF, BTreeMap::new()),
+            preferences: Ranked::new(LEAF, BTreeMap::new()),
+            started: Notify::new(),
+            bell: Arc::default(),
+            adopted_until: found.generation,
+            adopted: found.adopted,
+            config,
+            journal,
+            inventory,
+            board,
+        }
+    }
+
+    /// Makes shims, pages and specs of the records whole. Blocking.
+    pub(crate) fn restore(&self) {
+        self.restore_shims();
+        regions::sweep(self.pages());
+        self.rebuild();
+        self.rebuild_specs();
+        regions::keep_spares(self.pages());
+    }
+
+    /// Makes every page of the ledger whole. What can't be is left out, and said so.
+    fn rebuild(&self) {
+        let records: Vec<Arc<Record>> = self.records.lock().values().cloned().collect();
+        for record in records {
+            // A plugin that died between commit and pages left those of the tenant before.
+            let found = regions::read_spec(self.pages(), &record.id);
+            let mode = match found {
+                Some(spec) if spec.generation < record.generation => Mode::Fresh,
+                _ => Mode::Adopt,
+            };
+            match Region::create(self.pages(), &record, mode, self.shim_abi(&record)) {
+                Ok((region, outcome)) => {
+                    if outcome.repaired {
+                        info!(id = %record.id, "pages rebuilt");
+                    }
+                    region.heartbeat(monotonic_ns());
+                    region.observed().attach(&self.bell);
+                    self.arbitrate(&record.id, &region);
+                    self.regions.lock().insert(record.id.clone(), region);
+                }
+                Err(error) => {
+                    error!(id = %record.id, %error, "pages cannot be rebuilt");
+                    self.board.note(format!("allocation {} has no pages: {error}", record.id));
+                }
+            }
+        }
+    }
+
+    /// The directory of an allocation's pages.
+    #[must_use]
+    pub fn pages_of(&self, id: &AllocationId) -> PathBuf {
+        regions::dir(self.pages(), id)
+    }
+
+    fn pages(&self) -> &Path {
+        &self.paths.pages
+    }
+
+    /// Where things are on this node; that stays for as long as the plugin runs.
+    #[must_use]
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// Where the shim is.
+    #[must_use]
+    pub fn delivery(&self) -> &Delivery {
+        &self.delivery
+    }
+
+    /// The records, locked.
+    pub(crate) fn all(&self) -> RankedGuard<'_, Records> {
+        self.records.lock()
+    }
+
+    /// The open pages, locked.
+    pub(crate) fn regions(&self) -> RankedGuard<'_, Regions> {
+        self.regions.lock()
+    }
+
+    /// All records.
+    #[must_use]
+    pub fn records(&self) -> Vec<Arc<Record>> {
+        self.records.lock().values().cloned().collect()
+    }
+
+    /// The record of an allocation.
+    #[must_use]
+    pub fn record(&self, id: &AllocationId) -> Option<Arc<Record>> {
+        self.records.lock().get(id).cloned()
+    }
+
+    /// All records, with the regions that are open, in the order of ids.
+    #[must_use]
+    pub fn with_regions(&self) -> Vec<(Arc<Record>, Option<Arc<Region>>)> {
+        let records = self.records();
+        let regions = self.regions.lock();
+        let open = |record: Arc<Record>| {
+            let region = regions.get(&record.id).cloned();
+            (record, region)
+        };
+        records.into_iter().map(open).collect()
+    }
+
+    /// Whether what a container holds is an allocation of ours. The resources of pages without a record
+    /// are not known otherwise.
+    #[must_use]
+    pub fn knows(&self, holding: &Holding) -> bool {
+        let ids = holding.device_ids.iter().map(String::as_str);
+        self.records.lock().contains_key(&AllocationId::of(&holding.resource_name, ids))
+    }
+
+    /// Resources that are ours, now or when an allocation was made.
+    #[must_use]
+    pub fn own_resources(&self) -> BTreeSet<String> {
+        let mut names: BTreeSet<String> =
+            self.records.lock().values().map(|record| record.resource.clone()).collect();
+        let config = self.config.get();
+        let layouts = config.layouts.iter().flat_map(|layout| &layout.shares);
+        names.extend(layouts.map(|share| share.resource.clone()));
+        names.insert(config.resource.name.clone());
+        names
+    }
+
+    /// Allocations of other resources that may have been made for the container that is about to start with
+    /// these replicas; see [`tessera_rules::multi_resource`].
+    #[must_use]
+    pub(crate) fn siblings(
+        &self,
+        resources: usize,
+        resource: &str,
+        ids: &[String],
+    ) -> Vec<AllocationId> {
+        if resources < 2 {
+            return Vec::new();
+        }
+        let id = AllocationId::of(resource, ids.iter().map(String::as_str));
+        let records = self.records.lock();
+        let Some(record) = records.get(&id) else { return Vec::new() };
+        let mut starts = self.starts.lock();
+        starts.retain(|id, _| records.contains_key(id));
+        let start = Start { generation: record.generation, latest: records.latest() };
+        let known = starts.entry(id).or_insert(start);
+        if known.generation != record.generation {
+            *known = start;
+        }
+        let had_started = |first: &Record, second: &Record| match starts.get(&first.id) {
+            Some(start) if start.generation == first.generation => start.latest < second.generation,
+            // Of the time before this plugin: what was made since is for others.
+            _ => first.generation <= self.adopted_until && second.generation > self.adopted_until,
+        };
+        let near = records.near(record.generation, multi_resource::generations(resources));
+        multi_resource::siblings(record, near, resources, &had_started)
+    }
+
+    /// Remembers what was preferred of a resource, until the Allocate that follows takes it.
+    pub(crate) fn prefer(&self, resource: &str, placed: Placed) {
+        self.preferences.lock().insert(resource.to_owned(), placed);
+    }
+
+    /// Done when a container has started since the last time: its holder may be known now.
+    pub async fn container_started(&self) {
+        self.started.notified().await;
+    }
+
+    /// Allocations up to this generation are older than this plugin.
+    #[must_use]
+    pub fn adopted_until(&self) -> u64 {
+        self.adopted_until
+    }
+
+    /// How many allocations the start found by their pages alone, because their records were lost.
+    #[must_use]
+    pub fn adopted(&self) -> usize {
+        self.adopted
+    }
+
+    /// Rung when there is news of an allocation's memory.
+    #[must_use]
+    pub fn bell(&self) -> &Arc<Bell> {
+        &self.bell
+    }
+
+    /// Looks at every usage page: takes back what dead processes held, puts right what a tenant broke.
+    /// What each allocation was refused, for [`crate::Agent::note_incidents`]. Blocking.
+    pub fn inspect(&self) -> Vec<(AllocationId, Seen)> {
+        let regions = self.regions.lock().clone();
+        let seen = regions.into_iter().map(|(id, region)| {
+            let used = region.look();
+            (id, incidents::seen(&region, &used))
+        });
+        let seen = seen.collect();
+        // After looking, which cuts back what has grown.
+        regions::keep_spares(self.pages());
+        seen
+    }
+
+    /// Says "the plugin lives" on every page; with 0, "it stops now".
+    pub fn heartbeat(&self, now_ns: u64) {
+        let regions: Vec<Arc<Region>> = self.regions.lock().values().cloned().collect();
+        for region in regions {
+            region.heartbeat(now_ns);
+        }
+    }
+}
+
+/// Why kubelet gets no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AllocateError {
+    /// The request.
+    #[error(transparent)]
+    Refused(#[from] tessera_rules::allocate::Refusal),
+    /// The ledger.
+    #[error(transparent)]
+    Ledger(#[from] CommitError),
+    /// The pages.
+    #[error("cannot make the pages of the allocation: {0}")]
+    Pages(#[from] regions::RegionError),
+    /// The driver, as far as we deliver it.
+    #[error(transparent)]
+    Driver(#[from] tessera_tenant::delivery::driver::DriverError),
+    /// What does not fit into a CDI spec.
+    #[error(transparent)]
+    Spec(#[from] tessera_tenant::delivery::cdi::spec::SpecError),
+    /// The CDI spec's file.
+    #[error(transparent)]
+    SpecFile(#[from] tessera_tenant::delivery::cdi::files::FileError),
+    /// The shim's files are gone and could not be put back.
+    #[error("the shim is gone from {path} and cannot be restored: {error}")]
+    Shim {
+        /// Where containers mount it from.
+        path: PathBuf,
+        /// Why not.
+        error: ShimError,
+    },
+}

@@ -1,0 +1,124 @@
+//! What GPUs there are, what they are cut into, and which of them may be given out: health, cordons, and other
+//! plugins that advertise them too.
+
+mod contexts;
+mod cordons;
+mod foreign;
+mod health;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tessera_config::{Config, Current};
+use tessera_gpu::health::Health;
+use tessera_kubelet::foreign_plugins::Finding;
+use tessera_model::gpu::Gpu;
+use tessera_model::steered::Cordon;
+use tessera_model::topology::Topology;
+use tessera_rules::allocate::Catalogue;
+use tessera_system::locks::Ranked;
+
+use crate::journal::Journal;
+use crate::lock_order::{CATALOGUE, HEALTH, LEAF};
+use contexts::Contexts;
+pub(crate) use cordons::CordonChange;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Inventory {
+    config: Current,
+    journal: Arc<Journal>,
+    /// Shared with whoever plans with it.
+    catalogue: Ranked<Arc<Catalogue>>,
+    health: Ranked<Health>,
+    /// How near the GPUs are to each other; asked when it is decided which are sold.
+    topology: Ranked<Arc<Topology>>,
+    /// GPUs that another plugin sells too, by UUID.
+    others: Ranked<BTreeMap<String, Finding>>,
+    /// GPUs that are given to nobody, by UUID or as the whole node.
+    cordons: Ranked<BTreeMap<String, Cordon>>,
+    /// What contexts were seen to take.
+    contexts: Ranked<Contexts>,
+}
+
+/// What is not offered of a GPU that is well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Withheld {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Free replicas: another plugin sells the GPU too. Held ones stay as they are: kubelet would not
+    /// admit a pod anew, after a reboot of the node, whose device it takes for unhealthy.
+    Free,
+    /// All: it is cordoned, and what a pod leaves goes to no successor.
+    All,
+}
+
+/// What another configuration leaves of the machine.
+#[derive(Clone, Debug)]
+pub struct Ground {
+    /// The GPUs that it includes.
+    pub gpus: Vec<Gpu>,
+    /// How near they are to each other.
+    pub topology: Topology,
+}
+
+impl Inventory {
+    /// Of these GPUs, all of them healthy.
+    pub(crate) fn new(
+        config: Current,
+        journal: Arc<Journal>,
+        gpus: &[Gpu],
+        cordons: BTreeMap<String, Cordon>,
+    ) -> Self {
+        let now = config.get();
+        let health = Health::new(now.health.clone(), gpus.iter().map(|gpu| gpu.uuid.clone()));
+        Inventory {
+            catalogue: Ranked::new(CATALOGUE, Arc::new(Catalogue::new(gpus, &now))),
+            health: Ranked::new(HEALTH, health),
+            topology: Ranked::new(LEAF, Arc::default()),
+            others: Ranked::new(LEAF, BTreeMap::new()),
+            cordons: Ranked::new(LEAF, cordons),
+            contexts: Ranked::new(LEAF, Contexts::default()),
+            config,
+            journal,
+        }
+    }
+
+    /// What is sold, with health.
+    #[must_use]
+    pub fn catalogue(&self) -> Arc<Catalogue> {
+        Arc::clone(&self.catalogue.lock())
+    }
+
+    /// How near GPUs are to each other.
+    #[must_use]
+    pub fn topology(&self) -> Arc<Topology> {
+        Arc::clone(&self.topology.lock())
+    }
+
+    /// Sets how near GPUs are to each other.
+    pub fn set_topology(&self, topology: Topology) {
+        *self.topology.lock() = Arc::new(topology);
+    }
+
+    /// From now on `config` holds; `ground` where it may include other GPUs than the one before. The caller holds
+    /// the writer, so that each Allocate is judged by one configuration.
+    pub(crate) fn configure(&self, config: &Arc<Config>, ground: Option<Ground>) {
+        if let Some(Ground { topology, .. }) = &ground {
+            self.set_topology(topology.clone());
+        }
+        let mut health = self.health.lock();
+        let mut catalogue = self.catalogue.lock();
+        let gpus = ground.map_or_else(|| catalogue.devices(), |ground| ground.gpus);
+        let gpus = self.measured(gpus, config);
+        health.configure(config.health.clone(), gpus.iter().map(|gpu| &gpu.uuid));
+        let mut next = Catalogue::new(&gpus, config);
+        next.edition = catalogue.edition + 1;
+        for (uuid, sold) in &mut next.gpus {
+            sold.sick = health.reason(uuid).map(str::to_owned);
+        }
+        *catalogue = Arc::new(next);
+        self.config.set(Arc::clone(config));
+    }
+}

@@ -1,0 +1,23 @@
+//! Why a change that somebody asked for is not made.
+
+use tessera_store::CommitError;
+
+/// Why something stays as it is. The text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum SteerError {
+    /// No such thing.
+    #[error("{0}")]
+    NotFound(String),
+    /// The request makes no sense, or is not clear.
+    #[error("{0}")]
+    Invalid(String),
+    /// Not as things are.
+    #[error("{0}")]
+    Refused(String),
+    /// The capacity rule.
+    #[error("{0}")]
+    NoRoom(String),
+    /// The ledger.
+    #[error(transparent)]
+    Ledger(#[from] CommitError),
+}
