@@ -118,6 +118,8 @@ pub(super) struct Seat {
     pace: Option<(u32, u32, u32)>,
     /// Whether the policy knows that this closing is drained.
     settled: bool,
+    /// Whether the one that is next has been woken for the end of this closing.
+    roused: bool,
     /// Until when processes that another arbiter served are waited for, and how many there are.
     strangers: Option<(Instant, usize)>,
     /// Until when those that came are waited for.
@@ -155,6 +157,7 @@ impl Seat {
             page,
             pace: None,
             settled: in_use == 0,
+            roused: false,
             strangers: (in_use > 0).then_some((now + STRANGERS, in_use)),
             arrears: (in_use > 0).then_some(now + ARREARS),
             samples: VecDeque::new(),
@@ -179,7 +182,7 @@ impl Seat {
         match state {
             State::Closed => {
                 self.bound.close(epoch);
-                self.settled = false;
+                (self.settled, self.roused) = (false, false);
             }
             _ => self.bound.open(epoch),
         }
@@ -198,6 +201,17 @@ impl Seat {
         let news = self.state == State::Closed && !self.settled && self.bound.owing() == 0;
         self.settled |= news;
         news
+    }
+
+    /// True once for each closing: the last process that owes a drain has said something of it. Once, so
+    /// that a tenant which says it over and over keeps nobody awake.
+    pub fn is_nearly_drained(&mut self) -> bool {
+        self.bound.owing() == 1 && !std::mem::replace(&mut self.roused, true)
+    }
+
+    /// Wakes one thread that waits at the gate, because it is about to open.
+    pub fn rouse(&self) {
+        self.page.rouse(0);
     }
 
     pub fn beat(&self, now_ns: u64) {

@@ -201,6 +201,7 @@ impl Thread {
     fn take_in(&mut self, key: u32, now: Now) {
         let Some(seat) = self.seats.get_mut(&key) else { return self.heard.clear() };
         let processes = seat.bound.len();
+        let mut is_near = false;
         for heard in self.heard.drain(..) {
             match heard {
                 Heard::Came(process) => {
@@ -237,6 +238,7 @@ impl Thread {
                 Heard::Said(process, Message::Late { epoch, works, .. }) => {
                     if let Some(works) = seat.bound.late(process, epoch, works) {
                         self.policy.works(now.ns, id(key), works);
+                        is_near |= works && seat.is_nearly_drained();
                     }
                 }
                 // Nothing that a gate hears.
@@ -258,6 +260,11 @@ impl Thread {
             self.policy.drained(now.ns, id(key), seat.bound.used());
         }
         self.carry_out(now);
+        // After this: what it has to say would find it awake already.
+        let next = is_near.then(|| self.policy.successor(id(key))).flatten();
+        if let Some(next) = next.and_then(|next| self.seats.get(&u32::try_from(next.0).ok()?)) {
+            next.rouse();
+        }
         if is_new {
             self.place(key);
         }

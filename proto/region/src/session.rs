@@ -65,7 +65,8 @@ pub enum Message {
         /// The epoch of that gate word.
         epoch: u32,
     },
-    /// Tenant: closed for a while, and not drained. Says so now and then, and when that changes.
+    /// Tenant: closed for a while, and not drained. Says so now and then, and when that changes; and that
+    /// the GPU works, once, when what is in flight is expected to be complete at once.
     Late {
         /// Index in the quota page.
         gpu: u32,

@@ -89,6 +89,21 @@ impl Policy {
         })
     }
 
+    /// Who has the lease next of a tenant that drains, as it stands now.
+    #[must_use]
+    pub fn successor(&self, id: TenantId) -> Option<TenantId> {
+        let &slot = self.ids.get(&id)?;
+        let tenant = self.tenants[slot].as_ref()?;
+        if !matches!(tenant.phase, Phase::Draining { .. }) {
+            return None;
+        }
+        let gpu = &self.gpus[usize::from(*tenant.gpus.first()?)];
+        let quantum = gpu.quantum(gpu.contenders(&self.tenants), &self.settings);
+        let best = || Some(gpu.best_single(quantum, &self.tenants)?.slot());
+        let next = gpu.reserved.or_else(best).filter(|&next| next != slot)?;
+        Some(self.tenants[next].as_ref()?.id)
+    }
+
     /// All tenants, in the order of their ids.
     #[must_use]
     pub fn tenants(&self, now: u64) -> Vec<TenantView> {

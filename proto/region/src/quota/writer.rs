@@ -249,8 +249,13 @@ impl QuotaWriter {
         let epoch = gate_epoch(gate.load(Ordering::Relaxed)).wrapping_add(1);
         let word = gate_word(epoch, state);
         gate.store(word, Ordering::Release);
-        wake(gate);
+        wake(gate, i32::MAX);
         gate_epoch(word)
+    }
+
+    /// Wakes one of those who wait for a GPU's gate, which stays as it is: it is about to change.
+    pub fn rouse(&self, gpu: usize) {
+        wake(&self.gpu(gpu).gate, 1);
     }
 
     /// The gate word of a GPU as it is.
@@ -303,8 +308,8 @@ impl QuotaWriter {
     }
 }
 
-/// `FUTEX_WAKE` of all waiters, in any process.
-fn wake(word: &AtomicU32) {
+/// `FUTEX_WAKE` of so many waiters, in any process.
+fn wake(word: &AtomicU32, most: i32) {
     // SAFETY: FUTEX_WAKE reads no memory of ours beyond the address, which is mapped.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, most) };
 }

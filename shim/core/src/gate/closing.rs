@@ -12,6 +12,7 @@ use super::flight;
 use crate::spin::sleep_us;
 use crate::state::Process;
 use core::cell::Cell;
+use core::hint::spin_loop;
 use core::sync::atomic::{Ordering, fence};
 use tessera_region::layout::{GATE_CLOSED, gate_state};
 
@@ -79,6 +80,10 @@ pub(super) struct Drain {
     naps: u32,
     /// When it was last seen not to be complete.
     missed_us: Cell<Option<u32>>,
+    /// How long what was left then was expected to take.
+    left_us: Cell<Option<u32>>,
+    /// Looks in a row at the expected end.
+    looks: u32,
 }
 
 /// The longest sleep between two looks at the markers, microseconds: others wait for the end.
@@ -86,6 +91,13 @@ const LONGEST_NAP_US: u32 = 20;
 /// After so many of them it is a long operation that is waited for, and the next may be longer.
 const SHORT_NAPS: u32 = 64;
 const LONG_NAP_US: u32 = 50;
+/// What is expected to end within so long ends soon, microseconds: it takes that for who is next to wake.
+const NEAR_US: u32 = 100;
+/// And within so long at once: then it is looked at without a sleep, so often at most, with so many pauses
+/// of the processor in between, some microseconds.
+const DUE_US: u32 = 20;
+const MOST_LOOKS: u32 = 32;
+const PAUSES: u32 = 40;
 /// The same where nobody waits.
 const IDLE_NAP_US: u32 = 100;
 
@@ -102,7 +114,13 @@ impl Drain {
             return None;
         }
         process.gate.streams.lock().draw_all(process);
-        Some(Self { nap_us: 5, naps: 0, missed_us: Cell::new(None) })
+        Some(Self {
+            nap_us: 5,
+            naps: 0,
+            missed_us: Cell::new(None),
+            left_us: Cell::new(None),
+            looks: 0,
+        })
     }
 
     /// Whether everything is complete.
@@ -126,6 +144,7 @@ impl Drain {
         }
         if !is_drained || gate.going.load(Ordering::Acquire) != 0 {
             self.missed_us.set(Some(now_us));
+            self.left_us.set(flight::left_us(gate, &streams));
             return false;
         }
         if flight::land(process, &mut streams, true)
@@ -162,8 +181,19 @@ impl Drain {
         !process.gate.parked.load(Ordering::Acquire) && streams.waits_elsewhere()
     }
 
+    /// Whether the end is expected so soon that whoever is next should be awake.
+    pub(super) fn is_near(&self) -> bool {
+        self.left_us.get().is_some_and(|left_us| left_us <= NEAR_US)
+    }
+
     /// Sleeps until it is worth looking again.
     pub(super) fn nap(&mut self) {
+        let is_due = self.left_us.get().is_some_and(|left_us| left_us <= DUE_US);
+        if is_due && self.looks < MOST_LOOKS {
+            self.looks += 1;
+            (0..PAUSES).for_each(|_| spin_loop());
+            return;
+        }
         sleep_us(self.nap_us);
         self.naps += 1;
         let longest = if self.naps < SHORT_NAPS { LONGEST_NAP_US } else { LONG_NAP_US };

@@ -158,6 +158,17 @@ pub(super) fn land(process: &Process, streams: &mut Streams, awaited: bool) -> b
     true
 }
 
+/// How long what is in flight is expected to take, microseconds. `None` where that cannot be told.
+pub(super) fn left_us(gate: &Local, streams: &Streams) -> Option<u32> {
+    let first = streams.flying.get(0)?;
+    if streams.flying.iter().any(|marker| marker.is_tainted != 0) {
+        return None;
+    }
+    let sum = |of: fn(&Marker) -> u32| streams.flying.iter().map(of).sum();
+    let (operations, graphs) = (sum(|marker| marker.operations), sum(|marker| marker.graphs));
+    gate.estimate.lock().left_us(operations, graphs, first.since_us, now_us())
+}
+
 /// Operations in flight up to which streams that have none get room.
 const MOST_TIED: u32 = 32;
 

@@ -6,13 +6,13 @@ use core::sync::atomic::AtomicU32;
 const WAIT: c_int = 0;
 const WAKE: c_int = 1;
 
-/// Sleeps while `word` is `value`, at most `ns` (below a second).
-pub(super) fn wait(word: &AtomicU32, value: u32, ns: u64) {
+/// Sleeps while `word` is `value`, at most `ns` (below a second). Whether somebody woke it.
+pub(super) fn wait(word: &AtomicU32, value: u32, ns: u64) -> bool {
     let ns = libc::c_long::try_from(ns.min(999_999_999)).unwrap_or(0);
     let timeout = libc::timespec { tv_sec: 0, tv_nsec: ns };
     // By number: no point where a thread may be cancelled.
     // SAFETY: a valid word and timeout. The page may be mapped read-only; waiting only reads.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAIT, value, &raw const timeout) };
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAIT, value, &raw const timeout) == 0 }
 }
 
 /// Wakes all who sleep at `word`.

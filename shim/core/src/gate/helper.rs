@@ -81,18 +81,22 @@ const LATE_EVERY_NS: u64 = 10_000_000;
 struct Told {
     at_ns: u64,
     works: bool,
+    near: bool,
 }
 
 impl Told {
     fn new(now_ns: u64) -> Self {
-        Self { at_ns: now_ns, works: true }
+        Self { at_ns: now_ns, works: true, near: false }
     }
 
-    /// Says now and then whether the GPU works for the process, and at once when that changes.
-    fn tell(mut self, process: &Process, word: u32, waits: bool) -> Self {
+    /// Says now and then whether the GPU works for the process, at once when that changes, and once when
+    /// the end is near.
+    fn tell(mut self, process: &Process, word: u32, waits: bool, near: bool) -> Self {
         let now_ns = now_ns();
         let is_due = now_ns.saturating_sub(self.at_ns) >= LATE_EVERY_NS;
-        if is_due || self.works == waits {
+        let is_near = near && !waits && !self.near;
+        if is_due || self.works == waits || is_near {
+            self.near |= is_near;
             (self.at_ns, self.works) = (now_ns, !waits);
             let late = Message::Late { gpu: 0, epoch: gate_epoch(word), works: !waits };
             // One that is lost is said again.
@@ -212,7 +216,7 @@ impl Helper {
             let _ = process.gate.link.say(&idle);
         };
         let told = Cell::new(Told::new(now_ns()));
-        let late = |waits| told.set(told.get().tell(process, word, waits));
+        let late = |waits, near| told.set(told.get().tell(process, word, waits, near));
         let drained = cycle::drain(process, due, still, stuck, late);
         self.stuck = is_stuck.get().then_some(word);
         let Some(passes) = drained else { return };
@@ -224,6 +228,7 @@ impl Helper {
         let drained = Message::Drained { gpu: 0, epoch: gate_epoch(word), used_ns };
         if process.gate.link.say(&drained) {
             self.drained = Some(word);
+            process.gate.drained.store(word, Ordering::Relaxed);
             if passes > 0 && !again {
                 // It would have stood still.
                 stuck();

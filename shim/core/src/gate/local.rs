@@ -41,6 +41,8 @@ pub struct Local {
     pub(super) progress: Progress,
     /// The closed gate word for which `want` was said.
     pub(super) wanted: AtomicU32,
+    /// The closed gate word for which `drained` was said.
+    pub(super) drained: AtomicU32,
     /// The process is ending: the helper calls the driver no more.
     pub(super) parked: AtomicBool,
     /// Times that the application waited for the GPU while others waited for the tenant. Wraps.
@@ -103,6 +105,7 @@ impl Local {
             tickets: Tickets::new(),
             progress: Progress::new(),
             wanted: AtomicU32::new(0),
+            drained: AtomicU32::new(0),
             parked: AtomicBool::new(false),
             synchronised: AtomicU32::new(0),
             issued: AtomicU32::new(0),

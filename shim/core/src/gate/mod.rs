@@ -50,6 +50,7 @@ use crate::log::{errno, now_ns, set_errno};
 use crate::own::record;
 use crate::records::Record;
 use crate::state::{self, Process, Standing};
+use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 use tessera_cuda::types::{CUDA_ERROR_SYSTEM_NOT_READY, CUresult};
 use tessera_region::layout::{GATE_CLOSED, GATE_OPEN, GATE_SOLO, GATE_YIELD, gate_state};
@@ -380,6 +381,8 @@ fn nudge(process: &Process) {
     set_errno(errno);
 }
 
+/// How long who is woken for it stays awake.
+const ROUSED_NS: u64 = 200_000;
 /// How long a sleep at the gate lasts at most.
 const NAP_NS: u64 = 100_000_000;
 
@@ -403,7 +406,10 @@ fn wait_at(process: &Process, stream: Stream) -> (bool, u32) {
         if !gate.is_own() {
             want(process, seen);
         }
-        futex::wait(word, seen, NAP_NS);
+        let woken = futex::wait(word, seen, NAP_NS);
+        if woken && gate.drained.load(Ordering::Relaxed) == seen {
+            await_opening(word, seen);
+        }
         if !gate.is_bound() {
             // An arbiter that takes the tenant on closes first, and is there a moment later.
             let now_ns = now_ns();
@@ -418,6 +424,14 @@ fn wait_at(process: &Process, stream: Stream) -> (bool, u32) {
     gate.tickets.leave(ticket);
     process.account.add_gate_wait(now_ns().saturating_sub(begun_ns));
     (may_wait, ticket)
+}
+
+/// Somebody woke this thread, and the gate is as it was: it is about to open.
+fn await_opening(word: &AtomicU32, seen: u32) {
+    let begun_ns = now_ns();
+    while word.load(Ordering::Relaxed) == seen && now_ns().saturating_sub(begun_ns) < ROUSED_NS {
+        spin_loop();
+    }
 }
 
 /// Says once per closing that somebody waits.

@@ -84,9 +84,8 @@ impl Estimate {
     /// A marker is complete. Times wrap, and are compared over less than an hour.
     pub(crate) fn learn(&mut self, seen: Sighting) {
         let Sighting { operations, graphs, since_us, now_us, awaited } = seen;
-        // The later of the two: they ran one after the other.
-        let idle_us = self.last_us.wrapping_sub(since_us);
-        let begun_us = if idle_us < u32::MAX / 2 { self.last_us } else { since_us };
+        // They ran one after the other.
+        let begun_us = later(self.last_us, since_us);
         let span_ns = now_us.wrapping_sub(begun_us).min(4_000_000) * 1_000;
         self.last_us = now_us;
         let singles = operations.saturating_sub(graphs);
@@ -122,6 +121,27 @@ impl Estimate {
         self.usual_single_us.max(self.usual_graph_us)
     }
 
+    /// How long so many operations still take, one after the other, of which the first was handed over
+    /// at `since_us` and all are still in flight; microseconds. `None` where nobody knows.
+    pub(crate) fn left_us(
+        self,
+        operations: u32,
+        graphs: u32,
+        since_us: u32,
+        now_us: u32,
+    ) -> Option<u32> {
+        let part = |count: u32, each_ns: u32| match each_ns {
+            _ if count == 0 => Some(0),
+            UNKNOWN_NS => None,
+            each_ns => Some(u64::from(count) * u64::from(each_ns)),
+        };
+        let singles = operations.saturating_sub(graphs);
+        let all_ns = part(singles, self.single_ns)? + part(graphs, self.graph_ns)?;
+        let gone_us = now_us.wrapping_sub(later(self.last_us, since_us));
+        let all_us = u32::try_from(all_ns / 1_000).unwrap_or(u32::MAX);
+        Some(all_us.saturating_sub(gone_us))
+    }
+
     /// What may be in flight with the page's `window` and `window_us`, which are meant for each of
     /// `gpus` GPUs: what they do at the same time takes no longer than what one does. Where operations
     /// have proved to wait for later ones, `tied` more may be in flight whatever they take.
@@ -144,6 +164,11 @@ impl Estimate {
         let batch = (operations / 2).clamp(1, BATCH);
         Limits { single, graph: part(self.graph_ns), least, batch }
     }
+}
+
+/// The later of two times that wrap.
+fn later(one_us: u32, other_us: u32) -> u32 {
+    if one_us.wrapping_sub(other_us) < u32::MAX / 2 { one_us } else { other_us }
 }
 
 /// Brings an estimate nearer to what was seen.
@@ -298,6 +323,18 @@ mod tests {
         let seen = Sighting { operations: 1, graphs: 0, since_us, now_us: 4, awaited: true };
         estimate.learn(seen);
         assert_eq!(estimate.single_ns, 10_000);
+    }
+
+    #[test]
+    fn what_is_left_is_what_they_take_less_what_is_over() {
+        let mut estimate = Estimate::new();
+        assert_eq!(estimate.left_us(1, 0, 0, 0), None, "nobody knows");
+        after(&mut estimate, 40, 1, 200);
+        let last_us = estimate.last_us;
+        assert_eq!(estimate.left_us(3, 0, last_us - 100, last_us + 50), Some(550));
+        assert_eq!(estimate.left_us(3, 0, last_us + 40, last_us + 50), Some(590), "none before");
+        assert_eq!(estimate.left_us(1, 0, last_us, last_us + 900), Some(0), "longer than others");
+        assert_eq!(estimate.left_us(2, 1, last_us, last_us), None, "a graph nobody knows");
     }
 
     #[test]
