@@ -19,6 +19,8 @@ pub struct Case {
     pub name: &'static str,
     tenants: Vec<Spec>,
     stopped: usize,
+    /// How long nobody looks.
+    settle: Duration,
     length: Duration,
 }
 
@@ -32,19 +34,22 @@ pub fn cases() -> Vec<Case> {
     let capped = || backlog(CAP, "200").strict();
     let beside = |name, others: Vec<Spec>, stopped| {
         let tenants = std::iter::once(capped()).chain(others).collect();
-        Case { name, tenants, stopped, length: LENGTH }
+        Case { name, tenants, stopped, settle: Duration::ZERO, length: LENGTH }
     };
     let short = || backlog(CAP, "200");
     let many = Case {
         name: "8 processes",
         tenants: vec![Spec { processes: 8, ..capped() }],
         stopped: 0,
+        settle: Duration::ZERO,
         length: LENGTH,
     };
     let long = Case {
         name: "operations of 3 s",
         tenants: vec![Spec::new(CAP, &["--kernel-us=3000000"]).strict()],
         stopped: 0,
+        // As long as nobody knows that they are long, up to a dozen are in flight: it has to pay for them.
+        settle: Duration::from_secs(110),
         length: Duration::from_secs(80),
     };
     vec![
@@ -75,6 +80,7 @@ pub fn off(
     if case.stopped > 0 {
         std::thread::sleep(Duration::from_millis(300));
     }
+    std::thread::sleep(case.settle);
     let seen = stage.look(case.length)?;
     *timeouts += seen.counted.timeouts;
     let got = rounds(&seen.account).unwrap_or(seen.account.rates()[0]) * 100.0;
