@@ -16,8 +16,8 @@ mod seat;
 mod thread;
 mod view;
 
+use nix::sys::eventfd::EventFd;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -35,6 +35,7 @@ use policy::Settings;
 use reactor::Reactor;
 use seat::{Opened, Served};
 use tessera_config::Leases;
+use tessera_peers::socket;
 use tessera_peers::tenant::most;
 use tessera_system::locks::lock;
 use thread::{Order, Thread};
@@ -69,7 +70,7 @@ pub enum ArbiterError {
 pub struct Arbiter {
     orders: Mutex<Sender<Order>>,
     served: Mutex<Served>,
-    waker: Arc<OwnedFd>,
+    waker: Arc<EventFd>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -99,7 +100,7 @@ impl Arbiter {
         let builder = std::thread::Builder::new().name(THREAD_NAME.into()).stack_size(256 << 10);
         let thread = builder.spawn(move || {
             // Of this thread alone, as Linux has it. Without the right to it others may come first.
-            if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+            if let Err(error) = socket::set_thread_niceness(NICENESS) {
                 debug!(%error, "the arbiter has no priority");
             }
             thread.run();

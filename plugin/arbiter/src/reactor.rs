@@ -4,15 +4,14 @@
 //! Linux 5.11) and delayed by the thread's timer slack.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::{TimeSpec, TimeValLike};
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
 /// Who is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +35,7 @@ const PEER_BITS: u32 = 29;
 pub(super) const PEER_NUMBERS: u32 = 1 << PEER_BITS;
 
 impl Token {
-    fn encode(self) -> EventData {
+    fn encode(self) -> u64 {
         let (kind, tenant, peer) = match self {
             Token::Wake => (0, 0, 0),
             Token::Timer => (1, 0, 0),
@@ -45,12 +44,11 @@ impl Token {
             Token::Death(tenant, peer) => (4, tenant, peer),
         };
         let peer = u64::from(peer % PEER_NUMBERS) << KIND_BITS;
-        EventData::new_u64(u64::from(tenant) << (KIND_BITS + PEER_BITS) | peer | kind)
+        u64::from(tenant) << (KIND_BITS + PEER_BITS) | peer | kind
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "as it was encoded")]
-    fn decode(data: EventData) -> Option<Self> {
-        let word = data.u64();
+    fn decode(word: u64) -> Option<Self> {
         let tenant = (word >> (KIND_BITS + PEER_BITS)) as u32;
         let peer = (word >> KIND_BITS) as u32 % PEER_NUMBERS;
         Some(match word % (1 << KIND_BITS) {
@@ -68,50 +66,50 @@ impl Token {
 const BATCH: usize = 64;
 
 pub(super) struct Reactor {
-    epoll: OwnedFd,
-    timer: OwnedFd,
-    wake: Arc<OwnedFd>,
+    epoll: Epoll,
+    timer: TimerFd,
+    wake: Arc<EventFd>,
     /// What the timer is set to, `CLOCK_MONOTONIC` nanoseconds.
     armed: Option<u64>,
 }
 
 /// Who is ready, with the room to find out.
 pub(super) struct Ready {
-    events: Vec<Event>,
+    events: [EpollEvent; BATCH],
     pub tokens: Vec<Token>,
 }
 
 impl Ready {
     pub fn new() -> Self {
-        Ready { events: Vec::with_capacity(BATCH), tokens: Vec::with_capacity(BATCH) }
+        Ready { events: [EpollEvent::empty(); BATCH], tokens: Vec::with_capacity(BATCH) }
     }
 }
 
 impl Reactor {
     pub fn new() -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
         let reactor = Reactor { epoll, timer, wake: Arc::new(wake), armed: None };
         reactor.watch(&*reactor.wake, Token::Wake)?;
         reactor.watch(&reactor.timer, Token::Timer)?;
         Ok(reactor)
     }
 
-    /// Writing eight bytes into it wakes the thread.
-    pub fn waker(&self) -> Arc<OwnedFd> {
+    /// What [`wake`] takes.
+    pub fn waker(&self) -> Arc<EventFd> {
         Arc::clone(&self.wake)
     }
 
     pub fn watch(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
-        Ok(epoll::add(&self.epoll, fd, token.encode(), EventFlags::IN)?)
+        Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token.encode()))?)
     }
 
     /// Must be done before the descriptor is closed: a child that is just being started may still
     /// share it.
     pub fn forget(&self, fd: impl AsFd) {
-        let _ = epoll::delete(&self.epoll, fd);
+        let _ = self.epoll.delete(fd);
     }
 
     /// Wakes the thread at this time, or never.
@@ -120,33 +118,31 @@ impl Reactor {
             return;
         }
         self.armed = at_ns;
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // All zero would disarm it, and any time that has passed fires at once.
-        let value = at_ns.map_or(zero, |at| Timespec {
-            tv_sec: i64::try_from(at.max(1) / 1_000_000_000).unwrap_or(i64::MAX),
-            tv_nsec: i64::try_from(at.max(1) % 1_000_000_000).unwrap_or(0),
-        });
-        let spec = Itimerspec { it_interval: zero, it_value: value };
-        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &spec);
+        // Zero would disarm it, and any time that has passed fires at once.
+        let time = |ns: u64| TimeSpec::nanoseconds(i64::try_from(ns.max(1)).unwrap_or(i64::MAX));
+        let _ = match at_ns.map(time) {
+            Some(at) => {
+                self.timer.set(Expiration::OneShot(at), TimerSetTimeFlags::TFD_TIMER_ABSTIME)
+            }
+            None => self.timer.unset(),
+        };
     }
 
     /// Waits until something is ready.
     pub fn wait(&mut self, ready: &mut Ready) -> io::Result<()> {
         ready.tokens.clear();
-        ready.events.clear();
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready.events), None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        let count = match self.epoll.wait(&mut ready.events, EpollTimeout::NONE) {
+            Ok(count) => count,
+            Err(Errno::EINTR) => 0,
             Err(error) => return Err(error.into()),
-        }
-        for event in &ready.events {
-            let data = event.data;
-            let Some(token) = Token::decode(data) else { continue };
-            let mut word = [0; 8];
+        };
+        for event in &ready.events[..count] {
+            let Some(token) = Token::decode(event.data()) else { continue };
             match token {
-                Token::Wake => drop(rustix::io::read(&*self.wake, &mut word)),
+                Token::Wake => drop(self.wake.read()),
                 Token::Timer => {
                     self.armed = None;
-                    let _ = rustix::io::read(&self.timer, &mut word);
+                    let _ = self.timer.wait();
                 }
                 _ => {}
             }
@@ -157,9 +153,9 @@ impl Reactor {
 }
 
 /// See [`Reactor::waker`].
-pub(super) fn wake(waker: &OwnedFd) {
+pub(super) fn wake(waker: &EventFd) {
     // Full only if it has been woken 2^64 times.
-    let _ = rustix::io::write(waker, &1u64.to_ne_bytes());
+    let _ = waker.write(1);
 }
 
 #[cfg(test)]

@@ -4,7 +4,9 @@
 mod node_support;
 mod process_support;
 
+use nix::sys::socket::{MsgFlags, send};
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -206,7 +208,7 @@ async fn a_page_that_says_other_things_tells_nothing_of_contexts() {
     let session = connect(&pages);
     let (slot, pid, generation) = (0, std::process::id(), generation(&pages));
     let hello = Message::Hello { slot, pid, generation };
-    rustix::net::send(&session, &hello.encode(), rustix::net::SendFlags::empty()).unwrap();
+    send(session.as_raw_fd(), &hello.encode(), MsgFlags::empty()).unwrap();
     show(&node, &[(tenant.pid(), 450 * MIB), (pid, 450 * MIB)]);
     looks(&node, 8).await;
     assert_eq!(context(&node, 0).await, said(400 * MIB, "formula"));

@@ -2,10 +2,11 @@
 
 mod node_support;
 
+use std::os::fd::AsRawFd;
 use std::os::fd::OwnedFd;
 
+use nix::sys::socket::{MsgFlags, send};
 use node_support::{GIB, TestNode, bounded, connect, pod};
-use rustix::net::{SendFlags, send};
 use tessera_kubelet_api::admin::admin_client::AdminClient;
 use tessera_kubelet_api::admin::{AllocationStory, ExplainRequest, ExplainResponse};
 use tessera_region::session::{EVENT_UUID_LEN, Event, EventKind, Message};
@@ -41,7 +42,7 @@ async fn story_until(
 fn refused(session: &OwnedFd, bytes: u64) {
     let kind = EventKind::OverQuota;
     let event = Event { kind, gpu: Some(0), bytes, uuid: [0; EVENT_UUID_LEN] };
-    send(session, &Message::Event(event).encode(), SendFlags::empty()).unwrap();
+    send(session.as_raw_fd(), &Message::Event(event).encode(), MsgFlags::empty()).unwrap();
 }
 
 #[tokio::test]

@@ -2,6 +2,8 @@
 
 mod node_support;
 
+use nix::sys::socket::{MsgFlags, send};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use node_support::*;
@@ -86,7 +88,7 @@ async fn garbage_on_a_session_is_counted_and_the_neighbour_is_served() {
     let session = connect(&node.pages(&bad.device_ids));
     for _ in 0..100 {
         // The plugin closes the session at some point.
-        if rustix::net::send(&session, &[0xa5; 64], rustix::net::SendFlags::NOSIGNAL).is_err() {
+        if send(session.as_raw_fd(), &[0xa5; 64], MsgFlags::MSG_NOSIGNAL).is_err() {
             break;
         }
     }

@@ -3,6 +3,8 @@
 
 mod node_support;
 
+use nix::sys::socket::{MsgFlags, recv, send};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,9 +40,9 @@ fn session(dir: &Path) -> Session {
         pid: std::process::id(),
         generation: usage.generation(),
     };
-    rustix::net::send(&socket, &hello.encode(), rustix::net::SendFlags::empty()).unwrap();
+    send(socket.as_raw_fd(), &hello.encode(), MsgFlags::empty()).unwrap();
     let mut welcome = [0; 64];
-    rustix::net::recv(&socket, &mut welcome[..], rustix::net::RecvFlags::empty()).unwrap();
+    recv(socket.as_raw_fd(), &mut welcome, MsgFlags::empty()).unwrap();
     Session { _slot: slot, _socket: socket }
 }
 

@@ -1,18 +1,21 @@
-//! The system calls of a session and of a gate: SEQPACKET sockets and pidfds, non-blocking.
+//! The system calls of a session and of a gate: SEQPACKET sockets and pidfds, non-blocking; the gates' thread.
+//!
+//! All other files use nix. It accepts connections as bare numbers, which only unsafe code can own, and has neither
+//! pidfd_open(2) nor setpriority(2).
 
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, sockopt};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{AtFlags, Mode, chmodat};
+use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType, recvmsg,
 };
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, setpriority_process};
 use tessera_region::session::MESSAGE_BYTES;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -50,8 +53,8 @@ pub fn listen(dir: &Path, name: &str, refuse: bool) -> io::Result<Listening> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
     // Connecting needs write permission; any user of the container may.
-    let anybody = Mode::from_raw_mode(0o666);
-    chmodat(dir.fd(), name, anybody, AtFlags::empty())?;
+    let anybody = Mode::from_bits_truncate(0o666);
+    fchmodat(dir.fd(), name, anybody, FchmodatFlags::FollowSymlink)?;
     // Accepted sockets inherit it. Where the kernel does not know it, see `closer`.
     let refuses = refuse && tessera_region::session::refuse_descriptors(socket.as_fd()).is_ok();
     rustix::net::listen(&socket, BACKLOG)?;
@@ -61,8 +64,8 @@ pub fn listen(dir: &Path, name: &str, refuse: bool) -> io::Result<Listening> {
 /// Whether nothing is left in it that closing it would have to throw away.
 pub(crate) fn is_drained(socket: &OwnedFd) -> bool {
     if rustix::net::sockopt::socket_acceptconn(socket).unwrap_or(false) {
-        let mut poll_fd = [PollFd::new(socket, PollFlags::IN)];
-        return poll(&mut poll_fd, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0);
+        let mut poll_fd = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        return poll(&mut poll_fd, PollTimeout::ZERO) == Ok(0);
     }
     !matches!(peek(socket), Ok((1.., _)))
 }
@@ -108,6 +111,14 @@ pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
         rustix::io::Errno::SRCH => io::ErrorKind::NotFound.into(),
         errno => errno.into(),
     })
+}
+
+/// Sets the calling thread's niceness (setpriority(2); on Linux that of the thread, not of the process).
+///
+/// # Errors
+/// No right to a lower one.
+pub fn set_thread_niceness(niceness: i32) -> io::Result<()> {
+    Ok(setpriority_process(None, niceness)?)
 }
 
 /// One packet of a peer that can send no descriptors; see [`Listening::refuses`].

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rustix::fs::Stat;
+use nix::sys::stat::FileStat;
 
 use tessera_system::files::Dir;
 
@@ -32,8 +32,9 @@ pub(super) fn find() -> anyhow::Result<PathBuf> {
 
 /// Whether only this user can change what is in `dir`.
 fn is_own(dir: &Path) -> bool {
-    let own =
-        |stat: Stat| stat.st_uid == nix::unistd::geteuid().as_raw() && stat.st_mode & 0o022 == 0;
+    let own = |stat: FileStat| {
+        stat.st_uid == nix::unistd::geteuid().as_raw() && stat.st_mode & 0o022 == 0
+    };
     dir.is_absolute()
         && Dir::open(dir).and_then(|dir| dir.own_stat()).is_ok_and(own)
         && dir.canonicalize().is_ok_and(|real| real.ancestors().all(is_kept))
@@ -48,7 +49,7 @@ fn is_shared_safely(dir: &Path) -> bool {
 /// user's, and either nobody else may write or it is sticky.
 fn is_kept(dir: &Path) -> bool {
     let owners = [0, nix::unistd::geteuid().as_raw(), UNMAPPED];
-    let kept = |stat: Stat| {
+    let kept = |stat: FileStat| {
         owners.contains(&stat.st_uid) && (stat.st_mode & 0o022 == 0 || stat.st_mode & 0o1000 != 0)
     };
     Dir::open(dir).and_then(|dir| dir.own_stat()).is_ok_and(kept)

@@ -16,13 +16,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::Context;
-use rustix::fs::{FileType, Stat};
+use nix::sys::stat::FileStat;
 use sha2::{Digest, Sha256};
 
 use super::base;
 use super::pages::PREFIX;
 use tessera_model::clock::monotonic_ns;
-use tessera_system::files::Dir;
+use tessera_system::files::{Dir, is_directory};
 
 const LOCK: &str = "arbiter.lock";
 /// Tries, where another run removes the directory as the last of them while this one comes.
@@ -178,8 +178,8 @@ impl Root {
 }
 
 /// Whether a directory is this user's alone.
-fn is_own(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+fn is_own(stat: &FileStat) -> bool {
+    is_directory(stat)
         && stat.st_uid == nix::unistd::geteuid().as_raw()
         && stat.st_mode & 0o077 == 0
 }

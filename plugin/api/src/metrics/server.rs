@@ -217,5 +217,5 @@ async fn converse(stream: TcpStream, place: Place, answers: Arc<Answers>) {
 
 /// Closes without the farewell that the kernel would remember for a minute (`SO_LINGER`, socket(7)).
 fn reset(stream: &TcpStream) {
-    let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
+    let _ = stream.set_zero_linger();
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::SockFlag;
 use nix::unistd::Pid;
-use rustix::net::SocketFlags;
 use tessera_arbiter::Arbiter;
 use tessera_config::Leases;
 use tessera_region::layout::{GATE_CLOSED, gate_epoch, gate_state};
@@ -103,7 +103,7 @@ fn in_a_role() {
         }
         // The same, with a child that keeps its socket.
         "forks" => {
-            let peer = Peer::connect_as(&dirs[0], SocketFlags::empty()).hello();
+            let peer = Peer::connect_as(&dirs[0], SockFlag::empty()).hello();
             let mut child = Command::new("sleep").arg("20").spawn().unwrap();
             peer.want();
             let _ = child.wait();

@@ -1,13 +1,15 @@
 //! Tenants with pages, and peers that speak the gate's protocol.
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, send, socket,
+};
 use tempfile::TempDir;
 use tessera_arbiter::{Arbiter, TenantShare};
 use tessera_config::Leases;
@@ -113,14 +115,13 @@ pub struct Peer {
 impl Peer {
     /// Without a hello.
     pub fn connect(dir: &Path) -> Self {
-        Self::connect_as(dir, SocketFlags::CLOEXEC)
+        Self::connect_as(dir, SockFlag::SOCK_CLOEXEC)
     }
 
-    pub fn connect_as(dir: &Path, flags: SocketFlags) -> Self {
-        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let socket = rustix::net::socket_with(family, kind, flags, None).unwrap();
-        let address = SocketAddrUnix::new(dir.join(GATE_SOCKET)).unwrap();
-        rustix::net::connect(&socket, &address).unwrap();
+    pub fn connect_as(dir: &Path, flags: SockFlag) -> Self {
+        let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+        let address = UnixAddr::new(&dir.join(GATE_SOCKET)).unwrap();
+        connect(socket.as_raw_fd(), &address).unwrap();
         Peer { socket }
     }
 
@@ -133,7 +134,7 @@ impl Peer {
     }
 
     pub fn raw(&self, bytes: &[u8]) -> bool {
-        rustix::net::send(&self.socket, bytes, SendFlags::NOSIGNAL).is_ok()
+        send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).is_ok()
     }
 
     pub fn say(&self, message: Message) -> bool {

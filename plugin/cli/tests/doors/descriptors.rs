@@ -1,6 +1,7 @@
 //! Few descriptors, and many who want them: nobody's flood takes them from the others, and least of all from
 //! kubelet's calls.
 
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -122,13 +123,10 @@ async fn containers_that_connect_without_end_leave_descriptors_for_allocate() {
 }
 
 fn gate(pages: &Path) -> std::os::fd::OwnedFd {
-    use rustix::net::{
-        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
-    };
-    let socket =
-        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .unwrap();
-    let _ = connect(&socket, &SocketAddrUnix::new(pages.join("gate.sock")).unwrap());
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+    let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
+    let socket = socket(AddressFamily::Unix, kind, flags, None).unwrap();
+    let _ = connect(socket.as_raw_fd(), &UnixAddr::new(&pages.join("gate.sock")).unwrap());
     socket
 }
 

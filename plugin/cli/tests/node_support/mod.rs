@@ -2,8 +2,10 @@
 //! kubelet, the plugin as `tessera serve` builds it, and tenants.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, send, socket};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -445,7 +447,7 @@ pub fn tenant_process() {
     let slot = u32::try_from(account.slot_index()).unwrap();
     let hello =
         tessera_region::session::Message::Hello { slot, pid: std::process::id(), generation };
-    rustix::net::send(&session, &hello.encode(), rustix::net::SendFlags::empty()).unwrap();
+    send(session.as_raw_fd(), &hello.encode(), MsgFlags::empty()).unwrap();
     println!("tenant holds");
     std::io::stdout().flush().unwrap();
     // Until it is killed, or the test that started it is gone.
@@ -454,16 +456,10 @@ pub fn tenant_process() {
 
 /// A session socket, connected.
 pub fn connect(dir: &Path) -> std::os::fd::OwnedFd {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .unwrap();
-    let address = SocketAddrUnix::new(dir.join("session.sock")).unwrap();
-    rustix::net::connect(&socket, &address).unwrap();
+    let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
+    let socket = socket(AddressFamily::Unix, kind, flags, None).unwrap();
+    let address = UnixAddr::new(&dir.join("session.sock")).unwrap();
+    nix::sys::socket::connect(socket.as_raw_fd(), &address).unwrap();
     socket
 }
 

@@ -2,19 +2,19 @@
 //! removed is made and removed there. Links in it are never followed.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{
-    self, AtFlags, FileType, Mode, OFlags, RawMode, Stat, fchmod, openat, renameat, statat,
-    unlinkat,
-};
-use rustix::io::Errno;
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
+use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
 
 /// Directories within directories that a removal follows; ours have none.
 const DEEPEST: u32 = 16;
@@ -34,7 +34,7 @@ impl Dir {
     /// # Errors
     /// What the system says; a link, or no directory.
     pub fn open(path: &Path) -> io::Result<Self> {
-        Self::at(fs::CWD, path.as_os_str())
+        Self::at(AT_FDCWD, path.as_os_str())
     }
 
     /// The same, of an absolute path where links are followed that nobody else can have put there: those that
@@ -45,8 +45,8 @@ impl Dir {
     pub fn open_trusted(path: &Path) -> io::Result<Self> {
         match Self::open(path) {
             Err(error) if is_link(path) => {
-                let link = statat(fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
-                if link.st_uid != 0 && link.st_uid != rustix::process::geteuid().as_raw() {
+                let link = path.symlink_metadata()?;
+                if link.uid() != 0 && link.uid() != geteuid().as_raw() {
                     return Err(error);
                 }
                 Self::open(&path.canonicalize()?)
@@ -98,10 +98,10 @@ impl Dir {
     }
 
     fn at(dir: impl AsFd, name: &OsStr) -> io::Result<Self> {
-        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+        let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_RDONLY;
         match openat(dir, name, flags, Mode::empty()) {
             Ok(fd) => Ok(Dir { fd }),
-            Err(Errno::LOOP | Errno::NOTDIR) => Err(io::Error::new(
+            Err(Errno::ELOOP | Errno::ENOTDIR) => Err(io::Error::new(
                 io::ErrorKind::NotADirectory,
                 "it must be a directory, and no link to one",
             )),
@@ -113,16 +113,16 @@ impl Dir {
     ///
     /// # Errors
     /// Nothing has.
-    pub fn stat(&self, name: impl AsRef<OsStr>) -> io::Result<Stat> {
-        Ok(statat(&self.fd, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW)?)
+    pub fn stat(&self, name: impl AsRef<OsStr>) -> io::Result<FileStat> {
+        Ok(fstatat(&self.fd, name.as_ref(), AtFlags::AT_SYMLINK_NOFOLLOW)?)
     }
 
     /// The directory's own.
     ///
     /// # Errors
     /// The system's.
-    pub fn own_stat(&self) -> io::Result<Stat> {
-        Ok(fs::fstat(&self.fd)?)
+    pub fn own_stat(&self) -> io::Result<FileStat> {
+        Ok(fstat(&self.fd)?)
     }
 
     /// Its descriptor.
@@ -150,20 +150,20 @@ impl Dir {
     ///
     /// # Errors
     /// The system's; something has the name already.
-    pub fn make_dir(&self, name: impl AsRef<OsStr>, mode: RawMode) -> io::Result<()> {
-        Ok(fs::mkdirat(&self.fd, name.as_ref(), Mode::from_raw_mode(mode))?)
+    pub fn make_dir(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<()> {
+        Ok(mkdirat(&self.fd, name.as_ref(), Mode::from_bits_truncate(mode))?)
     }
 
     /// Opens a regular file for reading and writing, which is made if there is none.
     ///
     /// # Errors
     /// The system's; something else has the name.
-    pub fn open_or_make(&self, name: impl AsRef<OsStr>, mode: RawMode) -> io::Result<File> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let fd =
-            openat(&self.fd, name.as_ref(), flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode))?;
-        match FileType::from_raw_mode(fs::fstat(&fd)?.st_mode) {
-            FileType::RegularFile => Ok(File::from(fd)),
+    pub fn open_or_make(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<File> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let mode = Mode::from_bits_truncate(mode);
+        let fd = openat(&self.fd, name.as_ref(), flags | OFlag::O_CLOEXEC, mode)?;
+        match kind(&fstat(&fd)?) {
+            SFlag::S_IFREG => Ok(File::from(fd)),
             _ => Err(io::Error::new(io::ErrorKind::InvalidData, "it must be a regular file")),
         }
     }
@@ -173,7 +173,7 @@ impl Dir {
     /// # Errors
     /// The system's; a directory.
     pub fn remove(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
-        Ok(unlinkat(&self.fd, name.as_ref(), AtFlags::empty())?)
+        Ok(unlinkat(&self.fd, name.as_ref(), UnlinkatFlags::NoRemoveDir)?)
     }
 
     /// Removes an empty directory.
@@ -181,7 +181,7 @@ impl Dir {
     /// # Errors
     /// The system's; one that holds something, or is none.
     pub fn remove_dir(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
-        Ok(unlinkat(&self.fd, name.as_ref(), AtFlags::REMOVEDIR)?)
+        Ok(unlinkat(&self.fd, name.as_ref(), UnlinkatFlags::RemoveDir)?)
     }
 
     /// Removes what has this name, and if it is a directory all in it.
@@ -193,7 +193,7 @@ impl Dir {
     }
 
     fn remove_within(&self, name: &OsStr, depth: u32) -> io::Result<()> {
-        if FileType::from_raw_mode(self.stat(name)?.st_mode) != FileType::Directory {
+        if !is_directory(&self.stat(name)?) {
             return self.remove(name);
         }
         if depth == 0 {
@@ -212,7 +212,9 @@ impl Dir {
     /// The system's.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         let mut names = Vec::new();
-        for entry in fs::Dir::read_from(&self.fd)? {
+        // Opened anew: reading moves a descriptor's position.
+        let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_RDONLY;
+        for entry in nix::dir::Dir::openat(&self.fd, ".", flags, Mode::empty())? {
             let entry = entry?;
             let name = OsStr::from_bytes(entry.file_name().to_bytes());
             if name != "." && name != ".." {
@@ -229,9 +231,7 @@ impl Dir {
     /// The system's; a directory that holds something.
     pub fn clear(&self, name: &OsStr) -> io::Result<()> {
         match self.stat(name) {
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
-                self.remove_dir(name)
-            }
+            Ok(stat) if is_directory(&stat) => self.remove_dir(name),
             _ => Ok(()),
         }
     }
@@ -246,18 +246,18 @@ impl Dir {
         &self,
         name: &OsStr,
         content: &[u8],
-        mode: RawMode,
+        mode: u32,
         durable: bool,
     ) -> io::Result<()> {
         let (temporary, mut file) = self.create(name, mode)?;
         let written = file.write_all(content).and_then(|()| {
-            fchmod(&file, Mode::from_raw_mode(mode))?;
+            file.set_permissions(Permissions::from_mode(mode))?;
             if durable {
                 file.sync_all()?;
             }
-            renameat(&self.fd, &temporary, &self.fd, name)?;
+            renameat(&self.fd, temporary.as_os_str(), &self.fd, name)?;
             if durable {
-                fs::fsync(&self.fd)?;
+                fsync(&self.fd)?;
             }
             Ok(())
         });
@@ -272,17 +272,18 @@ impl Dir {
 impl Dir {
     /// A new file with a name that nobody else has. Not by process id alone: in containers all are 1. It begins
     /// with a dot, because some read every file of their directory but those.
-    fn create(&self, name: &OsStr, mode: RawMode) -> io::Result<(OsString, File)> {
+    fn create(&self, name: &OsStr, mode: u32) -> io::Result<(OsString, File)> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
+        let (flags, mode) = (flags | OFlag::O_CLOEXEC, Mode::from_bits_truncate(mode));
         loop {
             let (pid, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
             let mut temporary = OsString::from(".");
             temporary.push(name);
             temporary.push(format!(".{pid}-{next}.new"));
-            match openat(&self.fd, &temporary, flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode)) {
+            match openat(&self.fd, temporary.as_os_str(), flags, mode) {
                 Ok(fd) => return Ok((temporary, File::from(fd))),
-                Err(Errno::EXIST) => self.remove_abandoned(&temporary),
+                Err(Errno::EEXIST) => self.remove_abandoned(&temporary),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -296,6 +297,17 @@ impl Dir {
             let _ = self.remove(temporary);
         }
     }
+}
+
+/// Whether it is a directory's.
+#[must_use]
+pub fn is_directory(stat: &FileStat) -> bool {
+    kind(stat) == SFlag::S_IFDIR
+}
+
+/// What kind of file it is.
+pub(super) fn kind(stat: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
 }
 
 fn is_link(path: &Path) -> bool {

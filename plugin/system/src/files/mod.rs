@@ -9,7 +9,7 @@ mod patience;
 mod read;
 mod socket;
 
-pub use dir::Dir;
+pub use dir::{Dir, is_directory};
 pub use patience::{Silent, in_time};
 pub use read::{FileError, file_or_nothing, open, read, read_from, text, utf8};
 pub use socket::{SocketFile, remove_stale};

@@ -2,22 +2,26 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::time::SystemTime;
 
-use rustix::fs::{AtFlags, FileType, Mode, StatxFlags, chmodat, statx};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmodat};
 
 use super::Dir;
+use super::dir::kind;
 
 /// What tells one file from another that has taken its name: device, inode, and time of birth where the file
 /// system knows it, because an inode number is used again at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
-    device: (u32, u32),
+    device: u64,
     inode: u64,
-    born: (i64, u32),
+    born: Option<SystemTime>,
 }
 
 /// A listening socket's file, removed when dropped if it is still the same.
@@ -41,7 +45,8 @@ impl SocketFile {
         let listener = UnixListener::bind(dir.path().join(name))?;
         let identity = identity(&dir, name)?;
         // In the directory that was opened, where nobody but its owner has changed the name since.
-        chmodat(dir.fd(), name, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
+        let only_this_user = Mode::S_IRUSR | Mode::S_IWUSR;
+        fchmodat(dir.fd(), name, only_this_user, FchmodatFlags::FollowSymlink)?;
         Ok((SocketFile { dir, name: name.to_owned(), identity }, listener))
     }
 
@@ -62,13 +67,8 @@ impl Drop for SocketFile {
 }
 
 fn identity(dir: &Dir, name: &OsStr) -> io::Result<Identity> {
-    let wanted = StatxFlags::INO | StatxFlags::BTIME;
-    let stat = statx(dir.fd(), name, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
-    Ok(Identity {
-        device: (stat.stx_dev_major, stat.stx_dev_minor),
-        inode: stat.stx_ino,
-        born: (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
-    })
+    let meta = dir.path().join(name).symlink_metadata()?;
+    Ok(Identity { device: meta.dev(), inode: meta.ino(), born: meta.created().ok() })
 }
 
 /// Removes a socket that nobody listens at; `Ok` also where there is nothing.
@@ -81,7 +81,7 @@ pub fn remove_stale(dir: &Dir, name: &OsStr) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    if FileType::from_raw_mode(before.st_mode) != FileType::Socket {
+    if kind(&before) != SFlag::S_IFSOCK {
         return Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
             "something else than a socket is there, and is left alone: move it away, or use another \
@@ -89,12 +89,12 @@ pub fn remove_stale(dir: &Dir, name: &OsStr) -> io::Result<()> {
         ));
     }
     // Without waiting: a queue that is full is somebody's, too.
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let asking = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    match connect(&asking, &SocketAddrUnix::new(dir.path().join(name))?) {
-        Err(Errno::CONNREFUSED) => dir.remove(name),
-        Err(Errno::NOENT) => Ok(()),
-        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(io::ErrorKind::AddrInUse.into()),
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let asking = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    match connect(asking.as_raw_fd(), &UnixAddr::new(&dir.path().join(name))?) {
+        Err(Errno::ECONNREFUSED) => dir.remove(name),
+        Err(Errno::ENOENT) => Ok(()),
+        Ok(()) | Err(Errno::EAGAIN | Errno::EPROTOTYPE) => Err(io::ErrorKind::AddrInUse.into()),
         Err(error) => Err(error.into()),
     }
 }
@@ -102,6 +102,8 @@ pub fn remove_stale(dir: &Dir, name: &OsStr) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+
+    use nix::sys::socket::{Backlog, bind, listen};
 
     use super::*;
 
@@ -138,24 +140,24 @@ mod tests {
     }
 
     fn of_packets(path: &Path) -> std::os::fd::OwnedFd {
-        let kind = SocketType::SEQPACKET;
-        let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
-        rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-        rustix::net::listen(&socket, 1).unwrap();
+        let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
+        let socket = socket(AddressFamily::Unix, kind, flags, None).unwrap();
+        bind(socket.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
+        listen(&socket, Backlog::new(1).unwrap()).unwrap();
         socket
     }
 
     /// A listener whose queue has no room.
     fn full(path: &Path) -> Vec<std::os::fd::OwnedFd> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-        let address = SocketAddrUnix::new(path).unwrap();
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let socket = || socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
+        let address = UnixAddr::new(path).unwrap();
         let mut sockets = vec![socket()];
-        rustix::net::bind(&sockets[0], &address).unwrap();
-        rustix::net::listen(&sockets[0], 1).unwrap();
+        bind(sockets[0].as_raw_fd(), &address).unwrap();
+        listen(&sockets[0], Backlog::new(1).unwrap()).unwrap();
         loop {
             sockets.push(socket());
-            if connect(sockets.last().unwrap(), &address) == Err(Errno::AGAIN) {
+            if connect(sockets.last().unwrap().as_raw_fd(), &address) == Err(Errno::EAGAIN) {
                 return sockets;
             }
         }
