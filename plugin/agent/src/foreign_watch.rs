@@ -1,4 +1,4 @@
-//! Asks kubelet who else sells what, now and then.
+//! Asks kubelet periodically which other plugins advertise which devices.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,10 +1,10 @@
 //! The node's agent: who holds what on this node, and the jobs that keep it true.
 //!
 //! **For**: [`Agent`] joins [`allocations`] (who holds what), [`inventory`] (what there is), [`journal`] (the durable
-//! side) and [`advertised`] (what kubelet is told), and is asked by front ends; the jobs
-//! beside it observe processes ([`observe`]), judge who keeps to its quota ([`trust`]), read the configuration
-//! again ([`reload`]), watch other device plugins ([`foreign_watch`]), and tell the cluster ([`kubernetes`],
-//! [`labels`]). What a job finds amiss goes to the [`status_board`].
+//! side) and [`advertised`] (device lists), and is asked by front ends; the jobs
+//! beside it observe processes ([`observe`]), find processes past their quota ([`trust`]), read the configuration
+//! again ([`reload`]), watch other device plugins ([`foreign_watch`]), and inform the cluster ([`kubernetes`],
+//! [`labels`]). A job's conditions go to the [`status_board`].
 //!
 //! **May use**: everything below it: rules, store, gpu, tenant, arbiter, kubelet. **Must not**: know a view
 //! (admin API, metrics, command line), nor start itself: `daemon` wires it.

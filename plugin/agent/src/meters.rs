@@ -1,4 +1,4 @@
-//! What is counted where it happens; the rest is looked at when somebody asks.
+//! Counters that are kept where events happen; other figures are read on demand.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};

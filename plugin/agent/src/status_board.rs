@@ -1,5 +1,5 @@
-//! What the agent's jobs publish for whoever shows the node: conditions by topic, and how it is found out what
-//! other plugins offer. One writer per topic; readers copy what they show.
+//! What the agent's jobs publish for views: conditions by topic, and the source of knowledge about other
+//! plugins. One writer per topic; readers copy what they show.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -1,4 +1,4 @@
-//! Why a change that somebody asked for is not made.
+//! Why a requested change is refused.
 
 use tessera_store::CommitError;
 

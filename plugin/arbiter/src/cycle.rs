@@ -1,9 +1,9 @@
-//! Who may use a GPU when, while there is no arbiter: parts of a cycle that do not overlap. Pure.
+//! GPU time without an arbiter: each tenant's part of a cycle; parts do not overlap. Pure.
 //!
 //! A tenant has one part, also where it has several GPUs: its processes look at the first GPU only, and
 //! a gang runs on all at once. As long as the shares of every GPU sum to a GPU at most there is a place
-//! for everybody, but not always without moving others: a cycle that many have come to and gone from is
-//! in pieces. Parts move only if somebody finds no room otherwise, because a process that rations itself
+//! for every tenant, but not always without moving others: a cycle that many have come to and gone from is
+//! in pieces. Parts move only if a tenant finds no room otherwise, because a process that rations itself
 //! while its part moves may run beside another for a cycle.
 
 use super::policy::GpuIndex;

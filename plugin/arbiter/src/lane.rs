@@ -1,9 +1,9 @@
-//! One tenant's connections: who they are, what they say, when they are gone.
+//! One tenant's connections: their processes, their messages, their ends.
 //!
-//! As with `session.sock`, the kernel says who connects (`SO_PEERCRED`, unix(7)) and a process's death
+//! As with `session.sock`, the kernel names the peer (`SO_PEERCRED`, unix(7)) and a process's death
 //! is seen by pidfd. End-of-file is not death: a forked child keeps the socket open, and an
-//! application may close what it does not know. But it can mean an `exec`, after which nobody of that
-//! process launches anything, so whoever is silent for a moment is not waited for any more.
+//! application may close what it does not know. But it can mean an `exec`, after which that
+//! process launches nothing, so a process that is silent for a moment is not waited for any more.
 //!
 //! A tenant is heard at a bounded rate: a few packets at each turn of a connection, and so many a
 //! second of all of them. What is not read fills its own queue.

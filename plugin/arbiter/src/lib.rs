@@ -1,8 +1,8 @@
-//! The arbiter: who may use a GPU now. `docs/compute.md` is the contract with the shim.
+//! The arbiter: which tenant may use a GPU now. `docs/compute.md` is the contract with the shim.
 //!
-//! One thread of the operating system hears all tenants of the node and writes all gates: it must not
+//! One thread receives from all tenants of the node and writes all gates: it must not
 //! wait behind anything else that the plugin does, so it shares no lock, opens no file and runs on no
-//! runtime. What it decides is [`policy`]'s affair, which is pure; whom it waits for is [`bound`]'s.
+//! runtime. [`policy`] decides and is pure; [`bound`] knows which processes a drain waits for.
 //! The rest of the plugin talks to it by messages.
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The arbiter's thread: hears tenants, tells the policy, and writes what it answers into their gates.
+//! The arbiter's thread: receives messages, feeds the policy, and writes its answers into the gates.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};

@@ -1,4 +1,4 @@
-//! An end that nothing can hold up.
+//! An end that nothing can delay.
 //!
 //! SIGTERM asks the plugin to drain. A thread of its own hears it, too, and ends the process where that does
 //! not come to an end: a worker that waits for a file system or a driver that hangs waits for ever, and

@@ -1,4 +1,4 @@
-//! The thread that waits for what happens to GPUs.
+//! The thread that waits for GPU events.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! `tessera serve`: builds everything, runs it until it is told to stop, and drains.
+//! `tessera serve`: builds everything, runs it until a signal ends it, and drains.
 #![forbid(unsafe_code)]
 
 mod health;

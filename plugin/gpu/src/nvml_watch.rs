@@ -1,5 +1,5 @@
-//! Watches GPUs through NVML: one thread waits for events, another asks each GPU now and then whether
-//! it answers. A library whose driver is gone, or one of whose GPUs is, is initialised anew.
+//! Watches GPUs through NVML: one thread waits for events, another probes each GPU
+//! periodically. When the driver or a GPU is gone, the library is initialised again.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,15 +1,15 @@
 //! Kubelet's side of the plugin: the device plugin server, registration and its upkeep, and the pod
 //! resources client.
 //!
-//! The seam is [`DevicePlugin`]: what the plugin decides. Everything that is kubelet's manner stays
+//! The seam is [`DevicePlugin`]: the plugin's decisions. Everything specific to kubelet's protocol stays
 //! here: [`serve`] listens, registers, and re-registers whenever kubelet restarts, wipes the socket or
-//! drops the device stream. How it stands is told by [`Readiness`].
+//! drops the device stream. [`Readiness`] has the state.
 //!
 //! - `service`: the five RPCs over the seam
 //! - `registration`: the pure state machine; `driver` feeds it and does its I/O
 //! - `fleet`: several resources, each served so
 //! - `watch`: notices kubelet restarts; `socket`: names, stale files
-//! - [`pod_resources`]: who holds which replica
+//! - [`pod_resources`]: the holder of each replica
 #![forbid(unsafe_code)]
 
 mod driver;

@@ -1,4 +1,4 @@
-//! Who holds which devices, as kubelet's pod resources service says.
+//! The holders of devices, from kubelet's pod resources service.
 //!
 //! It needs no API server, but it knows no pod UIDs, leaves ordinary init containers out, and before
 //! Kubernetes 1.34 lists finished pods too, so that one device can appear twice. After a kubelet

@@ -1,4 +1,4 @@
-//! How the plugin stands with kubelet, for probes, `status` and metrics.
+//! The plugin's registration state, for probes, `status` and metrics.
 
 use std::time::SystemTime;
 

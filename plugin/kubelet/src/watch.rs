@@ -1,6 +1,6 @@
-//! Notices when kubelet restarts or wipes sockets: inotify on the device plugin directory, and a look
-//! at the files now and then in case inotify misses something (overflow, no watch to be had, a file
-//! system that tells nothing).
+//! Notices when kubelet restarts or wipes sockets: inotify on the device plugin directory, and a
+//! periodic check of the files in case inotify misses something (overflow, no watch left, a file
+//! system without events).
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! Text of others on its way to a terminal or a log: pods' names, reasons, answers over gRPC, keys of a file.
+//! Foreign text on its way to a terminal or a log: pods' names, reasons, answers over gRPC, keys of a file.
 //! Whatever it says, it moves no cursor, begins no line, and is read in the order in which it is written.
 
 use std::borrow::Cow;

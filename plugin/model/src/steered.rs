@@ -1,4 +1,4 @@
-//! What people changed while things run: limits of an allocation, and GPUs that are given to nobody.
+//! Changes made by hand at run time: limits of an allocation, and cordoned GPUs.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! Closing sockets that a container has put something into.
 //!
-//! A message can carry descriptors (`SCM_RIGHTS`, unix(7)). Nobody here takes them, but whoever drops
-//! the message closes them, and the last close of a stranger's file can wait for as long as the
-//! stranger likes: a TCP socket with `SO_LINGER`, a file on a dead server. From Linux 6.16 on such
+//! A message can carry descriptors (`SCM_RIGHTS`, unix(7)). Nothing here takes them, but dropping
+//! the message closes them, and the last close of a stranger's file can block for as long as the
+//! stranger chooses: a TCP socket with `SO_LINGER`, a file on a dead server. From Linux 6.16 on such
 //! messages are refused at the sender; before, they are recognised unread and left to a thread that has
 //! nothing else to do. There is at most one for each allocation, and as long as it is behind,
 //! that allocation's processes are not accepted.

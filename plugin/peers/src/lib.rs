@@ -1,6 +1,6 @@
 //! The session sockets: one `SOCK_SEQPACKET` listener in every allocation's directory.
 //!
-//! A CUDA process connects at its first driver call. The kernel says who it is (`SO_PEERCRED`,
+//! A CUDA process connects at its first driver call. The kernel names it (`SO_PEERCRED`,
 //! unix(7)); its death is seen by pidfd and not by end-of-file, because a forked child keeps the
 //! socket open; then the slots of its allocation are recovered at once. What it sends is limited in
 //! rate by not reading further, so that a flood fills the sender's own queue.

@@ -2,16 +2,16 @@
 //!
 //! > limits of live allocations + limits of the free replicas advertised Healthy ≤ memory − reserve
 //!
-//! [`judge`] is the rule. The check of the configuration, what kubelet is told, Allocate, and whoever
-//! changes a limit later ask it and nothing else.
+//! [`judge`] is the rule. The check of the configuration, kubelet's device list, Allocate and later
+//! changes of limits ask it and nothing else.
 //!
-//! **A held replica** counts with the limit that it was given. Kubelet may hand it to another pod at
-//! any moment without a word, and then it counts with the limit that it has today. So where today's is
-//! larger (the configuration has changed), the difference is kept free as well; where it is not to be
-//! had, the replica is Unhealthy: whoever holds it goes on, and nobody else is given it. An Allocate
-//! that kubelet bases on what it was told is thus never refused.
+//! **A held replica** counts with the limit of its allocation. Kubelet may assign it to another pod at
+//! any moment without notice, and then it counts with today's limit. So where today's is
+//! larger (the configuration has changed), the difference is kept free as well; where there is no
+//! room for it, the replica is Unhealthy: its holder goes on, and no other pod gets it. So an Allocate
+//! that kubelet bases on its device list is never refused.
 //!
-//! **Who goes first** where there is no room for all free replicas: the largest, and among equals the
+//! **What goes first** where there is no room for all free replicas: the largest, and among equals the
 //! highest index of the resource that stands last in the configuration. Smallest first keeps as many
 //! replicas as can be kept; it wastes nothing, because what is larger than one that does not fit does
 //! not fit either; and it is monotone: more room never takes a replica away, so that kubelet sees none

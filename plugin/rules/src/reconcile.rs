@@ -1,4 +1,4 @@
-//! Releasing what nobody holds, and learning who holds what. There is no Deallocate: kubelet's
+//! Releases allocations without a holder, and learns holders. There is no Deallocate: kubelet's
 //! PodResources is compared with the ledger and with what really runs. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};

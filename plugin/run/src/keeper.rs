@@ -1,6 +1,6 @@
 //! Which of a user's runs divides GPU time among all of them.
 //!
-//! Every run waits for one lock; who has it hosts the arbiter, for every run's directory. When it ends, or
+//! Every run waits for one lock; the run that has it hosts the arbiter, for every run's directory. When it ends, or
 //! is killed, the kernel gives the lock to another, which adopts all that run: exactly as after a restart
 //! of the plugin. A command whose run was killed goes on to be served.
 

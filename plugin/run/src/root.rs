@@ -1,11 +1,11 @@
 //! Where the runs of a user are: one directory, so that they find one another.
 //!
 //! `$XDG_RUNTIME_DIR`, a tmpfs of the user's own, else the temporary directory, has a directory
-//! `tessera-run-<uid>` in it while there are runs: a directory for each, and the lock of who arbitrates.
+//! `tessera-run-<uid>` in it while there are runs: a directory for each, and the arbiter's lock.
 //! Runs on another simulated machine (`SIMGPU_STATE`) have another, because its GPUs are others although
 //! they may be called the same.
 //!
-//! The temporary directory is everybody's: who has the name there already may be anybody. Another name is
+//! Every user may write to the temporary directory, so another user may have the name already. Another name is
 //! taken then, which this user's runs find by its beginning and its owner.
 
 use std::fs::File;

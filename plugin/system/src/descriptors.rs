@@ -1,5 +1,5 @@
-//! Who may have how many of the process's descriptors, so that no listener can take them from another, and
-//! none from what kubelet's calls need.
+//! Shares of the process's descriptors, so that no listener can take them from another, and none from what
+//! kubelet's calls need.
 //!
 //! Two rules. A listener has at most [`Door::most`] connections. And the highest numbers are kept free, in
 //! steps: what a container may connect to ends first, then metrics, the admin socket, and kubelet's sockets;

@@ -1,5 +1,5 @@
-//! Connections that have no request yet, or no more: which of them goes when there is room for no other.
-//! Pure; what a connection is, and whose, is the listener's affair.
+//! Connections without a request under way: which of them is closed when there is no room for another.
+//! Pure; the listener defines connections and their owners.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;

@@ -1,4 +1,4 @@
-//! What a tenant is given: pages, shim, and the delivery of both into its containers.
+//! What a tenant gets: pages, shim, and the delivery of both into its containers.
 //!
 //! **For**: the memory engine's node side. [`regions`] makes, reads and repairs the pages of an allocation and
 //! serves its session socket; [`shim_install`] keeps the shim that containers mount; [`delivery`] says what a

@@ -1,7 +1,7 @@
 //! Keeps a thread's cancellation out of the shim.
 //!
 //! No driver function is a cancellation point (POSIX, "Thread Cancellation"), and so no hook may be:
-//! a thread that somebody cancelled would end inside, in the middle of `write` or `connect`, with
+//! a cancelled thread would end inside, in the middle of `write` or `connect`, with
 //! locks held that all others wait for. It ends at its own next cancellation point instead.
 
 use core::ffi::c_int;

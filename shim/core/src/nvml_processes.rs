@@ -1,12 +1,12 @@
 //! NVML's lists of processes as the tenant sees them: its own, by their pids in its own pid
-//! namespace, and nobody else's. They come from the usage page; the driver is asked first, for its
-//! errors, and what it lists is thrown away, because it lists every tenant's processes.
+//! namespace, and no others. They come from the usage page; the driver is asked first, for its
+//! errors, and its list is dropped, because it has every tenant's processes.
 //!
 //! Each is shown with what it was granted and an even share of the overhead that was observed, so
 //! that the list adds up to what the memory info calls used. All are compute processes.
 //!
 //! Utilisation by process is not the tenant's to see either: the driver samples it by pids that
-//! cannot be told from the neighbours'. There are no samples, which NVML calls "not found".
+//! cannot be distinguished from the neighbours'. There are no samples, which NVML calls "not found".
 #![allow(non_snake_case, reason = "hooks carry NVML's own names")]
 
 use crate::nvml::{missing, tenant_of};

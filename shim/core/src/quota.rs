@@ -1,4 +1,4 @@
-//! The one place where hooks meet the account: reserve, give back, refuse, insist, and what the
+//! The one place where hooks meet the account: reserve, release, refuse, insist, and what the
 //! tenant is shown.
 
 use crate::allocations::{Allocation, Allocations};

@@ -1,6 +1,6 @@
 //! One cache line per launching thread: its busy flag, and what the hot path needs beside it.
 //!
-//! Whoever closes the gate must wait until no thread is between "looked at the gate" and "the
+//! The closer of the gate must wait until no thread is between "looked at the gate" and "the
 //! driver has the launch". So every launching thread owns a record with a flag that it alone writes
 //! and that the closer can scan. Records live in memory that reads as zero in a forked child: there
 //! `process` is null, and the child's thread takes a record of the child's own state.

@@ -1,4 +1,4 @@
-//! The session socket: tells the plugin that this process uses CUDA, and what was refused.
+//! The session socket: reports to the plugin that this process uses CUDA, and what was refused.
 //!
 //! Nothing depends on it: every call is non-blocking, and a process runs on without a plugin. The
 //! socket lives in a stranger's descriptor table, so it sits at 512 or above, closes on exec, and is

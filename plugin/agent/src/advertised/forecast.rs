@@ -1,4 +1,4 @@
-//! What kubelet would be told under another configuration. Pure, but for what is looked up.
+//! The device lists that kubelet would get under another configuration. Pure, except for lookups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

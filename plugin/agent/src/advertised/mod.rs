@@ -1,4 +1,4 @@
-//! What kubelet is told of devices: what follows from inventory and allocations by the capacity rule.
+//! The device lists for kubelet, computed from inventory and allocations by the capacity rule.
 
 pub mod forecast;
 

@@ -1,4 +1,4 @@
-//! What containers were refused, and what came late, into the audit trail.
+//! Writes refusals and delays of containers to the audit trail.
 
 use std::time::Instant;
 

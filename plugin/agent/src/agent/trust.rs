@@ -1,4 +1,4 @@
-//! What is found about those who use the GPUs: to the log, the audit trail, `status` and the counters; see
+//! Sends findings about GPU users to the log, the audit trail, `status` and the counters; see
 //! [`crate::trust`].
 
 use tracing::warn;

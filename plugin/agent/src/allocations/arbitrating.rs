@@ -1,4 +1,4 @@
-//! Handing allocations to the arbiter of GPU time, and taking them back.
+//! Registers allocations with the arbiter of GPU time, and removes them.
 
 use tracing::{error, warn};
 

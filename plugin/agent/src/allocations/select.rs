@@ -1,4 +1,4 @@
-//! Which allocation somebody means who names a pod or an allocation.
+//! Resolves a pod's or an allocation's name to an allocation.
 
 use std::sync::Arc;
 

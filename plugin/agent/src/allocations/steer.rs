@@ -1,7 +1,7 @@
 //! Changing limits of a running allocation.
 //!
 //! All of it happens under the writer's lock, as Allocate does, so that the two see each other's whole
-//! work or nothing of it. What grows goes from the outside in: ledger, then what kubelet is told, then the
+//! work or nothing of it. What grows goes from the outside in: ledger, then kubelet's device list, then the
 //! page. What shrinks goes from the inside out: the page first, then a look at what is in use *after*
 //! that, then the ledger, which makes room for others. A request of the tenant that this look does not
 //! see was made after the page said the new limit, and was judged by it.

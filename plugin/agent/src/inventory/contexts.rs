@@ -1,5 +1,5 @@
 //! What contexts take, as measured: kept in the ledger by driver and product, and charged to the pods
-//! that come from then on. Whoever runs keeps the constant that he was given.
+//! that come from then on. Running pods keep their constant.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

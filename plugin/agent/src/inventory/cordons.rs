@@ -1,4 +1,4 @@
-//! GPUs that are given to nobody, because somebody said so.
+//! Cordoned GPUs: nothing of them is allocated until they are uncordoned.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The node's GPUs fall ill and recover: what kubelet, the log, the history and `status` are told.
+//! Passes changes of GPU health to kubelet, the log, the history and `status`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Tells pods while the configuration in force wants it, and stops when it does not.
+//! Sends events on pods while the configuration in force enables them.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Memory outside the account: a state machine per tenant and GPU, pure. It flags and stops nobody.
+//! Memory outside the account: a state machine per tenant and GPU, pure. It reports and stops nobody.
 
 use super::sample::Sample;
 

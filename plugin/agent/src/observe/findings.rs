@@ -1,4 +1,4 @@
-//! What is made of findings: why, whose, told to whom.
+//! Turns findings into reports: cause, owner, and recipients.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;

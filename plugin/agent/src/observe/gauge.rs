@@ -1,4 +1,4 @@
-//! When to believe what looks show, and what to publish: a state machine per tenant and GPU, pure.
+//! Which observations count, and what to publish: a state machine per tenant and GPU, pure.
 //!
 //! What is published moves every view of free memory in the container, so it must be right and it
 //! must rest. Only quiet looks count ([`Sample::overhead`]). Then:

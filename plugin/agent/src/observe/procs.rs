@@ -1,7 +1,7 @@
-//! Who a pid is, by `/proc`: the container it lives in, its pid there, and whether it still has its
+//! Identifies a pid by `/proc`: the container it lives in, its pid there, and whether it still has its
 //! memory. Read with care for pids that end and come again; remembered by pid and start time.
 //!
-//! A container is told by its mounts ([`crate::trust::mounts`]): what kubelet mounted for the pages is a
+//! A container is identified by its mounts ([`crate::trust::mounts`]): what kubelet mounted for the pages is a
 //! directory named like the allocation, on the pages' own file system. A process that never loads the shim has the same mounts, needs
 //! no session to be known, and is known again after a restart of the plugin. Its cgroup
 //! ([`crate::trust::cgroup`]) tells pod and container also where the mounts are gone.

@@ -1,4 +1,4 @@
-//! Why the file was read, what came of it, and how it stands since.
+//! The cause and the result of reading the file, and the state since then.
 
 use std::fmt;
 

@@ -2,8 +2,8 @@
 //!
 //! The directory is watched, not the file: a ConfigMap's update renames the link `..data` beside it, and
 //! editors rename a new file over the old one. Where the file is a link, so are the directories that it
-//! leads through. News says no more than that it is worth a look: the text tells whether it is another.
-//! And it is looked at now and then in any case: a node may have no inotify left to give.
+//! leads through. News only triggers a read: the text shows whether it is another.
+//! It is also read periodically: a node may have run out of inotify watches.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,6 +1,6 @@
-//! What is amiss in containers, confirmed by a second look. Pure.
+//! Damaged mounts in containers, confirmed by a second sweep. Pure.
 //!
-//! One look is not enough: while a runtime sets a container up, its first process is in the container's
+//! One sweep is not enough: while a runtime sets a container up, its first process is in the container's
 //! cgroup already and still has the host's mounts.
 
 use std::collections::BTreeMap;

@@ -1,10 +1,9 @@
-//! Whether those who use the GPUs are whom they seem to be, and are held as they should be. It flags, and
-//! stops nobody: nothing here touches a pod. What is told how surely, and what is not seen at all, is in
-//! `docs/trust.md`.
+//! Which processes use the GPUs, and whether they are held to their quotas. It reports and stops nobody:
+//! nothing here touches a pod. `docs/trust.md` says how certain each finding is, and what is not seen.
 //!
 //! [`crate::observe`] compares the driver's figures with the ledger and finds processes that are in no
-//! session; here is whose they are ([`cgroup`], [`pods`]), who uses a shared GPU and holds no share of it
-//! ([`strangers`]), whether containers still have what they were given ([`mounts`], [`integrity`],
+//! session. This module finds their owners ([`cgroup`], [`pods`]), processes that use a shared GPU without a share
+//! ([`strangers`]), whether containers still have their mounts ([`mounts`], [`integrity`],
 //! [`sweep`]), and why a process goes past the shim ([`maps`]). All of it is read from `/proc` of the host,
 //! with no capability but where [`maps`] says so, and nothing below `/proc/<pid>/root` is touched.
 

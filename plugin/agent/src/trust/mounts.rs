@@ -1,10 +1,10 @@
-//! Whether a container still has what it was given, by `/proc/<pid>/mountinfo` (proc_pid_mountinfo(5)).
+//! Whether a container still has the plugin's mounts, by `/proc/<pid>/mountinfo` (proc_pid_mountinfo(5)).
 //! Pure, and the only look into a container that needs no capability: nothing below `/proc/<pid>/root` is
 //! opened, so there are no links, pipes or file systems of a tenant's to fall into.
 //!
 //! A mount names its file system (field 3) and where in it its root lies (field 4). The plugin knows both
-//! for its own pages and shims from its own mounts. So whoever mounts another file, an empty one or a
-//! volume over ours, before the start or later, or takes ours away, is seen by what the path leads to:
+//! for its own pages and shims from its own mounts. So another file, an empty one or a volume
+//! mounted over ours, before the start or later, and a mount taken away show in what the path leads to:
 //! ours, and read-only, or not. The content need not be read: it is the host's file, which the plugin
 //! keeps whole.
 

@@ -1,4 +1,4 @@
-//! Processes that use a shared GPU and hold no share of it. Pure: who is new, who is to be told of.
+//! Processes that use a shared GPU without a share of it. Pure: which are new, which to report.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,8 +1,8 @@
-//! Looks through `/proc` for containers that hold shares, and whether they still have what they were given.
+//! Searches `/proc` for containers with shares, and checks that they still have the plugin's mounts.
 //!
 //! Of every process its cgroup is read, one short line or a few; of one process of each container that
 //! holds a share its mounts. Containers of pods that hold none are remembered and left alone. A sweep is made after a
-//! container has started, to confirm what another saw, and now and then; never more often than costs a
+//! container has started, to confirm what another saw, and periodically; never more often than costs a
 //! thousandth of a core.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

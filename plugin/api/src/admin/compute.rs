@@ -1,4 +1,4 @@
-//! GPU time in `status`: who holds a GPU, what was asked for and what was got.
+//! GPU time in `status`: the holder of each GPU, shares, and time received.
 
 use serde_json::{Value, json};
 use tessera_kubelet_api::admin::{Allocation, ComputeUse, Gpu};

@@ -1,4 +1,4 @@
-//! The configuration, asked over the admin socket: what a plan answers, and reading the file again.
+//! The configuration over the admin socket: plans, and reading the file again.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Putting together what the admin service answers.
+//! Builds the admin service's answer to `status`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! The admin service's part that changes things: quotas and cordons.
+//! The admin service's changes: quotas and cordons.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `tessera quota`, `tessera cordon` and `tessera uncordon`: asks the plugin, and says what it says.
+//! `tessera quota`, `tessera cordon` and `tessera uncordon`: ask the plugin and print its answer.
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Lines of the audit trail in words, and incidents of one kind together.
+//! Words for lines of the audit trail, and incidents grouped by kind.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What can be told without the plugin: the pages as they are, and a copy of the ledger.
+//! What can be explained without the plugin: the pages as they are, and a copy of the ledger.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! Where limits come from: a key of the configuration, or somebody who set them.
+//! The origin of limits: a key of the configuration, or a change by hand.
 
 use super::Facts;
 use tessera_config::Config;

@@ -1,4 +1,4 @@
-//! Counters that never go backwards and never explode, out of figures that may.
+//! Counters that never fall and never jump, from figures that may.
 //!
 //! What a container did is its own word, and is zeroed with its slot when a process ends or another takes
 //! it; what the arbiter counts begins anew with a page. So totals are kept here, one account for each

@@ -1,4 +1,4 @@
-//! What is answered to which request.
+//! The answer to each request.
 
 use std::convert::Infallible;
 use std::pin::Pin;

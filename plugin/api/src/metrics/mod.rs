@@ -7,7 +7,7 @@
 //! - [`text`]: the two text formats and which of them a client wants
 //! - [`page`]: the text, made at most once a second, and never on the thread that serves kubelet
 //! - [`server`]: the listener and its thread, bounded against slow and many clients
-//! - `room`: how many of them, and who makes room; `pulse`: whether the thread that serves kubelet turns
+//! - `room`: how many of them, and which make room; `pulse`: whether the thread that serves kubelet turns
 //! - `answers`: what is answered
 
 mod account;

@@ -1,5 +1,5 @@
-//! The text of `/metrics`: made on a thread that may block, by one at a time, and at most once a second
-//! whoever asks.
+//! The text of `/metrics`: built on a thread that may block, by one at a time, and at most once a second
+//! for all clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! This process, by the names that Prometheus' own clients use.
+//! This process's metrics, by the names of Prometheus' own clients.
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::time::{ClockId, clock_gettime};

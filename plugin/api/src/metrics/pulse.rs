@@ -1,4 +1,4 @@
-//! Whether the thread that serves kubelet turns.
+//! Whether the thread that serves kubelet makes progress.
 
 use std::time::{Duration, Instant};
 

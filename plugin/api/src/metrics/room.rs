@@ -1,8 +1,8 @@
 //! How many connections there may be to the metrics' port, and which of them make room for new ones.
 //!
-//! Kubelet's probe is one connection that brings its request with it. So who says nothing, or not all of a
-//! request, waits in one of two queues; when one of these is full, the oldest in it goes, of the address that
-//! has most. A connection whose request has been read is in neither.
+//! Kubelet's probe is one connection that brings its request with it. So a connection with no request, or a
+//! part of one, waits in one of two queues; when one of these is full, the oldest in it goes, of the address
+//! that has most. A connection whose request has been read is in neither.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

@@ -1,4 +1,4 @@
-//! One look at everything, and the series of it.
+//! One snapshot of everything, as series.
 
 mod containers;
 mod gpus;

@@ -1,7 +1,7 @@
 //! The listener of `/metrics`, `/healthz` and `/readyz`, on a thread of its own: however many connect, kubelet's
 //! calls go on beside it, and however slowly, others are answered.
 //!
-//! A connection is for one request. It is accepted at once, whoever waits for what, so that the kernel's queue
+//! A connection is for one request. It is accepted at once, whatever others wait for, so that the kernel's queue
 //! stays short; without a whole request it may have to make room ([`super::room`]), with one never.
 
 use std::io;

@@ -1,4 +1,4 @@
-//! `tessera top`: who uses the node's GPUs now. It asks the plugin again and again and computes rates from
+//! `tessera top`: live use of the node's GPUs. It polls the plugin and computes rates from
 //! one answer to the next.
 //!
 //! [`model`], [`keys`], [`rates`], [`view`] and [`report`] are pure; [`feed`] asks, [`screen`] owns the

@@ -3,7 +3,7 @@
 //! Kubelets before 1.23 have no GetAllocatableResources, or have it switched off. They write the healthy
 //! devices of every resource to `kubelet_internal_checkpoint` in the device-plugin directory whenever a
 //! plugin lists its devices or a pod gets some (`pkg/kubelet/cm/devicemanager/manager.go`). The format is
-//! kubelet's own affair, so this is a hint: what cannot be read is no answer. A plugin that has gone
+//! kubelet's own, so this is a hint: what cannot be read is no answer. A plugin that has gone
 //! stays in it until kubelet writes it again, at the latest when it forgets the plugin, after 5 minutes.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Who did what a line of the audit trail tells of.
+//! The origin of a line of the audit trail.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The audit trail's lines: what happened to an allocation, a GPU or the node, why, and who did it.
+//! The audit trail's lines: what happened to an allocation, a GPU or the node, why, and by whom.
 //!
 //! Lines are JSON. Older ones lack fields that came later, which then have their defaults; one that a
 //! newer version wrote and this one does not know is left out when the trail is read.

@@ -1,4 +1,4 @@
-//! Lines of the audit trail: who did what, to which allocation or GPU.
+//! Lines of the audit trail: origin, event, and its allocation or GPU.
 
 mod by;
 mod event;

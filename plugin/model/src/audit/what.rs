@@ -1,4 +1,4 @@
-//! What a line of the audit trail tells of.
+//! The event of a line of the audit trail.
 
 use serde::{Deserialize, Serialize};
 

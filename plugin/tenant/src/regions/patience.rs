@@ -1,7 +1,7 @@
-//! Work on a container's usage file that the container can hold up.
+//! Work on a container's usage file that the container can delay.
 //!
-//! Reading, `fstat`, `open` and locks never wait for a tenant. But whoever writes to a file, cuts it,
-//! changes its mode or unlinks it needs the inode's lock, and that is held through all of a tenant's
+//! Reading, `fstat`, `open` and locks never wait for a tenant. But writing to a file, cutting it,
+//! changing its mode and unlinking it need the inode's lock, and that is held through all of a tenant's
 //! `write(2)`, which a tenant can make last: from a buffer whose pages come from a FUSE file system or
 //! by `userfaultfd(2)`. So such work gets a thread of its own and a limited time, and where it is not
 //! done by then, no more of it is begun until it is.

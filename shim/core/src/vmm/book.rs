@@ -1,4 +1,4 @@
-//! Who holds which memory of `cuMemCreate`, and when the driver lets go of it: pure bookkeeping.
+//! Holders of memory of `cuMemCreate`, and when the driver lets go of it: pure bookkeeping.
 //!
 //! Memory lives "when all outstanding mappings to the memory are unmapped and when all outstanding
 //! references to the handle are also released" (CUDA Driver API, `cuMemRelease`). So an entry counts

@@ -1,4 +1,4 @@
-//! Whether a copy stays on the GPU. Only such copies are the gate's affair: between host and device
+//! Whether a copy stays on the GPU. Only such copies pass the gate: between host and device
 //! the copy engines and the bus are shared, not the SMs.
 
 use core::ffi::c_ulonglong;

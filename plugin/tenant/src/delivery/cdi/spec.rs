@@ -1,5 +1,5 @@
 //! A CDI spec, checked by the rules of the specification (1.1.0) when it is made. Knows nothing of
-//! allocations: whoever has a name and what a container of that name gets can use it.
+//! allocations: it takes a name and what a container of that name gets.
 
 use serde::{Deserialize, Serialize};
 

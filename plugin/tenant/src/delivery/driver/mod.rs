@@ -1,4 +1,4 @@
-//! What the host has of the driver, where no toolkit brings it: libraries and device nodes.
+//! The host's parts of the driver, where no toolkit brings it: libraries and device nodes.
 
 mod capabilities;
 mod root;

@@ -1,4 +1,4 @@
-//! Who holds a pages directory, as far as somebody else can know.
+//! The holder of a pages directory, as far as another process can know.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
