@@ -24,7 +24,6 @@ use tessera_model::gpu::Gpu;
 use tessera_model::printable;
 use tessera_model::record::{Record, State};
 use tessera_rules::capacity;
-use tessera_store as ledger;
 use tessera_system::files;
 use tessera_tenant::delivery::driver::nvml as nvml_library;
 use tessera_tenant::regions;
@@ -180,7 +179,7 @@ fn by_the_disk(known: &Config, judged: &Judged, why: String) -> PlanResponse {
 }
 
 fn records(known: &Config, notes: &mut Vec<String>) -> Vec<Arc<Record>> {
-    match ledger::peek(&known.paths.ledger) {
+    match tessera_store::peek(&known.paths.ledger) {
         Ok(records) => records.into_iter().map(Arc::new).collect(),
         Err(error) => {
             notes.push(format!(

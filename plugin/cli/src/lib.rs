@@ -24,13 +24,10 @@ use tessera_agent::reload::SetFilter;
 use tessera_api::admin::Format;
 use tessera_api::{admin, explain};
 use tessera_config::{Config, ConfigError, ConfigFile, Given, Log, LogFormat, log_filter};
-use tessera_daemon as app;
-use tessera_demo as demo;
 use tessera_gpu::Discovery;
 use tessera_gpu::nvml::NvmlDiscovery;
 use tessera_model::printable;
 use tessera_model::printable::LogLines;
-use tessera_run as run;
 use tessera_system::panics;
 use tessera_tenant::delivery::driver::nvml as nvml_library;
 
@@ -92,9 +89,9 @@ enum Command {
     /// Give out a GPU again, or the whole node
     Uncordon(admin::CordonArgs),
     /// Hold one command tree to a quota, without Kubernetes
-    Run(run::Args),
+    Run(tessera_run::Args),
     /// Show the whole of Tessera on a simulated GPU
-    Demo(demo::Args),
+    Demo(tessera_demo::Args),
     /// Check a configuration, tell what it would change, have it read again
     Config {
         #[command(subcommand)]
@@ -155,8 +152,8 @@ fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
         Command::Quota { command } => admin::quota(command, &file.for_asking()),
         Command::Cordon(args) => admin::cordon(args, false, &file.for_asking()),
         Command::Uncordon(args) => admin::cordon(args, true, &file.for_asking()),
-        Command::Run(args) => run::main(args, &strict(&file)?),
-        Command::Demo(args) => demo::main(args, &strict(&file)?),
+        Command::Run(args) => tessera_run::main(args, &strict(&file)?),
+        Command::Demo(args) => tessera_demo::main(args, &strict(&file)?),
         Command::Config { command } => configuration::main(command, file),
         Command::PrepareHost { shim } => {
             let Given { config, refused, .. } = file.start()?;
@@ -165,7 +162,7 @@ fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
                 let error = printable::lines(&error);
                 eprintln!("{error}\nthe configuration is bad; the last good one holds");
             }
-            println!("{}", app::prepare_host(&config, shim.as_deref())?);
+            println!("{}", tessera_daemon::prepare_host(&config, shim.as_deref())?);
             Ok(ExitCode::SUCCESS)
         }
         Command::Labels => {
@@ -189,7 +186,7 @@ fn serve(file: ConfigFile) -> anyhow::Result<ExitCode> {
     let ending = Ending::listen()?;
     let given = file.start()?;
     let set_filter = Some(start_log(&given.config)?);
-    app::raise_file_limit();
+    tessera_daemon::raise_file_limit();
     // One thread for everything that does not block, and a few for what does: a node agent should
     // not be noticed.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -199,8 +196,9 @@ fn serve(file: ConfigFile) -> anyhow::Result<ExitCode> {
         .build()?;
     let ended = runtime.block_on(async {
         let discovery = Arc::new(NvmlDiscovery::new(nvml_library(&given.config)));
-        let beginning = app::Beginning { file: Some(file), given, set_filter };
-        let app = app::start_with(beginning, discovery, app::Timing::default())?;
+        let beginning = tessera_daemon::Beginning { file: Some(file), given, set_filter };
+        let app =
+            tessera_daemon::start_with(beginning, discovery, tessera_daemon::Timing::default())?;
         app.run_until(ending.asked()).await
     });
     // What is still being read or written is waited for no longer.

@@ -58,9 +58,9 @@ pub struct Timing {
     /// How long the configuration's file must rest before it is read again.
     pub config_debounce: Duration,
     /// How often it is looked at what other plugins sell.
-    pub coexist: Duration,
+    pub foreign_plugins: Duration,
     /// How long a GPU counts as sold by others after it was last seen so.
-    pub coexist_grace: Duration,
+    pub foreign_plugins_grace: Duration,
     /// Kubelet's side.
     pub kubelet: kubelet::Timing,
     /// Events for the API server.
@@ -76,8 +76,8 @@ impl Default for Timing {
             shim_grace: Duration::from_secs(3600),
             discovery: Duration::from_secs(10),
             config_debounce: reload::DEBOUNCE,
-            coexist: Duration::from_secs(10),
-            coexist_grace: Duration::from_secs(60),
+            foreign_plugins: Duration::from_secs(10),
+            foreign_plugins_grace: Duration::from_secs(60),
             kubelet: kubelet::Timing::default(),
             events: kubernetes::Timing::default(),
         }
@@ -263,8 +263,8 @@ async fn run(
         Arc::clone(&agent),
         Arc::clone(&board),
         Arc::clone(&pod_resources),
-        timing.coexist,
-        timing.coexist_grace,
+        timing.foreign_plugins,
+        timing.foreign_plugins_grace,
     );
     others.first().await;
 

@@ -115,7 +115,7 @@ impl NvmlDiscovery {
         let lists = [("gpus.include", include), ("gpus.exclude", exclude)];
         let absent = lists.into_iter().flat_map(|(key, list)| absent(key, list, &here)).collect();
         all.retain(|(gpu, _)| selected(gpu, include, exclude));
-        // Sold twice, memory in common would be oversold.
+        // AdvertisedGpu twice, memory in common would be oversold.
         let sharers: Vec<u64> =
             all.iter().map(|(gpu, _)| mig::sharers(gpu, all.iter().map(|(gpu, _)| gpu))).collect();
         for ((gpu, _), sharers) in all.iter_mut().zip(sharers) {

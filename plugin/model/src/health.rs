@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// Sold.
+    /// AdvertisedGpu.
     #[default]
     Healthy,
-    /// Sold, but preferred last.
+    /// AdvertisedGpu, but preferred last.
     Suspect,
     /// Not sold.
     Unhealthy,

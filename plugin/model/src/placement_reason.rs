@@ -14,7 +14,7 @@ const REASON_KEPT: usize = 512;
 
 /// See the module's documentation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placed {
+pub struct PlacementReason {
     /// The replicas that were preferred; empty where kubelet did not ask.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub preferred: Vec<String>,
@@ -22,7 +22,7 @@ pub struct Placed {
     pub reason: String,
 }
 
-impl Placed {
+impl PlacementReason {
     /// What was preferred of what kubelet could give, and why. `tell` says how a GPU stood.
     #[must_use]
     pub fn by_preference(
@@ -59,14 +59,14 @@ impl Placed {
         }
         let mut preferred = preferred.to_vec();
         preferred.sort_unstable();
-        Placed { preferred, reason }
+        PlacementReason { preferred, reason }
     }
 
     /// Of an Allocate that followed no preference.
     #[must_use]
     pub fn unasked() -> Self {
         let reason = "kubelet did not ask which replicas are preferred".to_owned();
-        Placed { preferred: Vec::new(), reason }
+        PlacementReason { preferred: Vec::new(), reason }
     }
 
     /// Whether kubelet took just what was preferred.
@@ -92,7 +92,7 @@ impl Placed {
     }
 }
 
-impl Placed {
+impl PlacementReason {
     /// What the audit trail says of an Allocate: replicas, why these, and limits.
     #[must_use]
     pub fn of_allocation(&self, replicas: &[String], grants: &[crate::record::Grant]) -> String {
@@ -120,7 +120,7 @@ mod tests {
         let tell =
             |uuid: &str| if uuid == "GPU-b" { ", NUMA node 1".to_owned() } else { String::new() };
         let chosen = ids(&["GPU-b::3"]);
-        let placed = Placed::by_preference(&available, &chosen, Placement::Packed, &tell);
+        let placed = PlacementReason::by_preference(&available, &chosen, Placement::Packed, &tell);
         assert_eq!(
             placed.sentence(&chosen),
             "as preferred of 3 free replicas on 2 GPUs (packed: the fullest GPU with room, so that others \
@@ -131,15 +131,16 @@ mod tests {
             others.starts_with("kubelet took others than GPU-b::3, preferred of 3"),
             "{others}"
         );
-        assert!(Placed::unasked().sentence(&chosen).contains("did not ask"));
+        assert!(PlacementReason::unasked().sentence(&chosen).contains("did not ask"));
     }
 
     #[test]
     fn it_stays_short() {
         let many: Vec<String> =
             (0..16).map(|n| format!("GPU-{}ä::0", "x".repeat(40 + n))).collect();
-        let placed =
-            Placed::by_preference(&many, &many, Placement::Distributed, &|_| String::new());
+        let placed = PlacementReason::by_preference(&many, &many, Placement::Distributed, &|_| {
+            String::new()
+        });
         assert!(placed.reason.len() <= REASON_KEPT);
     }
 }

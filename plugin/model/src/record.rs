@@ -95,7 +95,7 @@ pub struct Record {
     pub cdi: bool,
     /// Why it lies where it does; none for what earlier versions allocated, or was adopted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub placed: Option<crate::placement_reason::Placed>,
+    pub placed: Option<crate::placement_reason::PlacementReason>,
     /// Its limits were changed while it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overridden: Option<Box<Override>>,

@@ -17,7 +17,7 @@ use tessera_model::sharing::Split;
 
 /// One GPU as allocation sees it.
 #[derive(Clone, Debug)]
-pub struct Sold {
+pub struct AdvertisedGpu {
     /// The device.
     pub gpu: Gpu,
     /// What it is cut into, in the configuration's order.
@@ -30,7 +30,7 @@ pub struct Sold {
     pub sick: Option<String>,
 }
 
-impl Sold {
+impl AdvertisedGpu {
     /// Its replicas of a resource, if it has any.
     #[must_use]
     pub fn share(&self, resource: &str) -> Option<&Share> {
@@ -48,10 +48,10 @@ pub struct Catalogue {
     /// Bytes of each GPU that are not sold.
     pub reserve_bytes: u64,
     /// By UUID.
-    pub gpus: BTreeMap<String, Sold>,
+    pub gpus: BTreeMap<String, AdvertisedGpu>,
 }
 
-impl Sold {
+impl AdvertisedGpu {
     /// Takes what is known of the GPU's contexts now.
     pub fn take_gpu(&mut self, gpu: Gpu, config: &Config) {
         (self.context_overhead_bytes, self.context_source) =
@@ -68,7 +68,7 @@ impl Catalogue {
             let (context_overhead_bytes, context_source) =
                 gpu.context_constant(config.gpus.context_overhead_bytes);
             let (gpu, shares) = (gpu.clone(), shares::cut(gpu, config));
-            Sold { gpu, shares, context_overhead_bytes, context_source, sick: None }
+            AdvertisedGpu { gpu, shares, context_overhead_bytes, context_source, sick: None }
         };
         let gpus: BTreeMap<_, _> = gpus.iter().map(|gpu| (gpu.uuid.clone(), sold(gpu))).collect();
         let names = gpus.values().flat_map(|sold| &sold.shares).map(|share| &share.resource);
@@ -214,7 +214,7 @@ pub fn plan_for_running(
     resource: &str,
     ids: &[String],
 ) -> Result<Plan, Refusal> {
-    let mut shares: BTreeMap<&str, (&Sold, &Share, u32)> = BTreeMap::new();
+    let mut shares: BTreeMap<&str, (&AdvertisedGpu, &Share, u32)> = BTreeMap::new();
     let replicas: BTreeSet<&String> = ids.iter().collect();
     for id in &replicas {
         let known = Replica::split(id)

@@ -17,7 +17,7 @@ use tessera_model::record::Record;
 
 /// A container with more than one of our resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Double {
+pub struct MultiResourceContainer {
     /// The pod, `namespace/name`.
     pub pod: String,
     /// The container's name.
@@ -26,7 +26,7 @@ pub struct Double {
     pub resources: Vec<String>,
 }
 
-impl fmt::Display for Double {
+impl fmt::Display for MultiResourceContainer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -73,7 +73,11 @@ pub fn siblings<'a>(
 
 /// Whether whoever holds the allocation `id` holds one of its `siblings` as well.
 #[must_use]
-pub fn find(id: &AllocationId, siblings: &[AllocationId], holdings: &[Holding]) -> Option<Double> {
+pub fn find(
+    id: &AllocationId,
+    siblings: &[AllocationId],
+    holdings: &[Holding],
+) -> Option<MultiResourceContainer> {
     let with_ids: Vec<(AllocationId, &Holding)> = holdings
         .iter()
         .map(|holding| {
@@ -97,7 +101,7 @@ pub fn find(id: &AllocationId, siblings: &[AllocationId], holdings: &[Holding]) 
         resources.push(holder.resource_name.clone());
         resources.sort();
         resources.dedup();
-        found.get_or_insert(Double {
+        found.get_or_insert(MultiResourceContainer {
             pod: format!("{}/{}", holder.namespace, holder.pod),
             container: holder.container.clone(),
             resources,
@@ -141,7 +145,11 @@ mod tests {
         }
     }
 
-    fn judge(large: &Record, small: &Record, holdings: &[Holding]) -> Option<Double> {
+    fn judge(
+        large: &Record,
+        small: &Record,
+        holdings: &[Holding],
+    ) -> Option<MultiResourceContainer> {
         judge_after(large, small, holdings, u64::MAX)
     }
 
@@ -151,7 +159,7 @@ mod tests {
         small: &Record,
         holdings: &[Holding],
         started: u64,
-    ) -> Option<Double> {
+    ) -> Option<MultiResourceContainer> {
         let records = [large, small].map(|record| Arc::new(record.clone()));
         let had_started =
             |a: &Record, b: &Record| a.generation <= started && b.generation > started;

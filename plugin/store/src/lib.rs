@@ -42,6 +42,13 @@ impl Change {
         self.put.push(record);
     }
 
+    /// As [`Change::put`], with a reason in the audit trail.
+    pub fn put_because(&mut self, record: Record, what: What, reason: String, at_unix_ms: i64) {
+        let event = Event { reason: Some(reason), ..Event::of(&record, what, at_unix_ms) };
+        self.events.push(event);
+        self.put.push(record);
+    }
+
     /// Notes what happened to a GPU.
     pub fn note_gpu(&mut self, uuid: &str, what: What, reason: String, at_unix_ms: i64) {
         self.events.push(Event::of_gpu(uuid, what, reason, at_unix_ms));

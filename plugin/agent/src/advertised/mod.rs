@@ -22,7 +22,7 @@ use tessera_tenant::regions::Region;
 /// of the node is made of it (status, metrics, `top`, explanations). Pages follow the records, each by
 /// itself: limits that were read from them at different moments may add up to what never was.
 #[derive(Debug)]
-pub struct Books {
+pub struct NodeSnapshot {
     /// All records, with the regions that are open, in the order of ids.
     pub allocations: Vec<(Arc<Record>, Option<Arc<Region>>)>,
     /// What is sold, with health, and the reserve.
@@ -99,9 +99,9 @@ impl Advertised {
         self.resources.subscribe()
     }
 
-    /// The node at one moment; see [`Books`].
+    /// The node at one moment; see [`NodeSnapshot`].
     #[must_use]
-    pub fn books(&self) -> Books {
+    pub fn books(&self) -> NodeSnapshot {
         let mut devices = self.devices.lock();
         let records = self.allocations.all();
         let catalogue = self.inventory.catalogue();
@@ -115,6 +115,6 @@ impl Advertised {
         drop(devices);
         let regions = self.allocations.regions();
         let open = |record: &Arc<Record>| (Arc::clone(record), regions.get(&record.id).cloned());
-        Books { allocations: records.values().map(open).collect(), catalogue, advertised }
+        NodeSnapshot { allocations: records.values().map(open).collect(), catalogue, advertised }
     }
 }

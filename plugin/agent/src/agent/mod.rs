@@ -18,7 +18,7 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{By, Event};
 use tessera_model::clock::unix_ms;
 use tessera_model::gpu::Gpu;
-use tessera_model::placement_reason::Placed;
+use tessera_model::placement_reason::PlacementReason;
 use tessera_model::steered::Cordon;
 use tessera_rules::preferred::{Ground, preferred};
 use tessera_rules::reconcile::Kubelet;
@@ -203,7 +203,7 @@ impl Agent {
             let numa = numa.map_or_else(String::new, |node| format!(", NUMA node {node}"));
             format!(", {health}{numa}")
         };
-        let placed = Placed::by_preference(available, &chosen, ground.placement, &tell);
+        let placed = PlacementReason::by_preference(available, &chosen, ground.placement, &tell);
         self.allocations.prefer(resource, placed);
         chosen
     }

@@ -15,7 +15,7 @@ use tessera_kubelet::pod_resources::PodResources;
 use tessera_kubelet::{Device, DevicePlugin};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::printable;
-use tessera_rules::multi_resource as doubles;
+use tessera_rules::multi_resource;
 
 /// What kubelet talks to about one resource. Blocking work goes to the runtime's small pool.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ impl Service {
         let asking = self.pod_resources.census(Duration::ZERO);
         let Ok(Ok(census)) = tokio::time::timeout(PATIENCE, asking).await else { return Ok(()) };
         let id = AllocationId::of(&self.resource, ids.iter().map(String::as_str));
-        match doubles::find(&id, &siblings, &census.holdings) {
+        match multi_resource::find(&id, &siblings, &census.holdings) {
             Some(double) => {
                 warn!(%id, "{double}");
                 Err(Status::failed_precondition(printable::reason(&double)))

@@ -12,7 +12,7 @@ use tessera_model::record::Record;
 use tessera_rules::allocate::Catalogue;
 use tessera_tenant::delivery;
 use tessera_tenant::delivery::cdi::files::{Put, Specs};
-use tessera_tenant::delivery::{Parcel, cdi, driver};
+use tessera_tenant::delivery::{DeliveryPlan, cdi, driver};
 use tessera_tenant::{regions, shim_install};
 
 /// Whether an allocation that only its pages tell of needs a spec: better one too many.
@@ -25,16 +25,13 @@ impl Allocations {
         Specs::new(&self.config.get().cdi.directory)
     }
 
-    /// Kubelet's answer for an allocation in the records, and its spec if it has one.
+    /// Kubelet's answer for an allocation, and its spec if it has one.
     pub(super) fn deliver(
         &self,
         catalogue: &Catalogue,
-        id: &AllocationId,
+        record: &Record,
     ) -> Result<ContainerAllocateResponse, AllocateError> {
-        let Some(record) = self.records.lock().get(id).cloned() else {
-            return Ok(ContainerAllocateResponse::default());
-        };
-        self.with_parcel(catalogue, &record, |parcel| {
+        self.with_parcel(catalogue, record, |parcel| {
             if record.cdi {
                 self.put_spec(parcel)?;
             }
@@ -59,7 +56,7 @@ impl Allocations {
         &self,
         catalogue: &Catalogue,
         record: &Record,
-        then: impl FnOnce(&Parcel<'_>) -> Result<T, AllocateError>,
+        then: impl FnOnce(&DeliveryPlan<'_>) -> Result<T, AllocateError>,
     ) -> Result<T, AllocateError> {
         let known = record.grants.iter().filter_map(|grant| catalogue.gpus.get(&grant.uuid));
         let gpus: Vec<_> = known.map(|sold| &sold.gpu).collect();
@@ -67,10 +64,10 @@ impl Allocations {
         let pages = regions::dir(self.pages(), &record.id);
         let named = record.shim.as_deref().map(|name| shim_install::at(&self.paths.shim, name));
         let shim = named.as_ref().unwrap_or(&self.delivery);
-        then(&Parcel { id: &record.id, gpus, pages: &pages, shim, parts })
+        then(&DeliveryPlan { id: &record.id, gpus, pages: &pages, shim, parts })
     }
 
-    fn put_spec(&self, parcel: &Parcel<'_>) -> Result<(), AllocateError> {
+    fn put_spec(&self, parcel: &DeliveryPlan<'_>) -> Result<(), AllocateError> {
         let spec = cdi::spec(parcel, &self.config.get())?;
         if self.specs().put(parcel.id, &spec)? == Put::Replaced {
             warn!(id = %parcel.id, "something else lay where the CDI spec belongs; replaced");

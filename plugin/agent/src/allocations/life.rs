@@ -11,12 +11,12 @@ use tracing::{error, info, warn};
 use super::{AllocateError, Allocations};
 use crate::journal::Writer;
 use tessera_model::allocation_id::AllocationId;
-use tessera_model::audit::What;
+use tessera_model::audit::{Event, What};
 use tessera_model::clock::{monotonic_ns, unix_ms};
-use tessera_model::placement_reason::Placed;
+use tessera_model::placement_reason::PlacementReason;
 use tessera_model::record::{Record, State};
 use tessera_rules::allocate;
-use tessera_rules::allocate::Plan;
+use tessera_rules::allocate::{Catalogue, Plan};
 use tessera_rules::reconcile;
 use tessera_rules::reconcile::{Action, Kubelet};
 use tessera_store::Change;
@@ -36,47 +36,59 @@ impl Allocations {
     ) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
         let mut writer = self.journal.writer();
         let catalogue = self.inventory.catalogue();
-        let plans = containers
-            .iter()
-            .map(|ids| allocate::plan(&catalogue, resource, ids))
-            .collect::<Result<Vec<Plan>, _>>()?;
-        let shim = shim_install::name_of(&self.delivery);
-        self.ensure_shim(shim.as_deref())?;
-        let mut change = Change::default();
-        for plan in &plans {
-            self.inventory.check_cordons(plan)?;
-            self.check_room(&catalogue, plan, &change)?;
-            let placed = self.take_preference(plan);
-            let reason = placed.of_allocation(&plan.replicas, &plan.grants);
-            let (shim, placed) = (shim.clone(), Some(placed));
-            let record = Record { shim, placed, ..self.new_generation(&mut writer, plan) };
-            self.supersede(&record, &mut change);
-            change.put(record, What::Allocated, unix_ms());
-            change
-                .events
-                .last_mut()
-                .into_iter()
-                .for_each(|event| event.reason = Some(reason.clone()));
-        }
-        writer.ledger.commit(&change)?;
-        self.store(&change);
-
-        let mut responses = Vec::with_capacity(plans.len());
-        for plan in &plans {
-            if let Err(error) = self.make_pages(&mut writer, &plan.id, Mode::Fresh) {
-                self.withdraw(&mut writer, &plans);
-                return Err(error.into());
-            }
-            match self.deliver(&catalogue, &plan.id) {
-                Ok(answer) => responses.push(answer),
+        let plan = |ids: &Vec<String>| allocate::plan(&catalogue, resource, ids);
+        let plans = containers.iter().map(plan).collect::<Result<Vec<Plan>, _>>()?;
+        let records = self.commit(&mut writer, &catalogue, &plans)?;
+        let mut responses = Vec::with_capacity(records.len());
+        for record in &records {
+            match self.materialise(&mut writer, &catalogue, record) {
+                Ok(response) => responses.push(response),
                 Err(error) => {
-                    self.withdraw(&mut writer, &plans);
+                    self.withdraw(&mut writer, &records);
                     return Err(error);
                 }
             }
-            info!(id = %plan.id, resource, replicas = ?plan.replicas, "allocated");
+            info!(id = %record.id, resource, replicas = ?record.replicas, "allocated");
         }
         Ok(responses)
+    }
+
+    /// Plans become records in the ledger and in memory: all of them or none.
+    fn commit(
+        &self,
+        writer: &mut Writer,
+        catalogue: &Catalogue,
+        plans: &[Plan],
+    ) -> Result<Vec<Arc<Record>>, AllocateError> {
+        let shim = shim_install::name_of(&self.delivery);
+        self.ensure_shim(shim.as_deref())?;
+        let mut change = Change::default();
+        let mut ids = Vec::with_capacity(plans.len());
+        for plan in plans {
+            self.inventory.check_cordons(plan)?;
+            self.check_room(catalogue, plan, &change)?;
+            let placed = self.take_preference(plan);
+            let reason = placed.of_allocation(&plan.replicas, &plan.grants);
+            let (shim, placed) = (shim.clone(), Some(placed));
+            let record = Record { shim, placed, ..self.new_generation(writer, plan) };
+            self.supersede(&record, &mut change);
+            ids.push(record.id.clone());
+            change.put_because(record, What::Allocated, reason, unix_ms());
+        }
+        writer.ledger.commit(&change)?;
+        let stored = self.store(&change);
+        Ok(stored.into_iter().filter(|record| ids.contains(&record.id)).collect())
+    }
+
+    /// Pages, time and what the container is handed, of a record that was just committed.
+    fn materialise(
+        &self,
+        writer: &mut Writer,
+        catalogue: &Catalogue,
+        record: &Arc<Record>,
+    ) -> Result<ContainerAllocateResponse, AllocateError> {
+        self.make_pages(writer, record, Mode::Fresh)?;
+        self.deliver(catalogue, record)
     }
 
     /// `PreStartContainer`: makes the allocation the live one of its replicas, its pages whole, and
@@ -118,12 +130,13 @@ impl Allocations {
         }
         self.store(&change);
         self.absences.lock().started(&id, Instant::now());
-        let made = self.make_pages(&mut writer, &id, Mode::Ensure);
+        let record = Arc::new(record);
+        let made = self.make_pages(&mut writer, &record, Mode::Ensure);
         let delivered = self.ensure_delivered(&record);
         drop(writer);
-        if let Some(region) = self.regions.lock().get(&id).cloned() {
+        if let Ok(region) = &made {
             // Looking recovers.
-            let _ = region.look();
+            let _ = region.recover_and_snapshot();
         }
         self.started.notify_one();
         made?;
@@ -190,10 +203,10 @@ impl Allocations {
     }
 
     /// What was preferred for this plan, if kubelet asked just before.
-    fn take_preference(&self, plan: &Plan) -> Placed {
+    fn take_preference(&self, plan: &Plan) -> PlacementReason {
         let last = self.preferences.lock().remove(&plan.resource);
         let fits = last.filter(|placed| placed.preferred.len() == plan.replicas.len());
-        fits.unwrap_or_else(Placed::unasked)
+        fits.unwrap_or_else(PlacementReason::unasked)
     }
 
     fn new_generation(&self, writer: &mut Writer, plan: &Plan) -> Record {
@@ -217,86 +230,92 @@ impl Allocations {
         }
     }
 
-    /// Takes a committed change over into memory.
-    pub(super) fn store(&self, change: &Change) {
+    /// Takes a committed change over into memory; its records as they are kept there.
+    pub(super) fn store(&self, change: &Change) -> Vec<Arc<Record>> {
         let mut records = self.records.lock();
         for id in &change.remove {
             records.remove(id);
         }
-        for record in &change.put {
-            records.insert(Arc::new(record.clone()));
+        let put: Vec<Arc<Record>> = change.put.iter().cloned().map(Arc::new).collect();
+        for record in &put {
+            records.insert(Arc::clone(record));
         }
+        put
     }
 
+    /// The pages of a record, whole and arbitrated.
     fn make_pages(
         &self,
         writer: &mut Writer,
-        id: &AllocationId,
+        record: &Arc<Record>,
         mode: Mode,
-    ) -> Result<(), RegionError> {
-        let Some(record) = self.records.lock().get(id).cloned() else { return Ok(()) };
-        let outcome = match self.open_pages(&record, mode) {
+    ) -> Result<Arc<Region>, RegionError> {
+        let id = &record.id;
+        let (region, outcome) = match self.open_pages(record, mode) {
             // Another tenant may have grown its usage file, which looking undoes.
             Err(error) if error.is_full() => {
                 let _ = self.inspect();
-                self.open_pages(&record, mode)?
+                self.open_pages(record, mode)?
             }
             result => result?,
         };
-        let region = self.regions.lock().get(id).cloned();
-        if let Some(region) = region {
-            region.heartbeat(monotonic_ns());
-            self.arbitrate(id, &region);
-        }
+        region.heartbeat(monotonic_ns());
+        self.arbitrate(id, &region);
         if outcome.repaired {
             info!(%id, "pages repaired");
         }
         if outcome.kept {
             warn!(%id, "a process of the tenant before still runs; its pages are kept");
-            let mut change = Change::default();
-            change.put(Record::clone(&record), What::PagesKept, unix_ms());
-            change.put.clear();
-            if let Err(error) = writer.ledger.commit(&change) {
+            let events = vec![Event::of(record, What::PagesKept, unix_ms())];
+            if let Err(error) = writer.ledger.commit(&Change { events, ..Change::default() }) {
                 warn!(%error, "the event is not recorded");
             }
         }
-        Ok(())
+        Ok(region)
     }
 
-    fn open_pages(&self, record: &Record, mode: Mode) -> Result<Outcome, RegionError> {
+    fn open_pages(
+        &self,
+        record: &Record,
+        mode: Mode,
+    ) -> Result<(Arc<Region>, Outcome), RegionError> {
         let open = self.regions.lock().get(&record.id).cloned();
         if let Some(region) = open {
-            return region.renew(record, mode, self.shim_abi(record));
+            let outcome = region.renew(record, mode, self.shim_abi(record))?;
+            return Ok((region, outcome));
         }
         let (region, outcome) = Region::create(self.pages(), record, mode, self.shim_abi(record))?;
         region.observed().attach(&self.bell);
-        self.regions.lock().insert(record.id.clone(), region);
-        Ok(outcome)
+        self.regions.lock().insert(record.id.clone(), Arc::clone(&region));
+        Ok((region, outcome))
     }
 
     /// Opens pages that could not be opened before, because their tenant had a lease on them, kept us
     /// from changing them, or the file system was full.
     pub fn reopen(&self) {
-        let missing: Vec<AllocationId> = {
+        let missing: Vec<Arc<Record>> = {
             let (records, regions) = (self.records.lock(), self.regions.lock());
-            records.keys().filter(|id| !regions.contains_key(*id)).cloned().collect()
+            records.values().filter(|record| !regions.contains_key(&record.id)).cloned().collect()
         };
         if missing.is_empty() {
             return;
         }
         let mut writer = self.journal.writer();
-        for id in missing {
-            match self.make_pages(&mut writer, &id, Mode::Adopt) {
-                Ok(()) => info!(%id, "pages are open again"),
+        for record in missing {
+            // It may have changed, or ended, since.
+            let Some(record) = self.record(&record.id) else { continue };
+            let id = &record.id;
+            match self.make_pages(&mut writer, &record, Mode::Adopt) {
+                Ok(_) => info!(%id, "pages are open again"),
                 Err(error) => warn!(%id, %error, "pages cannot be opened"),
             }
         }
     }
 
     /// Takes back allocations whose pages could not be made.
-    fn withdraw(&self, writer: &mut Writer, plans: &[Plan]) {
+    fn withdraw(&self, writer: &mut Writer, records: &[Arc<Record>]) {
         let change = Change {
-            remove: plans.iter().map(|plan| plan.id.clone()).collect(),
+            remove: records.iter().map(|record| record.id.clone()).collect(),
             ..Change::default()
         };
         if let Err(error) = writer.ledger.commit(&change) {
@@ -304,16 +323,16 @@ impl Allocations {
             return;
         }
         self.store(&change);
-        for plan in plans {
-            self.remove_spec(&plan.id);
-            self.stop_arbitrating(&plan.id);
-            let region = self.regions.lock().remove(&plan.id);
+        for record in records {
+            self.remove_spec(&record.id);
+            self.stop_arbitrating(&record.id);
+            let region = self.regions.lock().remove(&record.id);
             // Pages without a record would be adopted, and counted, at the next start: right if
             // somebody still uses them.
             if region.is_none_or(|region| !region.in_use())
-                && let Err(error) = regions::remove(self.pages(), &plan.id)
+                && let Err(error) = regions::remove(self.pages(), &record.id)
             {
-                warn!(id = %plan.id, %error, "pages of a failed allocation cannot be removed");
+                warn!(id = %record.id, %error, "pages of a failed allocation cannot be removed");
             }
         }
     }

@@ -21,7 +21,7 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::What;
 use tessera_model::clock::{monotonic_ns, unix_ms};
 use tessera_model::holding::Holding;
-use tessera_model::placement_reason::Placed;
+use tessera_model::placement_reason::PlacementReason;
 use tessera_model::record::{Record, State};
 use tessera_rules::multi_resource;
 use tessera_rules::reconcile::Absences;
@@ -68,7 +68,7 @@ pub struct Allocations {
     /// The page version that each installed shim speaks.
     shim_abis: Ranked<BTreeMap<String, u32>>,
     /// What was preferred last, by resource, until an Allocate takes it.
-    preferences: Ranked<BTreeMap<String, Placed>>,
+    preferences: Ranked<BTreeMap<String, PlacementReason>>,
     started: Notify,
     /// Wakes the observer; see [`crate::observe`].
     bell: Arc<Bell>,
@@ -333,7 +333,7 @@ impl Allocations {
     }
 
     /// Remembers what was preferred of a resource, until the Allocate that follows takes it.
-    pub(crate) fn prefer(&self, resource: &str, placed: Placed) {
+    pub(crate) fn prefer(&self, resource: &str, placed: PlacementReason) {
         self.preferences.lock().insert(resource.to_owned(), placed);
     }
 
@@ -365,7 +365,7 @@ impl Allocations {
     pub fn inspect(&self) -> Vec<(AllocationId, Seen)> {
         let regions = self.regions.lock().clone();
         let seen = regions.into_iter().map(|(id, region)| {
-            let used = region.look();
+            let used = region.recover_and_snapshot();
             (id, incidents::seen(&region, &used))
         });
         let seen = seen.collect();

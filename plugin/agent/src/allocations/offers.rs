@@ -8,7 +8,7 @@ use crate::inventory::Withheld;
 use tessera_kubelet::Device;
 use tessera_model::record::Record;
 use tessera_model::replica::Replica;
-use tessera_rules::allocate::{Catalogue, Sold};
+use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
 use tessera_rules::capacity::{Capacity, Held, judge};
 
 /// Devices by resource: all that the configuration sells, and retired ones while they have records.
@@ -88,7 +88,7 @@ impl Offers {
         &mut self,
         uuid: &str,
         basis: Basis,
-        sold: Option<&Sold>,
+        sold: Option<&AdvertisedGpu>,
         reserve_bytes: u64,
         records: &Records,
     ) -> bool {
@@ -148,7 +148,12 @@ fn stake<'a>(record: &'a Record, uuid: &str) -> Option<Stake<'a>> {
     Some(Stake { resource: &record.resource, granted_bytes, indexes })
 }
 
-fn offer(sold: Option<&Sold>, basis: Basis, reserve_bytes: u64, stakes: &[Stake<'_>]) -> Offer {
+fn offer(
+    sold: Option<&AdvertisedGpu>,
+    basis: Basis,
+    reserve_bytes: u64,
+    stakes: &[Stake<'_>],
+) -> Offer {
     let shares = sold.map(|sold| sold.shares.as_slice()).unwrap_or_default();
     // Who holds each replica.
     let mut holders: Vec<Vec<Option<usize>>> =
@@ -361,12 +366,12 @@ mod tests {
         };
         assert_eq!(of("x.dev/large", "GPU-a::0", 40 * GIB), ("H".into(), "HH".into()));
         assert_eq!(of("x.dev/small", "GPU-a::1", 20 * GIB), ("H".into(), "HH".into()));
-        // Sold with more than today's: the largest free one goes.
+        // AdvertisedGpu with more than today's: the largest free one goes.
         assert_eq!(of("x.dev/small", "GPU-a::1", 30 * GIB), ("u".into(), "HH".into()));
         // A resource that is no longer sold counts as much.
         assert_eq!(of("x.dev/old", "GPU-a::0", 20 * GIB), ("u".into(), "HH".into()));
         assert_eq!(of("x.dev/old", "GPU-a::0", 50 * GIB), ("u".into(), "Hu".into()));
-        // Sold with less: room is kept for the next one's.
+        // AdvertisedGpu with less: room is kept for the next one's.
         assert_eq!(of("x.dev/large", "GPU-a::0", GIB), ("H".into(), "HH".into()));
     }
 

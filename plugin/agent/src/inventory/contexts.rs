@@ -11,7 +11,7 @@ use crate::journal::Writer;
 use tessera_config::Config;
 use tessera_model::gpu::Gpu;
 use tessera_model::quantity::format_bytes;
-use tessera_rules::allocate::Sold;
+use tessera_rules::allocate::AdvertisedGpu;
 use tessera_rules::capacity;
 use tessera_store::{Change, MeasuredContext};
 
@@ -72,7 +72,7 @@ impl Inventory {
     #[must_use]
     pub fn wants_context(&self, uuid: &str, bytes: u64) -> bool {
         let catalogue = self.catalogue();
-        let Some(Sold { gpu, .. }) = catalogue.gpus.get(uuid) else { return false };
+        let Some(AdvertisedGpu { gpu, .. }) = catalogue.gpus.get(uuid) else { return false };
         let bytes = bytes.checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
         gpu.is_plausible_context(bytes)
             && gpu.context_measured_bytes.is_none_or(|known| known > bytes)

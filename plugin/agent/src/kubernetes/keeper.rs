@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tracing::{error, info};
 
 use super::task::{TOPIC, Timing, run};
-use super::{Server, Teller};
+use super::{EventSender, Server};
 use crate::Agent;
 use crate::status_board::StatusBoard;
 use tessera_config::{Config, Current, Events};
@@ -25,7 +25,7 @@ pub struct Keeper {
     lines: Option<mpsc::Receiver<Event>>,
 }
 
-fn listener(teller: Teller) -> Listener {
+fn listener(teller: EventSender) -> Listener {
     Box::new(move |line| teller.tell(line))
 }
 
@@ -47,8 +47,8 @@ impl Keeper {
         keeper
     }
 
-    fn teller(&self) -> (Teller, mpsc::Receiver<Event>) {
-        Teller::new(Arc::clone(self.agent.trust().events()))
+    fn teller(&self) -> (EventSender, mpsc::Receiver<Event>) {
+        EventSender::new(Arc::clone(self.agent.trust().events()))
     }
 
     /// Follows the configuration, for ever. What is not sent when events are switched off is not sent.
@@ -80,7 +80,7 @@ impl Keeper {
     }
 
     /// Not at once: somebody may be waiting for the disk.
-    async fn set(&self, teller: Option<Teller>) {
+    async fn set(&self, teller: Option<EventSender>) {
         let agent = Arc::clone(&self.agent);
         let listener = teller.map(listener);
         if let Err(error) =

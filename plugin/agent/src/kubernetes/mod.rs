@@ -1,7 +1,7 @@
 //! Kubernetes Events on pods, where the API server is reachable and lets us. Nothing depends on them: what
 //! happens is in the audit trail, and every path here ends in a counter.
 //!
-//! Lines of the audit trail go into a bounded queue ([`Teller`]), without waiting. A task of its own makes
+//! Lines of the audit trail go into a bounded queue ([`EventSender`]), without waiting. A task of its own makes
 //! events of them ([`words`], pure), adds up what repeats ([`series`], pure), and sends them over one
 //! connection that lives no longer than there is something to send ([`client`]). A server that is away,
 //! slow or hanging costs a timeout and then a pause that doubles; one that forbids it, five minutes. Whether
@@ -53,17 +53,17 @@ impl Counts {
 
 /// Takes lines of the audit trail; never waits.
 #[derive(Clone, Debug)]
-pub struct Teller {
+pub struct EventSender {
     queue: mpsc::Sender<Event>,
     counts: Arc<Counts>,
 }
 
-impl Teller {
+impl EventSender {
     /// A teller, and the end where its lines come out.
     #[must_use]
     pub fn new(counts: Arc<Counts>) -> (Self, mpsc::Receiver<Event>) {
         let (queue, lines) = mpsc::channel(QUEUE);
-        (Teller { queue, counts }, lines)
+        (EventSender { queue, counts }, lines)
     }
 
     /// Takes a line, if pods are to hear of such.

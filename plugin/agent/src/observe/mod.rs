@@ -294,8 +294,10 @@ impl Observer {
                 Some((found, gpu))
             })
             .collect();
-        let before: Vec<_> =
-            tenants.iter().map(|((_, region), _)| region.glance().snapshot.slots).collect();
+        let before: Vec<_> = tenants
+            .iter()
+            .map(|((_, region), _)| region.snapshot_active().snapshot.slots)
+            .collect();
         let processes = match self.discovery.processes(uuid) {
             Ok(processes) => processes,
             Err(error) => {

@@ -53,7 +53,7 @@ fn facts(view: &StatusView, agent: &Arc<Agent>) -> Facts {
     // Happened, and not written yet.
     trail.extend(agent.journal().waiting_events());
     // One look, so that what is said of limits and of their sums is of one moment.
-    let survey = view.survey(&|region| Some(region.look()));
+    let survey = view.survey(&|region| Some(region.recover_and_snapshot()));
     let books = survey.books.as_ref();
     let records: Vec<_> = books.map_or_else(Vec::new, |books| {
         books.allocations.iter().map(|(record, _)| Arc::clone(record)).collect()

@@ -12,7 +12,7 @@ use tessera_kubelet_api::admin::{
 
 use super::{compute, steer};
 use tessera_agent::Agent;
-use tessera_agent::advertised::Books;
+use tessera_agent::advertised::NodeSnapshot;
 use tessera_agent::observe::{PidView, pid_view};
 use tessera_agent::reload::Reloader;
 use tessera_agent::status_board::StatusBoard;
@@ -51,7 +51,7 @@ pub(crate) struct Survey {
     /// How the arbiter stands; `None` if it does not answer.
     pub arbiter: Option<View>,
     /// What `status` was made of, once the node is there.
-    pub books: Option<Books>,
+    pub books: Option<NodeSnapshot>,
 }
 
 /// A way to look at what an allocation uses; `None` if it cannot be told for now.
@@ -171,7 +171,7 @@ impl StatusView {
     /// The answer. Reads every usage page and asks the driver for memory in use.
     #[must_use]
     pub fn status(&self) -> StatusResponse {
-        self.survey(&|region| Some(region.look())).status
+        self.survey(&|region| Some(region.recover_and_snapshot())).status
     }
 
     /// As [`StatusView::status`], looking at pages in another way.
@@ -242,7 +242,7 @@ impl StatusView {
         Survey { status, unread, arbiter, books: Some(books) }
     }
 
-    fn plugin(&self, books: Option<&Books>) -> Plugin {
+    fn plugin(&self, books: Option<&NodeSnapshot>) -> Plugin {
         let config = self.config.get();
         let reports = self.standing.get().map(Standing::reports).unwrap_or_default();
         let devices = |name: &str| books.and_then(|books| books.advertised.get(name));
@@ -291,11 +291,11 @@ impl StatusView {
     fn gpus(
         &self,
         agent: &Agent,
-        books: &Books,
+        books: &NodeSnapshot,
         allocations: &[Allocation],
         at: (Instant, i64),
     ) -> Vec<Gpu> {
-        let Books { catalogue, advertised, .. } = books;
+        let NodeSnapshot { catalogue, advertised, .. } = books;
         let withheld = |uuid: &str| {
             agent.inventory().cordon_of(uuid).or_else(|| agent.inventory().withheld(uuid))
         };
@@ -484,7 +484,7 @@ fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocatio
     let snapshot = &used.snapshot;
     let gpus = record.grants.iter().enumerate().map(|(gpu, grant)| GpuUse {
         gpu_uuid: grant.uuid.clone(),
-        // Not as its page has it, which follows: see `Books`.
+        // Not as its page has it, which follows: see `NodeSnapshot`.
         memory_limit_bytes: grant.memory_limit_bytes,
         memory_charged_bytes: snapshot.charged(gpu),
         memory_granted_bytes: snapshot.granted(gpu),

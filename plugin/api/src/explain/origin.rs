@@ -6,7 +6,7 @@ use tessera_model::audit::{Event, Limits, What};
 use tessera_model::gpu::Gpu;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::{Grant, Record};
-use tessera_model::time_format as when;
+use tessera_model::time_format;
 use tessera_rules::shares;
 
 /// Where memory and share of one GPU come from.
@@ -84,5 +84,5 @@ fn set(grant: &Grant, trail: &[&Event]) -> Option<String> {
     let mine = |limits: &&Limits| limits.uuid == grant.uuid;
     after?.iter().find(mine)?;
     let by = event.by.as_ref().map_or_else(|| "somebody".to_owned(), ToString::to_string);
-    Some(format!("set {} by {by}", when::utc(event.at_unix_ms)))
+    Some(format!("set {} by {by}", time_format::utc(event.at_unix_ms)))
 }

@@ -11,7 +11,7 @@ use crate::admin;
 use crate::admin::words;
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
-use tessera_model::time_format as when;
+use tessera_model::time_format;
 
 /// Lines of the trail that people are shown, the newest; JSON has all.
 const SHOWN: usize = 20;
@@ -33,7 +33,7 @@ pub(super) fn text(told: &ExplainResponse) -> String {
     for remark in &told.remarks {
         let _ = writeln!(out, "\nnote: {}", printable::line(remark));
     }
-    let since = when::utc(told.trail_since_unix_ms);
+    let since = time_format::utc(told.trail_since_unix_ms);
     let _ = writeln!(out, "\nTimes are in UTC. The audit trail goes back to {since}.");
     out
 }
@@ -109,8 +109,10 @@ fn allocation(out: &mut String, story: &AllocationStory, told: &ExplainResponse)
     } else {
         let incident = |i: &tessera_kubelet_api::admin::Incident| {
             let span = match (i.first_unix_ms, i.last_unix_ms) {
-                (first, last) if first == last => when::utc(last),
-                (first, last) => format!("{} to {}", when::utc(first), when::utc(last)),
+                (first, last) if first == last => time_format::utc(last),
+                (first, last) => {
+                    format!("{} to {}", time_format::utc(first), time_format::utc(last))
+                }
             };
             format!("{} {}, {span}; last: {}", i.what, times(i.times), i.reason)
         };
@@ -121,10 +123,10 @@ fn allocation(out: &mut String, story: &AllocationStory, told: &ExplainResponse)
 
 /// An instant and how long ago it was, as far as the clock can tell.
 fn ago(at_unix_ms: i64, now_unix_ms: i64) -> String {
-    let at = when::utc(at_unix_ms);
+    let at = time_format::utc(at_unix_ms);
     match at_unix_ms.saturating_sub(now_unix_ms) {
         // Two readings of one clock, which may be disciplined meanwhile.
-        ..=1000 => format!("{at} ({} ago)", when::ago(at_unix_ms, now_unix_ms)),
+        ..=1000 => format!("{at} ({} ago)", time_format::ago(at_unix_ms, now_unix_ms)),
         _ => format!("{at} (the node's clock was set back since)"),
     }
 }
@@ -180,7 +182,7 @@ fn gpu(out: &mut String, story: &GpuStory, now_unix_ms: i64) {
     let name = printable::line(&gpu.name);
     let _ = writeln!(out, "GPU {}, {}, {name}: {}", gpu.index, gpu.uuid, words::gpu(gpu.state()));
     if !gpu.state_reason.is_empty() {
-        let ago = when::ago(gpu.state_since_unix_ms, now_unix_ms);
+        let ago = time_format::ago(gpu.state_since_unix_ms, now_unix_ms);
         line(out, "health", &format!("{} since {ago}", gpu.state_reason));
     }
     if !gpu.state_waits_for.is_empty() {
@@ -246,7 +248,7 @@ fn trail(out: &mut String, trail: &[TrailLine], named: bool) {
             (None, id) if named && !id.is_empty() => format!("{}: ", id.get(..8).unwrap_or(id)),
             _ => String::new(),
         };
-        format!("{}  {whom}{}{reason}{by}", when::utc(line.at_unix_ms), line.text)
+        format!("{}  {whom}{}{reason}{by}", time_format::utc(line.at_unix_ms), line.text)
     });
     lines(out, "history", earlier.into_iter().chain(told));
 }

@@ -5,7 +5,7 @@ use tessera_kubelet_api::admin::{
 use super::*;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{By, Limits, What};
-use tessera_model::placement_reason::Placed;
+use tessera_model::placement_reason::PlacementReason;
 use tessera_model::record::{Grant, Holder, State};
 use tessera_model::sharing::{Compute, Placement};
 use tessera_model::steered::Override;
@@ -34,7 +34,7 @@ fn grant(memory_limit_bytes: u64) -> Grant {
 
 fn record() -> Record {
     let replica = "GPU-aaaa::1".to_owned();
-    let placed = Placed::by_preference(
+    let placed = PlacementReason::by_preference(
         &["GPU-aaaa::1".to_owned(), "GPU-bbbb::0".to_owned()],
         std::slice::from_ref(&replica),
         Placement::Packed,

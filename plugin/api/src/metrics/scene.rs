@@ -63,7 +63,7 @@ type Timed = Vec<(std::sync::Arc<str>, Outcome, Counts)>;
 impl Scene {
     /// Looks at everything, but changes nothing and waits for no tenant. Blocking: asks the driver.
     pub fn look(view: &StatusView, accounts: &mut Accounts) -> Self {
-        let survey = view.survey(&Region::peek);
+        let survey = view.survey(&Region::try_snapshot);
         let now = Instant::now();
         let agent = view.agent();
         let adopted = agent.map_or(0, |agent| agent.allocations().adopted_until());

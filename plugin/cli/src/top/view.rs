@@ -13,7 +13,7 @@ use ratatui::text::{Line, Span};
 use super::keys::HELP;
 use super::model::{Model, Sort};
 use tessera_model::duration;
-use tessera_model::time_format as when;
+use tessera_model::time_format;
 use tessera_system::terminal::Look;
 
 /// Styles and characters. Without colour, weight and reversal still tell things apart.
@@ -84,7 +84,7 @@ pub(super) fn draw(model: &Model, look: Look, moment: Moment, area: Rect, buffer
     page.line(title(model, paint, moment));
     if let Some(silence) = &model.silence {
         let (since, ago) =
-            (silence.since_unix_ms, when::ago(silence.since_unix_ms, moment.now_unix_ms));
+            (silence.since_unix_ms, time_format::ago(silence.since_unix_ms, moment.now_unix_ms));
         let shown = match (model.has_answer(), model.offline) {
             (false, _) => "",
             (true, true) => "; this is read from the pages, which know neither GPUs nor pods",
@@ -92,7 +92,7 @@ pub(super) fn draw(model: &Model, look: Look, moment: Moment, area: Rect, buffer
         };
         let text = format!(
             "plugin does not answer since {} ({ago}): {}{shown}",
-            when::clock(since),
+            time_format::clock(since),
             silence.reason
         );
         page.line(Line::styled(text, paint.bad()));
@@ -161,7 +161,7 @@ fn title(model: &Model, paint: Paint, moment: Moment) -> Line<'static> {
             _ => Span::styled("not registered", paint.bad()),
         };
         let allocations = model.status.allocations.len();
-        spans.push(Span::raw(format!("  {} ", when::clock(model.status.at_unix_ms))));
+        spans.push(Span::raw(format!("  {} ", time_format::clock(model.status.at_unix_ms))));
         spans.push(standing);
         spans.push(Span::raw(format!(
             "  {}  {}  every {}",

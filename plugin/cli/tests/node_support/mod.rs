@@ -234,8 +234,8 @@ impl TestNode {
             config_debounce: Duration::from_millis(20),
             shim_grace: Duration::from_millis(200),
             discovery: Duration::from_millis(20),
-            coexist: Duration::from_millis(50),
-            coexist_grace: Duration::from_millis(300),
+            foreign_plugins: Duration::from_millis(50),
+            foreign_plugins_grace: Duration::from_millis(300),
             heartbeat: Duration::from_millis(50),
             kubelet: tessera_kubelet::Timing {
                 debounce: Duration::from_millis(1),

@@ -93,7 +93,7 @@ fn the_largest_free_replicas_go_first_and_the_highest_of_equals() {
 
 #[test]
 fn room_is_kept_for_what_a_held_replica_would_get_today() {
-    // Sold with 10, now 30: the free one of 65 would leave it no room.
+    // AdvertisedGpu with 10, now 30: the free one of 65 would leave it no room.
     let verdict = judge(100, &[held(10, 30)], &[65, 70]);
     assert_eq!(verdict, Verdict { held: vec![true], free: vec![true, false] });
     // Where it can't be kept, nobody else gets the held one either.

@@ -2,9 +2,9 @@
 
 use tessera_kubelet_api::deviceplugin::{ContainerAllocateResponse, DeviceSpec};
 
-use super::{Parcel, VISIBLE_DEVICES, VOID};
+use super::{DeliveryPlan, VISIBLE_DEVICES, VOID};
 
-pub(super) fn add(parcel: &Parcel<'_>, answer: &mut ContainerAllocateResponse) {
+pub(super) fn add(parcel: &DeliveryPlan<'_>, answer: &mut ContainerAllocateResponse) {
     answer.envs.insert(VISIBLE_DEVICES.into(), VOID.into());
     answer.devices.extend(parcel.parts.nodes.iter().map(|node| DeviceSpec {
         container_path: node.container.clone(),

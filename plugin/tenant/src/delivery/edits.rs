@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use tessera_region::layout;
 
-use super::Parcel;
+use super::DeliveryPlan;
 use tessera_config::{Config, Mount};
 
 /// The mounts, in an order that serves a runtime which does not sort them: the pages' directory first,
 /// the writable file over it after.
-pub(super) fn mounts(parcel: &Parcel<'_>, config: &Config) -> Vec<Mount> {
+pub(super) fn mounts(parcel: &DeliveryPlan<'_>, config: &Config) -> Vec<Mount> {
     let mount = |host: &Path, container: PathBuf, read_only| Mount {
         host: host.to_owned(),
         container,

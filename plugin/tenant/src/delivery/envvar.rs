@@ -2,9 +2,9 @@
 
 use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 
-use super::{Parcel, VISIBLE_DEVICES};
+use super::{DeliveryPlan, VISIBLE_DEVICES};
 
-pub(super) fn add(parcel: &Parcel<'_>, answer: &mut ContainerAllocateResponse) {
+pub(super) fn add(parcel: &DeliveryPlan<'_>, answer: &mut ContainerAllocateResponse) {
     let uuids: Vec<&str> = parcel.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
     answer.envs.insert(VISIBLE_DEVICES.into(), uuids.join(","));
 }

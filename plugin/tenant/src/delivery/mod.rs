@@ -1,6 +1,6 @@
 //! How a container gets its GPU, its pages and the shim.
 //!
-//! What [`driver`] finds on the host and where pages and shim lie make a [`Parcel`]; from that come,
+//! What [`driver`] finds on the host and where pages and shim lie make a [`DeliveryPlan`]; from that come,
 //! without any I/O, kubelet's [`answer`] and, for the CDI strategies, the spec that the container
 //! runtime reads ([`cdi::spec`]). One file each for what `container.device_list_strategy` can be.
 
@@ -40,7 +40,7 @@ pub struct Delivery {
 
 /// All that a container of one allocation is given.
 #[derive(Clone, Debug)]
-pub struct Parcel<'a> {
+pub struct DeliveryPlan<'a> {
     /// The allocation.
     pub id: &'a AllocationId,
     /// Its GPUs, in the order of its pages.
@@ -56,7 +56,7 @@ pub struct Parcel<'a> {
 /// Kubelet's answer: paths and names only. What the limits are stands in the quota page, because a
 /// pod's own environment would override ours.
 #[must_use]
-pub fn answer(parcel: &Parcel<'_>, config: &Config) -> ContainerAllocateResponse {
+pub fn answer(parcel: &DeliveryPlan<'_>, config: &Config) -> ContainerAllocateResponse {
     let mut answer = ContainerAllocateResponse::default();
     let strategy = config.container.device_list_strategy;
     if strategy.is_cdi() {

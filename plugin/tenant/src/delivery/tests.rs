@@ -12,7 +12,7 @@ fn told(config: &str, gpus: &[&Gpu]) -> ContainerAllocateResponse {
         Delivery { shim: "/shims/ab/libtessera.so".into(), preload: "/shims/ab/preload".into() };
     let parts: Parts = driver::parts(&config, gpus).unwrap();
     let pages = Path::new(PAGES);
-    answer(&Parcel { id: &id, gpus: gpus.to_vec(), pages, shim: &shim, parts }, &config)
+    answer(&DeliveryPlan { id: &id, gpus: gpus.to_vec(), pages, shim: &shim, parts }, &config)
 }
 
 fn strategy(name: &str) -> String {

@@ -4,12 +4,12 @@
 
 use tessera_kubelet_api::deviceplugin::{ContainerAllocateResponse, Mount};
 
-use super::{Parcel, VISIBLE_DEVICES};
+use super::{DeliveryPlan, VISIBLE_DEVICES};
 
 /// Where NVIDIA's toolkit looks; the variable names the place, as NVIDIA's device plugin has it.
 const LIST: &str = "/var/run/nvidia-container-devices";
 
-pub(super) fn add(parcel: &Parcel<'_>, answer: &mut ContainerAllocateResponse) {
+pub(super) fn add(parcel: &DeliveryPlan<'_>, answer: &mut ContainerAllocateResponse) {
     answer.envs.insert(VISIBLE_DEVICES.into(), LIST.into());
     answer.mounts.extend(parcel.gpus.iter().map(|gpu| Mount {
         host_path: "/dev/null".into(),

@@ -6,7 +6,7 @@
 
 pub mod hold;
 pub mod observed;
-mod patience;
+mod time_limited_worker;
 pub mod tmpfs;
 mod write;
 
@@ -25,16 +25,16 @@ use tessera_region::{PageError, PageFault};
 use tracing::{info, warn};
 
 use crate::regions::observed::Observed;
-pub use patience::HeldUp;
-use patience::Patience;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::clock::monotonic_ns;
 use tessera_model::record::{Grant, Record};
 use tessera_peers::{self as session, Listener, Tenant};
 use tessera_system::locks::lock;
+pub use time_limited_worker::HeldUp;
+use time_limited_worker::TimeLimitedWorker;
 pub use write::grants;
 
-/// How often [`Region::peek`] tries, and between two tries: two milliseconds in all.
+/// How often [`Region::try_snapshot`] tries, and between two tries: two milliseconds in all.
 const PEEKS: usize = 9;
 const PEEK_AGAIN: Duration = Duration::from_micros(250);
 
@@ -111,7 +111,7 @@ pub struct Use {
 #[derive(Debug)]
 struct Open {
     usage: Arc<UsageFile>,
-    patience: Arc<Patience>,
+    worker: Arc<TimeLimitedWorker>,
     /// What processes did whose slots the plugin zeroed.
     ended: Tally,
     /// What was wrong with the usage page at the last look.
@@ -205,7 +205,7 @@ impl Region {
                 quota: Mutex::new(made.pages.quota),
                 open: Mutex::new(Open {
                     usage: Arc::new(made.pages.usage),
-                    patience: made.patience,
+                    worker: made.worker,
                     ended: made.pages.ended,
                     wrong: None,
                     held_up: None,
@@ -234,7 +234,7 @@ impl Region {
         // Whatever became of its mode and owner, this descriptor knows.
         let in_use = Some(open.usage.any_slot_locked().unwrap_or(true));
         let how = (mode, shim_abi);
-        let made = make_pages(&self.dir, record, how, in_use, Arc::clone(&open.patience))?;
+        let made = make_pages(&self.dir, record, how, in_use, Arc::clone(&open.worker))?;
         let outcome = made.pages.outcome;
         let socket = self.dir.join(SESSION_SOCKET);
         let had_socket = socket.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket());
@@ -256,7 +256,7 @@ impl Region {
         }
         *lock(&self.quota) = made.pages.quota;
         open.usage = Arc::new(made.pages.usage);
-        open.patience = made.patience;
+        open.worker = made.worker;
         open.held_up = None;
         self.generation.store(record.generation, Ordering::Relaxed);
         Ok(outcome)
@@ -338,20 +338,20 @@ impl Region {
     /// What is in use. What dead processes held is taken back; what a tenant did to the page as a whole is
     /// put right; a page that still cannot be true is flagged. Blocking.
     #[must_use]
-    pub fn look(&self) -> Use {
-        self.look_by(UsageFile::snapshot)
+    pub fn recover_and_snapshot(&self) -> Use {
+        self.snapshot_by(UsageFile::snapshot)
     }
 
-    /// As [`Region::look`], at the slots below the high-water mark alone; see [`UsageFile::glance`].
+    /// As [`Region::recover_and_snapshot`], at the slots below the high-water mark alone; see [`UsageFile::glance`].
     #[must_use]
-    pub fn glance(&self) -> Use {
-        self.look_by(UsageFile::glance)
+    pub fn snapshot_active(&self) -> Use {
+        self.snapshot_by(UsageFile::glance)
     }
 
     /// What is in use as it stands: nothing is recovered, repaired or flagged, and no tenant can make this
     /// wait for more than a moment. `None` if that cannot be told for now.
     #[must_use]
-    pub fn peek(&self) -> Option<Use> {
+    pub fn try_snapshot(&self) -> Option<Use> {
         // Another thread's look is over sooner, unless its tenant holds it up.
         let open = (0..PEEKS).find_map(|nth| {
             if nth > 0 {
@@ -363,7 +363,7 @@ impl Region {
         Some(open.used(snapshot))
     }
 
-    fn look_by(&self, read: Read) -> Use {
+    fn snapshot_by(&self, read: Read) -> Use {
         let mut open = self.open();
         let snapshot = match self.recover_in(&mut open, read) {
             Some(snapshot) => {
@@ -413,7 +413,7 @@ impl Region {
             return None;
         }
         let usage = Arc::clone(&open.usage);
-        match open.patience.spend(move || work(&usage)) {
+        match open.worker.spend(move || work(&usage)) {
             Ok(done) => {
                 open.held_up = None;
                 Some(done)
@@ -513,7 +513,7 @@ pub fn keep_spares(root: &Path) {
 
 struct Made {
     pages: write::Pages,
-    patience: Arc<Patience>,
+    worker: Arc<TimeLimitedWorker>,
     /// The old files were left behind, because they could not be changed.
     held_up: bool,
 }
@@ -525,23 +525,23 @@ fn make_pages(
     record: &Record,
     (mode, shim_abi): (Mode, Option<u32>),
     in_use: Option<bool>,
-    patience: Arc<Patience>,
+    worker: Arc<TimeLimitedWorker>,
 ) -> Result<Made, RegionError> {
     // At a start of the plugin, all of them: a thread for each would be most of what that takes.
     if mode == Mode::Adopt
         && let Some(pages) = write::whole(dir, record)
     {
-        return Ok(Made { pages, patience, held_up: false });
+        return Ok(Made { pages, worker, held_up: false });
     }
     // Nobody can hold up what nobody has.
     if !dir.exists() {
         let pages = write::write(dir, record, mode, in_use, shim_abi)?;
-        return Ok(Made { pages, patience, held_up: false });
+        return Ok(Made { pages, worker, held_up: false });
     }
     let (path, wanted) = (dir.to_owned(), record.clone());
-    let made = patience.spend(move || write::write(&path, &wanted, mode, in_use, shim_abi));
+    let made = worker.spend(move || write::write(&path, &wanted, mode, in_use, shim_abi));
     match made {
-        Ok(pages) => Ok(Made { pages: pages?, patience, held_up: false }),
+        Ok(pages) => Ok(Made { pages: pages?, worker, held_up: false }),
         // Without a thread nobody knows whether it could be changed.
         Err(error) if mode == Mode::Adopt || !error.is_tampering() => {
             Err(RegionError::HeldUp { path: dir.to_owned(), error })
@@ -552,7 +552,7 @@ fn make_pages(
             write::set_aside(dir).map_err(failed)?;
             let mut pages = write::write(dir, record, mode, Some(false), shim_abi)?;
             pages.outcome.repaired = true;
-            Ok(Made { pages, patience: Arc::default(), held_up: true })
+            Ok(Made { pages, worker: Arc::default(), held_up: true })
         }
     }
 }

@@ -160,7 +160,7 @@ pub(super) fn land(process: &Process, streams: &mut Streams, awaited: bool) -> b
 
 /// How long what is in flight is expected to take, microseconds. `None` where that cannot be told.
 pub(super) fn left_us(gate: &Local, streams: &Streams) -> Option<u32> {
-    let first = streams.flying.get(0)?;
+    let first = streams.flying.first()?;
     if streams.flying.iter().any(|marker| marker.is_tainted != 0) {
         return None;
     }

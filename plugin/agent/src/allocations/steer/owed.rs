@@ -137,6 +137,6 @@ pub(super) fn shrink(
 
 /// Bytes charged and observed on each of an allocation's GPUs.
 fn in_use(region: &Region, gpus: usize) -> Vec<u64> {
-    let snapshot = region.glance().snapshot;
+    let snapshot = region.snapshot_active().snapshot;
     (0..gpus).map(|gpu| snapshot.charged(gpu).saturating_add(region.overhead(gpu))).collect()
 }

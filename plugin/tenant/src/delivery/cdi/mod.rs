@@ -14,7 +14,7 @@ pub mod spec;
 use tessera_kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use tessera_region::layout;
 
-use super::{Parcel, VISIBLE_DEVICES, VOID, edits};
+use super::{DeliveryPlan, VISIBLE_DEVICES, VOID, edits};
 use spec::{ContainerEdits, Device, DeviceNode, Mount, Spec, SpecError};
 use tessera_config::{Config, DeviceListStrategy, GpuNames};
 use tessera_model::allocation_id::AllocationId;
@@ -34,7 +34,7 @@ pub fn name(id: &AllocationId) -> String {
 }
 
 /// The names of all that a container of this allocation needs.
-fn names(parcel: &Parcel<'_>, config: &Config) -> Vec<String> {
+fn names(parcel: &DeliveryPlan<'_>, config: &Config) -> Vec<String> {
     let mut names = Vec::with_capacity(parcel.gpus.len() + 1);
     if let Some(kind) = &config.cdi.gpu_kind {
         let naming = config.cdi.gpu_names;
@@ -54,7 +54,11 @@ fn gpu_name(gpu: &Gpu, naming: GpuNames) -> String {
     }
 }
 
-pub(super) fn add(parcel: &Parcel<'_>, config: &Config, answer: &mut ContainerAllocateResponse) {
+pub(super) fn add(
+    parcel: &DeliveryPlan<'_>,
+    config: &Config,
+    answer: &mut ContainerAllocateResponse,
+) {
     let names = names(parcel, config);
     if config.container.device_list_strategy == DeviceListStrategy::CdiAnnotations {
         answer.annotations.insert(format!("{ANNOTATION}{}", parcel.id), names.join(","));
@@ -69,7 +73,7 @@ pub(super) fn add(parcel: &Parcel<'_>, config: &Config, answer: &mut ContainerAl
 ///
 /// # Errors
 /// What CDI cannot express; the configuration was checked for all of it.
-pub fn spec(parcel: &Parcel<'_>, config: &Config) -> Result<Spec, SpecError> {
+pub fn spec(parcel: &DeliveryPlan<'_>, config: &Config) -> Result<Spec, SpecError> {
     let mut env = vec![format!("{VISIBLE_DEVICES}={VOID}")];
     if config.container.inject_env() {
         env.push(format!("LD_PRELOAD={}", layout::CONTAINER_SHIM));

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::delivery::driver::{Node, Parts};
-use crate::delivery::{Delivery, Parcel, cdi};
+use crate::delivery::{Delivery, DeliveryPlan, cdi};
 use tessera_config::{Config, Inject};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::gpu::Gpu;
@@ -16,7 +16,7 @@ fn written(config: &str, id: &str, parts: Parts) -> Value {
     let gpu = Gpu::example("GPU-a", 0);
     let shim = Delivery { shim: "/shims/ab/libtessera.so".into(), preload: "/shims/ab/pre".into() };
     let pages = Path::new("/pages/x");
-    let parcel = Parcel { id: &id, gpus: vec![&gpu], pages, shim: &shim, parts };
+    let parcel = DeliveryPlan { id: &id, gpus: vec![&gpu], pages, shim: &shim, parts };
     serde_json::from_slice(&cdi::spec(&parcel, &config).unwrap().to_json()).unwrap()
 }
 
@@ -249,7 +249,7 @@ proptest! {
         let id = AllocationId::of(&resource, replicas.iter().map(String::as_str));
         let gpus: Vec<Gpu> = uuids.iter().map(|uuid| Gpu::example(uuid, 7)).collect();
         let shim = Delivery { shim: "/s/libtessera.so".into(), preload: "/s/pre".into() };
-        let parcel = Parcel {
+        let parcel = DeliveryPlan {
             id: &id, gpus: gpus.iter().collect(), pages: Path::new(&pages), shim: &shim, parts,
         };
         let spec = cdi::spec(&parcel, &config).unwrap();

@@ -36,12 +36,12 @@ impl HeldUp {
 
 /// For one usage file.
 #[derive(Debug, Default)]
-pub(super) struct Patience {
+pub(super) struct TimeLimitedWorker {
     turn: Mutex<()>,
     busy: Arc<AtomicBool>,
 }
 
-impl Patience {
+impl TimeLimitedWorker {
     /// Does `work`, or gives up on it; then it goes on by itself.
     pub(super) fn spend<T: Send + 'static>(
         &self,
@@ -95,16 +95,19 @@ mod tests {
 
     #[test]
     fn what_does_not_end_is_left_alone_and_tried_again_when_it_has() {
-        let patience = Patience::default();
-        assert_eq!(patience.spend(|| 7), Ok(7));
+        let time_limited_worker = TimeLimitedWorker::default();
+        assert_eq!(time_limited_worker.spend(|| 7), Ok(7));
         let (end, held) = mpsc::channel::<()>();
         let short = Duration::from_millis(20);
         let held_up = Err(HeldUp::ByTenant);
-        assert_eq!(patience.spend_at_most(short, move || held.recv().is_ok(), spawn), held_up);
-        assert_eq!(patience.spend(|| 7), Err(HeldUp::ByTenant), "at once");
+        assert_eq!(
+            time_limited_worker.spend_at_most(short, move || held.recv().is_ok(), spawn),
+            held_up
+        );
+        assert_eq!(time_limited_worker.spend(|| 7), Err(HeldUp::ByTenant), "at once");
         end.send(()).unwrap();
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
-        while patience.spend(|| 7) != Ok(7) {
+        while time_limited_worker.spend(|| 7) != Ok(7) {
             assert!(std::time::Instant::now() < deadline);
             std::thread::yield_now();
         }
@@ -112,9 +115,9 @@ mod tests {
 
     #[test]
     fn a_thread_that_cannot_be_had_is_not_the_tenants_doing() {
-        let patience = Patience::default();
+        let time_limited_worker = TimeLimitedWorker::default();
         let none = |_: Box<dyn FnOnce() + Send>| Err(io::ErrorKind::WouldBlock.into());
-        assert_eq!(patience.spend_at_most(LIMIT, || 7, none), Err(HeldUp::NoThread));
-        assert_eq!(patience.spend(|| 7), Ok(7), "the next is not kept from its turn");
+        assert_eq!(time_limited_worker.spend_at_most(LIMIT, || 7, none), Err(HeldUp::NoThread));
+        assert_eq!(time_limited_worker.spend(|| 7), Ok(7), "the next is not kept from its turn");
     }
 }
