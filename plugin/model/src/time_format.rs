@@ -1,21 +1,32 @@
 //! Instants as people read them, in UTC, as the log has them.
 
+use jiff::Timestamp;
+
 /// `2026-11-22 08:32:01` of a Unix time in milliseconds; a dash for 0, which stands for "never".
 #[must_use]
 pub fn utc(unix_ms: i64) -> String {
     if unix_ms == 0 {
         return "-".to_owned();
     }
-    let seconds = unix_ms.div_euclid(1000);
-    let (year, month, day) = date(seconds.div_euclid(86_400));
-    format!("{year:04}-{month:02}-{day:02} {}", clock(unix_ms))
+    timestamp(unix_ms).strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
 /// `08:32:01` of a Unix time in milliseconds.
 #[must_use]
 pub fn clock(unix_ms: i64) -> String {
-    let of_day = unix_ms.div_euclid(1000).rem_euclid(86_400);
-    format!("{:02}:{:02}:{:02}", of_day / 3600, of_day / 60 % 60, of_day % 60)
+    timestamp(unix_ms).strftime("%H:%M:%S").to_string()
+}
+
+/// `2026-11-22T08:32:01Z` of a Unix time in milliseconds: RFC 3339, to the second, as Kubernetes writes times.
+#[must_use]
+pub fn rfc3339(unix_ms: i64) -> String {
+    timestamp(unix_ms).to_string()
+}
+
+/// The second that it is in; the calendar's first or last for what is beyond.
+fn timestamp(unix_ms: i64) -> Timestamp {
+    let beyond = if unix_ms < 0 { Timestamp::MIN } else { Timestamp::MAX };
+    Timestamp::from_second(unix_ms.div_euclid(1000)).unwrap_or(beyond)
 }
 
 /// How long ago something was, in its two largest units: `3d 4h`, `12m 5s`, `8s`.
@@ -28,20 +39,6 @@ pub fn ago(since_unix_ms: i64, now_unix_ms: i64) -> String {
         (0, h, m, _) => format!("{h}h {m}m"),
         (d, h, _, _) => format!("{d}d {h}h"),
     }
-}
-
-/// Year, month and day of a number of days since 1970-01-01 in the proleptic Gregorian calendar, by
-/// counting from a March 1st: leap days then come last. Days beyond any calendar are cut off.
-fn date(days: i64) -> (i64, i64, i64) {
-    let days = days.clamp(-1_000_000_000, 1_000_000_000) + 719_468;
-    let era = days.div_euclid(146_097);
-    let of_era = days.rem_euclid(146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (era * 400 + year + i64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]
@@ -62,6 +59,20 @@ mod tests {
         }
         assert_eq!(utc(0), "-");
         let _ = (utc(i64::MAX), utc(i64::MIN));
+    }
+
+    #[test]
+    fn times_are_written_as_kubernetes_reads_them() {
+        for (ms, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400_000, "2000-02-29T00:00:00Z"),
+            (1_795_340_700_999, "2026-11-22T09:45:00Z"),
+            (4_107_542_399_000, "2100-02-28T23:59:59Z"),
+            (4_107_542_400_000, "2100-03-01T00:00:00Z"),
+            (-1000, "1969-12-31T23:59:59Z"),
+        ] {
+            assert_eq!(rfc3339(ms), text);
+        }
     }
 
     #[test]

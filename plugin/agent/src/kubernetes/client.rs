@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::series::Series;
+use tessera_model::time_format::rfc3339;
 use tessera_system::files;
 
 /// Where Kubernetes puts a pod's credentials ("Accessing the Kubernetes API from a Pod").
@@ -114,7 +115,7 @@ impl Client {
         let path = format!("/api/v1/namespaces/{}/events/{name}", event.subject.namespace);
         let body = json!({
             "count": count(event),
-            "lastTimestamp": time(event.last_unix_ms),
+            "lastTimestamp": rfc3339(event.last_unix_ms),
             "message": event.words.message,
         });
         self.request(Method::PATCH, &path, "application/merge-patch+json", &body).await
@@ -271,63 +272,10 @@ fn body(event: &Series, name: &str, node: &str) -> Value {
         "message": event.words.message,
         "type": if event.words.warning { "Warning" } else { "Normal" },
         "count": count(event),
-        "firstTimestamp": time(event.first_unix_ms),
-        "lastTimestamp": time(event.last_unix_ms),
+        "firstTimestamp": rfc3339(event.first_unix_ms),
+        "lastTimestamp": rfc3339(event.last_unix_ms),
         "source": { "component": COMPONENT, "host": node },
         "reportingComponent": COMPONENT,
         "reportingInstance": node,
     })
-}
-
-/// RFC 3339, to the second, as Kubernetes writes times.
-fn time(unix_ms: i64) -> String {
-    let seconds = unix_ms.div_euclid(1000);
-    let (days, second) = (seconds.div_euclid(86400), seconds.rem_euclid(86400));
-    let (mut year, mut day) = (1970, days);
-    loop {
-        let length = if is_leap(year) { 366 } else { 365 };
-        if day < 0 {
-            year -= 1;
-            day += if is_leap(year) { 366 } else { 365 };
-        } else if day >= length {
-            day -= length;
-            year += 1;
-        } else {
-            break;
-        }
-    }
-    let february = if is_leap(year) { 29 } else { 28 };
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if day < length {
-            break;
-        }
-        day -= length;
-        month += 1;
-    }
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z", day + 1)
-}
-
-fn is_leap(year: i64) -> bool {
-    year % 4 == 0 && (year % 100 != 0 || year % 400 == 0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_written_as_kubernetes_reads_them() {
-        for (ms, text) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_400_000, "2000-02-29T00:00:00Z"),
-            (1_795_340_700_999, "2026-11-22T09:45:00Z"),
-            (4_107_542_399_000, "2100-02-28T23:59:59Z"),
-            (4_107_542_400_000, "2100-03-01T00:00:00Z"),
-            (-1000, "1969-12-31T23:59:59Z"),
-        ] {
-            assert_eq!(time(ms), text);
-        }
-    }
 }
