@@ -92,27 +92,27 @@ families! {
         &["namespace", "pod", "container", "gpu", "uuid", "resource", "allocation", "policy"],
         "Which allocation a container has, of which resource, and what its share of GPU time means";
     CONTAINER_MEMORY_USED: "tessera_container_memory_used" "bytes" Gauge CONTAINER,
-        "Device memory that counts against the container's limit: what it is charged, and what its processes hold beyond that";
+        "Device memory that counts against the container's limit: charges and observed overhead";
     CONTAINER_MEMORY_LIMIT: "tessera_container_memory_limit" "bytes" Gauge CONTAINER,
         "Device memory that the container may hold";
     CONTAINER_MEMORY_PEAK: "tessera_container_memory_peak" "bytes" Gauge CONTAINER,
         "Most device memory that any one of its processes was granted";
     CONTAINER_MEMORY_OVERHEAD: "tessera_container_memory_overhead" "bytes" Gauge CONTAINER,
-        "Device memory that its processes hold beyond what they are charged, as observed; part of what is used";
+        "Observed overhead: device memory that its processes hold beyond their charges; part of what is used";
     CONTAINER_MEMORY_NVML: "tessera_container_memory_nvml" "bytes" Gauge CONTAINER,
-        "Device memory of its processes as the driver said at the last look; absent where it did not say";
+        "Device memory of its processes by the driver's last account; absent where the driver withholds it";
     CONTAINER_CORES: "tessera_container_cores" "ratio" Gauge CONTAINER,
-        "The part of the GPU's time that the container asked for";
+        "The container's share of the GPU's time";
     CONTAINER_GPU_TIME: "tessera_container_gpu" "seconds" Counter CONTAINER,
         "GPU time that the container had, by the arbiter's clock; a container of several GPUs has them together";
     CONTAINER_GATE_WAIT: "tessera_container_gate_wait" "seconds" Counter CONTAINER,
-        "Time that the container wanted the GPU and had to wait for it, by the arbiter's clock";
+        "Time that the container waited for the GPU, by the arbiter's clock";
     CONTAINER_GATE_WAITING: "tessera_container_gate_waiting" "seconds" Gauge CONTAINER,
-        "For how long the container has been waiting for the GPU now; 0 where it is not";
+        "How long the container has now waited for the GPU; 0 where it does not wait";
     CONTAINER_LEASES: "tessera_container_leases" "" Counter CONTAINER,
         "Leases of the GPU that the container got";
     CONTAINER_OVERLAPS: "tessera_container_lease_overlaps" "" Counter CONTAINER,
-        "Leases after which the container drained so late that another was let in beside it";
+        "Leases after which the container drained so late that another ran beside it";
     CONTAINER_OUT_OF_MEMORY: "tessera_container_out_of_memory" "" Counter CONTAINER,
         "Requests for memory refused because of the container's limit";
     CONTAINER_DRIVER_REFUSALS: "tessera_container_driver_refusals" "" Counter CONTAINER,
@@ -130,34 +130,34 @@ families! {
     CONTAINER_PROCESSES: "tessera_container_processes" "" Gauge CONTAINER,
         "Processes of the container that use CUDA now";
     CONTAINER_DAMAGED: "tessera_container_damaged_mounts" "" Gauge CONTAINER,
-        "How many of the files that the container was given are shadowed, replaced, taken away or writable now";
+        "Files of the plugin in the container that are now shadowed, replaced, removed or writable";
 
     GPU_INFO: "tessera_gpu" "" Info &["gpu", "uuid", "name", "pci_bus_id", "numa_node"],
         "Product, PCI address and NUMA node of a GPU or MIG instance";
     GPU_MEMORY_TOTAL: "tessera_gpu_memory_total" "bytes" Gauge GPU,
         "Memory on the device";
     GPU_MEMORY_USED: "tessera_gpu_memory_used" "bytes" Gauge GPU,
-        "Memory in use as the driver says, by containers and others";
+        "Memory in use by the driver's account, by containers and others";
     GPU_MEMORY_RESERVED: "tessera_gpu_memory_reserved" "bytes" Gauge GPU,
         "Memory that is never sold";
     GPU_MEMORY_SOLD: "tessera_gpu_memory_sold" "bytes" Gauge GPU,
         "Sum of the limits of live allocations";
     GPU_MEMORY_CHARGED: "tessera_gpu_memory_charged" "bytes" Gauge GPU,
-        "Sum of what live allocations are charged";
+        "Sum of the charges of live allocations";
     GPU_MEMORY_OUTSIDE: "tessera_gpu_memory_outside" "bytes" Gauge GPU,
-        "Memory of processes of no container of ours, as the driver said at the last look";
+        "Memory of processes outside Tessera's containers, by the driver's last account";
     GPU_CONTEXT: "tessera_gpu_context_overhead" "bytes" Gauge &["gpu", "uuid", "source"],
-        "What new containers are charged for each CUDA context, and where that comes from: configured, measured, formula or default";
+        "Charge of new containers for each CUDA context, and its source: configured, measured, formula or default";
     GPU_CORES_SOLD: "tessera_gpu_cores_sold" "ratio" Gauge GPU,
-        "The part of the GPU's time that live allocations asked for";
+        "Sum of the shares of the GPU's time of live allocations";
     GPU_HEALTH: "tessera_gpu_health" "" Gauge &["gpu", "uuid", "state"],
         "1 for the state that the GPU is in, 0 for the others: healthy, suspect, unhealthy, recovering";
     GPU_SOLD_HERE: "tessera_gpu_available" "" Gauge GPU,
-        "Whether more of the GPU may be handed out: it is not sick, not cordoned, and no other plugin sells it";
+        "Whether more of the GPU may be allocated: it is healthy, not cordoned, and no other plugin advertises it";
     GPU_CORDONED: "tessera_gpu_cordoned" "" Gauge GPU,
-        "Whether somebody has cordoned the GPU (`tessera cordon`): nothing more of it is handed out";
+        "Whether the GPU is cordoned (`tessera cordon`): no more of it is allocated";
     GPU_REPLICAS: "tessera_gpu_replicas" "" Gauge &["gpu", "uuid", "resource", "state"],
-        "Replicas by state: free, held, or unhealthy (nobody holds it and it is not given out)";
+        "Replicas by state: free, held, or unhealthy (not held and not allocatable)";
     GPU_LEASE_HELD: "tessera_gpu_lease_held" "" Gauge GPU,
         "Whether a container holds the lease of the GPU's time; no container that shares it, no series";
     GPU_LEASE_WAITING: "tessera_gpu_lease_waiting" "" Gauge GPU,
@@ -168,39 +168,39 @@ families! {
     BUILD: "tessera_build" "" Info &["version", "page_abi"],
         "The plugin's version, and that of its pages";
     READY: "tessera_ready" "" Gauge NONE,
-        "Whether every resource that is sold is registered and watched by kubelet, as /readyz has it";
+        "Whether every advertised resource is registered and watched by kubelet, as /readyz reports";
     REGISTERED: "tessera_kubelet_registered" "" Gauge &["resource"],
         "Whether a resource is registered and watched by kubelet";
     REGISTRATIONS: "tessera_kubelet_registrations" "" Counter &["resource"],
         "Registrations that kubelet accepted";
     ALLOCATE: "tessera_allocate_duration" "seconds" Histogram &["resource", "outcome"],
-        "How long Allocate took: ok, refused (because of what was asked for) or failed";
+        "How long Allocate took: ok, refused (by the request) or failed";
     PRE_START: "tessera_pre_start_duration" "seconds" Histogram &["resource", "outcome"],
         "How long PreStartContainer took, likewise";
     ALLOCATIONS: "tessera_allocations" "" Gauge &["state"],
         "Allocations: allocated (no container has started yet), started, or parked (its replicas went to a newer one)";
     UNNAMED: "tessera_allocations_unnamed" "" Gauge NONE,
-        "Allocations that are not parked and of which kubelet has not said whose they are; they have no container series";
+        "Allocations, not parked, whose pod kubelet has not named yet; they have no container series";
     ADOPTED: "tessera_allocations_adopted" "" Gauge NONE,
         "Allocations that the plugin's start found by their pages alone, because their records were lost";
     WARNINGS: "tessera_warnings" "" Gauge NONE,
         "Warnings that `tessera status` shows";
     FINDINGS: "tessera_findings" "" Counter &["finding"],
-        "What was found about those who use the GPUs: bypass, unaccounted, stranger, usage_page, mount (docs/trust.md)";
+        "Findings about the use of the GPUs: bypass, unaccounted, stranger, usage_page, mount (docs/trust.md)";
     COMMITS: "tessera_ledger_commits" "" Counter &["outcome"],
         "Transactions of the durable record: ok or failed";
     EVENTS: "tessera_kubernetes_events" "" Counter &["outcome"],
-        "Telling pods by Kubernetes events: requests that the API server took (sent) and did not (failed), and events given up (dropped)";
+        "Kubernetes events on pods: requests that the API server accepted (sent) or not (failed), and events given up (dropped)";
     RELOADS: "tessera_config_reloads" "" Counter &["outcome"],
         "Reloads of the configuration: ok, or refused, so that the last good one stayed";
     RELOAD_OK: "tessera_config_last_reload_successful" "" Gauge NONE,
-        "Whether the last reload of the configuration was taken; 1 before the first";
+        "Whether the last reload of the configuration was accepted; 1 before the first";
     RELOAD_TIME: "tessera_config_last_reload_success_timestamp" "seconds" Gauge NONE,
         "When the configuration in force was read, Unix time";
     ARBITER_UP: "tessera_arbiter_up" "" Gauge NONE,
-        "Whether the thread that divides GPU time answers";
+        "Whether the arbiter's thread answers";
     ARBITER_TURNS: "tessera_arbiter_turn_duration" "seconds" Histogram NONE,
-        "From hearing a container to the gate words that follow from it: the arbiter's part of a hand-over";
+        "From a container's message to the gate words that follow: the arbiter's part of a hand-over";
     ARBITER_COMMANDS: "tessera_arbiter_gate_writes" "" Counter NONE,
         "Gate words written";
 
