@@ -2,7 +2,7 @@
 
 from .report import median
 
-# Task of tests/bench's child, what it is, most that it may cost (docs/design.md), unit.
+# Task of tests/bench's child, what it is, most that it may cost (docs/benchmarks.md), unit.
 CALLS = (
     ("launch", "a launch", 8.0),
     ("mem-get-info", "cuMemGetInfo", 50.0),

@@ -3,7 +3,7 @@
 //! Tenants are `tessera-tenant load`s on a simulated machine of their own ([`machine`]), under the shim
 //! and the plugin's arbiter, which this process hosts ([`host`]), or without both. What each got is
 //! read from the simulator ([`judge`]); of the shim and the arbiter only what they counted is read.
-//! [`suite`] measures what `docs/design.md` promises; [`command`] runs one scenario by name.
+//! [`suite`] measures its goals; [`command`] runs one scenario by name.
 
 mod command;
 mod host;

@@ -1,4 +1,4 @@
-//! What `docs/design.md` promises of the division of GPU time, measured.
+//! The goals of the division of GPU time, measured.
 
 pub mod busy;
 mod caps;
