@@ -451,7 +451,7 @@ fn tenant_warnings(name: &str, region: &Region, counters: Counters) -> Vec<Strin
     if region.observed().stands() {
         warnings.push(format!(
             "{name}: holds device memory outside its account; the log says which process, and \
-             docs/plugin.md what it may be"
+             docs/trust.md what it may be"
         ));
     }
     let mut warn = |count: u64, text: &str| {
