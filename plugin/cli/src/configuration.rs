@@ -17,7 +17,7 @@ use tessera_agent::reload::plan::offline;
 use tessera_api::admin;
 use tessera_api::admin::Format;
 use tessera_api::admin::client::{EXIT_UNAVAILABLE, call};
-use tessera_config::{Config, ConfigError, ConfigFile, Judged, Problem, keys};
+use tessera_config::{Config, ConfigError, ConfigFile, Judged, keys};
 use tessera_gpu::nvml::NvmlDiscovery;
 use tessera_gpu::{Discovery, DiscoveryError};
 use tessera_model::gpu::Gpu;
@@ -103,17 +103,14 @@ fn read(path: &Path) -> anyhow::Result<Judged> {
 }
 
 fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
-    let Judged { config, problems, .. } = judged;
-    let mut problems: Vec<Problem> = problems.clone();
+    let config = &judged.config;
     let discovery = NvmlDiscovery::new(nvml_library(config));
-    let gpus = match judged.is_readable_on_gpus() {
+    let gpus = match judged.names_gpus() {
         true => discovery.gpus(&config.gpus),
         false => Err(DiscoveryError::Nvml("not asked: the file is bad".to_owned())),
     };
-    if let Ok(gpus) = &gpus {
-        problems.extend(capacity::check(gpus, config));
-        problems.sort_by_key(|problem| problem.line);
-    }
+    let known = gpus.as_deref().unwrap_or_default();
+    let problems = capacity::check_all(known, judged);
     if !problems.is_empty() {
         return Err(ConfigError { file: config.source.file.clone(), problems }.into());
     }

@@ -138,14 +138,11 @@ impl Judged {
         Judged { config: Config { source, ..Config::default() }, text: String::new(), problems }
     }
 
-    /// Whether what it says of shares and GPUs could be read, so that more can be said about it.
+    /// Whether it could be read which GPUs it is about.
     #[must_use]
-    pub fn is_readable_on_gpus(&self) -> bool {
-        let parts = ["resource", "gpus", "share", "layout", "pages"];
-        let bears = |problem: &Problem| {
-            problem.key.is_empty() || parts.iter().any(|part| problem.key.starts_with(part))
-        };
-        !self.problems.iter().any(bears)
+    pub fn names_gpus(&self) -> bool {
+        let others = ["", "gpus", "gpus.include", "gpus.exclude"];
+        !self.problems.iter().any(|problem| others.contains(&problem.key.as_str()))
     }
 
     fn error(&self) -> ConfigError {

@@ -19,7 +19,7 @@
 
 mod check;
 
-pub use check::{check, remarks};
+pub use check::{check, check_all, remarks};
 
 use tessera_config::Config;
 use tessera_model::gpu::Gpu;

@@ -206,24 +206,29 @@ impl Reloader {
         let path = file.path().display();
         lock(&self.state).attempted_unix_ms = unix_ms();
         let before = self.current.get();
-        let Judged { mut config, text, mut problems } = judged;
+        let (mut config, mut problems) = (judged.config.clone(), judged.problems.clone());
         let mut ground = None;
-        if problems.is_empty() {
-            match self.ground(&config) {
-                Ok(found) => ground = found,
-                Err(why) => problems.push(config.source.problem(
+        let gpus = match judged.names_gpus().then(|| self.ground(&config)) {
+            Some(Ok(found)) => {
+                ground = found;
+                let agent = self.agent.get();
+                let here = |ground: &Ground| ground.gpus.clone();
+                agent.map(|agent| {
+                    let known = || agent.inventory().catalogue().devices();
+                    ground.as_ref().map_or_else(known, here)
+                })
+            }
+            Some(Err(why)) if problems.is_empty() => {
+                problems.push(config.source.problem(
                     "gpus.include",
                     format!("takes effect only if the driver says what GPUs there are: {why}"),
-                )),
+                ));
+                None
             }
-        }
-        if problems.is_empty()
-            && let Some(agent) = self.agent.get()
-        {
-            let gpus = ground
-                .as_ref()
-                .map_or_else(|| agent.inventory().catalogue().devices(), |g| g.gpus.clone());
-            problems = capacity::check(&gpus, &config);
+            Some(Err(_)) | None => None,
+        };
+        if let Some(gpus) = gpus {
+            problems = capacity::check_all(&gpus, &judged);
             if problems.is_empty() {
                 self.remark(&gpus, &config);
             }
@@ -261,8 +266,8 @@ impl Reloader {
         if listed {
             self.say("unsold", Some(self.discovery.unsold().join("; ")).filter(|s| !s.is_empty()));
         }
-        self.keep(&text);
-        self.accept(&text, &changes, &waiting);
+        self.keep(&judged.text);
+        self.accept(&judged.text, &changes, &waiting);
         if let Some(agent) = self.agent.get() {
             agent.meters().reloaded(true, unix_ms());
         }

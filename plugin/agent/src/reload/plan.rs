@@ -41,7 +41,8 @@ impl Reloader {
     /// What `text` would change in this plugin. Blocking: it may ask the driver.
     #[must_use]
     pub fn plan(&self, text: String, file: &Path) -> PlanResponse {
-        let Judged { mut config, mut problems, .. } = Judged::of(text, file);
+        let judged = Judged::of(text, file);
+        let (mut config, mut problems) = (judged.config.clone(), judged.problems.clone());
         let Some(node) = self.agent.get() else {
             let waits = "the plugin waits for GPUs: what they would be cut into is not known";
             return without_gpus(&self.current.get(), &config, &problems, waits);
@@ -51,7 +52,7 @@ impl Reloader {
         let before = self.current.get();
         let mut notes = Vec::new();
         let mut gpus = node.inventory().catalogue().devices();
-        if problems.is_empty() {
+        if judged.names_gpus() {
             match self.ground(&config) {
                 Ok(Some(ground)) => gpus = ground.gpus,
                 Ok(None) => {}
@@ -60,7 +61,7 @@ impl Reloader {
                      configuration would be refused: {why}"
                 )),
             }
-            problems = capacity::check(&gpus, &config);
+            problems = capacity::check_all(&gpus, &judged);
         }
         if !problems.is_empty() {
             return refused(&problems);
@@ -91,13 +92,13 @@ pub fn offline(
     mut notes: Vec<String>,
 ) -> PlanResponse {
     let config = &judged.config;
-    let Some((old, new)) = gpus.filter(|_| judged.problems.is_empty()) else {
+    let Some((old, new)) = gpus else {
         let unknown = "what GPUs would be cut into is not known without them";
         let mut response = without_gpus(before, config, &judged.problems, unknown);
         response.notes.append(&mut notes);
         return response;
     };
-    let problems = capacity::check(new, config);
+    let problems = capacity::check_all(new, judged);
     if !problems.is_empty() {
         return refused(&problems);
     }

@@ -85,6 +85,103 @@ pages = \"run/pages\"
     assert_eq!(places(text), want);
 }
 
+/// A fault of each kind: all are reported, each once, and nothing that only follows from one.
+#[test]
+fn faults_of_all_kinds_are_reported_together() {
+    let text = "\
+[share]
+replicas = \"four\"
+cores = \"400%\"
+plecement = \"best\"
+memory =
+[gpus]
+include = [1, \"0\", true]
+reserve = \"12MB\"
+[compute]
+quantum_min = \"9ms\"
+drain_min = 5
+drain_max = \"1ms\"
+[driver]
+root = \"/a\"
+libraries = \"/b\"
+mounts = [{ host = \"/a\" }]
+[[layout]]
+gpus = [\"0\"]
+shares = [{ resource = \"a.b/c\", memory = \"60%\", count = 2 }]
+[log]
+format = \"text\"
+format = \"json\"
+";
+    let mut want: Vec<(&str, Option<usize>)> = vec![("", Some(5)), ("", Some(22))];
+    want.extend([("share.replicas", 2), ("share.cores", 3), ("share.plecement", 4)].map(line));
+    want.extend([("gpus.include", 7), ("gpus.include", 7), ("gpus.reserve", 8)].map(line));
+    // The quantum may stand in the line with the syntax error, and a mount's directory too.
+    want.extend([("compute.drain_min", 11), ("driver.root", 14)].map(line));
+    want.extend([("layout[0].shares", 19)].map(line));
+    let found = problems(text);
+    let found: Vec<_> = found.iter().map(|p| (p.key.as_str(), p.line)).collect();
+    assert_eq!(found, want);
+
+    // Without the syntax errors, what is missing and what must hold between keys is known.
+    let text = text.replace("memory =\n", "\n").replace("format = \"json\"\n", "");
+    want.drain(..2);
+    want.extend([("compute.quantum_min", 10), ("driver.mounts[0].container", 16)].map(line));
+    want.sort_by_key(|(_, line)| *line);
+    assert_eq!(places(&text), want.iter().map(|(k, l)| ((*k).to_owned(), *l)).collect::<Vec<_>>());
+}
+
+fn line((key, line): (&str, usize)) -> (&str, Option<usize>) {
+    (key, Some(line))
+}
+
+/// What follows a syntax error that may have changed its meaning is not reported.
+#[test]
+fn what_a_syntax_error_may_have_caused_is_not_reported() {
+    for (text, want) in [
+        ("[log]\nformat = 1\n[share\nreplicas = 0\n", vec![("", 3), ("log.format", 2)]),
+        ("[share]\nreplicas = 0\n[gpus]\ninclude = [\nreserve = 1\n", vec![("share.replicas", 2)]),
+    ] {
+        let found = places(text);
+        for (key, line) in want {
+            assert!(found.contains(&(key.to_owned(), Some(line))), "{text}: {found:?}");
+        }
+        assert!(found.iter().all(|(key, line)| key.is_empty() || *line < Some(4)), "{found:?}");
+    }
+}
+
+/// Twice the faults take about twice the time, of whatever kind they are.
+#[test]
+fn faults_are_found_in_linear_time() {
+    let kinds: [fn(usize) -> String; 5] = [
+        |n| format!("unknown{n} = 1\n"),
+        |n| format!("[[layout]]\ngpus = [{n}]\n"),
+        |n| {
+            format!(
+                "[[layout]]\ngpus = [\"{n}\"]\nshares = [{{ resource = \"a.b/c\", split = 1 }}]\n"
+            )
+        },
+        |n| {
+            format!(
+                "[[layout]]\ngpus = [\"{n}\"]\nshares = [{{ resource = \"a.b/c\", memory = \"101%\" }}]\n"
+            )
+        },
+        |n| format!("= {n}\n"),
+    ];
+    for kind in kinds {
+        let time = |count: usize| {
+            let text: String = (0..count).map(kind).collect();
+            let times = (0..3).map(|_| {
+                let begin = std::time::Instant::now();
+                assert!(!parse(&text, None).1.is_empty());
+                begin.elapsed()
+            });
+            times.min().unwrap_or_default()
+        };
+        let (one, eight) = (time(300), time(2_400));
+        assert!(eight < one * 30, "{}: {one:?} and {eight:?}", kind(0));
+    }
+}
+
 #[test]
 fn a_mistyped_key_is_answered_with_the_likely_one() {
     let found = problems("[share]\nmemroy = 1\n");

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{Capacity, judge};
 use crate::shares;
 use crate::shares::Share;
-use tessera_config::{Config, MOST_PROBLEMS, Problem, TmpfsPolicy, first};
+use tessera_config::{Config, Judged, MOST_PROBLEMS, Problem, TmpfsPolicy, first};
 use tessera_model::gpu::Gpu;
 use tessera_model::quantity::format_bytes;
 use tessera_region::layout;
@@ -36,6 +36,44 @@ pub fn check(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
         }
     }
     first(problems)
+}
+
+/// What is wrong with a text, and with what it says on these GPUs. Of that, what no problem with the text may
+/// be the cause of: a key that is wrong counts as the least that it can be, and where there is no least, what
+/// depends on it is left out.
+#[must_use]
+pub fn check_all(gpus: &[Gpu], judged: &Judged) -> Vec<Problem> {
+    let mut problems = judged.problems.clone();
+    if judged.names_gpus() {
+        let is_bad = |key: &str| judged.problems.iter().any(|problem| problem.key == key);
+        let mut config = judged.config.clone();
+        if is_bad("gpus.reserve") {
+            config.gpus.reserve_bytes = 0;
+        }
+        if is_bad("gpus.context_overhead") {
+            config.gpus.context_overhead_bytes = Some(0);
+        }
+        let on_gpus = check(gpus, &config).into_iter();
+        problems.extend(
+            on_gpus.filter(|found| !judged.problems.iter().any(|bad| explains(bad, found))),
+        );
+        problems.sort_by_key(|problem| problem.line);
+    }
+    first(problems)
+}
+
+/// Whether a problem with the text may be the cause of one on a GPU.
+fn explains(bad: &Problem, found: &Problem) -> bool {
+    let idle = [".compute", ".placement", ".split", ".cores", ".resource"];
+    if idle.iter().any(|end| bad.key.ends_with(end)) {
+        return false;
+    }
+    let part = |key: &str| key.split('.').next().unwrap_or_default().to_owned();
+    let (bad_part, found_part) = (part(&bad.key), part(&found.key));
+    // Without its list, a layout may count for other GPUs.
+    let is_anywhere = bad.key == "layout" || bad.key.ends_with("].gpus") || bad.key == bad_part;
+    bad_part == found_part
+        || (is_anywhere && bad_part.starts_with("layout") && found_part != "gpus")
 }
 
 /// What is odd about a configuration on these GPUs and no error, a sentence each.

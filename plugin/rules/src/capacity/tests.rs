@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use tessera_config::Judged;
 
 const GIB: u64 = 1 << 30;
 
@@ -34,6 +35,38 @@ fn replicas_smaller_than_a_context_are_impossible() {
     let problems = check(&[gpu(16 * GIB)], &config);
     assert_eq!(problems.len(), 1);
     assert_eq!((problems[0].key.as_str(), problems[0].line), ("share.replicas", Some(2)));
+}
+
+/// What is impossible on a GPU is said beside what is wrong with the text, unless that may be its cause.
+#[test]
+fn a_fault_in_the_text_hides_nothing_that_is_impossible_anyway() {
+    let impossible = "[share]\nmemory = \"8Gi\"\n";
+    let layout = |memory: &str| {
+        format!(
+            "[[layout]]\ngpus = [\"GPU-b\"]\nshares = [{{ resource = \"a.b/c\", memory = {memory} }}]\n"
+        )
+    };
+    let large = layout("\"70Gi\"");
+    for (text, want) in [
+        (format!("{impossible}compute = 1\n"), &["share.memory", "share.compute"][..]),
+        (format!("{impossible}[gpus]\nreserve = \"12MB\"\n"), &["share.memory", "gpus.reserve"]),
+        (format!("{impossible}[gpus]\naudit_slack = 0\n"), &["share.memory", "gpus.audit_slack"]),
+        (format!("{impossible}replicas = \"four\"\n"), &["share.replicas"]),
+        (format!("{impossible}[gpus]\ninclude = 1\n"), &["gpus.include"]),
+        (format!("{impossible}{}", layout("1.5.2")), &[""]),
+        (
+            format!("{impossible}{}", layout("\"1x\"")),
+            &["share.memory", "layout[0].shares[0].memory"],
+        ),
+        (format!("{large}[share]\nmemroy = 1\n"), &["layout[0].shares", "share.memroy"]),
+        (format!("[gpus]\nreserve = \"1x\"\n{large}"), &["gpus.reserve", "layout[0].shares"]),
+    ] {
+        let judged = Judged::of(text.clone(), std::path::Path::new("file"));
+        let gpus = [gpu(16 * GIB), Gpu { memory_bytes: 16 * GIB, ..Gpu::example("GPU-b", 1) }];
+        let mut found: Vec<_> = check_all(&gpus, &judged).into_iter().map(|p| p.key).collect();
+        found.dedup();
+        assert_eq!(found, want, "{text}");
+    }
 }
 
 #[test]
