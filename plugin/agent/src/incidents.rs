@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tessera_model::audit::{Event, What};
 use tessera_model::duration;
+use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::Record;
 use tessera_tenant::regions::{Region, Use};
@@ -205,10 +206,10 @@ fn delayed(old: &Time, new: &Time, passed: Duration, within: &str) -> Option<(Wh
     }
     let seconds = |ns: u64| format!("{}.{} s", ns / 1_000_000_000, ns / 100_000_000 % 10);
     let mut reason = format!(
-        "waited {} of {within} for the GPU and got {}m of the {}m that it asks for",
+        "waited {} of {within} for the GPU and got {} of the {} that it asks for",
         seconds(waited),
-        new.got_millis,
-        new.asked_millis
+        format_cores(new.got_millis),
+        format_cores(new.asked_millis)
     );
     if long {
         reason += &format!("; its longest wait was {}", seconds(new.longest_ns));
@@ -311,7 +312,7 @@ mod tests {
         let before = waiting(0, 100);
         let [event] = told(&record(1), &[&before, &waiting(8, 100)]).try_into().unwrap();
         assert_eq!(event.what, What::Delayed { waited_ms: 8000, within_ms: 10_000 });
-        let reason = "waited 8.0 s of 10s for the GPU and got 100m of the 500m that it asks for; \
+        let reason = "waited 8.0 s of 10s for the GPU and got 10% of the 50% that it asks for; \
                       prod/train had the lease";
         assert_eq!(event.reason.as_deref(), Some(reason));
         assert_eq!(told(&record(1), &[&before, &waiting(8, 490)]), [], "it got its share");

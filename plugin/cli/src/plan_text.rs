@@ -10,6 +10,7 @@ use tessera_kubelet_api::admin::{
 
 use tessera_api::admin;
 use tessera_api::admin::{table, words};
+use tessera_model::percent::format_cores;
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
 
@@ -119,7 +120,9 @@ fn share_row(change: &ShareChange) -> Vec<String> {
         change.resource_name.clone(),
         both(&|view| view.replicas.to_string()),
         both(&|view| format_bytes(view.memory_bytes)),
-        both(&|view| format!("{}m {}", view.cores_millis, words::policy(view.policy()))),
+        both(&|view| {
+            format!("{} {}", format_cores(view.cores_millis), words::policy(view.policy()))
+        }),
         words.join(", "),
     ]
 }

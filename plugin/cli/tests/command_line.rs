@@ -87,12 +87,12 @@ async fn config_check_shows_what_each_gpu_would_be_sold_as() {
         ["GPU", "NAME", "UUID", "RESOURCE", "REPLICAS", "MEMORY", "CORES"],
         "{table}"
     );
-    assert_eq!((rows[1][0], &rows[1][3..5], rows[1][6]), ("0", &[GPU, "4"][..], "250m burst"));
+    assert_eq!((rows[1][0], &rows[1][3..5], rows[1][6]), ("0", &[GPU, "4"][..], "25% burst"));
     assert_eq!(
         (rows[2][0], &rows[2][3..5], rows[2][6]),
-        ("1", &["x.dev/large", "1"][..], "500m burst")
+        ("1", &["x.dev/large", "1"][..], "50% burst")
     );
-    assert_eq!((&rows[3][..2], rows[3][3]), (&["x.dev/small", "2"][..], "250m strict"));
+    assert_eq!((&rows[3][..2], rows[3][3]), (&["x.dev/small", "2"][..], "25% strict"));
     assert_eq!(rows[4], ["ok"], "{table}");
 }
 

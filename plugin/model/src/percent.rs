@@ -19,8 +19,8 @@ pub fn parse_cores(text: &str) -> Result<u32, String> {
 
 /// A share of a GPU's time for people, `25%`, of thousandths of the GPU.
 #[must_use]
-pub fn format_cores(millis: u64) -> String {
-    format_percent(millis.saturating_mul(100))
+pub fn format_cores(millis: impl Into<u64>) -> String {
+    format_percent(millis.into().saturating_mul(100))
 }
 
 /// A percentage, of thousandths of a percent.
@@ -39,7 +39,7 @@ mod tests {
     #[test]
     fn a_share_is_written_as_it_is_read() {
         for (millis, text) in [(1, "0.1%"), (250, "25%"), (333, "33.3%"), (1000, "100%")] {
-            assert_eq!(format_cores(millis.into()), text);
+            assert_eq!(format_cores(millis), text);
             assert_eq!(parse_cores(text), Ok(millis));
         }
         assert_eq!(format_percent(100_002), "100.002%");

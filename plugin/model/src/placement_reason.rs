@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::percent::format_cores;
 use crate::quantity::format_bytes;
 use crate::replica::Replica;
 use crate::sharing::Placement;
@@ -98,7 +99,7 @@ impl PlacementReason {
     pub fn of_allocation(&self, replicas: &[String], grants: &[crate::record::Grant]) -> String {
         let limits = grants.iter().map(|grant| {
             let memory = format_bytes(grant.memory_limit_bytes);
-            format!("{memory} and {}m of {}", grant.cores_millis, grant.uuid)
+            format!("{memory} and {} of {}", format_cores(grant.cores_millis), grant.uuid)
         });
         let limits: Vec<String> = limits.collect();
         let (names, why) = (replicas.join(", "), self.sentence(replicas));

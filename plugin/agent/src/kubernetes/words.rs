@@ -5,6 +5,7 @@
 
 use tessera_model::audit::{Event, What};
 use tessera_model::health;
+use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 
 /// Longest message: core/v1 allows 1024 bytes (`pkg/apis/core/validation/events.go`, NoteLengthLimit).
@@ -113,7 +114,8 @@ pub fn words(line: &Event) -> Option<Words> {
 
 fn limits(limits: &[tessera_model::audit::Limits]) -> String {
     let one = |l: &tessera_model::audit::Limits| {
-        format!("{} and {}m of {}", format_bytes(l.memory_limit_bytes), l.cores_millis, l.uuid)
+        let (memory, cores) = (format_bytes(l.memory_limit_bytes), format_cores(l.cores_millis));
+        format!("{memory} and {cores} of {}", l.uuid)
     };
     limits.iter().map(one).collect::<Vec<_>>().join(", ")
 }

@@ -263,6 +263,6 @@ pub fn limits(memory_bytes: u64, cores_millis: u32, compute: Compute) -> String 
         Compute::Strict => "strict",
         Compute::None => "compute not limited",
     };
-    let cores = format_cores(cores_millis.into());
+    let cores = format_cores(cores_millis);
     format!("{}, {cores} {word}", format_bytes(memory_bytes))
 }

@@ -5,6 +5,7 @@ use tessera_kubelet_api::admin::{Allocation, ComputeUse, Gpu};
 
 use tessera_arbiter::policy::State;
 use tessera_arbiter::{TenantShare, View};
+use tessera_model::percent::format_cores;
 
 /// What an allocation got.
 pub(super) fn of_allocation(share: &TenantShare) -> ComputeUse {
@@ -73,7 +74,8 @@ pub(super) fn holder(gpu: &Gpu, allocations: &[Allocation]) -> String {
 /// What an allocation got in the last second and in the last ten, and how it stands.
 pub(super) fn cell(allocation: &Allocation) -> String {
     let Some(compute) = &allocation.compute else { return "-".to_owned() };
-    format!("{}m {}m {}", compute.got_1s_millis, compute.got_10s_millis, compute.gate)
+    let got = [compute.got_1s_millis, compute.got_10s_millis].map(format_cores);
+    format!("{} {} {}", got[0], got[1], compute.gate)
 }
 
 /// [`ComputeUse`] with the names of `admin_v1.proto`.
@@ -144,7 +146,7 @@ mod tests {
     fn text_says_who_has_the_lease_and_what_each_got() {
         let text = table::text(&status());
         assert_eq!(cell(&text, "LEASE", "GPU-a"), "ns/llm-0 and late id-gone (2 wait)");
-        assert_eq!(cell(&text, "GOT 1s 10s", "llm-0"), "620m 505m closed");
+        assert_eq!(cell(&text, "GOT 1s 10s", "llm-0"), "62% 50.5% closed");
         assert_eq!(cell(&text, "GOT 1s 10s", "quiet"), "-");
         let idle = Gpu { uuid: "GPU-a".into(), ..Gpu::default() };
         let text = table::text(&StatusResponse { gpus: vec![idle], ..status() });

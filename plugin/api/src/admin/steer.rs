@@ -15,6 +15,7 @@ use tessera_agent::allocations::Target;
 use tessera_agent::allocations::steer::{Ask, Changed, How, SteerError};
 use tessera_agent::{Agent, Cordons};
 use tessera_model::audit::By;
+use tessera_model::percent::format_cores;
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
 use tessera_model::sharing::Compute;
@@ -160,7 +161,8 @@ fn set_command(request: &SetQuotaRequest) -> String {
         text.push_str(&format!(" --memory {}", format_bytes(bytes).replace(' ', "")));
     }
     if let Some(millis) = request.cores_millis {
-        text.push_str(&format!(" --cores {}", percent(millis)));
+        let percent = format_cores(millis);
+        text.push_str(&format!(" --cores {}", percent.trim_end_matches('%')));
     }
     if request.policy() != ComputePolicy::Unspecified {
         text.push_str(&format!(" --policy {}", policy_name(request.policy())));
@@ -184,14 +186,6 @@ fn reset_command(request: &ResetQuotaRequest) -> String {
 fn with_reason(command: &mut String, reason: &str) {
     if !reason.is_empty() {
         command.push_str(&format!(" --reason {reason:?}"));
-    }
-}
-
-/// Thousandths as percent.
-pub(super) fn percent(millis: u32) -> String {
-    match millis % 10 {
-        0 => format!("{}", millis / 10),
-        tenth => format!("{}.{tenth}", millis / 10),
     }
 }
 

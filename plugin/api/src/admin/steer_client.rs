@@ -14,11 +14,10 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::client::{EXIT_UNAVAILABLE, TIMEOUT, connect};
-use super::steer::percent;
 use super::table;
 use super::table::policy_name;
 use tessera_config::Config;
-use tessera_model::percent::parse_cores;
+use tessera_model::percent::{format_cores, parse_cores};
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
 use tessera_model::quantity::parse_bytes;
@@ -237,7 +236,7 @@ fn tell<T>(answer: Answer<T>, text: impl FnOnce(&T) -> String) -> anyhow::Result
 fn limits_cells(limits: &Limits) -> [String; 2] {
     [
         format_bytes(limits.memory_limit_bytes),
-        format!("{} % {}", percent(limits.cores_millis), policy_name(limits.policy())),
+        format!("{} {}", format_cores(limits.cores_millis), policy_name(limits.policy())),
     ]
 }
 
@@ -371,7 +370,7 @@ mod tests {
         };
         let text = quota_text(&answer, false);
         assert!(text.starts_with("allocation abc: changed\n"), "{text}");
-        assert!(text.contains("8 GiB -> 12 GiB  40 % strict  1 GiB"), "{text}");
+        assert!(text.contains("8 GiB -> 12 GiB  40% strict  1 GiB"), "{text}");
         assert!(text.contains("note: take care"), "{text}");
         assert!(quota_text(&answer, true).contains("dry run"));
     }
@@ -397,7 +396,7 @@ mod tests {
         };
         let all = [allocation("x", Some(limits(8, 250))), allocation("y", None)];
         let text = show_text(&all, None);
-        assert!(text.contains("12 GiB  40 % burst  8 GiB, 25 % strict"), "{text}");
+        assert!(text.contains("12 GiB  40% burst  8 GiB, 25% strict"), "{text}");
         assert!(text.contains("the same"), "{text}");
         let text = show_text(&all, Some("one/y"));
         assert!(text.contains("id-y") && !text.contains("id-x"), "{text}");

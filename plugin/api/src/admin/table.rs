@@ -13,6 +13,7 @@ use tessera_kubelet_api::admin::{
 use super::compute;
 use tessera_config::Config;
 use tessera_model::duration;
+use tessera_model::percent::format_cores;
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
 use tessera_rules::shares;
@@ -111,7 +112,7 @@ pub fn offers(gpus: &[tessera_model::gpu::Gpu], config: &Config) -> String {
                 share.resource,
                 share.count.to_string(),
                 format_bytes(share.limit.memory_bytes),
-                format!("{} {}", cores(share.limit.cores_millis), share.compute.name()),
+                format!("{} {}", format_cores(share.limit.cores_millis), share.compute.name()),
             ]
         })
     });
@@ -172,10 +173,6 @@ fn free_replicas(gpu: &Gpu) -> String {
     }
 }
 
-fn cores(millis: u32) -> String {
-    format!("{millis}m")
-}
-
 fn gpu_row(gpu: &Gpu) -> Vec<String> {
     let health = match (gpu.state(), gpu.health()) {
         // Also one that is held back for another reason than its health.
@@ -194,7 +191,7 @@ fn gpu_row(gpu: &Gpu) -> Vec<String> {
         format_bytes(gpu.memory_used_bytes),
         format_bytes(gpu.memory_limits_bytes),
         format_bytes(gpu.memory_charged_bytes),
-        cores(gpu.cores_millis),
+        format_cores(gpu.cores_millis),
         free_replicas(gpu),
     ]
 }
@@ -258,7 +255,10 @@ fn allocation_rows(allocation: &Allocation) -> Vec<Vec<String>> {
             format_bytes(used.memory_overhead_bytes),
             used.memory_nvml_bytes.map_or_else(|| "-".to_owned(), format_bytes),
             format_bytes(used.memory_peak_bytes),
-            changed(format!("{} {}", cores(used.cores_millis), policy_name(used.policy())), used),
+            changed(
+                format!("{} {}", format_cores(used.cores_millis), policy_name(used.policy())),
+                used,
+            ),
             once(compute::cell(allocation)),
             once(allocation.processes.len().to_string()),
             once(allocation.refusals.to_string()),
@@ -558,7 +558,7 @@ mod tests {
         let allocated = Limits { memory_limit_bytes, cores_millis: 250, ..Limits::default() };
         status.allocations[0].gpus[0].allocated = Some(allocated);
         let text = text(&status);
-        assert!(text.contains("8 GiB*") && text.contains("500m burst*"), "{text}");
+        assert!(text.contains("8 GiB*") && text.contains("50% burst*"), "{text}");
         assert!(text.contains("tessera quota show"), "{text}");
         let used = &json(&status)["allocations"][0]["gpus"][0];
         assert_eq!(used["allocated"]["memory_limit_bytes"], 4u64 << 30);

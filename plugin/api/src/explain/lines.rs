@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use tessera_kubelet_api::admin::{Incident, TrailLine};
 
 use tessera_model::audit::{Event, Limits, What};
+use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 
 /// A line as the admin service tells it.
@@ -31,7 +32,8 @@ fn text(event: &Event) -> String {
     let limits = |limits: &[Limits]| {
         let one = |l: &Limits| {
             let memory = format_bytes(l.memory_limit_bytes);
-            format!("{memory}, {}m {} on {}", l.cores_millis, l.compute.name(), l.uuid)
+            let cores = format_cores(l.cores_millis);
+            format!("{memory}, {cores} {} on {}", l.compute.name(), l.uuid)
         };
         limits.iter().map(one).collect::<Vec<_>>().join("; ")
     };

@@ -75,11 +75,11 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
         let place = origin::table(device, &facts.config);
         let share = |share: shares::Share| {
             format!(
-                "{} × {}: {} and {}m {} each ({place})",
+                "{} × {}: {} and {} {} each ({place})",
                 share.count,
                 share.resource,
                 tessera_model::quantity::format_bytes(share.limit.memory_bytes),
-                share.limit.cores_millis,
+                tessera_model::percent::format_cores(share.limit.cores_millis),
                 share.compute.name()
             )
         };

@@ -4,6 +4,7 @@ use super::Facts;
 use tessera_config::Config;
 use tessera_model::audit::{Event, Limits, What};
 use tessera_model::gpu::Gpu;
+use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::{Grant, Record};
 use tessera_model::time_format;
@@ -70,7 +71,11 @@ pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]
     let same_cores = cores == u64::from(grant.cores_millis) && share.compute == grant.compute;
     Origin {
         memory: from("memory", memory == grant.memory_limit_bytes, format_bytes(memory)),
-        cores: from("cores", same_cores, format!("{cores}m {}", share.compute.name())),
+        cores: from(
+            "cores",
+            same_cores,
+            format!("{} {}", format_cores(cores), share.compute.name()),
+        ),
     }
 }
 

@@ -9,6 +9,7 @@ use tessera_kubelet_api::admin::{
 
 use crate::admin;
 use crate::admin::words;
+use tessera_model::percent::format_cores;
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
@@ -137,7 +138,7 @@ fn times(times: u64) -> String {
 
 fn limit_lines(story: &AllocationStory, limit: &Limit) -> Vec<String> {
     let memory = format_bytes(limit.memory_limit_bytes);
-    let cores = limit.cores_millis;
+    let cores = format_cores(limit.cores_millis);
     let policy = words::policy(limit.policy());
     let what = match limit.policy() {
         ComputePolicy::Strict => "a hard cap",
@@ -147,7 +148,7 @@ fn limit_lines(story: &AllocationStory, limit: &Limit) -> Vec<String> {
     };
     let mut lines = vec![
         format!("{}: memory {memory}, {}", limit.gpu_uuid, limit.memory_origin),
-        format!("  GPU time {cores}m {policy} ({what}), {}", limit.cores_origin),
+        format!("  GPU time {cores} {policy} ({what}), {}", limit.cores_origin),
     ];
     let now = story.now.as_ref();
     let used = now.and_then(|now| now.gpus.iter().find(|used| used.gpu_uuid == limit.gpu_uuid));
@@ -167,9 +168,9 @@ fn limit_lines(story: &AllocationStory, limit: &Limit) -> Vec<String> {
     }
     if let Some(compute) = now.and_then(|now| now.compute.as_ref()) {
         lines.push(format!(
-            "  got {}m in 1 s, {}m in 10 s; waited {} s for it in all; gate {}",
-            compute.got_1s_millis,
-            compute.got_10s_millis,
+            "  got {} in 1 s, {} in 10 s; waited {} s for it in all; gate {}",
+            format_cores(compute.got_1s_millis),
+            format_cores(compute.got_10s_millis),
             compute.waited_us / 1_000_000,
             compute.gate
         ));

@@ -236,7 +236,7 @@ fn a_layout_is_named_by_its_key() {
         "1 × layout[0].shares[1].memory (line 3)"
     );
     let cut = &answer(&facts, "0").unwrap().gpus[0].cut;
-    assert!(cut[1].starts_with("1 × tessera.dev/gpu: 8 GiB and 250m burst each"), "{cut:?}");
+    assert!(cut[1].starts_with("1 × tessera.dev/gpu: 8 GiB and 25% burst each"), "{cut:?}");
 }
 
 #[test]

@@ -156,10 +156,10 @@ GPU HEALTH            USED/SOLD/TOTAL       QUANT WAIT LEASE
   0 healthy    ###... 21G/20G/40G           5.0ms    1 prod/llama-7d4b9c-x2
   1 healthy    ###... 21G/20G/40G           5.0ms    0 -
 POD/CONTAINER        GPU      USED/QUOTA    ASK GOT1s GOT10s WAIT REFUSED LNCH/s
-prod/llam~-x2/server   0 ###. 9.6G/10G     500m  620m   620m   1%      24    10k
-prod/train/server      0 #... 3G/10G       500m  300m   300m   0%       0      0
-                       1 #... 3G/10G       500m
-prod/asr-0/server      0 #... 1G/10G       500m  100m   100m  80%       0   800k
+prod/llam~-x2/server   0 ###. 9.6G/10G      50%   62%    62%   1%      24    10k
+prod/train/server      0 #... 3G/10G        50%   30%    30%   0%       0      0
+                       1 #... 3G/10G        50%
+prod/asr-0/server      0 #... 1G/10G        50%   10%    10%  80%       0   800k
 
 
 

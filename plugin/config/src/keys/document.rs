@@ -15,7 +15,7 @@ const HEAD: &str = "\
 `tessera serve --config FILE` reads one TOML file; without `--config`, `/etc/tessera/config.toml` counts
 where it exists, and the defaults where it does not. [config.toml](../config.toml) is every key with its
 default and more words. A key that is left out keeps its default; one that does not exist, or a value
-that makes no sense, is an error, and all errors are told at once.
+that makes no sense, is an error.
 
 - `tessera config check FILE` tells every error, with line and key, also against this machine's GPUs.
 - `tessera config plan FILE` tells what it would change, for the node and for each running allocation.
@@ -27,8 +27,13 @@ that makes no sense, is an error, and all errors are told at once.
 runs keeps what it was given until its pod ends. *After a restart* of the plugin: until then the value
 before holds, and `tessera status` says so; running pods do not notice the restart.
 
-**Quantities** are Kubernetes': `123Mi`, `129M`, `129e6`, `1.5Gi`, `250m`, or a plain number. **Times**
-are written `500ms`, `10s`, `5m`, `1h`. A **percentage** is a string such as `\"25%\"`.
+**Quantities** are Kubernetes': `123Mi`, `129M`, `129e6`, `1.5Gi`, or a plain number. **Times** are written
+`500ms`, `10s`, `5m`, `1h`. A **share** of a GPU's time is a percentage, a string such as `\"25%\"`, here and
+wherever people read one; `\"250m\"` and `0.25` GPUs mean the same. In JSON it is a whole number of thousandths of a
+GPU (`cores_millis`, `got_1s_millis`), in metrics a part of 1 (`tessera_container_cores_ratio`).
+
+All errors are reported in one go, but for what may only follow from another. `tessera config schema` prints what a
+file may say as JSON Schema; the chart's `values.schema.json` is made of it, so that Helm refuses what the plugin would.
 ";
 
 /// The whole page.

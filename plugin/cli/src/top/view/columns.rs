@@ -6,6 +6,7 @@ use ratatui::text::{Line, Span};
 use super::{Page, Paint};
 use crate::top::model::{Model, Row};
 use crate::top::text::{bytes, cut, dash, per_second, percent};
+use tessera_model::percent::format_cores;
 
 /// A column of fixed width; the name takes what they leave.
 struct Column {
@@ -182,12 +183,12 @@ fn memory(row: &Row, paint: Paint) -> (String, Style) {
 }
 
 fn asked(row: &Row, _: Paint) -> (String, Style) {
-    (format!("{}m", row.asked_millis), Style::new())
+    (format_cores(row.asked_millis), Style::new())
 }
 
 fn got(row: &Row, millis: Option<u32>, paint: Paint) -> (String, Style) {
     let style = if row.is_short() { paint.warn() } else { Style::new() };
-    (once(row, dash(millis.map(|millis| format!("{millis}m")))), style)
+    (once(row, dash(millis.map(format_cores))), style)
 }
 
 fn waited(row: &Row, paint: Paint) -> (String, Style) {
