@@ -163,4 +163,14 @@ def make():
         "$comment": "Made by tests/deploy/update from values.yaml and `tessera config schema`.",
         "definitions": {"config": configuration()},
     }
-    return json.dumps(head | schema, indent=1, ensure_ascii=False) + "\n"
+    return lay(head | schema) + "\n"
+
+
+def lay(node, indent=0):
+    """JSON with what has no further objects in it on one line, where that has room."""
+    text = json.dumps(node, ensure_ascii=False)
+    if not isinstance(node, dict) or len(text) < 100 and not any(isinstance(item, dict) for item in node.values()):
+        return text
+    inner = " " * (indent + 1)
+    lines = [f"{inner}{json.dumps(key)}: {lay(item, indent + 1)}" for key, item in node.items()]
+    return "{\n" + ",\n".join(lines) + "\n" + " " * indent + "}"
