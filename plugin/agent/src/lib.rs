@@ -1,6 +1,6 @@
-//! The node's agent: who holds what on this node, and the jobs that keep it true.
+//! The node's agent: the allocations of this node, and the jobs that keep them true.
 //!
-//! **For**: [`Agent`] joins [`allocations`] (who holds what), [`inventory`] (what there is), [`journal`] (the durable
+//! **For**: [`Agent`] joins [`allocations`] (records and pages), [`inventory`] (GPUs and health), [`journal`] (the durable
 //! side) and [`advertised`] (device lists), and is asked by front ends; the jobs
 //! beside it observe processes ([`observe`]), find processes past their quota ([`trust`]), read the configuration
 //! again ([`reload`]), watch other device plugins ([`foreign_watch`]), and inform the cluster ([`kubernetes`],

@@ -1,4 +1,4 @@
-//! How long things took, in few words: a histogram whose buckets are an eighth of their value wide.
+//! A compact histogram of durations; a bucket is an eighth of its value wide.
 
 /// Nanoseconds up to 2^40; the last bucket has all that is longer.
 const BUCKETS: usize = 320;

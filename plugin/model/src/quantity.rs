@@ -3,7 +3,7 @@
 //! The grammar is that of `k8s.io/apimachinery/pkg/api/resource.Quantity`: a decimal number with an
 //! optional sign, then `Ki Mi Gi Ti Pi Ei`, or `n u m k M G T P E`, or `e`/`E` and an exponent. A
 //! number needs at least one digit. As there, what is finer than 10⁻⁹ is rounded up; unlike there,
-//! what does not fit 2⁶³ − 1 is refused, not capped, because a limit nobody wrote helps nobody.
+//! what does not fit 2⁶³ − 1 is refused, not capped, because a limit that nobody wrote is no help.
 
 /// A quantity, exact to 10⁻⁹.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,6 +1,6 @@
 //! Serving gRPC on Unix sockets: what kubelet's sockets and the admin socket have in common.
 //!
-//! - [`authority`]: makes requests digestible whose `:authority` is a path
+//! - [`authority`]: accepts requests with a path as `:authority`
 //! - `calls`: which requests a connection has open
 //! - `incoming`: accepts connections, bounded, and gives up those that ask nothing
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! `GetPreferredAllocation`: which free replicas suit best. Only a hint: kubelet may hand out others.
+//! `GetPreferredAllocation`: which free replicas suit best. Only a hint: kubelet may assign others.
 //!
 //! In this order: as few GPUs as can be, beside those that kubelet insists on; as few suspect ones; the
 //! nearest to each other (NVLink before a common PCIe switch, before a NUMA node, before the rest); the

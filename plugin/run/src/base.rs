@@ -1,4 +1,4 @@
-//! In which directory a user's runs may have theirs: one where nobody else can put another in its place.
+//! The directory for a user's runs: one that no other user can replace.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Which device pointer holds how many bytes, and whose they are.
+//! The bytes behind each device pointer, and their owner.
 //!
 //! A sharded hash table of this process's charged allocations. Frees look up here what to give
 //! back; pointers that are not here were never charged and pass through. Shards keep threads apart;

@@ -2,7 +2,7 @@
 //!
 //! There is no NEEDED entry for a driver library: the shim sits in processes that never use a GPU.
 //! A library is looked for when a lookup asks for one of its hooked names, and loaded when a hook is
-//! called that nobody loaded it for. Once found it is pinned, because real pointers point into it.
+//! called before anything loaded it. Once found it is pinned, because real pointers point into it.
 
 use crate::libdl;
 use crate::real::{self, Library};

@@ -1,6 +1,6 @@
 //! Frees: forget the pointer, call the driver, give the bytes back only when it succeeded.
 //!
-//! The entry goes *before* the call, because the driver may hand the address to another thread at
+//! The entry goes *before* the call, because the driver may give the address to another thread at
 //! once; the bytes go *after* it, because until then they are not free. Synchronous and
 //! stream-ordered frees take any pointer: CUDA lets both release the other's allocations. Pointers
 //! that are not charged (NULL, imported, already freed) are the driver's to judge. What was made in a

@@ -16,7 +16,7 @@
 //!
 //! The charge of a context is what its limits need now, as the driver reports them, less what they
 //! needed when the first hook looked; it ends with the context. A lowered stack is given back, but not
-//! below the frames; a lowered heap or buffer is not, as nobody says that the driver does. Handles out of an enumeration
+//! below the frames; a lowered heap or buffer is not, as no document says that the driver does. Handles out of an enumeration
 //! (`cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`) are not looked at; observation sees what
 //! their kernels take.
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]

@@ -1,7 +1,7 @@
 //! The session socket: reports to the plugin that this process uses CUDA, and what was refused.
 //!
 //! Nothing depends on it: every call is non-blocking, and a process runs on without a plugin. The
-//! socket lives in a stranger's descriptor table, so it sits at 512 or above, closes on exec, and is
+//! socket lives in another program's descriptor table, so it sits at 512 or above, closes on exec, and is
 //! recognised by device and inode before each use: hosts close and reuse numbers they do not know.
 
 use crate::cancel::Deferred;

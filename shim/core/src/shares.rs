@@ -12,8 +12,8 @@
 //! - for file descriptors, which name nothing: when it was imported, and on which GPU. It fits all
 //!   memory of that GPU that had been exported as a descriptor by then.
 //!
-//! A descriptor itself keeps memory alive, too, and this process's own can be seen: its device and
-//! inode tell whether it is still open.
+//! A descriptor keeps memory alive too. This process's own is visible: its device and
+//! inode show whether it is still open.
 //!
 //! Not seen: importers outside this container, descriptors on their way or in processes without
 //! CUDA, and what lives on after the exporter's death. NVML shows their bytes.

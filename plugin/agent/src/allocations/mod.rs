@@ -1,4 +1,4 @@
-//! Who holds what: records of allocations, their pages, and what containers are handed. One writer at a time
+//! Allocations: records, pages, and what containers get. One writer at a time
 //! changes them, under [`Journal::writer`].
 
 mod arbitrating;

@@ -1,9 +1,9 @@
 //! What a bare context takes, as processes show it that have one and nothing else. Pure.
 //!
-//! A process is bare whose slot was charged one context's constant and nothing before or since, and which
+//! A process is bare if its slot was charged one context's constant and nothing before or since, and it
 //! has launched nothing. What the driver shows of it then is its context, and modules if it has loaded
 //! some: so it is no less than the context, and the least of many comes near it. Slots are the container's
-//! word: one that lies makes other memory look like a context. Who takes the figure knows what is
+//! word: one that lies makes other memory look like a context. The user of the figure knows what is
 //! plausible.
 
 use tessera_region::layout::Kind;

@@ -4,7 +4,7 @@
 //! a departing slot ([`tessera_region::layout::is_departing`]) whose process is listed stays charged, with
 //! what the driver says of it; one whose process is not listed has departed. An `exec` ends a slot and not
 //! its pid: then what its process uses beyond what it was granted since is the most that may be left. And
-//! where nobody knows which process a slot was, it has departed when no process is listed that is ending and
+//! where a slot's process is unknown, it has departed when no process is listed that is ending and
 //! could be it; until then a bound in time goes by.
 
 use tessera_region::usage::{Fate, SlotView};

@@ -10,7 +10,7 @@
 //!   larger of the two.
 //! - **Down** otherwise only when all looks of [`PERSISTENT`], at least [`LOOKS`], showed less: to
 //!   the most they showed. So overhead that is gone is gone within a second, with [`WATCH`] between two
-//!   looks. Looks that are not quiet count here, too: what they show is at the most overhead.
+//!   looks. Looks that are not quiet count here, too: what they show is an upper bound of overhead.
 
 use std::time::{Duration, Instant};
 

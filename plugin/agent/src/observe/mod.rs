@@ -4,7 +4,7 @@
 //!
 //! One thread looks, GPU by GPU, when there is news and else ever less often ([`rhythm`]). A look
 //! reads a tenant's ledger, asks the driver, and reads the ledger again ([`sample`]); [`gauge`] says
-//! what to believe and publish, [`audit`] what to flag, [`context`] what a bare context takes. Those five
+//! what to believe and publish, [`audit`] what to report, [`context`] what a bare context takes. Those five
 //! are pure. Whose a pid is
 //! comes from the sessions and from `/proc` ([`procs`]).
 

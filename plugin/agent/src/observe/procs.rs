@@ -4,7 +4,7 @@
 //! A container is identified by its mounts ([`crate::trust::mounts`]): what kubelet mounted for the pages is a
 //! directory named like the allocation, on the pages' own file system. A process that never loads the shim has the same mounts, needs
 //! no session to be known, and is known again after a restart of the plugin. Its cgroup
-//! ([`crate::trust::cgroup`]) tells pod and container also where the mounts are gone.
+//! ([`crate::trust::cgroup`]) identifies pod and container where the mounts are gone.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Whose pids this process sees: the host's, or those of its own container.
+//! The pid namespace of this process: the host's, or its own container's.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

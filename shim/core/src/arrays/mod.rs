@@ -1,7 +1,7 @@
 //! Arrays and mipmapped arrays: memory in a layout of the driver's own, so that only it knows how
 //! many bytes one takes.
 //!
-//! `cuArrayGetMemoryRequirements` tells, but only of arrays made with
+//! `cuArrayGetMemoryRequirements` says, but only of arrays made with
 //! `CUDA_ARRAY3D_DEFERRED_MAPPING`, which own no memory yet (CUDA Driver API, "Memory Management").
 //! So a twin with that flag is made first, asked, and destroyed; the answer is reserved, and the
 //! array itself made. Answers are kept, because programs make arrays of few shapes. Where there is

@@ -1,5 +1,5 @@
 //! What the driver says of its pools (CUDA Driver API, "Stream Ordered Memory Allocator" and "Graph
-//! Management"), and asking it to give back what is unused.
+//! Management"), and asking it to release what is unused.
 
 use crate::real;
 use core::ffi::{c_int, c_void};

@@ -1,8 +1,8 @@
 //! What one pool is charged: pure, so that it can be tried against a model of the driver.
 //!
 //! A pool's charge follows what the driver says it *reserves*. Calls run at the same time in one
-//! pool, and a look at what it reserves tells their growths together, not each its own. So nobody
-//! asks whose growth it was:
+//! pool, and the driver's figure shows the sum of their growths, not each. So no
+//! call is asked for its own growth:
 //!
 //! - a call announces what it has reserved from the quota (*pending*) before it calls the driver;
 //! - afterwards it settles under the pool's lock: the driver is asked, the charge moves to the
@@ -12,12 +12,12 @@
 //!   and none starts before it ends, so that what is lacking afterwards is its own doing.
 //!
 //! With growths of at most what each call announced, `reserved <= charged + pending` holds at every
-//! moment but within a call that is alone, and `charged` is what the driver reserves whenever nobody
+//! moment but within a call that is alone, and `charged` is what the driver reserves whenever no call
 //! is pending. Nothing is charged twice, because the charge is set to the driver's figure, never
 //! added up.
 //!
 //! What such a call took and cannot give back at once is *owed*: charged whatever the quota says, so
-//! that nobody gets anything beside it, and paid by the first that the driver gives back.
+//! that nothing is granted beside it, and paid by the first bytes that the driver returns.
 
 /// The chunk in which pools grow, as far as is known: the CUDA driver's is 32 MiB.
 const CHUNK: u64 = 32 << 20;

@@ -1,7 +1,7 @@
 //! The memory pools of this process, charged by what the driver reserves for them.
 //!
 //! A pool takes device memory in chunks and keeps them beyond the frees, so neither the requests nor
-//! the frees tell what it holds; the driver does (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`, and for
+//! the frees show what it holds; the driver does (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`, and for
 //! graph memory, which is a pool without a handle, `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`). Each
 //! pool has one charged word in its [`books`]; every call that can change what is reserved moves the
 //! word to what the driver says ([`pool`]):

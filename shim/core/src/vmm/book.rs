@@ -7,7 +7,7 @@
 //! back never too early; while a call is under way its entry is pinned. A handle that the driver
 //! gives anew says that its old memory is gone, whatever the counts.
 //!
-//! Whatever ends is handed to an `each` closure as [`Ended`].
+//! Each end goes to an `each` closure as [`Ended`].
 
 use super::tiles::Region;
 use crate::list::{Full, List};

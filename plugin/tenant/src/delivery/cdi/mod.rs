@@ -3,7 +3,7 @@
 //!
 //! The GPU is a device of NVIDIA's spec (`cdi.gpu_kind`), pages and shim are a device of ours, one
 //! for each allocation in a file of its own. Not one file for all: a file that is damaged, or cannot
-//! be written, then concerns one container, and nobody rewrites what running containers will be
+//! be written, then concerns one container, and nothing rewrites what running containers will be
 //! restarted from. The name is a function of the allocation alone ([`KIND`] and its id), because
 //! kubelet keeps it in its checkpoint: after a restart of the plugin, or of the node, which empties
 //! `/var/run`, the same name must be there again.
