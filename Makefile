@@ -35,10 +35,12 @@ test-loom: ## check the lock-free accounting with loom
 test: build python test-loom ## all tests that need neither root nor a GPU
 	TESSERA_ARTEFACTS=$(RELEASE) $(CARGO) test --locked --workspace --no-fail-fast
 
-lint: ## formatting, clippy, dependency rules, links and figures of the documentation
+lint: ## formatting, clippy, dependency rules, links and figures of the documentation, the shim for aarch64
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	tests/lint/dependencies
+	@# Assembly is checked by assembling, and its names by linking.
+	shim/release $(TARGET)/aarch64 aarch64-unknown-linux-gnu
 	tests/lint/links
 	tests/bench/figures check
 

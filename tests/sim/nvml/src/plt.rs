@@ -2,7 +2,7 @@
 //!
 //! NVIDIA's library calls some of its exports this way, so whoever interposes them (a preloaded
 //! shim) sees calls that no application made. Rust would link such a call directly; these jumps
-//! leave the choice to the dynamic linker.
+//! leave the choice to the dynamic linker. For x86-64 only.
 
 use std::ffi::c_uint;
 use tessera_cuda::nvml::{nvmlDevice_t, nvmlMemory_v2_t, nvmlReturn_t};
@@ -11,16 +11,9 @@ macro_rules! jumps {
     ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),*) => $symbol:literal;)*) => {
         $(
             $(#[$meta])*
-            #[cfg(target_arch = "x86_64")]
             #[unsafe(naked)]
             pub(crate) unsafe extern "C" fn $name($($arg: $ty),*) -> nvmlReturn_t {
                 core::arch::naked_asm!(concat!("jmp ", $symbol, "@PLT"))
-            }
-            $(#[$meta])*
-            #[cfg(target_arch = "aarch64")]
-            #[unsafe(naked)]
-            pub(crate) unsafe extern "C" fn $name($($arg: $ty),*) -> nvmlReturn_t {
-                core::arch::naked_asm!(concat!("b ", $symbol))
             }
         )*
     };
