@@ -28,12 +28,6 @@ impl CProgram {
         self
     }
 
-    /// Links the NVML library likewise.
-    pub fn links_nvml(mut self) -> Self {
-        self.libraries.push(artefacts().libnvml().display().to_string());
-        self
-    }
-
     /// A shared library instead of an executable.
     pub fn shared(self) -> Self {
         self.flag("-shared").flag("-fPIC")

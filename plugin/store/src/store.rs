@@ -176,8 +176,8 @@ impl Ledger {
     ///
     /// # Errors
     /// What `open` says.
-    #[doc(hidden)]
-    pub fn with_opener(
+    #[cfg(test)]
+    fn with_opener(
         open: impl FnMut() -> Result<Database, DatabaseError> + Send + 'static,
     ) -> Result<Self, OpenError> {
         let path = PathBuf::from("(test storage)");

@@ -15,20 +15,13 @@ pub mod deviceplugin {
     pub const HEALTHY: &str = "Healthy";
     /// [`Device::health`] of a device that may not.
     pub const UNHEALTHY: &str = "Unhealthy";
-    /// kubelet's default device plugin directory.
-    pub const DIRECTORY: &str = "/var/lib/kubelet/device-plugins";
     /// File name of kubelet's own socket in the device plugin directory.
     pub const KUBELET_SOCKET: &str = "kubelet.sock";
-    /// Longest [`Device::id`], in bytes.
-    pub const MAX_DEVICE_ID: usize = 63;
 }
 
 /// Pod resources API v1: served by kubelet.
 pub mod podresources {
     include!("gen/podresources_v1.rs");
-
-    /// kubelet's default pod resources socket.
-    pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 }
 
 /// Plugin registration API v1: how DRA drivers register.

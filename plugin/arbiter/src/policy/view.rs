@@ -44,8 +44,6 @@ pub struct TenantView {
     pub leases: u64,
     /// Drains that passed the deadline.
     pub overlaps: u64,
-    /// The longest drain lately, nanoseconds.
-    pub longest_drain_ns: u64,
 }
 
 impl Policy {
@@ -85,7 +83,6 @@ impl Policy {
             longest_wait_ns: tenant.longest_wait_ns,
             leases: tenant.leases,
             overlaps: tenant.overlaps,
-            longest_drain_ns: tenant.longest_drain,
         })
     }
 

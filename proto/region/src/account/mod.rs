@@ -256,7 +256,8 @@ impl Account {
     }
 
     /// Bytes that this process has been granted on a GPU.
-    pub fn granted_here(&self, gpu: usize) -> u64 {
+    #[cfg(test)]
+    fn granted_here(&self, gpu: usize) -> u64 {
         self.slot.words().granted[gpu].load(Ordering::Relaxed)
     }
 
@@ -278,12 +279,6 @@ impl Account {
     /// writes them.
     pub fn launches(&self) -> &[AtomicU64; LAUNCH_SHARDS] {
         &self.slot.words().launches
-    }
-
-    /// Counts a kernel or graph launch; threads that pass different shards don't share a word.
-    #[inline]
-    pub fn count_launch(&self, shard: usize) {
-        self.slot.words().launches[shard % LAUNCH_SHARDS].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Adds time waited at the gate by one launch.

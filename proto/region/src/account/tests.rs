@@ -299,7 +299,9 @@ fn statistics_reach_the_plugin() {
     let tenant = Tenant::new();
     let account = tenant.process();
     account.count_driver_refusal();
-    (0..20).for_each(|shard| account.count_launch(shard));
+    for shard in account.launches().iter().cycle().take(20) {
+        shard.fetch_add(1, Ordering::Relaxed);
+    }
     account.add_gate_wait(5);
     account.add_gpu_time(6);
     let slot = tenant.slot(&account);

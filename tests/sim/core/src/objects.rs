@@ -137,19 +137,6 @@ impl Session {
         }
     }
 
-    /// Whether anybody but this process holds it.
-    pub fn is_shared(&self, id: ObjectId) -> bool {
-        let Some(slot) = self.slot() else { return false };
-        let _locked = self.lock();
-        let (mine, bit) = word_and_bit(slot);
-        self.object(id).is_some_and(|object| {
-            object.holders.iter().enumerate().any(|(i, word)| {
-                let others = if i == mine { !bit } else { u64::MAX };
-                word.load(Ordering::Acquire) & others != 0
-            })
-        })
-    }
-
     fn object(&self, id: ObjectId) -> Option<&'static Object> {
         let object = self.shared().objects.get(id.index as usize)?;
         let same = object.generation.load(Ordering::Relaxed) == id.generation;

@@ -71,22 +71,6 @@ impl Figures {
             each.iter().fold((0.0, 0.0), |(sum, squares), x| (sum + x, squares + x * x));
         sum * sum / (float(each.len() as u64) * squares)
     }
-
-    /// The `q` quantile of all waits for a lease, nanoseconds.
-    #[must_use]
-    pub fn wait_quantile(&self, q: f64) -> u64 {
-        let mut all: Vec<u64> = self.tenants.iter().flat_map(|t| t.waits.clone()).collect();
-        all.sort_unstable();
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
-        let at = (q * float((all.len().saturating_sub(1)) as u64)) as usize;
-        all.get(at).copied().unwrap_or(0)
-    }
-
-    /// Nanoseconds of the policy per event.
-    #[must_use]
-    pub fn ns_per_event(&self) -> f64 {
-        float(self.policy_ns) / float(self.events.max(1))
-    }
 }
 
 fn millis(tenant: &TenantFigures) -> f64 {
