@@ -203,10 +203,10 @@ impl Seat {
         news
     }
 
-    /// True once for each closing: the last process that owes a drain has said something of it. Once, so
-    /// that a tenant which says it over and over keeps nobody awake.
-    pub fn is_nearly_drained(&mut self) -> bool {
-        self.bound.owing() == 1 && !std::mem::replace(&mut self.roused, true)
+    /// True once for each closing, so that a tenant which says over and over that its end is near keeps
+    /// nobody awake.
+    pub fn is_first_word(&mut self) -> bool {
+        !std::mem::replace(&mut self.roused, true)
     }
 
     /// Wakes one thread that waits at the gate, because it is about to open.

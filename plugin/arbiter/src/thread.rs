@@ -201,7 +201,7 @@ impl Thread {
     fn take_in(&mut self, key: u32, now: Now) {
         let Some(seat) = self.seats.get_mut(&key) else { return self.heard.clear() };
         let processes = seat.bound.len();
-        let mut is_near = false;
+        let (mut is_near, mut is_idle) = (false, false);
         for heard in self.heard.drain(..) {
             match heard {
                 Heard::Came(process) => {
@@ -232,13 +232,14 @@ impl Thread {
                     }
                     State::Yield if seat.bound.idle(process, epoch) => {
                         self.policy.idle(now.ns, id(key));
+                        is_idle = true;
                     }
                     _ => {}
                 },
                 Heard::Said(process, Message::Late { epoch, works, .. }) => {
                     if let Some(works) = seat.bound.late(process, epoch, works) {
                         self.policy.works(now.ns, id(key), works);
-                        is_near |= works && seat.is_nearly_drained();
+                        is_near |= works && seat.bound.owing() == 1;
                     }
                 }
                 // Nothing that a gate hears.
@@ -260,13 +261,23 @@ impl Thread {
             self.policy.drained(now.ns, id(key), seat.bound.used());
         }
         self.carry_out(now);
-        // After this: what it has to say would find it awake already.
-        let next = is_near.then(|| self.policy.successor(id(key))).flatten();
-        if let Some(next) = next.and_then(|next| self.seats.get(&u32::try_from(next.0).ok()?)) {
-            next.rouse();
+        // An idle one has nothing to drain.
+        if is_near || is_idle {
+            self.rouse_after(key);
         }
         if is_new {
             self.place(key);
+        }
+    }
+
+    /// Wakes who is next where a tenant is about to drain, once in each closing.
+    fn rouse_after(&mut self, key: u32) {
+        let Some(next) = self.policy.successor(id(key)) else { return };
+        if !self.seats.get_mut(&key).is_some_and(Seat::is_first_word) {
+            return;
+        }
+        if let Some(next) = u32::try_from(next.0).ok().and_then(|next| self.seats.get(&next)) {
+            next.rouse();
         }
     }
 

@@ -5,7 +5,8 @@
 //! Whose pauses have been short is therefore left its lease over them, as anticipatory disk schedulers
 //! do (Iyer and Druschel, 2001). It pays for them; the GPU loses no more than the pauses, where handing
 //! it over and back would have cost a good part of them, too. Not whose pauses are long beside the work
-//! between them; not who has had more than its share.
+//! between them; not who has had more than its share. And whose pauses are all long is idle the sooner:
+//! the GPU is idle with it.
 //!
 //! **Narrow windows.** Who wakes waits for what is in flight of the holder. Where somebody with as
 //! large a share has worked lately and may be back at any time, holders keep less in flight.
@@ -18,6 +19,10 @@ use super::types::{Pace, Settings, State};
 const ENOUGH: u32 = 4;
 /// They count no further: two long pauses end what many short ones began.
 const MOST: u32 = 8;
+/// Long pauses in a row from which on the next is expected to be long; and how many more it takes after
+/// a short one: who is taken for idle in the middle of its work has to wait for its next lease.
+const LONG: i32 = 8;
+const LONG_AGAIN: i32 = 1000;
 /// Leases in a row without a word of being idle, after which pauses are looked at again.
 const LOOK_AGAIN: u32 = 32;
 
@@ -33,6 +38,8 @@ pub(super) struct Rhythm {
     pause: u64,
     work: u64,
     short: u32,
+    /// Long pauses in a row.
+    long: i32,
     /// Leases since it was last idle.
     leases: u32,
 }
@@ -62,8 +69,10 @@ impl Rhythm {
         let pause = now.saturating_sub(since);
         if pause > set.idle_most {
             self.short /= 2;
+            self.long = (self.long + 1).min(LONG);
             return;
         }
+        self.long = -LONG_AGAIN;
         self.short = (self.short + 1).min(MOST);
         self.pause = pause.max(self.pause - self.pause / 8);
     }
@@ -73,11 +82,16 @@ impl Rhythm {
         self.leases = if self.leases < LOOK_AGAIN { self.leases + 1 } else { 0 };
     }
 
+    /// After how long it is idle that has nothing to do, where others wait and its pauses are not waited for.
+    fn least(&self, set: &Settings) -> u64 {
+        if self.long >= LONG { set.idle_least.min(set.idle) } else { set.idle }
+    }
+
     /// How long its next pause is worth waiting for.
     fn patience(&self, set: &Settings) -> u64 {
         let expected = self.short >= ENOUGH && self.pause <= self.work / 2;
         if !expected || self.leases >= LOOK_AGAIN {
-            return set.idle;
+            return self.least(set);
         }
         (self.pause + self.pause / 2).clamp(set.idle, set.idle_most.max(set.idle))
     }
@@ -89,6 +103,9 @@ impl Policy {
         let idle_ns = match (&self.tenants[slot], state) {
             (Some(tenant), State::Yield) if self.competes(slot) && !self.is_ahead(slot) => {
                 tenant.rhythm.patience(&self.settings)
+            }
+            (Some(tenant), State::Yield) if self.competes(slot) => {
+                tenant.rhythm.least(&self.settings)
             }
             _ => self.settings.idle,
         };

@@ -106,6 +106,8 @@ pub struct Settings {
     pub idle: u64,
     /// The same for one that comes back soon as a rule, at most: the lease is kept for it.
     pub idle_most: u64,
+    /// And for one that never does.
+    pub idle_least: u64,
 }
 
 impl Default for Settings {
@@ -125,6 +127,7 @@ impl Default for Settings {
             slack: 5 * MS,
             idle: 100_000,
             idle_most: 1_500_000,
+            idle_least: 30_000,
         }
     }
 }

@@ -62,15 +62,25 @@ fn who_pauses_long_is_not_waited_for() {
 }
 
 #[test]
-fn who_stops_pausing_shortly_is_waited_for_a_few_times_only() {
+fn a_backlog_has_the_time_between_short_and_periodic_work() {
+    // 200 µs of work every 3 ms. Each time the GPU changes over twice, and somebody has to say so.
+    let backlog = Load::backlogged(burst(500), (200 * US, 200 * US));
+    let periodic = Load::backlogged(burst(500), (200 * US, 200 * US));
+    let periodic = periodic.pausing(1, (2_500 * US, 3_100 * US));
+    let (parts, _) = used(&watch(vec![periodic, backlog], 5 * SECOND));
+    assert!(parts.iter().sum::<f64>() > 0.89, "{parts:?}");
+}
+
+/// After how long a tenant is idle, in each of so many rounds of 2 ms of work beside one that waits, and a
+/// pause.
+fn patience(rounds: usize, pause: impl Fn(usize) -> u64) -> Vec<u64> {
     let mut policy = Policy::new(Settings::default());
     let (one, other) = (TenantId(1), TenantId(2));
     policy.join(0, one, &[0], burst(500));
     policy.join(0, other, &[0], burst(500));
     let mut now = SECOND;
     let (mut patience, mut said) = (Vec::new(), 0);
-    // 2 ms of work; pauses of 300 µs, and then of 100 ms.
-    for round in 0..40 {
+    for round in 0..rounds {
         let idle_ns = loop {
             policy.want(now, other);
             policy.want(now, one);
@@ -95,16 +105,31 @@ fn who_stops_pausing_shortly_is_waited_for_a_few_times_only() {
         };
         patience.push(idle_ns);
         now += 2 * MS;
-        let pause = if round < 20 { 300 * US } else { 100 * MS };
+        let pause = pause(round);
         if pause > idle_ns {
             policy.idle(now + idle_ns, one);
             policy.drained(now + idle_ns + 50 * US, one, None);
         }
         now += pause;
     }
+    patience
+}
+
+#[test]
+fn who_stops_pausing_shortly_is_waited_for_a_few_times_only() {
+    let patience = patience(40, |round| if round < 20 { 300 * US } else { 100 * MS });
     assert!(patience[..4].iter().all(|&idle_ns| idle_ns == 100 * US), "{patience:?}");
     assert!(patience[10..20].iter().all(|&idle_ns| idle_ns > 300 * US), "{patience:?}");
     assert!(patience[24..].iter().all(|&idle_ns| idle_ns == 100 * US), "{patience:?}");
+}
+
+#[test]
+fn whose_pauses_are_all_long_is_idle_sooner_until_one_is_short() {
+    let patience = patience(200, |round| if round == 40 { 80 * US } else { 20 * MS });
+    assert!(patience[..8].iter().all(|&idle_ns| idle_ns == 100 * US), "{patience:?}");
+    assert!(patience[12..40].iter().all(|&idle_ns| idle_ns == 30 * US), "{patience:?}");
+    // In the middle of its work, perhaps: it had to wait for its next lease.
+    assert!(patience[42..].iter().all(|&idle_ns| idle_ns == 100 * US), "{patience:?}");
 }
 
 proptest! {

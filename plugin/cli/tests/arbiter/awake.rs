@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::thread::futex;
-use tessera_region::layout::GATE_CLOSED;
+use tessera_region::layout::{GATE_CLOSED, GATE_OPEN};
 use tessera_region::session::Message;
 
 use crate::support::{Peer, Tenant, arbiter, until};
@@ -41,15 +41,28 @@ impl<'a> Sleepers<'a> {
     }
 }
 
+/// How it is known that a lease is nearly over.
+#[derive(Clone, Copy, PartialEq)]
+enum Sign {
+    /// The holder says of its closing that it ends.
+    Late,
+    /// It was closed because it was idle.
+    Idle,
+}
+
 /// A closing whose end is announced. `None` where this machine was elsewhere until its deadline had passed;
 /// else how often threads were woken of who is next, and of somebody who wants nothing.
-fn announced() -> Option<(u32, u32)> {
+fn announced(sign: Sign) -> Option<(u32, u32)> {
     let arbiter = arbiter();
     let tenant = |id| Tenant::new(id, 333).at(&arbiter);
     let (holder, next, third) = (tenant("holder"), tenant("next"), tenant("third"));
     let peer = |tenant| Peer::bound(tenant, &arbiter);
     let (ends, wants, idles) = (peer(&holder), peer(&next), peer(&third));
+    // Somebody else was there a moment ago: the holder is not taken to be alone.
+    idles.want();
+    third.opens();
     ends.want();
+    idles.drained(third.closes());
     holder.opens();
     let (reader, bystander) = (next.reader(), third.reader());
     // SAFETY: words of pages that `reader` and `bystander` keep mapped.
@@ -63,12 +76,17 @@ fn announced() -> Option<(u32, u32)> {
         let asleep = |of: &Sleepers, count| of.asleep.load(Ordering::Relaxed) == count;
         until("they sleep", || asleep(&waiting, 2) && asleep(&idle, 1));
         wants.want();
+        if sign == Sign::Idle {
+            until("it is to say when it is idle", || holder.state() != GATE_OPEN);
+            ends.say(Message::Idle { gpu: 0, epoch: holder.epoch() });
+        }
         let epoch = holder.closes();
         // Of another closing, and another's word.
         ends.say(Message::Late { gpu: 0, epoch: epoch.wrapping_sub(1), works: true });
         idles.say(Message::Late { gpu: 0, epoch, works: true });
         // As often as it likes.
-        for _ in 0..10 {
+        let times = if sign == Sign::Late { 10 } else { 0 };
+        for _ in 0..times {
             ends.say(Message::Late { gpu: 0, epoch, works: true });
         }
         let woken = |of: &Sleepers| of.woken.load(Ordering::Relaxed);
@@ -86,6 +104,8 @@ fn announced() -> Option<(u32, u32)> {
 
 #[test]
 fn one_thread_of_who_is_next_is_woken_once_before_the_end_of_a_closing() {
-    let seen = (0..50).find_map(|_| announced());
-    assert_eq!(seen, Some((1, 0)));
+    for sign in [Sign::Late, Sign::Idle] {
+        let seen = (0..50).find_map(|_| announced(sign));
+        assert_eq!(seen, Some((1, 0)));
+    }
 }
