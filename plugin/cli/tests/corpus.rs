@@ -12,15 +12,42 @@ use node_support::{GPU, bounded};
 use process_support::{Simulated, simulator};
 use tessera_store::{Ledger, Opened};
 
-/// What is kept for this target, with its path.
+/// What is kept for this target, each with its file and line.
 fn inputs(target: &str) -> impl Iterator<Item = (String, Vec<u8>)> {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
-    let entries =
-        std::fs::read_dir(&corpus).unwrap_or_else(|e| panic!("{}: {e}", corpus.display()));
-    entries.map(|entry| {
-        let path = entry.unwrap().path();
-        (path.display().to_string(), std::fs::read(&path).unwrap())
-    })
+    let file = format!("../../fuzz/corpus/{target}.txt");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(&file);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    let named = move |(at, line): (usize, String)| {
+        (!line.starts_with('#'))
+            .then(|| (format!("fuzz/corpus/{target}.txt:{}", at + 1), unescaped(&line)))
+    };
+    let named: Vec<_> = lines.into_iter().enumerate().filter_map(named).collect();
+    named.into_iter()
+}
+
+/// The bytes of a line, which is in the escapes of a byte string; `fuzz/corpus.py` writes it.
+fn unescaped(line: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut rest = line.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'\\' {
+            bytes.push(byte);
+            continue;
+        }
+        bytes.push(match rest.next() {
+            Some(b'n') => b'\n',
+            Some(b'r') => b'\r',
+            Some(b't') => b'\t',
+            Some(b'\\') => b'\\',
+            Some(b'x') => {
+                let digits: String = rest.by_ref().take(2).map(char::from).collect();
+                u8::from_str_radix(&digits, 16).unwrap_or_else(|_| panic!("\\x{digits} in {line}"))
+            }
+            other => panic!("an escape {other:?} in {line}"),
+        });
+    }
+    bytes
 }
 
 fn replay(target: &str) {
