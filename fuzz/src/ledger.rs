@@ -48,27 +48,19 @@ pub fn damaged(data: &[u8]) -> Vec<u8> {
 
 fn record(n: u64) -> Record {
     let replica = format!("GPU-0::{n}");
+    let grant = Grant {
+        uuid: "GPU-0".into(),
+        memory_limit_bytes: 1 << 30,
+        context_overhead_bytes: 0,
+        cores_millis: 100,
+        compute: Compute::Burst,
+    };
+    let id = AllocationId::of("tessera.dev/gpu", [replica.as_str()]);
     Record {
-        id: AllocationId::of("tessera.dev/gpu", [replica.as_str()]),
         resource: "tessera.dev/gpu".into(),
-        generation: n,
         replicas: vec![replica],
-        grants: vec![Grant {
-            uuid: "GPU-0".into(),
-            memory_limit_bytes: 1 << 30,
-            context_overhead_bytes: 0,
-            cores_millis: 100,
-            compute: Compute::Burst,
-        }],
-        state: State::Allocated,
         allocated_unix_ms: 1,
-        started_unix_ms: 0,
-        holder: None,
-        predecessor: None,
-        shim: None,
-        cdi: false,
-        placed: None,
-        overridden: None,
+        ..Record::new(id, n, vec![grant])
     }
 }
 

@@ -242,8 +242,9 @@ mod tests {
         Record {
             generation: 3,
             grants: (0..gpus).map(grant).collect(),
+            state: State::Started,
             allocated_unix_ms: NOW - 3_600_000,
-            ..Record::example(AllocationId::of("r", std::iter::once("a")), State::Started)
+            ..Record::new(AllocationId::of("r", std::iter::once("a")), 1, Vec::new())
         }
     }
 

@@ -191,20 +191,8 @@ fn records(known: &Config, notes: &mut Vec<String>) -> Vec<Arc<Record>> {
                 Some((id, spec))
             });
             let record = |(id, spec): (_, tessera_region::quota::QuotaSpec)| Record {
-                id,
-                resource: String::new(),
-                generation: spec.generation,
-                replicas: Vec::new(),
-                grants: regions::grants(&spec),
                 state: State::Started,
-                allocated_unix_ms: 0,
-                started_unix_ms: 0,
-                holder: None,
-                predecessor: None,
-                shim: None,
-                cdi: false,
-                overridden: None,
-                placed: None,
+                ..Record::new(id, spec.generation, regions::grants(&spec))
             };
             specs.map(record).map(Arc::new).collect()
         }

@@ -102,17 +102,16 @@ pub struct Record {
 }
 
 impl Record {
-    /// One without replicas, for tests.
-    #[cfg(any(test, feature = "fixtures"))]
+    /// One that has just begun: no replicas yet, nobody holds it, no container has started.
     #[must_use]
-    pub fn example(id: AllocationId, state: State) -> Self {
+    pub fn new(id: AllocationId, generation: u64, grants: Vec<Grant>) -> Self {
         Record {
             id,
             resource: String::new(),
-            generation: 1,
+            generation,
             replicas: Vec::new(),
-            grants: Vec::new(),
-            state,
+            grants,
+            state: State::Allocated,
             allocated_unix_ms: 0,
             started_unix_ms: 0,
             holder: None,

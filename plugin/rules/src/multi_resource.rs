@@ -118,20 +118,10 @@ mod tests {
     fn record(resource: &str, generation: u64, at: i64) -> Record {
         let replicas = vec!["GPU-a::0".to_owned()];
         Record {
-            id: AllocationId::of(resource, ["GPU-a::0"]),
             resource: resource.into(),
-            generation,
             replicas,
-            grants: Vec::new(),
-            state: State::Allocated,
             allocated_unix_ms: at,
-            started_unix_ms: 0,
-            holder: None,
-            predecessor: None,
-            shim: None,
-            cdi: false,
-            placed: None,
-            overridden: None,
+            ..Record::new(AllocationId::of(resource, ["GPU-a::0"]), generation, Vec::new())
         }
     }
 

@@ -186,20 +186,10 @@ mod tests {
         fn record(&mut self, replicas: &[&str], state: State) -> AllocationId {
             let id = AllocationId::of("r", replicas.iter().copied());
             let record = Record {
-                id: id.clone(),
                 resource: "r".into(),
-                generation: 1,
                 replicas: replicas.iter().map(ToString::to_string).collect(),
-                grants: Vec::new(),
                 state,
-                allocated_unix_ms: 0,
-                started_unix_ms: 0,
-                holder: None,
-                predecessor: None,
-                shim: None,
-                cdi: false,
-                placed: None,
-                overridden: None,
+                ..Record::new(id.clone(), 1, Vec::new())
             };
             self.records.insert(id.clone(), Arc::new(record));
             id

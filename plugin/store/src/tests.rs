@@ -12,20 +12,10 @@ use tessera_model::record::State;
 
 fn record(name: &str, generation: u64) -> Record {
     Record {
-        id: AllocationId::of("r", [name]),
         resource: "r".into(),
-        generation,
         replicas: vec![name.into()],
-        grants: Vec::new(),
-        state: State::Allocated,
         allocated_unix_ms: 1,
-        started_unix_ms: 0,
-        holder: None,
-        predecessor: None,
-        shim: None,
-        cdi: false,
-        placed: None,
-        overridden: None,
+        ..Record::new(AllocationId::of("r", [name]), generation, Vec::new())
     }
 }
 

@@ -213,20 +213,12 @@ impl Allocations {
         writer.generation += 1;
         let before = self.records.lock().get(&plan.id).cloned();
         Record {
-            id: plan.id.clone(),
             resource: plan.resource.clone(),
-            generation: writer.generation,
             replicas: plan.replicas.clone(),
-            grants: plan.grants.clone(),
-            state: State::Allocated,
             allocated_unix_ms: unix_ms(),
-            started_unix_ms: 0,
-            holder: None,
             predecessor: before.and_then(|record| record.holder.clone()),
-            shim: None,
             cdi: self.config.get().container.device_list_strategy.is_cdi(),
-            placed: None,
-            overridden: None,
+            ..Record::new(plan.id.clone(), writer.generation, plan.grants.clone())
         }
     }
 

@@ -114,21 +114,10 @@ impl Found {
             }
             info!(%id, "adopting pages without a record");
             let record = Record {
-                id: id.clone(),
-                // Kubelet says which when it names the replicas.
-                resource: String::new(),
-                generation: spec.generation,
-                replicas: Vec::new(),
-                grants: regions::grants(&spec),
                 state: State::Started,
                 allocated_unix_ms: unix_ms(),
-                started_unix_ms: 0,
-                holder: None,
-                predecessor: None,
-                shim: None,
                 cdi: delivering::is_adopted_as_cdi(config, &id),
-                placed: None,
-                overridden: None,
+                ..Record::new(id.clone(), spec.generation, regions::grants(&spec))
             };
             change.put(record.clone(), What::Adopted, unix_ms());
             found.records.insert(Arc::new(record));

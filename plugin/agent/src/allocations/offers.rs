@@ -237,26 +237,16 @@ mod tests {
     fn record(resource: &str, replicas: &[&str], memory: u64) -> (AllocationId, Arc<Record>) {
         let id = AllocationId::of(resource, replicas.iter().copied());
         let record = Record {
-            id: id.clone(),
             resource: resource.into(),
-            generation: 1,
             replicas: replicas.iter().map(ToString::to_string).collect(),
-            grants: vec![Grant {
+            state: State::Started,
+            ..Record::new(id.clone(), 1, vec![Grant {
                 uuid: "GPU-a".into(),
                 memory_limit_bytes: memory,
                 context_overhead_bytes: 0,
                 cores_millis: 250,
                 compute: Compute::Burst,
-            }],
-            state: State::Started,
-            allocated_unix_ms: 0,
-            started_unix_ms: 0,
-            holder: None,
-            predecessor: None,
-            shim: None,
-            cdi: false,
-            placed: None,
-            overridden: None,
+            }])
         };
         (id, Arc::new(record))
     }

@@ -165,21 +165,11 @@ pub(crate) mod tests {
         let grants = prop::collection::btree_map("GPU-[abz]", 0u64..40, 0..3);
         let state = prop_oneof![Just(State::Allocated), Just(State::Started), Just(State::Parked)];
         (resource, replicas, grants, state, 0u64..20).prop_map(
-            |(resource, replicas, grants, state, generation)| Record {
-                id: AllocationId::of(resource, replicas.iter().map(String::as_str)),
-                resource: resource.into(),
-                generation,
-                replicas: replicas.into_iter().collect(),
-                grants: grants.into_iter().map(|(uuid, gib)| grant(uuid, gib << 30)).collect(),
-                state,
-                allocated_unix_ms: 0,
-                started_unix_ms: 0,
-                holder: None,
-                predecessor: None,
-                shim: None,
-                cdi: false,
-                placed: None,
-                overridden: None,
+            |(resource, replicas, grants, state, generation)| {
+                let id = AllocationId::of(resource, replicas.iter().map(String::as_str));
+                let grants = grants.into_iter().map(|(uuid, gib)| grant(uuid, gib << 30)).collect();
+                let (resource, replicas) = (resource.into(), replicas.into_iter().collect());
+                Record { resource, replicas, state, ..Record::new(id, generation, grants) }
             },
         )
     }

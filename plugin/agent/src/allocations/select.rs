@@ -146,20 +146,11 @@ mod tests {
             container: container.into(),
         });
         Arc::new(Record {
-            id: AllocationId::of("r", [replica]),
             resource: "r".into(),
-            generation: 1,
             replicas: vec![replica.into()],
-            grants: Vec::new(),
             state: State::Started,
-            allocated_unix_ms: 0,
-            started_unix_ms: 0,
             holder,
-            predecessor: None,
-            shim: None,
-            cdi: false,
-            placed: None,
-            overridden: None,
+            ..Record::new(AllocationId::of("r", [replica]), 1, Vec::new())
         })
     }
 

@@ -50,7 +50,8 @@ fn record() -> Record {
         holder: Some(holder("llama-0")),
         shim: Some("5eed".into()),
         placed: Some(placed),
-        ..Record::example(id("tessera.dev/gpu", "GPU-aaaa::1"), State::Started)
+        state: State::Started,
+        ..Record::new(id("tessera.dev/gpu", "GPU-aaaa::1"), 1, Vec::new())
     }
 }
 

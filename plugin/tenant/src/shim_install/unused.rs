@@ -118,20 +118,10 @@ mod tests {
 
     fn record(shim: Option<&str>) -> Record {
         Record {
-            id: AllocationId::of("r", [shim.unwrap_or("?")]),
             resource: "r".into(),
-            generation: 1,
-            replicas: Vec::new(),
-            grants: Vec::new(),
             state: State::Started,
-            allocated_unix_ms: 0,
-            started_unix_ms: 0,
-            holder: None,
-            predecessor: None,
             shim: shim.map(str::to_owned),
-            cdi: false,
-            placed: None,
-            overridden: None,
+            ..Record::new(AllocationId::of("r", [shim.unwrap_or("?")]), 1, Vec::new())
         }
     }
 
