@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::What;
-use tessera_model::record::{Grant, Record, State};
+use tessera_model::record::{Grant, Record};
 use tessera_model::sharing::Compute;
 use tessera_store::{Change, Ledger};
 

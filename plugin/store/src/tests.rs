@@ -8,7 +8,6 @@ use super::*;
 use crate::HISTORY_KEPT;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::What;
-use tessera_model::record::State;
 
 fn record(name: &str, generation: u64) -> Record {
     Record {

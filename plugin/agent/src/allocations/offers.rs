@@ -240,13 +240,17 @@ mod tests {
             resource: resource.into(),
             replicas: replicas.iter().map(ToString::to_string).collect(),
             state: State::Started,
-            ..Record::new(id.clone(), 1, vec![Grant {
-                uuid: "GPU-a".into(),
-                memory_limit_bytes: memory,
-                context_overhead_bytes: 0,
-                cores_millis: 250,
-                compute: Compute::Burst,
-            }])
+            ..Record::new(
+                id.clone(),
+                1,
+                vec![Grant {
+                    uuid: "GPU-a".into(),
+                    memory_limit_bytes: memory,
+                    context_overhead_bytes: 0,
+                    cores_millis: 250,
+                    compute: Compute::Burst,
+                }],
+            )
         };
         (id, Arc::new(record))
     }
