@@ -66,7 +66,7 @@ async fn a_pod_is_explained_while_it_lives_and_when_it_is_gone() {
     let gone = story_until(&node, "llm", |story| story.released_unix_ms > 0).await;
     assert!(gone.now.is_none() && gone.enforcement.is_none());
     let reason = gone.placement.unwrap().reason;
-    assert!(reason.contains(&ids[0]) && reason.contains("16 GiB and 500m"), "{reason}");
+    assert!(reason.contains(&ids[0]) && reason.contains("16 GiB and 50%"), "{reason}");
     let whats: Vec<&str> = gone.trail.iter().map(|line| line.what.as_str()).collect();
     assert_eq!(whats, ["allocated", "started", "released"]);
 }
