@@ -35,7 +35,7 @@ use table::table;
 pub use amount::Amount;
 pub use current::Current;
 pub use file::{ConfigFile, Given, Judged};
-pub use problem::{ConfigError, MOST_PROBLEMS, Problem, first};
+pub use problem::{ConfigError, MOST_PROBLEMS, Problem, first, together};
 pub use tables::{
     CONTAINER_DRIVER_DIR, Cdi, Container, Driver, Gpus, Health, Kubernetes, Labels, Layout,
     LayoutShare, Leases, Ledger, Log, Metrics, Mount, Pages, Paths, Resource, Share,

@@ -20,6 +20,8 @@ pub struct Problem {
     pub line: Option<usize>,
     /// What is wrong and what to do.
     pub message: String,
+    /// How many problems this one stands for that are not listed; 0 for one of its own.
+    pub others: usize,
 }
 
 /// Everything that is wrong with a configuration. Commands that meet it exit 64 (`EX_USAGE`).
@@ -36,13 +38,15 @@ impl Problem {
     #[must_use]
     pub fn new(key: &str, line: Option<usize>, message: &str) -> Self {
         let key = printable::brief(key, KEY).into_owned();
-        Problem { key, line, message: printable::brief(message, MESSAGE).into_owned() }
+        let message = printable::brief(message, MESSAGE).into_owned();
+        Problem { key, line, message, others: 0 }
     }
 
     /// Stands for `count` more.
     fn more(count: usize) -> Self {
         let problems = if count == 1 { "problem" } else { "problems" };
-        Problem::new("", None, &format!("and {count} more {problems}"))
+        let message = format!("and {count} more {problems}");
+        Problem { others: count, ..Problem::new("", None, &message) }
     }
 }
 
@@ -92,11 +96,27 @@ impl Problems {
 /// Of too many problems the first by line, and how many others there are; all of few, as they are.
 #[must_use]
 pub fn first(all: Vec<Problem>) -> Vec<Problem> {
-    if all.len() <= MOST_PROBLEMS {
-        return all;
+    if all.len() <= MOST_PROBLEMS { all } else { in_order(&all) }
+}
+
+/// Two lists, each of which may end with how many it leaves out, as one that does.
+#[must_use]
+pub fn together(mut some: Vec<Problem>, more: Vec<Problem>) -> Vec<Problem> {
+    if more.is_empty() {
+        return some;
     }
+    some.extend(more);
+    in_order(&some)
+}
+
+fn in_order(all: &[Problem]) -> Vec<Problem> {
     let mut problems = Problems::default();
-    all.iter().for_each(|one| problems.push(&one.key, one.line, &one.message));
+    for one in all {
+        match one.others {
+            0 => problems.push(&one.key, one.line, &one.message),
+            others => problems.and_more(others),
+        }
+    }
     problems.finish()
 }
 
@@ -127,6 +147,23 @@ impl fmt::Display for ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_that_leave_some_out_are_joined_and_the_number_of_others_is_last() {
+        let list = |count: usize, from: usize| {
+            let one = |n: usize| Problem::new("key", Some(from + n), "is wrong");
+            first((0..count).map(one).collect())
+        };
+        for (some, more) in [(60, 3), (60, 70), (2, 70), (40, 20)] {
+            let joined = together(list(some, 1), list(more, 1000));
+            assert_eq!(joined.len(), MOST_PROBLEMS + 1, "{some} and {more}");
+            let (last, listed) = joined.split_last().unwrap();
+            assert_eq!(last.others, some + more - MOST_PROBLEMS, "{some} and {more}");
+            assert!(listed.is_sorted_by_key(|problem| problem.line), "{some} and {more}");
+        }
+        assert_eq!(together(list(3, 1), Vec::new()), list(3, 1));
+        assert_eq!(together(list(3, 1), list(2, 9)).len(), 5);
+    }
 
     #[test]
     fn of_many_the_first_by_line_are_kept_and_the_others_counted() {

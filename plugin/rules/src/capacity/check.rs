@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{Capacity, judge};
 use crate::shares;
 use crate::shares::Share;
-use tessera_config::{Config, Judged, MOST_PROBLEMS, Problem, TmpfsPolicy, first};
+use tessera_config::{Config, Judged, MOST_PROBLEMS, Problem, TmpfsPolicy, first, together};
 use tessera_model::gpu::Gpu;
 use tessera_model::quantity::format_bytes;
 use tessera_region::layout;
@@ -43,7 +43,7 @@ pub fn check(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
 /// depends on it is left out.
 #[must_use]
 pub fn check_all(gpus: &[Gpu], judged: &Judged) -> Vec<Problem> {
-    let mut problems = judged.problems.clone();
+    let mut found = Vec::new();
     if judged.names_gpus() {
         let is_bad = |key: &str| judged.problems.iter().any(|problem| problem.key == key);
         let mut config = judged.config.clone();
@@ -53,13 +53,10 @@ pub fn check_all(gpus: &[Gpu], judged: &Judged) -> Vec<Problem> {
         if is_bad("gpus.context_overhead") {
             config.gpus.context_overhead_bytes = Some(0);
         }
-        let on_gpus = check(gpus, &config).into_iter();
-        problems.extend(
-            on_gpus.filter(|found| !judged.problems.iter().any(|bad| explains(bad, found))),
-        );
-        problems.sort_by_key(|problem| problem.line);
+        found = check(gpus, &config);
+        found.retain(|found| !judged.problems.iter().any(|bad| explains(bad, found)));
     }
-    first(problems)
+    together(judged.problems.clone(), found)
 }
 
 /// Whether a problem with the text may be the cause of one on a GPU.
