@@ -4,7 +4,7 @@
 //!
 //! ```no_run
 //! # async fn example(root: &std::path::Path) -> Result<(), Box<dyn std::error::Error>> {
-//! use crate::{Container, Kubelet, Pod};
+//! use tessera_fake_kubelet::{Container, Kubelet, Pod};
 //!
 //! let kubelet = Kubelet::start(root).await?;
 //! // … serve the plugin in kubelet.device_plugins_dir() …
