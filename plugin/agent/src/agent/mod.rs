@@ -245,7 +245,7 @@ impl Agent {
     /// # Errors
     /// See [`SteerError`]; then nothing has changed.
     pub fn set_quota(&self, target: &Target, ask: &Ask, by: By) -> Result<Changed, SteerError> {
-        self.steered(&ask.how, self.allocations.set_quota(target, ask, by)?)
+        Ok(self.steered(&ask.how, self.allocations.set_quota(target, ask, by)?))
     }
 
     /// Gives back the limits at Allocate. Blocking.
@@ -253,16 +253,16 @@ impl Agent {
     /// # Errors
     /// See [`SteerError`]; then nothing has changed.
     pub fn reset_quota(&self, target: &Target, how: &How, by: By) -> Result<Changed, SteerError> {
-        self.steered(how, self.allocations.reset_quota(target, how, by)?)
+        Ok(self.steered(how, self.allocations.reset_quota(target, how, by)?))
     }
 
-    fn steered(&self, how: &How, changed: Changed) -> Result<Changed, SteerError> {
+    fn steered(&self, how: &How, changed: Changed) -> Changed {
         if !how.dry_run {
             // Kubelet hears of the room that is gone before anybody can use it.
             self.advertised.refresh();
             self.allocations.apply_limits(&changed.record.id);
         }
-        Ok(changed)
+        changed
     }
 
     /// Gives out nothing more of what `gpu` names, or of the whole node. Blocking.

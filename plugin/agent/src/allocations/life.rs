@@ -63,7 +63,6 @@ impl Allocations {
         let shim = shim_install::name_of(&self.delivery);
         self.ensure_shim(shim.as_deref())?;
         let mut change = Change::default();
-        let mut ids = Vec::with_capacity(plans.len());
         for plan in plans {
             self.inventory.check_cordons(plan)?;
             self.check_room(catalogue, plan, &change)?;
@@ -72,12 +71,12 @@ impl Allocations {
             let (shim, placed) = (shim.clone(), Some(placed));
             let record = Record { shim, placed, ..self.new_generation(writer, plan) };
             self.supersede(&record, &mut change);
-            ids.push(record.id.clone());
             change.put_because(record, What::Allocated, reason, unix_ms());
         }
         writer.ledger.commit(&change)?;
-        let stored = self.store(&change);
-        Ok(stored.into_iter().filter(|record| ids.contains(&record.id)).collect())
+        // What else was stored are those that they supersede, which are parked.
+        let stored = self.store(&change).into_iter();
+        Ok(stored.filter(|record| record.state == State::Allocated).collect())
     }
 
     /// Pages, time and what the container is handed, of a record that was just committed.
