@@ -1,9 +1,9 @@
-//! The gRPC contracts of the node: kubelet's device plugin, pod resources and plugin registration
+//! The gRPC contracts of the node: kubelet's device plugin, pod resources, plugin registration and DRA
 //! APIs, and Tessera's own admin service.
 //!
 //! The `.proto` files are in `proto/`; the code under `src/gen` is generated from them and committed,
 //! so that building needs no protobuf compiler. `tests/generated.rs` regenerates it and compares;
-//! `TESSERA_REGENERATE=1 cargo test -p tessera-kubelet-api --test generated` writes it anew.
+//! `TESSERA_REGENERATE=1 cargo test -p tessera-kubelet-api --test generated` writes it again.
 
 /// Device plugin API v1beta1: served by the plugin, `Registration` by kubelet.
 pub mod deviceplugin {
@@ -27,6 +27,32 @@ pub mod podresources {
 /// Plugin registration API v1: how DRA drivers register.
 pub mod pluginregistration {
     include!("gen/pluginregistration_v1.rs");
+}
+
+/// DRA: claims prepared for pods; served by the driver.
+pub mod dra {
+    /// DRA API v1.
+    pub mod v1 {
+        include!("gen/dra_v1.rs");
+    }
+
+    /// DRA API v1beta1, which knows no share ids.
+    pub mod v1beta1 {
+        include!("gen/dra_v1beta1.rs");
+    }
+}
+
+/// Health of DRA devices: served by the driver. Both versions have the same messages.
+pub mod dra_health {
+    /// Health API v1.
+    pub mod v1 {
+        include!("gen/dra_health_v1.rs");
+    }
+
+    /// Health API v1alpha1, the only one that kubelet 1.36 calls.
+    pub mod v1alpha1 {
+        include!("gen/dra_health_v1alpha1.rs");
+    }
 }
 
 /// Tessera's admin service v1: what `tessera status` shows.

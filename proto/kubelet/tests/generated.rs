@@ -26,6 +26,10 @@ fn committed_code_equals_generated_code() {
         ("podresources_v1", "v1"),
         ("pluginregistration_v1", "pluginregistration"),
         ("admin_v1", "tessera.admin.v1"),
+        ("dra_v1", "k8s.io.kubelet.pkg.apis.dra.v1"),
+        ("dra_v1beta1", "k8s.io.kubelet.pkg.apis.dra.v1beta1"),
+        ("dra_health_v1", "v1"),
+        ("dra_health_v1alpha1", "v1alpha1"),
     ] {
         let fresh = generate(proto, package);
         let path = generated.join(format!("{proto}.rs"));

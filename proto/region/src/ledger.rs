@@ -1,6 +1,7 @@
 //! Publish, then verify: how processes that trust each other's words, and nobody's life, share one
 //! limit without a lock. Pure: no time, no system call, no page; those come in through [`Ledger`]
-//! and [`Contention`]. One GPU at a time.
+//! and [`Contention`]. One GPU at a time; [`reserve_in_parts`] asks several limits for parts of one
+//! request.
 //!
 //! # The words
 //!
@@ -48,7 +49,7 @@
 //! another's after the grant that this release made room for add up to bytes that were never
 //! granted at once. Hence the *consistent* sum: each slot has an epoch (`claimed + frees`: the
 //! time of its claim plus the releases since) that every lowering of `granted` changes and nothing
-//! brings back (a slot is claimed anew at a later time, and a release takes longer than a
+//! brings back (a slot is claimed again at a later time, and a release takes longer than a
 //! nanosecond). If no epoch changed from before the first read to after the last, no granted word
 //! was lowered meanwhile, so each word was at least what was read when the reading ended, and so
 //! was the sum. The epoch changes *after* `granted` was lowered and *before* `charged` is: who
@@ -60,6 +61,16 @@
 //! bytes may or may not come true ([`Reason::Contended`]), or because the driver does not give back
 //! what dead processes held ([`Reason::Departing`]).
 //!
+//! # Several limits
+//!
+//! A process that has several shares of one GPU asks them together ([`reserve_in_parts`]). Each limit
+//! has words of its own, and a request publishes a part in each. It is reserved when every part was
+//! verified after the last was published, so the proof above holds for each limit by itself. What
+//! was published beside a part that does not fit is withdrawn. Judged is what the limits have left
+//! together, by a sum that is consistent over all of their slots: else a process that releases in one
+//! and is granted in another would be counted twice. Who queues holds the queues of all its limits, in
+//! their order, so two that wait with bytes published share no limit, and do not wait for each other.
+//!
 //! # The dead
 //!
 //! A process is dead before the driver has its memory back, and until then its bytes count against
@@ -67,7 +78,11 @@
 //! the others, and who does not fit beside the departing alone waits, as for an unsettled request.
 //! [`Contention::recover_dead`] notices the dead and takes away what the driver has back.
 
-use crate::layout::SLOTS;
+mod contend;
+mod parts;
+
+pub use parts::{MAX_PARTS, Split, reserve_in_parts};
+
 use crate::sync::{Ordering, Word};
 
 /// One GPU's words in all slots, seen by the owner of one of them.
@@ -76,7 +91,8 @@ pub trait Ledger {
     type Word: Word;
     /// The slot of this process.
     fn own(&self) -> usize;
-    /// One more than the highest slot ever claimed, at most [`SLOTS`]. Must be a fresh load.
+    /// One more than the highest slot ever claimed, at most
+    /// [`crate::layout::SLOTS`]. Must be a fresh load.
     fn high_water(&self) -> usize;
     /// Granted and reserved bytes.
     fn charged(&self, slot: usize) -> &Self::Word;
@@ -89,7 +105,7 @@ pub trait Ledger {
     /// Whether the slot's owner is known to be dead, and the driver may have its memory still.
     fn is_departing(&self, slot: usize) -> bool;
     /// What charges may reach, at most [`crate::layout::MAX_BYTES`]: the quota less what the plugin
-    /// saw beyond the charges. Read anew at each use: it changes, either way.
+    /// saw beyond the charges. Read at each use: it changes, either way.
     fn limit(&self) -> u64;
 }
 
@@ -126,13 +142,6 @@ pub enum Reason {
     Departing,
 }
 
-/// Waits without the queue before trying to get it: most collisions are over by then.
-const ROUNDS_BEFORE_QUEUE: u32 = 3;
-/// A killed process leaves reserved bytes that only recovery removes; look for such now and then.
-const ROUNDS_BETWEEN_RECOVERIES: u32 = 16;
-/// Attempts at a consistent sum before saying that there is none.
-const COLLECTIONS: usize = 4;
-
 /// Reserves `bytes`: afterwards they are in the own charged word, or were refused.
 ///
 /// # Errors
@@ -151,7 +160,20 @@ pub fn reserve<L: Ledger, C: Contention>(
     if charged_total(ledger) <= ledger.limit() {
         return Ok(());
     }
-    contend(ledger, bytes, contention())
+    contend_alone(ledger, bytes, contention)
+}
+
+/// Of `bytes` that are published at one limit. Apart, so that the way past it needs no room for this.
+#[cold]
+#[inline(never)]
+fn contend_alone<L: Ledger, C: Contention>(
+    ledger: &L,
+    bytes: u64,
+    contention: impl FnOnce() -> C,
+) -> Result<(), Reason> {
+    let mut split = [0; MAX_PARTS];
+    split[0] = bytes;
+    contend::contend(core::slice::from_ref(ledger), bytes, &mut split, contention())
 }
 
 /// Turns `reserved` bytes into `actual ≤ reserved` granted ones. Returns what the process holds.
@@ -210,27 +232,7 @@ pub fn charged_total<L: Ledger>(ledger: &L) -> u64 {
 /// leftovers: at the end of the call at least that much was granted to them. `None` if releases kept
 /// interfering.
 pub fn granted_total<L: Ledger>(ledger: &L) -> Option<u64> {
-    // Acquire throughout: each load is before the next; pairs with Release in `commit`, `release`
-    // and `Slot::zero`.
-    let epoch = |slot| {
-        let claimed = ledger.claimed(slot).load(Ordering::Acquire);
-        claimed.wrapping_add(ledger.frees(slot).load(Ordering::Acquire))
-    };
-    let slots = ledger.high_water();
-    let mut epochs = [0; SLOTS];
-    for _ in 0..COLLECTIONS {
-        for (slot, before) in epochs[..slots].iter_mut().enumerate() {
-            *before = epoch(slot);
-        }
-        let total = (0..slots)
-            .filter(|&slot| !ledger.is_departing(slot))
-            .map(|slot| ledger.granted(slot).load(Ordering::Acquire))
-            .fold(0, u64::saturating_add);
-        if epochs[..slots].iter().enumerate().all(|(slot, before)| *before == epoch(slot)) {
-            return Some(total);
-        }
-    }
-    None
+    parts::at_rest(core::slice::from_ref(ledger), || granted(ledger, Ordering::Acquire))
 }
 
 /// Bytes of departing slots: the sum of their charged words. Parts of it may be of different moments.
@@ -244,9 +246,14 @@ pub fn departing_sum<L: Ledger>(ledger: &L) -> u64 {
 
 /// A plain sum of granted words, for messages: parts of it may be of different moments. Saturates.
 pub fn granted_sum<L: Ledger>(ledger: &L) -> u64 {
+    granted(ledger, Ordering::Relaxed)
+}
+
+/// The granted words of slots that are not departing.
+fn granted<L: Ledger>(ledger: &L, order: Ordering) -> u64 {
     (0..ledger.high_water())
         .filter(|&slot| !ledger.is_departing(slot))
-        .map(|slot| ledger.granted(slot).load(Ordering::Relaxed))
+        .map(|slot| ledger.granted(slot).load(order))
         .fold(0, u64::saturating_add)
 }
 
@@ -255,72 +262,4 @@ fn publish<L: Ledger>(ledger: &L, bytes: u64) {
     ledger.charged(ledger.own()).add(bytes, Ordering::Relaxed);
     // The fence the proof is about.
     L::Word::fence();
-}
-
-/// What a request that does not go ahead waits for, as far as a glance can tell.
-fn obstacle<L: Ledger>(ledger: &L, bytes: u64) -> Obstacle {
-    let departing = departing_sum(ledger);
-    let all = granted_sum(ledger).saturating_add(bytes).saturating_add(departing);
-    if departing > 0 && all > ledger.limit() { Obstacle::Departing } else { Obstacle::Unsettled }
-}
-
-/// Steps 3 and 4. Called with `bytes` published; returns with them published if they are reserved.
-#[cold]
-fn contend<L: Ledger, C: Contention>(
-    ledger: &L,
-    bytes: u64,
-    mut contention: C,
-) -> Result<(), Reason> {
-    let mut published = true;
-    let mut queued = false;
-    let mut no_dead = false;
-    let mut round = 0;
-    let refuse = |published: bool, reason| {
-        withdraw(ledger, if published { bytes } else { 0 });
-        Err(reason)
-    };
-    loop {
-        if granted_total(ledger).is_some_and(|total| total.saturating_add(bytes) > ledger.limit()) {
-            if no_dead {
-                return refuse(published, Reason::OverQuota);
-            }
-            // Refuse at the next judgement, if this finds nobody dead.
-            no_dead = !contention.recover_dead();
-        } else {
-            no_dead = false;
-            if !queued && published {
-                withdraw(ledger, bytes);
-                published = false;
-            }
-            if round % ROUNDS_BETWEEN_RECOVERIES == ROUNDS_BEFORE_QUEUE {
-                contention.recover_dead();
-            }
-            let obstacle = obstacle(ledger, bytes);
-            if !contention.pause(obstacle) {
-                let reason = match obstacle {
-                    Obstacle::Unsettled => Reason::Contended,
-                    Obstacle::Departing => Reason::Departing,
-                };
-                return refuse(published, reason);
-            }
-            round += 1;
-            queued = queued || (round > ROUNDS_BEFORE_QUEUE && contention.try_queue());
-        }
-        if bytes > ledger.limit() {
-            return refuse(published, Reason::OverQuota);
-        }
-        // Without the queue, publish only what could go: a hopeless publication stands in the way
-        // of others.
-        let promising = || charged_total(ledger).saturating_add(bytes) <= ledger.limit();
-        if !published && (queued || promising()) {
-            publish(ledger, bytes);
-            published = true;
-        }
-        if published {
-            L::Word::fence();
-            if charged_total(ledger) <= ledger.limit() {
-                return Ok(());
-            }
-        }
-    }
 }

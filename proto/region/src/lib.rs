@@ -28,9 +28,11 @@ pub mod ledger;
 mod os;
 pub mod quota;
 pub mod session;
+pub mod share;
 mod size;
 #[cfg(feature = "std")]
 mod spares;
+pub mod spin;
 pub mod sync;
 pub mod usage;
 

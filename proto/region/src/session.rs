@@ -76,6 +76,14 @@ pub enum Message {
         /// for a host function, or for a word that somebody writes.
         works: bool,
     },
+    /// Tenant, at the gates of all shares of a process that has several: it is the one of this token. It keeps
+    /// to the gate of one of them, where it has said hello.
+    Joins {
+        /// The process's own number, which it alone knows: the same at all of its gates.
+        token: u64,
+        /// Whether this is the gate that it keeps to.
+        leads: bool,
+    },
     /// Tenant: something happened that an operator wants to hear of.
     Event(Event),
 }
@@ -147,6 +155,7 @@ const DRAINED: u32 = 4;
 const EVENT: u32 = 5;
 const IDLE: u32 = 6;
 const LATE: u32 = 7;
+const JOINS: u32 = 8;
 /// An event's GPU index when there is none.
 const NO_GPU: u32 = u32::MAX;
 
@@ -177,6 +186,9 @@ impl Message {
             }
             Self::Late { gpu, epoch, works } => {
                 packet.start(LATE).u32(gpu).u32(epoch).u32(works.into());
+            }
+            Self::Joins { token, leads } => {
+                packet.start(JOINS).u64(token).u32(leads.into());
             }
             Self::Event(event) => {
                 let gpu = event.gpu.unwrap_or(NO_GPU);
@@ -234,6 +246,7 @@ impl Message {
                 epoch: fields.u32(),
                 works: fields.below(2, "works")? == 1,
             },
+            JOINS => Self::Joins { token: fields.u64(), leads: fields.below(2, "leads")? == 1 },
             EVENT => Self::Event(Event {
                 kind: EventKind::from_u32(fields.u32())
                     .ok_or(DecodeError::Malformed("event kind"))?,
@@ -388,6 +401,8 @@ mod tests {
             (gpu.clone(), any::<u32>()).prop_map(|(gpu, epoch)| Message::Idle { gpu, epoch }),
             (gpu.clone(), any::<u32>(), any::<bool>())
                 .prop_map(|(gpu, epoch, works)| Message::Late { gpu, epoch, works }),
+            (any::<u64>(), any::<bool>())
+                .prop_map(|(token, leads)| Message::Joins { token, leads }),
             (gpu, any::<u32>(), any::<u64>()).prop_map(|(gpu, epoch, used_ns)| Message::Drained {
                 gpu,
                 epoch,

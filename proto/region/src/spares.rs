@@ -41,7 +41,7 @@ impl Spares {
                 if path.exists() {
                     continue;
                 }
-                // Complete or not there: one that a killed plugin left half made is made anew.
+                // Complete or not there: one that a killed plugin left half made is made again.
                 let making = self.dir.join("making");
                 let _ = fs::remove_file(&making);
                 let mut options = OpenOptions::new();

@@ -403,3 +403,91 @@ fn a_dead_processs_bytes_are_granted_when_the_driver_has_them_and_refuse_nobody(
 fn bytes_taken_from_a_dead_process_at_once_are_with_the_driver_still() {
     check(Some(PREEMPTIONS), || beside_a_dead_process(true));
 }
+
+/// What a page's slots are charged.
+fn charged(page: &Page<AtomicU64>) -> u64 {
+    page.charged.iter().map(|word| word.load(Ordering::Acquire)).sum()
+}
+
+/// Two processes with the same two limits, whose requests fit in parts only, and both of them.
+#[test]
+fn requests_in_parts_that_fit_together_are_both_granted() {
+    check(Some(2), || {
+        let pages = [Page::<AtomicU64>::new(3, 2, [0; 3]), Page::<AtomicU64>::new(3, 2, [0; 3])];
+        let ask = |slot, bytes| {
+            let pages = pages.clone();
+            move || {
+                let owners = [Owner(&pages[0], slot), Owner(&pages[1], slot)];
+                let mut split = [0; ledger::MAX_PARTS];
+                let patient = || Patient::new(&pages[0]);
+                let asked = ledger::reserve_in_parts(&owners, bytes, &mut split, patient);
+                let sum: u64 = split.iter().sum();
+                assert_eq!(sum, if asked.is_ok() { bytes } else { 0 });
+                for (page, part) in pages.iter().zip(split) {
+                    page.driver_gives(part);
+                }
+                asked
+            }
+        };
+        let other = thread::spawn(ask(1, 2));
+        let results = [ask(0, 4)(), other.join().unwrap()];
+        assert!(!results.contains(&Err(Reason::OverQuota)), "{results:?}");
+        if results == [Ok(()), Ok(())] {
+            assert_eq!(pages.each_ref().map(|page| charged(page)), [3, 3]);
+        }
+    });
+}
+
+/// One has both limits and one has the second alone: of two that each fit, one is granted.
+#[test]
+fn a_limit_that_two_have_is_kept_by_both() {
+    check(Some(2), || {
+        let pages = [Page::<AtomicU64>::new(3, 2, [0; 3]), Page::<AtomicU64>::new(3, 2, [0; 3])];
+        let other = {
+            let pages = pages.clone();
+            thread::spawn(move || {
+                let owner = Owner(&pages[1], 1);
+                let asked = ledger::reserve(&owner, 2, || Patient::new(&pages[1]));
+                if asked.is_ok() {
+                    pages[1].driver_gives(2);
+                    ledger::commit(&owner, 2, 2);
+                }
+                asked
+            })
+        };
+        let owners = [Owner(&pages[0], 0), Owner(&pages[1], 0)];
+        let mut split = [0; ledger::MAX_PARTS];
+        let asked = ledger::reserve_in_parts(&owners, 5, &mut split, || Patient::new(&pages[1]));
+        for ((page, owner), part) in pages.iter().zip(&owners).zip(split) {
+            page.driver_gives(part);
+            ledger::commit(owner, part, part);
+        }
+        let asked = [asked, other.join().unwrap()];
+        assert!(asked.contains(&Ok(())), "both refused: {asked:?}");
+        assert!(asked.contains(&Err(Reason::OverQuota)), "{asked:?}");
+    });
+}
+
+/// What one process releases in one limit and is granted in the other counts once: a request that fits
+/// beside it at all times is not refused.
+#[test]
+fn bytes_that_move_between_limits_refuse_nobody() {
+    check(Some(PREEMPTIONS), || {
+        let pages = [Page::<AtomicU64>::new(4, 2, [4, 0, 0]), Page::<AtomicU64>::new(4, 2, [0; 3])];
+        let moving = {
+            let pages = pages.clone();
+            thread::spawn(move || {
+                ledger::release(&Owner(&pages[0], 0), 4);
+                let owner = Owner(&pages[1], 0);
+                if ledger::reserve(&owner, 4, || Impatient).is_ok() {
+                    ledger::commit(&owner, 4, 4);
+                }
+            })
+        };
+        let owners = [Owner(&pages[0], 1), Owner(&pages[1], 1)];
+        let mut split = [0; ledger::MAX_PARTS];
+        let asked = ledger::reserve_in_parts(&owners, 4, &mut split, || Impatient);
+        assert_ne!(asked, Err(Reason::OverQuota));
+        moving.join().unwrap();
+    });
+}

@@ -110,15 +110,19 @@ pub struct CordonRequest {
     /// UUID, index, product name (`*` for anything), or a MIG instance's parent. Ignored with `all`.
     #[prost(string, tag = "1")]
     pub gpu: ::prost::alloc::string::String,
-    /// The whole node, with GPUs that are yet to be found. Uncordoned, no GPU remains cordoned.
+    /// The whole node, with GPUs that are yet to be found. Uncordon lifts the node's own cordon alone; GPUs that were
+    /// cordoned by themselves remain so.
     #[prost(bool, tag = "2")]
     pub all: bool,
     /// Why, for the audit trail and for whoever finds no GPU.
     #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
+    /// With `all`, for Uncordon: lift also the cordon of each GPU.
+    #[prost(bool, tag = "4")]
+    pub each: bool,
 }
 /// What is cordoned.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CordonResponse {
     /// GPUs, by UUID, that the request was about; "*" for the whole node.
     #[prost(string, repeated, tag = "1")]
@@ -129,6 +133,28 @@ pub struct CordonResponse {
     /// Allocations that go on on the GPUs that the request was about.
     #[prost(uint32, tag = "3")]
     pub running: u32,
+    /// All cordons that stand now, with their originators.
+    #[prost(message, repeated, tag = "4")]
+    pub standing: ::prost::alloc::vec::Vec<StandingCordon>,
+}
+/// A cordon.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StandingCordon {
+    /// The GPU's UUID; "*" for the whole node.
+    #[prost(string, tag = "1")]
+    pub gpu_uuid: ::prost::alloc::string::String,
+    /// NVML's index; absent for the node, and for a GPU that is gone.
+    #[prost(uint32, optional, tag = "2")]
+    pub gpu_index: ::core::option::Option<u32>,
+    /// Since when.
+    #[prost(int64, tag = "3")]
+    pub since_unix_ms: i64,
+    /// The originator: `root`, `uid 1000 (logged in as alice)`.
+    #[prost(string, tag = "4")]
+    pub by: ::prost::alloc::string::String,
+    /// Why; empty where nobody said.
+    #[prost(string, tag = "5")]
+    pub reason: ::prost::alloc::string::String,
 }
 /// Nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -157,6 +183,25 @@ pub struct StatusResponse {
     /// When this was put together.
     #[prost(int64, tag = "5")]
     pub at_unix_ms: i64,
+    /// The same warnings in the same order, with their ages.
+    #[prost(message, repeated, tag = "6")]
+    pub warning_details: ::prost::alloc::vec::Vec<Warning>,
+}
+/// Something that needs somebody's attention.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Warning {
+    /// A sentence, without its age.
+    #[prost(string, tag = "1")]
+    pub text: ::prost::alloc::string::String,
+    /// Since when it stands, or when it was first seen.
+    #[prost(int64, tag = "2")]
+    pub since_unix_ms: i64,
+    /// When it was last seen; 0 for what stands.
+    #[prost(int64, tag = "3")]
+    pub last_unix_ms: i64,
+    /// How often; 0 for what stands.
+    #[prost(uint64, tag = "4")]
+    pub times: u64,
 }
 /// The plugin process.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -204,6 +249,49 @@ pub struct Plugin {
     /// How it stands with the configuration's file.
     #[prost(message, optional, tag = "21")]
     pub configuration: ::core::option::Option<Configuration>,
+    /// The DRA driver; absent where there is none.
+    #[prost(message, optional, tag = "22")]
+    pub dra: ::core::option::Option<Dra>,
+}
+/// How the DRA driver stands.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Dra {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub driver: ::prost::alloc::string::String,
+    /// As kubelet has it.
+    #[prost(enumeration = "Registration", tag = "2")]
+    pub registration: i32,
+    /// Why kubelet has not registered it; empty where it has.
+    #[prost(string, tag = "3")]
+    pub registration_error: ::prost::alloc::string::String,
+    /// The pool, which is the node's name; empty while that is not known.
+    #[prost(string, tag = "4")]
+    pub pool: ::prost::alloc::string::String,
+    /// What the API server has: `starting`, `writing`, `published` or `failing`.
+    #[prost(string, tag = "5")]
+    pub publication: ::prost::alloc::string::String,
+    /// As what GPUs are published: `shared`, `fixed` or `unknown`.
+    #[prost(string, tag = "6")]
+    pub mode: ::prost::alloc::string::String,
+    /// Devices that should be published.
+    #[prost(uint32, tag = "7")]
+    pub devices: u32,
+    /// ResourceSlices that they take.
+    #[prost(uint32, tag = "8")]
+    pub slices: u32,
+    /// The pool's generation.
+    #[prost(int64, tag = "9")]
+    pub generation: i64,
+    /// Writes of slices since the start.
+    #[prost(uint64, tag = "10")]
+    pub writes: u64,
+    /// Times that another removed slices.
+    #[prost(uint64, tag = "11")]
+    pub wipes: u64,
+    /// Claims that are prepared.
+    #[prost(uint32, tag = "12")]
+    pub claims: u32,
 }
 /// An extended resource, served on a socket of its own.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -251,10 +339,11 @@ pub struct Gpu {
     /// NUMA node, absent where unknown.
     #[prost(int64, optional, tag = "5")]
     pub numa_node: ::core::option::Option<i64>,
-    /// See Health.
+    /// See Health: whether its own health, or another seller, keeps it from being handed out. A cordon, which does
+    /// so too, stands for itself.
     #[prost(enumeration = "Health", tag = "6")]
     pub health: i32,
-    /// Why it is unhealthy.
+    /// Why it is not handed out.
     #[prost(string, tag = "7")]
     pub health_reason: ::prost::alloc::string::String,
     /// Memory on the device.
@@ -314,6 +403,15 @@ pub struct Gpu {
     /// Who cordoned it and why; empty where it is not.
     #[prost(string, tag = "50")]
     pub cordon: ::prost::alloc::string::String,
+    /// The front end that sells it: `device plugin` or `DRA`.
+    #[prost(string, tag = "51")]
+    pub front_end: ::prost::alloc::string::String,
+    /// The other front end still has something of it: nobody sells it until that has ended.
+    #[prost(bool, tag = "52")]
+    pub moving: bool,
+    /// It is cordoned with the whole node, and not by itself.
+    #[prost(bool, tag = "53")]
+    pub cordoned_with_node: bool,
 }
 /// The unit that kubelet hands out.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -412,6 +510,37 @@ pub struct Allocation {
     /// Times that the window was full while the gate was open.
     #[prost(uint64, tag = "22")]
     pub window_waits: u64,
+    /// What it is of a resource claim; absent where no claim asked.
+    #[prost(message, optional, tag = "23")]
+    pub claim: ::core::option::Option<Claim>,
+    /// Further containers that hold it: those that share the claim.
+    #[prost(message, repeated, tag = "24")]
+    pub other_holders: ::prost::alloc::vec::Vec<Holder>,
+}
+/// One request of a resource claim, as the scheduler allocated it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Claim {
+    /// The claim's namespace.
+    #[prost(string, tag = "1")]
+    pub namespace: ::prost::alloc::string::String,
+    /// The claim's name.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// The claim's UID.
+    #[prost(string, tag = "3")]
+    pub uid: ::prost::alloc::string::String,
+    /// The request, with the alternative that was chosen.
+    #[prost(string, tag = "4")]
+    pub request: ::prost::alloc::string::String,
+    /// The pool of the devices.
+    #[prost(string, tag = "5")]
+    pub pool: ::prost::alloc::string::String,
+    /// The devices' names in the pool, one for each result.
+    #[prost(string, repeated, tag = "6")]
+    pub devices: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The shares' ids, one for each result; empty where the device is not shared.
+    #[prost(string, repeated, tag = "7")]
+    pub share_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// What an allocation got of GPU time, by the arbiter's clock.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -595,7 +724,7 @@ pub struct AllocationStory {
     pub trail: ::prost::alloc::vec::Vec<TrailLine>,
 }
 /// Why an allocation lies where it does.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Placement {
     /// Replicas that GetPreferredAllocation preferred; empty where kubelet did not ask.
     #[prost(string, repeated, tag = "1")]
@@ -609,6 +738,56 @@ pub struct Placement {
     /// The GPUs: how they stand now, and where they are.
     #[prost(string, repeated, tag = "4")]
     pub gpus: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The same, in fields.
+    #[prost(message, repeated, tag = "5")]
+    pub stands: ::prost::alloc::vec::Vec<Stand>,
+}
+/// How a GPU of an allocation stands now.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Stand {
+    /// The GPU.
+    #[prost(string, tag = "1")]
+    pub gpu_uuid: ::prost::alloc::string::String,
+    /// Why nothing else is known of it; empty where it is.
+    #[prost(string, tag = "2")]
+    pub missing: ::prost::alloc::string::String,
+    /// NVML's index.
+    #[prost(uint32, tag = "3")]
+    pub index: u32,
+    /// Product name.
+    #[prost(string, tag = "4")]
+    pub name: ::prost::alloc::string::String,
+    /// NUMA node, absent where unknown.
+    #[prost(int64, optional, tag = "5")]
+    pub numa_node: ::core::option::Option<i64>,
+    /// PCI address.
+    #[prost(string, tag = "6")]
+    pub pci_bus_id: ::prost::alloc::string::String,
+    /// See GpuState, in lower case.
+    #[prost(string, tag = "7")]
+    pub state: ::prost::alloc::string::String,
+    /// Why; empty for a GPU without trouble.
+    #[prost(string, tag = "8")]
+    pub state_reason: ::prost::alloc::string::String,
+    /// The cordon's originator and reason; empty where there is none.
+    #[prost(string, tag = "9")]
+    pub cordon: ::prost::alloc::string::String,
+    /// Why it is not given out, where that is neither its health's nor a cordon's.
+    #[prost(string, tag = "10")]
+    pub withheld: ::prost::alloc::string::String,
+    /// What is free of it, in words.
+    #[prost(string, tag = "11")]
+    pub free: ::prost::alloc::string::String,
+}
+/// The allocation that had what another waited for.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Behind {
+    /// Its id.
+    #[prost(string, tag = "1")]
+    pub allocation_id: ::prost::alloc::string::String,
+    /// The container that holds it; absent where kubelet did not say.
+    #[prost(message, optional, tag = "2")]
+    pub holder: ::core::option::Option<Holder>,
 }
 /// What an allocation is held to on one GPU.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -637,6 +816,12 @@ pub struct Limit {
     /// Bytes beyond all charges that were observed, and are taken from the limit.
     #[prost(uint64, tag = "8")]
     pub memory_overhead_bytes: u64,
+    /// When somebody set memory and share; 0 where nobody did.
+    #[prost(int64, tag = "9")]
+    pub set_unix_ms: i64,
+    /// The originator of that, with the command; empty where nobody set them.
+    #[prost(string, tag = "10")]
+    pub set_by: ::prost::alloc::string::String,
 }
 /// How an allocation is held to its limits.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -659,6 +844,9 @@ pub struct Enforcement {
     /// What stands in the way of it, or what must be known of it, a sentence each.
     #[prost(string, repeated, tag = "6")]
     pub remarks: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// What Status warns of, about it.
+    #[prost(string, repeated, tag = "7")]
+    pub warnings: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// What was refused, delayed or wrong with an allocation: lines of one kind together.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -678,6 +866,12 @@ pub struct Incident {
     /// What the last line says of it.
     #[prost(string, tag = "5")]
     pub reason: ::prost::alloc::string::String,
+    /// The reason is about this allocation alone: the plugin wrote it, and it names nobody else.
+    #[prost(bool, tag = "6")]
+    pub reason_is_own: bool,
+    /// The allocation that had the GPU meanwhile, where that is known.
+    #[prost(message, optional, tag = "7")]
+    pub behind: ::core::option::Option<Behind>,
 }
 /// A line of the audit trail.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -712,6 +906,12 @@ pub struct TrailLine {
     /// Who held the allocation then, if known.
     #[prost(message, optional, tag = "10")]
     pub holder: ::core::option::Option<Holder>,
+    /// As in Incident.
+    #[prost(bool, tag = "11")]
+    pub reason_is_own: bool,
+    /// As in Incident.
+    #[prost(message, optional, tag = "12")]
+    pub behind: ::core::option::Option<Behind>,
 }
 /// A GPU.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -808,6 +1008,9 @@ pub struct ConfigurationChange {
     /// "at once", "for new pods" or "after a restart".
     #[prost(string, tag = "4")]
     pub takes_effect: ::prost::alloc::string::String,
+    /// The file does not have the key, and its default applies. Said by Plan.
+    #[prost(bool, tag = "5")]
+    pub absent: bool,
 }
 /// What one GPU would be sold as under one name.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1345,7 +1548,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("tessera.admin.v1.Admin", "Cordon"));
             self.inner.unary(req, path, codec).await
         }
-        /// Gives out GPUs again.
+        /// Gives out GPUs again. FAILED_PRECONDITION for a GPU that only the node's cordon holds back.
         pub async fn uncordon(
             &mut self,
             request: impl tonic::IntoRequest<super::CordonRequest>,
@@ -1427,7 +1630,7 @@ pub mod admin_server {
             &self,
             request: tonic::Request<super::CordonRequest>,
         ) -> std::result::Result<tonic::Response<super::CordonResponse>, tonic::Status>;
-        /// Gives out GPUs again.
+        /// Gives out GPUs again. FAILED_PRECONDITION for a GPU that only the node's cordon holds back.
         async fn uncordon(
             &self,
             request: tonic::Request<super::CordonRequest>,

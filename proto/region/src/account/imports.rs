@@ -11,38 +11,45 @@ use super::Account;
 use crate::layout::Slot;
 
 impl Account {
-    /// Marks an import, before the driver is asked for it. 0 marks nothing. The same mark may be
-    /// there several times.
-    pub fn mark_import(&self, mark: u64) {
-        let slot = self.slot.words();
-        if mark != 0 && !replace(&slot.imports, 0, mark) {
-            slot.more_imports.fetch_add(1, Ordering::Relaxed);
+    /// Marks an import, before the driver is asked for it: in the slot of each share, with what `mark` says for
+    /// that share. 0 marks nothing. The same mark may be there several times.
+    pub fn mark_import(&self, mark: impl Fn(usize) -> u64) {
+        for (at, slot) in self.slots.iter().enumerate() {
+            let (mark, slot) = (mark(at), slot.words());
+            if mark != 0 && !replace(&slot.imports, 0, mark) {
+                slot.more_imports.fetch_add(1, Ordering::Relaxed);
+            }
         }
         // With the one in `any_import`: of an import and a release that race, one sees the other.
         fence(Ordering::SeqCst);
     }
 
     /// Takes one such mark back, after the driver let go of the import.
-    pub fn unmark_import(&self, mark: u64) {
-        let slot = self.slot.words();
-        if mark != 0 && !replace(&slot.imports, mark, 0) {
-            let less = |more: u32| more.checked_sub(1);
-            let _ = slot.more_imports.fetch_update(Ordering::Release, Ordering::Relaxed, less);
+    pub fn unmark_import(&self, mark: impl Fn(usize) -> u64) {
+        for (at, slot) in self.slots.iter().enumerate() {
+            let (mark, slot) = (mark(at), slot.words());
+            if mark != 0 && !replace(&slot.imports, mark, 0) {
+                let less = |more: u32| more.checked_sub(1);
+                let _ = slot.more_imports.fetch_update(Ordering::Release, Ordering::Relaxed, less);
+            }
         }
     }
 
-    /// Whether any process of the tenant, this one among them, has an import that `matches`, or more
-    /// imports than it could mark.
-    pub fn any_import(&self, matches: impl Fn(u64) -> bool) -> bool {
+    /// Whether any process with one of the shares, this one among them, has an import that `matches` in that
+    /// share, or more imports than it could mark.
+    pub fn any_import(&self, matches: impl Fn(usize, u64) -> bool) -> bool {
         fence(Ordering::SeqCst);
-        let marked = |slot: &Slot| {
+        let marked = |share: usize, slot: &Slot| {
             slot.more_imports.load(Ordering::Acquire) != 0
                 || slot.imports.iter().any(|word| {
                     let mark = word.load(Ordering::Acquire);
-                    mark != 0 && matches(mark)
+                    mark != 0 && matches(share, mark)
                 })
         };
-        (0..self.usage.high_water()).any(|index| marked(self.usage.slot(index)))
+        self.shares.shares().iter().enumerate().any(|(at, share)| {
+            let usage = &share.usage;
+            (0..usage.high_water()).any(|index| marked(at, usage.slot(index)))
+        })
     }
 }
 

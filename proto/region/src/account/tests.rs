@@ -4,8 +4,8 @@ use std::time::Instant;
 use tempfile::TempDir;
 
 use super::*;
-use crate::quota::{self, GpuQuota, Policy, QuotaSpec, QuotaWriter};
-use crate::usage::{self, SlotView, UsageFile};
+use crate::quota::{self, GpuQuota, Policy, QuotaReader, QuotaSpec, QuotaWriter};
+use crate::usage::{self, SlotView, UsageFile, UsageMap};
 
 struct Tenant {
     dir: TempDir,
@@ -157,14 +157,17 @@ fn what_is_owed_is_in_everybodys_way_until_it_is_released() {
     let (debtor, other) = (tenant.process(), tenant.process());
     take(&debtor, 0, 900).unwrap();
     debtor.owe(0, 150, Kind::Async);
-    assert_eq!((debtor.charged_total(0), debtor.excess(0), other.excess(0)), (1050, 50, 50));
+    assert_eq!(
+        (debtor.charged_total(0), debtor.shares().excess(0), other.shares().excess(0)),
+        (1050, 50, 50)
+    );
     for bytes in [0, 1, 100] {
         assert_eq!(take(&other, 0, bytes), Err(Reason::OverQuota), "{bytes}");
         assert_eq!(take(&debtor, 0, bytes), Err(Reason::OverQuota), "{bytes}");
     }
     assert_eq!(tenant.slot(&debtor).peak[0], 1050);
     debtor.release(0, 150, Kind::Async);
-    assert_eq!(other.excess(0), 0);
+    assert_eq!(other.shares().excess(0), 0);
     take(&other, 0, 100).unwrap();
 }
 
@@ -298,7 +301,7 @@ fn threads_that_come_and_go_never_pass_the_limit() {
 fn statistics_reach_the_plugin() {
     let tenant = Tenant::new();
     let account = tenant.process();
-    account.count_driver_refusal();
+    account.count_driver_refusal(0);
     for shard in account.launches().iter().cycle().take(20) {
         shard.fetch_add(1, Ordering::Relaxed);
     }

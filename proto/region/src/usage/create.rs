@@ -183,7 +183,7 @@ fn departing(
     Ok(departing)
 }
 
-/// Writes the header anew where it is not as Tessera leaves it, the magic last. `living` are the slots
+/// Writes the header again where it is not as Tessera leaves it, the magic last. `living` are the slots
 /// that sums must reach.
 pub(super) fn restore_header(
     file: &File,

@@ -97,6 +97,12 @@ impl UsageMap {
             .fold(0, u64::saturating_add)
     }
 
+    /// Whether anything is departing of dead processes that had imported memory of others'.
+    pub(crate) fn any_importer_departing(&self) -> bool {
+        let departs = |&slot: &usize| self.is_departing(slot);
+        (0..self.high_water()).filter(departs).any(|slot| self.slot(slot).imports_any())
+    }
+
     /// Whether a slot holds what its dead owner has left with the driver.
     #[inline]
     pub(crate) fn is_departing(&self, index: usize) -> bool {
@@ -109,8 +115,17 @@ impl UsageMap {
     /// namespaces, and the bytes granted to each. Returns how many of `into` it filled. Opens the
     /// file to tell the living; if it cannot, all count.
     pub fn holders(&self, gpu: usize, into: &mut [(u32, u64); SLOTS]) -> usize {
-        let fd = self.reopen().ok();
         let mut count = 0;
+        self.each_holder(gpu, |pid, bytes| {
+            into[count] = (pid, bytes);
+            count += 1;
+        });
+        count
+    }
+
+    /// The same, one by one.
+    pub(crate) fn each_holder(&self, gpu: usize, mut see: impl FnMut(u32, u64)) {
+        let fd = self.reopen().ok();
         for (index, slot) in self.page.slots[..self.high_water()].iter().enumerate() {
             let granted = slot.granted[gpu].load(Ordering::Relaxed);
             let claimed = slot.claimed_ns.load(Ordering::Acquire);
@@ -121,11 +136,9 @@ impl UsageMap {
                 os::is_locked(fd.as_raw_fd(), slot_lock_offset(index), 1) != Ok(false)
             });
             if lives {
-                into[count] = (slot.pid.load(Ordering::Relaxed), granted);
-                count += 1;
+                see(slot.pid.load(Ordering::Relaxed), granted);
             }
         }
-        count
     }
 
     /// Zeroes a dead owner's slot, whose lock the caller holds. What it counted stays in the header.

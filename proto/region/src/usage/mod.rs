@@ -21,7 +21,7 @@
 //!
 //! A forked child inherits [`OwnedSlot`] and whatever holds it, and must use none of it: the slot
 //! is its parent's, whose words it would corrupt. It must not drop it either, because the driver
-//! keeps the parent's memory as long as the child lives; `mem::forget` it, attach and claim anew
+//! keeps the parent's memory as long as the child lives; `mem::forget` it, attach and claim again
 //! if the child ever uses CUDA. The caller knows that it is a child from a `MADV_WIPEONFORK` page
 //! (`madvise(2)`); nothing here has a destructor that writes.
 

@@ -176,7 +176,7 @@ fn what_the_dead_held_departs_as_the_driver_gives_it_back() {
     assert_eq!(usage.bury(HOUR).unwrap(), Recovered::default());
     let (dead, since) = (only(), only().departing_ns);
     assert!(dead.is_departing() && living.any_departing(0));
-    assert_eq!((living.charged_total(0), living.living_total(0)), (150, 100));
+    assert_eq!((living.charged_total(0), living.shares().living_total(0)), (150, 100));
     let fate = |left, seen| Fate { slot: 1, claimed_ns: dead.claimed_ns, gpu: 0, left, seen };
 
     // Others' slots and living ones are nobody's to settle.
@@ -202,7 +202,7 @@ fn a_successor_waits_for_what_departs_and_is_not_refused() {
     drop(holder(&dir, 800));
     let began = std::time::Instant::now();
     let next = holder(&dir, 0);
-    assert_eq!((next.slot_index(), next.living_total(0)), (1, 0), "noticed at the claim");
+    assert_eq!((next.slot_index(), next.shares().living_total(0)), (1, 0), "noticed at the claim");
     // What fits beside it does not wait, what fits nobody's quota is refused at once.
     drop(next.reserve(0, 200).unwrap());
     assert_eq!(next.reserve(0, 1001).unwrap_err().reason, account::Reason::OverQuota);
@@ -477,15 +477,15 @@ proptest! {
 fn imports_are_seen_by_all_until_they_end_or_their_process_is_taken_back() {
     let dir = pages();
     let (exporter, importer) = (holder(&dir, 10), holder(&dir, 0));
-    let seen = |mark| exporter.any_import(|found| found == mark);
+    let seen = |mark| exporter.any_import(|_, found| found == mark);
     assert!(!seen(7));
-    importer.mark_import(7);
-    importer.mark_import(7);
+    importer.mark_import(|_| 7);
+    importer.mark_import(|_| 7);
     assert!(seen(7) && !seen(8));
-    importer.unmark_import(7);
+    importer.unmark_import(|_| 7);
     assert!(seen(7), "it was imported twice");
     // Any word is legal: a mark means something to the tenant alone.
-    importer.mark_import(u64::MAX);
+    importer.mark_import(|_| u64::MAX);
     assert!(file(&dir).snapshot().is_ok());
     drop(importer);
     assert!(seen(7), "dead, and nobody has looked");
@@ -503,12 +503,12 @@ fn more_imports_than_can_be_marked_stand_for_all() {
     let (exporter, importer) = (holder(&dir, 10), holder(&dir, 0));
     let marks = u64::try_from(crate::layout::IMPORTS).unwrap() + 1;
     for mark in 1..=marks {
-        importer.mark_import(mark);
+        importer.mark_import(|_| mark);
     }
-    assert!(exporter.any_import(|_| false));
-    importer.unmark_import(marks);
-    assert!(!exporter.any_import(|_| false));
-    assert!(exporter.any_import(|found| found == 1));
+    assert!(exporter.any_import(|_, _| false));
+    importer.unmark_import(|_| marks);
+    assert!(!exporter.any_import(|_, _| false));
+    assert!(exporter.any_import(|_, found| found == 1));
 }
 
 #[test]

@@ -1,0 +1,377 @@
+//! Several shares of one GPU.
+
+use std::sync::Barrier;
+use std::thread;
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+use crate::layout::QUOTA_FILE;
+use crate::quota::{self, GpuQuota, Policy, QuotaReader, QuotaSpec, QuotaWriter};
+use crate::share::{Share, ShareFault};
+use crate::usage::{self, Snapshot, UsageFile, UsageMap};
+
+const GPU: &str = "GPU-0";
+
+/// One allocation.
+struct Allocation {
+    dir: TempDir,
+    quota: QuotaWriter,
+}
+
+impl Allocation {
+    fn of(gpus: &[(&str, u64)]) -> Self {
+        Self::with(gpus, Policy::None)
+    }
+
+    fn with(gpus: &[(&str, u64)], policy: Policy) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let gpu = |&(uuid, memory_limit_bytes): &(&str, u64)| GpuQuota {
+            uuid: uuid.into(),
+            memory_limit_bytes,
+            context_overhead_bytes: 0,
+            cores_millis: 500,
+            policy,
+        };
+        let gpus = gpus.iter().map(gpu).collect();
+        let spec = QuotaSpec { allocation: "a".into(), generation: 1, gpus };
+        let quota = quota::create(dir.path(), &spec).unwrap();
+        quota.set_departure(Duration::from_micros(1));
+        usage::create(dir.path(), 1).unwrap();
+        Self { dir, quota }
+    }
+
+    fn share(&self) -> Share {
+        let quota = QuotaReader::attach(self.dir.path()).unwrap();
+        Share { quota, usage: UsageMap::attach(self.dir.path()).unwrap() }
+    }
+
+    /// What the plugin sees, after its own checks.
+    fn seen(&self) -> Snapshot {
+        UsageFile::open(self.dir.path()).unwrap().snapshot().unwrap()
+    }
+
+    fn charged(&self) -> u64 {
+        self.seen().slots.iter().map(|slot| slot.charged[0]).sum()
+    }
+
+    fn kinds(&self) -> u64 {
+        self.seen().slots.iter().flat_map(|slot| slot.kinds).sum()
+    }
+}
+
+fn process(allocations: &[&Allocation]) -> Account {
+    let shares = allocations.iter().map(|allocation| allocation.share()).collect();
+    Account::claim(ShareSet::new(shares).unwrap()).unwrap()
+}
+
+fn take(account: &Account, bytes: u64) -> Result<(), Reason> {
+    let reservation = account.reserve(0, bytes).map_err(|refused| refused.reason)?;
+    reservation.commit(bytes, Kind::Plain).map_err(|overrun| overrun.refused.reason)
+}
+
+#[test]
+fn the_sum_is_there_to_its_last_byte_and_comes_back_in_any_order() {
+    let (one, two) = (Allocation::of(&[(GPU, 1000)]), Allocation::of(&[(GPU, 500)]));
+    let account = process(&[&one, &two]);
+    assert_eq!((account.shares().gpu_count(), account.shares().memory_limit(0)), (1, 1500));
+    take(&account, 1500).unwrap();
+    assert_eq!((one.charged(), two.charged()), (1000, 500));
+    assert_eq!(account.reserve(0, 1).unwrap_err().reason, Reason::OverQuota);
+    account.release(0, 700, Kind::Plain);
+    assert_eq!((one.charged(), two.charged()), (800, 0), "the last share is emptied first");
+    take(&account, 600).unwrap();
+    for _ in 0..14 {
+        account.release(0, 100, Kind::Plain);
+    }
+    assert_eq!((one.charged(), two.charged()), (0, 0));
+    assert_eq!((one.kinds(), two.kinds()), (0, 0));
+}
+
+#[test]
+fn a_request_that_one_share_holds_is_charged_there() {
+    let (one, two) = (Allocation::of(&[(GPU, 100)]), Allocation::of(&[(GPU, 1000)]));
+    let account = process(&[&one, &two]);
+    take(&account, 60).unwrap();
+    take(&account, 60).unwrap();
+    assert_eq!((one.charged(), two.charged()), (100, 20));
+}
+
+#[test]
+fn a_reservation_that_is_dropped_leaves_nothing_in_any_share() {
+    let (one, two) = (Allocation::of(&[(GPU, 100)]), Allocation::of(&[(GPU, 100)]));
+    let account = process(&[&one, &two]);
+    drop(account.reserve(0, 150).unwrap());
+    assert_eq!((one.charged(), two.charged()), (0, 0));
+    account.reserve(0, 150).unwrap().commit(120, Kind::Vmm).unwrap();
+    assert_eq!((one.charged(), two.charged()), (100, 20), "settled to what the driver took");
+    let overrun = account.reserve(0, 10).unwrap().commit(90, Kind::Plain).unwrap_err();
+    assert_eq!(overrun.refused.reason, Reason::OverQuota);
+    drop(overrun);
+    assert_eq!((one.charged(), two.charged()), (100, 20));
+    account.reserve(0, 10).unwrap().commit(80, Kind::Plain).unwrap();
+    assert_eq!((one.charged(), two.charged()), (100, 100));
+}
+
+#[test]
+fn a_share_that_two_tenants_have_is_one_quota() {
+    let (one, two) = (Allocation::of(&[(GPU, 1000)]), Allocation::of(&[(GPU, 500)]));
+    let (both, only) = (process(&[&one, &two]), process(&[&one]));
+    take(&only, 700).unwrap();
+    assert_eq!(take(&both, 801), Err(Reason::OverQuota));
+    take(&both, 800).unwrap();
+    assert_eq!((one.charged(), two.charged()), (1000, 500));
+    assert_eq!(take(&only, 1), Err(Reason::OverQuota));
+    only.release(0, 700, Kind::Plain);
+    take(&both, 700).unwrap();
+    assert_eq!(one.charged(), 1000);
+}
+
+#[test]
+fn limits_move_one_by_one() {
+    let (one, two) = (Allocation::of(&[(GPU, 100)]), Allocation::of(&[(GPU, 100)]));
+    let account = process(&[&one, &two]);
+    take(&account, 150).unwrap();
+    one.quota.set_memory_limit(0, 40);
+    assert_eq!(account.shares().used(0), 90, "what one lacks is not taken from the other");
+    assert_eq!((account.shares().room(0), account.shares().excess(0)), (50, 60));
+    assert_eq!(take(&account, 51), Err(Reason::OverQuota));
+    take(&account, 50).unwrap();
+    two.quota.set_memory_limit(0, 1000);
+    take(&account, 900).unwrap();
+    assert_eq!(take(&account, 1), Err(Reason::OverQuota));
+}
+
+#[test]
+fn what_is_owed_lies_where_there_is_room_first() {
+    let (one, two) = (Allocation::of(&[(GPU, 100)]), Allocation::of(&[(GPU, 100)]));
+    let account = process(&[&one, &two]);
+    take(&account, 150).unwrap();
+    account.owe(0, 70, Kind::Async);
+    assert_eq!((one.charged(), two.charged()), (100, 120));
+    assert_eq!(take(&account, 1), Err(Reason::OverQuota));
+    account.release(0, 70, Kind::Async);
+    account.release(0, 150, Kind::Plain);
+    assert_eq!((one.charged(), two.charged(), one.kinds(), two.kinds()), (0, 0, 0, 0));
+}
+
+#[test]
+fn gpus_are_those_of_all_shares_and_the_same_one_once() {
+    let one = Allocation::of(&[("GPU-0", 10), ("GPU-1", 20)]);
+    let two = Allocation::of(&[("GPU-2", 30), ("GPU-1", 40)]);
+    let account = process(&[&one, &two]);
+    let shares = account.shares();
+    let seen = |gpu| (shares.uuid(gpu), shares.memory_limit(gpu), shares.parts(gpu).len());
+    assert_eq!(shares.gpu_count(), 3);
+    assert_eq!([0, 1, 2].map(seen), [("GPU-0", 10, 1), ("GPU-1", 60, 2), ("GPU-2", 30, 1)]);
+    assert_eq!((shares.find("GPU-2"), shares.find("GPU-3")), (Some(2), None));
+    account.reserve(1, 60).unwrap().commit(60, Kind::Plain).unwrap();
+    assert_eq!(account.reserve(0, 11).unwrap_err().limit, 10);
+    account.reserve(2, 30).unwrap().commit(30, Kind::Plain).unwrap();
+    let [first, second] = [&one, &two].map(|allocation| allocation.seen().slots[0].charged);
+    assert_eq!((first[..2].to_vec(), second[..2].to_vec()), (vec![0, 20], vec![30, 40]));
+}
+
+#[test]
+fn what_no_process_can_have_together_is_refused() {
+    assert_eq!(ShareSet::new(Vec::new()).unwrap_err(), ShareFault::None);
+    let one = Allocation::of(&[(GPU, 10)]);
+    let shares = |count| (0..count).map(|_| one.share()).collect();
+    assert_eq!(ShareSet::new(shares(17)).unwrap_err(), ShareFault::TooMany);
+    assert_eq!(ShareSet::new(shares(16)).unwrap().memory_limit(0), 160);
+    let names: Vec<String> = (0..32).map(|at| format!("GPU-{at}")).collect();
+    let gpus: Vec<_> = names.iter().map(|name| (name.as_str(), 10)).collect();
+    let [low, high] = [&gpus[..16], &gpus[16..17]].map(Allocation::of);
+    let set = ShareSet::new(vec![low.share(), high.share()]);
+    assert_eq!(set.unwrap_err(), ShareFault::TooManyGpus);
+    assert_eq!(ShareSet::new(vec![low.share(), low.share()]).unwrap().gpu_count(), 16);
+}
+
+#[test]
+fn the_gate_is_that_of_the_first_share_whose_compute_is_limited() {
+    let free = Allocation::of(&[(GPU, 10)]);
+    let strict = Allocation::with(&[(GPU, 10)], Policy::Strict);
+    let lead = |allocations: &[&Allocation]| process(allocations).shares().lead_index();
+    assert_eq!(lead(&[&free, &free]), 0);
+    assert_eq!(lead(&[&free, &strict, &strict]), 1);
+    assert_eq!(lead(&[&strict, &free]), 0);
+}
+
+#[test]
+fn without_a_slot_in_one_share_none_is_kept_in_another() {
+    let (one, two) = (Allocation::of(&[(GPU, 10)]), Allocation::of(&[(GPU, 10)]));
+    let all: Vec<Account> = (0..crate::layout::SLOTS).map(|_| process(&[&two])).collect();
+    let shares = ShareSet::new(vec![one.share(), two.share()]).unwrap();
+    let (shares, unclaimed) = Account::claim(shares).unwrap_err();
+    assert_eq!(unclaimed, Unclaimed { share: 1, error: ClaimError::AllTaken });
+    assert_eq!(process(&[&one]).slot_index(), 0, "the first one's is free again");
+    drop(all);
+    assert!(Account::claim(shares).is_ok());
+}
+
+#[test]
+fn what_the_dead_held_in_two_shares_comes_back_in_both() {
+    let (one, two) = (Allocation::of(&[(GPU, 100)]), Allocation::of(&[(GPU, 100)]));
+    let (dying, living) = (process(&[&one, &two]), process(&[&one, &two]));
+    take(&dying, 150).unwrap();
+    // A reservation dies with its process, too.
+    std::mem::forget(dying.reserve(0, 50).unwrap());
+    drop(dying);
+    take(&living, 200).unwrap();
+    assert_eq!((one.charged(), two.charged()), (100, 100));
+}
+
+#[test]
+fn a_process_is_listed_once_with_all_it_holds() {
+    let (one, two) = (Allocation::of(&[(GPU, 100)]), Allocation::of(&[(GPU, 100)]));
+    let both = process(&[&one, &two]);
+    take(&both, 150).unwrap();
+    let mut holders = [(0, 0); crate::layout::SLOTS];
+    assert_eq!(both.shares().holders(0, &mut holders), 1);
+    assert_eq!(holders[0], (std::process::id(), 150));
+}
+
+#[test]
+fn threads_and_processes_that_race_never_pass_a_limit_and_none_that_fits_is_refused() {
+    const THREADS: u64 = 4;
+    let shares = [300u64, 200, 100].map(|limit| Allocation::of(&[(GPU, limit)]));
+    let [a, b, c] = &shares;
+    let accounts = [process(&[a, b, c]), process(&[a, b]), process(&[b, c])];
+    let start = Barrier::new(accounts.len() * usize::try_from(THREADS).unwrap() + 1);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..THREADS)
+            .flat_map(|thread| accounts.iter().map(move |account| (thread, account)))
+            .map(|(thread, account)| {
+                let start = &start;
+                scope.spawn(move || {
+                    start.wait();
+                    let mut random = thread * 7919 + u64::try_from(account.slot_index()).unwrap();
+                    for _ in 0..400 {
+                        random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
+                        // All together never exceed the smallest set's sum: nobody is over a quota.
+                        let bytes = 1 + (random >> 33) % 20;
+                        take(account, bytes).expect("it fits");
+                        account.release(0, bytes, Kind::Plain);
+                    }
+                })
+            })
+            .collect();
+        let watcher = scope.spawn(|| {
+            start.wait();
+            while !done.load(Ordering::Relaxed) {
+                for (&part, limit) in accounts[0].shares().parts(0).iter().zip([300, 200, 100]) {
+                    // At the end of the sum at least that much was granted.
+                    if let Some(granted) = ledger::granted_total(&accounts[0].words(part)) {
+                        assert!(granted <= limit, "{granted} of {limit}");
+                    }
+                }
+            }
+        });
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        done.store(true, Ordering::Relaxed);
+        watcher.join().unwrap();
+    });
+    assert_eq!(shares.each_ref().map(Allocation::charged), [0; 3]);
+    assert_eq!(shares.each_ref().map(Allocation::kinds), [0; 3]);
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Take(usize, u64, u64),
+    Free(usize, usize),
+    Owe(usize, u64),
+    Limit(usize, u64),
+    Kill(usize),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        6 => (0..3usize, 0..400u64, 0..500u64).prop_map(|(p, b, a)| Act::Take(p, b, a)),
+        5 => (0..3usize, 0..16usize).prop_map(|(p, n)| Act::Free(p, n)),
+        1 => (0..3usize, 0..50u64).prop_map(|(p, b)| Act::Owe(p, b)),
+        1 => (0..3usize, 0..400u64).prop_map(|(s, l)| Act::Limit(s, l)),
+        1 => (0..3usize).prop_map(Act::Kill),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// Three processes with overlapping sets of three shares, one request at a time: granted is what fits
+    /// the room of the process's shares, nothing is lost, nothing is over what fits.
+    #[test]
+    fn any_sequence_ends_as_the_sums_say(acts in prop::collection::vec(act(), 1..60)) {
+        let kinds = [Kind::Plain, Kind::Vmm, Kind::Array];
+        let allocations = [200u64, 150, 100].map(|limit| Allocation::of(&[(GPU, limit)]));
+        let sets: [&[usize]; 3] = [&[0, 1, 2], &[0, 1], &[1, 2]];
+        let start = |at: usize| {
+            let set: Vec<_> = sets[at].iter().map(|&share| &allocations[share]).collect();
+            process(&set)
+        };
+        let mut processes: Vec<_> = (0..3).map(|at| (start(at), Vec::<(u64, Kind)>::new())).collect();
+        let mut limits = [200u64, 150, 100];
+        for act in acts {
+            match act {
+                Act::Take(at, bytes, actual) => {
+                    let charged = allocations.each_ref().map(Allocation::charged);
+                    let room: u64 =
+                        sets[at].iter().map(|&s| limits[s].saturating_sub(charged[s])).sum();
+                    let (account, held) = &mut processes[at];
+                    let kind = kinds[held.len() % kinds.len()];
+                    let reserved = account.reserve(0, bytes);
+                    let fits = bytes <= room;
+                    prop_assert_eq!(reserved.is_ok(), fits || bytes == 0);
+                    let Ok(reserved) = reserved else { continue };
+                    let kept = reserved.commit(actual, kind).is_ok();
+                    let room_then: u64 = match actual > bytes {
+                        // What was reserved counts as granted, wherever it lies.
+                        true => room,
+                        false => u64::MAX,
+                    };
+                    prop_assert_eq!(kept, actual <= room_then);
+                    if kept {
+                        held.push((actual, kind));
+                    }
+                }
+                Act::Free(at, which) => {
+                    let (account, held) = &mut processes[at];
+                    if held.is_empty() { continue }
+                    let (bytes, kind) = held.remove(which % held.len());
+                    account.release(0, bytes, kind);
+                }
+                Act::Owe(at, bytes) => {
+                    let (account, held) = &mut processes[at];
+                    account.owe(0, bytes, Kind::Async);
+                    held.push((bytes, Kind::Async));
+                }
+                Act::Limit(share, limit) => {
+                    allocations[share].quota.set_memory_limit(0, limit);
+                    limits[share] = limit;
+                }
+                Act::Kill(at) => {
+                    let fresh = start(at);
+                    processes[at] = (fresh, Vec::new());
+                    // The driver has it back.
+                    for allocation in &allocations {
+                        let file = UsageFile::open(allocation.dir.path()).unwrap();
+                        file.recover_dead().unwrap();
+                    }
+                }
+            }
+            let held: u64 = processes.iter().flat_map(|(_, held)| held).map(|held| held.0).sum();
+            let charged: u64 = allocations.iter().map(Allocation::charged).sum();
+            prop_assert_eq!(charged, held);
+            prop_assert_eq!(allocations.iter().map(Allocation::kinds).sum::<u64>(), held);
+        }
+    }
+}
+
+#[test]
+fn a_page_that_went_away_hurts_nobody_who_has_it() {
+    let (one, two) = (Allocation::of(&[(GPU, 100)]), Allocation::of(&[(GPU, 100)]));
+    let account = process(&[&one, &two]);
+    std::fs::remove_file(one.dir.path().join(QUOTA_FILE)).unwrap();
+    take(&account, 200).unwrap();
+    assert_eq!(take(&account, 1), Err(Reason::OverQuota));
+}
