@@ -1,26 +1,41 @@
 //! Finds the pages. *Absence closes*: where the mount point exists, only it counts, and a page that
 //! is missing, unreadable or invalid means no GPU, not an unlimited one.
+//!
+//! The mount point is a directory with one directory for each share, named by its allocation, or (made by
+//! plugins before there were several) the one share's pages themselves. The parent is the container's, so
+//! anything may have been put there: what counts is mounted read-only, from another file system.
 
+use crate::directory;
 use crate::log::Reason;
 use alloc::boxed::Box;
 use alloc::ffi::CString;
+use alloc::vec::Vec;
 use core::ffi::CStr;
-use tessera_region::in_dir;
-use tessera_region::layout::{CONTAINER_PAGES_DIR, GATE_SOCKET, SESSION_SOCKET};
+use core::fmt;
+use tessera_region::layout::{
+    CONTAINER_PAGES_DIR, GATE_SOCKET, QUOTA_FILE, SESSION_SOCKET, USAGE_FILE,
+};
 use tessera_region::quota::QuotaReader;
+use tessera_region::share::{MAX_SHARES, Share, ShareFault, ShareSet};
 use tessera_region::usage::UsageMap;
+use tessera_region::{AttachError, in_dir};
 
-/// Both pages, attached.
+/// The pages of all shares, attached.
 #[derive(Debug)]
 pub struct Pages {
-    /// The limits, read-only.
-    pub quota: QuotaReader,
-    /// Who uses what.
-    pub usage: UsageMap,
+    /// The pages, in the order of their ids.
+    pub shares: ShareSet,
+    /// Where the plugin listens, for each of them.
+    pub sockets: Vec<Sockets>,
+}
+
+/// The sockets of one share.
+#[derive(Debug)]
+pub struct Sockets {
     /// Where the plugin listens.
-    pub session_path: CString,
+    pub session: CString,
     /// Where the arbiter listens.
-    pub gate_path: CString,
+    pub gate: CString,
 }
 
 /// What there is to attach to.
@@ -36,34 +51,97 @@ pub enum Found {
 
 static BROKEN: Reason = Reason::new();
 
+/// Where pages are looked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// A container's, of whose files only the plugin's mounts count.
+    MountPoint,
+    /// Whatever somebody has named.
+    Named,
+}
+
+impl Place {
+    fn advice(self) -> &'static str {
+        match self {
+            Self::MountPoint => {
+                "the Tessera plugin writes this when a container starts: delete the pod so that it \
+                 is made again; if that does not help, see `tessera status` on its node"
+            }
+            Self::Named => {
+                "TESSERA_DIR names this directory: start the program with `tessera run`, or unset \
+                 TESSERA_DIR to run without a quota"
+            }
+        }
+    }
+}
+
+/// Why there are no pages.
+enum Fault {
+    /// A page cannot be used.
+    Page(AttachError),
+    /// The directory cannot be listed: `errno`.
+    Unlisted(CString, i32),
+    /// What it holds together is none.
+    Set(CString, ShareFault),
+    /// This is no mount of the plugin's.
+    NotGiven(CString),
+    /// The page in there is of another allocation.
+    Foreign(CString),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path =
+            |path: &CString| alloc::string::String::from_utf8_lossy(path.to_bytes()).into_owned();
+        match self {
+            Self::Page(error) => write!(f, "{error}"),
+            Self::Unlisted(at, errno) => {
+                write!(f, "{}: not to be listed (os error {errno})", path(at))
+            }
+            Self::Set(at, fault) => write!(f, "{}: {fault}", path(at)),
+            Self::NotGiven(at) => write!(
+                f,
+                "{}: not a read-only mount of the plugin's, so somebody in this container has made it, \
+                 and it counts for nothing",
+                path(at)
+            ),
+            Self::Foreign(at) => {
+                write!(f, "{}: holds the pages of another allocation than its name says", path(at))
+            }
+        }
+    }
+}
+
 /// Looks for the pages and attaches.
 pub fn find() -> Found {
-    if exists(MOUNT_POINT) {
-        return attach(
-            MOUNT_POINT,
-            "the Tessera plugin writes this when a container starts: delete the pod so that it is \
-             made anew; if that does not help, see `tessera status` on its node",
-        );
-    }
-    match named_by_environment() {
-        Some(dir) => attach(
-            &dir,
-            "TESSERA_DIR names this directory: start the program with `tessera run`, or unset \
-             TESSERA_DIR to run without a quota",
-        ),
-        None => Found::Nothing,
+    let (dir, place) = if exists(MOUNT_POINT) {
+        (MOUNT_POINT.into(), Place::MountPoint)
+    } else if let Some(dir) = named_by_environment() {
+        (dir, Place::Named)
+    } else {
+        return Found::Nothing;
+    };
+    match attach(&dir, place) {
+        Ok(pages) => Found::Pages(Box::new(pages)),
+        Err(fault) => {
+            BROKEN.say(format_args!("no GPU for this process: {fault}; {}", place.advice()));
+            Found::Broken
+        }
     }
 }
 
 /// [`CONTAINER_PAGES_DIR`], as the kernel takes it.
 const MOUNT_POINT: &CStr = c"/usr/local/tessera/pages";
+/// The directory that it is in.
+const ABOVE: &CStr = c"/usr/local/tessera";
 
 const _: () = {
     let (a, b) = (CONTAINER_PAGES_DIR.as_bytes(), MOUNT_POINT.to_bytes());
-    assert!(a.len() == b.len());
+    assert!(a.len() == b.len() && ABOVE.to_bytes().len() < a.len());
     let mut at = 0;
     while at < a.len() {
         assert!(a[at] == b[at]);
+        assert!(at >= ABOVE.to_bytes().len() || ABOVE.to_bytes()[at] == a[at]);
         at += 1;
     }
 };
@@ -90,20 +168,73 @@ fn named_by_environment() -> Option<CString> {
     (!value.is_empty()).then(|| value.into())
 }
 
-fn attach(dir: &CStr, advice: &str) -> Found {
-    let attached = QuotaReader::attach_in(dir)
-        .and_then(|quota| UsageMap::attach_in(dir).map(|usage| (quota, usage)));
-    match attached {
-        Ok((quota, usage)) => {
-            let session_path = in_dir(dir, SESSION_SOCKET);
-            let gate_path = in_dir(dir, GATE_SOCKET);
-            Found::Pages(Box::new(Pages { quota, usage, session_path, gate_path }))
+fn attach(dir: &CStr, place: Place) -> Result<Pages, Fault> {
+    let given = |dir: &CStr, above: &CStr| match place {
+        Place::MountPoint => directory::is_mounted_read_only(dir, above),
+        Place::Named => true,
+    };
+    let mut names = [[0u8; directory::NAME]; MAX_SHARES + 1];
+    let count = match directory::list(dir, &mut names) {
+        Ok(count) => count,
+        // A file in the directory's place, or none: what the page says of it.
+        Err(libc::ENOENT | libc::ENOTDIR) => 0,
+        Err(errno) => return Err(Fault::Unlisted(dir.into(), errno)),
+    };
+    let names = &mut names[..count.min(MAX_SHARES + 1)];
+    let mut found: Vec<(CString, Share)> = Vec::new();
+    if count == 0 && !given(dir, ABOVE) {
+        return Err(Fault::Set(dir.into(), ShareFault::None));
+    }
+    // Without any share's directory this is one share's own, as it was before there could be several; an
+    // empty one is what a runtime makes of a mount source that is missing.
+    let is_file = |name: &[u8; directory::NAME]| {
+        let name = CStr::from_bytes_until_nul(name).unwrap_or_default().to_bytes();
+        [QUOTA_FILE, USAGE_FILE, SESSION_SOCKET, GATE_SOCKET]
+            .iter()
+            .any(|file| file.as_bytes() == name)
+    };
+    if count == 0 || names.iter().any(is_file) && given(dir, ABOVE) {
+        found.push((dir.into(), open(dir)?));
+    } else if count > MAX_SHARES {
+        return Err(Fault::Set(dir.into(), ShareFault::TooMany));
+    } else {
+        // Every process of every container has them in this order.
+        names.sort_unstable();
+        let mut not_given = None;
+        for name in names {
+            let name = CStr::from_bytes_until_nul(name).unwrap_or_default();
+            let name = name.to_str().unwrap_or_default();
+            let at = in_dir(dir, name);
+            // What a volume of the pod's brings, or somebody in the container makes, adds nothing to what was
+            // given, and takes nothing away.
+            if !given(&at, dir) {
+                not_given.get_or_insert(at);
+                continue;
+            }
+            let share = open(&at)?;
+            if share.quota.allocation() != Some(name) {
+                return Err(Fault::Foreign(at));
+            }
+            found.push((at, share));
         }
-        Err(error) => {
-            BROKEN.say(format_args!("no GPU for this process: {error}; {advice}"));
-            Found::Broken
+        if let (true, Some(at)) = (found.is_empty(), not_given) {
+            return Err(Fault::NotGiven(at));
         }
     }
+    let sockets = found.iter().map(|(at, _)| Sockets {
+        session: in_dir(at, SESSION_SOCKET),
+        gate: in_dir(at, GATE_SOCKET),
+    });
+    let sockets = sockets.collect();
+    let shares = found.into_iter().map(|(_, share)| share).collect();
+    let shares = ShareSet::new(shares).map_err(|fault| Fault::Set(dir.into(), fault))?;
+    Ok(Pages { shares, sockets })
+}
+
+fn open(dir: &CStr) -> Result<Share, Fault> {
+    let quota = QuotaReader::attach_in(dir).map_err(Fault::Page)?;
+    let usage = UsageMap::attach_in(dir).map_err(Fault::Page)?;
+    Ok(Share { quota, usage })
 }
 
 #[cfg(test)]

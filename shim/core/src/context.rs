@@ -32,7 +32,7 @@ fn create(
     let Some(listed) = process.listed(device) else { return call() };
     let Some(gpu) = listed else { return quota::refuse_unlisted(process, name, Asked::Context) };
     let Some(promise) = process.contexts.promise() else { return quota::refuse_unnoted(name) };
-    let overhead_bytes = process.account.quota().context_overhead(usize::from(gpu));
+    let overhead_bytes = process.account.shares().context_overhead(usize::from(gpu));
     let reservation = match quota::reserve(process, gpu, overhead_bytes) {
         Ok(reservation) => reservation,
         Err(refused) => return quota::refuse(process, name, Asked::Context, &refused),

@@ -72,10 +72,10 @@ pub unsafe fn cuIpcOpenMemHandle(
         Standing::Armed(process) => process,
     };
     let mark = shares::name(&handle.reserved);
-    process.account.mark_import(mark);
+    shares::mark_import(process, mark);
     let result = call();
     if result != CUDA_SUCCESS || pointer.is_null() {
-        process.account.unmark_import(mark);
+        shares::unmark_import(process, mark);
         return result;
     }
     let context = match place::current(process) {

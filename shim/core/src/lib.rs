@@ -43,6 +43,7 @@ pub mod attach;
 mod cancel;
 mod context;
 pub mod contexts;
+mod directory;
 pub mod driver;
 mod free;
 pub mod gate;
@@ -72,12 +73,13 @@ pub mod records;
 pub mod resolve;
 pub mod session;
 pub mod shares;
-pub mod spin;
 pub mod state;
 mod stream;
 mod thread;
 pub mod vmm;
 pub mod work;
+
+pub use tessera_region::spin;
 
 /// The bodies of the table's hooks, by the table's body names. Launches go through [`launch`] instead.
 pub mod hooks {

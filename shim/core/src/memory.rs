@@ -103,7 +103,7 @@ fn allocate(
     match process.allocations.insert(made.pointer, allocation) {
         Ok(None) => CUDA_SUCCESS,
         Ok(Some(stale)) => {
-            // The driver gave the address anew, so what was there is gone, though we saw no free.
+            // The driver gave the address again, so what was there is gone, though we saw no free.
             quota::give_back(process, stale);
             CUDA_SUCCESS
         }

@@ -29,7 +29,7 @@ pub(crate) fn missing() -> nvmlReturn_t {
 /// The tenant, and which of its GPUs `device` stands for; `None` where this is no tenant.
 pub(crate) fn tenant_of(device: nvmlDevice_t) -> Option<(Observed, Parts)> {
     let observed = state::observed()?;
-    Some((observed, Parts::of(device, observed.quota())?))
+    Some((observed, Parts::of(device, observed.shares())?))
 }
 
 /// What the tenant is shown of `device`; `None` where this is no tenant.

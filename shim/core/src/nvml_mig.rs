@@ -7,7 +7,7 @@ use core::ffi::{CStr, c_uint};
 use core::ptr;
 use tessera_cuda::nvml::*;
 use tessera_region::layout::MAX_GPUS;
-use tessera_region::quota::QuotaReader;
+use tessera_region::share::ShareSet;
 
 /// `NVML_DEVICE_UUID_V2_BUFFER_SIZE`
 const UUID_BYTES: usize = 96;
@@ -47,11 +47,11 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// Of `device`; `None` where NVML does not tell what it is.
-    pub(crate) fn of(device: nvmlDevice_t, quota: &QuotaReader) -> Option<Self> {
+    pub(crate) fn of(device: nvmlDevice_t, shares: &ShareSet) -> Option<Self> {
         let mut parts =
             Self { parts: [Part { gpu: 0, device: ptr::null_mut() }; MAX_GPUS], count: 0 };
-        if !parts.add(device, quota)? {
-            parts.add_instances(device, quota);
+        if !parts.add(device, shares)? {
+            parts.add_instances(device, shares);
         }
         Some(parts)
     }
@@ -61,8 +61,8 @@ impl Parts {
         &self.parts[..self.count]
     }
 
-    fn add(&mut self, device: nvmlDevice_t, quota: &QuotaReader) -> Option<bool> {
-        let gpu = entry(device, quota)?;
+    fn add(&mut self, device: nvmlDevice_t, shares: &ShareSet) -> Option<bool> {
+        let gpu = entry(device, shares)?;
         let Some((gpu, place)) = gpu.zip(self.parts.get_mut(self.count)) else {
             return Some(false);
         };
@@ -71,7 +71,7 @@ impl Parts {
         Some(true)
     }
 
-    fn add_instances(&mut self, device: nvmlDevice_t, quota: &QuotaReader) {
+    fn add_instances(&mut self, device: nvmlDevice_t, shares: &ShareSet) {
         let count = real::nvmlDeviceGetMaxMigDeviceCount.get();
         let by_index = real::nvmlDeviceGetMigDeviceHandleByIndex.get();
         // Drivers before MIG have neither.
@@ -85,14 +85,14 @@ impl Parts {
             let mut instance = ptr::null_mut();
             // SAFETY: as above. Indexes without an instance are an error.
             if unsafe { by_index(device, index, &raw mut instance) } == NVML_SUCCESS {
-                self.add(instance, quota);
+                self.add(instance, shares);
             }
         }
     }
 }
 
 /// Which entry of the page `device` is, if any; `None` where NVML does not tell its UUID.
-fn entry(device: nvmlDevice_t, quota: &QuotaReader) -> Option<Option<u8>> {
+fn entry(device: nvmlDevice_t, shares: &ShareSet) -> Option<Option<u8>> {
     let ask = real::nvmlDeviceGetUUID.get()?;
     let mut text = [0u8; UUID_BYTES];
     let length = u32::try_from(text.len()).unwrap_or(0);
@@ -101,5 +101,5 @@ fn entry(device: nvmlDevice_t, quota: &QuotaReader) -> Option<Option<u8>> {
         return None;
     }
     let uuid = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
-    Some(quota.find(uuid).and_then(|gpu| u8::try_from(gpu).ok()))
+    Some(shares.find(uuid).and_then(|gpu| u8::try_from(gpu).ok()))
 }

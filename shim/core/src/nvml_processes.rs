@@ -52,7 +52,7 @@ impl Own {
         for part in parts.as_slice() {
             let gpu = usize::from(part.gpu);
             let mut holders = [(0, 0); SLOTS];
-            let count = tenant.holders(gpu, &mut holders);
+            let count = tenant.shares().holders(gpu, &mut holders);
             let (gpu_instance, compute_instance) = part.instance_ids();
             let entries = holders[..count].iter().map(|&(pid, bytes)| Entry {
                 pid,
@@ -60,7 +60,7 @@ impl Own {
                 gpu_instance,
                 compute_instance,
             });
-            own.add(entries, tenant.quota().observed_overhead(gpu));
+            own.add(entries, tenant.shares().observed_overhead(gpu));
         }
         Some(own)
     }

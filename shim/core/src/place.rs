@@ -135,7 +135,7 @@ fn note(process: &'static Process, context: CUcontext, device: CUdevice, gpu: Op
     let Some(promise) = process.contexts.promise() else { return Look::Unnoted(gpu) };
     let mut overhead_bytes = 0;
     if let Some(gpu) = gpu {
-        overhead_bytes = process.account.quota().context_overhead(usize::from(gpu));
+        overhead_bytes = process.account.shares().context_overhead(usize::from(gpu));
         let charged = quota::reserve(process, gpu, overhead_bytes)
             .and_then(|overhead| Ok(overhead.commit(overhead_bytes, Kind::Overhead)?));
         if let Err(refused) = charged {

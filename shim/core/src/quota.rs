@@ -34,6 +34,9 @@ static CONTENDED: Reason = Reason::new();
 static DEPARTING: Reason = Reason::new();
 static UNLISTED: Reason = Reason::new();
 static UNNOTED: Reason = Reason::new();
+static FULL: Reason = Reason::new();
+/// What a container that has used up its quota can do.
+const ADVICE: &str = "use less (a smaller batch, a shorter context), or ask for a larger share";
 /// When a request last insisted in vain, 0 if none has since one succeeded.
 static FULL_SINCE: AtomicU64 = AtomicU64::new(0);
 static OVER_QUOTA_EVENTS: Throttle = Throttle::new();
@@ -102,8 +105,7 @@ pub(crate) fn commit(
 /// What the quota has left, or will have when the driver has back what dead processes held.
 #[inline]
 pub(crate) fn room(process: &'static Process, gpu: u8) -> u64 {
-    let at = usize::from(gpu);
-    process.account.quota().effective_limit(at).saturating_sub(process.account.living_total(at))
+    process.account.shares().room(usize::from(gpu))
 }
 
 /// Sets `bytes` aside if there is room for them; refuses nobody.
@@ -217,7 +219,13 @@ fn refused_by_driver(
     if !is_full {
         FULL_SINCE.store(now_ns().max(1), Ordering::Relaxed);
     }
-    account.count_driver_refusal();
+    account.count_driver_refusal(usize::from(gpu));
+    FULL.say(format_args!(
+        "out of memory: the driver refuses {:.3} on {}, which the quota of this container allows: the GPU itself is \
+         full, or its memory fragmented; ask those who run the node",
+        Size(bytes),
+        account.shares().uuid(usize::from(gpu))
+    ));
     if DRIVER_EVENTS.allows(now_ns(), EVENT_NS) {
         process.tell(Some(event(EventKind::DriverRefused, Some(gpu), bytes)));
     }
@@ -279,34 +287,34 @@ pub(crate) fn refuse(
     asked: Asked,
     refused: &Refused,
 ) -> CUresult {
-    let uuid = process.account.quota().uuid(refused.gpu);
+    let uuid = process.account.shares().uuid(refused.gpu);
     let [used, limit] = [refused.used(), refused.limit].map(Size);
     let wanted = asked.taking(refused.bytes);
     match refused.reason {
         account::Reason::OverQuota if refused.overhead > 0 => OVER_QUOTA.say(format_args!(
             "out of memory: {name} asks for {wanted}, and this container has {used:.3} of its \
              {limit:.3} on {uuid} in use, {:.3} of it for contexts, modules and what else the \
-             driver takes by itself beyond what was set aside for it",
+             driver takes by itself beyond what was set aside for it; {ADVICE}",
             Size(refused.overhead.min(refused.limit))
         )),
         account::Reason::OverQuota => OVER_QUOTA.say(format_args!(
             "out of memory: {name} asks for {wanted}, and this container has {used:.3} of its \
-             {limit:.3} on {uuid} in use"
+             {limit:.3} on {uuid} in use; {ADVICE}"
         )),
         account::Reason::Contended => CONTENDED.say(format_args!(
             "out of memory: {name} asks for {wanted} on {uuid}, and another process of this \
-             container has held up a request for too long (is one stopped?)"
+             container has held up a request for too long: continue it, or end it"
         )),
         account::Reason::Departing => DEPARTING.say(format_args!(
             "out of memory: {name} asks for {wanted} on {uuid}, which fits, and the driver has not \
-             given back what processes of this container held that ended (see nvidia-smi on the node)"
+             given back what processes of this container held that ended: try again, or see nvidia-smi on the node"
         )),
     }
     let bytes = match asked {
         Asked::Bytes(bytes) => bytes,
         Asked::Context => refused.bytes,
     };
-    process.account.asked(bytes);
+    process.account.asked(refused.gpu, bytes);
     if OVER_QUOTA_EVENTS.allows(now_ns(), EVENT_NS) {
         let gpu = u8::try_from(refused.gpu).ok();
         process.tell(Some(event(EventKind::OverQuota, gpu, bytes)));
@@ -326,8 +334,8 @@ pub(crate) fn tell_of_context(process: &'static Process, gpu: u8) {
 /// context that is there all the same, nothing may be held.
 #[cold]
 pub(crate) fn refuse_unlisted(process: &'static Process, name: &str, asked: Asked) -> CUresult {
-    let listed = process.account.quota().uuid(0);
-    let others = if process.account.quota().gpu_count() > 1 { " and others" } else { "" };
+    let listed = process.account.shares().uuid(0);
+    let others = if process.account.shares().gpu_count() > 1 { " and others" } else { "" };
     let (result, trouble) = match asked {
         Asked::Context => (CUDA_ERROR_INVALID_DEVICE, "invalid device"),
         Asked::Bytes(_) => (CUDA_ERROR_OUT_OF_MEMORY, "out of memory"),
@@ -388,10 +396,8 @@ impl View {
         match gpu.map(usize::from) {
             None => Self { total: 0, taken: 0 },
             Some(gpu) => Self {
-                total: observed.quota().memory_limit(gpu).min(real_total),
-                taken: observed
-                    .living_total(gpu)
-                    .saturating_add(observed.quota().observed_overhead(gpu)),
+                total: observed.shares().memory_limit(gpu).min(real_total),
+                taken: observed.shares().used(gpu),
             },
         }
     }

@@ -256,7 +256,7 @@ impl Shares {
         }
         let mut imported = self.imported.lock();
         while let Some(gone) = imported.take(|known| known.context == context) {
-            process.account.unmark_import(gone.mark);
+            unmark_import(process, gone.mark);
         }
     }
 
@@ -320,10 +320,10 @@ impl Shares {
         if let Some(known) = imported.iter_mut().find(|known| known.pointer == pointer) {
             if known.mark == mark {
                 known.users += 1;
-                process.account.unmark_import(mark);
+                unmark_import(process, mark);
             } else {
                 // Another's memory at the address: the old one is gone, though we saw no close.
-                process.account.unmark_import(known.mark);
+                unmark_import(process, known.mark);
                 *known = Imported { pointer, mark, users: 1, context };
             }
             return;
@@ -338,14 +338,48 @@ impl Shares {
         let Some(at) = imported.iter().position(|known| known.pointer == pointer) else { return };
         imported[at].users -= 1;
         if imported[at].users == 0 {
-            process.account.unmark_import(imported.remove(at).mark);
+            unmark_import(process, imported.remove(at).mark);
         }
     }
 }
 
+/// Marks an import in all shares of the process; see [`Account::mark_import`].
+///
+/// [`Account::mark_import`]: tessera_region::account::Account::mark_import
+pub(crate) fn mark_import(process: &Process, mark: u64) {
+    process.account.mark_import(|share| seen_in(process, share, mark));
+}
+
+/// Takes such a mark back.
+pub(crate) fn unmark_import(process: &Process, mark: u64) {
+    process.account.unmark_import(|share| seen_in(process, share, mark));
+}
+
+/// A mark as it stands in the pages of a share, which number GPUs themselves: other processes with that share
+/// may have others beside it. 0 where the share has nothing of the mark's GPU.
+fn seen_in(process: &Process, share: usize, mark: u64) -> u64 {
+    let on = mark >> GPU_SHIFT & ANY_GPU;
+    if mark & DESCRIPTOR == 0 || on == ANY_GPU {
+        return mark;
+    }
+    let there = usize::try_from(on).ok().and_then(|gpu| gpu_in(process, share, gpu));
+    there.map_or(0, |gpu| on_gpu(mark, gpu))
+}
+
+/// The index in a share's pages of a GPU of the process.
+fn gpu_in(process: &Process, share: usize, gpu: usize) -> Option<u8> {
+    let parts = process.account.shares().parts(gpu);
+    parts.iter().find(|part| usize::from(part.share) == share).map(|part| part.gpu)
+}
+
 /// Whether anybody may keep memory alive that was exported so.
 fn is_held(process: &'static Process, gpu: u8, export: &Export) -> bool {
-    export.is_open() || process.account.any_import(|mark| export.fits(gpu, mark))
+    /// No page has so many.
+    const NONE: u8 = u8::MAX;
+    let fits = |share: usize, mark: u64| {
+        export.fits(gpu_in(process, share, gpu.into()).unwrap_or(NONE), mark)
+    };
+    export.is_open() || process.account.any_import(fits)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@
 
 use crate::allocations::Allocations;
 use crate::arrays::Arrays;
-use crate::attach::{self, Found, Pages};
+use crate::attach::{self, Found, Pages, Sockets};
 use crate::cancel::Deferred;
 use crate::contexts::Contexts;
 use crate::gate::{self, local::Local};
@@ -32,14 +32,15 @@ use crate::shares::Shares;
 use crate::spin::Spin;
 use crate::vmm::Vmm;
 use alloc::boxed::Box;
-use alloc::ffi::CString;
+use alloc::vec::Vec;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use tessera_cuda::types::CUdevice;
-use tessera_region::account::Account;
-use tessera_region::layout::{MAX_GPUS, SLOTS};
+use tessera_region::account::{Account, Unclaimed};
+use tessera_region::layout::MAX_GPUS;
 use tessera_region::quota::QuotaReader;
 use tessera_region::session::{EVENT_UUID_LEN, Event, EventKind, Message};
+use tessera_region::share::ShareSet;
 
 /// Where this process stands.
 #[derive(Clone, Copy, Debug)]
@@ -55,12 +56,12 @@ pub enum Standing {
 /// A tenant process's state; made once, never freed.
 #[derive(Debug)]
 pub struct Process {
-    /// The pages and this process's slot.
+    /// The pages and this process's slots.
     pub account: Account,
-    /// Where the plugin listens.
-    session_path: CString,
-    /// Where the arbiter listens.
-    pub(crate) gate_path: CString,
+    /// The plugin, for each share.
+    sessions: Vec<Session>,
+    /// Where plugin and arbiter listen, for each share.
+    pub(crate) sockets: Vec<Sockets>,
     /// What devices are in the page.
     pub gpus: Gpus,
     /// Live contexts.
@@ -85,7 +86,6 @@ pub struct Process {
     pub primaries: [Spin<()>; PRIMARIES],
     /// This process's side of the gate.
     pub(crate) gate: Local,
-    session: Session,
     /// Whether who closes the gate can order other threads' accesses; see [`crate::gate`].
     pub(crate) has_membarrier: bool,
 }
@@ -177,29 +177,11 @@ pub enum Observed {
 }
 
 impl Observed {
-    /// The limits.
-    pub fn quota(self) -> &'static QuotaReader {
+    /// Limits and use.
+    pub fn shares(self) -> &'static ShareSet {
         match self {
-            Self::AsProcess(process) => process.account.quota(),
-            Self::AsStranger(pages) => &pages.quota,
-        }
-    }
-
-    /// The tenant's living processes that hold bytes on a GPU; see [`UsageMap::holders`].
-    ///
-    /// [`UsageMap::holders`]: tessera_region::usage::UsageMap::holders
-    pub fn holders(self, gpu: usize, into: &mut [(u32, u64); SLOTS]) -> usize {
-        match self {
-            Self::AsProcess(process) => process.account.holders(gpu, into),
-            Self::AsStranger(pages) => pages.usage.holders(gpu, into),
-        }
-    }
-
-    /// Bytes that the living processes of the tenant have charged on a GPU.
-    pub fn living_total(self, gpu: usize) -> u64 {
-        match self {
-            Self::AsProcess(process) => process.account.living_total(gpu),
-            Self::AsStranger(pages) => pages.usage.living_total(gpu),
+            Self::AsProcess(process) => process.account.shares(),
+            Self::AsStranger(pages) => &pages.shares,
         }
     }
 }
@@ -251,23 +233,23 @@ fn arm(again: bool) -> Standing {
         }
         Found::Pages(pages) => *pages,
     };
-    let slot = match pages.usage.claim_within(pages.quota.departure_ns()) {
-        Ok(slot) => slot,
-        Err(error) => {
+    let account = match Account::claim(pages.shares) {
+        Ok(account) => account,
+        Err((shares, Unclaimed { share, error })) => {
             NO_SLOT.say(format_args!(
                 "no GPU for this process: {error}; end other GPU processes of this container, or \
                  raise the limit on open files"
             ));
-            tell_no_slot(&pages);
+            tell_no_slot(&shares.shares()[share].quota, &pages.sockets[share]);
             wiped.standing.store(CLOSED, Ordering::Release);
             return Standing::Closed;
         }
     };
-    let gate = Local::new(pages.quota.gate_word(0));
+    let gate = Local::new(account.shares().lead().quota.gate_word(0));
     let process: &'static Process = Box::leak(Box::new(Process {
-        account: Account::new(pages.quota, pages.usage, slot),
-        session_path: pages.session_path,
-        gate_path: pages.gate_path,
+        account,
+        sessions: pages.sockets.iter().map(|_| Session::new()).collect(),
+        sockets: pages.sockets,
         gpus: Gpus::new(),
         contexts: Contexts::new(),
         allocations: Allocations::new(),
@@ -280,7 +262,6 @@ fn arm(again: bool) -> Standing {
         crowd: AtomicU32::new(0),
         primaries: [const { Spin::new(()) }; PRIMARIES],
         gate,
-        session: Session::new(),
         has_membarrier: gate::has_membarrier(),
     }));
     wiped.process.store(ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
@@ -335,11 +316,11 @@ extern "C" fn wipe_by_hand() {
 }
 
 /// A process that could claim no slot still tells the plugin; nobody else would.
-fn tell_no_slot(pages: &Pages) {
+fn tell_no_slot(quota: &QuotaReader, sockets: &Sockets) {
     let session = Session::new();
-    let hello = Message::Hello { slot: 0, pid: own_pid(), generation: pages.quota.generation() };
+    let hello = Message::Hello { slot: 0, pid: own_pid(), generation: quota.generation() };
     let event = Event { kind: EventKind::NoSlot, gpu: None, bytes: 0, uuid: NO_UUID };
-    session.send(&pages.session_path, hello, Some(Message::Event(event)));
+    session.send(&sockets.session, hello, Some(Message::Event(event)));
 }
 
 impl Process {
@@ -355,8 +336,8 @@ impl Process {
 
     /// What `device` is in the page; the first look at one that is not there is an event.
     pub(crate) fn listed(&'static self, device: CUdevice) -> Option<Option<u8>> {
-        let quota = self.account.quota();
-        let uuids = (0..quota.gpu_count()).map(|gpu| quota.uuid(gpu));
+        let shares = self.account.shares();
+        let uuids = (0..shares.gpu_count()).map(|gpu| shares.uuid(gpu));
         match self.gpus.listed(device, uuids)? {
             Listed::Gpu(gpu) => Some(Some(gpu)),
             Listed::No { news } => {
@@ -373,18 +354,33 @@ impl Process {
         }
     }
 
-    /// Tells the plugin, if that is possible right now.
+    /// Tells the plugin, if that is possible right now: of a GPU, in the first share that has it, as its
+    /// pages number it. The other shares hear of the process.
     pub(crate) fn tell(&'static self, event: Option<Event>) {
-        self.session.send(&self.session_path, self.hello(), event.map(Message::Event));
+        let shares = self.account.shares();
+        let part = event.and_then(|event| usize::try_from(event.gpu?).ok());
+        let part = part.and_then(|gpu| shares.parts(gpu).first());
+        let teller = part.map_or(0, |part| usize::from(part.share));
+        for (share, (session, sockets)) in self.sessions.iter().zip(&self.sockets).enumerate() {
+            let event = event
+                .filter(|_| share == teller)
+                .map(|event| Event { gpu: part.map(|part| part.gpu.into()), ..event });
+            session.send(&sockets.session, self.hello(share), event.map(Message::Event));
+        }
     }
 
-    /// What opens a connection to the plugin.
-    pub(crate) fn hello(&self) -> Message {
+    /// What opens a connection for a share.
+    pub(crate) fn hello(&self, share: usize) -> Message {
         Message::Hello {
-            slot: u32::try_from(self.account.slot_index()).unwrap_or(0),
+            slot: u32::try_from(self.account.slot_index_in(share)).unwrap_or(0),
             pid: own_pid(),
-            generation: self.account.quota().generation(),
+            generation: self.account.shares().shares()[share].quota.generation(),
         }
+    }
+
+    /// The page of the gate that the process keeps to.
+    pub(crate) fn gate_quota(&self) -> &QuotaReader {
+        &self.account.shares().lead().quota
     }
 }
 

@@ -202,7 +202,7 @@ fn create(
     match process.arrays.live.insert(made.addr() as u64, array) {
         Ok(None) => CUDA_SUCCESS,
         Ok(Some(stale)) => {
-            // The driver gave the handle anew, so its array is gone, though we saw no end of it.
+            // The driver gave the handle again, so its array is gone, though we saw no end of it.
             quota::give_back(process, stale);
             CUDA_SUCCESS
         }

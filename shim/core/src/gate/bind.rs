@@ -1,9 +1,10 @@
-//! Binding a process to its gate. The first launch starts a helper thread; when there is an arbiter,
-//! that launch, or else the helper as soon as one shows itself, tells it of the process. Where compute
-//! is not limited there is neither.
+//! Binding a process to its gate. The first launch starts a helper thread. That launch, or the helper as
+//! soon as an arbiter appears, reports the process to the arbiter. Where compute is not limited there is
+//! neither.
 
 use super::futex;
 use super::helper;
+use super::joined;
 use super::local::{ALONE, BOUND, Helper, UNBOUND, WATCHED};
 use crate::cancel::Deferred;
 use crate::log::{errno, set_errno};
@@ -23,7 +24,7 @@ fn is_arbitrated(quota: &QuotaReader) -> bool {
 /// for one.
 #[inline]
 pub(super) fn if_due(process: &'static Process) {
-    let quota = process.account.quota();
+    let quota = process.gate_quota();
     let due = match process.gate.bound.load(Ordering::Acquire) {
         UNBOUND => quota.policy(0) != Policy::None,
         WATCHED => is_arbitrated(quota),
@@ -42,10 +43,10 @@ fn bind(process: &'static Process) {
     let gate = &process.gate;
     let mut its_helper = gate.binding.lock();
     if matches!(gate.bound.load(Ordering::Acquire), UNBOUND | WATCHED) {
-        let arbitrated = is_arbitrated(process.account.quota());
+        let arbitrated = is_arbitrated(process.gate_quota());
         if arbitrated {
             // Before anything is launched: who is not known of is not waited for.
-            gate.link.connect(&process.gate_path, &process.hello());
+            joined::connect(process);
         }
         if *its_helper == Helper::Unasked {
             park_at_exit();
@@ -69,7 +70,7 @@ const NO_ARBITER_NS: u64 = 999_999_999;
 /// The helper's: returns when the process is bound. An arbiter closes the gate first, and gives its
 /// first sign a moment later.
 pub(super) fn await_arbiter(process: &'static Process) {
-    let (gate, quota) = (&process.gate, process.account.quota());
+    let (gate, quota) = (&process.gate, process.gate_quota());
     let mut nap_ns = 1_000_000;
     while !is_arbitrated(quota) {
         let word = gate.page().load(Ordering::Acquire);

@@ -1,12 +1,12 @@
-//! Closing: who has read CLOSED waits until no thread is between "looked at the gate" and "the
-//! driver has the launch", and then until everything launched is complete.
+//! Closing a gate: the closer, a thread that has read CLOSED, waits until no thread is between reading the
+//! gate and the driver's launch, and then until everything launched is complete.
 //!
-//! The order is what makes it sound ([`super::model`] looks at all of them). A launching thread
-//! raises its flag, then reads its stream's note and the gate; who closes takes the notes away, then
-//! has every thread pass a barrier, then reads the flags, then looks what was noted since: by who
-//! was past the gate already, but not yet at the note. So a launch is either seen by its flag and
-//! waited for, its stream being among those that are drained; or it comes later, and finds the gate
-//! closed, or (if it has opened again) notes its stream for the next closing.
+//! The order makes it sound ([`super::model`] walks through every interleaving). A launching thread raises
+//! its flag, then reads its stream's note and the gate. The closer takes the notes away, has every thread
+//! pass a barrier, reads the flags, and then looks for notes made since by threads that were past the gate
+//! but not yet at the note. So a launch is either seen by its flag and waited for, its stream being among
+//! those that are drained; or it comes later and finds the gate closed, or (if it has opened again) notes
+//! its stream for the next closing.
 
 use super::flight;
 use crate::spin::sleep_us;

@@ -1,5 +1,5 @@
-//! Without an arbiter: the process opens and closes a gate of its own, by the clock that all tenants
-//! of the machine have in common. Each has its part of the cycle, from the quota page.
+//! Rationing without an arbiter: the process opens and closes a gate of its own, by the clock that all
+//! tenants of the machine share. The quota page has each tenant's part of the cycle.
 
 use super::closing::Drain;
 use super::futex;
@@ -19,7 +19,7 @@ const LOOK_NS: u64 = 20_000_000;
 
 /// Whether the arbiter has given no sign for too long, or has said that it goes.
 pub(super) fn is_silent(process: &Process, now_ns: u64) -> bool {
-    let last_ns = process.account.quota().arbiter_ns();
+    let last_ns = process.gate_quota().arbiter_ns();
     last_ns <= ARBITER_GONE || now_ns.saturating_sub(last_ns) > ARBITER_STALE_NS
 }
 
@@ -43,10 +43,10 @@ fn part(now_ns: u64, phase: u32, millis: u32) -> Part {
 }
 
 fn part_of(process: &Process) -> Part {
-    let quota = process.account.quota();
+    let quota = process.gate_quota();
     let millis = match quota.policy(0) {
         Policy::None => 1000,
-        _ => quota.cores_millis(0),
+        _ => process.account.shares().cores_millis(),
     };
     part(now_ns(), quota.phase_millis(0), millis)
 }

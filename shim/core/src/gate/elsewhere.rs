@@ -1,8 +1,9 @@
-//! What is in a stream and is no work of the GPU: host functions, and waits for a word that somebody
-//! writes. While a stream is at one of them the GPU does nothing for it, and nobody is to wait for that,
-//! nor to pay.
+//! Entries of a stream that are no work of the GPU: host functions, and waits for a word that is written
+//! elsewhere. While a stream is at one of them the GPU does nothing for it, so no tenant should wait or pay
+//! for that.
 //!
-//! Each is between two events of ours. The first complete and the second not: the stream is at it.
+//! The shim puts each between two events of its own. When the first is complete and the second is not, the
+//! stream is at it.
 
 use super::Stream;
 use super::events;

@@ -1,5 +1,5 @@
-//! What is in flight of an open lease: counted when it is admitted, marked by the thread that
-//! launches, and landed by whoever finds the markers complete.
+//! Work in flight of an open lease: counted when it is admitted, marked by the launching thread, and landed
+//! by the thread that finds the markers complete.
 
 use super::local::Local;
 use super::streams::{Marker, Streams};
@@ -149,10 +149,10 @@ pub(super) fn land(process: &Process, streams: &mut Streams, awaited: bool) -> b
         true => estimate.skip(now_us),
         false => estimate.learn(Sighting { operations, graphs, since_us, now_us, awaited }),
     }
-    let quota = process.account.quota();
+    let quota = process.gate_quota();
     let mut contexts = 0;
     process.contexts.each(|_| contexts += 1);
-    let gpus = contexts.min(u32::try_from(quota.gpu_count()).unwrap_or(1));
+    let gpus = contexts.min(u32::try_from(process.account.shares().gpu_count()).unwrap_or(1));
     let (window, window_us) = (quota.window(0), quota.window_us(0));
     gate.set_limits(estimate.limits(window, window_us, gpus, gate.progress.proofs()));
     true

@@ -1,14 +1,15 @@
-//! The helper: one thread per process, which closes and drains when the gate says so, tells the
-//! arbiter, and keeps the connection.
+//! The helper: one thread per process, which closes the gate, drains, reports to the arbiter, and keeps the
+//! connection.
 //!
-//! A guest's thread: all signals blocked, a small stack, a name, never a context of its own for
-//! longer than a call, relaxed towards captures, and out of the driver before the driver is torn
-//! down ([`super::bind`]). It never synchronises anything: it looks, and sleeps in between.
+//! It is a guest's thread: all signals blocked, a small stack, a name, no context of its own for longer than
+//! a call, relaxed towards captures, and out of the driver before the driver is torn down ([`super::bind`]).
+//! It never synchronises: it polls, and sleeps in between.
 
 use super::bind;
 use super::closing::{self, Drain};
 use super::cycle;
 use super::futex;
+use super::joined;
 use super::link::Connection;
 use super::want;
 use crate::libdl;
@@ -142,13 +143,13 @@ impl Helper {
         self.connected
     }
 
-    /// Looks at the connection now and then, and makes it anew.
+    /// Looks at the connection now and then, and connects again.
     pub(super) fn keep_connected(&mut self, process: &Process, now_ns: u64) {
         if now_ns.saturating_sub(self.checked_ns) < CHECK_NS {
             return;
         }
         self.checked_ns = now_ns;
-        let connection = process.gate.link.connect(&process.gate_path, &process.hello());
+        let connection = joined::connect(process);
         self.connected = connection != Connection::None;
         if self.connected {
             self.connected_ns = now_ns;
@@ -245,7 +246,7 @@ impl Helper {
         let issued = || gate.issued.load(Ordering::Relaxed);
         let synchronised = || gate.synchronised.load(Ordering::Relaxed);
         // So long nothing may be in flight and nothing be launched before that is called idle.
-        let patience_ns = process.account.quota().idle_ns(0);
+        let patience_ns = process.gate_quota().idle_ns(0);
         let (mut seen, mut waits) = (issued(), synchronised());
         let mut round: Option<Drain> = None;
         let mut complete_ns = None;

@@ -1,5 +1,5 @@
-//! The connection to the arbiter, on `gate.sock`: what is said on it is in docs/compute.md. Nobody
-//! waits for it; what could not be sent is said again.
+//! The connection to the arbiter on `gate.sock`; docs/compute.md has the messages. No thread waits for it;
+//! what could not be sent is sent again later.
 
 use crate::cancel::Deferred;
 use crate::session::Socket;

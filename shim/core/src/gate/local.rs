@@ -1,6 +1,7 @@
-//! What a process keeps for its gate.
+//! The gate's state in a process.
 
 use super::capture::Captures;
+use super::joined::Joined;
 use super::link::Link;
 use super::progress::Progress;
 use super::streams::{Noted, Streams};
@@ -26,6 +27,8 @@ pub struct Local {
     /// Held while that is decided.
     pub(super) binding: Spin<Helper>,
     pub(super) link: Link,
+    /// Those to the gates of its other shares.
+    pub(super) joined: Joined,
     /// Held over calls of the driver that may wait: see [`Streams`].
     pub(super) streams: Spin<Streams>,
     pub(super) noted: Spin<Noted>,
@@ -96,6 +99,7 @@ impl Local {
             bound: AtomicU32::new(UNBOUND),
             binding: Spin::new(Helper::Unasked),
             link: Link::new(),
+            joined: Joined::new(),
             streams: Spin::new(Streams::new()),
             noted: Spin::new(Noted::new()),
             captures: Captures::new(),
@@ -178,7 +182,7 @@ impl Local {
         self.ended_us.store(now_us, Ordering::Relaxed);
     }
 
-    /// From the first to the last of it, nanoseconds; and begins anew.
+    /// From the first to the last of it, nanoseconds; and starts again.
     pub(super) fn take_use_ns(&self) -> u64 {
         match self.begun_us.swap(0, Ordering::Relaxed) {
             0 => 0,

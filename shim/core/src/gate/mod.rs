@@ -1,25 +1,26 @@
 //! The gate: where a launch asks whether its tenant may use the GPU now.
 //!
-//! The plugin writes a gate word per GPU into the quota page. This is the one place that reads it,
-//! between raising the thread's busy flag and the driver's launch, so that the protocol of a lease
-//! (close the gate, wait until no flag is up, drain) has its ordering here and nowhere else:
+//! The plugin writes a gate word per GPU into the quota page. Only this module reads it, between raising the
+//! thread's busy flag and the driver's launch, so the ordering of a lease's protocol (close the gate, wait
+//! until no flag is up, drain) is here and nowhere else:
 //!
-//! - the launching thread: raise the flag, then load the gate;
-//! - who closes, a thread of the same process that has read CLOSED: `membarrier(2)`
-//!   PRIVATE_EXPEDITED, then read the flags. One of the two sees the other, because the system call
-//!   puts a full barrier into every running thread of the process. Between raising and loading there
-//!   is then only a compiler fence: a locked instruction there costs 6 ns in every launch, more than
-//!   everything else together, and closing is rare. Registration, which is slow in a process with
-//!   many threads, is the closer's affair. Where the kernel has no such call, the flag is raised by a
-//!   `swap(1, SeqCst)`, and who closes needs a `fence(SeqCst)` only.
+//! - The launching thread raises the flag, then loads the gate.
+//! - The closer, a thread of the same process that has read CLOSED, calls `membarrier(2)` PRIVATE_EXPEDITED,
+//!   then reads the flags.
 //!
-//! A container with several GPUs is granted all of them or none (design: a gang, for NCCL), so its
-//! gates move together, and a launch looks at the first.
+//! One of the two sees the other, because the system call puts a full barrier into every running thread of
+//! the process. Between raising and loading there is then only a compiler fence: a locked instruction there
+//! costs 6 ns in every launch, more than everything else together, and closing is rare. The closer also
+//! registers for the call, which is slow in a process with many threads. Where the kernel has no such call,
+//! a `swap(1, SeqCst)` raises the flag, and the closer needs a `fence(SeqCst)` only.
 //!
-//! What else there is to it: [`closing`] is the closer's side, which the [`helper`] thread takes;
-//! [`streams`] knows what is to be drained; [`flight`] and [`window`] bound what is in flight while
-//! the gate is open; [`cycle`] opens and closes a gate of the process's own while the arbiter is silent;
-//! [`bind`] starts it all when there is an arbiter. docs/compute.md is the contract.
+//! A container with several GPUs is granted all of them or none (a gang, for NCCL), so its gates move
+//! together, and a launch reads the first.
+//!
+//! [`closing`] is the closer's side, which the [`helper`] thread takes; [`streams`] knows what is to be
+//! drained; [`flight`] and [`window`] bound what is in flight while the gate is open; [`cycle`] opens and
+//! closes a gate of the process's own while the arbiter is silent; [`bind`] starts all of it when there is
+//! an arbiter. docs/compute.md is the contract.
 
 mod bind;
 pub mod capture;
@@ -30,6 +31,7 @@ mod events;
 mod flight;
 mod futex;
 mod helper;
+mod joined;
 mod link;
 pub(crate) mod local;
 #[cfg(test)]
@@ -323,13 +325,13 @@ fn note(process: &Process, record: &Record, stream: Stream, counted: bool) {
         if counted && before != 0 && record.unmarked() != 0 {
             flight::mark(process, record);
         }
-        note_anew(process, record, stream);
+        note_again(process, record, stream);
     }
 }
 
 #[cold]
 #[inline(never)]
-fn note_anew(process: &Process, record: &Record, stream: Stream) {
+fn note_again(process: &Process, record: &Record, stream: Stream) {
     // Under the lock: who closes takes both away under it.
     streams::note(&process.gate.noted, stream, || {
         record.stream.store(stream.0, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! Whether work in flight stands still: it may wait for a launch that the gate, or the window, holds
-//! back. Nobody can see what waits for what, so it is judged by progress: where nothing has completed
-//! for longer than operations of this process take, one launch is let pass. What follows tells whether
-//! that was it. Programs of which it was, over and over, are helped sooner; where it was not, the next
-//! launch waits twice as long, so that a program whose operations are just long gains next to nothing.
+//! Detects that work in flight stands still: it may wait for a launch that the gate, or the window, holds
+//! back. Nobody can see what waits for what, so progress decides: where nothing has completed for longer
+//! than operations of this process take, one launch is let pass. Progress after it shows whether that was
+//! the reason. Programs of which it was, again and again, are helped sooner; where it was not, the next
+//! launch waits twice as long, so that a program with long operations gains next to nothing.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,7 +1,7 @@
-//! What a closing does so that it does not wait for ever for what the gate itself holds back: where
-//! what is in flight stands still ([`super::progress`]), launches that wait are let pass, one by one,
-//! until it is complete. And it is said that it stands still, because the launch that is waited for
-//! may be another process's.
+//! Relief at a closed gate, so that a closing does not wait for ever for what the gate itself holds back:
+//! where work in flight stands still ([`super::progress`]), waiting launches are let pass one by one until
+//! it is complete. The process also reports that it stands still, because the launch that is waited for may
+//! be another process's.
 
 use super::flight::{BEHIND, PAUSED_US, now_us};
 use super::futex;

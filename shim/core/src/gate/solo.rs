@@ -1,12 +1,12 @@
-//! How much a tenant that is alone lets pile up. Whoever comes beside it waits for all of it, so it is some
-//! 50 ms of work and no more; and launches hardly notice.
+//! Limits how much a lone tenant lets pile up. A newcomer waits for all of it, so it is some 50 ms of work;
+//! launches hardly notice.
 //!
-//! Every so many launches of a thread the next goes the long way: it puts a marker behind those before it,
-//! and waits while three markers in its stream are not complete. How many launches a marker stands for
-//! follows from how many proved complete in the time between two markers.
+//! Every so many launches of a thread the next takes the long way: it puts a marker behind those before it,
+//! and waits while three markers in its stream are not complete. The number of launches for each marker
+//! follows from how many completed between two markers.
 //!
-//! What is in flight may wait for the very launch that is held up. So nobody waits for a stream that has
-//! a host function or a wait in it; and a wait in vain widens the room.
+//! Work in flight may wait for the very launch that is held back. So a stream with a host function or a wait
+//! in it is not waited for, and a wait in vain widens the room.
 
 use super::Stream;
 use super::events;

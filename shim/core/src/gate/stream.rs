@@ -1,4 +1,4 @@
-//! Which stream an operation goes into, told apart as far as the gate needs it.
+//! Kinds of streams, as far as the gate needs to distinguish them.
 
 use core::ffi::c_void;
 use tessera_cuda::types::{CUlaunchConfig, CUstream};

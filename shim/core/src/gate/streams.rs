@@ -1,14 +1,14 @@
 //! The streams that have been launched into, and the order that keeps their marking apart from
 //! captures and from the end of streams and contexts.
 //!
-//! A stream is *dirty* from the first launch into it on until a drain takes it up. Who drains marks
-//! every dirty stream with an event and waits for the events. Default streams, legacy and per
-//! thread, are marked by an event in the legacy stream of every context known: the per-thread ones
-//! are blocking streams, and synchronise with it ("Stream synchronization behavior").
+//! A stream is *dirty* from the first launch into it until a drain takes it up. The drain marks every dirty
+//! stream with an event and waits for the events. Default streams, legacy and per thread, are marked by an
+//! event in the legacy stream of every known context: the per-thread ones are blocking streams, and
+//! synchronise with it ("Stream synchronization behavior").
 //!
-//! Hooks of calls that end a stream, or put it into a capture, make their call while they hold an
-//! [`Order`]; a marker is recorded under the same lock. So a marker never meets a stream that is no
-//! more, and never becomes a node of the application's graph.
+//! Hooks of calls that end a stream, or put it into a capture, make their call while they hold an [`Order`];
+//! a marker is recorded under the same lock. So a marker never meets a stream that has ended, and never
+//! becomes a node of the application's graph.
 
 use super::elsewhere::Pause;
 use super::events::{self, Capturing, Pushed};

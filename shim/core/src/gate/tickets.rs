@@ -1,9 +1,9 @@
 //! Launches that wait at a closed gate, and the ticket with which the helper lets one of them pass
 //! before what is in flight has drained: see [`super::progress`].
 //!
-//! Order: a launch takes its ticket after it has raised its flag, and who drains looks whether the
-//! ticket was taken before it says drained; if it was, it drains once more, and finds the flag or what
-//! was launched. [`super::model`] walks through it.
+//! Order: a launch takes its ticket after it has raised its flag. The helper checks whether the ticket was
+//! taken before it reports drained; if it was, it drains once more, and finds the flag or what was launched.
+//! [`super::model`] walks through it.
 
 use super::{Stream, events};
 use crate::list::List;

@@ -1,14 +1,14 @@
-//! How much may be in flight while the gate is open: so much that the GPU has work, so little that a
+//! How much may be in flight while the gate is open: enough that the GPU has work, and so little that a
 //! lease can end soon.
 //!
-//! How long an operation takes is told by markers. One that was waited for says when its operations
-//! were complete; the one before it, or their launch, says when they can have begun. What was only
-//! found complete bounds the duration from above, what began later than known from below. An
-//! estimate that is too long costs markers, one that is too short lets too much into flight: it
-//! rises at once by much, and falls slowly.
+//! Markers give the duration of an operation. A marker that was waited for shows when its operations were
+//! complete; the one before it, or their launch, shows when they can have begun. What was only found
+//! complete bounds the duration from above, what began later than known from below. An estimate that is too
+//! long costs markers, one that is too short lets too much into flight: it rises at once by much, and falls
+//! slowly.
 //!
-//! Graphs and single operations have an estimate each: a graph takes the time of hundreds of kernels,
-//! and the two come mixed.
+//! Graphs and single operations have an estimate each: a graph takes the time of hundreds of kernels, and
+//! the two come mixed.
 
 /// Most operations under one marker.
 const BATCH: u32 = 16;

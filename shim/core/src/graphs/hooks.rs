@@ -95,7 +95,7 @@ fn remember(
 ) -> CUresult {
     if needs.is_nothing() {
         if any_with_memory() {
-            process.graphs.remove(exec.addr()); // a handle made anew
+            process.graphs.remove(exec.addr()); // a handle made again
         }
         return CUDA_SUCCESS;
     }

@@ -199,7 +199,7 @@ mod tests {
         assert!((1..=100).all(|exec| graphs.find(exec) == Some((needs(exec as u64), false))));
         assert_eq!(graphs.remove(7), Some(needs(7)));
         assert_eq!((graphs.find(7), graphs.remove(7)), (None, None));
-        assert!(graphs.insert(8, needs(800)), "a handle made anew");
+        assert!(graphs.insert(8, needs(800)), "a handle made again");
         assert_eq!(graphs.find(8), Some((needs(800), false)));
         assert_eq!((graphs.find(0), graphs.remove(0)), (None, None));
     }

@@ -176,7 +176,7 @@ impl Order<'_> {
             Ok(stale) => {
                 self.pool.gained();
                 if let Some(stale) = stale {
-                    // The driver gave the address anew, so what was there is gone.
+                    // The driver gave the address again, so what was there is gone.
                     quota::give_back(self.process, stale);
                 }
                 CUDA_SUCCESS

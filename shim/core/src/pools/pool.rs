@@ -316,7 +316,7 @@ impl Pool {
             quota::release(process, gpu, settled.release, self.kind());
         }
         if let (Home::Gpu(gpu), 1..) = (self.home(), books.owed()) {
-            books.forgive(process.account.excess(usize::from(gpu)));
+            books.forgive(process.account.shares().excess(usize::from(gpu)));
         }
         let in_debt = settled.lacking > 0 || books.owed() > 0;
         self.in_debt.store(in_debt, Ordering::Relaxed);

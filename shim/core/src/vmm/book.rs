@@ -5,7 +5,7 @@
 //! references (create, import, retain), mappings, and what else holds it: multicast bindings and
 //! tiles of sparse arrays. All counts go down *after* the driver's call succeeded, so bytes come
 //! back never too early; while a call is under way its entry is pinned. A handle that the driver
-//! gives anew says that its old memory is gone, whatever the counts.
+//! gives again says that its old memory is gone, whatever the counts.
 //!
 //! Each end goes to an `each` closure as [`Ended`].
 
@@ -171,7 +171,7 @@ impl Book {
     /// [`Full`] when the kernel has no memory for the tables: nothing was noted.
     pub fn made(&mut self, handle: u64, new: New, each: &mut dyn FnMut(Ended)) -> Result<(), Full> {
         if let Ok(at) = self.name(handle) {
-            // Given anew, so its old memory is gone, though we saw no end of it, or see it soon.
+            // Given again, so its old memory is gone, though we saw no end of it, or see it soon.
             let old = self.names.remove(at).entry;
             self.vanished(old, each);
         }

@@ -280,10 +280,10 @@ pub unsafe fn cuMemImportFromShareableHandle(
         }
         _ => shares::descriptor(None),
     };
-    process.account.mark_import(mark);
+    shares::mark_import(process, mark);
     let result = call();
     if result != CUDA_SUCCESS || handle.is_null() {
-        process.account.unmark_import(mark);
+        shares::unmark_import(process, mark);
         return result;
     }
     // SAFETY: the driver wrote it.
@@ -293,8 +293,8 @@ pub unsafe fn cuMemImportFromShareableHandle(
         && handle_type != CU_MEM_HANDLE_TYPE_FABRIC
     {
         let turned_out = shares::on_gpu(mark, gpu);
-        process.account.mark_import(turned_out);
-        process.account.unmark_import(mark);
+        shares::mark_import(process, turned_out);
+        shares::unmark_import(process, mark);
         mark = turned_out;
     }
     // Multicast objects and host memory are no device memory of anybody's.
@@ -304,7 +304,7 @@ pub unsafe fn cuMemImportFromShareableHandle(
     let mut noted = Ok(false);
     process.vmm.note(process, &mut |book, each| noted = book.imported(handle, new, each));
     if noted != Ok(true) || import == 0 {
-        process.account.unmark_import(mark);
+        shares::unmark_import(process, mark);
     }
     if noted.is_err() {
         release_unseen(handle);

@@ -12,6 +12,7 @@ pub mod tiles;
 
 use crate::quota::{self, Asked};
 use crate::real;
+use crate::shares;
 use crate::spin::Spin;
 use crate::state::Process;
 use book::{Book, Ended};
@@ -42,7 +43,7 @@ impl Vmm {
     /// Notes in the book what a driver call did, and gives back what ended by it.
     fn note(&self, process: &'static Process, act: Act<'_>) {
         act(&mut self.book.lock(), &mut |ended| {
-            process.account.unmark_import(ended.import);
+            shares::unmark_import(process, ended.import);
             process.shares.ended(process, ended.gpu, ended.bytes, Kind::Vmm, ended.export);
         });
         process.shares.look_again(process);

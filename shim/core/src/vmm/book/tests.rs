@@ -73,7 +73,7 @@ fn failures_change_nothing() {
 }
 
 #[test]
-fn a_handle_given_anew_ends_the_old_memory_once() {
+fn a_handle_given_again_ends_the_old_memory_once() {
     let mut book = Book::new();
     make(&mut book, 1, 10);
     map(&mut book, 1, 100, 10);
