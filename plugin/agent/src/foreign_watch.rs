@@ -11,12 +11,12 @@ use crate::Agent;
 use crate::status_board::StatusBoard;
 use tessera_config::SoldByOthers;
 use tessera_kubelet::foreign_plugins::Offer;
-use tessera_kubelet::foreign_plugins::judge::{Finding, Others, judge};
+use tessera_kubelet::foreign_plugins::judge::{CurrentFindings, ForeignSale, judge};
 use tessera_kubelet::foreign_plugins::{Known, checkpoint};
 use tessera_kubelet::pod_resources::{PodResources, PodResourcesError};
 use tessera_model::gpu::Gpu;
 
-/// Topic of what is amiss with looking.
+/// Topic of a failure to look.
 const LOOKING: &str = "coexistence";
 /// How long the first look may hold up the start.
 const FIRST: Duration = Duration::from_secs(2);
@@ -32,7 +32,7 @@ pub struct Watch {
     offered: PodResources,
     kubelet_dir: PathBuf,
     interval: Duration,
-    others: Others,
+    others: CurrentFindings,
 }
 
 impl Watch {
@@ -49,7 +49,7 @@ impl Watch {
         let paths = &config.paths;
         let offered = PodResources::new(&paths.pod_resources);
         let kubelet_dir = paths.kubelet.clone();
-        let others = Others::new(grace);
+        let others = CurrentFindings::new(grace);
         Watch { agent, board, holdings, offered, kubelet_dir, interval, others }
     }
 
@@ -108,7 +108,7 @@ impl Watch {
             self.agent.inventory().catalogue().gpus.values().map(|s| known(&s.gpu)).collect();
         let findings = judge(&offers, &self.agent.allocations().own_resources(), &gpus);
         self.others.observe(findings, Instant::now());
-        self.tell(self.others.standing()).await;
+        self.tell(self.others.current()).await;
     }
 
     /// What plugins offer, and how that was found out: `Err` where this kubelet has no way to say.
@@ -129,13 +129,13 @@ impl Watch {
         }
     }
 
-    async fn tell(&self, standing: BTreeMap<String, Finding>) {
-        if self.agent.inventory().sold_by_others() == standing {
+    async fn tell(&self, findings: BTreeMap<String, ForeignSale>) {
+        if self.agent.inventory().sold_by_others() == findings {
             return;
         }
         let agent = Arc::clone(&self.agent);
         // The history is written to disk.
-        let told = tokio::task::spawn_blocking(move || agent.set_sold_by_others(standing)).await;
+        let told = tokio::task::spawn_blocking(move || agent.set_sold_by_others(findings)).await;
         if let Err(error) = told {
             warn!(%error, "what other plugins sell");
         }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tessera_model::audit::{Event, What};
+use tessera_model::audit::{Behind, Event, What};
 use tessera_model::duration;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
@@ -17,7 +17,7 @@ use tessera_tenant::regions::{Region, Use};
 pub struct Seen {
     /// Requests over the quota.
     pub refused: u64,
-    /// The largest of those that were told of, bytes.
+    /// The largest reported one, bytes.
     pub largest_refused: u64,
     /// The GPU of the last of them, as the page counts.
     pub refused_gpu: Option<usize>,
@@ -48,8 +48,8 @@ pub struct Time {
     pub longest_ns: u64,
     /// Drains that passed the deadline.
     pub overlaps: u64,
-    /// Who has the lease of its GPU just now, if that is another.
-    pub behind: Option<String>,
+    /// The holder of its GPU's lease, if that is another. No reason names it: an owner does not learn of neighbours.
+    pub behind: Behind,
 }
 
 /// What one allocation's page and sessions say; its part of GPU time comes later.
@@ -88,7 +88,7 @@ impl Incidents {
     /// Takes what a look saw, `passed` after the look before; what has happened in between. What was
     /// counted before the first look at a generation is news where the plugin has seen it begin: it is
     /// younger than `adopted_until`. (By its generation: the clock may have been set back since.)
-    pub fn look(
+    pub fn update(
         &mut self,
         seen: Vec<(&Record, Seen)>,
         adopted_until: u64,
@@ -104,7 +104,7 @@ impl Incidents {
                 None if self.looked || record.generation > adopted_until => {
                     Some(Seen::fresh(&seen))
                 }
-                // The plugin has just started: all this was told by the one before.
+                // The plugin has just started: the one before has reported all this.
                 None => None,
             };
             if let Some(old) = old {
@@ -124,7 +124,7 @@ impl Seen {
     }
 }
 
-/// A counter that went back is a page that was made anew, or tampered with.
+/// A counter went back because the page was replaced or tampered with.
 fn more(old: u64, new: u64) -> u64 {
     new.saturating_sub(old)
 }
@@ -214,18 +214,16 @@ fn delayed(old: &Time, new: &Time, passed: Duration, within: &str) -> Option<(Wh
     if long {
         reason += &format!("; its longest wait was {}", seconds(new.longest_ns));
     }
-    if let Some(other) = &new.behind {
-        reason += &format!("; {other} had the lease");
-    }
     let within_ms = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
-    Some((What::Delayed { waited_ms: waited / 1_000_000, within_ms }, reason))
+    let (waited_ms, behind) = (waited / 1_000_000, new.behind.clone());
+    Some((What::Delayed { waited_ms, within_ms, behind }, reason))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use tessera_model::allocation_id::AllocationId;
-    use tessera_model::record::{Grant, State};
+    use tessera_model::record::{Grant, Holder, State};
     use tessera_model::sharing::Compute;
 
     const ROUND: Duration = Duration::from_secs(10);
@@ -258,12 +256,18 @@ mod tests {
         }
     }
 
+    fn other() -> Behind {
+        let name = |name: &str| name.to_owned();
+        let (namespace, pod, container) = (name("prod"), name("train"), name("main"));
+        Behind::Allocation { id: name("x"), holder: Some(Holder { namespace, pod, container }) }
+    }
+
     fn waiting(waited_s: u64, got_millis: u32) -> Seen {
         let time = Time {
             asked_millis: 500,
             got_millis,
             waited_ns: waited_s * 1_000_000_000,
-            behind: Some("prod/train".to_owned()),
+            behind: other(),
             ..Time::default()
         };
         Seen { time: Some(time), ..seen(0) }
@@ -272,7 +276,7 @@ mod tests {
     /// What the last of these looks tells.
     fn told(record: &Record, looks: &[&Seen]) -> Vec<Event> {
         let mut incidents = Incidents::default();
-        let look = |seen: &&Seen| incidents.look(vec![(record, (*seen).clone())], 3, ROUND, NOW);
+        let look = |seen: &&Seen| incidents.update(vec![(record, (*seen).clone())], 3, ROUND, NOW);
         looks.iter().map(look).last().unwrap_or_default()
     }
 
@@ -301,10 +305,10 @@ mod tests {
     fn a_new_generation_begins_at_nothing() {
         let mut incidents = Incidents::default();
         let first = record(1);
-        incidents.look(vec![(&first, seen(50))], 3, ROUND, NOW);
+        incidents.update(vec![(&first, seen(50))], 3, ROUND, NOW);
         let second = Record { generation: 4, allocated_unix_ms: NOW, ..record(1) };
-        assert_eq!(incidents.look(vec![(&second, seen(2))], 3, ROUND, NOW)[0].times, 2);
-        assert!(incidents.look(Vec::new(), 3, ROUND, NOW).is_empty());
+        assert_eq!(incidents.update(vec![(&second, seen(2))], 3, ROUND, NOW)[0].times, 2);
+        assert!(incidents.update(Vec::new(), 3, ROUND, NOW).is_empty());
         assert!(incidents.known.is_empty(), "what is gone is forgotten");
     }
 
@@ -312,9 +316,9 @@ mod tests {
     fn waiting_counts_when_the_share_was_not_got() {
         let before = waiting(0, 100);
         let [event] = told(&record(1), &[&before, &waiting(8, 100)]).try_into().unwrap();
-        assert_eq!(event.what, What::Delayed { waited_ms: 8000, within_ms: 10_000 });
-        let reason = "waited 8.0 s of 10s for the GPU and got 10% of the 50% that it asks for; \
-                      prod/train had the lease";
+        let what = What::Delayed { waited_ms: 8000, within_ms: 10_000, behind: other() };
+        assert_eq!(event.what, what);
+        let reason = "waited 8.0 s of 10s for the GPU and got 10% of the 50% that it asks for";
         assert_eq!(event.reason.as_deref(), Some(reason));
         assert_eq!(told(&record(1), &[&before, &waiting(8, 490)]), [], "it got its share");
         assert_eq!(told(&record(1), &[&before, &waiting(3, 100)]), [], "it did not want more");
@@ -324,7 +328,7 @@ mod tests {
     fn a_long_wait_counts_whatever_was_got() {
         let mut late = waiting(2, 500);
         let time = late.time.as_mut().unwrap();
-        (time.long_waits, time.longest_ns, time.behind) = (1, 1_900_000_000, None);
+        (time.long_waits, time.longest_ns, time.behind) = (1, 1_900_000_000, Behind::Nobody);
         let events = told(&record(1), &[&waiting(0, 500), &late]);
         assert!(events[0].reason.as_ref().unwrap().ends_with("its longest wait was 1.9 s"));
     }

@@ -13,7 +13,9 @@
 pub mod advertised;
 mod agent;
 pub mod allocations;
+pub mod engines;
 pub mod foreign_watch;
+pub mod front_end;
 pub mod histogram;
 pub mod incidents;
 pub mod inventory;
@@ -29,5 +31,6 @@ pub mod status_board;
 mod steer_error;
 pub mod trust;
 
-pub use agent::service::Service;
 pub use agent::{Agent, Cordons};
+pub use front_end::device_plugin::Service;
+pub use inventory::Lift;

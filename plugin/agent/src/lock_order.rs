@@ -6,7 +6,7 @@
 
 /// The ledger's one writer. Whatever changes allocations, cordons or the catalogue holds it.
 pub(crate) const WRITER: u8 = 0;
-/// What kubelet is told of devices.
+/// The device lists for kubelet.
 pub(crate) const ADVERTISED: u8 = 1;
 /// Records of allocations.
 pub(crate) const RECORDS: u8 = 2;

@@ -1,6 +1,7 @@
 //! What the agent knows, as the admin service's messages have it.
 
 use tessera_kubelet_api::admin;
+use tessera_model::origin::ClaimShare;
 use tessera_model::record::Holder;
 use tessera_model::sharing::Compute;
 
@@ -11,6 +12,24 @@ pub fn compute_policy(compute: Compute) -> admin::ComputePolicy {
         Compute::Burst => admin::ComputePolicy::Burst,
         Compute::Strict => admin::ComputePolicy::Strict,
         Compute::None => admin::ComputePolicy::None,
+    }
+}
+
+/// What an allocation is of a claim.
+#[must_use]
+pub fn claim(share: &ClaimShare) -> admin::Claim {
+    admin::Claim {
+        namespace: share.namespace.clone(),
+        name: share.name.clone(),
+        uid: share.uid.clone(),
+        request: share.request.clone(),
+        pool: share.pool.clone(),
+        devices: share.results.iter().map(|result| result.device.clone()).collect(),
+        share_ids: share
+            .results
+            .iter()
+            .map(|result| result.share_id.clone().unwrap_or_default())
+            .collect(),
     }
 }
 

@@ -15,6 +15,10 @@ pub enum Call {
     Allocate,
     /// PreStartContainer.
     PreStart,
+    /// NodePrepareResources, of one claim.
+    Prepare,
+    /// NodeUnprepareResources, of one claim.
+    Unprepare,
 }
 
 /// How it ended.
@@ -95,7 +99,7 @@ impl Meters {
         of_it.map(|((_, name, outcome), h)| (Arc::clone(name), *outcome, h.counts())).collect()
     }
 
-    /// The configuration was read anew, and taken (`ok`) or refused.
+    /// The configuration was read again, and taken (`ok`) or refused.
     pub fn reloaded(&self, ok: bool, now_unix_ms: i64) {
         self.reload_refused.store(u64::from(!ok), Ordering::Relaxed);
         if ok {

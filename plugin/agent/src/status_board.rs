@@ -1,64 +1,143 @@
-//! What the agent's jobs publish for views: conditions by topic, and the source of knowledge about other
-//! plugins. One writer per topic; readers copy what they show.
+//! What the agent's jobs publish for views: conditions by topic, what is amiss with single subjects, what happened,
+//! and the source of knowledge about other plugins. One writer per topic; readers copy what they show.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
+use tessera_model::clock::unix_ms;
+use tessera_model::warning::{GRAVE, Warning};
 use tessera_system::locks::lock;
+
+use crate::front_end::dra::DraStatus;
 
 /// Most sentences that are kept.
 const MOST_NOTES: usize = 64;
 
+/// By subject and kind: the text, and since when.
+type Standing = BTreeMap<(String, &'static str), (String, i64)>;
+
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct StatusBoard {
-    /// What the plugin waits for, or lacks, by topic.
-    conditions: Mutex<BTreeMap<&'static str, String>>,
-    /// What went wrong since the start, a sentence each.
-    notes: Mutex<Vec<String>>,
+    /// What the plugin waits for, or lacks, by topic, and since when.
+    conditions: Mutex<BTreeMap<&'static str, (String, i64)>>,
+    /// What is amiss with an allocation, a shim or a directory, by subject and kind, and since when. Unlike a
+    /// condition it does not keep the plugin from being ready.
+    standing: Mutex<Standing>,
+    /// What went wrong since the start; a text once.
+    notes: Mutex<Vec<Warning>>,
     /// How it is found out what other plugins sell.
     others_seen_by: Mutex<&'static str>,
+    /// How the DRA driver stands, where there is one.
+    dra: Mutex<Option<DraStatus>>,
 }
 
 impl StatusBoard {
-    /// Says what is amiss about a topic, or with `None` that nothing is. True if that is news.
+    /// Sets the problem of a topic, or with `None` clears it. True if that is a change. A topic that has a problem
+    /// has it since then, however its text changes.
     pub fn set_condition(&self, topic: &'static str, text: Option<String>) -> bool {
         let mut conditions = lock(&self.conditions);
+        let since = conditions.get(topic).map_or_else(unix_ms, |(_, since)| *since);
         let before = match &text {
-            Some(text) => conditions.insert(topic, text.clone()),
+            Some(text) => conditions.insert(topic, (text.clone(), since)),
             None => conditions.remove(topic),
         };
-        before != text
+        before.map(|(before, _)| before) != text
     }
 
-    /// What is amiss, in the order of topics.
+    /// The problems, in the order of topics.
     #[must_use]
     pub fn conditions(&self) -> Vec<String> {
-        lock(&self.conditions).values().cloned().collect()
+        lock(&self.conditions).values().map(|(text, _)| text.clone()).collect()
     }
 
-    /// Adds a sentence to what `status` warns of, once.
-    pub fn note(&self, note: String) {
+    /// The problems with their ages, in the order of topics, then those of single subjects, then what was noted and is
+    /// no older than [`GRAVE`].
+    #[must_use]
+    pub fn warnings(&self, now_unix_ms: i64) -> Vec<Warning> {
+        let standing = |(text, since): &(String, i64)| Warning {
+            text: text.clone(),
+            since_unix_ms: *since,
+            ..Warning::default()
+        };
+        let mut warnings: Vec<Warning> = lock(&self.conditions).values().map(standing).collect();
+        warnings.extend(lock(&self.standing).values().map(standing));
         let mut notes = lock(&self.notes);
-        if !notes.contains(&note) && notes.len() < MOST_NOTES {
-            notes.push(note);
+        notes.retain(|note| now_unix_ms.saturating_sub(note.last_unix_ms) < GRAVE);
+        warnings.extend(notes.iter().cloned());
+        warnings
+    }
+
+    /// Says that something is amiss with a subject for as long as nobody says otherwise: until
+    /// [`StatusBoard::lift`], or until the subject is no more ([`StatusBoard::forget`]). What already stands keeps
+    /// its age.
+    pub fn stand(&self, subject: impl Into<String>, kind: &'static str, text: String) {
+        self.stand_at(subject.into(), kind, text, unix_ms());
+    }
+
+    fn stand_at(&self, subject: String, kind: &'static str, text: String, now_unix_ms: i64) {
+        let mut standing = lock(&self.standing);
+        standing.entry((subject, kind)).or_insert((String::new(), now_unix_ms)).0 = text;
+    }
+
+    /// What was amiss with a subject is so no longer.
+    pub fn lift(&self, subject: &str, kind: &'static str) {
+        let mut standing = lock(&self.standing);
+        // Nearly always nothing stands, and then nothing is copied.
+        if !standing.is_empty() {
+            standing.remove(&(subject.to_owned(), kind));
         }
     }
 
-    /// What needs somebody's attention since the start.
-    #[must_use]
-    pub fn notes(&self) -> Vec<String> {
-        lock(&self.notes).clone()
+    /// [`StatusBoard::stand`] or [`StatusBoard::lift`], by how something ended.
+    pub(crate) fn keep<T, E>(
+        &self,
+        subject: &str,
+        kind: &'static str,
+        ended: &Result<T, E>,
+        text: impl FnOnce(&E) -> String,
+    ) {
+        match ended {
+            Ok(_) => self.lift(subject, kind),
+            Err(error) => self.stand(subject, kind, text(error)),
+        }
     }
 
-    /// Drops what was noted about something that is no more, by its name.
+    /// Adds something that happened to what `status` warns of; what was noted already is counted.
+    pub fn note(&self, text: String) {
+        self.note_at(text, unix_ms());
+    }
+
+    fn note_at(&self, text: String, now: i64) {
+        let mut notes = lock(&self.notes);
+        if let Some(note) = notes.iter_mut().find(|note| note.text == text) {
+            note.times = note.times.saturating_add(1);
+            note.last_unix_ms = now;
+        } else if notes.len() < MOST_NOTES {
+            notes.push(Warning { text, since_unix_ms: now, last_unix_ms: now, times: 1 });
+        }
+    }
+
+    /// Drops what was said about something that is no more, by its name.
     pub(crate) fn forget(&self, name: &str) {
-        lock(&self.notes).retain(|note| !note.contains(name));
+        lock(&self.standing).retain(|(subject, _), _| subject != name);
+        lock(&self.notes).retain(|note| !note.text.contains(name));
     }
 
     /// Says how it is found out what other plugins sell.
     pub fn set_others_seen_by(&self, how: &'static str) {
         *lock(&self.others_seen_by) = how;
+    }
+
+    /// Says how the DRA driver stands.
+    pub fn change_dra(&self, change: impl FnOnce(&mut DraStatus)) {
+        change(lock(&self.dra).get_or_insert_default());
+    }
+
+    /// How the DRA driver stands; `None` where there is none.
+    #[must_use]
+    pub fn dra(&self) -> Option<DraStatus> {
+        lock(&self.dra).clone()
     }
 
     /// How it is found out what other plugins sell; empty where nobody looks.
@@ -70,7 +149,70 @@ impl StatusBoard {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// What happens to a board.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Stand(u8),
+        Lift(u8),
+        Note(u8),
+        Forget(u8),
+        Wait(i64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            (0u8..4).prop_map(Step::Stand),
+            (0u8..4).prop_map(Step::Lift),
+            (0u8..4).prop_map(Step::Note),
+            (0u8..4).prop_map(Step::Forget),
+            (0i64..2 * GRAVE).prop_map(Step::Wait),
+        ];
+        prop::collection::vec(step, 1..60)
+    }
+
+    proptest! {
+        #[test]
+        fn what_stands_stays_until_it_is_over_and_what_happened_ages(steps in steps()) {
+            let board = StatusBoard::default();
+            let (mut now, mut standing) = (1_000, BTreeSet::new());
+            let mut noted = BTreeMap::new();
+            for step in steps {
+                match step {
+                    Step::Stand(n) => {
+                        board.stand_at(format!("s{n}"), "kind", format!("s{n}: at {now}"), now);
+                        standing.insert(n);
+                    }
+                    Step::Lift(n) => {
+                        board.lift(&format!("s{n}"), "kind");
+                        standing.remove(&n);
+                    }
+                    Step::Note(n) => {
+                        board.note_at(format!("n{n}: happened"), now);
+                        noted.insert(n, now);
+                    }
+                    Step::Forget(n) => {
+                        board.forget(&format!("s{n}"));
+                        standing.remove(&n);
+                    }
+                    Step::Wait(ms) => now += ms,
+                }
+                let warnings = board.warnings(now);
+                let stands: BTreeSet<u8> =
+                    warnings.iter().filter(|one| one.times == 0).map(|one| one.text.as_bytes()[1] - b'0').collect();
+                prop_assert_eq!(&stands, &standing);
+                noted.retain(|_, at| now - *at < GRAVE);
+                let happened: BTreeSet<u8> =
+                    warnings.iter().filter(|one| one.times > 0).map(|one| one.text.as_bytes()[1] - b'0').collect();
+                prop_assert_eq!(happened, noted.keys().copied().collect());
+            }
+        }
+    }
 
     #[test]
     fn a_condition_is_news_once_and_goes_when_it_is_over() {
@@ -81,5 +223,22 @@ mod tests {
         assert!(board.set_condition("gpus", None));
         assert!(!board.set_condition("gpus", None));
         assert!(board.conditions().is_empty());
+    }
+
+    #[test]
+    fn a_problem_keeps_its_age_while_its_text_changes_and_a_note_ends() {
+        let board = StatusBoard::default();
+        board.set_condition("gpus", Some("none".into()));
+        board.note("ledger: damaged".into());
+        board.note("ledger: damaged".into());
+        let [before, note] = board.warnings(unix_ms()).try_into().unwrap();
+        assert!(board.set_condition("gpus", Some("none at all".into())));
+        let [after, _] = board.warnings(unix_ms()).try_into().unwrap();
+        assert_eq!(
+            (after.text.as_str(), after.since_unix_ms),
+            ("none at all", before.since_unix_ms)
+        );
+        assert_eq!((note.times, note.since_unix_ms <= note.last_unix_ms), (2, true));
+        assert_eq!(board.warnings(note.last_unix_ms + GRAVE).len(), 1, "what stands does not end");
     }
 }

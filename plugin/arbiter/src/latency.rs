@@ -3,20 +3,20 @@
 /// Nanoseconds up to 2^40; the last bucket has all that is longer.
 const BUCKETS: usize = 320;
 
-/// Bounds of what is shown of them: powers of two, from 2^12 ns (4 µs) to 2^27 (134 ms).
+/// Bounds of the exported buckets: powers of two, from 2^12 ns (4 µs) to 2^27 (134 ms).
 const POWERS: std::ops::RangeInclusive<u32> = 12..=27;
 
-/// A histogram as others see it.
+/// An exported histogram.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Turns {
-    /// How many were below each bound and not below the one before; at the end those beyond all.
+pub struct TurnHistogram {
+    /// Counts between each bound and the one before; the last counts all beyond.
     counts: [u64; 17],
-    /// All together, nanoseconds.
+    /// Sum of all durations, nanoseconds.
     pub sum_ns: u64,
 }
 
-impl Turns {
-    /// Bounds in seconds, the last one infinite, and how many fell below each and not the one before.
+impl TurnHistogram {
+    /// Bounds in seconds, the last one infinite, with the count between each and the one before.
     pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> {
         let bounds = POWERS.map(|power| f64::from(1u32 << power) / 1e9).chain([f64::INFINITY]);
         bounds.zip(self.counts)
@@ -36,14 +36,14 @@ impl Default for Latencies {
 }
 
 fn bucket(ns: u64) -> usize {
-    // Eight to each power of two, and one each below eight.
+    // Eight buckets for each power of two, and one for each value below eight.
     let power = u64::from(ns.max(8).ilog2());
     let eighth = (ns >> (power - 3)) & 7;
     let index = if ns < 8 { ns } else { (power - 2) * 8 + eighth };
     usize::try_from(index).unwrap_or(BUCKETS).min(BUCKETS - 1)
 }
 
-/// The least that does not fall into it.
+/// The smallest value beyond the bucket.
 fn end(bucket: usize) -> u64 {
     let next = u64::try_from(bucket).unwrap_or(0) + 1;
     if next < 8 { next } else { (8 + next % 8) << (next / 8 - 1) }
@@ -55,9 +55,9 @@ impl Latencies {
         self.sum_ns = self.sum_ns.saturating_add(ns);
     }
 
-    /// In few buckets, for others.
-    pub fn turns(&self) -> Turns {
-        let mut turns = Turns { sum_ns: self.sum_ns, ..Turns::default() };
+    /// The exported histogram.
+    pub fn turns(&self) -> TurnHistogram {
+        let mut turns = TurnHistogram { sum_ns: self.sum_ns, ..TurnHistogram::default() };
         for (index, count) in self.counts.iter().enumerate() {
             let fits = |power: &u32| end(index) <= 1 << power;
             let place = POWERS.into_iter().position(|power| fits(&power));
@@ -66,7 +66,7 @@ impl Latencies {
         turns
     }
 
-    /// What so many thousandths of them did not exceed, nanoseconds; 0 if there were none.
+    /// The value that `millis` thousandths of all durations do not exceed, nanoseconds; 0 without any.
     pub fn quantile(&self, millis: u64) -> u64 {
         let sum: u64 = self.counts.iter().sum();
         let rank = (sum * millis).div_ceil(1000).max(1);

@@ -1,18 +1,19 @@
-//! The arbiter: which tenant may use a GPU now. `docs/compute.md` is the contract with the shim.
+//! The arbiter decides which tenant may use a GPU now. `docs/compute.md` is the contract with the shim.
 //!
-//! One thread receives from all tenants of the node and writes all gates: it must not
-//! wait behind anything else that the plugin does, so it shares no lock, opens no file and runs on no
-//! runtime. [`policy`] decides and is pure; [`bound`] knows which processes a drain waits for.
-//! The rest of the plugin talks to it by messages.
+//! One thread receives from all tenants of the node and writes all gates. It must not wait for any other
+//! work of the plugin, so it shares no lock, opens no file and runs on no runtime. [`policy`] decides and is
+//! pure; `drain_tracker` knows which processes a drain waits for. The rest of the plugin sends it orders. It
+//! may use `peers`, `config` and lower crates, and must know nothing of records, pages' life or kubelet.
 #![forbid(unsafe_code)]
 
-mod bound;
-mod cycle;
-mod lane;
+mod arbitrated_tenant;
+mod drain_tracker;
+mod fallback_schedule;
+mod gate_connections;
 mod latency;
+mod linked_shares;
 pub mod policy;
 mod reactor;
-mod seat;
 mod thread;
 mod view;
 
@@ -28,25 +29,25 @@ use tessera_region::PageError;
 use tessera_region::layout::SLOTS;
 use tracing::debug;
 
-pub use lane::Misdeeds;
+pub use gate_connections::ProtocolViolations;
 pub use view::{GpuShare, TenantShare, View};
 
+use arbitrated_tenant::{OpenedPages, Served};
 use policy::Settings;
 use reactor::Reactor;
-use seat::{Opened, Served};
 use tessera_config::Leases;
 use tessera_peers::socket;
-use tessera_peers::tenant::most;
+use tessera_peers::tenant::max_processes;
 use tessera_system::locks::lock;
 use thread::{Order, Thread};
 
 /// The name of its thread, by which its CPU time can be found in `/proc/<pid>/task`.
 pub const THREAD_NAME: &str = "arbiter";
 
-/// How long whoever asks how it stands waits for an answer.
+/// How long [`Arbiter::view`] waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Above everything else that this machine does: it takes microseconds, and tenants wait for it.
+/// Priority of the thread: its turns take microseconds, and tenants wait for them.
 const NICENESS: i32 = -15;
 
 /// Why a tenant is not arbitrated.
@@ -65,7 +66,7 @@ pub enum ArbiterError {
     },
 }
 
-/// A running arbiter. Dropped, it ends and says so to its tenants.
+/// A running arbiter. Dropping it ends it and informs its tenants.
 #[derive(Debug)]
 pub struct Arbiter {
     orders: Mutex<Sender<Order>>,
@@ -75,16 +76,16 @@ pub struct Arbiter {
 }
 
 impl Arbiter {
-    /// Starts the thread, with nobody to arbitrate.
+    /// Starts the thread, without tenants.
     ///
     /// # Errors
     /// No descriptors, or no thread.
     pub fn start(leases: &Leases) -> io::Result<Self> {
-        Self::spawn(leases, most())
+        Self::spawn(leases, max_processes())
     }
 
-    /// As [`Arbiter::start`], where tenants are few and trust each other: each may have all the processes
-    /// that fit into its pages, however few files may be open.
+    /// As [`Arbiter::start`], where tenants are few and trust each other: each may have as many processes as
+    /// fit into its pages, even where few files may be open.
     ///
     /// # Errors
     /// No descriptors, or no thread.
@@ -92,14 +93,14 @@ impl Arbiter {
         Self::spawn(leases, 2 * SLOTS)
     }
 
-    fn spawn(leases: &Leases, most: usize) -> io::Result<Self> {
+    fn spawn(leases: &Leases, max_processes: usize) -> io::Result<Self> {
         let reactor = Reactor::new()?;
         let waker = reactor.waker();
         let (orders, receiver) = channel();
-        let thread = Thread::new(reactor, receiver, leases.clone(), most);
+        let thread = Thread::new(reactor, receiver, leases.clone(), max_processes);
         let builder = std::thread::Builder::new().name(THREAD_NAME.into()).stack_size(256 << 10);
         let thread = builder.spawn(move || {
-            // Of this thread alone, as Linux has it. Without the right to it others may come first.
+            // Linux sets this for one thread. Without the right to it, other threads may come first.
             if let Err(error) = socket::set_thread_niceness(NICENESS) {
                 debug!(%error, "the arbiter has no priority");
             }
@@ -113,17 +114,17 @@ impl Arbiter {
         })
     }
 
-    /// Arbitrates the tenant whose pages are in `dir`, by the share and policy in its quota page; looks
-    /// at them again if it does already. Opens files, so call it where that may be done.
+    /// Arbitrates the tenant whose pages are in `dir`, by the share and policy in its quota page. For a
+    /// known tenant it reads the page again. It opens files, so the caller must be allowed to block.
     ///
     /// # Errors
-    /// The page or the socket; then the tenant is not arbitrated, or as before.
+    /// The page or the socket failed; the tenant is not arbitrated, or as before.
     pub fn admit(&self, dir: &Path) -> Result<(), ArbiterError> {
         let mut served = lock(&self.served);
-        let opened = Opened::open(dir, &served)?;
+        let opened = OpenedPages::open(dir, &served)?;
         match opened.share {
             Some(_) => served.insert(opened.id.clone(), opened.file),
-            // Who is not arbitrated has no socket that could be kept.
+            // A tenant that is not arbitrated has no socket to keep.
             None => served.remove(&opened.id),
         };
         drop(served);
@@ -131,18 +132,18 @@ impl Arbiter {
         Ok(())
     }
 
-    /// The allocation is no more; what still runs of it is not arbitrated.
+    /// The allocation has ended; surviving processes of it are not arbitrated.
     pub fn release(&self, allocation: &str) {
         lock(&self.served).remove(allocation);
         self.order(Order::Release(allocation.to_owned()));
     }
 
-    /// Goes on with other settings, for tenants that are there as well.
+    /// Changes the settings, also for present tenants.
     pub fn configure(&self, leases: &Leases) {
         self.order(Order::Configure(leases.clone()));
     }
 
-    /// How it stands; `None` if it does not answer.
+    /// A view of all tenants and GPUs; `None` if the thread does not answer.
     #[must_use]
     pub fn view(&self) -> Option<View> {
         let (answer, view) = sync_channel(1);
@@ -150,12 +151,12 @@ impl Arbiter {
         view.recv_timeout(PATIENCE).ok()
     }
 
-    /// Ends, and tells the tenants, who ration themselves from now on.
+    /// Ends, and informs the tenants, which ration themselves from then on.
     pub fn stop(&self) {
         self.end(Order::Stop);
     }
 
-    /// Ends without a word, because another arbiter takes its place at once.
+    /// Ends without informing the tenants, because another arbiter takes over at once.
     pub fn abandon(&self) {
         self.end(Order::Abandon);
     }
@@ -163,13 +164,13 @@ impl Arbiter {
     fn end(&self, order: Order) {
         self.order(order);
         if let Some(thread) = lock(&self.thread).take() {
-            // If it panicked that was told; tenants will notice its silence.
+            // A panic has been reported; tenants notice the silence.
             let _ = thread.join();
         }
     }
 
     fn order(&self, order: Order) {
-        // Fails if it has ended.
+        // Fails if the thread has ended.
         if lock(&self.orders).send(order).is_ok() {
             reactor::wake(&self.waker);
         }

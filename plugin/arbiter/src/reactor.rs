@@ -1,7 +1,7 @@
-//! What the arbiter's thread waits for: epoll(7), a timer and a wake-up, all of them descriptors.
+//! The arbiter's event loop: epoll(7) over sockets, a timer and a wake-up.
 //!
-//! The timer is a timerfd and not epoll's own time-out, which is rounded (to milliseconds before
-//! Linux 5.11) and delayed by the thread's timer slack.
+//! The timer is a timerfd, because epoll's own time-out is rounded (to milliseconds before Linux 5.11) and
+//! delayed by the thread's timer slack.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,22 +13,22 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-/// Who is ready.
+/// A ready event source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
-    /// Somebody wants something of the thread.
+    /// An order waits.
     Wake,
-    /// It is time.
+    /// The timer expired.
     Timer,
-    /// Somebody connects to this tenant.
+    /// A process connects to this tenant.
     Listener(u32),
-    /// A connection of this tenant has something to say.
+    /// A connection of this tenant is readable.
     Peer(u32, u32),
     /// The process of that connection is dead.
     Death(u32, u32),
 }
 
-/// Bits of a token that say what it is, and those for a connection's number.
+/// Bits of a token for its kind and for a connection's number.
 const KIND_BITS: u32 = 3;
 const PEER_BITS: u32 = 29;
 /// Connections of a tenant are numbered below this, and then from the start.
@@ -62,7 +62,7 @@ impl Token {
     }
 }
 
-/// Most that is taken at once; the rest comes next, in turn.
+/// Most events taken at once; the rest follows in turn.
 const BATCH: usize = 64;
 
 pub(super) struct Reactor {
@@ -73,7 +73,7 @@ pub(super) struct Reactor {
     armed: Option<u64>,
 }
 
-/// Who is ready, with the room to find out.
+/// The ready event sources, and the buffer for them.
 pub(super) struct Ready {
     events: [EpollEvent; BATCH],
     pub tokens: Vec<Token>,
@@ -106,19 +106,19 @@ impl Reactor {
         Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token.encode()))?)
     }
 
-    /// Must be done before the descriptor is closed: a child that is just being started may still
+    /// Must be called before the descriptor is closed: a child process that is just being started may still
     /// share it.
     pub fn forget(&self, fd: impl AsFd) {
         let _ = self.epoll.delete(fd);
     }
 
-    /// Wakes the thread at this time, or never.
+    /// Sets the timer to this time, or stops it.
     pub fn arm(&mut self, at_ns: Option<u64>) {
         if self.armed == at_ns {
             return;
         }
         self.armed = at_ns;
-        // Zero would disarm it, and any time that has passed fires at once.
+        // Zero would stop the timer; any time that has passed fires at once.
         let time = |ns: u64| TimeSpec::nanoseconds(i64::try_from(ns.max(1)).unwrap_or(i64::MAX));
         let _ = match at_ns.map(time) {
             Some(at) => {
@@ -128,7 +128,7 @@ impl Reactor {
         };
     }
 
-    /// Waits until something is ready.
+    /// Waits until a source is ready.
     pub fn wait(&mut self, ready: &mut Ready) -> io::Result<()> {
         ready.tokens.clear();
         let count = match self.epoll.wait(&mut ready.events, EpollTimeout::NONE) {
@@ -154,7 +154,7 @@ impl Reactor {
 
 /// See [`Reactor::waker`].
 pub(super) fn wake(waker: &EventFd) {
-    // Full only if it has been woken 2^64 times.
+    // Fails only after 2^64 wake-ups.
     let _ = waker.write(1);
 }
 

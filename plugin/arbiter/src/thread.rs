@@ -8,40 +8,41 @@ use tessera_region::layout::ARBITER_GONE;
 use tessera_region::session::Message;
 use tracing::{debug, warn};
 
-use super::bound::{Drain, Still};
-use super::cycle::{self, Part};
-use super::lane::{Heard, Lane};
+use super::arbitrated_tenant::{ArbitratedTenant, OpenedPages};
+use super::drain_tracker::{Drain, Still};
+use super::fallback_schedule::{self, Part};
+use super::gate_connections::{GateConnections, GateEvent};
 use super::latency::Latencies;
-use super::policy::{GpuIndex, MAX_GPUS, Pace, Policy, State, TenantId};
+use super::linked_shares::{LinkedShares, OwnShare};
+use super::policy::{GateState, GpuIndex, MAX_GPUS, Pace, Policy, TenantId};
 use super::reactor::{Reactor, Ready, Token};
-use super::seat::{Opened, Seat};
 use super::view::{GpuShare, TenantShare, View};
 use tessera_config::Leases;
 use tessera_model::clock::monotonic_ns;
 
-/// How often pages say that the arbiter lives, while processes are bound and while there are none: a
-/// node without work should not be noticed, and a process that comes must not find an old time.
+/// How often pages show that the arbiter lives, while processes are bound and while there are none: an idle
+/// node should cost nothing, and a new process must not find an old time.
 const BEAT_NS: u64 = 20_000_000;
 const IDLE_BEAT_NS: u64 = 400_000_000;
 
-/// What others want of the thread.
+/// Orders to the thread.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// Takes a tenant on, or looks at its page again.
-    Admit(Box<Opened>),
-    /// The allocation is no more.
+    /// Takes a tenant on, or reads its page again.
+    Admit(Box<OpenedPages>),
+    /// The allocation has ended.
     Release(String),
-    /// Goes on with other settings.
+    /// Changes the settings.
     Configure(Leases),
-    /// Tells how it stands.
+    /// Asks for a view.
     View(SyncSender<View>),
-    /// Ends; tenants are told.
+    /// Ends; tenants are informed.
     Stop,
-    /// Ends; another takes its place.
+    /// Ends; another arbiter takes over.
     Abandon,
 }
 
-/// Whether it goes on.
+/// Whether the thread goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Going {
     On,
@@ -49,7 +50,7 @@ enum Going {
     Abandoned,
 }
 
-/// When something happens, by both clocks.
+/// One moment, by both clocks.
 #[derive(Clone, Copy)]
 struct Now {
     instant: Instant,
@@ -72,37 +73,45 @@ pub(super) struct Thread {
     orders: Receiver<Order>,
     leases: Leases,
     /// Connections that a tenant may have.
-    most: usize,
+    max_processes: usize,
     policy: Policy,
-    seats: BTreeMap<u32, Seat>,
-    next_seat: u32,
+    tenants: BTreeMap<u32, ArbitratedTenant>,
+    /// Processes with several shares.
+    links: LinkedShares,
+    next_key: u32,
     /// The GPUs' UUIDs by their index in the policy; free ones are `None`.
     gpus: Vec<Option<String>>,
     next_beat_ns: u64,
-    heard: Vec<Heard>,
+    events: Vec<GateEvent>,
     turns: Latencies,
     commands: u64,
 }
 
 impl Thread {
-    pub fn new(reactor: Reactor, orders: Receiver<Order>, leases: Leases, most: usize) -> Self {
+    pub fn new(
+        reactor: Reactor,
+        orders: Receiver<Order>,
+        leases: Leases,
+        max_processes: usize,
+    ) -> Self {
         Thread {
             reactor,
             orders,
             policy: Policy::new(super::settings(&leases)),
             leases,
-            most,
-            seats: BTreeMap::new(),
-            next_seat: 0,
+            max_processes,
+            tenants: BTreeMap::new(),
+            links: LinkedShares::default(),
+            next_key: 0,
             gpus: Vec::new(),
             next_beat_ns: 0,
-            heard: Vec::with_capacity(16),
+            events: Vec::with_capacity(16),
             turns: Latencies::default(),
             commands: 0,
         }
     }
 
-    /// Until it is told to stop, or nobody can tell it anything any more.
+    /// Runs until it is ordered to stop, or until no sender of orders is left.
     pub fn run(mut self) {
         let mut ready = Ready::new();
         let mut going_on = Going::On;
@@ -117,23 +126,28 @@ impl Thread {
                 let now = Now::read();
                 let before = self.commands;
                 match *token {
-                    Token::Wake => going_on = self.obey(now),
+                    Token::Wake => going_on = self.handle_orders(now),
                     Token::Timer => {}
-                    Token::Listener(seat) => {
-                        if let Some(seat) = self.seats.get_mut(&seat) {
-                            seat.lane.accept(&self.reactor, now.instant);
+                    Token::Listener(key) => {
+                        if let Some(tenant) = self.tenants.get_mut(&key) {
+                            tenant.connections.accept(&self.reactor, now.instant);
                         }
                     }
                     Token::Peer(key, peer) => {
-                        if let Some(seat) = self.seats.get_mut(&key) {
-                            seat.lane.hear(peer, &self.reactor, now.instant, &mut self.heard);
-                            self.take_in(key, now);
+                        if let Some(tenant) = self.tenants.get_mut(&key) {
+                            tenant.connections.receive(
+                                peer,
+                                &self.reactor,
+                                now.instant,
+                                &mut self.events,
+                            );
+                            self.handle_events(key, now);
                         }
                     }
                     Token::Death(key, peer) => {
-                        if let Some(seat) = self.seats.get_mut(&key) {
-                            seat.lane.died(peer, &self.reactor, &mut self.heard);
-                            self.take_in(key, now);
+                        if let Some(tenant) = self.tenants.get_mut(&key) {
+                            tenant.connections.died(peer, &self.reactor, &mut self.events);
+                            self.handle_events(key, now);
                         }
                     }
                 }
@@ -144,34 +158,34 @@ impl Thread {
             self.keep_time(Now::read());
         }
         if going_on != Going::Abandoned {
-            self.seats.values().for_each(|seat| seat.beat(ARBITER_GONE));
+            self.tenants.values().for_each(|tenant| tenant.beat(ARBITER_GONE));
         }
     }
 
     fn next_due(&self) -> Option<u64> {
         let now = Now::read();
-        let lanes = self.seats.values().filter_map(|seat| {
-            let waits = [seat.lane.due(), seat.strangers_until()];
+        let connections = self.tenants.values().filter_map(|tenant| {
+            let waits = [tenant.connections.due(), tenant.inherited_until()];
             waits.into_iter().flatten().min().map(|at| now.ns_of(at))
         });
-        let beat = (!self.seats.is_empty()).then_some(self.next_beat_ns);
-        lanes.chain(self.policy.deadline()).chain(beat).min()
+        let beat = (!self.tenants.is_empty()).then_some(self.next_beat_ns);
+        connections.chain(self.policy.deadline()).chain(beat).min()
     }
 
-    /// What is due.
+    /// Does what is due.
     fn keep_time(&mut self, now: Now) {
-        let due = |seat: &Seat| {
-            [seat.lane.due(), seat.strangers_until()]
+        let due = |tenant: &ArbitratedTenant| {
+            [tenant.connections.due(), tenant.inherited_until()]
                 .into_iter()
                 .flatten()
                 .any(|at| at <= now.instant)
         };
         let keys: Vec<u32> =
-            self.seats.iter().filter(|(_, seat)| due(seat)).map(|(key, _)| *key).collect();
+            self.tenants.iter().filter(|(_, tenant)| due(tenant)).map(|(key, _)| *key).collect();
         for key in keys {
-            let Some(seat) = self.seats.get_mut(&key) else { continue };
-            seat.lane.resume(&self.reactor, now.instant, &mut self.heard);
-            self.take_in(key, now);
+            let Some(tenant) = self.tenants.get_mut(&key) else { continue };
+            tenant.connections.resume(&self.reactor, now.instant, &mut self.events);
+            self.handle_events(key, now);
         }
         if self.policy.deadline().is_some_and(|at| at <= now.ns) {
             self.policy.tick(now.ns);
@@ -183,85 +197,96 @@ impl Thread {
     }
 
     fn beat(&mut self, now: Now) {
-        let busy = self.seats.values().any(|seat| seat.bound.len() > 0);
+        let busy = self.tenants.values().any(|tenant| tenant.drains.len() > 0);
         self.next_beat_ns = now.ns + if busy { BEAT_NS } else { IDLE_BEAT_NS };
-        for (key, seat) in &mut self.seats {
-            seat.beat(now.ns);
-            // What a tenant without processes got does not change.
-            if seat.bound.len() > 0
-                && seat.wants_sample(now.ns)
+        for (key, tenant) in &mut self.tenants {
+            tenant.beat(now.ns);
+            // The GPU time of a tenant without processes does not change.
+            if tenant.drains.len() > 0
+                && tenant.wants_sample(now.ns)
                 && let Some(view) = self.policy.tenant(now.ns, id(*key))
             {
-                seat.sample(now.ns, view.leased_ns);
+                tenant.sample(now.ns, view.totals.leased_ns);
             }
         }
     }
 
-    /// Tells the policy what has been heard of a tenant.
-    fn take_in(&mut self, key: u32, now: Now) {
-        let Some(seat) = self.seats.get_mut(&key) else { return self.heard.clear() };
-        let processes = seat.bound.len();
-        let (mut is_near, mut is_idle) = (false, false);
-        for heard in self.heard.drain(..) {
-            match heard {
-                Heard::Came(process) => {
-                    seat.bound.bind(process);
-                    // From now on it looks at the time, and so does this thread.
-                    seat.beat(now.ns);
+    /// Passes the events of a tenant's connections to the policy.
+    fn handle_events(&mut self, key: u32, now: Now) {
+        let Some(tenant) = self.tenants.get_mut(&key) else { return self.events.clear() };
+        let processes = tenant.drains.len();
+        let (mut is_near, mut is_idle, mut links_moved) = (false, false, false);
+        for events in self.events.drain(..) {
+            match events {
+                GateEvent::Joined(connection, token, leads) => {
+                    links_moved |= self.links.join(token, key, connection, leads);
+                }
+                GateEvent::Left(connection) => links_moved |= self.links.left(key, connection),
+                GateEvent::Hello(process) => {
+                    tenant.drains.process_came(process);
+                    // From now on the process reads the time, and this thread has to renew it.
+                    tenant.beat(now.ns);
                     self.next_beat_ns = self.next_beat_ns.min(now.ns + BEAT_NS);
                 }
-                Heard::Gone(process) => {
-                    seat.bound.unbind(process);
-                    if seat.bound.len() == 0 {
+                GateEvent::Exited(process) => {
+                    tenant.drains.process_left(process);
+                    if tenant.drains.len() == 0 {
                         self.policy.gone(now.ns, id(key));
                     }
                 }
-                Heard::Said(_, Message::Want { .. }) => {
-                    // One that crossed the opening has been answered by it.
-                    if seat.state == State::Closed {
+                GateEvent::Message(_, Message::Want { .. }) => {
+                    // A want that crossed the opening has been answered by it.
+                    if tenant.state == GateState::Closed {
                         self.policy.want(now.ns, id(key));
                     }
                 }
-                Heard::Said(process, Message::Drained { epoch, used_ns, .. }) => {
-                    let drain = seat.bound.drained(process, epoch, used_ns);
-                    seat.ignored += u64::from(drain == Drain::Ignored);
+                GateEvent::Message(process, Message::Drained { epoch, used_ns, .. }) => {
+                    let drain = tenant.drains.drained(process, epoch, used_ns);
+                    tenant.ignored += u64::from(drain == Drain::Ignored);
                 }
-                Heard::Said(process, Message::Idle { epoch, .. }) => match seat.state {
-                    State::Closed if seat.bound.stands_still(process, epoch) == Still::Drained => {
+                GateEvent::Message(process, Message::Idle { epoch, .. }) => match tenant.state {
+                    GateState::Closed
+                        if tenant.drains.stands_still(process, epoch) == Still::Drained =>
+                    {
                         self.policy.helped(id(key));
                     }
-                    State::Yield if seat.bound.idle(process, epoch) => {
+                    GateState::Yield if tenant.drains.idle(process, epoch) => {
                         self.policy.idle(now.ns, id(key));
                         is_idle = true;
                     }
                     _ => {}
                 },
-                Heard::Said(process, Message::Late { epoch, works, .. }) => {
-                    if let Some(works) = seat.bound.late(process, epoch, works) {
+                GateEvent::Message(process, Message::Late { epoch, works, .. }) => {
+                    if let Some(works) = tenant.drains.late(process, epoch, works) {
                         self.policy.works(now.ns, id(key), works);
-                        is_near |= works && seat.bound.owing() == 1;
+                        is_near |= works && tenant.drains.owing() == 1;
                     }
                 }
-                // Nothing that a gate hears.
-                Heard::Said(..) => seat.ignored += 1,
+                // Not a message for the gate.
+                GateEvent::Message(..) => tenant.ignored += 1,
             }
         }
-        seat.forget_strangers(now.instant);
+        tenant.forget_inherited(now.instant);
+        let (is_used, was_used) = (tenant.drains.len() > 0, processes > 0);
+        if links_moved || is_used != was_used && !self.links.is_empty() {
+            self.relink(now);
+        }
+        let Some(tenant) = self.tenants.get_mut(&key) else { return };
         // What one process has in flight may wait for a launch that waits in another.
-        if seat.state == State::Closed
-            && seat.bound.len() > 1
-            && seat.bound.is_stuck()
+        if tenant.state == GateState::Closed
+            && tenant.drains.len() > 1
+            && tenant.drains.is_stuck()
             && self.policy.wants(id(key))
         {
-            seat.close_again();
+            tenant.close_again();
             self.policy.helped(id(key));
         }
-        let is_new = processes == 0 && seat.bound.len() > 0;
-        if seat.has_settled() {
-            self.policy.drained(now.ns, id(key), seat.bound.used());
+        let is_new = processes == 0 && tenant.drains.len() > 0;
+        if tenant.has_settled() {
+            self.policy.drained(now.ns, id(key), tenant.drains.used());
         }
         self.carry_out(now);
-        // An idle one has nothing to drain.
+        // An idle tenant has nothing to drain.
         if is_near || is_idle {
             self.rouse_after(key);
         }
@@ -270,38 +295,38 @@ impl Thread {
         }
     }
 
-    /// Wakes who is next where a tenant is about to drain, once in each closing.
+    /// Wakes the next tenant where this one is about to drain, once in each closing.
     fn rouse_after(&mut self, key: u32) {
         let Some(next) = self.policy.successor(id(key)) else { return };
-        if !self.seats.get_mut(&key).is_some_and(Seat::is_first_word) {
+        if !self.tenants.get_mut(&key).is_some_and(ArbitratedTenant::is_first_notice) {
             return;
         }
-        if let Some(next) = u32::try_from(next.0).ok().and_then(|next| self.seats.get(&next)) {
+        if let Some(next) = u32::try_from(next.0).ok().and_then(|next| self.tenants.get(&next)) {
             next.rouse();
         }
     }
 
-    /// Writes what the policy says, until it has nothing more to say.
+    /// Writes the policy's commands until there are none left.
     fn carry_out(&mut self, now: Now) {
         let mut commands: VecDeque<_> = self.policy.commands().collect();
         while let Some(command) = commands.pop_front() {
             let key = u32::try_from(command.tenant.0).unwrap_or(u32::MAX);
-            let Some(seat) = self.seats.get_mut(&key) else { continue };
-            if command.state != State::Closed {
-                seat.set_pace(&self.leases, command.pace);
+            let Some(tenant) = self.tenants.get_mut(&key) else { continue };
+            if command.state != GateState::Closed {
+                tenant.set_pace(&self.leases, command.pace);
             }
-            seat.set(command.state);
+            tenant.set(command.state);
             self.commands += 1;
-            // Where nobody is bound, closing is draining.
-            if seat.has_settled() {
-                self.policy.drained(now.ns, command.tenant, seat.bound.used());
+            // A tenant without bound processes has drained when it is closed.
+            if tenant.has_settled() {
+                self.policy.drained(now.ns, command.tenant, tenant.drains.used());
                 commands.extend(self.policy.commands());
             }
         }
     }
 
-    /// What others want.
-    fn obey(&mut self, now: Now) -> Going {
+    /// Carries orders out.
+    fn handle_orders(&mut self, now: Now) -> Going {
         loop {
             match self.orders.try_recv() {
                 Ok(Order::Admit(opened)) => self.admit(*opened, now),
@@ -311,7 +336,7 @@ impl Thread {
                     }
                 }
                 Ok(Order::Configure(leases)) => self.configure(leases),
-                // Whoever asked may have given up.
+                // The asking thread may have given up.
                 Ok(Order::View(answer)) => drop(answer.try_send(self.view(now))),
                 Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return Going::Stopped,
                 Ok(Order::Abandon) => return Going::Abandoned,
@@ -320,38 +345,36 @@ impl Thread {
         }
     }
 
-    /// Windows follow with the next lease of each.
+    /// Windows change with each tenant's next lease.
     fn configure(&mut self, leases: Leases) {
         self.policy.configure(super::settings(&leases));
         self.leases = leases;
     }
 
     fn key(&self, allocation: &str) -> Option<u32> {
-        self.seats.iter().find(|(_, seat)| seat.id == allocation).map(|(key, _)| *key)
+        self.tenants.iter().find(|(_, tenant)| tenant.id == allocation).map(|(key, _)| *key)
     }
 
-    fn admit(&mut self, mut opened: Opened, now: Now) {
+    fn admit(&mut self, mut opened: OpenedPages, now: Now) {
         let known = self.key(&opened.id);
         let Some(share) = opened.share else {
             return match known {
                 Some(key) => self.release(key, now),
-                None => Seat::free(&opened.page),
+                None => ArbitratedTenant::free(&opened.page),
             };
         };
         if let Some(key) = known {
-            let seat = self.seats.get_mut(&key).filter(|seat| seat.file == opened.file);
-            if let Some(seat) = seat {
+            let tenant = self.tenants.get_mut(&key).filter(|tenant| tenant.file == opened.file);
+            if let Some(tenant) = tenant {
                 let listening = opened.listening.take();
                 if let Some(Err(error)) =
-                    listening.map(|new| seat.lane.listen_anew(new, &self.reactor))
+                    listening.map(|new| tenant.connections.replace_listener(new, &self.reactor))
                 {
                     warn!(allocation = opened.id, %error, "gate.sock");
                 }
-                if seat.share != share {
-                    seat.share = share;
-                    self.policy.set_share(now.ns, id(key), share);
-                    self.carry_out(now);
-                    self.place(key);
+                if tenant.own_share != share {
+                    tenant.own_share = share;
+                    self.relink(now);
                 }
                 return;
             }
@@ -361,21 +384,29 @@ impl Thread {
         let Some(listening) = opened.listening.take() else {
             return warn!(allocation = opened.id, "no gate.sock; its compute is not limited");
         };
-        let key = self.next_seat;
-        self.next_seat = self.next_seat.wrapping_add(1);
-        let gpus: Vec<GpuIndex> = opened.uuids.iter().filter_map(|u| self.gpu(u)).collect();
-        let lane = match Lane::open(listening, key, self.most, &self.reactor, now.instant) {
-            Ok(lane) if !gpus.is_empty() => lane,
+        let key = self.next_key;
+        self.next_key = self.next_key.wrapping_add(1);
+        let mut gpus: Vec<GpuIndex> = opened.uuids.iter().filter_map(|u| self.gpu(u)).collect();
+        gpus.sort_unstable();
+        let connections = match GateConnections::open(
+            listening,
+            key,
+            self.max_processes,
+            &self.reactor,
+            now.instant,
+        ) {
+            Ok(connections) if !gpus.is_empty() => connections,
             Ok(_) => return warn!(allocation = opened.id, "more than {MAX_GPUS} GPUs"),
             Err(error) => return warn!(allocation = opened.id, %error, "gate.sock"),
         };
         debug!(allocation = opened.id, ?gpus, ?share, "arbitrated");
         let adopted = opened.in_use > 0;
-        let mut seat = Seat::new(opened, gpus.clone(), share, lane, now.instant);
+        let mut tenant =
+            ArbitratedTenant::new(opened, gpus.clone(), share, connections, now.instant);
         let idle_ns = self.policy.settings().idle;
-        seat.set_pace(&self.leases, Pace { idle_ns, is_narrow: false });
-        seat.beat(now.ns);
-        self.seats.insert(key, seat);
+        tenant.set_pace(&self.leases, Pace { idle_ns, is_narrow: false });
+        tenant.beat(now.ns);
+        self.tenants.insert(key, tenant);
         self.policy.join(now.ns, id(key), &gpus, share);
         if adopted {
             self.policy.adopt(now.ns, id(key));
@@ -384,20 +415,59 @@ impl Thread {
     }
 
     fn release(&mut self, key: u32, now: Now) {
-        let Some(mut seat) = self.seats.remove(&key) else { return };
+        let Some(mut tenant) = self.tenants.remove(&key) else { return };
         self.policy.leave(now.ns, id(key));
-        seat.lane.close(&self.reactor);
-        seat.set_free();
+        let links_moved = self.links.released(key);
+        tenant.connections.close(&self.reactor);
+        tenant.set_free();
+        if links_moved {
+            self.relink(now);
+        }
         for (index, uuid) in self.gpus.iter_mut().enumerate() {
-            let used = |seat: &Seat| seat.gpus.iter().any(|gpu| usize::from(*gpu) == index);
-            if !self.seats.values().any(used) {
+            let used = |tenant: &ArbitratedTenant| {
+                tenant.gpus.iter().any(|gpu| usize::from(*gpu) == index)
+            };
+            if !self.tenants.values().any(used) {
                 *uuid = None;
             }
         }
         self.carry_out(now);
     }
 
-    /// The number of a GPU in the policy, a new one if need be.
+    /// Gives every tenant what it has now of its own and others' shares.
+    fn relink(&mut self, now: Now) {
+        let own = |(key, tenant): (&u32, &ArbitratedTenant)| {
+            let (gpus, share) = (tenant.own_gpus.clone(), tenant.own_share);
+            (*key, OwnShare { gpus, share, is_used: tenant.drains.len() > 0 })
+        };
+        for (key, (gpus, share)) in self.links.divide(&self.tenants.iter().map(own).collect()) {
+            let Some(tenant) = self.tenants.get_mut(&key) else { continue };
+            if tenant.gpus == gpus && tenant.share == share {
+                continue;
+            }
+            debug!(allocation = tenant.id, ?gpus, ?share, "its processes' shares");
+            tenant.share = share;
+            if tenant.gpus == gpus {
+                self.policy.set_share(now.ns, id(key), share);
+            } else {
+                // Another gang: it joins again, and drains what it has in flight before anything else.
+                tenant.gpus.clone_from(&gpus);
+                let wanted = self.policy.wants(id(key));
+                tenant.set(GateState::Closed);
+                self.policy.join(now.ns, id(key), &gpus, share);
+                if tenant.drains.owing() > 0 {
+                    self.policy.adopt(now.ns, id(key));
+                }
+                if wanted {
+                    self.policy.want(now.ns, id(key));
+                }
+            }
+            self.carry_out(now);
+            self.place(key);
+        }
+    }
+
+    /// The index of a GPU in the policy; assigns one if necessary.
     fn gpu(&mut self, uuid: &str) -> Option<GpuIndex> {
         let known = self.gpus.iter().position(|gpu| gpu.as_deref() == Some(uuid));
         let index = known.or_else(|| self.gpus.iter().position(Option::is_none));
@@ -412,19 +482,20 @@ impl Thread {
         GpuIndex::try_from(index).ok()
     }
 
-    /// Gives a tenant, and those that share GPUs with it, parts of the cycle, for when there is no
-    /// arbiter. Those without processes need none.
+    /// Assigns parts of the fallback cycle to a tenant and those that share GPUs with it. Tenants without
+    /// processes need none.
     fn place(&mut self, key: u32) {
         let mut near = vec![key];
         let mut gpus: Vec<GpuIndex> =
-            self.seats.get(&key).map(|seat| seat.gpus.clone()).unwrap_or_default();
+            self.tenants.get(&key).map(|tenant| tenant.gpus.clone()).unwrap_or_default();
         // Gangs are neighbours of all neighbours of their GPUs.
         loop {
             let reached = near.len();
-            for (other, seat) in self.seats.iter().filter(|(_, seat)| seat.bound.len() > 0) {
-                if !near.contains(other) && seat.gpus.iter().any(|gpu| gpus.contains(gpu)) {
+            for (other, tenant) in self.tenants.iter().filter(|(_, tenant)| tenant.drains.len() > 0)
+            {
+                if !near.contains(other) && tenant.gpus.iter().any(|gpu| gpus.contains(gpu)) {
                     near.push(*other);
-                    gpus.extend(&seat.gpus);
+                    gpus.extend(&tenant.gpus);
                 }
             }
             if near.len() == reached {
@@ -434,13 +505,17 @@ impl Thread {
         near.sort_unstable();
         let parts: Vec<Part<'_>> = near
             .iter()
-            .filter_map(|key| self.seats.get(key))
-            .map(|seat| Part { gpus: &seat.gpus, millis: seat.share.millis, phase: seat.phase })
+            .filter_map(|key| self.tenants.get(key))
+            .map(|tenant| Part {
+                gpus: &tenant.gpus,
+                millis: tenant.share.millis,
+                phase: tenant.phase,
+            })
             .collect();
-        let phases = cycle::place(&parts);
+        let phases = fallback_schedule::place(&parts);
         for (key, phase) in near.iter().zip(phases) {
-            if let Some(seat) = self.seats.get_mut(key).filter(|seat| seat.phase != phase) {
-                seat.set_phase(phase);
+            if let Some(tenant) = self.tenants.get_mut(key).filter(|tenant| tenant.phase != phase) {
+                tenant.set_phase(phase);
             }
         }
     }
@@ -448,7 +523,7 @@ impl Thread {
     fn view(&self, now: Now) -> View {
         let name = |id: TenantId| {
             let key = u32::try_from(id.0).unwrap_or(u32::MAX);
-            self.seats.get(&key).map(|seat| seat.id.clone())
+            self.tenants.get(&key).map(|tenant| tenant.id.clone())
         };
         let gpu = |(index, uuid): (usize, &Option<String>)| {
             let view = self.policy.gpu(now.ns, GpuIndex::try_from(index).ok()?)?;
@@ -460,39 +535,34 @@ impl Thread {
                 quantum_ns: view.quantum,
             })
         };
-        let tenant = |(key, seat): (&u32, &Seat)| {
+        let share = |(key, tenant): (&u32, &ArbitratedTenant)| {
             let view = self.policy.tenant(now.ns, id(*key))?;
             let got = |length: Duration| {
                 let ns = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
-                seat.got_millis(now.ns, view.leased_ns, ns)
+                tenant.got_millis(now.ns, view.totals.leased_ns, ns)
             };
             Some(TenantShare {
-                id: seat.id.clone(),
-                uuids: seat.uuids.clone(),
-                share: seat.share,
-                state: seat.state,
-                processes: seat.bound.len(),
-                owing: seat.bound.owing(),
+                id: tenant.id.clone(),
+                uuids: tenant.uuids.clone(),
+                share: tenant.share,
+                state: tenant.state,
+                processes: tenant.drains.len(),
+                owing: tenant.drains.owing(),
                 waiting_ns: view.waiting_since.map(|since| now.ns.saturating_sub(since)),
                 got_1s_millis: got(Duration::from_secs(1)),
                 got_10s_millis: got(Duration::from_secs(10)),
-                leased_ns: view.leased_ns,
-                waited_ns: view.waited_ns,
-                long_waits: view.long_waits,
-                longest_wait_ns: view.longest_wait_ns,
-                leases: view.leases,
-                overlaps: view.overlaps,
-                ignored: seat.ignored,
-                misdeeds: seat.lane.misdeeds(),
+                totals: view.totals,
+                ignored: tenant.ignored,
+                violations: tenant.connections.violations(),
             })
         };
-        let mut tenants: Vec<TenantShare> = self.seats.iter().filter_map(tenant).collect();
-        tenants.sort_by(|a, b| a.id.cmp(&b.id));
+        let mut shares: Vec<TenantShare> = self.tenants.iter().filter_map(share).collect();
+        shares.sort_by(|a, b| a.id.cmp(&b.id));
         let mut gpus: Vec<GpuShare> = self.gpus.iter().enumerate().filter_map(gpu).collect();
         gpus.sort_by(|a, b| a.uuid.cmp(&b.uuid));
         View {
             gpus,
-            tenants,
+            tenants: shares,
             commands: self.commands,
             turn_p50_ns: self.turns.quantile(500),
             turn_p99_ns: self.turns.quantile(990),

@@ -1,11 +1,9 @@
 //! `tessera config`.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::Context;
 use clap::Subcommand;
 use tessera_kubelet_api::admin::{
     ConfigurationProblem, PlanRequest, PlanResponse, ReloadRequest, ReloadResponse,
@@ -16,7 +14,7 @@ use super::plan_text::{plan_json, plan_text, reload_json, reload_text};
 use tessera_agent::reload::plan::offline;
 use tessera_api::admin;
 use tessera_api::admin::Format;
-use tessera_api::admin::client::{EXIT_UNAVAILABLE, call};
+use tessera_api::admin::{CallError, call_now};
 use tessera_config::{Config, ConfigError, ConfigFile, Judged, keys};
 use tessera_gpu::nvml::NvmlDiscovery;
 use tessera_gpu::{Discovery, DiscoveryError};
@@ -24,7 +22,7 @@ use tessera_model::gpu::Gpu;
 use tessera_model::printable;
 use tessera_model::record::{Record, State};
 use tessera_rules::capacity;
-use tessera_system::files;
+use tessera_system::{files, terminal};
 use tessera_tenant::delivery::driver::nvml as nvml_library;
 use tessera_tenant::regions;
 
@@ -32,7 +30,8 @@ use tessera_tenant::regions;
 pub(super) enum ConfigCommand {
     /// Tell every error of a configuration, with line and key, also against this machine's GPUs
     ///
-    /// Exits 0 if it could be put in force, 64 if not.
+    /// Exits 0 if it could be put in force, 1 if it could and would leave none of this machine's GPUs to
+    /// sell, 64 if not.
     #[command(after_help = "Examples:\n  tessera config check new.toml\n  \
                             kubectl create cm tessera --from-file=config.toml --dry-run=client -o json | \
                             jq -r '.data[\"config.toml\"]' | tessera config check -")]
@@ -84,7 +83,7 @@ pub(super) fn main(command: ConfigCommand, file: ConfigFile) -> anyhow::Result<E
 }
 
 fn print(text: &str) -> anyhow::Result<ExitCode> {
-    std::io::stdout().write_all(text.as_bytes()).context("standard output")?;
+    terminal::print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -121,7 +120,16 @@ fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
             }
             print(&format!("{}ok\n", admin::offers(&gpus, config)))
         }
-        Err(error) => print(&format!("ok, as far as it can be told without GPUs ({error})\n")),
+        // Sound, and on this machine of no use: a mistyped name, or another node's file.
+        Err(error) if error.has_gpus() => {
+            let error = error.to_string();
+            eprintln!("warning: nothing would be sold here: {}", printable::line(&error));
+            for text in discovery.unsold() {
+                eprintln!("note: {}", printable::line(&text));
+            }
+            Ok(ExitCode::FAILURE)
+        }
+        Err(error) => print(&format!("ok, as far as can be checked without GPUs ({error})\n")),
     }
 }
 
@@ -135,15 +143,16 @@ fn plan(
     let name = judged.config.source.file.as_deref().unwrap_or(path).display().to_string();
     let unreadable = judged.text.is_empty() && !judged.problems.is_empty();
     let request = PlanRequest { text: judged.text.clone(), file: name.clone() };
-    let answer = call(&known.paths.admin, |mut client| async move { client.plan(request).await });
+    let answer = call_now(&known.paths.admin, async |mut client| client.plan(request).await)?;
     let response = match answer {
         Ok(response) if !unreadable => response,
         Ok(_) => offline(&known, judged, None, &[], Vec::new()),
-        Err(error) => {
+        Err(CallError::Refused(status)) => anyhow::bail!(status.message().to_owned()),
+        Err(CallError::Unreachable(error)) => {
             let why = format!(
-                "the plugin does not answer at {} ({error:#}): this goes by what is on the disk, and by \
-                 the file as it is, which it may not have taken on",
-                known.paths.admin.display()
+                "{}. This goes by what is on the disk, and by the file as it is, which the plugin may not \
+                 have taken on",
+                error.sentence(&known)
             );
             by_the_disk(&known, judged, why)
         }
@@ -201,14 +210,11 @@ fn records(known: &Config, notes: &mut Vec<String>) -> Vec<Arc<Record>> {
 
 fn reload(known: &Config, output: Format) -> anyhow::Result<ExitCode> {
     let socket = &known.paths.admin;
-    let answer = call(socket, |mut client| async move { client.reload(ReloadRequest {}).await });
+    let answer = call_now(socket, async |mut client| client.reload(ReloadRequest {}).await)?;
     let response: ReloadResponse = match answer {
         Ok(response) => response,
-        Err(error) => {
-            let error = format!("{}: {error:#}", socket.display());
-            eprintln!("the plugin does not answer at {}", printable::line(&error));
-            return Ok(ExitCode::from(EXIT_UNAVAILABLE));
-        }
+        Err(CallError::Unreachable(error)) => return Ok(admin::unreachable(&error, known)),
+        Err(CallError::Refused(status)) => anyhow::bail!(status.message().to_owned()),
     };
     match output {
         Format::Text => print(&reload_text(&response))?,

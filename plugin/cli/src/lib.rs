@@ -1,8 +1,15 @@
 //! The command line: parse, build, run, drain.
+
+// `terminal::print`: a reader that goes away, like `head`, must not end a process by a panic.
+#![cfg_attr(not(test), deny(clippy::print_stdout))]
 #![forbid(unsafe_code)]
 
+mod advice;
+mod completions;
 mod configuration;
 mod ending;
+mod history;
+mod kubectl;
 mod plan_text;
 mod top;
 
@@ -12,7 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
@@ -21,14 +28,17 @@ use configuration::ConfigCommand;
 use ending::Ending;
 use tessera_agent::labels;
 use tessera_agent::reload::SetFilter;
-use tessera_api::admin::Format;
+use tessera_api::admin::StatusFormat;
 use tessera_api::{admin, explain};
-use tessera_config::{Config, ConfigError, ConfigFile, Given, Log, LogFormat, log_filter};
+use tessera_config::{
+    Config, ConfigError, ConfigFile, LoadedConfig, Log, LogFormat, log_filter, state_dir,
+};
+use tessera_daemon::node_config::NodeConfig;
 use tessera_gpu::Discovery;
 use tessera_gpu::nvml::NvmlDiscovery;
 use tessera_model::printable;
 use tessera_model::printable::LogLines;
-use tessera_system::panics;
+use tessera_system::{panics, terminal};
 use tessera_tenant::delivery::driver::nvml as nvml_library;
 
 /// `EX_USAGE`: the configuration or the command line is wrong; starting again will not help.
@@ -42,7 +52,7 @@ const LAST_WORK: Duration = Duration::from_secs(1);
 
 const EXIT_STATUSES: &str = "\
 Exit statuses: 0 done; 1 failed; 64 the configuration or the command line is wrong, and trying again \
-will not help; 69 the plugin does not answer. `tessera run` exits as its command does, and with 125 if it \
+will not help; 69 the plugin does not answer, or has no GPUs; 77 the caller may not ask it. `tessera run` exits as its command does, and with 125 if it \
 fails itself.
 
 Memory is written 12Gi, 12GiB or 12G, times 500ms, 10s, 5m or 1h. `tessera config reference` is the \
@@ -62,16 +72,23 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve this node's GPUs to kubelet
-    Serve,
-    /// Show GPUs, replicas, allocations, pods, quota and use
+    Serve {
+        /// The node's label whose value VALUE chooses the configuration VALUE.toml beside --config
+        ///
+        /// A node without the label has --config itself. A changed label takes effect at once. Needs the node's name
+        /// in NODE_NAME, and the right to get and watch nodes.
+        #[arg(long, value_name = "LABEL")]
+        config_label: Option<String>,
+    },
+    /// Show what is wrong, GPUs, pods with their quotas and use, in 120 columns (-o wide: all of it)
     Status {
         /// Output format
         #[arg(long, short, value_enum, default_value = "text")]
-        output: Format,
-        /// Print only what is amiss; succeed if the node offers the resource (a readiness probe)
+        output: StatusFormat,
+        /// Print problems only; succeed if the node offers the resource (a readiness probe)
         #[arg(long)]
         ready: bool,
-        /// Print only what is amiss; succeed if the plugin answers at all (a liveness probe)
+        /// Print problems only; succeed if the plugin answers at all (a liveness probe)
         #[arg(long, conflicts_with = "ready")]
         live: bool,
     },
@@ -87,11 +104,26 @@ enum Command {
     /// Give out nothing more of a GPU, or of the whole node; what runs there goes on
     Cordon(admin::CordonArgs),
     /// Give out a GPU again, or the whole node
-    Uncordon(admin::CordonArgs),
+    Uncordon(admin::UncordonArgs),
+    /// Show what was: memory against quota, GPU time against share, waits, refusals, events
+    History(history::Args),
+    /// Say what workloads could ask for instead, by what they used
+    Recommend(advice::RecommendArgs),
+    /// Show what is held and not used, by namespace and pod
+    Waste(advice::WasteArgs),
     /// Hold one command tree to a quota, without Kubernetes
     Run(tessera_run::Args),
+    /// Try Tessera on simulated GPUs: place pods, break things, look at everything
+    Sandbox(tessera_sandbox::Args),
+    #[command(hide = true)]
+    InSandbox {
+        #[command(subcommand)]
+        again: tessera_sandbox::Again,
+    },
     /// Show the whole of Tessera on a simulated GPU
     Demo(tessera_demo::Args),
+    /// Serve the page for all nodes of a cluster, with a kubeconfig or in a pod
+    Console(ConsoleCommand),
     /// Check a configuration, tell what it would change, have it read again
     Config {
         #[command(subcommand)]
@@ -105,10 +137,10 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         shim: Option<PathBuf>,
     },
-    /// Print completions for a shell
+    /// Print completions for a shell, which also know the names of pods, allocations and GPUs
     ///
-    /// bash: `source <(tessera completions bash)`; zsh: write them to a file named _tessera in a directory of
-    /// $fpath; fish: `tessera completions fish | source`.
+    /// bash: `source <(tessera completions bash)`; zsh: `source <(tessera completions zsh)`; fish:
+    /// `tessera completions fish | source`.
     Completions {
         /// The shell
         #[arg(value_enum)]
@@ -116,8 +148,24 @@ enum Command {
     },
 }
 
-/// Runs `tessera` with these arguments.
+/// `tessera console`: what `kubectl tessera console` is.
+#[derive(Debug, clap::Args)]
+struct ConsoleCommand {
+    #[command(flatten)]
+    common: kubectl::Common,
+    #[command(flatten)]
+    args: kubectl::ConsoleArgs,
+}
+
+/// Runs `tessera`, or `kubectl tessera` where the first argument calls it so.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args: Vec<OsString> = args.into_iter().collect();
+    if completions::answer(&args) {
+        return ExitCode::SUCCESS;
+    }
+    if kubectl::is_called(args.first()) {
+        return kubectl::main(args);
+    }
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
@@ -144,25 +192,34 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
     let strict = |file: &ConfigFile| Config::find(file.asked.as_deref());
     match command {
-        Command::Serve => serve(file),
+        Command::Serve { config_label } => serve(file, config_label.as_deref()),
         Command::Status { live: true, .. } => admin::live(&file.for_asking()),
         Command::Status { output, ready, .. } => admin::main(&file.for_asking(), output, ready),
         Command::Explain(args) => explain::main(&args, &file.for_asking()),
         Command::Top(args) => top::main(&args, &file.for_asking()),
         Command::Quota { command } => admin::quota(command, &file.for_asking()),
-        Command::Cordon(args) => admin::cordon(args, false, &file.for_asking()),
-        Command::Uncordon(args) => admin::cordon(args, true, &file.for_asking()),
+        Command::Cordon(args) => admin::cordon(args, &file.for_asking()),
+        Command::Uncordon(args) => admin::uncordon(args, &file.for_asking()),
+        Command::History(args) => history::main(&args, &file.for_asking()),
+        Command::Recommend(args) => advice::recommend(&args, &file.for_asking()),
+        Command::Waste(args) => advice::waste(&args, &file.for_asking()),
         Command::Run(args) => tessera_run::main(args, &strict(&file)?),
+        Command::Sandbox(args) => tessera_sandbox::main(args, file.asked.as_deref()),
+        Command::InSandbox { again } => tessera_sandbox::again(again),
         Command::Demo(args) => tessera_demo::main(args, &strict(&file)?),
+        Command::Console(ConsoleCommand { common, args }) => {
+            Ok(kubectl::exit("tessera", kubectl::console(&args, &common)))
+        }
         Command::Config { command } => configuration::main(command, file),
         Command::PrepareHost { shim } => {
-            let Given { config, refused, .. } = file.start()?;
+            let LoadedConfig { config, refused, .. } = file.start()?;
             if let Some(error) = refused {
                 let error = error.to_string();
                 let error = printable::lines(&error);
                 eprintln!("{error}\nthe configuration is bad; the last good one holds");
             }
-            println!("{}", tessera_daemon::prepare_host(&config, shim.as_deref())?);
+            let prepared = tessera_daemon::prepare_host(&config, shim.as_deref())?;
+            terminal::print(&format!("{prepared}\n"))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Labels => {
@@ -170,23 +227,15 @@ fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
             let discovery = NvmlDiscovery::new(nvml_library(&config));
             let gpus = discovery.gpus(&config.gpus)?;
             let lines = labels::lines(&labels::labels(&gpus, &discovery.facts(&gpus), &config));
-            print!("{}", printable::lines(&lines));
+            terminal::print(&printable::lines(&lines))?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "tessera", &mut script);
-            std::io::Write::write_all(&mut std::io::stdout(), &script)?;
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Completions { shell } => completions::print(shell),
     }
 }
 
-fn serve(file: ConfigFile) -> anyhow::Result<ExitCode> {
+fn serve(file: ConfigFile, config_label: Option<&str>) -> anyhow::Result<ExitCode> {
     let ending = Ending::listen()?;
-    let given = file.start()?;
-    let set_filter = Some(start_log(&given.config)?);
-    tessera_daemon::raise_file_limit();
     // One thread for everything that does not block, and a few for what does: a node agent should
     // not be noticed.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -194,9 +243,22 @@ fn serve(file: ConfigFile) -> anyhow::Result<ExitCode> {
         .max_blocking_threads(BLOCKING_THREADS)
         .thread_stack_size(512 << 10)
         .build()?;
+    let (file, node_config) = match config_label {
+        Some(label) => runtime.block_on(chosen(&file, label))?,
+        None => (file, None),
+    };
+    let given = file.start()?;
+    let set_filter = Some(start_log(&given.config)?);
+    tessera_daemon::raise_file_limit();
     let ended = runtime.block_on(async {
-        let discovery = Arc::new(NvmlDiscovery::new(nvml_library(&given.config)));
-        let beginning = tessera_daemon::Beginning { file: Some(file), given, set_filter };
+        let discovery: Arc<dyn Discovery> =
+            Arc::new(NvmlDiscovery::new(nvml_library(&given.config)));
+        tokio::select! {
+            () = tessera_daemon::stand_by(&given.config, &discovery) => {}
+            () = ending.asked() => return Ok(()),
+        }
+        let file = Some(file);
+        let beginning = tessera_daemon::StartOptions { file, given, set_filter, node_config };
         let app =
             tessera_daemon::start_with(beginning, discovery, tessera_daemon::Timing::default())?;
         app.run_until(ending.asked()).await
@@ -205,6 +267,19 @@ fn serve(file: ConfigFile) -> anyhow::Result<ExitCode> {
     runtime.shutdown_timeout(LAST_WORK);
     ended?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The file that the node's label chooses, and what follows the label.
+async fn chosen(
+    default: &ConfigFile,
+    label: &str,
+) -> anyhow::Result<(ConfigFile, Option<NodeConfig>)> {
+    let mut chosen = NodeConfig::of_environment(label, default.path(), &state_dir())?;
+    if let Some(amiss) = chosen.first().await? {
+        // The log begins with the configuration.
+        eprintln!("tessera: {}", printable::line(&amiss));
+    }
+    Ok((chosen.file(), Some(chosen)))
 }
 
 fn start_log(config: &Config) -> Result<SetFilter, ConfigError> {

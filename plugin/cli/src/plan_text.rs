@@ -9,10 +9,12 @@ use tessera_kubelet_api::admin::{
 };
 
 use tessera_api::admin;
-use tessera_api::admin::{table, words};
+use tessera_api::admin::words;
+use tessera_api::print::{Page, Paper, Tone, table};
 use tessera_model::percent::format_cores;
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
+use tessera_view::API_VERSION;
 
 fn problem_lines(problems: &[ConfigurationProblem], file: &str) -> String {
     let mut out = String::new();
@@ -39,6 +41,27 @@ fn change_table(out: &mut String, changes: &[ConfigurationChange]) {
     table(out, &header, changes.iter().map(row).collect());
 }
 
+/// Keys that the file leaves out, by when their defaults take effect: names alone, because of a part of a file
+/// they are most of what there is.
+fn absent_text(changes: &[ConfigurationChange]) -> String {
+    let mut page = Page::new(Paper::plain());
+    page.say(0, Tone::Plain, "NOT IN THE FILE, SO BACK TO THE DEFAULT");
+    let mut when: Vec<&str> = changes.iter().map(|change| change.takes_effect.as_str()).collect();
+    when.sort_unstable();
+    when.dedup();
+    for when in when {
+        let keys = changes.iter().filter(|change| change.takes_effect == when);
+        let keys: Vec<&str> = keys.map(|change| change.key.as_str()).collect();
+        page.say(2, Tone::Plain, &format!("{when}: {}", keys.join(", ")));
+    }
+    page.say(
+        2,
+        Tone::Plain,
+        "A file is taken whole: give all of it, or leave these as they are meant to be.",
+    );
+    page.finish()
+}
+
 /// For people.
 pub(super) fn plan_text(plan: &PlanResponse, file: &str) -> String {
     let mut out = String::new();
@@ -53,8 +76,17 @@ pub(super) fn plan_text(plan: &PlanResponse, file: &str) -> String {
     if plan.changes.is_empty() {
         out.push_str("Nothing would change.\n");
     } else {
-        out.push_str("CONFIGURATION\n");
-        change_table(&mut out, &plan.changes);
+        let (absent, said): (Vec<_>, Vec<_>) =
+            plan.changes.iter().cloned().partition(|change| change.absent);
+        if !said.is_empty() {
+            out.push_str("CONFIGURATION\n");
+            change_table(&mut out, &said);
+        }
+        if !absent.is_empty() {
+            let gap = if said.is_empty() { "" } else { "\n" };
+            out.push_str(gap);
+            out.push_str(&absent_text(&absent));
+        }
     }
     if !plan.shares.is_empty() {
         out.push_str("\nREPLICAS\n");
@@ -72,9 +104,9 @@ pub(super) fn plan_text(plan: &PlanResponse, file: &str) -> String {
     }
     if !plan.notes.is_empty() {
         out.push_str("\nNOTES\n");
-        for note in &plan.notes {
-            let _ = writeln!(out, "  {}", printable::line(note));
-        }
+        let mut page = Page::new(Paper::plain());
+        plan.notes.iter().for_each(|note| page.say(2, Tone::Plain, note));
+        out.push_str(&page.finish());
     }
     out
 }
@@ -159,6 +191,7 @@ fn changes_json(changes: &[ConfigurationChange]) -> Value {
     let change = |c: &ConfigurationChange| {
         json!({
             "key": c.key, "before": c.before, "after": c.after, "takes_effect": c.takes_effect,
+            "absent": c.absent,
         })
     };
     changes.iter().map(change).collect()
@@ -202,6 +235,7 @@ pub(super) fn plan_json(plan: &PlanResponse, file: &str) -> Value {
         })
     };
     json!({
+        "api_version": API_VERSION,
         "file": file,
         "problems": problems_json(&plan.problems),
         "changes": changes_json(&plan.changes),
@@ -215,6 +249,7 @@ pub(super) fn plan_json(plan: &PlanResponse, file: &str) -> Value {
 pub(super) fn reload_json(answer: &ReloadResponse) -> Value {
     let configuration = answer.configuration.clone().unwrap_or_default();
     json!({
+        "api_version": API_VERSION,
         "file": answer.file,
         "problems": problems_json(&answer.problems),
         "changes": changes_json(&answer.changes),

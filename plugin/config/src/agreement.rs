@@ -1,4 +1,4 @@
-//! The schema and the reader are asked about the same values; [`super::table`] says how they agree.
+//! Tests that the schema and the reader agree on the same values; [`super::table`] says how far they do.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -113,9 +113,20 @@ fn is_beyond_the_schema(problem: &str, value: &Value) -> bool {
     // A suffix other than `m`, and a share that is rounded down to nothing.
     let odd = text.contains(|c: char| c.is_ascii_alphabetic() && c != 'm')
         || text.ends_with('%') && problem.contains("at least 0.1%");
-    let arithmetic = ["larger than 9223372036854775807", "must be at least 1Mi"];
-    let between =
-        ["more than one GPU; lower", "is longer than compute.", "is shorter than health."];
+    let arithmetic = [
+        "larger than 9223372036854775807",
+        "must be at least 1Mi",
+        "must be at least 4Mi",
+        "is not a whole number of MiB",
+    ];
+    let between = [
+        "more than one GPU; lower",
+        "is longer than compute.",
+        "is shorter than health.",
+        "is of no use without its key",
+        "everybody in the network could read",
+        "is shorter than history.",
+    ];
     let grammar = ["is not an address"];
     let is_one = |parts: &[&str]| parts.iter().any(|part| problem.contains(part));
     is_one(&arithmetic)

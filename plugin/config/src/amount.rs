@@ -1,4 +1,4 @@
-//! How much of a whole a share of a layout is.
+//! The size of a layout's share, relative to the whole.
 
 /// Thousandths of a percent in a whole.
 pub const WHOLE_PERCENT: u32 = 100_000;

@@ -1,4 +1,4 @@
-//! The configuration in force: one for all who look at it, replaced as a whole.
+//! The configuration in force: shared by all readers, replaced as a whole.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use super::Config;
 pub struct Current(Arc<watch::Sender<Arc<Config>>>);
 
 impl Current {
-    /// Whoever needs several values that belong together takes them from one answer.
+    /// A caller that needs several related values takes them from one answer.
     #[must_use]
     pub fn get(&self) -> Arc<Config> {
         Arc::clone(&self.0.borrow())
     }
 
-    /// From now on this one holds. Whoever calls sees to it that what was made of the one before
+    /// Replaces the configuration. The caller sees to it that what was made of the one before
     /// follows.
     pub fn set(&self, config: Arc<Config>) {
         self.0.send_replace(config);

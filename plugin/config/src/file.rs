@@ -1,7 +1,7 @@
-//! The configuration's file, and the last good one, which holds where the file is bad.
+//! The configuration's file, and the last good configuration, which applies where the file is bad.
 //!
-//! Kubelet restarts a plugin that exits: one that refused a bad file at its start would leave the node
-//! without GPUs, although it ran well until then. So what was in force last is kept beside the ledger.
+//! Kubelet restarts a plugin that exits. A plugin that refused a bad file at its start would leave the node
+//! without GPUs, although it ran well until then. So the configuration in force is kept beside the ledger.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub struct ConfigFile {
 
 /// A configuration, and where it is not what the file says, why.
 #[derive(Clone, Debug)]
-pub struct Given {
+pub struct LoadedConfig {
     /// What holds.
     pub config: Config,
     /// Its text.
@@ -66,14 +66,14 @@ impl ConfigFile {
     ///
     /// # Errors
     /// The file is bad, and there is no last good one: all problems at once.
-    pub fn start(&self) -> Result<Given, ConfigError> {
+    pub fn start(&self) -> Result<LoadedConfig, ConfigError> {
         let Judged { config, text, problems } = self.judge();
         if problems.is_empty() {
-            return Ok(Given { config, text, refused: None });
+            return Ok(LoadedConfig { config, text, refused: None });
         }
         let refused = ConfigError { file: Some(self.path().to_owned()), problems };
         let Some((config, text)) = self.last_good(&config) else { return Err(refused) };
-        Ok(Given { config, text, refused: Some(refused) })
+        Ok(LoadedConfig { config, text, refused: Some(refused) })
     }
 
     /// What a program that only asks the plugin needs to find it. Says so on standard error where the file is
@@ -132,8 +132,7 @@ impl Judged {
     /// A file that is not read at all.
     #[must_use]
     pub fn unread(file: &Path, error: &FileError) -> Self {
-        let message = format!("cannot read the file: {error}");
-        let problems = vec![Problem::new("", None, &message)];
+        let problems = vec![Problem::new("", None, &unread(error))];
         let source = Source { file: Some(file.to_owned()), ..Source::default() };
         Judged { config: Config { source, ..Config::default() }, text: String::new(), problems }
     }
@@ -147,6 +146,19 @@ impl Judged {
 
     fn error(&self) -> ConfigError {
         ConfigError { file: None, problems: self.problems.clone() }
+    }
+}
+
+/// Why a file was not read, and what to do.
+pub(super) fn unread(error: &FileError) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            "there is no such file; `tessera config default` prints one to begin with".to_owned()
+        }
+        io::ErrorKind::PermissionDenied => {
+            "permission denied: the file cannot be read by this user".to_owned()
+        }
+        _ => format!("cannot read the file: {error}"),
     }
 }
 

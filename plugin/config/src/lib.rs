@@ -1,7 +1,9 @@
-//! The configuration, validated: once a [`Config`] exists, every value in it makes sense by itself.
-//! What depends on the GPUs of the node is checked by `tessera_rules::capacity`.
+//! The configuration, validated: every value in a [`Config`] makes sense by itself.
+//! `tessera_rules::capacity` checks what depends on the GPUs of the node.
 //!
 //! Each key is declared once, in `tables/`; `table.rs` says what follows from a declaration.
+//!
+//! This crate may use `model` and `system`. It knows no GPU, kubelet or ledger, and starts nothing.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -18,6 +20,7 @@ mod parse;
 mod pattern;
 mod problem;
 mod report;
+mod steps;
 mod table;
 mod tables;
 mod trace;
@@ -34,13 +37,15 @@ use table::table;
 
 pub use amount::Amount;
 pub use current::Current;
-pub use file::{ConfigFile, Given, Judged};
+pub use file::{ConfigFile, Judged, LoadedConfig};
 pub use problem::{ConfigError, MOST_PROBLEMS, Problem, first, together};
 pub use tables::{
-    CONTAINER_DRIVER_DIR, Cdi, Container, Driver, Gpus, Health, Kubernetes, Labels, Layout,
-    LayoutShare, Leases, Ledger, Log, Metrics, Mount, Pages, Paths, Resource, Share,
+    Advice, Api, CONTAINER_DRIVER_DIR, Cdi, Container, Dra, Driver, Gpus, Health, History,
+    Kubernetes, Labels, Layout, LayoutShare, Leases, Ledger, Log, Metrics, Mount, Pages, Paths,
+    Resource, Share,
 };
 pub use tessera_model::sharing::{Compute, Placement, Split};
+pub use trace::state_dir;
 pub use xids::XidAction;
 
 /// Where `tessera` looks when `--config` is not given. May be absent: the defaults hold then.
@@ -51,20 +56,23 @@ const MIB: u64 = 1 << 20;
 table! {
     /// The whole configuration.
     pub struct Config: check {
-        /// The extended resource.
+        /// The extended resource that pods ask for.
         resource: Resource = Resource::default(), form::section();
-        /// Which GPUs are shared, and what is kept back of each.
+        /// Which GPUs are shared, and how much of each is reserved.
         gpus: Gpus = Gpus::default(), form::section();
         /// What one replica is.
         share: Share = Share::default(), form::section();
-        /// GPUs that are cut into unequal shares, each under a resource name of its own.
+        /// GPUs that are divided into unequal shares, each with its own resource name.
         layouts as "layout": Vec<Layout> = Vec::new(), form::tables();
-        /// How GPU time is divided where `share.compute` is not `none`; [compute.md](compute.md) has the
-        /// reasons. One tenant at a time has a lease of the GPU.
+        /// Dynamic Resource Allocation: pods claim a part of a GPU of any size. [dra.md](dra.md) says which of the
+        /// two ways suits which cluster.
+        dra: Dra = Dra::default(), form::section();
+        /// How GPU time is divided where `share.compute` is not `none`: one tenant at a time has a lease of the GPU.
+        /// [compute.md](compute.md) has the reasons.
         compute: Leases = Leases::default(), form::section();
         /// When a GPU is no longer sold, and when it is again.
         health: Health = Health::default(), form::section();
-        /// What a container is given besides its pages.
+        /// How the shim and the GPU get into a container.
         container: Container = Container::default(), form::section();
         /// Where driver libraries and device nodes come from, beyond NVIDIA's own toolkit.
         driver: Driver = Driver::default(), form::section();
@@ -76,13 +84,19 @@ table! {
         pages: Pages = Pages::default(), form::section();
         /// The durable record.
         ledger: Ledger = Ledger::default(), form::section();
-        /// What Kubernetes hears, beyond what kubelet asks.
+        /// What pods and GPUs used and waited for, in buckets of time.
+        history: History = History::default(), form::section();
+        /// What the plugin reports to Kubernetes, beyond what kubelet asks.
         kubernetes: Kubernetes = Kubernetes::default(), form::section();
+        /// What `tessera recommend` and `tessera waste` judge by. [advice.md](advice.md) says how.
+        advice: Advice = Advice::default(), form::section();
         /// Where metrics and probes are served.
         metrics: Metrics = Metrics::default(), form::section();
-        /// Node labels, by which pods choose among unlike nodes.
+        /// The JSON API and the page of this node.
+        api: Api = Api::default(), form::section();
+        /// Node labels, with which pods choose among different nodes.
         labels: Labels = Labels::default(), form::section();
-        /// What is logged and how.
+        /// Which messages are logged, and how.
         log: Log = Log::default(), form::section();
         + /// Where each key was set, for errors that are found later.
         source: Source;
@@ -92,6 +106,8 @@ table! {
 fn check(config: &Config, checks: &mut Checks<'_, '_>) {
     tables::check_terms(&config.layouts, checks);
     tables::check_memory(config, checks);
+    tables::check_step(config, checks);
+    tables::check_api(config, checks);
 }
 
 /// What to do about GPUs that another plugin sells too: `gpus.sold_by_others`.
@@ -103,6 +119,15 @@ pub enum SoldByOthers {
     Warn,
     /// They are sold, and nobody looks.
     Allow,
+}
+
+/// What makes a GPU's taint evict the pods that have claimed it: `dra.no_execute`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoExecute {
+    /// Its health keeps it from being sold.
+    Unhealthy,
+    /// It is cordoned.
+    Cordoned,
 }
 
 /// How the shim gets into a container's processes.
@@ -160,6 +185,17 @@ pub enum Events {
     Off,
 }
 
+/// What a caller of the JSON API must show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ApiAuthorisation {
+    /// A token where the pod has a service account's token, else nothing.
+    Auto,
+    /// Nothing: on loopback alone.
+    None,
+    /// A token that the API server accepts.
+    Kubernetes,
+}
+
 /// Line format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
@@ -203,7 +239,7 @@ impl Config {
     pub fn load(file: &Path) -> Result<Self, ConfigError> {
         let text = files::text(file, files::CONFIGURATION).map_err(|error| ConfigError {
             file: Some(file.to_owned()),
-            problems: vec![Problem::new("", None, &format!("cannot read the file: {error}"))],
+            problems: vec![Problem::new("", None, &file::unread(&error))],
         })?;
         accept(parse::parse(&text, Some(file)), Some(file))
     }

@@ -1,4 +1,4 @@
-//! `metrics.listen`: an address, or all of a port.
+//! `metrics.listen`: one address, or all addresses with a port.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -1,4 +1,4 @@
-//! `log.filter`: levels, of all and of single modules.
+//! `log.filter`: levels, for everything and for single modules.
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 

@@ -1,4 +1,4 @@
-//! Names of others: resources, GPUs, variables.
+//! Names that others define: resources, GPUs, variables.
 
 use serde_json::{Value, json};
 

@@ -1,9 +1,8 @@
-//! Text to [`Config`], and all that is wrong with the text.
+//! Turns text into a [`Config`], and finds all faults of the text.
 //!
-//! **After a syntax error.** Where the text without the lines of the errors is sound TOML, all its keys are read,
-//! and what is wrong with them is noted; what may be missing only because of the error is not. Where it is
-//! not, an error may have changed the meaning of what follows it: only what stands before the first one is
-//! noted then.
+//! **After a syntax error.** Where the text without the faulty lines is sound TOML, all its keys are read
+//! and their faults are noted, except keys that may be missing only because of the error. Otherwise an error
+//! may have changed the meaning of what follows it, so only what stands before the first one is noted.
 
 use std::path::Path;
 
@@ -11,6 +10,7 @@ use toml::Spanned;
 use toml::de::{DeTable, Error};
 
 use super::report::Report;
+use super::steps;
 use super::table::read;
 use super::{Config, Problem, Source};
 
@@ -57,6 +57,7 @@ pub(super) fn parse(text: &str, file: Option<&Path>) -> (Config, Vec<Problem>) {
 
 /// The text's root, or its syntax errors; of a large text the first.
 fn errors(text: &str) -> Result<Spanned<DeTable<'_>>, Vec<Error>> {
+    steps::count(text.len());
     if text.len() > SEARCHED {
         return DeTable::parse(text).map_err(|error| vec![error]);
     }
@@ -73,6 +74,7 @@ fn sound(text: &str) -> &str {
         && let Some(line) = rest.iter().position(|byte| *byte == b'\n')
     {
         end += SEARCHED + line + 1;
+        steps::count(end);
         if DeTable::parse(&text[..end]).is_err() {
             break;
         }
@@ -91,6 +93,7 @@ fn without(text: &str, errors: &[usize]) -> Option<String> {
         let begin = begin.map_or(0, |end| end + 1);
         let length = text.as_bytes()[begin..].iter().position(|byte| *byte == b'\n');
         let end = length.map_or(text.len(), |length| begin + length);
+        steps::count(end - begin);
         if text.as_bytes()[begin..end].trim_ascii_start().starts_with(b"[") {
             return None;
         }

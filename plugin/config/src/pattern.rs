@@ -1,5 +1,5 @@
-//! Regular expressions for the schema: numbers within bounds, written in the ways that the reader takes.
-//! In the syntax that ECMA 262 and Go's RE2 share.
+//! Regular expressions for the schema: numbers within bounds, in the notations that the reader accepts. The
+//! syntax is what ECMA 262 and Go's RE2 share.
 
 /// A decimal number, with or without a fraction.
 pub(super) const NUMBER: &str = r"([0-9]+\.?[0-9]*|\.[0-9]+)";

@@ -1,9 +1,11 @@
-//! What is wrong with a configuration: of each problem as much as helps, and of many the first.
+//! Problems of a configuration: as much of each as helps, and the first ones of many.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use tessera_model::printable;
+
+use super::steps;
 
 /// Most problems of one configuration that an error lists; it gives the number of the others.
 pub const MOST_PROBLEMS: usize = 50;
@@ -66,6 +68,7 @@ impl Problems {
             return;
         }
         self.more += 1;
+        steps::count(self.kept.len());
         let last = self.kept.iter_mut().max_by_key(|kept| kept.line);
         if let Some(last) = last.filter(|last| line < last.line) {
             *last = Problem::new(key, line, message);

@@ -1,8 +1,8 @@
-//! What is found while a file is read: where each key stands, and what is wrong.
+//! The findings while a file is read: where each key stands, and its faults.
 //!
-//! **Once and certain.** A fault is noted where it is, and what follows from it is not: a check between keys
-//! is made only of keys that were read. After a syntax error nothing is said that the error may have caused:
-//! see [`parse`](super::parse).
+//! **Once and certain.** A fault is noted where it is, and its consequences are not: a check between keys
+//! uses only keys that could be read. After a syntax error, nothing is reported that the error may have
+//! caused; see [`parse`](super::parse).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,6 +10,7 @@ use toml::de::DeTable;
 
 use super::MOST_PROBLEMS;
 use super::problem::Problems;
+use super::steps;
 use super::table::join;
 
 /// What was found so far.
@@ -32,6 +33,7 @@ const STRIDE: usize = 1024;
 
 impl<'i> Report<'i> {
     pub(super) fn new(text: &'i str) -> Self {
+        steps::count(text.len());
         let count = |bytes: &[u8]| bytes.iter().filter(|&&byte| byte == b'\n').count();
         let ends = text.as_bytes().chunks(STRIDE).scan(0, |sum, chunk| {
             let before = *sum;
@@ -53,6 +55,7 @@ impl<'i> Report<'i> {
         let offset = offset.min(self.text.len());
         let begin = (offset / STRIDE).min(self.ends.len().saturating_sub(1));
         let rest = &self.text.as_bytes()[begin * STRIDE..offset];
+        steps::count(rest.len());
         let ends = rest.iter().filter(|&&byte| byte == b'\n').count();
         self.ends.get(begin).unwrap_or(&0) + ends + 1
     }
@@ -88,6 +91,7 @@ impl<'i> Report<'i> {
 
     /// Notes every key of a table that is not declared.
     pub(super) fn unknown(&mut self, at: &str, table: &DeTable<'_>, known: &BTreeSet<&str>) {
+        steps::count(table.len());
         let mut unknown: Vec<(usize, &str)> = table
             .iter()
             .map(|(key, _)| (key.span().start, key.get_ref().as_ref()))
@@ -156,6 +160,7 @@ fn nearest<'k>(name: &str, known: &BTreeSet<&'k str>) -> Option<&'k str> {
 
 /// Levenshtein distance.
 fn distance(a: &str, b: &str) -> usize {
+    steps::count(a.len() * b.len());
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
         let mut diagonal = row[0];

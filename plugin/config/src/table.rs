@@ -21,7 +21,7 @@
 //!
 //! **The schema and the reader agree.** The schema accepts every value that the reader accepts. It refuses
 //! what the reader refuses, but for what takes arithmetic on a quantity (more than 2⁶³ − 1, less than
-//! `1Mi` of pages, a sum of shares) and what is between keys. A test asks both about values of every key.
+//! `1Mi` or `4Mi`, parts of a MiB, a sum of shares) and what is between keys. A test asks both about values of every key.
 //!
 //! Serde does not serve here: it stops at the first fault, and knows no lines, units or ranges.
 
@@ -205,10 +205,11 @@ pub(super) fn join(table: &str, key: &str) -> String {
     if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") }
 }
 
-/// Markdown as plain text: of a link its target, from the root of the repository.
+/// Markdown as plain text: a link becomes its target, from the root of the repository, behind its words where these are
+/// more than the target's name.
 pub(super) fn plain(markdown: &str) -> String {
     let mut text = markdown.trim().to_owned();
-    while let Some((before, (_, (target, after)))) =
+    while let Some((before, (name, (target, after)))) =
         text.split_once('[').and_then(|(before, rest)| {
             let (name, rest) = rest.split_once("](")?;
             Some((before, (name, rest.split_once(')')?)))
@@ -216,7 +217,8 @@ pub(super) fn plain(markdown: &str) -> String {
     {
         let page = target.split('#').next().unwrap_or(target);
         let page = page.strip_prefix("../").map_or_else(|| format!("docs/{page}"), str::to_owned);
-        text = format!("{before}{page}{after}");
+        let words = if page.ends_with(name) { page } else { format!("{name} ({page})") };
+        text = format!("{before}{words}{after}");
     }
     text
 }

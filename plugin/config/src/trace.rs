@@ -1,5 +1,5 @@
-//! Where the ledger of a configuration file is, for a start that cannot read the file: a line in a file
-//! beside it, or where nothing can be written there, as in a ConfigMap, in the state directory.
+//! Records where the ledger of a configuration file is, for a start that cannot read the file: in a file
+//! beside it, or, where that is not writable (a ConfigMap), in the state directory.
 
 use std::ffi::OsStr;
 use std::io;
@@ -16,19 +16,24 @@ const STATE_DIR_ENV: &str = "TESSERA_STATE_DIR";
 /// No path is longer (`PATH_MAX`).
 const LONGEST: u64 = 4096;
 
+/// Where the plugin keeps what outlives it, if the configuration does not say so: beside the default ledger.
+#[must_use]
+pub fn state_dir() -> PathBuf {
+    let default = || Config::default().paths.ledger.with_file_name("");
+    std::env::var_os(STATE_DIR_ENV).map_or_else(default, PathBuf::from)
+}
+
 /// The files, in the order in which they are written and looked for.
 fn files(config: &Path) -> Vec<PathBuf> {
     let absolute = std::path::absolute(config).unwrap_or_else(|_| config.to_owned());
     let name = absolute.file_name().unwrap_or(OsStr::new("config.toml"));
     let beside = absolute.with_file_name([name, OsStr::new(".ledger")].join(OsStr::new("")));
-    let state = std::env::var_os(STATE_DIR_ENV).map(PathBuf::from);
-    let state = state.or_else(|| Some(Config::default().paths.ledger.parent()?.to_owned()));
-    let in_state = state.map(|dir| match absolute == Path::new(DEFAULT_FILE) {
-        true => dir.join("config.ledger"),
+    let in_state = match absolute == Path::new(DEFAULT_FILE) {
+        true => "config.ledger".to_owned(),
         // Several plugins may keep their state there.
-        false => dir.join(format!("config-{}.ledger", hash(&absolute.to_string_lossy()))),
-    });
-    [Some(beside), in_state].into_iter().flatten().collect()
+        false => format!("config-{}.ledger", hash(&absolute.to_string_lossy())),
+    };
+    vec![beside, state_dir().join(in_state)]
 }
 
 /// Writes down that the file's ledger is `ledger`.

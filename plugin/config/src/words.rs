@@ -1,9 +1,9 @@
-//! The words of keys that know a few, in the order in which they are documented.
+//! The values of keys with a fixed set of words, in the order of the documentation.
 
 use super::form::Words;
 use super::{
-    Compute, DeviceListStrategy, Events, GpuNames, Inject, LogFormat, Placement, SoldByOthers,
-    Split, TmpfsPolicy, XidAction,
+    ApiAuthorisation, Compute, DeviceListStrategy, Events, GpuNames, Inject, LogFormat, NoExecute,
+    Placement, SoldByOthers, Split, TmpfsPolicy, XidAction,
 };
 
 macro_rules! words {
@@ -19,6 +19,7 @@ words! {
     Placement { "packed" => Packed, "distributed" => Distributed }
     Split { "reject" => Reject, "spread" => Spread }
     SoldByOthers { "refuse" => Refuse, "warn" => Warn, "allow" => Allow }
+    NoExecute { "unhealthy" => Unhealthy, "cordoned" => Cordoned }
     Inject { "file" => File, "env" => Env }
     DeviceListStrategy {
         "envvar" => Envvar,
@@ -31,6 +32,7 @@ words! {
     GpuNames { "uuid" => Uuid, "index" => Index }
     TmpfsPolicy { "require" => Require, "prefer" => Prefer, "off" => Off }
     Events { "auto" => Auto, "off" => Off }
+    ApiAuthorisation { "auto" => Auto, "none" => None, "kubernetes" => Kubernetes }
     LogFormat { "text" => Text, "json" => Json }
     XidAction {
         "ignore" => Ignore,

@@ -1,4 +1,4 @@
-//! What each XID means unless the configuration says otherwise.
+//! The meaning of each XID, unless the configuration says otherwise.
 //!
 //! From NVIDIA's "Xid Errors" (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid
 //! Catalog"): its column *Resolution Bucket (Immediate Action)* says `IGNORE`, `RESTART_APP`,

@@ -1,8 +1,18 @@
 //! `tessera serve`: builds everything, runs it until a signal ends it, and drains.
+
+// `terminal::print`: a reader that goes away, like `head`, must not end a process by a panic.
+#![cfg_attr(not(test), deny(clippy::print_stdout))]
 #![forbid(unsafe_code)]
 
+mod api;
+mod dra;
 mod health;
+mod history;
+pub mod node_config;
+mod own_events;
+mod stand_by;
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +22,7 @@ use tokio::task::JoinHandle;
 use tracing::{debug, error, info, warn};
 
 use health::Watcher;
+use node_config::NodeConfig;
 use tessera_agent::Agent;
 use tessera_agent::Service;
 use tessera_agent::foreign_watch;
@@ -23,23 +34,25 @@ use tessera_agent::reload::{Reloader, SetFilter};
 use tessera_agent::status_board::StatusBoard;
 use tessera_api::admin;
 use tessera_api::admin::StatusView;
+use tessera_api::history::Recorder;
 use tessera_api::metrics;
-use tessera_config::{Config, ConfigFile, Current, Given};
+use tessera_api::view::NodeSource;
+use tessera_config::{Config, ConfigFile, Current, LoadedConfig};
 use tessera_gpu::Discovery;
+use tessera_kubelet as kubelet;
 use tessera_kubelet::pod_resources::{Census, PodResources};
-use tessera_kubelet::{self as kubelet, Standing};
 use tessera_model::clock::monotonic_ns;
 use tessera_model::gpu::Gpu;
 use tessera_rules::reconcile::Kubelet;
 use tessera_rules::shares;
 use tessera_store::OpenError;
 use tessera_tenant::delivery::Delivery;
-use tessera_tenant::regions::hold::Hold;
+use tessera_tenant::regions::directory_lock::DirectoryLock;
 use tessera_tenant::regions::tmpfs;
 use tessera_tenant::shim_install;
 
 /// How often it is looked whether the pages directory is still the one that is held.
-const HOLD: Duration = Duration::from_secs(1);
+const CHECK_LOCK: Duration = Duration::from_secs(1);
 
 /// Intervals. The defaults are for production, tests shorten them.
 #[derive(Clone, Debug)]
@@ -65,6 +78,10 @@ pub struct Timing {
     pub kubelet: kubelet::Timing,
     /// Events for the API server.
     pub events: kubernetes::Timing,
+    /// How often the history looks at everything.
+    pub history_look: Duration,
+    /// How often what it saw is stored: what a kill may lose.
+    pub history_store: Duration,
 }
 
 impl Default for Timing {
@@ -80,9 +97,13 @@ impl Default for Timing {
             foreign_plugins_grace: Duration::from_secs(60),
             kubelet: kubelet::Timing::default(),
             events: kubernetes::Timing::default(),
+            history_look: Duration::from_secs(10),
+            history_store: Duration::from_secs(60),
         }
     }
 }
+
+pub use stand_by::stand_by;
 
 /// A plugin that has started; see [`start`].
 #[derive(Debug)]
@@ -90,11 +111,11 @@ pub struct App {
     view: Arc<StatusView>,
     main: JoinHandle<anyhow::Result<()>>,
     stop: watch::Sender<bool>,
-    standing: watch::Receiver<Option<Standing>>,
     // Dropped last: `status` answers until the end.
     _admin: admin::Server,
     _metrics: Option<metrics::Server>,
-    _hold: Arc<Hold>,
+    api: api::Api,
+    _pages_lock: Arc<DirectoryLock>,
 }
 
 /// Starts the plugin: installs the shim, finds room for pages, serves `status`. The rest, from
@@ -105,18 +126,20 @@ pub struct App {
 pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> anyhow::Result<App> {
     let file = config.source.file.clone().map(|file| ConfigFile { asked: Some(file) });
     let text = file.as_ref().map(|file| file.judge().text).unwrap_or_default();
-    let given = Given { config, text, refused: None };
-    start_with(Beginning { file, given, set_filter: None }, discovery, timing)
+    let given = LoadedConfig { config, text, refused: None };
+    start_with(StartOptions { file, given, set_filter: None, node_config: None }, discovery, timing)
 }
 
 /// What a plugin begins with.
-pub struct Beginning {
+pub struct StartOptions {
     /// The file that is read again when it changes, where there is to be one.
     pub file: Option<ConfigFile>,
     /// What holds at first.
-    pub given: Given,
+    pub given: LoadedConfig,
     /// Sets the log's filter, where there is a log.
     pub set_filter: Option<SetFilter>,
+    /// Follows the node's label that chooses `file`, where one does.
+    pub node_config: Option<NodeConfig>,
 }
 
 /// As [`start`], for a plugin whose configuration may be the last good one, and may change.
@@ -124,11 +147,11 @@ pub struct Beginning {
 /// # Errors
 /// As [`start`].
 pub fn start_with(
-    beginning: Beginning,
+    beginning: StartOptions,
     discovery: Arc<dyn Discovery>,
     timing: Timing,
 ) -> anyhow::Result<App> {
-    let Beginning { file, given, set_filter } = beginning;
+    let StartOptions { file, given, set_filter, node_config } = beginning;
     let config = given.config.clone();
     let source = config.paths.shim_source.clone().unwrap_or_else(shim_install::default_source);
     let delivery = shim_install::install(&source, &config.paths.shim)?;
@@ -142,26 +165,30 @@ pub fn start_with(
     view.set_reloader(Arc::clone(&reloader));
     let admin = admin::Server::start(&config.paths.admin, Arc::clone(&view))?;
     // Before anything in the directory, or of the file system there, is touched.
-    let hold = Arc::new(Hold::take(&config.paths.pages, &about(&config))?);
+    let pages_lock = Arc::new(DirectoryLock::take(&config.paths.pages, &about(&config))?);
     let metrics = metrics::Server::start(config.metrics.listen.clone(), Arc::clone(&view));
+    let cluster = timing.events.server.clone().or_else(tessera_cluster::Server::of_pod);
+    let api = api::start(&config, cluster, &view, &board);
     let pages = tmpfs::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;
-    hold.renew()?;
+    pages_lock.renew()?;
     info!(shim = %delivery.shim.display(), pages = %config.paths.pages.display(), "{pages}");
     if let Some(warning) = pages.warning() {
         warn!("{warning}");
         board.set_condition("pages", Some(warning.to_owned()));
     }
     let (stop, stopped) = watch::channel(false);
-    let (ready, standing) = watch::channel(None);
-    let kept = keep(Arc::clone(&hold), board);
-    let main = run(reloader, discovery, timing, delivery, Arc::clone(&view), stopped, ready);
+    let chosen = choose(node_config, Arc::clone(&board));
+    let kept = keep(Arc::clone(&pages_lock), board);
+    let source = api.source.clone();
+    let main = run(reloader, discovery, timing, delivery, (Arc::clone(&view), source), stopped);
     let main = tokio::spawn(async move {
         tokio::select! {
             ended = main => ended,
             never = kept => match never {},
+            () = chosen => Ok(()),
         }
     });
-    Ok(App { view, main, stop, standing, _admin: admin, _metrics: metrics, _hold: hold })
+    Ok(App { view, main, stop, _admin: admin, _metrics: metrics, api, _pages_lock: pages_lock })
 }
 
 /// What this plugin leaves for another to read, beside its pid.
@@ -171,31 +198,46 @@ fn about(config: &Config) -> String {
     format!("tessera {version}, paths.admin {admin}, paths.ledger {ledger}")
 }
 
-/// Holds the pages directory also when somebody has removed it and it was made again.
-async fn keep(hold: Arc<Hold>, board: Arc<StatusBoard>) -> std::convert::Infallible {
+/// Keeps the pages directory locked, also when it was removed and made again.
+async fn keep(pages_lock: Arc<DirectoryLock>, board: Arc<StatusBoard>) -> std::convert::Infallible {
     loop {
-        tokio::time::sleep(HOLD).await;
-        let amiss = hold.renew().err().map(|error| error.to_string());
+        tokio::time::sleep(CHECK_LOCK).await;
+        let amiss = pages_lock.renew().err().map(|error| error.to_string());
         if let Some(text) = &amiss
-            && board.set_condition("hold", amiss.clone())
+            && board.set_condition("pages lock", amiss.clone())
         {
             error!("{text}");
         } else if amiss.is_none() {
-            board.set_condition("hold", None);
+            board.set_condition("pages lock", None);
         }
     }
 }
 
-impl App {
-    /// How it stands with kubelet, once kubelet is being served. `None` if the start failed.
-    pub async fn standing(&self) -> Option<Standing> {
-        self.standing.clone().wait_for(Option::is_some).await.ok()?.clone()
+/// Follows the label that chooses the configuration. Never ends.
+async fn choose(node_config: Option<NodeConfig>, board: Arc<StatusBoard>) {
+    match node_config {
+        Some(node_config) => node_config.follow(board).await,
+        None => std::future::pending().await,
     }
+}
 
+impl App {
     /// What `tessera status` would say.
     #[must_use]
     pub fn view(&self) -> &Arc<StatusView> {
         &self.view
+    }
+
+    /// Where the JSON API and the page are served over TCP, once they are.
+    #[must_use]
+    pub fn api_address(&self) -> Option<SocketAddr> {
+        self.api.server.as_ref().and_then(tessera_web::Server::address)
+    }
+
+    /// What the JSON API shows: it has a history once kubelet is served.
+    #[must_use]
+    pub fn source(&self) -> &NodeSource {
+        &self.api.source
     }
 
     /// Runs until `shutdown` is done, then drains.
@@ -218,9 +260,8 @@ async fn run(
     discovery: Arc<dyn Discovery>,
     timing: Timing,
     delivery: Delivery,
-    view: Arc<StatusView>,
+    (view, source): (Arc<StatusView>, NodeSource),
     mut stopped: watch::Receiver<bool>,
-    ready: watch::Sender<Option<Standing>>,
 ) -> anyhow::Result<()> {
     let watching = reload::watch(Arc::clone(&reloader), timing.config_debounce);
     let mut watching = std::pin::pin!(watching);
@@ -283,25 +324,38 @@ async fn run(
             pod_resources: Some(pod_resources_socket),
         },
     )?;
-    let standing = serving.standing();
-    view.set_standing(standing.clone());
-    ready.send_replace(Some(standing));
+    view.set_registration(serving.status());
 
+    let driver = dra::start(reloader.current(), &agent, &discovery, stopped.clone())?;
+    let rejected = async {
+        match &driver {
+            Some(driver) => driver.rejected().await,
+            None => std::future::pending().await,
+        }
+    };
     let observing =
         observe::Watch::start(Arc::clone(&agent), Arc::clone(&discovery), Arc::clone(&board))?;
     let health = Watcher::start(discovery, Arc::clone(&agent), Arc::clone(&board))?;
+    let recorder = Arc::new(Recorder::new(Arc::clone(&view)));
+    source.set_past(Some(recorder.clone()));
     tokio::select! {
+        () = history::record(&recorder, &board, timing.history_look, timing.history_store) => {}
         () = beat(&agent, timing.heartbeat) => {}
         () = housekeeping(&agent, &pod_resources, &board, &timing) => {}
         () = others.run() => {}
         () = labels.run(reloader.current(), &board) => {}
         () = telling.run(reloader.current()) => {}
         () = &mut watching => {}
+        () = rejected => {}
         _ = stopped.wait_for(|stop| *stop) => {}
+    }
+    if let Some(driver) = driver {
+        driver.finished().await?;
     }
     serving.finished().await;
     drop(observing);
     health.stop();
+    history::finish(recorder).await;
     tokio::task::spawn_blocking(move || {
         labels.remove();
         agent.close();
@@ -367,8 +421,7 @@ async fn housekeeping(
             due = tokio::time::Instant::now() + timing.reconcile.min(grace());
             let inspected = Arc::clone(agent);
             if let Err(error) = tokio::task::spawn_blocking(move || {
-                let seen = inspected.allocations().inspect();
-                inspected.note_incidents(seen);
+                inspected.note_incidents();
                 inspected.allocations().reopen();
                 inspected.settle_owed();
                 inspected.journal().flush_audit();

@@ -7,11 +7,13 @@ mod mig;
 pub mod nvml;
 mod nvml_near;
 mod nvml_watch;
+mod pci;
 
 use std::collections::BTreeMap;
 use tessera_model::gpu::Gpu;
 use tessera_model::topology;
 
+pub use pci::pcie_root;
 use tessera_config::{self as config, MOST_PROBLEMS};
 use tessera_model::printable;
 
@@ -20,6 +22,8 @@ use tessera_model::printable;
 pub struct Facts {
     /// As NVML prints it, for instance `550.54.15`.
     pub driver_version: Option<String>,
+    /// The newest CUDA version that the driver speaks, major and minor.
+    pub cuda_version: Option<(u32, u32)>,
     /// CUDA compute capability, major and minor, by UUID.
     pub compute_capability: BTreeMap<String, (u32, u32)>,
 }
@@ -37,14 +41,36 @@ pub enum DiscoveryError {
     #[error("NVML does not answer: {0}")]
     Nvml(String),
     /// The driver is there and has nothing, or the configuration leaves nothing.
-    #[error("{found} GPUs found, none left after gpus.include and gpus.exclude")]
+    #[error("{}", none_left(found))]
     None {
         /// GPUs before the filter.
-        found: usize,
+        found: Vec<Gpu>,
     },
     /// The driver has GPUs, none of which can be sold as it is.
     #[error("{0}")]
     Unsellable(String),
+}
+
+impl DiscoveryError {
+    /// Whether there are GPUs, which the configuration leaves out.
+    #[must_use]
+    pub fn has_gpus(&self) -> bool {
+        matches!(self, DiscoveryError::None { found } if !found.is_empty())
+    }
+}
+
+/// Most GPUs that a message lists.
+const LISTED: usize = 16;
+
+fn none_left(found: &[Gpu]) -> String {
+    if found.is_empty() {
+        return "the driver finds no GPU on this node".to_owned();
+    }
+    let mut all: Vec<String> = found.iter().take(LISTED).map(ToString::to_string).collect();
+    if found.len() > LISTED {
+        all.push(format!("and {} more", found.len() - LISTED));
+    }
+    format!("gpus.include and gpus.exclude leave none of this node's GPUs: {}", all.join(", "))
 }
 
 /// A process with a context on a GPU, as the driver says.

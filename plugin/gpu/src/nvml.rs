@@ -12,7 +12,7 @@ use nvml_wrapper::{Device, Nvml};
 use super::context;
 use super::health::Observation;
 use super::{
-    Discovery, DiscoveryError, Facts, GpuProcess, absent, mig, nvml_near, nvml_watch, selected,
+    Discovery, DiscoveryError, Facts, GpuProcess, absent, mig, nvml_near, nvml_watch, pci, selected,
 };
 use tessera_config as config;
 use tessera_model::gpu::Gpu;
@@ -63,7 +63,7 @@ impl NvmlDiscovery {
         Ok(nvml)
     }
 
-    /// Lets go of the library: what comes next loads and initialises it anew. NVML counts
+    /// Releases the library: the next use loads and initialises it again. NVML counts
     /// initialisations, so that happens only once all who use it now are done; gives what tells so.
     pub(super) fn forget(&self) -> Weak<Nvml> {
         let mut loaded = lock(&self.loaded);
@@ -110,7 +110,7 @@ impl NvmlDiscovery {
             }
             cut.push(whole);
         }
-        let found = all.len();
+        let found = all.iter().map(|(gpu, _)| gpu.clone()).collect();
         let here: Vec<&Gpu> = all.iter().map(|(gpu, _)| gpu).chain(&cut).collect();
         let lists = [("gpus.include", include), ("gpus.exclude", exclude)];
         let absent = lists.into_iter().flat_map(|(key, list)| absent(key, list, &here)).collect();
@@ -128,7 +128,7 @@ impl NvmlDiscovery {
 struct Found<'n> {
     gpus: Vec<(Gpu, Device<'n>)>,
     /// GPUs before the filter.
-    found: usize,
+    found: Vec<Gpu>,
     /// See [`Discovery::unsold`].
     unsold: Vec<String>,
     /// What the configuration names and this machine does not have. One configuration often serves many
@@ -143,7 +143,7 @@ fn describe(device: &Device<'_>, parent: Option<&Gpu>, index: u32) -> Result<Gpu
         (Err(error), None) => return Err(error),
     };
     let numa_node =
-        sysfs_numa_node(Path::new(PCI_DEVICES), &pci_bus_id).or_else(|| device.numa_node_id().ok());
+        pci::numa_node(Path::new(PCI_DEVICES), &pci_bus_id).or_else(|| device.numa_node_id().ok());
     Ok(Gpu {
         uuid: device.uuid()?,
         index,
@@ -156,13 +156,6 @@ fn describe(device: &Device<'_>, parent: Option<&Gpu>, index: u32) -> Result<Gpu
         context_measured_bytes: None,
         mig: None,
     })
-}
-
-/// NVML writes `00000000:65:00.0`, sysfs `0000:65:00.0`; −1 there means no node.
-fn sysfs_numa_node(root: &Path, pci_bus_id: &str) -> Option<u32> {
-    let id = pci_bus_id.to_ascii_lowercase();
-    let short = id.get(id.len().checked_sub("0000:00:00.0".len())?..)?;
-    std::fs::read_to_string(root.join(short).join("numa_node")).ok()?.trim().parse().ok()
 }
 
 impl Discovery for NvmlDiscovery {
@@ -216,8 +209,12 @@ impl Discovery for NvmlDiscovery {
             let number = |part: i32| u32::try_from(part).ok();
             Some((gpu.uuid.clone(), (number(capability.major)?, number(capability.minor)?)))
         };
+        // As NVML counts: 1000 × major + 10 × minor (`nvmlSystemGetCudaDriverVersion_v2`).
+        let cuda = nvml.sys_cuda_driver_version().ok();
+        let cuda = cuda.and_then(|version| u32::try_from(version).ok());
         Facts {
             driver_version: nvml.sys_driver_version().ok(),
+            cuda_version: cuda.map(|version| (version / 1000, version % 1000 / 10)),
             compute_capability: gpus.iter().filter_map(capability).collect(),
         }
     }
@@ -281,18 +278,5 @@ mod tests {
         let one = GpuProcess { pid: 1, used_bytes: Some(7) };
         let two = GpuProcess { pid: 2, used_bytes: None };
         assert_eq!(merged(list.into_iter()), [one, two]);
-    }
-
-    #[test]
-    fn numa_nodes_are_read_from_sysfs() {
-        let root = tempfile::tempdir().unwrap();
-        for (id, node) in [("0000:65:00.0", "1\n"), ("0000:66:00.0", "-1\n")] {
-            std::fs::create_dir(root.path().join(id)).unwrap();
-            std::fs::write(root.path().join(id).join("numa_node"), node).unwrap();
-        }
-        assert_eq!(sysfs_numa_node(root.path(), "00000000:65:00.0"), Some(1));
-        assert_eq!(sysfs_numa_node(root.path(), "00000000:66:00.0"), None);
-        assert_eq!(sysfs_numa_node(root.path(), "00000000:67:00.0"), None);
-        assert_eq!(sysfs_numa_node(root.path(), "x"), None);
     }
 }

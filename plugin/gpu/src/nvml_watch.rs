@@ -41,7 +41,7 @@ struct Watch<'a> {
     gpus: &'a [Gpu],
     stop: &'a (dyn Fn() -> bool + Sync),
     sink: Sink<'a>,
-    /// Counts initialisations of the library; whoever holds an older one lets go of it.
+    /// Counts initialisations of the library; a holder of an older one releases it.
     epoch: AtomicU64,
     /// An event calls for a probe now.
     alarm: (Mutex<bool>, Condvar),
@@ -229,7 +229,7 @@ impl Watch<'_> {
         }
         if let Some(error) = driver_away(&silences, self.gpus.len()) {
             let why = error.to_string();
-            // What this initialisation knew is gone; the next one finds GPUs that were set up anew.
+            // What this initialisation knew is gone; the next one finds GPUs that were set up again.
             (self.sink)(Observation::Driver(Silence { why, gone: true }));
             return Round::DriverAway;
         }
@@ -245,7 +245,7 @@ impl Watch<'_> {
         round
     }
 
-    /// Has the library initialised anew as soon as nobody uses it any more.
+    /// Has the library initialised again as soon as no thread uses it.
     fn reload(&self) {
         let used = self.discovery.forget();
         self.epoch.fetch_add(1, Ordering::AcqRel);
@@ -255,7 +255,7 @@ impl Watch<'_> {
         }
         if used.strong_count() > 0 {
             // A call that hangs holds it. The next attempt may have more luck.
-            info!("NVML is still in use; it is not initialised anew yet");
+            info!("NVML is still in use; it is initialised again later");
         }
     }
 }
@@ -293,7 +293,7 @@ fn whose(said: Option<String>, identity: usize, devices: &[(usize, String)]) -> 
     said.or_else(|| known().map(|(_, uuid)| uuid.clone()))
 }
 
-/// XID events of every GPU that has them; `None` if none has. Those without are told of once.
+/// XID events of every GPU that has them; `None` if none has. Those without are reported once.
 fn subscribe<'n>(
     nvml: &'n Nvml,
     gpus: &[Gpu],

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::pod_resources::PodResources;
-use super::readiness::{Latch, Phase};
+use super::readiness::{Phase, ReadinessWriter};
 use super::register::register;
 use super::registration::{Action, Delays, Event, Machine};
 use super::service::{Events, Service};
@@ -20,12 +20,13 @@ use super::socket::{Names, Socket, SocketError, remove_stale};
 use super::watch::{Snapshot, Watcher};
 use super::{DevicePlugin, Options};
 use tessera_rpc::incoming::{Incoming, Limits};
-use tessera_system::descriptors::Door;
+use tessera_system::descriptors::ListenerKind;
 
 /// Streams that one connection may have open; kubelet uses a handful.
 const MAX_STREAMS: u32 = 64;
 /// Its device stream is one answer, for days.
-const LIMITS: Limits = Limits { door: Door::Kubelet, answer: None };
+const LIMITS: Limits =
+    Limits { listener: ListenerKind::Kubelet, silence: Limits::SILENCE, answer: None };
 /// Longest pause between two looks whether kubelet offers the resource.
 const VERIFY_PAUSE: Duration = Duration::from_secs(2);
 
@@ -43,7 +44,7 @@ pub(super) struct Driver<P> {
     kubelet: PathBuf,
     plugin: Arc<P>,
     options: Options,
-    latch: Latch,
+    readiness: ReadinessWriter,
     names: Names,
     watcher: Watcher,
     snapshot: Snapshot,
@@ -60,13 +61,13 @@ pub(super) struct Driver<P> {
 }
 
 impl<P: DevicePlugin> Driver<P> {
-    /// Makes the first socket, so that a directory that cannot be used is told to the caller.
+    /// Makes the first socket, so that the caller learns of an unusable directory.
     pub(super) fn new(
         resource_name: &str,
         dir: &Path,
         plugin: Arc<P>,
         options: Options,
-        latch: Latch,
+        readiness: ReadinessWriter,
     ) -> Result<Self, SocketError> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let watcher = Watcher::new(dir, options.timing.poll_interval);
@@ -76,7 +77,7 @@ impl<P: DevicePlugin> Driver<P> {
             kubelet: dir.join(KUBELET_SOCKET),
             plugin,
             options,
-            latch,
+            readiness,
             names: Names::new(resource_name),
             watcher,
             snapshot: Snapshot { kubelet: None, own: None },
@@ -160,7 +161,7 @@ impl<P: DevicePlugin> Driver<P> {
             }
         }
         self.end_server().await;
-        self.latch.phase(Phase::Stopped);
+        self.readiness.phase(Phase::Stopped);
     }
 
     /// Starts a server on a new socket.
@@ -192,7 +193,7 @@ impl<P: DevicePlugin> Driver<P> {
         if !kubelet {
             let missing = format!("waiting for kubelet: there is no {}", self.kubelet.display());
             tracing::info!("{missing}");
-            self.latch.failed(&missing);
+            self.readiness.failed(&missing);
         }
         Event::Listening { kubelet }
     }
@@ -224,7 +225,7 @@ impl<P: DevicePlugin> Driver<P> {
                 Event::KubeletAppeared => tracing::info!("kubelet has (re)started; registering"),
                 Event::KubeletGone => {
                     tracing::info!("kubelet's socket is gone; waiting for it");
-                    self.latch.failed("waiting for kubelet: its socket is gone");
+                    self.readiness.failed("waiting for kubelet: its socket is gone");
                 }
                 _ => tracing::warn!("the plugin's socket was removed; making a new one"),
             }
@@ -282,7 +283,7 @@ impl<P: DevicePlugin> Driver<P> {
                 "registered; kubelet watches the devices"
             );
         }
-        self.latch.phase(phase);
+        self.readiness.phase(phase);
     }
 
     /// Logs what happened to the current registration.
@@ -290,7 +291,7 @@ impl<P: DevicePlugin> Driver<P> {
         match event {
             Event::Accepted => {
                 self.refusals = 0;
-                self.latch.registered();
+                self.readiness.registered();
             }
             Event::Refused => {
                 let error = self.errors.borrow().clone();
@@ -310,7 +311,7 @@ impl<P: DevicePlugin> Driver<P> {
     /// A failure, logged the 1st, 2nd, 4th, 8th … time in a row.
     fn complain(&mut self, error: &str) {
         self.refusals += 1;
-        self.latch.failed(error);
+        self.readiness.failed(error);
         if self.refusals.is_power_of_two() {
             tracing::warn!(
                 attempts = self.refusals,

@@ -13,12 +13,12 @@
 #![forbid(unsafe_code)]
 
 mod driver;
-mod fleet;
 pub mod foreign_plugins;
 pub mod pod_resources;
 mod readiness;
 mod register;
 mod registration;
+mod resource_servers;
 mod service;
 mod socket;
 mod watch;
@@ -27,8 +27,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use fleet::{Fleet, Standing, serve_all};
 pub use readiness::{Phase, Readiness, Report};
+pub use resource_servers::{RegistrationStatus, ResourceServers, serve_all};
 pub use socket::SocketError;
 pub use tessera_kubelet_api::deviceplugin::{
     CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount,
@@ -159,7 +159,7 @@ pub fn serve<P: DevicePlugin>(
     serve_with(resource_name, dir, plugin, shutdown, Options::default())
 }
 
-/// What [`serve_with`] can be told beyond [`serve`].
+/// Options of [`serve_with`].
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Time limits.

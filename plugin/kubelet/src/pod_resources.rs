@@ -8,10 +8,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tessera_model::cdi_name::SHARE_KIND;
 use tessera_model::holding::Holding;
 
 use tessera_kubelet_api::podresources::pod_resources_lister_client::PodResourcesListerClient;
-use tessera_kubelet_api::podresources::{AllocatableResourcesRequest, ListPodResourcesRequest};
+use tessera_kubelet_api::podresources::{
+    AllocatableResourcesRequest, DynamicResource, ListPodResourcesRequest,
+};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tonic::transport::Channel;
@@ -129,15 +132,18 @@ impl PodResources {
             .flat_map(|pod| {
                 pod.containers.into_iter().flat_map(move |container| {
                     let (namespace, pod) = (pod.namespace.clone(), pod.name.clone());
-                    by_resource(&container.devices).into_iter().map(
-                        move |(resource_name, device_ids)| Holding {
-                            namespace: namespace.clone(),
-                            pod: pod.clone(),
-                            container: container.name.clone(),
-                            resource_name,
-                            device_ids: device_ids.into_iter().collect(),
-                        },
-                    )
+                    let devices = by_resource(&container.devices).into_iter();
+                    let devices = devices.map(|(name, ids)| (name, ids.into_iter().collect()));
+                    let claimed = shares(&container.dynamic_resources);
+                    let claimed = claimed.map(|id| (SHARE_KIND.to_owned(), vec![id]));
+                    let held: Vec<(String, Vec<String>)> = devices.chain(claimed).collect();
+                    held.into_iter().map(move |(resource_name, device_ids)| Holding {
+                        namespace: namespace.clone(),
+                        pod: pod.clone(),
+                        container: container.name.clone(),
+                        resource_name,
+                        device_ids,
+                    })
                 })
             })
             .collect();
@@ -244,6 +250,17 @@ impl PodResources {
     fn unreachable(&self, error: &dyn std::error::Error) -> PodResourcesError {
         PodResourcesError::Unreachable { path: self.socket.clone(), reason: causes(error) }
     }
+}
+
+/// The allocations that a container has by claims: the names of our CDI devices among all that it has.
+fn shares(claims: &[DynamicResource]) -> impl Iterator<Item = String> {
+    let resources = claims.iter().flat_map(|claim| &claim.claim_resources);
+    let devices = resources.flat_map(|resource| &resource.cdi_devices);
+    let of_share = |name: &str| {
+        name.strip_prefix(SHARE_KIND).and_then(|rest| rest.strip_prefix('=')).map(str::to_owned)
+    };
+    // A device of a request that has several is named by each.
+    devices.filter_map(|device| of_share(&device.name)).collect::<BTreeSet<_>>().into_iter()
 }
 
 /// Gathers device ids by resource; kubelet names a resource once per NUMA node.

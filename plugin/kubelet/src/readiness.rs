@@ -40,12 +40,6 @@ impl Readiness {
         self.0.borrow().clone()
     }
 
-    /// Whether the node offers the resource: registered, and kubelet reads ListAndWatch. This, and
-    /// not that the process is up, is what a readiness probe should mean.
-    pub fn is_live(&self) -> bool {
-        self.0.borrow().phase == Phase::Live
-    }
-
     /// Waits until `condition` holds, and gives the report it held for. `None` if the server stopped
     /// first.
     pub async fn wait_for(&self, condition: impl FnMut(&Report) -> bool) -> Option<Report> {
@@ -62,9 +56,9 @@ impl Readiness {
 
 /// The writing end of [`Readiness`].
 #[derive(Debug)]
-pub(super) struct Latch(watch::Sender<Report>);
+pub(super) struct ReadinessWriter(watch::Sender<Report>);
 
-impl Latch {
+impl ReadinessWriter {
     pub(super) fn phase(&self, phase: Phase) {
         self.0.send_if_modified(|report| {
             let changed = report.phase != phase;
@@ -86,12 +80,12 @@ impl Latch {
     }
 }
 
-pub(super) fn channel() -> (Readiness, Latch) {
+pub(super) fn channel() -> (Readiness, ReadinessWriter) {
     let (sender, receiver) = watch::channel(Report {
         phase: Phase::Waiting,
         registered_at: None,
         registrations: 0,
         last_error: None,
     });
-    (Readiness(receiver), Latch(sender))
+    (Readiness(receiver), ReadinessWriter(sender))
 }

@@ -93,7 +93,7 @@ impl Watcher {
                 }
             }
             _ = self.poll.tick() => {
-                // A directory made anew has lost its watch.
+                // A directory that was replaced has lost its watch.
                 if directory(&self.dir) != *watched && let Ok(watch) = self::watch(&self.dir) {
                     self.inotify = Some((watch, directory(&self.dir)));
                 }

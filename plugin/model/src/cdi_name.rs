@@ -1,6 +1,10 @@
 //! What CDI allows as a name. The specification's prose and its reference implementation differ in
 //! places; here is what both take (CDI 1.1.0, "Kind" and "CDI Devices"; `pkg/parser`).
 
+/// The kind of our devices, each of which is an allocation. Not that of the resource, which is not known of an
+/// allocation adopted from its pages alone.
+pub const SHARE_KIND: &str = "tessera.dev/share";
+
 /// Why a name is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {

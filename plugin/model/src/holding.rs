@@ -1,6 +1,9 @@
 //! What kubelet says that a container holds.
 
-/// One container's devices of one resource.
+use crate::allocation_id::AllocationId;
+use crate::cdi_name;
+
+/// One container's devices of one resource, or one share that it has by a claim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Holding {
     /// The pod's namespace.
@@ -9,8 +12,48 @@ pub struct Holding {
     pub pod: String,
     /// The container's name.
     pub container: String,
-    /// The extended resource.
+    /// The extended resource; [`cdi_name::SHARE_KIND`] of a share that a claim has.
     pub resource_name: String,
-    /// Device ids, sorted.
+    /// Device ids, sorted; of a claim's share, the allocation's id.
     pub device_ids: Vec<String>,
+}
+
+impl Holding {
+    /// Whether a claim has it.
+    #[must_use]
+    pub fn is_claim(&self) -> bool {
+        self.resource_name == cdi_name::SHARE_KIND
+    }
+
+    /// The allocation that this is, if it is one of ours.
+    #[must_use]
+    pub fn allocation(&self) -> AllocationId {
+        let claimed = || AllocationId::parse(self.device_ids.first()?);
+        let of_replicas =
+            || AllocationId::of(&self.resource_name, self.device_ids.iter().map(String::as_str));
+        self.is_claim().then(claimed).flatten().unwrap_or_else(of_replicas)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claims_share_is_called_by_its_allocation_and_replicas_by_what_they_hash_to() {
+        let holding = |resource: &str, id: &str| Holding {
+            namespace: "n".into(),
+            pod: "p".into(),
+            container: "c".into(),
+            resource_name: resource.into(),
+            device_ids: vec![id.into()],
+        };
+        let id = AllocationId::of("claim:u", ["r"]);
+        let claimed = holding(cdi_name::SHARE_KIND, id.as_str());
+        assert_eq!((claimed.allocation(), claimed.is_claim()), (id, true));
+        let replica = holding("tessera.dev/gpu", "GPU-a::0");
+        assert_eq!(replica.allocation(), AllocationId::of("tessera.dev/gpu", ["GPU-a::0"]));
+        // A name that is none of ours stays one that nothing has.
+        assert_ne!(holding(cdi_name::SHARE_KIND, "x").allocation(), replica.allocation());
+    }
 }

@@ -47,7 +47,7 @@ fn escape(text: &str, passes: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Bytes of one word that are told: longer than any name or id, and than most paths.
+/// Bytes of one word that are printed: longer than any name or id, and than most paths.
 const WORD: usize = 320;
 
 /// A text of at most about `most` bytes, for a message that quotes somebody: of a word that is too long, and

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::allocation_id::AllocationId;
+use crate::origin::Origin;
 use crate::sharing::Compute;
 use crate::steered::Override;
 
@@ -36,7 +37,7 @@ pub enum State {
 }
 
 /// The container that holds an allocation, as PodResources says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Holder {
     /// Pod's namespace.
     pub namespace: String,
@@ -81,9 +82,12 @@ pub struct Record {
     pub allocated_unix_ms: i64,
     /// When a container last started, Unix milliseconds; 0 for never.
     pub started_unix_ms: i64,
-    /// Who holds it, once known.
+    /// The holder, once known.
     pub holder: Option<Holder>,
-    /// Who held the generation before: kubelets before 1.34 may go on listing it.
+    /// Further containers that hold it, sorted: those that share a claim.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<Holder>,
+    /// The holder of the generation before: kubelets before 1.34 may go on listing it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predecessor: Option<Holder>,
     /// Name of the shim that its containers mount; `None` where the record was lost in between.
@@ -99,6 +103,9 @@ pub struct Record {
     /// Its limits were changed while it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overridden: Option<Box<Override>>,
+    /// The front end that made it.
+    #[serde(default, skip_serializing_if = "Origin::is_device_plugin")]
+    pub origin: Origin,
 }
 
 impl Record {
@@ -115,21 +122,29 @@ impl Record {
             allocated_unix_ms: 0,
             started_unix_ms: 0,
             holder: None,
+            others: Vec::new(),
             predecessor: None,
             shim: None,
             cdi: false,
             overridden: None,
             placed: None,
+            origin: Origin::DevicePlugin,
         }
     }
 
     /// Its holder's name, or else its own.
     #[must_use]
     pub fn name(&self) -> String {
-        match &self.holder {
-            Some(holder) => holder.to_string(),
-            None => format!("allocation {}", self.id),
+        match (&self.holder, self.origin.claim()) {
+            (Some(holder), _) => holder.to_string(),
+            (None, Some(claim)) => claim.to_string(),
+            (None, None) => format!("allocation {}", self.id),
         }
+    }
+
+    /// All containers that hold it, as far as they are known.
+    pub fn holders(&self) -> impl Iterator<Item = &Holder> {
+        self.holder.iter().chain(&self.others)
     }
 
     /// Whether its limits count towards capacity.

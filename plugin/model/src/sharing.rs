@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compute {
-    /// A weight: idle GPU time goes to whoever wants it.
+    /// A weight: any tenant may use idle GPU time.
     Burst,
     /// A cap.
     Strict,

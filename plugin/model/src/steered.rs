@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::audit::By;
+use crate::audit::Actor;
 use crate::record::{Grant, Record};
 
 /// Limits of an allocation that are not those it was allocated with. It ends with its generation.
@@ -24,8 +24,8 @@ pub struct Override {
 pub struct Cordon {
     /// Since when, Unix milliseconds.
     pub at_unix_ms: i64,
-    /// Who said so.
-    pub by: By,
+    /// The originator.
+    pub by: Actor,
     /// Why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,

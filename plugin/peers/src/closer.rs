@@ -64,14 +64,14 @@ impl Closer {
 
 /// A socket that is closed by [`Closer`] where closing it could wait.
 #[derive(Debug)]
-pub(super) struct Guarded {
+pub(super) struct GuardedSocket {
     fd: Option<AsyncFd<OwnedFd>>,
     closer: Arc<Closer>,
 }
 
-impl Guarded {
+impl GuardedSocket {
     pub(super) fn new(fd: AsyncFd<OwnedFd>, closer: Arc<Closer>) -> Self {
-        Guarded { fd: Some(fd), closer }
+        GuardedSocket { fd: Some(fd), closer }
     }
 
     /// The socket.
@@ -83,7 +83,7 @@ impl Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for GuardedSocket {
     fn drop(&mut self) {
         let Some(fd) = self.fd.take().map(AsyncFd::into_inner) else { return };
         self.closer.close(fd);

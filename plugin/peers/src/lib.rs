@@ -9,10 +9,10 @@
 //! to a blocking thread, one at a time for each allocation, and so does closing ([`closer`]).
 #![forbid(unsafe_code)]
 
-pub mod bucket;
 pub mod closer;
 pub mod socket;
 pub mod tenant;
+pub mod token_bucket;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use closer::{Closer, Guarded};
+use closer::{Closer, GuardedSocket};
 use tessera_region::layout::SESSION_SOCKET;
 use tessera_region::session::{EventKind, Message};
 use tokio::io::unix::AsyncFd;
@@ -28,10 +28,10 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
-use tessera_system::descriptors::Door;
+use tessera_system::descriptors::ListenerKind;
 
-pub use bucket::Bucket;
-pub use tenant::{Counters, MAX_SESSIONS, Peer, Tenant};
+pub use tenant::{Counters, MAX_SESSIONS, Peer, TenantSessions};
+pub use token_bucket::TokenBucket;
 
 /// How long after end-of-file slots are looked at again: at `exec` the kernel drops the old mapping,
 /// and with it the lock, a moment after the socket.
@@ -56,7 +56,7 @@ pub trait Pages: Send + Sync + 'static {
 /// A listening socket; closes with all its sessions when dropped.
 #[derive(Debug)]
 pub struct Listener {
-    tenant: Arc<Tenant>,
+    tenant: Arc<TenantSessions>,
     task: Option<JoinHandle<()>>,
 }
 
@@ -65,13 +65,21 @@ impl Listener {
     ///
     /// # Errors
     /// The socket cannot be made.
-    pub fn bind(dir: &Path, pages: Arc<dyn Pages>, tenant: Arc<Tenant>) -> io::Result<Self> {
+    pub fn bind(
+        dir: &Path,
+        pages: Arc<dyn Pages>,
+        tenant: Arc<TenantSessions>,
+    ) -> io::Result<Self> {
         Self::serve(socket::listen(dir, SESSION_SOCKET, true)?.socket, pages, tenant)
     }
 
-    fn serve(socket: OwnedFd, pages: Arc<dyn Pages>, tenant: Arc<Tenant>) -> io::Result<Self> {
+    fn serve(
+        socket: OwnedFd,
+        pages: Arc<dyn Pages>,
+        tenant: Arc<TenantSessions>,
+    ) -> io::Result<Self> {
         let closer = Arc::new(Closer::default());
-        let socket = Guarded::new(socket::watch(socket)?, Arc::clone(&closer));
+        let socket = GuardedSocket::new(socket::watch(socket)?, Arc::clone(&closer));
         let task = tokio::spawn(accept(socket, pages, Arc::clone(&tenant), closer));
         Ok(Listener { tenant, task: Some(task) })
     }
@@ -84,7 +92,7 @@ impl Listener {
 
     /// What the sessions said.
     #[must_use]
-    pub fn tenant(&self) -> &Arc<Tenant> {
+    pub fn tenant(&self) -> &Arc<TenantSessions> {
         &self.tenant
     }
 }
@@ -97,14 +105,19 @@ impl Drop for Listener {
     }
 }
 
-async fn accept(socket: Guarded, pages: Arc<dyn Pages>, tenant: Arc<Tenant>, closer: Arc<Closer>) {
+async fn accept(
+    socket: GuardedSocket,
+    pages: Arc<dyn Pages>,
+    tenant: Arc<TenantSessions>,
+    closer: Arc<Closer>,
+) {
     // Dropped with this task, and every session with it.
     let mut sessions = tokio::task::JoinSet::new();
     let gone = Arc::new(Notify::new());
     sessions.spawn(recover(Arc::clone(&pages), Arc::clone(&gone)));
-    let mut connects = bucket::Bucket::new(CONNECT_BURST, CONNECT_RATE, Instant::now());
+    let mut connects = token_bucket::TokenBucket::new(CONNECT_BURST, CONNECT_RATE, Instant::now());
     // One line in a while, whatever a container does.
-    let mut said = bucket::Bucket::new(1, 1, Instant::now());
+    let mut said = token_bucket::TokenBucket::new(1, 1, Instant::now());
     loop {
         while let Some(ended) = sessions.try_join_next() {
             if let Ok(Err(error)) = ended
@@ -121,8 +134,8 @@ async fn accept(socket: Guarded, pages: Arc<dyn Pages>, tenant: Arc<Tenant>, clo
         }
         match socket.get().async_io(tokio::io::Interest::READABLE, |fd| socket::accept(fd)).await {
             Ok(peer) => {
-                // Kept for others: whoever it is does without a session.
-                if Door::Pages.is_kept(&peer) {
+                // Reserved for other listeners: this process gets no session.
+                if ListenerKind::Pages.is_reserved(&peer) {
                     tenant.turned_away();
                     closer.close(peer);
                     tokio::time::sleep(SETTLE).await;
@@ -130,7 +143,7 @@ async fn accept(socket: Guarded, pages: Arc<dyn Pages>, tenant: Arc<Tenant>, clo
                 }
                 let host_pid = socket::peer_pid(&peer);
                 let Ok(peer) = socket::watch(peer) else { continue };
-                let peer = Guarded::new(peer, Arc::clone(&closer));
+                let peer = GuardedSocket::new(peer, Arc::clone(&closer));
                 let Some(key) = tenant.enter(host_pid) else { continue };
                 let (pages, tenant) = (Arc::clone(&pages), Arc::clone(&tenant));
                 let gone = Arc::clone(&gone);
@@ -141,7 +154,7 @@ async fn accept(socket: Guarded, pages: Arc<dyn Pages>, tenant: Arc<Tenant>, clo
                     result
                 });
             }
-            // Out of descriptors, or the peer has gone again: whoever waits is served later.
+            // Out of descriptors, or the peer has gone: other connections are served later.
             Err(error) => {
                 debug!(%error, "accept");
                 tokio::time::sleep(SETTLE).await;
@@ -164,16 +177,16 @@ async fn recover(pages: Arc<dyn Pages>, gone: Arc<Notify>) -> io::Result<()> {
 
 /// One session, until its process is dead.
 async fn session(
-    peer: Guarded,
+    peer: GuardedSocket,
     host_pid: Option<u32>,
     key: u64,
     pages: &dyn Pages,
-    tenant: &Tenant,
+    tenant: &TenantSessions,
     gone: &Notify,
 ) -> io::Result<()> {
     let death = match host_pid.map(socket::pidfd) {
         None => None,
-        Some(Ok(pidfd)) if Door::Pages.is_kept(&pidfd) => {
+        Some(Ok(pidfd)) if ListenerKind::Pages.is_reserved(&pidfd) => {
             tenant.turned_away();
             return Ok(());
         }
@@ -207,7 +220,7 @@ async fn converse(
     peer: &AsyncFd<OwnedFd>,
     key: u64,
     pages: &dyn Pages,
-    tenant: &Tenant,
+    tenant: &TenantSessions,
 ) -> io::Result<()> {
     let mut garbage = 0;
     loop {

@@ -30,7 +30,7 @@ const BACKLOG: i32 = 128;
 
 /// A listening socket, and whether messages with descriptors are refused at their sender.
 #[derive(Debug)]
-pub struct Listening {
+pub struct ListeningSocket {
     /// The socket.
     pub socket: OwnedFd,
     /// Whether messages with descriptors are refused at their sender.
@@ -39,7 +39,7 @@ pub struct Listening {
 
 /// A socket listening at `name` in `dir`, in place of whatever was there. Messages with descriptors
 /// are refused at the sender, if `refuse`; older kernels cannot.
-pub fn listen(dir: &Path, name: &str, refuse: bool) -> io::Result<Listening> {
+pub fn listen(dir: &Path, name: &str, refuse: bool) -> io::Result<ListeningSocket> {
     // Socket paths end after 107 bytes; a path through the directory's descriptor is always short.
     let dir = Dir::open(dir)?;
     let path = dir.path().join(name);
@@ -58,7 +58,7 @@ pub fn listen(dir: &Path, name: &str, refuse: bool) -> io::Result<Listening> {
     // Accepted sockets inherit it. Where the kernel does not know it, see `closer`.
     let refuses = refuse && tessera_region::session::refuse_descriptors(socket.as_fd()).is_ok();
     rustix::net::listen(&socket, BACKLOG)?;
-    Ok(Listening { socket, refuses })
+    Ok(ListeningSocket { socket, refuses })
 }
 
 /// Whether nothing is left in it that closing it would have to throw away.
@@ -121,7 +121,7 @@ pub fn set_thread_niceness(niceness: i32) -> io::Result<()> {
     Ok(setpriority_process(None, niceness)?)
 }
 
-/// One packet of a peer that can send no descriptors; see [`Listening::refuses`].
+/// One packet of a peer that can send no descriptors; see [`ListeningSocket::refuses`].
 pub fn receive_refused(socket: impl AsFd, packet: &mut [u8; PACKET]) -> io::Result<usize> {
     Ok(rustix::net::recv(socket, &mut packet[..], RecvFlags::DONTWAIT)?.0)
 }

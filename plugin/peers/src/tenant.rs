@@ -8,7 +8,7 @@ use std::time::Instant;
 use tessera_region::layout::SLOTS;
 use tessera_region::session::{EventKind, Message};
 
-use super::bucket::Bucket;
+use super::token_bucket::TokenBucket;
 use tessera_system::locks::lock;
 
 /// Sessions of one allocation at a time: every slot, and as many again that are dying. Fewer where the
@@ -45,7 +45,7 @@ pub struct Counters {
     pub turned_away: u64,
     /// Times a sender had to wait for the rate limit.
     pub throttled: u64,
-    /// Requests over the quota, as told by events.
+    /// Requests over the quota, as events report them.
     pub over_quota: u64,
     /// Requests within the quota that the driver refused.
     pub driver_refused: u64,
@@ -57,7 +57,7 @@ pub struct Counters {
 
 /// The sessions of one allocation.
 #[derive(Debug)]
-pub struct Tenant {
+pub struct TenantSessions {
     state: Mutex<State>,
 }
 
@@ -68,16 +68,16 @@ struct State {
     gone: VecDeque<Peer>,
     next: u64,
     counters: Counters,
-    bucket: Bucket,
+    bucket: TokenBucket,
     hidden_pids: bool,
     most: usize,
-    /// The largest request over the quota that was told of since somebody asked, and the GPU of the last.
+    /// The largest request over the quota reported since the last query, and the GPU of the last one.
     refused: (u64, Option<u32>),
 }
 
 /// Sessions that one allocation may have, and processes at its gate, as far as this process may open
 /// files.
-pub fn most() -> usize {
+pub fn max_processes() -> usize {
     use nix::sys::resource::{Resource, getrlimit};
     share(getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft))
 }
@@ -87,16 +87,16 @@ fn share(files: u64) -> usize {
     usize::try_from(share).unwrap_or(MAX_SESSIONS).clamp(8, MAX_SESSIONS)
 }
 
-impl Default for Tenant {
+impl Default for TenantSessions {
     fn default() -> Self {
-        Tenant {
+        TenantSessions {
             state: Mutex::new(State {
-                most: most(),
+                most: max_processes(),
                 peers: BTreeMap::new(),
                 gone: VecDeque::new(),
                 next: 0,
                 counters: Counters::default(),
-                bucket: Bucket::new(BURST, RATE, Instant::now()),
+                bucket: TokenBucket::new(BURST, RATE, Instant::now()),
                 hidden_pids: false,
                 refused: (0, None),
             }),
@@ -104,7 +104,7 @@ impl Default for Tenant {
     }
 }
 
-impl Tenant {
+impl TenantSessions {
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
@@ -121,7 +121,7 @@ impl Tenant {
         self.state().counters
     }
 
-    /// The largest request over the quota that was told of since the call before, bytes, and the GPU of
+    /// The largest request over the quota reported since the call before, bytes, and the GPU of
     /// the last one, as the page counts.
     #[must_use]
     pub fn take_refused(&self) -> (u64, Option<u32>) {
@@ -209,7 +209,7 @@ impl Tenant {
                 }
                 let counters = &mut state.counters;
                 let counter = match event.kind {
-                    // News for whoever looks at the GPU, and no more.
+                    // It only brings the next look at the GPU forward.
                     EventKind::ContextMade => return false,
                     EventKind::OverQuota => &mut counters.over_quota,
                     EventKind::DriverRefused => &mut counters.driver_refused,
@@ -224,6 +224,7 @@ impl Tenant {
             | Message::Drained { .. }
             | Message::Idle { .. }
             | Message::Late { .. }
+            | Message::Joins { .. }
             | Message::Welcome { .. } => {}
         }
         false
@@ -241,7 +242,7 @@ mod tests {
 
     #[test]
     fn sessions_are_bounded() {
-        let tenant = Tenant::default();
+        let tenant = TenantSessions::default();
         let most = tenant.state().most;
         let keys: Vec<_> = (0..most).map(|_| tenant.enter(Some(1)).unwrap()).collect();
         assert_eq!(tenant.enter(Some(1)), None);
@@ -253,7 +254,7 @@ mod tests {
 
     #[test]
     fn who_has_ended_is_remembered_by_pid_and_slot() {
-        let tenant = Tenant::default();
+        let tenant = TenantSessions::default();
         for (host, slot) in [(70, 1), (71, 2), (72, 2)] {
             let key = tenant.enter(Some(host)).unwrap();
             tenant.hear(key, &Message::Hello { slot, pid: 7, generation: 1 });
@@ -271,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_peer_in_an_unseen_pid_namespace_is_noted() {
-        let tenant = Tenant::default();
+        let tenant = TenantSessions::default();
         tenant.enter(Some(7));
         assert!(!tenant.has_hidden_pids());
         tenant.enter(None);

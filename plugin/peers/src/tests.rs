@@ -216,7 +216,7 @@ os.kill(os.getpid(), 9)
 async fn a_directory_in_the_sockets_place_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join(SESSION_SOCKET)).unwrap();
-    let tenant = Arc::new(Tenant::default());
+    let tenant = Arc::new(TenantSessions::default());
     Listener::bind(dir.path(), Arc::new(FakePages::default()), tenant).unwrap();
 }
 

@@ -15,27 +15,33 @@ use tokio_stream::Stream;
 use tonic::transport::server::{Connected, UdsConnectInfo};
 
 use super::authority::AuthorityStream;
-use tessera_system::descriptors::Door;
+use tessera_system::descriptors::ListenerKind;
+use tessera_system::eviction_queue::EvictionQueue;
 use tessera_system::locks::lock;
-use tessera_system::shedding::Waiting;
 
-/// How long a connection may take until its first request is there.
-const SILENCE: Duration = Duration::from_secs(10);
 /// How long nobody is accepted after an error, such as too many open files, or while all connections are in
 /// the middle of a call.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long those that make room have to go before the next one is accepted.
-const ROOM: Duration = Duration::from_millis(1);
+const SHED_WAIT: Duration = Duration::from_millis(1);
 /// For what has no deadline.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Who may be connected how.
+/// Limits of a listener.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Whose descriptors they are.
-    pub door: Door,
+    pub listener: ListenerKind,
+    /// How long a connection may take until its first request is there; `None` where clients connect long before
+    /// they ask. One that is silent makes room for others all the same.
+    pub silence: Option<Duration>,
     /// How long an answer may take, and its reader; `None` where streams are served.
     pub answer: Option<Duration>,
+}
+
+impl Limits {
+    /// The silence of a client that has something to ask.
+    pub const SILENCE: Option<Duration> = Some(Duration::from_secs(10));
 }
 
 /// What the connections of a listener share.
@@ -43,9 +49,9 @@ pub struct Limits {
 struct Table {
     open: usize,
     /// By the client's pid; those that have not asked yet.
-    silent: Waiting<Option<i32>, oneshot::Sender<()>>,
+    silent: EvictionQueue<Option<i32>, oneshot::Sender<()>>,
     /// Those whose requests have all been answered.
-    idle: Waiting<Option<i32>, oneshot::Sender<()>>,
+    idle: EvictionQueue<Option<i32>, oneshot::Sender<()>>,
 }
 
 impl Table {
@@ -73,14 +79,14 @@ impl Incoming {
     /// Connections of `listener`, as `limits` allows.
     #[must_use]
     pub fn new(listener: UnixListener, limits: Limits) -> Self {
-        let most = limits.door.most();
+        let most = limits.listener.max_connections();
         Self { listener, limits, most, table: Arc::default(), pause: None, is_failing: false }
     }
 
     fn complain(&mut self, why: &str) {
         if !std::mem::replace(&mut self.is_failing, true) {
-            let door = self.limits.door;
-            tracing::warn!(?door, "cannot take a connection, trying again: {why}");
+            let listener = self.limits.listener;
+            tracing::warn!(?listener, "cannot take a connection, trying again: {why}");
         }
     }
 
@@ -88,10 +94,11 @@ impl Incoming {
     fn admit(&mut self, stream: UnixStream) -> Option<Connection> {
         let shared = Arc::clone(&self.table);
         let mut table = lock(&shared);
-        let is_short = self.limits.door.is_kept(&stream);
+        let is_short = self.limits.listener.is_reserved(&stream);
         if is_short || table.open >= self.most {
             let has_shed = table.shed();
-            self.pause = Some(Box::pin(tokio::time::sleep(if has_shed { ROOM } else { PAUSE })));
+            self.pause =
+                Some(Box::pin(tokio::time::sleep(if has_shed { SHED_WAIT } else { PAUSE })));
             if !has_shed && is_short {
                 self.complain("descriptors are short");
                 return None;
@@ -101,16 +108,16 @@ impl Incoming {
         self.is_failing = false;
         let peer = stream.peer_cred().ok().and_then(|peer| peer.pid());
         let (end, ended) = oneshot::channel();
-        let standing = Standing::Silent(table.silent.enter(peer, end));
+        let phase = Phase::Silent(table.silent.enter(peer, end));
         drop(table);
         Some(Connection {
             inner: AuthorityStream::new(stream),
             table: shared,
             limits: self.limits,
             peer,
-            standing,
+            phase,
             ended,
-            deadline: Box::pin(tokio::time::sleep(SILENCE)),
+            deadline: Box::pin(tokio::time::sleep(self.limits.silence.unwrap_or(NEVER))),
         })
     }
 }
@@ -150,7 +157,7 @@ impl Stream for Incoming {
 
 /// How it stands with a connection; the number is its own in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum Phase {
     Silent(u64),
     Calling,
     Idle(u64),
@@ -163,7 +170,7 @@ pub struct Connection {
     table: Arc<Mutex<Table>>,
     limits: Limits,
     peer: Option<i32>,
-    standing: Standing,
+    phase: Phase,
     /// Says that it has to make room. Its other end is in the table while nobody waits for an answer.
     ended: oneshot::Receiver<()>,
     deadline: Pin<Box<Sleep>>,
@@ -173,43 +180,43 @@ impl Connection {
     /// Follows what has been read and written.
     fn follow(&mut self) {
         let calls = self.inner.calls();
-        let after = match (self.standing, calls.is_open(), calls.has_asked()) {
-            (Standing::Silent(id), true, _) => {
+        let after = match (self.phase, calls.is_open(), calls.has_asked()) {
+            (Phase::Silent(id), true, _) => {
                 lock(&self.table).silent.leave(id);
-                Standing::Calling
+                Phase::Calling
             }
-            (Standing::Idle(id), true, _) => {
+            (Phase::Idle(id), true, _) => {
                 lock(&self.table).idle.leave(id);
-                Standing::Calling
+                Phase::Calling
             }
             // Asked and answered, or given up.
-            (Standing::Calling, false, _) => self.rest(),
-            (Standing::Silent(id), false, true) => {
+            (Phase::Calling, false, _) => self.rest(),
+            (Phase::Silent(id), false, true) => {
                 lock(&self.table).silent.leave(id);
                 self.rest()
             }
-            (standing, ..) => standing,
+            (phase, ..) => phase,
         };
-        if after != self.standing {
-            self.standing = after;
+        if after != self.phase {
+            self.phase = after;
             let after = match after {
-                Standing::Calling => self.limits.answer.unwrap_or(NEVER),
+                Phase::Calling => self.limits.answer.unwrap_or(NEVER),
                 _ => NEVER,
             };
             self.deadline.as_mut().reset(Instant::now() + after);
         }
     }
 
-    fn rest(&mut self) -> Standing {
+    fn rest(&mut self) -> Phase {
         let (end, ended) = oneshot::channel();
         self.ended = ended;
-        Standing::Idle(lock(&self.table).idle.enter(self.peer, end))
+        Phase::Idle(lock(&self.table).idle.enter(self.peer, end))
     }
 
     /// Whether its time is over, or somebody else needs its place.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         // Without its other end it makes room for nobody.
-        if self.standing != Standing::Calling
+        if self.phase != Phase::Calling
             && let Poll::Ready(Ok(())) = Pin::new(&mut self.ended).poll(cx)
         {
             let text = "closed to make room for another connection";
@@ -224,10 +231,10 @@ impl Drop for Connection {
     fn drop(&mut self) {
         let mut table = lock(&self.table);
         table.open -= 1;
-        match self.standing {
-            Standing::Silent(id) => drop(table.silent.leave(id)),
-            Standing::Idle(id) => drop(table.idle.leave(id)),
-            Standing::Calling => {}
+        match self.phase {
+            Phase::Silent(id) => drop(table.silent.leave(id)),
+            Phase::Idle(id) => drop(table.idle.leave(id)),
+            Phase::Calling => {}
         }
     }
 }
@@ -250,13 +257,11 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.inner).poll_write(cx, buf);
-        self.follow();
-        written
+        self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

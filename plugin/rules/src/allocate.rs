@@ -5,11 +5,15 @@ use tessera_model::allocation_id::AllocationId;
 
 use tessera_region::layout;
 
+pub use crate::ask::Plan;
+use crate::front_end::{FrontEnd, front_end_of};
+pub use crate::refusal::Refusal;
 use crate::shares;
 use crate::shares::{Share, Terms};
 use tessera_config::Config;
 use tessera_model::context_constant::ContextSource;
 use tessera_model::gpu::Gpu;
+use tessera_model::origin::Origin;
 use tessera_model::printable;
 use tessera_model::record::Grant;
 use tessera_model::replica::Replica;
@@ -20,8 +24,12 @@ use tessera_model::sharing::Split;
 pub struct AdvertisedGpu {
     /// The device.
     pub gpu: Gpu,
-    /// What it is cut into, in the configuration's order.
+    /// The front end that sells it, by configuration.
+    pub seller: FrontEnd,
+    /// What it is cut into for the device plugin, in the configuration's order.
     pub shares: Vec<Share>,
+    /// One of equal replicas: what a claim gets that states no size.
+    pub default_share: Share,
     /// Bytes charged for each context on it.
     pub context_overhead_bytes: u64,
     /// Where that figure comes from.
@@ -67,8 +75,15 @@ impl Catalogue {
         let sold = |gpu: &Gpu| {
             let (context_overhead_bytes, context_source) =
                 gpu.context_constant(config.gpus.context_overhead_bytes);
-            let (gpu, shares) = (gpu.clone(), shares::cut(gpu, config));
-            AdvertisedGpu { gpu, shares, context_overhead_bytes, context_source, sick: None }
+            AdvertisedGpu {
+                seller: front_end_of(gpu, config),
+                shares: shares::cut(gpu, config),
+                default_share: shares::equal(gpu, config),
+                gpu: gpu.clone(),
+                context_overhead_bytes,
+                context_source,
+                sick: None,
+            }
         };
         let gpus: BTreeMap<_, _> = gpus.iter().map(|gpu| (gpu.uuid.clone(), sold(gpu))).collect();
         let names = gpus.values().flat_map(|sold| &sold.shares).map(|share| &share.resource);
@@ -88,7 +103,7 @@ impl Catalogue {
     /// What new allocations of these replicas of a resource would get of a GPU, in bytes. Retired
     /// ones get nothing.
     #[must_use]
-    pub fn anew_bytes(&self, resource: &str, uuid: &str, replicas: &[String]) -> u64 {
+    pub fn regrant_bytes(&self, resource: &str, uuid: &str, replicas: &[String]) -> u64 {
         let Some(share) = self.gpus.get(uuid).and_then(|sold| sold.share(resource)) else {
             return 0;
         };
@@ -96,88 +111,6 @@ impl Catalogue {
         let sold = held.filter(|(gpu, index)| *gpu == uuid && *index < share.count).count();
         share.limit.memory_bytes.saturating_mul(u64::try_from(sold).unwrap_or(u64::MAX))
     }
-}
-
-/// What one container will get.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
-    /// Its name.
-    pub id: AllocationId,
-    /// The resource of its replicas.
-    pub resource: String,
-    /// Replica ids, sorted.
-    pub replicas: Vec<String>,
-    /// Limits per GPU, sorted by UUID.
-    pub grants: Vec<Grant>,
-}
-
-/// Why an allocation is refused. Kubelet shows the message in the pod's events.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// No replicas at all.
-    #[error("no replicas were asked for")]
-    Empty,
-    /// Not an id of ours.
-    #[error(
-        "unknown replica {0}: no GPU of this node has it; was the GPU replaced, or does another \
-         plugin serve this resource name?"
-    )]
-    Unknown(String),
-    /// The GPU is here but has fewer replicas now.
-    #[error(
-        "replica {id} of {resource} is retired: the configuration gives that GPU {replicas} of them \
-         now; delete the pod, so that it is scheduled anew"
-    )]
-    Retired {
-        /// The id.
-        id: String,
-        /// Its resource.
-        resource: String,
-        /// Replicas of that resource that the GPU has now.
-        replicas: u32,
-    },
-    /// The GPU is unhealthy.
-    #[error("GPU {uuid} is unhealthy ({reason}); the pod can run when another GPU has room")]
-    Dead {
-        /// The GPU.
-        uuid: String,
-        /// Why.
-        reason: String,
-    },
-    /// Somebody keeps it from being given out.
-    #[error("GPU {uuid} is {reason}; the pod can run when another GPU has room")]
-    Cordoned {
-        /// The GPU.
-        uuid: String,
-        /// Who and why.
-        reason: String,
-    },
-    /// The capacity rule.
-    #[error(
-        "GPU {uuid} has no room for this allocation beside the limits of those that live there: \
-         kubelet had not yet heard of a change; the pod can run when it is scheduled anew"
-    )]
-    NoRoom {
-        /// The GPU.
-        uuid: String,
-    },
-    /// Several GPUs for one container.
-    #[error(
-        "the {count} replicas of {resource} lie on {gpus} GPUs and share.split = \"reject\": no \
-         single GPU had that many free; ask for fewer, or set share.split = \"spread\" (or split \
-         in the resource's [[layout]]) if the program can use several GPUs"
-    )]
-    Split {
-        /// The resource.
-        resource: String,
-        /// Replicas asked for.
-        count: usize,
-        /// GPUs they are on.
-        gpus: usize,
-    },
-    /// More GPUs than a page has room for.
-    #[error("{0} GPUs in one container; at most {max} are possible", max = layout::MAX_GPUS)]
-    TooManyGpus(usize),
 }
 
 /// Most bytes of an unknown id that an error quotes.
@@ -249,6 +182,7 @@ pub fn plan_for_running(
         resource: resource.to_owned(),
         grants: grants.collect(),
         replicas: replicas.into_iter().cloned().collect(),
+        origin: Origin::DevicePlugin,
     })
 }
 
@@ -362,7 +296,7 @@ mod tests {
             );
         }
         assert_eq!(
-            catalogue.anew_bytes(
+            catalogue.regrant_bytes(
                 "x.dev/small",
                 "GPU-b",
                 &ids(&["GPU-b::0", "GPU-b::3", "GPU-a::0"])

@@ -48,7 +48,7 @@ pub struct Held {
     /// Bytes that it may hold.
     pub granted_bytes: u64,
     /// Bytes that a new allocation of the same replicas would get; 0 where they are retired.
-    pub anew_bytes: u64,
+    pub regrant_bytes: u64,
 }
 
 /// What may be advertised Healthy.
@@ -78,7 +78,7 @@ impl Capacity {
     /// raised, may be replaced by less; nothing may make it worse.
     #[must_use]
     pub fn grants(self, before_bytes: u64, others_bytes: u64, new_bytes: u64) -> bool {
-        let others = Held { granted_bytes: others_bytes, anew_bytes: 0 };
+        let others = Held { granted_bytes: others_bytes, regrant_bytes: 0 };
         judge(self.sellable(), &[others], &[new_bytes]).free[0]
             || others_bytes.saturating_add(new_bytes) <= before_bytes
     }
@@ -103,7 +103,7 @@ pub fn judge(sellable: u64, held: &[Held], free: &[u64]) -> Verdict {
         }
         kept
     };
-    let growth = |held: &Held| held.anew_bytes.saturating_sub(held.granted_bytes);
+    let growth = |held: &Held| held.regrant_bytes.saturating_sub(held.granted_bytes);
     let held = keep(held.iter().map(growth).collect());
     let free = keep(free.to_vec());
     Verdict { held, free }

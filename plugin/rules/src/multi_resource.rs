@@ -71,20 +71,15 @@ pub fn siblings<'a>(
     records.filter(may_be).map(|other| other.id.clone()).collect()
 }
 
-/// Whether whoever holds the allocation `id` holds one of its `siblings` as well.
+/// Whether the holder of the allocation `id` holds one of its `siblings` as well.
 #[must_use]
 pub fn find(
     id: &AllocationId,
     siblings: &[AllocationId],
     holdings: &[Holding],
 ) -> Option<MultiResourceContainer> {
-    let with_ids: Vec<(AllocationId, &Holding)> = holdings
-        .iter()
-        .map(|holding| {
-            let ids = holding.device_ids.iter().map(String::as_str);
-            (AllocationId::of(&holding.resource_name, ids), holding)
-        })
-        .collect();
+    let with_ids: Vec<(AllocationId, &Holding)> =
+        holdings.iter().map(|holding| (holding.allocation(), holding)).collect();
     let mut found = None;
     for (_, holder) in with_ids.iter().filter(|(held, _)| held == id) {
         let others = with_ids.iter().filter(|(held, other)| {

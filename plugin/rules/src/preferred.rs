@@ -18,7 +18,7 @@ use tessera_model::sharing::Placement;
 use tessera_model::topology::Topology;
 
 /// What the choice goes by.
-pub struct Ground<'a> {
+pub struct PlacementContext<'a> {
     /// Packed or distributed.
     pub placement: Placement,
     /// How near the GPUs are to each other.
@@ -34,7 +34,7 @@ pub fn preferred(
     available: &[String],
     must_include: &[String],
     size: usize,
-    ground: &Ground<'_>,
+    context: &PlacementContext<'_>,
 ) -> Vec<String> {
     let mut chosen: Vec<String> = Vec::with_capacity(size.min(available.len()));
     let mut seen = BTreeSet::new();
@@ -54,11 +54,11 @@ pub fn preferred(
     for replica in chosen.iter().filter_map(|id| Replica::parse(id)) {
         *taken.entry(replica.uuid).or_default() += 1;
     }
-    let gpus = Gpus::new(&free, &taken, ground).choose(size - chosen.len());
+    let gpus = Gpus::new(&free, &taken, context).choose(size - chosen.len());
     let set: Vec<String> = gpus.into_iter().map(str::to_owned).collect();
     while chosen.len() < size {
         let mut open = set.iter().filter(|uuid| free.contains_key(*uuid));
-        let next = match ground.placement {
+        let next = match context.placement {
             // One after the other, those that must be among them first.
             Placement::Packed => open.next(),
             // The one with the least.
@@ -103,28 +103,28 @@ impl<'a> Gpus<'a> {
     fn new(
         free: &'a BTreeMap<String, BTreeSet<u32>>,
         taken: &'a BTreeMap<String, usize>,
-        ground: &Ground<'_>,
+        context: &PlacementContext<'_>,
     ) -> Self {
         let uuids: BTreeSet<&str> = free.keys().chain(taken.keys()).map(String::as_str).collect();
         let count = |uuid: &str| free.get(uuid).map_or(0, BTreeSet::len);
         // One with less left than another is in use, as is one with nothing left. GPUs that are cut
         // differently may be taken for used; it decides last.
         let most = uuids.iter().map(|uuid| count(uuid)).max().unwrap_or(0);
-        let known = ground.topology.uuids().iter().map(String::as_str);
+        let known = context.topology.uuids().iter().map(String::as_str);
         let used: Vec<&str> = known.filter(|uuid| count(uuid) < most).collect();
-        let weight = |a: &str, b: &str| ground.topology.nearness(a, b).weight();
+        let weight = |a: &str, b: &str| context.topology.nearness(a, b).weight();
         let list: Vec<Gpu<'a>> = uuids
             .iter()
             .map(|uuid| Gpu {
                 uuid,
                 free: count(uuid),
                 must: taken.contains_key(*uuid),
-                suspect: (ground.suspect)(uuid),
+                suspect: (context.suspect)(uuid),
                 busy: used.iter().map(|other| weight(uuid, other)).sum(),
             })
             .collect();
         let near = list.iter().flat_map(|a| list.iter().map(|b| weight(a.uuid, b.uuid))).collect();
-        Gpus { list, near, placement: ground.placement }
+        Gpus { list, near, placement: context.placement }
     }
 
     /// The GPUs to take `wanted` replicas from: those that must be, then the others.
@@ -275,8 +275,8 @@ mod tests {
         size: usize,
         placement: Placement,
     ) -> Vec<String> {
-        let ground = Ground { placement, topology, suspect: &|_| false };
-        preferred(available, must, size, &ground)
+        let context = PlacementContext { placement, topology, suspect: &|_| false };
+        preferred(available, must, size, &context)
     }
 
     /// GPU-a, GPU-b, … with the nearness that `pair` gives to their numbers.
@@ -389,9 +389,12 @@ mod tests {
         let topology = pairs_of_links();
         let choose = |gpus, size| {
             let suspect = |uuid: &str| uuid == "GPU-a";
-            let ground =
-                Ground { placement: Placement::Packed, topology: &topology, suspect: &suspect };
-            gpus_of(&preferred(&all(gpus, 2), &[], size, &ground))
+            let context = PlacementContext {
+                placement: Placement::Packed,
+                topology: &topology,
+                suspect: &suspect,
+            };
+            gpus_of(&preferred(&all(gpus, 2), &[], size, &context))
         };
         assert_eq!(choose("abcdefgh", 1), "b");
         assert_eq!(choose("a", 1), "a");
@@ -399,9 +402,12 @@ mod tests {
         let mut available = all("a", 2);
         available.extend(all("bc", 1));
         let suspect = |uuid: &str| uuid == "GPU-a";
-        let ground =
-            Ground { placement: Placement::Packed, topology: &topology, suspect: &suspect };
-        assert_eq!(gpus_of(&preferred(&available, &[], 2, &ground)), "a");
+        let context = PlacementContext {
+            placement: Placement::Packed,
+            topology: &topology,
+            suspect: &suspect,
+        };
+        assert_eq!(gpus_of(&preferred(&available, &[], 2, &context)), "a");
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Releases allocations without a holder, and learns holders. There is no Deallocate: kubelet's
-//! PodResources is compared with the ledger and with what really runs. Pure.
+//! Releases allocations without a holder, and learns holders. The device plugin API has no Deallocate: kubelet's
+//! PodResources is compared with the ledger and with what really runs. A claim's share ends when kubelet unprepares
+//! it. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,6 +28,8 @@ pub enum Action {
     Release(AllocationId),
     /// Kubelet names its holder.
     Name(AllocationId, Holder),
+    /// Kubelet names all that hold a claim's share beside its holder.
+    NameOthers(AllocationId, Vec<Holder>),
     /// Its record was lost and kubelet names what it is.
     Complete {
         /// The allocation.
@@ -35,7 +38,7 @@ pub enum Action {
         resource: String,
         /// Its replicas, sorted.
         replicas: Vec<String>,
-        /// Who holds it.
+        /// The holder.
         holder: Holder,
     },
 }
@@ -56,8 +59,10 @@ impl Absences {
 
     /// Whether its container had started before kubelet was `asked`.
     fn is_listed(&self, record: &Record, asked: Instant) -> bool {
-        record.state == State::Started
-            && self.started.get(&record.id).is_none_or(|started| *started < asked)
+        // Kubelet lists a claim's pods as long as they run.
+        record.origin.claim().is_some()
+            || record.state == State::Started
+                && self.started.get(&record.id).is_none_or(|started| *started < asked)
     }
 
     /// Since when this generation is known to be unlisted, which it is `now`.
@@ -88,8 +93,7 @@ pub fn decide(
     }
     let mut held: BTreeMap<AllocationId, Vec<&Holding>> = BTreeMap::new();
     for holding in kubelet.holdings {
-        let ids = holding.device_ids.iter().map(String::as_str);
-        held.entry(AllocationId::of(&holding.resource_name, ids)).or_default().push(holding);
+        held.entry(holding.allocation()).or_default().push(holding);
     }
 
     let mut actions = Vec::new();
@@ -98,7 +102,7 @@ pub fn decide(
             absences.unlisted.remove(id);
             let is_listed = absences.is_listed(record, kubelet.asked);
             let Some(holder) = choose(record, holdings, is_listed) else { continue };
-            if record.replicas.is_empty() {
+            if record.replicas.is_empty() && !holdings[0].is_claim() {
                 let replicas: BTreeSet<_> = holdings[0].device_ids.iter().cloned().collect();
                 actions.push(Action::Complete {
                     id: id.clone(),
@@ -106,9 +110,21 @@ pub fn decide(
                     replicas: replicas.into_iter().collect(),
                     holder,
                 });
-            } else if record.holder.as_ref() != Some(&holder) && record.state != State::Parked {
+                continue;
+            }
+            if record.origin.claim().is_some() {
+                let others = others(holdings, &holder);
+                if others != record.others {
+                    actions.push(Action::NameOthers(id.clone(), others));
+                }
+            }
+            if record.holder.as_ref() != Some(&holder) && record.state != State::Parked {
                 actions.push(Action::Name(id.clone(), holder));
             }
+            continue;
+        }
+        // Kubelet says when a claim's share ends: it unprepares it.
+        if record.origin.claim().is_some() {
             continue;
         }
         let since = absences.since(record, now);
@@ -120,6 +136,23 @@ pub fn decide(
         }
     }
     actions
+}
+
+/// Most further holders of a claim's share that are kept.
+const MOST_OTHERS: usize = 64;
+
+/// The containers among these beside `holder`, sorted, each once.
+fn others(holdings: &[&Holding], holder: &Holder) -> Vec<Holder> {
+    let all: BTreeSet<Holder> = holdings.iter().map(|holding| named(holding)).collect();
+    all.into_iter().filter(|other| other != holder).take(MOST_OTHERS).collect()
+}
+
+fn named(holding: &Holding) -> Holder {
+    Holder {
+        namespace: holding.namespace.clone(),
+        pod: holding.pod.clone(),
+        container: holding.container.clone(),
+    }
 }
 
 /// Whether `parked` may belong to an init container of the pod that holds `other`: kubelet gives its
@@ -147,11 +180,7 @@ fn choose(record: &Record, holdings: &[&Holding], is_listed: bool) -> Option<Hol
     let is_new = |holding: &&&Holding| record.predecessor.as_ref().is_none_or(|p| !is(holding, p));
     let namesake = || holdings.first().filter(|_| is_listed);
     let chosen = holdings.iter().find(is_new).or_else(namesake)?;
-    Some(Holder {
-        namespace: chosen.namespace.clone(),
-        pod: chosen.pod.clone(),
-        container: chosen.container.clone(),
-    })
+    Some(named(chosen))
 }
 
 #[cfg(test)]
@@ -249,7 +278,7 @@ mod tests {
         world.pods = 0;
         assert_eq!(world.at(GRACE * 10), []);
         world.pods = 3;
-        assert_eq!(world.at(GRACE * 20), [], "the grace begins anew");
+        assert_eq!(world.at(GRACE * 20), [], "the grace starts again");
         assert_ne!(world.at(GRACE * 21), []);
     }
 
@@ -330,5 +359,65 @@ mod tests {
             holder: holder("pod"),
         };
         assert_eq!(world.at(Duration::ZERO), [want]);
+    }
+
+    fn claimed(world: &mut World, is_known: bool) -> AllocationId {
+        let share = tessera_model::origin::ClaimShare {
+            uid: "u".into(),
+            namespace: "ns".into(),
+            name: "claim".into(),
+            request: "gpu".into(),
+            pool: "node".into(),
+            results: Vec::new(),
+            asked: BTreeMap::new(),
+        };
+        let id = share.allocation_id();
+        let mut record = Record::new(id.clone(), 1, Vec::new());
+        if is_known {
+            record.origin = tessera_model::origin::Origin::Claim(Box::new(share));
+        }
+        world.records.insert(id.clone(), Arc::new(record));
+        id
+    }
+
+    fn hold_claim(world: &mut World, pod: &str, id: &AllocationId) {
+        world.hold(pod, &[id.as_str()]);
+        if let Some(last) = world.holdings.last_mut() {
+            last.resource_name = tessera_model::cdi_name::SHARE_KIND.into();
+        }
+    }
+
+    #[test]
+    fn a_claims_share_gets_a_holder_and_stays_until_kubelet_unprepares_it() {
+        let mut world = world();
+        let id = claimed(&mut world, true);
+        assert_eq!(world.at(GRACE * 3), [], "nobody holds it yet");
+        hold_claim(&mut world, "first", &id);
+        hold_claim(&mut world, "second", &id);
+        let holder = Holder { namespace: "ns".into(), pod: "first".into(), container: "c".into() };
+        let second = Holder { pod: "second".into(), ..holder.clone() };
+        let others = Action::NameOthers(id.clone(), vec![second.clone()]);
+        assert_eq!(world.at(GRACE * 3), [others, Action::Name(id.clone(), holder.clone())]);
+        world.change(&id).holder = Some(holder);
+        world.change(&id).others = vec![second.clone()];
+        assert_eq!(world.at(GRACE * 4), []);
+        world.holdings.remove(0);
+        let nobody_else = Action::NameOthers(id.clone(), Vec::new());
+        assert_eq!(world.at(GRACE * 5), [nobody_else, Action::Name(id.clone(), second.clone())]);
+        world.change(&id).others.clear();
+        world.change(&id).holder = Some(second);
+        world.holdings.clear();
+        assert_eq!(world.at(GRACE * 9), []);
+    }
+
+    #[test]
+    fn adopted_pages_of_a_claim_stay_while_a_pod_has_them() {
+        let mut world = world();
+        let id = claimed(&mut world, false);
+        hold_claim(&mut world, "pod", &id);
+        assert!(matches!(&world.at(GRACE * 2)[..], [Action::Name(named, _)] if *named == id));
+        world.holdings.clear();
+        assert_eq!(world.at(GRACE * 3), []);
+        assert_eq!(world.at(GRACE * 5), [Action::Release(id)]);
     }
 }

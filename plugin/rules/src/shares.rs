@@ -1,6 +1,7 @@
 //! What each GPU is cut into: the configuration's `[share]` and `[[layout]]`, applied to a GPU. Pure.
 
 use crate::capacity::{Capacity, ReplicaLimit};
+use crate::front_end::{FrontEnd, front_end_of};
 use tessera_config::{Amount, Config};
 use tessera_model::gpu::Gpu;
 use tessera_model::sharing::{Compute, Placement, Split};
@@ -39,25 +40,17 @@ pub fn layout_of(gpu: &Gpu, config: &Config) -> Option<usize> {
     config.layouts.iter().position(|layout| layout.gpus.iter().any(|entry| gpu.is_named(entry)))
 }
 
-/// What a GPU is cut into, in the configuration's order.
+/// What a GPU is cut into for the device plugin, in the configuration's order: nothing where it is sold by
+/// another front end.
 #[must_use]
 pub fn cut(gpu: &Gpu, config: &Config) -> Vec<Share> {
-    let sellable = Capacity::of(gpu, config).sellable();
+    if front_end_of(gpu, config) != FrontEnd::DevicePlugin {
+        return Vec::new();
+    }
     let Some(layout) = layout_of(gpu, config).map(|i| &config.layouts[i]) else {
-        let share = &config.share;
-        let exact = |units: Option<u64>| units.map_or(Amount::Auto, Amount::Exact);
-        let memory = [(share.replicas, exact(share.memory_bytes))];
-        let cores = [(share.replicas, exact(share.cores_millis.map(u64::from)))];
-        return vec![Share {
-            resource: config.resource.name.clone(),
-            count: share.replicas,
-            limit: ReplicaLimit {
-                memory_bytes: divide(sellable, &memory, GRAIN_BYTES)[0],
-                cores_millis: millis(divide(WHOLE_MILLIS, &cores, 1)[0]),
-            },
-            compute: share.compute,
-        }];
+        return vec![equal(gpu, config)];
     };
+    let sellable = Capacity::of(gpu, config).sellable();
     let memory: Vec<_> = layout.shares.iter().map(|share| (share.count, share.memory)).collect();
     let cores: Vec<_> = layout.shares.iter().map(|share| (share.count, share.cores)).collect();
     let memory = divide(sellable, &memory, GRAIN_BYTES);
@@ -74,6 +67,26 @@ pub fn cut(gpu: &Gpu, config: &Config) -> Vec<Share> {
             compute: share.compute.unwrap_or(config.share.compute),
         })
         .collect()
+}
+
+/// The equal replicas that `[share]` makes of a GPU, whichever front end sells it. By DRA, one of them is what a
+/// claim gets that says no size, and what a cluster without consumable capacity is offered.
+#[must_use]
+pub fn equal(gpu: &Gpu, config: &Config) -> Share {
+    let share = &config.share;
+    let exact = |units: Option<u64>| units.map_or(Amount::Auto, Amount::Exact);
+    let memory = [(share.replicas, exact(share.memory_bytes))];
+    let cores = [(share.replicas, exact(share.cores_millis.map(u64::from)))];
+    let sellable = Capacity::of(gpu, config).sellable();
+    Share {
+        resource: config.resource.name.clone(),
+        count: share.replicas,
+        limit: ReplicaLimit {
+            memory_bytes: divide(sellable, &memory, GRAIN_BYTES)[0],
+            cores_millis: millis(divide(WHOLE_MILLIS, &cores, 1)[0]),
+        },
+        compute: share.compute,
+    }
 }
 
 /// How requests for `resource` are met. The configuration has seen to it that layouts agree.

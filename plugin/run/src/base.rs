@@ -78,7 +78,7 @@ mod tests {
             assert_eq!((is_own(&dir), is_shared_safely(&dir)), (own, shared), "{mode:o}");
         }
         set_mode(&dir, 0o700);
-        // Whoever may write above may put another in its place.
+        // A user that may write above may put another in its place.
         set_mode(base.path(), 0o777);
         assert!(!is_own(&dir) && !is_shared_safely(&dir));
         set_mode(base.path(), 0o700);

@@ -24,7 +24,7 @@ use tessera_system::locks::lock;
 /// How long a run waits at its start for the arbiter. A machine where there can be none is no reason
 /// not to run.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How often those that were killed are looked for, milliseconds; what comes is told at once.
+/// How often those that were killed are looked for, milliseconds; new directories are noticed at once.
 const LOOK_MS: u16 = 500;
 
 /// What the thread that waits for the lock, or leads, shares with the run.
@@ -74,7 +74,7 @@ impl Keeper {
         let (arbiter, held) = (state.arbiter.take(), state.lock.take());
         drop(state);
         if let Some(arbiter) = arbiter {
-            // Whoever has the lock next closes the gates: nobody need ration itself until then.
+            // The next holder of the lock closes the gates: no process need ration itself until then.
             arbiter.abandon();
         }
         let held = held.or_else(|| {

@@ -3,9 +3,13 @@
 //! The command gets a pages directory of its own through `TESSERA_DIR` and the shim through
 //! `LD_PRELOAD`; both are set for the command alone. The directory goes when the command has ended,
 //! also by a signal. What a `tessera run` that was itself killed left behind, the next one removes.
+
+// `terminal::print`: a reader that goes away, like `head`, must not end a process by a panic.
+#![cfg_attr(not(test), deny(clippy::print_stdout))]
 #![forbid(unsafe_code)]
 
 mod base;
+mod core;
 mod gpus;
 mod keeper;
 mod nesting;
@@ -22,14 +26,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::Context;
-use tessera_region::layout::PAGES_DIR_ENV;
-use tessera_region::quota::{GpuQuota, Policy, QuotaSpec};
 
+use crate::core::PrivateCore;
+use tessera_agent::front_end::{self, FrontDoor};
 use tessera_config::Config;
 use tessera_gpu::nvml::NvmlDiscovery;
-use tessera_model::clock::monotonic_ns;
+use tessera_model::gpu::Gpu;
+use tessera_model::origin::Origin;
 use tessera_model::percent::parse_cores;
 use tessera_model::quantity::{format_bytes, parse_bytes};
+use tessera_model::sharing::Compute;
+use tessera_rules::ask::{Ask, ShareAsk, SharePart};
 
 pub use shim::{Artefact, find as find_artefact};
 
@@ -78,12 +85,12 @@ enum ComputePolicy {
     None,
 }
 
-impl From<ComputePolicy> for Policy {
+impl From<ComputePolicy> for Compute {
     fn from(policy: ComputePolicy) -> Self {
         match policy {
-            ComputePolicy::Burst => Policy::Burst,
-            ComputePolicy::Strict => Policy::Strict,
-            ComputePolicy::None => Policy::None,
+            ComputePolicy::Burst => Compute::Burst,
+            ComputePolicy::Strict => Compute::Strict,
+            ComputePolicy::None => Compute::None,
         }
     }
 }
@@ -98,7 +105,7 @@ const OWN_FAILURE: u8 = 125;
 /// run` could not do its part; then nothing is left behind.
 ///
 /// # Errors
-/// None: they are told on standard error, so that they have a code of their own.
+/// None: they are printed on standard error, so that they have a code of their own.
 pub fn main(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     Ok(hold(args, config).unwrap_or_else(|error| {
         eprintln!("tessera: {}", tessera_model::printable::line(&format!("{error:#}")));
@@ -121,35 +128,25 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     for gpu in &gpus {
         gpus::check(gpu, args.memory, gpu.context_overhead(of_gpus.context_overhead_bytes))?;
     }
-    let spec = QuotaSpec {
-        // Pids come again, and what a killed run has left may still be served.
-        allocation: format!("run-{}-{:x}", std::process::id(), monotonic_ns()),
-        generation: 1,
-        gpus: gpus
-            .iter()
-            .map(|gpu| GpuQuota {
-                uuid: gpu.uuid.clone(),
-                memory_limit_bytes: args.memory,
-                context_overhead_bytes: gpu.context_overhead(of_gpus.context_overhead_bytes),
-                cores_millis: args.cores,
-                policy: args.policy.into(),
-            })
-            .collect(),
+    let part = |gpu: &Gpu| SharePart {
+        uuid: gpu.uuid.clone(),
+        memory_bytes: args.memory,
+        cores_millis: args.cores,
+        compute: args.policy.into(),
     };
-    let mut root = root::Root::open()?;
+    let root = root::Root::open()?;
     nesting::refuse(&root)?;
-    pages::sweep(&root);
-    let pages = pages::Pages::create(&mut root, &spec).context("cannot make the pages")?;
-    // Taken down after the pages, whose directory is then gone.
-    let keeper = keeper::Keeper::start(root, &config.compute);
-    if args.policy != ComputePolicy::None {
-        keeper.wait_for(pages.dir());
-    }
+    let core = PrivateCore::new(root, &all, &Config { gpus: of_gpus, ..config.clone() });
+    let id = core.id();
+    let parts = gpus.iter().map(part).collect();
+    let ask = Ask::Share(ShareAsk { id: id.clone(), origin: Origin::Run, parts });
+    let granted = front_end::grant(&core, std::slice::from_ref(&ask))?;
+    let pages = core.pages().context("the pages are gone")?;
 
     let mut command = Command::new(&args.command[0]);
     command
         .args(&args.command[1..])
-        .env(PAGES_DIR_ENV, pages.dir())
+        .envs(granted.iter().flat_map(|given| &given.response.envs))
         .env("LD_PRELOAD", preload(shim.as_os_str(), std::env::var_os("LD_PRELOAD")));
     let named = gpus::are_named(&args.gpu, config);
     let has_own = std::env::var_os(VISIBLE_DEVICES).is_some();
@@ -158,7 +155,10 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     }
     let mut observer = observe::Observer::default();
     let discovery = NvmlDiscovery::new(config.paths.nvml.clone());
-    let uuids = gpus.iter().map(|gpu| gpu.uuid.clone());
+    // In the order of the pages.
+    let mut paged = gpus.clone();
+    paged.sort_by(|a, b| a.uuid.cmp(&b.uuid));
+    let uuids = paged.iter().map(|gpu| gpu.uuid.clone());
     let mut overhead = overhead::Overhead::new(Box::new(discovery), pages.dir(), uuids)?;
     let outcome = supervise::run(command, || {
         if let Ok(snapshot) = pages.usage().glance() {
@@ -172,7 +172,7 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         if let Ok(snapshot) = pages.usage().snapshot() {
             observer.see(&snapshot, overhead.ended());
         }
-        for (gpu, line) in gpus.iter().zip(observer.lines()) {
+        for (gpu, line) in paged.iter().zip(observer.lines()) {
             eprintln!(
                 "tessera: {} ({}): {line} of {}",
                 gpu.uuid,
@@ -183,7 +183,7 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         eprintln!("tessera: {} requests refused", observer.refusals());
     }
     drop(pages);
-    keeper.end();
+    core.release(&[id])?;
     outcome.map(ExitCode::from)
 }
 

@@ -13,7 +13,7 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    /// Takes one look into account. `ended`: what those did whose slots were zeroed by whoever looks.
+    /// Takes one look into account. `ended`: what processes did whose slots the look zeroed.
     pub fn see(&mut self, snapshot: &Snapshot, ended: &Tally) {
         let mut tally = ended.clone();
         tally.merge(&snapshot.past);

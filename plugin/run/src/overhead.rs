@@ -13,23 +13,23 @@ use tessera_region::usage::{SlotView, Snapshot, Tally, UsageFile};
 
 use crate::supervise::Pace;
 use tessera_agent::observe::departed;
-use tessera_agent::observe::departed::{Listed, Whose};
-use tessera_agent::observe::gauge::{Gauge, Verdict};
+use tessera_agent::observe::departed::{ListedProcess, ProcessOwner};
+use tessera_agent::observe::overhead::{OverheadEstimator, Verdict};
 use tessera_agent::observe::procs::Procs;
-use tessera_agent::observe::rhythm::Rhythm;
 use tessera_agent::observe::sample::{Member, compose, join, slot_of};
+use tessera_agent::observe::schedule::LookSchedule;
 use tessera_gpu::{Discovery, GpuProcess};
 
 /// Looks now and then, and publishes.
 pub(super) struct Overhead {
     discovery: Box<dyn Discovery>,
     /// UUIDs and what is known of each, in the page's order.
-    gpus: Vec<(String, Gauge)>,
-    rhythm: Rhythm,
+    gpus: Vec<(String, OverheadEstimator)>,
+    schedule: LookSchedule,
     procs: Procs,
     /// Device and inode of the usage page.
     page: (u64, u64),
-    /// Who held what contexts at the last tick: slot, time of claim, bytes.
+    /// The holders of contexts at the last tick: slot, time of claim, bytes.
     seen: Vec<(usize, u64, u64)>,
     /// At the last look.
     launches: u64,
@@ -56,8 +56,8 @@ impl Overhead {
         let page = std::fs::metadata(dir.join(USAGE_FILE))?;
         Ok(Self {
             discovery,
-            gpus: uuids.map(|uuid| (uuid, Gauge::new(0))).collect(),
-            rhythm: Rhythm::new(Instant::now()),
+            gpus: uuids.map(|uuid| (uuid, OverheadEstimator::new(0))).collect(),
+            schedule: LookSchedule::new(Instant::now()),
             procs: Procs::default(),
             page: (page.dev(), page.ino()),
             seen: Vec::new(),
@@ -91,15 +91,15 @@ impl Overhead {
         let now = Instant::now();
         if seen != self.seen {
             self.seen = seen;
-            self.rhythm.news(now, None);
+            self.schedule.news(now, None);
         }
         let is_dead =
             |slot: &SlotView| slot.is_departing() || !usage.slot_locked(slot.index).unwrap_or(true);
         self.departing = snapshot.slots.iter().any(is_dead);
         if self.departing {
-            self.rhythm.hurry(now);
+            self.schedule.hurry(now);
         }
-        if self.rhythm.due() > now {
+        if self.schedule.due() > now {
             return self.pace(snapshot);
         }
         if self.departing {
@@ -113,9 +113,10 @@ impl Overhead {
         let launches = snapshot.slots.iter().fold(0u64, |sum, s| sum.saturating_add(s.launches));
         let busy = std::mem::replace(&mut self.launches, launches) != launches;
         let now = Instant::now();
-        self.rhythm.looked(now, &verdicts, busy);
-        if let Some(within) = self.gpus.iter().filter_map(|(_, gauge)| gauge.watch()).min() {
-            self.rhythm.watch(now, within);
+        self.schedule.looked(now, &verdicts, busy);
+        if let Some(within) = self.gpus.iter().filter_map(|(_, estimator)| estimator.watch()).min()
+        {
+            self.schedule.watch(now, within);
         }
         self.pace(snapshot)
     }
@@ -152,12 +153,12 @@ impl Overhead {
                 if !was.is_empty() {
                     join(&mut members, Member { pid, start: 0, used_bytes, slot: None }, was);
                 }
-                listed.push((pid, used_bytes, Some(Whose::Ending)));
+                listed.push((pid, used_bytes, Some(ProcessOwner::Ending)));
                 continue;
             };
             let (start, namespace_pid) = (identity.start, identity.namespace_pid);
             if !self.procs.maps(pid, self.page) {
-                listed.push((pid, used_bytes, Some(Whose::Others)));
+                listed.push((pid, used_bytes, Some(ProcessOwner::Others)));
                 continue;
             }
             self.nested |= namespace_pid != pid;
@@ -177,12 +178,12 @@ impl Overhead {
                 };
                 slots.iter().filter(its).fold(0, |sum: u64, s| sum.saturating_add(s.granted[gpu]))
             };
-            let own = |pid| Whose::Own(granted(pid, &before).min(granted(pid, &after)));
-            let listed: Vec<Listed> = listed
+            let own = |pid| ProcessOwner::Own(granted(pid, &before).min(granted(pid, &after)));
+            let listed: Vec<ListedProcess> = listed
                 .into_iter()
-                .map(|(pid, used_bytes, whose)| {
-                    let whose = whose.unwrap_or_else(|| own(pid));
-                    Listed { pid, used_bytes, whose }
+                .map(|(pid, used_bytes, owner)| {
+                    let owner = owner.unwrap_or_else(|| own(pid));
+                    ListedProcess { pid, used_bytes, owner }
                 })
                 .collect();
             let fates = departed::fates(&dead, gpu, &listed, |_| false);

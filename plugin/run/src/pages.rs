@@ -115,7 +115,7 @@ fn remove(dir: &Path) {
     let _ = Dir::holding(dir).and_then(|(root, name)| root.remove_tree(name));
 }
 
-/// Whether a run, or a process of its command, lives. What cannot be told counts as yes.
+/// Whether a run, or a process of its command, lives. Unknown counts as yes.
 pub(super) fn is_in_use(dir: &Path) -> bool {
     if files::open(&dir.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_err()) {
         return true;

@@ -165,13 +165,13 @@ impl Root {
         (here.st_dev, here.st_ino) == (file.dev(), file.ino())
     }
 
-    /// Removes the directory if there are no runs. Only for who holds the lock.
+    /// Removes the directory if there are no runs. The caller holds the lock.
     pub fn remove_if_empty(&self) {
         if self.runs().is_empty()
             && let Ok(dir) = self.handle()
         {
             let _ = dir.remove(LOCK);
-            // Fails if somebody comes just now, who makes the lock anew.
+            // Fails if a run starts just now, which makes the lock again.
             let _ = Dir::holding(&self.dir).and_then(|(base, name)| base.remove_dir(name));
         }
     }
@@ -211,7 +211,7 @@ mod tests {
         fs::remove_dir(&run).unwrap();
         root.remove_if_empty();
         assert!(!root.is_lock(&lock) && !root.dir().exists());
-        // Whoever comes then makes it again.
+        // The next run makes it again.
         assert!(root.make(PREFIX).unwrap().exists());
     }
 

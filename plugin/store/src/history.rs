@@ -11,7 +11,7 @@ use super::schema::{
 use super::store::encode;
 use tessera_model::audit::Event;
 
-/// The audit trail as it was at one moment. Whoever reads it holds up nobody who writes.
+/// The audit trail as it was at one moment. Reading it does not delay writers.
 pub struct Trail(pub(super) ReadTransaction);
 
 /// Writes lines behind those that there are, and drops the oldest beyond what is kept.

@@ -49,6 +49,12 @@ impl Change {
         self.put.push(record);
     }
 
+    /// Removes a record, and notes that it was released.
+    pub fn release(&mut self, record: &Record, at_unix_ms: i64) {
+        self.events.push(Event::of(record, What::Released, at_unix_ms));
+        self.remove.push(record.id.clone());
+    }
+
     /// Notes what happened to a GPU.
     pub fn note_gpu(&mut self, uuid: &str, what: What, reason: String, at_unix_ms: i64) {
         self.events.push(Event::of_gpu(uuid, what, reason, at_unix_ms));

@@ -31,7 +31,7 @@ pub const HISTORY_KEPT: u64 = 4096;
 
 /// [`tessera_model::audit::Event`]s that a container can cause: by generation, kind, and the same growing number. The
 /// oldest of each generation and kind are dropped beyond [`INCIDENTS_KEPT_EACH`], so that no container
-/// can drive out what is told of another, or of itself in other respects. Older versions do not know
+/// can displace lines of another, or its own of other kinds. Older versions do not know
 /// this table.
 pub(super) const INCIDENTS: TableDefinition<(u64, &str, u64), &[u8]> =
     TableDefinition::new("incidents");

@@ -32,7 +32,7 @@ type Opener = Box<dyn FnMut() -> Result<Database, DatabaseError> + Send>;
 pub struct Ledger {
     path: PathBuf,
     open: Opener,
-    /// `None` after a failed commit, until the next one opens it anew.
+    /// `None` after a failed commit, until the next one opens it again.
     db: Option<Database>,
     /// Hears of every line of the audit trail that was written.
     listener: Option<Listener>,
@@ -148,7 +148,7 @@ impl Ledger {
         let file = path.to_owned();
         let open: Opener = Box::new(move || {
             if fsync {
-                builder().create(&file)
+                builder().create_file(files::open_private(&file)?)
             } else {
                 builder().create_with_backend(Unsynced::open(&file)?)
             }
@@ -243,7 +243,7 @@ impl Ledger {
     /// Writes a change as one transaction, on disk before it returns if `fsync` is on.
     ///
     /// # Errors
-    /// The disk is full or broken. The ledger is opened anew at the next call.
+    /// The disk is full or broken. The ledger is opened again at the next call.
     pub fn commit(&mut self, change: &Change) -> Result<(), CommitError> {
         let result = self.write(change);
         self.commits.count(result.is_ok());
@@ -271,7 +271,7 @@ impl Ledger {
         self.open = Box::new(|| Err(DatabaseError::DatabaseAlreadyOpen));
     }
 
-    /// Reading or writing failed: the next call opens the file anew.
+    /// Reading or writing failed: the next call opens the file again.
     pub fn failed(&mut self, error: &dyn fmt::Display) -> CommitError {
         // redb refuses everything after an I/O error until it is opened again.
         self.db = None;
@@ -351,7 +351,7 @@ impl Ledger {
             // Better cordoned for a reason that nobody can read than given out.
             let cordon = serde_json::from_slice(value.value()).unwrap_or(Cordon {
                 at_unix_ms: 0,
-                by: tessera_model::audit::By::Plugin,
+                by: tessera_model::audit::Actor::Plugin,
                 reason: Some("the ledger's entry cannot be read".to_owned()),
             });
             cordons.insert(uuid.value().to_owned(), cordon);

@@ -4,13 +4,13 @@
 //! SIGKILL would lose all since the start. Here they are written to the file, where the kernel has
 //! them whatever becomes of the process; only a power cut may lose the newest.
 
-use std::fs::File;
 use std::io;
 use std::ops::Bound;
 use std::path::Path;
 
 use redb::backends::FileBackend;
 use redb::{BackendError, DatabaseError, StorageBackend};
+use tessera_system::files;
 
 /// A file that is never synced.
 #[derive(Debug)]
@@ -19,9 +19,7 @@ pub(super) struct Unsynced(FileBackend);
 impl Unsynced {
     /// Opens `path`, or makes it.
     pub(super) fn open(path: &Path) -> Result<Self, DatabaseError> {
-        let file =
-            File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-        FileBackend::new(file).map(Unsynced)
+        FileBackend::new(files::open_private(path)?).map(Unsynced)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Shares of the process's descriptors, so that no listener can take them from another, and none from what
 //! kubelet's calls need.
 //!
-//! Two rules. A listener has at most [`Door::most`] connections. And the highest numbers are kept free, in
+//! Two rules. A listener has at most [`ListenerKind::max_connections`] connections. And the highest numbers are kept free, in
 //! steps: what a container may connect to ends first, then metrics, the admin socket, and kubelet's sockets;
 //! the last step is left to what the plugin opens itself for Allocate: pages, the ledger, sockets. The kernel
 //! gives each new descriptor the lowest free number (open(2)), so a connection with a high number says that
@@ -13,11 +13,13 @@ use nix::sys::resource::{Resource, getrlimit};
 
 /// What listens, the first to be refused first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Door {
+pub enum ListenerKind {
     /// The sockets in the pages of an allocation.
     Pages,
     /// Metrics and probes over TCP.
     Metrics,
+    /// The JSON API and the page over TCP.
+    Api,
     /// `paths.admin`.
     Admin,
     /// A resource's socket in kubelet's directory.
@@ -29,24 +31,25 @@ pub fn limit() -> u64 {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft)
 }
 
-impl Door {
+impl ListenerKind {
     /// Connections that may be open at a time.
-    pub fn most(self) -> usize {
-        self.most_of(limit())
+    pub fn max_connections(self) -> usize {
+        self.max_connections_of(limit())
     }
 
-    fn most_of(self, limit: u64) -> usize {
+    fn max_connections_of(self, limit: u64) -> usize {
         let (part, least, most) = match self {
             // Each of its allocations has a share: `session::tenant`.
-            Door::Pages => (1, 8, u64::MAX),
-            Door::Metrics => (4, 16, 2048),
-            Door::Admin | Door::Kubelet => (16, 8, 64),
+            ListenerKind::Pages => (1, 8, u64::MAX),
+            ListenerKind::Metrics => (4, 16, 2048),
+            ListenerKind::Api => (8, 8, 256),
+            ListenerKind::Admin | ListenerKind::Kubelet => (16, 8, 64),
         };
         usize::try_from((limit / part).clamp(least, most)).unwrap_or(usize::MAX)
     }
 
     /// Whether this descriptor, which was just opened, is one of those that are kept for others.
-    pub fn is_kept(self, fd: impl AsFd) -> bool {
+    pub fn is_reserved(self, fd: impl AsFd) -> bool {
         let number = u64::try_from(fd.as_fd().as_raw_fd()).unwrap_or(0);
         number >= self.end(limit())
     }
@@ -55,10 +58,11 @@ impl Door {
     fn end(self, limit: u64) -> u64 {
         let kept = (limit / 4).clamp(16, 256).min(limit / 2);
         let steps = match self {
-            Door::Pages => 4,
-            Door::Metrics => 3,
-            Door::Admin => 2,
-            Door::Kubelet => 1,
+            ListenerKind::Pages => 4,
+            // What people look at ends with what machines do.
+            ListenerKind::Metrics | ListenerKind::Api => 3,
+            ListenerKind::Admin => 2,
+            ListenerKind::Kubelet => 1,
         };
         limit - kept / 4 * steps
     }
@@ -70,19 +74,20 @@ mod tests {
 
     use super::*;
 
-    const DOORS: [Door; 4] = [Door::Pages, Door::Metrics, Door::Admin, Door::Kubelet];
+    const LISTENERS: [ListenerKind; 4] =
+        [ListenerKind::Pages, ListenerKind::Metrics, ListenerKind::Admin, ListenerKind::Kubelet];
 
     #[test]
     fn what_was_opened_last_is_kept_only_when_all_below_is_taken() {
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert!(!Door::Pages.is_kept(&file), "a test has few files open");
-        assert!(Door::Kubelet.end(128) <= 120 && Door::Pages.end(128) == 96);
+        assert!(!ListenerKind::Pages.is_reserved(&file), "a test has few files open");
+        assert!(ListenerKind::Kubelet.end(128) <= 120 && ListenerKind::Pages.end(128) == 96);
     }
 
     proptest! {
         #[test]
         fn each_listener_leaves_some_to_those_after_it(limit in 64u64..2_000_000) {
-            let ends = DOORS.map(|door| door.end(limit));
+            let ends = LISTENERS.map(|kind| kind.end(limit));
             for pair in ends.windows(2) {
                 prop_assert!(pair[0] + 4 <= pair[1], "{ends:?} of {limit}");
             }
@@ -91,7 +96,8 @@ mod tests {
 
         #[test]
         fn what_is_no_containers_takes_less_than_a_half(limit in 128u64..2_000_000) {
-            let sum: usize = DOORS[1..].iter().map(|door| door.most_of(limit)).sum();
+            let kinds = LISTENERS[1..].iter().chain([&ListenerKind::Api]);
+            let sum: usize = kinds.map(|kind| kind.max_connections_of(limit)).sum();
             prop_assert!(sum as u64 <= limit / 2, "{sum} of {limit}");
         }
     }

@@ -1,6 +1,6 @@
-//! What the terminal takes.
+//! What the terminal takes, and printing to it.
 
-use std::io::{IsTerminal, stdout};
+use std::io::{self, IsTerminal, Write, stdout};
 
 use crossterm::terminal::{WindowSize, window_size};
 
@@ -30,6 +30,27 @@ impl Look {
 /// Whether the terminal can do nothing but print lines.
 pub fn is_dumb() -> bool {
     std::env::var("TERM").is_ok_and(|term| term == "dumb")
+}
+
+/// Prints text on standard output. A reader that has gone, like `head`, wants no more: that is no error.
+///
+/// # Errors
+/// Any other failure to write, such as a full disk.
+pub fn print(text: &str) -> io::Result<()> {
+    print_while_read(text).map(drop)
+}
+
+/// As [`print`]; whether the reader is still there.
+///
+/// # Errors
+/// As [`print`].
+pub fn print_while_read(text: &str) -> io::Result<bool> {
+    let mut out = stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(io::Error::new(error.kind(), format!("standard output: {error}"))),
+    }
 }
 
 /// Columns and rows of the terminal that standard output is. `None` where it is none, or does not tell.

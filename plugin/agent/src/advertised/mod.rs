@@ -31,7 +31,7 @@ pub struct NodeSnapshot {
     pub advertised: BTreeMap<String, Vec<Device>>,
 }
 
-/// What is offered, and by resource who waits for it.
+/// What is offered, and the receivers of each resource.
 #[derive(Debug, Default)]
 struct Devices {
     offers: Offers,
@@ -45,12 +45,15 @@ pub struct Advertised {
     allocations: Arc<Allocations>,
     devices: Ranked<Devices>,
     resources: watch::Sender<BTreeSet<String>>,
+    /// Another number after each look: every change of what is sold, withheld or live ends in one.
+    looks: watch::Sender<u64>,
 }
 
 impl Advertised {
     pub(crate) fn new(inventory: Arc<Inventory>, allocations: Arc<Allocations>) -> Self {
         let devices = Ranked::new(ADVERTISED, Devices::default());
-        Advertised { inventory, allocations, devices, resources: watch::Sender::default() }
+        let (resources, looks) = (watch::Sender::default(), watch::Sender::default());
+        Advertised { inventory, allocations, devices, resources, looks }
     }
 
     /// Tells kubelet what has changed of the devices, if anything.
@@ -59,6 +62,14 @@ impl Advertised {
         let mut devices = self.devices.lock();
         let catalogue = self.inventory.catalogue();
         self.tell_devices(&mut devices, &catalogue, &self.allocations.all());
+        drop(devices);
+        self.looks.send_modify(|number| *number = number.wrapping_add(1));
+    }
+
+    /// Another number after each change of GPUs, health, cordons, limits or what is live.
+    #[must_use]
+    pub fn events(&self) -> watch::Receiver<u64> {
+        self.looks.subscribe()
     }
 
     /// Tells kubelet what follows from `records`, if that is news.
@@ -105,7 +116,7 @@ impl Advertised {
         let mut devices = self.devices.lock();
         let records = self.allocations.all();
         let catalogue = self.inventory.catalogue();
-        // Whoever changed a record is about to do it.
+        // The thread that changed a record is about to do it.
         self.tell_devices(&mut devices, &catalogue, &records);
         let advertised = devices
             .senders

@@ -2,54 +2,59 @@
 
 use std::time::Instant;
 
+use tessera_system::locks::lock;
+
 use super::Agent;
 use crate::incidents::{Incidents, Seen, Time};
 use tessera_arbiter::policy::LONG_WAIT_NS;
 use tessera_arbiter::{TenantShare, View};
 use tessera_model::allocation_id::AllocationId;
+use tessera_model::audit::Behind;
 use tessera_model::clock::unix_ms;
+use tessera_model::record::Holder;
 
-/// What was seen, and when.
+/// What has been reported so far, and when the last look was.
 #[derive(Debug)]
-pub(super) struct Looked {
+pub(super) struct Reported {
     at: Instant,
     incidents: Incidents,
 }
 
-impl Default for Looked {
+impl Default for Reported {
     fn default() -> Self {
-        Looked { at: Instant::now(), incidents: Incidents::default() }
+        Reported { at: Instant::now(), incidents: Incidents::default() }
     }
 }
 
 impl Agent {
-    /// Writes to the audit trail what has happened since the call before. Blocking.
-    pub fn note_incidents(&self, seen: Vec<(AllocationId, Seen)>) {
+    /// Looks at every allocation, and writes to the audit trail what has happened since the call before. What a view
+    /// says of counters and of the trail agrees after it. Blocking.
+    pub fn note_incidents(&self) {
+        // A look and its comparison are one: an older look that came later would count twice.
+        let _one = lock(&self.looking);
+        let seen = self.allocations.inspect();
         let view =
             self.allocations.arbiter().and_then(tessera_arbiter::Arbiter::view).unwrap_or_default();
         let records = self.allocations.all().all();
-        let name = |id: &str| {
-            let holder = AllocationId::parse(id).and_then(|id| records.get(&id)?.holder.clone());
-            holder.map_or_else(|| id.to_owned(), |h| format!("{}/{}", h.namespace, h.pod))
-        };
+        let holder = |id: &str| records.get(&AllocationId::parse(id)?)?.holder.clone();
         let seen = seen.into_iter().filter_map(|(id, seen)| {
             let record = records.get(&id)?.as_ref();
             let share = view.tenants.iter().find(|share| share.id == id.as_str());
-            let time = share.map(|share| time(share, &view, &name));
+            let time = share.map(|share| time(share, &view, &holder));
             Some((record, Seen { time, ..seen }))
         });
         let seen = seen.collect();
-        let mut looked = self.incidents.lock();
-        let passed = looked.at.elapsed();
-        looked.at = Instant::now();
+        let mut reported = self.incidents.lock();
+        let passed = reported.at.elapsed();
+        reported.at = Instant::now();
         let events =
-            looked.incidents.look(seen, self.allocations.adopted_until(), passed, unix_ms());
-        drop(looked);
+            reported.incidents.update(seen, self.allocations.adopted_until(), passed, unix_ms());
+        drop(reported);
         self.journal.audit_all(events);
     }
 }
 
-fn time(share: &TenantShare, view: &View, name: &dyn Fn(&str) -> String) -> Time {
+fn time(share: &TenantShare, view: &View, holder: &dyn Fn(&str) -> Option<Holder>) -> Time {
     let mine = |uuid: &String| share.uuids.contains(uuid);
     let holders = view.gpus.iter().filter(|gpu| mine(&gpu.uuid));
     let behind = holders.filter_map(|gpu| gpu.holder.as_deref()).find(|id| *id != share.id);
@@ -57,10 +62,13 @@ fn time(share: &TenantShare, view: &View, name: &dyn Fn(&str) -> String) -> Time
     Time {
         asked_millis: share.share.millis,
         got_millis: share.got_10s_millis,
-        waited_ns: share.waited_ns,
-        long_waits: share.long_waits.saturating_add(u64::from(waits >= LONG_WAIT_NS)),
-        longest_ns: share.longest_wait_ns.max(waits),
-        overlaps: share.overlaps,
-        behind: behind.map(name),
+        waited_ns: share.totals.waited_ns,
+        long_waits: share.totals.long_waits.saturating_add(u64::from(waits >= LONG_WAIT_NS)),
+        longest_ns: share.totals.longest_wait_ns.max(waits),
+        overlaps: share.totals.overlaps,
+        behind: behind.map_or(Behind::Nobody, |id| Behind::Allocation {
+            id: id.to_owned(),
+            holder: holder(id),
+        }),
     }
 }

@@ -3,7 +3,8 @@
 
 mod incidents;
 mod reload;
-pub mod service;
+#[cfg(test)]
+mod tests;
 mod trust;
 
 use std::collections::BTreeMap;
@@ -12,25 +13,31 @@ use std::time::Duration;
 
 use tessera_config::{Config, Current};
 use tessera_gpu::health::Observation;
-use tessera_kubelet::foreign_plugins::Finding;
+use tessera_kubelet::foreign_plugins::ForeignSale;
 use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tessera_model::allocation_id::AllocationId;
-use tessera_model::audit::{By, Event};
+use tessera_model::audit::{Actor, Event};
 use tessera_model::clock::unix_ms;
 use tessera_model::gpu::Gpu;
 use tessera_model::placement_reason::PlacementReason;
 use tessera_model::steered::Cordon;
-use tessera_rules::preferred::{Ground, preferred};
+use tessera_rules::ask::{Ask, Plan};
+use tessera_rules::preferred::{PlacementContext, preferred};
 use tessera_rules::reconcile::Kubelet;
+use tessera_rules::refusal::Refusal;
 use tessera_store::{Ledger, OpenError, Opened};
 use tessera_system::locks::Ranked;
 use tessera_tenant::delivery::Delivery;
+use tokio::sync::watch;
 use tracing::{error, warn};
 
 use crate::advertised::Advertised;
-use crate::allocations::steer::{Ask, Changed, How};
+use crate::allocations::grant::Granting;
+use crate::allocations::steer::{ChangeOptions, Changed, QuotaRequest};
 use crate::allocations::{AllocateError, Allocations, Found, Target};
-use crate::inventory::{CordonChange, Inventory};
+use crate::engines::Engine;
+use crate::front_end::{Committed, Delivered, FrontDoor, Transaction, device_plugin};
+use crate::inventory::{CordonChange, Inventory, Lift};
 use crate::journal::Journal;
 use crate::lock_order::LEAF;
 use crate::meters::Meters;
@@ -49,7 +56,9 @@ pub struct Agent {
     board: Arc<StatusBoard>,
     meters: Meters,
     /// What containers were refused, at the last look.
-    incidents: Ranked<incidents::Looked>,
+    incidents: Ranked<incidents::Reported>,
+    /// Held from a look at incidents to its comparison, and before any lock of the order.
+    looking: std::sync::Mutex<()>,
     /// What was found about those who use the GPUs.
     trust: Trust,
 }
@@ -59,8 +68,8 @@ pub struct Agent {
 pub struct Cordons {
     /// UUIDs that it was about; [`Cordon::NODE`] for the whole node.
     pub changed: Vec<String>,
-    /// All that is cordoned now.
-    pub cordoned: Vec<String>,
+    /// All cordons that stand now, by UUID; [`Cordon::NODE`] first.
+    pub standing: Vec<(String, Cordon)>,
     /// Live allocations on what it was about.
     pub running: usize,
 }
@@ -76,6 +85,17 @@ impl Agent {
         gpus: &[Gpu],
         delivery: Delivery,
         board: Arc<StatusBoard>,
+    ) -> Result<Arc<Self>, OpenError> {
+        Agent::open_with(current, gpus, delivery, board, Vec::new())
+    }
+
+    /// As [`Agent::open`], with engines beside pages and leases.
+    fn open_with(
+        current: impl Into<Current>,
+        gpus: &[Gpu],
+        delivery: Delivery,
+        board: Arc<StatusBoard>,
+        engines: Vec<Arc<dyn Engine>>,
     ) -> Result<Arc<Self>, OpenError> {
         let current = current.into();
         let config = current.get();
@@ -98,14 +118,16 @@ impl Agent {
         let journal = Arc::new(Journal::new(ledger, found.generation));
         let inventory =
             Arc::new(Inventory::new(current.clone(), Arc::clone(&journal), gpus, cordons));
-        let allocations = Arc::new(Allocations::new(
+        let mut allocations = Allocations::new(
             current.clone(),
             delivery,
             found,
             Arc::clone(&journal),
             Arc::clone(&inventory),
             Arc::clone(&board),
-        ));
+        );
+        engines.into_iter().for_each(|engine| allocations.add_engine(engine));
+        let allocations = Arc::new(allocations);
         let agent = Arc::new(Agent {
             advertised: Advertised::new(Arc::clone(&inventory), Arc::clone(&allocations)),
             config: current,
@@ -114,7 +136,8 @@ impl Agent {
             allocations,
             board,
             meters: Meters::new(unix_ms()),
-            incidents: Ranked::new(LEAF, incidents::Looked::default()),
+            incidents: Ranked::new(LEAF, incidents::Reported::default()),
+            looking: std::sync::Mutex::default(),
             trust: Trust::default(),
         });
         agent.allocations.restore();
@@ -173,9 +196,7 @@ impl Agent {
         resource: &str,
         containers: &[Vec<String>],
     ) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
-        let responses = self.allocations.allocate(resource, containers)?;
-        self.advertised.refresh();
-        Ok(responses)
+        device_plugin::allocate(self, resource, containers)
     }
 
     /// `GetPreferredAllocation`: chooses `size` of `available`, all of `must_include` among them, and remembers why
@@ -191,19 +212,19 @@ impl Agent {
         let topology = self.inventory.topology();
         let suspects = self.inventory.suspects();
         let terms = catalogue.resources.get(resource);
-        let ground = Ground {
+        let context = PlacementContext {
             placement: terms.map_or(self.config().share.placement, |terms| terms.placement),
             topology: &topology,
             suspect: &|uuid| suspects.contains(uuid),
         };
-        let chosen = preferred(available, must_include, size, &ground);
+        let chosen = preferred(available, must_include, size, &context);
         let tell = |uuid: &str| {
             let health = if suspects.contains(uuid) { "suspect" } else { "healthy" };
             let numa = catalogue.gpus.get(uuid).and_then(|sold| sold.gpu.numa_node);
             let numa = numa.map_or_else(String::new, |node| format!(", NUMA node {node}"));
             format!(", {health}{numa}")
         };
-        let placed = PlacementReason::by_preference(available, &chosen, ground.placement, &tell);
+        let placed = PlacementReason::by_preference(available, &chosen, context.placement, &tell);
         self.allocations.prefer(resource, placed);
         chosen
     }
@@ -244,20 +265,30 @@ impl Agent {
     ///
     /// # Errors
     /// See [`SteerError`]; then nothing has changed.
-    pub fn set_quota(&self, target: &Target, ask: &Ask, by: By) -> Result<Changed, SteerError> {
-        Ok(self.steered(&ask.how, self.allocations.set_quota(target, ask, by)?))
+    pub fn set_quota(
+        &self,
+        target: &Target,
+        request: &QuotaRequest,
+        actor: Actor,
+    ) -> Result<Changed, SteerError> {
+        Ok(self.steered(&request.options, self.allocations.set_quota(target, request, actor)?))
     }
 
     /// Gives back the limits at Allocate. Blocking.
     ///
     /// # Errors
     /// See [`SteerError`]; then nothing has changed.
-    pub fn reset_quota(&self, target: &Target, how: &How, by: By) -> Result<Changed, SteerError> {
-        Ok(self.steered(how, self.allocations.reset_quota(target, how, by)?))
+    pub fn reset_quota(
+        &self,
+        target: &Target,
+        options: &ChangeOptions,
+        actor: Actor,
+    ) -> Result<Changed, SteerError> {
+        Ok(self.steered(options, self.allocations.reset_quota(target, options, actor)?))
     }
 
-    fn steered(&self, how: &How, changed: Changed) -> Changed {
-        if !how.dry_run {
+    fn steered(&self, options: &ChangeOptions, changed: Changed) -> Changed {
+        if !options.dry_run {
             // Kubelet hears of the room that is gone before anybody can use it.
             self.advertised.refresh();
             self.allocations.apply_limits(&changed.record.id);
@@ -273,27 +304,27 @@ impl Agent {
         &self,
         gpu: Option<&str>,
         reason: Option<String>,
-        by: By,
+        actor: Actor,
     ) -> Result<Cordons, SteerError> {
-        let change = self.inventory.cordon(gpu, reason, by)?;
+        let change = self.inventory.cordon(gpu, reason, actor)?;
         Ok(self.cordoned(change))
     }
 
-    /// Gives out again what `gpu` names, or all. Blocking.
+    /// Lifts cordons. Blocking.
     ///
     /// # Errors
-    /// No such GPU, the node as a whole is cordoned, or the disk.
+    /// No such GPU, one that only the node's cordon holds back, or the disk.
     pub fn uncordon(
         &self,
-        gpu: Option<&str>,
+        lift: Lift<'_>,
         reason: Option<String>,
-        by: By,
+        actor: Actor,
     ) -> Result<Cordons, SteerError> {
-        let change = self.inventory.uncordon(gpu, reason, by)?;
+        let change = self.inventory.uncordon(lift, reason, actor)?;
         Ok(self.cordoned(change))
     }
 
-    fn cordoned(&self, CordonChange { changed, cordoned }: CordonChange) -> Cordons {
+    fn cordoned(&self, CordonChange { changed, standing }: CordonChange) -> Cordons {
         self.advertised.refresh();
         let node = changed.iter().any(|uuid| uuid == Cordon::NODE);
         let is_on = |uuid: &String| node || changed.contains(uuid);
@@ -302,7 +333,7 @@ impl Agent {
         let running =
             live.filter(|record| record.grants.iter().any(|g| is_on(&g.uuid)) || node).count();
         drop(records);
-        Cordons { changed, cordoned, running }
+        Cordons { changed, standing, running }
     }
 
     /// Takes what the driver reports of a GPU. Gives what changed by it, for
@@ -321,7 +352,7 @@ impl Agent {
     }
 
     /// Takes what others sell of ours; see [`Inventory::withheld`]. Blocking.
-    pub fn set_sold_by_others(&self, found: BTreeMap<String, Finding>) {
+    pub fn set_sold_by_others(&self, found: BTreeMap<String, ForeignSale>) {
         self.inventory.set_sold_by_others(found);
         self.advertised.refresh();
     }
@@ -348,6 +379,52 @@ impl Agent {
             arbiter.stop();
         }
         self.journal.close();
+    }
+}
+
+impl FrontDoor for Agent {
+    fn plan(&self, ask: &Ask) -> Result<Plan, Refusal> {
+        self.allocations.plan(ask)
+    }
+
+    fn commit(&self, plans: &[Plan]) -> Result<Box<dyn Transaction + '_>, AllocateError> {
+        let granting = Some(self.allocations.commit(plans)?);
+        Ok(Box::new(Announced { agent: self, granting }))
+    }
+
+    fn release(&self, ids: &[AllocationId]) -> Result<(), AllocateError> {
+        self.allocations.release(ids)?;
+        self.advertised.refresh();
+        Ok(())
+    }
+
+    fn events(&self) -> watch::Receiver<u64> {
+        self.advertised.events()
+    }
+}
+
+/// A transaction whose end is passed on to what is advertised.
+struct Announced<'a> {
+    agent: &'a Agent,
+    /// Until it ends.
+    granting: Option<Granting<'a>>,
+}
+
+impl Transaction for Announced<'_> {
+    fn committed(&self) -> &[Committed] {
+        self.granting.as_ref().map_or(&[], Granting::committed)
+    }
+
+    fn materialise(mut self: Box<Self>) -> Result<Vec<Delivered>, AllocateError> {
+        self.granting.take().map_or_else(|| Ok(Vec::new()), Granting::materialise)
+    }
+}
+
+impl Drop for Announced<'_> {
+    fn drop(&mut self) {
+        // Withdrawn, where nobody has materialised it.
+        drop(self.granting.take());
+        self.agent.advertised.refresh();
     }
 }
 

@@ -5,8 +5,8 @@ use tracing::warn;
 
 use super::Agent;
 use crate::trust::strangers::Stranger;
-use crate::trust::{Kind, Trust, list};
-use tessera_model::audit::{By, Event, What};
+use crate::trust::{FindingKind, Trust, list};
+use tessera_model::audit::{Actor, Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::record::{Holder, Record};
 
@@ -18,7 +18,14 @@ impl Agent {
     }
 
     /// A finding about a tenant, which happened `times` times. Only the first of several is told. Blocking.
-    pub fn found(&self, record: &Record, gpu: Option<&str>, kind: Kind, what: What, why: &str) {
+    pub fn found(
+        &self,
+        record: &Record,
+        gpu: Option<&str>,
+        kind: FindingKind,
+        what: What,
+        why: &str,
+    ) {
         let (namespace, pod, container) = names(record.holder.as_ref());
         warn!(
             id = %record.id, namespace, pod, container, gpu, finding = kind.name(),
@@ -47,11 +54,11 @@ impl Agent {
             pod_uid = uid,
             pid = stranger.pid,
             bytes = stranger.bytes,
-            finding = Kind::Stranger.name(),
+            finding = FindingKind::Stranger.name(),
             "{why}"
         );
         let what = What::Bypassed { pid: stranger.pid, bytes: stranger.bytes.unwrap_or(0) };
-        let event = Event::of_gpu(uuid, what, why, unix_ms()).by(By::Plugin);
+        let event = Event::of_gpu(uuid, what, why, unix_ms()).by(Actor::Plugin);
         self.journal.audit(Event { holder: stranger.holder.clone(), ..event });
     }
 

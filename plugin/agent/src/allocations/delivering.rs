@@ -1,19 +1,26 @@
 //! What containers are handed, and the CDI specs of it, kept whole while a container may start from
 //! them.
 
+use std::collections::BTreeSet;
+
 use nix::unistd::{AccessFlags, access};
-use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tracing::{error, info, warn};
 
 use super::{AllocateError, Allocations};
+use crate::front_end::Delivered;
 use tessera_config::Config;
 use tessera_model::allocation_id::AllocationId;
+use tessera_model::gpu::Gpu;
 use tessera_model::record::Record;
 use tessera_rules::allocate::Catalogue;
+use tessera_rules::refusal::Refusal;
 use tessera_tenant::delivery;
 use tessera_tenant::delivery::cdi::files::{Put, Specs};
 use tessera_tenant::delivery::{DeliveryPlan, cdi, driver};
-use tessera_tenant::{regions, shim_install};
+use tessera_tenant::shim_install;
+
+/// What `status` calls the directory of CDI specs by.
+const CDI_DIRECTORY: &str = "cdi.directory";
 
 /// Whether an allocation that only its pages tell of needs a spec: better one too many.
 pub(super) fn is_adopted_as_cdi(config: &Config, id: &AllocationId) -> bool {
@@ -25,17 +32,22 @@ impl Allocations {
         Specs::new(&self.config.get().cdi.directory)
     }
 
-    /// Kubelet's answer for an allocation, and its spec if it has one.
+    /// What the container of an allocation is given; its spec is there then, if it has one.
     pub(super) fn deliver(
         &self,
         catalogue: &Catalogue,
         record: &Record,
-    ) -> Result<ContainerAllocateResponse, AllocateError> {
-        self.with_parcel(catalogue, record, |parcel| {
+    ) -> Result<Delivered, AllocateError> {
+        self.with_delivery_plan(catalogue, record, |plan| {
             if record.cdi {
-                self.put_spec(parcel)?;
+                self.put_spec(plan)?;
             }
-            Ok(delivery::answer(parcel, &self.config.get()))
+            if record.origin.claim().is_some() {
+                let cdi_devices = cdi::names(plan, &self.config.get());
+                return Ok(Delivered { cdi_devices, ..Delivered::default() });
+            }
+            let response = delivery::answer(plan, &self.config.get());
+            Ok(Delivered { response, ..Delivered::default() })
         })
     }
 
@@ -44,15 +56,19 @@ impl Allocations {
     pub(super) fn ensure_delivered(&self, record: &Record) -> Result<(), AllocateError> {
         // Which shim it was given is in the spec and nowhere else.
         let is_known = record.shim.is_some() || !self.specs().is_whole(&record.id);
-        self.with_parcel(&self.inventory.catalogue(), record, |parcel| {
+        let ensured = self.with_delivery_plan(&self.inventory.catalogue(), record, |plan| {
             match record.cdi && is_known {
-                true => self.put_spec(parcel),
+                true => self.put_spec(plan),
                 false => Ok(()),
             }
-        })
+        });
+        let text =
+            |error: &AllocateError| format!("allocation {} cannot start again: {error}", record.id);
+        self.board.keep(record.id.as_str(), "delivery", &ensured, text);
+        ensured
     }
 
-    fn with_parcel<T>(
+    fn with_delivery_plan<T>(
         &self,
         catalogue: &Catalogue,
         record: &Record,
@@ -60,17 +76,20 @@ impl Allocations {
     ) -> Result<T, AllocateError> {
         let known = record.grants.iter().filter_map(|grant| catalogue.gpus.get(&grant.uuid));
         let gpus: Vec<_> = known.map(|sold| &sold.gpu).collect();
-        let parts = driver::parts(&self.config.get(), &gpus)?;
-        let pages = regions::dir(self.pages(), &record.id);
+        let parts = driver::parts(&self.config.get(), &gpus, record.cdi)?;
+        let pages = self.pages_of(&record.id);
         let named = record.shim.as_deref().map(|name| shim_install::at(&self.paths.shim, name));
         let shim = named.as_ref().unwrap_or(&self.delivery);
-        then(&DeliveryPlan { id: &record.id, gpus, pages: &pages, shim, parts })
+        let by_cdi_alone = record.origin.claim().is_some();
+        then(&DeliveryPlan { id: &record.id, gpus, pages: &pages, shim, parts, by_cdi_alone })
     }
 
-    fn put_spec(&self, parcel: &DeliveryPlan<'_>) -> Result<(), AllocateError> {
-        let spec = cdi::spec(parcel, &self.config.get())?;
-        if self.specs().put(parcel.id, &spec)? == Put::Replaced {
-            warn!(id = %parcel.id, "something else lay where the CDI spec belongs; replaced");
+    fn put_spec(&self, plan: &DeliveryPlan<'_>) -> Result<(), AllocateError> {
+        let spec = cdi::spec(plan, &self.config.get())?;
+        let put = self.specs().put(plan.id, &spec)?;
+        self.board.lift(CDI_DIRECTORY, "writable");
+        if put == Put::Replaced {
+            warn!(id = %plan.id, "something else lay where the CDI spec belongs; replaced");
         }
         Ok(())
     }
@@ -89,10 +108,12 @@ impl Allocations {
         for record in records.values().filter(|record| record.cdi) {
             if let Err(error) = self.ensure_delivered(record) {
                 error!(id = %record.id, %error, "the CDI spec of an allocation cannot be made");
-                self.board.note(format!("allocation {} cannot start again: {error}", record.id));
             }
         }
-        let kept = |id: &AllocationId| records.get(id).is_some_and(|record| record.cdi);
+        let views = self.rebuild_views();
+        let kept = |id: &AllocationId| {
+            views.contains(id) || records.get(id).is_some_and(|record| record.cdi)
+        };
         for id in specs.sweep(kept) {
             info!(%id, "removed the CDI spec of an allocation that is no more");
         }
@@ -101,20 +122,52 @@ impl Allocations {
         }
     }
 
+    /// Names of CDI devices that show a GPU and grant nothing of it; the spec is there then, and stays.
+    pub(crate) fn view(&self, uuid: &str) -> Result<Vec<String>, AllocateError> {
+        let catalogue = self.inventory.catalogue();
+        let unknown = || Refusal::UnknownGpu(uuid.to_owned());
+        let gpu = &catalogue.gpus.get(uuid).ok_or_else(unknown)?.gpu;
+        // One writer of specs at a time.
+        let _writer = self.journal.writer();
+        self.put_view(gpu)?;
+        Ok(cdi::view_names(gpu, &self.config.get()))
+    }
+
+    fn put_view(&self, gpu: &Gpu) -> Result<(), AllocateError> {
+        let config = self.config.get();
+        let parts = driver::parts(&config, &[gpu], true)?;
+        self.specs().put(&cdi::view_id(gpu), &cdi::view_spec(gpu, &parts, &config)?)?;
+        Ok(())
+    }
+
+    /// Views that were handed out: nobody records by whom, and a container may start again from one.
+    fn rebuild_views(&self) -> BTreeSet<AllocationId> {
+        let catalogue = self.inventory.catalogue();
+        let (gpus, specs) = (catalogue.gpus.values().map(|sold| &sold.gpu), self.specs());
+        let views = gpus.filter(|gpu| specs.exists(&cdi::view_id(gpu)));
+        let rebuilt = views.map(|gpu| {
+            if let Err(error) = self.put_view(gpu) {
+                warn!(gpu = gpu.uuid, %error, "the CDI spec that shows a GPU cannot be made");
+            }
+            cdi::view_id(gpu)
+        });
+        rebuilt.collect()
+    }
+
     /// Says at once what every Allocate would say.
     pub(crate) fn check_directory(&self) {
         let config = self.config.get();
         let directory = &config.cdi.directory;
         let usable = std::fs::create_dir_all(directory)
             .and_then(|()| Ok(access(directory, AccessFlags::W_OK | AccessFlags::X_OK)?));
-        if let Err(error) = usable {
+        self.board.keep(CDI_DIRECTORY, "writable", &usable, |error| {
             let text = format!(
                 "no container can start: cdi.directory {} cannot be written ({error}); mount it \
                  writable, or choose another that the container runtime reads",
                 directory.display()
             );
             error!("{text}");
-            self.board.note(text);
-        }
+            text
+        });
     }
 }

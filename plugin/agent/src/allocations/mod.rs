@@ -1,10 +1,11 @@
 //! Allocations: records, pages, and what containers get. One writer at a time
 //! changes them, under [`Journal::writer`].
 
-mod arbitrating;
 mod delivering;
+pub(crate) mod grant;
 mod life;
 pub(crate) mod offers;
+mod one_front_end;
 pub(crate) mod records;
 mod room;
 mod select;
@@ -12,39 +13,39 @@ mod shims;
 pub mod steer;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tessera_arbiter::Arbiter;
 use tessera_config::{Config, Current, Paths};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::What;
-use tessera_model::clock::{monotonic_ns, unix_ms};
+use tessera_model::clock::unix_ms;
 use tessera_model::holding::Holding;
 use tessera_model::placement_reason::PlacementReason;
 use tessera_model::record::{Record, State};
 use tessera_rules::multi_resource;
 use tessera_rules::reconcile::Absences;
-use tessera_store::{Change, CommitError, Ledger};
+use tessera_store::{Change, Ledger};
 use tessera_system::locks::{Ranked, RankedGuard};
 use tessera_tenant::delivery::Delivery;
 use tessera_tenant::regions::observed::Bell;
-use tessera_tenant::regions::{self, Mode, Region};
-use tessera_tenant::shim_install::ShimError;
+use tessera_tenant::regions::{self, Mode, Outcome, Region};
 use tessera_tenant::shim_install::unused::Unused;
 use tokio::sync::Notify;
 use tracing::{error, info, warn};
 
-use crate::incidents::{self, Seen};
+use crate::engines::memory::{Pages, Regions};
+use crate::engines::time::Leases;
+use crate::engines::{Engine, EngineError};
+pub use crate::front_end::AllocateError;
+use crate::incidents::Seen;
 use crate::inventory::Inventory;
 use crate::journal::Journal;
 use crate::lock_order::{HOUSEKEEPING, LEAF, RECORDS};
 use crate::status_board::StatusBoard;
 use records::Records;
 pub use select::Target;
-
-/// Open pages by allocation.
-type Regions = BTreeMap<AllocationId, Arc<Region>>;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -56,22 +57,21 @@ pub struct Allocations {
     journal: Arc<Journal>,
     inventory: Arc<Inventory>,
     board: Arc<StatusBoard>,
-    /// Divides GPU time; `None` if it could not be started.
-    arbiter: Option<Arbiter>,
+    /// Memory.
+    pages: Arc<Pages>,
+    /// GPU time.
+    leases: Arc<Leases>,
+    /// All that hold tenants, in the order in which they are asked.
+    engines: Vec<Arc<dyn Engine>>,
     /// Whoever goes through them all shares them: nobody copies a thousand.
     records: Ranked<Records>,
-    regions: Ranked<Regions>,
     absences: Ranked<Absences>,
     /// When a container of each allocation was first about to start, where there are several resources.
     starts: Ranked<BTreeMap<AllocationId, Start>>,
     unused: Ranked<Unused>,
-    /// The page version that each installed shim speaks.
-    shim_abis: Ranked<BTreeMap<String, u32>>,
     /// What was preferred last, by resource, until an Allocate takes it.
     preferences: Ranked<BTreeMap<String, PlacementReason>>,
     started: Notify,
-    /// Wakes the observer; see [`crate::observe`].
-    bell: Arc<Bell>,
     /// The last generation of the plugin before this one.
     adopted_until: u64,
     /// Allocations that were found by their pages alone at the start.
@@ -96,7 +96,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// What the ledger has, and pages that it has not: their records are made anew.
+    /// What the ledger has, and pages that it has not: their records are made again.
     pub(crate) fn of(
         ledger: &mut Ledger,
         (list, generation): (Vec<Record>, u64),
@@ -155,19 +155,20 @@ impl Allocations {
         board: Arc<StatusBoard>,
     ) -> Self {
         let now = config.get();
+        let pages = Arc::new(Pages::new(&now.paths.pages, &now.paths.shim));
+        let leases = Arc::new(Leases::start(&now, Arc::clone(&board)));
         Allocations {
-            arbiter: arbitrating::start(&now, &board),
+            engines: vec![Arc::clone(&pages) as Arc<dyn Engine>, Arc::clone(&leases) as _],
+            pages,
+            leases,
             paths: now.paths.clone(),
             delivery,
             records: Ranked::new(RECORDS, found.records),
-            regions: Ranked::new(LEAF, BTreeMap::new()),
             absences: Ranked::new(HOUSEKEEPING, Absences::default()),
             starts: Ranked::new(LEAF, BTreeMap::new()),
             unused: Ranked::new(HOUSEKEEPING, Unused::default()),
-            shim_abis: Ranked::new(LEAF, BTreeMap::new()),
             preferences: Ranked::new(LEAF, BTreeMap::new()),
             started: Notify::new(),
-            bell: Arc::default(),
             adopted_until: found.generation,
             adopted: found.adopted,
             config,
@@ -177,51 +178,62 @@ impl Allocations {
         }
     }
 
+    /// One more engine, asked after the others.
+    pub(crate) fn add_engine(&mut self, engine: Arc<dyn Engine>) {
+        self.engines.push(engine);
+    }
+
     /// Makes shims, pages and specs of the records whole. Blocking.
     pub(crate) fn restore(&self) {
         self.restore_shims();
-        regions::sweep(self.pages());
+        self.pages.sweep();
         self.rebuild();
         self.rebuild_specs();
-        regions::keep_spares(self.pages());
+        self.pages.keep_spares();
     }
 
-    /// Makes every page of the ledger whole. What can't be is left out, and said so.
+    /// Has the engines hold every tenant of the ledger. What can't be held is left out, and said so.
     fn rebuild(&self) {
-        let records: Vec<Arc<Record>> = self.records.lock().values().cloned().collect();
-        for record in records {
-            // A plugin that died between commit and pages left those of the tenant before.
-            let found = regions::read_spec(self.pages(), &record.id);
-            let mode = match found {
-                Some(spec) if spec.generation < record.generation => Mode::Fresh,
-                _ => Mode::Adopt,
-            };
-            match Region::create(self.pages(), &record, mode, self.shim_abi(&record)) {
-                Ok((region, outcome)) => {
-                    if outcome.repaired {
-                        info!(id = %record.id, "pages rebuilt");
-                    }
-                    region.heartbeat(monotonic_ns());
-                    region.observed().attach(&self.bell);
-                    self.arbitrate(&record.id, &region);
-                    self.regions.lock().insert(record.id.clone(), region);
-                }
-                Err(error) => {
-                    error!(id = %record.id, %error, "pages cannot be rebuilt");
-                    self.board.note(format!("allocation {} has no pages: {error}", record.id));
-                }
+        for record in self.records() {
+            if let Err(error) = self.admit(&record, self.pages.mode_at_start(&record)) {
+                error!(id = %record.id, %error, "an allocation cannot be held to its limits");
             }
         }
+    }
+
+    /// Has each engine hold a tenant; the first one's outcome, which is that of its pages. One that cannot be held is
+    /// a warning until it can, or is no more.
+    fn admit(&self, record: &Record, mode: Mode) -> Result<Outcome, EngineError> {
+        let admitted = self.admit_everywhere(record, mode);
+        let text = |error: &EngineError| format!("allocation {} has no pages: {error}", record.id);
+        self.board.keep(record.id.as_str(), "pages", &admitted, text);
+        admitted
+    }
+
+    fn admit_everywhere(&self, record: &Record, mode: Mode) -> Result<Outcome, EngineError> {
+        let mut first = None;
+        for engine in &self.engines {
+            let outcome = engine.admit(record, mode)?;
+            first.get_or_insert(outcome);
+        }
+        Ok(first.unwrap_or_default())
+    }
+
+    /// Has each engine end with a tenant, the last one first.
+    fn dismiss(&self, id: &AllocationId) {
+        self.engines.iter().rev().for_each(|engine| engine.release(id));
     }
 
     /// The directory of an allocation's pages.
     #[must_use]
     pub fn pages_of(&self, id: &AllocationId) -> PathBuf {
-        regions::dir(self.pages(), id)
+        regions::dir(self.pages.root(), id)
     }
 
-    fn pages(&self) -> &Path {
-        &self.paths.pages
+    /// What divides GPU time, if it runs.
+    #[must_use]
+    pub fn arbiter(&self) -> Option<&Arbiter> {
+        self.leases.arbiter()
     }
 
     /// Where things are on this node; that stays for as long as the plugin runs.
@@ -243,7 +255,7 @@ impl Allocations {
 
     /// The open pages, locked.
     pub(crate) fn regions(&self) -> RankedGuard<'_, Regions> {
-        self.regions.lock()
+        self.pages.lock()
     }
 
     /// All records.
@@ -262,7 +274,7 @@ impl Allocations {
     #[must_use]
     pub fn with_regions(&self) -> Vec<(Arc<Record>, Option<Arc<Region>>)> {
         let records = self.records();
-        let regions = self.regions.lock();
+        let regions = self.pages.lock();
         let open = |record: Arc<Record>| {
             let region = regions.get(&record.id).cloned();
             (record, region)
@@ -274,8 +286,7 @@ impl Allocations {
     /// are not known otherwise.
     #[must_use]
     pub fn knows(&self, holding: &Holding) -> bool {
-        let ids = holding.device_ids.iter().map(String::as_str);
-        self.records.lock().contains_key(&AllocationId::of(&holding.resource_name, ids))
+        self.records.lock().contains_key(&holding.allocation())
     }
 
     /// Resources that are ours, now or when an allocation was made.
@@ -346,59 +357,17 @@ impl Allocations {
     /// Rung when there is news of an allocation's memory.
     #[must_use]
     pub fn bell(&self) -> &Arc<Bell> {
-        &self.bell
+        self.pages.bell()
     }
 
     /// Looks at every usage page: takes back what dead processes held, puts right what a tenant broke.
     /// What each allocation was refused, for [`crate::Agent::note_incidents`]. Blocking.
-    pub fn inspect(&self) -> Vec<(AllocationId, Seen)> {
-        let regions = self.regions.lock().clone();
-        let seen = regions.into_iter().map(|(id, region)| {
-            let used = region.recover_and_snapshot();
-            (id, incidents::seen(&region, &used))
-        });
-        let seen = seen.collect();
-        // After looking, which cuts back what has grown.
-        regions::keep_spares(self.pages());
-        seen
+    pub(crate) fn inspect(&self) -> Vec<(AllocationId, Seen)> {
+        self.pages.inspect()
     }
 
     /// Says "the plugin lives" on every page; with 0, "it stops now".
     pub fn heartbeat(&self, now_ns: u64) {
-        let regions: Vec<Arc<Region>> = self.regions.lock().values().cloned().collect();
-        for region in regions {
-            region.heartbeat(now_ns);
-        }
+        self.pages.heartbeat(now_ns);
     }
-}
-
-/// Why kubelet gets no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum AllocateError {
-    /// The request.
-    #[error(transparent)]
-    Refused(#[from] tessera_rules::allocate::Refusal),
-    /// The ledger.
-    #[error(transparent)]
-    Ledger(#[from] CommitError),
-    /// The pages.
-    #[error("cannot make the pages of the allocation: {0}")]
-    Pages(#[from] regions::RegionError),
-    /// The driver, as far as we deliver it.
-    #[error(transparent)]
-    Driver(#[from] tessera_tenant::delivery::driver::DriverError),
-    /// What does not fit into a CDI spec.
-    #[error(transparent)]
-    Spec(#[from] tessera_tenant::delivery::cdi::spec::SpecError),
-    /// The CDI spec's file.
-    #[error(transparent)]
-    SpecFile(#[from] tessera_tenant::delivery::cdi::files::FileError),
-    /// The shim's files are gone and could not be put back.
-    #[error("the shim is gone from {path} and cannot be restored: {error}")]
-    Shim {
-        /// Where containers mount it from.
-        path: PathBuf,
-        /// Why not.
-        error: ShimError,
-    },
 }

@@ -40,10 +40,12 @@ struct Stake<'a> {
     resource: &'a str,
     granted_bytes: u64,
     indexes: Vec<u32>,
+    /// Another front end sold it.
+    is_foreign: bool,
 }
 
 impl Offers {
-    /// Works out anew what may have changed since the last time; true if anything has. Always with the
+    /// Computes again what may have changed since the last time; true if anything has. Always with the
     /// same records, and with a catalogue that has another edition if more than health differs.
     pub(crate) fn renew(
         &mut self,
@@ -113,7 +115,7 @@ impl Offers {
         }
     }
 
-    /// What kubelet is told of it.
+    /// What kubelet sees of it.
     pub(crate) fn devices(&self, catalogue: &Catalogue) -> Advertised {
         let mut all: Advertised =
             self.resources.iter().map(|resource| (resource.clone(), Vec::new())).collect();
@@ -145,7 +147,8 @@ fn stake<'a>(record: &'a Record, uuid: &str) -> Option<Stake<'a>> {
     let granted_bytes = record.counted_bytes(uuid)?;
     let held = record.replicas.iter().filter_map(|id| Replica::split(id));
     let indexes = held.filter(|(gpu, _)| *gpu == uuid).map(|(_, index)| index).collect();
-    Some(Stake { resource: &record.resource, granted_bytes, indexes })
+    let is_foreign = !record.origin.is_device_plugin();
+    Some(Stake { resource: &record.resource, granted_bytes, indexes, is_foreign })
 }
 
 fn offer(
@@ -155,26 +158,26 @@ fn offer(
     stakes: &[Stake<'_>],
 ) -> Offer {
     let shares = sold.map(|sold| sold.shares.as_slice()).unwrap_or_default();
-    // Who holds each replica.
+    // The holder of each replica.
     let mut holders: Vec<Vec<Option<usize>>> =
         shares.iter().map(|share| vec![None; to_usize(share.count)]).collect();
     let mut held = Vec::with_capacity(stakes.len());
     let mut retired: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
     for (holder, stake) in stakes.iter().enumerate() {
         let at = shares.iter().position(|share| share.resource == stake.resource);
-        let mut anew = 0u64;
+        let mut regrant = 0u64;
         for index in &stake.indexes {
             match at.and_then(|at| Some((at, holders[at].get_mut(to_usize(*index))?))) {
                 Some((at, place)) => {
                     *place = Some(holder);
-                    anew = anew.saturating_add(shares[at].limit.memory_bytes);
+                    regrant = regrant.saturating_add(shares[at].limit.memory_bytes);
                 }
                 None => {
                     retired.entry(stake.resource).or_default().insert(*index);
                 }
             }
         }
-        held.push(Held { granted_bytes: stake.granted_bytes, anew_bytes: anew });
+        held.push(Held { granted_bytes: stake.granted_bytes, regrant_bytes: regrant });
     }
     let mut free = Vec::new();
     for (share, holders) in shares.iter().zip(&holders) {
@@ -184,12 +187,15 @@ fn offer(
     let memory_bytes = sold.map_or(0, |sold| sold.gpu.memory_bytes);
     let verdict = judge(Capacity { memory_bytes, reserve_bytes }.sellable(), &held, &free);
     let mut free = verdict.free.into_iter();
+    // A GPU is sold by one front end at a time.
+    let is_moving = stakes.iter().any(|stake| stake.is_foreign);
+    let offers_free = basis.withheld == Withheld::Nothing && !is_moving;
     let mut all = Offer::new();
     for (share, holders) in shares.iter().zip(holders) {
         let mut health = |holder: Option<usize>| {
             let room = match holder {
                 Some(holder) => verdict.held[holder],
-                None => free.next().unwrap_or(false) && basis.withheld == Withheld::Nothing,
+                None => free.next().unwrap_or(false) && offers_free,
             };
             room && !basis.sick && basis.withheld != Withheld::All
         };
@@ -431,7 +437,7 @@ mod tests {
         // Each is forty steps.
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn what_is_kept_is_what_would_be_worked_out_anew(
+        fn what_is_kept_is_what_would_be_worked_out_again(
             steps in steps(),
             sick in prop::collection::vec(0usize..7, 40),
             cuts in prop::collection::vec(0usize..12, 40),
@@ -465,13 +471,13 @@ mod tests {
                 let gpu = catalogue.gpus.get_mut("GPU-a").unwrap();
                 gpu.sick = (sick == 4).then(|| "XID 79".to_owned());
                 let changed = offers.renew(&catalogue, reserve, &records, &refused);
-                let mut anew = Offers::default();
-                anew.renew(&catalogue, reserve, &records, &refused);
-                let anew = anew.devices(&catalogue);
-                prop_assert_eq!(&offers.devices(&catalogue), &anew);
-                prop_assert!(changed || told == anew, "a change that nobody is told of");
+                let mut fresh = Offers::default();
+                fresh.renew(&catalogue, reserve, &records, &refused);
+                let fresh = fresh.devices(&catalogue);
+                prop_assert_eq!(&offers.devices(&catalogue), &fresh);
+                prop_assert!(changed || told == fresh, "a change that nobody is told of");
                 prop_assert!(!offers.renew(&catalogue, reserve, &records, &refused), "told twice");
-                told = anew;
+                told = fresh;
             }
         }
     }

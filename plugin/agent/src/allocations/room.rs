@@ -6,8 +6,10 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::What;
 use tessera_model::clock::unix_ms;
 use tessera_model::record::{Record, State};
-use tessera_rules::allocate::{Catalogue, Plan, Refusal};
+use tessera_rules::allocate::Catalogue;
+use tessera_rules::ask::Plan;
 use tessera_rules::capacity::Capacity;
+use tessera_rules::refusal::Refusal;
 use tessera_store::Change;
 
 impl Allocations {
@@ -35,8 +37,30 @@ impl Allocations {
             let before = limits(live(), &grant.uuid);
             let others = limits(live().filter(stays), &grant.uuid);
             let capacity = Capacity::of(&sold.gpu, &config);
-            if !capacity.grants(before, others, grant.memory_limit_bytes) {
-                return Err(Refusal::NoRoom { uuid: grant.uuid.clone() });
+            let has_room = capacity.grants(before, others, grant.memory_limit_bytes);
+            if plan.origin.is_device_plugin() {
+                if !has_room {
+                    return Err(Refusal::NoRoom { uuid: grant.uuid.clone() });
+                }
+                continue;
+            }
+            if !has_room {
+                return Err(Refusal::MemoryOversold {
+                    uuid: grant.uuid.clone(),
+                    asked_bytes: grant.memory_limit_bytes,
+                    held_bytes: others,
+                    sellable_bytes: capacity.sellable(),
+                });
+            }
+            // As the scheduler counts: by what was allocated, whatever it was changed to since.
+            let held = live().filter(stays).map(|record| allocated_millis(record, &grant.uuid));
+            let held_millis = held.fold(0, u32::saturating_add);
+            if held_millis.saturating_add(grant.cores_millis) > 1000 {
+                return Err(Refusal::CoresOversold {
+                    uuid: grant.uuid.clone(),
+                    asked_millis: grant.cores_millis,
+                    held_millis,
+                });
             }
         }
         Ok(())
@@ -54,6 +78,12 @@ impl Allocations {
             change.put(parked, What::Parked, unix_ms());
         }
     }
+}
+
+/// Thousandths of a GPU's time that a record was allocated.
+fn allocated_millis(record: &Record, uuid: &str) -> u32 {
+    let granted = record.allocated().iter().filter(|grant| grant.uuid == uuid);
+    granted.map(|grant| grant.cores_millis).fold(0, u32::saturating_add)
 }
 
 /// What these may hold of a GPU in all, bytes.

@@ -13,7 +13,8 @@ const LISTED: usize = 8;
 /// Somebody's words for an allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Target {
-    /// An allocation's id, or a pod as `name` or `namespace/name`.
+    /// An allocation's id or four characters and more of its beginning, or a pod or claim as `name` or
+    /// `namespace/name`.
     pub name: String,
     /// Only pods of this namespace.
     pub namespace: Option<String>,
@@ -48,7 +49,13 @@ impl Target {
             return Ok(true);
         }
         let (namespace, pod) = self.pod()?;
-        Ok(record.holder.as_ref().is_some_and(|holder| {
+        let is_claim = record.origin.claim().is_some_and(|claim| {
+            claim.name == pod && namespace.is_none_or(|name| name == claim.namespace)
+        });
+        if is_claim && self.container.is_none() {
+            return Ok(true);
+        }
+        Ok(record.holders().any(|holder| {
             holder.is_of(namespace, pod)
                 && self.container.as_ref().is_none_or(|name| *name == holder.container)
         }))
@@ -82,7 +89,15 @@ fn choose(records: &[Arc<Record>], target: &Target) -> Result<Arc<Record>, Steer
             "{} holds nothing any more: its replicas went to another allocation",
             describe(record)
         ))),
-        ([], None) => Err(SteerError::NotFound(nothing(records, target))),
+        ([], None) => match beginning(records, target).as_slice() {
+            [] => Err(SteerError::NotFound(nothing(records, target))),
+            [one] => Ok(Arc::clone(one)),
+            several => Err(SteerError::Invalid(format!(
+                "{} begins several ids; write more of it: {}",
+                target.name,
+                list(several)
+            ))),
+        },
         (several, _) => {
             let list = list(several);
             let name = &target.name;
@@ -91,6 +106,17 @@ fn choose(records: &[Arc<Record>], target: &Target) -> Result<Arc<Record>, Steer
             )))
         }
     }
+}
+
+/// Fewest characters of an id's beginning.
+const BEGINNING: usize = 4;
+
+/// Live allocations whose ids begin so, where nothing is called so.
+fn beginning<'r>(records: &'r [Arc<Record>], target: &Target) -> Vec<&'r Arc<Record>> {
+    let begins = |record: &&Arc<Record>| {
+        target.name.len() >= BEGINNING && record.id.as_str().starts_with(&target.name)
+    };
+    records.iter().filter(|record| record.is_live()).filter(begins).collect()
 }
 
 fn nothing(records: &[Arc<Record>], target: &Target) -> String {
@@ -186,6 +212,18 @@ mod tests {
         assert_eq!(find("one/llm", None, Some("side")), Ok("1".into()));
         let id = AllocationId::of("r", ["4"]);
         assert_eq!(find(id.as_str(), None, None), Ok("4".into()));
+    }
+
+    #[test]
+    fn a_short_id_as_status_shows_it_is_enough_and_a_pods_name_goes_before() {
+        let id = AllocationId::of("r", ["4"]).to_string();
+        assert_eq!(find(&id[..8], None, None), Ok("4".into()));
+        assert!(find(&id[..3], None, None).is_err());
+        let ids: Vec<_> = (0..40).map(|n| record(&n.to_string(), None)).collect();
+        let target = Target { name: ids[0].id.as_str()[..4].to_owned(), ..Target::default() };
+        let mut named = vec![record("pod", Some(["ns", &target.name, "main"]))];
+        named.extend(ids);
+        assert_eq!(choose(&named, &target).unwrap().replicas, ["pod"]);
     }
 
     #[test]

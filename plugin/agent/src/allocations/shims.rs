@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
 use super::{AllocateError, Allocations};
-use tessera_model::record::Record;
-use tessera_system::files;
 use tessera_tenant::shim_install;
 use tessera_tenant::shim_install::{PRELOAD, SHIM, unused};
 
@@ -31,25 +29,14 @@ impl Allocations {
     fn restore_shim(&self, name: &str) -> Result<bool, shim_install::ShimError> {
         let paths = &self.paths;
         let source = paths.shim_source.clone().unwrap_or_else(shim_install::default_source);
-        let restored = shim_install::restore(&source, &paths.shim, name)?;
+        let restored = shim_install::restore(&source, &paths.shim, name);
+        self.board.keep(name, "shim", &restored, ToString::to_string);
+        let restored = restored?;
         if restored {
-            self.shim_abis.lock().remove(name);
+            self.pages.forget_shim(name);
             warn!(name, "a shim that containers mount was missing or damaged; restored");
         }
         Ok(restored)
-    }
-
-    /// The page version that the shim of this allocation's containers speaks, by the file that they
-    /// would mount now; `None` where nobody knows which that is.
-    pub(super) fn shim_abi(&self, record: &Record) -> Option<u32> {
-        let name = record.shim.as_deref()?;
-        if let Some(abi) = self.shim_abis.lock().get(name) {
-            return Some(*abi);
-        }
-        let library = files::read(&self.paths.shim.join(name).join(SHIM), files::LIBRARY).ok()?;
-        let abi = tessera_region::abi::of_program(&library);
-        self.shim_abis.lock().insert(name.to_owned(), abi);
-        Some(abi)
     }
 
     /// At the start: every shim that a container may mount again is whole.
@@ -63,7 +50,6 @@ impl Allocations {
         for name in names {
             if let Err(error) = self.restore_shim(&name) {
                 error!(name, %error, "a shim that containers mount cannot be restored");
-                self.board.note(error.to_string());
             }
         }
     }
@@ -94,7 +80,8 @@ impl Allocations {
             }
             match unused::remove(dir, &name) {
                 Ok(()) => {
-                    self.shim_abis.lock().remove(&name);
+                    self.pages.forget_shim(&name);
+                    self.board.forget(&name);
                     info!(name, "removed a shim that nobody needs any more");
                 }
                 Err(error) => {

@@ -21,18 +21,18 @@ use super::records::Records;
 use super::select::{Target, describe};
 pub use crate::steer_error::SteerError;
 use tessera_model::allocation_id::AllocationId;
-use tessera_model::audit::{By, Event, Limits, What};
+use tessera_model::audit::{Actor, Event, Limits, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::{Grant, Record, State};
 use tessera_model::sharing::Compute;
-use tessera_rules::allocate::Plan;
+use tessera_rules::ask::Plan;
 use tessera_rules::capacity::Capacity;
 use tessera_store::Change;
 
 /// What somebody wants changed. What is `None` stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ask {
+pub struct QuotaRequest {
     /// Bytes.
     pub memory_limit_bytes: Option<u64>,
     /// Thousandths of the GPU's time.
@@ -42,12 +42,12 @@ pub struct Ask {
     /// Memory of this GPU alone, by UUID or index.
     pub gpu: Option<String>,
     /// How it is done.
-    pub how: How,
+    pub options: ChangeOptions,
 }
 
 /// How a change is done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct How {
+pub struct ChangeOptions {
     /// Below what is in use, if need be.
     pub force: bool,
     /// Judged, not done.
@@ -81,7 +81,7 @@ impl Changed {
 
 /// Which line of the audit trail.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum QuotaAction {
     Set,
     Reset,
 }
@@ -94,10 +94,12 @@ impl Allocations {
     pub(crate) fn set_quota(
         &self,
         target: &Target,
-        ask: &Ask,
-        by: By,
+        request: &QuotaRequest,
+        actor: Actor,
     ) -> Result<Changed, SteerError> {
-        self.steer(target, Kind::Set, &ask.how, by, |record| self.wanted(record, ask))
+        self.steer(target, QuotaAction::Set, &request.options, actor, |record| {
+            self.wanted(record, request)
+        })
     }
 
     /// Gives back the limits at Allocate. Blocking.
@@ -107,29 +109,31 @@ impl Allocations {
     pub(crate) fn reset_quota(
         &self,
         target: &Target,
-        how: &How,
-        by: By,
+        options: &ChangeOptions,
+        actor: Actor,
     ) -> Result<Changed, SteerError> {
-        self.steer(target, Kind::Reset, how, by, |record| Ok(record.allocated().to_vec()))
+        self.steer(target, QuotaAction::Reset, options, actor, |record| {
+            Ok(record.allocated().to_vec())
+        })
     }
 
     fn steer(
         &self,
         target: &Target,
-        kind: Kind,
-        how: &How,
-        by: By,
+        action: QuotaAction,
+        options: &ChangeOptions,
+        actor: Actor,
         wanted: impl FnOnce(&Record) -> Result<Vec<Grant>, SteerError>,
     ) -> Result<Changed, SteerError> {
         let mut writer = self.journal.writer();
         let record = self.find(target)?;
         let grants = wanted(&record)?;
-        let region = self.regions.lock().get(&record.id).cloned();
+        let region = self.pages.get(&record.id);
         let mut notes = Vec::new();
         for (old, new) in record.grants.iter().zip(&grants) {
             self.check_growth(&record, old, new)?;
         }
-        let (owed, in_use) = shrink(region.as_deref(), &record, &grants, how, &mut notes)?;
+        let (owed, in_use) = shrink(region.as_deref(), &record, &grants, options, &mut notes)?;
         let after = Arc::new(record.with_limits(grants, owed));
         let limits = |record: &Record| record.grants.iter().map(Limits::from).collect::<Vec<_>>();
         let mut changed = Changed {
@@ -140,19 +144,19 @@ impl Allocations {
             record: Arc::clone(&record),
         };
         self.remark(&after, &mut changed);
-        if how.dry_run || after == record {
+        if options.dry_run || after == record {
             return Ok(changed);
         }
         let (before, now) = (changed.before.clone(), changed.after.clone());
-        let what = match kind {
-            Kind::Set => {
+        let what = match action {
+            QuotaAction::Set => {
                 let forced = after.overridden.as_ref().is_some_and(|over| !over.owed.is_empty());
                 What::QuotaSet { before, after: now, forced }
             }
-            Kind::Reset => What::QuotaReset { before, after: now },
+            QuotaAction::Reset => What::QuotaReset { before, after: now },
         };
-        let mut event = Event::of(&after, what, unix_ms()).by(by);
-        event.reason.clone_from(&how.reason);
+        let mut event = Event::of(&after, what, unix_ms()).by(actor);
+        event.reason.clone_from(&options.reason);
         info!(id = %after.id, by = ?event.by, what = ?event.what, "limits changed");
         let change =
             Change { put: vec![Record::clone(&after)], events: vec![event], ..Change::default() };
@@ -169,20 +173,18 @@ impl Allocations {
     /// Writes what the record says by now to the pages, and has the arbiter follow. Called once kubelet has heard
     /// of the room that is gone, before anybody can use it.
     pub(crate) fn apply_limits(&self, id: &AllocationId) {
-        // Whoever changed it since has written it, or is going to.
+        // A later change has written it, or is going to.
         let _writer = self.journal.writer();
-        let record = self.records.lock().get(id).cloned();
-        let region = self.regions.lock().get(id).cloned();
-        if let (Some(record), Some(region)) = (record, region) {
-            region.set_limits(&record.grants);
-            self.arbitrate(id, &region);
+        if let Some(record) = self.record(id) {
+            self.engines.iter().for_each(|engine| engine.set_limits(&record));
         }
     }
 
     /// The limits that `ask` makes of those of `record`.
-    fn wanted(&self, record: &Record, ask: &Ask) -> Result<Vec<Grant>, SteerError> {
+    fn wanted(&self, record: &Record, request: &QuotaRequest) -> Result<Vec<Grant>, SteerError> {
         let invalid = |text: String| Err(SteerError::Invalid(text));
-        let Ask { memory_limit_bytes: memory, cores_millis: cores, compute, gpu, .. } = ask;
+        let QuotaRequest { memory_limit_bytes: memory, cores_millis: cores, compute, gpu, .. } =
+            request;
         if memory.is_none() && cores.is_none() && compute.is_none() {
             return invalid("say what to change: --memory, --cores or --policy".to_owned());
         }
@@ -316,13 +318,7 @@ impl Allocations {
         if record.state != State::Parked || record.overridden.is_none() {
             return;
         }
-        let plan = Plan {
-            id: record.id.clone(),
-            resource: record.resource.clone(),
-            replicas: record.replicas.clone(),
-            grants: record.grants.clone(),
-        };
-        if self.check_room(&self.inventory.catalogue(), &plan, change).is_ok() {
+        if self.check_room(&self.inventory.catalogue(), &Plan::of(record), change).is_ok() {
             return;
         }
         warn!(id = %record.id, "its changed limits have no room any more and are reset");
@@ -331,6 +327,6 @@ impl Allocations {
         *record = record.with_limits(record.allocated().to_vec(), BTreeMap::new());
         let what = What::QuotaReset { before, after: limits(&record.grants) };
         let reason = "others were given the room while its replicas were elsewhere";
-        change.events.push(Event::of(record, what, unix_ms()).by(By::Plugin).because(reason));
+        change.events.push(Event::of(record, what, unix_ms()).by(Actor::Plugin).because(reason));
     }
 }

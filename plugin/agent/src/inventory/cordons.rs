@@ -7,7 +7,7 @@ use tracing::info;
 use super::Inventory;
 use super::Withheld;
 use crate::steer_error::SteerError;
-use tessera_model::audit::{By, Event, What};
+use tessera_model::audit::{Actor, Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::steered::Cordon;
 use tessera_rules::allocate::{Plan, Refusal};
@@ -18,8 +18,19 @@ use tessera_store::Change;
 pub(crate) struct CordonChange {
     /// UUIDs that it was about; [`Cordon::NODE`] for the whole node.
     pub changed: Vec<String>,
-    /// All that is cordoned now.
-    pub cordoned: Vec<String>,
+    /// All cordons that stand now; [`Cordon::NODE`] first.
+    pub standing: Vec<(String, Cordon)>,
+}
+
+/// Which cordons are to be lifted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lift<'a> {
+    /// Those of the GPUs that are named so.
+    Gpu(&'a str),
+    /// The node's own, and no GPU's.
+    Node,
+    /// The node's own and that of every GPU.
+    Each,
 }
 
 impl Inventory {
@@ -31,45 +42,46 @@ impl Inventory {
         &self,
         gpu: Option<&str>,
         reason: Option<String>,
-        by: By,
+        actor: Actor,
     ) -> Result<CordonChange, SteerError> {
         let uuids = match gpu {
             None => vec![Cordon::NODE.to_owned()],
             Some(name) => self.named(name)?,
         };
-        let cordon = Cordon { at_unix_ms: unix_ms(), by, reason };
+        let cordon = Cordon { at_unix_ms: unix_ms(), by: actor, reason };
         self.change_cordons(&uuids, Some(&cordon))
     }
 
-    /// Gives out again what `gpu` names, or all. Blocking.
+    /// Lifts cordons. A GPU is given out again once neither it nor the node is cordoned. Blocking.
     ///
     /// # Errors
-    /// No such GPU, the node as a whole is cordoned, or the disk.
+    /// No such GPU, one that only the node's cordon holds back, or the disk.
     pub(crate) fn uncordon(
         &self,
-        gpu: Option<&str>,
+        lift: Lift<'_>,
         reason: Option<String>,
-        by: By,
+        actor: Actor,
     ) -> Result<CordonChange, SteerError> {
         let cordoned: Vec<String> = self.cordons.lock().keys().cloned().collect();
-        let uuids = match gpu {
-            None => cordoned,
-            Some(_) if cordoned.iter().any(|uuid| uuid == Cordon::NODE) => {
-                return Err(SteerError::Refused(
-                    "the node is cordoned as a whole; `tessera uncordon --all` ends that, and \
-                     `tessera cordon` then cordons single GPUs"
-                        .to_owned(),
-                ));
-            }
+        let is_cordoned = |uuid: &str| cordoned.iter().any(|cordoned| cordoned == uuid);
+        let uuids = match lift {
+            Lift::Each => cordoned.clone(),
+            Lift::Node => vec![Cordon::NODE.to_owned()],
             // Also one that is gone since.
-            Some(name) => match cordoned.iter().find(|uuid| *uuid == name) {
-                Some(uuid) => vec![uuid.clone()],
-                None => self.named(name)?,
-            },
+            Lift::Gpu(name) if name != Cordon::NODE && is_cordoned(name) => vec![name.to_owned()],
+            Lift::Gpu(name) => {
+                let named = self.named(name)?;
+                if is_cordoned(Cordon::NODE) && !named.iter().any(|uuid| is_cordoned(uuid)) {
+                    return Err(SteerError::Refused(format!(
+                        "{name} is cordoned with the node, and not by itself: `tessera uncordon --all` ends \
+                         that, and `tessera cordon` then cordons single GPUs"
+                    )));
+                }
+                named
+            }
         };
-        let uuids: Vec<String> =
-            uuids.into_iter().filter(|uuid| self.cordons.lock().contains_key(uuid)).collect();
-        self.change_cordons_by(&uuids, None, Some(by), reason)
+        let uuids: Vec<String> = uuids.into_iter().filter(|uuid| is_cordoned(uuid)).collect();
+        self.change_cordons_by(&uuids, None, Some(actor), reason)
     }
 
     fn change_cordons(
@@ -84,7 +96,7 @@ impl Inventory {
         &self,
         uuids: &[String],
         cordon: Option<&Cordon>,
-        by: Option<By>,
+        actor: Option<Actor>,
         reason: Option<String>,
     ) -> Result<CordonChange, SteerError> {
         let mut change = Change::default();
@@ -92,7 +104,7 @@ impl Inventory {
             let what = if cordon.is_some() { What::Cordoned } else { What::Uncordoned };
             let mut event = Event::of_node(what, unix_ms());
             event.gpu = (uuid != Cordon::NODE).then(|| uuid.clone());
-            event.by = cordon.map(|cordon| cordon.by.clone()).or_else(|| by.clone());
+            event.by = cordon.map(|cordon| cordon.by.clone()).or_else(|| actor.clone());
             event.reason = cordon.and_then(|cordon| cordon.reason.clone()).or(reason.clone());
             info!(gpu = uuid, by = ?event.by, reason = ?event.reason, "{}", event.what.name());
             change.events.push(event);
@@ -109,8 +121,9 @@ impl Inventory {
                 };
             }
         }
-        let cordoned = self.cordons.lock().keys().cloned().collect();
-        Ok(CordonChange { changed: uuids.to_vec(), cordoned })
+        let cordons = self.cordons.lock();
+        let standing = cordons.iter().map(|(uuid, one)| (uuid.clone(), one.clone())).collect();
+        Ok(CordonChange { changed: uuids.to_vec(), standing })
     }
 
     /// UUIDs of the GPUs that somebody means.
@@ -135,6 +148,12 @@ impl Inventory {
     pub fn cordon_of(&self, uuid: &str) -> Option<String> {
         let cordons = self.cordons.lock();
         cordons.get(uuid).or_else(|| cordons.get(Cordon::NODE)).map(ToString::to_string)
+    }
+
+    /// Whether a GPU is cordoned by itself, whatever the node is.
+    #[must_use]
+    pub fn has_own_cordon(&self, uuid: &str) -> bool {
+        self.cordons.lock().contains_key(uuid)
     }
 
     /// What is not offered of a GPU that is well.

@@ -6,7 +6,7 @@ use tracing::{info, warn};
 
 use super::Inventory;
 use tessera_config::SoldByOthers;
-use tessera_kubelet::foreign_plugins::Finding;
+use tessera_kubelet::foreign_plugins::ForeignSale;
 use tessera_model::audit::What;
 use tessera_model::clock::unix_ms;
 use tessera_store::Change;
@@ -14,7 +14,7 @@ use tessera_store::Change;
 impl Inventory {
     /// What others sell of ours, by UUID.
     #[must_use]
-    pub fn sold_by_others(&self) -> BTreeMap<String, Finding> {
+    pub fn sold_by_others(&self) -> BTreeMap<String, ForeignSale> {
         self.others.lock().clone()
     }
 
@@ -35,7 +35,7 @@ impl Inventory {
     }
 
     /// Takes what others sell: to the log, the history and `status`. Blocking.
-    pub(crate) fn set_sold_by_others(&self, found: BTreeMap<String, Finding>) {
+    pub(crate) fn set_sold_by_others(&self, found: BTreeMap<String, ForeignSale>) {
         let before = std::mem::replace(&mut *self.others.lock(), found.clone());
         let mut change = Change::default();
         for (uuid, finding) in &found {

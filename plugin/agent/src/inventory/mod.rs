@@ -1,4 +1,4 @@
-//! What GPUs there are, what they are cut into, and which of them may be given out: health, cordons, and other
+//! The GPUs of the node, what they are divided into, and which of them may be given out: health, cordons, other
 //! plugins that advertise them too.
 
 mod contexts;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use tessera_config::{Config, Current};
 use tessera_gpu::health::Health;
-use tessera_kubelet::foreign_plugins::Finding;
+use tessera_kubelet::foreign_plugins::ForeignSale;
 use tessera_model::gpu::Gpu;
 use tessera_model::steered::Cordon;
 use tessera_model::topology::Topology;
@@ -22,19 +22,20 @@ use crate::journal::Journal;
 use crate::lock_order::{CATALOGUE, HEALTH, LEAF};
 use contexts::Contexts;
 pub(crate) use cordons::CordonChange;
+pub use cordons::Lift;
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Inventory {
     config: Current,
     journal: Arc<Journal>,
-    /// Shared with whoever plans with it.
+    /// Shared with plans.
     catalogue: Ranked<Arc<Catalogue>>,
     health: Ranked<Health>,
     /// How near the GPUs are to each other; asked when it is decided which are sold.
     topology: Ranked<Arc<Topology>>,
     /// GPUs that another plugin sells too, by UUID.
-    others: Ranked<BTreeMap<String, Finding>>,
+    others: Ranked<BTreeMap<String, ForeignSale>>,
     /// GPUs that are given to nobody, by UUID or as the whole node.
     cordons: Ranked<BTreeMap<String, Cordon>>,
     /// What contexts were seen to take.
@@ -48,7 +49,7 @@ pub(crate) enum Withheld {
     #[default]
     Nothing,
     /// Free replicas: another plugin sells the GPU too. Held ones stay as they are: kubelet would not
-    /// admit a pod anew, after a reboot of the node, whose device it takes for unhealthy.
+    /// admit a pod again, after a reboot of the node, whose device it takes for unhealthy.
     Free,
     /// All: it is cordoned, and what a pod leaves goes to no successor.
     All,
@@ -56,7 +57,7 @@ pub(crate) enum Withheld {
 
 /// What another configuration leaves of the machine.
 #[derive(Clone, Debug)]
-pub struct Ground {
+pub struct GpuSelection {
     /// The GPUs that it includes.
     pub gpus: Vec<Gpu>,
     /// How near they are to each other.
@@ -102,15 +103,15 @@ impl Inventory {
         *self.topology.lock() = Arc::new(topology);
     }
 
-    /// From now on `config` holds; `ground` where it may include other GPUs than the one before. The caller holds
+    /// From now on `config` holds; `selection` where it may include other GPUs than the one before. The caller holds
     /// the writer, so that each Allocate is judged by one configuration.
-    pub(crate) fn configure(&self, config: &Arc<Config>, ground: Option<Ground>) {
-        if let Some(Ground { topology, .. }) = &ground {
+    pub(crate) fn configure(&self, config: &Arc<Config>, selection: Option<GpuSelection>) {
+        if let Some(GpuSelection { topology, .. }) = &selection {
             self.set_topology(topology.clone());
         }
         let mut health = self.health.lock();
         let mut catalogue = self.catalogue.lock();
-        let gpus = ground.map_or_else(|| catalogue.devices(), |ground| ground.gpus);
+        let gpus = selection.map_or_else(|| catalogue.devices(), |selection| selection.gpus);
         let gpus = self.measured(gpus, config);
         health.configure(config.health.clone(), gpus.iter().map(|gpu| &gpu.uuid));
         let mut next = Catalogue::new(&gpus, config);

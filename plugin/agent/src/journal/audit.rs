@@ -83,7 +83,7 @@ impl Pending {
 impl Journal {
     /// Writes a line to the audit trail: at once, or where a container can cause it and there was one
     /// of its kind a moment ago, drawn together with others later. Blocking: it waits for the disk. A
-    /// disk that refuses is told in the log and holds nothing else up.
+    /// disk that refuses is reported in the log and delays nothing else.
     pub fn audit(&self, event: Event) {
         let now = self.pending.lock().take(event, Instant::now());
         if let Some(event) = now {
@@ -139,7 +139,7 @@ impl Journal {
         trail.newest(limit).map_err(|error| self.writer().ledger.failed(&error))
     }
 
-    /// The audit trail as it is now. Allocate and whoever else writes need not wait until it is read.
+    /// The audit trail as it is now. Allocate and other writers need not wait until it is read.
     ///
     /// # Errors
     /// The disk.

@@ -3,11 +3,10 @@
 //!
 //! Lines of the audit trail go into a bounded queue ([`EventSender`]), without waiting. A task of its own makes
 //! events of them ([`words`], pure), adds up what repeats ([`series`], pure), and sends them over one
-//! connection that lives no longer than there is something to send ([`client`]). A server that is away,
-//! slow or hanging costs a timeout and then a pause that doubles; one that forbids it, five minutes. Whether
-//! there is such a task is as the configuration in force says ([`Keeper`]).
+//! connection that lives no longer than there is something to send ([`tessera_cluster::events`]). A server that
+//! is away, slow or hanging costs a timeout and then a pause that doubles; one that forbids it, five minutes.
+//! Whether there is such a task is as the configuration in force says ([`Keeper`]).
 
-pub mod client;
 mod keeper;
 pub mod series;
 mod task;
@@ -18,10 +17,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::mpsc;
 
-pub use client::Server;
 pub use keeper::Keeper;
-pub use task::Timing;
+pub use task::{Timing, node_name};
 
+pub use tessera_cluster::Server;
 use tessera_model::audit::Event;
 
 /// Lines that wait to be made events of.

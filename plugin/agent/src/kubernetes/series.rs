@@ -1,7 +1,11 @@
-//! What repeats is one event with a count, as `kubectl describe` shows it ("x7 over 3m"). Pure.
+//! What repeats is one event with a count, as `kubectl describe` shows it ("x7 over 3m"), and requests are limited
+//! for each pod and for the node: a container decides how often something is refused, and must not decide how often
+//! the API server is asked. What has to wait goes on being counted. Pure.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
+
+use tessera_peers::token_bucket::TokenBucket;
 
 use super::words::Words;
 
@@ -12,6 +16,11 @@ const LASTS: Duration = Duration::from_secs(1800);
 pub const UPDATE: Duration = Duration::from_secs(30);
 /// Events that are remembered, or wait.
 pub const REMEMBERED: usize = 256;
+/// Requests about one pod at once, and how often there may be another. As client-go limits the events of one source
+/// on one object (record package, EventSpamFilter).
+pub const POD: (u32, Duration) = (25, Duration::from_secs(300));
+/// The same for all pods of the node.
+pub const NODE: (u32, Duration) = (60, Duration::from_secs(1));
 
 /// On which pod's container.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,12 +52,17 @@ pub struct Series {
     pub last_unix_ms: i64,
     began: Instant,
     sent: Option<(Instant, u64)>,
+    /// Its pod, or the node, has had its requests: not before then.
+    held_until: Option<Instant>,
 }
 
 /// All of them.
 #[derive(Debug, Default)]
 pub struct Events {
     list: VecDeque<Series>,
+    /// Of pods that were written about, by namespace and name; full ones are dropped.
+    pods: BTreeMap<(String, String), TokenBucket>,
+    node: Option<TokenBucket>,
 }
 
 impl Events {
@@ -62,6 +76,7 @@ impl Events {
         now: Instant,
     ) -> u64 {
         self.list.retain(|series| series.waits() || now.duration_since(series.began) < LASTS);
+        self.pods.retain(|_, bucket| !bucket.is_full(now));
         let is_same = |s: &&mut Series| {
             s.subject == subject
                 && s.words.reason == words.reason
@@ -88,6 +103,7 @@ impl Events {
             last_unix_ms: at_unix_ms,
             began: now,
             sent: None,
+            held_until: None,
         });
         given_up
     }
@@ -98,11 +114,39 @@ impl Events {
         self.list.iter().position(|series| series.due(now))
     }
 
+    /// As [`Events::due`], and counts the request that follows. `None` also where what is due has to wait, because
+    /// its pod or the node has had its requests.
+    pub fn take_due(&mut self, now: Instant) -> Option<usize> {
+        let (size, interval) = NODE;
+        let node = self.node.get_or_insert_with(|| TokenBucket::every(size, interval, now));
+        // What nobody has seen yet goes first, then what was sent longest ago: none starves.
+        let mut due: Vec<usize> =
+            (0..self.list.len()).filter(|at| self.list[*at].due(now)).collect();
+        due.sort_by_key(|at| self.list[*at].sent.map(|(at, _)| at));
+        for at in due {
+            let series = &mut self.list[at];
+            let pod = (series.subject.namespace.clone(), series.subject.pod.clone());
+            let (size, interval) = POD;
+            let pod =
+                self.pods.entry(pod).or_insert_with(|| TokenBucket::every(size, interval, now));
+            // The node's is asked last: a pod that has to wait takes nothing from the others.
+            match pod.peek(now).and_then(|()| node.take(now)).and_then(|()| pod.take(now)) {
+                Ok(()) => return Some(at),
+                Err(wait) => series.held_until = Some(now + wait),
+            }
+        }
+        None
+    }
+
     /// When something will be due, if anything waits.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
         let waiting = self.list.iter().filter(|series| series.waits());
-        waiting.map(|series| series.sent.map_or(series.began, |(at, _)| at + UPDATE)).min()
+        let at = |series: &Series| {
+            let at = series.sent.map_or(series.began, |(at, _)| at + UPDATE);
+            series.held_until.map_or(at, |held| at.max(held))
+        };
+        waiting.map(at).min()
     }
 
     /// One of them, by its place.
@@ -119,7 +163,7 @@ impl Events {
         }
     }
 
-    /// The API server does not know its name any more: it is made anew.
+    /// The API server does not know its name any more: it is made again.
     pub fn lost(&mut self, at: usize) {
         if let Some(series) = self.list.get_mut(at) {
             series.name = None;
@@ -145,6 +189,9 @@ impl Series {
     }
 
     fn due(&self, now: Instant) -> bool {
+        if self.held_until.is_some_and(|held| now < held) {
+            return false;
+        }
         match self.sent {
             None => true,
             Some((at, count)) => count < self.count && now.duration_since(at) >= UPDATE,
@@ -200,6 +247,59 @@ mod tests {
         assert_eq!(events.waiting(), 3);
         events.give_up(0);
         assert_eq!(events.waiting(), 2);
+    }
+
+    /// Sends all that may be sent for so many seconds, while every second something more happens to each pod.
+    fn requests(pods: usize, reasons: &[&'static str], seconds: u64) -> BTreeMap<String, u64> {
+        let (mut events, begin) = (Events::default(), Instant::now());
+        let mut requests = BTreeMap::new();
+        for second in 0..seconds {
+            let now = begin + Duration::from_secs(second);
+            for pod in 0..pods {
+                for reason in reasons {
+                    events.add(subject(&pod.to_string()), words(reason), 3, 1, now);
+                }
+            }
+            while let Some(at) = events.take_due(now) {
+                *requests.entry(events.get(at).unwrap().subject.pod.clone()).or_default() += 1;
+                events.sent(at, "x".into(), now);
+            }
+        }
+        requests
+    }
+
+    #[test]
+    fn a_pod_that_floods_costs_its_requests_and_no_more() {
+        let most = u64::from(POD.0) + 3600 / POD.1.as_secs();
+        let requests = requests(1, &["A", "B", "C", "D"], 3600);
+        assert!(requests["0"] <= most && requests["0"] >= u64::from(POD.0), "{requests:?}");
+    }
+
+    #[test]
+    fn many_pods_that_flood_cost_the_nodes_requests_and_each_is_heard() {
+        let requests = requests(60, &["A", "B"], 120);
+        let all: u64 = requests.values().sum();
+        assert!(all <= u64::from(NODE.0) + 120 / NODE.1.as_secs(), "{all}");
+        assert_eq!(requests.len(), 60, "{requests:?}");
+    }
+
+    #[test]
+    fn what_has_to_wait_is_counted_and_sent_when_it_may() {
+        let (mut events, begin) = (Events::default(), Instant::now());
+        for n in 0..=POD.0 {
+            let reason: &'static str = Box::leak(format!("R{n}").into_boxed_str());
+            events.add(subject("a"), words(reason), 1, 1, begin);
+        }
+        while let Some(at) = events.take_due(begin) {
+            events.sent(at, "x".into(), begin);
+        }
+        assert_eq!(events.waiting(), 1);
+        let next = events.next().unwrap();
+        assert!(next > begin && next <= begin + POD.1);
+        events.add(subject("a"), words("R25"), 4, 9, begin);
+        assert_eq!(events.take_due(next - Duration::from_millis(1)), None);
+        let at = events.take_due(next).expect("its time has come");
+        assert_eq!(events.get(at).unwrap().count, 5);
     }
 
     #[test]

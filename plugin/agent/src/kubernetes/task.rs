@@ -9,11 +9,12 @@ use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
 use super::Counts;
-use super::client::{Client, Failure, Server};
-use super::series::{Events, Subject};
+use super::series::{Events, Series, Subject};
 use super::words;
 use crate::Agent;
 use crate::status_board::StatusBoard;
+use tessera_cluster::events::{EventClient, PodEvent};
+use tessera_cluster::{ApiError, Client, Server};
 use tessera_kubelet::foreign_plugins::checkpoint;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::Event;
@@ -58,8 +59,8 @@ pub(super) async fn run(
     counts: Arc<Counts>,
     timing: Timing,
 ) {
-    let name = std::env::var("NODE_NAME").ok().or_else(hostname).unwrap_or_default();
-    let mut client = Client::new(server, name, timing.limit);
+    let name = node_name().unwrap_or_default();
+    let client = EventClient::new(Client::new(server, timing.limit), name);
     let mut events = Events::default();
     let mut rest = Instant::now();
     let mut pause = timing.pause[0];
@@ -80,9 +81,12 @@ pub(super) async fn run(
             () = sleep => {}
         }
         let now = Instant::now();
-        let Some(at) = events.due(now).filter(|_| now >= rest) else { continue };
+        if now < rest {
+            continue;
+        }
+        let Some(at) = events.take_due(now) else { continue };
         rest = now + timing.pace;
-        match send(&mut client, &mut events, at).await {
+        match send(&client, &mut events, at).await {
             Ok(()) => {
                 counts.sent.fetch_add(1, Ordering::Relaxed);
                 pause = timing.pause[0];
@@ -96,8 +100,11 @@ pub(super) async fn run(
                 match verdict(&failure) {
                     Verdict::Again => events.lost(at),
                     Verdict::Never => {
-                        counts.dropped.fetch_add(1, Ordering::Relaxed);
                         events.give_up(at);
+                        // It answered: what was amiss with it before is no more.
+                        pause = timing.pause[0];
+                        board.set_condition(TOPIC, None);
+                        counts.dropped.fetch_add(1, Ordering::Relaxed);
                     }
                     Verdict::Later => {
                         rest = Instant::now() + pause;
@@ -106,22 +113,19 @@ pub(super) async fn run(
                     }
                     Verdict::Forbidden => {
                         rest = Instant::now() + timing.forbidden;
-                        say(
-                            &board,
-                            &failure,
-                            "; grant it (docs/trust.md), or set kubernetes.events = \"off\"",
-                        );
+                        let hint = " (docs/trust.md), or set kubernetes.events = \"off\"";
+                        say(&board, &failure, hint);
                     }
                 }
             }
         }
         if events.due(Instant::now()).is_none() {
-            client.rest();
+            client.rest().await;
         }
     }
 }
 
-fn say(board: &StatusBoard, failure: &Failure, hint: &str) {
+fn say(board: &StatusBoard, failure: &ApiError, hint: &str) {
     let text =
         format!("pods are not told of what concerns them by Kubernetes events: {failure}{hint}");
     if board.set_condition(TOPIC, Some(text.clone())) {
@@ -129,18 +133,35 @@ fn say(board: &StatusBoard, failure: &Failure, hint: &str) {
     }
 }
 
-async fn send(client: &mut Client, events: &mut Events, at: usize) -> Result<(), Failure> {
-    let Some(event) = events.get(at).cloned() else { return Ok(()) };
-    let name = match &event.name {
-        None => client.create(&event).await?,
-        Some(name) => client.update(&event, name).await.map(|()| name.clone())?,
+async fn send(client: &EventClient, events: &mut Events, at: usize) -> Result<(), ApiError> {
+    let Some(series) = events.get(at) else { return Ok(()) };
+    let name = match &series.name {
+        None => client.create(&event(series)).await?,
+        Some(name) => client.update(&event(series), name).await.map(|()| name.clone())?,
     };
     events.sent(at, name, Instant::now());
     Ok(())
 }
 
+fn event(series: &Series) -> PodEvent<'_> {
+    let Series { subject, words, .. } = series;
+    PodEvent {
+        namespace: &subject.namespace,
+        pod: &subject.pod,
+        uid: subject.uid.as_deref(),
+        container: &subject.container,
+        reason: words.reason,
+        message: &words.message,
+        warning: words.warning,
+        count: series.count,
+        first_unix_ms: series.first_unix_ms,
+        last_unix_ms: series.last_unix_ms,
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// Kubernetes has forgotten it, or has one of that name: it is made anew.
+    /// Kubernetes has forgotten it: it is made once more.
     Again,
     /// It will never be taken.
     Never,
@@ -150,20 +171,23 @@ enum Verdict {
     Forbidden,
 }
 
-fn verdict(failure: &Failure) -> Verdict {
+fn verdict(failure: &ApiError) -> Verdict {
     match failure {
-        Failure::Unreachable(_) | Failure::Slow(_) => Verdict::Later,
+        ApiError::Unreachable { .. } | ApiError::Slow { .. } | ApiError::Busy { .. } => {
+            Verdict::Later
+        }
         // A namespace that is being deleted takes nothing new.
-        Failure::Refused { status: 403, message } if message.contains("being terminated") => {
+        ApiError::Forbidden { message, .. } if message.contains("being terminated") => {
             Verdict::Never
         }
-        Failure::Refused { status: 401 | 403, .. } => Verdict::Forbidden,
-        Failure::Refused { status: 404, message } if message.contains("namespaces") => {
-            Verdict::Never
-        }
-        Failure::Refused { status: 404, .. } => Verdict::Again,
-        Failure::Refused { status: 408 | 429 | 500.., .. } => Verdict::Later,
-        Failure::Refused { .. } => Verdict::Never,
+        ApiError::Unauthorized { .. } | ApiError::Forbidden { .. } => Verdict::Forbidden,
+        ApiError::NotFound { message, .. } if message.contains("namespaces") => Verdict::Never,
+        ApiError::NotFound { .. } => Verdict::Again,
+        ApiError::NotServed { .. }
+        | ApiError::Conflict { .. }
+        | ApiError::Exists { .. }
+        | ApiError::Invalid { .. }
+        | ApiError::Unreadable { .. } => Verdict::Never,
     }
 }
 
@@ -249,7 +273,35 @@ fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
     }
 }
 
+/// The node's name in the cluster: as the pod is given it, or else the host's, which kubelet takes by default.
+#[must_use]
+pub fn node_name() -> Option<String> {
+    let named = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
+    named.or_else(|| Some(hostname()?.to_lowercase())).filter(|name| !name.is_empty())
+}
+
 fn hostname() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tessera_cluster::{Call, Kind, Verb};
+
+    #[test]
+    fn what_is_refused_is_tried_again_later_or_never() {
+        let call = || Call::of(Verb::Create, Kind::Events, "team", "chat.1");
+        let forbidden = |text: &str| ApiError::Forbidden { call: call(), message: text.to_owned() };
+        let not_found = |text: &str| ApiError::NotFound { call: call(), message: text.to_owned() };
+        assert_eq!(verdict(&forbidden("events is forbidden")), Verdict::Forbidden);
+        assert_eq!(verdict(&forbidden("namespace x is being terminated")), Verdict::Never);
+        assert_eq!(verdict(&not_found("namespaces \"team\" not found")), Verdict::Never);
+        assert_eq!(verdict(&not_found("events \"chat.1\" not found")), Verdict::Again);
+        let slow = ApiError::Slow { call: call(), limit: Duration::from_secs(1) };
+        assert_eq!(verdict(&slow), Verdict::Later);
+        let invalid = ApiError::Invalid { call: call(), field: None, message: String::new() };
+        assert_eq!(verdict(&invalid), Verdict::Never);
+    }
 }

@@ -1,4 +1,7 @@
-//! What a line of the audit trail is called as an event on a pod. Pure.
+//! What a line of the audit trail is called as an event on a pod, and what its owner can do about it. Pure.
+//!
+//! An owner has rights in one namespace: no other tenant is named. What a line gives as its reason may name
+//! neighbours, so only reasons that are about the container itself are repeated.
 //!
 //! Reasons are words in CamelCase that people filter by (`kubectl get events --field-selector reason=…`);
 //! they stay as they are.
@@ -32,6 +35,10 @@ pub fn concerns_pods(what: &What) -> bool {
         | What::QuotaReset { .. }
         | What::RefusedMemory { .. }
         | What::Delayed { .. }
+        | What::DriverRefused
+        | What::Overlapped
+        | What::Rationed
+        | What::Unlisted
         | What::Tampered { .. }
         | What::Bypassed { .. } => true,
         _ => false,
@@ -58,19 +65,58 @@ pub fn words(line: &Event) -> Option<Words> {
                     format_bytes(*limit)
                 ),
             };
-            ("GPUMemoryRefused", true, text)
+            let advice = "Ask for a larger share (more replicas of the resource, or a larger claim), or use less: \
+                          a smaller batch, a shorter context";
+            ("GPUMemoryRefused", true, advised(&text, advice, line))
         }
-        What::Delayed { waited_ms, within_ms } => {
+        What::DriverRefused => (
+            "GPUMemoryFull",
+            true,
+            advised(
+                "a request within the quota was refused by the driver: the GPU itself is full, or its memory \
+                 fragmented",
+                "It is not this pod's fault: ask those who run the node",
+                line,
+            ),
+        ),
+        What::Overlapped => (
+            "GPUTimeOverrun",
+            false,
+            advised(
+                "its work went on beyond the end of its lease, so that others ran beside it",
+                "Long kernels and graphs make neighbours and itself slower: divide them where that is possible",
+                line,
+            ),
+        ),
+        What::Rationed => (
+            "GPUTimeRationed",
+            false,
+            advised(
+                "it kept to its part of GPU time by itself, because the plugin did not answer",
+                "Nothing is to be done if it ends; else ask those who run the node",
+                line,
+            ),
+        ),
+        What::Unlisted => (
+            "GPUNotGranted",
+            true,
+            advised(
+                "a process found no free slot, or saw a GPU that was not granted to its container",
+                "End processes that use CUDA without need, and leave CUDA_VISIBLE_DEVICES and \
+                 NVIDIA_VISIBLE_DEVICES as they are",
+                line,
+            ),
+        ),
+        What::Delayed { waited_ms, within_ms, .. } => {
             let within = match within_ms {
                 0 => String::new(),
                 ms => format!(" in {:.1} s", *ms as f64 / 1000.0),
             };
             let waited = *waited_ms as f64 / 1000.0;
-            (
-                "GPUTimeDelayed",
-                false,
-                format!("waited {waited:.1} s{within} for its part of GPU time"),
-            )
+            let text = format!("waited {waited:.1} s{within} for its part of GPU time");
+            let advice = "Others want the GPU as well: ask for a larger share, or for one whose policy is burst \
+                          where it is strict";
+            ("GPUTimeDelayed", false, advised(&text, advice, line))
         }
         What::Bypassed { pid, bytes } => (
             "GPUQuotaBypassed",
@@ -112,6 +158,14 @@ pub fn words(line: &Event) -> Option<Words> {
     Some(Words { reason, warning, message: cut(message) })
 }
 
+/// What happened, what to do about it, and where there is more.
+fn advised(text: &str, advice: &str, line: &Event) -> String {
+    let more = line.holder.as_ref().map(|holder| {
+        format!("; `kubectl tessera explain {} -n {}` has more", holder.pod, holder.namespace)
+    });
+    format!("{text}. {advice}{}", more.unwrap_or_default())
+}
+
 fn limits(limits: &[tessera_model::audit::Limits]) -> String {
     let one = |l: &tessera_model::audit::Limits| {
         let (memory, cores) = (format_bytes(l.memory_limit_bytes), format_cores(l.cores_millis));
@@ -120,8 +174,9 @@ fn limits(limits: &[tessera_model::audit::Limits]) -> String {
     limits.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
+/// Without the command, in which an operator gives a reason: that may name anybody.
 fn by(line: &Event) -> String {
-    line.by.as_ref().map(|by| format!(", by {by}")).unwrap_or_default()
+    line.by.as_ref().map(|by| format!(", by {}", by.who())).unwrap_or_default()
 }
 
 fn cut(mut text: String) -> String {
@@ -139,9 +194,21 @@ fn cut(mut text: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tessera_model::audit::{Actor, Behind};
+    use tessera_model::record::Holder;
 
     fn line(what: What) -> Event {
         Event::of_node(what, 0)
+    }
+
+    fn delayed(waited_ms: u64, within_ms: u64) -> What {
+        let (id, holder) = ("x".to_owned(), Some(holder("theirs", "train")));
+        What::Delayed { waited_ms, within_ms, behind: Behind::Allocation { id, holder } }
+    }
+
+    fn holder(namespace: &str, pod: &str) -> Holder {
+        let container = "main".to_owned();
+        Holder { namespace: namespace.to_owned(), pod: pod.to_owned(), container }
     }
 
     #[test]
@@ -150,12 +217,11 @@ mod tests {
             What::RefusedMemory { bytes: 5 << 30, charged_bytes: 3 << 30, limit_bytes: 7 << 30 };
         let told = words(&line(refused)).unwrap();
         assert_eq!((told.reason, told.warning), ("GPUMemoryRefused", true));
-        assert_eq!(
-            told.message,
-            "a request for 5 GiB was refused: 3 GiB of 7 GiB device memory were in use"
-        );
-        let delayed = words(&line(What::Delayed { waited_ms: 12_340, within_ms: 60_000 })).unwrap();
-        assert_eq!(delayed.message, "waited 12.3 s in 60.0 s for its part of GPU time");
+        let what = "a request for 5 GiB was refused: 3 GiB of 7 GiB device memory were in use. ";
+        assert!(told.message.starts_with(what), "{}", told.message);
+        let delayed = words(&line(delayed(12_340, 60_000))).unwrap();
+        let what = "waited 12.3 s in 60.0 s for its part of GPU time. ";
+        assert!(delayed.message.starts_with(what), "{}", delayed.message);
         let bypassed = line(What::Bypassed { pid: 7, bytes: 1 << 30 }).on_gpu("GPU-1");
         assert!(words(&bypassed).unwrap().message.contains("process 7 uses 1 GiB of GPU-1"));
         let told = words(&bypassed.because("by dlmopen")).unwrap();
@@ -164,6 +230,44 @@ mod tests {
             words(&line(What::Tampered { what: "x".into() })).unwrap().reason,
             "GPUQuotaTampered"
         );
+    }
+
+    #[test]
+    fn every_refusal_says_what_to_do_and_names_no_neighbour() {
+        let refused = What::RefusedMemory { bytes: 1, charged_bytes: 2, limit_bytes: 3 };
+        let delayed = delayed(1, 2);
+        let all = [
+            refused,
+            delayed,
+            What::DriverRefused,
+            What::Overlapped,
+            What::Rationed,
+            What::Unlisted,
+        ];
+        for what in all {
+            let line = Event { holder: Some(holder("team", "chat")), ..line(what) }
+                .because("theirs/train had it");
+            let told = words(&line).unwrap();
+            assert!(!told.message.contains("theirs"), "{}", told.message);
+            assert!(told.message.ends_with("`kubectl tessera explain chat -n team` has more"));
+            let sentences = told.message.split(". ").count();
+            assert!(sentences >= 2, "what happened, and what to do: {}", told.message);
+        }
+    }
+
+    #[test]
+    fn who_changed_a_quota_is_said_without_the_command() {
+        let command = "quota set chat --reason \"room for theirs/train\"".to_owned();
+        let user = Some("root".to_owned());
+        let by = Actor::Admin { uid: 0, pid: 7, login_uid: None, user, login: None, command };
+        for what in [
+            What::QuotaSet { before: Vec::new(), after: Vec::new(), forced: false },
+            What::QuotaReset { before: Vec::new(), after: Vec::new() },
+        ] {
+            let told = words(&line(what).by(by.clone()).because("for theirs")).unwrap();
+            assert!(told.message.ends_with(", by root"), "{}", told.message);
+            assert!(!told.message.contains("theirs"), "{}", told.message);
+        }
     }
 
     #[test]

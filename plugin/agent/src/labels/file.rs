@@ -25,7 +25,7 @@ pub(super) fn put(path: &Path, text: &str) -> io::Result<bool> {
         }
     }
     let (dir, name) = Dir::of(path)?;
-    // Not durable: after a power cut it is written anew.
+    // Not durable: after a power cut it is written again.
     dir.replace(name, text.as_bytes(), 0o644, false)?;
     Ok(true)
 }

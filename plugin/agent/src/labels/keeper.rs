@@ -161,6 +161,7 @@ mod tests {
             let capability = |gpu: &Gpu| (gpu.uuid.clone(), (9, 0));
             Facts {
                 driver_version: None,
+                cuda_version: None,
                 compute_capability: gpus.iter().map(capability).collect(),
             }
         }

@@ -12,6 +12,7 @@ fn gpu(index: u32, name: &str, gib: u64) -> Gpu {
 
 fn facts(capabilities: &[(u32, (u32, u32))]) -> Facts {
     Facts {
+        cuda_version: None,
         driver_version: Some("550.54.15".into()),
         compute_capability: capabilities
             .iter()

@@ -2,7 +2,7 @@
 
 use super::sample::Sample;
 
-/// Something that people should look at. Each is told once, until it has ended.
+/// A finding for people. Each is reported once, until it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// A process of the container holds memory and is in no slot of the usage page: it does not load
@@ -29,7 +29,7 @@ pub struct Audit {
     slack: u64,
     /// Processes without a slot, pid and start, at the look before.
     strays: Vec<(u32, u64)>,
-    /// Those that were told.
+    /// Those that were reported.
     told: Vec<(u32, u64)>,
     /// Looks in a row that showed too much.
     beyond: u32,
@@ -79,7 +79,7 @@ impl Audit {
         findings
     }
 
-    /// Whether something that was told still stands.
+    /// Whether a reported finding still holds.
     #[must_use]
     pub fn stands(&self) -> bool {
         self.beyond >= 2 || !self.told.is_empty()

@@ -19,7 +19,7 @@ type Who = (u32, u64, u64);
 
 /// One tenant's bare processes on one GPU.
 #[derive(Clone, Debug, Default)]
-pub struct Bare {
+pub struct ContextEstimator {
     seen: Vec<Seen>,
 }
 
@@ -40,7 +40,7 @@ pub struct Shown {
     pub pending: bool,
 }
 
-impl Bare {
+impl ContextEstimator {
     /// Takes a look, with the slots that it found last. `constant` is what the tenant is charged for each
     /// context on its `gpu`-th GPU. `wants` says what is worth a second look.
     pub fn see(

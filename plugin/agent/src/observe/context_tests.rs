@@ -15,7 +15,7 @@ fn member(pid: u32, slot: usize, bytes: u64) -> Member {
     Member { pid, start: 1, used_bytes: Some(bytes), slot: Some(slot) }
 }
 
-fn look(bare: &mut Bare, slots: &[SlotView], members: &[Member]) -> Shown {
+fn look(bare: &mut ContextEstimator, slots: &[SlotView], members: &[Member]) -> Shown {
     let sample = compose(slots, slots, 0, members.to_vec());
     bare.see(&sample, slots, (0, CONSTANT), |bytes| bytes < 600 * MIB)
 }
@@ -29,7 +29,7 @@ fn seen(bytes: u64) -> Shown {
 
 #[test]
 fn two_looks_that_agree_measure_a_context_once() {
-    let (mut state, slots) = (Bare::default(), [bare(3)]);
+    let (mut state, slots) = (ContextEstimator::default(), [bare(3)]);
     let members = [member(7, 3, 450 * MIB)];
     assert_eq!(look(&mut state, &slots, &members), PENDING);
     assert_eq!(look(&mut state, &slots, &members), seen(450 * MIB));
@@ -41,24 +41,24 @@ fn two_looks_that_agree_measure_a_context_once() {
 
 #[test]
 fn looks_that_disagree_are_repeated_and_then_left() {
-    let (mut state, slots) = (Bare::default(), [bare(0)]);
+    let (mut state, slots) = (ContextEstimator::default(), [bare(0)]);
     let at = |mib: u64| [member(7, 0, mib * MIB)];
     assert_eq!(look(&mut state, &slots, &at(100)), PENDING, "it is coming up");
     assert_eq!(look(&mut state, &slots, &at(450)), PENDING);
     assert_eq!(look(&mut state, &slots, &at(450)), seen(450 * MIB));
-    let mut state = Bare::default();
+    let mut state = ContextEstimator::default();
     let restless = (0..100).filter(|n| look(&mut state, &slots, &at(400 + n)).pending).count();
     assert!(restless < 4, "{restless}: a figure that never rests costs some looks and no more");
 }
 
 #[test]
 fn the_least_of_several_counts_and_what_nobody_wants_is_left() {
-    let (mut state, slots) = (Bare::default(), [bare(0), bare(1), bare(2)]);
+    let (mut state, slots) = (ContextEstimator::default(), [bare(0), bare(1), bare(2)]);
     let members = [member(7, 0, 460 * MIB), member(8, 1, 450 * MIB), member(9, 2, 700 * MIB)];
     assert_eq!(look(&mut state, &slots, &members), PENDING);
     assert_eq!(look(&mut state, &slots, &members), seen(450 * MIB));
     let unwanted = [member(7, 0, 700 * MIB)];
-    let mut state = Bare::default();
+    let mut state = ContextEstimator::default();
     assert_eq!(look(&mut state, &slots, &unwanted), NOTHING);
     assert_eq!(look(&mut state, &slots, &unwanted), NOTHING);
 }
@@ -82,7 +82,7 @@ fn whoever_has_more_than_a_context_tells_nothing() {
         ("dead", |s| s.departing_ns = 1),
     ];
     for (what, change) in changed {
-        let (mut state, mut slot) = (Bare::default(), bare(0));
+        let (mut state, mut slot) = (ContextEstimator::default(), bare(0));
         change(&mut slot);
         for _ in 0..3 {
             let shown = look(&mut state, &[slot.clone()], &[member(7, 0, 450 * MIB)]);
@@ -103,7 +103,7 @@ fn processes_that_cannot_be_told_apart_tell_nothing() {
         vec![Member { used_bytes: None, ..member(7, 0, 0) }],
         vec![member(7, 9, 450 * MIB)],
     ] {
-        let mut state = Bare::default();
+        let mut state = ContextEstimator::default();
         for _ in 0..3 {
             assert_eq!(look(&mut state, &slots, &members), NOTHING, "{members:?}");
         }
@@ -112,7 +112,7 @@ fn processes_that_cannot_be_told_apart_tell_nothing() {
 
 #[test]
 fn what_moves_is_not_measured_and_no_constant_is_no_context() {
-    let (mut state, before) = (Bare::default(), [bare(0)]);
+    let (mut state, before) = (ContextEstimator::default(), [bare(0)]);
     let members = vec![member(7, 0, 450 * MIB)];
     let mut after = before.clone();
     after[0].charged[0] += 1;

@@ -11,18 +11,18 @@ use tessera_region::usage::{Fate, SlotView};
 
 /// A process that the driver lists, as far as a tenant's departing slots depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedProcess {
     /// Its pid on the host.
     pub pid: u32,
     /// What the driver says it uses; `None` where it does not tell.
     pub used_bytes: Option<u64>,
     /// Whose it is.
-    pub whose: Whose,
+    pub owner: ProcessOwner,
 }
 
-/// See [`Listed`].
+/// See [`ListedProcess`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum ProcessOwner {
     /// Dead, or about to be.
     Ending,
     /// The tenant's, living, with so many bytes granted at the least while the driver was asked.
@@ -38,7 +38,7 @@ pub enum Whose {
 pub fn fates(
     departing: &[(&SlotView, Option<u32>)],
     gpu: usize,
-    listed: &[Listed],
+    listed: &[ListedProcess],
     is_others: impl Fn(u32) -> bool,
 ) -> Vec<Fate> {
     let holds = |(slot, _): &&(&SlotView, Option<u32>)| slot.charged[gpu] > 0;
@@ -53,29 +53,29 @@ pub fn fates(
 }
 
 /// The most that is left of a slot whose process had this pid, and whether it is seen for certain.
-fn of_known(listed: &[Listed], pid: u32) -> Option<(u64, bool)> {
+fn of_known(listed: &[ListedProcess], pid: u32) -> Option<(u64, bool)> {
     let Some(process) = listed.iter().find(|process| process.pid == pid) else {
         return Some((0, false));
     };
-    match process.whose {
-        Whose::Ending => Some((process.used_bytes.unwrap_or(u64::MAX), true)),
-        Whose::Own(granted) => Some((process.used_bytes?.saturating_sub(granted), false)),
+    match process.owner {
+        ProcessOwner::Ending => Some((process.used_bytes.unwrap_or(u64::MAX), true)),
+        ProcessOwner::Own(granted) => Some((process.used_bytes?.saturating_sub(granted), false)),
         // A pid that came again.
-        Whose::Others => None,
+        ProcessOwner::Others => None,
     }
 }
 
 /// The same where nobody knows which process it was.
 fn of_unknown(
-    listed: &[Listed],
+    listed: &[ListedProcess],
     departing: &[(&SlotView, Option<u32>)],
     is_others: &impl Fn(u32) -> bool,
 ) -> Option<(u64, bool)> {
     let is_known = |pid: u32| departing.iter().any(|(_, known)| *known == Some(pid));
-    let may_be_it = |process: &&Listed| match process.whose {
-        Whose::Ending => !is_known(process.pid) && !is_others(process.pid),
-        Whose::Own(granted) => process.used_bytes.is_none_or(|used| used > granted),
-        Whose::Others => false,
+    let may_be_it = |process: &&ListedProcess| match process.owner {
+        ProcessOwner::Ending => !is_known(process.pid) && !is_others(process.pid),
+        ProcessOwner::Own(granted) => process.used_bytes.is_none_or(|used| used > granted),
+        ProcessOwner::Others => false,
     };
     listed.iter().find(may_be_it).is_none().then_some((0, false))
 }
@@ -90,11 +90,11 @@ mod tests {
         slot
     }
 
-    fn listed(pid: u32, used: u64, whose: Whose) -> Listed {
-        Listed { pid, used_bytes: Some(used), whose }
+    fn listed(pid: u32, used: u64, owner: ProcessOwner) -> ListedProcess {
+        ListedProcess { pid, used_bytes: Some(used), owner }
     }
 
-    fn fate(pid: Option<u32>, listed: &[Listed]) -> Option<(u64, bool)> {
+    fn fate(pid: Option<u32>, listed: &[ListedProcess]) -> Option<(u64, bool)> {
         let slot = slot(3, 100);
         let fates = fates(&[(&slot, pid)], 0, listed, |pid| pid == 66);
         let fate = fates.first()?;
@@ -105,47 +105,47 @@ mod tests {
     #[test]
     fn what_is_not_listed_has_departed() {
         assert_eq!(fate(Some(5), &[]), Some((0, false)));
-        assert_eq!(fate(Some(5), &[listed(6, 100, Whose::Ending)]), Some((0, false)));
+        assert_eq!(fate(Some(5), &[listed(6, 100, ProcessOwner::Ending)]), Some((0, false)));
     }
 
     #[test]
     fn an_ending_process_has_what_the_driver_says() {
-        assert_eq!(fate(Some(5), &[listed(5, 90, Whose::Ending)]), Some((90, true)));
-        let withheld = Listed { used_bytes: None, ..listed(5, 0, Whose::Ending) };
+        assert_eq!(fate(Some(5), &[listed(5, 90, ProcessOwner::Ending)]), Some((90, true)));
+        let withheld = ListedProcess { used_bytes: None, ..listed(5, 0, ProcessOwner::Ending) };
         assert_eq!(fate(Some(5), &[withheld]), Some((u64::MAX, true)));
     }
 
     #[test]
     fn after_an_exec_it_is_what_the_new_program_was_not_granted() {
-        assert_eq!(fate(Some(5), &[listed(5, 130, Whose::Own(20))]), Some((110, false)));
-        assert_eq!(fate(Some(5), &[listed(5, 20, Whose::Own(20))]), Some((0, false)));
-        let withheld = Listed { used_bytes: None, ..listed(5, 0, Whose::Own(20)) };
+        assert_eq!(fate(Some(5), &[listed(5, 130, ProcessOwner::Own(20))]), Some((110, false)));
+        assert_eq!(fate(Some(5), &[listed(5, 20, ProcessOwner::Own(20))]), Some((0, false)));
+        let withheld = ListedProcess { used_bytes: None, ..listed(5, 0, ProcessOwner::Own(20)) };
         assert_eq!(fate(Some(5), &[withheld]), None);
     }
 
     #[test]
     fn a_pid_that_came_again_tells_nothing() {
-        assert_eq!(fate(Some(5), &[listed(5, 130, Whose::Others)]), None);
+        assert_eq!(fate(Some(5), &[listed(5, 130, ProcessOwner::Others)]), None);
     }
 
     #[test]
     fn who_nobody_knows_has_departed_when_nobody_listed_could_be_it() {
         assert_eq!(fate(None, &[]), Some((0, false)));
         let clear = [
-            listed(1, 50, Whose::Own(50)),
-            listed(2, 50, Whose::Others),
-            listed(66, 50, Whose::Ending),
+            listed(1, 50, ProcessOwner::Own(50)),
+            listed(2, 50, ProcessOwner::Others),
+            listed(66, 50, ProcessOwner::Ending),
         ];
         assert_eq!(fate(None, &clear), Some((0, false)));
-        assert_eq!(fate(None, &[listed(5, 50, Whose::Ending)]), None);
-        assert_eq!(fate(None, &[listed(1, 51, Whose::Own(50))]), None);
+        assert_eq!(fate(None, &[listed(5, 50, ProcessOwner::Ending)]), None);
+        assert_eq!(fate(None, &[listed(1, 51, ProcessOwner::Own(50))]), None);
     }
 
     #[test]
     fn who_is_known_to_be_another_dead_process_is_not_it() {
         let (known, unknown) = (slot(1, 10), slot(2, 20));
         let departing = [(&known, Some(5)), (&unknown, None)];
-        let fates = fates(&departing, 0, &[listed(5, 10, Whose::Ending)], |_| false);
+        let fates = fates(&departing, 0, &[listed(5, 10, ProcessOwner::Ending)], |_| false);
         let fates: Vec<_> = fates.iter().map(|fate| (fate.slot, fate.left, fate.seen)).collect();
         assert_eq!(fates, [(1, 10, true), (2, 0, false)]);
     }

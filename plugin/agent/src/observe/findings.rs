@@ -8,12 +8,12 @@ use super::audit::Finding;
 use super::sample::Member;
 use super::{Found, Observer, TELL};
 use crate::Agent;
-use crate::trust::cgroup::Place;
+use crate::trust::cgroup::PodContainer;
 use crate::trust::mounts::{Mounts, Source, Sources};
 use crate::trust::strangers::Stranger;
 use crate::trust::sweep;
-use crate::trust::sweep::{Ground, Report};
-use crate::trust::{Kind, Outside, list, maps, pods};
+use crate::trust::sweep::{Report, SweepContext};
+use crate::trust::{FindingKind, Outside, list, maps, pods};
 use tessera_kubelet::foreign_plugins::checkpoint;
 use tessera_kubelet::foreign_plugins::checkpoint::Entry;
 use tessera_model::allocation_id::AllocationId;
@@ -43,7 +43,7 @@ impl<'a> Kubelet<'a> {
     }
 
     /// The allocation that kubelet gave a container.
-    pub(super) fn given(&self, place: &Place, container: &str) -> Option<AllocationId> {
+    pub(super) fn given(&self, place: &PodContainer, container: &str) -> Option<AllocationId> {
         let is_its = |e: &&Entry| e.pod_uid == place.pod_uid && e.container == container;
         let ids = self.entries().iter().filter(is_its).map(|entry| {
             AllocationId::of(&entry.resource, entry.device_ids.iter().map(String::as_str))
@@ -52,7 +52,7 @@ impl<'a> Kubelet<'a> {
     }
 
     /// Whether kubelet gave a container of this pod an allocation that is one of ours.
-    fn holds(&self, place: &Place) -> bool {
+    fn holds(&self, place: &PodContainer) -> bool {
         let is_its = |entry: &&Entry| entry.pod_uid == place.pod_uid;
         self.entries().iter().filter(is_its).any(|entry| {
             let ids = entry.device_ids.iter().map(String::as_str);
@@ -116,7 +116,7 @@ impl Observer {
         let told = self.told_stranger.is_none_or(|told| now.duration_since(told) >= TELL);
         let mut tells = told;
         for (at, tell) in &found {
-            agent.trust().count(Kind::Stranger, 1);
+            agent.trust().count(FindingKind::Stranger, 1);
             if *tell && tells {
                 agent.found_stranger(uuid, &list[*at]);
                 self.told_stranger = Some(now);
@@ -127,7 +127,7 @@ impl Observer {
     }
 
     /// Says what the audit found: to the log, and to the audit trail.
-    pub(super) fn tell(&self, record: &Record, uuid: &str, finding: Finding) {
+    pub(super) fn report(&self, record: &Record, uuid: &str, finding: Finding) {
         match finding {
             Finding::NoSlot { pid, bytes } => {
                 let cause = self.cause(record, pid);
@@ -137,7 +137,7 @@ impl Observer {
                     format_bytes(bytes)
                 );
                 let what = What::Bypassed { pid, bytes };
-                self.agent.found(record, Some(uuid), Kind::Bypass, what, &why);
+                self.agent.found(record, Some(uuid), FindingKind::Bypass, what, &why);
             }
             Finding::Beyond { bytes, pid } => {
                 let why = format!(
@@ -147,12 +147,18 @@ impl Observer {
                      goes past the shim. The memory counts against the quota",
                     format_bytes(bytes)
                 );
-                self.agent.found(record, Some(uuid), Kind::Unaccounted, What::Unaccounted, &why);
+                self.agent.found(
+                    record,
+                    Some(uuid),
+                    FindingKind::Unaccounted,
+                    What::Unaccounted,
+                    &why,
+                );
             }
         }
     }
 
-    /// Why a process is in no slot, as far as it can be told.
+    /// Why a process is in no slot, as far as known.
     fn cause(&self, record: &Record, pid: u32) -> String {
         let damages = self.sites().and_then(|sites| {
             let text = self.procs.mountinfo(pid)?;
@@ -185,12 +191,12 @@ impl Observer {
         }
         tenant.tamperings = seen;
         tenant.told = Some(now);
-        self.agent.trust().count(Kind::UsagePage, new);
+        self.agent.trust().count(FindingKind::UsagePage, new);
         let why = "its usage page was resized, cannot be true, or is kept from being changed: only a \
                    process of the container can do that. It was put right where that was possible; the \
                    driver's figures count against the quota meanwhile";
         let what = What::Tampered { what: "usage page".to_owned() };
-        self.agent.found(record, None, Kind::UsagePage, what, why);
+        self.agent.found(record, None, FindingKind::UsagePage, what, why);
     }
 
     /// Looks through all containers that hold shares.
@@ -199,14 +205,14 @@ impl Observer {
         let kubelet = Kubelet::new(agent);
         let is_live =
             |id: &AllocationId| super::place(allocations, |(record, _)| &record.id, id).is_some();
-        let ground = Ground {
+        let context = SweepContext {
             sources: sites.as_ref(),
             preload: agent.config().container.inject_file(),
             is_live: &is_live,
             holds: &|place| kubelet.holds(place),
             given: &|place, name| kubelet.given(place, name),
         };
-        let reports = self.sweep.sweep(&mut self.procs, &ground, now);
+        let reports = self.sweep.sweep(&mut self.procs, &context, now);
         for (id, place) in self.sweep.homes() {
             if let Some(holder) =
                 agent.allocations().record(id).and_then(|record| record.holder.clone())
@@ -228,7 +234,7 @@ impl Observer {
     ) {
         let Some(sites) = sites else { return };
         let preload = self.agent.config().container.inject_file();
-        let ground = Ground {
+        let context = SweepContext {
             sources: Some(sites),
             preload,
             is_live: &|_| true,
@@ -241,7 +247,7 @@ impl Observer {
                 let who = (member.pid, member.start);
                 let Some(identity) = self.procs.living(member.pid) else { continue };
                 // One that neither mounts nor a pod make a container's is a test's, or `docker exec`'s.
-                if identity.place.is_some() || identity.allocation.is_none() {
+                if identity.place.is_some() || identity.allocations.is_empty() {
                     continue;
                 }
                 let looked = self.looked.get(&who).map(|at| now.saturating_duration_since(*at));
@@ -253,7 +259,7 @@ impl Observer {
                     continue;
                 }
                 self.looked.insert(who, now);
-                reports.extend(self.sweep.look(&self.procs, who, &record.id, None, &ground, now));
+                reports.extend(self.sweep.look(&self.procs, who, &record.id, None, &context, now));
             }
         }
         let listed: HashSet<u32> = self.listed.values().flatten().copied().collect();
@@ -263,7 +269,7 @@ impl Observer {
 
     fn tell_damages(&self, reports: Vec<Report>) {
         for Report { allocation, pid, damages } in reports {
-            self.agent.trust().count(Kind::Mount, 1);
+            self.agent.trust().count(FindingKind::Mount, 1);
             let Some(record) = self.agent.allocations().record(&allocation) else { continue };
             let damages = list(&damages);
             let why = format!(
@@ -271,12 +277,12 @@ impl Observer {
                  or a process that may mount, did that"
             );
             let what = What::Tampered { what: damages };
-            self.agent.found(&record, None, Kind::Mount, what, &why);
+            self.agent.found(&record, None, FindingKind::Mount, what, &why);
         }
-        self.agent.trust().set_damages(self.sweep.standing());
+        self.agent.trust().set_damages(self.sweep.confirmed());
     }
 
-    /// Where pages and shims lie, by the plugin's own mounts: they may be mounted anew at any time.
+    /// Where pages and shims lie, by the plugin's own mounts: they may be mounted again at any time.
     pub(super) fn sites(&self) -> Option<Sources> {
         let text = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
         let own = Mounts::parse(&text);

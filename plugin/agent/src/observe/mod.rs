@@ -2,8 +2,8 @@
 //! half-empty pages, and whatever goes past the shim. The driver's own figures per process show it,
 //! and what they show beyond a tenant's charges is published in its quota page.
 //!
-//! One thread looks, GPU by GPU, when there is news and else ever less often ([`rhythm`]). A look
-//! reads a tenant's ledger, asks the driver, and reads the ledger again ([`sample`]); [`gauge`] says
+//! One thread looks, GPU by GPU, when there is news and else ever less often ([`schedule`]). A look
+//! reads a tenant's ledger, asks the driver, and reads the ledger again ([`sample`]); [`overhead`] says
 //! what to believe and publish, [`audit`] what to report, [`context`] what a bare context takes. Those five
 //! are pure. Whose a pid is
 //! comes from the sessions and from `/proc` ([`procs`]).
@@ -12,10 +12,10 @@ pub mod audit;
 pub mod context;
 pub mod departed;
 mod findings;
-pub mod gauge;
+pub mod overhead;
 pub mod procs;
-pub mod rhythm;
 pub mod sample;
+pub mod schedule;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -30,22 +30,22 @@ use tessera_tenant::regions::observed::Bell;
 pub use view::{PidView, pid_view};
 
 use self::audit::{Audit, Finding};
-use self::context::Bare;
-use self::departed::{Listed, Whose};
+use self::context::ContextEstimator;
+use self::departed::{ListedProcess, ProcessOwner};
 use self::findings::Kubelet;
-use self::gauge::{CONFIRM, Gauge, Verdict};
+use self::overhead::{CONFIRM, OverheadEstimator, Verdict};
 use self::procs::Procs;
-use self::rhythm::{Rhythm, SLOW};
-use self::sample::{Member, compose, join, slot_of};
+use self::sample::{Member, compose, divide, join, slot_of};
+use self::schedule::{LookSchedule, SLOW};
 use crate::Agent;
 use crate::status_board::StatusBoard;
-use crate::trust::Kind;
+use crate::trust::FindingKind;
 use crate::trust::strangers::{Stranger, Strangers};
 use crate::trust::sweep::Sweep;
 use tessera_gpu::{Discovery, GpuProcess};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::record::Record;
-use tessera_peers::{Bucket, Tenant as Tenancy};
+use tessera_peers::{TenantSessions, TokenBucket};
 use tessera_tenant::regions::Region;
 
 /// News of one allocation that bring looks forward: a burst, and how many a second after it. So a
@@ -63,7 +63,7 @@ const FRESH: Duration = Duration::from_millis(100);
 /// most a ninth of a core however many pods come and go.
 const REST: u32 = 8;
 const LONGEST_REST: Duration = Duration::from_millis(100);
-/// Least time between two findings about a tenant that are told; all are counted.
+/// Shortest time between two reported findings about a tenant; all are counted.
 const TELL: Duration = Duration::from_secs(10);
 
 /// The thread that looks; ends when dropped.
@@ -114,16 +114,16 @@ impl Drop for Watch {
 }
 
 /// A tenant, for as long as its generation lasts.
-struct Tenant {
+struct ObservedTenant {
     generation: u64,
     gpus: Vec<Figures>,
     /// Which pids on the host its processes had, by slot and time of claim, as looks found them.
     pids: BTreeMap<(usize, u64), u32>,
-    news: Bucket,
+    news: TokenBucket,
     told: Option<Instant>,
     /// At the last look.
     launches: u64,
-    /// Times that its usage page was found tampered with, as far as they were told.
+    /// Times that its usage page was found tampered with, as far as reported.
     tamperings: u64,
     /// When a container of it last started.
     started_unix_ms: i64,
@@ -131,9 +131,9 @@ struct Tenant {
 
 /// What is known of a tenant on one GPU.
 struct Figures {
-    gauge: Gauge,
+    estimator: OverheadEstimator,
     audit: Audit,
-    bare: Bare,
+    context: ContextEstimator,
 }
 
 /// An allocation as one round finds it; in the order of ids.
@@ -144,9 +144,9 @@ struct Observer {
     discovery: Arc<dyn Discovery>,
     board: Arc<StatusBoard>,
     procs: Procs,
-    gpus: BTreeMap<String, Rhythm>,
-    tenants: BTreeMap<AllocationId, Tenant>,
-    /// Why a GPU's processes cannot be told, by UUID.
+    gpus: BTreeMap<String, LookSchedule>,
+    tenants: BTreeMap<AllocationId, ObservedTenant>,
+    /// Why a GPU's processes are unknown, by UUID.
     silent: BTreeMap<String, String>,
     /// Pids that the driver listed at the last look, by GPU.
     listed: BTreeMap<String, Vec<u32>>,
@@ -180,7 +180,8 @@ impl Observer {
     /// When the next GPU is due. A new allocation rings before.
     fn due(&self) -> Instant {
         let idle = Instant::now() + SLOW;
-        let looks = self.gpus.values().map(Rhythm::due).min().map_or(idle, |due| due.min(idle));
+        let looks =
+            self.gpus.values().map(LookSchedule::due).min().map_or(idle, |due| due.min(idle));
         // Without a tenant there is nobody to look for.
         if self.tenants.is_empty() { looks } else { looks.min(self.sweep.due()) }
     }
@@ -214,19 +215,19 @@ impl Observer {
         let due: Vec<String> = self
             .gpus
             .iter()
-            .filter(|(_, rhythm)| rhythm.due() <= now)
+            .filter(|(_, schedule)| schedule.due() <= now)
             .map(|(uuid, _)| uuid.clone())
             .collect();
         for uuid in &due {
             let look = self.look(uuid, &allocations);
-            if let Some(rhythm) = self.gpus.get_mut(uuid) {
+            if let Some(schedule) = self.gpus.get_mut(uuid) {
                 let now = Instant::now();
-                rhythm.looked(now, &look.verdicts, look.busy);
+                schedule.looked(now, &look.verdicts, look.busy);
                 if let Some(within) = look.watch {
-                    rhythm.watch(now, within);
+                    schedule.watch(now, within);
                 }
                 if look.departing {
-                    rhythm.hurry(now);
+                    schedule.hurry(now);
                 }
             }
         }
@@ -243,15 +244,15 @@ impl Observer {
         if fresh {
             let slack = self.agent.config().gpus.audit_slack_bytes;
             let gpu = |gpu: usize| Figures {
-                gauge: Gauge::new(region.overhead(gpu)),
+                estimator: OverheadEstimator::new(region.overhead(gpu)),
                 audit: Audit::new(slack),
-                bare: Bare::default(),
+                context: ContextEstimator::default(),
             };
-            let tenant = Tenant {
+            let tenant = ObservedTenant {
                 generation: record.generation,
                 gpus: (0..record.grants.len()).map(gpu).collect(),
                 pids: BTreeMap::new(),
-                news: Bucket::new(NEWS_BURST, NEWS_RATE, now),
+                news: TokenBucket::new(NEWS_BURST, NEWS_RATE, now),
                 told: None,
                 launches: 0,
                 tamperings: 0,
@@ -267,9 +268,9 @@ impl Observer {
         }
         if region.observed().departing() && !region.tenant().has_hidden_pids() {
             for grant in &record.grants {
-                let rhythm =
-                    self.gpus.entry(grant.uuid.clone()).or_insert_with(|| Rhythm::new(now));
-                rhythm.hurry(now);
+                let schedule =
+                    self.gpus.entry(grant.uuid.clone()).or_insert_with(|| LookSchedule::new(now));
+                schedule.hurry(now);
             }
         }
         let wait = match self.tenants.get_mut(&record.id) {
@@ -278,14 +279,15 @@ impl Observer {
             _ => return,
         };
         for grant in &record.grants {
-            let rhythm = self.gpus.entry(grant.uuid.clone()).or_insert_with(|| Rhythm::new(now));
-            rhythm.news(now, wait);
+            let schedule =
+                self.gpus.entry(grant.uuid.clone()).or_insert_with(|| LookSchedule::new(now));
+            schedule.news(now, wait);
         }
     }
 
     /// Looks at one GPU.
     fn look(&mut self, uuid: &str, allocations: &[Found]) -> Look {
-        // Without the host's pids nobody is told from anybody; `status` says so.
+        // Without the host's pids no process can be attributed; `status` says so.
         let tenants: Vec<(&Found, usize)> = allocations
             .iter()
             .filter(|(_, region)| !region.tenant().has_hidden_pids())
@@ -329,26 +331,45 @@ impl Observer {
                 let its = |(_, pid): &&(usize, Option<u32>)| *pid == Some(process.pid);
                 dead[at].iter().filter(its).map(|(slot, _)| *slot).collect::<Vec<_>>()
             };
-            let whose = match self.owner(&process, &tenants, &sessions, &before, &kubelet) {
-                Owner::Tenant(at, member) => {
-                    join(&mut members[at], member, departing(at));
-                    Some(at)
+            // What it has of each share, which NVML does not tell apart.
+            let share = |at: usize, slots: &[usize]| {
+                let ((record, _), gpu) = tenants[at];
+                let its = before[at].iter().filter(|slot| slots.contains(&slot.index));
+                let granted = its.fold(0, |sum: u64, slot| sum.saturating_add(slot.granted[gpu]));
+                (granted, record.grants[gpu].memory_limit_bytes)
+            };
+            let owner = match self.owner(&process, &tenants, &sessions, &before, &kubelet) {
+                Owner::ObservedTenants(owners) => {
+                    let slots = |(at, member): &(usize, Member)| {
+                        let slots = departing(*at).into_iter().chain(member.slot);
+                        share(*at, &slots.collect::<Vec<_>>())
+                    };
+                    let parts =
+                        divide(process.used_bytes, &owners.iter().map(slots).collect::<Vec<_>>());
+                    let all = owners.iter().map(|(at, _)| *at).collect();
+                    for ((at, member), used_bytes) in owners.into_iter().zip(parts) {
+                        join(&mut members[at], Member { used_bytes, ..member }, departing(at));
+                    }
+                    Some(all)
                 }
                 Owner::Nobody(stranger) => {
                     strangers.push(stranger);
-                    Some(usize::MAX)
+                    Some(Vec::new())
                 }
                 Owner::Gone => {
                     let GpuProcess { pid, used_bytes } = process;
                     let was = (0..dead.len()).map(|at| (at, departing(at)));
-                    if let Some((at, was)) = was.into_iter().find(|(_, was)| !was.is_empty()) {
+                    let was: Vec<_> = was.filter(|(_, was)| !was.is_empty()).collect();
+                    let shares: Vec<_> = was.iter().map(|(at, was)| share(*at, was)).collect();
+                    for ((at, was), used_bytes) in was.into_iter().zip(divide(used_bytes, &shares))
+                    {
                         let member = Member { pid, start: 0, used_bytes, slot: None };
                         join(&mut members[at], member, was);
                     }
                     None
                 }
             };
-            listed.push((process, whose));
+            listed.push((process, owner));
         }
         // Without the host's pids everybody is a stranger.
         let hidden = self.are_pids_hidden(allocations);
@@ -361,7 +382,7 @@ impl Observer {
             let after = region.slots();
             self.learn(&record.id, &before[at], &members[at]);
             if !dead[at].is_empty() {
-                let fates = self.fates(at, &tenants, &dead, &listed, (&before[at], &after));
+                let fates = self.fates(at, &tenants, &dead, &listed, (&before, &after));
                 if !fates.is_empty() {
                     region.settle(fates);
                 }
@@ -373,10 +394,10 @@ impl Observer {
             let launches = after.iter().fold(0u64, |sum, slot| sum.saturating_add(slot.launches));
             look.busy |= std::mem::replace(&mut tenant.launches, launches) != launches;
             let Some(figures) = tenant.gpus.get_mut(*gpu) else { continue };
-            let Figures { gauge, audit, bare } = figures;
+            let Figures { estimator, audit, context } = figures;
             let constant = record.grants[*gpu].context_overhead_bytes;
             let wants = |bytes: u64| self.agent.inventory().wants_context(uuid, bytes);
-            let shown = bare.see(&sample, &after, (*gpu, constant), wants);
+            let shown = context.see(&sample, &after, (*gpu, constant), wants);
             let again = shown.pending.then_some(CONFIRM);
             if let Some(bytes) = shown.bytes
                 && let Some(driver) = self.discovery.facts(&[]).driver_version
@@ -384,8 +405,8 @@ impl Observer {
                 self.agent.note_context(uuid, &driver, bytes);
             }
             audit.set_slack(slack);
-            let verdict = gauge.see(now, &sample);
-            look.watch = look.watch.into_iter().chain(gauge.watch()).chain(again).min();
+            let verdict = estimator.see(now, &sample);
+            look.watch = look.watch.into_iter().chain(estimator.watch()).chain(again).min();
             if let Verdict::Publish(bytes) = verdict {
                 region.publish_overhead(*gpu, bytes);
                 debug!(id = %record.id, gpu = uuid, overhead = bytes, "overhead observed");
@@ -399,7 +420,7 @@ impl Observer {
             let tells = tenant.told.is_none_or(|told| now.duration_since(told) >= TELL);
             if let Some(finding) = findings.first().filter(|_| tells) {
                 tenant.told = Some(now);
-                self.tell(record, uuid, *finding);
+                self.report(record, uuid, *finding);
             }
             look.verdicts.push(verdict);
         }
@@ -446,30 +467,34 @@ impl Observer {
         at: usize,
         tenants: &[(&Found, usize)],
         dead: &[Vec<(usize, Option<u32>)>],
-        listed: &[(GpuProcess, Option<usize>)],
-        (before, after): (&[SlotView], &[SlotView]),
+        listed: &[(GpuProcess, Option<Vec<usize>>)],
+        (all_before, after): (&[Vec<SlotView>], &[SlotView]),
     ) -> Vec<Fate> {
-        let gpu = tenants[at].1;
-        let granted = |pid: u32| {
-            let tenant = self.tenants.get(&tenants[at].0.0.id);
+        let (gpu, before) = (tenants[at].1, &all_before[at]);
+        let sum = |of: usize, pid: u32, slots: &[SlotView]| {
+            let ((record, _), gpu) = tenants[of];
+            let tenant = self.tenants.get(&record.id);
             let its = |slot: &&SlotView| {
                 !slot.is_departing()
                     && tenant.and_then(|t| t.pids.get(&(slot.index, slot.claimed_ns))) == Some(&pid)
             };
-            let sum = |slots: &[SlotView]| {
-                slots.iter().filter(its).fold(0, |sum: u64, s| sum.saturating_add(s.granted[gpu]))
-            };
-            sum(before).min(sum(after))
+            slots.iter().filter(its).fold(0, |sum: u64, s| sum.saturating_add(s.granted[gpu]))
         };
-        let listed: Vec<Listed> = listed
+        // In all the shares that it has.
+        let granted = |pid: u32, owners: &[usize]| {
+            let others = owners.iter().filter(|of| **of != at);
+            let others = others.map(|of| sum(*of, pid, &all_before[*of]));
+            others.fold(sum(at, pid, before).min(sum(at, pid, after)), u64::saturating_add)
+        };
+        let listed: Vec<ListedProcess> = listed
             .iter()
-            .map(|(process, whose)| Listed {
+            .map(|(process, whose)| ListedProcess {
                 pid: process.pid,
                 used_bytes: process.used_bytes,
-                whose: match whose {
-                    None => Whose::Ending,
-                    Some(whose) if *whose == at => Whose::Own(granted(process.pid)),
-                    Some(_) => Whose::Others,
+                owner: match whose {
+                    None => ProcessOwner::Ending,
+                    Some(all) if all.contains(&at) => ProcessOwner::Own(granted(process.pid, all)),
+                    Some(_) => ProcessOwner::Others,
                 },
             })
             .collect();
@@ -490,8 +515,9 @@ impl Observer {
 
     /// Whether this process cannot know the host's pids: a tenant's own word goes before what is guessed.
     fn are_pids_hidden(&self, allocations: &[Found]) -> bool {
-        let any = |has: fn(&Tenancy) -> bool| allocations.iter().any(|(_, r)| has(&r.tenant()));
-        any(Tenancy::has_hidden_pids)
+        let any =
+            |has: fn(&TenantSessions) -> bool| allocations.iter().any(|(_, r)| has(&r.tenant()));
+        any(TenantSessions::has_hidden_pids)
             || pid_view() == PidView::Own
                 && !any(|tenant| tenant.peers().iter().any(|peer| peer.host_pid.is_some()))
     }
@@ -507,28 +533,38 @@ impl Observer {
     ) -> Owner {
         let Some(identity) = self.procs.living(process.pid) else { return Owner::Gone };
         let at = |id: &AllocationId| place(tenants, |((record, _), _)| &record.id, id);
-        let home = || identity.place.as_ref().and_then(|place| self.sweep.home(place));
+        let home = || identity.place.as_ref().map_or(&[][..], |place| self.sweep.home(place));
         let given = || {
             let (place, name) = (identity.place.as_ref()?, identity.container.as_deref()?);
             kubelet.given(place, name)
         };
-        let mounted = identity.allocation.clone();
-        let by_proc = || mounted.or_else(|| home().cloned()).or_else(given);
+        let by_proc = || {
+            let mounted = &identity.allocations;
+            let known = if mounted.is_empty() { home() } else { mounted };
+            if known.is_empty() { given().into_iter().collect() } else { known.to_vec() }
+        };
         let mut elsewhere = None;
-        let owner = sessions.get(&process.pid).copied().or_else(|| {
-            let id = by_proc()?;
-            let found = at(&id).map(|at| (at, None));
-            elsewhere = Some(id).filter(|_| found.is_none());
-            found
-        });
-        if let Some((at, named)) = owner {
-            let member = Member {
-                pid: process.pid,
-                start: identity.start,
-                used_bytes: process.used_bytes,
-                slot: slot_of(&slots[at], named, identity.namespace_pid),
+        let slot = |at: usize, named| slot_of(&slots[at], named, identity.namespace_pid);
+        // The shares that it has told us of, and those of its container in which it has a slot.
+        let mut owners: Vec<_> = sessions.get(&process.pid).cloned().unwrap_or_default();
+        if owners.is_empty() || identity.allocations.len() > 1 {
+            for id in by_proc() {
+                match at(&id) {
+                    Some(at) if owners.iter().any(|(known, _)| *known == at) => {}
+                    Some(at) if owners.is_empty() || slot(at, None).is_some() => {
+                        owners.push((at, None));
+                    }
+                    Some(_) => {}
+                    None => elsewhere = Some(id),
+                }
+            }
+        }
+        if !owners.is_empty() {
+            let member = |(at, named): (usize, Option<u32>)| {
+                let (pid, start) = (process.pid, identity.start);
+                (at, Member { pid, start, used_bytes: process.used_bytes, slot: slot(at, named) })
             };
-            return Owner::Tenant(at, member);
+            return Owner::ObservedTenants(owners.into_iter().map(member).collect());
         }
         let record = elsewhere.as_ref().and_then(|id| self.agent.allocations().record(id));
         Owner::Nobody(Stranger {
@@ -560,10 +596,10 @@ impl Observer {
     }
 }
 
-fn kind_of(finding: Finding) -> Kind {
+fn kind_of(finding: Finding) -> FindingKind {
     match finding {
-        Finding::NoSlot { .. } => Kind::Bypass,
-        Finding::Beyond { .. } => Kind::Unaccounted,
+        Finding::NoSlot { .. } => FindingKind::Bypass,
+        Finding::Beyond { .. } => FindingKind::Unaccounted,
     }
 }
 
@@ -580,17 +616,20 @@ struct Look {
     departing: bool,
 }
 
-/// Processes with a session, by their pids on the host: the tenant, by its place in the round, and the
-/// slot that the process named.
-type Sessions = HashMap<u32, (usize, Option<u32>)>;
+/// Processes with a session, by their pids on the host: the tenants, by their places in the round, each with
+/// the slot that the process named there.
+type Sessions = HashMap<u32, Vec<(usize, Option<u32>)>>;
 
 fn sessions(tenants: &[(&Found, usize)]) -> Sessions {
     let mut sessions = Sessions::new();
     for (at, ((_, region), _)) in tenants.iter().enumerate() {
         for peer in region.tenant().peers() {
             if let Some(pid) = peer.host_pid {
-                // One that opened several is its first one's.
-                sessions.entry(pid).or_insert((at, peer.hello.map(|(_, slot)| slot)));
+                let of = sessions.entry(pid).or_default();
+                // Of several in one share the first counts.
+                if of.iter().all(|(known, _)| *known != at) {
+                    of.push((at, peer.hello.map(|(_, slot)| slot)));
+                }
             }
         }
     }
@@ -603,8 +642,8 @@ fn place<T>(list: &[T], id_of: impl Fn(&T) -> &AllocationId, id: &AllocationId) 
 }
 
 enum Owner {
-    /// Of this one, by its place in the round.
-    Tenant(usize, Member),
+    /// Of these, by their places in the round: the shares of this GPU that it has.
+    ObservedTenants(Vec<(usize, Member)>),
     /// Of no tenant on this GPU.
     Nobody(Stranger),
     /// It has ended, or lets go of its memory.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::stat::{major, minor};
 
 use crate::trust::cgroup;
-use crate::trust::cgroup::Place;
+use crate::trust::cgroup::PodContainer;
 use crate::trust::mounts::{Mounts, Source};
 use tessera_model::allocation_id::AllocationId;
 
@@ -27,17 +27,17 @@ pub struct Identity {
     pub start: u64,
     /// Its pid in its own pid namespace.
     pub namespace_pid: u32,
-    /// The allocation whose pages are mounted where it lives.
-    pub allocation: Option<AllocationId>,
+    /// The allocations whose pages are mounted where it lives, sorted.
+    pub allocations: Vec<AllocationId>,
     /// The pod and container that the kernel says it is in.
-    pub place: Option<Place>,
+    pub place: Option<PodContainer>,
     /// The container's name in the pod, where its mounts tell it and agree with the kernel on the pod.
     pub container: Option<String>,
     /// Its name (`comm`), for people.
     pub name: String,
 }
 
-/// Remembers who is who.
+/// Remembers processes by their pids.
 #[derive(Debug)]
 pub struct Procs {
     root: PathBuf,
@@ -68,7 +68,7 @@ impl Procs {
         }
     }
 
-    /// Who `pid` is; `None` for one that has ended, or is ending: a process that has let go of its
+    /// The process behind `pid`; `None` for one that has ended, or is ending: a process that has let go of its
     /// memory holds no slot any more, while the driver still takes its device memory down.
     pub fn living(&mut self, pid: u32) -> Option<&Identity> {
         let start = self.start_of_living(pid)?;
@@ -79,7 +79,7 @@ impl Procs {
         self.known.get(&pid)
     }
 
-    /// Whether `pid` has this file mapped, told by device and inode (proc_pid_maps(5)). False where
+    /// Whether `pid` has this file mapped, by device and inode (proc_pid_maps(5)). False where
     /// that may not be asked: of other users' processes.
     #[must_use]
     pub fn maps(&self, pid: u32, (device, inode): (u64, u64)) -> bool {
@@ -100,7 +100,7 @@ impl Procs {
 
     /// Where the kernel says it is.
     #[must_use]
-    pub fn place(&self, pid: u32) -> Option<Place> {
+    pub fn place(&self, pid: u32) -> Option<PodContainer> {
         cgroup::place(&self.file(pid, "cgroup")?)
     }
 
@@ -145,7 +145,7 @@ impl Procs {
             start,
             namespace_pid: namespace_pid.and_then(|text| text.parse().ok()).unwrap_or(pid),
             // Mounts of what is in no pod are the host's root's to make.
-            allocation: mounts.allocation(self.pages.as_ref().filter(|_| place.is_some())),
+            allocations: mounts.allocations(self.pages.as_ref().filter(|_| place.is_some())),
             container: container.map(|(_, name)| name.to_owned()),
             place,
             name: field("Name:").unwrap_or_default().trim().to_owned(),
@@ -228,7 +228,7 @@ mod tests {
     fn a_container_is_told_by_what_is_mounted_at_the_pages_place() {
         let mut fake = Fake::new();
         let identity = fake.procs.living(7).unwrap();
-        assert_eq!(identity.allocation.as_ref().map(AllocationId::as_str), Some(ID));
+        assert_eq!(identity.allocations.first().map(AllocationId::as_str), Some(ID));
         assert_eq!((identity.start, identity.namespace_pid), (99, 3));
         assert_eq!(identity.name, "server");
         assert_eq!(fake.procs.living(8), None);
@@ -238,9 +238,9 @@ mod tests {
     fn what_a_container_mounts_over_it_does_not_count() {
         let other = "fedcba9876543210fedcba9876543210";
         let text = mounts(ID) + &mounts(other);
-        assert_eq!(Mounts::parse(&text).allocation(None).unwrap().as_str(), ID);
-        assert_eq!(Mounts::parse("1 2 0:1 / /usr/local/tessera/pages").allocation(None), None);
-        assert_eq!(Mounts::parse("x\n\n1 2").allocation(None), None);
+        assert_eq!(Mounts::parse(&text).allocations(None)[0].as_str(), ID);
+        assert_eq!(Mounts::parse("1 2 0:1 / /usr/local/tessera/pages").allocations(None), []);
+        assert_eq!(Mounts::parse("x\n\n1 2").allocations(None), []);
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
         };
         let id = "8b".repeat(32);
         let inside = fake(&format!("0::/kubepods/pod{uid}/{id}\n"));
-        let place = Place { pod_uid: uid.into(), container_id: id };
+        let place = PodContainer { pod_uid: uid.into(), container_id: id };
         assert_eq!((inside.place, inside.container.as_deref()), (Some(place), Some("main")));
         assert_eq!(fake("0::/system.slice\n").container, None, "mounts alone could be forged");
     }
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn a_container_whose_pages_were_removed_is_still_told() {
         let text = mounts(&format!("{ID}//deleted"));
-        assert_eq!(Mounts::parse(&text).allocation(None).unwrap().as_str(), ID);
+        assert_eq!(Mounts::parse(&text).allocations(None)[0].as_str(), ID);
     }
 
     #[test]
@@ -281,11 +281,11 @@ mod tests {
     #[test]
     fn a_pid_that_comes_again_is_somebody_else() {
         let mut fake = Fake::new();
-        assert!(fake.procs.living(7).unwrap().allocation.is_some());
+        assert!(!fake.procs.living(7).unwrap().allocations.is_empty());
         fake.write("mountinfo", "22 1 0:21 / / rw - ext4 /dev/sda rw\n");
-        assert!(fake.procs.living(7).unwrap().allocation.is_some(), "remembered");
+        assert!(!fake.procs.living(7).unwrap().allocations.is_empty(), "remembered");
         fake.stat('S', 100, 4096);
-        assert_eq!(fake.procs.living(7).unwrap().allocation, None);
+        assert_eq!(fake.procs.living(7).unwrap().allocations, []);
         fake.procs.keep(|pid| pid != 7);
         assert!(fake.procs.known.is_empty());
     }
@@ -304,6 +304,6 @@ mod tests {
     fn this_very_process_is_alive() {
         let mut procs = Procs::default();
         let own = procs.living(std::process::id()).unwrap();
-        assert!(own.start > 0 && own.allocation.is_none());
+        assert!(own.start > 0 && own.allocations.is_empty());
     }
 }

@@ -27,6 +27,23 @@ pub fn join(members: &mut Vec<Member>, member: Member, departing: impl IntoItera
     members.extend(departing.map(rest));
 }
 
+/// Divides what the driver says of one process among its shares of the GPU, each with what it is granted
+/// there and the share's limit: to each what it is granted, and what is beyond that to the largest, which has
+/// the most room for it.
+#[must_use]
+pub fn divide(used: Option<u64>, shares: &[(u64, u64)]) -> Vec<Option<u64>> {
+    let largest = (0..shares.len()).rev().max_by_key(|&at| shares[at].1);
+    let all = shares.iter().fold(0, |sum: u64, (granted, _)| sum.saturating_add(*granted));
+    let part = |(at, (granted, _)): (usize, &(u64, u64))| {
+        let others = all - granted;
+        used.map(|used| match Some(at) == largest {
+            true => used.saturating_sub(others),
+            false => *granted,
+        })
+    };
+    shares.iter().enumerate().map(part).collect()
+}
+
 /// See the module's documentation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
@@ -149,6 +166,16 @@ mod tests {
     }
 
     #[test]
+    fn what_a_process_has_beyond_its_shares_is_the_largest_ones() {
+        assert_eq!(divide(Some(170), &[(50, 100), (100, 200)]), [Some(50), Some(120)]);
+        assert_eq!(divide(Some(170), &[(50, 100), (100, 100)]), [Some(70), Some(100)]);
+        assert_eq!(divide(Some(90), &[(90, 10)]), [Some(90)]);
+        assert_eq!(divide(Some(10), &[(50, 100), (100, 200)]), [Some(50), Some(0)]);
+        assert_eq!(divide(None, &[(1, 1), (1, 1)]), [None, None]);
+        assert_eq!(divide(Some(1), &[]), []);
+    }
+
+    #[test]
     fn overhead_is_what_the_driver_shows_beyond_the_charges() {
         let slots = [slot(0, 10), slot(3, 5)];
         let members = vec![member(2, Some(12)), member(1, Some(9))];
@@ -188,7 +215,7 @@ mod tests {
         let known = Member { slot: Some(0), ..member(1, Some(12)) };
         let sample = compose(&slots, &slots, 0, vec![known]);
         assert_eq!((sample.granted, sample.overhead()), (10, Some(2)));
-        // One that cannot be told from it keeps it in the sum.
+        // One that looks the same keeps it in the sum.
         let sample = compose(&slots, &slots, 0, vec![known, member(2, Some(1003))]);
         assert_eq!((sample.granted, sample.overhead()), (1010, Some(5)));
     }

@@ -13,7 +13,7 @@ pub enum PidView {
     Host,
     /// Those of a pid namespace of its own: no tenant's.
     Own,
-    /// It cannot be told before the first tenant comes: the node itself may be a container, as kind's
+    /// Unknown before the first tenant comes: the node itself may be a container, as kind's
     /// nodes are.
     Unknown,
 }

@@ -14,15 +14,17 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use tracing::{error, info, warn};
 
-pub use outcome::{Outcome, State, Why};
+pub use outcome::{Outcome, ReloadCause, ReloadState};
 pub use watch::{DEBOUNCE, watch};
 
 use crate::Agent;
-use crate::inventory::Ground;
+use crate::inventory::GpuSelection;
 use crate::status_board::StatusBoard;
 use tessera_config::keys;
 use tessera_config::keys::{Difference, Takes};
-use tessera_config::{Config, ConfigError, ConfigFile, Current, Given, Judged, Problem, file};
+use tessera_config::{
+    Config, ConfigError, ConfigFile, Current, Judged, LoadedConfig, Problem, file,
+};
 use tessera_gpu::{Discovery, DiscoveryError};
 use tessera_model::audit::What;
 use tessera_model::clock::unix_ms;
@@ -46,9 +48,9 @@ pub struct Reloader {
     set_filter: Option<SetFilter>,
     agent: OnceLock<Arc<Agent>>,
     board: Arc<StatusBoard>,
-    /// What was read last; held by whoever reads.
+    /// What was read last; the reader holds the lock.
     seen: Mutex<String>,
-    state: Mutex<State>,
+    state: Mutex<ReloadState>,
     /// The text at the start, until it has proved good.
     first: Mutex<Option<String>>,
 }
@@ -64,18 +66,18 @@ impl Reloader {
     #[must_use]
     pub fn new(
         file: Option<ConfigFile>,
-        given: &Given,
+        given: &LoadedConfig,
         current: Current,
         discovery: Arc<dyn Discovery>,
         set_filter: Option<SetFilter>,
         board: &Arc<StatusBoard>,
     ) -> Self {
         let now = unix_ms();
-        let state = State {
+        let state = ReloadState {
             hash: file::hash(&given.text),
             attempted_unix_ms: now,
             succeeded_unix_ms: now,
-            ..State::default()
+            ..ReloadState::default()
         };
         let seen = match (&given.refused, &file) {
             (Some(_), Some(file)) => mark(&file.judge()),
@@ -112,7 +114,7 @@ impl Reloader {
 
     /// How it stands.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ReloadState {
         lock(&self.state).clone()
     }
 
@@ -170,7 +172,7 @@ impl Reloader {
     ///
     /// # Errors
     /// The driver does not say.
-    pub fn ground(&self, config: &Config) -> Result<Option<Ground>, String> {
+    pub fn select_gpus(&self, config: &Config) -> Result<Option<GpuSelection>, String> {
         let (now, wanted) = (&self.current.get().gpus, &config.gpus);
         if (&now.include, &now.exclude) == (&wanted.include, &wanted.exclude) {
             return Ok(None);
@@ -182,18 +184,18 @@ impl Reloader {
             Err(error) => return Err(error.to_string()),
         };
         let topology = self.discovery.topology(&gpus);
-        Ok(Some(Ground { gpus, topology }))
+        Ok(Some(GpuSelection { gpus, topology }))
     }
 
     /// Reads the file, and has it take effect if it is good. Blocking.
-    pub fn reload(&self, why: &Why) -> Outcome {
+    pub fn reload(&self, why: &ReloadCause) -> Outcome {
         let Some(file) = &self.file else {
             return Outcome { hash: self.state().hash, ..Outcome::default() };
         };
         let mut seen = lock(&self.seen);
         let judged = file.judge();
         let mark = mark(&judged);
-        if *why == Why::Change && *seen == mark {
+        if *why == ReloadCause::Change && *seen == mark {
             return Outcome { hash: self.state().hash, ..Outcome::default() };
         }
         *seen = mark;
@@ -202,20 +204,20 @@ impl Reloader {
         outcome
     }
 
-    fn take(&self, file: &ConfigFile, judged: Judged, why: &Why) -> Outcome {
+    fn take(&self, file: &ConfigFile, judged: Judged, why: &ReloadCause) -> Outcome {
         let path = file.path().display();
         lock(&self.state).attempted_unix_ms = unix_ms();
         let before = self.current.get();
         let (mut config, mut problems) = (judged.config.clone(), judged.problems.clone());
-        let mut ground = None;
-        let gpus = match judged.names_gpus().then(|| self.ground(&config)) {
+        let mut selection = None;
+        let gpus = match judged.names_gpus().then(|| self.select_gpus(&config)) {
             Some(Ok(found)) => {
-                ground = found;
+                selection = found;
                 let agent = self.agent.get();
-                let here = |ground: &Ground| ground.gpus.clone();
+                let here = |selection: &GpuSelection| selection.gpus.clone();
                 agent.map(|agent| {
                     let known = || agent.inventory().catalogue().devices();
-                    ground.as_ref().map_or_else(known, here)
+                    selection.as_ref().map_or_else(known, here)
                 })
             }
             Some(Err(why)) if problems.is_empty() => {
@@ -257,10 +259,10 @@ impl Reloader {
         {
             warn!(error, "the log's filter stays as it was");
         }
-        let listed = ground.is_some();
+        let listed = selection.is_some();
         match self.agent.get() {
             _ if changes.is_empty() => {}
-            Some(agent) => agent.reload(config, ground),
+            Some(agent) => agent.reload(config, selection),
             None => self.current.set(Arc::new(config)),
         }
         if listed {

@@ -4,41 +4,41 @@ use std::fmt;
 
 use tessera_config::Problem;
 use tessera_config::keys::Difference;
-use tessera_model::audit::By;
+use tessera_model::audit::Actor;
 
 /// Why the file is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum ReloadCause {
     /// It may have changed. The same text again is no news.
     Change,
     /// SIGHUP.
     Signal,
     /// Somebody asked, over the admin socket.
-    Asked(Option<By>),
+    Asked(Option<Actor>),
 }
 
-impl Why {
-    pub(super) fn by(&self) -> Option<By> {
+impl ReloadCause {
+    pub(super) fn by(&self) -> Option<Actor> {
         match self {
-            Why::Asked(by) => by.clone(),
-            Why::Change | Why::Signal => None,
+            ReloadCause::Asked(by) => by.clone(),
+            ReloadCause::Change | ReloadCause::Signal => None,
         }
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for ReloadCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Why::Change => "the file changed",
-            Why::Signal => "SIGHUP",
-            Why::Asked(_) => "tessera config reload",
+            ReloadCause::Change => "the file changed",
+            ReloadCause::Signal => "SIGHUP",
+            ReloadCause::Asked(_) => "tessera config reload",
         })
     }
 }
 
 /// How it stands with the file; for metrics and `status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct State {
+pub struct ReloadState {
     /// Of the text in force: see [`tessera_config::file::hash`].
     pub hash: String,
     /// When the file was last read because of news, Unix milliseconds.
@@ -55,7 +55,7 @@ pub struct State {
     pub refused: u64,
 }
 
-impl State {
+impl ReloadState {
     /// Whether the file as it is is in force.
     #[must_use]
     pub fn is_successful(&self) -> bool {
@@ -72,6 +72,6 @@ pub struct Outcome {
     pub changes: Vec<Difference>,
     /// What will be different after a restart.
     pub waiting: Vec<Difference>,
-    /// [`State::hash`].
+    /// [`ReloadState::hash`].
     pub hash: String,
 }

@@ -20,13 +20,14 @@ use tessera_model::quantity::format_bytes;
 use tessera_model::record::{Grant, Record};
 use tessera_model::replica::Replica;
 use tessera_model::sharing::Compute;
-use tessera_rules::allocate::Catalogue;
+use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
 use tessera_rules::capacity;
+use tessera_rules::front_end::FrontEnd;
 use tessera_rules::shares::Share;
 use tessera_system::locks::lock;
 
 /// All that a plan is made of.
-pub struct Scene<'a> {
+pub struct PlanContext<'a> {
     /// The configuration in force, on its GPUs.
     pub before: (&'a Config, &'a Catalogue),
     /// The one to think through, on its own.
@@ -47,14 +48,14 @@ impl Reloader {
             let waits = "the plugin waits for GPUs: what they would be cut into is not known";
             return without_gpus(&self.current.get(), &config, &problems, waits);
         };
-        // Whoever reads the file waits: a plan is about one configuration.
+        // Reading the file waits: a plan is about one configuration.
         let _still = lock(&self.seen);
         let before = self.current.get();
         let mut notes = Vec::new();
         let mut gpus = node.inventory().catalogue().devices();
         if judged.names_gpus() {
-            match self.ground(&config) {
-                Ok(Some(ground)) => gpus = ground.gpus,
+            match self.select_gpus(&config) {
+                Ok(Some(selection)) => gpus = selection.gpus,
                 Ok(None) => {}
                 Err(why) => notes.push(format!(
                     "which GPUs gpus.include and gpus.exclude leave is not known, and without that the \
@@ -68,15 +69,18 @@ impl Reloader {
         }
         let changes = keys::differences(&before, &config);
         notes.extend(remarks(&gpus, &config));
+        let records = node.allocations().records();
+        let asked = Catalogue::new(&gpus, &config);
+        notes.extend(moves(&node.inventory().catalogue(), &asked, &records));
         keys::keep(&mut config, &before);
         let after = Catalogue::new(&gpus, &config);
-        let scene = Scene {
+        let context = PlanContext {
             before: (&before, &node.inventory().catalogue()),
             after: (&config, &after),
-            records: &node.allocations().records(),
+            records: &records,
             turns: &node.advertised().forecast(&after),
         };
-        let mut response = plan(&scene, &changes);
+        let mut response = plan(&context, &changes);
         response.notes = notes;
         response
     }
@@ -104,19 +108,20 @@ pub fn offline(
     }
     notes.extend(remarks(new, config));
     let catalogues = (Catalogue::new(old, before), Catalogue::new(new, config));
+    notes.extend(moves(&catalogues.0, &catalogues.1, records));
     let turns = forecast(&catalogues.0, &catalogues.1, records);
-    let scene = Scene {
+    let context = PlanContext {
         before: (before, &catalogues.0),
         after: (config, &catalogues.1),
         records,
         turns: &turns,
     };
-    let mut response = plan(&scene, &keys::differences(before, config));
+    let mut response = plan(&context, &keys::differences(before, config));
     response.notes = notes;
     response
 }
 
-/// Problems as they are told.
+/// Problems as the admin service reports them.
 #[must_use]
 pub fn problems(problems: &[Problem]) -> Vec<ConfigurationProblem> {
     let problem = |problem: &Problem| ConfigurationProblem {
@@ -127,7 +132,7 @@ pub fn problems(problems: &[Problem]) -> Vec<ConfigurationProblem> {
     problems.iter().map(problem).collect()
 }
 
-/// Differences as they are told.
+/// Differences as the admin service reports them.
 #[must_use]
 pub fn changes(differences: &[Difference]) -> Vec<ConfigurationChange> {
     let change = |difference: &Difference| ConfigurationChange {
@@ -135,8 +140,17 @@ pub fn changes(differences: &[Difference]) -> Vec<ConfigurationChange> {
         before: difference.before.clone(),
         after: difference.after.clone(),
         takes_effect: difference.takes.text().to_owned(),
+        absent: false,
     };
     differences.iter().map(change).collect()
+}
+
+/// Marks what is different only because the file does not say it: a file is taken whole, and what somebody gives
+/// may be a part of one.
+fn mark_absent(changes: &mut [ConfigurationChange], after: &Config) {
+    for change in changes {
+        change.absent = after.source.line_set(&change.key).is_none();
+    }
 }
 
 fn refused(found: &[Problem]) -> PlanResponse {
@@ -147,7 +161,8 @@ fn without_gpus(before: &Config, after: &Config, problems: &[Problem], note: &st
     if !problems.is_empty() {
         return refused(problems);
     }
-    let changes = changes(&keys::differences(before, after));
+    let mut changes = changes(&keys::differences(before, after));
+    mark_absent(&mut changes, after);
     PlanResponse { changes, notes: vec![note.to_owned()], ..PlanResponse::default() }
 }
 
@@ -158,36 +173,64 @@ fn remarks(gpus: &[Gpu], config: &Config) -> Vec<String> {
     }
 }
 
-/// See [`Scene`].
+/// GPUs that another front end would sell, a sentence each.
+fn moves(before: &Catalogue, after: &Catalogue, records: &[Arc<Record>]) -> Vec<String> {
+    let moves = after.gpus.iter().filter_map(|(uuid, sold)| {
+        let from = before.gpus.get(uuid)?.seller;
+        (from != sold.seller).then_some((uuid, sold, from))
+    });
+    let sentence = |(uuid, sold, from): (&String, &AdvertisedGpu, FrontEnd)| {
+        let is_here = |record: &&Arc<Record>| {
+            record.is_live() && record.grants.iter().any(|grant| grant.uuid == *uuid)
+        };
+        let live = records.iter().filter(is_here).count();
+        let when = match live {
+            0 => "at once: nothing of it is allocated".to_owned(),
+            1 => "when the one allocation there has ended".to_owned(),
+            several => format!("when the {several} allocations there have ended"),
+        };
+        format!(
+            "{} moves from {} to {}: the one offers nothing more of it, and the other begins {when}",
+            sold.gpu,
+            from.as_str(),
+            sold.seller.as_str(),
+        )
+    };
+    moves.map(sentence).collect()
+}
+
+/// See [`PlanContext`].
 #[must_use]
-pub fn plan(scene: &Scene<'_>, differences: &[Difference]) -> PlanResponse {
+pub fn plan(context: &PlanContext<'_>, differences: &[Difference]) -> PlanResponse {
     let share = |catalogue: &Catalogue, uuid: &str, resource: &str| {
         catalogue.gpus.get(uuid).and_then(|sold| sold.share(resource)).map(view)
     };
     let change = |((uuid, resource), turn): (&(String, String), &Turn)| {
-        let catalogues = [scene.before.1, scene.after.1];
+        let catalogues = [context.before.1, context.after.1];
         let index = catalogues.iter().find_map(|c| Some(c.gpus.get(uuid)?.gpu.index));
         ShareChange {
             gpu_uuid: uuid.clone(),
             gpu_index: index,
             resource_name: resource.clone(),
-            before: share(scene.before.1, uuid, resource),
-            after: share(scene.after.1, uuid, resource),
+            before: share(context.before.1, uuid, resource),
+            after: share(context.after.1, uuid, resource),
             appear: turn.appear,
             retire: turn.retire,
             retire_held: turn.retire_held,
             no_room: turn.no_room,
         }
     };
-    let mut shares: Vec<ShareChange> = scene.turns.iter().map(change).collect();
+    let mut shares: Vec<ShareChange> = context.turns.iter().map(change).collect();
     shares.retain(|change| change.before != change.after);
     shares.sort_by_key(|change| (change.gpu_index, change.gpu_uuid.clone()));
-    let live = scene.records.iter().filter(|record| record.is_live());
+    let live = context.records.iter().filter(|record| record.is_live());
+    let mut changes = changes(differences);
+    mark_absent(&mut changes, context.after.0);
     PlanResponse {
         problems: Vec::new(),
-        changes: changes(differences),
+        changes,
         shares,
-        allocations: live.map(|record| allocation(record, scene, differences)).collect(),
+        allocations: live.map(|record| allocation(record, context, differences)).collect(),
         notes: Vec::new(),
     }
 }
@@ -201,7 +244,11 @@ fn view(share: &Share) -> ShareView {
     }
 }
 
-fn allocation(record: &Record, scene: &Scene<'_>, differences: &[Difference]) -> AllocationChange {
+fn allocation(
+    record: &Record,
+    context: &PlanContext<'_>,
+    differences: &[Difference],
+) -> AllocationChange {
     let mut effects = Vec::new();
     for grant in &record.grants {
         effects.push(format!(
@@ -209,7 +256,7 @@ fn allocation(record: &Record, scene: &Scene<'_>, differences: &[Difference]) ->
             limits(grant.memory_limit_bytes, grant.cores_millis, grant.compute),
             grant.uuid
         ));
-        effects.extend(successor(record, grant, scene));
+        effects.extend(successor(record, grant, context));
     }
     let compute = record.grants.iter().any(|grant| grant.compute != Compute::None);
     let at_once: Vec<&str> = differences
@@ -224,20 +271,23 @@ fn allocation(record: &Record, scene: &Scene<'_>, differences: &[Difference]) ->
     AllocationChange {
         id: record.id.to_string(),
         holder: record.holder.as_ref().map(crate::messages::holder),
-        resource_name: record.resource.clone(),
+        resource_name: match record.origin.claim() {
+            Some(claim) => claim.to_string(),
+            None => record.resource.clone(),
+        },
         effects,
     }
 }
 
 /// What the next allocation of the same replicas would be, where it is another.
-fn successor(record: &Record, grant: &Grant, scene: &Scene<'_>) -> Option<String> {
+fn successor(record: &Record, grant: &Grant, context: &PlanContext<'_>) -> Option<String> {
     let held = record.replicas.iter().filter_map(|id| Replica::split(id));
     let held: Vec<u32> =
         held.filter(|(gpu, _)| *gpu == grant.uuid).map(|(_, index)| index).collect();
     if held.is_empty() {
         return None;
     }
-    let sold = scene.after.1.gpus.get(&grant.uuid);
+    let sold = context.after.1.gpus.get(&grant.uuid);
     let share = sold.and_then(|sold| sold.share(&record.resource));
     let kept = share.filter(|share| held.iter().all(|index| *index < share.count));
     let Some(share) = kept else {
@@ -252,7 +302,7 @@ fn successor(record: &Record, grant: &Grant, scene: &Scene<'_>) -> Option<String
     let same = (memory, cores, share.compute)
         == (grant.memory_limit_bytes, grant.cores_millis, grant.compute);
     let text = limits(memory, cores, share.compute);
-    (!same).then(|| format!("whoever gets its replicas next has {text}"))
+    (!same).then(|| format!("the next holder of its replicas gets {text}"))
 }
 
 /// Limits as people read them.
@@ -265,4 +315,37 @@ pub fn limits(memory_bytes: u64, cores_millis: u32, compute: Compute) -> String 
     };
     let cores = format_cores(cores_millis);
     format!("{}, {cores} {word}", format_bytes(memory_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tessera_model::allocation_id::AllocationId;
+
+    #[test]
+    fn a_gpu_that_would_move_is_named_with_what_it_waits_for() {
+        let gpus = [Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1)];
+        let catalogue = |text: &str| Catalogue::new(&gpus, &Config::parse(text).unwrap());
+        let before = catalogue("");
+        let after = catalogue("[dra]\nenabled = true\ngpus = [\"GPU-b\"]");
+        assert_eq!(moves(&before, &before, &[]), [""; 0]);
+        let now = moves(&before, &after, &[]).concat();
+        assert!(
+            now.contains("GPU 1 (") && now.contains("to DRA") && now.contains("at once"),
+            "{now}"
+        );
+        let grant = |uuid: &str| Grant {
+            uuid: uuid.into(),
+            memory_limit_bytes: 1,
+            context_overhead_bytes: 0,
+            cores_millis: 1,
+            compute: Compute::Burst,
+        };
+        let record = |name: &str, uuid: &str| {
+            Arc::new(Record::new(AllocationId::of("r", [name]), 1, vec![grant(uuid)]))
+        };
+        let records = [record("a", "GPU-a"), record("b", "GPU-b"), record("c", "GPU-b")];
+        let later = moves(&before, &after, &records).concat();
+        assert!(later.contains("when the 2 allocations there have ended"), "{later}");
+    }
 }

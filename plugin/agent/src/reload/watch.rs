@@ -17,10 +17,10 @@ use tokio::net::unix::pipe;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{debug, error};
 
-use super::{Reloader, Why};
+use super::{ReloadCause, Reloader};
 use tessera_system::files;
 
-/// How long the file must rest before it is read: whoever writes one may do so in pieces.
+/// How long the file must rest before it is read: it may be written in pieces.
 pub const DEBOUNCE: Duration = Duration::from_millis(250);
 /// However long that goes on, it is read after so many times that.
 const PATIENCE: u32 = 8;
@@ -42,11 +42,11 @@ pub async fn watch(reloader: Arc<Reloader>, debounce: Duration) {
             None
         }
     };
-    let mut news = News::default();
+    let mut news = FileEvents::default();
     loop {
         if news.follow(&path).await {
             // What came before the watch was there has no news.
-            read(&reloader, Why::Change).await;
+            read(&reloader, ReloadCause::Change).await;
         }
         let hung_up = async {
             match &mut hangup {
@@ -55,20 +55,20 @@ pub async fn watch(reloader: Arc<Reloader>, debounce: Duration) {
             }
         };
         let why = tokio::select! {
-            _ = hung_up => Why::Signal,
+            _ = hung_up => ReloadCause::Signal,
             () = news.come() => {
                 let late = tokio::time::Instant::now() + debounce * PATIENCE;
                 while tokio::time::Instant::now() < late
                     && tokio::time::timeout(debounce, news.more()).await.is_ok()
                 {}
-                Why::Change
+                ReloadCause::Change
             }
         };
         read(&reloader, why).await;
     }
 }
 
-async fn read(reloader: &Arc<Reloader>, why: Why) {
+async fn read(reloader: &Arc<Reloader>, why: ReloadCause) {
     let reloader = Arc::clone(reloader);
     if let Err(error) = tokio::task::spawn_blocking(move || reloader.reload(&why)).await {
         error!(%error, "reading the configuration");
@@ -95,13 +95,13 @@ fn look(file: &Path, watched: Option<&Watched>) -> Option<(Watched, io::Result<O
 
 /// News of the file's directories.
 #[derive(Default)]
-struct News {
-    /// By directory, with its identity: one made anew takes another watch.
+struct FileEvents {
+    /// By directory, with its identity: a replaced one takes another watch.
     watched: Watched,
     inotify: Option<pipe::Receiver>,
 }
 
-impl News {
+impl FileEvents {
     /// Watches where the file is now. True if that is a new watch.
     async fn follow(&mut self, file: &Path) -> bool {
         let file = file.to_owned();

@@ -16,22 +16,22 @@
 
 /// A pod's container, as the kernel and the runtime name it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct PodContainer {
     /// The pod's UID as kubelet has it; of a static pod the hash of its manifest.
     pub pod_uid: String,
-    /// The container's id, 64 hexadecimal digits as a rule; empty where it cannot be told.
+    /// The container's id, 64 hexadecimal digits as a rule; empty where it is unknown.
     pub container_id: String,
 }
 
 /// Where a process is; `None` for one that is in no pod.
 #[must_use]
-pub fn place(cgroup: &[u8]) -> Option<Place> {
+pub fn place(cgroup: &[u8]) -> Option<PodContainer> {
     let text = String::from_utf8_lossy(cgroup);
     // `id:controllers:path`; of a hierarchy that kubelet does not use the path says nothing.
     text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).find_map(of_path)
 }
 
-fn of_path(path: &str) -> Option<Place> {
+fn of_path(path: &str) -> Option<PodContainer> {
     let mut parts = path.split(['/', ':']);
     let pod_uid = parts.by_ref().find_map(pod)?;
     let mut rest = parts.peekable();
@@ -40,7 +40,7 @@ fn of_path(path: &str) -> Option<Place> {
         Some(id) if !id.is_empty() => id,
         _ => rest.next().map(container).unwrap_or_default(),
     };
-    Some(Place { pod_uid, container_id })
+    Some(PodContainer { pod_uid, container_id })
 }
 
 /// The UID in `pod<uid>` and `kubepods-burstable-pod<u_i_d>.slice`.

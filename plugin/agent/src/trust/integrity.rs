@@ -14,7 +14,7 @@ pub const CONFIRM: Duration = Duration::from_secs(2);
 
 /// Whose mounts they are: all processes of a container have the same, as a rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Whose {
+pub enum MountOwner {
     /// A container's, by its id.
     Container(String),
     /// A process's that is in no pod, by pid and start time.
@@ -23,7 +23,6 @@ pub enum Whose {
 
 #[derive(Debug)]
 struct Seen {
-    allocation: AllocationId,
     damages: Vec<Damage>,
     since: Instant,
     last: Instant,
@@ -33,33 +32,29 @@ struct Seen {
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Integrity {
-    seen: BTreeMap<Whose, Seen>,
+    /// A container may have several shares.
+    seen: BTreeMap<(MountOwner, AllocationId), Seen>,
 }
 
 impl Integrity {
     /// Takes a look at one; what it confirms, once.
     pub fn see(
         &mut self,
-        whose: Whose,
+        owner: MountOwner,
         allocation: &AllocationId,
         damages: Vec<Damage>,
         now: Instant,
     ) -> Option<Vec<Damage>> {
         let damages: Vec<Damage> =
             damages.into_iter().filter(|damage| !damage.may_be_innocent()).collect();
+        let key = (owner, allocation.clone());
         if damages.is_empty() {
-            self.seen.remove(&whose);
+            self.seen.remove(&key);
             return None;
         }
-        let fresh = || Seen {
-            allocation: allocation.clone(),
-            damages: damages.clone(),
-            since: now,
-            last: now,
-            told: false,
-        };
-        let seen = self.seen.entry(whose).or_insert_with(fresh);
-        if seen.damages != damages || seen.allocation != *allocation {
+        let fresh = || Seen { damages: damages.clone(), since: now, last: now, told: false };
+        let seen = self.seen.entry(key).or_insert_with(fresh);
+        if seen.damages != damages {
             *seen = fresh();
         }
         seen.last = now;
@@ -75,9 +70,9 @@ impl Integrity {
 
     /// Forgets containers that are no more.
     pub fn forget_containers(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.seen.retain(|whose, _| match whose {
-            Whose::Container(id) => is_there(id),
-            Whose::Process(..) => true,
+        self.seen.retain(|(owner, _), _| match owner {
+            MountOwner::Container(id) => is_there(id),
+            MountOwner::Process(..) => true,
         });
     }
 
@@ -89,25 +84,25 @@ impl Integrity {
 
     /// What stands, confirmed, by allocation.
     #[must_use]
-    pub fn standing(&self) -> BTreeMap<AllocationId, Vec<Damage>> {
-        let mut standing: BTreeMap<AllocationId, Vec<Damage>> = BTreeMap::new();
-        for seen in self.seen.values().filter(|seen| seen.told) {
-            let damages = standing.entry(seen.allocation.clone()).or_default();
+    pub fn confirmed(&self) -> BTreeMap<AllocationId, Vec<Damage>> {
+        let mut confirmed: BTreeMap<AllocationId, Vec<Damage>> = BTreeMap::new();
+        for ((_, allocation), seen) in self.seen.iter().filter(|(_, seen)| seen.told) {
+            let damages = confirmed.entry(allocation.clone()).or_default();
             damages.extend(&seen.damages);
             damages.sort();
             damages.dedup();
         }
-        standing
+        confirmed
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::mounts::{Fault, Part};
+    use super::super::mounts::{Fault, GivenFile};
     use super::*;
 
-    const SHADOWED: Damage = Damage { part: Part::Pages, fault: Fault::Shadowed };
-    const UNPRELOADED: Damage = Damage { part: Part::Preload, fault: Fault::Missing };
+    const SHADOWED: Damage = Damage { part: GivenFile::Pages, fault: Fault::Shadowed };
+    const UNPRELOADED: Damage = Damage { part: GivenFile::Preload, fault: Fault::Missing };
 
     fn id(digit: &str) -> AllocationId {
         AllocationId::parse(&digit.repeat(32)).unwrap()
@@ -117,43 +112,43 @@ mod tests {
     fn a_damage_is_told_once_it_has_lasted() {
         let mut integrity = Integrity::default();
         let begin = Instant::now();
-        let whose = || Whose::Container("c".into());
-        assert_eq!(integrity.see(whose(), &id("a"), vec![SHADOWED], begin), None);
-        assert!(integrity.waits() && integrity.standing().is_empty());
+        let owner = || MountOwner::Container("c".into());
+        assert_eq!(integrity.see(owner(), &id("a"), vec![SHADOWED], begin), None);
+        assert!(integrity.waits() && integrity.confirmed().is_empty());
         let later = begin + CONFIRM;
-        let told = integrity.see(whose(), &id("a"), vec![SHADOWED], later);
+        let told = integrity.see(owner(), &id("a"), vec![SHADOWED], later);
         assert_eq!(told, Some(vec![SHADOWED]));
-        assert_eq!(integrity.see(whose(), &id("a"), vec![SHADOWED], later + CONFIRM), None);
+        assert_eq!(integrity.see(owner(), &id("a"), vec![SHADOWED], later + CONFIRM), None);
         assert!(!integrity.waits());
-        assert_eq!(integrity.standing()[&id("a")], [SHADOWED]);
+        assert_eq!(integrity.confirmed()[&id("a")], [SHADOWED]);
         integrity.forget(later + CONFIRM);
-        assert_eq!(integrity.standing().len(), 1);
+        assert_eq!(integrity.confirmed().len(), 1);
         integrity.forget(later + 2 * CONFIRM);
-        assert!(integrity.standing().is_empty());
+        assert!(integrity.confirmed().is_empty());
     }
 
     #[test]
     fn a_container_that_is_being_set_up_is_told_of_nothing() {
         let mut integrity = Integrity::default();
         let begin = Instant::now();
-        let whose = || Whose::Container("c".into());
-        assert_eq!(integrity.see(whose(), &id("a"), vec![SHADOWED], begin), None);
-        assert_eq!(integrity.see(whose(), &id("a"), vec![], begin + CONFIRM), None);
+        let owner = || MountOwner::Container("c".into());
+        assert_eq!(integrity.see(owner(), &id("a"), vec![SHADOWED], begin), None);
+        assert_eq!(integrity.see(owner(), &id("a"), vec![], begin + CONFIRM), None);
         assert!(!integrity.waits());
-        // Another damage begins anew.
-        let writable = Damage { part: Part::Shim, fault: Fault::Writable };
-        integrity.see(whose(), &id("a"), vec![SHADOWED], begin);
+        // Another damage starts over.
+        let writable = Damage { part: GivenFile::Shim, fault: Fault::Writable };
+        integrity.see(owner(), &id("a"), vec![SHADOWED], begin);
         let later = begin + CONFIRM;
-        assert_eq!(integrity.see(whose(), &id("a"), vec![writable], later), None);
+        assert_eq!(integrity.see(owner(), &id("a"), vec![writable], later), None);
     }
 
     #[test]
     fn what_may_be_innocent_is_no_finding() {
         let mut integrity = Integrity::default();
         let begin = Instant::now();
-        let whose = || Whose::Process(7, 1);
-        integrity.see(whose(), &id("a"), vec![UNPRELOADED], begin);
-        assert_eq!(integrity.see(whose(), &id("a"), vec![UNPRELOADED], begin + CONFIRM), None);
+        let owner = || MountOwner::Process(7, 1);
+        integrity.see(owner(), &id("a"), vec![UNPRELOADED], begin);
+        assert_eq!(integrity.see(owner(), &id("a"), vec![UNPRELOADED], begin + CONFIRM), None);
     }
 
     #[test]
@@ -162,9 +157,9 @@ mod tests {
         let begin = Instant::now();
         for name in ["c", "d"] {
             for at in [begin, begin + CONFIRM] {
-                integrity.see(Whose::Container(name.into()), &id("a"), vec![SHADOWED], at);
+                integrity.see(MountOwner::Container(name.into()), &id("a"), vec![SHADOWED], at);
             }
         }
-        assert_eq!(integrity.standing()[&id("a")], [SHADOWED]);
+        assert_eq!(integrity.confirmed()[&id("a")], [SHADOWED]);
     }
 }

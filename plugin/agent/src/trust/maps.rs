@@ -14,7 +14,7 @@ use tessera_region::layout::CONTAINER_SHIM;
 
 /// Longest text that is read; `vm.max_map_count` allows 65,530 lines by default.
 const LONGEST: u64 = 8 << 20;
-/// How long to wait: a process that holds its own map's lock holds up whoever reads.
+/// How long to wait: a process that holds its own map's lock blocks readers.
 const LIMIT: Duration = Duration::from_millis(250);
 
 /// What matters of it.

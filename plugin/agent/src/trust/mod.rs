@@ -31,7 +31,7 @@ const PODS: usize = 512;
 /// What can be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Kind {
+pub enum FindingKind {
     /// A process of a container that holds device memory and is in no slot.
     Bypass,
     /// A container's processes together hold far more than is charged.
@@ -44,20 +44,25 @@ pub enum Kind {
     Mount,
 }
 
-impl Kind {
+impl FindingKind {
     /// All, in the order of [`Trust::counts`].
-    pub const ALL: [Kind; 5] =
-        [Kind::Bypass, Kind::Unaccounted, Kind::Stranger, Kind::UsagePage, Kind::Mount];
+    pub const ALL: [FindingKind; 5] = [
+        FindingKind::Bypass,
+        FindingKind::Unaccounted,
+        FindingKind::Stranger,
+        FindingKind::UsagePage,
+        FindingKind::Mount,
+    ];
 
     /// Its name, as a label's value.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Bypass => "bypass",
-            Kind::Unaccounted => "unaccounted",
-            Kind::Stranger => "stranger",
-            Kind::UsagePage => "usage_page",
-            Kind::Mount => "mount",
+            FindingKind::Bypass => "bypass",
+            FindingKind::Unaccounted => "unaccounted",
+            FindingKind::Stranger => "stranger",
+            FindingKind::UsagePage => "usage_page",
+            FindingKind::Mount => "mount",
         }
     }
 }
@@ -67,16 +72,16 @@ impl Kind {
 pub struct Outside {
     /// How many.
     pub processes: u64,
-    /// What they use, bytes, as far as the driver tells.
+    /// What they use, bytes, as far as the driver says.
     pub bytes: u64,
-    /// Who they are, a few of them, as far as two looks agree.
+    /// Descriptions of a few of them, as far as two looks agree.
     pub who: Vec<String>,
 }
 
 /// What was found on this node, for `status`, metrics and Kubernetes' events.
 #[derive(Debug, Default)]
 pub struct Trust {
-    counts: [AtomicU64; Kind::ALL.len()],
+    counts: [AtomicU64; FindingKind::ALL.len()],
     outside: Mutex<BTreeMap<String, Outside>>,
     damages: Mutex<BTreeMap<AllocationId, Vec<Damage>>>,
     uids: Mutex<BTreeMap<(String, String), String>>,
@@ -86,14 +91,14 @@ pub struct Trust {
 
 impl Trust {
     /// Counts findings.
-    pub fn count(&self, kind: Kind, times: u64) {
+    pub fn count(&self, kind: FindingKind, times: u64) {
         self.counts[kind as usize].fetch_add(times, Ordering::Relaxed);
     }
 
     /// Findings since the plugin started.
     #[must_use]
-    pub fn counts(&self) -> [(Kind, u64); Kind::ALL.len()] {
-        Kind::ALL.map(|kind| (kind, self.counts[kind as usize].load(Ordering::Relaxed)))
+    pub fn counts(&self) -> [(FindingKind, u64); FindingKind::ALL.len()] {
+        FindingKind::ALL.map(|kind| (kind, self.counts[kind as usize].load(Ordering::Relaxed)))
     }
 
     /// Processes that hold no share of a GPU that is shared, as of the last look at it.
@@ -172,8 +177,8 @@ mod tests {
     #[test]
     fn findings_are_counted_by_kind() {
         let trust = Trust::default();
-        trust.count(Kind::Mount, 2);
-        trust.count(Kind::Bypass, 1);
+        trust.count(FindingKind::Mount, 2);
+        trust.count(FindingKind::Bypass, 1);
         let counts = trust.counts().map(|(kind, count)| (kind.name(), count));
         assert_eq!(
             counts,

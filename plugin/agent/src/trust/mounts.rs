@@ -20,7 +20,7 @@ pub const CONTAINER_PRELOAD: &str = "/etc/ld.so.preload";
 
 /// Something that a container was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum GivenFile {
     /// The directory of quota page, usage page and sockets.
     Pages,
     /// The quota page in it.
@@ -37,29 +37,28 @@ pub enum Part {
     Preload,
 }
 
-impl Part {
-    const ALL: [Part; 7] = [
-        Part::Pages,
-        Part::Quota,
-        Part::Usage,
-        Part::Session,
-        Part::Gate,
-        Part::Shim,
-        Part::Preload,
+impl GivenFile {
+    const ALL: [GivenFile; 7] = [
+        GivenFile::Pages,
+        GivenFile::Quota,
+        GivenFile::Usage,
+        GivenFile::Session,
+        GivenFile::Gate,
+        GivenFile::Shim,
+        GivenFile::Preload,
     ];
 
-    /// Where it belongs.
-    #[must_use]
-    pub fn path(self) -> String {
-        let in_pages = |file: &str| format!("{CONTAINER_PAGES_DIR}/{file}");
+    /// Where it belongs, if the share's pages are in the directory `pages`.
+    fn path(self, pages: &str) -> String {
+        let in_pages = |file: &str| format!("{pages}/{file}");
         match self {
-            Part::Pages => CONTAINER_PAGES_DIR.to_owned(),
-            Part::Quota => in_pages(QUOTA_FILE),
-            Part::Usage => in_pages(USAGE_FILE),
-            Part::Session => in_pages(SESSION_SOCKET),
-            Part::Gate => in_pages(GATE_SOCKET),
-            Part::Shim => CONTAINER_SHIM.to_owned(),
-            Part::Preload => CONTAINER_PRELOAD.to_owned(),
+            GivenFile::Pages => pages.to_owned(),
+            GivenFile::Quota => in_pages(QUOTA_FILE),
+            GivenFile::Usage => in_pages(USAGE_FILE),
+            GivenFile::Session => in_pages(SESSION_SOCKET),
+            GivenFile::Gate => in_pages(GATE_SOCKET),
+            GivenFile::Shim => CONTAINER_SHIM.to_owned(),
+            GivenFile::Preload => CONTAINER_PRELOAD.to_owned(),
         }
     }
 }
@@ -75,13 +74,15 @@ pub enum Fault {
     Writable,
     /// What is mounted there bears the name of ours and is on another file system.
     Foreign,
+    /// Beside it is mounted what is none of the plugin's pages.
+    Added,
 }
 
-/// What is amiss, and with what.
+/// A damage, and the damaged file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Damage {
     /// The part.
-    pub part: Part,
+    pub part: GivenFile,
     /// What became of it.
     pub fault: Fault,
 }
@@ -91,14 +92,22 @@ impl Damage {
     /// is no finding. A container keeps what it was given when `container.inject` changes.
     #[must_use]
     pub fn may_be_innocent(self) -> bool {
-        self.part == Part::Preload && self.fault == Fault::Missing
+        self.part == GivenFile::Preload && self.fault == Fault::Missing
     }
 }
 
 impl std::fmt::Display for Damage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let path = self.part.path();
+        // Containers of older plugins have their one share's pages in the directory itself.
+        let path = match self.part {
+            GivenFile::Pages => CONTAINER_PAGES_DIR.to_owned(),
+            part => part.path(&format!("{CONTAINER_PAGES_DIR}/…")),
+        };
         match self.fault {
+            Fault::Added => write!(
+                f,
+                "something else is mounted in {path}, as if it were a share: it may be taken for one"
+            ),
             Fault::Shadowed => write!(f, "something else is mounted over {path}"),
             Fault::Missing => write!(f, "nothing is mounted at {path}"),
             Fault::Writable => write!(f, "{path} was made writable"),
@@ -168,26 +177,60 @@ impl<'a> Mounts<'a> {
         Mounts { list: text.lines().filter_map(line).collect() }
     }
 
-    /// The allocation whose directory is mounted at the pages' place, whatever lies over it or under it: a
-    /// runtime may mount a pod's volume of the same place before ours or after. With `pages`, where
-    /// the plugin's own lie, only what is of there counts: a volume can have a directory of any name. `None`
-    /// also if there are several, which only a pod with the host's directories can have.
+    /// The allocations whose directories are mounted in the pages' place, sorted, whatever lies over them or
+    /// under: a runtime may mount a pod's volume of the same place before ours or after. With `pages`, where
+    /// the plugin's own lie, only what is of there counts: a volume can have a directory of any name. None
+    /// also if several are mounted where one of an older plugin belongs, which only a pod with the host's
+    /// directories can have.
     #[must_use]
-    pub fn allocation(&self, pages: Option<&Source>) -> Option<AllocationId> {
-        let at = self.list.iter().filter(|mount| mount.point == CONTAINER_PAGES_DIR);
-        let mut ids = at.filter_map(|mount| {
+    pub fn allocations(&self, pages: Option<&Source>) -> Vec<AllocationId> {
+        let of = |mount: &Mount<'a>| {
             AllocationId::parse(match pages {
                 Some(pages) => pages.below(mount)?,
                 None => last(mount.root),
             })
-        });
-        let first = ids.next()?;
-        (pages.is_none() || ids.all(|id| id == first)).then_some(first)
+        };
+        let in_place = self.list.iter().filter_map(|mount| Some((child(mount.point)?, of(mount)?)));
+        let mut ids: Vec<_> =
+            in_place.filter(|(name, id)| *name == id.as_str()).map(|(_, id)| id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        if ids.is_empty() {
+            let itself = self.list.iter().filter(|mount| mount.point == CONTAINER_PAGES_DIR);
+            ids = itself.filter_map(of).collect();
+            ids.dedup();
+            if pages.is_some() && ids.len() > 1 {
+                ids.clear();
+            }
+            ids.truncate(1);
+        }
+        ids
+    }
+
+    /// Where the pages of an allocation belong here: in the directory itself, if a plugin that knew one share
+    /// for each container made it.
+    fn home(&self, id: &str) -> String {
+        let own = format!("{CONTAINER_PAGES_DIR}/{id}");
+        let is_old =
+            |mount: &Mount<'a>| mount.point == CONTAINER_PAGES_DIR && last(mount.root) == id;
+        match !self.list.iter().any(|mount| mount.point == own) && self.list.iter().any(is_old) {
+            true => CONTAINER_PAGES_DIR.to_owned(),
+            false => own,
+        }
+    }
+
+    /// Whether something that is none of the plugin's pages is mounted beside them: a shim takes what is
+    /// mounted read-only there for a share.
+    fn has_added(&self, id: &str, sources: &Sources) -> bool {
+        self.list.iter().any(|mount| {
+            let name = child(mount.point).filter(|name| *name != id);
+            name.is_some_and(|name| sources.pages.below(mount) != Some(name))
+        })
     }
 
     /// The pod's UID and the container's name, by what kubelet mounts into every container: the file for
     /// its termination message, `<kubelet>/pods/<uid>/containers/<name>/<8 digits>` (`makeMounts` in
-    /// `pkg/kubelet/kuberuntime`). Whoever may mount may forge it.
+    /// `pkg/kubelet/kuberuntime`). A process that may mount can forge it.
     #[must_use]
     pub fn container(&self) -> Option<(&'a str, &'a str)> {
         self.list.iter().find_map(|mount| {
@@ -199,7 +242,7 @@ impl<'a> Mounts<'a> {
         })
     }
 
-    /// What is amiss for a container of `allocation`; nothing if all is as it was given. `preload`:
+    /// The damages in a container of `allocation`; none if everything is as it was given. `preload`:
     /// whether containers are given the preload file.
     #[must_use]
     pub fn damages(
@@ -208,16 +251,19 @@ impl<'a> Mounts<'a> {
         preload: bool,
         sources: &Sources,
     ) -> Vec<Damage> {
-        let id = allocation.as_str();
-        let given = Part::ALL.into_iter().filter(|part| preload || *part != Part::Preload);
-        given
-            .filter_map(|part| self.fault(part, id, sources).map(|fault| Damage { part, fault }))
-            .collect()
+        let (id, home) = (allocation.as_str(), self.home(allocation.as_str()));
+        let given =
+            GivenFile::ALL.into_iter().filter(|part| preload || *part != GivenFile::Preload);
+        let fault = |part| self.fault(part, id, &home, sources);
+        let damages = given.filter_map(|part| fault(part).map(|fault| Damage { part, fault }));
+        let added = Damage { part: GivenFile::Pages, fault: Fault::Added };
+        let is_added = home != CONTAINER_PAGES_DIR && self.has_added(id, sources);
+        damages.chain(is_added.then_some(added)).collect()
     }
 
-    fn fault(&self, part: Part, id: &str, sources: &Sources) -> Option<Fault> {
-        let path = part.path();
-        if matches!(part, Part::Quota | Part::Session | Part::Gate) {
+    fn fault(&self, part: GivenFile, id: &str, home: &str, sources: &Sources) -> Option<Fault> {
+        let path = part.path(home);
+        if matches!(part, GivenFile::Quota | GivenFile::Session | GivenFile::Gate) {
             // Not mounts of their own: whatever is one lies over ours.
             let is_over = self.leads_to(&path).is_some_and(|mount| mount.point == path);
             return is_over.then_some(Fault::Shadowed);
@@ -232,23 +278,23 @@ impl<'a> Mounts<'a> {
             rest.split_once('/').is_some_and(|(home, name)| name == file && !home.is_empty())
         };
         let (is_ours, is_like_ours) = match part {
-            Part::Pages => (sources.pages.below(top) == Some(id), last(top.root) == id),
-            Part::Usage => (
+            GivenFile::Pages => (sources.pages.below(top) == Some(id), last(top.root) == id),
+            GivenFile::Usage => (
                 sources.pages.below(top) == Some(usage.as_str()),
                 top.root.ends_with(&format!("/{usage}")),
             ),
-            Part::Quota | Part::Session | Part::Gate => (true, true),
-            Part::Shim => (
+            GivenFile::Quota | GivenFile::Session | GivenFile::Gate => (true, true),
+            GivenFile::Shim => (
                 sources.shim.below(top).is_some_and(|rest| in_home(rest, SHIM)),
                 last(top.root) == SHIM,
             ),
-            Part::Preload => (
+            GivenFile::Preload => (
                 sources.shim.below(top).is_some_and(|rest| in_home(rest, PRELOAD)),
                 last(top.root) == PRELOAD,
             ),
         };
         match (is_ours, is_like_ours) {
-            (true, _) => (part != Part::Usage && !top.read_only).then_some(Fault::Writable),
+            (true, _) => (part != GivenFile::Usage && !top.read_only).then_some(Fault::Writable),
             (false, true) if at().count() == 1 => Some(Fault::Foreign),
             (false, _) => Some(Fault::Shadowed),
         }
@@ -298,6 +344,12 @@ fn line(text: &str) -> Option<Mount<'_>> {
 fn lies_in(path: &str, directory: &str) -> bool {
     let rest = path.strip_prefix(directory.trim_end_matches('/'));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// The entry of the pages' place that a path is, if it is one.
+fn child(path: &str) -> Option<&str> {
+    let name = path.strip_prefix(CONTAINER_PAGES_DIR)?.strip_prefix('/')?;
+    (!name.contains('/')).then_some(name)
 }
 
 fn last(path: &str) -> &str {

@@ -6,7 +6,7 @@ const ID: &str = "0123456789abcdef0123456789abcdef";
 const OTHER: &str = "fedcba9876543210fedcba9876543210";
 const UID: &str = "7d5b3c1e-0f2a-4b6c-8d9e-aabbccddeeff";
 
-/// The plugin's own mounts, as deploy/daemonset.yaml makes them.
+/// The plugin's own mounts, as deploy/tessera.yaml makes them.
 const OWN: &str = "\
 1 0 0:20 / / ro - overlay overlay ro
 2 1 253:1 /var/lib/kubelet/plugins/tessera.dev /var/lib/kubelet/plugins/tessera.dev rw - ext4 /dev/vda1 rw
@@ -34,8 +34,8 @@ fn container(more: &[&str]) -> String {
     let mut text = format!(
         "100 50 0:70 / / rw - overlay overlay rw
 101 100 0:71 / /proc rw - proc proc rw
-102 100 0:99 /{ID} /usr/local/tessera/pages ro,nosuid - tmpfs tessera rw
-103 102 0:99 /{ID}/usage /usr/local/tessera/pages/usage rw,nosuid - tmpfs tessera rw
+102 100 0:99 /{ID} /usr/local/tessera/pages/{ID} ro,nosuid - tmpfs tessera rw
+103 102 0:99 /{ID}/usage /usr/local/tessera/pages/{ID}/usage rw,nosuid - tmpfs tessera rw
 104 100 253:1 /var/lib/tessera/shim/00112233445566aa/libtessera.so /usr/local/tessera/libtessera.so ro - ext4 /dev/vda1 rw
 105 100 253:1 /var/lib/tessera/shim/00112233445566aa/ld.so.preload /etc/ld.so.preload ro - ext4 /dev/vda1 rw
 106 100 253:1 /var/lib/kubelet/pods/{UID}/etc-hosts /etc/hosts rw - ext4 /dev/vda1 rw
@@ -49,6 +49,59 @@ fn container(more: &[&str]) -> String {
     text
 }
 
+/// The same as a plugin made them that knew one share for each container.
+fn old(text: &str) -> String {
+    text.replace(&format!("pages/{ID}"), "pages")
+}
+
+/// Another share of the container, mounted at this name.
+fn beside(device: &str, root: &str, name: &str) -> String {
+    format!("110 100 {device} {root} /usr/local/tessera/pages/{name} ro - tmpfs tessera rw")
+}
+
+#[test]
+fn a_container_that_an_older_plugin_set_up_is_known_and_judged_as_ever() {
+    let text = old(&container(&[]));
+    assert_eq!(damages(&text), [""; 0]);
+    assert_eq!(Mounts::parse(&text).allocations(Some(&sources().pages))[0].as_str(), ID);
+    assert_eq!(damages(&text.replace("pages ro,nosuid", "pages rw,nosuid")), ["Pages Writable"]);
+    let over = "108 102 253:1 /v /usr/local/tessera/pages rw - ext4 /dev/vda1 rw\n";
+    assert_eq!(damages(&format!("{text}{over}")), ["Pages Shadowed", "Usage Shadowed"]);
+    let quota = "108 102 253:1 /v /usr/local/tessera/pages/quota ro - ext4 /dev/vda1 rw\n";
+    assert_eq!(damages(&format!("{text}{quota}")), ["Quota Shadowed"]);
+}
+
+#[test]
+fn a_container_may_have_several_shares() {
+    let (pages, other) = (sources().pages, beside("0:99", &format!("/{OTHER}"), OTHER));
+    let text = container(&[&other]);
+    let found = Mounts::parse(&text).allocations(Some(&pages));
+    assert_eq!(found.iter().map(AllocationId::as_str).collect::<Vec<_>>(), [ID, OTHER]);
+    assert_eq!(damages(&text), [""; 0]);
+    let other = AllocationId::parse(OTHER).unwrap();
+    let of_other = Mounts::parse(&text).damages(&other, true, &sources());
+    assert_eq!(of_other.len(), 1, "its usage page is not mounted: {of_other:?}");
+}
+
+#[test]
+fn what_is_mounted_beside_the_shares_and_is_none_is_seen() {
+    let volume = format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~secret/v");
+    for (device, root, name) in [
+        ("253:1", volume.as_str(), OTHER),
+        ("253:1", volume.as_str(), "x"),
+        // Ours under another's name, and another's of ours.
+        ("0:99", &*format!("/{ID}"), OTHER),
+        ("0:98", &*format!("/{OTHER}"), OTHER),
+    ] {
+        let text = container(&[&beside(device, root, name)]);
+        assert_eq!(damages(&text), ["Pages Added"], "{device} {root} {name}");
+    }
+    let id = AllocationId::parse(ID).unwrap();
+    let text = container(&[&beside("253:1", "/v", "x")]);
+    let said = Mounts::parse(&text).damages(&id, true, &sources())[0].to_string();
+    assert!(said.contains("something else is mounted in /usr/local/tessera/pages"), "{said}");
+}
+
 fn damages(text: &str) -> Vec<String> {
     let id = AllocationId::parse(ID).unwrap();
     let found = Mounts::parse(text).damages(&id, true, &sources());
@@ -60,7 +113,7 @@ fn a_container_as_it_was_given_has_nothing_amiss() {
     let text = container(&[]);
     assert_eq!(damages(&text), [""; 0]);
     let mounts = Mounts::parse(&text);
-    assert_eq!(mounts.allocation(None).unwrap().as_str(), ID);
+    assert_eq!(mounts.allocations(None)[0].as_str(), ID);
     assert_eq!(mounts.container(), Some((UID, "main")));
     // Volumes elsewhere are the pod's own affair; so is a nested mount below one.
     let volumes = [
@@ -74,7 +127,7 @@ fn a_container_as_it_was_given_has_nothing_amiss() {
 fn a_volume_over_the_pages_is_seen_whatever_it_is_named() {
     let volume = format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~empty-dir/v");
     for root in [volume.clone(), format!("{volume}/{ID}"), format!("/{OTHER}")] {
-        let line = format!("108 102 253:1 {root} /usr/local/tessera/pages rw - ext4 /dev/vda1 rw");
+        let line = format!("108 100 253:1 {root} /usr/local/tessera/pages rw - ext4 /dev/vda1 rw");
         // The usage page that was mounted before is under it as well.
         assert_eq!(damages(&container(&[&line])), ["Pages Shadowed", "Usage Shadowed"], "{root}");
         let other = line.replace("253:1", "0:99").replace(&root, &format!("/{OTHER}"));
@@ -118,7 +171,10 @@ fn an_emptied_or_replaced_preload_file_is_seen() {
 #[test]
 fn what_became_writable_or_went_is_seen() {
     let text = container(&[]);
-    assert_eq!(damages(&text.replace("pages ro,nosuid", "pages rw,nosuid")), ["Pages Writable"]);
+    assert_eq!(
+        damages(&text.replace(&format!("pages/{ID} ro,nosuid"), &format!("pages/{ID} rw,nosuid"))),
+        ["Pages Writable"]
+    );
     assert_eq!(damages(&text.replace("preload ro", "preload rw")), ["Preload Writable"]);
     let without = |id: &str| -> String {
         text.lines().filter(|l| !l.starts_with(id)).map(|l| format!("{l}\n")).collect()
@@ -133,13 +189,13 @@ fn pages_of_a_file_system_that_was_replaced_are_told_apart() {
     let text = container(&[]).replace("0:99", "0:98");
     assert_eq!(damages(&text), ["Pages Foreign", "Usage Foreign"]);
     // Removed on the host, they are still ours.
-    let removed = container(&[]).replace(&format!("/{ID} "), &format!("/{ID}//deleted "));
+    let removed = container(&[]).replace(&format!("0:99 /{ID} "), &format!("0:99 /{ID}//deleted "));
     assert_eq!(damages(&removed), [""; 0]);
 }
 
 #[test]
 fn a_copy_of_the_namespace_in_another_order_is_read_the_same() {
-    let text = container(&["108 102 0:5 /null /usr/local/tessera/pages rw - x x rw"]);
+    let text = container(&["108 100 0:5 /null /usr/local/tessera/pages rw - x x rw"]);
     let mut lines: Vec<&str> = text.lines().collect();
     lines.reverse();
     let damaged = damages(&lines.join("\n"));
@@ -148,7 +204,7 @@ fn a_copy_of_the_namespace_in_another_order_is_read_the_same() {
 
 #[test]
 fn a_container_without_our_mounts_names_no_allocation() {
-    assert_eq!(Mounts::parse("100 50 0:70 / / rw - overlay overlay rw").allocation(None), None);
+    assert_eq!(Mounts::parse("100 50 0:70 / / rw - overlay overlay rw").allocations(None), []);
     assert_eq!(Mounts::parse("garbage\n1 2 3\n").container(), None);
     // A volume's own directories say nothing.
     let line = "9 1 8:1 /var/lib/kubelet/pods/x/containers/y /v rw - ext4 d rw";
@@ -166,13 +222,15 @@ fn this_processes_own_mounts_lead_somewhere() {
 #[test]
 fn a_file_over_one_of_the_pages_directory_is_seen() {
     for (file, part) in [("quota", "Quota"), ("session.sock", "Session"), ("gate.sock", "Gate")] {
-        let line =
-            format!("108 102 253:1 /v/x /usr/local/tessera/pages/{file} ro - ext4 /dev/vda1 rw");
+        let line = format!(
+            "108 102 253:1 /v/x /usr/local/tessera/pages/{ID}/{file} ro - ext4 /dev/vda1 rw"
+        );
         assert_eq!(damages(&container(&[&line])), [format!("{part} Shadowed")]);
     }
     // A mount beside them is nobody's page.
-    let line = "108 102 253:1 /v/x /usr/local/tessera/pages/other ro - ext4 /dev/vda1 rw";
-    assert_eq!(damages(&container(&[line])), [""; 0]);
+    let line =
+        format!("108 102 253:1 /v/x /usr/local/tessera/pages/{ID}/other ro - ext4 /dev/vda1 rw");
+    assert_eq!(damages(&container(&[&line])), [""; 0]);
 }
 
 #[test]
@@ -185,16 +243,18 @@ fn a_volume_that_is_named_like_an_allocation_makes_no_container_its() {
     // As a runtime mounts it that puts volumes first: ours lies over it.
     let text = container(&[]).replace("102 100 0:99", "102 99 0:99");
     let text = text.replacen("102 99", &format!("{volume}\n102 99"), 1);
-    assert_eq!(Mounts::parse(&text).allocation(Some(pages)).unwrap().as_str(), ID);
+    assert_eq!(Mounts::parse(&text).allocations(Some(pages))[0].as_str(), ID);
     assert_eq!(damages(&text), [""; 0]);
     // In a pod without a share there is nothing else.
-    assert_eq!(Mounts::parse(&volume).allocation(Some(pages)), None);
+    assert_eq!(Mounts::parse(&volume).allocations(Some(pages)), []);
     // Another's pages, by the host's directories: nobody's word.
     let both = container(&[&volume.replace("253:1", "0:99").replace(
         &format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~empty-dir/v/{OTHER}"),
         &format!("/{OTHER}"),
     )]);
-    assert_eq!(Mounts::parse(&both).allocation(Some(pages)), None);
+    assert_eq!(Mounts::parse(&both).allocations(Some(pages))[0].as_str(), ID);
+    // Nor where there was one share for each container.
+    assert_eq!(Mounts::parse(&old(&both)).allocations(Some(pages)), []);
 }
 
 /// As a kubelet and containerd 1.6 made them; what is beside the point is left out.
@@ -237,11 +297,11 @@ mod of_a_real_kubelet {
             shim: Source::of(&own, "/var/lib/tessera/shim").unwrap(),
         };
         let mounts = Mounts::parse(text);
-        let id = mounts.allocation(Some(&sources.pages)).unwrap();
+        let id = &mounts.allocations(Some(&sources.pages))[0];
         assert_eq!(id.as_str(), "27e527d77a4bc726f42a560ca0e41624");
         let (uid, name) = mounts.container().unwrap();
         assert_eq!((uid, name), ("68dce5fa-cd49-4bb4-8a58-d9236d24af06", "main"));
-        let found = mounts.damages(&id, true, &sources);
+        let found = mounts.damages(id, true, &sources);
         let found: Vec<String> =
             found.iter().map(|damage| format!("{:?} {:?}", damage.part, damage.fault)).collect();
         assert_eq!(found, expected, "{text}");

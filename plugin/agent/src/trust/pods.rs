@@ -10,7 +10,7 @@
 
 use std::path::Path;
 
-use super::cgroup::Place;
+use super::cgroup::PodContainer;
 use tessera_kubelet::foreign_plugins::checkpoint::Entry;
 use tessera_model::holding::Holding;
 use tessera_model::record::Holder;
@@ -25,7 +25,7 @@ const LONGEST_LOG: usize = 255 - 4;
 /// disagree.
 #[must_use]
 pub fn by_devices(
-    place: &Place,
+    place: &PodContainer,
     container: Option<&str>,
     entries: &[Entry],
     holdings: &[Holding],
@@ -96,8 +96,8 @@ mod tests {
     const UID: &str = "7d5b3c1e-0f2a-4b6c-8d9e-aabbccddeeff";
     const ID: &str = "8bd099c6e217ca8fd06d964072dcd1ab9fb001db395f1dcd1250bec4e4799bf4";
 
-    fn place() -> Place {
-        Place { pod_uid: UID.into(), container_id: ID.into() }
+    fn place() -> PodContainer {
+        PodContainer { pod_uid: UID.into(), container_id: ID.into() }
     }
 
     fn entry(uid: &str, container: &str, device: &str) -> Entry {

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::cgroup::Place;
+use super::cgroup::PodContainer;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::Holder;
 
-/// How long nothing more is told of whom was told of: a container whose processes come and go.
+/// How long a reported stranger is not reported again: a container's processes may come and go.
 const QUIET: Duration = Duration::from_secs(3600);
-/// How many are remembered for that.
+/// Reported strangers that are remembered.
 const REMEMBERED: usize = 256;
 
 /// One process on one GPU.
@@ -25,7 +25,7 @@ pub struct Stranger {
     /// What it calls itself (`comm`): its own word.
     pub name: String,
     /// Where the kernel says it is.
-    pub place: Option<Place>,
+    pub place: Option<PodContainer>,
     /// What that is called, as far as kubelet tells.
     pub holder: Option<Holder>,
     /// It is a tenant's on another GPU.
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     fn stranger(pid: u32, container: &str) -> Stranger {
-        let place = Place { pod_uid: "u".into(), container_id: container.into() };
+        let place = PodContainer { pod_uid: "u".into(), container_id: container.into() };
         Stranger {
             pid,
             start: 1,

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 
-use super::cgroup::Place;
-use super::integrity::{CONFIRM, Integrity, Whose};
+use super::cgroup::PodContainer;
+use super::integrity::{CONFIRM, Integrity, MountOwner};
 use super::mounts::{Damage, Mounts, Sources};
 use crate::observe::procs::Procs;
 use tessera_model::allocation_id::AllocationId;
@@ -26,7 +26,7 @@ const REST: u32 = 1000;
 const YOUNG: Duration = Duration::from_secs(20);
 
 /// What a sweep needs to know.
-pub struct Ground<'a> {
+pub struct SweepContext<'a> {
     /// Where pages and shims lie; without it nothing is judged.
     pub sources: Option<&'a Sources>,
     /// Whether containers are given the preload file.
@@ -34,12 +34,12 @@ pub struct Ground<'a> {
     /// Whether there is such an allocation.
     pub is_live: &'a dyn Fn(&AllocationId) -> bool,
     /// Whether kubelet gave a container of this pod an allocation that lives.
-    pub holds: &'a dyn Fn(&Place) -> bool,
+    pub holds: &'a dyn Fn(&PodContainer) -> bool,
     /// The allocation that kubelet gave a container of a pod, by the pod's UID and the container's name.
-    pub given: &'a dyn Fn(&Place, &str) -> Option<AllocationId>,
+    pub given: &'a dyn Fn(&PodContainer, &str) -> Option<AllocationId>,
 }
 
-/// Something amiss, confirmed.
+/// Confirmed damage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The container's allocation.
@@ -54,8 +54,8 @@ pub struct Report {
 #[derive(Debug)]
 pub struct Sweep {
     integrity: Integrity,
-    /// Allocations of containers, by their ids.
-    homes: HashMap<String, (AllocationId, Place)>,
+    /// Allocations of containers, by the containers' ids.
+    homes: HashMap<String, (Vec<AllocationId>, PodContainer)>,
     /// Containers whose mounts name no allocation, and since when that is known.
     foreign: HashMap<String, Instant>,
     due: Vec<Instant>,
@@ -95,25 +95,30 @@ impl Sweep {
         self.integrity.waits()
     }
 
-    /// The allocation of a container.
+    /// The allocations of a container.
     #[must_use]
-    pub fn home(&self, place: &Place) -> Option<&AllocationId> {
-        self.homes.get(&place.container_id).map(|(id, _)| id)
+    pub fn home(&self, place: &PodContainer) -> &[AllocationId] {
+        self.homes.get(&place.container_id).map_or(&[], |(ids, _)| ids)
     }
 
-    /// Containers that hold shares, with the pods that they are in.
-    pub fn homes(&self) -> impl Iterator<Item = &(AllocationId, Place)> {
-        self.homes.values()
+    /// Shares that containers hold, with the pods that these are in.
+    pub fn homes(&self) -> impl Iterator<Item = (&AllocationId, &PodContainer)> {
+        self.homes.values().flat_map(|(ids, place)| ids.iter().map(move |id| (id, place)))
     }
 
     /// What stands, confirmed, by allocation.
     #[must_use]
-    pub fn standing(&self) -> BTreeMap<AllocationId, Vec<Damage>> {
-        self.integrity.standing()
+    pub fn confirmed(&self) -> BTreeMap<AllocationId, Vec<Damage>> {
+        self.integrity.confirmed()
     }
 
     /// Looks through all processes. Gives what it confirms.
-    pub fn sweep(&mut self, procs: &mut Procs, ground: &Ground<'_>, now: Instant) -> Vec<Report> {
+    pub fn sweep(
+        &mut self,
+        procs: &mut Procs,
+        context: &SweepContext<'_>,
+        now: Instant,
+    ) -> Vec<Report> {
         let began = own_time();
         let mut reports = Vec::new();
         let mut seen: HashSet<String> = HashSet::new();
@@ -129,23 +134,23 @@ impl Sweep {
                 continue;
             }
             let is_old = |since: &Instant| now.saturating_duration_since(*since) > YOUNG;
-            // Of a pod that holds a share it is never certain: what told may have been read too early.
+            // Of a pod that holds a share it is never certain: its mounts may have been read too early.
             let is_foreign = self.foreign.get(&place.container_id).is_some_and(is_old);
-            if is_foreign && !(ground.holds)(&place) {
+            if is_foreign && !(context.holds)(&place) {
                 continue;
             }
             let Some(text) = procs.mountinfo(pid) else { continue };
             let mounts = Mounts::parse(&text);
-            match self.allocation(&place, &mounts, ground) {
-                Some(id) => {
-                    self.foreign.remove(&place.container_id);
-                    let whose = Whose::Container(place.container_id.clone());
-                    self.homes.insert(place.container_id.clone(), (id.clone(), place));
-                    reports.extend(self.judge(whose, pid, id, &mounts, ground, now));
-                }
-                None => {
-                    self.foreign.entry(place.container_id).or_insert(now);
-                }
+            let ids = self.allocations(&place, &mounts, context);
+            if ids.is_empty() {
+                self.foreign.entry(place.container_id).or_insert(now);
+                continue;
+            }
+            self.foreign.remove(&place.container_id);
+            let owner = MountOwner::Container(place.container_id.clone());
+            self.homes.insert(place.container_id.clone(), (ids.clone(), place));
+            for id in ids {
+                reports.extend(self.judge(owner.clone(), pid, id, &mounts, context, now));
             }
         }
         self.homes.retain(|id, _| seen.contains(id));
@@ -165,16 +170,17 @@ impl Sweep {
         procs: &Procs,
         (pid, start): (u32, u64),
         allocation: &AllocationId,
-        place: Option<&Place>,
-        ground: &Ground<'_>,
+        place: Option<&PodContainer>,
+        context: &SweepContext<'_>,
         now: Instant,
     ) -> Option<Report> {
         let text = procs.mountinfo(pid)?;
-        let whose = match place.filter(|place| !place.container_id.is_empty()) {
-            Some(place) => Whose::Container(place.container_id.clone()),
-            None => Whose::Process(pid, start),
+        let owner = match place.filter(|place| !place.container_id.is_empty()) {
+            Some(place) => MountOwner::Container(place.container_id.clone()),
+            None => MountOwner::Process(pid, start),
         };
-        let report = self.judge(whose, pid, allocation.clone(), &Mounts::parse(&text), ground, now);
+        let report =
+            self.judge(owner, pid, allocation.clone(), &Mounts::parse(&text), context, now);
         if self.integrity.waits() {
             self.due.push(now + CONFIRM);
         }
@@ -183,38 +189,42 @@ impl Sweep {
 
     fn judge(
         &mut self,
-        whose: Whose,
+        owner: MountOwner,
         pid: u32,
         allocation: AllocationId,
         mounts: &Mounts<'_>,
-        ground: &Ground<'_>,
+        context: &SweepContext<'_>,
         now: Instant,
     ) -> Option<Report> {
-        let damages = mounts.damages(&allocation, ground.preload, ground.sources?);
-        let damages = self.integrity.see(whose, &allocation, damages, now)?;
+        let damages = mounts.damages(&allocation, context.preload, context.sources?);
+        let damages = self.integrity.see(owner, &allocation, damages, now)?;
         Some(Report { allocation, pid, damages })
     }
 
-    /// By what is mounted, by what kubelet gave the container, or by what was mounted once.
-    fn allocation(
+    /// By what is mounted or was once, or else by what kubelet gave the container.
+    fn allocations(
         &self,
-        place: &Place,
+        place: &PodContainer,
         mounts: &Mounts<'_>,
-        ground: &Ground<'_>,
-    ) -> Option<AllocationId> {
+        ground: &SweepContext<'_>,
+    ) -> Vec<AllocationId> {
         let pages = ground.sources.map(|sources| &sources.pages);
-        let mounted = mounts.allocation(pages).filter(ground.is_live);
-        let given = || {
-            let (uid, name) = mounts.container()?;
-            (uid == place.pod_uid).then(|| (ground.given)(place, name)).flatten()
-        };
-        let known = || self.home(place).cloned();
-        mounted.or_else(given).or_else(known).filter(ground.is_live)
+        let mut ids = mounts.allocations(pages);
+        ids.extend_from_slice(self.home(place));
+        ids.retain(|id| (ground.is_live)(id));
+        ids.sort_unstable();
+        ids.dedup();
+        if ids.is_empty() {
+            let own = mounts.container().filter(|(uid, _)| *uid == place.pod_uid);
+            let given = own.and_then(|(_, name)| (ground.given)(place, name));
+            ids.extend(given.filter(|id| (ground.is_live)(id)));
+        }
+        ids
     }
 }
 
 /// Processor time of this thread: how long a sweep takes by the clock is the neighbours' doing as well. Where
-/// it can't be told, there is no rest but the time between two sweeps.
+/// it is unknown, there is no rest but the time between two sweeps.
 fn own_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }

@@ -36,7 +36,7 @@ impl World {
         fs::write(dir.join("mountinfo"), mounts).unwrap();
     }
 
-    /// Sweeps when that is due; what it told, and how long it waited for it.
+    /// Sweeps when that is due; the reports, and how long it waited.
     fn next(&mut self) -> (Vec<Report>, Duration) {
         let due = self.sweep.due();
         let waited = due.saturating_duration_since(self.now);
@@ -46,7 +46,7 @@ impl World {
             pages: Source::of(&own, "/pages").unwrap(),
             shim: Source::of(&own, "/shim").unwrap(),
         };
-        let ground = Ground {
+        let context = SweepContext {
             sources: Some(&sources),
             preload: true,
             is_live: &|id| id.as_str() == ID,
@@ -55,15 +55,15 @@ impl World {
                 (self.given.get() && name == "main").then(|| AllocationId::parse(ID).unwrap())
             },
         };
-        (self.sweep.sweep(&mut self.procs, &ground, self.now), waited)
+        (self.sweep.sweep(&mut self.procs, &context, self.now), waited)
     }
 }
 
 fn mounts(more: &str) -> String {
     format!(
         "10 5 0:7 / / rw - overlay x rw
-11 10 0:99 /{ID} /usr/local/tessera/pages ro - tmpfs x rw
-12 11 0:99 /{ID}/usage /usr/local/tessera/pages/usage rw - tmpfs x rw
+11 10 0:99 /{ID} /usr/local/tessera/pages/{ID} ro - tmpfs x rw
+12 11 0:99 /{ID}/usage /usr/local/tessera/pages/{ID}/usage rw - tmpfs x rw
 13 10 8:1 /shim/00112233445566aa/libtessera.so /usr/local/tessera/libtessera.so ro - ext4 x rw
 14 10 8:1 /shim/00112233445566aa/ld.so.preload /etc/ld.so.preload ro - ext4 x rw
 15 10 8:1 /kubelet/pods/{UID}/containers/main/0a1b2c3d /dev/termination-log rw - ext4 x rw
@@ -71,7 +71,7 @@ fn mounts(more: &str) -> String {
     )
 }
 
-const SHADOW: &str = "16 11 8:2 /volume /usr/local/tessera/pages rw - ext4 x rw\n";
+const SHADOW: &str = "16 10 8:2 /volume /usr/local/tessera/pages rw - ext4 x rw\n";
 
 /// Of a container that lost all that it was given.
 fn without_ours() -> String {
@@ -84,8 +84,8 @@ fn a_container_whose_pages_are_shadowed_is_told_within_seconds() {
     world.process(7, "", "1 0 8:1 / / rw - ext4 x rw\n");
     world.process(8, "a", &mounts(""));
     assert_eq!(world.next().0, []);
-    let place = Place { pod_uid: UID.into(), container_id: "a".repeat(64) };
-    assert_eq!(world.sweep.home(&place).unwrap().as_str(), ID);
+    let place = PodContainer { pod_uid: UID.into(), container_id: "a".repeat(64) };
+    assert_eq!(world.sweep.home(&place)[0].as_str(), ID);
     world.process(8, "a", &mounts(SHADOW));
     let now = world.now;
     world.sweep.started(now);
@@ -93,12 +93,12 @@ fn a_container_whose_pages_are_shadowed_is_told_within_seconds() {
     let (reports, waited) = world.next();
     assert!(waited <= CONFIRM, "{waited:?}");
     assert_eq!((reports.len(), reports[0].pid), (1, 8));
-    assert_eq!(world.sweep.standing().len(), 1);
+    assert_eq!(world.sweep.confirmed().len(), 1);
     assert_eq!(world.next().0, [], "told once");
     // It ends.
     fs::remove_dir_all(world.dir.path().join("8")).unwrap();
     world.next();
-    assert!(world.sweep.standing().is_empty() && world.sweep.home(&place).is_none());
+    assert!(world.sweep.confirmed().is_empty() && world.sweep.home(&place).is_empty());
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_container_that_lost_our_mounts_altogether_is_known_by_what_kubelet_gave_it(
     world.process(8, "a", &without_ours());
     world.next();
     world.next();
-    assert!(world.sweep.standing().is_empty(), "any pod without a share");
+    assert!(world.sweep.confirmed().is_empty(), "any pod without a share");
     world.given.set(true);
     let mut world = World { sweep: Sweep::new(world.now, Duration::ZERO), ..world };
     world.next();
@@ -182,9 +182,9 @@ fn containers_without_a_share_are_left_alone_after_a_while() {
     for _ in 0..3 {
         world.next();
     }
-    // It would be told of if it were read.
+    // It would be reported if it were read.
     world.process(9, "b", &mounts(SHADOW));
     world.next();
     world.next();
-    assert!(world.sweep.standing().is_empty());
+    assert!(world.sweep.confirmed().is_empty());
 }

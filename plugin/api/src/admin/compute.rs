@@ -1,36 +1,35 @@
 //! GPU time in `status`: the holder of each GPU, shares, and time received.
 
 use serde_json::{Value, json};
-use tessera_kubelet_api::admin::{Allocation, ComputeUse, Gpu};
+use tessera_kubelet_api::admin::{ComputeUse, Gpu};
 
-use tessera_arbiter::policy::State;
+use tessera_arbiter::policy::GateState;
 use tessera_arbiter::{TenantShare, View};
-use tessera_model::percent::format_cores;
 
 /// What an allocation got.
 pub(super) fn of_allocation(share: &TenantShare) -> ComputeUse {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let gate = match share.state {
-        State::Solo => "solo",
-        State::Open => "open",
-        State::Yield => "yield",
-        State::Closed => "closed",
+        GateState::Solo => "solo",
+        GateState::Open => "open",
+        GateState::Yield => "yield",
+        GateState::Closed => "closed",
     };
     ComputeUse {
         gate: gate.to_owned(),
         got_1s_millis: share.got_1s_millis,
         got_10s_millis: share.got_10s_millis,
-        leased_us: share.leased_ns / 1000,
-        waited_us: share.waited_ns / 1000,
+        leased_us: share.totals.leased_ns / 1000,
+        waited_us: share.totals.waited_ns / 1000,
         waiting_us: share.waiting_ns.map(|ns| ns / 1000),
-        leases: share.leases,
-        overlaps: share.overlaps,
+        leases: share.totals.leases,
+        overlaps: share.totals.overlaps,
         processes: count(share.processes),
         undrained: count(share.owing),
     }
 }
 
-/// Who holds a GPU.
+/// The holder of a GPU.
 pub(super) fn add_lease(gpu: &mut Gpu, view: &View) {
     let Some(lease) = view.gpus.iter().find(|lease| lease.uuid == gpu.uuid) else { return };
     gpu.lease_holder = lease.holder.clone().unwrap_or_default();
@@ -39,43 +38,15 @@ pub(super) fn add_lease(gpu: &mut Gpu, view: &View) {
     gpu.lease_quantum_us = lease.quantum_ns / 1000;
 }
 
-/// What is wrong with how a tenant behaves at its gate.
-pub(super) fn warnings(name: &str, share: &TenantShare) -> Vec<String> {
-    let misdeeds = share.misdeeds;
+/// What is wrong with how a tenant behaves at its gate, and how often.
+pub(super) fn violations(share: &TenantShare) -> [(u64, &'static str); 4] {
+    let violations = share.violations;
     [
-        (misdeeds.garbage, "sends garbage to its gate socket"),
-        (misdeeds.throttled, "floods its gate socket and is slowed down"),
-        (misdeeds.turned_away, "opens too many connections to its gate"),
-        (share.overlaps, "drained the GPU too late, so that others ran beside it"),
+        (violations.garbage, "sends garbage to its gate socket"),
+        (violations.throttled, "floods its gate socket and is slowed down"),
+        (violations.turned_away, "opens too many connections to its gate"),
+        (share.totals.overlaps, "drained the GPU too late, so that others ran beside it"),
     ]
-    .into_iter()
-    .filter(|(count, _)| *count > 0)
-    .map(|(count, text)| format!("{name}: {text} ({count} times)"))
-    .collect()
-}
-
-/// The holder of a GPU's lease, as a pod where that is known.
-pub(super) fn holder(gpu: &Gpu, allocations: &[Allocation]) -> String {
-    let name = |id: &str| {
-        let holder = allocations.iter().find(|a| a.id == id).and_then(|a| a.holder.as_ref());
-        holder.map_or_else(|| id.to_owned(), |h| format!("{}/{}", h.namespace, h.pod))
-    };
-    let mut text = match gpu.lease_holder.as_str() {
-        "" => "-".to_owned(),
-        id => name(id),
-    };
-    gpu.lease_late.iter().for_each(|id| text.push_str(&format!(" and late {}", name(id))));
-    if gpu.lease_waiting > 0 {
-        text.push_str(&format!(" ({} wait)", gpu.lease_waiting));
-    }
-    text
-}
-
-/// What an allocation got in the last second and in the last ten, and how it stands.
-pub(super) fn cell(allocation: &Allocation) -> String {
-    let Some(compute) = &allocation.compute else { return "-".to_owned() };
-    let got = [compute.got_1s_millis, compute.got_10s_millis].map(format_cores);
-    format!("{} {} {}", got[0], got[1], compute.gate)
 }
 
 /// [`ComputeUse`] with the names of `admin_v1.proto`.
@@ -96,10 +67,10 @@ pub(super) fn json(compute: &ComputeUse) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use tessera_kubelet_api::admin::{GpuUse, Holder, StatusResponse};
+    use tessera_kubelet_api::admin::{Allocation, GpuUse, Holder, StatusResponse};
 
     use super::*;
-    use crate::admin::table;
+    use crate::admin::json;
 
     fn pod(id: &str, pod: &str, compute: Option<ComputeUse>) -> Allocation {
         let holder = Holder { namespace: "ns".into(), pod: pod.into(), container: "c".into() };
@@ -134,28 +105,9 @@ mod tests {
         }
     }
 
-    /// The cell of the row that has `of` below the header `title`.
-    fn cell(text: &str, title: &str, of: &str) -> String {
-        let mut lines = text.lines().skip_while(|line| !line.contains(title));
-        let at = lines.next().unwrap().find(title).unwrap();
-        let row = lines.find(|line| line.contains(of)).unwrap();
-        row[at..].split("  ").next().unwrap().to_owned()
-    }
-
-    #[test]
-    fn text_says_who_has_the_lease_and_what_each_got() {
-        let text = table::text(&status());
-        assert_eq!(cell(&text, "LEASE", "GPU-a"), "ns/llm-0 and late id-gone (2 wait)");
-        assert_eq!(cell(&text, "GOT 1s 10s", "llm-0"), "62% 50.5% closed");
-        assert_eq!(cell(&text, "GOT 1s 10s", "quiet"), "-");
-        let idle = Gpu { uuid: "GPU-a".into(), ..Gpu::default() };
-        let text = table::text(&StatusResponse { gpus: vec![idle], ..status() });
-        assert_eq!(cell(&text, "LEASE", "GPU-a"), "-");
-    }
-
     #[test]
     fn json_has_the_lease_and_all_that_the_arbiter_counts() {
-        let json = table::json(&status());
+        let json = json::json(&status());
         let gpu = &json["gpus"][0];
         assert_eq!((&gpu["lease_holder"], &gpu["lease_waiting"]), (&"id-a".into(), &2.into()));
         assert_eq!(

@@ -8,8 +8,8 @@ use tonic::Status;
 
 use super::status::StatusView;
 use tessera_agent::reload::plan::{changes, problems};
-use tessera_agent::reload::{Reloader, State, Why};
-use tessera_model::audit::By;
+use tessera_agent::reload::{ReloadCause, ReloadState, Reloader};
+use tessera_model::audit::Actor;
 
 /// Larger ones are no configuration.
 const LONGEST: usize = 1 << 20;
@@ -19,7 +19,7 @@ fn reloader(view: &StatusView) -> Result<Arc<Reloader>, Status> {
 }
 
 /// How it stands with the file.
-pub(super) fn state(state: &State) -> Configuration {
+pub(super) fn state(state: &ReloadState) -> Configuration {
     Configuration {
         hash: state.hash.clone(),
         attempted_unix_ms: state.attempted_unix_ms,
@@ -41,13 +41,17 @@ pub(super) async fn plan(view: &StatusView, request: PlanRequest) -> Result<Plan
     planned.map_err(|error| Status::internal(error.to_string()))
 }
 
-pub(super) async fn reload(view: &StatusView, by: Option<By>) -> Result<ReloadResponse, Status> {
+pub(super) async fn reload(
+    view: &StatusView,
+    actor: Option<Actor>,
+) -> Result<ReloadResponse, Status> {
     let reloader = reloader(view)?;
     let Some(file) = reloader.file().map(|file| file.path().display().to_string()) else {
         return Err(Status::failed_precondition("this plugin was started without a file"));
     };
     let reading = Arc::clone(&reloader);
-    let read = tokio::task::spawn_blocking(move || reading.reload(&Why::Asked(by))).await;
+    let read =
+        tokio::task::spawn_blocking(move || reading.reload(&ReloadCause::Asked(actor))).await;
     let outcome = read.map_err(|error| Status::internal(error.to_string()))?;
     Ok(ReloadResponse {
         problems: problems(&outcome.problems),

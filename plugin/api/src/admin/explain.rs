@@ -6,24 +6,33 @@ use std::sync::Arc;
 use tessera_kubelet_api::admin::{ExplainRequest, ExplainResponse};
 use tonic::{Code, Status};
 
-use super::client::{TIMEOUT, connect};
+use super::reach::{CallError, call};
 use super::status::StatusView;
 use crate::explain;
 use crate::explain::{Facts, Unknown};
 use tessera_agent::Agent;
 use tessera_model::printable;
+use tessera_web::SourceError;
 
 /// Longest subject, bytes: a namespace, a pod and a container are no longer.
 const LONGEST: usize = 512;
 
-/// Answers. Blocking: it reads the pages and the ledger, and asks the driver.
+/// Answers the admin service.
 pub(super) fn answer(
     view: &StatusView,
     request: &ExplainRequest,
 ) -> Result<ExplainResponse, Status> {
-    let subject = request.subject.as_str();
+    told(view, &request.subject).map_err(|error| match error {
+        SourceError::NotFound(text) => Status::not_found(text),
+        SourceError::Invalid(text) => Status::invalid_argument(text),
+        SourceError::Unavailable(text) => Status::unavailable(text),
+    })
+}
+
+/// Answers. Blocking: it reads the pages and the ledger, and asks the driver.
+pub(crate) fn told(view: &StatusView, subject: &str) -> Result<ExplainResponse, SourceError> {
     if subject.trim().is_empty() || subject.len() > LONGEST {
-        return Err(Status::invalid_argument("name a pod, an allocation or a GPU"));
+        return Err(SourceError::Invalid("name a pod, an allocation or a GPU".to_owned()));
     }
     let facts = match view.agent() {
         Some(agent) => facts(view, agent),
@@ -39,13 +48,15 @@ pub(super) fn answer(
         },
     };
     explain::answer(&facts, subject).map_err(|unknown| match unknown {
-        Unknown::Nothing { .. } => Status::not_found(printable::reason(&unknown)),
-        Unknown::Several { .. } => Status::invalid_argument(printable::reason(&unknown)),
+        Unknown::Nothing { .. } => SourceError::NotFound(printable::reason(&unknown)),
+        Unknown::Several(_) => SourceError::Invalid(printable::reason(&unknown)),
     })
 }
 
 fn facts(view: &StatusView, agent: &Arc<Agent>) -> Facts {
     let mut remarks = Vec::new();
+    // Counters are read below: the trail must not be behind them.
+    agent.note_incidents();
     let mut trail = agent.journal().history(usize::MAX).unwrap_or_else(|error| {
         remarks.push(format!("the audit trail cannot be read: {error}"));
         Vec::new()
@@ -53,7 +64,8 @@ fn facts(view: &StatusView, agent: &Arc<Agent>) -> Facts {
     // Happened, and not written yet.
     trail.extend(agent.journal().waiting_events());
     // One look, so that what is said of limits and of their sums is of one moment.
-    let survey = view.survey(&|region| Some(region.recover_and_snapshot()));
+    // Where nobody is in a page, nothing is that a story is of: that is most of it.
+    let survey = view.survey(&|region| Some(region.snapshot_active()));
     let books = survey.books.as_ref();
     let records: Vec<_> = books.map_or_else(Vec::new, |books| {
         books.allocations.iter().map(|(record, _)| Arc::clone(record)).collect()
@@ -77,30 +89,19 @@ fn facts(view: &StatusView, agent: &Arc<Agent>) -> Facts {
     }
 }
 
-/// Why there is no explanation.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// The plugin says why.
-    Refused(String),
-    /// The plugin does not answer.
-    Silent(anyhow::Error),
-}
-
 /// The plugin's answer to Explain.
-pub(crate) async fn explain(socket: &Path, subject: &str) -> Result<ExplainResponse, Failure> {
-    let call = async {
-        let mut client = connect(socket).await.map_err(Failure::Silent)?;
-        let request = ExplainRequest { subject: subject.to_owned() };
-        client.explain(request).await.map_err(|status| match status.code() {
-            Code::NotFound | Code::InvalidArgument => Failure::Refused(status.message().to_owned()),
-            Code::Unimplemented => Failure::Refused(
-                "the plugin is of an earlier version, which explains nothing".into(),
-            ),
-            _ => Failure::Silent(anyhow::anyhow!("{}", status.message())),
-        })
-    };
-    match tokio::time::timeout(TIMEOUT, call).await {
-        Ok(answer) => answer.map(tonic::Response::into_inner),
-        Err(_) => Err(Failure::Silent(anyhow::anyhow!("it takes too long"))),
-    }
+///
+/// # Errors
+/// It does not answer, or nothing is called so.
+pub(crate) async fn explain(socket: &Path, subject: &str) -> Result<ExplainResponse, CallError> {
+    let request = ExplainRequest { subject: subject.to_owned() };
+    let answer = call(socket, async |mut client| client.explain(request).await).await;
+    answer.map_err(|error| match error {
+        CallError::Refused(status) if status.code() == Code::Unimplemented => {
+            CallError::Refused(Status::unimplemented(
+                "the plugin that runs here is of an earlier version, which explains nothing",
+            ))
+        }
+        error => error,
+    })
 }

@@ -1,23 +1,28 @@
 //! The admin service: what `tessera status` shows, and what changes limits and cordons.
 
 pub mod client;
+mod commands;
 mod compute;
 mod config;
 mod explain;
+mod json;
+mod offers;
+pub mod reach;
 mod server;
 mod status;
 mod steer;
-mod steer_client;
-mod table;
+mod text;
+mod warnings;
 pub mod words;
 
-pub use client::{EXIT_UNAVAILABLE, ask, offline};
-pub use client::{Format, live, main};
-pub(crate) use explain::{Failure, explain};
+pub use client::{Format, StatusFormat, live, main, unreachable};
+pub use commands::{CordonArgs, QuotaCommand, UncordonArgs, cordon, quota, uncordon};
+pub(crate) use explain::{explain, told};
+pub(crate) use json::holder_json;
+pub use json::{allocation_json, configuration_json, gpu_json, json};
+pub use offers::offers;
+pub use reach::{CallError, Cause, EXIT_FORBIDDEN, EXIT_UNAVAILABLE, Unreachable, ask, call_now};
 pub use server::{AdminError, Server};
 pub use status::StatusView;
-pub(crate) use status::Survey;
-pub use steer_client::{CordonArgs, QuotaCommand, cordon, quota};
-pub use table::offers;
-pub use table::{allocation_json, gpu_json, json};
-pub use table::{configuration_json, table};
+pub(crate) use status::{Survey, allocated, allocation};
+pub(crate) use text::left;

@@ -21,7 +21,7 @@ use super::explain;
 use super::status::StatusView;
 use super::steer;
 use tessera_rpc::incoming::{Incoming, Limits};
-use tessera_system::descriptors::Door;
+use tessera_system::descriptors::ListenerKind;
 use tessera_system::files::SocketFile;
 use tessera_system::locks::lock;
 
@@ -29,7 +29,11 @@ use tessera_system::locks::lock;
 const LOOK: Duration = Duration::from_secs(1);
 
 /// All calls end by themselves; the longest is a reload of the configuration.
-const LIMITS: Limits = Limits { door: Door::Admin, answer: Some(Duration::from_secs(60)) };
+const LIMITS: Limits = Limits {
+    listener: ListenerKind::Admin,
+    silence: Limits::SILENCE,
+    answer: Some(Duration::from_secs(60)),
+};
 /// Calls that may be at work at a time: half of the threads that may block are left to kubelet's.
 const CALLS: usize = 4;
 /// Streams that one connection may have open.
@@ -91,7 +95,7 @@ fn bind(path: &Path) -> io::Result<(SocketFile, UnixListener)> {
     Ok((file, UnixListener::from_std(listener)?))
 }
 
-/// Serves for ever. A socket that somebody removed is made anew: nobody could reach the old one, and the
+/// Serves for ever. A removed socket is made again: no client could reach the old one, and the
 /// readiness probe would fail until the next start.
 async fn serve(
     path: PathBuf,
@@ -183,9 +187,9 @@ impl Admin for Service {
         &self,
         request: Request<ReloadRequest>,
     ) -> Result<Response<ReloadResponse>, Status> {
-        let by = super::steer::by(&request, "config reload".to_owned());
+        let actor = super::steer::actor(&request, "config reload".to_owned());
         self.at_work(|view| async move {
-            super::config::reload(&view, Some(by)).await.map(Response::new)
+            super::config::reload(&view, Some(actor)).await.map(Response::new)
         })
         .await
     }

@@ -2,28 +2,31 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tessera_kubelet_api::admin::{
-    Allocation, AllocationState, Gpu, GpuState, GpuUse, Health, Plugin, Process, Registration,
+    Allocation, AllocationState, Dra, Gpu, GpuState, GpuUse, Health, Plugin, Process, Registration,
     Replica, Resource, StatusResponse,
 };
 
-use super::{compute, steer};
+use super::{compute, steer, warnings};
 use tessera_agent::Agent;
 use tessera_agent::advertised::NodeSnapshot;
+use tessera_agent::front_end::dra::DraStatus;
 use tessera_agent::observe::{PidView, pid_view};
 use tessera_agent::reload::Reloader;
 use tessera_agent::status_board::StatusBoard;
 use tessera_arbiter::{Arbiter, View};
 use tessera_config::{Config, Current};
 use tessera_gpu::Discovery;
-use tessera_kubelet::{Device, Phase, Report, Standing};
+use tessera_kubelet::{Device, Phase, RegistrationStatus, Report};
 use tessera_model::clock::unix_ms;
 use tessera_model::record::{Record, State};
-use tessera_peers::Counters;
+use tessera_model::warning::{Ages, Found, PAST};
 use tessera_rules::allocate::Catalogue;
+use tessera_system::locks::lock;
 use tessera_tenant::regions::{Region, Use};
 
 /// Everything that `status` looks at. What comes later in the start is filled in later: the service
@@ -35,10 +38,14 @@ pub struct StatusView {
     pids: PidView,
     agent: OnceLock<Arc<Agent>>,
     reloader: OnceLock<Arc<Reloader>>,
-    standing: OnceLock<Standing>,
+    registration: OnceLock<RegistrationStatus>,
     board: Arc<StatusBoard>,
     /// Where metrics are served.
     metrics: OnceLock<SocketAddr>,
+    /// Another plugin serves the node, and this one takes over when it ends.
+    stands_by: AtomicBool,
+    /// When what is warned of was first and last seen.
+    ages: Mutex<Ages>,
 }
 
 /// What a look at everything found.
@@ -54,7 +61,7 @@ pub(crate) struct Survey {
     pub books: Option<NodeSnapshot>,
 }
 
-/// A way to look at what an allocation uses; `None` if it cannot be told for now.
+/// A way to look at what an allocation uses; `None` if it is unknown for now.
 pub(crate) type Look = dyn Fn(&Region) -> Option<Use>;
 
 impl std::fmt::Debug for StatusView {
@@ -68,16 +75,23 @@ impl StatusView {
     #[must_use]
     pub fn new(config: Current, discovery: Arc<dyn Discovery>, board: Arc<StatusBoard>) -> Self {
         StatusView {
+            stands_by: AtomicBool::new(false),
             config,
             discovery,
             started_unix_ms: unix_ms(),
             pids: pid_view(),
             agent: OnceLock::new(),
             reloader: OnceLock::new(),
-            standing: OnceLock::new(),
+            registration: OnceLock::new(),
             board,
             metrics: OnceLock::new(),
+            ages: Mutex::default(),
         }
+    }
+
+    /// From now on it counts as ready: another plugin serves the node, and this one waits for its end.
+    pub fn stand_by(&self) {
+        self.stands_by.store(true, Ordering::Relaxed);
     }
 
     /// The node is there.
@@ -86,20 +100,20 @@ impl StatusView {
         let _ = self.agent.set(agent);
     }
 
-    /// Whoever reads the configuration again is there.
+    /// The reloader is there.
     pub fn set_reloader(&self, reloader: Arc<Reloader>) {
         let _ = self.reloader.set(reloader);
     }
 
-    /// Whoever reads the configuration again.
+    /// The reloader of the configuration.
     #[must_use]
     pub fn reloader(&self) -> Option<&Arc<Reloader>> {
         self.reloader.get()
     }
 
     /// Kubelet is being served.
-    pub fn set_standing(&self, standing: Standing) {
-        let _ = self.standing.set(standing);
+    pub fn set_registration(&self, registration: RegistrationStatus) {
+        let _ = self.registration.set(registration);
     }
 
     /// What the agent's jobs say.
@@ -112,13 +126,22 @@ impl StatusView {
     /// reads no page.
     #[must_use]
     pub fn amiss(&self) -> Vec<String> {
+        if self.stands_by.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
         let mut amiss = Vec::new();
-        match (self.agent.get(), self.standing.get()) {
-            (Some(agent), Some(standing)) => {
-                let reports = standing.reports();
+        match (self.agent.get(), self.registration.get()) {
+            (Some(agent), Some(registration)) => {
+                let reports = registration.reports();
                 let sold = agent.inventory().catalogue().resources.clone();
-                if sold.is_empty() {
+                let dra = self.board.dra();
+                if sold.is_empty() && dra.is_none() {
                     amiss.push("nothing is sold".to_owned());
+                }
+                if let Some(dra) = dra.filter(|dra| !dra.registered) {
+                    let why = dra.registration_error;
+                    let why = if why.is_empty() { why } else { format!(": {why}") };
+                    amiss.push(format!("DRA driver {}: not registered{why}", dra.driver));
                 }
                 for name in sold.keys() {
                     let report = reports.get(name);
@@ -164,7 +187,7 @@ impl StatusView {
     }
 
     /// The configuration in force.
-    pub(super) fn config(&self) -> Arc<Config> {
+    pub(crate) fn config(&self) -> Arc<Config> {
         self.config.get()
     }
 
@@ -184,13 +207,15 @@ impl StatusView {
             ..StatusResponse::default()
         };
         let at = (Instant::now(), status.at_unix_ms);
-        status.warnings.extend(self.board.conditions());
+        let mut warnings = self.board.warnings(status.at_unix_ms);
         let (Some(agent), Some(books)) = (self.agent.get(), books) else {
+            (status.warnings, status.warning_details) =
+                warnings::answer(&warnings, status.at_unix_ms);
             return Survey { status, ..Survey::default() };
         };
-        status.warnings.extend(self.board.notes());
-        status.warnings.extend(agent.inventory().others_warnings());
-        status.warnings.extend(agent.trust_warnings());
+        let standing =
+            agent.inventory().others_warnings().into_iter().chain(agent.trust_warnings());
+        let mut found: Vec<Found> = standing.map(warnings::standing).collect();
         let arbiter = agent.allocations().arbiter().and_then(Arbiter::view);
         let no_view = View::default();
         let compute = arbiter.as_ref().unwrap_or(&no_view);
@@ -209,14 +234,14 @@ impl StatusView {
             let parked_and_idle = !record.is_live() && used.snapshot.slots.is_empty();
             let name = record.name();
             if let Some(region) = region {
-                status.warnings.extend(tenant_warnings(
-                    &name,
-                    region,
-                    counters.unwrap_or_default(),
-                ));
+                let counters = counters.unwrap_or_default();
+                found.extend(warnings::of_tenant(record.id.as_str(), &name, region, counters));
             }
             let share = compute.tenants.iter().find(|share| share.id == record.id.as_str());
-            status.warnings.extend(share.into_iter().flat_map(|s| compute::warnings(&name, s)));
+            if let Some(share) = share {
+                let violations = compute::violations(share);
+                found.extend(warnings::counted(record.id.as_str(), &name, PAST, violations));
+            }
             if !parked_and_idle {
                 let compute = share.map(compute::of_allocation);
                 let allocation = allocation(record, region.as_deref(), &used);
@@ -226,13 +251,15 @@ impl StatusView {
         // A tenant's own word goes before what was guessed at the start.
         hidden |= !seen && self.pids == PidView::Own;
         if hidden {
-            status.warnings.push(
+            found.push(warnings::standing(
                 "pids of tenants are unknown: the plugin's pod needs hostPID: true; until then a \
                  process's death is noticed when its socket closes, and what it holds beyond its \
                  charges is neither observed nor audited"
                     .to_owned(),
-            );
+            ));
         }
+        warnings.extend(lock(&self.ages).update(found, status.at_unix_ms));
+        (status.warnings, status.warning_details) = warnings::answer(&warnings, status.at_unix_ms);
         if let Some(plugin) = &mut status.plugin {
             plugin.sees_host_pids = !hidden;
             plugin.shim_path = agent.allocations().delivery().shim.display().to_string();
@@ -244,7 +271,7 @@ impl StatusView {
 
     fn plugin(&self, books: Option<&NodeSnapshot>) -> Plugin {
         let config = self.config.get();
-        let reports = self.standing.get().map(Standing::reports).unwrap_or_default();
+        let reports = self.registration.get().map(RegistrationStatus::reports).unwrap_or_default();
         let devices = |name: &str| books.and_then(|books| books.advertised.get(name));
         let is_sold =
             |name: &str| books.is_some_and(|books| books.catalogue.resources.contains_key(name));
@@ -274,7 +301,11 @@ impl StatusView {
             pid: std::process::id(),
             started_unix_ms: self.started_unix_ms,
             resource_name: names.join(", "),
-            registration: farthest.unwrap_or(Registration::Waiting.into()),
+            // A node may sell by claims alone, or stand by.
+            registration: farthest.unwrap_or_else(|| match self.amiss().is_empty() {
+                true => Registration::Live.into(),
+                false => Registration::Waiting.into(),
+            }),
             registered_unix_ms: resources.iter().map(|r| r.registered_unix_ms).max().unwrap_or(0),
             registrations: resources.iter().map(|resource| resource.registrations).sum(),
             registration_error: errors.join("; "),
@@ -283,6 +314,7 @@ impl StatusView {
             shim_path: String::new(),
             configuration: self.reloader.get().map(|one| super::config::state(&one.state())),
             others_seen_by: self.board.others_seen_by().to_owned(),
+            dra: self.board.dra().map(|status| dra(status, books)),
             resources,
         }
     }
@@ -305,9 +337,10 @@ impl StatusView {
             .gpus
             .values()
             .map(|sold| {
-                let cordon = agent.inventory().cordon_of(&sold.gpu.uuid);
-                let withheld =
-                    cordon.clone().or_else(|| agent.inventory().withheld(&sold.gpu.uuid));
+                let inventory = agent.inventory();
+                let cordon = inventory.cordon_of(&sold.gpu.uuid);
+                // A cordon is no illness: it stands for itself.
+                let withheld = inventory.withheld(&sold.gpu.uuid);
                 let uses = || live().flat_map(|a| &a.gpus).filter(|u| u.gpu_uuid == sold.gpu.uuid);
                 let sum =
                     |bytes: fn(&GpuUse) -> u64| uses().map(bytes).fold(0, u64::saturating_add);
@@ -341,13 +374,41 @@ impl StatusView {
                         at.1.saturating_sub(i64::try_from(ago).unwrap_or(i64::MAX))
                     }),
                     state_waits_for: view.waits_for,
+                    cordoned_with_node: cordon.is_some()
+                        && !inventory.has_own_cordon(&sold.gpu.uuid),
                     cordon: cordon.unwrap_or_default(),
+                    front_end: sold.seller.as_str().to_owned(),
+                    moving: agent.allocations().is_moving(sold),
                     ..Gpu::default()
                 }
             })
             .collect();
         gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
         gpus
+    }
+}
+
+/// How the DRA driver stands.
+fn dra(status: DraStatus, books: Option<&NodeSnapshot>) -> Dra {
+    let registration = if status.registered { Registration::Live } else { Registration::Waiting };
+    let claims = books.map_or(0, |books| {
+        let claimed = books.allocations.iter().filter_map(|(record, _)| record.origin.claim());
+        claimed.map(|claim| &claim.uid).collect::<std::collections::BTreeSet<_>>().len()
+    });
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Dra {
+        driver: status.driver,
+        registration: registration.into(),
+        registration_error: status.registration_error,
+        pool: status.pool,
+        publication: status.publication.to_owned(),
+        mode: status.mode.to_owned(),
+        devices: count(status.devices),
+        slices: count(status.slices),
+        generation: status.generation,
+        writes: status.writes,
+        wipes: status.wipes,
+        claims: count(claims),
     }
 }
 
@@ -446,36 +507,14 @@ fn to_unix_ms(time: SystemTime) -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-fn tenant_warnings(name: &str, region: &Region, counters: Counters) -> Vec<String> {
-    let mut warnings = Vec::new();
-    if region.observed().stands() {
-        warnings.push(format!(
-            "{name}: holds device memory outside its account; the log says which process, and \
-             docs/trust.md what it may be"
-        ));
-    }
-    let mut warn = |count: u64, text: &str| {
-        if count > 0 {
-            warnings.push(format!("{name}: {text} ({count} times)"));
-        }
-    };
-    warn(region.tamperings(), "its usage page was tampered with");
-    warn(counters.garbage, "sends garbage to its session socket");
-    warn(counters.throttled, "floods its session socket and is slowed down");
-    warn(counters.turned_away, "opens too many sessions");
-    warn(counters.unknown_gpu, "sees a GPU that is not in its quota, and may not use it");
-    warn(counters.no_slot, "has more CUDA processes than there are slots");
-    warnings
-}
-
 /// The limits at Allocate, where others are in force by now.
-fn allocated(record: &Record, gpu: usize) -> Option<tessera_kubelet_api::admin::Limits> {
+pub(crate) fn allocated(record: &Record, gpu: usize) -> Option<tessera_kubelet_api::admin::Limits> {
     let before = record.overridden.as_ref()?.allocated.get(gpu)?;
     let is_changed = record.grants.get(gpu) != Some(before);
     is_changed.then(|| steer::limits(&tessera_model::audit::Limits::from(before)))
 }
 
-fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocation {
+pub(crate) fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocation {
     let state = match record.state {
         State::Allocated => AllocationState::Allocated,
         State::Started => AllocationState::Started,
@@ -536,5 +575,7 @@ fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocatio
         unaccounted: region.map_or(0, |region| region.observed().findings()),
         pages_dir: region.map(|region| region.dir().display().to_string()).unwrap_or_default(),
         resource_name: record.resource.clone(),
+        claim: record.origin.claim().map(tessera_agent::messages::claim),
+        other_holders: record.others.iter().map(tessera_agent::messages::holder).collect(),
     }
 }

@@ -1,31 +1,34 @@
 //! The admin service's changes: quotas and cordons.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use tessera_kubelet_api::admin::{
     ComputePolicy, CordonRequest, CordonResponse, Limits, QuotaChange, QuotaResponse,
-    ResetQuotaRequest, SetQuotaRequest,
+    ResetQuotaRequest, SetQuotaRequest, StandingCordon,
 };
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
 use super::StatusView;
-use super::table::policy_name;
+use super::words::policy as policy_name;
 use tessera_agent::allocations::Target;
-use tessera_agent::allocations::steer::{Ask, Changed, How, SteerError};
-use tessera_agent::{Agent, Cordons};
-use tessera_model::audit::By;
+use tessera_agent::allocations::steer::{ChangeOptions, Changed, QuotaRequest, SteerError};
+use tessera_agent::{Agent, Cordons, Lift};
+use tessera_model::audit::Actor;
 use tessera_model::percent::format_cores;
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
 use tessera_model::sharing::Compute;
+use tessera_model::steered::Cordon;
+use tessera_system::files;
 
 /// `SetQuota`.
 pub(super) async fn set_quota(
     view: &StatusView,
     request: Request<SetQuotaRequest>,
 ) -> Result<Response<QuotaResponse>, Status> {
-    let by = by(&request, set_command(request.get_ref()));
+    let actor = actor(&request, set_command(request.get_ref()));
     let request = request.into_inner();
     let compute = match request.policy() {
         ComputePolicy::Unspecified => None,
@@ -33,15 +36,19 @@ pub(super) async fn set_quota(
         ComputePolicy::Strict => Some(Compute::Strict),
         ComputePolicy::None => Some(Compute::None),
     };
-    let ask = Ask {
+    let change = QuotaRequest {
         memory_limit_bytes: request.memory_limit_bytes,
         cores_millis: request.cores_millis,
         compute,
         gpu: some(request.gpu),
-        how: How { force: request.force, dry_run: request.dry_run, reason: some(request.reason) },
+        options: ChangeOptions {
+            force: request.force,
+            dry_run: request.dry_run,
+            reason: some(request.reason),
+        },
     };
     let target = target(request.target);
-    let changed = blocking(view, move |agent| agent.set_quota(&target, &ask, by)).await?;
+    let changed = blocking(view, move |agent| agent.set_quota(&target, &change, actor)).await?;
     Ok(Response::new(answer(&changed)))
 }
 
@@ -50,11 +57,15 @@ pub(super) async fn reset_quota(
     view: &StatusView,
     request: Request<ResetQuotaRequest>,
 ) -> Result<Response<QuotaResponse>, Status> {
-    let by = by(&request, reset_command(request.get_ref()));
+    let actor = actor(&request, reset_command(request.get_ref()));
     let request = request.into_inner();
-    let how = How { force: request.force, dry_run: request.dry_run, reason: some(request.reason) };
+    let options = ChangeOptions {
+        force: request.force,
+        dry_run: request.dry_run,
+        reason: some(request.reason),
+    };
     let target = target(request.target);
-    let changed = blocking(view, move |agent| agent.reset_quota(&target, &how, by)).await?;
+    let changed = blocking(view, move |agent| agent.reset_quota(&target, &options, actor)).await?;
     Ok(Response::new(answer(&changed)))
 }
 
@@ -64,25 +75,48 @@ pub(super) async fn cordon(
     request: Request<CordonRequest>,
     again: bool,
 ) -> Result<Response<CordonResponse>, Status> {
-    let CordonRequest { gpu, all, reason } = request.get_ref();
+    let CordonRequest { gpu, all, reason, each } = request.get_ref();
     let verb = if again { "uncordon" } else { "cordon" };
-    let mut command = format!("{verb} {}", if *all { "--all" } else { gpu });
+    let what = match (*all, *each && again) {
+        (true, true) => "--all --each",
+        (true, false) => "--all",
+        (false, _) => gpu,
+    };
+    let mut command = format!("{verb} {what}");
     with_reason(&mut command, reason);
-    let by = by(&request, command);
-    let CordonRequest { gpu, all, reason } = request.into_inner();
+    let actor = actor(&request, command);
+    let CordonRequest { gpu, all, reason, each } = request.into_inner();
     if gpu.is_empty() && !all {
         return Err(Status::invalid_argument("name a GPU by UUID or index, or say --all"));
     }
+    if each && !(all && again) {
+        return Err(Status::invalid_argument("each goes with all, to uncordon"));
+    }
     let done = blocking(view, move |agent| {
         let gpu = (!all).then_some(gpu.as_str());
-        match again {
-            true => agent.uncordon(gpu, some(reason), by),
-            false => agent.cordon(gpu, some(reason), by),
+        match (again, gpu) {
+            (false, gpu) => agent.cordon(gpu, some(reason), actor),
+            (true, Some(gpu)) => agent.uncordon(Lift::Gpu(gpu), some(reason), actor),
+            (true, None) if each => agent.uncordon(Lift::Each, some(reason), actor),
+            (true, None) => agent.uncordon(Lift::Node, some(reason), actor),
         }
     });
-    let Cordons { changed, cordoned, running } = done.await?;
-    let running = u32::try_from(running).unwrap_or(u32::MAX);
-    Ok(Response::new(CordonResponse { changed, cordoned, running }))
+    let Cordons { changed, standing, running } = done.await?;
+    let gpus = view.agent().map(|agent| agent.inventory().catalogue());
+    let index = |uuid: &str| Some(gpus.as_ref()?.gpus.get(uuid)?.gpu.index);
+    let one = |(uuid, cordon): &(String, Cordon)| StandingCordon {
+        gpu_uuid: uuid.clone(),
+        gpu_index: index(uuid),
+        since_unix_ms: cordon.at_unix_ms,
+        by: cordon.by.who(),
+        reason: cordon.reason.clone().unwrap_or_default(),
+    };
+    Ok(Response::new(CordonResponse {
+        changed,
+        cordoned: standing.iter().map(|(uuid, _)| uuid.clone()).collect(),
+        running: u32::try_from(running).unwrap_or(u32::MAX),
+        standing: standing.iter().map(one).collect(),
+    }))
 }
 
 /// Does what waits for the disk where that is allowed.
@@ -110,17 +144,35 @@ async fn blocking<T: Send + 'static>(
     })
 }
 
-/// Who asks, as the kernel says.
-pub(super) fn by<T>(request: &Request<T>, command: String) -> By {
+/// The caller, as the kernel says.
+pub(super) fn actor<T>(request: &Request<T>, command: String) -> Actor {
     let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
     let pid = peer.and_then(|peer| peer.pid()).and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
-    By::Admin {
-        // Whom the kernel does not name is nobody, in the sense of `nobody`.
-        uid: peer.map_or(65534, |peer| peer.uid()),
+    // Whom the kernel does not name is nobody, in the sense of `nobody`.
+    let uid = peer.map_or(65534, |peer| peer.uid());
+    let login_uid = login_uid(pid);
+    // Not by the C library, which may ask a directory over the network.
+    let users = files::text(Path::new("/etc/passwd"), USERS).unwrap_or_default();
+    Actor::Admin {
+        uid,
         pid,
-        login_uid: login_uid(pid),
+        user: name_of(uid, &users),
+        login: login_uid.and_then(|uid| name_of(uid, &users)),
+        login_uid,
         command,
     }
+}
+
+/// Bytes of `/etc/passwd` at most.
+const USERS: u64 = 1 << 20;
+
+/// The first name of a uid in passwd(5).
+fn name_of(uid: u32, users: &str) -> Option<String> {
+    users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (name, id) = (fields.next()?, fields.nth(1)?);
+        (id.parse() == Ok(uid) && !name.is_empty()).then(|| name.to_owned())
+    })
 }
 
 fn login_uid(pid: u32) -> Option<u32> {
@@ -219,6 +271,15 @@ fn answer(changed: &Changed) -> QuotaResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_uid_is_named_by_the_first_line_that_has_it() {
+        let users =
+            "root:x:0:0::/root:/bin/sh\ntoor:x:0:0::/:\n:x:3:3::/:\nalice:x:1000:1000::/:\nbad\n";
+        assert_eq!(name_of(0, users).as_deref(), Some("root"));
+        assert_eq!(name_of(1000, users).as_deref(), Some("alice"));
+        assert_eq!((name_of(3, users), name_of(7, users)), (None, None));
+    }
 
     #[test]
     fn the_trail_tells_the_command_as_one_would_type_it() {

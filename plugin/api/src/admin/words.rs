@@ -1,3 +1,67 @@
-//! Enumerations of the admin service as the words that people and programs read.
+//! Enumerations of the admin service, and counts, as the words that people and programs read.
 
-pub use super::table::{policy_name as policy, state_name as allocation, state_of_gpu as gpu};
+use tessera_kubelet_api::admin::{AllocationState, ComputePolicy, GpuState, Health, Registration};
+
+pub use state_name as allocation;
+pub use state_of_gpu as gpu;
+pub use tessera_model::counted::{plural, times};
+
+/// A GPU's state, in lower case.
+#[must_use]
+pub fn state_of_gpu(state: GpuState) -> &'static str {
+    match state {
+        GpuState::Healthy => "healthy",
+        GpuState::Suspect => "suspect",
+        GpuState::Unhealthy => "unhealthy",
+        GpuState::Recovering => "recovering",
+        GpuState::Unspecified => "unknown",
+    }
+}
+
+/// An allocation's state, in lower case.
+#[must_use]
+pub fn state_name(state: AllocationState) -> &'static str {
+    match state {
+        AllocationState::Allocated => "allocated",
+        AllocationState::Started => "started",
+        AllocationState::Parked => "parked",
+        AllocationState::Unspecified => "unknown",
+    }
+}
+
+/// A compute policy, as the configuration has it.
+#[must_use]
+pub fn policy(policy: ComputePolicy) -> &'static str {
+    match policy {
+        ComputePolicy::Burst => "burst",
+        ComputePolicy::Strict => "strict",
+        ComputePolicy::None => "none",
+        ComputePolicy::Unspecified => "unknown",
+    }
+}
+
+pub(crate) fn health_name(health: Health) -> &'static str {
+    match health {
+        Health::Healthy => "healthy",
+        Health::Unhealthy => "unhealthy",
+        Health::Unspecified => "unknown",
+    }
+}
+
+/// How it stands with kubelet, for programs.
+pub(crate) fn registration_name(registration: Registration) -> &'static str {
+    match registration {
+        Registration::Live => "live",
+        Registration::Accepted => "accepted",
+        Registration::Waiting | Registration::Unspecified => "waiting",
+    }
+}
+
+/// The same for people.
+pub(super) fn registration(registration: Registration) -> &'static str {
+    match registration {
+        Registration::Live => "registered, kubelet watches",
+        Registration::Accepted => "registered, kubelet does not watch yet",
+        Registration::Waiting | Registration::Unspecified => "not registered",
+    }
+}

@@ -1,16 +1,15 @@
 //! `tessera explain`: asks the plugin; without one, reads the ledger and the pages themselves.
 
-use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use tessera_kubelet_api::admin::ExplainResponse;
 
-use super::{answer, offline, report};
+use super::{Unknown, answer, offline, report};
 use crate::admin;
-use crate::admin::{EXIT_UNAVAILABLE, Format};
+use crate::admin::{CallError, EXIT_FORBIDDEN, Format};
 use tessera_config::Config;
 use tessera_model::printable;
+use tessera_system::terminal;
 
 /// Arguments of `tessera explain`.
 #[derive(Debug, clap::Args)]
@@ -31,21 +30,42 @@ pub struct Args {
 pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (told, code) = match runtime.block_on(admin::explain(&config.paths.admin, &args.subject)) {
-        Ok(told) => (told, ExitCode::SUCCESS),
-        Err(admin::Failure::Refused(message)) => anyhow::bail!(message),
-        Err(admin::Failure::Silent(error)) => {
-            let facts = offline::facts(config, &format!("{error:#}"));
-            (answer(&facts, &args.subject)?, ExitCode::from(EXIT_UNAVAILABLE))
+        Ok(told) => (told, 0),
+        Err(CallError::Refused(status)) => anyhow::bail!(status.message().to_owned()),
+        // What a stranger may not ask is not to be read either.
+        Err(CallError::Unreachable(error)) if error.exit_status() == EXIT_FORBIDDEN => {
+            return Ok(admin::unreachable(&error, config));
+        }
+        Err(CallError::Unreachable(error)) => {
+            let sentence = error.sentence(config);
+            match answer(&offline::facts(config, &sentence), &args.subject) {
+                Ok(told) => (told, error.exit_status()),
+                Err(unknown) => {
+                    let code = admin::unreachable(&error, config);
+                    let subject = printable::line(&args.subject);
+                    match unknown {
+                        Unknown::Nothing { known, .. } if known.is_empty() => eprintln!(
+                            "so nothing is known of \"{subject}\": neither ledger nor pages here name anything"
+                        ),
+                        unknown => eprintln!(
+                            "by the ledger and the pages, {}",
+                            printable::line(&unknown.to_string())
+                        ),
+                    }
+                    return Ok(code);
+                }
+            }
         }
     };
     print(&told, args.output)?;
-    Ok(code)
+    Ok(ExitCode::from(code))
 }
 
 fn print(told: &ExplainResponse, format: Format) -> anyhow::Result<()> {
+    let shown = report::view(told)?;
     let text = match format {
-        Format::Text => report::text(told),
-        Format::Json => format!("{:#}\n", report::json(told)),
+        Format::Text => shown.text(),
+        Format::Json => format!("{:#}\n", serde_json::to_value(&shown)?),
     };
-    std::io::stdout().write_all(printable::lines(&text).as_bytes()).context("standard output")
+    Ok(terminal::print(&printable::lines(&text))?)
 }

@@ -4,17 +4,20 @@ use std::collections::BTreeMap;
 
 use tessera_kubelet_api::admin::{Incident, TrailLine};
 
-use tessera_model::audit::{Event, Limits, What};
+use tessera_model::audit::{Behind, Event, Limits, What};
+use tessera_model::counted::times;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 
 /// A line as the admin service tells it.
-pub(super) fn line(event: &Event) -> TrailLine {
+pub(crate) fn line(event: &Event) -> TrailLine {
     TrailLine {
         at_unix_ms: event.at_unix_ms,
         what: event.what.name().to_owned(),
         text: text(event),
         reason: event.reason.clone().unwrap_or_default(),
+        reason_is_own: event.reason_is_own(),
+        behind: behind(event),
         by: event.by.as_ref().map(ToString::to_string).unwrap_or_default(),
         gpu_uuid: event.gpu.clone().unwrap_or_default(),
         allocation_id: event.id.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -24,10 +27,19 @@ pub(super) fn line(event: &Event) -> TrailLine {
     }
 }
 
+/// The allocation that had the GPU meanwhile.
+fn behind(event: &Event) -> Option<tessera_kubelet_api::admin::Behind> {
+    let What::Delayed { behind: Behind::Allocation { id, holder }, .. } = &event.what else {
+        return None;
+    };
+    let holder = holder.as_ref().map(tessera_agent::messages::holder);
+    Some(tessera_kubelet_api::admin::Behind { allocation_id: id.clone(), holder })
+}
+
 fn text(event: &Event) -> String {
-    let times = match event.times {
+    let often = match event.times {
         1 => String::new(),
-        times => format!(" ({times} times)"),
+        count => format!(" ({})", times(count)),
     };
     let limits = |limits: &[Limits]| {
         let one = |l: &Limits| {
@@ -40,7 +52,7 @@ fn text(event: &Event) -> String {
     let text = match &event.what {
         What::Allocated => "kubelet allocated it".to_owned(),
         What::PagesKept => {
-            "allocated anew while a process of the generation before still used its pages"
+            "allocated again while a process of the generation before still used its pages"
                 .to_owned()
         }
         What::Started => "a container started with it".to_owned(),
@@ -79,7 +91,7 @@ fn text(event: &Event) -> String {
             format!("process {pid} uses the GPU past the shim and holds {}", format_bytes(*bytes))
         }
     };
-    text + &times
+    text + &often
 }
 
 fn state(state: tessera_model::health::State) -> String {
@@ -101,6 +113,8 @@ pub(super) fn incidents(trail: &[&Event]) -> Vec<Incident> {
         kind.times = kind.times.saturating_add(event.times);
         kind.last_unix_ms = event.at_unix_ms;
         kind.reason = event.reason.clone().unwrap_or_else(|| text(event));
+        kind.reason_is_own = event.reason.is_none() || event.reason_is_own();
+        kind.behind = behind(event);
     }
     let mut incidents: Vec<(usize, Incident)> = kinds.into_values().collect();
     incidents.sort_by_key(|(last, _)| std::cmp::Reverse(*last));

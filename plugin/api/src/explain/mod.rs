@@ -15,6 +15,8 @@ use std::sync::Arc;
 use tessera_kubelet_api::admin::{ExplainResponse, GpuStory, StatusResponse};
 
 pub use client::{Args, main};
+pub(crate) use lines::line;
+pub(crate) use report::view;
 pub use subject::Unknown;
 
 use tessera_config::Config;
@@ -23,7 +25,7 @@ use tessera_model::gpu::Gpu;
 use tessera_model::record::Record;
 use tessera_rules::shares;
 
-/// Allocations that are told at length; of a Deployment's pods, or of a name that comes again and again.
+/// Most allocations that are explained in full; of a Deployment's pods, or of a name that comes again and again.
 const STORIES: usize = 8;
 /// Lines of the trail for each of them, the newest.
 const LINES: usize = 200;
@@ -100,7 +102,7 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
     let holders = subject::holders(facts);
     let line = |event: &&Event| {
         let mut line = lines::line(event);
-        // Who it became is known by now.
+        // Its holder is known by now.
         line.holder = line
             .holder
             .or_else(|| Some(tessera_agent::messages::holder(subject::of(&holders, event)?)));

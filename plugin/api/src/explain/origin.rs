@@ -7,13 +7,23 @@ use tessera_model::gpu::Gpu;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::{Grant, Record};
-use tessera_model::time_format;
 use tessera_rules::shares;
+use tessera_view::explain::Limit;
 
 /// Where memory and share of one GPU come from.
+#[derive(Default)]
 pub(super) struct Origin {
     pub memory: String,
     pub cores: String,
+    /// When somebody set both, and who; 0 and empty where nobody did.
+    pub set_unix_ms: i64,
+    pub set_by: String,
+}
+
+impl Origin {
+    fn of_both(text: String) -> Self {
+        Origin { memory: text.clone(), cores: text, ..Origin::default() }
+    }
 }
 
 /// The part of the configuration that cuts a GPU: `share`, or `layout[n]`.
@@ -28,15 +38,23 @@ pub(super) fn table(gpu: &Gpu, config: &Config) -> String {
 pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]) -> Origin {
     let before = record.overridden.as_ref().map(|set| &set.allocated);
     let is_set = |all: &Vec<Grant>| !all.contains(grant);
-    let unknown =
-        || before.is_some_and(is_set).then(|| "set; the trail has lost by whom".to_owned());
-    if let Some(text) = set(grant, trail).or_else(unknown) {
-        return Origin { memory: text.clone(), cores: text };
+    if let Some((set_unix_ms, set_by)) = set(grant, trail) {
+        let text = Limit::set(set_unix_ms, &set_by);
+        return Origin { set_unix_ms, set_by, ..Origin::of_both(text) };
+    }
+    if before.is_some_and(is_set) {
+        return Origin::of_both("set; the trail has lost by whom".to_owned());
+    }
+    if let Some(claim) = record.origin.claim() {
+        let asked = |capacity: &str| match claim.asked.get(capacity) {
+            Some(text) => format!("by {claim}, which asks for {text}"),
+            None => format!("by {claim}, which states none: one replica's share"),
+        };
+        return Origin { memory: asked("memory"), cores: asked("cores"), ..Origin::default() };
     }
     let Some(gpu) = facts.gpus.iter().find(|gpu| gpu.uuid == grant.uuid) else {
         let why = if facts.alone { "" } else { "; the GPU is gone" };
-        let text = format!("as of its Allocate{why}");
-        return Origin { memory: text.clone(), cores: text };
+        return Origin::of_both(format!("as of its Allocate{why}"));
     };
     let table = table(gpu, &facts.config);
     let cut = shares::cut(gpu, &facts.config);
@@ -44,7 +62,7 @@ pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]
     else {
         let text =
             format!("as of its Allocate; the configuration sells {} no more", record.resource);
-        return Origin { memory: text.clone(), cores: text };
+        return Origin::of_both(text);
     };
     let on_it = |id: &&String| id.rsplit_once("::").is_some_and(|(uuid, _)| uuid == grant.uuid);
     let replicas = record.replicas.iter().filter(on_it).count();
@@ -76,11 +94,12 @@ pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]
             same_cores,
             format!("{} {}", format_cores(cores), share.compute.name()),
         ),
+        ..Origin::default()
     }
 }
 
-/// Who set the limits last, if that is how they are.
-fn set(grant: &Grant, trail: &[&Event]) -> Option<String> {
+/// When the last change of limits was, and its originator, if it is in force.
+fn set(grant: &Grant, trail: &[&Event]) -> Option<(i64, String)> {
     let (event, after) = trail.iter().rev().find_map(|event| match &event.what {
         What::QuotaSet { after, .. } => Some((event, Some(after))),
         What::QuotaReset { .. } => Some((event, None)),
@@ -89,5 +108,5 @@ fn set(grant: &Grant, trail: &[&Event]) -> Option<String> {
     let mine = |limits: &&Limits| limits.uuid == grant.uuid;
     after?.iter().find(mine)?;
     let by = event.by.as_ref().map_or_else(|| "somebody".to_owned(), ToString::to_string);
-    Some(format!("set {} by {by}", time_format::utc(event.at_unix_ms)))
+    Some((event.at_unix_ms, by))
 }

@@ -1,15 +1,18 @@
 //! One generation of an allocation, from beginning to end.
 
 use tessera_kubelet_api::admin::{
-    Allocation, AllocationState, AllocationStory, Enforcement, Gpu, Health, Limit, Placement,
+    Allocation, AllocationState, AllocationStory, Enforcement, Gpu, GpuState, Health, Limit,
+    Placement, Stand,
 };
 
 use super::subject::{Key, holder};
-use super::{Facts, LINES, lines, origin};
+use super::{Facts, LINES, lines, origin, report};
+use crate::admin::left;
 use crate::admin::words;
 use tessera_config::{Config, DeviceListStrategy};
 use tessera_model::audit::{Event, What};
 use tessera_model::record::Record;
+use tessera_rules::front_end::FrontEnd;
 
 /// All that is known of it.
 pub(super) fn tell(facts: &Facts, key: &Key) -> AllocationStory {
@@ -70,26 +73,35 @@ fn living(
                     used.policy
                 }),
             cores_origin: origin.cores,
+            set_unix_ms: origin.set_unix_ms,
+            set_by: origin.set_by,
             context_overhead_bytes: grant.context_overhead_bytes,
             memory_overhead_bytes: used.map_or(0, |used| used.memory_overhead_bytes),
         }
     });
-    let gpus = record.grants.iter().map(|grant| {
+    let stands = record.grants.iter().map(|grant| {
         let gpu = facts.status.gpus.iter().find(|gpu| gpu.uuid == grant.uuid);
         match gpu {
-            Some(gpu) => stands(gpu),
-            None if facts.alone => format!("{}: how it stands only the plugin knows", grant.uuid),
-            None => format!("{}: gone", grant.uuid),
+            Some(gpu) => stand(gpu),
+            None if facts.alone => missing(&grant.uuid, "how it stands only the plugin knows"),
+            None => missing(&grant.uuid, "gone"),
         }
     });
+    let stands: Vec<Stand> = stands.collect();
+    let gpus = stands.iter().map(|stand| report::stand(stand).sentence());
     let placement = match &record.placed {
         Some(placed) => Placement {
             preferred_replica_ids: placed.preferred.clone(),
             as_preferred: placed.is_followed(&record.replicas),
             reason: placed.sentence(&record.replicas),
             gpus: gpus.collect(),
+            stands,
         },
-        None => Placement { gpus: gpus.collect(), ..story.placement.clone().unwrap_or_default() },
+        None => Placement {
+            gpus: gpus.collect(),
+            stands,
+            ..story.placement.clone().unwrap_or_default()
+        },
     };
     AllocationStory {
         resource_name: record.resource.clone(),
@@ -104,27 +116,41 @@ fn living(
     }
 }
 
+fn missing(uuid: &str, why: &str) -> Stand {
+    Stand { gpu_uuid: uuid.to_owned(), missing: why.to_owned(), ..Stand::default() }
+}
+
 /// How a GPU stands now.
-fn stands(gpu: &Gpu) -> String {
-    let numa = match gpu.numa_node {
-        Some(node) => format!("NUMA node {node}"),
-        None => "NUMA node unknown".to_owned(),
-    };
-    let health = match (gpu.health(), gpu.state_reason.as_str()) {
-        (Health::Unhealthy, _) => format!("unhealthy ({})", gpu.health_reason),
-        (_, "") => words::gpu(gpu.state()).to_owned(),
-        (_, reason) => format!("{} ({reason})", words::gpu(gpu.state())),
-    };
+fn stand(gpu: &Gpu) -> Stand {
     let free = gpu.replicas.iter().filter(|r| r.allocation_id.is_empty());
     let free = free.filter(|replica| replica.health() == Health::Healthy).count();
-    format!(
-        "{}: GPU {}, {}, {numa}, PCI {}, {health}; {free} of {} replicas free now",
-        gpu.uuid,
-        gpu.index,
-        gpu.name,
-        gpu.pci_bus_id,
-        gpu.replicas.len()
-    )
+    let free = match gpu.front_end == FrontEnd::Dra.as_str() {
+        true => format!("for claims {} free now", left(gpu)),
+        false => format!("{free} of {} replicas free now", gpu.replicas.len()),
+    };
+    let stand = Stand {
+        gpu_uuid: gpu.uuid.clone(),
+        missing: String::new(),
+        index: gpu.index,
+        name: gpu.name.clone(),
+        numa_node: gpu.numa_node,
+        pci_bus_id: gpu.pci_bus_id.clone(),
+        state: words::gpu(gpu.state()).to_owned(),
+        state_reason: gpu.state_reason.clone(),
+        cordon: gpu.cordon.clone(),
+        withheld: String::new(),
+        free,
+    };
+    match (gpu.health(), gpu.state()) {
+        (Health::Unhealthy, GpuState::Healthy) if gpu.cordon.is_empty() => {
+            Stand { withheld: gpu.health_reason.clone(), ..stand }
+        }
+        (Health::Unhealthy, _) if gpu.cordon.is_empty() => {
+            let state_reason = gpu.health_reason.clone();
+            Stand { state: "unhealthy".to_owned(), state_reason, ..stand }
+        }
+        _ => stand,
+    }
 }
 
 fn enforcement(facts: &Facts, record: &Record, now: Option<&Allocation>) -> Enforcement {
@@ -149,7 +175,7 @@ fn enforcement(facts: &Facts, record: &Record, now: Option<&Allocation>) -> Enfo
     let name = record.name();
     let mine =
         |text: &&String| text.contains(record.id.as_str()) || text.starts_with(name.as_str());
-    remarks.extend(facts.status.warnings.iter().filter(mine).cloned());
+    let warnings = facts.status.warnings.iter().filter(mine).cloned();
     Enforcement {
         device_list_strategy: strategy(record, config).to_owned(),
         injected_by: injected(config),
@@ -157,11 +183,14 @@ fn enforcement(facts: &Facts, record: &Record, now: Option<&Allocation>) -> Enfo
         page_version: facts.page_versions.get(record.id.as_str()).copied().unwrap_or(0),
         pages_dir: now.map(|now| now.pages_dir.clone()).unwrap_or_default(),
         remarks,
+        warnings: warnings.collect(),
     }
 }
 
 fn strategy(record: &Record, config: &Config) -> &'static str {
     match config.container.device_list_strategy {
+        // Kubelet's DRA manager knows nothing else.
+        _ if record.origin.claim().is_some() => "cdi",
         DeviceListStrategy::Envvar => "envvar",
         DeviceListStrategy::VolumeMounts => "volume-mounts",
         DeviceListStrategy::CdiAnnotations => "cdi-annotations",

@@ -2,16 +2,12 @@
 //! of them.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Facts;
 use tessera_model::audit::Event;
-use tessera_model::record::Holder;
-
-/// Fewest characters of a beginning.
-const BEGINNING: usize = 4;
-/// Names that are proposed.
-const PROPOSED: usize = 8;
+use tessera_model::record::{Holder, Record};
+use tessera_model::written_name;
 
 /// An allocation in one of its generations.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,7 +31,7 @@ pub enum Unknown {
     /// Nothing is called so.
     #[error(
         "nothing is called \"{subject}\": no pod, container, allocation or GPU of this node, now or in the audit trail{}",
-        propose(known)
+        written_name::there_is(known)
     )]
     Nothing {
         /// What was asked.
@@ -44,17 +40,8 @@ pub enum Unknown {
         known: Vec<String>,
     },
     /// Several things begin so.
-    #[error("\"{subject}\" begins several ids; write more of it: {}", ids.join(", "))]
-    Several {
-        /// What was asked.
-        subject: String,
-        /// Those.
-        ids: Vec<String>,
-    },
-}
-
-fn propose(known: &[String]) -> String {
-    if known.is_empty() { String::new() } else { format!("; there is {}", known.join(", ")) }
+    #[error(transparent)]
+    Several(#[from] written_name::Several),
 }
 
 /// See the module's documentation.
@@ -63,7 +50,9 @@ pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, Unknown> {
     let holders = holders(facts);
     let held = |test: &dyn Fn(&Holder) -> bool| -> Vec<Key> {
         let held = holders.iter().filter(|(_, holder)| holder.as_ref().is_some_and(test));
-        held.map(|(key, _)| key.clone()).collect()
+        let shared = facts.records.iter().filter(|record| record.others.iter().any(test));
+        let held = held.map(|(key, _)| key.clone()).chain(shared.map(|record| key_of(record)));
+        held.collect::<BTreeSet<_>>().into_iter().collect()
     };
     let parts: Vec<&str> = subject.split('/').collect();
     let mut found = match parts.as_slice() {
@@ -75,12 +64,14 @@ pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, Unknown> {
         _ => Vec::new(),
     };
     if found.is_empty() {
+        found = claimed(facts, &parts);
+    }
+    if found.is_empty() {
         found = held(&|holder| holder.container == subject);
     }
     if found.is_empty() {
-        let mut ids: Vec<&str> = holders.keys().map(|key| key.id.as_str()).collect();
-        ids.dedup();
-        if let Some(id) = beginning(&ids, subject)? {
+        let ids = holders.keys().map(|key| key.id.as_str()).collect();
+        if let Some(id) = written_name::by_beginning(&ids, subject)? {
             found = holders.keys().filter(|key| key.id == id).cloned().collect();
         }
     }
@@ -93,10 +84,10 @@ pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, Unknown> {
     }
     let gpus = &facts.status.gpus;
     let by_index = gpus.iter().find(|gpu| gpu.index.to_string() == subject);
-    let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+    let uuids: BTreeSet<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
     let uuid = match by_index {
         Some(gpu) => Some(gpu.uuid.as_str()),
-        None => beginning(&uuids, subject)?,
+        None => written_name::by_beginning(&uuids, subject)?,
     };
     match uuid {
         Some(uuid) => Ok(Named { allocations: Vec::new(), gpus: vec![uuid.to_owned()] }),
@@ -104,7 +95,26 @@ pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, Unknown> {
     }
 }
 
-/// Every generation that is known, with who holds or held it. Not every line of the trail says: at
+/// Shares of the claim that `name` or `namespace/name` means.
+fn claimed(facts: &Facts, parts: &[&str]) -> Vec<Key> {
+    let (namespace, name) = match parts {
+        [name] => (None, *name),
+        [namespace, name] => (Some(*namespace), *name),
+        _ => return Vec::new(),
+    };
+    let is_it = |record: &&Record| {
+        record.origin.claim().is_some_and(|claim| {
+            claim.name == name && namespace.is_none_or(|namespace| namespace == claim.namespace)
+        })
+    };
+    facts.records.iter().map(AsRef::as_ref).filter(is_it).map(key_of).collect()
+}
+
+fn key_of(record: &Record) -> Key {
+    Key { id: record.id.to_string(), generation: record.generation }
+}
+
+/// Every known generation, with its holder. Not every line of the trail says: at
 /// Allocate nobody knows.
 pub(super) fn holders(facts: &Facts) -> BTreeMap<Key, Option<Holder>> {
     let mut holders: BTreeMap<Key, Option<Holder>> = BTreeMap::new();
@@ -125,12 +135,12 @@ pub(super) fn holders(facts: &Facts) -> BTreeMap<Key, Option<Holder>> {
     holders
 }
 
-/// Who held a generation, as far as anything says.
+/// The holder of a generation, as far as known.
 pub(super) fn holder(facts: &Facts, key: &Key) -> Option<Holder> {
     holders(facts).remove(key).flatten()
 }
 
-/// Who held the generation that an event is of.
+/// The holder of the generation that an event is of.
 pub(super) fn of<'a>(
     holders: &'a BTreeMap<Key, Option<Holder>>,
     event: &Event,
@@ -139,37 +149,12 @@ pub(super) fn of<'a>(
     holders.get(&key)?.as_ref()
 }
 
-fn beginning<'a>(ids: &[&'a str], subject: &str) -> Result<Option<&'a str>, Unknown> {
-    if let Some(id) = ids.iter().find(|id| **id == subject) {
-        return Ok(Some(id));
-    }
-    if subject.len() < BEGINNING {
-        return Ok(None);
-    }
-    let begun: Vec<&str> = ids.iter().filter(|id| id.starts_with(subject)).copied().collect();
-    match begun.as_slice() {
-        [] => Ok(None),
-        [id] => Ok(Some(id)),
-        several => {
-            let ids = several.iter().take(PROPOSED).map(ToString::to_string).collect();
-            Err(Unknown::Several { subject: subject.to_owned(), ids })
-        }
-    }
-}
-
-fn nothing(subject: &str, holders: &BTreeMap<Key, Option<Holder>>, uuids: &[&str]) -> Unknown {
+fn nothing(
+    subject: &str,
+    holders: &BTreeMap<Key, Option<Holder>>,
+    uuids: &BTreeSet<&str>,
+) -> Unknown {
     let pods = holders.values().flatten().map(|h| format!("{}/{}", h.namespace, h.pod));
-    let mut all: Vec<String> = pods.chain(uuids.iter().map(ToString::to_string)).collect();
-    all.sort_unstable();
-    all.dedup();
-    let last = subject.rsplit('/').next().unwrap_or(subject).to_lowercase();
-    let alike: Vec<String> =
-        all.iter().filter(|name| name.to_lowercase().contains(&last)).cloned().collect();
-    let mut known = if alike.is_empty() { all } else { alike };
-    let more = known.len().saturating_sub(PROPOSED);
-    known.truncate(PROPOSED);
-    if more > 0 {
-        known.push(format!("and {more} more"));
-    }
-    Unknown::Nothing { subject: subject.to_owned(), known }
+    let all = pods.chain(uuids.iter().map(ToString::to_string)).collect();
+    Unknown::Nothing { subject: subject.to_owned(), known: written_name::proposals(all, subject) }
 }

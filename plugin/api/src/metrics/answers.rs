@@ -11,17 +11,17 @@ use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
 use tokio::runtime::Handle;
 
-use super::page::Page;
-use super::pulse::Pulse;
-use super::room::{Place, Scrape};
+use super::connection_limits::{ConnectionPermit, Scrape};
+use super::liveness::Liveness;
 use super::text::Format;
+use super::text_cache::TextCache;
 use crate::admin::StatusView;
 
 /// What connections share.
 pub(super) struct Answers {
     view: Arc<StatusView>,
-    page: Arc<Page>,
-    pulse: Pulse,
+    text: Arc<TextCache>,
+    liveness: Liveness,
 }
 
 /// A body, and the right to one that may be slow to read.
@@ -54,19 +54,23 @@ impl Answers {
     /// `main` is the runtime that serves kubelet: whether it turns is what probes ask, and what blocks is for
     /// its threads.
     pub fn new(view: Arc<StatusView>, main: Handle) -> Self {
-        let page = Arc::new(Page::new(Arc::clone(&view), main.clone()));
-        Answers { view, page, pulse: Pulse::new(main) }
+        let text = Arc::new(TextCache::new(Arc::clone(&view), main.clone()));
+        Answers { view, text, liveness: Liveness::new(main) }
     }
 
     pub async fn answer(
         &self,
-        place: Arc<Place>,
+        permit: Arc<ConnectionPermit>,
         request: Request<Incoming>,
     ) -> Result<Response<Text>, Infallible> {
-        Ok(self.respond(&place, &request).await)
+        Ok(self.respond(&permit, &request).await)
     }
 
-    async fn respond(&self, place: &Arc<Place>, request: &Request<Incoming>) -> Response<Text> {
+    async fn respond(
+        &self,
+        permit: &Arc<ConnectionPermit>,
+        request: &Request<Incoming>,
+    ) -> Response<Text> {
         let path = request.uri().path();
         if !matches!(path, "/metrics" | "/healthz" | "/readyz") {
             return plain(StatusCode::NOT_FOUND, "/metrics, /healthz, /readyz\n");
@@ -77,9 +81,9 @@ impl Answers {
             return refused;
         }
         if path == "/metrics" {
-            return self.metrics(place, request).await;
+            return self.metrics(permit, request).await;
         }
-        if !self.pulse.feel().await {
+        if !self.liveness.check().await {
             return plain(StatusCode::SERVICE_UNAVAILABLE, "the plugin is ending\n");
         }
         if path == "/healthz" {
@@ -92,8 +96,12 @@ impl Answers {
         }
     }
 
-    async fn metrics(&self, place: &Arc<Place>, request: &Request<Incoming>) -> Response<Text> {
-        let Some(scrape) = place.scrape() else {
+    async fn metrics(
+        &self,
+        permit: &Arc<ConnectionPermit>,
+        request: &Request<Incoming>,
+    ) -> Response<Text> {
+        let Some(scrape) = permit.scrape() else {
             let text = "too many scrapes at once, in all or of this address\n";
             let mut refused = plain(StatusCode::TOO_MANY_REQUESTS, text);
             refused.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
@@ -101,7 +109,7 @@ impl Answers {
         };
         let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok());
         let format = Format::wanted(accept);
-        match self.page.text(format).await {
+        match self.text.get(format).await {
             Ok(text) => with_type(StatusCode::OK, format.content_type(), text, Some(scrape)),
             Err(error) => plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
         }

@@ -6,7 +6,7 @@ use prometheus_client::registry::Unit;
 
 /// What kind of metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Only grows, from 0 at the start of the plugin or of its subject.
     Counter,
     /// Goes up and down.
@@ -25,7 +25,7 @@ pub struct Family {
     /// `bytes`, `seconds`, `ratio`, or empty.
     pub unit: &'static str,
     /// What kind.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Names of its labels; values come in this order.
     pub labels: &'static [&'static str],
     /// What it means.
@@ -42,9 +42,9 @@ impl Family {
             name.push_str(self.unit);
         }
         name.push_str(match self.kind {
-            Kind::Counter => "_total",
-            Kind::Info => "_info",
-            Kind::Gauge | Kind::Histogram => "",
+            MetricKind::Counter => "_total",
+            MetricKind::Info => "_info",
+            MetricKind::Gauge | MetricKind::Histogram => "",
         });
         name
     }
@@ -60,16 +60,17 @@ impl Family {
 
     pub(super) fn metric_type(&self) -> MetricType {
         match self.kind {
-            Kind::Counter => MetricType::Counter,
-            Kind::Gauge => MetricType::Gauge,
-            Kind::Histogram => MetricType::Histogram,
-            Kind::Info => MetricType::Info,
+            MetricKind::Counter => MetricType::Counter,
+            MetricKind::Gauge => MetricType::Gauge,
+            MetricKind::Histogram => MetricType::Histogram,
+            MetricKind::Info => MetricType::Info,
         }
     }
 }
 
-/// A container's; `gpu` and `uuid` are empty where a figure is not known by GPU and it has several.
-const CONTAINER: &[&str] = &["namespace", "pod", "container", "gpu", "uuid"];
+/// A container's, of one of its allocations: it may have several, also of one GPU. `gpu` and `uuid` are empty where a
+/// figure is not known by GPU and the allocation has several.
+const CONTAINER: &[&str] = &["namespace", "pod", "container", "gpu", "uuid", "allocation"];
 const GPU: &[&str] = &["gpu", "uuid"];
 const NONE: &[&str] = &[];
 
@@ -79,7 +80,7 @@ macro_rules! families {
         $(
             #[doc = $help]
             pub const $name: Family = Family {
-                base: $base, unit: $unit, kind: Kind::$kind, labels: $labels, help: $help,
+                base: $base, unit: $unit, kind: MetricKind::$kind, labels: $labels, help: $help,
             };
         )*
         /// All of them, in the order in which they are emitted.
@@ -89,8 +90,8 @@ macro_rules! families {
 
 families! {
     CONTAINER_INFO: "tessera_container" "" Info
-        &["namespace", "pod", "container", "gpu", "uuid", "resource", "allocation", "policy"],
-        "Which allocation a container has, of which resource, and what its share of GPU time means";
+        &["namespace", "pod", "container", "gpu", "uuid", "allocation", "resource", "policy", "claim"],
+        "Which allocation a container has, of which resource or by which claim, and what its share of GPU time means";
     CONTAINER_MEMORY_USED: "tessera_container_memory_used" "bytes" Gauge CONTAINER,
         "Device memory that counts against the container's limit: charges and observed overhead";
     CONTAINER_MEMORY_LIMIT: "tessera_container_memory_limit" "bytes" Gauge CONTAINER,
@@ -127,6 +128,8 @@ families! {
         "Times that the container's usage page was found tampered with";
     CONTAINER_UNACCOUNTED: "tessera_container_unaccounted_memory_findings" "" Counter CONTAINER,
         "Times that the container was found to hold device memory outside its account";
+    CONTAINER_IDLE: "tessera_container_idle" "seconds" Gauge CONTAINER,
+        "How long the container has had no work on a GPU, as scrapes see it: no launch, no GPU time, no waiting for it";
     CONTAINER_PROCESSES: "tessera_container_processes" "" Gauge CONTAINER,
         "Processes of the container that use CUDA now";
     CONTAINER_DAMAGED: "tessera_container_damaged_mounts" "" Gauge CONTAINER,
@@ -177,6 +180,22 @@ families! {
         "How long Allocate took: ok, refused (by the request) or failed";
     PRE_START: "tessera_pre_start_duration" "seconds" Histogram &["resource", "outcome"],
         "How long PreStartContainer took, likewise";
+    DRA_REGISTERED: "tessera_dra_registered" "" Gauge NONE,
+        "Whether kubelet has registered the DRA driver; no series of the DRA driver where there is none";
+    DRA_PUBLISHED: "tessera_dra_published" "" Gauge &["mode"],
+        "Whether the API server has the ResourceSlices that it should, and as what GPUs are published: shared, fixed or unknown";
+    DRA_DEVICES: "tessera_dra_devices" "" Gauge NONE,
+        "Devices in the ResourceSlices";
+    DRA_SLICE_WRITES: "tessera_dra_slice_writes" "" Counter NONE,
+        "Requests that changed ResourceSlices";
+    DRA_SLICE_WIPES: "tessera_dra_slice_wipes" "" Counter NONE,
+        "Times that another than the driver removed ResourceSlices";
+    DRA_CLAIMS: "tessera_dra_claims_prepared" "" Gauge NONE,
+        "Claims that have a share of this node prepared";
+    DRA_PREPARE: "tessera_dra_prepare_duration" "seconds" Histogram &["resource", "outcome"],
+        "How long it took to prepare one claim: ok, refused (by the claim) or failed; the resource is the driver's name";
+    DRA_UNPREPARE: "tessera_dra_unprepare_duration" "seconds" Histogram &["resource", "outcome"],
+        "How long it took to unprepare one claim, likewise";
     ALLOCATIONS: "tessera_allocations" "" Gauge &["state"],
         "Allocations: allocated (no container has started yet), started, or parked (its replicas went to a newer one)";
     UNNAMED: "tessera_allocations_unnamed" "" Gauge NONE,

@@ -2,7 +2,7 @@
 //! calls go on beside it, and however slowly, others are answered.
 //!
 //! A connection is for one request. It is accepted at once, whatever others wait for, so that the kernel's queue
-//! stays short; without a whole request it may have to make room ([`super::room`]), with one never.
+//! stays short; without a whole request it may have to make room ([`super::connection_limits`]), with one never.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 
 use super::answers::Answers;
-use super::room::{Place, Room};
+use super::connection_limits::{ConnectionLimits, ConnectionPermit};
 use crate::admin::StatusView;
 
 /// A request's head: how long it may take from the connection on, how large it may be, how many fields it may
@@ -96,7 +96,7 @@ impl Drop for Server {
 
 fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A plugin that starts anew has its port at once.
+    // A restarted plugin gets its port at once.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
@@ -133,26 +133,26 @@ async fn serve(listen: Vec<SocketAddr>, view: Arc<StatusView>, main: Handle) {
         view.set_metrics_address(address);
         info!(%address, "serving metrics and probes");
     }
-    let room = Arc::new(Room::new());
+    let limits = Arc::new(ConnectionLimits::new());
     let answers = Arc::new(Answers::new(view, main));
     loop {
-        while !room.is_ready() {
-            // They have their turns, and after these the runtime asks the kernel who has spoken.
+        while !limits.is_ready() {
+            // Connections have their turns; then the runtime asks the kernel which are readable.
             tokio::task::yield_now().await;
         }
-        while room.is_full() {
+        while limits.is_full() {
             tokio::time::sleep(MOMENT).await;
         }
         match listener.accept().await {
             Ok((stream, address)) => {
-                if let Some(place) = room.admit(&stream, address.ip()) {
-                    tokio::spawn(converse(stream, place, Arc::clone(&answers)));
+                if let Some(permit) = limits.admit(&stream, address.ip()) {
+                    tokio::spawn(converse(stream, permit, Arc::clone(&answers)));
                 }
             }
             // The client has gone already, or there are too many files.
             Err(error) => {
                 debug!(%error, "accept");
-                match room.shed() {
+                match limits.shed() {
                     true => tokio::task::yield_now().await,
                     false => tokio::time::sleep(PAUSE).await,
                 }
@@ -162,7 +162,7 @@ async fn serve(listen: Vec<SocketAddr>, view: Arc<StatusView>, main: Handle) {
 }
 
 /// Done when this connection has to make room.
-async fn asked_to_go(evicted: &mut oneshot::Receiver<()>) {
+async fn evicted_by_limit(evicted: &mut oneshot::Receiver<()>) {
     if evicted.await.is_err() {
         // Its request has been read: nobody will ask it.
         std::future::pending::<()>().await;
@@ -170,31 +170,31 @@ async fn asked_to_go(evicted: &mut oneshot::Receiver<()>) {
 }
 
 /// Waits until it speaks, without buffers; false if its time is over.
-async fn listens(stream: &TcpStream, place: &Place) -> bool {
+async fn listens(stream: &TcpStream, permit: &ConnectionPermit) -> bool {
     // Then the runtime has asked the kernel about it.
     tokio::task::yield_now().await;
     let mut evicted = tokio::select! {
         biased;
         ready = stream.ready(Interest::READABLE) => return ready.is_ok(),
-        () = std::future::ready(()) => place.is_silent(),
+        () = std::future::ready(()) => permit.is_silent(),
     };
     tokio::select! {
         biased;
         ready = stream.ready(Interest::READABLE) => ready.is_ok(),
-        () = asked_to_go(&mut evicted) => false,
+        () = evicted_by_limit(&mut evicted) => false,
         () = tokio::time::sleep(HEAD) => false,
     }
 }
 
-async fn converse(stream: TcpStream, place: Place, answers: Arc<Answers>) {
-    if !listens(&stream, &place).await {
+async fn converse(stream: TcpStream, permit: ConnectionPermit, answers: Arc<Answers>) {
+    if !listens(&stream, &permit).await {
         return reset(&stream);
     }
-    let Some(mut evicted) = place.speaks() else { return reset(&stream) };
-    let place = Arc::new(place);
+    let Some(mut evicted) = permit.speaks() else { return reset(&stream) };
+    let permit = Arc::new(permit);
     let service = service_fn(|request| {
-        place.has_asked();
-        answers.answer(Arc::clone(&place), request)
+        permit.request_read();
+        answers.answer(Arc::clone(&permit), request)
     });
     let mut server = http1::Builder::new();
     server
@@ -207,7 +207,7 @@ async fn converse(stream: TcpStream, place: Place, answers: Arc<Answers>) {
     let ended = tokio::select! {
         biased;
         ended = &mut connection => ended,
-        () = asked_to_go(&mut evicted) => return reset(connection.into_parts().io.inner()),
+        () = evicted_by_limit(&mut evicted) => return reset(connection.into_parts().io.inner()),
         () = tokio::time::sleep(ANSWER) => return debug!("a metrics client has had its time"),
     };
     if let Err(error) = ended {

@@ -3,28 +3,28 @@
 /// GPU time in thousandths of a nanosecond, so that a share in thousandths of a GPU earns whole
 /// numbers.
 const PARTS: i128 = 1000;
-/// Debt ends here: five minutes of GPU time. A program with operations of 10 s whose length nobody knows
-/// yet may have a dozen of them in flight, once. More comes only from a clock or an arbiter that stood
-/// still, when tenants have rationed themselves.
+/// Debt ends here: five minutes of GPU time. A program with operations of 10 s whose length nobody knows yet
+/// may have a dozen of them in flight, once. Only a clock or an arbiter that stood still, while tenants
+/// rationed themselves, can cause more.
 const MOST_DEBT: i128 = 300_000_000_000 * PARTS;
 
-/// Bursts that a tenant may save up while it waits for others: 10 s of its share. Beside neighbours that
-/// drain long, or are owed much, a turn may be seconds away, and who loses what it earns meanwhile never
-/// has its cap.
+/// What a tenant may save while it waits for others: 10 s of its share. Beside neighbours that drain long,
+/// or are owed much, a turn may be seconds away, and a tenant that lost what it earns meanwhile would never
+/// reach its cap.
 const WAITS: u64 = 200;
 
 /// Earns `millis` thousandths of the time that passes, up to what it may hold; spends what is used,
 /// below zero if need be, and then earns that back first.
 #[derive(Clone, Debug)]
-pub(super) struct Bucket {
+pub(super) struct CapBucket {
     /// Thousandths of nanoseconds.
     level: i128,
     /// Up to when it has earned.
     at: u64,
 }
 
-impl Bucket {
-    /// A bucket that has just enough to begin with.
+impl CapBucket {
+    /// A bucket with just enough to begin.
     pub(super) fn new(now: u64, millis: u32, burst: u64) -> Self {
         Self { level: threshold(millis, burst), at: now }
     }
@@ -39,12 +39,12 @@ impl Bucket {
         self.level = left.max(-MOST_DEBT).min(most(millis, burst).max(self.level));
     }
 
-    /// The same of a tenant that waits for others, and must lose nothing by it.
+    /// The same for a tenant that waits for others, and must lose nothing by it.
     pub(super) fn wait(&mut self, now: u64, millis: u32, burst: u64) {
         self.pass(now, millis, burst.saturating_mul(WAITS), 0);
     }
 
-    /// What is held beyond `burst` is lost.
+    /// Drops what is held beyond `burst`.
     pub(super) fn forget(&mut self, millis: u32, burst: u64) {
         self.level = self.level.min(most(millis, burst));
     }
@@ -54,7 +54,7 @@ impl Bucket {
         self.level += i128::from(ns) * PARTS;
     }
 
-    /// Whether there is anything left to go on with.
+    /// Whether anything is left to go on with.
     pub(super) fn empty(&self) -> bool {
         self.level <= 0
     }
@@ -77,13 +77,13 @@ impl Bucket {
     }
 }
 
-/// What it may hold.
+/// The most that it may hold.
 fn most(millis: u32, burst: u64) -> i128 {
     i128::from(millis) * i128::from(burst)
 }
 
-/// What it must hold for a lease: long leases, because each costs a hand-over, and yet so much room
-/// above that nothing is lost while the tenant waits for its turn.
+/// What it must hold for a lease: leases are long, because each costs a hand-over, and yet so much room is
+/// left above that nothing is lost while the tenant waits for its turn.
 fn threshold(millis: u32, burst: u64) -> i128 {
     most(millis, burst) / 10 * 7
 }
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_lease_lasts_until_it_is_empty_and_the_next_comes_when_it_is_mostly_full() {
-        let mut bucket = Bucket::new(0, 250, BURST);
+        let mut bucket = CapBucket::new(0, 250, BURST);
         assert_eq!(bucket.ready_at(250, BURST), 0);
         // 8.75 ms of tokens, lost at 3/4 of the time.
         let end = bucket.empty_at(250).unwrap();
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn debt_is_paid_to_the_nanosecond() {
-        let mut bucket = Bucket::new(0, 100, BURST);
+        let mut bucket = CapBucket::new(0, 100, BURST);
         bucket.pass(100_000_000, 100, BURST, 100_000_000);
         // Began with 3.5 ms, used 100, earned 10: 86.5 short, and 3.5 more to begin again.
         assert_eq!(bucket.ready_at(100, BURST), 100_000_000 + 900_000_000);
@@ -117,21 +117,21 @@ mod tests {
     #[test]
     fn a_dozen_of_long_operations_is_paid_for() {
         const SECOND: u64 = 1_000_000_000;
-        let mut bucket = Bucket::new(0, 100, BURST);
+        let mut bucket = CapBucket::new(0, 100, BURST);
         bucket.pass(120 * SECOND, 100, BURST, 120 * SECOND);
         assert_eq!(bucket.ready_at(100, BURST), 1_200 * SECOND);
     }
 
     #[test]
     fn saving_up_ends_at_the_burst() {
-        let mut bucket = Bucket::new(0, 100, BURST);
+        let mut bucket = CapBucket::new(0, 100, BURST);
         bucket.pass(3_600_000_000_000, 100, BURST, 0);
         assert_eq!(bucket.empty_at(100), Some(3_600_000_000_000 + 5_555_556));
     }
 
     #[test]
     fn who_waits_for_others_goes_on_earning_and_who_is_idle_loses_the_surplus() {
-        let mut bucket = Bucket::new(0, 100, BURST);
+        let mut bucket = CapBucket::new(0, 100, BURST);
         bucket.wait(100_000_000, 100, BURST);
         // 3.5 ms to begin with, and a tenth of 100 ms.
         assert_eq!(bucket.empty_at(100), Some(100_000_000 + 15_000_000));
@@ -145,6 +145,6 @@ mod tests {
 
     #[test]
     fn a_whole_gpu_never_runs_out() {
-        assert_eq!(Bucket::new(0, 1000, BURST).empty_at(1000), None);
+        assert_eq!(CapBucket::new(0, 1000, BURST).empty_at(1000), None);
     }
 }

@@ -5,27 +5,28 @@
 //! holds it, and before every other gang it shares a GPU with, in one order for all gangs. Then all
 //! its GPUs are reserved in one step, and each goes to it as it is freed.
 //!
-//! **No circular wait.** Who holds a lease waits for nobody: its end is a matter of its quantum and
-//! its drain deadline. A reservation is made for all GPUs of a gang in one step, and only where none
-//! of them is reserved; so a gang with a reservation waits for leases, never for a reservation.
+//! **No circular wait.** The holder of a lease waits for nobody: its lease ends by its quantum and its drain
+//! deadline. A reservation is made for all GPUs of a gang in one step, and only where none of them is
+//! reserved; so a gang with a reservation waits for leases, never for a reservation.
 //!
-//! **Nobody starves.** Who waits does not move in virtual time, who is served does. So a waiting gang
-//! becomes due on each GPU, and a gang's lease moves it behind those who waited for it. But the virtual
-//! times of several GPUs need not move together: on one of them nobody may be served, or only tenants
-//! that are late, while another decides. So a gang is *overdue* when it has waited twice as long as its
-//! shares explain: then it comes before all who are not, the oldest first. Its lease is charged as any
-//! other, and the next wait that its shares explain is the longer for it.
+//! **No starvation.** A waiting tenant does not move in virtual time, and a served one does. So a waiting
+//! gang becomes due on each GPU, and its lease moves it behind the tenants that waited for it. But the
+//! virtual times of several GPUs need not move together: on one of them no tenant may be served, or only
+//! late ones, while another decides. So a gang is *overdue* when it has waited twice as long as its shares
+//! explain: then it comes before all that are not, the oldest first. Its lease is charged like any other,
+//! and the next wait that its shares explain is longer by it.
 //!
-//! **Bounded waste.** GPUs stand idle for a gang only from the first of them that is free: then the
-//! leases on the others end as soon as they have lasted their least.
+//! **Bounded waste.** GPUs stand idle for a gang only from the first free one on: then the leases on the
+//! others end as soon as they have lasted their minimum.
 
 use super::Policy;
 use super::fair::{Key, Virtual, contends};
 use super::settle::each;
 use super::tenant::{Phase, Slot, Tenant};
 
-/// The one order of all gangs: who is overdue first, the oldest of them; then who is not ahead anywhere,
-/// and of these the nearest deadline on the GPU where it is furthest off, from that GPU's virtual time.
+/// The one order of all gangs: overdue ones first, the oldest of them; then those that are not ahead
+/// anywhere, and of these the nearest deadline on the GPU where it is furthest off, from that GPU's virtual
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     timely: bool,
@@ -70,7 +71,7 @@ impl Policy {
         let Some(tenant) = &tenants[slot] else { return };
         let wait = |&gpu: &u8| {
             let gpu = &gpus[usize::from(gpu)];
-            let leases = settings.quantum_most.saturating_mul(gpu.seats.len() as u64);
+            let leases = settings.quantum_most.saturating_mul(gpu.entities.len() as u64);
             gpu.wait_of(now, slot, tenants, settings).saturating_mul(2).saturating_add(leases)
         };
         let wait = tenant.gpus.iter().map(wait).max().unwrap_or(0);
@@ -84,7 +85,7 @@ impl Policy {
         tenant.is_some_and(|tenant| tenant.contends && tenant.overdue_at <= self.now)
     }
 
-    /// Whether it comes first, of those with one GPU, on each of its GPUs; or is overdue.
+    /// Whether it comes before all tenants with one GPU on each of its GPUs, or is overdue.
     fn due(&self, slot: Slot) -> bool {
         self.is_overdue(slot)
             || self.gpus_of(slot).all(|at| {
@@ -126,7 +127,7 @@ impl Policy {
         self.tenants[slot].as_ref().is_some_and(Tenant::gang)
     }
 
-    /// Where a gang with a reservation has a free GPU already, the others' leases end soon.
+    /// Where a gang with a reservation has a free GPU already, the leases on its other GPUs end soon.
     pub(super) fn hurry(&mut self) {
         for i in 0..self.gangs.len() {
             let slot = self.gangs[i];
@@ -145,7 +146,7 @@ impl Policy {
         }
     }
 
-    /// Ends `holder`'s lease as soon as it has lasted its least.
+    /// Ends `holder`'s lease as soon as it has lasted its minimum.
     pub(super) fn take_soon(&mut self, holder: Slot) {
         let least = self.settings.min_hold;
         if let Some(tenant) = &mut self.tenants[holder]

@@ -1,24 +1,24 @@
-//! A lease's life: granted, charged, closed, late, over.
+//! The life of a lease: granted, charged, closed, late, ended.
 
 use super::Policy;
 use super::fair::cost;
-use super::tenant::{Lease, Phase, Slot, Tenant, Word};
+use super::tenant::{DrainNotice, Lease, Phase, Slot, Tenant};
 use super::types::{Command, MS, Used};
 
-/// A tenant that is late and says nothing is charged for so long after its closing: what a process that
-/// was stopped had in flight is bounded, and it cannot say when that was over.
+/// How long after its closing a late and silent tenant is charged: what a stopped process had in flight is
+/// bounded, and the process cannot report its end.
 const SILENT_CHARGED: u64 = 1000 * MS;
-/// A word that the GPU works for a late tenant counts for so long: it is said again every 10 ms.
+/// How long a report counts that the GPU works for a late tenant; tenants repeat it every 10 ms.
 const WORD_COUNTS: u64 = 30 * MS;
-/// A tenant counts as competing for so long after its lease: the next want may be on its way.
+/// How long after its lease a tenant counts as competing: its next want may be on its way.
 const COUNTS_AFTER: u64 = 5 * MS;
-/// Of the time charged to a cap this part is given back at most, because of what the tenant says.
+/// The largest part of the time charged to a cap that a tenant's report can give back, as a divisor.
 const BELIEVED: u64 = 16;
 /// Weight of the newest drain in a GPU's mean, as a divisor.
 const DRAIN_WEIGHT: u64 = 8;
 
 impl Policy {
-    /// Charges everybody who has a lease on `slot`'s GPUs up to `now`. Before anything changes.
+    /// Charges every tenant with a lease on `slot`'s GPUs up to `now`. To be called before anything changes.
     pub(super) fn charge_around(&mut self, now: u64, slot: Slot) {
         let Some(tenant) = &self.tenants[slot] else { return };
         for i in 0..tenant.gpus.len() {
@@ -30,17 +30,19 @@ impl Policy {
         }
     }
 
-    /// Time since the last charge. The holder of the lease pays for all of it, but for the parts of tenants that
-    /// are late and say that the GPU still works for them: these pay for their parts themselves. A late
-    /// tenant that is stopped, waits for the host or never says anything takes nothing from others.
+    /// Charges the time since the last charge. The holder pays for all of it, except the parts of late
+    /// tenants that report that the GPU works for them: these pay for their parts. A late tenant that is
+    /// stopped, waits for the host or is silent takes nothing from others.
     pub(super) fn charge(&mut self, now: u64, slot: Slot) {
         let Some(tenant) = &self.tenants[slot] else { return };
         let from = tenant.charged_at;
         let end = match (tenant.phase, tenant.word) {
             (Phase::Out, _) => return,
-            (Phase::Late { .. }, Word::Works { until }) => now.min(until),
-            (Phase::Late { .. }, Word::Waits) => from,
-            (Phase::Late { since }, Word::None) => now.min(since.saturating_add(SILENT_CHARGED)),
+            (Phase::Late { .. }, DrainNotice::Works { until }) => now.min(until),
+            (Phase::Late { .. }, DrainNotice::Waits) => from,
+            (Phase::Late { since }, DrainNotice::None) => {
+                now.min(since.saturating_add(SILENT_CHARGED))
+            }
             _ => now,
         };
         let mut used = 0;
@@ -48,29 +50,30 @@ impl Policy {
             let Some(tenant) = &self.tenants[slot] else { return };
             let (gpu, millis) = (usize::from(tenant.gpus[i]), tenant.share.millis);
             let part = self.part_of(gpu, slot, from, end);
-            if let Some(seat) = self.gpus[gpu].seat_mut(slot) {
-                seat.v += cost(part, millis);
+            if let Some(entity) = self.gpus[gpu].entity_mut(slot) {
+                entity.v += cost(part, millis);
             }
             used = used.max(part);
         }
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.charged_at = from.max(now);
-        tenant.leased_ns += used;
+        tenant.totals.leased_ns += used;
         tenant.lease_ns += used;
         if tenant.strict() {
             tenant.bucket.pass(now, tenant.share.millis, self.settings.burst, used);
         }
     }
 
-    /// What of the time from `from` to `end` a GPU could work for `slot`, if it served it and those others
-    /// alike that it is taken to work for.
+    /// The part of the time from `from` to `end` in which a GPU could work for `slot`, if it served it and
+    /// the other tenants with work alike.
     fn part_of(&self, gpu: usize, slot: Slot, from: u64, end: u64) -> u64 {
         let others = || {
             let others = self.gpus[gpu].leases.iter().filter(|&&other| other != slot);
             others.filter_map(|&other| self.tenants[other].as_ref())
         };
         let late = self.tenants[slot].as_ref().is_some_and(|tenant| tenant.works_until() > 0);
-        // Who is not late pays in full for others that are not either: there are none but by mistake.
+        // A tenant that is not late pays in full for others that are not either: there are none but by
+        // mistake.
         let holds = |tenant: &&Tenant| late && !matches!(tenant.phase, Phase::Late { .. });
         let beside = 1 + others().filter(holds).count() as u64;
         let (mut at, mut part) = (from, 0);
@@ -83,21 +86,21 @@ impl Policy {
         part
     }
 
-    /// A tenant that is closed and has not drained says whether the GPU works for it. Where it does not,
-    /// nobody waits for the drain.
-    pub(super) fn hear_word(&mut self, now: u64, slot: Slot, works: bool) {
+    /// A closed tenant that has not drained reports whether the GPU works for it. Where it does not, no
+    /// tenant waits for the drain.
+    pub(super) fn note_drain_notice(&mut self, now: u64, slot: Slot, works: bool) {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.word = match works {
-            true => Word::Works { until: now.saturating_add(WORD_COUNTS) },
-            false => Word::Waits,
+            true => DrainNotice::Works { until: now.saturating_add(WORD_COUNTS) },
+            false => DrainNotice::Waits,
         };
         if !works && matches!(tenant.phase, Phase::Draining { .. }) {
             self.give_up(now, slot);
         }
     }
 
-    /// Grants all of `slot`'s GPUs, which are free. It may be late: then this lease takes over what it
-    /// has in flight of the last one, and the drain at the end of it covers both.
+    /// Grants all of `slot`'s GPUs, which are free. A late tenant's lease takes over what it has in flight
+    /// of the last one, and the drain at its end covers both.
     pub(super) fn grant(&mut self, now: u64, slot: Slot) {
         self.charge_around(now, slot);
         let state = self.state_for(now, slot);
@@ -107,12 +110,12 @@ impl Policy {
         tenant.contends = false;
         tenant.wanting = false;
         tenant.late_leases += u32::from(matches!(tenant.phase, Phase::Late { .. }));
-        tenant.rhythm.granted();
+        tenant.pauses.granted();
         tenant.lease_ns = 0;
         tenant.granted_at = now;
         tenant.waited(now.saturating_sub(tenant.since));
         tenant.since = now;
-        tenant.leases += 1;
+        tenant.totals.leases += 1;
         tenant.charged_at = now;
         tenant.bucket.wait(now, tenant.share.millis, self.settings.burst);
         let until = now.saturating_add(quantum);
@@ -126,15 +129,15 @@ impl Policy {
             }
             gpu.reserved = None;
             tenant.switched |= gpu.last.replace(slot) != Some(slot);
-            if let Some(seat) = gpu.seat_mut(slot) {
-                seat.deadline = seat.v + cost(quantum, tenant.share.millis);
+            if let Some(entity) = gpu.entity_mut(slot) {
+                entity.deadline = entity.v + cost(quantum, tenant.share.millis);
             }
         }
         let command = Command { tenant: tenant.id, state, pace };
         self.commands.push_back(command);
     }
 
-    /// Another quantum for a holder who is still first.
+    /// Gives a holder that is still first another quantum.
     pub(super) fn renew(&mut self, now: u64, slot: Slot) {
         let quantum = self.quantum_of(slot);
         let Some(tenant) = &mut self.tenants[slot] else { return };
@@ -142,47 +145,47 @@ impl Policy {
             lease.until = now.saturating_add(quantum);
             lease.preempt = None;
         }
-        // Who has waited longer comes first among equals.
+        // Among equals the tenant that has waited longer comes first.
         tenant.since = now;
         for &gpu in &tenant.gpus {
-            if let Some(seat) = self.gpus[usize::from(gpu)].seat_mut(slot) {
-                seat.deadline = seat.v + cost(quantum, tenant.share.millis);
+            if let Some(entity) = self.gpus[usize::from(gpu)].entity_mut(slot) {
+                entity.deadline = entity.v + cost(quantum, tenant.share.millis);
             }
         }
     }
 
-    /// Says CLOSED; the lease ends when all has drained.
+    /// Closes the gate; the lease ends when everything has drained.
     pub(super) fn close(&mut self, now: u64, slot: Slot) {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         let deadline = now.saturating_add(tenant.patience(&self.settings));
         tenant.phase = Phase::Draining { since: now, deadline };
-        tenant.word = Word::None;
+        tenant.word = DrainNotice::None;
         let id = tenant.id;
         self.say_closed(id);
     }
 
-    /// The drain has passed its deadline: the lease is over for others, but goes on being charged.
+    /// The drain has passed its deadline: the lease has ended for others, and is still charged.
     pub(super) fn give_up(&mut self, now: u64, slot: Slot) {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if let Phase::Draining { since, .. } = tenant.phase {
             tenant.phase = Phase::Late { since };
-            // Beside who waits for the host nobody runs.
-            tenant.overlaps += u64::from(tenant.word != Word::Waits);
+            // No tenant runs beside one that waits for the host.
+            tenant.totals.overlaps += u64::from(tenant.word != DrainNotice::Waits);
             // A launch that has waited since the closing waits for the next lease since now.
             tenant.since = now;
         }
     }
 
-    /// Gives the cap back what of the lease it had no work: while the tenant's thread woke up, the GPU
-    /// changed over to it or among its processes, and `drained` was on its way. That is some 150 µs of
-    /// each lease, which is several percent of a short one, and 1 ms with many processes. The tenant's
-    /// word counts, but only so far: one that lies passes its cap by a sixteenth at most.
+    /// Gives the part of the lease without work back to the cap: while the tenant's thread woke up, the GPU
+    /// changed over to it or among its processes, and `drained` was on its way. That is some 150 µs of each
+    /// lease (several percent of a short one), and 1 ms with many processes. The tenant's report is limited:
+    /// a lie passes the cap by a sixteenth at most.
     pub(super) fn credit(&mut self, now: u64, slot: Slot, used: Option<Used>) {
         let Some(tenant) = self.tenants[slot].as_mut().filter(|tenant| tenant.strict()) else {
             return;
         };
         let lasted = now.saturating_sub(tenant.granted_at).max(1);
-        // Beside somebody who is late the lease cost less than it lasted.
+        // Beside a late tenant the lease cost less than it lasted.
         let lease_ns = tenant.lease_ns;
         let charged = |ns: u64| {
             let part = u128::from(lease_ns) * u128::from(ns) / u128::from(lasted);
@@ -199,22 +202,22 @@ impl Policy {
         tenant.bucket.refund(given);
     }
 
-    /// The lease is over; all is charged already.
+    /// Ends the lease; everything is charged already.
     pub(super) fn end(&mut self, now: u64, slot: Slot, drained: bool) {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if let (true, Phase::Draining { since, .. } | Phase::Late { since }) =
             (drained, tenant.phase)
         {
             let took = now.saturating_sub(since);
-            // How long others waited for it: beside a late one they were let in when its deadline had
-            // passed, beside one that was stopped or waited for the host at once.
+            // How long others waited for it: beside a late tenant they were let in at its deadline, beside a
+            // stopped one or one that waits for the host at once.
             let held_up = match tenant.phase {
                 Phase::Draining { .. } => Some(took),
                 _ if tenant.works_until() >= now => Some(tenant.patience(&self.settings)),
                 _ => None,
             };
             tenant.drained_in(took, &self.settings);
-            tenant.rhythm.drained(since, took, &self.settings);
+            tenant.pauses.drained(since, took, &self.settings);
             if let Some(held_up) = held_up {
                 for &gpu in &tenant.gpus {
                     let mean = &mut self.gpus[usize::from(gpu)].drain;
@@ -238,8 +241,8 @@ impl Policy {
         }
     }
 
-    /// What a gang is owed on a GPU where it waited for another of its GPUs is not owed by those who
-    /// have that GPU alone.
+    /// Time that a gang is owed on one GPU because it waited for another is not owed by tenants that have
+    /// that GPU alone.
     fn forget_lag(&mut self, now: u64, slot: Slot) {
         let Self { tenants, gpus, settings, .. } = self;
         let Some(tenant) = &tenants[slot] else { return };
@@ -251,7 +254,7 @@ impl Policy {
     /// The quantum of a lease of `slot`: the shortest of its GPUs.
     pub(super) fn quantum_of(&self, slot: Slot) -> u64 {
         let Some(tenant) = &self.tenants[slot] else { return self.settings.quantum };
-        // A closing costs a tenant that cannot drain by itself more than others.
+        // Closing a tenant that cannot drain by itself costs more than closing others.
         let least = if tenant.is_tied() { self.settings.quantum_most } else { 0 };
         let quantum = |&gpu: &u8| {
             let gpu = &self.gpus[usize::from(gpu)];

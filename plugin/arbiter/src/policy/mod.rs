@@ -1,18 +1,18 @@
-//! The arbiter's policy: who holds a GPU's lease, a pure state machine.
+//! The arbiter's policy: a pure state machine that decides which tenant holds a GPU's lease.
 //!
-//! Events go in with the time, [`Policy::commands`] come out; after every event, and when
-//! [`Policy::deadline`] has come ([`Policy::tick`]), the caller carries the commands out. The caller
-//! counts processes and epochs: `drained` here means that all bound processes of the tenant have
-//! drained the current closing. Times are nanoseconds of one monotonic clock.
+//! The caller passes events with the time in and carries [`Policy::commands`] out: after every event, and
+//! when [`Policy::deadline`] has come ([`Policy::tick`]). The caller counts processes and epochs: `drained`
+//! here means that all bound processes of the tenant have drained the current closing. Times are nanoseconds
+//! of one monotonic clock.
 //!
 //! Events may come in any order and from any tenant: one that makes no sense now is ignored.
 //!
 //! | File | What |
 //! |---|---|
-//! | `fair` | who is next on one GPU: earliest eligible virtual deadline first |
+//! | `fair` | the order on one GPU: earliest eligible virtual deadline first |
 //! | `bucket` | the cap of a strict share |
 //! | `gang` | tenants with several GPUs; why they cannot block each other |
-//! | `lease` | granting, charging, closing, being late |
+//! | `lease` | granting, charging, closing, late drains |
 //! | `settle` | the decision pass after each event |
 //! | `pace` | how long a pause is waited for, how much may be in flight |
 //!
@@ -31,17 +31,18 @@ mod view;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use fair::{Gpu, Seat};
+use fair::{Gpu, SchedEntity};
 use settle::Mask;
 use tenant::{Phase, Slot, Tenant};
 pub use types::{
-    Command, GpuIndex, Kind, MAX_GPUS, MS, Pace, Settings, Share, State, TenantId, Used,
+    Command, GateState, GpuIndex, MAX_GPUS, MS, Pace, Settings, Share, ShareKind, TenantId,
+    TenantTotals, Used,
 };
 pub use view::{GpuView, TenantView};
 
-/// A single wait for a lease that counts as long, however much was got, nanoseconds.
+/// Shortest single wait for a lease that counts as long, nanoseconds.
 pub const LONG_WAIT_NS: u64 = 1_000_000_000;
-/// An arbiter that is later than this has been silent, `tessera_region::layout`.
+/// The arbiter has been silent if it acts later than this, nanoseconds; see `tessera_region::layout`.
 const ARBITER_STALE_NS: u64 = 1000 * MS;
 
 /// All leases of a node.
@@ -54,12 +55,12 @@ pub struct Policy {
     /// Tenants with several GPUs.
     gangs: Vec<Slot>,
     commands: VecDeque<Command>,
-    /// The latest time heard of: time does not go back.
+    /// The latest time of any event: time does not go back.
     now: u64,
 }
 
 impl Policy {
-    /// Nobody there yet.
+    /// A policy without tenants.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         Self {
@@ -73,9 +74,9 @@ impl Policy {
         }
     }
 
-    /// A tenant with nothing in flight; its gate becomes CLOSED. One with several GPUs is a gang,
-    /// granted all or none. GPUs from [`MAX_GPUS`] on are left out; without any it does not join.
-    /// A known tenant with the same GPUs gets the share, with other GPUs it leaves first.
+    /// Adds a tenant with nothing in flight and closes its gate. A tenant with several GPUs is a gang: it is
+    /// granted all or none. GPUs from [`MAX_GPUS`] on are left out; without any GPU the tenant does not
+    /// join. A known tenant with the same GPUs gets the new share; with other GPUs it leaves first.
     pub fn join(&mut self, now: u64, id: TenantId, gpus: &[GpuIndex], share: Share) {
         let now = self.pass(now);
         let mut own: Vec<GpuIndex> = gpus.to_vec();
@@ -106,8 +107,8 @@ impl Policy {
             }
             let gpu = &mut self.gpus[gpu];
             gpu.update(now, &self.tenants);
-            // Owed nothing, owing nothing.
-            gpu.seats.push(Seat { slot, v: gpu.v, deadline: gpu.v });
+            // It neither owes time nor is owed any.
+            gpu.entities.push(SchedEntity { slot, v: gpu.v, deadline: gpu.v });
         }
         if own.len() > 1 {
             self.gangs.push(slot);
@@ -116,8 +117,8 @@ impl Policy {
         self.say_closed(id);
     }
 
-    /// After the arbiter's own restart, right after `join`: the tenant's gate was open, so it may
-    /// have work in flight. It drains like any other, and is charged until it has.
+    /// To be called right after `join` when the arbiter has restarted: the tenant's gate was open, so it may
+    /// have work in flight. It drains like any other tenant and is charged until it has.
     pub fn adopt(&mut self, now: u64, id: TenantId) {
         let Some((now, slot)) = self.event(now, id) else { return };
         let deadline = now.saturating_add(self.settings.drain_most);
@@ -133,14 +134,14 @@ impl Policy {
         self.settle(now, self.mask_of(slot));
     }
 
-    /// The tenant is no more. No command is given for it any more.
+    /// Removes the tenant. It gets no more commands.
     pub fn leave(&mut self, now: u64, id: TenantId) {
         let Some((now, slot)) = self.event(now, id) else { return };
         let mask = self.mask_of(slot);
         self.end(now, slot, false);
         self.unreserve(slot);
         for gpu in settle::each(mask) {
-            self.gpus[gpu].seats.retain(|seat| seat.slot != slot);
+            self.gpus[gpu].entities.retain(|entity| entity.slot != slot);
         }
         self.gangs.retain(|&gang| gang != slot);
         self.tenants[slot] = None;
@@ -149,7 +150,7 @@ impl Policy {
         self.settle(now, mask);
     }
 
-    /// Another share; what has been charged stays as it is, and what is owed in GPU time too.
+    /// Changes the share. Time already charged, and GPU time owed, stay as they are.
     pub fn set_share(&mut self, now: u64, id: TenantId, share: Share) {
         let Some((now, slot)) = self.event(now, id) else { return };
         let share = sane(share);
@@ -158,35 +159,35 @@ impl Policy {
             for &gpu in &tenant.gpus {
                 let gpu = &mut gpus[usize::from(gpu)];
                 let v = gpu.v;
-                if let Some(seat) = gpu.seat_mut(slot) {
+                if let Some(entity) = gpu.entity_mut(slot) {
                     let (old, new) = (i128::from(tenant.share.millis), i128::from(share.millis));
-                    seat.v = v + (seat.v - v) * old / new;
-                    seat.deadline = v + (seat.deadline - v) * old / new;
+                    entity.v = v + (entity.v - v) * old / new;
+                    entity.deadline = v + (entity.deadline - v) * old / new;
                 }
             }
             if tenant.strict() {
                 tenant.bucket.pass(now, tenant.share.millis, settings.burst, 0);
             } else {
-                tenant.bucket = bucket::Bucket::new(now, share.millis, settings.burst);
+                tenant.bucket = bucket::CapBucket::new(now, share.millis, settings.burst);
             }
             tenant.share = share;
         }
         self.settle(now, self.mask_of(slot));
     }
 
-    /// A launch waits at the closed gate. Stays so until the next grant.
+    /// A launch waits at the closed gate. That stays true until the next grant.
     pub fn want(&mut self, now: u64, id: TenantId) {
         let Some((now, slot)) = self.event(now, id) else { return };
         let Some(tenant) = &mut self.tenants[slot] else { return };
-        // Who holds the lease has wanted before it was granted.
+        // The holder has wanted before the grant.
         if tenant.lease().is_none() && !tenant.wanting {
             tenant.wanting = true;
             tenant.since = now;
             tenant.last_active = Some(now);
-            tenant.rhythm.back(now, &self.settings);
+            tenant.pauses.back(now, &self.settings);
             let (millis, burst) = (tenant.share.millis, self.settings.burst);
             tenant.bucket.pass(now, millis, burst, 0);
-            // Who still drains has not been idle.
+            // A tenant that still drains has not been idle.
             if now >= tenant.counts_until && !tenant.has_lease() {
                 tenant.bucket.forget(millis, burst);
             }
@@ -194,22 +195,22 @@ impl Policy {
         }
     }
 
-    /// Nothing in flight and no launch for a while, while the gate says YIELD.
+    /// The tenant had nothing in flight and no launch for a while, while its gate said YIELD.
     pub fn idle(&mut self, now: u64, id: TenantId) {
         let Some((now, slot)) = self.event(now, id) else { return };
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if let Some(lease) = tenant.lease()
-            && lease.state == State::Yield
+            && lease.state == GateState::Yield
         {
             let begun = (lease.idle_ns <= self.settings.idle).then_some(lease.since);
-            tenant.rhythm.idle(begun, now.saturating_sub(lease.idle_ns));
+            tenant.pauses.idle(begun, now.saturating_sub(lease.idle_ns));
             self.close(now, slot);
             self.settle(now, self.mask_of(slot));
         }
     }
 
-    /// Nothing of the tenant is in flight any more since its gate was closed. `used`: what was since it
-    /// was opened, if the tenant says so; that moves a cap, by a little.
+    /// Nothing of the tenant is in flight any more since its gate was closed. `used` is what the tenant
+    /// reports of the time since the opening; it moves a cap by a little.
     pub fn drained(&mut self, now: u64, id: TenantId, used: Option<Used>) {
         let Some((now, slot)) = self.event(now, id) else { return };
         let phase = self.tenants[slot].as_ref().map(|tenant| tenant.phase);
@@ -220,17 +221,17 @@ impl Policy {
         }
     }
 
-    /// Not drained yet: the GPU works for it (`true`), or waits for something that the host is to do.
+    /// The tenant has not drained yet: the GPU works for it (`true`), or it waits for the host.
     pub fn works(&mut self, now: u64, id: TenantId, works: bool) {
         let Some((now, slot)) = self.event(now, id) else { return };
         let phase = self.tenants[slot].as_ref().map(|tenant| tenant.phase);
         if matches!(phase, Some(Phase::Draining { .. } | Phase::Late { .. })) {
-            self.hear_word(now, slot, works);
+            self.note_drain_notice(now, slot, works);
             self.settle(now, self.mask_of(slot));
         }
     }
 
-    /// The tenant, closed, stood still until launches that waited were let pass.
+    /// The closed tenant stood still until waiting launches were let pass.
     pub fn helped(&mut self, id: TenantId) {
         const MOST: u32 = 8;
         if let Some(tenant) = self.ids.get(&id).and_then(|&slot| self.tenants[slot].as_mut()) {
@@ -245,7 +246,7 @@ impl Policy {
         tenant.is_some_and(|tenant| tenant.wanting)
     }
 
-    /// All its processes are dead: its lease ends at once, and it wants nothing.
+    /// All processes of the tenant are dead: its lease ends at once, and it wants nothing.
     pub fn gone(&mut self, now: u64, id: TenantId) {
         let Some((now, slot)) = self.event(now, id) else { return };
         let Some(tenant) = &mut self.tenants[slot] else { return };
@@ -262,7 +263,7 @@ impl Policy {
         self.settle(now, self.mask_of(slot));
     }
 
-    /// Time has come to [`Self::deadline`], or passed. Harmless at any other time.
+    /// The time of [`Self::deadline`] has come. Harmless at any other time.
     pub fn tick(&mut self, now: u64) {
         let now = self.pass(now);
         let due = |gpu: &Gpu| gpu.next.is_some_and(|next| next <= now);
@@ -273,18 +274,18 @@ impl Policy {
         }
     }
 
-    /// When to call [`Self::tick`] next, if nothing else happens before.
+    /// When to call [`Self::tick`] next, if no event comes before.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
         self.gpus.iter().filter_map(|gpu| gpu.next).min()
     }
 
-    /// What is to be done, in this order; each is given once.
+    /// The commands to carry out, in this order; each is returned once.
     pub fn commands(&mut self) -> impl Iterator<Item = Command> + '_ {
         self.commands.drain(..)
     }
 
-    /// Goes on with other constants: they count from the next event on.
+    /// Changes the constants, from the next event on.
     pub fn configure(&mut self, settings: Settings) {
         self.settings = settings;
     }
@@ -296,10 +297,10 @@ impl Policy {
     }
 }
 
-/// What the events have in common.
+/// What all events have in common.
 impl Policy {
-    /// Time never goes back. And if it comes long after the deadline the arbiter stood still, and
-    /// tenants rationed themselves: nobody is charged for that.
+    /// Time never goes back. If it comes long after the deadline, the arbiter stood still and tenants
+    /// rationed themselves: nobody is charged for that time.
     fn pass(&mut self, now: u64) -> u64 {
         self.now = self.now.max(now);
         let silent = self.deadline().map_or(u64::MAX, |at| at.saturating_add(ARBITER_STALE_NS));
@@ -311,7 +312,7 @@ impl Policy {
         self.now
     }
 
-    /// The tenant of an event, with all leases around it charged up to now.
+    /// The tenant of an event, with all leases on its GPUs charged up to now.
     fn event(&mut self, now: u64, id: TenantId) -> Option<(u64, Slot)> {
         let now = self.pass(now);
         let &slot = self.ids.get(&id)?;
@@ -319,7 +320,7 @@ impl Policy {
         Some((now, slot))
     }
 
-    fn say(&mut self, now: u64, slot: Slot, state: State) {
+    fn say(&mut self, now: u64, slot: Slot, state: GateState) {
         let pace = self.pace(now, slot, state);
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if let Phase::Held(lease) = &mut tenant.phase {
@@ -330,7 +331,7 @@ impl Policy {
 
     fn say_closed(&mut self, tenant: TenantId) {
         let pace = Pace { idle_ns: self.settings.idle, is_narrow: false };
-        self.commands.push_back(Command { tenant, state: State::Closed, pace });
+        self.commands.push_back(Command { tenant, state: GateState::Closed, pace });
     }
 
     fn unreserve(&mut self, slot: Slot) {
@@ -351,7 +352,7 @@ impl Policy {
     }
 }
 
-/// A share that can be divided by.
+/// A share with a valid divisor.
 fn sane(share: Share) -> Share {
     Share { millis: share.millis.clamp(1, 1000), ..share }
 }

@@ -1,40 +1,40 @@
-//! How a tenant is to use its lease, by how it and its neighbours have behaved lately.
+//! How a tenant uses its lease, by how it and its neighbours have behaved lately.
 //!
-//! **Pauses.** A tenant that is idle gives its lease back, and waits at least until the next one has
-//! had its least: a loop that pauses after every step would never get more than every other turn.
-//! Whose pauses have been short is therefore left its lease over them, as anticipatory disk schedulers
-//! do (Iyer and Druschel, 2001). It pays for them; the GPU loses no more than the pauses, where handing
-//! it over and back would have cost a good part of them, too. Not whose pauses are long beside the work
-//! between them; not who has had more than its share. And whose pauses are all long is idle the sooner:
-//! the GPU is idle with it.
+//! **Pauses.** An idle tenant gives its lease back, and waits at least until the next one has had its
+//! minimum: a loop that pauses after every step would never get more than every other turn. So a tenant
+//! whose pauses have been short keeps its lease over them, as anticipatory disk schedulers do (Iyer and
+//! Druschel, 2001). It pays for them; the GPU loses no more than the pauses, where handing it over and back
+//! would have cost a good part of them, too. This excludes tenants whose pauses are long beside the work
+//! between them, and those ahead of their share. A tenant whose pauses are all long counts as idle sooner,
+//! because the GPU is idle with it.
 //!
-//! **Narrow windows.** Who wakes waits for what is in flight of the holder. Where somebody with as
-//! large a share has worked lately and may be back at any time, holders keep less in flight.
+//! **Narrow windows.** A tenant that wakes waits for what the holder has in flight. Where a tenant with as
+//! large a share has worked lately and may return at any time, holders keep less in flight.
 
 use super::Policy;
 use super::tenant::{Slot, Tenant};
-use super::types::{Pace, Settings, State};
+use super::types::{GateState, Pace, Settings};
 
-/// Short pauses in a row, of late, from which on the next is expected to be short.
+/// Recent short pauses in a row after which the next is expected to be short.
 const ENOUGH: u32 = 4;
-/// They count no further: two long pauses end what many short ones began.
+/// Short pauses count no further: two long pauses end what many short ones began.
 const MOST: u32 = 8;
-/// Long pauses in a row from which on the next is expected to be long; and how many more it takes after
-/// a short one: who is taken for idle in the middle of its work has to wait for its next lease.
+/// Long pauses in a row after which the next is expected to be long, and how many more after a short one: a
+/// tenant taken for idle in the middle of its work waits for its next lease.
 const LONG: i32 = 8;
 const LONG_AGAIN: i32 = 1000;
-/// Leases in a row without a word of being idle, after which pauses are looked at again.
+/// Leases in a row without an idle report after which pauses are measured again.
 const LOOK_AGAIN: u32 = 32;
 
-/// Who has nothing in flight drains sooner, nanoseconds.
+/// A tenant with nothing in flight drains faster than this, nanoseconds.
 const CROSSED: u64 = 250_000;
 
 /// What is known of a tenant's pauses.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Rhythm {
-    /// Since when it has been idle; until it wants again.
+pub(super) struct PausePattern {
+    /// Since when it has been idle; `None` once it wants again.
     idle: Option<u64>,
-    /// The longest pause lately, of the short ones, and what is worked before one, nanoseconds.
+    /// The longest recent short pause, and the work before one, nanoseconds.
     pause: u64,
     work: u64,
     short: u32,
@@ -44,9 +44,9 @@ pub(super) struct Rhythm {
     leases: u32,
 }
 
-impl Rhythm {
-    /// It has been idle since `since`, and had worked from `begun` on, if that is known: pauses that
-    /// were waited for are not.
+impl PausePattern {
+    /// It has been idle since `since`. `begun`: when its work began, where that is known; pauses that were
+    /// waited for are not.
     pub(super) fn idle(&mut self, begun: Option<u64>, since: u64) {
         self.idle = Some(since);
         self.leases = 0;
@@ -56,7 +56,7 @@ impl Rhythm {
     }
 
     /// Its lease was closed at `closed` because it was idle, and took so long to drain that it must have
-    /// been back before it saw that.
+    /// been back before it saw the closing.
     pub(super) fn drained(&mut self, closed: u64, took: u64, set: &Settings) {
         if took > CROSSED {
             self.back(closed, set);
@@ -82,7 +82,7 @@ impl Rhythm {
         self.leases = if self.leases < LOOK_AGAIN { self.leases + 1 } else { 0 };
     }
 
-    /// After how long it is idle that has nothing to do, where others wait and its pauses are not waited for.
+    /// After how long without work it counts as idle, where others wait and its pauses are not waited for.
     fn least(&self, set: &Settings) -> u64 {
         if self.long >= LONG { set.idle_least.min(set.idle) } else { set.idle }
     }
@@ -98,18 +98,19 @@ impl Rhythm {
 }
 
 impl Policy {
-    /// How `slot` is to use a lease in this state.
-    pub(super) fn pace(&self, now: u64, slot: Slot, state: State) -> Pace {
+    /// How `slot` uses a lease in this state.
+    pub(super) fn pace(&self, now: u64, slot: Slot, state: GateState) -> Pace {
         let idle_ns = match (&self.tenants[slot], state) {
-            (Some(tenant), State::Yield) if self.competes(slot) && !self.is_ahead(slot) => {
-                tenant.rhythm.patience(&self.settings)
+            (Some(tenant), GateState::Yield) if self.competes(slot) && !self.is_ahead(slot) => {
+                tenant.pauses.patience(&self.settings)
             }
-            (Some(tenant), State::Yield) if self.competes(slot) => {
-                tenant.rhythm.least(&self.settings)
+            (Some(tenant), GateState::Yield) if self.competes(slot) => {
+                tenant.pauses.least(&self.settings)
             }
             _ => self.settings.idle,
         };
-        let is_narrow = matches!(state, State::Open | State::Yield) && self.may_be_woken(now, slot);
+        let is_narrow =
+            matches!(state, GateState::Open | GateState::Yield) && self.may_be_woken(now, slot);
         Pace { idle_ns, is_narrow }
     }
 
@@ -117,23 +118,23 @@ impl Policy {
     fn is_ahead(&self, slot: Slot) -> bool {
         self.gpus_of(slot).any(|gpu| {
             let gpu = &self.gpus[gpu];
-            gpu.seat(slot).is_some_and(|seat| seat.v > gpu.v)
+            gpu.entity(slot).is_some_and(|entity| entity.v > gpu.v)
         })
     }
 
-    /// Whether somebody who wants nothing now, but has lately, has as large a share.
+    /// Whether a tenant with as large a share wants nothing now, but has lately.
     fn may_be_woken(&self, now: u64, slot: Slot) -> bool {
         let millis = self.tenants[slot].as_ref().map_or(0, |tenant| tenant.share.millis);
         let naps = |other: &Tenant| {
             let recent = |last: u64| now < last.saturating_add(self.settings.solo_after);
-            // Whose lease has just ended may have more to do, and not have said so yet.
-            let idle = other.rhythm.idle.is_some() || now >= other.counts_until;
+            // A tenant whose lease has just ended may have more to do and not have reported it yet.
+            let idle = other.pauses.idle.is_some() || now >= other.counts_until;
             let as_large = other.share.millis >= millis;
             !other.active() && idle && as_large && other.last_active.is_some_and(recent)
         };
         self.gpus_of(slot).any(|gpu| {
-            let seats = self.gpus[gpu].seats.iter().filter(|seat| seat.slot != slot);
-            seats.filter_map(|seat| self.tenants[seat.slot].as_ref()).any(naps)
+            let entities = self.gpus[gpu].entities.iter().filter(|entity| entity.slot != slot);
+            entities.filter_map(|entity| self.tenants[entity.slot].as_ref()).any(naps)
         })
     }
 }

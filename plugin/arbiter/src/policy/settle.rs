@@ -1,9 +1,9 @@
 //! The one decision pass: after every event, on the GPUs that it touched.
 
 use super::Policy;
-use super::fair::{Seat, contends, cost};
+use super::fair::{SchedEntity, contends, cost};
 use super::tenant::{Phase, Slot, Tenant};
-use super::types::State;
+use super::types::GateState;
 
 /// A set of GPUs.
 pub(super) type Mask = u128;
@@ -46,7 +46,7 @@ impl Policy {
         }
     }
 
-    /// The GPUs that any gang ties to these.
+    /// The GPUs that gangs tie to these.
     fn tied(&self, mut mask: Mask) -> Mask {
         let mut grown = true;
         while grown && !self.gangs.is_empty() {
@@ -62,7 +62,7 @@ impl Policy {
         mask
     }
 
-    /// Charges the leases up to now, and lets go of drains that are too late.
+    /// Charges the leases up to now, and gives up drains that are too late.
     fn charge_gpu(&mut self, now: u64, gpu: usize) {
         for i in 0..self.gpus[gpu].leases.len() {
             self.charge(now, self.gpus[gpu].leases[i]);
@@ -78,10 +78,10 @@ impl Policy {
         }
     }
 
-    /// Lets those who want, and may, take part in the competition.
+    /// Lets tenants that want, and may, take part in the competition.
     fn admit(&mut self, now: u64, gpu: usize) {
-        for i in 0..self.gpus[gpu].seats.len() {
-            let slot = self.gpus[gpu].seats[i].slot;
+        for i in 0..self.gpus[gpu].entities.len() {
+            let slot = self.gpus[gpu].entities[i].slot;
             let Some(tenant) = &self.tenants[slot] else { continue };
             let may = tenant.waits() && !tenant.contends;
             if may && tenant.ready_at(&self.settings) <= now {
@@ -109,13 +109,13 @@ impl Policy {
         }
     }
 
-    /// Whether `slot`, which has just begun to want, is owed so much that the holder must not finish
-    /// its quantum. By half a quantum, so that small differences cost no hand-over.
+    /// Whether `slot`, which has just begun to want, is owed so much that the holder must not finish its
+    /// quantum. Half a quantum is the threshold, so that small differences cost no hand-over.
     fn preempts(&self, slot: Slot, holder: Slot, gpu: usize) -> bool {
         let (Some(tenant), gpu) = (&self.tenants[slot], &self.gpus[gpu]) else { return false };
         let quantum = gpu.quantum(gpu.contenders(&self.tenants), &self.settings);
         let key = gpu.key(slot, quantum, &self.tenants);
-        let held = gpu.seat(holder).map(|seat| seat.deadline);
+        let held = gpu.entity(holder).map(|entity| entity.deadline);
         let margin = cost(quantum / 2, tenant.share.millis);
         matches!((key, held), (Some(key), Some(held)) if !key.ahead() && key.deadline() + margin < held)
     }
@@ -128,7 +128,7 @@ impl Policy {
         let strict = tenant.strict();
         let over = competes && now >= lease.until;
         if (strict && tenant.bucket.empty())
-            || (lease.state == State::Solo && (competes || strict))
+            || (lease.state == GateState::Solo && (competes || strict))
             || (competes && lease.preempt.is_some_and(|at| at <= now))
             || (over && self.yields(slot))
         {
@@ -139,20 +139,21 @@ impl Policy {
             self.renew(now, slot);
         }
         let state = self.state_for(now, slot);
-        if lease.state != State::Solo && lease.state != state {
+        if lease.state != GateState::Solo && lease.state != state {
             self.say(now, slot, state);
         }
     }
 
-    /// Whether anybody else could have the lease of any of its GPUs.
+    /// Whether any other tenant could have the lease of one of its GPUs.
     pub(super) fn competes(&self, slot: Slot) -> bool {
         self.gpus_of(slot).any(|gpu| {
-            let others = |seat: &Seat| seat.slot != slot && contends(&self.tenants, seat.slot);
-            self.gpus[gpu].seats.iter().any(others)
+            let others =
+                |entity: &SchedEntity| entity.slot != slot && contends(&self.tenants, entity.slot);
+            self.gpus[gpu].entities.iter().any(others)
         })
     }
 
-    /// Whether somebody else comes before this holder, on any of its GPUs.
+    /// Whether another tenant comes before this holder, on any of its GPUs.
     fn yields(&self, slot: Slot) -> bool {
         let quantum = self.quantum_of(slot);
         self.gpus_of(slot).any(|at| {
@@ -164,23 +165,23 @@ impl Policy {
     }
 
     /// What the gate of a holder should say.
-    pub(super) fn state_for(&self, now: u64, slot: Slot) -> State {
+    pub(super) fn state_for(&self, now: u64, slot: Slot) -> GateState {
         let strict = self.tenants[slot].as_ref().is_some_and(Tenant::strict);
         if strict || self.competes(slot) {
-            State::Yield
+            GateState::Yield
         } else if self.alone_at(slot).is_some_and(|at| at <= now) {
-            State::Solo
+            GateState::Solo
         } else {
-            State::Open
+            GateState::Open
         }
     }
 
-    /// From when on nobody else has used its GPUs for a while, if nobody does again.
+    /// From when on no other tenant has used its GPUs for a while, if none does until then.
     pub(super) fn alone_at(&self, slot: Slot) -> Option<u64> {
         let mut alone = 0;
         for gpu in self.gpus_of(slot) {
-            for seat in self.gpus[gpu].seats.iter().filter(|seat| seat.slot != slot) {
-                let Some(other) = &self.tenants[seat.slot] else { continue };
+            for entity in self.gpus[gpu].entities.iter().filter(|entity| entity.slot != slot) {
+                let Some(other) = &self.tenants[entity.slot] else { continue };
                 if other.active() {
                     return None;
                 }
@@ -192,7 +193,7 @@ impl Policy {
         Some(alone)
     }
 
-    /// Gives a free GPU to who is next.
+    /// Gives a free GPU to the next tenant.
     fn hand_out(&mut self, now: u64, gpu: usize) {
         if self.gpus[gpu].blocked(&self.tenants) {
             return;
@@ -218,13 +219,13 @@ impl Policy {
             Phase::Draining { deadline, .. } => Some(deadline),
             Phase::Out | Phase::Late { .. } => None,
         };
-        let saving = |seat: &Seat| {
-            let tenant = self.tenants[seat.slot].as_ref()?;
+        let saving = |entity: &SchedEntity| {
+            let tenant = self.tenants[entity.slot].as_ref()?;
             let saves = tenant.waits() && !tenant.contends;
             saves.then(|| tenant.ready_at(&self.settings))
         };
         let leases = gpu.leases.iter().filter_map(lease);
-        leases.chain(gpu.seats.iter().filter_map(saving)).min()
+        leases.chain(gpu.entities.iter().filter_map(saving)).min()
     }
 
     fn next_of_holder(&self, slot: Slot) -> Option<u64> {
@@ -232,7 +233,7 @@ impl Policy {
         let lease = tenant.lease()?;
         let mut next = if self.competes(slot) {
             Some(lease.preempt.map_or(lease.until, |at| at.min(lease.until)))
-        } else if lease.state == State::Open {
+        } else if lease.state == GateState::Open {
             self.alone_at(slot)
         } else {
             None

@@ -1,19 +1,19 @@
-//! What the policy is told and what it answers.
+//! What goes into the policy and what comes out.
 
 /// Most GPUs (MIG instances count) on one node.
 pub const MAX_GPUS: usize = 128;
 
-/// Names a tenant; the caller chooses the numbers.
+/// Identifies a tenant; the caller chooses the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u64);
 
 /// A GPU's (or MIG instance's) index on the node, below [`MAX_GPUS`].
 pub type GpuIndex = u8;
 
-/// How a share is meant. Tenants of the policy `none` are not the arbiter's affair.
+/// What a share means. Tenants of the policy `none` are not arbitrated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A weight: what others leave idle is anybody's.
+pub enum ShareKind {
+    /// A weight: any tenant may use idle time.
     Burst,
     /// A weight and a cap.
     Strict,
@@ -24,49 +24,66 @@ pub enum Kind {
 pub struct Share {
     /// Thousandths of a GPU; 0 counts as 1.
     pub millis: u32,
-    /// How it is meant.
-    pub kind: Kind,
+    /// What it means.
+    pub kind: ShareKind,
 }
 
-/// What a tenant's gate is to say, see `docs/compute.md`.
+/// The state of a tenant's gate; see `docs/compute.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Alone and not capped: launches pass, and what is in flight is not bounded.
+pub enum GateState {
+    /// The tenant is alone and not capped: launches pass, and what is in flight is not bounded.
     Solo,
-    /// Holds the lease.
+    /// The tenant holds the lease.
     Open,
-    /// Holds the lease, and others wait or the share is a cap.
+    /// The tenant holds the lease, and others wait or its share is a cap.
     Yield,
-    /// Holds no lease, or must give it back.
+    /// The tenant holds no lease, or must give it back.
     Closed,
 }
 
-/// What a tenant says of a lease when it has drained. It is believed within bounds.
+/// What a tenant reports of a lease when it has drained. It counts within bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// How long something of it was in flight, nanoseconds.
+    /// How long some of its work was in flight, nanoseconds.
     pub ns: u64,
     /// How many of its processes had work at the same time.
     pub processes: u32,
 }
 
+/// What a tenant has had since it joined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantTotals {
+    /// GPU time charged, nanoseconds (of one GPU, where there are several).
+    pub leased_ns: u64,
+    /// Time without a lease that it wanted, nanoseconds.
+    pub waited_ns: u64,
+    /// Waits of [`super::LONG_WAIT_NS`] and more that have ended.
+    pub long_waits: u64,
+    /// The longest wait that has ended, nanoseconds.
+    pub longest_wait_ns: u64,
+    /// Leases granted.
+    pub leases: u64,
+    /// Drains that passed the deadline.
+    pub overlaps: u64,
+}
+
 /// How a tenant is to use its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pace {
-    /// So long it may be idle before it says so, nanoseconds.
+    /// How long it may be idle before it reports so, nanoseconds.
     pub idle_ns: u64,
-    /// Somebody may come who must not wait for a whole window.
+    /// A tenant may come that must not wait for a whole window.
     pub is_narrow: bool,
 }
 
-/// Write this state, in a new epoch, to all gates of the tenant.
+/// A command: write this state, in a new epoch, to all gates of the tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// Whose gates.
+    /// The tenant.
     pub tenant: TenantId,
-    /// What they are to say.
-    pub state: State,
-    /// To be written before the state, where that is not CLOSED.
+    /// The state.
+    pub state: GateState,
+    /// To be written before the state, unless that is CLOSED.
     pub pace: Pace,
 }
 
@@ -76,37 +93,39 @@ pub const MS: u64 = 1_000_000;
 /// The policy's constants, nanoseconds. `docs/compute.md` gives the reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How long a lease lasts while others wait, where nothing speaks for another length.
+    /// How long a lease lasts while others wait, where nothing calls for another length.
     pub quantum: u64,
     /// Shortest quantum, with many waiters.
     pub quantum_least: u64,
     /// Longest quantum, where drains are long.
     pub quantum_most: u64,
-    /// A lease is not taken away sooner, even by who is owed time.
+    /// A quantum lasts at least so many mean drains, so that they do not consume it. With more, a tenant whose
+    /// processes have much in flight holds the GPU for longer, and others' steps take longer.
+    pub drains: u64,
+    /// A lease is not taken away sooner, even by a tenant that is owed time.
     pub min_hold: u64,
     /// Most GPU time that is owed to a tenant when it begins to want.
     pub credit: u64,
-    /// Least time to drain before the next is let in beside the late one.
+    /// Shortest time to drain before the next tenant is let in beside the late one.
     pub drain_least: u64,
-    /// Most.
+    /// Longest such time.
     pub drain_most: u64,
-    /// SOLO when nobody else has wanted or held the GPU for so long.
+    /// A tenant is SOLO when no other has wanted or held the GPU for so long.
     pub solo_after: u64,
-    /// Strict shares: what may be saved up, in time at the rate of the share.
+    /// Strict shares: what may be saved, in time at the rate of the share.
     pub burst: u64,
-    /// Strict shares: what the GPU takes to change over to another tenant, which is not charged to
-    /// the cap.
+    /// Strict shares: what a change of the GPU to another tenant takes, which is not charged to the cap.
     pub switch: u64,
-    /// How long the GPU serves one process while another of the tenant has work, too.
+    /// How long the GPU serves one process while another of the tenant has work.
     pub slice: u64,
-    /// Strict shares: a sixteenth of the time charged may be given back to the cap because the tenant
-    /// says that it had nothing in flight; so much of it is saved up at most.
+    /// Strict shares: a sixteenth of the charge may return to the cap because the tenant reports that it had
+    /// nothing in flight; this much of it is saved at most.
     pub slack: u64,
-    /// A tenant that pauses is idle after so long.
+    /// How long a tenant pauses before it counts as idle.
     pub idle: u64,
-    /// The same for one that comes back soon as a rule, at most: the lease is kept for it.
+    /// The longest such time, for a tenant that usually returns soon: the lease is kept for it.
     pub idle_most: u64,
-    /// And for one that never does.
+    /// The shortest, for a tenant that never does.
     pub idle_least: u64,
 }
 
@@ -116,6 +135,7 @@ impl Default for Settings {
             quantum: 5 * MS,
             quantum_least: 2 * MS,
             quantum_most: 20 * MS,
+            drains: 2,
             min_hold: MS,
             credit: 20 * MS,
             drain_least: 20 * MS,

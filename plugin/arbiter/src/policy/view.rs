@@ -1,19 +1,19 @@
-//! What the policy shows of itself, for status and demo.
+//! The policy's state, as others see it.
 
 use super::Policy;
 use super::tenant::{Phase, Slot};
-use super::types::{GpuIndex, Share, State, TenantId};
+use super::types::{GateState, GpuIndex, Share, TenantId, TenantTotals};
 
 /// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuView {
-    /// Which.
+    /// Its index.
     pub gpu: GpuIndex,
-    /// Who holds the lease or still drains it; late ones are not counted.
+    /// The tenant that holds the lease or still drains it; late ones do not count.
     pub holder: Option<TenantId>,
-    /// Who drains too late and keeps the GPU beside the holder.
+    /// Tenants that drain too late and use the GPU beside the holder.
     pub late: Vec<TenantId>,
-    /// How many wait for the lease.
+    /// Tenants that wait for the lease.
     pub waiting: usize,
     /// Length of a lease now, nanoseconds.
     pub quantum: u64,
@@ -22,35 +22,25 @@ pub struct GpuView {
 /// One tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantView {
-    /// Who.
+    /// Its id.
     pub tenant: TenantId,
     /// Its GPUs.
     pub gpus: Vec<GpuIndex>,
-    /// What it may have.
+    /// Its share.
     pub share: Share,
-    /// What its gates say.
-    pub state: State,
+    /// The state of its gates.
+    pub state: GateState,
     /// Since when it waits for a lease, in the caller's nanoseconds.
     pub waiting_since: Option<u64>,
-    /// GPU time charged, nanoseconds (of one GPU, where there are several), a running lease included.
-    pub leased_ns: u64,
-    /// Time spent wanting and not holding, nanoseconds.
-    pub waited_ns: u64,
-    /// Waits of [`super::LONG_WAIT_NS`] and more that have ended.
-    pub long_waits: u64,
-    /// The longest that has ended, nanoseconds.
-    pub longest_wait_ns: u64,
-    /// Leases granted.
-    pub leases: u64,
-    /// Drains that passed the deadline.
-    pub overlaps: u64,
+    /// What it has had so far, a running lease and a running wait included.
+    pub totals: TenantTotals,
 }
 
 impl Policy {
     /// One GPU as it is at `now`; `None` for one that no tenant has.
     #[must_use]
     pub fn gpu(&self, _now: u64, gpu: GpuIndex) -> Option<GpuView> {
-        let at = self.gpus.get(usize::from(gpu)).filter(|at| !at.seats.is_empty())?;
+        let at = self.gpus.get(usize::from(gpu)).filter(|at| !at.entities.is_empty())?;
         let phase = |slot: Slot| self.tenants[slot].as_ref().map(|tenant| tenant.phase);
         let late = |slot: &Slot| matches!(phase(*slot), Some(Phase::Late { .. }));
         let id = |slot: Slot| self.tenants[slot].as_ref().map(|tenant| tenant.id);
@@ -77,16 +67,15 @@ impl Policy {
             share: tenant.share,
             state: tenant.state(),
             waiting_since: waits.then_some(tenant.since),
-            leased_ns: tenant.leased_ns + running,
-            waited_ns: tenant.waited_ns + waiting,
-            long_waits: tenant.long_waits,
-            longest_wait_ns: tenant.longest_wait_ns,
-            leases: tenant.leases,
-            overlaps: tenant.overlaps,
+            totals: TenantTotals {
+                leased_ns: tenant.totals.leased_ns + running,
+                waited_ns: tenant.totals.waited_ns + waiting,
+                ..tenant.totals
+            },
         })
     }
 
-    /// Who has the lease next of a tenant that drains, as it stands now.
+    /// The tenant that gets the lease next, as things stand, after one that drains.
     #[must_use]
     pub fn successor(&self, id: TenantId) -> Option<TenantId> {
         let &slot = self.ids.get(&id)?;

@@ -6,10 +6,11 @@ mod late;
 mod nonsense;
 mod pauses;
 mod shares;
+mod steps;
 mod tied;
 
 use tessera_arbiter::policy::model::{Change, Figures, Load, Scenario, TenantFigures, simulate};
-use tessera_arbiter::policy::{Kind, MS, Policy, Settings, Share, State, TenantId};
+use tessera_arbiter::policy::{GateState, MS, Policy, Settings, Share, ShareKind, TenantId};
 
 const US: u64 = 1_000;
 const SECOND: u64 = 1_000 * MS;
@@ -17,11 +18,11 @@ const SECOND: u64 = 1_000 * MS;
 const DELAY: (u64, u64) = (10 * US, 60 * US);
 
 fn burst(millis: u32) -> Share {
-    Share { millis, kind: Kind::Burst }
+    Share { millis, kind: ShareKind::Burst }
 }
 
 fn strict(millis: u32) -> Share {
-    Share { millis, kind: Kind::Strict }
+    Share { millis, kind: ShareKind::Strict }
 }
 
 fn scenario(loads: Vec<Load>, until: u64) -> Scenario {

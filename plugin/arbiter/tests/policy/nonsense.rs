@@ -39,7 +39,7 @@ fn event() -> impl Strategy<Value = Event> {
 
 /// What the commands have said, and what nobody may see.
 #[derive(Default)]
-struct Gates(BTreeMap<TenantId, State>);
+struct Gates(BTreeMap<TenantId, GateState>);
 
 impl Gates {
     fn carry_out(&mut self, policy: &mut Policy, now: u64) -> Result<(), TestCaseError> {
@@ -47,21 +47,21 @@ impl Gates {
         for command in commands {
             prop_assert!(policy.tenant(now, command.tenant).is_some(), "of nobody: {command:?}");
             let before = self.0.insert(command.tenant, command.state);
-            if command.state == State::Solo || command.state == State::Closed {
+            if command.state == GateState::Solo || command.state == GateState::Closed {
                 continue;
             }
             // What SOLO let through is not bounded: it drains before the gate says anything else.
-            prop_assert!(before != Some(State::Solo), "{command:?} after SOLO");
+            prop_assert!(before != Some(GateState::Solo), "{command:?} after SOLO");
         }
         self.0.retain(|&id, _| policy.tenant(now, id).is_some());
         let mut holders: BTreeMap<u8, TenantId> = BTreeMap::new();
         for view in policy.tenants(now) {
             let gate = self.0.get(&view.tenant).copied();
             prop_assert_eq!(gate, Some(view.state), "{:?}", view);
-            if view.state == State::Solo {
-                prop_assert!(view.share.kind == Kind::Burst, "{:?}", view);
+            if view.state == GateState::Solo {
+                prop_assert!(view.share.kind == ShareKind::Burst, "{:?}", view);
             }
-            for &gpu in view.gpus.iter().filter(|_| view.state != State::Closed) {
+            for &gpu in view.gpus.iter().filter(|_| view.state != GateState::Closed) {
                 let other = holders.insert(gpu, view.tenant);
                 prop_assert!(other.is_none(), "{:?} and {:?} on GPU {}", other, view, gpu);
             }
@@ -100,14 +100,14 @@ proptest! {
         now += 5 * SECOND;
         let ids: Vec<TenantId> = policy.tenants(now).iter().map(|view| view.tenant).collect();
         for &id in &ids {
-            let kind = policy.tenant(now, id).map_or(Kind::Burst, |view| view.share.kind);
+            let kind = policy.tenant(now, id).map_or(ShareKind::Burst, |view| view.share.kind);
             policy.set_share(now, id, Share { millis: 200, kind });
             gates.carry_out(&mut policy, now)?;
         }
         let mut served = vec![false; ids.len()];
         for step in 0..20_000 {
             for &id in &ids {
-                if policy.tenant(now, id).is_some_and(|view| view.state == State::Closed) {
+                if policy.tenant(now, id).is_some_and(|view| view.state == GateState::Closed) {
                     policy.drained(now, id, None);
                     gates.carry_out(&mut policy, now)?;
                     policy.want(now, id);
@@ -116,7 +116,7 @@ proptest! {
             }
             let views = policy.tenants(now);
             for (view, served) in views.iter().zip(&mut served) {
-                *served |= view.state != State::Closed;
+                *served |= view.state != GateState::Closed;
             }
             if served.iter().all(|&served| served) {
                 return Ok(());
@@ -143,7 +143,7 @@ fn a_tick_leaves_no_deadline_in_the_past() {
         assert!(at > now || now == 0, "{at} at {now}");
         now = now.max(at);
         policy.tick(now);
-        let closed: Vec<_> = policy.commands().filter(|c| c.state == State::Closed).collect();
+        let closed: Vec<_> = policy.commands().filter(|c| c.state == GateState::Closed).collect();
         for command in closed {
             now += 50 * US;
             policy.drained(now, command.tenant, None);

@@ -88,8 +88,8 @@ fn patience(rounds: usize, pause: impl Fn(usize) -> u64) -> Vec<u64> {
                 let commands: Vec<_> = policy.commands().collect();
                 for command in &commands {
                     match (command.tenant == one, command.state) {
-                        (_, State::Closed) => policy.drained(now, command.tenant, None),
-                        (true, State::Yield) => said = command.pace.idle_ns,
+                        (_, GateState::Closed) => policy.drained(now, command.tenant, None),
+                        (true, GateState::Yield) => said = command.pace.idle_ns,
                         _ => {}
                     }
                 }
@@ -98,7 +98,7 @@ fn patience(rounds: usize, pause: impl Fn(usize) -> u64) -> Vec<u64> {
                 }
             }
             match policy.tenant(now, one).map(|view| view.state) {
-                Some(State::Yield) => break said,
+                Some(GateState::Yield) => break said,
                 _ => now = policy.deadline().unwrap_or(now).max(now),
             }
             policy.tick(now);

@@ -1,7 +1,6 @@
 //! Asking the plugin, on a thread of its own: a plugin that hangs must not hang the view.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -12,17 +11,18 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::model::Model;
 use tessera_api::admin;
+use tessera_config::Config;
 use tessera_model::clock::unix_ms;
 
 /// What comes in.
-pub(super) enum News {
+pub(super) enum FeedEvent {
     /// The plugin's answer, and when it came.
     Answer(Box<StatusResponse>, Duration),
     /// It does not answer, and why.
     Silence(String),
-    /// The process was told to end.
+    /// A signal asked the process to end.
     End,
-    /// It was told to stop, as by `kill -TSTP`.
+    /// A signal asked it to stop, as by `kill -TSTP`.
     Stop,
     /// It goes on after it was stopped.
     Again,
@@ -30,13 +30,13 @@ pub(super) enum News {
 
 /// The thread's other end.
 pub(super) struct Feed {
-    news: Receiver<News>,
+    news: Receiver<FeedEvent>,
 }
 
 impl Feed {
-    /// Starts asking at `socket`, once in `interval`. Of being stopped it tells whoever has taken the
+    /// Starts asking where the configuration says, once in `interval`. Of being stopped it tells whoever has taken the
     /// terminal: all others may be stopped as ever.
-    pub fn start(socket: PathBuf, interval: Duration, has_terminal: bool) -> anyhow::Result<Self> {
+    pub fn start(config: Config, interval: Duration, has_terminal: bool) -> anyhow::Result<Self> {
         let (sender, news) = channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // From here on no signal ends the process with the terminal taken.
@@ -47,7 +47,7 @@ impl Feed {
         std::thread::Builder::new().name("feed".into()).spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = ask(socket, interval, sender.clone()) => {}
+                    () = ask(config, interval, sender.clone()) => {}
                     () = signals.tell(&sender) => {}
                 }
             });
@@ -56,35 +56,35 @@ impl Feed {
     }
 
     /// What comes within `wait`.
-    pub fn next(&self, wait: Duration) -> Option<News> {
+    pub fn next(&self, wait: Duration) -> Option<FeedEvent> {
         match self.news.recv_timeout(wait) {
             Ok(news) => Some(news),
             Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(News::End),
+            Err(RecvTimeoutError::Disconnected) => Some(FeedEvent::End),
         }
     }
 }
 
 /// Takes the news over into the model.
-pub(super) fn apply(model: &mut Model, news: News) {
+pub(super) fn apply(model: &mut Model, news: FeedEvent) {
     match news {
-        News::Answer(status, at) => model.take(*status, at),
-        News::Silence(reason) => model.miss(reason, unix_ms()),
-        News::End => model.quit = true,
+        FeedEvent::Answer(status, at) => model.take(*status, at),
+        FeedEvent::Silence(reason) => model.miss(reason, unix_ms()),
+        FeedEvent::End => model.quit = true,
         // Of the terminal, not of what it shows.
-        News::Stop | News::Again => {}
+        FeedEvent::Stop | FeedEvent::Again => {}
     }
 }
 
-async fn ask(socket: PathBuf, interval: Duration, sender: Sender<News>) {
+async fn ask(config: Config, interval: Duration, sender: Sender<FeedEvent>) {
     let began = Instant::now();
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let news = match admin::ask(&socket).await {
-            Ok(status) => News::Answer(Box::new(status), began.elapsed()),
-            Err(error) => News::Silence(format!("{error:#}")),
+        let news = match admin::ask(&config.paths.admin).await {
+            Ok(status) => FeedEvent::Answer(Box::new(status), began.elapsed()),
+            Err(error) => FeedEvent::Silence(error.sentence(&config)),
         };
         if sender.send(news).is_err() {
             return;
@@ -92,8 +92,8 @@ async fn ask(socket: PathBuf, interval: Duration, sender: Sender<News>) {
     }
 }
 
-/// What the process is told by signals.
-struct Signals(Vec<(Signal, fn() -> News)>);
+/// Signals to the process.
+struct Signals(Vec<(Signal, fn() -> FeedEvent)>);
 
 impl Signals {
     fn new(has_terminal: bool) -> io::Result<Self> {
@@ -103,18 +103,18 @@ impl Signals {
             SignalKind::hangup(),
             SignalKind::quit(),
         ];
-        let mut kinds: Vec<(SignalKind, fn() -> News)> =
-            end.into_iter().map(|kind| (kind, (|| News::End) as fn() -> News)).collect();
+        let mut kinds: Vec<(SignalKind, fn() -> FeedEvent)> =
+            end.into_iter().map(|kind| (kind, (|| FeedEvent::End) as fn() -> FeedEvent)).collect();
         if has_terminal {
-            kinds.push((SignalKind::from_raw(SIGTSTP), || News::Stop));
-            kinds.push((SignalKind::from_raw(SIGCONT), || News::Again));
+            kinds.push((SignalKind::from_raw(SIGTSTP), || FeedEvent::Stop));
+            kinds.push((SignalKind::from_raw(SIGCONT), || FeedEvent::Again));
         }
         let signals = kinds.into_iter().map(|(kind, news)| Ok((signal(kind)?, news)));
         signals.collect::<io::Result<_>>().map(Signals)
     }
 
     /// Until the end, or nobody listens.
-    async fn tell(mut self, sender: &Sender<News>) {
+    async fn tell(mut self, sender: &Sender<FeedEvent>) {
         loop {
             let news = std::future::poll_fn(|cx| {
                 let mut all = self.0.iter_mut();
@@ -122,7 +122,7 @@ impl Signals {
                 come.map_or(Poll::Pending, |news| Poll::Ready(news()))
             })
             .await;
-            let is_end = matches!(news, News::End);
+            let is_end = matches!(news, FeedEvent::End);
             if sender.send(news).is_err() || is_end {
                 return;
             }

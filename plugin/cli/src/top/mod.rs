@@ -13,17 +13,16 @@ mod screen;
 mod text;
 mod view;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-
-use feed::{Feed, News};
+use feed::{Feed, FeedEvent};
 use model::Model;
 pub use model::Sort;
 use tessera_api::admin;
 use tessera_api::admin::Format;
+use tessera_api::offline;
 use tessera_config::Config;
 use tessera_model::clock::unix_ms;
 use tessera_model::duration;
@@ -57,8 +56,15 @@ pub struct Args {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let interval = duration::parse(text)?;
-    if interval < LEAST { Err("must be 100ms or more".to_owned()) } else { Ok(interval) }
+    at_least(LEAST, text)
+}
+
+/// A time that is not shorter than this.
+pub(crate) fn at_least(least: Duration, text: &str) -> Result<Duration, String> {
+    match duration::parse(text)? {
+        short if short < least => Err(format!("must be {} or more", duration::format(least))),
+        interval => Ok(interval),
+    }
 }
 
 /// Shows the view until it is left, or prints it.
@@ -72,7 +78,7 @@ pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
         return once(model, args, config);
     }
     let drawn = args.output == Format::Text && io::stdout().is_terminal() && !is_dumb();
-    let feed = Feed::start(config.paths.admin.clone(), args.interval, drawn)?;
+    let feed = Feed::start(config.clone(), args.interval, drawn)?;
     if drawn { screen::run(model, &feed, args.interval) } else { print(model, &feed, args) }
 }
 
@@ -80,11 +86,11 @@ pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
 fn once(mut model: Model, args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let began = Instant::now();
-    let answer = runtime.block_on(async {
+    let answer: Result<_, admin::Unreachable> = runtime.block_on(async {
         let first = admin::ask(&config.paths.admin).await?;
         let at = began.elapsed();
         tokio::time::sleep(args.interval).await;
-        anyhow::Ok((first, at, admin::ask(&config.paths.admin).await?))
+        Ok((first, at, admin::ask(&config.paths.admin).await?))
     });
     let code = match answer {
         Ok((first, at, second)) => {
@@ -94,12 +100,10 @@ fn once(mut model: Model, args: &Args, config: &Config) -> anyhow::Result<ExitCo
         }
         Err(error) => {
             // The limits hold without the plugin, and what they are can be read.
-            let mut status = admin::offline(config, String::new());
-            status.warnings.clear();
-            model.take(status, began.elapsed());
+            model.take(offline::status(config), began.elapsed());
             model.offline = true;
-            model.miss(format!("{error:#}"), unix_ms());
-            ExitCode::from(admin::EXIT_UNAVAILABLE)
+            model.miss(error.sentence(config), unix_ms());
+            ExitCode::from(error.exit_status())
         }
     };
     say(&model, args)?;
@@ -110,39 +114,31 @@ fn once(mut model: Model, args: &Args, config: &Config) -> anyhow::Result<ExitCo
 fn print(mut model: Model, feed: &Feed, args: &Args) -> anyhow::Result<ExitCode> {
     loop {
         match feed.next(Duration::MAX) {
-            Some(News::End) => return Ok(ExitCode::SUCCESS),
+            Some(FeedEvent::End) => return Ok(ExitCode::SUCCESS),
             Some(news) => feed::apply(&mut model, news),
             None => continue,
         }
-        match say(&model, args) {
-            // Whoever read it has gone, like `head`.
-            Err(error) if is_broken_pipe(&error) => return Ok(ExitCode::SUCCESS),
-            result => result?,
+        if !say(&model, args)? {
+            return Ok(ExitCode::SUCCESS);
         }
     }
 }
 
-fn say(model: &Model, args: &Args) -> anyhow::Result<()> {
+/// Whether there is still a reader.
+fn say(model: &Model, args: &Args) -> io::Result<bool> {
     let text = match args.output {
         Format::Json => format!("{}\n", report::json(model)),
         Format::Text => {
-            let mut out = io::stdout().lock();
             let width = terminal::size().map(|(width, _)| width).or_else(columns);
             let moment = Moment { now_unix_ms: unix_ms(), every: args.interval, live: false };
             let frame = report::plain(model, Look::from_env(), moment, width);
             let end = if args.once { "" } else { "\n" };
-            return Ok(write!(out, "{frame}{end}").and_then(|()| out.flush())?);
+            format!("{frame}{end}")
         }
     };
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
+    terminal::print_while_read(&text)
 }
 
 fn columns() -> Option<u16> {
     std::env::var("COLUMNS").ok()?.parse().ok()
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let io = error.downcast_ref::<io::Error>();
-    io.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -19,7 +19,7 @@ use ratatui::crossterm::terminal::{
 };
 use ratatui::crossterm::{cursor, execute};
 
-use super::feed::{self, Feed, News};
+use super::feed::{self, Feed, FeedEvent};
 use super::model::Model;
 use super::view::{self, Moment};
 use tessera_model::clock::unix_ms;
@@ -62,13 +62,13 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
             }
             while let Some(news) = feed.next(Duration::ZERO) {
                 match news {
-                    News::Stop => {
+                    FeedEvent::Stop => {
                         taken.stop()?;
                         (terminal, is_known) = (empty()?, true);
                     }
-                    News::Again if is_known => is_known = false,
-                    News::Again => {
-                        taken.take_anew()?;
+                    FeedEvent::Again if is_known => is_known = false,
+                    FeedEvent::Again => {
+                        taken.take_again()?;
                         terminal = empty()?;
                     }
                     news => feed::apply(&mut model, news),
@@ -148,7 +148,7 @@ impl Taken {
 
     /// After a stop that left no time to give anything back (SIGSTOP): a shell may have set the terminal as
     /// it needs it, and written on this screen or gone to the other.
-    fn take_anew(&self) -> io::Result<()> {
+    fn take_again(&self) -> io::Result<()> {
         // What is raw, as far as crossterm knows, it would leave alone.
         self.give_back();
         self.enter()

@@ -54,7 +54,7 @@ pub(super) fn quantum(us: u64) -> String {
     }
 }
 
-/// Who has a GPU's lease, and who drains it late.
+/// The holder of a GPU's lease, and those that drain it late.
 pub(super) fn holder(gpu: &Gpu, allocations: &[Allocation]) -> String {
     let name = |id: &str| {
         let holder = allocations.iter().find(|a| a.id == id).and_then(|a| a.holder.as_ref());

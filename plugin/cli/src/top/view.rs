@@ -12,6 +12,7 @@ use ratatui::text::{Line, Span};
 
 use super::keys::HELP;
 use super::model::{Model, Sort};
+use tessera_api::print::wrap;
 use tessera_model::duration;
 use tessera_model::time_format;
 use tessera_system::terminal::Look;
@@ -87,15 +88,17 @@ pub(super) fn draw(model: &Model, look: Look, moment: Moment, area: Rect, buffer
             (silence.since_unix_ms, time_format::ago(silence.since_unix_ms, moment.now_unix_ms));
         let shown = match (model.has_answer(), model.offline) {
             (false, _) => "",
-            (true, true) => "; this is read from the pages, which know neither GPUs nor pods",
+            (true, true) => "; this is from the ledger and the pages, which know no GPU time",
             (true, false) => "; shown is what it said before",
         };
         let text = format!(
-            "plugin does not answer since {} ({ago}): {}{shown}",
+            "no answer since {} ({ago}): {}{shown}",
             time_format::clock(since),
             silence.reason
         );
-        page.line(Line::styled(text, paint.bad()));
+        for line in wrap(&text, page.width()) {
+            page.line(Line::styled(line, paint.bad()));
+        }
     }
     if model.help {
         return help(&mut page, paint);
@@ -154,7 +157,8 @@ fn title(model: &Model, paint: Paint, moment: Moment) -> Line<'static> {
     let plugin = model.status.plugin.clone().unwrap_or_default();
     let mut spans = vec![Span::styled("tessera top", Style::new().add_modifier(Modifier::BOLD))];
     if model.has_answer() {
-        let standing = match plugin.registration() {
+        let registration = match plugin.registration() {
+            _ if model.offline => Span::styled("without the plugin", paint.bad()),
             tessera_kubelet_api::admin::Registration::Live => {
                 Span::styled("registered", paint.good())
             }
@@ -162,7 +166,7 @@ fn title(model: &Model, paint: Paint, moment: Moment) -> Line<'static> {
         };
         let allocations = model.status.allocations.len();
         spans.push(Span::raw(format!("  {} ", time_format::clock(model.status.at_unix_ms))));
-        spans.push(standing);
+        spans.push(registration);
         spans.push(Span::raw(format!(
             "  {}  {}  every {}",
             count(model.status.gpus.len(), "GPU"),

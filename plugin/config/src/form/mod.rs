@@ -11,7 +11,7 @@ use super::report::Report;
 use super::table::{Form, Place};
 
 pub(super) use compound::{Mapping, list, section, tables};
-pub(super) use number::{amount, auto, boolean, bytes, cores, time, whole};
+pub(super) use number::{amount, auto, boolean, bytes, cores, money, time, whole};
 pub(super) use text::{Parsed, Words, absolute, given, optional_path, parsed, path, quoted, word};
 
 /// A value of one piece: it is right or wrong as a whole.

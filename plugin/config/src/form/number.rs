@@ -32,6 +32,9 @@ pub struct Bytes {
 /// A share of a GPU's time, thousandths.
 pub struct Cores;
 
+/// An amount of money, thousandths of its currency.
+pub struct Money;
+
 /// `"auto"`, which is `None`, or what the other form takes.
 pub struct Auto<F>(F);
 
@@ -56,6 +59,10 @@ pub(crate) const fn bytes(least: u64, less: &'static str) -> Bytes {
 
 pub(crate) const fn cores() -> Cores {
     Cores
+}
+
+pub(crate) const fn money() -> Money {
+    Money
 }
 
 pub(crate) const fn auto<F>(form: F) -> Auto<F> {
@@ -248,6 +255,28 @@ impl Units for Cores {
 
     fn write(units: u64) -> String {
         write::cores(units)
+    }
+}
+
+impl Leaf for Money {
+    type Value = u64;
+
+    fn parse(&self, value: &DeValue<'_>) -> Result<u64, String> {
+        quantity(value, Quantity::millis)
+    }
+
+    fn show(&self, value: &u64) -> Option<String> {
+        let (whole, rest) = (value / 1000, value % 1000);
+        let text = format!("{whole}.{rest:03}");
+        Some(text.trim_end_matches('0').trim_end_matches('.').to_owned())
+    }
+
+    fn accepts(&self) -> String {
+        "number, not negative; what is finer than a thousandth is rounded up".to_owned()
+    }
+
+    fn schema(&self) -> Value {
+        bytes(0, "").schema()
     }
 }
 

@@ -12,28 +12,24 @@ const HEAD: &str = "\
 
 <!-- Written by `tessera config reference`; a test holds the two equal. -->
 
-`tessera serve --config FILE` reads one TOML file; without `--config`, `/etc/tessera/config.toml` counts
-where it exists, and the defaults where it does not. [config.toml](../config.toml) is every key with its
-default and more words. A key that is left out keeps its default; one that does not exist, or a value
-that makes no sense, is an error.
+`tessera serve --config FILE` reads one TOML file. Without `--config` it reads `/etc/tessera/config.toml` where that
+exists, else it uses the defaults. [config.toml](../config.toml) has every key with its default. A key that is left out
+keeps its default; an unknown key or an impossible value is an error.
 
-- `tessera config check FILE` tells every error, with line and key, also against this machine's GPUs.
-- `tessera config plan FILE` tells what it would change, for the node and for each running allocation.
-- `tessera config reload`, SIGHUP, or a change of the file itself: a running plugin reads it again. A bad
-  one is refused, and the last good one stays in force, across restarts as well:
-  [plugin.md](plugin.md#changing-the-configuration).
+- `tessera config check FILE` reports every error, with line and key, also against this machine's GPUs.
+- `tessera config plan FILE` shows what a file would change, for the node and for each running allocation.
+- A running plugin reads its file again when the file changes, on SIGHUP, and by `tessera config reload`. It refuses a
+  bad file and keeps the [last good one](plugin.md#changing-the-configuration), also over a restart.
+- `tessera config schema` prints a JSON Schema of the file. The chart's `values.schema.json` contains it, so Helm
+  refuses what the plugin would refuse.
 
-**A change takes effect** *at once*: for everybody, as soon as the file is read. *For new pods*: what
-runs keeps what it was given until its pod ends. *After a restart* of the plugin: until then the value
-before holds, and `tessera status` says so; running pods do not notice the restart.
+**A change takes effect** *at once*, for everybody; *for new pods*, while running ones keep what they have; or *after a
+restart* of the plugin, which running pods do not notice. Until then the old value applies, and `tessera status` says so.
 
 **Quantities** are Kubernetes': `123Mi`, `129M`, `129e6`, `1.5Gi`, or a plain number. **Times** are written
-`500ms`, `10s`, `5m`, `1h`. A **share** of a GPU's time is a percentage, a string such as `\"25%\"`, here and
-wherever people read one; `\"250m\"` and `0.25` GPUs mean the same. In JSON it is a whole number of thousandths of a
-GPU (`cores_millis`, `got_1s_millis`), in metrics a part of 1 (`tessera_container_cores_ratio`).
-
-All errors are reported in one go, but for what may only follow from another. `tessera config schema` prints what a
-file may say as JSON Schema; the chart's `values.schema.json` is made of it, so that Helm refuses what the plugin would.
+`500ms`, `10s`, `5m`, `1h`. A **share** of a GPU's time is a percentage, a string such as `\"25%\"`; `\"250m\"` and
+`0.25` GPUs mean the same. JSON output has whole thousandths of a GPU (`cores_millis`, `got_1s_millis`), metrics have
+parts of 1 (`tessera_container_cores_ratio`).
 ";
 
 /// The whole page.
@@ -79,9 +75,9 @@ fn header(row: &Row, section: &Key<Config>) -> String {
 }
 
 const TOML_HEAD: &str = "\
-# Tessera's configuration: every key with its default, written by `tessera config default`. A key that is left
-# out keeps its default; a key that does not exist, or a value that makes no sense, is an error (exit status
-# 64), and all errors are reported at once.
+# Tessera's configuration: every key with its default, as `tessera config default` prints it. A key that is left
+# out keeps its default. An unknown key or an impossible value is an error (exit status 64); all errors are
+# reported at once.
 #
 # Quantities are Kubernetes': 123Mi, 129M, 129e6, 1.5Gi, or a plain number. Times are written 500ms, 10s, 5m,
 # 1h. A share of a GPU is a percentage, \"25%\".
@@ -123,7 +119,7 @@ pub fn commented() -> String {
     file
 }
 
-/// Markdown as lines of a comment.
+/// Markdown as the lines of a comment.
 fn comment(markdown: &str) -> String {
     let mut lines = vec![String::from("#")];
     for word in plain(markdown).split_whitespace() {

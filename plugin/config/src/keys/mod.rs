@@ -19,7 +19,7 @@ pub enum Takes {
     /// As soon as the file is read, for everybody.
     #[default]
     AtOnce,
-    /// As soon as the file is read, for whoever comes: what runs keeps what it was given until its pod
+    /// As soon as the file is read, for new pods: a running one keeps what it was given until its pod
     /// ends.
     NewPods,
     /// When the plugin starts the next time. Until then the value before holds.

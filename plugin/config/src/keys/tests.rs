@@ -115,3 +115,17 @@ fn the_reference_is_what_the_code_says() {
 fn the_commented_file_is_what_the_code_says() {
     follows("config.toml", &commented());
 }
+
+#[test]
+fn a_links_words_stay_where_they_are_not_its_targets_name() {
+    let plain = crate::table::plain;
+    assert_eq!(plain("See [dra.md](dra.md#x)."), "See docs/dra.md.");
+    assert_eq!(
+        plain("[deploy/README.md](../deploy/README.md#y) has it"),
+        "deploy/README.md has it"
+    );
+    assert_eq!(
+        plain("[Observed overhead](plugin.md#z) covers it"),
+        "Observed overhead (docs/plugin.md) covers it"
+    );
+}

@@ -18,23 +18,23 @@ table! {
     /// How GPU time is divided among tenants that want it at the same time, where `share.compute` is not
     /// `none`.
     pub struct Leases: check {
-        /// How long a lease of the GPU lasts while others wait.
+        /// How long a lease of the GPU lasts while other tenants wait.
         quantum: Duration = millis(5), time(SHORTEST, LONGEST);
-        /// Shortest lease, where many wait; at most `compute.quantum`.
+        /// Shortest lease, used where many tenants wait; at most `compute.quantum`.
         quantum_min: Duration = millis(2), time(SHORTEST, LONGEST);
-        /// Longest lease, where draining takes long; at least `compute.quantum`.
+        /// Longest lease, used where draining takes long; at least `compute.quantum`.
         quantum_max: Duration = millis(20), time(SHORTEST, LONGEST);
-        /// Operations (kernels, graphs) that a tenant may have in flight while its lease can end.
+        /// Most operations (kernels, graphs) that a tenant may have in flight while its lease can end.
         window: u32 = 64, whole(2..=1 << 16);
-        /// Work, as predicted, that a tenant may have in flight then; two operations always may. Smaller:
-        /// leases end more precisely. Larger: the GPU idles less between.
+        /// Most predicted work that a tenant may have in flight then; two operations are always allowed. A
+        /// smaller value ends leases more precisely, a larger one keeps the GPU busier.
         window_time: Duration = millis(1), time(SHORTEST, LONGEST);
-        /// Most GPU time that is owed to a tenant that was idle and begins to want.
+        /// Most GPU time that is owed to a tenant that returns from a pause.
         credit: Duration = millis(20), time(SHORTEST, LONGEST);
-        /// How long a tenant whose lease has ended may take to drain, at least, before the next is let in
-        /// beside it; at most `compute.drain_max`.
+        /// Shortest time that a tenant has to drain before the next tenant may use the GPU beside it; at most
+        /// `compute.drain_max`.
         drain_min: Duration = millis(20), time(SHORTEST, LONGEST);
-        /// The same, at most (three times its longest drain lately, within these).
+        /// Longest such time. Between the two it is three times the tenant's longest recent drain.
         drain_max: Duration = millis(200), time(SHORTEST, LONGEST);
     }
 }

@@ -14,18 +14,13 @@ use tessera_model::cdi_name;
 table! {
     /// What a container is given besides its pages.
     pub struct Container {
-        /// How the shim gets into every process: `file` is a read-only `/etc/ld.so.preload`, which a
-        /// container cannot unset. `env` is `LD_PRELOAD`: it replaces one that the image sets, such as its
-        /// allocator's, and reaches more than `file` only in images whose glibc reads another file (Nix).
+        /// How the shim gets into every process. `file` mounts a read-only `/etc/ld.so.preload`, which a
+        /// container cannot unset. `env` sets `LD_PRELOAD`, which replaces the image's own (for instance its
+        /// allocator's); it is needed only for images whose glibc reads another file (Nix).
         inject: Vec<Inject> = vec![Inject::File], list(word(), "list of `file`, `env`; not empty")
             .not_empty("without the shim no quota would hold; name \"file\", \"env\" or both"), NewPods;
-        /// How a container gets its GPUs; see [plugin.md](plugin.md#how-a-container-gets-its-gpu).
-        /// `envvar`: `NVIDIA_VISIBLE_DEVICES`, for NVIDIA's container toolkit. `volume-mounts`: the same as
-        /// mounts, which a pod can't set itself (the toolkit needs
-        /// `accept-nvidia-visible-devices-as-volume-mounts = true`). `cdi-cri`: CDI devices, by a field that
-        /// kubelets from 1.28 on pass to the runtime. `cdi-annotations`: CDI devices, by annotations: older
-        /// kubelets, with containerd 1.7 or CRI-O. `device-nodes`: `driver.device_nodes`, without any
-        /// toolkit. `none`: nothing (the simulated GPU).
+        /// How a container gets its GPUs: [shares.md](shares.md#ways-into-the-container) compares the
+        /// strategies.
         device_list_strategy: DeviceListStrategy = DeviceListStrategy::Envvar, word(), NewPods;
     }
 }
@@ -50,22 +45,24 @@ pub const CONTAINER_DRIVER_DIR: &str = "/usr/local/tessera/driver";
 table! {
     /// Where driver libraries and device nodes come from, beyond NVIDIA's own toolkit.
     pub struct Driver: check_driver {
-        /// Host directory with libcuda and libnvidia-ml to mount into containers at
-        /// `/usr/local/tessera/driver` and name in `LD_LIBRARY_PATH`. Empty: NVIDIA's toolkit provides them.
+        /// Host directory with libcuda and libnvidia-ml. It is mounted into containers at
+        /// `/usr/local/tessera/driver` and named in `LD_LIBRARY_PATH`. Empty: NVIDIA's toolkit provides the
+        /// libraries.
         libraries: Option<PathBuf> = None, optional_path(), NewPods;
-        /// Instead: root of a driver's installation on the host (`/run/nvidia/driver`, `/`), below which the
-        /// libraries that compute needs are found; each is mounted by itself. The plugin must see the same
-        /// path. NVML is loaded from there too where `paths.nvml` is empty, and stays until a restart.
+        /// Root of a driver's installation on the host (`/run/nvidia/driver`, `/`), instead of
+        /// `driver.libraries`. The libraries that compute needs are found below it and mounted one by one.
+        /// The plugin must see the same path. Where `paths.nvml` is empty, NVML is loaded from there too,
+        /// until the next restart.
         root: Option<PathBuf> = None, optional_path(), NewPods;
-        /// Device nodes for `device-nodes`, and for the CDI strategies without `cdi.gpu_kind`. `{minor}` is
-        /// the GPU's minor number. A MIG instance's capabilities are added by themselves.
+        /// Device nodes for the strategy `device-nodes`, and for CDI without `cdi.gpu_kind`. `{minor}` is the
+        /// GPU's minor number. The capability nodes of MIG instances are added automatically.
         device_nodes: Vec<String> = ["/dev/nvidia{minor}", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
             .map(String::from).to_vec(),
             list(parsed(node, String::clone, "absolute path", || json!({ "pattern": "^/" })), "list of absolute paths"),
             NewPods;
-        /// More mounts for every container; `read_only` is true unless it is given.
+        /// Additional mounts for every container; `read_only` defaults to true.
         mounts: Vec<Mount> = Vec::new(), tables().inline(), NewPods;
-        /// More variables for every container. A pod's own win over these.
+        /// Additional variables for every container. A pod's own variables take precedence.
         env: BTreeMap<String, String> = BTreeMap::new(),
             Mapping::new(variable, r"^[^=\x00]+$", name::any(), wrong_variable, "table of strings"), NewPods;
     }
@@ -121,13 +118,14 @@ fn elsewhere(text: &str) -> Result<PathBuf, String> {
 table! {
     /// The Container Device Interface, where `container.device_list_strategy` asks for it.
     pub struct Cdi {
-        /// Where specs are written, one file per allocation: a directory that the container runtime reads.
+        /// Directory where the plugin writes specs, one file per allocation, and the container runtime reads
+        /// them.
         directory: PathBuf = "/var/run/cdi".into(), path(), Restart;
-        /// Whose spec has the GPU itself: the kind that NVIDIA's toolkit generates (`nvidia-ctk cdi
-        /// generate`). Empty: our own, from `[driver]`.
+        /// Kind of the spec that has the GPU itself: the one that NVIDIA's toolkit generates (`nvidia-ctk cdi
+        /// generate`). Empty: Tessera writes it, from `[driver]`.
         gpu_kind: Option<String> = Some("nvidia.com/gpu".into()),
             parsed(kind, |kind| kind.clone().unwrap_or_default(), "`vendor/class`, or empty", kind_schema), NewPods;
-        /// What that spec calls a GPU. An index may be another GPU's after a reboot.
+        /// What that spec calls a GPU. An index may mean another GPU after a reboot.
         gpu_names: GpuNames = GpuNames::Uuid, word(), NewPods;
     }
 }

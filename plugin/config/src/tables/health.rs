@@ -21,24 +21,23 @@ table! {
     pub struct Health: check {
         /// How often each GPU is asked whether it answers.
         probe_interval: Duration = seconds(10), time(SHORTEST, DAY);
-        /// So many unanswered probes in a row: lost, all its replicas Unhealthy.
+        /// Unanswered probes in a row after which a GPU counts as lost and all its replicas are Unhealthy.
         probes_failed: u32 = 3, whole(1..=100);
-        /// So many answered ones in a row begin its recovery.
+        /// Answered probes in a row after which its recovery begins.
         probes_passed: u32 = 3, whole(1..=100);
-        /// How long it must then be quiet before it is sold again; each relapse doubles that …
+        /// How long a recovering GPU must be without trouble before it is sold again. Each relapse doubles
+        /// the time.
         recovery: Duration = seconds(5 * 60), time(SHORTEST, DAY);
-        /// … up to this; at least `health.recovery`.
+        /// Longest recovery time; at least `health.recovery`.
         recovery_max: Duration = seconds(60 * 60), time(SHORTEST, DAY);
-        /// So many suspicions …
+        /// Suspicions within `health.suspect_window` that make a GPU unhealthy.
         suspect_count: u32 = 3, whole(1..=100);
-        /// … within this time make it unhealthy; after as long without another it is healthy. A suspect GPU
-        /// is sold, but preferred last.
+        /// How long a suspicion counts. A suspect GPU is sold, but preferred last.
         suspect_window: Duration = seconds(10 * 60), time(SHORTEST, DAY);
-        /// What an XID (NVIDIA's error numbers) means that the table does not name: nothing, a suspicion,
-        /// unhealthy until it has been quiet, or until the driver shows that it was reset.
+        /// What an XID (NVIDIA's error number) means that `health.xid` does not name: nothing, a suspicion,
+        /// unhealthy until the GPU has been quiet, or unhealthy until the driver shows a reset.
         xid_default: XidAction = XidAction::Suspect, word();
-        /// What an XID means. Those named here change single rows of the built-in table: see
-        /// [plugin.md](plugin.md#health).
+        /// What single XIDs mean. Entries change rows of the built-in table in [plugin.md](plugin.md#health).
         xid: BTreeMap<u32, XidAction> = XIDS.iter().map(|(xid, action, _)| (*xid, *action)).collect(),
             Mapping::new(number, r"^\+?[0-9]+$", word(), wrong, "table: XID = as `health.xid_default`").each();
     }

@@ -17,21 +17,25 @@ table! {
         kubelet: PathBuf = "/var/lib/kubelet/device-plugins".into(), path(), Restart;
         /// Kubelet's PodResources socket.
         pod_resources: PathBuf = "/var/lib/kubelet/pod-resources/kubelet.sock".into(), path(), Restart;
-        /// Kubelet's links to containers' logs, whose names say what a container is called that uses a GPU
-        /// without a share. No log is read, and none need be there.
+        /// Where kubelet finds the sockets of plugins that register themselves: the DRA driver's.
+        plugins_registry: PathBuf = "/var/lib/kubelet/plugins_registry".into(), path(), Restart;
+        /// The DRA driver's own socket and lock, a directory below kubelet's `plugins`.
+        dra: PathBuf = "/var/lib/kubelet/plugins/gpu.tessera.dev".into(), path(), Restart;
+        /// Kubelet's links to containers' logs. Their names identify a container that uses a GPU without a
+        /// share. The logs are not read, and may be absent.
         container_logs: PathBuf = "/var/log/containers".into(), path(), Restart;
-        /// Quota and usage pages, a directory per allocation: a tmpfs of its own, because containers can
-        /// fill it. See `[pages]`.
+        /// Quota and usage pages, one directory per allocation. It should be a tmpfs of its own, because
+        /// containers can fill it; see `[pages]`.
         pages: PathBuf = "/run/tessera/pages".into(), path(), Restart;
-        /// Installed shims, by content: on persistent disk, not mounted noexec.
+        /// Installed shims, by content. The directory must be on persistent disk and not mounted noexec.
         shim: PathBuf = "/var/lib/tessera/shim".into(), path(), Restart;
         /// The libtessera.so to install. Empty: the one beside the `tessera` executable.
         shim_source: Option<PathBuf> = None, optional_path(), Restart;
         /// The durable record. The last good configuration is kept beside it.
         ledger: PathBuf = "/var/lib/tessera/ledger.redb".into(), path(), Restart;
-        /// Where `tessera status` and its like ask; only root may.
+        /// Socket of the admin service, for `tessera status` and similar commands; only root may use it.
         admin: PathBuf = "/run/tessera/admin.sock".into(), path(), Restart;
-        /// libnvidia-ml. Empty: below `driver.root`, or the loader finds `libnvidia-ml.so.1`.
+        /// Path of libnvidia-ml. Empty: the library below `driver.root`, or the loader's `libnvidia-ml.so.1`.
         nvml: Option<PathBuf> = None, optional_path(), Restart;
     }
 }
@@ -39,10 +43,11 @@ table! {
 table! {
     /// The file system that holds the pages.
     pub struct Pages {
-        /// If `paths.pages` is not a tmpfs of its own, one is mounted there. If that may not be done: do not
-        /// start; warn and use the directory; or never mount.
+        /// What happens where `paths.pages` is not a tmpfs of its own. `require` and `prefer` mount one;
+        /// where that is not permitted, `require` does not start, and `prefer` warns and uses the directory.
+        /// `off` never mounts.
         tmpfs: TmpfsPolicy = TmpfsPolicy::Prefer, word(), Restart;
-        /// Its size; one allocation takes 140 KiB.
+        /// Size of the tmpfs; one allocation takes 140 KiB.
         size_bytes as "size": u64 = 64 * MIB,
             bytes(MIB, "must be at least 1Mi; one allocation takes 140 KiB"), Restart;
     }
@@ -51,21 +56,21 @@ table! {
 table! {
     /// The durable record.
     pub struct Ledger {
-        /// Wait for the disk before each answer to kubelet. Without, a power cut may lose the newest records;
-        /// no running pod depends on them.
+        /// Whether the plugin waits for the disk before each answer to kubelet. Without it, a power cut may
+        /// lose the newest records; no running pod depends on them.
         fsync: bool = true, boolean(), Restart;
-        /// A container's record, and with it its memory, is given back when kubelet has not listed it for so
-        /// long, and none of its processes uses a GPU any more.
+        /// How long kubelet must not have listed a container before its record and its memory are released;
+        /// none of its processes may use a GPU any more.
         release_after: Duration = Duration::from_secs(30), time(Duration::from_secs(1), Duration::from_secs(3600));
     }
 }
 
 table! {
-    /// What Kubernetes hears, beyond what kubelet asks.
+    /// What the plugin reports to Kubernetes, beyond what kubelet asks.
     pub struct Kubernetes {
-        /// Events on pods (`kubectl describe pod`): refused memory, long waits, bypass, tampering, sick GPUs,
-        /// changed quotas. `auto`: where the plugin's pod has a service account's token; see
-        /// [trust.md](trust.md). Nothing depends on them.
+        /// Whether pods get Kubernetes events (`kubectl describe pod`): refused memory, long waits, bypass,
+        /// tampering, sick GPUs, changed quotas. `auto`: where the plugin's pod has a service account's
+        /// token; see [trust.md](trust.md).
         events: Events = Events::Auto, word();
     }
 }
@@ -73,19 +78,19 @@ table! {
 table! {
     /// Where metrics and probes are served.
     pub struct Metrics {
-        /// Where `/metrics`, `/healthz` and `/readyz` are served, by plain HTTP: on every interface, on one, or
-        /// nowhere; the first address that can be had. [metrics.md](metrics.md) lists the metrics.
+        /// Address of `/metrics`, `/healthz` and `/readyz`, over plain HTTP: all interfaces, one, or none.
+        /// [metrics.md](metrics.md) lists the metrics.
         listen: Vec<SocketAddr> = listen::everywhere(listen::DEFAULT_PORT),
             parsed(listen::parse, |all| listen::show(all), "`:PORT`, `IP:PORT`, or empty", listen::schema), Restart;
     }
 }
 
 table! {
-    /// Node labels, by which pods choose among unlike nodes.
+    /// Node labels, with which pods choose among different nodes.
     pub struct Labels {
-        /// A file of node labels for node feature discovery (its worker's `local` source), for instance
-        /// `/etc/kubernetes/node-feature-discovery/features.d/tessera`. Empty: none.
-        /// [deploy/README.md](../deploy/README.md) lists them.
+        /// File of node labels for node feature discovery (its worker's `local` source), for instance
+        /// `/etc/kubernetes/node-feature-discovery/features.d/tessera`. Empty: no file.
+        /// [deploy/README.md](../deploy/README.md#node-labels) lists the labels.
         nfd_file: Option<PathBuf> = None, optional_path();
     }
 }
@@ -93,13 +98,13 @@ table! {
 table! {
     /// What is logged and how.
     pub struct Log {
-        /// What is logged: `info,tessera=debug` for instance.
+        /// Which messages are logged, for instance `info,tessera=debug`.
         filter: String = "info".into(), parsed(
             |text| log_filter::parse(text).map(|_| text.to_owned()), String::clone,
             "levels, of all and of modules: `off`, `error`, `warn`, `info`, `debug`, `trace`",
             || json!({ "pattern": log_filter::pattern(), "maxLength": log_filter::LONGEST }),
         );
-        /// For people, or one JSON object per line.
+        /// Text for people, or one JSON object per line.
         format: LogFormat = LogFormat::Text, word(), Restart;
     }
 }

@@ -33,13 +33,13 @@ const NO_SHARES: &str = "must list at least one { resource = \"tessera.dev/gpu-l
                          not to be shared";
 
 table! {
-    /// Which GPUs are cut how. The first layout that names a GPU counts for it.
+    /// Unequal shares of the GPUs that it names. The first layout that names a GPU applies to it.
     pub struct Layout: check_sums {
-        /// GPUs that are cut into the shares below. The first layout that names a GPU counts; one that none
-        /// names is cut as `[share]` says.
+        /// GPUs that are divided into the shares below. The first layout that names a GPU applies to it;
+        /// `[share]` applies to GPUs that no layout names.
         gpus: Vec<String> = Vec::new(), list(name::gpu(),
             "list, as `gpus.include`").not_empty(NO_GPUS), AtOnce, required NO_GPUS;
-        /// What each of them is cut into; every resource once.
+        /// The shares of each of these GPUs; each resource appears once.
         shares: Vec<LayoutShare> = Vec::new(), tables().not_empty(NO_SHARES), AtOnce, required NO_SHARES;
     }
 }
@@ -51,12 +51,13 @@ table! {
         resource: String = String::new(),
             name::resource("`domain/name`"), AtOnce,
             required "is missing: the name that pods ask for";
-        /// How many replicas of it each GPU has.
+        /// Number of replicas on each GPU.
         count: u32 = 1, whole(1..=MAX_PER_GPU);
-        /// Memory of one: bytes, or a part of what the reserve leaves; `auto` divides what the others leave.
+        /// Memory of one replica: bytes, or a part of what the reserve leaves. `auto` divides what the other
+        /// shares leave.
         memory: Amount = Amount::Auto, amount(bytes(1, NO_MEMORY)), NewPods;
-        /// Compute of one: a part of the GPU's time, rounded down to 0.1%; `auto` divides what the others
-        /// leave.
+        /// Compute of one replica: a part of the GPU's time, rounded down to 0.1%. `auto` divides what the
+        /// other shares leave.
         cores: Amount = Amount::Auto, amount(cores()), NewPods;
         /// What its compute share means; left out: as `share.compute` says.
         compute: Option<Compute> = None, given(word()), NewPods;

@@ -1,8 +1,12 @@
 //! The declarations of all keys; [`super::table`] says what follows from one.
 
+mod advice;
+mod api;
 mod compute;
 mod delivery;
+mod dra;
 mod health;
+mod history;
 mod host;
 mod layout;
 mod sharing;
@@ -10,13 +14,19 @@ mod sharing;
 use super::report::Checks;
 use super::{Amount, Config};
 
+pub use advice::Advice;
+pub use api::Api;
 pub use compute::Leases;
 pub use delivery::{CONTAINER_DRIVER_DIR, Cdi, Container, Driver, Mount};
+pub use dra::Dra;
 pub use health::Health;
+pub use history::History;
 pub use host::{Kubernetes, Labels, Ledger, Log, Metrics, Pages, Paths};
 pub use layout::{Layout, LayoutShare};
 pub use sharing::{Gpus, Resource, Share};
 
+pub(super) use api::check_api;
+pub(super) use dra::check_step;
 pub(super) use layout::{EXAMPLE, check_terms};
 
 /// What must hold between memory and what a context takes, whatever GPUs there are.

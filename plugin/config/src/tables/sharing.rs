@@ -11,9 +11,9 @@ use tessera_model::replica::MAX_PER_GPU;
 use tessera_model::sharing::{Compute, Placement, Split};
 
 table! {
-    /// The extended resource.
+    /// The extended resource that pods ask for.
     pub struct Resource {
-        /// What pods ask for in `resources.limits`. A name that is no longer sold stays served while a
+        /// Name of the resource in a pod's `resources.limits`. An earlier name is served as long as a
         /// container holds some of it.
         name: String = "tessera.dev/gpu".into(),
             name::resource("`domain/name`, an extended resource's name");
@@ -21,26 +21,27 @@ table! {
 }
 
 table! {
-    /// Which GPUs are shared, and what is kept back of each.
+    /// Which GPUs are shared, and how much of each is reserved.
     pub struct Gpus {
-        /// Which GPUs are shared: UUIDs, NVML indexes, or product names, in which `*` stands for anything. Of
-        /// a GPU in MIG mode each means all its instances, and `0:1` is instance 1 of GPU 0.
+        /// GPUs that are shared: UUIDs, NVML indexes, or product names with `*` as a wildcard. For a GPU in
+        /// MIG mode each of these means all its instances; `0:1` is instance 1 of GPU 0.
         include: Vec<String> = vec!["*".into()], list(name::any(), "list of UUIDs, NVML indexes, product names");
-        /// Which are not, likewise; wins over `gpus.include`. What runs on a GPU that is left out goes on.
+        /// GPUs that are not shared, likewise; takes precedence over `gpus.include`. Running containers on
+        /// such a GPU go on.
         exclude: Vec<String> = Vec::new(), list(name::any(), "list, as `gpus.include`");
-        /// Memory of each GPU that no replica gets: the driver itself needs some.
+        /// Memory of each GPU that no replica gets, because the driver needs some.
         reserve_bytes as "reserve": u64 = 512 * MIB, bytes(0, "");
-        /// Memory charged for each CUDA context when it is made, less than a replica has. `auto` follows the
-        /// GPU: what a bare context was seen to take with its driver, and until one was seen, 1 KiB for each
-        /// thread that it can have resident and 1.5 MiB for each multiprocessor (an L4 174 MiB, an H100
-        /// 462); 512 MiB where NVML does not tell. What processes hold beyond their charges is observed
-        /// through NVML and taken from their quota too.
+        /// Memory charged for each CUDA context; less than a replica's memory. `auto` uses what a bare
+        /// context took with this GPU and driver. Until one was seen, it is 1 KiB for each resident thread
+        /// and 1.5 MiB for each multiprocessor (174 MiB on an L4, 462 MiB on an H100), or 512 MiB where NVML
+        /// does not know. [Observed overhead](plugin.md#memory-that-no-hook-sees) covers the difference.
         context_overhead_bytes as "context_overhead": Option<u64> = None, auto(bytes(0, "")), NewPods;
-        /// A container that holds more than this beyond its charges on a GPU is flagged in the log, the
-        /// history and `tessera status`: something may go past the shim. Nothing is stopped.
+        /// A container that holds more than this beyond its charges on a GPU is reported in the log, the
+        /// history and `tessera status`: a program may bypass the shim. Nothing is stopped.
         audit_slack_bytes as "audit_slack": u64 = 1024 * MIB, bytes(1, NO_SLACK);
-        /// A GPU that another device plugin of this node sells too: nothing more of it is given out while
-        /// that is so and running pods go on; or it is sold all the same and `status` warns; or nobody looks.
+        /// What happens with a GPU that another device plugin of this node sells too. `refuse`: no more of it
+        /// is given out meanwhile, and running pods go on. `warn`: it is sold, and `status` warns. `allow`:
+        /// the plugin does not check.
         sold_by_others: SoldByOthers = SoldByOthers::Refuse, word();
     }
 }
@@ -54,21 +55,22 @@ pub(super) const NO_MEMORY: &str = "is not more than 0: not one CUDA context wou
 table! {
     /// What one replica is.
     pub struct Share: check_share {
-        /// Replicas of each GPU: the unit that kubelet hands out, `<UUID>::<n>`. Fewer: the highest ones are
-        /// retired, and listed Unhealthy while they are held. More: they are there at once, as far as there
-        /// is room beside what runs.
+        /// Replicas of each GPU: the unit that kubelet assigns, `<UUID>::<n>`. With a smaller number the
+        /// highest ones are retired, and listed as Unhealthy while they are held. With a larger number new
+        /// ones appear as far as there is room beside running containers.
         replicas: u32 = 4, whole(1..=MAX_PER_GPU);
         /// Memory of one replica, more than `gpus.context_overhead`. `auto` divides what the reserve leaves
-        /// evenly. A container with several replicas of one GPU gets their sum.
+        /// evenly. A container with several replicas of a GPU gets their sum.
         memory_bytes as "memory": Option<u64> = None, auto(bytes(1, NO_MEMORY)), NewPods;
-        /// Compute of one replica, a part of the GPU's time; times `share.replicas` at most 100%. `auto`
+        /// Compute of one replica: a part of the GPU's time. All replicas together have at most 100%. `auto`
         /// divides evenly.
         cores_millis as "cores": Option<u32> = None, auto(cores()), NewPods;
-        /// What that share means: a weight (idle time goes to whoever wants it), a cap, or no limit.
+        /// What that part means: `burst` is a weight (idle time is anybody's), `strict` also a cap, `none` no
+        /// limit.
         compute: Compute = Compute::Burst, word(), NewPods;
-        /// Which GPU is preferred: the fullest that has room, so that whole GPUs stay free, or the emptiest.
+        /// Which GPU is preferred: the fullest with room, so that whole GPUs stay free, or the emptiest.
         placement: Placement = Placement::Packed, word();
-        /// A container whose replicas lie on several GPUs is refused, or sees them all.
+        /// Whether a container whose replicas lie on several GPUs is refused or gets them all.
         split: Split = Split::Reject, word(), NewPods;
     }
 }

@@ -23,7 +23,7 @@ pub(super) struct Machine {
     passed: u32,
     /// Only a reset ends this: why.
     locked: Option<String>,
-    /// The driver had no such GPU; one that answers now was initialised anew.
+    /// The driver had no such GPU; one that answers now was initialised again.
     gone: bool,
     /// What NVML says stands against it now.
     stands: Option<String>,
@@ -124,7 +124,7 @@ impl Machine {
         self.uncorrectable = condition.uncorrectable.or(before);
         let fewer = matches!((before, condition.uncorrectable), (Some(b), Some(n)) if n < b);
         let more = matches!((before, condition.uncorrectable), (Some(b), Some(n)) if n > b);
-        // The counter begins anew with the GPU.
+        // The counter restarts with the GPU.
         if repaired || fewer {
             self.was_reset();
         }

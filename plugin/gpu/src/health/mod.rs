@@ -62,7 +62,7 @@ pub struct Silence {
     /// The driver's word.
     pub why: String,
     /// The driver has no such GPU, or is itself not loaded. A GPU that answers after this has been
-    /// initialised anew.
+    /// initialised again.
     pub gone: bool,
 }
 

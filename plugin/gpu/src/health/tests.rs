@@ -153,7 +153,7 @@ fn a_gpu_that_was_gone_and_answers_again_was_reset() {
 }
 
 #[test]
-fn a_counter_that_begins_anew_shows_a_reset() {
+fn a_counter_that_starts_again_shows_a_reset() {
     let mut bench = Bench::new();
     let errors = |n| Condition { uncorrectable: Some(n), ..Condition::default() };
     assert_eq!(bench.condition(errors(5)), [], "what was before the plugin is no news");

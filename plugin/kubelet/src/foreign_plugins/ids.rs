@@ -32,9 +32,9 @@ pub struct Known {
 pub enum Meaning {
     /// These of our GPUs, by position in the list.
     Ours(Vec<usize>),
-    /// No GPU of ours, as far as can be told.
+    /// No GPU of ours, as far as known.
     Other,
-    /// Some NVIDIA GPU of this node, and it cannot be told which.
+    /// An unknown NVIDIA GPU of this node.
     Unclear,
 }
 

@@ -12,13 +12,13 @@ pub struct Offer {
     pub resource: String,
     /// Its devices.
     pub device_ids: Vec<String>,
-    /// `namespace/pod` of who holds them; `None` for what a plugin offers.
+    /// `namespace/pod` of the holder; `None` for what a plugin offers.
     pub holder: Option<String>,
 }
 
 /// How another plugin sells a GPU of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct ForeignSale {
     /// Under which name; the first of several.
     pub resource: String,
     /// One device id, as an example.
@@ -29,9 +29,9 @@ pub struct Finding {
     pub unclear: bool,
 }
 
-impl std::fmt::Display for Finding {
+impl std::fmt::Display for ForeignSale {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Finding { resource, device_id, holder, unclear } = self;
+        let ForeignSale { resource, device_id, holder, unclear } = self;
         match holder {
             Some(pod) => write!(f, "pod {pod} holds it as {resource} (device {device_id})")?,
             None => write!(f, "another device plugin sells it as {resource} (device {device_id})")?,
@@ -50,7 +50,7 @@ pub fn judge(
     offers: &[Offer],
     ours: &BTreeSet<String>,
     gpus: &[Known],
-) -> BTreeMap<String, Finding> {
+) -> BTreeMap<String, ForeignSale> {
     let mut findings = BTreeMap::new();
     let foreign = || offers.iter().filter(|offer| !ours.contains(&offer.resource));
     // A certain finding before an unclear one, a plugin that offers before a pod that holds.
@@ -67,7 +67,7 @@ pub fn judge(
                         continue;
                     }
                     for gpu in found {
-                        findings.entry(gpus[gpu].uuid.clone()).or_insert_with(|| Finding {
+                        findings.entry(gpus[gpu].uuid.clone()).or_insert_with(|| ForeignSale {
                             resource: offer.resource.clone(),
                             device_id: id.clone(),
                             holder: offer.holder.clone(),
@@ -84,31 +84,31 @@ pub fn judge(
 /// The findings that stand. One stands from the moment it is made until it has not been made for a
 /// while: a plugin that is updated is away for some seconds, and means to come back.
 #[derive(Clone, Debug)]
-pub struct Others {
+pub struct CurrentFindings {
     grace: Duration,
-    standing: BTreeMap<String, (Finding, Instant)>,
+    current: BTreeMap<String, (ForeignSale, Instant)>,
 }
 
-impl Others {
+impl CurrentFindings {
     /// No findings; each will stand for `grace` after it was last made.
     #[must_use]
     pub fn new(grace: Duration) -> Self {
-        Others { grace, standing: BTreeMap::new() }
+        CurrentFindings { grace, current: BTreeMap::new() }
     }
 
     /// Takes the findings of a look at `now`. Where kubelet did not answer there was no look.
-    pub fn observe(&mut self, findings: BTreeMap<String, Finding>, now: Instant) {
+    pub fn observe(&mut self, findings: BTreeMap<String, ForeignSale>, now: Instant) {
         for (uuid, finding) in findings {
-            self.standing.insert(uuid, (finding, now));
+            self.current.insert(uuid, (finding, now));
         }
         let grace = self.grace;
-        self.standing.retain(|_, (_, at)| now.saturating_duration_since(*at) < grace);
+        self.current.retain(|_, (_, at)| now.saturating_duration_since(*at) < grace);
     }
 
     /// GPUs with a standing finding.
     #[must_use]
-    pub fn standing(&self) -> BTreeMap<String, Finding> {
-        self.standing.iter().map(|(uuid, (finding, _))| (uuid.clone(), finding.clone())).collect()
+    pub fn current(&self) -> BTreeMap<String, ForeignSale> {
+        self.current.iter().map(|(uuid, (finding, _))| (uuid.clone(), finding.clone())).collect()
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    fn judged(offers: &[Offer]) -> BTreeMap<String, Finding> {
+    fn judged(offers: &[Offer]) -> BTreeMap<String, ForeignSale> {
         judge(offers, &["tessera.dev/gpu".to_owned()].into(), &gpus())
     }
 
@@ -169,7 +169,7 @@ mod tests {
         let found = judged(&[offer("nvidia.com/gpu", &["slot-7"], None)]);
         assert_eq!(found.len(), 2);
         assert!(found["GPU-a"].to_string().contains("the id does not tell"));
-        // But a certain finding is told as such.
+        // A certain finding is reported as such.
         let found = judged(&[offer("nvidia.com/gpu", &["slot-7", "GPU-a"], None)]);
         assert!(!found["GPU-a"].unclear && found["GPU-b"].unclear);
     }
@@ -178,15 +178,15 @@ mod tests {
     fn a_finding_stands_until_it_has_not_been_made_for_a_while() {
         let (start, grace) = (Instant::now(), Duration::from_secs(60));
         let findings = || judged(&[offer("nvidia.com/gpu", &["GPU-a"], None)]);
-        let mut others = Others::new(grace);
+        let mut others = CurrentFindings::new(grace);
         others.observe(findings(), start);
-        assert_eq!(others.standing(), findings());
+        assert_eq!(others.current(), findings());
         others.observe(BTreeMap::new(), start + grace / 2);
-        assert_eq!(others.standing(), findings(), "it may be restarting");
+        assert_eq!(others.current(), findings(), "it may be restarting");
         others.observe(findings(), start + grace);
         others.observe(BTreeMap::new(), start + grace * 2 - Duration::from_millis(1));
-        assert_eq!(others.standing(), findings());
+        assert_eq!(others.current(), findings());
         others.observe(BTreeMap::new(), start + grace * 2);
-        assert!(others.standing().is_empty());
+        assert!(others.current().is_empty());
     }
 }

@@ -16,4 +16,4 @@ pub mod ids;
 pub mod judge;
 
 pub use ids::Known;
-pub use judge::{Finding, Offer, Others};
+pub use judge::{CurrentFindings, ForeignSale, Offer};

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{By, What};
+use super::{Actor, What};
 use crate::allocation_id::AllocationId;
 use crate::record::{Holder, Record};
 
@@ -31,12 +31,12 @@ pub struct Event {
     /// Why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Who held the allocation, if known.
+    /// The holder of the allocation, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<Holder>,
-    /// Who did it; none in lines of versions that did not know.
+    /// The originator; absent in lines of versions that did not record one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub by: Option<By>,
+    pub by: Option<Actor>,
     /// How often since the line before of its kind, where such lines are drawn together.
     #[serde(default = "once", skip_serializing_if = "is_once")]
     pub times: u64,
@@ -88,7 +88,7 @@ impl Event {
 
     /// Names who did it.
     #[must_use]
-    pub fn by(self, by: By) -> Self {
+    pub fn by(self, by: Actor) -> Self {
         Event { by: Some(by), ..self }
     }
 
@@ -110,6 +110,12 @@ impl Event {
         Event { times, ..self }
     }
 
+    /// Whether the reason is about its own allocation alone: the plugin wrote it, and it names no other.
+    #[must_use]
+    pub fn reason_is_own(&self) -> bool {
+        self.what.reason_is_own()
+    }
+
     /// This one after another of its kind that was not written yet, as one line.
     #[must_use]
     pub fn after(self, before: &Event) -> Self {
@@ -119,11 +125,11 @@ impl Event {
         Event { what, times, reason, ..self }
     }
 
-    /// With no text longer than [`TEXT_KEPT`]: a line's size is bounded, whoever wrote the text.
+    /// With no text longer than [`TEXT_KEPT`]: a line's size is bounded, whatever its source.
     #[must_use]
     pub fn bounded(mut self) -> Self {
         self.reason.iter_mut().for_each(cut);
-        if let Some(By::Admin { command, .. }) = &mut self.by {
+        if let Some(Actor::Admin { command, .. }) = &mut self.by {
             cut(command);
         }
         match &mut self.what {
@@ -150,6 +156,7 @@ fn cut(text: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::audit::Behind;
 
     #[test]
     fn lines_of_versions_that_knew_less_are_read() {
@@ -162,6 +169,20 @@ mod tests {
     }
 
     #[test]
+    fn a_delay_of_an_earlier_version_may_name_another_in_its_reason() {
+        let old = r#"{"at_unix_ms":5,"what":{"delayed":{"waited_ms":1,"within_ms":2}},"reason":"; a/b had the lease"}"#;
+        let event: Event = serde_json::from_str(old).unwrap();
+        assert!(!event.reason_is_own());
+        let What::Delayed { behind, .. } = &event.what else { panic!("{event:?}") };
+        assert_eq!(*behind, Behind::Unsaid);
+        let behind = Behind::Nobody;
+        assert!(
+            Event { what: What::Delayed { waited_ms: 1, within_ms: 2, behind }, ..event }
+                .reason_is_own()
+        );
+    }
+
+    #[test]
     fn what_is_drawn_together_is_added_up() {
         let refused = |bytes, times| {
             let what = What::RefusedMemory { bytes, charged_bytes: 0, limit_bytes: 9 };
@@ -169,16 +190,26 @@ mod tests {
         };
         let both = refused(5, 2).after(&refused(7, 3));
         assert_eq!((both.times, &both.what), (5, &refused(7, 1).what));
-        let delayed = |ms| Event::of_node(What::Delayed { waited_ms: ms, within_ms: 10 * ms }, 0);
-        let both = delayed(5).after(&delayed(7));
-        assert_eq!(both.what, What::Delayed { waited_ms: 12, within_ms: 120 });
+        let delayed = |ms, behind| {
+            Event::of_node(What::Delayed { waited_ms: ms, within_ms: 10 * ms, behind }, 0)
+        };
+        let both = delayed(5, Behind::Nobody).after(&delayed(7, Behind::Unsaid));
+        let behind = Behind::Nobody;
+        assert_eq!(both.what, What::Delayed { waited_ms: 12, within_ms: 120, behind });
     }
 
     #[test]
     fn a_lines_texts_are_bounded() {
         let long = "ä".repeat(5000);
         let what = What::ConfigurationRefused { problems: vec![long.clone(); 100] };
-        let by = By::Admin { uid: 0, pid: 1, login_uid: None, command: long.clone() };
+        let by = Actor::Admin {
+            uid: 0,
+            pid: 1,
+            login_uid: None,
+            user: None,
+            login: None,
+            command: long.clone(),
+        };
         let event = Event::of_node(what, 0).by(by).because(long).bounded();
         let line = serde_json::to_string(&event).unwrap();
         assert!(line.len() < 20 * TEXT_KEPT, "{}", line.len());

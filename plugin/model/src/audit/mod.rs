@@ -1,9 +1,9 @@
 //! Lines of the audit trail: origin, event, and its allocation or GPU.
 
-mod by;
+mod actor;
 mod event;
 mod what;
 
-pub use by::By;
+pub use actor::Actor;
 pub use event::{Event, TEXT_KEPT};
-pub use what::{Limits, What};
+pub use what::{Behind, Limits, What};

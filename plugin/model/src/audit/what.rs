@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::By;
+use super::Actor;
 use crate::health;
-use crate::record::Grant;
+use crate::record::{Grant, Holder};
 use crate::sharing::Compute;
 
 /// Limits on one GPU, as the trail tells them.
@@ -29,6 +29,25 @@ impl From<&Grant> for Limits {
             compute: grant.compute,
         }
     }
+}
+
+/// The allocation that had what another waited for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Behind {
+    /// Said in the line's reason, if at all: a line of an earlier version.
+    #[default]
+    Unsaid,
+    /// None had it.
+    Nobody,
+    /// This one.
+    Allocation {
+        /// Its id.
+        id: String,
+        /// The container that holds it, if known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        holder: Option<Holder>,
+    },
 }
 
 /// What happened. Those that [`What::is_tenants`] a container can cause itself; what they say of it is
@@ -111,6 +130,9 @@ pub enum What {
         /// Within how long, milliseconds; 0 where that is not known.
         #[serde(default)]
         within_ms: u64,
+        /// The allocation that had the lease.
+        #[serde(default)]
+        behind: Behind,
     },
     /// The driver refused memory that the quota allowed.
     DriverRefused,
@@ -186,16 +208,48 @@ impl What {
         )
     }
 
-    /// Who does such a thing, where nobody else is named.
-    pub(super) fn usually_by(&self) -> By {
+    /// Whether the reason of such a line is about its own allocation alone: the plugin wrote it, and it names no
+    /// other. What operators write may name anybody.
+    pub(super) fn reason_is_own(&self) -> bool {
         match self {
-            What::Allocated | What::PagesKept | What::Started | What::Parked => By::Kubelet,
-            What::Health { .. } => By::Driver,
+            // An earlier version named the other in the reason.
+            What::Delayed { behind, .. } => *behind != Behind::Unsaid,
+            What::Allocated
+            | What::PagesKept
+            | What::Started
+            | What::Parked
+            | What::Released
+            | What::Adopted
+            | What::Unaccounted
+            | What::RefusedMemory { .. }
+            | What::DriverRefused
+            | What::Overlapped
+            | What::Rationed
+            | What::Unlisted
+            | What::Tampered { .. }
+            | What::Bypassed { .. } => true,
+            What::SoldByOthers
+            | What::SoldAlone
+            | What::Health { .. }
+            | What::QuotaSet { .. }
+            | What::QuotaReset { .. }
+            | What::Cordoned
+            | What::Uncordoned
+            | What::ConfigurationReloaded { .. }
+            | What::ConfigurationRefused { .. } => false,
+        }
+    }
+
+    /// The usual originator, for lines that name none.
+    pub(super) fn usually_by(&self) -> Actor {
+        match self {
+            What::Allocated | What::PagesKept | What::Started | What::Parked => Actor::Kubelet,
+            What::Health { .. } => Actor::Driver,
             What::ConfigurationReloaded { .. } | What::ConfigurationRefused { .. } => {
-                By::Configuration
+                Actor::Configuration
             }
-            what if what.is_tenants() => By::Tenant,
-            _ => By::Plugin,
+            what if what.is_tenants() => Actor::Tenant,
+            _ => Actor::Plugin,
         }
     }
 
@@ -207,11 +261,12 @@ impl What {
                 What::RefusedMemory { bytes, charged_bytes, limit_bytes },
             ) => What::RefusedMemory { bytes: bytes.max(*before), charged_bytes, limit_bytes },
             (
-                What::Delayed { waited_ms: waited, within_ms: within },
-                What::Delayed { waited_ms, within_ms },
+                What::Delayed { waited_ms: waited, within_ms: within, .. },
+                What::Delayed { waited_ms, within_ms, behind },
             ) => What::Delayed {
                 waited_ms: waited_ms.saturating_add(*waited),
                 within_ms: within_ms.saturating_add(*within),
+                behind,
             },
             (_, what) => what,
         }
@@ -235,7 +290,7 @@ mod tests {
             What::ConfigurationReloaded { changes: Vec::new() },
             What::ConfigurationRefused { problems: Vec::new() },
             What::RefusedMemory { bytes: 1, charged_bytes: 2, limit_bytes: 3 },
-            What::Delayed { waited_ms: 1, within_ms: 2 },
+            What::Delayed { waited_ms: 1, within_ms: 2, behind: Behind::Nobody },
             What::DriverRefused,
             What::Overlapped,
             What::Rationed,

@@ -1,4 +1,4 @@
-//! One HPACK header block, decoded and written anew.
+//! One HPACK header block, decoded and encoded again.
 
 use loona_hpack::Decoder;
 use loona_hpack::decoder::DecoderError;

@@ -10,7 +10,7 @@
 //! - The preface and every frame other than HEADERS and CONTINUATION pass byte by byte, DATA and
 //!   WINDOW_UPDATE among them: flow control stays between client and server.
 //! - A header block is gathered, decoded with a decoder that follows the client's dynamic table, and
-//!   written anew with `:authority: localhost`, every field as a *literal without indexing*
+//!   encoded again with `:authority: localhost`, every field as a *literal without indexing*
 //!   (RFC 7541 §6.2.2). The server's dynamic table therefore stays empty, no index of the client's
 //!   can go astray, and no table size update needs to be passed on: the server never announces
 //!   another SETTINGS_HEADER_TABLE_SIZE than the initial 4096, which bounds the client's updates.
@@ -124,14 +124,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for AuthorityStream<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for AuthorityStream<S> {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.inner).poll_write(cx, buf))?;
-        let this = &mut *self;
-        this.answers.feed(&buf[..written], this.rewriter.calls_mut());
-        Poll::Ready(Ok(written))
+        self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

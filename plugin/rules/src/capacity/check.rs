@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Capacity, judge};
+use crate::front_end::{FrontEnd, front_end_of};
 use crate::shares;
 use crate::shares::Share;
 use tessera_config::{Config, Judged, MOST_PROBLEMS, Problem, TmpfsPolicy, first, together};
@@ -19,23 +20,66 @@ const SPARES_BYTES: u64 = 3 * MIB;
 #[must_use]
 pub fn check(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
     let mut problems = Vec::new();
-    for gpu in gpus {
+    for alike in alike(gpus, config) {
+        let (gpu, name) = (alike[0], &called(&alike));
         let capacity = Capacity::of(gpu, config);
         if capacity.sellable() == 0 {
             let message = format!(
-                "leaves nothing of {gpu} ({}); lower it or exclude the GPU",
+                "leaves nothing of {name} ({}); lower it or exclude the GPU",
                 format_bytes(gpu.memory_bytes)
             );
             problems.push(config.source.problem("gpus.reserve", message));
             continue;
         }
-        let cut = shares::cut(gpu, config);
-        match shares::layout_of(gpu, config) {
-            Some(layout) => problems.extend(check_layout(layout, gpu, capacity, &cut, config)),
-            None => problems.extend(check_share(gpu, capacity, &cut[0], config)),
+        match (front_end_of(gpu, config), shares::layout_of(gpu, config)) {
+            (FrontEnd::Dra, layout) => {
+                problems.extend(check_dra(gpu, name, capacity, layout, config));
+            }
+            (FrontEnd::DevicePlugin, Some(layout)) => {
+                let cut = shares::cut(gpu, config);
+                problems.extend(check_layout(layout, gpu, name, capacity, &cut, config));
+            }
+            (FrontEnd::DevicePlugin, None) => {
+                let share = shares::equal(gpu, config);
+                problems.extend(check_share(gpu, name, capacity, &share, config));
+            }
         }
     }
     first(problems)
+}
+
+/// GPUs of which the same is to be said, in the order of the first of each.
+fn alike<'g>(gpus: &'g [Gpu], config: &Config) -> Vec<Vec<&'g Gpu>> {
+    let of = |gpu: &Gpu| {
+        let overhead = gpu.context_overhead(config.gpus.context_overhead_bytes);
+        let seller = (front_end_of(gpu, config), shares::layout_of(gpu, config));
+        (gpu.name.clone(), gpu.memory_bytes, overhead, seller)
+    };
+    let mut groups: Vec<Vec<&Gpu>> = Vec::new();
+    for gpu in gpus {
+        match groups.iter_mut().find(|group| of(group[0]) == of(gpu)) {
+            Some(group) => group.push(gpu),
+            None => groups.push(vec![gpu]),
+        }
+    }
+    groups
+}
+
+/// Most GPUs that a problem names.
+const NAMED: usize = 8;
+
+/// `GPU 0 (NVIDIA L4, GPU-…)`; of several: `each of GPUs 0, 1 (NVIDIA L4)`.
+fn called(alike: &[&Gpu]) -> String {
+    let [first, _, ..] = alike else { return alike[0].to_string() };
+    let place = |gpu: &&Gpu| match &gpu.mig {
+        Some(instance) => instance.to_string(),
+        None => gpu.index.to_string(),
+    };
+    let mut places: Vec<String> = alike.iter().take(NAMED).map(place).collect();
+    if alike.len() > NAMED {
+        places.push(format!("and {} more", alike.len() - NAMED));
+    }
+    format!("each of GPUs {} ({})", places.join(", "), first.name)
 }
 
 /// What is wrong with a text, and with what it says on these GPUs. Of that, what no problem with the text may
@@ -132,13 +176,19 @@ fn fits(capacity: Capacity, cut: &[Share]) -> bool {
     judge(capacity.sellable(), &[], &all).free.into_iter().all(|fits| fits)
 }
 
-fn check_share(gpu: &Gpu, capacity: Capacity, share: &Share, config: &Config) -> Option<Problem> {
+fn check_share(
+    gpu: &Gpu,
+    name: &str,
+    capacity: Capacity,
+    share: &Share,
+    config: &Config,
+) -> Option<Problem> {
     let (each, count) = (share.limit.memory_bytes, share.count);
     let (overhead, sellable) =
         (gpu.context_overhead(config.gpus.context_overhead_bytes), capacity.sellable());
     if each <= overhead {
         let message = format!(
-            "{count} replicas of {gpu} get {} each, which is not more than gpus.context_overhead \
+            "{count} replicas of {name} get {} each, which is not more than gpus.context_overhead \
              ({}): not one CUDA context would fit; use at most {} replicas",
             format_bytes(each),
             format_bytes(overhead),
@@ -149,21 +199,55 @@ fn check_share(gpu: &Gpu, capacity: Capacity, share: &Share, config: &Config) ->
     if fits(capacity, std::slice::from_ref(share)) {
         return None;
     }
+    let fewer = match sellable / each {
+        0 => String::new(),
+        1 => ", or 1 replica".to_owned(),
+        fewer => format!(", or {fewer} replicas"),
+    };
     let message = format!(
-        "{count} replicas of {} need {}, but {gpu} has {} beside the reserve; use at most {} each, \
-         or {} replicas",
+        "{count} replicas of {} need {}, but {name} has {} beside the reserve; use at most {} \
+         each{fewer}",
         format_bytes(each),
         format_bytes(each.saturating_mul(u64::from(count))),
         format_bytes(sellable),
         format_bytes(sellable / u64::from(count) / MIB * MIB),
-        sellable / each,
     );
     Some(config.source.problem("share.memory", message))
+}
+
+/// What is wrong with a GPU that DRA sells.
+fn check_dra(
+    gpu: &Gpu,
+    name: &str,
+    capacity: Capacity,
+    layout: Option<usize>,
+    config: &Config,
+) -> Option<Problem> {
+    if let Some(layout) = layout {
+        let message = format!(
+            "names {name}, which layout[{layout}] cuts for the device plugin; a GPU has one seller: take it out \
+             of dra.gpus or out of the layout"
+        );
+        return Some(config.source.problem("dra.gpus", message));
+    }
+    let share = shares::equal(gpu, config);
+    let problem = check_share(gpu, name, capacity, &share, config);
+    let (step, each) = (config.dra.memory_step_bytes, share.limit.memory_bytes);
+    if problem.is_some() || step <= each {
+        return problem;
+    }
+    let message = format!(
+        "{} is more than one share of {name} ({}); lower the step, or share.replicas",
+        format_bytes(step),
+        format_bytes(each),
+    );
+    Some(config.source.problem("dra.memory_step", message))
 }
 
 fn check_layout(
     layout: usize,
     gpu: &Gpu,
+    name: &str,
     capacity: Capacity,
     cut: &[Share],
     config: &Config,
@@ -174,7 +258,7 @@ fn check_layout(
         let each = share.limit.memory_bytes;
         if each <= overhead {
             let message = format!(
-                "each {} of {gpu} gets {}, which is not more than gpus.context_overhead ({}): not \
+                "each {} of {name} gets {}, which is not more than gpus.context_overhead ({}): not \
                  one CUDA context would fit; give it more, or lower the count",
                 share.resource,
                 format_bytes(each),
@@ -192,7 +276,7 @@ fn check_layout(
             .map(|s| format!("{} × {}", s.count, format_bytes(s.limit.memory_bytes)))
             .collect();
         let message = format!(
-            "the shares need {} ({}), but {gpu} has {} beside the reserve; lower memory or count, \
+            "the shares need {} ({}), but {name} has {} beside the reserve; lower memory or count, \
              or write percentages, which fit GPUs of any size",
             format_bytes(needed),
             list.join(", "),

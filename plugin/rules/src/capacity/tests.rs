@@ -9,8 +9,8 @@ fn gpu(memory_bytes: u64) -> Gpu {
     Gpu { memory_bytes, ..Gpu::example("GPU-a", 0) }
 }
 
-fn held(granted: u64, anew: u64) -> Held {
-    Held { granted_bytes: granted, anew_bytes: anew }
+fn held(granted: u64, regrant: u64) -> Held {
+    Held { granted_bytes: granted, regrant_bytes: regrant }
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn impossible_quotas_are_told_for_every_gpu_with_what_would_fit() {
     assert_eq!(problems.len(), 2);
     assert!(problems.iter().all(|p| p.key == "share.memory" && p.line == Some(3)));
     assert!(problems[0].message.contains("need 32 GiB"), "{}", problems[0].message);
-    assert!(problems[0].message.contains("or 1 replicas"), "{}", problems[0].message);
+    assert!(problems[0].message.contains("or 1 replica"), "{}", problems[0].message);
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn nothing_makes_an_oversold_gpu_worse() {
 }
 
 fn world() -> impl Strategy<Value = (u64, Vec<Held>, Vec<u64>)> {
-    let held = (0..40 * GIB, 0..40 * GIB).prop_map(|(granted, anew)| held(granted, anew));
+    let held = (0..40 * GIB, 0..40 * GIB).prop_map(|(granted, regrant)| held(granted, regrant));
     (
         0..200 * GIB,
         prop::collection::vec(held, 0..6),
@@ -174,7 +174,7 @@ proptest! {
 
         let again = |i: usize| given[i] && verdict.held[i];
         let after = total(held.iter().enumerate().map(|(i, held)| {
-            if again(i) { held.anew_bytes } else { held.granted_bytes }
+            if again(i) { held.regrant_bytes } else { held.granted_bytes }
         })) + total(free.iter().enumerate().filter(|(i, _)| verdict.free[*i] && given[8 + *i]).map(|(_, b)| *b));
         prop_assert!(after <= u128::from(sellable).max(live));
     }
@@ -182,7 +182,7 @@ proptest! {
     #[test]
     fn nothing_is_withheld_that_would_fit((sellable, held, free) in world()) {
         let verdict = judge(sellable, &held, &free);
-        let growth = |held: &Held| held.anew_bytes.saturating_sub(held.granted_bytes);
+        let growth = |held: &Held| held.regrant_bytes.saturating_sub(held.granted_bytes);
         let used = total(held.iter().map(|held| held.granted_bytes))
             + total(held.iter().zip(&verdict.held).filter(|(_, ok)| **ok).map(|(h, _)| growth(h)));
         for (held, ok) in held.iter().zip(&verdict.held) {
@@ -207,12 +207,12 @@ proptest! {
 
     #[test]
     fn a_released_allocation_takes_no_free_replica_away((sellable, held, free) in world()) {
-        let shrink = |held: Held| Held { anew_bytes: held.anew_bytes.min(held.granted_bytes), ..held };
+        let shrink = |held: Held| Held { regrant_bytes: held.regrant_bytes.min(held.granted_bytes), ..held };
         let held: Vec<Held> = held.into_iter().map(shrink).collect();
         let Some((released, others)) = held.split_first() else { return Ok(()) };
         let before = judge(sellable, &held, &free);
         let mut freed = free.clone();
-        freed.push(released.anew_bytes);
+        freed.push(released.regrant_bytes);
         let after = judge(sellable, others, &freed);
         prop_assert!(before.free.iter().zip(&after.free).all(|(before, after)| after | !before));
     }
@@ -234,4 +234,33 @@ proptest! {
         turned.rotate_left(by);
         prop_assert_eq!(count(&free), count(&turned));
     }
+}
+
+#[test]
+fn a_gpu_that_both_front_ends_would_sell_is_refused() {
+    let text = "[dra]\nenabled = true\ngpus = [\"NVIDIA L4\", \"1\"]\n\
+                [[layout]]\ngpus = [\"1\"]\nshares = [{ resource = \"x.dev/a\" }]\n";
+    let config = Config::parse(text).unwrap();
+    let gpus = [Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1)];
+    let problems = check(&gpus, &config);
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert_eq!((problems[0].key.as_str(), problems[0].line), ("dra.gpus", Some(3)));
+    assert!(problems[0].message.starts_with("names GPU 1 (Example, GPU-b), which layout[0] cuts"));
+    assert_eq!(check(&gpus[..1], &config), []);
+    // Off: the layout counts.
+    let config = Config::parse(&text.replace("true", "false")).unwrap();
+    assert_eq!(check(&gpus, &config), []);
+}
+
+#[test]
+fn a_step_that_is_larger_than_a_share_is_refused() {
+    let text = "[share]\nreplicas = 8\n[dra]\nenabled = true\nmemory_step = \"4Gi\"\n";
+    let config = Config::parse(text).unwrap();
+    let problems = check(&[gpu(80 * GIB), gpu(16 * GIB)], &config);
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert_eq!((problems[0].key.as_str(), problems[0].line), ("dra.memory_step", Some(5)));
+    assert!(problems[0].message.contains("4 GiB is more than one share"), "{problems:?}");
+    // What is wrong with the share itself comes first.
+    let config = Config::parse(&text.replace("= 8", "= 64")).unwrap();
+    assert_eq!(check(&[gpu(16 * GIB)], &config)[0].key, "share.replicas");
 }

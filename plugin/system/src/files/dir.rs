@@ -212,7 +212,7 @@ impl Dir {
     /// The system's.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         let mut names = Vec::new();
-        // Opened anew: reading moves a descriptor's position.
+        // Opened again: reading moves a descriptor's position.
         let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_RDONLY;
         for entry in nix::dir::Dir::openat(&self.fd, ".", flags, Mode::empty())? {
             let entry = entry?;

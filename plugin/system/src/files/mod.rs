@@ -4,13 +4,17 @@
 //! All that reads or writes a file whose path comes from the configuration, the command line or the
 //! environment does so through here. What the kernel itself serves (`/proc`, `/sys`) needs none of this.
 
+mod copy;
 mod dir;
 mod patience;
+mod private;
 mod read;
 mod socket;
 
+pub use copy::{Copied, CopyError};
 pub use dir::{Dir, is_directory};
-pub use patience::{Silent, in_time};
+pub use patience::{Unresponsive, in_time};
+pub use private::open_private;
 pub use read::{FileError, file_or_nothing, open, read, read_from, text, utf8};
 pub use socket::{SocketFile, remove_stale};
 

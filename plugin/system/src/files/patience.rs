@@ -42,10 +42,10 @@ static LATE: Mutex<Vec<Late>> = Mutex::new(Vec::new());
 /// It did not return in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("its file system does not answer (waited {} s); mount it again, or use another path", LIMIT.as_secs())]
-pub struct Silent;
+pub struct Unresponsive;
 
-impl From<Silent> for io::Error {
-    fn from(silent: Silent) -> Self {
+impl From<Unresponsive> for io::Error {
+    fn from(silent: Unresponsive) -> Self {
         io::Error::new(io::ErrorKind::TimedOut, silent)
     }
 }
@@ -54,7 +54,7 @@ impl From<Silent> for io::Error {
 /// Where it takes longer, the thread stays until it returns.
 ///
 /// # Errors
-/// [`Silent`]: at once, while an earlier call has not returned that was about the same path and what is there
+/// [`Unresponsive`]: at once, while an earlier call has not returned that was about the same path and what is there
 /// now. No thread.
 pub fn in_time<T: Send + 'static>(
     path: &Path,
@@ -74,7 +74,7 @@ fn within<T: Send + 'static>(
     {
         let late = lock(late);
         if late.len() >= MOST_LATE || late.iter().any(hopeless) {
-            return Err(Silent.into());
+            return Err(Unresponsive.into());
         }
     }
     let call: Arc<Mutex<Call>> = Arc::default();
@@ -103,7 +103,7 @@ fn within<T: Send + 'static>(
                 let (path, entry) = (path.to_owned(), state.entry);
                 let call = Arc::clone(&call);
                 lock(late).push(Late { path, entry, since: Instant::now(), call });
-                return Err(Silent.into());
+                return Err(Unresponsive.into());
             }
             drop(state);
             // It has just returned.
@@ -112,7 +112,7 @@ fn within<T: Send + 'static>(
         result => result.ok(),
     };
     // Without one it has panicked, and that was reported.
-    result.ok_or(io::ErrorKind::Other)?.ok_or_else(|| Silent.into())
+    result.ok_or(io::ErrorKind::Other)?.ok_or_else(|| Unresponsive.into())
 }
 
 fn entry(path: &Path) -> Entry {

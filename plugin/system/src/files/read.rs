@@ -7,7 +7,7 @@ use std::path::Path;
 
 use nix::libc::{O_NOCTTY, O_NONBLOCK};
 
-use super::patience::{Silent, in_time};
+use super::patience::{Unresponsive, in_time};
 
 /// Why a file is not read.
 #[derive(Debug, thiserror::Error)]
@@ -39,8 +39,8 @@ impl FileError {
     }
 }
 
-impl From<Silent> for FileError {
-    fn from(silent: Silent) -> Self {
+impl From<Unresponsive> for FileError {
+    fn from(silent: Unresponsive) -> Self {
         FileError::Io(silent.into())
     }
 }

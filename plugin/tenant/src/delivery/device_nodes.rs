@@ -4,9 +4,9 @@ use tessera_kubelet_api::deviceplugin::{ContainerAllocateResponse, DeviceSpec};
 
 use super::{DeliveryPlan, VISIBLE_DEVICES, VOID};
 
-pub(super) fn add(parcel: &DeliveryPlan<'_>, answer: &mut ContainerAllocateResponse) {
+pub(super) fn add(plan: &DeliveryPlan<'_>, answer: &mut ContainerAllocateResponse) {
     answer.envs.insert(VISIBLE_DEVICES.into(), VOID.into());
-    answer.devices.extend(parcel.parts.nodes.iter().map(|node| DeviceSpec {
+    answer.devices.extend(plan.parts.nodes.iter().map(|node| DeviceSpec {
         container_path: node.container.clone(),
         host_path: node.host.clone(),
         permissions: "rw".into(),

@@ -4,7 +4,7 @@ use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 
 use super::{DeliveryPlan, VISIBLE_DEVICES};
 
-pub(super) fn add(parcel: &DeliveryPlan<'_>, answer: &mut ContainerAllocateResponse) {
-    let uuids: Vec<&str> = parcel.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+pub(super) fn add(plan: &DeliveryPlan<'_>, answer: &mut ContainerAllocateResponse) {
+    let uuids: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
     answer.envs.insert(VISIBLE_DEVICES.into(), uuids.join(","));
 }

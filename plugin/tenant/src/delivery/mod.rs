@@ -51,18 +51,30 @@ pub struct DeliveryPlan<'a> {
     pub shim: &'a Delivery,
     /// What the host has of the driver.
     pub parts: driver::Parts,
+    /// Its CDI devices are all that reaches the container: a claim's share has no answer beside them.
+    pub by_cdi_alone: bool,
+}
+
+/// Variables without which a program finds no driver.
+fn driver_env(config: &Config) -> Vec<(String, String)> {
+    let mut env = Vec::new();
+    if config.driver.libraries.is_some() || config.driver.root.is_some() {
+        env.push(("LD_LIBRARY_PATH".to_owned(), CONTAINER_DRIVER_DIR.to_owned()));
+    }
+    env.extend(config.driver.env.iter().map(|(name, value)| (name.clone(), value.clone())));
+    env
 }
 
 /// Kubelet's answer: paths and names only. What the limits are stands in the quota page, because a
 /// pod's own environment would override ours.
 #[must_use]
-pub fn answer(parcel: &DeliveryPlan<'_>, config: &Config) -> ContainerAllocateResponse {
+pub fn answer(plan: &DeliveryPlan<'_>, config: &Config) -> ContainerAllocateResponse {
     let mut answer = ContainerAllocateResponse::default();
     let strategy = config.container.device_list_strategy;
     if strategy.is_cdi() {
-        cdi::add(parcel, config, &mut answer);
+        cdi::add(plan, config, &mut answer);
     } else {
-        answer.mounts = edits::mounts(parcel, config)
+        answer.mounts = edits::mounts(plan, config)
             .iter()
             .map(|mount| Mount {
                 host_path: mount.host.to_string_lossy().into_owned(),
@@ -75,25 +87,20 @@ pub fn answer(parcel: &DeliveryPlan<'_>, config: &Config) -> ContainerAllocateRe
         }
     }
     match strategy {
-        DeviceListStrategy::Envvar => envvar::add(parcel, &mut answer),
-        DeviceListStrategy::VolumeMounts => volume_mounts::add(parcel, &mut answer),
-        DeviceListStrategy::DeviceNodes => device_nodes::add(parcel, &mut answer),
+        DeviceListStrategy::Envvar => envvar::add(plan, &mut answer),
+        DeviceListStrategy::VolumeMounts => volume_mounts::add(plan, &mut answer),
+        DeviceListStrategy::DeviceNodes => device_nodes::add(plan, &mut answer),
         DeviceListStrategy::CdiAnnotations
         | DeviceListStrategy::CdiCri
         | DeviceListStrategy::None => {}
     }
-    if parcel.gpus.iter().any(|gpu| gpu.mig.is_some()) {
-        let uuids: Vec<&str> = parcel.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+    if plan.gpus.iter().any(|gpu| gpu.mig.is_some()) {
+        let uuids: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         answer.envs.insert(CUDA_VISIBLE_DEVICES.into(), uuids.join(","));
     }
     // Here also for CDI, whose variables win over a pod's own: a program may need more than our
     // directory in its path.
-    if config.driver.libraries.is_some() || config.driver.root.is_some() {
-        answer.envs.insert("LD_LIBRARY_PATH".into(), CONTAINER_DRIVER_DIR.into());
-    }
-    for (name, value) in &config.driver.env {
-        answer.envs.insert(name.clone(), value.clone());
-    }
+    answer.envs.extend(driver_env(config));
     answer
 }
 

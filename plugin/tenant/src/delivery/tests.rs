@@ -4,15 +4,25 @@ use tessera_config::CONTAINER_DRIVER_DIR;
 
 const PAGES: &str = "/pages/0123456789abcdef0123456789abcdef";
 
-/// What a container with these GPUs is told under this configuration.
+/// The answer for a container with these GPUs under this configuration.
 fn told(config: &str, gpus: &[&Gpu]) -> ContainerAllocateResponse {
     let config = Config::parse(config).unwrap();
     let id = AllocationId::parse("0123456789abcdef0123456789abcdef").unwrap();
     let shim =
         Delivery { shim: "/shims/ab/libtessera.so".into(), preload: "/shims/ab/preload".into() };
-    let parts: Parts = driver::parts(&config, gpus).unwrap();
+    let parts: Parts = driver::parts(&config, gpus, false).unwrap();
     let pages = Path::new(PAGES);
-    answer(&DeliveryPlan { id: &id, gpus: gpus.to_vec(), pages, shim: &shim, parts }, &config)
+    answer(
+        &DeliveryPlan {
+            id: &id,
+            gpus: gpus.to_vec(),
+            pages,
+            shim: &shim,
+            parts,
+            by_cdi_alone: false,
+        },
+        &config,
+    )
 }
 
 fn strategy(name: &str) -> String {
@@ -29,8 +39,12 @@ fn mounts(answer: &ContainerAllocateResponse) -> Vec<(&str, &str, bool)> {
 
 /// Pages and shim as plain mounts.
 const PLAIN: [(&str, &str, bool); 4] = [
-    (PAGES, "/usr/local/tessera/pages", true),
-    ("/pages/0123456789abcdef0123456789abcdef/usage", "/usr/local/tessera/pages/usage", false),
+    (PAGES, "/usr/local/tessera/pages/0123456789abcdef0123456789abcdef", true),
+    (
+        "/pages/0123456789abcdef0123456789abcdef/usage",
+        "/usr/local/tessera/pages/0123456789abcdef0123456789abcdef/usage",
+        false,
+    ),
     ("/shims/ab/libtessera.so", "/usr/local/tessera/libtessera.so", true),
     ("/shims/ab/preload", "/etc/ld.so.preload", true),
 ];

@@ -9,9 +9,9 @@ use super::{DeliveryPlan, VISIBLE_DEVICES};
 /// Where NVIDIA's toolkit looks; the variable names the place, as NVIDIA's device plugin has it.
 const LIST: &str = "/var/run/nvidia-container-devices";
 
-pub(super) fn add(parcel: &DeliveryPlan<'_>, answer: &mut ContainerAllocateResponse) {
+pub(super) fn add(plan: &DeliveryPlan<'_>, answer: &mut ContainerAllocateResponse) {
     answer.envs.insert(VISIBLE_DEVICES.into(), LIST.into());
-    answer.mounts.extend(parcel.gpus.iter().map(|gpu| Mount {
+    answer.mounts.extend(plan.gpus.iter().map(|gpu| Mount {
         host_path: "/dev/null".into(),
         container_path: format!("{LIST}/{}", gpu.uuid),
         read_only: false,

@@ -4,7 +4,7 @@
 //! it are replaced when a new generation begins. Containers mount the directory, so what they see of
 //! it follows.
 
-pub mod hold;
+pub mod directory_lock;
 pub mod observed;
 mod time_limited_worker;
 pub mod tmpfs;
@@ -28,11 +28,11 @@ use crate::regions::observed::Observed;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::clock::monotonic_ns;
 use tessera_model::record::{Grant, Record};
-use tessera_peers::{self as session, Listener, Tenant};
+use tessera_peers::{self as session, Listener, TenantSessions};
 use tessera_system::locks::lock;
 pub use time_limited_worker::HeldUp;
 use time_limited_worker::TimeLimitedWorker;
-pub use write::grants;
+pub use write::{grants, spec};
 
 /// How often [`Region::try_snapshot`] tries, and between two tries: two milliseconds in all.
 const PEEKS: usize = 9;
@@ -188,7 +188,7 @@ impl Region {
     ) -> Result<(Arc<Self>, Outcome), RegionError> {
         let dir = dir(root, &record.id);
         let made = make_pages(&dir, record, (mode, shim_abi), None, Arc::default())?;
-        let tenant = Arc::new(Tenant::default());
+        let tenant = Arc::new(TenantSessions::default());
         // The listener's tasks need the region, which holds the listener.
         let mut failed = None;
         let region = Arc::new_cyclic(|region| {
@@ -274,7 +274,7 @@ impl Region {
 
     /// What its sessions said.
     #[must_use]
-    pub fn tenant(&self) -> Arc<Tenant> {
+    pub fn tenant(&self) -> Arc<TenantSessions> {
         Arc::clone(self.open().listener.tenant())
     }
 
@@ -547,7 +547,7 @@ fn make_pages(
             Err(RegionError::HeldUp { path: dir.to_owned(), error })
         }
         Err(error) => {
-            warn!(dir = %dir.display(), %error, "its pages are made anew");
+            warn!(dir = %dir.display(), %error, "its pages are made again");
             let failed = |error| RegionError::Socket { path: dir.to_owned(), error };
             write::set_aside(dir).map_err(failed)?;
             let mut pages = write::write(dir, record, mode, Some(false), shim_abi)?;

@@ -41,7 +41,7 @@ pub(super) struct Pages {
     pub(super) ended: Tally,
 }
 
-/// The pages of `record` in `dir`, if they are as they should be: told by reading, which no container can
+/// The pages of `record` in `dir`, if they are as they should be: judged by reading, which no container can
 /// hold up.
 pub(super) fn whole(dir: &Path, record: &Record) -> Option<Pages> {
     let abi = quota::abi_in(dir).filter(|abi| abi::speaks(*abi))?;
@@ -73,7 +73,7 @@ pub(super) fn write(
         return Err(PageError { path, fault: PageFault::Abi { found: abi } });
     }
     if found.is_some_and(|found| found != abi) {
-        // The container that starts next could not read them, whoever still holds a slot there.
+        // The container that starts next could not read them, even if a process still holds a slot there.
         remove_pages(dir)?;
         outcome.repaired = mode != Mode::Fresh;
     } else if mode == Mode::Fresh {
@@ -183,7 +183,9 @@ fn remove_file(path: &Path) -> Result<(), PageError> {
     })
 }
 
-fn spec(record: &Record) -> QuotaSpec {
+/// What the quota page of a record says.
+#[must_use]
+pub fn spec(record: &Record) -> QuotaSpec {
     QuotaSpec {
         allocation: record.id.to_string(),
         generation: record.generation,

@@ -46,7 +46,7 @@ pub fn decide<'a>(
 }
 
 impl Unused {
-    /// It is of use after all: the grace begins anew.
+    /// It is in use after all: the grace period restarts.
     pub fn forget(&mut self, name: &str) {
         self.0.remove(name);
     }
@@ -173,7 +173,7 @@ mod tests {
         let mut world = World::new();
         world.at(Duration::ZERO, &[]);
         assert_eq!(world.at(GRACE, &[record(None)]), [""; 0]);
-        assert_eq!(world.at(GRACE * 2, &[]), [""; 0], "the grace begins anew");
+        assert_eq!(world.at(GRACE * 2, &[]), [""; 0], "the grace starts again");
     }
 
     #[test]

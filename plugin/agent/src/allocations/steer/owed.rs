@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use tracing::warn;
 
-use super::{How, SteerError};
+use super::{ChangeOptions, SteerError};
 use crate::allocations::Allocations;
 use crate::allocations::select::describe;
 use tessera_model::quantity::format_bytes;
@@ -29,7 +29,7 @@ impl Allocations {
             self.records.lock().values().filter(|record| owes(record)).cloned().collect();
         let mut change = Change::default();
         for record in owing {
-            let region = self.regions.lock().get(&record.id).cloned();
+            let region = self.pages.get(&record.id);
             // What cannot be read still owes it.
             let Some(region) = region else { continue };
             let used = in_use(&region, record.grants.len());
@@ -68,7 +68,7 @@ pub(super) fn shrink(
     region: Option<&Region>,
     record: &Record,
     grants: &[Grant],
-    how: &How,
+    options: &ChangeOptions,
     notes: &mut Vec<String>,
 ) -> Result<(Owed, Vec<Option<u64>>), SteerError> {
     let lower: Vec<Grant> = record
@@ -81,14 +81,14 @@ pub(super) fn shrink(
         })
         .collect();
     let shrinks = lower != record.grants;
-    if let Some(region) = region.filter(|_| shrinks && !how.dry_run) {
+    if let Some(region) = region.filter(|_| shrinks && !options.dry_run) {
         region.set_limits(&lower);
         // Its partner is the fence between a request's charge and its look at the limit.
         fence(Ordering::SeqCst);
     }
     let used = region.map(|region| in_use(region, grants.len()));
     let restore = || {
-        if let Some(region) = region.filter(|_| shrinks && !how.dry_run) {
+        if let Some(region) = region.filter(|_| shrinks && !options.dry_run) {
             region.set_limits(&record.grants);
         }
     };
@@ -108,7 +108,7 @@ pub(super) fn shrink(
         if over == 0 {
             continue;
         }
-        if limit < old.memory_limit_bytes && !how.force {
+        if limit < old.memory_limit_bytes && !options.force {
             restore();
             let uses = match region {
                 Some(_) => format!("uses {} of GPU {uuid}", format_bytes(used)),

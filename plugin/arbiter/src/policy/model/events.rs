@@ -1,13 +1,13 @@
-//! What happens at each event of the simulation.
+//! The events of the simulation.
 
 use std::time::Instant;
 
 use super::super::Policy;
-use super::super::types::{Command, Pace, State, Used};
+use super::super::types::{Command, GateState, Pace, Used};
 use super::Change;
-use super::world::{Event, Word, World, id};
+use super::world::{Event, GateWord, World, id};
 
-/// Time between two looks of a helper, where what it says has not changed, nanoseconds.
+/// Time between two repeated reports of a helper, nanoseconds.
 const LOOK_EVERY: u64 = 10_000_000;
 
 impl World {
@@ -44,13 +44,15 @@ impl World {
             Event::IdleCheck(i, stamp, epoch) => {
                 let player = &self.players[i];
                 let idle = !player.busy() && player.stamp() == stamp;
-                if idle && player.seen == epoch && player.gate == Word::Yield && !player.stopped {
+                if idle && player.seen == epoch && player.gate == GateWord::Yield && !player.stopped
+                {
                     self.later(Event::Idle(i, epoch));
                 }
             }
             Event::Resume(i) => {
                 self.players[i].thinking = false;
                 self.players[i].last_served = self.now;
+                self.players[i].resumed_at = self.now;
                 self.act(i);
             }
             Event::Change(at) => self.change(self.changes[at].1),
@@ -71,16 +73,16 @@ impl World {
         self.players[i].there && self.players[i].alive
     }
 
-    fn gate(&mut self, i: usize, epoch: u64, word: Word, pace: Pace) {
+    fn gate(&mut self, i: usize, epoch: u64, word: GateWord, pace: Pace) {
         let player = &mut self.players[i];
-        // Two changes may overtake each other on their ways; the word in memory is the later.
+        // Two changes may overtake each other on their way; the word in memory is the later one.
         if epoch <= player.seen || !player.alive {
             return;
         }
         player.seen = epoch;
         player.gate = word;
         player.pace = pace;
-        if word == Word::Closed {
+        if word == GateWord::Closed {
             player.want_said = false;
             player.drained_said = false;
             player.works_said = None;
@@ -94,17 +96,17 @@ impl World {
         self.watch_idle(i);
     }
 
-    /// The helper's look at a closed gate: it says at once what runs on the host, and now and then
-    /// that the GPU still works.
+    /// The helper's look at a closed gate: it reports at once that its work waits for the host, and from
+    /// time to time that the GPU still works.
     pub(super) fn look(&mut self, i: usize, timed: bool) {
         let player = &self.players[i];
-        let closed = player.gate == Word::Closed && !player.drained_said;
+        let closed = player.gate == GateWord::Closed && !player.drained_said;
         let dumb = player.stopped || player.load.never_drains || !self.speaks(i);
         if !closed || dumb || player.flight.is_empty() {
             return;
         }
         let (works, epoch) = (player.busy(), player.seen);
-        // Most drains are short: that it works is said from the first timed look on.
+        // Most drains are short: that the GPU works is reported from the first timed look on.
         let is_news = player.works_said.is_none_or(|said| said != works);
         if timed && works || is_news && (timed || !works || player.works_said.is_some()) {
             self.players[i].works_said = Some(works);
@@ -140,7 +142,7 @@ impl World {
         }
     }
 
-    /// Gives the policy an event, and carries its commands out.
+    /// Passes an event to the policy and carries its commands out.
     fn tell(&mut self, event: impl FnOnce(&mut Policy, u64)) {
         let begun = Instant::now();
         event(&mut self.policy, self.now);
@@ -156,7 +158,7 @@ impl World {
         }
         self.tick = (deadline, self.tick.1 + 1);
         if let Some(at) = deadline {
-            // Timers are late, as messages are.
+            // Timers are late, like messages.
             let late = self.random.within(self.delay);
             self.at(at.max(self.now) + late, Event::Tick(self.tick.1));
         }
@@ -165,12 +167,12 @@ impl World {
     fn carry_out(&mut self, command: Command) {
         let Ok(i) = usize::try_from(command.tenant.0) else { return };
         let word = match command.state {
-            State::Solo => Word::Solo,
-            State::Open => Word::Open,
-            State::Yield => Word::Yield,
-            State::Closed => Word::Closed,
+            GateState::Solo => GateWord::Solo,
+            GateState::Open => GateWord::Open,
+            GateState::Yield => GateWord::Yield,
+            GateState::Closed => GateWord::Closed,
         };
-        if word == Word::Closed {
+        if word == GateWord::Closed {
             self.players[i].closed_at = Some(self.now);
             self.players[i].waits = false;
         } else {
@@ -184,8 +186,8 @@ impl World {
         self.later(Event::Gate(i, epoch, word, command.pace));
     }
 
-    /// Nobody else may have the GPU, but who has had its time to drain; nor may who was closed at
-    /// `closed_at`, and gets it again, before it has drained or had that time.
+    /// No other tenant may have the GPU, unless its time to drain is over; nor may one that was closed at
+    /// `closed_at` get it back before it has drained or had that time.
     fn judge_grant(&mut self, i: usize, closed_at: u64) {
         let early = self.now < closed_at + self.drain_least && !self.players[i].waits;
         self.figures.double_grants += u64::from(self.players[i].possesses && early);

@@ -1,4 +1,4 @@
-//! What a simulation shows.
+//! The results of a simulation.
 
 use super::super::types::Share;
 
@@ -19,6 +19,8 @@ pub struct TenantFigures {
     pub overlaps: u64,
     /// From `want` to an open gate, nanoseconds, each.
     pub waits: Vec<u64>,
+    /// How long each of its batches took, from when it had the work to its last completion, nanoseconds.
+    pub batches: Vec<u64>,
     /// Longest time that it had work and an operation of it neither ran nor ended, nanoseconds.
     pub starved_ns: u64,
 }
@@ -30,7 +32,7 @@ pub struct Figures {
     pub tenants: Vec<TenantFigures>,
     /// Nanoseconds simulated.
     pub elapsed_ns: u64,
-    /// Per GPU: time that nothing ran although somebody waited there, nanoseconds.
+    /// Per GPU: time that nothing ran although a tenant waited, nanoseconds.
     pub idle_wanted_ns: Vec<u64>,
     /// Per GPU: time that something ran.
     pub busy_ns: Vec<u64>,

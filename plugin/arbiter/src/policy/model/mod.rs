@@ -1,10 +1,10 @@
-//! The policy against simulated tenants and GPUs, in no time: who gets what, by an account of its
-//! own. For tests, and for figures with more tenants than a machine can run.
+//! The policy against simulated tenants and GPUs, in simulated time: which tenant gets how much, by the
+//! simulation's own account. For tests, and for figures with more tenants than a machine can run.
 //!
-//! The simulated tenant keeps the shim's side of `docs/compute.md`: it fills its window while its
-//! gate is open, says `want` and `drained` when closed and `idle` while YIELD; messages and commands
-//! take time. A GPU serves those who have work on it in equal parts, as time slices do. Operations may
-//! wait for ones that are not launched yet, which the gate may hold back: such a tenant does not drain.
+//! The simulated tenant keeps the shim's side of `docs/compute.md`: it fills its window while its gate is
+//! open, sends `want` and `drained` when closed and `idle` while YIELD; messages and commands take time. A
+//! GPU serves all tenants with work in equal parts, as time slices do. Operations may wait for others that
+//! are not launched yet and that the gate may hold back: such a tenant does not drain.
 
 mod events;
 mod figures;
@@ -19,7 +19,7 @@ pub use world::World;
 
 use super::types::{GpuIndex, Settings, Share};
 
-/// What a simulated tenant does.
+/// The load of a simulated tenant.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// Its GPUs.
@@ -28,7 +28,7 @@ pub struct Load {
     pub share: Share,
     /// Shortest and longest operation, nanoseconds.
     pub op: (u64, u64),
-    /// Operations of a batch; at its end it waits until all are done. 0: it never does.
+    /// Operations of a batch; at its end the tenant waits for all of them. 0: no batches.
     pub batch: u32,
     /// Shortest and longest pause after a batch, nanoseconds.
     pub think: (u64, u64),
@@ -39,11 +39,11 @@ pub struct Load {
     pub window: usize,
     /// Nanoseconds of operations in flight while OPEN; two always may be.
     pub window_ns: u64,
-    /// Whether it says that it used nothing of its leases.
+    /// Whether it reports that it used nothing of its leases.
     pub lies: bool,
     /// Host functions among its operations.
     pub host: Option<HostFunctions>,
-    /// It says nothing while its gate is closed, but that it wants.
+    /// While its gate is closed it reports nothing but wants.
     pub never_drains: bool,
     /// Processes that do all this at once, each with a window of its own.
     pub processes: u32,
@@ -72,54 +72,54 @@ impl Load {
         }
     }
 
-    /// In operations of which so many wait for each other.
+    /// The same, with operations of which so many wait for each other.
     #[must_use]
     pub fn in_groups(self, group: u32) -> Self {
         Self { group, ..self }
     }
 
-    /// Works in batches with pauses.
+    /// A load of batches with pauses.
     #[must_use]
     pub fn pausing(self, batch: u32, think: (u64, u64)) -> Self {
         Self { batch, think, ..self }
     }
 }
 
-/// Something that happens to a tenant, named by its place in the list of loads.
+/// A change during the simulation, of the tenant at this place in the list of loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Another share.
     Share(usize, Share),
     /// Its processes die; they do not come back.
     Kill(usize),
-    /// Its processes are stopped: nothing is launched and nothing said; what is in flight goes on.
+    /// Its processes are stopped: nothing is launched or reported; what is in flight goes on.
     Stop(usize),
-    /// Stopped processes go on.
+    /// Its stopped processes go on.
     Continue(usize),
-    /// It leaves, with what it has in flight.
+    /// It leaves with what it has in flight.
     Leave(usize),
 }
 
-/// A whole simulation.
+/// A simulation.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// The policy's constants.
     pub settings: Settings,
-    /// Who takes part.
+    /// The tenants.
     pub loads: Vec<Load>,
-    /// What happens when, ascending.
+    /// Changes and their times, ascending.
     pub changes: Vec<(u64, Change)>,
-    /// Shortest and longest way of a message or command, nanoseconds.
+    /// Shortest and longest delay of a message or command, nanoseconds.
     pub delay: (u64, u64),
-    /// What a GPU takes to change over to another tenant's work, nanoseconds.
+    /// What a change of the GPU to another tenant's work takes, nanoseconds.
     pub switch: u64,
-    /// Where randomness begins.
+    /// The seed.
     pub seed: u64,
     /// Nanoseconds to simulate.
     pub until: u64,
 }
 
-/// Plays it to the end.
+/// Runs the simulation.
 #[must_use]
 pub fn simulate(scenario: &Scenario) -> Figures {
     let mut world = World::new(scenario);

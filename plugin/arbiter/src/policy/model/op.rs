@@ -1,11 +1,11 @@
-//! What a simulated tenant has in flight.
+//! Work of a simulated tenant in flight.
 
 use std::collections::VecDeque;
 
 use super::super::types::GpuIndex;
 use super::Load;
 
-/// A host function in the middle of a stream: the GPU does nothing of it, and what is behind it waits.
+/// A host function in the middle of a stream: the GPU does nothing for it, and what follows waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostFunctions {
     /// One after so many operations.
@@ -21,15 +21,15 @@ pub(super) struct Op {
     pub(super) left: f64,
     /// Runs on the host.
     pub(super) on_host: bool,
-    /// Whose of the tenant's processes.
+    /// Index of the tenant's process.
     pub(super) process: u32,
 }
 
 /// How long the hardware serves a process while another has work, nanoseconds.
 const SLICE: f64 = 2e6;
 
-/// Which of a tenant's processes the GPU serves: one after the other, a slice each, or until its queue
-/// is empty.
+/// The order in which the GPU serves a tenant's processes: one after the other, each for a slice or until
+/// its queue is empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Turn {
     process: u32,
@@ -38,12 +38,12 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// The process that is served has had so much.
+    /// How much the served process has had.
     pub(super) fn serve(&mut self, ns: f64) {
         self.served += ns;
     }
 
-    /// Brings the operation that is served next to the front. Whether it is another process's.
+    /// Moves the operation that is served next to the front. True if it is another process's.
     pub(super) fn pass(&mut self, flight: &mut VecDeque<Op>) -> bool {
         let place = |process| flight.iter().position(|op| op.process == process);
         let own = place(self.process);
@@ -74,7 +74,7 @@ pub(super) struct Slices {
 }
 
 impl Slices {
-    /// What one nanosecond of the GPU is worth to it.
+    /// The part of a nanosecond of the GPU that it gets.
     pub(super) fn rate(self) -> f64 {
         f64::from(self.own) / f64::from(self.all.max(1))
     }
@@ -86,7 +86,7 @@ impl Load {
         self.gpus.contains(&gpu)
     }
 
-    /// Processes, one at least.
+    /// Processes, at least one.
     pub(super) fn slices(&self) -> u32 {
         self.processes.max(1)
     }

@@ -1,4 +1,4 @@
-//! The simulation: an event queue, and GPUs that serve in between.
+//! The simulation: an event queue, and GPUs that work between events.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -8,7 +8,7 @@ use super::super::types::{Pace, TenantId};
 use super::op::{Op, Slices, Turn};
 use super::{Change, Figures, Load, Random, Scenario, TenantFigures};
 
-/// In flight of who holds a lease while somebody else may be woken, nanoseconds.
+/// Work in flight of a holder while another tenant may be woken, nanoseconds.
 const NARROW: u64 = 250_000;
 /// Operations in flight while SOLO, in windows.
 const SOLO_WINDOWS: usize = 4;
@@ -19,7 +19,7 @@ pub(super) enum Event {
     Begin(usize),
     /// A command arrives.
     /// Of what epoch, and how the lease is to be used.
-    Gate(usize, u64, Word, Pace),
+    Gate(usize, u64, GateWord, Pace),
     Want(usize),
     Drained(usize, u64),
     Idle(usize, u64),
@@ -37,7 +37,7 @@ pub(super) enum Event {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Word {
+pub(super) enum GateWord {
     Solo,
     Open,
     Yield,
@@ -52,17 +52,19 @@ pub(super) struct Player {
     pub(super) stopped: bool,
     pub(super) thinking: bool,
     /// The gate as it sees it, and as the policy said last.
-    pub(super) gate: Word,
+    pub(super) gate: GateWord,
     pub(super) pace: Pace,
     pub(super) seen: u64,
     pub(super) said: u64,
     /// Remaining nanoseconds of what is in flight.
     pub(super) flight: VecDeque<Op>,
-    /// Whether the last word was that the GPU works for it.
+    /// Whether its last report was that the GPU works for it.
     pub(super) works_said: Option<bool>,
-    /// And what the policy heard: the GPU does not work for it.
+    /// Whether the policy has heard that the GPU does not work for it.
     pub(super) waits: bool,
     pub(super) left: u32,
+    /// When it had its batch to do.
+    pub(super) resumed_at: u64,
     pub(super) launches: u64,
     pub(super) completed: u64,
     pub(super) want_said: bool,
@@ -70,10 +72,10 @@ pub(super) struct Player {
     pub(super) wanted_at: Option<u64>,
     /// When the policy said CLOSED; `None` while it holds.
     pub(super) closed_at: Option<u64>,
-    /// Whether it may have something in flight, by what the policy knows.
+    /// Whether it may have something in flight, as far as the policy knows.
     pub(super) possesses: bool,
     pub(super) last_served: u64,
-    /// What is left of changing over to its work, or from one of its processes to the next.
+    /// What is left of the change to its work, or from one of its processes to the next.
     switching: f64,
     turn: Turn,
     /// When something was first and last in flight, since it was open.
@@ -92,7 +94,7 @@ pub struct World {
     pub(super) random: Random,
     pub(super) delay: (u64, u64),
     switch: u64,
-    /// Per GPU: whose work ran last.
+    /// Per GPU: the tenant whose work ran last.
     ran: Vec<Option<usize>>,
     pub(super) until: u64,
     pub(super) drain_least: u64,
@@ -101,7 +103,7 @@ pub struct World {
 }
 
 impl World {
-    /// At the beginning of a scenario.
+    /// Builds the beginning of a scenario.
     #[must_use]
     pub fn new(scenario: &Scenario) -> Self {
         let gpus = scenario.loads.iter().flat_map(|load| load.gpus.iter().copied());
@@ -136,7 +138,7 @@ impl World {
         world
     }
 
-    /// Up to the end.
+    /// Runs to the end.
     pub fn run(&mut self) {
         loop {
             let next = self.queue.peek().map_or(self.until, |Reverse((at, ..))| *at);
@@ -154,7 +156,7 @@ impl World {
         }
     }
 
-    /// What came of it.
+    /// The results.
     #[must_use]
     pub fn figures(mut self) -> Figures {
         self.figures.elapsed_ns = self.now;
@@ -169,9 +171,9 @@ impl World {
             let figures = &mut self.figures.tenants[i];
             figures.share = Some(self.players[i].load.share);
             if let Some(view) = view {
-                figures.charged_ns = view.leased_ns;
-                figures.leases = view.leases;
-                figures.overlaps = view.overlaps;
+                figures.charged_ns = view.totals.leased_ns;
+                figures.leases = view.totals.leases;
+                figures.overlaps = view.totals.overlaps;
             }
         }
         self.figures
@@ -187,7 +189,7 @@ impl World {
         self.at(self.now + delay, event);
     }
 
-    /// How fast a player's first operation goes on: the fullest of its GPUs decides.
+    /// The speed of a player's first operation: the fullest of its GPUs decides.
     fn rate(&self, i: usize) -> f64 {
         let player = &self.players[i];
         if player.flight.front().is_some_and(|op| op.on_host) {
@@ -267,7 +269,7 @@ impl World {
         self.now = to;
     }
 
-    /// Takes off what is done.
+    /// Removes what is done.
     fn complete(&mut self) {
         for i in 0..self.players.len() {
             while !self.players[i].is_stuck()
@@ -315,6 +317,8 @@ impl World {
         if player.flight.is_empty() && player.load.batch > 0 && player.left == 0 && player.alive {
             player.thinking = true;
             player.left = player.load.batch;
+            let took = self.now - player.resumed_at;
+            self.figures.tenants[i].batches.push(took);
             let think = self.random.within(self.players[i].load.think);
             self.at(self.now + think, Event::Resume(i));
             self.watch_idle(i);
@@ -324,20 +328,20 @@ impl World {
 
     pub(super) fn watch_idle(&mut self, i: usize) {
         let player = &self.players[i];
-        if player.gate == Word::Yield && (player.flight.is_empty() || player.waits_for_host()) {
+        if player.gate == GateWord::Yield && (player.flight.is_empty() || player.waits_for_host()) {
             let check = Event::IdleCheck(i, player.stamp(), player.seen);
             self.at(self.now.saturating_add(player.pace.idle_ns), check);
         }
     }
 
-    /// What the tenant does by itself now: launch, want, drained.
+    /// What the tenant does by itself now: launch, want, drain.
     pub(super) fn act(&mut self, i: usize) {
         let player = &self.players[i];
         if player.stopped || !player.alive || !player.there {
             return;
         }
         match player.gate {
-            Word::Closed => {
+            GateWord::Closed => {
                 if player.has_work() && !player.want_said {
                     self.players[i].want_said = true;
                     self.players[i].wanted_at.get_or_insert(self.now);
@@ -350,14 +354,14 @@ impl World {
                     self.later(Event::Drained(i, epoch));
                 }
             }
-            Word::Solo | Word::Open | Word::Yield => self.launch(i),
+            GateWord::Solo | GateWord::Open | GateWord::Yield => self.launch(i),
         }
     }
 
     fn launch(&mut self, i: usize) {
         loop {
             let player = &mut self.players[i];
-            let room = if player.gate == Word::Solo { SOLO_WINDOWS } else { 1 };
+            let room = if player.gate == GateWord::Solo { SOLO_WINDOWS } else { 1 };
             let processes = usize::try_from(player.load.slices()).unwrap_or(1);
             let most = player.load.window.max(1) * room * processes;
             let window_ns = match player.pace.is_narrow {
@@ -369,7 +373,7 @@ impl World {
             let queued: f64 = player.flight.iter().filter(|op| !op.on_host).map(|op| op.left).sum();
             let full = player.flight.len() >= most
                 || (player.flight.len() >= 2 * processes && queued >= most_ns);
-            // What waits for the very launch makes no room for it.
+            // An operation that waits for this very launch makes no room for it.
             let full = full && !player.is_stuck();
             if full || !player.has_work() {
                 return;
@@ -406,12 +410,13 @@ impl Player {
     fn new(load: Load) -> Self {
         Self {
             left: load.batch,
+            resumed_at: load.begin,
             load,
             there: false,
             alive: true,
             stopped: false,
             thinking: false,
-            gate: Word::Closed,
+            gate: GateWord::Closed,
             pace: Pace { idle_ns: u64::MAX, is_narrow: false },
             seen: 0,
             said: 0,
@@ -438,12 +443,12 @@ impl Player {
         (0..self.load.slices()).min_by_key(|&process| flying(process)).unwrap_or(0)
     }
 
-    /// The host has something to do before the GPU has.
+    /// The host has work before the GPU has.
     pub(super) fn waits_for_host(&self) -> bool {
         self.flight.front().is_some_and(|op| op.on_host)
     }
 
-    /// Changes when the GPU had something to do.
+    /// Updates when the GPU had work.
     pub(super) fn stamp(&self) -> u64 {
         if self.flight.is_empty() { self.launches } else { self.completed }
     }
@@ -461,7 +466,7 @@ impl Player {
         is_operation && self.launches < (first / group + 1) * group
     }
 
-    /// Would launch if it could.
+    /// It would launch if it could.
     fn has_work(&self) -> bool {
         self.there
             && self.alive
@@ -471,7 +476,7 @@ impl Player {
     }
 
     fn blocked(&self) -> bool {
-        self.gate == Word::Closed && self.has_work()
+        self.gate == GateWord::Closed && self.has_work()
     }
 }
 

@@ -12,7 +12,8 @@ use tessera_api::admin::words;
 pub(super) fn draw(model: &Model, paint: Paint, page: &mut Page<'_>) {
     let gpus = &model.status.gpus;
     if gpus.is_empty() {
-        return page.line(Line::raw("No GPUs."));
+        let text = if model.offline { "GPUs are not known." } else { "No GPUs." };
+        return page.line(Line::raw(text));
     }
     let width = page.width();
     let room = (page.left() / 3).max(1);

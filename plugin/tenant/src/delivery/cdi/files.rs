@@ -95,7 +95,7 @@ impl Specs {
         let path = self.path(id);
         let content = spec.to_json();
         let found = path.symlink_metadata().ok();
-        // A link would be followed by whoever reads it, and may lead elsewhere tomorrow.
+        // A reader would follow a link, and may lead elsewhere tomorrow.
         if let Some(meta) = &found
             && meta.is_file()
             && meta.permissions().mode() & 0o444 == 0o444
@@ -104,7 +104,7 @@ impl Specs {
             return Ok(Put::Unchanged);
         }
         // Any runtime may read it, which need not be root. Not durable: after a power cut every file is written
-        // anew before kubelet knows this plugin.
+        // again before kubelet knows this plugin.
         let written = Dir::of(&path).and_then(|(dir, name)| {
             // An empty one, as container runtimes leave where a mount's source was missing.
             dir.clear(name)?;

@@ -14,15 +14,14 @@ pub mod spec;
 use tessera_kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use tessera_region::layout;
 
+use super::driver::Parts;
 use super::{DeliveryPlan, VISIBLE_DEVICES, VOID, edits};
 use spec::{ContainerEdits, Device, DeviceNode, Mount, Spec, SpecError};
 use tessera_config::{Config, DeviceListStrategy, GpuNames};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::gpu::Gpu;
 
-/// The kind of our devices. Not that of the resource, which is not known of an allocation adopted
-/// from its pages alone.
-pub const KIND: &str = "tessera.dev/share";
+pub use tessera_model::cdi_name::SHARE_KIND as KIND;
 
 /// Prefix of the annotations that container runtimes look for.
 const ANNOTATION: &str = "cdi.k8s.io/tessera.share_";
@@ -33,14 +32,16 @@ pub fn name(id: &AllocationId) -> String {
     format!("{KIND}={id}")
 }
 
-/// The names of all that a container of this allocation needs.
-fn names(parcel: &DeliveryPlan<'_>, config: &Config) -> Vec<String> {
-    let mut names = Vec::with_capacity(parcel.gpus.len() + 1);
-    if let Some(kind) = &config.cdi.gpu_kind {
+/// The qualified names of all that a container of this allocation needs.
+#[must_use]
+pub fn names(plan: &DeliveryPlan<'_>, config: &Config) -> Vec<String> {
+    let mut names = Vec::with_capacity(plan.gpus.len() + 1);
+    let is_given = config.container.device_list_strategy != DeviceListStrategy::None;
+    if let Some(kind) = config.cdi.gpu_kind.as_ref().filter(|_| is_given) {
         let naming = config.cdi.gpu_names;
-        names.extend(parcel.gpus.iter().map(|gpu| format!("{kind}={}", gpu_name(gpu, naming))));
+        names.extend(plan.gpus.iter().map(|gpu| format!("{kind}={}", gpu_name(gpu, naming))));
     }
-    names.push(name(parcel.id));
+    names.push(name(plan.id));
     names
 }
 
@@ -55,13 +56,13 @@ fn gpu_name(gpu: &Gpu, naming: GpuNames) -> String {
 }
 
 pub(super) fn add(
-    parcel: &DeliveryPlan<'_>,
+    plan: &DeliveryPlan<'_>,
     config: &Config,
     answer: &mut ContainerAllocateResponse,
 ) {
-    let names = names(parcel, config);
+    let names = names(plan, config);
     if config.container.device_list_strategy == DeviceListStrategy::CdiAnnotations {
-        answer.annotations.insert(format!("{ANNOTATION}{}", parcel.id), names.join(","));
+        answer.annotations.insert(format!("{ANNOTATION}{}", plan.id), names.join(","));
     } else {
         answer.cdi_devices = names.into_iter().map(|name| CdiDevice { name }).collect();
     }
@@ -73,21 +74,59 @@ pub(super) fn add(
 ///
 /// # Errors
 /// What CDI cannot express; the configuration was checked for all of it.
-pub fn spec(parcel: &DeliveryPlan<'_>, config: &Config) -> Result<Spec, SpecError> {
+pub fn spec(plan: &DeliveryPlan<'_>, config: &Config) -> Result<Spec, SpecError> {
     let mut env = vec![format!("{VISIBLE_DEVICES}={VOID}")];
     if config.container.inject_env() {
         env.push(format!("LD_PRELOAD={}", layout::CONTAINER_SHIM));
     }
-    let nodes = if config.cdi.gpu_kind.is_none() { parcel.parts.nodes.as_slice() } else { &[] };
-    let device_nodes = nodes
-        .iter()
-        .map(|node| DeviceNode {
-            path: node.container.clone(),
-            host_path: (node.host != node.container).then(|| node.host.clone()),
-            permissions: "rw".into(),
-        })
-        .collect();
-    let mounts = edits::mounts(parcel, config).iter().map(Mount::bind).collect();
+    if plan.by_cdi_alone {
+        env.extend(variables(config));
+    }
+    let device_nodes = device_nodes(&plan.parts, config);
+    let mounts = edits::mounts(plan, config).iter().map(Mount::bind).collect();
     let container_edits = ContainerEdits { env, device_nodes, mounts };
-    Spec::new(KIND, vec![Device { name: parcel.id.to_string(), container_edits }])
+    Spec::new(KIND, vec![Device { name: plan.id.to_string(), container_edits }])
+}
+
+/// The name under which a GPU is shown to those that monitor it: no pages, no shim, nothing granted.
+#[must_use]
+pub fn view_id(gpu: &Gpu) -> AllocationId {
+    // No resource has a name with a colon, and no claim's share this one.
+    AllocationId::of("view:", [gpu.uuid.as_str()])
+}
+
+/// The qualified names of all that a container needs to see a GPU.
+#[must_use]
+pub fn view_names(gpu: &Gpu, config: &Config) -> Vec<String> {
+    let mut names = vec![name(&view_id(gpu))];
+    if let Some(kind) = &config.cdi.gpu_kind {
+        names.push(format!("{kind}={}", gpu_name(gpu, config.cdi.gpu_names)));
+    }
+    names
+}
+
+/// The spec of the sight of a GPU: the driver, and the device where no other spec has it.
+///
+/// # Errors
+/// As [`spec`].
+pub fn view_spec(gpu: &Gpu, parts: &Parts, config: &Config) -> Result<Spec, SpecError> {
+    let mounts = parts.libraries.iter().chain(&config.driver.mounts).map(Mount::bind).collect();
+    let mut env = vec![format!("{VISIBLE_DEVICES}={VOID}")];
+    env.extend(variables(config));
+    let container_edits = ContainerEdits { env, device_nodes: device_nodes(parts, config), mounts };
+    Spec::new(KIND, vec![Device { name: view_id(gpu).to_string(), container_edits }])
+}
+
+fn variables(config: &Config) -> impl Iterator<Item = String> {
+    super::driver_env(config).into_iter().map(|(name, value)| format!("{name}={value}"))
+}
+
+fn device_nodes(parts: &Parts, config: &Config) -> Vec<DeviceNode> {
+    let nodes = if config.cdi.gpu_kind.is_none() { parts.nodes.as_slice() } else { &[] };
+    let node = |node: &super::driver::Node| DeviceNode {
+        path: node.container.clone(),
+        host_path: (node.host != node.container).then(|| node.host.clone()),
+        permissions: "rw".into(),
+    };
+    nodes.iter().map(node).collect()
 }

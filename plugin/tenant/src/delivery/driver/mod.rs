@@ -47,22 +47,28 @@ pub enum DriverError {
     NoCapability(String),
 }
 
-/// Whether containers are to get device nodes of ours.
-fn wants_nodes(config: &Config) -> bool {
+/// Whether containers are to get device nodes of ours; `by_cdi`: by the name of a CDI device, as those of a claim
+/// are whatever the strategy.
+fn wants_nodes(config: &Config, by_cdi: bool) -> bool {
     let strategy = config.container.device_list_strategy;
-    strategy == DeviceListStrategy::DeviceNodes
-        || (strategy.is_cdi() && config.cdi.gpu_kind.is_none())
+    let is_cdi = strategy.is_cdi() || by_cdi && strategy != DeviceListStrategy::None;
+    strategy == DeviceListStrategy::DeviceNodes || is_cdi && config.cdi.gpu_kind.is_none()
 }
 
-/// Looks for what a container with these GPUs needs.
+/// Looks for what a container with these GPUs needs. `by_cdi`: it is given them by the name of a CDI device.
 ///
 /// # Errors
 /// See [`DriverError`]: without it the container would have no GPU.
-pub fn parts(config: &Config, gpus: &[&Gpu]) -> Result<Parts, DriverError> {
-    parts_in(config, gpus, Path::new("/proc"))
+pub fn parts(config: &Config, gpus: &[&Gpu], by_cdi: bool) -> Result<Parts, DriverError> {
+    parts_in(config, gpus, by_cdi, Path::new("/proc"))
 }
 
-fn parts_in(config: &Config, gpus: &[&Gpu], proc: &Path) -> Result<Parts, DriverError> {
+fn parts_in(
+    config: &Config,
+    gpus: &[&Gpu],
+    by_cdi: bool,
+    proc: &Path,
+) -> Result<Parts, DriverError> {
     let mut parts = Parts::default();
     let at = |host: PathBuf, container: &Path| Mount {
         host,
@@ -77,7 +83,7 @@ fn parts_in(config: &Config, gpus: &[&Gpu], proc: &Path) -> Result<Parts, Driver
         let found = root::libraries(root)?;
         parts.libraries.extend(found.into_iter().map(|(name, host)| at(host, &inside.join(name))));
     }
-    if wants_nodes(config) {
+    if wants_nodes(config, by_cdi) {
         parts.nodes = nodes(config, gpus, proc)?;
     }
     Ok(parts)

@@ -41,7 +41,7 @@ fn libraries_below_a_root_are_found_with_their_links_followed_inside_it() {
     file(root, "usr/lib64/libnvidia-ptxjitcompiler.so.1");
 
     let text = format!("[driver]\nroot = \"{}\"\n", root.display());
-    let parts = parts(&config(&text), &[]).unwrap();
+    let parts = parts(&config(&text), &[], false).unwrap();
     let found: Vec<(&str, &str)> = parts
         .libraries
         .iter()
@@ -70,7 +70,7 @@ fn a_root_without_a_driver_is_told_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     file(dir.path(), "usr/lib64/libnvidia-ml.so.1");
     let text = format!("[driver]\nroot = \"{}\"\n", dir.path().display());
-    let error = parts(&config(&text), &[]).unwrap_err();
+    let error = parts(&config(&text), &[], false).unwrap_err();
     assert!(error.to_string().contains("no libcuda.so.1 below driver.root"), "{error}");
 }
 
@@ -84,7 +84,7 @@ fn nodes_are_those_of_the_gpus_each_once_and_below_the_root_where_the_driver_has
          device_nodes = [\"/dev/nvidia{{minor}}\", \"/dev/nvidiactl\"]\n",
         dir.path().display()
     );
-    let nodes = |text: &str| parts(&config(text), &gpus.each_ref()).unwrap().nodes;
+    let nodes = |text: &str| parts(&config(text), &gpus.each_ref(), false).unwrap().nodes;
     let plain = nodes(&text);
     let paths: Vec<&str> = plain.iter().map(|node| node.container.as_str()).collect();
     assert_eq!(paths, ["/dev/nvidia3", "/dev/nvidia5", "/dev/nvidiactl"]);
@@ -130,16 +130,18 @@ fn a_mig_instance_comes_with_its_capabilities() {
     access("gpu2/mig/gi1/ci0", 13);
     access("gpu2/mig/gi1/ci1", 14);
     let (first, second) = (mig("MIG-a", 2, 1, 0), mig("MIG-b", 2, 1, 1));
-    let found = parts_in(&config(NODES), &[&first, &second], proc.path()).unwrap();
+    let found = parts_in(&config(NODES), &[&first, &second], false, proc.path()).unwrap();
     let paths: Vec<&str> = found.nodes.iter().map(|node| node.container.as_str()).collect();
     let caps = [12, 13, 14].map(|n| format!("/dev/nvidia-caps/nvidia-cap{n}"));
     assert_eq!(paths, ["/dev/nvidia2", "/dev/nvidiactl", &caps[0], &caps[1], &caps[2]]);
 
-    let gone = parts_in(&config(NODES), &[&mig("MIG-c", 2, 7, 0)], proc.path()).unwrap_err();
+    let gone = parts_in(&config(NODES), &[&mig("MIG-c", 2, 7, 0)], false, proc.path()).unwrap_err();
     assert_eq!(gone, DriverError::NoCapability("gpu2/mig/gi7".into()));
     // Nobody asked for nodes: NVIDIA's toolkit or spec knows them.
     let envvar = config("");
-    assert!(parts_in(&envvar, &[&mig("MIG-c", 2, 7, 0)], proc.path()).unwrap().nodes.is_empty());
+    assert!(
+        parts_in(&envvar, &[&mig("MIG-c", 2, 7, 0)], false, proc.path()).unwrap().nodes.is_empty()
+    );
 }
 
 #[test]
@@ -149,10 +151,10 @@ fn capabilities_are_read_from_the_list_where_the_directory_is_covered() {
     let list = "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi1/access 21\n\
                 gpu0/gi1/ci0/access 22\ngpu0/gi11/access 201\ngpu10/gi1/access 999\n";
     std::fs::write(proc.path().join("driver/nvidia-caps/mig-minors"), list).unwrap();
-    let found = parts_in(&config(NODES), &[&mig("MIG-a", 0, 1, 0)], proc.path()).unwrap();
+    let found = parts_in(&config(NODES), &[&mig("MIG-a", 0, 1, 0)], false, proc.path()).unwrap();
     let hosts: Vec<&str> = found.nodes.iter().map(|node| node.host.as_str()).collect();
     assert_eq!(hosts[2..], ["/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22"]);
     let odd = "gpu0/gi1/access x\ngpu0/gi1/ci0/access\n";
     std::fs::write(proc.path().join("driver/nvidia-caps/mig-minors"), odd).unwrap();
-    assert!(parts_in(&config(NODES), &[&mig("MIG-a", 0, 1, 0)], proc.path()).is_err());
+    assert!(parts_in(&config(NODES), &[&mig("MIG-a", 0, 1, 0)], false, proc.path()).is_err());
 }

@@ -16,8 +16,9 @@ fn written(config: &str, id: &str, parts: Parts) -> Value {
     let gpu = Gpu::example("GPU-a", 0);
     let shim = Delivery { shim: "/shims/ab/libtessera.so".into(), preload: "/shims/ab/pre".into() };
     let pages = Path::new("/pages/x");
-    let parcel = DeliveryPlan { id: &id, gpus: vec![&gpu], pages, shim: &shim, parts };
-    serde_json::from_slice(&cdi::spec(&parcel, &config).unwrap().to_json()).unwrap()
+    let plan =
+        DeliveryPlan { id: &id, gpus: vec![&gpu], pages, shim: &shim, parts, by_cdi_alone: false };
+    serde_json::from_slice(&cdi::spec(&plan, &config).unwrap().to_json()).unwrap()
 }
 
 const CDI: &str = "[container]\ndevice_list_strategy = \"cdi-cri\"\n";
@@ -45,8 +46,8 @@ fn an_allocations_spec_has_pages_and_shim_and_leaves_the_gpu_to_nvidias() {
                 "containerEdits": {
                     "env": ["NVIDIA_VISIBLE_DEVICES=void"],
                     "mounts": [
-                        mount("/pages/x", "/usr/local/tessera/pages", "ro"),
-                        mount("/pages/x/usage", "/usr/local/tessera/pages/usage", "rw"),
+                        mount("/pages/x", "/usr/local/tessera/pages/abcdef0123456789abcdef0123456789", "ro"),
+                        mount("/pages/x/usage", "/usr/local/tessera/pages/abcdef0123456789abcdef0123456789/usage", "rw"),
                         mount("/shims/ab/libtessera.so", "/usr/local/tessera/libtessera.so", "ro"),
                         mount("/shims/ab/pre", "/etc/ld.so.preload", "ro"),
                     ],
@@ -54,6 +55,25 @@ fn an_allocations_spec_has_pages_and_shim_and_leaves_the_gpu_to_nvidias() {
             }],
         })
     );
+}
+
+#[test]
+fn a_claims_spec_has_the_variables_that_an_answer_would_have() {
+    let config = "[driver]\nlibraries = \"/opt/driver\"\n[driver.env]\nMODE = \"x\"\n";
+    let config = Config::parse(&format!("{CDI}{config}")).unwrap();
+    let (id, gpu) = (AllocationId::of("a", ["b"]), Gpu::example("GPU-a", 0));
+    let shim = Delivery { shim: "/shims/ab/libtessera.so".into(), preload: "/shims/ab/pre".into() };
+    let (pages, parts) = (Path::new("/pages/x"), Parts::default());
+    let env = |by_cdi_alone| {
+        let parts = parts.clone();
+        let plan =
+            DeliveryPlan { id: &id, gpus: vec![&gpu], pages, shim: &shim, parts, by_cdi_alone };
+        cdi::spec(&plan, &config).unwrap().devices[0].container_edits.env.clone()
+    };
+    let void = "NVIDIA_VISIBLE_DEVICES=void";
+    assert_eq!(env(false), [void]);
+    let path = "LD_LIBRARY_PATH=/usr/local/tessera/driver";
+    assert_eq!(env(true), [void, path, "MODE=x"]);
 }
 
 #[test]
@@ -249,15 +269,16 @@ proptest! {
         let id = AllocationId::of(&resource, replicas.iter().map(String::as_str));
         let gpus: Vec<Gpu> = uuids.iter().map(|uuid| Gpu::example(uuid, 7)).collect();
         let shim = Delivery { shim: "/s/libtessera.so".into(), preload: "/s/pre".into() };
-        let parcel = DeliveryPlan {
+        let plan = DeliveryPlan {
             id: &id, gpus: gpus.iter().collect(), pages: Path::new(&pages), shim: &shim, parts,
+            by_cdi_alone: false,
         };
-        let spec = cdi::spec(&parcel, &config).unwrap();
+        let spec = cdi::spec(&plan, &config).unwrap();
         let json = spec.to_json();
         prop_assert_eq!(problems(&serde_json::from_slice(&json).unwrap()), Vec::<String>::new());
         prop_assert_eq!(serde_json::from_slice::<Spec>(&json).unwrap(), spec);
 
-        let answer = crate::delivery::answer(&parcel, &config);
+        let answer = crate::delivery::answer(&plan, &config);
         let listed = answer.annotations.into_values().flat_map(|value| {
             value.split(',').map(str::to_owned).collect::<Vec<_>>()
         });

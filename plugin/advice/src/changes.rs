@@ -1,0 +1,265 @@
+//! The exact change: commands, or lines of a manifest.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tessera_model::quantity::format_bytes;
+use tessera_view::gpu::Gpu;
+use tessera_view::tenant::Tenant;
+
+use crate::Observed;
+use crate::workloads::Workload;
+
+/// Most commands that are written out.
+const COMMANDS: usize = 8;
+
+/// What a container should have of each of its GPUs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    /// Memory, whole MiB where it is to change.
+    pub memory_bytes: u64,
+    /// Its share.
+    pub cores_millis: u32,
+    /// Memory differs from what it has.
+    pub memory_changes: bool,
+    /// The share differs.
+    pub cores_change: bool,
+    /// GPU time is divided, so the share means something.
+    pub divided: bool,
+}
+
+/// What can be done, and what can't.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// Commands and lines, the least effort first.
+    pub lines: Vec<String>,
+    /// Why a manifest's line is missing.
+    pub evidence: Vec<String>,
+}
+
+/// Replicas of one resource, as a GPU is cut into them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Offer<'a> {
+    resource: &'a str,
+    memory_bytes: u64,
+    cores_millis: u32,
+}
+
+/// Some replicas of one GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Choice<'a> {
+    offer: Offer<'a>,
+    count: u32,
+}
+
+impl Choice<'_> {
+    fn memory_bytes(&self) -> u64 {
+        self.offer.memory_bytes.saturating_mul(self.count.into())
+    }
+
+    fn cores_millis(&self) -> u32 {
+        self.offer.cores_millis.saturating_mul(self.count)
+    }
+
+    fn text(&self) -> String {
+        let Choice { offer, count } = self;
+        format!("{count} × {} of {}", offer.resource, format_bytes(offer.memory_bytes))
+    }
+}
+
+/// For one container of a workload.
+pub(crate) fn changes(
+    target: Target,
+    workload: &Workload<'_>,
+    container: &str,
+    observed: &[Observed<'_>],
+) -> Changes {
+    let mut changes = Changes::default();
+    if !target.memory_changes && !target.cores_change {
+        return changes;
+    }
+    changes.lines = commands(target, &workload.live);
+    let claims: BTreeSet<(&str, &str)> = workload
+        .live
+        .iter()
+        .filter(|tenant| !tenant.claim.is_empty())
+        .map(|tenant| (tenant.claim.as_str(), tenant.request.as_str()))
+        .collect();
+    if !claims.is_empty() {
+        let requests: BTreeSet<&str> = claims.into_iter().map(|(_, request)| request).collect();
+        changes.lines.extend(requests.into_iter().map(|request| capacity(target, request)));
+        return changes;
+    }
+    let offers = offers(observed);
+    if offers.is_empty() {
+        return changes;
+    }
+    // Each of several GPUs gives as many.
+    let gpus = workload.live.iter().map(|tenant| tenant.gpus.len()).max().unwrap_or(1).max(1);
+    let now = workload.live.iter().find_map(|tenant| held(tenant, &offers));
+    match smallest(target, &offers) {
+        Some(best) if Some(best) == now => {
+            let text = format!("no share here comes closer than what it asks for: {}", best.text());
+            changes.evidence.push(text);
+        }
+        Some(best) => {
+            changes.lines.push(limits(best, now, gpus, container));
+            changes.evidence.extend(dearer(target, best, now));
+        }
+        None => changes.evidence.push(format!(
+            "no share of a GPU here has {}: change [share] or [[layout]], or claim it (docs/dra.md)",
+            what(target)
+        )),
+    }
+    changes
+}
+
+/// Why less memory is advised, and shares that bring more of it.
+fn dearer(target: Target, best: Choice<'_>, now: Option<Choice<'_>>) -> Option<String> {
+    let has = now?.memory_bytes();
+    (target.memory_bytes <= has && best.memory_bytes() > has).then(|| {
+        format!(
+            "{} bring {} of memory, more than it has: here GPU time comes with memory. tessera quota set gives the time \
+             alone while the pod lives; a claim gives any size of both (docs/dra.md)",
+            best.text(),
+            format_bytes(best.memory_bytes())
+        )
+    })
+}
+
+fn what(target: Target) -> String {
+    let memory = format_bytes(target.memory_bytes);
+    match target.divided {
+        true => {
+            format!("{memory} and {}", tessera_model::percent::format_cores(target.cores_millis))
+        }
+        false => memory,
+    }
+}
+
+/// `tessera quota set` for each pod: it takes effect at once, and ends with the pod.
+fn commands(target: Target, live: &[&Tenant]) -> Vec<String> {
+    let differs = |tenant: &&&Tenant| {
+        tenant.gpus.iter().any(|used| {
+            target.memory_changes && used.memory_limit_bytes != target.memory_bytes
+                || target.cores_change && used.cores_millis != target.cores_millis
+        })
+    };
+    let live: Vec<&&Tenant> = live.iter().filter(differs).collect();
+    let mut lines: Vec<String> = live
+        .iter()
+        .take(COMMANDS)
+        .map(|tenant| {
+            let pod = quoted(&format!("{}/{}", tenant.namespace, tenant.pod));
+            let mut line = format!("tessera quota set {pod}");
+            if !tenant.container.is_empty() {
+                line += &format!(" --container {}", quoted(&tenant.container));
+            }
+            if target.memory_changes {
+                line += &format!(" --memory {}MiB", target.memory_bytes.div_ceil(1 << 20));
+            }
+            if target.cores_change {
+                let (whole, tenth) = (target.cores_millis / 10, target.cores_millis % 10);
+                line += &format!(" --cores {whole}");
+                if tenth > 0 {
+                    line += &format!(".{tenth}");
+                }
+            }
+            line
+        })
+        .collect();
+    if let Some(more) = live.len().checked_sub(COMMANDS).filter(|more| *more > 0) {
+        lines.push(format!("# and likewise for {more} more of its pods"));
+    }
+    lines
+}
+
+/// As a shell takes it: names come from pods.
+fn quoted(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte);
+    match !text.is_empty() && !text.starts_with('-') && text.bytes().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+/// Of the claim, or its template.
+fn capacity(target: Target, request: &str) -> String {
+    let mut amounts = vec![format!("memory: {}Mi", target.memory_bytes.div_ceil(1 << 20))];
+    if target.divided {
+        amounts.push(format!("cores: \"{}\"", target.cores_millis.div_ceil(10)));
+    }
+    format!("capacity: {{requests: {{{}}}}}  # request {request} of its claim", amounts.join(", "))
+}
+
+/// Of the pod template.
+fn limits(best: Choice<'_>, now: Option<Choice<'_>>, gpus: usize, container: &str) -> String {
+    let count = u64::from(best.count).saturating_mul(gpus as u64);
+    let now = now.map_or_else(String::new, |now| {
+        let count = u64::from(now.count).saturating_mul(gpus as u64);
+        format!(", now {}: {count}", now.offer.resource)
+    });
+    format!("limits: {{{}: {count}}}  # container {container}{now}", best.offer.resource)
+}
+
+/// What GPUs are cut into, with the most replicas that one GPU has of it.
+fn offers<'a>(observed: &[Observed<'a>]) -> BTreeMap<Offer<'a>, u32> {
+    let mut offers = BTreeMap::new();
+    let gpus = observed.iter().flat_map(|one| &one.node.gpus);
+    for cut in gpus.flat_map(|gpu: &'a Gpu| &gpu.replicas) {
+        let offer = Offer {
+            resource: &cut.resource_name,
+            memory_bytes: cut.memory_limit_bytes,
+            cores_millis: cut.cores_millis,
+        };
+        if cut.count > 0 && offer.memory_bytes > 0 {
+            let most = offers.entry(offer).or_insert(0);
+            *most = cut.count.max(*most);
+        }
+    }
+    offers
+}
+
+/// What a tenant has, as it was allocated.
+fn held<'a>(tenant: &Tenant, offers: &BTreeMap<Offer<'a>, u32>) -> Option<Choice<'a>> {
+    let used = tenant.gpus.first().filter(|used| !used.changed)?;
+    let of = |(offer, most): (&Offer<'a>, &u32)| {
+        let count = u32::try_from(used.memory_limit_bytes / offer.memory_bytes).ok()?;
+        let choice = Choice { offer: *offer, count };
+        let same = offer.resource == tenant.resource_name
+            && choice.memory_bytes() == used.memory_limit_bytes
+            && (1..=*most).contains(&count);
+        same.then_some(choice)
+    };
+    offers.iter().find_map(of)
+}
+
+/// Of everything that is large enough, what leaves the least unused; among equals, fewer replicas.
+fn smallest<'a>(target: Target, offers: &BTreeMap<Offer<'a>, u32>) -> Option<Choice<'a>> {
+    let cores = if target.divided { target.cores_millis } else { 0 };
+    let fits = offers.iter().filter_map(|(offer, most)| {
+        let for_memory = target.memory_bytes.div_ceil(offer.memory_bytes);
+        let for_cores = match (cores, offer.cores_millis) {
+            (0, _) => 1,
+            (_, 0) => return None,
+            (cores, each) => u64::from(cores.div_ceil(each)),
+        };
+        let count = u32::try_from(for_memory.max(for_cores).max(1)).ok()?;
+        (count <= *most).then_some(Choice { offer: *offer, count })
+    });
+    fits.min_by_key(|choice| {
+        (choice.memory_bytes(), choice.cores_millis(), choice.count, choice.offer)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_never_run() {
+        assert_eq!(quoted("default/chat-0"), "default/chat-0");
+        assert_eq!(quoted("a/$(reboot)"), "'a/$(reboot)'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(quoted("--all"), "'--all'");
+    }
+}

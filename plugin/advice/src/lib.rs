@@ -1,0 +1,64 @@
+//! Advice from what was seen: what a workload could ask for instead, and what is held and not used.
+//!
+//! **For**: [`recommend()`] and [`waste()`], over histories of any number of nodes, so that a node's plugin and the
+//! console judge alike. Pure: series and views go in, [`tessera_view::advice`] comes out.
+//!
+//! **May use**: the view, the configuration's table `[advice]`. **Must not**: do I/O, or know where series come
+//! from. What another node says is not believed: no number that it may send overflows, and no name of its is run.
+#![forbid(unsafe_code)]
+
+mod changes;
+mod confidence;
+mod percentile;
+mod recommend;
+mod sample;
+mod waste;
+mod workloads;
+
+#[cfg(test)]
+mod fixtures;
+#[cfg(test)]
+mod tests;
+
+pub use confidence::Confidence;
+pub use percentile::percentile;
+pub use recommend::recommend;
+pub use waste::{merge_waste, waste};
+
+use tessera_view::history::Answer;
+use tessera_view::node::Node;
+
+/// A node: what there is, and what was.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'a> {
+    /// GPUs, what they are cut into, and who lives there.
+    pub node: &'a Node,
+    /// Series of tenants over the window. Any bucket length will do; a finer one sees more of bursts.
+    pub history: &'a Answer,
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Question<'a> {
+    /// Only this namespace; empty for all.
+    pub namespace: &'a str,
+    /// Only the workload of this pod, as `pod` or `namespace/pod`; empty for all.
+    pub pod: &'a str,
+    /// The window's beginning, Unix milliseconds. Earlier buckets are not looked at.
+    pub since_unix_ms: i64,
+    /// When it is asked.
+    pub now_unix_ms: i64,
+}
+
+impl Question<'_> {
+    fn wants_namespace(&self, namespace: &str) -> bool {
+        self.namespace.is_empty() || self.namespace == namespace
+    }
+
+    fn wants_pod(&self, namespace: &str, pod: &str) -> bool {
+        match self.pod.split_once('/') {
+            Some((of, name)) => of == namespace && name == pod,
+            None => self.pod.is_empty() || self.pod == pod,
+        }
+    }
+}

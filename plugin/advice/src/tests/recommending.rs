@@ -1,0 +1,198 @@
+//! Single workloads, and what is said of them.
+
+use super::{only, recommend, says};
+use crate::Question;
+use crate::fixtures::{EIGHTH, GIB, Hour, Limits, MIDNIGHT, Made, busy};
+
+const HALF: Limits = Limits { memory_bytes: 40 * GIB, cores_millis: 500, policy: "burst" };
+
+#[test]
+fn a_large_share_that_is_hardly_used_becomes_a_small_one() {
+    let mut made = Made::new().pod("chat-7c9d8f6b5-x2v4q", HALF, &[busy(4096, 180.0, 36.0); 30]);
+    made.node.tenants[0].resource_name = "tessera.dev/gpu-large".into();
+    let advice = only(&[made]);
+    assert_eq!((&*advice.workload, &*advice.container), ("chat", "main"));
+    // 4 GiB and 15 %, in steps of 64 MiB; 6 % wanted and 15 % of that, in whole percent.
+    assert_eq!(advice.memory_bytes, 4736 << 20);
+    assert_eq!(advice.recommended_cores_millis, 70);
+    assert_eq!(advice.saves_memory_bytes, (40 << 30) - (4736 << 20));
+    assert_eq!(advice.saves_cores_millis, 430);
+    assert_eq!(advice.confidence, "medium");
+    assert_eq!(
+        advice.changes,
+        [
+            "tessera quota set team/chat-7c9d8f6b5-x2v4q --container main --memory 4736MiB --cores 7",
+            "limits: {tessera.dev/gpu: 1}  # container main, now tessera.dev/gpu-large: 1",
+        ]
+    );
+    says(&advice.evidence, "at most 4 GiB of 40 GiB");
+    says(&advice.evidence, "got 5% on average, 5% at most");
+    says(&advice.evidence, "99% of the time no more than 4 GiB, with 15% on top 4.6 GiB");
+}
+
+#[test]
+fn several_replicas_are_counted() {
+    let made = Made::new().pod("chat-0", EIGHTH, &[busy(12 << 10, 300.0, 0.0); 30]);
+    let advice = only(&[made]);
+    says(&advice.changes, "limits: {tessera.dev/gpu: 2}  # container main, now tessera.dev/gpu: 1");
+    says(&advice.changes, "--memory 14144MiB");
+    assert!(advice.saves_memory_bytes < 0);
+}
+
+#[test]
+fn shares_that_bring_more_memory_than_is_advised_say_so() {
+    let advice = only(&[Made::new().pod("chat-0", EIGHTH, &[busy(2048, 450.0, 900.0); 30])]);
+    assert!(advice.memory_bytes < 8 * GIB && advice.recommended_cores_millis > 250, "{advice:?}");
+    says(&advice.changes, "limits: {tessera.dev/gpu: ");
+    says(&advice.evidence, "of memory, more than it has");
+    // More memory is wanted: nothing to explain.
+    let made = Made::new().pod("chat-0", EIGHTH, &[busy(12 << 10, 300.0, 0.0); 30]);
+    assert!(only(&[made]).evidence.iter().all(|text| !text.contains("more than it has")));
+}
+
+#[test]
+fn the_peak_counts_even_where_it_is_rare() {
+    let mut hours = vec![busy(2048, 36.0, 0.0); 1000];
+    hours[500].peak_mib = 7000;
+    let advice = only(&[Made::new().pod("chat-0", EIGHTH, &hours)]);
+    assert!(advice.memory_bytes >= 7000 << 20, "{advice:?}");
+    says(&advice.evidence, "99% of the time no more than 2 GiB");
+}
+
+#[test]
+fn what_fits_stays_and_says_so() {
+    let advice = only(&[Made::new().pod("chat-0", EIGHTH, &[busy(7000, 375.0, 0.0); 30])]);
+    assert_eq!((advice.memory_bytes, advice.recommended_cores_millis), (8 * GIB, 125));
+    assert!(advice.changes.is_empty(), "{advice:?}");
+    says(&advice.evidence, "nothing to change");
+    assert_eq!((advice.saves_memory_bytes, advice.saves_cores_millis), (0, 0));
+}
+
+#[test]
+fn refused_memory_is_never_less() {
+    let refused = Hour { refusals: 3, ..busy(2048, 36.0, 0.0) };
+    let advice = only(&[Made::new().pod("chat-0", EIGHTH, &[refused; 30])]);
+    assert!(advice.memory_bytes > 9 * GIB, "{advice:?}");
+    says(&advice.evidence, "90 requests for memory refused at a limit of 8 GiB");
+    // A whole GPU is the most that there is.
+    let whole = Limits { memory_bytes: 79 * GIB, ..EIGHTH };
+    let advice = only(&[Made::new().pod("chat-0", whole, &[refused; 30])]);
+    assert_eq!(advice.memory_bytes, 79 * GIB);
+    says(&advice.evidence, "it has all that a GPU here can give");
+}
+
+#[test]
+fn a_capped_tenant_is_said_to_be_capped() {
+    let strict = Limits { policy: "strict", ..EIGHTH };
+    let hours = [busy(7000, 450.0, 900.0); 80];
+    let capped = only(&[Made::new().pod("chat-0", strict, &hours)]);
+    let free = only(&[Made::new().pod("chat-0", EIGHTH, &hours)]);
+    assert_eq!((&*capped.confidence, &*free.confidence), ("medium", "high"));
+    says(&capped.evidence, "its share of 12.5% is also a cap");
+    // 37.5 % wanted and 15 % of that.
+    assert_eq!(capped.recommended_cores_millis, 440);
+}
+
+#[test]
+fn time_that_others_left_idle_is_named() {
+    let advice = only(&[Made::new().pod("chat-0", EIGHTH, &[busy(7000, 1800.0, 0.0); 30])]);
+    says(&advice.evidence, "more than its share of 12.5%: time that others left idle");
+    assert!(advice.recommended_cores_millis >= 500);
+}
+
+#[test]
+fn undivided_time_gets_no_advice() {
+    let none = Limits { policy: "none", ..EIGHTH };
+    let advice = only(&[Made::new().pod("chat-0", none, &[busy(2048, 0.0, 0.0); 30])]);
+    assert_eq!(advice.recommended_cores_millis, 125);
+    says(&advice.evidence, "nobody divides it here");
+    assert!(!advice.changes.iter().any(|line| line.contains("--cores")), "{advice:?}");
+}
+
+#[test]
+fn claims_get_a_capacity() {
+    let mut made = Made::new().pod("chat-0", EIGHTH, &[busy(2048, 36.0, 0.0); 30]);
+    made.node.tenants[0].resource_name.clear();
+    made.node.tenants[0].claim = "team/gpu-x".into();
+    made.node.tenants[0].request = "gpu".into();
+    let advice = only(&[made]);
+    says(&advice.changes, "capacity: {requests: {memory: 2368Mi, cores: \"2\"}}  # request gpu");
+}
+
+#[test]
+fn what_fits_no_share_says_what_to_do() {
+    let mut made = Made::new().pod("chat-0", EIGHTH, &[busy(60 << 10, 36.0, 0.0); 30]);
+    made.node.gpus[0].replicas.truncate(1);
+    made.node.gpus[0].replicas[0].count = 4;
+    let advice = only(&[made]);
+    says(&advice.evidence, "no share of a GPU here has 69 GiB");
+    says(&advice.evidence, "[[layout]]");
+}
+
+#[test]
+fn a_workload_is_judged_by_all_its_pods_on_all_nodes() {
+    let here = Made::new().pod("chat-0", EIGHTH, &[busy(2048, 36.0, 0.0); 30]);
+    let mut there = Made::new().pod("chat-1", EIGHTH, &[busy(3000, 36.0, 0.0); 30]);
+    there.gone("chat-2", EIGHTH, &[busy(6000, 36.0, 0.0); 2]);
+    there.node.node = "n2".into();
+    there.history.remarks.push("a file is gone".into());
+    let both = recommend(&[here, there]);
+    assert_eq!(both.remarks, ["n2: a file is gone"]);
+    let advice = &both.workloads[0];
+    assert_eq!(advice.pods, ["chat-0", "chat-1", "chat-2"]);
+    assert!(advice.memory_bytes >= 6000 << 20);
+    assert_eq!(advice.confidence, "high");
+    let commands = advice.changes.iter().filter(|line| line.starts_with("tessera quota set"));
+    assert_eq!(commands.count(), 2, "{advice:?}");
+}
+
+#[test]
+fn without_data_nothing_is_advised() {
+    let advice = only(&[Made::new().pod("chat-0", EIGHTH, &[])]);
+    says(&advice.evidence, "nothing was observed yet");
+    assert_eq!((advice.memory_bytes, advice.confidence.as_str()), (8 * GIB, "low"));
+    assert!(advice.changes.is_empty());
+    assert!(recommend(&[Made::new()]).workloads.is_empty());
+}
+
+#[test]
+fn a_question_narrows() {
+    let made = Made::new()
+        .pod("chat-0", EIGHTH, &[busy(2048, 36.0, 0.0); 3])
+        .pod("chat-1", EIGHTH, &[busy(3072, 36.0, 0.0); 3])
+        .pod("train-x2v4q", EIGHTH, &[busy(2048, 36.0, 0.0); 3]);
+    let ask = |question: Question<'_>| {
+        let made = [made.clone()];
+        let all = crate::recommend(
+            &super::observed(&made),
+            &tessera_config::Advice::default(),
+            &question,
+        );
+        all.workloads.into_iter().map(|one| (one.workload, one.pods.len())).collect::<Vec<_>>()
+    };
+    let chat = vec![("chat".to_owned(), 2)];
+    for pod in ["chat-0", "team/chat-1"] {
+        assert_eq!(ask(Question { pod, ..Question::default() }), chat, "{pod}");
+    }
+    assert!(ask(Question { pod: "other/chat-0", ..Question::default() }).is_empty());
+    assert!(ask(Question { namespace: "other", ..Question::default() }).is_empty());
+    assert_eq!(ask(Question { namespace: "team", ..Question::default() }).len(), 2);
+    // What was before the window is not looked at.
+    let late = Question { since_unix_ms: MIDNIGHT + (100 << 32), ..Question::default() };
+    let all = [made.clone()];
+    let late = crate::recommend(&super::observed(&all), &tessera_config::Advice::default(), &late);
+    says(&late.workloads[0].evidence, "nothing was observed yet");
+}
+
+#[test]
+fn the_smallest_share_stays_and_only_the_quota_changes() {
+    let advice = only(&[Made::new().pod("chat-0", EIGHTH, &[busy(2048, 36.0, 0.0); 30])]);
+    assert_eq!(
+        advice.changes,
+        ["tessera quota set team/chat-0 --container main --memory 2368MiB --cores 2"]
+    );
+    says(
+        &advice.evidence,
+        "no share here comes closer than what it asks for: 1 × tessera.dev/gpu of 8 GiB",
+    );
+}

@@ -1,0 +1,290 @@
+//! What is asked and not used, by namespace and pod, with its price.
+
+use std::collections::BTreeMap;
+
+use tessera_config::Advice;
+use tessera_view::advice::{NamespaceWaste, TenantWaste, Waste};
+use tessera_view::workload;
+
+use crate::confidence::{Confidence, Seen};
+use crate::recommend::{millis, remarks};
+use crate::sample::{Sample, WHOLE, ceil};
+use crate::{Observed, Question};
+
+const HOUR_MS: f64 = 3_600_000.0;
+
+/// A container of a pod; what nobody named is apart by its allocation.
+type Key<'a> = (&'a str, &'a str, &'a str, &'a str);
+
+/// One container, over all its GPUs and generations.
+#[derive(Default)]
+struct Holder<'a> {
+    workload: &'a str,
+    live: bool,
+    /// By node and GPU.
+    gpus: BTreeMap<(&'a str, &'a str), OnGpu>,
+    /// Buckets over all GPUs: whether it worked, and how much of it was observed.
+    buckets: BTreeMap<i64, Bucket>,
+    /// When it is at its node.
+    now_unix_ms: i64,
+}
+
+/// A container on one GPU.
+#[derive(Default)]
+struct OnGpu {
+    /// Memory of the device; 0 where the GPU is gone.
+    total_bytes: u64,
+    samples: Vec<Sample>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Bucket {
+    worked: bool,
+    observed_ms: u64,
+    end_unix_ms: i64,
+    /// It is part of a stretch without work that is longer than the setting.
+    idle: bool,
+}
+
+/// What is asked and not used in the window, the largest waste first.
+///
+/// Asked is the larger part of memory and share, for as long as it was held. Used is the larger part of the
+/// highest memory in the window and of the GPU time wanted, and nothing while the container was idle: without
+/// work on a GPU for longer than `idle_after`. What it did on the CPU does not matter.
+#[must_use]
+pub fn waste(observed: &[Observed<'_>], settings: &Advice, question: &Question<'_>) -> Waste {
+    let mut holders = holders(observed, question);
+    let price = settings.price_per_gpu_hour();
+    let mut namespaces: BTreeMap<&str, NamespaceWaste> = BTreeMap::new();
+    for ((namespace, pod, container, _), holder) in &mut holders {
+        let idle_stretch = mark_idle(&mut holder.buckets, millis(settings.idle_after));
+        let tenant = judge(holder, idle_stretch, (*pod, *container), settings, price);
+        let of = namespaces.entry(namespace).or_insert_with(|| NamespaceWaste {
+            namespace: (*namespace).to_owned(),
+            ..NamespaceWaste::default()
+        });
+        of.asked_gpu_hours += tenant.asked_gpu_hours;
+        of.used_gpu_hours += tenant.asked_gpu_hours - tenant.wasted_gpu_hours;
+        of.cost += tenant.cost;
+        of.tenants.push(tenant);
+    }
+    let mut waste = Waste {
+        api_version: tessera_view::API_VERSION.to_owned(),
+        at_unix_ms: question.now_unix_ms,
+        since_unix_ms: question.since_unix_ms,
+        price_per_gpu_hour: price,
+        currency: settings.currency.clone(),
+        namespaces: namespaces.into_values().collect(),
+        remarks: remarks(observed),
+    };
+    sort(&mut waste);
+    waste
+}
+
+/// Waste of several nodes, of which each has judged its own: a pod is on one node. Price and currency are those of
+/// the first that has a price; where others have another, a remark says so.
+#[must_use]
+pub fn merge_waste(parts: Vec<Waste>, question: &Question<'_>) -> Waste {
+    let mut merged = Waste {
+        api_version: tessera_view::API_VERSION.to_owned(),
+        at_unix_ms: question.now_unix_ms,
+        since_unix_ms: question.since_unix_ms,
+        ..Waste::default()
+    };
+    let mut namespaces: BTreeMap<String, NamespaceWaste> = BTreeMap::new();
+    let mut prices_differ = false;
+    for (i, part) in parts.into_iter().enumerate() {
+        if i == 0 || (merged.price_per_gpu_hour == 0.0 && part.price_per_gpu_hour > 0.0) {
+            merged.price_per_gpu_hour = part.price_per_gpu_hour;
+            merged.currency.clone_from(&part.currency);
+        } else {
+            prices_differ |= part.currency != merged.currency
+                || (part.price_per_gpu_hour - merged.price_per_gpu_hour).abs() > f64::EPSILON;
+        }
+        merged.remarks.extend(part.remarks);
+        for of in part.namespaces {
+            let sum = namespaces.entry(of.namespace.clone()).or_insert_with(|| NamespaceWaste {
+                namespace: of.namespace.clone(),
+                ..NamespaceWaste::default()
+            });
+            sum.asked_gpu_hours += of.asked_gpu_hours;
+            sum.used_gpu_hours += of.used_gpu_hours;
+            sum.cost += of.cost;
+            sum.tenants.extend(of.tenants);
+        }
+    }
+    if prices_differ {
+        let text = "nodes have different prices or currencies (advice.price_per_gpu_hour): costs are sums of \
+                    each node's own";
+        merged.remarks.push(text.to_owned());
+    }
+    merged.namespaces = namespaces.into_values().collect();
+    sort(&mut merged);
+    merged
+}
+
+fn sort(waste: &mut Waste) {
+    for namespace in &mut waste.namespaces {
+        namespace.tenants.sort_by(|a, b| {
+            b.wasted_gpu_hours
+                .total_cmp(&a.wasted_gpu_hours)
+                .then_with(|| (&a.pod, &a.container).cmp(&(&b.pod, &b.container)))
+        });
+    }
+    let wasted = |one: &NamespaceWaste| one.asked_gpu_hours - one.used_gpu_hours;
+    waste.namespaces.sort_by(|a, b| {
+        wasted(b).total_cmp(&wasted(a)).then_with(|| a.namespace.cmp(&b.namespace))
+    });
+}
+
+fn holders<'a>(
+    observed: &[Observed<'a>],
+    question: &Question<'_>,
+) -> BTreeMap<Key<'a>, Holder<'a>> {
+    let mut holders: BTreeMap<Key<'a>, Holder<'a>> = BTreeMap::new();
+    for Observed { node, history } in observed {
+        for series in &history.tenants {
+            if !question.wants_namespace(&series.namespace)
+                || !question.wants_pod(&series.namespace, &series.pod)
+            {
+                continue;
+            }
+            let samples = series.points.iter().filter_map(Sample::of);
+            let samples: Vec<Sample> =
+                samples.filter(|one| one.at_unix_ms >= question.since_unix_ms).collect();
+            if samples.is_empty() {
+                continue;
+            }
+            let id = if series.pod.is_empty() { series.id.as_str() } else { "" };
+            let key = (&*series.namespace, &*series.pod, &*series.container, id);
+            let holder = holders.entry(key).or_default();
+            holder.workload = match &*series.workload {
+                "" => workload::of(&series.pod),
+                workload => workload,
+            };
+            holder.live |= series.live;
+            // The node's own clock: buckets are of it.
+            holder.now_unix_ms = match (history.at_unix_ms, node.at_unix_ms) {
+                (0, 0) => question.now_unix_ms,
+                (0, at) | (at, _) => at,
+            };
+            for sample in &samples {
+                let bucket = holder.buckets.entry(sample.at_unix_ms).or_default();
+                bucket.worked |= sample.worked;
+                bucket.observed_ms = bucket.observed_ms.max(sample.observed_ms);
+                bucket.end_unix_ms = bucket.end_unix_ms.max(sample.end_unix_ms());
+            }
+            let gpu = node.gpus.iter().find(|gpu| gpu.uuid == series.gpu_uuid);
+            let on = holder.gpus.entry((&*node.node, &*series.gpu_uuid)).or_default();
+            on.total_bytes = gpu.map_or(0, |gpu| gpu.memory_total_bytes);
+            on.samples.extend(samples);
+        }
+    }
+    holders
+}
+
+/// Marks stretches without work; answers the length of the last one, observed milliseconds, and whether it is
+/// long enough.
+fn mark_idle(buckets: &mut BTreeMap<i64, Bucket>, idle_after_ms: u64) -> bool {
+    let mut stretch: Vec<i64> = Vec::new();
+    let mut long = Vec::new();
+    let mut length: u64 = 0;
+    let mut is_long = false;
+    for (at, bucket) in buckets.iter() {
+        if bucket.worked {
+            stretch.clear();
+            (length, is_long) = (0, false);
+            continue;
+        }
+        stretch.push(*at);
+        length = length.saturating_add(bucket.observed_ms);
+        if length > idle_after_ms {
+            is_long = true;
+            long.append(&mut stretch);
+        }
+    }
+    for at in long {
+        if let Some(bucket) = buckets.get_mut(&at) {
+            bucket.idle = true;
+        }
+    }
+    is_long
+}
+
+fn judge(
+    holder: &Holder<'_>,
+    idle: bool,
+    (pod, container): (&str, &str),
+    settings: &Advice,
+    price: f64,
+) -> TenantWaste {
+    let mut tenant = TenantWaste {
+        pod: pod.to_owned(),
+        container: container.to_owned(),
+        workload: holder.workload.to_owned(),
+        live: holder.live,
+        idle: idle && holder.live,
+        ..TenantWaste::default()
+    };
+    let (mut wanted, mut observed) = (0.0, 0.0);
+    for on in holder.gpus.values() {
+        let peak = on.samples.iter().map(|sample| sample.peak_bytes).max().unwrap_or(0);
+        let last = on.samples.iter().max_by_key(|sample| sample.at_unix_ms);
+        let (limit, cores) = last.map_or((0, 0), |last| (last.limit_bytes, last.cores_millis));
+        tenant.memory_peak_bytes = tenant.memory_peak_bytes.saturating_add(peak);
+        tenant.memory_limit_bytes = tenant.memory_limit_bytes.saturating_add(limit);
+        tenant.cores_millis = tenant.cores_millis.saturating_add(cores);
+        let of_memory = |bytes: u64| match on.total_bytes {
+            0 => 0.0,
+            total => (bytes as f64 / total as f64).min(1.0),
+        };
+        let of_time = |millis: u32| f64::from(millis.min(WHOLE)) / f64::from(WHOLE);
+        for sample in &on.samples {
+            let hours = sample.observed_ms as f64 / HOUR_MS;
+            let asked = of_memory(sample.limit_bytes).max(of_time(sample.cores_millis));
+            let is_idle = holder.buckets.get(&sample.at_unix_ms).is_some_and(|bucket| bucket.idle);
+            let used = match is_idle {
+                true => 0.0,
+                false => of_memory(peak).max(of_time(sample.wanted_millis)).min(asked),
+            };
+            tenant.asked_gpu_hours += asked * hours;
+            tenant.wasted_gpu_hours += (asked - used) * hours;
+            wanted += f64::from(sample.wanted_millis) * hours;
+            observed += hours;
+        }
+    }
+    // Sums of many small numbers.
+    tenant.wasted_gpu_hours = tenant.wasted_gpu_hours.clamp(0.0, tenant.asked_gpu_hours);
+    tenant.cost = tenant.wasted_gpu_hours * price;
+    if observed > 0.0 {
+        // A mean of thousandths, to the nearest.
+        tenant.wanted_millis = ceil(wanted / observed - 0.5);
+    }
+    tenant.idle_seconds = idle_seconds(holder);
+    let mut seen = Seen { pods: 1, ..Seen::default() };
+    for (at, bucket) in &holder.buckets {
+        seen.observed_ms = seen.observed_ms.saturating_add(bucket.observed_ms);
+        seen.note(*at, bucket.end_unix_ms);
+    }
+    let confidence = Confidence::of(seen);
+    // An idle tenant was seen idle for as long as it takes to say so.
+    let short = idle && seen.observed_ms < millis(settings.idle_after).saturating_mul(2);
+    tenant.confidence = if short { confidence.lowered() } else { confidence }.name().to_owned();
+    tenant
+}
+
+/// Since it last had work, or since it was first seen where it had none; absent where its last bucket has some,
+/// and for one that is gone.
+fn idle_seconds(holder: &Holder<'_>) -> Option<f64> {
+    let (_, last) = holder.buckets.last_key_value()?;
+    if last.worked || !holder.live {
+        return None;
+    }
+    let worked = holder.buckets.values().rfind(|bucket| bucket.worked);
+    let since = match worked {
+        Some(bucket) => bucket.end_unix_ms,
+        None => *holder.buckets.first_key_value()?.0,
+    };
+    let now = holder.now_unix_ms.max(last.end_unix_ms);
+    Some(now.saturating_sub(since).max(0) as f64 / 1000.0)
+}

@@ -1,0 +1,318 @@
+//! The core between a front end and an engine that only note what they are asked.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tessera_config::Config;
+use tessera_model::origin::{ClaimResult, ClaimShare, Origin};
+use tessera_model::record::Record;
+use tessera_model::replica::Replica;
+use tessera_model::sharing::Compute;
+use tessera_model::warning::GRAVE;
+use tessera_rules::ask::{ShareAsk, SharePart};
+use tessera_tenant::regions::{Mode, Outcome};
+
+use super::*;
+use crate::allocations::steer::QuotaRequest;
+use crate::engines::EngineError;
+
+const GIB: u64 = 1 << 30;
+const GPU: &str = "GPU-a";
+
+/// Notes its calls; refuses tenants whose memory is an odd number of GiB.
+#[derive(Debug, Default)]
+struct FakeEngine {
+    calls: Mutex<Vec<String>>,
+    /// Every tenant is refused.
+    refuses: AtomicBool,
+    /// Whose ledger it looks at when it is asked to release.
+    agent: Mutex<std::sync::Weak<Agent>>,
+}
+
+impl FakeEngine {
+    fn note(&self, call: String) {
+        self.calls.lock().unwrap().push(call);
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.calls.lock().unwrap())
+    }
+}
+
+fn gib(record: &Record) -> u64 {
+    record.grants[0].memory_limit_bytes / GIB
+}
+
+impl Engine for FakeEngine {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+
+    fn admit(&self, record: &Record, mode: Mode) -> Result<Outcome, EngineError> {
+        self.note(format!("admit {} {mode:?}", gib(record)));
+        if gib(record) % 2 == 1 || self.refuses.load(Ordering::Relaxed) {
+            let reason = "it is odd".to_owned();
+            return Err(EngineError::Engine { engine: self.name(), reason });
+        }
+        Ok(Outcome::default())
+    }
+
+    fn set_limits(&self, record: &Record) {
+        self.note(format!("limits {}", gib(record)));
+    }
+
+    fn release(&self, id: &AllocationId) {
+        let agent = self.agent.lock().unwrap().upgrade();
+        let is_recorded = agent.is_some_and(|agent| agent.allocations().record(id).is_some());
+        self.note(if is_recorded { "release" } else { "release unrecorded" }.to_owned());
+    }
+}
+
+struct Node {
+    agent: Arc<Agent>,
+    engine: Arc<FakeEngine>,
+    dir: tempfile::TempDir,
+    _runtime: tokio::runtime::Runtime,
+}
+
+fn config(dir: &Path, sells_claims: bool) -> Config {
+    let at = |name: &str| dir.join(name).display().to_string();
+    Config::parse(&format!(
+        "[paths]\nledger = \"{}\"\npages = \"{}\"\nshim = \"{}\"\nadmin = \"{}\"\n\
+         [cdi]\ndirectory = \"{}\"\ngpu_kind = \"nvidia.com/gpu\"\n\
+         [container]\ndevice_list_strategy = \"cdi-cri\"\n\
+         [gpus]\nreserve = 0\n[share]\nreplicas = 4\n\
+         [dra]\nenabled = {sells_claims}\n",
+        at("ledger"),
+        at("pages"),
+        at("shim"),
+        at("admin"),
+        at("cdi"),
+    ))
+    .unwrap()
+}
+
+fn open(dir: &Path, engine: &Arc<FakeEngine>, sells_claims: bool) -> Arc<Agent> {
+    let config = config(dir, sells_claims);
+    let home = config.paths.shim.join("v1");
+    std::fs::create_dir_all(&home).unwrap();
+    std::fs::create_dir_all(&config.paths.pages).unwrap();
+    let delivery = Delivery {
+        shim: home.join(tessera_tenant::shim_install::SHIM),
+        preload: home.join(tessera_tenant::shim_install::PRELOAD),
+    };
+    std::fs::write(&delivery.shim, "a library").unwrap();
+    std::fs::write(&delivery.preload, "a line").unwrap();
+    let gpu = Gpu {
+        memory_bytes: 16 * GIB,
+        context_measured_bytes: Some(256 << 20),
+        ..Gpu::example(GPU, 0)
+    };
+    let engines: Vec<Arc<dyn Engine>> = vec![Arc::clone(engine) as _];
+    let agent = Agent::open_with(config, &[gpu], delivery, Arc::default(), engines).unwrap();
+    *engine.agent.lock().unwrap() = Arc::downgrade(&agent);
+    agent
+}
+
+/// A node whose GPU is sold by replicas, or by claims.
+fn node(sells_claims: bool) -> Node {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (dir, engine) = (tempfile::tempdir().unwrap(), Arc::new(FakeEngine::default()));
+    let agent = {
+        let _in = runtime.enter();
+        open(dir.path(), &engine, sells_claims)
+    };
+    Node { agent, engine, dir, _runtime: runtime }
+}
+
+impl Node {
+    fn grant(&self, ask: &Ask) -> Result<Vec<Delivered>, AllocateError> {
+        let _in = self._runtime.enter();
+        let plan = self.agent.plan(ask)?;
+        self.agent.commit(&[plan])?.materialise()
+    }
+
+    /// The same node after its plugin was restarted, perhaps with another seller.
+    fn restart(self, sells_claims: bool) -> Node {
+        let Node { agent, engine, dir, _runtime } = self;
+        agent.close();
+        drop(agent);
+        let agent = {
+            let _in = _runtime.enter();
+            open(dir.path(), &engine, sells_claims)
+        };
+        Node { agent, engine, dir, _runtime }
+    }
+
+    fn pages(&self) -> usize {
+        let all = std::fs::read_dir(self.dir.path().join("pages")).unwrap().flatten();
+        all.filter(|entry| !entry.file_name().to_string_lossy().starts_with('.')).count()
+    }
+
+    fn specs(&self) -> usize {
+        std::fs::read_dir(self.dir.path().join("cdi")).map_or(0, Iterator::count)
+    }
+}
+
+fn claim(uid: &str, gib: u64, cores_millis: u32) -> ShareAsk {
+    let result = ClaimResult { device: "gpu-a".to_owned(), share_id: Some("s".to_owned()) };
+    let share = ClaimShare {
+        uid: uid.to_owned(),
+        namespace: "default".to_owned(),
+        name: "chat".to_owned(),
+        request: "gpu".to_owned(),
+        pool: "node".to_owned(),
+        results: vec![result],
+        asked: BTreeMap::new(),
+    };
+    let (uuid, memory_bytes) = (GPU.to_owned(), gib * GIB);
+    let part = SharePart { uuid, memory_bytes, cores_millis, compute: Compute::Strict };
+    let (id, origin) = (share.allocation_id(), Origin::Claim(Box::new(share)));
+    ShareAsk { id, origin, parts: vec![part] }
+}
+
+fn replicas(indexes: &[u32]) -> Ask {
+    let ids = indexes.iter().map(|index| Replica::id(GPU, *index)).collect();
+    Ask::Replicas { resource: "tessera.dev/gpu".to_owned(), ids }
+}
+
+#[test]
+fn each_engine_is_asked_through_a_tenants_life() {
+    let node = node(false);
+    node.grant(&replicas(&[1])).unwrap();
+    assert_eq!(node.engine.take(), ["admit 4 Fresh"]);
+    let record = node.agent.allocations().records().pop().unwrap();
+    assert!(record.origin.is_device_plugin() && node.pages() == 1);
+    let target = Target { name: record.id.to_string(), ..Target::default() };
+    let ask = QuotaRequest { memory_limit_bytes: Some(2 * GIB), ..QuotaRequest::default() };
+    node.agent.set_quota(&target, &ask, Actor::Plugin).unwrap();
+    assert_eq!(node.engine.take(), ["limits 2"]);
+    node.agent.release(std::slice::from_ref(&record.id)).unwrap();
+    // First while the ledger has it: a plugin that is killed in between leaves no pages without a record.
+    assert_eq!(node.engine.take(), ["release"]);
+    assert_eq!((node.pages(), node.agent.allocations().records().len()), (0, 0));
+    // What has ended already may be released again.
+    node.agent.release(std::slice::from_ref(&record.id)).unwrap();
+    assert!(node.engine.take().is_empty());
+}
+
+#[test]
+fn a_tenant_that_one_engine_cannot_hold_leaves_nothing_with_the_others() {
+    let node = node(true);
+    let error = node.grant(&Ask::Share(claim("u", 3, 100))).unwrap_err();
+    assert!(error.to_string().contains("fake") && error.to_string().contains("odd"), "{error}");
+    assert_eq!(node.engine.take(), ["admit 3 Fresh", "release unrecorded"]);
+    assert_eq!((node.pages(), node.specs()), (0, 0));
+    assert!(node.agent.allocations().records().is_empty());
+    let again = node.restart(true);
+    assert!(again.agent.allocations().records().is_empty());
+}
+
+#[test]
+fn a_claim_that_is_prepared_again_keeps_its_pages_and_its_record() {
+    let mut node = node(true);
+    let ask = Ask::Share(claim("u", 2, 100));
+    let first = node.grant(&ask).unwrap();
+    assert_eq!(first[0].cdi_devices.len(), 2, "{first:?}");
+    let record = node.agent.allocations().records().pop().unwrap();
+    for round in 0..3 {
+        node.engine.take();
+        assert_eq!(node.grant(&ask).unwrap(), first, "round {round}");
+        assert_eq!(node.engine.take(), ["admit 2 Adopt"]);
+        assert_eq!(node.agent.allocations().records(), [Arc::clone(&record)]);
+        node = node.restart(true);
+    }
+    assert_eq!((node.pages(), node.specs()), (1, 1));
+}
+
+#[test]
+fn shares_of_claims_are_judged_beside_each_other_with_numbers() {
+    let node = node(true);
+    node.grant(&Ask::Share(claim("a", 10, 600))).unwrap();
+    let error = node.grant(&Ask::Share(claim("b", 8, 100))).unwrap_err().to_string();
+    assert!(
+        error.contains("16 GiB") && error.contains("10 GiB") && error.contains("8 GiB"),
+        "{error}"
+    );
+    let error = node.grant(&Ask::Share(claim("b", 4, 500))).unwrap_err().to_string();
+    assert!(error.contains("60 %") && error.contains("50 %"), "{error}");
+    node.grant(&Ask::Share(claim("b", 6, 400))).unwrap();
+}
+
+#[test]
+fn every_change_of_what_is_live_is_an_event() {
+    let node = node(true);
+    let mut events = node.agent.events();
+    events.mark_unchanged();
+    node.grant(&Ask::Share(claim("u", 2, 100))).unwrap();
+    assert!(events.has_changed().unwrap());
+    events.mark_unchanged();
+    node.agent.cordon(None, None, Actor::Plugin).unwrap();
+    assert!(events.has_changed().unwrap());
+    let error = node.grant(&Ask::Share(claim("v", 2, 100))).unwrap_err().to_string();
+    assert!(error.contains("cordoned"), "{error}");
+}
+
+/// Whether `status` says long after the start that an allocation is not held.
+fn is_warned_of(node: &Node) -> bool {
+    let warnings = node.agent.board().warnings(unix_ms() + 30 * GRAVE);
+    warnings.iter().any(|one| one.text.contains("has no pages") && one.times == 0)
+}
+
+#[test]
+fn what_cannot_be_held_is_a_warning_until_it_can_or_is_gone() {
+    let mut node = node(true);
+    let ask = Ask::Share(claim("u", 2, 100));
+    node.grant(&ask).unwrap();
+    assert!(!is_warned_of(&node));
+    node.engine.refuses.store(true, Ordering::Relaxed);
+    node = node.restart(true);
+    assert!(is_warned_of(&node));
+    node.engine.refuses.store(false, Ordering::Relaxed);
+    node.grant(&ask).unwrap();
+    assert!(!is_warned_of(&node));
+    node.engine.refuses.store(true, Ordering::Relaxed);
+    node = node.restart(true);
+    assert!(is_warned_of(&node));
+    let record = node.agent.allocations().records().pop().unwrap();
+    node.agent.release(std::slice::from_ref(&record.id)).unwrap();
+    assert!(!is_warned_of(&node));
+}
+
+fn offered(node: &Node) -> usize {
+    node.agent.advertised().refresh();
+    let devices = node.agent.advertised().devices("tessera.dev/gpu");
+    devices.borrow().iter().filter(|device| device.healthy).count()
+}
+
+#[test]
+fn a_gpu_that_moves_is_sold_by_nobody_until_the_last_of_the_other_has_ended() {
+    let facts = tessera_gpu::Facts::default();
+    let node = node(false);
+    assert_eq!((offered(&node), node.agent.dra_gpus(&facts).len()), (4, 0));
+    let error = node.grant(&Ask::Share(claim("u", 2, 100))).unwrap_err().to_string();
+    assert!(error.contains("sold by device plugin"), "{error}");
+    node.grant(&replicas(&[1])).unwrap();
+    // To claims.
+    let node = node.restart(true);
+    assert_eq!(offered(&node), 0);
+    assert!(node.agent.dra_gpus(&facts)[0].moving);
+    let error = node.grant(&Ask::Share(claim("u", 2, 100))).unwrap_err().to_string();
+    assert!(error.contains("moving from device plugin") && error.contains("1 share"), "{error}");
+    let id = node.agent.allocations().records()[0].id.clone();
+    node.agent.release(&[id]).unwrap();
+    assert!(!node.agent.dra_gpus(&facts)[0].moving);
+    node.grant(&Ask::Share(claim("u", 2, 100))).unwrap();
+    // And back.
+    let node = node.restart(false);
+    assert_eq!(offered(&node), 0, "the claim is live");
+    let error = node.grant(&replicas(&[1])).unwrap_err().to_string();
+    assert!(error.contains("moving from DRA"), "{error}");
+    // What was prepared is prepared again, whoever sells the GPU by now.
+    node.grant(&Ask::Share(claim("u", 2, 100))).unwrap();
+    let id = node.agent.allocations().records()[0].id.clone();
+    node.agent.release(&[id]).unwrap();
+    assert_eq!(offered(&node), 4);
+    node.grant(&replicas(&[1])).unwrap();
+}

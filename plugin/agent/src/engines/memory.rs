@@ -1,0 +1,187 @@
+//! Memory: pages that the shim in the container obeys.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::clock::monotonic_ns;
+use tessera_model::record::Record;
+use tessera_system::files;
+use tessera_system::locks::{Ranked, RankedGuard};
+use tessera_tenant::regions::observed::Bell;
+use tessera_tenant::regions::{self, Mode, Outcome, Region, RegionError};
+use tessera_tenant::shim_install::SHIM;
+use tracing::{info, warn};
+
+use super::{Engine, EngineError};
+use crate::incidents::{self, Seen};
+use crate::lock_order::LEAF;
+
+/// Open pages by allocation.
+pub(crate) type Regions = BTreeMap<AllocationId, Arc<Region>>;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Pages {
+    root: PathBuf,
+    shims: PathBuf,
+    regions: Ranked<Regions>,
+    /// The page version that each installed shim speaks.
+    shim_abis: Ranked<BTreeMap<String, u32>>,
+    /// Wakes the observer; see [`crate::observe`].
+    bell: Arc<Bell>,
+}
+
+impl Pages {
+    /// Pages in `root`, of containers whose shims are installed in `shims`.
+    pub(crate) fn new(root: &Path, shims: &Path) -> Self {
+        Pages {
+            root: root.to_owned(),
+            shims: shims.to_owned(),
+            regions: Ranked::new(LEAF, BTreeMap::new()),
+            shim_abis: Ranked::new(LEAF, BTreeMap::new()),
+            bell: Arc::default(),
+        }
+    }
+
+    /// The directory of all pages.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The pages of an allocation, if they are open.
+    pub(crate) fn get(&self, id: &AllocationId) -> Option<Arc<Region>> {
+        self.regions.lock().get(id).cloned()
+    }
+
+    /// All open pages, locked.
+    pub(crate) fn lock(&self) -> RankedGuard<'_, Regions> {
+        self.regions.lock()
+    }
+
+    /// Rung when there is news of an allocation's memory.
+    pub(crate) fn bell(&self) -> &Arc<Bell> {
+        &self.bell
+    }
+
+    /// Whether a process holds a slot of the allocation's pages.
+    pub(crate) fn is_used(&self, id: &AllocationId) -> bool {
+        // Not in a closure under the lock: asking takes a system call for each slot.
+        let region = self.get(id);
+        region.is_some_and(|region| region.in_use())
+    }
+
+    /// Looks at every usage page: takes back what dead processes held, puts right what a tenant broke. What each
+    /// allocation was refused. Blocking.
+    pub(crate) fn inspect(&self) -> Vec<(AllocationId, Seen)> {
+        let regions = self.regions.lock().clone();
+        let seen = regions.into_iter().map(|(id, region)| {
+            let used = region.recover_and_snapshot();
+            (id, incidents::seen(&region, &used))
+        });
+        let seen = seen.collect();
+        // After looking, which cuts back what has grown.
+        regions::keep_spares(&self.root);
+        seen
+    }
+
+    /// Says "the plugin lives" on every page; with 0, "it stops now".
+    pub(crate) fn heartbeat(&self, now_ns: u64) {
+        let regions: Vec<Arc<Region>> = self.regions.lock().values().cloned().collect();
+        for region in regions {
+            region.heartbeat(now_ns);
+        }
+    }
+
+    /// Removes directories that are on their way out, left by a plugin that was killed.
+    pub(crate) fn sweep(&self) {
+        regions::sweep(&self.root);
+    }
+
+    /// Makes pages in advance, as far as there is room.
+    pub(crate) fn keep_spares(&self) {
+        regions::keep_spares(&self.root);
+    }
+
+    /// How to make the pages of a record whole at the plugin's start.
+    pub(crate) fn mode_at_start(&self, record: &Record) -> Mode {
+        // A plugin that died between commit and pages left those of the tenant before.
+        match regions::read_spec(&self.root, &record.id) {
+            Some(spec) if spec.generation < record.generation => Mode::Fresh,
+            _ => Mode::Adopt,
+        }
+    }
+
+    /// The page version that the shim of this allocation's containers speaks, by the file that they
+    /// would mount now; `None` where nobody knows which that is.
+    fn shim_abi(&self, record: &Record) -> Option<u32> {
+        let name = record.shim.as_deref()?;
+        if let Some(abi) = self.shim_abis.lock().get(name) {
+            return Some(*abi);
+        }
+        let library = files::read(&self.shims.join(name).join(SHIM), files::LIBRARY).ok()?;
+        let abi = tessera_region::abi::of_program(&library);
+        self.shim_abis.lock().insert(name.to_owned(), abi);
+        Some(abi)
+    }
+
+    /// A shim's file has changed, or is no more.
+    pub(crate) fn forget_shim(&self, name: &str) {
+        self.shim_abis.lock().remove(name);
+    }
+
+    fn open(&self, record: &Record, mode: Mode) -> Result<(Arc<Region>, Outcome), RegionError> {
+        if let Some(region) = self.get(&record.id) {
+            let outcome = region.renew(record, mode, self.shim_abi(record))?;
+            return Ok((region, outcome));
+        }
+        let (region, outcome) = Region::create(&self.root, record, mode, self.shim_abi(record))?;
+        region.observed().attach(&self.bell);
+        self.regions.lock().insert(record.id.clone(), Arc::clone(&region));
+        Ok((region, outcome))
+    }
+}
+
+impl Engine for Pages {
+    fn name(&self) -> &'static str {
+        "pages"
+    }
+
+    fn admit(&self, record: &Record, mode: Mode) -> Result<Outcome, EngineError> {
+        let (region, outcome) = match self.open(record, mode) {
+            // Another tenant may have grown its usage file, which looking undoes.
+            Err(error) if error.is_full() => {
+                let _ = self.inspect();
+                self.open(record, mode)?
+            }
+            result => result?,
+        };
+        region.heartbeat(monotonic_ns());
+        let id = &record.id;
+        if outcome.repaired {
+            info!(%id, "pages repaired");
+        }
+        if outcome.kept {
+            warn!(%id, "a process of the tenant before still runs; its pages are kept");
+        }
+        Ok(outcome)
+    }
+
+    fn set_limits(&self, record: &Record) {
+        if let Some(region) = self.get(&record.id) {
+            region.set_limits(&record.grants);
+        }
+    }
+
+    fn release(&self, id: &AllocationId) {
+        let region = self.regions.lock().remove(id);
+        // Pages without a record would be adopted, and counted, at the next start: right if
+        // somebody still uses them.
+        if region.is_none_or(|region| !region.in_use())
+            && let Err(error) = regions::remove(&self.root, id)
+        {
+            warn!(%id, %error, "the pages of an allocation that has ended cannot be removed");
+        }
+    }
+}

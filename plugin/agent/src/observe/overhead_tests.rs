@@ -1,0 +1,269 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::observe::sample::Member;
+
+const MIB: u64 = 1 << 20;
+
+fn members(pids: &[u32]) -> Vec<(Member, u64)> {
+    let member = |&pid| (Member { pid, start: 1, used_bytes: Some(0), slot: None }, 7);
+    pids.iter().map(member).collect()
+}
+
+/// A quiet look at `overhead` bytes beyond a ledger of 100 MiB.
+fn look(overhead: u64, pids: &[u32]) -> Sample {
+    let granted = 100 * MIB;
+    Sample {
+        quiet: true,
+        granted,
+        used: Some(granted + overhead),
+        members: members(pids),
+        own: Vec::new(),
+    }
+}
+
+/// A gauge and its clock; looks are a second apart.
+struct Bench {
+    estimator: OverheadEstimator,
+    now: Instant,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self { estimator: OverheadEstimator::new(0), now: Instant::now() }
+    }
+
+    fn see(&mut self, sample: &Sample) -> Verdict {
+        self.now += Duration::from_secs(1);
+        self.estimator.see(self.now, sample)
+    }
+
+    /// Looks that show the same until something is published.
+    fn settle(&mut self, sample: &Sample) -> u64 {
+        for _ in 0..100 {
+            if let Verdict::Publish(_) = self.see(sample) {
+                break;
+            }
+        }
+        self.estimator.published()
+    }
+}
+
+#[test]
+fn two_looks_that_agree_publish_and_one_does_not() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.see(&look(60 * MIB, &[1])), Verdict::Confirm);
+    assert_eq!(bench.estimator.published(), 0);
+    assert_eq!(bench.see(&look(60 * MIB, &[1])), Verdict::Publish(64 * MIB));
+    assert_eq!(bench.see(&look(60 * MIB, &[1])), Verdict::Steady);
+}
+
+#[test]
+fn a_look_too_soon_confirms_nothing() {
+    let mut estimator = OverheadEstimator::new(0);
+    let start = Instant::now();
+    assert_eq!(estimator.see(start, &look(MIB, &[1])), Verdict::Confirm);
+    assert_eq!(estimator.see(start + CONFIRM / 2, &look(MIB, &[1])), Verdict::Confirm);
+    assert_eq!(estimator.see(start + CONFIRM, &look(MIB, &[1])), Verdict::Publish(STEP));
+}
+
+#[test]
+fn a_peak_that_is_gone_at_the_next_look_is_never_published() {
+    let mut bench = Bench::new();
+    for _ in 0..50 {
+        bench.see(&look(500 * MIB, &[1]));
+        bench.see(&look(0, &[1]));
+    }
+    assert_eq!(bench.estimator.published(), 0);
+}
+
+#[test]
+fn a_process_that_exits_takes_its_overhead_along() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.settle(&look(320 * MIB, &[1, 2])), 320 * MIB);
+    assert_eq!(bench.see(&look(160 * MIB, &[2])), Verdict::Confirm);
+    assert_eq!(bench.see(&look(160 * MIB, &[2])), Verdict::Publish(160 * MIB));
+    assert_eq!(bench.see(&look(0, &[])), Verdict::Confirm);
+    assert_eq!(bench.see(&look(0, &[])), Verdict::Publish(0));
+}
+
+#[test]
+fn a_context_that_is_destroyed_takes_its_overhead_along() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.settle(&look(320 * MIB, &[1])), 320 * MIB);
+    let mut fewer = look(160 * MIB, &[1]);
+    fewer.members[0].1 -= 1;
+    bench.see(&fewer);
+    assert_eq!(bench.see(&fewer), Verdict::Publish(160 * MIB));
+}
+
+#[test]
+fn a_namesake_of_a_dead_process_is_somebody_else() {
+    let mut bench = Bench::new();
+    bench.settle(&look(320 * MIB, &[1]));
+    let mut namesake = look(0, &[1]);
+    namesake.members[0].0.start = 2;
+    bench.see(&namesake);
+    assert_eq!(bench.see(&namesake), Verdict::Publish(0));
+}
+
+/// Looks that come when the rhythm says, from when the overhead has gone; for how long it is published.
+fn decay(sample: &Sample) -> Duration {
+    let mut bench = Bench::new();
+    bench.settle(&look(800 * MIB, &[1]));
+    let gone = bench.now;
+    let mut now = gone;
+    while bench.estimator.published() > STEP {
+        now += bench.estimator.watch().expect("somebody looks while there is overhead");
+        bench.estimator.see(now, sample);
+        assert!(now - gone < Duration::from_secs(60));
+    }
+    now - gone
+}
+
+#[test]
+fn overhead_that_is_gone_is_gone_within_a_second() {
+    let moving = Sample { quiet: false, ..look(MIB, &[1]) };
+    for sample in [look(MIB, &[1]), moving] {
+        let decay = decay(&sample);
+        assert!(decay < Duration::from_millis(900), "{decay:?}");
+    }
+    assert_eq!(OverheadEstimator::new(0).watch(), None, "no overhead, no reason");
+}
+
+#[test]
+fn a_ledger_that_moves_shows_no_more() {
+    let mut bench = Bench::new();
+    bench.settle(&look(64 * MIB, &[1]));
+    for _ in 0..20 {
+        let sample = Sample { quiet: false, ..look(900 * MIB, &[1]) };
+        assert_eq!(bench.see(&sample), Verdict::Unclear);
+    }
+    assert_eq!(bench.estimator.published(), 64 * MIB);
+}
+
+#[test]
+fn without_a_reason_less_is_believed_only_when_it_lasts() {
+    let mut bench = Bench::new();
+    bench.settle(&look(320 * MIB, &[1]));
+    let start = bench.now;
+    assert_eq!(bench.settle(&look(MIB, &[1])), STEP);
+    assert!(bench.now - start >= PERSISTENT);
+    // What shows up in between starts it again.
+    let mut bench = Bench::new();
+    bench.settle(&look(320 * MIB, &[1]));
+    for _ in 0..10 {
+        for _ in 1..LOOKS {
+            bench.see(&look(MIB, &[1]));
+        }
+        bench.see(&look(320 * MIB, &[1]));
+    }
+    assert_eq!(bench.estimator.published(), 320 * MIB);
+}
+
+#[test]
+fn memory_that_an_importer_inherits_is_seen() {
+    let mut bench = Bench::new();
+    // The exporter's charge ends with it, its memory is now the importer's.
+    bench.see(&look(0, &[1, 2]));
+    bench.see(&look(256 * MIB, &[2]));
+    assert_eq!(bench.see(&look(256 * MIB, &[2])), Verdict::Publish(256 * MIB));
+}
+
+#[test]
+fn what_was_published_before_a_restart_stands_until_it_is_seen_to_be_wrong() {
+    let mut estimator = OverheadEstimator::new(320 * MIB);
+    let start = Instant::now();
+    assert_eq!(estimator.see(start, &look(310 * MIB, &[1])), Verdict::Steady);
+    let unquiet = Sample { quiet: false, ..look(0, &[]) };
+    assert_eq!(estimator.see(start, &unquiet), Verdict::Unclear);
+    assert_eq!(estimator.published(), 320 * MIB);
+}
+
+/// A look: milliseconds after the one before, overhead in MiB, whether it is quiet, who is there.
+fn any_look() -> impl Strategy<Value = (u64, Sample)> {
+    let pids = prop::sample::subsequence(vec![1u32, 2, 3], 0..=3);
+    (0..20_000u64, 0..200u64, prop::bool::weighted(0.8), pids).prop_map(
+        |(pause, overhead, quiet, pids)| (pause, Sample { quiet, ..look(overhead * MIB, &pids) }),
+    )
+}
+
+proptest! {
+    /// Whatever is seen: what is raised was there at both of the last two quiet looks, what is
+    /// lowered still covers the last, and looks that are not quiet raise nothing.
+    #[test]
+    fn nothing_is_published_that_was_not_seen_twice(
+        looks in prop::collection::vec(any_look(), 1..200),
+    ) {
+        let mut estimator = OverheadEstimator::new(0);
+        let mut now = Instant::now();
+        let mut last: Option<u64> = None;
+        for (pause, sample) in looks {
+            now += Duration::from_millis(pause);
+            let before = estimator.published();
+            let verdict = estimator.see(now, &sample);
+            let Some(overhead) = sample.overhead() else {
+                let now = estimator.published();
+                match verdict {
+                    Verdict::Publish(bytes) => {
+                        prop_assert!(bytes == now && bytes < before && bytes % STEP == 0);
+                        prop_assert!(Some(bytes) >= sample.most());
+                    }
+                    _ => prop_assert_eq!((verdict, now), (Verdict::Unclear, before)),
+                }
+                continue;
+            };
+            if let Verdict::Publish(bytes) = verdict {
+                prop_assert_ne!(bytes, before);
+                prop_assert_eq!(bytes % STEP, 0);
+                let seen = last.map_or(0, |last| last.min(overhead));
+                if bytes > before {
+                    prop_assert!(bytes < seen + STEP, "{} published, {} seen", bytes, seen);
+                } else {
+                    prop_assert!(bytes >= overhead);
+                }
+            }
+            last = Some(overhead);
+        }
+    }
+
+    /// After any past, a tenant at rest is covered after few looks, and then nothing moves.
+    #[test]
+    fn a_tenant_at_rest_is_left_at_rest(
+        looks in prop::collection::vec(any_look(), 0..50),
+        overhead in 0..200u64,
+    ) {
+        let mut bench = Bench::new();
+        for (_, sample) in &looks {
+            bench.see(sample);
+        }
+        let rest = look(overhead * MIB, &[1, 2]);
+        for _ in 0..3 {
+            bench.see(&rest);
+        }
+        prop_assert!(bench.estimator.published() >= overhead * MIB);
+        for _ in 0..60 {
+            bench.see(&rest);
+        }
+        let settled = bench.estimator.published();
+        prop_assert_eq!(settled, (overhead * MIB).next_multiple_of(STEP));
+        for _ in 0..100 {
+            prop_assert_eq!(bench.see(&rest), Verdict::Steady);
+        }
+    }
+
+    /// Pages that small allocations fill and leave do not move it.
+    #[test]
+    fn noise_within_a_step_moves_nothing(
+        base in 1..20u64,
+        noise in prop::collection::vec(1..=16u64, 1..100),
+    ) {
+        let mut bench = Bench::new();
+        let settled = bench.settle(&look(base * STEP, &[1]));
+        for noise in noise {
+            let sample = look(base * STEP - 16 * MIB + noise * MIB, &[1]);
+            prop_assert_eq!(bench.see(&sample), Verdict::Steady);
+        }
+        prop_assert_eq!(bench.estimator.published(), settled);
+    }
+}

@@ -1,0 +1,413 @@
+//! `tessera quota`.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+use tessera_kubelet_api::admin::{
+    Allocation, ComputePolicy, Limits, QuotaResponse, ResetQuotaRequest, SetQuotaRequest,
+    StatusRequest, StatusResponse, Target,
+};
+use tessera_view::API_VERSION;
+
+use super::{Failed, ask, show};
+use crate::admin::client::Format;
+use crate::admin::json::{allocation_json, holder_json};
+use crate::admin::text::Names;
+use crate::admin::words::policy as policy_name;
+use crate::print::{Cell, Column, Page, Paper, Sheet, Tone};
+use tessera_config::Config;
+use tessera_model::percent::{format_cores, parse_cores};
+use tessera_model::quantity::{format_bytes, parse_bytes};
+
+/// What of quotas.
+#[derive(Debug, Subcommand)]
+pub enum QuotaCommand {
+    /// Change the limits of a running container, until its allocation ends
+    Set(SetArgs),
+    /// Give a container back the limits that it was allocated with
+    Reset(ResetArgs),
+    /// Show limits in force, and beside them those of the allocation where they were changed
+    Show {
+        /// Only this pod (`name` or `namespace/name`) or allocation (its id, or four characters and more of it)
+        #[arg(value_name = "POD|ALLOCATION")]
+        name: Option<String>,
+        /// Output format
+        #[arg(long, short, value_enum, default_value = "text")]
+        output: Format,
+    },
+}
+
+/// Whose.
+#[derive(Debug, Args)]
+pub struct TargetArgs {
+    /// A pod, as `name` or `namespace/name`, or an allocation's id (four characters and more of it will do)
+    #[arg(value_name = "POD|ALLOCATION")]
+    name: String,
+    /// The pod's namespace
+    #[arg(long, short, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// The container, where the pod has several with GPUs
+    #[arg(long, value_name = "CONTAINER")]
+    container: Option<String>,
+}
+
+/// How.
+#[derive(Debug, Args)]
+pub struct HowArgs {
+    /// Also below what is in use: it keeps what it has, and everything new is refused until it fits
+    #[arg(long)]
+    force: bool,
+    /// Say what would change, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Why, for the audit trail
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+    /// Output format
+    #[arg(long, short, value_enum, default_value = "text")]
+    output: Format,
+}
+
+/// Arguments of `tessera quota set`.
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Memory that all its processes may hold on each of its GPUs: 12GiB, 12Gi, 512Mi
+    #[arg(long, short, value_name = "QUANTITY", value_parser = parse_bytes)]
+    memory: Option<u64>,
+    /// GPU time, in percent of a GPU: 40
+    #[arg(long, value_name = "PERCENT", value_parser = parse_cores)]
+    cores: Option<u32>,
+    /// What --cores means: burst (a weight; idle time is anybody's), strict (also a cap) or none
+    #[arg(long, value_name = "POLICY", value_enum)]
+    policy: Option<Policy>,
+    /// Change the memory of this GPU alone, where it has several
+    #[arg(long, value_name = "UUID|INDEX", default_value = "")]
+    gpu: String,
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+/// Arguments of `tessera quota reset`.
+#[derive(Debug, Args)]
+pub struct ResetArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+/// What `--cores` means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Policy {
+    Burst,
+    Strict,
+    None,
+}
+
+impl From<TargetArgs> for Target {
+    fn from(args: TargetArgs) -> Self {
+        Target {
+            name: args.name,
+            namespace: args.namespace.unwrap_or_default(),
+            container: args.container.unwrap_or_default(),
+        }
+    }
+}
+
+/// `tessera quota`.
+///
+/// # Errors
+/// No runtime, or the answer cannot be printed.
+pub fn quota(command: QuotaCommand, config: &Config) -> anyhow::Result<ExitCode> {
+    match command {
+        QuotaCommand::Set(args) => {
+            let policy = args.policy.map_or(ComputePolicy::Unspecified, |policy| match policy {
+                Policy::Burst => ComputePolicy::Burst,
+                Policy::Strict => ComputePolicy::Strict,
+                Policy::None => ComputePolicy::None,
+            });
+            let (dry_run, output) = (args.how.dry_run, args.how.output);
+            let request = SetQuotaRequest {
+                target: Some(args.target.into()),
+                memory_limit_bytes: args.memory,
+                cores_millis: args.cores,
+                policy: policy.into(),
+                gpu: args.gpu,
+                force: args.how.force,
+                dry_run,
+                reason: args.how.reason,
+            };
+            let answer = ask(config, async |mut admin| admin.set_quota(request).await)?;
+            changed(answer, output, dry_run, config)
+        }
+        QuotaCommand::Reset(ResetArgs { target, how }) => {
+            let (dry_run, output) = (how.dry_run, how.output);
+            let (force, reason) = (how.force, how.reason);
+            let request = ResetQuotaRequest { target: Some(target.into()), force, dry_run, reason };
+            let answer = ask(config, async |mut admin| admin.reset_quota(request).await)?;
+            changed(answer, output, dry_run, config)
+        }
+        QuotaCommand::Show { name, output } => {
+            let answer = ask(config, async |mut admin| admin.status(StatusRequest {}).await)?;
+            let answer = answer.and_then(|status| {
+                let meant = meant(&status.allocations, name.as_deref())?;
+                Ok(StatusResponse { allocations: meant, ..status })
+            });
+            let text = |status: &StatusResponse| show_text(status, Paper::of_stdout(false));
+            show(answer, output, config, text, show_json)
+        }
+    }
+}
+
+fn changed(
+    answer: Result<QuotaResponse, Failed>,
+    output: Format,
+    dry_run: bool,
+    config: &Config,
+) -> anyhow::Result<ExitCode> {
+    let text = |answer: &QuotaResponse| quota_text(answer, dry_run, Paper::of_stdout(false));
+    show(answer, output, config, text, |answer| quota_json(answer, dry_run))
+}
+
+fn limits_cells(limits: &Limits) -> [String; 2] {
+    [
+        format_bytes(limits.memory_limit_bytes),
+        format!("{} {}", format_cores(limits.cores_millis), policy_name(limits.policy())),
+    ]
+}
+
+fn arrow(before: String, after: String) -> String {
+    if before == after { after } else { format!("{before} -> {after}") }
+}
+
+fn quota_text(answer: &QuotaResponse, dry_run: bool, paper: Paper) -> String {
+    let name = match &answer.holder {
+        Some(holder) => format!(
+            "{}/{} container {} (allocation {})",
+            holder.namespace, holder.pod, holder.container, answer.allocation_id
+        ),
+        None => format!("allocation {}", answer.allocation_id),
+    };
+    let what = match (answer.changed, dry_run) {
+        (false, _) => "has these limits already",
+        (true, true) => "would change; this was a dry run",
+        (true, false) => "changed",
+    };
+    let mut page = Page::new(paper);
+    page.say(0, Tone::Plain, &format!("{name}: {what}"));
+    let mut sheet = Sheet::new(&[
+        Column::text("GPU"),
+        Column::text("MEMORY"),
+        Column::text("TIME SHARE"),
+        Column::number("IN USE"),
+    ]);
+    for gpu in &answer.gpus {
+        let [memory, cores] = limits_cells(&gpu.before.unwrap_or_default());
+        let [memory_after, cores_after] = limits_cells(&gpu.after.unwrap_or_default());
+        sheet.row(vec![
+            gpu.gpu_uuid.as_str().into(),
+            arrow(memory, memory_after).into(),
+            arrow(cores, cores_after).into(),
+            gpu.memory_in_use_bytes.map_or_else(|| "-".to_owned(), format_bytes).into(),
+        ]);
+    }
+    sheet.lay(&mut page);
+    answer.notes.iter().for_each(|note| page.say(2, Tone::Plain, &format!("note: {note}")));
+    page.finish()
+}
+
+fn limits_json(limits: &Limits) -> Value {
+    json!({
+        "memory_limit_bytes": limits.memory_limit_bytes,
+        "cores_millis": limits.cores_millis,
+        "policy": policy_name(limits.policy()),
+    })
+}
+
+/// With the field names of `admin_v1.proto`.
+fn quota_json(answer: &QuotaResponse, dry_run: bool) -> Value {
+    let gpus = answer.gpus.iter().map(|gpu| {
+        json!({
+            "gpu_uuid": gpu.gpu_uuid,
+            "before": gpu.before.as_ref().map(limits_json),
+            "after": gpu.after.as_ref().map(limits_json),
+            "memory_in_use_bytes": gpu.memory_in_use_bytes,
+        })
+    });
+    json!({
+        "api_version": API_VERSION,
+        "allocation_id": answer.allocation_id,
+        "holder": answer.holder.as_ref().map(holder_json),
+        "gpus": gpus.collect::<Vec<_>>(),
+        "changed": answer.changed,
+        "dry_run": dry_run,
+        "notes": answer.notes,
+    })
+}
+
+/// Fewest characters of an id's beginning.
+const BEGINNING: usize = 4;
+
+/// Those that are called so; all without a name.
+fn meant(all: &[Allocation], name: Option<&str>) -> Result<Vec<Allocation>, Failed> {
+    let Some(name) = name else { return Ok(all.to_vec()) };
+    let is_meant = |allocation: &&Allocation| {
+        let pod = allocation.holder.as_ref().is_some_and(|holder| {
+            holder.pod == name || format!("{}/{}", holder.namespace, holder.pod) == name
+        });
+        pod || allocation.id == name || (name.len() >= BEGINNING && allocation.id.starts_with(name))
+    };
+    let meant: Vec<Allocation> = all.iter().filter(is_meant).cloned().collect();
+    if !meant.is_empty() {
+        return Ok(meant);
+    }
+    let known = all.iter().filter_map(|a| a.holder.as_ref());
+    let mut known: Vec<String> = known.map(|h| format!("{}/{}", h.namespace, h.pod)).collect();
+    known.dedup();
+    let more = known.len().saturating_sub(LISTED);
+    known.truncate(LISTED);
+    if more > 0 {
+        known.push(format!("and {more} more"));
+    }
+    let there = match known.as_slice() {
+        [] => "no pod holds a GPU here now".to_owned(),
+        some => format!("there is {}", some.join(", ")),
+    };
+    Err(Failed::Said(format!("no running pod or allocation is called {name}; {there}")))
+}
+
+/// Most names that an error lists.
+const LISTED: usize = 8;
+
+fn show_text(status: &StatusResponse, paper: Paper) -> String {
+    let mut page = Page::new(paper);
+    if status.allocations.is_empty() {
+        page.say(0, Tone::Plain, "No allocations: no running container holds a GPU here.");
+        return page.finish();
+    }
+    let names = Names::of(status, paper.width.is_none());
+    let mut sheet = Sheet::new(&[
+        Column::name("POD/CONTAINER"),
+        Column::text("GPU"),
+        Column::number("MEMORY"),
+        Column::text("TIME SHARE"),
+        Column::text("ALLOCATED WITH"),
+        Column::text("ID"),
+    ]);
+    for allocation in &status.allocations {
+        let name = match &allocation.holder {
+            Some(holder) => format!("{}/{}/{}", holder.namespace, holder.pod, holder.container),
+            None => "not named by kubelet yet".to_owned(),
+        };
+        for used in &allocation.gpus {
+            let limits = Limits {
+                memory_limit_bytes: used.memory_limit_bytes,
+                cores_millis: used.cores_millis,
+                policy: used.policy,
+            };
+            let [memory, cores] = limits_cells(&limits);
+            let allocated = match &used.allocated {
+                Some(allocated) => limits_cells(allocated).join(", "),
+                None => "the same".to_owned(),
+            };
+            let cells = [
+                name.clone(),
+                names.gpu(&used.gpu_uuid),
+                memory,
+                cores,
+                allocated,
+                names.id(&allocation.id).to_owned(),
+            ];
+            sheet.row(cells.map(Cell::from).into());
+        }
+    }
+    sheet.lay(&mut page);
+    page.finish()
+}
+
+/// The allocations as `status -o json` has them.
+fn show_json(status: &StatusResponse) -> Value {
+    json!({
+        "api_version": API_VERSION,
+        "allocations": status.allocations.iter().map(allocation_json).collect::<Vec<_>>(),
+        "at_unix_ms": status.at_unix_ms,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tessera_kubelet_api::admin::{GpuUse, Holder, QuotaChange};
+
+    use super::*;
+
+    fn limits(gib: u64, cores_millis: u32) -> Limits {
+        let policy = ComputePolicy::Strict.into();
+        Limits { memory_limit_bytes: gib << 30, cores_millis, policy }
+    }
+
+    #[test]
+    fn before_and_after_are_told_and_what_stays_once() {
+        let answer = QuotaResponse {
+            allocation_id: "abc".into(),
+            gpus: vec![QuotaChange {
+                gpu_uuid: "GPU-a".into(),
+                before: Some(limits(8, 400)),
+                after: Some(limits(12, 400)),
+                memory_in_use_bytes: Some(1 << 30),
+            }],
+            changed: true,
+            notes: vec!["take care".into()],
+            ..Default::default()
+        };
+        let text = quota_text(&answer, false, Paper::plain());
+        assert!(text.starts_with("allocation abc: changed\n"), "{text}");
+        assert!(text.contains("8 GiB -> 12 GiB  40% strict   1 GiB"), "{text}");
+        assert!(text.contains("note: take care"), "{text}");
+        assert!(quota_text(&answer, true, Paper::plain()).contains("dry run"));
+        let json = quota_json(&answer, false);
+        assert_eq!((&json["api_version"], &json["changed"]), (&API_VERSION.into(), &true.into()));
+        assert_eq!(json["gpus"][0]["after"]["memory_limit_bytes"], 12u64 << 30);
+    }
+
+    #[test]
+    fn changed_limits_are_shown_beside_those_of_the_allocation() {
+        let allocation = |pod: &str, allocated| Allocation {
+            id: format!("id-{pod}"),
+            holder: Some(Holder {
+                namespace: "one".into(),
+                pod: pod.into(),
+                container: "main".into(),
+            }),
+            gpus: vec![GpuUse {
+                gpu_uuid: "GPU-a".into(),
+                memory_limit_bytes: 12 << 30,
+                cores_millis: 400,
+                policy: ComputePolicy::Burst.into(),
+                allocated,
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let all = [allocation("x", Some(limits(8, 250))), allocation("y", None)];
+        let status = |name: Option<&str>| {
+            let allocations = meant(&all, name)?;
+            Ok::<_, Failed>(StatusResponse { allocations, ..Default::default() })
+        };
+        let text = |name| show_text(&status(name).unwrap(), Paper::plain());
+        let whole = text(None);
+        assert!(whole.contains("12 GiB  40% burst   8 GiB, 25% strict"), "{whole}");
+        assert!(whole.contains("the same"), "{whole}");
+        let one = text(Some("one/y"));
+        assert!(one.contains("id-y") && !one.contains("id-x"), "{one}");
+        assert_eq!(one, text(Some("id-y")));
+        // Somebody mistyped, and wants to know it.
+        let Err(Failed::Said(why)) = status(Some("z")) else { panic!("there is no z") };
+        assert!(why.ends_with("there is one/x, one/y"), "{why}");
+        let json = show_json(&status(Some("x")).unwrap());
+        assert_eq!(json["allocations"][0]["gpus"][0]["allocated"]["cores_millis"], 250);
+        assert_eq!(json["allocations"].as_array().unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,68 @@
+//! What is wrong, before anything else.
+
+use tessera_kubelet_api::admin::{Gpu, GpuState, Registration, StatusResponse};
+
+use super::super::words::{plural, state_of_gpu};
+use super::names::Names;
+use crate::print::{Page, Tone};
+use tessera_model::time_format;
+
+/// Everything that needs somebody, a sentence each, with what to do where we know.
+pub(super) fn say(page: &mut Page, status: &StatusResponse, silent: bool, names: &Names) {
+    let mut all = Vec::new();
+    let plugin = status.plugin.clone().unwrap_or_default();
+    if !silent && plugin.registration() != Registration::Live {
+        let why = match plugin.registration_error.as_str() {
+            "" => "kubelet has not answered yet; is it running?".to_owned(),
+            error => format!("last error: {error}"),
+        };
+        all.push((Tone::Bad, format!("new pods get no GPU here: {why}")));
+    } else if !plugin.registration_error.is_empty() {
+        all.push((Tone::Warn, format!("last error: {}", plugin.registration_error)));
+    }
+    all.extend(status.gpus.iter().filter_map(|gpu| trouble(gpu, status.at_unix_ms, names)));
+    let cordons = status.gpus.iter().filter(|gpu| !gpu.cordon.is_empty());
+    all.extend(cordons.map(|gpu| (Tone::Warn, cordon(gpu, names))));
+    all.extend(status.warnings.iter().map(|warning| (Tone::Warn, warning.clone())));
+    if all.is_empty() {
+        if !silent {
+            page.say(0, Tone::Plain, "Nothing needs attention.");
+        }
+        return;
+    }
+    page.gap();
+    page.say(0, Tone::Head, &format!("ATTENTION: {}", plural(all.len(), "thing")));
+    // What is broken stands before what is odd.
+    all.sort_by_key(|(tone, _)| *tone != Tone::Bad);
+    for (tone, text) in &all {
+        page.say(2, *tone, text);
+    }
+}
+
+/// One GPU's trouble in a sentence.
+fn trouble(gpu: &Gpu, now_unix_ms: i64, names: &Names) -> Option<(Tone, String)> {
+    let name = names.gpu(&gpu.uuid);
+    if matches!(gpu.state(), GpuState::Healthy | GpuState::Unspecified) {
+        // Held back for another reason than its health.
+        let held = gpu.cordon.is_empty() && !gpu.health_reason.is_empty();
+        let text = format!("GPU {name} is not given out: {}", gpu.health_reason);
+        return held.then_some((Tone::Warn, text));
+    }
+    let state = state_of_gpu(gpu.state());
+    let ago = time_format::ago(gpu.state_since_unix_ms, now_unix_ms);
+    let mut text = format!("GPU {name} is {state} since {ago}: {}", gpu.state_reason);
+    if !gpu.state_waits_for.is_empty() {
+        text.push_str(&format!("; waits for {}", gpu.state_waits_for));
+    }
+    let is_bad = gpu.state() == GpuState::Unhealthy;
+    Some((if is_bad { Tone::Bad } else { Tone::Warn }, text))
+}
+
+fn cordon(gpu: &Gpu, names: &Names) -> String {
+    let name = names.gpu(&gpu.uuid);
+    let lift = match gpu.cordoned_with_node {
+        true => "`tessera uncordon --all` ends that of the node".to_owned(),
+        false => format!("`tessera uncordon {name}` ends it"),
+    };
+    format!("GPU {name} is {}; {lift}", gpu.cordon)
+}

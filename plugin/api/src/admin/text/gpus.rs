@@ -1,0 +1,116 @@
+//! The node's GPUs.
+
+use std::collections::BTreeSet;
+
+use tessera_kubelet_api::admin::{Gpu, GpuState, Health, Replica, StatusResponse};
+
+use super::super::words::state_of_gpu;
+use super::names::Names;
+use crate::print::{Cell, Column, Page, Sheet, Tone};
+use tessera_model::percent::format_cores;
+use tessera_model::quantity::format_bytes;
+use tessera_rules::front_end::FrontEnd;
+
+const COLUMNS: &[Column] = &[
+    Column::text("GPU"),
+    Column::text("ID"),
+    Column::name("NAME"),
+    Column::text("HEALTH"),
+    Column::number("MEMORY"),
+    Column::number("USED"),
+    Column::number("SOLD"),
+    Column::number("CHARGED"),
+    Column::number("TIME SOLD"),
+    Column::name("FREE"),
+    Column::name("LEASE"),
+];
+
+/// A line for each.
+pub(super) fn lay(page: &mut Page, status: &StatusResponse, names: &Names) {
+    if status.gpus.is_empty() {
+        let text = "No GPUs: the plugin has found none that it may share on this node. What it waits for \
+                    stands above; `tessera config check` lists what gpus.include and gpus.exclude leave.";
+        return page.say(0, Tone::Plain, text);
+    }
+    page.say(0, Tone::Head, "GPUS");
+    let mut sheet = Sheet::new(COLUMNS);
+    for gpu in &status.gpus {
+        sheet.row(vec![
+            gpu.index.to_string().into(),
+            names.id(&gpu.uuid).into(),
+            gpu.name.as_str().into(),
+            health(gpu),
+            format_bytes(gpu.memory_total_bytes).into(),
+            format_bytes(gpu.memory_used_bytes).into(),
+            format_bytes(gpu.memory_limits_bytes).into(),
+            format_bytes(gpu.memory_charged_bytes).into(),
+            format_cores(gpu.cores_millis).into(),
+            free(gpu).into(),
+            lease(gpu, names).into(),
+        ]);
+    }
+    sheet.lay(page);
+}
+
+/// In a word; the sentence stands above.
+fn health(gpu: &Gpu) -> Cell {
+    match (gpu.state(), gpu.health()) {
+        (GpuState::Unhealthy, _) => Cell::toned(state_of_gpu(gpu.state()), Tone::Bad),
+        (GpuState::Suspect | GpuState::Recovering, _) => {
+            Cell::toned(state_of_gpu(gpu.state()), Tone::Warn)
+        }
+        _ if !gpu.cordon.is_empty() => Cell::toned("cordoned", Tone::Warn),
+        (_, Health::Unhealthy) => Cell::toned("withheld", Tone::Warn),
+        (state, _) => state_of_gpu(state).into(),
+    }
+}
+
+/// `3 of 4`; with several resources, each by its name.
+fn free(gpu: &Gpu) -> String {
+    if gpu.front_end == FrontEnd::Dra.as_str() {
+        let moving = if gpu.moving { "; the device plugin's pods have to end first" } else { "" };
+        return format!("for claims: {}{moving}", left(gpu));
+    }
+    let mut names: Vec<&str> = gpu.replicas.iter().map(|r| r.resource_name.as_str()).collect();
+    names.dedup();
+    let count = |name: &str| {
+        let of = gpu.replicas.iter().filter(|replica| replica.resource_name == name);
+        let free = |r: &&Replica| r.allocation_id.is_empty() && r.health() == Health::Healthy;
+        format!("{} of {}", of.clone().filter(free).count(), of.count())
+    };
+    match names.as_slice() {
+        [] => "0 of 0".to_owned(),
+        [name] => count(name),
+        several => {
+            let last = |name: &str| name.rsplit('/').next().unwrap_or(name).to_owned();
+            let tell_apart = several.iter().map(|name| last(name)).collect::<BTreeSet<_>>();
+            let is_short = tell_apart.len() == several.len();
+            let name = |name: &str| if is_short { last(name) } else { name.to_owned() };
+            let each: Vec<_> =
+                several.iter().map(|n| format!("{}: {}", name(n), count(n))).collect();
+            each.join(", ")
+        }
+    }
+}
+
+/// What claims may still get of a GPU.
+pub(crate) fn left(gpu: &Gpu) -> String {
+    let sellable = gpu.memory_total_bytes.saturating_sub(gpu.memory_reserve_bytes);
+    let memory = format_bytes(sellable.saturating_sub(gpu.memory_limits_bytes));
+    format!("{memory} and {}", format_cores(1000u32.saturating_sub(gpu.cores_millis)))
+}
+
+/// The holder of a GPU's lease, as a pod where that is known.
+fn lease(gpu: &Gpu, names: &Names) -> String {
+    let mut text = match gpu.lease_holder.as_str() {
+        "" => "-".to_owned(),
+        id => names.pod(id).to_owned(),
+    };
+    gpu.lease_late.iter().for_each(|id| text.push_str(&format!(" and late {}", names.pod(id))));
+    match gpu.lease_waiting {
+        0 => {}
+        1 => text.push_str(" (1 waits)"),
+        waiting => text.push_str(&format!(" ({waiting} wait)")),
+    }
+    text
+}

@@ -1,0 +1,102 @@
+//! The plugin, or why it is silent, and what it sells.
+
+use tessera_kubelet_api::admin::{Dra, Registration, StatusResponse};
+
+use super::super::client::Silence;
+use super::super::words::{plural, registration};
+use crate::offline;
+use crate::print::{Column, Page, Sheet, Tone};
+use tessera_model::time_format;
+
+/// The plugin in a line, and what is odd about the node it serves.
+pub(super) fn plugin(page: &mut Page, status: &StatusResponse) {
+    let plugin = status.plugin.clone().unwrap_or_default();
+    let state = registration(plugin.registration());
+    let text = format!(
+        "tessera {} (pid {}) serves {}: {state}",
+        plugin.version, plugin.pid, plugin.resource_name
+    );
+    let is_live = plugin.registration() == Registration::Live;
+    page.say(0, if is_live { Tone::Head } else { Tone::Bad }, &text);
+    if !matches!(plugin.others_seen_by.as_str(), "" | "GetAllocatableResources") {
+        let text = format!(
+            "other device plugins are seen by {} only: this kubelet has no GetAllocatableResources",
+            plugin.others_seen_by
+        );
+        page.say(2, Tone::Plain, &text);
+    }
+    if let Some(dra) = &plugin.dra {
+        page.say(0, Tone::Plain, &dra_line(dra));
+    }
+}
+
+/// Why there is no plugin's answer.
+pub(super) fn silent(page: &mut Page, silence: &Silence, status: &StatusResponse) {
+    let mut letters = silence.sentence.chars();
+    let first = letters.next().map(|letter| letter.to_uppercase().to_string());
+    page.say(0, Tone::Bad, &format!("{}{}.", first.unwrap_or_default(), letters.as_str()));
+    if let Some(at) = silence.wrote_unix_ms {
+        let ago = time_format::ago(at, status.at_unix_ms);
+        let text = format!("It last wrote its ledger at {} UTC ({ago} ago).", time_format::utc(at));
+        page.say(0, Tone::Plain, &text);
+    }
+    if status.allocations.is_empty() {
+        if silence.wrote_unix_ms.is_some() {
+            page.say(0, Tone::Plain, "Ledger and pages know of no allocation.");
+        }
+    } else {
+        let text = format!(
+            "What follows is from the ledger and the pages: {}. GPUs and GPU time are not known.",
+            offline::WHAT_HOLDS
+        );
+        page.say(0, Tone::Plain, &text);
+    }
+}
+
+/// `DRA driver gpu.tessera.dev: registered; 4 devices in 1 slice published (shared); 12 claims prepared`.
+fn dra_line(dra: &Dra) -> String {
+    let registration = match dra.registration() {
+        Registration::Live => "registered".to_owned(),
+        _ if dra.registration_error.is_empty() => "not registered".to_owned(),
+        _ => format!("not registered ({})", dra.registration_error),
+    };
+    let plural = |n: u32, one: &str| plural(usize::try_from(n).unwrap_or(usize::MAX), one);
+    format!(
+        "DRA driver {}: {registration}; {} in {} {} ({}), pool {}; {} prepared",
+        dra.driver,
+        plural(dra.devices, "device"),
+        plural(dra.slices, "slice"),
+        dra.publication,
+        dra.mode,
+        dra.pool,
+        plural(dra.claims, "claim"),
+    )
+}
+
+/// Each resource, where there are several or one is retired.
+pub(super) fn resources(page: &mut Page, status: &StatusResponse) {
+    let resources = status.plugin.as_ref().map(|plugin| plugin.resources.as_slice());
+    let resources = resources.unwrap_or_default();
+    if resources.len() < 2 && !resources.iter().any(|resource| resource.retired) {
+        return;
+    }
+    page.gap();
+    page.say(0, Tone::Head, "RESOURCES");
+    let mut sheet = Sheet::new(&[
+        Column::name("NAME"),
+        Column::name("REGISTRATION"),
+        Column::number("HEALTHY"),
+        Column::number("REPLICAS"),
+    ]);
+    for resource in resources {
+        let state = registration(resource.registration());
+        let retired = if resource.retired { "; retired, served while it is held" } else { "" };
+        sheet.row(vec![
+            resource.name.as_str().into(),
+            format!("{state}{retired}").into(),
+            resource.healthy.to_string().into(),
+            resource.replicas.to_string().into(),
+        ]);
+    }
+    sheet.lay(page);
+}

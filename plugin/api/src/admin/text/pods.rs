@@ -1,0 +1,196 @@
+//! Allocations, by the pods that hold them.
+
+use tessera_kubelet_api::admin::{Allocation, GpuUse, StatusResponse};
+
+use super::super::words::{policy, state_name};
+use super::names::Names;
+use crate::print::{Cell, Column, Page, Sheet, Tone};
+use tessera_model::percent::format_cores;
+use tessera_model::quantity::format_bytes;
+
+const COLUMNS: &[Column] = &[
+    Column::name("POD/CONTAINER"),
+    Column::text(STATE),
+    Column::name(RESOURCE),
+    Column::text("GPU"),
+    Column::number("USED"),
+    Column::number("QUOTA"),
+    Column::text("TIME SHARE"),
+    Column::number("GOT 1s"),
+    Column::number("GOT 10s"),
+    Column::text("GATE"),
+    Column::number("REFUSED"),
+    Column::text("ID"),
+];
+
+const WIDE: &[Column] = &[
+    Column::name("POD/CONTAINER"),
+    Column::text("STATE"),
+    Column::name("RESOURCE"),
+    Column::text("REPLICAS"),
+    Column::text("GPU"),
+    Column::number("USED"),
+    Column::number("QUOTA"),
+    Column::number("PEAK"),
+    Column::number("OVERHEAD"),
+    Column::number("NVML"),
+    Column::text("TIME SHARE"),
+    Column::number("GOT 1s"),
+    Column::number("GOT 10s"),
+    Column::text("GATE"),
+    Column::number("PROCESSES"),
+    Column::number("REFUSED"),
+    Column::text("ID"),
+];
+
+const STATE: &str = "STATE";
+const RESOURCE: &str = "RESOURCE";
+
+/// A line for each GPU of each.
+pub(super) fn lay(page: &mut Page, status: &StatusResponse, names: &Names) {
+    if status.allocations.is_empty() {
+        return page.say(0, Tone::Plain, "No allocations: no running container holds a GPU here.");
+    }
+    page.say(0, Tone::Head, "ALLOCATIONS");
+    let is_wide = page.is_wide();
+    let mut sheet = Sheet::new(if is_wide { WIDE } else { COLUMNS });
+    for allocation in &status.allocations {
+        for (i, used) in allocation.gpus.iter().enumerate() {
+            let cells = if is_wide {
+                wide(allocation, used, i, names)
+            } else {
+                short(allocation, used, i, names)
+            };
+            sheet.row(cells);
+        }
+    }
+    let same = |name: fn(&Allocation) -> String| {
+        let first = status.allocations.first().map(name);
+        first.filter(|first| status.allocations.iter().all(|a| name(a) == *first))
+    };
+    if !is_wide {
+        // What all have in common tells nothing.
+        let state = same(|a| state_name(a.state()).to_owned());
+        if state.is_some_and(|state| state == "started" || state == "unknown") {
+            sheet = sheet.without(STATE);
+        }
+        if same(resource).is_some_and(|name| !name.starts_with(CLAIM)) {
+            sheet = sheet.without(RESOURCE);
+        }
+    }
+    sheet.lay(page);
+    let used = || status.allocations.iter().flat_map(|allocation| &allocation.gpus);
+    if used().any(|used| used.allocated.is_some()) {
+        page.say(2, Tone::Plain, "* changed while it runs; see `tessera quota show`");
+    }
+    if status.allocations.iter().any(|a| a.compute.as_ref().is_some_and(|c| c.gate == "closed")) {
+        page.say(2, Tone::Plain, "GATE closed: it waits, because another has the GPU's time now");
+    }
+}
+
+const CLAIM: &str = "claim ";
+
+fn short(allocation: &Allocation, used: &GpuUse, i: usize, names: &Names) -> Vec<Cell> {
+    let once = |text: String| if i == 0 { text } else { String::new() };
+    let [got_1s, got_10s, gate] = compute(allocation).map(|text| once(text).into());
+    vec![
+        once(name(allocation)).into(),
+        once(state_name(allocation.state()).to_owned()).into(),
+        once(resource(allocation)).into(),
+        names.gpu(&used.gpu_uuid).into(),
+        memory(used),
+        changed(format_bytes(used.memory_limit_bytes), used).into(),
+        share(used).into(),
+        got_1s,
+        got_10s,
+        gate,
+        refused(allocation, i),
+        once(names.id(&allocation.id).to_owned()).into(),
+    ]
+}
+
+fn wide(allocation: &Allocation, used: &GpuUse, i: usize, names: &Names) -> Vec<Cell> {
+    // What belongs to the whole allocation stands in its first row.
+    let once = |text: String| if i == 0 { text } else { String::new() };
+    let replicas = allocation.replica_ids.iter().filter_map(|id| id.rsplit_once("::"));
+    let replicas = replicas.filter(|(uuid, _)| *uuid == used.gpu_uuid).map(|(_, index)| index);
+    let [got_1s, got_10s, gate] = compute(allocation).map(|text| once(text).into());
+    vec![
+        once(name(allocation)).into(),
+        once(state_name(allocation.state()).to_owned()).into(),
+        once(resource(allocation)).into(),
+        match &allocation.claim {
+            Some(claim) => once(claim.request.clone()),
+            None => replicas.collect::<Vec<_>>().join(","),
+        }
+        .into(),
+        used.gpu_uuid.as_str().into(),
+        memory(used),
+        changed(format_bytes(used.memory_limit_bytes), used).into(),
+        format_bytes(used.memory_peak_bytes).into(),
+        format_bytes(used.memory_overhead_bytes).into(),
+        used.memory_nvml_bytes.map_or_else(|| "-".to_owned(), format_bytes).into(),
+        share(used).into(),
+        got_1s,
+        got_10s,
+        gate,
+        once(allocation.processes.len().to_string()).into(),
+        refused(allocation, i),
+        once(names.id(&allocation.id).to_owned()).into(),
+    ]
+}
+
+fn name(allocation: &Allocation) -> String {
+    match (&allocation.holder, allocation.other_holders.len()) {
+        (Some(holder), 0) => format!("{}/{}/{}", holder.namespace, holder.pod, holder.container),
+        (Some(holder), more) => {
+            format!("{}/{}/{} +{more}", holder.namespace, holder.pod, holder.container)
+        }
+        (None, _) => "not named by kubelet yet".to_owned(),
+    }
+}
+
+fn resource(allocation: &Allocation) -> String {
+    match (&allocation.claim, allocation.resource_name.as_str()) {
+        (Some(claim), _) => format!("{CLAIM}{}/{}", claim.namespace, claim.name),
+        (None, "") => "-".to_owned(),
+        (None, name) => name.to_owned(),
+    }
+}
+
+/// Charged, and what was observed beyond; a use that fills the quota stands out.
+fn memory(used: &GpuUse) -> Cell {
+    let bytes = used.memory_charged_bytes.saturating_add(used.memory_overhead_bytes);
+    let is_full = used.memory_limit_bytes > 0 && bytes >= used.memory_limit_bytes / 100 * 95;
+    let tone = if is_full { Tone::Warn } else { Tone::Plain };
+    Cell::toned(format_bytes(used.memory_charged_bytes), tone)
+}
+
+fn share(used: &GpuUse) -> String {
+    changed(format!("{} {}", format_cores(used.cores_millis), policy(used.policy())), used)
+}
+
+/// Marks a limit that was changed while the allocation ran.
+fn changed(text: String, used: &GpuUse) -> String {
+    if used.allocated.is_some() { text + "*" } else { text }
+}
+
+/// What it got in the last second and in the last ten, and what its gate says.
+fn compute(allocation: &Allocation) -> [String; 3] {
+    match &allocation.compute {
+        Some(compute) => [
+            format_cores(compute.got_1s_millis),
+            format_cores(compute.got_10s_millis),
+            compute.gate.clone(),
+        ],
+        None => ["-", "-", "-"].map(str::to_owned),
+    }
+}
+
+fn refused(allocation: &Allocation, i: usize) -> Cell {
+    match (i, allocation.refusals) {
+        (0, 0) => "0".into(),
+        (0, count) => Cell::toned(count.to_string(), Tone::Warn),
+        _ => "".into(),
+    }
+}

@@ -1,0 +1,444 @@
+use proptest::prelude::*;
+use tessera_kubelet_api::admin::{
+    Allocation, AllocationState, Claim, ComputePolicy, ComputeUse, Dra, Gpu, GpuState, GpuUse,
+    Health, Holder, Limits, Plugin, Process, Registration, Replica, Resource,
+};
+use unicode_width::UnicodeWidthStr;
+
+use super::*;
+use crate::admin::json::json;
+
+fn plain(status: &StatusResponse) -> String {
+    text(status, None, Paper::plain())
+}
+
+fn holder(pod: &str) -> Option<Holder> {
+    Some(Holder { namespace: "ns".into(), pod: pod.into(), container: "server".into() })
+}
+
+fn status() -> StatusResponse {
+    StatusResponse {
+        plugin: Some(Plugin {
+            version: "1.2.3".into(),
+            pid: 7,
+            resource_name: "tessera.dev/gpu".into(),
+            registration: Registration::Live.into(),
+            ..Plugin::default()
+        }),
+        gpus: vec![Gpu {
+            uuid: "GPU-49aabbcc-0000".into(),
+            name: "Example".into(),
+            health: Health::Healthy.into(),
+            state: GpuState::Healthy.into(),
+            memory_total_bytes: 80 << 30,
+            ..Gpu::default()
+        }],
+        allocations: vec![Allocation {
+            id: "0123456789abcdef".into(),
+            state: AllocationState::Started.into(),
+            resource_name: "tessera.dev/gpu".into(),
+            replica_ids: vec!["GPU-49aabbcc-0000::0".into(), "GPU-49aabbcc-0000::2".into()],
+            holder: holder("llm-0"),
+            gpus: vec![GpuUse {
+                gpu_uuid: "GPU-49aabbcc-0000".into(),
+                memory_limit_bytes: 8 << 30,
+                memory_charged_bytes: 3 << 29,
+                cores_millis: 500,
+                policy: ComputePolicy::Burst.into(),
+                ..GpuUse::default()
+            }],
+            processes: vec![Process { host_pid: 12, ..Process::default() }],
+            refusals: 4,
+            ..Allocation::default()
+        }],
+        warning_details: Vec::new(),
+        warnings: Vec::new(),
+        at_unix_ms: 600_000,
+    }
+}
+
+/// The cell below the header `title` in the row that has `of`.
+fn cell(text: &str, title: &str, of: &str) -> String {
+    let mut lines = text.lines().skip_while(|line| !line.contains(title));
+    let head = lines.next().unwrap_or_else(|| panic!("no {title}: {text}"));
+    let row = lines.find(|line| line.contains(of)).unwrap_or_else(|| panic!("no {of}: {text}"));
+    // A column ends where that of the next title begins, or its own title ends.
+    let at = head.find(title).unwrap();
+    let words = |line: &str| -> Vec<(usize, usize)> {
+        let mut cells = Vec::new();
+        let mut begin = None;
+        let chars: Vec<char> = line.chars().collect();
+        for i in 0..=chars.len() {
+            let gap =
+                i == chars.len() || (chars[i] == ' ' && chars.get(i + 1).is_none_or(|c| *c == ' '));
+            match (gap, begin) {
+                (false, None) if chars[i] != ' ' => begin = Some(i),
+                (true, Some(from)) => {
+                    cells.push((from, i));
+                    begin = None;
+                }
+                _ => {}
+            }
+        }
+        cells
+    };
+    let end = at + title.len();
+    let over = words(row).into_iter().find(|(from, to)| *from < end && *to > at);
+    over.map_or(String::new(), |(from, to)| row.chars().skip(from).take(to - from).collect())
+}
+
+#[test]
+fn text_says_who_holds_what_in_labelled_columns() {
+    let text = plain(&status());
+    assert!(text.starts_with("tessera 1.2.3 (pid 7) serves tessera.dev/gpu: registered"), "{text}");
+    assert!(text.contains("\nNothing needs attention.\n"), "{text}");
+    for (title, want) in [
+        ("POD/CONTAINER", "ns/llm-0/server"),
+        ("GPU", "0"),
+        ("USED", "1.5 GiB"),
+        ("QUOTA", "8 GiB"),
+        ("TIME SHARE", "50% burst"),
+        ("GOT 1s", "-"),
+        ("GATE", "-"),
+        ("REFUSED", "4"),
+        ("ID", "01234567"),
+    ] {
+        let pods = &text[text.find("ALLOCATIONS").unwrap()..];
+        assert_eq!(cell(pods, title, "llm-0"), want, "{title}: {text}");
+    }
+    assert!(text.contains("  GPU-49aa  ") && !text.contains("GPU-49aabb"), "{text}");
+}
+
+#[test]
+fn wide_text_has_whole_ids_and_every_column() {
+    let wide = text(&status(), None, Paper { width: None, colour: false });
+    for part in
+        ["0123456789abcdef", "GPU-49aabbcc-0000", "PROCESSES", "OVERHEAD", "NVML", "  0,2  "]
+    {
+        assert!(wide.contains(part), "{part}: {wide}");
+    }
+}
+
+#[test]
+fn what_is_wrong_stands_before_the_tables_and_what_is_broken_first() {
+    let mut status = status();
+    status.warnings = vec!["take care".into()];
+    let cordoned = Gpu {
+        uuid: "GPU-b".into(),
+        index: 1,
+        state: GpuState::Healthy.into(),
+        health: Health::Healthy.into(),
+        cordon: "cordoned by root: fans".into(),
+        ..Gpu::default()
+    };
+    let broken = Gpu {
+        uuid: "GPU-c".into(),
+        index: 2,
+        state: GpuState::Unhealthy.into(),
+        health: Health::Unhealthy.into(),
+        state_reason: "XID 79".into(),
+        health_reason: "XID 79".into(),
+        state_since_unix_ms: 420_000,
+        state_waits_for: "a restart".into(),
+        ..Gpu::default()
+    };
+    let with_node =
+        Gpu { uuid: "GPU-d".into(), index: 3, cordoned_with_node: true, ..cordoned.clone() };
+    status.gpus.extend([cordoned, broken, with_node]);
+    let text = plain(&status);
+    let lines: Vec<&str> = text.lines().collect();
+    let at = lines.iter().position(|line| *line == "ATTENTION: 4 things").unwrap();
+    assert_eq!(lines[at + 1], "  GPU 2 is unhealthy since 3m 0s: XID 79; waits for a restart");
+    assert_eq!(lines[at + 2], "  GPU 1 is cordoned by root: fans; `tessera uncordon 1` ends it");
+    assert!(lines[at + 3].contains("`tessera uncordon --all` ends that of the node"), "{text}");
+    assert_eq!(lines[at + 4], "  take care");
+    assert!(lines.iter().position(|line| *line == "GPUS").unwrap() > at, "{text}");
+    // A cordon is no illness.
+    assert_eq!(cell(&text, "HEALTH", "GPU-b"), "cordoned");
+    assert_eq!(cell(&text, "HEALTH", "GPU-c"), "unhealthy");
+}
+
+#[test]
+fn a_plugin_that_kubelet_does_not_know_is_the_first_thing_said() {
+    let mut status = status();
+    let plugin = status.plugin.as_mut().unwrap();
+    plugin.registration = Registration::Waiting.into();
+    plugin.registration_error = "no such socket".into();
+    let text = plain(&status);
+    assert!(text.contains("  new pods get no GPU here: last error: no such socket\n"), "{text}");
+}
+
+#[test]
+fn without_a_plugin_no_plugin_is_made_up_and_pods_have_their_names() {
+    let silence =
+        Silence { sentence: "nobody listens at /run/x.sock".into(), wrote_unix_ms: Some(570_000) };
+    let mut status = StatusResponse { plugin: None, gpus: Vec::new(), ..status() };
+    let said = text(&status, Some(&silence), Paper::plain());
+    assert!(said.starts_with("Nobody listens at /run/x.sock.\n"), "{said}");
+    assert!(said.contains("1970-01-01 00:09:30 UTC (30s ago)"), "{said}");
+    assert!(said.contains("ns/llm-0/server") && said.contains("running pods keep"), "{said}");
+    for wrong in ["pid 0", "No GPUs", "Nothing needs"] {
+        assert!(!said.contains(wrong), "{wrong}: {said}");
+    }
+    // Of a GPU that nobody lists there is the UUID's beginning.
+    let pods = &said[said.find("ALLOCATIONS").unwrap()..];
+    assert_eq!(cell(pods, "GPU", "llm-0"), "GPU-49aa");
+    status.allocations.clear();
+    let said = text(&status, Some(&silence), Paper::plain());
+    assert!(said.ends_with("Ledger and pages know of no allocation.\n"), "{said}");
+}
+
+#[test]
+fn a_node_without_gpus_says_so_and_where_the_reason_is() {
+    let mut status = status();
+    status.gpus.clear();
+    status.allocations.clear();
+    let said = plain(&status);
+    assert!(said.contains("No GPUs: the plugin has found none"), "{said}");
+}
+
+#[test]
+fn limits_that_were_changed_are_marked() {
+    let mut status = status();
+    assert!(!plain(&status).contains('*'));
+    let memory_limit_bytes = 4 << 30;
+    let allocated = Limits { memory_limit_bytes, cores_millis: 250, ..Limits::default() };
+    status.allocations[0].gpus[0].allocated = Some(allocated);
+    let text = plain(&status);
+    assert!(text.contains("8 GiB*") && text.contains("50% burst*"), "{text}");
+    assert!(text.contains("tessera quota show"), "{text}");
+    let used = &json(&status)["allocations"][0]["gpus"][0];
+    assert_eq!(used["allocated"]["memory_limit_bytes"], 4u64 << 30);
+}
+
+#[test]
+fn several_resources_are_told_apart() {
+    let mut status = status();
+    assert!(!plain(&status).contains("RESOURCE"));
+    let named = |name: &str, retired, healthy| Resource {
+        name: name.into(),
+        retired,
+        registration: Registration::Live.into(),
+        replicas: 2,
+        healthy,
+        ..Resource::default()
+    };
+    status.plugin.as_mut().unwrap().resources =
+        vec![named("x.dev/large", false, 1), named("x.dev/old", true, 0)];
+    let replica = |name: &str, holder: &str| Replica {
+        resource_name: name.into(),
+        allocation_id: holder.into(),
+        health: Health::Healthy.into(),
+        ..Default::default()
+    };
+    status.gpus[0].replicas = vec![replica("x.dev/large", ""), replica("x.dev/small", "id")];
+    let text = plain(&status);
+    let cells = |line: &str| -> Vec<String> {
+        line.split("  ").map(|c| c.trim().to_owned()).filter(|c| !c.is_empty()).collect()
+    };
+    let old = text.lines().find(|line| line.contains("x.dev/old")).unwrap();
+    let told = "registered, kubelet watches; retired, served while it is held";
+    assert_eq!(cells(old), ["x.dev/old", told, "0", "2"]);
+    assert!(text.contains("large: 1 of 1, small: 0 of 1"), "{text}");
+    // Where their last parts do not tell them apart, whole.
+    status.gpus[0].replicas = vec![replica("x.dev/a", ""), replica("y.dev/a", "id")];
+    assert!(plain(&status).contains("x.dev/a: 1 of 1, y.dev/a: 0 of 1"), "{}", plain(&status));
+    status.gpus[0].replicas = vec![replica("x.dev/large", ""), replica("x.dev/small", "id")];
+    let json = json(&status);
+    assert_eq!(json["plugin"]["resources"][1]["retired"], true);
+    assert_eq!(json["gpus"][0]["replicas"][1]["resource_name"], "x.dev/small");
+    assert_eq!(json["allocations"][0]["resource_name"], "tessera.dev/gpu");
+}
+
+#[test]
+fn the_lease_and_what_each_got_stand_in_columns_of_their_own() {
+    let mut status = status();
+    let got = ComputeUse {
+        gate: "closed".into(),
+        got_1s_millis: 620,
+        got_10s_millis: 505,
+        ..ComputeUse::default()
+    };
+    status.allocations[0].compute = Some(got);
+    status.allocations.push(Allocation {
+        id: "quiet-id".into(),
+        holder: holder("quiet"),
+        compute: None,
+        ..status.allocations[0].clone()
+    });
+    status.gpus[0].lease_holder = "0123456789abcdef".into();
+    status.gpus[0].lease_late = vec!["id-gone".into()];
+    status.gpus[0].lease_waiting = 2;
+    let text = plain(&status);
+    assert_eq!(cell(&text, "LEASE", "GPU-49aa"), "ns/llm-0 and late id-gone (2 wait)");
+    let pods = &text[text.find("ALLOCATIONS").unwrap()..];
+    assert_eq!(cell(pods, "GOT 1s", "llm-0"), "62%");
+    assert_eq!(cell(pods, "GOT 10s", "llm-0"), "50.5%");
+    assert_eq!(cell(pods, "GATE", "llm-0"), "closed");
+    assert_eq!(cell(pods, "GOT 1s", "quiet"), "-");
+    assert!(text.contains("GATE closed: it waits"), "{text}");
+    status.gpus[0].lease_holder.clear();
+    status.gpus[0].lease_late.clear();
+    status.gpus[0].lease_waiting = 0;
+    assert_eq!(cell(&plain(&status), "LEASE", "GPU-49aa"), "-");
+}
+
+#[test]
+fn short_ids_still_tell_apart() {
+    let mut status = status();
+    for id in ["0123456789abcd00", "01234567xx"] {
+        status.allocations.push(Allocation { id: id.into(), ..status.allocations[0].clone() });
+    }
+    let text = plain(&status);
+    let pods = &text[text.find("ALLOCATIONS").unwrap()..];
+    let ids: Vec<&str> =
+        pods.lines().skip(2).filter_map(|line| line.split_whitespace().last()).collect();
+    assert_eq!(ids, ["0123456789abcde", "0123456789abcd0", "01234567x"], "{text}");
+}
+
+#[test]
+fn json_has_words_for_enumerations_and_a_version() {
+    let json = json(&status());
+    assert_eq!(json["api_version"], tessera_view::API_VERSION);
+    assert_eq!(json["plugin"]["registration"], "live");
+    assert_eq!(json["allocations"][0]["state"], "started");
+    assert_eq!(json["allocations"][0]["gpus"][0]["memory_limit_bytes"], 8u64 << 30);
+    assert_eq!(json["allocations"][0]["holder"]["pod"], "llm-0");
+}
+
+#[test]
+fn colour_is_only_added() {
+    let mut status = status();
+    status.warnings = vec!["take care".into()];
+    let painted = text(&status, None, Paper { colour: true, ..Paper::plain() });
+    assert!(painted.contains("\x1b["), "{painted}");
+    let bare = ["\x1b[1;31m", "\x1b[33m", "\x1b[1m", "\x1b[0m"];
+    let bare = bare.iter().fold(painted, |text, code| text.replace(code, ""));
+    assert_eq!(bare, plain(&status));
+}
+
+/// What a stranger, or a driver, may call something.
+fn name() -> impl Strategy<Value = String> {
+    prop_oneof![
+        "[a-z0-9.-]{0,253}",
+        "\\PC{0,60}",
+        "[\u{0}-\u{1f}\u{202e}\u{200b}a-z]{0,30}",
+        "[模型推理👩🏽‍🚀é ]{0,120}",
+    ]
+}
+
+fn gpu() -> impl Strategy<Value = Gpu> {
+    let texts = (name(), name(), name(), name(), name(), name());
+    let numbers = (any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>(), any::<i64>());
+    (texts, numbers, 0..6i32, 0..4i32, any::<bool>()).prop_map(
+        |(texts, numbers, state, health, flag)| {
+            let replica = Replica { resource_name: texts.5.clone(), ..Replica::default() };
+            Gpu {
+                uuid: texts.0,
+                name: texts.1,
+                state_reason: texts.2,
+                health_reason: texts.3,
+                cordon: texts.4.clone(),
+                lease_holder: texts.4,
+                front_end: if flag { "DRA" } else { "device plugin" }.to_owned(),
+                memory_total_bytes: numbers.0,
+                memory_used_bytes: numbers.1,
+                memory_limits_bytes: numbers.0,
+                memory_charged_bytes: numbers.1,
+                index: numbers.2,
+                cores_millis: numbers.3,
+                lease_waiting: numbers.2,
+                state_since_unix_ms: numbers.4,
+                state,
+                health,
+                cordoned_with_node: flag,
+                replicas: vec![replica.clone(), Replica { resource_name: "x".into(), ..replica }],
+                ..Gpu::default()
+            }
+        },
+    )
+}
+
+fn one_allocation() -> impl Strategy<Value = Allocation> {
+    let texts = (name(), name(), name(), name(), name(), name());
+    let numbers = (any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>());
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    (texts, numbers, 0..5i32, flags).prop_map(|(texts, numbers, state, flags)| {
+        let holder =
+            Holder { namespace: texts.1, pod: texts.2.clone(), container: texts.3.clone() };
+        let limits = Limits { memory_limit_bytes: numbers.0, cores_millis: numbers.2, policy: 1 };
+        let claim =
+            Claim { namespace: texts.3, name: texts.2, request: texts.4, ..Claim::default() };
+        let used = GpuUse {
+            gpu_uuid: texts.5,
+            memory_limit_bytes: numbers.0,
+            memory_charged_bytes: numbers.1,
+            cores_millis: numbers.2,
+            policy: state,
+            allocated: flags.2.then_some(limits),
+            ..GpuUse::default()
+        };
+        Allocation {
+            id: texts.0,
+            holder: flags.0.then(|| holder.clone()),
+            other_holders: vec![holder],
+            claim: flags.1.then_some(claim),
+            refusals: numbers.1,
+            state,
+            gpus: vec![used.clone(), used],
+            compute: flags.2.then(|| ComputeUse {
+                gate: "closed".into(),
+                got_1s_millis: numbers.3,
+                got_10s_millis: numbers.2,
+                ..ComputeUse::default()
+            }),
+            ..Allocation::default()
+        }
+    })
+}
+
+fn any_status() -> impl Strategy<Value = StatusResponse> {
+    let plugin =
+        (name(), name(), name(), name(), 0..4i32).prop_map(|(a, b, c, d, registration)| Plugin {
+            version: a.clone(),
+            resource_name: b.clone(),
+            registration_error: c.clone(),
+            others_seen_by: d.clone(),
+            registration,
+            dra: Some(Dra { driver: a, pool: b.clone(), registration_error: c, ..Dra::default() }),
+            resources: vec![
+                Resource { name: b, registration, retired: true, ..Resource::default() },
+                Resource { name: d, replicas: u32::MAX, ..Resource::default() },
+            ],
+            ..Plugin::default()
+        });
+    let gpus = prop::collection::vec(gpu(), 0..9);
+    let allocations = prop::collection::vec(one_allocation(), 0..5);
+    let warnings = prop::collection::vec(name(), 0..3);
+    (plugin, gpus, allocations, warnings, any::<i64>()).prop_map(
+        |(plugin, gpus, allocations, warnings, at_unix_ms)| StatusResponse {
+            plugin: Some(plugin),
+            gpus,
+            allocations,
+            warnings,
+            warning_details: Vec::new(),
+            at_unix_ms,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever is on a node, and however it is called: no line is wider than the paper, and none does anything.
+    #[test]
+    fn no_line_is_wider_than_120_columns(status in any_status(), width in 60usize..=120, offline in any::<bool>(), reason in name()) {
+        let silence = Silence { sentence: reason, wrote_unix_ms: Some(status.at_unix_ms) };
+        let paper = Paper { width: Some(width), colour: false };
+        let said = text(&status, offline.then_some(&silence), paper);
+        for line in said.lines() {
+            prop_assert!(line.width() <= width, "{} columns: {line:?}", line.width());
+            prop_assert!(!line.chars().any(|c| c.is_control() || c == '\u{202e}'), "{line:?}");
+        }
+    }
+}

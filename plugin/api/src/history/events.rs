@@ -1,0 +1,162 @@
+//! Lines of the audit trail as events of an answer.
+
+use std::collections::HashMap;
+
+use tessera_model::audit::{self, What};
+use tessera_view::explain::Behind;
+use tessera_view::history::{Answer, Event, Query};
+
+use crate::explain::line;
+
+/// Most events of an answer, the newest.
+const MOST: usize = 1000;
+
+/// Adds to an answer what happened meanwhile to what is in it: of a tenant its own lines, of a GPU its own and the
+/// node's. `trail`: oldest first. That the trail begins later than the answer is remarked.
+pub fn add(answer: &mut Answer, query: &Query, trail: &[audit::Event]) {
+    let pods: HashMap<(&str, u64), (&str, &str)> = answer
+        .tenants
+        .iter()
+        .map(|one| ((one.id.as_str(), one.generation), (one.namespace.as_str(), one.pod.as_str())))
+        .collect();
+    let is_all = query.subject.trim().is_empty() && query.namespace.is_empty();
+    let since = match query.since_unix_ms {
+        0 => answer.since_unix_ms,
+        since => since,
+    };
+    let until = match query.until_unix_ms {
+        0 => i64::MAX,
+        until => until,
+    };
+    let mut events = Vec::new();
+    for event in trail.iter().filter(|event| (since..=until).contains(&event.at_unix_ms)) {
+        let known = match &event.id {
+            Some(id) => match pods.get(&(id.as_str(), event.generation)) {
+                Some(pod) => Some(*pod),
+                None if is_all => None,
+                None => continue,
+            },
+            None => {
+                let on = event.gpu.as_deref();
+                let is_its = match on {
+                    Some(uuid) => answer.gpus.iter().any(|gpu| gpu.gpu_uuid == uuid),
+                    // Of the node: with a GPU's, or everything's.
+                    None => !answer.gpus.is_empty(),
+                };
+                if !is_its && !is_all {
+                    continue;
+                }
+                None
+            }
+        };
+        events.push(told(event, known));
+    }
+    events.drain(..events.len().saturating_sub(MOST));
+    if let Some(first) = trail.first().map(|first| first.at_unix_ms)
+        && first > since
+        && answer.since_unix_ms < first
+        && trail.len() >= 4096
+    {
+        let first = tessera_model::time_format::utc(first);
+        answer.remarks.push(format!("events before {first} are no longer in the audit trail"));
+    }
+    answer.events = events;
+}
+
+/// A line in words, as `explain` has it.
+fn told(event: &audit::Event, pod: Option<(&str, &str)>) -> Event {
+    let line = line(event);
+    let holder =
+        event.holder.as_ref().map(|holder| (holder.namespace.as_str(), holder.pod.as_str()));
+    let pod = holder.or(pod.filter(|(_, pod)| !pod.is_empty()));
+    let is_operators = matches!(event.by, Some(audit::Actor::Admin { .. }));
+    let behind = line.behind.map(|other| {
+        let holder = other.holder.unwrap_or_default();
+        let (namespace, pod) = (holder.namespace, holder.pod);
+        Behind { allocation_id: other.allocation_id, namespace, pod }
+    });
+    let event = Event {
+        at_unix_ms: event.at_unix_ms,
+        what: line.what,
+        tenant: line.allocation_id,
+        pod: pod.map(|(namespace, pod)| format!("{namespace}/{pod}")).unwrap_or_default(),
+        gpu_uuid: match &event.what {
+            What::QuotaSet { after, .. } | What::QuotaReset { after, .. } if after.len() == 1 => {
+                after[0].uuid.clone()
+            }
+            _ => line.gpu_uuid,
+        },
+        text: String::new(),
+        happened: line.text,
+        reason: line.reason,
+        reason_is_own: line.reason_is_own,
+        behind,
+        by: if is_operators { line.by } else { String::new() },
+    };
+    Event { text: event.sentence(), ..event }
+}
+
+#[cfg(test)]
+mod tests {
+    use tessera_model::allocation_id::AllocationId;
+    use tessera_model::audit::Event as Line;
+    use tessera_view::history::{GpuSeries, TenantSeries};
+
+    use super::*;
+
+    fn answer() -> Answer {
+        let tenant = TenantSeries {
+            id: "a".repeat(32),
+            generation: 2,
+            namespace: "ns".into(),
+            pod: "p".into(),
+            ..TenantSeries::default()
+        };
+        Answer { tenants: vec![tenant], since_unix_ms: 10, ..Answer::default() }
+    }
+
+    fn line(id: &str, generation: u64, at_unix_ms: i64) -> Line {
+        let id = AllocationId::parse(&id.repeat(32));
+        Line { id, generation, ..Line::of_node(What::Started, at_unix_ms) }
+    }
+
+    fn found(answer: &Answer) -> Vec<(&str, i64, &str)> {
+        let events = answer.events.iter();
+        events.map(|event| (event.what.as_str(), event.at_unix_ms, event.pod.as_str())).collect()
+    }
+
+    #[test]
+    fn a_tenants_answer_has_its_own_lines_of_its_window() {
+        let trail = [
+            line("a", 2, 5),
+            line("a", 1, 20),
+            line("a", 2, 30),
+            line("b", 2, 30),
+            Line::of_node(What::Cordoned, 30),
+        ];
+        let mut one = answer();
+        add(&mut one, &Query { subject: "p".into(), ..Query::default() }, &trail);
+        assert_eq!(found(&one), [("started", 30, "ns/p")]);
+        let mut all = answer();
+        add(&mut all, &Query::default(), &trail);
+        assert_eq!(all.events.len(), 4);
+        let until = Query { since_unix_ms: 1, until_unix_ms: 9, ..Query::default() };
+        add(&mut all, &until, &trail);
+        assert_eq!(found(&all), [("started", 5, "ns/p")]);
+    }
+
+    #[test]
+    fn a_gpus_answer_has_the_nodes_lines_and_a_namespaces_has_none_of_others() {
+        let gpu = GpuSeries { gpu_uuid: "GPU-a".into(), ..GpuSeries::default() };
+        let mut one = Answer { gpus: vec![gpu], ..answer() };
+        let sick = |uuid: &str| Line::of_gpu(uuid, What::Cordoned, "XID 79".into(), 40);
+        let trail =
+            [sick("GPU-a"), sick("GPU-b"), Line::of_node(What::Cordoned, 41), line("b", 1, 50)];
+        add(&mut one, &Query { subject: "0".into(), ..Query::default() }, &trail);
+        assert_eq!(found(&one), [("cordoned", 40, ""), ("cordoned", 41, "")]);
+        assert!(one.events[0].text.ends_with("given out: XID 79"), "{}", one.events[0].text);
+        let mut narrow = answer();
+        add(&mut narrow, &Query { namespace: "ns".into(), ..Query::default() }, &trail);
+        assert_eq!(found(&narrow), []);
+    }
+}

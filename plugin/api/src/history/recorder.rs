@@ -1,0 +1,132 @@
+//! When it is looked, stored and asked.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tessera_config::{Advice, Config};
+use tessera_history::{Context, FlushError, Found, History, Options, QueryError};
+use tessera_model::clock::{monotonic_ns, unix_ms};
+use tessera_tenant::regions::Region;
+use tessera_view::history::{Answer, Query};
+use tessera_view::node::Node;
+use tessera_web::source::SourceError;
+
+use super::{events, look};
+use crate::admin::StatusView;
+use crate::view::Past;
+
+/// Records what the node does. All of it is blocking.
+pub struct Recorder {
+    view: Arc<StatusView>,
+    history: History,
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").finish_non_exhaustive()
+    }
+}
+
+/// Where and how the history of a node with this configuration is kept.
+#[must_use]
+pub fn options(config: &Config) -> Options {
+    Options {
+        path: tessera_history::beside(&config.paths.ledger),
+        bound: config.history.size_bytes,
+        keep: config.history.keep_seconds(),
+        sync: config.ledger.fsync,
+    }
+}
+
+impl Recorder {
+    /// Of a node. Nothing is opened yet.
+    #[must_use]
+    pub fn new(view: Arc<StatusView>) -> Self {
+        let history = History::new(options(&view.config()));
+        Recorder { view, history }
+    }
+
+    /// Whether the configuration in force has it.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.view.config().history.enabled
+    }
+
+    /// Looks at everything once, changes nothing and waits for no tenant. The driver is asked for each GPU's memory in
+    /// use.
+    pub fn look(&self) {
+        if self.is_on() && self.view.agent().is_some() {
+            let survey = self.view.survey(&Region::try_snapshot);
+            self.history.look(&look::of(&survey, monotonic_ns() / 1_000_000));
+        }
+    }
+
+    /// Stores what was seen, by the configuration in force; where it is off now, lets go of the file.
+    ///
+    /// # Errors
+    /// What keeps it from being stored.
+    pub fn flush(&self) -> Result<Option<Found>, FlushError> {
+        if !self.is_on() {
+            self.history.stop();
+            return Ok(None);
+        }
+        self.history.set_options(options(&self.view.config()));
+        self.history.flush(false, unix_ms())
+    }
+
+    /// Stores everything and lets go of the file.
+    ///
+    /// # Errors
+    /// As [`Recorder::flush`].
+    pub fn close(&self) -> Result<(), FlushError> {
+        self.history.close(unix_ms())
+    }
+
+    /// What was, with what happened. `gpus`: those that there are, with their indexes.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn answer(
+        &self,
+        node: &str,
+        gpus: &[(u32, String)],
+        query: &Query,
+    ) -> Result<Answer, QueryError> {
+        if !self.is_on() {
+            return Err(QueryError::Unavailable(
+                "nothing is recorded: history.enabled is false".to_owned(),
+            ));
+        }
+        let context = Context { node, now_unix_ms: unix_ms(), gpus };
+        let mut answer = self.history.answer(query, &context)?;
+        if let Some(agent) = self.view.agent() {
+            match agent.journal().history(usize::MAX) {
+                Ok(mut trail) => {
+                    // Happened, and not written yet.
+                    trail.extend(agent.journal().waiting_events());
+                    events::add(&mut answer, query, &trail);
+                }
+                Err(error) => {
+                    answer.remarks.push(format!("the audit trail cannot be read: {error}"));
+                }
+            }
+        }
+        Ok(answer)
+    }
+}
+
+impl Past for Recorder {
+    fn history(&self, now: &Node, query: &Query) -> Result<Answer, SourceError> {
+        let gpus: Vec<(u32, String)> =
+            now.gpus.iter().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
+        self.answer(&now.node, &gpus, query).map_err(|error| match error {
+            QueryError::NotFound(text) => SourceError::NotFound(text),
+            QueryError::Invalid(text) => SourceError::Invalid(text),
+            QueryError::Unavailable(text) => SourceError::Unavailable(text),
+        })
+    }
+
+    fn settings(&self) -> Advice {
+        self.view.config().advice.clone()
+    }
+}

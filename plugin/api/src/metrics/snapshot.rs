@@ -1,0 +1,256 @@
+//! One snapshot of everything, as series.
+
+mod containers;
+mod gpus;
+mod writer;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Instant;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use tessera_kubelet_api::admin::Dra;
+use tessera_kubelet_api::admin::{AllocationState, Registration};
+use tessera_region::abi;
+
+use gpus::{write_gpus, write_leases, write_replicas};
+use writer::Writer;
+
+use super::families::{self as f, Family};
+use super::process::Process;
+use super::running_totals::{RunningTotals, Totals};
+use crate::admin::{StatusView, Survey};
+use tessera_agent::histogram::Counts;
+use tessera_agent::meters::{Call, Outcome, Reloads};
+use tessera_agent::trust;
+use tessera_tenant::regions::Region;
+
+/// A family, and what it shows of one container or GPU.
+type Figure<T, V> = (&'static Family, fn(&T) -> V);
+
+/// What is known of a GPU by its UUID.
+struct Known {
+    index: String,
+    memory_bytes: u64,
+}
+
+/// GPUs by UUID.
+type Gpus<'s> = HashMap<&'s str, Known>;
+
+/// Everything there is to tell at one moment.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    survey: Survey,
+    /// Of each allocation, in the survey's order.
+    totals: Vec<Totals>,
+    ready: bool,
+    started_unix_ms: i64,
+    calls: Vec<(Call, Timed)>,
+    reloads: Option<Reloads>,
+    commits: Option<(u64, u64)>,
+    adopted: Option<u64>,
+    findings: Option<[(trust::FindingKind, u64); trust::FindingKind::ALL.len()]>,
+    /// Damaged mounts of each container, by allocation.
+    damaged: HashMap<String, u64>,
+    events: Option<[(&'static str, u64); 3]>,
+    process: Process,
+}
+
+type Timed = Vec<(std::sync::Arc<str>, Outcome, Counts)>;
+
+impl Snapshot {
+    /// Looks at everything, but changes nothing and waits for no tenant. Blocking: asks the driver.
+    pub fn collect(view: &StatusView, running_totals: &mut RunningTotals) -> Self {
+        let survey = view.survey(&Region::try_snapshot);
+        let now = Instant::now();
+        let agent = view.agent();
+        let adopted = agent.map_or(0, |agent| agent.allocations().adopted_until());
+        let allocations = &survey.status.allocations;
+        let totals = allocations
+            .iter()
+            .map(|allocation| {
+                let readable = !survey.unread.contains(&allocation.id);
+                running_totals.update(allocation, readable, allocation.generation <= adopted, now)
+            })
+            .collect();
+        running_totals.retain(allocations);
+        let calls = [Call::Allocate, Call::PreStart, Call::Prepare, Call::Unprepare];
+        Snapshot {
+            totals,
+            ready: view.amiss().is_empty(),
+            started_unix_ms: view.started_unix_ms(),
+            calls: agent.map_or_else(Vec::new, |agent| {
+                calls.into_iter().map(|call| (call, agent.meters().calls(call))).collect()
+            }),
+            reloads: agent.map(|agent| agent.meters().reloads()),
+            adopted: agent.map(|agent| agent.allocations().adopted() as u64),
+            commits: agent.map(|agent| agent.journal().commits().counts()),
+            findings: agent.map(|agent| agent.trust().counts()),
+            damaged: agent.map_or_else(HashMap::new, |agent| {
+                let damages = agent.trust().damages().into_iter();
+                damages.map(|(id, list)| (id.to_string(), list.len() as u64)).collect()
+            }),
+            events: agent.map(|agent| agent.trust().events().all()),
+            process: Process::read(),
+            survey,
+        }
+    }
+
+    /// As OpenMetrics' text; `None` would be a bug.
+    pub fn text(self) -> Option<String> {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(self));
+        let mut text = String::new();
+        encode(&mut text, &registry).ok()?;
+        Some(text)
+    }
+
+    fn write_plugin(&self, out: &mut Writer<'_>) -> fmt::Result {
+        let plugin = self.survey.status.plugin.clone().unwrap_or_default();
+        let abi = abi::version().to_string();
+        out.family(&f::BUILD, |series| series.info(&[&plugin.version, &abi]))?;
+        out.gauge(&f::READY, u64::from(self.ready))?;
+        out.family(&f::REGISTERED, |series| {
+            plugin.resources.iter().try_for_each(|resource| {
+                let live = resource.registration() == Registration::Live;
+                series.gauge(&[&resource.name], u64::from(live))
+            })
+        })?;
+        out.family(&f::REGISTRATIONS, |series| {
+            let mut resources = plugin.resources.iter();
+            resources.try_for_each(|one| series.counter(&[&one.name], one.registrations))
+        })?;
+        for (call, timed) in &self.calls {
+            let family = match call {
+                Call::Allocate => &f::ALLOCATE,
+                Call::PreStart => &f::PRE_START,
+                Call::Prepare => &f::DRA_PREPARE,
+                Call::Unprepare => &f::DRA_UNPREPARE,
+            };
+            out.family(family, |series| {
+                timed.iter().try_for_each(|(resource, outcome, counts)| {
+                    series.histogram(&[resource, outcome.name()], &counts.buckets, counts.sum)
+                })
+            })?;
+        }
+        if let Some(dra) = &plugin.dra {
+            write_dra(out, dra)?;
+        }
+        self.write_allocations(out)?;
+        if let Some(adopted) = self.adopted {
+            out.gauge(&f::ADOPTED, adopted)?;
+        }
+        out.gauge(&f::WARNINGS, self.survey.status.warnings.len() as u64)?;
+        if let Some(findings) = &self.findings {
+            out.family(&f::FINDINGS, |series| {
+                findings.iter().try_for_each(|(kind, count)| series.counter(&[kind.name()], *count))
+            })?;
+        }
+        if let Some((done, failed)) = self.commits {
+            out.family(&f::COMMITS, |series| {
+                series.counter(&["ok"], done)?;
+                series.counter(&["failed"], failed)
+            })?;
+        }
+        if let Some(events) = self.events {
+            out.family(&f::EVENTS, |series| {
+                events.iter().try_for_each(|(outcome, count)| series.counter(&[outcome], *count))
+            })?;
+        }
+        if let Some(reloads) = self.reloads {
+            out.family(&f::RELOADS, |series| {
+                series.counter(&["ok"], reloads.taken)?;
+                series.counter(&["refused"], reloads.refused)
+            })?;
+            out.gauge(&f::RELOAD_OK, u64::from(reloads.last_ok))?;
+            out.gauge(&f::RELOAD_TIME, unix_seconds(reloads.configured_unix_ms))?;
+        }
+        Ok(())
+    }
+
+    fn write_allocations(&self, out: &mut Writer<'_>) -> fmt::Result {
+        let allocations = &self.survey.status.allocations;
+        out.family(&f::ALLOCATIONS, |series| {
+            let states = [
+                ("allocated", AllocationState::Allocated),
+                ("started", AllocationState::Started),
+                ("parked", AllocationState::Parked),
+            ];
+            states.into_iter().try_for_each(|(name, state)| {
+                let count = allocations.iter().filter(|one| one.state() == state).count();
+                series.gauge(&[name], count as u64)
+            })
+        })?;
+        let unnamed = allocations
+            .iter()
+            .filter(|one| one.holder.is_none() && one.state() != AllocationState::Parked);
+        out.gauge(&f::UNNAMED, unnamed.count() as u64)
+    }
+
+    fn write_arbiter(&self, out: &mut Writer<'_>) -> fmt::Result {
+        out.gauge(&f::ARBITER_UP, u64::from(self.survey.arbiter.is_some()))?;
+        let Some(view) = &self.survey.arbiter else { return Ok(()) };
+        out.family(&f::ARBITER_TURNS, |series| {
+            let buckets: Vec<(f64, u64)> = view.turns.buckets().collect();
+            series.histogram(&[], &buckets, view.turns.sum_ns as f64 / 1e9)
+        })?;
+        out.counter(&f::ARBITER_COMMANDS, view.commands)
+    }
+
+    fn write_process(&self, out: &mut Writer<'_>) -> fmt::Result {
+        let process = self.process;
+        if let Some(seconds) = process.cpu_seconds {
+            out.counter(&f::PROCESS_CPU, seconds)?;
+        }
+        for (family, value) in [
+            (&f::PROCESS_RESIDENT, process.resident_bytes),
+            (&f::PROCESS_VIRTUAL, process.virtual_bytes),
+            (&f::PROCESS_THREADS, process.threads),
+            (&f::PROCESS_FDS, process.open_fds),
+            (&f::PROCESS_MAX_FDS, process.max_fds),
+        ] {
+            value.map_or(Ok(()), |value| out.gauge(family, value))?;
+        }
+        out.gauge(&f::PROCESS_START, unix_seconds(self.started_unix_ms))
+    }
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Writer(encoder);
+        let gpus = &self.survey.status.gpus;
+        let known: Gpus<'_> = gpus
+            .iter()
+            .map(|gpu| {
+                let known =
+                    Known { index: gpu.index.to_string(), memory_bytes: gpu.memory_total_bytes };
+                (gpu.uuid.as_str(), known)
+            })
+            .collect();
+        self.write_containers(&mut out, &known)?;
+        write_gpus(&mut out, gpus, &known)?;
+        write_replicas(&mut out, gpus, &known)?;
+        write_leases(&mut out, gpus, &known, self)?;
+        self.write_plugin(&mut out)?;
+        self.write_arbiter(&mut out)?;
+        self.write_process(&mut out)
+    }
+}
+
+fn unix_seconds(unix_ms: i64) -> f64 {
+    unix_ms as f64 / 1000.0
+}
+
+fn write_dra(out: &mut Writer<'_>, dra: &Dra) -> fmt::Result {
+    out.gauge(&f::DRA_REGISTERED, u64::from(dra.registration() == Registration::Live))?;
+    out.family(&f::DRA_PUBLISHED, |series| {
+        series.gauge(&[&dra.mode], u64::from(dra.publication == "published"))
+    })?;
+    out.gauge(&f::DRA_DEVICES, u64::from(dra.devices))?;
+    out.family(&f::DRA_SLICE_WRITES, |series| series.counter(&[], dra.writes))?;
+    out.family(&f::DRA_SLICE_WIPES, |series| series.counter(&[], dra.wipes))?;
+    out.gauge(&f::DRA_CLAIMS, u64::from(dra.claims))
+}

@@ -1,0 +1,58 @@
+//! `status` as the view that the command line, the JSON API, metrics and the page share.
+//!
+//! - [`node`]: pure, from what `status` says
+//! - [`NodeSource`]: answers the JSON API's questions about this node
+//! - [`Past`]: what the history answers, where one is kept
+
+mod gpu;
+mod past;
+mod source;
+mod tenant;
+
+use tessera_kubelet_api::admin::StatusResponse;
+use tessera_view::API_VERSION;
+use tessera_view::node::{Node, Plugin, Warning};
+
+pub use past::Past;
+pub use source::NodeSource;
+
+use crate::admin::words;
+
+/// The node, as `status` has it. `amiss` is what keeps it from offering everything, a sentence each.
+#[must_use]
+pub fn node(name: &str, status: &StatusResponse, amiss: Vec<String>) -> Node {
+    Node {
+        api_version: API_VERSION.to_owned(),
+        node: name.to_owned(),
+        at_unix_ms: status.at_unix_ms,
+        plugin: plugin(status, amiss),
+        gpus: status.gpus.iter().map(gpu::view).collect(),
+        tenants: status.allocations.iter().map(tenant::view).collect(),
+        others: Vec::new(),
+        warnings: status.warning_details.iter().map(warning).collect(),
+    }
+}
+
+fn plugin(status: &StatusResponse, amiss: Vec<String>) -> Plugin {
+    let plugin = status.plugin.clone().unwrap_or_default();
+    let errors = plugin.configuration.as_ref().map(|one| one.errors.join("; "));
+    Plugin {
+        version: plugin.version.clone(),
+        started_unix_ms: plugin.started_unix_ms,
+        registration: words::registration_name(plugin.registration()).to_owned(),
+        ready: amiss.is_empty(),
+        amiss,
+        resources: plugin.resources.into_iter().map(|resource| resource.name).collect(),
+        dra_driver: plugin.dra.map(|dra| dra.driver).unwrap_or_default(),
+        config_error: errors.unwrap_or_default(),
+    }
+}
+
+fn warning(warning: &tessera_kubelet_api::admin::Warning) -> Warning {
+    Warning {
+        text: warning.text.clone(),
+        since_unix_ms: warning.since_unix_ms,
+        last_unix_ms: warning.last_unix_ms,
+        times: warning.times,
+    }
+}

@@ -1,0 +1,146 @@
+//! What the history answers, and the advice that follows from it.
+
+use tessera_advice::{Observed, Question};
+use tessera_config::Advice;
+use tessera_model::time_format;
+use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::history::{Answer, Query};
+use tessera_view::node::Node;
+use tessera_web::source::{Scope, SourceError};
+
+/// A history of this node. Blocking: it reads files. `now` is the node at this moment.
+pub trait Past: Send + Sync + 'static {
+    /// What was.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    fn history(&self, now: &Node, query: &Query) -> Result<Answer, SourceError>;
+
+    /// What advice is judged by now.
+    fn settings(&self) -> Advice;
+
+    /// What to ask for instead.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    fn recommend(&self, now: &Node, scope: &Scope) -> Result<Recommendations, SourceError> {
+        let settings = self.settings();
+        let since_unix_ms = since(now, scope, &settings);
+        // A workload is judged by all its pods.
+        let history = self.history(now, &window(scope, since_unix_ms))?;
+        let observed = [Observed { node: now, history: &history }];
+        let question = question(now, scope, since_unix_ms);
+        let advice = tessera_advice::recommend(&observed, &settings, &question);
+        if advice.workloads.is_empty() && !scope.pod.is_empty() {
+            let since = time_format::utc(since_unix_ms);
+            return Err(SourceError::NotFound(format!(
+                "no pod {} has a share here, and none had one since {since}; without a name, the answer lists every \
+                 workload",
+                scope.pod
+            )));
+        }
+        Ok(advice)
+    }
+
+    /// What is asked and not used.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    fn waste(&self, now: &Node, scope: &Scope) -> Result<Waste, SourceError> {
+        let settings = self.settings();
+        let since_unix_ms = since(now, scope, &settings);
+        let history = self.history(now, &window(scope, since_unix_ms))?;
+        let observed = [Observed { node: now, history: &history }];
+        Ok(tessera_advice::waste(&observed, &settings, &question(now, scope, since_unix_ms)))
+    }
+}
+
+fn since(now: &Node, scope: &Scope, settings: &Advice) -> i64 {
+    let window = i64::try_from(settings.window.as_millis()).unwrap_or(i64::MAX);
+    match scope.since_unix_ms {
+        0 => now.at_unix_ms.saturating_sub(window).max(1),
+        since => since,
+    }
+}
+
+fn window(scope: &Scope, since_unix_ms: i64) -> Query {
+    Query { namespace: scope.namespace.clone(), since_unix_ms, ..Query::default() }
+}
+
+fn question<'a>(now: &Node, scope: &'a Scope, since_unix_ms: i64) -> Question<'a> {
+    Question {
+        namespace: &scope.namespace,
+        pod: &scope.pod,
+        since_unix_ms,
+        now_unix_ms: now.at_unix_ms,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use tessera_view::history::{TenantPoint, TenantSeries};
+
+    use super::*;
+
+    const HOUR: i64 = 3_600_000;
+
+    /// A pod that had a share for an hour, and what was asked about it.
+    #[derive(Default)]
+    struct Made(Mutex<Vec<Query>>);
+
+    impl Past for Made {
+        fn history(&self, _: &Node, query: &Query) -> Result<Answer, SourceError> {
+            self.0.lock().unwrap().push(query.clone());
+            let point = TenantPoint {
+                at_unix_ms: 100 * HOUR,
+                seconds: 3600.0,
+                memory_peak_bytes: 1 << 30,
+                memory_limit_bytes: 8 << 30,
+                cores_millis: 250,
+                ..TenantPoint::default()
+            };
+            let series = TenantSeries {
+                namespace: "team".into(),
+                pod: "chat-0".into(),
+                points: vec![point],
+                ..TenantSeries::default()
+            };
+            Ok(Answer { tenants: vec![series], ..Answer::default() })
+        }
+
+        fn settings(&self) -> Advice {
+            Advice { window: Duration::from_secs(10 * 3600), ..Advice::default() }
+        }
+    }
+
+    fn now() -> Node {
+        Node { at_unix_ms: 101 * HOUR, ..Node::default() }
+    }
+
+    #[test]
+    fn the_window_is_the_settings_where_none_is_asked_for() {
+        let made = Made::default();
+        let scope = Scope { pod: "chat-0".into(), namespace: "team".into(), ..Scope::default() };
+        let advice = made.recommend(&now(), &scope).unwrap();
+        assert_eq!(advice.workloads[0].workload, "chat");
+        assert_eq!(advice.workloads[0].since_unix_ms, 91 * HOUR);
+        let waste = made.waste(&now(), &Scope { since_unix_ms: 7, ..scope }).unwrap();
+        assert_eq!((waste.since_unix_ms, waste.namespaces.len()), (7, 1));
+        let asked = made.0.lock().unwrap();
+        let windows: Vec<i64> = asked.iter().map(|query| query.since_unix_ms).collect();
+        assert_eq!(windows, [91 * HOUR, 7]);
+        // Its neighbours of the same workload are looked at, too.
+        assert!(asked.iter().all(|query| query.subject.is_empty() && query.namespace == "team"));
+    }
+
+    #[test]
+    fn a_pod_that_nobody_knows_is_named() {
+        let scope = Scope { pod: "chta-0".into(), ..Scope::default() };
+        let error = Made::default().recommend(&now(), &scope).unwrap_err();
+        let SourceError::NotFound(text) = error else { panic!("{error}") };
+        assert!(text.contains("no pod chta-0 has a share here"), "{text}");
+    }
+}

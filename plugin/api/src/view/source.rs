@@ -1,0 +1,158 @@
+//! The node, to the JSON API.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use tessera_model::clock::unix_ms;
+use tessera_tenant::regions::Region;
+use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::explain::Explanations;
+use tessera_view::fleet::{Entry, Fleet};
+use tessera_view::node::Node;
+use tessera_view::{API_VERSION, history};
+use tessera_web::source::{Answer, Scope, Source, SourceError};
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+use super::Past;
+use crate::admin::{self, StatusView};
+use crate::explain;
+
+/// Questions that are worked on at a time, each on a thread that may block: the others are left to kubelet's calls
+/// and to metrics.
+const AT_WORK: usize = 2;
+
+/// See the module. A clone is the same source.
+#[derive(Clone)]
+pub struct NodeSource {
+    shared: Arc<Shared>,
+    /// Whose threads may block.
+    main: Handle,
+}
+
+struct Shared {
+    view: Arc<StatusView>,
+    name: String,
+    past: RwLock<Option<Arc<dyn Past>>>,
+    /// Turns: one that is at work keeps its own, whether a client still waits or not.
+    turns: Arc<Semaphore>,
+}
+
+impl fmt::Debug for NodeSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeSource").field("name", &self.shared.name).finish_non_exhaustive()
+    }
+}
+
+impl NodeSource {
+    /// Of a node of this name. Call it within the runtime whose threads may block.
+    #[must_use]
+    pub fn new(name: String, view: Arc<StatusView>) -> Self {
+        let (past, turns) = (RwLock::default(), Arc::new(Semaphore::new(AT_WORK)));
+        NodeSource { shared: Arc::new(Shared { view, name, past, turns }), main: Handle::current() }
+    }
+
+    /// From now on, this answers what was; with `None`, nothing does.
+    pub fn set_past(&self, past: Option<Arc<dyn Past>>) {
+        *self.shared.past.write().unwrap_or_else(PoisonError::into_inner) = past;
+    }
+
+    /// Does it on a thread that may block.
+    async fn at_work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Shared) -> Result<T, SourceError> + Send + 'static,
+    ) -> Result<T, SourceError> {
+        let turn = Arc::clone(&self.shared.turns).acquire_owned().await;
+        let shared = Arc::clone(&self.shared);
+        let done = self.main.spawn_blocking(move || {
+            let _turn = turn;
+            work(&shared)
+        });
+        let done = done.await;
+        done.unwrap_or_else(|error| {
+            tracing::error!(%error, "a question of the JSON API");
+            Err(SourceError::Unavailable("the plugin failed on this; its log says more".to_owned()))
+        })
+    }
+
+    fn check(&self, node: &str) -> Result<(), SourceError> {
+        let name = &self.shared.name;
+        match node.is_empty() || node == name {
+            true => Ok(()),
+            false => Err(SourceError::NotFound(format!("this is node {name} and no other"))),
+        }
+    }
+}
+
+impl Shared {
+    /// Changes nothing, and waits for no tenant.
+    fn node(&self) -> Node {
+        let status = self.view.survey(&Region::try_snapshot).status;
+        super::node(&self.name, &status, self.view.amiss())
+    }
+
+    fn asked<T>(
+        &self,
+        ask: impl FnOnce(&dyn Past, &Node) -> Result<T, SourceError>,
+    ) -> Result<T, SourceError> {
+        let past = self.past.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(past) = past else {
+            return Err(SourceError::Unavailable("history is off; see history.enabled".to_owned()));
+        };
+        ask(&*past, &self.node())
+    }
+}
+
+impl Source for NodeSource {
+    fn fleet(&self) -> Answer<'_, Fleet> {
+        Box::pin(self.at_work(|shared| {
+            let view = shared.node();
+            let entry = Entry {
+                node: shared.name.clone(),
+                answers: true,
+                answered_unix_ms: view.at_unix_ms,
+                error: String::new(),
+                view: Some(view),
+            };
+            Ok(Fleet {
+                api_version: API_VERSION.to_owned(),
+                name: String::new(),
+                at_unix_ms: unix_ms(),
+                nodes: vec![entry],
+            })
+        }))
+    }
+
+    fn history<'a>(&'a self, node: &'a str, query: history::Query) -> Answer<'a, history::Answer> {
+        Box::pin(async move {
+            self.check(node)?;
+            self.at_work(move |shared| shared.asked(|past, now| past.history(now, &query))).await
+        })
+    }
+
+    fn explain<'a>(&'a self, node: &'a str, subject: &'a str) -> Answer<'a, Explanations> {
+        Box::pin(async move {
+            self.check(node)?;
+            let subject = subject.to_owned();
+            self.at_work(move |shared| {
+                let told = admin::told(&shared.view, &subject)?;
+                let shown = explain::view(&told).map_err(|error| {
+                    tracing::error!(%error, "an explanation cannot be shown");
+                    SourceError::Unavailable(
+                        "the plugin failed on this; its log says more".to_owned(),
+                    )
+                })?;
+                Ok(Explanations::of(vec![(shared.name.clone(), shown)]))
+            })
+            .await
+        })
+    }
+
+    fn recommend(&self, scope: Scope) -> Answer<'_, Recommendations> {
+        Box::pin(self.at_work(move |shared| shared.asked(|past, now| past.recommend(now, &scope))))
+    }
+
+    fn waste(&self, scope: Scope) -> Answer<'_, Waste> {
+        Box::pin(self.at_work(move |shared| shared.asked(|past, now| past.waste(now, &scope))))
+    }
+}

@@ -1,0 +1,314 @@
+//! One tenant of the arbiter: its page, its processes, its connections.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use tessera_region::layout::{
+    GATE_CLOSED, GATE_OPEN, GATE_SOCKET, GATE_SOLO, GATE_YIELD, QUOTA_FILE, gate_state,
+};
+use tessera_region::quota::{Policy as PagePolicy, QuotaWriter};
+use tessera_region::usage::{SlotView, UsageFile};
+
+use super::ArbiterError;
+use super::drain_tracker::DrainTracker;
+use super::gate_connections::GateConnections;
+use super::policy::{GateState, GpuIndex, Pace, Share, ShareKind};
+use tessera_config::Leases;
+use tessera_peers::socket::ListeningSocket;
+
+/// How long the arbiter waits for processes that an earlier arbiter served: they read the gate at least
+/// every 100 ms.
+const INHERITED_WAIT: Duration = Duration::from_millis(250);
+/// How long those that came may take to drain.
+const INHERITED_DRAIN: Duration = Duration::from_secs(1);
+/// Predicted work in flight where another tenant may wake that must not wait for a whole window.
+const NARROW: Duration = Duration::from_micros(250);
+/// How far back GPU time is remembered, and how finely.
+const REMEMBERED_NS: u64 = 10_000_000_000;
+const SAMPLE_NS: u64 = 100_000_000;
+
+/// Quota pages by allocation: device and inode.
+pub(super) type Served = BTreeMap<String, (u64, u64)>;
+
+/// A tenant's pages as the arbiter needs them. The caller opens them, because the arbiter's thread opens
+/// nothing.
+#[derive(Debug)]
+pub(super) struct OpenedPages {
+    pub id: String,
+    pub uuids: Vec<String>,
+    /// `None`: not to be arbitrated.
+    pub share: Option<Share>,
+    pub page: QuotaWriter,
+    /// Device and inode of the quota page.
+    pub file: (u64, u64),
+    /// Processes that may have work in flight, as far as known.
+    pub in_use: usize,
+    /// `None` where the present socket is kept.
+    pub listening: Option<ListeningSocket>,
+}
+
+impl OpenedPages {
+    /// Opens the pages in `dir`, which must exist. Makes the socket unless this page is served already and
+    /// the socket is there.
+    pub fn open(dir: &Path, served: &Served) -> Result<Self, ArbiterError> {
+        let socket = |error| ArbiterError::Socket { path: dir.to_owned(), error };
+        let page = QuotaWriter::open(dir)?;
+        let meta = std::fs::metadata(dir.join(QUOTA_FILE));
+        let meta = meta.map_err(socket)?;
+        let spec = page.spec();
+        let share = spec.gpus.first().and_then(|gpu| {
+            let kind = match gpu.policy {
+                PagePolicy::Burst => ShareKind::Burst,
+                PagePolicy::Strict => ShareKind::Strict,
+                PagePolicy::None => return None,
+            };
+            Some(Share { millis: gpu.cores_millis, kind })
+        });
+        let in_use = UsageFile::open_as(dir, page.abi()).map_or(usize::MAX, |usage| users(&usage));
+        let file = (meta.dev(), meta.ino());
+        let listens = served.get(&spec.allocation) == Some(&file) && is_socket(dir);
+        let listening =
+            (share.is_some() && !listens).then(|| GateConnections::listen(dir)).transpose();
+        Ok(OpenedPages {
+            id: spec.allocation,
+            uuids: spec.gpus.into_iter().map(|gpu| gpu.uuid).collect(),
+            share,
+            page,
+            file,
+            in_use,
+            listening: listening.map_err(socket)?,
+        })
+    }
+}
+
+fn is_socket(dir: &Path) -> bool {
+    let meta = std::fs::symlink_metadata(dir.join(GATE_SOCKET));
+    meta.is_ok_and(|meta| meta.file_type().is_socket())
+}
+
+/// Processes that hold a slot. A page that cannot be read counts as used by many.
+fn users(usage: &UsageFile) -> usize {
+    match (usage.any_slot_locked(), usage.glance()) {
+        (Ok(false), _) => 0,
+        (Ok(true), Ok(found)) => {
+            let living = |slot: &&SlotView| usage.slot_locked(slot.index).unwrap_or(true);
+            found.slots.iter().filter(living).count().max(1)
+        }
+        _ => usize::MAX,
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct ArbitratedTenant {
+    pub id: String,
+    pub uuids: Vec<String>,
+    /// With those of other shares that its processes have.
+    pub gpus: Vec<GpuIndex>,
+    /// The same.
+    pub share: Share,
+    /// As its own page has it.
+    pub own_gpus: Vec<GpuIndex>,
+    pub own_share: Share,
+    pub file: (u64, u64),
+    pub connections: GateConnections,
+    pub drains: DrainTracker,
+    /// Where its part of the cycle begins.
+    pub phase: u32,
+    pub state: GateState,
+    /// Messages of another epoch, repeated ones, and those of a kind that the gate does not take.
+    pub ignored: u64,
+    page: QuotaWriter,
+    /// Window, in operations and microseconds, and idle time, in microseconds, as written last.
+    pace: Option<(u32, u32, u32)>,
+    /// Whether the policy knows that this closing is drained.
+    settled: bool,
+    /// Whether the next tenant has been woken for the end of this closing.
+    roused: bool,
+    /// Until when the arbiter waits for processes that an earlier arbiter served, and how many there are.
+    inherited: Option<(Instant, usize)>,
+    /// Until when it waits for those that came to drain.
+    inherited_drain: Option<Instant>,
+    /// Time, and GPU time leased until then; the newest last.
+    samples: VecDeque<(u64, u64)>,
+}
+
+impl ArbitratedTenant {
+    /// Takes a tenant on and closes its gate.
+    pub fn new(
+        opened: OpenedPages,
+        gpus: Vec<GpuIndex>,
+        share: Share,
+        connections: GateConnections,
+        now: Instant,
+    ) -> Self {
+        let OpenedPages { id, uuids, page, file, in_use, .. } = opened;
+        let epoch = set(&page, GATE_CLOSED);
+        let mut drains = DrainTracker::new(epoch);
+        if in_use > 0 {
+            drains.expect_inherited();
+        }
+        ArbitratedTenant {
+            id,
+            uuids,
+            own_gpus: gpus.clone(),
+            gpus,
+            share,
+            own_share: share,
+            file,
+            connections,
+            drains,
+            phase: page.phase(0),
+            state: GateState::Closed,
+            ignored: 0,
+            page,
+            pace: None,
+            settled: in_use == 0,
+            roused: false,
+            inherited: (in_use > 0).then_some((now + INHERITED_WAIT, in_use)),
+            inherited_drain: (in_use > 0).then_some(now + INHERITED_DRAIN),
+            samples: VecDeque::new(),
+        }
+    }
+
+    /// Writes a state to all gates, in a new epoch.
+    pub fn set(&mut self, state: GateState) {
+        let word = match state {
+            GateState::Solo => GATE_SOLO,
+            GateState::Open => GATE_OPEN,
+            GateState::Yield => GATE_YIELD,
+            GateState::Closed => GATE_CLOSED,
+        };
+        self.state = state;
+        // A closed gate stays as it is: a new epoch would only ask for another drain.
+        let is_closed = gate_state(self.page.gate(0)) == GATE_CLOSED;
+        if state == GateState::Closed && is_closed {
+            return;
+        }
+        let epoch = set(&self.page, word);
+        match state {
+            GateState::Closed => {
+                self.drains.close(epoch);
+                (self.settled, self.roused) = (false, false);
+            }
+            _ => self.drains.open(epoch),
+        }
+    }
+
+    /// Closes the closed gate in a new epoch: each process that has drained lets one waiting launch pass,
+    /// and all drain again.
+    pub fn close_again(&mut self) {
+        let epoch = set(&self.page, GATE_CLOSED);
+        self.drains.close(epoch);
+        self.settled = false;
+    }
+
+    /// True once for each closing: when the last process has drained.
+    pub fn has_settled(&mut self) -> bool {
+        let news = self.state == GateState::Closed && !self.settled && self.drains.owing() == 0;
+        self.settled |= news;
+        news
+    }
+
+    /// True once for each closing, so that a tenant which repeats that its end is near keeps no thread
+    /// awake.
+    pub fn is_first_notice(&mut self) -> bool {
+        !std::mem::replace(&mut self.roused, true)
+    }
+
+    /// Wakes one thread that waits at the gate, because it is about to open.
+    pub fn rouse(&self) {
+        self.page.rouse(0);
+    }
+
+    pub fn beat(&self, now_ns: u64) {
+        self.page.set_arbiter(now_ns);
+    }
+
+    pub fn set_phase(&mut self, millis: u32) {
+        self.phase = millis;
+        (0..self.uuids.len()).for_each(|gpu| self.page.set_phase(gpu, millis));
+    }
+
+    /// Writes how the coming lease is to be used, where that has changed.
+    pub fn set_pace(&mut self, leases: &Leases, pace: Pace) {
+        let narrow = if pace.is_narrow { NARROW } else { Duration::MAX };
+        let us = |us: u128| u32::try_from(us).unwrap_or(u32::MAX);
+        let window = us(leases.window_time.min(narrow).as_micros());
+        let idle = us(Duration::from_nanos(pace.idle_ns).as_micros());
+        let pace = (leases.window, window, idle);
+        if self.pace.replace(pace) == Some(pace) {
+            return;
+        }
+        for gpu in 0..self.uuids.len() {
+            self.page.set_window(gpu, leases.window, window);
+            self.page.set_idle(gpu, idle);
+        }
+    }
+
+    /// Ends arbitration: the page is as at its beginning.
+    pub fn set_free(&self) {
+        Self::free(&self.page);
+    }
+
+    /// As [`ArbitratedTenant::set_free`], for a page of no arbitrated tenant.
+    pub fn free(page: &QuotaWriter) {
+        page.set_arbiter(0);
+        if gate_state(page.gate(0)) != GATE_SOLO {
+            set(page, GATE_SOLO);
+        }
+    }
+
+    /// When [`ArbitratedTenant::forget_inherited`] is due.
+    pub fn inherited_until(&self) -> Option<Instant> {
+        self.inherited.map(|(until, _)| until).or(self.inherited_drain)
+    }
+
+    /// Stops waiting for inherited processes that have come, or whose time is over.
+    pub fn forget_inherited(&mut self, now: Instant) {
+        let bound = self.drains.len();
+        if self.inherited.take_if(|(until, users)| *until <= now || bound >= *users).is_some() {
+            self.drains.forget_inherited();
+        }
+        if self.inherited.is_none() && self.drains.owing() == 0 {
+            self.inherited_drain = None;
+        }
+        if self.inherited_drain.take_if(|until| *until <= now).is_some() {
+            self.drains.waive_inherited();
+        }
+    }
+
+    /// Whether [`ArbitratedTenant::sample`] is due.
+    pub fn wants_sample(&self, now_ns: u64) -> bool {
+        self.samples.back().is_none_or(|(at, _)| now_ns >= at.saturating_add(SAMPLE_NS))
+    }
+
+    /// Records the GPU time until now.
+    pub fn sample(&mut self, now_ns: u64, leased_ns: u64) {
+        self.samples.push_back((now_ns, leased_ns));
+        let begin = now_ns.saturating_sub(REMEMBERED_NS + SAMPLE_NS);
+        while self.samples.front().is_some_and(|(at, _)| *at < begin) {
+            self.samples.pop_front();
+        }
+    }
+
+    /// Thousandths of a GPU that it got in the last `ns`, or since the first sample.
+    pub fn got_millis(&self, now_ns: u64, leased_ns: u64, ns: u64) -> u32 {
+        let begin = now_ns.saturating_sub(ns);
+        let since = self.samples.iter().rev().find(|(at, _)| *at <= begin);
+        let Some((at, before)) = since.or(self.samples.front()) else { return 0 };
+        let (time, got) = (now_ns.saturating_sub(*at), leased_ns.saturating_sub(*before));
+        let millis = u128::from(got) * 1000 / u128::from(time.max(1));
+        u32::try_from(millis).unwrap_or(u32::MAX)
+    }
+}
+
+/// Writes the first GPU's gate first, because the shim reads that one; returns its epoch.
+fn set(page: &QuotaWriter, word: u32) -> u32 {
+    let epoch = page.set_gate(0, word);
+    for gpu in 1..page.gpus() {
+        let _ = page.set_gate(gpu, word);
+    }
+    epoch
+}

@@ -1,0 +1,160 @@
+use clap::Parser;
+use tessera_view::advice::{NamespaceWaste, Recommendation, Recommendations, TenantWaste, Waste};
+
+use super::text::WIDTH;
+use super::{RecommendArgs, WasteArgs, recommend, waste};
+
+#[derive(Debug, Parser)]
+struct Recommend {
+    #[command(flatten)]
+    args: RecommendArgs,
+}
+
+#[derive(Debug, Parser)]
+struct WasteCommand {
+    #[command(flatten)]
+    args: WasteArgs,
+}
+
+/// The longest that Kubernetes has.
+fn long(letter: &str) -> String {
+    letter.repeat(253)
+}
+
+fn advice(workload: &str) -> Recommendation {
+    Recommendation {
+        namespace: "team".into(),
+        workload: workload.into(),
+        container: "main".into(),
+        pods: vec!["chat-0".into(), "chat-1".into()],
+        memory_limit_bytes: 40 << 30,
+        memory_bytes: 4736 << 20,
+        cores_millis: 500,
+        recommended_cores_millis: 70,
+        confidence: "high".into(),
+        observed_seconds: 180_000.0,
+        evidence: vec!["memory: at most 4 GiB of 40 GiB".into(), "word ".repeat(60)],
+        saves_memory_bytes: -(71 << 30),
+        saves_cores_millis: 860,
+        changes: vec!["tessera quota set team/chat-0 --memory 4736MiB".into()],
+        ..Recommendation::default()
+    }
+}
+
+fn wasted(pod: &str) -> Waste {
+    let tenant = TenantWaste {
+        pod: pod.into(),
+        container: "main".into(),
+        live: true,
+        memory_limit_bytes: 40 << 30,
+        memory_peak_bytes: 4 << 30,
+        cores_millis: 500,
+        wanted_millis: 71,
+        idle_seconds: Some(190_000.0),
+        idle: true,
+        asked_gpu_hours: 12.0,
+        wasted_gpu_hours: 10.5,
+        cost: 21.0,
+        confidence: "medium".into(),
+        ..TenantWaste::default()
+    };
+    let namespace = NamespaceWaste {
+        namespace: "team".into(),
+        asked_gpu_hours: 12.0,
+        used_gpu_hours: 1.5,
+        cost: 21.0,
+        tenants: vec![tenant],
+    };
+    Waste {
+        since_unix_ms: 1_795_305_600_000,
+        price_per_gpu_hour: 2.0,
+        currency: "EUR".into(),
+        namespaces: vec![namespace],
+        ..Waste::default()
+    }
+}
+
+fn widest(text: &str) -> usize {
+    text.lines().map(|line| line.chars().count()).max().unwrap()
+}
+
+#[test]
+fn advice_says_what_why_and_how() {
+    let text = recommend::text(&Recommendations {
+        workloads: vec![advice("chat")],
+        remarks: vec!["the history cannot be read".into()],
+        ..Recommendations::default()
+    });
+    for part in [
+        "note: the history cannot be read\n",
+        "team/chat  main       2     40 GiB → 4.6 GiB  50% → 7%  -71 GiB, 86%  high        2d 2h\n",
+        "team/chat, container main:\n  - memory: at most 4 GiB of 40 GiB\n",
+        "  do: tessera quota set team/chat-0 --memory 4736MiB\n",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    let none = recommend::text(&Recommendations::default());
+    assert!(none.contains("no advice"), "{none}");
+}
+
+#[test]
+fn tables_fit_a_terminal_whatever_the_names() {
+    let mut one = advice(&long("w"));
+    one.container = long("c");
+    one.changes.clear();
+    one.namespace = "n".repeat(63);
+    let many = Recommendations { workloads: vec![one], ..Recommendations::default() };
+    let text = recommend::text(&many);
+    // The heading of the details has the whole name, on a line of its own.
+    let table: String = text.lines().take(2).collect::<Vec<_>>().join("\n");
+    assert!(widest(&table) <= WIDTH, "{text}");
+    let mut all = wasted(&long("p"));
+    all.namespaces[0].tenants[0].container = long("c");
+    all.namespaces[0].namespace = long("n");
+    let text = waste::text(&all);
+    assert!(widest(&text) <= WIDTH, "{text}");
+    // A name is no sequence for the terminal.
+    let text = waste::text(&wasted("\u{1b}[2Jchat"));
+    assert!(!text.contains('\u{1b}'), "{text}");
+}
+
+#[test]
+fn waste_has_its_price_and_says_what_is_idle() {
+    let text = waste::text(&wasted("chat-0"));
+    for part in [
+        "Since 2026-11-22 00:00:00, in GPU-hours, at 2.00 EUR for a GPU and hour:",
+        "team       12.0   1.5   10.5    21.00 EUR\n",
+        "team/chat-0  main       4 GiB of 40 GiB  7.1% of 50%      2d 4h !  10.5    medium\n",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    let free = waste::text(&Waste { price_per_gpu_hour: 0.0, ..wasted("chat-0") });
+    assert!(!free.contains("EUR") && !free.contains("COST"), "{free}");
+    assert!(waste::text(&Waste::default()).contains("nobody had a share"));
+}
+
+#[test]
+fn spreadsheets_get_fields_and_no_formulas() {
+    let csv = waste::csv(&wasted("=cmd(),\"x\""));
+    let lines: Vec<&str> = csv.split_terminator("\r\n").collect();
+    assert_eq!(lines.len(), 2);
+    assert!(lines[1].starts_with("team,\"'=cmd(),\"\"x\"\"\",main,,true,42949672960,"), "{csv}");
+    assert!(lines[1].ends_with(",190000,true,12.000000,10.500000,21.000000,EUR,medium"), "{csv}");
+}
+
+#[test]
+fn questions_become_paths() {
+    let path = |words: &[&str]| {
+        Recommend::try_parse_from([&["recommend"], words].concat())
+            .map(|one| one.args.path(7_200_000))
+    };
+    assert_eq!(path(&[]).unwrap(), "/api/v1/recommend");
+    assert_eq!(path(&["--all"]).unwrap(), "/api/v1/recommend");
+    assert_eq!(
+        path(&["team/chat-0", "-n", "a b", "--since", "1h"]).unwrap(),
+        "/api/v1/recommend?namespace=a+b&pod=team%2Fchat-0&since_unix_ms=3600000"
+    );
+    assert!(path(&["--all", "-n", "team"]).is_err());
+    let command = WasteCommand::try_parse_from(["waste", "-o", "csv"]).unwrap();
+    assert_eq!(command.args.path(86_400_001), "/api/v1/waste?since_unix_ms=1");
+}

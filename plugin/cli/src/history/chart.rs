@@ -1,0 +1,163 @@
+//! A chart in characters: what is full, what is beyond, and a line where a limit is.
+
+use tessera_model::printable;
+
+use super::columns::Column;
+
+/// What the terminal takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Style {
+    /// Columns.
+    pub width: usize,
+    /// Block characters.
+    pub unicode: bool,
+    /// Escape sequences for colour. Nothing is said by colour alone.
+    pub colour: bool,
+}
+
+/// Rows of a chart.
+const ROWS: usize = 6;
+/// Characters before a chart: the axis' figures.
+pub(super) const AXIS: usize = 9;
+
+/// A cell of a chart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cell {
+    Empty,
+    Unknown,
+    /// Full to so many eighths.
+    Full(u8),
+    Beyond,
+    Limit,
+}
+
+/// What is drawn of a column, in parts of the chart's height.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Bar {
+    pub known: bool,
+    pub full: f64,
+    pub beyond: f64,
+    pub limit: f64,
+}
+
+/// Bars with figures at their left: that of the top, and 0.
+pub(super) fn chart(bars: &[Bar], top: &str, style: Style) -> String {
+    let mut out = String::new();
+    for row in (0..ROWS).rev() {
+        let figure = match row {
+            _ if row == ROWS - 1 => top,
+            0 => "0",
+            _ => "",
+        };
+        let axis = if style.unicode { '┤' } else { '|' };
+        let mut line = format!("{figure:>width$} {axis}", width = AXIS - 2);
+        let mut before = "";
+        for bar in bars {
+            let (text, colour) = style.draw(cell(bar, row));
+            if style.colour && colour != before {
+                line.push_str(if colour.is_empty() { "\u{1b}[0m" } else { colour });
+                before = colour;
+            }
+            line.push(text);
+        }
+        if !before.is_empty() {
+            line.push_str("\u{1b}[0m");
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+/// Of a few rows or steps: neither negative nor large.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn rounded(steps: f64) -> usize {
+    steps.round().max(0.0) as usize
+}
+
+fn cell(bar: &Bar, row: usize) -> Cell {
+    let height = |part: f64| rounded(part.clamp(0.0, 1.0) * ROWS as f64 * 8.0);
+    let (from, to) = (row * 8, row * 8 + 8);
+    if !bar.known {
+        return if row == 0 { Cell::Unknown } else { Cell::Empty };
+    }
+    let (full, beyond, limit) = (height(bar.full), height(bar.beyond), height(bar.limit));
+    // What is little and not nothing is seen.
+    let full = if bar.full > 0.0 { full.max(1) } else { full };
+    if full > from {
+        let eighths = u8::try_from((full - from).min(8)).unwrap_or(8);
+        return if eighths < 4 && limit > from && limit <= to {
+            Cell::Limit
+        } else {
+            Cell::Full(eighths)
+        };
+    }
+    if limit > from && limit <= to {
+        return Cell::Limit;
+    }
+    if beyond > from { Cell::Beyond } else { Cell::Empty }
+}
+
+impl Style {
+    fn draw(self, cell: Cell) -> (char, &'static str) {
+        const BARS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+        let pick = |unicode: char, ascii: char| if self.unicode { unicode } else { ascii };
+        match cell {
+            Cell::Empty => (' ', ""),
+            Cell::Unknown => (pick('·', '?'), "\u{1b}[2m"),
+            Cell::Full(eighths) => {
+                let ascii = if eighths >= 4 { '#' } else { '_' };
+                (pick(BARS[usize::from(eighths.min(8))], ascii), "\u{1b}[36m")
+            }
+            Cell::Beyond => (pick('░', ':'), "\u{1b}[33m"),
+            Cell::Limit => (pick('─', '-'), "\u{1b}[35m"),
+        }
+    }
+
+    /// A text of characters that the terminal takes.
+    pub(super) fn characters(self, text: &str) -> String {
+        let text = printable::line(text);
+        let ascii = |c: char| if c.is_ascii() { c } else { '?' };
+        if self.unicode { text.into_owned() } else { text.chars().map(ascii).collect() }
+    }
+
+    /// A legend's sample.
+    pub(super) fn sample(self, of: Sample) -> char {
+        match of {
+            Sample::Full => self.draw(Cell::Full(8)).0,
+            Sample::Beyond => self.draw(Cell::Beyond).0,
+            Sample::Limit => self.draw(Cell::Limit).0,
+            Sample::Unknown => self.draw(Cell::Unknown).0,
+        }
+    }
+
+    /// A line of bars for parts of one; what is not known is a dot.
+    pub(super) fn spark(self, columns: &[Column], part: impl Fn(&Column) -> f64) -> String {
+        let draw = |column: &Column| {
+            if column.seconds <= 0.0 {
+                return self.draw(Cell::Unknown).0;
+            }
+            let part = part(column).clamp(0.0, 1.0);
+            match self.unicode {
+                true => {
+                    let eighths = rounded(part * 8.0).max(usize::from(part > 0.0));
+                    [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'][eighths]
+                }
+                false => {
+                    let tenths = rounded(part * 9.0).max(usize::from(part > 0.0));
+                    [' ', '1', '2', '3', '4', '5', '6', '7', '8', '9'][tenths]
+                }
+            }
+        };
+        columns.iter().map(draw).collect()
+    }
+}
+
+/// See [`Style::sample`].
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Sample {
+    Full,
+    Beyond,
+    Limit,
+    Unknown,
+}

@@ -1,0 +1,157 @@
+use proptest::prelude::*;
+use tessera_view::history::{Event, GpuPoint, GpuSeries, TenantPoint, TenantSeries};
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+const T0: i64 = 1_750_032_000_000;
+
+fn tenant(pod: &str, points: usize) -> TenantSeries {
+    let point = |n: usize| TenantPoint {
+        at_unix_ms: T0 + n as i64 * 300_000,
+        seconds: 300.0,
+        memory_used_bytes: 4 * GIB,
+        memory_peak_bytes: 9 * GIB,
+        memory_limit_bytes: 12 * GIB,
+        cores_millis: 250,
+        got_seconds: 75.0,
+        waited_seconds: 150.0,
+        refusals: u64::from(n == 3) * 12,
+        ..TenantPoint::default()
+    };
+    TenantSeries {
+        id: "0123456789abcdef0123456789abcdef".into(),
+        namespace: "team".into(),
+        pod: pod.into(),
+        container: "server".into(),
+        gpu_uuid: "GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28".into(),
+        live: true,
+        points: (0..points).filter(|n| !(20..23).contains(n)).map(point).collect(),
+        ..TenantSeries::default()
+    }
+}
+
+fn answer(pod: &str) -> Answer {
+    let event = Event {
+        at_unix_ms: T0 + 60_000,
+        what: "quota-set".into(),
+        pod: format!("team/{pod}"),
+        text: "limits set from 12Gi to 16Gi".into(),
+        ..Event::default()
+    };
+    Answer {
+        at_unix_ms: T0 + 72 * 300_000,
+        step_seconds: 300,
+        tenants: vec![tenant(pod, 72)],
+        events: vec![event],
+        remarks: vec!["a remark".into()],
+        ..Answer::default()
+    }
+}
+
+fn of_gpu(pod: &str) -> Answer {
+    let point = |n: i64| GpuPoint {
+        at_unix_ms: T0 + n * 300_000,
+        seconds: 300.0,
+        memory_used_bytes: 30 * GIB,
+        memory_peak_bytes: 31 * GIB,
+        memory_limits_bytes: 60 * GIB,
+        leased_seconds: 150.0,
+        unhealthy_seconds: if n == 5 { 20.0 } else { 0.0 },
+        ..GpuPoint::default()
+    };
+    let gpu = GpuSeries {
+        gpu_uuid: "GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28".into(),
+        index: Some(0),
+        points: (0..72).map(point).collect(),
+    };
+    Answer { gpus: vec![gpu], ..answer(pod) }
+}
+
+fn drawn(answer: &Answer, width: usize, unicode: bool) -> String {
+    text::text(answer, &Query::default(), Style { width, unicode, colour: false })
+}
+
+#[test]
+fn a_pods_chart_has_use_against_quota_and_what_it_got_against_its_share() {
+    let text = drawn(&answer("chat-0"), 80, true);
+    for part in [
+        "note: a remark",
+        "team/chat-0, container server, on GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28:\nlives",
+        "memory: █ mean, ░ peak (9 GiB), ─ quota (12 GiB)",
+        "GPU time: █ got (25.0%), ░ wanted (75.0%), ─ share (25%)",
+        "refused memory 12 times",
+        "· nothing was seen then",
+        "team/chat-0: limits set from 12Gi to 16Gi",
+    ] {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+    let row = text.lines().find(|line| line.contains("12Gi ┤")).unwrap();
+    assert!(row.matches('─').count() > 60, "{text}");
+}
+
+#[test]
+fn a_bucket_is_as_wide_as_its_time() {
+    let part = |n: i64| columns::Part {
+        at_unix_ms: n * 3_600_000,
+        column: columns::Column { seconds: 60.0, got: 0.5, refusals: 1, ..Default::default() },
+    };
+    let columns =
+        columns::columns([part(0), part(1), part(3)].into_iter(), (0, 4 * 3_600_000), 3600, 80);
+    let known: Vec<usize> = (0..80).filter(|n| columns[*n].seconds > 0.0).collect();
+    assert_eq!(known, (0..40).chain(60..80).collect::<Vec<_>>());
+    assert_eq!(columns.iter().map(|column| column.refusals).sum::<u64>(), 3);
+}
+
+#[test]
+fn a_gpus_chart_has_its_states_and_tenants() {
+    let text = drawn(&of_gpu("chat-0"), 100, false);
+    for part in ["GPU 0, GPU-49aa", "leased", "u not healthy", "team/chat-0", "25.0%"] {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+}
+
+#[test]
+fn a_narrow_terminal_has_lines() {
+    let text = drawn(&answer("chat-0"), 30, true);
+    assert!(text.contains("9 GiB 25%") && !text.contains('█'), "{text}");
+}
+
+#[test]
+fn csv_has_a_line_for_each_bucket_and_no_formula() {
+    let text = csv::csv(&of_gpu("=HYPERLINK(\"x\")"));
+    assert_eq!(text.lines().count(), 1 + 69 + 72);
+    let commas = |line: &str| line.matches(',').count();
+    let header = commas(text.lines().next().unwrap());
+    assert!(text.lines().all(|line| commas(line) == header), "{text}");
+    assert!(text.contains("\"'=HYPERLINK(\"\"x\"\")\""));
+}
+
+#[test]
+fn what_is_asked_is_a_path() {
+    let asked = Query {
+        subject: "team/a b".into(),
+        since_unix_ms: 5,
+        step_seconds: 10,
+        ..Query::default()
+    };
+    assert_eq!(path(&asked), "/api/v1/history?subject=team%2Fa+b&since_unix_ms=5&step_seconds=10");
+}
+
+proptest! {
+    #[test]
+    fn no_line_is_wider_than_the_terminal_whatever_pods_are_called(
+        pod in "\\PC{0,300}|[\\x00-\\x7f]{0,60}",
+        width in 20..200usize,
+        unicode: bool,
+        gpu: bool,
+    ) {
+        let answer = if gpu { of_gpu(&pod) } else { answer(&pod) };
+        let text = drawn(&answer, width, unicode);
+        for line in text.lines() {
+            prop_assert!(line.chars().count() <= width, "{width}: {line:?}");
+        }
+        prop_assert!(text.chars().all(|c| c == '\n' || !c.is_control()));
+        prop_assert!(unicode || !text.contains(['█', '░', '┤', '·']), "{text}");
+    }
+}

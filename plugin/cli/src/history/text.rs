@@ -1,0 +1,423 @@
+//! `tessera history` for people.
+
+use tessera_model::percent::format_cores;
+use tessera_model::quantity::format_bytes;
+use tessera_model::time_format;
+use tessera_view::history::{Answer, GpuSeries, Query, TenantPoint, TenantSeries};
+
+use super::chart::{AXIS, Bar, Sample, Style, chart};
+use super::columns::{Column, Part, columns};
+
+/// Fewest columns of a chart; on a narrower terminal there are lines.
+const NARROWEST: usize = 24;
+/// Most columns of a chart.
+const WIDEST: usize = 160;
+/// Tenants with charts of their own.
+const CHARTS: usize = 4;
+/// Events that are shown; JSON has all.
+const EVENTS: usize = 20;
+/// Lines for a series on a narrow terminal.
+const LINES: usize = 12;
+/// Characters of a tenant's name on a GPU.
+const NAME: usize = 34;
+
+/// All of it, in lines of at most the style's width, but for single words that are longer.
+pub(super) fn text(answer: &Answer, asked: &Query, style: Style) -> String {
+    let until = if asked.until_unix_ms == 0 { answer.at_unix_ms } else { asked.until_unix_ms };
+    let since = asked.since_unix_ms.max(first(answer).unwrap_or(until));
+    let mut report = Report { out: String::new(), style, window: (since, until), answer };
+    report.all();
+    report.out
+}
+
+/// The oldest bucket of the answer.
+fn first(answer: &Answer) -> Option<i64> {
+    let tenants = answer.tenants.iter().filter_map(|one| Some(one.points.first()?.at_unix_ms));
+    let gpus = answer.gpus.iter().filter_map(|one| Some(one.points.first()?.at_unix_ms));
+    tenants.chain(gpus).min()
+}
+
+struct Report<'a> {
+    out: String,
+    style: Style,
+    window: (i64, i64),
+    answer: &'a Answer,
+}
+
+impl Report<'_> {
+    fn all(&mut self) {
+        for remark in &self.answer.remarks {
+            self.wrapped("note: ", remark);
+        }
+        let (since, until) = self.window;
+        if self.answer.tenants.is_empty() && self.answer.gpus.is_empty() {
+            self.wrapped("", "nothing was seen in that time");
+        } else {
+            let (from, to) = (time_format::utc(since), time_format::utc(until));
+            let length = match self.answer.step_seconds {
+                3600 => "1h",
+                300 => "5m",
+                _ => "10s",
+            };
+            self.wrapped("", &format!("{from} to {to} UTC, buckets of {length}"));
+        }
+        let answer = self.answer;
+        for gpu in &answer.gpus {
+            self.gpu(gpu);
+        }
+        if answer.gpus.is_empty() {
+            for one in answer.tenants.iter().take(CHARTS) {
+                self.tenant(one);
+            }
+            let rest = answer.tenants.len().saturating_sub(CHARTS);
+            if rest > 0 {
+                self.out.push('\n');
+                self.wrapped("", &format!("{rest} more; in short, GPU time of each:"));
+                let rest: Vec<&TenantSeries> = answer.tenants.iter().skip(CHARTS).collect();
+                self.short(&rest);
+            }
+        }
+        self.events();
+    }
+
+    fn width(&self) -> Option<usize> {
+        let width = self.style.width.saturating_sub(AXIS + 1).min(WIDEST);
+        (width >= NARROWEST).then_some(width)
+    }
+
+    fn tenant(&mut self, one: &TenantSeries) {
+        self.out.push('\n');
+        let name = match one.pod.is_empty() {
+            true => format!("allocation {}", one.id),
+            false => format!("{}/{}, container {}", one.namespace, one.pod, one.container),
+        };
+        let lives = if one.live { "lives" } else { "gone" };
+        self.wrapped("", &format!("{name}, on {}: {lives}", one.gpu_uuid));
+        let Some(width) = self.width() else { return self.lines(one) };
+        let columns =
+            columns(one.points.iter().map(part), self.window, self.answer.step_seconds, width);
+        let peak = one.points.iter().map(|point| point.memory_peak_bytes).max().unwrap_or(0);
+        let limit = one.points.iter().map(|point| point.memory_limit_bytes).max().unwrap_or(0);
+        let (style, top) = (self.style, peak.max(limit).max(1));
+        let full = style.sample(Sample::Full);
+        let (beyond, line) = (style.sample(Sample::Beyond), style.sample(Sample::Limit));
+        let quota = one.points.last().map_or(0, |point| point.memory_limit_bytes);
+        let heading = format!(
+            "memory: {full} mean, {beyond} peak ({}), {line} quota ({})",
+            format_bytes(peak),
+            format_bytes(quota)
+        );
+        self.wrapped("  ", &heading);
+        self.memory(&columns, top);
+        let (got, waited, seconds) = totals(&one.points);
+        let share = one.points.last().map_or(0, |point| point.cores_millis);
+        let heading = format!(
+            "GPU time: {full} got ({}), {beyond} wanted ({}), {line} share ({})",
+            percent(got, seconds),
+            percent(got + waited, seconds),
+            format_cores(share)
+        );
+        self.wrapped("  ", &heading);
+        let bars: Vec<Bar> = columns
+            .iter()
+            .map(|column| Bar {
+                known: column.seconds > 0.0,
+                full: column.got,
+                beyond: column.got + column.waited,
+                limit: f64::from(column.cores_millis) / 1000.0,
+            })
+            .collect();
+        self.out.push_str(&chart(&bars, "100%", style));
+        self.refusals(&columns);
+        self.axis(width);
+        self.unknown(&columns);
+    }
+
+    /// Bars of memory, of which `top` bytes are a whole one.
+    fn memory(&mut self, columns: &[Column], top: u64) {
+        let part = |bytes: f64| bytes / top as f64;
+        let bar = |column: &Column| Bar {
+            known: column.seconds > 0.0,
+            full: part(column.used),
+            beyond: part(column.peak as f64),
+            limit: part(column.limit as f64),
+        };
+        let bars: Vec<Bar> = columns.iter().map(bar).collect();
+        self.out.push_str(&chart(&bars, &short(top), self.style));
+    }
+
+    /// Marks where it was refused memory.
+    fn refusals(&mut self, columns: &[Column]) {
+        let times: u64 = columns.iter().map(|column| column.refusals).fold(0, u64::saturating_add);
+        if times > 0 {
+            let mark = |column: &Column| match column.refusals {
+                0 => ' ',
+                1..=9 => '!',
+                _ => 'X',
+            };
+            let marks: String = columns.iter().map(mark).collect();
+            self.out.push_str(&format!(
+                "{:>width$} {}\n",
+                "refused",
+                marks.trim_end(),
+                width = AXIS - 1
+            ));
+            self.wrapped("  ", &format!("refused memory {times} times: ! up to 9, X more"));
+        }
+    }
+
+    fn gpu(&mut self, one: &GpuSeries) {
+        self.out.push('\n');
+        let name = match one.index {
+            Some(index) => format!("GPU {index}, {}", one.gpu_uuid),
+            None => format!("{}, gone", one.gpu_uuid),
+        };
+        self.wrapped("", &name);
+        let parts = one.points.iter().map(|point| {
+            let share =
+                |seconds: f64| if point.seconds > 0.0 { seconds / point.seconds } else { 0.0 };
+            let column = Column {
+                seconds: point.seconds,
+                used: point.memory_used_bytes as f64,
+                peak: point.memory_peak_bytes,
+                limit: point.memory_limits_bytes,
+                got: share(point.leased_seconds),
+                unhealthy: point.unhealthy_seconds > 0.0,
+                cordoned: point.cordoned_seconds > 0.0,
+                ..Column::default()
+            };
+            Part { at_unix_ms: point.at_unix_ms, column }
+        });
+        let on: Vec<&TenantSeries> =
+            self.answer.tenants.iter().filter(|tenant| tenant.gpu_uuid == one.gpu_uuid).collect();
+        let Some(width) = self.width() else {
+            if let Some(last) = one.points.last() {
+                let used = format_bytes(last.memory_used_bytes);
+                self.wrapped(
+                    "  ",
+                    &format!("{used} in use, {}", percent(last.leased_seconds, last.seconds)),
+                );
+            }
+            return self.short(&on);
+        };
+        let columns = columns(parts, self.window, self.answer.step_seconds, width);
+        let style = self.style;
+        let top =
+            columns.iter().map(|column| column.peak.max(column.limit)).max().unwrap_or(0).max(1);
+        let (full, line) = (style.sample(Sample::Full), style.sample(Sample::Limit));
+        let heading = format!("memory: {full} in use, {line} quotas of its tenants together");
+        self.wrapped("  ", &heading);
+        self.memory(&columns, top);
+        let spark = style.spark(&columns, |column| column.got);
+        self.out.push_str(&format!(
+            "{:>width$} {}\n",
+            "leased",
+            spark.trim_end(),
+            width = AXIS - 1
+        ));
+        if columns.iter().any(|column| column.unhealthy || column.cordoned) {
+            let mark = |column: &Column| match (column.unhealthy, column.cordoned) {
+                (true, _) => 'u',
+                (false, true) => 'c',
+                (false, false) => ' ',
+            };
+            let marks: String = columns.iter().map(mark).collect();
+            self.out.push_str(&format!(
+                "{:>width$} {}\n",
+                "state",
+                marks.trim_end(),
+                width = AXIS - 1
+            ));
+            self.wrapped("  ", "u not healthy, c cordoned");
+        }
+        self.axis(width);
+        self.unknown(&columns);
+        if !on.is_empty() {
+            self.wrapped("  ", "GPU time of its tenants:");
+            self.short(&on);
+        }
+    }
+
+    /// A line for each tenant: its name and the GPU time that it got.
+    fn short(&mut self, tenants: &[&TenantSeries]) {
+        let name_width = NAME.min(self.style.width.saturating_sub(14) / 2).max(8);
+        let left = self.style.width.saturating_sub(name_width + 12).min(WIDEST);
+        for one in tenants {
+            let name = match one.pod.is_empty() {
+                true => one.id.clone(),
+                false => format!("{}/{}", one.namespace, one.pod),
+            };
+            let (got, _, seconds) = totals(&one.points);
+            let mut line = format!(
+                "  {} {:>6}",
+                fitted(&self.style.characters(&name), name_width),
+                percent(got, seconds)
+            );
+            if left >= 8 {
+                let columns = columns(
+                    one.points.iter().map(part),
+                    self.window,
+                    self.answer.step_seconds,
+                    left,
+                );
+                line = format!("{line} {}", self.style.spark(&columns, |column| column.got));
+            }
+            self.out.push_str(line.trim_end());
+            self.out.push('\n');
+        }
+    }
+
+    /// For a narrow terminal.
+    fn lines(&mut self, one: &TenantSeries) {
+        let lines =
+            columns(one.points.iter().map(part), self.window, self.answer.step_seconds, LINES);
+        let step = self.window.1.saturating_sub(self.window.0) / LINES as i64;
+        for (column, n) in lines.iter().zip(0i64..).filter(|(column, _)| column.seconds > 0.0) {
+            let at = time_format::clock(self.window.0 + n * step);
+            let got = (column.got * 100.0).round();
+            self.wrapped("  ", &format!("{} {} {got}%", &at[..5], format_bytes(column.peak)));
+            if column.refusals > 0 {
+                self.wrapped("    ", &format!("refused {} times", column.refusals));
+            }
+        }
+    }
+
+    /// Instants below a chart: its beginning, its middle and its end.
+    fn axis(&mut self, width: usize) {
+        let (since, until) = self.window;
+        let at = |unix_ms: i64| {
+            let all = time_format::utc(unix_ms);
+            // The day where there are several, seconds where there are few minutes.
+            let shown = match until - since {
+                3_600_000..=86_400_000 => 11..16,
+                86_400_001.. => 5..16,
+                _ => 11..19,
+            };
+            all.get(shown).unwrap_or_default().to_owned()
+        };
+        let middle = at(since + (until - since) / 2);
+        let (begin, end) = (at(since), at(until));
+        let half = width / 2 + middle.len() / 2;
+        let left = format!("{begin}{middle:>pad$}", pad = half.saturating_sub(begin.len()));
+        let pad = width.saturating_sub(left.chars().count());
+        self.out.push_str(&format!("{:AXIS$}{left}{end:>pad$}\n", ""));
+    }
+
+    fn unknown(&mut self, columns: &[Column]) {
+        let unknown = columns.iter().filter(|column| column.seconds <= 0.0).count();
+        if unknown > 0 {
+            let sample = self.style.sample(Sample::Unknown);
+            self.wrapped("  ", &format!("{sample} nothing was seen then"));
+        }
+    }
+
+    fn events(&mut self) {
+        let events = &self.answer.events;
+        if events.is_empty() {
+            return;
+        }
+        self.out.push('\n');
+        let hidden = events.len().saturating_sub(EVENTS);
+        let heading = match hidden {
+            0 => "events (UTC):".to_owned(),
+            hidden => format!("events (UTC), the last {EVENTS}; {hidden} more in -o json:"),
+        };
+        self.wrapped("", &heading);
+        let has_days = self.window.1 - self.window.0 > 86_400_000;
+        for event in &events[hidden..] {
+            let all = time_format::utc(event.at_unix_ms);
+            let at = all.get(if has_days { 5 } else { 11 }..).unwrap_or_default().to_owned();
+            let of = match event.pod.is_empty() {
+                true => &event.gpu_uuid,
+                false => &event.pod,
+            };
+            let of = if of.is_empty() { String::new() } else { format!("{of}: ") };
+            self.wrapped(&format!("  {at} "), &format!("{of}{}", event.text));
+        }
+    }
+
+    /// A text behind `label`, wrapped at words; a word that is longer than a line is cut into several.
+    fn wrapped(&mut self, label: &str, text: &str) {
+        let width = self.style.width.max(20);
+        let indent = " ".repeat(label.chars().count().min(width / 2));
+        let mut line = label.to_owned();
+        let mut is_empty = true;
+        let text = self.style.characters(text);
+        for word in text.split(' ') {
+            let mut word = word;
+            if !is_empty && line.chars().count() + 1 + word.chars().count() > width {
+                self.out.push_str(line.trim_end());
+                self.out.push('\n');
+                (line, is_empty) = (indent.clone(), true);
+            }
+            if !is_empty {
+                line.push(' ');
+            }
+            loop {
+                let room = width.saturating_sub(line.chars().count()).max(1);
+                let Some((at, _)) = word.char_indices().nth(room) else { break };
+                line.push_str(&word[..at]);
+                self.out.push_str(&line);
+                self.out.push('\n');
+                (line, word) = (indent.clone(), &word[at..]);
+            }
+            line.push_str(word);
+            is_empty = false;
+        }
+        self.out.push_str(line.trim_end());
+        self.out.push('\n');
+    }
+}
+
+fn part(point: &TenantPoint) -> Part {
+    let share = |seconds: f64| if point.seconds > 0.0 { seconds / point.seconds } else { 0.0 };
+    let column = Column {
+        seconds: point.seconds,
+        used: point.memory_used_bytes as f64,
+        peak: point.memory_peak_bytes,
+        limit: point.memory_limit_bytes,
+        cores_millis: point.cores_millis,
+        got: share(point.got_seconds),
+        waited: share(point.waited_seconds),
+        refusals: point.refusals,
+        ..Column::default()
+    };
+    Part { at_unix_ms: point.at_unix_ms, column }
+}
+
+/// Seconds got, waited and observed.
+fn totals(points: &[TenantPoint]) -> (f64, f64, f64) {
+    points.iter().fold((0.0, 0.0, 0.0), |(got, waited, seconds), point| {
+        (got + point.got_seconds, waited + point.waited_seconds, seconds + point.seconds)
+    })
+}
+
+fn percent(part: f64, whole: f64) -> String {
+    if whole > 0.0 { format!("{:.1}%", 100.0 * part / whole) } else { "-".to_owned() }
+}
+
+/// An amount that fits before an axis.
+fn short(bytes: u64) -> String {
+    let units = [(1u64 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")];
+    let unit = units.into_iter().find(|(size, _)| bytes >= *size);
+    match unit {
+        Some((size, unit)) => {
+            let amount = bytes as f64 / size as f64;
+            let places = usize::from(amount < 100.0 && amount.fract() >= 0.05);
+            format!("{amount:.places$}{unit}")
+        }
+        None => bytes.to_string(),
+    }
+}
+
+/// A name in exactly so many characters: the beginning and the end of a longer one.
+fn fitted(text: &str, width: usize) -> String {
+    let length = text.chars().count();
+    if length <= width {
+        return format!("{text:width$}");
+    }
+    let (front, back) = ((width - 1) / 2, width / 2);
+    let begin: String = text.chars().take(front).collect();
+    let end: String = text.chars().skip(length - back).collect();
+    format!("{begin}~{end}")
+}

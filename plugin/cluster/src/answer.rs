@@ -1,0 +1,118 @@
+//! What an answer that is no success means. Pure.
+
+use std::time::Duration;
+
+use http::HeaderMap;
+use http::header::RETRY_AFTER;
+use serde::Deserialize;
+
+use crate::error::{ApiError, Call};
+
+pub(crate) use hyper::body::Bytes;
+
+/// Longest message of a server that is passed on, in characters.
+const LONGEST: usize = 400;
+
+/// `metav1.Status`, as far as it is read. A proxy's answer may be none.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    message: String,
+    reason: String,
+    details: Details,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Details {
+    kind: String,
+    causes: Vec<Cause>,
+    retry_after_seconds: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Cause {
+    field: String,
+}
+
+/// The error that an answer is.
+pub(crate) fn refused(call: &Call, status: u16, headers: &HeaderMap, body: &[u8]) -> ApiError {
+    let said: Option<Status> = serde_json::from_slice(body).ok();
+    let said = said.unwrap_or_else(|| {
+        let message = String::from_utf8_lossy(body).trim().to_owned();
+        Status { message, ..Status::default() }
+    });
+    let after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    let after = after.or(said.details.retry_after_seconds).map(Duration::from_secs);
+    let message: String = said.message.chars().take(LONGEST).collect();
+    let call = call.clone();
+    match status {
+        401 => ApiError::Unauthorized { call, message },
+        403 => ApiError::Forbidden { call, message },
+        // An API server without the group or version knows no objects of it either.
+        404 | 406 if said.details.kind.is_empty() && !call.kind.group().is_empty() => {
+            ApiError::NotServed { call, message }
+        }
+        404 => ApiError::NotFound { call, message },
+        409 if said.reason == "AlreadyExists" => ApiError::Exists { call, message },
+        409 => ApiError::Conflict { call, message },
+        408 | 410 | 429 | 500.. => ApiError::Busy { call, status, after, message },
+        _ => {
+            let field = said.details.causes.into_iter().map(|cause| cause.field);
+            let field = field.into_iter().find(|field| !field.is_empty());
+            ApiError::Invalid { call, field, message }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{Kind, Retry, Verb};
+    use serde_json::{Value, json};
+
+    fn answer(status: u16, body: &Value) -> ApiError {
+        let call = Call::new(Verb::Update, Kind::Slices, "s");
+        refused(&call, status, &HeaderMap::new(), body.to_string().as_bytes())
+    }
+
+    #[test]
+    fn answers_are_distinguished_by_status_and_reason() {
+        let details = json!({ "name": "s", "kind": "resourceslices" });
+        let gone =
+            answer(404, &json!({ "reason": "NotFound", "message": "m", "details": details }));
+        assert!(matches!(gone, ApiError::NotFound { .. }));
+        assert!(matches!(answer(404, &json!("404 page not found")), ApiError::NotServed { .. }));
+        let conflict = answer(409, &json!({ "reason": "Conflict", "message": "m" }));
+        assert!(matches!(conflict, ApiError::Conflict { .. }));
+        assert!(matches!(
+            answer(409, &json!({ "reason": "AlreadyExists" })),
+            ApiError::Exists { .. }
+        ));
+        assert!(matches!(answer(401, &json!({})), ApiError::Unauthorized { .. }));
+        let busy = answer(429, &json!({ "details": { "retryAfterSeconds": 7 } }));
+        assert!(matches!(busy, ApiError::Busy { after: Some(after), .. } if after.as_secs() == 7));
+        assert_eq!(answer(503, &json!({})).retry(), Retry::Soon);
+    }
+
+    #[test]
+    fn an_invalid_object_names_its_first_field_and_long_words_are_cut() {
+        let causes = json!([{ "field": "spec.devices[0].name" }, { "field": "spec.pool" }]);
+        let text = "ä".repeat(2000);
+        let invalid = answer(422, &json!({ "message": text, "details": { "causes": causes } }));
+        let ApiError::Invalid { field, message, .. } = invalid else { panic!("{invalid}") };
+        assert_eq!(field.as_deref(), Some("spec.devices[0].name"));
+        assert_eq!(message.chars().count(), LONGEST);
+    }
+
+    #[test]
+    fn what_is_no_status_is_passed_on_and_a_header_says_when_to_ask_again() {
+        let call = Call::new(Verb::List, Kind::Slices, "");
+        let mut headers = HeaderMap::new();
+        headers.insert(RETRY_AFTER, http::HeaderValue::from_static("3"));
+        let busy = refused(&call, 502, &headers, b"bad gateway\n");
+        let ApiError::Busy { after, message, .. } = busy else { panic!("{busy}") };
+        assert_eq!((after, message.as_str()), (Some(Duration::from_secs(3)), "bad gateway"));
+    }
+}

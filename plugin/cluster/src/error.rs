@@ -1,0 +1,345 @@
+//! What can go wrong with a request, in the words of a person that must mend it.
+
+use std::fmt;
+use std::time::Duration;
+
+/// What a request does, as RBAC names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Verb {
+    /// Reads one object.
+    Get,
+    /// Reads all objects of a selector.
+    List,
+    /// Follows changes.
+    Watch,
+    /// Makes an object.
+    Create,
+    /// Replaces an object.
+    Update,
+    /// Changes parts of an object.
+    Patch,
+    /// Removes an object.
+    Delete,
+}
+
+impl Verb {
+    /// As in a rule of RBAC.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Get => "get",
+            Verb::List => "list",
+            Verb::Watch => "watch",
+            Verb::Create => "create",
+            Verb::Update => "update",
+            Verb::Patch => "patch",
+            Verb::Delete => "delete",
+        }
+    }
+}
+
+/// The kinds of object that this crate asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// `events`.
+    Events,
+    /// `nodes`.
+    Nodes,
+    /// `resourceclaims`.
+    Claims,
+    /// `resourceclaims/status`.
+    ClaimStatus,
+    /// `resourceslices`.
+    Slices,
+    /// `tokenreviews`.
+    TokenReviews,
+    /// `subjectaccessreviews`.
+    AccessReviews,
+    /// Which versions of `resource.k8s.io` there are: every service account may ask.
+    Versions,
+    /// `deviceclasses`.
+    Classes,
+    /// `pods`.
+    Pods,
+    /// `pods/proxy`: what a pod serves over HTTP, through the API server.
+    PodProxy,
+    /// `pods/exec`: a command in a pod's container.
+    PodExec,
+    /// `serviceaccounts/token`: a token in the name of a service account.
+    ServiceAccountToken,
+}
+
+impl Kind {
+    /// The API group; empty for the core group.
+    #[must_use]
+    pub fn group(self) -> &'static str {
+        match self {
+            Kind::Events
+            | Kind::Nodes
+            | Kind::Pods
+            | Kind::PodProxy
+            | Kind::PodExec
+            | Kind::ServiceAccountToken => "",
+            Kind::TokenReviews => "authentication.k8s.io",
+            Kind::AccessReviews => "authorization.k8s.io",
+            Kind::Claims | Kind::ClaimStatus | Kind::Slices | Kind::Versions | Kind::Classes => {
+                "resource.k8s.io"
+            }
+        }
+    }
+
+    /// As in a rule of RBAC.
+    #[must_use]
+    pub fn resource(self) -> &'static str {
+        match self {
+            Kind::Events => "events",
+            Kind::Nodes => "nodes",
+            Kind::Claims => "resourceclaims",
+            Kind::ClaimStatus => "resourceclaims/status",
+            Kind::Slices => "resourceslices",
+            Kind::TokenReviews => "tokenreviews",
+            Kind::AccessReviews => "subjectaccessreviews",
+            Kind::Versions => "versions",
+            Kind::Classes => "deviceclasses",
+            Kind::Pods => "pods",
+            Kind::PodProxy => "pods/proxy",
+            Kind::PodExec => "pods/exec",
+            Kind::ServiceAccountToken => "serviceaccounts/token",
+        }
+    }
+}
+
+/// One request: the verb, and on what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// What it does.
+    pub verb: Verb,
+    /// The kind of object.
+    pub kind: Kind,
+    /// The object, `namespace/name` or `name`; empty for all of a kind.
+    pub object: String,
+}
+
+impl Call {
+    /// On the object of that name that lies in no namespace; on all of the kind where `name` is empty.
+    #[must_use]
+    pub fn new(verb: Verb, kind: Kind, name: &str) -> Self {
+        Call { verb, kind, object: name.to_owned() }
+    }
+
+    /// On an object in a namespace.
+    #[must_use]
+    pub fn of(verb: Verb, kind: Kind, namespace: &str, name: &str) -> Self {
+        Call { verb, kind, object: format!("{namespace}/{name}") }
+    }
+
+    /// The rule of RBAC that allows it, as YAML on one line.
+    #[must_use]
+    pub fn rule(&self) -> String {
+        let verbs = match self.kind {
+            // Which of both is asked depends on the API server's version: the request is GET, and begins a command.
+            Kind::PodExec => "\"get\", \"create\"".to_owned(),
+            _ => format!("\"{}\"", self.verb.name()),
+        };
+        format!(
+            "{{apiGroups: [\"{}\"], resources: [\"{}\"], verbs: [{verbs}]}}",
+            self.kind.group(),
+            self.kind.resource(),
+        )
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.verb.name(), self.kind.resource())?;
+        if !self.kind.group().is_empty() {
+            write!(f, ".{}", self.kind.group())?;
+        }
+        if !self.object.is_empty() {
+            write!(f, " {}", self.object)?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a request came to nothing. The text says what to do where a person has to do something.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ApiError {
+    /// No connection, one that broke, or credentials that cannot be read.
+    #[error("{call}: the API server cannot be reached: {reason}")]
+    Unreachable {
+        /// The request.
+        call: Call,
+        /// The network's or the file's words.
+        reason: String,
+    },
+    /// No answer in time. The request may have been served nevertheless.
+    #[error("{call}: the API server did not answer within {limit:?}")]
+    Slow {
+        /// The request.
+        call: Call,
+        /// The limit.
+        limit: Duration,
+    },
+    /// 408, 429, 5xx: the server can not now.
+    #[error("{call}: the API server is busy or failing (HTTP {status}): {message}")]
+    Busy {
+        /// The request.
+        call: Call,
+        /// HTTP's.
+        status: u16,
+        /// When to ask again, if the server says so.
+        after: Option<Duration>,
+        /// The server's words.
+        message: String,
+    },
+    /// 401: it does not know us.
+    #[error(
+        "{call}: the API server does not accept the credentials: {message}; see to the service account's token"
+    )]
+    Unauthorized {
+        /// The request.
+        call: Call,
+        /// The server's words.
+        message: String,
+    },
+    /// 403: it knows us, and RBAC or an admission policy says no.
+    #[error("{call}: the API server answered 403: {message}; grant it: {}", call.rule())]
+    Forbidden {
+        /// The request.
+        call: Call,
+        /// The server's words. They tell a missing RBAC rule from an admission policy.
+        message: String,
+    },
+    /// There is no such object (any more).
+    #[error("{call}: there is no such object: {message}")]
+    NotFound {
+        /// The request.
+        call: Call,
+        /// The server's words.
+        message: String,
+    },
+    /// The API server does not serve the group or any version of it that we know.
+    #[error(
+        "{call}: the API server does not serve resource.k8s.io in v1, v1beta2 or v1beta1: {message}; it needs Kubernetes 1.32 or newer with DynamicResourceAllocation on"
+    )]
+    NotServed {
+        /// The request.
+        call: Call,
+        /// What it serves.
+        message: String,
+    },
+    /// Somebody changed the object in between: read it and try again.
+    #[error("{call}: it was changed in between: {message}")]
+    Conflict {
+        /// The request.
+        call: Call,
+        /// The server's words.
+        message: String,
+    },
+    /// There is an object of this name already.
+    #[error("{call}: it exists already: {message}")]
+    Exists {
+        /// The request.
+        call: Call,
+        /// The server's words.
+        message: String,
+    },
+    /// The object is not valid to the server: the same object will never be accepted.
+    #[error("{call}: the API server refuses the object{}: {message}", field.as_deref().map(|field| format!(" because of {field}")).unwrap_or_default())]
+    Invalid {
+        /// The request.
+        call: Call,
+        /// The first field at fault, if it is named.
+        field: Option<String>,
+        /// The server's words.
+        message: String,
+    },
+    /// An answer that we cannot read.
+    #[error("{call}: the API server's answer makes no sense: {reason}")]
+    Unreadable {
+        /// The request.
+        call: Call,
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// Whether the same request may succeed another time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// After a pause that doubles with each failure.
+    Soon,
+    /// After minutes: a person must do something first.
+    Later,
+    /// After the object was read again.
+    Reread,
+    /// Not without another object.
+    Never,
+}
+
+impl ApiError {
+    /// The request that failed.
+    #[must_use]
+    pub fn call(&self) -> &Call {
+        match self {
+            ApiError::Unreachable { call, .. }
+            | ApiError::Slow { call, .. }
+            | ApiError::Busy { call, .. }
+            | ApiError::Unauthorized { call, .. }
+            | ApiError::Forbidden { call, .. }
+            | ApiError::NotFound { call, .. }
+            | ApiError::NotServed { call, .. }
+            | ApiError::Conflict { call, .. }
+            | ApiError::Exists { call, .. }
+            | ApiError::Invalid { call, .. }
+            | ApiError::Unreadable { call, .. } => call,
+        }
+    }
+
+    /// Whether and when to try again.
+    #[must_use]
+    pub fn retry(&self) -> Retry {
+        match self {
+            ApiError::Unreachable { .. } | ApiError::Slow { .. } | ApiError::Busy { .. } => {
+                Retry::Soon
+            }
+            ApiError::Unauthorized { .. }
+            | ApiError::Forbidden { .. }
+            | ApiError::NotServed { .. }
+            | ApiError::Unreadable { .. } => Retry::Later,
+            ApiError::Conflict { .. } | ApiError::NotFound { .. } => Retry::Reread,
+            ApiError::Exists { .. } | ApiError::Invalid { .. } => Retry::Never,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_forbidden_names_verb_object_and_the_rule_that_is_missing() {
+        let call = Call::of(Verb::Patch, Kind::ClaimStatus, "team", "chat");
+        let error = ApiError::Forbidden { call, message: "no".into() };
+        assert_eq!(
+            error.to_string(),
+            "patch resourceclaims/status.resource.k8s.io team/chat: the API server answered 403: no; grant it: \
+             {apiGroups: [\"resource.k8s.io\"], resources: [\"resourceclaims/status\"], verbs: [\"patch\"]}"
+        );
+        assert_eq!(error.retry(), Retry::Later);
+        let exec = Call::of(Verb::Create, Kind::PodExec, "tessera", "tessera-x").rule();
+        assert!(
+            exec.ends_with("resources: [\"pods/exec\"], verbs: [\"get\", \"create\"]}"),
+            "{exec}"
+        );
+        let call = Call::new(Verb::Create, Kind::Slices, "");
+        let field = Some("spec.devices[3].name".to_owned());
+        let error = ApiError::Invalid { call, field, message: "bad".into() };
+        assert_eq!(
+            error.to_string(),
+            "create resourceslices.resource.k8s.io: the API server refuses the object because of \
+             spec.devices[3].name: bad"
+        );
+    }
+}

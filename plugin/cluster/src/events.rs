@@ -1,0 +1,191 @@
+//! Events on pods, core/v1: making one, and saying that it happened again.
+
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::core::Request;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tessera_model::time_format::rfc3339;
+
+use crate::client::Client;
+use crate::error::{ApiError, Call, Kind, Verb};
+
+/// What reports.
+const COMPONENT: &str = "tessera";
+
+/// One event on a pod.
+#[derive(Clone, Copy, Debug)]
+pub struct PodEvent<'a> {
+    /// The pod's namespace.
+    pub namespace: &'a str,
+    /// The pod's name.
+    pub pod: &'a str,
+    /// The pod's UID, without which `kubectl describe pod` does not show the event.
+    pub uid: Option<&'a str>,
+    /// The container's name; empty where it concerns the whole pod.
+    pub container: &'a str,
+    /// A word in CamelCase.
+    pub reason: &'a str,
+    /// At most 1024 bytes.
+    pub message: &'a str,
+    /// `Warning`, or else `Normal`.
+    pub warning: bool,
+    /// How often it happened.
+    pub count: u64,
+    /// When it first happened, Unix milliseconds.
+    pub first_unix_ms: i64,
+    /// When it last happened, Unix milliseconds.
+    pub last_unix_ms: i64,
+}
+
+/// Makes events in the name of a node.
+#[derive(Clone, Debug)]
+pub struct EventClient {
+    client: Client,
+    node: String,
+}
+
+impl EventClient {
+    /// Over this client.
+    #[must_use]
+    pub fn new(client: Client, node: String) -> Self {
+        EventClient { client, node }
+    }
+
+    /// Makes an event. Gives its name.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn create(&self, event: &PodEvent<'_>) -> Result<String, ApiError> {
+        let name = name(event);
+        let call = Call::of(Verb::Create, Kind::Events, event.namespace, &name);
+        let body = serde_json::to_vec(&object(event, &name, &self.node));
+        let body = body.map_err(|error| ApiError::Unreadable {
+            call: call.clone(),
+            reason: error.to_string(),
+        })?;
+        let request = events(event.namespace).create(&PostParams::default(), body);
+        match self.client.send(&call, request).await {
+            // Ours: it was made, and the answer came too late.
+            Ok(_) | Err(ApiError::Exists { .. } | ApiError::Conflict { .. }) => Ok(name),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Says that the event of this name happened again.
+    ///
+    /// # Errors
+    /// See [`ApiError`]; [`ApiError::NotFound`] if Kubernetes has forgotten it.
+    pub async fn update(&self, event: &PodEvent<'_>, name: &str) -> Result<(), ApiError> {
+        let call = Call::of(Verb::Patch, Kind::Events, event.namespace, name);
+        let patch = Patch::Merge(json!({
+            "count": count(event),
+            "lastTimestamp": rfc3339(event.last_unix_ms),
+            "message": event.message,
+        }));
+        let request = events(event.namespace).patch(name, &PatchParams::default(), &patch);
+        self.client.send(&call, request).await.map(drop)
+    }
+
+    /// Lets the connection go.
+    pub async fn rest(&self) {
+        self.client.rest().await;
+    }
+}
+
+fn events(namespace: &str) -> Request {
+    Request::new(format!("/api/v1/namespaces/{namespace}/events"))
+}
+
+/// As client-go names them: the pod's name and a number that no other event has.
+fn name(event: &PodEvent<'_>) -> String {
+    let mut hash = Sha256::new();
+    hash.update(event.container);
+    hash.update(event.reason);
+    let hash = hash.finalize();
+    format!("{}.{:x}{:02x}{:02x}", event.pod, event.first_unix_ms, hash[0], hash[1])
+}
+
+fn count(event: &PodEvent<'_>) -> i32 {
+    i32::try_from(event.count).unwrap_or(i32::MAX)
+}
+
+/// Events have seconds.
+fn time(unix_ms: i64) -> Option<Time> {
+    Timestamp::from_second(unix_ms.div_euclid(1000)).ok().map(Time)
+}
+
+fn object(event: &PodEvent<'_>, name: &str, node: &str) -> Event {
+    let field = format!("spec.containers{{{}}}", event.container);
+    Event {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: Some(event.namespace.to_owned()),
+            ..ObjectMeta::default()
+        },
+        involved_object: ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(event.namespace.to_owned()),
+            name: Some(event.pod.to_owned()),
+            uid: event.uid.map(str::to_owned),
+            field_path: (!event.container.is_empty()).then_some(field),
+            ..ObjectReference::default()
+        },
+        reason: Some(event.reason.to_owned()),
+        message: Some(event.message.to_owned()),
+        type_: Some(if event.warning { "Warning" } else { "Normal" }.to_owned()),
+        count: Some(count(event)),
+        first_timestamp: time(event.first_unix_ms),
+        last_timestamp: time(event.last_unix_ms),
+        source: Some(EventSource {
+            component: Some(COMPONENT.to_owned()),
+            host: Some(node.to_owned()),
+        }),
+        reporting_component: Some(COMPONENT.to_owned()),
+        reporting_instance: Some(node.to_owned()),
+        ..Event::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_on_the_pod_and_says_when_in_seconds() {
+        let event = PodEvent {
+            namespace: "team",
+            pod: "chat",
+            uid: Some("u"),
+            container: "main",
+            reason: "GPUMemoryRefused",
+            message: "m",
+            warning: true,
+            count: u64::MAX,
+            first_unix_ms: 1_795_340_700_999,
+            last_unix_ms: 1_795_340_701_000,
+        };
+        let name = name(&event);
+        assert!(name.starts_with("chat.1a202a50d47"), "{name}");
+        let object = serde_json::to_value(object(&event, &name, "n1")).unwrap();
+        assert_eq!(
+            object,
+            json!({
+                "apiVersion": "v1", "kind": "Event",
+                "metadata": { "name": name, "namespace": "team" },
+                "involvedObject": { "apiVersion": "v1", "kind": "Pod", "namespace": "team", "name": "chat",
+                                    "uid": "u", "fieldPath": "spec.containers{main}" },
+                "reason": "GPUMemoryRefused", "message": "m", "type": "Warning", "count": i32::MAX,
+                "firstTimestamp": "2026-11-22T09:45:00Z", "lastTimestamp": "2026-11-22T09:45:01Z",
+                "source": { "component": "tessera", "host": "n1" },
+                "reportingComponent": "tessera", "reportingInstance": "n1",
+            })
+        );
+        let whole = PodEvent { container: "", uid: None, ..event };
+        let object = serde_json::to_value(super::object(&whole, &name, "n1")).unwrap();
+        assert_eq!(object["involvedObject"].as_object().unwrap().len(), 4);
+    }
+}

@@ -1,0 +1,97 @@
+//! The labels of one node: read, and followed by a watch of that node alone. Only its metadata is asked for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use kube::api::GetParams;
+use kube::core::Request;
+use kube::core::params::WatchParams;
+use serde::Deserialize;
+use tokio::time::timeout;
+
+use crate::client::Client;
+use crate::error::{ApiError, Call, Kind, Verb};
+
+/// A node's labels at one time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Labels {
+    /// All of them, by name.
+    pub labels: BTreeMap<String, String>,
+    /// `metadata.resourceVersion`: where a watch goes on.
+    version: String,
+}
+
+/// Reads and follows the labels of one node. A clone shares its connections.
+#[derive(Clone, Debug)]
+pub struct NodeLabels {
+    client: Client,
+    node: Arc<str>,
+    limit: Duration,
+    watch: Duration,
+}
+
+impl NodeLabels {
+    /// For the node of that name. A request may take `limit`, connecting included; a watch is asked for again after
+    /// `watch`. Nothing is asked yet.
+    #[must_use]
+    pub fn new(
+        access: impl Into<crate::Access>,
+        node: &str,
+        limit: Duration,
+        watch: Duration,
+    ) -> Self {
+        NodeLabels { client: Client::new(access, limit), node: node.into(), limit, watch }
+    }
+
+    /// The node's labels now.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn get(&self) -> Result<Labels, ApiError> {
+        #[derive(Deserialize)]
+        struct Node {
+            metadata: Metadata,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Metadata {
+            #[serde(default)]
+            labels: BTreeMap<String, String>,
+            resource_version: String,
+        }
+        let call = Call::new(Verb::Get, Kind::Nodes, &self.node);
+        let request = nodes().get_metadata(&self.node, &GetParams::default());
+        let body = self.client.send(&call, request).await?;
+        let node: Node = serde_json::from_slice(&body)
+            .map_err(|error| ApiError::Unreadable { call, reason: error.to_string() })?;
+        let Metadata { labels, resource_version: version } = node.metadata;
+        Ok(Labels { labels, version })
+    }
+
+    /// Returns when the node may have changed since `seen`: something came, or the watch ended.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn changed(&self, seen: &Labels) -> Result<(), ApiError> {
+        let call = &Call::new(Verb::Watch, Kind::Nodes, &self.node);
+        let seconds = u32::try_from(self.watch.as_secs()).unwrap_or(u32::MAX).max(1);
+        let fields = format!("metadata.name={}", self.node);
+        let params = WatchParams::default().fields(&fields).timeout(seconds).disable_bookmarks();
+        let request = nodes().watch_metadata(&params, &seen.version);
+        let mut body = match self.client.stream(call, request).await {
+            Ok(body) => body,
+            // The server remembers no more as far back.
+            Err(ApiError::Busy { status: 410, .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // What is said does not matter: the labels are read again. A server that is gone ends no watch.
+        let _ = timeout(self.watch + self.limit, body.frame()).await;
+        Ok(())
+    }
+}
+
+fn nodes() -> Request {
+    Request::new("/api/v1/nodes")
+}

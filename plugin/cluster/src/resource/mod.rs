@@ -1,0 +1,127 @@
+//! DRA's objects, `resource.k8s.io`: claims are read one by one, slices are the driver's own.
+//!
+//! Slices are exchanged as `k8s_openapi`'s v1 types, claims as [`Claim`]. Where the API server has an older
+//! version, the crate converts; callers see v1.
+
+mod claim;
+mod client;
+mod slices;
+mod status;
+mod versions;
+mod watch;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use tokio::sync::mpsc;
+
+use crate::error::ApiError;
+
+pub use claim::{Asked, Claim, ClaimRef, Consumer, DeviceResult, OpaqueConfig};
+pub use client::{ResourceClient, Timing};
+pub use slices::SliceEvent;
+pub use status::DeviceStatus;
+
+/// An answer that is on its way.
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, ApiError>> + Send + 'a>>;
+
+/// A version of `resource.k8s.io`; newer is greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Version {
+    /// Kubernetes 1.32.
+    V1beta1,
+    /// Kubernetes 1.33.
+    V1beta2,
+    /// Kubernetes 1.34 and newer.
+    V1,
+}
+
+impl Version {
+    /// All, the newest first: the order in which they are preferred.
+    pub const ALL: [Version; 3] = [Version::V1, Version::V1beta2, Version::V1beta1];
+
+    /// As in a path.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Version::V1beta1 => "v1beta1",
+            Version::V1beta2 => "v1beta2",
+            Version::V1 => "v1",
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The API server, for one driver on one node. Every call is one request, or two where a conflict is retried;
+/// nothing is remembered between calls but the version. Each call ends within the client's limit of time.
+pub trait ResourceApi: fmt::Debug + Send + Sync {
+    /// The newest version that server and client share. Asked for once, and again after a server said that it
+    /// does not serve it any more.
+    ///
+    /// # Errors
+    /// [`ApiError::NotServed`] where there is none, and whatever keeps the server from answering.
+    fn version(&self) -> Answer<'_, Version>;
+
+    /// One claim; `None` where there is none of that name. The caller compares the UID: a claim of the same name
+    /// may be another one.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    fn claim<'a>(&'a self, namespace: &'a str, name: &'a str) -> Answer<'a, Option<Claim>>;
+
+    /// Makes these entries the driver's part of the claim's `status.devices`. Other drivers' entries stay; entries
+    /// of this driver that are not named go. Without entries, the driver's part is removed.
+    ///
+    /// # Errors
+    /// [`ApiError::NotFound`] where the claim is gone or has another UID; [`ApiError::Invalid`] for a device that
+    /// is not allocated to the claim; see [`ApiError`].
+    fn set_device_status<'a>(
+        &'a self,
+        claim: &'a ClaimRef,
+        devices: &'a [DeviceStatus],
+    ) -> Answer<'a, ()>;
+
+    /// All slices of this driver and node, in the server's order.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    fn own_slices(&self) -> Answer<'_, Vec<ResourceSlice>>;
+
+    /// Makes a slice; the answer is what the server kept. A field that it dropped is missing there.
+    ///
+    /// # Errors
+    /// [`ApiError::Invalid`] names the field; see [`ApiError`].
+    fn create_slice<'a>(&'a self, slice: &'a ResourceSlice) -> Answer<'a, ResourceSlice>;
+
+    /// Replaces a slice, by its name and with the resource version that it carries; the answer is what the server
+    /// kept.
+    ///
+    /// # Errors
+    /// [`ApiError::Conflict`] where it was changed since that resource version, [`ApiError::NotFound`] where it
+    /// is gone; see [`ApiError`].
+    fn update_slice<'a>(&'a self, slice: &'a ResourceSlice) -> Answer<'a, ResourceSlice>;
+
+    /// Removes a slice; one that is gone already is no error.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    fn delete_slice<'a>(&'a self, name: &'a str) -> Answer<'a, ()>;
+
+    /// Follows changes of this driver's slices on this node, by whomever: kubelet removes them when it starts. The
+    /// watch begins with [`SliceEvent::Restarted`], goes on through failures with pauses, and ends when the
+    /// receiver is dropped. To be called within a runtime.
+    fn watch_own_slices(&self) -> mpsc::Receiver<SliceEvent>;
+
+    /// The UID of the node, for owner references.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    fn node_uid(&self) -> Answer<'_, String>;
+}

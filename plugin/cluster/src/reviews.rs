@@ -1,0 +1,114 @@
+//! Users of tokens, and their rights: `TokenReview` and `SubjectAccessReview`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
+use kube::api::PostParams;
+use kube::core::Request;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::client::Client;
+use crate::error::{ApiError, Call, Kind, Verb};
+
+/// A user, as the API server describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct User {
+    /// Its name.
+    pub name: String,
+    /// Its UID; empty where it has none.
+    pub uid: String,
+    /// Its groups.
+    pub groups: Vec<String>,
+    /// What else an authenticator said.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+/// Asks. A clone shares its connections.
+#[derive(Clone, Debug)]
+pub struct ReviewClient {
+    client: Client,
+}
+
+impl ReviewClient {
+    /// Over this client.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        ReviewClient { client }
+    }
+
+    /// The user of a token for the API server's own audience; `None` if it is not accepted.
+    ///
+    /// # Errors
+    /// See [`ApiError`]. None has the token in it.
+    pub async fn user(&self, token: &str) -> Result<Option<User>, ApiError> {
+        let call = &Call::new(Verb::Create, Kind::TokenReviews, "");
+        let spec = TokenReviewSpec { token: token.to_owned(), audiences: None };
+        let review = TokenReview { spec, ..TokenReview::default() };
+        let status =
+            self.create::<TokenReview>(call, "authentication.k8s.io", &review).await?.status;
+        let status = status.unwrap_or_default();
+        let user = status.user.filter(|_| status.authenticated.unwrap_or(false));
+        Ok(user.map(described).filter(|user| !user.name.is_empty()))
+    }
+
+    /// Whether a user may do this with the pods of a namespace; of all where it is empty.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn may(&self, user: &User, verb: Verb, namespace: &str) -> Result<bool, ApiError> {
+        let call = &Call::new(Verb::Create, Kind::AccessReviews, "");
+        let attributes = ResourceAttributes {
+            verb: Some(verb.name().to_owned()),
+            resource: Some("pods".to_owned()),
+            namespace: (!namespace.is_empty()).then(|| namespace.to_owned()),
+            ..ResourceAttributes::default()
+        };
+        let spec = SubjectAccessReviewSpec {
+            user: Some(user.name.clone()),
+            uid: (!user.uid.is_empty()).then(|| user.uid.clone()),
+            groups: Some(user.groups.clone()),
+            extra: Some(user.extra.clone()),
+            resource_attributes: Some(attributes),
+            ..SubjectAccessReviewSpec::default()
+        };
+        let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+        let answer: SubjectAccessReview =
+            self.create(call, "authorization.k8s.io", &review).await?;
+        let status = answer.status.unwrap_or_default();
+        Ok(status.allowed && !status.denied.unwrap_or(false))
+    }
+
+    async fn create<T>(&self, call: &Call, group: &str, review: &T) -> Result<T, ApiError>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let unreadable = |error: serde_json::Error| ApiError::Unreadable {
+            call: call.clone(),
+            // Without the value at fault, which may be a token.
+            reason: format!(
+                "{:?} at line {} column {}",
+                error.classify(),
+                error.line(),
+                error.column()
+            ),
+        };
+        let body = serde_json::to_vec(review).map_err(unreadable)?;
+        let path = format!("/apis/{group}/v1/{}", call.kind.resource());
+        let request = Request::new(path).create(&PostParams::default(), body);
+        let answer = self.client.send(call, request).await?;
+        serde_json::from_slice(&answer).map_err(unreadable)
+    }
+}
+
+fn described(user: UserInfo) -> User {
+    User {
+        name: user.username.unwrap_or_default(),
+        uid: user.uid.unwrap_or_default(),
+        groups: user.groups.unwrap_or_default(),
+        extra: user.extra.unwrap_or_default(),
+    }
+}

@@ -1,0 +1,281 @@
+//! What a person asks with a kubeconfig: pods, nodes, claims, what pods serve behind the API server's proxy, and
+//! commands in them. Everything is done with the person's own rights.
+
+mod exec;
+pub mod objects;
+mod proxy;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::Mutex;
+
+use crate::access::{self, Access};
+use crate::answer;
+use crate::client::Client;
+use crate::error::{ApiError, Call, Kind, Verb};
+use crate::resource::Version;
+
+pub use exec::{ExecError, Finished};
+use objects::{List, Node, Pod};
+use proxy::Viewer;
+pub use proxy::{Passed, Proxied};
+
+/// Most of a list that is asked for at once.
+const PAGE: usize = 500;
+/// Most parts of a list: a list of more pods than any cluster has.
+const PAGES: usize = 400;
+/// Most of a page: 500 pods of some 40 KiB.
+const LARGEST: usize = 24 << 20;
+
+/// The API server, as a person uses it. A clone shares connections.
+#[derive(Clone, Debug)]
+pub struct UserClient {
+    client: Client,
+    limit: Duration,
+    viewer: Arc<Mutex<Option<Viewer>>>,
+}
+
+/// What a kubeconfig says of its context.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Context {
+    /// The context's name, or `in-cluster`.
+    pub name: String,
+    /// The namespace for what names none.
+    pub namespace: String,
+}
+
+impl UserClient {
+    /// Each request may take `limit`; up to `parallel` connections wait for the next one.
+    #[must_use]
+    pub fn new(access: Access, limit: Duration, parallel: usize) -> Self {
+        let client = Client::new(access, limit).keeping(parallel);
+        UserClient { client, limit, viewer: Arc::default() }
+    }
+
+    /// What the kubeconfig says. Reads files.
+    ///
+    /// # Errors
+    /// The file that cannot be read, or a context that it does not have.
+    pub fn context(&self) -> Result<Context, String> {
+        let (files, asked) = match self.client.access() {
+            Access::Server(_) => {
+                let file = Path::new(access::CREDENTIALS).join("namespace");
+                let namespace = access::read(&file).unwrap_or_default().trim().to_owned();
+                return Ok(Context { name: "in-cluster".to_owned(), namespace });
+            }
+            Access::Kubeconfig(files) => (files, None),
+            Access::Context(files, context) => (files, Some(context.clone())),
+        };
+        let whole = access::merged(files)?;
+        let Some(name) = asked.or(whole.current_context) else {
+            return Err("the kubeconfig has no current context: name one with --context".to_owned());
+        };
+        let Some(context) = whole.contexts.iter().find(|context| context.name == name) else {
+            let names: Vec<&str> = whole.contexts.iter().map(|one| one.name.as_str()).collect();
+            return Err(format!(
+                "the kubeconfig has no context \"{name}\"; it has {}",
+                if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+            ));
+        };
+        let namespace = context.context.as_ref().and_then(|context| context.namespace.clone());
+        Ok(Context { name, namespace: namespace.unwrap_or_else(|| "default".to_owned()) })
+    }
+
+    /// Names of the contexts, for completion. Reads files.
+    ///
+    /// # Errors
+    /// The file that cannot be read.
+    pub fn contexts(&self) -> Result<Vec<String>, String> {
+        match self.client.access() {
+            Access::Server(_) => Ok(Vec::new()),
+            Access::Kubeconfig(files) | Access::Context(files, _) => {
+                Ok(access::merged(files)?.contexts.into_iter().map(|one| one.name).collect())
+            }
+        }
+    }
+
+    /// Pods of a namespace (empty: all) with these labels (empty: any).
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn pods(&self, namespace: &str, labels: &str) -> Result<Vec<Pod>, ApiError> {
+        let path = match namespace {
+            "" => "/api/v1/pods".to_owned(),
+            namespace => format!("/api/v1/namespaces/{}/pods", escaped(namespace)),
+        };
+        let call = Call::new(Verb::List, Kind::Pods, namespace);
+        let selector = match labels {
+            "" => String::new(),
+            labels => format!("&labelSelector={}", escaped(labels)),
+        };
+        self.list(&call, &path, &selector).await
+    }
+
+    /// A pod; `None` where there is none of that name.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ApiError> {
+        let call = Call::of(Verb::Get, Kind::Pods, namespace, name);
+        let path = format!("/api/v1/namespaces/{}/pods/{}", escaped(namespace), escaped(name));
+        found(self.get(&call, &path).await)
+    }
+
+    /// All nodes.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn nodes(&self) -> Result<Vec<Node>, ApiError> {
+        self.list(&Call::new(Verb::List, Kind::Nodes, ""), "/api/v1/nodes", "").await
+    }
+
+    /// A claim as the API server has it, in the newest version that it serves; `None` where there is none.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn claim(&self, namespace: &str, name: &str) -> Result<Option<Value>, ApiError> {
+        let call = Call::of(Verb::Get, Kind::Claims, namespace, name);
+        let rest = format!("namespaces/{}/resourceclaims/{}", escaped(namespace), escaped(name));
+        self.resource(&call, &rest).await
+    }
+
+    /// A device class; `None` where there is none.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn device_class(&self, name: &str) -> Result<Option<Value>, ApiError> {
+        let call = Call::new(Verb::Get, Kind::Classes, name);
+        self.resource(&call, &format!("deviceclasses/{}", escaped(name))).await
+    }
+
+    async fn resource(&self, call: &Call, rest: &str) -> Result<Option<Value>, ApiError> {
+        let mut last = None;
+        for version in Version::ALL {
+            let path = format!("/apis/resource.k8s.io/{}/{rest}", version.name());
+            match found(self.get(call, &path).await) {
+                Err(error @ ApiError::NotServed { .. }) => last = Some(error),
+                answer => return answer,
+            }
+        }
+        let message = "no version".to_owned();
+        Err(last.unwrap_or(ApiError::NotServed { call: call.clone(), message }))
+    }
+
+    async fn get<T: DeserializeOwned>(&self, call: &Call, path: &str) -> Result<T, ApiError> {
+        let request =
+            Request::get(path).body(Vec::new()).map_err(kube::core::request::Error::BuildRequest);
+        let (head, body) = self.client.exchange(call, request, self.limit, LARGEST).await?;
+        if !head.status.is_success() {
+            return Err(answer::refused(call, head.status.as_u16(), &head.headers, &body));
+        }
+        serde_json::from_slice(&body).map_err(|error| {
+            let reason = error.to_string();
+            ApiError::Unreadable { call: call.clone(), reason }
+        })
+    }
+
+    async fn list<T: DeserializeOwned>(
+        &self,
+        call: &Call,
+        path: &str,
+        selector: &str,
+    ) -> Result<Vec<T>, ApiError> {
+        let (mut all, mut next) = (Vec::new(), String::new());
+        for _ in 0..PAGES {
+            let target = format!("{path}?limit={PAGE}{selector}{next}");
+            let page: List<T> = self.get(call, &target).await?;
+            all.extend(page.items.into_iter().flatten());
+            match page.metadata.next.filter(|next| !next.is_empty()) {
+                Some(more) => next = format!("&continue={}", escaped(&more)),
+                None => return Ok(all),
+            }
+        }
+        let reason = format!("the list does not end within {PAGES} parts");
+        Err(ApiError::Unreadable { call: call.clone(), reason })
+    }
+}
+
+fn found<T>(answer: Result<T, ApiError>) -> Result<Option<T>, ApiError> {
+    match answer {
+        Ok(object) => Ok(Some(object)),
+        Err(ApiError::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A part of a path or of a query: everything but letters, digits and `-._~` is encoded.
+#[must_use]
+pub fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                out.push(byte.into())
+            }
+            byte => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+/// What a pod asks in all, as the scheduler sums it, with every quantity in `read`'s unit: the containers and the
+/// init containers that go on together, or an init container with those that go on beside it, whichever is more;
+/// and the overhead.
+pub fn asked<E>(
+    pod: &Pod,
+    read: impl Fn(&str, &str) -> Result<u128, E>,
+) -> Result<BTreeMap<String, u128>, E> {
+    let mut all: BTreeMap<String, u128> = BTreeMap::new();
+    let mut beside: BTreeMap<String, u128> = BTreeMap::new();
+    let mut first: BTreeMap<String, u128> = BTreeMap::new();
+    let requests = |container: &objects::Container| -> Result<BTreeMap<String, u128>, E> {
+        // The API server fills requests in from limits; a file has perhaps limits alone.
+        let mut whole = container.resources.limits.clone();
+        whole.extend(container.resources.requests.clone());
+        whole.iter().map(|(name, text)| Ok((name.clone(), read(name, text)?))).collect()
+    };
+    let add = |to: &mut BTreeMap<String, u128>, what: &BTreeMap<String, u128>| {
+        for (name, amount) in what {
+            let sum = to.entry(name.clone()).or_default();
+            *sum = sum.saturating_add(*amount);
+        }
+    };
+    for container in &pod.spec.containers {
+        add(&mut all, &requests(container)?);
+    }
+    for container in &pod.spec.init_containers {
+        let mut now = requests(container)?;
+        if container.restart_policy == "Always" {
+            add(&mut beside, &now);
+            now = beside.clone();
+        } else {
+            add(&mut now, &beside);
+        }
+        for (name, amount) in now {
+            let most = first.entry(name).or_default();
+            *most = (*most).max(amount);
+        }
+    }
+    add(&mut all, &beside);
+    for (name, amount) in first {
+        let most = all.entry(name).or_default();
+        *most = (*most).max(amount);
+    }
+    if let Some(resources) = &pod.spec.resources {
+        // Resources of the whole pod stand in for the sums.
+        for (name, text) in &resources.requests {
+            all.insert(name.clone(), read(name, text)?);
+        }
+    }
+    for (name, text) in &pod.spec.overhead {
+        let sum = all.entry(name.clone()).or_default();
+        *sum = sum.saturating_add(read(name, text)?);
+    }
+    Ok(all)
+}

@@ -1,0 +1,303 @@
+//! Pods, nodes and claims as far as a person's question needs them. Small types of our own: those of `k8s_openapi`
+//! would bring the whole of a pod's specification into the program.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// Quantities by resource, as they are written.
+pub type Quantities = BTreeMap<String, String>;
+
+/// A list, or a part of one.
+#[derive(Debug, Deserialize)]
+#[serde(bound = "T: Deserialize<'de>")]
+pub(super) struct List<T> {
+    #[serde(default)]
+    pub metadata: ListMeta,
+    #[serde(default)]
+    pub items: Option<Vec<T>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ListMeta {
+    #[serde(rename = "continue")]
+    pub next: Option<String>,
+}
+
+/// What every object has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Meta {
+    /// Its name.
+    pub name: String,
+    /// Its namespace; empty where it lies in none.
+    pub namespace: String,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Set while it is deleted.
+    pub deletion_timestamp: Option<String>,
+    /// What made it.
+    pub owner_references: Vec<Owner>,
+}
+
+/// What made an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Owner {
+    /// Its kind, such as `DaemonSet`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// A pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Pod {
+    /// Names and labels.
+    pub metadata: Meta,
+    /// What is asked.
+    pub spec: PodSpec,
+    /// What became of it.
+    pub status: PodStatus,
+}
+
+/// What a pod asks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodSpec {
+    /// The node; empty while it waits for one.
+    pub node_name: String,
+    /// Labels that a node must have.
+    pub node_selector: BTreeMap<String, String>,
+    /// Rules on nodes and other pods.
+    pub affinity: Option<Affinity>,
+    /// Taints that it tolerates.
+    pub tolerations: Vec<Toleration>,
+    /// Its containers.
+    pub containers: Vec<Container>,
+    /// Those that run before.
+    pub init_containers: Vec<Container>,
+    /// What its sandbox takes.
+    pub overhead: Quantities,
+    /// Claims, as it names them.
+    pub resource_claims: Vec<PodClaim>,
+    /// Gates that keep the scheduler from it.
+    pub scheduling_gates: Vec<Named>,
+    /// Rules on where its like run.
+    pub topology_spread_constraints: Vec<serde_json::Value>,
+    /// Pod-level resources: Kubernetes 1.34.
+    pub resources: Option<Resources>,
+    /// Which scheduler is to place it.
+    pub scheduler_name: String,
+}
+
+/// Something with a name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Named {
+    /// The name.
+    pub name: String,
+}
+
+/// A container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Container {
+    /// Its name.
+    pub name: String,
+    /// What it asks.
+    pub resources: Resources,
+    /// `Always` for an init container that goes on.
+    pub restart_policy: String,
+    /// Ports.
+    pub ports: Vec<Port>,
+}
+
+/// A container's port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Port {
+    /// On the node; 0 for none.
+    pub host_port: u32,
+}
+
+/// What is asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Resources {
+    /// What the scheduler counts.
+    pub requests: Quantities,
+    /// The most.
+    pub limits: Quantities,
+}
+
+/// A claim, as a pod names it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodClaim {
+    /// Within the pod.
+    pub name: String,
+    /// The claim's own name; absent where a template makes it.
+    pub resource_claim_name: Option<String>,
+    /// The template that makes it.
+    pub resource_claim_template_name: Option<String>,
+}
+
+/// Rules on nodes and other pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Affinity {
+    /// On nodes.
+    pub node_affinity: Option<NodeAffinity>,
+    /// On pods that must be near.
+    pub pod_affinity: Option<PodAffinity>,
+    /// On pods that must not.
+    pub pod_anti_affinity: Option<PodAffinity>,
+}
+
+/// Rules on other pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodAffinity {
+    /// Those that must hold.
+    pub required_during_scheduling_ignored_during_execution: Vec<serde_json::Value>,
+}
+
+/// Rules on nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NodeAffinity {
+    /// Those that must hold.
+    pub required_during_scheduling_ignored_during_execution: Option<NodeSelector>,
+}
+
+/// Terms of which one must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NodeSelector {
+    /// The terms.
+    pub node_selector_terms: Vec<Term>,
+}
+
+/// Requirements that must all hold; one without any holds for no node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Term {
+    /// On labels.
+    pub match_expressions: Vec<Requirement>,
+    /// On fields: `metadata.name` alone.
+    pub match_fields: Vec<Requirement>,
+}
+
+/// A requirement on a label or field.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Requirement {
+    /// The label or field.
+    pub key: String,
+    /// `In`, `NotIn`, `Exists`, `DoesNotExist`, `Gt` or `Lt`.
+    pub operator: String,
+    /// What it is compared with.
+    pub values: Vec<String>,
+}
+
+/// A taint that is tolerated.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Toleration {
+    /// The taint's key; empty for every one.
+    pub key: String,
+    /// `Exists`, or else `Equal`.
+    pub operator: String,
+    /// The taint's value.
+    pub value: String,
+    /// The taint's effect; empty for every one.
+    pub effect: String,
+}
+
+/// What became of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodStatus {
+    /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
+    pub phase: String,
+    /// A word on why.
+    pub reason: String,
+    /// A sentence on why.
+    pub message: String,
+    /// `PodScheduled`, `Ready` and others.
+    pub conditions: Vec<Condition>,
+    /// Names of claims that were made of templates.
+    pub resource_claim_statuses: Vec<ClaimStatus>,
+}
+
+/// A condition.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Condition {
+    /// Which.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// `True`, `False` or `Unknown`.
+    pub status: String,
+    /// A word on why.
+    pub reason: String,
+    /// A sentence on why.
+    pub message: String,
+}
+
+/// The name of a claim that was made of a template.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ClaimStatus {
+    /// Within the pod.
+    pub name: String,
+    /// The claim; absent while there is none.
+    pub resource_claim_name: Option<String>,
+}
+
+/// A node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    /// Name and labels.
+    pub metadata: Meta,
+    /// What is asked of it.
+    pub spec: NodeSpec,
+    /// What it is.
+    pub status: NodeStatus,
+}
+
+/// What is asked of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct NodeSpec {
+    /// Cordoned.
+    pub unschedulable: bool,
+    /// Taints.
+    pub taints: Vec<Taint>,
+}
+
+/// What keeps pods away from a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Taint {
+    /// Its key.
+    pub key: String,
+    /// Its value.
+    pub value: String,
+    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
+    pub effect: String,
+}
+
+/// What a node is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct NodeStatus {
+    /// What pods may ask in all.
+    pub allocatable: Quantities,
+    /// `Ready` and others.
+    pub conditions: Vec<Condition>,
+}

@@ -1,0 +1,135 @@
+//! What a plugin serves, through the API server's proxy for pods, with the person's token.
+
+use std::time::{Duration, Instant};
+
+use http::{HeaderValue, Request};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{UserClient, escaped};
+use crate::answer::{self, Bytes};
+use crate::client::{PASS_ON, PASSED_ON};
+use crate::error::{ApiError, Call, Kind, Verb};
+
+/// How long a token of the viewer is asked for; the API server gives none for less.
+const LIFE: Duration = Duration::from_secs(600);
+/// How long it is used.
+const USE: Duration = Duration::from_secs(480);
+
+/// A token of the viewer's service account.
+#[derive(Clone)]
+pub(super) struct Viewer {
+    token: HeaderValue,
+    since: Instant,
+}
+
+impl std::fmt::Debug for Viewer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Viewer").field("since", &self.since).finish_non_exhaustive()
+    }
+}
+
+/// A place behind the proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proxied {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod.
+    pub pod: String,
+    /// Its port, which speaks TLS.
+    pub port: u16,
+    /// Path and query, with a slash in front.
+    pub target: String,
+    /// The type that is wanted, such as `application/json`.
+    pub accept: &'static str,
+}
+
+/// An answer that the proxy passed on, or that the API server gave itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// HTTP's status.
+    pub status: u16,
+    /// The body.
+    pub body: Bytes,
+}
+
+impl UserClient {
+    /// What a pod answers. The person's bearer token goes with it in a header that the proxy passes on; where there
+    /// is none (client certificates), one for the service account `viewer` in the pod's namespace.
+    ///
+    /// # Errors
+    /// See [`ApiError`]: without a way to the API server or a token, in time, or of a size to be read. An answer
+    /// that is no success is no error here.
+    pub async fn through_pod(
+        &self,
+        place: &Proxied,
+        viewer: &str,
+        limit: Duration,
+        largest: usize,
+    ) -> Result<Passed, ApiError> {
+        let Proxied { namespace, pod, port, target, accept } = place;
+        let call = Call::of(Verb::Get, Kind::PodProxy, namespace, pod);
+        let token = match self.client.has_token(&call).await? {
+            true => HeaderValue::from_static(PASS_ON),
+            false => self.viewers_token(namespace, viewer).await?,
+        };
+        let path = format!(
+            "/api/v1/namespaces/{}/pods/https:{}:{port}/proxy{target}",
+            escaped(namespace),
+            escaped(pod),
+        );
+        let request = Request::get(path).header(PASSED_ON, token).header("accept", *accept);
+        let request = request.body(Vec::new()).map_err(kube::core::request::Error::BuildRequest);
+        let (head, body) = self.client.exchange(&call, request, limit, largest).await?;
+        Ok(Passed { status: head.status.as_u16(), body })
+    }
+
+    /// Forgets what was found out about credentials, so that the next request reads them again.
+    pub async fn renew(&self) {
+        *self.viewer.lock().await = None;
+        self.client.rest().await;
+    }
+
+    async fn viewers_token(&self, namespace: &str, account: &str) -> Result<HeaderValue, ApiError> {
+        let mut viewer = self.viewer.lock().await;
+        if let Some(viewer) = viewer.as_ref().filter(|viewer| viewer.since.elapsed() < USE) {
+            return Ok(viewer.token.clone());
+        }
+        let call = Call::of(Verb::Create, Kind::ServiceAccountToken, namespace, account);
+        let body = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+            "spec": { "expirationSeconds": LIFE.as_secs() },
+        });
+        let path = format!(
+            "/api/v1/namespaces/{}/serviceaccounts/{}/token",
+            escaped(namespace),
+            escaped(account)
+        );
+        let request = Request::post(path).header("content-type", "application/json");
+        let request = request.body(body.to_string().into_bytes());
+        let request = request.map_err(kube::core::request::Error::BuildRequest);
+        let since = Instant::now();
+        let (head, body) = self.client.exchange(&call, request, self.limit, 1 << 20).await?;
+        if !head.status.is_success() {
+            return Err(answer::refused(&call, head.status.as_u16(), &head.headers, &body));
+        }
+        let unreadable = |reason: String| ApiError::Unreadable { call: call.clone(), reason };
+        let made: TokenRequest =
+            serde_json::from_slice(&body).map_err(|error| unreadable(error.to_string()))?;
+        let token = HeaderValue::try_from(format!("Bearer {}", made.status.token));
+        let mut token = token.map_err(|_| unreadable("the token is no word".to_owned()))?;
+        token.set_sensitive(true);
+        *viewer = Some(Viewer { token: token.clone(), since });
+        Ok(token)
+    }
+}
+
+#[derive(Deserialize)]
+struct TokenRequest {
+    status: TokenStatus,
+}
+
+#[derive(Deserialize)]
+struct TokenStatus {
+    token: String,
+}

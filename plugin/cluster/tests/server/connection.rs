@@ -1,0 +1,172 @@
+//! Credentials, connections and servers that do not answer.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tessera_cluster::events::{EventClient, PodEvent};
+use tessera_cluster::fixtures::Temper;
+use tessera_cluster::resource::{ResourceApi, ResourceClient};
+use tessera_cluster::{Access, ApiError, Client, Kind, Retry, Server, Verb};
+
+use super::{DRIVER, World, timing, until};
+
+#[tokio::test]
+async fn a_token_that_kubelet_renews_is_used_at_once() {
+    let world = World::new();
+    world.client.node_uid().await.unwrap();
+    let token = world.dir.path().join("token");
+    std::fs::write(&token, "expired\n").unwrap();
+    let error = world.client.node_uid().await.unwrap_err();
+    assert!(matches!(error, ApiError::Unauthorized { .. }), "{error}");
+    assert_eq!(error.retry(), Retry::Later);
+    std::fs::write(&token, "secret\n").unwrap();
+    world.client.node_uid().await.unwrap();
+    std::fs::remove_file(&token).unwrap();
+    let error = world.client.node_uid().await.unwrap_err();
+    assert!(
+        matches!(&error, ApiError::Unreachable { reason, .. } if reason.contains("/token")),
+        "{error}"
+    );
+    // A pipe is refused and not waited for.
+    nix::unistd::mkfifo(&token, nix::sys::stat::Mode::S_IRUSR).unwrap();
+    let text = world.client.node_uid().await.unwrap_err().to_string();
+    assert!(text.contains("must be a regular file"), "{text}");
+    let key = || "no\nword";
+    std::fs::remove_file(&token).unwrap();
+    std::fs::write(&token, key()).unwrap();
+    let text = world.client.node_uid().await.unwrap_err().to_string();
+    assert!(text.contains("token is no word"), "{text}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_silent_slow_or_away_costs_the_limit_of_time_and_not_more() {
+    let world = World::new();
+    world.server.set_temper(Temper::Silent);
+    let begun = Instant::now();
+    let error = world.client.own_slices().await.unwrap_err();
+    assert!(matches!(error, ApiError::Slow { .. }), "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    world.server.set_temper(Temper::Slow(Duration::from_millis(20)));
+    assert_eq!(world.client.own_slices().await.unwrap(), []);
+    let requests = world.client.requests();
+    let outcomes = |verb, kind| requests.get(&(verb, kind)).map(|made| (made.served, made.failed));
+    assert_eq!(outcomes(Verb::Get, Kind::Versions), Some((1, 1)));
+    assert_eq!(outcomes(Verb::List, Kind::Slices), Some((1, 0)));
+    world.server.set_temper(Temper::Answers(503, "etcd is away".into()));
+    let error = world.client.own_slices().await.unwrap_err();
+    assert!(
+        matches!(error, ApiError::Busy { status: 503, .. }) && error.retry() == Retry::Soon,
+        "{error}"
+    );
+    // Nobody listens there.
+    let nobody = Server { port: 1, ..world.server.access() };
+    let client = ResourceClient::new(nobody, DRIVER, "n1", timing());
+    let error = client.own_slices().await.unwrap_err();
+    assert!(
+        matches!(&error, ApiError::Unreachable { reason, .. } if reason.contains("refused")),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn requests_share_a_connection_which_does_not_outlive_its_use() {
+    let world = World::new();
+    for _ in 0..20 {
+        world.client.node_uid().await.unwrap();
+    }
+    assert_eq!((world.server.connections(), world.server.open()), (1, 1));
+    let events = EventClient::new(Client::new(world.server.access(), timing().limit), "n1".into());
+    events.create(&event()).await.unwrap();
+    assert_eq!(world.server.open(), 2);
+    events.rest().await;
+    until(|| world.server.open() == 1).await;
+    // The server answers nothing on the old one; the next request has one of its own.
+    world.server.set_temper(Temper::Silent);
+    world.client.node_uid().await.unwrap_err();
+    until(|| world.server.open() == 0).await;
+    world.server.set_temper(Temper::Works);
+    world.client.node_uid().await.unwrap();
+    assert_eq!(world.server.connections(), 3);
+}
+
+fn event() -> PodEvent<'static> {
+    PodEvent {
+        namespace: "team",
+        pod: "chat",
+        uid: None,
+        container: "main",
+        reason: "GPUMemoryRefused",
+        message: "m",
+        warning: true,
+        count: 1,
+        first_unix_ms: 1_795_340_700_000,
+        last_unix_ms: 1_795_340_700_000,
+    }
+}
+
+#[tokio::test]
+async fn an_event_is_made_once_and_counted_after() {
+    let world = World::new();
+    let events = EventClient::new(Client::new(world.server.access(), timing().limit), "n1".into());
+    let name = events.create(&event()).await.unwrap();
+    // The first answer came too late: it is there already.
+    world.server.set_temper(Temper::Answers(409, "already exists".into()));
+    assert_eq!(events.create(&event()).await.unwrap(), name);
+    world.server.set_temper(Temper::Works);
+    events.update(&PodEvent { count: 7, ..event() }, &name).await.unwrap();
+    let asked = world.server.asked();
+    let update = asked.last().unwrap();
+    assert_eq!(asked[0].target, "/api/v1/namespaces/team/events");
+    assert_eq!(update.target, format!("/api/v1/namespaces/team/events/{name}"));
+    assert_eq!((update.method.as_str(), &update.body["count"]), ("PATCH", &serde_json::json!(7)));
+    assert_eq!(update.headers["content-type"], "application/merge-patch+json");
+    world.server.set_temper(Temper::Answers(403, "events is forbidden".into()));
+    let error = events.create(&event()).await.unwrap_err();
+    assert!(error.to_string().contains("403: events is forbidden; grant it"), "{error}");
+}
+
+#[tokio::test]
+async fn a_kubeconfig_serves_as_well_and_a_bad_one_is_named() {
+    let world = World::new();
+    let file = world.dir.path().join("config");
+    let client = |files: Vec<PathBuf>| {
+        ResourceClient::new(Access::Kubeconfig(files), DRIVER, "n1", timing())
+    };
+    std::fs::write(&file, world.server.kubeconfig()).unwrap();
+    assert_eq!(client(vec![file.clone()]).node_uid().await.unwrap(), "uid-of-n1");
+    // As kubectl merges them.
+    let empty = world.dir.path().join("empty");
+    std::fs::write(&empty, "apiVersion: v1\nkind: Config\n").unwrap();
+    assert_eq!(client(vec![empty, file.clone()]).node_uid().await.unwrap(), "uid-of-n1");
+    for (text, says) in [("clusters: {", "config"), ("apiVersion: v1\n", "current context")] {
+        std::fs::write(&file, text).unwrap();
+        let error = client(vec![file.clone()]).node_uid().await.unwrap_err().to_string();
+        assert!(error.contains("/config: ") && error.to_lowercase().contains(says), "{error}");
+    }
+    let absent = world.dir.path().join("absent");
+    let error = client(vec![absent]).node_uid().await.unwrap_err().to_string();
+    assert!(error.contains("/absent: "), "{error}");
+}
+
+#[tokio::test]
+async fn a_certificate_of_no_use_leaves_the_others_and_no_certificate_is_an_error_that_names_the_file()
+ {
+    let world = World::new();
+    let authority = world.dir.path().join("ca.crt");
+    std::fs::write(
+        &authority,
+        "-----BEGIN CERTIFICATE-----\nnot base64!\n-----END CERTIFICATE-----\n",
+    )
+    .unwrap();
+    let server = Server { authority: Some(authority.clone()), ..world.server.access() };
+    let client = ResourceClient::new(server.clone(), DRIVER, "n1", timing());
+    let error = client.node_uid().await.unwrap_err().to_string();
+    assert!(error.contains("ca.crt"), "{error}");
+    // A server that does not speak TLS: no connection, and nothing was sent.
+    let key = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let useless = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    std::fs::write(&authority, format!("{useless}{}", key.cert.pem())).unwrap();
+    let error = ResourceClient::new(server, DRIVER, "n1", timing()).node_uid().await.unwrap_err();
+    assert!(matches!(error, ApiError::Unreachable { .. }), "{error}");
+    assert!(world.server.asked().is_empty());
+}

@@ -1,0 +1,211 @@
+//! What is asked for, and what comes back.
+
+use serde_json::{Value, json};
+use tessera_cluster::fixtures::Gates;
+use tessera_cluster::resource::{ClaimRef, DeviceStatus, ResourceApi, Version};
+use tessera_cluster::{ApiError, Kind, Retry, Verb};
+
+use super::{DRIVER, World, slice, slice_of};
+
+#[tokio::test]
+async fn slices_live_through_every_version() {
+    for version in Version::ALL {
+        let world = World::new();
+        world.server.set_versions(&[version]);
+        let api = &world.client;
+        assert_eq!(api.version().await.unwrap(), version);
+        let made = api.create_slice(&slice()).await.unwrap();
+        assert_eq!(made.spec, slice().spec, "{version}");
+        let mut changed = made.clone();
+        changed.spec.pool.generation = 2;
+        let kept = api.update_slice(&changed).await.unwrap();
+        assert_eq!(kept.spec, changed.spec);
+        assert_eq!(api.own_slices().await.unwrap(), vec![kept.clone()]);
+        api.delete_slice(kept.metadata.name.as_deref().unwrap()).await.unwrap();
+        assert_eq!(api.own_slices().await.unwrap(), []);
+        let bodies: Vec<Value> = world.server.asked().into_iter().map(|asked| asked.body).collect();
+        let device = &bodies[1]["spec"]["devices"][0];
+        assert_eq!(device.get("basic").is_some(), version == Version::V1beta1);
+        assert_eq!(world.count("GET /apis/resource.k8s.io"), 1 + 2, "asked for the version once");
+    }
+}
+
+#[tokio::test]
+async fn slices_of_other_drivers_and_nodes_are_not_listed() {
+    let world = World::new();
+    world.server.with(|store| {
+        for (driver, node) in [(DRIVER, "n2"), ("nic", "n1"), (DRIVER, "n1")] {
+            store.create_slice(slice_of(driver, node)).unwrap();
+        }
+    });
+    let own = world.client.own_slices().await.unwrap();
+    assert_eq!(own.len(), 1);
+    assert_eq!(
+        (own[0].spec.driver.as_str(), own[0].spec.node_name.as_deref()),
+        (DRIVER, Some("n1"))
+    );
+}
+
+#[tokio::test]
+async fn a_change_in_between_and_a_slice_that_is_gone_are_distinguished() {
+    let World { client, .. } = &World::new();
+    let made = client.create_slice(&slice()).await.unwrap();
+    client.update_slice(&made).await.unwrap();
+    let error = client.update_slice(&made).await.unwrap_err();
+    assert!(matches!(error, ApiError::Conflict { .. }), "{error}");
+    assert_eq!(error.retry(), Retry::Reread);
+    let error = client.create_slice(&made).await.unwrap_err();
+    assert!(matches!(error, ApiError::Exists { .. }), "{error}");
+    let name = made.metadata.name.as_deref().unwrap();
+    client.delete_slice(name).await.unwrap();
+    client.delete_slice(name).await.unwrap();
+    let error = client.update_slice(&made).await.unwrap_err();
+    assert!(matches!(error, ApiError::NotFound { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn an_object_that_is_not_valid_names_the_field_and_is_not_tried_again() {
+    let World { client, .. } = &World::new();
+    let mut made = client.create_slice(&slice()).await.unwrap();
+    made.spec.node_name = Some("n2".into());
+    let error = client.update_slice(&made).await.unwrap_err();
+    let ApiError::Invalid { field, .. } = &error else { panic!("{error}") };
+    assert_eq!(field.as_deref(), Some("spec.nodeName"));
+    assert_eq!(error.retry(), Retry::Never);
+}
+
+#[tokio::test]
+async fn fields_that_the_server_drops_are_missing_in_its_answer() {
+    let world = World::new();
+    world
+        .server
+        .with(|store| store.gates = Gates { consumable_capacity: false, ..Gates::default() });
+    let kept = world.client.create_slice(&slice()).await.unwrap();
+    let device = &kept.spec.devices.as_ref().unwrap()[0];
+    assert!(device.allow_multiple_allocations.is_none() && device.taints.is_some());
+    assert!(device.capacity.as_ref().unwrap()["memory"].request_policy.is_none());
+}
+
+fn claim() -> Value {
+    let result = |driver: &str, device: &str, share: Option<&str>| {
+        let mut result =
+            json!({ "request": "gpu", "driver": driver, "pool": "n1", "device": device });
+        if let Some(share) = share {
+            result["shareID"] = json!(share);
+            result["consumedCapacity"] = json!({ "memory": "6Gi", "cores": "30" });
+        }
+        result
+    };
+    json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+        "metadata": { "namespace": "team", "name": "chat", "uid": "u" },
+        "spec": { "devices": { "requests": [{ "name": "gpu", "exactly": {
+            "deviceClassName": "shares", "capacity": { "requests": { "memory": "6Gi" } } } }] } },
+        "status": { "allocation": { "devices": { "results": [
+            result(DRIVER, "gpu-a", Some("s1")), result(DRIVER, "gpu-a", Some("s2")), result("nic", "nic-0", None),
+        ] } } },
+    })
+}
+
+fn status(share_id: &str, limit: u64) -> DeviceStatus {
+    DeviceStatus {
+        driver: DRIVER.into(),
+        pool: "n1".into(),
+        device: "gpu-a".into(),
+        share_id: Some(share_id.into()),
+        conditions: Vec::new(),
+        data: Some(json!({ "memoryBytes": limit })),
+    }
+}
+
+#[tokio::test]
+async fn a_claim_is_one_request_and_one_that_is_not_there_is_none() {
+    let world = World::new();
+    world.server.with(|store| store.put_claim(claim()));
+    let read = world.client.claim("team", "chat").await.unwrap().unwrap();
+    assert_eq!((read.uid.as_str(), read.asked[0].class.as_str()), ("u", "shares"));
+    assert_eq!(read.allocated.unwrap()[1].share_id.as_deref(), Some("s2"));
+    assert_eq!(world.client.claim("team", "other").await.unwrap(), None);
+    assert_eq!(world.count("GET /apis/resource.k8s.io/v1/namespaces/team/resourceclaims/"), 2);
+    assert_eq!(world.server.asked().len(), 3, "and the version");
+}
+
+#[tokio::test]
+async fn a_claims_status_is_applied_for_this_driver_alone() {
+    let world = World::new();
+    let mut object = claim();
+    object["status"]["devices"] = json!([{ "driver": "nic", "pool": "n1", "device": "nic-0" }]);
+    world.server.with(|store| store.put_claim(object));
+    let claim = &ClaimRef { namespace: "team".into(), name: "chat".into(), uid: "u".into() };
+    let devices = || {
+        world.server.with(|store| store.claim("team", "chat").unwrap()["status"]["devices"].clone())
+    };
+    world.client.set_device_status(claim, &[status("s1", 1), status("s2", 2)]).await.unwrap();
+    assert_eq!(devices().as_array().unwrap().len(), 3);
+    let asked = world.server.asked().pop().unwrap();
+    assert_eq!(asked.headers["content-type"], "application/apply-patch+yaml");
+    assert!(
+        asked.target.contains("fieldManager=gpu.tessera.dev")
+            && asked.target.contains("force=true"),
+        "{asked:?}"
+    );
+    world.client.set_device_status(claim, &[status("s2", 3)]).await.unwrap();
+    let left = devices();
+    assert_eq!((&left[0]["driver"], &left[1]["data"]["memoryBytes"]), (&json!("nic"), &json!(3)));
+    assert_eq!(left.as_array().unwrap().len(), 2);
+    // Another claim of that name, and a device that was not allocated.
+    let other = ClaimRef { uid: "v".into(), ..claim.clone() };
+    let error = world.client.set_device_status(&other, &[status("s1", 1)]).await.unwrap_err();
+    assert!(matches!(error, ApiError::NotFound { .. }), "{error}");
+    let error = world.client.set_device_status(claim, &[status("s3", 1)]).await.unwrap_err();
+    assert!(
+        matches!(&error, ApiError::Invalid { field: Some(field), .. } if field.starts_with("status.devices[")),
+        "{error}"
+    );
+    world.client.set_device_status(claim, &[]).await.unwrap();
+    assert_eq!(devices().as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn what_is_forbidden_says_which_rule_is_missing() {
+    let world = World::new();
+    world.server.with(|store| store.put_claim(claim()));
+    world.server.forbid("PATCH", "resourceclaims", true);
+    let claim = ClaimRef { namespace: "team".into(), name: "chat".into(), uid: "u".into() };
+    let error = world.client.set_device_status(&claim, &[status("s1", 1)]).await.unwrap_err();
+    assert!(matches!(error, ApiError::Forbidden { .. }));
+    assert_eq!(
+        (error.call().verb, error.call().kind, error.retry()),
+        (Verb::Patch, Kind::ClaimStatus, Retry::Later)
+    );
+    let text = error.to_string();
+    assert!(text.contains("resources: [\"resourceclaims/status\"], verbs: [\"patch\"]"), "{text}");
+    world.server.forbid("GET", "nodes", true);
+    let text = world.client.node_uid().await.unwrap_err().to_string();
+    assert!(text.contains("apiGroups: [\"\"], resources: [\"nodes\"], verbs: [\"get\"]"), "{text}");
+    world.server.forbid("GET", "nodes", false);
+    assert_eq!(world.client.node_uid().await.unwrap(), "uid-of-n1");
+    let asked = world.server.asked().pop().unwrap();
+    assert!(asked.headers["accept"].contains("PartialObjectMetadata"), "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_server_of_another_version_is_followed_and_one_without_dra_is_said_so() {
+    let world = World::new();
+    world.server.set_versions(&[Version::V1beta1]);
+    world.client.create_slice(&slice()).await.unwrap();
+    // It was upgraded.
+    world.server.set_versions(&[Version::V1beta2, Version::V1]);
+    assert_eq!(world.client.own_slices().await.unwrap().len(), 1);
+    assert_eq!(world.client.version().await.unwrap(), Version::V1);
+    world.server.set_versions(&[]);
+    for error in [
+        world.client.own_slices().await.map(drop).unwrap_err(),
+        world.client.version().await.map(drop).unwrap_err(),
+    ] {
+        assert!(matches!(error, ApiError::NotServed { .. }), "{error}");
+        assert!(error.to_string().contains("Kubernetes 1.32 or newer"), "{error}");
+    }
+    world.server.set_versions(&[Version::V1]);
+    assert_eq!(world.client.own_slices().await.unwrap().len(), 1);
+}

@@ -1,0 +1,92 @@
+//! The JSON API and the page of this node.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tessera_agent::kubernetes::node_name;
+use tessera_agent::status_board::StatusBoard;
+use tessera_api::admin::StatusView;
+use tessera_api::view::NodeSource;
+use tessera_cluster::reviews::ReviewClient;
+use tessera_cluster::{Client, Server};
+use tessera_config::{ApiAuthorisation, Config};
+use tessera_web::client::socket_beside;
+use tessera_web::{Authorisation, Options, Tls};
+use tracing::warn;
+
+/// How long one question to the API server may take.
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// The API, served; ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Api {
+    /// What is shown, for what is known later in the start: the history.
+    pub source: NodeSource,
+    /// Where and how it is served.
+    pub server: Option<tessera_web::Server>,
+}
+
+/// Serves it. That it cannot be served is no reason not to serve kubelet. Call it within the runtime that serves
+/// kubelet.
+pub(crate) fn start(
+    config: &Config,
+    cluster: Option<Server>,
+    view: &Arc<StatusView>,
+    board: &Arc<StatusBoard>,
+) -> Api {
+    let source = NodeSource::new(node_name().unwrap_or_default(), Arc::clone(view));
+    let mut options = Options::new(Arc::new(source.clone()));
+    options.socket = Some(socket_beside(&config.paths.admin));
+    let published = Arc::clone(board);
+    options.report = Arc::new(move |problem| {
+        if published.set_condition("api", problem.clone())
+            && let Some(problem) = problem
+        {
+            warn!("{problem}");
+        }
+    });
+    match protection(config, cluster) {
+        Ok((authorisation, tls)) => {
+            options.listen.clone_from(&config.api.listen);
+            (options.authorisation, options.tls) = (authorisation, tls);
+        }
+        Err(problem) => {
+            warn!("{problem}");
+            board.set_condition("api authorisation", Some(problem));
+        }
+    }
+    let server = tessera_web::Server::start(options);
+    let server = server.inspect_err(|error| {
+        warn!(%error, "the JSON API and the page are not served: no thread");
+    });
+    Api { source, server: server.ok() }
+}
+
+/// Who may read what, and how it is protected on its way.
+fn protection(config: &Config, cluster: Option<Server>) -> Result<(Authorisation, Tls), String> {
+    let api = &config.api;
+    let files = api.tls_cert.clone().zip(api.tls_key.clone());
+    let files = files.map(|(certificate, key): (PathBuf, PathBuf)| Tls::Files { certificate, key });
+    let is_open = api.listen.iter().any(|address| !address.ip().is_loopback());
+    let reviews = |server| {
+        let reviews = ReviewClient::new(Client::new(server, LIMIT));
+        let tls = files.clone().unwrap_or(Tls::SelfSigned);
+        (Authorisation::kubernetes(reviews), tls)
+    };
+    match (api.authorisation, cluster) {
+        (ApiAuthorisation::Auto | ApiAuthorisation::Kubernetes, Some(server)) => Ok(reviews(server)),
+        (ApiAuthorisation::Kubernetes, None) => Err(
+            "the JSON API and the page are not served: api.authorisation is \"kubernetes\", and the plugin's pod has \
+             no service account's token; mount one, or set it to \"none\" on a loopback address"
+                .to_owned(),
+        ),
+        (ApiAuthorisation::Auto, None) if is_open => Err(
+            "the JSON API and the page are not served: api.listen is no loopback address, and there is no API server \
+             to ask for rights; set it to \"127.0.0.1:9481\""
+                .to_owned(),
+        ),
+        (ApiAuthorisation::Auto | ApiAuthorisation::None, _) => {
+            Ok((Authorisation::None, files.unwrap_or(Tls::Plain)))
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! When the history is recorded: it never delays kubelet, and nothing depends on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tessera_agent::status_board::StatusBoard;
+use tessera_api::history::Recorder;
+use tessera_history::{FlushError, Found};
+use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
+use tracing::{info, warn};
+
+/// How long the end of the plugin waits for the history's disk.
+const LAST: Duration = Duration::from_secs(3);
+
+/// Looks and stores until it is dropped. What is under way then goes on to its end.
+pub(crate) async fn record(
+    recorder: &Arc<Recorder>,
+    board: &Arc<StatusBoard>,
+    look: Duration,
+    store: Duration,
+) {
+    let mut looks = tokio::time::interval(look);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut stores = tokio::time::interval(store);
+    stores.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut looking, mut storing): (Option<JoinHandle<()>>, Option<JoinHandle<()>>) = (None, None);
+    let is_over = |task: &Option<JoinHandle<()>>| task.as_ref().is_none_or(JoinHandle::is_finished);
+    loop {
+        // A disk that does not answer holds up one thread, and no look.
+        tokio::select! {
+            _ = looks.tick() => {
+                if is_over(&looking) {
+                    let recorder = Arc::clone(recorder);
+                    looking = Some(tokio::task::spawn_blocking(move || recorder.look()));
+                }
+            }
+            _ = stores.tick() => {
+                if is_over(&storing) {
+                    let (recorder, board) = (Arc::clone(recorder), Arc::clone(board));
+                    storing = Some(tokio::task::spawn_blocking(move || say(&board, recorder.flush())));
+                }
+            }
+        }
+    }
+}
+
+/// Stores what is there, and lets go of the file for the next plugin.
+pub(crate) async fn finish(recorder: Arc<Recorder>) {
+    let closing = tokio::task::spawn_blocking(move || recorder.close());
+    match tokio::time::timeout(LAST, closing).await {
+        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Err(error))) => warn!("{error}"),
+        Ok(Err(error)) => warn!(%error, "closing the history"),
+        Err(_) => warn!("the history's disk does not answer: its last minute is lost"),
+    }
+}
+
+fn say(board: &StatusBoard, stored: Result<Option<Found>, FlushError>) {
+    let problem = match stored {
+        Ok(None | Some(Found::Existing)) => None,
+        Ok(Some(Found::Created)) => {
+            info!("a new history");
+            None
+        }
+        Ok(Some(Found::Resized)) => {
+            info!(
+                "history.size has changed: the history file was rewritten, with as much of the old one as fits"
+            );
+            None
+        }
+        Ok(Some(Found::Aside { kept_as, reason })) => {
+            let text = format!(
+                "the history could not be used ({reason}); it is kept as {}, and another one goes on",
+                kept_as.display()
+            );
+            warn!("{text}");
+            board.note(text);
+            None
+        }
+        Err(error) => Some(error.to_string()),
+    };
+    if board.set_condition("history", problem.clone())
+        && let Some(problem) = problem
+    {
+        warn!("{problem}");
+    }
+}

@@ -1,0 +1,128 @@
+//! Why a claim cannot be prepared. The text reaches the pod's events, so it says what to do.
+
+use tessera_cluster::resource::{ClaimRef, DeviceResult};
+
+use super::parameters::ParameterError;
+use crate::names;
+
+/// A claim that cannot be prepared.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("claim {}/{}: {fault}", claim.namespace, claim.name)]
+pub struct ClaimError {
+    /// The claim that kubelet asked for.
+    pub claim: ClaimRef,
+    /// Why.
+    pub fault: Box<Fault>,
+}
+
+/// A result of an allocation, as far as an error names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The request.
+    pub request: String,
+    /// The pool.
+    pub pool: String,
+    /// The device.
+    pub device: String,
+}
+
+impl From<&DeviceResult> for Box<Named> {
+    fn from(result: &DeviceResult) -> Self {
+        let DeviceResult { request, pool, device, .. } = result;
+        Box::new(Named { request: request.clone(), pool: pool.clone(), device: device.clone() })
+    }
+}
+
+/// Why a claim cannot be prepared.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// No such object.
+    #[error("it does not exist any more; the pod that used it can only be deleted")]
+    Gone,
+    /// Another object has its name.
+    #[error(
+        "it was deleted and made again: the pod was scheduled with another claim of that name (the UID is \
+         {found} now); delete the pod, so that it is scheduled with this one"
+    )]
+    MadeAgain {
+        /// The UID of the object of that name.
+        found: String,
+    },
+    /// It is on its way out.
+    #[error("it is being deleted and no pod may use it any more; delete the pod")]
+    Deleting,
+    /// The scheduler has not allocated it.
+    #[error(
+        "it is not allocated (any more): status.allocation is missing; the pod can run when it is scheduled \
+         again"
+    )]
+    NotAllocated,
+    /// Kubelet asked the wrong driver.
+    #[error(
+        "its allocation has no device of {driver}; the pod can run when it is scheduled again",
+        driver = names::DRIVER
+    )]
+    NothingOfOurs,
+    /// A device of another node.
+    #[error(
+        "request {}: device {} is of pool {}, and this node's is {own}; the pod runs on another node than its \
+         claim was allocated for: delete the pod",
+        .result.request, .result.device, .result.pool
+    )]
+    OtherPool {
+        /// What was allocated.
+        result: Box<Named>,
+        /// The node's pool.
+        own: String,
+    },
+    /// A device that is not here.
+    #[error(
+        "request {}: device {} is not on this node; was the GPU replaced, or does the configuration give it to \
+         the device plugin (dra.gpus)? Delete the pod, so that it is scheduled again",
+        .result.request, .result.device
+    )]
+    UnknownDevice {
+        /// What was allocated.
+        result: Box<Named>,
+    },
+    /// A share of fixed size that another claim has.
+    #[error(
+        "request {}: device {} is held by claim {holder}; the pod can run when that has ended, or when it is \
+         scheduled again",
+        .result.request, .result.device
+    )]
+    Held {
+        /// What was allocated.
+        result: Box<Named>,
+        /// The other claim.
+        holder: String,
+    },
+    /// The whole GPU was handed out.
+    #[error(
+        "request {}: device {} was allocated whole: consumedCapacity.{name} is missing, because the cluster \
+         does not divide devices (feature gate DRAConsumableCapacity); delete the pod, so that it is \
+         scheduled again with what is published now",
+        .result.request, .result.device
+    )]
+    NotDivided {
+        /// What was allocated.
+        result: Box<Named>,
+        /// The capacity.
+        name: &'static str,
+    },
+    /// A capacity that makes no sense.
+    #[error("request {}: device {}: consumedCapacity.{name} is \"{value}\": {why}", .result.request, .result.device)]
+    Capacity {
+        /// What was allocated.
+        result: Box<Named>,
+        /// The capacity.
+        name: &'static str,
+        /// As it was written.
+        value: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Parameters that make no sense.
+    #[error(transparent)]
+    Parameters(#[from] ParameterError),
+}

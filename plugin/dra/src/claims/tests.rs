@@ -1,0 +1,363 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use tessera_cluster::resource::{Asked, Claim, ClaimRef, Consumer, DeviceResult, OpaqueConfig};
+use tessera_model::record::Record;
+use tessera_model::sharing::Compute;
+use tessera_rules::ask::ShareAsk;
+
+use super::*;
+use crate::fixtures::{claim_record, gpu};
+
+const GIB: u64 = 1 << 30;
+
+fn result(request: &str, device: &str, share: &str, capacity: &[(&str, &str)]) -> DeviceResult {
+    DeviceResult {
+        request: request.into(),
+        driver: names::DRIVER.into(),
+        pool: "node".into(),
+        device: device.into(),
+        share_id: (!share.is_empty()).then(|| share.into()),
+        consumed_capacity: capacity
+            .iter()
+            .map(|(name, value)| ((*name).into(), (*value).into()))
+            .collect(),
+        admin_access: false,
+    }
+}
+
+fn share(request: &str, device: &str, share: &str, memory: &str, cores: &str) -> DeviceResult {
+    result(request, device, share, &[("memory", memory), ("cores", cores)])
+}
+
+fn claim(results: Vec<DeviceResult>) -> Claim {
+    Claim {
+        uid: "u".into(),
+        namespace: "team".into(),
+        name: "chat".into(),
+        allocated: Some(results),
+        reserved_for: vec![Consumer::default()],
+        ..Claim::default()
+    }
+}
+
+fn asked() -> ClaimRef {
+    ClaimRef { namespace: "team".into(), name: "chat".into(), uid: "u".into() }
+}
+
+fn decided(claim: &Claim, records: &[Arc<Record>]) -> Result<Decision, String> {
+    let gpus = [gpu("GPU-a", 16), gpu("GPU-b", 24)];
+    let config = Config::default();
+    let node = Node { pool: "node", gpus: &gpus, records, config: &config };
+    decide(&asked(), Some(claim), node).map_err(|error| error.to_string())
+}
+
+fn new(decision: &Decision, at: usize) -> &ShareAsk {
+    match &decision.shares[at] {
+        Share::New(ask) => ask,
+        Share::Recorded(record) => panic!("{record:?}"),
+    }
+}
+
+fn limits(ask: &ShareAsk) -> Vec<(&str, u64, u32, Compute)> {
+    let limits = |part: &SharePart| (part.memory_bytes, part.cores_millis, part.compute);
+    let part = |part| {
+        let (memory, cores, compute) = limits(part);
+        (part.uuid.as_str(), memory, cores, compute)
+    };
+    ask.parts.iter().map(part).collect()
+}
+
+fn configured(parameters: Value, from_class: bool, requests: &[&str]) -> OpaqueConfig {
+    let requests = requests.iter().map(|name| (*name).into()).collect();
+    OpaqueConfig { from_class, requests, driver: names::DRIVER.into(), parameters }
+}
+
+fn compute(compute: &str) -> Value {
+    json!({ "apiVersion": "gpu.tessera.dev/v1", "kind": "ShareConfig", "compute": compute })
+}
+
+#[test]
+fn a_share_is_what_the_scheduler_counts() {
+    let capacity = [("memory".to_owned(), "1500Mi".to_owned())].into();
+    let other = Asked { request: "nic".into(), ..Asked::default() };
+    let asked = vec![other, Asked { request: "gpu".into(), capacity, ..Asked::default() }];
+    let claim = Claim { asked, ..claim(vec![share("gpu", "gpu-a", "s", "1536Mi", "30")]) };
+    let decision = decided(&claim, &[]).unwrap();
+    assert_eq!(limits(new(&decision, 0)), [("GPU-a", 1536 << 20, 300, Compute::Burst)]);
+    let origin = new(&decision, 0).origin.claim().unwrap();
+    assert_eq!((origin.uid.as_str(), origin.request.as_str()), ("u", "gpu"));
+    // For people: it is rounded up to the GPU's step.
+    assert_eq!(origin.asked["memory"], "1500Mi");
+    assert_eq!(new(&decision, 0).id, origin.allocation_id());
+    let device = Device {
+        request: "gpu".into(),
+        pool: "node".into(),
+        device: "gpu-a".into(),
+        share_id: Some("s".into()),
+        gives: Gives::Share(0),
+    };
+    assert_eq!((decision.devices, decision.stale), (vec![device], vec![]));
+}
+
+#[test]
+fn requests_are_tenants_and_devices_of_one_request_are_one() {
+    let results = vec![
+        share("a", "gpu-a", "1", "1Gi", "10"),
+        share("b/small", "gpu-a", "2", "2Gi", "20"),
+        share("a", "gpu-b", "3", "3Gi", "30"),
+        share("b/small", "gpu-a", "4", "4Gi", "40"),
+    ];
+    let decision = decided(&claim(results), &[]).unwrap();
+    assert_eq!(decision.shares.len(), 2);
+    assert_eq!(
+        limits(new(&decision, 0)),
+        [("GPU-a", GIB, 100, Compute::Burst), ("GPU-b", 3 * GIB, 300, Compute::Burst)]
+    );
+    let devices: Vec<_> =
+        decision.devices.iter().map(|d| (d.request.as_str(), d.gives.clone())).collect();
+    // Kubelet hands all devices of a request to a container: the CDI device is named once.
+    let expected = [
+        ("a", Gives::Share(0)),
+        ("b", Gives::Share(1)),
+        ("a", Gives::Nothing),
+        ("b", Gives::Nothing),
+    ];
+    assert_eq!(devices, expected);
+}
+
+#[test]
+fn what_other_drivers_have_is_theirs() {
+    let mut nic = share("nic", "eth0", "", "1", "1");
+    nic.driver = "nic.example".into();
+    let results = vec![nic.clone(), share("gpu", "gpu-a", "s", "1Gi", "1")];
+    let decision = decided(&claim(results), &[]).unwrap();
+    assert_eq!((decision.shares.len(), decision.devices.len()), (1, 1));
+    let error = decided(&claim(vec![nic]), &[]).unwrap_err();
+    assert!(error.contains("no device of gpu.tessera.dev"), "{error}");
+}
+
+#[test]
+fn claims_that_are_not_what_kubelet_asked_for_are_told_apart() {
+    let good = claim(vec![share("gpu", "gpu-a", "s", "1Gi", "10")]);
+    let config = Config::default();
+    let node = Node { pool: "node", gpus: &[], records: &[], config: &config };
+    let error = decide(&asked(), None, node).unwrap_err().to_string();
+    assert!(error.contains("claim team/chat") && error.contains("not exist"), "{error}");
+    for (claim, words) in [
+        (Claim { uid: "v".into(), ..good.clone() }, "made again"),
+        (Claim { deleting: true, reserved_for: vec![], ..good.clone() }, "being deleted"),
+        (Claim { allocated: None, ..good.clone() }, "status.allocation"),
+        (Claim { allocated: Some(vec![]), ..good.clone() }, "no device"),
+    ] {
+        let error = decided(&claim, &[]).unwrap_err();
+        assert!(error.contains("claim team/chat: ") && error.contains(words), "{error}");
+    }
+    // Its pod runs on: kubelet has restarted and asks again.
+    assert!(decided(&Claim { deleting: true, ..good }, &[]).is_ok());
+}
+
+#[test]
+fn results_that_make_no_sense_name_request_device_and_field() {
+    let far = DeviceResult { pool: "other".into(), ..share("gpu", "gpu-a", "s", "1Gi", "1") };
+    for (result, words) in [
+        (far, vec!["pool other", "this node's is node"]),
+        (share("gpu", "gpu-z", "s", "1Gi", "1"), vec!["gpu-z", "not on this node"]),
+        (
+            result("gpu", "gpu-a", "s", &[]),
+            vec!["consumedCapacity.memory", "DRAConsumableCapacity"],
+        ),
+        (result("gpu", "gpu-a", "s", &[("memory", "1Gi")]), vec!["consumedCapacity.cores"]),
+        (share("gpu", "gpu-a", "s", "lots", "1"), vec!["consumedCapacity.memory", "\"lots\""]),
+        (share("gpu", "gpu-a", "s", "-1Gi", "1"), vec!["consumedCapacity.memory", "negative"]),
+        (share("gpu", "gpu-a", "s", "0", "1"), vec!["consumedCapacity.memory", "some memory"]),
+        (share("gpu", "gpu-a", "s", "1Gi", "0"), vec!["consumedCapacity.cores", "1 to 100"]),
+        (share("gpu", "gpu-a", "s", "1Gi", "101"), vec!["consumedCapacity.cores", "\"101\""]),
+        (share("gpu", "gpu-a", "s", "1Gi", "9E"), vec!["consumedCapacity.cores"]),
+    ] {
+        let error = decided(&claim(vec![result]), &[]).unwrap_err();
+        let all = ["claim team/chat: ", "request gpu"].into_iter().chain(words);
+        for word in all {
+            assert!(error.contains(word), "{word}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_share_of_fixed_size_is_one_replica() {
+    let fixed = result("gpu", "gpu-a-share-2", "", &[]);
+    let decision = decided(&claim(vec![fixed.clone()]), &[]).unwrap();
+    assert_eq!(limits(new(&decision, 0)), [("GPU-a", 4 * GIB, 250, Compute::Burst)]);
+    // Another claim has it; its neighbour is free.
+    let held = [claim_record("other", "gpu", &[("gpu-a-share-2", None)])];
+    let error = decided(&claim(vec![fixed]), &held).unwrap_err();
+    assert!(error.contains("held by claim team/claim-other"), "{error}");
+    assert!(decided(&claim(vec![result("gpu", "gpu-a-share-3", "", &[])]), &held).is_ok());
+}
+
+#[test]
+fn a_recorded_share_stays_as_it_is_whatever_is_said_now() {
+    let record = claim_record("u", "gpu", &[("gpu-a", Some("s"))]);
+    let other = claim_record("u", "gpu", &[("gpu-a", Some("before"))]);
+    let strangers = claim_record("v", "gpu", &[("gpu-a", Some("x"))]);
+    let mut nonsense = claim(vec![result("gpu", "gpu-a", "s", &[("memory", "?")])]);
+    // The name is of namespace "team" in both; ids do not depend on it.
+    nonsense.config = vec![configured(json!(7), false, &[])];
+    let records = [Arc::clone(&record), Arc::clone(&other), strangers];
+    let decision = decided(&nonsense, &records).unwrap();
+    assert_eq!(decision.shares, [Share::Recorded(record)]);
+    assert_eq!(decision.stale, std::slice::from_ref(&other.id));
+}
+
+#[test]
+fn monitors_see_and_hold_nothing() {
+    let view = |request: &str, device: &str| DeviceResult {
+        admin_access: true,
+        ..share(request, device, "s", "16Gi", "100")
+    };
+    let results = vec![view("all", "gpu-a"), view("all", "gpu-b"), view("all", "gpu-b-share-0")];
+    let decision = decided(&claim(results), &[]).unwrap();
+    assert!(decision.shares.is_empty());
+    let gives: Vec<_> = decision.devices.into_iter().map(|device| device.gives).collect();
+    let view = |uuid: &str| Gives::View(uuid.into());
+    assert_eq!(gives, [view("GPU-a"), view("GPU-b"), Gives::Nothing]);
+}
+
+#[test]
+fn parameters_of_the_claim_and_later_ones_take_precedence() {
+    let results =
+        || vec![share("a", "gpu-a", "1", "1Gi", "1"), share("b/small", "gpu-a", "2", "1Gi", "1")];
+    let with = |config: Vec<OpaqueConfig>| {
+        let decision = decided(&Claim { config, ..claim(results()) }, &[]).unwrap();
+        [0, 1].map(|at| new(&decision, at).parts[0].compute)
+    };
+    let (burst, strict, none) = (Compute::Burst, Compute::Strict, Compute::None);
+    assert_eq!(with(vec![]), [burst, burst]);
+    assert_eq!(with(vec![configured(compute("strict"), true, &[])]), [strict, strict]);
+    // For a request, its alternatives too; for an alternative, that alone.
+    assert_eq!(with(vec![configured(compute("strict"), false, &["b"])]), [burst, strict]);
+    assert_eq!(with(vec![configured(compute("strict"), false, &["b/small"])]), [burst, strict]);
+    assert_eq!(with(vec![configured(compute("strict"), false, &["b/large"])]), [burst, burst]);
+    // The claim's before the class's, however they are listed.
+    let claims = configured(compute("none"), false, &["a"]);
+    let class = configured(compute("strict"), true, &[]);
+    assert_eq!(with(vec![claims.clone(), class.clone()]), [none, strict]);
+    assert_eq!(with(vec![class, claims]), [none, strict]);
+    let twice = [compute("strict"), compute("burst")];
+    assert_eq!(with(twice.map(|c| configured(c, false, &[])).to_vec()), [burst, burst]);
+    // Saying nothing changes nothing, and other drivers' parameters are theirs.
+    let silent = json!({ "apiVersion": "gpu.tessera.dev/v1", "kind": "ShareConfig" });
+    let first = configured(compute("strict"), false, &[]);
+    let mut foreign = configured(json!("nonsense"), false, &[]);
+    foreign.driver = "other".into();
+    assert_eq!(with(vec![first, configured(silent, false, &[]), foreign]), [strict, strict]);
+}
+
+#[test]
+fn malformed_parameters_name_claim_and_field() {
+    let good = |extra: Value| {
+        let mut all = compute("burst");
+        for (name, value) in extra.as_object().unwrap() {
+            all[name] = value.clone();
+        }
+        all
+    };
+    for (parameters, field, words) in [
+        (json!(7), "parameters: ", "no object"),
+        (json!({}), "parameters.apiVersion: ", "missing"),
+        (good(json!({ "apiVersion": "v2" })), "parameters.apiVersion: ", "\"v2\" is not"),
+        (good(json!({ "kind": "Share" })), "parameters.kind: ", "ShareConfig"),
+        (good(json!({ "compute": "fast" })), "parameters.compute: ", "burst, strict and none"),
+        (good(json!({ "compute": 7 })), "parameters.compute: ", "7 is none of"),
+        (good(json!({ "cores": 7 })), "parameters.cores: ", "no such field"),
+    ] {
+        let config =
+            vec![configured(compute("none"), true, &[]), configured(parameters, false, &[])];
+        let results = vec![share("gpu", "gpu-a", "s", "1Gi", "1")];
+        let error = decided(&Claim { config, ..claim(results) }, &[]).unwrap_err();
+        for word in ["claim team/chat", "of the claim", "config[1]", field, words] {
+            assert!(error.contains(word), "{word}: {error}");
+        }
+    }
+}
+
+fn any_result() -> impl Strategy<Value = DeviceResult> {
+    let device = prop_oneof![
+        8 => "gpu-[ab]",
+        2 => "gpu-[ab]-share-[0-3]",
+        1 => "[a-z]{0,8}",
+    ];
+    let quantity = prop_oneof![
+        6 => (1u64..64).prop_map(|gib| format!("{gib}Gi")),
+        4 => (0u64..120).prop_map(|n| n.to_string()),
+        1 => "[-+.0-9a-zA-Z]{0,12}",
+    ];
+    let capacity = prop::collection::btree_map("memory|cores|other", quantity, 0..3);
+    let request = prop_oneof!["[abc]", "[abc]/[xy]"];
+    let share = prop::option::of("[0-9]{1,2}");
+    let driver = prop_oneof![9 => Just(names::DRIVER), 1 => Just("other.example")];
+    let pool = prop_oneof![30 => Just("node"), 1 => Just("elsewhere")];
+    (request, driver, pool, device, share, capacity, prop::bool::weighted(0.1)).prop_map(
+        |(request, driver, pool, device, share_id, consumed_capacity, admin_access)| DeviceResult {
+            request,
+            driver: driver.into(),
+            pool: pool.into(),
+            device,
+            share_id,
+            consumed_capacity,
+            admin_access,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+    #[test]
+    fn whatever_is_allocated_is_refused_by_name_or_enforced_to_the_byte(
+        results in prop::collection::vec(any_result(), 0..6),
+    ) {
+        let claim = claim(results.clone());
+        let ours: Vec<_> = results.iter().filter(|r| r.driver == names::DRIVER).collect();
+        let decision = match decided(&claim, &[]) {
+            Ok(decision) => decision,
+            Err(error) => {
+                prop_assert!(error.starts_with("claim team/chat: "), "{}", error);
+                return Ok(());
+            }
+        };
+        // One device a result, in order, and one giver a request.
+        prop_assert_eq!(decision.devices.len(), ours.len());
+        let mut given = 0;
+        for (device, result) in decision.devices.iter().zip(&ours) {
+            prop_assert_eq!(&device.device, &result.device);
+            prop_assert_eq!(&device.share_id, &result.share_id);
+            prop_assert!(result.request.starts_with(&device.request));
+            if let Gives::Share(at) = device.gives {
+                prop_assert_eq!(at, given);
+                given += 1;
+            }
+        }
+        prop_assert_eq!(given, decision.shares.len());
+        // What is enforced is what the scheduler counted.
+        let counted = ours.iter().filter(|r| !r.admin_access).count();
+        let parts: Vec<_> = (0..given).flat_map(|at| new(&decision, at).parts.clone()).collect();
+        prop_assert_eq!(parts.len(), counted);
+        let memory = |result: &&&DeviceResult| match result.consumed_capacity.get("memory") {
+            Some(text) => tessera_model::quantity::parse_bytes(text).unwrap(),
+            None if result.device.starts_with("gpu-a") => 4 * GIB,
+            None => 6 * GIB,
+        };
+        let wanted: u64 = ours.iter().filter(|r| !r.admin_access).map(|r| memory(&r)).sum();
+        prop_assert_eq!(parts.iter().map(|part| part.memory_bytes).sum::<u64>(), wanted);
+        prop_assert!(parts.iter().all(|part| (1..=1000).contains(&part.cores_millis)));
+        // The same again is the same allocation; it would be found in the ledger.
+        let again = decided(&claim, &[]).unwrap();
+        let ids = |decision: &Decision| -> Vec<_> {
+            decision.shares.iter().map(|share| share.id().clone()).collect()
+        };
+        prop_assert_eq!(ids(&again), ids(&decision));
+        let distinct: std::collections::BTreeSet<_> = ids(&decision).into_iter().collect();
+        prop_assert_eq!(distinct.len(), given);
+    }
+}

@@ -1,0 +1,60 @@
+//! The core as this front end sees it: the agent's front door, and what it has to say of GPUs and claims.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tessera_agent::Agent;
+use tessera_agent::front_end::{AllocateError, FrontDoor};
+use tessera_agent::meters::{Call, Outcome};
+use tessera_config::Config;
+use tessera_gpu::Facts;
+use tessera_model::record::Record;
+
+use crate::names;
+
+pub use tessera_agent::front_end::dra::DraGpu;
+
+/// What this front end needs of the core beside the door.
+pub trait Core: FrontDoor + 'static {
+    /// The GPUs that this front end sells, in the order of their numbers.
+    fn gpus(&self) -> Vec<DraGpu>;
+
+    /// The configuration now.
+    fn config(&self) -> Arc<Config>;
+
+    /// Counts a call of one claim, for metrics.
+    fn observe(&self, _call: Call, _outcome: Outcome, _length: Duration) {}
+
+    /// Live records of claims.
+    fn claims(&self) -> Vec<Arc<Record>>;
+
+    /// Names of CDI devices that show a GPU to a container and grant nothing of it. What they need is on disk
+    /// afterwards, and stays.
+    ///
+    /// # Errors
+    /// A driver that cannot be delivered, or a CDI directory that cannot be written.
+    fn view(&self, uuid: &str) -> Result<Vec<String>, AllocateError>;
+}
+
+impl Core for Agent {
+    fn gpus(&self) -> Vec<DraGpu> {
+        // What the driver says of them is published, and makes no difference to a claim.
+        self.dra_gpus(&Facts::default())
+    }
+
+    fn config(&self) -> Arc<Config> {
+        Agent::config(self)
+    }
+
+    fn observe(&self, call: Call, outcome: Outcome, length: Duration) {
+        self.meters().observe(call, &Arc::from(names::DRIVER), outcome, length);
+    }
+
+    fn claims(&self) -> Vec<Arc<Record>> {
+        self.dra_records()
+    }
+
+    fn view(&self, uuid: &str) -> Result<Vec<String>, AllocateError> {
+        self.dra_view(uuid)
+    }
+}

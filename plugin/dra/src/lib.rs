@@ -1,0 +1,35 @@
+//! The DRA front end: GPUs published as devices of `resource.k8s.io`, and claims of them prepared for kubelet.
+//!
+//! **For**: what the scheduler and kubelet say about shares of GPUs by Dynamic Resource Allocation, and what is
+//! said back. The scheduler decides; this crate checks its decision against the core and delivers it.
+//!
+//! - [`names`]: how the driver, its devices and its parameters are called
+//! - [`publish`]: the slices, and what keeps them as they should be
+//! - [`claim_status`]: what claims say of their devices
+//! - [`door`]: the core as this front end sees it
+//! - [`claims`]: what an allocated claim comes to on this node; pure
+//! - [`prepare`]: claims prepared and unprepared, and those that kubelet forgot
+//! - [`wire`]: kubelet's calls, in both versions; [`health`]: what kubelet hears of devices
+//! - [`serve`]: the sockets, and registration with kubelet
+//!
+//! **May use**: the agent through [`door`], the API server through `tessera-cluster`, gRPC on Unix sockets.
+//! **Must not**: know pages, shims, leases or the ledger; keep in memory alone what a second instance needs.
+#![forbid(unsafe_code)]
+
+mod agent_gpus;
+pub mod claim_status;
+pub mod claims;
+pub mod door;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
+pub mod health;
+pub mod names;
+pub mod prepare;
+pub mod publish;
+pub mod serve;
+#[cfg(test)]
+mod tests;
+pub mod wire;
+
+pub use agent_gpus::AgentGpus;
+pub use serve::{Rejected, Serving, Settings, serve};

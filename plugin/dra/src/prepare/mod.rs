@@ -1,0 +1,327 @@
+//! Claims prepared and unprepared: the API server and the core on one side, kubelet's words on the other.
+//!
+//! What is known of a claim is in the core's records alone, so that a restart, or a second instance, goes on where
+//! this one was.
+
+mod orphans;
+mod serial;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tessera_agent::front_end::{AllocateError, Delivered};
+use tessera_agent::meters::{self, Call};
+use tessera_cluster::resource::{Claim, ClaimRef, ResourceApi};
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::cdi_name;
+use tessera_model::printable;
+use tessera_rules::ask::{Ask, Plan};
+use tessera_rules::refusal::Refusal;
+use tokio::sync::Notify;
+use tracing::{info, warn};
+
+use crate::claims::{self, Decision, Fault, Gives, Node, Share};
+use crate::door::Core;
+pub use orphans::Sweeping;
+use serial::{Serial, SerialError};
+
+/// Longest wait for the API server. Kubelet waits 45 s for a call.
+const API: Duration = Duration::from_secs(20);
+
+/// A device of a prepared claim, as the answer to kubelet has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    /// The request as a pod names it.
+    pub request: String,
+    /// The pool.
+    pub pool: String,
+    /// The device.
+    pub device: String,
+    /// The share's id.
+    pub share_id: Option<String>,
+    /// Qualified names of CDI devices.
+    pub cdi_devices: Vec<String>,
+}
+
+/// Why a claim was not prepared or unprepared. The text reaches the pod's events.
+#[derive(Debug, thiserror::Error)]
+#[error("claim {}/{}: {why}", claim.namespace, claim.name)]
+struct Failure {
+    claim: ClaimRef,
+    why: Box<Why>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Why {
+    #[error(transparent)]
+    Claim(#[from] Fault),
+    #[error("{0}; kubelet tries again")]
+    Api(#[from] tessera_cluster::ApiError),
+    #[error("the API server did not answer within {} s; kubelet tries again", API.as_secs())]
+    Silent,
+    #[error("request {request}: {refusal}")]
+    Refused { request: String, refusal: Refusal },
+    #[error(transparent)]
+    Core(#[from] AllocateError),
+    #[error("{0}; kubelet tries again")]
+    Serial(#[from] SerialError),
+    #[error("the plugin failed while it worked on the claim; its log says how")]
+    Panicked,
+}
+
+impl Failure {
+    fn of(claim: &ClaimRef, why: impl Into<Why>) -> Self {
+        Failure { claim: claim.clone(), why: Box::new(why.into()) }
+    }
+}
+
+/// A claim, and what is known of it.
+type Of<T> = (ClaimRef, Result<T, Failure>);
+
+/// What became of each claim of a call, by UID; errors as kubelet shows them.
+pub type Outcome<T> = BTreeMap<String, Result<T, String>>;
+
+/// Prepares claims, and takes that back.
+#[derive(Debug)]
+pub struct Preparer {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    core: Arc<dyn Core>,
+    api: Arc<dyn ResourceApi>,
+    pool: String,
+    serial: Serial,
+    /// Rung when a claim was refused what a claim that is gone may hold.
+    suspicion: Notify,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner").field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+impl Preparer {
+    /// For the devices of `pool`. `lock` is a file that all instances of the driver on this node share.
+    #[must_use]
+    pub fn new(core: Arc<dyn Core>, api: Arc<dyn ResourceApi>, pool: &str, lock: &Path) -> Self {
+        let serial = Serial::new(lock);
+        let (pool, suspicion) = (pool.to_owned(), Notify::new());
+        Preparer { inner: Arc::new(Inner { core, api, pool, serial, suspicion }) }
+    }
+
+    /// Makes claims usable: exactly one answer a claim. A claim that is prepared already is answered as before.
+    pub async fn prepare(&self, claims: Vec<ClaimRef>) -> Outcome<Vec<Prepared>> {
+        let began = Instant::now();
+        let claims = once_each(claims);
+        let read = self.read(&claims).await;
+        let inner = Arc::clone(&self.inner);
+        let work = move || inner.prepare_all(read);
+        let outcome = self.blocking(&claims, work).await;
+        self.inner.count(Call::Prepare, &outcome, began);
+        report("prepared", &claims, &outcome, began);
+        outcome
+    }
+
+    /// Takes back what [`Preparer::prepare`] did. Claims that are unknown are unprepared already. Needs no API
+    /// server: the claims may be gone.
+    pub async fn unprepare(&self, claims: Vec<ClaimRef>) -> Outcome<()> {
+        let began = Instant::now();
+        let claims = once_each(claims);
+        let inner = Arc::clone(&self.inner);
+        let all = claims.clone();
+        let outcome = self.blocking(&claims, move || inner.unprepare_all(all)).await;
+        self.inner.count(Call::Unprepare, &outcome, began);
+        report("unprepared", &claims, &outcome, began);
+        outcome
+    }
+
+    /// Releases what claims hold that are gone, for as long as it is polled.
+    pub async fn sweep_orphans(&self, sweeping: Sweeping) {
+        orphans::keep(&self.inner, sweeping).await;
+    }
+
+    /// The claims as the API server has them, all asked for at once.
+    async fn read(&self, claims: &[ClaimRef]) -> Vec<Of<Option<Claim>>> {
+        let ask = |claim: ClaimRef| {
+            let api = Arc::clone(&self.inner.api);
+            async move {
+                let asking = api.claim(&claim.namespace, &claim.name);
+                let answer = match tokio::time::timeout(API, asking).await {
+                    Ok(Ok(found)) => Ok(found),
+                    Ok(Err(error)) => Err(Failure::of(&claim, error)),
+                    Err(_) => Err(Failure::of(&claim, Why::Silent)),
+                };
+                (claim, answer)
+            }
+        };
+        if let [claim] = claims {
+            return vec![ask(claim.clone()).await];
+        }
+        let mut asking = tokio::task::JoinSet::new();
+        for claim in claims {
+            asking.spawn(ask(claim.clone()));
+        }
+        // A client that panics has been reported; its claims are answered for by [`Preparer::blocking`].
+        asking.join_all().await
+    }
+
+    /// Runs `work` on a blocking thread. Every claim has an answer, whatever becomes of the thread.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        claims: &[ClaimRef],
+        work: impl FnOnce() -> Vec<Of<T>> + Send + 'static,
+    ) -> Outcome<T> {
+        let mut outcome: Outcome<T> = BTreeMap::new();
+        match tokio::task::spawn_blocking(work).await {
+            Ok(answers) => {
+                let answers = answers
+                    .into_iter()
+                    .map(|(claim, answer)| (claim.uid, answer.map_err(|e| printable::reason(&e))));
+                outcome.extend(answers);
+            }
+            Err(error) => warn!(%error, "a call of kubelet's failed"),
+        }
+        for claim in claims {
+            outcome
+                .entry(claim.uid.clone())
+                .or_insert_with(|| Err(printable::reason(&Failure::of(claim, Why::Panicked))));
+        }
+        outcome
+    }
+}
+
+/// Kubelet takes an answer for one claim alone.
+fn once_each(mut claims: Vec<ClaimRef>) -> Vec<ClaimRef> {
+    let mut seen = std::collections::BTreeSet::new();
+    claims.retain(|claim| seen.insert(claim.uid.clone()));
+    claims
+}
+
+fn report<T>(what: &str, claims: &[ClaimRef], outcome: &Outcome<T>, began: Instant) {
+    let ms = began.elapsed().as_millis();
+    for ClaimRef { namespace, name, uid } in claims {
+        match outcome.get(uid) {
+            Some(Err(error)) => warn!(namespace, name, uid, "not {what}: {error}"),
+            _ => info!(namespace, name, uid, ms, "{what}"),
+        }
+    }
+}
+
+impl Inner {
+    /// Counts what became of each claim of a batch, all of them with the batch's length.
+    fn count<T>(&self, call: Call, outcome: &Outcome<T>, began: Instant) {
+        for answer in outcome.values() {
+            let ended = if answer.is_ok() { meters::Outcome::Ok } else { meters::Outcome::Refused };
+            self.core.observe(call, ended, began.elapsed());
+        }
+    }
+
+    fn prepare_all(&self, read: Vec<Of<Option<Claim>>>) -> Vec<Of<Vec<Prepared>>> {
+        let serial = self.serial.take();
+        let one = |(claim, read): Of<Option<Claim>>| {
+            let answer = read.and_then(|found| match &serial {
+                Ok(_held) => self.prepare_one(&claim, found.as_ref()),
+                Err(error) => Err(Failure::of(&claim, error.clone())),
+            });
+            (claim, answer)
+        };
+        read.into_iter().map(one).collect()
+    }
+
+    fn prepare_one(
+        &self,
+        asked: &ClaimRef,
+        found: Option<&Claim>,
+    ) -> Result<Vec<Prepared>, Failure> {
+        let (gpus, records, config) = (self.core.gpus(), self.core.claims(), self.core.config());
+        let node = Node { pool: &self.pool, gpus: &gpus, records: &records, config: &config };
+        let decision = claims::decide(asked, found, node).map_err(|error| {
+            if matches!(*error.fault, Fault::Held { .. }) {
+                self.suspicion.notify_one();
+            }
+            Failure::of(asked, *error.fault)
+        })?;
+        let core = |error: AllocateError| Failure::of(asked, error);
+        if !decision.stale.is_empty() {
+            info!(claim = asked.name, "the scheduler allocated it again: its shares of before end");
+            self.core.release(&decision.stale).map_err(core)?;
+        }
+        let delivered = self.deliver(asked, &decision)?;
+        let mut prepared = Vec::with_capacity(decision.devices.len());
+        for device in decision.devices {
+            let mut cdi_devices = match &device.gives {
+                Gives::Share(at) => {
+                    delivered.get(*at).map(|share| share.cdi_devices.clone()).unwrap_or_default()
+                }
+                Gives::Nothing => Vec::new(),
+                Gives::View(uuid) => self.core.view(uuid).map_err(core)?,
+            };
+            // Kubelet shows the first name in the pod's status: that of the share, not of the GPU.
+            cdi_devices.sort_by_key(|name| !name.starts_with(cdi_name::SHARE_KIND));
+            let (request, pool) = (device.request, device.pool);
+            let (device, share_id) = (device.device, device.share_id);
+            prepared.push(Prepared { request, pool, device, share_id, cdi_devices });
+        }
+        Ok(prepared)
+    }
+
+    /// Shares of a claim, in the decision's order: what is recorded as it is, and the rest all or none.
+    fn deliver(&self, asked: &ClaimRef, decision: &Decision) -> Result<Vec<Delivered>, Failure> {
+        let refused = |refusal: &Refusal| {
+            if matches!(
+                refusal,
+                Refusal::NoRoom { .. }
+                    | Refusal::MemoryOversold { .. }
+                    | Refusal::CoresOversold { .. }
+            ) {
+                self.suspicion.notify_one();
+            }
+        };
+        let plan = |share: &Share| {
+            let (ask, origin) = match share {
+                Share::Recorded(record) => (Ask::Recorded(record.id.clone()), &record.origin),
+                Share::New(ask) => (Ask::Share(ask.clone()), &ask.origin),
+            };
+            self.core.plan(&ask).map_err(|refusal| {
+                refused(&refusal);
+                let request = origin.claim().map(|claim| claim.request.clone()).unwrap_or_default();
+                Failure::of(asked, Why::Refused { request, refusal })
+            })
+        };
+        let plans = decision.shares.iter().map(plan).collect::<Result<Vec<Plan>, _>>()?;
+        if plans.is_empty() {
+            return Ok(Vec::new());
+        }
+        let core = |error: AllocateError| {
+            if let AllocateError::Refused(refusal) = &error {
+                refused(refusal);
+            }
+            Failure::of(asked, error)
+        };
+        self.core.commit(&plans).map_err(core)?.materialise().map_err(core)
+    }
+
+    fn unprepare_all(&self, claims: Vec<ClaimRef>) -> Vec<Of<()>> {
+        let serial = self.serial.take();
+        let one = |claim: ClaimRef| {
+            let answer = match &serial {
+                Ok(_held) => self.release(&claim.uid).map_err(|error| Failure::of(&claim, error)),
+                Err(error) => Err(Failure::of(&claim, error.clone())),
+            };
+            (claim, answer)
+        };
+        claims.into_iter().map(one).collect()
+    }
+
+    /// Ends all that a claim holds.
+    fn release(&self, uid: &str) -> Result<(), AllocateError> {
+        let records = self.core.claims();
+        let of_it = records.iter().filter(|record| claims::uid(record) == Some(uid));
+        let ids: Vec<AllocationId> = of_it.map(|record| record.id.clone()).collect();
+        if ids.is_empty() { Ok(()) } else { self.core.release(&ids) }
+    }
+}

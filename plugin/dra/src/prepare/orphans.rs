@@ -1,0 +1,218 @@
+//! Shares whose claim is gone although kubelet never unprepared it: kubelet lost its state, or was replaced.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tessera_cluster::ApiError;
+use tessera_cluster::resource::{Claim, ClaimRef};
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::origin::ClaimShare;
+use tessera_model::record::Record;
+use tracing::{info, warn};
+
+use super::Inner;
+use crate::names;
+
+/// How often claims are looked at, and how long one has to be gone.
+#[derive(Clone, Copy, Debug)]
+pub struct Sweeping {
+    /// Between two looks at all claims that hold something: one request each.
+    pub interval: Duration,
+    /// How long a share must have been without its claim, by two answers at least.
+    pub grace: Duration,
+}
+
+impl Default for Sweeping {
+    fn default() -> Self {
+        Sweeping { interval: Duration::from_secs(600), grace: Duration::from_secs(60) }
+    }
+}
+
+/// Shares that were found without a claim, and since when.
+#[derive(Debug, Default)]
+struct Absences(BTreeMap<AllocationId, Instant>);
+
+impl Absences {
+    /// Takes one answer for each of some shares: true where its claim is gone. Those that have been gone for
+    /// `grace`.
+    fn judge(
+        &mut self,
+        answers: &BTreeMap<AllocationId, bool>,
+        live: &BTreeSet<AllocationId>,
+        grace: Duration,
+        now: Instant,
+    ) -> Vec<AllocationId> {
+        self.0.retain(|id, _| live.contains(id));
+        let mut gone = Vec::new();
+        for (id, is_gone) in answers {
+            if !is_gone {
+                self.0.remove(id);
+                continue;
+            }
+            match self.0.get(id) {
+                Some(since) if now.saturating_duration_since(*since) >= grace => {
+                    gone.push(id.clone());
+                }
+                Some(_) => {}
+                None => {
+                    self.0.insert(id.clone(), now);
+                }
+            }
+        }
+        gone
+    }
+}
+
+/// Whether nothing speaks for a share any more: its claim is gone, another has its name, or the claim is neither
+/// reserved for anybody nor allocated as the share says.
+fn is_gone(share: &ClaimShare, claim: Option<&Claim>) -> bool {
+    let Some(claim) = claim else { return true };
+    if claim.uid != share.uid {
+        return true;
+    }
+    let has = |device: &str, share_id: Option<&str>| {
+        claim.allocated.iter().flatten().any(|result| {
+            result.driver == names::DRIVER
+                && result.request == share.request
+                && result.pool == share.pool
+                && result.device == device
+                && result.share_id.as_deref() == share_id
+        })
+    };
+    claim.reserved_for.is_empty()
+        && !share.results.iter().all(|held| has(&held.device, held.share_id.as_deref()))
+}
+
+/// Looks at intervals, sooner where a claim was refused for lack of room.
+pub(super) async fn keep(inner: &Arc<Inner>, sweeping: Sweeping) {
+    let mut absences = Absences::default();
+    // What happened while no plugin ran is looked at first.
+    let mut pause = sweeping.grace;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = inner.suspicion.notified() => {}
+        }
+        sweep(inner, &mut absences, sweeping.grace).await;
+        // A share that is suspected is looked at again as soon as its grace is over.
+        pause = if absences.0.is_empty() { sweeping.interval } else { sweeping.grace };
+    }
+}
+
+async fn sweep(inner: &Arc<Inner>, absences: &mut Absences, grace: Duration) {
+    let records = inner.core.claims();
+    let mut by_claim: BTreeMap<ClaimRef, Vec<&Record>> = BTreeMap::new();
+    for record in &records {
+        let Some(share) = record.origin.claim() else { continue };
+        let (namespace, name) = (share.namespace.clone(), share.name.clone());
+        let claim = ClaimRef { namespace, name, uid: share.uid.clone() };
+        by_claim.entry(claim).or_default().push(record);
+    }
+    let mut answers = BTreeMap::new();
+    for (claim, records) in by_claim {
+        let found = match inner.api.claim(&claim.namespace, &claim.name).await {
+            Ok(found) => found,
+            // One claim that cannot be read says nothing of the others.
+            Err(error @ ApiError::Unreadable { .. }) => {
+                warn!(%error, "whether a claim is gone is not known");
+                continue;
+            }
+            Err(error) => {
+                warn!(%error, "claims that may be gone are looked for again later");
+                break;
+            }
+        };
+        for record in records {
+            let Some(share) = record.origin.claim() else { continue };
+            answers.insert(record.id.clone(), is_gone(share, found.as_ref()));
+        }
+    }
+    let live = records.iter().map(|record| record.id.clone()).collect();
+    let gone = absences.judge(&answers, &live, grace, Instant::now());
+    if gone.is_empty() {
+        return;
+    }
+    let inner = Arc::clone(inner);
+    let release = move || {
+        let _held = inner.serial.take();
+        info!(
+            shares = gone.len(),
+            "claims are gone that kubelet did not unprepare; their shares end"
+        );
+        if let Err(error) = inner.core.release(&gone) {
+            warn!(%error, "shares of claims that are gone cannot be released yet");
+        }
+    };
+    // A panic has been reported; the next round tries again.
+    let _ = tokio::task::spawn_blocking(release).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tessera_cluster::resource::{Consumer, DeviceResult};
+    use tessera_model::origin::ClaimResult;
+
+    fn share() -> ClaimShare {
+        ClaimShare {
+            uid: "u".into(),
+            namespace: "team".into(),
+            name: "chat".into(),
+            request: "gpu".into(),
+            pool: "node".into(),
+            results: vec![ClaimResult { device: "gpu-a".into(), share_id: Some("s".into()) }],
+            asked: BTreeMap::new(),
+        }
+    }
+
+    fn claim() -> Claim {
+        let result = DeviceResult {
+            request: "gpu".into(),
+            driver: names::DRIVER.into(),
+            pool: "node".into(),
+            device: "gpu-a".into(),
+            share_id: Some("s".into()),
+            ..DeviceResult::default()
+        };
+        Claim { uid: "u".into(), allocated: Some(vec![result]), ..Claim::default() }
+    }
+
+    #[test]
+    fn a_share_is_gone_when_nothing_speaks_for_it() {
+        assert!(is_gone(&share(), None));
+        assert!(is_gone(&share(), Some(&Claim { uid: "v".into(), ..claim() })));
+        // Allocated: kubelet may come back to it.
+        assert!(!is_gone(&share(), Some(&claim())));
+        assert!(is_gone(&share(), Some(&Claim { allocated: None, ..claim() })));
+        let reserved_for = vec![Consumer::default()];
+        assert!(!is_gone(&share(), Some(&Claim { allocated: None, reserved_for, ..claim() })));
+        let mut other = claim();
+        other.allocated.as_mut().unwrap()[0].share_id = Some("t".into());
+        assert!(is_gone(&share(), Some(&other)));
+    }
+
+    #[test]
+    fn nothing_is_released_before_its_grace_is_over_or_on_one_answer() {
+        let mut absences = Absences::default();
+        let (one, two) = (AllocationId::of("a", ["1"]), AllocationId::of("a", ["2"]));
+        let live: BTreeSet<_> = [one.clone(), two.clone()].into();
+        let answers = |one_gone, two_gone| -> BTreeMap<_, _> {
+            [(one.clone(), one_gone), (two.clone(), two_gone)].into()
+        };
+        let grace = Duration::from_secs(60);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(absences.judge(&answers(true, true), &live, grace, at(0)).is_empty());
+        assert!(absences.judge(&answers(true, true), &live, grace, at(59)).is_empty());
+        // The second is back; the API server says nothing for a while.
+        assert!(absences.judge(&answers(true, false), &live, grace, at(59)).is_empty());
+        assert!(absences.judge(&BTreeMap::new(), &live, grace, at(200)).is_empty());
+        let gone = absences.judge(&answers(true, true), &live, grace, at(201));
+        assert_eq!(gone, std::slice::from_ref(&one));
+        // Released in between.
+        let live: BTreeSet<_> = [two.clone()].into();
+        let gone = absences.judge(&answers(true, true), &live, grace, at(262));
+        assert_eq!(gone, [two]);
+    }
+}

@@ -1,0 +1,111 @@
+//! One call at a time, on this node: instances of the driver run side by side during a rolling update.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use tessera_system::locks::lock;
+use tracing::warn;
+
+/// Longest wait for another instance. Kubelet waits 45 s for a call.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often the lock is tried.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The lock of all instances.
+#[derive(Debug)]
+pub(super) struct Serial {
+    path: PathBuf,
+    /// A lock of files does not hold off other threads of this process.
+    threads: Mutex<()>,
+    patience: Duration,
+}
+
+/// The lock, taken; free again when it is dropped, or when the process ends.
+#[derive(Debug)]
+pub(super) struct Held<'a> {
+    _file: Option<File>,
+    _thread: MutexGuard<'a, ()>,
+}
+
+/// Another instance does not end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("another instance of the driver has held {} for {} s", path.display(), .waited.as_secs())]
+pub(super) struct SerialError {
+    path: PathBuf,
+    waited: Duration,
+}
+
+impl Serial {
+    pub(super) fn new(path: &Path) -> Self {
+        Serial { path: path.to_owned(), threads: Mutex::new(()), patience: PATIENCE }
+    }
+
+    /// Waits for the lock. Blocking. Where the file cannot be used, other instances are not held off: only one of
+    /// them has the ledger open, and a full disk must not keep pods from ending.
+    pub(super) fn take(&self) -> Result<Held<'_>, SerialError> {
+        let thread = lock(&self.threads);
+        let began = Instant::now();
+        let opened = OpenOptions::new().create(true).append(true).open(&self.path);
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) => return Ok(self.alone(thread, &error)),
+        };
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Held { _file: Some(file), _thread: thread }),
+                Err(TryLockError::Error(error)) => return Ok(self.alone(thread, &error)),
+                Err(TryLockError::WouldBlock) => {}
+            }
+            if began.elapsed() >= self.patience {
+                return Err(SerialError { path: self.path.clone(), waited: self.patience });
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn alone<'a>(&self, thread: MutexGuard<'a, ()>, error: &io::Error) -> Held<'a> {
+        warn!(path = %self.path.display(), %error, "cannot lock the file that instances share");
+        Held { _file: None, _thread: thread }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn instances_wait_for_each_other_and_not_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("serialize.lock");
+        let (one, other) = (Serial::new(&path), Serial::new(&path));
+        let held = one.take().unwrap();
+        let short = Serial { patience: Duration::from_millis(20), ..Serial::new(&path) };
+        let error = short.take().unwrap_err();
+        assert!(error.to_string().contains("another instance"), "{error}");
+        let freed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let _held = other.take().unwrap();
+                assert!(freed.load(Ordering::SeqCst));
+            });
+            std::thread::sleep(Duration::from_millis(30));
+            freed.store(true, Ordering::SeqCst);
+            drop(held);
+            waiting.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn without_the_file_threads_wait_for_each_other_still() {
+        let serial = Serial::new(Path::new("/nowhere/serialize.lock"));
+        let held = serial.take().unwrap();
+        assert!(serial.threads.try_lock().is_err());
+        drop(held);
+        assert!(serial.threads.try_lock().is_ok());
+    }
+}

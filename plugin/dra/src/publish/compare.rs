@@ -1,0 +1,174 @@
+//! What was written against what the API server kept.
+
+use tessera_cluster::k8s_openapi::api::resource::v1::{
+    Device, DeviceCapacity, ResourceSlice, ResourceSliceSpec,
+};
+use tessera_cluster::k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use tessera_cluster::k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tessera_cluster::k8s_openapi::jiff::Timestamp;
+
+/// What an API server dropped of a slice, as far as the driver knows what to do without it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Dropped {
+    /// What makes a device shareable: `allowMultipleAllocations`, or a capacity's `requestPolicy`.
+    pub shares: bool,
+    /// Taints.
+    pub taints: bool,
+    /// Anything else.
+    pub other: bool,
+}
+
+impl Dropped {
+    /// Of what was sent.
+    pub(super) fn of(sent: &ResourceSlice, kept: &ResourceSlice) -> Self {
+        let (sent, kept) = (normal(&sent.spec), normal(&kept.spec));
+        let mut dropped = Dropped::default();
+        let kept_devices = kept.devices.clone().unwrap_or_default();
+        let mut expected = sent.clone();
+        for device in expected.devices.iter_mut().flatten() {
+            let Some(kept) = kept_devices.iter().find(|kept| kept.name == device.name) else {
+                continue;
+            };
+            if device.allow_multiple_allocations != kept.allow_multiple_allocations {
+                dropped.shares = true;
+                device.allow_multiple_allocations = kept.allow_multiple_allocations;
+            }
+            for (name, capacity) in device.capacity.iter_mut().flatten() {
+                let kept = kept.capacity.as_ref().and_then(|all| all.get(name));
+                if capacity.request_policy.is_some()
+                    && kept.is_some_and(|kept| kept.request_policy.is_none())
+                {
+                    dropped.shares = true;
+                    capacity.request_policy = None;
+                }
+            }
+            if device.taints.is_some() && kept.taints.is_none() {
+                dropped.taints = true;
+                device.taints = None;
+            }
+        }
+        dropped.other = expected != kept;
+        dropped
+    }
+}
+
+/// Whether two slices say the same, however they write it.
+pub(super) fn same(a: &ResourceSlice, b: &ResourceSlice) -> bool {
+    normal(&a.spec) == normal(&b.spec)
+}
+
+/// Whether a device can be shared as the driver means it.
+pub(super) fn is_shared(device: &Device) -> bool {
+    let mut capacities = device.capacity.iter().flat_map(|all| all.values());
+    device.allow_multiple_allocations == Some(true)
+        && capacities.all(|capacity| capacity.request_policy.is_some())
+}
+
+/// A specification in one way of writing: absent for empty, and quantities as numbers.
+fn normal(spec: &ResourceSliceSpec) -> ResourceSliceSpec {
+    let mut spec = spec.clone();
+    for device in spec.devices.iter_mut().flatten() {
+        device.allow_multiple_allocations = device.allow_multiple_allocations.filter(|yes| *yes);
+        for capacity in device.capacity.iter_mut().flat_map(|all| all.values_mut()) {
+            number(capacity);
+        }
+        for taint in device.taints.iter_mut().flatten() {
+            let seconds = taint.time_added.take().map(|Time(added)| added.as_second());
+            taint.time_added = seconds.and_then(|s| Timestamp::from_second(s).ok()).map(Time);
+        }
+        empty(&mut device.attributes, |all| all.is_empty());
+        empty(&mut device.capacity, |all| all.is_empty());
+        empty(&mut device.taints, Vec::is_empty);
+    }
+    empty(&mut spec.devices, Vec::is_empty);
+    spec.all_nodes = spec.all_nodes.filter(|yes| *yes);
+    spec.per_device_node_selection = spec.per_device_node_selection.filter(|yes| *yes);
+    spec
+}
+
+fn empty<T>(value: &mut Option<T>, is_empty: impl Fn(&T) -> bool) {
+    if value.as_ref().is_some_and(is_empty) {
+        *value = None;
+    }
+}
+
+fn number(capacity: &mut DeviceCapacity) {
+    let plain = |quantity: &mut Quantity| {
+        let parsed = tessera_model::quantity::Quantity::parse(&quantity.0);
+        if let Ok(units) = parsed.and_then(tessera_model::quantity::Quantity::units) {
+            quantity.0 = units.to_string();
+        }
+    };
+    plain(&mut capacity.value);
+    let Some(policy) = &mut capacity.request_policy else { return };
+    policy.default.iter_mut().for_each(plain);
+    policy.valid_values.iter_mut().flatten().for_each(plain);
+    if let Some(range) = &mut policy.valid_range {
+        plain(&mut range.min);
+        range.max.iter_mut().chain(&mut range.step).for_each(plain);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::{gpu, published};
+    use super::super::pool::{Node, slice};
+    use super::super::{Offer, taints};
+    use super::*;
+    use tessera_agent::front_end::dra::DraGpu;
+    use tessera_config::Config;
+
+    fn sent() -> ResourceSlice {
+        let node = Node { name: "n1".to_owned(), uid: "u".to_owned() };
+        let sick = DraGpu { cordon: Some("x".to_owned()), ..gpu("GPU-a", 0) };
+        let offer = Offer::new(&[published(sick), published(gpu("GPU-b", 1))], &Config::default());
+        assert!(offer.shared.iter().all(is_shared) && !offer.fixed.iter().any(is_shared));
+        assert_eq!(offer.shared[0].taints.as_ref().unwrap()[0].key, taints::CORDONED);
+        slice(&node, &offer.shared, 0, 1, 1)
+    }
+
+    fn kept(change: impl Fn(&mut Device)) -> ResourceSlice {
+        let mut kept = sent();
+        kept.spec.devices.iter_mut().flatten().for_each(change);
+        kept
+    }
+
+    #[test]
+    fn another_way_of_writing_is_no_difference() {
+        let kept = kept(|device| {
+            let memory = device.capacity.as_mut().unwrap().get_mut("memory").unwrap();
+            memory.value.0 = (81_408u64 << 20).to_string();
+            device.taints.get_or_insert_default();
+            device.consumes_counters = None;
+        });
+        assert!(same(&sent(), &kept));
+        assert_eq!(Dropped::of(&sent(), &kept), Dropped::default());
+    }
+
+    #[test]
+    fn what_is_dropped_is_told_apart() {
+        let none = Dropped::default();
+        for (kept, want) in [
+            (kept(|d| d.allow_multiple_allocations = None), Dropped { shares: true, ..none }),
+            (
+                kept(|d| {
+                    let capacity = d.capacity.as_mut().unwrap();
+                    capacity.values_mut().for_each(|capacity| capacity.request_policy = None);
+                }),
+                Dropped { shares: true, ..none },
+            ),
+            (kept(|d| d.taints = None), Dropped { taints: true, ..none }),
+            (kept(|d| d.attributes = None), Dropped { other: true, ..none }),
+            (
+                kept(|d| (d.taints, d.allow_multiple_allocations) = (None, Some(false))),
+                Dropped { taints: true, shares: true, other: false },
+            ),
+        ] {
+            assert_eq!(Dropped::of(&sent(), &kept), want);
+            assert!(!same(&sent(), &kept));
+        }
+        let mut fewer = sent();
+        fewer.spec.devices.as_mut().unwrap().pop();
+        assert_eq!(Dropped::of(&sent(), &fewer), Dropped { other: true, ..none });
+    }
+}

@@ -1,0 +1,413 @@
+//! The publication as a state machine: what is wanted, what there is, the time; then the next step. Pure.
+//!
+//! **Nothing unshared is ever sold.** An API server without consumable capacity drops what makes a device
+//! shareable, and a scheduler would give the whole GPU to one pod. So before a shared device is published, one is
+//! written into a slice of generation 0 beside a slice of the pool with a higher one: schedulers ignore such a
+//! slice, and the answer shows what the server keeps. It is removed at once. A server that drops fields later
+//! (another one answers, its gates have changed) is noticed by the answer to each write; the device is removed
+//! at once then, before anything else.
+//!
+//! **Two instances** during an update of the driver publish the same and find it there; of the times at which they
+//! noticed a taint, both take the earlier. Where they differ otherwise (in their configuration), each writes when the
+//! other has; the pace bounds that until one ends.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use tessera_cluster::error::ApiError;
+use tessera_cluster::k8s_openapi::api::resource::v1::{Device, DeviceTaint, ResourceSlice};
+use tessera_cluster::k8s_openapi::jiff::Timestamp;
+use tessera_cluster::resource::SliceEvent;
+
+use super::compare::{Dropped, is_shared, same};
+use super::offer::Offer;
+use super::pace::Pace;
+use super::plan::{Standing, Write};
+use super::policy::{Policy, Unit};
+use super::pool::{self, Node};
+use super::status::{Mode, State, Status};
+use super::taints::{NO_SCHEDULE, Since};
+use super::validate;
+use crate::names;
+
+/// Own writes that are known again when the watch tells of them.
+const REMEMBERED: usize = 256;
+/// How long slices that the server refused as invalid are not sent again, unless others are wanted.
+const REFUSED_FOR: Duration = Duration::from_secs(600);
+/// How often slices are listed while no watch works.
+const WITHOUT_WATCH: Duration = Duration::from_secs(60);
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Ask for the node's UID.
+    NodeUid,
+    /// List the driver's slices.
+    List,
+    /// Make a slice.
+    Create(Box<ResourceSlice>),
+    /// Replace a slice.
+    Update(Box<ResourceSlice>),
+    /// Remove a slice.
+    Delete(String),
+    /// Nothing until something changes, or for so long.
+    Wait(Option<Duration>),
+}
+
+/// What the API server answered to a step.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// To [`Step::NodeUid`].
+    NodeUid(String),
+    /// To [`Step::List`].
+    Listed(Vec<ResourceSlice>),
+    /// To [`Step::Create`] and [`Step::Update`]: what it kept.
+    Kept(Box<ResourceSlice>),
+    /// To [`Step::Delete`].
+    Deleted,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Controller {
+    name: String,
+    node: Option<Node>,
+    offer: Option<Offer>,
+    since: Since,
+    /// Whether the API server keeps what makes devices shareable, once known.
+    shares: Option<bool>,
+    /// Whether it keeps taints.
+    taints: bool,
+    /// What there is, by name; `None` before the first list.
+    observed: Option<BTreeMap<String, ResourceSlice>>,
+    stale: bool,
+    /// What was written under a name, and the resource version that it got.
+    written: BTreeMap<String, (String, ResourceSlice)>,
+    own_versions: VecDeque<String>,
+    own_deletions: VecDeque<String>,
+    /// The devices that are being published, and under which generation.
+    aim: Option<(Vec<Device>, i64)>,
+    /// Devices that the server refused, when, and in which words.
+    refused: Option<(Vec<Device>, Instant, String)>,
+    watches: bool,
+    listed: Option<Instant>,
+    pace: Pace,
+    /// Whether a write is due, now or after a pause.
+    is_due: bool,
+    status: Status,
+}
+
+impl Controller {
+    /// For the pool of this node, of which nothing is known.
+    #[must_use]
+    pub fn new(node: &str) -> Self {
+        Controller {
+            name: node.to_owned(),
+            node: None,
+            offer: None,
+            since: Since::default(),
+            shares: None,
+            taints: true,
+            observed: None,
+            stale: true,
+            written: BTreeMap::new(),
+            own_versions: VecDeque::new(),
+            own_deletions: VecDeque::new(),
+            aim: None,
+            refused: None,
+            watches: true,
+            listed: None,
+            pace: Pace::default(),
+            is_due: true,
+            status: Status::default(),
+        }
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn status(&self) -> &Status {
+        &self.status
+    }
+
+    /// From now on this is to be published. `at`: when its new taints were added.
+    pub fn want(&mut self, mut offer: Offer, at: Timestamp) {
+        self.since.stamp(offer.shared.iter_mut().chain(&mut offer.fixed), at);
+        self.status.problems.clone_from(&offer.problems);
+        self.offer = Some(offer);
+    }
+
+    /// The watch says that something happened.
+    pub fn heard(&mut self, event: &SliceEvent, now: Instant) {
+        match event {
+            SliceEvent::Restarted => (self.stale, self.watches) = (true, true),
+            SliceEvent::Failed(_) => self.watches = false,
+            SliceEvent::Changed { resource_version, .. } => {
+                self.stale |= !self.own_versions.contains(resource_version);
+            }
+            SliceEvent::Removed { name } if self.own_deletions.contains(name) => {}
+            SliceEvent::Removed { name } => {
+                self.stale = true;
+                let is_known = self.observed.as_ref().is_some_and(|all| all.contains_key(name));
+                self.note_wipe(is_known, now);
+            }
+        }
+    }
+
+    /// The next step.
+    pub fn next(&mut self, now: Instant) -> Step {
+        let step = self.choose(now);
+        self.status.mode = match self.shares {
+            None => Mode::Unknown,
+            Some(true) => Mode::Shared,
+            Some(false) => Mode::Fixed,
+        };
+        self.status.without_taints = !self.taints;
+        self.status.state = match &self.status.error {
+            Some(_) => State::Failing,
+            None if self.observed.is_none() => State::Starting,
+            None if self.is_due => State::Writing,
+            None => State::Published,
+        };
+        step
+    }
+
+    fn choose(&mut self, now: Instant) -> Step {
+        if self.offer.is_none() {
+            return Step::Wait(None);
+        }
+        if let Some(pause) = self.pace.before_asking(now) {
+            return Step::Wait(Some(pause));
+        }
+        let Some(node) = self.node.clone() else { return Step::NodeUid };
+        let resync = self.listed.filter(|_| !self.watches).map(|then| then + WITHOUT_WATCH);
+        if self.stale || self.observed.is_none() || resync.is_some_and(|at| now >= at) {
+            return Step::List;
+        }
+        if let Some(name) = self.unshared() {
+            return Step::Delete(name);
+        }
+        let wait = resync.map(|at| at.saturating_duration_since(now));
+        let write = self.write(&node, now);
+        self.is_due = write.is_some();
+        let Some(write) = write else {
+            let refused = self.refused_until(now);
+            // Said for as long as it is wanted, whatever else the server answers meanwhile.
+            self.status.error = refused.as_ref().map(|(_, why)| why.clone());
+            let refused = refused.map(|(until, _)| until.saturating_duration_since(now));
+            return Step::Wait(wait.into_iter().chain(refused).min());
+        };
+        if let Some(pause) = self.pace.before_writing(now) {
+            return Step::Wait(Some(wait.map_or(pause, |wait| wait.min(pause))));
+        }
+        match write {
+            Write::Create(slice) => Step::Create(slice),
+            Write::Update(slice) => Step::Update(slice),
+            Write::Delete(name) => Step::Delete(name),
+        }
+    }
+
+    /// What came of a step.
+    pub fn done(&mut self, step: &Step, answer: Result<Answer, ApiError>, now: Instant) {
+        if matches!(step, Step::Create(_) | Step::Update(_) | Step::Delete(_)) {
+            self.pace.wrote(now);
+            self.status.writes += 1;
+        }
+        match answer {
+            Ok(answer) => {
+                self.pace.succeeded();
+                self.status.error = None;
+                self.take(step, answer, now);
+            }
+            Err(error) => self.fail(step, &error, now),
+        }
+    }
+
+    fn take(&mut self, step: &Step, answer: Answer, now: Instant) {
+        match (step, answer) {
+            (_, Answer::NodeUid(uid)) => self.node = Some(Node { name: self.name.clone(), uid }),
+            (_, Answer::Listed(slices)) => self.take_list(slices, now),
+            (Step::Create(sent) | Step::Update(sent), Answer::Kept(kept)) => {
+                self.take_kept(sent, *kept)
+            }
+            (Step::Delete(name), _) => {
+                remember(&mut self.own_deletions, name.clone());
+                self.written.remove(name);
+                self.observed.iter_mut().for_each(|all| drop(all.remove(name)));
+            }
+            _ => {}
+        }
+    }
+
+    fn take_list(&mut self, slices: Vec<ResourceSlice>, now: Instant) {
+        // Each time: another instance may have noticed before this one, and both would correct each other for ever.
+        self.since.learn(&slices);
+        if let Some(offer) = self.offer.take() {
+            // Every taint of it has its time by now.
+            self.want(offer, Timestamp::MAX);
+        }
+        if self.observed.is_none() && slices.iter().flat_map(devices).any(is_shared) {
+            self.shares = Some(true);
+        }
+        let name = |slice: &ResourceSlice| slice.metadata.name.clone().unwrap_or_default();
+        let slices: BTreeMap<_, _> =
+            slices.into_iter().map(|slice| (name(&slice), slice)).collect();
+        let gone = self.observed.iter().flatten().any(|(name, _)| !slices.contains_key(name));
+        // A watch that was interrupted has not told of it.
+        self.note_wipe(gone, now);
+        self.written.retain(|name, _| slices.contains_key(name));
+        self.observed = Some(slices);
+        (self.stale, self.listed) = (false, Some(now));
+    }
+
+    fn take_kept(&mut self, sent: &ResourceSlice, kept: ResourceSlice) {
+        let dropped = Dropped::of(sent, &kept);
+        if dropped.shares {
+            self.shares = Some(false);
+        } else if devices(sent).any(is_shared) {
+            self.shares.get_or_insert(true);
+        }
+        self.taints &= !dropped.taints;
+        self.status.other_fields_dropped = dropped.other;
+        let name = kept.metadata.name.clone().unwrap_or_default();
+        let version = kept.metadata.resource_version.clone().unwrap_or_default();
+        remember(&mut self.own_versions, version.clone());
+        self.written.insert(name.clone(), (version, sent.clone()));
+        self.observed.get_or_insert_default().insert(name, kept);
+    }
+
+    fn fail(&mut self, step: &Step, error: &ApiError, now: Instant) {
+        self.pace.failed(error, now);
+        let is_race = matches!(error, ApiError::Conflict { .. } | ApiError::NotFound { .. });
+        self.stale |= !matches!(step, Step::NodeUid);
+        match error {
+            ApiError::Invalid { .. } => {
+                self.refused = Some((self.wanted(), now, error.to_string()))
+            }
+            // Of a node that was made again.
+            ApiError::NotFound { .. } if *step == Step::NodeUid => {}
+            _ if is_race => return,
+            _ => {}
+        }
+        self.status.error = Some(error.to_string());
+    }
+
+    fn note_wipe(&mut self, is_wipe: bool, now: Instant) {
+        if is_wipe && self.pace.wiped(now) {
+            self.status.wipes += 1;
+        }
+    }
+
+    /// The write that is due, whether or not it may be made now.
+    fn write(&mut self, node: &Node, now: Instant) -> Option<Write> {
+        let observed = self.observed.as_ref()?;
+        let offer = self.offer.as_ref()?;
+        if self.shares.is_none() && !offer.shared.is_empty() {
+            let standing = Standing::of(observed.values(), node, 1);
+            if standing.generation() > 0 {
+                return Some(Write::Create(Box::new(pool::probe(node, probe()))));
+            }
+            // What follows publishes an empty pool.
+        }
+        let devices = self.wanted();
+        if self.refused_until(now).is_some() {
+            return None;
+        }
+        let parts = pool::cut(&devices).len();
+        let standing = Standing::of(observed.values(), node, parts);
+        let is_in_sync = |there: &ResourceSlice, wanted: &ResourceSlice| {
+            same(there, wanted) || self.is_what_was_written(there, wanted)
+        };
+        let aimed = self.aim.as_ref().filter(|(aimed, generation)| {
+            *aimed == devices && *generation >= standing.generation()
+        });
+        let generation = aimed.map_or_else(
+            || standing.next_generation(node, &devices, &is_in_sync),
+            |(_, generation)| *generation,
+        );
+        let write = standing.write(node, &devices, generation, &is_in_sync);
+        (self.status.devices, self.status.slices) = (devices.len(), parts);
+        self.status.generation = generation;
+        self.aim = Some((devices, generation));
+        let write = write?;
+        if let Write::Create(slice) | Write::Update(slice) = &write {
+            let problems = validate::problems(slice);
+            if !problems.is_empty() {
+                let why = format!("not sent, it would be invalid: {}", problems.join("; "));
+                self.status.error = Some(why.clone());
+                self.refused = Some((self.wanted(), now, why));
+                return None;
+            }
+        }
+        Some(write)
+    }
+
+    /// Until when the server is not asked again for what it has refused, and its words; `None` where something else
+    /// is wanted.
+    fn refused_until(&self, now: Instant) -> Option<(Instant, String)> {
+        let (refused, at, why) = self.refused.as_ref()?;
+        let until = *at + REFUSED_FOR;
+        (now < until && *refused == self.wanted()).then(|| (until, why.clone()))
+    }
+
+    /// The devices that are to be published, as far as the server can keep them.
+    fn wanted(&self) -> Vec<Device> {
+        let Some(offer) = &self.offer else { return Vec::new() };
+        let devices = match self.shares {
+            Some(true) => &offer.shared,
+            Some(false) => &offer.fixed,
+            None => return Vec::new(),
+        };
+        let is_well =
+            |device: &&Device| self.taints || device.taints.as_ref().is_none_or(Vec::is_empty);
+        devices.iter().filter(is_well).cloned().collect()
+    }
+
+    /// A slice with a GPU that would go to one pod as a whole.
+    fn unshared(&self) -> Option<String> {
+        let is_whole =
+            |device: &Device| names::parts(&device.name).1.is_none() && !is_shared(device);
+        let all = self.observed.iter().flatten();
+        let mut found = all.filter(|(_, slice)| devices(slice).any(is_whole));
+        found.next().map(|(name, _)| name.clone())
+    }
+
+    /// Whether the server has kept of `wanted` what it can, and nobody has changed it since.
+    fn is_what_was_written(&self, there: &ResourceSlice, wanted: &ResourceSlice) -> bool {
+        let name = there.metadata.name.as_deref().unwrap_or_default();
+        self.written.get(name).is_some_and(|(version, sent)| {
+            there.metadata.resource_version.as_ref() == Some(version) && same(sent, wanted)
+        })
+    }
+}
+
+/// A device that is written to see what is kept of it. It is no GPU, and no pod that tolerated the taint could have
+/// it prepared.
+fn probe() -> Device {
+    let mib = Policy { value: 2 << 20, default: 1 << 20, min: 1 << 20, step: 1 << 20 };
+    let taint = DeviceTaint {
+        key: "gpu.tessera.dev/probe".to_owned(),
+        effect: NO_SCHEDULE.to_owned(),
+        ..DeviceTaint::default()
+    };
+    Device {
+        name: "probe".to_owned(),
+        allow_multiple_allocations: Some(true),
+        capacity: Some(BTreeMap::from([(names::MEMORY.to_owned(), mib.shared(Unit::Bytes))])),
+        taints: Some(vec![taint]),
+        ..Device::default()
+    }
+}
+
+fn devices(slice: &ResourceSlice) -> impl Iterator<Item = &Device> {
+    slice.spec.devices.iter().flatten()
+}
+
+fn remember(list: &mut VecDeque<String>, one: String) {
+    list.push_back(one);
+    while list.len() > REMEMBERED {
+        list.pop_front();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,639 @@
+//! The controller against an API server in memory: single cases, and any sequence of events.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use tessera_cluster::error::{Kind, Verb};
+use tessera_cluster::fixtures::{FakeApi, Gates, Mood};
+use tessera_cluster::resource::ResourceApi;
+use tessera_config::Config;
+
+use super::super::fixtures::{gpu, mig, published};
+use super::super::{Published, taints};
+use super::*;
+use tessera_agent::front_end::dra::DraGpu;
+
+const NODE: &str = "n1";
+
+/// A server, its clock, and instances of the driver.
+struct World {
+    api: FakeApi,
+    now: Instant,
+    unix: i64,
+    offer: Offer,
+    instances: Vec<Instance>,
+}
+
+struct Instance {
+    controller: Controller,
+    /// What its watch has told it of.
+    seen: BTreeMap<String, String>,
+}
+
+fn block<T>(future: impl Future<Output = T>) -> T {
+    thread_local!(static RUNTIME: tokio::runtime::Runtime =
+        tokio::runtime::Builder::new_current_thread().build().unwrap());
+    RUNTIME.with(|runtime| runtime.block_on(future))
+}
+
+fn offer(gpus: &[DraGpu]) -> Offer {
+    let gpus: Vec<Published> = gpus.iter().cloned().map(published).collect();
+    Offer::new(&gpus, &Config::parse("[share]\nreplicas = 2").unwrap())
+}
+
+fn cordoned(gpu: DraGpu) -> DraGpu {
+    DraGpu { cordon: Some("x".to_owned()), ..gpu }
+}
+
+fn many(count: u32) -> Vec<DraGpu> {
+    (0..count).map(|i| mig(&format!("MIG-{i:03}"), i)).collect()
+}
+
+impl World {
+    fn new(gates: Gates, offer: Offer) -> Self {
+        let api = FakeApi::new(names::DRIVER, NODE);
+        api.set_gates(gates);
+        let mut world =
+            World { api, now: Instant::now(), unix: 1_000_000, offer, instances: Vec::new() };
+        world.start();
+        world
+    }
+
+    fn start(&mut self) {
+        let mut controller = Controller::new(NODE);
+        controller.want(self.offer.clone(), self.time());
+        self.instances.push(Instance { controller, seen: BTreeMap::new() });
+    }
+
+    fn time(&self) -> Timestamp {
+        Timestamp::from_second(self.unix).unwrap()
+    }
+
+    fn want(&mut self, offer: Offer) {
+        self.want_one_after_the_other(offer, 0);
+    }
+
+    /// Each instance notices `seconds` after the one before it.
+    fn want_one_after_the_other(&mut self, offer: Offer, seconds: i64) {
+        self.offer = offer;
+        let mut at = self.unix;
+        for instance in &mut self.instances {
+            let time = Timestamp::from_second(at).unwrap();
+            instance.controller.want(self.offer.clone(), time);
+            at += seconds;
+        }
+    }
+
+    fn pass(&mut self, seconds: u32) {
+        self.now += Duration::from_secs(seconds.into());
+        self.unix += i64::from(seconds);
+    }
+
+    fn tell(&mut self, i: usize) {
+        let slices = self.api.slices();
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let there: BTreeMap<String, String> = slices
+            .iter()
+            .map(|s| (text(&s.metadata.name), text(&s.metadata.resource_version)))
+            .collect();
+        let Instance { controller, seen } = &mut self.instances[i];
+        for (name, version) in &there {
+            if seen.get(name) != Some(version) {
+                let (name, resource_version) = (name.clone(), version.clone());
+                controller.heard(&SliceEvent::Changed { name, resource_version }, self.now);
+            }
+        }
+        for name in seen.keys().filter(|name| !there.contains_key(*name)) {
+            controller.heard(&SliceEvent::Removed { name: name.clone() }, self.now);
+        }
+        *seen = there;
+    }
+
+    /// One step of an instance; none if it waits.
+    fn step(&mut self, i: usize) -> Option<Step> {
+        self.tell(i);
+        let step = self.instances[i].controller.next(self.now);
+        let answer = match &step {
+            Step::Wait(_) => return None,
+            Step::NodeUid => block(self.api.node_uid()).map(Answer::NodeUid),
+            Step::List => block(self.api.own_slices()).map(Answer::Listed),
+            Step::Create(slice) => {
+                block(self.api.create_slice(slice)).map(Box::new).map(Answer::Kept)
+            }
+            Step::Update(slice) => {
+                block(self.api.update_slice(slice)).map(Box::new).map(Answer::Kept)
+            }
+            Step::Delete(name) => block(self.api.delete_slice(name)).map(|()| Answer::Deleted),
+        };
+        self.instances[i].controller.done(&step, answer, self.now);
+        Some(step)
+    }
+
+    /// Runs until all wait, however long that takes; the steps of the first.
+    fn settle(&mut self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for _ in 0..200 {
+            let mut quiet = true;
+            for i in 0..self.instances.len() {
+                while let Some(step) = self.step(i) {
+                    quiet = false;
+                    self.check().unwrap();
+                    if i == 0 {
+                        steps.push(step);
+                    }
+                    assert!(steps.len() < 1000, "no end: {:?}", &steps[990..]);
+                }
+            }
+            let waits = |one: &mut Instance, now| match one.controller.next(now) {
+                Step::Wait(pause) => pause,
+                _ => Some(Duration::ZERO),
+            };
+            let now = self.now;
+            let pauses = self.instances.iter_mut().filter_map(|one| waits(one, now));
+            match pauses.min() {
+                None if quiet => return steps,
+                None => {}
+                Some(pause) => self.now += pause,
+            }
+        }
+        panic!("it does not settle: {:?}", self.status());
+    }
+
+    fn status(&self) -> &Status {
+        self.instances[0].controller.status()
+    }
+
+    /// The slices that a scheduler reads, in its order.
+    fn read(&self) -> Vec<ResourceSlice> {
+        let slices = self.api.slices();
+        let newest = slices.iter().map(|slice| slice.spec.pool.generation).max();
+        let mut read: Vec<_> =
+            slices.into_iter().filter(|s| Some(s.spec.pool.generation) == newest).collect();
+        read.sort_by_key(|slice| slice.metadata.name.clone());
+        read
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.read().iter().flat_map(devices).map(|device| device.name.clone()).collect()
+    }
+
+    /// What must hold at any time.
+    fn check(&self) -> Result<(), String> {
+        let read = self.read();
+        let all: Vec<&Device> = read.iter().flat_map(devices).collect();
+        let names: BTreeSet<&str> = all.iter().map(|device| device.name.as_str()).collect();
+        for device in &all {
+            let (gpu, share) = names::parts(&device.name);
+            if share.is_none() && !is_shared(device) && gpu != "probe" {
+                return Err(format!("{} is there for one pod as a whole", device.name));
+            }
+            if share.is_some() && names.contains(gpu) {
+                return Err(format!("{gpu} is sold twice"));
+            }
+        }
+        if names.len() != all.len() {
+            return Err("a device is there twice".to_owned());
+        }
+        Ok(())
+    }
+
+    /// What must hold once nothing is left to do.
+    fn check_settled(&self) {
+        let slices = self.api.slices();
+        let read = self.read();
+        assert_eq!(slices.len(), read.len(), "outdated slices are left");
+        for slice in &read {
+            assert_eq!(validate::problems(slice), Vec::<String>::new());
+            assert_eq!(slice.spec.pool.resource_slice_count, i64::try_from(read.len()).unwrap());
+        }
+        let controller = &self.instances[0].controller;
+        let wanted: Vec<String> = controller.wanted().into_iter().map(|d| d.name).collect();
+        assert_eq!(self.names(), wanted);
+        assert_eq!(controller.status().state, State::Published, "{:?}", controller.status());
+        assert_eq!(controller.status().error, None);
+    }
+}
+
+/// Steps in short: `C`reate, `U`pdate, `D`elete with generation and devices; `L`ist; `N`ode.
+fn short(steps: &[Step]) -> Vec<String> {
+    let of = |slice: &ResourceSlice| {
+        format!("{}:{}", slice.spec.pool.generation, devices(slice).count())
+    };
+    let word = |step: &Step| match step {
+        Step::NodeUid => "N".to_owned(),
+        Step::List => "L".to_owned(),
+        Step::Create(slice) => format!("C{}", of(slice)),
+        Step::Update(slice) => format!("U{}", of(slice)),
+        Step::Delete(_) => "D".to_owned(),
+        Step::Wait(_) => "W".to_owned(),
+    };
+    steps.iter().map(word).collect()
+}
+
+fn without_shares() -> Gates {
+    Gates { consumable_capacity: false, ..Gates::default() }
+}
+
+#[test]
+fn a_first_start_tries_out_what_the_server_keeps_before_it_sells() {
+    let gpus = [gpu("GPU-a", 0), gpu("GPU-b", 1)];
+    let mut world = World::new(Gates::default(), offer(&gpus));
+    assert_eq!(short(&world.settle()), ["N", "L", "C1:0", "C0:1", "D", "U1:2"]);
+    world.check_settled();
+    assert_eq!(world.status().mode, Mode::Shared);
+    let [slice] = &world.read()[..] else { panic!("one slice") };
+    let owner = &slice.metadata.owner_references.as_ref().unwrap()[0];
+    assert_eq!(
+        (owner.kind.as_str(), owner.uid.as_str(), owner.controller),
+        ("Node", "uid-of-n1", Some(true))
+    );
+    // The next instance finds all as it should be, and has nothing to write.
+    world.instances.clear();
+    world.start();
+    assert_eq!(short(&world.settle()), ["N", "L"]);
+    world.check_settled();
+}
+
+#[test]
+fn without_consumable_capacity_shares_of_one_size_are_published() {
+    let gpus = [gpu("GPU-a", 0), cordoned(gpu("GPU-b", 1))];
+    let mut world = World::new(without_shares(), offer(&gpus));
+    assert_eq!(short(&world.settle()), ["N", "L", "C1:0", "C0:1", "D", "U1:4"]);
+    world.check_settled();
+    assert_eq!(world.names()[1..3], ["gpu-a-share-1", "gpu-b-share-0"]);
+    assert_eq!(world.status().mode, Mode::Fixed);
+    assert!(world.status().sentences()[0].contains("DRAConsumableCapacity"));
+    // Another instance finds out for itself, without harm; the cluster may have been upgraded.
+    world.instances.clear();
+    world.start();
+    assert_eq!(short(&world.settle()), ["N", "L", "C0:1", "D"]);
+    world.api.set_gates(Gates::default());
+    world.instances.clear();
+    world.start();
+    assert_eq!(short(&world.settle()), ["N", "L", "C0:1", "D", "U1:2"]);
+    world.check_settled();
+}
+
+#[test]
+fn a_server_that_begins_to_drop_fields_is_noticed_by_the_next_answer() {
+    let gpus = [gpu("GPU-a", 0), gpu("GPU-b", 1)];
+    let mut world = World::new(Gates::default(), offer(&gpus));
+    world.settle();
+    world.api.set_gates(without_shares());
+    world.api.wipe_slices();
+    world.pass(600);
+    while !matches!(world.step(0), Some(Step::Create(_))) {
+        world.pass(1);
+    }
+    // The scheduler may see it for as long as a request takes.
+    assert!(world.check().is_err());
+    let Some(Step::Delete(_)) = world.step(0) else { panic!("nothing is as urgent") };
+    world.check().unwrap();
+    world.settle();
+    world.check_settled();
+    assert_eq!(world.status().mode, Mode::Fixed);
+}
+
+#[test]
+fn where_taints_are_dropped_sick_gpus_are_taken_out() {
+    let gates = Gates { device_taints: false, ..Gates::default() };
+    let mut world = World::new(gates, offer(&[gpu("GPU-a", 0), cordoned(gpu("GPU-b", 1))]));
+    world.settle();
+    world.check_settled();
+    assert_eq!(world.names(), ["gpu-a"]);
+    assert!(world.status().without_taints);
+    world.want(offer(&[gpu("GPU-a", 0), gpu("GPU-b", 1)]));
+    world.settle();
+    assert_eq!(world.names(), ["gpu-a", "gpu-b"]);
+}
+
+#[test]
+fn no_gpu_is_an_empty_slice() {
+    let mut world = World::new(Gates::default(), Offer::default());
+    assert_eq!(short(&world.settle()), ["N", "L", "C1:0"]);
+    world.check_settled();
+    assert_eq!(world.read().len(), 1);
+}
+
+#[test]
+fn a_change_of_health_is_one_write_and_keeps_its_time() {
+    let mut world = World::new(Gates::default(), offer(&[gpu("GPU-a", 0), gpu("GPU-b", 1)]));
+    world.settle();
+    let added = |world: &World| {
+        let read = world.read();
+        let all = read.iter().flat_map(devices).filter_map(|device| device.taints.clone());
+        all.flatten().map(|taint| taint.time_added.unwrap().0.as_second()).collect::<Vec<_>>()
+    };
+    world.pass(60);
+    let begin = world.unix;
+    world.want(offer(&[cordoned(gpu("GPU-a", 0)), gpu("GPU-b", 1)]));
+    assert_eq!(short(&world.settle()), ["U1:2"]);
+    assert_eq!(added(&world), [begin]);
+    // Another instance, another GPU: the first taint stays as old as it is.
+    world.pass(60);
+    world.instances.clear();
+    world.start();
+    world.settle();
+    world.want(offer(&[cordoned(gpu("GPU-a", 0)), cordoned(gpu("GPU-b", 1))]));
+    world.settle();
+    assert_eq!(added(&world), [begin, begin + 60]);
+    world.want(offer(&[gpu("GPU-a", 0), cordoned(gpu("GPU-b", 1))]));
+    assert_eq!(short(&world.settle()), ["U1:2"]);
+    assert_eq!(added(&world), [begin + 60]);
+}
+
+#[test]
+fn more_slices_are_a_new_generation_and_one_write_is_none() {
+    let mut gpus = many(130);
+    let mut world = World::new(Gates::default(), offer(&gpus));
+    let steps = short(&world.settle());
+    assert_eq!(steps, ["N", "L", "C1:0", "C0:1", "D", "U2:128", "C2:2"]);
+    // A taint in the second slice: one write.
+    gpus[129] = cordoned(gpus[129].clone());
+    world.want(offer(&gpus));
+    assert_eq!(short(&world.settle()), ["U2:2"]);
+    // In the first: all devices move.
+    gpus[0] = cordoned(gpus[0].clone());
+    world.want(offer(&gpus));
+    assert_eq!(short(&world.settle()), ["U3:64", "U3:65", "C3:1"]);
+    world.check_settled();
+    // Fewer: what is obsolete goes first.
+    gpus.truncate(3);
+    world.want(offer(&gpus));
+    assert_eq!(short(&world.settle()), ["D", "D", "U3:3"]);
+    world.check_settled();
+}
+
+#[test]
+fn what_kubelet_wipes_comes_back() {
+    let mut world = World::new(Gates::default(), offer(&[gpu("GPU-a", 0)]));
+    world.settle();
+    world.pass(60);
+    for pause in [1, 2, 4] {
+        world.api.wipe_slices();
+        let before = world.now;
+        assert_eq!(short(&world.settle()), ["L", "C1:1"]);
+        assert_eq!(world.now - before, Duration::from_secs(pause));
+        world.check_settled();
+    }
+    assert_eq!(world.status().wipes, 3);
+    // One slice of several, with the watch broken meanwhile.
+    world.want(offer(&many(130)));
+    world.settle();
+    world.pass(120);
+    let name = world.read()[1].metadata.name.clone().unwrap();
+    world.instances[0].controller.heard(&SliceEvent::Restarted, world.now);
+    world.instances[0].seen.clear();
+    world.api.remove_slice(&name);
+    assert_eq!(short(&world.settle()), ["L", "C2:2"]);
+}
+
+#[test]
+fn strangers_under_the_drivers_name_are_removed() {
+    let mut world = World::new(Gates::default(), offer(&[gpu("GPU-a", 0)]));
+    world.settle();
+    let mut stranger = world.read()[0].clone();
+    stranger.metadata.name = Some("somebody".to_owned());
+    stranger.metadata.resource_version = None;
+    stranger.spec.devices.as_mut().unwrap()[0].name = "gpu-z".to_owned();
+    world.api.put_slice(&stranger).unwrap();
+    assert_eq!(short(&world.settle()), ["L", "D"]);
+    // Of a node that has been made again under its old name.
+    let mut old = stranger.clone();
+    old.metadata.name = Some(world.read()[0].metadata.name.clone().unwrap() + "2");
+    old.metadata.owner_references.as_mut().unwrap()[0].uid = "before".to_owned();
+    world.api.put_slice(&old).unwrap();
+    assert_eq!(short(&world.settle()), ["L", "D"]);
+    world.check_settled();
+}
+
+#[test]
+fn trouble_with_the_server_is_said_and_waited_out() {
+    let mut world = World::new(Gates::default(), offer(&[gpu("GPU-a", 0)]));
+    world.api.set_mood(Mood::Away);
+    for pause in [250, 500, 1000] {
+        assert_eq!(world.step(0), Some(Step::NodeUid));
+        let pause = Duration::from_millis(pause);
+        assert_eq!(world.instances[0].controller.next(world.now), Step::Wait(Some(pause)));
+        assert_eq!(world.status().state, State::Failing);
+        assert!(world.status().error.as_ref().unwrap().contains("cannot be reached"));
+        world.now += pause;
+    }
+    world.api.set_mood(Mood::Works);
+    world.api.forbid(Verb::Create, Kind::Slices, true);
+    while world.step(0).is_some() {}
+    let status = world.status().clone();
+    assert_eq!(status.state, State::Failing);
+    assert!(
+        status.error.as_ref().unwrap().contains("resourceslices\"], verbs: [\"create\"]"),
+        "{status:?}"
+    );
+    assert_eq!(status.sentences().len(), 1);
+    world.pass(61);
+    world.api.forbid(Verb::Create, Kind::Slices, false);
+    world.settle();
+    world.check_settled();
+    // A watch that is forbidden: a list now and then.
+    let call = tessera_cluster::error::Call::new(Verb::Watch, Kind::Slices, "");
+    let error = ApiError::Forbidden { call, message: String::new() };
+    world.instances[0].controller.heard(&SliceEvent::Failed(error), world.now);
+    world.api.wipe_slices();
+    world.instances[0].seen.clear();
+    assert_eq!(world.instances[0].controller.next(world.now), Step::Wait(Some(WITHOUT_WATCH)));
+    world.pass(60);
+    assert_eq!(world.step(0), Some(Step::List));
+    world.pass(1);
+    assert!(matches!(world.step(0), Some(Step::Create(_))));
+}
+
+#[test]
+fn slices_that_the_server_refuses_are_not_sent_again_until_they_change() {
+    let mut world = World::new(Gates::default(), offer(&[gpu("GPU-a", 0)]));
+    world.settle();
+    let step = {
+        world.want(offer(&[gpu("GPU-a", 0), gpu("GPU-b", 1)]));
+        world.tell(0);
+        world.instances[0].controller.next(world.now)
+    };
+    let call = tessera_cluster::error::Call::new(Verb::Update, Kind::Slices, "x");
+    let field = Some("spec.devices[1].name".to_owned());
+    let refused = ApiError::Invalid { call, field, message: "no".to_owned() };
+    world.instances[0].controller.done(&step, Err(refused), world.now);
+    world.pass(60);
+    assert_eq!(world.step(0), Some(Step::List));
+    assert_eq!(world.step(0), None);
+    let left = REFUSED_FOR - Duration::from_secs(60);
+    assert_eq!(world.instances[0].controller.next(world.now), Step::Wait(Some(left)));
+    // The list has succeeded, and what was refused is refused still.
+    assert_eq!(world.status().state, State::Failing);
+    assert!(world.status().error.as_ref().unwrap().contains("spec.devices[1].name"));
+    // What is published already is wanted again.
+    world.want(offer(&[gpu("GPU-a", 0)]));
+    assert_eq!(world.step(0), None);
+    assert_eq!((world.status().state, &world.status().error), (State::Published, &None));
+    world.want(offer(&[gpu("GPU-a", 0), gpu("GPU-c", 1)]));
+    assert!(matches!(world.step(0), Some(Step::Update(_))));
+    world.settle();
+    world.check_settled();
+}
+
+#[test]
+fn two_instances_that_noticed_a_cordon_at_different_times_agree_on_the_earlier() {
+    let mut world = World::new(Gates::default(), offer(&[gpu("GPU-a", 0)]));
+    world.start();
+    world.settle();
+    world.want_one_after_the_other(offer(&[cordoned(gpu("GPU-a", 0))]), 3);
+    world.settle();
+    let first = world.time();
+    let added = |world: &World| {
+        let slices = world.read();
+        let taints =
+            slices.iter().flat_map(devices).flat_map(|device| device.taints.clone().unwrap());
+        taints.map(|taint| taint.time_added.unwrap().0).collect::<Vec<_>>()
+    };
+    assert_eq!(added(&world), [first]);
+    // The one that noticed first ends; the other goes on with its time.
+    world.instances.remove(0);
+    world.api.wipe_slices();
+    world.pass(60);
+    world.settle();
+    assert_eq!(added(&world), [first]);
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Step { instance: usize, times: usize },
+    Settle,
+    Wipe,
+    Remove(usize),
+    Edit(usize),
+    Mood(Mood),
+    Forbid(Verb, bool),
+    Want { count: u32, sick: Vec<u32>, apart: i64 },
+    Restart(usize),
+    Join,
+    Leave,
+    Pass(u32),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let mood = prop::sample::select(vec![
+        Mood::Works,
+        Mood::Works,
+        Mood::Away,
+        Mood::Fails,
+        Mood::Forbids,
+    ]);
+    let verb = prop::sample::select(vec![Verb::Create, Verb::Update, Verb::Delete, Verb::List]);
+    prop_oneof![
+        6 => (0usize..2, 1usize..6).prop_map(|(instance, times)| Op::Step { instance, times }),
+        2 => Just(Op::Settle),
+        2 => Just(Op::Wipe),
+        1 => (0usize..4).prop_map(Op::Remove),
+        1 => (0usize..4).prop_map(Op::Edit),
+        1 => mood.prop_map(Op::Mood),
+        1 => (verb, any::<bool>()).prop_map(|(verb, on)| Op::Forbid(verb, on)),
+        3 => (prop_oneof![0u32..4, 0u32..140], prop::collection::vec(prop_oneof![0u32..4, 0u32..140], 0..4), 0i64..3)
+            .prop_map(|(count, sick, apart)| Op::Want { count, sick, apart }),
+        1 => (0usize..2).prop_map(Op::Restart),
+        1 => Just(Op::Join),
+        1 => Just(Op::Leave),
+        3 => (0u32..120).prop_map(Op::Pass),
+    ]
+}
+
+fn take(world: &mut World, op: Op) -> Result<(), String> {
+    let count = world.instances.len();
+    match op {
+        Op::Step { instance, times } => {
+            for _ in 0..times {
+                world.step(instance % count);
+                world.check()?;
+            }
+        }
+        Op::Settle => {
+            for _ in 0..10 {
+                while world.step(0).is_some() {
+                    world.check()?;
+                }
+                world.pass(4);
+            }
+        }
+        Op::Wipe => drop(world.api.wipe_slices()),
+        Op::Remove(i) => {
+            let slices = world.api.slices();
+            if let Some(slice) = slices.get(i) {
+                world.api.remove_slice(slice.metadata.name.as_deref().unwrap());
+            }
+        }
+        // Somebody else's change, of a kind that sells nothing.
+        Op::Edit(i) => {
+            let slices = world.api.slices();
+            if let Some(slice) = slices.get(i).filter(|slice| slice.spec.pool.generation > 0) {
+                let mut slice = slice.clone();
+                slice.spec.devices = None;
+                let _ = block(world.api.update_slice(&slice));
+            }
+        }
+        Op::Mood(mood) => world.api.set_mood(mood),
+        Op::Forbid(verb, on) => world.api.forbid(verb, Kind::Slices, on),
+        Op::Want { count, sick, apart } => {
+            let sick: Vec<u32> = sick.into_iter().collect();
+            let gpus = many(count).into_iter().zip(0..);
+            let gpus: Vec<DraGpu> =
+                gpus.map(|(gpu, i)| if sick.contains(&i) { cordoned(gpu) } else { gpu }).collect();
+            world.want_one_after_the_other(offer(&gpus), apart);
+        }
+        Op::Restart(i) => {
+            world.instances.remove(i % count);
+            world.start();
+        }
+        Op::Join if count < 2 => world.start(),
+        Op::Leave if count > 1 => drop(world.instances.remove(0)),
+        Op::Join | Op::Leave => {}
+        Op::Pass(seconds) => world.pass(seconds),
+    }
+    world.check()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+
+    /// Whatever happens in whatever order: no GPU is ever sold whole or twice, and in the end the server has what
+    /// it should, and is left in peace.
+    #[test]
+    fn nothing_is_oversold_and_all_ends_well(
+        ops in prop::collection::vec(op(), 1..25),
+        consumable_capacity in any::<bool>(), device_taints in any::<bool>(),
+    ) {
+        let gates = Gates { consumable_capacity, device_taints, ..Gates::default() };
+        let mut world = World::new(gates, offer(&[gpu("GPU-a", 0), gpu("GPU-b", 1)]));
+        for op in ops {
+            let text = format!("{op:?}");
+            take(&mut world, op).map_err(|why| TestCaseError::fail(format!("{text}: {why}")))?;
+        }
+        world.api.set_mood(Mood::Works);
+        for verb in [Verb::Create, Verb::Update, Verb::Delete, Verb::List] {
+            world.api.forbid(verb, Kind::Slices, false);
+        }
+        world.pass(700);
+        world.settle();
+        world.check_settled();
+        let mode = if consumable_capacity { Mode::Shared } else { Mode::Fixed };
+        prop_assert!(world.offer.shared.is_empty() || world.status().mode == mode);
+        // An idle hour.
+        let calls = world.api.all_calls();
+        for _ in 0..3 {
+            world.pass(1200);
+            world.settle();
+        }
+        prop_assert_eq!(world.api.all_calls(), calls);
+        // Without taints, what is sick is not there; with them, it is.
+        let sick = world.offer.shared.iter().filter(|device| device.taints.is_some()).count();
+        let tainted = world.read().iter().flat_map(devices)
+            .filter(|device| device.taints.iter().flatten().any(|taint| taint.key == taints::CORDONED))
+            .count();
+        let per_gpu = if consumable_capacity { 1 } else { 2 };
+        prop_assert_eq!(tainted, if device_taints { sick * per_gpu } else { 0 });
+    }
+}

@@ -1,0 +1,188 @@
+//! Devices cut into the slices of the node's one pool.
+
+use tessera_cluster::k8s_openapi::api::resource::v1::{
+    Device, ResourcePool, ResourceSlice, ResourceSliceSpec,
+};
+use tessera_cluster::k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+
+use crate::names::DRIVER;
+
+/// Most devices of a slice.
+pub const MOST: usize = 128;
+/// Most devices of a slice in which one has a taint.
+pub const MOST_TAINTED: usize = 64;
+/// Longest name from which the API server makes another, less a dash.
+const LONGEST: usize = 57;
+/// The index of the slice that is tried out, in its name.
+const PROBE: &str = "probe";
+
+/// The node that the slices are of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its name, which is the pool's too.
+    pub name: String,
+    /// Its UID: slices go with it.
+    pub uid: String,
+}
+
+/// Devices by slice, in order; one slice without any where there are none, which says that the driver is up.
+#[must_use]
+pub fn cut(devices: &[Device]) -> Vec<&[Device]> {
+    let mut slices = Vec::new();
+    let (mut begin, mut tainted) = (0, false);
+    for (i, device) in devices.iter().enumerate() {
+        let now = tainted || device.taints.as_ref().is_some_and(|taints| !taints.is_empty());
+        let most = if now { MOST_TAINTED } else { MOST };
+        tainted = now;
+        if i - begin >= most {
+            slices.push(&devices[begin..i]);
+            begin = i;
+            tainted = device.taints.as_ref().is_some_and(|taints| !taints.is_empty());
+        }
+    }
+    slices.push(&devices[begin..]);
+    slices
+}
+
+/// The slice of a pool of `count` slices that has these devices. Its name begins with its index, so that the
+/// scheduler, which goes by name, keeps the order of devices.
+#[must_use]
+pub fn slice(
+    node: &Node,
+    devices: &[Device],
+    index: usize,
+    count: usize,
+    generation: i64,
+) -> ResourceSlice {
+    named(node, devices, &format!("{index:03}"), count, generation)
+}
+
+/// A slice with one device that no scheduler reads, because its generation is less than the pool's.
+#[must_use]
+pub fn probe(node: &Node, device: Device) -> ResourceSlice {
+    named(node, &[device], PROBE, 1, 0)
+}
+
+/// Which slice of its pool this is, by its name; `None` for one that is not of the pool.
+#[must_use]
+pub fn index(slice: &ResourceSlice) -> Option<usize> {
+    let name = slice.metadata.name.as_deref()?;
+    let rest = name.strip_prefix(DRIVER)?.strip_prefix('-')?;
+    let (index, _) = rest.split_once('-')?;
+    index.parse().ok()
+}
+
+/// Whether the slice belongs to the node as it is now.
+#[must_use]
+pub fn is_of(slice: &ResourceSlice, node: &Node) -> bool {
+    let owners = slice.metadata.owner_references.iter().flatten();
+    let mut owned = owners.filter(|owner| owner.kind == "Node" && owner.uid == node.uid);
+    slice.spec.driver == DRIVER && slice.spec.pool.name == node.name && owned.next().is_some()
+}
+
+fn named(
+    node: &Node,
+    devices: &[Device],
+    index: &str,
+    count: usize,
+    generation: i64,
+) -> ResourceSlice {
+    let mut base = format!("{DRIVER}-{index}-{}", node.name);
+    base.truncate(LONGEST);
+    let base = base.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+    ResourceSlice {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{base}-")),
+            owner_references: Some(vec![OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Node".to_owned(),
+                name: node.name.clone(),
+                uid: node.uid.clone(),
+                controller: Some(true),
+                block_owner_deletion: None,
+            }]),
+            ..ObjectMeta::default()
+        },
+        spec: ResourceSliceSpec {
+            driver: DRIVER.to_owned(),
+            node_name: Some(node.name.clone()),
+            pool: ResourcePool {
+                name: node.name.clone(),
+                generation,
+                resource_slice_count: i64::try_from(count).unwrap_or(i64::MAX),
+            },
+            devices: Some(devices.to_vec()).filter(|devices| !devices.is_empty()),
+            ..ResourceSliceSpec::default()
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tessera_cluster::k8s_openapi::api::resource::v1::DeviceTaint;
+
+    use super::*;
+
+    fn devices(count: usize, tainted: &[usize]) -> Vec<Device> {
+        let device = |i| Device {
+            name: format!("gpu-{i}"),
+            taints: tainted.contains(&i).then(|| vec![DeviceTaint::default()]),
+            ..Device::default()
+        };
+        (0..count).map(device).collect()
+    }
+
+    fn sizes(count: usize, tainted: &[usize]) -> Vec<usize> {
+        let devices = devices(count, tainted);
+        let slices = cut(&devices);
+        assert_eq!(slices.concat(), devices);
+        slices.iter().map(|slice| slice.len()).collect()
+    }
+
+    #[test]
+    fn a_slice_has_128_devices_and_64_where_one_is_tainted() {
+        assert_eq!(sizes(0, &[]), [0]);
+        assert_eq!(sizes(1, &[0]), [1]);
+        assert_eq!(sizes(128, &[]), [128]);
+        assert_eq!(sizes(129, &[]), [128, 1]);
+        assert_eq!(sizes(128, &[5]), [64, 64]);
+        assert_eq!(sizes(200, &[5]), [64, 128, 8]);
+        assert_eq!(sizes(64, &[63]), [64]);
+        // The one that is tainted would be the hundredth.
+        assert_eq!(sizes(128, &[99]), [99, 29]);
+        assert_eq!(sizes(300, &[150, 299]), [128, 64, 107, 1]);
+    }
+
+    #[test]
+    fn names_sort_by_index_whatever_the_node_is_called() {
+        for name in ["n1", &format!("ip-10-0-0-1.{}.internal", "long.".repeat(12)), &"a".repeat(63)]
+        {
+            let node = Node { name: (*name).to_owned(), uid: "u".to_owned() };
+            let name = |index| {
+                let mut slice = slice(&node, &[], index, 20, 1);
+                let generate = slice.metadata.generate_name.clone().unwrap();
+                assert!(generate.len() <= 58 && generate.ends_with('-'), "{generate}");
+                assert!(!generate.contains(".-"), "{generate}");
+                slice.metadata.name = Some(format!("{generate}x7k2p"));
+                assert_eq!(super::index(&slice), Some(index));
+                slice.metadata.name.unwrap()
+            };
+            let names: Vec<String> = (0..20).map(name).collect();
+            assert!(names.is_sorted(), "{names:?}");
+            let mut probe = probe(&node, Device::default());
+            probe.metadata.name = probe.metadata.generate_name.clone();
+            assert_eq!(index(&probe), None);
+        }
+    }
+
+    #[test]
+    fn a_slice_of_another_pool_or_node_is_not_ours() {
+        let node = Node { name: "n1".to_owned(), uid: "u1".to_owned() };
+        let own = slice(&node, &[], 0, 1, 1);
+        assert!(is_of(&own, &node));
+        assert!(!is_of(&own, &Node { uid: "u2".to_owned(), ..node.clone() }));
+        let mut other = own.clone();
+        other.spec.pool.name = "n1/more".to_owned();
+        assert!(!is_of(&other, &node));
+    }
+}

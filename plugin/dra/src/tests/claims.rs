@@ -1,0 +1,328 @@
+//! Claims through kubelet's calls: what is enforced, refused, repeated and forgotten.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tessera_cluster::fixtures::Mood;
+use tessera_cluster::resource::{DeviceResult, OpaqueConfig};
+use tessera_cluster::{Kind, Verb};
+use tessera_fake_kubelet::dra::ClaimName;
+
+use super::support::{Node, bounded, claim, named, share};
+use crate::names;
+use crate::prepare::Sweeping;
+
+const GIB: u64 = 1 << 30;
+
+#[tokio::test]
+async fn a_claim_gets_its_shares_and_containers_their_devices() {
+    let node = Node::new();
+    let _plugin = node.plugin().await;
+    let results = vec![
+        share("chat", "gpu-a", "s1", "6Gi", "30"),
+        share("draft/small", "gpu-a", "s2", "2Gi", "10"),
+        share("chat", "gpu-b", "s3", "6Gi", "30"),
+    ];
+    let pair = claim("pair", "u1", results);
+    node.api.put_claim(&pair);
+    let devices = bounded(node.kubelet.prepare("pod", &[named(&pair)])).await.unwrap().remove(0);
+    let of: Vec<_> = devices
+        .iter()
+        .map(|d| (d.requests[0].as_str(), d.device.as_str(), d.share_id.as_deref().unwrap()))
+        .collect();
+    // Requests as pods name them.
+    assert_eq!(of, [("chat", "gpu-a", "s1"), ("draft", "gpu-a", "s2"), ("chat", "gpu-b", "s3")]);
+    assert!(devices.iter().all(|device| device.pool == "node"));
+    // Each share is a tenant with a CDI device of its own, named once.
+    let cdi: Vec<usize> = devices.iter().map(|device| device.cdi_devices.len()).collect();
+    assert_eq!(cdi, [1, 1, 0]);
+    assert_ne!(devices[0].cdi_devices, devices[1].cdi_devices);
+    let recorded = [
+        ("pair".into(), "chat".into(), 12 * GIB, 600),
+        ("pair".into(), "draft/small".into(), 2 * GIB, 100),
+    ];
+    assert_eq!(node.recorded(), recorded);
+    bounded(node.kubelet.unprepare("pod")).await.unwrap();
+    assert!(node.disk().records.is_empty() && node.disk().pages.is_empty());
+}
+
+#[tokio::test]
+async fn pods_that_share_a_claim_share_its_share() {
+    let node = Node::new();
+    let _plugin = node.plugin().await;
+    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
+    node.api.put_claim(&chat);
+    let one = bounded(node.kubelet.prepare("one", &[named(&chat)])).await.unwrap();
+    let two = bounded(node.kubelet.prepare("two", &[named(&chat)])).await.unwrap();
+    assert_eq!(one, two);
+    bounded(node.kubelet.unprepare("one")).await.unwrap();
+    assert_eq!(node.recorded().len(), 1);
+    bounded(node.kubelet.unprepare("two")).await.unwrap();
+    assert_eq!(node.recorded().len(), 0);
+}
+
+#[tokio::test]
+async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
+    let node = Node::new();
+    let _plugin = node.plugin().await;
+    let good = claim("good", "u1", vec![share("gpu", "gpu-a", "s1", "6Gi", "30")]);
+    let large = claim("large", "u2", vec![share("gpu", "gpu-a", "s2", "12Gi", "10")]);
+    let gone = claim("gone", "u3", vec![]);
+    let other = claim("other", "u4", vec![share("gpu", "gpu-b", "s4", "24Gi", "100")]);
+    let unknown = claim("unknown", "u5", vec![share("gpu", "gpu-z", "s5", "1Gi", "1")]);
+    let bad = OpaqueConfig {
+        from_class: false,
+        requests: vec![],
+        driver: names::DRIVER.into(),
+        parameters: json!({ "apiVersion": "gpu.tessera.dev/v1", "kind": "ShareConfig", "compute": 1 }),
+    };
+    let mut odd = claim("odd", "u6", vec![share("gpu", "gpu-a", "s6", "1Gi", "1")]);
+    odd.config = vec![bad];
+    let all = [&good, &large, &gone, &other, &unknown, &odd];
+    for claim in all.iter().filter(|claim| claim.name != "gone") {
+        node.api.put_claim(claim);
+    }
+    let mut batch: Vec<ClaimName> = all.iter().map(|claim| named(claim)).collect();
+    // Kubelet asks for each once; whoever asks twice gets one answer.
+    batch.push(named(&good));
+    let answer = bounded(node.kubelet.call_prepare(&batch)).await.unwrap();
+    assert_eq!(answer.len(), 6);
+    assert!(answer["u1"].is_ok() && answer["u4"].is_ok(), "{answer:?}");
+    for (uid, words) in [
+        // With numbers.
+        ("u2", ["claim team/large", "12 GiB", "6 GiB", "16 GiB"]),
+        ("u3", ["claim team/gone", "not exist", "pod", "deleted"]),
+        ("u5", ["claim team/unknown", "request gpu", "gpu-z", "not on this node"]),
+        ("u6", ["claim team/odd", "config[0]", "parameters.compute", "burst"]),
+    ] {
+        let error = answer[uid].as_ref().unwrap_err();
+        assert!(words.iter().all(|word| error.contains(word)), "{uid}: {error}");
+    }
+    assert_eq!(node.recorded().len(), 2);
+    // All of them, known or not, are unprepared.
+    let answer = bounded(node.kubelet.call_unprepare(&batch)).await.unwrap();
+    assert!(answer.len() == 6 && answer.values().all(String::is_empty), "{answer:?}");
+    assert!(node.disk().records.is_empty());
+}
+
+#[tokio::test]
+async fn a_claim_that_was_made_again_is_another() {
+    let node = Node::new();
+    let _plugin = node.plugin().await;
+    let old = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "10Gi", "30")]);
+    node.api.put_claim(&old);
+    bounded(node.kubelet.prepare("old", &[named(&old)])).await.unwrap();
+    let new = claim("chat", "u2", vec![share("gpu", "gpu-a", "t", "10Gi", "30")]);
+    node.api.put_claim(&new);
+    // The old pod runs on; kubelet keeps the name for it, and there is no room for both.
+    let error = bounded(node.kubelet.prepare("new", &[named(&new)])).await.unwrap_err();
+    assert!(error.to_string().contains("different UID"), "{error}");
+    let answer = bounded(node.kubelet.call_prepare(&[named(&new)])).await.unwrap();
+    assert!(answer["u2"].as_ref().unwrap_err().contains("do not fit"), "{answer:?}");
+    let answer = bounded(node.kubelet.call_prepare(&[named(&old)])).await.unwrap();
+    assert!(answer["u1"].as_ref().unwrap_err().contains("made again"), "{answer:?}");
+    bounded(node.kubelet.unprepare("old")).await.unwrap();
+    bounded(node.kubelet.prepare("new", &[named(&new)])).await.unwrap();
+    assert_eq!(node.recorded(), [("chat".into(), "gpu".into(), 10 * GIB, 300)]);
+}
+
+#[tokio::test]
+async fn a_claim_that_is_allocated_again_has_what_it_was_given_last() {
+    let node = Node::new();
+    let _plugin = node.plugin().await;
+    let first = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "10Gi", "30")]);
+    node.api.put_claim(&first);
+    bounded(node.kubelet.call_prepare(&[named(&first)]))
+        .await
+        .unwrap()
+        .remove("u1")
+        .unwrap()
+        .unwrap();
+    // Kubelet never unprepared it.
+    let again = claim("chat", "u1", vec![share("gpu", "gpu-a", "t", "12Gi", "40")]);
+    node.api.put_claim(&again);
+    bounded(node.kubelet.call_prepare(&[named(&again)]))
+        .await
+        .unwrap()
+        .remove("u1")
+        .unwrap()
+        .unwrap();
+    assert_eq!(node.recorded(), [("chat".into(), "gpu".into(), 12 * GIB, 400)]);
+}
+
+#[tokio::test]
+async fn an_api_server_that_does_not_answer_keeps_pods_from_starting_and_not_from_ending() {
+    let node = Node::new();
+    let _plugin = node.plugin().await;
+    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
+    node.api.put_claim(&chat);
+    let ask = || async {
+        bounded(node.kubelet.call_prepare(&[named(&chat)])).await.unwrap().remove("u1").unwrap()
+    };
+    for (mood, words) in [
+        (Mood::Away, "cannot be reached"),
+        (Mood::Fails, "busy or failing"),
+        (Mood::Forbids, "resourceclaims"),
+        (Mood::NotServed, "resource.k8s.io"),
+        (Mood::Hangs(Duration::from_millis(100)), "did not answer"),
+    ] {
+        node.api.set_mood(mood);
+        let error = ask().await.unwrap_err();
+        assert!(error.contains("claim team/chat") && error.contains(words), "{mood:?}: {error}");
+    }
+    assert!(node.disk().records.is_empty());
+    node.api.set_mood(Mood::Slow(Duration::from_millis(100)));
+    ask().await.unwrap();
+    node.api.set_mood(Mood::Away);
+    let before = node.api.all_calls();
+    let answer = bounded(node.kubelet.call_unprepare(&[named(&chat)])).await.unwrap();
+    assert_eq!(answer["u1"], "");
+    assert!(node.disk().records.is_empty());
+    assert_eq!(node.api.all_calls(), before, "unprepare needs no API server");
+}
+
+#[tokio::test]
+async fn gpus_that_are_sick_or_cordoned_take_nothing_new_and_keep_what_they_have() {
+    let node = Node::new();
+    let plugin = node.plugin().await;
+    let old = claim("old", "u1", vec![share("gpu", "gpu-a", "s", "1Gi", "10")]);
+    let new = claim("new", "u2", vec![share("gpu", "gpu-a", "t", "1Gi", "10")]);
+    node.api.put_claim(&old);
+    node.api.put_claim(&new);
+    let ask = |claim: ClaimName| {
+        let kubelet = &node.kubelet;
+        async move {
+            let uid = claim.uid.clone();
+            bounded(kubelet.call_prepare(&[claim])).await.unwrap().remove(&uid).unwrap()
+        }
+    };
+    let before = ask(named(&old)).await.unwrap();
+    plugin.core.change("GPU-a", |gpu| gpu.sick = Some("XID 79".into()));
+    let error = ask(named(&new)).await.unwrap_err();
+    assert!(error.contains("claim team/new") && error.contains("XID 79"), "{error}");
+    assert_eq!(ask(named(&old)).await.unwrap(), before);
+    plugin.core.change("GPU-a", |gpu| {
+        gpu.sick = None;
+        gpu.cordon = Some("cordoned by kim".into());
+    });
+    let error = ask(named(&new)).await.unwrap_err();
+    assert!(error.contains("cordoned by kim"), "{error}");
+    assert_eq!(ask(named(&old)).await.unwrap(), before);
+    plugin.core.change("GPU-a", |gpu| gpu.cordon = None);
+    ask(named(&new)).await.unwrap();
+}
+
+#[tokio::test]
+async fn monitors_see_a_full_gpu_and_hold_nothing() {
+    let node = Node::new();
+    let _plugin = node.plugin().await;
+    let full = claim("full", "u1", vec![share("gpu", "gpu-a", "s", "16Gi", "100")]);
+    let view = DeviceResult { admin_access: true, ..share("all", "gpu-a", "t", "16Gi", "100") };
+    let monitor = claim("monitor", "u2", vec![view]);
+    node.api.put_claim(&full);
+    node.api.put_claim(&monitor);
+    bounded(node.kubelet.prepare("full", &[named(&full)])).await.unwrap();
+    let devices = bounded(node.kubelet.prepare("monitor", &[named(&monitor)])).await.unwrap();
+    assert_eq!(devices[0][0].cdi_devices, ["tessera.dev/view=gpu-a"]);
+    assert_eq!(node.recorded().len(), 1);
+    bounded(node.kubelet.unprepare("monitor")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_disk_that_refuses_leaves_nothing_behind() {
+    let node = Node::new();
+    let _plugin = node.plugin().await;
+    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
+    node.api.put_claim(&chat);
+    node.disk().refuse_commits = 1;
+    let error = bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap_err();
+    assert!(error.to_string().contains("claim team/chat"), "{error}");
+    assert!(node.disk().records.is_empty());
+    node.disk().refuse_deliveries = 1;
+    bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap_err();
+    assert!(node.disk().records.is_empty());
+    bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
+    assert_eq!(node.recorded().len(), 1);
+}
+
+#[tokio::test]
+async fn shares_of_claims_that_are_gone_end_and_those_that_may_live_stay() {
+    let sweeping =
+        Sweeping { interval: Duration::from_millis(30), grace: Duration::from_millis(60) };
+    let node = Node { sweeping, ..Node::new() };
+    let _plugin = node.plugin().await;
+    let gone = claim("gone", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
+    let kept = claim("kept", "u2", vec![share("gpu", "gpu-b", "t", "6Gi", "30")]);
+    for claim in [&gone, &kept] {
+        node.api.put_claim(claim);
+    }
+    bounded(node.kubelet.prepare("pod", &[named(&gone), named(&kept)])).await.unwrap();
+    // Kubelet loses its state, and the pods' claims end without it. The API server is away first.
+    node.kubelet.forget();
+    node.api.set_mood(Mood::Away);
+    node.api.remove_claim("team", "gone");
+    let before = node.api.calls(Verb::Get, Kind::Claims);
+    let wait_calls = |more: u64| {
+        let (api, wanted) = (node.api.clone(), before + more);
+        async move {
+            while api.calls(Verb::Get, Kind::Claims) < wanted {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    };
+    bounded(wait_calls(20)).await;
+    assert_eq!(node.recorded().len(), 2, "an error says nothing");
+    node.api.set_mood(Mood::Works);
+    let emptied = async {
+        while node.recorded().len() > 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    bounded(emptied).await;
+    bounded(wait_calls(40)).await;
+    assert_eq!(node.recorded(), [("kept".into(), "gpu".into(), 6 * GIB, 300)]);
+}
+
+#[tokio::test]
+async fn a_claim_that_finds_no_room_makes_the_driver_look_for_the_dead() {
+    let sweeping =
+        Sweeping { interval: Duration::from_secs(900), grace: Duration::from_millis(50) };
+    let node = Node { sweeping, ..Node::new() };
+    let _plugin = node.plugin().await;
+    let gone = claim("gone", "u1", vec![share("gpu", "gpu-a", "s", "12Gi", "30")]);
+    node.api.put_claim(&gone);
+    bounded(node.kubelet.prepare("gone", &[named(&gone)])).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    node.kubelet.forget();
+    node.api.remove_claim("team", "gone");
+    let new = claim("new", "u2", vec![share("gpu", "gpu-a", "t", "12Gi", "30")]);
+    node.api.put_claim(&new);
+    // Kubelet tries again until it works.
+    let prepared = async {
+        while node.kubelet.prepare("new", &[named(&new)]).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    bounded(prepared).await;
+    assert_eq!(node.recorded(), [("new".into(), "gpu".into(), 12 * GIB, 300)]);
+}
+
+#[tokio::test]
+async fn sixteen_claims_are_one_call_and_the_api_server_is_asked_for_all_at_once() {
+    let node = Node::new();
+    let _plugin = node.plugin().await;
+    let claims: Vec<_> = (0..16)
+        .map(|n| {
+            let results = vec![share("gpu", "gpu-a", &format!("s{n}"), "1Gi", "5")];
+            claim(&format!("c{n}"), &format!("u{n}"), results)
+        })
+        .collect();
+    claims.iter().for_each(|claim| node.api.put_claim(claim));
+    node.api.set_mood(Mood::Slow(Duration::from_millis(300)));
+    let began = Instant::now();
+    let names: Vec<_> = claims.iter().map(named).collect();
+    let devices = bounded(node.kubelet.prepare("pod", &names)).await.unwrap();
+    assert_eq!(devices.len(), 16);
+    assert!(began.elapsed() < Duration::from_millis(16 * 300), "{:?}", began.elapsed());
+    assert_eq!(node.api.calls(Verb::Get, Kind::Claims), 16);
+}

@@ -1,0 +1,190 @@
+//! Registration, restarts, two instances, health.
+
+use std::time::{Duration, Instant};
+
+use tessera_fake_kubelet::dra::{DeviceState, DraBehaviour};
+use tessera_fake_kubelet::http2::{Answer, Client};
+use tessera_kubelet_api::dra::v1::NodePrepareResourcesResponse;
+use tessera_kubelet_api::pluginregistration::{InfoRequest, PluginInfo};
+
+use super::support::{Node, bounded, claim, named, share, sockets};
+
+#[tokio::test]
+async fn kubelet_finds_the_driver_and_uses_the_newest_version_it_knows() {
+    let node = Node::new();
+    let plugin = node.plugin().await;
+    assert_eq!(node.kubelet.service(), Some("v1.DRAPlugin"));
+    let serving = plugin.serving();
+    let mut registration = serving.registration();
+    bounded(registration.wait_for(|standing| standing.is_registered)).await.unwrap();
+    assert_eq!(registration.borrow().registrations, 1);
+    // In a runtime of its own, as the probe's caller.
+    bounded(serving.probe()).await.unwrap();
+    plugin.stop().await;
+    bounded(node.kubelet.wait_until(|kubelet| kubelet.plugins().is_empty())).await;
+
+    let services = vec!["v1beta1.DRAPlugin"];
+    node.kubelet.set_behaviour(DraBehaviour { services, ..DraBehaviour::default() });
+    let _plugin = node.plugin().await;
+    assert_eq!(node.kubelet.service(), Some("v1beta1.DRAPlugin"));
+}
+
+#[tokio::test]
+async fn every_client_is_answered_whatever_authority_it_sends() {
+    let node = Node::new();
+    let _plugin = node.plugin().await;
+    let registrar = node.kubelet.plugins()[0].clone();
+    let raw = registrar.display().to_string();
+    for authority in [raw.as_bytes(), b"localhost", b""] {
+        let mut client = bounded(Client::connect(&registrar, authority)).await;
+        let path = "/pluginregistration.Registration/GetInfo";
+        let answer: Answer<PluginInfo> = bounded(client.call(path, &InfoRequest {}, 7)).await;
+        let Answer::Ok(info) = answer else { panic!("{answer:?}") };
+        let versions = [
+            "v1.DRAPlugin",
+            "v1beta1.DRAPlugin",
+            "v1.DRAResourceHealth",
+            "v1alpha1.DRAResourceHealth",
+        ];
+        assert_eq!(info.supported_versions, versions);
+        assert_eq!((info.r#type.as_str(), info.name.as_str()), ("DRAPlugin", "gpu.tessera.dev"));
+    }
+    // What nobody serves is refused, not reset.
+    let dra = node.kubelet.endpoint().unwrap();
+    let mut client = bounded(Client::connect(&dra, b"localhost")).await;
+    let path = "/k8s.io.kubelet.pkg.apis.dra.v9.DRAPlugin/NodePrepareResources";
+    let answer: Answer<NodePrepareResourcesResponse> =
+        bounded(client.call(path, &InfoRequest {}, 4096)).await;
+    assert!(matches!(&answer, Answer::Status(code, _) if code == "12"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_driver_that_kubelet_refuses_ends_and_says_why() {
+    let node = Node::new();
+    let reject = Some("no such driver here".to_owned());
+    node.kubelet.set_behaviour(DraBehaviour { reject, ..DraBehaviour::default() });
+    let mut plugin = node.try_plugin(None).unwrap();
+    let serving = plugin.serving.take().unwrap();
+    let error = bounded(serving.finished()).await.unwrap_err().to_string();
+    assert!(error.contains("no such driver here") && error.contains("kubelet"), "{error}");
+    assert_eq!(sockets(node.kubelet.registry()), 0);
+}
+
+#[tokio::test]
+async fn pods_outlive_restarts_of_kubelet_and_driver() {
+    let node = Node::new();
+    let plugin = node.plugin().await;
+    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
+    node.api.put_claim(&chat);
+    let first = bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
+    plugin.kill();
+    let plugin = node.plugin().await;
+    node.kubelet.restart();
+    node.registered(3).await;
+    let again = bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
+    assert_eq!(first, again);
+    plugin.stop().await;
+    // Without a driver nothing is unprepared, and nothing is lost.
+    bounded(node.kubelet.wait_until(|kubelet| kubelet.plugins().is_empty())).await;
+    let error = bounded(node.kubelet.unprepare("pod")).await.unwrap_err().to_string();
+    assert!(error.contains("not registered"), "{error}");
+    let _plugin = node.plugin().await;
+    assert_eq!(node.recorded(), [("chat".into(), "gpu".into(), 6 << 30, 300)]);
+    assert!(node.disk().pages.values().all(|made| *made == 1), "live pages were made again");
+    node.api.remove_claim("team", "chat");
+    bounded(node.kubelet.unprepare("pod")).await.unwrap();
+    assert!(node.disk().records.is_empty());
+}
+
+#[tokio::test]
+async fn a_rolling_update_has_two_instances_for_a_while() {
+    let node = Node::new();
+    let old = node.try_plugin(Some("0f2a-old")).unwrap();
+    node.registered(1).await;
+    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
+    node.api.put_claim(&chat);
+    let first = bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
+    let new = node.try_plugin(Some("7d5b-new")).unwrap();
+    node.registered(2).await;
+    assert_eq!(node.kubelet.plugins().len(), 2);
+    // The new one goes on where the old one was; both answer the same.
+    let answer = bounded(node.kubelet.call_prepare(&[named(&chat)])).await.unwrap();
+    assert_eq!(answer["u1"].as_ref().unwrap(), &first[0]);
+    old.stop().await;
+    bounded(node.kubelet.wait_until(|kubelet| kubelet.plugins().len() == 1)).await;
+    bounded(node.kubelet.unprepare("pod")).await.unwrap();
+    assert!(node.disk().records.is_empty());
+    new.stop().await;
+    assert_eq!(sockets(node.kubelet.registry()), 0);
+}
+
+#[tokio::test]
+async fn without_pod_uids_a_second_instance_says_what_is_in_its_way() {
+    let node = Node::new();
+    let first = node.plugin().await;
+    let error = node.try_plugin(None).err().unwrap().to_string();
+    assert!(error.contains("another instance") && error.contains("POD_UID"), "{error}");
+    bounded(first.serving().probe()).await.unwrap();
+}
+
+#[tokio::test]
+async fn removed_sockets_are_made_again() {
+    let node = Node::new();
+    let _plugin = node.plugin().await;
+    std::fs::remove_file(&node.kubelet.plugins()[0]).unwrap();
+    node.registered(2).await;
+    std::fs::remove_file(node.kubelet.endpoint().unwrap()).unwrap();
+    node.registered(3).await;
+    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
+    node.api.put_claim(&chat);
+    bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_that_asks_nothing_stays_open() {
+    // Kubelet connects when it registers the driver, and takes the end for the driver's.
+    let node = Node::new();
+    let _plugin = node.plugin().await;
+    let dra = node.kubelet.endpoint().unwrap();
+    let mut client = bounded(Client::connect(&dra, b"localhost")).await;
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    let path = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources";
+    let answer: Answer<NodePrepareResourcesResponse> =
+        bounded(client.call(path, &InfoRequest {}, 4096)).await;
+    assert!(matches!(answer, Answer::Ok(_)), "{answer:?}");
+}
+
+#[tokio::test]
+async fn kubelet_hears_of_health_at_once_and_by_heartbeat_in_both_versions() {
+    for health in ["v1alpha1.DRAResourceHealth", "v1.DRAResourceHealth"] {
+        let node = Node::new();
+        let health_retry = Duration::from_millis(50);
+        let health = Some(health);
+        node.kubelet.set_behaviour(DraBehaviour {
+            health,
+            health_retry,
+            ..DraBehaviour::default()
+        });
+        let plugin = node.plugin().await;
+        let of = |device: &str| (String::from("node"), String::from(device));
+        let state = |device: &str| node.kubelet.health().get(&of(device)).map(|told| told.state);
+        let is = |device: &'static str, wanted| {
+            let state = &state;
+            bounded(node.kubelet.wait_until(move |_| state(device) == Some(wanted)))
+        };
+        is("gpu-a", DeviceState::Healthy).await;
+        let began = Instant::now();
+        plugin.core.change("GPU-a", |gpu| gpu.sick = Some("XID 79".into()));
+        is("gpu-a", DeviceState::Unhealthy).await;
+        assert!(began.elapsed() < Duration::from_secs(5));
+        assert_eq!(node.kubelet.health()[&of("gpu-a")].message, "XID 79");
+        is("gpu-b", DeviceState::Healthy).await;
+        plugin.core.change("GPU-a", |gpu| gpu.sick = None);
+        is("gpu-a", DeviceState::Healthy).await;
+        // Nothing changes, and it is said all the same.
+        let before = node.kubelet.health_messages();
+        bounded(node.kubelet.wait_until(|kubelet| kubelet.health_messages() >= before + 3)).await;
+        plugin.stop().await;
+        is("gpu-a", DeviceState::Unknown).await;
+    }
+}

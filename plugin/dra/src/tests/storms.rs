@@ -1,0 +1,308 @@
+//! Hundreds of random claims, with everything that goes wrong on a node: nothing is sold twice, nothing leaks, and what
+//! a pod was given stays as it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use serde_json::json;
+use tessera_cluster::fixtures::Mood;
+use tessera_cluster::resource::{Claim, DeviceResult, OpaqueConfig};
+use tessera_fake_kubelet::dra::PreparedDevice;
+
+use super::support::{Node, Plugin, bounded, claim, named, share};
+use crate::names;
+use crate::prepare::Sweeping;
+
+/// Claims have one of few names, so that they are made again.
+const NAMES: u8 = 6;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A claim appears, in place of one of its name.
+    Make {
+        name: u8,
+        results: Vec<(u8, u8, u8)>,
+        is_malformed: bool,
+    },
+    Delete(u8),
+    /// A pod with these claims, as they are now.
+    Run {
+        pod: u8,
+        names: BTreeSet<u8>,
+    },
+    End(u8),
+    /// One call with all claims that there are, as no kubelet would ask.
+    Everything,
+    StopDriver,
+    KillDriver,
+    RestartKubelet,
+    KubeletForgets,
+    Api(Mood),
+    Sick(bool),
+    Cordoned(bool),
+    FullDisk,
+    ReadOnlyCdi,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    // GPU (two that are there, one that is not), GiB, hundredths.
+    let result = (0u8..9, 1u8..14, 1u8..60);
+    let results = prop::collection::vec(result, 1..4);
+    let name = 0..NAMES;
+    let moods = prop_oneof![
+        4 => Just(Mood::Works),
+        1 => Just(Mood::Away),
+        1 => Just(Mood::Forbids),
+        1 => Just(Mood::Fails),
+        1 => Just(Mood::Slow(Duration::from_millis(3))),
+        1 => Just(Mood::Hangs(Duration::from_millis(3))),
+    ];
+    prop_oneof![
+        8 => (name.clone(), results, prop::bool::weighted(0.1))
+            .prop_map(|(name, results, is_malformed)| Step::Make { name, results, is_malformed }),
+        2 => name.clone().prop_map(Step::Delete),
+        10 => (0u8..8, prop::collection::btree_set(name, 1..4))
+            .prop_map(|(pod, names)| Step::Run { pod, names }),
+        6 => (0u8..8).prop_map(Step::End),
+        2 => Just(Step::Everything),
+        1 => Just(Step::StopDriver),
+        2 => Just(Step::KillDriver),
+        2 => Just(Step::RestartKubelet),
+        1 => Just(Step::KubeletForgets),
+        3 => moods.prop_map(Step::Api),
+        1 => any::<bool>().prop_map(Step::Sick),
+        1 => any::<bool>().prop_map(Step::Cordoned),
+        1 => Just(Step::FullDisk),
+        1 => Just(Step::ReadOnlyCdi),
+    ]
+}
+
+struct Storm {
+    node: Node,
+    plugin: Option<Plugin>,
+    /// Claims as the API server has them, by name.
+    claims: BTreeMap<String, Claim>,
+    /// What was answered for a UID, until it was unprepared.
+    given: BTreeMap<String, Vec<PreparedDevice>>,
+    /// Claims of each pod that was prepared.
+    pods: BTreeMap<u8, Vec<Claim>>,
+    uids: u32,
+}
+
+impl Storm {
+    async fn new() -> Self {
+        let sweeping =
+            Sweeping { interval: Duration::from_secs(900), grace: Duration::from_secs(900) };
+        let node = Node { sweeping, ..Node::new() };
+        let plugin = Some(node.plugin().await);
+        let (claims, given, pods) = Default::default();
+        Storm { node, plugin, claims, given, pods, uids: 0 }
+    }
+
+    fn make(&mut self, name: u8, results: &[(u8, u8, u8)], is_malformed: bool) {
+        self.uids += 1;
+        let uid = format!("u{}", self.uids);
+        let result = |(at, (gpu, gib, cores)): (usize, &(u8, u8, u8))| -> DeviceResult {
+            let device = ["gpu-a", "gpu-b", "gpu-z"][usize::from(gpu / 4)];
+            let request = if gpu % 2 == 0 { "one" } else { "other/small" };
+            let (memory, cores) = (format!("{gib}Gi"), cores.to_string());
+            share(request, device, &format!("{uid}-{at}"), &memory, &cores)
+        };
+        let results = results.iter().enumerate().map(result).collect();
+        let mut claim = claim(&format!("c{name}"), &uid, results);
+        if is_malformed {
+            claim.config = vec![OpaqueConfig {
+                from_class: false,
+                requests: vec![],
+                driver: names::DRIVER.into(),
+                parameters: json!({ "kind": "Nonsense" }),
+            }];
+        }
+        self.node.api.put_claim(&claim);
+        self.claims.insert(claim.name.clone(), claim);
+    }
+
+    async fn restart(&mut self) {
+        let before = self.node.kubelet.registrations();
+        self.plugin = Some(self.node.try_plugin(None).unwrap());
+        self.node.registered(before + 1).await;
+    }
+
+    async fn step(&mut self, step: &Step) {
+        let Node { kubelet, api, .. } = &self.node;
+        match step {
+            Step::Make { name, results, is_malformed } => self.make(*name, results, *is_malformed),
+            Step::Delete(name) => {
+                let name = format!("c{name}");
+                api.remove_claim("team", &name);
+                self.claims.remove(&name);
+            }
+            Step::Run { pod, names } => {
+                let claims: Vec<Claim> = names
+                    .iter()
+                    .filter_map(|name| self.claims.get(&format!("c{name}")).cloned())
+                    .collect();
+                if self.pods.contains_key(pod) || claims.is_empty() {
+                    return;
+                }
+                let names: Vec<_> = claims.iter().map(named).collect();
+                match bounded(kubelet.prepare(&pod.to_string(), &names)).await {
+                    Ok(devices) => {
+                        for (claim, devices) in claims.iter().zip(devices) {
+                            let before = self.given.insert(claim.uid.clone(), devices.clone());
+                            assert!(before.is_none_or(|before| before == devices), "{devices:?}");
+                        }
+                        self.pods.insert(*pod, claims);
+                    }
+                    // The pod fails, and kubelet takes back what of it was prepared.
+                    Err(error) => {
+                        assert!(!error.to_string().is_empty());
+                        bounded(kubelet.unprepare(&pod.to_string())).await.unwrap();
+                    }
+                }
+            }
+            Step::End(pod) => {
+                bounded(kubelet.unprepare(&pod.to_string())).await.unwrap();
+                self.pods.remove(pod);
+            }
+            Step::Everything => {
+                // Only for claims that a pod has: kubelet would not know of others.
+                let known = self.pods.values().flatten().map(named);
+                let batch: Vec<_> = known.collect::<BTreeSet<_>>().into_iter().collect();
+                let answer = bounded(kubelet.call_prepare(&batch)).await.unwrap();
+                assert_eq!(answer.len(), batch.len());
+                for (uid, devices) in answer {
+                    // A claim that is gone or away is an error; what is there is as it was.
+                    if let (Ok(devices), Some(before)) = (devices, self.given.get(&uid)) {
+                        assert_eq!(before, &devices);
+                    }
+                }
+            }
+            Step::StopDriver => {
+                self.plugin.take().unwrap().stop().await;
+                self.restart().await;
+            }
+            Step::KillDriver => {
+                self.plugin.take().unwrap().kill();
+                self.restart().await;
+            }
+            Step::RestartKubelet => {
+                let before = kubelet.registrations();
+                kubelet.restart();
+                self.node.registered(before + 1).await;
+            }
+            Step::KubeletForgets => {
+                kubelet.forget();
+                self.pods.clear();
+                // Whatever pods come next are new; what was held has no pod any more, and may be swept.
+                for claim in self.given.keys() {
+                    self.claims.retain(|_, known| known.uid != *claim);
+                }
+                for name in 0..NAMES {
+                    let name = format!("c{name}");
+                    if !self.claims.contains_key(&name) {
+                        api.remove_claim("team", &name);
+                    }
+                }
+            }
+            Step::Api(mood) => api.set_mood(*mood),
+            Step::Sick(sick) => {
+                let sick = sick.then(|| "XID 79".to_owned());
+                self.plugin.as_ref().unwrap().core.change("GPU-a", |gpu| gpu.sick = sick);
+            }
+            Step::Cordoned(cordoned) => {
+                let cordon = cordoned.then(|| "cordoned".to_owned());
+                self.plugin.as_ref().unwrap().core.change("GPU-b", |gpu| gpu.cordon = cordon);
+            }
+            Step::FullDisk => self.node.disk().refuse_commits = 1,
+            Step::ReadOnlyCdi => self.node.disk().refuse_deliveries = 1,
+        }
+    }
+
+    /// What must be true whenever nothing is under way.
+    fn check(&self) {
+        let disk = self.node.disk();
+        for gpu in &self.node.gpus {
+            let grants = disk.records.values().flat_map(|record| &record.grants);
+            let held: Vec<_> = grants.filter(|grant| grant.uuid == gpu.gpu.uuid).collect();
+            let memory: u64 = held.iter().map(|grant| grant.memory_limit_bytes).sum();
+            let cores: u32 = held.iter().map(|grant| grant.cores_millis).sum();
+            assert!(
+                memory <= gpu.memory_bytes && cores <= 1000,
+                "{}: {memory} {cores}",
+                gpu.gpu.uuid
+            );
+        }
+        assert!(
+            disk.pages.values().all(|made| *made == 1),
+            "pages of a live share were made again"
+        );
+        assert_eq!(
+            disk.pages.keys().collect::<Vec<_>>(),
+            disk.records.keys().collect::<Vec<_>>(),
+            "pages without a record, or a record without"
+        );
+        // Every pod that runs has all that its claims were allocated, to the byte.
+        for claim in self.pods.values().flatten() {
+            let of_it = |uid: &str| uid == claim.uid;
+            let records = disk
+                .records
+                .values()
+                .filter(|record| crate::claims::uid(record).is_some_and(of_it));
+            let held: u64 = records
+                .flat_map(|record| &record.grants)
+                .map(|grant| grant.memory_limit_bytes)
+                .sum();
+            let wanted: u64 = claim
+                .allocated
+                .iter()
+                .flatten()
+                .map(|r| {
+                    tessera_model::quantity::parse_bytes(&r.consumed_capacity["memory"]).unwrap()
+                })
+                .sum();
+            assert_eq!(held, wanted, "{}", claim.name);
+        }
+    }
+
+    /// All pods end, and claims that are held without a pod are gone: nothing is left.
+    async fn end(mut self) {
+        self.node.api.set_mood(Mood::Works);
+        for pod in 0..8 {
+            bounded(self.node.kubelet.unprepare(&u8::to_string(&pod))).await.unwrap();
+        }
+        for name in 0..NAMES {
+            self.node.api.remove_claim("team", &format!("c{name}"));
+        }
+        // A driver that looks for the dead often.
+        self.plugin.take().unwrap().kill();
+        self.node.sweeping =
+            Sweeping { interval: Duration::from_millis(5), grace: Duration::from_millis(10) };
+        self.restart().await;
+        let emptied = async {
+            while !self.node.disk().records.is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        bounded(emptied).await;
+        assert!(self.node.disk().pages.is_empty());
+        self.plugin.take().unwrap().stop().await;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 40, ..ProptestConfig::default() })]
+    #[test]
+    fn nothing_is_sold_twice_or_lost_whatever_happens(steps in prop::collection::vec(step(), 20..70)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut storm = Storm::new().await;
+            for step in &steps {
+                storm.step(step).await;
+                storm.check();
+            }
+            storm.end().await;
+        });
+    }
+}

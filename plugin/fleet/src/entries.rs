@@ -1,0 +1,196 @@
+//! What is known of each node: the last answer, and since when there is none. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tessera_model::duration;
+use tessera_view::fleet::Entry;
+use tessera_view::node::{Node, Warning};
+
+use crate::places::Place;
+
+/// Clocks that differ by more than this are spoken of, and taken into account where instants are asked for.
+const SKEW: Duration = Duration::from_secs(60);
+/// The longest pause after failures.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// All nodes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Entries {
+    nodes: BTreeMap<String, Known>,
+    /// Nodes that are being asked.
+    asked: BTreeSet<String>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Known {
+    entry: Entry,
+    /// How far the node's clock is ahead of ours.
+    ahead_ms: i64,
+    /// Failures since the last answer.
+    failures: u32,
+    /// Not asked before, in milliseconds of the asker's steady clock.
+    not_before_ms: u64,
+}
+
+impl Entries {
+    /// These are all nodes now. What is known of others is forgotten.
+    pub fn set_places(&mut self, places: &[Place]) {
+        let names: BTreeSet<&str> = places.iter().map(|place| place.node.as_str()).collect();
+        self.nodes.retain(|name, _| names.contains(name.as_str()));
+        for name in names {
+            let known = self.nodes.entry(name.to_owned()).or_default();
+            name.clone_into(&mut known.entry.node);
+        }
+    }
+
+    /// Begins to ask a node; false where it is being asked, or has failed so often that it is to wait. Without
+    /// `patience` it does not wait.
+    pub fn begin(&mut self, node: &str, steady_ms: u64, patience: bool) -> bool {
+        let waits = self.nodes.get(node).is_some_and(|known| known.not_before_ms > steady_ms);
+        !(patience && waits) && self.asked.insert(node.to_owned())
+    }
+
+    /// Takes a node's answer, which came at `now_unix_ms`.
+    pub fn take(
+        &mut self,
+        node: &str,
+        answer: Result<Node, String>,
+        now_unix_ms: i64,
+        steady_ms: u64,
+    ) {
+        self.asked.remove(node);
+        // A node that is no more.
+        let Some(known) = self.nodes.get_mut(node) else { return };
+        match answer {
+            Ok(mut view) => {
+                known.ahead_ms = match view.at_unix_ms {
+                    0 => 0,
+                    at => at.saturating_sub(now_unix_ms),
+                };
+                view.warnings.extend(skew(known.ahead_ms));
+                known.entry.answers = true;
+                known.entry.answered_unix_ms = now_unix_ms;
+                known.entry.error.clear();
+                known.entry.view = Some(view);
+                (known.failures, known.not_before_ms) = (0, 0);
+            }
+            Err(error) => {
+                known.entry.answers = false;
+                known.entry.error = error;
+                known.failures = known.failures.saturating_add(1);
+                let pause = Duration::from_secs(1 << known.failures.min(5)).min(LONGEST_PAUSE);
+                let pause = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+                known.not_before_ms = steady_ms.saturating_add(pause);
+            }
+        }
+    }
+
+    /// Nothing can be asked at all, and why. What was known stays.
+    pub fn fail(&mut self, error: &str) {
+        for known in self.nodes.values_mut() {
+            known.entry.answers = false;
+            error.clone_into(&mut known.entry.error);
+        }
+    }
+
+    /// By name.
+    pub fn all(&self) -> Vec<Entry> {
+        self.nodes.values().map(|known| known.entry.clone()).collect()
+    }
+
+    /// How far a node's clock is ahead of ours, where that is more than the way of an answer explains.
+    pub fn ahead_ms(&self, node: &str) -> i64 {
+        let ahead = self.nodes.get(node).map_or(0, |known| known.ahead_ms);
+        if differs(ahead) { ahead } else { 0 }
+    }
+}
+
+fn differs(ahead_ms: i64) -> bool {
+    u128::from(ahead_ms.unsigned_abs()) > SKEW.as_millis()
+}
+
+fn skew(ahead_ms: i64) -> Option<Warning> {
+    if !differs(ahead_ms) {
+        return None;
+    }
+    let by = duration::format(Duration::from_secs(ahead_ms.unsigned_abs() / 1000));
+    let way = if ahead_ms > 0 { "ahead of" } else { "behind" };
+    let text = format!(
+        "the node's clock is {by} {way} the asker's: instants of this node are by its own clock"
+    );
+    Some(Warning { text, ..Warning::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries() -> Entries {
+        let place = |node: &str| Place {
+            node: node.into(),
+            namespace: String::new(),
+            pod: String::new(),
+            away: String::new(),
+        };
+        let mut entries = Entries::default();
+        entries.set_places(&[place("a"), place("b")]);
+        entries
+    }
+
+    #[test]
+    fn a_node_that_falls_silent_keeps_its_last_view_and_the_others_go_on() {
+        let mut all = entries();
+        let view = Node { node: "a".into(), at_unix_ms: 1000, ..Node::default() };
+        all.take("a", Ok(view.clone()), 1000, 0);
+        all.take("b", Ok(Node::default()), 1000, 0);
+        all.take("a", Err("gone".into()), 3000, 2000);
+        let now = all.all();
+        assert_eq!(
+            (now[0].answers, now[0].answered_unix_ms, now[0].error.as_str()),
+            (false, 1000, "gone")
+        );
+        assert_eq!(now[0].view, Some(view));
+        assert!(now[1].answers && now[1].error.is_empty());
+        all.fail("no API server");
+        assert!(all.all().iter().all(|entry| !entry.answers && entry.view.is_some()));
+    }
+
+    #[test]
+    fn a_node_that_fails_is_asked_ever_less_often_and_at_once_by_a_person() {
+        let mut all = entries();
+        let mut at = 0;
+        let mut waits = Vec::new();
+        for _ in 0..7 {
+            assert!(all.begin("a", at, false));
+            assert!(!all.begin("a", at, false), "it is being asked");
+            all.take("a", Err("stalls".into()), 0, at);
+            let begun = at;
+            while !all.begin("a", at, true) {
+                at += 1000;
+            }
+            waits.push((at - begun) / 1000);
+            all.take("a", Err("stalls".into()), 0, begun);
+            at = begun;
+        }
+        assert!(waits.windows(2).all(|pair| pair[0] <= pair[1]), "{waits:?}");
+        assert_eq!(waits.last(), Some(&30));
+    }
+
+    #[test]
+    fn clocks_that_differ_by_hours_are_said_and_kept_apart() {
+        let hours = 5 * 3_600_000;
+        let mut all = entries();
+        all.take("a", Ok(Node { at_unix_ms: 1_000_000 + hours, ..Node::default() }), 1_000_000, 0);
+        all.take("b", Ok(Node { at_unix_ms: 1_000_900, ..Node::default() }), 1_000_000, 0);
+        assert_eq!((all.ahead_ms("a"), all.ahead_ms("b")), (hours, 0));
+        let now = all.all();
+        // When it answered is by our clock.
+        assert_eq!(now[0].answered_unix_ms, 1_000_000);
+        let text = &now[0].view.as_ref().unwrap().warnings[0].text;
+        assert!(text.contains("5h ahead"), "{text}");
+        assert!(now[1].view.as_ref().unwrap().warnings.is_empty());
+        all.take("a", Ok(Node { at_unix_ms: i64::MIN, ..Node::default() }), 1_000_000, 0);
+        assert!(all.ahead_ms("a") < 0);
+    }
+}

@@ -1,0 +1,446 @@
+//! All nodes of a cluster that have a plugin.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tessera_cluster::user::{Context, ExecError, Finished, UserClient};
+use tessera_cluster::{Access, ApiError};
+use tessera_model::clock::unix_ms;
+use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::explain::Explanation;
+use tessera_view::node::Node;
+use tessera_view::{API_VERSION, fleet, history};
+use tessera_web::source::Scope;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::answer::{self, AskError};
+use crate::ask::{Asker, Question};
+use crate::entries::Entries;
+use crate::places::{self, Place};
+use crate::{advice, merge, subject};
+
+/// Where the cluster is, and where in it the plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The kubeconfig that was asked for.
+    pub kubeconfig: Option<PathBuf>,
+    /// The context that was asked for.
+    pub context: Option<String>,
+    /// The namespace of the plugin's pods.
+    pub plugin_namespace: String,
+    /// Labels of the plugin's pods.
+    pub labels: String,
+    /// The port of the plugin's JSON API.
+    pub port: u16,
+    /// The service account in the plugin's namespace whose token is used where the user has none.
+    pub viewer: String,
+    /// The namespace that is asked about where the user is no reader of all; the context's where it is not given.
+    pub namespace: Option<String>,
+    /// Only these nodes; empty for all.
+    pub nodes: BTreeSet<String>,
+    /// For one question to one node.
+    pub limit: Duration,
+    /// Questions at a time.
+    pub parallel: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            kubeconfig: None,
+            context: None,
+            plugin_namespace: "tessera".to_owned(),
+            labels: "app.kubernetes.io/name=tessera".to_owned(),
+            port: 9481,
+            viewer: "tessera-viewer".to_owned(),
+            namespace: None,
+            nodes: BTreeSet::new(),
+            limit: Duration::from_secs(5),
+            parallel: 32,
+        }
+    }
+}
+
+/// Why nothing can be asked at all. The text says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FleetError {
+    /// The kubeconfig.
+    #[error("{0}")]
+    Kubeconfig(String),
+    /// The API server.
+    #[error("{0}")]
+    Cluster(String),
+    /// The API server forbids it to the user.
+    #[error("{0}")]
+    Forbidden(String),
+    /// There is no plugin, or none on a node that was asked for.
+    #[error("{0}")]
+    NoPlugin(String),
+}
+
+impl From<ApiError> for FleetError {
+    fn from(error: ApiError) -> Self {
+        match error {
+            ApiError::Forbidden { call, message } => FleetError::Forbidden(format!(
+                "you may not {call}: {message}; ask for {}",
+                call.rule()
+            )),
+            error => FleetError::Cluster(error.to_string()),
+        }
+    }
+}
+
+/// See the module's text. A clone is the same fleet.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: Options,
+    context: Context,
+    asker: Asker,
+    entries: Mutex<Entries>,
+    began: Instant,
+}
+
+impl Fleet {
+    /// For the cluster that the options and the environment name. Reads the kubeconfig; nothing is asked yet.
+    ///
+    /// # Errors
+    /// There is no kubeconfig, or not such a context.
+    pub fn new(options: Options) -> Result<Self, FleetError> {
+        let access = Access::of_user(options.kubeconfig.as_deref(), options.context.as_deref());
+        let access = access.map_err(FleetError::Kubeconfig)?;
+        let user = UserClient::new(access, options.limit * 2, options.parallel);
+        let context = user.context().map_err(FleetError::Kubeconfig)?;
+        let asker = Asker {
+            user,
+            port: options.port,
+            viewer: options.viewer.clone(),
+            namespace: options.namespace.clone().unwrap_or_else(|| context.namespace.clone()),
+            limit: options.limit,
+            parallel: Arc::new(Semaphore::new(options.parallel.max(1))),
+        };
+        let (entries, began) = (Mutex::default(), Instant::now());
+        Ok(Fleet { inner: Arc::new(Inner { options, context, asker, entries, began }) })
+    }
+
+    /// What the kubeconfig says of the context in use.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// The API server, with the user's rights.
+    #[must_use]
+    pub fn user(&self) -> &UserClient {
+        &self.inner.asker.user
+    }
+
+    /// Where the plugin's pods are.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.inner.options
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.inner.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn steady_ms(&self) -> u64 {
+        u64::try_from(self.inner.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The nodes that have a plugin, by name.
+    ///
+    /// # Errors
+    /// The API server's, or there is none.
+    pub async fn places(&self) -> Result<Vec<Place>, FleetError> {
+        let Options { plugin_namespace: namespace, labels, nodes, .. } = &self.inner.options;
+        let pods = match self.user().pods(namespace, labels).await {
+            Ok(pods) => pods,
+            Err(error) => {
+                if matches!(error, ApiError::Unauthorized { .. } | ApiError::Unreachable { .. }) {
+                    self.user().renew().await;
+                }
+                return Err(explained(error, namespace));
+            }
+        };
+        let mut places = places::of(&pods);
+        if places.is_empty() {
+            return Err(FleetError::NoPlugin(format!(
+                "no pod of the plugin is in namespace {namespace} with {labels}: name its namespace with \
+                 --plugin-namespace"
+            )));
+        }
+        if let Some(unknown) =
+            nodes.iter().find(|node| places.iter().all(|place| place.node != **node))
+        {
+            let known: Vec<&str> =
+                places.iter().take(12).map(|place| place.node.as_str()).collect();
+            let more = if places.len() > known.len() { ", …" } else { "" };
+            return Err(FleetError::NoPlugin(format!(
+                "no plugin is on a node called {unknown}; there is one on {}{more}",
+                known.join(", ")
+            )));
+        }
+        places.retain(|place| nodes.is_empty() || nodes.contains(&place.node));
+        Ok(places)
+    }
+
+    /// Asks every node, and waits until each has answered or its time is over.
+    ///
+    /// # Errors
+    /// See [`FleetError`]. A node that does not answer is none.
+    pub async fn gather(&self) -> Result<fleet::Fleet, FleetError> {
+        let places = self.places().await?;
+        self.entries().set_places(&places);
+        let mut tasks = self.round(&places, false);
+        while tasks.join_next().await.is_some() {}
+        Ok(self.known())
+    }
+
+    /// What is known now.
+    #[must_use]
+    pub fn known(&self) -> fleet::Fleet {
+        fleet::Fleet {
+            api_version: API_VERSION.to_owned(),
+            name: self.inner.context.name.clone(),
+            at_unix_ms: unix_ms(),
+            nodes: self.entries().all(),
+        }
+    }
+
+    /// These are all nodes now.
+    pub(crate) fn set_places(&self, places: &[Place]) {
+        self.entries().set_places(places);
+    }
+
+    /// Nothing can be asked, and why.
+    pub(crate) fn fail(&self, error: &FleetError) {
+        self.entries().fail(&error.to_string());
+    }
+
+    /// Begins to ask those nodes that are not being asked; with `patience`, not those that failed just now. A task
+    /// ends when its node has answered or its time is over.
+    pub(crate) fn round(&self, places: &[Place], patience: bool) -> JoinSet<()> {
+        let mut tasks = JoinSet::new();
+        for place in places {
+            if !self.entries().begin(&place.node, self.steady_ms(), patience) {
+                continue;
+            }
+            let (fleet, place) = (self.clone(), place.clone());
+            tasks.spawn(async move {
+                let asker = &fleet.inner.asker;
+                let text = asker.text(&place, &Question::new("fleet"), "application/json").await;
+                let view = text.and_then(|text| answer::node(&place, &text));
+                if let Err(AskError::Unauthenticated(_)) = &view {
+                    // A token that is renewed outside of this process is read again.
+                    asker.user.renew().await;
+                }
+                let view = view.map_err(|error| error.to_string());
+                fleet.entries().take(&place.node, view, unix_ms(), fleet.steady_ms());
+            });
+        }
+        tasks
+    }
+
+    /// Histories by node: of the node that is named, of those where the subject is, or else of all. Instants are by
+    /// our clock, also where a node's differs.
+    ///
+    /// # Errors
+    /// See [`FleetError`].
+    pub async fn histories(
+        &self,
+        node: &str,
+        query: &history::Query,
+    ) -> Result<Vec<(String, Result<history::Answer, AskError>)>, FleetError> {
+        let places = self.places_of(node, &query.namespace, &query.subject).await?;
+        Ok(self.histories_at(&places, query).await)
+    }
+
+    /// Histories of these nodes, by our clock.
+    async fn histories_at(
+        &self,
+        places: &[Place],
+        query: &history::Query,
+    ) -> Vec<(String, Result<history::Answer, AskError>)> {
+        let question = |place: &Place| {
+            let ahead = self.entries().ahead_ms(&place.node);
+            let shifted = |at: i64| if at == 0 { 0 } else { at.saturating_add(ahead).max(1) };
+            Question::new("history")
+                .with("subject", &query.subject)
+                .with("namespace", &query.namespace)
+                .with("since_unix_ms", shifted(query.since_unix_ms))
+                .with("until_unix_ms", shifted(query.until_unix_ms))
+                .with("step_seconds", query.step_seconds)
+        };
+        let mut answers: Vec<(String, Result<history::Answer, AskError>)> =
+            self.inner.asker.all(places, question).await;
+        for (node, answer) in &mut answers {
+            let ahead = self.entries().ahead_ms(node);
+            if let Ok(answer) = answer {
+                answer.node.clone_from(node);
+                merge::shift(answer, ahead.saturating_neg());
+            }
+        }
+        answers
+    }
+
+    /// The node of each of these places with its history.
+    async fn seen(
+        &self,
+        places: &[Place],
+        query: &history::Query,
+    ) -> Vec<(String, Result<advice::Seen, AskError>)> {
+        // With the views come the differences of clocks.
+        let mut round = self.round(places, false);
+        while round.join_next().await.is_some() {}
+        let mut views: BTreeMap<String, Node> = (self.known().nodes.into_iter())
+            .filter_map(|entry| Some((entry.node, entry.view.filter(|_| entry.answers)?)))
+            .collect();
+        let histories = self.histories_at(places, query).await;
+        let both = |(node, history): (String, Result<history::Answer, AskError>)| {
+            let silent = || AskError::Silent("it does not answer".to_owned());
+            let view = views.remove(&node).ok_or_else(silent);
+            (node, view.and_then(|view| Ok((view, history?))))
+        };
+        histories.into_iter().map(both).collect()
+    }
+
+    /// Explanations by node: of the node that is named, of those where the subject is, or else of all that know it.
+    ///
+    /// # Errors
+    /// See [`FleetError`].
+    pub async fn explanations(
+        &self,
+        node: &str,
+        asked: &str,
+    ) -> Result<Vec<(String, Result<Explanation, AskError>)>, FleetError> {
+        let (namespace, _) = asked.split_once('/').unwrap_or(("", asked));
+        let places = self.places_of(node, namespace, asked).await?;
+        let question = |_: &Place| {
+            Question::new("explain").with("subject", asked).with("namespace", namespace)
+        };
+        Ok(self.inner.asker.all(&places, question).await)
+    }
+
+    /// Advice of all nodes together, and why some gave none.
+    ///
+    /// # Errors
+    /// See [`FleetError`].
+    pub async fn recommendations(&self, scope: &Scope) -> Result<Recommendations, FleetError> {
+        let mut places = self.places().await?;
+        // The workload of a pod may have others on nodes that do not know this one.
+        let all = Scope { pod: String::new(), ..scope.clone() };
+        let answers =
+            self.inner.asker.all(&places, |place| self.scoped("recommend", place, &all)).await;
+        forbidden(&answers)?;
+        self.entries().set_places(&places);
+        let by_node = advice::ByNode::of(answers, &scope.pod);
+        let (nodes, since_unix_ms) = by_node.needed();
+        places.retain(|place| nodes.contains(&place.node));
+        let namespace = scope.namespace.clone();
+        let query = history::Query { namespace, since_unix_ms, ..history::Query::default() };
+        let seen = self.seen(&places, &query).await;
+        Ok(by_node.judged(seen, scope, unix_ms()))
+    }
+
+    /// What is asked and not used on all nodes together, and why some said nothing.
+    ///
+    /// # Errors
+    /// See [`FleetError`].
+    pub async fn waste(&self, scope: &Scope) -> Result<Waste, FleetError> {
+        let places = self.places().await?;
+        let answers =
+            self.inner.asker.all(&places, |place| self.scoped("waste", place, scope)).await;
+        forbidden(&answers)?;
+        Ok(merge::waste(answers, unix_ms()))
+    }
+
+    fn scoped(&self, what: &'static str, place: &Place, scope: &Scope) -> Question {
+        let ahead = self.entries().ahead_ms(&place.node);
+        let since = match scope.since_unix_ms {
+            0 => 0,
+            since => since.saturating_add(ahead).max(1),
+        };
+        Question::new(what)
+            .with("namespace", &scope.namespace)
+            .with("pod", &scope.pod)
+            .with("since_unix_ms", since)
+    }
+
+    /// Runs `tessera` with these arguments in the plugin's pod of a node.
+    ///
+    /// # Errors
+    /// There is none that runs, or the API server's.
+    pub async fn run_on(&self, place: &Place, args: &[String]) -> Result<Finished, FleetError> {
+        if !place.away.is_empty() {
+            return Err(FleetError::NoPlugin(place.away.clone()));
+        }
+        let mut command = vec!["tessera".to_owned()];
+        command.extend_from_slice(args);
+        let done = self.user().exec(&place.namespace, &place.pod, "tessera", &command).await;
+        done.map_err(|error| match error {
+            ExecError::Api(error) => error.into(),
+            error @ ExecError::Broken { .. } => FleetError::Cluster(error.to_string()),
+        })
+    }
+
+    /// The nodes that a question is for.
+    async fn places_of(
+        &self,
+        node: &str,
+        namespace: &str,
+        asked: &str,
+    ) -> Result<Vec<Place>, FleetError> {
+        let mut places = self.places().await?;
+        if !node.is_empty() {
+            places.retain(|place| place.node == node);
+            if places.is_empty() {
+                return Err(FleetError::NoPlugin(format!("no plugin is on a node called {node}")));
+            }
+            return Ok(places);
+        }
+        if asked.is_empty() {
+            return Ok(places);
+        }
+        let nodes = subject::nodes(&self.gather().await?, namespace, asked);
+        // Of what is gone, only the nodes themselves know.
+        if !nodes.is_empty() {
+            places.retain(|place| nodes.contains(&place.node));
+        }
+        Ok(places)
+    }
+}
+
+/// What all nodes refuse for want of rights is refused: the nodes judge alike, and nothing can be said of the rest.
+fn forbidden<T>(answers: &[(String, Result<T, AskError>)]) -> Result<(), FleetError> {
+    let refused = answers.iter().map(|(_, answer)| match answer {
+        Err(AskError::NoRights(why)) => Some(why),
+        _ => None,
+    });
+    match refused.collect::<Option<Vec<_>>>().unwrap_or_default().first() {
+        Some(why) => Err(FleetError::Forbidden((*why).clone())),
+        None => Ok(()),
+    }
+}
+
+/// Why the plugin's pods cannot be listed.
+fn explained(error: ApiError, namespace: &str) -> FleetError {
+    match error {
+        ApiError::Unauthorized { message, .. } => FleetError::Cluster(format!(
+            "the API server does not accept your credentials: {message}; log in again"
+        )),
+        ApiError::Forbidden { message, .. } => FleetError::Forbidden(format!(
+            "you may not see the plugin's pods: {message}; ask for `list` on pods and `get` on pods/proxy in namespace \
+             {namespace} (docs/kubectl.md, \"Readers\"), or name another with --plugin-namespace"
+        )),
+        error => FleetError::Cluster(error.to_string()),
+    }
+}

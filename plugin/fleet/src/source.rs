@@ -1,0 +1,94 @@
+//! A fleet as what the web server shows.
+
+use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::explain::Explanations;
+use tessera_view::{fleet, history};
+use tessera_web::source::{Answer, Scope};
+use tessera_web::{Source, SourceError};
+
+use crate::answer::AskError;
+use crate::fleet::{Fleet, FleetError};
+use crate::live::Live;
+use crate::merge;
+
+fn unavailable(error: FleetError) -> SourceError {
+    match error {
+        FleetError::NoPlugin(text) => SourceError::NotFound(text),
+        FleetError::Kubeconfig(text) | FleetError::Cluster(text) | FleetError::Forbidden(text) => {
+            SourceError::Unavailable(text)
+        }
+    }
+}
+
+impl Source for Live {
+    fn fleet(&self) -> Answer<'_, fleet::Fleet> {
+        Box::pin(async { self.look().await.map_err(unavailable) })
+    }
+
+    fn history<'a>(&'a self, node: &'a str, query: history::Query) -> Answer<'a, history::Answer> {
+        Box::pin(async move { one_history(&self.fleet, node, query).await })
+    }
+
+    fn explain<'a>(&'a self, node: &'a str, subject: &'a str) -> Answer<'a, Explanations> {
+        Box::pin(async move { one_explanation(&self.fleet, node, subject).await })
+    }
+
+    fn recommend(&self, scope: Scope) -> Answer<'_, Recommendations> {
+        Box::pin(async move { self.fleet.recommendations(&scope).await.map_err(unavailable) })
+    }
+
+    fn waste(&self, scope: Scope) -> Answer<'_, Waste> {
+        Box::pin(async move { self.fleet.waste(&scope).await.map_err(unavailable) })
+    }
+}
+
+async fn one_history(
+    fleet: &Fleet,
+    node: &str,
+    query: history::Query,
+) -> Result<history::Answer, SourceError> {
+    let answers = fleet.histories(node, &query).await.map_err(unavailable)?;
+    let answers = told(answers)?;
+    Ok(merge::histories(answers))
+}
+
+async fn one_explanation(
+    fleet: &Fleet,
+    node: &str,
+    subject: &str,
+) -> Result<Explanations, SourceError> {
+    let answers = fleet.explanations(node, subject).await.map_err(unavailable)?;
+    Ok(Explanations::of(told(answers)?))
+}
+
+/// Those that answered; an error where none did: the one of a node that knows what was asked for, if there is such.
+///
+/// # Errors
+/// Nobody answered.
+pub fn told<T>(answers: Vec<(String, Result<T, AskError>)>) -> Result<Vec<(String, T)>, AskError> {
+    let (mut told, mut worst) = (Vec::new(), None);
+    for (node, answer) in answers {
+        match answer {
+            Ok(answer) => told.push((node, answer)),
+            Err(error) => {
+                let weighs = |error: &AskError| !matches!(error, AskError::Unknown(_));
+                if worst.as_ref().is_none_or(|(_, known)| !weighs(known) && weighs(&error)) {
+                    worst = Some((node, error));
+                }
+            }
+        }
+    }
+    match worst {
+        Some((node, error)) if told.is_empty() => Err(match error {
+            AskError::Unknown(text) => AskError::Unknown(text),
+            AskError::Invalid(text) => AskError::Invalid(text),
+            AskError::Forbidden(text) => AskError::Forbidden(format!("node {node}: {text}")),
+            AskError::NoRights(text) => AskError::NoRights(format!("node {node}: {text}")),
+            AskError::Unauthenticated(text) => {
+                AskError::Unauthenticated(format!("node {node}: {text}"))
+            }
+            AskError::Silent(text) => AskError::Silent(format!("node {node}: {text}")),
+        }),
+        _ => Ok(told),
+    }
+}

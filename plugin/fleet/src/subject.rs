@@ -1,0 +1,79 @@
+//! On which nodes a subject is now. Pure.
+
+use std::collections::BTreeSet;
+
+use tessera_view::fleet::Fleet;
+
+/// Fewest characters of the beginning of an id.
+const BEGINNING: usize = 4;
+
+/// Nodes where something that lives is called so: a pod (`NAME`, `NAMESPACE/NAME`, also with a container), an
+/// allocation, a claim or a GPU by its UUID. Empty where there is none: of what is gone, nodes themselves know.
+#[must_use]
+pub(crate) fn nodes(fleet: &Fleet, namespace: &str, subject: &str) -> BTreeSet<String> {
+    let parts: Vec<&str> = subject.split('/').collect();
+    let begins = |id: &str| id == subject || subject.len() >= BEGINNING && id.starts_with(subject);
+    let mut nodes = BTreeSet::new();
+    for entry in &fleet.nodes {
+        let Some(view) = &entry.view else { continue };
+        let tenant = view.tenants.iter().any(|tenant| {
+            let named = match parts.as_slice() {
+                [pod] => {
+                    (namespace.is_empty() || tenant.namespace == namespace)
+                        && (tenant.pod == *pod
+                            || tenant.container == *pod
+                            || tenant.workload == *pod)
+                }
+                [namespace, pod, ..] => tenant.namespace == *namespace && tenant.pod == *pod,
+                [] => false,
+            };
+            named
+                || tenant.claim == subject
+                || begins(&tenant.id)
+                || tenant
+                    .other_holders
+                    .iter()
+                    .any(|holder| holder == subject || holder.starts_with(&format!("{subject}/")))
+        });
+        if tenant || view.gpus.iter().any(|gpu| begins(&gpu.uuid)) {
+            nodes.insert(entry.node.clone());
+        }
+    }
+    nodes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tessera_view::fleet::Entry;
+    use tessera_view::gpu::Gpu;
+    use tessera_view::node::Node;
+    use tessera_view::tenant::Tenant;
+
+    fn entry(node: &str, namespace: &str, pod: &str) -> Entry {
+        let tenant = Tenant {
+            id: format!("id-{node}"),
+            namespace: namespace.into(),
+            pod: pod.into(),
+            ..Tenant::default()
+        };
+        let gpu = Gpu { uuid: format!("GPU-{node}{node}{node}{node}"), ..Gpu::default() };
+        let view = Node { tenants: vec![tenant], gpus: vec![gpu], ..Node::default() };
+        Entry { node: node.into(), view: Some(view), ..Entry::default() }
+    }
+
+    #[test]
+    fn a_subject_is_where_something_is_called_so() {
+        let nodes_of = [entry("a", "x", "chat"), entry("b", "y", "chat"), entry("c", "y", "other")];
+        let fleet = Fleet { nodes: nodes_of.into(), ..Fleet::default() };
+        let at = |namespace: &str, subject: &str| {
+            nodes(&fleet, namespace, subject).into_iter().collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(at("", "chat"), "a b");
+        assert_eq!(at("y", "chat"), "b");
+        assert_eq!(at("", "x/chat"), "a");
+        assert_eq!(at("", "id-c"), "c");
+        assert_eq!(at("", "GPU-aa"), "a");
+        assert_eq!(at("", "gone"), "");
+    }
+}

@@ -1,0 +1,231 @@
+//! A fleet behind an API server on a port: nodes that answer, stall, lie, flood, forbid and expire, side by side.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tessera_cluster::fixtures::{ApiServer, Behind};
+use tessera_fleet::{Fleet, FleetError, Live, Options, pending};
+use tessera_view::fleet::Entry;
+use tessera_web::Source;
+use tessera_web::source::Scope;
+
+const LIMIT: Duration = Duration::from_secs(3);
+
+struct World {
+    server: ApiServer,
+    dir: tempfile::TempDir,
+}
+
+impl World {
+    fn new(nodes: &[(&str, Option<Behind>)]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let server = ApiServer::start(dir.path());
+        for (node, behind) in nodes {
+            let pod = format!("tessera-{node}");
+            server.with(|store| {
+                let key = ("tessera".to_owned(), pod.clone());
+                store.pods.insert(key, plugin_pod(&pod, node));
+                if let Some(behind) = behind {
+                    store.behind.insert(pod.clone(), behind.clone());
+                }
+            });
+        }
+        std::fs::write(dir.path().join("config"), server.kubeconfig()).unwrap();
+        World { server, dir }
+    }
+
+    fn fleet(&self) -> Fleet {
+        let kubeconfig = Some(self.dir.path().join("config"));
+        Fleet::new(Options { kubeconfig, limit: LIMIT, ..Options::default() }).unwrap()
+    }
+}
+
+fn plugin_pod(name: &str, node: &str) -> Value {
+    json!({
+        "metadata": { "name": name, "namespace": "tessera",
+            "ownerReferences": [{ "kind": "DaemonSet", "name": "tessera" }] },
+        "spec": { "nodeName": node, "containers": [{ "name": "tessera" }] },
+        "status": { "phase": "Running" },
+    })
+}
+
+fn view(node: &str) -> String {
+    json!({
+        "api_version": "tessera.dev/v1",
+        "nodes": [{ "node": node, "answers": true, "view": {
+            "node": node, "gpus": [{ "uuid": "GPU-1" }],
+            "tenants": [{ "id": "1", "namespace": "team", "pod": format!("chat-{node}") }],
+        }}],
+    })
+    .to_string()
+}
+
+fn refusal(code: u16, error: &str) -> Behind {
+    let body = json!({ "api_version": "tessera.dev/v1", "error": error, "code": code });
+    Behind::Answers(code, body.to_string())
+}
+
+#[tokio::test]
+async fn one_nodes_trouble_is_a_sentence_beside_it_and_nothing_for_the_others() {
+    let world = World::new(&[
+        ("good", Some(Behind::Knows("secret".into(), view("good")))),
+        ("nameless", Some(Behind::Answers(200, view("")))),
+        ("expired", Some(Behind::Knows("another".into(), view("expired")))),
+        ("flood", Some(Behind::Floods(20 << 20))),
+        ("forbids", Some(refusal(403, "nothing of yours is here"))),
+        ("liar", Some(Behind::Answers(200, view("good")))),
+        ("newer", Some(Behind::Answers(200, r#"{"api_version":"tessera.dev/v2"}"#.into()))),
+        ("nonsense", Some(Behind::Answers(200, "<html>".into()))),
+        ("refuses", None),
+        ("stalls", Some(Behind::Stalls)),
+    ]);
+    let fleet = world.fleet().gather().await.unwrap();
+    let entry = |node: &str| -> &Entry { fleet.nodes.iter().find(|one| one.node == node).unwrap() };
+    for node in ["good", "nameless"] {
+        let entry = entry(node);
+        assert!(entry.answers && entry.error.is_empty(), "{entry:?}");
+        assert_eq!(entry.view.as_ref().unwrap().node, node);
+    }
+    for (node, says) in [
+        ("expired", "log in again"),
+        ("flood", "more than"),
+        ("forbids", "nothing of yours"),
+        ("liar", "says that it is node \"good\""),
+        ("newer", "kubectl-tessera of its version"),
+        ("nonsense", "makes no sense"),
+        ("refuses", "connection refused"),
+        ("stalls", "did not answer within 3 s"),
+    ] {
+        let entry = entry(node);
+        assert!(!entry.answers && entry.view.is_none(), "{entry:?}");
+        assert!(entry.error.contains(says), "{node}: {}", entry.error);
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_falls_silent_keeps_its_last_view() {
+    let world = World::new(&[("a", Some(Behind::Answers(200, view("a"))))]);
+    let fleet = world.fleet();
+    assert!(fleet.gather().await.unwrap().nodes[0].answers);
+    world.server.with(|store| store.behind.insert("tessera-a".into(), Behind::Stalls));
+    let entry = fleet.gather().await.unwrap().nodes.remove(0);
+    assert!(!entry.answers && entry.answered_unix_ms > 0, "{entry:?}");
+    assert_eq!(entry.view.unwrap().tenants[0].pod, "chat-a");
+}
+
+#[tokio::test]
+async fn the_console_shows_the_others_while_one_stalls() {
+    let world =
+        World::new(&[("a", Some(Behind::Answers(200, view("a")))), ("b", Some(Behind::Stalls))]);
+    let live = Live::start(world.fleet(), Duration::from_millis(50));
+    let began = Instant::now();
+    loop {
+        let fleet = live.fleet().await.unwrap();
+        let answers: Vec<bool> = fleet.nodes.iter().map(|entry| entry.answers).collect();
+        if answers == [true, false] && fleet.nodes[1].error.contains("did not answer") {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{fleet:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_waiting_pod_is_judged_by_what_the_user_may_read() {
+    let world = World::new(&[("a", Some(Behind::Answers(200, view("a"))))]);
+    world.server.with(|store| {
+        let pod = json!({
+            "metadata": { "name": "chat", "namespace": "team" },
+            "spec": { "containers": [{ "name": "m", "resources": { "limits": { "tessera.dev/gpu": "1" } } }] },
+            "status": { "phase": "Pending" },
+        });
+        store.pods.insert(("team".into(), "chat".into()), pod);
+    });
+    world.server.forbid("GET", "pods everywhere", true);
+    world.server.forbid("GET", "nodes", true);
+    let fleet = world.fleet();
+    let facts = pending::facts(&fleet, "team", "chat").await.unwrap().unwrap();
+    let verdict = pending::judge(&facts);
+    assert!(verdict.waits && verdict.unread.len() == 2, "{verdict:#?}");
+    assert!(verdict.nodes.iter().all(|node| node.fit != pending::Fit::Fits), "{verdict:#?}");
+    assert!(pending::facts(&fleet, "team", "other").await.unwrap().is_none());
+}
+
+/// A node with one pod of the workload `chat`, seen for an hour.
+fn with_history(node: &str, peak_gib: u64) -> Behind {
+    let pod = format!("chat-{node}");
+    let at = 1_795_305_600_000_i64;
+    let advice = json!({ "namespace": "team", "workload": "chat", "container": "main", "pods": [pod],
+        "memory_bytes": 1, "since_unix_ms": at });
+    let point = json!({ "at_unix_ms": at, "seconds": 3600.0, "memory_peak_bytes": peak_gib << 30,
+        "memory_limit_bytes": 20u64 << 30, "cores_millis": 500 });
+    let series = json!({ "id": pod, "namespace": "team", "pod": pod, "container": "main", "workload": "chat",
+        "gpu_uuid": "GPU-1", "live": true, "points": [point] });
+    let of = |key: &str, value: Value| {
+        json!({ "api_version": "tessera.dev/v1", "node": node, key: [value] }).to_string()
+    };
+    let answers = [
+        ("fleet", view(node)),
+        ("recommend", of("workloads", advice)),
+        ("history", of("tenants", series)),
+    ];
+    Behind::Serves(answers.into())
+}
+
+#[tokio::test]
+async fn advice_for_a_workload_on_two_nodes_comes_from_the_series_of_both() {
+    let world = World::new(&[("a", Some(with_history("a", 2))), ("b", Some(with_history("b", 8)))]);
+    let scope = Scope { pod: "team/chat-a".into(), ..Scope::default() };
+    let all = world.fleet().recommendations(&scope).await.unwrap();
+    assert_eq!(all.remarks, [""; 0]);
+    let [one] = all.workloads.as_slice() else { panic!("{all:?}") };
+    assert_eq!(one.pods, ["chat-a", "chat-b"]);
+    assert!(one.memory_bytes >= 8 << 30 && one.memory_bytes < 10 << 30, "{one:?}");
+    assert!((one.observed_seconds - 7200.0).abs() < 1.0, "{one:?}");
+    // What only one node has is judged there, and its series are not asked for.
+    let world = World::new(&[("a", Some(with_history("a", 2))), ("b", None)]);
+    let all = world.fleet().recommendations(&Scope::default()).await.unwrap();
+    assert_eq!((all.workloads.len(), all.workloads[0].memory_bytes), (1, 1));
+    assert!(world.server.asked().iter().all(|asked| !asked.target.contains("/history")));
+}
+
+#[tokio::test]
+async fn advice_that_every_node_refuses_is_refused_and_not_empty() {
+    let refuses = || Some(refusal(403, "jane may not get pods in team"));
+    let scope = Scope { namespace: "team".into(), ..Scope::default() };
+    let world = World::new(&[("a", refuses()), ("b", refuses())]);
+    let errors = [
+        world.fleet().recommendations(&scope).await.unwrap_err(),
+        world.fleet().waste(&scope).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(
+            matches!(&error, FleetError::Forbidden(why) if why.contains("may not get pods in team")),
+            "{error:?}"
+        );
+    }
+    // One that answers has something to say, and the other is beside it.
+    let world = World::new(&[("a", Some(with_history("a", 2))), ("b", refuses())]);
+    let all = world.fleet().recommendations(&scope).await.unwrap();
+    assert_eq!((all.workloads.len(), all.remarks.len()), (1, 1), "{all:?}");
+}
+
+#[tokio::test]
+async fn without_a_plugin_or_a_node_of_that_name_the_error_says_what_to_give() {
+    let world = World::new(&[]);
+    let error = world.fleet().gather().await.unwrap_err().to_string();
+    assert!(error.contains("--plugin-namespace"), "{error}");
+    let world = World::new(&[("a", None)]);
+    let kubeconfig = Some(world.dir.path().join("config"));
+    let nodes = ["b".to_owned()].into();
+    let fleet = Fleet::new(Options { kubeconfig, nodes, ..Options::default() }).unwrap();
+    let error = fleet.gather().await.unwrap_err().to_string();
+    assert!(error.contains("called b") && error.contains("on a"), "{error}");
+    let missing = Options {
+        context: Some("other".into()),
+        kubeconfig: Some(world.dir.path().join("config")),
+        ..Options::default()
+    };
+    let error = Fleet::new(missing).unwrap_err().to_string();
+    assert!(error.contains("no context \"other\"; it has c"), "{error}");
+}

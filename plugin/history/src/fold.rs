@@ -1,0 +1,347 @@
+//! Looks become buckets of ten seconds. Pure: the clock comes with each look.
+//!
+//! What happened between two looks is spread evenly over the time between them, by the clock that is never set, and
+//! that time ends where the wall clock of the later look says. So a clock that is set moves what comes, and neither
+//! counts anything twice nor takes anything away. The first look is where counting begins.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::cell::{COUNTS, Filling, gpu, tenant};
+use super::level::Level;
+use super::look::{GpuLook, Look, TenantLook, UseLook};
+use super::series::{Key, Series};
+
+/// Longest time between looks that is spread, milliseconds.
+const LONGEST_MS: u64 = 3_600_000;
+/// Nanoseconds that a launch or a refusal takes at least: a tenant's word is believed no further.
+const LEAST_NS: u64 = 10;
+/// Of its share, thousandths that a tenant has had when it is its share that it waits for.
+const SPENT: u64 = 950;
+/// Most buckets that wait for being stored; the oldest go first.
+const PENDING: usize = 180;
+
+/// Buckets of ten seconds by their beginnings in Unix seconds, and in each the series by a number of the folder's.
+pub(crate) type Pending = BTreeMap<u32, BTreeMap<u32, Filling>>;
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Folder {
+    looked_ms: Option<u64>,
+    accounts: HashMap<(String, u64), Account>,
+    numbers: HashMap<Key, u32>,
+    series: BTreeMap<u32, Series>,
+    next: u32,
+    pending: Pending,
+    /// Buckets that were dropped because nothing could be stored.
+    dropped: u64,
+}
+
+/// What the last look said of a tenant.
+#[derive(Debug, Default)]
+struct Account {
+    /// Of what the plugin counts; `None` before the arbiter has said anything.
+    leased_us: u64,
+    waited_us: u64,
+    /// Seen and not yet spread: the arbiter's clock is read a little before or after the look's.
+    owed: [u64; 2],
+    /// The arbiter's figures are a beginning to count from.
+    based: bool,
+    /// What its processes count; `None` before its page could be read.
+    reported: Option<[u64; 3]>,
+    peaks: Vec<u64>,
+    /// Memory used and overhead on each GPU, KiB, when its page could last be read.
+    memory: Vec<[u64; 2]>,
+}
+
+impl Folder {
+    /// Adds what happened since the look before.
+    pub(crate) fn look(&mut self, look: &Look) {
+        let Ok(end_ms) = u64::try_from(look.at_unix_ms) else { return };
+        if end_ms / 1000 > u64::from(u32::MAX) {
+            return;
+        }
+        let elapsed = self.looked_ms.map(|before| look.monotonic_ms.saturating_sub(before));
+        if elapsed == Some(0) {
+            return;
+        }
+        self.looked_ms = Some(look.monotonic_ms);
+        let span = elapsed.map(|ms| Span { end_ms, ms: ms.min(LONGEST_MS).min(end_ms) });
+        let mut accounts = std::mem::take(&mut self.accounts);
+        let mut leased: HashMap<&str, u64> = HashMap::new();
+        for one in &look.tenants {
+            let key = (one.id.clone(), one.generation);
+            let known = accounts.remove(&key);
+            // Of what is there at the first look, its beginning is not known.
+            let mut account = known.unwrap_or_else(|| match span {
+                Some(_) => Account {
+                    based: true,
+                    reported: Some([0; 3]),
+                    peaks: vec![0; one.uses.len()],
+                    ..Account::default()
+                },
+                None => Account::default(),
+            });
+            let grown = account.grow(one, span.map_or(0, |span| span.ms));
+            if let Some(span) = span {
+                let memory = account.memory.iter().zip(&grown.peaks);
+                for (used, (memory, peak)) in one.uses.iter().zip(memory) {
+                    *leased.entry(&used.gpu_uuid).or_default() += grown.counts[tenant::GOT];
+                    self.tenant(one, used, (*memory, *peak), grown.counts, span);
+                }
+            }
+            self.accounts.insert(key, account);
+        }
+        if let Some(span) = span {
+            for one in &look.gpus {
+                let got = leased.get(one.uuid.as_str()).copied().unwrap_or(0);
+                self.gpu(one, got.min(span.ms * 1000), span);
+            }
+        }
+        self.drop_oldest();
+    }
+
+    fn tenant(
+        &mut self,
+        one: &TenantLook,
+        used: &UseLook,
+        ([used_kib, overhead_kib], process_peak_kib): ([u64; 2], u64),
+        mut counts: [u64; COUNTS],
+        span: Span,
+    ) {
+        let share_us = span.ms * u64::from(used.cores_millis);
+        if counts[tenant::GOT] * 1000 >= share_us * SPENT && share_us > 0 {
+            counts[tenant::CAPPED] = counts[tenant::WAITED];
+        }
+        let key =
+            Key { id: one.id.clone(), generation: one.generation, gpu_uuid: used.gpu_uuid.clone() };
+        let series = Series {
+            key,
+            namespace: one.namespace.clone(),
+            pod: one.pod.clone(),
+            container: one.container.clone(),
+        };
+        let number = self.number(series);
+        self.spread(number, span, counts, |cell, part, last| {
+            cell.used += used_kib * part;
+            let peak_kib = if last { used_kib.max(process_peak_kib) } else { used_kib };
+            cell.peak_kib = cell.peak_kib.max(peak_kib);
+            cell.overhead += overhead_kib * part;
+            cell.limit_kib = kib(used.memory_limit_bytes);
+            cell.cores_millis = used.cores_millis;
+        });
+    }
+
+    fn gpu(&mut self, one: &GpuLook, leased_us: u64, span: Span) {
+        let mut counts = [0; COUNTS];
+        counts[gpu::LEASED] = leased_us;
+        counts[gpu::UNHEALTHY] = if one.healthy { 0 } else { span.ms * 1000 };
+        counts[gpu::CORDONED] = if one.cordoned { span.ms * 1000 } else { 0 };
+        let key = Key { gpu_uuid: one.uuid.clone(), ..Key::default() };
+        let number = self.number(Series { key, ..Series::default() });
+        let (used_kib, limits_kib) = (kib(one.memory_used_bytes), kib(one.memory_limits_bytes));
+        self.spread(number, span, counts, |cell, part, _| {
+            cell.used += used_kib * part;
+            cell.peak_kib = cell.peak_kib.max(used_kib);
+            cell.overhead += limits_kib * part;
+        });
+    }
+
+    fn number(&mut self, series: Series) -> u32 {
+        if let Some(number) = self.numbers.get(&series.key) {
+            // Kubelet names a container some time after its Allocate.
+            if let Some(known) = self.series.get_mut(number)
+                && *known != series
+                && !series.pod.is_empty()
+            {
+                *known = series;
+            }
+            return *number;
+        }
+        let number = self.next;
+        self.next += 1;
+        self.numbers.insert(series.key.clone(), number);
+        self.series.insert(number, series);
+        number
+    }
+
+    /// Gives each bucket its part, to the last microsecond.
+    fn spread(
+        &mut self,
+        number: u32,
+        span: Span,
+        counts: [u64; COUNTS],
+        gauges: impl Fn(&mut Filling, u64, bool),
+    ) {
+        let step = u64::from(Level::Fine.step_seconds()) * 1000;
+        let begin = span.end_ms - span.ms;
+        let mut at = begin;
+        while at < span.end_ms {
+            let bucket = at - at % step;
+            let end = (bucket + step).min(span.end_ms);
+            let part = end - at;
+            let start = u32::try_from(bucket / 1000).unwrap_or(u32::MAX);
+            let cell = self.pending.entry(start).or_default().entry(number).or_default();
+            cell.ms += part;
+            for (sum, count) in cell.counts.iter_mut().zip(counts) {
+                let until = |ms: u64| u128::from(count) * u128::from(ms) / u128::from(span.ms);
+                let part = until(end - begin) - until(at - begin);
+                *sum += u64::try_from(part).unwrap_or(0);
+            }
+            gauges(cell, part, end == span.end_ms);
+            at = end;
+        }
+    }
+
+    /// What waits for being stored, without taking it.
+    pub(crate) fn pending(&self) -> &Pending {
+        &self.pending
+    }
+
+    /// The series of a number of [`Pending`].
+    pub(crate) fn series(&self, number: u32) -> Option<&Series> {
+        self.series.get(&number)
+    }
+
+    /// All series of the last look and of what waits.
+    pub(crate) fn all_series(&self) -> impl Iterator<Item = (u32, &Series)> {
+        self.series.iter().map(|(number, series)| (*number, series))
+    }
+
+    /// Whether a tenant was there at the last look.
+    pub(crate) fn is_live(&self, id: &str, generation: u64) -> bool {
+        self.accounts.contains_key(&(id.to_owned(), generation))
+    }
+
+    /// Takes the buckets that are full, or all of them, to store them.
+    pub(crate) fn take(&mut self, all: bool) -> Pending {
+        let last = match all {
+            true => None,
+            false => self.pending.pop_last(),
+        };
+        let taken = std::mem::take(&mut self.pending);
+        self.pending.extend(last);
+        taken
+    }
+
+    /// They could not be stored: they wait again.
+    pub(crate) fn give_back(&mut self, pending: Pending) {
+        for (start, cells) in pending {
+            let bucket = self.pending.entry(start).or_default();
+            for (number, cell) in cells {
+                let newer = bucket.insert(number, cell);
+                if let (Some(newer), Some(cell)) = (newer, bucket.get_mut(&number)) {
+                    cell.ms += newer.ms;
+                    cell.used += newer.used;
+                    cell.peak_kib = cell.peak_kib.max(newer.peak_kib);
+                    cell.limit_kib = newer.limit_kib;
+                    cell.overhead += newer.overhead;
+                    cell.cores_millis = newer.cores_millis;
+                    cell.counts.iter_mut().zip(newer.counts).for_each(|(sum, more)| *sum += more);
+                }
+            }
+        }
+        self.drop_oldest();
+    }
+
+    /// How many buckets were lost because they could not be stored in time.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Of too many buckets the oldest go, with the names that only they had.
+    fn drop_oldest(&mut self) {
+        let excess = self.pending.len().saturating_sub(PENDING);
+        for _ in 0..excess {
+            self.pending.pop_first();
+            self.dropped += 1;
+        }
+        if excess > 0 {
+            self.forget();
+        }
+    }
+
+    /// Forgets the names of what is gone and stored.
+    pub(crate) fn forget(&mut self) {
+        let waiting = |number: &u32| self.pending.values().any(|cells| cells.contains_key(number));
+        let gone: Vec<u32> = self
+            .series
+            .iter()
+            .filter(|(number, series)| {
+                let key = &series.key;
+                !series.is_gpu() && !self.is_live(&key.id, key.generation) && !waiting(number)
+            })
+            .map(|(number, _)| *number)
+            .collect();
+        for number in gone {
+            if let Some(series) = self.series.remove(&number) {
+                self.numbers.remove(&series.key);
+            }
+        }
+    }
+}
+
+/// The time between two looks, by the wall clock of the later one.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    end_ms: u64,
+    ms: u64,
+}
+
+/// What a tenant did between two looks.
+struct Grown {
+    counts: [u64; COUNTS],
+    /// What its processes have reached meanwhile, on each GPU; 0 where that is not more than before.
+    peaks: Vec<u64>,
+}
+
+impl Account {
+    fn grow(&mut self, one: &TenantLook, ms: u64) -> Grown {
+        let us = ms * 1000;
+        let mut counts = [0; COUNTS];
+        let before = [self.leased_us, self.waited_us];
+        let now = [one.leased_us, one.waited_us];
+        if self.based {
+            for (i, at) in [tenant::GOT, tenant::WAITED].into_iter().enumerate() {
+                // The arbiter's count restarts with the allocation's page.
+                let added = now[i].checked_sub(before[i]).unwrap_or(now[i]);
+                let owed = self.owed[i].saturating_add(added);
+                counts[at] = owed.min(us);
+                // More than a second beyond the clock is nobody's.
+                self.owed[i] = (owed - counts[at]).min(1_000_000);
+            }
+        }
+        self.based = true;
+        [self.leased_us, self.waited_us] = now;
+        self.memory.resize(one.uses.len(), [0; 2]);
+        self.peaks.resize(one.uses.len(), u64::MAX);
+        let mut peaks = vec![0; one.uses.len()];
+        if one.read {
+            let reported = [one.rations, one.refusals, one.launches];
+            if let Some(before) = self.reported {
+                let most = ms * 1_000_000 / LEAST_NS + 1;
+                let added = |i: usize| reported[i].saturating_sub(before[i]).min(most);
+                counts[tenant::RATIONED] = if added(0) > 0 { us } else { 0 };
+                counts[tenant::REFUSALS] = added(1);
+                counts[tenant::LAUNCHES] = added(2);
+            }
+            self.reported = Some(reported);
+            for (i, used) in one.uses.iter().enumerate() {
+                let peak_kib = kib(used.process_peak_bytes);
+                // Of a process that was there before, its peak may be, too.
+                peaks[i] = if peak_kib > self.peaks[i] { peak_kib } else { 0 };
+                self.peaks[i] = peak_kib;
+                self.memory[i] = [kib(used.memory_used_bytes), kib(used.memory_overhead_bytes)];
+            }
+        }
+        Grown { counts, peaks }
+    }
+}
+
+/// A tenant's word: nobody has more than 16 TiB.
+fn kib(bytes: u64) -> u64 {
+    (bytes >> 10).min(1 << 34)
+}
+
+#[cfg(test)]
+#[path = "fold_tests.rs"]
+mod tests;

@@ -1,0 +1,242 @@
+//! The history of a node: what is recorded, stored and asked.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use redb::Database;
+use tessera_system::files::{self, Copied, CopyError};
+use tessera_system::panics;
+use tessera_view::history::{Answer, Query};
+
+use super::fold::{Folder, Pending};
+use super::look::Look;
+use super::open::{self, Found, Options, Trouble};
+use super::query::{self, Context, Known, QueryError};
+use super::store::{Bucket, Store};
+
+/// The history's file, beside the ledger.
+#[must_use]
+pub fn beside(ledger: &Path) -> PathBuf {
+    ledger.with_file_name("history.redb")
+}
+
+/// Records what it is handed and answers from it. All but [`History::look`] is blocking.
+pub struct History {
+    options: Mutex<Options>,
+    folder: Mutex<Folder>,
+    /// Held while it writes.
+    writer: Mutex<Writer>,
+    /// To read from, while there is a file.
+    db: RwLock<Option<Arc<Database>>>,
+}
+
+#[derive(Default)]
+struct Writer {
+    store: Option<Store>,
+    /// What the store was opened with.
+    opened: Option<Options>,
+    closed: bool,
+    written: u64,
+}
+
+/// Why nothing could be stored. What was to be stored waits for half an hour.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FlushError {
+    /// There is no file for now.
+    #[error(transparent)]
+    Unopened(#[from] Trouble),
+    /// It could not be written. It is opened again the next time.
+    #[error("history {path} cannot be written: {error}; it is tried again every minute")]
+    Unwritten {
+        /// The file.
+        path: PathBuf,
+        /// What the system or redb said.
+        error: String,
+    },
+}
+
+impl fmt::Debug for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("History").finish_non_exhaustive()
+    }
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl History {
+    /// Of a file that [`History::flush`] opens.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        History {
+            options: Mutex::new(options),
+            folder: Mutex::default(),
+            writer: Mutex::default(),
+            db: RwLock::new(None),
+        }
+    }
+
+    /// From the next flush on. Another bound rewrites the file, with what fits.
+    pub fn set_options(&self, options: Options) {
+        *held(&self.options) = options;
+    }
+
+    /// Adds what happened since the look before. It does not wait for the disk.
+    pub fn look(&self, look: &Look) {
+        held(&self.folder).look(look);
+    }
+
+    /// Stores every bucket that is full; with `all`, also the one that is being filled. How the file was found is
+    /// returned where it had to be opened.
+    ///
+    /// # Errors
+    /// There is no file, or it cannot be written.
+    pub fn flush(&self, all: bool, now_unix_ms: i64) -> Result<Option<Found>, FlushError> {
+        let mut writer = held(&self.writer);
+        if writer.closed {
+            return Ok(None);
+        }
+        let found = self.opened(&mut writer)?;
+        let Some(store) = &mut writer.store else { return Ok(found) };
+        let (pending, buckets) = {
+            let mut folder = held(&self.folder);
+            let pending = folder.take(all);
+            let buckets = buckets(&folder, &pending);
+            (pending, buckets)
+        };
+        let now = u32::try_from(now_unix_ms / 1000).unwrap_or(0);
+        let written =
+            panics::caught(|| store.add(&buckets, now).map_err(|error| error.to_string()));
+        match written.unwrap_or_else(Err) {
+            Ok(()) => {
+                held(&self.folder).forget();
+                writer.written += buckets.len() as u64;
+                Ok(found)
+            }
+            Err(error) => {
+                held(&self.folder).give_back(pending);
+                self.let_go(&mut writer);
+                let path = held(&self.options).path.clone();
+                Err(FlushError::Unwritten { path, error })
+            }
+        }
+    }
+
+    fn opened(&self, writer: &mut Writer) -> Result<Option<Found>, Trouble> {
+        let options = held(&self.options).clone();
+        if let (Some(store), Some(opened)) = (&mut writer.store, &writer.opened) {
+            if *opened == options {
+                return Ok(None);
+            }
+            if (opened.bound, &opened.path, opened.sync)
+                == (options.bound, &options.path, options.sync)
+            {
+                store.set_keep(options.keep);
+                writer.opened = Some(options);
+                return Ok(None);
+            }
+            self.let_go(writer);
+        }
+        let (store, found) = open::open(&options)?;
+        *self.db.write().unwrap_or_else(PoisonError::into_inner) = Some(store.db());
+        writer.store = Some(store);
+        writer.opened = Some(options);
+        Ok(Some(found))
+    }
+
+    fn let_go(&self, writer: &mut Writer) {
+        let db = self.db.write().unwrap_or_else(PoisonError::into_inner).take();
+        let store = writer.store.take();
+        // Closing writes to the file, too.
+        let _ = panics::caught(|| drop((db, store)));
+    }
+
+    /// Stores all, and lets go of the file for the next plugin. Nothing is stored after that.
+    ///
+    /// # Errors
+    /// As [`History::flush`].
+    pub fn close(&self, now_unix_ms: i64) -> Result<(), FlushError> {
+        let stored = self.flush(true, now_unix_ms).map(|_| ());
+        let mut writer = held(&self.writer);
+        writer.closed = true;
+        self.let_go(&mut writer);
+        stored
+    }
+
+    /// Lets go of the file and of all that waits; what is asked is answered from nothing.
+    pub fn stop(&self) {
+        self.let_go(&mut held(&self.writer));
+        *held(&self.folder) = Folder::default();
+    }
+
+    /// Bytes of the file, 0 where there is none, and buckets of ten seconds that could not be stored and were lost.
+    #[must_use]
+    pub fn extent(&self) -> (u64, u64) {
+        let len = held(&self.writer).store.as_ref().map_or(0, |store| store.extent().len());
+        (len, held(&self.folder).dropped())
+    }
+
+    /// What was. Events are not in it: they are the audit trail's.
+    ///
+    /// # Errors
+    /// The query names nothing, or makes no sense.
+    pub fn answer(&self, query: &Query, context: &Context<'_>) -> Result<Answer, QueryError> {
+        let db = self.db.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut remarks = Vec::new();
+        let reader = match db.as_deref().map(open::read) {
+            Some(Ok(reader)) => Some(reader),
+            Some(Err(error)) => {
+                remarks.push(format!("the history cannot be read: {error}"));
+                None
+            }
+            None => {
+                remarks.push(
+                    "the history's file is not open: only what waits to be stored is shown"
+                        .to_owned(),
+                );
+                None
+            }
+        };
+        let folder = held(&self.folder);
+        let known = Known { reader: reader.as_ref(), folder: Some(&folder) };
+        query::answer(query, context, &known, remarks)
+    }
+}
+
+fn buckets(folder: &Folder, pending: &Pending) -> BTreeMap<u32, Bucket> {
+    let of = |number: &u32| folder.series(*number).cloned();
+    let cells = |cells: &BTreeMap<u32, super::cell::Filling>| -> Bucket {
+        cells.iter().filter_map(|(number, cell)| Some((of(number)?, cell.cell()))).collect()
+    };
+    pending.iter().map(|(second, bucket)| (*second, cells(bucket))).collect()
+}
+
+/// The history of a plugin that does not run, read from a copy of its file.
+///
+/// # Errors
+/// Why there is none, a sentence.
+pub fn offline(
+    path: &Path,
+    query: &Query,
+    context: &Context<'_>,
+) -> Result<Result<Answer, QueryError>, String> {
+    let failed = |error: &dyn fmt::Display| {
+        format!("the history {} cannot be read ({error})", path.display())
+    };
+    let copied = Copied::of(path, files::LEDGER).map_err(|error| match error {
+        CopyError::InUse => format!(
+            "the history {} is in use by a plugin that does not answer on this socket. Does --config name the \
+             plugin's configuration?",
+            path.display()
+        ),
+        error => failed(&error),
+    })?;
+    let db = open::open_copy(&copied.path()).map_err(|error| failed(&error))?;
+    let reader = open::read(&db).map_err(|error| failed(&error))?;
+    let known = Known { reader: Some(&reader), folder: None };
+    let asked = panics::caught(|| query::answer(query, context, &known, Vec::new()));
+    asked.map_err(|error| failed(&error))
+}

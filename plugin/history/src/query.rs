@@ -1,0 +1,294 @@
+//! What is asked of the history, from what is stored and what waits.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tessera_view::API_VERSION;
+use tessera_view::history::{Answer, GpuPoint, GpuSeries, Query, TenantPoint, TenantSeries};
+use tessera_view::workload;
+
+use super::cell::{Cell, TICK_US, gpu, tenant};
+use super::fold::Folder;
+use super::level::Level;
+use super::series::{Key, Series};
+use super::store::Reader;
+use super::subject::{self, Subject};
+
+/// Most buckets of all series together, where the step is chosen here.
+const MOST: usize = 20_000;
+/// Most where the step was asked for.
+const MOST_ASKED: usize = 100_000;
+
+/// What is known of the node besides its history.
+#[derive(Clone, Debug, Default)]
+pub struct Context<'a> {
+    /// The node's name.
+    pub node: &'a str,
+    /// Now, Unix milliseconds.
+    pub now_unix_ms: i64,
+    /// GPUs that there are, with their indexes.
+    pub gpus: &'a [(u32, String)],
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueryError {
+    /// Nothing is called so.
+    #[error("{0}")]
+    NotFound(String),
+    /// It makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// The file cannot be read.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+impl From<redb::Error> for QueryError {
+    fn from(error: redb::Error) -> Self {
+        QueryError::Unavailable(format!("the history cannot be read: {error}"))
+    }
+}
+
+/// Where answers come from.
+pub(crate) struct Known<'a> {
+    pub reader: Option<&'a Reader>,
+    pub folder: Option<&'a Folder>,
+}
+
+/// Buckets of a series by their seconds.
+type Cells = BTreeMap<u32, Cell>;
+
+/// See [`super::History::answer`].
+pub(crate) fn answer(
+    query: &Query,
+    context: &Context<'_>,
+    known: &Known<'_>,
+    mut remarks: Vec<String>,
+) -> Result<Answer, QueryError> {
+    let asked = match query.step_seconds {
+        0 => None,
+        seconds => Some(Level::of_step(seconds).ok_or_else(|| {
+            QueryError::Invalid(format!(
+                "there are no buckets of {seconds} s: ask for 10, 300 or 3600, or leave it out"
+            ))
+        })?),
+    };
+    let until_ms = if query.until_unix_ms == 0 { context.now_unix_ms } else { query.until_unix_ms };
+    if query.since_unix_ms > until_ms {
+        return Err(QueryError::Invalid(
+            "the window ends before it begins: since is later than until".to_owned(),
+        ));
+    }
+    let (names, numbers) = names(known)?;
+    let subject = subject::find(&query.subject, &query.namespace, &names, context.gpus)?;
+    let wanted: BTreeSet<&Key> =
+        names.keys().filter(|key| subject.wants(key, &names[*key], &query.namespace)).collect();
+    let (since, until) = (second(query.since_unix_ms), second(until_ms));
+    let oldest = oldest(known)?;
+    let wants: BTreeMap<u32, &Key> =
+        numbers.iter().filter_map(|(number, key)| Some((*number, *wanted.get(key)?))).collect();
+    let (level, cells) =
+        read(known, asked, (since, until), &oldest, |number| wants.contains_key(&number))?;
+    let from = since - since % level.step_seconds();
+    let mut found: BTreeMap<&Key, Cells> = BTreeMap::new();
+    for (number, cells) in cells {
+        let Some(key) = wants.get(&number) else { continue };
+        cells.iter().for_each(|(second, cell)| add(&mut found, key, *second, cell));
+    }
+    for (second, cells) in known.folder.map(Folder::pending).into_iter().flatten() {
+        let start = second - second % level.step_seconds();
+        for (number, cell) in cells.iter().filter(|_| (from..=until).contains(&start)) {
+            let series = known.folder.and_then(|folder| folder.series(*number));
+            let key = series.and_then(|series| wanted.get(&series.key));
+            if let Some(key) = key {
+                add(&mut found, key, start, &cell.cell());
+            }
+        }
+    }
+    // Coarser buckets know more; before the beginning of it all there is nothing to know.
+    let earliest = oldest.iter().flatten().min().copied();
+    let oldest = oldest[level as usize];
+    if let (Some(oldest), Some(earliest)) = (oldest, earliest)
+        && oldest > since.saturating_add(level.step_seconds())
+        && oldest >= earliest.saturating_add(3600)
+    {
+        let known = tessera_model::time_format::utc(i64::from(oldest) * 1000);
+        remarks.push(format!(
+            "buckets of {} s are known since {known} only; coarser ones go further back",
+            level.step_seconds()
+        ));
+    }
+    let (mut gpus, mut tenants) = (Vec::new(), Vec::new());
+    for (key, cells) in found {
+        let series = &names[key];
+        if series.is_gpu() {
+            let index = context.gpus.iter().find(|(_, uuid)| *uuid == key.gpu_uuid);
+            gpus.push(GpuSeries {
+                gpu_uuid: key.gpu_uuid.clone(),
+                index: index.map(|(index, _)| *index),
+                points: cells.iter().map(|(second, cell)| gpu_point(*second, cell)).collect(),
+            });
+        } else {
+            let is_live = |folder: &Folder| folder.is_live(&key.id, key.generation);
+            tenants.push(TenantSeries {
+                id: key.id.clone(),
+                generation: key.generation,
+                namespace: series.namespace.clone(),
+                pod: series.pod.clone(),
+                container: series.container.clone(),
+                workload: workload::of(&series.pod).to_owned(),
+                gpu_uuid: key.gpu_uuid.clone(),
+                live: known.folder.is_some_and(is_live),
+                points: cells.iter().map(|(second, cell)| tenant_point(*second, cell)).collect(),
+            });
+        }
+    }
+    gpus.sort_by_key(|series| series.index.unwrap_or(u32::MAX));
+    // Those that live first, then the newest.
+    let last = |series: &TenantSeries| series.points.last().map_or(0, |point| point.at_unix_ms);
+    tenants.sort_by_key(|series| (!series.live, std::cmp::Reverse(last(series))));
+    Ok(Answer {
+        api_version: API_VERSION.to_owned(),
+        node: context.node.to_owned(),
+        at_unix_ms: context.now_unix_ms,
+        step_seconds: level.step_seconds(),
+        since_unix_ms: oldest.map_or(0, |oldest| i64::from(oldest) * 1000),
+        gpus,
+        tenants,
+        events: Vec::new(),
+        remarks,
+    })
+}
+
+fn second(unix_ms: i64) -> u32 {
+    u32::try_from((unix_ms / 1000).clamp(0, i64::from(u32::MAX))).unwrap_or(0)
+}
+
+fn add<'k>(found: &mut BTreeMap<&'k Key, Cells>, key: &'k Key, second: u32, cell: &Cell) {
+    let cells = found.entry(key).or_default();
+    cells.entry(second).and_modify(|before| before.add(cell)).or_insert(*cell);
+}
+
+/// Series by what they are of, and what the file's numbers mean.
+type Names = (BTreeMap<Key, Series>, BTreeMap<u32, Key>);
+
+fn names(known: &Known<'_>) -> Result<Names, QueryError> {
+    let (mut names, mut numbers) = (BTreeMap::new(), BTreeMap::new());
+    if let Some(reader) = known.reader {
+        reader.names(|number, named| {
+            numbers.insert(number, named.series.key.clone());
+            name(&mut names, named.series);
+        })?;
+    }
+    if let Some(folder) = known.folder {
+        folder.all_series().for_each(|(_, series)| name(&mut names, series.clone()));
+    }
+    Ok((names, numbers))
+}
+
+/// A later name counts, if it is one.
+fn name(names: &mut BTreeMap<Key, Series>, series: Series) {
+    let known = names.entry(series.key.clone()).or_insert_with(|| series.clone());
+    if !series.pod.is_empty() {
+        *known = series;
+    }
+}
+
+/// The oldest bucket of each level.
+fn oldest(known: &Known<'_>) -> Result<[Option<u32>; 3], QueryError> {
+    let mut oldest = [None; 3];
+    let pending = known.folder.and_then(|folder| folder.pending().keys().next().copied());
+    for (level, oldest) in Level::ALL.into_iter().zip(&mut oldest) {
+        let stored = match known.reader {
+            Some(reader) => reader.oldest_bucket(level)?,
+            None => None,
+        };
+        let waiting = pending.map(|second| second - second % level.step_seconds());
+        *oldest = stored.into_iter().chain(waiting).min();
+    }
+    Ok(oldest)
+}
+
+/// Buckets of the level that was asked for, or of the finest that has the whole window and not too many.
+fn read(
+    known: &Known<'_>,
+    asked: Option<Level>,
+    (since, until): (u32, u32),
+    oldest: &[Option<u32>; 3],
+    wanted: impl Fn(u32) -> bool,
+) -> Result<(Level, BTreeMap<u32, Cells>), QueryError> {
+    let earliest = oldest.iter().flatten().min().copied().unwrap_or(until);
+    // The coarsest begin up to an hour before what they are of.
+    let whole = |level: &Level| {
+        let oldest = oldest[*level as usize];
+        oldest.is_none_or(|oldest| oldest <= since || oldest < earliest.saturating_add(3600))
+    };
+    let (levels, most) = match asked {
+        Some(level) => (vec![level], MOST_ASKED),
+        None => {
+            let mut levels: Vec<Level> = Level::ALL.into_iter().filter(whole).collect();
+            levels.extend((!levels.contains(&Level::Coarse)).then_some(Level::Coarse));
+            (levels, MOST)
+        }
+    };
+    for level in levels {
+        let Some(reader) = known.reader else { return Ok((level, BTreeMap::new())) };
+        let from = since - since % level.step_seconds();
+        // The coarsest may be asked of thousands of pods.
+        let most = if asked.is_none() && level == Level::Coarse { MOST_ASKED } else { most };
+        if let Some(cells) = reader.cells(level, (from, until), most, &wanted)? {
+            return Ok((level, cells));
+        }
+    }
+    Err(QueryError::Invalid(format!(
+        "more than {MOST_ASKED} buckets are too many for one answer: name a pod or GPU, ask for a shorter window or \
+         a longer step"
+    )))
+}
+
+fn seconds(ticks: u64) -> f64 {
+    ticks as f64 * TICK_US as f64 / 1e6
+}
+
+fn tenant_point(second: u32, cell: &Cell) -> TenantPoint {
+    TenantPoint {
+        at_unix_ms: i64::from(second) * 1000,
+        seconds: cell.ms as f64 / 1000.0,
+        memory_used_bytes: cell.mean_kib << 10,
+        memory_peak_bytes: cell.peak_kib << 10,
+        memory_limit_bytes: cell.limit_kib << 10,
+        memory_overhead_bytes: cell.overhead_kib << 10,
+        cores_millis: cell.cores_millis,
+        got_seconds: seconds(cell.counts[tenant::GOT]),
+        waited_seconds: seconds(cell.counts[tenant::WAITED]),
+        capped_seconds: seconds(cell.counts[tenant::CAPPED]),
+        rationed_seconds: seconds(cell.counts[tenant::RATIONED]),
+        refusals: cell.counts[tenant::REFUSALS],
+        launches: cell.counts[tenant::LAUNCHES],
+    }
+}
+
+fn gpu_point(second: u32, cell: &Cell) -> GpuPoint {
+    GpuPoint {
+        at_unix_ms: i64::from(second) * 1000,
+        seconds: cell.ms as f64 / 1000.0,
+        memory_used_bytes: cell.mean_kib << 10,
+        memory_peak_bytes: cell.peak_kib << 10,
+        memory_limits_bytes: cell.overhead_kib << 10,
+        leased_seconds: seconds(cell.counts[gpu::LEASED]),
+        unhealthy_seconds: seconds(cell.counts[gpu::UNHEALTHY]),
+        cordoned_seconds: seconds(cell.counts[gpu::CORDONED]),
+    }
+}
+
+impl Subject {
+    /// A GPU's own history comes with that of all that were on it.
+    fn wants(&self, key: &Key, series: &Series, namespace: &str) -> bool {
+        let in_namespace = namespace.is_empty() || series.namespace == namespace;
+        match self {
+            Subject::All => series.is_gpu() || in_namespace,
+            Subject::Gpu(uuid) => key.gpu_uuid == *uuid && (series.is_gpu() || in_namespace),
+            Subject::Tenants(ids) => ids.contains(&(key.id.clone(), key.generation)),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! How large the file is made. redb doubles a file that is full, so that a bound would waste up to half of itself.
+//! A new file is therefore made as large as its bound allows, and stays so: nothing grows later, a full disk is
+//! noticed at once, and no compaction is ever needed.
+
+use redb::{Database, ReadableDatabase, TableDefinition};
+
+use super::backend::Extent;
+
+const PAGE: u64 = 4096;
+/// Files with a larger bound grow as redb does it: making them large at once would take too much memory.
+const LARGEST: u64 = 64 << 20;
+
+const FILL: TableDefinition<u64, &[u8]> = TableDefinition::new("fill");
+/// Each has one row, which is never touched: as long as there is one in a file's upper half, redb does not
+/// shorten the file.
+const PILLARS: [TableDefinition<u64, &[u8]>; 6] = [
+    TableDefinition::new("pillar-1"),
+    TableDefinition::new("pillar-2"),
+    TableDefinition::new("pillar-3"),
+    TableDefinition::new("pillar-4"),
+    TableDefinition::new("pillar-5"),
+    TableDefinition::new("pillar-6"),
+];
+
+/// Pages in a file of this length.
+pub(crate) fn pages(len: u64) -> u64 {
+    (len / PAGE).saturating_sub(1)
+}
+
+/// Pages that the file has or may still get.
+pub(crate) fn ceiling(extent: &Extent) -> u64 {
+    let mut pages = pages(extent.len()).max(1);
+    while (2 * pages + 1) * PAGE <= extent.bound() {
+        pages *= 2;
+    }
+    pages
+}
+
+/// The next growth on the way to the largest file: a value of so many pages, which redb makes room for twice over.
+fn next(pages: u64, limit: u64) -> Option<u64> {
+    fn reach(pages: u64, limit: u64) -> (u64, Option<u64>) {
+        let grows = (4..16).map(|order| 1u64 << order);
+        let fits = grows.filter(|by| 2 * by >= pages && pages + 2 * by <= limit);
+        fits.map(|by| (reach(pages + 2 * by, limit).0, Some(by))).max().unwrap_or((pages, None))
+    }
+    reach(pages, limit).1
+}
+
+/// Makes a new database, whose tables are there, as large as it may be.
+pub(crate) fn take(db: &Database, extent: &Extent) -> Result<(), redb::Error> {
+    if extent.bound() > LARGEST {
+        return Ok(());
+    }
+    let limit = (extent.bound() / PAGE).saturating_sub(1);
+    for attempt in 0..8 {
+        let Some(by) = next(pages(extent.len()), limit) else { break };
+        let value = vec![0; usize::try_from(by * PAGE).unwrap_or(0).saturating_sub(512)];
+        let write = db.begin_write()?;
+        write.open_table(FILL)?.insert(attempt, value.as_slice())?;
+        write.commit()?;
+    }
+    let free = {
+        let write = db.begin_write()?;
+        let used = write.stats()?.allocated_pages();
+        write.abort()?;
+        let all = pages(extent.len());
+        // Branches of the tree take some, too.
+        all.saturating_sub(used + 32 + all / 32)
+    };
+    let write = db.begin_write()?;
+    {
+        let row = [0u8; 4000];
+        let mut fill = write.open_table(FILL)?;
+        let mut pillars = PILLARS.iter();
+        for n in 0..free {
+            fill.insert(8 + n, row.as_slice())?;
+            // One after each eighth of the second half, and the last near the end.
+            if n >= free / 2 && (n - free / 2).is_multiple_of((free / 12).max(1)) {
+                for pillar in pillars.by_ref().take(1) {
+                    write.open_table(*pillar)?.insert(0, [0u8; 8].as_slice())?;
+                }
+            }
+        }
+    }
+    write.commit()?;
+    let write = db.begin_write()?;
+    write.delete_table(FILL)?;
+    write.commit()?;
+    // Frees what was deleted.
+    for _ in 0..2 {
+        db.begin_write()?.commit()?;
+    }
+    drop(db.begin_read()?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use redb::backends::InMemoryBackend;
+
+    use super::*;
+    use crate::backend::Bounded;
+
+    #[test]
+    fn a_new_file_is_near_its_bound_and_keeps_its_length() {
+        for (mib, part) in [(4, 60), (8, 70), (16, 70)] {
+            let extent = Extent::new(mib << 20);
+            let backend = Bounded::new(InMemoryBackend::new(), extent.clone(), false).unwrap();
+            let db = Database::builder().create_with_backend(backend).unwrap();
+            crate::store::prepare(&db, &extent).unwrap();
+            let len = extent.len();
+            assert!(len * 100 >= (mib << 20) * part, "{mib} MiB: {len}");
+            for n in 0..30 {
+                let write = db.begin_write().unwrap();
+                write.open_table(FILL).unwrap().insert(n, [0u8; 2000].as_slice()).unwrap();
+                write.commit().unwrap();
+                assert_eq!(extent.len(), len, "commit {n}");
+            }
+            let write = db.begin_write().unwrap();
+            assert!(write.stats().unwrap().allocated_pages() < 80);
+        }
+    }
+}

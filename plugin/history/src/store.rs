@@ -1,0 +1,418 @@
+//! The redb file: what is written together, what is dropped, what is read.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use redb::{
+    Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction,
+};
+
+use super::backend::Extent;
+use super::cell::Cell;
+use super::chunk::{self, Chunk};
+use super::level::Level;
+use super::names::Named;
+use super::room;
+use super::series::{Key, Series};
+
+/// Version of what the tables hold.
+pub(crate) const SCHEMA: u64 = 1;
+/// Numbers by name.
+pub(crate) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+/// In [`META`]: [`SCHEMA`].
+pub(crate) const META_SCHEMA: &str = "schema";
+/// In [`META`]: the number of the next series.
+const META_NEXT: &str = "next";
+/// In [`META`]: the bound that the file was made for.
+pub(crate) const META_BOUND: &str = "bound";
+/// [`Named`] by the number of a series.
+pub(crate) const NAMES: TableDefinition<u32, &[u8]> = TableDefinition::new("names");
+/// Rows of [`chunk`] by level, beginning in Unix seconds, and place.
+pub(crate) const ROWS: TableDefinition<(u8, u32, u16), &[u8]> = TableDefinition::new("rows");
+
+/// How long a name is kept that the file has nothing of, seconds: its last second is noted once in half of that.
+const LATE: u32 = 7200;
+/// Chunks of a level that age takes in one transaction: a clock that is wrong for a minute takes little.
+const AGED: usize = 2;
+/// Rows that are dropped in one transaction.
+const DROPPED: usize = 48;
+/// Pages that are always left: what a transaction changes is written to new ones.
+const SPARE: u64 = 40;
+
+/// What is to be stored of one bucket of ten seconds: series and cells.
+pub(crate) type Bucket = Vec<(Series, Cell)>;
+
+/// An open file.
+pub(crate) struct Store {
+    db: Arc<Database>,
+    extent: Arc<Extent>,
+    /// Numbers of series that were written of late, and the last second that their names note.
+    known: HashMap<Key, (u32, Named)>,
+    /// Pages in use at most, by what was written since they were counted.
+    used: u64,
+    /// Seconds that each level keeps.
+    keep: [u32; 3],
+}
+
+/// Cells by series and bucket.
+type Cells = BTreeMap<u32, BTreeMap<u32, Cell>>;
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("extent", &self.extent).finish_non_exhaustive()
+    }
+}
+
+/// Makes the tables of a new file.
+pub(crate) fn prepare(db: &Database, extent: &Extent) -> Result<(), redb::Error> {
+    let write = db.begin_write()?;
+    {
+        let mut meta = write.open_table(META)?;
+        meta.insert(META_SCHEMA, SCHEMA)?;
+        meta.insert(META_NEXT, 0)?;
+        meta.insert(META_BOUND, extent.bound())?;
+    }
+    write.open_table(NAMES)?;
+    write.open_table(ROWS)?;
+    write.commit()?;
+    room::take(db, extent)
+}
+
+impl Store {
+    /// Goes on with a file that has its tables.
+    pub(crate) fn new(
+        db: Arc<Database>,
+        extent: Arc<Extent>,
+        keep: [u32; 3],
+    ) -> Result<Self, redb::Error> {
+        let mut known = HashMap::new();
+        let reader = Reader::begin(&db)?;
+        let newest = reader.newest()?.unwrap_or(0);
+        reader.names(|number, named| {
+            if newest.saturating_sub(named.last) <= LATE {
+                known.insert(named.series.key.clone(), (number, named));
+            }
+        })?;
+        Ok(Store { db, extent, known, used: u64::MAX, keep })
+    }
+
+    pub(crate) fn set_keep(&mut self, keep: [u32; 3]) {
+        self.keep = keep;
+    }
+
+    /// The file, to read from while others write.
+    pub(crate) fn db(&self) -> Arc<Database> {
+        Arc::clone(&self.db)
+    }
+
+    pub(crate) fn extent(&self) -> &Arc<Extent> {
+        &self.extent
+    }
+
+    /// Adds buckets of ten seconds, by their beginnings, to all levels; all of it, or on an error nothing.
+    /// `now`: Unix seconds.
+    pub(crate) fn add(
+        &mut self,
+        buckets: &BTreeMap<u32, Bucket>,
+        now: u32,
+    ) -> Result<(), redb::Error> {
+        let Some(newest) = buckets.keys().next_back().copied() else { return Ok(()) };
+        let write = self.db.begin_write()?;
+        let mut named = Vec::new();
+        let chunks = self.chunks(&write, buckets, newest, &mut named)?;
+        let mut rows = Vec::new();
+        for ((level, start), added) in chunks {
+            let mut all = Chunk::new();
+            let table = write.open_table(ROWS)?;
+            let mut was = Vec::new();
+            for row in table.range(keys(level, start, start))? {
+                let (key, bytes) = row?;
+                // What is damaged is left out; redb's checksums make that another version's doing.
+                let _ = chunk::decode(level, bytes.value(), &mut all, |_| true);
+                was.push(key.value());
+            }
+            for (number, buckets) in added {
+                let series = all.entry(number).or_default();
+                for (at, cell) in buckets {
+                    series.entry(at).and_modify(|before| before.add(&cell)).or_insert(cell);
+                }
+            }
+            rows.push((level, start, was, chunk::encode(level, &all)));
+        }
+        let need = rows.iter().map(|(.., rows)| rows.len() as u64).sum::<u64>();
+        let need = 2 * (need + named.len() as u64 / 8) + SPARE;
+        if self.used.saturating_add(need) > room::ceiling(&self.extent) {
+            self.used = write.stats()?.allocated_pages();
+            if self.used + need > room::ceiling(&self.extent) {
+                write.abort()?;
+                self.make_room(need)?;
+                return self.add(buckets, now);
+            }
+        }
+        {
+            let mut names = write.open_table(NAMES)?;
+            for (number, named) in &named {
+                names.insert(number, named.encode().as_slice())?;
+            }
+            let mut table = write.open_table(ROWS)?;
+            for (level, start, was, rows) in &rows {
+                for (row, part) in rows.iter().zip(0u16..) {
+                    table.insert((level.number(), *start, part), row.as_slice())?;
+                }
+                for key in was.iter().filter(|key| usize::from(key.2) >= rows.len()) {
+                    table.remove(key)?;
+                }
+            }
+        }
+        self.age(&write, now)?;
+        write.commit()?;
+        self.used = self.used.saturating_add(need - SPARE);
+        for (number, named) in named {
+            self.known.insert(named.series.key.clone(), (number, named));
+        }
+        self.known.retain(|_, (_, named)| newest.saturating_sub(named.last) <= LATE);
+        Ok(())
+    }
+
+    /// The buckets as chunks of every level, and the names that have to be written.
+    fn chunks(
+        &self,
+        write: &WriteTransaction,
+        buckets: &BTreeMap<u32, Bucket>,
+        newest: u32,
+        named: &mut Vec<(u32, Named)>,
+    ) -> Result<BTreeMap<(Level, u32), Chunk>, redb::Error> {
+        let mut meta = write.open_table(META)?;
+        let first = meta.get(META_NEXT)?.map_or(0, |next| next.value());
+        let mut next = u32::try_from(first).unwrap_or(u32::MAX);
+        let mut numbers: HashMap<&Key, u32> = HashMap::new();
+        let mut chunks: BTreeMap<(Level, u32), Chunk> = BTreeMap::new();
+        for (second, cells) in buckets {
+            for (series, cell) in cells {
+                let number = match numbers.get(&series.key) {
+                    Some(number) => *number,
+                    None => {
+                        let known = self.known.get(&series.key);
+                        let number = known.map_or(next, |(number, _)| *number);
+                        next += u32::from(known.is_none());
+                        let is_noted = known.is_some_and(|(_, named)| {
+                            named.series == *series && newest.saturating_sub(named.last) < LATE / 2
+                        });
+                        if !is_noted {
+                            let series = series.clone();
+                            named.push((number, Named { series, last: newest }));
+                        }
+                        numbers.insert(&series.key, number);
+                        number
+                    }
+                };
+                for level in Level::ALL {
+                    let start = level.chunk(*second);
+                    let at = (second - start) / level.step_seconds();
+                    let series =
+                        chunks.entry((level, start)).or_default().entry(number).or_default();
+                    series.entry(at).and_modify(|before| before.add(cell)).or_insert(*cell);
+                }
+            }
+        }
+        if u64::from(next) != first {
+            meta.insert(META_NEXT, u64::from(next))?;
+        }
+        Ok(chunks)
+    }
+
+    /// Drops the oldest chunks that are older than what is kept.
+    fn age(&self, write: &WriteTransaction, now: u32) -> Result<(), redb::Error> {
+        let mut table = write.open_table(ROWS)?;
+        for (level, keep) in Level::ALL.into_iter().zip(self.keep) {
+            let until = now.saturating_sub(keep).saturating_sub(level.chunk_seconds());
+            let mut old = Vec::new();
+            let mut chunks = HashSet::new();
+            for row in table.range(keys(level, 0, until))? {
+                let key = row?.0.value();
+                chunks.insert(key.1);
+                if chunks.len() > AGED {
+                    break;
+                }
+                old.push(key);
+            }
+            for key in old {
+                table.remove(key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the oldest of the finest until so many pages are free, in small transactions: each needs pages itself
+    /// before it frees some.
+    fn make_room(&mut self, need: u64) -> Result<(), redb::Error> {
+        // A little more than is needed, so that not every transaction has to.
+        let want = need + room::ceiling(&self.extent) / 32;
+        let mut coarse_gone = false;
+        loop {
+            let write = self.db.begin_write()?;
+            self.used = write.stats()?.allocated_pages();
+            let ceiling = room::ceiling(&self.extent);
+            if self.used + want <= ceiling {
+                write.abort()?;
+                break;
+            }
+            let dropped = drop_oldest(&write, &mut coarse_gone)?;
+            write.commit()?;
+            // Pages of a transaction are free after the next one.
+            self.db.begin_write()?.commit()?;
+            if dropped == 0 {
+                let freed = self.drop_names()?;
+                if freed == 0 {
+                    let error = "nothing is left to drop; history.size is too little for this node";
+                    return Err(redb::Error::Io(std::io::Error::other(error)));
+                }
+            }
+        }
+        if coarse_gone {
+            self.drop_names()?;
+        }
+        Ok(())
+    }
+
+    /// Drops names that the file has nothing of any more. How many.
+    pub(crate) fn drop_names(&mut self) -> Result<usize, redb::Error> {
+        let reader = Reader::begin(&self.db)?;
+        let oldest = Level::ALL.into_iter().map(|level| reader.oldest(level));
+        let oldest = oldest.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().min();
+        let mut gone = Vec::new();
+        reader.names(|number, named| {
+            let is_over = oldest.is_none_or(|oldest| named.last.saturating_add(LATE) < oldest);
+            if is_over && !self.known.contains_key(&named.series.key) {
+                gone.push(number);
+            }
+        })?;
+        drop(reader);
+        for some in gone.chunks(512) {
+            let write = self.db.begin_write()?;
+            {
+                let mut names = write.open_table(NAMES)?;
+                for number in some {
+                    names.remove(number)?;
+                }
+            }
+            write.commit()?;
+        }
+        Ok(gone.len())
+    }
+}
+
+/// Drops rows of the oldest chunk of the finest level that has more than its floor; where none has, of the coarsest.
+fn drop_oldest(write: &WriteTransaction, coarse_gone: &mut bool) -> Result<usize, redb::Error> {
+    let mut table = write.open_table(ROWS)?;
+    let mut victim = None;
+    for level in Level::ALL {
+        let mut range = table.range(keys(level, 0, u32::MAX))?;
+        let (first, last) = (range.next().transpose()?, range.next_back().transpose()?);
+        let Some(first) = first.map(|row| row.0.value().1) else { continue };
+        let last = last.map_or(first, |row| row.0.value().1);
+        if last - first >= level.floor_seconds() {
+            victim = Some((level, first));
+            break;
+        }
+        if last > first {
+            // The coarsest that has more than the chunk that is being filled.
+            victim = Some((level, first));
+        }
+    }
+    let Some((level, start)) = victim else { return Ok(0) };
+    *coarse_gone |= level == Level::Coarse;
+    let mut rows = Vec::new();
+    for row in table.range(keys(level, start, start))?.take(DROPPED) {
+        rows.push(row?.0.value());
+    }
+    for key in &rows {
+        table.remove(key)?;
+    }
+    Ok(rows.len())
+}
+
+/// Rows of the chunks that begin from one second to another.
+pub(crate) fn keys(
+    level: Level,
+    from: u32,
+    until: u32,
+) -> std::ops::RangeInclusive<(u8, u32, u16)> {
+    (level.number(), from, 0)..=(level.number(), until, u16::MAX)
+}
+
+/// The file as it was at one moment.
+pub(crate) struct Reader(ReadTransaction);
+
+impl Reader {
+    pub(crate) fn begin(db: &Database) -> Result<Self, redb::Error> {
+        Ok(Reader(db.begin_read()?))
+    }
+
+    /// All names, by number.
+    pub(crate) fn names(&self, mut visit: impl FnMut(u32, Named)) -> Result<(), redb::Error> {
+        for entry in self.0.open_table(NAMES)?.iter()? {
+            let (number, bytes) = entry?;
+            if let Some(named) = Named::decode(bytes.value()) {
+                visit(number.value(), named);
+            }
+        }
+        Ok(())
+    }
+
+    /// The beginning of a level's oldest chunk.
+    pub(crate) fn oldest(&self, level: Level) -> Result<Option<u32>, redb::Error> {
+        let table = self.0.open_table(ROWS)?;
+        let first = table.range(keys(level, 0, u32::MAX))?.next().transpose()?;
+        Ok(first.map(|row| row.0.value().1))
+    }
+
+    /// A level's oldest bucket.
+    pub(crate) fn oldest_bucket(&self, level: Level) -> Result<Option<u32>, redb::Error> {
+        let Some(start) = self.oldest(level)? else { return Ok(None) };
+        let until = start.saturating_add(level.chunk_seconds() - 1);
+        let cells = self.cells(level, (start, until), usize::MAX, |_| true)?.unwrap_or_default();
+        Ok(cells.values().filter_map(|cells| cells.keys().next()).min().copied())
+    }
+
+    /// The second at which the newest chunk ends.
+    fn newest(&self) -> Result<Option<u32>, redb::Error> {
+        let table = self.0.open_table(ROWS)?;
+        let last = table.range(keys(Level::Fine, 0, u32::MAX))?.next_back().transpose()?;
+        Ok(last.map(|row| row.0.value().1.saturating_add(Level::Fine.chunk_seconds())))
+    }
+
+    /// Buckets that begin from one second to another, both included, of the series that are wanted; `None` where
+    /// that are more than `most`.
+    pub(crate) fn cells(
+        &self,
+        level: Level,
+        (from, until): (u32, u32),
+        most: usize,
+        wanted: impl Fn(u32) -> bool,
+    ) -> Result<Option<Cells>, redb::Error> {
+        let mut count = 0;
+        let table = self.0.open_table(ROWS)?;
+        let mut found = Cells::new();
+        for row in table.range(keys(level, level.chunk(from), until))? {
+            let (key, bytes) = row?;
+            let start = key.value().1;
+            let mut chunk = Chunk::new();
+            let _ = chunk::decode(level, bytes.value(), &mut chunk, &wanted);
+            for (number, buckets) in chunk {
+                let series = found.entry(number).or_default();
+                for (at, cell) in buckets {
+                    let second = start + at * level.step_seconds();
+                    if (from..=until).contains(&second) {
+                        series.insert(second, cell);
+                        count += 1;
+                    }
+                }
+            }
+            if count > most {
+                return Ok(None);
+            }
+        }
+        Ok(Some(found))
+    }
+}

@@ -1,0 +1,376 @@
+//! Files that are damaged, another version's or not to be written, and processes that are killed at any moment.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tessera_history::{
+    Context, FlushError, Found, History, Look, Options, QueryError, TenantLook, Trouble, UseLook,
+};
+use tessera_view::history::{Answer, Query};
+
+const T0: i64 = 1_750_032_000;
+const KEEP: [u32; 3] = [6 * 3600, 7 * 86400, 35 * 86400];
+
+fn options(path: &Path, bound: u64) -> Options {
+    Options { path: path.to_owned(), bound, keep: KEEP, sync: false }
+}
+
+fn history(path: &Path) -> History {
+    History::new(options(path, 4 << 20))
+}
+
+fn look(second: i64, pods: u64) -> Look {
+    let tenant = |n: u64| {
+        let used = UseLook {
+            gpu_uuid: "GPU-a".into(),
+            memory_used_bytes: (second.cast_unsigned() % 97 + n) << 20,
+            memory_limit_bytes: 1 << 30,
+            cores_millis: 250,
+            ..UseLook::default()
+        };
+        TenantLook {
+            id: format!("{n:032x}"),
+            generation: 1,
+            namespace: "ns".into(),
+            pod: format!("pod-{n}"),
+            read: true,
+            uses: vec![used],
+            leased_us: second.cast_unsigned() * 200_000,
+            launches: second.cast_unsigned() * 10,
+            ..TenantLook::default()
+        }
+    };
+    Look {
+        at_unix_ms: (T0 + second) * 1000,
+        monotonic_ms: second.cast_unsigned() * 1000,
+        gpus: Vec::new(),
+        tenants: (0..pods).map(tenant).collect(),
+    }
+}
+
+/// Records so many seconds, and stores each minute.
+fn record(history: &History, seconds: std::ops::RangeInclusive<i64>, pods: u64) {
+    for second in seconds.step_by(10) {
+        history.look(&look(second, pods));
+        if second % 60 == 0 {
+            history.flush(false, (T0 + second) * 1000).unwrap();
+        }
+    }
+}
+
+fn ask(history: &History, query: &Query) -> Result<Answer, QueryError> {
+    let context = Context { now_unix_ms: (T0 + 86_400) * 1000, ..Context::default() };
+    history.answer(query, &context)
+}
+
+/// Launches that are known of a pod, and the seconds that were observed.
+fn known(history: &History, pod: &str) -> (u64, f64) {
+    let answer = ask(history, &Query { subject: pod.into(), ..Query::default() }).unwrap();
+    let points = answer.tenants.iter().flat_map(|series| &series.points);
+    points.fold((0, 0.0), |(launches, seconds), point| {
+        (launches + point.launches, seconds + point.seconds)
+    })
+}
+
+fn aside(dir: &Path) -> Vec<String> {
+    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+    names.retain(|name| name != "history.redb");
+    names.sort();
+    names
+}
+
+#[test]
+fn what_is_stored_is_there_for_the_next_plugin() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.redb");
+    let first = history(&path);
+    record(&first, 0..=600, 3);
+    assert_eq!(known(&first, "pod-1"), (6000, 600.0));
+    // Another plugin waits, and loses nothing meanwhile.
+    let next = history(&path);
+    next.look(&look(600, 3));
+    next.look(&look(610, 3));
+    let busy = next.flush(false, 0).unwrap_err();
+    assert_eq!(busy, FlushError::Unopened(Trouble::InUse(path.clone())));
+    first.close((T0 + 600) * 1000).unwrap();
+    assert_eq!(next.flush(true, (T0 + 610) * 1000), Ok(Some(Found::Existing)));
+    assert_eq!(known(&next, "ns/pod-1"), (6100, 610.0));
+    assert_eq!(aside(dir.path()), Vec::<String>::new());
+}
+
+#[test]
+fn damage_is_put_aside_and_another_file_goes_on() {
+    type Damage = fn(&Path);
+    let garbage: Damage = |path| fs::write(path, vec![0xa5; 100_000]).unwrap();
+    let truncated: Damage = |path| {
+        fs::File::options().write(true).open(path).unwrap().set_len(70_000).unwrap();
+    };
+    let torn: Damage = |path| {
+        let mut bytes = fs::read(path).unwrap();
+        let len = bytes.len();
+        bytes[4096..len.min(400_000)].fill(0x5a);
+        fs::write(path, bytes).unwrap();
+    };
+    let text: Damage = |path| fs::write(path, "not a database").unwrap();
+    for (what, damage) in
+        [("garbage", garbage), ("truncated", truncated), ("torn", torn), ("text", text)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("history.redb");
+        let one = history(&path);
+        record(&one, 0..=600, 3);
+        one.close(0).unwrap();
+        damage(&path);
+        let next = history(&path);
+        let found = next.flush(false, T0 * 1000).unwrap();
+        let Some(Found::Aside { kept_as, reason }) = found else { panic!("{what}: {found:?}") };
+        assert!(kept_as.exists() && !reason.is_empty(), "{what}");
+        record(&next, 600..=720, 3);
+        assert_eq!(known(&next, "pod-0").0, 1200, "{what}");
+        // A second time, one is kept.
+        next.close(0).unwrap();
+        damage(&path);
+        history(&path).flush(false, T0 * 1000).unwrap();
+        assert_eq!(aside(dir.path()), ["history.redb.unreadable"], "{what}");
+    }
+}
+
+#[test]
+fn an_empty_file_and_a_half_made_one_are_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.redb");
+    fs::write(&path, "").unwrap();
+    fs::write(dir.path().join("history.redb.new"), vec![1; 1_500_000]).unwrap();
+    let one = history(&path);
+    assert_eq!(one.flush(false, 0), Ok(Some(Found::Created)));
+    record(&one, 0..=60, 1);
+    assert_eq!(aside(dir.path()), Vec::<String>::new());
+}
+
+/// Makes a file that says it has another schema.
+fn of_schema(path: &Path, schema: u64) {
+    let db = redb::Database::create(path).unwrap();
+    let write = db.begin_write().unwrap();
+    let meta: redb::TableDefinition<&str, u64> = redb::TableDefinition::new("meta");
+    write.open_table(meta).unwrap().insert("schema", schema).unwrap();
+    write.commit().unwrap();
+}
+
+#[test]
+fn a_newer_versions_file_is_kept_for_it_and_ours_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.redb");
+    let ours = history(&path);
+    record(&ours, 0..=600, 2);
+    ours.close(0).unwrap();
+    // The newer version keeps ours as we keep its own.
+    fs::rename(&path, dir.path().join("history.redb.schema-1")).unwrap();
+    of_schema(&path, 2);
+    let back = history(&path);
+    let found = back.flush(false, 0).unwrap();
+    let kept_as = dir.path().join("history.redb.schema-2");
+    let Some(Found::Aside { kept_as: kept, reason }) = found else { panic!("{found:?}") };
+    assert_eq!(kept, kept_as);
+    assert!(reason.contains("version 2"), "{reason}");
+    assert_eq!(known(&back, "pod-1").0, 6000);
+    assert_eq!(aside(dir.path()), ["history.redb.schema-2"]);
+}
+
+#[test]
+fn what_cannot_be_written_says_so_and_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    // A directory where the file should be; root is stopped by no permission.
+    let path = dir.path().join("history.redb");
+    fs::create_dir(&path).unwrap();
+    let one = history(&path);
+    for second in (0..=120).step_by(10) {
+        one.look(&look(second, 1));
+    }
+    let error = one.flush(false, 0).unwrap_err().to_string();
+    assert!(error.contains("history.enabled = false"), "{error}");
+    fs::remove_dir(&path).unwrap();
+    assert_eq!(one.flush(true, 0), Ok(Some(Found::Created)));
+    assert_eq!(known(&one, "pod-0"), (1200, 120.0));
+}
+
+#[test]
+fn what_waits_for_a_disk_is_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.redb");
+    fs::create_dir(&path).unwrap();
+    let one = history(&path);
+    for second in (0..=7200).step_by(10) {
+        one.look(&look(second, 1));
+        if second % 60 == 0 {
+            one.flush(false, 0).unwrap_err();
+        }
+    }
+    let (len, lost) = one.extent();
+    assert_eq!((len, lost), (0, 720 - 180));
+}
+
+#[test]
+fn another_bound_takes_over_what_fits() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.redb");
+    let one = History::new(options(&path, 8 << 20));
+    one.flush(false, 0).unwrap();
+    record(&one, 0..=3600, 20);
+    let before = fs::metadata(&path).unwrap().len();
+    for bound in [4 << 20, 16 << 20] {
+        one.set_options(options(&path, bound));
+        assert_eq!(one.flush(false, (T0 + 3600) * 1000), Ok(Some(Found::Resized)));
+        let len = fs::metadata(&path).unwrap().len();
+        assert!(len <= bound && len != before, "{len} of {bound}");
+        assert_eq!(known(&one, "pod-7"), (36_000, 3600.0));
+    }
+    record(&one, 3600..=4200, 20);
+    assert_eq!(known(&one, "pod-7"), (42_000, 4200.0));
+}
+
+#[test]
+fn subjects_are_taken_as_explain_takes_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = history(&dir.path().join("history.redb"));
+    one.flush(false, 0).unwrap();
+    record(&one, 0..=60, 12);
+    let gpus = [(3, "GPU-a".to_owned())];
+    let context = Context { now_unix_ms: (T0 + 60) * 1000, gpus: &gpus, node: "n" };
+    let ask = |subject: &str| {
+        let answer = one.answer(&Query { subject: subject.into(), ..Query::default() }, &context);
+        answer.map(|answer| answer.tenants.len())
+    };
+    for (subject, tenants) in [
+        ("", 12),
+        ("pod-3", 1),
+        ("ns/pod-3", 1),
+        ("0000000000000000000000000000000b", 1),
+        ("3", 12),
+        ("GPU-a", 12),
+    ] {
+        assert_eq!(ask(subject), Ok(tenants), "{subject}");
+    }
+    for (subject, part) in [
+        ("other/pod-3", "nothing is called \"other/pod-3\""),
+        ("pod-99", "nothing is called"),
+        ("0000", "begins several ids"),
+        ("a/b/c/d", "nothing is called"),
+    ] {
+        let Err(QueryError::NotFound(text)) = ask(subject) else { panic!("{subject}") };
+        assert!(text.contains(part), "{text}");
+    }
+    let invalid =
+        |query: Query| matches!(one.answer(&query, &context), Err(QueryError::Invalid(_)));
+    assert!(invalid(Query { step_seconds: 7, ..Query::default() }));
+    assert!(invalid(Query { since_unix_ms: i64::MAX, ..Query::default() }));
+    assert!(!invalid(Query { since_unix_ms: i64::MIN, ..Query::default() }));
+}
+
+#[test]
+fn an_answer_says_where_coarser_buckets_know_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.redb");
+    let keep = [3600, 7 * 86400, 35 * 86400];
+    let one = History::new(Options { keep, ..options(&path, 4 << 20) });
+    let remarks = |step_seconds, since: i64| {
+        let query = Query { step_seconds, since_unix_ms: (T0 + since) * 1000, ..Query::default() };
+        ask(&one, &query).unwrap().remarks
+    };
+    record(&one, 0..=1800, 1);
+    assert_eq!(remarks(10, -86_400), Vec::<String>::new());
+    record(&one, 1800..=5 * 3600, 1);
+    assert_eq!(remarks(300, -86_400), Vec::<String>::new());
+    assert!(remarks(10, 0)[0].contains("coarser ones go further back"));
+    assert_eq!(remarks(10, 5 * 3600 - 600), Vec::<String>::new());
+    assert_eq!(remarks(0, 0), Vec::<String>::new());
+}
+
+const ROLE: &str = "TESSERA_TEST_HISTORY";
+
+/// The child of the test below: records as quickly as it can, and says what is stored.
+#[test]
+fn process() {
+    let Ok(path) = std::env::var(ROLE) else { return };
+    let path = PathBuf::from(path);
+    let one = history(&path);
+    one.flush(false, 0).unwrap();
+    let since = fs::read_to_string(path.with_extension("stored")).ok();
+    let since = since.and_then(|text| text.trim().parse::<i64>().ok()).unwrap_or(0);
+    // What was stored and not said before a kill is not lived again.
+    let mut second = (since / 60 + 3) * 60;
+    let stored = path.with_extension("stored");
+    let new = path.with_extension("stored-new");
+    one.look(&look(second, 30));
+    loop {
+        for _ in 0..6 {
+            second += 10;
+            one.look(&look(second, 30));
+        }
+        one.flush(false, (T0 + second) * 1000).unwrap();
+        // The bucket that is being filled is not stored; looks are at full tens, so all are full.
+        fs::write(&new, (second - 10).to_string()).unwrap();
+        fs::rename(&new, &stored).unwrap();
+    }
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_kill_at_any_moment_loses_no_more_than_was_not_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.redb");
+    let stored = path.with_extension("stored");
+    let read = || {
+        let text = fs::read_to_string(&stored).unwrap_or_default();
+        text.trim().parse::<i64>().unwrap_or(0)
+    };
+    let mut seed = 12_345u64;
+    for round in 0..12 {
+        let before = read();
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "process", "--nocapture"]).env(ROLE, &path);
+        let child = child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = Killed(child);
+        // Some rounds end while the file is made or opened, most amid commits.
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let wait = Duration::from_millis(seed >> 33 & 0x3f);
+        let begun = Instant::now();
+        while round > 1 && read() <= before && begun.elapsed() < Duration::from_secs(60) {
+            assert_eq!(child.0.try_wait().unwrap(), None, "round {round}: it ended by itself");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(wait);
+        drop(child);
+        let one = history(&path);
+        let found = one.flush(false, 0).unwrap();
+        assert!(
+            matches!(found, Some(Found::Existing | Found::Created)),
+            "round {round}: {found:?}"
+        );
+        let until = read();
+        if until > 0 {
+            let answer =
+                ask(&one, &Query { subject: "pod-7".into(), step_seconds: 10, ..Query::default() });
+            let series = &answer.unwrap().tenants[0];
+            let last = series.points.last().unwrap().at_unix_ms / 1000 - T0;
+            assert!(last >= until - 10, "round {round}: {last}, stored {until}");
+            // Nothing twice: buckets are distinct, and each has what ten seconds have.
+            for point in &series.points {
+                assert!((point.seconds, point.launches) == (10.0, 100), "round {round}: {point:?}");
+            }
+        }
+        one.close(0).unwrap();
+        assert!(fs::metadata(&path).unwrap().len() <= 4 << 20);
+    }
+    assert!(read() > 0);
+}

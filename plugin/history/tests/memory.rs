@@ -1,0 +1,103 @@
+//! Memory while pods come and go: what is kept of each that went.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tessera_history::{History, Look, Options, TenantLook, UseLook};
+
+const T0: i64 = 1_750_032_000;
+/// Pods at any time; all are others a minute later.
+const PODS: u64 = 16;
+/// Minutes before memory is first looked at: until the file's cache is full, and the buckets that wait are as many as
+/// may.
+const WARM_UP: usize = 200;
+/// And after that: 1920 pods.
+const MINUTES: usize = 120;
+/// What may be held more at the end: 17 bytes for each of these pods. A name alone is several times that.
+const GROWTH: usize = 32 << 10;
+
+/// Bytes that are allocated.
+static HELD: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: `System` does it all; counting changes nothing about that.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HELD.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn look(second: i64) -> Look {
+    let generation = second.cast_unsigned() / 60;
+    let tenant = |n: u64| {
+        let used = UseLook {
+            gpu_uuid: "GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28".into(),
+            memory_used_bytes: (second.cast_unsigned() % 97 + n) << 20,
+            memory_limit_bytes: 1 << 30,
+            cores_millis: 250,
+            ..UseLook::default()
+        };
+        TenantLook {
+            id: format!("{:032x}", generation * PODS + n),
+            generation: 1,
+            namespace: "team".into(),
+            pod: format!("batch-{generation}-{n}"),
+            container: "main".into(),
+            read: true,
+            uses: vec![used],
+            ..TenantLook::default()
+        }
+    };
+    Look {
+        at_unix_ms: (T0 + second) * 1000,
+        monotonic_ms: second.cast_unsigned() * 1000,
+        gpus: Vec::new(),
+        tenants: (0..PODS).map(tenant).collect(),
+    }
+}
+
+/// By how many bytes memory grows over [`MINUTES`].
+fn growth(path: &Path, can_store: bool) -> usize {
+    // A file that is full early: more pods than it has room for.
+    let keep = [1800, 3600, 7200];
+    let history =
+        History::new(Options { path: path.to_owned(), bound: 4 << 20, keep, sync: false });
+    let mut held = Vec::new();
+    for minute in 0..(WARM_UP + MINUTES) as i64 {
+        for second in (minute * 60..(minute + 1) * 60).step_by(10) {
+            history.look(&look(second));
+        }
+        let stored = history.flush(false, (T0 + minute * 60 + 50) * 1000);
+        assert_eq!(stored.is_ok(), can_store, "{stored:?}");
+        held.push(HELD.load(Ordering::Relaxed));
+    }
+    // The least of several looks on either side: what is held for a moment is no growth.
+    let least = |looks: &[usize]| *looks.iter().min().unwrap();
+    let (warm, end) = (&held[WARM_UP - 10..WARM_UP], &held[held.len() - 10..]);
+    println!("stored {can_store}: {} bytes, then {}", least(warm), least(end));
+    least(end).saturating_sub(least(warm))
+}
+
+#[test]
+fn pods_that_come_and_go_leave_nothing_in_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let stored = growth(&dir.path().join("history.redb"), true);
+    assert!(stored < GROWTH, "{stored} bytes");
+    let directory = dir.path().join("directory");
+    std::fs::create_dir(&directory).unwrap();
+    let unstored = growth(&directory, false);
+    assert!(unstored < GROWTH, "{unstored} bytes, and nothing can be stored");
+}

@@ -1,0 +1,166 @@
+//! Why a front end is refused. The message reaches a pod's events, so it says what to do.
+
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::quantity::format_bytes;
+use tessera_region::layout;
+
+/// Why an allocation is refused. Kubelet shows the message in the pod's events.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No replicas at all.
+    #[error("no replicas were asked for")]
+    Empty,
+    /// Not an id of ours.
+    #[error(
+        "unknown replica {0}: no GPU of this node has it; was the GPU replaced, or does another \
+         plugin serve this resource name?"
+    )]
+    Unknown(String),
+    /// The GPU is here but has fewer replicas now.
+    #[error(
+        "replica {id} of {resource} is retired: the configuration gives that GPU {replicas} of them \
+         now; delete the pod, so that it is scheduled again"
+    )]
+    Retired {
+        /// The id.
+        id: String,
+        /// Its resource.
+        resource: String,
+        /// Replicas of that resource that the GPU has now.
+        replicas: u32,
+    },
+    /// The GPU is unhealthy.
+    #[error("GPU {uuid} is unhealthy ({reason}); the pod can run when another GPU has room")]
+    Dead {
+        /// The GPU.
+        uuid: String,
+        /// Why.
+        reason: String,
+    },
+    /// Somebody keeps it from being given out.
+    #[error("GPU {uuid} is {reason}; the pod can run when another GPU has room")]
+    Cordoned {
+        /// The GPU.
+        uuid: String,
+        /// Originator and reason.
+        reason: String,
+    },
+    /// The capacity rule.
+    #[error(
+        "GPU {uuid} has no room for this allocation beside the limits of those that live there: \
+         kubelet had not yet heard of a change; the pod can run when it is scheduled again"
+    )]
+    NoRoom {
+        /// The GPU.
+        uuid: String,
+    },
+    /// Several GPUs for one container.
+    #[error(
+        "the {count} replicas of {resource} lie on {gpus} GPUs and share.split = \"reject\": no \
+         single GPU had that many free; ask for fewer, or set share.split = \"spread\" (or split \
+         in the resource's [[layout]]) if the program can use several GPUs"
+    )]
+    Split {
+        /// The resource.
+        resource: String,
+        /// Replicas asked for.
+        count: usize,
+        /// GPUs they are on.
+        gpus: usize,
+    },
+    /// More GPUs than a page has room for.
+    #[error("{0} GPUs in one container; at most {max} are possible", max = layout::MAX_GPUS)]
+    TooManyGpus(usize),
+    /// It was recorded, and has ended since.
+    #[error("allocation {0} has ended meanwhile; the pod can run when it is scheduled again")]
+    Ended(AllocationId),
+    /// A share of a GPU that is not here.
+    #[error(
+        "GPU {0} is not shared on this node; was it replaced, or does the configuration leave it out \
+         (gpus.include, gpus.exclude)?"
+    )]
+    UnknownGpu(String),
+    /// A share in which nothing could run.
+    #[error(
+        "{} of GPU {uuid} is not more than one CUDA context takes there ({}): nothing could run; ask for \
+         more memory",
+        format_bytes(*.asked_bytes),
+        format_bytes(*.context_bytes)
+    )]
+    TooSmall {
+        /// The GPU.
+        uuid: String,
+        /// Bytes asked for.
+        asked_bytes: u64,
+        /// Bytes that a context takes.
+        context_bytes: u64,
+    },
+    /// No part of a GPU's time, or more than all of it.
+    #[error(
+        "{} % of the time of GPU {uuid} is no share of a GPU: ask for 0.1 to 100 percent",
+        f64::from(*.cores_millis) / 10.0
+    )]
+    BadCores {
+        /// The GPU.
+        uuid: String,
+        /// Thousandths asked for.
+        cores_millis: u32,
+    },
+    /// More memory than the GPU has beside what others hold.
+    #[error(
+        "GPU {uuid} has {} to share, of which others hold {}: {} do not fit; the pod can run when \
+         something of it ends, or on another GPU",
+        format_bytes(*.sellable_bytes),
+        format_bytes(*.held_bytes),
+        format_bytes(*.asked_bytes)
+    )]
+    MemoryOversold {
+        /// The GPU.
+        uuid: String,
+        /// Bytes asked for.
+        asked_bytes: u64,
+        /// Bytes that live allocations hold.
+        held_bytes: u64,
+        /// Bytes that the GPU has to share.
+        sellable_bytes: u64,
+    },
+    /// More GPU time than there is beside what others hold.
+    #[error(
+        "{} % of the time of GPU {uuid} are allocated to others: {} % do not fit; the pod can run when \
+         something of it ends, or on another GPU",
+        f64::from(*.held_millis) / 10.0,
+        f64::from(*.asked_millis) / 10.0
+    )]
+    CoresOversold {
+        /// The GPU.
+        uuid: String,
+        /// Thousandths asked for.
+        asked_millis: u32,
+        /// Thousandths that live allocations were given.
+        held_millis: u32,
+    },
+    /// The configuration gives the GPU to another front end.
+    #[error(
+        "GPU {uuid} is sold by {seller} on this node, as the configuration says (dra.gpus); the pod can \
+         run when it asks there"
+    )]
+    OtherFrontEnd {
+        /// The GPU.
+        uuid: String,
+        /// The front end that sells it.
+        seller: &'static str,
+    },
+    /// The GPU is on its way from one front end to the other.
+    #[error(
+        "GPU {uuid} is moving from {from} to another front end, and {from} still has {live} of it \
+         allocated; the pod can run when these have ended"
+    )]
+    Moving {
+        /// The GPU.
+        uuid: String,
+        /// The front end that sold it before.
+        from: &'static str,
+        /// Allocations that it still has there.
+        live: String,
+    },
+}

@@ -1,0 +1,141 @@
+//! One plugin for one pages directory: a lock on the directory itself, held for the life of the plugin and
+//! released by the kernel when it ends, however it ends (flock(2)). On the directory and not on a file in or
+//! beside it, so that it makes no difference by which path it is reached, and so that nothing is left.
+
+mod holder;
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use tessera_system::locks::lock;
+
+/// How long a plugin that is just ending is waited for: one that was asked to end has released it by then.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How often it is tried meanwhile.
+const STEP: Duration = Duration::from_millis(20);
+
+/// Why the pages directory cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryLockError {
+    /// Somebody else holds it.
+    #[error(
+        "paths.pages {path} is in use by another Tessera plugin: {holder}; stop it, or give each plugin its \
+         own paths.pages, paths.ledger and paths.admin"
+    )]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+        /// What is known of the holder.
+        holder: String,
+    },
+    /// The directory cannot be made or locked.
+    #[error("paths.pages {path}: {error}")]
+    Io {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// A pages directory that is this plugin's, until it is dropped.
+#[derive(Debug)]
+pub struct DirectoryLock {
+    path: PathBuf,
+    /// What others read of this plugin.
+    note: String,
+    directory: Mutex<File>,
+}
+
+impl DirectoryLock {
+    /// Makes the directory where there is none, and takes it. Waits up to 3 s for one that is ending; blocks.
+    /// `about` describes this plugin to one that is refused meanwhile: one line.
+    ///
+    /// # Errors
+    /// See [`DirectoryLockError`].
+    pub fn take(path: &Path, about: &str) -> Result<Self, DirectoryLockError> {
+        std::fs::create_dir_all(path).map_err(|error| failed(path, error))?;
+        let began = Instant::now();
+        let directory = loop {
+            match locked(path) {
+                Err(DirectoryLockError::InUse { .. }) if began.elapsed() < PATIENCE => {
+                    if began.elapsed() < STEP {
+                        tracing::info!(path = %path.display(), "another plugin has the pages; waiting for its end");
+                    }
+                    std::thread::sleep(STEP);
+                }
+                taken => break taken?,
+            }
+        };
+        let lock = DirectoryLock {
+            path: path.to_owned(),
+            note: holder::note(about),
+            directory: Mutex::new(directory),
+        };
+        lock.write_note();
+        Ok(lock)
+    }
+
+    /// Whether another plugin has the directory now. It may have ended a moment later, or another may have come.
+    #[must_use]
+    pub fn is_taken(path: &Path) -> bool {
+        matches!(locked(path), Err(DirectoryLockError::InUse { .. }))
+    }
+
+    /// Takes the directory that is there now, if it is another one: somebody has removed it or mounted over
+    /// it. Does nothing while there is none.
+    ///
+    /// # Errors
+    /// See [`DirectoryLockError`].
+    pub fn renew(&self) -> Result<(), DirectoryLockError> {
+        let mut directory = lock(&self.directory);
+        let held = directory.metadata().map_err(|error| failed(&self.path, error))?;
+        match std::fs::metadata(&self.path) {
+            Ok(found) if (found.dev(), found.ino()) != (held.dev(), held.ino()) => {
+                *directory = locked(&self.path)?;
+                drop(directory);
+                self.write_note();
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(failed(&self.path, error)),
+        }
+    }
+
+    /// Writes a note that names the holder; the lock works without it.
+    fn write_note(&self) {
+        if let Err(error) = holder::write(&self.path, &self.note) {
+            tracing::debug!(%error, "no note in the pages directory of who holds it");
+        }
+    }
+}
+
+impl Drop for DirectoryLock {
+    fn drop(&mut self) {
+        holder::remove(&self.path, &self.note);
+    }
+}
+
+fn failed(path: &Path, error: io::Error) -> DirectoryLockError {
+    DirectoryLockError::Io { path: path.to_owned(), error }
+}
+
+fn locked(path: &Path) -> Result<File, DirectoryLockError> {
+    let directory = File::open(path).map_err(|error| failed(path, error))?;
+    match directory.try_lock() {
+        Ok(()) => Ok(directory),
+        Err(TryLockError::WouldBlock) => Err(DirectoryLockError::InUse {
+            path: path.to_owned(),
+            holder: holder::describe(path, &directory),
+        }),
+        Err(TryLockError::Error(error)) => Err(failed(path, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! Why a pod, an allocation or a GPU is as it is: what `tessera explain -o json` and `/api/v1/explain` have, and the
+//! same as text. What belongs to others stands in fields of its own, so that [`crate::narrow`] can take it out; text is
+//! made of what is left.
+
+mod allocation;
+mod gpu;
+mod text;
+pub(crate) mod words;
+
+pub use allocation::{Allocation, Claim, Compute, Holder, Process, Quota, Use};
+pub use gpu::{Gpu, Replica};
+pub use words::Behind;
+
+use serde::{Deserialize, Serialize};
+
+/// An explanation by one node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Explanation {
+    /// [`crate::API_VERSION`].
+    pub api_version: String,
+    /// Allocations: those that live first, then those that are gone, the newest first.
+    pub allocations: Vec<Story>,
+    /// GPUs. Empty for a reader without rights on the whole cluster.
+    pub gpus: Vec<GpuStory>,
+    /// When this was put together.
+    pub at_unix_ms: i64,
+    /// The oldest line of the audit trail; 0 where it is empty.
+    pub trail_since_unix_ms: i64,
+    /// Allocations that are meant too, and were left out.
+    pub left_out: u32,
+    /// What could not be looked at.
+    pub remarks: Vec<String>,
+    /// What belongs to others stands in fields of its own. False in the answer of a plugin that is older than that.
+    pub apart: bool,
+}
+
+/// One generation of an allocation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Story {
+    /// The allocation's id.
+    pub id: String,
+    /// Which Allocate of this id, from 1.
+    pub generation: u64,
+    /// The resource; empty where that is not known any more, and for a claim.
+    pub resource_name: String,
+    /// The replicas; empty where they are not known any more.
+    pub replica_ids: Vec<String>,
+    /// The container that holds or held it; absent where kubelet did not say.
+    pub holder: Option<Holder>,
+    /// As `status -o json` has it; absent for one that is gone.
+    pub now: Option<Allocation>,
+    /// When it was allocated; 0 where that is not known any more.
+    pub allocated_unix_ms: i64,
+    /// When a container last started with it; 0 for never, or not known any more.
+    pub started_unix_ms: i64,
+    /// When it was released; 0 for one that is not.
+    pub released_unix_ms: i64,
+    /// Why it lies where it does.
+    pub placement: Option<Placement>,
+    /// What it is held to, for each GPU.
+    pub limits: Vec<Limit>,
+    /// How it is held to it; absent for one that is gone.
+    pub enforcement: Option<Enforcement>,
+    /// What was refused, delayed or wrong, summed up.
+    pub incidents: Vec<Incident>,
+    /// Its lines of the audit trail, oldest first.
+    pub trail: Vec<TrailLine>,
+}
+
+/// Why an allocation lies where it does.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Placement {
+    /// Replicas that were preferred; empty where kubelet did not ask.
+    pub preferred_replica_ids: Vec<String>,
+    /// Kubelet took just those.
+    pub as_preferred: bool,
+    /// Why, in words; empty where it was not recorded.
+    pub reason: String,
+    /// Its GPUs as they stand now, a sentence each.
+    pub gpus: Vec<String>,
+    /// The same, in fields.
+    pub stands: Vec<Stand>,
+}
+
+/// How one of its GPUs stands now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Stand {
+    /// The GPU.
+    pub gpu_uuid: String,
+    /// Why nothing else is known of it; empty where it is.
+    pub missing: String,
+    /// NVML's index.
+    pub index: u32,
+    /// Product name.
+    pub name: String,
+    /// NUMA node, where known.
+    pub numa_node: Option<i64>,
+    /// PCI address.
+    pub pci_bus_id: String,
+    /// `healthy`, `suspect`, `unhealthy` or `recovering`.
+    pub state: String,
+    /// Why; empty for a GPU without trouble.
+    pub state_reason: String,
+    /// The cordon's originator and reason; empty where there is none.
+    pub cordon: String,
+    /// Why it is not given out, where that is neither its health's nor a cordon's.
+    pub withheld: String,
+    /// What is free of it, in words.
+    pub free: String,
+}
+
+/// What an allocation is held to on one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Limit {
+    /// The GPU.
+    pub gpu_uuid: String,
+    /// What it may hold.
+    pub memory_limit_bytes: u64,
+    /// Where that comes from, in words.
+    pub memory_origin: String,
+    /// Its share.
+    pub cores_millis: u32,
+    /// `burst`, `strict` or `none`.
+    pub policy: String,
+    /// Where both come from, in words.
+    pub cores_origin: String,
+    /// When somebody set both; 0 where nobody did.
+    pub set_unix_ms: i64,
+    /// The originator of that, with the command; empty where nobody set them.
+    pub set_by: String,
+    /// Charged for each context.
+    pub context_overhead_bytes: u64,
+    /// Observed beyond all charges, and taken from the limit.
+    pub memory_overhead_bytes: u64,
+}
+
+/// How an allocation is held to its limits.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Enforcement {
+    /// `container.device_list_strategy`.
+    pub device_list_strategy: String,
+    /// How the shim comes into the container.
+    pub injected_by: Vec<String>,
+    /// The shim's name, a hash of its content; empty where that is not known.
+    pub shim: String,
+    /// The version of its pages; 0 where that is not known.
+    pub page_version: u32,
+    /// Its pages on the host.
+    pub pages_dir: String,
+    /// What must be known of it, a sentence each.
+    pub remarks: Vec<String>,
+    /// What `status` warns of, about it. Empty for a reader without rights on the whole cluster.
+    pub warnings: Vec<String>,
+}
+
+/// What was refused, delayed or wrong: lines of one kind together.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Incident {
+    /// The kind, as in the audit trail.
+    pub what: String,
+    /// How often.
+    pub times: u64,
+    /// The first of them.
+    pub first_unix_ms: i64,
+    /// And the last.
+    pub last_unix_ms: i64,
+    /// What the last line says of it.
+    pub reason: String,
+    /// The reason is about this allocation alone: the plugin wrote it, and it names nobody else.
+    pub reason_is_own: bool,
+    /// The allocation that had the GPU meanwhile, where that is known.
+    pub behind: Option<Behind>,
+}
+
+/// A line of the audit trail.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct TrailLine {
+    /// When.
+    pub at_unix_ms: i64,
+    /// The kind.
+    pub what: String,
+    /// The same for people, with what it has of sizes and lengths.
+    pub text: String,
+    /// Why.
+    pub reason: String,
+    /// As in [`Incident`].
+    pub reason_is_own: bool,
+    /// As in [`Incident`].
+    pub behind: Option<Behind>,
+    /// The originator, with the command of an operator; empty where that is not known.
+    pub by: String,
+    /// On which GPU; empty where it is about none.
+    pub gpu_uuid: String,
+    /// Of which allocation; empty where it is about none.
+    pub allocation_id: String,
+    /// Which Allocate of it.
+    pub generation: u64,
+    /// How often since the line before of its kind.
+    pub times: u64,
+    /// The container that held the allocation then, if known.
+    pub holder: Option<Holder>,
+}
+
+/// A GPU, and what happened on it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct GpuStory {
+    /// As `status -o json` has it.
+    pub gpu: Option<Gpu>,
+    /// What it is cut into, and by which part of the configuration.
+    pub cut: Vec<String>,
+    /// Its lines of the audit trail and of what lies on it, oldest first.
+    pub trail: Vec<TrailLine>,
+}
+
+/// Explanations by the nodes that know the subject.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Explanations {
+    /// [`crate::API_VERSION`].
+    pub api_version: String,
+    /// By name.
+    pub nodes: Vec<OnNode>,
+}
+
+/// What one of several nodes says.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct OnNode {
+    /// The node.
+    pub node: String,
+    /// What it says.
+    pub explanation: Explanation,
+}
+
+impl Explanations {
+    /// Of these nodes.
+    #[must_use]
+    pub fn of(told: Vec<(String, Explanation)>) -> Self {
+        let on = |(node, explanation)| OnNode { node, explanation };
+        let nodes = told.into_iter().map(on).collect();
+        Explanations { api_version: crate::API_VERSION.to_owned(), nodes }
+    }
+
+    /// The namespaces of all that is named in them; an empty one for what nobody named.
+    pub fn namespaces(&self) -> impl Iterator<Item = String> {
+        let stories = self.nodes.iter().flat_map(|one| &one.explanation.allocations);
+        stories.flat_map(|story| {
+            let now = story.now.iter();
+            let behind = story.trail.iter().filter_map(|line| line.behind.as_ref());
+            let incidents = story.incidents.iter().filter_map(|incident| incident.behind.as_ref());
+            now.flat_map(|now| now.other_holders.iter().map(|holder| holder.namespace.clone()))
+                .chain(behind.chain(incidents).map(|other| other.namespace.clone()))
+                .chain([story.namespace().to_owned()])
+        })
+    }
+}
+
+impl Story {
+    /// Whose it is: its pod's namespace, or its claim's while kubelet has not named the pod; empty for nobody's.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        let holder = self.holder.as_ref().map(|holder| holder.namespace.as_str());
+        let claim = || self.now.as_ref()?.claim.as_ref().map(|claim| claim.namespace.as_str());
+        holder.filter(|name| !name.is_empty()).or_else(claim).unwrap_or_default()
+    }
+}

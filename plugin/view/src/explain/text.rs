@@ -1,0 +1,291 @@
+//! An explanation for people.
+
+use std::fmt::Write;
+
+use tessera_model::counted::times;
+use tessera_model::percent::format_cores;
+use tessera_model::printable;
+use tessera_model::quantity::format_bytes;
+use tessera_model::time_format;
+
+use super::{
+    Explanation, Explanations, GpuStory, Holder, Incident, Limit, OnNode, Story, TrailLine,
+};
+
+/// Lines of the trail that people are shown, the newest; JSON has all.
+const SHOWN: usize = 20;
+
+/// For people.
+pub(super) fn text(told: &Explanation) -> String {
+    let mut out = String::new();
+    for (i, story) in told.allocations.iter().enumerate() {
+        gap(&mut out, i);
+        allocation(&mut out, story, told);
+    }
+    for (i, story) in told.gpus.iter().enumerate() {
+        gap(&mut out, i);
+        gpu(&mut out, story, told.at_unix_ms);
+    }
+    if told.left_out > 0 {
+        let _ = writeln!(out, "\nand {} older allocations", told.left_out);
+    }
+    for remark in &told.remarks {
+        let _ = writeln!(out, "\nnote: {}", printable::line(remark));
+    }
+    let since = time_format::utc(told.trail_since_unix_ms);
+    let _ = writeln!(out, "\nTimes are in UTC. The audit trail goes back to {since}.");
+    out
+}
+
+fn gap(out: &mut String, i: usize) {
+    if i > 0 {
+        out.push('\n');
+    }
+}
+
+fn line(out: &mut String, title: &str, text: &str) {
+    // Writing to a string does not fail.
+    let _ = writeln!(out, "  {title:<10} {}", printable::line(text));
+}
+
+/// The first with the title, the others below it.
+fn lines(out: &mut String, title: &str, texts: impl IntoIterator<Item = String>) {
+    for (i, text) in texts.into_iter().enumerate() {
+        line(out, if i == 0 { title } else { "" }, &text);
+    }
+}
+
+fn allocation(out: &mut String, story: &Story, told: &Explanation) {
+    let name = match &story.holder {
+        Some(h) => format!("{}/{}, container {}", h.namespace, h.pod, h.container),
+        None => "a container that kubelet has not named".to_owned(),
+    };
+    let ago = |at: i64| ago(at, told.at_unix_ms);
+    let state = match (&story.now, story.released_unix_ms) {
+        (Some(now), _) => now.state.clone(),
+        (None, 0) if story.enforcement.is_some() => "recorded".to_owned(),
+        (None, 0) => "gone".to_owned(),
+        (None, at) => format!("released {}", ago(at)),
+    };
+    let _ = writeln!(out, "{}: {state}", printable::line(&name));
+    line(out, "id", &format!("{}, generation {}", story.id, story.generation));
+    if story.allocated_unix_ms > 0 {
+        line(out, "allocated", &ago(story.allocated_unix_ms));
+    }
+    if story.started_unix_ms > 0 {
+        line(out, "started", &ago(story.started_unix_ms));
+    }
+    if let Some(claim) = story.now.as_ref().and_then(|now| now.claim.as_ref()) {
+        let devices = claim.devices.join(", ");
+        let text = format!(
+            "{}/{}, request {}; {devices} of pool {}",
+            claim.namespace, claim.name, claim.request, claim.pool
+        );
+        line(out, "claim", &text);
+    }
+    if let Some(now) = story.now.as_ref().filter(|now| !now.other_holders.is_empty()) {
+        let other = |h: &Holder| format!("{}/{}, container {}", h.namespace, h.pod, h.container);
+        lines(out, "also", now.other_holders.iter().map(other));
+    }
+    if !story.replica_ids.is_empty() {
+        let replicas = format!("{} of {}", story.replica_ids.join(", "), story.resource_name);
+        line(out, "replicas", &replicas);
+    }
+    let placement = story.placement.clone().unwrap_or_default();
+    let why = match placement.reason.as_str() {
+        "" => "not recorded: allocated by an earlier version, or the line is gone".to_owned(),
+        reason => reason.to_owned(),
+    };
+    line(out, "why there", &why);
+    lines(out, "GPUs", placement.gpus);
+    lines(out, "limits", story.limits.iter().flat_map(|limit| limit_lines(story, limit)));
+    if let Some(how) = &story.enforcement {
+        let shim = match how.shim.as_str() {
+            "" => "shim unknown".to_owned(),
+            shim => format!("shim {shim}"),
+        };
+        let injected = match how.injected_by.as_slice() {
+            [] => "nothing (container.inject is empty)".to_owned(),
+            ways => ways.join(" and "),
+        };
+        let text = format!(
+            "{shim} by {injected}, page version {}; GPU delivered by {}",
+            how.page_version, how.device_list_strategy
+        );
+        line(out, "enforced", &text);
+        let remarks = how.remarks.iter().chain(&how.warnings);
+        lines(out, "", remarks.map(|remark| format!("- {remark}")));
+    }
+    if story.incidents.is_empty() {
+        line(out, "incidents", "none: nothing was refused or delayed, and no finding");
+    } else {
+        let incident = |i: &Incident| {
+            let span = match (i.first_unix_ms, i.last_unix_ms) {
+                (first, last) if first == last => time_format::utc(last),
+                (first, last) => {
+                    format!("{} to {}", time_format::utc(first), time_format::utc(last))
+                }
+            };
+            format!("{} {}, {span}; last: {}", i.what, times(i.times), i.because())
+        };
+        lines(out, "incidents", story.incidents.iter().map(incident));
+    }
+    trail(out, &story.trail, false);
+}
+
+/// An instant and how long ago it was, as far as the clock can tell.
+fn ago(at_unix_ms: i64, now_unix_ms: i64) -> String {
+    let at = time_format::utc(at_unix_ms);
+    match at_unix_ms.saturating_sub(now_unix_ms) {
+        // Two readings of one clock, which may be disciplined meanwhile.
+        ..=1000 => format!("{at} ({} ago)", time_format::ago(at_unix_ms, now_unix_ms)),
+        _ => format!("{at} (the node's clock was set back since)"),
+    }
+}
+
+fn limit_lines(story: &Story, limit: &Limit) -> Vec<String> {
+    let memory = format_bytes(limit.memory_limit_bytes);
+    let cores = format_cores(limit.cores_millis);
+    let policy = limit.policy.as_str();
+    let what = match policy {
+        "strict" => "a hard cap",
+        "burst" => "its part while others want the GPU, more while they do not",
+        "none" => "GPU time is not divided",
+        _ => "unknown",
+    };
+    let mut lines = vec![
+        format!("{}: memory {memory}, {}", limit.gpu_uuid, limit.memory_origin),
+        format!("  GPU time {cores} {policy} ({what}), {}", limit.cores_origin),
+    ];
+    let now = story.now.as_ref();
+    let used = now.and_then(|now| now.gpus.iter().find(|used| used.gpu_uuid == limit.gpu_uuid));
+    if let Some(used) = used {
+        let nvml = match used.memory_nvml_bytes {
+            Some(bytes) => format!(", the driver says {}", format_bytes(bytes)),
+            None => String::new(),
+        };
+        lines.push(format!(
+            "  charged {}, at most {} by one process; overhead observed {} beyond {} for each \
+             context{nvml}",
+            format_bytes(used.memory_charged_bytes),
+            format_bytes(used.memory_peak_bytes),
+            format_bytes(limit.memory_overhead_bytes),
+            format_bytes(limit.context_overhead_bytes),
+        ));
+    }
+    if let Some(compute) = now.and_then(|now| now.compute.as_ref()) {
+        lines.push(format!(
+            "  got {} in 1 s, {} in 10 s; waited {} s for it in all; gate {}",
+            format_cores(compute.got_1s_millis),
+            format_cores(compute.got_10s_millis),
+            compute.waited_us / 1_000_000,
+            compute.gate
+        ));
+    }
+    lines
+}
+
+fn gpu(out: &mut String, story: &GpuStory, now_unix_ms: i64) {
+    let gpu = story.gpu.clone().unwrap_or_default();
+    let name = printable::line(&gpu.name);
+    let _ = writeln!(out, "GPU {}, {}, {name}: {}", gpu.index, gpu.uuid, gpu.state);
+    if !gpu.state_reason.is_empty() {
+        let ago = time_format::ago(gpu.state_since_unix_ms, now_unix_ms);
+        line(out, "health", &format!("{} since {ago}", gpu.state_reason));
+    }
+    if !gpu.state_waits_for.is_empty() {
+        line(out, "waits for", &gpu.state_waits_for);
+    }
+    if !gpu.cordon.is_empty() {
+        let node = if gpu.cordoned_with_node { " with the whole node" } else { "" };
+        line(out, "cordon", &format!("{}{node}", gpu.cordon));
+    }
+    if !gpu.health_reason.is_empty() {
+        line(out, "withheld", &gpu.health_reason);
+    }
+    let numa = gpu.numa_node.map_or("unknown".to_owned(), |node| node.to_string());
+    line(out, "where", &format!("PCI {}, NUMA node {numa}", gpu.pci_bus_id));
+    let memory = format!(
+        "{} in use of {}; sold {}, reserve {}, held by processes of no tenant {}",
+        format_bytes(gpu.memory_used_bytes),
+        format_bytes(gpu.memory_total_bytes),
+        format_bytes(gpu.memory_limits_bytes),
+        format_bytes(gpu.memory_reserve_bytes),
+        format_bytes(gpu.memory_outside_bytes)
+    );
+    line(out, "memory", &memory);
+    if gpu.context_overhead_bytes > 0 {
+        let (bytes, source) = (gpu.context_overhead_bytes, &gpu.context_overhead_source);
+        let text = match source.as_str() {
+            "configured" => "by gpus.context_overhead",
+            "measured" => "as a bare context was seen to take with this driver",
+            "formula" => "by its multiprocessors; none was measured yet",
+            _ => "because nobody tells its multiprocessors",
+        };
+        line(out, "context", &format!("{} each for new pods, {text}", format_bytes(bytes)));
+    }
+    lines(out, "cut into", story.cut.clone());
+    lines(
+        out,
+        "replicas",
+        gpu.replicas.iter().map(|replica| {
+            let state = match (replica.allocation_id.as_str(), replica.health_reason.as_str()) {
+                ("", "") => "free".to_owned(),
+                ("", reason) => format!("not given out: {reason}"),
+                (id, "") => format!("held by {id}"),
+                (id, reason) => format!("held by {id}, not given out again: {reason}"),
+            };
+            format!("{} {}: {state}", replica.resource_name, replica.index)
+        }),
+    );
+    trail(out, &story.trail, true);
+}
+
+fn trail(out: &mut String, trail: &[TrailLine], named: bool) {
+    if trail.is_empty() {
+        return line(out, "history", "no line of the audit trail is left");
+    }
+    let first = trail.len().saturating_sub(SHOWN);
+    let earlier = (first > 0).then(|| format!("({first} earlier lines: -o json)"));
+    let told = trail[first..].iter().map(|line| {
+        let by = if line.by.is_empty() { String::new() } else { format!(" [{}]", line.by) };
+        let because = line.because();
+        let reason = match because.as_str() {
+            // Told above, or by `explain` of that allocation.
+            _ if line.what == "allocated" => String::new(),
+            "" => String::new(),
+            reason => format!(": {reason}"),
+        };
+        let whom = match (&line.holder, line.allocation_id.as_str()) {
+            (Some(holder), _) if named => format!("{}/{}: ", holder.namespace, holder.pod),
+            (None, id) if named && !id.is_empty() => format!("{}: ", id.get(..8).unwrap_or(id)),
+            _ => String::new(),
+        };
+        format!("{}  {whom}{}{reason}{by}", time_format::utc(line.at_unix_ms), line.text)
+    });
+    lines(out, "history", earlier.into_iter().chain(told));
+}
+
+impl Explanation {
+    /// For people. Safe to print.
+    #[must_use]
+    pub fn text(&self) -> String {
+        printable::lines(&text(self)).into_owned()
+    }
+}
+
+impl Explanations {
+    /// For people: one node's explanation after the other's. Safe to print.
+    #[must_use]
+    pub fn text(&self) -> String {
+        match self.nodes.as_slice() {
+            [one] => one.explanation.text(),
+            several => {
+                let on = |one: &OnNode| {
+                    format!("On node {}:\n{}", printable::line(&one.node), one.explanation.text())
+                };
+                several.iter().map(on).collect::<Vec<_>>().join("\n")
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Made-up fleets of any size: for tests, benches and the sandbox. The same layout and instant always give the same
+//! figures, and figures change from second to second: everything is a function of the seed, a name and the time.
+
+mod advice;
+mod chance;
+mod fleet;
+mod history;
+mod names;
+mod tenants;
+
+use std::collections::BTreeSet;
+
+use crate::advice::{Recommendations, Waste};
+use crate::fleet::Fleet;
+
+/// How large a fleet is, and what is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Nodes.
+    pub nodes: usize,
+    /// GPUs of each.
+    pub gpus: usize,
+    /// Tenants of each GPU, at most; a GPU in five has fewer.
+    pub tenants: usize,
+    /// Other seeds give other fleets.
+    pub seed: u64,
+    /// Sick and cordoned GPUs, nodes that do not answer, refusals.
+    pub trouble: bool,
+    /// Pods and namespaces with names that the API server would refuse: markup, controls, marks of direction, length.
+    pub hostile: bool,
+    /// The earliest instant of histories.
+    pub since_unix_ms: i64,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Layout {
+            nodes: 3,
+            gpus: 2,
+            tenants: 4,
+            seed: 1,
+            trouble: true,
+            hostile: false,
+            // 2026-11-16 00:00:00.
+            since_unix_ms: 1_794_787_200_000,
+        }
+    }
+}
+
+/// A made-up fleet at an instant.
+#[derive(Clone, Debug)]
+pub struct MadeUp {
+    layout: Layout,
+    now_unix_ms: i64,
+    away: BTreeSet<String>,
+}
+
+impl MadeUp {
+    /// A fleet as it is at an instant; none is earlier than a day after its layout's `since_unix_ms`.
+    #[must_use]
+    pub fn new(layout: Layout, now_unix_ms: i64) -> Self {
+        let earliest = layout.since_unix_ms.saturating_add(24 * HOUR_MS);
+        MadeUp { layout, now_unix_ms: now_unix_ms.max(earliest), away: BTreeSet::new() }
+    }
+
+    /// What it is made of.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Its instant.
+    #[must_use]
+    pub fn now_unix_ms(&self) -> i64 {
+        self.now_unix_ms
+    }
+
+    /// Time passes.
+    pub fn tick(&mut self, ms: u32) {
+        self.now_unix_ms = self.now_unix_ms.saturating_add(i64::from(ms));
+    }
+
+    /// A node stops answering, or answers again.
+    pub fn set_away(&mut self, node: &str, away: bool) {
+        if away {
+            self.away.insert(node.to_owned());
+        } else {
+            self.away.remove(node);
+        }
+    }
+
+    /// Names of all nodes, in order.
+    pub fn nodes(&self) -> impl Iterator<Item = String> + '_ {
+        (0..self.layout.nodes).map(names::node)
+    }
+
+    /// All nodes.
+    #[must_use]
+    pub fn fleet(&self) -> Fleet {
+        fleet::fleet(self)
+    }
+
+    /// What was, of one node; of the first where none is named. `None` where no node is called so.
+    #[must_use]
+    pub fn history(
+        &self,
+        node: &str,
+        query: &crate::history::Query,
+    ) -> Option<crate::history::Answer> {
+        history::answer(self, node, query)
+    }
+
+    /// Advice; of one namespace and one pod, where they are named.
+    #[must_use]
+    pub fn recommendations(&self, namespace: &str, pod: &str) -> Recommendations {
+        advice::recommendations(self, namespace, pod)
+    }
+
+    /// What is asked and not used, of all namespaces or one.
+    #[must_use]
+    pub fn waste(&self, namespace: &str) -> Waste {
+        advice::waste(self, namespace)
+    }
+}
+
+const HOUR_MS: i64 = 3_600_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::Query;
+
+    fn made(layout: Layout) -> MadeUp {
+        let now = layout.since_unix_ms + 48 * HOUR_MS;
+        MadeUp::new(layout, now)
+    }
+
+    #[test]
+    fn a_fleet_is_the_same_each_time_and_changes_with_time() {
+        let mut one = made(Layout::default());
+        let first = one.fleet();
+        assert_eq!(first, made(Layout::default()).fleet());
+        assert_ne!(first, made(Layout { seed: 2, ..Layout::default() }).fleet());
+        one.tick(2000);
+        assert_ne!(first.nodes[0].view, one.fleet().nodes[0].view);
+    }
+
+    #[test]
+    fn sums_agree() {
+        let fleet = made(Layout { nodes: 20, gpus: 8, tenants: 10, ..Layout::default() }).fleet();
+        for view in fleet.nodes.iter().filter_map(|entry| entry.view.as_ref()) {
+            for gpu in &view.gpus {
+                let uses =
+                    || view.tenants.iter().flat_map(|t| &t.gpus).filter(|u| u.gpu_uuid == gpu.uuid);
+                assert_eq!(
+                    uses().map(|u| u.memory_limit_bytes).sum::<u64>(),
+                    gpu.memory_limits_bytes
+                );
+                assert_eq!(
+                    uses().map(|u| u.memory_charged_bytes).sum::<u64>(),
+                    gpu.memory_charged_bytes
+                );
+                assert_eq!(uses().map(|u| u.cores_millis).sum::<u32>(), gpu.cores_millis);
+                assert!(gpu.memory_used_bytes <= gpu.memory_total_bytes, "{gpu:?}");
+                assert!(gpu.cores_millis <= 1000);
+                for one in uses() {
+                    assert!(one.memory_charged_bytes <= one.memory_limit_bytes, "{one:?}");
+                    assert!(one.memory_peak_bytes <= one.memory_limit_bytes, "{one:?}");
+                }
+            }
+        }
+        assert_eq!(fleet.nodes.len(), 20);
+        assert!(fleet.nodes.iter().any(|entry| !entry.answers), "trouble");
+    }
+
+    #[test]
+    fn a_history_has_the_tenants_of_now_and_those_that_are_gone() {
+        let made = made(Layout::default());
+        let query = Query { since_unix_ms: made.now_unix_ms() - HOUR_MS, ..Query::default() };
+        let answer = made.history("", &query).unwrap();
+        assert_eq!(answer.step_seconds, 10);
+        let fleet = made.fleet();
+        let live = fleet.nodes[0].view.as_ref().unwrap().tenants.len();
+        assert_eq!(answer.tenants.iter().filter(|tenant| tenant.live).count(), live);
+        assert!(answer.tenants.iter().any(|tenant| !tenant.live));
+        assert_eq!(answer.tenants[0].points.len(), 360);
+        // A GPU gives no more time than there is.
+        for gpu in &answer.gpus {
+            for (i, point) in gpu.points.iter().enumerate() {
+                let got: f64 = answer
+                    .tenants
+                    .iter()
+                    .filter(|t| t.live && t.gpu_uuid == gpu.gpu_uuid)
+                    .filter_map(|t| t.points.get(i))
+                    .map(|p| p.got_seconds)
+                    .sum();
+                assert!(got <= point.seconds + 1e-6, "{got} of {}", point.seconds);
+            }
+        }
+        assert!(answer.events.is_sorted_by_key(|event| event.at_unix_ms));
+        assert!(made.history("no-such-node", &query).is_none());
+    }
+
+    #[test]
+    fn a_node_goes_away_and_comes_back() {
+        let mut made = made(Layout { trouble: false, ..Layout::default() });
+        let name = made.nodes().nth(1).unwrap();
+        made.set_away(&name, true);
+        let away = made.fleet().nodes.remove(1);
+        assert!(!away.answers && away.view.is_some() && !away.error.is_empty());
+        made.set_away(&name, false);
+        assert!(made.fleet().nodes[1].answers);
+    }
+
+    #[test]
+    fn advice_and_waste_are_of_tenants_that_live() {
+        let made = made(Layout { nodes: 6, ..Layout::default() });
+        let fleet = made.fleet();
+        let tenants: Vec<_> =
+            fleet.nodes.iter().filter_map(|e| e.view.as_ref()).flat_map(|v| &v.tenants).collect();
+        let waste = made.waste("");
+        let of_waste: usize = waste.namespaces.iter().map(|n| n.tenants.len()).sum();
+        assert_eq!(of_waste, tenants.len());
+        let one = tenants[0];
+        let advice = made.recommendations(&one.namespace, &one.pod);
+        assert_eq!(advice.workloads.len(), 1);
+        assert!(advice.workloads[0].pods.contains(&one.pod));
+        assert!(advice.workloads[0].memory_bytes >= one.gpus[0].memory_peak_bytes);
+    }
+}

@@ -1,0 +1,28 @@
+//! What people and programs are shown: one model for the command line, the JSON API, metrics and the page.
+//!
+//! **For**: the types of `/api/v1` and rules on them: what a reader with rights in some namespaces may see
+//! ([`narrow`]), what fits next, which workload a pod belongs to ([`workload`]). JSON has the field names of these
+//! types; a field has the name of the same figure in `admin_v1.proto`.
+//!
+//! **May use**: the model. **Must not**: do I/O, or know where a view comes from.
+//!
+//! Sizes are bytes, shares are thousandths of a GPU, instants are Unix milliseconds; durations carry their unit in
+//! their names. A reader ignores fields that it does not know; a writer never changes what a field means.
+#![forbid(unsafe_code)]
+
+pub mod advice;
+pub mod explain;
+#[cfg(feature = "fixtures")]
+pub mod fixtures;
+pub mod fleet;
+pub mod gpu;
+pub mod history;
+pub mod list;
+pub mod narrow;
+pub mod node;
+pub mod problem;
+pub mod tenant;
+pub mod workload;
+
+/// The version that every answer carries in `api_version`.
+pub const API_VERSION: &str = "tessera.dev/v1";

@@ -1,0 +1,175 @@
+//! What a reader may see: tenants of some namespaces whole, of others only totals.
+
+mod explain;
+
+pub use explain::explanations;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::explain::words;
+use crate::fleet::Fleet;
+use crate::node::{Node, Others};
+use crate::{advice, history};
+
+/// What a reader may read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rights {
+    /// Everything.
+    All,
+    /// Tenants of these namespaces, and totals of the others.
+    Namespaces(BTreeSet<String>),
+}
+
+impl Rights {
+    /// Whether tenants of a namespace may be seen. A tenant that nobody named is nobody's: only [`Rights::All`]
+    /// sees it.
+    #[must_use]
+    pub fn may_see(&self, namespace: &str) -> bool {
+        match self {
+            Rights::All => true,
+            Rights::Namespaces(some) => !namespace.is_empty() && some.contains(namespace),
+        }
+    }
+}
+
+/// Leaves out of a node what the reader may not see. Holders of a shared claim are in one namespace, as the claim.
+#[must_use]
+pub fn node(mut node: Node, rights: &Rights) -> Node {
+    if *rights == Rights::All {
+        return node;
+    }
+    let (seen, hidden) =
+        node.tenants.into_iter().partition(|tenant| rights.may_see(&tenant.namespace));
+    node.tenants = seen;
+    let mut others: BTreeMap<String, Others> = BTreeMap::new();
+    // What was left out before stays left out.
+    for other in node.others {
+        others.insert(other.gpu_uuid.clone(), other);
+    }
+    for tenant in &hidden as &Vec<crate::tenant::Tenant> {
+        let got = tenant.compute.as_ref().map_or(0, |compute| compute.got_10s_millis);
+        for used in &tenant.gpus {
+            let other = others
+                .entry(used.gpu_uuid.clone())
+                .or_insert_with(|| Others { gpu_uuid: used.gpu_uuid.clone(), ..Others::default() });
+            other.tenants = other.tenants.saturating_add(1);
+            other.memory_limit_bytes =
+                other.memory_limit_bytes.saturating_add(used.memory_limit_bytes);
+            other.memory_charged_bytes =
+                other.memory_charged_bytes.saturating_add(used.memory_charged_bytes);
+            other.cores_millis = other.cores_millis.saturating_add(used.cores_millis);
+            other.got_10s_millis = other.got_10s_millis.saturating_add(got);
+        }
+    }
+    node.others = others.into_values().collect();
+    // Sentences name tenants, files and callers.
+    node.warnings.clear();
+    node.plugin.config_error.clear();
+    node.plugin.amiss.clear();
+    for gpu in &mut node.gpus {
+        // Who cordoned it and why is the operators'; that it is cordoned is everybody's.
+        if !gpu.cordon.is_empty() {
+            gpu.cordon = "cordoned".to_owned();
+        }
+        if !gpu.withheld.is_empty() {
+            gpu.withheld = "not given out".to_owned();
+        }
+        if let Some(lease) = &mut gpu.lease
+            && !node.tenants.iter().any(|tenant| tenant.id == lease.holder)
+        {
+            lease.holder.clear();
+        }
+    }
+    node
+}
+
+/// As [`node`], of each node of a fleet.
+#[must_use]
+pub fn fleet(mut fleet: Fleet, rights: &Rights) -> Fleet {
+    for entry in &mut fleet.nodes {
+        entry.view = entry.view.take().map(|view| node(view, rights));
+        if *rights != Rights::All && !entry.error.is_empty() {
+            entry.error = "it does not answer".to_owned();
+        }
+    }
+    fleet
+}
+
+/// Leaves out of a history what the reader may not see: other tenants, and what happened to them.
+#[must_use]
+pub fn history(mut answer: history::Answer, rights: &Rights) -> history::Answer {
+    if *rights == Rights::All {
+        return answer;
+    }
+    answer.tenants.retain(|tenant| rights.may_see(&tenant.namespace));
+    answer.events.retain_mut(|event| match event.pod.split_once('/') {
+        Some((namespace, _)) => rights.may_see(namespace),
+        None => false,
+    });
+    for event in &mut answer.events {
+        explain::apart(&mut event.reason, event.reason_is_own, &mut event.behind, rights);
+        event.by = words::originator(&event.by).to_owned();
+        event.text = event.sentence();
+    }
+    answer.remarks.clear();
+    answer
+}
+
+/// Leaves out advice for others.
+#[must_use]
+pub fn recommendations(
+    mut advice: advice::Recommendations,
+    rights: &Rights,
+) -> advice::Recommendations {
+    if *rights != Rights::All {
+        advice.workloads.retain(|workload| rights.may_see(&workload.namespace));
+        // Sentences name files, nodes and tenants.
+        advice.remarks.clear();
+    }
+    advice
+}
+
+/// Leaves out the waste of others.
+#[must_use]
+pub fn waste(mut waste: advice::Waste, rights: &Rights) -> advice::Waste {
+    if *rights != Rights::All {
+        waste.namespaces.retain(|namespace| rights.may_see(&namespace.namespace));
+        waste.remarks.clear();
+    }
+    waste
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tenant::{Tenant, Use};
+
+    fn tenant(namespace: &str, id: &str) -> Tenant {
+        let used = Use { gpu_uuid: "GPU-a".into(), memory_limit_bytes: 10, ..Use::default() };
+        Tenant {
+            id: id.into(),
+            namespace: namespace.into(),
+            pod: format!("pod-{id}"),
+            gpus: vec![used],
+            ..Tenant::default()
+        }
+    }
+
+    #[test]
+    fn others_are_totals_and_nothing_names_them() {
+        let node = Node {
+            tenants: vec![tenant("mine", "1"), tenant("theirs", "2"), tenant("", "3")],
+            warnings: vec![crate::node::Warning { text: "pod-2".into(), ..Default::default() }],
+            ..Node::default()
+        };
+        let rights = Rights::Namespaces(["mine".to_owned(), String::new()].into());
+        let narrowed = super::node(node, &rights);
+        assert_eq!(narrowed.tenants.len(), 1);
+        assert_eq!(narrowed.others[0].tenants, 2);
+        assert_eq!(narrowed.others[0].memory_limit_bytes, 20);
+        let text = serde_json::to_string(&narrowed).unwrap();
+        assert!(!text.contains("pod-2") && !text.contains("pod-3"), "{text}");
+        // What is narrowed twice is not counted twice.
+        assert_eq!(super::node(narrowed.clone(), &rights), narrowed);
+    }
+}

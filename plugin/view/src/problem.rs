@@ -1,0 +1,16 @@
+//! An answer that is no success.
+
+use serde::{Deserialize, Serialize};
+
+/// What is wrong, and what to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Problem {
+    /// [`crate::API_VERSION`].
+    pub api_version: String,
+    /// A sentence.
+    pub error: String,
+    /// HTTP's status.
+    pub code: u16,
+}

@@ -1,0 +1,106 @@
+//! A tenant at one moment: an allocation, and what its container does with it.
+
+use serde::{Deserialize, Serialize};
+
+/// A tenant.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Tenant {
+    /// The allocation's id.
+    pub id: String,
+    /// Which Allocate of this id, from 1.
+    pub generation: u64,
+    /// `allocated`, `started` or `parked`.
+    pub state: String,
+    /// The pod's namespace; empty while kubelet has not named it.
+    pub namespace: String,
+    /// The pod.
+    pub pod: String,
+    /// The container.
+    pub container: String,
+    /// Further containers that hold it, as `namespace/pod/container`.
+    pub other_holders: Vec<String>,
+    /// What the pod is one of; see [`crate::workload`].
+    pub workload: String,
+    /// The claim, as `namespace/name`; empty where no claim asked.
+    pub claim: String,
+    /// The claim's request; empty where no claim asked.
+    pub request: String,
+    /// The resource; empty for a claim.
+    pub resource_name: String,
+    /// When it was allocated.
+    pub allocated_unix_ms: i64,
+    /// When a container last started with it; 0 for never.
+    pub started_unix_ms: i64,
+    /// Quota and use for each of its GPUs.
+    pub gpus: Vec<Use>,
+    /// GPU time, where somebody divides it.
+    pub compute: Option<Compute>,
+    /// Processes that use CUDA now.
+    pub processes: u32,
+    /// Requests refused because of the quota.
+    pub refusals: u64,
+    /// Requests within the quota that the driver refused.
+    pub driver_refusals: u64,
+    /// Kernel and graph launches.
+    pub launches: u64,
+    /// GPU time used.
+    pub gpu_time_us: u64,
+    /// Time waited at the gate.
+    pub gate_wait_us: u64,
+    /// Times that memory outside its account was found.
+    pub unaccounted: u64,
+}
+
+/// A tenant's quota and use on one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Use {
+    /// The GPU.
+    pub gpu_uuid: String,
+    /// What it may hold.
+    pub memory_limit_bytes: u64,
+    /// Charged: granted, and reserved for calls under way.
+    pub memory_charged_bytes: u64,
+    /// Granted by the driver.
+    pub memory_granted_bytes: u64,
+    /// Highest sum that a process reached.
+    pub memory_peak_bytes: u64,
+    /// Held beyond what is charged, and taken from the limit.
+    pub memory_overhead_bytes: u64,
+    /// Charged for each context.
+    pub context_overhead_bytes: u64,
+    /// All memory of its processes as the driver says, where it does.
+    pub memory_nvml_bytes: Option<u64>,
+    /// Its share.
+    pub cores_millis: u32,
+    /// `burst`, `strict` or `none`.
+    pub policy: String,
+    /// Its limits were changed while it runs.
+    pub changed: bool,
+}
+
+/// What a tenant got of GPU time, by the arbiter's clock.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Compute {
+    /// `solo`, `open`, `yield` or `closed`.
+    pub gate: String,
+    /// Got in the last second.
+    pub got_1s_millis: u32,
+    /// Got in the last ten.
+    pub got_10s_millis: u32,
+    /// Leased since the arbiter took it on.
+    pub leased_us: u64,
+    /// Waited for leases.
+    pub waited_us: u64,
+    /// Waiting now, for so long.
+    pub waiting_us: Option<u64>,
+    /// Leases.
+    pub leases: u64,
+    /// Drains that passed the deadline.
+    pub overlaps: u64,
+}

@@ -1,0 +1,255 @@
+//! What each route answers. Everything that a source says passes through [`narrowed`] before it is written: what a
+//! caller may not see ends here.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
+use serde::Serialize;
+use tessera_view::explain::Explanations;
+use tessera_view::fleet::Fleet;
+use tessera_view::list;
+use tessera_view::narrow::{self, Rights};
+
+use crate::caller::Caller;
+use crate::fleet_cache::FleetCache;
+use crate::problem::Refusal;
+use crate::query::Parameters;
+use crate::routes::Route;
+use crate::source::{Source, SourceError};
+
+/// For how long a look at everything serves all that ask.
+const FRESH: Duration = Duration::from_millis(250);
+
+/// What a caller without rights on all namespaces reads of anything that is not there for it: whether it exists is
+/// not said.
+const NOT_YOURS: &str = "nothing of yours is called so here; name a pod as NAMESPACE/POD, and see /api/v1/tenants \
+                         for what you may see";
+
+/// Answers a request for data.
+pub(crate) async fn answer(
+    route: Route,
+    source: &Arc<dyn Source>,
+    fleets: &FleetCache,
+    caller: &Caller,
+    headers: &HeaderMap,
+    asked: &Parameters,
+) -> Result<Response<Body>, Refusal> {
+    let (fleet, rights) = view(fleets, caller, asked, FRESH).await?;
+    match route {
+        Route::Fleet => json(&narrowed(&fleet, &rights, asked)),
+        Route::Gpus => json(&list::gpus(narrowed(&fleet, &rights, asked))),
+        Route::Tenants => json(&list::tenants(narrowed(&fleet, &rights, asked))),
+        Route::Node => node(narrowed(&fleet, &rights, asked)),
+        Route::History => {
+            let answer = source.history(&asked.node, asked.history()).await;
+            let answer = answer.map_err(|error| said(error, &rights))?;
+            let mut namespaces: BTreeSet<String> =
+                answer.tenants.iter().map(|tenant| tenant.namespace.clone()).collect();
+            let of_events = answer.events.iter().filter_map(|event| event.pod.split_once('/'));
+            namespaces.extend(of_events.map(|(namespace, _)| namespace.to_owned()));
+            let behind = answer.events.iter().filter_map(|event| event.behind.as_ref());
+            namespaces.extend(behind.map(|other| other.namespace.clone()));
+            let rights = more(caller, rights, namespaces).await?;
+            let answer = narrow::history(answer, &rights);
+            // One pod's history is there for those that may see it; a GPU's totals are everybody's.
+            let is_hidden = rights != Rights::All && answer.tenants.is_empty();
+            match is_hidden && !asked.subject.is_empty() && !is_gpu(&fleet, &asked.subject) {
+                true => Err(Refusal::new(StatusCode::NOT_FOUND, NOT_YOURS)),
+                false => json(&answer),
+            }
+        }
+        Route::Explain => {
+            if asked.subject.is_empty() {
+                let text =
+                    "say what to explain: ?subject=POD, NAMESPACE/POD, an allocation or a GPU";
+                return Err(Refusal::new(StatusCode::BAD_REQUEST, text));
+            }
+            let subject = in_full(&fleet, &rights, asked);
+            let answer = source.explain(&asked.node, &subject).await;
+            let answer = answer.map_err(|error| said(error, &rights))?;
+            let rights = more(caller, rights, answer.namespaces()).await?;
+            explanation(answer, &rights, headers)
+        }
+        Route::Recommend => {
+            caller.must_see(&rights, &asked.namespace)?;
+            let advice = source.recommend(asked.scope()).await;
+            let advice = advice.map_err(|error| said(error, &rights))?;
+            let namespaces = advice.workloads.iter().map(|one| one.namespace.clone());
+            let rights = more(caller, rights, namespaces).await?;
+            json(&narrow::recommendations(advice, &rights))
+        }
+        Route::Waste => {
+            caller.must_see(&rights, &asked.namespace)?;
+            let waste = source.waste(asked.scope()).await;
+            let waste = waste.map_err(|error| said(error, &rights))?;
+            let namespaces = waste.namespaces.iter().map(|one| one.namespace.clone());
+            let rights = more(caller, rights, namespaces).await?;
+            json(&narrow::waste(waste, &rights))
+        }
+        // Not of a source, or no single answer.
+        Route::Schema | Route::Stream => Err(Refusal::new(StatusCode::NOT_FOUND, "not here")),
+    }
+}
+
+/// The fleet, and what the caller may see of it.
+pub(crate) async fn view(
+    fleets: &FleetCache,
+    caller: &Caller,
+    asked: &Parameters,
+    age: Duration,
+) -> Result<(Arc<Fleet>, Rights), Refusal> {
+    let fleet = fleets.get(age).await;
+    let mut namespaces = BTreeSet::new();
+    if let Ok(fleet) = &fleet {
+        let views = fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
+        let tenants = views.flat_map(|view| &view.tenants);
+        namespaces.extend(tenants.map(|tenant| tenant.namespace.clone()));
+    }
+    namespaces.insert(asked.namespace.clone());
+    let rights = caller.some_rights(&namespaces, &asked.namespace).await?;
+    // What is amiss is said to those that may know something.
+    let fleet = fleet.map_err(|error| said(error, &rights))?;
+    Ok((fleet, rights))
+}
+
+/// Rights on one namespace, where one is asked for: it is shown as to a reader of that namespace alone.
+fn only(rights: &Rights, asked: &Parameters) -> Rights {
+    match asked.namespace.as_str() {
+        "" => rights.clone(),
+        namespace if rights.may_see(namespace) => Rights::Namespaces([namespace.to_owned()].into()),
+        _ => Rights::Namespaces(BTreeSet::new()),
+    }
+}
+
+/// Rights, with those on namespaces that only this answer has.
+async fn more(
+    caller: &Caller,
+    rights: Rights,
+    namespaces: impl IntoIterator<Item = String>,
+) -> Result<Rights, Refusal> {
+    let Rights::Namespaces(some) = &rights else { return Ok(rights) };
+    let namespaces: BTreeSet<String> = namespaces.into_iter().chain(some.iter().cloned()).collect();
+    caller.rights(&namespaces).await
+}
+
+/// The part of a fleet that was asked for and may be seen.
+pub(crate) fn narrowed(fleet: &Fleet, rights: &Rights, asked: &Parameters) -> Fleet {
+    let is_asked = |node: &str| asked.node.is_empty() || asked.node == node;
+    let nodes = fleet.nodes.iter().filter(|entry| is_asked(&entry.node)).cloned();
+    let part = Fleet {
+        api_version: fleet.api_version.clone(),
+        name: fleet.name.clone(),
+        at_unix_ms: fleet.at_unix_ms,
+        nodes: nodes.collect(),
+    };
+    narrow::fleet(part, &only(rights, asked))
+}
+
+fn node(fleet: Fleet) -> Result<Response<Body>, Refusal> {
+    let names: Vec<&str> = fleet.nodes.iter().map(|entry| entry.node.as_str()).take(8).collect();
+    match fleet.nodes.as_slice() {
+        [entry] => match &entry.view {
+            Some(view) => json(view),
+            None => Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, entry.error.clone())),
+        },
+        [] => Err(Refusal::new(StatusCode::NOT_FOUND, "no node is called so; see /api/v1/fleet")),
+        _ => {
+            let text = format!(
+                "there are several nodes; choose one with ?node=, of {}, …",
+                names.join(", ")
+            );
+            Err(Refusal::new(StatusCode::BAD_REQUEST, text))
+        }
+    }
+}
+
+fn explanation(
+    answer: Explanations,
+    rights: &Rights,
+    headers: &HeaderMap,
+) -> Result<Response<Body>, Refusal> {
+    let Some(answer) = narrow::explanations(answer, rights) else {
+        return Err(Refusal::new(StatusCode::NOT_FOUND, NOT_YOURS));
+    };
+    if wants_text(headers) {
+        return Ok(with_type("text/plain; charset=utf-8", answer.text()));
+    }
+    match answer.nodes.as_slice() {
+        [one] => json(&one.explanation),
+        _ => json(&answer),
+    }
+}
+
+/// The subject with its namespace, where a bare pod name means one pod of those that are asked for and may be seen: a
+/// source tells of a few of that name, which may all be another's.
+fn in_full(fleet: &Fleet, rights: &Rights, asked: &Parameters) -> String {
+    let rights = only(rights, asked);
+    let views = fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
+    let called_so = views.flat_map(|view| &view.tenants).filter(|one| one.pod == asked.subject);
+    let namespaces: BTreeSet<&str> = called_so
+        .map(|one| one.namespace.as_str())
+        .filter(|namespace| !namespace.is_empty() && rights.may_see(namespace))
+        .collect();
+    match (&rights, namespaces.first()) {
+        (Rights::Namespaces(_), Some(namespace)) if namespaces.len() == 1 => {
+            format!("{namespace}/{}", asked.subject)
+        }
+        _ => asked.subject.clone(),
+    }
+}
+
+fn wants_text(headers: &HeaderMap) -> bool {
+    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let kind = |part: &str| part.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    // The first that we have, as it was listed.
+    accept.split(',').map(kind).find(|kind| kind == "text/plain" || kind == "application/json")
+        == Some("text/plain".to_owned())
+}
+
+/// Whether a subject is a GPU by UUID, a beginning of it, or index.
+fn is_gpu(fleet: &Fleet, subject: &str) -> bool {
+    let views = fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
+    let begins = |uuid: &str| subject.len() >= 4 && uuid.starts_with(subject);
+    let mut gpus = views.flat_map(|view| &view.gpus);
+    gpus.any(|gpu| gpu.index.to_string() == subject || begins(&gpu.uuid))
+}
+
+/// A source's refusal, in words that name nobody to callers that may not see all.
+fn said(error: SourceError, rights: &Rights) -> Refusal {
+    if *rights == Rights::All {
+        return error.into();
+    }
+    match error {
+        // "Several begin so" names them.
+        SourceError::NotFound(_) | SourceError::Invalid(_) => {
+            Refusal::new(StatusCode::NOT_FOUND, NOT_YOURS)
+        }
+        SourceError::Unavailable(_) => {
+            let text = "that is not known now; try again, or ask whoever runs Tessera here";
+            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text)
+        }
+    }
+}
+
+pub(crate) fn json(value: &impl Serialize) -> Result<Response<Body>, Refusal> {
+    let text = serde_json::to_vec(value).map_err(|error| broken(&error))?;
+    Ok(with_type("application/json", text))
+}
+
+pub(crate) fn with_type(kind: &'static str, text: impl Into<Body>) -> Response<Body> {
+    let mut response = Response::new(text.into());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+fn broken(error: &serde_json::Error) -> Refusal {
+    tracing::error!(%error, "an answer cannot be written");
+    Refusal::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "the answer cannot be written; see the plugin's log",
+    )
+}

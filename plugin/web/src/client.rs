@@ -1,0 +1,324 @@
+//! Asking the API of a node: over root's socket, or over TCP.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Bytes;
+use hyper::header::{ACCEPT, AUTHORIZATION, HOST, HeaderValue};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use serde::de::DeserializeOwned;
+use tessera_view::problem::Problem;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+
+/// Longest wait for an answer: longer than the server's own.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Most bytes of an answer.
+const LARGEST: usize = 64 << 20;
+
+/// Name of root's socket, in the directory of `paths.admin`.
+pub const SOCKET: &str = "api.sock";
+
+/// Root's socket, beside the admin socket.
+#[must_use]
+pub fn socket_beside(admin: &Path) -> PathBuf {
+    admin.with_file_name(SOCKET)
+}
+
+/// Why there is no answer. Each kind has an exit status of its own.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nothing is at the socket's path.
+    #[error(
+        "{0} is not there: the plugin does not run on this node, or has another paths.admin; in a cluster ask within \
+         the plugin's pod: kubectl exec -n tessera daemonset/tessera -- tessera …"
+    )]
+    Missing(PathBuf),
+    /// Something is at the socket's path, and nobody listens.
+    #[error("nobody listens at {0}: the plugin has ended, or was killed; see its pod's log")]
+    Deserted(PathBuf),
+    /// The caller may not connect to the socket.
+    #[error("{0} is for root: run this as root, or within the plugin's pod")]
+    Forbidden(PathBuf),
+    /// The server says that the caller may not ask this.
+    #[error("{0}")]
+    Denied(String),
+    /// The answer does not come or breaks off; over TCP, also: nobody listens.
+    #[error("the plugin does not answer at {at}: {reason}")]
+    NoAnswer {
+        /// Where.
+        at: String,
+        /// The system's words.
+        reason: String,
+    },
+    /// It answers, and not with what was asked for.
+    #[error("{}", .0.error)]
+    Refused(Problem),
+    /// The answer cannot be read: perhaps that of another version.
+    #[error("the answer of {at} cannot be read: {reason}; is the plugin of another version?")]
+    Unreadable {
+        /// Where.
+        at: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl ClientError {
+    /// The exit status, after `sysexits.h`: 69 the plugin does not answer or cannot now, 77 no permission, 64 the
+    /// question makes no sense, 1 nothing is called so, 76 an answer that cannot be read.
+    #[must_use]
+    pub fn exit(&self) -> u8 {
+        match self {
+            ClientError::Missing(_) | ClientError::Deserted(_) | ClientError::NoAnswer { .. } => 69,
+            ClientError::Forbidden(_) | ClientError::Denied(_) => 77,
+            ClientError::Unreadable { .. } => 76,
+            ClientError::Refused(problem) => match problem.code {
+                400 => 64,
+                404 => 1,
+                _ => 69,
+            },
+        }
+    }
+}
+
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// Root's socket.
+    Socket(PathBuf),
+    /// HTTP.
+    Plain(SocketAddr),
+    /// HTTPS without a look at the certificate, as the API server's proxy speaks to pods: for tests.
+    Unverified(SocketAddr),
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Endpoint::Socket(path) => write!(f, "{}", path.display()),
+            Endpoint::Plain(address) => write!(f, "http://{address}"),
+            Endpoint::Unverified(address) => write!(f, "https://{address}"),
+        }
+    }
+}
+
+/// A client. Each question has a connection of its own.
+#[derive(Clone, Debug)]
+pub struct Client {
+    endpoint: Endpoint,
+    token: Option<String>,
+    limit: Duration,
+}
+
+impl Client {
+    /// Of a server.
+    #[must_use]
+    pub fn new(endpoint: Endpoint) -> Self {
+        Client { endpoint, token: None, limit: LIMIT }
+    }
+
+    /// Of root's socket beside this admin socket.
+    #[must_use]
+    pub fn beside(admin: &Path) -> Self {
+        Self::new(Endpoint::Socket(socket_beside(admin)))
+    }
+
+    /// Sends this token.
+    #[must_use]
+    pub fn with_token(mut self, token: &str) -> Self {
+        self.token = Some(token.to_owned());
+        self
+    }
+
+    /// Waits so long for an answer.
+    #[must_use]
+    pub fn with_limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// A path with its query, such as `/api/v1/history?subject=chat`; parameters written by [`query`].
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        let body = self.bytes(path, "application/json").await?;
+        serde_json::from_slice(&body).map_err(|error| ClientError::Unreadable {
+            at: self.endpoint.to_string(),
+            reason: error.to_string(),
+        })
+    }
+
+    /// The bytes of an answer, of the type that is asked for.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn bytes(&self, path: &str, accept: &'static str) -> Result<Bytes, ClientError> {
+        let asking = async {
+            let response = self.ask(path, accept).await?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), LARGEST).collect().await;
+            let body = body.map_err(|error| self.silent(&error.to_string()))?.to_bytes();
+            match status.is_success() {
+                true => Ok(body),
+                false => Err(refused(status, &body)),
+            }
+        };
+        let late = || self.silent(&format!("nothing within {} s", self.limit.as_secs()));
+        tokio::time::timeout(self.limit, asking).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// The whole response, whatever its status; its body may be a stream.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn ask(
+        &self,
+        path: &str,
+        accept: &'static str,
+    ) -> Result<Response<hyper::body::Incoming>, ClientError> {
+        match &self.endpoint {
+            Endpoint::Socket(socket) => {
+                let stream = UnixStream::connect(socket).await;
+                let stream = stream.map_err(|error| self.unconnected(socket, &error))?;
+                self.exchange(stream, path, accept).await
+            }
+            Endpoint::Plain(address) => {
+                let stream = TcpStream::connect(address).await;
+                let stream = stream.map_err(|error| self.silent(&error.to_string()))?;
+                self.exchange(stream, path, accept).await
+            }
+            Endpoint::Unverified(address) => {
+                let stream = TcpStream::connect(address).await;
+                let stream = stream.map_err(|error| self.silent(&error.to_string()))?;
+                let name = ServerName::IpAddress(address.ip().into());
+                let shaken = TlsConnector::from(unverified()).connect(name, stream).await;
+                let stream = shaken.map_err(|error| self.silent(&error.to_string()))?;
+                self.exchange(stream, path, accept).await
+            }
+        }
+    }
+
+    fn unconnected(&self, socket: &Path, error: &io::Error) -> ClientError {
+        match error.kind() {
+            io::ErrorKind::NotFound => ClientError::Missing(socket.to_owned()),
+            io::ErrorKind::ConnectionRefused => ClientError::Deserted(socket.to_owned()),
+            io::ErrorKind::PermissionDenied => ClientError::Forbidden(socket.to_owned()),
+            _ => self.silent(&error.to_string()),
+        }
+    }
+
+    fn silent(&self, reason: &str) -> ClientError {
+        ClientError::NoAnswer { at: self.endpoint.to_string(), reason: reason.to_owned() }
+    }
+
+    async fn exchange<S>(
+        &self,
+        stream: S,
+        path: &str,
+        accept: &'static str,
+    ) -> Result<Response<hyper::body::Incoming>, ClientError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let silent = |error: hyper::Error| self.silent(&error.to_string());
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = handshake.map_err(silent)?;
+        // Ends with the response's body.
+        tokio::spawn(connection);
+        let mut request =
+            Request::builder().uri(path).header(HOST, "localhost").header(ACCEPT, accept);
+        if let Some(token) = &self.token {
+            let value = HeaderValue::try_from(format!("Bearer {token}"));
+            let mut value =
+                value.map_err(|_| ClientError::Denied("the token is no word".to_owned()))?;
+            value.set_sensitive(true);
+            request = request.header(AUTHORIZATION, value);
+        }
+        let request = request.body(Empty::<Bytes>::new());
+        let request = request.map_err(|error| self.silent(&error.to_string()))?;
+        sender.send_request(request).await.map_err(silent)
+    }
+}
+
+/// A query string of these parameters; those that are empty are left out.
+#[must_use]
+pub fn query(parameters: &[(&str, &str)]) -> String {
+    let given: Vec<_> = parameters.iter().filter(|(_, value)| !value.is_empty()).collect();
+    let text = serde_urlencoded::to_string(&given).unwrap_or_default();
+    if text.is_empty() { text } else { format!("?{text}") }
+}
+
+fn refused(status: StatusCode, body: &[u8]) -> ClientError {
+    let said: Option<Problem> = serde_json::from_slice(body).ok();
+    let mut problem = said.filter(|said| !said.error.is_empty()).unwrap_or_else(|| Problem {
+        error: format!("HTTP {status}: {}", String::from_utf8_lossy(body).trim()),
+        ..Problem::default()
+    });
+    problem.code = status.as_u16();
+    match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => ClientError::Denied(problem.error),
+        _ => ClientError::Refused(problem),
+    }
+}
+
+fn unverified() -> Arc<ClientConfig> {
+    let provider = Arc::new(ring::default_provider());
+    let verifier = Arc::new(Anybody(Arc::clone(&provider)));
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    // Ring has the default versions.
+    let builder = builder.expect("TLS 1.2 and 1.3");
+    Arc::new(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
+}
+
+/// Takes any certificate whose key the other side has.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,137 @@
+//! A [`Source`] over a made-up fleet, for tests and benches of the server and the page.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::explain::{self, Explanation, Explanations};
+use tessera_view::fixtures::MadeUp;
+use tessera_view::fleet::Fleet;
+use tessera_view::tenant::{self, Tenant};
+use tessera_view::{API_VERSION, history};
+
+use crate::source::{Answer, Scope, Source, SourceError};
+
+/// A made-up fleet that is served.
+#[derive(Clone, Debug)]
+pub struct Fixture {
+    made: Arc<Mutex<MadeUp>>,
+    /// Its time goes on by itself from here.
+    live: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Fixture {
+    /// Time stands still until somebody moves it.
+    #[must_use]
+    pub fn new(made: MadeUp) -> Self {
+        Fixture { made: Arc::new(Mutex::new(made)), live: Arc::default() }
+    }
+
+    /// Its time goes on with the machine's from now.
+    pub fn run(&self) {
+        *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// The fleet, to look at or to change.
+    pub fn made(&self) -> MutexGuard<'_, MadeUp> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(since) = *live {
+            let passed = u32::try_from(since.elapsed().as_millis()).unwrap_or(u32::MAX);
+            made.tick(passed);
+            *live = Some(Instant::now());
+        }
+        made
+    }
+
+    fn tenant(&self, node: &str, subject: &str) -> Option<Tenant> {
+        let fleet = self.made().fleet();
+        let mut nodes =
+            fleet.nodes.into_iter().filter(|entry| node.is_empty() || entry.node == node);
+        nodes.find_map(|entry| {
+            entry.view?.tenants.into_iter().find(|tenant| {
+                let full = format!("{}/{}", tenant.namespace, tenant.pod);
+                full == subject || tenant.pod == subject || tenant.id == subject
+            })
+        })
+    }
+}
+
+fn now<T: Send + 'static>(answer: Result<T, SourceError>) -> Answer<'static, T> {
+    Box::pin(std::future::ready(answer))
+}
+
+impl Source for Fixture {
+    fn fleet(&self) -> Answer<'_, Fleet> {
+        now(Ok(self.made().fleet()))
+    }
+
+    fn history<'a>(&'a self, node: &'a str, query: history::Query) -> Answer<'a, history::Answer> {
+        let answer = self.made().history(node, &query);
+        now(answer.ok_or_else(|| SourceError::NotFound(format!("no node is called {node}"))))
+    }
+
+    fn explain<'a>(&'a self, node: &'a str, subject: &'a str) -> Answer<'a, Explanations> {
+        let found = self.tenant(node, subject);
+        let found = found.map(|tenant| Explanations::of(vec![(String::new(), explain(&tenant))]));
+        now(found.ok_or_else(|| SourceError::NotFound(format!("no pod is called {subject}"))))
+    }
+
+    fn recommend(&self, scope: Scope) -> Answer<'_, Recommendations> {
+        now(Ok(self.made().recommendations(&scope.namespace, &scope.pod)))
+    }
+
+    fn waste(&self, scope: Scope) -> Answer<'_, Waste> {
+        now(Ok(self.made().waste(&scope.namespace)))
+    }
+}
+
+/// Some of what `tessera explain` has.
+fn explain(tenant: &Tenant) -> Explanation {
+    let limit = |used: &tenant::Use| explain::Limit {
+        gpu_uuid: used.gpu_uuid.clone(),
+        memory_limit_bytes: used.memory_limit_bytes,
+        memory_origin: "1 × share.memory".to_owned(),
+        cores_millis: used.cores_millis,
+        policy: used.policy.clone(),
+        cores_origin: "1 × share.cores".to_owned(),
+        ..explain::Limit::default()
+    };
+    let incident = (tenant.refusals > 0).then(|| explain::Incident {
+        what: "refused-memory".to_owned(),
+        times: tenant.refusals,
+        reason_is_own: true,
+        ..explain::Incident::default()
+    });
+    let holder = explain::Holder {
+        namespace: tenant.namespace.clone(),
+        pod: tenant.pod.clone(),
+        container: tenant.container.clone(),
+    };
+    let used = |used: &tenant::Use| explain::Use {
+        gpu_uuid: used.gpu_uuid.clone(),
+        memory_charged_bytes: used.memory_charged_bytes,
+        memory_peak_bytes: used.memory_peak_bytes,
+        ..explain::Use::default()
+    };
+    let now = explain::Allocation {
+        state: tenant.state.clone(),
+        gpus: tenant.gpus.iter().map(used).collect(),
+        ..explain::Allocation::default()
+    };
+    let story = explain::Story {
+        id: tenant.id.clone(),
+        generation: tenant.generation,
+        holder: Some(holder),
+        now: Some(now),
+        limits: tenant.gpus.iter().map(limit).collect(),
+        incidents: incident.into_iter().collect(),
+        ..explain::Story::default()
+    };
+    Explanation {
+        api_version: API_VERSION.to_owned(),
+        allocations: vec![story],
+        apart: true,
+        ..Explanation::default()
+    }
+}

@@ -1,0 +1,36 @@
+//! The JSON API and the page over HTTP, for a node's plugin and for `tessera console` alike.
+//!
+//! **For**: `/api/v1`, its authorisation (TokenReview and SubjectAccessReview, or loopback alone), its events, and
+//! the page's files. What is shown comes from a [`Source`]; who may see what is decided here and nowhere else.
+//!
+//! **May use**: the view, the cluster. **Must not**: know the agent or kubelet.
+//!
+//! - [`server`]: listeners, their thread; `connections`: how many there may be, and which one makes room
+//! - `routes`: which path is which question; `answers`: what it answers; `stream`: events; `page`: files
+//! - [`authorise`], `caller`: which tenants a caller may see
+//! - [`client`]: asks such a server
+#![forbid(unsafe_code)]
+
+mod answers;
+pub mod authorise;
+mod caller;
+pub mod client;
+mod connections;
+#[cfg(feature = "fixtures")]
+pub mod fixtures;
+mod fleet_cache;
+mod headers;
+mod page;
+mod problem;
+mod query;
+mod routes;
+pub mod server;
+pub mod source;
+mod stream;
+mod tls;
+
+pub use authorise::Authorisation;
+pub use routes::{Route, SCHEMA};
+pub use server::{Options, Server};
+pub use source::{Source, SourceError};
+pub use tls::Tls;

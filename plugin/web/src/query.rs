@@ -1,0 +1,69 @@
+//! The parameters of a request.
+
+use axum::http::{StatusCode, Uri};
+use serde::Deserialize;
+use tessera_view::history;
+
+use crate::problem::Refusal;
+use crate::source::Scope;
+
+/// Longest name.
+const LONGEST: usize = 1024;
+
+/// Every route takes these; what one does not need is ignored there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Parameters {
+    /// Only what is of this namespace.
+    pub namespace: String,
+    /// Only what is of this node.
+    pub node: String,
+    /// What is asked about.
+    pub subject: String,
+    /// Only this pod.
+    pub pod: String,
+    /// The earliest instant.
+    pub since_unix_ms: i64,
+    /// The latest.
+    pub until_unix_ms: i64,
+    /// Length of a bucket.
+    pub step_seconds: u32,
+}
+
+impl Parameters {
+    pub fn of(uri: &Uri) -> Result<Self, Refusal> {
+        let query = uri.query().unwrap_or_default();
+        let bad = |text: String| Refusal::new(StatusCode::BAD_REQUEST, text);
+        let found: Self = serde_urlencoded::from_str(query)
+            .map_err(|error| bad(format!("the query cannot be read: {error}")))?;
+        for (name, value) in [
+            ("namespace", &found.namespace),
+            ("node", &found.node),
+            ("subject", &found.subject),
+            ("pod", &found.pod),
+        ] {
+            if value.len() > LONGEST {
+                return Err(bad(format!("{name} is longer than {LONGEST} bytes")));
+            }
+        }
+        Ok(found)
+    }
+
+    pub fn history(&self) -> history::Query {
+        history::Query {
+            subject: self.subject.clone(),
+            namespace: self.namespace.clone(),
+            since_unix_ms: self.since_unix_ms,
+            until_unix_ms: self.until_unix_ms,
+            step_seconds: self.step_seconds,
+        }
+    }
+
+    pub fn scope(&self) -> Scope {
+        Scope {
+            namespace: self.namespace.clone(),
+            pod: self.pod.clone(),
+            since_unix_ms: self.since_unix_ms,
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Which path is which question.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::header::{ALLOW, CACHE_CONTROL};
+use axum::http::{HeaderValue, Method, Response, StatusCode};
+use axum::routing::any;
+
+use crate::answers;
+use crate::authorise::Authorisation;
+use crate::caller::{Caller, Origin};
+use crate::connections::Connection;
+use crate::fleet_cache::FleetCache;
+use crate::page;
+use crate::problem::Refusal;
+use crate::query::Parameters;
+use crate::source::Source;
+use crate::stream::{self, Streams};
+
+/// How long an answer may take, from the request on.
+const ANSWER: Duration = Duration::from_secs(15);
+
+/// The JSON schema of the answers, as `docs/api.schema.json` has it.
+pub const SCHEMA: &str = include_str!("../../../docs/api.schema.json");
+
+/// What can be asked under `/api/v1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// Everything.
+    Fleet,
+    /// One node.
+    Node,
+    /// GPUs of all nodes.
+    Gpus,
+    /// Tenants of all nodes.
+    Tenants,
+    /// What was.
+    History,
+    /// Why one pod has what it has.
+    Explain,
+    /// What to ask for instead.
+    Recommend,
+    /// What is paid for and not used.
+    Waste,
+    /// Events.
+    Stream,
+    /// The schema of all these.
+    Schema,
+}
+
+impl Route {
+    /// All of them.
+    pub const ALL: [Route; 10] = [
+        Route::Fleet,
+        Route::Node,
+        Route::Gpus,
+        Route::Tenants,
+        Route::History,
+        Route::Explain,
+        Route::Recommend,
+        Route::Waste,
+        Route::Stream,
+        Route::Schema,
+    ];
+
+    /// Its path.
+    #[must_use]
+    pub fn path(self) -> &'static str {
+        match self {
+            Route::Fleet => "/api/v1/fleet",
+            Route::Node => "/api/v1/node",
+            Route::Gpus => "/api/v1/gpus",
+            Route::Tenants => "/api/v1/tenants",
+            Route::History => "/api/v1/history",
+            Route::Explain => "/api/v1/explain",
+            Route::Recommend => "/api/v1/recommend",
+            Route::Waste => "/api/v1/waste",
+            Route::Stream => "/api/v1/stream",
+            Route::Schema => "/api/v1/schema",
+        }
+    }
+}
+
+/// What requests share.
+pub(crate) struct App {
+    pub source: Arc<dyn Source>,
+    pub fleets: FleetCache,
+    pub authorisation: Authorisation,
+    pub streams: Arc<Streams>,
+    /// How often a stream looks for changes.
+    pub interval: Duration,
+}
+
+/// All routes.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let mut router = Router::new();
+    for route in Route::ALL {
+        let data = move |State(app): State<Arc<App>>, request: Request| ask(app, route, request);
+        router = router.route(route.path(), any(data));
+    }
+    router
+        .route(
+            "/",
+            any(|request: Request| async move { file(&request, page::index(request.headers())) }),
+        )
+        .route(
+            "/index.html",
+            any(|request: Request| async move { file(&request, page::index(request.headers())) }),
+        )
+        .route("/assets/{name}", any(asset))
+        .fallback(|| async { nothing().response() })
+        .with_state(app)
+}
+
+async fn asset(Path(name): Path<String>, request: Request) -> Response<Body> {
+    match page::asset(&name, request.headers()) {
+        Some(found) => file(&request, found),
+        None => nothing().response(),
+    }
+}
+
+fn file(request: &Request, found: Response<Body>) -> Response<Body> {
+    if is_read(request.method()) { found } else { read_only() }
+}
+
+fn is_read(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD)
+}
+
+fn read_only() -> Response<Body> {
+    let text =
+        "this only shows: use GET; to change something, see tessera quota and tessera cordon";
+    let mut response = Refusal::new(StatusCode::METHOD_NOT_ALLOWED, text).response();
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    response
+}
+
+fn nothing() -> Refusal {
+    let paths = Route::ALL.map(Route::path).join(", ");
+    Refusal::new(StatusCode::NOT_FOUND, format!("there is nothing here; there is /, {paths}"))
+}
+
+async fn ask(app: Arc<App>, route: Route, request: Request) -> Response<Body> {
+    if !is_read(request.method()) {
+        return read_only();
+    }
+    let (head, _) = request.into_parts();
+    // The server puts it there.
+    let Some(connection) = head.extensions.get::<Connection>().cloned() else {
+        return Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "no connection").response();
+    };
+    let answer = async {
+        // No secret, and of use to those that have no token yet.
+        if route == Route::Schema && connection.origin() != Origin::Stranger {
+            let mut schema = answers::with_type("application/schema+json", SCHEMA);
+            schema.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+            return Ok(schema);
+        }
+        let caller = Caller::of(connection.origin(), &head.headers, &app.authorisation).await?;
+        let asked = Parameters::of(&head.uri)?;
+        if route == Route::Stream && head.method == Method::GET {
+            return stream::begin(
+                Arc::clone(&app),
+                head.headers.clone(),
+                caller,
+                asked,
+                connection,
+            )
+            .await;
+        }
+        answers::answer(route, &app.source, &app.fleets, &caller, &head.headers, &asked).await
+    };
+    let answer = tokio::time::timeout(ANSWER, answer).await.unwrap_or_else(|_| {
+        let text = "the node, its driver or a file system does not answer in time; try again";
+        Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text))
+    });
+    answer.unwrap_or_else(|refusal| refusal.response())
+}

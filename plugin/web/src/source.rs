@@ -1,0 +1,51 @@
+//! Where what is shown comes from.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::explain::Explanations;
+use tessera_view::fleet::Fleet;
+use tessera_view::history;
+
+/// Why something cannot be shown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// Nothing is called so. The text names it and says what there is to choose from.
+    #[error("{0}")]
+    NotFound(String),
+    /// The question makes no sense. The text says what to ask instead.
+    #[error("{0}")]
+    Invalid(String),
+    /// It is not known now: the node, the ledger or the history does not answer.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// An answer that may take time.
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, SourceError>> + Send + 'a>>;
+
+/// What advice or waste is asked of.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scope {
+    /// Only this namespace; empty for all.
+    pub namespace: String,
+    /// Only this pod; empty for all.
+    pub pod: String,
+    /// The window's beginning; 0 for as early as there is.
+    pub since_unix_ms: i64,
+}
+
+/// A node, or a fleet of them. It answers in full: what a reader may see is left to the server.
+pub trait Source: Send + Sync + 'static {
+    /// Everything at this moment; a node answers as a fleet of one.
+    fn fleet(&self) -> Answer<'_, Fleet>;
+    /// What was, of one node (empty: the only one).
+    fn history<'a>(&'a self, node: &'a str, query: history::Query) -> Answer<'a, history::Answer>;
+    /// Why a subject is as it is, by each node that knows it.
+    fn explain<'a>(&'a self, node: &'a str, subject: &'a str) -> Answer<'a, Explanations>;
+    /// Advice.
+    fn recommend(&self, scope: Scope) -> Answer<'_, Recommendations>;
+    /// What is asked and not used.
+    fn waste(&self, scope: Scope) -> Answer<'_, Waste>;
+}

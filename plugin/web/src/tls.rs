@@ -1,0 +1,142 @@
+//! The server's certificate: of files, read again when they change, or made at the start.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustls::ServerConfig;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+
+/// How often it is looked whether the files have changed.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// How TCP connections are protected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tls {
+    /// Not: only for loopback.
+    Plain,
+    /// With a certificate of its own, as kubelet serves without one: the API server's proxy does not verify it.
+    SelfSigned,
+    /// With these PEM files.
+    Files {
+        /// The certificate, and those between it and the authority.
+        certificate: PathBuf,
+        /// Its key.
+        key: PathBuf,
+    },
+}
+
+/// The configuration; `None` for [`Tls::Plain`]. Reads files.
+///
+/// # Errors
+/// The file, and what is wrong with it.
+pub(crate) fn config(tls: &Tls) -> Result<Option<Arc<ServerConfig>>, String> {
+    let resolver: Arc<dyn ResolvesServerCert> = match tls {
+        Tls::Plain => return Ok(None),
+        Tls::SelfSigned => Arc::new(Fixed(Arc::new(self_signed()?))),
+        Tls::Files { certificate, key } => Arc::new(Files::open(certificate, key)?),
+    };
+    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder =
+        builder.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
+    let mut config = builder.with_no_client_auth().with_cert_resolver(resolver);
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Some(Arc::new(config)))
+}
+
+#[derive(Debug)]
+struct Fixed(Arc<CertifiedKey>);
+
+impl ResolvesServerCert for Fixed {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0))
+    }
+}
+
+fn self_signed() -> Result<CertifiedKey, String> {
+    let names = ["tessera", "localhost", "127.0.0.1", "::1"].map(str::to_owned);
+    let made = rcgen::generate_simple_self_signed(names).map_err(|error| error.to_string())?;
+    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    certified(vec![made.cert.der().clone()], key.into())
+}
+
+fn certified(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<CertifiedKey, String> {
+    CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(|error| error.to_string())
+}
+
+/// A certificate that others renew, as cert-manager does.
+struct Files {
+    certificate: PathBuf,
+    key: PathBuf,
+    now: Mutex<Held>,
+}
+
+struct Held {
+    key: Arc<CertifiedKey>,
+    changed: [Option<SystemTime>; 2],
+    looked: Instant,
+}
+
+impl fmt::Debug for Files {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Files").field("certificate", &self.certificate).finish_non_exhaustive()
+    }
+}
+
+impl Files {
+    fn open(certificate: &std::path::Path, key: &std::path::Path) -> Result<Self, String> {
+        let changed = changed([certificate, key]);
+        let held = Held { key: Arc::new(read(certificate, key)?), changed, looked: Instant::now() };
+        Ok(Files { certificate: certificate.into(), key: key.into(), now: Mutex::new(held) })
+    }
+}
+
+impl ResolvesServerCert for Files {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.looked.elapsed() >= LOOK {
+            now.looked = Instant::now();
+            let changed = changed([&self.certificate, &self.key]);
+            if changed != now.changed {
+                match read(&self.certificate, &self.key) {
+                    Ok(key) => {
+                        now.key = Arc::new(key);
+                        now.changed = changed;
+                    }
+                    // It may be half written: the old one serves until the next look.
+                    Err(error) => tracing::warn!(%error, "the old certificate stays"),
+                }
+            }
+        }
+        Some(Arc::clone(&now.key))
+    }
+}
+
+fn changed(files: [&std::path::Path; 2]) -> [Option<SystemTime>; 2] {
+    files.map(|file| file.metadata().and_then(|meta| meta.modified()).ok())
+}
+
+fn read(certificate: &std::path::Path, key: &std::path::Path) -> Result<CertifiedKey, String> {
+    let chain = CertificateDer::pem_file_iter(certificate)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| format!("api.tls_cert {}: {error}", certificate.display()))?;
+    if chain.is_empty() {
+        return Err(format!(
+            "api.tls_cert {}: there is no certificate in it",
+            certificate.display()
+        ));
+    }
+    let key_der = PrivateKeyDer::from_pem_file(key)
+        .map_err(|error| format!("api.tls_key {}: {error}", key.display()))?;
+    certified(chain, key_der).map_err(|error| {
+        format!("api.tls_cert {} and api.tls_key {}: {error}", certificate.display(), key.display())
+    })
+}

@@ -1,0 +1,84 @@
+//! Without authorisation: root's socket and loopback.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use tessera_view::explain::{Explanation, Explanations, Story};
+use tessera_view::fleet::Fleet;
+use tessera_web::client::{Client, ClientError, Endpoint, query, socket_beside};
+use tessera_web::{Authorisation, Options, Route, Server, Tls};
+
+use crate::common::{Scripted, serve, small};
+
+#[tokio::test]
+async fn every_route_answers_json_with_its_version_on_both_listeners() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = Scripted::new(small());
+    let story = Story { resource_name: "tessera.dev/gpu".into(), ..Story::default() };
+    let explanation = Explanation { allocations: vec![story], ..Explanation::default() };
+    let explanation = Explanations::of(vec![("n1".into(), explanation)]);
+    source.0.lock().unwrap().explanations.push(("chat-0".into(), explanation));
+    let mut options = Options::new(Arc::new(source));
+    options.listen = vec!["127.0.0.1:0".parse().unwrap()];
+    let socket = socket_beside(&dir.path().join("admin.sock"));
+    options.socket = Some(socket.clone());
+    let server = Server::start(options).unwrap();
+    let address = server.bound().await.unwrap();
+    while !socket.exists() {
+        tokio::task::yield_now().await;
+    }
+    for endpoint in [Endpoint::Plain(address), Endpoint::Socket(socket)] {
+        let client = Client::new(endpoint);
+        for route in Route::ALL.into_iter().filter(|route| *route != Route::Stream) {
+            let path = format!("{}{}", route.path(), query(&[("subject", "chat-0"), ("node", "")]));
+            let answer: Value = client.get(&path).await.unwrap_or_else(|e| panic!("{path}: {e}"));
+            assert!(answer.is_object(), "{path}: {answer}");
+        }
+        let fleet: Fleet = client.get("/api/v1/fleet").await.unwrap();
+        assert_eq!(fleet.nodes[0].view.as_ref().unwrap().tenants[0].pod, "chat-0");
+        let text = client.bytes("/api/v1/explain?subject=chat-0", "text/plain").await.unwrap();
+        let text = String::from_utf8_lossy(&text);
+        assert!(text.starts_with("a container that kubelet has not named: gone\n"), "{text}");
+        let missing = client.get::<Value>("/api/v1/explain?subject=nope").await.unwrap_err();
+        assert_eq!((missing.exit(), missing.to_string().contains("there is chat-0")), (1, true));
+    }
+}
+
+#[tokio::test]
+async fn what_has_no_answer_says_what_there_is_and_every_answer_has_its_headers() {
+    let source = Scripted::new(small());
+    let (_server, address) = serve(source, Authorisation::None, Tls::Plain).await;
+    let client = Client::new(Endpoint::Plain(address));
+    for (path, status, kind) in [
+        ("/", 200, "text/html; charset=utf-8"),
+        ("/assets/app.js", 200, "text/javascript; charset=utf-8"),
+        ("/assets/style.css", 200, "text/css; charset=utf-8"),
+        ("/assets/..%2f..%2fetc%2fpasswd", 404, "application/json"),
+        ("/assets/../index.html", 404, "application/json"),
+        ("/api/v1/../../etc/passwd", 404, "application/json"),
+        ("/api/v1%2ffleet", 404, "application/json"),
+        ("/api/v2/fleet", 404, "application/json"),
+        ("/api/v1/explain", 400, "application/json"),
+        ("/api/v1/fleet?nope=1", 400, "application/json"),
+        ("/api/v1/history?step_seconds=x", 400, "application/json"),
+        ("/api/v1/history?since_unix_ms=99999999999999999999", 400, "application/json"),
+        ("/api/v1/explain?subject=%ff%fe%00", 404, "application/json"),
+        ("/api/v1/node?node=other", 404, "application/json"),
+    ] {
+        let answer = client.ask(path, "application/json").await.unwrap();
+        assert_eq!(answer.status(), status, "{path}");
+        assert_eq!(answer.headers()["content-type"], kind, "{path}");
+        let policy = answer.headers()["content-security-policy"].to_str().unwrap();
+        assert!(policy.starts_with("default-src 'none'; script-src 'self'"), "{path}");
+        assert_eq!(answer.headers()["x-content-type-options"], "nosniff", "{path}");
+        assert_eq!(answer.headers()["referrer-policy"], "no-referrer", "{path}");
+        let caching = if status == 200 { "no-cache" } else { "no-store" };
+        assert_eq!(answer.headers()["cache-control"], caching, "{path}");
+        if status != 200 {
+            let error = client.get::<Value>(path).await.unwrap_err();
+            let ClientError::Refused(problem) = error else { panic!("{path}: {error}") };
+            assert_eq!((problem.api_version.as_str(), problem.code), ("tessera.dev/v1", status));
+            assert!(problem.error.len() > 10, "{path}: {}", problem.error);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! `docs/api.schema.json` is made of the view's types, and what `docs/api.md` shows is in it.
+
+use std::path::{Path, PathBuf};
+
+use schemars::{JsonSchema, SchemaGenerator};
+use serde_json::{Map, Value, json};
+use tessera_view::{advice, explain, fleet, history, list, node, problem};
+use tessera_web::Route;
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)
+}
+
+/// The type that a route answers.
+fn answer(route: Route, generator: &mut SchemaGenerator) -> Value {
+    fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
+        generator.subschema_for::<T>().to_value()
+    }
+    match route {
+        Route::Fleet => of::<fleet::Fleet>(generator),
+        Route::Node => of::<node::Node>(generator),
+        Route::Gpus => of::<list::Gpus>(generator),
+        Route::Tenants => of::<list::Tenants>(generator),
+        Route::History => of::<history::Answer>(generator),
+        Route::Recommend => of::<advice::Recommendations>(generator),
+        Route::Waste => of::<advice::Waste>(generator),
+        // An event's data: all, or the entries that changed.
+        Route::Stream => {
+            let (all, some) = (of::<fleet::Fleet>(generator), of::<Vec<fleet::Entry>>(generator));
+            json!({ "anyOf": [all, some, of::<problem::Problem>(generator)] })
+        }
+        // Where several nodes know the subject, each with its own.
+        Route::Explain => {
+            let one = of::<explain::Explanation>(generator);
+            json!({ "anyOf": [one, of::<explain::Explanations>(generator)] })
+        }
+        Route::Schema => json!({ "type": "object" }),
+    }
+}
+
+fn schema() -> Value {
+    let mut generator = SchemaGenerator::default();
+    let mut paths = Map::new();
+    for route in Route::ALL {
+        paths.insert(route.path().to_owned(), answer(route, &mut generator));
+    }
+    let error = generator.subschema_for::<problem::Problem>().to_value();
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Tessera's JSON API, tessera.dev/v1",
+        "description": "Answers by path, and that of every status from 400 on. A reader ignores fields that it does not know.",
+        "properties": paths,
+        "error": error,
+        "$defs": generator.take_definitions(true),
+    })
+}
+
+#[test]
+fn the_schema_is_that_of_the_types() {
+    let now = format!("{:#}\n", schema());
+    if std::env::var_os("TESSERA_REGENERATE").is_some() {
+        std::fs::write(file("api.schema.json"), &now).unwrap();
+    }
+    let kept = std::fs::read_to_string(file("api.schema.json")).unwrap();
+    assert!(
+        kept == now,
+        "docs/api.schema.json is old: TESSERA_REGENERATE=1 cargo test -p tessera-web --test server"
+    );
+}
+
+/// Whether a path of field names, with `[]` for each entry of an array, is in a schema.
+fn has(schema: &Value, all: &Value, path: &[&str]) -> bool {
+    let schema = match schema["$ref"].as_str() {
+        Some(name) => &all["$defs"][name.trim_start_matches("#/$defs/")],
+        None => schema,
+    };
+    let one_of = |key: &str| {
+        schema[key].as_array().is_some_and(|some| some.iter().any(|one| has(one, all, path)))
+    };
+    match path {
+        [] => true,
+        ["[]", rest @ ..] => has(&schema["items"], all, rest) && schema.get("items").is_some(),
+        [field, rest @ ..] => {
+            let found = schema["properties"].get(*field).is_some_and(|one| has(one, all, rest));
+            found || one_of("anyOf") || one_of("allOf")
+        }
+    }
+}
+
+/// `.nodes[].view.tenants[] | .pod`: the fields that a recipe names, as paths from the answer's beginning.
+fn paths(recipe: &str) -> Vec<Vec<String>> {
+    let mut base: Vec<String> = Vec::new();
+    let mut found = Vec::new();
+    for stage in recipe.split(" | ") {
+        let mut named: Vec<Vec<String>> = Vec::new();
+        let mut rest = stage;
+        while let Some(at) = rest.find('.') {
+            let before = rest[..at].chars().last();
+            // `[]` belongs to a path, a bracket alone does not.
+            let whole = rest[at..].replace("[]", "\u{1}\u{1}");
+            let end = whole.find(|c: char| !(c.is_ascii_alphanumeric() || "._\u{1}".contains(c)));
+            let word = &rest[at..at + end.unwrap_or(whole.len())];
+            rest = &rest[at + word.len()..];
+            if before.is_some_and(|c| c.is_ascii_alphanumeric() || c == '"') || word == "." {
+                continue;
+            }
+            let parts = word.replace("[]", ".[]");
+            let parts = parts.split('.').filter(|part| !part.is_empty()).map(str::to_owned);
+            named.push(base.iter().cloned().chain(parts).collect());
+        }
+        // What a stage passes on, where it only walks down.
+        if stage.trim().starts_with('.') && named.len() == 1 {
+            base = named[0].clone();
+        }
+        found.extend(named);
+    }
+    found
+}
+
+#[test]
+fn every_recipe_and_every_route_of_the_page_is_there() {
+    let text = std::fs::read_to_string(file("api.md")).unwrap();
+    for route in Route::ALL {
+        assert!(text.contains(&format!("`{}", route.path())), "docs/api.md lacks {}", route.path());
+    }
+    let all = schema();
+    let recipes = text.lines().filter_map(|line| line.split_once("| jq "));
+    let mut seen = 0;
+    for (question, recipe) in recipes {
+        let path = Route::ALL.into_iter().rfind(|route| question.contains(route.path())).unwrap();
+        let recipe = recipe.split('\'').nth(1).unwrap_or_else(|| panic!("{recipe}"));
+        for fields in paths(recipe) {
+            let names: Vec<&str> = fields.iter().map(String::as_str).collect();
+            assert!(
+                has(&all["properties"][path.path()], &all, &names),
+                "{recipe}: no {}",
+                names.join(".")
+            );
+            seen += 1;
+        }
+    }
+    assert!(seen > 10, "{seen} fields in recipes");
+    assert!(
+        !has(&all["properties"]["/api/v1/fleet"], &all, &["nodes", "[]", "nope"]),
+        "the check can fail"
+    );
+}
