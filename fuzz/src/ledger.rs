@@ -11,7 +11,7 @@ use tessera_store::{Change, Ledger};
 
 use super::patch::scribble;
 
-/// Whatever the disk gives back, the ledger opens: as it was, or anew with the old file kept aside.
+/// Whatever the disk gives back, the ledger opens: as it was, or as a new one with the old file kept aside.
 /// What it then says is sound, and it can be written.
 pub fn ledger(data: &[u8]) {
     // libFuzzer ends at every panic, also at those of redb that `Ledger::open` catches; one that is
@@ -22,7 +22,7 @@ pub fn ledger(data: &[u8]) {
     let dir = super::pages::directory();
     let path = dir.path().join("ledger.redb");
     std::fs::write(&path, bytes).expect("room for a ledger");
-    let (mut ledger, _) = Ledger::open(&path, false).expect("opened or made anew");
+    let (mut ledger, _) = Ledger::open(&path, false).expect("opened or made");
     let (records, generation, _) = ledger.load().expect("what was checked can be read");
     for found in &records {
         assert!(found.generation <= generation || generation == 0, "{found:?}");

@@ -1,5 +1,5 @@
 //! What every reader of foreign bytes must do with *any* bytes: not panic, not hang, not grow, and
-//! believe nothing that cannot be true. `cargo fuzz` feeds these functions; `plugin/cli/tests/corpus.rs`
+//! believe nothing that cannot be true. `cargo fuzz` feeds these functions; `tests/suites/agent/adversity/corpus.rs`
 //! replays what it kept, with the stable compiler, in `make test`.
 
 mod config;

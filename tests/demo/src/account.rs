@@ -122,7 +122,7 @@ impl Observed {
         self.groups.push((group, tenant));
     }
 
-    /// Begins anew, with other tenants.
+    /// Starts again, with other tenants.
     pub fn forget(&mut self) {
         *self = Self { used: std::mem::take(&mut self.used), looks: self.looks, ..Self::default() };
     }

@@ -11,13 +11,18 @@ use tessera_config::Config;
 use tessera_model::gpu::Gpu;
 use tessera_model::quantity::format_bytes;
 use tessera_run::{Artefact, find_artefact};
+use tessera_sandbox::container::Means;
+use tessera_sandbox::scratch::Scratch;
+use tessera_system::terminal;
 
 use super::Args;
 use super::account::{Account, Watch};
-use super::container::Means;
+use super::calm::Calm;
+use super::clock::Clock;
 use super::division::{self, Division};
+use super::latency::{self, Latencies, P99};
 use super::report;
-use super::stage::{Scratch, Stage};
+use super::stage::Stage;
 use super::table::{count, millis};
 use super::tenant::{GREEDY_PROCESSES, Part, Tenant};
 use super::verdict::{self, Facts, Recovery};
@@ -59,6 +64,7 @@ pub(super) async fn run(
         play.strike().await;
         return Ok(ExitCode::from(INTERRUPTED));
     };
+    let latencies = play.latencies();
     let facts = std::mem::take(&mut play.judged);
     let (recovery, division) = (play.recovery, std::mem::take(&mut play.division));
     let name = |gpu: &Gpu| format!("{}, {}", gpu.name, format_bytes(gpu.memory_bytes));
@@ -71,9 +77,12 @@ pub(super) async fn run(
     if let Some(failure) = failure {
         anyhow::bail!("nothing can be judged here: {failure}");
     }
-    let failures = verdict::failures(&facts, recovery);
-    let mut failures = failures;
+    let mut failures = verdict::failures(&facts, recovery);
     failures.extend(division::failures(&division, real));
+    let judgement = latency::judge(&latencies, real);
+    if let latency::Judgement::Broken(broken) = &judgement {
+        failures.extend(broken.iter().cloned());
+    }
     let report = report::Report {
         facts: &facts,
         placed: &placed,
@@ -82,9 +91,10 @@ pub(super) async fn run(
         means,
         real,
         division: &division,
+        judgement: &judgement,
     };
     for line in report.lines(&failures, Screen::width()) {
-        println!("{line}");
+        terminal::print(&format!("{line}\n"))?;
     }
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -104,7 +114,12 @@ pub(super) struct Play {
     pub(super) program: PathBuf,
     pub(super) means: Means,
     real: bool,
-    pub(super) total: Duration,
+    /// How long the first part takes.
+    pub(super) first: Duration,
+    clock: Clock,
+    pub(super) calm: Calm,
+    /// How late the CPUs were while `chat` served alone, and beside others, microseconds.
+    late_us: [u64; 2],
     start: Instant,
     drawn: Option<Instant>,
     events: Vec<(f64, String)>,
@@ -117,6 +132,10 @@ pub(super) struct Play {
 
 impl Play {
     fn new(args: &Args, stage: Stage, program: PathBuf, means: Means, account: Account) -> Self {
+        let first = Duration::from_secs(args.seconds.into());
+        // With one replica of each GPU there is no time to divide.
+        let divides = stage.replicas_per_gpu > 1;
+        let division = divides.then(|| division::planned(first)).into_iter().flatten();
         Self {
             tenants: Vec::new(),
             watch: Watch::start(account),
@@ -125,7 +144,10 @@ impl Play {
             program,
             means,
             real: args.real,
-            total: Duration::from_secs(args.seconds.into()),
+            first,
+            clock: Clock::of(std::iter::once(first).chain(division)),
+            calm: Calm::watch(),
+            late_us: [0; 2],
             start: Instant::now(),
             drawn: None,
             events: Vec::new(),
@@ -145,7 +167,9 @@ impl Play {
         let chat = self.place(Part::Serve).await?;
         self.ready(chat, 1).await?;
         self.tenants[chat].state = "serves alone: this is what it feels without neighbours".into();
+        self.calm.take();
         self.pass(self.at(0.35)).await;
+        self.late_us[0] = self.calm.take();
 
         self.tenants[chat].signal(Signal::SIGUSR1);
         self.wait("chat did not close its first phase", |play| {
@@ -167,14 +191,38 @@ impl Play {
 
         self.kill_and_return(crash).await?;
         self.pass(self.at(1.0)).await;
+        self.late_us[1] = self.calm.take();
         self.end().await?;
+        self.part_is_over();
         self.clear();
-        self.divide().await
+        self.divide().await?;
+        // The last picture is of the end.
+        self.draw();
+        Ok(())
+    }
+
+    /// A part of what the clock counts has ended.
+    pub(super) fn part_is_over(&mut self) {
+        self.clock.part_is_over(self.start.elapsed());
+    }
+
+    /// The 99th percentiles that the report prints.
+    fn latencies(&self) -> Latencies {
+        let chat = self.placed.iter().position(|(part, _)| *part == Part::Serve);
+        let phases = chat.and_then(|at| self.judged.get(at)).map(|facts| &facts.progress.phases);
+        let neighbour = phases.filter(|phases| phases.len() > 1).map(|phases| {
+            [0, 1].map(|at| P99 {
+                us: phases[at].p99_us,
+                at_least_us: phases[at].p99_at_least_us,
+                late_us: self.late_us[at],
+            })
+        });
+        Latencies { neighbour, steps: division::steps(&self.division) }
     }
 
     /// The moment at `fraction` of the time.
     fn at(&self, fraction: f64) -> Instant {
-        self.start + self.total.mul_f64(fraction)
+        self.start + self.first.mul_f64(fraction)
     }
 
     /// The tenants of the first part go, and what is known of them stays.
@@ -318,6 +366,7 @@ impl Play {
     }
 
     fn scene(&self) -> Scene {
+        let elapsed = self.start.elapsed();
         let seen = self.watch.seen();
         let dividing = self.tenants.first().is_some_and(|t| t.part == Part::Answer);
         let kind = if self.real { "this machine's GPU" } else { "a simulated GPU" };
@@ -325,11 +374,11 @@ impl Play {
             title: format!("Tessera: tenants with quotas on {kind}"),
             subtitle: format!(
                 "plugin: tessera serve, pid {}; kubelet: a stand-in; tenants: {}",
-                self.stage.plugin_pid().map_or_else(|| "gone".into(), |pid| pid.to_string()),
+                self.stage.node.plugin_pid().map_or_else(|| "gone".into(), |pid| pid.to_string()),
                 self.means.describe()
             ),
-            elapsed: self.start.elapsed().as_secs_f64(),
-            total: self.total.as_secs_f64(),
+            elapsed: elapsed.as_secs_f64(),
+            total: self.clock.total(elapsed).as_secs_f64(),
             gpus: self
                 .stage
                 .gpus

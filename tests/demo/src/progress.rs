@@ -13,6 +13,8 @@ pub(super) struct Served {
     pub p50_us: u64,
     /// 99th percentile, microseconds.
     pub p99_us: u64,
+    /// What of the 99th percentile is no chance of so few requests, microseconds.
+    pub p99_at_least_us: u64,
     /// Requests that found no memory.
     pub out_of_memory: u64,
     /// Requests that failed otherwise.
@@ -110,6 +112,7 @@ impl Progress {
             requests: a.requests + b.requests,
             p50_us: a.p50_us.max(b.p50_us),
             p99_us: a.p99_us.max(b.p99_us),
+            p99_at_least_us: a.p99_at_least_us.max(b.p99_at_least_us),
             out_of_memory: a.out_of_memory + b.out_of_memory,
             errors: a.errors + b.errors,
             corrupted: a.corrupted + b.corrupted,
@@ -124,6 +127,7 @@ fn served(value: &Value) -> Served {
         requests: number("requests"),
         p50_us: number("p50_us"),
         p99_us: number("p99_us"),
+        p99_at_least_us: number("p99_at_least_us"),
         out_of_memory: number("out_of_memory"),
         errors: number("errors"),
         corrupted: number("corrupted"),

@@ -1,9 +1,10 @@
 //! The end: what each asked, got and tried, and what its neighbour felt.
 
 use tessera_model::quantity::format_bytes;
+use tessera_sandbox::container::Means;
 
-use super::container::Means;
 use super::division::{self, Division};
+use super::latency::Judgement;
 use super::play::replicas;
 use super::progress::Served;
 use super::table::{Table, count, fit, millis};
@@ -27,6 +28,8 @@ pub(super) struct Report<'a> {
     pub real: bool,
     /// The same load alone, with Tessera and without.
     pub division: &'a [Division],
+    /// The verdict on the latencies above it.
+    pub judgement: &'a Judgement,
 }
 
 impl Report<'_> {
@@ -64,7 +67,11 @@ impl Report<'_> {
             self.means.describe()
         ));
         if failures.is_empty() {
-            wrap("OK: no quota was exceeded, and no neighbour was harmed.".into());
+            wrap(match self.judgement {
+                Judgement::Kept(how) => format!("OK: no quota was exceeded, and {how}."),
+                Judgement::Open(why) => format!("OK: no quota was exceeded; {why}."),
+                Judgement::Broken(_) => "OK: no quota was exceeded.".into(),
+            });
         } else {
             for failure in failures {
                 wrap(format!("FAILED: {failure}"));
@@ -154,6 +161,7 @@ impl Report<'_> {
                 requests,
                 p50_us,
                 p99_us,
+                p99_at_least_us: _,
                 out_of_memory,
                 errors,
                 corrupted,
@@ -210,6 +218,7 @@ mod tests {
             means: Means::Namespace,
             real: false,
             division: &[Division { name: "alone", ..Division::default() }],
+            judgement: &Judgement::Kept("a step took 9 ms".into()),
         };
         for width in [30, 60, 80, 120, 200] {
             let lines = report.lines(&["something".into()], width);

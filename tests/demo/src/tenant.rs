@@ -9,21 +9,20 @@ use std::time::Duration;
 use anyhow::Context;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use tessera_region::layout::{CONTAINER_PAGES_DIR, GATE_CLOSED, gate_state};
-use tessera_region::quota::QuotaReader;
+use tessera_region::layout::{GATE_CLOSED, gate_state};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use tessera_fake_kubelet::{Container, Pod, RunOptions};
+use tessera_sandbox::container::{Means, Surroundings};
+use tessera_sandbox::keeper::MARK;
+use tessera_sandbox::placement::Placement;
 use tessera_system::locks::lock;
 
 use super::account::Group;
-use super::container::{Means, Mount, Surroundings};
 use super::progress::Progress;
 use super::stage::Stage;
 
 const NAMESPACE: &str = "demo";
-const CONTAINER: &str = "main";
 
 /// What a tenant is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,9 +143,8 @@ pub(super) struct Tenant {
     pub state: String,
     /// Exit code of the last process that ended by itself.
     pub exit: Option<i32>,
-    pod: Pod,
-    surroundings: Surroundings,
-    page: Option<QuotaReader>,
+    /// `None` beside Tessera.
+    placement: Option<Placement>,
     progress: Arc<Mutex<Progress>>,
     child: Option<Child>,
 }
@@ -159,35 +157,22 @@ impl Tenant {
     pub async fn place(stage: &Stage, part: Part) -> anyhow::Result<Self> {
         let name = part.name();
         let asked = part.replicas(stage.replicas_per_gpu);
-        let container = Container::new(CONTAINER).asking(&stage.resource, asked);
-        let pod = Pod::new(NAMESPACE, name).with(container);
-        let admitted = stage.kubelet.admit(&pod).await.with_context(|| format!("pod {name}"))?;
-        let device_ids = admitted.first().map(|a| a.device_ids.clone()).unwrap_or_default();
-        let options = stage.kubelet.start_container(&pod, CONTAINER).await?;
         let scratch = stage.scratch.dir(&format!("tenant-{name}"))?;
-        let surroundings = surroundings(options, scratch);
-        let pages = surroundings
-            .mounts
-            .iter()
-            .find(|m| m.container == Path::new(CONTAINER_PAGES_DIR))
-            .context("Allocate's answer has no pages")?;
-        let quota = QuotaReader::attach(&pages.host)
-            .map_err(|e| anyhow::anyhow!("the quota page of {name}: {e}"))?;
+        let asked = (stage.resource.as_str(), asked);
+        let placement = Placement::of(stage.kubelet(), (NAMESPACE, name), asked, scratch).await?;
         let gpu = stage
             .gpus
             .iter()
-            .position(|gpu| gpu.uuid == quota.uuid(0))
+            .position(|gpu| gpu.uuid == placement.quota.uuid(0))
             .context("the quota page names a GPU that NVML does not")?;
         Ok(Self {
             part,
-            quota: quota.memory_limit(0),
+            quota: placement.memory(),
             gpu,
-            device_ids,
+            device_ids: placement.device_ids.clone(),
             state: "starting".into(),
             exit: None,
-            pod,
-            surroundings,
-            page: Some(quota),
+            placement: Some(placement),
             progress: Arc::default(),
             child: None,
         })
@@ -202,9 +187,7 @@ impl Tenant {
             device_ids: Vec::new(),
             state: "runs without Tessera".into(),
             exit: None,
-            pod: Pod::new(NAMESPACE, part.name()),
-            surroundings: Surroundings::default(),
-            page: None,
+            placement: None,
             progress: Arc::default(),
             child: None,
         }
@@ -212,12 +195,12 @@ impl Tenant {
 
     /// Percent of the GPU that its quota page gives it.
     pub fn asked_percent(&self) -> Option<u32> {
-        self.page.as_ref().map(|page| page.cores_millis(0) / 10)
+        self.placement.as_ref().map(|placement| placement.quota.cores_millis(0) / 10)
     }
 
     /// Whether its gate is open: it holds the GPU, or has it for itself.
     pub fn holds(&self) -> bool {
-        let state = self.page.as_ref().map(|page| gate_state(page.gate(0)));
+        let state = self.placement.as_ref().map(|placement| gate_state(placement.quota.gate(0)));
         state.is_some_and(|state| state != GATE_CLOSED)
     }
 
@@ -226,9 +209,9 @@ impl Tenant {
     /// # Errors
     /// What the plugin answered.
     pub async fn restart_container(&mut self, stage: &Stage) -> anyhow::Result<()> {
-        let options = stage.kubelet.start_container(&self.pod, CONTAINER).await?;
         let scratch = stage.scratch.dir(&format!("tenant-{}-again", self.part.name()))?;
-        self.surroundings = surroundings(options, scratch);
+        let placement = self.placement.as_mut().context("it runs without Tessera")?;
+        placement.restart(stage.kubelet(), scratch).await?;
         self.progress = Arc::default();
         Ok(())
     }
@@ -240,7 +223,10 @@ impl Tenant {
     pub fn start(&mut self, means: Means, program: &Path, stage: &Stage) -> anyhow::Result<Group> {
         let uuid = &stage.gpus[self.gpu].uuid;
         let arguments = self.part.arguments(self.quota, stage.context_overhead, uuid);
-        let mut command = means.command(&self.surroundings, program, &arguments)?;
+        let bare = Surroundings::default();
+        let surroundings = self.placement.as_ref().map_or(&bare, |one| &one.surroundings);
+        let mut command = means.command(surroundings, program, &arguments)?;
+        command.env(MARK, stage.scratch.path());
         let log = self.log(stage)?;
         let log = OpenOptions::new().create(true).append(true).open(log)?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
@@ -320,7 +306,7 @@ impl Tenant {
 
     /// Its pod goes, and its replicas are free.
     pub fn remove(&self, stage: &Stage) {
-        stage.kubelet.remove(NAMESPACE, self.part.name());
+        stage.kubelet().remove(NAMESPACE, self.part.name());
     }
 
     fn pid(&self) -> Option<Pid> {
@@ -342,19 +328,6 @@ fn last_words(log: &str, exit: Option<i32>) -> String {
             "{said}; the tessera-tenant beside this tessera is of another build: `make build` makes both"
         ),
         _ => said.to_owned(),
-    }
-}
-
-fn surroundings(options: RunOptions, scratch: PathBuf) -> Surroundings {
-    let mount = |m: tessera_kubelet_api::deviceplugin::Mount| Mount {
-        host: m.host_path.into(),
-        container: m.container_path.into(),
-        read_only: m.read_only,
-    };
-    Surroundings {
-        mounts: options.mounts.into_iter().map(mount).collect(),
-        envs: options.envs,
-        scratch,
     }
 }
 

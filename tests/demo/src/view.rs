@@ -1,7 +1,7 @@
 //! The live view: one picture of everything, drawn again four times a second on a terminal, or a
 //! line per second into a log. Rendering is pure; [`Screen`] owns the terminal.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
 use tessera_model::quantity::format_bytes;
 use tessera_system::terminal::{self, Look};
@@ -106,7 +106,7 @@ impl Draw for Look {
 /// The picture: at most `height` lines of at most `width` visible characters.
 pub(super) fn frame(scene: &Scene, look: Look, width: usize, height: usize) -> Vec<String> {
     let mut lines = Vec::new();
-    let clock = format!("{:.1} of {:.0} s", scene.elapsed.min(scene.total), scene.total);
+    let clock = format!("{:.1} of {:.1} s", scene.elapsed, scene.total);
     let room = width.saturating_sub(clock.len() + 1);
     let title = fit(&scene.title, room);
     lines.push(format!(
@@ -360,10 +360,8 @@ fn restore() {
 }
 
 fn emit(text: &str) {
-    let mut out = io::stdout().lock();
-    // A reader that went away must not end the demo before it has cleaned up.
-    let _ = out.write_all(text.as_bytes());
-    let _ = out.flush();
+    // A full disk must not end the demo before it has cleaned up.
+    let _ = terminal::print(text);
 }
 
 fn size() -> (usize, usize) {

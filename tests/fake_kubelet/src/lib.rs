@@ -34,9 +34,14 @@
 //! - Pod resources list app containers only.
 //!
 //! [`Behaviour`] makes it refuse, dawdle or neglect the stream. It dials as kubelet 1.26 and later do;
-//! what older ones send is tried with a raw client in `tests/kubelet_authority.rs`.
+//! what older ones send is tried with a raw client in `tests/suites/agent/kubelet/authority.rs`.
+//!
+//! [`dra`] is a stand-in for kubelet's DRA manager beside it, and [`http2`] the client that sends what no sound
+//! library would.
 #![forbid(unsafe_code)]
 
+pub mod dra;
+pub mod http2;
 mod manager;
 mod pods;
 mod servers;
@@ -52,6 +57,7 @@ use tessera_kubelet_api::deviceplugin::{
     ContainerPreferredAllocationRequest, Device, DevicePluginOptions, KUBELET_SOCKET,
     PreStartContainerRequest, PreferredAllocationRequest,
 };
+use tessera_kubelet_api::podresources::{CdiDevice, ClaimResource, DynamicResource};
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
@@ -149,6 +155,10 @@ struct State {
     registrations: u64,
     lists: u64,
     pod_lists: u64,
+    /// Pods without devices, by namespace and name.
+    others: std::collections::BTreeSet<(String, String)>,
+    /// Pods with claims: the container, and what it has of them.
+    claiming: std::collections::BTreeMap<(String, String), (String, Vec<DynamicResource>)>,
     running: Option<servers::Running>,
 }
 
@@ -447,8 +457,42 @@ impl Kubelet {
         Ok(admitted)
     }
 
+    /// A pod without devices runs, as the plugin's own does: PodResources lists it.
+    pub fn run_other(&self, namespace: &str, pod: &str) {
+        self.0.state().others.insert((namespace.to_owned(), pod.to_owned()));
+    }
+
+    /// A pod runs whose container has these devices of a claim: PodResources lists it with them.
+    pub fn run_claiming(
+        &self,
+        (namespace, pod): (&str, &str),
+        container: &str,
+        claim: &dra::ClaimName,
+        devices: &[dra::PreparedDevice],
+    ) {
+        let of = |device: &dra::PreparedDevice| ClaimResource {
+            cdi_devices: device
+                .cdi_devices
+                .iter()
+                .map(|name| CdiDevice { name: name.clone() })
+                .collect(),
+            driver_name: "gpu.tessera.dev".to_owned(),
+            pool_name: device.pool.clone(),
+            device_name: device.device.clone(),
+            ..ClaimResource::default()
+        };
+        let resource = DynamicResource {
+            claim_name: claim.name.clone(),
+            claim_namespace: claim.namespace.clone(),
+            claim_resources: devices.iter().map(of).collect(),
+        };
+        let key = (namespace.to_owned(), pod.to_owned());
+        self.0.state().claiming.insert(key, (container.to_owned(), vec![resource]));
+    }
+
     /// The pod is gone: its devices are free. No plugin is told.
     pub fn remove(&self, namespace: &str, pod: &str) {
+        self.0.state().claiming.remove(&(namespace.to_owned(), pod.to_owned()));
         self.0.state().manager.remove(namespace, pod);
         self.0.tick();
     }

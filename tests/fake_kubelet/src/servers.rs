@@ -208,6 +208,17 @@ impl Inner {
     /// real one.
     fn pod_resources(&self) -> Vec<PodResources> {
         let mut pods = BTreeMap::<(String, String), BTreeMap<String, Vec<ContainerDevices>>>::new();
+        for other in &self.state().others {
+            pods.entry(other.clone()).or_default();
+        }
+        let claiming = self.state().claiming.clone();
+        for (pod, (container, _)) in &claiming {
+            pods.entry(pod.clone()).or_default().entry(container.clone()).or_default();
+        }
+        let claimed = |pod: &(String, String), container: &str| match claiming.get(pod) {
+            Some((of, resources)) if of == container => resources.clone(),
+            _ => Vec::new(),
+        };
         for (key, assignment) in self.state().manager.assignments() {
             let pod = pods.entry((key.namespace.clone(), key.pod.clone())).or_default();
             if !assignment.init {
@@ -219,17 +230,15 @@ impl Inner {
             }
         }
         pods.into_iter()
-            .map(|((namespace, name), containers)| PodResources {
-                name,
-                namespace,
-                containers: containers
-                    .into_iter()
-                    .map(|(name, devices)| ContainerResources {
-                        name,
-                        devices,
-                        ..ContainerResources::default()
-                    })
-                    .collect(),
+            .map(|(pod, containers)| {
+                let of = |(name, devices): (String, Vec<ContainerDevices>)| ContainerResources {
+                    dynamic_resources: claimed(&pod, &name),
+                    name,
+                    devices,
+                    ..ContainerResources::default()
+                };
+                let containers = containers.into_iter().map(of).collect();
+                PodResources { namespace: pod.0.clone(), name: pod.1.clone(), containers }
             })
             .collect()
     }

@@ -91,6 +91,7 @@ impl Window {
                 "seconds": (seconds * 1000.0).round() / 1000.0,
                 "requests": self.latency.count(),
                 "p50_us": us(500), "p90_us": us(900), "p99_us": us(990),
+                "p99_at_least_us": self.latency.p99_at_least() / 1000,
                 "max_us": self.latency.max() / 1000,
                 "out_of_memory": self.out_of_memory,
                 "errors": self.errors,

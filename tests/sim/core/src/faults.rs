@@ -55,7 +55,7 @@ impl Session {
         faults.recovery.store(new.recovery, Ordering::Release);
     }
 
-    /// What a reset does: counters since the last reset begin anew, the driver asks for nothing more.
+    /// What a reset does: counters since the last reset start at zero, the driver asks for nothing more.
     /// What is broken stays so.
     pub fn reset_gpu(&self, gpu: usize) {
         let faults = FaultsOf { uncorrectable: 0, recovery: 0, ..self.faults(gpu) };

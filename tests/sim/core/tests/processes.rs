@@ -409,7 +409,7 @@ fn an_idle_state_takes_a_new_configuration() {
 }
 
 #[test]
-fn a_half_made_state_is_made_anew() {
+fn a_half_made_state_is_made_again() {
     let dir = Dir::new();
     let path = dir.state();
     let file = std::fs::File::create(&path).unwrap();

@@ -66,6 +66,7 @@ fn say(event: &str, latency: &Histogram, begun: Instant, work: &Work) {
             "requests": latency.count(),
             "work_us": work.unit_ns() / 1000,
             "p50_us": us(500), "p90_us": us(900), "p99_us": us(990),
+            "p99_at_least_us": latency.p99_at_least() / 1000,
             "max_us": latency.max() / 1000,
         }),
     );

@@ -17,7 +17,7 @@ usage: simgpu-ctl COMMAND
   ecc GPU COUNT       let it have had so many uncorrectable ECC errors since its last reset
   remap GPU failed|ok a row of its memory cannot be remapped, or all can
   recovery GPU WHAT   what the driver says it takes: none, reset, reboot, drain, drain-and-reset
-  reset GPU           reset it: counters begin anew, the driver asks for nothing
+  reset GPU           reset it: counters start at zero, the driver asks for nothing
   driver unload|load  take the driver away from NVML, or bring it back
   config              print the configuration that the state was created with
 ";

@@ -164,7 +164,7 @@ fn attach(fd: RawFd, file: &std::fs::File, text: Option<&str>) -> Result<Mapped,
     Err("nobody finishes creating the simulator's state; remove the file".into())
 }
 
-/// Alone with the file: reuses it if it is whole and of the same configuration, else makes it anew.
+/// Alone with the file: reuses it if it is whole and of the same configuration, else makes it again.
 fn prepare(fd: RawFd, file: &std::fs::File, text: Option<&str>) -> Result<&'static Shared, String> {
     let len = file.metadata().map_err(|e| e.to_string())?.len();
     if len == SIZE as u64 {

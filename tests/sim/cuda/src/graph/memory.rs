@@ -327,7 +327,7 @@ exports! {
         };
         put(value.cast(), answer)
     }
-    // "High watermark can only be reset to zero": the mark begins anew at what there is.
+    // "High watermark can only be reset to zero": the mark starts again at what there is.
     fn cuDeviceSetGraphMemAttribute(dev: CUdevice, which: c_int, value: *mut c_void) {
         let driver = driver()?;
         let device = driver.device(dev)?;

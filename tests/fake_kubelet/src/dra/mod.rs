@@ -1,0 +1,484 @@
+//! A stand-in for kubelet's DRA manager and its plugin registry: it finds drivers by their registration sockets,
+//! registers them, and prepares the claims of pods, in the order and manner of the real one (Kubernetes
+//! `pkg/kubelet/cm/dra`, `pkg/kubelet/pluginmanager`; 1.36).
+//!
+//! As the real one:
+//! - The registrar is dialled with the socket's path as `:authority`, the driver's own socket with `localhost`.
+//! - Of the driver's services, the first that kubelet knows is used. A plugin whose sockets are gone is forgotten;
+//!   of several plugins of one driver, the newest that is connected is called.
+//! - All claims of a pod that are not prepared go to the driver in one call. The pod fails at the first claim's
+//!   error, and where the answer has a claim too many or too few.
+//! - What is prepared is remembered until kubelet restarts; the pods of a claim are remembered longer (its
+//!   checkpoint). A claim is unprepared when its last pod ends. A claim of the same name and another UID is refused
+//!   while the old one is known.
+//! - The health stream is opened for each plugin, again 5 s after it ended; then all devices are unknown.
+
+mod calls;
+mod health;
+mod registry;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tonic::transport::Channel;
+
+use calls::{prepare, unprepare};
+pub use health::{DeviceState, Told};
+
+/// Longest call, as kubelet has it.
+const CALL: Duration = Duration::from_secs(45);
+
+/// Which claim.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClaimName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+}
+
+/// A device of a prepared claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PreparedDevice {
+    /// Requests that it is for.
+    pub requests: Vec<String>,
+    /// Its pool.
+    pub pool: String,
+    /// Its name.
+    pub device: String,
+    /// What containers get.
+    pub cdi_devices: Vec<String>,
+    /// The share's id; v1beta1 has none.
+    pub share_id: Option<String>,
+}
+
+/// Why a pod's claims are not prepared, or not unprepared.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DraError {
+    /// Nobody serves the driver.
+    #[error("DRA driver {0} is not registered")]
+    NotRegistered(String),
+    /// The call failed.
+    #[error("{call}: {message}")]
+    Call {
+        /// The RPC.
+        call: &'static str,
+        /// The status's message.
+        message: String,
+    },
+    /// One claim failed.
+    #[error("{call} failed for ResourceClaim {claim}: {error}")]
+    Claim {
+        /// The RPC.
+        call: &'static str,
+        /// The claim's name.
+        claim: String,
+        /// The driver's words.
+        error: String,
+    },
+    /// The answer names a claim that was not asked for, or leaves one out.
+    #[error("{call}: the answer has other claims than were asked for: {uids:?}")]
+    OtherClaims {
+        /// The RPC.
+        call: &'static str,
+        /// UIDs of the answer.
+        uids: BTreeSet<String>,
+    },
+    /// Another claim of that name is still known.
+    #[error("old ResourceClaim with same name {0} and different UID {1} still exists")]
+    OldClaim(String, String),
+}
+
+/// How the stand-in treats drivers.
+#[derive(Clone, Debug)]
+pub struct DraBehaviour {
+    /// Services that it knows; 1.33 and older know v1beta1 alone.
+    pub services: Vec<&'static str>,
+    /// Registration is refused with these words.
+    pub reject: Option<String>,
+    /// The health service that it calls; 1.36 calls v1alpha1.
+    pub health: Option<&'static str>,
+    /// Pause before a health stream is opened again.
+    pub health_retry: Duration,
+}
+
+impl Default for DraBehaviour {
+    fn default() -> Self {
+        DraBehaviour {
+            services: vec!["v1.DRAPlugin", "v1beta1.DRAPlugin"],
+            reject: None,
+            health: Some("v1alpha1.DRAResourceHealth"),
+            health_retry: Duration::from_secs(5),
+        }
+    }
+}
+
+/// The stand-in; clones are handles on the same one.
+#[derive(Clone, Debug)]
+pub struct DraKubelet(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    driver: String,
+    registry: PathBuf,
+    state: Mutex<State>,
+    changed: watch::Sender<()>,
+    /// Calls to the driver are one at a time, as each pod worker's are for its claims.
+    calls: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    behaviour: DraBehaviour,
+    /// By registration socket, with the order in which they came.
+    plugins: BTreeMap<PathBuf, Plugin>,
+    registrations: u64,
+    /// By namespace and name.
+    claims: BTreeMap<(String, String), ClaimInfo>,
+    health: health::Cache,
+    watching: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Plugin {
+    order: u64,
+    /// Device, inode and birth of its registration socket.
+    identity: registry::Identity,
+    service: &'static str,
+    channel: Channel,
+    endpoint: PathBuf,
+    health: Option<JoinHandle<()>>,
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        if let Some(health) = &self.health {
+            health.abort();
+        }
+    }
+}
+
+/// What kubelet remembers of a claim.
+#[derive(Clone, Debug, Default)]
+struct ClaimInfo {
+    uid: String,
+    pods: BTreeSet<String>,
+    prepared: Option<Vec<PreparedDevice>>,
+}
+
+impl DraKubelet {
+    /// Starts for one driver, below `root` as kubelet does below its root directory.
+    ///
+    /// # Errors
+    /// If the registry cannot be made.
+    pub fn start(root: &Path, driver: &str) -> io::Result<Self> {
+        let registry = root.join("plugins_registry");
+        std::fs::create_dir_all(&registry)?;
+        let inner = Inner {
+            driver: driver.to_owned(),
+            registry,
+            state: Mutex::default(),
+            changed: watch::Sender::new(()),
+            calls: tokio::sync::Mutex::default(),
+        };
+        let kubelet = Self(Arc::new(inner));
+        kubelet.resume();
+        Ok(kubelet)
+    }
+
+    /// Where drivers put their registration sockets.
+    #[must_use]
+    pub fn registry(&self) -> &Path {
+        &self.0.registry
+    }
+
+    /// Changes how drivers are treated from now on.
+    pub fn set_behaviour(&self, behaviour: DraBehaviour) {
+        self.0.state().behaviour = behaviour;
+    }
+
+    /// Dies: connections end, what is prepared is forgotten, pods of claims are kept.
+    pub fn stop(&self) {
+        let mut state = self.0.state();
+        if let Some(watching) = state.watching.take() {
+            watching.abort();
+        }
+        state.plugins.clear();
+        state.health.all_unknown();
+        for claim in state.claims.values_mut() {
+            claim.prepared = None;
+        }
+        drop(state);
+        self.0.tick();
+    }
+
+    /// Starts again after [`DraKubelet::stop`].
+    pub fn resume(&self) {
+        let watching = tokio::spawn(registry::watch(Arc::downgrade(&self.0)));
+        if let Some(before) = self.0.state().watching.replace(watching) {
+            before.abort();
+        }
+    }
+
+    /// [`DraKubelet::stop`] and [`DraKubelet::resume`]: pods go on, and their claims are prepared again when
+    /// [`DraKubelet::prepare`] is called for them.
+    pub fn restart(&self) {
+        self.stop();
+        self.resume();
+    }
+
+    /// Loses its checkpoint: what pods hold is forgotten without being unprepared.
+    pub fn forget(&self) {
+        self.0.state().claims.clear();
+    }
+
+    /// Registrations that it accepted since the beginning.
+    #[must_use]
+    pub fn registrations(&self) -> u64 {
+        self.0.state().registrations
+    }
+
+    /// Registration sockets of the plugins that it knows, in the order in which they came.
+    #[must_use]
+    pub fn plugins(&self) -> Vec<PathBuf> {
+        let state = self.0.state();
+        let mut plugins: Vec<_> = state.plugins.iter().collect();
+        plugins.sort_by_key(|(_, plugin)| plugin.order);
+        plugins.into_iter().map(|(path, _)| path.clone()).collect()
+    }
+
+    /// The service that it uses of the newest plugin.
+    #[must_use]
+    pub fn service(&self) -> Option<&'static str> {
+        self.0.plugin().map(|(service, _)| service)
+    }
+
+    /// Where the newest plugin serves.
+    #[must_use]
+    pub fn endpoint(&self) -> Option<PathBuf> {
+        let state = self.0.state();
+        let newest = state.plugins.values().max_by_key(|plugin| plugin.order)?;
+        Some(newest.endpoint.clone())
+    }
+
+    /// Waits until a plugin is registered. Bound it with a timeout.
+    pub async fn wait_registered(&self) {
+        self.wait_until(|kubelet| kubelet.0.plugin().is_some()).await;
+    }
+
+    /// Waits until `condition` holds; looks after every change. Bound it with a timeout.
+    pub async fn wait_until(&self, mut condition: impl FnMut(&Self) -> bool) {
+        let mut changed = self.0.changed.subscribe();
+        while !condition(self) {
+            // The sender lives as long as self.
+            let _ = changed.changed().await;
+        }
+    }
+
+    /// The health of devices as the driver last said it, by pool and name.
+    #[must_use]
+    pub fn health(&self) -> BTreeMap<(String, String), Told> {
+        self.0.state().health.all()
+    }
+
+    /// Messages of health streams since the beginning.
+    #[must_use]
+    pub fn health_messages(&self) -> u64 {
+        self.0.state().health.messages()
+    }
+
+    /// Prepares the claims of a pod, those that are not prepared in one call. The devices of each claim.
+    ///
+    /// # Errors
+    /// See [`DraError`]; the pod stays noted at its claims, and may be removed or tried again.
+    pub async fn prepare(
+        &self,
+        pod: &str,
+        claims: &[ClaimName],
+    ) -> Result<Vec<Vec<PreparedDevice>>, DraError> {
+        let _one = self.0.calls.lock().await;
+        let (service, channel) = self.0.plugin().ok_or_else(|| self.0.not_registered())?;
+        let batch = self.0.note(pod, claims)?;
+        if !batch.is_empty() {
+            let call = prepare(service, channel, batch.clone());
+            let answer = tokio::time::timeout(CALL, call).await;
+            let answer = answer
+                .unwrap_or_else(|_| Err(tonic::Status::deadline_exceeded("no answer in 45 s")));
+            let answer = answer.map_err(|status| failed("NodePrepareResources", &status))?;
+            self.0.take_prepared(&batch, answer)?;
+        }
+        let state = self.0.state();
+        let devices = |claim: &ClaimName| {
+            let info = state.claims.get(&key(claim));
+            info.and_then(|info| info.prepared.clone()).unwrap_or_default()
+        };
+        Ok(claims.iter().map(devices).collect())
+    }
+
+    /// A pod has ended: claims that no other pod uses are unprepared, in one call.
+    ///
+    /// # Errors
+    /// See [`DraError`]; the pod stays noted, and this may be tried again.
+    pub async fn unprepare(&self, pod: &str) -> Result<(), DraError> {
+        let _one = self.0.calls.lock().await;
+        let batch = self.0.last_of(pod);
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let (service, channel) = self.0.plugin().ok_or_else(|| self.0.not_registered())?;
+        let answer = tokio::time::timeout(CALL, unprepare(service, channel, batch.clone())).await;
+        let answer =
+            answer.unwrap_or_else(|_| Err(tonic::Status::deadline_exceeded("no answer in 45 s")));
+        let answer = answer.map_err(|status| failed("NodeUnprepareResources", &status))?;
+        let call = "NodeUnprepareResources";
+        same_claims(call, &batch, answer.keys())?;
+        for claim in &batch {
+            match answer.get(&claim.uid).map(String::as_str) {
+                Some("") | None => {}
+                Some(error) => {
+                    let (claim, error) = (claim.name.clone(), error.to_owned());
+                    return Err(DraError::Claim { call, claim, error });
+                }
+            }
+        }
+        let mut state = self.0.state();
+        for claim in &batch {
+            state.claims.remove(&key(claim));
+        }
+        Ok(())
+    }
+
+    /// One call of NodePrepareResources with exactly these claims, without kubelet's memory: the answer by UID.
+    ///
+    /// # Errors
+    /// The call failed.
+    pub async fn call_prepare(
+        &self,
+        claims: &[ClaimName],
+    ) -> Result<BTreeMap<String, Result<Vec<PreparedDevice>, String>>, DraError> {
+        let (service, channel) = self.0.plugin().ok_or_else(|| self.0.not_registered())?;
+        let answer = prepare(service, channel, claims.to_vec()).await;
+        answer.map_err(|status| failed("NodePrepareResources", &status))
+    }
+
+    /// One call of NodeUnprepareResources with exactly these claims: the errors by UID.
+    ///
+    /// # Errors
+    /// The call failed.
+    pub async fn call_unprepare(
+        &self,
+        claims: &[ClaimName],
+    ) -> Result<BTreeMap<String, String>, DraError> {
+        let (service, channel) = self.0.plugin().ok_or_else(|| self.0.not_registered())?;
+        let answer = unprepare(service, channel, claims.to_vec()).await;
+        answer.map_err(|status| failed("NodeUnprepareResources", &status))
+    }
+}
+
+fn key(claim: &ClaimName) -> (String, String) {
+    (claim.namespace.clone(), claim.name.clone())
+}
+
+fn failed(call: &'static str, status: &tonic::Status) -> DraError {
+    DraError::Call { call, message: status.message().to_owned() }
+}
+
+fn same_claims<'a>(
+    call: &'static str,
+    asked: &[ClaimName],
+    answered: impl Iterator<Item = &'a String>,
+) -> Result<(), DraError> {
+    let uids: BTreeSet<String> = answered.cloned().collect();
+    let asked: BTreeSet<String> = asked.iter().map(|claim| claim.uid.clone()).collect();
+    if uids == asked { Ok(()) } else { Err(DraError::OtherClaims { call, uids }) }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tick(&self) {
+        self.changed.send_replace(());
+    }
+
+    fn not_registered(&self) -> DraError {
+        DraError::NotRegistered(self.driver.clone())
+    }
+
+    fn plugin(&self) -> Option<(&'static str, Channel)> {
+        let state = self.state();
+        let newest = state.plugins.values().max_by_key(|plugin| plugin.order)?;
+        Some((newest.service, newest.channel.clone()))
+    }
+
+    /// Notes the pod at its claims; those that are to be prepared.
+    fn note(&self, pod: &str, claims: &[ClaimName]) -> Result<Vec<ClaimName>, DraError> {
+        let mut state = self.state();
+        let mut batch = Vec::new();
+        for claim in claims {
+            let info = state
+                .claims
+                .entry(key(claim))
+                .or_insert_with(|| ClaimInfo { uid: claim.uid.clone(), ..ClaimInfo::default() });
+            if info.uid != claim.uid {
+                return Err(DraError::OldClaim(claim.name.clone(), info.uid.clone()));
+            }
+            info.pods.insert(pod.to_owned());
+            if info.prepared.is_none() && !batch.contains(claim) {
+                batch.push(claim.clone());
+            }
+        }
+        Ok(batch)
+    }
+
+    fn take_prepared(
+        &self,
+        batch: &[ClaimName],
+        mut answer: BTreeMap<String, Result<Vec<PreparedDevice>, String>>,
+    ) -> Result<(), DraError> {
+        let call = "NodePrepareResources";
+        same_claims(call, batch, answer.keys())?;
+        let mut prepared = Vec::new();
+        for claim in batch {
+            match answer.remove(&claim.uid) {
+                Some(Ok(devices)) => prepared.push((key(claim), devices)),
+                Some(Err(error)) => {
+                    return Err(DraError::Claim { call, claim: claim.name.clone(), error });
+                }
+                None => {}
+            }
+        }
+        let mut state = self.state();
+        for (key, devices) in prepared {
+            if let Some(info) = state.claims.get_mut(&key) {
+                info.prepared = Some(devices);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the pod off claims that others use too; those that nobody else uses.
+    fn last_of(&self, pod: &str) -> Vec<ClaimName> {
+        let mut batch = Vec::new();
+        for ((namespace, name), info) in &mut self.state().claims {
+            if !info.pods.contains(pod) {
+                continue;
+            }
+            if info.pods.len() > 1 {
+                info.pods.remove(pod);
+                continue;
+            }
+            let (namespace, name, uid) = (namespace.clone(), name.clone(), info.uid.clone());
+            batch.push(ClaimName { namespace, name, uid });
+        }
+        batch
+    }
+}

@@ -1,0 +1,144 @@
+//! A strict reader of both text formats: what it accepts, Prometheus accepts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Which text format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// OpenMetrics.
+    Open,
+    /// Prometheus' own, version 0.0.4.
+    Classic,
+}
+
+/// One sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// The name, with its suffix.
+    pub name: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its value.
+    pub value: f64,
+}
+
+/// A family as it is told: the name in `# TYPE`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Told {
+    /// `counter`, `gauge`, `histogram` or `info`.
+    pub kind: String,
+    /// Its unit, or nothing.
+    pub unit: String,
+    /// What it says for people.
+    pub help: String,
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, Default)]
+pub struct Exposition {
+    /// The families by name.
+    pub families: BTreeMap<String, Told>,
+    /// All samples in order.
+    pub samples: Vec<Sample>,
+}
+
+impl Exposition {
+    /// Panics with what is wrong.
+    pub fn parse(text: &str, format: Format) -> Self {
+        let mut out = Exposition::default();
+        let (mut family, mut seen, mut ended) = (String::new(), BTreeSet::new(), false);
+        for line in text.lines() {
+            assert!(!ended, "after the end: {line}");
+            if line == "# EOF" {
+                assert_eq!(format, Format::Open);
+                ended = true;
+            } else if let Some(rest) = line.strip_prefix("# ") {
+                let mut parts = rest.splitn(3, ' ');
+                let mut next = || parts.next().unwrap_or_else(|| panic!("{line}")).to_owned();
+                let (what, name, text) = (next(), next(), next());
+                if name != family {
+                    assert_eq!(what, "HELP", "{line}");
+                    let again = out.families.insert(name.clone(), Told::default());
+                    assert!(again.is_none(), "twice: {name}");
+                    family = name;
+                }
+                let told = out.families.get_mut(&family).unwrap();
+                match what.as_str() {
+                    "HELP" => told.help = text,
+                    "TYPE" => told.kind = text,
+                    "UNIT" => {
+                        assert!(format == Format::Open && family.ends_with(&format!("_{text}")));
+                        told.unit = text;
+                    }
+                    _ => panic!("{line}"),
+                }
+            } else {
+                let sample = sample(line);
+                let told = &out.families[&family];
+                let suffix = sample.name.strip_prefix(family.as_str());
+                let suffix = suffix.unwrap_or_else(|| panic!("{line} in {family}"));
+                let fits = match (told.kind.as_str(), format) {
+                    ("counter", Format::Open) => suffix == "_total",
+                    ("info", Format::Open) => suffix == "_info" && sample.value == 1.0,
+                    ("counter" | "gauge", _) => suffix.is_empty(),
+                    ("histogram", _) => ["_sum", "_count", "_bucket"].contains(&suffix),
+                    _ => false,
+                };
+                assert!(fits, "{line} in a {} {family}", told.kind);
+                let le = sample.labels.contains_key("le");
+                assert_eq!(le, suffix == "_bucket", "{line}");
+                assert!(sample.value.is_finite() && sample.value >= 0.0, "{line}");
+                let key = (sample.name.clone(), sample.labels.clone());
+                assert!(seen.insert(key), "twice: {line}");
+                out.samples.push(sample);
+            }
+        }
+        assert_eq!(ended, format == Format::Open, "the end is marked");
+        assert!(text.is_empty() || text.ends_with('\n'));
+        out
+    }
+
+    /// The samples of that name.
+    pub fn of<'e>(&'e self, name: &'e str) -> impl Iterator<Item = &'e Sample> + 'e {
+        self.samples.iter().filter(move |sample| sample.name == name)
+    }
+
+    /// The sum of the series of that name that have these labels.
+    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let has = |sample: &&Sample| {
+            labels
+                .iter()
+                .all(|(key, value)| sample.labels.get(*key).map_or("", String::as_str) == *value)
+        };
+        self.of(name).filter(has).map(|sample| sample.value).sum()
+    }
+}
+
+fn sample(line: &str) -> Sample {
+    let end = line.find(['{', ' ']).unwrap_or_else(|| panic!("{line}"));
+    let (name, mut rest) = line.split_at(end);
+    let mut labels = BTreeMap::new();
+    if let Some(inner) = rest.strip_prefix('{') {
+        let mut inner = inner;
+        while !inner.starts_with('}') {
+            let (key, value) = inner.split_once("=\"").unwrap_or_else(|| panic!("{line}"));
+            let (mut text, mut chars) = (String::new(), value.char_indices());
+            let after = loop {
+                match chars.next().unwrap_or_else(|| panic!("{line}")) {
+                    (at, '"') => break &value[at + 1..],
+                    (_, '\\') => match chars.next().unwrap().1 {
+                        'n' => text.push('\n'),
+                        other => text.push(other),
+                    },
+                    (_, other) => text.push(other),
+                }
+            };
+            assert!(labels.insert(key.to_owned(), text).is_none(), "{line}");
+            inner = after.strip_prefix(',').unwrap_or(after);
+        }
+        rest = &inner[1..];
+    }
+    let value = rest.strip_prefix(' ').unwrap_or_else(|| panic!("{line}"));
+    let value = value.parse().unwrap_or_else(|_| panic!("{line}"));
+    Sample { name: name.to_owned(), labels, value }
+}

@@ -1,0 +1,247 @@
+//! Tenants with pages, and peers that speak the gate's protocol.
+
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, send, socket,
+};
+use tempfile::TempDir;
+use tessera_arbiter::{Arbiter, TenantShare};
+use tessera_config::Leases;
+use tessera_region::layout::{
+    GATE_CLOSED, GATE_OPEN, GATE_SOCKET, GATE_SOLO, GATE_YIELD, gate_epoch, gate_state,
+};
+use tessera_region::quota::{GpuQuota, Policy, QuotaReader, QuotaSpec, QuotaWriter};
+use tessera_region::session::Message;
+use tessera_region::{quota, usage};
+
+/// Bound of every wait; nothing here takes that long.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// States in which a gate lets work through.
+pub const OPEN: [u32; 3] = [GATE_SOLO, GATE_OPEN, GATE_YIELD];
+
+/// An arbiter with the default settings.
+pub fn arbiter() -> Arbiter {
+    Arbiter::start(&Leases::default()).unwrap()
+}
+
+/// Waits for `condition`.
+///
+/// # Panics
+///
+/// With `what`, if it does not come true.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < LIMIT, "{what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// One allocation.
+pub struct Tenant {
+    /// Its pages.
+    pub dir: TempDir,
+    /// Its name.
+    pub id: String,
+    /// Its quota page, as the plugin writes it.
+    pub page: QuotaWriter,
+}
+
+impl Tenant {
+    /// On one GPU, and what it does not use is there for others.
+    pub fn new(id: &str, millis: u32) -> Self {
+        Self::with(id, &["GPU-0"], millis, Policy::Burst)
+    }
+
+    /// On these GPUs.
+    pub fn with(id: &str, gpus: &[&str], cores_millis: u32, policy: Policy) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let gpu = |uuid: &&str| GpuQuota {
+            uuid: (*uuid).to_owned(),
+            memory_limit_bytes: 1 << 30,
+            context_overhead_bytes: 0,
+            cores_millis,
+            policy,
+        };
+        let gpus = gpus.iter().map(gpu).collect();
+        let spec = QuotaSpec { allocation: id.to_owned(), generation: 1, gpus };
+        let page = quota::create(dir.path(), &spec).unwrap();
+        usage::create(dir.path(), 1).unwrap();
+        Tenant { dir, id: id.to_owned(), page }
+    }
+
+    /// With an arbiter, and its gate closed by it.
+    pub fn at(self, arbiter: &Arbiter) -> Self {
+        arbiter.admit(self.path()).unwrap();
+        until("it is taken on", || self.reader().arbiter_ns() > 1);
+        self
+    }
+
+    /// The directory of its pages.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Its quota page, as a process of the tenant reads it.
+    pub fn reader(&self) -> QuotaReader {
+        QuotaReader::attach(self.path()).unwrap()
+    }
+
+    /// The state of its gate.
+    pub fn state(&self) -> u32 {
+        gate_state(self.page.gate(0))
+    }
+
+    /// Whether its gate lets work through.
+    pub fn is_open(&self) -> bool {
+        OPEN.contains(&self.state())
+    }
+
+    /// The gate's epoch.
+    pub fn epoch(&self) -> u32 {
+        gate_epoch(self.page.gate(0))
+    }
+
+    /// What the arbiter says of it.
+    pub fn share(&self, arbiter: &Arbiter) -> TenantShare {
+        let view = arbiter.view().unwrap();
+        view.tenants.into_iter().find(|tenant| tenant.id == self.id).unwrap()
+    }
+
+    /// Waits until its gate is open.
+    pub fn opens(&self) {
+        until("its gate opens", || self.is_open());
+    }
+
+    /// Waits until its gate is closed; gives the epoch.
+    pub fn closes(&self) -> u32 {
+        until("its gate closes", || self.state() == GATE_CLOSED);
+        self.epoch()
+    }
+}
+
+/// A connection to a tenant's gate.
+pub struct Peer {
+    /// The socket itself.
+    pub socket: OwnedFd,
+}
+
+impl Peer {
+    /// Without a hello.
+    pub fn connect(dir: &Path) -> Self {
+        Self::connect_as(dir, SockFlag::SOCK_CLOEXEC)
+    }
+
+    /// The same with these flags.
+    pub fn connect_as(dir: &Path, flags: SockFlag) -> Self {
+        let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+        let address = UnixAddr::new(&dir.join(GATE_SOCKET)).unwrap();
+        connect(socket.as_raw_fd(), &address).unwrap();
+        Peer { socket }
+    }
+
+    /// Bound: its hello has been heard.
+    pub fn bound(tenant: &Tenant, arbiter: &Arbiter) -> Self {
+        let before = tenant.share(arbiter).processes;
+        let peer = Self::connect(tenant.path()).hello();
+        until("it is bound", || tenant.share(arbiter).processes > before);
+        peer
+    }
+
+    /// Sends these bytes; whether the arbiter still listens.
+    pub fn raw(&self, bytes: &[u8]) -> bool {
+        send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).is_ok()
+    }
+
+    /// Sends a message; whether the arbiter still listens.
+    pub fn say(&self, message: Message) -> bool {
+        self.raw(&message.encode())
+    }
+
+    /// Says hello.
+    pub fn hello(self) -> Self {
+        self.say(Message::Hello { slot: 0, pid: 1, generation: 1 });
+        self
+    }
+
+    /// Wants the GPU.
+    pub fn want(&self) -> bool {
+        self.say(Message::Want { gpu: 0 })
+    }
+
+    /// Says that nothing of that epoch is in flight.
+    pub fn drained(&self, epoch: u32) -> bool {
+        self.say(Message::Drained { gpu: 0, epoch, used_ns: 0 })
+    }
+}
+
+/// What a backlogged process does: drains and wants at every closing, until its socket breaks or it is
+/// told to stop.
+pub fn work(dir: &Path, stop: &AtomicBool) {
+    let peer = Peer::connect(dir).hello();
+    let page = QuotaWriter::open(dir).unwrap();
+    let mut seen = None;
+    while !stop.load(Ordering::Relaxed) {
+        let word = page.gate(0);
+        if seen.replace(word) != Some(word)
+            && gate_state(word) == GATE_CLOSED
+            && !(peer.drained(gate_epoch(word)) && peer.want())
+        {
+            return;
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// A backlogged process in a thread of this one.
+pub struct Worker {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts it.
+    pub fn new(tenant: &Tenant) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, dir) = (Arc::clone(&stop), tenant.path().to_owned());
+        let thread = std::thread::spawn(move || work(&dir, &stopped));
+        Worker { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().unwrap().join();
+    }
+}
+
+/// Asserts that the first of these gets so many thousandths of what all get, in one of six seconds: a
+/// second in which this machine's CPUs were elsewhere says nothing of the arbiter, and a share that is
+/// wrong stays wrong.
+pub fn first_gets(thousandths: Range<u64>, arbiter: &Arbiter, tenants: &[&Tenant]) {
+    let mut seen = Vec::new();
+    while !seen.last().is_some_and(|got: &Vec<u64>| thousandths.contains(&got[0])) {
+        assert!(seen.len() < 6, "{seen:?} instead of {thousandths:?}");
+        seen.push(parts(arbiter, tenants, Duration::from_secs(1)));
+    }
+}
+
+/// What each got of the GPU in a while, of all that these got, in thousandths.
+pub fn parts(arbiter: &Arbiter, tenants: &[&Tenant], length: Duration) -> Vec<u64> {
+    let leased =
+        || -> Vec<u64> { tenants.iter().map(|t| t.share(arbiter).totals.leased_ns).collect() };
+    let before = leased();
+    std::thread::sleep(length);
+    let got: Vec<u64> =
+        leased().iter().zip(&before).map(|(after, before)| after - before).collect();
+    let sum: u64 = got.iter().sum();
+    got.iter().map(|got| got * 1000 / sum.max(1)).collect()
+}

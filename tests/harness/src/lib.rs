@@ -1,0 +1,70 @@
+//! What the suites under `tests/suites` share: the built artefacts, a simulated machine, an
+//! allocation's pages, C programs compiled on demand, and child processes that cannot outlive
+//! their test.
+//!
+//! A test reads like this:
+//!
+//! ```no_run
+//! use tessera_harness::{Pages, Preloaded, SimGpu, compile_c};
+//!
+//! let sim = SimGpu::start_default();
+//! let pages = Pages::create(&[(sim.uuid(0), 1 << 30)]);
+//! let out = Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages).run();
+//! assert!(out.success(), "{out}");
+//! ```
+//!
+//! The feature `plugin` adds what tests of the plugin need:
+//!
+//! | Module | What |
+//! |---|---|
+//! | `plugin` | the plugin beside a fake kubelet, in the test's process ([`plugin::TestNode`]) or in its own ([`plugin::Simulated`]); tenants that hold memory |
+//! | [`metrics`], [`exposition`] | an HTTP client for metrics and probes, and a strict reader of what it gets |
+//! | [`scripted`], [`http2`] | a device plugin that the test scripts, and a gRPC client that need not be right |
+//! | [`gate_tenants`] | the arbiter's thread beside scripted tenants |
+
+mod again;
+mod alone;
+mod arbiter;
+mod artefacts;
+mod child;
+mod compile;
+mod conversation;
+pub mod external;
+pub mod foreign;
+pub mod freezer;
+pub mod gate;
+mod pages;
+mod random;
+pub mod routing;
+mod settles;
+mod simgpu;
+
+#[cfg(feature = "plugin")]
+pub mod exposition;
+#[cfg(feature = "plugin")]
+pub mod gate_tenants;
+#[cfg(feature = "plugin")]
+pub mod metrics;
+#[cfg(feature = "plugin")]
+pub mod plugin;
+#[cfg(feature = "plugin")]
+pub mod scripted;
+#[cfg(feature = "plugin")]
+pub use tessera_fake_kubelet::http2;
+
+pub use again::again;
+pub use alone::{Alone, Beside, alone, beside, in_own_process};
+pub use arbiter::{Arbiter, Heard, monotonic_ns};
+pub use artefacts::{Artefacts, artefacts, target_dir, workspace};
+pub use child::{Output, Preloaded, Running, can_contain};
+pub use compile::{CProgram, compile_c};
+pub use conversation::{Conversation, Reply};
+pub use pages::Pages;
+pub use random::Random;
+pub use settles::settles;
+pub use simgpu::{SimGpu, Worked};
+
+/// Bytes of a mebibyte, the unit that most suites count in.
+pub const MIB: u64 = 1 << 20;
+/// Bytes of a gibibyte.
+pub const GIB: u64 = 1 << 30;

@@ -1,0 +1,95 @@
+//! An allocation's quota and usage page, as the plugin would have written them.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec, QuotaWriter};
+use tessera_region::usage::{self, Snapshot, UsageFile};
+
+/// How long what dead processes held stays charged: a little longer than the simulated driver takes where
+/// its configuration says nothing. No plugin looks here.
+const DEPARTURE: Duration = Duration::from_millis(20);
+
+/// A pages directory for one test, removed with this value.
+#[derive(Debug)]
+pub struct Pages {
+    dir: PathBuf,
+    quota: QuotaWriter,
+    _temporary: Option<TempDir>,
+}
+
+impl Pages {
+    /// An allocation with a memory limit in bytes per GPU, no compute limit and free contexts.
+    pub fn create(limits: &[(&str, u64)]) -> Self {
+        Self::with_overhead(limits, 0)
+    }
+
+    /// The same, where every context is charged `overhead` bytes.
+    pub fn with_overhead(limits: &[(&str, u64)], overhead: u64) -> Self {
+        let dir = tempfile::tempdir().expect("a writable temporary directory");
+        let (path, allocation) = (dir.path().to_owned(), "0123456789abcdef");
+        Self { _temporary: Some(dir), ..Self::at(path, allocation, limits, overhead) }
+    }
+
+    /// One of several shares: the directory of this allocation in `parent`, which is what `TESSERA_DIR` is
+    /// set to, or what a container has.
+    pub fn share(parent: &Path, allocation: &str, limits: &[(&str, u64)]) -> Self {
+        let dir = parent.join(allocation);
+        std::fs::create_dir(&dir).expect("a writable directory without that share");
+        Self::at(dir, allocation, limits, 0)
+    }
+
+    fn at(dir: PathBuf, allocation: &str, limits: &[(&str, u64)], overhead: u64) -> Self {
+        let gpus = limits.iter().map(|&(uuid, memory_limit_bytes)| GpuQuota {
+            uuid: uuid.to_owned(),
+            memory_limit_bytes,
+            context_overhead_bytes: overhead,
+            cores_millis: 1000,
+            policy: Policy::None,
+        });
+        let spec =
+            QuotaSpec { allocation: allocation.to_owned(), generation: 1, gpus: gpus.collect() };
+        let quota = quota::create(&dir, &spec).expect("a valid quota");
+        quota.set_departure(DEPARTURE);
+        usage::create(&dir, spec.generation).expect("a writable directory");
+        Self { dir, quota, _temporary: None }
+    }
+
+    /// What `TESSERA_DIR` is set to.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The quota page's file.
+    pub fn quota_file(&self) -> PathBuf {
+        self.dir().join(tessera_region::layout::QUOTA_FILE)
+    }
+
+    /// The usage page's file.
+    pub fn usage_file(&self) -> PathBuf {
+        self.dir().join(tessera_region::layout::USAGE_FILE)
+    }
+
+    /// The plugin's handle on the quota page, to change limits while tenants run.
+    pub fn quota(&self) -> &QuotaWriter {
+        &self.quota
+    }
+
+    /// What the plugin sees in the usage page now.
+    pub fn snapshot(&self) -> Snapshot {
+        self.usage().snapshot().expect("an untampered usage page")
+    }
+
+    /// The bytes that living processes are charged on the page's `gpu`-th GPU. Recovers the dead first,
+    /// as if the driver had back what they held.
+    pub fn charged(&self, gpu: usize) -> u64 {
+        self.usage().recover_dead().expect("a writable usage page");
+        self.snapshot().charged(gpu)
+    }
+
+    /// The plugin's handle on the usage page.
+    pub fn usage(&self) -> UsageFile {
+        UsageFile::open(self.dir()).expect("a usage page")
+    }
+}

@@ -1,0 +1,289 @@
+//! The plugin in the test's own process, as `tessera serve` builds it, beside the fake kubelet.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tessera_api::admin::StatusView;
+use tessera_api::view::NodeSource;
+use tessera_config::{Config, ConfigFile};
+use tessera_daemon::{self as app, App, StartOptions, Timing};
+use tessera_fake_kubelet::{Container, Kubelet, Pod};
+use tessera_gpu::Discovery;
+use tessera_kubelet_api::admin::{Allocation, StatusResponse};
+use tessera_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
+use tessera_kubelet_api::deviceplugin::{
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, PreStartContainerRequest,
+};
+use tessera_model::allocation_id::AllocationId;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::transport::{Channel, Endpoint};
+
+use super::{FakeGpus, GPU, bounded, gpu};
+
+struct Running {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<anyhow::Result<()>>,
+    sources: Arc<StatusView>,
+    api: NodeSource,
+}
+
+/// One node. Two GPUs of 40 GiB, four replicas of 8 GiB each, unless the test says otherwise.
+pub struct TestNode {
+    /// What it writes is below this.
+    pub dir: tempfile::TempDir,
+    /// Its kubelet.
+    pub kubelet: Kubelet,
+    /// Its GPUs.
+    pub gpus: Arc<FakeGpus>,
+    /// The configuration but for paths and metrics, which are the node's.
+    pub settings: String,
+    /// Where events go.
+    pub events: tessera_agent::kubernetes::Timing,
+    running: Option<Running>,
+}
+
+/// Four replicas of 8 GiB of each GPU.
+pub const SETTINGS: &str = "[share]\nreplicas = 4\nmemory = \"8Gi\"\n";
+
+impl TestNode {
+    /// With the plugin registered.
+    pub async fn start() -> Self {
+        Self::start_with(SETTINGS).await
+    }
+
+    /// The same, with these settings.
+    pub async fn start_with(settings: &str) -> Self {
+        let mut node = Self::without_plugin(settings).await;
+        node.start_plugin().await;
+        node
+    }
+
+    /// A node on which no plugin runs yet.
+    pub async fn without_plugin(settings: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let kubelet = Kubelet::start(&dir.path().join("kubelet")).await.unwrap();
+        std::fs::write(dir.path().join("libtessera.so"), b"\x7fELF, for all it matters").unwrap();
+        let gpus = Arc::new(FakeGpus::default());
+        *gpus.gpus.lock().unwrap() = vec![gpu(0), gpu(1)];
+        Self {
+            dir,
+            kubelet,
+            gpus,
+            settings: settings.to_owned(),
+            events: Default::default(),
+            running: None,
+        }
+    }
+
+    /// The plugin's configuration.
+    pub fn config_text(&self) -> String {
+        let at = |name: &str| self.dir.path().join(name).display().to_string();
+        // Many plugins at once: each with a port of its own, or none.
+        let metrics = match self.settings.contains("[metrics]") {
+            true => "",
+            false => "[metrics]\nlisten = \"\"\n",
+        };
+        let api = match self.settings.contains("[api]") {
+            true => "",
+            false => "[api]\nlisten = \"\"\n",
+        };
+        format!(
+            "{}\n[paths]\ncontainer_logs = \"{}\"\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\n\
+             shim = \"{}\"\nshim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\n\
+             [pages]\ntmpfs = \"off\"\n{metrics}{api}",
+            self.settings,
+            at("logs"),
+            self.kubelet.device_plugins_dir().display(),
+            self.kubelet.pod_resources_socket().display(),
+            at("pages"),
+            at("shim"),
+            at("libtessera.so"),
+            at("state/ledger.redb"),
+            at("admin.sock"),
+        )
+    }
+
+    /// What the plugin as a whole says when it cannot start.
+    pub fn try_app(&self) -> anyhow::Result<App> {
+        self.try_app_with(&self.config_text())
+    }
+
+    fn try_app_with(&self, config: &str) -> anyhow::Result<App> {
+        self.app_of(Config::parse(config)?)
+    }
+
+    fn app_of(&self, config: Config) -> anyhow::Result<App> {
+        app::start(config, Arc::clone(&self.gpus) as Arc<dyn Discovery>, self.timing())
+    }
+
+    fn timing(&self) -> Timing {
+        Timing {
+            reconcile: Duration::from_millis(50),
+            release_grace: Some(Duration::from_millis(300)),
+            config_debounce: Duration::from_millis(20),
+            shim_grace: Duration::from_millis(200),
+            discovery: Duration::from_millis(20),
+            foreign_plugins: Duration::from_millis(50),
+            foreign_plugins_grace: Duration::from_millis(300),
+            heartbeat: Duration::from_millis(50),
+            kubelet: tessera_kubelet::Timing {
+                debounce: Duration::from_millis(1),
+                min_backoff: Duration::from_millis(10),
+                ..Default::default()
+            },
+            events: self.events.clone(),
+            history_look: Duration::from_millis(100),
+            history_store: Duration::from_millis(500),
+        }
+    }
+
+    /// Starts the plugin and waits for nothing.
+    pub fn launch_plugin(&mut self) {
+        self.launch_plugin_with(&self.config_text());
+    }
+
+    /// With another configuration than [`TestNode::config_text`].
+    pub fn launch_plugin_with(&mut self, config: &str) {
+        let app = self.try_app_with(config).unwrap();
+        self.keep(app);
+    }
+
+    /// With a file that it reads again when that changes; where that is bad, with the last good one.
+    pub fn launch_plugin_on(&mut self, file: &Path) {
+        let file = ConfigFile { asked: Some(file.to_owned()) };
+        let given = file.start().unwrap();
+        let beginning =
+            StartOptions { file: Some(file), given, set_filter: None, node_config: None };
+        let gpus = Arc::clone(&self.gpus) as Arc<dyn Discovery>;
+        let app = app::start_with(beginning, gpus, self.timing()).unwrap();
+        self.keep(app);
+    }
+
+    fn keep(&mut self, app: App) {
+        let (sources, api) = (Arc::clone(app.view()), app.source().clone());
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(app.run_until(async {
+            let _ = stopped.await;
+        }));
+        self.running = Some(Running { stop, task, sources, api });
+    }
+
+    /// Starts the plugin and waits until kubelet knows its replicas.
+    pub async fn start_plugin(&mut self) {
+        self.launch_plugin();
+        bounded(self.kubelet.wait_until(|kubelet| kubelet.allocatable(GPU) > 0)).await;
+    }
+
+    /// Asks the plugin to end, and waits until it has.
+    pub async fn stop_plugin(&mut self) {
+        let Running { stop, task, sources, api } = self.running.take().unwrap();
+        drop((sources, api));
+        let _ = stop.send(());
+        bounded(task).await.unwrap().unwrap();
+    }
+
+    /// The plugin's end, which the test expects by itself.
+    pub async fn plugin_ended(&mut self) -> anyhow::Error {
+        bounded(self.running.take().unwrap().task).await.unwrap().unwrap_err()
+    }
+
+    /// The node's state itself.
+    pub fn agent(&self) -> Arc<tessera_agent::Agent> {
+        Arc::clone(self.running.as_ref().unwrap().sources.agent().unwrap())
+    }
+
+    /// What the plugin tells of itself.
+    pub fn sources(&self) -> &StatusView {
+        &self.running.as_ref().unwrap().sources
+    }
+
+    /// What the JSON API shows, in full.
+    pub fn source(&self) -> NodeSource {
+        self.running.as_ref().unwrap().api.clone()
+    }
+
+    /// What `tessera status` gets.
+    pub async fn status(&self) -> StatusResponse {
+        let sources = Arc::clone(&self.running.as_ref().unwrap().sources);
+        tokio::task::spawn_blocking(move || sources.status()).await.unwrap()
+    }
+
+    /// Waits until the status has something to say.
+    pub async fn status_until<T>(&self, mut look: impl FnMut(&StatusResponse) -> Option<T>) -> T {
+        bounded(async {
+            loop {
+                if let Some(found) = look(&self.status().await) {
+                    return found;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await
+    }
+
+    /// The allocation of these replicas, as the status has it.
+    pub async fn allocation(&self, ids: &[String]) -> Option<Allocation> {
+        let id = id_of(ids).to_string();
+        self.status().await.allocations.into_iter().find(|allocation| allocation.id == id)
+    }
+
+    /// The pages of these replicas on the host.
+    pub fn pages(&self, ids: &[String]) -> PathBuf {
+        self.dir.path().join("pages").join(id_of(ids).as_str())
+    }
+
+    /// The ledger's file.
+    pub fn ledger(&self) -> PathBuf {
+        self.dir.path().join("state/ledger.redb")
+    }
+
+    /// A client of the plugin itself, for requests that no kubelet sends.
+    pub async fn client(&self) -> DevicePluginClient<Channel> {
+        self.client_of(GPU).await
+    }
+
+    /// As [`TestNode::client`], for any resource.
+    pub async fn client_of(&self, resource: &str) -> DevicePluginClient<Channel> {
+        let endpoint = self.kubelet.endpoint(resource).unwrap();
+        let socket = self.kubelet.device_plugins_dir().join(endpoint);
+        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap();
+        DevicePluginClient::new(endpoint.connect().await.unwrap())
+    }
+
+    /// Allocates these replicas to one container, as a kubelet would.
+    ///
+    /// # Errors
+    ///
+    /// What the plugin answers.
+    pub async fn allocate(
+        &self,
+        ids: &[String],
+    ) -> Result<ContainerAllocateResponse, tonic::Status> {
+        let request = ContainerAllocateRequest { device_ids: ids.to_vec() };
+        let request = AllocateRequest { container_requests: vec![request] };
+        let answer = self.client().await.allocate(request).await?;
+        Ok(answer.into_inner().container_responses.remove(0))
+    }
+
+    /// Announces the start of the container of these replicas.
+    ///
+    /// # Errors
+    ///
+    /// What the plugin answers.
+    pub async fn pre_start(&self, ids: &[String]) -> Result<(), tonic::Status> {
+        let request = PreStartContainerRequest { device_ids: ids.to_vec() };
+        self.client().await.pre_start_container(request).await.map(drop)
+    }
+}
+
+/// The allocation of these replicas.
+pub fn id_of(ids: &[String]) -> AllocationId {
+    AllocationId::of(GPU, ids.iter().map(String::as_str))
+}
+
+/// A pod of one container that asks for so many replicas.
+pub fn pod(name: &str, replicas: usize) -> Pod {
+    Pod::new("default", name).with(Container::new("main").asking(GPU, replicas))
+}

@@ -1,0 +1,183 @@
+//! The plugin as a process of its own, on simulated GPUs, beside the fake kubelet.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use tessera_fake_kubelet::Kubelet;
+
+use super::{GPU, bounded, until};
+use crate::artefacts;
+
+/// The program under test, built from the sources of this run with their debug assertions: the suite has it
+/// as a binary of its own.
+pub fn program() -> PathBuf {
+    // A test program is <target>/<profile>/deps/<name>-<hash>.
+    let exe = std::env::current_exe().expect("/proc is mounted");
+    let program = exe.ancestors().nth(2).expect("cargo built this test").join("tessera-under-test");
+    assert!(program.exists(), "{} is built with the suite that uses it", program.display());
+    program
+}
+
+/// A command of the program under test. What a plugin of this machine has left is not this test's.
+pub fn tessera() -> Command {
+    let mut command = Command::new(program());
+    command.env("TESSERA_STATE_DIR", std::env::temp_dir().join("tessera-without-state"));
+    command
+}
+
+/// What it wrote for people.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A node with simulated GPUs and the plugin as a process.
+pub struct Simulated {
+    /// What it writes is below this.
+    pub dir: tempfile::TempDir,
+    /// Its kubelet.
+    pub kubelet: Kubelet,
+    /// The running plugin.
+    pub plugin: Option<Child>,
+    /// What is run; a copy of another version in tests of upgrades.
+    pub program: PathBuf,
+    /// What the plugin itself has in its environment besides.
+    pub envs: Vec<(&'static str, std::ffi::OsString)>,
+    /// The simulator's configuration; none for its default.
+    machine: Option<PathBuf>,
+}
+
+impl Simulated {
+    /// On the simulator's default machine, with a file in the shim's place.
+    pub async fn new(share: &str) -> Self {
+        Self::build(share, "", None).await
+    }
+
+    /// On a machine of this configuration of the simulator, with these settings of `gpus`, two replicas
+    /// of each, and the built shim.
+    pub async fn on(machine: &str, gpus: &str) -> Self {
+        Self::build("replicas = 2", gpus, Some(machine)).await
+    }
+
+    async fn build(share: &str, gpus: &str, machine: Option<&str>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let kubelet = Kubelet::start(&dir.path().join("kubelet")).await.unwrap();
+        let shim = if machine.is_some() {
+            artefacts().shim()
+        } else {
+            let path = dir.path().join("libtessera.so");
+            std::fs::write(&path, b"\x7fELF").unwrap();
+            path
+        };
+        let machine = machine.map(|text| {
+            let path = dir.path().join("machine.toml");
+            std::fs::write(&path, text).unwrap();
+            path
+        });
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        // Many plugins at once: each with a port of its own, or none.
+        let metrics = match share.contains("[metrics]") {
+            true => "",
+            false => "[metrics]\nlisten = \"\"\n",
+        };
+        let api = match share.contains("[api]") {
+            true => "",
+            false => "[api]\nlisten = \"\"\n",
+        };
+        let context = match gpus.contains("context_overhead") {
+            true => "",
+            false => "context_overhead = \"64Mi\"\n",
+        };
+        let config = format!(
+            "[share]\n{share}\n[gpus]\n{context}{gpus}\n\
+             [paths]\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
+             shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n\
+             [pages]\ntmpfs = \"off\"\n{metrics}{api}",
+            kubelet.device_plugins_dir().display(),
+            kubelet.pod_resources_socket().display(),
+            at("pages"),
+            at("shim"),
+            shim.display(),
+            at("ledger.redb"),
+            at("admin.sock"),
+            artefacts().libnvml().display(),
+        );
+        std::fs::write(dir.path().join("config.toml"), config).unwrap();
+        let program = program();
+        Self { dir, kubelet, plugin: None, program, envs: Vec::new(), machine }
+    }
+
+    /// A command of the program with the node's configuration.
+    pub fn command(&self) -> Command {
+        let mut command = self.on_machine(Command::new(&self.program));
+        command.arg("--config").arg(self.dir.path().join("config.toml"));
+        command
+    }
+
+    /// A command that sees the machine.
+    pub fn on_machine(&self, mut command: Command) -> Command {
+        command.env("SIMGPU_STATE", self.dir.path().join("simgpu.state"));
+        if let Some(machine) = &self.machine {
+            command.env("SIMGPU_CONFIG", machine);
+        }
+        command
+    }
+
+    /// Makes something happen to the machine.
+    pub fn control(&self, args: &[&str]) {
+        let output = self.on_machine(Command::new(artefacts().simgpu_ctl())).args(args).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    }
+
+    /// Runs a command to its end.
+    pub fn run(&self, args: &[&str]) -> Output {
+        self.command().args(args).output().unwrap()
+    }
+
+    /// What `status -o json` prints.
+    pub fn json(&self) -> Value {
+        let output = self.run(&["status", "-o", "json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)))
+    }
+
+    /// Starts the plugin and waits until kubelet knows its replicas.
+    pub async fn serve(&mut self) {
+        self.launch();
+        bounded(self.kubelet.wait_until(|kubelet| kubelet.allocatable(GPU) > 0)).await;
+    }
+
+    /// Starts it, and waits neither for kubelet nor for anything.
+    pub fn launch(&mut self) {
+        let log = self.dir.path().join("log");
+        let log = std::fs::File::options().append(true).create(true).open(log).unwrap();
+        let mut command = self.command();
+        command.arg("serve").envs(self.envs.iter().cloned()).stderr(log).stdin(Stdio::null());
+        let plugin = command.spawn().unwrap();
+        self.plugin = Some(plugin);
+    }
+
+    /// Kills it.
+    pub fn kill(&mut self) {
+        let mut plugin = self.plugin.take().unwrap();
+        plugin.kill().unwrap();
+        plugin.wait().unwrap();
+    }
+
+    /// Asks it to end (SIGTERM), and gives its exit status.
+    pub async fn terminate(&mut self) -> Option<i32> {
+        let mut plugin = self.plugin.take().unwrap();
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(plugin.id()).unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        until(|| plugin.try_wait().unwrap()).await.code()
+    }
+}
+
+impl Drop for Simulated {
+    fn drop(&mut self) {
+        if let Some(plugin) = &mut self.plugin {
+            let _ = plugin.kill();
+            let _ = plugin.wait();
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! One page over all nodes of a sandbox, as `tessera console` is one over a cluster: each node's API is asked on the
+//! loopback interface.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use tessera_fleet::advice::ByNode;
+use tessera_fleet::{AskError, merge, told};
+use tessera_system::locks::lock;
+use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::explain::Explanations;
+use tessera_view::fleet::{Entry, Fleet};
+use tessera_view::{API_VERSION, history};
+use tessera_web::Source;
+use tessera_web::client::{Client, ClientError, Endpoint, query};
+use tessera_web::server::{Options, Server};
+use tessera_web::source::{Answer, Scope};
+
+use super::node::Node;
+
+/// How often a page hears of changes, as of a console.
+pub const INTERVAL: Duration = Duration::from_secs(2);
+/// How long a node may take to answer.
+const LIMIT: Duration = Duration::from_secs(2);
+/// How long the server may take until it listens.
+const BOUND: Duration = Duration::from_secs(5);
+
+/// A page that is served.
+#[derive(Debug)]
+pub struct Console {
+    address: SocketAddr,
+    _server: Server,
+}
+
+impl Console {
+    /// Over these nodes, on a port that is free.
+    ///
+    /// # Errors
+    /// No port.
+    pub async fn over(nodes: &[Node]) -> anyhow::Result<Self> {
+        let one = |node: &Node| {
+            let client = Client::new(Endpoint::Plain(node.api?)).with_limit(LIMIT);
+            Some(Asked { name: node.spec.name.clone(), client, last: Mutex::default() })
+        };
+        let nodes = Nodes(nodes.iter().filter_map(one).collect());
+        Self::of(Arc::new(nodes), vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))], INTERVAL).await
+    }
+
+    /// Of any source.
+    ///
+    /// # Errors
+    /// No address can be had.
+    pub async fn of(
+        source: Arc<dyn Source>,
+        listen: Vec<SocketAddr>,
+        interval: Duration,
+    ) -> anyhow::Result<Self> {
+        let options = Options { listen, interval, ..Options::new(source) };
+        let server = Server::start(options).context("the page cannot be served")?;
+        let bound = tokio::time::timeout(BOUND, server.bound()).await.ok().flatten();
+        let address = bound.context("the page has no port")?;
+        Ok(Self { address, _server: server })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+/// A node that is asked, and what it last said.
+struct Asked {
+    name: String,
+    client: Client,
+    last: Mutex<Option<Entry>>,
+}
+
+struct Nodes(Vec<Asked>);
+
+impl Asked {
+    /// Its entry: of now, or its last one with why there is none.
+    async fn entry(&self) -> Entry {
+        let answer = self.client.get::<Fleet>("/api/v1/fleet").await;
+        let mut last = lock(&self.last);
+        let view = answer.map(|fleet| fleet.nodes.into_iter().find_map(|entry| entry.view));
+        match view {
+            Ok(Some(view)) => {
+                let entry = Entry {
+                    node: self.name.clone(),
+                    answers: true,
+                    answered_unix_ms: unix_ms(),
+                    error: String::new(),
+                    view: Some(view),
+                };
+                *last = Some(entry.clone());
+                entry
+            }
+            other => {
+                let error = match other {
+                    Err(error) => error.to_string(),
+                    Ok(_) => "it answers and says nothing of itself".to_owned(),
+                };
+                let known = last.clone().unwrap_or_default();
+                Entry { node: self.name.clone(), answers: false, error, ..known }
+            }
+        }
+    }
+}
+
+impl Nodes {
+    /// Those of this name; all for none.
+    fn named(&self, node: &str) -> impl Iterator<Item = &Asked> {
+        self.0.iter().filter(move |one| node.is_empty() || one.name == node)
+    }
+
+    /// Asks those of this name one thing each.
+    async fn each<T: serde::de::DeserializeOwned>(
+        &self,
+        node: &str,
+        path: &str,
+    ) -> Vec<(String, Result<T, AskError>)> {
+        let mut all = Vec::new();
+        for one in self.named(node) {
+            all.push((one.name.clone(), one.client.get(path).await.map_err(refused)));
+        }
+        all
+    }
+}
+
+impl Source for Nodes {
+    fn fleet(&self) -> Answer<'_, Fleet> {
+        Box::pin(async {
+            let mut nodes = Vec::new();
+            for one in &self.0 {
+                nodes.push(one.entry().await);
+            }
+            let (api_version, name) = (API_VERSION.to_owned(), "sandbox".to_owned());
+            Ok(Fleet { api_version, name, at_unix_ms: unix_ms(), nodes })
+        })
+    }
+
+    fn history<'a>(&'a self, node: &'a str, asked: history::Query) -> Answer<'a, history::Answer> {
+        Box::pin(async move {
+            let (since, until) = (asked.since_unix_ms.to_string(), asked.until_unix_ms.to_string());
+            let step = asked.step_seconds.to_string();
+            let path = format!(
+                "/api/v1/history{}",
+                query(&[
+                    ("subject", &asked.subject),
+                    ("namespace", &asked.namespace),
+                    ("since_unix_ms", &since),
+                    ("until_unix_ms", &until),
+                    ("step_seconds", &step),
+                ])
+            );
+            Ok(merge::histories(told(self.each(node, &path).await)?))
+        })
+    }
+
+    fn explain<'a>(&'a self, node: &'a str, subject: &'a str) -> Answer<'a, Explanations> {
+        Box::pin(async move {
+            let path = format!("/api/v1/explain{}", query(&[("subject", subject)]));
+            Ok(Explanations::of(told(self.each(node, &path).await)?))
+        })
+    }
+
+    fn recommend(&self, scope: Scope) -> Answer<'_, Recommendations> {
+        Box::pin(async move {
+            // The workload of a pod may have others on nodes that do not know this one.
+            let all = Scope { pod: String::new(), ..scope.clone() };
+            let path = format!("/api/v1/recommend{}", asked(&all));
+            let by_node = ByNode::of(self.each("", &path).await, &scope.pod);
+            let (nodes, since) = by_node.needed();
+            let since = since.to_string();
+            let window = query(&[("namespace", &*scope.namespace), ("since_unix_ms", &*since)]);
+            let path = format!("/api/v1/history{window}");
+            let mut seen = Vec::new();
+            for one in self.0.iter().filter(|one| nodes.contains(&one.name)) {
+                let view = one.entry().await.view.unwrap_or_default();
+                let history = one.client.get::<history::Answer>(&path).await.map_err(refused);
+                seen.push((one.name.clone(), history.map(|history| (view, history))));
+            }
+            Ok(by_node.judged(seen, &scope, unix_ms()))
+        })
+    }
+
+    fn waste(&self, scope: Scope) -> Answer<'_, Waste> {
+        Box::pin(async move {
+            let path = format!("/api/v1/waste{}", asked(&scope));
+            Ok(merge::waste(self.each("", &path).await, unix_ms()))
+        })
+    }
+}
+
+fn asked(scope: &Scope) -> String {
+    let since = scope.since_unix_ms.to_string();
+    let all = [("namespace", &*scope.namespace), ("pod", &*scope.pod), ("since_unix_ms", &*since)];
+    query(&all)
+}
+
+fn refused(error: ClientError) -> AskError {
+    match error {
+        ClientError::Refused(problem) if problem.code == 404 => AskError::Unknown(problem.error),
+        ClientError::Refused(problem) if problem.code == 400 => AskError::Invalid(problem.error),
+        other => AskError::Silent(other.to_string()),
+    }
+}
+
+fn unix_ms() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,222 @@
+//! `tessera sandbox`: a place to try Tessera without a GPU or a cluster.
+//!
+//! Each node is a kubelet that runs no containers (`tests/fake_kubelet`), a simulated machine (`tests/sim`) and a
+//! plugin, `tessera serve`, as a process of its own. Pods are placed by command; the container of each is a real
+//! process under the shim, in the surroundings that Allocate's answer describes ([`container`]). Everything lives in
+//! one directory ([`scratch`]), and nothing outlives the sandbox ([`keeper`]). `tessera demo` plays on the same
+//! stage.
+//!
+//! **May use**: what an operator's program may: `tessera_api`'s clients, the fake kubelet. **Must not**: know the
+//! agent, or start a cluster.
+
+// `terminal::print`: a reader that goes away, like `head`, must not end a process by a panic.
+#![cfg_attr(not(test), deny(clippy::print_stdout))]
+#![forbid(unsafe_code)]
+
+pub mod claim;
+pub mod command;
+mod console;
+pub mod container;
+mod control;
+pub mod dra;
+mod greeting;
+pub mod keeper;
+mod list;
+mod live;
+pub mod load;
+pub mod machine;
+mod made_up;
+pub mod node;
+pub mod placement;
+mod pod;
+mod sandbox;
+pub mod scratch;
+mod script;
+pub mod settings;
+mod start;
+mod values;
+mod words;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use tessera_system::terminal;
+
+use command::Command;
+use machine::Mig;
+use start::Layout;
+
+/// `EX_USAGE`.
+const USAGE: u8 = 64;
+/// `EX_UNAVAILABLE`: no sandbox answers.
+const UNAVAILABLE: u8 = 69;
+
+/// Arguments of `tessera sandbox`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  tessera sandbox\n  tessera sandbox --layout 4x8 --memory 80Gi\n  \
+    tessera sandbox -c my-config.toml --gpu-name 'NVIDIA H100 80GB HBM3' --memory 80Gi\n  \
+    tessera sandbox --values values.yaml\n  \
+    tessera sandbox --script try.txt\n  tessera sandbox run chat --load serve     (from another terminal)\n\n\
+    A configuration (-c) is tried as it is, but for what describes a host: paths, driver, addresses."
+)]
+pub struct Args {
+    /// Nodes and GPUs of each
+    #[arg(long, value_name = "NODESxGPUS", default_value = "1x2")]
+    layout: Layout,
+    /// Try the chart's values: what `config` says in this file, instead of -c
+    #[arg(long, value_name = "FILE", conflicts_with = "made_up")]
+    values: Option<PathBuf>,
+    /// Memory of each GPU
+    #[arg(long, value_name = "Q", default_value = "16Gi", value_parser = command::memory)]
+    memory: u64,
+    /// Product name of the GPUs, which a configuration's `gpus.include` and layouts go by
+    #[arg(long, value_name = "NAME", default_value = "Simulated GPU")]
+    gpu_name: String,
+    /// MIG instances of each GPU, or of one: 1g.10gb,2g.20gb or 0=1g.10gb; may be repeated
+    #[arg(long, value_name = "[GPU=]PROFILES")]
+    mig: Vec<Mig>,
+    /// Serve the page of a made-up fleet of any size, without plugins and pods
+    #[arg(long, conflicts_with_all = ["script", "dir", "mig"])]
+    made_up: bool,
+    /// Sell all GPUs by claims (dra.enabled), which `run --claim` asks for; a configuration may divide them
+    #[arg(long, conflicts_with = "made_up")]
+    dra: bool,
+    /// Directory for everything, which stays at the end; or where the sandbox is that is asked
+    #[arg(long, value_name = "DIR", global = true)]
+    dir: Option<PathBuf>,
+    /// Do what the file says, a command a line, and end; fail at the first line that fails
+    #[arg(long, value_name = "FILE")]
+    script: Option<PathBuf>,
+    /// Stay up when the script is done
+    #[arg(long, requires = "script")]
+    stay: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+impl Args {
+    /// An option that was given and means nothing to a sandbox that runs already.
+    fn of_a_start(&self) -> Option<&'static str> {
+        let default = Layout { nodes: 1, gpus: 2 };
+        let given = [
+            ("layout", self.layout != default),
+            ("memory", self.memory != 16 << 30),
+            ("gpu-name", self.gpu_name != "Simulated GPU"),
+            ("mig", !self.mig.is_empty()),
+            ("made-up", self.made_up),
+            ("dra", self.dra),
+            ("values", self.values.is_some()),
+            ("script", self.script.is_some()),
+        ];
+        given.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
+    }
+}
+
+/// What this program does for itself, started again by a sandbox.
+#[derive(Debug, clap::Subcommand)]
+pub enum Again {
+    /// Enter the surroundings of a container, and become its command
+    EnterContainer {
+        /// As JSON
+        surroundings: String,
+        /// What to become
+        #[arg(last = true)]
+        command: Vec<OsString>,
+    },
+    /// Clean up after a sandbox, when it ends
+    Keep {
+        /// Its directory
+        directory: PathBuf,
+        /// It goes at the end
+        #[arg(long)]
+        temporary: bool,
+    },
+}
+
+/// Does it.
+///
+/// # Errors
+/// No such command, or what the kernel refuses.
+pub fn again(again: Again) -> anyhow::Result<ExitCode> {
+    match again {
+        Again::EnterContainer { surroundings, command } => {
+            container::enter(&surroundings, &command)?;
+        }
+        Again::Keep { directory, temporary } => keeper::main(&directory, temporary),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Starts a sandbox and stays up, or asks one that runs. `config` is the file that the user named.
+///
+/// # Errors
+/// What kept it from starting.
+pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
+    if let (Some(file), Some(values)) = (config, &args.values) {
+        eprintln!(
+            "--values {} and -c {}: a sandbox tries one configuration; give one of them",
+            values.display(),
+            file.display()
+        );
+        return Ok(ExitCode::from(USAGE));
+    }
+    if let Some(command) = &args.command {
+        if let Some(option) = args.of_a_start() {
+            eprintln!(
+                "--{option} is for a sandbox that starts, and a command is for one that runs: leave out one of them"
+            );
+            return Ok(ExitCode::from(USAGE));
+        }
+        return Ok(asked(args.dir.as_deref(), command));
+    }
+    let script = match args.script.as_deref().map(script::read).transpose()? {
+        Some(Err(wrong)) => {
+            eprintln!("{wrong}");
+            return Ok(ExitCode::from(USAGE));
+        }
+        Some(Ok(lines)) => Some(lines),
+        None => None,
+    };
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let outcome = runtime.block_on(async {
+        let ends = live::Ends::listen()?;
+        if args.made_up {
+            return made_up::serve(args.layout, &ends).await;
+        }
+        let sandbox = tokio::select! {
+            started = start::start(&args, config) => started?,
+            () = ends.wait() => return Ok(ExitCode::from(live::INTERRUPTED)),
+        };
+        live::live(sandbox, script, args.stay, &ends).await
+    });
+    // A thread may still be reading from the terminal.
+    runtime.shutdown_background();
+    match outcome {
+        Err(error) if error.is::<node::BadConfiguration>() => {
+            eprintln!("{error}");
+            Ok(ExitCode::from(USAGE))
+        }
+        outcome => outcome,
+    }
+}
+
+fn asked(dir: Option<&Path>, command: &Command) -> ExitCode {
+    match control::ask(dir, command) {
+        Ok(reply) if reply.code == 0 => {
+            if !reply.text.is_empty() {
+                let _ = terminal::print(&format!("{}\n", reply.text));
+            }
+            ExitCode::SUCCESS
+        }
+        Ok(reply) => {
+            eprintln!("{}", reply.text);
+            ExitCode::from(reply.code)
+        }
+        Err(error) => {
+            eprintln!("tessera: {error:#}");
+            ExitCode::from(UNAVAILABLE)
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! A sandbox: nodes, pods, and what becomes of each command.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use tessera_model::printable;
+use tessera_run::SIM_CONTEXT_OVERHEAD;
+
+use super::command::{Command, RunArgs, What};
+use super::console::Console;
+use super::container::Means;
+use super::greeting;
+use super::list;
+use super::node::{Node, last_lines};
+use super::placement::Placement;
+use super::pod::{Pod, State, Ways, Work};
+use super::scratch::Scratch;
+
+/// Longest run of a command of `tessera`; one that goes on without end belongs into a terminal of its own.
+const COMMAND: Duration = Duration::from_secs(30);
+
+/// What became of a command.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reply {
+    /// An exit status.
+    pub code: u8,
+    /// What to print.
+    pub text: String,
+    /// The sandbox is to end.
+    pub ends: bool,
+}
+
+impl Reply {
+    /// It is done.
+    #[must_use]
+    pub fn done(text: impl Into<String>) -> Self {
+        Self { text: text.into(), ..Self::default() }
+    }
+
+    /// It is not.
+    #[must_use]
+    pub fn failed(text: impl Into<String>) -> Self {
+        Self { code: 1, text: text.into(), ends: false }
+    }
+}
+
+/// A sandbox that stands.
+#[derive(Debug)]
+pub struct Sandbox {
+    /// Its nodes.
+    pub nodes: Vec<Node>,
+    /// Its pods, the oldest first.
+    pub pods: Vec<Pod>,
+    /// How containers are made.
+    pub means: Means,
+    /// `tessera-tenant`.
+    pub program: PathBuf,
+    /// What its GPUs are, for people.
+    pub described: String,
+    /// The page over all nodes, where there are several.
+    pub console: Option<Console>,
+    /// What was seen of each pod and plugin, so that an end is told once.
+    told: Vec<String>,
+    /// After everything that lives in it.
+    pub scratch: Scratch,
+}
+
+impl Sandbox {
+    /// One of these nodes, without pods.
+    #[must_use]
+    pub fn new(
+        nodes: Vec<Node>,
+        means: Means,
+        program: PathBuf,
+        described: String,
+        (console, scratch): (Option<Console>, Scratch),
+    ) -> Self {
+        let (pods, told) = (Vec::new(), Vec::new());
+        Self { nodes, pods, means, program, described, console, told, scratch }
+    }
+
+    /// Does what was asked.
+    pub async fn obey(&mut self, command: Command) -> Reply {
+        match self.try_to(command).await {
+            Ok(reply) => reply,
+            Err(error) => Reply::failed(printable::lines(&format!("{error:#}")).into_owned()),
+        }
+    }
+
+    async fn try_to(&mut self, command: Command) -> anyhow::Result<Reply> {
+        match command {
+            Command::Run(args) => self.run(args).await.map(Reply::done),
+            Command::Rm { name, namespace } => {
+                let pod = self.pods.remove(self.find(&namespace, &name)?);
+                let (node, full) = (pod.node, pod.full_name());
+                pod.remove(&self.nodes[node].kubelet).await;
+                self.nodes[node].unprepare(&full).await;
+                Ok(Reply::done(format!("{full}: removed")))
+            }
+            Command::List => Ok(Reply::done(list::text(self))),
+            Command::Logs { what, namespace, node, lines } => {
+                let file = match what.as_str() {
+                    "plugin" => self.node(node.as_deref())?.log(),
+                    name => self.pods[self.find(&namespace, name)?].log.clone(),
+                };
+                Ok(Reply::done(printable::lines(&last_lines(&file, lines)).into_owned()))
+            }
+            Command::Wait { name, namespace, limit } => {
+                let at = self.find(&namespace, &name)?;
+                match self.pods[at].wait_for(limit).await {
+                    State::Running => bail!("{namespace}/{name} still runs after {limit:?}"),
+                    State::Ended(0) => Ok(Reply::done(format!("{namespace}/{name}: ended"))),
+                    State::Ended(code) => {
+                        let said = last_lines(&self.pods[at].log, 3);
+                        bail!("{namespace}/{name} ended with exit code {code}: {said}")
+                    }
+                }
+            }
+            Command::Start(what) => self.start(&what).await.map(Reply::done),
+            Command::Kill(what) => self.kill(&what).await.map(Reply::done),
+            Command::Restart(what) if what.what == "kubelet" => {
+                let node = self.node(what.node.as_deref())?;
+                node.kubelet.restart().await.context("kubelet does not come back")?;
+                if node.plugin_runs() {
+                    node.await_offered().await?;
+                }
+                Ok(Reply::done(format!("kubelet of {}: restarted", node.spec.name)))
+            }
+            Command::Restart(what) => {
+                match what.what.as_str() {
+                    "plugin" => self.node(what.node.as_deref())?.stop_plugin().await,
+                    _ => {
+                        let at = self.find(&what.namespace, &what.what)?;
+                        self.pods[at].kill().await;
+                    }
+                }
+                self.start(&what).await.map(Reply::done)
+            }
+            Command::Xid { gpu, code, node } => {
+                self.control(node.as_deref(), &["xid", &gpu, &code.to_string()])?;
+                Ok(Reply::done(format!("GPU {gpu}: XID {code}; `status` says what comes of it")))
+            }
+            Command::Lose { gpu, node } => {
+                self.control(node.as_deref(), &["lose", &gpu])?;
+                Ok(Reply::done(format!(
+                    "GPU {gpu}: fell off the bus; `restore {gpu}` brings it back"
+                )))
+            }
+            Command::Restore { gpu, node } => {
+                self.control(node.as_deref(), &["restore", &gpu])?;
+                Ok(Reply::done(format!("GPU {gpu}: is back")))
+            }
+            Command::Where => Ok(Reply::done(greeting::text(self))),
+            Command::Exit => Ok(Reply { ends: true, ..Reply::default() }),
+            Command::Tessera(words) => self.tessera(words).await,
+        }
+    }
+
+    /// The node of this name; without a name, the only one.
+    fn node(&mut self, name: Option<&str>) -> anyhow::Result<&mut Node> {
+        let at = self.node_at(name)?;
+        Ok(&mut self.nodes[at])
+    }
+
+    fn node_at(&self, name: Option<&str>) -> anyhow::Result<usize> {
+        let names: Vec<&str> = self.nodes.iter().map(|node| node.spec.name.as_str()).collect();
+        let names = names.join(", ");
+        match name {
+            Some(name) => {
+                let at = self.nodes.iter().position(|node| node.spec.name == name);
+                at.with_context(|| format!("no node is called {name:?}; there are {names}"))
+            }
+            None if self.nodes.len() == 1 => Ok(0),
+            None => bail!("which node? Add --node with one of {names}"),
+        }
+    }
+
+    /// A pod, called `NAME` in that namespace or `NAMESPACE/NAME` as lists have it.
+    fn find(&self, namespace: &str, name: &str) -> anyhow::Result<usize> {
+        let (namespace, name) = name.split_once('/').unwrap_or((namespace, name));
+        let is_it = |pod: &Pod| pod.namespace == namespace && pod.name == name;
+        if let Some(at) = self.pods.iter().position(is_it) {
+            return Ok(at);
+        }
+        let names: Vec<String> = self.pods.iter().map(Pod::full_name).collect();
+        match names.as_slice() {
+            [] => bail!("there is no pod yet; `run {name}` places one"),
+            names => bail!("no pod is called {namespace}/{name}; there are {}", names.join(", ")),
+        }
+    }
+
+    async fn run(&mut self, args: RunArgs) -> anyhow::Result<String> {
+        let RunArgs { name, namespace, gpu, share, claim, node, load, memory, command } = args;
+        let full = format!("{namespace}/{name}");
+        let taken = self.pods.iter().any(|pod| pod.full_name() == full);
+        anyhow::ensure!(!taken, "{full} is there already; `rm {name}` removes it");
+        let count = if share.is_some() { 1 } else { usize::from(gpu) };
+        let (at, resource) = match claim {
+            Some(size) => (self.with_claims(node.as_deref())?, format!("claim {size}")),
+            None => self.choose(node.as_deref(), share.as_deref(), count)?,
+        };
+        let dir = self.scratch.dir(&format!("pods/{namespace}.{name}"))?;
+        let log = self.scratch.dir("logs")?.join(format!("{namespace}.{name}"));
+        let (asked, pod) = ((resource.as_str(), count), (namespace.as_str(), name.as_str()));
+        let placement = match claim {
+            Some(size) => {
+                self.nodes[at].claim(pod, size, dir).await.with_context(|| full.clone())?
+            }
+            None => Placement::of(&self.nodes[at].kubelet, pod, asked, dir).await?,
+        };
+        let node = &self.nodes[at];
+        let work =
+            if command.is_empty() { Work::Load(load, memory) } else { Work::Command(command) };
+        let mut pod = Pod::new((namespace, name), (at, resource), placement, work, log);
+        let ways = ways(&self.means, &self.program, self.scratch.path(), node);
+        if let Err(error) = pod.start(&ways).await {
+            pod.remove(&node.kubelet).await;
+            self.nodes[at].unprepare(&full).await;
+            return Err(error.context(full));
+        }
+        let text = list::placed(&pod, node);
+        self.nodes[at].await_named(&pod.namespace, &pod.name).await;
+        self.pods.push(pod);
+        Ok(text)
+    }
+
+    /// The node for a claim: that of the name, or the first that serves claims.
+    fn with_claims(&self, node: Option<&str>) -> anyhow::Result<usize> {
+        let at = match node {
+            Some(name) => self.node_at(Some(name))?,
+            None => self.nodes.iter().position(|node| node.dra.is_some()).unwrap_or(0),
+        };
+        anyhow::ensure!(
+            self.nodes[at].dra.is_some(),
+            "no GPU of {} is sold by claims: start the sandbox with --dra, or with a configuration that has \
+             dra.enabled",
+            self.nodes[at].spec.name
+        );
+        Ok(at)
+    }
+
+    /// Which node, and the whole name of the resource.
+    fn choose(
+        &self,
+        node: Option<&str>,
+        share: Option<&str>,
+        count: usize,
+    ) -> anyhow::Result<(usize, String)> {
+        let only = node.map(|name| self.node_at(Some(name))).transpose()?;
+        let candidates: Vec<usize> =
+            only.map_or_else(|| (0..self.nodes.len()).collect(), |at| vec![at]);
+        let first = &self.nodes[candidates[0]];
+        let sold = first.resources();
+        let resource = match share {
+            None => first.config.resource.name.clone(),
+            Some(share) => {
+                let is_it = |one: &&String| *one == share || one.rsplit('/').next() == Some(share);
+                let found = sold.iter().find(is_it).cloned();
+                found.with_context(|| {
+                    format!(
+                        "no share is called {share:?}; the configuration sells {}",
+                        sold.join(", ")
+                    )
+                })?
+            }
+        };
+        let room = |at: &&usize| self.nodes[**at].free(&resource) >= count;
+        if let Some(at) = candidates.iter().find(room) {
+            return Ok((*at, resource));
+        }
+        let by_claims = |at: &usize| {
+            self.nodes[*at].dra.is_some() && self.nodes[*at].kubelet.devices(&resource).is_empty()
+        };
+        anyhow::ensure!(
+            !candidates.iter().all(by_claims),
+            "all GPUs are sold by claims here: run NAME --claim memory=4Gi,cores=30"
+        );
+        let free = |at: &usize| {
+            let node = &self.nodes[*at];
+            format!("{} has {} free", node.spec.name, node.free(&resource))
+        };
+        let free: Vec<String> = candidates.iter().map(free).collect();
+        bail!(
+            "{count} of {resource} do not fit: {}; remove a pod, or ask for fewer",
+            free.join(", ")
+        )
+    }
+
+    async fn start(&mut self, what: &What) -> anyhow::Result<String> {
+        if what.what == "plugin" {
+            let node = self.node(what.node.as_deref())?;
+            node.start_plugin().await?;
+            let pid = node.plugin_pid().unwrap_or(0);
+            return Ok(format!("plugin of {}: runs, pid {pid}", node.spec.name));
+        }
+        let at = self.find(&what.namespace, &what.what)?;
+        let pod = &mut self.pods[at];
+        let full = pod.full_name();
+        anyhow::ensure!(pod.look() != State::Running, "{full} runs already");
+        let node = &self.nodes[pod.node];
+        // Mounts of the old container went with its processes.
+        let scratch = pod.placement.surroundings.scratch.clone();
+        pod.placement.restart(&node.kubelet, scratch).await?;
+        let ways = ways(&self.means, &self.program, self.scratch.path(), node);
+        pod.start(&ways).await.with_context(|| full.clone())?;
+        Ok(format!("{full}: its container runs again"))
+    }
+
+    async fn kill(&mut self, what: &What) -> anyhow::Result<String> {
+        match what.what.as_str() {
+            "kubelet" => {
+                bail!("kubelet is part of the sandbox; `restart kubelet` is what it can do")
+            }
+            "plugin" => {
+                let node = self.node(what.node.as_deref())?;
+                anyhow::ensure!(node.plugin_runs(), "no plugin runs on {}", node.spec.name);
+                node.kill_plugin().await;
+                Ok(format!("plugin of {}: killed; `start plugin` brings it back", node.spec.name))
+            }
+            name => {
+                let at = self.find(&what.namespace, name)?;
+                let pod = &mut self.pods[at];
+                pod.kill().await;
+                Ok(format!("{}: killed; `start {name}` brings it back", pod.full_name()))
+            }
+        }
+    }
+
+    fn control(&mut self, node: Option<&str>, args: &[&str]) -> anyhow::Result<()> {
+        let node = self.node(node)?;
+        let simulation = node.spec.simulation.as_ref().context("its GPUs are not simulated")?;
+        simulation.control(args).map(drop)
+    }
+
+    /// Runs a command of `tessera` on a node: that of `--node`, or each.
+    async fn tessera(&mut self, mut words: Vec<String>) -> anyhow::Result<Reply> {
+        let node = take_option(&mut words, "--node");
+        let first = words.first().map_or("", String::as_str);
+        anyhow::ensure!(
+            !["sandbox", "demo", "serve", "console", "prepare-host"].contains(&first),
+            "`{first}` is no command of the sandbox; `help` lists them"
+        );
+        let at: Vec<usize> = match (&node, first) {
+            (Some(name), _) => vec![self.node_at(Some(name))?],
+            (None, "status" | "config" | "waste" | "recommend") => (0..self.nodes.len()).collect(),
+            (None, _) => vec![self.node_at(None)?],
+        };
+        let mut reply = Reply::default();
+        for at in at {
+            let node = &self.nodes[at];
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let mut command = tokio::process::Command::from(node.command(&words)?);
+            let ran = command.kill_on_drop(true).output();
+            let Ok(output) = tokio::time::timeout(COMMAND, ran).await else {
+                bail!(
+                    "it goes on; run it in another terminal:\n  {}",
+                    greeting::command(node, &words)
+                );
+            };
+            let output = output?;
+            if self.nodes.len() > 1 {
+                reply.text += &format!("{}:\n", node.spec.name);
+            }
+            reply.text += &String::from_utf8_lossy(&output.stdout);
+            reply.text += &String::from_utf8_lossy(&output.stderr);
+            reply.code =
+                reply.code.max(output.status.code().map_or(1, |c| u8::try_from(c).unwrap_or(1)));
+        }
+        Ok(Reply { text: reply.text.trim_end().to_owned(), ..reply })
+    }
+
+    /// What has ended by itself since the last time, a line each.
+    pub fn news(&mut self) -> Vec<String> {
+        let mut now = Vec::new();
+        for pod in &mut self.pods {
+            if let State::Ended(code) = pod.look() {
+                now.push(format!("{}: its container ended with exit code {code}", pod.full_name()));
+            }
+        }
+        for node in &mut self.nodes {
+            if !node.plugin_runs() {
+                now.push(format!("plugin of {}: does not run", node.spec.name));
+            }
+        }
+        let fresh = now.iter().filter(|line| !self.told.contains(line)).cloned().collect();
+        self.told = now;
+        fresh
+    }
+
+    /// Takes what is known for told.
+    pub fn settle(&mut self) {
+        let _ = self.news();
+    }
+
+    /// Ends everything, pods first.
+    pub async fn strike(self) {
+        let Self { mut nodes, pods, console, scratch, .. } = self;
+        drop(console);
+        for mut pod in pods {
+            pod.kill().await;
+            let (node, full) = (pod.node, pod.full_name());
+            pod.remove(&nodes[node].kubelet).await;
+            nodes[node].unprepare(&full).await;
+        }
+        for node in nodes {
+            node.strike().await;
+        }
+        let sockets = ["control.sock", "pods"];
+        for name in sockets {
+            let path = scratch.path().join(name);
+            let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
+        }
+        drop(scratch);
+    }
+}
+
+/// A pod's ways on a node.
+fn ways<'a>(means: &Means, program: &'a Path, mark: &'a Path, node: &Node) -> Ways<'a> {
+    let overhead = node.config.gpus.context_overhead_bytes.unwrap_or(SIM_CONTEXT_OVERHEAD);
+    Ways { means: *means, program, mark, overhead: overhead.max(SIM_CONTEXT_OVERHEAD) }
+}
+
+/// Takes `--name VALUE` or `--name=VALUE` out of the words.
+fn take_option(words: &mut Vec<String>, name: &str) -> Option<String> {
+    let at = words.iter().position(|word| {
+        word == name || word.strip_prefix(name).is_some_and(|rest| rest.starts_with('='))
+    })?;
+    let word = words.remove(at);
+    match word.split_once('=') {
+        Some((_, value)) => Some(value.to_owned()),
+        None if at < words.len() => Some(words.remove(at)),
+        None => None,
+    }
+}

@@ -1,0 +1,164 @@
+//! The one directory in which everything lives, and its end.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+use super::keeper::Keeper;
+
+/// In the directory; locked while a sandbox lives there.
+const LOCK: &str = "lock";
+/// What temporary directories' names begin with.
+pub const PREFIX: &str = "tessera-";
+/// Longest path of a directory in which sockets of plugins have room: a socket's path has at most 107 bytes
+/// (unix(7)), of which `/n0/k/device-plugins/` and the name of a resource's socket take the others.
+const LONGEST: usize = 31;
+
+/// A directory of our own. A temporary one goes with this value, whatever becomes of this process.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+    keep: bool,
+    keeper: Option<Keeper>,
+    /// Held as long as the directory is in use.
+    _lock: Option<Flock<fs::File>>,
+}
+
+impl Scratch {
+    /// A fresh directory among the temporary files, whose name begins with `prefix`.
+    ///
+    /// # Errors
+    /// No place for temporary files.
+    pub fn temporary(prefix: &str) -> anyhow::Result<Self> {
+        let template = std::env::temp_dir().join(format!("{prefix}XXXXXX"));
+        let path = nix::unistd::mkdtemp(&template)
+            .with_context(|| format!("cannot make {}", template.display()))?;
+        Ok(Self { path, keep: false, keeper: None, _lock: None })
+    }
+
+    /// The directory that the user named, made where there is none. It stays at the end.
+    ///
+    /// # Errors
+    /// It cannot be made, is not a sandbox's, or a sandbox lives in it.
+    pub fn named(path: &Path) -> anyhow::Result<Self> {
+        let shown = path.display();
+        let fresh = match fs::read_dir(path) {
+            Ok(mut entries) => entries.next().is_none(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                fs::create_dir_all(path).with_context(|| format!("cannot make {shown}"))?;
+                true
+            }
+            Err(error) => return Err(error).with_context(|| format!("cannot use {shown}")),
+        };
+        anyhow::ensure!(
+            fresh || path.join(LOCK).is_file(),
+            "{shown} has other files in it; name an empty directory, or one of an earlier sandbox"
+        );
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700))
+            .with_context(|| format!("{shown} must be your own"))?;
+        let path = path.canonicalize().with_context(|| format!("cannot use {shown}"))?;
+        Ok(Self { path, keep: true, keeper: None, _lock: None })
+    }
+
+    /// One that this program made before it started itself again.
+    pub fn adopted(path: PathBuf) -> Self {
+        Self { path, keep: false, keeper: None, _lock: None }
+    }
+
+    /// Leaves the directory where it is at the end.
+    pub fn keep(&mut self) {
+        self.keep = true;
+    }
+
+    /// Takes the directory for this process: nobody else may use it, and what was started in it ends with this
+    /// process, however that ends.
+    ///
+    /// # Errors
+    /// Another sandbox lives in it, or its path is too long for sockets.
+    pub fn occupy(&mut self) -> anyhow::Result<()> {
+        let shown = self.path.display();
+        let length = self.path.as_os_str().len();
+        anyhow::ensure!(
+            length <= LONGEST,
+            "{shown} has {length} characters, and sockets in it could have no name; set TMPDIR, or give \
+             --dir, so that it has at most {LONGEST}"
+        );
+        let file = fs::File::create(self.path.join(LOCK))
+            .with_context(|| format!("cannot write in {shown}"))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+            match errno {
+                Errno::EAGAIN => anyhow::anyhow!(
+                    "another sandbox lives in {shown}; name another directory, or talk to that one: \
+                     `tessera sandbox list --dir {shown}`"
+                ),
+                errno => anyhow::anyhow!("cannot lock {shown}: {errno}"),
+            }
+        })?;
+        self._lock = Some(lock);
+        self.keeper = Some(Keeper::start(&self.path, !self.keep)?);
+        Ok(())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A directory in it, made where there is none.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn dir(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let path = self.path.join(name);
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if !self.keep {
+            let _ = fs::remove_dir_all(&self.path);
+        }
+        // It ends whatever still runs here, and then itself.
+        drop(self.keeper.take());
+        if !self.keep {
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_temporary_directory_goes_unless_it_is_to_be_kept() {
+        let scratch = Scratch::temporary(PREFIX).unwrap();
+        let dir = scratch.dir("a/b").unwrap();
+        assert!(dir.is_dir());
+        drop(scratch);
+        assert!(!dir.exists());
+    }
+
+    #[test]
+    fn a_directory_with_other_files_is_left_alone() {
+        let tmp = tempfile::tempdir().unwrap();
+        fs::write(tmp.path().join("thesis.tex"), "").unwrap();
+        let error = Scratch::named(tmp.path()).unwrap_err().to_string();
+        assert!(error.contains("has other files in it"), "{error}");
+        assert!(tmp.path().join("thesis.tex").exists());
+    }
+
+    #[test]
+    fn a_path_without_room_for_sockets_is_refused() {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut scratch = Scratch::named(&tmp.path().join("x".repeat(60))).unwrap();
+        let error = scratch.occupy().unwrap_err().to_string();
+        assert!(error.contains("set TMPDIR"), "{error}");
+    }
+}

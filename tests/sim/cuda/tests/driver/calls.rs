@@ -1,0 +1,300 @@
+//! The driver's calls, each scenario in a process of its own.
+
+use crate::harness::*;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+scenarios! {
+    errors_before_init_and_without_a_context
+    copies_and_fills_are_real
+    a_gpus_memory_is_finite
+    a_context_takes_its_memory_with_it
+    kernels_take_the_time_that_the_configuration_says
+    an_event_of_another_gpu_is_waited_for
+    host_functions_run_in_stream_order
+    threads_share_a_context
+    a_forked_child_has_no_driver
+    a_graph_takes_the_time_of_its_kernels
+    pointers_are_what_they_are
+    a_stream_writes_memory_when_it_gets_there
+}
+
+mod body {
+    use super::*;
+
+    pub fn errors_before_init_and_without_a_context() {
+        assert_eq!(alloc(1), Err(3));
+        assert_eq!(cuda!(cuInit(1 => c_uint)), 1);
+        ok(cuda!(cuInit(0 => c_uint)));
+        assert_eq!(alloc(1), Err(201));
+        assert_eq!(cuda!(cuCtxSynchronize()), 201);
+        let mut device = 0;
+        assert_eq!(cuda!(cuDeviceGet(&raw mut device => *mut c_int, 2 => c_int)), 101);
+        assert_eq!(cuda!(cuDevicePrimaryCtxRelease_v2(0 => c_int)), 201);
+        retain(0);
+        assert_eq!(alloc(0), Err(1));
+        assert_eq!(free(0xdead_0000), 1);
+        assert_eq!(free(0), 0);
+        assert_eq!(launch(NULL, 1, NULL, std::ptr::null_mut()), 400);
+        assert_eq!(launch(kernel("plain"), 0, NULL, std::ptr::null_mut()), 1);
+    }
+
+    pub fn copies_and_fills_are_real() {
+        retain(0);
+        let (a, b) = (alloc(4096).unwrap(), alloc(4096).unwrap());
+        let bytes: Vec<u8> = (0..=255).cycle().take(4096).collect();
+        ok(cuda!(cuMemcpyHtoD_v2(a => u64, bytes.as_ptr() => *const u8, 4096 => usize)));
+        ok(cuda!(cuMemcpyDtoD_v2(b => u64, a => u64, 4096 => usize)));
+        assert_eq!(read::<4096>(b)[..], bytes[..]);
+        ok(cuda!(cuMemsetD32_v2(a => u64, 0x0403_0201 => c_uint, 3 => usize)));
+        ok(cuda!(cuMemsetD16_v2(a + 12 => u64, 0x0605 => u16, 1 => usize)));
+        ok(cuda!(cuMemsetD8_v2(a + 14 => u64, 9 => u8, 1 => usize)));
+        assert_eq!(read::<16>(a), [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 9, 15]);
+        // Two rows of three bytes, ten apart.
+        ok(cuda!(cuMemsetD2D8_v2(b => u64, 10 => usize, 7 => u8, 3 => usize, 2 => usize)));
+        assert_eq!(read::<14>(b), [7, 7, 7, 3, 4, 5, 6, 7, 8, 9, 7, 7, 7, 13]);
+        assert_eq!(cuda!(cuMemsetD8_v2(a + 4000 => u64, 0 => u8, 97 => usize)), 1, "past the end");
+        assert_eq!(cuda!(cuMemcpyDtoD_v2(a => u64, 0x1000 => u64, 8 => usize)), 1);
+    }
+
+    pub fn a_gpus_memory_is_finite() {
+        retain(0);
+        let room = free_bytes();
+        assert_eq!(alloc(room + 1), Err(2));
+        let all = alloc(room).unwrap();
+        assert_eq!((alloc(1), free_bytes()), (Err(2), 0));
+        ok(free(all));
+        assert_eq!(free_bytes(), room);
+        let small: Vec<u64> = (0..100).map(|_| alloc(100).unwrap()).collect();
+        assert_eq!(room - free_bytes(), 2 * MIB, "small allocations share a chunk");
+        small.into_iter().for_each(|at| ok(free(at)));
+        assert_eq!(free_bytes(), room);
+        let (mut at, mut pitch) = (0u64, 0usize);
+        ok(cuda!(cuMemAllocPitch_v2(&raw mut at => *mut u64, &raw mut pitch => *mut usize,
+                 1000 => usize, 7 => usize, 4 => c_uint)));
+        assert_eq!(pitch, 1024);
+        ok(free(at));
+    }
+
+    pub fn a_context_takes_its_memory_with_it() {
+        retain(0);
+        let before = free_bytes();
+        let mut context = NULL;
+        ok(cuda!(cuCtxCreate_v2(&raw mut context => *mut Handle, 0 => c_uint, 0 => c_int)));
+        let lost = alloc(10 * MIB).unwrap();
+        assert_eq!(before - free_bytes(), 74 * MIB);
+        ok(cuda!(cuCtxDestroy_v2(context => Handle)));
+        assert_eq!(free_bytes(), before, "the primary context is current again");
+        assert_eq!(free(lost), 1);
+        assert_eq!(cuda!(cuCtxSetCurrent(context => Handle)), 201);
+        ok(cuda!(cuDevicePrimaryCtxReset_v2(0 => c_int)));
+        assert_eq!(alloc(1), Err(709));
+    }
+
+    pub fn kernels_take_the_time_that_the_configuration_says() {
+        retain(0);
+        let (s, from, to) = (new_stream(), new_event(), new_event());
+        let spin = kernel("spin");
+        let timed = |n: u32, function: Handle, blocks: c_uint, params: *mut Handle| {
+            keep_busy(spin, s);
+            record(from, s);
+            for _ in 0..n {
+                ok(launch(function, blocks, s, params));
+            }
+            record(to, s);
+            synchronize(s);
+            (elapsed_us(from, to) - 1.0).round()
+        };
+        assert_eq!(timed(1000, kernel("plain"), 1, std::ptr::null_mut()), 20_000.0);
+        // 300 blocks on 132 SMs are three waves.
+        assert_eq!(timed(5, kernel("wave"), 300, std::ptr::null_mut()), 45.0);
+        let (mut other, mut ns) = (0u64, 123_000u64);
+        let mut params = [(&raw mut other).cast::<c_void>(), (&raw mut ns).cast()];
+        assert_eq!(timed(1, kernel("spin"), 1, params.as_mut_ptr()), 123.0);
+    }
+
+    pub fn an_event_of_another_gpu_is_waited_for() {
+        retain(0);
+        let (s0, e0) = (new_stream(), new_event());
+        let slow = kernel("spin");
+        let (mut other, mut ns) = (0u64, 30_000_000u64);
+        let mut params = [(&raw mut other).cast::<c_void>(), (&raw mut ns).cast()];
+        ok(launch(slow, 1, s0, params.as_mut_ptr()));
+        record(e0, s0);
+        retain(1);
+        let (s1, e1) = (new_stream(), new_event());
+        let since = Instant::now();
+        ok(cuda!(cuStreamWaitEvent(s1 => Handle, e0 => Handle, 0 => c_uint)));
+        record(e1, s1);
+        synchronize(s1);
+        assert!(since.elapsed() >= Duration::from_millis(25), "{:?}", since.elapsed());
+        assert_eq!(elapsed_us(e0, e1), 1.0, "its end on one GPU is its start on the other");
+    }
+
+    static STEP: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn first(data: *mut c_void) {
+        std::thread::sleep(Duration::from_millis(5));
+        // SAFETY: the test's own array, alive until the stream is synchronised.
+        unsafe { *data.cast::<u8>() = 42 };
+        assert_eq!(STEP.swap(1, Ordering::SeqCst), 0);
+    }
+
+    pub fn host_functions_run_in_stream_order() {
+        retain(0);
+        let s = new_stream();
+        let mut value = [0u8; 4];
+        let at = alloc(4).unwrap();
+        ok(launch(kernel("plain"), 1, s, std::ptr::null_mut()));
+        ok(cuda!(cuLaunchHostFunc(s => Handle, first => extern "C" fn(*mut c_void),
+                 value.as_mut_ptr() => *mut u8)));
+        ok(cuda!(cuMemcpyHtoDAsync_v2(at => u64, value.as_ptr() => *const u8, 4 => usize,
+                 s => Handle)));
+        synchronize(s);
+        assert_eq!(STEP.load(Ordering::SeqCst), 1);
+        assert_eq!(read::<4>(at), [42, 0, 0, 0], "the copy saw what the host function wrote");
+    }
+
+    pub fn threads_share_a_context() {
+        let context = retain(0) as usize;
+        let function = kernel("plain") as usize;
+        let before = free_bytes();
+        std::thread::scope(|scope| {
+            for id in 1..=6u32 {
+                scope.spawn(move || {
+                    ok(cuda!(cuCtxSetCurrent(context as Handle => Handle)));
+                    let s = new_stream();
+                    let event = new_event();
+                    for round in 0..100u32 {
+                        let words = 1 + (id * 7919 + round * 104_729) as usize % 200_000;
+                        let at = alloc(words * 4).unwrap();
+                        let value = id << 16 | round;
+                        ok(cuda!(cuMemsetD32Async(at => u64, value => c_uint, words => usize,
+                                 s => Handle)));
+                        ok(launch(function as Handle, 1, s, std::ptr::null_mut()));
+                        record(event, s);
+                        let last = at + 4 * (words as u64 - 1);
+                        assert_eq!(u32::from_ne_bytes(read::<4>(last)), value);
+                        ok(cuda!(cuEventSynchronize(event => Handle)));
+                        ok(cuda!(cuStreamQuery(s => Handle)));
+                        ok(free(at));
+                    }
+                    ok(cuda!(cuEventDestroy_v2(event => Handle)));
+                    ok(cuda!(cuStreamDestroy_v2(s => Handle)));
+                });
+            }
+        });
+        assert_eq!(free_bytes(), before);
+    }
+
+    pub fn a_forked_child_has_no_driver() {
+        retain(0);
+        let before = free_bytes();
+        let call = symbol("cuMemAlloc_v2");
+        // SAFETY: the child makes two calls and leaves with _exit.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            type Alloc = unsafe extern "C" fn(*mut u64, usize) -> Result;
+            let mut at = 0;
+            // SAFETY: the export has this signature; `at` is valid; _exit ends the child.
+            unsafe {
+                let alloc = std::mem::transmute::<Handle, Alloc>(call);
+                libc::_exit(alloc(&raw mut at, 1));
+            }
+        }
+        let mut status = 0;
+        // SAFETY: our own child.
+        unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        assert_eq!(libc::WEXITSTATUS(status), 3);
+        assert_eq!(free_bytes(), before);
+        ok(free(alloc(MIB).unwrap()));
+    }
+
+    pub fn a_graph_takes_the_time_of_its_kernels() {
+        /// `CUDA_KERNEL_NODE_PARAMS` v1.
+        #[repr(C)]
+        struct Node(Handle, [c_uint; 7], *mut Handle, *mut Handle);
+        retain(0);
+        let (mut graph, mut exec, mut node) = (NULL, NULL, NULL);
+        ok(cuda!(cuGraphCreate(&raw mut graph => *mut Handle, 0 => c_uint)));
+        let params = Node(
+            kernel("plain"),
+            [1, 1, 1, 32, 1, 1, 0],
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        );
+        for _ in 0..4 {
+            ok(cuda!(cuGraphAddKernelNode(&raw mut node => *mut Handle, graph => Handle,
+                     std::ptr::null() => *const Handle, 0 => usize, &raw const params => *const Node)));
+        }
+        ok(
+            cuda!(cuGraphInstantiateWithFlags(&raw mut exec => *mut Handle, graph => Handle, 0 => u64)),
+        );
+        let (s, from, to) = (new_stream(), new_event(), new_event());
+        keep_busy(kernel("spin"), s);
+        record(from, s);
+        ok(cuda!(cuGraphLaunch(exec => Handle, s => Handle)));
+        record(to, s);
+        synchronize(s);
+        assert_eq!((elapsed_us(from, to) - 1.0).round(), 80.0);
+    }
+
+    pub fn pointers_are_what_they_are() {
+        let context = retain(0);
+        let at = alloc(1000).unwrap();
+        let (mut owner, mut kind) = (NULL, 0u32);
+        ok(
+            cuda!(cuPointerGetAttribute(&raw mut owner => *mut Handle, 1 => c_int, at + 999 => u64)),
+        );
+        ok(cuda!(cuPointerGetAttribute(&raw mut kind => *mut u32, 2 => c_int, at => u64)));
+        assert_eq!((owner, kind), (context, 2));
+        assert_eq!(
+            cuda!(cuPointerGetAttribute(&raw mut kind => *mut u32, 2 => c_int, at + 1000 => u64)),
+            1
+        );
+        let (mut base, mut size) = (0u64, 0usize);
+        ok(cuda!(cuMemGetAddressRange_v2(&raw mut base => *mut u64, &raw mut size => *mut usize,
+                 at + 10 => u64)));
+        assert_eq!((base, size), (at, 1000));
+        let mut host = NULL;
+        ok(cuda!(cuMemHostAlloc(&raw mut host => *mut Handle, 64 => usize, 0 => c_uint)));
+        ok(cuda!(cuPointerGetAttribute(&raw mut kind => *mut u32, 2 => c_int, host as u64 => u64)));
+        assert_eq!(kind, 1);
+        ok(cuda!(cuMemFreeHost(host => Handle)));
+    }
+
+    pub fn a_stream_writes_memory_when_it_gets_there() {
+        retain(0);
+        let s = new_stream();
+        let mut host = NULL;
+        ok(cuda!(cuMemHostAlloc(&raw mut host => *mut Handle, 64 => usize, 0 => c_uint)));
+        // SAFETY: 64 zeroed bytes of pinned memory, aligned to a page.
+        let words = unsafe {
+            std::ptr::write_bytes(host.cast::<u8>(), 0, 64);
+            std::slice::from_raw_parts(host.cast::<AtomicU32>(), 16)
+        };
+        let at = host as u64;
+        let write = |offset: u64, value: u32| {
+            ok(
+                cuda!(cuStreamWriteValue32_v2(s => Handle, at + offset => u64, value => u32, 0 => c_uint)),
+            );
+        };
+        keep_busy(kernel("spin"), s);
+        write(0, 7);
+        assert_eq!(words[0].load(Ordering::SeqCst), 0, "not before the kernel is done");
+        synchronize(s);
+        assert_eq!(words[0].load(Ordering::SeqCst), 7, "synchronising makes it visible");
+        keep_busy(kernel("spin"), s);
+        write(4, 8);
+        let since = Instant::now();
+        while words[1].load(Ordering::SeqCst) == 0 {
+            assert!(since.elapsed() < Duration::from_secs(20), "nobody wrote for a mere watcher");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(words[1].load(Ordering::SeqCst), 8);
+        let refused =
+            cuda!(cuStreamWriteValue32_v2(s => Handle, at + 2 => u64, 1 => u32, 0 => c_uint));
+        assert_eq!(refused, 1, "misaligned");
+    }
+}

@@ -1,0 +1,524 @@
+//! Graphs and their memory. What is checked is what CUDA's documentation says; each test names
+//! the section ("Guide": CUDA Programming Guide; else CUDA Driver API, "Graph Management").
+
+#![allow(clippy::cast_possible_truncation, reason = "a few pages")]
+
+use crate::harness::*;
+use std::ffi::{c_int, c_uint, c_void};
+
+scenarios! {
+    memory_comes_with_the_first_launch_and_stays_until_trimmed
+    allocations_that_live_on_share_no_memory_however_they_race
+    an_upload_brings_the_memory
+    what_one_graph_frees_serves_its_next_allocation
+    graphs_of_one_stream_share_memory_and_those_of_two_do_not
+    a_relaunch_needs_its_allocations_freed
+    an_allocation_outlives_its_graph
+    an_allocation_is_freed_once
+    graphs_with_memory_are_not_cloned_nor_instantiated_twice
+    a_launch_fails_when_the_gpu_is_full
+    a_primary_reset_takes_graph_memory
+    nodes_run_behind_their_dependencies
+    an_executable_graph_is_updated
+    every_way_to_add_a_node
+}
+
+const PAGE: u64 = 2 << 20;
+const AUTO_FREE: u64 = 1;
+
+const USED: c_int = 0;
+const USED_HIGH: c_int = 1;
+const RESERVED: c_int = 2;
+const RESERVED_HIGH: c_int = 3;
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`.
+#[repr(C)]
+struct Alloc {
+    kind: c_int,
+    handles: c_int,
+    location: c_int,
+    device: c_int,
+    rest: [u64; 9],
+    access: usize,
+    access_count: usize,
+    bytes: usize,
+    at: u64,
+}
+
+fn attribute(which: c_int) -> u64 {
+    let mut value = 0u64;
+    ok(cuda!(cuDeviceGetGraphMemAttribute(0 => c_int, which => c_int, &raw mut value => *mut u64)));
+    value
+}
+
+fn trim() {
+    ok(cuda!(cuDeviceGraphMemTrim(0 => c_int)));
+}
+
+fn graph() -> Handle {
+    let mut graph = NULL;
+    ok(cuda!(cuGraphCreate(&raw mut graph => *mut Handle, 0 => c_uint)));
+    graph
+}
+
+fn alloc_node(graph: Handle, after: &[Handle], bytes: u64) -> (Handle, u64) {
+    let mut node = NULL;
+    let mut params = Alloc {
+        kind: 1,
+        handles: 0,
+        location: 1,
+        device: 0,
+        rest: [0; 9],
+        access: 0,
+        access_count: 0,
+        bytes: bytes as usize,
+        at: 0,
+    };
+    ok(cuda!(cuGraphAddMemAllocNode(&raw mut node => *mut Handle, graph => Handle,
+             after.as_ptr() => *const Handle, after.len() => usize, &raw mut params => *mut Alloc)));
+    assert_ne!(params.at, 0);
+    (node, params.at)
+}
+
+fn free_node(graph: Handle, after: &[Handle], at: u64) -> std::result::Result<Handle, Result> {
+    let mut node = NULL;
+    match cuda!(cuGraphAddMemFreeNode(&raw mut node => *mut Handle, graph => Handle,
+                after.as_ptr() => *const Handle, after.len() => usize, at => u64))
+    {
+        0 => Ok(node),
+        e => Err(e),
+    }
+}
+
+fn instantiate(graph: Handle, flags: u64) -> std::result::Result<Handle, Result> {
+    let mut exec = NULL;
+    match cuda!(cuGraphInstantiateWithFlags(&raw mut exec => *mut Handle, graph => Handle, flags => u64))
+    {
+        0 => Ok(exec),
+        e => Err(e),
+    }
+}
+
+fn run(exec: Handle, stream: Handle) -> Result {
+    cuda!(cuGraphLaunch(exec => Handle, stream => Handle))
+}
+
+fn destroy_exec(exec: Handle) {
+    ok(cuda!(cuGraphExecDestroy(exec => Handle)));
+}
+
+fn destroy(graph: Handle) {
+    ok(cuda!(cuGraphDestroy(graph => Handle)));
+}
+
+/// A graph that allocates and frees as much.
+fn temporary(bytes: u64) -> Handle {
+    let graph = graph();
+    let (node, at) = alloc_node(graph, &[], bytes);
+    free_node(graph, &[node], at).unwrap();
+    graph
+}
+
+mod body {
+    use super::*;
+
+    /// Guide, "Graph Memory Nodes": "First Launch / cudaGraphUpload", "Physical Memory Footprint".
+    pub fn memory_comes_with_the_first_launch_and_stays_until_trimmed() {
+        retain(0);
+        let (s, room) = (new_stream(), free_bytes() as u64);
+        let graph = temporary(5 * PAGE);
+        let exec = instantiate(graph, 0).unwrap();
+        assert_eq!((attribute(USED), attribute(RESERVED)), (0, 0), "the stream is not known yet");
+        ok(run(exec, s));
+        assert_eq!((attribute(USED), attribute(RESERVED)), (5 * PAGE, 5 * PAGE));
+        assert_eq!(free_bytes() as u64, room - 5 * PAGE);
+        ok(run(exec, s));
+        assert_eq!(attribute(RESERVED), 5 * PAGE, "the same memory again");
+        destroy_exec(exec);
+        destroy(graph);
+        synchronize(s);
+        assert_eq!((attribute(USED), attribute(RESERVED)), (0, 5 * PAGE), "kept for other graphs");
+        assert_eq!(free_bytes() as u64, room - 5 * PAGE);
+        trim();
+        assert_eq!((attribute(RESERVED), free_bytes() as u64), (0, room));
+        assert_eq!((attribute(USED_HIGH), attribute(RESERVED_HIGH)), (5 * PAGE, 5 * PAGE));
+        let (mut zero, mut one) = (0u64, 1u64);
+        ok(
+            cuda!(cuDeviceSetGraphMemAttribute(0 => c_int, RESERVED_HIGH => c_int, &raw mut zero => *mut u64)),
+        );
+        assert_eq!(attribute(RESERVED_HIGH), 0);
+        let refused = cuda!(cuDeviceSetGraphMemAttribute(0 => c_int, USED_HIGH => c_int, &raw mut one => *mut u64));
+        assert_eq!(refused, 1, "only to zero");
+    }
+
+    /// "cuGraphUpload": "Uses memory cached by stream to back the allocations owned by hGraphExec".
+    pub fn an_upload_brings_the_memory() {
+        #[repr(C)]
+        struct Params(u64, Handle, Handle, c_int);
+        retain(0);
+        let s = new_stream();
+        let graph = temporary(3 * PAGE);
+        let exec = instantiate(graph, 0).unwrap();
+        ok(cuda!(cuGraphUpload(exec => Handle, s => Handle)));
+        assert_eq!(attribute(RESERVED), 3 * PAGE);
+        ok(run(exec, s));
+        assert_eq!(attribute(RESERVED), 3 * PAGE);
+        destroy_exec(exec);
+        trim();
+        // CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, "Only supported by cuGraphInstantiateWithParams".
+        assert_eq!(instantiate(graph, 2), Err(1));
+        let (mut exec, mut params) = (NULL, Params(2, s, NULL, 9));
+        ok(cuda!(cuGraphInstantiateWithParams(&raw mut exec => *mut Handle, graph => Handle,
+                 &raw mut params => *mut Params)));
+        assert_eq!((params.3, attribute(RESERVED)), (0, 3 * PAGE));
+        destroy_exec(exec);
+    }
+
+    /// Guide, "Physical Memory Management and Sharing": graphs share what is not in use at the same
+    /// time, and allocations that outlive their graphs are; "Physical Memory Footprint": a trim takes
+    /// none of it, nor what another thread is launching.
+    pub fn allocations_that_live_on_share_no_memory_however_they_race() {
+        let context = retain(0) as usize;
+        let s = new_stream() as usize;
+        const THREADS: u64 = 4;
+        for _ in 0..100 {
+            let race = || {
+                ok(cuda!(cuCtxSetCurrent(context as Handle => Handle)));
+                let graph = graph();
+                let (_, at) = alloc_node(graph, &[], PAGE);
+                let exec = instantiate(graph, 0).unwrap();
+                ok(run(exec, s as Handle));
+                trim();
+                (exec as usize, graph as usize, at)
+            };
+            let made: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(race)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!((attribute(USED), attribute(RESERVED)), (THREADS * PAGE, THREADS * PAGE));
+            for (exec, graph, at) in made {
+                ok(cuda!(cuMemFreeAsync(at => u64, s as Handle => Handle)));
+                destroy_exec(exec as Handle);
+                destroy(graph as Handle);
+            }
+            trim();
+            assert_eq!((attribute(USED), attribute(RESERVED)), (0, 0));
+        }
+    }
+
+    /// Guide, "Optimized Memory Reuse": "Address Reuse within a Graph" needs a dependency.
+    pub fn what_one_graph_frees_serves_its_next_allocation() {
+        retain(0);
+        let s = new_stream();
+        let chain = graph();
+        let (a, at) = alloc_node(chain, &[], 4 * PAGE);
+        let freed = free_node(chain, &[a], at).unwrap();
+        let (b, second) = alloc_node(chain, &[freed], 4 * PAGE);
+        free_node(chain, &[b], second).unwrap();
+        let exec = instantiate(chain, 0).unwrap();
+        ok(run(exec, s));
+        assert_eq!(attribute(RESERVED), 4 * PAGE);
+        destroy_exec(exec);
+        trim();
+        let beside = graph();
+        for _ in 0..2 {
+            let (a, at) = alloc_node(beside, &[], 4 * PAGE);
+            free_node(beside, &[a], at).unwrap();
+        }
+        ok(run(instantiate(beside, 0).unwrap(), s));
+        assert_eq!(attribute(RESERVED), 8 * PAGE, "both may be there at once");
+    }
+
+    /// Guide, "Physical Memory Management and Sharing".
+    pub fn graphs_of_one_stream_share_memory_and_those_of_two_do_not() {
+        retain(0);
+        let (s, t) = (new_stream(), new_stream());
+        let (a, b) = (instantiate(temporary(4 * PAGE), 0), instantiate(temporary(6 * PAGE), 0));
+        ok(run(a.unwrap(), s));
+        ok(run(b.unwrap(), s));
+        assert_eq!((attribute(USED), attribute(RESERVED)), (6 * PAGE, 6 * PAGE));
+        ok(run(a.unwrap(), t));
+        assert_eq!(attribute(USED), 10 * PAGE);
+        // "Allocations that have not been freed and graphs that are scheduled or running are
+        // considered to be actively using the physical memory".
+        keep_busy(kernel("spin"), s);
+        ok(run(b.unwrap(), s));
+        trim();
+        assert_eq!(attribute(RESERVED), 6 * PAGE, "the other graph was done");
+        synchronize(s);
+        trim();
+        assert_eq!(attribute(RESERVED), 0);
+    }
+
+    /// "cuGraphLaunch": unfreed allocations; "cuGraphInstantiate": AUTO_FREE_ON_LAUNCH.
+    pub fn a_relaunch_needs_its_allocations_freed() {
+        retain(0);
+        let s = new_stream();
+        let graph = graph();
+        let (_, at) = alloc_node(graph, &[], 2 * PAGE);
+        let exec = instantiate(graph, 0).unwrap();
+        ok(run(exec, s));
+        assert_eq!(run(exec, s), 1);
+        ok(cuda!(cuMemsetD8Async(at => u64, 7 => u8, 100 => usize, s => Handle)));
+        assert_eq!(read::<2>(at), [7, 7]);
+        ok(cuda!(cuMemFreeAsync(at => u64, s => Handle)));
+        ok(run(exec, s));
+        ok(free(at));
+        ok(run(exec, s));
+        assert_eq!(attribute(RESERVED), 2 * PAGE);
+        ok(free(at));
+        destroy_exec(exec);
+        let exec = instantiate(graph, AUTO_FREE).unwrap();
+        for _ in 0..3 {
+            ok(run(exec, s));
+        }
+        assert_eq!(attribute(USED), 2 * PAGE);
+        ok(free(at));
+        assert_eq!(free(at), 1, "freed already");
+    }
+
+    /// Guide, "Alloc Node": "Graph destruction does not automatically free any live
+    /// graph-allocated memory".
+    pub fn an_allocation_outlives_its_graph() {
+        retain(0);
+        let (s, room) = (new_stream(), free_bytes() as u64);
+        let graph = graph();
+        let (_, at) = alloc_node(graph, &[], 2 * PAGE);
+        let exec = instantiate(graph, 0).unwrap();
+        destroy(graph);
+        ok(run(exec, s));
+        destroy_exec(exec);
+        synchronize(s);
+        trim();
+        assert_eq!((attribute(USED), attribute(RESERVED)), (2 * PAGE, 2 * PAGE));
+        ok(cuda!(cuMemsetD8_v2(at => u64, 9 => u8, 2 * PAGE as usize => usize)));
+        assert_eq!(read::<1>(at), [9]);
+        // "freed in another graph"
+        let other = super::graph();
+        free_node(other, &[], at).unwrap();
+        let exec = instantiate(other, 0).unwrap();
+        ok(run(exec, s));
+        assert_eq!(run(exec, s), 1, "it is gone");
+        synchronize(s);
+        trim();
+        assert_eq!(free_bytes() as u64, room);
+    }
+
+    /// "cuGraphAddMemFreeNode", "cuGraphAddMemAllocNode": what can't be freed.
+    pub fn an_allocation_is_freed_once() {
+        retain(0);
+        let (first, second) = (graph(), graph());
+        let (node, at) = alloc_node(first, &[], PAGE);
+        free_node(first, &[node], at).unwrap();
+        assert_eq!(free_node(first, &[node], at), Err(1), "twice in the same graph");
+        assert_eq!(free_node(second, &[], at), Err(1), "freed in its own graph");
+        assert_eq!(free_node(second, &[], at + 512), Err(1), "not returned by an allocation node");
+        assert_eq!(free_node(second, &[], alloc(PAGE as usize).unwrap()), Err(1));
+        assert_eq!(free(at), 1, "cannot be freed outside the owning graph");
+        let (_, at) = alloc_node(first, &[], PAGE);
+        free_node(second, &[], at).unwrap();
+        assert_eq!(free_node(first, &[], at), Err(1), "freed in another graph");
+    }
+
+    /// "graphs which contain allocation and/or memory free nodes": the restrictions.
+    pub fn graphs_with_memory_are_not_cloned_nor_instantiated_twice() {
+        retain(0);
+        let graph = graph();
+        let (node, _) = alloc_node(graph, &[], PAGE);
+        let mut clone = NULL;
+        assert_ne!(cuda!(cuGraphClone(&raw mut clone => *mut Handle, graph => Handle)), 0);
+        assert_ne!(cuda!(cuGraphDestroyNode(node => Handle)), 0);
+        let exec = instantiate(graph, 0).unwrap();
+        assert_eq!(instantiate(graph, 0), Err(1));
+        destroy_exec(exec);
+        instantiate(graph, 0).unwrap();
+    }
+
+    pub fn a_launch_fails_when_the_gpu_is_full() {
+        retain(0);
+        let (s, room) = (new_stream(), free_bytes());
+        let exec = instantiate(temporary(4 * PAGE), 0).unwrap();
+        let ballast = alloc(room - 3 * PAGE as usize).unwrap();
+        assert_eq!(run(exec, s), 2);
+        assert_eq!((attribute(USED), attribute(RESERVED)), (0, 0));
+        ok(free(ballast));
+        ok(run(exec, s));
+    }
+
+    pub fn a_primary_reset_takes_graph_memory() {
+        retain(0);
+        let (s, room) = (new_stream(), free_bytes());
+        let graph = graph();
+        alloc_node(graph, &[], 4 * PAGE);
+        ok(run(instantiate(graph, 0).unwrap(), s));
+        ok(cuda!(cuDevicePrimaryCtxReset_v2(0 => c_int)));
+        retain(0);
+        assert_eq!((attribute(RESERVED), free_bytes()), (0, room));
+    }
+
+    extern "C" fn note(data: *mut c_void) {
+        // SAFETY: the test's own pair of a log and a number, alive until it is done.
+        let (log, number) = unsafe { *data.cast::<(*mut Vec<u32>, u32)>() };
+        // SAFETY: as above; host functions of a GPU run one at a time.
+        unsafe { (*log).push(number) };
+    }
+
+    /// "cuGraphGetEdges", "cuGraphAddDependencies", "cuGraphRemoveDependencies", "cuGraphClone".
+    pub fn nodes_run_behind_their_dependencies() {
+        #[repr(C)]
+        struct Host(extern "C" fn(*mut c_void), *mut c_void);
+        retain(0);
+        let (s, graph) = (new_stream(), graph());
+        let mut log = Vec::<u32>::new();
+        let mut data = [0, 1, 2].map(|n| (&raw mut log, n));
+        let nodes: Vec<Handle> = data
+            .iter_mut()
+            .map(|d| {
+                let (mut node, params) = (NULL, Host(note, (&raw mut *d).cast()));
+                ok(cuda!(cuGraphAddHostNode(&raw mut node => *mut Handle, graph => Handle,
+                         NULL => Handle, 0 => usize, &raw const params => *const Host)));
+                node
+            })
+            .collect();
+        let depend = |from: usize, to: usize| {
+            cuda!(cuGraphAddDependencies(graph => Handle, &raw const nodes[from] => *const Handle,
+                  &raw const nodes[to] => *const Handle, 1 => usize))
+        };
+        ok(depend(2, 1));
+        ok(depend(1, 0));
+        assert_eq!(depend(1, 0), 1, "an existing dependency");
+        let mut count = 0usize;
+        ok(cuda!(cuGraphGetEdges(graph => Handle, NULL => Handle, NULL => Handle,
+                 &raw mut count => *mut usize)));
+        assert_eq!(count, 2);
+        let (mut from, mut to, mut room) = ([NULL; 3], [NULL; 3], 3usize);
+        ok(cuda!(cuGraphGetEdges(graph => Handle, from.as_mut_ptr() => *mut Handle,
+                 to.as_mut_ptr() => *mut Handle, &raw mut room => *mut usize)));
+        assert_eq!((from[0], to[0], from[2], room), (nodes[1], nodes[0], NULL, 2));
+        let mut roots = [NULL; 3];
+        room = 3;
+        ok(cuda!(cuGraphGetRootNodes(graph => Handle, roots.as_mut_ptr() => *mut Handle,
+                 &raw mut room => *mut usize)));
+        assert_eq!((roots[0], room), (nodes[2], 1));
+        let (mut clone, mut copy) = (NULL, NULL);
+        ok(cuda!(cuGraphClone(&raw mut clone => *mut Handle, graph => Handle)));
+        ok(
+            cuda!(cuGraphNodeFindInClone(&raw mut copy => *mut Handle, nodes[1] => Handle, clone => Handle)),
+        );
+        assert_ne!(copy, nodes[1]);
+        for graph in [graph, clone] {
+            ok(run(instantiate(graph, 0).unwrap(), s));
+            synchronize(s);
+            assert_eq!(std::mem::take(&mut log), [2, 1, 0]);
+        }
+        ok(depend(0, 2));
+        assert_eq!(instantiate(graph, 0), Err(1), "a cycle");
+        ok(cuda!(cuGraphRemoveDependencies(graph => Handle, &raw const nodes[0] => *const Handle,
+                 &raw const nodes[2] => *const Handle, 1 => usize)));
+        ok(cuda!(cuGraphDestroyNode(nodes[1] => Handle)));
+        ok(run(instantiate(graph, 0).unwrap(), s));
+        synchronize(s);
+        assert_eq!(log, [0, 2], "no dependencies are left");
+    }
+
+    /// `CUDA_MEMSET_NODE_PARAMS`.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Memset(u64, usize, u32, u32, usize, usize);
+
+    /// "cuGraphExecUpdate", "cuGraphExecMemsetNodeSetParams", "cuGraphNodeSetEnabled".
+    pub fn an_executable_graph_is_updated() {
+        #[repr(C)]
+        struct Info(c_int, Handle, Handle);
+        retain(0);
+        let (s, at) = (new_stream(), alloc(64).unwrap());
+        let filled = |value: u32| {
+            let (graph, mut node) = (graph(), NULL);
+            let params = Memset(at, 0, value, 1, 4, 1);
+            ok(cuda!(cuGraphAddMemsetNode(&raw mut node => *mut Handle, graph => Handle,
+                     NULL => Handle, 0 => usize, &raw const params => *const Memset, NULL => Handle)));
+            (graph, node)
+        };
+        let ((graph, node), (other, _)) = (filled(1), filled(2));
+        let exec = instantiate(graph, 0).unwrap();
+        let result = || {
+            ok(run(exec, s));
+            synchronize(s);
+            read::<1>(at)[0]
+        };
+        assert_eq!(result(), 1);
+        let mut info = Info(9, NULL, NULL);
+        ok(
+            cuda!(cuGraphExecUpdate_v2(exec => Handle, other => Handle, &raw mut info => *mut Info)),
+        );
+        assert_eq!((info.0, result()), (0, 2));
+        let params = Memset(at, 0, 3, 1, 4, 1);
+        ok(cuda!(cuGraphExecMemsetNodeSetParams(exec => Handle, node => Handle,
+                 &raw const params => *const Memset, NULL => Handle)));
+        assert_eq!(result(), 3);
+        ok(cuda!(cuMemsetD8_v2(at => u64, 4 => u8, 4 => usize)));
+        ok(cuda!(cuGraphNodeSetEnabled(exec => Handle, node => Handle, 0 => c_uint)));
+        assert_eq!(result(), 4, "disabled");
+        let mut empty = NULL;
+        ok(cuda!(cuGraphAddEmptyNode(&raw mut empty => *mut Handle, other => Handle,
+                 NULL => Handle, 0 => usize)));
+        let refused = cuda!(cuGraphExecUpdate_v2(exec => Handle, other => Handle, &raw mut info => *mut Info));
+        assert_eq!((refused, info.0), (910, 2), "another topology");
+    }
+
+    /// "cuGraphAddNode", "cuGraphNodeGetType", "cuGraphNodeGetParams", "cuGraphAddChildGraphNode".
+    pub fn every_way_to_add_a_node() {
+        #[repr(C)]
+        struct Params(c_int, [c_int; 3], [u64; 29], u64);
+        retain(0);
+        let (s, graph) = (new_stream(), graph());
+        let (target, event) = (alloc(64).unwrap(), new_event());
+        let add = |kind: c_int, data: &[u64], after: Handle| {
+            let (mut node, mut all) = (NULL, [0u64; 29]);
+            all[..data.len()].copy_from_slice(data);
+            let mut params = Params(kind, [0; 3], all, 0);
+            ok(cuda!(cuGraphAddNode_v2(&raw mut node => *mut Handle, graph => Handle,
+                     &raw const after => *const Handle, NULL => Handle,
+                     usize::from(!after.is_null()) => usize, &raw mut params => *mut Params)));
+            let mut seen = -1;
+            ok(cuda!(cuGraphNodeGetType(node => Handle, &raw mut seen => *mut c_int)));
+            assert_eq!(seen, kind);
+            let mut back = Params(0, [0; 3], [1; 29], 1);
+            ok(cuda!(cuGraphNodeGetParams(node => Handle, &raw mut back => *mut Params)));
+            assert_eq!((back.0, back.3), (kind, 0));
+            (node, params.2)
+        };
+        let two = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
+        let kernel = [kernel("plain") as u64, two(1, 1), two(1, 32), two(1, 1), 0, 0, 0];
+        let (kernel, _) = add(0, &kernel, NULL);
+        // PINNED, no handles; on device 0; …; 2 pages.
+        let alloc = [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2 * PAGE];
+        let (allocation, back) = add(10, &alloc[..14], kernel);
+        let at = back[14];
+        let (fill, _) = add(2, &[at, 0, two(5, 1), 8, 1], allocation);
+        // Context; copy: source device at `at`, destination device `target`, 8 bytes.
+        let mut copy = [0u64; 27];
+        (copy[2 + 4], copy[2 + 6], copy[2 + 15], copy[2 + 17]) = (2, at, 2, target);
+        (copy[2 + 22], copy[2 + 23], copy[2 + 24]) = (8, 1, 1);
+        let (copied, _) = add(1, &copy, fill);
+        let (freed, _) = add(11, &[at], copied);
+        let (empty, _) = add(5, &[], freed);
+        let (waited, _) = add(6, &[event as u64], empty);
+        add(7, &[event as u64], waited);
+        let (inner, mut fill) = (super::graph(), NULL);
+        let params = Memset(target + 8, 0, 6, 1, 8, 1);
+        ok(
+            cuda!(cuGraphAddMemsetNode(&raw mut fill => *mut Handle, inner => Handle, NULL => Handle,
+                 0 => usize, &raw const params => *const Memset, NULL => Handle)),
+        );
+        let (child, _) = add(4, &[inner as u64, 0], waited);
+        let mut own = NULL;
+        ok(cuda!(cuGraphChildGraphNodeGetGraph(child => Handle, &raw mut own => *mut Handle)));
+        assert_ne!(own, inner, "a clone");
+        assert_ne!(cuda!(cuGraphDestroy(own => Handle)), 0, "the node's own");
+        ok(run(instantiate(graph, 0).unwrap(), s));
+        synchronize(s);
+        assert_eq!(read::<16>(target), [5, 5, 5, 5, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6, 6, 6]);
+        ok(cuda!(cuEventQuery(event => Handle)));
+    }
+}

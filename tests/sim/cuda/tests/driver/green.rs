@@ -1,0 +1,252 @@
+//! Green contexts against the comments of cuda.h ("Green Contexts").
+
+use crate::harness::*;
+use std::ffi::{c_int, c_uint};
+
+scenarios! {
+    a_gpu_is_split_into_equal_groups
+    a_gpu_is_split_into_groups_as_they_ask
+    impossible_resources_are_refused
+    a_green_context_is_a_view_of_the_primary_one
+    kernels_run_on_the_multiprocessors_that_it_has
+    its_end_detaches_its_streams_and_leaves_memory
+    contexts_record_and_wait_as_a_whole
+}
+
+const SM: c_int = 1;
+const INVALID_TYPE: Result = 914;
+const INVALID_CONFIGURATION: Result = 915;
+const DETACHED: Result = 917;
+
+/// `CUdevResource`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Resource {
+    kind: c_int,
+    pad: [u8; 92],
+    value: [u32; 10],
+    next: usize,
+}
+const EMPTY: Resource = Resource { kind: 0, pad: [0; 92], value: [0; 10], next: 0 };
+const _: () = assert!(size_of::<Resource>() == 144);
+
+fn whole(device: c_int) -> Resource {
+    let mut r = EMPTY;
+    ok(cuda!(cuDeviceGetDevResource(device => c_int, &raw mut r => *mut Resource, SM => c_int)));
+    r
+}
+
+fn by_count(
+    of: &Resource,
+    groups: u32,
+    least: u32,
+) -> std::result::Result<(Vec<Resource>, Resource), Result> {
+    let (mut out, mut count, mut rest) = (vec![EMPTY; groups as usize], groups, EMPTY);
+    match cuda!(cuDevSmResourceSplitByCount(out.as_mut_ptr() => *mut Resource,
+                &raw mut count => *mut u32, of => *const Resource,
+                &raw mut rest => *mut Resource, 0 => c_uint, least => c_uint))
+    {
+        0 => {
+            out.truncate(count as usize);
+            Ok((out, rest))
+        }
+        e => Err(e),
+    }
+}
+
+fn describe(resources: &[Resource]) -> std::result::Result<Handle, Result> {
+    let mut descriptor = NULL;
+    match cuda!(cuDevResourceGenerateDesc(&raw mut descriptor => *mut Handle,
+                resources.as_ptr() => *const Resource,
+                u32::try_from(resources.len()).unwrap() => c_uint))
+    {
+        0 => Ok(descriptor),
+        e => Err(e),
+    }
+}
+
+fn green(resources: &[Resource]) -> Handle {
+    let (descriptor, mut green) = (describe(resources).unwrap(), NULL);
+    ok(cuda!(cuGreenCtxCreate(&raw mut green => *mut Handle, descriptor => Handle, 0 => c_int,
+             1 => c_uint)));
+    green
+}
+
+fn context_of(green: Handle) -> Handle {
+    let mut context = NULL;
+    ok(cuda!(cuCtxFromGreenCtx(&raw mut context => *mut Handle, green => Handle)));
+    context
+}
+
+fn stream_in(green: Handle) -> Handle {
+    let mut s = NULL;
+    ok(cuda!(cuGreenCtxStreamCreate(&raw mut s => *mut Handle, green => Handle, 1 => c_uint,
+             0 => c_int)));
+    s
+}
+
+mod body {
+    use super::*;
+
+    pub fn a_gpu_is_split_into_equal_groups() {
+        retain(0);
+        let gpu = whole(0);
+        assert_eq!((gpu.value[0], gpu.value[1], gpu.value[2]), (132, 8, 8));
+        let (groups, rest) = by_count(&gpu, 4, 20).unwrap();
+        assert_eq!(groups.iter().map(|g| g.value[0]).collect::<Vec<_>>(), [24; 4]);
+        assert_eq!((rest.kind, rest.value[0]), (SM, 132 - 4 * 24));
+        let (groups, rest) = by_count(&gpu, 100, 0).unwrap();
+        assert_eq!((groups.len(), rest.value[0]), (16, 4), "fewer than asked for");
+        let mut count = 0u32;
+        ok(cuda!(cuDevSmResourceSplitByCount(std::ptr::null_mut() => *mut Resource,
+                 &raw mut count => *mut u32, &raw const gpu => *const Resource,
+                 std::ptr::null_mut() => *mut Resource, 0 => c_uint, 33 => c_uint)));
+        assert_eq!(count, 3, "only asked");
+    }
+
+    pub fn a_gpu_is_split_into_groups_as_they_ask() {
+        retain(0);
+        let gpu = whole(0);
+        let mut groups = [[0u32; 16]; 3];
+        groups[0][0] = 64;
+        groups[1][..2].copy_from_slice(&[36, 4]);
+        let (mut out, mut rest) = ([EMPTY; 3], EMPTY);
+        let mut split = |groups: &mut [[u32; 16]; 3]| {
+            cuda!(cuDevSmResourceSplit(out.as_mut_ptr() => *mut Resource, 3 => c_uint,
+                  &raw const gpu => *const Resource, &raw mut rest => *mut Resource,
+                  0 => c_uint, groups.as_mut_ptr() => *mut [u32; 16]))
+        };
+        ok(split(&mut groups));
+        assert_eq!(groups[2][0], 32, "the third is discovered");
+        assert_eq!((out.map(|r| r.value[0]), rest.kind), ([64, 36, 32], 0));
+        let mut split = |groups: &mut [[u32; 16]; 3]| {
+            cuda!(cuDevSmResourceSplit(out.as_mut_ptr() => *mut Resource, 3 => c_uint,
+                  &raw const gpu => *const Resource, &raw mut rest => *mut Resource,
+                  0 => c_uint, groups.as_mut_ptr() => *mut [u32; 16]))
+        };
+        groups[0][0] = 63;
+        assert_eq!(split(&mut groups), 1, "no multiple of two");
+        groups[0][0] = 128;
+        assert_eq!(split(&mut groups), INVALID_CONFIGURATION, "not so many are left");
+    }
+
+    pub fn impossible_resources_are_refused() {
+        retain(0);
+        let mut r = EMPTY;
+        let ask = |r: &mut Resource, kind: c_int| cuda!(cuDeviceGetDevResource(0 => c_int, &raw mut *r => *mut Resource, kind => c_int));
+        assert_eq!((ask(&mut r, 7), ask(&mut r, 1000)), (INVALID_TYPE, 0));
+        let gpu = whole(0);
+        assert_eq!(by_count(&gpu, 2, 133).err(), Some(1));
+        assert_eq!(by_count(&EMPTY, 2, 8).err(), Some(INVALID_TYPE));
+        let (a, _) = by_count(&gpu, 2, 8).unwrap();
+        let (b, _) = by_count(&gpu, 2, 8).unwrap();
+        assert_eq!(by_count(&a[0], 1, 8).err(), Some(INVALID_CONFIGURATION), "split already");
+        assert_eq!(describe(&[a[0], b[0]]).err(), Some(INVALID_CONFIGURATION), "of two splits");
+        assert!(describe(&[a[0], a[1]]).is_ok());
+        assert_eq!(describe(&[]).err(), Some(1));
+        let (descriptor, mut green) = (describe(&a).unwrap(), NULL);
+        let other = cuda!(cuGreenCtxCreate(&raw mut green => *mut Handle, descriptor => Handle,
+                          1 => c_int, 1 => c_uint));
+        assert_eq!(other, 101, "another GPU's");
+    }
+
+    /// "This API will retain the primary context"; "treated as if it were a primary context".
+    pub fn a_green_context_is_a_view_of_the_primary_one() {
+        ok(cuda!(cuInit(0 => c_uint)));
+        let (groups, _) = by_count(&whole(0), 1, 32).unwrap();
+        let green = green(&groups);
+        let (mut flags, mut active): (c_uint, c_int) = (0, 0);
+        ok(cuda!(cuDevicePrimaryCtxGetState(0 => c_int, &raw mut flags => *mut c_uint,
+                 &raw mut active => *mut c_int)));
+        assert_eq!(active, 1);
+        let view = context_of(green);
+        assert_eq!(context_of(green), view);
+        ok(cuda!(cuCtxSetCurrent(view => Handle)));
+        let at = alloc(MIB).unwrap();
+        let mut owner = NULL;
+        ok(cuda!(cuPointerGetAttribute(&raw mut owner => *mut Handle, 1 => c_int, at => u64)));
+        let primary = retain(0);
+        assert_eq!(owner, primary, "memory is the primary context's");
+        ok(cuda!(cuCtxSetCurrent(view => Handle)));
+        let (s, plain) = (stream_in(green), new_stream());
+        for (stream, expected) in [(s, green), (plain, green), (NULL, green)] {
+            let (mut context, mut of) = (NULL, NULL);
+            ok(cuda!(cuStreamGetCtx_v2(stream => Handle, &raw mut context => *mut Handle,
+                     &raw mut of => *mut Handle)));
+            assert_eq!((context, of), (view, expected));
+        }
+        let mut r = EMPTY;
+        ok(cuda!(cuStreamGetDevResource(s => Handle, &raw mut r => *mut Resource, SM => c_int)));
+        assert_eq!(r.value[0], 32);
+        let mut none = NULL;
+        let blocking = cuda!(cuGreenCtxStreamCreate(&raw mut none => *mut Handle, green => Handle,
+                             0 => c_uint, 0 => c_int));
+        assert_eq!(blocking, 1, "only non-blocking streams");
+        ok(launch(kernel("plain"), 1, s, std::ptr::null_mut()));
+        ok(cuda!(cuCtxSetCurrent(primary => Handle)));
+        ok(cuda!(cuCtxSynchronize()));
+        assert_eq!(cuda!(cuStreamQuery(s => Handle)), 0, "the primary context waits for it");
+        assert_eq!(cuda!(cuCtxDestroy_v2(view => Handle)), 201);
+    }
+
+    pub fn kernels_run_on_the_multiprocessors_that_it_has() {
+        retain(0);
+        let (groups, _) = by_count(&whole(0), 1, 32).unwrap();
+        let (s, t) = (new_stream(), stream_in(green(&groups)));
+        let (wave, spin) = (kernel("wave"), kernel("spin"));
+        let took = |s: Handle| {
+            let (from, to) = (new_event(), new_event());
+            keep_busy(spin, s);
+            record(from, s);
+            ok(launch(wave, 128, s, std::ptr::null_mut()));
+            record(to, s);
+            synchronize(s);
+            elapsed_us(from, to)
+        };
+        // One wave of 3 us on 132, four on 32; an event is 1 us.
+        assert!((3.0..=4.5).contains(&took(s)), "{}", took(s));
+        assert!((12.0..=13.5).contains(&took(t)), "{}", took(t));
+    }
+
+    pub fn its_end_detaches_its_streams_and_leaves_memory() {
+        ok(cuda!(cuInit(0 => c_uint)));
+        let primary = retain(0);
+        let used = free_bytes();
+        let (groups, _) = by_count(&whole(0), 1, 32).unwrap();
+        let green = green(&groups);
+        let (view, s) = (context_of(green), stream_in(green));
+        ok(cuda!(cuCtxSetCurrent(view => Handle)));
+        let at = alloc(2 * MIB).unwrap();
+        ok(launch(kernel("plain"), 1, s, std::ptr::null_mut()));
+        ok(cuda!(cuGreenCtxDestroy(green => Handle)));
+        assert_eq!(cuda!(cuGreenCtxDestroy(green => Handle)), 201);
+        assert_eq!(cuda!(cuStreamSynchronize(s => Handle)), DETACHED);
+        ok(cuda!(cuStreamDestroy_v2(s => Handle)));
+        ok(cuda!(cuCtxSetCurrent(primary => Handle)));
+        assert_eq!(used - free_bytes(), 2 * MIB);
+        ok(free(at));
+        assert_eq!(free_bytes(), used);
+    }
+
+    pub fn contexts_record_and_wait_as_a_whole() {
+        let primary = retain(0);
+        let (groups, _) = by_count(&whole(0), 1, 32).unwrap();
+        let green = green(&groups);
+        let (s, spin) = (stream_in(green), kernel("spin"));
+        keep_busy(spin, s);
+        let (a, b) = (new_event(), new_event());
+        ok(cuda!(cuGreenCtxRecordEvent(green => Handle, a => Handle)));
+        ok(cuda!(cuCtxRecordEvent(primary => Handle, b => Handle)));
+        assert_eq!(
+            (cuda!(cuEventQuery(a => Handle)), cuda!(cuEventQuery(b => Handle))),
+            (600, 600)
+        );
+        ok(cuda!(cuCtxWaitEvent(primary => Handle, a => Handle)));
+        ok(cuda!(cuGreenCtxWaitEvent(green => Handle, b => Handle)));
+        ok(cuda!(cuEventSynchronize(b => Handle)));
+        ok(cuda!(cuStreamBeginCapture_v2(s => Handle, 2 => c_int)));
+        assert_eq!(cuda!(cuGreenCtxRecordEvent(green => Handle, a => Handle)), 900);
+        let mut graph = NULL;
+        assert_eq!(cuda!(cuStreamEndCapture(s => Handle, &raw mut graph => *mut Handle)), 901);
+    }
+}

@@ -1,0 +1,264 @@
+//! Events of one process in another: CUDA Driver API, `cuIpcGetEventHandle`, `cuIpcOpenEventHandle`
+//! (the comments of cuda.h). Work is held by host functions, so nothing depends on time.
+
+use crate::harness::*;
+use crate::pair::{Peer, pair};
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+scenarios! {
+    only_interprocess_events_have_handles
+    another_process_waits_queries_and_synchronises
+    an_importer_records_and_the_exporter_waits
+    work_on_another_gpu_waits
+    an_exporter_that_is_killed_holds_nobody
+    events_that_are_gone_can_not_be_opened
+    thousands_of_events_one_after_another
+}
+
+/// `CUipcEventHandle`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Name([u8; 64]);
+
+const DISABLE_TIMING: c_uint = 2;
+const INTERPROCESS: c_uint = 4;
+const NOT_READY: Result = 600;
+
+type Outcome<T> = std::result::Result<T, Result>;
+
+fn create(flags: c_uint) -> Outcome<Handle> {
+    let mut event = NULL;
+    match cuda!(cuEventCreate(&raw mut event => *mut Handle, flags => c_uint)) {
+        0 => Ok(event),
+        e => Err(e),
+    }
+}
+
+fn shared_event() -> Handle {
+    create(DISABLE_TIMING | INTERPROCESS).unwrap()
+}
+
+fn name(event: Handle) -> Outcome<Name> {
+    let mut name = Name([0; 64]);
+    match cuda!(cuIpcGetEventHandle(&raw mut name => *mut Name, event => Handle)) {
+        0 => Ok(name),
+        e => Err(e),
+    }
+}
+
+fn open(name: Name) -> Outcome<Handle> {
+    let mut event = NULL;
+    match cuda!(cuIpcOpenEventHandle(&raw mut event => *mut Handle, name => Name)) {
+        0 => Ok(event),
+        e => Err(e),
+    }
+}
+
+fn query(event: Handle) -> Result {
+    cuda!(cuEventQuery(event => Handle))
+}
+
+fn wait(stream: Handle, event: Handle) {
+    ok(cuda!(cuStreamWaitEvent(stream => Handle, event => Handle, 0 => c_uint)));
+}
+
+fn stream_query(stream: Handle) -> Result {
+    cuda!(cuStreamQuery(stream => Handle))
+}
+
+static LET_GO: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn hold(_: *mut c_void) {
+    while !LET_GO.load(Ordering::Acquire) {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Holds what is then submitted to the stream until [`LET_GO`].
+fn hold_back(stream: Handle) {
+    ok(cuda!(cuLaunchHostFunc(stream => Handle, hold => unsafe extern "C" fn(*mut c_void),
+             NULL => Handle)));
+}
+
+mod body {
+    use super::*;
+
+    pub fn only_interprocess_events_have_handles() {
+        retain(0);
+        assert_eq!(create(INTERPROCESS), Err(1), "only without timing");
+        let (plain, event) = (create(DISABLE_TIMING).unwrap(), shared_event());
+        assert_eq!(name(plain), Err(400));
+        let first = name(event).unwrap();
+        assert_eq!(name(event), Ok(first));
+        assert_eq!(open(first), Err(201), "not in the process that made it");
+        assert_eq!(open(Name([5; 64])), Err(1));
+        assert_eq!(query(event), 0, "never recorded");
+        record(event, NULL);
+        ok(cuda!(cuEventSynchronize(event => Handle)));
+        assert_eq!(query(event), 0);
+        let mut ms = 0f32;
+        let elapsed =
+            cuda!(cuEventElapsedTime(&raw mut ms => *mut f32, event => Handle, event => Handle));
+        assert_eq!(elapsed, 400, "it has no time");
+    }
+
+    pub fn another_process_waits_queries_and_synchronises() {
+        pair(
+            |peer: &Peer| {
+                retain(0);
+                let (event, stream) = (shared_event(), new_stream());
+                peer.send(&name(event).unwrap().0);
+                peer.meet();
+                hold_back(stream);
+                record(event, stream);
+                peer.meet();
+                peer.meet();
+                LET_GO.store(true, Ordering::Release);
+                peer.until_gone();
+            },
+            |peer: &Peer| {
+                retain(0);
+                let (event, stream) = (open(Name(peer.receive())).unwrap(), new_stream());
+                assert_eq!(query(event), 0, "never recorded");
+                wait(stream, event);
+                synchronize(stream);
+                peer.meet();
+                peer.meet();
+                assert_eq!(query(event), NOT_READY);
+                wait(stream, event);
+                let plain = kernel("plain");
+                ok(launch(plain, 1, stream, std::ptr::null_mut()));
+                // The GPU is free: only the event is waited for.
+                std::thread::sleep(Duration::from_millis(20));
+                assert_eq!(stream_query(stream), NOT_READY);
+                peer.meet();
+                ok(cuda!(cuEventSynchronize(event => Handle)));
+                assert_eq!(query(event), 0);
+                synchronize(stream);
+                ok(cuda!(cuEventDestroy_v2(event => Handle)));
+                assert_eq!(query(event), 400);
+            },
+        );
+    }
+
+    pub fn an_importer_records_and_the_exporter_waits() {
+        pair(
+            |peer: &Peer| {
+                retain(0);
+                let (event, stream) = (shared_event(), new_stream());
+                // Its own record is replaced by the other's.
+                record(event, stream);
+                peer.send(&name(event).unwrap().0);
+                peer.meet();
+                assert_eq!(query(event), NOT_READY);
+                wait(stream, event);
+                assert_eq!(stream_query(stream), NOT_READY);
+                peer.meet();
+                synchronize(stream);
+                assert_eq!(query(event), 0);
+                peer.until_gone();
+                ok(cuda!(cuEventSynchronize(event => Handle)));
+            },
+            |peer: &Peer| {
+                retain(0);
+                let (event, stream) = (open(Name(peer.receive())).unwrap(), new_stream());
+                assert_eq!(name(event), Err(400), "an import has no handle");
+                hold_back(stream);
+                record(event, stream);
+                peer.meet();
+                peer.meet();
+                LET_GO.store(true, Ordering::Release);
+                synchronize(stream);
+            },
+        );
+    }
+
+    pub fn work_on_another_gpu_waits() {
+        pair(
+            |peer: &Peer| {
+                retain(0);
+                let (event, stream) = (shared_event(), new_stream());
+                hold_back(stream);
+                record(event, stream);
+                peer.send(&name(event).unwrap().0);
+                peer.meet();
+                LET_GO.store(true, Ordering::Release);
+                peer.until_gone();
+            },
+            |peer: &Peer| {
+                retain(1);
+                let (event, stream) = (open(Name(peer.receive())).unwrap(), new_stream());
+                wait(stream, event);
+                assert_eq!((stream_query(stream), query(event)), (NOT_READY, NOT_READY));
+                peer.meet();
+                synchronize(stream);
+                assert_eq!(query(event), 0);
+            },
+        );
+    }
+
+    /// Undefined by the manual; nobody hangs here.
+    pub fn an_exporter_that_is_killed_holds_nobody() {
+        pair(
+            |peer: &Peer| {
+                retain(0);
+                let (event, stream) = (open(Name(peer.receive())).unwrap(), new_stream());
+                assert_eq!(query(event), NOT_READY);
+                wait(stream, event);
+                peer.meet();
+                ok(cuda!(cuEventSynchronize(event => Handle)));
+                synchronize(stream);
+                record(event, stream);
+                assert_eq!(query(event), 0);
+            },
+            |peer: &Peer| {
+                retain(0);
+                let (event, stream) = (shared_event(), new_stream());
+                hold_back(stream);
+                record(event, stream);
+                peer.send(&name(event).unwrap().0);
+                peer.meet();
+                // SAFETY: ends this process.
+                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            },
+        );
+    }
+
+    pub fn events_that_are_gone_can_not_be_opened() {
+        pair(
+            |peer: &Peer| {
+                retain(0);
+                let event = shared_event();
+                peer.send(&name(event).unwrap().0);
+                peer.meet();
+                ok(cuda!(cuEventDestroy_v2(event => Handle)));
+                // Another life of the same entry is another event.
+                let _next = shared_event();
+                peer.meet();
+                peer.until_gone();
+            },
+            |peer: &Peer| {
+                retain(0);
+                let name = Name(peer.receive());
+                let event = open(name).unwrap();
+                peer.meet();
+                peer.meet();
+                assert_eq!((open(name), query(event)), (Err(205), 0));
+            },
+        );
+    }
+
+    pub fn thousands_of_events_one_after_another() {
+        retain(0);
+        for _ in 0..20_000 {
+            let event = shared_event();
+            record(event, NULL);
+            ok(cuda!(cuEventDestroy_v2(event => Handle)));
+        }
+        let mut device: c_int = 7;
+        ok(cuda!(cuCtxGetDevice(&raw mut device => *mut c_int)));
+        assert_eq!(device, 0);
+    }
+}

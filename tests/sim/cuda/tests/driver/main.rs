@@ -1,0 +1,23 @@
+//! The simulated driver against NVIDIA's documentation, each scenario in a process of its own.
+
+mod harness;
+mod pair;
+
+mod arrays;
+mod attributes;
+mod calls;
+mod cancel;
+mod capture;
+mod capture_rules;
+mod copies;
+mod graphs;
+mod green;
+mod ipc;
+mod ipc_events;
+mod overhead;
+mod pool_sharing;
+mod pools;
+mod semaphores;
+mod stream_memory;
+mod vmm;
+mod widths;

@@ -1,0 +1,178 @@
+//! CUDA Driver API, "Stream memory operations": streams wait for and write words of memory.
+
+use crate::harness::*;
+use std::ffi::c_uint;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+scenarios! {
+    a_stream_waits_until_the_host_writes
+    each_comparison_is_as_documented
+    a_batch_runs_in_order
+    what_can_not_be_done_is_refused
+    a_batch_is_a_graph_node
+    a_kernel_runs_until_the_host_writes
+}
+
+const GEQ: c_uint = 0;
+const EQ: c_uint = 1;
+const AND: c_uint = 2;
+const NOR: c_uint = 3;
+
+/// Zeroed pinned memory.
+fn pinned() -> (u64, &'static [AtomicU32]) {
+    let mut host = NULL;
+    ok(cuda!(cuMemHostAlloc(&raw mut host => *mut Handle, 4096 => usize, 0 => c_uint)));
+    // SAFETY: 4096 writable bytes, aligned to a page, never freed.
+    let words = unsafe {
+        std::ptr::write_bytes(host.cast::<u8>(), 0, 4096);
+        std::slice::from_raw_parts(host.cast::<AtomicU32>(), 1024)
+    };
+    (host as u64, words)
+}
+
+fn wait(s: Handle, at: u64, value: u32, flags: c_uint) -> Result {
+    cuda!(cuStreamWaitValue32_v2(s => Handle, at => u64, value => u32, flags => c_uint))
+}
+
+fn query(s: Handle) -> Result {
+    cuda!(cuStreamQuery(s => Handle))
+}
+
+/// `CUstreamBatchMemOpParams` of a wait or write.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MemOp(u32, u64, u64, u32, u64, u64);
+
+mod body {
+    use super::*;
+
+    pub fn a_stream_waits_until_the_host_writes() {
+        retain(0);
+        let (s, (at, words)) = (new_stream(), pinned());
+        let device = alloc(64).unwrap();
+        ok(wait(s, at, 1, GEQ));
+        // Behind the wait, and submitted without waiting for it: a fill, a copy back, a kernel.
+        ok(cuda!(cuMemsetD32Async(device => u64, 7 => c_uint, 1 => usize, s => Handle)));
+        ok(cuda!(cuMemcpyDtoHAsync_v2(at + 8 => u64, device => u64, 4 => usize, s => Handle)));
+        ok(launch(kernel("plain"), 1, s, std::ptr::null_mut()));
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!((query(s), words[2].load(Ordering::SeqCst)), (600, 0));
+        words[0].store(1, Ordering::SeqCst);
+        synchronize(s);
+        assert_eq!(words[2].load(Ordering::SeqCst), 7);
+    }
+
+    pub fn a_kernel_runs_until_the_host_writes() {
+        retain(0);
+        let (s, (at, words)) = (new_stream(), pinned());
+        let run = |address: u64| {
+            let (mut address, mut value) = (address, 2u64);
+            let mut params = [(&raw mut address).cast(), (&raw mut value).cast()];
+            launch(kernel("until"), 1, s, params.as_mut_ptr())
+        };
+        assert_eq!((run(0), run(at + 2)), (1, 1), "no word, and none that is aligned");
+        let (before, after) = (new_event(), new_event());
+        record(before, s);
+        ok(run(at));
+        record(after, s);
+        words[0].store(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(query(s), 600);
+        words[0].store(2, Ordering::SeqCst);
+        synchronize(s);
+        assert!(elapsed_us(before, after) >= 20_000.0, "it had the GPU all the time");
+        // Nobody watches for a graph.
+        ok(cuda!(cuStreamBeginCapture_v2(s => Handle, 2 => c_uint)));
+        assert_eq!(run(at), 801);
+    }
+
+    /// `CUstreamWaitValue_flags`.
+    pub fn each_comparison_is_as_documented() {
+        retain(0);
+        let (s, (at, words)) = (new_stream(), pinned());
+        let cases = [
+            // "(int32_t)(*addr - value) >= 0 … a cyclic comparison"
+            (GEQ, 5, vec![4, 0x8000_0006], 5),
+            (GEQ, 0xffff_fff0, vec![0xffff_ffef], 3),
+            (EQ, 5, vec![4, 6], 5),
+            (AND, 6, vec![1, 8], 2),
+            // "~(*addr | value) != 0"
+            (NOR, 0xffff_fff0, vec![0xf, 0xffff_ffff], 7),
+        ];
+        for (flags, value, unmet, met) in cases {
+            for value_now in unmet {
+                words[0].store(value_now, Ordering::SeqCst);
+                ok(wait(s, at, value, flags));
+                std::thread::sleep(Duration::from_millis(3));
+                assert_eq!(query(s), 600, "{flags}: {value_now} and {value}");
+                words[0].store(met, Ordering::SeqCst);
+                synchronize(s);
+            }
+        }
+        // SAFETY: within pinned memory that is never freed.
+        let double = unsafe { &*((at + 64) as *const AtomicU64) };
+        ok(
+            cuda!(cuStreamWaitValue64_v2(s => Handle, at + 64 => u64, 1 << 40 => u64, EQ => c_uint)),
+        );
+        assert_eq!(query(s), 600);
+        double.store(1 << 40, Ordering::SeqCst);
+        synchronize(s);
+    }
+
+    pub fn a_batch_runs_in_order() {
+        retain(0);
+        let (s, (at, words)) = (new_stream(), pinned());
+        let ops = [
+            MemOp(2, at, 1, 0, 0, 0),
+            MemOp(6, 0, 0, 0, 0, 0),
+            MemOp(1, at + 4, 1, EQ, 0, 0),
+            MemOp(5, at + 8, 1 << 32 | 2, 0, 0, 0),
+        ];
+        ok(
+            cuda!(cuStreamBatchMemOp_v2(s => Handle, 4 => c_uint, ops.as_ptr() => *const MemOp, 0 => c_uint)),
+        );
+        while words[0].load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!((query(s), words[2].load(Ordering::SeqCst)), (600, 0));
+        words[1].store(1, Ordering::SeqCst);
+        synchronize(s);
+        assert_eq!([2, 3].map(|i: usize| words[i].load(Ordering::SeqCst)), [2, 1]);
+    }
+
+    pub fn what_can_not_be_done_is_refused() {
+        retain(0);
+        let (s, (at, _)) = (new_stream(), pinned());
+        assert_eq!(wait(s, at + 2, 0, EQ), 1, "misaligned");
+        assert_eq!(wait(s, 0x1000, 0, EQ), 1, "no memory of the driver's");
+        assert_eq!(wait(s, at, 0, 4), 1, "no such comparison");
+        assert_eq!(wait(s, at, 0, 1 << 30), 801, "CAN_FLUSH_REMOTE_WRITES is 0");
+        let ops = [MemOp(2, at, 1, 0, 0, 0), MemOp(9, at, 1, 0, 0, 0)];
+        let batch = |count: c_uint| cuda!(cuStreamBatchMemOp_v2(s => Handle, count => c_uint, ops.as_ptr() => *const MemOp, 0 => c_uint));
+        assert_eq!((batch(2), batch(256)), (1, 1));
+        synchronize(s);
+    }
+
+    /// "cuGraphAddBatchMemOpNode", and what capture makes of the calls.
+    pub fn a_batch_is_a_graph_node() {
+        retain(0);
+        let (s, (at, words)) = (new_stream(), pinned());
+        ok(cuda!(cuStreamBeginCapture_v2(s => Handle, 0 => i32)));
+        ok(cuda!(cuStreamWriteValue32_v2(s => Handle, at => u64, 3 => u32, 0 => c_uint)));
+        let (mut graph, mut node, mut exec, mut count, mut kind) = (NULL, NULL, NULL, 1usize, 0);
+        ok(cuda!(cuStreamEndCapture(s => Handle, &raw mut graph => *mut Handle)));
+        ok(
+            cuda!(cuGraphGetNodes(graph => Handle, &raw mut node => *mut Handle, &raw mut count => *mut usize)),
+        );
+        ok(cuda!(cuGraphNodeGetType(node => Handle, &raw mut kind => *mut i32)));
+        assert_eq!((count, kind), (1, 12));
+        ok(
+            cuda!(cuGraphInstantiateWithFlags(&raw mut exec => *mut Handle, graph => Handle, 0 => u64)),
+        );
+        assert_eq!(words[0].load(Ordering::SeqCst), 0);
+        ok(cuda!(cuGraphLaunch(exec => Handle, s => Handle)));
+        synchronize(s);
+        assert_eq!(words[0].load(Ordering::SeqCst), 3);
+    }
+}

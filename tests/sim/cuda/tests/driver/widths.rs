@@ -1,0 +1,203 @@
+//! Each call writes exactly the bytes of the type that the manual gives its result, whatever is there
+//! before: the comments of cuda.h, and its types.
+
+use crate::harness::*;
+use std::ffi::{c_int, c_uint, c_void};
+
+scenarios! {
+    pointer_attributes_have_the_manuals_width
+    attributes_of_devices_and_code_are_ints
+    other_answers_have_the_width_of_their_types
+}
+
+/// How many bytes from the beginning `call` writes; it must succeed and write nothing behind them.
+fn written(what: &str, call: impl Fn(*mut c_void) -> Result) -> usize {
+    const ROOM: usize = 256;
+    let fill = |pattern: u8| {
+        let mut bytes = [u64::from_le_bytes([pattern; 8]); ROOM / 8];
+        let result = call(bytes.as_mut_ptr().cast());
+        assert_eq!(result, 0, "{what}");
+        bytes.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>()
+    };
+    // A byte that keeps two unlike patterns was not written.
+    let (a, b) = (fill(0xa5), fill(0x5a));
+    let kept: Vec<bool> = a.iter().zip(&b).map(|(a, b)| (*a, *b) == (0xa5, 0x5a)).collect();
+    let len = kept.iter().take_while(|kept| !**kept).count();
+    assert!(kept[len..].iter().all(|kept| *kept), "{what}: writes with a gap");
+    len
+}
+
+/// Writes its answer where it is pointed to.
+type Call<'a> = &'a dyn Fn(*mut c_void) -> Result;
+
+/// `CU_POINTER_ATTRIBUTE_*` and the bytes of its value.
+const POINTER: &[(c_int, usize)] = &[
+    (1, 8),  // CUcontext
+    (2, 4),  // unsigned int
+    (3, 8),  // CUdeviceptr
+    (4, 8),  // void *
+    (5, 16), // CUDA_POINTER_ATTRIBUTE_P2P_TOKENS
+    (6, 4),  // boolean
+    (7, 8),  // unsigned long long
+    (8, 4),  // boolean: managed
+    (9, 4),  // int
+    (10, 4), // boolean: IPC
+    (11, 8), // CUdeviceptr
+    (12, 8), // size_t
+    (13, 4), // boolean: mapped
+    (14, 8), // unsigned long long
+    (15, 4), // boolean: GPUDirect
+    (16, 4), // CUDA_POINTER_ATTRIBUTE_ACCESS_FLAGS
+    (17, 8), // CUmemoryPool
+    (18, 8), // size_t
+    (19, 8), // CUdeviceptr
+    (20, 8), // unsigned long long
+    (21, 4), // boolean: decompression
+];
+
+mod body {
+    use super::*;
+
+    pub fn pointer_attributes_have_the_manuals_width() {
+        retain(0);
+        let (mut managed, mut host, mut pooled) = (0u64, NULL, 0u64);
+        ok(cuda!(cuMemAllocManaged(&raw mut managed => *mut u64, MIB => usize, 1 => c_uint)));
+        ok(cuda!(cuMemAllocHost_v2(&raw mut host => *mut Handle, MIB => usize)));
+        ok(cuda!(cuMemAllocAsync(&raw mut pooled => *mut u64, MIB => usize, NULL => Handle)));
+        let device = alloc(MIB).unwrap();
+        let local = 5u64;
+        for address in [device, managed, host as u64, pooled, &raw const local as u64] {
+            for &(which, width) in POINTER {
+                let batch = |value: *mut c_void| {
+                    let (mut which, mut value) = (which, value);
+                    cuda!(cuPointerGetAttributes(1 => c_uint, &raw mut which => *mut c_int,
+                          &raw mut value => *mut *mut c_void, address => u64))
+                };
+                assert_eq!(written("batch", batch), width, "attribute {which} of {address:#x}");
+                let one = |value: *mut c_void| cuda!(cuPointerGetAttribute(value => *mut c_void, which => c_int, address => u64));
+                let mut room = [0u64; 4];
+                if one(room.as_mut_ptr().cast()) == 0 {
+                    assert_eq!(written("one", one), width, "attribute {which} of {address:#x}");
+                }
+            }
+            let mut is_managed: c_int = -1;
+            let result = cuda!(cuPointerGetAttribute(&raw mut is_managed => *mut c_int, 8 => c_int,
+                               address => u64));
+            let known = address != &raw const local as u64;
+            assert_eq!(result == 0, known);
+            assert_eq!(known.then_some(is_managed), known.then_some((address == managed).into()));
+        }
+    }
+
+    pub fn attributes_of_devices_and_code_are_ints() {
+        retain(0);
+        let function = kernel("plain");
+        let mut seen = 0;
+        for which in 0..200 {
+            let calls: [(&str, Call); 2] = [
+                (
+                    "device",
+                    &|to| cuda!(cuDeviceGetAttribute(to => *mut c_void, which => c_int, 0 => c_int)),
+                ),
+                (
+                    "function",
+                    &|to| cuda!(cuFuncGetAttribute(to => *mut c_void, which => c_int, function => Handle)),
+                ),
+            ];
+            for (what, call) in calls {
+                let mut room = [0u64; 32];
+                if call(room.as_mut_ptr().cast()) == 0 {
+                    assert_eq!(written(what, call), 4, "{what} attribute {which}");
+                    seen += 1;
+                }
+            }
+        }
+        assert!(seen > 140, "{seen}");
+    }
+
+    pub fn other_answers_have_the_width_of_their_types() {
+        let context = retain(0);
+        let (s, at) = (new_stream(), alloc(MIB).unwrap());
+        let (mut pool, mut host) = (NULL, NULL);
+        ok(cuda!(cuDeviceGetDefaultMemPool(&raw mut pool => *mut Handle, 0 => c_int)));
+        ok(cuda!(cuMemHostAlloc(&raw mut host => *mut Handle, MIB => usize, 0 => c_uint)));
+        // Reuse policies are ints, amounts are cuuint64_t.
+        for which in 1..=8 {
+            let get = |to: *mut c_void| cuda!(cuMemPoolGetAttribute(pool => Handle, which => c_int, to => *mut c_void));
+            assert_eq!(written("pool", get), if which <= 3 { 4 } else { 8 }, "{which}");
+        }
+        for which in 0..4 {
+            let get = |to: *mut c_void| cuda!(cuDeviceGetGraphMemAttribute(0 => c_int, which => c_int, to => *mut c_void));
+            assert_eq!(written("graph memory", get), 8, "{which}");
+        }
+        for which in 0..7 {
+            let get = |to: *mut c_void| cuda!(cuCtxGetLimit(to => *mut c_void, which => c_int));
+            assert_eq!(written("limit", get), 8, "{which}");
+        }
+        let location = [1 as c_int, 0];
+        let function = kernel("plain");
+        let table: &[(&str, usize, Call)] = &[
+            ("cuStreamGetFlags", 4, &|to| cuda!(cuStreamGetFlags(s => Handle, to => *mut c_void))),
+            (
+                "cuStreamGetPriority",
+                4,
+                &|to| cuda!(cuStreamGetPriority(s => Handle, to => *mut c_void)),
+            ),
+            ("cuStreamGetId", 8, &|to| cuda!(cuStreamGetId(s => Handle, to => *mut c_void))),
+            ("cuStreamGetCtx", 8, &|to| cuda!(cuStreamGetCtx(s => Handle, to => *mut c_void))),
+            (
+                "cuStreamGetDevice",
+                4,
+                &|to| cuda!(cuStreamGetDevice(s => Handle, to => *mut c_void)),
+            ),
+            (
+                "cuStreamIsCapturing",
+                4,
+                &|to| cuda!(cuStreamIsCapturing(s => Handle, to => *mut c_void)),
+            ),
+            ("cuCtxGetFlags", 4, &|to| cuda!(cuCtxGetFlags(to => *mut c_void))),
+            ("cuCtxGetId", 8, &|to| cuda!(cuCtxGetId(context => Handle, to => *mut c_void))),
+            (
+                "cuCtxGetApiVersion",
+                4,
+                &|to| cuda!(cuCtxGetApiVersion(context => Handle, to => *mut c_void)),
+            ),
+            ("cuCtxGetDevice", 4, &|to| cuda!(cuCtxGetDevice(to => *mut c_void))),
+            (
+                "cuDeviceTotalMem_v2",
+                8,
+                &|to| cuda!(cuDeviceTotalMem_v2(to => *mut c_void, 0 => c_int)),
+            ),
+            (
+                "cuDeviceGetUuid_v2",
+                16,
+                &|to| cuda!(cuDeviceGetUuid_v2(to => *mut c_void, 0 => c_int)),
+            ),
+            (
+                "cuDeviceCanAccessPeer",
+                4,
+                &|to| cuda!(cuDeviceCanAccessPeer(to => *mut c_void, 0 => c_int, 1 => c_int)),
+            ),
+            (
+                "cuMemHostGetFlags",
+                4,
+                &|to| cuda!(cuMemHostGetFlags(to => *mut c_void, host => Handle)),
+            ),
+            ("cuMemPoolGetAccess", 4, &|to| {
+                cuda!(cuMemPoolGetAccess(to => *mut c_void, pool => Handle,
+                      location.as_ptr() => *const c_int))
+            }),
+            ("cuModuleGetLoadingMode", 4, &|to| cuda!(cuModuleGetLoadingMode(to => *mut c_void))),
+            (
+                "cuFuncGetModule",
+                8,
+                &|to| cuda!(cuFuncGetModule(to => *mut c_void, function => Handle)),
+            ),
+            ("cuIpcGetMemHandle", 64, &|to| cuda!(cuIpcGetMemHandle(to => *mut c_void, at => u64))),
+            ("cuDriverGetVersion", 4, &|to| cuda!(cuDriverGetVersion(to => *mut c_void))),
+        ];
+        for (what, width, call) in table {
+            assert_eq!(written(what, call), *width, "{what}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Bad input and broken surroundings: a clear error that says what to do, and nothing lost.
+
+use nix::sys::socket::{MsgFlags, send};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use tessera_config::ConfigError;
+use tessera_harness::plugin::*;
+use tessera_kubelet_api::admin::{Registration, StatusResponse};
+use tessera_region::layout::{USAGE_BYTES, USAGE_FILE, slot_lock_offset};
+use tessera_store::OpenError;
+
+fn usage_file(pages: &std::path::Path) -> std::fs::File {
+    std::fs::OpenOptions::new().write(true).open(pages.join(USAGE_FILE)).unwrap()
+}
+
+#[tokio::test]
+async fn a_usage_file_of_the_wrong_size_is_restored_and_flagged() {
+    let node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    for size in [0, 100, 1 << 20] {
+        usage_file(&pages).set_len(size).unwrap();
+        let allocation = node.allocation(&admitted.device_ids).await.unwrap();
+        assert!(allocation.tamperings > 0);
+        let size = std::fs::metadata(pages.join(USAGE_FILE)).unwrap().len();
+        assert_eq!(size, USAGE_BYTES as u64);
+    }
+    let warnings = node.status().await.warnings.join("\n");
+    assert!(warnings.contains("tampered"), "{warnings}");
+    assert_eq!(limit(&pages), 8 * GIB);
+}
+
+#[tokio::test]
+async fn a_usage_page_cut_to_nothing_is_a_page_again_for_new_processes() {
+    let node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    for damage in [&[][..], &[0xff; USAGE_BYTES]] {
+        std::fs::write(pages.join(USAGE_FILE), damage).unwrap();
+        assert!(node.allocation(&admitted.device_ids).await.unwrap().tamperings > 0);
+        // No container restarts; its next process attaches.
+        drop(Tenant::hold(&pages, 2 * GIB));
+    }
+}
+
+#[tokio::test]
+async fn housekeeping_restores_a_usage_file_that_nobody_asks_about() {
+    let node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    usage_file(&pages).set_len(1 << 30).unwrap();
+    let size = || std::fs::metadata(pages.join(USAGE_FILE)).unwrap().len();
+    until(|| (size() == USAGE_BYTES as u64).then_some(())).await;
+    assert_eq!(node.allocation(&admitted.device_ids).await.unwrap().tamperings, 1);
+}
+
+#[tokio::test]
+async fn a_scribbled_usage_page_hurts_its_own_tenant_only() {
+    let node = TestNode::start().await;
+    let bad = node.kubelet.run(&pod("bad", 1)).await.unwrap().remove(0);
+    let good = node.kubelet.run(&pod("good", 1)).await.unwrap().remove(0);
+    let _tenant = Tenant::hold(&node.pages(&good.device_ids), 2 * GIB);
+    let scribble = vec![0xff; USAGE_BYTES - 4096];
+    usage_file(&node.pages(&bad.device_ids)).write_all_at(&scribble, slot_lock_offset(0)).unwrap();
+    let good = node.allocation(&good.device_ids).await.unwrap();
+    assert_eq!(good.gpus[0].memory_charged_bytes, 2 * GIB);
+    // Nobody owns those slots, so they are recovered, and the next container starts clean.
+    let ids = bad.device_ids;
+    node.kubelet.remove("default", "bad");
+    node.allocate(&ids).await.unwrap();
+    assert_eq!(node.allocation(&ids).await.unwrap().gpus[0].memory_charged_bytes, 0);
+    Tenant::hold(&node.pages(&ids), GIB);
+}
+
+#[tokio::test]
+async fn garbage_on_a_session_is_counted_and_the_neighbour_is_served() {
+    let node = TestNode::start().await;
+    let bad = node.kubelet.run(&pod("bad", 1)).await.unwrap().remove(0);
+    let good = node.kubelet.run(&pod("good", 1)).await.unwrap().remove(0);
+    // Before kubelet has said so, it is an allocation's and no pod's.
+    node.status_until(|s| s.allocations.iter().all(|a| a.holder.is_some()).then_some(())).await;
+    let session = connect(&node.pages(&bad.device_ids));
+    for _ in 0..100 {
+        // The plugin closes the session at some point.
+        if send(session.as_raw_fd(), &[0xa5; 64], MsgFlags::MSG_NOSIGNAL).is_err() {
+            break;
+        }
+    }
+    let warning = node
+        .status_until(|status| {
+            status.warnings.iter().find(|w| w.contains("garbage to its session socket")).cloned()
+        })
+        .await;
+    assert!(warning.contains("default/bad"), "{warning}");
+    let tenant = Tenant::hold(&node.pages(&good.device_ids), GIB);
+    let id = id_of(&good.device_ids).to_string();
+    node.status_until(|status| {
+        let found = status.allocations.iter().find(|a| a.id == id)?;
+        found.processes.iter().any(|process| process.host_pid == tenant.pid()).then_some(())
+    })
+    .await;
+}
+
+/// Emptied, or removed: what was in it is gone either way, and somebody has to know.
+#[tokio::test]
+async fn a_lost_ledger_is_a_warning_and_its_pages_are_adopted() {
+    let mut node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 2)).await.unwrap().remove(0);
+    let limit_before = limit(&node.pages(&admitted.device_ids));
+    for (emptied, says) in [(true, &["is empty", "Cordons"][..]), (false, &[])] {
+        node.stop_plugin().await;
+        match emptied {
+            true => std::fs::write(node.ledger(), b"").unwrap(),
+            false => std::fs::remove_file(node.ledger()).unwrap(),
+        }
+        node.start_plugin().await;
+        let warnings = node.status().await.warnings.join("\n");
+        let adopted = "1 allocations have pages and no record";
+        for says in says.iter().chain(&[adopted]) {
+            assert!(warnings.contains(says), "{says}: {warnings}");
+        }
+        assert_eq!(node.agent().allocations().adopted(), 1);
+        assert_eq!(limit(&node.pages(&admitted.device_ids)), limit_before);
+        // Until it is in the ledger again.
+        node.stop_plugin().await;
+        node.start_plugin().await;
+        assert_eq!(node.status().await.warnings, Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
+async fn a_corrupt_ledger_is_kept_aside_and_costs_no_running_pod() {
+    let mut node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 2)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    let tenant = Tenant::hold(&pages, 9 * GIB);
+    let before = generation(&pages);
+    node.stop_plugin().await;
+    std::fs::write(node.ledger(), b"a disk error".repeat(1000)).unwrap();
+    node.start_plugin().await;
+
+    let warnings = node.status().await.warnings.join("\n");
+    assert!(warnings.contains("the ledger was unreadable"), "{warnings}");
+    let state = std::fs::read_dir(node.dir.path().join("state")).unwrap().flatten();
+    assert!(state.map(|e| e.file_name().into_string().unwrap()).any(|n| n.contains("unreadable")));
+    // The pages are adopted as they are, and kubelet says whose they are.
+    assert_eq!(generation(&pages), before);
+    let id = id_of(&admitted.device_ids).to_string();
+    let allocation = node
+        .status_until(|status| {
+            let found = status.allocations.iter().find(|a| a.id == id)?;
+            found.holder.is_some().then(|| found.clone())
+        })
+        .await;
+    assert_eq!(allocation.replica_ids, admitted.device_ids);
+    assert_eq!(allocation.gpus[0].memory_limit_bytes, 16 * GIB);
+    assert_eq!(allocation.gpus[0].memory_charged_bytes, 9 * GIB);
+    drop(tenant);
+    // Its generations are not given out again.
+    let next = node.kubelet.run(&pod("b", 1)).await.unwrap().remove(0);
+    assert!(generation(&node.pages(&next.device_ids)) > before);
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_new_pods_and_no_running_one() {
+    let mut node = TestNode::without_plugin(SETTINGS).await;
+    let state = node.dir.path().join("state");
+    let none = nix::mount::MsFlags::empty();
+    let Some(_mounted) = Mounted::tmpfs(&state, none, "size=3m") else { return };
+    node.start_plugin().await;
+    let running = node.kubelet.run(&pod("running", 1)).await.unwrap().remove(0);
+    let filler = std::fs::File::create(state.join("filler")).unwrap();
+    let chunk = vec![1; 4096];
+    let mut at = 0;
+    while filler.write_all_at(&chunk, at).is_ok() {
+        at += 4096;
+    }
+    // The ledger may have room of its own left; it runs out soon.
+    let mut refused = None;
+    for attempt in 0..5000 {
+        let ids = [replica(1, attempt % 4)];
+        if let Err(status) = node.allocate(&ids).await {
+            refused = Some(status);
+            break;
+        }
+    }
+    let refused = refused.expect("a full disk is noticed");
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    assert!(refused.message().contains("free space on its disk"), "{refused}");
+    // Running pods: quota, restart.
+    node.kubelet.start_container(&pod("running", 1), "main").await.unwrap();
+    assert_eq!(limit(&node.pages(&running.device_ids)), 8 * GIB);
+    // And once there is space again, everything works.
+    drop(filler);
+    std::fs::remove_file(state.join("filler")).unwrap();
+    node.allocate(&[replica(1, 0)]).await.unwrap();
+    node.stop_plugin().await;
+}
+
+#[tokio::test]
+async fn a_second_plugin_is_refused_before_it_touches_anything() {
+    let mut node = TestNode::start().await;
+    let error = node.try_app().unwrap_err();
+    assert!(error.to_string().contains("another Tessera plugin answers"), "{error}");
+    assert_eq!(node.status().await.plugin.unwrap().registration, Registration::Live as i32);
+    // With an admin socket of its own it still shares the ledger.
+    let ledger = tessera_store::Ledger::open(&node.ledger(), true);
+    assert!(matches!(ledger, Err(OpenError::InUse(_))));
+    node.stop_plugin().await;
+}
+
+#[tokio::test]
+async fn impossible_quotas_end_the_plugin_with_every_error() {
+    let mut node = TestNode::without_plugin("[share]\nreplicas = 4\nmemory = \"11Gi\"\n").await;
+    node.launch_plugin();
+    let error = node.plugin_ended().await;
+    let error = error.downcast_ref::<ConfigError>().expect("a configuration error");
+    assert_eq!(error.problems.len(), 1, "one for GPUs that are alike: {error}");
+    assert!(error.problems.iter().all(|p| p.key == "share.memory" && p.line == Some(3)));
+}
+
+#[tokio::test]
+async fn without_gpus_the_plugin_waits_and_says_so() {
+    let mut node = TestNode::without_plugin(SETTINGS).await;
+    node.gpus.gpus.lock().unwrap().clear();
+    node.launch_plugin();
+    let warning = node.status_until(|status| status.warnings.first().cloned()).await;
+    assert!(warning.starts_with("waiting for GPUs, nothing is registered"), "{warning}");
+    assert_eq!(node.kubelet.registrations(), 0);
+    *node.gpus.gpus.lock().unwrap() = vec![gpu(0)];
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    assert_eq!(node.status().await.warnings, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_missing_pod_resources_socket_is_told_and_releases_nothing() {
+    let mut node = TestNode::without_plugin(SETTINGS).await;
+    node.start_plugin().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    std::fs::remove_file(node.kubelet.pod_resources_socket()).unwrap();
+    node.kubelet.remove("default", "a");
+    let warning = node
+        .status_until(|s| s.warnings.iter().find(|w| w.contains("nothing is released")).cloned())
+        .await;
+    assert!(warning.contains("pod resources"), "{warning}");
+    assert!(node.pages(&admitted.device_ids).exists());
+}
+
+#[tokio::test]
+async fn a_missing_shim_keeps_the_plugin_from_starting() {
+    let node = TestNode::without_plugin(SETTINGS).await;
+    std::fs::remove_file(node.dir.path().join("libtessera.so")).unwrap();
+    let error = node.try_app().unwrap_err();
+    assert!(error.to_string().contains("paths.shim_source"), "{error}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_left_alone_and_forgotten_once_it_is_released() {
+    let mut node = TestNode::start().await;
+    // A kubelet without any pod would have just started.
+    node.kubelet.run(&pod("stays", 1)).await.unwrap();
+    let held = node.kubelet.run(&pod("newer", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&held.device_ids);
+    node.stop_plugin().await;
+    // As a plugin of the next page version leaves it to this one.
+    let newer = tessera_region::abi::version() + 1;
+    let quota = std::fs::File::options().write(true).open(pages.join("quota")).unwrap();
+    quota.write_all_at(&newer.to_le_bytes(), 8).unwrap();
+    node.start_plugin().await;
+    let told = |status: &StatusResponse| status.warnings.iter().any(|w| w.contains("page ABI"));
+    assert!(told(&node.status().await), "{:?}", node.status().await.warnings);
+    assert_eq!(tessera_region::quota::abi_in(&pages), Some(newer));
+    node.kubelet.remove("default", "newer");
+    until(|| (!pages.exists()).then_some(())).await;
+    node.status_until(|status| (!told(status)).then_some(())).await;
+}

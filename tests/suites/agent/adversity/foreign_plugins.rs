@@ -1,0 +1,236 @@
+//! Another device plugin sells the same GPUs: seen by what kubelet says, refused by default.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tessera_fake_kubelet::{Allocatable, Behaviour, Container, Pod, StandinError};
+use tessera_harness::plugin::*;
+use tessera_kubelet::{self as kubelet, ContainerAllocateResponse, Device, DevicePlugin};
+use tessera_kubelet_api::admin::{Health, StatusResponse};
+use tessera_model::audit::{Event, What};
+use tessera_store::Ledger;
+use tokio::sync::{oneshot, watch};
+use tonic::Status;
+
+const NVIDIA: &str = "nvidia.com/gpu";
+
+/// NVIDIA's plugin, as far as kubelet sees it.
+struct Foreign {
+    stop: oneshot::Sender<()>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+struct Devices(watch::Sender<Vec<Device>>);
+
+impl DevicePlugin for Devices {
+    fn devices(&self) -> watch::Receiver<Vec<Device>> {
+        self.0.subscribe()
+    }
+
+    fn preferred(&self, _: &[String], _: &[String], _: usize) -> Result<Vec<String>, Status> {
+        Ok(Vec::new())
+    }
+
+    async fn allocate(
+        &self,
+        containers: Vec<Vec<String>>,
+    ) -> Result<Vec<ContainerAllocateResponse>, Status> {
+        Ok(vec![ContainerAllocateResponse::default(); containers.len()])
+    }
+
+    async fn pre_start(&self, _: Vec<String>) -> Result<(), Status> {
+        Ok(())
+    }
+}
+
+impl Foreign {
+    /// Sells `ids` as `resource`, and is registered when this returns.
+    async fn start(node: &TestNode, resource: &str, ids: &[String]) -> Self {
+        let device = |id: &String| Device { id: id.clone(), healthy: true, numa_node: None };
+        let devices = Devices(watch::Sender::new(ids.iter().map(device).collect()));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let dir = node.kubelet.device_plugins_dir().to_owned();
+        let serving = kubelet::serve(resource, &dir, Arc::new(devices), async {
+            let _ = stopped.await;
+        })
+        .unwrap();
+        bounded(node.kubelet.wait_allocatable(resource, ids.len())).await;
+        Self { stop, task: tokio::spawn(serving.finished()) }
+    }
+
+    async fn stop(self) {
+        self.stop.send(()).unwrap();
+        bounded(self.task).await.unwrap();
+    }
+}
+
+fn unhealthy(status: &StatusResponse, gpu_index: u32) -> bool {
+    let uuid = gpu(gpu_index).uuid;
+    status.gpus.iter().any(|gpu| gpu.uuid == uuid && gpu.health() == Health::Unhealthy)
+}
+
+fn history(node: &TestNode) -> Vec<Event> {
+    let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
+    ledger.history(100).unwrap()
+}
+
+#[tokio::test]
+async fn a_gpu_that_others_sell_is_given_out_no_more_until_they_have_gone() {
+    let mut node = TestNode::start().await;
+    // One tenant on the GPU that is going to be sold twice.
+    let ids = [replica(1, 0)];
+    node.allocate(&ids).await.unwrap();
+    node.pre_start(&ids).await.unwrap();
+    let tenant = Tenant::hold(&node.pages(&ids), 2 * GIB);
+
+    let foreign = Foreign::start(&node, NVIDIA, &[gpu(1).uuid]).await;
+    // The other GPU's four, and the one that is held already.
+    bounded(node.kubelet.wait_allocatable(GPU, 5)).await;
+    let status = node.status_until(|status| unhealthy(status, 1).then(|| status.clone())).await;
+    let sick = status.gpus.iter().find(|g| g.uuid == gpu(1).uuid).unwrap();
+    assert!(sick.health_reason.contains("sells it as nvidia.com/gpu"), "{}", sick.health_reason);
+    let free = sick.replicas.iter().find(|replica| replica.index == 1).unwrap();
+    assert_eq!(free.health_reason, sick.health_reason);
+    assert!(!unhealthy(&status, 0));
+    let [warning] = &status.warnings[..] else { panic!("{:?}", status.warnings) };
+    assert!(warning.contains("gpus.exclude") && warning.contains("gpus.sold_by_others"));
+    assert_eq!(status.plugin.unwrap().others_seen_by, "GetAllocatableResources");
+
+    // Who has a share keeps it, and may start again.
+    assert_eq!(node.kubelet.devices(GPU).iter().filter(|d| d.id == ids[0]).count(), 1);
+    node.pre_start(&ids).await.unwrap();
+    let allocation = node.allocation(&ids).await.unwrap();
+    assert_eq!(allocation.gpus[0].memory_charged_bytes, 2 * GIB);
+    // Only the other GPU is given out.
+    let four = node.kubelet.admit(&pod("four", 4)).await.unwrap();
+    assert!(four[0].device_ids.iter().all(|id| id.starts_with(&gpu(0).uuid)), "{four:?}");
+
+    foreign.stop().await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    assert_eq!(node.status().await.warnings, Vec::<String>::new());
+    drop(tenant);
+    node.stop_plugin().await;
+    let events: Vec<Event> = history(&node).into_iter().filter(|e| e.gpu.is_some()).collect();
+    let whats: Vec<What> = events.iter().map(|event| event.what.clone()).collect();
+    assert_eq!(whats, [What::SoldByOthers, What::SoldAlone]);
+    assert_eq!(events[0].gpu, Some(gpu(1).uuid));
+    assert!(events[0].reason.as_ref().unwrap().contains(NVIDIA), "{events:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_offered_at_the_start_that_others_sell_already() {
+    let mut node = TestNode::without_plugin(SETTINGS).await;
+    let ids: Vec<String> = (0..2).map(|n| format!("{}::{n}", gpu(0).uuid)).collect();
+    let _foreign = Foreign::start(&node, "nvidia.com/gpu.shared", &ids).await;
+    node.launch_plugin();
+    // The first list that kubelet gets is the right one already.
+    bounded(node.kubelet.wait_until(|kubelet| !kubelet.devices(GPU).is_empty())).await;
+    let devices = node.kubelet.devices(GPU);
+    assert_eq!(devices.len(), 8);
+    let healthy = devices.iter().filter(|device| device.health == "Healthy");
+    assert!(healthy.clone().all(|device| device.id.starts_with(&gpu(1).uuid)), "{devices:?}");
+    assert_eq!(healthy.count(), 4);
+}
+
+#[tokio::test]
+async fn a_pod_that_still_holds_the_gpu_counts_after_its_plugin_has_gone() {
+    let node = TestNode::start().await;
+    let foreign = Foreign::start(&node, NVIDIA, &[gpu(0).uuid]).await;
+    let train = Pod::new("ml", "train").with(Container::new("main").asking(NVIDIA, 1));
+    node.kubelet.admit(&train).await.unwrap();
+    foreign.stop().await;
+    let reason = node
+        .status_until(|status| {
+            status.warnings.iter().find(|w| w.contains("pod ml/train holds it")).cloned()
+        })
+        .await;
+    assert!(reason.contains(&gpu(0).uuid), "{reason}");
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    node.kubelet.remove("ml", "train");
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+}
+
+#[tokio::test]
+async fn what_is_not_ours_is_left_alone() {
+    let node = TestNode::start().await;
+    let other_gpu = "GPU-deadbeef-0000-0000-0000-000000000000".to_owned();
+    let _nvidia = Foreign::start(&node, NVIDIA, &[other_gpu]).await;
+    let _amd = Foreign::start(&node, "amd.com/gpu", &["0".to_owned(), "1".to_owned()]).await;
+    let lists = node.kubelet.pod_lists();
+    bounded(node.kubelet.wait_until(|kubelet| kubelet.allocatable("amd.com/gpu") == 2)).await;
+    until(|| (node.kubelet.pod_lists() > lists + 1).then_some(())).await;
+    assert_eq!(node.kubelet.allocatable(GPU), 8);
+    assert_eq!(node.status().await.warnings, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn warn_sells_on_and_allow_does_not_even_look() {
+    let settings = |word: &str| format!("[gpus]\nsold_by_others = \"{word}\"\n{SETTINGS}");
+    let mut node = TestNode::without_plugin(&settings("warn")).await;
+    let _foreign = Foreign::start(&node, NVIDIA, &["0".to_owned()]).await;
+    node.start_plugin().await;
+    let warning = node.status_until(|status| status.warnings.first().cloned()).await;
+    assert!(warning.contains("its pods have no quota"), "{warning}");
+    assert_eq!(node.kubelet.allocatable(GPU), 8);
+    node.stop_plugin().await;
+    node.settings = settings("allow");
+    node.start_plugin().await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let status = node.status().await;
+    assert_eq!(status.warnings, Vec::<String>::new());
+    assert_eq!(status.plugin.unwrap().others_seen_by, "");
+    assert_eq!(node.kubelet.allocatable(GPU), 8);
+}
+
+#[tokio::test]
+async fn on_older_kubelets_the_checkpoint_tells_and_status_says_so() {
+    for allocatable in [Allocatable::Unimplemented, Allocatable::Disabled] {
+        let mut node = TestNode::without_plugin(SETTINGS).await;
+        node.kubelet.set_behaviour(Behaviour { allocatable, ..Behaviour::default() });
+        let foreign = Foreign::start(&node, NVIDIA, &[gpu(0).uuid]).await;
+        node.start_plugin().await;
+        bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+        let status = node.status().await;
+        assert_eq!(status.plugin.unwrap().others_seen_by, "kubelet's checkpoint");
+        assert!(unhealthy(&node.status().await, 0));
+        foreign.stop().await;
+        // Kubelet writes it again when any plugin lists its devices.
+        std::fs::remove_file(node.kubelet.device_plugins_dir().join("kubelet_internal_checkpoint"))
+            .unwrap();
+        let warning = node
+            .status_until(|s| s.warnings.iter().find(|w| w.contains("only once a pod")).cloned())
+            .await;
+        assert!(warning.contains("kubelet_internal_checkpoint"), "{warning}");
+        bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+        node.stop_plugin().await;
+    }
+}
+
+#[tokio::test]
+async fn without_an_answer_what_was_found_stands() {
+    let node = TestNode::start().await;
+    let foreign = Foreign::start(&node, NVIDIA, &[gpu(0).uuid]).await;
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    std::fs::remove_file(node.kubelet.pod_resources_socket()).unwrap();
+    foreign.stop().await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!(node.kubelet.allocatable(GPU), 4, "twice the grace later");
+    let refused = node.kubelet.admit(&pod("eight", 8)).await.unwrap_err();
+    assert!(matches!(refused, StandinError::Unavailable { available: 4, .. }), "{refused}");
+}
+
+#[tokio::test]
+async fn an_earlier_name_of_our_own_resource_is_no_other_plugin() {
+    let old = "[resource]\nname = \"tessera.dev/old\"\n";
+    let mut node = TestNode::without_plugin(&format!("{old}{SETTINGS}")).await;
+    node.launch_plugin();
+    bounded(node.kubelet.wait_allocatable("tessera.dev/old", 8)).await;
+    let before = Pod::new("n", "before").with(Container::new("main").asking("tessera.dev/old", 1));
+    node.kubelet.run(&before).await.unwrap();
+    node.stop_plugin().await;
+    node.settings = SETTINGS.to_owned();
+    node.start_plugin().await;
+    let lists = node.kubelet.pod_lists();
+    until(|| (node.kubelet.pod_lists() > lists + 1).then_some(())).await;
+    assert_eq!(node.status().await.warnings, Vec::<String>::new());
+}

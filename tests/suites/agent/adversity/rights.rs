@@ -1,0 +1,200 @@
+//! The plugin with what deploy/tessera.yaml leaves it: no capability, and where hostPID is not granted
+//! no pids. It runs as a process of its own, so that the rights are really gone.
+
+use std::os::unix::fs::PermissionsExt;
+
+use nix::mount::MsFlags;
+use serde_json::Value;
+use tessera_harness::plugin::{
+    GIB, GPU, Mounted, Simulated, Tenant, bounded, id_of, pod, stderr, tessera, until,
+};
+
+/// Root without any capability, and none to be had: as in a container with `drop: [ALL]` and
+/// `allowPrivilegeEscalation: false`.
+const POWERLESS: &str = "setpriv --bounding-set=-all --inh-caps=-all --no-new-privs";
+/// A pid namespace of its own, as without hostPID.
+const OWN_PIDS: &str = "unshare --pid --fork --kill-child --mount-proc";
+
+/// Whether this test may take and give rights; says so where not.
+fn may() -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        eprintln!("not run: only root has rights to give up");
+    }
+    root
+}
+
+/// Lets the plugin, and nothing else, be started by `wrapper`.
+fn wrap(node: &mut Simulated, wrapper: &str) {
+    let script = node.dir.path().join("wrapped");
+    let program = tessera().get_program().to_owned();
+    let text = format!("#!/bin/sh\nexec {wrapper} {} \"$@\"\n", program.display());
+    std::fs::write(&script, text).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    node.program = script;
+}
+
+/// Changes the configuration.
+fn configure(node: &Simulated, from: &str, to: &str) {
+    let file = node.dir.path().join("config.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains(from), "{text}");
+    std::fs::write(&file, text.replace(from, to)).unwrap();
+}
+
+fn warnings(status: &Value) -> Vec<&str> {
+    status["warnings"].as_array().unwrap().iter().map(|w| w.as_str().unwrap()).collect()
+}
+
+fn charged(node: &Simulated, id: &str) -> Option<u64> {
+    let status = node.json();
+    let mut allocations = status["allocations"].as_array()?.iter();
+    let found = allocations.find(|allocation| allocation["id"] == id)?;
+    found["gpus"][0]["memory_charged_bytes"].as_u64()
+}
+
+/// Everything that a plugin does for a pod, from its admission to its end.
+async fn serves_a_pod(node: &Simulated, name: &str) {
+    let admitted = node.kubelet.run(&pod(name, 1)).await.unwrap().remove(0);
+    let id = id_of(&admitted.device_ids).to_string();
+    let pages = node.dir.path().join("pages").join(&id);
+    let tenant = Tenant::hold(&pages, GIB);
+    assert_eq!(charged(node, &id), Some(GIB));
+    tenant.kill();
+    until(|| (charged(node, &id) == Some(0)).then_some(())).await;
+    // Its container starts again, with whatever became of the pages.
+    std::fs::remove_file(pages.join("quota")).unwrap();
+    node.kubelet.start_container(&pod(name, 1), "main").await.unwrap();
+    drop(Tenant::hold(&pages, GIB));
+    node.kubelet.remove("default", name);
+}
+
+#[tokio::test]
+async fn without_any_capability_the_plugin_does_all_it_has_to() {
+    if !may() {
+        return;
+    }
+    let mut node = Simulated::new("replicas = 4").await;
+    let pages = node.dir.path().join("pages");
+    let Some(_mounted) = Mounted::tmpfs(&pages, MsFlags::empty(), "size=64m,mode=0755") else {
+        return;
+    };
+    configure(&node, "tmpfs = \"off\"", "tmpfs = \"require\"");
+    wrap(&mut node, POWERLESS);
+    for round in ["first", "second"] {
+        node.serve().await;
+        let pid = node.plugin.as_ref().unwrap().id();
+        let own = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
+            let line = own.lines().find(|line| line.starts_with(set)).unwrap();
+            assert!(line.ends_with("\t0000000000000000"), "{line}");
+        }
+        bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+        serves_a_pod(&node, round).await;
+        assert_eq!(warnings(&node.json()), [""; 0]);
+        assert!(node.run(&["status", "--ready"]).status.success());
+        assert!(node.run(&["status", "--live"]).status.success());
+        assert_eq!(node.terminate().await, Some(0));
+    }
+    assert!(!node.run(&["status", "--live"]).status.success());
+}
+
+#[tokio::test]
+async fn without_the_right_to_mount_require_ends_and_prefer_warns() {
+    if !may() {
+        return;
+    }
+    let mut node = Simulated::new("replicas = 4").await;
+    wrap(&mut node, POWERLESS);
+    configure(&node, "tmpfs = \"off\"", "tmpfs = \"require\"");
+    let refused = node.run(&["serve"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        stderr(&refused).contains("run `tessera prepare-host` as root"),
+        "{}",
+        stderr(&refused)
+    );
+    configure(&node, "tmpfs = \"require\"", "tmpfs = \"prefer\"");
+    node.serve().await;
+    let status = node.json();
+    let [warning] = warnings(&status)[..] else { panic!("{status}") };
+    assert!(warning.contains("can fill the file system"), "{warning}");
+    serves_a_pod(&node, "anyhow").await;
+}
+
+#[tokio::test]
+async fn a_tmpfs_of_another_size_is_used_and_told() {
+    if !may() {
+        return;
+    }
+    let mut node = Simulated::new("replicas = 4").await;
+    let pages = node.dir.path().join("pages");
+    let Some(_mounted) = Mounted::tmpfs(&pages, MsFlags::empty(), "size=32m") else { return };
+    configure(&node, "tmpfs = \"off\"", "tmpfs = \"require\"");
+    wrap(&mut node, POWERLESS);
+    node.serve().await;
+    let status = node.json();
+    let [warning] = warnings(&status)[..] else { panic!("{status}") };
+    assert!(warning.contains("pages.size asks for 64 MiB"), "{warning}");
+    serves_a_pod(&node, "smaller").await;
+}
+
+#[tokio::test]
+async fn in_a_pid_namespace_of_its_own_the_plugin_serves_and_says_what_it_lacks() {
+    if !may() {
+        return;
+    }
+    let mut node = Simulated::new("replicas = 4").await;
+    wrap(&mut node, OWN_PIDS);
+    node.serve().await;
+    // Said before the first tenant comes.
+    let status = node.json();
+    assert_eq!(status["plugin"]["sees_host_pids"], false);
+    let [warning] = warnings(&status)[..] else { panic!("{status}") };
+    assert!(warning.contains("hostPID") && warning.contains("audited"), "{warning}");
+    assert!(node.run(&["status", "--ready"]).status.success());
+    // Death is seen when the socket closes.
+    serves_a_pod(&node, "a").await;
+    let admitted = node.kubelet.run(&pod("b", 1)).await.unwrap().remove(0);
+    let id = id_of(&admitted.device_ids).to_string();
+    let _tenant = Tenant::hold(&node.dir.path().join("pages").join(&id), GIB);
+    let status = node.json();
+    let allocations = status["allocations"].as_array().unwrap();
+    let allocation = allocations.iter().find(|a| a["id"] == id.as_str()).unwrap();
+    assert_eq!(allocation["processes"][0]["host_pid"], 0, "{allocation}");
+    assert_eq!(warnings(&status).len(), 1, "{status}");
+}
+
+#[tokio::test]
+async fn a_noexec_shim_path_ends_the_plugin_before_kubelet_hears_of_it() {
+    if !may() {
+        return;
+    }
+    let node = Simulated::new("replicas = 4").await;
+    let shim = node.dir.path().join("shim");
+    let Some(_mounted) = Mounted::tmpfs(&shim, MsFlags::MS_NOEXEC, "size=8m") else { return };
+    let refused = node.run(&["serve"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let text = stderr(&refused);
+    assert!(text.contains("paths.shim") && text.contains("noexec"), "{text}");
+    assert_eq!(std::fs::read_dir(&shim).unwrap().count(), 0);
+    assert_eq!(node.kubelet.registrations(), 0);
+}
+
+#[tokio::test]
+async fn another_user_is_told_which_directory_is_closed_to_it() {
+    if !may() {
+        return;
+    }
+    let mut node = Simulated::new("replicas = 4").await;
+    // Everything of its own is open to it; kubelet's directory stays root's.
+    std::os::unix::fs::chown(node.dir.path(), Some(65534), Some(65534)).unwrap();
+    let dir = node.kubelet.device_plugins_dir().to_owned();
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o750)).unwrap();
+    wrap(&mut node, "timeout 20 setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs");
+    let refused = node.run(&["serve"]);
+    assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+    let text = stderr(&refused);
+    let end = text.lines().last().unwrap_or_default();
+    assert!(end.contains(dir.to_str().unwrap()) && end.contains("ermission denied"), "{text}");
+}

@@ -1,0 +1,445 @@
+//! Files that are no files: whatever lies at a configured path, no command hangs on it or takes the
+//! machine's memory, and a plugin goes on and ends when it is asked to.
+
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
+use tessera_harness::plugin::{GPU, Simulated, bounded, program, stderr, tessera, until};
+
+/// What a process may take of memory, in all: a few times what the largest file needs.
+const MEMORY: &str = "1500000";
+
+/// What a file must not be, and what the error says of it.
+const HOSTILE: [(&str, &str); 7] = [
+    ("fifo", "is a pipe"),
+    ("directory", "is a directory"),
+    ("zero", "is a device"),
+    ("socket", "is a socket"),
+    ("loop", "symbolic link"),
+    ("sparse", "larger than"),
+    ("newlines", "larger than"),
+];
+
+/// Makes it, for as long as the socket that it may be lives.
+fn make(kind: &str, at: &Path) -> Option<UnixListener> {
+    match kind {
+        "fifo" => mkfifo(at, Mode::S_IRWXU).unwrap(),
+        "directory" => std::fs::create_dir(at).unwrap(),
+        "zero" => symlink("/dev/zero", at).unwrap(),
+        "socket" => return Some(UnixListener::bind(at).unwrap()),
+        "loop" => symlink(at, at).unwrap(),
+        "sparse" => std::fs::File::create(at).unwrap().set_len(10 << 30).unwrap(),
+        "newlines" => std::fs::write(at, vec![b'\n'; 20 << 20]).unwrap(),
+        other => panic!("{other}"),
+    }
+    None
+}
+
+fn unmake(at: &Path) {
+    if at.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+        std::fs::remove_dir(at).unwrap();
+    } else {
+        std::fs::remove_file(at).unwrap();
+    }
+}
+
+/// The command with little memory to take; a panic if it does not end.
+async fn ended(command: &Command) -> Output {
+    let mut limited = Command::new("sh");
+    limited.args(["-c", &format!("ulimit -v {MEMORY}; exec \"$@\""), "sh"]);
+    limited.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        limited.env(name, value.unwrap_or_default());
+    }
+    let child = limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    let outcome = tokio::time::timeout(tessera_harness::plugin::HANGS, async {
+        while child.try_wait().unwrap().is_none() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    });
+    if outcome.await.is_err() {
+        child.kill().unwrap();
+        child.wait().unwrap();
+        panic!("{command:?} hangs");
+    }
+    child.wait_with_output().unwrap()
+}
+
+fn signal(node: &Simulated, signal: Signal) {
+    let pid = i32::try_from(node.plugin.as_ref().unwrap().id()).unwrap();
+    kill(Pid::from_raw(pid), signal).unwrap();
+}
+
+#[tokio::test]
+async fn no_command_hangs_on_a_configuration_that_is_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    for (kind, said) in HOSTILE {
+        let file = dir.path().join("config.toml");
+        let _kept = make(kind, &file);
+        for (args, code) in [
+            (&["config", "check"][..], 64),
+            (&["config", "plan", "-"], 0),
+            (&["status"], 69),
+            (&["status", "--live"], 69),
+            (&["config", "reload"], 69),
+            (&["serve"], 64),
+            (&["prepare-host"], 64),
+            (&["labels"], 64),
+            (&["run", "-m", "1Gi", "true"], 64),
+        ] {
+            let mut command = tessera();
+            // Where the last good configuration of another plugin would be looked for.
+            command.env("TESSERA_STATE_DIR", dir.path()).arg("-c").arg(&file).args(args);
+            let output = ended(&command).await;
+            let told = stderr(&output);
+            assert_eq!(output.status.code(), Some(code), "{kind} {args:?}: {told}");
+            assert!(told.contains(said) && told.len() < 4096, "{kind} {args:?}: {told}");
+        }
+        unmake(&file);
+    }
+}
+
+#[tokio::test]
+async fn a_file_given_to_check_or_plan_is_bounded_wherever_it_comes_from() {
+    let dir = tempfile::tempdir().unwrap();
+    for (kind, said) in HOSTILE {
+        let file = dir.path().join("new.toml");
+        let _kept = make(kind, &file);
+        for args in [["config", "check"], ["config", "plan"]] {
+            let mut command = tessera();
+            command.env("TESSERA_STATE_DIR", dir.path()).args(args).arg(&file);
+            let output = ended(&command).await;
+            let told = stderr(&output) + &String::from_utf8_lossy(&output.stdout);
+            assert_eq!(output.status.code(), Some(64), "{kind} {args:?}: {told}");
+            assert!(told.contains(said), "{kind} {args:?}: {told}");
+        }
+        unmake(&file);
+    }
+    // Standard input may be without end.
+    let script = format!("ulimit -v {MEMORY}; exec \"$0\" config check - < /dev/zero");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).arg(program());
+    let output = ended(&command).await;
+    assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
+    assert!(stderr(&output).contains("larger than"), "{}", stderr(&output));
+}
+
+/// Whatever takes the file's place while it runs, and whatever else it reads lies in the way.
+#[tokio::test]
+async fn a_running_plugin_refuses_what_is_no_file_and_goes_on() {
+    let mut node = Simulated::new("replicas = 4").await;
+    node.serve().await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    let file = node.dir.path().join("config.toml");
+    let aside = node.dir.path().join("aside.toml");
+    for (kind, said) in HOSTILE {
+        std::fs::rename(&file, &aside).unwrap();
+        let _kept = make(kind, &file);
+        signal(&node, Signal::SIGHUP);
+        let reload = ended(node.command().args(["config", "reload"])).await;
+        assert_eq!(reload.status.code(), Some(64), "{kind}: {}", stderr(&reload));
+        let told = until(|| {
+            let state = node.json()["plugin"]["configuration"]["errors"].to_string();
+            state.contains(said).then_some(state)
+        });
+        told.await;
+        assert!(node.run(&["status", "--ready"]).status.success(), "{kind}");
+        unmake(&file);
+        std::fs::rename(&aside, &file).unwrap();
+        until(|| (node.run(&["config", "reload"]).status.success()).then_some(())).await;
+    }
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replace("replicas = 4", "replicas = 8")).unwrap();
+    bounded(node.kubelet.wait_allocatable(GPU, 16)).await;
+    assert_eq!(node.terminate().await, Some(0));
+}
+
+/// Where a library is expected, too: the loader would wait for who writes into a pipe.
+#[tokio::test]
+async fn a_library_that_is_a_pipe_is_not_waited_for() {
+    let node = Simulated::new("replicas = 4").await;
+    let fifo = node.dir.path().join("fifo");
+    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let file = node.dir.path().join("config.toml");
+    let good = std::fs::read_to_string(&file).unwrap();
+    let with = |key: &str| {
+        let line = good.lines().find(|line| line.starts_with(&format!("{key} = "))).unwrap();
+        std::fs::write(&file, good.replace(line, &format!("{key} = \"{}\"", fifo.display())))
+            .unwrap();
+    };
+    with("nvml");
+    let output = ended(node.command().args(["config", "check"])).await;
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(told.contains("it is a pipe"), "{told}");
+    with("shim_source");
+    let output = ended(node.command().arg("serve")).await;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("it is a pipe"), "{}", stderr(&output));
+    std::fs::write(&file, &good).unwrap();
+    let mut run = node.command();
+    let output = ended(run.args(["run", "-m", "1Gi", "--shim"]).arg(&fifo).arg("true")).await;
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("it is a pipe"), "{}", stderr(&output));
+}
+
+/// What lies where the admin socket belongs, and is none that a plugin left, is told and stays.
+#[tokio::test]
+async fn nothing_at_the_admin_sockets_path_is_removed_but_a_dead_socket() {
+    let mut node = Simulated::new("replicas = 4").await;
+    let admin = node.dir.path().join("admin.sock");
+    let victim = node.dir.path().join("victim");
+    std::fs::write(&victim, "precious").unwrap();
+    let living = node.dir.path().join("living");
+    let _living = UnixListener::bind(&living).unwrap();
+    let put: [(&str, &dyn Fn()); 6] = [
+        ("left alone", &|| std::fs::write(&admin, "precious").unwrap()),
+        ("left alone", &|| std::fs::create_dir(&admin).unwrap()),
+        ("left alone", &|| mkfifo(&admin, Mode::S_IRWXU).unwrap()),
+        ("left alone", &|| symlink(&victim, &admin).unwrap()),
+        ("left alone", &|| symlink(&living, &admin).unwrap()),
+        ("another Tessera plugin answers", &|| std::fs::hard_link(&living, &admin).unwrap()),
+    ];
+    for (said, put) in put {
+        put();
+        let before = identity(&admin);
+        let output = ended(node.command().arg("serve")).await;
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+        assert_eq!(identity(&admin), before);
+        unmake(&admin);
+    }
+    assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
+    // Nor is what has taken its place when the plugin ends.
+    drop(UnixListener::bind(&admin).unwrap());
+    node.serve().await;
+    std::fs::remove_file(&admin).unwrap();
+    std::fs::write(&admin, "precious").unwrap();
+    assert_eq!(node.terminate().await, Some(0));
+    assert_eq!(std::fs::read(&admin).unwrap(), b"precious");
+}
+
+/// Files that are bad in as many places as they have room for.
+fn bad_in_many_places() -> Vec<(&'static str, String, usize)> {
+    let keys =
+        |from: usize| -> String { (0..85_000).map(|n| format!("k{:05}=1\n", n + from)).collect() };
+    let reversed: String = (0..85_000).rev().map(|n| format!("k{n:05}=1\n")).collect();
+    let layouts =
+        "[[layout]]\ngpus = [\"*\"]\nshares = [{ resouce = \"x\" }]\nmore = 1\n".repeat(4000);
+    let long =
+        format!("{} = 1\n[log]\nformat = \"{}\"\n", "k".repeat(300_000), "f".repeat(300_000));
+    let wrong = format!("[driver]\ndevice_nodes = [{}]\n", "\"relative\",".repeat(60_000));
+    vec![
+        ("keys", keys(0), 84_950),
+        ("reversed", reversed, 84_950),
+        // Each layout lacks one key and has two that nobody knows.
+        ("layouts", layouts, 4000 * 3 - 50),
+        ("long", long, 0),
+        ("wrong", wrong, 59_950),
+        ("syntax", "= 1\n".repeat(10_000), 19_949),
+        // Of one that is large the first alone.
+        ("much syntax", "= 1\n".repeat(200_000), 0),
+    ]
+}
+
+#[tokio::test]
+async fn many_mistakes_are_told_in_few_words_wherever_they_are_told() {
+    let mut node = Simulated::new("replicas = 4").await;
+    node.serve().await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    let file = node.dir.path().join("config.toml");
+    let good = std::fs::read_to_string(&file).unwrap();
+    let log = || std::fs::metadata(node.dir.path().join("log")).unwrap().len();
+    for (name, text, more) in bad_in_many_places() {
+        assert!(text.len() < 1 << 20, "{name}");
+        let new = node.dir.path().join("new.toml");
+        std::fs::write(&new, &text).unwrap();
+        let output = ended(node.command().args(["config", "check"]).arg(&new)).await;
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(64), "{name}: {told}");
+        assert!(told.len() < 64 << 10, "{name}: {} bytes", told.len());
+        if more > 0 {
+            assert_eq!(told.lines().count(), 51, "{name}: {told}");
+            assert!(
+                told.trim_end().ends_with(&format!(": and {more} more problems")),
+                "{name}: {told}"
+            );
+        }
+        let planned = node.run(&["config", "plan", new.to_str().unwrap()]);
+        assert_eq!(planned.status.code(), Some(64), "{name}");
+        assert!(planned.stdout.len() < 64 << 10, "{name}");
+        // The same as the plugin's own.
+        let before = log();
+        std::fs::write(&file, &text).unwrap();
+        let reload = node.run(&["config", "reload"]);
+        assert_eq!(reload.status.code(), Some(64), "{name}: {}", stderr(&reload));
+        // Standard error of a command goes by the file as far as it can be read; the plugin answers.
+        let other = node.dir.path().join("other.toml");
+        std::fs::write(&other, &good).unwrap();
+        let status = tessera().arg("-c").arg(&other).arg("status").output().unwrap();
+        assert_eq!(status.status.code(), Some(0), "{name}: {}", stderr(&status));
+        assert!(status.stdout.len() < 256 << 10, "{name}: {} bytes", status.stdout.len());
+        // By its own news and by the command.
+        assert!(log() - before < 512 << 10, "{name}: {} bytes", log() - before);
+        std::fs::write(&file, &good).unwrap();
+        until(|| (node.run(&["config", "reload"]).status.success()).then_some(())).await;
+    }
+    assert_eq!(node.terminate().await, Some(0));
+}
+
+/// All other files that a start reads, each in turn something else.
+#[tokio::test]
+async fn a_start_survives_what_lies_beside_the_ledger() {
+    let mut node = Simulated::new("replicas = 4").await;
+    node.serve().await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    let names = ["ledger.redb.config.toml", "ledger.redb.config.new", "config.toml.ledger"];
+    for name in names {
+        for (kind, _) in HOSTILE {
+            assert_eq!(node.terminate().await, Some(0), "{name} {kind}");
+            let at = node.dir.path().join(name);
+            if at.symlink_metadata().is_ok() {
+                unmake(&at);
+            }
+            let _kept = make(kind, &at);
+            node.serve().await;
+            bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+            if at.symlink_metadata().is_ok() {
+                unmake(&at);
+            }
+        }
+    }
+    assert_eq!(node.terminate().await, Some(0));
+}
+
+#[tokio::test]
+async fn a_ledger_that_is_no_file_is_told_and_left_alone() {
+    for (kind, said) in
+        HOSTILE.into_iter().filter(|(kind, _)| !["sparse", "newlines"].contains(kind))
+    {
+        let node = Simulated::new("replicas = 4").await;
+        let ledger = node.dir.path().join("ledger.redb");
+        let _kept = make(kind, &ledger);
+        let before = identity(&ledger);
+        let output = ended(node.command().arg("serve")).await;
+        assert_eq!(output.status.code(), Some(1), "{kind}: {}", stderr(&output));
+        assert!(stderr(&output).contains(said), "{kind}: {}", stderr(&output));
+        assert_eq!(identity(&ledger), before, "{kind} is still there");
+        let output = ended(node.command().args(["explain", "gpu", "0"])).await;
+        assert!(stderr(&output).len() < 4096, "{kind}");
+    }
+}
+
+fn identity(path: &Path) -> (u64, u64) {
+    use std::os::unix::fs::MetadataExt;
+    let meta = path.symlink_metadata().unwrap();
+    (meta.ino(), u64::from(meta.mode()))
+}
+
+/// A file system whose server answers nothing: what stat, open and read wait for does not come.
+struct Silent {
+    at: PathBuf,
+    _server: std::fs::File,
+}
+
+impl Silent {
+    /// `None` where none can be mounted.
+    fn mount(at: &Path) -> Option<Self> {
+        std::fs::create_dir_all(at).unwrap();
+        let server = std::fs::File::options().read(true).write(true).open("/dev/fuse").ok()?;
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+        let none = MsFlags::empty();
+        mount(Some("silent"), at, Some("fuse"), none, Some(options.as_str())).ok()?;
+        Some(Silent { at: at.to_owned(), _server: server })
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        let _ = umount2(&self.at, MntFlags::MNT_DETACH);
+    }
+}
+
+#[tokio::test]
+async fn a_file_system_that_does_not_answer_holds_up_neither_commands_nor_the_end() {
+    let mut node = Simulated::new("replicas = 4").await;
+    let Some(silent) = Silent::mount(&node.dir.path().join("silent")) else {
+        eprintln!("not run: file systems cannot be mounted here");
+        return;
+    };
+    node.serve().await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    let file = node.dir.path().join("config.toml");
+    let lost = silent.at.join("config.toml");
+    for args in [&["config", "check"][..], &["status"], &["serve"]] {
+        let mut command = tessera();
+        command.env("TESSERA_STATE_DIR", node.dir.path()).arg("-c").arg(&lost).args(args);
+        let output = ended(&command).await;
+        assert!(stderr(&output).contains("does not answer"), "{args:?}: {}", stderr(&output));
+    }
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    symlink(&lost, &file).unwrap();
+    // More often than the plugin has threads for what blocks.
+    for _ in 0..12 {
+        signal(&node, Signal::SIGHUP);
+        let mut reload = tessera();
+        let other = node.dir.path().join("other.toml");
+        std::fs::write(&other, &text).unwrap();
+        let output = ended(reload.arg("-c").arg(other).args(["config", "reload"])).await;
+        assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
+    }
+    // It serves on, and takes a good file again.
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, text.replace("replicas = 4", "replicas = 8")).unwrap();
+    bounded(node.kubelet.wait_allocatable(GPU, 16)).await;
+    std::fs::remove_file(&file).unwrap();
+    symlink(&lost, &file).unwrap();
+    signal(&node, Signal::SIGHUP);
+    // What it reads may never come, and is nothing that it began.
+    assert_eq!(node.terminate().await, Some(0));
+}
+
+/// A worker that never comes back, here one that looks at the shim's directory, is no reason to outlive
+/// kubelet's patience.
+#[tokio::test]
+async fn sigterm_ends_a_plugin_whose_start_is_stuck() {
+    let mut node = Simulated::new("replicas = 4").await;
+    let Some(silent) = Silent::mount(&node.dir.path().join("silent")) else {
+        eprintln!("not run: file systems cannot be mounted here");
+        return;
+    };
+    let file = node.dir.path().join("config.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    for key in ["shim", "ledger", "pages", "admin"] {
+        let own = format!("\n{key} = \"{}/", node.dir.path().display());
+        assert!(text.contains(&own), "{text}");
+        let stuck = format!("\n{key} = \"{}/", silent.at.display());
+        std::fs::write(&file, text.replace(&own, &stuck)).unwrap();
+        // What an earlier start wrote is no news of this one.
+        std::fs::write(node.dir.path().join("log"), "").unwrap();
+        node.launch();
+        let plugin = node.plugin.as_ref().unwrap().id();
+        until(|| waits_for_a_file_system(plugin).then_some(())).await;
+        let status = node.terminate().await;
+        let log = std::fs::read_to_string(node.dir.path().join("log")).unwrap();
+        assert_eq!(status, Some(1), "{key}: {log}");
+        assert!(log.contains("something that was begun does not end"), "{key}: {log}");
+    }
+}
+
+/// Whether a thread of this process waits for the server of a FUSE file system.
+fn waits_for_a_file_system(process: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
+    // A thread may have ended since.
+    let call = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("wchan"));
+    tasks.filter_map(|task| call(task).ok()).any(|call| call.contains("fuse"))
+}

@@ -1,0 +1,348 @@
+//! The life of an allocation, through the gRPC calls that a kubelet makes.
+
+use tessera_fake_kubelet::{Container, Pod};
+use tessera_gpu::health::Observation;
+use tessera_harness::plugin::*;
+use tessera_kubelet_api::admin::AllocationState;
+use tessera_model::audit::What;
+use tessera_region::layout::{SESSION_SOCKET, USAGE_FILE};
+use tessera_store::Ledger;
+
+#[tokio::test]
+async fn a_pod_gets_its_quota_and_the_shim() {
+    let node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    assert_eq!(limit(&pages), 8 * GIB);
+
+    let mounts = &admitted.response.mounts;
+    let at = |container: &str| mounts.iter().find(|m| m.container_path == container).unwrap();
+    let inside = format!("/usr/local/tessera/pages/{}", pages.file_name().unwrap().display());
+    assert!(at(&inside).read_only);
+    assert_eq!(at(&inside).host_path, pages.display().to_string());
+    let usage = at(&format!("{inside}/usage"));
+    assert!(!usage.read_only);
+    assert_eq!(usage.host_path, pages.join(USAGE_FILE).display().to_string());
+    for path in ["/usr/local/tessera/libtessera.so", "/etc/ld.so.preload"] {
+        assert!(at(path).read_only);
+        assert!(std::path::Path::new(&at(path).host_path).is_file(), "{path}");
+    }
+    assert_eq!(admitted.response.envs["NVIDIA_VISIBLE_DEVICES"], gpu(0).uuid);
+}
+
+#[tokio::test]
+async fn two_replicas_are_two_shares_of_one_gpu() {
+    let node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 2)).await.unwrap().remove(0);
+    assert_eq!(limit(&node.pages(&admitted.device_ids)), 16 * GIB);
+    let allocation = node.allocation(&admitted.device_ids).await.unwrap();
+    assert_eq!(allocation.gpus.len(), 1);
+    assert_eq!(allocation.gpus[0].cores_millis, 500);
+}
+
+#[tokio::test]
+async fn status_names_pods_quota_and_use() {
+    let node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("llm-0", 1)).await.unwrap().remove(0);
+    let tenant = Tenant::hold(&node.pages(&admitted.device_ids), 3 * GIB);
+    let id = id_of(&admitted.device_ids).to_string();
+    let allocation = node
+        .status_until(|status| {
+            let found = status.allocations.iter().find(|a| a.id == id)?;
+            let known = found.processes.iter().any(|process| process.host_pid == tenant.pid());
+            (found.holder.is_some() && known).then(|| found.clone())
+        })
+        .await;
+    assert_eq!(allocation.holder.unwrap().pod, "llm-0");
+    assert_eq!(allocation.state, AllocationState::Started as i32);
+    assert_eq!(allocation.gpus[0].memory_charged_bytes, 3 * GIB);
+    let status = node.status().await;
+    assert_eq!(status.gpus[0].memory_limits_bytes, 8 * GIB);
+    assert_eq!(status.gpus[0].replicas.iter().filter(|r| r.allocation_id == id).count(), 1);
+    assert_eq!(status.warnings, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn what_no_kubelet_should_ask_is_refused_with_what_to_do() {
+    let node = TestNode::start().await;
+    let refused = async |ids: &[String]| node.allocate(ids).await.unwrap_err();
+    let unknown = refused(&["GPU-none::0".into()]).await;
+    assert_eq!(unknown.code(), tonic::Code::NotFound);
+    assert!(unknown.message().contains("unknown replica GPU-none::0"), "{unknown}");
+    assert_eq!(refused(&["nonsense".into()]).await.code(), tonic::Code::NotFound);
+    let retired = refused(&[replica(0, 9)]).await;
+    assert!(retired.message().contains("retired"), "{retired}");
+    let split = refused(&[replica(0, 0), replica(1, 0)]).await;
+    assert_eq!(split.code(), tonic::Code::InvalidArgument);
+    assert!(split.message().contains("share.split"), "{split}");
+    // Whatever an id is, the reason comes through, and short.
+    for id in ["x".repeat(8 << 10), "é\n".repeat(4 << 10), "\u{1b}[2J ".repeat(100_000)] {
+        let refused = refused(&[id]).await;
+        assert_eq!(refused.code(), tonic::Code::NotFound, "{}", refused.message().len());
+        let text = refused.message();
+        assert!(text.starts_with("unknown replica ") && text.len() < 1600, "{text}");
+        assert!(text.ends_with("does another plugin serve this resource name?"), "{text}");
+    }
+    // Nothing of it left anything behind.
+    assert!(node.status().await.allocations.is_empty());
+    assert!(tessera_tenant::regions::existing(&node.dir.path().join("pages")).is_empty());
+}
+
+#[tokio::test]
+async fn a_spread_container_is_limited_on_each_gpu() {
+    let node = TestNode::start_with(&format!("{SETTINGS}split = \"spread\"\n")).await;
+    let ids = [replica(0, 0), replica(1, 0), replica(1, 1)];
+    let answer = node.allocate(&ids).await.unwrap();
+    let both = format!("{},{}", gpu(0).uuid, gpu(1).uuid);
+    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], both);
+    let quota = tessera_region::quota::QuotaReader::attach(&node.pages(&ids)).unwrap();
+    assert_eq!((quota.memory_limit(0), quota.memory_limit(1)), (8 * GIB, 16 * GIB));
+}
+
+#[tokio::test]
+async fn a_sick_gpu_makes_all_its_replicas_unhealthy_and_allocates_nothing() {
+    let node = TestNode::start().await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    let running = node.kubelet.run(&pod("before", 1)).await.unwrap().remove(0);
+    node.gpus.report(Observation::Xid { uuid: gpu(0).uuid, xid: 31 });
+    node.gpus.report(Observation::Xid { uuid: gpu(0).uuid, xid: 79 });
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    let status = node.allocate(&[replica(0, 2)]).await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::Unavailable);
+    assert!(status.message().contains("XID 79"), "{status}");
+    // Who runs keeps its quota, and may start again.
+    node.kubelet.start_container(&pod("before", 1), "main").await.unwrap();
+    assert_eq!(limit(&node.pages(&running.device_ids)), 8 * GIB);
+    assert!(node.status().await.gpus[0].health_reason.contains("XID 79"));
+}
+
+#[tokio::test]
+async fn an_init_containers_replicas_go_to_the_app_with_more() {
+    let node = TestNode::start().await;
+    let pod = Pod::new("default", "a")
+        .with_init(Container::new("fetch").asking(GPU, 1))
+        .with(Container::new("main").asking(GPU, 2));
+    let admitted = node.kubelet.admit(&pod).await.unwrap();
+    let (init, main) = (&admitted[0].device_ids, &admitted[1].device_ids);
+    assert!(main.contains(&init[0]));
+    // Only the app's limits count: 16 of 32 GiB.
+    assert_eq!(node.status().await.gpus[0].memory_limits_bytes, 16 * GIB);
+
+    node.kubelet.start_container(&pod, "fetch").await.unwrap();
+    assert_eq!(limit(&node.pages(init)), 8 * GIB);
+    assert_eq!(node.status().await.gpus[0].memory_limits_bytes, 8 * GIB);
+    node.kubelet.start_container(&pod, "main").await.unwrap();
+    assert_eq!(limit(&node.pages(main)), 16 * GIB);
+    assert_eq!(node.status().await.gpus[0].memory_limits_bytes, 16 * GIB);
+    // The sandbox dies: kubelet starts the init container again, without Allocate.
+    node.kubelet.start_container(&pod, "fetch").await.unwrap();
+    assert_eq!(limit(&node.pages(init)), 8 * GIB);
+}
+
+#[tokio::test]
+async fn a_deleted_pods_replica_serves_its_successor_at_once_with_fresh_pages() {
+    let node = TestNode::start().await;
+    let first = node.kubelet.run(&pod("first", 4)).await.unwrap().remove(0);
+    let second = node.kubelet.run(&pod("second", 4)).await.unwrap().remove(0);
+    let pages = node.pages(&first.device_ids);
+    let before = generation(&pages);
+    Tenant::hold(&pages, GIB).kill();
+    node.kubelet.remove("default", "first");
+    let third = node.kubelet.run(&pod("third", 4)).await.unwrap().remove(0);
+    assert_eq!(third.device_ids, first.device_ids);
+    assert_ne!(third.device_ids, second.device_ids);
+    assert!(generation(&pages) > before);
+    let allocation = node.allocation(&third.device_ids).await.unwrap();
+    assert_eq!(allocation.gpus[0].memory_charged_bytes, 0);
+    assert_eq!(allocation.gpus[0].memory_peak_bytes, 0, "the peak was the tenant's before");
+}
+
+#[tokio::test]
+async fn pages_are_kept_while_a_process_of_the_tenant_before_still_holds_memory() {
+    let mut node = TestNode::start().await;
+    let first = node.kubelet.run(&pod("first", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&first.device_ids);
+    let lingering = Tenant::hold(&pages, 5 * GIB);
+    // The replica goes to another pod although the process has not died yet.
+    node.allocate(&first.device_ids).await.unwrap();
+    let allocation = node.allocation(&first.device_ids).await.unwrap();
+    assert_eq!(allocation.gpus[0].memory_charged_bytes, 5 * GIB, "what is held stays counted");
+    assert_eq!(generation(&pages), allocation.generation);
+    lingering.kill();
+    let id = allocation.id.clone();
+    node.status_until(|status| {
+        let found = status.allocations.iter().find(|a| a.id == id)?;
+        (found.gpus[0].memory_charged_bytes == 0).then_some(())
+    })
+    .await;
+    node.stop_plugin().await;
+    let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
+    let events: Vec<What> =
+        ledger.history(9).unwrap().into_iter().map(|event| event.what).collect();
+    assert_eq!(events, [What::Allocated, What::Started, What::Allocated, What::PagesKept]);
+}
+
+#[tokio::test]
+async fn killed_processes_give_their_bytes_back_at_once() {
+    let node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    let tenant = Tenant::hold(&pages, 6 * GIB);
+    // The plugin must know the process by its session.
+    let id = id_of(&admitted.device_ids).to_string();
+    let pid = tenant.pid();
+    node.status_until(|status| {
+        let found = status.allocations.iter().find(|a| a.id == id)?;
+        found.processes.iter().any(|process| process.host_pid == pid).then_some(())
+    })
+    .await;
+    tenant.kill();
+    // Nobody asks for the status here: the pidfd alone has the slot zeroed.
+    let usage = tessera_region::usage::UsageMap::attach(&pages).unwrap();
+    let start = std::time::Instant::now();
+    until(|| (usage.charged_total(0) == 0).then_some(())).await;
+    println!("recovered after {:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_container_that_starts_again_finds_its_pages_whatever_happened_to_them() {
+    let node = TestNode::start().await;
+    let pod = pod("a", 1);
+    let admitted = node.kubelet.run(&pod).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+
+    std::fs::remove_dir_all(&pages).unwrap();
+    node.kubelet.start_container(&pod, "main").await.unwrap();
+    assert_eq!(limit(&pages), 8 * GIB);
+
+    // As containerd leaves missing mount sources.
+    std::fs::remove_dir_all(&pages).unwrap();
+    std::fs::create_dir_all(pages.join(USAGE_FILE)).unwrap();
+    std::fs::create_dir(pages.join(SESSION_SOCKET)).unwrap();
+    node.kubelet.start_container(&pod, "main").await.unwrap();
+    Tenant::hold(&pages, GIB);
+
+    // Pages of somebody else.
+    std::fs::write(pages.join("quota"), vec![7; 4096]).unwrap();
+    node.kubelet.start_container(&pod, "main").await.unwrap();
+    assert_eq!(limit(&pages), 8 * GIB);
+}
+
+#[tokio::test]
+async fn a_plugin_restart_leaves_running_pods_alone_and_mends_pages_before_it_registers() {
+    let mut node = TestNode::start().await;
+    let kept = node.kubelet.run(&pod("kept", 1)).await.unwrap().remove(0);
+    let lost = node.kubelet.run(&pod("lost", 1)).await.unwrap().remove(0);
+    let tenant = Tenant::hold(&node.pages(&kept.device_ids), 2 * GIB);
+    node.stop_plugin().await;
+    std::fs::remove_dir_all(node.pages(&lost.device_ids)).unwrap();
+    std::fs::create_dir(node.pages(&lost.device_ids)).unwrap();
+    node.start_plugin().await;
+
+    assert_eq!(limit(&node.pages(&lost.device_ids)), 8 * GIB);
+    let allocation = node.allocation(&kept.device_ids).await.unwrap();
+    assert_eq!(allocation.gpus[0].memory_charged_bytes, 2 * GIB);
+    assert_eq!(allocation.generation, 1, "no new generation");
+    drop(tenant);
+    // Both replicas are still theirs.
+    assert_eq!(node.status().await.gpus[0].memory_limits_bytes, 16 * GIB);
+}
+
+#[tokio::test]
+async fn a_generation_that_was_recorded_and_not_begun_begins_at_the_next_start() {
+    let mut node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    Tenant::hold(&pages, 3 * GIB).kill();
+    node.stop_plugin().await;
+    // Killed right after the commit of another Allocate.
+    let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
+    let mut record = ledger.load().unwrap().0.remove(0);
+    record.generation += 1;
+    let mut change = tessera_store::Change::default();
+    change.put(record.clone(), What::Allocated, 0);
+    ledger.commit(&change).unwrap();
+    drop(ledger);
+    let old = std::fs::File::open(pages.join(USAGE_FILE)).unwrap();
+    node.start_plugin().await;
+    assert_eq!(generation(&pages), record.generation);
+    let inode =
+        |file: &std::fs::File| std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap());
+    assert_ne!(inode(&old), inode(&std::fs::File::open(pages.join(USAGE_FILE)).unwrap()));
+}
+
+#[tokio::test]
+async fn a_kubelet_restart_keeps_allocations_and_numbers() {
+    let node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let before = generation(&node.pages(&admitted.device_ids));
+    node.kubelet.restart().await.unwrap();
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    assert_eq!(node.kubelet.admit(&pod("a", 1)).await.unwrap()[0].device_ids, admitted.device_ids);
+    assert_eq!(generation(&node.pages(&admitted.device_ids)), before);
+    node.kubelet.run(&pod("b", 1)).await.unwrap();
+    assert_eq!(node.status().await.allocations.len(), 2);
+}
+
+#[tokio::test]
+async fn a_deleted_pod_is_released_once_nothing_runs() {
+    let node = TestNode::start().await;
+    let gone = node.kubelet.run(&pod("gone", 1)).await.unwrap().remove(0);
+    let stays = node.kubelet.run(&pod("stays", 1)).await.unwrap().remove(0);
+    let (gone_pages, stays_pages) = (node.pages(&gone.device_ids), node.pages(&stays.device_ids));
+    let tenant = Tenant::hold(&gone_pages, GIB);
+    node.kubelet.remove("default", "gone");
+    // Held back by the process: several rounds of housekeeping pass.
+    let rounds = node.kubelet.pod_lists() + 4;
+    until(|| (node.kubelet.pod_lists() > rounds).then_some(())).await;
+    assert!(gone_pages.exists());
+    tenant.kill();
+    until(|| (!gone_pages.exists()).then_some(())).await;
+    assert!(stays_pages.exists());
+    assert!(node.allocation(&gone.device_ids).await.is_none());
+}
+
+#[tokio::test]
+async fn a_container_that_was_released_too_early_gets_its_quota_back() {
+    let node = TestNode::start().await;
+    let ids = [replica(0, 3)];
+    // Kubelet admitted it, the plugin never heard or has forgotten.
+    node.pre_start(&ids).await.unwrap();
+    assert_eq!(limit(&node.pages(&ids)), 8 * GIB);
+    let status = node.pre_start(&["GPU-none::0".into()]).await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::NotFound);
+}
+
+#[tokio::test]
+async fn fewer_replicas_retire_the_highest_and_take_none_from_running_pods() {
+    let mut node = TestNode::start().await;
+    let ids = [replica(0, 3)];
+    node.allocate(&ids).await.unwrap();
+    node.stop_plugin().await;
+    node.settings = "[share]\nreplicas = 2\nmemory = \"18Gi\"\n".into();
+    node.start_plugin().await;
+    assert_eq!(limit(&node.pages(&ids)), 8 * GIB, "limits are those it was allocated with");
+    // 39.5 GiB, of which 8 are held: one replica of 18 fits beside them, not two.
+    bounded(node.kubelet.wait_allocatable(GPU, 3)).await;
+    let unhealthy: Vec<String> = node
+        .kubelet
+        .devices(GPU)
+        .into_iter()
+        .filter(|d| d.health != "Healthy")
+        .map(|d| d.id)
+        .collect();
+    assert_eq!(unhealthy, [replica(0, 1), replica(0, 3)]);
+}
+
+#[tokio::test]
+async fn heartbeats_tell_that_the_plugin_lives_and_that_it_has_stopped() {
+    let mut node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let quota =
+        tessera_region::quota::QuotaReader::attach(&node.pages(&admitted.device_ids)).unwrap();
+    let first = quota.heartbeat_ns();
+    assert_ne!(first, 0);
+    until(|| (quota.heartbeat_ns() > first).then_some(())).await;
+    node.stop_plugin().await;
+    assert_eq!(quota.heartbeat_ns(), 0);
+}

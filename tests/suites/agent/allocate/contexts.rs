@@ -1,0 +1,305 @@
+//! What a bare context takes: measured of those that come, kept by driver and product, and charged to pods
+//! that come later.
+
+use nix::sys::socket::{MsgFlags, send};
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use redb::{ReadableDatabase, TableDefinition};
+use serde_json::Value;
+use tessera_gpu::GpuProcess;
+use tessera_harness::artefacts;
+use tessera_harness::plugin::*;
+use tessera_model::gpu::Gpu;
+use tessera_region::quota::QuotaReader;
+use tessera_region::session::Message;
+
+const MIB: u64 = 1 << 20;
+const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+
+/// What a new pod is charged for a context on GPU 0, and why.
+type Said = (u64, String);
+
+fn said(bytes: u64, source: &str) -> Said {
+    (bytes, source.to_owned())
+}
+
+/// Two GPUs whose contexts are 400 MiB by the formula.
+async fn start() -> TestNode {
+    let node = TestNode::without_plugin(SETTINGS).await;
+    for gpu in node.gpus.gpus.lock().unwrap().iter_mut() {
+        gpu.context_bytes = Some(400 * MIB);
+    }
+    *node.gpus.driver.lock().unwrap() = Some("570.1".into());
+    start_plugin(node).await
+}
+
+async fn start_plugin(mut node: TestNode) -> TestNode {
+    node.start_plugin().await;
+    node
+}
+
+async fn context(node: &TestNode, index: usize) -> Said {
+    let gpu = node.status().await.gpus.remove(index);
+    (gpu.context_overhead_bytes, gpu.context_overhead_source)
+}
+
+async fn until_context(node: &TestNode, wanted: Said) {
+    node.status_until(|status| {
+        let gpu = &status.gpus[0];
+        ((gpu.context_overhead_bytes, &gpu.context_overhead_source) == (wanted.0, &wanted.1))
+            .then_some(())
+    })
+    .await;
+}
+
+fn constant(pages: &Path) -> u64 {
+    QuotaReader::attach(pages).unwrap().context_overhead(0)
+}
+
+/// A pod with a process that has made a context, of which the driver shows so much.
+async fn bare(node: &TestNode, name: &str, bytes: u64) -> (Tenant, std::path::PathBuf) {
+    let admitted = node.kubelet.run(&pod(name, 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    let tenant = Tenant::with_context(&pages);
+    show(node, &[(tenant.pid(), bytes)]);
+    // As the shim does when a context is made: the driver may have been asked already.
+    drop(connect(&pages));
+    (tenant, pages)
+}
+
+fn show(node: &TestNode, processes: &[(u32, u64)]) {
+    let uses = |(pid, bytes): &(u32, u64)| GpuProcess { pid: *pid, used_bytes: Some(*bytes) };
+    for index in [0, 1] {
+        let shown = processes.iter().map(uses).collect();
+        node.gpus.processes.lock().unwrap().insert(gpu(index).uuid, shown);
+    }
+}
+
+/// Waits until the plugin has looked at the GPUs so often.
+async fn looks(node: &TestNode, count: u64) {
+    use std::sync::atomic::Ordering;
+    let from = node.gpus.looks.load(Ordering::Relaxed);
+    until(|| (node.gpus.looks.load(Ordering::Relaxed) >= from + count).then_some(())).await;
+}
+
+fn meta(path: &Path, key: &str) -> Option<u64> {
+    let db = redb::Database::open(path).unwrap();
+    let read = db.begin_read().unwrap();
+    read.open_table(META).unwrap().get(key).unwrap().map(|value| value.value())
+}
+
+fn set_meta(path: &Path, key: &str, bytes: u64) {
+    let db = redb::Database::open(path).unwrap();
+    let write = db.begin_write().unwrap();
+    write.open_table(META).unwrap().insert(key, bytes).unwrap();
+    write.commit().unwrap();
+}
+
+#[tokio::test]
+async fn a_bare_context_is_measured_and_charged_to_pods_that_come_later() {
+    let mut node = start().await;
+    assert_eq!(context(&node, 0).await, said(400 * MIB, "formula"));
+    let (first, pages) = bare(&node, "a", 450 * MIB - 7).await;
+    until_context(&node, said(450 * MIB, "measured")).await;
+    assert_eq!(context(&node, 1).await.0, 450 * MIB, "another of the same product");
+    assert_eq!(constant(&pages), 400 * MIB, "who runs keeps what he was given");
+    drop(first);
+
+    // Less counts, more does not.
+    let (second, second_pages) = bare(&node, "b", 430 * MIB).await;
+    assert_eq!(constant(&second_pages), 450 * MIB);
+    until_context(&node, said(430 * MIB, "measured")).await;
+    drop(second);
+    let (third, _) = bare(&node, "c", 470 * MIB).await;
+    looks(&node, 8).await;
+    assert_eq!(context(&node, 0).await, said(430 * MIB, "measured"));
+
+    // It outlives the plugin, and running pods keep theirs.
+    node.stop_plugin().await;
+    assert_eq!(meta(&node.ledger(), "context/570.1/Example"), Some(430 * MIB));
+    let node = start_plugin(node).await;
+    assert_eq!(context(&node, 0).await, said(430 * MIB, "measured"));
+    assert_eq!((constant(&pages), constant(&second_pages)), (400 * MIB, 450 * MIB));
+    drop(third);
+}
+
+#[tokio::test]
+async fn another_driver_or_product_starts_again_and_the_old_one_is_remembered() {
+    let mut node = start().await;
+    let (tenant, _) = bare(&node, "a", 450 * MIB).await;
+    until_context(&node, said(450 * MIB, "measured")).await;
+    drop(tenant);
+    let measured = said(450 * MIB, "measured");
+    let formula = said(400 * MIB, "formula");
+    for (driver, product, expected) in [
+        (Some("570.10"), "Example", &formula),
+        (Some("570.1"), "Example 2", &formula),
+        (None, "Example", &formula),
+        (Some("570.1"), "Example", &measured),
+    ] {
+        node.stop_plugin().await;
+        *node.gpus.driver.lock().unwrap() = driver.map(str::to_owned);
+        node.gpus.gpus.lock().unwrap().iter_mut().for_each(|gpu| gpu.name = product.to_owned());
+        node.start_plugin().await;
+        assert_eq!(&context(&node, 0).await, expected, "{driver:?} {product}");
+    }
+    // The same name with another size: what was measured cannot be.
+    node.stop_plugin().await;
+    node.gpus.gpus.lock().unwrap().iter_mut().for_each(|g| g.context_bytes = Some(200 * MIB));
+    node.start_plugin().await;
+    assert_eq!(context(&node, 0).await, said(200 * MIB, "formula"));
+}
+
+#[tokio::test]
+async fn a_damaged_entry_is_not_believed_and_is_replaced() {
+    let mut node = start().await;
+    for bytes in [0, 1, 299 * MIB, 601 * MIB, u64::MAX] {
+        node.stop_plugin().await;
+        set_meta(&node.ledger(), "context/570.1/Example", bytes);
+        node.start_plugin().await;
+        assert_eq!(context(&node, 0).await, said(400 * MIB, "formula"), "{bytes}");
+    }
+    node.stop_plugin().await;
+    set_meta(&node.ledger(), "context/570.1/Example", 1);
+    node.start_plugin().await;
+    let (_tenant, _) = bare(&node, "a", 450 * MIB).await;
+    until_context(&node, said(450 * MIB, "measured")).await;
+}
+
+#[tokio::test]
+async fn no_container_makes_a_context_look_like_what_it_cannot_be() {
+    let node = start().await;
+    for (name, bytes) in [("a", 299 * MIB), ("b", 601 * MIB), ("c", 0)] {
+        let (_tenant, _) = bare(&node, name, bytes).await;
+        looks(&node, 8).await;
+        assert_eq!(context(&node, 0).await, said(400 * MIB, "formula"), "{bytes}");
+    }
+    // As far as it can bring it: others' rest is observed, and counts against their quota as before.
+    let (_tenant, _) = bare(&node, "d", 300 * MIB).await;
+    until_context(&node, said(300 * MIB, "measured")).await;
+}
+
+#[tokio::test]
+async fn a_page_that_says_other_things_tells_nothing_of_contexts() {
+    let node = start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    // As many bytes as a context's, of another kind.
+    let plain = Tenant::hold(&pages, constant(&pages));
+    show(&node, &[(plain.pid(), 450 * MIB)]);
+    looks(&node, 8).await;
+    assert_eq!(context(&node, 0).await, said(400 * MIB, "formula"));
+    drop(plain);
+    // Two processes that both say that they are in one slot.
+    let admitted = node.kubelet.run(&pod("b", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    let tenant = Tenant::with_context(&pages);
+    let session = connect(&pages);
+    let (slot, pid, generation) = (0, std::process::id(), generation(&pages));
+    let hello = Message::Hello { slot, pid, generation };
+    send(session.as_raw_fd(), &hello.encode(), MsgFlags::empty()).unwrap();
+    show(&node, &[(tenant.pid(), 450 * MIB), (pid, 450 * MIB)]);
+    looks(&node, 8).await;
+    assert_eq!(context(&node, 0).await, said(400 * MIB, "formula"));
+}
+
+#[tokio::test]
+async fn what_would_leave_shares_without_room_is_not_charged() {
+    let mut node = TestNode::without_plugin("[share]\nreplicas = 90\nmemory = \"410Mi\"\n").await;
+    node.gpus.gpus.lock().unwrap().iter_mut().for_each(|g| g.context_bytes = Some(400 * MIB));
+    *node.gpus.driver.lock().unwrap() = Some("570.1".into());
+    node.start_plugin().await;
+    let (tenant, _) = bare(&node, "a", 420 * MIB).await;
+    looks(&node, 8).await;
+    assert_eq!(context(&node, 0).await, said(400 * MIB, "formula"));
+    drop(tenant);
+    // Nor does it keep the plugin from starting again.
+    node.stop_plugin().await;
+    node.start_plugin().await;
+    assert_eq!(context(&node, 0).await, said(400 * MIB, "formula"));
+}
+
+#[tokio::test]
+async fn a_constant_of_the_configuration_goes_first() {
+    let text = format!("{SETTINGS}[gpus]\ncontext_overhead = \"64Mi\"\n");
+    let mut node = TestNode::without_plugin(&text).await;
+    node.gpus.gpus.lock().unwrap().iter_mut().for_each(|g| g.context_bytes = Some(400 * MIB));
+    *node.gpus.driver.lock().unwrap() = Some("570.1".into());
+    node.start_plugin().await;
+    let (tenant, _) = bare(&node, "a", 450 * MIB).await;
+    until(|| {
+        (looked_up(&node.agent().inventory().catalogue().devices()[0]) == Some(450 * MIB))
+            .then_some(())
+    })
+    .await;
+    assert_eq!(context(&node, 0).await, said(64 * MIB, "configured"));
+    drop(tenant);
+}
+
+fn looked_up(gpu: &Gpu) -> Option<u64> {
+    gpu.context_measured_bytes
+}
+
+/// A process of the tenant program under the shim.
+struct Program(Child);
+
+impl Program {
+    /// One that makes a context, and does nothing with it.
+    fn start(node: &Simulated, ids: &[String]) -> Self {
+        let mut tenant = node.on_machine(Command::new(artefacts().tenant()));
+        tenant.env("LD_LIBRARY_PATH", artefacts().sim_dir());
+        tenant.env("LD_PRELOAD", artefacts().shim());
+        let pages = node.dir.path().join("pages").join(id_of(ids).as_str());
+        tenant.env(tessera_region::layout::PAGES_DIR_ENV, pages);
+        tenant.args(["hold", "--bytes", "0"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = tenant.spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("ready")), "it has its context");
+        Program(child)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_simulated_gpus_context_is_measured_by_a_program_that_makes_one() {
+    // An L4, whose contexts are 174 MiB by the formula; this driver's take 200.
+    let machine = "[memory]\ncontext_overhead = \"200MiB\"\n[[gpu]]\nname = \"NVIDIA L4\"\nsm_count = 58\n\
+                   compute_capability = \"8.9\"\nmemory = \"24GiB\"\n";
+    let mut node = Simulated::on(machine, "context_overhead = \"auto\"").await;
+    node.serve().await;
+    let context = |node: &Simulated| {
+        let gpu = node.json()["gpus"][0].clone();
+        let bytes = gpu["context_overhead_bytes"].as_u64().unwrap();
+        (bytes / MIB, gpu["context_overhead_source"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(context(&node), (174, "formula".to_owned()));
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let program = Program::start(&node, &admitted.device_ids);
+    until(|| (context(&node) == (200, "measured".to_owned())).then_some(())).await;
+    let explained = String::from_utf8(node.run(&["explain", "0"]).stdout).unwrap();
+    assert!(explained.contains("200 MiB each for new pods"), "{explained}");
+    let next = node.kubelet.run(&pod("b", 1)).await.unwrap().remove(0);
+    let charged = |node: &Simulated, ids: &[String]| {
+        let id = id_of(ids).to_string();
+        let status: Value = node.json();
+        let all = status["allocations"].as_array().unwrap().clone();
+        let its = all.into_iter().find(|allocation| allocation["id"] == id.as_str()).unwrap();
+        its["gpus"][0]["context_overhead_bytes"].as_u64().unwrap() / MIB
+    };
+    assert_eq!(charged(&node, &admitted.device_ids), 174, "who runs keeps what he was given");
+    assert_eq!(charged(&node, &next.device_ids), 200);
+    drop(program);
+    assert_eq!(node.terminate().await, Some(0));
+    node.serve().await;
+    assert_eq!(context(&node), (200, "measured".to_owned()));
+    assert_eq!(charged(&node, &admitted.device_ids), 174);
+}

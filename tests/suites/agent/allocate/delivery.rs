@@ -1,0 +1,249 @@
+//! How containers get their GPU, pages and shim, by every strategy: what kubelet is told, and the
+//! CDI specs on disk through all that happens to a node.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use tessera_harness::plugin::*;
+use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
+use tonic::Code;
+
+/// A node whose plugin is not started yet; `more` follows the strategy in `[container]`.
+async fn node(strategy: &str, more: &str) -> TestNode {
+    let mut node = TestNode::without_plugin("").await;
+    set(&mut node, strategy, more);
+    node
+}
+
+fn set(node: &mut TestNode, strategy: &str, more: &str) {
+    node.settings = format!(
+        "{SETTINGS}[container]\ndevice_list_strategy = \"{strategy}\"\n{more}\n[cdi]\n\
+         directory = \"{}\"\n",
+        node.dir.path().join("cdi").display(),
+    );
+}
+
+async fn started(strategy: &str) -> TestNode {
+    let mut node = node(strategy, "").await;
+    node.start_plugin().await;
+    node
+}
+
+fn spec_file(node: &TestNode, ids: &[String]) -> PathBuf {
+    node.dir.path().join("cdi").join(format!("tessera.dev-share_{}.json", id_of(ids)))
+}
+
+fn spec(node: &TestNode, ids: &[String]) -> Value {
+    serde_json::from_slice(&std::fs::read(spec_file(node, ids)).unwrap()).unwrap()
+}
+
+/// The directory of the one installed shim.
+fn shim(node: &TestNode) -> PathBuf {
+    let mut homes = std::fs::read_dir(node.dir.path().join("shim")).unwrap();
+    homes.next().unwrap().unwrap().path()
+}
+
+fn expected(node: &TestNode, ids: &[String]) -> Value {
+    let (pages, shim) = (node.pages(ids), shim(node));
+    let mount = |host: PathBuf, container: &str, access: &str| {
+        json!({
+            "hostPath": host.display().to_string(),
+            "containerPath": container,
+            "options": ["rbind", "rprivate", access],
+        })
+    };
+    let id = id_of(ids).to_string();
+    let inside = format!("/usr/local/tessera/pages/{id}");
+    json!({
+        "cdiVersion": if id.as_bytes()[0].is_ascii_digit() { "0.5.0" } else { "0.3.0" },
+        "kind": "tessera.dev/share",
+        "devices": [{
+            "name": id,
+            "containerEdits": {
+                "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+                "mounts": [
+                    mount(pages.clone(), &inside, "ro"),
+                    mount(pages.join("usage"), &format!("{inside}/usage"), "rw"),
+                    mount(shim.join("libtessera.so"), "/usr/local/tessera/libtessera.so", "ro"),
+                    mount(shim.join("ld.so.preload"), "/etc/ld.so.preload", "ro"),
+                ],
+            },
+        }],
+    })
+}
+
+fn variables(answer: &ContainerAllocateResponse) -> Vec<(&str, &str)> {
+    answer.envs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
+}
+
+#[tokio::test]
+async fn cdi_cri_names_the_gpu_and_the_share_whose_spec_is_there_first() {
+    let node = started("cdi-cri").await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let answer = &admitted.response;
+    let names: Vec<_> = answer.cdi_devices.iter().map(|device| device.name.as_str()).collect();
+    let ours = format!("tessera.dev/share={}", id_of(&admitted.device_ids));
+    assert_eq!(names, [format!("nvidia.com/gpu={}", gpu(0).uuid), ours]);
+    assert_eq!(variables(answer), [("NVIDIA_VISIBLE_DEVICES", "void")]);
+    assert!(answer.mounts.is_empty() && answer.devices.is_empty());
+    assert!(answer.annotations.is_empty());
+    assert_eq!(spec(&node, &admitted.device_ids), expected(&node, &admitted.device_ids));
+    for mount in expected(&node, &admitted.device_ids)["devices"][0]["containerEdits"]["mounts"]
+        .as_array()
+        .unwrap()
+    {
+        let path = mount["hostPath"].as_str().unwrap();
+        assert!(std::path::Path::new(path).exists(), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn cdi_annotations_say_the_same_in_an_annotation() {
+    let node = started("cdi-annotations").await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let (answer, id) = (&admitted.response, id_of(&admitted.device_ids));
+    let value = format!("nvidia.com/gpu={},tessera.dev/share={id}", gpu(0).uuid);
+    let wanted = [(format!("cdi.k8s.io/tessera.share_{id}"), value)].into();
+    assert_eq!(answer.annotations, wanted);
+    assert_eq!(variables(answer), [("NVIDIA_VISIBLE_DEVICES", "void")]);
+    assert!(answer.mounts.is_empty() && answer.cdi_devices.is_empty());
+    assert_eq!(spec(&node, &admitted.device_ids), expected(&node, &admitted.device_ids));
+}
+
+#[tokio::test]
+async fn volume_mounts_add_a_mount_for_each_gpu() {
+    let node = started("volume-mounts").await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let list = "/var/run/nvidia-container-devices";
+    assert_eq!(variables(&admitted.response), [("NVIDIA_VISIBLE_DEVICES", list)]);
+    let last = admitted.response.mounts.last().unwrap();
+    assert_eq!(last.host_path, "/dev/null");
+    assert_eq!(last.container_path, format!("{list}/{}", gpu(0).uuid));
+    assert_eq!(admitted.response.mounts.len(), 5);
+    assert!(!node.dir.path().join("cdi").exists(), "nobody asked for specs");
+}
+
+#[tokio::test]
+async fn device_nodes_come_with_the_libraries_below_a_driver_root_or_not_at_all() {
+    let mut node = node("device-nodes", "").await;
+    let root = node.dir.path().join("driver");
+    let settings = std::mem::take(&mut node.settings);
+    node.settings = format!("{settings}[driver]\nroot = \"{}\"\n", root.display());
+    node.start_plugin().await;
+    let missing = node.allocate(&[replica(0, 0)]).await.unwrap_err();
+    assert_eq!(missing.code(), Code::FailedPrecondition);
+    assert!(missing.message().contains("no libcuda.so.1 below driver.root"), "{missing}");
+    assert!(node.status().await.allocations.is_empty(), "nothing was granted");
+
+    std::fs::create_dir_all(root.join("usr/lib64")).unwrap();
+    std::fs::write(root.join("usr/lib64/libcuda.so.1"), b"\x7fELF").unwrap();
+    let pod = pod("a", 1);
+    let admitted = node.kubelet.run(&pod).await.unwrap().remove(0);
+    let answer = &admitted.response;
+    let nodes: Vec<_> = answer.devices.iter().map(|device| device.host_path.as_str()).collect();
+    let fixed = ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
+    assert_eq!(nodes, fixed);
+    let last = answer.mounts.last().unwrap();
+    assert_eq!(last.host_path, root.join("usr/lib64/libcuda.so.1").display().to_string());
+    assert_eq!(last.container_path, "/usr/local/tessera/driver/libcuda.so.1");
+    assert_eq!(answer.envs["LD_LIBRARY_PATH"], "/usr/local/tessera/driver");
+
+    // A runtime would make an empty directory where the library was, and go on.
+    std::fs::remove_dir_all(&root).unwrap();
+    let refused = node.kubelet.start_container(&pod, "main").await.unwrap_err();
+    assert!(refused.to_string().contains("no libcuda.so.1"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_spec_outlives_the_plugin_and_reappears_after_a_reboot_before_kubelet_hears_of_us() {
+    let mut node = started("cdi-cri").await;
+    let pod = pod("a", 1);
+    let ids = node.kubelet.run(&pod).await.unwrap().remove(0).device_ids;
+    let before = std::fs::read(spec_file(&node, &ids)).unwrap();
+    node.stop_plugin().await;
+    assert_eq!(std::fs::read(spec_file(&node, &ids)).unwrap(), before, "it is needed meanwhile");
+
+    // /run is empty. So is the pages' tmpfs. One of an allocation that nobody remembers, and another's.
+    std::fs::remove_dir_all(node.dir.path().join("cdi")).unwrap();
+    std::fs::remove_dir_all(node.dir.path().join("pages")).unwrap();
+    std::fs::create_dir(node.dir.path().join("cdi")).unwrap();
+    let stale = spec_file(&node, &[replica(1, 3)]);
+    std::fs::write(&stale, &before).unwrap();
+    let foreign = node.dir.path().join("cdi/nvidia.yaml");
+    std::fs::write(&foreign, b"kind: nvidia.com/gpu").unwrap();
+    // The name stays in kubelet's checkpoint whatever the configuration says by now.
+    set(&mut node, "envvar", "");
+    node.start_plugin().await;
+    assert_eq!(std::fs::read(spec_file(&node, &ids)).unwrap(), before);
+    assert!(!stale.exists());
+    assert!(foreign.exists());
+    let other = node.kubelet.run(&tessera_harness::plugin::pod("b", 1)).await.unwrap().remove(0);
+    assert!(!spec_file(&node, &other.device_ids).exists(), "made without CDI");
+    node.kubelet.start_container(&pod, "main").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_spec_is_put_right_before_a_container_starts_or_it_does_not_start() {
+    let node = started("cdi-annotations").await;
+    let pod = pod("a", 1);
+    let ids = node.kubelet.run(&pod).await.unwrap().remove(0).device_ids;
+    let path = spec_file(&node, &ids);
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &whole[..100]).unwrap();
+    node.kubelet.start_container(&pod, "main").await.unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), whole);
+    std::fs::remove_dir_all(node.dir.path().join("cdi")).unwrap();
+    node.kubelet.start_container(&pod, "main").await.unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), whole);
+
+    // What cannot be put right.
+    std::fs::remove_dir_all(node.dir.path().join("cdi")).unwrap();
+    std::fs::write(node.dir.path().join("cdi"), b"a file").unwrap();
+    let refused = node.kubelet.start_container(&pod, "main").await.unwrap_err();
+    assert!(refused.to_string().contains("cannot write the CDI spec"), "{refused}");
+    let refused = node.allocate(&[replica(1, 0)]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    let held = node.status().await.allocations;
+    assert_eq!(held.len(), 1, "what could not be delivered was not granted");
+    assert!(!node.pages(&[replica(1, 0)]).exists());
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_written_is_told_at_the_start() {
+    let mut node = node("cdi-cri", "").await;
+    std::fs::write(node.dir.path().join("cdi"), b"a file").unwrap();
+    node.start_plugin().await;
+    let warnings = node.status().await.warnings;
+    assert!(warnings.iter().any(|text| text.contains("cdi.directory")), "{warnings:?}");
+}
+
+#[tokio::test]
+async fn a_released_allocation_takes_its_spec_with_it() {
+    let node = started("cdi-cri").await;
+    let kept = node.kubelet.run(&pod("kept", 1)).await.unwrap().remove(0).device_ids;
+    let ids = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0).device_ids;
+    assert!(spec_file(&node, &ids).exists());
+    node.kubelet.remove("default", "a");
+    until(|| (!spec_file(&node, &ids).exists()).then_some(())).await;
+    assert!(spec_file(&node, &kept).exists());
+}
+
+#[tokio::test]
+async fn specs_of_allocations_whose_record_was_lost_stay_and_are_made_again() {
+    let mut node = started("cdi-cri").await;
+    let pod = pod("a", 1);
+    let ids = node.kubelet.run(&pod).await.unwrap().remove(0).device_ids;
+    let before = std::fs::read(spec_file(&node, &ids)).unwrap();
+    node.stop_plugin().await;
+    std::fs::remove_file(node.ledger()).unwrap();
+    // Another shim is installed by now; what the container was given is in its spec alone.
+    std::fs::write(node.dir.path().join("libtessera.so"), b"\x7fELF, another").unwrap();
+    set(&mut node, "envvar", "");
+    node.start_plugin().await;
+    node.kubelet.start_container(&pod, "main").await.unwrap();
+    assert_eq!(std::fs::read(spec_file(&node, &ids)).unwrap(), before);
+    // Half of it tells nothing: today's shim takes the place of the one that was.
+    std::fs::write(spec_file(&node, &ids), &before[..100]).unwrap();
+    node.kubelet.start_container(&pod, "main").await.unwrap();
+    assert_eq!(spec(&node, &ids)["kind"], "tessera.dev/share");
+}

@@ -1,0 +1,157 @@
+//! MIG instances of simulated GPUs, sold by the plugin as a process to a stand-in kubelet.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tessera_harness::artefacts;
+use tessera_harness::plugin::{GPU, Simulated, bounded, id_of, pod, until};
+
+const MIB: u64 = 1 << 20;
+
+/// GPU 0 with three instances, of which two are compute instances of one GPU instance; GPU 1 whole;
+/// GPU 2 in MIG mode without instances.
+const MACHINE: &str = r#"
+[memory]
+context_overhead = "64MiB"
+[[gpu]]
+memory = "16GiB"
+numa_node = 1
+mig = ["1g.4gb", { profile = "3g.8gb", compute = ["1c", "2c"] }]
+[[gpu]]
+memory = "16GiB"
+[[gpu]]
+mig = []
+"#;
+const FIRST: &str = "MIG-5e55e4a0-0101-4000-8000-000000000000";
+const TWINS: [&str; 2] =
+    ["MIG-5e55e4a0-0201-4000-8000-000000000000", "MIG-5e55e4a0-0202-4000-8000-000000000000"];
+const WHOLE: &str = "GPU-5e55e4a0-0000-4000-8000-000000000001";
+
+/// A node with such a machine.
+struct Node(Simulated);
+
+impl Node {
+    async fn with_replicas(machine: &str, gpus: &str, count: usize) -> Self {
+        let mut node = Simulated::on(machine, gpus).await;
+        node.launch();
+        bounded(node.kubelet.wait_allocatable(GPU, count)).await;
+        Node(node)
+    }
+
+    /// The replicas that kubelet may give out, by what they are replicas of.
+    fn sold(&self) -> Vec<String> {
+        let devices = self.0.kubelet.devices(GPU).into_iter();
+        let healthy = devices.filter(|device| device.health == "Healthy");
+        let mut ids: Vec<String> =
+            healthy.map(|d| d.id.split("::").next().unwrap().into()).collect();
+        ids.sort();
+        ids.dedup();
+        ids
+    }
+
+    /// What a container that was answered like this runs: the tenant, under the shim, in its pages.
+    fn container(&self, ids: &[String], envs: &[(String, String)], args: &[&str]) -> Output {
+        let mut tenant = self.0.on_machine(Command::new(artefacts().tenant()));
+        tenant.envs(envs.iter().map(|(name, value)| (name, value)));
+        tenant.env("LD_LIBRARY_PATH", artefacts().sim_dir());
+        tenant.env("LD_PRELOAD", artefacts().shim());
+        let pages = self.0.dir.path().join("pages").join(id_of(ids).as_str());
+        tenant.env(tessera_region::layout::PAGES_DIR_ENV, pages);
+        tenant.args(args).output().unwrap()
+    }
+}
+
+#[tokio::test]
+async fn instances_are_sold_beside_whole_gpus() {
+    let node = Node::with_replicas(MACHINE, "", 8).await;
+    assert_eq!(node.sold(), [WHOLE, FIRST, TWINS[0], TWINS[1]]);
+    // Ids that kubelet and everything that stores them can carry.
+    let devices = node.0.kubelet.devices(GPU);
+    assert!(devices.iter().all(|d| d.id.len() <= 63 && !d.id.contains('/')), "{devices:?}");
+    let status = node.0.json();
+    let gpus = status["gpus"].as_array().unwrap();
+    let shown: Vec<_> = gpus
+        .iter()
+        .map(|gpu| {
+            (gpu["uuid"].as_str().unwrap(), gpu["memory_total_bytes"].as_u64().unwrap() / MIB)
+        })
+        .collect();
+    let expected = [(FIRST, 4 << 10), (TWINS[0], 4 << 10), (TWINS[1], 4 << 10), (WHOLE, 16 << 10)];
+    assert_eq!(shown, expected);
+    let warnings = status["warnings"].to_string();
+    assert!(warnings.contains("GPU 2 ") && warnings.contains("has no instances"), "{warnings}");
+}
+
+#[tokio::test]
+async fn instances_are_chosen_one_by_one_or_by_their_gpu() {
+    for (settings, count, expected) in [
+        ("include = [\"0:0\", \"1\"]", 4, &[WHOLE, FIRST][..]),
+        ("exclude = [\"0\", \"2\"]", 2, &[WHOLE]),
+        ("exclude = [\"GPU-5e55e4a0-0000-4000-8000-000000000000\", \"1:0\"]", 2, &[WHOLE]),
+        (&format!("include = [\"{}\"]", TWINS[1]), 2, &[TWINS[1]]),
+    ] {
+        let node = Node::with_replicas(MACHINE, settings, count).await;
+        assert_eq!(node.sold(), expected, "{settings}");
+    }
+}
+
+#[tokio::test]
+async fn a_fault_takes_out_the_instance_that_it_is_attributed_to() {
+    let node = Node::with_replicas(MACHINE, "", 8).await;
+    // The compute instances of one GPU instance share its memory and its faults.
+    node.0.control(&["xid", "0:1", "95"]);
+    bounded(node.0.kubelet.wait_allocatable(GPU, 4)).await;
+    assert_eq!(node.sold(), [WHOLE, FIRST]);
+    node.0.control(&["xid", "0", "95"]);
+    bounded(node.0.kubelet.wait_allocatable(GPU, 2)).await;
+    assert_eq!(node.sold(), [WHOLE]);
+}
+
+#[tokio::test]
+async fn a_container_is_held_to_its_quota_on_its_instance() {
+    // Not the first of the machine, which CUDA would choose by itself. A replica: (8 GiB - 512 MiB) / 2.
+    let settings = format!("include = [\"{}\"]", TWINS[1]);
+    let node = Node::with_replicas(MACHINE, &settings, 2).await;
+    for name in ["a", "b"] {
+        let admitted = node.0.kubelet.run(&pod(name, 1)).await.unwrap().remove(0);
+        let envs = &admitted.response.envs;
+        assert_eq!(envs["NVIDIA_VISIBLE_DEVICES"], TWINS[1]);
+        let envs: Vec<_> = envs.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+        let greedy = ["greedy", "--device", TWINS[1], "--apis", "plain", "--at-most", "3840Mi"];
+        let out = node.container(&admitted.device_ids, &envs, &greedy);
+        assert!(out.status.success(), "{out:?}");
+        let lines = String::from_utf8(out.stdout).unwrap();
+        let mut said = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let full = said.find(|line| line["event"] == "full").unwrap();
+        assert_eq!(full["held"], (3840 - 64) * MIB, "its quota less a context: {lines}");
+    }
+    let status = node.0.json();
+    let allocations = status["allocations"].as_array().unwrap();
+    assert_eq!(allocations.len(), 2);
+    for allocation in allocations {
+        assert_eq!(allocation["gpus"][0]["gpu_uuid"], TWINS[1]);
+        assert_eq!(allocation["gpus"][0]["memory_limit_bytes"], 3840 * MIB);
+    }
+}
+
+#[tokio::test]
+async fn a_machine_of_which_nothing_can_be_sold_says_why() {
+    let old = "driver_version = \"460.32.03\"\n[[gpu]]\nmig = [\"1g.4gb\"]\n";
+    for (machine, why) in [
+        ("[[gpu]]\nmig = []\n", "is in MIG mode and has no instances"),
+        (old, "which is no UUID: nothing of it is sold; drivers from 470.42.01 on"),
+    ] {
+        let mut node = Simulated::on(machine, "").await;
+        node.launch();
+        let said = until(|| {
+            let out = node.run(&["status", "-o", "json"]);
+            // Nobody answers before it has begun.
+            let status: Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
+            let warnings = status["warnings"].to_string();
+            warnings.contains("waiting for GPUs").then_some(warnings)
+        })
+        .await;
+        assert!(said.contains(why), "{said}");
+        assert_eq!(node.kubelet.registrations(), 0);
+    }
+}

@@ -1,0 +1,310 @@
+//! Unequal shares and several resources from one plugin, through the gRPC calls that a kubelet makes.
+
+use tessera_fake_kubelet::{Admitted, Container, Pod};
+use tessera_harness::plugin::*;
+use tessera_kubelet_api::admin::Registration;
+use tessera_kubelet_api::deviceplugin::{
+    AllocateRequest, ContainerAllocateRequest, PreStartContainerRequest,
+};
+use tessera_model::allocation_id::AllocationId;
+
+const LARGE: &str = "tessera.dev/gpu-large";
+const SMALL: &str = "tessera.dev/gpu-small";
+
+/// Each GPU of 40 GiB as one of 20 and two of 10.
+const LAYOUT: &str = "[gpus]\nreserve = 0\n[[layout]]\ngpus = [\"Example\"]\nshares = [\n\
+    { resource = \"tessera.dev/gpu-large\", memory = \"50%\", cores = \"50%\" },\n\
+    { resource = \"tessera.dev/gpu-small\", count = 2, memory = \"25%\", cores = \"250m\" },\n]\n";
+
+async fn start(settings: &str) -> TestNode {
+    let mut node = TestNode::without_plugin(settings).await;
+    node.launch_plugin();
+    node
+}
+
+async fn offered(node: &TestNode, large: usize, small: usize) {
+    bounded(node.kubelet.wait_allocatable(LARGE, large)).await;
+    bounded(node.kubelet.wait_allocatable(SMALL, small)).await;
+}
+
+async fn restart(node: &mut TestNode, settings: &str) {
+    node.stop_plugin().await;
+    node.settings = settings.into();
+    node.launch_plugin();
+}
+
+fn asking(name: &str, resource: &str, count: usize) -> Pod {
+    Pod::new("default", name).with(Container::new("main").asking(resource, count))
+}
+
+async fn run(node: &TestNode, name: &str, resource: &str, count: usize) -> Admitted {
+    bounded(node.kubelet.run(&asking(name, resource, count))).await.unwrap().remove(0)
+}
+
+/// The limit of an allocation's first GPU in GiB, as its tenant reads it.
+fn gib(node: &TestNode, admitted: &Admitted) -> u64 {
+    let ids = admitted.device_ids.iter().map(String::as_str);
+    let id = AllocationId::of(&admitted.resource_name, ids);
+    limit(&node.dir.path().join("pages").join(id.as_str())) / GIB
+}
+
+async fn allocate(node: &TestNode, resource: &str, ids: &[String]) -> Result<(), tonic::Status> {
+    let request = ContainerAllocateRequest { device_ids: ids.to_vec() };
+    let request = AllocateRequest { container_requests: vec![request] };
+    node.client_of(resource).await.allocate(request).await.map(drop)
+}
+
+async fn pre_start(node: &TestNode, resource: &str, ids: &[String]) -> Result<(), tonic::Status> {
+    let request = PreStartContainerRequest { device_ids: ids.to_vec() };
+    node.client_of(resource).await.pre_start_container(request).await.map(drop)
+}
+
+#[tokio::test]
+async fn a_gpu_is_sold_as_unequal_shares_under_their_own_names() {
+    let node = start(LAYOUT).await;
+    offered(&node, 2, 4).await;
+    assert_ne!(node.kubelet.endpoint(LARGE), node.kubelet.endpoint(SMALL));
+    let large = run(&node, "a", LARGE, 1).await;
+    let small = run(&node, "b", SMALL, 1).await;
+    let both = run(&node, "c", SMALL, 2).await;
+    assert_eq!((gib(&node, &large), gib(&node, &small), gib(&node, &both)), (20, 10, 20));
+    // Whoever lives as it was sold takes nothing from anybody.
+    offered(&node, 2, 4).await;
+    assert_eq!(large.device_ids, [replica(0, 0)]);
+    assert_eq!(small.device_ids, [replica(0, 0)], "the same id, another resource");
+
+    let status = node.status().await;
+    let mut held: Vec<_> = status
+        .allocations
+        .iter()
+        .map(|a| (a.resource_name.as_str(), a.gpus[0].memory_limit_bytes / GIB, a.state))
+        .collect();
+    held.sort_unstable();
+    // Equal ids have parked nobody.
+    assert_eq!(held, [(LARGE, 20, 2), (SMALL, 10, 2), (SMALL, 20, 2)]);
+    let sold: Vec<_> = status.gpus[0]
+        .replicas
+        .iter()
+        .map(|r| (r.resource_name.as_str(), r.index, r.memory_limit_bytes / GIB, r.cores_millis))
+        .collect();
+    assert_eq!(sold, [(LARGE, 0, 20, 500), (SMALL, 0, 10, 250), (SMALL, 1, 10, 250)]);
+    assert!(status.gpus[0].replicas[..2].iter().all(|r| !r.allocation_id.is_empty()));
+    assert_ne!(status.gpus[0].replicas[0].allocation_id, status.gpus[0].replicas[1].allocation_id);
+    let plugin = status.plugin.unwrap();
+    assert_eq!(plugin.resource_name, format!("{LARGE}, {SMALL}"));
+    assert_eq!(plugin.registration(), Registration::Live);
+    assert_eq!(plugin.resources.len(), 2);
+    assert_eq!(status.warnings, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn gpus_that_no_layout_names_are_sold_as_equal_replicas() {
+    let layout = LAYOUT.replace("\"Example\"", &format!("\"{}\"", gpu(1).uuid));
+    let node = start(&format!("{layout}[share]\nreplicas = 5\n")).await;
+    offered(&node, 1, 2).await;
+    bounded(node.kubelet.wait_allocatable(GPU, 5)).await;
+    let equal = run(&node, "a", GPU, 1).await;
+    assert_eq!((equal.device_ids.as_slice(), gib(&node, &equal)), (&[replica(0, 0)][..], 8));
+    let large = run(&node, "b", LARGE, 1).await;
+    assert_eq!(large.device_ids, [replica(1, 0)]);
+}
+
+#[tokio::test]
+async fn ready_means_all_resources_and_all_come_back_after_kubelet() {
+    let node = start(LAYOUT).await;
+    offered(&node, 2, 4).await;
+    let before = (node.kubelet.endpoint(LARGE), node.kubelet.endpoint(SMALL));
+    node.status_until(|status| {
+        (status.plugin.as_ref()?.registration() == Registration::Live).then_some(())
+    })
+    .await;
+    node.kubelet.stop().await;
+    node.status_until(|status| {
+        (status.plugin.as_ref()?.registration() != Registration::Live).then_some(())
+    })
+    .await;
+    node.kubelet.resume().await.unwrap();
+    offered(&node, 2, 4).await;
+    assert_ne!(node.kubelet.endpoint(LARGE), before.0);
+    assert_ne!(node.kubelet.endpoint(SMALL), before.1);
+    // One stream alone: the other resource is served on, and the plugin as a whole is not ready.
+    let other = node.kubelet.endpoint(SMALL);
+    node.kubelet.drop_stream(LARGE);
+    offered(&node, 2, 4).await;
+    assert_eq!(node.kubelet.endpoint(SMALL), other);
+    let plugin = node
+        .status_until(|status| {
+            let plugin = status.plugin.clone()?;
+            (plugin.registration() == Registration::Live).then_some(plugin)
+        })
+        .await;
+    assert_eq!(plugin.registrations, 5);
+}
+
+#[tokio::test]
+async fn whether_several_gpus_are_given_is_each_resources_own_affair() {
+    let layout = LAYOUT.replace("cores = \"250m\"", "cores = \"250m\", split = \"spread\"");
+    let node = start(&layout).await;
+    offered(&node, 2, 4).await;
+    let refused = allocate(&node, LARGE, &[replica(0, 0), replica(1, 0)]).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    assert!(refused.message().contains("2 replicas of tessera.dev/gpu-large"), "{refused}");
+    let spread = run(&node, "a", SMALL, 3).await;
+    let status = node.status().await;
+    let gpus = &status.allocations.iter().find(|a| a.resource_name == SMALL).unwrap().gpus;
+    assert_eq!(spread.device_ids.len(), 3);
+    let mut limits: Vec<u64> = gpus.iter().map(|used| used.memory_limit_bytes / GIB).collect();
+    limits.sort_unstable();
+    assert_eq!(limits, [10, 20]);
+    // More than all GPUs have is never rejected by us: kubelet finds too few.
+    assert!(bounded(node.kubelet.run(&asking("b", SMALL, 2))).await.is_err());
+}
+
+#[tokio::test]
+async fn a_retired_resource_is_served_while_it_is_held_and_counts() {
+    let mut node = start(LAYOUT).await;
+    offered(&node, 2, 4).await;
+    let large = run(&node, "a", LARGE, 1).await;
+    // 40 GiB in halves of 18 GiB: one fits beside the 20 that are held on the first GPU.
+    restart(&mut node, "[gpus]\nreserve = 0\n[share]\nreplicas = 2\nmemory = \"18Gi\"\n").await;
+    bounded(node.kubelet.wait_allocatable(GPU, 3)).await;
+    bounded(node.kubelet.wait_until(|k| k.endpoint(LARGE).is_some())).await;
+    bounded(node.kubelet.wait_until(|k| k.devices(LARGE).len() == 1)).await;
+    let listed = node.kubelet.devices(LARGE).remove(0);
+    assert_eq!((listed.id.as_str(), listed.health.as_str()), (&*replica(0, 0), "Unhealthy"));
+    assert!(node.kubelet.endpoint(SMALL).is_none(), "nobody holds it");
+    // Its container starts again, with the limit that it had; nobody else gets one.
+    bounded(node.kubelet.start_container(&asking("a", LARGE, 1), "main")).await.unwrap();
+    assert_eq!(gib(&node, &large), 20);
+    let refused = allocate(&node, LARGE, &[replica(1, 0)]).await.unwrap_err();
+    assert!(refused.message().contains("retired"), "{refused}");
+    let status = node.status().await;
+    let retired: Vec<_> = status
+        .plugin
+        .unwrap()
+        .resources
+        .into_iter()
+        .filter(|r| r.retired)
+        .map(|r| r.name)
+        .collect();
+    assert_eq!(retired, [LARGE]);
+    assert_eq!(status.gpus[0].replicas[2].health_reason, "retired");
+    // With its last holder the resource goes, and the room is free.
+    node.kubelet.remove("default", "a");
+    node.kubelet.admit(&asking("alive", GPU, 1)).await.unwrap();
+    bounded(node.kubelet.wait_until(|k| k.endpoint(LARGE).is_none())).await;
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+}
+
+#[tokio::test]
+async fn a_lost_ledger_gives_each_allocation_its_resource_back() {
+    let mut node = start(LAYOUT).await;
+    offered(&node, 2, 4).await;
+    run(&node, "a", LARGE, 1).await;
+    run(&node, "b", SMALL, 1).await;
+    node.stop_plugin().await;
+    std::fs::remove_file(node.ledger()).unwrap();
+    node.launch_plugin();
+    let named = node
+        .status_until(|status| {
+            let mut named: Vec<_> = status
+                .allocations
+                .iter()
+                .map(|a| Some((a.resource_name.clone(), a.holder.clone()?.pod)))
+                .collect::<Option<_>>()?;
+            named.sort_unstable();
+            (named.len() == 2).then_some(named)
+        })
+        .await;
+    assert_eq!(named, [(LARGE.into(), "a".into()), (SMALL.to_owned(), "b".to_owned())]);
+    offered(&node, 2, 4).await;
+}
+
+#[tokio::test]
+async fn a_container_that_starts_names_what_its_adopted_pages_are() {
+    let mut node = start(LAYOUT).await;
+    offered(&node, 2, 4).await;
+    let small = run(&node, "a", SMALL, 2).await;
+    node.stop_plugin().await;
+    std::fs::remove_file(node.ledger()).unwrap();
+    // PodResources is silent, and the configuration gives less now.
+    let silent = format!("{}/silent.sock", node.dir.path().display());
+    let socket = node.kubelet.pod_resources_socket().display().to_string();
+    let text = node.config_text().replace(&socket, &silent).replace("25%", "20%");
+    node.launch_plugin_with(&text);
+    // Until then whose replicas the 20 GiB are is unknown; they count.
+    offered(&node, 1, 4).await;
+    pre_start(&node, SMALL, &small.device_ids).await.unwrap();
+    assert_eq!(gib(&node, &small), 20, "its limits are those it had");
+    let status = node.status().await;
+    assert_eq!(status.allocations[0].resource_name, SMALL);
+    assert_eq!(status.allocations[0].replica_ids, small.device_ids);
+}
+
+#[tokio::test]
+async fn what_has_no_room_is_withheld_and_refused_over_all_resources() {
+    let mut node = start(LAYOUT).await;
+    offered(&node, 2, 4).await;
+    let small = run(&node, "a", SMALL, 1).await;
+    // The same names in other sizes: 1 × 24 and 2 × 8 GiB, beside the 10 that live on GPU 0.
+    let other = LAYOUT.replace("50%", "60%").replace("25%", "20%").replace("250m", "200m");
+    restart(&mut node, &other).await;
+    // 10 + 8 + 24 are more than 40: the largest goes.
+    offered(&node, 1, 4).await;
+    allocate(&node, SMALL, &[replica(0, 1)]).await.unwrap();
+    let refused = allocate(&node, LARGE, &[replica(0, 0)]).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    assert!(refused.message().contains("no room"), "{refused}");
+    // The held one may be given to another at today's size, and then there is room for all.
+    node.kubelet.remove("default", "a");
+    allocate(&node, SMALL, &small.device_ids).await.unwrap();
+    assert_eq!(gib(&node, &small), 8);
+    offered(&node, 2, 4).await;
+    allocate(&node, LARGE, &[replica(0, 0)]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_container_with_two_of_our_resources_is_refused_before_it_starts() {
+    let node = start(LAYOUT).await;
+    offered(&node, 2, 4).await;
+    let both = |name: &str| Container::new(name).asking(LARGE, 1).asking(SMALL, 1);
+    let pod = Pod::new("default", "greedy").with(both("server"));
+    node.kubelet.admit(&pod).await.unwrap();
+    // As often as kubelet tries.
+    for _ in 0..2 {
+        let refused = bounded(node.kubelet.start_container(&pod, "server")).await.unwrap_err();
+        let text = refused.to_string();
+        assert!(text.contains("container server of pod default/greedy asks for"), "{text}");
+        assert!(text.contains(&format!("{LARGE} and {SMALL}")), "{text}");
+    }
+    // One each in two containers of a pod is fine, and so is whoever comes next.
+    let pair = Pod::new("default", "pair")
+        .with(Container::new("a").asking(LARGE, 1))
+        .with(Container::new("b").asking(SMALL, 1));
+    bounded(node.kubelet.run(&pair)).await.unwrap();
+    node.kubelet.remove("default", "greedy");
+    let next = run(&node, "next", LARGE, 1).await;
+    assert_eq!(next.device_ids, [replica(0, 0)]);
+}
+
+#[tokio::test]
+async fn a_silent_pod_resources_refuses_no_start() {
+    let mut node = TestNode::without_plugin(LAYOUT).await;
+    let socket = node.kubelet.pod_resources_socket().display().to_string();
+    let text = node.config_text().replace(&socket, "/nonexistent/pod-resources.sock");
+    node.launch_plugin_with(&text);
+    offered(&node, 2, 4).await;
+    let greedy = Container::new("server").asking(LARGE, 1).asking(SMALL, 1);
+    bounded(node.kubelet.run(&Pod::new("default", "greedy").with(greedy))).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_init_container_is_never_mistaken_for_a_greedy_one() {
+    let node = start(LAYOUT).await;
+    offered(&node, 2, 4).await;
+    // Different resources one after the other: PodResources lists the app container only.
+    let pod = Pod::new("default", "a")
+        .with_init(Container::new("fetch").asking(LARGE, 1))
+        .with(Container::new("main").asking(SMALL, 1));
+    bounded(node.kubelet.run(&pod)).await.unwrap();
+}

@@ -1,0 +1,153 @@
+//! Few descriptors, and many who want them: nobody's flood takes them from the others, and least of all from
+//! kubelet's calls.
+
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tessera_harness::alone;
+
+use super::attack::{ALL, Flood};
+use super::http::probe;
+use super::{open_descriptors, serving_with, ticks};
+use tessera_harness::plugin::{Simulated, bounded, connect, id_of, pod, stderr, until};
+
+/// The issue's: the plugin itself takes about thirty.
+const FEW: u32 = 128;
+
+/// What can be said on a connection of gRPC before there is a request.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+fn say_and_stay(socket: &Path, count: usize, bytes: &[u8]) -> Vec<UnixStream> {
+    use std::io::Write;
+    let one = |_| {
+        // A full backlog is refused to a client that does not wait.
+        let mut stream = UnixStream::connect(socket).ok()?;
+        let _ = stream.write_all(bytes);
+        Some(stream)
+    };
+    (0..count).filter_map(one).collect()
+}
+
+/// Pods come, the node says how it is, and no core is spun on.
+async fn all_is_well(node: &Simulated, pods: &str) {
+    for n in 0..4 {
+        let pod = pod(&format!("{pods}-{n}"), 1);
+        bounded(node.kubelet.run(&pod)).await.unwrap();
+        node.kubelet.remove("default", &format!("{pods}-{n}"));
+    }
+    for command in [&["status", "--live"][..], &["status", "--ready"], &["status"]] {
+        let output = node.run(command);
+        assert!(output.status.success(), "{command:?}: {}", stderr(&output));
+    }
+    // Of 2 s, a quarter is much: 100 ticks are a second.
+    let before = ticks(node);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let used = ticks(node) - before;
+    assert!(used < 50, "{used} ticks of 200 at rest");
+}
+
+async fn admin_flood(bytes: &[u8]) {
+    let (node, address) = serving_with(Some(FEW)).await;
+    let held = {
+        let (socket, bytes) = (node.dir.path().join("admin.sock"), bytes.to_vec());
+        tokio::task::spawn_blocking(move || say_and_stay(&socket, 300, &bytes)).await.unwrap()
+    };
+    all_is_well(&node, "admin").await;
+    probe(address, "/healthz").unwrap();
+    let open = open_descriptors(&node);
+    assert!(open <= FEW as usize - 32, "{open} of {FEW} descriptors, and Allocate needs some");
+    drop(held);
+}
+
+#[tokio::test]
+async fn silent_admin_connections_leave_descriptors_for_allocate() {
+    let _alone = alone();
+    admin_flood(b"").await;
+}
+
+#[tokio::test]
+async fn admin_connections_that_greet_and_ask_nothing_leave_descriptors_for_allocate() {
+    let _alone = alone();
+    admin_flood(PREFACE).await;
+}
+
+#[tokio::test]
+async fn admin_connections_that_never_end_their_request_leave_descriptors_for_allocate() {
+    let _alone = alone();
+    // HEADERS of a request whose body never comes.
+    let path = b"/tessera.admin.v1.Admin/Status";
+    let mut block = vec![0x83, 0x86, 0x41, 9];
+    block.extend_from_slice(b"localhost");
+    block.extend_from_slice(&[0x04, u8::try_from(path.len()).unwrap()]);
+    block.extend_from_slice(path);
+    let mut bytes = PREFACE.to_vec();
+    bytes.extend_from_slice(&[0, 0, u8::try_from(block.len()).unwrap(), 1, 4, 0, 0, 0, 1]);
+    bytes.extend_from_slice(&block);
+    admin_flood(&bytes).await;
+}
+
+#[tokio::test]
+async fn silent_connections_to_kubelets_socket_leave_the_plugin_registered() {
+    let _alone = alone();
+    let (node, address) = serving_with(Some(FEW)).await;
+    let endpoint = node.kubelet.endpoint(tessera_harness::plugin::GPU).unwrap();
+    let socket: PathBuf = node.kubelet.device_plugins_dir().join(endpoint);
+    for bytes in [b"".to_vec(), PREFACE.to_vec()] {
+        let socket = socket.clone();
+        let held =
+            tokio::task::spawn_blocking(move || say_and_stay(&socket, 300, &bytes)).await.unwrap();
+        all_is_well(&node, "kubelet").await;
+        probe(address, "/readyz").unwrap();
+        assert_eq!(node.kubelet.registrations(), 1, "its own connection is not what goes");
+        drop(held);
+    }
+}
+
+/// Containers open what they can: sessions and the gate of their own allocation.
+#[tokio::test]
+async fn containers_that_connect_without_end_leave_descriptors_for_allocate() {
+    let _alone = alone();
+    let (node, address) = serving_with(Some(FEW)).await;
+    let mut held = Vec::new();
+    let mut streams = Vec::new();
+    for n in 0..8 {
+        let ids = bounded(node.kubelet.run(&pod(&format!("bad-{n}"), 1))).await.unwrap().remove(0);
+        let pages = node.dir.path().join("pages").join(id_of(&ids.device_ids).as_str());
+        for _ in 0..40 {
+            held.push(connect(&pages));
+            streams.push(gate(&pages));
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    all_is_well(&node, "good").await;
+    probe(address, "/healthz").unwrap();
+}
+
+fn gate(pages: &Path) -> std::os::fd::OwnedFd {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+    let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
+    let socket = socket(AddressFamily::Unix, kind, flags, None).unwrap();
+    let _ = connect(socket.as_raw_fd(), &UnixAddr::new(&pages.join("gate.sock")).unwrap());
+    socket
+}
+
+#[tokio::test]
+async fn a_flood_at_every_door_at_once_starves_none() {
+    let _alone = alone();
+    let (node, address) = serving_with(Some(FEW)).await;
+    let flood = Flood::start(address, 1000, &ALL);
+    let admin = node.dir.path().join("admin.sock");
+    let held =
+        tokio::task::spawn_blocking(move || say_and_stay(&admin, 300, PREFACE)).await.unwrap();
+    flood.reached(1000);
+    for n in 0..4 {
+        bounded(node.kubelet.run(&pod(&format!("p-{n}"), 1))).await.unwrap();
+        let output = node.run(&["status", "--live"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    drop((flood, held));
+    // All of it is given back.
+    until(|| probe(address, "/healthz").is_ok().then_some(())).await;
+    until(|| (open_descriptors(&node) < 64).then_some(())).await;
+}

@@ -1,0 +1,354 @@
+//! Registration and its upkeep, against the stand-in for kubelet.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tessera_fake_kubelet::{Behaviour, Container, Kubelet, Pod, StandinError};
+use tessera_harness::scripted::{GPU, Node, bounded};
+use tessera_kubelet::Phase;
+
+#[tokio::test]
+async fn registers_and_offers_its_devices() {
+    let node = Node::new().await;
+    let plugin = node.plugin(4);
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    assert!(bounded(plugin.readiness().wait_live()).await);
+    let report = plugin.readiness().report();
+    assert_eq!((report.phase, report.registrations), (Phase::Live, 1));
+    assert_eq!(report.last_error, None);
+    let topology = node.kubelet.devices(GPU)[0].topology.clone().unwrap();
+    assert_eq!(topology.nodes[0].id, 0);
+}
+
+#[tokio::test]
+async fn sends_changes_in_bursts_as_one_message() {
+    let node = Node::new().await;
+    let plugin = node.plugin(4);
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    assert_eq!(node.kubelet.lists(), 1);
+    // The stream's task runs between the changes, and waits for more.
+    for sick in 1..=4 {
+        plugin.set_healthy(4 - sick, 4);
+        tokio::task::yield_now().await;
+    }
+    bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
+    assert!(node.kubelet.lists() <= 3, "{} messages", node.kubelet.lists());
+    assert_eq!(node.kubelet.devices(GPU).len(), 4);
+    plugin.set_healthy(4, 4);
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+}
+
+#[tokio::test]
+async fn calls_reach_the_plugin_in_kubelets_order() {
+    let node = Node::new().await;
+    let plugin = node.plugin(4);
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    let pod = Pod::new("default", "llm")
+        .with_init(Container::new("fetch").asking(GPU, 1))
+        .with(Container::new("server").asking(GPU, 2));
+    let admitted = bounded(node.kubelet.run(&pod)).await.unwrap();
+    // The test's plugin prefers the highest ids.
+    assert_eq!(admitted[0].device_ids, ["replica-3"]);
+    assert_eq!(admitted[1].device_ids, ["replica-2", "replica-3"]);
+    assert_eq!(
+        plugin.calls(),
+        [
+            "preferred 1 of replica-0 replica-1 replica-2 replica-3 with ",
+            "allocate replica-3",
+            "preferred 2 of replica-0 replica-1 replica-2 replica-3 with replica-3",
+            "allocate replica-2 replica-3",
+            "pre_start replica-3",
+            "pre_start replica-2 replica-3",
+        ]
+    );
+    assert_eq!(admitted[1].response.envs["REPLICAS"], "replica-2 replica-3");
+    // A container that starts again keeps its devices.
+    let options = bounded(node.kubelet.start_container(&pod, "server")).await.unwrap();
+    assert_eq!(options.envs["REPLICAS"], "replica-2 replica-3");
+    assert_eq!(plugin.calls().last().unwrap(), "pre_start replica-2 replica-3");
+}
+
+/// Kubelet closes its client when the stream ends, and so would lose the answer.
+#[tokio::test]
+async fn a_plugin_that_ends_answers_what_it_was_asked_before_its_stream_ends() {
+    let node = Node::new().await;
+    let plugin = node.plugin_with(2, |options| {
+        options.timing.drain_timeout = Duration::from_secs(20);
+    });
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+    let socket = node.kubelet.device_plugins_dir().join(node.kubelet.endpoint(GPU).unwrap());
+    plugin.answers.send_replace(false);
+    let answers = plugin.answers.clone();
+    let pod = Pod::new("default", "llm").with(Container::new("server").asking(GPU, 1));
+    let (admitted, (), ()) = bounded(async {
+        let asked = async {
+            while !plugin.calls().iter().any(|call| call.starts_with("allocate")) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let admitted = node.kubelet.admit(&pod);
+        tokio::pin!(admitted);
+        tokio::select! {
+            _ = &mut admitted => panic!("answered too early"),
+            () = asked => {}
+        }
+        let open = async {
+            while socket.exists() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            // It is ending; a stream that did not wait would be over soon.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert_eq!(node.kubelet.allocatable(GPU), 2, "the stream ended first");
+            answers.send_replace(true);
+        };
+        tokio::join!(admitted, plugin.stop(), open)
+    })
+    .await;
+    assert_eq!(admitted.unwrap()[0].response.envs["REPLICAS"], "replica-1");
+    bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
+}
+
+#[tokio::test]
+async fn the_plugins_errors_reach_kubelet_with_their_text() {
+    let node = Node::new().await;
+    let plugin = node.plugin(2);
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+    plugin.fail.store(true, Ordering::Relaxed);
+    let pod = Pod::new("default", "llm").with(Container::new("server").asking(GPU, 2));
+    let error = bounded(node.kubelet.admit(&pod)).await.unwrap_err();
+    assert!(matches!(error, StandinError::Plugin { call: "Allocate", .. }), "{error}");
+    assert!(error.to_string().contains("as the test wants"), "{error}");
+    // The failed pod holds nothing.
+    plugin.fail.store(false, Ordering::Relaxed);
+    bounded(node.kubelet.admit(&pod)).await.unwrap();
+}
+
+#[tokio::test]
+async fn waits_for_a_kubelet_that_starts_later() {
+    let node = Node::new().await;
+    node.kubelet.stop().await;
+    std::fs::remove_file(node.kubelet.device_plugins_dir().join("kubelet.sock")).unwrap();
+    let plugin = node.plugin(1);
+    let waiting = bounded(plugin.readiness().wait_for(|report| report.last_error.is_some())).await;
+    let waiting = waiting.unwrap();
+    assert_eq!(waiting.phase, Phase::Waiting);
+    let missing = waiting.last_error.unwrap();
+    assert!(missing.contains("there is no") && missing.contains("kubelet.sock"), "{missing}");
+    node.kubelet.resume().await.unwrap();
+    bounded(node.kubelet.wait_allocatable(GPU, 1)).await;
+}
+
+#[tokio::test]
+async fn registers_again_on_a_new_socket_when_kubelet_restarts() {
+    let node = Node::new().await;
+    let plugin = node.plugin(4);
+    let pod = Pod::new("default", "llm").with(Container::new("server").asking(GPU, 4));
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    bounded(node.kubelet.admit(&pod)).await.unwrap();
+    for restart in 1..=3 {
+        let before = node.kubelet.endpoint(GPU).unwrap();
+        let started = Instant::now();
+        node.kubelet.restart().await.unwrap();
+        bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+        println!("restart {restart}: registered again after {:?}", started.elapsed());
+        assert_ne!(node.kubelet.endpoint(GPU).unwrap(), before);
+        assert_eq!(node.kubelet.registrations(), 1 + restart);
+        // What was admitted before is neither asked for nor given to others.
+        bounded(node.kubelet.admit(&pod)).await.unwrap();
+        let other = Pod::new("default", "other").with(Container::new("server").asking(GPU, 1));
+        assert!(bounded(node.kubelet.admit(&other)).await.is_err());
+    }
+    assert_eq!(plugin.calls().len(), 1, "{:?}", plugin.calls());
+    assert!(bounded(plugin.readiness().wait_live()).await);
+    assert_eq!(node.sockets().len(), 1, "{:?}", node.sockets());
+}
+
+#[tokio::test]
+async fn a_container_starts_without_pre_start_while_the_plugin_is_away() {
+    let node = Node::new().await;
+    let plugin = node.plugin(1);
+    let pod = Pod::new("default", "llm").with(Container::new("server").asking(GPU, 1));
+    bounded(node.kubelet.wait_allocatable(GPU, 1)).await;
+    bounded(node.kubelet.run(&pod)).await.unwrap();
+    plugin.stop().await;
+    bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
+    let options = bounded(node.kubelet.start_container(&pod, "server")).await.unwrap();
+    assert_eq!(options.envs["REPLICAS"], "replica-0");
+}
+
+#[tokio::test]
+async fn makes_a_new_socket_when_its_own_is_wiped() {
+    let node = Node::new().await;
+    let plugin = node.plugin(2);
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+    let before = node.kubelet.endpoint(GPU).unwrap();
+    std::fs::remove_file(node.kubelet.device_plugins_dir().join(&before)).unwrap();
+    bounded(node.kubelet.wait_until(|kubelet| {
+        kubelet.allocatable(GPU) == 2 && kubelet.endpoint(GPU).is_some_and(|now| now != before)
+    }))
+    .await;
+    assert!(bounded(plugin.readiness().wait_live()).await);
+}
+
+#[tokio::test]
+async fn registers_again_when_the_stream_ends() {
+    let node = Node::new().await;
+    let _plugin = node.plugin(2);
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+    node.kubelet.drop_stream(GPU);
+    assert_eq!(node.kubelet.allocatable(GPU), 0);
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+    assert_eq!(node.kubelet.registrations(), 2);
+}
+
+#[tokio::test]
+async fn registers_again_when_the_stream_is_never_opened() {
+    let node = Node::new().await;
+    node.kubelet.set_behaviour(Behaviour { open_stream: false, ..Behaviour::default() });
+    let plugin = node.plugin(2);
+    bounded(plugin.readiness().wait_for(|report| report.registrations > 0)).await.unwrap();
+    assert_eq!(plugin.readiness().report().phase, Phase::Accepted);
+    assert_ne!(plugin.readiness().report().phase, Phase::Live);
+    node.kubelet.set_behaviour(Behaviour::default());
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+}
+
+#[tokio::test]
+async fn a_refusal_is_told_and_tried_again() {
+    let node = Node::new().await;
+    node.kubelet.set_behaviour(Behaviour {
+        refuse: Some("requested API version is not supported".into()),
+        ..Behaviour::default()
+    });
+    let plugin = node.plugin(2);
+    let report =
+        bounded(plugin.readiness().wait_for(|report| report.last_error.is_some())).await.unwrap();
+    assert!(report.last_error.unwrap().contains("not supported"));
+    assert_eq!(report.phase, Phase::Waiting);
+    node.kubelet.set_behaviour(Behaviour::default());
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+    assert!(bounded(plugin.readiness().wait_live()).await);
+    assert_eq!(plugin.readiness().report().last_error, None);
+}
+
+#[tokio::test]
+async fn a_slow_kubelet_is_given_up_and_tried_again() {
+    let node = Node::new().await;
+    let slow = Behaviour { delay: Duration::from_secs(3600), ..Behaviour::default() };
+    node.kubelet.set_behaviour(slow);
+    let plugin = node.plugin(2);
+    let report =
+        bounded(plugin.readiness().wait_for(|report| report.last_error.is_some())).await.unwrap();
+    assert!(report.last_error.unwrap().contains("did not answer"));
+    node.kubelet.set_behaviour(Behaviour::default());
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+}
+
+#[tokio::test]
+async fn a_dead_kubelets_socket_is_no_reason_to_end() {
+    let node = Node::new().await;
+    node.kubelet.stop().await;
+    // The file stays, as a killed kubelet leaves it.
+    let plugin = node.plugin(2);
+    let report =
+        bounded(plugin.readiness().wait_for(|report| report.last_error.is_some())).await.unwrap();
+    assert!(report.last_error.unwrap().contains("cannot reach kubelet"));
+    node.kubelet.resume().await.unwrap();
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+}
+
+#[tokio::test]
+async fn two_plugins_for_one_resource_take_turns_ever_more_slowly() {
+    let node = Node::new().await;
+    let first = node.plugin(2);
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+    let second = node.plugin(3);
+    // The second one's sockets do not vanish under the first one's start, nor the reverse.
+    bounded(node.kubelet.wait_allocatable(GPU, 3)).await;
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+    bounded(node.kubelet.wait_allocatable(GPU, 3)).await;
+    let started = Instant::now();
+    let before = node.kubelet.registrations();
+    bounded(node.kubelet.wait_until(|kubelet| kubelet.registrations() > before + 2)).await;
+    println!("two more turns took {:?}", started.elapsed());
+    // Whichever stays has the resource for good.
+    second.stop().await;
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+    first.stop().await;
+    bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
+}
+
+#[tokio::test]
+async fn a_registration_that_kubelet_lost_is_made_again() {
+    let node = Node::new().await;
+    let plugin = node.plugin_with(2, |options| {
+        options.pod_resources = Some(node.kubelet.pod_resources_socket().to_path_buf());
+    });
+    assert!(bounded(plugin.readiness().wait_live()).await);
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+    // As #121994: the stream is open, and kubelet holds the devices for unhealthy.
+    node.kubelet.lose_devices(GPU);
+    assert_eq!(node.kubelet.allocatable(GPU), 0);
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+    assert_eq!(node.kubelet.registrations(), 2);
+}
+
+#[tokio::test]
+async fn stopping_ends_the_stream_and_removes_the_socket() {
+    let node = Node::new().await;
+    let plugin = node.plugin(2);
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+    assert_eq!(node.sockets().len(), 1);
+    let readiness = plugin.readiness();
+    bounded(plugin.stop()).await;
+    assert_eq!(readiness.report().phase, Phase::Stopped);
+    assert_eq!(node.sockets(), [] as [String; 0]);
+    bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
+}
+
+#[tokio::test]
+async fn sockets_of_a_killed_predecessor_are_removed() {
+    let node = Node::new().await;
+    let dir = node.kubelet.device_plugins_dir();
+    let stale = dir.join("tessera-tessera.dev-gpu-1-18c2f-1.sock");
+    drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+    let foreign = dir.join("nvidia-gpu.sock");
+    drop(std::os::unix::net::UnixListener::bind(&foreign).unwrap());
+    let _plugin = node.plugin(1);
+    bounded(node.kubelet.wait_allocatable(GPU, 1)).await;
+    bounded(async {
+        while stale.exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert!(foreign.exists());
+}
+
+#[tokio::test]
+async fn a_missing_directory_is_an_error_that_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = tessera_kubelet::serve(
+        GPU,
+        &dir.path().join("device-plugins"),
+        tessera_harness::scripted::FakePlugin::new(1),
+        std::future::pending(),
+    )
+    .unwrap_err();
+    assert!(error.to_string().contains("--root-dir"), "{error}");
+}
+
+#[tokio::test]
+async fn the_standin_ends_with_its_last_handle() {
+    let root = tempfile::tempdir().unwrap();
+    let kubelet = Kubelet::start(root.path()).await.unwrap();
+    let socket = kubelet.device_plugins_dir().join("kubelet.sock");
+    tokio::net::UnixStream::connect(&socket).await.unwrap();
+    drop(kubelet);
+    bounded(async {
+        while tokio::net::UnixStream::connect(&socket).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}

@@ -1,0 +1,140 @@
+//! The audit trail of what containers are refused, and `Explain` of pods that live and that are gone.
+
+use std::os::fd::AsRawFd;
+use std::os::fd::OwnedFd;
+
+use nix::sys::socket::{MsgFlags, send};
+use tessera_harness::plugin::{GIB, TestNode, admin, bounded, connect, id_of, pod};
+use tessera_kubelet_api::admin::{AllocationStory, ExplainRequest, ExplainResponse};
+use tessera_region::session::{EVENT_UUID_LEN, Event, EventKind, Message};
+
+async fn explain(node: &TestNode, subject: &str) -> Result<ExplainResponse, tonic::Status> {
+    let request = ExplainRequest { subject: subject.to_owned() };
+    Ok(admin(node.dir.path()).await.explain(request).await?.into_inner())
+}
+
+/// The pod's story, once it satisfies.
+async fn story_until(
+    node: &TestNode,
+    subject: &str,
+    enough: impl Fn(&AllocationStory) -> bool,
+) -> AllocationStory {
+    bounded(async {
+        loop {
+            if let Ok(mut told) = explain(node, subject).await
+                && told.allocations.first().is_some_and(&enough)
+            {
+                return told.allocations.remove(0);
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    })
+    .await
+}
+
+/// Says that a request over the quota was refused, as the shim does.
+fn refused(session: &OwnedFd, bytes: u64) {
+    let kind = EventKind::OverQuota;
+    let event = Event { kind, gpu: Some(0), bytes, uuid: [0; EVENT_UUID_LEN] };
+    send(session.as_raw_fd(), &Message::Event(event).encode(), MsgFlags::empty()).unwrap();
+}
+
+#[tokio::test]
+async fn a_pod_is_explained_while_it_lives_and_when_it_is_gone() {
+    let node = TestNode::start().await;
+    let ids = node.kubelet.run(&pod("llm", 2)).await.unwrap().remove(0).device_ids;
+    let story = story_until(&node, "default/llm", |story| story.started_unix_ms > 0).await;
+    assert_eq!(story.replica_ids, ids);
+    let placement = story.placement.unwrap();
+    assert!(placement.as_preferred, "{placement:?}");
+    assert!(placement.reason.contains("of 8 free replicas on 2 GPUs (packed"), "{placement:?}");
+    let limit = &story.limits[0];
+    assert_eq!(limit.memory_limit_bytes, 16 * GIB);
+    assert!(limit.memory_origin.starts_with("2 × share.memory (line "), "{limit:?}");
+    let how = story.enforcement.unwrap();
+    assert_eq!((how.shim.is_empty(), how.page_version), (false, tessera_region::abi::version()));
+
+    // A kubelet without any pod has just started, and releases nothing.
+    node.kubelet.run(&pod("other", 1)).await.unwrap();
+    node.kubelet.remove("default", "llm");
+    let gone = story_until(&node, "llm", |story| story.released_unix_ms > 0).await;
+    assert!(gone.now.is_none() && gone.enforcement.is_none());
+    let reason = gone.placement.unwrap().reason;
+    assert!(reason.contains(&ids[0]) && reason.contains("16 GiB and 50%"), "{reason}");
+    let whats: Vec<&str> = gone.trail.iter().map(|line| line.what.as_str()).collect();
+    assert_eq!(whats, ["allocated", "started", "released"]);
+}
+
+#[tokio::test]
+async fn refusals_reach_the_trail_with_their_sizes_and_a_flood_makes_no_more_lines() {
+    let node = TestNode::start().await;
+    let ids = node.kubelet.run(&pod("greedy", 1)).await.unwrap().remove(0).device_ids;
+    let session = connect(&node.pages(&ids));
+    refused(&session, 9 * GIB);
+    let story = story_until(&node, "greedy", |story| !story.incidents.is_empty()).await;
+    let incident = &story.incidents[0];
+    assert_eq!((incident.what.as_str(), incident.times), ("refused-memory", 1));
+    assert_eq!(incident.reason, "asked for up to 9 GiB, 0 B of 8 GiB in use");
+    assert_eq!(story.trail.last().unwrap().by, "container");
+
+    // The plugin reads on this thread, and only so fast.
+    let flood = move || {
+        (0..500).for_each(|_| refused(&session, GIB));
+        session
+    };
+    let _session = tokio::task::spawn_blocking(flood).await.unwrap();
+    let story = story_until(&node, "greedy", |story| story.incidents[0].times == 501).await;
+    let lines = story.trail.iter().filter(|line| line.what == "refused-memory").count();
+    assert_eq!(lines, 2, "the first, and all others together: {:?}", story.trail);
+}
+
+#[tokio::test]
+async fn what_is_counted_is_explained_at_once() {
+    let node = TestNode::start().await;
+    let ids = node.kubelet.run(&pod("greedy", 1)).await.unwrap().remove(0).device_ids;
+    let session = connect(&node.pages(&ids));
+    let id = id_of(&ids);
+    for times in 1..=5 {
+        refused(&session, GIB);
+        // As soon as it is counted, before housekeeping had its turn.
+        let counted = || {
+            let all = node.agent().allocations().with_regions();
+            let greedy = all.iter().find(|(record, _)| record.replicas == ids);
+            let region = greedy.and_then(|(_, region)| region.as_ref());
+            region.map_or(0, |region| region.tenant().counters().over_quota)
+        };
+        bounded(async {
+            while counted() < times {
+                tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            }
+        })
+        .await;
+        let told = explain(&node, id.as_str()).await.unwrap();
+        let incidents = &told.allocations[0].incidents;
+        let explained: u64 = incidents.iter().map(|incident| incident.times).sum();
+        assert!(explained >= times, "{times} counted, explained: {incidents:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_nobody_knows_is_told_with_what_there_is() {
+    let node = TestNode::start().await;
+    node.kubelet.run(&pod("llm", 1)).await.unwrap();
+    let unknown = explain(&node, "lmm").await.unwrap_err();
+    assert_eq!(unknown.code(), tonic::Code::NotFound);
+    assert!(unknown.message().contains("GPU-00000000-"), "{unknown}");
+    assert_eq!(explain(&node, " ").await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    assert_eq!(explain(&node, "GPU-").await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    assert_eq!(explain(&node, "1").await.unwrap().gpus[0].gpu.as_ref().unwrap().index, 1);
+}
+
+#[tokio::test]
+async fn allocate_does_not_wait_for_who_reads_the_audit_trail() {
+    let node = TestNode::start().await;
+    let before = node.agent().journal().trail().unwrap();
+    bounded(node.kubelet.run(&pod("llm", 1))).await.unwrap();
+    bounded(node.kubelet.run(&pod("web", 1))).await.unwrap();
+    assert!(before.newest(usize::MAX).unwrap().is_empty(), "it is of the moment before");
+    let after = node.agent().journal().history(usize::MAX).unwrap();
+    assert!(after.iter().filter(|event| event.what.name() == "allocated").count() >= 2);
+}

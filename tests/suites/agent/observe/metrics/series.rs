@@ -1,0 +1,219 @@
+//! What the series say, and when they begin and end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tessera_agent::meters::{Call, Outcome};
+use tessera_api::metrics::families::{ALL, MetricKind};
+use tessera_fake_kubelet::Pod;
+use tessera_gpu::GpuProcess;
+use tessera_gpu::health::Observation;
+use tessera_region::layout::USAGE_FILE;
+
+use tessera_harness::exposition::Exposition;
+use tessera_harness::metrics::{address, scrape, scrape_until, settings};
+use tessera_harness::plugin::*;
+
+/// A pod that runs, with a process that holds `bytes`; kubelet has named it.
+pub async fn running(node: &TestNode, name: &str, bytes: u64) -> (Pod, Tenant, Vec<String>) {
+    let pod = pod(name, 1);
+    let admitted = node.kubelet.admit(&pod).await.unwrap();
+    node.kubelet.start_container(&pod, "main").await.unwrap();
+    let ids = admitted[0].device_ids.clone();
+    let pages = node.pages(&ids);
+    let tenant = tokio::task::spawn_blocking(move || Tenant::hold(&pages, bytes)).await.unwrap();
+    (pod, tenant, ids)
+}
+
+/// Everything that the plugin can emit, by a node on which all of it is the case.
+pub async fn everything() -> (TestNode, Exposition) {
+    let mut node = TestNode::start_with(&settings(SETTINGS)).await;
+    let (pod, tenant, ids) = running(&node, "everything", GIB).await;
+    let used = GpuProcess { pid: tenant.pid(), used_bytes: Some(2 * GIB) };
+    let uuid = ids[0].split("::").next().unwrap().to_owned();
+    node.gpus.processes.lock().unwrap().insert(uuid, vec![used]);
+    node.allocate(&["GPU-nobody::0".to_owned()]).await.unwrap_err();
+    // As a DRA driver would that serves beside it; `suites/dra` has a real one.
+    let agent = node.agent();
+    agent.board().change_dra(|dra| dra.registered = true);
+    for call in [Call::Prepare, Call::Unprepare] {
+        let driver = Arc::from("gpu.tessera.dev");
+        agent.meters().observe(call, &driver, Outcome::Ok, Duration::from_millis(1));
+    }
+    let address = address(&node).await;
+    let all = scrape_until(address, |metrics| {
+        let seen = metrics.of("tessera_container_memory_nvml_bytes").any(|s| s.value > 0.0);
+        seen.then(|| metrics.clone())
+    })
+    .await;
+    drop((pod, tenant));
+    node.stop_plugin().await;
+    (node, all)
+}
+
+#[tokio::test]
+async fn every_metric_of_the_table_is_told_as_it_says_and_no_other() {
+    let (_node, metrics) = everything().await;
+    let mut want = BTreeSet::new();
+    for family in ALL {
+        let (name, open) = (family.name(), family.name());
+        let open = match family.kind {
+            MetricKind::Counter => open.trim_end_matches("_total").to_owned(),
+            MetricKind::Info => open.trim_end_matches("_info").to_owned(),
+            _ => open,
+        };
+        let told = metrics.families.get(&open).unwrap_or_else(|| panic!("{open} is not told"));
+        let kind = format!("{:?}", family.kind).to_lowercase();
+        assert_eq!(
+            (&told.kind, told.unit.as_str(), told.help.as_str()),
+            (&kind, family.unit, family.help)
+        );
+        let suffixes: &[&str] = match family.kind {
+            MetricKind::Histogram => &["_bucket", "_sum", "_count"],
+            _ => &[""],
+        };
+        for suffix in suffixes {
+            let name = format!("{name}{suffix}");
+            assert!(metrics.of(&name).count() > 0, "{name} has no series");
+            for sample in metrics.of(&name) {
+                let mut labels: BTreeSet<&str> = sample.labels.keys().map(String::as_str).collect();
+                labels.remove("le");
+                assert_eq!(labels, family.labels.iter().copied().collect(), "{name}");
+            }
+        }
+        want.insert(open);
+    }
+    assert_eq!(metrics.families.keys().cloned().collect::<BTreeSet<_>>(), want);
+    // Buckets are cumulative, and the last one has all.
+    for sample in metrics.of("tessera_allocate_duration_seconds_bucket") {
+        if sample.labels["le"] == "+Inf" {
+            let outcome = sample.labels["outcome"].as_str();
+            let count =
+                metrics.sum("tessera_allocate_duration_seconds_count", &[("outcome", outcome)]);
+            assert_eq!(sample.value, count);
+        }
+    }
+}
+
+#[tokio::test]
+async fn figures_are_those_of_the_node_and_end_with_the_pod() {
+    let node = TestNode::start_with(&settings(SETTINGS)).await;
+    let (pod, tenant, _ids) = running(&node, "server-0", 3 * GIB).await;
+    let address = address(&node).await;
+    let labels =
+        [("namespace", "default"), ("pod", "server-0"), ("container", "main"), ("gpu", "0")];
+    let metrics = scrape_until(address, |metrics| {
+        (metrics.sum("tessera_container_processes", &labels) == 1.0).then(|| metrics.clone())
+    })
+    .await;
+    let of = |name: &str| metrics.sum(name, &labels);
+    assert_eq!(of("tessera_container_memory_limit_bytes"), (8 * GIB) as f64);
+    assert!(of("tessera_container_memory_used_bytes") >= (3 * GIB) as f64);
+    assert_eq!(of("tessera_container_memory_peak_bytes"), (3 * GIB) as f64);
+    assert_eq!(of("tessera_container_cores_ratio"), 0.25);
+    assert_eq!(of("tessera_container_out_of_memory_total"), 0.0);
+    let first = [("gpu", "0")];
+    assert_eq!(metrics.sum("tessera_gpu_memory_total_bytes", &first), (40 * GIB) as f64);
+    assert_eq!(metrics.sum("tessera_gpu_memory_sold_bytes", &first), (8 * GIB) as f64);
+    let replicas = |state| metrics.sum("tessera_gpu_replicas", &[("gpu", "0"), ("state", state)]);
+    assert_eq!([replicas("held"), replicas("free"), replicas("unhealthy")], [1.0, 3.0, 0.0]);
+    assert_eq!(metrics.sum("tessera_ready", &[]), 1.0);
+    assert_eq!(metrics.sum("tessera_kubelet_registrations_total", &[]), 1.0);
+    let allocated = [("resource", GPU), ("outcome", "ok")];
+    assert_eq!(metrics.sum("tessera_allocate_duration_seconds_count", &allocated), 1.0);
+    assert_eq!(metrics.sum("tessera_pre_start_duration_seconds_count", &allocated), 1.0);
+    assert!(metrics.sum("tessera_ledger_commits_total", &[("outcome", "ok")]) >= 2.0);
+    assert_eq!(metrics.sum("tessera_gpu_health", &[("gpu", "1"), ("state", "healthy")]), 1.0);
+
+    // A GPU falls ill: one state at a time.
+    node.gpus.report(Observation::Xid { uuid: gpu(1).uuid, xid: 79 });
+    scrape_until(address, |metrics| {
+        let ill = metrics.sum("tessera_gpu_health", &[("gpu", "1"), ("state", "unhealthy")]) == 1.0;
+        assert_eq!(metrics.sum("tessera_gpu_health", &[("gpu", "1")]), 1.0);
+        (ill && metrics.sum("tessera_gpu_available", &[("gpu", "1")]) == 0.0).then_some(())
+    })
+    .await;
+
+    // The pod goes, and its series with it. Another stays: of an answer without any pod nothing follows.
+    node.kubelet.admit(&tessera_harness::plugin::pod("other", 1)).await.unwrap();
+    tenant.kill();
+    node.kubelet.remove(&pod.namespace, &pod.name);
+    scrape_until(address, |metrics| {
+        let gone = |pod: Option<&String>| pod.is_none_or(|pod| pod != "server-0");
+        metrics.samples.iter().all(|sample| gone(sample.labels.get("pod"))).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_page_full_of_nonsense_neither_explodes_nor_goes_backwards() {
+    use std::os::unix::fs::FileExt;
+    let node = TestNode::start_with(&settings(SETTINGS)).await;
+    let (_pod, tenant, ids) = running(&node, "hostile", GIB).await;
+    let address = address(&node).await;
+    let counters = |metrics: &Exposition| -> BTreeMap<(String, String), f64> {
+        let of_it = metrics.samples.iter().filter(|sample| sample.name.ends_with("_total"));
+        of_it.map(|s| ((s.name.clone(), format!("{:?}", s.labels)), s.value)).collect()
+    };
+    let mut before = scrape_until(address, |metrics| {
+        (metrics.of("tessera_container_processes").count() == 1).then(|| counters(metrics))
+    })
+    .await;
+    let page =
+        std::fs::File::options().write(true).open(node.pages(&ids).join(USAGE_FILE)).unwrap();
+    let length = page.metadata().unwrap().len();
+    for (round, word) in [u64::MAX, 0, 1 << 63, u64::MAX].into_iter().enumerate() {
+        // Everything behind the header: slots, their charges and statistics.
+        let junk = word.to_le_bytes().repeat(usize::try_from(length / 8).unwrap() - 512);
+        page.write_at(&junk, 4096).unwrap();
+        tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+        let metrics = scrape(address).await;
+        let now = counters(&metrics);
+        for (key, value) in &now {
+            let was = before.get(key).copied().unwrap_or(0.0);
+            assert!(*value >= was, "{key:?} fell from {was} to {value} in round {round}");
+            // Nobody does more than 100 million of anything in a second, and this took seconds.
+            assert!(*value < 1e10, "{key:?} is {value}");
+        }
+        for sample in &metrics.samples {
+            if sample.name.starts_with("tessera_container_memory") {
+                assert!(sample.value <= (40 * GIB) as f64, "{sample:?}");
+            }
+        }
+        before = now;
+    }
+    // It is told, and hurts nobody else.
+    scrape_until(address, |metrics| {
+        (metrics.sum("tessera_container_tamperings_total", &[("pod", "hostile")]) >= 1.0)
+            .then_some(())
+    })
+    .await;
+    tenant.kill();
+    node.allocate(&[replica(1, 0)]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_successor_of_the_same_name_has_series_of_its_own_and_no_twins() {
+    let node = TestNode::start_with(&settings(SETTINGS)).await;
+    let address = address(&node).await;
+    let (pod, tenant, first) = running(&node, "db-0", GIB).await;
+    let metrics = scrape_until(address, |metrics| {
+        (metrics.of("tessera_container_info").count() == 1).then(|| metrics.clone())
+    })
+    .await;
+    let id = metrics.of("tessera_container_info").next().unwrap().labels["allocation"].clone();
+    // A StatefulSet's pod is replaced while a process of the first still dies.
+    node.kubelet.remove(&pod.namespace, &pod.name);
+    // Another takes the replicas that the first had, so that the second gets others.
+    let squatter = tessera_harness::plugin::pod("squatter", 1);
+    node.kubelet.admit(&squatter).await.unwrap();
+    let (_pod, second, _ids) = running(&node, "db-0", GIB).await;
+    scrape_until(address, |metrics| {
+        // The reader refuses twins.
+        let mut infos = metrics.of("tessera_container_info").filter(|s| s.labels["pod"] == "db-0");
+        infos.all(|sample| sample.labels["allocation"] != id).then_some(())
+    })
+    .await;
+    drop((tenant, second, first));
+}

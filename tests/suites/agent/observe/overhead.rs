@@ -1,0 +1,138 @@
+//! Memory beyond the account: what the driver shows of tenants' processes, published and audited.
+
+use std::path::Path;
+
+use tessera_gpu::GpuProcess;
+use tessera_harness::plugin::*;
+use tessera_model::audit::What;
+use tessera_region::layout::DEPARTURE_NS;
+use tessera_region::quota::QuotaReader;
+use tessera_store::Ledger;
+
+const MIB: u64 = 1 << 20;
+
+/// The overhead that the tenant of `pages` reads.
+fn overhead(pages: &Path) -> u64 {
+    QuotaReader::attach(pages).unwrap().observed_overhead(0)
+}
+
+async fn until_overhead(pages: &Path, bytes: u64) {
+    until(|| (overhead(pages) == bytes).then_some(())).await;
+}
+
+#[tokio::test]
+async fn what_the_driver_shows_beyond_the_charges_is_published_and_ends_with_the_process() {
+    let node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    let tenant = Tenant::hold(&pages, 3 * GIB);
+    let neighbour = node.kubelet.run(&pod("b", 1)).await.unwrap().remove(0);
+    let other = Tenant::hold(&node.pages(&neighbour.device_ids), GIB);
+    node.gpus.show(&[uses(tenant.pid(), 3 * GIB + 100 * MIB), uses(other.pid(), GIB)]);
+    until_overhead(&pages, 112 * MIB).await;
+    assert_eq!(overhead(&node.pages(&neighbour.device_ids)), 0, "each has its own");
+
+    let allocation = node.allocation(&admitted.device_ids).await.unwrap();
+    let shown = &allocation.gpus[0];
+    assert_eq!(shown.memory_granted_bytes, 3 * GIB);
+    assert_eq!(shown.memory_overhead_bytes, 112 * MIB);
+    assert_eq!(shown.memory_nvml_bytes, Some(3 * GIB + 100 * MIB));
+    assert_eq!((allocation.unaccounted, node.status().await.warnings.len()), (0, 0));
+
+    // The driver takes the memory down later than the kernel ends the process, and lists it until then:
+    // so long all of it stays charged.
+    let usage = tessera_region::usage::UsageMap::attach(&pages).unwrap();
+    let pid = tenant.pid();
+    tenant.kill();
+    until(|| (usage.charged_total(0) == 3 * GIB && usage.living_total(0) == 0).then_some(())).await;
+    tokio::time::sleep(std::time::Duration::from_nanos(DEPARTURE_NS) * 5 / 4).await;
+    assert_eq!((usage.charged_total(0), overhead(&pages)), (3 * GIB, 112 * MIB));
+    // Part of it is gone, then all.
+    node.gpus.show(&[uses(pid, GIB), uses(other.pid(), GIB)]);
+    until(|| (usage.charged_total(0) == GIB).then_some(())).await;
+    node.gpus.show(&[uses(other.pid(), GIB)]);
+    until(|| (usage.charged_total(0) == 0 && overhead(&pages) == 0).then_some(())).await;
+}
+
+#[tokio::test]
+async fn published_overhead_outlives_the_plugin_and_is_looked_at_again() {
+    let mut node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    let tenant = Tenant::hold(&pages, GIB);
+    node.gpus.show(&[uses(tenant.pid(), GIB + 32 * MIB)]);
+    until_overhead(&pages, 32 * MIB).await;
+    node.stop_plugin().await;
+    assert_eq!(overhead(&pages), 32 * MIB);
+    node.start_plugin().await;
+    node.gpus.show(&[uses(tenant.pid(), GIB + 64 * MIB)]);
+    assert_eq!(overhead(&pages), 32 * MIB);
+    // As the shim does when a context is made.
+    let session = connect(&pages);
+    drop(session);
+    let another = Tenant::hold(&pages, MIB);
+    node.gpus.show(&[uses(another.pid(), 80 * MIB + MIB)]);
+    until_overhead(&pages, 80 * MIB).await;
+}
+
+#[tokio::test]
+async fn a_process_outside_the_account_is_flagged_and_counts_against_the_quota() {
+    let mut node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    // In a session and in no slot: the kernel vouches for whose it is.
+    let _session = connect(&pages);
+    node.gpus.show(&[uses(std::process::id(), 700 * MIB)]);
+    let found = |status: &tessera_kubelet_api::admin::StatusResponse| {
+        // The count is the region's and the warning the node's: one may be a moment earlier.
+        let told = status.warnings.iter().any(|w| w.contains("outside its account"));
+        (status.allocations.first()?.unaccounted == 1 && told).then_some(())
+    };
+    node.status_until(found).await;
+    until_overhead(&pages, 704 * MIB).await;
+    // It goes: nothing stands any more, and what was found stays counted.
+    node.gpus.show(&[]);
+    node.pre_start(&admitted.device_ids).await.unwrap();
+    drop(Tenant::hold(&pages, MIB));
+    node.status_until(|status| status.warnings.is_empty().then_some(())).await;
+    assert_eq!(node.status().await.allocations[0].unaccounted, 1);
+    node.stop_plugin().await;
+    let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
+    assert!(
+        ledger.history(9).unwrap().iter().any(|event| matches!(event.what, What::Bypassed { .. }))
+    );
+}
+
+#[tokio::test]
+async fn an_emptied_usage_page_hides_nothing() {
+    let node = TestNode::start_with(&format!("{SETTINGS}[gpus]\naudit_slack = \"100Mi\"\n")).await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    let tenant = Tenant::hold(&pages, GIB);
+    node.gpus.show(&[uses(tenant.pid(), GIB)]);
+    let file = std::fs::File::options().write(true).open(pages.join("usage")).unwrap();
+    file.set_len(0).unwrap();
+    until(|| (overhead(&pages) >= GIB - 2 * MIB).then_some(())).await;
+    let unaccounted = |status: &tessera_kubelet_api::admin::StatusResponse| {
+        (status.allocations[0].unaccounted > 0).then_some(status.allocations[0].tamperings)
+    };
+    assert!(node.status_until(unaccounted).await > 0);
+}
+
+#[tokio::test]
+async fn where_the_driver_does_not_tell_nothing_is_published_and_status_says_so() {
+    let node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    let tenant = Tenant::hold(&pages, GIB);
+    node.gpus.show(&[GpuProcess { pid: tenant.pid(), used_bytes: None }]);
+    let _next = Tenant::hold(&pages, MIB);
+    let told = |status: &tessera_kubelet_api::admin::StatusResponse| {
+        let says = |w: &&String| w.contains("does not tell what processes hold");
+        status.warnings.iter().find(says).cloned()
+    };
+    node.status_until(told).await;
+    assert_eq!(overhead(&pages), 0);
+    let allocation = node.allocation(&admitted.device_ids).await.unwrap();
+    assert_eq!(allocation.gpus[0].memory_nvml_bytes, None);
+}

@@ -1,0 +1,265 @@
+//! Who uses the GPUs past their quota, and what containers lack of what they were given: real processes, in
+//! mount namespaces of their own where the test may make them.
+
+mod events;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use tessera_harness::plugin::*;
+use tessera_kubelet_api::admin::StatusResponse;
+use tessera_model::audit::{Event, What};
+use tessera_store::Ledger;
+
+const MIB: u64 = 1 << 20;
+
+/// A process that does nothing, ended with the test.
+struct Idle(Child);
+
+impl Idle {
+    fn start() -> Self {
+        Idle(Command::new("sleep").arg("300").spawn().unwrap())
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// As a container of an allocation: in a mount namespace of its own, with what it is given, then changed by
+/// `change`. `None` where that may not be done.
+fn container(node: &TestNode, pages: &Path, change: &str) -> Option<Idle> {
+    let shims = node.dir.path().join("shim");
+    let shim =
+        std::fs::read_dir(&shims).unwrap().flatten().map(|e| e.path()).find(|p| p.is_dir())?;
+    // A root of its own, as the host may have none of these paths; mounts name them all the same.
+    let script = format!(
+        "set -e
+         root=$(mktemp -d); mount -t tmpfs root $root
+         mkdir -p $root/usr/local/tessera/pages/{id} $root/etc $root/proc $root/dev $root/bin $root/lib $root/lib64 $root/usr/bin $root/usr/lib
+         for d in bin lib lib64 usr/bin usr/lib proc dev; do mount --rbind /$d $root/$d; done
+         : > $root/usr/local/tessera/libtessera.so; : > $root/etc/ld.so.preload; : > $root/empty; mkdir $root/volume
+         mount --bind {pages} $root/usr/local/tessera/pages/{id}
+         mount -o remount,bind,ro $root/usr/local/tessera/pages/{id}
+         mount --bind {pages}/usage $root/usr/local/tessera/pages/{id}/usage
+         mount --bind {shim}/libtessera.so $root/usr/local/tessera/libtessera.so
+         mount -o remount,bind,ro $root/usr/local/tessera/libtessera.so
+         mount --bind {shim}/ld.so.preload $root/etc/ld.so.preload
+         mount -o remount,bind,ro $root/etc/ld.so.preload
+         {change}
+         cd $root; pivot_root . . || exit 1; umount -l .
+         echo ready
+         exec sleep 300",
+        pages = pages.display(),
+        id = pages.file_name()?.display(),
+        shim = shim.display(),
+    );
+    let mut child = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", &script])
+        .stdout(Stdio::piped())
+        // A dynamic linker complains of the shim, which is none here.
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let mut line = String::new();
+    let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+    let idle = Idle(child);
+    if line.trim() == "ready" {
+        return Some(idle);
+    }
+    eprintln!("not run: no mount namespace can be made here");
+    None
+}
+
+fn warns(status: &StatusResponse, parts: &[&str]) -> Option<String> {
+    let has = |warning: &&String| parts.iter().all(|part| warning.contains(part));
+    status.warnings.iter().find(has).cloned()
+}
+
+async fn trail(node: &mut TestNode) -> Vec<Event> {
+    node.stop_plugin().await;
+    let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
+    ledger.history(64).unwrap()
+}
+
+fn tampered(events: &[Event]) -> Vec<String> {
+    let what = |event: &Event| match &event.what {
+        What::Tampered { what } => Some(what.clone()),
+        _ => None,
+    };
+    events.iter().filter_map(what).collect()
+}
+
+#[tokio::test]
+async fn a_process_of_no_tenant_on_a_shared_gpu_is_flagged_and_named() {
+    let mut node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let stranger = Idle::start();
+    node.gpus.show(&[uses(stranger.pid(), 300 * MIB)]);
+    let _tenant = Tenant::hold(&node.pages(&admitted.device_ids), MIB);
+    let pid = format!("process {} (sleep)", stranger.pid());
+    let warning = node.status_until(|s| warns(s, &[&pid, "300 MiB", &gpu(0).uuid])).await;
+    assert!(warning.contains("no pod: a process of the host itself"), "{warning}");
+    assert_eq!(node.status().await.gpus[0].memory_outside_bytes, 300 * MIB);
+    assert_eq!(node.status().await.allocations[0].unaccounted, 0, "nobody else's fault");
+    node.gpus.show(&[]);
+    drop(Tenant::hold(&node.pages(&admitted.device_ids), MIB));
+    node.status_until(|status| status.warnings.is_empty().then_some(())).await;
+    let events = trail(&mut node).await;
+    let bypassed = events.iter().find(|e| matches!(e.what, What::Bypassed { .. })).unwrap();
+    assert_eq!((&bypassed.id, bypassed.gpu.as_deref()), (&None, Some(gpu(0).uuid.as_str())));
+    assert!(bypassed.reason.as_ref().unwrap().contains("holds no share"), "{bypassed:?}");
+}
+
+#[tokio::test]
+async fn a_tenant_on_a_gpu_that_it_was_not_given_is_named() {
+    let node = TestNode::start_with(
+        "[share]\nreplicas = 4\nmemory = \"8Gi\"\nplacement = \"distributed\"\n",
+    )
+    .await;
+    let mut pages = Vec::new();
+    for name in ["a", "b"] {
+        let admitted = node.kubelet.run(&pod(name, 1)).await.unwrap().remove(0);
+        pages.push((name, node.pages(&admitted.device_ids), admitted.device_ids));
+    }
+    let on_first = |ids: &[String]| ids[0].starts_with(&gpu(0).uuid);
+    let (_, first, _) = pages.iter().find(|(_, _, ids)| on_first(ids)).unwrap();
+    let (name, second, _) = pages.iter().find(|(_, _, ids)| !on_first(ids)).unwrap();
+    let Some(elsewhere) = container(&node, second, "") else { return };
+    node.status_until(|s| s.allocations.iter().all(|a| a.holder.is_some()).then_some(())).await;
+    node.gpus.show(&[uses(elsewhere.pid(), 50 * MIB)]);
+    let _tenant = Tenant::hold(first, MIB);
+    let pod = format!("pod default/{name} (container main), whose share is of another GPU");
+    node.status_until(|s| warns(s, &[&pod])).await;
+}
+
+#[tokio::test]
+async fn a_bypass_is_in_the_audit_trail_with_its_cause() {
+    let mut node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    let Some(process) = container(&node, &pages, "") else { return };
+    node.gpus.show(&[uses(process.pid(), 700 * MIB)]);
+    drop(Tenant::hold(&pages, MIB));
+    node.status_until(|s| warns(s, &["outside its account"])).await;
+    let events = trail(&mut node).await;
+    let bypassed = events.iter().find(|e| matches!(e.what, What::Bypassed { .. })).unwrap();
+    let bytes = matches!(bypassed.what, What::Bypassed { bytes, pid } if bytes == 700 * MIB && pid == process.pid());
+    assert!(bytes && bypassed.id.is_some(), "{bypassed:?}");
+    // Its maps may be read here: it is root's, with no more rights than this.
+    let reason = bypassed.reason.as_ref().unwrap();
+    assert!(reason.contains("neither shim nor libcuda is mapped"), "{reason}");
+    assert_eq!(tampered(&events), [""; 0], "its mounts are whole");
+}
+
+/// A container changed in this way is told of with these words.
+async fn is_flagged(change: &str, part: &str) {
+    let mut node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    let Some(process) = container(&node, &pages, change) else { return };
+    node.gpus.show(&[uses(process.pid(), MIB)]);
+    drop(Tenant::hold(&pages, MIB));
+    let warning = node.status_until(|s| warns(s, &["default/a (main)", part])).await;
+    assert!(warning.contains("quota may not hold"), "{warning}");
+    let events = trail(&mut node).await;
+    let found = tampered(&events);
+    assert!(found.len() == 1 && found[0].contains(part), "{found:?}");
+}
+
+#[tokio::test]
+async fn a_volume_over_the_pages_is_flagged() {
+    let change = "mount --bind $root/volume $root/usr/local/tessera/pages";
+    is_flagged(change, "over /usr/local/tessera/pages").await;
+}
+
+#[tokio::test]
+async fn an_emptied_preload_file_is_flagged() {
+    let change = "mount --bind $root/empty $root/etc/ld.so.preload";
+    is_flagged(change, "over /etc/ld.so.preload").await;
+}
+
+#[tokio::test]
+async fn a_preload_file_that_may_be_written_is_flagged() {
+    let change = "mount -o remount,bind,rw $root/etc/ld.so.preload";
+    is_flagged(change, "/etc/ld.so.preload was made writable").await;
+}
+
+#[tokio::test]
+async fn a_shim_that_was_taken_away_is_flagged() {
+    let change = "umount $root/usr/local/tessera/libtessera.so";
+    is_flagged(change, "nothing is mounted at /usr/local/tessera/libtessera.so").await;
+}
+
+/// A tenant's process that holds far more than it says, one that is in no slot and whose preload file is
+/// emptied, one of nobody's, and a page that is ruined.
+#[tokio::test]
+async fn each_finding_raises_its_metric() {
+    let node = TestNode::start_with(&tessera_harness::metrics::settings(SETTINGS)).await;
+    let address = tessera_harness::metrics::address(&node).await;
+    let mut pages = Vec::new();
+    for name in ["beyond", "past", "ruins"] {
+        let admitted = node.kubelet.run(&pod(name, 1)).await.unwrap().remove(0);
+        pages.push(node.pages(&admitted.device_ids));
+    }
+    node.status_until(|s| s.allocations.iter().all(|a| a.holder.is_some()).then_some(())).await;
+    let change = "mount --bind $root/empty $root/etc/ld.so.preload";
+    let Some(past) = container(&node, &pages[1], change) else { return };
+    let counts = |metrics: &tessera_harness::exposition::Exposition| {
+        ["bypass", "unaccounted", "stranger", "usage_page", "mount"]
+            .map(|kind| metrics.sum("tessera_findings_total", &[("finding", kind)]))
+    };
+    let before = tessera_harness::metrics::scrape(address).await;
+    assert_eq!(counts(&before), [0.0; 5]);
+    assert_eq!(before.of("tessera_findings_total").count(), 5, "each is there from the start");
+
+    let (beyond, stranger) = (Tenant::hold(&pages[0], MIB), Idle::start());
+    let bytes = [(beyond.pid(), 4096 * MIB), (past.pid(), 700 * MIB), (stranger.pid(), 300 * MIB)];
+    node.gpus.show(&bytes.map(|(pid, bytes)| uses(pid, bytes)));
+    let ruined = std::fs::File::options().write(true).open(pages[2].join("usage")).unwrap();
+    ruined.set_len(0).unwrap();
+    // And by container, where one is to blame. A scrape may come between a finding and its container's series.
+    let blamed = [
+        ("tessera_container_unaccounted_memory_findings_total", "beyond"),
+        ("tessera_container_unaccounted_memory_findings_total", "past"),
+        ("tessera_container_tamperings_total", "ruins"),
+        ("tessera_container_damaged_mounts", "past"),
+    ];
+    let metrics = tessera_harness::metrics::scrape_until(address, |metrics| {
+        ruined.set_len(0).unwrap();
+        let of = |(name, pod): &(&str, &str)| metrics.sum(name, &[("pod", *pod)]);
+        let all = counts(metrics).into_iter().chain(blamed.iter().map(of));
+        all.min_by(f64::total_cmp).is_some_and(|least| least >= 1.0).then(|| metrics.clone())
+    })
+    .await;
+    let of = |name: &str, pod: &str| metrics.sum(name, &[("pod", pod)]);
+    assert_eq!(of("tessera_container_damaged_mounts", "beyond"), 0.0);
+    let outside = metrics.sum("tessera_gpu_memory_outside_bytes", &[]);
+    assert!(outside >= (300 * MIB) as f64, "{outside}");
+}
+
+#[tokio::test]
+async fn a_ruined_usage_page_is_in_the_audit_trail() {
+    let mut node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let pages = node.pages(&admitted.device_ids);
+    let _tenant = Tenant::hold(&pages, MIB);
+    let file = std::fs::File::options().write(true).open(pages.join("usage")).unwrap();
+    for _ in 0..50 {
+        file.set_len(0).unwrap();
+        node.status().await;
+    }
+    let tamperings = |s: &StatusResponse| (s.allocations[0].tamperings >= 1).then_some(());
+    node.status_until(tamperings).await;
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let events = trail(&mut node).await;
+    assert_eq!(tampered(&events), ["usage page"], "once, however often");
+}

@@ -1,0 +1,193 @@
+//! The `tessera` program from outside: exit statuses, messages, and the plugin on simulated GPUs.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+use tessera_harness::plugin::{GPU, Simulated, bounded, pod, stderr, tessera};
+
+#[test]
+fn a_wrong_configuration_exits_64_with_every_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.toml");
+    std::fs::write(&file, "[share]\nreplicas = 0\nmemroy = \"4Gi\"\n[log]\nformat = 3\n").unwrap();
+    for command in [&["serve"][..], &["prepare-host"], &["config", "check"]] {
+        let output = tessera().arg("--config").arg(&file).args(command).output().unwrap();
+        assert_eq!(output.status.code(), Some(64), "{command:?}");
+        let file = file.display();
+        let want = format!(
+            "{file}:2: share.replicas: must be from 1 to 256\n\
+             {file}:3: share.memroy: unknown key; did you mean `memory`?\n\
+             {file}:5: log.format: must be a string, not integer\n"
+        );
+        assert_eq!(stderr(&output), want);
+    }
+    // Who only asks the plugin finds it as well as can be, and tells.
+    let output = tessera().arg("--config").arg(&file).arg("status").output().unwrap();
+    assert_eq!(output.status.code(), Some(69));
+    assert!(stderr(&output).contains("config.toml:2: share.replicas: must"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_wrong_command_line_exits_64_and_help_does_not() {
+    assert_eq!(tessera().arg("sevre").output().unwrap().status.code(), Some(64));
+    assert_eq!(tessera().output().unwrap().status.code(), Some(64));
+    assert_eq!(tessera().arg("--help").output().unwrap().status.code(), Some(0));
+    assert_eq!(tessera().arg("--version").output().unwrap().status.code(), Some(0));
+}
+
+#[test]
+fn the_defaults_can_be_printed_and_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.toml");
+    std::fs::write(&file, tessera().args(["config", "default"]).output().unwrap().stdout).unwrap();
+    let checked = tessera().arg("-c").arg(&file).args(["config", "check"]).output().unwrap();
+    assert_eq!(checked.status.code(), Some(0), "{}", stderr(&checked));
+}
+
+/// As under `| head`, once it has what it wants.
+#[test]
+fn a_reader_that_has_gone_changes_no_exit_status() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.toml");
+    std::fs::write(&file, format!("[paths]\nstate = {0:?}\nadmin = {0:?}\n", dir.path())).unwrap();
+    let commands: [&[&str]; 13] = [
+        &["status"],
+        &["status", "-o", "json"],
+        &["top", "--once"],
+        &["top", "--once", "-o", "json"],
+        &["explain", "a"],
+        &["history", "a"],
+        &["recommend", "--all"],
+        &["waste"],
+        &["config", "default"],
+        &["config", "reference"],
+        &["config", "check"],
+        &["completions", "bash"],
+        &["sandbox", "list"],
+    ];
+    for command in commands {
+        let run =
+            |out: Stdio| tessera().arg("-c").arg(&file).args(command).stdout(out).output().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let (read, unread) = (run(Stdio::null()), run(writer.into()));
+        assert_eq!((unread.status, stderr(&unread)), (read.status, stderr(&read)), "{command:?}");
+    }
+}
+
+#[tokio::test]
+async fn impossible_quotas_are_told_by_check_and_end_serve_with_64() {
+    let node = Simulated::new("replicas = 4\nmemory = \"70Gi\"").await;
+    for command in [&["config", "check"][..], &["serve"]] {
+        let output = node.run(command);
+        assert_eq!(output.status.code(), Some(64));
+        let text = stderr(&output);
+        let told = text.lines().filter(|l| l.contains("config.toml:3: share.memory: 4 replicas"));
+        let told: Vec<&str> = told.collect();
+        assert_eq!(told.len(), 1, "both GPUs are alike, and one line says it: {text}");
+        assert!(told[0].contains("each of GPUs 0, 1 ("), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn config_check_shows_what_each_gpu_would_be_sold_as() {
+    let node = Simulated::new(
+        "replicas = 4\n[[layout]]\ngpus = [\"1\"]\nshares = [\n\
+         { resource = \"x.dev/large\", memory = \"50%\", cores = \"50%\" },\n\
+         { resource = \"x.dev/small\", count = 2, memory = \"25%\", compute = \"strict\" },\n]\n\
+         [[layout]]\ngpus = [\"NVIDIA Nonesuch\"]\nshares = [{ resource = \"x.dev/none\" }]",
+    )
+    .await;
+    let file = node.dir.path().join("config.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replace("[gpus]\n", "[gpus]\nexclude = [\"GPU-gone\"]\n")).unwrap();
+    let output = node.run(&["config", "check"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let notes = stderr(&output);
+    assert!(notes.contains("note: gpus.exclude names GPU-gone"), "{notes}");
+    assert!(notes.contains("config.toml:10: layout[1].gpus: names none of this node"), "{notes}");
+    let table = String::from_utf8(output.stdout).unwrap();
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
+        .collect();
+    assert_eq!(
+        rows[0],
+        ["GPU", "NAME", "UUID", "RESOURCE", "REPLICAS", "MEMORY", "CORES"],
+        "{table}"
+    );
+    assert_eq!((rows[1][0], &rows[1][3..5], rows[1][6]), ("0", &[GPU, "4"][..], "25% burst"));
+    assert_eq!(
+        (rows[2][0], &rows[2][3..5], rows[2][6]),
+        ("1", &["x.dev/large", "1"][..], "50% burst")
+    );
+    assert_eq!((&rows[3][..2], rows[3][3]), (&["x.dev/small", "2"][..], "25% strict"));
+    assert_eq!(rows[4], ["ok"], "{table}");
+}
+
+#[tokio::test]
+async fn simulated_gpus_are_served_and_a_fault_takes_one_out() {
+    let mut node = Simulated::new("replicas = 4").await;
+    node.serve().await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    let admitted = node.kubelet.run(&pod("a", 2)).await.unwrap().remove(0);
+
+    let status = node.json();
+    assert_eq!(status["gpus"].as_array().unwrap().len(), 2);
+    assert_eq!(status["plugin"]["registration"], "live");
+    assert_eq!(status["allocations"][0]["replica_ids"].as_array().unwrap().len(), 2);
+    let total = status["gpus"][0]["memory_total_bytes"].as_u64().unwrap();
+    let limit = status["allocations"][0]["gpus"][0]["memory_limit_bytes"].as_u64().unwrap();
+    let each = (total - (512 << 20)) / 4;
+    assert_eq!(limit, (each - each % (1 << 20)) * 2);
+    // Whole UUIDs are for who asks for them.
+    let text = node.run(&["status", "-o", "wide"]);
+    assert!(String::from_utf8_lossy(&text.stdout).contains(&admitted.device_ids[0][..40]));
+    assert!(node.run(&["status", "--ready"]).status.success());
+
+    node.control(&["xid", "1", "79"]);
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    let status = node.json();
+    assert_eq!(status["gpus"][1]["health_reason"], "XID 79");
+    assert_eq!(status["gpus"][0]["health"], "healthy");
+
+    assert_eq!(node.terminate().await, Some(0));
+}
+
+#[tokio::test]
+async fn without_a_plugin_status_reads_the_pages_and_says_so() {
+    let mut node = Simulated::new("replicas = 4").await;
+    node.serve().await;
+    node.kubelet.run(&pod("a", 1)).await.unwrap();
+    let limit = node.json()["allocations"][0]["gpus"][0]["memory_limit_bytes"].clone();
+    node.terminate().await;
+
+    let output = node.run(&["status", "-o", "json"]);
+    assert_eq!(output.status.code(), Some(69));
+    let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(status["allocations"][0]["gpus"][0]["memory_limit_bytes"], limit);
+    let warning = status["warnings"][0].as_str().unwrap();
+    assert!(warning.contains("running pods keep their limits"), "{warning}");
+    let ready = node.run(&["status", "--ready"]);
+    assert_eq!(ready.status.code(), Some(69));
+}
+
+#[tokio::test]
+async fn a_killed_plugin_comes_back_with_everything() {
+    let mut node = Simulated::new("replicas = 4").await;
+    node.serve().await;
+    node.kubelet.run(&pod("a", 1)).await.unwrap();
+    let before = node.json()["allocations"][0].clone();
+    let mut plugin = node.plugin.take().unwrap();
+    plugin.kill().unwrap();
+    plugin.wait().unwrap();
+    bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
+    node.serve().await;
+    let after = node.json()["allocations"][0].clone();
+    for key in ["id", "generation", "replica_ids", "gpus", "allocated_unix_ms"] {
+        assert_eq!(after[key], before[key], "{key}");
+    }
+    // Killed without a chance to tidy up, it left its admin socket; the next one took its place.
+    tokio::time::timeout(Duration::from_secs(180), async { node.terminate().await }).await.unwrap();
+}

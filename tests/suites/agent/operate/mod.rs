@@ -1,0 +1,11 @@
+//! What an administrator changes, and the commands for it.
+
+mod admin_authority;
+mod command_line;
+mod names;
+mod night;
+mod reload;
+mod reload_process;
+mod steer;
+mod top;
+mod unreachable;

@@ -1,0 +1,202 @@
+//! The configuration's file changes while the plugin runs.
+
+mod sequences;
+
+use std::path::{Path, PathBuf};
+
+use tessera_fake_kubelet::{Container, Pod};
+use tessera_harness::plugin::{GIB, GPU, TestNode, bounded, limit, pod, replica};
+use tessera_kubelet_api::admin::{Configuration, StatusResponse};
+
+/// 40 GiB in parts of 10.
+const FOUR: &str = "[gpus]\nreserve = 0\n[share]\nreplicas = 4\n";
+/// In parts of 5.
+const EIGHT: &str = "[gpus]\nreserve = 0\n[share]\nreplicas = 8\n";
+
+struct Reloading {
+    node: TestNode,
+    file: PathBuf,
+}
+
+impl Reloading {
+    async fn start(settings: &str) -> Self {
+        let mut node = TestNode::without_plugin(settings).await;
+        let file = node.dir.path().join("config.toml");
+        std::fs::write(&file, node.config_text()).unwrap();
+        node.launch_plugin_on(&file);
+        bounded(node.kubelet.wait_until(|kubelet| kubelet.allocatable(GPU) > 0)).await;
+        Self { node, file }
+    }
+
+    fn text(&mut self, settings: &str) -> String {
+        settings.clone_into(&mut self.node.settings);
+        self.node.config_text()
+    }
+
+    /// As an editor does.
+    fn write(&mut self, settings: &str) {
+        let text = self.text(settings);
+        replace(&self.file, &text);
+    }
+
+    async fn offered(&self, resource: &str, count: usize) {
+        bounded(self.node.kubelet.wait_allocatable(resource, count)).await;
+    }
+
+    async fn configuration(&self, look: impl Fn(&Configuration) -> bool) -> Configuration {
+        let found = |status: &StatusResponse| {
+            let configuration = status.plugin.as_ref()?.configuration.clone()?;
+            look(&configuration).then_some(configuration)
+        };
+        self.node.status_until(found).await
+    }
+}
+
+fn replace(file: &Path, text: &str) {
+    let new = file.with_extension("new");
+    std::fs::write(&new, text).unwrap();
+    std::fs::rename(&new, file).unwrap();
+}
+
+#[tokio::test]
+async fn more_replicas_appear_beside_a_running_pod_as_far_as_there_is_room() {
+    let mut it = Reloading::start(FOUR).await;
+    it.offered(GPU, 8).await;
+    let held = bounded(it.node.kubelet.run(&pod("a", 1))).await.unwrap().remove(0).device_ids;
+    let pages = it.node.pages(&held);
+    it.write(EIGHT);
+    // 10 GiB are held, and seven of 5 do not fit beside them: one waits.
+    it.offered(GPU, 15).await;
+    assert_eq!(limit(&pages) / GIB, 10, "it keeps what it was given");
+    let status = it.node.status().await;
+    let reasons: Vec<&str> = status
+        .gpus
+        .iter()
+        .flat_map(|gpu| &gpu.replicas)
+        .map(|replica| replica.health_reason.as_str())
+        .filter(|reason| !reason.is_empty())
+        .collect();
+    assert_eq!(reasons, ["no room beside the live limits"]);
+    let next = bounded(it.node.kubelet.run(&pod("b", 1))).await.unwrap().remove(0).device_ids;
+    assert_eq!(limit(&it.node.pages(&next)) / GIB, 5, "who comes has the new one");
+    it.node.kubelet.remove("default", "a");
+    it.offered(GPU, 16).await;
+}
+
+#[tokio::test]
+async fn fewer_replicas_retire_and_the_held_ones_stay_until_their_pods_end() {
+    let mut it = Reloading::start(EIGHT).await;
+    it.offered(GPU, 16).await;
+    let all: Vec<String> = (0..8).map(|n| replica(0, n)).collect();
+    it.node.allocate(&all[7..]).await.unwrap();
+    it.node.pre_start(&all[7..]).await.unwrap();
+    it.write(FOUR);
+    // 5 held, and three of 10 beside them.
+    it.offered(GPU, 7).await;
+    let listed: Vec<String> = it.node.kubelet.devices(GPU).into_iter().map(|d| d.id).collect();
+    assert!(listed.contains(&all[7]) && !listed.contains(&all[6]), "{listed:?}");
+    let refused = it.node.allocate(&all[6..7]).await.unwrap_err();
+    assert!(refused.message().contains("retired"), "{refused}");
+    it.node.pre_start(&all[7..]).await.unwrap();
+    assert_eq!(limit(&it.node.pages(&all[7..])) / GIB, 5);
+}
+
+#[tokio::test]
+async fn another_name_is_served_and_the_old_one_as_long_as_it_is_held() {
+    let mut it = Reloading::start(FOUR).await;
+    it.offered(GPU, 8).await;
+    bounded(it.node.kubelet.run(&pod("a", 1))).await.unwrap();
+    it.write(&format!("{FOUR}[resource]\nname = \"x.dev/other\"\n"));
+    it.offered("x.dev/other", 7).await;
+    bounded(it.node.kubelet.wait_until(|kubelet| kubelet.devices(GPU).len() == 1)).await;
+    it.node.kubelet.remove("default", "a");
+    // An answer without any pod would release nothing.
+    let alive = Pod::new("default", "b").with(Container::new("main").asking("x.dev/other", 1));
+    bounded(it.node.kubelet.run(&alive)).await.unwrap();
+    bounded(it.node.kubelet.wait_until(|kubelet| kubelet.endpoint(GPU).is_none())).await;
+    it.offered("x.dev/other", 8).await;
+}
+
+#[tokio::test]
+async fn a_bad_file_is_refused_loudly_and_the_last_good_one_stays() {
+    let mut it = Reloading::start(FOUR).await;
+    it.offered(GPU, 8).await;
+    let good = it.configuration(|c| c.errors.is_empty()).await;
+    it.write("[share]\nreplicas = 0\nmemroy = \"4Gi\"\n");
+    let bad = it.configuration(|c| c.errors.len() == 2).await;
+    assert!(bad.errors[0].contains("config.toml:2: share.replicas: must be from 1"), "{bad:?}");
+    assert_eq!((bad.refused, &bad.hash), (1, &good.hash));
+    // So is one that no GPU of this node has the memory for.
+    it.write("[share]\nreplicas = 4\nmemory = \"30Gi\"\n");
+    let bad = it.configuration(|c| c.refused == 2).await;
+    assert!(bad.errors[0].contains("share.memory"), "{bad:?}");
+    let warnings = it.node.status().await.warnings;
+    let told = "the configuration file is bad, and the last good configuration stays in force";
+    assert!(warnings.iter().any(|warning| warning.contains(told)), "{warnings:?}");
+    assert_eq!(it.node.kubelet.allocatable(GPU), 8);
+    // And where it is gone.
+    std::fs::remove_file(&it.file).unwrap();
+    it.configuration(|c| c.refused == 3).await;
+    assert_eq!(it.node.kubelet.allocatable(GPU), 8);
+    it.write(EIGHT);
+    it.offered(GPU, 16).await;
+    let mended = it.configuration(|c| c.errors.is_empty()).await;
+    assert!(mended.succeeded_unix_ms >= bad.attempted_unix_ms && mended.hash != good.hash);
+    assert!(it.node.status().await.warnings.iter().all(|w| !w.contains("is bad")));
+}
+
+#[tokio::test]
+async fn a_config_maps_update_is_noticed() {
+    let mut node = TestNode::without_plugin(FOUR).await;
+    let mount = node.dir.path().join("etc");
+    let version = |name: &str, text: &str| {
+        std::fs::create_dir_all(mount.join(name)).unwrap();
+        std::fs::write(mount.join(name).join("config.toml"), text).unwrap();
+        // As kubelet's AtomicWriter has it.
+        std::os::unix::fs::symlink(name, mount.join("..data_tmp")).unwrap();
+        std::fs::rename(mount.join("..data_tmp"), mount.join("..data")).unwrap();
+    };
+    version("..2026_1", &node.config_text());
+    std::os::unix::fs::symlink("..data/config.toml", mount.join("config.toml")).unwrap();
+    node.launch_plugin_on(&mount.join("config.toml"));
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    for (n, (settings, count)) in [(EIGHT, 16), (FOUR, 8)].into_iter().enumerate() {
+        settings.clone_into(&mut node.settings);
+        version(&format!("..2026_{}", n + 2), &node.config_text());
+        bounded(node.kubelet.wait_allocatable(GPU, count)).await;
+    }
+}
+
+#[tokio::test]
+async fn what_takes_a_restart_stays_as_it_was_and_is_told() {
+    let mut it = Reloading::start(FOUR).await;
+    it.offered(GPU, 8).await;
+    let elsewhere = it.node.dir.path().join("elsewhere").display().to_string();
+    let text = it.text(EIGHT).replace("tmpfs = \"off\"", "tmpfs = \"prefer\"");
+    let pages = it.node.dir.path().join("pages").display().to_string();
+    replace(&it.file, &text.replace(&format!("{pages}\""), &format!("{elsewhere}\"")));
+    it.offered(GPU, 16).await;
+    let waiting = it.configuration(|c| !c.waiting_keys.is_empty()).await.waiting_keys;
+    assert_eq!(waiting, ["paths.pages", "pages.tmpfs"]);
+    let warnings = it.node.status().await.warnings;
+    let told = format!("take a restart of the plugin: paths.pages: \"{pages}\" → \"{elsewhere}\"");
+    assert!(warnings.iter().any(|warning| warning.contains(&told)), "{warnings:?}");
+    let held = bounded(it.node.kubelet.run(&pod("a", 1))).await.unwrap().remove(0).device_ids;
+    assert_eq!(limit(&it.node.pages(&held)) / GIB, 5, "its pages are where they were");
+}
+
+#[tokio::test]
+async fn gpus_are_left_out_and_taken_in_again() {
+    let mut it = Reloading::start(FOUR).await;
+    it.offered(GPU, 8).await;
+    it.node.allocate(&[replica(1, 0)]).await.unwrap();
+    it.node.pre_start(&[replica(1, 0)]).await.unwrap();
+    it.write("[gpus]\nreserve = 0\nexclude = [\"1\"]\n[share]\nreplicas = 4\n");
+    it.offered(GPU, 4).await;
+    assert!(it.node.allocate(&[replica(1, 1)]).await.is_err());
+    it.node.pre_start(&[replica(1, 0)]).await.unwrap();
+    it.write("[gpus]\nreserve = 0\nexclude = [\"*\"]\n[share]\nreplicas = 4\n");
+    it.offered(GPU, 0).await;
+    it.write(FOUR);
+    it.offered(GPU, 8).await;
+}

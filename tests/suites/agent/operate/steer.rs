@@ -1,0 +1,435 @@
+//! Changing what a running container may use, and cordoning GPUs, over the admin socket.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tessera_harness::plugin::*;
+use tessera_kubelet_api::admin::{
+    AllocationState, ComputePolicy, CordonRequest, Health, QuotaResponse, ResetQuotaRequest,
+    SetQuotaRequest, StatusResponse,
+};
+use tessera_model::audit::{Actor, Event, What};
+use tessera_region::quota::{Policy, QuotaReader, QuotaWriter};
+use tessera_store::Ledger;
+use tonic::Code;
+
+/// 40 GiB, and 4 replicas of 8 GiB: 8 GiB are nobody's.
+const ROOMY: &str = "[share]\nreplicas = 4\nmemory = \"8Gi\"\n[gpus]\nreserve = 0\n";
+
+fn memory(name: &str, bytes: u64) -> SetQuotaRequest {
+    let memory_limit_bytes = Some(bytes);
+    SetQuotaRequest { target: target(name), memory_limit_bytes, ..Default::default() }
+}
+
+async fn set(node: &TestNode, request: SetQuotaRequest) -> Result<QuotaResponse, tonic::Status> {
+    Ok(admin(node.dir.path()).await.set_quota(request).await?.into_inner())
+}
+
+async fn reset(node: &TestNode, name: &str) -> Result<QuotaResponse, tonic::Status> {
+    let request = ResetQuotaRequest { target: target(name), ..Default::default() };
+    Ok(admin(node.dir.path()).await.reset_quota(request).await?.into_inner())
+}
+
+async fn cordon(node: &TestNode, gpu: &str, again: bool) -> Result<Vec<String>, tonic::Status> {
+    let (all, each) = (gpu.starts_with("--all"), gpu.ends_with("--each"));
+    let request = CordonRequest { gpu: gpu.to_owned(), all, each, reason: "fans".into() };
+    let mut admin = admin(node.dir.path()).await;
+    let answer = if again { admin.uncordon(request).await } else { admin.cordon(request).await };
+    Ok(answer?.into_inner().cordoned)
+}
+
+/// A container that runs: its replicas. Waits until it can be named.
+async fn running(node: &TestNode, name: &str, replicas: usize) -> Vec<String> {
+    let admitted = node.kubelet.run(&pod(name, replicas)).await.unwrap().remove(0);
+    named(node, name).await;
+    admitted.device_ids
+}
+
+async fn named(node: &TestNode, pod: &str) {
+    node.status_until(|status| {
+        let mut holders = status.allocations.iter().filter_map(|a| a.holder.as_ref());
+        holders.any(|holder| holder.pod == pod).then_some(())
+    })
+    .await;
+}
+
+fn history(node: &TestNode) -> Vec<Event> {
+    Ledger::open(&node.ledger(), false).unwrap().0.history(1000).unwrap()
+}
+
+#[tokio::test]
+async fn limits_change_under_a_running_container_and_last_as_long_as_its_allocation() {
+    let mut node = TestNode::start_with(ROOMY).await;
+    let ids = running(&node, "llm", 1).await;
+    let pages = node.pages(&ids);
+    let inode =
+        |file: &str| std::os::unix::fs::MetadataExt::ino(&pages.join(file).metadata().unwrap());
+    let before = (inode("quota"), inode("usage"));
+    let request = SetQuotaRequest {
+        cores_millis: Some(400),
+        policy: ComputePolicy::Strict.into(),
+        reason: "peak hours".into(),
+        ..memory("default/llm", 12 * GIB)
+    };
+
+    // Judged first, and nothing changed.
+    let dry = set(&node, SetQuotaRequest { dry_run: true, ..request.clone() }).await.unwrap();
+    assert!(dry.changed && limit(&pages) == 8 * GIB);
+
+    let answer = set(&node, request.clone()).await.unwrap();
+    assert_eq!(answer.gpus, dry.gpus);
+    let change = &answer.gpus[0];
+    assert_eq!(change.before.unwrap().memory_limit_bytes, 8 * GIB);
+    assert_eq!(change.after.unwrap().memory_limit_bytes, 12 * GIB);
+    assert_eq!(change.memory_in_use_bytes, Some(0));
+    let holds = |pages: &std::path::Path, gib: u64, cores: u32, policy: Policy| {
+        let quota = QuotaReader::attach(pages).unwrap();
+        let found = (quota.memory_limit(0) / GIB, quota.cores_millis(0), quota.policy(0));
+        assert_eq!(found, (gib, cores, policy));
+    };
+    holds(&pages, 12, 400, Policy::Strict);
+    assert!(!set(&node, request).await.unwrap().changed, "it has them already");
+
+    // Status tells both.
+    let used = node.allocation(&ids).await.unwrap().gpus.remove(0);
+    assert_eq!((used.memory_limit_bytes, used.cores_millis), (12 * GIB, 400));
+    let allocated = used.allocated.unwrap();
+    assert_eq!((allocated.memory_limit_bytes, allocated.cores_millis), (8 * GIB, 250));
+
+    // The plugin and the container start again, and the pages are lost.
+    node.stop_plugin().await;
+    node.start_plugin().await;
+    holds(&pages, 12, 400, Policy::Strict);
+    assert_eq!((inode("quota"), inode("usage")), before, "as a container has them mounted");
+    node.kubelet.start_container(&pod("llm", 1), "main").await.unwrap();
+    holds(&pages, 12, 400, Policy::Strict);
+    node.stop_plugin().await;
+    std::fs::remove_dir_all(&pages).unwrap();
+    node.start_plugin().await;
+    holds(&pages, 12, 400, Policy::Strict);
+
+    // Another pod gets what is configured.
+    named(&node, "llm").await;
+    node.allocate(&ids).await.unwrap();
+    holds(&pages, 8, 250, Policy::Burst);
+    assert_eq!(node.allocation(&ids).await.unwrap().gpus[0].allocated, None);
+
+    node.stop_plugin().await;
+    let events = history(&node);
+    let sets: Vec<&Event> = events.iter().filter(|e| e.what.name() == "quota-set").collect();
+    let [event] = sets[..] else { panic!("{events:?}") };
+    let What::QuotaSet { before, after, forced: false } = &event.what else { panic!("{event:?}") };
+    assert_eq!((before[0].cores_millis, after[0].cores_millis), (250, 400));
+    assert_eq!(event.reason.as_deref(), Some("peak hours"));
+    assert_eq!(event.holder.as_ref().unwrap().pod, "llm");
+    let Some(Actor::Admin { uid, pid, command, .. }) = &event.by else { panic!("{event:?}") };
+    assert_eq!((*uid, *pid), (nix::unistd::getuid().as_raw(), std::process::id()));
+    let told = "quota set default/llm --memory 12GiB --cores 40 --policy strict";
+    assert_eq!(command, &format!("{told} --reason \"peak hours\""));
+    assert!(events.iter().all(|event| event.by.is_some()), "{events:?}");
+}
+
+#[tokio::test]
+async fn memory_grows_within_the_capacity_rule_and_free_replicas_make_room() {
+    let node = TestNode::start_with(ROOMY).await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    let ids = running(&node, "a", 1).await;
+    // 8 GiB that nobody had.
+    let answer = set(&node, memory("a", 16 * GIB)).await.unwrap();
+    assert_eq!(answer.notes, Vec::<String>::new());
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    // One replica more than that.
+    let answer = set(&node, memory("a", 17 * GIB)).await.unwrap();
+    assert_eq!(answer.notes, ["1 replica given out no more while the limits are so large"]);
+    bounded(node.kubelet.wait_allocatable(GPU, 7)).await;
+    // Kubelet has not heard of it, and asks all the same.
+    let free: Vec<String> = (0..4).map(|n| replica(0, n)).filter(|id| !ids.contains(id)).collect();
+    node.allocate(&free[..1]).await.unwrap();
+    node.allocate(&free[1..2]).await.unwrap();
+    let refused = node.allocate(&free[2..]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    // Nothing is left but what it has: 40 - 8 - 8.
+    let refused = set(&node, memory("a", 25 * GIB)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.message().contains("at most 24 GiB are possible"), "{refused}");
+    assert_eq!(limit(&node.pages(&ids)), 17 * GIB);
+    set(&node, memory("a", 24 * GIB)).await.unwrap();
+
+    let answer = reset(&node, "a").await.unwrap();
+    assert_eq!(answer.notes, ["1 replica given out again"]);
+    assert_eq!(limit(&node.pages(&ids)), 8 * GIB);
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    assert!(!reset(&node, "a").await.unwrap().changed);
+}
+
+#[tokio::test]
+async fn memory_does_not_shrink_below_its_use_unless_forced_and_what_is_held_is_not_sold() {
+    let node = TestNode::start_with(ROOMY).await;
+    let ids = running(&node, "a", 1).await;
+    let pages = node.pages(&ids);
+    let tenant = Tenant::hold(&pages, 6 * GIB);
+    let refused = set(&node, memory("a", 5 * GIB)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("uses 6 GiB"), "{refused}");
+    assert!(refused.message().contains("--force"), "{refused}");
+    assert_eq!(limit(&pages), 8 * GIB, "the page is as before");
+    set(&node, memory("a", 6 * GIB)).await.unwrap();
+
+    let answer = set(&node, SetQuotaRequest { force: true, ..memory("a", GIB) }).await.unwrap();
+    assert!(answer.notes[0].contains("holds 5 GiB more"), "{:?}", answer.notes);
+    assert_eq!(limit(&pages), GIB);
+    assert_eq!(node.allocation(&ids).await.unwrap().gpus[0].memory_owed_bytes, 5 * GIB);
+    // The room is what its processes have left: 40 - 6.
+    let others: Vec<String> =
+        (0..4).map(|n| replica(0, n)).filter(|id| !ids.contains(id)).collect();
+    node.allocate(&others[..1]).await.unwrap();
+    let other = id_of(&others[..1]).to_string();
+    let refused = set(&node, memory(&other, 35 * GIB)).await.unwrap_err();
+    assert!(refused.message().contains("at most 34 GiB are possible"), "{refused}");
+    // It ends, and the room is there.
+    tenant.kill();
+    until_async(async || set(&node, memory(&other, 39 * GIB)).await.is_ok()).await;
+    assert_eq!(node.allocation(&ids).await.unwrap().gpus[0].memory_owed_bytes, 0);
+    assert_eq!(limit(&pages), GIB, "changed is changed");
+}
+
+async fn until_async(mut look: impl AsyncFnMut() -> bool) {
+    bounded(async {
+        while !look().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused_with_what_to_do() {
+    let node = TestNode::start_with(ROOMY).await;
+    running(&node, "a", 1).await;
+    let refused = async |request| {
+        let status = set(&node, request).await.unwrap_err();
+        (status.code(), status.message().to_owned())
+    };
+    let nothing = SetQuotaRequest { target: target("a"), ..Default::default() };
+    let (code, text) = refused(nothing.clone()).await;
+    assert!(code == Code::InvalidArgument && text.contains("--memory"), "{text}");
+    let (code, text) = refused(memory("b", GIB)).await;
+    assert!(code == Code::NotFound && text.contains("these do: default/a"), "{text}");
+    let (code, text) = refused(memory("a", 1 << 20)).await;
+    assert!(code == Code::InvalidArgument && text.contains("one CUDA context"), "{text}");
+    let (code, _) = refused(SetQuotaRequest { cores_millis: Some(1001), ..nothing.clone() }).await;
+    assert_eq!(code, Code::InvalidArgument);
+    let (code, text) = refused(SetQuotaRequest { gpu: "7".into(), ..memory("a", GIB) }).await;
+    assert!(code == Code::NotFound && text.contains(&gpu(0).uuid), "{text}");
+    assert_eq!(cordon(&node, "7", false).await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(cordon(&node, "", false).await.unwrap_err().code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn each_gpu_of_a_container_may_have_its_own_memory() {
+    let node = TestNode::start_with(&format!("[share]\nsplit = \"spread\"\n{}", &ROOMY[8..])).await;
+    let ids = [replica(0, 0), replica(1, 0)];
+    node.allocate(&ids).await.unwrap();
+    node.pre_start(&ids).await.unwrap();
+    let id = id_of(&ids).to_string();
+    set(&node, SetQuotaRequest { gpu: "1".into(), ..memory(&id, 12 * GIB) }).await.unwrap();
+    let quota = QuotaReader::attach(&node.pages(&ids)).unwrap();
+    assert_eq!((quota.memory_limit(0), quota.memory_limit(1)), (8 * GIB, 12 * GIB));
+    let cores = SetQuotaRequest { cores_millis: Some(100), gpu: "1".into(), ..memory(&id, GIB) };
+    let refused = set(&node, cores).await.unwrap_err();
+    assert!(refused.message().contains("leased together"), "{refused}");
+    set(&node, memory(&id, 10 * GIB)).await.unwrap();
+    assert_eq!((quota.memory_limit(0), quota.memory_limit(1)), (10 * GIB, 10 * GIB));
+}
+
+#[tokio::test]
+async fn a_parked_allocation_returns_without_the_room_that_others_were_given() {
+    let node = TestNode::start_with(ROOMY).await;
+    let small = [replica(0, 0)];
+    node.allocate(&small).await.unwrap();
+    set(&node, memory(id_of(&small).as_str(), 24 * GIB)).await.unwrap();
+    // Its replica goes to a larger one beside it, as from an init container to its app.
+    let large = [replica(0, 0), replica(0, 1)];
+    node.allocate(&large).await.unwrap();
+    node.allocate(&[replica(0, 2)]).await.unwrap();
+    node.allocate(&[replica(0, 3)]).await.unwrap();
+    node.pre_start(&small).await.unwrap();
+    // 24 + 8 + 8 fit.
+    assert_eq!(limit(&node.pages(&small)), 24 * GIB);
+    node.allocate(&large).await.unwrap();
+    set(&node, memory(id_of(&[replica(0, 2)]).as_str(), 16 * GIB)).await.unwrap();
+    node.pre_start(&small).await.unwrap();
+    assert_eq!(limit(&node.pages(&small)), 8 * GIB);
+    let status = node.status().await;
+    assert!(status.gpus[0].memory_limits_bytes <= 40 * GIB);
+}
+
+/// What is live, by the pages and the ledger, never adds up to more than the GPU has; and what kubelet is
+/// told is Healthy always fits beside it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn quotas_that_race_with_allocate_never_oversell() {
+    let node = Arc::new(TestNode::start_with(ROOMY).await);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (granted, refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (worst, counter) = (Arc::new(Mutex::new(0)), Arc::new(AtomicU64::new(1)));
+    let mut tasks = Vec::new();
+    let count = |ok: bool| if ok { Arc::clone(&granted) } else { Arc::clone(&refused) };
+    for worker in 0..3u64 {
+        let (node, stop) = (Arc::clone(&node), Arc::clone(&stop));
+        let (yes, no, counter) = (count(true), count(false), Arc::clone(&counter));
+        tasks.push(tokio::spawn(async move {
+            let mut admin = admin(node.dir.path()).await;
+            let mut client = node.client().await;
+            let mut random = 0x9e37_79b9_7f4a_7c15 ^ worker;
+            while !stop.load(Ordering::Relaxed) {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let ids = vec![replica(0, u32::try_from(random % 4).unwrap())];
+                let ok = if random % 3 == 0 {
+                    use tessera_kubelet_api::deviceplugin as v1;
+                    let request = v1::ContainerAllocateRequest { device_ids: ids };
+                    let request = v1::AllocateRequest { container_requests: vec![request] };
+                    client.allocate(request).await.is_ok()
+                } else {
+                    // No two limits that are set are alike.
+                    let nth = counter.fetch_add(1, Ordering::Relaxed);
+                    let bytes = (1 + random / 4 % 30) * GIB + nth;
+                    let request = memory(id_of(&ids).as_str(), bytes);
+                    admin.set_quota(request).await.is_ok()
+                };
+                if ok { &yes } else { &no }.fetch_add(1, Ordering::Relaxed);
+            }
+        }));
+    }
+    let watching = {
+        let (node, stop, worst) = (Arc::clone(&node), Arc::clone(&stop), Arc::clone(&worst));
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                // Each page is read at its own moment: a sum counts if no page moved meanwhile. None
+                // comes back to what it was: limits differ, and generations.
+                let read = || -> Vec<(u64, u64)> {
+                    let all = (0..4).map(|n| node.pages(&[replica(0, n)]));
+                    // Not as a tenant would, whose mapping stays: thousands are too many for a process.
+                    let figures = |page: QuotaWriter| {
+                        let spec = page.spec();
+                        (spec.generation, spec.gpus[0].memory_limit_bytes)
+                    };
+                    all.map(|dir| QuotaWriter::open(&dir).map_or((0, 0), figures)).collect()
+                };
+                let (before, after) = (read(), read());
+                if before == after {
+                    let mut worst = worst.lock().unwrap();
+                    *worst = (*worst).max(before.iter().map(|(_, limit)| limit).sum::<u64>());
+                }
+            }
+        })
+    };
+    let mut looks = 0u32;
+    let begun = std::time::Instant::now();
+    let counts = || [&granted, &refused].map(|count| count.load(Ordering::Relaxed));
+    let is_enough = || begun.elapsed() > Duration::from_secs(2) && counts().iter().all(|n| *n > 10);
+    // What is sold, and what kubelet may give away beside it.
+    let assert_fits = |status: &StatusResponse| {
+        let gpu = &status.gpus[0];
+        let free = gpu.replicas.iter();
+        let free = free.filter(|one| one.allocation_id.is_empty() && one.health == 1);
+        let free: u64 = free.map(|replica| replica.memory_limit_bytes).sum();
+        let sold = gpu.memory_limits_bytes;
+        let live = status.allocations.iter().filter(|a| a.state() != AllocationState::Parked);
+        let of_gpu = live.flat_map(|a| &a.gpus).filter(|used| used.gpu_uuid == gpu.uuid);
+        assert_eq!(sold, of_gpu.map(|used| used.memory_limit_bytes).sum::<u64>());
+        assert!(sold + free <= 40 * GIB, "{} and {} free of 40 GiB", sold / GIB, free / GIB);
+    };
+    while !is_enough() {
+        assert!(begun.elapsed() < HANGS, "{:?}", counts());
+        assert_fits(&node.status().await);
+        looks += 1;
+    }
+    stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await.unwrap();
+    }
+    tokio::task::block_in_place(|| watching.join().unwrap());
+    let worst = *worst.lock().unwrap();
+    assert!(worst > 0 && worst <= 40 * GIB, "{} GiB in the pages", worst / GIB);
+    assert!(looks > 0);
+    assert_fits(&node.status().await);
+}
+
+#[tokio::test]
+async fn a_cordoned_gpu_goes_to_nobody_else_and_its_containers_go_on() {
+    let mut node = TestNode::start_with(ROOMY).await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    let ids = running(&node, "a", 1).await;
+    let index = usize::from(!ids[0].starts_with(&gpu(0).uuid));
+    let uuid = gpu(u32::try_from(index).unwrap()).uuid;
+    let cordoned = cordon(&node, &index.to_string(), false).await.unwrap();
+    assert_eq!(cordoned, std::slice::from_ref(&uuid));
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    // What kubelet asks for that has not heard of it.
+    let refused = node.allocate(&ids).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
+    assert!(refused.message().contains("cordoned by") && refused.message().contains("fans"));
+    // Who runs goes on, starts again, and may still be steered.
+    node.kubelet.start_container(&pod("a", 1), "main").await.unwrap();
+    set(&node, memory("a", 9 * GIB)).await.unwrap();
+
+    node.stop_plugin().await;
+    node.launch_plugin();
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    let status = node.status().await;
+    let shown = status.gpus.iter().find(|g| g.uuid == uuid).unwrap();
+    assert!(shown.cordon.ends_with(": fans"), "{}", shown.cordon);
+    // A cordon is no illness: it keeps its replicas back, and stands for itself.
+    assert_eq!((shown.health(), &*shown.health_reason), (Health::Healthy, ""));
+    assert!(!shown.cordoned_with_node);
+    assert!(shown.replicas.iter().all(|replica| replica.health_reason == shown.cordon));
+    assert_eq!(limit(&node.pages(&ids)), 9 * GIB);
+    // Its replica is free, and goes to no successor.
+    running(&node, "b", 1).await;
+    node.kubelet.remove("default", "a");
+    node.status_until(|status| (status.allocations.len() == 1).then_some(())).await;
+    assert_eq!(node.kubelet.allocatable(GPU), 4);
+
+    assert_eq!(cordon(&node, &uuid, true).await.unwrap(), Vec::<String>::new());
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    node.stop_plugin().await;
+    let events = history(&node);
+    let cordons = events.iter().filter(|event| event.gpu.is_some());
+    let lines: Vec<_> = cordons.map(|e| (e.what.name(), e.reason.clone().unwrap())).collect();
+    let fans = || "fans".to_owned();
+    assert_eq!(lines, [("cordoned", fans()), ("uncordoned", fans())]);
+}
+
+#[tokio::test]
+async fn a_node_is_cordoned_as_a_whole() {
+    let node = TestNode::start_with(ROOMY).await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    cordon(&node, &gpu(1).uuid, false).await.unwrap();
+    assert_eq!(cordon(&node, "--all", false).await.unwrap(), ["*".to_owned(), gpu(1).uuid]);
+    bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
+    let refused = cordon(&node, "0", true).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("uncordon --all"), "{refused}");
+    let status = node.status().await;
+    let with_node = |index: u32| {
+        let gpu = status.gpus.iter().find(|gpu| gpu.index == index).unwrap();
+        gpu.cordoned_with_node
+    };
+    assert!(with_node(0) && !with_node(1));
+    // The node's own is lifted, and that of the GPU stands.
+    assert_eq!(cordon(&node, "--all", true).await.unwrap(), [gpu(1).uuid]);
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    assert_eq!(cordon(&node, "--all", true).await.unwrap(), [gpu(1).uuid], "nothing to do");
+    // Under the node's cordon a GPU's own may be lifted, and the node's stands.
+    cordon(&node, "--all", false).await.unwrap();
+    assert_eq!(cordon(&node, "1", true).await.unwrap(), ["*"]);
+    bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
+    cordon(&node, &gpu(1).uuid, false).await.unwrap();
+    let answer = cordon(&node, "--all --each", true).await.unwrap();
+    assert!(answer.is_empty(), "{answer:?}");
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    assert!(cordon(&node, "--all", true).await.unwrap().is_empty(), "nothing to do");
+}

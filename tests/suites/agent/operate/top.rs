@@ -1,0 +1,196 @@
+//! `tessera top` in a terminal of its own, without a plugin.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::pty::{Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+/// Longer than any machine should need.
+const BOUND: Duration = Duration::from_secs(180);
+
+/// A terminal with `tessera top` in it.
+struct Terminal {
+    child: Child,
+    /// What the terminal shows and where keys come from; none once it has hung up.
+    master: Option<File>,
+    /// The program's end, kept open to see how it is set.
+    slave: Option<OwnedFd>,
+    before: Termios,
+}
+
+/// `tessera top` in a new terminal.
+fn top() -> Terminal {
+    let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+    let pty = openpty(&size, None).unwrap();
+    let before = tcgetattr(&pty.slave).unwrap();
+    // Or the program holds the other end itself.
+    fcntl(&pty.master, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
+    let end = || Stdio::from(pty.slave.try_clone().unwrap());
+    let child = tessera_harness::plugin::tessera()
+        .args(["top", "--interval", "1s"])
+        .stdin(end())
+        .stdout(end())
+        .stderr(end())
+        .spawn()
+        .unwrap();
+    Terminal { child, master: Some(File::from(pty.master)), slave: Some(pty.slave), before }
+}
+
+/// On the terminal's own screen, and on the other one that programs draw on.
+const OWN_SCREEN: &str = "\x1b[?1049l";
+const OTHER_SCREEN: &str = "\x1b[?1049h";
+const CURSOR: &str = "\x1b[?25h";
+
+impl Terminal {
+    /// Reads until all of these were written.
+    fn shows(&mut self, texts: &[&str]) {
+        let (mut seen, mut buffer) = (String::new(), [0; 4096]);
+        let master = self.master.as_mut().unwrap();
+        let deadline = Instant::now() + BOUND;
+        while !texts.iter().all(|text| seen.contains(text)) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "{texts:?} not in {seen:?}");
+            let mut fds = [PollFd::new(master.as_fd(), PollFlags::POLLIN)];
+            if poll(&mut fds, PollTimeout::try_from(left).unwrap()).unwrap() > 0 {
+                let count = master.read(&mut buffer).unwrap();
+                seen.push_str(&String::from_utf8_lossy(&buffer[..count]));
+            }
+        }
+    }
+
+    /// The view, on its own screen.
+    fn drawn(&mut self) {
+        self.shows(&[OTHER_SCREEN, "tessera"]);
+        assert!(self.is_raw());
+    }
+
+    fn is_raw(&self) -> bool {
+        let now = tcgetattr(self.slave.as_ref().unwrap()).unwrap();
+        !now.local_flags.intersects(LocalFlags::ICANON | LocalFlags::ECHO)
+    }
+
+    /// As it was before.
+    fn is_given_back(&mut self) {
+        self.shows(&[OWN_SCREEN, CURSOR]);
+        let now = tcgetattr(self.slave.as_ref().unwrap()).unwrap();
+        assert_eq!(now, self.before);
+    }
+
+    fn send(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().try_into().unwrap())
+    }
+
+    fn stops(&self) {
+        let deadline = Instant::now() + BOUND;
+        while Instant::now() < deadline {
+            let flags = WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG;
+            if let WaitStatus::Stopped(..) = waitpid(self.pid(), Some(flags)).unwrap() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("it does not stop");
+    }
+
+    fn ends(&mut self) -> bool {
+        ends(&mut self.child)
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // Where the test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn ends(child: &mut Child) -> bool {
+    let deadline = Instant::now() + BOUND;
+    while Instant::now() < deadline {
+        if child.try_wait().unwrap().is_some() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
+
+/// It went on for ever, with a CPU of its own: the terminal's library reads what has hung up again and again.
+#[test]
+fn top_ends_with_its_terminal() {
+    let mut terminal = top();
+    terminal.drawn();
+    drop((terminal.master.take(), terminal.slave.take()));
+    assert!(terminal.ends());
+}
+
+#[test]
+fn top_ends_when_told_to() {
+    let mut terminal = top();
+    terminal.drawn();
+    terminal.master.as_mut().unwrap().write_all(b"q").unwrap();
+    terminal.is_given_back();
+    assert!(terminal.ends());
+}
+
+#[test]
+fn whoever_ends_top_finds_the_terminal_as_it_was() {
+    for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT] {
+        let mut terminal = top();
+        terminal.drawn();
+        terminal.send(signal);
+        assert!(terminal.ends(), "{signal}");
+        terminal.is_given_back();
+    }
+}
+
+#[test]
+fn top_gives_the_terminal_back_while_it_is_stopped_and_draws_again() {
+    let mut terminal = top();
+    terminal.drawn();
+    for _ in 0..2 {
+        // By `kill -TSTP`, as a key is not: that one the terminal does not turn into a signal.
+        terminal.send(Signal::SIGTSTP);
+        terminal.stops();
+        terminal.is_given_back();
+        terminal.send(Signal::SIGCONT);
+        terminal.drawn();
+        terminal.master.as_mut().unwrap().write_all(b"\x1a").unwrap();
+        terminal.stops();
+        terminal.is_given_back();
+        terminal.send(Signal::SIGCONT);
+        terminal.drawn();
+    }
+    terminal.send(Signal::SIGTERM);
+    assert!(terminal.ends());
+    terminal.is_given_back();
+}
+
+/// SIGSTOP leaves no time to give anything back; a shell then sets the terminal as it needs it.
+#[test]
+fn top_takes_the_terminal_again_after_a_stop_that_it_did_not_see() {
+    let mut terminal = top();
+    terminal.drawn();
+    terminal.send(Signal::SIGSTOP);
+    terminal.stops();
+    tcsetattr(terminal.slave.as_ref().unwrap(), SetArg::TCSANOW, &terminal.before).unwrap();
+    terminal.send(Signal::SIGCONT);
+    terminal.drawn();
+    terminal.send(Signal::SIGTERM);
+    assert!(terminal.ends());
+    terminal.is_given_back();
+}

@@ -1,0 +1,191 @@
+//! Commands that ask the plugin, where it cannot be asked: each reason has a sentence with what to do and an exit
+//! status, and pods keep their names.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::Output;
+
+use serde_json::Value;
+use tessera_harness::plugin::{GPU, Simulated, bounded, pod, stderr, tessera};
+
+/// Every command that asks the plugin.
+const ASKING: &[&[&str]] = &[
+    &["status"],
+    &["status", "--ready"],
+    &["status", "--live"],
+    &["top", "--once"],
+    &["explain", "some-pod"],
+    &["quota", "show"],
+    &["quota", "set", "some-pod", "--memory", "1Gi"],
+    &["quota", "reset", "some-pod"],
+    &["cordon", "0"],
+    &["uncordon", "--all"],
+    &["config", "reload"],
+    &["history"],
+    &["recommend"],
+    &["waste"],
+];
+/// What the plugin listens at, in one directory: for the program's own protocol, and for the API.
+const SOCKETS: [&str; 2] = ["admin.sock", "api.sock"];
+
+/// All that it wrote, without the ends of lines that the width made.
+fn said(output: &Output) -> String {
+    let all = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(output);
+    all.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn file(dir: &std::path::Path) -> std::path::PathBuf {
+    let at = |name: &str| dir.join(name).display().to_string();
+    let file = dir.join("config.toml");
+    let text = format!(
+        "[paths]\nadmin = \"{}\"\nledger = \"{}\"\npages = \"{}\"\n",
+        at("run/admin.sock"),
+        at("ledger.redb"),
+        at("pages")
+    );
+    std::fs::write(&file, text).unwrap();
+    std::fs::create_dir_all(dir.join("run")).unwrap();
+    file
+}
+
+#[test]
+fn each_command_says_why_the_plugin_is_not_reached_and_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file(dir.path());
+    let each = |part: &str| {
+        for args in ASKING {
+            let output = tessera().arg("-c").arg(&file).args(*args).output().unwrap();
+            let text = said(&output);
+            assert_eq!(output.status.code(), Some(69), "{args:?}: {text}");
+            // Some begin a sentence with it.
+            assert!(
+                text.to_lowercase().contains(part) && text.contains("kubectl"),
+                "{args:?}: {text}"
+            );
+            for wrong in ["os error", "pid 0", "nothing is called"] {
+                assert!(!text.contains(wrong), "{wrong}: {args:?}: {text}");
+            }
+        }
+    };
+    // Nothing has ever run here. Whether there are GPUs is the machine's affair.
+    each("this machine");
+    // It has, and does not now.
+    std::fs::create_dir_all(dir.path().join("pages/x")).unwrap();
+    each("so it is not running");
+    for socket in SOCKETS {
+        let socket = dir.path().join("run").join(socket);
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    }
+    each("nobody listens at");
+}
+
+#[test]
+fn who_may_not_ask_is_told_so_and_exits_with_77() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("not run: only root can become somebody who may not");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = file(dir.path());
+    let open = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    open(dir.path(), 0o755);
+    open(&dir.path().join("run"), 0o700);
+    // The program lies where another user may not go.
+    let program = dir.path().join("tessera");
+    std::fs::copy(tessera_harness::plugin::program(), &program).unwrap();
+    for args in ASKING {
+        let mut command = std::process::Command::new(&program);
+        std::os::unix::process::CommandExt::uid(&mut command, 1000);
+        let output = command.arg("-c").arg(&file).args(*args).output().unwrap();
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(77), "{args:?}: {text}");
+        let told = text.contains("permission denied: only root may ask")
+            || text.contains("Permission denied: only root may ask");
+        assert!(told && text.contains("uid 1000") && text.contains("sudo"), "{args:?}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_plugin_that_was_killed_leaves_pods_with_their_names() {
+    let mut node = Simulated::new("replicas = 4").await;
+    node.serve().await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    node.kubelet.run(&pod("llm", 1)).await.unwrap();
+    bounded(async {
+        while node.json()["allocations"][0]["holder"]["pod"] != "llm" {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert!(node.run(&["cordon", "1", "--reason", "fans"]).status.success());
+    node.kill();
+
+    let output = node.run(&["status"]);
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(69));
+    for part in [
+        "The plugin does not answer: nobody listens at",
+        "It last wrote its ledger at",
+        "default/llm/main",
+        "running pods keep their limits",
+        "cordoned by",
+        "fans",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("pid 0") && !text.contains("No GPUs"), "{text}");
+    let json: Value = serde_json::from_slice(&node.run(&["status", "-o", "json"]).stdout).unwrap();
+    assert_eq!(json["allocations"][0]["holder"]["pod"], "llm");
+    assert!(json["plugin"].is_null(), "{}", json["plugin"]);
+    assert!(json["plugin_silent"]["last_write_unix_ms"].as_i64().unwrap() > 0);
+    let top = node.run(&["top", "--once"]);
+    assert_eq!(top.status.code(), Some(69));
+    assert!(said(&top).contains("default/llm/main"), "{}", said(&top));
+    // A name that nobody knows is not known not to be there.
+    let why = node.run(&["explain", "nobody"]);
+    assert_eq!(why.status.code(), Some(69));
+    assert!(
+        said(&why).contains("by the ledger and the pages, nothing is called"),
+        "{}",
+        said(&why)
+    );
+    assert_eq!(node.run(&["explain", "llm"]).status.code(), Some(69));
+}
+
+#[tokio::test]
+async fn a_node_whose_gpus_are_all_left_out_says_so_with_those_that_there_are() {
+    let mut node = Simulated::on("", "include = [\"GPU-nowhere\"]").await;
+    let check = node.run(&["config", "check"]);
+    let told = said(&check);
+    assert_eq!(check.status.code(), Some(1), "{told}");
+    assert!(
+        told.contains("warning: nothing would be sold here") && told.contains("GPU 0 ("),
+        "{told}"
+    );
+    assert!(!told.ends_with(" ok"), "{told}");
+    node.launch();
+    let output = bounded(async {
+        loop {
+            let output = node.run(&["status"]);
+            if said(&output).contains("No GPUs")
+                && said(&output).contains("gpus.include and gpus.exclude leave none")
+            {
+                return output;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert_eq!(output.status.code(), Some(69), "{}", said(&output));
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named_and_no_other() {
+    for args in [&["config", "check", "/nope.toml"][..], &["-c", "/nope.toml", "config", "check"]] {
+        let output = tessera().args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(64));
+        let want = "/nope.toml: there is no such file; `tessera config default` prints one to begin with\n";
+        assert_eq!(stderr(&output), want);
+    }
+}

@@ -1,0 +1,101 @@
+//! Good tenants get what they asked for.
+
+use tessera_region::layout::{GATE_CLOSED, GATE_SOLO, gate_state};
+use tessera_region::quota::Policy;
+
+use tessera_harness::gate_tenants::{Peer, Tenant, Worker, arbiter, first_gets, until};
+
+#[test]
+fn a_tenant_is_closed_until_it_wants_and_alone_it_is_solo() {
+    let arbiter = arbiter();
+    let tenant = Tenant::new("alone", 250).at(&arbiter);
+    assert_eq!(tenant.state(), GATE_CLOSED);
+    let reader = tenant.reader();
+    assert!(reader.window(0) > 0 && reader.window_us(0) > 0);
+    let peer = Peer::bound(&tenant, &arbiter);
+    assert_eq!(tenant.state(), GATE_CLOSED);
+    peer.want();
+    until("it is solo", || tenant.state() == GATE_SOLO);
+    let share = tenant.share(&arbiter);
+    assert_eq!((share.processes, share.totals.leases), (1, 1));
+    let view = arbiter.view().unwrap();
+    assert_eq!(view.gpus[0].holder.as_deref(), Some("alone"));
+    assert!(view.turn_p99_ns > 0);
+}
+
+#[test]
+fn two_that_want_all_get_their_shares() {
+    let arbiter = arbiter();
+    let (large, small) =
+        (Tenant::new("large", 750).at(&arbiter), Tenant::new("small", 250).at(&arbiter));
+    let _workers = [Worker::new(&large), Worker::new(&small)];
+    until("both run", || [&large, &small].iter().all(|t| t.share(&arbiter).totals.leases > 3));
+    first_gets(700..800, &arbiter, &[&large, &small]);
+    // Who waits is never let in beside the other.
+    assert_eq!(large.share(&arbiter).totals.overlaps + small.share(&arbiter).totals.overlaps, 0);
+}
+
+#[test]
+fn a_new_share_counts_at_once() {
+    let arbiter = arbiter();
+    let (one, other) =
+        (Tenant::new("one", 500).at(&arbiter), Tenant::new("other", 500).at(&arbiter));
+    let _workers = [Worker::new(&one), Worker::new(&other)];
+    until("both run", || [&one, &other].iter().all(|t| t.share(&arbiter).totals.leases > 3));
+    one.page.set_cores(0, 900, Policy::Burst);
+    arbiter.admit(one.path()).unwrap();
+    other.page.set_cores(0, 100, Policy::Burst);
+    arbiter.admit(other.path()).unwrap();
+    first_gets(850..950, &arbiter, &[&one, &other]);
+}
+
+#[test]
+fn all_gates_of_a_gang_change_together_and_not_while_one_gpu_is_taken() {
+    let arbiter = arbiter();
+    let gang = Tenant::with("gang", &["GPU-0", "GPU-1"], 500, Policy::Burst).at(&arbiter);
+    let single = Tenant::with("single", &["GPU-1"], 500, Policy::Burst).at(&arbiter);
+    let _workers = [Worker::new(&gang), Worker::new(&single)];
+    until("both run", || [&gang, &single].iter().all(|t| t.share(&arbiter).totals.leases > 3));
+    for _ in 0..500 {
+        let words = [gang.page.gate(0), gang.page.gate(1), gang.page.gate(0)];
+        if words[0] == words[2] {
+            // The first is written first; a moment later all say the same.
+            until("gates agree", || gang.page.gate(0) == gang.page.gate(1));
+        }
+        let before = gang.page.gate(0);
+        if gang.is_open() && single.is_open() {
+            // Read one after the other: they may have changed in between.
+            until("one of them closes", || gang.page.gate(0) != before || !single.is_open());
+        }
+    }
+    first_gets(400..600, &arbiter, &[&gang, &single]);
+}
+
+#[test]
+fn a_tenant_without_a_policy_or_released_is_free() {
+    let arbiter = arbiter();
+    let free = Tenant::with("free", &["GPU-0"], 500, Policy::None);
+    arbiter.admit(free.path()).unwrap();
+    let gone = Tenant::new("gone", 500).at(&arbiter);
+    assert_eq!(gone.state(), GATE_CLOSED);
+    arbiter.release("gone");
+    until("it is free", || gone.state() == GATE_SOLO && gone.reader().arbiter_ns() == 0);
+    assert_eq!(free.state(), GATE_SOLO);
+    assert_eq!(gate_state(free.page.gate(0)), GATE_SOLO);
+    assert!(arbiter.view().unwrap().tenants.is_empty());
+    assert!(!free.path().join("gate.sock").exists());
+}
+
+#[test]
+fn those_that_run_have_parts_of_the_cycle_of_their_own() {
+    let arbiter = arbiter();
+    let tenants: Vec<Tenant> =
+        (0..4).map(|n| Tenant::new(&format!("t{n}"), 250).at(&arbiter)).collect();
+    let _peers: Vec<Peer> = tenants.iter().map(|t| Peer::bound(t, &arbiter)).collect();
+    let mut phases = Vec::new();
+    until("everybody has a part", || {
+        phases = tenants.iter().map(|t| t.reader().phase_millis(0)).collect();
+        phases.sort_unstable();
+        phases == [0, 250, 500, 750]
+    });
+}

@@ -1,0 +1,140 @@
+//! Tenants that lie, flood, or send what is no message.
+
+use std::time::Duration;
+
+use tessera_region::layout::GATE_CLOSED;
+use tessera_region::session::Message;
+
+use tessera_harness::gate_tenants::{Peer, Tenant, Worker, arbiter, parts, until};
+
+#[test]
+fn a_lie_about_draining_ends_nothing() {
+    let arbiter = arbiter();
+    let (liar, waiter) =
+        (Tenant::new("liar", 500).at(&arbiter), Tenant::new("w", 500).at(&arbiter));
+    let lies = Peer::bound(&liar, &arbiter);
+    lies.want();
+    liar.opens();
+    // Early: the gate is open.
+    lies.drained(liar.epoch());
+    lies.drained(liar.epoch() + 1);
+    let peer = Peer::bound(&waiter, &arbiter);
+    peer.want();
+    let epoch = liar.closes();
+    for wrong in [0, epoch - 1, epoch + 1, u32::MAX] {
+        lies.drained(wrong);
+    }
+    until("all are heard", || liar.share(&arbiter).ignored == 6);
+    assert_eq!(liar.share(&arbiter).owing, 1);
+    lies.drained(epoch);
+    waiter.opens();
+    // Late, and again: nobody else's lease moves.
+    let word = waiter.page.gate(0);
+    lies.drained(epoch);
+    lies.say(Message::Idle { gpu: 0, epoch });
+    until("it is heard", || liar.share(&arbiter).ignored == 7);
+    assert_eq!(waiter.page.gate(0), word);
+}
+
+#[test]
+fn idle_counts_for_the_one_who_says_it() {
+    let arbiter = arbiter();
+    let (one, other) =
+        (Tenant::new("one", 500).at(&arbiter), Tenant::new("other", 500).at(&arbiter));
+    let (busy, waiting) = (Peer::bound(&one, &arbiter), Peer::bound(&other, &arbiter));
+    busy.want();
+    one.opens();
+    waiting.say(Message::Idle { gpu: 0, epoch: one.epoch() });
+    waiting.say(Message::Idle { gpu: 0, epoch: other.epoch() });
+    waiting.want();
+    let epoch = one.closes();
+    busy.drained(epoch);
+    other.opens();
+}
+
+#[test]
+fn a_flood_is_slowed_down_and_costs_the_others_nothing() {
+    let arbiter = arbiter();
+    let (a, b) = (Tenant::new("a", 500).at(&arbiter), Tenant::new("b", 250).at(&arbiter));
+    let flooder = Tenant::new("flooder", 250).at(&arbiter);
+    let _workers = [Worker::new(&a), Worker::new(&b)];
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let peer = Peer::connect(flooder.path()).hello();
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    // Blocks once its own queue is full. It wants nothing: what a tenant that takes
+                    // leases and does not drain them costs is another matter.
+                    if !peer.drained(0) {
+                        return;
+                    }
+                }
+            });
+        }
+        until("it is slowed down", || flooder.share(&arbiter).violations.throttled > 3);
+        // A second in which this machine's CPUs were elsewhere says nothing of the flood, which lasts.
+        let mut seen = Vec::new();
+        let unharmed = (0..6).any(|_| {
+            let overlaps = || [&a, &b].map(|t| t.share(&arbiter).totals.overlaps);
+            let before = overlaps();
+            let got = parts(&arbiter, &[&a, &b], Duration::from_secs(1));
+            let is_fair = (600..730).contains(&got[0]) && overlaps() == before;
+            seen.push(got);
+            is_fair
+        });
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        arbiter.release("flooder");
+        assert!(unharmed, "{seen:?}");
+    });
+}
+
+#[test]
+fn garbage_is_counted_and_then_its_sender_is_dropped() {
+    let arbiter = arbiter();
+    let tenant = Tenant::new("garbage", 500).at(&arbiter);
+    let peer = Peer::bound(&tenant, &arbiter);
+    for n in 0..32 {
+        peer.raw(&vec![n; usize::from(n) * 4 + 1]);
+    }
+    until("it is dropped", || tenant.share(&arbiter).violations.dropped == 1);
+    assert_eq!(tenant.share(&arbiter).violations.garbage, 16);
+    until("it is not waited for", || tenant.share(&arbiter).processes == 0);
+    // Others of the same tenant are served.
+    let good = Peer::bound(&tenant, &arbiter);
+    good.want();
+    tenant.opens();
+}
+
+#[test]
+fn connections_are_bounded_and_the_others_are_served() {
+    let arbiter = arbiter();
+    let (greedy, good) =
+        (Tenant::new("greedy", 500).at(&arbiter), Tenant::new("good", 500).at(&arbiter));
+    let connect = |_| Peer::connect(greedy.path());
+    let held: Vec<Peer> = (0..300).map(connect).collect();
+    until("most are turned away or wait", || {
+        let violations = greedy.share(&arbiter).violations;
+        violations.turned_away + violations.throttled > 0
+    });
+    let peer = Peer::bound(&good, &arbiter);
+    peer.want();
+    good.opens();
+    drop(held);
+    let peer = Peer::bound(&greedy, &arbiter);
+    peer.want();
+    greedy.opens();
+}
+
+#[test]
+fn whoever_never_said_hello_is_not_listened_to() {
+    let arbiter = arbiter();
+    let tenant = Tenant::new("silent", 500).at(&arbiter);
+    let peer = Peer::connect(tenant.path());
+    peer.want();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(tenant.state(), GATE_CLOSED);
+    let peer = peer.hello();
+    peer.want();
+    tenant.opens();
+}

@@ -1,0 +1,123 @@
+//! Processes with several shares.
+
+use tessera_arbiter::Arbiter;
+use tessera_region::quota::Policy;
+use tessera_region::session::Message;
+
+use tessera_harness::gate_tenants::{Peer, Tenant, Worker, arbiter, first_gets, until};
+
+/// A process of that token joins these gates, and keeps to the first.
+fn joined(token: u64, tenants: &[&Tenant]) -> Vec<Peer> {
+    let join = |(at, tenant): (usize, &&Tenant)| {
+        let peer = Peer::connect(tenant.path());
+        assert!(peer.say(Message::Joins { token, leads: at == 0 }));
+        peer
+    };
+    tenants.iter().enumerate().map(join).collect()
+}
+
+fn strict(id: &str, gpu: &str, millis: u32) -> Tenant {
+    Tenant::with(id, &[gpu], millis, Policy::Strict)
+}
+
+fn has(tenant: &Tenant, arbiter: &Arbiter, millis: u32) {
+    until("it has its share", || tenant.share(arbiter).share.millis == millis);
+}
+
+#[test]
+fn two_shares_of_one_gpu_are_their_sum_while_a_process_has_both() {
+    let arbiter = arbiter();
+    let one = Tenant::new("one", 250).at(&arbiter);
+    let two = Tenant::new("two", 500).at(&arbiter);
+    let other = Tenant::new("other", 250).at(&arbiter);
+    let _workers = [Worker::new(&one), Worker::new(&other)];
+    let links = joined(7, &[&one, &two]);
+    has(&one, &arbiter, 750);
+    first_gets(700..800, &arbiter, &[&one, &other]);
+    // A new limit of the second counts for the first.
+    two.page.set_cores(0, 250, Policy::Burst);
+    arbiter.admit(two.path()).unwrap();
+    has(&one, &arbiter, 500);
+    drop(links);
+    has(&one, &arbiter, 250);
+    first_gets(450..550, &arbiter, &[&one, &other]);
+}
+
+#[test]
+fn two_caps_are_the_cap_of_their_sum() {
+    let arbiter = arbiter();
+    let (one, two) =
+        (strict("one", "GPU-0", 200).at(&arbiter), strict("two", "GPU-0", 300).at(&arbiter));
+    let other = Tenant::new("other", 10).at(&arbiter);
+    let _links = joined(7, &[&one, &two]);
+    has(&one, &arbiter, 500);
+    let _workers = [Worker::new(&one), Worker::new(&other)];
+    until("both run", || [&one, &other].iter().all(|t| t.share(&arbiter).totals.leases > 3));
+    // The other has all that the cap leaves, whatever it weighs.
+    first_gets(450..550, &arbiter, &[&one, &other]);
+}
+
+#[test]
+fn a_share_with_processes_of_its_own_is_divided() {
+    let arbiter = arbiter();
+    let (one, two) = (Tenant::new("one", 300).at(&arbiter), Tenant::new("two", 200).at(&arbiter));
+    let _links = joined(7, &[&one, &two]);
+    has(&one, &arbiter, 500);
+    let worker = Worker::new(&two);
+    has(&one, &arbiter, 400);
+    has(&two, &arbiter, 100);
+    drop(worker);
+    has(&one, &arbiter, 500);
+}
+
+#[test]
+fn shares_of_two_gpus_are_leased_together_and_never_beside_anothers() {
+    let arbiter = arbiter();
+    let one = Tenant::with("one", &["GPU-0"], 500, Policy::Burst).at(&arbiter);
+    let two = Tenant::with("two", &["GPU-1"], 500, Policy::Burst).at(&arbiter);
+    let single = Tenant::with("single", &["GPU-1"], 500, Policy::Burst).at(&arbiter);
+    let _workers = [Worker::new(&one), Worker::new(&single)];
+    until("each has its GPU", || one.is_open() && single.is_open());
+    // On different GPUs they are in nobody's way, until a process has both, in the middle of its work.
+    let links = joined(7, &[&one, &two]);
+    let leases = |tenant: &Tenant| tenant.share(&arbiter).totals.leases;
+    let before = leases(&single);
+    until("they take turns", || leases(&single) > before + 3);
+    let mut overlaps = 0;
+    for _ in 0..500 {
+        let word = one.page.gate(0);
+        if one.is_open() && single.is_open() {
+            // Read one after the other: they may have changed in between.
+            until("one of them closes", || one.page.gate(0) != word || !single.is_open());
+            overlaps += 1;
+        }
+        std::thread::sleep(std::time::Duration::from_micros(200));
+    }
+    assert!(overlaps < 50, "{overlaps} times of 500 both were open");
+    first_gets(400..600, &arbiter, &[&one, &single]);
+    drop(links);
+    until("each has its GPU", || one.is_open() && single.is_open());
+}
+
+#[test]
+fn nonsense_in_joining_harms_nobody() {
+    let arbiter = arbiter();
+    let (one, two) = (Tenant::new("one", 300).at(&arbiter), Tenant::new("two", 200).at(&arbiter));
+    // Nobody leads; two lead each other; one joins itself, again and again.
+    let stray = Peer::connect(two.path());
+    assert!(stray.say(Message::Joins { token: 1, leads: false }));
+    let around = [joined(2, &[&one, &two]), joined(3, &[&two, &one])];
+    let own = joined(4, &[&one, &one]);
+    for _ in 0..100 {
+        assert!(stray.say(Message::Joins { token: 1, leads: true }));
+        assert!(stray.say(Message::Joins { token: 1, leads: false }));
+    }
+    // Each share is divided between the two that use it.
+    has(&one, &arbiter, 250);
+    has(&two, &arbiter, 250);
+    arbiter.release("two");
+    has(&one, &arbiter, 300);
+    drop((stray, around, own));
+    let _worker = Worker::new(&one);
+    until("it runs", || one.share(&arbiter).totals.leases > 0);
+}

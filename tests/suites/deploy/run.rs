@@ -1,0 +1,581 @@
+//! `tessera run`: a quota for one command tree, from outside.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tessera_harness::freezer::Freezer;
+use tessera_harness::{
+    Conversation, MIB, Preloaded, SimGpu, artefacts, compile_c, external, settles,
+};
+
+/// A base directory of its own, so that what is left behind shows.
+struct Bench {
+    sim: SimGpu,
+    base: TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let sim = SimGpu::start_default();
+        Self { sim, base: tempfile::tempdir().expect("a writable temporary directory") }
+    }
+
+    fn run(&self, options: &[&str], command: &[&str]) -> Command {
+        let mut run = Command::new(artefacts().tessera());
+        run.arg("run").arg("--sim").args(options).arg("--").args(command);
+        run.envs(self.sim.envs()).env("XDG_RUNTIME_DIR", self.base.path());
+        run.stdin(Stdio::null());
+        run
+    }
+
+    fn output(&self, options: &[&str], command: &[&str]) -> Output {
+        self.run(options, command).output().expect("tessera starts")
+    }
+
+    /// The directories of runs.
+    fn runs(&self) -> Vec<PathBuf> {
+        let inside = |dir: PathBuf| std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let roots = inside(self.base.path().to_owned()).map(|entry| entry.path());
+        let entries = roots.flat_map(inside).map(|entry| entry.path());
+        entries.filter(|path| path.is_dir()).collect()
+    }
+
+    /// Busy time of each process on the first GPU, nanoseconds, by the simulator's own account.
+    fn busy(&self) -> BTreeMap<u64, u64> {
+        let mut ask = Command::new(artefacts().sim_dir().join("simgpu-ctl"));
+        let out = ask.arg("account").envs(self.sim.envs()).output().expect("simgpu-ctl starts");
+        let account = text(&out.stdout).lines().next().map(str::to_owned).expect("a GPU");
+        let account: serde_json::Value = serde_json::from_str(&account).expect("JSON");
+        let contexts = account["contexts"].as_array().expect("contexts");
+        let entry = |c: &serde_json::Value| Some((c["pid"].as_u64()?, c["busy_ns"].as_u64()?));
+        contexts.iter().filter_map(entry).collect()
+    }
+
+    /// What this process got of the GPU in a while, in thousandths of what all got.
+    fn part_of(&self, pid: u64, length: Duration) -> u64 {
+        let before = self.busy();
+        std::thread::sleep(length);
+        let after = self.busy();
+        let got = |pid: &u64| after[pid] - before.get(pid).copied().unwrap_or(0);
+        got(&pid) * 1000 / after.keys().map(got).sum::<u64>().max(1)
+    }
+
+    /// Not in the middle of a call: in there it would hold a lock that all processes of the simulated
+    /// machine share, as those of a real one do not.
+    fn freeze(&self, freezer: &Freezer) {
+        for _ in 0..50 {
+            freezer.freeze();
+            let mut ask = Command::new(artefacts().sim_dir().join("simgpu-ctl"));
+            let ask = ask.arg("account").envs(self.sim.envs()).stdout(Stdio::null());
+            let mut ask = ask.spawn().expect("simgpu-ctl starts");
+            let begin = Instant::now();
+            while begin.elapsed() < Duration::from_secs(1) {
+                if ask.try_wait().expect("our child").is_some() {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            freezer.thaw();
+            ask.wait().expect("our child");
+        }
+        panic!("always in the middle of a call");
+    }
+
+    fn left_behind(&self) -> usize {
+        std::fs::read_dir(self.base.path()).expect("just made").count()
+    }
+}
+
+fn tenant() -> String {
+    artefacts().tenant().to_str().expect("a UTF-8 path").to_owned()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_command_tree_is_held_to_its_quota_on_every_gpu() {
+    let bench = Bench::new();
+    for device in ["0", "1"] {
+        let greedy = [
+            &tenant(),
+            "--device",
+            device,
+            "--processes",
+            "3",
+            "greedy",
+            "--min-chunk=2Mi",
+            "--at-most=2Gi",
+            // Peaks are looked for every 20 ms.
+            "--for=1",
+        ];
+        let out = bench.output(&["-m", "1GiB", "-v"], &greedy);
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        let said = text(&out.stderr);
+        let lines: Vec<&str> = said.lines().filter(|l| l.contains("peak use")).collect();
+        let used = lines[usize::from(device == "1")];
+        assert!(used.ends_with("peak use 1 GiB of 1 GiB"), "{lines:?}");
+        let unused = lines[usize::from(device == "0")];
+        assert!(unused.ends_with("peak use 0 B of 1 GiB"), "{lines:?}");
+    }
+    assert_eq!(bench.left_behind(), 0);
+}
+
+#[test]
+fn without_v_nothing_is_printed() {
+    let out = Bench::new().output(&["-m", "1Gi"], &["true"]);
+    assert_eq!((out.status.code(), out.stdout.len(), out.stderr.len()), (Some(0), 0, 0));
+}
+
+#[test]
+fn the_exit_status_is_the_commands() {
+    let bench = Bench::new();
+    for (script, code) in [("exit 7", 7), ("kill -KILL $$", 137), ("kill -TERM $$", 143)] {
+        let out = bench.output(&["-m", "1Gi"], &["sh", "-c", script]);
+        assert_eq!(out.status.code(), Some(code), "{script}");
+    }
+    assert_eq!(bench.output(&["-m", "1Gi"], &["/nonexistent"]).status.code(), Some(127));
+    assert_eq!(bench.output(&["-m", "1Gi"], &["/etc/passwd"]).status.code(), Some(126));
+    assert_eq!(bench.left_behind(), 0);
+}
+
+#[test]
+fn a_signal_reaches_the_command_and_the_pages_go() {
+    let bench = Bench::new();
+    let mut run = bench.run(&["-m", "1Gi"], &[&tenant(), "hold", "--bytes=1Mi"]);
+    let mut child = run.stdout(Stdio::piped()).spawn().expect("tessera starts");
+    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = String::new();
+    out.read_line(&mut line).expect("the tenant speaks");
+    assert!(line.contains("ready"), "{line}");
+    assert_eq!(bench.left_behind(), 1);
+    let pid = i32::try_from(child.id()).expect("a pid");
+    // SAFETY: our own child, not yet waited for.
+    unsafe { libc::kill(pid, libc::SIGTERM) };
+    // It ends in order at SIGTERM, and says so; any other end would have another code.
+    line.clear();
+    out.read_line(&mut line).expect("the tenant speaks");
+    assert!(line.contains("done"), "{line}");
+    assert_eq!(child.wait().expect("our child").code(), Some(0));
+    assert_eq!(bench.left_behind(), 0);
+}
+
+/// What it says at the end of a run: bytes of peak use of the first GPU, and requests refused.
+fn said_at_the_end(out: &Output) -> (String, String) {
+    let said = text(&out.stderr);
+    let peak = said.split("peak use ").nth(1).and_then(|rest| rest.split(" of ").next());
+    let refused = said.lines().find_map(|line| {
+        line.strip_prefix("tessera: ")?.strip_suffix(" requests refused").map(str::to_owned)
+    });
+    (peak.unwrap_or_else(|| panic!("{said}")).to_owned(), refused.expect("refusals"))
+}
+
+/// However short its life is, whoever looks at it when, and whoever takes its slot over.
+#[test]
+fn a_programs_peak_and_refusals_are_said_however_short_it_lived() {
+    let bench = Bench::new();
+    let brief = compile_c("brief").to_str().expect("a UTF-8 path").to_owned();
+    let options = ["-m", "1GiB", "-v", "--gpu", "0"];
+    for run in 0..40 {
+        let out = bench.output(&options, &[&brief]);
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        assert_eq!(said_at_the_end(&out), ("192 MiB".into(), "1".into()), "run {run}");
+    }
+    // One after the other, each in the slot of the one before, and some beside one another.
+    let script = "for i in 1 2 3 4 5; do $0 || exit; done; $0 & $0 & wait";
+    for run in 0..5 {
+        let out = bench.output(&options, &["sh", "-c", script, &brief]);
+        let (peak, refused) = said_at_the_end(&out);
+        assert_eq!(refused, "7", "run {run}: {}", text(&out.stderr));
+        // Of two at once, and of those whose bytes the driver still has.
+        let mebibytes = peak.strip_suffix(" MiB").and_then(|number| number.parse::<u64>().ok());
+        assert!(mebibytes.is_some_and(|peak| (192..1024).contains(&peak)), "run {run}: {peak}");
+    }
+}
+
+#[test]
+fn only_the_gpus_named_can_be_seen() {
+    let bench = Bench::new();
+    let visible =
+        bench.output(&["-m", "1Gi", "--gpu", "1"], &["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]);
+    assert_eq!(text(&visible.stdout).trim(), bench.sim.uuid(1));
+    let hold = |gpu: &str, device: &str, envs: &[(&str, &str)]| {
+        let command = [&tenant(), "--device", device, "hold", "--bytes=1Mi", "--for=1"];
+        let mut run = bench.run(&["-m", "1Gi", "--gpu", gpu], &command);
+        let out = run.envs(envs.iter().copied()).output().expect("tessera starts");
+        (out.status.code(), text(&out.stderr))
+    };
+    for (gpu, other) in [("0", "1"), ("1", "0")] {
+        // Whatever was said before, its own GPU is the only one, and the first.
+        for envs in [&[][..], &[("CUDA_VISIBLE_DEVICES", other)]] {
+            assert_eq!(hold(gpu, "0", envs).0, Some(0), "{gpu}, {envs:?}");
+            let (code, said) = hold(gpu, "1", envs);
+            assert_eq!(code, Some(3), "an error other than out of memory: {said}");
+            assert!(said.contains("101"), "no such device: {said}");
+        }
+    }
+}
+
+/// A process that is shown another GPU all the same, as in a privileged pod.
+#[test]
+fn a_context_on_a_gpu_that_was_not_given_is_refused_as_a_device_that_is_none() {
+    let bench = Bench::new();
+    let command =
+        ["env", "-u", "CUDA_VISIBLE_DEVICES", &tenant(), "--device", "1", "hold", "--bytes=1Mi"];
+    let out = bench.output(&["-m", "1Gi", "--gpu", "0"], &command);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(3), "{said}");
+    assert!(said.contains("101"), "{said}");
+    let line = said.lines().find(|line| line.starts_with("tessera: invalid device")).expect(&said);
+    assert!(line.contains("was not given") && line.contains(bench.sim.uuid(0)), "{line}");
+    assert!(!line.contains("bytes"), "{line}");
+}
+
+#[test]
+fn what_is_wrong_is_said_and_what_to_do() {
+    let bench = Bench::new();
+    for (options, says) in [
+        (&["-m", "100Mi"][..], "--context-overhead"),
+        (&["-m", "100Gi"], "8 GiB"),
+        (&["-m", "1Gi", "--gpu", "9"], "no such GPU; there is 0"),
+        (&["-m", "1Gi", "--shim", "/nonexistent.so"], "/nonexistent.so"),
+    ] {
+        let out = bench.output(options, &["true"]);
+        assert_eq!(out.status.code(), Some(125), "{options:?}");
+        assert!(text(&out.stderr).contains(says), "{options:?}: {}", text(&out.stderr));
+    }
+    for options in
+        [&["-m", "4 apples"][..], &["-m", "1Gi", "--cores", "0"], &["-m", "1Gi", "--policy", "x"]]
+    {
+        assert_eq!(bench.output(options, &["true"]).status.code(), Some(64), "{options:?}");
+    }
+    assert_eq!(bench.left_behind(), 0);
+}
+
+#[test]
+fn what_a_killed_run_left_is_swept_by_a_later_one() {
+    let bench = Bench::new();
+    let mut run = bench.run(&["-m", "1Gi"], &["sh", "-c", "echo; exec sleep 1000"]);
+    // The command outlives a killed run; it must not outlive this test.
+    let mut child = run.stdout(Stdio::piped()).spawn().expect("tessera starts");
+    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    out.read_line(&mut String::new()).expect("the command runs");
+    let sleeping = children_of(child.id());
+    child.kill().expect("our child");
+    child.wait().expect("our child");
+    let left = bench.runs().pop().expect("what the killed run left");
+    for pid in sleeping {
+        // SAFETY: a grandchild that sleeps for a thousand seconds: the pid is still its own.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+    bench.output(&["-m", "1Gi"], &["true"]);
+    assert!(left.exists(), "too young to be judged");
+    age(&left, Duration::from_secs(120));
+    bench.output(&["-m", "1Gi"], &["true"]);
+    assert!(!left.exists());
+}
+
+/// A run that launches all the time, with its process.
+fn backlogged(bench: &Bench, options: &[&str]) -> (Child, u64) {
+    let options: Vec<&str> = ["-m", "1Gi", "--gpu", "0"].iter().chain(options).copied().collect();
+    let load = [&tenant(), "load", "--kernel-us=500", "--for=600"];
+    let mut run = bench.run(&options, &load).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut out = BufReader::new(run.stdout.take().expect("piped"));
+    out.read_line(&mut String::new()).expect("the tenant speaks");
+    let pid = u64::try_from(children_of(run.id())[0]).expect("a pid");
+    (run, pid)
+}
+
+fn end(mut run: Child, pid: u64) {
+    let _ = run.kill();
+    let _ = run.wait();
+    // SAFETY: it launches for ten minutes: the pid is still its own.
+    unsafe { libc::kill(i32::try_from(pid).expect("a pid"), libc::SIGKILL) };
+}
+
+#[test]
+fn runs_share_a_gpu_as_they_were_told_also_when_the_one_that_arbitrates_is_killed() {
+    let bench = Bench::new();
+    // The first is the one that arbitrates.
+    let (mut first, large) = backlogged(&bench, &["--cores", "75"]);
+    let (second, small) = backlogged(&bench, &["--cores", "25"]);
+    let settle = Duration::from_millis(500);
+    std::thread::sleep(settle);
+    let part = || bench.part_of(large, Duration::from_secs(1));
+    settles("thousandths, of 750", &(700..=800), part);
+    first.kill().expect("our child");
+    first.wait().expect("our child");
+    // Its command goes on, and the second arbitrates both.
+    std::thread::sleep(settle);
+    settles("after the death", &(700..=800), part);
+    end(first, large);
+    end(second, small);
+}
+
+/// A tenant frozen while it holds the GPU is not waited for longer than a late drain, and afterwards
+/// takes part again.
+#[test]
+fn a_frozen_run_costs_the_other_a_deadline_and_goes_on_when_it_is_thawed() {
+    let bench = Bench::new();
+    let (first, frozen) = backlogged(&bench, &["--cores", "50"]);
+    let freezer = match Freezer::of(u32::try_from(frozen).expect("a pid")) {
+        Ok(freezer) => freezer,
+        Err(reason) => {
+            end(first, frozen);
+            return external::skip("a_frozen_run_costs_the_other_a_deadline", &reason);
+        }
+    };
+    let (second, other) = backlogged(&bench, &["--cores", "50"]);
+    // Each time another one holds the GPU.
+    for _ in 0..2 {
+        bench.freeze(&freezer);
+        std::thread::sleep(Duration::from_millis(300));
+        let part = || bench.part_of(other, Duration::from_millis(300));
+        settles("thousandths beside one that is frozen", &(990..=1000), part);
+        freezer.thaw();
+        std::thread::sleep(Duration::from_millis(150));
+    }
+    let part = || bench.part_of(frozen, Duration::from_secs(1));
+    settles("thousandths, of 500", &(400..=600), part);
+    drop(freezer);
+    end(first, frozen);
+    end(second, other);
+}
+
+#[test]
+fn a_strict_share_is_a_cap_also_for_one_that_is_alone() {
+    let bench = Bench::new();
+    let (run, pid) = backlogged(&bench, &["--cores", "30", "--policy", "strict"]);
+    std::thread::sleep(Duration::from_millis(500));
+    let got = || {
+        let (before, begin) = (bench.busy()[&pid], Instant::now());
+        std::thread::sleep(Duration::from_secs(1));
+        let got = u128::from(bench.busy()[&pid] - before) * 1000 / begin.elapsed().as_nanos();
+        u64::try_from(got).expect("thousandths")
+    };
+    settles("thousandths of the time, capped at 300", &(250..=350), got);
+    end(run, pid);
+}
+
+fn children_of(pid: u32) -> Vec<i32> {
+    let deadline = Instant::now() + Duration::from_secs(180);
+    loop {
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        let children = std::fs::read_to_string(path).unwrap_or_default();
+        let pids: Vec<i32> = children.split_whitespace().filter_map(|p| p.parse().ok()).collect();
+        if !pids.is_empty() {
+            return pids;
+        }
+        assert!(Instant::now() < deadline, "no children of {pid}");
+        std::thread::yield_now();
+    }
+}
+
+fn age(dir: &Path, by: Duration) {
+    let then = std::time::SystemTime::now() - by;
+    let dir = std::fs::File::open(dir).expect("a directory");
+    dir.set_modified(then).expect("our own directory");
+}
+
+/// "auto": by the multiprocessors that NVML tells of, 1,536 threads each of an L4, 2,048 of an H100 and
+/// of an A100, whose multiprocessors have half as many cores.
+#[test]
+fn the_charge_for_a_context_follows_the_gpu() {
+    for (multiprocessors, capability, bytes) in [
+        (58, "8.9", 58 * 3 * MIB),
+        (132, "9.0", 132 * 7 * MIB / 2),
+        (108, "8.0", 108 * 7 * MIB / 2),
+    ] {
+        let sim = SimGpu::start(&format!(
+            "[memory]\ncontext_overhead = \"auto\"\nmodule_overhead = 0\n\
+             [[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000002\"\nmemory = \"16GiB\"\n\
+             sm_count = {multiprocessors}\ncompute_capability = \"{capability}\"\n"
+        ));
+        let tessera = Preloaded::bare(artefacts().tessera()).sim(&sim);
+        let shim = artefacts().shim();
+        let mut tenant = Conversation::start(
+            ["run", "--memory", "1Gi", "--shim"]
+                .iter()
+                .fold(tessera, |run, argument| run.arg(argument))
+                .arg(&shim)
+                .arg("--")
+                .arg(compile_c("calls")),
+        );
+        tenant.must("init");
+        tenant.must("retain 0");
+        assert_eq!(tenant.ask("info").values, [1024 * MIB - bytes, 1024 * MIB], "{capability}");
+    }
+}
+
+/// Reads lines of the command until one is `wanted`.
+fn await_line(out: &mut impl BufRead, wanted: &str) {
+    let mut line = String::new();
+    while line.trim_end() != wanted {
+        line.clear();
+        assert_ne!(out.read_line(&mut line).expect("it speaks"), 0, "no {wanted}");
+    }
+}
+
+#[test]
+fn every_signal_that_can_be_reaches_the_command() {
+    let bench = Bench::new();
+    let names = [
+        "HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "VTALRM", "PROF", "IO", "PWR", "STKFLT",
+        "XCPU", "WINCH", "CONT",
+    ];
+    let traps: String = names.iter().map(|name| format!("trap 'echo {name}' {name}; ")).collect();
+    let script = format!("{traps} trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done");
+    let mut run = bench.run(&["-m", "1Gi"], &["bash", "-c", &script]);
+    // Whatever this test itself was started with: shells ignore some for what runs in the background.
+    // SAFETY: signal(2) may be called between fork and exec.
+    unsafe {
+        run.pre_exec(|| {
+            (1..32).for_each(|signal| {
+                libc::signal(signal, libc::SIG_DFL);
+            });
+            Ok(())
+        });
+    }
+    let mut child = run.stdout(Stdio::piped()).spawn().expect("tessera starts");
+    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    await_line(&mut out, "ready");
+    for name in names {
+        let mut kill = Command::new("kill");
+        let kill = kill.args(["-s", name, &child.id().to_string()]).status();
+        assert!(kill.expect("kill starts").success(), "{name}");
+        await_line(&mut out, name);
+    }
+    // SAFETY: our own child, not yet waited for.
+    unsafe { libc::kill(i32::try_from(child.id()).expect("a pid"), libc::SIGTERM) };
+    assert_eq!(child.wait().expect("our child").code(), Some(3));
+    assert_eq!(bench.left_behind(), 0);
+}
+
+#[test]
+fn what_is_ignored_stays_ignored() {
+    let bench = Bench::new();
+    let run = bench.run(&["-m", "1Gi"], &["grep", "SigIgn", "/proc/self/status"]);
+    let mut nohup = Command::new("sh");
+    nohup
+        .args(["-c", "trap '' HUP ALRM; exec \"$@\"", "sh"])
+        .arg(run.get_program())
+        .args(run.get_args());
+    nohup.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let out = nohup.output().expect("sh starts");
+    let mask = text(&out.stdout);
+    let mask =
+        u64::from_str_radix(mask.trim().rsplit('\t').next().expect("a mask"), 16).expect("hex");
+    assert_eq!(mask & (1 | 1 << 13), 1 | 1 << 13, "{mask:x}");
+}
+
+/// Makes a directory as it may be found.
+fn directory(path: &Path, mode: u32, owner: Option<u32>) {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    std::fs::create_dir(path).expect("a new directory");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("our own");
+    if let Some(owner) = owner {
+        chown(path, Some(owner), None).expect("root may");
+    }
+}
+
+#[test]
+fn runs_are_only_where_nobody_else_can_change_them() {
+    let bench = Bench::new();
+    let (runtime, temporary) = (bench.base.path().join("runtime"), bench.base.path().join("tmp"));
+    directory(&temporary, 0o1777, None);
+    // SAFETY: asks for a number.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let mut cases = vec![(0o777, None), (0o722, None)];
+    if is_root {
+        cases.extend([(0o700, Some(12345)), (0o755, Some(12345))]);
+    }
+    let where_it_is = &["sh", "-c", "echo $TESSERA_DIR"];
+    for (mode, owner) in cases {
+        directory(&runtime, mode, owner);
+        let mut run = bench.run(&["-m", "1Gi"], where_it_is);
+        let out = run.env("XDG_RUNTIME_DIR", &runtime).env("TMPDIR", &temporary).output();
+        let out = out.expect("tessera starts");
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        assert!(Path::new(text(&out.stdout).trim()).starts_with(&temporary), "{mode:o} {owner:?}");
+        std::fs::remove_dir(&runtime).expect("nothing is in it");
+    }
+    // Nor where others may move what is in the temporary directory.
+    let open = bench.base.path().join("open");
+    directory(&open, 0o777, None);
+    let mut run = bench.run(&["-m", "1Gi"], &["true"]);
+    let out = run.env("XDG_RUNTIME_DIR", "/nonexistent").env("TMPDIR", &open).output();
+    let out = out.expect("tessera starts");
+    assert_eq!(out.status.code(), Some(125));
+    assert!(text(&out.stderr).contains("set XDG_RUNTIME_DIR"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn a_name_that_somebody_has_taken_locks_nobody_out_and_is_left_alone() {
+    let bench = Bench::new();
+    let victim = bench.base.path().join("victim");
+    directory(&victim, 0o755, None);
+    std::fs::write(victim.join("file"), "precious").expect("our own");
+    let temporary = bench.base.path().join("tmp");
+    directory(&temporary, 0o1777, None);
+    let in_it = || std::fs::read_dir(&temporary).expect("ours").flatten().map(|entry| entry.path());
+    // What the run of this user and machine is called.
+    let mut hold = bench.run(&["-m", "1Gi"], &["sh", "-c", "echo $TESSERA_DIR"]);
+    hold.env("XDG_RUNTIME_DIR", "/nonexistent").env("TMPDIR", &temporary);
+    let pages = text(&hold.output().expect("tessera starts").stdout);
+    let taken = Path::new(pages.trim()).parent().expect("a directory").to_owned();
+    // SAFETY: asks for a number.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let hostile: [&dyn Fn(); 3] = [
+        &|| std::os::unix::fs::symlink(&victim, &taken).expect("a new link"),
+        &|| std::fs::write(&taken, "").expect("a new file"),
+        &|| directory(&taken, 0o777, is_root.then_some(12345)),
+    ];
+    for put in hostile {
+        put();
+        let before = in_it().count();
+        let out = hold.output().expect("tessera starts");
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        assert!(!text(&out.stdout).starts_with(&*taken.join("").to_string_lossy()));
+        assert_eq!(in_it().count(), before, "left behind, or took away");
+        let meta = taken.symlink_metadata().expect("left alone");
+        if meta.is_dir() {
+            std::fs::remove_dir(&taken).expect("nothing was made in it");
+        } else {
+            std::fs::remove_file(&taken).expect("ours");
+        }
+    }
+    assert_eq!(std::fs::read(victim.join("file")).expect("left alone"), b"precious");
+    assert_eq!(std::fs::read_dir(&victim).expect("ours").count(), 1);
+}
+
+#[test]
+fn a_run_within_a_run_is_refused_and_beside_it_is_not() {
+    let bench = Bench::new();
+    let tessera = artefacts().tessera().display().to_string();
+    let inner = format!("{tessera} run --sim -m 1Gi -- echo held");
+    let cleared =
+        format!("env -u TESSERA_DIR {inner} && exit 0; unset TESSERA_DIR LD_PRELOAD; exec {inner}");
+    for script in [&inner, &cleared, &format!("({inner}) & wait $!")] {
+        let out = bench.output(&["-m", "1Gi"], &["sh", "-c", script]);
+        assert_eq!(out.status.code(), Some(125), "{script}: {}", text(&out.stderr));
+        assert_eq!(text(&out.stdout), "", "{script}");
+        assert!(text(&out.stderr).contains("side by side"), "{script}: {}", text(&out.stderr));
+    }
+    // Side by side, and with what an ended run has left in the environment.
+    let mut hold = bench.run(&["-m", "1Gi"], &["sh", "-c", "echo ready; read line"]);
+    let mut hold = hold.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut out = BufReader::new(hold.stdout.take().expect("piped"));
+    await_line(&mut out, "ready");
+    let mut beside = bench.run(&["-m", "1Gi"], &["true"]);
+    let beside = beside.env("TESSERA_DIR", "/nonexistent/pages").output().expect("it starts");
+    assert_eq!(beside.status.code(), Some(0), "{}", text(&beside.stderr));
+    drop(hold.stdin.take());
+    hold.wait().expect("our child");
+    assert_eq!(bench.left_behind(), 0);
+}

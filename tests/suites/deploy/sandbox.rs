@@ -1,0 +1,518 @@
+//! `tessera sandbox`: pods are held to their quota, what goes leaves nothing, and what is wrong is said.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tessera_harness::{GIB, artefacts, external, workspace};
+
+/// For what happens soon; a hang is what it is there for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn temporary() -> TempDir {
+    tempfile::tempdir().expect("a writable temporary directory")
+}
+
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn command(tmp: &TempDir, args: &[&str]) -> Command {
+    let mut command = Command::new(artefacts().tessera());
+    command.args(args).env("TMPDIR", tmp.path()).stdin(Stdio::null());
+    command
+}
+
+fn said(output: &Output) -> String {
+    let (out, err) = (&output.stdout, &output.stderr);
+    format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err))
+}
+
+/// A sandbox that stays up; its temporary files are in a directory of their own.
+struct Sandbox {
+    tmp: TempDir,
+    child: Child,
+    out: Arc<Mutex<String>>,
+}
+
+impl Sandbox {
+    fn start(args: &[&str]) -> Self {
+        let tmp = temporary();
+        let mut child = command(&tmp, &[&["sandbox"], args].concat())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("tessera starts");
+        let (out, lines) = (Arc::default(), child.stdout.take().expect("piped"));
+        let heard: Arc<Mutex<String>> = Arc::clone(&out);
+        std::thread::spawn(move || {
+            for line in BufReader::new(lines).lines().map_while(Result::ok) {
+                heard.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
+        let mut sandbox = Self { tmp, child, out };
+        until("it does not stand", || {
+            assert!(sandbox.child.try_wait().unwrap().is_none(), "{}", sandbox.out());
+            sandbox.out().contains("Ctrl-C ends").then_some(())
+        });
+        sandbox
+    }
+
+    fn out(&self) -> String {
+        self.out.lock().unwrap().clone()
+    }
+
+    /// Asks it from another terminal.
+    fn ask(&self, args: &[&str]) -> Output {
+        command(&self.tmp, &[&["sandbox"], args].concat()).output().expect("tessera starts")
+    }
+
+    fn must(&self, args: &[&str]) -> String {
+        let output = self.ask(args);
+        assert!(output.status.success(), "{args:?}: {}", said(&output));
+        said(&output)
+    }
+
+    fn dir(&self) -> PathBuf {
+        let mut entries = std::fs::read_dir(self.tmp.path()).unwrap();
+        entries.next().expect("its directory").unwrap().path()
+    }
+
+    /// What `tessera status -o json` prints of its only node.
+    fn status(&self) -> Value {
+        let config = self.dir().join("n0/config.toml");
+        let config = config.display().to_string();
+        let output = command(&self.tmp, &["-c", &config, "status", "-o", "json"]).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", said(&output)))
+    }
+
+    fn interrupt(&mut self) -> Option<i32> {
+        // SAFETY: kill(2) of a child of ours that was not waited for.
+        unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGINT) };
+        until("it does not end", || self.child.try_wait().unwrap()).code()
+    }
+
+    /// Neither files nor processes that name its directory.
+    fn left_nothing(&self, dir: &Path) {
+        until("something is left", || {
+            let files = std::fs::read_dir(self.tmp.path()).unwrap().count();
+            (files == 0 && processes(dir).is_empty()).then_some(())
+        });
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Processes whose environment or command line names this directory.
+fn processes(dir: &Path) -> Vec<String> {
+    let name = dir.display().to_string();
+    let names = |file: &str, pid: &str| {
+        let text = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        String::from_utf8_lossy(&text).contains(&name)
+    };
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().into_string().ok());
+    pids.filter(|pid| pid.bytes().all(|b| b.is_ascii_digit()))
+        .filter(|pid| names("environ", pid) || names("cmdline", pid))
+        .collect()
+}
+
+fn get(url_host: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(url_host).expect("somebody listens");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {url_host}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn a_greedy_pod_is_held_to_its_quota_and_a_removed_one_leaves_nothing() {
+    let mut sandbox = Sandbox::start(&["--memory", "8Gi"]);
+    sandbox.must(&["run", "hog", "--load", "greedy", "-n", "team"]);
+    sandbox.must(&["run", "chat"]);
+    let status = sandbox.status();
+    let of = |pod: &str| {
+        let mut all = status["allocations"].as_array().unwrap().iter();
+        all.find(|one| one.to_string().contains(pod)).cloned().expect("it is named")
+    };
+    let hog = of("hog");
+    let (limit, charged) =
+        (&hog["gpus"][0]["memory_limit_bytes"], &hog["gpus"][0]["memory_charged_bytes"]);
+    assert!(charged.as_u64() <= limit.as_u64() && charged.as_u64() > Some(GIB), "{hog}");
+    assert!(hog["refusals"].as_u64() > Some(0), "{hog}");
+    // Quota and use are what `explain` says too.
+    assert!(sandbox.must(&["explain", "chat"]).contains("default/chat"));
+
+    let dir = sandbox.dir();
+    sandbox.must(&["rm", "hog", "-n", "team"]);
+    assert!(!sandbox.must(&["list"]).contains("hog"));
+    until("its memory or its pages stay", || {
+        let pages = std::fs::read_dir(dir.join("n0/pages")).unwrap().flatten();
+        let pages = pages.filter(|entry| entry.file_name().len() == 32).count();
+        let all = sandbox.status()["allocations"].as_array().unwrap().len();
+        (pages == 1 && all == 1).then_some(())
+    });
+    let left: Vec<_> = std::fs::read_dir(dir.join("pods")).unwrap().flatten().collect();
+    assert!(
+        left.iter().all(|entry| !entry.file_name().to_string_lossy().contains("hog")),
+        "{left:?}"
+    );
+
+    assert_eq!(sandbox.interrupt(), Some(0));
+    sandbox.left_nothing(&dir);
+}
+
+#[test]
+fn each_pod_has_a_log_of_its_own_and_is_called_as_it_is_listed() {
+    let sandbox = Sandbox::start(&[]);
+    for (name, namespace) in [("chat", "team"), ("batch", "team"), ("chat", "other")] {
+        let words = format!("I am {namespace}/{name}");
+        sandbox.must(&["run", name, "--namespace", namespace, "--", "echo", &words]);
+        sandbox.must(&["wait", name, "--namespace", namespace]);
+    }
+    let logs = |name: &str| sandbox.must(&["logs", name]);
+    for name in ["team/chat", "team/batch", "other/chat"] {
+        assert_eq!(logs(name).trim(), format!("I am {name}"));
+    }
+    sandbox.must(&["rm", "team/chat"]);
+    assert_eq!(logs("team/batch").trim(), "I am team/batch");
+    let listed = sandbox.must(&["list"]);
+    assert!(listed.contains("team/batch") && !listed.contains("team/chat"), "{listed}");
+}
+
+#[test]
+fn a_killed_sandbox_leaves_neither_processes_nor_files() {
+    let mut sandbox = Sandbox::start(&[]);
+    let dir = sandbox.dir();
+    sandbox.must(&["run", "hog", "--load", "greedy"]);
+    // A program that has descendants, which no signal to its parent ends.
+    sandbox.must(&["run", "mine", "--", "sh", "-c", "(setsid sleep 1000 &) ; sleep 1000"]);
+    assert!(processes(&dir).len() >= 6, "{:?}", processes(&dir));
+    sandbox.child.kill().unwrap();
+    sandbox.child.wait().unwrap();
+    sandbox.left_nothing(&dir);
+}
+
+#[test]
+fn two_sandboxes_stand_side_by_side_and_a_named_directory_stays() {
+    let first = Sandbox::start(&["--layout", "2x1"]);
+    let kept = temporary();
+    let name = kept.path().join("kept").display().to_string();
+    let mut second = Sandbox::start(&["--dir", &name]);
+    first.must(&["run", "a", "--node", "n1"]);
+    second.must(&["run", "b", "--dir", &name]);
+    let listed = second.must(&["list", "--dir", &name]);
+    assert!(listed.contains("default/b") && !listed.contains("default/a"), "{listed}");
+    // Nobody takes a directory in which one lives.
+    let output = command(&second.tmp, &["sandbox", "--dir", &name]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("another sandbox lives in"), "{}", said(&output));
+    assert_eq!(second.interrupt(), Some(0));
+    assert!(kept.path().join("kept/n0/plugin.log").exists());
+    assert!(processes(&kept.path().join("kept")).is_empty());
+}
+
+#[test]
+fn a_script_says_how_it_went() {
+    let tmp = temporary();
+    let run = |script: &str| {
+        let file = tmp.path().join("script");
+        std::fs::write(&file, script).unwrap();
+        let file = file.display().to_string();
+        command(&tmp, &["sandbox", "--script", &file]).output().unwrap()
+    };
+    let good = "run a --gpu 2 --load idle\n! run b --gpu 9\nkill plugin\nstart plugin\nlist\n\
+                run c -- true\nwait c\nrm a\n";
+    let output = run(good);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(said(&output).contains("do not fit: n0 has 6 free"), "{}", said(&output));
+    let output = run("list\nrm nobody\nlist\n");
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(
+        said(&output).contains("script:2: rm nobody: there is no pod yet"),
+        "{}",
+        said(&output)
+    );
+    let output = run("run a\n! list\n");
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    // Nothing starts for a script that could not be done.
+    let output = run("run a\nrun B\n");
+    assert_eq!(output.status.code(), Some(64), "{}", said(&output));
+    assert!(said(&output).contains("script:2: "), "{}", said(&output));
+    assert!(!said(&output).contains("simulated"), "{}", said(&output));
+    let names = std::fs::read_dir(tmp.path()).unwrap().count();
+    assert_eq!(names, 1, "only the script is left");
+}
+
+#[test]
+fn a_bad_configuration_says_what_is_wrong_with_it() {
+    let tmp = temporary();
+    let try_with = |text: &str| {
+        let file = tmp.path().join("mine.toml");
+        std::fs::write(&file, text).unwrap();
+        let file = file.display().to_string();
+        let args = ["-c", &file, "sandbox", "--script", "/dev/null"];
+        command(&tmp, &args).output().unwrap()
+    };
+    let output = try_with("[share]\nreplicas = 4\nmemery = \"1Gi\"\n");
+    assert_eq!(output.status.code(), Some(64), "{}", said(&output));
+    assert!(said(&output).contains("mine.toml:3: share.memery"), "{}", said(&output));
+    assert!(said(&output).contains("did you mean `memory`?"), "{}", said(&output));
+    // What depends on GPUs, in the words of `config check`, of the user's file.
+    let output = try_with("[share]\nreplicas = 4\nmemory = \"12Gi\"\n");
+    assert_eq!(output.status.code(), Some(64), "{}", said(&output));
+    assert!(said(&output).contains("mine.toml: share.memory: "), "{}", said(&output));
+    assert!(said(&output).contains("2 GPUs"), "{}", said(&output));
+    // A good one is tried with its own shares, whatever host it is for.
+    let good = "[paths]\nledger = \"/var/lib/elsewhere/l.redb\"\n[metrics]\nlisten = \":9464\"\n\
+                [resource]\nname = \"example.com/slice\"\n[share]\nreplicas = 2\n";
+    let output = try_with(good);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(said(&output).contains("not used here: [paths], metrics.listen"), "{}", said(&output));
+    assert!(!Path::new("/var/lib/elsewhere").exists());
+    let files = std::fs::read_dir(tmp.path()).unwrap().count();
+    assert_eq!(files, 1, "only the configuration is left");
+}
+
+#[test]
+fn values_of_the_chart_are_tried_and_a_mistake_names_its_key() {
+    let tmp = temporary();
+    let try_with = |text: &str, more: &[&str]| {
+        let file = tmp.path().join("values.yaml");
+        std::fs::write(&file, text).unwrap();
+        let file = file.display().to_string();
+        let args = [&["sandbox", "--values", &file, "--script", "/dev/null"], more].concat();
+        command(&tmp, &args).output().unwrap()
+    };
+    for (text, says) in [
+        ("config: {share: {replicas: four}}\n", "values.yaml: config.share.replicas: "),
+        ("config: {share: {memery: 1Gi}}\n", "did you mean `memory`?"),
+        ("confg: {share: {replicas: 2}}\n", "config: is missing"),
+        ("config: {share: {memory: 12Gi}}\n", "values.yaml: share.memory: "),
+    ] {
+        let output = try_with(text, &[]);
+        assert_eq!(output.status.code(), Some(64), "{text}: {}", said(&output));
+        assert!(said(&output).contains(says), "{text}: {}", said(&output));
+    }
+    let good =
+        "image: {tag: x}\nconfig:\n  resource: {name: example.com/slice}\n  share: {replicas: 2}\n";
+    let output = try_with(good, &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(said(&output).contains("is used here: not image"), "{}", said(&output));
+    let output = try_with(good, &["-c", "/dev/null"]);
+    assert_eq!(output.status.code(), Some(64), "{}", said(&output));
+    let output = try_with(good, &["run", "chat"]);
+    assert_eq!(output.status.code(), Some(64), "{}", said(&output));
+    assert!(said(&output).contains("--values is for a sandbox that starts"), "{}", said(&output));
+}
+
+#[test]
+fn a_pod_is_held_to_its_claim_of_any_size() {
+    let sandbox = Sandbox::start(&["--dra", "--layout", "1x1"]);
+    // What is left out is the device's own default, and odd sizes are rounded up as the scheduler does.
+    sandbox.must(&["run", "chat", "--claim", "memory=4000Mi,cores=30", "--load", "greedy"]);
+    let status = sandbox.status();
+    let chat = &status["allocations"][0];
+    assert_eq!(chat["holder"]["pod"], "chat", "{status}");
+    assert_eq!(chat["gpus"][0]["memory_limit_bytes"], 4032u64 << 20, "{chat}");
+    assert_eq!(chat["gpus"][0]["cores_millis"], 300, "{chat}");
+    let refused = || sandbox.status()["allocations"][0]["refusals"].as_u64() > Some(0);
+    until("nothing is refused", || refused().then_some(()));
+    let output = sandbox.ask(&["run", "large", "--claim", "memory=13Gi"]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(
+        said(&output).contains("does not fit") && said(&output).contains("70 % left"),
+        "{}",
+        said(&output)
+    );
+    let output = sandbox.ask(&["run", "other"]);
+    assert!(said(&output).contains("--claim memory=4Gi"), "{}", said(&output));
+    let output = sandbox.ask(&["run", "other", "--claim", "cores=101"]);
+    assert!(said(&output).contains("a GPU has 100"), "{}", said(&output));
+    // Its container may start again, with the same pages; a removed pod's claim is free.
+    sandbox.must(&["restart", "chat"]);
+    sandbox.must(&["rm", "chat"]);
+    sandbox.must(&["run", "large", "--claim", "memory=13Gi,cores=100"]);
+    assert!(sandbox.must(&["list"]).contains("claim memory=13"), "{}", sandbox.must(&["list"]));
+}
+
+#[test]
+fn without_a_node_that_serves_claims_the_error_says_how_to_have_one() {
+    let sandbox = Sandbox::start(&[]);
+    let output = sandbox.ask(&["run", "chat", "--claim", "memory=1Gi"]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("--dra"), "{}", said(&output));
+}
+
+#[test]
+fn what_is_printed_answers() {
+    let sandbox =
+        Sandbox::start(&["--gpu-name", "NVIDIA H100 80GB HBM3", "--mig", "1=1g.2gb,2g.4gb"]);
+    sandbox.must(&["run", "chat"]);
+    let out = sandbox.out();
+    let metrics = out.split("http://").find(|rest| rest.contains("/metrics")).expect("metrics");
+    let host = metrics.split('/').next().unwrap();
+    let answer = get(host, "/metrics");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(answer.contains("tessera_") && answer.contains("H100"), "{answer}");
+    let page = out.lines().find(|line| line.starts_with("page")).expect("a page");
+    let page = page.split("http://").nth(1).unwrap().trim_end_matches('/');
+    assert!(get(page, "/").contains("<html"), "{}", get(page, "/"));
+    let fleet = get(page, "/api/v1/fleet");
+    assert!(fleet.contains("\"pod\":\"chat\"") && fleet.contains("H100"), "{fleet}");
+    // Lines are commands as they stand.
+    let status = out.lines().find(|line| line.ends_with(" status")).expect("a command");
+    let output = Command::new("sh").args(["-c", status]).output().unwrap();
+    assert!(said(&output).contains("default/chat"), "{}", said(&output));
+    let file = sandbox.dir().join("prometheus.yml");
+    assert!(std::fs::read_to_string(file).unwrap().contains(host));
+}
+
+/// The recipes of docs/api.md, each with the definition of `api` that stands there, for this address.
+fn recipes(host: &str) -> Vec<String> {
+    let page = std::fs::read_to_string(workspace().join("docs/api.md")).unwrap();
+    let recipes = page.split("## Recipes").nth(1).expect("recipes");
+    let mut lines = recipes.lines();
+    let definition = lines.find(|line| line.starts_with("api() {")).expect("what `api` is");
+    let definition = definition.replace("127.0.0.1:9482", host);
+    assert!(definition.contains(host), "{definition}");
+    let recipes = lines.filter(|line| line.starts_with("api /"));
+    recipes.map(|line| format!("set -euo pipefail\n{definition}\n{line}")).collect()
+}
+
+#[test]
+fn recipes_of_the_api_run_as_they_are_written() {
+    let name = "recipes_of_the_api_run_as_they_are_written";
+    let jq = match external::program("jq", "bookworm", &["jq", "libjq1", "libonig5"]) {
+        Ok(jq) => jq,
+        Err(reason) => return external::skip(name, &reason),
+    };
+    let Some(_curl) = external::on_path("curl") else {
+        return external::skip(name, "no curl on the PATH");
+    };
+    let sandbox = Sandbox::start(&[]);
+    sandbox.must(&["run", "hog", "--load", "greedy", "--namespace", "team"]);
+    sandbox.must(&["cordon", "1"]);
+    let out = sandbox.out();
+    let page = out.lines().find(|line| line.starts_with("page")).expect("a page");
+    let host = page.split("http://").nth(1).unwrap().trim_end_matches('/');
+    let bin = jq.parent().unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let recipes = recipes(host);
+    assert!(recipes.len() > 5, "{recipes:?}");
+    for recipe in recipes {
+        // The history needs some seconds; that no node is silent is one of the answers.
+        let silent = recipe.contains("answers | not");
+        until(&recipe, || {
+            let output = Command::new("bash")
+                .args(["-c", &recipe])
+                .env("PATH", &path)
+                .env("LD_LIBRARY_PATH", bin.join("../lib/x86_64-linux-gnu"))
+                .output()
+                .unwrap();
+            assert!(output.status.success(), "{recipe}: {}", said(&output));
+            let (lines, tabs) = (said(&output), said(&output).contains('\t'));
+            assert!(!silent || lines.is_empty(), "{recipe}: {lines}");
+            (silent || tabs).then_some(())
+        });
+    }
+}
+
+#[test]
+fn trouble_shows_and_goes() {
+    let sandbox = Sandbox::start(&[]);
+    sandbox.must(&["run", "chat"]);
+    sandbox.must(&["lose", "1"]);
+    let health = |wanted: &str| {
+        until(wanted, || {
+            let status = sandbox.status();
+            let state =
+                status["gpus"][1]["state"].as_str().or(status["gpus"][1]["health"].as_str());
+            state.is_some_and(|state| state == wanted).then_some(())
+        });
+    };
+    health("unhealthy");
+    let output = sandbox.ask(&["xid", "9", "79"]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("expected 0 to 1"), "{}", said(&output));
+    sandbox.must(&["cordon", "0", "--reason", "try"]);
+    let output = sandbox.ask(&["run", "late"]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    sandbox.must(&["uncordon", "0"]);
+    let listed = sandbox.must(&["list"]);
+    let pid = listed.split("pid ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    let pid: libc::pid_t = pid.parse().expect("the plugin's pid");
+    // SAFETY: kill(2) of a process of this test's sandbox, which waits for it.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    until("it is not told", || sandbox.out().contains("plugin of n0: does not run").then_some(()));
+    sandbox.must(&["start", "plugin"]);
+    sandbox.must(&["restart", "kubelet"]);
+    until("the pod is forgotten", || sandbox.status().to_string().contains("chat").then_some(()));
+}
+
+#[test]
+fn one_page_is_over_all_nodes_and_says_which_does_not_answer() {
+    let sandbox = Sandbox::start(&["--layout", "2x1"]);
+    sandbox.must(&["run", "a", "--node", "n0"]);
+    sandbox.must(&["run", "b", "--node", "n1"]);
+    let out = sandbox.out();
+    let page = out.lines().find(|line| line.starts_with("page of all nodes")).expect("a page");
+    let page = page.split("http://").nth(1).unwrap().trim_end_matches('/').to_owned();
+    let fleet = || -> Value {
+        let answer = get(&page, "/api/v1/fleet");
+        let body = answer.find('{').map(|at| &answer[at..=answer.rfind('}').unwrap()]);
+        serde_json::from_str(body.expect("JSON")).unwrap_or_else(|_| panic!("{answer}"))
+    };
+    let pods = |fleet: &Value| -> Vec<String> {
+        let nodes = fleet["nodes"].as_array().unwrap().iter();
+        let tenants = nodes.flat_map(|node| node["view"]["tenants"].as_array().unwrap());
+        tenants.map(|tenant| tenant["pod"].as_str().unwrap().to_owned()).collect()
+    };
+    until("the page lacks a pod", || (pods(&fleet()) == ["a", "b"]).then_some(()));
+    let of_b = get(&page, "/api/v1/explain?subject=b");
+    assert!(of_b.contains("\"b\"") || of_b.contains("default/b"), "{of_b}");
+    sandbox.must(&["kill", "plugin", "--node", "n1"]);
+    let silent = until("the page does not say so", || {
+        let nodes = fleet()["nodes"].clone();
+        (nodes[1]["answers"] == false).then_some(nodes)
+    });
+    assert_eq!(silent[0]["answers"], true);
+    assert!(!silent[1]["error"].as_str().unwrap().is_empty(), "{silent}");
+}
+
+#[test]
+fn a_made_up_fleet_is_on_the_page_at_once() {
+    let tmp = temporary();
+    let mut child = command(&tmp, &["sandbox", "--made-up", "--layout", "200x8"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("tessera starts");
+    let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let page = lines.map_while(Result::ok).find(|line| line.starts_with("page"));
+    let page =
+        page.expect("a page").split("http://").nth(1).unwrap().trim_end_matches('/').to_owned();
+    let fleet = get(&page, "/api/v1/fleet");
+    assert!(fleet.matches("\"answers\":").count() == 200, "{}", fleet.len());
+    // SAFETY: kill(2) of a child of ours that was not waited for.
+    unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) };
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let output = command(&tmp, &["sandbox", "--layout", "200x8"]).output().unwrap();
+    assert!(said(&output).contains("--made-up"), "{}", said(&output));
+}

@@ -1,0 +1,296 @@
+//! Limits that change under running processes: the plugin as it is shipped, steered by its command line,
+//! and tenants under the shim on a simulated GPU. The allocations are adopted from their pages, so no
+//! kubelet is needed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tessera_harness::{
+    Conversation, GIB, MIB, Preloaded, Running, SimGpu, artefacts, compile_c, external, settles,
+    workspace,
+};
+use tessera_region::layout::PAGES_DIR_ENV;
+use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec};
+use tessera_region::usage;
+
+const OUT_OF_MEMORY: i64 = 2;
+const ONE: &str = "11111111111111111111111111111111";
+const TWO: &str = "22222222222222222222222222222222";
+
+/// A node without a kubelet.
+struct Node {
+    sim: SimGpu,
+    dir: TempDir,
+    plugin: Option<Child>,
+}
+
+impl Node {
+    /// With an allocation of 1 GiB and half of GPU 0 under each of these ids.
+    fn start(ids: &[&str]) -> Self {
+        let (sim, dir) = (SimGpu::start_default(), tempfile::tempdir().expect("a writable /tmp"));
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        let config = format!(
+            "[gpus]\nreserve = 0\ncontext_overhead = \"64Mi\"\n[share]\nreplicas = 4\n[paths]\n\
+             kubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
+             shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n\
+             [pages]\ntmpfs = \"off\"\n[metrics]\nlisten = \"\"\n[api]\nlisten = \"\"\n",
+            at("kubelet"),
+            at("none.sock"),
+            at("pages"),
+            at("shim"),
+            artefacts().shim().display(),
+            at("ledger.redb"),
+            at("admin.sock"),
+            artefacts().libnvml().display(),
+        );
+        std::fs::write(dir.path().join("config.toml"), config).expect("just made");
+        std::fs::create_dir(dir.path().join("kubelet")).expect("just made");
+        let mut node = Self { sim, dir, plugin: None };
+        for id in ids {
+            let gpu = GpuQuota {
+                uuid: node.sim.uuid(0).to_owned(),
+                memory_limit_bytes: GIB,
+                context_overhead_bytes: 64 * MIB,
+                cores_millis: 500,
+                policy: Policy::Burst,
+            };
+            let spec = QuotaSpec { allocation: (*id).to_owned(), generation: 1, gpus: vec![gpu] };
+            let pages = node.pages(id);
+            std::fs::create_dir_all(&pages).expect("just made");
+            quota::create(&pages, &spec).expect("a valid quota");
+            usage::create(&pages, 1).expect("a writable directory");
+        }
+        node.serve();
+        node
+    }
+
+    fn pages(&self, id: &str) -> PathBuf {
+        self.dir.path().join("pages").join(id)
+    }
+
+    fn tessera(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(artefacts().tessera());
+        command.arg("--config").arg(self.dir.path().join("config.toml")).args(args);
+        command.envs(self.sim.envs()).stdin(Stdio::null());
+        command
+    }
+
+    fn serve(&mut self) {
+        let log = std::fs::File::options().append(true).create(true).open(self.log());
+        let log = log.expect("just made");
+        let plugin = self.tessera(&["serve"]).stderr(log).spawn().expect("tessera starts");
+        self.plugin = Some(plugin);
+        let begun = Instant::now();
+        while !self.says(&["quota", "show", "-o", "json"]).0.contains(ONE) {
+            let log = || std::fs::read_to_string(self.log()).unwrap_or_default();
+            assert!(begun.elapsed() < Duration::from_secs(180), "no allocations: {}", log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.path().join("log")
+    }
+
+    fn kill(&mut self) {
+        let mut plugin = self.plugin.take().expect("it runs");
+        plugin.kill().expect("it runs");
+        plugin.wait().expect("it was killed");
+    }
+
+    /// What a command says on standard output, on standard error, and its exit status.
+    fn says(&self, args: &[&str]) -> (String, String, Option<i32>) {
+        let Output { stdout, stderr, status } =
+            self.tessera(args).output().expect("tessera starts");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (text(&stdout), text(&stderr), status.code())
+    }
+
+    fn must(&self, args: &[&str]) -> String {
+        let (out, err, status) = self.says(args);
+        assert_eq!(status, Some(0), "{args:?}: {err}");
+        out
+    }
+
+    fn tenant(&self, program: &Path, id: &str) -> Preloaded {
+        Preloaded::new(program).sim(&self.sim).env(PAGES_DIR_ENV, self.pages(id))
+    }
+
+    fn load(&self, id: &str) -> Running {
+        // Longer than all judgements on a busy machine; it is killed with the value.
+        let tenant = self.tenant(&artefacts().tenant(), id).timeout(Duration::from_secs(1000));
+        tenant.arg("load").arg("--kernel-us=500").arg("--for=1000").spawn()
+    }
+
+    /// GPU time that these processes get in a while, nanoseconds each.
+    fn worked(&self, pids: &[u32], length: Duration) -> Vec<u64> {
+        let look = || pids.iter().map(|pid| self.sim.worked(0, *pid).ns).collect::<Vec<_>>();
+        let before = look();
+        std::thread::sleep(length);
+        look().iter().zip(before).map(|(after, before)| after - before).collect()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(plugin) = &mut self.plugin {
+            let _ = plugin.kill();
+            let _ = plugin.wait();
+        }
+    }
+}
+
+/// The client that `docs/steering.md` shows, on gRPC that sends the socket's path as `:authority`.
+#[test]
+fn a_python_client_steers_as_the_documentation_says() {
+    let client = workspace().join("tests/python/admin_client.py");
+    let text = std::fs::read_to_string(&client).expect("in the repository");
+    let shown = std::fs::read_to_string(workspace().join("docs/steering.md")).expect("as well");
+    let shown = shown.split("```python\n").nth(1).and_then(|rest| rest.split("```").next());
+    let body = text.split_once("\"\"\"\n\n").map(|(_, body)| body);
+    assert_eq!(shown, body, "the documentation shows tests/python/admin_client.py");
+
+    let python = match external::python() {
+        Ok(python) => python,
+        Err(reason) => return external::skip("admin_client.py", &reason),
+    };
+    let node = Node::start(&[ONE]);
+    let out = node.dir.path().join("stubs");
+    std::fs::create_dir(&out).expect("just made");
+    let made = Command::new(&python)
+        .args(["-B", "-m", "grpc_tools.protoc", "-I"])
+        .arg(workspace().join("proto/kubelet/proto"))
+        .arg(format!("--python_out={}", out.display()))
+        .arg(format!("--grpc_python_out={}", out.display()))
+        .arg("admin_v1.proto")
+        .output()
+        .expect("Python starts");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let run = |gibibytes: &str| {
+        let mut command = Command::new(&python);
+        command.arg("-B").arg(&client).arg(node.dir.path().join("admin.sock"));
+        let out = command.args([ONE, gibibytes]).env("PYTHONPATH", &out).output();
+        out.expect("Python starts")
+    };
+    let said = run("2");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    let uuid = node.sim.uuid(0);
+    let want = format!("{ONE} {uuid} {GIB}\n{uuid} {GIB} -> {}\n", 2 * GIB);
+    assert_eq!(text(&said.stdout), want);
+    assert!(node.must(&["quota", "show"]).contains("2 GiB"));
+    // A refusal has its code and says what is possible.
+    let refused = run("4000");
+    assert!(!refused.status.success());
+    assert!(text(&refused.stderr).contains("RESOURCE_EXHAUSTED"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn memory_grows_and_shrinks_under_a_running_process() {
+    let mut node = Node::start(&[ONE]);
+    let mut tenant = Conversation::start(node.tenant(&compile_c("calls"), ONE));
+    tenant.must("init");
+    tenant.must("retain 0");
+    assert_eq!(tenant.must("total 0"), GIB);
+    let large = tenant.must(&format!("alloc {}", 900 * MIB));
+    let more = format!("alloc {}", 200 * MIB);
+    assert_eq!(tenant.ask(&more).result, OUT_OF_MEMORY);
+
+    let said = node.must(&["quota", "set", ONE, "--memory", "2GiB", "--reason", "batch"]);
+    assert!(said.contains("1 GiB -> 2 GiB"), "{said}");
+    let second = tenant.must(&more);
+    let free = tenant.must("info");
+    assert_eq!(free, 2 * GIB - (64 + 900 + 200) * MIB);
+
+    // Not below what it holds, and nothing of it has happened.
+    let (_, error, status) = node.says(&["quota", "set", ONE, "--memory", "512MiB"]);
+    assert_eq!(status, Some(1));
+    assert!(error.contains("uses 1.1 GiB") && error.contains("--force"), "{error}");
+    assert_eq!(tenant.must("info"), free);
+
+    // By force: what it has it keeps, and nothing is negative or wraps around.
+    let said = node.must(&["quota", "set", ONE, "--memory", "512MiB", "--force"]);
+    assert!(said.contains("every new request is refused"), "{said}");
+    assert_eq!(tenant.must("info"), 0);
+    assert_eq!(tenant.must("total 0"), 512 * MIB);
+    assert_eq!(tenant.ask("alloc 1").result, OUT_OF_MEMORY);
+    tenant.must(&format!("free {second}"));
+    assert_eq!(tenant.ask("alloc 1").result, OUT_OF_MEMORY);
+    assert_eq!(tenant.must("info"), 0);
+
+    // The plugin starts again; the container's processes notice nothing.
+    node.kill();
+    node.serve();
+    assert_eq!(tenant.must("total 0"), 512 * MIB);
+    tenant.must(&format!("free {large}"));
+    assert_eq!(tenant.must("info"), (512 - 64) * MIB);
+    tenant.must(&format!("alloc {}", 400 * MIB));
+
+    node.must(&["quota", "reset", ONE]);
+    assert_eq!(tenant.must("total 0"), GIB);
+    tenant.must(&format!("alloc {}", 500 * MIB));
+    let shown = node.must(&["quota", "show", ONE]);
+    assert!(shown.contains("the same"), "{shown}");
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn gpu_time_is_divided_again_and_capped_under_running_processes() {
+    let node = Node::start(&[ONE, TWO]);
+    let (first, second) = (node.load(ONE), node.load(TWO));
+    let pids = [first.pid(), second.pid()];
+    let begun = Instant::now();
+    while node.worked(&pids, Duration::from_millis(50)).contains(&0) {
+        assert!(begun.elapsed() < Duration::from_secs(180), "they do not run side by side");
+    }
+    // Of what the two get, the first's part in percent.
+    let part = || {
+        let got = node.worked(&pids, Duration::from_secs(1));
+        got[0] * 100 / got.iter().sum::<u64>().max(1)
+    };
+    settles("percent, of 50", &(35..=65), part);
+    node.must(&["quota", "set", TWO, "--cores", "10"]);
+    node.must(&["quota", "set", ONE, "--cores", "90"]);
+    settles("percent, of 90", &(75..=100), part);
+
+    // A cap, with nobody in its way.
+    drop(second);
+    node.must(&["quota", "set", ONE, "--cores", "20", "--policy", "strict"]);
+    let of_the_time = || {
+        let begun = Instant::now();
+        let got = u128::from(node.worked(&pids[..1], Duration::from_secs(1))[0]);
+        u64::try_from(got * 100 / begun.elapsed().as_nanos()).expect("a percentage")
+    };
+    settles("percent of the time, capped at 20", &(10..=30), of_the_time);
+    // Nobody divides it; and again.
+    node.must(&["quota", "set", ONE, "--policy", "none"]);
+    settles("percent of the time, undivided", &(50..=100), of_the_time);
+    node.must(&["quota", "set", ONE, "--policy", "strict"]);
+    settles("percent, after the second change of policy", &(10..=30), of_the_time);
+}
+
+/// Work that waits for another process, and for its own thread out of a graph: under the plugin's arbiter,
+/// beside a tenant with a backlog, and alone under a cap that is set meanwhile.
+#[test]
+fn programs_whose_work_waits_go_on_under_the_plugin() {
+    let node = Node::start(&[ONE, TWO]);
+    let waits = compile_c("waits");
+    let steps = |shape: &str| {
+        let program = node.tenant(&waits, ONE).arg(shape).arg("700");
+        let out = program.timeout(Duration::from_secs(60)).run();
+        assert!(out.success(), "{shape}: {out}");
+        let said = out.stdout.lines().find_map(|line| line.strip_prefix("steps "));
+        said.and_then(|steps| steps.parse::<u64>().ok()).unwrap_or_else(|| panic!("{shape}: {out}"))
+    };
+    let neighbour = node.load(TWO);
+    for shape in ["semaphores", "nodes"] {
+        assert!(steps(shape) > 1, "{shape} beside a backlog");
+    }
+    drop(neighbour);
+    node.must(&["quota", "set", ONE, "--cores", "20", "--policy", "strict"]);
+    for shape in ["semaphores", "nodes"] {
+        assert!(steps(shape) > 1, "{shape} under a cap");
+    }
+}

@@ -1,0 +1,130 @@
+//! What a tenant sees of its claim, and that it gets no more.
+
+use tessera_harness::plugin::bounded;
+use tessera_harness::{Conversation, GIB, MIB};
+
+use super::claim::{claim, one};
+use super::node::{CONTEXT, Node, contained};
+
+const OUT_OF_MEMORY: i64 = 2;
+
+/// That the current GPU has so much in all for this process, all of it can be had, and no more.
+fn holds(tenant: &mut Conversation, gpu: usize, bytes: u64) {
+    tenant.must(&format!("retain {gpu}"));
+    assert_eq!(tenant.must(&format!("total {gpu}")), bytes);
+    assert_eq!(tenant.ask("info").values, [bytes - CONTEXT, bytes]);
+    let all = tenant.must(&format!("alloc {}", bytes - CONTEXT));
+    assert_eq!(tenant.ask(&format!("alloc {}", 2 * MIB)).result, OUT_OF_MEMORY);
+    tenant.must(&format!("free {all}"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_sees_and_keeps_what_its_claim_was_allocated() {
+    if !contained("a tenant sees and keeps what its claim was allocated") {
+        return;
+    }
+    let node = Node::start().await;
+    let device = node.device(0);
+    let (chat, draft) = (one("chat", &device, "2Gi", "30"), one("draft", &device, "5440Mi", "70"));
+    let chat = node.prepare(&chat).await.unwrap();
+    let draft = node.prepare(&draft).await.unwrap();
+    // Side by side, to the last byte that each has.
+    let (mut one, mut other) = (node.tenant(&chat), node.tenant(&draft));
+    holds(&mut one, 0, 2 * GIB);
+    holds(&mut other, 0, 5440 * MIB);
+    let sum = [(&mut one, 2 * GIB), (&mut other, 5440 * MIB)].map(|(tenant, bytes)| {
+        tenant.must(&format!("alloc {}", bytes - CONTEXT));
+        tenant.must("info")
+    });
+    assert_eq!(sum, [0, 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_shares_of_two_gpus_in_one_container_are_apart() {
+    if !contained("two shares of two gpus in one container are apart") {
+        return;
+    }
+    let node = Node::start().await;
+    let pair = claim("pair").asking("large", &node.device(1), "4Gi", "50").asking(
+        "small",
+        &node.device(0),
+        "1Gi",
+        "10",
+    );
+    let container = node.prepare(&pair).await.unwrap();
+    assert_eq!(container.shares.len(), 2);
+    let mut tenant = node.tenant(&container);
+    holds(&mut tenant, 0, GIB);
+    holds(&mut tenant, 1, 4 * GIB);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_requests_of_one_gpu_in_one_container_are_their_sum() {
+    if !contained("two requests of one gpu in one container are their sum") {
+        return;
+    }
+    let node = Node::start().await;
+    let device = node.device(0);
+    let both =
+        claim("both").asking("one", &device, "2Gi", "20").asking("two", &device, "1Gi", "10");
+    let container = node.prepare(&both).await.unwrap();
+    let mut tenant = node.tenant(&container);
+    tenant.must("retain 0");
+    assert_eq!(tenant.must("total 0"), 3 * GIB);
+    // More than either has, and no more than both.
+    tenant.must(&format!("alloc {}", 2 * GIB + 512 * MIB));
+    assert_eq!(tenant.ask(&format!("alloc {}", 512 * MIB)).result, OUT_OF_MEMORY);
+    // And of two claims.
+    let third = node.prepare(&one("third", &device, "1Gi", "10")).await.unwrap();
+    let mut tenant = node.tenant(&container.and(third));
+    assert_eq!(tenant.must("total 0"), 4 * GIB);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn containers_that_name_one_request_share_its_quota() {
+    if !contained("containers that name one request share its quota") {
+        return;
+    }
+    let node = Node::start().await;
+    let shared = one("shared", &node.device(0), "2Gi", "30");
+    let first = node.prepare(&shared).await.unwrap();
+    let again = bounded(node.dra.prepare("another-pod", &[shared.name()])).await.unwrap();
+    let second = node.container(&again[0]);
+    assert_eq!(first.shares, second.shares);
+    let (mut one, mut other) = (node.tenant(&first), node.tenant(&second));
+    one.must("retain 0");
+    other.must("retain 0");
+    one.must(&format!("alloc {GIB}"));
+    assert_eq!(other.must("info"), GIB - 2 * CONTEXT);
+    assert_eq!(other.ask(&format!("alloc {GIB}")).result, OUT_OF_MEMORY);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_does_not_fit_is_refused_with_numbers_and_takes_nothing() {
+    if !contained("what does not fit is refused with numbers and takes nothing") {
+        return;
+    }
+    let node = Node::start().await;
+    let device = node.device(0);
+    let fits = one("fits", &device, "6Gi", "60");
+    node.prepare(&fits).await.unwrap();
+    for (name, memory, cores, part) in
+        [("memory", "2Gi", "10", "GiB"), ("cores", "1Gi", "50", "%"), ("gpu", "80Gi", "10", "80")]
+    {
+        let Err(error) = node.prepare(&one(name, &device, memory, cores)).await else {
+            panic!("{name} was prepared")
+        };
+        let text = error.to_string();
+        assert!(text.contains(part) && text.contains(name), "{text}");
+    }
+    let Err(error) = node.prepare(&one("nowhere", "gpu-none", "1Gi", "10")).await else {
+        panic!("there is no such device")
+    };
+    assert!(error.to_string().contains("gpu-none"), "{error}");
+    assert_eq!(node.delivered(), [1, 1]);
+    // The same fits when the other has ended.
+    node.unprepare(&fits).await;
+    assert_eq!(node.delivered(), [0, 0]);
+    let memory = node.prepare(&one("memory", &device, "7Gi", "100")).await.unwrap();
+    holds(&mut node.tenant(&memory), 0, 7 * GIB);
+}

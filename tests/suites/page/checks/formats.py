@@ -1,0 +1,48 @@
+"""The page writes figures and foreign text as the command line does."""
+
+from browser import page
+
+
+def formats():
+    with page("--nodes", 1) as (one, server):
+        table = server("formats")
+        assert set(table) == {"bytes", "cores", "percent", "utc", "clock", "ago", "line", "lines"}
+        for name, cases in table.items():
+            wrong = one.evaluate(
+                """async ([name, cases]) => {
+                    const format = await import('/assets/format.js');
+                    return cases.filter((c) => format[name](...c.slice(0, -1)) !== c.at(-1))
+                        .map((c) => [...c, format[name](...c.slice(0, -1))]);
+                }""",
+                [name, cases],
+            )
+            assert len(cases) > 5 and not wrong, (name, wrong[:5])
+        # What the command line has no words for.
+        fits = one.evaluate(
+            """async () => {
+                const format = await import('/assets/format.js');
+                const fit = (count, cores_millis, memory_bytes = 0) => ({ count, cores_millis, memory_bytes });
+                return [format.fits([fit(1, 500), fit(3, 250)]), format.fits([fit(0, 500)]), format.fits([fit(2, 0, 2 ** 30)]),
+                    format.count(1, 'GPU'), format.count(1600, 'GPU'), format.decimal(2.96), format.decimal(1234.5)];
+            }"""
+        )
+        assert fits == ["1 × ½, 3 × ¼", "nothing", "2 × 1 GiB", "1 GPU", "1,600 GPUs", "3.0", "1,234.5"], fits
+
+
+def events():
+    """Server-sent events, however they are cut into pieces."""
+    with page("--nodes", 1) as (one, _):
+        text = ": hello\\n\\nevent: fleet\\ndata: {\\\"a\\\":1}\\n\\nevent: nodes\\r\\ndata: one\\r\\ndata:two\\r\\n\\r\\nid: 7\\n\\ndata\\n\\n"
+        one.evaluate(
+            """async (text) => {
+                const { Events } = await import('/assets/stream.js');
+                const wanted = JSON.stringify([['fleet', '{"a":1}'], ['nodes', 'one\\ntwo'], ['message', '']]);
+                for (let size = 1; size <= text.length; size += 1) {
+                    const got = [];
+                    const events = new Events((name, data) => got.push([name, data]));
+                    for (let i = 0; i < text.length; i += size) events.push(text.slice(i, i + size));
+                    if (JSON.stringify(got) !== wanted) throw new Error(`${size}: ${JSON.stringify(got)}`);
+                }
+            }""",
+            text.encode().decode("unicode_escape"),
+        )

@@ -1,0 +1,113 @@
+"""What changes is shown; what is silent says so."""
+
+from browser import gpu_address, gpus, page
+from views import written
+
+
+def live():
+    with page("--nodes", 2, "--gpus", 2, "--no-trouble", "--interval-ms", 50) as (one, server):
+        row = one.page.locator("#rows a[data-gpu]").first
+        row.focus()
+        before = row.element_handle()
+        server("tick", 120_000)
+        for entry, gpu in gpus(server("fleet")):
+            one.until_text(written(one, "bytes", gpu["memory_used_bytes"]), "#rows")
+        # The same elements, changed: focus and reading place stay.
+        assert before.evaluate("(a) => a.isConnected && document.activeElement === a")
+        entry, card = gpus(server("fleet"))[0]
+        one.go(gpu_address(entry["node"], card))
+        one.until_text("Tenants")
+        server("tick", 240_000)
+        card = gpus(server("fleet"))[0][1]
+        one.until_text(written(one, "bytes", card["memory_used_bytes"]), ".facts")
+
+
+def many():
+    """From twenty nodes on only changes are sent."""
+    with page("--nodes", 30, "--gpus", 1, "--interval-ms", 50) as (one, server):
+        # A sum to the last digit, and another each minute.
+        before = server("refusals")
+        one.until_text(f"refusals\n{written(one, 'number', before)}", ".totals")
+        server("tick", 60_000)
+        after = server("refusals")
+        assert after > before
+        one.until_text(f"refusals\n{written(one, 'number', after)}", ".totals")
+
+
+def node_away():
+    with page("--nodes", 3, "--gpus", 2, "--no-trouble", "--interval-ms", 50) as (one, server):
+        assert "does not answer" not in one.text()
+        server("away", "gpu-002")
+        one.until_text("gpu-002", "#rows .node.away")
+        text = one.text("#rows .node.away")
+        assert "does not answer since" in text and "kubectl get node" in text, text
+        assert one.page.locator("#rows .row.away").count() == 2
+        assert "3 (1 does not answer)" in one.text(".totals")
+        entry, card = gpus(server("fleet"))[2]
+        one.go(gpu_address(entry["node"], card))
+        one.until_text("What you see is its last answer")
+        server("back", "gpu-002")
+        one.until("() => !document.body.innerText.includes('last answer')")
+        one.go("#/")
+        one.page.wait_for_selector("#rows .row")
+        assert one.page.locator(".away").count() == 0
+
+
+def stream_lost():
+    with page("--nodes", 2, "--gpus", 1, "--no-trouble", "--interval-ms", 50) as (one, server):
+        one.until_text("live", "#live")
+        one.expected = ("ERR_", "Failed to load resource")
+        server("stop")
+        one.until_text("No live data since", "#banner")
+        assert "Trying again" in one.text("#banner")
+        one.until_text("not live", "#live")
+        # What was known stays in sight.
+        assert one.page.locator("#rows .row").count() == 2
+        server("tick", 60_000)
+        server("start")
+        one.until("() => document.querySelector('#banner').innerText === ''")
+        for _, gpu in gpus(server("fleet")):
+            one.until_text(written(one, "bytes", gpu["memory_used_bytes"]), "#rows")
+
+
+def clocks():
+    """A server whose clock is a year off: lengths of time are by its clock."""
+    with page("--nodes", 5, "--gpus", 1, "--interval-ms", 50) as (one, server):
+        model = server("fleet")
+        away = next(entry for entry in model["nodes"] if not entry["answers"])
+        seconds = (model["at_unix_ms"] - away["answered_unix_ms"]) // 1000
+        text = one.text(".node.away")
+        assert f"since {seconds // 60}m" in text or f"since {seconds // 60 + 1}m" in text, (text, seconds)
+
+
+def token():
+    """Where the server wants a token, the page asks for one, and keeps it in this tab alone."""
+    with page("--nodes", 1, opened=False) as (one, server):
+        one.expected = ("401",)
+        seen = []
+
+        def guard(route):
+            given = route.request.headers.get("authorization")
+            seen.append(given)
+            if given == "Bearer sesame":
+                return route.continue_()
+            return route.fulfill(status=401, content_type="application/json", body='{"error": "a token is <b>missing</b>", "code": 401}')
+
+        one.page.route("**/api/**", guard)
+        one.page.goto(server.url)
+        dialog = one.page.locator("dialog[open]")
+        dialog.wait_for()
+        text = dialog.inner_text()
+        assert "a token is <b>missing</b>" in text and "kubectl create token" in text, text
+        one.page.fill("#token", "wrong")
+        one.page.keyboard.press("Enter")
+        one.until("() => document.querySelector('dialog[open] #token')?.value === ''")
+        one.page.fill("#token", "sesame")
+        one.page.keyboard.press("Enter")
+        one.ready()
+        one.page.wait_for_selector("#rows .row")
+        assert "Bearer sesame" in seen
+        assert one.evaluate("() => [localStorage.length, document.cookie, Object.keys(sessionStorage).length]") == [0, "", 1]
+        one.page.click("text=drop token")
+        one.page.locator("dialog[open]").wait_for()
+        assert one.evaluate("() => sessionStorage.length") == 0

@@ -1,0 +1,177 @@
+//! `tessera-page-server`: the page over a made-up fleet, for tests, benches and whoever changes the page.
+//!
+//!     tessera-page-server [--listen 127.0.0.1:0] [--nodes 3] [--gpus 2] [--tenants 4] [--seed 1] [--hostile]
+//!                         [--no-trouble] [--live] [--interval-ms 1000]
+//!
+//! The first line of its output is the page's address. Each line of its input is a command, and each command's answer
+//! is a line of JSON: `away NODE`, `back NODE`, `tick MILLISECONDS`, `fleet` (the model as it is), `refusals` (of all), `history NODE
+//! SUBJECT SINCE STEP`, `waste`, `stop`, `start`, `rss` (bytes), `formats` (the table of formats). It ends with its
+//! input.
+
+use std::io::{BufRead, Write};
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use tessera_view::fixtures::{Layout, MadeUp};
+use tessera_view::fleet::Fleet;
+use tessera_view::history::Query;
+use tessera_web::fixtures::Fixture;
+use tessera_web::{Options, Server};
+
+mod formats;
+
+/// A day and a half after a layout's beginning.
+const STILL_UNIX_MS: i64 = 1_794_787_200_000 + 36 * 3_600_000;
+const DAY_MS: i64 = 86_400_000;
+
+struct Asked {
+    layout: Layout,
+    listen: SocketAddr,
+    live: bool,
+    interval: Duration,
+}
+
+fn main() -> ExitCode {
+    let outcome = asked(std::env::args().skip(1)).and_then(serve);
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tessera-page-server: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn asked(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
+    let mut asked = Asked {
+        layout: Layout::default(),
+        listen: ([127, 0, 0, 1], 0).into(),
+        live: false,
+        interval: Duration::from_secs(1),
+    };
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| format!("{word} takes a value"));
+        let number =
+            |text: String| text.parse::<usize>().map_err(|error| format!("{text}: {error}"));
+        match word.as_str() {
+            "--listen" => asked.listen = value()?.parse().map_err(|e| format!("--listen: {e}"))?,
+            "--nodes" => asked.layout.nodes = number(value()?)?,
+            "--gpus" => asked.layout.gpus = number(value()?)?,
+            "--tenants" => asked.layout.tenants = number(value()?)?,
+            "--seed" => asked.layout.seed = number(value()?)? as u64,
+            "--interval-ms" => asked.interval = Duration::from_millis(number(value()?)? as u64),
+            "--hostile" => asked.layout.hostile = true,
+            "--no-trouble" => asked.layout.trouble = false,
+            "--live" => asked.live = true,
+            other => return Err(format!("unknown option {other}")),
+        }
+    }
+    Ok(asked)
+}
+
+fn serve(asked: Asked) -> Result<(), String> {
+    let mut layout = asked.layout;
+    let mut at = STILL_UNIX_MS;
+    if asked.live {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_err(|e| e.to_string())?;
+        at = i64::try_from(now.as_millis()).map_err(|e| e.to_string())?;
+        layout.since_unix_ms = at / DAY_MS * DAY_MS - 7 * DAY_MS;
+    }
+    let fixture = Fixture::new(MadeUp::new(layout, at));
+    if asked.live {
+        fixture.run();
+    }
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().build().map_err(|e| e.to_string())?;
+    let start = |listen: SocketAddr| -> Result<(Server, SocketAddr), String> {
+        let mut options = Options::new(Arc::new(fixture.clone()));
+        options.listen = vec![listen];
+        options.interval = asked.interval;
+        options.report = Arc::new(|amiss| {
+            if let Some(amiss) = amiss {
+                eprintln!("{amiss}");
+            }
+        });
+        let server = Server::start(options).map_err(|e| e.to_string())?;
+        let address = runtime.block_on(server.bound()).ok_or("it is not bound")?;
+        Ok((server, address))
+    };
+    let (first, address) = start(asked.listen)?;
+    let mut server = Some(first);
+    say(&format!("http://{address}/"));
+    for line in std::io::stdin().lock().lines() {
+        let line = line.map_err(|error| error.to_string())?;
+        let words: Vec<&str> = line.split(' ').collect();
+        let answer = match words.as_slice() {
+            ["stop"] => {
+                server = None;
+                Value::Null
+            }
+            ["start"] => {
+                // The address may still be held by connections that end.
+                server = Some(start(address)?.0);
+                Value::Null
+            }
+            words => command(&fixture, words)?,
+        };
+        say(&answer.to_string());
+    }
+    drop(server);
+    Ok(())
+}
+
+fn command(fixture: &Fixture, words: &[&str]) -> Result<Value, String> {
+    let mut made = fixture.made();
+    Ok(match words {
+        ["away", node] => {
+            made.set_away(node, true);
+            Value::Null
+        }
+        ["back", node] => {
+            made.set_away(node, false);
+            Value::Null
+        }
+        ["tick", ms] => {
+            made.tick(ms.parse().map_err(|e| format!("tick: {e}"))?);
+            Value::Null
+        }
+        ["fleet"] => json!(made.fleet()),
+        ["refusals"] => json!(refusals(&made.fleet())),
+        ["waste"] => json!(made.waste("")),
+        ["history", node, subject, since, step] => json!(made.history(
+            node,
+            &Query {
+                subject: (*subject).to_owned(),
+                since_unix_ms: since.parse().map_err(|e| format!("history: {e}"))?,
+                step_seconds: step.parse().map_err(|e| format!("history: {e}"))?,
+                ..Query::default()
+            }
+        )),
+        ["rss"] => json!(rss_bytes()?),
+        ["formats"] => formats::table(),
+        other => return Err(format!("unknown command {other:?}")),
+    })
+}
+
+/// Refusals of all tenants: a sum that moves with time, and that the page writes to the last digit.
+fn refusals(fleet: &Fleet) -> u64 {
+    let views = fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
+    views.flat_map(|view| &view.tenants).map(|tenant| tenant.refusals).sum()
+}
+
+/// The highest that this process's resident memory was.
+fn rss_bytes() -> Result<u64, String> {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(|e| e.to_string())?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| "no VmHWM".to_owned())
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // Without a reader there is nothing to serve; standard input ends next.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}

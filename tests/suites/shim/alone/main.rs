@@ -1,0 +1,6 @@
+//! Tests of the shim that flood the machine, measure it, or stop threads anywhere: one at a time.
+
+mod deaths;
+mod gate_tied;
+mod starved;
+mod storms;

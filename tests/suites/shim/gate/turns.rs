@@ -1,0 +1,346 @@
+//! A tenant at its gate, with an arbiter that does what the test says: nothing reaches the driver
+//! between `drained` and the next opening, what is in flight is bounded while the gate is open, and
+//! no launch waits without end when the arbiter falls silent.
+
+use std::time::{Duration, Instant};
+
+use tessera_harness::{
+    Arbiter, Conversation, MIB, Pages, Preloaded, SimGpu, compile_c, monotonic_ns,
+};
+use tessera_region::layout::{ARBITER_GONE, GATE_CLOSED, GATE_OPEN, GATE_SOLO, GATE_YIELD};
+use tessera_region::quota::Policy;
+use tessera_region::session::Message;
+
+const MACHINE: &str = r#"
+[[kernel]]
+name = "spin"
+parameter = 0
+
+[[gpu]]
+uuid = "GPU-7e55e7a0-0000-4000-8000-000000000000"
+memory = "4GiB"
+"#;
+const QUIET: Duration = Duration::from_millis(300);
+
+fn machine() -> (SimGpu, Pages) {
+    let sim = SimGpu::start(MACHINE);
+    let pages = Pages::create(&[(sim.uuid(0), 1024 * MIB)]);
+    (sim, pages)
+}
+
+/// A tenant with a context, which has launched nothing yet.
+fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
+    Conversation::with_context("gated", sim, pages)
+}
+
+fn is_hello(message: &Message) -> bool {
+    matches!(message, Message::Hello { .. })
+}
+
+fn is_want(message: &Message) -> bool {
+    matches!(message, Message::Want { gpu: 0 })
+}
+
+/// Launches made, waits, timeouts and full windows of the only process.
+fn counters(pages: &Pages) -> (u64, u64, u64, u64) {
+    let file = std::fs::read(pages.usage_file()).expect("the usage page");
+    let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
+    let slot = 4096;
+    let launches = (0..8).map(|shard| word(slot + 512 + shard * 8)).sum();
+    (launches, word(slot + 944), word(slot + 952), word(slot + 960))
+}
+
+#[test]
+fn where_compute_is_not_limited_there_is_neither_thread_nor_connection() {
+    let (sim, pages) = machine();
+    let mut tenant = tenant(&sim, &pages);
+    let before = tenant.must("threads");
+    tenant.must("launch 100 1000 0");
+    tenant.must("sync 0");
+    assert_eq!(tenant.must("threads"), before);
+    // Nor beside an arbiter.
+    pages.quota().set_arbiter(monotonic_ns());
+    tenant.must("launch 100 1000 1");
+    assert_eq!(tenant.must("threads"), before);
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn who_launched_before_there_was_an_arbiter_is_awaited_at_its_first_closing() {
+    let (sim, pages) = machine();
+    pages.quota().set_cores(0, 500, Policy::Burst);
+    let mut tenant = tenant(&sim, &pages);
+    tenant.must("launch 1 300000000 0");
+    tenant.must("launch 1 300000000 1");
+    tenant.must("destroy 1");
+    // It makes no further call.
+    let arbiter = Arbiter::take_on(&pages);
+    assert!(is_hello(&arbiter.hears_in_time(|_| true)));
+    // Nothing completes for a while: that is said first.
+    let drained = arbiter.hears_in_time(|message| !matches!(message, Message::Idle { .. }));
+    assert!(matches!(drained, Message::Drained { gpu: 0, epoch: 1, .. }), "{drained:?}");
+    assert_eq!(tenant.must("query 0"), 0, "complete");
+    assert!(sim.worked(0, tenant.pid()).ns >= 600_000_000, "the stream that is no more, too");
+    arbiter.set(GATE_SOLO);
+    tenant.must("launch 1 1000 0");
+    arbiter.close();
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn a_launch_waits_at_a_closed_gate_says_so_once_and_goes_when_it_opens() {
+    let (sim, pages) = machine();
+    let arbiter = Arbiter::take_on(&pages);
+    let mut tenant = tenant(&sim, &pages);
+    assert!(arbiter.hears_nothing_for(Duration::from_millis(50)), "it has launched nothing");
+    tenant.send("launch 1 1000 0");
+    assert!(is_hello(&arbiter.hears()), "first of all");
+    let mut said = vec![arbiter.hears(), arbiter.hears()];
+    said.sort_by_key(|message| !is_want(message));
+    assert!(is_want(&said[0]), "{said:?}");
+    assert!(matches!(said[1], Message::Drained { gpu: 0, epoch: 1, .. }), "{said:?}");
+    assert!(arbiter.hears_nothing_for(QUIET), "once per closing");
+    assert_eq!(counters(&pages).0, 0, "launched at a closed gate");
+    arbiter.set(GATE_OPEN);
+    assert!(tenant.reply("launch").ok() >= 300_000, "microseconds waited");
+    let (launches, waits, timeouts, _) = counters(&pages);
+    assert_eq!((launches, waits, timeouts), (1, 1, 0));
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn drained_is_said_when_the_last_kernel_of_every_stream_is_complete() {
+    let (sim, pages) = machine();
+    let arbiter = Arbiter::take_on(&pages);
+    let mut tenant = tenant(&sim, &pages);
+    arbiter.set(GATE_SOLO);
+    for (stream, state) in [(0, GATE_SOLO), (8, GATE_SOLO), (9, GATE_SOLO), (1, GATE_OPEN)] {
+        arbiter.set(state);
+        tenant.must("launch 1 1000 2");
+        let begun = Instant::now();
+        tenant.must(&format!("launch 1 80000000 {stream}"));
+        arbiter.close();
+        let took = begun.elapsed();
+        assert!(took >= Duration::from_millis(79), "drained after {took:?} in stream {stream}");
+        assert_eq!(tenant.must(&format!("query {stream}")), 0, "stream {stream}");
+    }
+    // Nothing is dirty: at once, for each closing.
+    for _ in 0..20 {
+        arbiter.close();
+    }
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn a_stream_that_ends_with_work_in_flight_is_drained_all_the_same() {
+    let (sim, pages) = machine();
+    let arbiter = Arbiter::take_on(&pages);
+    let mut tenant = tenant(&sim, &pages);
+    arbiter.set(GATE_SOLO);
+    tenant.must("launch 10 1000 0");
+    for _ in 0..3 {
+        arbiter.set(GATE_SOLO);
+        let begun = Instant::now();
+        tenant.must("launch 1 60000000 3");
+        tenant.must("destroy 3");
+        arbiter.close();
+        assert!(begun.elapsed() >= Duration::from_millis(59), "{:?}", begun.elapsed());
+    }
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn nothing_is_launched_between_drained_and_the_next_opening() {
+    let (sim, pages) = machine();
+    let arbiter = Arbiter::take_on(&pages);
+    let mut tenant = tenant(&sim, &pages);
+    arbiter.set(GATE_SOLO);
+    tenant.must("launch 1 1000 0");
+    tenant.send("launch_threads 12 4000 5000");
+    let states = [GATE_SOLO, GATE_OPEN, GATE_YIELD];
+    let mut waited = 0;
+    for round in 0..60 {
+        arbiter.set(states[round % states.len()]);
+        std::thread::sleep(Duration::from_millis(2));
+        arbiter.close();
+        let before = counters(&pages).0;
+        std::thread::sleep(Duration::from_millis(3));
+        assert_eq!(counters(&pages).0, before, "launched after drained, round {round}");
+        waited = counters(&pages).1;
+    }
+    assert!(waited > 0, "nobody ever waited");
+    arbiter.set(GATE_SOLO);
+    assert_eq!(tenant.reply("launch_threads").ok(), 48_000);
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn what_is_in_flight_is_bounded_while_the_gate_is_open() {
+    let (sim, pages) = machine();
+    let arbiter = Arbiter::take_on(&pages);
+    let mut tenant = tenant(&sim, &pages);
+    arbiter.set(GATE_OPEN);
+    // 5 ms each, two may be in flight: the thirtieth is launched when the twenty-eighth is complete.
+    let took_us = tenant.must("launch 30 5000000 0");
+    assert!(took_us >= 27 * 5_000, "{took_us} µs");
+    // By count: whatever has run since the last was launched makes it less.
+    let complete = sim.worked(0, tenant.pid()).kernels;
+    assert!(complete >= 26, "{complete} of 30 were complete when the last was launched");
+    arbiter.close();
+    // Short ones: the window of operations counts, and they go on without a gap.
+    arbiter.set(GATE_OPEN);
+    let took_us = tenant.must("launch 5000 20000 0");
+    assert!(took_us >= 90_000, "5000 kernels of 20 µs were let out in {took_us} µs");
+    assert!(counters(&pages).3 > 0, "no full window was counted");
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn a_holder_for_whom_others_wait_says_once_that_it_is_idle() {
+    let (sim, pages) = machine();
+    let arbiter = Arbiter::take_on(&pages);
+    let mut tenant = tenant(&sim, &pages);
+    arbiter.set(GATE_OPEN);
+    tenant.must("launch 3 1000 0");
+    arbiter.hears_in_time(is_hello);
+    let epoch = arbiter.set(GATE_YIELD);
+    let said = arbiter.hears_in_time(|m| !matches!(m, Message::Drained { .. }));
+    assert_eq!(said, Message::Idle { gpu: 0, epoch });
+    assert!(arbiter.hears_nothing_for(QUIET), "once per lease");
+    // Not while something is in flight.
+    arbiter.close();
+    arbiter.set(GATE_OPEN);
+    tenant.must("launch 1 80000000 0");
+    let begun = Instant::now();
+    let epoch = arbiter.set(GATE_YIELD);
+    assert_eq!(arbiter.hears(), Message::Idle { gpu: 0, epoch });
+    assert!(begun.elapsed() >= Duration::from_millis(75), "{:?}", begun.elapsed());
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn a_launch_into_a_capturing_stream_waits_for_nobody() {
+    let (sim, pages) = machine();
+    let arbiter = Arbiter::take_on(&pages);
+    let mut tenant = tenant(&sim, &pages);
+    arbiter.set(GATE_SOLO);
+    tenant.must("launch 1 30000000 0");
+    tenant.must("capture 0");
+    tenant.must("launch 2 1000 0");
+    arbiter.close();
+    tenant.must("launch 2 1000 0");
+    tenant.must("captured 0");
+    tenant.send("launch 1 1000 0");
+    arbiter.hears_in_time(is_want);
+    arbiter.set(GATE_OPEN);
+    tenant.reply("launch").ok();
+    assert!(tenant.finish().success());
+}
+
+/// How much of `time` the tenant's kernels of 100 µs ran.
+fn share_of(tenant: &mut Conversation, kernels: u32) -> f64 {
+    let took_us = tenant.must(&format!("launch {kernels} 100000 0"));
+    f64::from(kernels) * 100.0 / f64::from(u32::try_from(took_us).unwrap())
+}
+
+#[test]
+fn without_a_sign_of_the_arbiter_a_tenant_keeps_to_its_part_of_the_cycle() {
+    let (sim, pages) = machine();
+    let arbiter = Arbiter::take_on(&pages);
+    arbiter.quota().set_cores(0, 300, Policy::Burst);
+    let mut tenant = tenant(&sim, &pages);
+    arbiter.set(GATE_SOLO);
+    tenant.must("launch 10 1000 0");
+    // Killed: the gate stays as it was, the time no longer moves.
+    arbiter.dies();
+    std::thread::sleep(Duration::from_millis(1_300));
+    let share = share_of(&mut tenant, 2_000);
+    assert!((0.05..0.36).contains(&share), "{share} of the GPU instead of 0.3");
+    assert_eq!(counters(&pages).2, 1, "an episode is counted once");
+    // Closed for ever is no different: a launch at a closed gate goes on, too.
+    pages.quota().set_gate(0, GATE_CLOSED);
+    assert!(share_of(&mut tenant, 500) > 0.05);
+    // Back: bound again, and held.
+    let arbiter = Arbiter::take_on(&pages);
+    arbiter.hears_in_time(is_hello);
+    arbiter.hears_in_time(|message| matches!(message, Message::Drained { .. }));
+    tenant.send("launch 1 1000 0");
+    arbiter.hears_in_time(is_want);
+    assert!(arbiter.hears_nothing_for(QUIET));
+    arbiter.set(GATE_OPEN);
+    tenant.reply("launch").ok();
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn an_arbiter_that_has_gone_holds_nobody_up() {
+    let (sim, pages) = machine();
+    pages.quota().set_cores(0, 1000, Policy::Burst);
+    pages.quota().set_gate(0, GATE_CLOSED);
+    pages.quota().set_arbiter(ARBITER_GONE);
+    let mut tenant = tenant(&sim, &pages);
+    let took_us = tenant.must("launch 100 1000 0");
+    assert!(took_us < 1_000_000, "{took_us} µs");
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn a_forked_child_is_bound_by_itself() {
+    let (sim, pages) = machine();
+    let arbiter = Arbiter::take_on(&pages);
+    arbiter.set(GATE_OPEN);
+    let mut tenant =
+        Conversation::start(Preloaded::new(compile_c("gated")).sim(&sim).pages(&pages));
+    // Of a parent that has not used the driver, and of one that is bound: there the driver refuses.
+    for result in [0, 3] {
+        tenant.send("fork 50 1000");
+        arbiter.hears_in_time(is_hello);
+        assert_eq!(tenant.reply("fork").ok(), result << 8, "the child's wait status");
+        if result == 0 {
+            tenant.must("init");
+            tenant.must("retain 0");
+            tenant.must("launch 3 1000 0");
+            arbiter.hears_in_time(is_hello);
+        }
+    }
+    arbiter.close();
+    arbiter.set(GATE_OPEN);
+    tenant.must("launch 3 1000 0");
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn a_program_may_end_while_it_is_drained_and_launch_from_its_exit_handlers() {
+    let (sim, pages) = machine();
+    let arbiter = Arbiter::take_on(&pages);
+    for round in 0..4 {
+        let mut tenant = tenant(&sim, &pages);
+        arbiter.set(GATE_SOLO);
+        tenant.must("late 3 1000");
+        tenant.must("launch 1 20000000 0");
+        if round % 2 == 0 {
+            arbiter.set(GATE_CLOSED);
+        }
+        tenant.send("exit 7");
+        if round % 2 == 0 {
+            std::thread::sleep(Duration::from_millis(50));
+            arbiter.set(GATE_OPEN);
+        }
+        let output = tenant.finish();
+        assert_eq!(output.status.code(), Some(7), "{output}");
+        assert!(output.stderr.contains("late launches: 0"), "{output}");
+    }
+}
+
+#[test]
+fn a_tenant_without_a_connection_rations_itself_alone() {
+    let (sim, pages) = machine();
+    let arbiter = Arbiter::take_on(&pages);
+    let socket = pages.dir().join(tessera_region::layout::GATE_SOCKET);
+    std::fs::remove_file(socket).expect("the socket");
+    let mut tenant = tenant(&sim, &pages);
+    let took_us = tenant.must("launch 20 1000 0");
+    assert!((900_000..8_000_000).contains(&took_us), "{took_us} µs");
+    drop(arbiter);
+    assert!(tenant.finish().success());
+}

@@ -1,0 +1,116 @@
+//! Other libraries preloaded beside the shim, before and after it: allocators, and hooks of `dlsym`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tessera_harness::{
+    CProgram, Conversation, MIB, Pages, Preloaded, SimGpu, artefacts, can_contain, compile_c,
+    external,
+};
+
+const OUT_OF_MEMORY: i64 = 2;
+
+/// Both orders of `LD_PRELOAD`.
+fn orders(other: &Path) -> [String; 2] {
+    let (shim, other) = (artefacts().shim(), other.display().to_string());
+    [format!("{}:{other}", shim.display()), format!("{other}:{}", shim.display())]
+}
+
+/// Threads, forks among them, driver calls, refusals, and an end while threads allocate.
+fn serves_with(other: &Path) {
+    for preload in orders(other) {
+        let sim = SimGpu::start_default();
+        let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+        let under = |program: &str| {
+            let program = Preloaded::new(compile_c(program)).sim(&sim).pages(&pages);
+            program.env("LD_PRELOAD", &preload).timeout(Duration::from_secs(60))
+        };
+        for what in ["fork", "late"] {
+            let out = under("unruly").arg(what).run();
+            assert!(out.success(), "{preload}: {out}");
+            assert_eq!(out.value("failures"), "0 usable 1", "{preload}: {out}");
+            assert_eq!(out.stderr, "", "{preload}");
+        }
+        for what in ["exit", "_exit"] {
+            let out = under("unruly").arg(what).run();
+            assert!(out.success(), "{preload} {what}: {out}");
+        }
+        let out = under("threads").arg("200").arg("10").run();
+        assert!(out.success(), "{preload}: {out}");
+        assert_eq!((out.number("failures"), out.number("failures after")), (0, 0), "{out}");
+        let mut tenant = Conversation::start(under("calls"));
+        tenant.must("init");
+        tenant.must("retain 0");
+        tenant.must("alloc 33554432");
+        assert_eq!(tenant.ask("alloc 33554433").result, OUT_OF_MEMORY, "{preload}");
+        tenant.finish();
+        assert_eq!(pages.charged(0), 0, "{preload}");
+    }
+}
+
+fn allocator(package: &str, library: &str) -> Result<PathBuf, String> {
+    let root = external::packages("bookworm", &[package])?;
+    let lib = root.join("usr/lib/x86_64-linux-gnu");
+    let found = lib.join(library);
+    if found.exists() { Ok(found) } else { Err(format!("no {library} in {package}")) }
+}
+
+#[test]
+fn allocators_of_others_serve_before_and_behind_the_shim() {
+    for (package, library) in [
+        ("libjemalloc2", "libjemalloc.so.2"),
+        ("libmimalloc2.0", "libmimalloc.so.2.0"),
+        ("libtcmalloc-minimal4", "libtcmalloc_minimal.so.4"),
+    ] {
+        match allocator(package, library) {
+            Ok(library) => serves_with(&library),
+            Err(reason) => return external::skip("preloaded allocators", &reason),
+        }
+    }
+}
+
+#[test]
+fn behind_the_shim_a_dlsym_of_somebody_else_changes_nothing() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let [behind, before] = orders(&CProgram::new("dlsym_hook").shared().build());
+    let under = |preload: &str, program: &Path| {
+        let program = Preloaded::new(program).sim(&sim).pages(&pages);
+        program.env("LD_PRELOAD", preload)
+    };
+    let refused = |preload: &str, program: &Path| {
+        let mut tenant = Conversation::start(under(preload, program));
+        tenant.must("init");
+        tenant.must("retain 0");
+        let refused = tenant.ask("alloc 67108865").result == OUT_OF_MEMORY;
+        assert!(tenant.finish().success(), "{preload}");
+        refused
+    };
+    let (dlsym, linked) = (compile_c("calls"), CProgram::new("calls").flag("-DLINKED"));
+    let linked = linked.links_driver().build();
+    assert!(refused(&behind, &dlsym));
+    assert!(refused(&behind, &linked));
+    // Before the shim it answers first, and from libc, past the shim: a limit, docs/shim.md. What
+    // reaches the driver in other ways is held.
+    assert!(refused(&before, &linked));
+    assert!(!refused(&before, &dlsym), "no limit any more? then docs/shim.md is behind");
+}
+
+#[test]
+fn an_empty_environment_does_not_shake_the_shim_off() {
+    if let Err(reason) = can_contain() {
+        return external::skip("a container's program in an empty environment", &reason);
+    }
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let mut program = Preloaded::new("/usr/bin/env").in_container(pages.dir()).arg("-i");
+    // The simulated driver is found by its path; an image's would be in the loader's cache.
+    for (name, value) in sim.envs() {
+        program = program.arg(format!("{name}={value}"));
+    }
+    let mut tenant = Conversation::start(program.arg(compile_c("calls")));
+    tenant.must("init");
+    tenant.must("retain 0");
+    assert_eq!(tenant.ask("alloc 67108865").result, OUT_OF_MEMORY);
+    tenant.must("alloc 67108864");
+}

@@ -1,0 +1,169 @@
+//! Device memory that limits of contexts and frames of kernels take (CUDA Driver API,
+//! `cuCtxSetLimit`), under the quota.
+
+use tessera_harness::{Conversation, GIB, MIB, Pages, Preloaded, SimGpu, compile_c};
+
+const OUT_OF_MEMORY: i64 = 2;
+const STACK: u64 = 0;
+const PRINTF: u64 = 1;
+const HEAP: u64 = 2;
+const PENDING: u64 = 4;
+/// Threads that the simulated GPU can have resident.
+const THREADS: u64 = 132 * 2048;
+
+/// A GPU whose modules cost nothing, so that the driver's account can be compared to the byte.
+fn machine(limit: u64) -> (SimGpu, Pages, Conversation) {
+    let sim = SimGpu::start(
+        "[memory]\nreserved = 0\ncontext_overhead = \"64MiB\"\nmodule_overhead = 0\n\
+         [[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000002\"\nmemory = \"40GiB\"\n",
+    );
+    let pages = Pages::with_overhead(&[(sim.uuid(0), limit)], 64 * MIB);
+    let mut witness = Conversation::start(Preloaded::bare(compile_c("limits")).sim(&sim));
+    witness.must("init");
+    witness.must("retain 0");
+    (sim, pages, witness)
+}
+
+fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
+    Conversation::with_context("limits", sim, pages)
+}
+
+#[test]
+fn a_heap_or_a_stack_over_the_quota_is_refused_and_nothing_changes() {
+    let (sim, pages, mut witness) = machine(GIB);
+    let before = witness.must("info");
+    let mut tenant = tenant(&sim, &pages);
+    for (which, value) in
+        [(HEAP, 8 * GIB), (PRINTF, 2 * GIB), (STACK, 64 << 10), (PENDING, 1 << 20)]
+    {
+        let was = tenant.must(&format!("now {which}"));
+        assert_eq!(tenant.ask(&format!("limit {which} {value}")).result, OUT_OF_MEMORY, "{which}");
+        assert_eq!(tenant.must(&format!("now {which}")), was);
+    }
+    let kernel = tenant.must("kernel 0");
+    tenant.must(&format!("launch {kernel}"));
+    tenant.must("sync");
+    assert_eq!((pages.charged(0), before - witness.must("info")), (64 * MIB, 64 * MIB));
+    assert_eq!(pages.snapshot().slots[0].refusals, 4);
+    let said = tenant.finish().stderr;
+    assert!(said.contains("cuCtxSetLimit asks for"), "{said}");
+}
+
+#[test]
+fn a_stack_is_charged_for_every_resident_thread_until_it_is_lowered_or_its_context_ends() {
+    let (sim, pages, mut witness) = machine(2 * GIB);
+    let before = witness.must("info");
+    let mut tenant = tenant(&sim, &pages);
+    let held = |witness: &mut Conversation| before - witness.must("info");
+    tenant.must(&format!("limit {STACK} 2048"));
+    assert_eq!(pages.charged(0), 64 * MIB + 1024 * THREADS);
+    assert_eq!(
+        (tenant.must("info"), held(&mut witness)),
+        (2 * GIB - pages.charged(0), pages.charged(0))
+    );
+    tenant.must(&format!("limit {STACK} 512"));
+    assert_eq!((pages.charged(0), held(&mut witness)), (64 * MIB, 64 * MIB));
+    tenant.must(&format!("limit {STACK} 1024"));
+    assert_eq!(pages.charged(0), 64 * MIB, "the context's constant pays for the default");
+    // A context of its own, beside the primary one's.
+    tenant.must(&format!("limit {STACK} 2048"));
+    let own = tenant.must("ctx 0");
+    tenant.must(&format!("limit {STACK} 4096"));
+    tenant.must(&format!("limit {HEAP} {}", 72 * MIB));
+    assert_eq!(pages.charged(0), 128 * MIB + 4 * 1024 * THREADS + 64 * MIB);
+    tenant.must(&format!("destroy {own}"));
+    assert_eq!(
+        (pages.charged(0), held(&mut witness)),
+        (64 * MIB + 1024 * THREADS, 64 * MIB + 1024 * THREADS)
+    );
+    tenant.must("reset 0");
+    assert_eq!((pages.charged(0), held(&mut witness)), (0, 0));
+    tenant.must("retain 0");
+    assert_eq!((pages.charged(0), tenant.must("now 0")), (64 * MIB, 1024));
+    tenant.must(&format!("limit {STACK} 2048"));
+    tenant.must("release 0");
+    assert_eq!((pages.charged(0), held(&mut witness)), (0, 0));
+}
+
+/// "The driver automatically increases the per-thread stack size for each kernel launch as needed. This
+/// size isn't reset back to the original value after each launch."
+#[test]
+fn a_kernels_frame_is_charged_where_its_handle_comes_from() {
+    for from in ["kernel", "library"] {
+        let (sim, pages, mut witness) = machine(GIB);
+        let before = witness.must("info");
+        let mut tenant = tenant(&sim, &pages);
+        tenant.must(&format!("{from} 1024"));
+        assert_eq!(pages.charged(0), 64 * MIB, "{from}: within the default");
+        assert_eq!(tenant.ask(&format!("{from} 8192")).result, OUT_OF_MEMORY, "{from}");
+        let function = tenant.must(&format!("{from} 3072"));
+        assert_eq!(pages.charged(0), 64 * MIB + 2048 * THREADS, "{from}");
+        tenant.must(&format!("launch {function}"));
+        tenant.must("sync");
+        assert_eq!(before - witness.must("info"), pages.charged(0), "{from}");
+        tenant.must(&format!("{from} 2048"));
+        tenant.must(&format!("limit {STACK} 1024"));
+        assert_eq!(before - witness.must("info"), pages.charged(0), "{from}: it stays");
+        assert_eq!(pages.charged(0), 64 * MIB + 2048 * THREADS, "{from}");
+        tenant.must("reset 0");
+        assert_eq!((pages.charged(0), before - witness.must("info")), (0, 0), "{from}");
+    }
+}
+
+/// Whatever limits, frames, contexts and allocations come in what order: the driver holds no more than
+/// is charged, and that no more than the quota.
+#[test]
+fn what_limits_take_is_charged_whatever_comes_in_what_order() {
+    let limit = 3 * GIB;
+    let (sim, pages, mut witness) = machine(limit);
+    let before = witness.must("info");
+    let mut tenant =
+        Conversation::start(Preloaded::new(compile_c("limits")).sim(&sim).pages(&pages));
+    tenant.must("init");
+    let mut contexts = vec![tenant.must("retain 0")];
+    let mut state = 7u64;
+    let mut random = |below: u64| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    let (mut refused, mut done) = (0, 0);
+    for step in 0..400 {
+        let command = match random(12) {
+            0..3 => format!("limit {STACK} {}", random(9) * 768),
+            3 => format!("limit {HEAP} {}", random(1200) * MIB),
+            4 => format!("limit {PRINTF} {}", random(200) * MIB),
+            5 => format!("limit {PENDING} {}", random(60_000)),
+            6 => format!("kernel {}", random(7000)),
+            7 => format!("library {}", random(7000)),
+            8 => "ctx 0".to_owned(),
+            9 if contexts.len() > 1 => {
+                let gone = contexts.pop().expect("more than one");
+                let last = contexts.last().expect("one");
+                tenant.must(&format!("destroy {gone}"));
+                format!("current {last}")
+            }
+            _ => format!("alloc {}", (1 + random(30)) * 2 * MIB),
+        };
+        let reply = tenant.ask(&command);
+        match (reply.result, command.split(' ').next()) {
+            (0, Some("ctx")) => contexts.push(reply.values[0]),
+            (0, Some("kernel" | "library")) => {
+                tenant.must(&format!("launch {}", reply.values[0]));
+            }
+            (0, _) => {}
+            (OUT_OF_MEMORY, _) => refused += 1,
+            (other, _) => panic!("step {step}: {command}: {other}"),
+        }
+        done += i32::from(reply.result == 0);
+        let (held, charged) = (before - witness.must("info"), pages.charged(0));
+        assert!(held <= charged && charged <= limit, "step {step}: {command}: {held} of {charged}");
+    }
+    assert!(refused > 30 && done > 100, "{refused} refused, {done} done");
+    while contexts.len() > 1 {
+        let gone = contexts.pop().expect("more than one");
+        tenant.must(&format!("destroy {gone}"));
+    }
+    tenant.must("release 0");
+    assert_eq!((pages.charged(0), before - witness.must("info")), (0, 0));
+}

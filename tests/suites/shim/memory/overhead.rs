@@ -1,0 +1,223 @@
+//! Memory that no hook sees: published by the plugin, it counts against the quota and shows in
+//! every view.
+
+use std::time::{Duration, Instant};
+
+use tessera_harness::{Conversation, MIB, Pages, Preloaded, SimGpu, artefacts, compile_c};
+
+const OUT_OF_MEMORY: i64 = 2;
+
+/// A tenant of `pages` with a context on GPU 0.
+fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
+    let program = Preloaded::new(compile_c("calls")).sim(sim).pages(pages);
+    let mut tenant = Conversation::start(program);
+    tenant.must("init");
+    tenant.must("retain 0");
+    tenant
+}
+
+#[test]
+fn observed_overhead_shows_in_every_view_and_leaves_the_total_alone() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 300 * MIB)]);
+    let mut tenant = tenant(&sim, &pages);
+    tenant.must("alloc 104857600");
+    for overhead in [0, 60 * MIB, 20 * MIB, 250 * MIB] {
+        pages.quota().set_observed_overhead(0, overhead);
+        let free = (200 * MIB).saturating_sub(overhead);
+        assert_eq!(tenant.ask("info").values, [free, 300 * MIB]);
+        assert_eq!(tenant.must("total 0"), 300 * MIB);
+        assert_eq!(tenant.ask("nvml 0").values, [300 * MIB, free, 300 * MIB - free]);
+        assert_eq!(tenant.ask("nvml2 0").values, [300 * MIB, 0, free, 300 * MIB - free]);
+    }
+}
+
+#[test]
+fn observed_overhead_counts_against_the_quota_and_the_refusal_says_so() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 300 * MIB)]);
+    let mut tenant = tenant(&sim, &pages);
+    tenant.must("alloc 104857600");
+    pages.quota().set_observed_overhead(0, 50 * MIB);
+    assert_eq!(tenant.ask("alloc 157286401").result, OUT_OF_MEMORY);
+    tenant.must("alloc 157286400");
+    assert_eq!(tenant.must("info"), 0);
+    let said = tenant.finish().stderr;
+    assert!(said.contains("150 MiB of its 300 MiB"), "{said}");
+    assert!(said.contains("50 MiB of it for contexts"), "{said}");
+}
+
+#[test]
+fn a_refusal_shows_what_is_granted_and_not_what_racing_requests_ask_for() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 600 * MIB)]);
+    let mut tenant = tenant(&sim, &pages);
+    // 40 threads ask for 96 MiB each at once: six fit.
+    assert_eq!(tenant.ask("race 40 100663296").values[0], 6);
+    let said = tenant.finish().stderr;
+    let used = said.split("container has ").nth(1).and_then(|rest| rest.split(" MiB").next());
+    let used: u64 = used.and_then(|used| used.parse().ok()).unwrap_or_else(|| panic!("{said}"));
+    assert!(used <= 576 && used.is_multiple_of(96), "{said}");
+}
+
+/// What `processes.c` prints for one form of the list: result, count, then pids and bytes.
+fn listed(out: &str, form: &str) -> Vec<u64> {
+    let line = out.lines().find_map(|line| line.strip_prefix(&format!("{form} ")));
+    let line = line.unwrap_or_else(|| panic!("no {form} in\n{out}"));
+    line.split(' ').map(|word| word.parse().expect("a number")).collect()
+}
+
+#[test]
+fn nvml_lists_the_tenants_own_processes_and_nobody_elses() {
+    const SIZE: u64 = 7; // NVML_ERROR_INSUFFICIENT_SIZE
+    let sim = SimGpu::start_default();
+    let one = Pages::with_overhead(&[(sim.uuid(0), 600 * MIB)], 64 * MIB);
+    let other = Pages::with_overhead(&[(sim.uuid(0), 600 * MIB)], 64 * MIB);
+    let (mut first, mut second) = (tenant(&sim, &one), tenant(&sim, &one));
+    let mut neighbour = tenant(&sim, &other);
+    first.must("alloc 104857600");
+    neighbour.must("alloc 209715200");
+    // An even share each of what is seen beyond the charges.
+    one.quota().set_observed_overhead(0, 20 * MIB);
+    let mut own = vec![
+        (u64::from(first.pid()), (64 + 100 + 10) * MIB),
+        (u64::from(second.pid()), (64 + 10) * MIB),
+    ];
+    own.sort_unstable();
+    let program = compile_c("processes");
+    let out = Preloaded::new(&program).sim(&sim).pages(&one).run();
+    assert!(out.success(), "{out}");
+    let compute = "nvmlDeviceGetComputeRunningProcesses";
+    for form in
+        [compute, &format!("{compute}_v2"), &format!("{compute}_v3"), "details0", "details3"]
+    {
+        assert_eq!(listed(&out.stdout, &format!("{form}.size")), [SIZE, 2], "{form}");
+        let found = listed(&out.stdout, form);
+        assert_eq!(found[..2], [0, 2], "{form}");
+        let mut found: Vec<_> = found[2..].chunks(2).map(|entry| (entry[0], entry[1])).collect();
+        found.sort_unstable();
+        assert_eq!(found, own, "{form}");
+    }
+    for form in [
+        "nvmlDeviceGetGraphicsRunningProcesses_v3",
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        "details1",
+        "details2",
+    ] {
+        assert_eq!(listed(&out.stdout, &format!("{form}.size")), [0, 0], "{form}");
+        assert_eq!(listed(&out.stdout, form), [0, 0], "{form}");
+    }
+    assert_eq!(listed(&out.stdout, "details4")[0], 2, "NVML's own word on an impossible mode");
+    assert_eq!(listed(&out.stdout, "utilization"), [6, 0], "none that could be told apart");
+    // The list adds up to what is used.
+    let used: u64 = own.iter().map(|(_, bytes)| bytes).sum();
+    assert_eq!(first.ask("nvml 0").values[2], used);
+    // The dead are not listed, even before anybody takes their bytes back.
+    second.kill();
+    let out = Preloaded::new(&program).sim(&sim).pages(&one).run();
+    let last = [0, 1, u64::from(first.pid()), (64 + 100 + 20) * MIB];
+    assert_eq!(listed(&out.stdout, &format!("{compute}_v3")), last);
+    // Bare, both tenants' processes are there, and the dead one's no longer than the driver has its memory.
+    std::thread::sleep(Duration::from_millis(100));
+    let out = Preloaded::bare(&program).sim(&sim).run();
+    assert_eq!(listed(&out.stdout, &format!("{compute}_v3"))[1], 2);
+}
+
+/// GPUs whose modules cost far more than a context is charged.
+const HEAVY_MODULES: &str = r#"
+[memory]
+context_overhead = "64MiB"
+module_overhead = "100MiB"
+teardown_ms = 1.0
+
+[[gpu]]
+uuid = "GPU-7e55e7a0-0000-4000-8000-000000000002"
+memory = "4GiB"
+"#;
+
+/// `calls` under `tessera run`, which observes as the plugin does.
+fn observed(sim: &SimGpu, memory: &str) -> Conversation {
+    let tessera = Preloaded::bare(artefacts().tessera()).sim(sim);
+    let shim = artefacts().shim();
+    Conversation::start(
+        ["run", "--memory", memory, "--context-overhead", "64Mi", "--shim"]
+            .iter()
+            .fold(tessera, |run, argument| run.arg(argument))
+            .arg(&shim)
+            .arg("--")
+            .arg(compile_c("calls")),
+    )
+}
+
+/// Asks NVML for free memory, which takes no context, until it is `bytes`.
+fn until_free(tenant: &mut Conversation, bytes: u64) {
+    let deadline = Instant::now() + Duration::from_secs(180);
+    loop {
+        let free = tenant.ask("nvml 0").values[1];
+        if free == bytes {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{free} bytes free, not {bytes}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_quota_holds_with_what_modules_take_once_that_is_seen() {
+    let sim = SimGpu::start(HEAVY_MODULES);
+    let mut tenant = observed(&sim, "600Mi");
+    tenant.must("init");
+    tenant.must("retain 0");
+    assert_eq!(tenant.must("info"), (600 - 64) * MIB, "the context's constant is charged at once");
+    tenant.must("launch");
+    tenant.must("sync");
+    // 100 MiB of a module beyond the charges, in steps of 16.
+    until_free(&mut tenant, (600 - 64 - 112) * MIB);
+    assert_eq!(tenant.must("total 0"), 600 * MIB);
+    assert_eq!(tenant.ask("nvml 0").values[1..], [424 * MIB, 176 * MIB]);
+    let mut held = 0;
+    while tenant.ask("alloc 8388608").result == 0 {
+        held += 8 * MIB;
+    }
+    assert_eq!(held, 424 * MIB);
+    // By NVML, without any shim: what the process holds is within its quota.
+    let out = Preloaded::bare(compile_c("processes")).sim(&sim).run();
+    let used = listed(&out.stdout, "nvmlDeviceGetComputeRunningProcesses_v3")[3];
+    assert_eq!(used, (64 + 100 + 424) * MIB);
+    assert!(used <= 600 * MIB);
+}
+
+#[test]
+fn free_memory_is_the_same_before_and_after_while_the_observer_looks() {
+    let sim = SimGpu::start(HEAVY_MODULES);
+    let mut tenant = observed(&sim, "600Mi");
+    tenant.must("init");
+    tenant.must("retain 0");
+    tenant.must("launch");
+    tenant.must("sync");
+    until_free(&mut tenant, 424 * MIB);
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < deadline {
+        let before = tenant.must("info");
+        // Small ones share a page, which the driver shows whole; large ones come and go.
+        let (small, large) = (tenant.must("alloc 1000"), tenant.must("alloc 104857600"));
+        assert_eq!(tenant.must("info"), before - 1024 - 100 * MIB);
+        tenant.must("churn 20 33554432");
+        tenant.must(&format!("free {small}"));
+        tenant.must(&format!("free {large}"));
+        assert_eq!(tenant.must("info"), before);
+    }
+}
+
+#[test]
+fn overhead_ends_with_the_context_that_had_it() {
+    let sim = SimGpu::start(HEAVY_MODULES);
+    let mut tenant = observed(&sim, "600Mi");
+    tenant.must("init");
+    tenant.must("retain 0");
+    tenant.must("launch");
+    until_free(&mut tenant, 424 * MIB);
+    // The context goes, and its modules with it.
+    tenant.must("release 0");
+    until_free(&mut tenant, 600 * MIB);
+}

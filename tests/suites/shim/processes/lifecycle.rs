@@ -1,0 +1,234 @@
+//! Processes that begin, fork and end in every way, and what their slot does meanwhile.
+
+use std::time::{Duration, Instant};
+
+use tessera_harness::{Conversation, MIB, Pages, Preloaded, SimGpu, compile_c};
+
+const OUT_OF_MEMORY: i64 = 2;
+
+fn start(sim: &SimGpu, pages: &Pages) -> Conversation {
+    let mut tenant = Conversation::start(Preloaded::new(compile_c("calls")).sim(sim).pages(pages));
+    tenant.must("init");
+    tenant.must("retain 0");
+    tenant
+}
+
+/// Awaits a condition that follows from an event elsewhere; the deadline only ends a failing test.
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(180);
+    while !condition() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn every_way_to_end_gives_everything_back() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::with_overhead(&[(sim.uuid(0), 256 * MIB)], 16 * MIB);
+    for end in ["exit 0", "exit 3", "_exit 0", "abort"] {
+        let mut tenant = start(&sim, &pages);
+        tenant.must("alloc 209715200");
+        assert_eq!(pages.charged(0), 216 * MIB, "{end}");
+        tenant.send(end);
+        let out = tenant.finish();
+        assert_eq!(out.stderr, "", "{end}");
+        assert_eq!(pages.charged(0), 0, "{end}");
+        // At once usable by the next process, without anybody's help.
+        let mut next = start(&sim, &pages);
+        next.must("alloc 209715200");
+    }
+}
+
+#[test]
+fn a_killed_process_leaves_nothing_behind() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::with_overhead(&[(sim.uuid(0), 256 * MIB)], 16 * MIB);
+    let mut survivor = start(&sim, &pages);
+    for _ in 0..10 {
+        let mut victim = start(&sim, &pages);
+        victim.must("alloc 209715200");
+        assert_eq!(survivor.ask("alloc 104857600").result, OUT_OF_MEMORY);
+        victim.kill();
+        // No plugin runs here: the survivor's own request finds the dead slot.
+        let pointer = survivor.must("alloc 209715200");
+        survivor.must(&format!("free {pointer}"));
+    }
+    assert_eq!(pages.charged(0), 16 * MIB);
+}
+
+#[test]
+fn memory_that_the_driver_has_not_freed_yet_is_waited_for() {
+    // The driver needs 300 ms to take a dead process's memory back; the slot is free at once.
+    let sim = SimGpu::start(
+        r#"
+        [memory]
+        reserved = "16MiB"
+        context_overhead = "16MiB"
+        teardown_ms = 300.0
+        [[gpu]]
+        uuid = "GPU-7e55e7a0-0000-4000-8000-000000000000"
+        memory = "1GiB"
+        "#,
+    );
+    let pages = Pages::create(&[(sim.uuid(0), 700 * MIB)]);
+    let mut next = start(&sim, &pages);
+    let mut victim = start(&sim, &pages);
+    victim.must("alloc 734003200");
+    victim.kill();
+    // Within the quota, so a refusal would be the driver's, and false a moment later.
+    next.must("alloc 734003200");
+}
+
+#[test]
+fn a_process_killed_in_the_middle_of_calls_leaves_nothing_behind() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 256 * MIB)]);
+    for round in 0..20 {
+        let mut victim = start(&sim, &pages);
+        victim.send("churn 1000000000 1048576");
+        // Until it is in the midst of it, somewhere else each time.
+        eventually("the victim allocates", || pages.snapshot().charged(0) > 0);
+        for _ in 0..round {
+            std::thread::yield_now();
+        }
+        victim.kill();
+        assert_eq!(pages.charged(0), 0, "round {round}");
+    }
+}
+
+#[test]
+fn calls_after_main_are_harmless() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let mut tenant = start(&sim, &pages);
+    tenant.must("late");
+    tenant.send("exit 0");
+    let out = tenant.finish();
+    assert!(out.success(), "{out}");
+    assert_eq!(pages.charged(0), 0);
+}
+
+#[test]
+fn a_child_forked_before_any_driver_call_is_a_process_like_others() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let mut parent =
+        Conversation::start(Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages));
+    assert_eq!(parent.ask("forked init; retain 0; alloc 67108865").result, OUT_OF_MEMORY);
+    parent.must("forked init; retain 0; alloc 67108864");
+    assert_eq!(pages.charged(0), 0, "the child is gone");
+    parent.must("init");
+    parent.must("retain 0");
+    parent.must("alloc 67108864");
+}
+
+#[test]
+fn a_child_forked_after_initialisation_gets_the_drivers_answers() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let mut tenant = start(&sim, &pages);
+    let mut bare = Conversation::start(Preloaded::bare(compile_c("calls")).sim(&sim));
+    bare.must("init");
+    bare.must("retain 0");
+    for command in ["forked alloc 1048576", "forked info", "forked init", "forked count"] {
+        let (seen, expected) = (tenant.ask(command), bare.ask(command));
+        assert_eq!(seen.result, expected.result, "{command}");
+    }
+}
+
+#[test]
+fn forked_children_do_not_touch_their_parents_slot() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let mut parent = start(&sim, &pages);
+    let held = parent.must("alloc 33554432");
+    for command in [
+        "forked alloc 1048576",
+        "forked init; retain 0; alloc 1048576",
+        &format!("forked free {held}"),
+        "forked reset 0",
+        "forked closefrom 3",
+        "forked exit 0",
+    ] {
+        parent.ask(command);
+        assert_eq!(pages.charged(0), 32 * MIB, "after {command}");
+        assert_eq!(parent.ask("alloc 33554433").result, OUT_OF_MEMORY, "after {command}");
+    }
+    assert_eq!(parent.must("info"), 32 * MIB);
+    parent.must(&format!("free {held}"));
+    assert_eq!(pages.charged(0), 0);
+}
+
+#[test]
+fn a_parents_memory_stays_charged_while_a_forked_child_holds_it() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let mut parent = start(&sim, &pages);
+    parent.must("alloc 67108864");
+    let child = parent.must("forksleeper");
+    parent.kill();
+    // The driver's memory lives until the last process that shares its files is gone; so does the slot.
+    assert_eq!(pages.charged(0), 64 * MIB);
+    let mut next = start(&sim, &pages);
+    assert_eq!(next.ask("alloc 1").result, OUT_OF_MEMORY);
+    // SAFETY: kill takes no memory; the number is that of the sleeper, a descendant that nobody else
+    // reaps before the group it is in ends with this test.
+    unsafe { libc::kill(i32::try_from(child).expect("a pid"), libc::SIGKILL) };
+    eventually("the child's end gives the memory back", || pages.charged(0) == 0);
+    next.must("alloc 67108864");
+}
+
+#[test]
+fn closing_every_file_neither_loses_the_slot_nor_the_limit() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let mut tenant = start(&sim, &pages);
+    let held = tenant.must("alloc 33554432");
+    tenant.must("closefrom 3");
+    // Still owned: nobody can recover it.
+    assert_eq!(pages.charged(0), 32 * MIB);
+    assert_eq!(tenant.ask("alloc 33554433").result, OUT_OF_MEMORY);
+    tenant.must("alloc 33554432");
+    tenant.must(&format!("free {held}"));
+    assert_eq!(pages.charged(0), 32 * MIB);
+}
+
+#[test]
+fn thousands_of_threads_and_forks_among_them_keep_the_account() {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), 512 * MIB)]);
+    let program = Preloaded::new(compile_c("threads")).sim(&sim).pages(&pages);
+    let out = program.arg("2000").arg("50").timeout(Duration::from_secs(60)).run();
+    assert!(out.success(), "{out}");
+    assert_eq!((out.number("failures"), out.number("failures after")), (0, 0), "{out}");
+    assert_eq!((out.number("forks lost"), out.number("in use")), (0, 0), "{out}");
+    assert_eq!(out.stderr, "");
+}
+
+#[test]
+fn the_129th_process_is_refused_with_a_clear_line() {
+    // The simulator, too, has room for that many processes; a dead one leaves it at once here.
+    let sim = SimGpu::start(
+        "[memory]\nteardown_ms = 0.0\n[[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000000\"",
+    );
+    let pages = Pages::create(&[(sim.uuid(0), 512 * MIB)]);
+    let program = compile_c("calls");
+    let slots = tessera_region::layout::SLOTS;
+    let mut tenants: Vec<_> = (0..slots)
+        .map(|_| Conversation::start(Preloaded::new(&program).sim(&sim).pages(&pages)))
+        .collect();
+    tenants.iter_mut().for_each(|tenant| tenant.send("init"));
+    for (index, tenant) in tenants.iter_mut().enumerate() {
+        assert_eq!(tenant.reply("init").result, 0, "process {index}");
+    }
+    let mut late = Conversation::start(Preloaded::new(&program).sim(&sim).pages(&pages));
+    assert_ne!(late.ask("init").result, 0);
+    let out = late.finish();
+    assert_eq!(out.stderr.lines().count(), 1, "{out}");
+    assert!(out.stderr.contains("tessera") && out.stderr.contains("128"), "{out}");
+    // One ends, one may come.
+    tenants.pop();
+    let mut next = Conversation::start(Preloaded::new(&program).sim(&sim).pages(&pages));
+    next.must("init");
+}
