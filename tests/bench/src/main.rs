@@ -4,15 +4,22 @@
 //! `tessera-bench compute` runs one scenario of divided GPU time; `--help` there.
 //!
 //! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (overhead, contended, race, recovery,
-//! plugin, configuration, soak, storm, flood, many, compute, shim), `--apis NAME,…` (of races and recovery; all),
+//! plugin, dra, configuration, console, soak, storm, flood, api, many, history, compute, shim), `--apis NAME,…` (of races
+//! and recovery; all), `--rest SECONDS` (for how long the DRA driver's requests at rest are counted, beside everything
+//! else; 600),
 //! `--realtime` (before everything else on a machine that is busy with other things; root).
 
+mod api;
 mod child;
 mod clock;
 mod compute;
 mod configuration;
+mod console;
 mod contended;
+mod dra;
 mod flood;
+mod history;
+mod logged;
 mod machine;
 mod many;
 mod mayfly;
@@ -27,17 +34,21 @@ mod shim_file;
 mod soak;
 mod stats;
 mod storm;
+mod tenants;
 mod world;
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde_json::json;
 use tessera_tenant_program::args::Args;
 use tessera_tenant_program::memory::Api;
+use tessera_web::Route;
 
+use crate::api::Answers;
+use crate::dra::Resting;
 use crate::report::Report;
 use crate::stats::Sample;
 use crate::world::{Artefacts, World};
@@ -65,6 +76,10 @@ fn bench() -> anyhow::Result<ExitCode> {
         Some(list) => Api::list(&list).map_err(anyhow::Error::msg)?,
         None => Api::ALL.to_vec(),
     };
+    let rest = match args.value("--rest").map_err(usage)? {
+        Some(seconds) => Duration::from_secs(seconds.parse().context("--rest takes seconds")?),
+        None => dra::REST,
+    };
     if args.flag("--realtime") {
         machine::go_first().context("--realtime takes root")?;
     }
@@ -80,6 +95,10 @@ fn bench() -> anyhow::Result<ExitCode> {
 
     let start = Instant::now();
     let mut report = Report::default();
+    let resting = match wanted("dra") {
+        true => Some(Resting::begin(&world, rest).context("a node at rest")?),
+        false => None,
+    };
     if wanted("overhead") {
         overheads(&world, &mut report)?;
     }
@@ -98,8 +117,14 @@ fn bench() -> anyhow::Result<ExitCode> {
     if wanted("plugin") {
         plugins(&world, &mut report)?;
     }
+    if wanted("dra") {
+        claims(&world, &mut report)?;
+    }
     if wanted("configuration") {
         configurations(&world, &mut report)?;
+    }
+    if wanted("console") {
+        consoles(&world, &mut report)?;
     }
     if wanted("soak") {
         soaked(&world, &mut report)?;
@@ -110,14 +135,23 @@ fn bench() -> anyhow::Result<ExitCode> {
     if wanted("flood") {
         flooded(&world, &mut report)?;
     }
+    if wanted("api") {
+        answers(&world, &mut report)?;
+    }
     if wanted("many") {
         manifold(&world, &mut report)?;
+    }
+    if wanted("history") {
+        historical(&world, &mut report)?;
     }
     if wanted("compute") {
         compute::run(&world, &mut report)?;
     }
     if wanted("shim") {
         shim(&world, &mut report)?;
+    }
+    if let Some(resting) = resting {
+        rested(resting, &mut report)?;
     }
     report.put("metadata", machine::metadata());
     report.put("seconds", json!(start.elapsed().as_secs()));
@@ -150,6 +184,33 @@ const BY_API: [(&str, &str, &str, Option<f64>); 3] = [
     ("vmm", "vmm_overhead_ns", "create, map, access, unmap, release", None),
     ("array", "array_overhead_ns", "array create + destroy", Some(250.0)),
 ];
+
+fn consoles(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("the page with a large fleet");
+    let Some(figures) = console::run(world)? else { return Ok(()) };
+    let paint = &figures.first_paint_ms;
+    let what = "200 nodes × 8 GPUs × 10 tenants: first paint";
+    report.figure("console_first_paint_ms", what, "ms", paint.median(), Some(1000.0));
+    let refresh = &figures.refresh_ms;
+    let what = "every node changes: shown after";
+    report.figure("console_refresh_ms", what, "ms", refresh.median(), Some(2000.0));
+    let what = "the page answers no key for, at most";
+    let longest = figures.longest_task_ms.quantile(1.0);
+    report.figure("console_longest_task_ms", what, "ms", longest, None);
+    let what = "the server's RSS, at most";
+    report.figure("console_rss_mib", what, "MiB", figures.rss_mib, Some(150.0));
+    report.put(
+        "console_detail",
+        json!({
+            "fleet": console::FLEET,
+            "first_paint_ms_max": paint.quantile(1.0).round(),
+            "refresh_ms_max": refresh.quantile(1.0).round(),
+            "loads": paint.len(),
+            "refreshes": refresh.len(),
+        }),
+    );
+    Ok(())
+}
 
 fn overheads(world: &World, report: &mut Report) -> anyhow::Result<()> {
     note("launches");
@@ -269,6 +330,11 @@ fn plugins(world: &World, report: &mut Report) -> anyhow::Result<()> {
         Some(24.0),
     );
     report.figure("plugin_rss_anon_mib", "of it its own", "MiB", own as f64 / 1024.0, None);
+    let (rss, own) = figures.rss_bare_kib;
+    let what = "· without JSON API and history";
+    report.figure("plugin_rss_mib_bare", what, "MiB", rss as f64 / 1024.0, None);
+    let what = "· of it its own";
+    report.figure("plugin_rss_anon_mib_bare", what, "MiB", own as f64 / 1024.0, None);
     let median = figures.register_ms.median();
     report.figure("register_ms", "start to registered", "ms", median, Some(20.0));
     report.detail("allocate_ms", &figures.allocate_ms);
@@ -278,6 +344,59 @@ fn plugins(world: &World, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
+#[allow(clippy::cast_precision_loss, reason = "KiB and counts far below 2^53")]
+fn claims(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("the DRA driver");
+    let figures = dra::run(world)?;
+    let p99 = figures.prepare_ms.quantile(0.99);
+    report.figure("dra_prepare_p99_ms", "NodePrepareResources, p99", "ms", p99, Some(10.0));
+    let p99 = figures.prepare_16_ms.quantile(0.99);
+    report.figure("dra_prepare_16_p99_ms", "· of 16 claims a call, p99", "ms", p99, Some(50.0));
+    let p99 = figures.fsync_ms.quantile(0.99);
+    report.figure("dra_prepare_fsync_p99_ms", "· of one, with fsync, p99", "ms", p99, None);
+    let median = figures.publish_ms.median();
+    report.figure("dra_publish_ms", "XID to the slice's taint", "ms", median, Some(500.0));
+    let median = figures.rebuild_ms.median();
+    let what = "start to registered, 64 claims' files gone";
+    report.figure("dra_rebuild_ms", what, "ms", median, Some(500.0));
+    let (rss, own) = figures.rss_kib;
+    let (rss, own) = (rss as f64 / 1024.0, own as f64 / 1024.0);
+    report.figure("plugin_rss_mib_dra", "plugin's RSS, DRA and metrics on", "MiB", rss, Some(24.0));
+    report.figure("plugin_rss_anon_mib_dra", "· of it its own", "MiB", own, None);
+    let [(plain, _), (tainted, _)] = figures.slices;
+    report.figure("dra_slices_mig", "slices of 16 GPUs with MIG", "", plain as f64, None);
+    report.figure("dra_slices_mig_tainted", "· with a taint", "", tainted as f64, None);
+    let all: usize = figures.requests.values().sum();
+    let each = all as f64 / figures.claims as f64;
+    report.figure("dra_api_calls_per_claim", "API calls per claim", "", each, Some(3.0));
+    report.detail("dra_prepare_ms", &figures.prepare_ms);
+    report.detail("dra_prepare_16_ms", &figures.prepare_16_ms);
+    report.detail("dra_prepare_fsync_ms", &figures.fsync_ms);
+    report.detail("dra_publish_detail_ms", &figures.publish_ms);
+    report.detail("dra_rebuild_detail_ms", &figures.rebuild_ms);
+    report.put(
+        "dra_detail",
+        json!({
+            "requests": figures.requests,
+            "claims": figures.claims,
+            "slices_and_devices": figures.slices,
+        }),
+    );
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+fn rested(resting: Resting, report: &mut Report) -> anyhow::Result<()> {
+    note("what a node at rest asks of the API server");
+    let (requests, seconds) = resting.end()?;
+    let hourly = requests.values().sum::<usize>() as f64 * 3600.0 / seconds;
+    let what = "API calls per idle hour, 16 claims";
+    report.figure("dra_api_calls_idle_hour", what, "", hourly, None);
+    report.put("dra_rest_detail", json!({ "requests": requests, "seconds": seconds.round() }));
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "KiB far below 2^53")]
 fn configurations(world: &World, report: &mut Report) -> anyhow::Result<()> {
     note("checks of configurations");
     let (good, bad) = configuration::run(world)?;
@@ -302,7 +421,7 @@ fn soaked(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let idle = figures.idle_percent;
     report.figure("idle_cpu_pct", "CPU at rest, scraped every 15 s", "%", idle, Some(0.2));
     let p99 = figures.scrape_ms.quantile(0.99);
-    report.figure("metrics_scrape_ms_1000", "scrape of 1,000 series, p99", "ms", p99, None);
+    report.figure("metrics_scrape_ms_1000", "scrape of 1,000 series, p99", "ms", p99, Some(10.0));
     let (before, after) = figures.rss_kib;
     let rss = after as f64 / 1024.0;
     report.figure("plugin_rss_mib_soak", "plugin's RSS after scrapes and churn", "MiB", rss, None);
@@ -368,6 +487,53 @@ fn flooded(world: &World, report: &mut Report) -> anyhow::Result<()> {
             "cpu_percent": quiet.cpu_percent,
         }),
     );
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "bytes far below 2^53")]
+fn historical(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("the history of 64 tenants");
+    let figures = history::run(world)?;
+    let what = "64 tenants: CPU of the history";
+    report.paired("history_cpu_pct", what, "%", &figures.cpu_percent, Some(0.1));
+    let cpu = figures.stored_percent;
+    report.figure("history_store_cpu_pct", "· of it folding and storing", "%", cpu, None);
+    let bytes = figures.bytes as f64;
+    let bound = tessera_config::History::default().size_bytes as f64;
+    report.figure("history_bytes", "· its file in a month, at most", "", bytes, Some(bound));
+    let hours = figures.fine_hours;
+    report.figure("history_fine_hours", "· buckets of 10 s then", "h", hours, None);
+    let (day, all) = figures.asked_ms;
+    report.figure("history_pod_ms", "· a pod's day", "ms", day, None);
+    report.figure("history_all_ms", "· six hours of everything", "ms", all, None);
+    Ok(())
+}
+
+fn answers(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    note("answers of the JSON API");
+    let all = api::run(world)?;
+    let p99 = |answers: &Answers| answers.ms.quantile(0.99);
+    let (still, looking): (Vec<&Answers>, Vec<&Answers>) =
+        all.iter().partition(|answers| answers.route == Route::Schema);
+    let worst = |some: &[&Answers]| some.iter().map(|answers| p99(answers)).fold(0.0, f64::max);
+    let what = "64 tenants: an answer of the JSON API, worst p99";
+    report.figure("api_p99_ms", what, "ms", worst(&looking), Some(10.0));
+    let what = "· of one that looks at nothing";
+    report.figure("api_schema_p99_ms", what, "ms", worst(&still), None);
+    let cpu = looking.iter().map(|answers| answers.cpu_ms.median()).fold(0.0, f64::max);
+    report.figure("api_cpu_ms", "· the plugin's CPU time, worst median", "ms", cpu, None);
+    let detail = all.iter().map(|answers| {
+        let figures = json!({
+            "p50_ms": answers.ms.median(),
+            "p99_ms": p99(answers),
+            "max_ms": answers.ms.max(),
+            "cpu_ms": answers.cpu_ms.median(),
+            "bytes": answers.bytes,
+            "samples": answers.ms.len(),
+        });
+        (answers.name.clone(), figures)
+    });
+    report.put("api_detail", detail.collect::<serde_json::Map<_, _>>().into());
     Ok(())
 }
 

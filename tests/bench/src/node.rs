@@ -12,9 +12,11 @@ use tessera_fake_kubelet::Kubelet;
 use tessera_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use tessera_kubelet_api::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
 use tessera_model::allocation_id::AllocationId;
+use tessera_web::client::{self, socket_beside};
 use tokio::process::{Child, Command};
 use tonic::transport::{Channel, Endpoint};
 
+use crate::logged;
 use crate::process::Process;
 use crate::stats::Sample;
 use crate::world::Artefacts;
@@ -41,6 +43,21 @@ pub struct Setup {
     pub fsync: bool,
     /// `log.filter`.
     pub log: &'static str,
+    /// `api.listen`.
+    pub api: Api,
+    /// `history.enabled`.
+    pub history: bool,
+}
+
+/// How the JSON API is served over TCP. Root's socket is served in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    /// Not.
+    Off,
+    /// As on a host without Kubernetes.
+    Plain,
+    /// Over TLS, as in a cluster, with a certificate of a file. Without a cluster nobody's rights are asked for.
+    Tls,
 }
 
 /// A plugin registered with a stand-in of its own.
@@ -64,6 +81,9 @@ impl Node {
         let dir = tempfile::Builder::new().prefix("tessera-bench-node.").tempdir()?;
         // On a node the pages are a tmpfs of their own.
         let pages = tempfile::Builder::new().prefix("tessera-bench.").tempdir_in("/dev/shm")?;
+        if setup.api == Api::Tls {
+            certificate(dir.path())?;
+        }
         let kubelet = Kubelet::start(&dir.path().join("kubelet")).await?;
         let (plugin, registered) = serve(setup, &kubelet, dir.path(), pages.path()).await?;
         Ok(Self { kubelet, registered, plugin, dir, pages })
@@ -114,6 +134,14 @@ impl Node {
         let socket = self.kubelet.device_plugins_dir().join(socket);
         let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
         Ok(DevicePluginClient::new(channel.connect().await?))
+    }
+
+    /// The JSON API, over TCP as the setup says, and by root's socket.
+    ///
+    /// # Errors
+    /// The plugin does not say where TCP is served: its log is in the message.
+    pub async fn api(&self, api: Api) -> anyhow::Result<[client::Endpoint; 2]> {
+        endpoints(self.dir.path(), || self.log(), api).await
     }
 
     /// Ends both.
@@ -179,14 +207,24 @@ async fn serve(
 fn config(setup: &Setup, kubelet: &Kubelet, dir: &Path, pages: &Path) -> String {
     let path = |path: &Path| format!("{:?}", path.display().to_string());
     let (reserve, context) = setup.memory;
-    let Setup { replicas, fsync, log, .. } = setup;
+    let Setup { replicas, fsync, log, history, .. } = setup;
+    let api = match setup.api {
+        Api::Off => "listen = \"\"".to_owned(),
+        Api::Plain => "listen = \"127.0.0.1:0\"".to_owned(),
+        Api::Tls => format!(
+            "listen = \"127.0.0.1:0\"\ntls_cert = {}\ntls_key = {}",
+            path(&dir.join("tls.crt")),
+            path(&dir.join("tls.key"))
+        ),
+    };
     format!(
         "[gpus]\nreserve = {reserve}\ncontext_overhead = {context}\n\
          [share]\nreplicas = {replicas}\n\
          [container]\ndevice_list_strategy = \"none\"\n\
          [ledger]\nfsync = {fsync}\n\
          [pages]\ntmpfs = \"off\"\n\
-         [metrics]\nlisten = \"127.0.0.1:0\"\n\
+         [metrics]\nlisten = \"127.0.0.1:0\"\n[api]\n{api}\n\
+         [history]\nenabled = {history}\n\
          [log]\nfilter = {log:?}\n\
          [paths]\nkubelet = {}\npod_resources = {}\npages = {}\nshim = {}\nshim_source = {}\n\
          ledger = {}\nadmin = {}\n",
@@ -198,4 +236,32 @@ fn config(setup: &Setup, kubelet: &Kubelet, dir: &Path, pages: &Path) -> String 
         path(&dir.join("ledger.redb")),
         path(&dir.join("admin.sock")),
     )
+}
+
+/// The JSON API of a plugin whose files are in `dir`, over TCP and by root's socket.
+///
+/// # Errors
+/// Its log does not say where TCP is served.
+pub async fn endpoints(
+    dir: &Path,
+    log: impl Fn() -> String,
+    api: Api,
+) -> anyhow::Result<[client::Endpoint; 2]> {
+    let address = logged::address(log, logged::API).await?;
+    let socket = client::Endpoint::Socket(socket_beside(&dir.join("admin.sock")));
+    Ok(match api {
+        Api::Tls => [client::Endpoint::Unverified(address), socket],
+        Api::Plain | Api::Off => [client::Endpoint::Plain(address), socket],
+    })
+}
+
+/// A certificate and its key, `tls.crt` and `tls.key`.
+///
+/// # Errors
+/// The file system's.
+pub fn certificate(dir: &Path) -> anyhow::Result<()> {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()])?;
+    fs::write(dir.join("tls.crt"), made.cert.pem())?;
+    fs::write(dir.join("tls.key"), made.signing_key.serialize_pem())?;
+    Ok(())
 }

@@ -7,8 +7,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tessera_fake_kubelet::{Container, Pod};
+use tessera_web::Route;
+use tessera_web::client::{Client, Endpoint};
 
-use crate::node::{self, Node, RESOURCE, Setup};
+use crate::node::{self, Api, Node, RESOURCE, Setup};
+use crate::soak;
 use crate::stats::Sample;
 use crate::world::{CONTEXT, RESERVED, World};
 
@@ -20,6 +23,9 @@ const STARTS: usize = 20;
 const ALLOCATES: usize = 3000;
 const ALLOCATES_FSYNC: usize = 400;
 const WARM_UP: usize = 100;
+/// Before memory is looked at: time for a look and a store of the history, scrapes, and questions of each kind.
+const RECORDED: Duration = Duration::from_secs(61);
+const LOOKS: usize = 10;
 
 /// What was measured.
 #[derive(Clone, Debug)]
@@ -32,8 +38,10 @@ pub struct Figures {
     pub fsync_ms: Sample,
     /// One write and fsync of 4 KiB on the ledger's file system, milliseconds.
     pub disk_ms: Sample,
-    /// Resident memory after the load, KiB: in all, and what is the process's own.
+    /// Resident memory after the load, scrapes and questions to the JSON API, KiB: in all, and what is the process's own.
     pub rss_kib: (u64, u64),
+    /// The same without the JSON API over TCP and without the history, after the load and the scrapes.
+    pub rss_bare_kib: (u64, u64),
 }
 
 /// Measures all of it.
@@ -52,14 +60,49 @@ pub fn run(world: &World) -> anyhow::Result<Figures> {
         }
         let node = Node::start(&setup(world, false)).await?;
         let allocate_ms = allocate(&node, ALLOCATES).await?;
-        let rss_kib = node.process()?.rss_kib()?;
+        let bare = Setup { api: Api::Off, history: false, ..setup(world, false) };
+        let bare = Node::start(&bare).await?;
+        allocate(&bare, ALLOCATES).await?;
+        tokio::time::sleep(RECORDED).await;
+        see(&node, Api::Tls).await?;
+        see(&bare, Api::Off).await?;
+        let (rss_kib, rss_bare_kib) = (node.process()?.rss_kib()?, bare.process()?.rss_kib()?);
         node.end().await;
+        bare.end().await;
         let node = Node::start(&setup(world, true)).await?;
         let fsync_ms = allocate(&node, ALLOCATES_FSYNC).await?;
         let disk_ms = disk(node.dir())?;
         node.end().await;
-        Ok(Figures { register_ms: Sample::new(register), allocate_ms, fsync_ms, disk_ms, rss_kib })
+        let register_ms = Sample::new(register);
+        Ok(Figures { register_ms, allocate_ms, fsync_ms, disk_ms, rss_kib, rss_bare_kib })
     })
+}
+
+/// Scrapes metrics, and asks for everything that the JSON API has: what only answers need is resident then, too.
+async fn see(node: &Node, api: Api) -> anyhow::Result<()> {
+    let metrics = soak::address(node).await?;
+    for _ in 0..LOOKS {
+        soak::scrape(metrics).await?;
+    }
+    if api != Api::Off {
+        ask(&node.api(api).await?).await?;
+    }
+    Ok(())
+}
+
+/// Asks for everything that the JSON API has.
+///
+/// # Errors
+/// It does not answer.
+pub async fn ask(endpoints: &[Endpoint]) -> anyhow::Result<()> {
+    let whole = Route::ALL.into_iter().filter(|r| !matches!(r, Route::Stream | Route::Explain));
+    for route in whole.cycle().take(LOOKS * Route::ALL.len()) {
+        for endpoint in endpoints {
+            let client = Client::new(endpoint.clone());
+            client.bytes(route.path(), "application/json").await?;
+        }
+    }
+    Ok(())
 }
 
 /// The plugin on the machine of the other figures.
@@ -71,7 +114,9 @@ fn setup(world: &World, fsync: bool) -> Setup {
         replicas: REPLICAS,
         memory: (RESERVED, CONTEXT),
         fsync,
-        log: "warn",
+        log: "warn,tessera_api::metrics=info,tessera_web=info",
+        api: Api::Tls,
+        history: true,
     }
 }
 

@@ -48,16 +48,25 @@ impl Process {
         Ok(fs::read_dir(self.file("task"))?.count())
     }
 
-    /// CPU time used so far.
+    /// CPU time of all threads so far, nanoseconds, those that have ended among them.
     ///
     /// # Errors
     /// It has ended.
-    pub fn cpu(self) -> anyhow::Result<Cpu> {
+    pub fn cpu_ns(self) -> anyhow::Result<u64> {
         let mut clock = 0;
         let pid = libc::pid_t::try_from(self.0)?;
         // SAFETY: `clock` is a live out-parameter.
         let failed = unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) };
         anyhow::ensure!(failed == 0, "process {pid} has no CPU clock: {failed}");
+        Ok(crate::clock::read(clock))
+    }
+
+    /// CPU time used so far.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn cpu(self) -> anyhow::Result<Cpu> {
+        let all = self.cpu_ns()?;
         let mut observing = 0;
         for task in fs::read_dir(self.file("task"))?.flatten() {
             let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
@@ -68,7 +77,7 @@ impl Process {
                 observing = field.unwrap_or(0);
             }
         }
-        Ok(Cpu { all: crate::clock::read(clock), observing })
+        Ok(Cpu { all, observing })
     }
 
     fn file(self, name: &str) -> String {

@@ -38,7 +38,30 @@ impl Report {
         pair: &Pair,
         most: Option<f64>,
     ) {
-        let overhead = pair.overhead();
+        self.compared(key, what, unit, pair, pair.overhead(), most);
+    }
+
+    /// Adds the median of the rounds' differences, for rounds that ran side by side.
+    pub fn paired(
+        &mut self,
+        key: &str,
+        what: &'static str,
+        unit: &str,
+        pair: &Pair,
+        most: Option<f64>,
+    ) {
+        self.compared(key, what, unit, pair, pair.difference.median(), most);
+    }
+
+    fn compared(
+        &mut self,
+        key: &str,
+        what: &'static str,
+        unit: &str,
+        pair: &Pair,
+        overhead: f64,
+        most: Option<f64>,
+    ) {
         self.rows.push(Row {
             key: key.to_owned(),
             what,

@@ -10,7 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use crate::node::{Node, RESOURCE, Setup};
+use crate::logged;
+use crate::node::{Api, Node, RESOURCE, Setup};
 use crate::stats::Sample;
 use crate::world::World;
 
@@ -76,6 +77,8 @@ pub(crate) fn setup(world: &World, name: &str) -> anyhow::Result<Setup> {
         memory: (256 << 20, 32 << 20),
         fsync: false,
         log: "warn,tessera_api::metrics=info",
+        api: Api::Plain,
+        history: true,
     })
 }
 
@@ -138,15 +141,7 @@ pub(crate) async fn start_at(node: &Node, name: &str) -> anyhow::Result<std::pat
 
 /// Where the plugin says that its metrics are.
 pub(crate) async fn address(node: &Node) -> anyhow::Result<SocketAddr> {
-    for _ in 0..100 {
-        let log = node.log();
-        let word = log.split("address=").nth(1).and_then(|rest| rest.split_whitespace().next());
-        if let Some(address) = word.and_then(|word| word.parse().ok()) {
-            return Ok(address);
-        }
-        sleep(Duration::from_millis(50)).await;
-    }
-    anyhow::bail!("the plugin does not say where its metrics are:\n{}", node.log())
+    logged::address(|| node.log(), logged::METRICS).await
 }
 
 pub(crate) async fn scrape(address: SocketAddr) -> anyhow::Result<String> {

@@ -19,7 +19,7 @@ use crate::race::CHUNK;
 ///   the next of the APIs; answers how many this process holds then.
 /// - `free`: gives all back.
 /// - `churn MS APIS`: every thread takes and gives back a chunk as fast as it can, by an API drawn
-///   anew each time; answers how many of its requests were refused.
+///   again each time; answers how many of its requests were refused.
 pub fn run(threads: usize) -> anyhow::Result<()> {
     let cuda = open()?;
     let held: Vec<Mutex<Option<Block>>> = (0..threads).map(|_| Mutex::new(None)).collect();

@@ -42,20 +42,20 @@ fn tenant(tenant: &TenantShare) -> String {
         tenant.got_10s_millis,
         tenant.state,
         tenant.processes,
-        tenant.leases,
-        seconds(tenant.leased_ns),
-        seconds(tenant.waited_ns),
+        tenant.totals.leases,
+        seconds(tenant.totals.leased_ns),
+        seconds(tenant.totals.waited_ns),
     );
-    let misdeeds = &tenant.misdeeds;
+    let violations = &tenant.violations;
     let amiss = [
         (tenant.owing as u64, "still drain"),
-        (tenant.overlaps, "drained too late"),
-        (tenant.long_waits, "waited a second or more"),
+        (tenant.totals.overlaps, "drained too late"),
+        (tenant.totals.long_waits, "waited a second or more"),
         (tenant.ignored, "messages of another epoch"),
-        (misdeeds.garbage, "no message"),
-        (misdeeds.dropped, "dropped"),
-        (misdeeds.turned_away, "turned away"),
-        (misdeeds.throttled, "throttled"),
+        (violations.garbage, "no message"),
+        (violations.dropped, "dropped"),
+        (violations.turned_away, "turned away"),
+        (violations.throttled, "throttled"),
     ];
     for (count, what) in amiss.into_iter().filter(|(count, _)| *count > 0) {
         let _ = write!(text, "; {count} {what}");
@@ -71,31 +71,35 @@ fn short(id: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tessera_arbiter::Misdeeds;
-    use tessera_arbiter::policy::{Kind, Share, State};
+    use tessera_arbiter::ProtocolViolations;
+    use tessera_arbiter::policy::{GateState, Share, ShareKind, TenantTotals};
 
     #[test]
     fn a_line_tells_what_there_is_and_only_what_is_amiss() {
         let good = TenantShare {
             id: "0123456789abcdef".into(),
             uuids: vec!["GPU-a".into()],
-            share: Share { millis: 300, kind: Kind::Strict },
-            state: State::Yield,
+            share: Share { millis: 300, kind: ShareKind::Strict },
+            state: GateState::Yield,
             processes: 2,
             owing: 0,
             waiting_ns: None,
             got_1s_millis: 290,
             got_10s_millis: 300,
-            leased_ns: 1_500_000_000,
-            waited_ns: 250_000_000,
-            long_waits: 0,
-            longest_wait_ns: 0,
-            leases: 75,
-            overlaps: 0,
+            totals: TenantTotals {
+                leased_ns: 1_500_000_000,
+                waited_ns: 250_000_000,
+                leases: 75,
+                ..TenantTotals::default()
+            },
             ignored: 0,
-            misdeeds: Misdeeds::default(),
+            violations: ProtocolViolations::default(),
         };
-        let bad = TenantShare { id: "b".into(), overlaps: 3, ..good.clone() };
+        let bad = TenantShare {
+            id: "b".into(),
+            totals: TenantTotals { overlaps: 3, ..good.totals },
+            ..good.clone()
+        };
         let gpu = GpuShare {
             uuid: "GPU-a".into(),
             holder: Some(good.id.clone()),

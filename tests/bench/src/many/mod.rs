@@ -17,7 +17,7 @@ use tessera_kubelet_api::deviceplugin::{
 use tokio::time::sleep;
 
 use self::sessions::Sessions;
-use crate::node::{self, Node, RESOURCE, Setup};
+use crate::node::{self, Api, Node, RESOURCE, Setup};
 use crate::process::Cpu;
 use crate::stats::Sample;
 use crate::world::World;
@@ -103,6 +103,8 @@ fn setup(world: &World, fsync: bool) -> anyhow::Result<Setup> {
         memory: MEMORY,
         fsync,
         log: "warn,tessera_daemon=debug",
+        api: Api::Plain,
+        history: true,
     })
 }
 

@@ -3,7 +3,7 @@
 
 use serde_json::json;
 use tessera_arbiter::policy::model::{Figures, Load, Scenario, simulate};
-use tessera_arbiter::policy::{Kind, MS, Settings, Share};
+use tessera_arbiter::policy::{MS, Settings, Share, ShareKind};
 
 use super::Report;
 
@@ -51,7 +51,7 @@ pub fn run(report: &mut Report) {
 
 /// Backlogged tenants, with operations of 20 µs to 1 ms.
 fn play(millis: impl Fn(u32) -> u32, seed: u64) -> Figures {
-    let share = |index| Share { millis: millis(index), kind: Kind::Burst };
+    let share = |index| Share { millis: millis(index), kind: ShareKind::Burst };
     simulate(&Scenario {
         settings: Settings::default(),
         loads: (0..TENANTS).map(|i| Load::backlogged(share(i), (MS / 50, MS))).collect(),
