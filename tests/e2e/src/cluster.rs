@@ -11,6 +11,9 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::kubectl::Kubectl;
 use crate::process;
 
+/// Names another script than `../shared/cluster/cluster`, with the same commands.
+const SCRIPT: &str = "TESSERA_E2E_CLUSTER";
+
 /// The first start of a cluster may build it.
 const START: Duration = Duration::from_secs(900);
 const STEP: Duration = Duration::from_secs(120);
@@ -45,13 +48,18 @@ pub enum Kubelet {
 }
 
 impl Cluster {
-    /// The cluster that `KUBECONFIG` names; else one started with `../shared/cluster`.
+    /// The cluster that `KUBECONFIG` names; else one started with the script of `TESSERA_E2E_CLUSTER`, or with
+    /// `../shared/cluster/cluster`.
     ///
     /// # Errors
     /// There is neither, or it does not start.
     pub fn find_or_start(repo: &Path) -> Result<Self> {
-        let script = repo.join("../shared/cluster/cluster");
-        let script = script.canonicalize().ok();
+        let script = match env::var_os(SCRIPT).filter(|name| !name.is_empty()) {
+            Some(name) => Some(PathBuf::from(&name).canonicalize().with_context(|| {
+                format!("{SCRIPT}={}: name a script that starts a cluster", name.display())
+            })?),
+            None => repo.join("../shared/cluster/cluster").canonicalize().ok(),
+        };
         let running = env::var_os("CLUSTER_RUN").map_or("/run/test-cluster".into(), PathBuf::from);
         let own_config = running.join("kubeconfig");
         match (env::var_os("KUBECONFIG").filter(|name| !name.is_empty()), script) {
@@ -71,8 +79,8 @@ impl Cluster {
                 Ok(Self::scripted(script, own_config, started))
             }
             (None, None) => bail!(
-                "no cluster: set KUBECONFIG to one (`kind create cluster` makes one), or put the \
-                 script that starts one at {}",
+                "no cluster: set KUBECONFIG to one (`kind create cluster` makes one), or {SCRIPT} to a \
+                 script that starts one, or put that at {}",
                 repo.join("../shared/cluster/cluster").display()
             ),
         }

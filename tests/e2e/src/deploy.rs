@@ -2,12 +2,14 @@
 //! takes it away again.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
+use crate::dra::mode;
 use crate::host::CONFIG;
 use crate::images;
 use crate::kubectl::Kubectl;
@@ -31,6 +33,10 @@ pub const SHARE_BYTES: u64 = 900 << 20;
 /// `gpus.context_overhead` of overlay/config.toml and overlay/simgpu.toml.
 pub const CONTEXT_BYTES: u64 = 64 << 20;
 
+/// What the configuration has beside [`CONFIG`] where the plugin is as it was deployed: the JSON API in reach of the
+/// API server's proxy, as in the manifest.
+const SERVED: &str = "\n[api]\nlisten = \":9481\"\nauthorisation = \"kubernetes\"\n";
+
 const SELECTOR: &str = "app.kubernetes.io/name=tessera";
 const READY: Duration = wait::LIMIT;
 
@@ -39,6 +45,7 @@ const READY: Duration = wait::LIMIT;
 pub struct Plugin<'a> {
     kubectl: &'a Kubectl,
     node: String,
+    offers: AtomicU64,
 }
 
 impl<'a> Plugin<'a> {
@@ -48,19 +55,11 @@ impl<'a> Plugin<'a> {
     /// Something named Tessera is there already, or it does not come up.
     pub fn deploy(cluster: &'a Cluster, repo: &Path, node: &str) -> Result<Self> {
         let kubectl = &cluster.kubectl;
-        let plugin = Self { kubectl, node: node.to_owned() };
-        let manifest = repo.join("deploy/tessera.yaml");
-        for mut object in kubectl.read_manifest(&manifest.display().to_string())? {
-            match object["kind"].as_str() {
-                Some("Namespace") => mark_as_ours(&mut object),
-                Some("ConfigMap") => object["data"]["config.toml"] = json!(CONFIG),
-                Some("DaemonSet") => overlay(&mut object, node),
-                _ => {}
-            }
-            kubectl.apply(&object)?;
-        }
+        let offers = AtomicU64::new(REPLICAS);
+        let plugin = Self { kubectl, node: node.to_owned(), offers };
+        plugin.apply_as_deployed(repo)?;
         kubectl.create_pod(&images_in_use(node))?;
-        match plugin.wait_for_replicas(REPLICAS) {
+        match plugin.wait_until_offered() {
             Ok(()) => Ok(plugin),
             Err(error) => {
                 println!("---- plugin's log\n{}", plugin.log());
@@ -68,6 +67,35 @@ impl<'a> Plugin<'a> {
                 Err(error)
             }
         }
+    }
+
+    /// Applies a manifest of `deploy/` on simulated GPUs, with this configuration; `change` sees the DaemonSet's pod.
+    /// What is there already is rolled out again where it differs.
+    ///
+    /// # Errors
+    /// The API server's refusal.
+    pub fn apply(&self, manifest: &Path, config: &str, change: impl Fn(&mut Value)) -> Result<()> {
+        for mut object in self.kubectl.read_manifest(&manifest.display().to_string())? {
+            match object["kind"].as_str() {
+                Some("Namespace") => mark_as_ours(&mut object),
+                Some("ConfigMap") => object["data"]["config.toml"] = json!(config),
+                Some("DaemonSet") => {
+                    overlay(&mut object, &self.node);
+                    change(pod_spec(&mut object));
+                }
+                _ => {}
+            }
+            self.kubectl.apply(&object)?;
+        }
+        Ok(())
+    }
+
+    /// Applies deploy/tessera.yaml as [`Plugin::deploy`] does.
+    ///
+    /// # Errors
+    /// The API server's refusal.
+    pub fn apply_as_deployed(&self, repo: &Path) -> Result<()> {
+        self.apply(&repo.join("deploy/tessera.yaml"), &format!("{CONFIG}{SERVED}"), |_| {})
     }
 
     /// What of the plugin's own namespaces is on the cluster and not from these tests.
@@ -95,6 +123,24 @@ impl<'a> Plugin<'a> {
         let node = self.kubectl.get(&["node", &self.node])?;
         let count = node["status"]["allocatable"][RESOURCE].as_str().unwrap_or("0");
         count.parse().with_context(|| format!("allocatable {count}"))
+    }
+
+    /// The replicas that the node offers when nothing is amiss: none while claims share its GPUs.
+    pub fn offers(&self) -> u64 {
+        self.offers.load(Ordering::Relaxed)
+    }
+
+    /// Sets [`Plugin::offers`].
+    pub fn set_offers(&self, replicas: u64) {
+        self.offers.store(replicas, Ordering::Relaxed);
+    }
+
+    /// Waits until the node offers [`Plugin::offers`].
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn wait_until_offered(&self) -> Result<()> {
+        self.wait_for_replicas(self.offers())
     }
 
     /// Waits until the node offers `count` replicas.
@@ -213,7 +259,7 @@ impl<'a> Plugin<'a> {
             };
             Ok(Look::when(pods.iter().any(|p| ready(&p)), self.state()?))
         })?;
-        self.wait_for_replicas(REPLICAS)
+        self.wait_until_offered()
     }
 
     /// Kills the plugin's process with SIGKILL and waits until kubelet has restarted it.
@@ -238,7 +284,7 @@ impl<'a> Plugin<'a> {
             let now = self.restarts()?;
             Ok(Look::when(now > before, format!("{now} restarts")))
         })?;
-        self.wait_for_replicas(REPLICAS)
+        self.wait_until_offered()
     }
 
     /// Takes the plugin off the node, or puts it back; the DaemonSet stays.
@@ -259,7 +305,7 @@ impl<'a> Plugin<'a> {
             &patch.to_string(),
         ])?;
         if present {
-            return self.wait_for_replicas(REPLICAS);
+            return self.wait_until_offered();
         }
         wait::until("the plugin is gone", READY, || {
             Ok(Look::when(self.pods_that_stay()?.is_empty(), self.state()?))
@@ -278,7 +324,7 @@ impl<'a> Plugin<'a> {
         }
         self.begin_supervision()?;
         self.wait_for_roll_out()?;
-        self.wait_for_replicas(REPLICAS)
+        self.wait_until_offered()
     }
 
     /// [`Plugin::supervise`] without waiting.
@@ -286,6 +332,14 @@ impl<'a> Plugin<'a> {
     /// # Errors
     /// The API server refuses.
     pub fn begin_supervision(&self) -> Result<()> {
+        self.begin_roll_out(&json!({"containers": [{
+            "name": "tessera",
+            "command": Self::supervised(),
+        }]}))
+    }
+
+    /// The command of a supervised plugin.
+    pub fn supervised() -> Value {
         let script = format!(
             "trap 'kill $p; wait $p; exit 0' TERM
              while :; do
@@ -297,10 +351,7 @@ impl<'a> Plugin<'a> {
             crate::host::HOLD,
             configured = crate::host::CONFIGURED,
         );
-        self.begin_roll_out(&json!({"containers": [{
-            "name": "tessera",
-            "command": ["sh", "-c", script],
-        }]}))
+        json!(["sh", "-c", script])
     }
 
     /// The pod template's specification.
@@ -378,7 +429,7 @@ impl<'a> Plugin<'a> {
         let head = ["patch", "daemonset/tessera", "-n", PLUGIN_NAMESPACE, "--type=json", "-p"];
         self.kubectl.run(&[&head[..], &[&patch.to_string()]].concat())?;
         self.wait_for_roll_out()?;
-        self.wait_for_replicas(REPLICAS)?;
+        self.wait_until_offered()?;
         Ok(before)
     }
 
@@ -418,6 +469,10 @@ pub fn remove(kubectl: &Kubectl, repo: &Path, node: &str) -> Result<()> {
     for name in [NAMESPACE, PLUGIN_NAMESPACE] {
         delete_namespace(kubectl, name)?;
     }
+    // Those of single cases.
+    let ours = ["delete", "namespace", "-l", "tessera.dev/e2e=true", "--timeout=50s"];
+    kubectl.run(&ours)?;
+    mode::remove(kubectl, repo)?;
     let manifest = repo.join("deploy/cleanup.yaml");
     for mut object in kubectl.read_manifest(&manifest.display().to_string())? {
         if object["kind"] == "Namespace" {
@@ -459,11 +514,13 @@ fn delete_namespace(kubectl: &Kubectl, name: &str) -> Result<()> {
     kubectl.run(&["delete", "namespace", name, "--ignore-not-found", "--timeout=50s"]).map(drop)
 }
 
-fn mark_as_ours(namespace: &mut Value) {
+/// Labels a namespace as one that these tests may remove.
+pub fn mark_as_ours(namespace: &mut Value) {
     namespace["metadata"]["labels"]["tessera.dev/e2e"] = json!("true");
 }
 
-fn pod_spec(daemonset: &mut Value) -> &mut Value {
+/// A DaemonSet's pod.
+pub fn pod_spec(daemonset: &mut Value) -> &mut Value {
     &mut daemonset["spec"]["template"]["spec"]
 }
 

@@ -20,6 +20,24 @@ pub const TENANT: &str = "localhost/tessera-tenant:e2e";
 /// Where the simulated driver lies in the tenant's image.
 pub const SIM_DIR: &str = "/opt/simgpu";
 
+/// The images of deploy/examples/kind, as its README makes them.
+const KIND: [(&str, &str); 2] =
+    [("plugin", "localhost/tessera:dev"), ("simulator", "localhost/tessera-simulator:dev")];
+
+/// Puts the images of deploy/examples/kind on the nodes.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_kind(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
+    let work = Workspace::new()?;
+    for (name, image) in KIND {
+        let rootfs = work.0.join(name);
+        run(Command::new(repo.join("deploy/image/rootfs")).arg(name).arg(artefacts).arg(&rootfs))?;
+        cluster.load_image(image, &rootfs)?;
+    }
+    Ok(())
+}
+
 /// Assembles both images from `artefacts` and puts them on the nodes.
 ///
 /// # Errors
@@ -88,10 +106,15 @@ fn run(command: &mut Command) -> Result<()> {
 }
 
 /// A directory that goes with this value.
-struct Workspace(PathBuf);
+#[derive(Debug)]
+pub struct Workspace(pub PathBuf);
 
 impl Workspace {
-    fn new() -> Result<Self> {
+    /// One of this process, of which there may be one at a time.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn new() -> Result<Self> {
         let path = std::env::temp_dir().join(format!("tessera-e2e-{}", std::process::id()));
         fs::create_dir(&path).with_context(|| path.display().to_string())?;
         ensure!(path.is_dir(), "just made");

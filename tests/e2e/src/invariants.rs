@@ -166,7 +166,7 @@ const CLIENT_CLOSED: &[&str] = &[
 
 /// The other end of the connection died in the middle of a call (grpc-go: http2_client.go, `reader`,
 /// `Close`; what the socket said follows). A plugin that ends in an orderly way says GOAWAY
-/// first, and calls that it no longer takes are begun anew.
+/// first, and calls that it no longer takes are begun again.
 const SERVER_DIED: &[&str] = &[
     "code = Unavailable desc = error reading from server",
     "code = Unavailable desc = closing transport due to",

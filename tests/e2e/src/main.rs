@@ -1,13 +1,16 @@
 //! Tessera on a real Kubernetes: the plugin as users deploy it, real kubelet, scheduler and
 //! containers; only the GPUs are simulated. See README.md beside this crate.
 
+mod applied;
 mod cases;
 mod cluster;
 mod deploy;
+mod dra;
 mod host;
 mod images;
 mod invariants;
 mod kubectl;
+mod person;
 mod pods;
 mod process;
 mod suite;
@@ -20,9 +23,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::cases::CASES;
+use crate::cases::{CASES, Need};
 use crate::cluster::Cluster;
 use crate::deploy::Plugin;
+use crate::dra::mode::{self, Claims};
 use crate::suite::Suite;
 
 const USAGE: &str = "\
@@ -112,7 +116,8 @@ fn on(cluster: &Cluster, repo: &Path, artefacts: &Path, options: &Options) -> Re
     let outcome = Plugin::deploy(cluster, repo, &node).and_then(|plugin| {
         println!("plugin ready after {:.1?}", started.elapsed());
         let suite = Suite::new(cluster, repo, artefacts, node.clone(), plugin)?;
-        Ok(cases(&suite, options, started))
+        let claims = Claims::of(kubectl)?;
+        Ok(cases(&suite, claims, options, started))
     });
     if options.keep {
         return outcome;
@@ -124,7 +129,8 @@ fn on(cluster: &Cluster, repo: &Path, artefacts: &Path, options: &Options) -> Re
     Ok(passed)
 }
 
-fn cases(suite: &Suite<'_>, options: &Options, started: Instant) -> bool {
+fn cases(suite: &Suite<'_>, claims: Claims, options: &Options, started: Instant) -> bool {
+    let kubelet = suite.cluster.controls_kubelet();
     let (mut passed, mut failed, mut ignored) = (0, Vec::new(), 0);
     for case in CASES {
         if !options.names.is_empty() && !options.names.iter().any(|n| case.name.contains(n)) {
@@ -134,13 +140,16 @@ fn cases(suite: &Suite<'_>, options: &Options, started: Instant) -> bool {
             failed.push(case.name);
             continue;
         }
-        if case.restarts_kubelet && !suite.cluster.controls_kubelet() {
-            println!("test {} ... ignored (kubelet is out of reach)", case.name);
+        let unmet = case.needs.iter().find_map(|need| need.unmet(kubelet, claims));
+        if let Some(why) = unmet {
+            println!("test {} ... ignored ({why})", case.name);
             ignored += 1;
             continue;
         }
         let begun = Instant::now();
-        let result = (case.run)(suite);
+        let change =
+            if case.needs.contains(&Need::SharedDevices) { mode::enter } else { mode::leave };
+        let result = change(suite).and_then(|()| (case.run)(suite));
         let seconds = begun.elapsed().as_secs_f64();
         match result {
             Ok(()) => {

@@ -45,6 +45,19 @@ impl Container {
         self
     }
 
+    /// With the shares of the pod's claim `gpu`: those of one request, or all.
+    pub fn claiming(mut self, request: Option<&str>) -> Self {
+        let claim = request.map_or_else(
+            || json!({"name": "gpu"}),
+            |request| json!({"name": "gpu", "request": request}),
+        );
+        match &mut self.0["resources"]["claims"] {
+            Value::Array(claims) => claims.push(claim),
+            claims => *claims = json!([claim]),
+        }
+        self
+    }
+
     /// With an environment variable of the pod's own.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.0["env"] = json!([{"name": name, "value": value}]);
@@ -86,6 +99,11 @@ impl<'a> Pod<'a> {
     /// A pod that exists already.
     pub fn named(kubectl: &'a Kubectl, name: &str) -> Self {
         Self { kubectl, name: name.to_owned() }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Creates a pod and does not wait for it.

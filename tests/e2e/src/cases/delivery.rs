@@ -6,7 +6,8 @@ use crate::deploy::{CONTEXT_BYTES, REPLICAS, RESOURCE, SHARE_BYTES};
 use crate::pods::{Container, Pod, Restart};
 use crate::suite::Suite;
 
-const PAGES: &str = "/usr/local/tessera/pages";
+/// The one share's, as a shell names it.
+const PAGES: &str = "/usr/local/tessera/pages/*";
 
 pub fn node_offers_every_replica(suite: &Suite<'_>) -> Result<()> {
     let node = suite.kubectl.get(&["node", &suite.node])?;
@@ -30,9 +31,9 @@ pub fn container_gets_shim_pages_and_preload(suite: &Suite<'_>) -> Result<()> {
     let preload = pod.exec(&["cat", "/etc/ld.so.preload"])?;
     ensure!(preload == "/usr/local/tessera/libtessera.so\n", "/etc/ld.so.preload: {preload:?}");
     pod.exec(&["test", "-r", "/usr/local/tessera/libtessera.so"])?;
-    pod.exec(&["test", "-S", &format!("{PAGES}/session.sock")])?;
+    pod.exec(&["sh", "-c", &format!("test -S {PAGES}/session.sock")])?;
 
-    let magic = |file: &str| pod.exec(&["head", "-c", "8", &format!("{PAGES}/{file}")]);
+    let magic = |file: &str| pod.exec(&["sh", "-c", &format!("head -c 8 {PAGES}/{file}")]);
     ensure!(magic("quota")? == "TSRQUOTA", "no quota page");
     ensure!(magic("usage")? == "TSRUSAGE", "no usage page");
 
@@ -42,10 +43,12 @@ pub fn container_gets_shim_pages_and_preload(suite: &Suite<'_>) -> Result<()> {
         ensure!(output.code != Some(0), "{script} succeeded");
         Ok(())
     };
-    pod.exec(&["sh", "-c", &format!(": >> {PAGES}/usage")])?;
-    refused(&format!(": >> {PAGES}/quota"))?;
-    refused(&format!("rm {PAGES}/quota"))?;
-    refused(&format!("touch {PAGES}/more"))?;
+    // A shell expands no pattern in a redirection.
+    pod.exec(&["sh", "-c", &format!("cd {PAGES} && : >> usage")])?;
+    pod.exec(&["sh", "-c", &format!("cd {PAGES} && cat quota >/dev/null")])?;
+    refused(&format!("cd {PAGES} && : >> quota"))?;
+    refused(&format!("cd {PAGES} && rm quota"))?;
+    refused(&format!("cd {PAGES} && touch more"))?;
     refused(&format!("umount {PAGES}"))?;
     refused(": >> /usr/local/tessera/libtessera.so")?;
     refused(": > /etc/ld.so.preload")?;

@@ -20,7 +20,8 @@ const FIRST_PORT: u64 = 25_051;
 /// as it has the API.
 pub fn manifests_are_what_the_api_server_takes(suite: &Suite<'_>) -> Result<()> {
     let mut files = Vec::new();
-    for directory in ["deploy/examples", "deploy/policies", "tests/deploy/cases"] {
+    let all = ["deploy/examples", "deploy/examples/dra", "deploy/policies", "tests/deploy/cases"];
+    for directory in all {
         let directory = suite.repo.join(directory);
         for entry in fs::read_dir(&directory).with_context(|| directory.display().to_string())? {
             let path = entry?.path();
@@ -57,7 +58,10 @@ fn judge(suite: &Suite<'_>, file: &Path, kinds: &BTreeSet<(String, String)>) -> 
         let policy = ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy");
         let has =
             |(version, kind): (&str, &str)| kinds.contains(&(version.to_owned(), kind.to_owned()));
-        if has((version, kind)) && (!since_1_30 || has(policy)) {
+        // And pods with claims; and the surge of a DaemonSet, which the driver's has (Kubernetes 1.22).
+        let claims = document.contains("resourceClaims:") || document.contains("maxSurge: 1");
+        let claim = ("resource.k8s.io/v1", "ResourceClaim");
+        if has((version, kind)) && (!since_1_30 || has(policy)) && (!claims || has(claim)) {
             known += &format!("---\n{document}\n");
             count += 1;
         }

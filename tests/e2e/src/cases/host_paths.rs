@@ -17,7 +17,7 @@ pub fn host_paths_deleted_under_a_running_plugin(suite: &Suite<'_>) -> Result<()
     let usage = Pod::idle(suite.kubectl, "usage", 1)?;
     let dir = |pod: &Pod<'_>| -> Result<String> {
         let mounts = pod.exec(&["cat", "/proc/self/mountinfo"])?;
-        let line = mounts.lines().find(|line| line.contains(" /usr/local/tessera/pages "));
+        let line = mounts.lines().find(|line| line.contains(" /usr/local/tessera/pages/"));
         let root = line.and_then(|line| line.split(' ').nth(3)).context("pages")?;
         Ok(root.trim_start_matches('/').to_owned())
     };
@@ -44,7 +44,7 @@ pub fn host_paths_deleted_under_a_running_plugin(suite: &Suite<'_>) -> Result<()
         pod.delete()?;
     }
 
-    // The sockets: made anew, each by itself.
+    // The sockets: made again, each by itself.
     suite.host(
         "p=$(serving); rm /proc/$p/root/run/tessera/*; rm /var/lib/kubelet/device-plugins/tessera*",
     )?;

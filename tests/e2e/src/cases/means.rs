@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::delivery::check_fill;
+use crate::applied::Applied;
 use crate::deploy::{NAMESPACE, RESOURCE, SHARE_BYTES};
-use crate::kubectl::Kubectl;
 use crate::pods::{self, Container, Pod, Restart};
 use crate::suite::Suite;
 use crate::wait::{self, Look};
@@ -13,35 +13,6 @@ use crate::wait::{self, Look};
 /// An API of Kubernetes 1.23, which also is the first to enforce the namespace's labels (Pod Security
 /// Admission, beta there).
 const SINCE_POD_SECURITY: &str = "autoscaling/v2";
-
-/// An object that goes with this value.
-struct Applied<'a> {
-    kubectl: &'a Kubectl,
-    object: Value,
-}
-
-impl<'a> Applied<'a> {
-    fn new(kubectl: &'a Kubectl, object: Value) -> Result<Self> {
-        kubectl.apply(&object)?;
-        Ok(Self { kubectl, object })
-    }
-
-    fn now(&self) -> Result<Value> {
-        let (kind, name) = (&self.object["kind"], &self.object["metadata"]["name"]);
-        let name = format!("{}/{}", kind.as_str().unwrap_or(""), name.as_str().unwrap_or(""));
-        self.kubectl.get(&[&name, "-n", NAMESPACE])
-    }
-}
-
-impl Drop for Applied<'_> {
-    fn drop(&mut self) {
-        let text = self.object.to_string();
-        let delete = ["delete", "-f", "-", "--ignore-not-found", "--timeout=50s"];
-        if let Err(error) = self.kubectl.try_run(&delete, Some(&text)) {
-            println!("     {} stays: {error:#}", self.object["metadata"]["name"]);
-        }
-    }
-}
 
 fn in_namespace(kind: &str, version: &str, spec: Value) -> Value {
     json!({

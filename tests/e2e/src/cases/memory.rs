@@ -94,14 +94,14 @@ pub fn ruined_usage_page_hurts_only_its_tenant(suite: &Suite<'_>) -> Result<()> 
     let neighbour = Server::start(suite.kubectl, "neighbour")?;
     let container = Container::new("main", 1, &["sh", "-c", "sleep 2147483647 & wait $!"]);
     let pod = Pod::start(suite.kubectl, "vandal", container)?;
-    let usage = "/usr/local/tessera/pages/usage";
+    let usage = "/usr/local/tessera/pages/*/usage";
     let works = || -> Result<bool> {
         Ok(pod.try_exec(&["tessera-tenant", "hold", "--bytes", "1Mi", "--for", "1"])?.code
             == Some(0))
     };
     // Cut: no quota can be kept with it, so no memory, until the plugin has put it right; the
-    // container need not start anew for that.
-    pod.exec(&["sh", "-c", &format!(": > {usage}")])?;
+    // container need not be restarted for that.
+    pod.exec(&["sh", "-c", &format!("for f in {usage}; do : > $f; done")])?;
     wait::until("the usage page is put right", wait::LIMIT, || {
         Ok(Look::when(works()?, "no memory yet"))
     })?;
@@ -109,11 +109,12 @@ pub fn ruined_usage_page_hurts_only_its_tenant(suite: &Suite<'_>) -> Result<()> 
     pod.wait_for_restart(0)?;
     ensure!(works()?, "refused after a restart");
     // Grown until the file system that holds all pages is full: nobody else's is touched.
-    let grow = pod.try_exec(&["dd", "if=/dev/zero", &format!("of={usage}"), "bs=1M", "seek=1"])?;
+    let grow =
+        pod.try_exec(&["sh", "-c", &format!("dd if=/dev/zero of=$(echo {usage}) bs=1M seek=1")])?;
     ensure!(grow.stderr.contains("No space left"), "the pages' file system has no end: {grow:?}");
     neighbour.check_untouched()?;
     wait::until("there is room again", wait::LIMIT, || {
-        let size = pod.exec(&["stat", "-c", "%s", usage])?;
+        let size = pod.exec(&["sh", "-c", &format!("stat -c %s {usage}")])?;
         Ok(Look::when(size.trim().len() < 7, size))
     })?;
     let fresh = Pod::idle(suite.kubectl, "fresh", 1)?;

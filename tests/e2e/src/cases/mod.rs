@@ -4,9 +4,12 @@ mod capacity;
 mod churn;
 mod compute;
 pub mod delivery;
+mod dra;
 mod examples;
 mod health;
 mod host_paths;
+mod kind;
+mod kubectl_tessera;
 mod kubelet;
 mod labels;
 mod means;
@@ -25,28 +28,58 @@ mod upgrade;
 
 use anyhow::Result;
 
+use crate::dra::mode::Claims;
 use crate::suite::Suite;
 
 /// One case.
 pub struct Case {
     /// As it is named on the command line.
     pub name: &'static str,
-    /// Not possible where kubelet is out of reach.
-    pub restarts_kubelet: bool,
+    /// What a cluster must have for it.
+    pub needs: &'static [Need],
     /// The case itself. Whatever it leaves in the tenants' namespace is removed after it.
     pub run: fn(&Suite<'_>) -> Result<()>,
 }
 
+/// What not every cluster has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Kubelet and the node are in reach.
+    Kubelet,
+    /// Claims share devices. Every GPU is theirs in such a case.
+    SharedDevices,
+    /// Claims take whole devices only.
+    WholeDevices,
+}
+
+impl Need {
+    /// What is missing; `None` where it is met.
+    pub fn unmet(self, kubelet: bool, claims: Claims) -> Option<&'static str> {
+        match (self, claims) {
+            (Need::Kubelet, _) => (!kubelet).then_some("kubelet is out of reach"),
+            (Need::SharedDevices, Claims::Shared) | (Need::WholeDevices, Claims::Whole) => None,
+            (_, Claims::Absent) => Some("needs resource.k8s.io/v1: Kubernetes 1.34 or newer"),
+            (Need::SharedDevices, _) => {
+                Some("needs the feature gate DRAConsumableCapacity, on since Kubernetes 1.36")
+            }
+            (Need::WholeDevices, _) => {
+                Some("is for API servers without the feature gate DRAConsumableCapacity")
+            }
+        }
+    }
+}
+
 macro_rules! cases {
-    ($($module:ident::$name:ident $($kubelet:ident)?),* $(,)?) => {
+    ($($module:ident::$name:ident $($need:ident)*),* $(,)?) => {
         &[$(Case {
             name: stringify!($name),
-            restarts_kubelet: cases!(@kubelet $($kubelet)?),
+            needs: &[$(cases!(@need $need)),*],
             run: $module::$name,
         }),*]
     };
-    (@kubelet) => { false };
-    (@kubelet restarts_kubelet) => { true };
+    (@need restarts_kubelet) => { Need::Kubelet };
+    (@need shared_devices) => { Need::SharedDevices };
+    (@need whole_devices) => { Need::WholeDevices };
 }
 
 /// In the order in which they run: what later ones rely on comes first. Up to the rolling update the
@@ -68,6 +101,9 @@ pub const CASES: &[Case] = cases![
     capacity::more_shares_than_a_gpu_has_are_refused,
     status::status_shows_pods_quota_and_use,
     steer::limits_change_under_a_running_pod_and_a_cordoned_gpu_goes_to_nobody,
+    kubectl_tessera::kubectl_tessera_shows_and_steers_for_an_administrator,
+    kubectl_tessera::kubectl_tessera_shows_readers_what_is_theirs,
+    kubectl_tessera::kubectl_tessera_serves_client_certificates,
     memory::gpu_that_was_not_given_is_refused,
     health::sick_gpu_is_not_sold_and_its_pods_run_on,
     memory::ruined_usage_page_hurts_only_its_tenant,
@@ -77,6 +113,7 @@ pub const CASES: &[Case] = cases![
     means::namespace_of_restricted_pods_admits_tenants,
     examples::manifests_are_what_the_api_server_takes,
     examples::pipeline_of_three_pods_shares_one_gpu,
+    kind::kind_example_comes_up_and_serves_a_pod,
     others::plugin_has_no_rights_to_speak_of,
     others::plugin_without_pids_and_privileges_holds_quotas,
     trust::process_without_a_share_is_flagged_by_its_pods_name,
@@ -103,6 +140,32 @@ pub const CASES: &[Case] = cases![
     host_paths::host_paths_deleted_under_a_running_plugin restarts_kubelet,
     host_paths::host_paths_deleted_while_the_plugin_is_away restarts_kubelet,
     reboot::node_reboot_keeps_every_pod_and_its_quota restarts_kubelet,
+    dra::dra_shares_are_whole_devices_where_claims_share_none whole_devices restarts_kubelet,
+    dra::dra_gpus_are_published_as_devices_that_claims_share shared_devices,
+    dra::dra_claims_of_any_size_are_held_in_their_containers shared_devices,
+    dra::dra_claim_that_does_not_fit_waits_for_room shared_devices,
+    dra::dra_claims_fill_one_gpu_before_the_next shared_devices,
+    dra::dra_distributed_claims_take_the_emptier_gpu shared_devices restarts_kubelet,
+    dra::dra_first_alternative_that_fits_is_taken shared_devices,
+    dra::dra_containers_of_a_pod_share_one_claim shared_devices,
+    dra::dra_two_shares_of_one_gpu_are_held_apart_or_add_up shared_devices,
+    dra::dra_shares_of_two_gpus_are_seen_side_by_side shared_devices,
+    dra::dra_claim_is_shared_by_pods shared_devices,
+    dra::dra_admin_sees_gpus_and_holds_no_share shared_devices,
+    dra::dra_serves_pods_that_ask_for_the_extended_resource shared_devices,
+    dra::dra_examples_run_as_they_are_written shared_devices,
+    dra::dra_quota_changes_under_a_running_claim shared_devices,
+    dra::dra_parameters_that_make_no_sense_are_refused_by_name shared_devices,
+    dra::dra_slices_that_were_removed_are_published_again shared_devices,
+    dra::dra_slice_that_was_changed_is_put_right shared_devices,
+    dra::dra_cordoned_and_sick_gpus_are_tainted_and_given_to_nobody shared_devices,
+    dra::dra_driver_is_killed_under_claims shared_devices restarts_kubelet,
+    dra::dra_driver_is_away_while_pods_come_and_go shared_devices restarts_kubelet,
+    dra::dra_kubelet_restarts_under_claims shared_devices restarts_kubelet,
+    dra::dra_driver_is_updated_while_claims_come shared_devices,
+    dra::dra_node_reboot_gives_every_claim_its_quota_again shared_devices restarts_kubelet,
+    dra::dra_and_device_plugin_sell_a_gpu_each_and_one_moves shared_devices restarts_kubelet,
+    dra::dra_nothing_is_left_of_claims shared_devices restarts_kubelet,
     churn::plugin_is_killed_at_random_moments_of_pod_churn restarts_kubelet,
     churn::nothing_is_left_behind restarts_kubelet,
 ];

@@ -21,7 +21,7 @@ fn start_foreign<'a>(suite: &Suite<'a>, uuid: &str) -> Result<Pod<'a>> {
          context_overhead = \"64Mi\"\n[share]\nreplicas = 2\n\
          [paths]\npages = \"/tmp/pages\"\nshim = \"/tmp/shim\"\nledger = \"/tmp/ledger\"\n\
          admin = \"/tmp/admin.sock\"\nnvml = \"{SIM_ON_NODE}/libnvidia-ml.so.1\"\n\
-         [pages]\ntmpfs = \"off\"\n[metrics]\nlisten = \"\"\n"
+         [pages]\ntmpfs = \"off\"\n[metrics]\nlisten = \"\"\n[api]\nlisten = \"\"\n"
     );
     let host = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path}});
     let (plugins, resources) =
@@ -112,8 +112,25 @@ pub fn plugin_has_no_rights_to_speak_of(suite: &Suite<'_>) -> Result<()> {
     let pod = suite.plugin.pod()?;
     let pod = suite.kubectl.get(&["pod", &pod, "-n", crate::deploy::PLUGIN_NAMESPACE])?;
     ensure!(pod["spec"]["containers"][0]["livenessProbe"].is_object(), "no liveness probe");
-    let mounts = pod["spec"]["containers"][0]["volumeMounts"].to_string();
-    ensure!(!mounts.contains("serviceaccount"), "has a token: {mounts}");
+    let plugin = format!("--as=system:serviceaccount:{}:tessera", crate::deploy::PLUGIN_NAMESPACE);
+    let may = |verb: &str, what: &str| {
+        // Exit status 1 is a no.
+        let said = suite.kubectl.run(&["auth", "can-i", verb, what, "--all-namespaces", &plugin]);
+        said.is_ok_and(|said| said.trim() == "yes")
+    };
+    ensure!(may("create", "events") && may("patch", "events"), "it may not write events");
+    for (verb, what) in [
+        ("get", "events"),
+        ("delete", "events"),
+        ("get", "pods"),
+        ("create", "pods"),
+        ("get", "secrets"),
+        ("patch", "nodes"),
+        ("create", "pods/exec"),
+        ("create", "serviceaccounts/token"),
+    ] {
+        ensure!(!may(verb, what), "it may {verb} {what}");
+    }
     Ok(())
 }
 

@@ -100,7 +100,7 @@ pub fn cdi_annotations_give_all_or_nothing(suite: &Suite<'_>) -> Result<()> {
         ensure!(spec.contains("\"kind\": \"tessera.dev/share\""), "{spec}");
         check_void(&pod)?;
         let has = |path: &str| anyhow::Ok(pod.try_exec(&["test", "-e", path])?.code == Some(0));
-        if !has("/usr/local/tessera/pages/quota")? {
+        if !has("/usr/local/tessera/pages")? {
             ensure!(env::var_os("TESSERA_E2E_CDI").is_none(), "the runtime ignores CDI");
             println!(
                 "     this runtime knows no CDI: all that can be seen is that it stays closed"
@@ -114,9 +114,12 @@ pub fn cdi_annotations_give_all_or_nothing(suite: &Suite<'_>) -> Result<()> {
         check_quota(&pod)?;
         let preload = pod.exec(&["cat", "/etc/ld.so.preload"])?;
         ensure!(preload == "/usr/local/tessera/libtessera.so\n", "{preload:?}");
-        let refused = pod.try_exec(&["sh", "-c", ": >> /usr/local/tessera/pages/quota"])?;
+        // Not every shell expands a pattern after `>>`.
+        let append =
+            |page: &str| format!("for f in /usr/local/tessera/pages/*/{page}; do : >> $f; done");
+        let refused = pod.try_exec(&["sh", "-c", &append("quota")])?;
         ensure!(refused.code != Some(0), "the quota page can be written");
-        pod.exec(&["sh", "-c", ": >> /usr/local/tessera/pages/usage"])?;
+        pod.exec(&["sh", "-c", &append("usage")])?;
 
         // As after a reboot: the container starts again from the name that kubelet remembers.
         suite.plugin.exec(&["sh", "-c", "rm /var/run/cdi/tessera.dev-share_*"])?;
@@ -128,7 +131,7 @@ pub fn cdi_annotations_give_all_or_nothing(suite: &Suite<'_>) -> Result<()> {
         // What a pod mounts over the pages, or says of the variable, is not what counts.
         let shadowing = shadowing_pod(suite)?;
         shadowing.wait_until_running()?;
-        let quota = shadowing.exec(&["head", "-c", "8", "/usr/local/tessera/pages/quota"])?;
+        let quota = shadowing.exec(&["sh", "-c", "head -c 8 /usr/local/tessera/pages/*/quota"])?;
         ensure!(quota == "TSRQUOTA", "a pod's volume lies over the pages");
         check_void(&shadowing)?;
         check_quota(&shadowing)

@@ -101,7 +101,6 @@ fn metric(suite: &Suite<'_>, name: &str, words: &[&str]) -> Result<f64> {
 pub fn volumes_over_what_a_container_is_given_are_flagged(suite: &Suite<'_>) -> Result<()> {
     let neighbour = Server::start(suite.kubectl, "neighbour")?;
     make_empty_file(suite)?;
-    let [quota, session] = ["quota", "session.sock"].map(|file| format!("{PAGES}/{file}"));
     let named: Vec<Container> = ["pages", "quota", "session", "shim", "preload", "either", "above"]
         .map(|name| Container::idle(name, 1))
         .into();
@@ -120,37 +119,34 @@ pub fn volumes_over_what_a_container_is_given_are_flagged(suite: &Suite<'_>) -> 
     let pod = Pod::named(suite.kubectl, "shadowed");
     pod.wait_until_running()?;
 
-    let flagged = [
-        ("pages", PAGES),
-        ("quota", quota.as_str()),
-        ("session", session.as_str()),
-        ("shim", SHIM),
-        ("preload", PRELOAD),
-    ];
-    for (name, path) in flagged {
-        let what = format!("something else is mounted over {path}: ");
-        wait_for_warning(suite, &[&format!("{NAMESPACE}/shadowed ({name}): "), &what])?;
+    // The share's own directory is named by its allocation, which no pod knows beforehand.
+    let beside = format!("something else is mounted in {PAGES}, as if it were a share");
+    let [shim, preload] = [SHIM, PRELOAD].map(|at| format!("something else is mounted over {at}"));
+    let flagged =
+        [("quota", &beside), ("session", &beside), ("shim", &shim), ("preload", &preload)];
+    for (name, what) in flagged {
+        wait_for_warning(suite, &[&format!("{NAMESPACE}/shadowed ({name}): "), what])?;
         let words = [r#"pod="shadowed""#, &format!("container=\"{name}\"")];
         let amiss = metric(suite, "tessera_container_damaged_mounts", &words)?;
         ensure!(amiss >= 1.0, "{name}: {amiss}");
     }
     let findings = metric(suite, "tessera_findings_total", &[r#"finding="mount""#])?;
-    ensure!(findings >= 5.0, "{findings} findings");
+    ensure!(findings >= 4.0, "{findings} findings");
     let told = suite.plugin.exec(&["tessera", "explain", &format!("{NAMESPACE}/shadowed")])?;
-    for (_, path) in flagged {
-        let line = format!("tampered with: something else is mounted over {path}");
+    for (_, what) in flagged {
+        let line = format!("tampered with: {what}");
         ensure!(told.contains(&line), "no {line:?} in {told}");
     }
-    // Pages that are not ours close CUDA.
-    for name in ["pages", "quota"] {
-        let output = pod.try_exec_in(name, &["tessera-tenant", "info"])?;
-        ensure!(output.stderr.contains("no GPU for this process"), "{name}: {output:?}");
+    // What lies beside our share, as if it were pages, adds nothing and takes nothing away.
+    for name in ["session", "quota"] {
+        let gpus = pod.gpus(name)?;
+        ensure!(gpus.len() == 1 && gpus[0].total == SHARE_BYTES, "{name}: {gpus:?}");
     }
     // What lies under ours takes nothing away; what lies over it closes and is flagged.
     let warnings = suite.plugin.status()?["warnings"].to_string();
-    for name in ["either", "above"] {
+    for name in ["pages", "either", "above"] {
         let is_flagged = warnings.contains(&format!("shadowed ({name})"));
-        ensure!(name == "either" || !is_flagged, "{warnings}");
+        ensure!(name != "above" || !is_flagged, "{warnings}");
         match pod.gpus(name) {
             Ok(gpus) => {
                 ensure!(!is_flagged, "{name} is held and flagged: {warnings}");
@@ -163,36 +159,11 @@ pub fn volumes_over_what_a_container_is_given_are_flagged(suite: &Suite<'_>) -> 
     neighbour.check_untouched()
 }
 
-/// What the chart's `events.enabled` adds.
-fn allow_events(suite: &Suite<'_>) -> Result<()> {
-    let name = "tessera-e2e-events";
-    let metadata = json!({"name": name, "labels": {"tessera.dev/e2e": "true"}});
-    let group = "rbac.authorization.k8s.io";
-    suite.kubectl.apply(&json!({
-        "apiVersion": format!("{group}/v1"), "kind": "ClusterRole", "metadata": metadata,
-        "rules": [{"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}],
-    }))?;
-    suite.kubectl.apply(&json!({
-        "apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding", "metadata": metadata,
-        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
-        "subjects": [
-            {"kind": "ServiceAccount", "name": "tessera", "namespace": PLUGIN_NAMESPACE}
-        ],
-    }))
-}
-
 /// One pod with a container that asks for too much and one that empties its preload file: refusal, bypass
 /// and tampering.
 pub fn what_concerns_a_pod_is_told_in_its_description(suite: &Suite<'_>) -> Result<()> {
     let neighbour = Server::start(suite.kubectl, "neighbour")?;
-    allow_events(suite)?;
     make_empty_file(suite)?;
-    let before = suite.plugin.change_template(|template| {
-        template["spec"]["automountServiceAccountToken"] = json!(true);
-        let env = template["spec"]["containers"][0]["env"].as_array_mut();
-        let field = json!({"fieldRef": {"fieldPath": "spec.nodeName"}});
-        env.into_iter().for_each(|env| env.push(json!({"name": "NODE_NAME", "valueFrom": field})));
-    })?;
     let command = ["tessera-tenant", "greedy", "--for", "0", "--retry-ms", "100"];
     let greedy = Container::new("main", 1, &command);
     let loose = Container::new("loose", 1, &["tessera-tenant", "hold", "--bytes", "100Mi"]);
@@ -200,15 +171,14 @@ pub fn what_concerns_a_pod_is_told_in_its_description(suite: &Suite<'_>) -> Resu
     suite.kubectl.create_pod(&pod)?;
     let told = wait::until("kubectl describe shows all of it", wait::LIMIT, || {
         let text = suite.kubectl.run(&["describe", "pod", "greedy", "-n", NAMESPACE])?;
-        let reasons = ["GPUMemoryRefused", "GPUQuotaBypassed", "GPUQuotaTampered"];
-        Ok(Look::when(reasons.iter().all(|reason| text.contains(reason)), text))
+        let words =
+            ["GPUMemoryRefused", "Ask for a larger share", "GPUQuotaBypassed", "GPUQuotaTampered"];
+        Ok(Look::when(words.iter().all(|word| text.contains(word)), text))
     });
     if told.is_err() {
         println!("     status warns: {}", suite.plugin.status()?["warnings"]);
     }
     Pod::named(suite.kubectl, "greedy").delete()?;
-    suite.plugin.change_template(|template| *template = before)?;
-    suite.kubectl.run(&["delete", "clusterrole,clusterrolebinding", "tessera-e2e-events"])?;
     told?;
     neighbour.check_untouched()
 }

@@ -1,0 +1,94 @@
+//! `deploy/examples/dra`, as far as two GPUs of 4 GiB and no network card go.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::extended::wait_until_kubelet_has_forgotten;
+use crate::deploy::NAMESPACE;
+use crate::dra::slices::bytes;
+use crate::dra::{claims, mode};
+use crate::images;
+use crate::pods::Pod;
+use crate::suite::Suite;
+use crate::wait::{self, Look};
+
+/// A GPU of 4 GiB stands for one of 32 GiB.
+const SCALE: u64 = 8;
+
+/// What each container of the pods sees of its GPU: the example's sizes, to scale.
+pub fn dra_examples_run_as_they_are_written(suite: &Suite<'_>) -> Result<()> {
+    let share = mode::published(suite)?[0].default_memory;
+    wait_until_kubelet_has_forgotten(suite)?;
+    let (gib, mut files) = ((1 << 30) / SCALE, 0);
+    for (file, pods, want) in [
+        ("extended-resource", 1, vec![("main", share)]),
+        ("fraction", 2, vec![("main", 6 * gib)]),
+        ("one-share-two-containers", 1, vec![("server", 4 * gib), ("sidecar", 4 * gib)]),
+        ("two-models", 1, vec![("chat", 12 * gib), ("embeddings", 4 * gib)]),
+    ] {
+        run(suite, file, pods, &want).with_context(|| format!("{file}.yaml"))?;
+        files += 1;
+    }
+    println!("     {files} examples");
+    Ok(())
+}
+
+fn run(suite: &Suite<'_>, file: &str, count: usize, want: &[(&str, u64)]) -> Result<()> {
+    let path = suite.repo.join(format!("deploy/examples/dra/{file}.yaml"));
+    let mut objects = suite.kubectl.read_manifest(&path.display().to_string())?;
+    objects.iter_mut().try_for_each(overlay)?;
+    suite.kubectl.create_all(objects)?;
+    let pods = wait::until("the example's pods are there", wait::LIMIT, || {
+        let list = suite.kubectl.get(&["pods", "-n", NAMESPACE])?;
+        let items = list["items"].as_array().cloned().unwrap_or_default();
+        let names = items.iter().filter_map(|pod| pod["metadata"]["name"].as_str());
+        let names: Vec<String> = names.map(str::to_owned).collect();
+        Ok(if names.len() == count {
+            Look::Done(names)
+        } else {
+            Look::NotYet(format!("{names:?}"))
+        })
+    })?;
+    for name in pods {
+        let pod = Pod::named(suite.kubectl, &name);
+        pod.wait_until_running()?;
+        for (container, bytes) in want {
+            let gpus = pod.gpus(container)?;
+            ensure!(gpus.len() == 1 && gpus[0].total == *bytes, "{name}/{container}: {gpus:?}");
+        }
+    }
+    let delete = ["delete", "deployments,pods", "--all", "-n", NAMESPACE, "--wait=false"];
+    suite.kubectl.run(&delete)?;
+    wait::until("the example's pods are gone", wait::LIMIT, || {
+        let left = suite.kubectl.get(&["pods", "-n", NAMESPACE])?;
+        let count = left["items"].as_array().map_or(0, Vec::len);
+        Ok(Look::when(count == 0, format!("{count} pods")))
+    })?;
+    claims::remove_all(suite)
+}
+
+/// In the tests' namespace, with their image, without a pod network, and to scale.
+fn overlay(object: &mut Value) -> Result<()> {
+    object["metadata"]["namespace"] = json!(NAMESPACE);
+    if object["kind"] == "ResourceClaimTemplate" {
+        let requests = object["spec"]["spec"]["devices"]["requests"].as_array_mut();
+        for request in requests.context("requests")? {
+            let memory = &mut request["exactly"]["capacity"]["requests"]["memory"];
+            *memory = json!((bytes(memory)? / SCALE).to_string());
+        }
+        return Ok(());
+    }
+    let is_pod = object["kind"] == "Pod";
+    let place = if is_pod { "/spec" } else { "/spec/template/spec" };
+    let spec = object.pointer_mut(place).context("no pod")?;
+    spec["hostNetwork"] = json!(true);
+    spec["automountServiceAccountToken"] = json!(false);
+    spec["terminationGracePeriodSeconds"] = json!(1);
+    for container in spec["containers"].as_array_mut().context("no container")? {
+        container["image"] = json!(images::TENANT);
+        container["imagePullPolicy"] = json!("Never");
+        container["command"] = json!(["sleep", "2147483647"]);
+        container["args"] = json!([]);
+    }
+    Ok(())
+}

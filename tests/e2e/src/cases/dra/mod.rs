@@ -1,0 +1,22 @@
+//! Dynamic Resource Allocation: shares of any size, as claims ask for them. Both GPUs of the node are the
+//! driver's in these cases; see [`crate::dra::mode`].
+
+mod beside;
+mod examples;
+mod extended;
+mod outages;
+mod publish;
+mod sharing;
+mod sizes;
+mod steer;
+mod whole;
+
+pub use beside::*;
+pub use examples::*;
+pub use extended::*;
+pub use outages::*;
+pub use publish::*;
+pub use sharing::*;
+pub use sizes::*;
+pub use steer::*;
+pub use whole::*;

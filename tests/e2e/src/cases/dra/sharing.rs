@@ -1,0 +1,170 @@
+//! Several containers, pods or shares of one claim.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use crate::applied::Applied;
+use crate::cases::delivery::check_fill;
+use crate::deploy::{CONTEXT_BYTES, SIM_ON_NODE};
+use crate::dra::claims::{self, Claim, Request, Source};
+use crate::dra::{mode, slices};
+use crate::pods::{Container, Pod, Restart};
+use crate::suite::Suite;
+use crate::wait::{self, Look};
+
+const GIB: u64 = 1 << 30;
+const HELD: u64 = 300 << 20;
+
+fn holder(name: &str) -> Container {
+    Container::new(name, 0, &["tessera-tenant", "hold", "--bytes", "300Mi"])
+}
+
+/// Containers that name one request have one quota between them.
+pub fn dra_containers_of_a_pod_share_one_claim(suite: &Suite<'_>) -> Result<()> {
+    mode::published(suite)?;
+    Claim::share("1Gi", 25).create_template(suite, "shared")?;
+    let containers = [holder("first").claiming(None), Container::idle("main", 0).claiming(None)];
+    let pod = claims::create(suite, "pair", Source::Template("shared"), &containers)?;
+    pod.wait_until_running()?;
+    pod.wait_for_event("first", "ready")?;
+    let gpu = pod.gpu()?;
+    // The holder's context, and that of the process that looks.
+    ensure!(gpu.total == GIB && gpu.free == GIB - HELD - 2 * CONTEXT_BYTES, "{gpu:?}");
+    let left = pod.fill(GIB)?;
+    check_fill(left + HELD + CONTEXT_BYTES, GIB)
+}
+
+/// Two requests are two shares: containers that name one each are held apart, one that names both has their sum.
+pub fn dra_two_shares_of_one_gpu_are_held_apart_or_add_up(suite: &Suite<'_>) -> Result<()> {
+    mode::published(suite)?;
+    let two =
+        Claim::of(&[Request::share("chat", "1Gi", 20), Request::share("embed", "1536Mi", 30)])
+            .constrained("matchAttribute");
+    two.create_template(suite, "two")?;
+    let apart = [
+        holder("chat").claiming(Some("chat")),
+        Container::idle("embed", 0).claiming(Some("embed")),
+        Container::idle("neither", 0),
+    ];
+    let pod = claims::create(suite, "apart", Source::Template("two"), &apart)?;
+    pod.wait_until_running()?;
+    pod.wait_for_event("chat", "ready")?;
+    let (chat, embed) = (pod.gpus("chat")?, pod.gpus("embed")?);
+    ensure!(chat.len() == 1 && chat[0].total == GIB, "{chat:?}");
+    ensure!(chat[0].free == GIB - HELD - 2 * CONTEXT_BYTES, "{chat:?}");
+    ensure!(embed.len() == 1 && embed[0].total == 1536 << 20, "{embed:?}");
+    ensure!(embed[0].free == (1536 << 20) - CONTEXT_BYTES, "counts its neighbour: {embed:?}");
+    ensure!(embed[0].uuid == chat[0].uuid, "two GPUs: {chat:?}, {embed:?}");
+    ensure!(pod.gpus("neither").is_err(), "a container that names no request has a GPU");
+
+    let both = claims::idle(suite, "both", Source::Template("two"))?;
+    let gpu = both.gpu()?;
+    ensure!(gpu.total == GIB + (1536 << 20), "{gpu:?}");
+    check_fill(both.fill(GIB + (1536 << 20))?, GIB + (1536 << 20))
+}
+
+/// One container with a share of each GPU sees two GPUs, each with its own limit.
+pub fn dra_shares_of_two_gpus_are_seen_side_by_side(suite: &Suite<'_>) -> Result<()> {
+    let all = mode::published(suite)?;
+    let claim = Claim::of(&[Request::share("a", "1Gi", 20), Request::share("b", "512Mi", 10)])
+        .constrained("distinctAttribute");
+    let pod = claims::pod(suite, "two", &claim)?;
+    let gpus = pod.gpus("main")?;
+    let mut totals: Vec<_> = gpus.iter().map(|gpu| gpu.total).collect();
+    totals.sort_unstable();
+    ensure!(totals == [512 << 20, GIB], "{gpus:?}");
+    ensure!(all.iter().all(|device| gpus.iter().any(|gpu| gpu.uuid == device.uuid)), "{gpus:?}");
+    for gpu in &gpus {
+        let greedy = ["tessera-tenant", "--device", &gpu.uuid, "greedy", "--at-most", "4Gi"];
+        let text = pod.exec(&greedy)?;
+        check_fill(crate::pods::held(&text, "full")?, gpu.total)?;
+    }
+    Ok(())
+}
+
+/// Pods that name one claim have one quota, until the last of them is gone.
+pub fn dra_claim_is_shared_by_pods(suite: &Suite<'_>) -> Result<()> {
+    mode::published(suite)?;
+    Claim::share("1Gi", 25).create(suite, "common")?;
+    let first =
+        claims::create(suite, "first", Source::Shared("common"), &[holder("main").claiming(None)])?;
+    first.wait_until_running()?;
+    first.wait_for_event("main", "ready")?;
+    let before = first.incarnation()?;
+    let second = claims::idle(suite, "second", Source::Shared("common"))?;
+    ensure!(second.gpu()?.uuid == first.gpu()?.uuid);
+    let gpu = second.gpu()?;
+    ensure!(gpu.total == GIB && gpu.free == GIB - HELD - 2 * CONTEXT_BYTES, "{gpu:?}");
+    check_fill(second.fill(GIB)? + HELD + CONTEXT_BYTES, GIB)?;
+
+    second.delete()?;
+    second.wait_until_gone()?;
+    ensure!(first.incarnation()? == before && first.gpu()?.total == GIB);
+    let third = claims::idle(suite, "third", Source::Shared("common"))?;
+    check_fill(third.fill(GIB)? + HELD + CONTEXT_BYTES, GIB)?;
+    for pod in [first, third] {
+        pod.delete()?;
+        pod.wait_until_gone()?;
+    }
+    wait::until("the share is given back", wait::LIMIT, || {
+        let left = suite.plugin.status()?["allocations"].clone();
+        Ok(Look::when(left.as_array().is_some_and(Vec::is_empty), left.to_string()))
+    })
+}
+
+/// A monitor sees the GPUs whole, and takes nothing from those who share them.
+pub fn dra_admin_sees_gpus_and_holds_no_share(suite: &Suite<'_>) -> Result<()> {
+    const ADMINS: &str = "tessera-e2e-admins";
+    let all = mode::published(suite)?;
+    let _namespace = Applied::new(
+        suite.kubectl,
+        json!({
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": ADMINS, "labels": {
+                "tessera.dev/e2e": "true",
+                "resource.kubernetes.io/admin-access": "true",
+            }},
+        }),
+    )?;
+    let watch = Claim::of(&[Request::new("gpu").of_gpu(&all[0].uuid).admin()]);
+    watch.create_template_in(suite, ADMINS, "watch")?;
+    let main = [Container::idle("main", 0).claiming(None)];
+    let mut monitor =
+        claims::manifest("monitor", Restart::Always, Source::Template("watch"), &main);
+    monitor["metadata"]["namespace"] = json!(ADMINS);
+    wait::until("the namespace's service account is there", wait::LIMIT, || {
+        Ok(match suite.kubectl.create_pod(&monitor) {
+            Ok(()) => Look::Done(()),
+            Err(error) => Look::NotYet(format!("{error:#}")),
+        })
+    })?;
+    wait::until("the monitor runs", wait::LIMIT, || {
+        let status = suite.kubectl.get(&["pod", "monitor", "-n", ADMINS])?["status"].clone();
+        Ok(Look::when(status["containerStatuses"][0]["ready"] == true, status.to_string()))
+    })?;
+    // All that is published fits beside it.
+    let whole = Request::share("gpu", &all[0].memory.to_string(), 100).of_gpu(&all[0].uuid);
+    let whole = claims::pod(suite, "whole", &Claim::of(&[whole]))?;
+    check_fill(whole.fill(all[0].memory)?, all[0].memory)?;
+    let look = ["exec", "-n", ADMINS, "monitor", "-c", "main", "--"];
+    let info = suite.kubectl.run(&[&look[..], &["tessera-tenant", "info"]].concat())?;
+    let info: serde_json::Value = serde_json::from_str(&info).context("tessera-tenant info")?;
+    let devices = info["devices"].as_array().context("devices")?;
+    ensure!(devices.len() == 1 && devices[0]["uuid"] == all[0].uuid.as_str(), "{info}");
+    ensure!(devices[0]["mem_get_info"]["total"] == 4 * GIB, "not the whole GPU: {info}");
+    let status = suite.plugin.status()?;
+    let sold: u64 = status["gpus"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|gpu| gpu["memory_limits_bytes"].as_u64())
+        .sum();
+    ensure!(sold == all[0].memory, "{sold} bytes are sold: {}", status["gpus"]);
+    // Without the namespace's label nobody is an admin.
+    let refused = watch.create_template(suite, "watch").err().context("anybody may watch")?;
+    ensure!(format!("{refused:#}").contains("admin access"), "{refused:#}");
+    ensure!(suite.host(&format!("ls {SIM_ON_NODE}"))?.contains("libcuda.so.1"), "the simulator");
+    ensure!(slices::devices(suite)?.len() == 2);
+    Pod::named(suite.kubectl, "whole").delete()
+}

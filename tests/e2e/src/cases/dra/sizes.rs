@@ -1,0 +1,170 @@
+//! Shares of any size: those that fit are held, others wait.
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cases::delivery::check_fill;
+use crate::dra::claims::{self, Claim, Request};
+use crate::dra::slices::{self, bytes};
+use crate::dra::{STEP_BYTES, mode};
+use crate::pods::Pod;
+use crate::suite::Suite;
+use crate::wait;
+
+const MIB: u64 = 1 << 20;
+
+/// What is asked for, rounded up to a step, is what the scheduler counts, what the container sees, and all that it
+/// can have.
+pub fn dra_claims_of_any_size_are_held_in_their_containers(suite: &Suite<'_>) -> Result<()> {
+    let all = mode::published(suite)?;
+    let sizes = [("one", "1Gi", 10, 1024), ("odd", "1500Mi", 30, 1536), ("small", "300Mi", 5, 320)];
+    let mut pods = Vec::new();
+    for (name, memory, cores, want) in sizes {
+        let pod = claims::pod(suite, name, &Claim::share(memory, cores))?;
+        let claim = claims::of_pod(suite, &pod)?;
+        let [result] = &claims::results(&claim)?[..] else { anyhow::bail!("{claim}") };
+        let consumed = &result["consumedCapacity"];
+        ensure!(bytes(&consumed["memory"])? == want * MIB, "{name}: {result}");
+        ensure!(bytes(&consumed["cores"])? == u64::from(cores), "{name}: {result}");
+        ensure!(result["shareID"].is_string(), "{name}: {result}");
+        let gpu = pod.gpu()?;
+        ensure!(gpu.total == want * MIB, "{name}: {gpu:?}");
+        let device = all.iter().find(|d| result["device"] == d.name.as_str());
+        ensure!(device.is_some_and(|d| d.uuid == gpu.uuid), "{name}: {result}, {gpu:?}");
+        pods.push((pod, want * MIB));
+    }
+    let unsized_claim = Claim::of(&[Request::new("gpu")]);
+    let pod = claims::pod(suite, "default", &unsized_claim)?;
+    pods.push((pod, all[0].default_memory));
+    // Each to its end, while the others live.
+    for (pod, want) in &pods {
+        check_fill(pod.fill(*want)?, *want)?;
+    }
+    let status = suite.plugin.status()?;
+    for (name, ..) in sizes {
+        let known = status["allocations"].to_string();
+        ensure!(known.contains(name), "{name} is not in {known}");
+    }
+    Ok(())
+}
+
+pub fn dra_claim_that_does_not_fit_waits_for_room(suite: &Suite<'_>) -> Result<()> {
+    let all = mode::published(suite)?;
+    let large = Claim::share("3Gi", 60);
+    let first = claims::pod(suite, "first", &large)?;
+    let second = claims::pod(suite, "second", &large)?;
+    ensure!(first.gpu()?.uuid != second.gpu()?.uuid, "6 GiB of a GPU of 4 GiB");
+    let third = claims::waiting(suite, "third", &large)?;
+    claims::wait_until_refused(&third, "cannot allocate all claims")?;
+    // Time is counted as memory is.
+    let busy = claims::waiting(suite, "busy", &Claim::share("256Mi", 50))?;
+    claims::wait_until_refused(&busy, "cannot allocate all claims")?;
+    // More than there is of any GPU, by a step.
+    let beyond = format!("{}", all[0].memory + STEP_BYTES);
+    let never = claims::waiting(suite, "never", &Claim::share(&beyond, 1))?;
+    claims::wait_until_refused(&never, "cannot allocate all claims")?;
+
+    second.delete()?;
+    third.wait_until_running()?;
+    check_fill(third.fill(3 << 30)?, 3 << 30)?;
+    claims::wait_until_refused(&never, "cannot allocate all claims")?;
+    ensure!(busy.object()?["status"]["phase"] == "Pending", "{}", busy.object()?["status"]);
+    third.delete()?;
+    busy.wait_until_running()?;
+    check_fill(first.fill(3 << 30)?, 3 << 30)?;
+    // All that is published of a GPU can be had by one claim.
+    first.delete()?;
+    first.wait_until_gone()?;
+    let rest = all[0].memory.to_string();
+    let whole = claims::pod(suite, "whole", &Claim::share(&rest, 50))?;
+    ensure!(whole.gpu()?.total == all[0].memory, "{:?}", whole.gpu()?);
+    check_fill(whole.fill(all[0].memory)?, all[0].memory)
+}
+
+/// `share.placement` decides the order of devices, and the scheduler takes the first that has room.
+pub fn dra_claims_fill_one_gpu_before_the_next(suite: &Suite<'_>) -> Result<()> {
+    mode::published(suite)?;
+    let third = Claim::share("1Gi", 20);
+    third.create_template(suite, "third")?;
+    let of = |name: &str| -> Result<String> {
+        Ok(claims::idle(suite, name, claims::Source::Template("third"))?.gpu()?.uuid)
+    };
+    let packed = [of("a")?, of("b")?, of("c")?];
+    ensure!(packed.iter().all(|uuid| *uuid == packed[0]), "not packed: {packed:?}");
+    let fourth = of("d")?;
+    ensure!(fourth != packed[0], "4 GiB of a GPU that has less");
+    // A hole in the fuller one is filled first.
+    Pod::named(suite.kubectl, "b").delete()?;
+    Pod::named(suite.kubectl, "b").wait_until_gone()?;
+    wait_until_first(suite, &packed[0])?;
+    ensure!(of("e")? == packed[0], "the emptier GPU was taken");
+    Ok(())
+}
+
+pub fn dra_distributed_claims_take_the_emptier_gpu(suite: &Suite<'_>) -> Result<()> {
+    mode::with(suite, "[share]\n", "[share]\nplacement = \"distributed\"\n", || {
+        let claim = Claim::share("1Gi", 20);
+        let mut taken = Vec::new();
+        for name in ["a", "b", "c", "d"] {
+            if let Some(last) = taken.last() {
+                let other =
+                    |devices: &[slices::Device]| devices.first().is_some_and(|d| d.uuid != *last);
+                if taken.len() % 2 == 1 {
+                    slices::wait_for(suite, "the emptier GPU is first", other)?;
+                }
+            }
+            taken.push(claims::pod(suite, name, &claim)?.gpu()?.uuid);
+        }
+        ensure!(taken[0] != taken[1] && taken[2] != taken[3], "{taken:?}");
+        Ok(())
+    })
+}
+
+/// Waits until the scheduler would try this GPU first.
+fn wait_until_first(suite: &Suite<'_>, uuid: &str) -> Result<()> {
+    let first = |devices: &[slices::Device]| devices.first().is_some_and(|d| d.uuid == uuid);
+    slices::wait_for(suite, "the fuller GPU is first", first).map(drop)
+}
+
+/// "Half of an L4, or a quarter of an H100": the first that can be had, with its own size.
+pub fn dra_first_alternative_that_fits_is_taken(suite: &Suite<'_>) -> Result<()> {
+    mode::published(suite)?;
+    let either = Claim::first_available(&[
+        Request::share("large", "40Gi", 50),
+        Request::share("medium", "3Gi", 50),
+        Request::share("small", "1Gi", 20),
+    ]);
+    either.create_template(suite, "either")?;
+    let mut chosen = Vec::new();
+    for (name, request, want) in
+        [("a", "gpu/medium", 3 << 30), ("b", "gpu/medium", 3 << 30), ("c", "gpu/small", 1u64 << 30)]
+    {
+        // Two of 3 GiB leave less than 1 GiB of either GPU.
+        if name == "c" {
+            Pod::named(suite.kubectl, "b").delete()?;
+            Pod::named(suite.kubectl, "b").wait_until_gone()?;
+            let most = claims::pod(suite, "most", &Claim::share("2Gi", 20))?;
+            ensure!(most.gpu()?.total == 2 << 30);
+        }
+        let pod = claims::idle(suite, name, claims::Source::Template("either"))?;
+        let claim = claims::of_pod(suite, &pod)?;
+        let result = claims::results(&claim)?.into_iter().next().context("no result")?;
+        ensure!(result["request"] == request, "{name}: {result}");
+        ensure!(pod.gpu()?.total == want, "{name}: {:?}", pod.gpu()?);
+        chosen.push((pod, want));
+    }
+    for (pod, want) in chosen {
+        if pod.name() != "b" {
+            check_fill(pod.fill(want)?, want)?;
+        }
+    }
+    let none = Claim::first_available(&[
+        Request::share("large", "40Gi", 50),
+        Request::share("larger", "50Gi", 50),
+    ]);
+    let none = claims::waiting(suite, "none", &none)?;
+    claims::wait_until_refused(&none, "cannot allocate all claims")?;
+    wait::until("nothing is amiss", wait::LIMIT, || {
+        let warnings = suite.plugin.status()?["warnings"].to_string();
+        Ok(wait::Look::when(warnings == "[]", warnings))
+    })
+}

@@ -1,0 +1,272 @@
+//! Claims of shares, and pods that use them.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::{CLASS, DRIVER};
+use crate::deploy::NAMESPACE;
+use crate::pods::{self, Container, Pod, Restart};
+use crate::suite::Suite;
+use crate::wait::{self, Look};
+
+const API: &str = "resource.k8s.io/v1";
+
+/// One request of a claim.
+#[derive(Clone, Debug)]
+pub struct Request {
+    name: String,
+    exactly: Value,
+}
+
+impl Request {
+    /// A share of a GPU, of the sizes that the driver's policy gives by default.
+    pub fn new(name: &str) -> Self {
+        let exactly = json!({"deviceClassName": CLASS});
+        Self { name: name.to_owned(), exactly }
+    }
+
+    /// A share of so much memory (a quantity) and so many percent of the GPU's time.
+    pub fn share(name: &str, memory: &str, cores: u32) -> Self {
+        let mut share = Self::new(name);
+        share.exactly["capacity"] =
+            json!({"requests": {"memory": memory, "cores": cores.to_string()}});
+        share
+    }
+
+    /// Of devices that fit this CEL expression.
+    pub fn of(mut self, cel: &str) -> Self {
+        self.exactly["selectors"] = json!([{"cel": {"expression": cel}}]);
+        self
+    }
+
+    /// Of this GPU.
+    pub fn of_gpu(self, uuid: &str) -> Self {
+        self.of(&format!("device.attributes[\"{DRIVER}\"].uuid == \"{uuid}\""))
+    }
+
+    /// To watch the GPU, not to share it.
+    pub fn admin(mut self) -> Self {
+        self.exactly["adminAccess"] = json!(true);
+        self
+    }
+
+    fn object(&self) -> Value {
+        json!({"name": self.name, "exactly": self.exactly})
+    }
+
+    /// As one of several alternatives, where the fields of `exactly` stand beside the name.
+    fn alternative(&self) -> Value {
+        let mut object = self.exactly.clone();
+        object["name"] = json!(self.name);
+        object
+    }
+}
+
+/// The specification of a claim.
+#[derive(Clone, Debug)]
+pub struct Claim(Value);
+
+impl Claim {
+    /// A claim of these requests.
+    pub fn of(requests: &[Request]) -> Self {
+        let requests: Vec<_> = requests.iter().map(Request::object).collect();
+        Self(json!({"devices": {"requests": requests}}))
+    }
+
+    /// A claim of one request `gpu` for so much memory and so many percent of time.
+    pub fn share(memory: &str, cores: u32) -> Self {
+        Self::of(&[Request::share("gpu", memory, cores)])
+    }
+
+    /// A claim of one request `gpu`: the first of the alternatives that can be had.
+    pub fn first_available(alternatives: &[Request]) -> Self {
+        let alternatives: Vec<_> = alternatives.iter().map(Request::alternative).collect();
+        Self(json!({"devices": {"requests": [{"name": "gpu", "firstAvailable": alternatives}]}}))
+    }
+
+    /// All its shares from one GPU, or each from another.
+    pub fn constrained(mut self, constraint: &str) -> Self {
+        let attribute = format!("{DRIVER}/uuid");
+        self.0["devices"]["constraints"] = json!([{constraint: attribute}]);
+        self
+    }
+
+    /// With parameters for the driver.
+    pub fn with_parameters(mut self, parameters: &Value) -> Self {
+        self.0["devices"]["config"] =
+            json!([{"opaque": {"driver": DRIVER, "parameters": parameters}}]);
+        self
+    }
+
+    /// Creates a template of this name, of which each pod gets a claim of its own.
+    ///
+    /// # Errors
+    /// The API server's refusal.
+    pub fn create_template(&self, suite: &Suite<'_>, name: &str) -> Result<()> {
+        self.create_template_in(suite, NAMESPACE, name)
+    }
+
+    /// [`Claim::create_template`] in another namespace.
+    ///
+    /// # Errors
+    /// The API server's refusal.
+    pub fn create_template_in(&self, suite: &Suite<'_>, ns: &str, name: &str) -> Result<()> {
+        suite.kubectl.create_all(vec![json!({
+            "apiVersion": API,
+            "kind": "ResourceClaimTemplate",
+            "metadata": {"name": name, "namespace": ns},
+            "spec": {"spec": self.0},
+        })])
+    }
+
+    /// Creates a claim of this name, for several pods.
+    ///
+    /// # Errors
+    /// The API server's refusal.
+    pub fn create(&self, suite: &Suite<'_>, name: &str) -> Result<()> {
+        suite.kubectl.create_all(vec![json!({
+            "apiVersion": API,
+            "kind": "ResourceClaim",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": self.0,
+        })])
+    }
+}
+
+/// Where a pod's claim comes from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'n> {
+    /// A template of this name.
+    Template(&'n str),
+    /// A claim of this name, that others may use too.
+    Shared(&'n str),
+}
+
+/// The API object of a pod with the claim `gpu`.
+pub fn manifest(
+    name: &str,
+    restart: Restart,
+    source: Source<'_>,
+    containers: &[Container],
+) -> Value {
+    let mut pod = pods::manifest(name, restart, &[], containers);
+    pod["spec"]["resourceClaims"] = match source {
+        Source::Template(template) => {
+            json!([{"name": "gpu", "resourceClaimTemplateName": template}])
+        }
+        Source::Shared(claim) => json!([{"name": "gpu", "resourceClaimName": claim}]),
+    };
+    pod
+}
+
+/// Creates a pod with the claim `gpu` and does not wait for it.
+///
+/// # Errors
+/// The API server refuses it.
+pub fn create<'a>(
+    suite: &Suite<'a>,
+    name: &str,
+    source: Source<'_>,
+    containers: &[Container],
+) -> Result<Pod<'a>> {
+    suite.kubectl.create_pod(&manifest(name, Restart::Always, source, containers))?;
+    Ok(Pod::named(suite.kubectl, name))
+}
+
+/// An idle pod whose container `main` has all shares of a claim from `source`; running when this returns.
+///
+/// # Errors
+/// It does not start.
+pub fn idle<'a>(suite: &Suite<'a>, name: &str, source: Source<'_>) -> Result<Pod<'a>> {
+    let pod = create(suite, name, source, &[Container::idle("main", 0).claiming(None)])?;
+    pod.wait_until_running()?;
+    Ok(pod)
+}
+
+/// A template of the pod's own name for `claim`, and an idle pod of it, running when this returns.
+///
+/// # Errors
+/// It does not start.
+pub fn pod<'a>(suite: &Suite<'a>, name: &str, claim: &Claim) -> Result<Pod<'a>> {
+    claim.create_template(suite, name)?;
+    idle(suite, name, Source::Template(name))
+}
+
+/// As [`pod`], without waiting.
+///
+/// # Errors
+/// The API server refuses it.
+pub fn waiting<'a>(suite: &Suite<'a>, name: &str, claim: &Claim) -> Result<Pod<'a>> {
+    claim.create_template(suite, name)?;
+    idle_waiting(suite, name, name)
+}
+
+/// An idle pod of a template that is there, without waiting.
+///
+/// # Errors
+/// The API server refuses it.
+pub fn idle_waiting<'a>(suite: &Suite<'a>, name: &str, template: &str) -> Result<Pod<'a>> {
+    let main = [Container::idle("main", 0).claiming(None)];
+    create(suite, name, Source::Template(template), &main)
+}
+
+/// The claim `gpu` of a pod, or the one that the scheduler wrote for its extended resources.
+///
+/// # Errors
+/// It has none.
+pub fn of_pod(suite: &Suite<'_>, pod: &Pod<'_>) -> Result<Value> {
+    let object = pod.object()?;
+    let status = &object["status"];
+    let name = [
+        &status["resourceClaimStatuses"][0]["resourceClaimName"],
+        &status["extendedResourceClaimStatus"]["resourceClaimName"],
+        &object["spec"]["resourceClaims"][0]["resourceClaimName"],
+    ];
+    let name = name.into_iter().find_map(Value::as_str).with_context(|| status.to_string())?;
+    named(suite, name)
+}
+
+/// The claim of this name.
+///
+/// # Errors
+/// There is none.
+pub fn named(suite: &Suite<'_>, name: &str) -> Result<Value> {
+    suite.kubectl.get(&["resourceclaim", name, "-n", NAMESPACE])
+}
+
+/// What the scheduler gave a claim.
+///
+/// # Errors
+/// It is not allocated.
+pub fn results(claim: &Value) -> Result<Vec<Value>> {
+    let results = claim["status"]["allocation"]["devices"]["results"].as_array();
+    results.cloned().with_context(|| format!("not allocated: {claim}"))
+}
+
+/// Waits until the scheduler has said why a pod has no node.
+///
+/// # Errors
+/// It is scheduled.
+pub fn wait_until_refused(pod: &Pod<'_>, why: &str) -> Result<()> {
+    wait::until(&format!("the scheduler says {why:?}"), wait::LIMIT, || {
+        let object = pod.object()?;
+        ensure!(object["spec"]["nodeName"].is_null(), "it was scheduled: {}", object["status"]);
+        let conditions = object["status"]["conditions"].to_string();
+        Ok(Look::when(conditions.contains(why), conditions))
+    })
+}
+
+/// Removes every claim and template of the tenants' namespace, and waits until kubelet and the scheduler have let
+/// go of them. Their pods have to be removed before.
+///
+/// # Errors
+/// One stays.
+pub fn remove_all(suite: &Suite<'_>) -> Result<()> {
+    const BOTH: &str = "resourceclaimtemplates,resourceclaims";
+    suite.kubectl.run(&["delete", BOTH, "--all", "-n", NAMESPACE, "--wait=false"])?;
+    wait::until("no claim is left", wait::LIMIT, || {
+        let left = suite.kubectl.get(&[BOTH, "-n", NAMESPACE])?;
+        let count = left["items"].as_array().map_or(0, Vec::len);
+        Ok(Look::when(count == 0, left.to_string()))
+    })
+}

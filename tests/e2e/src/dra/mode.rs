@@ -1,0 +1,189 @@
+//! The node between its two front ends: GPUs sold as counted units, or as devices that claims share.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::{Value, json};
+
+use super::{DRIVER, claims, slices};
+use crate::deploy::{Plugin, REPLICAS};
+use crate::host::CONFIG;
+use crate::kubectl::Kubectl;
+use crate::suite::Suite;
+use crate::wait::{self, Look};
+
+/// What is appended to the configuration so that every GPU is sold to claims.
+pub const ALL: &str =
+    "\n[dra]\nenabled = true\n\n[metrics]\nlisten = \"\"\n\n[api]\nlisten = \"\"\n";
+
+/// What claims can be on a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claims {
+    /// Of any part of a device.
+    Shared,
+    /// Of whole devices, so that each share of a GPU has to be one.
+    Whole,
+    /// Unknown to it.
+    Absent,
+}
+
+impl Claims {
+    /// Those of this cluster. The API server judges a slice with a device that claims share, and does not keep it.
+    ///
+    /// # Errors
+    /// The API server's.
+    pub fn of(kubectl: &Kubectl) -> Result<Self> {
+        if !kubectl.has_api("resource.k8s.io/v1")? {
+            return Ok(Self::Absent);
+        }
+        let slice = json!({
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": "tessera-e2e-probe"},
+            "spec": {
+                "driver": "probe.tessera.dev",
+                "pool": {"name": "probe", "generation": 1, "resourceSliceCount": 1},
+                "allNodes": true,
+                "devices": [{"name": "probe", "allowMultipleAllocations": true}],
+            },
+        });
+        let create = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
+        let kept = kubectl.try_run(&create, Some(&slice.to_string()))?.success("a probe slice")?;
+        let kept: Value = serde_json::from_str(&kept).context("a probe slice")?;
+        let is_kept = kept["spec"]["devices"][0]["allowMultipleAllocations"] == true;
+        Ok(if is_kept { Self::Shared } else { Self::Whole })
+    }
+}
+
+/// CDI devices of the simulated GPUs, as NVIDIA's toolkit makes them of real ones.
+const NVIDIA: &str = include_str!("../../overlay/nvidia-cdi.json");
+const NVIDIA_ON_NODE: &str = "/var/run/cdi/nvidia.json";
+
+/// What is deployed for claims, and what before and after.
+const MANIFEST: &str = "deploy/tessera-dra.yaml";
+const WITHOUT: &str = "deploy/tessera.yaml";
+
+/// Gives the node's GPUs to claims, if they aren't already.
+///
+/// # Errors
+/// They are not published.
+pub fn enter(suite: &Suite<'_>) -> Result<()> {
+    if suite.plugin.offers() > 0 {
+        deploy(suite)?;
+    }
+    published(suite).map(drop)
+}
+
+/// Deploys the driver, as users do it, where the device plugin was. It is supervised from the start.
+///
+/// # Errors
+/// The node goes on offering replicas, or the driver does not come up.
+pub fn deploy(suite: &Suite<'_>) -> Result<()> {
+    suite.plugin.set_offers(0);
+    let config = format!("{CONFIG}{ALL}");
+    suite.plugin.apply(&suite.repo.join(MANIFEST), &config, |pod| {
+        let plugin = &mut pod["containers"][0];
+        plugin["command"] = Plugin::supervised();
+        // In the node's network two instances cannot have one port: none is asked for, and each is asked inside
+        // its container.
+        if let Some(plugin) = plugin.as_object_mut() {
+            plugin.remove("ports");
+        }
+        let ready = json!({"command": ["tessera", "status", "--ready"]});
+        plugin["readinessProbe"] = json!({"exec": ready, "periodSeconds": 2, "timeoutSeconds": 10});
+    })?;
+    suite.plugin.wait_for_roll_out()?;
+    suite.plugin.wait_until_offered()?;
+    // What the toolkit writes when a node starts.
+    let write = format!("cat >{NVIDIA_ON_NODE} <<'END'\n{NVIDIA}\nEND\n");
+    suite.plugin.exec(&["sh", "-c", &write]).map(drop)
+}
+
+/// Gives them back to the device plugin, deployed as before.
+///
+/// # Errors
+/// The node does not offer every replica.
+pub fn leave(suite: &Suite<'_>) -> Result<()> {
+    if suite.plugin.offers() > 0 {
+        return Ok(());
+    }
+    suite.plugin.set_offers(REPLICAS);
+    suite.plugin.exec(&["rm", "-f", NVIDIA_ON_NODE])?;
+    suite.plugin.apply(&suite.repo.join(WITHOUT), CONFIG, |pod| {
+        pod["containers"][0]["command"] = Plugin::supervised();
+    })?;
+    suite.plugin.wait_for_roll_out()?;
+    suite.plugin.wait_until_offered()?;
+    wait::until("no device is published", wait::LIMIT, || {
+        let devices = slices::devices(suite)?;
+        Ok(Look::when(devices.is_empty(), format!("{devices:?}")))
+    })?;
+    remove(suite.kubectl, suite.repo)
+}
+
+/// Removes what only the driver's manifest has, also of a run that was killed. Namespaces are left to others.
+///
+/// # Errors
+/// The API server's.
+pub fn remove(kubectl: &Kubectl, repo: &Path) -> Result<()> {
+    if Claims::of(kubectl)? == Claims::Absent {
+        return Ok(());
+    }
+    let objects = |file: &str| kubectl.read_manifest(&repo.join(file).display().to_string());
+    let name =
+        |object: &Value| (object["kind"].to_string(), object["metadata"]["name"].to_string());
+    let stay: BTreeSet<_> = objects(WITHOUT)?.iter().map(name).collect();
+    for object in objects(MANIFEST)?.iter().filter(|object| !stay.contains(&name(object))) {
+        let delete = ["delete", "-f", "-", "--ignore-not-found", "--timeout=50s"];
+        kubectl.try_run(&delete, Some(&object.to_string()))?.success("kubectl delete")?;
+    }
+    Ok(())
+}
+
+/// Runs `case` with a line of the configuration changed, while claims share every GPU.
+///
+/// # Errors
+/// The case's, or the configuration does not take effect.
+pub fn with(
+    suite: &Suite<'_>,
+    line: &str,
+    changed: &str,
+    case: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let configuration = format!("{CONFIG}{ALL}");
+    ensure!(configuration.contains(line), "no {line:?} in the configuration");
+    suite.reconfigure(Some(&configuration.replace(line, changed)))?;
+    published(suite)?;
+    let outcome = case();
+    suite.remove_tenants()?;
+    suite.reconfigure(None)?;
+    outcome
+}
+
+/// The node's two GPUs as they are published when nothing is amiss.
+///
+/// # Errors
+/// They are not.
+pub fn published(suite: &Suite<'_>) -> Result<[slices::Device; 2]> {
+    let sound = |devices: &[slices::Device]| {
+        devices.len() == 2 && devices.iter().all(|device| device.taints().is_empty())
+    };
+    let devices = slices::wait_for(suite, "two sound devices are published", sound)?;
+    devices.try_into().map_err(|devices| anyhow!("{DRIVER}: {devices:?}"))
+}
+
+/// Removes every tenant and claim, and waits until the driver holds nothing and both GPUs are published.
+///
+/// # Errors
+/// Something stays.
+pub fn clear(suite: &Suite<'_>) -> Result<()> {
+    suite.remove_tenants()?;
+    claims::remove_all(suite)?;
+    wait::until("the driver holds no share", wait::LIMIT, || {
+        let status = suite.plugin.status()?;
+        let left = status["allocations"].as_array().map_or(0, Vec::len);
+        Ok(Look::when(left == 0, status["allocations"].to_string()))
+    })?;
+    published(suite).map(drop)
+}

@@ -1,0 +1,129 @@
+//! What the driver has published.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::DRIVER;
+use crate::suite::Suite;
+use crate::wait::{self, Look};
+
+/// A device of the driver's.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// Its name in the pool.
+    pub name: String,
+    /// Its GPU.
+    pub uuid: String,
+    /// Memory that claims of it can have together, in bytes.
+    pub memory: u64,
+    /// The share that a claim gets which asks for no size: bytes.
+    pub default_memory: u64,
+    /// The same: percent of its time.
+    pub default_cores: u64,
+    /// The object.
+    pub object: Value,
+}
+
+impl Device {
+    fn read(object: &Value) -> Result<Self> {
+        let text =
+            |value: &Value| value.as_str().map(str::to_owned).with_context(|| object.to_string());
+        let memory = &object["capacity"]["memory"];
+        let cores = &object["capacity"]["cores"];
+        Ok(Self {
+            name: text(&object["name"])?,
+            uuid: text(&object["attributes"]["uuid"]["string"])?,
+            memory: bytes(&memory["value"])?,
+            default_memory: bytes(&memory["requestPolicy"]["default"])?,
+            default_cores: bytes(&cores["requestPolicy"]["default"])?,
+            object: object.clone(),
+        })
+    }
+
+    /// Its taints as `key=value:effect`.
+    pub fn taints(&self) -> Vec<String> {
+        let taints = self.object["taints"].as_array().into_iter().flatten();
+        let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        taints
+            .map(|t| format!("{}={}:{}", word(&t["key"]), word(&t["value"]), word(&t["effect"])))
+            .collect()
+    }
+}
+
+/// A quantity as the API server writes one.
+///
+/// # Errors
+/// It is none.
+pub fn bytes(quantity: &Value) -> Result<u64> {
+    let text = quantity.as_str().with_context(|| format!("no quantity: {quantity}"))?;
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit: u64 = match &text[digits.len()..] {
+        "" => 1,
+        "k" => 1000,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        other => anyhow::bail!("unit {other} of {text}"),
+    };
+    Ok(digits.parse::<u64>().with_context(|| text.to_owned())? * unit)
+}
+
+/// The driver's slices of the node, as the scheduler orders them.
+///
+/// # Errors
+/// The API server's.
+pub fn slices(suite: &Suite<'_>) -> Result<Vec<Value>> {
+    let list = suite.kubectl.get(&["resourceslices"])?;
+    let mut slices = list["items"].as_array().cloned().unwrap_or_default();
+    slices.retain(|slice| {
+        slice["spec"]["driver"] == DRIVER && slice["spec"]["nodeName"] == suite.node.as_str()
+    });
+    slices.sort_by_key(|slice| slice["metadata"]["name"].to_string());
+    Ok(slices)
+}
+
+/// The driver's devices on the node, in the order in which the scheduler tries them.
+///
+/// # Errors
+/// The API server's, or a device without what every device has.
+pub fn devices(suite: &Suite<'_>) -> Result<Vec<Device>> {
+    let slices = slices(suite)?;
+    let devices = slices.iter().flat_map(|s| s["spec"]["devices"].as_array().into_iter().flatten());
+    devices.map(Device::read).collect()
+}
+
+/// Waits until the devices are as `wanted`; all of them.
+///
+/// # Errors
+/// They are not.
+pub fn wait_for(
+    suite: &Suite<'_>,
+    what: &str,
+    wanted: impl Fn(&[Device]) -> bool,
+) -> Result<Vec<Device>> {
+    wait::until(what, wait::LIMIT, || {
+        let devices = devices(suite)?;
+        Ok(if wanted(&devices) {
+            Look::Done(devices)
+        } else {
+            Look::NotYet(format!("{devices:?}"))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn quantities_are_read_as_the_api_server_writes_them() {
+        for (text, want) in [("4Gi", 4 << 30), ("900Mi", 900 << 20), ("25", 25), ("64Ki", 65536)] {
+            assert_eq!(bytes(&json!(text)).unwrap(), want, "{text}");
+        }
+        for text in ["", "Gi", "1Xi"] {
+            assert!(bytes(&json!(text)).is_err(), "{text}");
+        }
+        assert!(bytes(&json!(7)).is_err(), "a number is no quantity");
+    }
+}

@@ -1,0 +1,131 @@
+//! People with kubeconfigs, and what `kubectl tessera` says to them.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::images::Workspace;
+use crate::process::{self, Output};
+use crate::suite::Suite;
+
+/// A command asks a node for 5 s at most.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// `kubectl-tessera`, and the kubeconfigs of those that use it.
+#[derive(Debug)]
+pub struct Desk {
+    dir: Workspace,
+    /// The cluster's own kubeconfig, alone with its current context.
+    whole: Value,
+}
+
+/// Somebody with a kubeconfig.
+#[derive(Clone, Debug)]
+pub struct Person {
+    program: PathBuf,
+    kubeconfig: PathBuf,
+}
+
+impl Desk {
+    /// With the program as `make build` made it.
+    ///
+    /// # Errors
+    /// The program was not built, or there is no kubeconfig.
+    pub fn new(suite: &Suite<'_>) -> Result<Self> {
+        let dir = Workspace::new()?;
+        let program = suite.artefacts.join("tessera");
+        for name in ["kubectl-tessera", "kubectl_complete-tessera"] {
+            symlink(&program, dir.0.join(name))?;
+        }
+        let view = ["config", "view", "--raw", "--minify", "--flatten", "-o", "json"];
+        let whole = serde_json::from_str(&suite.kubectl.run(&view)?).context("the kubeconfig")?;
+        Ok(Self { dir, whole })
+    }
+
+    /// Whose kubeconfig the cluster's is.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn owner(&self, namespace: &str) -> Result<Person> {
+        self.person("owner", namespace, self.whole["users"][0]["user"].clone())
+    }
+
+    /// A service account, with a token as a person has one.
+    ///
+    /// # Errors
+    /// The API server gives no token.
+    pub fn account(&self, suite: &Suite<'_>, namespace: &str, name: &str) -> Result<Person> {
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token");
+        let asked =
+            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+        let create = ["create", "--raw", &path, "-f", "-"];
+        let made = suite.kubectl.try_run(&create, Some(&asked.to_string()))?;
+        let made: Value = serde_json::from_str(&made.success("a token")?)?;
+        self.person(name, namespace, json!({"token": made["status"]["token"]}))
+    }
+
+    /// With these credentials, and this namespace as the context's.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn person(&self, name: &str, namespace: &str, credentials: Value) -> Result<Person> {
+        let mut config = self.whole.clone();
+        config["users"][0]["user"] = credentials;
+        config["contexts"][0]["context"]["namespace"] = json!(namespace);
+        let kubeconfig = self.dir.0.join(format!("{name}.kubeconfig"));
+        fs::write(&kubeconfig, config.to_string())?;
+        fs::set_permissions(&kubeconfig, fs::Permissions::from_mode(0o600))?;
+        Ok(Person { program: self.dir.0.join("kubectl-tessera"), kubeconfig })
+    }
+
+    /// A directory for files.
+    pub fn dir(&self) -> &std::path::Path {
+        &self.dir.0
+    }
+}
+
+impl Person {
+    /// What `kubectl tessera` with these arguments says, whatever its exit status.
+    ///
+    /// # Errors
+    /// It cannot be run, or hangs.
+    pub fn tries(&self, args: &[&str]) -> Result<Output> {
+        self.run("kubectl-tessera", args)
+    }
+
+    /// Standard output of `kubectl tessera`, which has to succeed.
+    ///
+    /// # Errors
+    /// Also when it fails.
+    pub fn says(&self, args: &[&str]) -> Result<String> {
+        self.tries(args)?.success(&format!("kubectl tessera {}", args.join(" ")))
+    }
+
+    /// The same as JSON.
+    ///
+    /// # Errors
+    /// Also where it is none.
+    pub fn json(&self, args: &[&str]) -> Result<Value> {
+        let text = self.says(&[args, &["-o", "json"]].concat())?;
+        serde_json::from_str(&text).with_context(|| text.clone())
+    }
+
+    /// What completion proposes for the last of these words.
+    ///
+    /// # Errors
+    /// It cannot be run.
+    pub fn completes(&self, words: &[&str]) -> Result<Vec<String>> {
+        let text = self.run("kubectl_complete-tessera", words)?.success("completion")?;
+        Ok(text.lines().filter(|line| !line.starts_with(':')).map(str::to_owned).collect())
+    }
+
+    fn run(&self, name: &str, args: &[&str]) -> Result<Output> {
+        let mut command = Command::new(self.program.with_file_name(name));
+        process::run(command.env("KUBECONFIG", &self.kubeconfig).args(args), None, LIMIT)
+    }
+}
