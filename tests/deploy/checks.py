@@ -10,19 +10,16 @@ from pathlib import Path
 
 import yaml
 
+import commands
 import engine
+import image  # noqa: F401: registers its checks
 import manifests
+import monitoring  # noqa: F401: registers its checks
+import readme  # noqa: F401: registers its checks
+import release  # noqa: F401: registers its checks
 import schema
-from engine import CHART, ROOT, ChartError, objects
-
-CHECKS = {}
-
-
-def check(function):
-    """Names a check as its function, with dashes."""
-    CHECKS[function.__name__.replace("_", "-")] = function
-    return function
-
+from engine import ROOT, ChartError, objects
+from registry import CHECKS, check
 
 def value_sets():
     """Every set of values that is tested, by name; the defaults first."""
@@ -80,6 +77,11 @@ def schema_is_strict():
         "layout/0/shares/0": {"config": {"layout": [{"gpus": ["0"], "shares": [{"count": 1}]}]}},
         "default/config/share/replicas": {"profiles": {"default": {"config": {"share": {"replicas": 1000}}}}},
         "kubeletRoot": {"kubeletRoot": "var/lib/kubelet"},
+        "dra/maxSurge": {"dra": {"maxSurge": 2}},
+        "expression": {"dra": {"deviceClasses": {"more": [{"name": "a"}]}}},
+        "extendedResourceName": {"dra": {"deviceClasses": {"mig": {"extendedResourceName": "gpu"}}}},
+        "dra/memory_step": {"config": {"dra": {"memory_step": "64MB"}}},
+        "dra.enabled": {"config": {"dra": {"enabled": True}}},
         "runtimeClassNames": {"admissionPolicy": {"runtimeClassNames": ["it's"]}},
     }
     for key, values in bad.items():
@@ -100,7 +102,7 @@ def every_value_is_documented():
     bare = []
 
     def walk(node, path):
-        if path and "description" not in node:
+        if path and not node.get("description"):
             bare.append(path)
         for key, item in node.get("properties", {}).items():
             assert "additionalProperties" in node, f"{path} takes anything"
@@ -126,9 +128,13 @@ def nothing_on_the_network_can_restart_the_plugin():
             assert policy["spec"]["policyTypes"][0] == "Ingress", (name, policy)
             asked = values.get("networkPolicy", {})
             for rule in policy["spec"].get("ingress", []):
-                assert rule.get("from") or asked.get("from") == [], (name, rule)
+                # Whoever asks the API shows a token.
+                is_api = rule["ports"] == [{"port": "api"}]
+                assert is_api or rule.get("from") or asked.get("from") == [], (name, rule)
     everyone = of_kind(objects({"networkPolicy": {"from": []}}), "NetworkPolicy")[0]
-    assert everyone["spec"]["ingress"] == [{"ports": [{"port": "metrics"}]}], everyone
+    assert everyone["spec"]["ingress"] == [{"ports": [{"port": "metrics"}]}, {"ports": [{"port": "api"}]}], everyone
+    few = of_kind(objects({"networkPolicy": {"apiFrom": [{"podSelector": {}}]}}), "NetworkPolicy")[0]
+    assert few["spec"]["ingress"][1]["from"] == [{"podSelector": {}}], few
 
 
 @check
@@ -148,16 +154,8 @@ def configurations_are_valid():
     """`tessera config check` (TESSERA) accepts every ConfigMap, and it says what the values said."""
     for name, values in value_sets().items():
         for config in of_kind(objects(values), "ConfigMap"):
-            text = config["data"].get("config.toml")
-            if text is None:
-                continue
-            with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-                file.write(text)
-                file.flush()
-                run = subprocess.run(
-                    [os.environ["TESSERA"], "-c", file.name, "config", "check"], capture_output=True, text=True, check=False
-                )
-            assert run.returncode == 0, f"{name}, {config['metadata']['name']}: {run.stderr}\n{text}"
+            for text in [text for key, text in config["data"].items() if key.endswith(".toml")]:
+                commands.accepted(text)
 
 
 @check
@@ -239,6 +237,11 @@ def profiles_share_no_node():
     assert "replicas = 2" in next(i for i in of_kind(items, "ConfigMap") if i["metadata"]["name"] == "tessera-l4")["data"]["config.toml"]
 
 
+def own_roles(items):
+    """The plugin's own."""
+    return [role for role in of_kind(items, "ClusterRole") if not role["metadata"]["name"].endswith("-viewer")]
+
+
 @check
 def gates():
     """What belongs to an operator is made only where its API is, or is said to be."""
@@ -249,19 +252,40 @@ def gates():
     there = {"assumeApiVersions": ["monitoring.coreos.com/v1"], "metrics": {"enabled": True}}
     assert kinds(there) & operator == {"ServiceMonitor", "PrometheusRule"}
     assert kinds(there | {"metrics": {"enabled": True, "podMonitor": {"enabled": True}}}) & operator == {"PodMonitor", "PrometheusRule"}
-    # The API server only where events are wanted, and then two verbs on events.
-    assert not kinds({}) & {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
-    (role,) = of_kind(objects({"events": {"enabled": True}}), "ClusterRole")
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}]
+    # The API server only where events or the JSON API are wanted, and then two verbs on events, and reviews.
+    quiet = {"events": {"enabled": False}, "api": {"enabled": False}}
+    assert not kinds(quiet) & {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+    rules = lambda values: [rule for role in own_roles(objects(values)) for rule in role["rules"]]
+    events = [{"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}]
+    reviews = [
+        {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]},
+        {"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["create"]},
+    ]
+    assert rules({"api": {"enabled": False}}) == events
+    assert rules({"events": {"enabled": False}}) == reviews
+    # The viewer has what a reader of all namespaces has, nothing runs as it, and it can be left out.
+    (viewer,) = [binding for binding in of_kind(objects({}), "ClusterRoleBinding") if binding["subjects"][0]["name"] == "tessera-viewer"]
+    (role,) = [role for role in of_kind(objects({}), "ClusterRole") if role["metadata"]["name"] == viewer["roleRef"]["name"]]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
+    assert all(spec["serviceAccountName"] != "tessera-viewer" for spec in pod_specs(objects({"console": {"enabled": True}})))
+    assert "tessera-viewer" not in json.dumps(objects({"api": {"viewer": False}}))
+    # Readers reach the pods of the plugin, and nobody does unless named.
+    assert not of_kind(objects({}), "Role")
+    group = {"kind": "Group", "name": "developers", "apiGroup": "rbac.authorization.k8s.io"}
+    readers = objects({"api": {"readers": [group]}})
+    (role,), (binding,) = of_kind(readers, "Role"), of_kind(readers, "RoleBinding")
+    assert [(rule["resources"], rule["verbs"]) for rule in role["rules"]] == [(["pods"], ["get", "list"]), (["pods/proxy"], ["get"])]
+    assert binding["subjects"] == [group] and binding["metadata"]["namespace"] == role["metadata"]["namespace"] == "tessera"
 
 
 @check
 def least_privilege():
-    """One privileged container at most, which ends; the plugin has nothing; a token only for events."""
+    """One privileged container at most, which ends; the plugin has nothing; a token only for the API server."""
     for name, values in value_sets().items():
-        events = values.get("events", {}).get("enabled", False)
+        defaults = {"events": True, "dra": False, "api": True}
+        token = any(values.get(key, {}).get("enabled", default) for key, default in defaults.items())
         for spec in pod_specs(objects(values)):
-            assert spec["automountServiceAccountToken"] is (events and not values.get("cleanup", {}).get("enabled", False)), name
+            assert spec["automountServiceAccountToken"] is (token and not values.get("cleanup", {}).get("enabled", False)), name
             privileged = [
                 c["name"] for c in spec.get("initContainers", []) + spec["containers"]
                 if c["securityContext"].get("privileged")
@@ -284,6 +308,229 @@ def least_privilege():
                 assert "apparmor" not in prefix or container in there, (name, key)
     (bare,) = pod_specs(objects({"hostPID": False, "prepareHost": {"enabled": False}}))
     assert "hostPID" not in bare and "initContainers" not in bare
+
+
+def classes(items):
+    return {item["metadata"]["name"]: item for item in of_kind(items, "DeviceClass")}
+
+
+@check
+def dra_has_its_rights_sockets_and_classes():
+    """And nothing of them is there without it. What one node's plugin may write is its own."""
+    off = objects({"assumeApiVersions": ["resource.k8s.io/v1"]})
+    assert not of_kind(off, "DeviceClass")
+    without = {"events", "tokenreviews", "subjectaccessreviews"}
+    assert all(set(rule["resources"]) <= without for role in own_roles(off) for rule in role["rules"])
+    assert "plugins_registry" not in json.dumps(off)
+    items = objects({"dra": {"enabled": True}, "api": {"enabled": False}})
+    (role,) = of_kind(items, "ClusterRole")
+    verbs = {(rule["resources"][0], verb) for rule in role["rules"] for verb in rule["verbs"]}
+    slices = {("resourceslices", verb) for verb in ("list", "watch", "create", "update", "delete")}
+    status = {("resourceclaims/status", "patch")} | {("resourceclaims/driver", f"associated-node:{v}") for v in ("update", "patch")}
+    others = {("resourceclaims", "get"), ("nodes", "get"), ("events", "create"), ("events", "patch")}
+    assert verbs == slices | status | others, verbs
+    (driver,) = [rule for rule in role["rules"] if rule["resources"] == ["resourceclaims/driver"]]
+    assert driver["resourceNames"] == ["gpu.tessera.dev"], driver
+    (binding,) = of_kind(items, "ClusterRoleBinding")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "tessera", "namespace": "tessera"}], binding
+    (spec,) = pod_specs(items)
+    (plugin,) = spec["containers"]
+    variables = {v["name"]: v.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") for v in plugin["env"]}
+    assert (variables["NODE_NAME"], variables["POD_UID"]) == ("spec.nodeName", "metadata.uid")
+    mounts = {m["name"]: m["mountPath"] for m in plugin["volumeMounts"]}
+    assert mounts["plugins-registry"] == "/var/lib/kubelet/plugins_registry"
+    assert mounts["dra"] == "/var/lib/kubelet/plugins/gpu.tessera.dev"
+    (policy,) = of_kind(items, "NetworkPolicy")
+    assert policy["spec"]["egress"], "the API server is out of reach"
+    # One beside the other while it is updated, unless that is not wanted.
+    strategy = lambda values: of_kind(objects({"dra": {"enabled": True} | values}), "DaemonSet")[0]["spec"]["updateStrategy"]
+    assert strategy({}) == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    assert strategy({"maxSurge": 0})["rollingUpdate"] == {"maxUnavailable": 1}
+    # The newest version that the cluster has, or is said to have.
+    assumed = {"dra": {"enabled": True}, "assumeApiVersions": ["resource.k8s.io/v1beta1", "resource.k8s.io/v1"]}
+    assert classes(objects(assumed))["gpu.tessera.dev"]["apiVersion"] == "resource.k8s.io/v1"
+
+
+@check
+def device_classes_select_what_they_say():
+    """By their CEL, on devices as the driver publishes them."""
+    import celpy
+
+    made = classes(objects(manifests.values(manifests.HERE / "cases/dra.values.yaml")))
+    assert {name: item["spec"].get("extendedResourceName") for name, item in made.items()} == {
+        "gpu.tessera.dev": "tessera.dev/gpu", "mig.gpu.tessera.dev": "tessera.dev/mig", "h100.gpu.tessera.dev": "tessera.dev/h100",
+    }
+    (strict,) = made["h100.gpu.tessera.dev"]["spec"]["config"]
+    assert strict["opaque"] == {
+        "driver": "gpu.tessera.dev", "parameters": {"apiVersion": "gpu.tessera.dev/v1", "kind": "ShareConfig", "compute": "strict"},
+    }
+    device = lambda driver="gpu.tessera.dev", **attributes: {"driver": driver, "attributes": {"gpu.tessera.dev": attributes}}
+    l4, h100 = device(productName="NVIDIA L4"), device(productName="NVIDIA H100 80GB HBM3")
+    mig = device(productName="NVIDIA A100-SXM4-80GB", profile="1g.10gb")
+    other = device("gpu.nvidia.com", productName="NVIDIA H100 PCIe", profile="1g.10gb")
+    want = {"gpu.tessera.dev": [l4, h100, mig], "mig.gpu.tessera.dev": [mig], "h100.gpu.tessera.dev": [h100]}
+    environment = celpy.Environment()
+    for name, item in made.items():
+        (selector,) = item["spec"]["selectors"]
+        program = environment.program(environment.compile(selector["cel"]["expression"]))
+        chosen = [d for d in (l4, h100, mig, other) if program.evaluate({"device": celpy.json_to_cel(d)})]
+        assert chosen == want[name], (name, chosen)
+
+
+@check
+def slices_of_other_nodes_are_refused_by_the_policy():
+    import celpy
+
+    policies = [p for p in of_kind(objects({"dra": {"enabled": True}}), "ValidatingAdmissionPolicy") if p["metadata"]["name"].endswith("-slices")]
+    (spec,) = [p["spec"] for p in policies]
+    assert not of_kind(objects({"dra": {"enabled": True, "admissionPolicy": False}}), "ValidatingAdmissionPolicy")
+    environment = celpy.Environment()
+
+    def evaluate(expression, **given):
+        for optional, plain in OPTIONAL.items():
+            expression = expression.replace(optional, plain)
+        assert ".?" not in expression and "[?" not in expression, expression
+        given = {name: celpy.json_to_cel(value) for name, value in given.items()}
+        return environment.program(environment.compile(expression)).evaluate(given)
+
+    key = "authentication.kubernetes.io/node-name"
+    own = lambda node, driver="gpu.tessera.dev": {"spec": {"driver": driver} | ({"nodeName": node} if node else {})}
+    plugin = "system:serviceaccount:tessera:tessera"
+    for admitted, user, extra, operation, slice in [
+        (True, plugin, {key: ["n1"]}, "CREATE", own("n1")),
+        (True, plugin, {key: ["n1"]}, "DELETE", own("n1")),
+        (False, plugin, {key: ["n1"]}, "UPDATE", own("n2")),
+        (False, plugin, {key: ["n1"]}, "DELETE", own("n2")),
+        (False, plugin, {key: ["n1"]}, "CREATE", own("n1", "gpu.nvidia.com")),
+        (False, plugin, {key: ["n1"]}, "CREATE", own(None)),
+        (False, plugin, {}, "CREATE", own("n1")),
+        (True, "system:node:n2", {}, "DELETE", own("n1")),
+    ]:
+        given = {"request": {"userInfo": {"username": user, "extra": extra}, "operation": operation}}
+        empty = {"spec": {"driver": ""}}
+        given |= {"object": empty, "oldObject": slice} if operation == "DELETE" else {"object": slice, "oldObject": empty}
+        said = []
+        if all(evaluate(c["expression"], **given) for c in spec["matchConditions"]):
+            variables = {}
+            for variable in spec["variables"]:
+                value = evaluate(variable["expression"], variables=variables, **given)
+                variables[variable["name"]] = json.loads(json.dumps(value, cls=celpy.CELJSONEncoder))
+            for rule in spec["validations"]:
+                if not evaluate(rule["expression"], variables=variables):
+                    said.append(rule.get("message") or str(evaluate(rule["messageExpression"], variables=variables)))
+        assert (said == []) is admitted, (user, extra, operation, slice, said)
+
+
+@check
+def examples_of_dra_name_what_there_is():
+    """Every claim names a class of the chart and capacities and attributes of the driver; pods name their claims."""
+    made = set(classes(objects({"dra": {"enabled": True}})))
+    files = sorted((ROOT / "deploy/examples/dra").glob("*.yaml"))
+    assert len(files) >= 8, files
+    known = re.findall(r'put\("([A-Za-z]+)"', (ROOT / "plugin/dra/src/publish/attributes.rs").read_text())
+    assert {"productName", "profile", "cudaComputeCapability"} <= set(known), known
+    for file in files:
+        documents = [d for d in yaml.safe_load_all(file.read_text()) if d]
+        own = {d["metadata"]["name"] for d in documents if d["kind"] == "DeviceClass"}
+        templates = {d["metadata"]["name"]: d for d in documents if d["kind"] == "ResourceClaimTemplate"}
+        claims = {d["metadata"]["name"]: d for d in documents if d["kind"] == "ResourceClaim"}
+        specs = [d["spec"]["spec"] for d in templates.values()] + [d["spec"] for d in claims.values()]
+        for spec in specs:
+            for request in spec["devices"]["requests"]:
+                for one in request.get("firstAvailable") or [request["exactly"]]:
+                    assert one["deviceClassName"] in made | own, (file, one)
+                    assert set(one.get("capacity", {}).get("requests", {})) <= {"memory", "cores"}, (file, one)
+                    for selector in one.get("selectors", []):
+                        used = re.findall(r'attributes\["gpu\.tessera\.dev"\]\.([A-Za-z]+)', selector["cel"]["expression"])
+                        assert used and set(used) <= set(known), (file, used)
+        pods = [d["spec"] for d in documents if d["kind"] == "Pod"]
+        pods += [d["spec"]["template"]["spec"] for d in documents if d["kind"] in ("Deployment", "Job")]
+        assert pods, file
+        for pod in pods:
+            named = {c["name"]: c for c in pod.get("resourceClaims", [])}
+            for claim in named.values():
+                assert claim.get("resourceClaimTemplateName") in templates or claim.get("resourceClaimName") in claims, (file, claim)
+            for container in pod["containers"]:
+                wanted = container["resources"]
+                used = wanted.get("claims", [])
+                assert used or "tessera.dev/gpu" in wanted["limits"], (file, container)
+                for use in used:
+                    claim = named[use["name"]]
+                    spec = (templates.get(claim.get("resourceClaimTemplateName")) or {"spec": claims.get(claim.get("resourceClaimName"))})["spec"]
+                    requests = {r["name"] for r in spec.get("spec", spec)["devices"]["requests"]}
+                    assert use.get("request") is None or use["request"] in requests, (file, use)
+
+
+# What may stand in the manifests for autoscalers: kinds of values by field, as `autoscaling/v2` and KEDA's CRD
+# (`keda.sh/v1alpha1`) have them, as far as the examples use them. A list has the kind of its items.
+REFERENCE = {"apiVersion": str, "kind": str, "name": str}
+BEHAVIOUR = {"stabilizationWindowSeconds": int, "policies": [{"type": {"Pods", "Percent"}, "value": int, "periodSeconds": int}]}
+BEHAVIOURS = {"scaleUp": BEHAVIOUR, "scaleDown": BEHAVIOUR}
+AUTOSCALERS = {
+    "HorizontalPodAutoscaler": {
+        "apiVersion": {"autoscaling/v2"}, "kind": str, "metadata": {"name": str},
+        "spec": {
+            "scaleTargetRef": REFERENCE, "minReplicas": int, "maxReplicas": int, "behavior": BEHAVIOURS,
+            "metrics": [{"type": {"Pods"}, "pods": {
+                "metric": {"name": str}, "target": {"type": {"AverageValue"}, "averageValue": re.compile("[1-9][0-9]*m?")},
+            }}],
+        },
+    },
+    "ScaledObject": {
+        "apiVersion": {"keda.sh/v1alpha1"}, "kind": str, "metadata": {"name": str},
+        "spec": {
+            "scaleTargetRef": {"name": str}, "minReplicaCount": int, "maxReplicaCount": int, "pollingInterval": int,
+            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": BEHAVIOURS}},
+            "triggers": [{"type": {"prometheus"}, "metricType": {"AverageValue", "Value"}, "metadata": {
+                "serverAddress": re.compile("https?://.+"), "query": str, "threshold": re.compile(r"[0-9]*\.?[0-9]+"),
+            }}],
+        },
+    },
+}
+
+
+def has_kind(value, kind, place=""):
+    """A value is of the kind that is told, with every field and no other."""
+    if isinstance(kind, dict):
+        assert isinstance(value, dict) and set(value) == set(kind), (place, value, sorted(kind))
+        for key, item in value.items():
+            has_kind(item, kind[key], f"{place}.{key}")
+    elif isinstance(kind, list):
+        assert isinstance(value, list) and value, (place, value)
+        for item in value:
+            has_kind(item, kind[0], f"{place}[]")
+    elif isinstance(kind, set):
+        assert value in kind, (place, value, kind)
+    elif isinstance(kind, re.Pattern):
+        assert isinstance(value, str) and kind.fullmatch(value), (place, value, kind)
+    else:
+        assert type(value) is kind, (place, value, kind)
+
+
+@check
+def autoscalers_use_metrics_that_there_are():
+    """HPA and ScaledObject are as their APIs have them, for a Deployment of the examples, with the adapter's metrics."""
+    examples = ROOT / "deploy/examples"
+    load = lambda name: yaml.safe_load((examples / name).read_text())
+    rules = load("autoscale/prometheus-adapter.yaml")["rules"]["custom"]
+    for rule in rules:
+        assert set(rule) == {"seriesQuery", "resources", "name", "metricsQuery"}, rule
+        assert rule["resources"] == {"overrides": {name: {"resource": name} for name in ("namespace", "pod")}}, rule
+        assert "<<.LabelMatchers>>" in rule["metricsQuery"] and "<<.GroupBy>>" in rule["metricsQuery"], rule
+    made = {rule["name"]["as"] for rule in rules}
+    target = next(d for d in yaml.safe_load_all((examples / "inference.yaml").read_text()) if d)
+    hpa, keda = load("autoscale/hpa.yaml"), load("autoscale/keda.yaml")
+    for item in (hpa, keda):
+        has_kind(item, AUTOSCALERS[item["kind"]], item["kind"])
+        assert item["spec"]["scaleTargetRef"]["name"] == target["metadata"]["name"], item
+    assert hpa["spec"]["scaleTargetRef"] == {"apiVersion": target["apiVersion"], "kind": target["kind"], "name": target["metadata"]["name"]}
+    used = {metric["pods"]["metric"]["name"] for metric in hpa["spec"]["metrics"]}
+    assert used and used <= made, (used, made)
+    # Both scale alike.
+    thresholds = [int(metric["pods"]["target"]["averageValue"].removesuffix("m")) / 1000 for metric in hpa["spec"]["metrics"]]
+    assert thresholds == [float(trigger["metadata"]["threshold"]) for trigger in keda["spec"]["triggers"]], thresholds
+    assert hpa["spec"]["behavior"] == keda["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert hpa["spec"]["maxReplicas"] == keda["spec"]["maxReplicaCount"]
 
 
 @check
@@ -366,9 +613,12 @@ def a_change_of_the_configuration_restarts_only_on_request():
     assert len(takes) > 9 and "kubernetes.events" not in takes, takes
     for name, (accepts, default) in takes.items():
         table, key = name.split(".")
+        # DRA takes what the chart does for it, and is on then.
+        more, values = (asked | {"dra": {"enabled": True}}, [False]) if name == "dra.enabled" else (asked, others(accepts, default))
+        before = template(live, **more)
         # Of one of them the chart may have made its own default.
-        changed = [template(live | {table: {key: value}}, **asked) for value in others(accepts, default)]
-        assert any(one != base for one in changed), f"{name} takes a restart, and the checksum does not know it"
+        changed = [template(live | {table: {key: value}}, **more) for value in values]
+        assert any(one != before for one in changed), f"{name} takes a restart, and the checksum does not know it"
     # Beside those, in tables that have some.
     for table, key, value in [("ledger", "release_after", "1m"), ("log", "filter", "debug")]:
         assert template(live | {table: {key: value}}, **asked) == base, f"{table}.{key} is taken live"
@@ -379,15 +629,21 @@ OPTIONAL = {
     'object.spec.?runtimeClassName.orValue("")': '(has(object.spec.runtimeClassName) ? object.spec.runtimeClassName : "")',
     "object.spec.?initContainers.orValue([])": "(has(object.spec.initContainers) ? object.spec.initContainers : [])",
     "c.?resources.?limits.orValue({})": "(has(c.resources) ? (has(c.resources.limits) ? c.resources.limits : {}) : {})",
+    'request.userInfo.?extra[?"authentication.kubernetes.io/node-name"][0].orValue("")':
+        '("authentication.kubernetes.io/node-name" in request.userInfo.extra ? '
+        'request.userInfo.extra["authentication.kubernetes.io/node-name"][0] : "")',
+    'variables.slice.spec.?nodeName.orValue("")': '(has(variables.slice.spec.nodeName) ? variables.slice.spec.nodeName : "")',
+    "c.?resources.?claims.orValue([])": "(has(c.resources) ? (has(c.resources.claims) ? c.resources.claims : []) : [])",
     "c.?volumeMounts.orValue([])": "(has(c.volumeMounts) ? c.volumeMounts : [])",
 }
 
 
-def refusal(name, pod):
-    """What the policy of deploy/policies/NAME says of a pod's specification, by its CEL; nothing if it is admitted."""
+def refusal(name, pod, documents=None):
+    """What the policy of deploy/policies/NAME, or the one of these documents, says of a pod's specification, by its
+    CEL; nothing if it is admitted."""
     import celpy
 
-    documents = yaml.safe_load_all((ROOT / f"deploy/policies/{name}.yaml").read_text())
+    documents = documents or yaml.safe_load_all((ROOT / f"deploy/policies/{name}.yaml").read_text())
     spec = next(d for d in documents if d["kind"] == "ValidatingAdmissionPolicy")["spec"]
     environment = celpy.Environment()
 
@@ -436,6 +692,8 @@ def sandboxed_pods_are_refused_by_the_policy():
 
 @check
 def volumes_over_what_a_container_is_given_are_refused_by_the_policy():
+    assumed = {"assumeApiVersions": ["admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"], "admissionPolicy": {"enabled": True}}
+    with_dra = [p for p in objects(assumed | {"dra": {"enabled": True}}) if p["metadata"]["name"].endswith("-volumes")]
     paths = [
         (True, "/data"), (True, "/usr/local"), (True, "/etc"), (True, "/usr/local/tessera-data"),
         (True, "/etc/ld.so.preload.d"), (True, "/opt/usr/local/tessera"), (True, "/.hidden"), (True, "/a..b"),
@@ -449,6 +707,11 @@ def volumes_over_what_a_container_is_given_are_refused_by_the_policy():
             said = refusal("volumes", pod)
             assert (said is None) is admitted, path
             assert admitted or f"at {path}: " in said, said
+        # With DRA, a container that names a claim may hold one.
+        claiming = {"name": "s", "resources": {"claims": [{"name": "gpu"}]}} | mounts
+        assert refusal("volumes", {"containers": [claiming]}) is None, path
+        said = refusal("volumes", {"containers": [PLAIN, claiming]}, with_dra)
+        assert (said is None) is admitted, path
         # Who holds no share may mount what it likes where it likes.
         assert refusal("volumes", {"containers": [PLAIN | mounts, SHARE]}) is None, path
 
@@ -460,28 +723,20 @@ def dockerfile():
     command = [tool, "--no-color", "--ignore", "DL3008", ROOT / "deploy/Dockerfile"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
+    stages = {"scratch"}
     for line in (ROOT / "deploy/Dockerfile").read_text().splitlines():
-        if line.startswith("FROM ") and line.split()[1] != "scratch":
+        if line.startswith("FROM "):
+            stages.add(line.split()[-1])
+        if line.startswith("FROM ") and line.split()[1] not in stages:
             tag = line.split()[1].rpartition(":")[2]
             assert tag not in ("", "latest") and any(c.isdigit() for c in tag), f"not pinned: {line}"
-
-
-@check
-def alerts_and_dashboard_are_those_of_the_repository():
-    """The chart carries links, so that there is one of each."""
-    for name, source in [("prometheus-rule.yaml", "deploy/prometheus/rules.yaml"), ("dashboard.json", "deploy/grafana/tessera.json")]:
-        assert (CHART / "files" / name).resolve() == ROOT / source, name
-    values = {"assumeApiVersions": ["monitoring.coreos.com/v1"], "metrics": {"grafanaDashboard": {"enabled": True}}}
-    items = objects(values)
-    (rule,) = of_kind(items, "PrometheusRule")
-    assert rule["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/rules.yaml").read_text())["spec"]
-    (dashboard,) = [i for i in of_kind(items, "ConfigMap") if "tessera.json" in i["data"]]
-    assert json.loads(dashboard["data"]["tessera.json"]) == json.loads((ROOT / "deploy/grafana/tessera.json").read_text())
 
 
 def update():
     """Writes the schema first: rendering judges the values by it."""
     schema.FILE.write_text(schema.make())
+    monitoring.DASHBOARD.write_text(monitoring.dashboard())
+    readme.FILE.write_text(readme.make())
     for path, text in manifests.rendered().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_text() != text:

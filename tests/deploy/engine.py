@@ -30,9 +30,9 @@ def helm():
     return os.environ.get("HELM") or shutil.which("helm")
 
 
-def render(values=None, namespace="tessera", release="tessera"):
+def render(values=None, namespace="tessera", release="tessera", chart=CHART):
     """The texts of the rendered objects in the order in which they are installed."""
-    text = _by_program(values, namespace, release) if helm() else _by_library(values, namespace, release)
+    text = (_by_program if helm() else _by_library)(values, namespace, release, chart)
     documents = [_clean(document) for document in re.split(r"(?m)^---[ \t]*$", text)]
     documents = [document for document in documents if yaml.safe_load(document) is not None]
 
@@ -67,12 +67,12 @@ def _clean(document):
     return "\n".join(lines).strip("\n") + "\n"
 
 
-def _by_library(values, namespace, release):
+def _by_library(values, namespace, release, path):
     import helm_python
     from helm_python import Chart
 
     try:
-        with Chart.load(CHART) as chart:
+        with Chart.load(path) as chart:
             chart.validate_schema(chart.merge_values(values or {}))
             parts = chart.render(values=values or {}, name=release, namespace=namespace)
     except helm_python.HelmError as error:
@@ -80,9 +80,9 @@ def _by_library(values, namespace, release):
     return "\n---\n".join(parts[path] for path in sorted(parts) if path.endswith(".yaml"))
 
 
-def _by_program(values, namespace, release):
+def _by_program(values, namespace, release, path):
     with _values_file(values) as file:
-        command = [helm(), "template", release, str(CHART), "--namespace", namespace, "-f", file.name]
+        command = [helm(), "template", release, str(path), "--namespace", namespace, "-f", file.name]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode != 0:
         raise ChartError(run.stderr)

@@ -8,14 +8,24 @@ from engine import ROOT
 
 HERE = ROOT / "tests/deploy"
 
-# Each plain manifest: its values, its namespace, the name of the objects that it takes (all: None), its head.
+# Each plain manifest: its values, its namespace, the name (or NAME/KIND) of the objects that it takes (all: None), its
+# head.
 PLAIN = {
     "deploy/tessera.yaml": (
         "tessera", "tessera", None,
         """\
-# Tessera on every GPU node, for `kubectl apply -f`. Needs no API access, no webhook and no scheduler
-# extension. The plugin reloads its ConfigMap live. To uninstall, delete the pods that hold shares, then
-# this, then apply deploy/cleanup.yaml: it removes what lies on the nodes.
+# Tessera on every GPU node, for `kubectl apply -f`. No webhook, no scheduler extension; the API server is asked for
+# events and for callers of the JSON API alone. The plugin reloads its ConfigMap live. To uninstall, delete the pods
+# that hold shares, then this, then apply deploy/cleanup.yaml: it removes what lies on the nodes.
+#
+# Made from deploy/helm/tessera by tests/deploy/update, which a test compares: change the chart.
+""",
+    ),
+    "deploy/tessera-dra.yaml": (
+        "dra", "tessera", None,
+        """\
+# Tessera on every GPU node with Dynamic Resource Allocation, for `kubectl apply -f`, instead of deploy/tessera.yaml:
+# all GPUs are sold by claims (docs/dra.md). Kubernetes 1.36. The plugin reloads its ConfigMap live.
 #
 # Made from deploy/helm/tessera by tests/deploy/update, which a test compares: change the chart.
 """,
@@ -28,6 +38,14 @@ PLAIN = {
 # are Ready. It keeps the namespace to itself, so that one deletion ends it.
 #
 # Made from deploy/helm/tessera by tests/deploy/update, which a test compares: change the chart.
+""",
+    ),
+    "deploy/prometheus/prometheus-rule.yaml": (
+        "prometheus-rule", "tessera", "tessera/PrometheusRule",
+        """\
+# rules.yaml as an object of the Prometheus operator, for `kubectl apply -f`.
+#
+# Made from deploy/helm/tessera by tests/deploy/update, which a test compares: change rules.yaml.
 """,
     ),
     "deploy/policies/sandboxed-runtimes.yaml": (
@@ -50,6 +68,11 @@ PLAIN = {
 }
 
 
+def named(item, name, kind):
+    """Whether an object has this name, and this kind if one is given."""
+    return item["metadata"]["name"] == name and kind in ("", item["kind"])
+
+
 def values(path):
     """A values file."""
     return yaml.safe_load(path.read_text()) or {}
@@ -66,7 +89,8 @@ def rendered():
     for name, (case, namespace, only, head) in PLAIN.items():
         documents = engine.render(values(HERE / f"plain/{case}.values.yaml"), namespace=namespace)
         if only:
-            documents = [d for d in documents if yaml.safe_load(d)["metadata"]["name"] == only]
+            name_of, _, kind = only.partition("/")
+            documents = [d for d in documents if named(yaml.safe_load(d), name_of, kind)]
         files[ROOT / name] = head + "---\n".join(documents)
     for name, path in cases().items():
         files[HERE / f"cases/{name}.yaml"] = "---\n".join(engine.render(values(path)))

@@ -14,6 +14,8 @@ FILE = CHART / "values.schema.json"
 
 STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
 NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+CLASS = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+RESOURCE = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 DIRECTORY = "^/[^ ]*[^/ ]$"
 
 
@@ -38,6 +40,17 @@ ALLOWED = {
             "properties": {"name": {"type": "string", "description": "Of a Secret."}},
         },
     },
+    "existingConfigMap": {"type": "string", "pattern": f"^$|{CLASS}", "maxLength": 253},
+    "nodeConfigs.label": {"type": "string", "pattern": f"^([-a-z0-9.]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$"},
+    "nodeConfigs.configurations": {
+        "type": "object",
+        # A label's value and a ConfigMap's key; `config` is the file of the nodes without.
+        "propertyNames": {"pattern": "^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$", "not": {"const": "config"}},
+        "additionalProperties": {"$ref": "#/definitions/config"},
+    },
+    "podSecurityContext": kubernetes("object"),
+    "securityContext": kubernetes("object"),
+    "terminationGracePeriodSeconds": {"type": "integer", "minimum": 1, "maximum": 3600},
     "nodeSelector": STRINGS,
     "gpuNodeLabels": {"type": "array", "items": {"type": "string", "minLength": 1}},
     "affinity": kubernetes("object"),
@@ -68,13 +81,37 @@ ALLOWED = {
     "metrics.podMonitor.labels": STRINGS,
     "metrics.podMonitor.interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
     "metrics.prometheusRule.labels": STRINGS,
+    "metrics.prometheusRule.runbook": {"type": "string", "pattern": "^https?://[^ \"#]+$"},
     "metrics.grafanaDashboard.labels": STRINGS,
+    "api.port": {"type": "integer", "minimum": 1024, "maximum": 65535},
+    "api.readers": {"type": "array", "items": kubernetes("object")},
+    "console.port": {"type": "integer", "minimum": 1024, "maximum": 65535},
+    "console.resources.requests": {"type": "object", "additionalProperties": {"type": ["string", "number"]}},
+    "console.resources.limits": {"type": "object", "additionalProperties": {"type": ["string", "number"]}},
+    "dra.maxSurge": {"enum": [0, 1]},
+    "dra.deviceClasses.shares.name": {"type": "string", "pattern": f"^$|{CLASS}", "maxLength": 63},
+    "dra.deviceClasses.shares.extendedResourceName": {"type": "string", "pattern": f"^$|{RESOURCE}"},
+    "dra.deviceClasses.mig.name": {"type": "string", "pattern": f"^$|{CLASS}", "maxLength": 63},
+    "dra.deviceClasses.mig.extendedResourceName": {"type": "string", "pattern": f"^$|{RESOURCE}"},
+    "dra.deviceClasses.more": {
+        "type": "array",
+        "items": {
+            "type": "object", "required": ["name", "expression"], "additionalProperties": False,
+            "properties": {
+                "name": {"type": "string", "pattern": CLASS, "maxLength": 63, "description": "Of the class."},
+                "expression": {"type": "string", "minLength": 1, "description": "CEL: which of the driver's devices."},
+                "extendedResourceName": {"type": "string", "pattern": RESOURCE, "description": "What pods ask for in limits."},
+                "compute": {"enum": ["burst", "strict", "none"], "description": "What its shares of time mean."},
+            },
+        },
+    },
     "networkPolicy.from": {"type": "array", "items": kubernetes("object")},
+    "networkPolicy.apiFrom": {"type": "array", "items": kubernetes("object")},
     "admissionPolicy.runtimeClassNames": {"type": "array", "minItems": 1, "items": {"type": "string", "pattern": NAME}},
 }
 # What an entry of `profiles` may say of its own.
 OF_PROFILES = [
-    "config", "image", "nodeSelector", "gpuNodeLabels", "affinity", "tolerations", "runtimeClassName",
+    "config", "existingConfigMap", "image", "nodeSelector", "gpuNodeLabels", "affinity", "tolerations", "runtimeClassName",
     "priorityClassName", "updateStrategy", "podAnnotations", "podLabels", "visibleDevices", "extraEnv",
     "extraVolumes", "extraVolumeMounts", "resources",
 ]
@@ -86,7 +123,9 @@ def comments():
     for line in (CHART / "values.yaml").read_text().splitlines():
         text = line.strip()
         key = re.match(r"^( *)([A-Za-z][A-Za-z0-9]*):", line)
-        if text.startswith("# "):
+        if text == "#":
+            above.append("  ")  # what follows is an example
+        elif text.startswith("# "):
             above.append(text[2:])
         elif key:
             path = path[: len(key[1]) // 2] + [key[2]]

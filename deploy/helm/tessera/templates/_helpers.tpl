@@ -74,11 +74,38 @@ a key away. Sprig's mergeOverwrite keeps the base where the other says false, 0 
 What a profile runs with: dict "root" $ "name" NAME "profile" ENTRY, as JSON. What is not set is there, empty.
 */}}
 {{- define "tessera.profile" -}}
-{{- $base := pick .root.Values "config" "image" "nodeSelector" "gpuNodeLabels" "affinity" "tolerations" "runtimeClassName" "priorityClassName" "updateStrategy" "podAnnotations" "podLabels" "visibleDevices" "extraEnv" "extraVolumes" "extraVolumeMounts" "resources" -}}
+{{- $base := pick .root.Values "config" "existingConfigMap" "image" "nodeSelector" "gpuNodeLabels" "affinity" "tolerations" "runtimeClassName" "priorityClassName" "updateStrategy" "podAnnotations" "podLabels" "visibleDevices" "extraEnv" "extraVolumes" "extraVolumeMounts" "resources" -}}
 {{- $base = set (deepCopy $base) "config" (get (include "tessera.lay" (list (include "tessera.derived" .root | fromYaml) $base.config) | fromJson) "v") -}}
 {{- $all := get (include "tessera.lay" (list $base (.profile | default dict)) | fromJson) "v" -}}
 {{- $_ := set $all "name" (ternary (include "tessera.fullname" .root) (printf "%s-%s" (include "tessera.fullname" .root) .name) (eq .name "default")) -}}
+{{- if and (dig "dra" "enabled" false $all.config) (not .root.Values.dra.enabled) -}}
+{{- fail "config.dra.enabled needs dra.enabled: true, which gives the plugin the rights and sockets for it" -}}
+{{- end -}}
 {{- $all | toJson -}}
+{{- end -}}
+
+{{/* A configuration by node label, as JSON: list ROOT PROFILE'S NAME NAME CONFIGURATION. */}}
+{{- define "tessera.nodeConfig" -}}
+{{- $name := index . 2 -}}
+{{- $own := index . 3 -}}
+{{- range list "paths" "pages" "driver" -}}
+{{- if hasKey $own . -}}
+{{- fail (printf "nodeConfigs.configurations.%s.%s: the DaemonSet's own, so it cannot differ by node; say it in `config`" $name .) -}}
+{{- end -}}
+{{- end -}}
+{{- if dig "dra" "enabled" false $own -}}
+{{- fail (printf "nodeConfigs.configurations.%s.dra.enabled: read at the plugin's start alone; say it in `config`" $name) -}}
+{{- end -}}
+{{- get (include "tessera.lay" (list (index . 1) $own) | fromJson) "v" | toJson -}}
+{{- end -}}
+
+{{/* The newest version of resource.k8s.io that the cluster has; v1 where that is not known. */}}
+{{- define "tessera.dra.version" -}}
+{{- $found := "resource.k8s.io/v1" -}}
+{{- range list "v1beta1" "v1beta2" "v1" -}}
+{{- if include "tessera.has" (list $ (printf "resource.k8s.io/%s" .)) -}}{{- $found = printf "resource.k8s.io/%s" . -}}{{- end -}}
+{{- end -}}
+{{- $found -}}
 {{- end -}}
 
 {{/* The configuration that the manifests need. */}}
@@ -88,6 +115,8 @@ paths:
   {{- if ne .Values.kubeletRoot "/var/lib/kubelet" }}
   kubelet: {{ .Values.kubeletRoot }}/device-plugins
   pod_resources: {{ .Values.kubeletRoot }}/pod-resources/kubelet.sock
+  plugins_registry: {{ .Values.kubeletRoot }}/plugins_registry
+  dra: {{ .Values.kubeletRoot }}/plugins/gpu.tessera.dev
   {{- end }}
   {{- if ne .Values.stateDir "/var/lib/tessera" }}
   shim: {{ .Values.stateDir }}/shim
@@ -98,6 +127,15 @@ pages:
   size: 64Mi
 metrics:
   listen: {{ ternary (printf "%s:%v" .Values.metrics.address .Values.metrics.port) "" .Values.metrics.enabled | quote }}
+api:
+  listen: {{ ternary (printf "%s:%v" .Values.api.address .Values.api.port) "" .Values.api.enabled | quote }}
+{{- if .Values.api.enabled }}
+  authorisation: kubernetes
+{{- end }}
+{{- if .Values.dra.enabled }}
+dra:
+  enabled: true
+{{- end }}
 {{- if .Values.nodeLabels.nfd }}
 labels:
   nfd_file: {{ .Values.nodeLabels.directory }}/tessera

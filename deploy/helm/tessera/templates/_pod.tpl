@@ -30,6 +30,18 @@ takes an annotation for each container. Kubernetes 1.30 is also the first with V
 {{- end -}}
 {{- end -}}
 
+{{/* The plugin's container. */}}
+{{- define "tessera.securityContext" -}}
+runAsUser: 0 # owner of kubelet's sockets
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- with .Values.seLinuxOptions }}
+seLinuxOptions: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{/* Host directories of the driver that the configuration names, as a JSON array. */}}
 {{- define "tessera.driverPaths" -}}
 {{- $driver := get . "driver" | default dict -}}

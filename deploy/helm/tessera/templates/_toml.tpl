@@ -40,8 +40,8 @@ What the plugin takes from its configuration at its start alone, of a configurat
 docs/configuration.md. All else it reloads live.
 */}}
 {{- define "tessera.toml.start" -}}
-{{- $start := pick . "paths" "pages" -}}
-{{- range $table, $key := dict "cdi" "directory" "ledger" "fsync" "log" "format" "metrics" "listen" -}}
+{{- $start := pick . "api" "paths" "pages" -}}
+{{- range $table, $key := dict "cdi" "directory" "dra" "enabled" "ledger" "fsync" "log" "format" "metrics" "listen" -}}
 {{- with pick (get $ $table | default dict) $key }}{{ $_ := set $start $table . }}{{ end -}}
 {{- end -}}
 {{- toJson $start -}}

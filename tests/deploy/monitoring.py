@@ -1,0 +1,266 @@
+"""Checks of alerts, runbook and dashboard. PROMTOOL names Prometheus' own judge of rules."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import yaml
+
+import manifests
+from engine import CHART, ROOT, objects
+from registry import check
+
+RULES = ROOT / "deploy/prometheus/rules.yaml"
+RUNBOOK = ROOT / "docs/runbook.md"
+OPERATOR = {"assumeApiVersions": ["monitoring.coreos.com/v1"]}
+
+# What the words in alerts.yaml stand for.
+LABELS = {
+    "CLUSTER": {"cluster": "prod"},
+    "NODE": {"cluster": "prod", "node": "gpu-7", "instance": "10.0.0.7:9464"},
+}
+LABELS["@"] = LABELS["NODE"] | {"job": "tessera"}
+LABELS["GPU"] = LABELS["@"] | {"gpu": "3", "uuid": "GPU-8f2c"}
+LABELS["POD"] = LABELS["GPU"] | {"namespace": "chat", "pod": "llm-0", "container": "main"}
+
+
+def groups():
+    return yaml.safe_load(RULES.read_text())["groups"]
+
+
+def alerts():
+    return {rule["alert"]: rule for group in groups() for rule in group["rules"] if "alert" in rule}
+
+
+def promtool(*arguments, cwd=None):
+    tool = os.environ.get("PROMTOOL", "promtool")
+    run = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False, cwd=cwd)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@check
+def rules_pass_promtool():
+    """As shipped, and the scrape configuration beside them. Debian's promtool knows no kubernetes_sd_configs."""
+    out = promtool("check", "rules", str(RULES))
+    assert f"{sum(len(group['rules']) for group in groups())} rules found" in out, out
+    config = yaml.safe_load((ROOT / "deploy/prometheus/scrape.yaml").read_text())
+    (job,) = config["scrape_configs"]
+    job["static_configs"] = [{"targets": ["localhost:1"]}]
+    assert job.pop("kubernetes_sd_configs") == [{"role": "pod", "namespaces": {"names": ["tessera"]}}]
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "rules.yaml").symlink_to(RULES)
+        (Path(directory) / "prometheus.yml").write_text(yaml.safe_dump(config))
+        promtool("check", "config", "prometheus.yml", cwd=directory)
+
+
+def relabelled(rules, labels):
+    """What a target's relabelling makes of these labels; None where it is dropped."""
+    labels = dict(labels)
+    for rule in rules:
+        text = ";".join(labels.get(key, "") for key in rule.get("source_labels", rule.get("sourceLabels")))
+        action = rule.get("action", "replace")
+        if action == "keep" and not re.fullmatch(rule["regex"], text):
+            return None
+        if action == "replace":
+            labels[rule.get("target_label", rule.get("targetLabel"))] = text
+    return labels
+
+
+@check
+def every_scrape_names_the_node():
+    """The plain Prometheus' and both of the operator's; the plain one picks the plugin's port and nothing else."""
+    (spec,) = [item["spec"]["template"] for item in objects({}) if item["kind"] == "DaemonSet"]
+    (plugin,) = spec["spec"]["containers"]
+    (job,) = yaml.safe_load((ROOT / "deploy/prometheus/scrape.yaml").read_text())["scrape_configs"]
+    assert job["honor_labels"] is True
+    found = {}
+    for port in [*plugin["ports"], {"name": "other"}]:
+        meta = {"__meta_kubernetes_pod_node_name": "gpu-7", "__meta_kubernetes_pod_container_port_name": port["name"]}
+        meta["__meta_kubernetes_pod_label_app_kubernetes_io_name"] = spec["metadata"]["labels"]["app.kubernetes.io/name"]
+        found[port["name"]] = (relabelled(job["relabel_configs"], meta) or {}).get("node")
+    assert found.pop("metrics") == "gpu-7" and not any(found.values()), found
+    for kind, key in [("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")]:
+        values = OPERATOR | {"metrics": {"podMonitor": {"enabled": kind == "PodMonitor"}}}
+        (monitor,) = [item for item in objects(values) if item["kind"] == kind]
+        (endpoint,) = monitor["spec"][key]
+        assert endpoint["honorLabels"] is True
+        assert relabelled(endpoint["relabelings"], {"__meta_kubernetes_pod_node_name": "gpu-7"})["node"] == "gpu-7", kind
+
+
+def series(written):
+    """Series of alerts.yaml as promtool takes them."""
+    out = []
+    for name, values in written.items():
+        metric, _, labels = name.rstrip("}").partition("{")
+        texts = []
+        for part in filter(None, (part.strip() for part in labels.split(","))):
+            texts += [f'{k}="{v}"' for k, v in LABELS[part].items()] if part in LABELS else [part.replace("'", '"')]
+        out.append({"series": f"{metric}{{{','.join(texts)}}}", "values": values})
+    return out
+
+
+def labels(written):
+    found = {}
+    for part in written:
+        key, _, value = part.partition("=")
+        found |= LABELS.get(part) or {key: value.strip("'")}
+    return found
+
+
+def filled(text, values):
+    """An annotation with its labels in it."""
+    text = re.sub(r"{{ or \$labels\.(\w+) \$labels\.(\w+) }}", lambda m: values.get(m[1]) or values.get(m[2], ""), text)
+    return re.sub(r"{{ \$labels\.(\w+) }}", lambda m: values.get(m[1], ""), text)
+
+
+@check
+def alerts_fire_when_they_should():
+    """Each at least once, with the sentence that alerts.yaml has; and not in the cases that it calls quiet."""
+    cases = yaml.safe_load((manifests.HERE / "alerts.yaml").read_text())
+    rules = alerts()
+    assert set(cases) == set(rules), set(cases) ^ set(rules)
+    tests = []
+    for name, case in cases.items():
+        rule, its = rules[name], labels(case["labels"])
+        fired = {
+            "exp_labels": its | rule["labels"],
+            "exp_annotations": {key: filled(text, its) for key, text in rule["annotations"].items()} | {"summary": case["summary"]},
+        }
+        assert case["quiet"], f"{name}: when does it not fire?"
+        for given, expected in [(case["series"], [fired])] + [(s, [fired]) for s in case.get("also", [])] + [(s, []) for s in case["quiet"]]:
+            at = {"eval_time": f"{case['at']}m", "alertname": name, "exp_alerts": expected}
+            tests.append({"interval": "1m", "input_series": series(given), "alert_rule_test": [at]})
+    # Where nothing names the node, the target's address does.
+    bare = {"series": 'tessera_ready{instance="10.0.0.9:9464"}', "values": "0x10"}
+    rule = rules["TesseraNotReady"]
+    fired = {"exp_labels": {"instance": "10.0.0.9:9464"} | rule["labels"], "exp_annotations": rule["annotations"] | {"summary": "Node 10.0.0.9:9464 offers no GPU shares."}}
+    at = {"eval_time": "8m", "alertname": "TesseraNotReady", "exp_alerts": [fired]}
+    tests.append({"interval": "1m", "input_series": [bare], "alert_rule_test": [at]})
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "rules.yaml").symlink_to(RULES)
+        whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+        (Path(directory) / "tests.yaml").write_text(yaml.safe_dump(whole, width=1000))
+        promtool("test", "rules", "tests.yaml", cwd=directory)
+
+
+@check
+def every_alert_has_its_runbook():
+    """A section each, in the alerts' order, with what it means, how to check and what to do; and no other section."""
+    base = runbook_base()
+    sections = re.split(r"(?m)^### ", RUNBOOK.read_text())[1:]
+    titles = [section.splitlines()[0].strip() for section in sections]
+    assert titles == list(alerts()), f"the runbook has {titles}, the rules have {list(alerts())}"
+    for title, section in zip(titles, sections):
+        for word in ("**Means**", "**Check**", "**Do**"):
+            assert word in section, f"docs/runbook.md, {title}: no {word}"
+    for name, rule in alerts().items():
+        assert rule["annotations"]["runbook_url"] == f"{base}#{name.lower()}", name
+        summary, description = (rule["annotations"][key] for key in ("summary", "description"))
+        # The pod's address says nothing at night.
+        assert "{{ $labels.instance }}" not in summary + description, name
+        assert summary.endswith(".") and len(filled(summary, LABELS["POD"])) < 120, (name, summary)
+        assert rule["labels"]["severity"] in ("critical", "warning", "info"), name
+        if re.search(r"tessera_(container|gpu|ready|arbiter|config|ledger|allocate|findings)", rule["expr"]) and "by (cluster, resource)" not in rule["expr"]:
+            assert "{{ or $labels.node $labels.instance }}" in summary, f"{name} does not name the node"
+
+
+def runbook_base():
+    """Where the rules say that the runbook is."""
+    (base,) = {rule["annotations"]["runbook_url"].partition("#")[0] for rule in alerts().values()}
+    assert base.endswith("/runbook.md"), base
+    return base
+
+
+@check
+def alerts_and_dashboard_are_those_of_the_repository():
+    """The chart carries links, so that there is one of each; another runbook goes into every alert."""
+    for name, source in [("rules.yaml", "deploy/prometheus/rules.yaml"), ("dashboard.json", "deploy/grafana/tessera.json")]:
+        assert (CHART / "files" / name).resolve() == ROOT / source, name
+    items = objects(OPERATOR | {"metrics": {"grafanaDashboard": {"enabled": True}}})
+    (rule,) = [item for item in items if item["kind"] == "PrometheusRule"]
+    assert rule["spec"]["groups"] == groups()
+    (alone,) = yaml.safe_load_all((ROOT / "deploy/prometheus/prometheus-rule.yaml").read_text())
+    assert alone["kind"] == "PrometheusRule" and alone["spec"]["groups"] == groups()
+    (dashboard,) = [i for i in items if i["kind"] == "ConfigMap" and "tessera.json" in i["data"]]
+    assert json.loads(dashboard["data"]["tessera.json"]) == json.loads((ROOT / "deploy/grafana/tessera.json").read_text())
+    own = objects(OPERATOR | {"metrics": {"prometheusRule": {"runbook": "https://wiki.example.com/gpu/runbook.md"}}})
+    (rule,) = [item for item in own if item["kind"] == "PrometheusRule"]
+    for group in rule["spec"]["groups"]:
+        for alert in group["rules"]:
+            if "alert" in alert:
+                assert alert["annotations"]["runbook_url"] == f"https://wiki.example.com/gpu/runbook.md#{alert['alert'].lower()}"
+
+
+DASHBOARD = ROOT / "deploy/grafana/tessera.json"
+
+
+def dashboard():
+    """What deploy/grafana/dashboard.py makes."""
+    spec = importlib.util.spec_from_file_location("dashboard", DASHBOARD.with_name("dashboard.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.make()
+
+
+def shown(made):
+    return [panel for panel in made["panels"] if panel["type"] != "row"]
+
+
+def expressions(made):
+    """Every query of the dashboard with values for Grafana's variables, by the panel's title."""
+    for panel in shown(made):
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"].replace("$__rate_interval", "5m")
+
+
+@check
+def dashboard_is_readable():
+    """Each panel says what it shows, in which unit, and leads on; its metrics are in docs/metrics.md's table."""
+    made = json.loads(DASHBOARD.read_text())
+    assert DASHBOARD.read_text() == dashboard(), "tessera.json is not what dashboard.py makes: run tests/deploy/update"
+    table = (ROOT / "docs/metrics.md").read_text().partition("<!-- table -->")[2]
+    known = {name: labels for name, labels in re.findall(r"(?m)^\| `(\w+)` \| \w+ \| ([^|]*) \|", table)}
+    variables = {v["name"]: v for v in made["templating"]["list"]}
+    assert list(variables) == ["datasource", "cluster", "node", "namespace", "pod"], list(variables)
+    titles = [panel["title"] for panel in shown(made)]
+    assert len(set(titles)) == len(titles) >= 30, titles
+    alerts_ = {name.lower() for name in alerts()}
+    for panel in shown(made):
+        title, defaults = panel["title"], panel["fieldConfig"]["defaults"]
+        assert 2 < len(title.split()) and len(title) <= 45 and "_" not in title, title
+        assert panel["description"].endswith(".") and defaults["unit"], title
+        assert panel["links"] and defaults["links"], f"{title} leads nowhere"
+        for link in panel["links"] + defaults["links"]:
+            base, _, anchor = link["url"].partition("#")
+            assert base.startswith(("/explore?", "/d/tessera/")) or (base == runbook_base() and anchor in alerts_), (title, link)
+            for name in re.findall(r"var-(\w+)=|\$\{(\w+):queryparam\}", link["url"]):
+                assert "".join(name) in variables, (title, link)
+            for label in re.findall(r"__field\.labels\.(\w+)", link["url"]):
+                for target in panel["targets"]:
+                    grouped = re.match(r"\w+ by \(([^)]*)\)", target["expr"])
+                    assert not grouped or label in grouped[1], f"{title} has no label {label} to follow"
+    for title, expression in expressions(made):
+        names = set(re.findall(r"\b(?:tessera|process)_\w+", expression))
+        assert names, title
+        for name in names:
+            assert name in known or re.sub("_(bucket|sum|count)$", "", name) in known, f"{title}: docs/metrics.md has no {name}"
+        # The variables narrow everything; the pod's where there is a pod.
+        for name, selector in re.findall(r"\b((?:tessera|process)_\w+)\{([^}]*)\}", expression):
+            wanted = ["cluster", "node"] + ["namespace", "pod"] * (name.startswith("tessera_container") and "namespace" in selector)
+            assert all(f'{label}=~"${label}"' in selector for label in wanted), (title, selector)
+
+
+@check
+def dashboard_passes_promtool():
+    """Its queries are PromQL."""
+    made = json.loads(DASHBOARD.read_text())
+    rules = [{"record": f"panel:{number}", "expr": expr} for number, (_, expr) in enumerate(expressions(made))]
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}, width=10000))
+        out = promtool("check", "rules", "rules.yaml", cwd=directory)
+    assert f"{len(rules)} rules found" in out, out
