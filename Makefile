@@ -48,7 +48,7 @@ e2e: build ## the whole on a real Kubernetes (root; see tests/e2e/README.md)
 	TESSERA_ARTEFACTS=$(RELEASE) tests/e2e/run
 
 bench: build ## measure; prints a table and writes target/bench/summary.json
-	$(CARGO) build --release --locked -p tessera-bench
+	$(CARGO) build --release --locked -p tessera-bench -p tessera-suite-page --bins
 	TESSERA_ARTEFACTS=$(RELEASE) $(RELEASE)/tessera-bench --out $(TARGET)/bench/summary.json
 
 figures: ## write the figures of the last `make bench` into docs/benchmarks.md and README.md
