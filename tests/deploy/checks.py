@@ -490,7 +490,7 @@ AUTOSCALERS = {
 
 
 def has_kind(value, kind, place=""):
-    """A value is of the kind that is told, with every field and no other."""
+    """A value is of the given kind, with every field and no other."""
     if isinstance(kind, dict):
         assert isinstance(value, dict) and set(value) == set(kind), (place, value, sorted(kind))
         for key, item in value.items():

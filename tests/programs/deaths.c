@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
         wait(NULL);
         return 0;
     }
-    /* All slots may be taken by those that are dying; that is told, and no error here. */
+    /* All slots may be taken by those that are dying; that is reported, and no error here. */
     if (cuInit(0) || cuDevicePrimaryCtxRetain(&ctx, 0)) return 0;
     for (unsigned i = 0; i < 3; i++) {
         pthread_t id;

@@ -135,8 +135,8 @@ impl Watch {
         }
         let agent = Arc::clone(&self.agent);
         // The history is written to disk.
-        let told = tokio::task::spawn_blocking(move || agent.set_sold_by_others(findings)).await;
-        if let Err(error) = told {
+        let result = tokio::task::spawn_blocking(move || agent.set_sold_by_others(findings)).await;
+        if let Err(error) = result {
             warn!(%error, "what other plugins sell");
         }
         if self.agent.inventory().sold_by_others().is_empty() {

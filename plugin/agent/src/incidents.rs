@@ -273,8 +273,8 @@ mod tests {
         Seen { time: Some(time), ..seen(0) }
     }
 
-    /// What the last of these looks tells.
-    fn told(record: &Record, looks: &[&Seen]) -> Vec<Event> {
+    /// The incidents of the last of these looks.
+    fn last_events(record: &Record, looks: &[&Seen]) -> Vec<Event> {
         let mut incidents = Incidents::default();
         let look = |seen: &&Seen| incidents.update(vec![(record, (*seen).clone())], 3, ROUND, NOW);
         looks.iter().map(look).last().unwrap_or_default()
@@ -282,23 +282,23 @@ mod tests {
 
     #[test]
     fn refusals_are_counted_with_their_sizes() {
-        let events = told(&record(1), &[&seen(5), &seen(17)]);
+        let events = last_events(&record(1), &[&seen(5), &seen(17)]);
         let [event] = events.as_slice() else { panic!("{events:?}") };
         assert_eq!((event.times, event.gpu.as_deref()), (12, Some("GPU-0")));
         assert_eq!(event.reason.as_deref(), Some("asked for up to 1 GiB, 9 GiB of 10 GiB in use"));
         let (bytes, charged_bytes, limit_bytes) = (1 << 30, 9 << 30, 10 << 30);
         assert_eq!(event.what, What::RefusedMemory { bytes, charged_bytes, limit_bytes });
-        assert_eq!(told(&record(1), &[&seen(17), &seen(17)]), []);
+        assert_eq!(last_events(&record(1), &[&seen(17), &seen(17)]), []);
     }
 
     #[test]
-    fn a_plugin_that_starts_tells_nothing_again_but_all_of_a_new_allocation() {
-        assert_eq!(told(&record(1), &[&seen(5)]), []);
+    fn a_plugin_that_starts_reports_nothing_again_but_all_of_a_new_allocation() {
+        assert_eq!(last_events(&record(1), &[&seen(5)]), []);
         // Not by the clock, which may have been set back since its Allocate.
         let older = Record { allocated_unix_ms: NOW + 18_000_000, ..record(1) };
-        assert_eq!(told(&older, &[&seen(5)]), []);
+        assert_eq!(last_events(&older, &[&seen(5)]), []);
         let new = Record { generation: 4, allocated_unix_ms: NOW - 18_000_000, ..record(1) };
-        assert_eq!(told(&new, &[&seen(5)])[0].times, 5);
+        assert_eq!(last_events(&new, &[&seen(5)])[0].times, 5);
     }
 
     #[test]
@@ -315,13 +315,17 @@ mod tests {
     #[test]
     fn waiting_counts_when_the_share_was_not_got() {
         let before = waiting(0, 100);
-        let [event] = told(&record(1), &[&before, &waiting(8, 100)]).try_into().unwrap();
+        let [event] = last_events(&record(1), &[&before, &waiting(8, 100)]).try_into().unwrap();
         let what = What::Delayed { waited_ms: 8000, within_ms: 10_000, behind: other() };
         assert_eq!(event.what, what);
         let reason = "waited 8.0 s of 10s for the GPU and got 10% of the 50% that it asks for";
         assert_eq!(event.reason.as_deref(), Some(reason));
-        assert_eq!(told(&record(1), &[&before, &waiting(8, 490)]), [], "it got its share");
-        assert_eq!(told(&record(1), &[&before, &waiting(3, 100)]), [], "it did not want more");
+        assert_eq!(last_events(&record(1), &[&before, &waiting(8, 490)]), [], "it got its share");
+        assert_eq!(
+            last_events(&record(1), &[&before, &waiting(3, 100)]),
+            [],
+            "it did not want more"
+        );
     }
 
     #[test]
@@ -329,16 +333,16 @@ mod tests {
         let mut late = waiting(2, 500);
         let time = late.time.as_mut().unwrap();
         (time.long_waits, time.longest_ns, time.behind) = (1, 1_900_000_000, Behind::Nobody);
-        let events = told(&record(1), &[&waiting(0, 500), &late]);
+        let events = last_events(&record(1), &[&waiting(0, 500), &late]);
         assert!(events[0].reason.as_ref().unwrap().ends_with("its longest wait was 1.9 s"));
     }
 
     #[test]
-    fn each_kind_is_told_by_itself() {
+    fn each_kind_is_reported_by_itself() {
         let mut all = waiting(9, 0);
         (all.refused, all.driver_refused, all.rationed, all.unlisted) = (1, 2, 3, 4);
         all.time.as_mut().unwrap().overlaps = 5;
-        let events = told(&record(2), &[&waiting(0, 0), &all]);
+        let events = last_events(&record(2), &[&waiting(0, 0), &all]);
         let names: Vec<(&str, u64)> = events.iter().map(|e| (e.what.name(), e.times)).collect();
         let kinds = [
             ("refused-memory", 1),
@@ -358,7 +362,7 @@ mod tests {
         (wild.refused, wild.largest_refused, wild.refused_gpu) =
             (u64::MAX, u64::MAX, Some(usize::MAX));
         for looks in [[&seen(9), &wild], [&wild, &seen(3)]] {
-            assert!(told(&record(1), &looks).len() < 3);
+            assert!(last_events(&record(1), &looks).len() < 3);
         }
     }
 }

@@ -164,7 +164,7 @@ mod tests {
     use tessera_model::clock::monotonic_ns;
 
     #[test]
-    fn every_token_is_told_from_every_other() {
+    fn every_token_is_distinguished_from_every_other() {
         let tokens = [
             Token::Wake,
             Token::Timer,

@@ -172,10 +172,10 @@ mod tests {
     fn of_many_the_first_by_line_are_kept_and_the_others_counted() {
         let at = |line: usize| Problem::new("key", Some(line), "is wrong");
         for all in [(1..=1000).collect::<Vec<_>>(), (1..=1000).rev().collect()] {
-            let told = first(all.into_iter().map(at).collect());
-            assert_eq!(told.len(), MOST_PROBLEMS + 1);
-            assert!((1..=MOST_PROBLEMS).eq(told.iter().filter_map(|problem| problem.line)));
-            let error = ConfigError { file: None, problems: told }.to_string();
+            let shown = first(all.into_iter().map(at).collect());
+            assert_eq!(shown.len(), MOST_PROBLEMS + 1);
+            assert!((1..=MOST_PROBLEMS).eq(shown.iter().filter_map(|problem| problem.line)));
+            let error = ConfigError { file: None, problems: shown }.to_string();
             assert!(error.ends_with(": and 950 more problems"), "{error}");
         }
         assert_eq!(first((1..=50).map(at).collect()).len(), 50);

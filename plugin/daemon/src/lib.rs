@@ -298,8 +298,8 @@ async fn run(
     }
     board.set_condition("unsold", Some(discovery.unsold().join("; ")).filter(|s| !s.is_empty()));
 
-    let (told, known) = (Arc::clone(&agent), Arc::clone(&board));
-    let telling = kubernetes::Keeper::new(told, known, timing.events.clone());
+    let (watched, known) = (Arc::clone(&agent), Arc::clone(&board));
+    let reporting = kubernetes::Keeper::new(watched, known, timing.events.clone());
     let mut others = foreign_watch::Watch::new(
         Arc::clone(&agent),
         Arc::clone(&board),
@@ -344,7 +344,7 @@ async fn run(
         () = housekeeping(&agent, &pod_resources, &board, &timing) => {}
         () = others.run() => {}
         () = labels.run(reloader.current(), &board) => {}
-        () = telling.run(reloader.current()) => {}
+        () = reporting.run(reloader.current()) => {}
         () = &mut watching => {}
         () = rejected => {}
         _ = stopped.wait_for(|stop| *stop) => {}

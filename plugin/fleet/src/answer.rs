@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_of_the_node_and_of_the_api_server_are_told_apart() {
+    fn refusals_of_the_node_and_of_the_api_server_are_distinguished() {
         let own = |status| {
             body(
                 &place(),

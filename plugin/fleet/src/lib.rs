@@ -24,4 +24,4 @@ pub use answer::AskError;
 pub use fleet::{Fleet, FleetError, Options};
 pub use live::Live;
 pub use places::Place;
-pub use source::told;
+pub use source::answered;

@@ -58,27 +58,27 @@ pub fn histories(answers: Vec<(String, history::Answer)>) -> history::Answer {
 pub(crate) fn split<T>(
     answers: Vec<(String, Result<T, AskError>)>,
 ) -> (Vec<(String, T)>, Vec<String>) {
-    let (mut told, mut remarks) = (Vec::new(), Vec::new());
+    let (mut answered, mut remarks) = (Vec::new(), Vec::new());
     for (node, answer) in answers {
         match answer {
-            Ok(answer) => told.push((node, answer)),
+            Ok(answer) => answered.push((node, answer)),
             // It has no such pod: others may.
             Err(AskError::Unknown(_)) => {}
             Err(error) => remarks.push(format!("node {node} is left out: {error}")),
         }
     }
-    (told, remarks)
+    (answered, remarks)
 }
 
 /// The waste of all nodes by namespace, the largest first.
 #[must_use]
 pub fn waste(answers: Vec<(String, Result<Waste, AskError>)>, now_unix_ms: i64) -> Waste {
-    let (told, mut remarks) = split(answers);
+    let (answered, mut remarks) = split(answers);
     let mut all =
         Waste { api_version: API_VERSION.to_owned(), at_unix_ms: now_unix_ms, ..Waste::default() };
     let mut namespaces: BTreeMap<String, NamespaceWaste> = BTreeMap::new();
     let mut prices: Vec<(f64, String)> = Vec::new();
-    for (node, one) in told {
+    for (node, one) in answered {
         remarks.extend(one.remarks.into_iter().map(|remark| format!("node {node}: {remark}")));
         all.since_unix_ms = match (all.since_unix_ms, one.since_unix_ms) {
             (0, since) | (since, 0) => since,

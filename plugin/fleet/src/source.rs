@@ -48,7 +48,7 @@ async fn one_history(
     query: history::Query,
 ) -> Result<history::Answer, SourceError> {
     let answers = fleet.histories(node, &query).await.map_err(unavailable)?;
-    let answers = told(answers)?;
+    let answers = answered(answers)?;
     Ok(merge::histories(answers))
 }
 
@@ -58,18 +58,20 @@ async fn one_explanation(
     subject: &str,
 ) -> Result<Explanations, SourceError> {
     let answers = fleet.explanations(node, subject).await.map_err(unavailable)?;
-    Ok(Explanations::of(told(answers)?))
+    Ok(Explanations::of(answered(answers)?))
 }
 
 /// Those that answered; an error where none did: the one of a node that knows what was asked for, if there is such.
 ///
 /// # Errors
 /// Nobody answered.
-pub fn told<T>(answers: Vec<(String, Result<T, AskError>)>) -> Result<Vec<(String, T)>, AskError> {
-    let (mut told, mut worst) = (Vec::new(), None);
+pub fn answered<T>(
+    answers: Vec<(String, Result<T, AskError>)>,
+) -> Result<Vec<(String, T)>, AskError> {
+    let (mut answered, mut worst) = (Vec::new(), None);
     for (node, answer) in answers {
         match answer {
-            Ok(answer) => told.push((node, answer)),
+            Ok(answer) => answered.push((node, answer)),
             Err(error) => {
                 let weighs = |error: &AskError| !matches!(error, AskError::Unknown(_));
                 if worst.as_ref().is_none_or(|(_, known)| !weighs(known) && weighs(&error)) {
@@ -79,7 +81,7 @@ pub fn told<T>(answers: Vec<(String, Result<T, AskError>)>) -> Result<Vec<(Strin
         }
     }
     match worst {
-        Some((node, error)) if told.is_empty() => Err(match error {
+        Some((node, error)) if answered.is_empty() => Err(match error {
             AskError::Unknown(text) => AskError::Unknown(text),
             AskError::Invalid(text) => AskError::Invalid(text),
             AskError::Forbidden(text) => AskError::Forbidden(format!("node {node}: {text}")),
@@ -89,6 +91,6 @@ pub fn told<T>(answers: Vec<(String, Result<T, AskError>)>) -> Result<Vec<(Strin
             }
             AskError::Silent(text) => AskError::Silent(format!("node {node}: {text}")),
         }),
-        _ => Ok(told),
+        _ => Ok(answered),
     }
 }

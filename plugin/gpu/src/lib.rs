@@ -166,12 +166,12 @@ mod tests {
     }
 
     #[test]
-    fn names_that_match_nothing_are_told() {
+    fn names_that_match_nothing_are_reported() {
         let gpu = Gpu { name: "NVIDIA L4".into(), ..Gpu::example("GPU-a", 2) };
-        let told =
+        let reported =
             absent("gpus.exclude", &list(&["*", "2", "NVIDIA L4", "GPU-b", "NVIDIA A*"]), &[&gpu]);
-        assert_eq!(told.len(), 2, "{told:?}");
-        assert_eq!(told[0], "gpus.exclude names GPU-b, which this node does not have");
+        assert_eq!(reported.len(), 2, "{reported:?}");
+        assert_eq!(reported[0], "gpus.exclude names GPU-b, which this node does not have");
         assert_eq!(absent("gpus.include", &list(&["*"]), &[]), Vec::<String>::new());
     }
 

@@ -89,7 +89,7 @@ impl Watch<'_> {
     // === events ===
 
     fn events(&self) {
-        let mut told = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         while !(self.stop)() {
             let epoch = self.epoch();
             // Probes tell that the driver is away.
@@ -97,10 +97,10 @@ impl Watch<'_> {
                 thread::sleep(WAIT);
                 continue;
             };
-            let events = subscribe(&nvml, self.gpus, &mut told);
+            let events = subscribe(&nvml, self.gpus, &mut reported);
             while !(self.stop)() && self.epoch() == epoch {
                 self.next_event(&nvml, events.as_ref());
-                self.tell_of_hanging();
+                self.report_hanging();
             }
         }
     }
@@ -138,7 +138,7 @@ impl Watch<'_> {
     }
 
     /// A driver in trouble may not return at all.
-    fn tell_of_hanging(&self) {
+    fn report_hanging(&self) {
         let mut asking = lock(&self.asking);
         if let Some((index, since)) = *asking
             && since.elapsed() >= HANGS
@@ -297,7 +297,7 @@ fn whose(said: Option<String>, identity: usize, devices: &[(usize, String)]) -> 
 fn subscribe<'n>(
     nvml: &'n Nvml,
     gpus: &[Gpu],
-    told: &mut BTreeSet<String>,
+    reported: &mut BTreeSet<String>,
 ) -> Option<Subscription<'n>> {
     let mut devices: Vec<(&Gpu, Device<'n>)> = Vec::new();
     for gpu in gpus {
@@ -317,7 +317,7 @@ fn subscribe<'n>(
         }
     }
     let mut without = |gpu: &Gpu, why: &dyn std::fmt::Display| {
-        if told.insert(gpu.uuid.clone()) {
+        if reported.insert(gpu.uuid.clone()) {
             warn!(%gpu, %why, "NVML has no XID events for this GPU; only probes tell of its health");
         }
     };
@@ -406,7 +406,7 @@ mod tests {
     use tessera_model::mig::MigInstance;
 
     #[test]
-    fn an_xid_of_a_lost_gpu_is_told_by_its_handle() {
+    fn an_xid_of_a_lost_gpu_is_identified_by_its_handle() {
         let devices = [(16, "GPU-0".to_owned()), (32, "GPU-1".to_owned())];
         let name =
             |said: Option<&str>, identity| whose(said.map(str::to_owned), identity, &devices);

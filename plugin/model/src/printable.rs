@@ -159,10 +159,10 @@ mod tests {
     proptest! {
         #[test]
         fn a_brief_text_is_bounded_and_has_the_same_ends(text in ".{0,2000}", most in 20usize..900) {
-            let told = brief(&text, most);
-            prop_assert!(told.len() <= most, "{}", told.len());
-            prop_assert_eq!(text.chars().next(), told.chars().next());
-            prop_assert_eq!(text.chars().last(), told.chars().last());
+            let short = brief(&text, most);
+            prop_assert!(short.len() <= most, "{}", short.len());
+            prop_assert_eq!(text.chars().next(), short.chars().next());
+            prop_assert_eq!(text.chars().last(), short.chars().last());
         }
 
         #[test]

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bad_request_is_told_apart() {
+    fn each_bad_request_is_distinguished() {
         let mut catalogue = catalogue();
         let refused =
             |catalogue: &Catalogue, list: &[&str]| plan(catalogue, GPU, &ids(list)).unwrap_err();

@@ -39,7 +39,7 @@ const NOT_FOUND: u8 = 127;
 /// soon.
 ///
 /// # Errors
-/// Signals or processes cannot be handled at all; a command that cannot be started is told on
+/// Signals or processes cannot be handled at all; a command that cannot be started is reported on
 /// standard error and has a code of its own.
 pub(super) fn run(command: Command, look: impl FnMut() -> Pace) -> anyhow::Result<u8> {
     tokio::runtime::Builder::new_current_thread()

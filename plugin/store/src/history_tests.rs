@@ -58,7 +58,7 @@ fn incidents_of_many_containers_are_bounded_and_the_oldest_go() {
 }
 
 #[test]
-fn lines_are_told_in_the_order_in_which_they_were_written_whatever_the_clock_said() {
+fn lines_are_read_in_the_order_in_which_they_were_written_whatever_the_clock_said() {
     let (_dir, mut ledger) = ledger();
     let lines = [What::Allocated, What::Started, refused(1), What::Cordoned, refused(2)];
     for (n, what) in (0..).zip(lines) {

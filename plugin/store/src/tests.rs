@@ -79,7 +79,7 @@ fn without_fsync_the_end_of_the_process_loses_nothing() {
 }
 
 #[test]
-fn a_second_plugin_is_told_so() {
+fn a_second_plugin_gets_an_error_that_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let _first = Ledger::open(&path, true).unwrap();

@@ -107,29 +107,29 @@ export class PodView {
     if (now - this.explained.at > AGAIN_MS) {
       this.explained.at = now;
       text("explain", { subject: this.subject(), node }, signal).then(
-        (told) => this.told({ explained: { text: told, error: "", at: now } }),
-        (error) => signal.aborted || this.told({ explained: { text: "", error: error.message, at: now } }),
+        (reply) => this.renew({ explained: { text: reply, error: "", at: now } }),
+        (error) => signal.aborted || this.renew({ explained: { text: "", error: error.message, at: now } }),
       );
     }
     if (this.kind === "pod" && now - this.advice.at > AGAIN_MS * 4) {
       this.advice.at = now;
       json("recommend", { namespace: this.namespace, pod: this.pod }, signal).then(
-        (told) => this.told({ advice: { workloads: told.workloads, error: "", at: now } }),
-        (error) => signal.aborted || this.told({ advice: { workloads: null, error: error.message, at: now } }),
+        (reply) => this.renew({ advice: { workloads: reply.workloads, error: "", at: now } }),
+        (error) => signal.aborted || this.renew({ advice: { workloads: null, error: error.message, at: now } }),
       );
     }
   }
 
-  told(news) {
+  renew(news) {
     Object.assign(this, news);
     this.app.draw();
   }
 
   explanation() {
-    const { text: told, error } = this.explained;
+    const { text: reply, error } = this.explained;
     return [
       error ? h("p", { class: "warning" }, `No explanation: ${format.line(error)}`) : null,
-      told ? h("pre", { tabindex: 0, role: "region", "aria-label": "explanation" }, format.lines(told)) : error ? null : h("p", { class: "muted" }, "Asking."),
+      reply ? h("pre", { tabindex: 0, role: "region", "aria-label": "explanation" }, format.lines(reply)) : error ? null : h("p", { class: "muted" }, "Asking."),
       h("p", {}, "The same in a terminal: ", command(`kubectl tessera explain ${this.subject()}`)),
     ];
   }

@@ -72,7 +72,7 @@ pub enum Message {
         gpu: u32,
         /// The epoch of the gate word that said CLOSED.
         epoch: u32,
-        /// Whether the GPU works for the process, as far as can be told. Else what is in flight waits
+        /// Whether the GPU works for the process, as far as is known. Else what is in flight waits
         /// for a host function, or for a word that somebody writes.
         works: bool,
     },
@@ -202,7 +202,7 @@ impl Message {
     /// The message in a packet as received from somebody of this program's own version.
     ///
     /// # Errors
-    /// Every way in which it is none, told apart.
+    /// Every way in which it is none, each distinguished.
     pub fn decode(packet: &[u8]) -> Result<Self, DecodeError> {
         Self::decode_if(packet, |abi| abi == abi::version()).map(|(message, _)| message)
     }

@@ -50,7 +50,7 @@ fn create(
     let context =
         Context { handle, overhead_bytes, place, local, users: 1, primary_of, is_view: false };
     process.contexts.insert(promise, context, |stale| give_back(process, &stale));
-    quota::tell_of_context(process, gpu);
+    quota::report_context(process, gpu);
     result
 }
 

@@ -18,8 +18,8 @@ pub(crate) fn base_of(process: &'static Process, pointer: CUdeviceptr) -> Option
         let ask = real::cuMemGetAddressRange_v2.get()?;
         let (mut base, mut bytes) = (0, 0);
         // SAFETY: valid places for both answers; any pointer may be asked for.
-        let told = unsafe { ask(&raw mut base, &raw mut bytes, pointer) } == CUDA_SUCCESS;
-        told.then_some(base).and_then(charged)
+        let found = unsafe { ask(&raw mut base, &raw mut bytes, pointer) } == CUDA_SUCCESS;
+        found.then_some(base).and_then(charged)
     })
 }
 

@@ -126,9 +126,9 @@ impl Current {
         };
         let mut context: CUcontext = ptr::null_mut();
         // SAFETY: a valid place for a handle.
-        let told = real::cuCtxGetCurrent.get().map(|ask| unsafe { ask(&raw mut context) });
+        let status = real::cuCtxGetCurrent.get().map(|ask| unsafe { ask(&raw mut context) });
         let threads = resident_threads(process, gpu);
-        if told != Some(CUDA_SUCCESS) || threads == 0 {
+        if status != Some(CUDA_SUCCESS) || threads == 0 {
             return Ok(None);
         }
         Ok(Some(Self { process, handle: context.addr(), gpu, threads }))
@@ -199,10 +199,10 @@ fn resident_threads(process: &Process, gpu: u8) -> u64 {
     let attribute = |which: c_int| {
         let mut value: c_int = 0;
         // SAFETY: a valid place for the value; any device may be asked about.
-        let told = real::cuDeviceGetAttribute
+        let status = real::cuDeviceGetAttribute
             .get()
             .map(|ask| unsafe { ask(&raw mut value, which, device) });
-        if told == Some(CUDA_SUCCESS) { u64::try_from(value).unwrap_or(0) } else { 0 }
+        if status == Some(CUDA_SUCCESS) { u64::try_from(value).unwrap_or(0) } else { 0 }
     };
     attribute(MULTIPROCESSORS) * attribute(THREADS_OF_EACH)
 }
@@ -285,10 +285,10 @@ const LOCAL_SIZE: c_int = 3;
 fn frame_of(function: CUfunction) -> c_int {
     let mut bytes: c_int = 0;
     // SAFETY: a function that the driver has just named, and a place for the value.
-    let told = real::cuFuncGetAttribute
+    let status = real::cuFuncGetAttribute
         .get()
         .map(|ask| unsafe { ask(&raw mut bytes, LOCAL_SIZE, function) });
-    if told == Some(CUDA_SUCCESS) { bytes } else { 0 }
+    if status == Some(CUDA_SUCCESS) { bytes } else { 0 }
 }
 
 /// CUDA Driver API, "Module Management".

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn an_array_that_is_too_small_is_told_how_much_it_takes() {
+    fn a_caller_with_an_array_that_is_too_small_gets_the_size_needed() {
         let own = own(&[(7, 100), (9, 200)], 0);
         let mut infos = [info(0, 0); 3];
         for room in [0, 1] {

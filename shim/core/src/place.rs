@@ -90,7 +90,7 @@ fn adopt(process: &'static Process, context: CUcontext) -> Look {
         return Look::Nowhere;
     }
     let Some(gpu) = process.listed(device) else {
-        // There is a context, but on a GPU that cannot be told: as if the page did not name it.
+        // There is a context, but on a GPU that is unknown: as if the page did not name it.
         return Look::At(Place { serial: 0, gpu: None });
     };
     let _one_at_a_time = process.primaries[primary_lock(device)].lock();
@@ -152,7 +152,7 @@ fn note(process: &'static Process, context: CUcontext, device: CUdevice, gpu: Op
         is_view: false,
     };
     if let Some(gpu) = gpu {
-        quota::tell_of_context(process, gpu);
+        quota::report_context(process, gpu);
     }
     let made = process.contexts.insert(promise, context, |stale| give_back(process, &stale));
     Look::At(made.place)

@@ -324,7 +324,7 @@ pub(crate) fn refuse(
 
 /// Tells the plugin that a context was made, with memory that no call shows: it looks at once. Also
 /// greets a plugin that was away when this process began.
-pub(crate) fn tell_of_context(process: &'static Process, gpu: u8) {
+pub(crate) fn report_context(process: &'static Process, gpu: u8) {
     let news = CONTEXT_EVENTS.allows(now_ns(), CONTEXT_NS);
     process.tell(news.then(|| event(EventKind::ContextMade, Some(gpu), 0)));
 }
@@ -404,7 +404,7 @@ impl View {
 
     /// Both together.
     pub(crate) fn plus(self, other: Self) -> Self {
-        // Neither lends to the other what it has free.
+        // Free memory of one does not count for the other.
         let taken = self.used().saturating_add(other.used());
         Self { total: self.total.saturating_add(other.total), taken }
     }

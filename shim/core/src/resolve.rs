@@ -157,7 +157,7 @@ pub unsafe fn answer(export: &Export, handle: *mut c_void, caller: *const c_void
             }
         }
     }
-    // Called from here, not by a jump: whose RTLD_NEXT it is, is told by the return address.
+    // Called from here, not by a jump: the return address decides whose RTLD_NEXT it is.
     // SAFETY: as above; repeated for dlerror's sake.
     core::hint::black_box(unsafe { dlsym(libc::RTLD_NEXT, name) })
 }

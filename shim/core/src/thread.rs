@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nested_hooks_are_told_apart() {
+    fn nested_hooks_are_distinguished() {
         let outer = Depth::enter();
         assert!(outer.is_some());
         assert!(Depth::enter().is_none());

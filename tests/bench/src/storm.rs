@@ -118,7 +118,7 @@ async fn storm(node: &Node, address: SocketAddr, clock: &std::fs::File) -> anyho
     Ok(Figures { anonymous_kib, churned, changed, jumps, events_failed })
 }
 
-/// Changes quotas until it is told to stop; how many, and which is the last of each pod.
+/// Changes quotas until `stop` is set; how many, and which is the last of each pod.
 async fn steer(
     mut admin: AdminClient<Channel>,
     stop: Arc<AtomicBool>,

@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenant_of_another_build_is_told_by_its_message_and_not_by_its_usage() {
+    fn a_tenant_of_another_build_is_known_by_its_message_and_not_by_its_usage() {
         let log =
             "tessera-tenant: unknown argument --closed\n\nusage …\n128+n: died of\nsignal n.\n";
         let said = last_words(log, Some(USAGE));

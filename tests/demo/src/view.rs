@@ -285,7 +285,7 @@ pub(super) fn log_line(scene: &Scene) -> String {
 pub(super) struct Screen {
     live: bool,
     look: Look,
-    told: usize,
+    logged: usize,
     last_log: f64,
 }
 
@@ -304,7 +304,7 @@ impl Screen {
             // Alternate screen, no cursor (xterm control sequences, DECSET 1049 and 25).
             emit("\x1b[?1049h\x1b[?25l");
         }
-        Self { live, look: Look::from_env(), told: 0, last_log: -1.0 }
+        Self { live, look: Look::from_env(), logged: 0, last_log: -1.0 }
     }
 
     /// How wide reports may be.
@@ -333,10 +333,10 @@ impl Screen {
             emit(&text);
             return;
         }
-        for (at, event) in &scene.events[self.told..] {
+        for (at, event) in &scene.events[self.logged..] {
             emit(&format!("{at:5.1} s  {event}\n"));
         }
-        self.told = scene.events.len();
+        self.logged = scene.events.len();
         if scene.elapsed - self.last_log >= 1.0 && scene.tenants.iter().any(|t| t.gpu.is_some()) {
             self.last_log = scene.elapsed;
             emit(&format!("{}\n", log_line(scene)));

@@ -33,7 +33,7 @@ impl Container {
         Self(container)
     }
 
-    /// A container that waits to be told what to do with [`Pod::exec`].
+    /// A container that waits for commands by [`Pod::exec`].
     pub fn idle(name: &str, shares: u64) -> Self {
         Self::new(name, shares, &["sleep", "2147483647"])
     }

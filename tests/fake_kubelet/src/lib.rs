@@ -490,7 +490,7 @@ impl Kubelet {
         self.0.state().claiming.insert(key, (container.to_owned(), vec![resource]));
     }
 
-    /// The pod is gone: its devices are free. No plugin is told.
+    /// The pod is gone: its devices are free. No plugin is notified.
     pub fn remove(&self, namespace: &str, pod: &str) {
         self.0.state().claiming.remove(&(namespace.to_owned(), pod.to_owned()));
         self.0.state().manager.remove(namespace, pod);

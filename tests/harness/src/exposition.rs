@@ -22,9 +22,9 @@ pub struct Sample {
     pub value: f64,
 }
 
-/// A family as it is told: the name in `# TYPE`.
+/// A family as it is exposed: the name in `# TYPE`.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Told {
+pub struct ExposedFamily {
     /// `counter`, `gauge`, `histogram` or `info`.
     pub kind: String,
     /// Its unit, or nothing.
@@ -37,7 +37,7 @@ pub struct Told {
 #[derive(Clone, Debug, Default)]
 pub struct Exposition {
     /// The families by name.
-    pub families: BTreeMap<String, Told>,
+    pub families: BTreeMap<String, ExposedFamily>,
     /// All samples in order.
     pub samples: Vec<Sample>,
 }
@@ -58,33 +58,33 @@ impl Exposition {
                 let (what, name, text) = (next(), next(), next());
                 if name != family {
                     assert_eq!(what, "HELP", "{line}");
-                    let again = out.families.insert(name.clone(), Told::default());
+                    let again = out.families.insert(name.clone(), ExposedFamily::default());
                     assert!(again.is_none(), "twice: {name}");
                     family = name;
                 }
-                let told = out.families.get_mut(&family).unwrap();
+                let exposed = out.families.get_mut(&family).unwrap();
                 match what.as_str() {
-                    "HELP" => told.help = text,
-                    "TYPE" => told.kind = text,
+                    "HELP" => exposed.help = text,
+                    "TYPE" => exposed.kind = text,
                     "UNIT" => {
                         assert!(format == Format::Open && family.ends_with(&format!("_{text}")));
-                        told.unit = text;
+                        exposed.unit = text;
                     }
                     _ => panic!("{line}"),
                 }
             } else {
                 let sample = sample(line);
-                let told = &out.families[&family];
+                let exposed = &out.families[&family];
                 let suffix = sample.name.strip_prefix(family.as_str());
                 let suffix = suffix.unwrap_or_else(|| panic!("{line} in {family}"));
-                let fits = match (told.kind.as_str(), format) {
+                let fits = match (exposed.kind.as_str(), format) {
                     ("counter", Format::Open) => suffix == "_total",
                     ("info", Format::Open) => suffix == "_info" && sample.value == 1.0,
                     ("counter" | "gauge", _) => suffix.is_empty(),
                     ("histogram", _) => ["_sum", "_count", "_bucket"].contains(&suffix),
                     _ => false,
                 };
-                assert!(fits, "{line} in a {} {family}", told.kind);
+                assert!(fits, "{line} in a {} {family}", exposed.kind);
                 let le = sample.labels.contains_key("le");
                 assert_eq!(le, suffix == "_bucket", "{line}");
                 assert!(sample.value.is_finite() && sample.value >= 0.0, "{line}");

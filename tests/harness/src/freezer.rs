@@ -1,6 +1,6 @@
 //! Freezing a process as container runtimes do: by its control group, version 2 (`cgroup.freeze`) or 1
 //! (the freezer controller), whichever this machine has and lets us use. Unlike a stopped process a
-//! frozen one gets no signal, and nobody is told.
+//! frozen one gets no signal, and nobody is notified.
 
 use std::fs;
 use std::path::{Path, PathBuf};

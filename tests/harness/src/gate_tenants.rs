@@ -182,8 +182,8 @@ impl Peer {
     }
 }
 
-/// What a backlogged process does: drains and wants at every closing, until its socket breaks or it is
-/// told to stop.
+/// What a backlogged process does: drains and wants at every closing, until its socket breaks or `stop`
+/// is set.
 pub fn work(dir: &Path, stop: &AtomicBool) {
     let peer = Peer::connect(dir).hello();
     let page = QuotaWriter::open(dir).unwrap();

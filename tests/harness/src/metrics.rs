@@ -1,4 +1,4 @@
-//! An HTTP client that does what it is told, right or wrong.
+//! An HTTP client that sends what it is given, right or wrong.
 
 use std::net::SocketAddr;
 

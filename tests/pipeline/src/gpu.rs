@@ -139,13 +139,13 @@ impl Session {
     }
 
     fn run(&mut self, input: &[u8]) -> Answer {
-        let told = |error: CudaError| format!("{} returned {}", error.call, error.code);
-        let input = self.through_device(input).map_err(told)?;
+        let described = |error: CudaError| format!("{} returned {}", error.call, error.code);
+        let input = self.through_device(input).map_err(described)?;
         Ok(match (self.work.stage, &self.weights) {
             (Stage::Preprocess, _) => math::to_bytes(&math::preprocess(&input)),
             (Stage::Model, Some(weights)) => {
                 let mut bytes = vec![0; math::WEIGHTS];
-                self.cuda.read(weights, 0, &mut bytes).map_err(told)?;
+                self.cuda.read(weights, 0, &mut bytes).map_err(described)?;
                 math::to_bytes(&math::model(&math::from_bytes(&input), &math::from_bytes(&bytes)))
             }
             _ => math::to_bytes(&math::postprocess(&math::from_bytes(&input))),

@@ -51,9 +51,9 @@ async fn answer(stream: UnixStream, send: &mpsc::Sender<Request>) -> anyhow::Res
     tokio::io::BufReader::new(read.take(LONGEST)).read_line(&mut line).await?;
     let reply = match serde_json::from_str(&line) {
         Ok(command) => {
-            let (tell, told) = oneshot::channel();
-            send.send((command, tell)).await?;
-            told.await.unwrap_or_else(|_| Reply::failed("the sandbox has ended"))
+            let (sender, receiver) = oneshot::channel();
+            send.send((command, sender)).await?;
+            receiver.await.unwrap_or_else(|_| Reply::failed("the sandbox has ended"))
         }
         Err(error) => Reply::failed(format!(
             "this sandbox is of another version of tessera and does not understand ({error})"

@@ -227,7 +227,7 @@ impl Node {
         })
     }
 
-    /// Waits until the plugin knows a pod by its name, which it learns when it next asks kubelet: whoever is told of
+    /// Waits until the plugin knows a pod by its name, which it learns when it next asks kubelet: a user who sees
     /// the pod can ask for it then. A plugin that does not run, or takes longer than anybody waits, is not waited for.
     pub async fn await_named(&mut self, namespace: &str, pod: &str) {
         let end = tokio::time::Instant::now() + NAMED;

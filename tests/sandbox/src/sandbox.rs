@@ -62,8 +62,8 @@ pub struct Sandbox {
     pub described: String,
     /// The page over all nodes, where there are several.
     pub console: Option<Console>,
-    /// What was seen of each pod and plugin, so that an end is told once.
-    told: Vec<String>,
+    /// What was seen of each pod and plugin, so that an end is reported once.
+    reported: Vec<String>,
     /// After everything that lives in it.
     pub scratch: Scratch,
 }
@@ -78,8 +78,8 @@ impl Sandbox {
         described: String,
         (console, scratch): (Option<Console>, Scratch),
     ) -> Self {
-        let (pods, told) = (Vec::new(), Vec::new());
-        Self { nodes, pods, means, program, described, console, told, scratch }
+        let (pods, reported) = (Vec::new(), Vec::new());
+        Self { nodes, pods, means, program, described, console, reported, scratch }
     }
 
     /// Does what was asked.
@@ -385,12 +385,12 @@ impl Sandbox {
                 now.push(format!("plugin of {}: does not run", node.spec.name));
             }
         }
-        let fresh = now.iter().filter(|line| !self.told.contains(line)).cloned().collect();
-        self.told = now;
+        let fresh = now.iter().filter(|line| !self.reported.contains(line)).cloned().collect();
+        self.reported = now;
         fresh
     }
 
-    /// Takes what is known for told.
+    /// Marks what is known as reported.
     pub fn settle(&mut self) {
         let _ = self.news();
     }

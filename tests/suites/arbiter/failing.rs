@@ -36,7 +36,7 @@ fn a_stopped_holder_is_overlapped_after_the_deadline_and_goes_on_later() {
     process.stop();
     peer.want();
     waiter.opens();
-    until("it is told", || holder.share(&arbiter).totals.overlaps == 1);
+    until("it is reported", || holder.share(&arbiter).totals.overlaps == 1);
     assert_eq!(holder.share(&arbiter).owing, 1);
     assert_eq!(arbiter.view().unwrap().gpus[0].late, ["holder"]);
     process.signal(Signal::SIGCONT);
@@ -53,7 +53,7 @@ fn one_that_never_drains_costs_the_others_a_deadline_and_no_more() {
     let (arbiter, holder, _process, waiter, _peer) = holding("holds");
     let _worker = Worker::new(&waiter);
     until("the other runs", || waiter.share(&arbiter).totals.leases > 0);
-    until("it is told", || holder.share(&arbiter).totals.overlaps > 0);
+    until("it is reported", || holder.share(&arbiter).totals.overlaps > 0);
     until("it has it for itself", || waiter.is_open());
 }
 

@@ -9,9 +9,9 @@ use crate::process::Process;
 use tessera_harness::gate_tenants::{Peer, Tenant, Worker, arbiter, until};
 
 #[test]
-fn at_its_orderly_end_tenants_are_told() {
+fn at_its_orderly_end_tenants_are_notified() {
     let arbiter = arbiter();
-    let tenant = Tenant::new("told", 500).at(&arbiter);
+    let tenant = Tenant::new("tenant", 500).at(&arbiter);
     arbiter.stop();
     assert_eq!(tenant.reader().arbiter_ns(), ARBITER_GONE);
     assert!(arbiter.view().is_none());

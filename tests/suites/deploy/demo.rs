@@ -57,7 +57,7 @@ fn a_shim_that_does_nothing_fails_it() {
     let said = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{said}");
     // The greedy one gets more than its quota (6), or a neighbour finds no memory (2).
-    let told = ["greedy ended with exit code 6", "ended with exit code 2"];
-    assert!(told.iter().any(|reason| said.contains(reason)), "{said}");
+    let expected = ["greedy ended with exit code 6", "ended with exit code 2"];
+    assert!(expected.iter().any(|reason| said.contains(reason)), "{said}");
     assert_eq!(std::fs::read_dir(tmp.path()).expect("just made").count(), 0);
 }

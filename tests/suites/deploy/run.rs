@@ -300,7 +300,7 @@ fn end(mut run: Child, pid: u64) {
 }
 
 #[test]
-fn runs_share_a_gpu_as_they_were_told_also_when_the_one_that_arbitrates_is_killed() {
+fn runs_share_a_gpu_by_their_options_also_when_the_one_that_arbitrates_is_killed() {
     let bench = Bench::new();
     // The first is the one that arbitrates.
     let (mut first, large) = backlogged(&bench, &["--cores", "75"]);

@@ -461,7 +461,9 @@ fn trouble_shows_and_goes() {
     let pid: libc::pid_t = pid.parse().expect("the plugin's pid");
     // SAFETY: kill(2) of a process of this test's sandbox, which waits for it.
     unsafe { libc::kill(pid, libc::SIGKILL) };
-    until("it is not told", || sandbox.out().contains("plugin of n0: does not run").then_some(()));
+    until("it is not reported", || {
+        sandbox.out().contains("plugin of n0: does not run").then_some(())
+    });
     sandbox.must(&["start", "plugin"]);
     sandbox.must(&["restart", "kubelet"]);
     until("the pod is forgotten", || sandbox.status().to_string().contains("chat").then_some(()));

@@ -93,8 +93,8 @@ async fn numbers_are_those_of_each_node_and_a_killed_one_hides_no_other() {
         "{text}"
     );
     // A pod of a node that answers is found, and one of the other is not said to be nowhere.
-    let told = cluster.text(&["explain", "default/chat-2"]);
-    assert!(told.starts_with("On node n2:"), "{told}");
+    let explained = cluster.text(&["explain", "default/chat-2"]);
+    assert!(explained.starts_with("On node n2:"), "{explained}");
     let lost = cluster.says(&["explain", "default/chat-1"]);
     let why = String::from_utf8(lost.stderr).unwrap();
     assert_eq!(lost.status.code(), Some(69), "{why}");

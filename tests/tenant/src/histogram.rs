@@ -144,7 +144,7 @@ mod tests {
 
     /// The law that its text states, over series of one distribution with a long tail.
     #[test]
-    fn two_series_of_one_distribution_are_told_apart_less_than_once_in_a_hundred() {
+    fn two_series_of_one_distribution_are_distinguished_less_than_once_in_a_hundred() {
         let mut state = 1_u64;
         let mut series = || {
             let mut h = Histogram::default();

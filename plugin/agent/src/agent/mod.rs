@@ -169,7 +169,7 @@ impl Agent {
         &self.allocations
     }
 
-    /// What kubelet is told.
+    /// What is advertised to kubelet.
     #[must_use]
     pub fn advertised(&self) -> &Advertised {
         &self.advertised

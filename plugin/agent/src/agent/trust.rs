@@ -17,7 +17,7 @@ impl Agent {
         &self.trust
     }
 
-    /// A finding about a tenant, which happened `times` times. Only the first of several is told. Blocking.
+    /// A finding about a tenant, which happened `times` times. Only the first of several is reported. Blocking.
     pub fn found(
         &self,
         record: &Record,

@@ -455,7 +455,7 @@ mod tests {
             };
             let mut catalogue = catalogue_of(others[0], 2);
             let (mut offers, mut records) = (Offers::default(), Records::default());
-            let mut told = Advertised::new();
+            let mut sent = Advertised::new();
             for ((step, sick), cut) in steps.into_iter().zip(sick).zip(cuts) {
                 records.take(step);
                 if let Some(text) = others.get(cut) {
@@ -475,9 +475,9 @@ mod tests {
                 fresh.renew(&catalogue, reserve, &records, &refused);
                 let fresh = fresh.devices(&catalogue);
                 prop_assert_eq!(&offers.devices(&catalogue), &fresh);
-                prop_assert!(changed || told == fresh, "a change that nobody is told of");
-                prop_assert!(!offers.renew(&catalogue, reserve, &records, &refused), "told twice");
-                told = fresh;
+                prop_assert!(changed || sent == fresh, "a change that is not reported");
+                prop_assert!(!offers.renew(&catalogue, reserve, &records, &refused), "reported twice");
+                sent = fresh;
             }
         }
     }

@@ -14,7 +14,7 @@ use tessera_store::Change;
 
 impl Allocations {
     /// The capacity rule for one plan, beside what is live and what `change` makes so. What kubelet
-    /// was told lets it never ask for more; but it may not have heard of the newest change.
+    /// was sent lets it never ask for more; but the newest change may not have reached it.
     pub(super) fn check_room(
         &self,
         catalogue: &Catalogue,

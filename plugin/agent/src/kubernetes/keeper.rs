@@ -18,7 +18,7 @@ use tessera_store::Listener;
 pub struct Keeper {
     agent: Arc<Agent>,
     board: Arc<StatusBoard>,
-    /// None where there is no API server that we may tell.
+    /// None where there is no API server to send to.
     server: Option<Server>,
     timing: Timing,
     /// Of the teller that the ledger has.
@@ -34,7 +34,7 @@ fn is_wanted(config: &Config) -> bool {
 }
 
 impl Keeper {
-    /// From now on, what happens is to be told if the configuration wants it: by [`Keeper::run`].
+    /// From now on, [`Keeper::run`] is to send what happens, if the configuration wants it.
     #[must_use]
     pub fn new(agent: Arc<Agent>, board: Arc<StatusBoard>, timing: Timing) -> Self {
         let server = timing.server.clone().or_else(Server::of_pod);
@@ -61,7 +61,7 @@ impl Keeper {
                 None => {
                     // It never ends: `current` is there for as long as we are.
                     let _ = changes.wait_for(|config| is_wanted(config)).await;
-                    info!("pods are told of what concerns them by Kubernetes events");
+                    info!("pods get Kubernetes events");
                     let (teller, lines) = self.teller();
                     self.set(Some(teller)).await;
                     lines
@@ -75,7 +75,7 @@ impl Keeper {
             }
             self.set(None).await;
             self.board.set_condition(TOPIC, None);
-            info!("pods are told nothing by Kubernetes events");
+            info!("pods get no Kubernetes events");
         }
     }
 

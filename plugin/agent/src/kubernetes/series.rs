@@ -90,7 +90,7 @@ impl Events {
         }
         let mut given_up = 0;
         while self.list.len() >= REMEMBERED {
-            // Those that were told first.
+            // Those already sent go first.
             let at = self.list.iter().position(|series| !series.waits()).unwrap_or(0);
             given_up += u64::from(self.list.remove(at).is_some_and(|series| series.waits()));
         }
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(
             events.add(subject("new"), words("R"), 1, 1, now),
             0,
-            "what was told goes first"
+            "what was sent goes first"
         );
     }
 }

@@ -126,8 +126,7 @@ pub(super) async fn run(
 }
 
 fn say(board: &StatusBoard, failure: &ApiError, hint: &str) {
-    let text =
-        format!("pods are not told of what concerns them by Kubernetes events: {failure}{hint}");
+    let text = format!("pods get no Kubernetes events: {failure}{hint}");
     if board.set_condition(TOPIC, Some(text.clone())) {
         warn!("{text}");
     }

@@ -25,7 +25,7 @@ pub struct Words {
     pub message: String,
 }
 
-/// Whether pods are told of such at all.
+/// Whether pods get events about this at all.
 #[must_use]
 pub fn concerns_pods(what: &What) -> bool {
     match what {
@@ -45,7 +45,7 @@ pub fn concerns_pods(what: &What) -> bool {
     }
 }
 
-/// Words for a line; `None` if pods are not told of such.
+/// Words for a line; `None` if pods get no event about it.
 #[must_use]
 pub fn words(line: &Event) -> Option<Words> {
     let because = line.reason.as_deref();
@@ -215,17 +215,17 @@ mod tests {
     fn each_line_that_concerns_a_pod_has_a_reason_of_its_own() {
         let refused =
             What::RefusedMemory { bytes: 5 << 30, charged_bytes: 3 << 30, limit_bytes: 7 << 30 };
-        let told = words(&line(refused)).unwrap();
-        assert_eq!((told.reason, told.warning), ("GPUMemoryRefused", true));
+        let sent = words(&line(refused)).unwrap();
+        assert_eq!((sent.reason, sent.warning), ("GPUMemoryRefused", true));
         let what = "a request for 5 GiB was refused: 3 GiB of 7 GiB device memory were in use. ";
-        assert!(told.message.starts_with(what), "{}", told.message);
+        assert!(sent.message.starts_with(what), "{}", sent.message);
         let delayed = words(&line(delayed(12_340, 60_000))).unwrap();
         let what = "waited 12.3 s in 60.0 s for its part of GPU time. ";
         assert!(delayed.message.starts_with(what), "{}", delayed.message);
         let bypassed = line(What::Bypassed { pid: 7, bytes: 1 << 30 }).on_gpu("GPU-1");
         assert!(words(&bypassed).unwrap().message.contains("process 7 uses 1 GiB of GPU-1"));
-        let told = words(&bypassed.because("by dlmopen")).unwrap();
-        assert_eq!(told.message, "by dlmopen");
+        let sent = words(&bypassed.because("by dlmopen")).unwrap();
+        assert_eq!(sent.message, "by dlmopen");
         assert_eq!(
             words(&line(What::Tampered { what: "x".into() })).unwrap().reason,
             "GPUQuotaTampered"
@@ -247,11 +247,11 @@ mod tests {
         for what in all {
             let line = Event { holder: Some(holder("team", "chat")), ..line(what) }
                 .because("theirs/train had it");
-            let told = words(&line).unwrap();
-            assert!(!told.message.contains("theirs"), "{}", told.message);
-            assert!(told.message.ends_with("`kubectl tessera explain chat -n team` has more"));
-            let sentences = told.message.split(". ").count();
-            assert!(sentences >= 2, "what happened, and what to do: {}", told.message);
+            let sent = words(&line).unwrap();
+            assert!(!sent.message.contains("theirs"), "{}", sent.message);
+            assert!(sent.message.ends_with("`kubectl tessera explain chat -n team` has more"));
+            let sentences = sent.message.split(". ").count();
+            assert!(sentences >= 2, "what happened, and what to do: {}", sent.message);
         }
     }
 
@@ -264,14 +264,14 @@ mod tests {
             What::QuotaSet { before: Vec::new(), after: Vec::new(), forced: false },
             What::QuotaReset { before: Vec::new(), after: Vec::new() },
         ] {
-            let told = words(&line(what).by(by.clone()).because("for theirs")).unwrap();
-            assert!(told.message.ends_with(", by root"), "{}", told.message);
-            assert!(!told.message.contains("theirs"), "{}", told.message);
+            let sent = words(&line(what).by(by.clone()).because("for theirs")).unwrap();
+            assert!(sent.message.ends_with(", by root"), "{}", sent.message);
+            assert!(!sent.message.contains("theirs"), "{}", sent.message);
         }
     }
 
     #[test]
-    fn a_sick_gpu_is_told_when_it_falls_ill_and_when_it_is_well() {
+    fn a_sick_gpu_is_reported_when_it_falls_ill_and_when_it_is_well() {
         let health = |from, to| words(&line(What::Health { from, to }).on_gpu("GPU-1"));
         use health::State::{Healthy, Recovering, Suspect, Unhealthy};
         assert_eq!(health(Suspect, Unhealthy).unwrap().reason, "GPUUnhealthy");
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn what_is_too_long_for_an_event_is_cut() {
-        let told = words(&line(What::Unaccounted).because("ä".repeat(LONGEST))).unwrap();
-        assert!(told.message.len() <= LONGEST && told.message.ends_with("ä…"));
+        let sent = words(&line(What::Unaccounted).because("ä".repeat(LONGEST))).unwrap();
+        assert!(sent.message.len() <= LONGEST && sent.message.ends_with("ä…"));
     }
 }

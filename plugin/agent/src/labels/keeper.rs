@@ -18,7 +18,7 @@ use tessera_system::locks::lock;
 /// replaced, and node feature discovery's directory may have been cleared.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Where it is read what GPUs there are, and what is told of them.
+/// The source of the GPUs and of the facts in their labels.
 trait Source: std::fmt::Debug + Send + Sync {
     /// The GPUs that the configuration in force includes.
     fn gpus(&self) -> Vec<Gpu>;
@@ -180,21 +180,21 @@ mod tests {
         let path = dir.path().join("tessera");
         config.labels.nfd_file = Some(path.clone());
         let (keeper, gpus) = keeper(&["GPU-a"]);
-        let told = |name: &str| {
+        let label = |name: &str| {
             let text = std::fs::read_to_string(&path).unwrap();
             let key = format!("tessera.dev/gpu.{name}=");
             text.lines().find_map(|line| Some(line.strip_prefix(&key)?.to_owned()))
         };
         keeper.refresh(&config).unwrap();
-        assert_eq!(told("count").as_deref(), Some("1"));
+        assert_eq!(label("count").as_deref(), Some("1"));
         // One more, of which the driver was not asked before.
         lock(&gpus.0).push(Gpu::example("GPU-b", 1));
         keeper.refresh(&config).unwrap();
-        assert_eq!(told("count").as_deref(), Some("2"));
-        assert_eq!(told("compute.major").as_deref(), Some("9"), "of both");
+        assert_eq!(label("count").as_deref(), Some("2"));
+        assert_eq!(label("compute.major").as_deref(), Some("9"), "of both");
         lock(&gpus.0).remove(0);
         keeper.refresh(&config).unwrap();
-        assert_eq!(told("count").as_deref(), Some("1"));
+        assert_eq!(label("count").as_deref(), Some("1"));
     }
 
     #[test]

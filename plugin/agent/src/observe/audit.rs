@@ -30,7 +30,7 @@ pub struct Audit {
     /// Processes without a slot, pid and start, at the look before.
     strays: Vec<(u32, u64)>,
     /// Those that were reported.
-    told: Vec<(u32, u64)>,
+    reported: Vec<(u32, u64)>,
     /// Looks in a row that showed too much.
     beyond: u32,
 }
@@ -39,7 +39,7 @@ impl Audit {
     /// Nothing found yet. `slack`: bytes beyond the charges that are nothing unusual.
     #[must_use]
     pub fn new(slack: u64) -> Self {
-        Audit { slack, strays: Vec::new(), told: Vec::new(), beyond: 0 }
+        Audit { slack, strays: Vec::new(), reported: Vec::new(), beyond: 0 }
     }
 
     /// Other bytes beyond the charges are nothing unusual from now on.
@@ -57,13 +57,13 @@ impl Audit {
                 continue;
             }
             let who = (member.pid, member.start);
-            if self.strays.contains(&who) && !self.told.contains(&who) {
-                self.told.push(who);
+            if self.strays.contains(&who) && !self.reported.contains(&who) {
+                self.reported.push(who);
                 findings.push(Finding::NoSlot { pid: member.pid, bytes });
             }
             strays.push(who);
         }
-        self.told.retain(|who| strays.contains(who));
+        self.reported.retain(|who| strays.contains(who));
         self.strays = strays;
         if let Some(bytes) = sample.overhead() {
             if bytes > self.slack {
@@ -72,7 +72,7 @@ impl Audit {
                     findings.push(Finding::Beyond { bytes, pid: sample.most_beyond() });
                 }
             } else if bytes <= self.slack / 2 || self.beyond < 2 {
-                // Told again only after it was clearly over.
+                // Reported again only after it was clearly over.
                 self.beyond = 0;
             }
         }
@@ -82,7 +82,7 @@ impl Audit {
     /// Whether a reported finding still holds.
     #[must_use]
     pub fn stands(&self) -> bool {
-        self.beyond >= 2 || !self.told.is_empty()
+        self.beyond >= 2 || !self.reported.is_empty()
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn far_more_than_is_charged_is_told_once_until_it_is_over() {
+    fn far_more_than_is_charged_is_reported_once_until_it_is_over() {
         let mut audit = Audit::new(SLACK);
         assert_eq!(audit.see(&look(SLACK, &[])), []);
         assert_eq!(audit.see(&look(SLACK + 1, &[])), [], "not confirmed");
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_a_slot_is_told_once() {
+    fn a_process_without_a_slot_is_reported_once() {
         let mut audit = Audit::new(SLACK);
         assert_eq!(audit.see(&look(0, &[7])), [], "it may be taking one");
         assert_eq!(audit.see(&look(0, &[7])), [Finding::NoSlot { pid: 7, bytes: 5 }]);

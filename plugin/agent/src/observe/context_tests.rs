@@ -92,7 +92,7 @@ fn whoever_has_more_than_a_context_tells_nothing() {
 }
 
 #[test]
-fn processes_that_cannot_be_told_apart_tell_nothing() {
+fn processes_that_cannot_be_distinguished_show_nothing() {
     let slots = [bare(0), bare(1)];
     for members in [
         // Two in one slot, a forked child say.

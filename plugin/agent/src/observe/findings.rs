@@ -113,13 +113,14 @@ impl Observer {
             }
         }
         agent.trust().set_outside(uuid, outside);
-        let told = self.told_stranger.is_none_or(|told| now.duration_since(told) >= TELL);
-        let mut tells = told;
+        let reported =
+            self.reported_stranger.is_none_or(|reported| now.duration_since(reported) >= TELL);
+        let mut tells = reported;
         for (at, tell) in &found {
             agent.trust().count(FindingKind::Stranger, 1);
             if *tell && tells {
                 agent.found_stranger(uuid, &list[*at]);
-                self.told_stranger = Some(now);
+                self.reported_stranger = Some(now);
                 tells = false;
             }
         }
@@ -184,13 +185,13 @@ impl Observer {
         let Some(tenant) = self.tenants.get_mut(&record.id) else { return };
         let seen = region.tamperings();
         let new = seen.saturating_sub(tenant.tamperings);
-        if new == 0 || tenant.told.is_some_and(|told| now.duration_since(told) < TELL) {
+        if new == 0 || tenant.reported.is_some_and(|reported| now.duration_since(reported) < TELL) {
             // A new generation counts from nothing.
             tenant.tamperings = tenant.tamperings.min(seen);
             return;
         }
         tenant.tamperings = seen;
-        tenant.told = Some(now);
+        tenant.reported = Some(now);
         self.agent.trust().count(FindingKind::UsagePage, new);
         let why = "its usage page was resized, cannot be true, or is kept from being changed: only a \
                    process of the container can do that. It was put right where that was possible; the \

@@ -120,7 +120,7 @@ struct ObservedTenant {
     /// Which pids on the host its processes had, by slot and time of claim, as looks found them.
     pids: BTreeMap<(usize, u64), u32>,
     news: TokenBucket,
-    told: Option<Instant>,
+    reported: Option<Instant>,
     /// At the last look.
     launches: u64,
     /// Times that its usage page was found tampered with, as far as reported.
@@ -152,7 +152,7 @@ struct Observer {
     listed: BTreeMap<String, Vec<u32>>,
     /// Processes of no tenant, by GPU.
     strangers: BTreeMap<String, Strangers>,
-    told_stranger: Option<Instant>,
+    reported_stranger: Option<Instant>,
     /// What containers still have of what they were given.
     sweep: Sweep,
     /// When the mounts of processes outside pods were last looked at.
@@ -171,7 +171,7 @@ impl Observer {
             silent: BTreeMap::new(),
             listed: BTreeMap::new(),
             strangers: BTreeMap::new(),
-            told_stranger: None,
+            reported_stranger: None,
             sweep: Sweep::new(Instant::now(), SWEEP_START),
             looked: HashMap::new(),
         }
@@ -253,7 +253,7 @@ impl Observer {
                 gpus: (0..record.grants.len()).map(gpu).collect(),
                 pids: BTreeMap::new(),
                 news: TokenBucket::new(NEWS_BURST, NEWS_RATE, now),
-                told: None,
+                reported: None,
                 launches: 0,
                 tamperings: 0,
                 started_unix_ms: 0,
@@ -417,9 +417,9 @@ impl Observer {
             for finding in &findings {
                 self.agent.trust().count(kind_of(*finding), 1);
             }
-            let tells = tenant.told.is_none_or(|told| now.duration_since(told) >= TELL);
+            let tells = tenant.reported.is_none_or(|reported| now.duration_since(reported) >= TELL);
             if let Some(finding) = findings.first().filter(|_| tells) {
-                tenant.told = Some(now);
+                tenant.reported = Some(now);
                 self.report(record, uuid, *finding);
             }
             look.verdicts.push(verdict);
@@ -545,7 +545,7 @@ impl Observer {
         };
         let mut elsewhere = None;
         let slot = |at: usize, named| slot_of(&slots[at], named, identity.namespace_pid);
-        // The shares that it has told us of, and those of its container in which it has a slot.
+        // The shares of its sessions, and those of its container in which it has a slot.
         let mut owners: Vec<_> = sessions.get(&process.pid).cloned().unwrap_or_default();
         if owners.is_empty() || identity.allocations.len() > 1 {
             for id in by_proc() {

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_told_by_what_is_mounted_at_the_pages_place() {
+    fn a_container_is_identified_by_what_is_mounted_at_the_pages_place() {
         let mut fake = Fake::new();
         let identity = fake.procs.living(7).unwrap();
         assert_eq!(identity.allocations.first().map(AllocationId::as_str), Some(ID));
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_and_container_are_told_by_the_kernel_and_named_by_kubelets_mounts() {
+    fn pod_and_container_are_identified_by_the_kernel_and_named_by_kubelets_mounts() {
         let uid = "7d5b3c1e-0f2a-4b6c-8d9e-aabbccddeeff";
         let fake = |cgroup: &str| {
             let mut fake = Fake::new();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_whose_pages_were_removed_is_still_told() {
+    fn a_container_whose_pages_were_removed_is_still_identified() {
         let text = mounts(&format!("{ID}//deleted"));
         assert_eq!(Mounts::parse(&text).allocations(None)[0].as_str(), ID);
     }
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_file_is_told_by_device_and_inode() {
+    fn a_mapped_file_is_identified_by_device_and_inode() {
         let maps = b"7f00-7f01 rw-s 00000000 fe:01 4711   /dev/shm/x/usage\n\
                      7f02-7f03 rw-p 00000000 00:00 0 \n";
         let device = nix::sys::stat::makedev(0xfe, 1);

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_of_its_own_is_told_from_the_hosts() {
+    fn a_namespace_of_its_own_is_distinguished_from_the_hosts() {
         assert_eq!(judge(Some(FIRST), 4711, "systemd"), PidView::Host);
         assert_eq!(judge(Some(4_026_532_000), 1, "tessera"), PidView::Own);
         assert_eq!(judge(Some(4_026_532_000), 8, "pause"), PidView::Own);

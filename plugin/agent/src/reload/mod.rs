@@ -279,7 +279,7 @@ impl Reloader {
         );
         if let Some(agent) = self.agent.get().filter(|_| !changes.is_empty() || !waiting.is_empty())
         {
-            let what = What::ConfigurationReloaded { changes: told(&changes, &waiting) };
+            let what = What::ConfigurationReloaded { changes: described(&changes, &waiting) };
             agent.note_configuration(what, why.to_string(), why.by());
         }
         Outcome { problems, changes, waiting, hash: self.state().hash }
@@ -351,16 +351,16 @@ fn mark(judged: &Judged) -> String {
 
 /// Differences as they are logged and kept: of many the first.
 fn texts(differences: &[Difference]) -> Vec<String> {
-    let told = differences.iter().take(MOST_DIFFERENCES);
+    let shown = differences.iter().take(MOST_DIFFERENCES);
     let mut texts: Vec<String> =
-        told.map(|told| printable::brief(&told.to_string(), LONGEST_DIFFERENCE).into()).collect();
+        shown.map(|one| printable::brief(&one.to_string(), LONGEST_DIFFERENCE).into()).collect();
     if let Some(more @ 1..) = differences.len().checked_sub(MOST_DIFFERENCES) {
         texts.push(format!("and {more} more"));
     }
     texts
 }
 
-fn told(changes: &[Difference], waiting: &[Difference]) -> Vec<String> {
+fn described(changes: &[Difference], waiting: &[Difference]) -> Vec<String> {
     let mut lines = texts(changes);
     lines.extend(texts(waiting).into_iter().map(|text| format!("{text} (after a restart)")));
     lines

@@ -83,7 +83,7 @@ mod tests {
     const SLICE: &str = "7d5b3c1e_0f2a_4b6c_8d9e_aabbccddeeff";
     const ID: &str = "8bd099c6e217ca8fd06d964072dcd1ab9fb001db395f1dcd1250bec4e4799bf4";
 
-    fn told(text: &str) -> Option<(String, String)> {
+    fn parsed(text: &str) -> Option<(String, String)> {
         place(text.as_bytes()).map(|place| (place.pod_uid, place.container_id))
     }
 
@@ -113,7 +113,7 @@ mod tests {
             format!("/kubepods/pod{UID}/{ID}/init.scope"),
         ] {
             for line in [format!("0::{path}\n"), format!("12:pids:/\n4:memory:{path}\n0::/\n")] {
-                assert_eq!(told(&line), Some((UID.into(), ID.into())), "{line}");
+                assert_eq!(parsed(&line), Some((UID.into(), ID.into())), "{line}");
             }
         }
     }
@@ -122,7 +122,7 @@ mod tests {
     fn a_static_pod_has_a_hash_for_a_uid() {
         let hash = "0a1b2c3d4e5f60718293a4b5c6d7e8f9";
         let line = format!("0::/kubepods/burstable/pod{hash}/{ID}");
-        assert_eq!(told(&line), Some((hash.into(), ID.into())));
+        assert_eq!(parsed(&line), Some((hash.into(), ID.into())));
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod tests {
         let other = "00000000-0000-0000-0000-000000000000";
         let line =
             format!("0::/kubepods/pod{UID}/{ID}/kubepods/pod{other}/{}", ID.replace('8', "0"));
-        assert_eq!(told(&line), Some((UID.into(), ID.into())));
+        assert_eq!(parsed(&line), Some((UID.into(), ID.into())));
     }
 
     #[test]
@@ -145,10 +145,10 @@ mod tests {
             "garbage",
             "\n::\n:",
         ] {
-            assert_eq!(told(text), None, "{text}");
+            assert_eq!(parsed(text), None, "{text}");
         }
         // The pod is known, and no container.
-        assert_eq!(told(&format!("0::/kubepods/pod{UID}")), Some((UID.into(), String::new())));
+        assert_eq!(parsed(&format!("0::/kubepods/pod{UID}")), Some((UID.into(), String::new())));
     }
 
     proptest! {

@@ -26,7 +26,7 @@ struct Seen {
     damages: Vec<Damage>,
     since: Instant,
     last: Instant,
-    told: bool,
+    reported: bool,
 }
 
 /// See the module's documentation.
@@ -52,14 +52,14 @@ impl Integrity {
             self.seen.remove(&key);
             return None;
         }
-        let fresh = || Seen { damages: damages.clone(), since: now, last: now, told: false };
+        let fresh = || Seen { damages: damages.clone(), since: now, last: now, reported: false };
         let seen = self.seen.entry(key).or_insert_with(fresh);
         if seen.damages != damages {
             *seen = fresh();
         }
         seen.last = now;
-        let confirmed = !seen.told && now.saturating_duration_since(seen.since) >= CONFIRM;
-        seen.told |= confirmed;
+        let confirmed = !seen.reported && now.saturating_duration_since(seen.since) >= CONFIRM;
+        seen.reported |= confirmed;
         confirmed.then_some(damages)
     }
 
@@ -79,14 +79,14 @@ impl Integrity {
     /// Whether a look is to be confirmed.
     #[must_use]
     pub fn waits(&self) -> bool {
-        self.seen.values().any(|seen| !seen.told)
+        self.seen.values().any(|seen| !seen.reported)
     }
 
     /// What stands, confirmed, by allocation.
     #[must_use]
     pub fn confirmed(&self) -> BTreeMap<AllocationId, Vec<Damage>> {
         let mut confirmed: BTreeMap<AllocationId, Vec<Damage>> = BTreeMap::new();
-        for ((_, allocation), seen) in self.seen.iter().filter(|(_, seen)| seen.told) {
+        for ((_, allocation), seen) in self.seen.iter().filter(|(_, seen)| seen.reported) {
             let damages = confirmed.entry(allocation.clone()).or_default();
             damages.extend(&seen.damages);
             damages.sort();
@@ -109,15 +109,15 @@ mod tests {
     }
 
     #[test]
-    fn a_damage_is_told_once_it_has_lasted() {
+    fn a_damage_is_reported_once_it_has_lasted() {
         let mut integrity = Integrity::default();
         let begin = Instant::now();
         let owner = || MountOwner::Container("c".into());
         assert_eq!(integrity.see(owner(), &id("a"), vec![SHADOWED], begin), None);
         assert!(integrity.waits() && integrity.confirmed().is_empty());
         let later = begin + CONFIRM;
-        let told = integrity.see(owner(), &id("a"), vec![SHADOWED], later);
-        assert_eq!(told, Some(vec![SHADOWED]));
+        let reported = integrity.see(owner(), &id("a"), vec![SHADOWED], later);
+        assert_eq!(reported, Some(vec![SHADOWED]));
         assert_eq!(integrity.see(owner(), &id("a"), vec![SHADOWED], later + CONFIRM), None);
         assert!(!integrity.waits());
         assert_eq!(integrity.confirmed()[&id("a")], [SHADOWED]);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_is_being_set_up_is_told_of_nothing() {
+    fn a_container_that_is_being_set_up_is_not_reported() {
         let mut integrity = Integrity::default();
         let begin = Instant::now();
         let owner = || MountOwner::Container("c".into());
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn several_containers_of_one_allocation_are_told_together() {
+    fn several_containers_of_one_allocation_are_reported_together() {
         let mut integrity = Integrity::default();
         let begin = Instant::now();
         for name in ["c", "d"] {

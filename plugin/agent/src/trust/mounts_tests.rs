@@ -185,7 +185,7 @@ fn what_became_writable_or_went_is_seen() {
 }
 
 #[test]
-fn pages_of_a_file_system_that_was_replaced_are_told_apart() {
+fn pages_of_a_file_system_that_was_replaced_are_distinguished() {
     let text = container(&[]).replace("0:99", "0:98");
     assert_eq!(damages(&text), ["Pages Foreign", "Usage Foreign"]);
     // Removed on the host, they are still ours.

@@ -74,19 +74,19 @@ impl fmt::Display for Stranger {
 pub struct Strangers {
     before: Vec<(u32, u64)>,
     known: Vec<(u32, u64)>,
-    told: BTreeMap<String, Instant>,
+    reported: BTreeMap<String, Instant>,
 }
 
 impl Strangers {
     /// Takes a look: the places in `list` of those that it confirms of the look before, and whether each
-    /// is to be told of.
+    /// is to be reported.
     pub fn see(&mut self, list: &[Stranger], now: Instant) -> Vec<(usize, bool)> {
         let mut found = Vec::new();
         let all: Vec<(u32, u64)> = list.iter().map(|s| (s.pid, s.start)).collect();
         for (at, who) in all.iter().enumerate() {
             if self.before.contains(who) && !self.known.contains(who) {
                 self.known.push(*who);
-                found.push((at, self.is_told(&list[at], now)));
+                found.push((at, self.is_due(&list[at], now)));
             }
         }
         self.known.retain(|who| all.contains(who));
@@ -106,17 +106,17 @@ impl Strangers {
         self.known.contains(&(stranger.pid, stranger.start))
     }
 
-    fn is_told(&mut self, stranger: &Stranger, now: Instant) -> bool {
+    fn is_due(&mut self, stranger: &Stranger, now: Instant) -> bool {
         let key = match &stranger.place {
             Some(place) => format!("{} {}", place.pod_uid, place.container_id),
             // All of the host's are one: what they are called is their own choice.
             None => String::new(),
         };
-        self.told.retain(|_, at| now.saturating_duration_since(*at) < QUIET);
-        if self.told.contains_key(&key) || self.told.len() >= REMEMBERED {
+        self.reported.retain(|_, at| now.saturating_duration_since(*at) < QUIET);
+        if self.reported.contains_key(&key) || self.reported.len() >= REMEMBERED {
             return false;
         }
-        self.told.insert(key, now);
+        self.reported.insert(key, now);
         true
     }
 }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_told_when_a_second_look_confirms_it() {
+    fn one_is_reported_when_a_second_look_confirms_it() {
         let mut strangers = Strangers::default();
         let now = Instant::now();
         assert_eq!(strangers.see(&[stranger(1, "c")], now), []);
@@ -152,18 +152,18 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_come_and_go_are_counted_and_not_told_again() {
+    fn processes_that_come_and_go_are_counted_and_not_reported_again() {
         let mut strangers = Strangers::default();
         let begin = Instant::now();
-        let mut told = 0;
+        let mut reported = 0;
         for pid in 0..100 {
             for _ in 0..2 {
                 let list = [stranger(pid, "c"), stranger(1000 + pid, "")];
                 let found = strangers.see(&list, begin);
-                told += found.iter().filter(|(_, tell)| *tell).count();
+                reported += found.iter().filter(|(_, tell)| *tell).count();
             }
         }
-        assert_eq!(told, 2, "the container, and the host");
+        assert_eq!(reported, 2, "the container, and the host");
         let later = begin + QUIET;
         strangers.see(&[stranger(1, "c")], later);
         assert_eq!(strangers.see(&[stranger(1, "c")], later), [(0, true)]);
@@ -174,11 +174,11 @@ mod tests {
             strangers.see(&one, later);
             strangers.see(&one, later);
         }
-        assert!(strangers.told.len() <= REMEMBERED);
+        assert!(strangers.reported.len() <= REMEMBERED);
     }
 
     #[test]
-    fn people_are_told_where_it_is_and_how_sure_that_is() {
+    fn the_text_says_where_it_is_and_how_sure_that_is() {
         let holder = Holder { namespace: "team".into(), pod: "x".into(), container: "main".into() };
         let named = Stranger { holder: Some(holder), ..stranger(7, "c") };
         let text = "process 7 (a\\nb) of pod team/x (container main) uses 300 MiB";

@@ -79,7 +79,7 @@ fn without_ours() -> String {
 }
 
 #[test]
-fn a_container_whose_pages_are_shadowed_is_told_within_seconds() {
+fn a_container_whose_pages_are_shadowed_is_reported_within_seconds() {
     let mut world = World::new();
     world.process(7, "", "1 0 8:1 / / rw - ext4 x rw\n");
     world.process(8, "a", &mounts(""));
@@ -94,7 +94,7 @@ fn a_container_whose_pages_are_shadowed_is_told_within_seconds() {
     assert!(waited <= CONFIRM, "{waited:?}");
     assert_eq!((reports.len(), reports[0].pid), (1, 8));
     assert_eq!(world.sweep.confirmed().len(), 1);
-    assert_eq!(world.next().0, [], "told once");
+    assert_eq!(world.next().0, [], "reported once");
     // It ends.
     fs::remove_dir_all(world.dir.path().join("8")).unwrap();
     world.next();

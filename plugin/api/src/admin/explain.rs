@@ -22,7 +22,7 @@ pub(super) fn answer(
     view: &StatusView,
     request: &ExplainRequest,
 ) -> Result<ExplainResponse, Status> {
-    told(view, &request.subject).map_err(|error| match error {
+    explanation(view, &request.subject).map_err(|error| match error {
         SourceError::NotFound(text) => Status::not_found(text),
         SourceError::Invalid(text) => Status::invalid_argument(text),
         SourceError::Unavailable(text) => Status::unavailable(text),
@@ -30,7 +30,10 @@ pub(super) fn answer(
 }
 
 /// Answers. Blocking: it reads the pages and the ledger, and asks the driver.
-pub(crate) fn told(view: &StatusView, subject: &str) -> Result<ExplainResponse, SourceError> {
+pub(crate) fn explanation(
+    view: &StatusView,
+    subject: &str,
+) -> Result<ExplainResponse, SourceError> {
     if subject.trim().is_empty() || subject.len() > LONGEST {
         return Err(SourceError::Invalid("name a pod, an allocation or a GPU".to_owned()));
     }

@@ -17,7 +17,7 @@ pub mod words;
 
 pub use client::{Format, StatusFormat, live, main, unreachable};
 pub use commands::{CordonArgs, QuotaCommand, UncordonArgs, cordon, quota, uncordon};
-pub(crate) use explain::{explain, told};
+pub(crate) use explain::{explain, explanation};
 pub(crate) use json::holder_json;
 pub use json::{allocation_json, configuration_json, gpu_json, json};
 pub use offers::offers;

@@ -204,8 +204,8 @@ impl Admin for Service {
     ) -> Result<Response<ExplainResponse>, Status> {
         self.at_work(|view| async move {
             let work = move || explain::answer(&view, request.get_ref());
-            let told = tokio::task::spawn_blocking(work).await;
-            told.map_err(|error| Status::internal(error.to_string()))?.map(Response::new)
+            let result = tokio::task::spawn_blocking(work).await;
+            result.map_err(|error| Status::internal(error.to_string()))?.map(Response::new)
         })
         .await
     }

@@ -29,8 +29,10 @@ pub struct Args {
 /// Nothing is called so, or standard output.
 pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (told, code) = match runtime.block_on(admin::explain(&config.paths.admin, &args.subject)) {
-        Ok(told) => (told, 0),
+    let (explained, code) = match runtime
+        .block_on(admin::explain(&config.paths.admin, &args.subject))
+    {
+        Ok(explained) => (explained, 0),
         Err(CallError::Refused(status)) => anyhow::bail!(status.message().to_owned()),
         // What a stranger may not ask is not to be read either.
         Err(CallError::Unreachable(error)) if error.exit_status() == EXIT_FORBIDDEN => {
@@ -39,7 +41,7 @@ pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
         Err(CallError::Unreachable(error)) => {
             let sentence = error.sentence(config);
             match answer(&offline::facts(config, &sentence), &args.subject) {
-                Ok(told) => (told, error.exit_status()),
+                Ok(explained) => (explained, error.exit_status()),
                 Err(unknown) => {
                     let code = admin::unreachable(&error, config);
                     let subject = printable::line(&args.subject);
@@ -57,12 +59,12 @@ pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
             }
         }
     };
-    print(&told, args.output)?;
+    print(&explained, args.output)?;
     Ok(ExitCode::from(code))
 }
 
-fn print(told: &ExplainResponse, format: Format) -> anyhow::Result<()> {
-    let shown = report::view(told)?;
+fn print(explained: &ExplainResponse, format: Format) -> anyhow::Result<()> {
+    let shown = report::view(explained)?;
     let text = match format {
         Format::Text => shown.text(),
         Format::Json => format!("{:#}\n", serde_json::to_value(&shown)?),

@@ -11,23 +11,23 @@ use crate::admin::{holder_json, words};
 ///
 /// # Errors
 /// A field that the view has otherwise: a bug.
-pub(crate) fn view(told: &ExplainResponse) -> serde_json::Result<view::Explanation> {
-    serde_json::from_value(json(told))
+pub(crate) fn view(explained: &ExplainResponse) -> serde_json::Result<view::Explanation> {
+    serde_json::from_value(json(explained))
 }
 
-fn json(told: &ExplainResponse) -> Value {
+fn json(explained: &ExplainResponse) -> Value {
     json!({
         "api_version": tessera_view::API_VERSION,
-        "allocations": told.allocations.iter().map(allocation_json).collect::<Vec<_>>(),
-        "gpus": told.gpus.iter().map(|story| json!({
+        "allocations": explained.allocations.iter().map(allocation_json).collect::<Vec<_>>(),
+        "gpus": explained.gpus.iter().map(|story| json!({
             "gpu": story.gpu.as_ref().map(admin::gpu_json),
             "cut": story.cut,
             "trail": trail_json(&story.trail),
         })).collect::<Vec<_>>(),
-        "at_unix_ms": told.at_unix_ms,
-        "trail_since_unix_ms": told.trail_since_unix_ms,
-        "left_out": told.left_out,
-        "remarks": told.remarks,
+        "at_unix_ms": explained.at_unix_ms,
+        "trail_since_unix_ms": explained.trail_since_unix_ms,
+        "left_out": explained.left_out,
+        "remarks": explained.remarks,
         "apart": true,
     })
 }

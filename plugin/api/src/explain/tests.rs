@@ -120,8 +120,12 @@ fn facts() -> Facts {
 fn a_pod_is_found_by_each_of_its_names() {
     let id = record().id.to_string();
     for subject in ["llama-0", "prod/llama-0", "prod/llama-0/server", &id, &id[..6], " llama-0 "] {
-        let told = answer(&facts(), subject).unwrap();
-        assert_eq!((told.allocations[0].generation, told.gpus.len()), (7, 0), "{subject}");
+        let explained = answer(&facts(), subject).unwrap();
+        assert_eq!(
+            (explained.allocations[0].generation, explained.gpus.len()),
+            (7, 0),
+            "{subject}"
+        );
     }
     assert_eq!(answer(&facts(), "server").unwrap().allocations.len(), 2, "both generations");
     for subject in ["GPU-aaaa", "GPU-a", "0"] {
@@ -130,7 +134,7 @@ fn a_pod_is_found_by_each_of_its_names() {
 }
 
 #[test]
-fn what_is_unknown_or_ambiguous_is_told_with_what_there_is() {
+fn what_is_unknown_or_ambiguous_is_answered_with_what_there_is() {
     let error = answer(&facts(), "lama").unwrap_err().to_string();
     assert!(error.contains("\"lama\"") && error.contains("prod/llama-0"), "{error}");
     let error = answer(&facts(), "zzz").unwrap_err().to_string();
@@ -144,8 +148,8 @@ fn what_is_unknown_or_ambiguous_is_told_with_what_there_is() {
 
 #[test]
 fn a_living_pod_is_explained_from_placement_to_refusals() {
-    let told = answer(&facts(), "llama-0").unwrap();
-    let story = &told.allocations[0];
+    let explained = answer(&facts(), "llama-0").unwrap();
+    let story = &explained.allocations[0];
     let placement = story.placement.as_ref().unwrap();
     assert!(placement.as_preferred);
     assert!(
@@ -160,7 +164,7 @@ fn a_living_pod_is_explained_from_placement_to_refusals() {
     let [incident] = story.incidents.as_slice() else { panic!("{:?}", story.incidents) };
     assert_eq!((incident.what.as_str(), incident.times), ("refused-memory", 13));
     assert_eq!(incident.last_unix_ms - incident.first_unix_ms, 100_000);
-    let text = report::view(&told).unwrap().text();
+    let text = report::view(&explained).unwrap().text();
     for part in [
         "prod/llama-0, container server: started",
         "memory 8 GiB, 1 × share.memory",
@@ -177,20 +181,20 @@ fn a_living_pod_is_explained_from_placement_to_refusals() {
 
 #[test]
 fn a_pod_that_is_gone_is_explained_from_the_trail() {
-    let told = answer(&facts(), "batch-9").unwrap();
-    let story = &told.allocations[0];
+    let explained = answer(&facts(), "batch-9").unwrap();
+    let story = &explained.allocations[0];
     assert_eq!(
         (story.generation, story.now.is_none(), story.enforcement.is_none()),
         (3, true, true)
     );
     assert_eq!(story.released_unix_ms, NOW - 80_000_000);
-    let text = report::view(&told).unwrap().text();
+    let text = report::view(&explained).unwrap().text();
     assert!(text.contains("prod/batch-9, container server: released"), "{text}");
     assert!(text.contains("why there  GPU-aaaa::1 as preferred of 8 free replicas"), "{text}");
 }
 
 #[test]
-fn a_quota_that_somebody_set_is_told_with_who_and_when() {
+fn a_quota_that_somebody_set_is_shown_with_who_and_when() {
     let mut facts = facts();
     let limits = |memory| vec![Limits::from(&grant(memory))];
     let (before, after, forced) = (limits(8 * GIB), limits(4 * GIB), false);
@@ -223,15 +227,15 @@ fn a_quota_that_somebody_set_is_told_with_who_and_when() {
 }
 
 #[test]
-fn limits_that_the_configuration_would_not_give_today_are_told_so() {
+fn limits_that_the_configuration_would_not_give_today_are_marked() {
     let mut facts = facts();
     facts.config = Arc::new(Config::parse("[share]\nreplicas = 4\nmemory = \"4Gi\"\n").unwrap());
-    let told = answer(&facts, "llama-0").unwrap();
-    let origin = &told.allocations[0].limits[0].memory_origin;
+    let explained = answer(&facts, "llama-0").unwrap();
+    let origin = &explained.allocations[0].limits[0].memory_origin;
     assert_eq!(origin, "as of its Allocate; share.memory (line 3) would give 4 GiB now");
     facts.gpus.clear();
-    let told = answer(&facts, "llama-0").unwrap();
-    assert!(told.allocations[0].limits[0].memory_origin.contains("the GPU is gone"));
+    let explained = answer(&facts, "llama-0").unwrap();
+    assert!(explained.allocations[0].limits[0].memory_origin.contains("the GPU is gone"));
 }
 
 #[test]
@@ -240,9 +244,9 @@ fn a_layout_is_named_by_its_key() {
     let layout = "[[layout]]\ngpus = [\"GPU-aaaa\"]\nshares = [{ resource = \"x.dev/a\" }, \
                   { resource = \"tessera.dev/gpu\", memory = \"8Gi\", cores = \"25%\" }]\n";
     facts.config = Arc::new(Config::parse(layout).unwrap());
-    let told = answer(&facts, "llama-0").unwrap();
+    let explained = answer(&facts, "llama-0").unwrap();
     assert_eq!(
-        told.allocations[0].limits[0].memory_origin,
+        explained.allocations[0].limits[0].memory_origin,
         "1 × layout[0].shares[1].memory (line 3)"
     );
     let cut = &answer(&facts, "0").unwrap().gpus[0].cut;
@@ -251,18 +255,18 @@ fn a_layout_is_named_by_its_key() {
 
 #[test]
 fn a_gpu_is_explained_with_what_happened_on_it() {
-    let told = answer(&facts(), "GPU-aaaa").unwrap();
-    let whats: Vec<&str> = told.gpus[0].trail.iter().map(|line| line.what.as_str()).collect();
+    let explained = answer(&facts(), "GPU-aaaa").unwrap();
+    let whats: Vec<&str> = explained.gpus[0].trail.iter().map(|line| line.what.as_str()).collect();
     assert_eq!(whats, ["allocated", "refused-memory", "refused-memory", "cordoned"]);
-    let text = report::view(&told).unwrap().text();
+    let text = report::view(&explained).unwrap().text();
     assert!(text.contains("GPU 0, GPU-aaaa, NVIDIA L4: healthy"), "{text}");
     assert!(text.contains("cordoned: nothing more of it is given out: for repair"), "{text}");
 }
 
 #[test]
 fn json_has_everything() {
-    let told = answer(&facts(), "llama-0").unwrap();
-    let json = serde_json::to_value(report::view(&told).unwrap()).unwrap();
+    let explained = answer(&facts(), "llama-0").unwrap();
+    let json = serde_json::to_value(report::view(&explained).unwrap()).unwrap();
     let story = &json["allocations"][0];
     assert_eq!(story["now"]["gpus"][0]["memory_charged_bytes"], 7 * GIB);
     assert_eq!(story["limits"][0]["policy"], "burst");
@@ -279,10 +283,10 @@ fn many_generations_are_cut_short_and_counted() {
         let one = Record { generation, ..record() };
         facts.trail.push(Event::of(&one, What::Released, NOW));
     }
-    let told = answer(&facts, "llama-0").unwrap();
-    assert_eq!((told.allocations.len(), told.left_out), (STORIES, 43));
-    assert_eq!(told.allocations[0].generation, 7, "what lives comes first");
-    assert_eq!(told.allocations[1].generation, 149, "then the newest");
+    let explained = answer(&facts, "llama-0").unwrap();
+    assert_eq!((explained.allocations.len(), explained.left_out), (STORIES, 43));
+    assert_eq!(explained.allocations[0].generation, 7, "what lives comes first");
+    assert_eq!(explained.allocations[1].generation, 149, "then the newest");
 }
 
 #[test]
@@ -294,13 +298,13 @@ fn a_clock_that_was_set_back_changes_no_order_and_makes_no_ages() {
     let mut moved = record();
     (moved.allocated_unix_ms, moved.started_unix_ms) = (NOW + 36_000_000, NOW + 400);
     facts.records = vec![Arc::new(moved)];
-    let told = answer(&facts, "llama-0").unwrap();
-    let story = &told.allocations[0];
+    let explained = answer(&facts, "llama-0").unwrap();
+    let story = &explained.allocations[0];
     let whats: Vec<&str> = story.incidents.iter().map(|i| i.what.as_str()).collect();
     assert_eq!(whats, ["rationed", "driver-refused", "refused-memory"], "the latest first");
     let whats: Vec<&str> = story.trail.iter().rev().map(|line| line.what.as_str()).collect();
     assert_eq!(&whats[..2], ["rationed", "driver-refused"], "as it was written");
-    let text = report::view(&told).unwrap().text();
+    let text = report::view(&explained).unwrap().text();
     let allocated = text.lines().find(|line| line.contains("allocated  ")).unwrap();
     assert!(allocated.ends_with("(the node's clock was set back since)"), "{allocated}");
     let started = text.lines().find(|line| line.contains("started  ")).unwrap();

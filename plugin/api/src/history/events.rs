@@ -49,7 +49,7 @@ pub fn add(answer: &mut Answer, query: &Query, trail: &[audit::Event]) {
                 None
             }
         };
-        events.push(told(event, known));
+        events.push(described(event, known));
     }
     events.drain(..events.len().saturating_sub(MOST));
     if let Some(first) = trail.first().map(|first| first.at_unix_ms)
@@ -64,7 +64,7 @@ pub fn add(answer: &mut Answer, query: &Query, trail: &[audit::Event]) {
 }
 
 /// A line in words, as `explain` has it.
-fn told(event: &audit::Event, pod: Option<(&str, &str)>) -> Event {
+fn described(event: &audit::Event, pod: Option<(&str, &str)>) -> Event {
     let line = line(event);
     let holder =
         event.holder.as_ref().map(|holder| (holder.namespace.as_str(), holder.pod.as_str()));

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_plugin_has_told_is_not_told_again() {
+    fn what_an_earlier_plugin_has_reported_is_not_reported_again() {
         let start = Instant::now();
         let mut running_totals = RunningTotals::new(start);
         let mut now = start;

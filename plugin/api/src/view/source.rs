@@ -135,8 +135,8 @@ impl Source for NodeSource {
             self.check(node)?;
             let subject = subject.to_owned();
             self.at_work(move |shared| {
-                let told = admin::told(&shared.view, &subject)?;
-                let shown = explain::view(&told).map_err(|error| {
+                let explanation = admin::explanation(&shared.view, &subject)?;
+                let shown = explain::view(&explanation).map_err(|error| {
                     tracing::error!(%error, "an explanation cannot be shown");
                     SourceError::Unavailable(
                         "the plugin failed on this; its log says more".to_owned(),

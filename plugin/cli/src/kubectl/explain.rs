@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use tessera_fleet::{AskError, Fleet, FleetError, told};
+use tessera_fleet::{AskError, Fleet, FleetError, answered};
 use tessera_view::API_VERSION;
 use tessera_view::explain::Explanation;
 
@@ -40,15 +40,15 @@ pub(super) async fn main(fleet: &Fleet, common: &Common, args: &Args) -> Result<
             answers = others;
         }
     }
-    let told = told(answers)?;
+    let answered = answered(answers)?;
     if args.output == Format::Json {
-        let nodes: Vec<Value> = told
+        let nodes: Vec<Value> = answered
             .iter()
             .map(|(node, explanation)| json!({ "node": node, "explanation": explanation }))
             .collect();
         super::print_json(&json!({ "api_version": API_VERSION, "nodes": nodes }))?;
     } else {
-        for (at, (node, explanation)) in told.iter().enumerate() {
+        for (at, (node, explanation)) in answered.iter().enumerate() {
             let gap = if at > 0 { "\n" } else { "" };
             let text = explanation.text();
             super::print(&format!("{gap}On node {node}:\n{text}"))?;

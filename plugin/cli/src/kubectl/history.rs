@@ -47,9 +47,9 @@ pub(super) async fn main(fleet: &Fleet, common: &Common, args: &Args) -> Result<
         since_unix_ms: args.since.before(unix_ms()),
         ..Query::default()
     };
-    let told = tessera_fleet::told(fleet.histories(node, &query).await?)?;
+    let answered = tessera_fleet::answered(fleet.histories(node, &query).await?)?;
     if args.output == Format::Json {
-        let answers: Vec<&Answer> = told.iter().map(|(_, answer)| answer).collect();
+        let answers: Vec<&Answer> = answered.iter().map(|(_, answer)| answer).collect();
         super::print_json(
             &serde_json::json!({ "api_version": tessera_view::API_VERSION, "nodes": answers }),
         )?;
@@ -57,7 +57,7 @@ pub(super) async fn main(fleet: &Fleet, common: &Common, args: &Args) -> Result<
     }
     let window = (query.since_unix_ms, unix_ms());
     let mut out = String::new();
-    for (node, answer) in &told {
+    for (node, answer) in &answered {
         out.push_str(&match query.subject.is_empty() {
             true => text(node, answer, window, args.output == Format::Wide),
             false => format!("On node {node}:\n{}", crate::history::plain(answer, &query)),

@@ -262,7 +262,7 @@ fn a_paused_view_stands_still() {
 }
 
 #[test]
-fn a_plugin_that_goes_away_is_told_and_what_it_said_stays() {
+fn a_plugin_that_goes_away_is_reported_and_what_it_said_stays() {
     let mut model = model(Sort::Name);
     model.miss("No such file or directory".into(), 1_795_336_321_000);
     model.miss("Connection refused".into(), 1_795_336_325_000);

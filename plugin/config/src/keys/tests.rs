@@ -49,14 +49,14 @@ fn every_default_can_be_written_into_a_file() {
 }
 
 #[test]
-fn what_differs_is_told_key_by_key() {
+fn what_differs_is_described_key_by_key() {
     let before = Config::parse("[share]\nreplicas = 4\n[health.xid]\n94 = \"ignore\"").unwrap();
     let after = Config::parse(
         "[share]\nreplicas = 8\nmemory = \"1.5Gi\"\n[[layout]]\ngpus = [\"0\"]\n\
          shares = [{ resource = \"x.dev/a\", memory = \"12.5%\" }]\n[log]\nformat = \"json\"\n",
     )
     .unwrap();
-    let told: Vec<String> = differences(&before, &after)
+    let described: Vec<String> = differences(&before, &after)
         .into_iter()
         .map(|d| {
             let value = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
@@ -64,7 +64,7 @@ fn what_differs_is_told_key_by_key() {
         })
         .collect();
     assert_eq!(
-        told,
+        described,
         [
             "share.replicas: 4 to 8 at once",
             "share.memory: \"auto\" to \"1536Mi\" for new pods",

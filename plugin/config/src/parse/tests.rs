@@ -56,7 +56,7 @@ fn a_release_comes_neither_at_once_nor_never() {
 }
 
 #[test]
-fn all_mistakes_are_told_at_once_with_key_and_line() {
+fn all_mistakes_are_reported_at_once_with_key_and_line() {
     let text = "\
 [resource]
 name = \"gpu\"
@@ -338,9 +338,9 @@ fn a_layout_is_read_with_percentages_quantities_and_defaults() {
 }
 
 #[test]
-fn every_nonsense_in_a_layout_is_told_at_its_place() {
+fn every_nonsense_in_a_layout_is_reported_at_its_place() {
     let share = |text: &str| format!("[[layout]]\ngpus = [\"*\"]\nshares = [\n{text}\n]\n");
-    let told = |text: &str| -> Vec<(String, Option<usize>, String)> {
+    let shown = |text: &str| -> Vec<(String, Option<usize>, String)> {
         problems(text).into_iter().map(|p| (p.key, p.line, p.message)).collect()
     };
     let cases = [
@@ -440,10 +440,10 @@ fn every_nonsense_in_a_layout_is_told_at_its_place() {
         ),
     ];
     for (text, (key, line, message)) in cases {
-        let told = told(&text);
-        assert_eq!(told.len(), 1, "{text}\n{told:?}");
-        assert_eq!((told[0].0.as_str(), told[0].1), (key, line), "{text}");
-        assert!(told[0].2.contains(message), "{text}\n{}", told[0].2);
+        let shown = shown(&text);
+        assert_eq!(shown.len(), 1, "{text}\n{shown:?}");
+        assert_eq!((shown[0].0.as_str(), shown[0].1), (key, line), "{text}");
+        assert!(shown[0].2.contains(message), "{text}\n{}", shown[0].2);
     }
 }
 
@@ -473,6 +473,6 @@ fn line_numbers_are_those_of_the_text_wherever_a_key_is() {
         text.push_str(&format!("unknown{n:02} = 1\n"));
     }
     let (_, problems) = parse(&text, None);
-    let told: Vec<_> = problems.iter().filter_map(|problem| problem.line).collect();
-    assert_eq!(told, lines[..crate::MOST_PROBLEMS]);
+    let shown: Vec<_> = problems.iter().filter_map(|problem| problem.line).collect();
+    assert_eq!(shown, lines[..crate::MOST_PROBLEMS]);
 }

@@ -139,7 +139,7 @@ fn what_other_drivers_have_is_theirs() {
 }
 
 #[test]
-fn claims_that_are_not_what_kubelet_asked_for_are_told_apart() {
+fn claims_that_are_not_what_kubelet_asked_for_are_distinguished() {
     let good = claim(vec![share("gpu", "gpu-a", "s", "1Gi", "10")]);
     let config = Config::default();
     let node = Node { pool: "node", gpus: &[], records: &[], config: &config };

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_is_told_apart() {
+    fn what_is_dropped_is_distinguished() {
         let none = Dropped::default();
         for (kept, want) in [
             (kept(|d| d.allow_multiple_allocations = None), Dropped { shares: true, ..none }),

@@ -252,7 +252,7 @@ impl Controller {
         let slices: BTreeMap<_, _> =
             slices.into_iter().map(|slice| (name(&slice), slice)).collect();
         let gone = self.observed.iter().flatten().any(|(name, _)| !slices.contains_key(name));
-        // A watch that was interrupted has not told of it.
+        // A watch that was interrupted has not reported it.
         self.note_wipe(gone, now);
         self.written.retain(|name, _| slices.contains_key(name));
         self.observed = Some(slices);

@@ -145,15 +145,15 @@ impl<G: Gpus> Publisher<G> {
 
     /// Says how it stands to those who look, and in the log what a person should know.
     fn tell(&self, status: &Status) {
-        self.status.send_if_modified(|told| {
-            if told == status {
+        self.status.send_if_modified(|shown| {
+            if shown == status {
                 return false;
             }
-            let (before, after) = (told.sentences(), status.sentences());
+            let (before, after) = (shown.sentences(), status.sentences());
             for sentence in after.iter().filter(|sentence| !before.contains(sentence)) {
                 warn!("{sentence}");
             }
-            if told.state != status.state {
+            if shown.state != status.state {
                 let (state, mode) = (status.state.as_str(), status.mode.as_str());
                 info!(
                     state,
@@ -163,7 +163,7 @@ impl<G: Gpus> Publisher<G> {
                     "ResourceSlices"
                 );
             }
-            told.clone_from(status);
+            shown.clone_from(status);
             true
         });
     }

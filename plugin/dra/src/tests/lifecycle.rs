@@ -167,7 +167,8 @@ async fn kubelet_hears_of_health_at_once_and_by_heartbeat_in_both_versions() {
         });
         let plugin = node.plugin().await;
         let of = |device: &str| (String::from("node"), String::from(device));
-        let state = |device: &str| node.kubelet.health().get(&of(device)).map(|told| told.state);
+        let state =
+            |device: &str| node.kubelet.health().get(&of(device)).map(|reported| reported.state);
         let is = |device: &'static str, wanted| {
             let state = &state;
             bounded(node.kubelet.wait_until(move |_| state(device) == Some(wanted)))

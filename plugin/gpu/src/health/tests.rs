@@ -20,8 +20,8 @@ impl Bench {
     }
 
     fn tell(&mut self, observation: &Observation) -> Vec<State> {
-        let told = self.health.observe(observation, self.now);
-        told.into_iter().map(|transition| transition.to).collect()
+        let reported = self.health.observe(observation, self.now);
+        reported.into_iter().map(|transition| transition.to).collect()
     }
 
     fn xid(&mut self, xid: u64) -> Vec<State> {
@@ -137,7 +137,7 @@ fn until_reset_outlasts_any_quiet() {
     assert_eq!(bench.xid(95), [Unhealthy]);
     assert_eq!(bench.xid(64), []);
     assert_eq!(bench.minutes(60 * 24), []);
-    assert_eq!(bench.health.reason("GPU-a"), Some("XID 95"), "the first cause is told");
+    assert_eq!(bench.health.reason("GPU-a"), Some("XID 95"), "the first cause is kept");
     assert_eq!(bench.view().waits_for, "a reset of the GPU, because of XID 95");
 }
 
@@ -165,7 +165,7 @@ fn a_counter_that_starts_again_shows_a_reset() {
 }
 
 #[test]
-fn uncorrectable_errors_that_no_event_told_are_suspicions() {
+fn uncorrectable_errors_without_an_event_are_suspicions() {
     let mut bench = Bench::new();
     let errors = |n| Condition { uncorrectable: Some(n), ..Condition::default() };
     bench.condition(errors(0));

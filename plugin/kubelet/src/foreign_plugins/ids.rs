@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nvidia_calls_a_gpu_and_cannot_be_told_is_unclear() {
+    fn what_nvidia_calls_a_gpu_and_cannot_be_identified_is_unclear() {
         for id in ["tegra", "gpu-slot-a", "", "-1"] {
             assert_eq!(gpu(id), Meaning::Unclear, "{id}");
         }

@@ -20,7 +20,7 @@ fn defaults_are_possible_on_common_gpus() {
 }
 
 #[test]
-fn impossible_quotas_are_told_for_every_gpu_with_what_would_fit() {
+fn impossible_quotas_are_reported_for_every_gpu_with_what_would_fit() {
     let config = Config::parse("[share]\nreplicas = 4\nmemory = \"8Gi\"\n").unwrap();
     let problems = check(&[gpu(80 * GIB), gpu(16 * GIB), gpu(24 * GIB)], &config);
     assert_eq!(problems.len(), 2);
@@ -70,7 +70,7 @@ fn a_fault_in_the_text_hides_nothing_that_is_impossible_anyway() {
 }
 
 #[test]
-fn a_layout_that_is_impossible_on_a_gpu_is_told_at_its_line() {
+fn a_layout_that_is_impossible_on_a_gpu_is_reported_at_its_line() {
     let text = "[[layout]]\ngpus = [\"*\"]\nshares = [\n\
                 { resource = \"x.dev/a\", memory = \"40Gi\", cores = \"10%\" },\n\
                 { resource = \"x.dev/b\", memory = \"2%\", cores = \"10%\" },\n]\n";
@@ -83,7 +83,7 @@ fn a_layout_that_is_impossible_on_a_gpu_is_told_at_its_line() {
 }
 
 #[test]
-fn a_layout_that_names_no_gpu_here_is_told_and_is_no_error() {
+fn a_layout_that_names_no_gpu_here_is_reported_and_is_no_error() {
     let text = "[[layout]]\ngpus = [\"*\"]\nshares = [{ resource = \"x.dev/a\" }]\n\
                 [[layout]]\ngpus = [\"0\"]\nshares = [{ resource = \"x.dev/b\" }]\n\
                 [[layout]]\ngpus = [\"NVIDIA H100*\"]\nshares = [{ resource = \"x.dev/c\" }]\n";
@@ -97,16 +97,16 @@ fn a_layout_that_names_no_gpu_here_is_told_and_is_no_error() {
 }
 
 #[test]
-fn a_tmpfs_without_room_for_every_replica_is_told_and_is_no_error() {
+fn a_tmpfs_without_room_for_every_replica_is_reported_and_is_no_error() {
     let gpus: Vec<Gpu> = (0..16).map(|_| gpu(80 * GIB)).collect();
     let with = |pages: &str| {
         let text = format!("[share]\nreplicas = 64\n[pages]\n{pages}\n");
         remarks(&gpus, &Config::parse(&text).unwrap())
     };
-    let told = with("size = \"64Mi\"");
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].contains(":4: pages.size: has room for the pages of 4"), "{}", told[0]);
-    let enough = told[0].split('"').nth(1).unwrap();
+    let reported = with("size = \"64Mi\"");
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    assert!(reported[0].contains(":4: pages.size: has room for the pages of 4"), "{}", reported[0]);
+    let enough = reported[0].split('"').nth(1).unwrap();
     assert!(with(&format!("size = \"{enough}\"")).is_empty());
     assert!(with("tmpfs = \"off\"").is_empty());
     assert!(remarks(&gpus, &Config::default()).is_empty());

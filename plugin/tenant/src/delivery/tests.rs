@@ -5,7 +5,7 @@ use tessera_config::CONTAINER_DRIVER_DIR;
 const PAGES: &str = "/pages/0123456789abcdef0123456789abcdef";
 
 /// The answer for a container with these GPUs under this configuration.
-fn told(config: &str, gpus: &[&Gpu]) -> ContainerAllocateResponse {
+fn delivered(config: &str, gpus: &[&Gpu]) -> ContainerAllocateResponse {
     let config = Config::parse(config).unwrap();
     let id = AllocationId::parse("0123456789abcdef0123456789abcdef").unwrap();
     let shim =
@@ -52,7 +52,7 @@ const PLAIN: [(&str, &str, bool); 4] = [
 #[test]
 fn the_answer_mounts_pages_read_only_and_the_usage_file_over_them() {
     let gpu = Gpu::example("GPU-a", 0);
-    let answer = told("", &[&gpu]);
+    let answer = delivered("", &[&gpu]);
     assert_eq!(mounts(&answer), PLAIN);
     assert_eq!(answer.envs, [("NVIDIA_VISIBLE_DEVICES".into(), "GPU-a".into())].into());
     assert!(answer.devices.is_empty() && answer.annotations.is_empty());
@@ -60,7 +60,7 @@ fn the_answer_mounts_pages_read_only_and_the_usage_file_over_them() {
 }
 
 #[test]
-fn cuda_is_told_which_mig_instance_is_the_containers() {
+fn cuda_sees_the_containers_mig_instance() {
     let mig = tessera_model::mig::MigInstance {
         parent_uuid: "GPU-p".into(),
         parent_index: 0,
@@ -70,15 +70,15 @@ fn cuda_is_told_which_mig_instance_is_the_containers() {
     };
     let instance = Gpu { mig: Some(mig), ..Gpu::example("MIG-a", 0) };
     for strategy in ["envvar", "volume-mounts", "cdi-cri"].map(strategy) {
-        assert_eq!(told(&strategy, &[&instance]).envs["CUDA_VISIBLE_DEVICES"], "MIG-a");
+        assert_eq!(delivered(&strategy, &[&instance]).envs["CUDA_VISIBLE_DEVICES"], "MIG-a");
     }
-    assert!(!told("", &[&Gpu::example("GPU-a", 0)]).envs.contains_key("CUDA_VISIBLE_DEVICES"));
+    assert!(!delivered("", &[&Gpu::example("GPU-a", 0)]).envs.contains_key("CUDA_VISIBLE_DEVICES"));
 }
 
 #[test]
 fn volume_mounts_list_the_gpus_where_no_variable_can() {
     let (a, b) = (Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1));
-    let answer = told(&strategy("volume-mounts"), &[&a, &b]);
+    let answer = delivered(&strategy("volume-mounts"), &[&a, &b]);
     let list = "/var/run/nvidia-container-devices";
     assert_eq!(answer.envs, [("NVIDIA_VISIBLE_DEVICES".into(), list.into())].into());
     let all = mounts(&answer);
@@ -96,13 +96,13 @@ fn the_cdi_strategies_name_devices_and_mount_nothing_themselves() {
     let gpus = [Gpu::example("GPU-a", 3), Gpu::example("GPU-b", 4)];
     let ours = "tessera.dev/share=0123456789abcdef0123456789abcdef";
     let both = gpus.each_ref();
-    let answer = told(&strategy("cdi-cri"), &both);
+    let answer = delivered(&strategy("cdi-cri"), &both);
     let names: Vec<_> = answer.cdi_devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(names, ["nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-b", ours]);
     assert!(answer.mounts.is_empty() && answer.annotations.is_empty());
     assert_eq!(answer.envs, [("NVIDIA_VISIBLE_DEVICES".into(), "void".into())].into());
 
-    let answer = told(&strategy("cdi-annotations"), &both);
+    let answer = delivered(&strategy("cdi-annotations"), &both);
     let key = "cdi.k8s.io/tessera.share_0123456789abcdef0123456789abcdef";
     let value = format!("nvidia.com/gpu=GPU-a,nvidia.com/gpu=GPU-b,{ours}");
     assert_eq!(answer.annotations, [(key.to_owned(), value)].into());
@@ -111,7 +111,7 @@ fn the_cdi_strategies_name_devices_and_mount_nothing_themselves() {
     assert!(key.len() - "cdi.k8s.io/".len() <= 63);
 
     let by_index = format!("{}[cdi]\ngpu_names = \"index\"\n", strategy("cdi-cri"));
-    let answer = told(&by_index, &both);
+    let answer = delivered(&by_index, &both);
     assert_eq!(answer.cdi_devices[0].name, "nvidia.com/gpu=3");
     let mig = tessera_model::mig::MigInstance {
         parent_uuid: "GPU-a".into(),
@@ -121,11 +121,11 @@ fn the_cdi_strategies_name_devices_and_mount_nothing_themselves() {
         compute_instance: 0,
     };
     let instance = Gpu { mig: Some(mig), ..Gpu::example("MIG-x", 3) };
-    assert_eq!(told(&by_index, &[&instance]).cdi_devices[0].name, "nvidia.com/gpu=3:1");
-    let by_uuid = told(&strategy("cdi-cri"), &[&instance]);
+    assert_eq!(delivered(&by_index, &[&instance]).cdi_devices[0].name, "nvidia.com/gpu=3:1");
+    let by_uuid = delivered(&strategy("cdi-cri"), &[&instance]);
     assert_eq!(by_uuid.cdi_devices[0].name, "nvidia.com/gpu=MIG-x");
     let alone = format!("{}[cdi]\ngpu_kind = \"\"\n", strategy("cdi-cri"));
-    let answer = told(&alone, &both);
+    let answer = delivered(&alone, &both);
     assert_eq!(answer.cdi_devices.len(), 1, "our own spec has the GPUs");
     assert!(answer.devices.is_empty());
 }
@@ -133,7 +133,7 @@ fn the_cdi_strategies_name_devices_and_mount_nothing_themselves() {
 #[test]
 fn device_nodes_and_driver_libraries_serve_where_no_toolkit_is() {
     let gpu = Gpu::example("GPU-b", 1);
-    let answer = told(
+    let answer = delivered(
         r#"
         [container]
         inject = ["file", "env"]
@@ -162,7 +162,7 @@ fn device_nodes_and_driver_libraries_serve_where_no_toolkit_is() {
 #[test]
 fn without_a_strategy_there_are_pages_and_shim_alone() {
     let gpu = Gpu::example("GPU-a", 0);
-    let answer = told(&strategy("none"), &[&gpu]);
+    let answer = delivered(&strategy("none"), &[&gpu]);
     assert_eq!(mounts(&answer), PLAIN);
     assert!(answer.envs.is_empty() && answer.devices.is_empty());
 }

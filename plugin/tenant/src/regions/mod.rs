@@ -118,8 +118,8 @@ struct Open {
     wrong: Option<Tampered>,
     /// When the last attempt to change the usage file was given up.
     held_up: Option<Instant>,
-    /// When a recovery was last told.
-    told: Option<Instant>,
+    /// When a recovery was last logged.
+    logged: Option<Instant>,
     listener: Listener,
 }
 
@@ -209,7 +209,7 @@ impl Region {
                     ended: made.pages.ended,
                     wrong: None,
                     held_up: None,
-                    told: None,
+                    logged: None,
                     listener,
                 }),
             }
@@ -349,7 +349,7 @@ impl Region {
     }
 
     /// What is in use as it stands: nothing is recovered, repaired or flagged, and no tenant can make this
-    /// wait for more than a moment. `None` if that cannot be told for now.
+    /// wait for more than a moment. `None` if that is unknown for now.
     #[must_use]
     pub fn try_snapshot(&self) -> Option<Use> {
         // Another thread's look is over sooner, unless its tenant holds it up.
@@ -477,10 +477,10 @@ impl Region {
 
     /// At most once a second: processes can die faster than anybody wants to read.
     fn tell(&self, open: &mut Open, recovered: &Recovered) {
-        if open.told.is_some_and(|told| told.elapsed() < Duration::from_secs(1)) {
+        if open.logged.is_some_and(|logged| logged.elapsed() < Duration::from_secs(1)) {
             return;
         }
-        open.told = Some(Instant::now());
+        open.logged = Some(Instant::now());
         let bytes: u64 = recovered.bytes.iter().fold(0, |sum, b| sum.saturating_add(*b));
         info!(
             dir = %self.dir.display(), slots = recovered.slots, bytes,

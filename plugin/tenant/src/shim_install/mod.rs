@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told_and_leaves_what_was_there() {
+    fn a_full_disk_is_reported_and_leaves_what_was_there() {
         let dir = tempfile::tempdir().unwrap();
         let shims = dir.path().join("shims");
         let Some(_mounted) = Mounted::tmpfs(&shims, "size=128k") else {
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_only_disk_serves_if_the_shim_is_on_it_and_is_told_if_not() {
+    fn a_read_only_disk_serves_if_the_shim_is_on_it_and_is_reported_if_not() {
         let dir = tempfile::tempdir().unwrap();
         let shims = dir.path().join("shims");
         let Some(mounted) = Mounted::tmpfs(&shims, "size=1m") else {

@@ -255,9 +255,9 @@ pub struct OnNode {
 impl Explanations {
     /// Of these nodes.
     #[must_use]
-    pub fn of(told: Vec<(String, Explanation)>) -> Self {
+    pub fn of(explained: Vec<(String, Explanation)>) -> Self {
         let on = |(node, explanation)| OnNode { node, explanation };
-        let nodes = told.into_iter().map(on).collect();
+        let nodes = explained.into_iter().map(on).collect();
         Explanations { api_version: crate::API_VERSION.to_owned(), nodes }
     }
 

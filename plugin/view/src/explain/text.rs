@@ -16,23 +16,23 @@ use super::{
 const SHOWN: usize = 20;
 
 /// For people.
-pub(super) fn text(told: &Explanation) -> String {
+pub(super) fn text(explained: &Explanation) -> String {
     let mut out = String::new();
-    for (i, story) in told.allocations.iter().enumerate() {
+    for (i, story) in explained.allocations.iter().enumerate() {
         gap(&mut out, i);
-        allocation(&mut out, story, told);
+        allocation(&mut out, story, explained);
     }
-    for (i, story) in told.gpus.iter().enumerate() {
+    for (i, story) in explained.gpus.iter().enumerate() {
         gap(&mut out, i);
-        gpu(&mut out, story, told.at_unix_ms);
+        gpu(&mut out, story, explained.at_unix_ms);
     }
-    if told.left_out > 0 {
-        let _ = writeln!(out, "\nand {} older allocations", told.left_out);
+    if explained.left_out > 0 {
+        let _ = writeln!(out, "\nand {} older allocations", explained.left_out);
     }
-    for remark in &told.remarks {
+    for remark in &explained.remarks {
         let _ = writeln!(out, "\nnote: {}", printable::line(remark));
     }
-    let since = time_format::utc(told.trail_since_unix_ms);
+    let since = time_format::utc(explained.trail_since_unix_ms);
     let _ = writeln!(out, "\nTimes are in UTC. The audit trail goes back to {since}.");
     out
 }
@@ -55,12 +55,12 @@ fn lines(out: &mut String, title: &str, texts: impl IntoIterator<Item = String>)
     }
 }
 
-fn allocation(out: &mut String, story: &Story, told: &Explanation) {
+fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
     let name = match &story.holder {
         Some(h) => format!("{}/{}, container {}", h.namespace, h.pod, h.container),
         None => "a container that kubelet has not named".to_owned(),
     };
-    let ago = |at: i64| ago(at, told.at_unix_ms);
+    let ago = |at: i64| ago(at, explained.at_unix_ms);
     let state = match (&story.now, story.released_unix_ms) {
         (Some(now), _) => now.state.clone(),
         (None, 0) if story.enforcement.is_some() => "recorded".to_owned(),
@@ -247,11 +247,11 @@ fn trail(out: &mut String, trail: &[TrailLine], named: bool) {
     }
     let first = trail.len().saturating_sub(SHOWN);
     let earlier = (first > 0).then(|| format!("({first} earlier lines: -o json)"));
-    let told = trail[first..].iter().map(|line| {
+    let latest = trail[first..].iter().map(|line| {
         let by = if line.by.is_empty() { String::new() } else { format!(" [{}]", line.by) };
         let because = line.because();
         let reason = match because.as_str() {
-            // Told above, or by `explain` of that allocation.
+            // Shown above, or by `explain` of that allocation.
             _ if line.what == "allocated" => String::new(),
             "" => String::new(),
             reason => format!(": {reason}"),
@@ -263,7 +263,7 @@ fn trail(out: &mut String, trail: &[TrailLine], named: bool) {
         };
         format!("{}  {whom}{}{reason}{by}", time_format::utc(line.at_unix_ms), line.text)
     });
-    lines(out, "history", earlier.into_iter().chain(told));
+    lines(out, "history", earlier.into_iter().chain(latest));
 }
 
 impl Explanation {

@@ -35,19 +35,21 @@ fn claim(namespace: &str) -> Claim {
 fn lines(namespace: &str) -> Vec<TrailLine> {
     let others = NAMESPACES.iter().map(|name| holder(name));
     let of_others = others.map(|holder| TrailLine { holder: Some(holder), ..TrailLine::default() });
-    let told = TrailLine { reason: everybody(), by: everybody(), ..TrailLine::default() };
-    let own = TrailLine { reason: format!("{namespace} own"), reason_is_own: true, ..told.clone() };
+    let common = TrailLine { reason: everybody(), by: everybody(), ..TrailLine::default() };
+    let own =
+        TrailLine { reason: format!("{namespace} own"), reason_is_own: true, ..common.clone() };
     let behind = all_behind().into_iter();
     let behind = behind.map(|other| TrailLine { behind: Some(other), ..own.clone() });
-    of_others.chain([told, own.clone()]).chain(behind).collect()
+    of_others.chain([common, own.clone()]).chain(behind).collect()
 }
 
 fn incidents(namespace: &str) -> Vec<Incident> {
-    let told = Incident { reason: everybody(), ..Incident::default() };
-    let own = Incident { reason: format!("{namespace} own"), reason_is_own: true, ..told.clone() };
+    let common = Incident { reason: everybody(), ..Incident::default() };
+    let own =
+        Incident { reason: format!("{namespace} own"), reason_is_own: true, ..common.clone() };
     let behind = all_behind().into_iter();
     let behind = behind.map(|other| Incident { behind: Some(other), ..own.clone() });
-    [told].into_iter().chain(behind).collect()
+    [common].into_iter().chain(behind).collect()
 }
 
 fn placement() -> Placement {

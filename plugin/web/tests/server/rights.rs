@@ -144,13 +144,15 @@ async fn a_bare_pod_name_is_the_readers_own_whatever_others_call_theirs() {
         let mut script = world.source.0.lock().unwrap();
         let view = script.fleet.nodes[0].view.as_mut().unwrap();
         view.tenants.iter_mut().for_each(|tenant| tenant.pod = "chat".into());
-        let told = |namespace: &str| {
+        let answer_of = |namespace: &str| {
             let explanation = explained::explanation(vec![explained::story(namespace)], false);
             Explanations::of(vec![("n1".to_owned(), explanation)])
         };
         // A source tells of the first few: here of none of the reader's.
-        script.explanations =
-            vec![("chat".into(), told("ns-beta")), ("ns-alpha/chat".into(), told("ns-alpha"))];
+        script.explanations = vec![
+            ("chat".into(), answer_of("ns-beta")),
+            ("ns-alpha/chat".into(), answer_of("ns-alpha")),
+        ];
     }
     let (alpha, all) = (client(&world, "token-1"), client(&world, "token-all"));
     for (client, path) in [

@@ -1030,7 +1030,7 @@ pub struct ShareChange {
     /// What it would be sold as.
     #[prost(message, optional, tag = "5")]
     pub after: ::core::option::Option<ShareView>,
-    /// Replicas that kubelet has not been told of yet.
+    /// Replicas not yet advertised to kubelet.
     #[prost(uint32, tag = "6")]
     pub appear: u32,
     /// Replicas that the configuration no longer sells. Those that are held are listed Unhealthy until their

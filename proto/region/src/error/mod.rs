@@ -1,4 +1,4 @@
-//! What can go wrong with the pages, told apart so that each message can say what to do.
+//! What can go wrong with the pages, distinguished so that each message can say what to do.
 
 #[cfg(feature = "std")]
 mod page;
@@ -17,7 +17,7 @@ struct Errno(i32);
 impl fmt::Display for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = [0u8; 128];
-        // SAFETY: room for as many bytes as it is told, and NUL-terminated whatever it answers.
+        // SAFETY: room for as many bytes as it is given, and NUL-terminated whatever it answers.
         let text = unsafe {
             libc::strerror_r(self.0, text.as_mut_ptr().cast(), text.len());
             CStr::from_bytes_until_nul(&text).unwrap_or_default()

@@ -159,7 +159,7 @@ fn a_page_of_another_allocation_or_other_gpus_is_left_alone() {
 }
 
 #[test]
-fn whatever_else_is_there_is_told_apart() {
+fn whatever_else_is_there_is_distinguished() {
     let io = |path: &Path, text: &str| fs::write(path, text).unwrap();
     assert!(matches!(fault_after(|at| fs::create_dir(at).unwrap()), PageFault::IsDirectory));
     assert!(matches!(fault_after(|at| symlink("/etc/passwd", at).unwrap()), PageFault::NotRegular));
@@ -179,7 +179,7 @@ fn whatever_else_is_there_is_told_apart() {
 }
 
 #[test]
-fn a_tenant_told_apart_why_it_cannot_attach() {
+fn a_tenants_reasons_not_to_attach_are_distinguished() {
     assert_eq!(attach_fault_after(|_| ()), AttachFault::Absent);
     assert_eq!(attach_fault_after(|at| fs::create_dir(at).unwrap()), AttachFault::NotRegular);
     assert_eq!(attach_fault_after(|at| symlink("x", at).unwrap()), AttachFault::NotRegular);

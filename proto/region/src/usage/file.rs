@@ -347,8 +347,8 @@ impl UsageFile {
     }
 
     /// Whether the page is as [`super::create`] would leave it for this generation, so that nothing of
-    /// it need be written; told by reading, which waits for no tenant. Never on a file system other than
-    /// a tmpfs, which does not tell whether there is memory behind all of it.
+    /// it need be written; decided by reading, which waits for no tenant. Never on a file system other than
+    /// a tmpfs, where a read does not show whether there is memory behind all of it.
     pub fn is_whole(&self, generation: u64) -> bool {
         let of_living = |snapshot: &Snapshot| {
             let stays = |slot: &SlotView| {

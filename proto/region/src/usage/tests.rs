@@ -241,7 +241,7 @@ fn another_file_at_the_path_is_not_claimed_in() {
 }
 
 #[test]
-fn a_tenant_told_apart_why_it_cannot_attach() {
+fn a_tenants_reasons_not_to_attach_are_distinguished() {
     let fault_after = |make: &dyn Fn(&TempDir, &Path)| {
         let dir = pages();
         make(&dir, &dir.path().join(USAGE_FILE));
@@ -413,7 +413,7 @@ fn renewing_leaves_the_living_alone() {
 }
 
 #[test]
-fn what_stands_in_the_pages_place_is_told_apart() {
+fn what_stands_in_the_pages_place_is_distinguished() {
     let dir = pages();
     let path = dir.path().join(USAGE_FILE);
     fs::remove_file(&path).unwrap();

@@ -158,7 +158,7 @@ pub(super) fn land(process: &Process, streams: &mut Streams, awaited: bool) -> b
     true
 }
 
-/// How long what is in flight is expected to take, microseconds. `None` where that cannot be told.
+/// How long what is in flight is expected to take, microseconds. `None` where that is unknown.
 pub(super) fn left_us(gate: &Local, streams: &Streams) -> Option<u32> {
     let first = streams.flying.first()?;
     if streams.flying.iter().any(|marker| marker.is_tainted != 0) {

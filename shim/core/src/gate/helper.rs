@@ -77,15 +77,15 @@ extern "C" fn run(process: *mut c_void) -> *mut c_void {
 /// Time between two words that the GPU works for a process that is late, nanoseconds.
 const LATE_EVERY_NS: u64 = 10_000_000;
 
-/// What a drain that takes long has said.
+/// The last notice of a drain that takes long.
 #[derive(Clone, Copy)]
-struct Told {
+struct LateNotice {
     at_ns: u64,
     works: bool,
     near: bool,
 }
 
-impl Told {
+impl LateNotice {
     fn new(now_ns: u64) -> Self {
         Self { at_ns: now_ns, works: true, near: false }
     }
@@ -216,8 +216,8 @@ impl Helper {
             is_stuck.set(true);
             let _ = process.gate.link.say(&idle);
         };
-        let told = Cell::new(Told::new(now_ns()));
-        let late = |waits, near| told.set(told.get().tell(process, word, waits, near));
+        let notice = Cell::new(LateNotice::new(now_ns()));
+        let late = |waits, near| notice.set(notice.get().tell(process, word, waits, near));
         let drained = cycle::drain(process, due, still, stuck, late);
         self.stuck = is_stuck.get().then_some(word);
         let Some(passes) = drained else { return };

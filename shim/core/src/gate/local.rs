@@ -77,9 +77,9 @@ unsafe impl Send for Local {}
 pub(super) const UNBOUND: u32 = 0;
 /// No arbiter has been seen; the helper, if there can be one, looks out for it.
 pub(super) const WATCHED: u32 = 1;
-/// The arbiter has been told, and the helper runs.
+/// The arbiter has been notified, and the helper runs.
 pub(super) const BOUND: u32 = 2;
-/// The arbiter has been told; there can be no helper: no threads in this process.
+/// The arbiter has been notified; there can be no helper: no threads in this process.
 pub(super) const ALONE: u32 = 3;
 
 /// Whether there is a helper thread.

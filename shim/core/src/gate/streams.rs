@@ -294,7 +294,7 @@ impl Streams {
             }
             self.spare(ctx, event);
         }
-        // Not to be told any more.
+        // Its end is unknown from now on.
         let lost = Marker { operations, graphs, since_us, ..Marker::of(stream, 0, 0) };
         let _ = self.flying.push(lost);
     }

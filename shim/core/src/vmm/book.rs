@@ -42,7 +42,7 @@ pub struct New {
 
 /// An entry that a driver call under way concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "it pins its entry until the call's end is told"]
+#[must_use = "it pins its entry until the call's end is reported"]
 pub struct Ticket(u32);
 
 #[derive(Clone, Copy, Debug)]

@@ -55,8 +55,9 @@ pub trait Transfer: Copy {
     /// Whether neither side is host memory. `memory_type` is asked only what nothing else tells.
     fn is_on_device(&self, mut memory_type: impl FnMut(CUdeviceptr) -> CUmemorytype) -> bool {
         let sides = self.sides();
-        let told = |side: &Side| matches!(side, Side::Host | Side::Unknown);
-        !sides.iter().any(told) && sides.into_iter().all(|side| side.is_device(&mut memory_type))
+        let excluded = |side: &Side| matches!(side, Side::Host | Side::Unknown);
+        !sides.iter().any(excluded)
+            && sides.into_iter().all(|side| side.is_device(&mut memory_type))
     }
 }
 

@@ -39,7 +39,7 @@ Scenarios
 
 Options
   --seconds N         how long the judge looks (5)
-  --kernel-us LIST    the backlogged tenants' kernels; tenants are told apart by / (200)
+  --kernel-us LIST    the backlogged tenants' kernels; tenants are separated by / (200)
   --kernels N         that many of each (1)
   --graph             all of a tenant's as one graph
   --shallow-ms N      that long each begins with one launch in flight (300); 0: who comes first has
@@ -260,7 +260,7 @@ impl Options {
         }
         let all: f64 = self.weights.iter().sum();
         let due: Vec<f64> = self.weights.iter().map(|w| w / all).collect();
-        Ok(told(gate, &seen, &due))
+        Ok(judged(gate, &seen, &due))
     }
 
     fn interfere(&self, gate: Gate) -> anyhow::Result<(Value, String)> {
@@ -294,7 +294,7 @@ impl Options {
 }
 
 /// What the judge saw of backlogged tenants, for machines and for people.
-fn told(gate: Gate, all: &Seen, due: &[f64]) -> (Value, String) {
+fn judged(gate: Gate, all: &Seen, due: &[f64]) -> (Value, String) {
     let seen = &all.account;
     let second = Duration::from_secs(1);
     let errors = seen.share_errors(due, second);

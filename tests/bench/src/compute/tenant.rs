@@ -135,12 +135,12 @@ impl Tenant {
             .with_context(|| format!("cannot start {command:?}"))?;
         let out = child.stdout.take().context("piped")?;
         let said: Arc<(Mutex<Vec<Value>>, Condvar)> = Arc::default();
-        let told = Arc::clone(&said);
+        let heard = Arc::clone(&said);
         std::thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(Result::ok) {
                 let Ok(value) = serde_json::from_str(&line) else { continue };
-                told.0.lock().unwrap_or_else(PoisonError::into_inner).push(value);
-                told.1.notify_all();
+                heard.0.lock().unwrap_or_else(PoisonError::into_inner).push(value);
+                heard.1.notify_all();
             }
         });
         let group = i32::try_from(child.id())?;

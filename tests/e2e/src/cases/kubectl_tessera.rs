@@ -95,8 +95,8 @@ fn sees(suite: &Suite<'_>, owner: &Person) -> Result<()> {
     let none = owner.says(&["top", "--once", "-n", "default"])?;
     ensure!(!none.contains("chat"), "{none}");
 
-    let told = owner.says(&["explain", "chat"])?;
-    contains(&told, &[&format!("On node {}:", suite.node), "kubelet allocated it"])?;
+    let explained = owner.says(&["explain", "chat"])?;
+    contains(&explained, &[&format!("On node {}:", suite.node), "kubelet allocated it"])?;
     let id = own["allocations"][0]["id"].as_str().context("an id")?;
     contains(&owner.says(&["explain", id])?, &["chat"])?;
     let gpu = own["gpus"][0]["uuid"].as_str().context("a UUID")?;

@@ -62,9 +62,9 @@ fn top_shows_it(suite: &Suite<'_>) -> Result<()> {
 
 /// Kubelet asked which replicas are preferred, and took them; nobody but the configuration set the limits.
 fn explain_says_why(suite: &Suite<'_>, allocation: &Value) -> Result<()> {
-    let told = suite.plugin.exec(&["tessera", "explain", "holder", "-o", "json"])?;
-    let told: Value = serde_json::from_str(&told)?;
-    let story = &told["allocations"][0];
+    let answer = suite.plugin.exec(&["tessera", "explain", "holder", "-o", "json"])?;
+    let answer: Value = serde_json::from_str(&answer)?;
+    let story = &answer["allocations"][0];
     ensure!(story["id"] == allocation["id"], "{story}");
     let placement = &story["placement"];
     let preferred = &placement["preferred_replica_ids"];

@@ -19,7 +19,7 @@ pub fn limits_change_under_a_running_pod_and_a_cordoned_gpu_goes_to_nobody(
         Ok(Look::when(said.contains("the same"), said))
     })?;
 
-    // It grows: a free replica makes room, and the process that runs is told of more.
+    // It grows: a free replica makes room, and the process that runs sees more.
     let set = |bytes: u64| {
         let bytes = bytes.to_string();
         suite.plugin.try_exec(&["tessera", "quota", "set", &name, "--memory", &bytes])
@@ -33,9 +33,9 @@ pub fn limits_change_under_a_running_pod_and_a_cordoned_gpu_goes_to_nobody(
     suite.plugin.wait_for_replicas(REPLICAS - 1)?;
 
     // Neither below what it holds nor beyond the GPU.
-    for (bytes, told) in [(held - 1, "--force"), (100 << 30, "are possible")] {
+    for (bytes, expected) in [(held - 1, "--force"), (100 << 30, "are possible")] {
         let refused = set(bytes)?;
-        ensure!(refused.code != Some(0) && refused.stderr.contains(told), "{refused:?}");
+        ensure!(refused.code != Some(0) && refused.stderr.contains(expected), "{refused:?}");
     }
 
     // The container starts again, on a GPU that is cordoned.

@@ -28,8 +28,8 @@ fn under(suite: &Suite<'_>, config: &str, then: impl FnOnce() -> Result<()>) -> 
 /// One share of the first GPU; the simulated driver shows the others as well where no toolkit hides
 /// them.
 fn tenant(name: &str) -> Container {
-    let until_told = ["sh", "-c", "until [ -e /end ]; do sleep 0.2; done"];
-    Container::new(name, 1, &until_told).env("CUDA_VISIBLE_DEVICES", "0")
+    let until_asked = ["sh", "-c", "until [ -e /end ]; do sleep 0.2; done"];
+    Container::new(name, 1, &until_asked).env("CUDA_VISIBLE_DEVICES", "0")
 }
 
 fn check_quota(pod: &Pod<'_>) -> Result<()> {
@@ -38,7 +38,7 @@ fn check_quota(pod: &Pod<'_>) -> Result<()> {
     check_fill(pod.fill(SHARE_BYTES)?, SHARE_BYTES)
 }
 
-/// The toolkit is told to keep away, whatever image and pod say.
+/// The toolkit is disabled, whatever image and pod say.
 fn check_void(pod: &Pod<'_>) -> Result<()> {
     let visible = pod.exec(&["sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES"])?;
     ensure!(visible == "void\n", "NVIDIA_VISIBLE_DEVICES={visible}");

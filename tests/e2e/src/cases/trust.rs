@@ -132,10 +132,10 @@ pub fn volumes_over_what_a_container_is_given_are_flagged(suite: &Suite<'_>) -> 
     }
     let findings = metric(suite, "tessera_findings_total", &[r#"finding="mount""#])?;
     ensure!(findings >= 4.0, "{findings} findings");
-    let told = suite.plugin.exec(&["tessera", "explain", &format!("{NAMESPACE}/shadowed")])?;
+    let reported = suite.plugin.exec(&["tessera", "explain", &format!("{NAMESPACE}/shadowed")])?;
     for (_, what) in flagged {
         let line = format!("tampered with: {what}");
-        ensure!(told.contains(&line), "no {line:?} in {told}");
+        ensure!(reported.contains(&line), "no {line:?} in {reported}");
     }
     // What lies beside our share, as if it were pages, adds nothing and takes nothing away.
     for name in ["session", "quota"] {
@@ -161,7 +161,7 @@ pub fn volumes_over_what_a_container_is_given_are_flagged(suite: &Suite<'_>) -> 
 
 /// One pod with a container that asks for too much and one that empties its preload file: refusal, bypass
 /// and tampering.
-pub fn what_concerns_a_pod_is_told_in_its_description(suite: &Suite<'_>) -> Result<()> {
+pub fn what_concerns_a_pod_is_shown_in_its_description(suite: &Suite<'_>) -> Result<()> {
     let neighbour = Server::start(suite.kubectl, "neighbour")?;
     make_empty_file(suite)?;
     let command = ["tessera-tenant", "greedy", "--for", "0", "--retry-ms", "100"];
@@ -169,16 +169,16 @@ pub fn what_concerns_a_pod_is_told_in_its_description(suite: &Suite<'_>) -> Resu
     let loose = Container::new("loose", 1, &["tessera-tenant", "hold", "--bytes", "100Mi"]);
     let pod = shadowed("greedy", &[(&greedy, &[]), (&loose, &[("none", PRELOAD)])]);
     suite.kubectl.create_pod(&pod)?;
-    let told = wait::until("kubectl describe shows all of it", wait::LIMIT, || {
+    let reported = wait::until("kubectl describe shows all of it", wait::LIMIT, || {
         let text = suite.kubectl.run(&["describe", "pod", "greedy", "-n", NAMESPACE])?;
         let words =
             ["GPUMemoryRefused", "Ask for a larger share", "GPUQuotaBypassed", "GPUQuotaTampered"];
         Ok(Look::when(words.iter().all(|word| text.contains(word)), text))
     });
-    if told.is_err() {
+    if reported.is_err() {
         println!("     status warns: {}", suite.plugin.status()?["warnings"]);
     }
     Pod::named(suite.kubectl, "greedy").delete()?;
-    told?;
+    reported?;
     neighbour.check_untouched()
 }

@@ -23,7 +23,7 @@ pub enum DeviceState {
 
 /// What was last said of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct Reported {
     /// Its state.
     pub state: DeviceState,
     /// Why.
@@ -33,12 +33,12 @@ pub struct Told {
 /// By pool and name.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
-    devices: BTreeMap<(String, String), Told>,
+    devices: BTreeMap<(String, String), Reported>,
     messages: u64,
 }
 
 impl Cache {
-    pub(super) fn all(&self) -> BTreeMap<(String, String), Told> {
+    pub(super) fn all(&self) -> BTreeMap<(String, String), Reported> {
         self.devices.clone()
     }
 
@@ -47,11 +47,11 @@ impl Cache {
     }
 
     pub(super) fn all_unknown(&mut self) {
-        self.devices.values_mut().for_each(|told| told.state = DeviceState::Unknown);
+        self.devices.values_mut().for_each(|reported| reported.state = DeviceState::Unknown);
     }
 
     /// A message is the whole list: the real one lets what is missing expire, this one at once.
-    fn take(&mut self, devices: Vec<((String, String), Told)>) {
+    fn take(&mut self, devices: Vec<((String, String), Reported)>) {
         self.devices = devices.into_iter().collect();
         self.messages += 1;
     }
@@ -73,7 +73,7 @@ pub(super) async fn follow(kubelet: Weak<Inner>, service: &str, channel: Channel
     }
 }
 
-fn take(kubelet: &Weak<Inner>, devices: Vec<((String, String), Told)>) {
+fn take(kubelet: &Weak<Inner>, devices: Vec<((String, String), Reported)>) {
     if let Some(inner) = kubelet.upgrade() {
         inner.state().health.take(devices);
         inner.tick();
@@ -95,8 +95,8 @@ async fn follow_v1(kubelet: &Weak<Inner>, channel: Channel) -> Result<(), tonic:
     while let Some(list) = stream.next().await {
         let device = |device: v1::DeviceHealth| {
             let id = device.device.unwrap_or_default();
-            let told = Told { state: state(device.health), message: device.message };
-            ((id.pool_name, id.device_name), told)
+            let reported = Reported { state: state(device.health), message: device.message };
+            ((id.pool_name, id.device_name), reported)
         };
         take(kubelet, list?.devices.into_iter().map(device).collect());
     }
@@ -110,8 +110,8 @@ async fn follow_v1alpha1(kubelet: &Weak<Inner>, channel: Channel) -> Result<(), 
     while let Some(list) = stream.next().await {
         let device = |device: v1alpha1::DeviceHealth| {
             let id = device.device.unwrap_or_default();
-            let told = Told { state: state(device.health), message: device.message };
-            ((id.pool_name, id.device_name), told)
+            let reported = Reported { state: state(device.health), message: device.message };
+            ((id.pool_name, id.device_name), reported)
         };
         take(kubelet, list?.devices.into_iter().map(device).collect());
     }

@@ -28,7 +28,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
 use calls::{prepare, unprepare};
-pub use health::{DeviceState, Told};
+pub use health::{DeviceState, Reported};
 
 /// Longest call, as kubelet has it.
 const CALL: Duration = Duration::from_secs(45);
@@ -284,7 +284,7 @@ impl DraKubelet {
 
     /// The health of devices as the driver last said it, by pool and name.
     #[must_use]
-    pub fn health(&self) -> BTreeMap<(String, String), Told> {
+    pub fn health(&self) -> BTreeMap<(String, String), Reported> {
         self.0.state().health.all()
     }
 

@@ -44,7 +44,7 @@ pub(crate) struct Header {
     pub bytes: u64,
     /// `CU_MEM_LOCATION_TYPE_*` and its id; a device by NVML index.
     pub location: [i32; 2],
-    /// Handle types, and what else the importer is told.
+    /// Handle types, and what else the importer gets.
     pub notes: [u32; 2],
 }
 const HEADER_BYTES: usize = size_of::<Header>();

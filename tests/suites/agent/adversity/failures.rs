@@ -234,7 +234,7 @@ async fn without_gpus_the_plugin_waits_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_missing_pod_resources_socket_is_told_and_releases_nothing() {
+async fn a_missing_pod_resources_socket_is_reported_and_releases_nothing() {
     let mut node = TestNode::without_plugin(SETTINGS).await;
     node.start_plugin().await;
     let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
@@ -268,10 +268,10 @@ async fn what_cannot_be_read_is_left_alone_and_forgotten_once_it_is_released() {
     let quota = std::fs::File::options().write(true).open(pages.join("quota")).unwrap();
     quota.write_all_at(&newer.to_le_bytes(), 8).unwrap();
     node.start_plugin().await;
-    let told = |status: &StatusResponse| status.warnings.iter().any(|w| w.contains("page ABI"));
-    assert!(told(&node.status().await), "{:?}", node.status().await.warnings);
+    let warned = |status: &StatusResponse| status.warnings.iter().any(|w| w.contains("page ABI"));
+    assert!(warned(&node.status().await), "{:?}", node.status().await.warnings);
     assert_eq!(tessera_region::quota::abi_in(&pages), Some(newer));
     node.kubelet.remove("default", "newer");
     until(|| (!pages.exists()).then_some(())).await;
-    node.status_until(|status| (!told(status)).then_some(())).await;
+    node.status_until(|status| (!warned(status)).then_some(())).await;
 }

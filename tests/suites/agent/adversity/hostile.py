@@ -71,16 +71,16 @@ def fill(path):
     """Grows the file over and over, as fast as it can."""
     fd = os.open(path, os.O_RDWR)
     block = b"\xa5" * (1 << 16)
-    told = False
+    reported = False
     while True:
         try:
             os.lseek(fd, 0, os.SEEK_END)
             while True:
                 os.write(fd, block)
         except OSError:
-            if not told:
+            if not reported:
                 say("ready")
-            told = True
+            reported = True
 
 
 def damage(path):

@@ -187,18 +187,18 @@ const POWERLESSLY: [&str; 3] = ["setpriv", "--bounding-set=-all", "--inh-caps=-a
 #[test]
 fn a_usage_file_given_to_another_user_is_replaced_at_the_next_start() {
     let dir = tempfile::tempdir().unwrap();
-    let told = dir.path().join("pages");
+    let message = dir.path().join("pages");
     if !nix::unistd::geteuid().is_root() {
         eprintln!("not run: only root can give files away");
         return;
     }
     let mut child = again(&POWERLESSLY, "adversity::hostile::powerless_plugin")
-        .env(POWERLESS, &told)
+        .env(POWERLESS, &message)
         .spawn()
         .unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(180);
     let pages = loop {
-        if let Ok(path) = std::fs::read_to_string(&told)
+        if let Ok(path) = std::fs::read_to_string(&message)
             && path.ends_with('\n')
         {
             break PathBuf::from(path.trim());
@@ -214,11 +214,11 @@ fn a_usage_file_given_to_another_user_is_replaced_at_the_next_start() {
 
 #[tokio::test]
 async fn powerless_plugin() {
-    let Some(told) = std::env::var_os(POWERLESS).map(PathBuf::from) else { return };
+    let Some(message) = std::env::var_os(POWERLESS).map(PathBuf::from) else { return };
     let mut node = TestNode::start().await;
     let bad = node.kubelet.run(&pod("bad", 1)).await.unwrap().remove(0);
     let pages = node.pages(&bad.device_ids);
-    std::fs::write(&told, format!("{}\n", pages.display())).unwrap();
+    std::fs::write(&message, format!("{}\n", pages.display())).unwrap();
     let owner = || std::fs::metadata(pages.join(USAGE_FILE)).unwrap().uid();
     until(|| (owner() == 4711).then_some(())).await;
     assert!(std::fs::File::open(pages.join(USAGE_FILE)).is_err(), "it has its capabilities still");

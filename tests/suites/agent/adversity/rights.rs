@@ -123,7 +123,7 @@ async fn without_the_right_to_mount_require_ends_and_prefer_warns() {
 }
 
 #[tokio::test]
-async fn a_tmpfs_of_another_size_is_used_and_told() {
+async fn a_tmpfs_of_another_size_is_used_and_reported() {
     if !may() {
         return;
     }
@@ -182,7 +182,7 @@ async fn a_noexec_shim_path_ends_the_plugin_before_kubelet_hears_of_it() {
 }
 
 #[tokio::test]
-async fn another_user_is_told_which_directory_is_closed_to_it() {
+async fn an_error_names_the_directory_that_is_closed_to_another_user() {
     if !may() {
         return;
     }

@@ -61,7 +61,7 @@ async fn a_second_plugin_on_the_same_pages_ends_and_names_the_first() {
     assert!(!warnings.iter().any(flagged), "{status:#}");
 }
 
-/// Killed or told to end: the next one starts at once, and running pods are not touched.
+/// Killed or terminated: the next one starts at once, and running pods are not touched.
 #[tokio::test]
 async fn the_next_plugin_has_the_pages_as_soon_as_the_one_before_is_gone() {
     let mut node = Simulated::new("replicas = 4").await;

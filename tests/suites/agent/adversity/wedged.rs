@@ -99,9 +99,12 @@ async fn no_command_hangs_on_a_configuration_that_is_no_file() {
             // Where the last good configuration of another plugin would be looked for.
             command.env("TESSERA_STATE_DIR", dir.path()).arg("-c").arg(&file).args(args);
             let output = ended(&command).await;
-            let told = stderr(&output);
-            assert_eq!(output.status.code(), Some(code), "{kind} {args:?}: {told}");
-            assert!(told.contains(said) && told.len() < 4096, "{kind} {args:?}: {told}");
+            let reported = stderr(&output);
+            assert_eq!(output.status.code(), Some(code), "{kind} {args:?}: {reported}");
+            assert!(
+                reported.contains(said) && reported.len() < 4096,
+                "{kind} {args:?}: {reported}"
+            );
         }
         unmake(&file);
     }
@@ -117,9 +120,9 @@ async fn a_file_given_to_check_or_plan_is_bounded_wherever_it_comes_from() {
             let mut command = tessera();
             command.env("TESSERA_STATE_DIR", dir.path()).args(args).arg(&file);
             let output = ended(&command).await;
-            let told = stderr(&output) + &String::from_utf8_lossy(&output.stdout);
-            assert_eq!(output.status.code(), Some(64), "{kind} {args:?}: {told}");
-            assert!(told.contains(said), "{kind} {args:?}: {told}");
+            let reported = stderr(&output) + &String::from_utf8_lossy(&output.stdout);
+            assert_eq!(output.status.code(), Some(64), "{kind} {args:?}: {reported}");
+            assert!(reported.contains(said), "{kind} {args:?}: {reported}");
         }
         unmake(&file);
     }
@@ -146,11 +149,11 @@ async fn a_running_plugin_refuses_what_is_no_file_and_goes_on() {
         signal(&node, Signal::SIGHUP);
         let reload = ended(node.command().args(["config", "reload"])).await;
         assert_eq!(reload.status.code(), Some(64), "{kind}: {}", stderr(&reload));
-        let told = until(|| {
+        let reported = until(|| {
             let state = node.json()["plugin"]["configuration"]["errors"].to_string();
             state.contains(said).then_some(state)
         });
-        told.await;
+        reported.await;
         assert!(node.run(&["status", "--ready"]).status.success(), "{kind}");
         unmake(&file);
         std::fs::rename(&aside, &file).unwrap();
@@ -178,8 +181,8 @@ async fn a_library_that_is_a_pipe_is_not_waited_for() {
     with("nvml");
     let output = ended(node.command().args(["config", "check"])).await;
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(told.contains("it is a pipe"), "{told}");
+    let reported = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(reported.contains("it is a pipe"), "{reported}");
     with("shim_source");
     let output = ended(node.command().arg("serve")).await;
     assert_eq!(output.status.code(), Some(1));
@@ -191,7 +194,7 @@ async fn a_library_that_is_a_pipe_is_not_waited_for() {
     assert!(stderr(&output).contains("it is a pipe"), "{}", stderr(&output));
 }
 
-/// What lies where the admin socket belongs, and is none that a plugin left, is told and stays.
+/// Anything at the admin socket's path that no plugin left is reported and stays.
 #[tokio::test]
 async fn nothing_at_the_admin_sockets_path_is_removed_but_a_dead_socket() {
     let mut node = Simulated::new("replicas = 4").await;
@@ -251,7 +254,7 @@ fn bad_in_many_places() -> Vec<(&'static str, String, usize)> {
 }
 
 #[tokio::test]
-async fn many_mistakes_are_told_in_few_words_wherever_they_are_told() {
+async fn many_mistakes_are_reported_in_few_words_wherever_they_are_reported() {
     let mut node = Simulated::new("replicas = 4").await;
     node.serve().await;
     bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
@@ -263,14 +266,14 @@ async fn many_mistakes_are_told_in_few_words_wherever_they_are_told() {
         let new = node.dir.path().join("new.toml");
         std::fs::write(&new, &text).unwrap();
         let output = ended(node.command().args(["config", "check"]).arg(&new)).await;
-        let told = stderr(&output);
-        assert_eq!(output.status.code(), Some(64), "{name}: {told}");
-        assert!(told.len() < 64 << 10, "{name}: {} bytes", told.len());
+        let reported = stderr(&output);
+        assert_eq!(output.status.code(), Some(64), "{name}: {reported}");
+        assert!(reported.len() < 64 << 10, "{name}: {} bytes", reported.len());
         if more > 0 {
-            assert_eq!(told.lines().count(), 51, "{name}: {told}");
+            assert_eq!(reported.lines().count(), 51, "{name}: {reported}");
             assert!(
-                told.trim_end().ends_with(&format!(": and {more} more problems")),
-                "{name}: {told}"
+                reported.trim_end().ends_with(&format!(": and {more} more problems")),
+                "{name}: {reported}"
             );
         }
         let planned = node.run(&["config", "plan", new.to_str().unwrap()]);
@@ -321,7 +324,7 @@ async fn a_start_survives_what_lies_beside_the_ledger() {
 }
 
 #[tokio::test]
-async fn a_ledger_that_is_no_file_is_told_and_left_alone() {
+async fn a_ledger_that_is_no_file_is_reported_and_left_alone() {
     for (kind, said) in
         HOSTILE.into_iter().filter(|(kind, _)| !["sparse", "newlines"].contains(kind))
     {

@@ -1,4 +1,4 @@
-//! How containers get their GPU, pages and shim, by every strategy: what kubelet is told, and the
+//! How containers get their GPU, pages and shim, by every strategy: what kubelet is sent, and the
 //! CDI specs on disk through all that happens to a node.
 
 use std::path::PathBuf;
@@ -209,7 +209,7 @@ async fn a_spec_is_put_right_before_a_container_starts_or_it_does_not_start() {
 }
 
 #[tokio::test]
-async fn a_directory_that_cannot_be_written_is_told_at_the_start() {
+async fn a_directory_that_cannot_be_written_is_reported_at_the_start() {
     let mut node = node("cdi-cri", "").await;
     std::fs::write(node.dir.path().join("cdi"), b"a file").unwrap();
     node.start_plugin().await;

@@ -100,7 +100,7 @@ async fn a_thousand_sessions_cost_no_messages_no_threads_and_no_needless_reading
         // Blocks, and the plugin runs here too.
         sessions.push(tokio::task::spawn_blocking(move || session(&dir)).await.unwrap());
     }
-    assert_eq!(node.kubelet.lists(), lists, "kubelet was told of what it did itself");
+    assert_eq!(node.kubelet.lists(), lists, "kubelet was sent what it did itself");
     // Page and two listeners, for sessions and for the gate; the session and its process's death; and the
     // other end of the session.
     let taken = entries("/proc/self/fd") - descriptors;

@@ -18,7 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 const OPTIONS: &str = "/v1beta1.DevicePlugin/GetDevicePluginOptions";
 const LIST: &str = "/v1beta1.DevicePlugin/ListAndWatch";
 const ALLOCATE: &str = "/v1beta1.DevicePlugin/Allocate";
-/// As grpc-go writes the path of a Unix socket it was told to dial.
+/// As grpc-go writes the path of the Unix socket that it dials.
 const ENCODED_PATH: &[u8] = b"%2Fvar%2Flib%2Fkubelet%2Fdevice-plugins%2Ftessera.sock";
 
 async fn node_with_plugin() -> (Node, tessera_harness::scripted::Plugin, PathBuf) {

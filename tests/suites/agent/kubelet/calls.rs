@@ -214,7 +214,7 @@ async fn registers_again_when_the_stream_is_never_opened() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_and_tried_again() {
+async fn a_refusal_is_reported_and_tried_again() {
     let node = Node::new().await;
     node.kubelet.set_behaviour(Behaviour {
         refuse: Some("requested API version is not supported".into()),

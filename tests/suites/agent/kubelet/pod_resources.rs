@@ -82,7 +82,7 @@ async fn goes_on_after_kubelets_restart() {
 }
 
 #[tokio::test]
-async fn an_absent_socket_a_dead_one_and_a_strange_one_are_told_apart() {
+async fn an_absent_socket_a_dead_one_and_a_strange_one_are_distinguished() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("kubelet.sock");
     let pod_resources = PodResources::new(&socket);

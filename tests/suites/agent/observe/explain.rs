@@ -21,10 +21,10 @@ async fn story_until(
 ) -> AllocationStory {
     bounded(async {
         loop {
-            if let Ok(mut told) = explain(node, subject).await
-                && told.allocations.first().is_some_and(&enough)
+            if let Ok(mut answer) = explain(node, subject).await
+                && answer.allocations.first().is_some_and(&enough)
             {
-                return told.allocations.remove(0);
+                return answer.allocations.remove(0);
             }
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
@@ -109,15 +109,15 @@ async fn what_is_counted_is_explained_at_once() {
             }
         })
         .await;
-        let told = explain(&node, id.as_str()).await.unwrap();
-        let incidents = &told.allocations[0].incidents;
+        let answer = explain(&node, id.as_str()).await.unwrap();
+        let incidents = &answer.allocations[0].incidents;
         let explained: u64 = incidents.iter().map(|incident| incident.times).sum();
         assert!(explained >= times, "{times} counted, explained: {incidents:?}");
     }
 }
 
 #[tokio::test]
-async fn what_nobody_knows_is_told_with_what_there_is() {
+async fn what_nobody_knows_is_answered_with_what_there_is() {
     let node = TestNode::start().await;
     node.kubelet.run(&pod("llm", 1)).await.unwrap();
     let unknown = explain(&node, "lmm").await.unwrap_err();

@@ -85,8 +85,8 @@ async fn a_process_outside_the_account_is_flagged_and_counts_against_the_quota()
     node.gpus.show(&[uses(std::process::id(), 700 * MIB)]);
     let found = |status: &tessera_kubelet_api::admin::StatusResponse| {
         // The count is the region's and the warning the node's: one may be a moment earlier.
-        let told = status.warnings.iter().any(|w| w.contains("outside its account"));
-        (status.allocations.first()?.unaccounted == 1 && told).then_some(())
+        let reported = status.warnings.iter().any(|w| w.contains("outside its account"));
+        (status.allocations.first()?.unaccounted == 1 && reported).then_some(())
     };
     node.status_until(found).await;
     until_overhead(&pages, 704 * MIB).await;
@@ -127,11 +127,11 @@ async fn where_the_driver_does_not_tell_nothing_is_published_and_status_says_so(
     let tenant = Tenant::hold(&pages, GIB);
     node.gpus.show(&[GpuProcess { pid: tenant.pid(), used_bytes: None }]);
     let _next = Tenant::hold(&pages, MIB);
-    let told = |status: &tessera_kubelet_api::admin::StatusResponse| {
+    let reported = |status: &tessera_kubelet_api::admin::StatusResponse| {
         let says = |w: &&String| w.contains("does not tell what processes hold");
         status.warnings.iter().find(says).cloned()
     };
-    node.status_until(told).await;
+    node.status_until(reported).await;
     assert_eq!(overhead(&pages), 0);
     let allocation = node.allocation(&admitted.device_ids).await.unwrap();
     assert_eq!(allocation.gpus[0].memory_nvml_bytes, None);

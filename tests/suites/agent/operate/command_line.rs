@@ -77,16 +77,17 @@ fn a_reader_that_has_gone_changes_no_exit_status() {
 }
 
 #[tokio::test]
-async fn impossible_quotas_are_told_by_check_and_end_serve_with_64() {
+async fn impossible_quotas_are_reported_by_check_and_end_serve_with_64() {
     let node = Simulated::new("replicas = 4\nmemory = \"70Gi\"").await;
     for command in [&["config", "check"][..], &["serve"]] {
         let output = node.run(command);
         assert_eq!(output.status.code(), Some(64));
         let text = stderr(&output);
-        let told = text.lines().filter(|l| l.contains("config.toml:3: share.memory: 4 replicas"));
-        let told: Vec<&str> = told.collect();
-        assert_eq!(told.len(), 1, "both GPUs are alike, and one line says it: {text}");
-        assert!(told[0].contains("each of GPUs 0, 1 ("), "{text}");
+        let reported =
+            text.lines().filter(|l| l.contains("config.toml:3: share.memory: 4 replicas"));
+        let reported: Vec<&str> = reported.collect();
+        assert_eq!(reported.len(), 1, "both GPUs are alike, and one line says it: {text}");
+        assert!(reported[0].contains("each of GPUs 0, 1 ("), "{text}");
     }
 }
 

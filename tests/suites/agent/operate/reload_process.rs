@@ -168,10 +168,10 @@ async fn check_takes_a_file_and_tells_errors_of_both_kinds() {
     std::fs::write(&new, text.replace("replicas = 4", bad)).unwrap();
     let output = node.run(&["config", "check", new.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(64));
-    let told = stderr(&output);
+    let reported = stderr(&output);
     // Both GPUs are alike.
-    assert_eq!(told.matches("new.toml:3: share.memory: 4 replicas").count(), 1, "{told}");
-    assert!(told.contains("new.toml:5: log.format: \"xml\" is none of"), "{told}");
+    assert_eq!(reported.matches("new.toml:3: share.memory: 4 replicas").count(), 1, "{reported}");
+    assert!(reported.contains("new.toml:5: log.format: \"xml\" is none of"), "{reported}");
 }
 
 #[test]

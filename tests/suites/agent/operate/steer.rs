@@ -125,8 +125,8 @@ async fn limits_change_under_a_running_container_and_last_as_long_as_its_allocat
     assert_eq!(event.holder.as_ref().unwrap().pod, "llm");
     let Some(Actor::Admin { uid, pid, command, .. }) = &event.by else { panic!("{event:?}") };
     assert_eq!((*uid, *pid), (nix::unistd::getuid().as_raw(), std::process::id()));
-    let told = "quota set default/llm --memory 12GiB --cores 40 --policy strict";
-    assert_eq!(command, &format!("{told} --reason \"peak hours\""));
+    let expected = "quota set default/llm --memory 12GiB --cores 40 --policy strict";
+    assert_eq!(command, &format!("{expected} --reason \"peak hours\""));
     assert!(events.iter().all(|event| event.by.is_some()), "{events:?}");
 }
 
@@ -265,8 +265,8 @@ async fn a_parked_allocation_returns_without_the_room_that_others_were_given() {
     assert!(status.gpus[0].memory_limits_bytes <= 40 * GIB);
 }
 
-/// What is live, by the pages and the ledger, never adds up to more than the GPU has; and what kubelet is
-/// told is Healthy always fits beside it.
+/// What is live, by the pages and the ledger, never adds up to more than the GPU has; and what is
+/// advertised to kubelet as Healthy always fits beside it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn quotas_that_race_with_allocate_never_oversell() {
     let node = Arc::new(TestNode::start_with(ROOMY).await);

@@ -139,7 +139,7 @@ fn top_ends_with_its_terminal() {
 }
 
 #[test]
-fn top_ends_when_told_to() {
+fn top_ends_when_asked_to() {
     let mut terminal = top();
     terminal.drawn();
     terminal.master.as_mut().unwrap().write_all(b"q").unwrap();

@@ -79,7 +79,7 @@ fn each_command_says_why_the_plugin_is_not_reached_and_what_to_do() {
 }
 
 #[test]
-fn who_may_not_ask_is_told_so_and_exits_with_77() {
+fn a_user_that_may_not_ask_is_refused_with_77() {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("not run: only root can become somebody who may not");
         return;
@@ -100,9 +100,9 @@ fn who_may_not_ask_is_told_so_and_exits_with_77() {
         let output = command.arg("-c").arg(&file).args(*args).output().unwrap();
         let text = said(&output);
         assert_eq!(output.status.code(), Some(77), "{args:?}: {text}");
-        let told = text.contains("permission denied: only root may ask")
+        let reported = text.contains("permission denied: only root may ask")
             || text.contains("Permission denied: only root may ask");
-        assert!(told && text.contains("uid 1000") && text.contains("sudo"), "{args:?}: {text}");
+        assert!(reported && text.contains("uid 1000") && text.contains("sudo"), "{args:?}: {text}");
     }
 }
 
@@ -157,13 +157,13 @@ async fn a_plugin_that_was_killed_leaves_pods_with_their_names() {
 async fn a_node_whose_gpus_are_all_left_out_says_so_with_those_that_there_are() {
     let mut node = Simulated::on("", "include = [\"GPU-nowhere\"]").await;
     let check = node.run(&["config", "check"]);
-    let told = said(&check);
-    assert_eq!(check.status.code(), Some(1), "{told}");
+    let reported = said(&check);
+    assert_eq!(check.status.code(), Some(1), "{reported}");
     assert!(
-        told.contains("warning: nothing would be sold here") && told.contains("GPU 0 ("),
-        "{told}"
+        reported.contains("warning: nothing would be sold here") && reported.contains("GPU 0 ("),
+        "{reported}"
     );
-    assert!(!told.ends_with(" ok"), "{told}");
+    assert!(!reported.ends_with(" ok"), "{reported}");
     node.launch();
     let output = bounded(async {
         loop {

@@ -157,11 +157,11 @@ impl World {
 fn run_for(time: Duration, seed: u64) -> Figures {
     let mut world = World::new(seed);
     let start = Instant::now();
-    let mut told = start;
+    let mut reported = start;
     while start.elapsed() < time || world.figures.rounds == 0 {
         world.round();
-        if told.elapsed() > Duration::from_secs(60) {
-            told = Instant::now();
+        if reported.elapsed() > Duration::from_secs(60) {
+            reported = Instant::now();
             println!("{:.0?}: {:?}", start.elapsed(), world.figures);
         }
     }

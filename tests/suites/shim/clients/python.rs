@@ -161,7 +161,7 @@ fn numba_is_held_to_its_quota() {
     client("numba_client.py", Some(700 * MIB));
 }
 
-/// Two instances, and CUDA told to use the second.
+/// Two instances, and CUDA set to use the second.
 fn mig_client(limit: Option<u64>) {
     let parent = "GPU-7e55e7a0-0000-4000-8000-000000000000";
     let sim = SimGpu::start(&format!(

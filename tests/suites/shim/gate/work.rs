@@ -105,7 +105,7 @@ fn a_closed_gate_holds_all_work_in_non_blocking_streams() {
     holds_in("1", Preloaded::new(compile_c("gate_work")));
 }
 
-/// As libcudart asks for its functions when it is told `--default-stream per-thread`.
+/// As libcudart asks for its functions when built with `--default-stream per-thread`.
 #[test]
 fn a_closed_gate_holds_what_comes_by_cu_get_proc_address() {
     let program = CProgram::new("gate_work").flag("-DPROC_ADDRESS").flag("-DPER_THREAD").build();

@@ -177,7 +177,7 @@ fn the_shim_finds_all_that_it_needs_in_glibc_2_17() {
 }
 
 #[test]
-fn versions_of_the_shim_can_be_told_apart_in_a_process() {
+fn versions_of_the_shim_can_be_distinguished_in_a_process() {
     // What debuggers and profilers go by; a node may have several mapped after an upgrade.
     assert!(about_the_shim("readelf", &["-nW"]).contains("Build ID"));
 }

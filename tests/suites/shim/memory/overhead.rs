@@ -108,7 +108,7 @@ fn nvml_lists_the_tenants_own_processes_and_nobody_elses() {
         assert_eq!(listed(&out.stdout, form), [0, 0], "{form}");
     }
     assert_eq!(listed(&out.stdout, "details4")[0], 2, "NVML's own word on an impossible mode");
-    assert_eq!(listed(&out.stdout, "utilization"), [6, 0], "none that could be told apart");
+    assert_eq!(listed(&out.stdout, "utilization"), [6, 0], "none that could be distinguished");
     // The list adds up to what is used.
     let used: u64 = own.iter().map(|(_, bytes)| bytes).sum();
     assert_eq!(first.ask("nvml 0").values[2], used);

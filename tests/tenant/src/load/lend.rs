@@ -1,4 +1,4 @@
-//! A tenant that lends its share while it is idle, and wants it back at once: how long its first
+//! A tenant that leaves its share to others while it is idle, and wants it back at once: how long its first
 //! operation takes beyond its own duration is the time to reclaim.
 
 use std::time::{Duration, Instant};

@@ -14,7 +14,7 @@ use crate::rng::Rng;
 use crate::stop::Asked;
 
 /// Serves until asked to stop; a phase ends at SIGUSR1 and at the end, and
-/// what was served is told every second.
+/// what was served is reported every second.
 pub(super) fn run(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
     let mut rng = Rng::new(0x7e55);
     let mut gap = || {

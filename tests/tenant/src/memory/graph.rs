@@ -1,5 +1,5 @@
 //! Memory of a graph's allocation node: the driver takes it when the graph is launched, and keeps
-//! it for graphs after it is freed, until it is told to trim.
+//! it for graphs after it is freed, until a trim is requested.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};

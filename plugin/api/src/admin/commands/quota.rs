@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn before_and_after_are_told_and_what_stays_once() {
+    fn before_and_after_are_shown_and_what_stays_once() {
         let answer = QuotaResponse {
             allocation_id: "abc".into(),
             gpus: vec![QuotaChange {

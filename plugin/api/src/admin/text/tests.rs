@@ -212,7 +212,7 @@ fn limits_that_were_changed_are_marked() {
 }
 
 #[test]
-fn several_resources_are_told_apart() {
+fn several_resources_are_distinguished() {
     let mut status = status();
     assert!(!plain(&status).contains("RESOURCE"));
     let named = |name: &str, retired, healthy| Resource {
@@ -237,8 +237,8 @@ fn several_resources_are_told_apart() {
         line.split("  ").map(|c| c.trim().to_owned()).filter(|c| !c.is_empty()).collect()
     };
     let old = text.lines().find(|line| line.contains("x.dev/old")).unwrap();
-    let told = "registered, kubelet watches; retired, served while it is held";
-    assert_eq!(cells(old), ["x.dev/old", told, "0", "2"]);
+    let described = "registered, kubelet watches; retired, served while it is held";
+    assert_eq!(cells(old), ["x.dev/old", described, "0", "2"]);
     assert!(text.contains("large: 1 of 1, small: 0 of 1"), "{text}");
     // Where their last parts do not tell them apart, whole.
     status.gpus[0].replicas = vec![replica("x.dev/a", ""), replica("y.dev/a", "id")];

@@ -26,7 +26,7 @@ struct World {
 
 struct Instance {
     controller: Controller,
-    /// What its watch has told it of.
+    /// What its watch has reported.
     seen: BTreeMap<String, String>,
 }
 

@@ -66,7 +66,7 @@ fn libraries_below_a_root_are_found_with_their_links_followed_inside_it() {
 }
 
 #[test]
-fn a_root_without_a_driver_is_told_with_what_to_do() {
+fn a_root_without_a_driver_is_reported_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     file(dir.path(), "usr/lib64/libnvidia-ml.so.1");
     let text = format!("[driver]\nroot = \"{}\"\n", dir.path().display());

@@ -97,7 +97,7 @@ fn what_was_mapped_since_an_unmap_began_stays() {
 
 fn release_later_mapped(book: &mut Book) {
     let before = book.now();
-    // The driver has unmapped it, and another thread maps there before we are told.
+    // The driver has unmapped it, and another thread maps there before we know.
     assert_eq!(map(book, 2, 100, 10), 10);
     assert_eq!(ending(book, |book, each| book.unmapped(100, 10, before, each)), 0);
     assert_eq!(release(book, 2), 0);

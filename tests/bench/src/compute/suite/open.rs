@@ -2,7 +2,7 @@
 //! the median is one without a marker, and the mean has the markers' part.
 //!
 //! The gate stays OPEN throughout: a page that this process writes, and a socket that takes what it is
-//! told. Kernels, events and markers take no GPU time, so that calls are measured and nothing else.
+//! sent. Kernels, events and markers take no GPU time, so that calls are measured and nothing else.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;

@@ -79,7 +79,7 @@ pub fn dra_quota_changes_under_a_running_claim(suite: &Suite<'_>) -> Result<()> 
     let refused = set(100 * GIB)?;
     ensure!(refused.code != Some(0) && refused.stderr.contains("are possible"), "{refused:?}");
 
-    // What was lent above the claim is not the scheduler's to know: a claim that no longer fits is refused with
+    // The scheduler does not know what was given above the claim: a claim that no longer fits is refused with
     // numbers, and given what it asked for when there is room.
     set(2 * GIB)?.success("quota set")?;
     let rest = claims::waiting(suite, "rest", &Claim::share("2560Mi", 25))?;

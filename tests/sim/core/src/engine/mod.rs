@@ -55,9 +55,9 @@ pub trait Queues {
     fn host_done(&self, channel: u32) -> u64;
     /// How many `Wait` operations were ever submitted to the channel.
     fn waits(&self, channel: u32) -> u64;
-    /// Told once per completed operation.
+    /// Called once per completed operation.
     fn completed(&mut self, channel: u32, seq: u64, at: u64);
-    /// Told of every switch of a GPU to another channel; again with the same number when an advance
+    /// Called for every switch of a GPU to another channel; again with the same number when an advance
     /// is repeated whose state was not kept.
     fn switched(&mut self, gpu: u32, number: u32, switch: Switch);
 }

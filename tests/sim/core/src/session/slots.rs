@@ -141,7 +141,7 @@ impl Locked<'_> {
     }
 }
 
-/// The inode of this process's pid namespace; 0: it cannot be told.
+/// The inode of this process's pid namespace; 0: it is unknown.
 fn pid_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |meta| meta.ino())
 }

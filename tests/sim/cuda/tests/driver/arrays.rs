@@ -9,7 +9,7 @@ scenarios! {
     arrays_take_memory_and_give_it_back
     impossible_arrays_are_refused
     only_deferred_arrays_tell_their_size
-    the_size_told_is_the_size_taken
+    the_size_reported_is_the_size_taken
     descriptors_are_what_was_asked_for
     copies_to_arrays_are_real
     copies_stay_inside_an_array
@@ -173,7 +173,7 @@ mod body {
     }
 
     /// What `cuArrayGetMemoryRequirements` tells is what an array of that shape takes.
-    pub fn the_size_told_is_the_size_taken() {
+    pub fn the_size_reported_is_the_size_taken() {
         retain(0);
         let room = free_bytes();
         for (d, levels) in [

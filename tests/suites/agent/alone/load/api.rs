@@ -15,7 +15,7 @@ const ROUNDS: u64 = 10;
 const WARM_UP: u64 = 4;
 /// Half of what the plugin waits for the API server.
 const SOON: Duration = Duration::from_secs(5);
-/// What the process may have grown by in the meantime: the lists of what waits to be told are bounded.
+/// What the process may have grown by in the meantime: the lists of what waits to be sent are bounded.
 const GROWTH: u64 = MIB;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -49,7 +49,7 @@ async fn bears(temper: Temper) {
             timeout(SOON, plugin.node.kubelet.run(guest)).await.expect("in time").unwrap();
         }
         for name in &stay {
-            let request = memory(name, (300 + round) * MIB, "told to nobody");
+            let request = memory(name, (300 + round) * MIB, "sent to nobody");
             let changed = timeout(SOON, admin.set_quota(request)).await.expect("in time").unwrap();
             assert!(changed.into_inner().changed);
         }

@@ -93,11 +93,11 @@ async fn a_clock_that_jumps_by_hours_stops_nothing_and_loses_nothing() {
         plugin.named(&[stay.clone(), vec![guest.clone()]].concat()).await;
         plugin.node.kubelet.remove("default", &guest);
 
-        // Quotas are set, the trail has it, and a pod is told at once, by the clock of now.
+        // Quotas are set, the trail has it, and a pod gets its event at once, by the clock of now.
         let request = memory("stay-0", (300 + n as u64) * MIB, &format!("jump-{n}"));
         assert!(set(&mut admin, request).await.unwrap().changed);
         let other = &stay[n + 1];
-        assert!(set(&mut admin, memory(other, 300 * MIB, "told")).await.unwrap().changed);
+        assert!(set(&mut admin, memory(other, 300 * MIB, "event")).await.unwrap().changed);
         until(|| {
             let asked = api.asked();
             asked.iter().any(|event| event["involvedObject"]["name"] == **other).then_some(())

@@ -32,9 +32,9 @@ const STAY: usize = 8;
 /// What the changes came to, by their number, which is in their reason.
 #[derive(Default)]
 struct Changes {
-    /// Told that it has changed.
+    /// Answered: it has changed.
     done: BTreeSet<u64>,
-    /// Told neither that nor the contrary: the plugin was killed meanwhile.
+    /// Not answered: the plugin was killed meanwhile.
     open: BTreeSet<u64>,
     refused: u64,
 }
@@ -75,7 +75,7 @@ async fn quotas_that_race_with_everything_are_each_in_the_trail_once_and_never_o
         changes: Mutex::default(),
     });
 
-    // Until it is quiet: what is told, what is in the pages and what was recorded are the same.
+    // Until it is quiet: what is reported, what is in the pages and what was recorded are the same.
     let tasks = start(&plugin, &race, seed, address).await;
     rest(&race, 1).await;
     race.stop.store(true, Ordering::Relaxed);
@@ -100,11 +100,11 @@ async fn quotas_that_race_with_everything_are_each_in_the_trail_once_and_never_o
     assert_trail(&race, &records, &trail);
 
     let address = plugin.serve_any().await;
-    let told = assert_pages(&plugin);
+    let reported = assert_pages(&plugin);
     let recorded_limits: BTreeMap<&str, u64> =
         records.iter().map(|r| (r.id.as_str(), r.grants[0].memory_limit_bytes)).collect();
     let mut shown = 0;
-    for one in told["allocations"].as_array().unwrap() {
+    for one in reported["allocations"].as_array().unwrap() {
         let id = one["id"].as_str().unwrap();
         assert_eq!(
             recorded_limits.get(id),
@@ -364,7 +364,7 @@ fn number(event: &Event) -> Option<u64> {
     event.reason.as_ref()?.strip_prefix("change-")?.parse().ok()
 }
 
-/// Each change that was told is there once, none that was refused; and each begins where the one before it
+/// Each change that was answered is there once, none that was refused; and each begins where the one before it
 /// ended, to the limits that are recorded.
 fn assert_trail(race: &Race, records: &[Record], trail: &[Event]) {
     assert!(trail.len() < 4096, "the first lines are lost");

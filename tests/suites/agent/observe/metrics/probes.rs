@@ -131,7 +131,7 @@ async fn clients_that_dawdle_or_talk_nonsense_keep_nobody_out() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_taken_is_told_and_hinders_nothing() {
+async fn an_address_that_is_taken_is_reported_and_hinders_nothing() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let settings = format!("[metrics]\nlisten = \"127.0.0.1:{port}\"\n{SETTINGS}");

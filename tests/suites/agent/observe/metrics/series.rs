@@ -53,7 +53,7 @@ pub async fn everything() -> (TestNode, Exposition) {
 }
 
 #[tokio::test]
-async fn every_metric_of_the_table_is_told_as_it_says_and_no_other() {
+async fn every_metric_of_the_table_is_exposed_as_it_says_and_no_other() {
     let (_node, metrics) = everything().await;
     let mut want = BTreeSet::new();
     for family in ALL {
@@ -63,10 +63,11 @@ async fn every_metric_of_the_table_is_told_as_it_says_and_no_other() {
             MetricKind::Info => open.trim_end_matches("_info").to_owned(),
             _ => open,
         };
-        let told = metrics.families.get(&open).unwrap_or_else(|| panic!("{open} is not told"));
+        let exposed =
+            metrics.families.get(&open).unwrap_or_else(|| panic!("{open} is not exposed"));
         let kind = format!("{:?}", family.kind).to_lowercase();
         assert_eq!(
-            (&told.kind, told.unit.as_str(), told.help.as_str()),
+            (&exposed.kind, exposed.unit.as_str(), exposed.help.as_str()),
             (&kind, family.unit, family.help)
         );
         let suffixes: &[&str] = match family.kind {
@@ -183,7 +184,7 @@ async fn a_page_full_of_nonsense_neither_explodes_nor_goes_backwards() {
         }
         before = now;
     }
-    // It is told, and hurts nobody else.
+    // It is reported, and hurts nobody else.
     scrape_until(address, |metrics| {
         (metrics.sum("tessera_container_tamperings_total", &[("pod", "hostile")]) >= 1.0)
             .then_some(())

@@ -1,4 +1,4 @@
-//! Kubernetes events: what a pod is told, and an API server that hangs, refuses, is slow or is not there.
+//! Kubernetes events: what a pod gets, and an API server that hangs, refuses, is slow or is not there.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -143,7 +143,7 @@ fn refused(bytes: u64) -> What {
 }
 
 #[tokio::test]
-async fn a_pod_is_told_with_its_uid_by_what_kubelet_wrote_down() {
+async fn a_pods_event_has_its_uid_by_what_kubelet_wrote_down() {
     let api = Api::start(Mood::Takes);
     let node = node_with(&api).await;
     let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
@@ -182,7 +182,7 @@ async fn a_pod_is_told_with_its_uid_by_what_kubelet_wrote_down() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_or_fails_holds_nothing_up_and_is_told_later() {
+async fn a_server_that_hangs_or_fails_holds_nothing_up_and_gets_events_later() {
     for mood in [Mood::Hangs, Mood::Answers(500, "etcd"), Mood::Answers(429, "slow down")] {
         let api = Api::start(mood);
         let node = node_of(api.hurried()).await;
@@ -290,32 +290,32 @@ async fn events_are_switched_on_and_off_while_the_plugin_runs() {
     node.launch_plugin_on(&file);
     bounded(node.kubelet.wait_until(|kubelet| kubelet.allocatable(GPU) > 0)).await;
     let ids = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0).device_ids;
-    let told = async |node: &TestNode| {
+    let sends = async |node: &TestNode| {
         let before = api.asked().len();
         while api.asked().len() == before {
             happens(node, &ids, quota()).await;
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let told_nothing = async |node: &TestNode| {
+    let sends_nothing = async |node: &TestNode| {
         let before = api.connections.load(Ordering::Relaxed);
         happens(node, &ids, quota()).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!(api.connections.load(Ordering::Relaxed), before);
     };
-    told_nothing(&node).await;
+    sends_nothing(&node).await;
     switch(&mut node, "auto");
-    bounded(told(&node)).await;
-    // What goes wrong is told as long as there is somebody to tell.
+    bounded(sends(&node)).await;
+    // Failures are reported as long as events are on.
     api.turn(Mood::Answers(403, "events is forbidden"));
     happens(&node, &ids, What::Tampered { what: "x".into() }).await;
     node.status_until(|s| s.warnings.iter().any(|w| w.contains("grant it")).then_some(())).await;
     switch(&mut node, "off");
     let plugin = node.status_until(|s| s.plugin.clone().filter(|_| s.warnings.is_empty())).await;
     assert!(plugin.configuration.unwrap().waiting_keys.is_empty());
-    told_nothing(&node).await;
+    sends_nothing(&node).await;
     api.turn(Mood::Takes);
     switch(&mut node, "auto");
-    bounded(told(&node)).await;
+    bounded(sends(&node)).await;
     node.stop_plugin().await;
 }

@@ -160,7 +160,7 @@ async fn a_bypass_is_in_the_audit_trail_with_its_cause() {
     assert_eq!(tampered(&events), [""; 0], "its mounts are whole");
 }
 
-/// A container changed in this way is told of with these words.
+/// A container changed in this way is reported with these words.
 async fn is_flagged(change: &str, part: &str) {
     let mut node = TestNode::start().await;
     let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);

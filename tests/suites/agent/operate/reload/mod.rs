@@ -131,8 +131,8 @@ async fn a_bad_file_is_refused_loudly_and_the_last_good_one_stays() {
     let bad = it.configuration(|c| c.refused == 2).await;
     assert!(bad.errors[0].contains("share.memory"), "{bad:?}");
     let warnings = it.node.status().await.warnings;
-    let told = "the configuration file is bad, and the last good configuration stays in force";
-    assert!(warnings.iter().any(|warning| warning.contains(told)), "{warnings:?}");
+    let expected = "the configuration file is bad, and the last good configuration stays in force";
+    assert!(warnings.iter().any(|warning| warning.contains(expected)), "{warnings:?}");
     assert_eq!(it.node.kubelet.allocatable(GPU), 8);
     // And where it is gone.
     std::fs::remove_file(&it.file).unwrap();
@@ -168,7 +168,7 @@ async fn a_config_maps_update_is_noticed() {
 }
 
 #[tokio::test]
-async fn what_takes_a_restart_stays_as_it_was_and_is_told() {
+async fn what_takes_a_restart_stays_as_it_was_and_is_reported() {
     let mut it = Reloading::start(FOUR).await;
     it.offered(GPU, 8).await;
     let elsewhere = it.node.dir.path().join("elsewhere").display().to_string();
@@ -179,8 +179,9 @@ async fn what_takes_a_restart_stays_as_it_was_and_is_told() {
     let waiting = it.configuration(|c| !c.waiting_keys.is_empty()).await.waiting_keys;
     assert_eq!(waiting, ["paths.pages", "pages.tmpfs"]);
     let warnings = it.node.status().await.warnings;
-    let told = format!("take a restart of the plugin: paths.pages: \"{pages}\" → \"{elsewhere}\"");
-    assert!(warnings.iter().any(|warning| warning.contains(&told)), "{warnings:?}");
+    let expected =
+        format!("take a restart of the plugin: paths.pages: \"{pages}\" → \"{elsewhere}\"");
+    assert!(warnings.iter().any(|warning| warning.contains(&expected)), "{warnings:?}");
     let held = bounded(it.node.kubelet.run(&pod("a", 1))).await.unwrap().remove(0).device_ids;
     assert_eq!(limit(&it.node.pages(&held)) / GIB, 5, "its pages are where they were");
 }

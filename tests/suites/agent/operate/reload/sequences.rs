@@ -112,14 +112,15 @@ impl Sequence {
     /// The plan says of every container that runs that it keeps what it has.
     fn keeps(&self, plan: &PlanResponse, before: &Live) {
         for (id, replicas) in self.held() {
-            let told = plan.allocations.iter().find(|told| told.id == id.as_str());
-            let told = told.unwrap_or_else(|| panic!("{replicas:?} is not in the plan {plan:?}"));
+            let planned = plan.allocations.iter().find(|planned| planned.id == id.as_str());
+            let planned =
+                planned.unwrap_or_else(|| panic!("{replicas:?} is not in the plan {plan:?}"));
             for Grant { uuid, memory_limit_bytes: bytes, cores_millis, compute, .. } in
                 &before[&id].grants
             {
                 let limits = plan::limits(*bytes, *cores_millis, *compute);
                 let sentence = format!("keeps {limits} of {uuid} until its pod ends");
-                assert!(told.effects.contains(&sentence), "{sentence}: {told:?}");
+                assert!(planned.effects.contains(&sentence), "{sentence}: {planned:?}");
             }
         }
     }

@@ -74,7 +74,7 @@ fn whatever_lies_where_a_spec_belongs_gives_way() {
 }
 
 #[test]
-fn a_directory_with_something_in_it_is_told_and_left() {
+fn a_directory_with_something_in_it_is_reported_and_left() {
     let dir = tempfile::tempdir().unwrap();
     let (specs, a) = (Specs::new(dir.path()), id(0));
     std::fs::create_dir_all(specs.path(&a).join("theirs")).unwrap();
@@ -84,7 +84,7 @@ fn a_directory_with_something_in_it_is_told_and_left() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_is_told() {
+fn a_directory_that_cannot_be_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, b"").unwrap();
@@ -136,7 +136,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn a_full_or_read_only_directory_is_told_and_keeps_what_was_there() {
+fn a_full_or_read_only_directory_is_reported_and_keeps_what_was_there() {
     use nix::mount::{MsFlags, mount};
     let dir = tempfile::tempdir().unwrap();
     let Some(_mounted) = Mounted::tmpfs(dir.path()) else {
