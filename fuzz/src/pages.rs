@@ -135,7 +135,7 @@ pub fn quota_page(data: &[u8]) {
         let found = writer.spec();
         assert!(!found.allocation.is_empty() && !found.gpus.is_empty());
     }
-    // Whoever finds no sound page of its own replaces it.
+    // A side that finds no sound page of its own replaces it.
     if quota::create(dir.path(), &spec()).is_err() {
         std::fs::remove_file(dir.path().join(QUOTA_FILE)).expect("just made");
         quota::create(dir.path(), &spec()).expect("room for pages");

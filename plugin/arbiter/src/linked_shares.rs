@@ -229,7 +229,7 @@ mod tests {
                 for (connection, gate) in (0..).zip(gates) {
                     links.join(token, *gate, connection, connection == 0);
                 }
-                // Who leads is used.
+                // The leader is used.
                 if let Some(lead) = own.get_mut(&gates[0]) {
                     lead.is_used = true;
                 }

@@ -62,7 +62,7 @@ pub(crate) fn start(
     Api { source, server: server.ok() }
 }
 
-/// Who may read what, and how it is protected on its way.
+/// The readers' rights, and the protection of the transport.
 fn protection(config: &Config, cluster: Option<Server>) -> Result<(Authorisation, Tls), String> {
     let api = &config.api;
     let files = api.tls_cert.clone().zip(api.tls_key.clone());

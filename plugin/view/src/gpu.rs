@@ -25,7 +25,7 @@ pub struct Gpu {
     pub state_since_unix_ms: i64,
     /// What it takes to be healthy; empty where it is.
     pub state_waits_for: String,
-    /// Who cordoned it and why; empty where it is not.
+    /// The actor of the cordon and the reason; empty where there is no cordon.
     pub cordon: String,
     /// Why it is not given out, where that is neither its health's nor a cordon's: sold by another plugin.
     pub withheld: String,
@@ -57,7 +57,7 @@ pub struct Gpu {
     pub fits: Vec<Fit>,
 }
 
-/// Who may use a GPU now.
+/// The tenants that may use a GPU now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]

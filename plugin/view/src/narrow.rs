@@ -67,7 +67,7 @@ pub fn node(mut node: Node, rights: &Rights) -> Node {
     node.plugin.config_error.clear();
     node.plugin.amiss.clear();
     for gpu in &mut node.gpus {
-        // Who cordoned it and why is the operators'; that it is cordoned is everybody's.
+        // The actor and the reason of a cordon are for operators; that it is cordoned is for everybody.
         if !gpu.cordon.is_empty() {
             gpu.cordon = "cordoned".to_owned();
         }

@@ -61,7 +61,7 @@ pub struct Options {
     pub listen: Vec<SocketAddr>,
     /// How TCP connections are protected.
     pub tls: Tls,
-    /// Who may see what over TCP.
+    /// The readers' rights over TCP.
     pub authorisation: Authorisation,
     /// A socket whose callers, root and this process's user, may see everything.
     pub socket: Option<PathBuf>,

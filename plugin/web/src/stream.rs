@@ -36,7 +36,7 @@ const BATCH: usize = 16;
 const STREAMS: usize = 64;
 const STREAMS_OF_ONE: usize = 16;
 
-/// Who streams.
+/// The readers with a stream.
 #[derive(Debug, Default)]
 pub(crate) struct Streams(Mutex<Vec<String>>);
 

@@ -47,7 +47,7 @@ pub fn prepare_dir(dir: &Path) -> Result<Vec<PathBuf>, PageError> {
     let entries = fs::read_dir(dir).map_err(|error| PageError::io(dir, "readdir", &error))?;
     for entry in entries.flatten() {
         if entry.file_name().as_bytes().starts_with(TEMPORARY.as_bytes()) {
-            // Whoever wrote it is gone: the plugin is the only writer and prepares before it
+            // Its writer is gone: the plugin is the only writer and prepares before it
             // creates. If it cannot be removed, it only wastes a page.
             let _ = fs::remove_file(entry.path());
         }

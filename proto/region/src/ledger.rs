@@ -68,7 +68,7 @@
 //! verified after the last was published, so the proof above holds for each limit by itself. What
 //! was published beside a part that does not fit is withdrawn. Judged is what the limits have left
 //! together, by a sum that is consistent over all of their slots: else a process that releases in one
-//! and is granted in another would be counted twice. Who queues holds the queues of all its limits, in
+//! and is granted in another would be counted twice. A process that queues holds the queues of all its limits, in
 //! their order, so two that wait with bytes published share no limit, and do not wait for each other.
 //!
 //! # The dead
@@ -186,7 +186,7 @@ pub fn commit<L: Ledger>(ledger: &L, reserved: u64, actual: u64) -> u64 {
 }
 
 /// Grants `bytes` that the driver has given without having been asked for, whatever the limit says:
-/// until they are released, whoever asks for more than the limit leaves beside them is refused.
+/// until they are released, a request for more than the limit leaves beside them is refused.
 /// Returns what the process holds.
 pub fn owe<L: Ledger>(ledger: &L, bytes: u64) -> u64 {
     publish(ledger, bytes);
@@ -205,7 +205,7 @@ pub fn release<L: Ledger>(ledger: &L, bytes: u64) {
 pub fn unsettle<L: Ledger>(ledger: &L, bytes: u64) {
     let own = ledger.own();
     ledger.granted(own).subtract(bytes, Ordering::Release);
-    // Release: pairs with the first Acquire in `granted_total`; whoever counts this release has
+    // Release: pairs with the first Acquire in `granted_total`; a process that counts this release has
     // seen the subtraction above.
     ledger.frees(own).add(1, Ordering::Release);
 }

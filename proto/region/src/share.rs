@@ -21,7 +21,7 @@ pub const MAX_SHARES: usize = MAX_PARTS;
 pub struct Share {
     /// The limits, read-only.
     pub quota: QuotaReader,
-    /// Who uses what.
+    /// The usage by process.
     pub usage: UsageMap,
 }
 

@@ -231,7 +231,7 @@ fn threads_that_share_a_slot_never_pass_the_limit() {
     });
 }
 
-/// Who releases makes room; who takes it must see the driver's free before.
+/// A release makes room; the process that takes it must see the driver's free before.
 #[test]
 fn released_bytes_are_granted_again_but_not_too_early() {
     check(Some(PREEMPTIONS), || {

@@ -37,7 +37,7 @@ fn alternate(world: &World, task: &str, rounds: usize) -> anyhow::Result<Pair> {
     let pages = world.pages(AMPLE)?;
     let (mut bare, mut hooked) = (Vec::new(), Vec::new());
     for round in 0..rounds {
-        // Who goes first changes, so that neither always finds the machine warmer.
+        // The first of the two changes, so that neither always finds the machine warmer.
         let order = if round % 2 == 0 { [false, true] } else { [true, false] };
         for with_shim in order {
             if with_shim {

@@ -1,4 +1,4 @@
-//! Who holds how much device memory, by the driver's own account: NVML, asked by a process that no
+//! Device memory by process, by the driver's own account: NVML, asked by a process that no
 //! shim is loaded into. The shim's ledger has no say here.
 
 use std::collections::BTreeMap;

@@ -49,7 +49,7 @@ impl CProgram {
         if out.exists() {
             return out;
         }
-        // Tests run in parallel processes: whoever is first publishes, by rename.
+        // Tests run in parallel processes: the first publishes, by rename.
         let scratch = tempfile::Builder::new()
             .prefix(&format!(".{}", self.name))
             .tempdir_in(&out_dir)

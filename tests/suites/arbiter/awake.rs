@@ -1,4 +1,4 @@
-//! Who is next is awake when its gate opens, and nobody is kept awake.
+//! The next tenant is awake when its gate opens, and nobody is kept awake.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;

@@ -31,7 +31,7 @@ fn two_that_want_all_get_their_shares() {
     let _workers = [Worker::new(&large), Worker::new(&small)];
     until("both run", || [&large, &small].iter().all(|t| t.share(&arbiter).totals.leases > 3));
     first_gets(700..800, &arbiter, &[&large, &small]);
-    // Who waits is never let in beside the other.
+    // The waiting tenant is never let in beside the other.
     assert_eq!(large.share(&arbiter).totals.overlaps + small.share(&arbiter).totals.overlaps, 0);
 }
 

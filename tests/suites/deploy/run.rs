@@ -176,7 +176,7 @@ fn said_at_the_end(out: &Output) -> (String, String) {
     (peak.unwrap_or_else(|| panic!("{said}")).to_owned(), refused.expect("refusals"))
 }
 
-/// However short its life is, whoever looks at it when, and whoever takes its slot over.
+/// However short its life is, whichever process looks at it when or takes its slot over.
 #[test]
 fn a_programs_peak_and_refusals_are_said_however_short_it_lived() {
     let bench = Bench::new();

@@ -1,4 +1,4 @@
-//! `tessera-page-server`: the page over a made-up fleet, for tests, benches and whoever changes the page.
+//! `tessera-page-server`: the page over a made-up fleet, for tests, benches and developers of the page.
 //!
 //!     tessera-page-server [--listen 127.0.0.1:0] [--nodes 3] [--gpus 2] [--tenants 4] [--seed 1] [--hostile]
 //!                         [--no-trouble] [--live] [--interval-ms 1000]

@@ -163,7 +163,7 @@ impl Agent {
         &self.inventory
     }
 
-    /// Who holds what.
+    /// The allocations and their holders.
     #[must_use]
     pub fn allocations(&self) -> &Arc<Allocations> {
         &self.allocations

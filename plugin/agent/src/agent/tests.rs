@@ -309,7 +309,7 @@ fn a_gpu_that_moves_is_sold_by_nobody_until_the_last_of_the_other_has_ended() {
     assert_eq!(offered(&node), 0, "the claim is live");
     let error = node.grant(&replicas(&[1])).unwrap_err().to_string();
     assert!(error.contains("moving from DRA"), "{error}");
-    // What was prepared is prepared again, whoever sells the GPU by now.
+    // What was prepared is prepared again, also if another plugin sells the GPU by now.
     node.grant(&Ask::Share(claim("u", 2, 100))).unwrap();
     let id = node.agent.allocations().records()[0].id.clone();
     node.agent.release(&[id]).unwrap();

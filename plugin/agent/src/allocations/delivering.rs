@@ -22,7 +22,7 @@ use tessera_tenant::shim_install;
 /// What `status` calls the directory of CDI specs by.
 const CDI_DIRECTORY: &str = "cdi.directory";
 
-/// Whether an allocation that only its pages tell of needs a spec: better one too many.
+/// Whether an allocation that is known only by its pages needs a spec: better one too many.
 pub(super) fn is_adopted_as_cdi(config: &Config, id: &AllocationId) -> bool {
     config.container.device_list_strategy.is_cdi() || Specs::new(&config.cdi.directory).exists(id)
 }
@@ -52,7 +52,7 @@ impl Allocations {
     }
 
     /// Before a container starts with what it was handed once: that the driver and the spec are there.
-    /// Whoever calls holds `writer`, or is alone: two that write one spec would be in each other's way.
+    /// The caller holds `writer`, or is alone: two that write one spec would be in each other's way.
     pub(super) fn ensure_delivered(&self, record: &Record) -> Result<(), AllocateError> {
         // Which shim it was given is in the spec and nowhere else.
         let is_known = record.shim.is_some() || !self.specs().is_whole(&record.id);

@@ -63,7 +63,7 @@ pub struct Allocations {
     leases: Arc<Leases>,
     /// All that hold tenants, in the order in which they are asked.
     engines: Vec<Arc<dyn Engine>>,
-    /// Whoever goes through them all shares them: nobody copies a thousand.
+    /// Every reader of them all shares them: nobody copies a thousand.
     records: Ranked<Records>,
     absences: Ranked<Absences>,
     /// When a container of each allocation was first about to start, where there are several resources.

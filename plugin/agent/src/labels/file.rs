@@ -71,7 +71,7 @@ mod tests {
         let before = std::fs::File::open(&path).unwrap();
         assert!(!put(&path, "tessera.dev/gpu.a=1\n").unwrap());
         assert!(put(&path, "tessera.dev/gpu.a=2\ntessera.dev/gpu.b=3\n").unwrap());
-        // Who reads the old one reads all of it.
+        // A reader of the old one reads all of it.
         assert_eq!(io::read_to_string(before).unwrap(), "tessera.dev/gpu.a=1\n");
         assert_eq!(
             std::fs::read_to_string(&path).unwrap(),

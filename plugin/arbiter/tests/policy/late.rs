@@ -102,7 +102,7 @@ fn a_cap_holds_beside_several_that_drain_long() {
 
 #[test]
 fn a_cap_is_reached_although_turns_are_seconds_apart() {
-    // Who was late for long is owed so much that it is served for seconds.
+    // A tenant that was late for long is owed so much that it is served for seconds.
     for (millis, late) in [
         (162, [Late::Long(2040), Late::Silent].as_slice()),
         (110, &[Late::Long(175), Late::Long(257)]),

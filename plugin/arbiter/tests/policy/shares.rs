@@ -1,4 +1,4 @@
-//! Who gets what, and how long they wait.
+//! The tenants' shares, and how long they wait.
 
 use proptest::prelude::*;
 

@@ -148,7 +148,7 @@ pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
                 return failed(&error.to_string(), error.exit());
             };
             let (why, exit) = (silent.sentence(config), silent.exit_status());
-            // Who may not ask the plugin may not read its files.
+            // A user that may not ask the plugin may not read its files.
             if silent.cause == Cause::Forbidden {
                 return failed(&why, exit);
             }

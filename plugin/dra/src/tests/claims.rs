@@ -83,7 +83,7 @@ async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
         node.api.put_claim(claim);
     }
     let mut batch: Vec<ClaimName> = all.iter().map(|claim| named(claim)).collect();
-    // Kubelet asks for each once; whoever asks twice gets one answer.
+    // Kubelet asks for each once; two identical requests get one answer.
     batch.push(named(&good));
     let answer = bounded(node.kubelet.call_prepare(&batch)).await.unwrap();
     assert_eq!(answer.len(), 6);

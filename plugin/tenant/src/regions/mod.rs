@@ -409,7 +409,7 @@ impl Region {
         work: impl FnOnce(&UsageFile) -> T + Send + 'static,
     ) -> Option<T> {
         if open.held_up.is_some_and(|at| at.elapsed() < Duration::from_secs(1)) {
-            // Whoever asks now need not wait as well.
+            // Other callers need not wait as well.
             return None;
         }
         let usage = Arc::clone(&open.usage);

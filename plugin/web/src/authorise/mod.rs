@@ -67,7 +67,7 @@ const ACCESS_REVIEWS: usize = 8;
 const NAMESPACES: usize = 4096;
 type Hash = [u8; 32];
 
-/// Who may see what.
+/// The readers' rights.
 #[derive(Clone)]
 pub enum Authorisation {
     /// Everybody that can connect may see everything. Only for sockets that nobody else can connect to.

@@ -62,7 +62,7 @@ pub struct QuotaResponse {
     /// The allocation.
     #[prost(string, tag = "1")]
     pub allocation_id: ::prost::alloc::string::String,
-    /// Who holds it; absent while unknown.
+    /// Its holder; absent while unknown.
     #[prost(message, optional, tag = "2")]
     pub holder: ::core::option::Option<Holder>,
     /// Each of its GPUs.
@@ -114,7 +114,7 @@ pub struct CordonRequest {
     /// cordoned by themselves remain so.
     #[prost(bool, tag = "2")]
     pub all: bool,
-    /// Why, for the audit trail and for whoever finds no GPU.
+    /// The reason, for the audit trail and for users that find no GPU.
     #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
     /// With `all`, for Uncordon: lift also the cordon of each GPU.
@@ -400,7 +400,7 @@ pub struct Gpu {
     /// How long a lease lasts now, microseconds.
     #[prost(uint64, tag = "43")]
     pub lease_quantum_us: u64,
-    /// Who cordoned it and why; empty where it is not.
+    /// The actor of the cordon and the reason; empty where there is no cordon.
     #[prost(string, tag = "50")]
     pub cordon: ::prost::alloc::string::String,
     /// The front end that sells it: `device plugin` or `DRA`.
@@ -456,7 +456,7 @@ pub struct Allocation {
     /// The replicas.
     #[prost(string, repeated, tag = "4")]
     pub replica_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Who holds it, as kubelet says; absent while unknown.
+    /// Its holder, as kubelet says; absent while unknown.
     #[prost(message, optional, tag = "5")]
     pub holder: ::core::option::Option<Holder>,
     /// When Allocate was answered.
@@ -692,7 +692,7 @@ pub struct AllocationStory {
     /// The replicas; empty where they are not known any more.
     #[prost(string, repeated, tag = "4")]
     pub replica_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Who holds or held it; absent where kubelet did not say.
+    /// Its present or last holder; absent where kubelet did not say.
     #[prost(message, optional, tag = "5")]
     pub holder: ::core::option::Option<Holder>,
     /// As Status has it; absent for one that is gone.
@@ -888,7 +888,7 @@ pub struct TrailLine {
     /// Why.
     #[prost(string, tag = "4")]
     pub reason: ::prost::alloc::string::String,
-    /// Who did it; empty where that is not known.
+    /// The actor; empty where that is not known.
     #[prost(string, tag = "5")]
     pub by: ::prost::alloc::string::String,
     /// On which GPU; empty where it is about none.
@@ -903,7 +903,7 @@ pub struct TrailLine {
     /// How often since the line before of its kind.
     #[prost(uint64, tag = "9")]
     pub times: u64,
-    /// Who held the allocation then, if known.
+    /// The allocation's holder then, if known.
     #[prost(message, optional, tag = "10")]
     pub holder: ::core::option::Option<Holder>,
     /// As in Incident.
@@ -1066,7 +1066,7 @@ pub struct AllocationChange {
     /// Its id.
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
-    /// Who holds it, if known.
+    /// Its holder, if known.
     #[prost(message, optional, tag = "2")]
     pub holder: ::core::option::Option<Holder>,
     /// The resource; empty where it is not known.
@@ -1456,7 +1456,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("tessera.admin.v1.Admin", "Plan"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reads the configuration's file again, as after SIGHUP, and tells what came of it.
+        /// Reads the configuration's file again, as after SIGHUP, and answers with the outcome.
         pub async fn reload(
             &mut self,
             request: impl tonic::IntoRequest<super::ReloadRequest>,
@@ -1606,7 +1606,7 @@ pub mod admin_server {
             &self,
             request: tonic::Request<super::PlanRequest>,
         ) -> std::result::Result<tonic::Response<super::PlanResponse>, tonic::Status>;
-        /// Reads the configuration's file again, as after SIGHUP, and tells what came of it.
+        /// Reads the configuration's file again, as after SIGHUP, and answers with the outcome.
         async fn reload(
             &self,
             request: tonic::Request<super::ReloadRequest>,

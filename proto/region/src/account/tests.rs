@@ -262,7 +262,7 @@ fn settling_up_at_the_same_time_is_no_deadlock() {
             threads.map(|thread| thread.join().unwrap())
         });
         let granted: Vec<&Account> = granted.into_iter().flatten().collect();
-        // Who is refused may have been so before the other's reservation was given back.
+        // A refused request may have been so before the other's reservation was given back.
         assert!(!granted.is_empty());
         for account in granted {
             account.release(0, 505, Kind::Plain);

@@ -5,7 +5,7 @@
 //! [`create`] for the same allocation updates the words in place. Identity (allocation, UUIDs) is
 //! immutable once published, which is why it may be plain bytes; everything that changes is an
 //! atomic word. The tenant needs no ordering among limits: each word stands for itself. Only the
-//! magic orders: `Release` by whoever makes the page, `Acquire` in [`QuotaReader::attach`].
+//! magic orders: `Release` by the maker of the page, `Acquire` in [`QuotaReader::attach`].
 
 mod reader;
 #[cfg(feature = "std")]

@@ -201,7 +201,7 @@ pub(super) fn restore_header(
         return Ok(false);
     }
     if !right {
-        // All of them: whoever claims meanwhile can't raise it further.
+        // All of them: a process that claims meanwhile can't raise it further.
         let all = u32::try_from(SLOTS).unwrap_or(u32::MAX).to_le_bytes();
         file.write_all_at(&all, MARK as u64)?;
     }

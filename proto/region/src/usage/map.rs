@@ -333,7 +333,7 @@ impl Slot {
             || self.imports.iter().any(|mark| mark.load(Ordering::Relaxed) != 0)
     }
 
-    /// Forgets everything. Only for whoever holds the slot's lock and is not its living owner.
+    /// Forgets everything. Only for the holder of the slot's lock that is not its living owner.
     ///
     /// `granted` goes before what shows that it went (`frees` and `claimed_ns`), `charged` last:
     /// the order of a release; see [`crate::ledger`].

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::layout::{Past, Slot};
 
 impl Past {
-    /// Takes over what a dead owner's slot counted. Only for whoever holds the slot's lock.
+    /// Takes over what a dead owner's slot counted. Only for the holder of the slot's lock.
     ///
     /// Each counter leaves the slot before it is added here: one who is killed in between loses that one,
     /// and the next to take the slot counts nothing twice.

@@ -283,7 +283,7 @@ pub(super) fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tam
     if let Some(kind) = view.kinds.iter().find(|&&bytes| bytes > MAX_BYTES << 4) {
         return Err(tampered(What::Kinds, None, *kind));
     }
-    // Whoever recovers a slot can be stopped before the last step, when only `charged` is left.
+    // A process that recovers a slot can be stopped before the last step, when only `charged` is left.
     if view.claimed_ns == 0 {
         let left = SlotView {
             index,

@@ -187,7 +187,7 @@ fn what_the_dead_held_departs_as_the_driver_gives_it_back() {
     assert!(only().departing_ns > since);
     assert_eq!((only().charged[0], only().granted[0]), (20, 20));
     assert_eq!(usage.settle(&[fate(40, true)]).unwrap(), Recovered::default(), "never more again");
-    // Whoever claims meanwhile takes another slot.
+    // A process that claims meanwhile takes another slot.
     assert_eq!(UsageMap::attach(dir.path()).unwrap().claim().unwrap().index(), 2);
     assert_eq!(usage.settle(&[fate(0, false)]).unwrap().bytes[0], 20);
     assert_eq!((living.charged_total(0), living.any_departing(0)), (100, false));
@@ -324,7 +324,7 @@ fn a_page_cut_to_nothing_is_usable_again_by_the_living_and_by_newcomers() {
         assert!(restored.size, "{len}: {restored:?}");
         let kept = if len >= SLOT_0 + 1024 { 100 } else { 0 };
         assert_eq!(usage.snapshot().unwrap().charged(0), kept, "{len}");
-        // Who was cut off goes on; what it releases from before stays at nothing.
+        // A process that was cut off goes on; what it releases from before stays at nothing.
         living.reserve(0, 300).unwrap().commit(300, Kind::Plain).unwrap();
         living.release(0, 100, Kind::Plain);
         assert_eq!(usage.snapshot().unwrap().charged(0), kept + 200, "{len}");

@@ -43,7 +43,7 @@ pub fn child(dir: &Path, process: usize) {
             scope.spawn(move || churn(control, account, dir, id));
         }
     });
-    // Its bytes are left to whoever recovers them, when nobody allocates any more: the driver's sum
+    // Its bytes are left to the process that recovers them, when nobody allocates any more: the driver's sum
     // would count them twice.
     control.stopped[process].store(1, SeqCst);
     wait_until("all have stopped", || control.stop.load(SeqCst) == 2);

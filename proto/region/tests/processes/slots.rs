@@ -166,7 +166,7 @@ pub fn leased() -> String {
     assert!(waited < Duration::from_secs(1), "waited {waited:?} for the lease");
     tenant.kill();
 
-    // Who has it open already cannot be kept out.
+    // A process that has it open already cannot be kept out.
     let usage = pages.usage();
     let mut tenant = pages.spawn("lease", 0);
     assert_eq!(tenant.line(), "refused");

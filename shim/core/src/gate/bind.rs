@@ -110,7 +110,7 @@ const PATIENCE: u32 = 2_000;
 extern "C" fn park(_: *mut c_void) {
     let Some(process) = state::armed() else { return };
     process.gate.parked.store(true, Ordering::Release);
-    // Whoever has the lock now is in the driver; who takes it later sees the word.
+    // The lock's holder now is in the driver; later holders see the word.
     for turn in 0..PATIENCE {
         if process.gate.streams.try_lock().is_some() {
             return;

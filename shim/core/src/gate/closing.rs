@@ -181,7 +181,7 @@ impl Drain {
         !process.gate.parked.load(Ordering::Acquire) && streams.waits_elsewhere()
     }
 
-    /// Whether the end is expected so soon that whoever is next should be awake.
+    /// Whether the end is expected so soon that the next tenant should be awake.
     pub(super) fn is_near(&self) -> bool {
         self.left_us.get().is_some_and(|left_us| left_us <= NEAR_US)
     }

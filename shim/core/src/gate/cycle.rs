@@ -64,7 +64,7 @@ pub(super) fn run(process: &Process, helper: &mut Helper) {
     process.account.count_gate_timeout();
     set(&gate.own, GATE_CLOSED);
     gate.look_at(process, &gate.own);
-    // Who sleeps at the page's word is to look at ours.
+    // A thread that sleeps at the page's word is to look at ours.
     futex::wake(gate.page());
     let (mut was_open, mut drained) = (false, false);
     loop {
@@ -89,7 +89,7 @@ pub(super) fn run(process: &Process, helper: &mut Helper) {
         set(&gate.own, GATE_CLOSED);
     }
     gate.look_at(process, gate.page());
-    // Who sleeps at ours is to look at the page's.
+    // A thread that sleeps at ours is to look at the page's.
     gate.wanted.store(0, Ordering::Relaxed);
     set(&gate.own, GATE_CLOSED);
 }

@@ -42,7 +42,7 @@ pub struct Begun {
 pub fn begin(stream: Stream) -> Option<Begun> {
     let process = state::armed().filter(|process| process.gate.is_bound())?;
     let _deferred = Deferred::new();
-    // Whoever keeps it may be inside a driver that waits for this very thread.
+    // Its holder may be inside a driver that waits for this very thread.
     let mut streams = process.gate.streams.lock_soon()?;
     let capturing = process.gate.captures.any();
     let _uncaptured = capturing.then(Uncaptured::enter);

@@ -16,7 +16,7 @@ use core::sync::atomic::Ordering;
 const MARK_AFTER_US: u32 = 200;
 /// Launches between two looks at the clock.
 const CLOCK_EVERY: u32 = 4;
-/// Who would queue up behind work that stands still waits so many times longer than others: it is
+/// A process that would queue up behind work that stands still waits so many times longer than others: it is
 /// hardly what that work waits for.
 pub(super) const BEHIND: u32 = 4;
 

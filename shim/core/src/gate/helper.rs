@@ -255,7 +255,7 @@ impl Helper {
             if page.load(Ordering::Acquire) != word || cycle::is_silent(process, now_ns) {
                 return;
             }
-            // Who waits for room wants to launch, whatever the GPU does meanwhile.
+            // A thread that waits for room wants to launch, whatever the GPU does meanwhile.
             let is_busy = process.records.busy_from(0).is_some()
                 || gate.roomless.load(Ordering::Relaxed) != 0;
             if issued() != seen || is_busy {

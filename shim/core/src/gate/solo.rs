@@ -89,7 +89,7 @@ pub(super) fn bound(process: &Process, record: &Record) {
     let (mut is_marked, mut landed) = (false, 0);
     loop {
         {
-            // Whoever keeps it may be inside a driver that waits for this very launch.
+            // Its holder may be inside a driver that waits for this very launch.
             let Some(mut streams) = gate.streams.lock_soon() else { return };
             let capturing = gate.captures.any();
             let _uncaptured = capturing.then(Uncaptured::enter);

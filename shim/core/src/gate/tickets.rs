@@ -74,7 +74,7 @@ impl Tickets {
         self.offered.load(Ordering::SeqCst) != 0
     }
 
-    /// Waits until whoever was offered one has taken it, as long as `patient`, which is asked each time.
+    /// Waits until the process that was offered one has taken it, as long as `patient`, which is asked each time.
     pub(super) fn await_taker(&self, patient: impl Fn() -> bool) {
         while self.is_out() && patient() {}
     }

@@ -1,4 +1,4 @@
-//! Who gets a share when there are few.
+//! Which pods get a share when there are few.
 
 use anyhow::{Result, ensure};
 

@@ -57,7 +57,7 @@ pub fn host_paths_deleted_under_a_running_plugin(suite: &Suite<'_>) -> Result<()
     suite.plugin.wait_for_replicas(REPLICAS)?;
     Pod::idle(suite.kubectl, "after-sockets", 1)?;
 
-    // All pages at once. Whoever runs runs on; new processes in containers from before find no page.
+    // All pages at once. Running processes run on; new processes in containers from before find no page.
     suite.host("rm -r $pages/*")?;
     let fresh = Pod::idle(suite.kubectl, "fresh", 1)?;
     check_fill(fresh.fill(SHARE_BYTES)?, SHARE_BYTES)?;

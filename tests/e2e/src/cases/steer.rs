@@ -28,7 +28,7 @@ pub fn limits_change_under_a_running_pod_and_a_cordoned_gpu_goes_to_nobody(
     let held = (300 << 20) + CONTEXT_BYTES;
     let gpu = pod.gpu()?;
     ensure!(gpu.total == 2 * SHARE_BYTES, "{gpu:?}");
-    // Who asks has a context, too.
+    // The asking process has a context, too.
     ensure!(gpu.free == 2 * SHARE_BYTES - held - CONTEXT_BYTES, "{gpu:?}");
     suite.plugin.wait_for_replicas(REPLICAS - 1)?;
 

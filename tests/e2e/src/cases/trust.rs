@@ -1,4 +1,4 @@
-//! Who uses a shared GPU without a share, or lies over what holds it, is flagged by name.
+//! A container that uses a shared GPU without a share, or covers the files that limit it, is flagged by name.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};

@@ -10,7 +10,7 @@ use crate::invariants::{Invariants, Refusals};
 use crate::pods::Pod;
 use crate::suite::Suite;
 
-/// Who runs goes on, and starts again, with the shim and pages of before; who comes gets the new ones.
+/// Running containers go on, and start again, with the shim and pages of before; new ones get the new ones.
 pub fn new_shim_and_page_version_under_running_pods(suite: &Suite<'_>) -> Result<()> {
     images::load_next(suite.cluster, suite.repo, suite.artefacts)?;
     let watched = Invariants::watch(suite)?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// In the shared state. All zero: nothing is wrong.
 #[repr(C)]
 pub struct Faults {
-    /// Counts unloads and loads of the driver: odd while it is not loaded. Whoever initialised NVML at
+    /// Counts unloads and loads of the driver: odd while it is not loaded. A process that initialised NVML at
     /// another count has to do so again.
     driver: AtomicU32,
     gpus: [GpuFaults; MAX_GPUS],

@@ -213,7 +213,7 @@ pub struct Xid {
     pub at_ns: AtomicU64,
 }
 
-/// One switch, see [`engine::Switch`]. Written by whoever holds the lock, before the state that
+/// One switch, see [`engine::Switch`]. Written by the lock's holder, before the state that
 /// counts it is published: written again, it is the same.
 #[repr(C)]
 pub struct Switch {
@@ -227,7 +227,7 @@ pub struct Switch {
     pub run_from_ns: AtomicU64,
 }
 
-/// One channel's operations. One process writes, whoever holds the lock reads.
+/// One channel's operations. One process writes, the lock's holder reads.
 #[repr(C, align(64))]
 pub struct Ring {
     /// Operations submitted so far; an operation is published by adding one (Release).

@@ -9,7 +9,7 @@
 //! - [`events`]: events that processes share.
 //! - [`memory`], [`channel`], [`inspect`], [`control`]: what a process does with an attached state.
 //!
-//! State advances lazily: whoever needs to know moves the model to `now` under a lock that the
+//! State advances lazily: a caller that needs to know moves the model to `now` under a lock that the
 //! kernel releases when its holder dies ([`lock`]). No duration depends on a sleeping thread.
 //! `docs/simulator.md` describes the model, its configuration and its limits.
 

@@ -153,7 +153,7 @@ impl Arena {
         chunk
     }
 
-    /// Takes address space of whole chunks, whoever counts its memory.
+    /// Takes address space of whole chunks, however its memory is counted.
     pub(crate) fn take_range(&mut self, bytes: u64) -> Option<u64> {
         self.take_large(bytes.checked_next_multiple_of(self.chunk)?)
     }

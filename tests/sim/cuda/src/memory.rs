@@ -222,7 +222,7 @@ impl Memory {
         self.by_start.remove(&start);
     }
 
-    /// Takes address space of a GPU, whoever counts the memory.
+    /// Takes address space of a GPU, however the memory is counted.
     pub(crate) fn take_range(&mut self, gpu: usize, bytes: u64) -> Option<u64> {
         self.arenas[gpu][0].take_range(bytes)
     }

@@ -1,7 +1,7 @@
 //! Semaphores of other APIs: CUDA Driver API, "External Resource Interoperability".
 //!
 //! No other API runs beside, so its part is played by shared memory: a timeline semaphore's descriptor
-//! is that of a file which can be mapped and whose first eight bytes are the counter. Whoever maps it
+//! is that of a file which can be mapped and whose first eight bytes are the counter. A process that maps it
 //! signals by writing, and waits by looking. Other kinds of handles are not simulated, nor are captures.
 
 use crate::abi::{exports, exports_both, get, put};

@@ -1,6 +1,6 @@
 //! Waiting for and writing words of memory: CUDA Driver API, "Stream memory operations".
 //!
-//! A write takes effect when the queue gets there: whoever then waits for or asks about the queue
+//! A write takes effect when the queue gets there: a caller that then waits for or asks about the queue
 //! does it, and a thread does it for those who only watch the memory. A wait is a host function that
 //! watches the word: the queue goes on when somebody has written it. All streams of a process on a
 //! GPU are one queue, so a wait that only a later operation of it would end never ends, as the

@@ -1,6 +1,6 @@
 //! Calls to our own exports through the dynamic symbol table.
 //!
-//! NVIDIA's library calls some of its exports this way, so whoever interposes them (a preloaded
+//! NVIDIA's library calls some of its exports this way, so a library that interposes them (a preloaded
 //! shim) sees calls that no application made. Rust would link such a call directly; these jumps
 //! leave the choice to the dynamic linker. For x86-64 only.
 

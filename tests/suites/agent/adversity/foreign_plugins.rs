@@ -96,7 +96,7 @@ async fn a_gpu_that_others_sell_is_given_out_no_more_until_they_have_gone() {
     assert!(warning.contains("gpus.exclude") && warning.contains("gpus.sold_by_others"));
     assert_eq!(status.plugin.unwrap().others_seen_by, "GetAllocatableResources");
 
-    // Who has a share keeps it, and may start again.
+    // A container with a share keeps it, and may start again.
     assert_eq!(node.kubelet.devices(GPU).iter().filter(|d| d.id == ids[0]).count(), 1);
     node.pre_start(&ids).await.unwrap();
     let allocation = node.allocation(&ids).await.unwrap();

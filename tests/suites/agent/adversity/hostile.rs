@@ -112,7 +112,7 @@ async fn locks_on_every_byte_and_leases_hold_nobody_up() {
     let pages = node.pages(&bad.device_ids);
     let hostile = Hostile::start("locks", &pages).unwrap();
     neighbours_are_served(&node, "good").await;
-    // Who holds locks counts as living, and its next container starts all the same.
+    // A process that holds locks counts as living, and its next container starts all the same.
     bounded(node.kubelet.start_container(&pod("bad", 1), "main")).await.unwrap();
     drop(hostile);
     drop(Tenant::hold(&pages, 8 * GIB));

@@ -71,7 +71,7 @@ async fn killed_at_any_moment_of_allocate_it_sells_nothing_twice_and_loses_nothi
             let dir = PathBuf::from(allocation["pages_dir"].as_str().unwrap());
             assert_eq!(limit(&dir), allocation["gpus"][0]["memory_limit_bytes"].as_u64().unwrap());
         }
-        // Kubelet owns assignment: whoever was not admitted is nobody's business any more.
+        // Kubelet owns assignment: a pod that was not admitted is no longer of concern.
         node.kubelet.remove("default", &format!("pod-{round}"));
         let again = node.kubelet.run(&pod("again", 1)).await.unwrap().remove(0);
         let dir = node.dir.path().join("pages").join(id_of(&again.device_ids).as_str());
@@ -118,7 +118,7 @@ async fn an_upgrade_to_another_page_version_leaves_running_and_restarting_contai
     std::fs::remove_dir_all(&lost).unwrap();
     node.serve().await;
 
-    // Who runs goes on, is counted, and is seen to die.
+    // The running process goes on, is counted, and is seen to die.
     assert_eq!(abi_in(&old), Some(own));
     let charged = |node: &Simulated| {
         let status = node.json();

@@ -110,7 +110,7 @@ async fn a_sick_gpu_makes_all_its_replicas_unhealthy_and_allocates_nothing() {
     let status = node.allocate(&[replica(0, 2)]).await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable);
     assert!(status.message().contains("XID 79"), "{status}");
-    // Who runs keeps its quota, and may start again.
+    // The running container keeps its quota, and may start again.
     node.kubelet.start_container(&pod("before", 1), "main").await.unwrap();
     assert_eq!(limit(&node.pages(&running.device_ids)), 8 * GIB);
     assert!(node.status().await.gpus[0].health_reason.contains("XID 79"));

@@ -68,7 +68,7 @@ async fn a_gpu_is_sold_as_unequal_shares_under_their_own_names() {
     let small = run(&node, "b", SMALL, 1).await;
     let both = run(&node, "c", SMALL, 2).await;
     assert_eq!((gib(&node, &large), gib(&node, &small), gib(&node, &both)), (20, 10, 20));
-    // Whoever lives as it was sold takes nothing from anybody.
+    // A container that lives as it was sold takes nothing from anybody.
     offered(&node, 2, 4).await;
     assert_eq!(large.device_ids, [replica(0, 0)]);
     assert_eq!(small.device_ids, [replica(0, 0)], "the same id, another resource");
@@ -277,7 +277,7 @@ async fn a_container_with_two_of_our_resources_is_refused_before_it_starts() {
         assert!(text.contains("container server of pod default/greedy asks for"), "{text}");
         assert!(text.contains(&format!("{LARGE} and {SMALL}")), "{text}");
     }
-    // One each in two containers of a pod is fine, and so is whoever comes next.
+    // One each in two containers of a pod is fine, and so is the next pod.
     let pair = Pod::new("default", "pair")
         .with(Container::new("a").asking(LARGE, 1))
         .with(Container::new("b").asking(SMALL, 1));

@@ -86,7 +86,7 @@ async fn a_thousand_series_under_churn_stay_bounded_and_lose_nothing() {
     };
     let (churned, (scrapes, most)) = tokio::join!(churn, scraping);
     assert!(scrapes > 3 && churned > 0, "{scrapes} scrapes, {churned} pods");
-    // At most as many containers as there are replicas, whoever has come and gone.
+    // At most as many containers as there are replicas, however many have come and gone.
     assert!(most <= series + (96 - PODS) * (series / PODS), "{most} series");
 
     // All calls were counted, and those who went have left nothing.

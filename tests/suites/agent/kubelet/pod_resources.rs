@@ -59,7 +59,7 @@ async fn asks_kubelet_seldom() {
     assert_eq!(bounded(pod_resources.list(hour)).await.unwrap(), []);
     assert_eq!(node.kubelet.pod_lists(), 1);
     let started = Instant::now();
-    // A fresh one takes its time; whoever asks meanwhile shares it.
+    // A fresh one takes its time; concurrent requests share it.
     let (one, two) = tokio::join!(
         bounded(pod_resources.list(Duration::ZERO)),
         bounded(pod_resources.list(Duration::ZERO)),

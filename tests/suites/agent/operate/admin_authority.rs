@@ -27,7 +27,7 @@ async fn the_admin_socket_answers_whatever_the_authority_is() {
     }
 }
 
-/// Who asked is still what the kernel says.
+/// The caller is still identified by the kernel.
 #[tokio::test]
 async fn the_audit_trail_names_the_caller_behind_any_authority() {
     use tessera_kubelet_api::admin::{CordonRequest, CordonResponse};

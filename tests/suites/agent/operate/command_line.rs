@@ -22,7 +22,7 @@ fn a_wrong_configuration_exits_64_with_every_error() {
         );
         assert_eq!(stderr(&output), want);
     }
-    // Who only asks the plugin finds it as well as can be, and tells.
+    // A client of the plugin finds it as well as can be, and says so.
     let output = tessera().arg("--config").arg(&file).arg("status").output().unwrap();
     assert_eq!(output.status.code(), Some(69));
     assert!(stderr(&output).contains("config.toml:2: share.replicas: must"), "{}", stderr(&output));

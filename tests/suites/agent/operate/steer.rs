@@ -372,7 +372,7 @@ async fn a_cordoned_gpu_goes_to_nobody_else_and_its_containers_go_on() {
     let refused = node.allocate(&ids).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable);
     assert!(refused.message().contains("cordoned by") && refused.message().contains("fans"));
-    // Who runs goes on, starts again, and may still be steered.
+    // The running container goes on, starts again, and may still be steered.
     node.kubelet.start_container(&pod("a", 1), "main").await.unwrap();
     set(&node, memory("a", 9 * GIB)).await.unwrap();
 

@@ -52,7 +52,7 @@ fn whole_shares(suite: &Suite<'_>) -> Result<()> {
     pods[0].delete()?;
     ninth.wait_until_running()?;
     check_fill(ninth.fill(share)?, share)?;
-    // Whoever asks for less gets a share, which is what the server makes of it.
+    // A request for less gets a share, which is what the server makes of it.
     ninth.delete()?;
     Claim::share("512Mi", 10).create_template(suite, "less")?;
     let less = claims::idle(suite, "less", Source::Template("less"))?;

@@ -29,7 +29,7 @@ pub(crate) struct Sequence {
     origin: usize,
     /// How it restricts other calls.
     pub mode: Mode,
-    /// Who began it.
+    /// Its beginner.
     pub thread: std::thread::ThreadId,
     /// A rule was violated.
     pub invalid: bool,

@@ -169,7 +169,7 @@ mod body {
         let at = alloc_async(MIB, s).unwrap();
         synchronize(s);
         assert_eq!(reserved(pool), 32, "in use");
-        // A free that the GPU has not reached keeps its chunk, whoever synchronises what else.
+        // A free that the GPU has not reached keeps its chunk, whatever else is synchronised.
         keep_busy(kernel("spin"), s);
         ok(free_async(at, s));
         synchronize(new_stream());
@@ -570,7 +570,7 @@ mod body {
         assert_eq!(free_bytes(), room);
     }
 
-    /// Each pool is its creator's until it is destroyed, which succeeds once, whoever gives memory
+    /// Each pool is its creator's until it is destroyed, which succeeds once, whichever process gives memory
     /// back meanwhile.
     pub fn pools_come_and_go_while_other_threads_synchronise() {
         const ROUNDS: usize = 3000;

@@ -96,7 +96,7 @@ fn flood(address: SocketAddr, rate: u64, manners: &[Manner], stop: &AtomicBool, 
     let mut made = 0u64;
     while !stop.load(Ordering::Relaxed) {
         let due = u64::try_from(began.elapsed().as_millis()).unwrap() * rate / 1000;
-        // Who lags does not catch up with a burst of seconds.
+        // A client that lags does not catch up with a burst of seconds.
         made = made.max(due.saturating_sub(rate / 10));
         while made < due {
             let manner = manners[usize::try_from(made).unwrap() % manners.len()];

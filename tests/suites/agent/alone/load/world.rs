@@ -17,7 +17,7 @@ use tessera_harness::CProgram;
 /// An hour, in the seconds that a [`Clock`] is set by.
 pub const HOUR: i64 = 3600;
 
-/// The wall clock of whoever has [`Clock::envs`], every other clock being the machine's; and what that has
+/// The wall clock of every process with [`Clock::envs`], every other clock being the machine's; and what that has
 /// on its heap.
 pub struct Clock {
     library: PathBuf,

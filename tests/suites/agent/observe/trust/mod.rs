@@ -1,4 +1,4 @@
-//! Who uses the GPUs past their quota, and what containers lack of what they were given: real processes, in
+//! Use of the GPUs past the quota, and what containers lack of what they were given: real processes, in
 //! mount namespaces of their own where the test may make them.
 
 mod events;

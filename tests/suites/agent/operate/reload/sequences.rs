@@ -100,7 +100,7 @@ impl Sequence {
         let state = self.reloader().state();
         assert_eq!(state.is_successful(), outcome.problems.is_empty(), "{state:?}");
         let after = self.live();
-        // Who holds it may become known at any time.
+        // Its holder may become known at any time.
         let facts = |record: &Arc<Record>| Record { holder: None, ..Record::clone(record) };
         for (id, replicas) in self.held() {
             let (after, before) = (after.get(&id).map(facts), before.get(&id).map(facts));
