@@ -9,7 +9,7 @@ fn main() {
     // Every dynamic linker of the last fifteen years reads the GNU table of symbols.
     println!("cargo:rustc-cdylib-link-arg=-Wl,--hash-style=gnu");
     // Users' processes map it: without the symbol table it is a quarter smaller. What is exported
-    // stays named, and the build id tells debuggers and profilers one version from another.
+    // stays named, and the build id lets debuggers and profilers distinguish versions.
     if std::env::var("PROFILE").is_ok_and(|profile| profile == "release") {
         println!("cargo:rustc-cdylib-link-arg=-Wl,--strip-all,--build-id=sha1");
     }

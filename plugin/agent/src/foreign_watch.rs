@@ -78,7 +78,7 @@ impl Watch {
         let (mut offers, how) = match self.offers().await {
             Ok(found) => found,
             Err(error) => {
-                // No look: what was found stands. Housekeeping tells of a missing socket.
+                // No look: what was found stands. Housekeeping reports a missing socket.
                 let text = format!("it is not known what other plugins sell: {error}");
                 let text = (!matches!(error, PodResourcesError::Absent(_))).then_some(text);
                 self.board.set_condition(LOOKING, text);

@@ -63,7 +63,7 @@ pub(crate) fn seen(region: &Region, used: &Use) -> Seen {
         (used.snapshot.charged(gpu).saturating_add(overhead), quota.memory_limit_bytes)
     });
     Seen {
-        // Pages count all requests, sessions tell of some also when a page is ruined.
+        // Pages count all requests, sessions report some also when a page is ruined.
         refused: used.tally.refusals.max(counters.over_quota),
         largest_refused,
         refused_gpu: gpu.and_then(|gpu| usize::try_from(gpu).ok()),

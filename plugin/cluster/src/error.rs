@@ -208,7 +208,7 @@ pub enum ApiError {
     Forbidden {
         /// The request.
         call: Call,
-        /// The server's words. They tell a missing RBAC rule from an admission policy.
+        /// The server's words. They distinguish a missing RBAC rule from an admission policy.
         message: String,
     },
     /// There is no such object (any more).

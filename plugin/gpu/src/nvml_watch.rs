@@ -318,7 +318,7 @@ fn subscribe<'n>(
     }
     let mut without = |gpu: &Gpu, why: &dyn std::fmt::Display| {
         if reported.insert(gpu.uuid.clone()) {
-            warn!(%gpu, %why, "NVML has no XID events for this GPU; only probes tell of its health");
+            warn!(%gpu, %why, "NVML has no XID events for this GPU; only probes show its health");
         }
     };
     devices.retain(|(gpu, device)| match device.supported_event_types() {

@@ -45,7 +45,7 @@ pub enum SocketError {
     },
 }
 
-/// What tells one file from another that has taken its name. The inode number alone does not: tmpfs
+/// What distinguishes one file from another that has taken its name. The inode number alone does not: tmpfs
 /// and ext4 use it again at once. The time of birth does, and unlike the time of change it survives
 /// chmod and relabelling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -185,7 +185,7 @@ fn explanation(
 }
 
 /// The subject with its namespace, where a bare pod name means one pod of those that are asked for and may be seen: a
-/// source tells of a few of that name, which may all be another's.
+/// source knows a few of that name, which may all be another's.
 fn in_full(fleet: &Fleet, rights: &Rights, asked: &Parameters) -> String {
     let rights = only(rights, asked);
     let views = fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());

@@ -9,7 +9,7 @@ use crate::nvml::NVML_HOOKS;
 /// Why an NVML function is not hooked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NvmlPlan {
-    /// Tells of the GPU as such, which its tenants share, and names nobody.
+    /// Is about the GPU as such, which its tenants share, and names nobody.
     WholeGpu,
     /// Needs no hook.
     Never,

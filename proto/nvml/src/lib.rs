@@ -1,4 +1,4 @@
-//! What NVML tells of MIG instances and `nvml-wrapper` does not pass on: their ids, and which of them an
+//! What NVML reports about MIG instances and `nvml-wrapper` does not pass on: their ids, and which of them an
 //! event is about. The plugin itself forbids unsafe code.
 
 use std::mem;
@@ -28,7 +28,7 @@ pub fn instance_ids(nvml: &Nvml, device: &Device<'_>) -> Result<(u32, u32), Nvml
     Ok((gi, ci))
 }
 
-/// What tells a device from others for as long as the library is initialised, also when the GPU is lost and
+/// What distinguishes a device from others for as long as the library is initialised, also when the GPU is lost and
 /// answers nothing: its handle.
 #[must_use]
 pub fn identity(device: &Device<'_>) -> usize {

@@ -197,7 +197,7 @@ pub const IMPORTS: usize = 40;
 pub const LAUNCH_SHARDS: usize = 8;
 
 /// One process's entry, 1024 bytes. Only the holder of the slot's lock byte writes it, except that
-/// whoever takes a dead owner's lock zeroes it.
+/// the process that takes a dead owner's lock zeroes it.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Slot {
@@ -285,7 +285,7 @@ pub const fn is_departing(claimed_ns: u64, departing_ns: u64) -> bool {
     claimed_ns != 0 && departing_ns >= claimed_ns
 }
 
-/// What dead owners' slots said before a process of the tenant zeroed them; 192 bytes. Whoever holds such
+/// What dead owners' slots said before a process of the tenant zeroed them; 192 bytes. The holder of such
 /// a slot's lock adds to these words, so they are added to atomically, and never written otherwise while
 /// the generation lasts.
 #[repr(C, align(64))]

@@ -1,4 +1,4 @@
-//! What the kernel tells of another process.
+//! What the kernel reports about another process.
 
 use std::fs;
 

@@ -52,7 +52,7 @@ impl Kubectl {
         self.try_run(args, None)?.success(&format!("kubectl {}", args.join(" ")))
     }
 
-    /// Whether the API server has this version of a group: what it tells of its own version may be
+    /// Whether the API server has this version of a group: what it says about its own version may be
     /// empty.
     pub fn has_api(&self, version: &str) -> Result<bool> {
         Ok(self.run(&["api-versions"])?.lines().any(|line| line == version))

@@ -4,7 +4,7 @@ use tessera_tenant_program::rng::Rng;
 
 /// Bytes of an image.
 pub const PIXELS: usize = 1024;
-/// What the model tells apart.
+/// What the model distinguishes.
 pub const CLASSES: usize = 16;
 /// Bytes of the model's weights.
 pub const WEIGHTS: usize = PIXELS * CLASSES * size_of::<f32>();

@@ -383,7 +383,7 @@ fn age(dir: &Path, by: Duration) {
     dir.set_modified(then).expect("our own directory");
 }
 
-/// "auto": by the multiprocessors that NVML tells of, 1,536 threads each of an L4, 2,048 of an H100 and
+/// "auto": by the multiprocessors that NVML reports, 1,536 threads each of an L4, 2,048 of an H100 and
 /// of an A100, whose multiprocessors have half as many cores.
 #[test]
 fn the_charge_for_a_context_follows_the_gpu() {

@@ -26,7 +26,7 @@ use tessera_model::audit::Event;
 /// Lines that wait to be made events of.
 const QUEUE: usize = 128;
 
-/// How the telling goes.
+/// The state of the sending.
 #[derive(Debug, Default)]
 pub struct Counts {
     /// Requests that the API server accepted.

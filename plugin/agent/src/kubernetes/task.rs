@@ -50,7 +50,7 @@ impl Default for Timing {
     }
 }
 
-/// Tells the API server, until there are no more lines.
+/// Sends to the API server, until there are no more lines.
 pub(super) async fn run(
     agent: Arc<Agent>,
     board: Arc<StatusBoard>,

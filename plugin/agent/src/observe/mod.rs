@@ -331,7 +331,7 @@ impl Observer {
                 let its = |(_, pid): &&(usize, Option<u32>)| *pid == Some(process.pid);
                 dead[at].iter().filter(its).map(|(slot, _)| *slot).collect::<Vec<_>>()
             };
-            // What it has of each share, which NVML does not tell apart.
+            // What it has of each share, which NVML does not distinguish.
             let share = |at: usize, slots: &[usize]| {
                 let ((record, _), gpu) = tenants[at];
                 let its = before[at].iter().filter(|slot| slots.contains(&slot.index));

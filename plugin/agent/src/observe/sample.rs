@@ -9,7 +9,7 @@ use tessera_region::usage::SlotView;
 pub struct Member {
     /// Its pid on the host.
     pub pid: u32,
-    /// Its start time, clock ticks since boot: tells it from a namesake.
+    /// Its start time, clock ticks since boot: distinguishes it from a namesake.
     pub start: u64,
     /// What the driver says it uses; `None` where it does not tell.
     pub used_bytes: Option<u64>,

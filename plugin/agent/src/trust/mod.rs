@@ -145,7 +145,7 @@ impl Trust {
         lock(&self.uids).get(&(namespace.to_owned(), pod.to_owned())).cloned()
     }
 
-    /// How telling pods of it by Kubernetes' events goes.
+    /// The state of sending it to pods as Kubernetes events.
     #[must_use]
     pub fn events(&self) -> &Arc<Counts> {
         &self.events

@@ -49,7 +49,7 @@ pub enum Cause {
     Broken(String),
 }
 
-/// What a machine tells of Tessera without a plugin.
+/// What a machine shows of Tessera without a plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traces {
     /// There are pages or a ledger.

@@ -99,7 +99,7 @@ fn state(state: tessera_model::health::State) -> String {
     format!("{state:?}").to_lowercase()
 }
 
-/// Lines that tell of trouble, by kind, the latest kind first: by their places in the trail, for the clock
+/// Lines about trouble, by kind, the latest kind first: by their places in the trail, for the clock
 /// may have been set back.
 pub(super) fn incidents(trail: &[&Event]) -> Vec<Incident> {
     let mut kinds: BTreeMap<&'static str, (usize, Incident)> = BTreeMap::new();
@@ -121,7 +121,7 @@ pub(super) fn incidents(trail: &[&Event]) -> Vec<Incident> {
     incidents.into_iter().map(|(_, incident)| incident).collect()
 }
 
-/// Whether a line tells of something refused, late or wrong.
+/// Whether a line is about something refused, late or wrong.
 fn is_trouble(what: &What) -> bool {
     what.is_tenants() && *what != What::Started
 }

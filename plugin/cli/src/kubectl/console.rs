@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// Where to serve it
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9482")]
     listen: SocketAddr,
-    /// Who may see what: all that reach a loopback address see what you do; elsewhere a token's rights on pods decide
+    /// Readers' rights: all that reach a loopback address see what you do; elsewhere a token's rights on pods decide
     #[arg(long, value_enum, default_value = "auto")]
     authorisation: Who,
     /// PEM file of the certificate; without one, the console makes its own where it does not listen on loopback

@@ -34,7 +34,7 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    /// Starts asking where the configuration says, once in `interval`. Of being stopped it tells whoever has taken the
+    /// Starts asking where the configuration says, once in `interval`. It reports a stop to the owner of the
     /// terminal: all others may be stopped as ever.
     pub fn start(config: Config, interval: Duration, has_terminal: bool) -> anyhow::Result<Self> {
         let (sender, news) = channel();

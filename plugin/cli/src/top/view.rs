@@ -17,7 +17,7 @@ use tessera_model::duration;
 use tessera_model::time_format;
 use tessera_system::terminal::Look;
 
-/// Styles and characters. Without colour, weight and reversal still tell things apart.
+/// Styles and characters. Without colour, weight and reversal still distinguish things.
 #[derive(Clone, Copy)]
 pub(super) struct Paint(pub Look);
 

@@ -30,7 +30,7 @@ use super::taints::{NO_SCHEDULE, Since};
 use super::validate;
 use crate::names;
 
-/// Own writes that are known again when the watch tells of them.
+/// Own writes that are recognised when the watch reports them.
 const REMEMBERED: usize = 256;
 /// How long slices that the server refused as invalid are not sent again, unless others are wanted.
 const REFUSED_FOR: Duration = Duration::from_secs(600);

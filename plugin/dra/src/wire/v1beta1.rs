@@ -1,4 +1,4 @@
-//! DRA v1beta1. It knows no share ids; kubelet needs none to tell devices of one request apart.
+//! DRA v1beta1. It knows no share ids; kubelet needs none to distinguish devices of one request.
 
 use tessera_cluster::resource::ClaimRef;
 use tessera_kubelet_api::dra::v1beta1::dra_plugin_server::DraPlugin;

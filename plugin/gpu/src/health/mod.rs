@@ -27,7 +27,7 @@ use tessera_model::health::State;
 use gpu::Machine;
 use tessera_config::{self as config, XidAction};
 
-/// What the driver reports. A GPU in MIG mode is named by the UUIDs of its instances: whoever watches
+/// What the driver reports. A GPU in MIG mode is named by the UUIDs of its instances: the watcher
 /// resolves what the driver says of the whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observation {
@@ -45,7 +45,7 @@ pub enum Observation {
         /// The driver's word.
         answer: Result<(), Silence>,
     },
-    /// What NVML tells of a GPU's memory and of what it would take to repair it.
+    /// NVML's facts about a GPU's memory and about what it would take to repair it.
     Condition {
         /// The GPU.
         uuid: String,

@@ -15,7 +15,7 @@ use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmodat};
 use super::Dir;
 use super::dir::kind;
 
-/// What tells one file from another that has taken its name: device, inode, and time of birth where the file
+/// What distinguishes one file from another that has taken its name: device, inode, and time of birth where the file
 /// system knows it, because an inode number is used again at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {

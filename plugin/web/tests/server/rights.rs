@@ -148,7 +148,7 @@ async fn a_bare_pod_name_is_the_readers_own_whatever_others_call_theirs() {
             let explanation = explained::explanation(vec![explained::story(namespace)], false);
             Explanations::of(vec![("n1".to_owned(), explanation)])
         };
-        // A source tells of the first few: here of none of the reader's.
+        // A source knows the first few: here of none of the reader's.
         script.explanations = vec![
             ("chat".into(), answer_of("ns-beta")),
             ("ns-alpha/chat".into(), answer_of("ns-alpha")),

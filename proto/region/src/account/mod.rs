@@ -8,7 +8,7 @@
 //!
 //! | What | Then |
 //! |---|---|
-//! | process killed with bytes granted or reserved | they stay charged until the driver has them back: the plugin sees that, or the page's departure passes. Who does not fit beside them alone waits, up to [`DEPARTURE_PATIENCE`] |
+//! | process killed with bytes granted or reserved | they stay charged until the driver has them back: the plugin sees that, or the page's departure passes. A request that does not fit only because of them waits, up to [`DEPARTURE_PATIENCE`] |
 //! | holder of the queue lock killed | the kernel releases the lock |
 //! | no descriptor left, or the path leads elsewhere (`chroot`) | no queue and no recovery by this process: it waits and retries, and refuses what does not fit |
 //! | a process stopped in the middle of a driver call | who would only fit without its bytes waits up to [`PATIENCE`], then is refused as [`Reason::Contended`] |

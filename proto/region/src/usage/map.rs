@@ -14,8 +14,8 @@ use crate::layout::{
 };
 use crate::os::{self, Map, TryLock};
 
-/// Rounds over all slots before they count as taken, a millisecond apart: whoever looks for dead
-/// owners holds a free slot's lock for some microseconds.
+/// Rounds over all slots before they count as taken, a millisecond apart: a process that looks for
+/// dead owners holds a free slot's lock for some microseconds.
 const CLAIM_ROUNDS: usize = 4;
 /// The same where slots are free but for what the driver has of dead owners still.
 const DEPARTING_ROUNDS: usize = 64;
@@ -113,7 +113,7 @@ impl UsageMap {
 
     /// The living processes that hold bytes on a GPU: their pids, as they say, in their own pid
     /// namespaces, and the bytes granted to each. Returns how many of `into` it filled. Opens the
-    /// file to tell the living; if it cannot, all count.
+    /// file to know the living; if it cannot, all count.
     pub fn holders(&self, gpu: usize, into: &mut [(u32, u64); SLOTS]) -> usize {
         let mut count = 0;
         self.each_holder(gpu, |pid, bytes| {
@@ -167,7 +167,7 @@ impl UsageMap {
         if is_departing(claimed, since) && since <= now {
             return Buried::Departing;
         }
-        // A slot without a claim was left half zeroed, which whoever did it had a reason for; and one of
+        // A slot without a claim was left half zeroed, for which its writer had a reason; and one of
         // the future was never claimed.
         if claimed == 0 || claimed > now {
             self.recover(slot);
@@ -182,8 +182,8 @@ impl UsageMap {
         &self.page.slots[index]
     }
 
-    /// How many slots sums must look at. Loaded after the fence of a publication: whoever claimed
-    /// a slot raised it before.
+    /// How many slots sums must look at. Loaded after the fence of a publication: every claim
+    /// of a slot raised it before.
     pub(crate) fn high_water(&self) -> usize {
         let mark = self.page.header.high_water.load(Ordering::Acquire);
         usize::try_from(mark).unwrap_or(SLOTS).min(SLOTS)

@@ -29,7 +29,7 @@ Scenarios
   interfere   a server of requests beside a backlogged neighbour
               [--rate R] [--weights SERVER,NEIGHBOUR] [--request-us LIST] [--processes N]
   reclaim     a tenant that comes and goes beside a backlogged neighbour
-              [--burst-ms B] [--pause-ms P] [--weights LENDER,NEIGHBOUR]
+              [--burst-ms B] [--pause-ms P] [--weights BURSTY,NEIGHBOUR]
   sweep       share at 75/25 on machines whose events and switches cost more and more, as a table
   late        a strict share beside late neighbours [--case TEXT]
   newcomer    80 % beside one that was alone with 10 s of work queued
@@ -42,7 +42,7 @@ Options
   --kernel-us LIST    the backlogged tenants' kernels; tenants are separated by / (200)
   --kernels N         that many of each (1)
   --graph             all of a tenant's as one graph
-  --shallow-ms N      that long each begins with one launch in flight (300); 0: who comes first has
+  --shallow-ms N      that long each begins with one launch in flight (300); 0: the first to come has
                       the queue full before another is there
   --processes N       processes of each backlogged tenant (1)
   --gate bare|tessera|run|both                (both: bare, then tessera)
@@ -282,9 +282,9 @@ impl Options {
 
     fn reclaim(&self, gate: Gate) -> anyhow::Result<(Value, String)> {
         let cores = |index: usize| self.weights.get(index).copied().unwrap_or(50.0);
-        let lender = reclaim::lender(cores(0), &self.request_us, self.burst_ms, self.pause_ms);
+        let bursty = reclaim::bursty(cores(0), &self.request_us, self.burst_ms, self.pause_ms);
         let done =
-            reclaim::round(&self.place, &lender, &self.backlog(0, cores(1)), gate, self.length)?;
+            reclaim::round(&self.place, &bursty, &self.backlog(0, cores(1)), gate, self.length)?;
         let text = format!(
             "first operation later than alone by p50 {} p90 {} p99 {} max {} µs ({} times)",
             done["p50_us"], done["p90_us"], done["p99_us"], done["max_us"], done["reclaims"]

@@ -63,7 +63,7 @@ fn tenant(tenant: &TenantShare) -> String {
     text
 }
 
-/// As much of an id as tells it from others.
+/// As much of an id as distinguishes it from others.
 fn short(id: &str) -> &str {
     id.get(..8).unwrap_or(id)
 }

@@ -21,7 +21,7 @@ pub fn configuration_changes_under_a_running_pod(suite: &Suite<'_>) -> Result<()
         publish(suite, "1", &eight)?;
         suite.plugin.wait_for_replicas(15)?;
         publish(suite, "2", "[share]\nreplicas = 0\n")?;
-        wait::until("status tells of the bad file", wait::LIMIT, || {
+        wait::until("status reports the bad file", wait::LIMIT, || {
             let status = suite.plugin.status()?;
             let errors = status["plugin"]["configuration"]["errors"].clone();
             let count = errors.as_array().context("errors")?.len();

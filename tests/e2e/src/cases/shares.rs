@@ -35,7 +35,7 @@ pub fn unequal_shares_are_sold_and_held_by_name(suite: &Suite<'_>) -> Result<()>
         let (beside, alone) = if four.gpu()?.uuid == uuid { (four, other) } else { (other, four) };
         ensure!(alone.gpu()?.uuid != uuid, "both on one GPU");
         check_fill(beside.fill(4 * (600 << 20))?, 4 * (600 << 20))?;
-        // Kubelet tells of holders a moment later.
+        // Kubelet reports holders a moment later.
         let status = wait::until("status names all three", wait::LIMIT, || {
             let status = suite.plugin.status()?;
             let allocations = status["allocations"].as_array().context("allocations")?;

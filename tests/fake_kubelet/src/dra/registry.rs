@@ -22,7 +22,7 @@ const INFO: Duration = Duration::from_secs(5);
 const GET_INFO: &str = "/pluginregistration.Registration/GetInfo";
 const NOTIFY: &str = "/pluginregistration.Registration/NotifyRegistrationStatus";
 
-/// Tells a socket from another of its name.
+/// Distinguishes a socket from another of its name.
 pub(super) type Identity = (u64, u64, Option<SystemTime>);
 
 /// Registers what appears and forgets what is gone, for as long as the stand-in lives.

@@ -194,7 +194,7 @@ impl TestNode {
         Arc::clone(self.running.as_ref().unwrap().sources.agent().unwrap())
     }
 
-    /// What the plugin tells of itself.
+    /// What the plugin says about itself.
     pub fn sources(&self) -> &StatusView {
         &self.running.as_ref().unwrap().sources
     }

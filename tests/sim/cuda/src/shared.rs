@@ -75,7 +75,7 @@ impl Header {
     }
 }
 
-/// When the shared state was created: tells it from another.
+/// When the shared state was created: distinguishes it from another.
 pub(crate) fn created(driver: &Driver) -> u64 {
     driver.session.shared().created_ns.load(std::sync::atomic::Ordering::Relaxed)
 }

@@ -1,5 +1,5 @@
-//! Which GPUs a container gets on a node of eight: the plugin as a process, on simulated GPUs that tell
-//! of NVLinks, PCIe switches and NUMA nodes, through kubelet's own calls.
+//! Which GPUs a container gets on a node of eight: the plugin as a process, on simulated GPUs that report
+//! NVLinks, PCIe switches and NUMA nodes, through kubelet's own calls.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -27,7 +27,7 @@ impl Node {
         bounded(self.0.kubelet.wait_allocatable(GPU, replicas)).await;
     }
 
-    /// Tells of XID 95 until it is heard: after a new initialisation events may come a moment later than
+    /// Reports XID 95 until it is heard: after a new initialisation events may come a moment later than
     /// the first answers.
     async fn taken_out_by_95(&self, gpu: &str) {
         bounded(async {

@@ -3,10 +3,10 @@
 //!
 //! - a **backlog** ([`backlog`]): launches as fast as the driver takes them, without end;
 //! - a **server** ([`serve`]): requests that arrive whether or not the last one is done;
-//! - a **lender** ([`lend`]): idle for a while, then wants the GPU at once.
+//! - a **bursty load** ([`reclaim`]): idle for a while, then wants the GPU at once.
 
 mod backlog;
-mod lend;
+mod reclaim;
 mod serve;
 mod work;
 
@@ -44,8 +44,8 @@ pub struct Options {
     closed: bool,
     /// Whether arrivals are exponentially distributed instead of evenly.
     poisson: bool,
-    /// For a lender: how long it is busy, and idle on average.
-    lend: Option<(Duration, Duration)>,
+    /// For a bursty load: how long it is busy, and idle on average.
+    bursts: Option<(Duration, Duration)>,
     limit: Option<Duration>,
     /// What the driver's account is to call this process.
     name: Option<std::ffi::CString>,
@@ -82,7 +82,7 @@ impl Options {
             rate: (rate > 0.0).then_some(rate),
             closed: args.flag("--closed"),
             poisson: args.flag("--poisson"),
-            lend: burst.zip(pause),
+            bursts: burst.zip(pause),
             limit: match args.number::<u64>("--for", 0)? {
                 0 => None,
                 seconds => Some(Duration::from_secs(seconds)),
@@ -93,12 +93,12 @@ impl Options {
             return Err(Exit::usage("--rate must be from 0 to 1000000 per second"));
         }
         if burst.is_some() != pause.is_some() {
-            return Err(Exit::usage("a lender needs both --burst-ms and --pause-ms"));
+            return Err(Exit::usage("a bursty load needs both --burst-ms and --pause-ms"));
         }
-        let kinds = [options.lend.is_some(), options.rate.is_some(), options.closed];
+        let kinds = [options.bursts.is_some(), options.rate.is_some(), options.closed];
         if kinds.into_iter().filter(|&is| is).count() > 1 {
             return Err(Exit::usage(
-                "--rate and --closed are for servers, --burst-ms for a lender",
+                "--rate and --closed are for servers, --burst-ms for a bursty load",
             ));
         }
         Ok(options)
@@ -118,8 +118,8 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     let clock = Clock::start(options.limit);
     if options.rate.is_some() || options.closed {
         serve::run(&work, options, clock)
-    } else if let Some((burst, pause)) = options.lend {
-        lend::run(&work, burst, pause, clock)
+    } else if let Some((burst, pause)) = options.bursts {
+        reclaim::run(&work, burst, pause, clock)
     } else {
         backlog::run(&work, options, clock)
     }

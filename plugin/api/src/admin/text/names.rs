@@ -1,4 +1,4 @@
-//! Ids as short as tells them apart: any command that takes an id takes its beginning.
+//! Ids as short as is unambiguous: any command that takes an id takes its beginning.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ impl Names {
     }
 }
 
-/// Beginnings that tell apart: an id differs most from those beside it in order.
+/// Unambiguous beginnings: an id differs most from those beside it in order.
 fn shorten(
     mut ids: Vec<&str>,
     short: &mut BTreeMap<String, String>,

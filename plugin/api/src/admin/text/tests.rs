@@ -240,7 +240,7 @@ fn several_resources_are_distinguished() {
     let described = "registered, kubelet watches; retired, served while it is held";
     assert_eq!(cells(old), ["x.dev/old", described, "0", "2"]);
     assert!(text.contains("large: 1 of 1, small: 0 of 1"), "{text}");
-    // Where their last parts do not tell them apart, whole.
+    // Where their last parts do not distinguish them, whole.
     status.gpus[0].replicas = vec![replica("x.dev/a", ""), replica("y.dev/a", "id")];
     assert!(plain(&status).contains("x.dev/a: 1 of 1, y.dev/a: 0 of 1"), "{}", plain(&status));
     status.gpus[0].replicas = vec![replica("x.dev/large", ""), replica("x.dev/small", "id")];

@@ -263,7 +263,7 @@ async fn without_a_server_events_cost_a_counter() {
     assert_eq!(node.agent().trust().events().all()[0].1, 0);
     assert_eq!(api.connections.load(Ordering::Relaxed), 0);
     node.stop_plugin().await;
-    // Switched off, there is nobody to tell.
+    // Switched off, no event is sent.
     node.settings = format!("{SETTINGS}[kubernetes]\nevents = \"off\"\n");
     node.events = api.timing();
     node.start_plugin().await;
