@@ -28,7 +28,7 @@ use tessera_tenant::regions;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
-    /// Tell every error of a configuration, with line and key, also against this machine's GPUs
+    /// List every error of a configuration, with line and key, also against this machine's GPUs
     ///
     /// Exits 0 if it could be put in force, 1 if it could and would leave none of this machine's GPUs to
     /// sell, 64 if not.
@@ -39,7 +39,7 @@ pub(super) enum ConfigCommand {
         /// The file, or "-" for standard input [default: --config]
         file: Option<PathBuf>,
     },
-    /// Tell what a configuration would change, for the node and each running allocation
+    /// Show what a configuration would change, for the node and each running allocation
     ///
     /// Asks the running plugin; without one, goes by the ledger or the pages and by this machine's GPUs, and
     /// says what it cannot know. Changes nothing. Exits 0, or 64 for a configuration that would be
@@ -51,7 +51,7 @@ pub(super) enum ConfigCommand {
         #[arg(long, short, value_enum, default_value = "text")]
         output: Format,
     },
-    /// Have the running plugin read its file again, and tell what came of it
+    /// Have the running plugin read its file again, and show the outcome
     ///
     /// It does so by itself when the file changes, and on SIGHUP. Exits 0 if the file is in force, 64 if it
     /// was refused and the configuration before stays, 69 if the plugin does not answer.

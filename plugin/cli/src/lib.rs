@@ -124,7 +124,7 @@ enum Command {
     Demo(tessera_demo::Args),
     /// Serve the page for all nodes of a cluster, with a kubeconfig or in a pod
     Console(ConsoleCommand),
-    /// Check a configuration, tell what it would change, have it read again
+    /// Check a configuration, show what it would change, have it read again
     Config {
         #[command(subcommand)]
         command: ConfigCommand,

@@ -5,7 +5,7 @@
 //!   with `pread` and believes nothing.
 //! - **session socket** (`session.sock`, `SOCK_SEQPACKET`): fixed 64-byte messages.
 //!
-//! [`usage`] tells the life of a slot, [`ledger`] how processes share a limit without a lock, and why
+//! [`usage`] describes the life of a slot, [`ledger`] how processes share a limit without a lock, and why
 //! that is right; [`account`] is what the shim calls. `docs/pages.md` has every byte and ordering.
 //!
 //! Both pages carry magic and ABI version; the magic is published last with `Release`. Offsets are

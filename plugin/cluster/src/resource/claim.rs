@@ -77,7 +77,7 @@ pub struct DeviceResult {
     pub pool: String,
     /// The device.
     pub device: String,
-    /// Tells shares of one device apart; `None` for a whole device.
+    /// Distinguishes shares of one device; `None` for a whole device.
     pub share_id: Option<String>,
     /// What the scheduler counts, as quantities; empty for a whole device.
     pub consumed_capacity: BTreeMap<String, String>,

@@ -172,7 +172,7 @@ mod body {
         ok(destroy(deferred));
     }
 
-    /// What `cuArrayGetMemoryRequirements` tells is what an array of that shape takes.
+    /// What `cuArrayGetMemoryRequirements` reports is what an array of that shape takes.
     pub fn the_size_reported_is_the_size_taken() {
         retain(0);
         let room = free_bytes();
