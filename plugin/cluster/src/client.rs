@@ -89,7 +89,8 @@ impl Client {
         &self.access
     }
 
-    /// Whether requests carry a bearer token: not those of a kubeconfig with a client certificate.
+    /// Whether requests carry a bearer token of their user: not those of a kubeconfig with a client certificate, nor
+    /// those that impersonate another user (`as`).
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -273,8 +274,9 @@ fn connect(
     let mut builder = Builder::new(TokioExecutor::new());
     builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).pool_max_idle_per_host(idle);
     let auth = config.auth_layer().map_err(|error| chain(&error))?;
+    let of_user = &config.auth_info;
     let has_token = matches!(access, Access::Server(_))
-        || auth.is_some() && config.auth_info.username.is_none();
+        || auth.is_some() && of_user.username.is_none() && of_user.impersonate.is_none();
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(auth)

@@ -177,8 +177,8 @@ pub(crate) fn failed(error: &ApiError, viewer: &str) -> AskError {
             if call.kind == tessera_cluster::Kind::ServiceAccountToken =>
         {
             AskError::Forbidden(format!(
-                "your kubeconfig has a client certificate and no token, which a plugin could check, and you may make \
-                 none for {viewer}: {message}; use a kubeconfig with a token, or ask for `create` on \
+                "your kubeconfig has no token of yours that a plugin could check (it has a client certificate, or \
+                 impersonates a user), and you may make none for {viewer}: {message}; use a kubeconfig with a token, or ask for `create` on \
                  serviceaccounts/token of {viewer}"
             ))
         }
@@ -186,8 +186,8 @@ pub(crate) fn failed(error: &ApiError, viewer: &str) -> AskError {
             if call.kind == tessera_cluster::Kind::ServiceAccountToken =>
         {
             AskError::Forbidden(format!(
-                "your kubeconfig has a client certificate and no token, which a plugin could check, and there is no \
-                 service account {viewer} to have one of: use a kubeconfig with a token, or install the chart's"
+                "your kubeconfig has no token of yours that a plugin could check (it has a client certificate, or \
+                 impersonates a user), and there is no service account {viewer} to have one of: use a kubeconfig with a token, or install the chart's"
             ))
         }
         error => AskError::Silent(error.to_string()),

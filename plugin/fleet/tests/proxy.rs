@@ -103,6 +103,23 @@ async fn one_nodes_trouble_is_a_sentence_beside_it_and_nothing_for_the_others() 
 }
 
 #[tokio::test]
+async fn an_impersonated_user_is_not_shown_what_the_token_may_see() {
+    let world = World::new(&[("a", Some(Behind::Knows("of-tessera-viewer".into(), view("a"))))]);
+    let file = world.dir.path().join("config");
+    let config = world.server.kubeconfig();
+    std::fs::write(&file, config.replace("token: secret", "token: secret, as: jane")).unwrap();
+    let entry = world.fleet().gather().await.unwrap().nodes.remove(0);
+    assert!(entry.answers, "{entry:?}");
+    let asked = world.server.asked();
+    assert!(!asked.is_empty());
+    for one in asked {
+        assert_eq!(one.headers["impersonate-user"], "jane", "{one:?}");
+        let passed = one.headers.get("tessera-authorization");
+        assert!(passed.is_none_or(|token| token == "Bearer of-tessera-viewer"), "{one:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_node_that_falls_silent_keeps_its_last_view() {
     let world = World::new(&[("a", Some(Behind::Answers(200, view("a"))))]);
     let fleet = world.fleet();

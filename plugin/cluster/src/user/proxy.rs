@@ -55,7 +55,8 @@ pub struct Passed {
 
 impl UserClient {
     /// What a pod answers. The person's bearer token goes with it in a header that the proxy passes on; where there
-    /// is none (client certificates), one for the service account `viewer` in the pod's namespace.
+    /// is none (client certificates), or it is not of the user in use (impersonation), one for the service account
+    /// `viewer` in the pod's namespace.
     ///
     /// # Errors
     /// See [`ApiError`]: without a way to the API server or a token, in time, or of a size to be read. An answer
