@@ -44,6 +44,7 @@ use crate::trust::strangers::{Stranger, Strangers};
 use crate::trust::sweep::Sweep;
 use tessera_gpu::{Discovery, GpuProcess};
 use tessera_model::allocation_id::AllocationId;
+use tessera_model::counted::plural;
 use tessera_model::record::Record;
 use tessera_peers::{TenantSessions, TokenBucket};
 use tessera_tenant::regions::Region;
@@ -303,7 +304,11 @@ impl Observer {
         let processes = match self.discovery.processes(uuid) {
             Ok(processes) => processes,
             Err(error) => {
-                self.silent.insert(uuid.to_owned(), error);
+                // Of a GPU that has left the node the driver knows nothing.
+                match self.agent.inventory().catalogue().gpus.contains_key(uuid) {
+                    true => self.silent.insert(uuid.to_owned(), error),
+                    false => self.silent.remove(uuid),
+                };
                 tenants.iter().for_each(|((_, r), gpu)| r.observed().set_used(*gpu, None));
                 return Look::default();
             }
@@ -581,10 +586,10 @@ impl Observer {
     fn say_what_is_silent(&self) {
         let text = self.silent.iter().next().map(|(uuid, reason)| {
             format!(
-                "the driver does not tell what processes hold on {} GPUs, {uuid} among them: \
-                 {reason}. Memory that no call shows is charged by gpus.context_overhead alone, and \
-                 nothing is audited there",
-                self.silent.len()
+                "the driver does not tell what processes hold on {}, {uuid} among them: {reason}. \
+                 Memory that no call shows is charged by gpus.context_overhead alone, and nothing is \
+                 audited there",
+                plural(self.silent.len(), "GPU")
             )
         });
         if self.board.set_condition("observation", text.clone()) {

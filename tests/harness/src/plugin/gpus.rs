@@ -62,6 +62,9 @@ impl Discovery for FakeGpus {
 
     fn processes(&self, uuid: &str) -> Result<Vec<GpuProcess>, String> {
         self.looks.fetch_add(1, Ordering::Relaxed);
+        if !self.gpus.lock().unwrap().iter().any(|gpu| gpu.uuid == uuid) {
+            return Err("a query to find an object was unsuccessful".to_owned());
+        }
         Ok(self.processes.lock().unwrap().get(uuid).cloned().unwrap_or_default())
     }
 

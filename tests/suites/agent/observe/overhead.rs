@@ -1,6 +1,7 @@
 //! Memory beyond the account: what the driver shows of tenants' processes, published and audited.
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use tessera_gpu::GpuProcess;
 use tessera_harness::plugin::*;
@@ -135,4 +136,19 @@ async fn where_the_driver_does_not_tell_nothing_is_published_and_status_says_so(
     assert_eq!(overhead(&pages), 0);
     let allocation = node.allocation(&admitted.device_ids).await.unwrap();
     assert_eq!(allocation.gpus[0].memory_nvml_bytes, None);
+}
+
+#[tokio::test]
+async fn of_a_gpu_that_has_left_the_node_the_driver_need_not_tell() {
+    let mut node = TestNode::start().await;
+    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let gone = node.allocation(&admitted.device_ids).await.unwrap().gpus.remove(0).uuid;
+    node.stop_plugin().await;
+    node.gpus.gpus.lock().unwrap().retain(|gpu| gpu.uuid != gone);
+    node.start_plugin().await;
+    // The second look follows what was said of the first.
+    let before = node.gpus.looks.load(Ordering::Relaxed);
+    until(|| (node.gpus.looks.load(Ordering::Relaxed) >= before + 2).then_some(())).await;
+    let warnings = node.status().await.warnings;
+    assert!(!warnings.iter().any(|warning| warning.contains("does not tell")), "{warnings:?}");
 }
