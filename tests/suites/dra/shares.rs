@@ -1,10 +1,11 @@
 //! What a tenant sees of its claim, and that it gets no more.
 
+use tessera_harness::metrics::scrape_until;
 use tessera_harness::plugin::bounded;
 use tessera_harness::{Conversation, GIB, MIB};
 
 use super::claim::{claim, one};
-use super::node::{CONTEXT, Node, contained};
+use super::node::{CONTEXT, Node, Plugin, contained};
 
 const OUT_OF_MEMORY: i64 = 2;
 
@@ -74,10 +75,32 @@ async fn two_requests_of_one_gpu_in_one_container_are_their_sum() {
     // More than either has, and no more than both.
     tenant.must(&format!("alloc {}", 2 * GIB + 512 * MIB));
     assert_eq!(tenant.ask(&format!("alloc {}", 512 * MIB)).result, OUT_OF_MEMORY);
+    are_series(&node, &[2 * GIB, GIB], 2 * GIB + 512 * MIB + CONTEXT).await;
     // And of two claims.
+    drop(tenant);
     let third = node.prepare(&one("third", &device, "1Gi", "10")).await.unwrap();
     let mut tenant = node.tenant(&container.and(third));
     assert_eq!(tenant.must("total 0"), 4 * GIB);
+    tenant.must("retain 0");
+    tenant.must(&format!("alloc {}", 3 * GIB + 512 * MIB));
+    are_series(&node, &[2 * GIB, GIB, GIB], 3 * GIB + 512 * MIB + CONTEXT).await;
+}
+
+/// Waits until each share is a series of its own in the metrics, and their sum is what the container uses.
+async fn are_series(node: &Node, limits: &[u64], used: u64) {
+    let address = node.plugin.as_ref().and_then(Plugin::address).unwrap();
+    #[allow(clippy::cast_precision_loss, reason = "below 2^53")]
+    let (mut limits, used): (Vec<f64>, f64) =
+        (limits.iter().map(|limit| *limit as f64).collect(), used as f64);
+    limits.sort_by(f64::total_cmp);
+    scrape_until(address, |exposed| {
+        let series = exposed.of("tessera_container_memory_limit_bytes");
+        let mut exposed_limits: Vec<f64> = series.map(|sample| sample.value).collect();
+        exposed_limits.sort_by(f64::total_cmp);
+        let sum = exposed.sum("tessera_container_memory_used_bytes", &[]);
+        (exposed_limits == limits && (sum - used).abs() < 1.0).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{DRIVER, claims, slices};
 use crate::deploy::{Plugin, REPLICAS};
-use crate::host::CONFIG;
+use crate::host::{CONFIG, CONFIGURED};
 use crate::kubectl::Kubectl;
 use crate::suite::Suite;
 use crate::wait::{self, Look};
@@ -80,6 +80,8 @@ pub fn enter(suite: &Suite<'_>) -> Result<()> {
 /// # Errors
 /// The node goes on offering replicas, or the driver does not come up.
 pub fn deploy(suite: &Suite<'_>) -> Result<()> {
+    // Cases leave the device plugin's configuration there, which the new pod would read instead of its own.
+    suite.host(&format!("rm -f {CONFIGURED}"))?;
     suite.plugin.set_offers(0);
     let config = format!("{CONFIG}{ALL}");
     suite.plugin.apply(&suite.repo.join(MANIFEST), &config, |pod| {
