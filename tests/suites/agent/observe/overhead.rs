@@ -142,7 +142,7 @@ async fn where_the_driver_does_not_tell_nothing_is_published_and_status_says_so(
 async fn of_a_gpu_that_has_left_the_node_the_driver_need_not_tell() {
     let mut node = TestNode::start().await;
     let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let gone = node.allocation(&admitted.device_ids).await.unwrap().gpus.remove(0).uuid;
+    let gone = node.allocation(&admitted.device_ids).await.unwrap().gpus.remove(0).gpu_uuid;
     node.stop_plugin().await;
     node.gpus.gpus.lock().unwrap().retain(|gpu| gpu.uuid != gone);
     node.start_plugin().await;

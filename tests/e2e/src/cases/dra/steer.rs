@@ -98,7 +98,8 @@ pub fn dra_quota_changes_under_a_running_claim(suite: &Suite<'_>) -> Result<()> 
             let events = suite.events_of("rest")?;
             let text = Value::from(events).to_string();
             Ok(Look::when(
-                text.contains("FailedPrepareDynamicResources") && text.contains("Mi"),
+                text.contains("FailedPrepareDynamicResources")
+                    && text.contains("others hold 2 GiB: 2.5 GiB do not fit"),
                 text,
             ))
         })?;
