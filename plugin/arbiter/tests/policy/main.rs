@@ -8,8 +8,11 @@ mod pauses;
 mod shares;
 mod steps;
 mod tied;
+mod woken;
 
-use tessera_arbiter::policy::model::{Change, Figures, Load, Scenario, TenantFigures, simulate};
+use tessera_arbiter::policy::model::{
+    Change, Figures, LateWakes, Load, Scenario, TenantFigures, simulate,
+};
 use tessera_arbiter::policy::{GateState, MS, Policy, Settings, Share, ShareKind, TenantId};
 
 const US: u64 = 1_000;
@@ -27,7 +30,7 @@ fn strict(millis: u32) -> Share {
 
 fn scenario(loads: Vec<Load>, until: u64) -> Scenario {
     let (settings, changes) = (Settings::default(), vec![]);
-    Scenario { settings, loads, changes, delay: DELAY, switch: 0, seed: 1, until }
+    Scenario { settings, loads, changes, delay: DELAY, late_wakes: None, switch: 0, seed: 1, until }
 }
 
 fn play(loads: Vec<Load>, until: u64) -> Figures {

@@ -159,7 +159,7 @@ impl World {
         self.tick = (deadline, self.tick.1 + 1);
         if let Some(at) = deadline {
             // Timers are late, like messages.
-            let late = self.random.within(self.delay);
+            let late = self.wake();
             self.at(at.max(self.now) + late, Event::Tick(self.tick.1));
         }
     }

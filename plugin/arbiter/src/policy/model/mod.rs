@@ -100,6 +100,16 @@ pub enum Change {
     Leave(usize),
 }
 
+/// Threads that the host wakes late, as virtual machines do whose processors others use: some messages,
+/// commands and timers take longer than [`Scenario::delay`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LateWakes {
+    /// One of so many is late.
+    pub one_in: u64,
+    /// Shortest and longest time by which it is late, nanoseconds.
+    pub ns: (u64, u64),
+}
+
 /// A simulation.
 #[derive(Clone, Debug)]
 pub struct Scenario {
@@ -111,6 +121,8 @@ pub struct Scenario {
     pub changes: Vec<(u64, Change)>,
     /// Shortest and longest delay of a message or command, nanoseconds.
     pub delay: (u64, u64),
+    /// Threads that the host wakes late.
+    pub late_wakes: Option<LateWakes>,
     /// What a change of the GPU to another tenant's work takes, nanoseconds.
     pub switch: u64,
     /// The seed.

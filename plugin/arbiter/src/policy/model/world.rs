@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use super::super::Policy;
 use super::super::types::{Pace, TenantId};
 use super::op::{Op, Slices, Turn};
-use super::{Change, Figures, Load, Random, Scenario, TenantFigures};
+use super::{Change, Figures, LateWakes, Load, Random, Scenario, TenantFigures};
 
 /// Work in flight of a holder while another tenant may be woken, nanoseconds.
 const NARROW: u64 = 250_000;
@@ -92,7 +92,8 @@ pub struct World {
     pub(super) players: Vec<Player>,
     pub(super) changes: Vec<(u64, Change)>,
     pub(super) random: Random,
-    pub(super) delay: (u64, u64),
+    delay: (u64, u64),
+    late_wakes: Option<LateWakes>,
     switch: u64,
     /// Per GPU: the tenant whose work ran last.
     ran: Vec<Option<usize>>,
@@ -117,6 +118,7 @@ impl World {
             changes: scenario.changes.clone(),
             random: Random(scenario.seed),
             delay: scenario.delay,
+            late_wakes: scenario.late_wakes,
             switch: scenario.switch,
             ran: vec![None; gpus],
             until: scenario.until,
@@ -185,8 +187,20 @@ impl World {
     }
 
     pub(super) fn later(&mut self, event: Event) {
-        let delay = self.random.within(self.delay);
+        let delay = self.wake();
         self.at(self.now + delay, event);
+    }
+
+    /// How long it takes until a thread acts on a message, a command or a timer, nanoseconds.
+    pub(super) fn wake(&mut self) -> u64 {
+        let delay = self.random.within(self.delay);
+        let is_late = |late: &LateWakes, n: u64| n.is_multiple_of(late.one_in.max(1));
+        match self.late_wakes {
+            Some(late) if is_late(&late, self.random.next_u64()) => {
+                delay + self.random.within(late.ns)
+            }
+            _ => delay,
+        }
     }
 
     /// The speed of a player's first operation: the fullest of its GPUs decides.

@@ -57,6 +57,7 @@ fn play(millis: impl Fn(u32) -> u32, seed: u64) -> Figures {
         loads: (0..TENANTS).map(|i| Load::backlogged(share(i), (MS / 50, MS))).collect(),
         changes: Vec::new(),
         delay: (20_000, 60_000),
+        late_wakes: None,
         switch: 0,
         seed,
         until: SECONDS * 1000 * MS,
