@@ -88,6 +88,12 @@ fn threshold(millis: u32, burst: u64) -> i128 {
     most(millis, burst) / 10 * 7
 }
 
+/// The burst with which a lease is charged at least `ns` before it is empty.
+pub(super) fn burst_for(ns: u64, millis: u32) -> u64 {
+    let millis = u64::from(millis.max(1));
+    ns.saturating_mul(1000_u64.saturating_sub(millis)).saturating_mul(10) / (millis * 7)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

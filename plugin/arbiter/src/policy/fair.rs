@@ -44,6 +44,8 @@ pub(super) struct Gpu {
     pub(super) last: Option<Slot>,
     /// Moving mean of the drains, nanoseconds.
     pub(super) drain: u64,
+    /// Moving mean of what leases lose to waking threads, nanoseconds.
+    pub(super) handover: u64,
     /// When something falls due.
     pub(super) next: Option<u64>,
 }
@@ -150,16 +152,17 @@ impl Gpu {
         }
     }
 
-    /// The quantum on this GPU: longer where drains are long, so that they do not consume it; shorter where
-    /// many tenants wait, so that a round stays short.
+    /// The quantum on this GPU: longer where drains or hand-overs are long, so that they do not consume it;
+    /// shorter where many tenants wait, so that a round stays short.
     pub(super) fn quantum(&self, contenders: usize, set: &Settings) -> u64 {
         self.quantum_of(0, contenders, set)
     }
 
     /// The same with `least` as the lower limit, unless many wait.
     pub(super) fn quantum_of(&self, least: u64, contenders: usize, set: &Settings) -> u64 {
-        let long =
-            set.quantum.max(self.drain.saturating_mul(set.drains)).max(least).min(set.quantum_most);
+        let drains = self.drain.saturating_mul(set.drains);
+        let handovers = self.handover.saturating_mul(set.handovers);
+        let long = set.quantum.max(drains).max(handovers).max(least).min(set.quantum_most);
         let round = set.quantum.saturating_mul(32) / (contenders as u64 + 1);
         long.min(round).max(set.quantum_least)
     }

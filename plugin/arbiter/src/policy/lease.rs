@@ -16,6 +16,11 @@ const COUNTS_AFTER: u64 = 5 * MS;
 const BELIEVED: u64 = 16;
 /// Weight of the newest drain in a GPU's mean, as a divisor.
 const DRAIN_WEIGHT: u64 = 8;
+/// The same of the newest hand-over.
+const HANDOVER_WEIGHT: u64 = 16;
+/// A hand-over counts for no more than this: a report of nothing used lengthens leases, which it does by
+/// more than a late thread only where it is repeated.
+const HANDOVER_MOST: u64 = 4 * MS;
 
 impl Policy {
     /// Charges every tenant with a lease on `slot`'s GPUs up to `now`. To be called before anything changes.
@@ -60,7 +65,8 @@ impl Policy {
         tenant.totals.leased_ns += used;
         tenant.lease_ns += used;
         if tenant.strict() {
-            tenant.bucket.pass(now, tenant.share.millis, self.settings.burst, used);
+            let burst = tenant.burst(&self.settings);
+            tenant.bucket.pass(now, tenant.share.millis, burst, used);
         }
     }
 
@@ -200,6 +206,21 @@ impl Policy {
         let given = charged(wanted).min(allowed);
         tenant.slack_ns = allowed - given;
         tenant.bucket.refund(given);
+    }
+
+    /// Notes what a lease that has drained lost to waking threads: until the tenant's first launch, and from
+    /// its last completion to this report. A tenant's own pauses are no hand-over: not where it idled.
+    pub(super) fn note_handover(&mut self, now: u64, slot: Slot, used: Option<Used>) {
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        let Some(used) = used.filter(|_| !tenant.pauses.is_idle()) else { return };
+        let lost = now.saturating_sub(tenant.granted_at).saturating_sub(used.ns).min(HANDOVER_MOST);
+        let note =
+            |mean: &mut u64| *mean = *mean - *mean / HANDOVER_WEIGHT + lost / HANDOVER_WEIGHT;
+        note(&mut tenant.handover);
+        // Alone it was given to nobody.
+        for &gpu in tenant.gpus.iter().filter(|_| tenant.switched) {
+            note(&mut self.gpus[usize::from(gpu)].handover);
+        }
     }
 
     /// Ends the lease; everything is charged already.

@@ -166,7 +166,8 @@ impl Policy {
                 }
             }
             if tenant.strict() {
-                tenant.bucket.pass(now, tenant.share.millis, settings.burst, 0);
+                let burst = tenant.burst(settings);
+                tenant.bucket.pass(now, tenant.share.millis, burst, 0);
             } else {
                 tenant.bucket = bucket::CapBucket::new(now, share.millis, settings.burst);
             }
@@ -185,7 +186,7 @@ impl Policy {
             tenant.since = now;
             tenant.last_active = Some(now);
             tenant.pauses.back(now, &self.settings);
-            let (millis, burst) = (tenant.share.millis, self.settings.burst);
+            let (millis, burst) = (tenant.share.millis, tenant.burst(&self.settings));
             tenant.bucket.pass(now, millis, burst, 0);
             // A tenant that still drains has not been idle.
             if now >= tenant.counts_until && !tenant.has_lease() {
@@ -216,6 +217,7 @@ impl Policy {
         let phase = self.tenants[slot].as_ref().map(|tenant| tenant.phase);
         if matches!(phase, Some(Phase::Draining { .. } | Phase::Late { .. })) {
             self.credit(now, slot, used);
+            self.note_handover(now, slot, used);
             self.end(now, slot, true);
             self.settle(now, self.mask_of(slot));
         }

@@ -55,6 +55,11 @@ impl PausePattern {
         }
     }
 
+    /// Whether its lease was closed because it was idle, and it has not wanted since.
+    pub(super) fn is_idle(&self) -> bool {
+        self.idle.is_some()
+    }
+
     /// Its lease was closed at `closed` because it was idle, and took so long to drain that it must have
     /// been back before it saw the closing.
     pub(super) fn drained(&mut self, closed: u64, took: u64, set: &Settings) {
@@ -128,7 +133,7 @@ impl Policy {
         let naps = |other: &Tenant| {
             let recent = |last: u64| now < last.saturating_add(self.settings.solo_after);
             // A tenant whose lease has just ended may have more to do and not have reported it yet.
-            let idle = other.pauses.idle.is_some() || now >= other.counts_until;
+            let idle = other.pauses.is_idle() || now >= other.counts_until;
             let as_large = other.share.millis >= millis;
             !other.active() && idle && as_large && other.last_active.is_some_and(recent)
         };

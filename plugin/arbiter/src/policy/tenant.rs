@@ -1,7 +1,7 @@
 //! One tenant: its share, its lease and the time that it has had.
 
 use super::LONG_WAIT_NS;
-use super::bucket::CapBucket;
+use super::bucket::{self, CapBucket};
 use super::pace::PausePattern;
 use super::types::{GateState, GpuIndex, MS, Settings, Share, ShareKind, TenantId, TenantTotals};
 
@@ -94,6 +94,8 @@ pub(super) struct Tenant {
     pub(super) granted_at: u64,
     pub(super) lease_ns: u64,
     pub(super) switched: bool,
+    /// Moving mean of what its leases lose to waking threads, nanoseconds.
+    pub(super) handover: u64,
     /// What can still be given back to the cap of leases that have ended, nanoseconds.
     pub(super) slack_ns: u64,
     pub(super) word: DrainNotice,
@@ -132,6 +134,7 @@ impl Tenant {
             granted_at: now,
             lease_ns: 0,
             switched: false,
+            handover: 0,
             slack_ns: 0,
             word: DrainNotice::None,
             longest_drain: 0,
@@ -204,6 +207,19 @@ impl Tenant {
         self.longest_drain.saturating_mul(3).clamp(set.drain_least, most)
     }
 
+    /// Strict shares: what may be saved, in time at the rate of the share: so much more on a host that wakes
+    /// threads late that a lease loses no more to that than a report gives back
+    /// ([`super::lease`]). Fewer and longer leases are the same cap.
+    pub(super) fn burst(&self, set: &Settings) -> u64 {
+        /// A lease, charged, lasts at least so many hand-overs.
+        const HANDOVERS: u64 = 24;
+        /// And is no more than so many times as long.
+        const MOST: u64 = 6;
+        let charged = self.handover.saturating_mul(HANDOVERS);
+        let needed = bucket::burst_for(charged, self.share.millis);
+        needed.clamp(set.burst, set.burst.saturating_mul(MOST))
+    }
+
     /// Notes that it waited for a lease, and got it.
     pub(super) fn waited(&mut self, ns: u64) {
         self.totals.waited_ns += ns;
@@ -234,7 +250,7 @@ impl Tenant {
     /// moment, others at once.
     pub(super) fn ready_at(&self, set: &Settings) -> u64 {
         let saved = match self.strict() {
-            true => self.bucket.ready_at(self.share.millis, set.burst),
+            true => self.bucket.ready_at(self.share.millis, self.burst(set)),
             false => 0,
         };
         saved.max(self.again_at())

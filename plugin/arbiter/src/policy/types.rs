@@ -102,6 +102,8 @@ pub struct Settings {
     /// A quantum lasts at least so many mean drains, so that they do not consume it. With more, a tenant whose
     /// processes have much in flight holds the GPU for longer, and others' steps take longer.
     pub drains: u64,
+    /// And so many mean hand-overs: on a host that wakes threads late, they would consume it, too.
+    pub handovers: u64,
     /// A lease is not taken away sooner, even by a tenant that is owed time.
     pub min_hold: u64,
     /// Most GPU time that is owed to a tenant when it begins to want.
@@ -136,6 +138,7 @@ impl Default for Settings {
             quantum_least: 2 * MS,
             quantum_most: 20 * MS,
             drains: 2,
+            handovers: 50,
             min_hold: MS,
             credit: 20 * MS,
             drain_least: 20 * MS,

@@ -1,0 +1,76 @@
+//! Hosts that wake threads late: virtual machines whose processors others use, or busy nodes.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SWITCH: u64 = 50 * US;
+
+/// One of so many messages, commands and timers is late by up to 4 ms.
+fn late(one_in: u64) -> Option<LateWakes> {
+    Some(LateWakes { one_in, ns: (MS, 4 * MS) })
+}
+
+fn on_late_host(loads: Vec<Load>, late_wakes: Option<LateWakes>, seed: u64) -> Figures {
+    let scenario = scenario(loads, 20 * SECOND);
+    simulate(&Scenario { late_wakes, switch: SWITCH, seed, ..scenario })
+}
+
+fn backlog(share: Share) -> Load {
+    Load::backlogged(share, (100 * US, 200 * US))
+}
+
+/// The part of the time in which the GPU worked for any tenant.
+fn busy(figures: &Figures) -> f64 {
+    let used: u64 = figures.tenants.iter().map(|tenant| tenant.used_ns).sum();
+    float(used) / float(figures.elapsed_ns)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    #[test]
+    fn leases_are_so_long_that_late_threads_cost_little(
+        millis in 200_u32..800, one_in in 10_u64..40, seed: u64,
+    ) {
+        let loads = [millis, 1000 - millis].map(|millis| backlog(burst(millis)));
+        let figures = on_late_host(loads.to_vec(), late(one_in), seed);
+        let (busy, off) = (busy(&figures), figures.share_error_pp(10));
+        prop_assert!(busy >= 0.965, "{busy}");
+        prop_assert!(off <= 1.0, "{off} pp");
+    }
+
+    #[test]
+    fn a_cap_is_reached_although_leases_lose_milliseconds(
+        millis in 100_u32..800, one_in in 10_u64..40, seed: u64,
+    ) {
+        let figures = on_late_host(vec![backlog(strict(millis))], late(one_in), seed);
+        let off = (busy(&figures) / f64::from(millis) * 1000.0 - 1.0) * 100.0;
+        prop_assert!(off.abs() <= 0.6, "{off} %");
+    }
+}
+
+#[test]
+fn on_a_prompt_host_hand_overs_lengthen_no_lease() {
+    let leases = |handovers| {
+        let settings = Settings { handovers, ..Settings::default() };
+        let loads = [500, 500].map(|millis| backlog(burst(millis)));
+        let scenario = scenario(loads.to_vec(), 20 * SECOND);
+        let figures = simulate(&Scenario { settings, switch: SWITCH, ..scenario });
+        figures.tenants.iter().map(|tenant| tenant.leases).sum::<u64>()
+    };
+    assert_eq!(leases(Settings::default().handovers), leases(0));
+}
+
+#[test]
+fn a_tenant_that_reports_no_use_lengthens_leases_to_the_longest_and_gains_nothing() {
+    let loads = [500, 500].map(|millis| backlog(burst(millis)));
+    let [honest, liar] = loads;
+    let liar = Load { lies: true, ..liar };
+    let figures = on_late_host(vec![honest, liar], None, 1);
+    let wait = figures.tenants[0].waits.iter().max().copied().unwrap_or(0);
+    // A lease may be renewed once.
+    assert!(wait <= 2 * Settings::default().quantum_most + 5 * MS, "{wait}");
+    let off = figures.share_error_pp(10);
+    assert!(off <= 0.5, "{off} pp");
+}
