@@ -9,10 +9,10 @@
 //! its stream for the next closing.
 
 use super::flight;
+use super::nap::Naps;
 use crate::spin::sleep_us;
 use crate::state::Process;
 use core::cell::Cell;
-use core::hint::spin_loop;
 use core::sync::atomic::{Ordering, fence};
 use tessera_region::layout::{GATE_CLOSED, gate_state};
 
@@ -76,30 +76,12 @@ pub(super) fn flags_are_down(process: &Process, still: impl Fn() -> bool) -> boo
 
 /// A round of waiting for everything that is in flight.
 pub(super) struct Drain {
-    nap_us: u32,
-    naps: u32,
+    naps: Naps,
     /// When it was last seen not to be complete.
     missed_us: Cell<Option<u32>>,
     /// How long what was left then was expected to take.
     left_us: Cell<Option<u32>>,
-    /// Looks in a row at the expected end.
-    looks: u32,
 }
-
-/// The longest sleep between two looks at the markers, microseconds: others wait for the end.
-const LONGEST_NAP_US: u32 = 20;
-/// After so many of them it is a long operation that is waited for, and the next may be longer.
-const SHORT_NAPS: u32 = 64;
-const LONG_NAP_US: u32 = 50;
-/// What is expected to end within so long ends soon, microseconds: it takes that for who is next to wake.
-const NEAR_US: u32 = 100;
-/// And within so long at once: then it is looked at without a sleep, so often at most, with so many pauses
-/// of the processor in between, some microseconds.
-const DUE_US: u32 = 20;
-const MOST_LOOKS: u32 = 32;
-const PAUSES: u32 = 40;
-/// The same where nobody waits.
-const IDLE_NAP_US: u32 = 100;
 
 impl Drain {
     /// Takes up everything launched so far. `None` when `still` no longer holds; the next round has
@@ -114,13 +96,8 @@ impl Drain {
             return None;
         }
         process.gate.streams.lock().draw_all(process);
-        Some(Self {
-            nap_us: 5,
-            naps: 0,
-            missed_us: Cell::new(None),
-            left_us: Cell::new(None),
-            looks: 0,
-        })
+        let (missed_us, left_us) = (Cell::new(None), Cell::new(None));
+        Some(Self { naps: Naps::new(), missed_us, left_us })
     }
 
     /// Whether everything is complete.
@@ -182,28 +159,17 @@ impl Drain {
     }
 
     /// Whether the end is expected so soon that the next tenant should be awake.
-    pub(super) fn is_near(&self) -> bool {
-        self.left_us.get().is_some_and(|left_us| left_us <= NEAR_US)
+    pub(super) fn is_near(&self, process: &Process) -> bool {
+        self.left_us.get().is_some_and(|left_us| process.gate.lateness.is_near(left_us))
     }
 
     /// Sleeps until it is worth looking again.
-    pub(super) fn nap(&mut self) {
-        let is_due = self.left_us.get().is_some_and(|left_us| left_us <= DUE_US);
-        if is_due && self.looks < MOST_LOOKS {
-            self.looks += 1;
-            (0..PAUSES).for_each(|_| spin_loop());
-            return;
-        }
-        sleep_us(self.nap_us);
-        self.naps += 1;
-        let longest = if self.naps < SHORT_NAPS { LONGEST_NAP_US } else { LONG_NAP_US };
-        self.nap_us = (self.nap_us * 2).min(longest);
+    pub(super) fn nap(&mut self, process: &Process) {
+        self.naps.nap(&process.gate.lateness, self.left_us.get());
     }
 
-    /// The same while the gate is open, for who sleeps elsewhere: at leisure.
+    /// How long to sleep while the gate is open, nanoseconds.
     pub(super) fn next_nap_ns(&mut self) -> u64 {
-        let nap_us = self.nap_us;
-        self.nap_us = (nap_us * 2).min(IDLE_NAP_US);
-        u64::from(nap_us) * 1_000
+        u64::from(self.naps.next_at_leisure()) * 1_000
     }
 }

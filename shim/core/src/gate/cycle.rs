@@ -128,8 +128,8 @@ pub(super) fn drain(
                 relief.give_up();
                 return None;
             }
-            late(!relief.is_at_hand() && drain.waits_elsewhere(process), drain.is_near());
-            drain.nap();
+            late(!relief.is_at_hand() && drain.waits_elsewhere(process), drain.is_near(process));
+            drain.nap(process);
         }
         relief.await_due(&still);
         if !relief.was_taken() {

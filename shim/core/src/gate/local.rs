@@ -3,6 +3,7 @@
 use super::capture::Captures;
 use super::joined::Joined;
 use super::link::Link;
+use super::nap::Lateness;
 use super::progress::Progress;
 use super::streams::{Noted, Streams};
 use super::tickets::Tickets;
@@ -66,6 +67,8 @@ pub struct Local {
     /// something was last found complete, microseconds. Under the lock of `streams`.
     begun_us: AtomicU32,
     ended_us: AtomicU32,
+    /// By how much the helper's sleeps end late.
+    pub(super) lateness: Lateness,
 }
 
 // SAFETY: `page` points to a word of the quota page, which stays mapped; the rest is `Sync`.
@@ -123,6 +126,7 @@ impl Local {
             estimate: Spin::new(Estimate::new()),
             begun_us: AtomicU32::new(0),
             ended_us: AtomicU32::new(0),
+            lateness: Lateness::new(),
         }
     }
 

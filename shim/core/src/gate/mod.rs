@@ -36,6 +36,7 @@ mod link;
 pub(crate) mod local;
 #[cfg(test)]
 mod model;
+mod nap;
 mod progress;
 mod relief;
 mod solo;
@@ -384,7 +385,7 @@ fn nudge(process: &Process) {
 }
 
 /// How long who is woken for it stays awake.
-const ROUSED_NS: u64 = 200_000;
+const ROUSED_NS: u64 = 400_000;
 /// How long a sleep at the gate lasts at most.
 const NAP_NS: u64 = 100_000_000;
 

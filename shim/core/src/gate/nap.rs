@@ -1,0 +1,157 @@
+//! How the helper waits for the end of what is in flight: by short sleeps, and in the last microseconds
+//! without any.
+//!
+//! A sleep ends late, by some microseconds on a machine of one's own and by 50 and more on a virtual machine
+//! whose idle processors are the host's. So the mean of that is measured, and the sleeps end that much
+//! sooner.
+
+use crate::spin::sleep_us;
+use core::hint::spin_loop;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use super::flight;
+
+/// The longest sleep between two looks at the markers, microseconds: others wait for the end.
+const LONGEST_US: u32 = 20;
+/// After so many of them it is a long operation that is waited for, and the next may be longer.
+const SHORT: u32 = 64;
+const LONG_US: u32 = 50;
+/// The same where nobody waits.
+const IDLE_US: u32 = 100;
+/// What is expected to end within so long ends soon, microseconds: it takes that for who is next to wake.
+const NEAR_US: u32 = 100;
+/// And within so long at once: then it is looked at without a sleep, so often at most, with so many pauses
+/// of the processor in between, some microseconds.
+const DUE_US: u32 = 20;
+const MOST_LOOKS: u32 = 64;
+const PAUSES: u32 = 40;
+/// The largest mean that is reckoned with, microseconds: a processor is not kept busy for longer.
+const MOST_LATE_US: u32 = 80;
+/// A single sleep counts for no more than this, microseconds: a processor that was taken away for
+/// milliseconds says nothing of the next sleep.
+const OUTLIER_US: u32 = 200;
+/// Weight of the newest sleep in the mean, as a divisor.
+const WEIGHT: u32 = 8;
+
+/// By how much the helper's sleeps end late, on the mean. Only the helper writes it.
+#[derive(Debug)]
+pub(super) struct Lateness(
+    /// [`WEIGHT`] times the mean, microseconds.
+    AtomicU32,
+);
+
+impl Lateness {
+    pub(super) const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    fn mean_us(&self) -> u32 {
+        (self.0.load(Ordering::Relaxed) / WEIGHT).min(MOST_LATE_US)
+    }
+
+    fn note(&self, late_us: u32) {
+        let sum = self.0.load(Ordering::Relaxed);
+        self.0.store(sum - sum / WEIGHT + late_us.min(OUTLIER_US), Ordering::Relaxed);
+    }
+
+    /// Whether what is expected to take so long ends so soon that the next tenant should be awake.
+    pub(super) fn is_near(&self, left_us: u32) -> bool {
+        // Two threads are to be woken: the arbiter's, and that of the next tenant.
+        left_us <= NEAR_US + 2 * self.mean_us()
+    }
+
+    /// Whether it ends before a sleep would.
+    fn is_due(&self, left_us: u32) -> bool {
+        left_us <= DUE_US + self.mean_us()
+    }
+}
+
+/// The sleeps of one drain.
+pub(super) struct Naps {
+    next_us: u32,
+    naps: u32,
+    /// Looks in a row at the expected end.
+    looks: u32,
+}
+
+impl Naps {
+    pub(super) const fn new() -> Self {
+        Self { next_us: 5, naps: 0, looks: 0 }
+    }
+
+    /// Sleeps until it is worth looking again at what is expected to take so long.
+    pub(super) fn nap(&mut self, lateness: &Lateness, left_us: Option<u32>) {
+        if left_us.is_some_and(|left_us| lateness.is_due(left_us)) && self.looks < MOST_LOOKS {
+            self.looks += 1;
+            (0..PAUSES).for_each(|_| spin_loop());
+            return;
+        }
+        let nap_us = self.next(if self.naps < SHORT { LONGEST_US } else { LONG_US });
+        let begun_us = flight::now_us();
+        sleep_us(nap_us);
+        lateness.note(flight::now_us().wrapping_sub(begun_us).saturating_sub(nap_us));
+    }
+
+    /// How long to sleep, in microseconds, where nobody waits.
+    pub(super) fn next_at_leisure(&mut self) -> u32 {
+        self.next(IDLE_US)
+    }
+
+    fn next(&mut self, longest_us: u32) -> u32 {
+        let nap_us = self.next_us;
+        self.naps += 1;
+        self.next_us = (nap_us * 2).min(longest_us);
+        nap_us
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn after(each: impl IntoIterator<Item = u32>) -> Lateness {
+        let lateness = Lateness::new();
+        each.into_iter().for_each(|late_us| lateness.note(late_us));
+        lateness
+    }
+
+    #[test]
+    fn sleeps_that_end_late_end_sooner_and_wake_the_next_tenant_sooner() {
+        let prompt = after([2; 50]);
+        assert!(!prompt.is_due(30) && prompt.is_due(20));
+        assert!(!prompt.is_near(120) && prompt.is_near(100));
+        let late = after([50; 50]);
+        assert!(!late.is_due(80) && late.is_due(60));
+        assert!(!late.is_near(210) && late.is_near(180));
+    }
+
+    #[test]
+    fn naps_grow_to_the_longest_and_again_for_long_operations() {
+        let (mut naps, lateness) = (Naps::new(), Lateness::new());
+        for due in [5, 10, 20, 20] {
+            assert_eq!(naps.next_us, due);
+            naps.nap(&lateness, None);
+        }
+        (0..SHORT).for_each(|_| naps.nap(&lateness, None));
+        assert_eq!(naps.next_us, LONG_US);
+    }
+
+    #[test]
+    fn an_operation_that_never_ends_is_not_looked_at_without_sleeps_for_ever() {
+        let (mut naps, lateness) = (Naps::new(), Lateness::new());
+        (0..2 * MOST_LOOKS).for_each(|_| naps.nap(&lateness, Some(0)));
+        assert_eq!((naps.looks, naps.naps), (MOST_LOOKS, MOST_LOOKS));
+    }
+
+    proptest! {
+        #[test]
+        fn no_host_makes_it_look_without_sleeps_for_long(
+            each in prop::collection::vec(any::<u32>(), 0..100), left_us: u32,
+        ) {
+            let lateness = after(each);
+            prop_assert!(lateness.is_due(left_us) <= (left_us <= DUE_US + MOST_LATE_US));
+            prop_assert!(lateness.is_near(left_us) <= (left_us <= NEAR_US + 2 * MOST_LATE_US));
+        }
+    }
+}
