@@ -4,11 +4,12 @@
 //! this one was.
 
 mod orphans;
+mod repeats;
 mod serial;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tessera_agent::front_end::{AllocateError, Delivered};
@@ -20,11 +21,12 @@ use tessera_model::printable;
 use tessera_rules::ask::{Ask, Plan};
 use tessera_rules::refusal::Refusal;
 use tokio::sync::Notify;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::claims::{self, Decision, Fault, Gives, Node, Share};
 use crate::door::Core;
 pub use orphans::Sweeping;
+use repeats::Repeats;
 use serial::{Serial, SerialError};
 
 /// Longest wait for the API server. Kubelet waits 45 s for a call.
@@ -94,6 +96,8 @@ struct Inner {
     api: Arc<dyn ResourceApi>,
     pool: String,
     serial: Serial,
+    /// Failures that the log has.
+    repeats: Mutex<Repeats>,
     /// Rung when a claim was refused what a claim that is gone may hold.
     suspicion: Notify,
 }
@@ -110,7 +114,8 @@ impl Preparer {
     pub fn new(core: Arc<dyn Core>, api: Arc<dyn ResourceApi>, pool: &str, lock: &Path) -> Self {
         let serial = Serial::new(lock);
         let (pool, suspicion) = (pool.to_owned(), Notify::new());
-        Preparer { inner: Arc::new(Inner { core, api, pool, serial, suspicion }) }
+        let repeats = Mutex::default();
+        Preparer { inner: Arc::new(Inner { core, api, pool, serial, repeats, suspicion }) }
     }
 
     /// Makes claims usable: exactly one answer a claim. A claim that is prepared already is answered as before.
@@ -122,7 +127,7 @@ impl Preparer {
         let work = move || inner.prepare_all(read);
         let outcome = self.blocking(&claims, work).await;
         self.inner.count(Call::Prepare, &outcome, began);
-        report("prepared", &claims, &outcome, began);
+        self.inner.report("prepared", &claims, &outcome, began);
         outcome
     }
 
@@ -135,7 +140,7 @@ impl Preparer {
         let all = claims.clone();
         let outcome = self.blocking(&claims, move || inner.unprepare_all(all)).await;
         self.inner.count(Call::Unprepare, &outcome, began);
-        report("unprepared", &claims, &outcome, began);
+        self.inner.report("unprepared", &claims, &outcome, began);
         outcome
     }
 
@@ -201,17 +206,31 @@ fn once_each(mut claims: Vec<ClaimRef>) -> Vec<ClaimRef> {
     claims
 }
 
-fn report<T>(what: &str, claims: &[ClaimRef], outcome: &Outcome<T>, began: Instant) {
-    let ms = began.elapsed().as_millis();
-    for ClaimRef { namespace, name, uid } in claims {
-        match outcome.get(uid) {
-            Some(Err(error)) => warn!(namespace, name, uid, "not {what}: {error}"),
-            _ => info!(namespace, name, uid, ms, "{what}"),
+impl Inner {
+    /// Logs what became of each claim; a failure that kubelet's repetitions meet again, now and then.
+    fn report<T>(
+        &self,
+        what: &'static str,
+        claims: &[ClaimRef],
+        outcome: &Outcome<T>,
+        began: Instant,
+    ) {
+        let (now, ms) = (Instant::now(), began.elapsed().as_millis());
+        let mut repeats = self.repeats.lock().unwrap_or_else(PoisonError::into_inner);
+        for ClaimRef { namespace, name, uid } in claims {
+            let Some(Err(error)) = outcome.get(uid) else {
+                repeats.succeeded(what, uid);
+                info!(namespace, name, uid, ms, "{what}");
+                continue;
+            };
+            match repeats.failed(what, uid, error, now) {
+                Some(0) => warn!(namespace, name, uid, "not {what}: {error}"),
+                Some(more) => warn!(namespace, name, uid, more, "still not {what}: {error}"),
+                None => debug!(namespace, name, uid, "not {what}: {error}"),
+            }
         }
     }
-}
 
-impl Inner {
     /// Counts what became of each claim of a batch, all of them with the batch's length.
     fn count<T>(&self, call: Call, outcome: &Outcome<T>, began: Instant) {
         for answer in outcome.values() {
