@@ -6,6 +6,8 @@ SHELL := /bin/bash
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
 RELEASE := $(TARGET)/release
 CARGO := cargo
+# No test may touch the machine's own state: see tests/isolated.
+ISOLATED := --config "target.'cfg(unix)'.runner = '$(CURDIR)/tests/isolated'"
 # Everything that users or tests run as a file, but for the shim, which has its own link step.
 ARTEFACTS := -p tessera-cli -p simgpu -p simcuda -p simnvml -p tessera-tenant-program -p tessera-pipeline
 
@@ -33,7 +35,7 @@ test-loom: ## check the lock-free accounting with loom
 	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release -p tessera-region --test loom
 
 test: build python test-loom ## all tests that need neither root nor a GPU
-	TESSERA_ARTEFACTS=$(RELEASE) $(CARGO) test --locked --workspace --no-fail-fast
+	TESSERA_ARTEFACTS=$(RELEASE) $(CARGO) test --locked --workspace --no-fail-fast $(ISOLATED)
 
 lint: ## formatting, clippy, dependency rules, links and figures of the documentation, the shim for aarch64
 	$(CARGO) fmt --all --check

@@ -221,18 +221,21 @@ fn config(setup: &Setup, kubelet: &Kubelet, dir: &Path, pages: &Path) -> String 
         "[gpus]\nreserve = {reserve}\ncontext_overhead = {context}\n\
          [share]\nreplicas = {replicas}\n\
          [container]\ndevice_list_strategy = \"none\"\n\
+         [cdi]\ndirectory = {}\n\
          [ledger]\nfsync = {fsync}\n\
          [pages]\ntmpfs = \"off\"\n\
          [metrics]\nlisten = \"127.0.0.1:0\"\n[api]\n{api}\n\
          [history]\nenabled = {history}\n\
          [log]\nfilter = {log:?}\n\
          [paths]\nkubelet = {}\npod_resources = {}\npages = {}\nshim = {}\nshim_source = {}\n\
-         ledger = {}\nadmin = {}\n",
+         container_logs = {}\nledger = {}\nadmin = {}\n",
+        path(&dir.join("cdi")),
         path(kubelet.device_plugins_dir()),
         path(kubelet.pod_resources_socket()),
         path(pages),
         path(&dir.join("shim")),
         path(&setup.artefacts.path("libtessera.so")),
+        path(&dir.join("logs")),
         path(&dir.join("ledger.redb")),
         path(&dir.join("admin.sock")),
     )

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tessera_harness::{
-    Conversation, GIB, MIB, Preloaded, Running, SimGpu, artefacts, compile_c, external, settles,
-    workspace,
+    Conversation, GIB, MIB, Preloaded, Running, SimGpu, artefacts, compile_c, external, own_paths,
+    settles, workspace,
 };
 use tessera_region::layout::PAGES_DIR_ENV;
 use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec};
@@ -30,23 +30,18 @@ impl Node {
     /// With an allocation of 1 GiB and half of GPU 0 under each of these ids.
     fn start(ids: &[&str]) -> Self {
         let (sim, dir) = (SimGpu::start_default(), tempfile::tempdir().expect("a writable /tmp"));
-        let at = |name: &str| dir.path().join(name).display().to_string();
+        let (shim, nvml, kubelet) =
+            (artefacts().shim(), artefacts().libnvml(), dir.path().join("kubelet"));
+        let paths = own_paths(
+            dir.path(),
+            &[("shim_source", &shim), ("nvml", &nvml), ("kubelet", &kubelet)],
+        );
         let config = format!(
-            "[gpus]\nreserve = 0\ncontext_overhead = \"64Mi\"\n[share]\nreplicas = 4\n[paths]\n\
-             kubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
-             shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n\
-             [pages]\ntmpfs = \"off\"\n[metrics]\nlisten = \"\"\n[api]\nlisten = \"\"\n",
-            at("kubelet"),
-            at("none.sock"),
-            at("pages"),
-            at("shim"),
-            artefacts().shim().display(),
-            at("ledger.redb"),
-            at("admin.sock"),
-            artefacts().libnvml().display(),
+            "[gpus]\nreserve = 0\ncontext_overhead = \"64Mi\"\n[share]\nreplicas = 4\n\
+             [metrics]\nlisten = \"\"\n[api]\nlisten = \"\"\n{paths}"
         );
         std::fs::write(dir.path().join("config.toml"), config).expect("just made");
-        std::fs::create_dir(dir.path().join("kubelet")).expect("just made");
+        std::fs::create_dir(kubelet).expect("just made");
         let mut node = Self { sim, dir, plugin: None };
         for id in ids {
             let gpu = GpuQuota {

@@ -14,7 +14,7 @@ use tessera_fake_kubelet::Kubelet;
 use tessera_fake_kubelet::dra::{DraError, DraKubelet, PreparedDevice};
 use tessera_harness::plugin::{bounded, until};
 use tessera_harness::{
-    Conversation, Preloaded, SimGpu, artefacts, can_contain, compile_c, external,
+    Conversation, Preloaded, SimGpu, artefacts, can_contain, compile_c, external, own_paths,
 };
 
 use super::claim::Claim;
@@ -68,23 +68,19 @@ impl Node {
 
     /// Writes the configuration's file.
     pub fn configure(&self, settings: &str) {
-        let at = |name: &str| self.dir.path().join(name).display().to_string();
+        let paths = own_paths(
+            self.dir.path(),
+            &[
+                ("kubelet", self.kubelet.device_plugins_dir()),
+                ("pod_resources", self.kubelet.pod_resources_socket()),
+                ("plugins_registry", self.dra.registry()),
+                ("shim_source", &artefacts().shim()),
+                ("nvml", &artefacts().libnvml()),
+            ],
+        );
         let text = format!(
             "[gpus]\nreserve = \"256Mi\"\ncontext_overhead = \"64Mi\"\n[share]\nreplicas = 4\n{settings}\n\
-             [cdi]\ndirectory = \"{}\"\n[ledger]\nrelease_after = \"1s\"\n[pages]\ntmpfs = \"off\"\n[metrics]\nlisten = \"127.0.0.1:0\"\n[api]\nlisten = \"\"\n[paths]\n\
-             kubelet = \"{}\"\npod_resources = \"{}\"\nplugins_registry = \"{}\"\ndra = \"{}\"\npages = \"{}\"\n\
-             shim = \"{}\"\nshim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n",
-            at("cdi"),
-            self.kubelet.device_plugins_dir().display(),
-            self.kubelet.pod_resources_socket().display(),
-            self.dra.registry().display(),
-            at("dra"),
-            at("pages"),
-            at("shim"),
-            artefacts().shim().display(),
-            at("ledger.redb"),
-            at("admin.sock"),
-            artefacts().libnvml().display(),
+             [ledger]\nrelease_after = \"1s\"\n[metrics]\nlisten = \"127.0.0.1:0\"\n[api]\nlisten = \"\"\n{paths}"
         );
         fs::write(self.dir.path().join("config.toml"), text).unwrap();
     }

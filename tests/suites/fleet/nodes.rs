@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tessera_cluster::fixtures::{ApiServer, Behind};
 use tessera_fake_kubelet::Kubelet;
 use tessera_harness::plugin::{GPU, Tenant, bounded, pod, until};
-use tessera_harness::{SimGpu, artefacts};
+use tessera_harness::{SimGpu, artefacts, own_paths};
 
 /// The nodes, and `kubectl-tessera`.
 pub struct Cluster {
@@ -92,22 +92,18 @@ impl Node {
             SimGpu::start(&format!("[memory]\ncontext_overhead = \"64MiB\"\n{}{}", gpu(0), gpu(1)));
         let dir = tempfile::tempdir().unwrap();
         let kubelet = Kubelet::start(&dir.path().join("kubelet")).await.unwrap();
-        let at = |name: &str| dir.path().join(name).display().to_string();
+        let paths = own_paths(
+            dir.path(),
+            &[
+                ("kubelet", kubelet.device_plugins_dir()),
+                ("pod_resources", kubelet.pod_resources_socket()),
+                ("shim_source", &artefacts().shim()),
+                ("nvml", &artefacts().libnvml()),
+            ],
+        );
         let config = format!(
             "[gpus]\nreserve = \"256Mi\"\ncontext_overhead = \"64Mi\"\n[share]\nreplicas = 4\n\
-             [cdi]\ndirectory = \"{}\"\n[pages]\ntmpfs = \"off\"\n[metrics]\nlisten = \"\"\n\
-             [api]\nlisten = \"127.0.0.1:0\"\nauthorisation = \"none\"\n[paths]\n\
-             kubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
-             shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n",
-            at("cdi"),
-            kubelet.device_plugins_dir().display(),
-            kubelet.pod_resources_socket().display(),
-            at("pages"),
-            at("shim"),
-            artefacts().shim().display(),
-            at("ledger.redb"),
-            at("admin.sock"),
-            artefacts().libnvml().display(),
+             [metrics]\nlisten = \"\"\n[api]\nlisten = \"127.0.0.1:0\"\nauthorisation = \"none\"\n{paths}"
         );
         fs::write(dir.path().join("config.toml"), config).unwrap();
         let mut command = command(&dir, &sim);

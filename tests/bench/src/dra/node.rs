@@ -309,7 +309,7 @@ fn config(setup: &Setup, kubelet: &Kubelet, dir: &Path, pages: &Path) -> String 
          [api]\nlisten = \"127.0.0.1:0\"\ntls_cert = {}\ntls_key = {}\n\
          [log]\nfilter = \"warn,tessera_api::metrics=info,tessera_web=info\"\n\
          [paths]\nkubelet = {}\npod_resources = {}\nplugins_registry = {}\ndra = {}\npages = {}\n\
-         shim = {}\nshim_source = {}\nledger = {}\nadmin = {}\n",
+         shim = {}\nshim_source = {}\ncontainer_logs = {}\nledger = {}\nadmin = {}\n",
         at("cdi"),
         setup.fsync,
         at("tls.crt"),
@@ -321,6 +321,7 @@ fn config(setup: &Setup, kubelet: &Kubelet, dir: &Path, pages: &Path) -> String 
         path(pages),
         at("shim"),
         path(&setup.shim),
+        at("logs"),
         at("ledger.redb"),
         at("admin.sock"),
     )

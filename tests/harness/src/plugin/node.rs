@@ -21,6 +21,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 
 use super::{FakeGpus, GPU, bounded, gpu};
+use crate::own_paths;
 
 struct Running {
     stop: oneshot::Sender<()>,
@@ -79,7 +80,16 @@ impl TestNode {
 
     /// The plugin's configuration.
     pub fn config_text(&self) -> String {
-        let at = |name: &str| self.dir.path().join(name).display().to_string();
+        let dir = self.dir.path();
+        let paths = own_paths(
+            dir,
+            &[
+                ("kubelet", self.kubelet.device_plugins_dir()),
+                ("pod_resources", self.kubelet.pod_resources_socket()),
+                ("shim_source", &dir.join("libtessera.so")),
+                ("ledger", &self.ledger()),
+            ],
+        );
         // Many plugins at once: each with a port of its own, or none.
         let metrics = match self.settings.contains("[metrics]") {
             true => "",
@@ -89,20 +99,7 @@ impl TestNode {
             true => "",
             false => "[api]\nlisten = \"\"\n",
         };
-        format!(
-            "{}\n[paths]\ncontainer_logs = \"{}\"\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\n\
-             shim = \"{}\"\nshim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\n\
-             [pages]\ntmpfs = \"off\"\n{metrics}{api}",
-            self.settings,
-            at("logs"),
-            self.kubelet.device_plugins_dir().display(),
-            self.kubelet.pod_resources_socket().display(),
-            at("pages"),
-            at("shim"),
-            at("libtessera.so"),
-            at("state/ledger.redb"),
-            at("admin.sock"),
-        )
+        format!("{}\n{paths}{metrics}{api}", self.settings)
     }
 
     /// What the plugin as a whole says when it cannot start.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tessera_fake_kubelet::Kubelet;
 
 use super::{GPU, bounded, until};
-use crate::artefacts;
+use crate::{artefacts, own_paths};
 
 /// The program under test, built from the sources of this run with their debug assertions: the suite has it
 /// as a binary of its own.
@@ -74,7 +74,15 @@ impl Simulated {
             std::fs::write(&path, text).unwrap();
             path
         });
-        let at = |name: &str| dir.path().join(name).display().to_string();
+        let paths = own_paths(
+            dir.path(),
+            &[
+                ("kubelet", kubelet.device_plugins_dir()),
+                ("pod_resources", kubelet.pod_resources_socket()),
+                ("shim_source", &shim),
+                ("nvml", &artefacts().libnvml()),
+            ],
+        );
         // Many plugins at once: each with a port of its own, or none.
         let metrics = match share.contains("[metrics]") {
             true => "",
@@ -88,20 +96,7 @@ impl Simulated {
             true => "",
             false => "context_overhead = \"64Mi\"\n",
         };
-        let config = format!(
-            "[share]\n{share}\n[gpus]\n{context}{gpus}\n\
-             [paths]\nkubelet = \"{}\"\npod_resources = \"{}\"\npages = \"{}\"\nshim = \"{}\"\n\
-             shim_source = \"{}\"\nledger = \"{}\"\nadmin = \"{}\"\nnvml = \"{}\"\n\
-             [pages]\ntmpfs = \"off\"\n{metrics}{api}",
-            kubelet.device_plugins_dir().display(),
-            kubelet.pod_resources_socket().display(),
-            at("pages"),
-            at("shim"),
-            shim.display(),
-            at("ledger.redb"),
-            at("admin.sock"),
-            artefacts().libnvml().display(),
-        );
+        let config = format!("[share]\n{share}\n[gpus]\n{context}{gpus}\n{paths}{metrics}{api}");
         std::fs::write(dir.path().join("config.toml"), config).unwrap();
         let program = program();
         Self { dir, kubelet, plugin: None, program, envs: Vec::new(), machine }

@@ -16,11 +16,8 @@ async fn node(strategy: &str, more: &str) -> TestNode {
 }
 
 fn set(node: &mut TestNode, strategy: &str, more: &str) {
-    node.settings = format!(
-        "{SETTINGS}[container]\ndevice_list_strategy = \"{strategy}\"\n{more}\n[cdi]\n\
-         directory = \"{}\"\n",
-        node.dir.path().join("cdi").display(),
-    );
+    node.settings =
+        format!("{SETTINGS}[container]\ndevice_list_strategy = \"{strategy}\"\n{more}\n",);
 }
 
 async fn started(strategy: &str) -> TestNode {

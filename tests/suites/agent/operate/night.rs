@@ -116,7 +116,7 @@ async fn a_part_of_a_file_is_planned_with_what_it_says_and_the_rest_by_name() {
     assert!(said.contains("share.replicas") && !said.contains("paths."), "{text}");
     let rest = text.split("NOT IN THE FILE, SO BACK TO THE DEFAULT\n").nth(1).unwrap();
     let rest: Vec<&str> = rest.lines().take_while(|line| !line.is_empty()).collect();
-    assert!(rest.join(" ").contains("after a restart: paths."), "{text}");
+    assert!(rest.join(" ").contains("after a restart: cdi.directory, paths."), "{text}");
     assert!(rest.len() < 9, "names, and no line for each: {text}");
     // Its values are in the JSON.
     let json: Value = serde_json::from_str(&plan("json")).unwrap();
