@@ -63,6 +63,8 @@ pub fn text(mut user: Table, places: &Places<'_>) -> String {
     let mut ours = vec![
         ("paths", "kubelet", path(places.kubelet.device_plugins_dir())),
         ("paths", "pod_resources", path(places.kubelet.pod_resources_socket())),
+        ("paths", "plugins_registry", places.dra.map_or_else(|| at("registry"), path)),
+        ("paths", "dra", at("dra")),
         ("paths", "container_logs", at("logs")),
         ("paths", "pages", at("pages")),
         ("paths", "shim", at("shim")),
@@ -70,6 +72,8 @@ pub fn text(mut user: Table, places: &Places<'_>) -> String {
         ("paths", "ledger", at("ledger.redb")),
         ("paths", "admin", at("admin.sock")),
         ("paths", "nvml", path(nvml)),
+        // The plugin removes specs there that are of no allocation of its own: never those of a real one.
+        ("cdi", "directory", path(&Dra::cdi(places.dir))),
         // Root alone may mount one, and nothing here fills a disk.
         ("pages", "tmpfs", "off".into()),
         ("metrics", "listen", address(places.metrics).into()),
@@ -80,11 +84,6 @@ pub fn text(mut user: Table, places: &Places<'_>) -> String {
         ("container", "device_list_strategy", "none".into()),
     ];
     let mut defaults = vec![("ledger", "release_after", Value::from("2s"))];
-    if let Some(registry) = places.dra {
-        ours.push(("paths", "plugins_registry", path(registry)));
-        ours.push(("paths", "dra", at("dra")));
-        ours.push(("cdi", "directory", path(&Dra::cdi(places.dir))));
-    }
     if let Some(simulation) = places.simulation {
         let envs = simulation.envs().map(|(name, file)| (name.to_owned(), path(file)));
         ours.push(("driver", "libraries", path(&simulation.libraries)));
@@ -133,6 +132,24 @@ mod tests {
     use super::*;
     use tessera_config::Config;
 
+    fn own_paths(config: &Config) -> Vec<&Path> {
+        let paths = &config.paths;
+        [
+            &paths.kubelet,
+            &paths.pod_resources,
+            &paths.plugins_registry,
+            &paths.dra,
+            &paths.container_logs,
+            &paths.pages,
+            &paths.shim,
+            &paths.ledger,
+            &paths.admin,
+            &config.cdi.directory,
+        ]
+        .map(std::path::PathBuf::as_path)
+        .to_vec()
+    }
+
     #[tokio::test]
     async fn what_is_written_is_a_configuration_with_the_users_shares_and_our_places() {
         let tmp = tempfile::tempdir().unwrap();
@@ -163,7 +180,9 @@ mod tests {
             let config = Config::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
             assert_eq!(config.share.replicas, 3);
             assert_eq!(config.ledger.release_after, std::time::Duration::from_secs(9));
-            assert_eq!(config.paths.ledger, tmp.path().join("ledger.redb"));
+            for own in own_paths(&config) {
+                assert!(own.starts_with(tmp.path()), "{}", own.display());
+            }
             assert_eq!(config.paths.shim_source.as_deref(), Some(Path::new("/shim.so")));
             assert_eq!(config.driver.libraries.is_some(), simulation.is_some());
             assert_eq!(config.driver.root, Config::default().driver.root);
