@@ -165,7 +165,7 @@ def every_alert_has_its_runbook():
         assert "{{ $labels.instance }}" not in summary + description, name
         assert summary.endswith(".") and len(filled(summary, LABELS["POD"])) < 120, (name, summary)
         assert rule["labels"]["severity"] in ("critical", "warning", "info"), name
-        if re.search(r"tessera_(container|gpu|ready|arbiter|config|ledger|allocate|findings)", rule["expr"]) and "by (cluster, resource)" not in rule["expr"]:
+        if re.search(r"tessera_(container|gpu|ready|arbiter|config|ledger|allocate|findings|dra)", rule["expr"]) and "by (cluster, resource)" not in rule["expr"]:
             assert "{{ or $labels.node $labels.instance }}" in summary, f"{name} does not name the node"
 
 
