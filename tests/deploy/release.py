@@ -32,6 +32,7 @@ def workflows_are_pinned_and_whole():
         text = path.read_text()
         workflow = yaml.safe_load(text)
         assert workflow["permissions"] == {"contents": "read"}, f"{path.name}: rights are given by job"
+        assert workflow["defaults"]["run"] == {"shell": "bash"}, f"{path.name}: another shell overlooks what fails in a pipe"
         for use in re.findall(r"(?m)uses: (.*)$", text):
             assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use), f"{path.name}: not pinned: {use}"
         jobs = workflow["jobs"]
@@ -81,6 +82,25 @@ def release_versions_agree():
         said = run(RELEASE / "check", "v9.9.9", env=env, fails=True)
         assert all(name in said for name in ("Cargo.toml", "Chart.yaml", "appVersion")), said
         assert "a tag is v" in run(RELEASE / "check", "1.2", env=env, fails=True)
+
+
+@check
+def release_names_are_taken_by_registries():
+    """The step that names version, image and charts, run as GitHub runs it, for an owner with capitals."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    (step,) = (step for step in workflow["jobs"]["version"]["steps"] if step.get("id") == "version")
+    version = re.search(r'(?m)^version = "(.*)"$', (ROOT / "Cargo.toml").read_text())[1]
+    with tempfile.TemporaryDirectory() as directory:
+        tree, out = Path(directory), Path(directory) / "out"
+        for name in ["Cargo.toml", "deploy/helm/tessera/Chart.yaml"]:
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_text((ROOT / name).read_text())
+        (tree / "CHANGELOG.md").write_text(f"## [{version}]\n")
+        env = {"TREE": directory, "GITHUB_REF_NAME": f"v{version}", "GITHUB_REPOSITORY_OWNER": "Some-One", "GITHUB_OUTPUT": str(out)}
+        run("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"], cwd=ROOT, env=os.environ | env)
+        said = dict(line.split("=", 1) for line in out.read_text().splitlines())
+    assert said == {"version": version, "image": "ghcr.io/some-one/tessera", "charts": "ghcr.io/some-one/charts"}, said
+    assert set(said) == set(workflow["jobs"]["version"]["outputs"])
 
 
 @check

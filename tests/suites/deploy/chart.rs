@@ -57,6 +57,7 @@ checks! {
     dashboard_is_readable
     workflows_are_pinned_and_whole
     release_versions_agree
+    release_names_are_taken_by_registries
     chart_is_packaged_whole
     krew_manifest_fits_its_archives
     readme_has_every_value
