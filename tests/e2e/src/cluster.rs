@@ -69,13 +69,13 @@ impl Cluster {
             (Some(config), _) => Self::found(config.into()),
             (None, Some(script)) => {
                 ensure!(nix::unistd::geteuid().is_root(), "starting a cluster needs root");
-                // `up` is idempotent; what somebody else started stays up afterwards.
+                // Idempotent, as `up` is; what somebody else started stays up afterwards.
                 let started = !own_config.exists();
                 if started {
                     println!("starting a cluster (the first time it is built: some minutes)");
                 }
-                process::run(Command::new(&script).arg("up"), None, START)?
-                    .success("cluster up")?;
+                let up = repo.join("tests/e2e/with-client-ca");
+                process::run(Command::new(up).arg(&script), None, START)?.success("cluster up")?;
                 Ok(Self::scripted(script, own_config, started))
             }
             (None, None) => bail!(
