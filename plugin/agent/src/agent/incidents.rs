@@ -5,6 +5,7 @@ use std::time::Instant;
 use tessera_system::locks::lock;
 
 use super::Agent;
+use crate::allocations::Allocations;
 use crate::incidents::{Incidents, Seen, Time};
 use tessera_arbiter::policy::LONG_WAIT_NS;
 use tessera_arbiter::{TenantShare, View};
@@ -27,12 +28,21 @@ impl Default for Reported {
 }
 
 impl Agent {
-    /// Looks at every allocation, and writes to the audit trail what has happened since the call before. What a view
-    /// says of counters and of the trail agrees after it. Blocking.
+    /// Looks at every allocation, and writes to the audit trail what has happened since the look before. Blocking.
     pub fn note_incidents(&self) {
+        self.note(Allocations::inspect);
+    }
+
+    /// As [`Agent::note_incidents`], without the search for damage in slots where nobody is. What a view says of counters
+    /// and of the trail agrees after it. Blocking.
+    pub fn note_incidents_for_view(&self) {
+        self.note(Allocations::glance);
+    }
+
+    fn note(&self, look: impl FnOnce(&Allocations) -> Vec<(AllocationId, Seen)>) {
         // A look and its comparison are one: an older look that came later would count twice.
         let _one = lock(&self.looking);
-        let seen = self.allocations.inspect();
+        let seen = look(&self.allocations);
         let view =
             self.allocations.arbiter().and_then(tessera_arbiter::Arbiter::view).unwrap_or_default();
         let records = self.allocations.all().all();

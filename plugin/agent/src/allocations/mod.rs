@@ -366,6 +366,11 @@ impl Allocations {
         self.pages.inspect()
     }
 
+    /// As [`Allocations::inspect`], at the slots in use alone. Blocking.
+    pub(crate) fn glance(&self) -> Vec<(AllocationId, Seen)> {
+        self.pages.glance()
+    }
+
     /// Says "the plugin lives" on every page; with 0, "it stops now".
     pub fn heartbeat(&self, now_ns: u64) {
         self.pages.heartbeat(now_ns);

@@ -10,7 +10,7 @@ use tessera_model::record::Record;
 use tessera_system::files;
 use tessera_system::locks::{Ranked, RankedGuard};
 use tessera_tenant::regions::observed::Bell;
-use tessera_tenant::regions::{self, Mode, Outcome, Region, RegionError};
+use tessera_tenant::regions::{self, Mode, Outcome, Region, RegionError, Use};
 use tessera_tenant::shim_install::SHIM;
 use tracing::{info, warn};
 
@@ -75,15 +75,26 @@ impl Pages {
     /// Looks at every usage page: takes back what dead processes held, puts right what a tenant broke. What each
     /// allocation was refused. Blocking.
     pub(crate) fn inspect(&self) -> Vec<(AllocationId, Seen)> {
-        let regions = self.regions.lock().clone();
-        let seen = regions.into_iter().map(|(id, region)| {
-            let used = region.recover_and_snapshot();
-            (id, incidents::seen(&region, &used))
-        });
-        let seen = seen.collect();
+        let seen = self.seen_by(Region::recover_and_snapshot);
         // After looking, which cuts back what has grown.
         regions::keep_spares(&self.root);
         seen
+    }
+
+    /// As [`Self::inspect`], at the slots in use alone: counters come from nowhere else. For a view, which may be asked
+    /// for at any time. Blocking.
+    pub(crate) fn glance(&self) -> Vec<(AllocationId, Seen)> {
+        self.seen_by(Region::snapshot_active)
+    }
+
+    fn seen_by(&self, look: impl Fn(&Region) -> Use) -> Vec<(AllocationId, Seen)> {
+        // Not under the lock: looking takes system calls.
+        let regions = self.regions.lock().clone();
+        let seen = regions.into_iter().map(|(id, region)| {
+            let used = look(&region);
+            (id, incidents::seen(&region, &used))
+        });
+        seen.collect()
     }
 
     /// Says "the plugin lives" on every page; with 0, "it stops now".

@@ -59,7 +59,7 @@ pub(crate) fn explanation(
 fn facts(view: &StatusView, agent: &Arc<Agent>) -> Facts {
     let mut remarks = Vec::new();
     // Counters are read below: the trail must not be behind them.
-    agent.note_incidents();
+    agent.note_incidents_for_view();
     let mut trail = agent.journal().history(usize::MAX).unwrap_or_else(|error| {
         remarks.push(format!("the audit trail cannot be read: {error}"));
         Vec::new()

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use super::create::{MODE, restore_header};
 use super::snapshot::{
-    DEPARTING, HEADER, SlotView, Snapshot, Tampered, What, Words, parse_header, parse_slot,
-    parse_slots,
+    DEPARTING, HEADER, SlotView, Snapshot, Tampered, What, Words, is_zero, parse_header,
+    parse_slot, parse_slots,
 };
 use super::tally::Tally;
 use crate::error::PageError;
@@ -156,11 +156,12 @@ impl UsageFile {
             let bytes = &mut bytes[..AT_ONCE.min(slots - first) * SLOT];
             let unreadable = |_| Tampered::page(What::Size, BYTES);
             self.file.read_exact_at(bytes, slot_lock_offset(first)).map_err(unreadable)?;
-            let mut departing = [0; AT_ONCE * size_of::<u64>()];
             // Where nobody is, nobody departs.
-            if bytes.iter().any(|&byte| byte != 0) {
-                self.file.read_exact_at(&mut departing, departing_at(first)).map_err(unreadable)?;
+            if is_zero(bytes) {
+                continue;
             }
+            let mut departing = [0; AT_ONCE * size_of::<u64>()];
+            self.file.read_exact_at(&mut departing, departing_at(first)).map_err(unreadable)?;
             parse_slots(snapshot, mark, first, bytes, &departing)?;
         }
         Ok(())

@@ -234,8 +234,8 @@ pub(super) fn parse_slots(
 }
 
 /// Without a way out in the middle, so that it is done with wide registers: a page has 128 KiB of zeros.
-fn is_zero(slot: &[u8]) -> bool {
-    slot.iter().fold(0, |any, byte| any | byte) == 0
+pub(super) fn is_zero(slots: &[u8]) -> bool {
+    slots.iter().fold(0, |any, byte| any | byte) == 0
 }
 
 /// What one slot says, if it can be true.
