@@ -13,11 +13,10 @@ use tessera_region::usage::UsageFile;
 
 use crate::admin::{allocated, allocation};
 use tessera_config::Config;
-use tessera_model::audit::Event;
 use tessera_model::clock::unix_ms;
 use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
-use tessera_store::Ledger;
+use tessera_store::{Filter, Ledger, Lines};
 use tessera_system::files::{self, Copied, CopyError};
 use tessera_tenant::regions::{self, Use};
 
@@ -31,7 +30,7 @@ pub(crate) struct Books {
     /// Allocations.
     pub records: Vec<Record>,
     /// The audit trail, oldest line first.
-    pub trail: Vec<Event>,
+    pub trail: Lines,
     /// Cordons by UUID, and of the node.
     pub cordons: BTreeMap<String, Cordon>,
 }
@@ -154,7 +153,7 @@ pub(crate) fn books(path: &Path) -> Result<Books, String> {
     })?;
     let (mut ledger, _) = Ledger::open(&copied.path(), false).map_err(|error| failed(&error))?;
     let (records, _, _) = ledger.load().map_err(|error| failed(&error))?;
-    let trail = ledger.history(usize::MAX).map_err(|error| failed(&error))?;
+    let trail = ledger.lines(&Filter::all()).map_err(|error| failed(&error))?;
     let cordons = ledger.cordons().map_err(|error| failed(&error))?;
     Ok(Books { records, trail, cordons })
 }

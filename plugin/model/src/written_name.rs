@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 /// Fewest characters of a beginning.
-const BEGINNING: usize = 4;
+pub const BEGINNING: usize = 4;
 /// Most names that are proposed.
 const PROPOSED: usize = 8;
 

@@ -1,10 +1,10 @@
 //! The audit trail in the ledger's file: appending to it, what is dropped, and reading it back.
 
-use std::collections::VecDeque;
 use std::fmt;
 
 use redb::{ReadTransaction, ReadableTable, ReadableTableMetadata, TableError, WriteTransaction};
 
+use super::filter::{self, Filter};
 use super::schema::{
     HISTORY, HISTORY_KEPT, INCIDENTS, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH, META, META_SEQUENCE,
 };
@@ -13,6 +13,19 @@ use tessera_model::audit::Event;
 
 /// The audit trail as it was at one moment. Reading it does not delay writers.
 pub struct Trail(pub(super) ReadTransaction);
+
+/// Lines of the trail that a filter takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lines {
+    /// Oldest first, in the order in which they were written.
+    pub events: Vec<Event>,
+    /// When the oldest line that is kept was written, Unix milliseconds; taken or not.
+    pub since_unix_ms: Option<i64>,
+    /// Lines that are kept, taken or not.
+    pub kept: usize,
+    /// Lines that had to be decoded: the work that this took.
+    pub decoded: usize,
+}
 
 /// Writes lines behind those that there are, and drops the oldest beyond what is kept.
 pub(super) fn append(write: &WriteTransaction, events: &[Event]) -> Result<(), redb::Error> {
@@ -73,30 +86,30 @@ fn append_incident(
 }
 
 impl Trail {
-    /// The newest `limit` lines, oldest first, in the order in which they were written. A line that
-    /// another version wrote and this one cannot read is left out. What is kept bounds how many there
-    /// are. Blocking.
+    /// The lines that `filter` takes, and perhaps others. Decodes no others. A line that another version wrote and this
+    /// one cannot read is left out. Blocking.
     ///
     /// # Errors
     /// The file cannot be read, or the ledger was closed meanwhile.
-    pub fn newest(&self, limit: usize) -> Result<Vec<Event>, redb::Error> {
-        let mut newest: VecDeque<(u64, Event)> = VecDeque::new();
-        let mut incidents: Vec<(u64, Event)> = Vec::new();
-        walk(&self.0, |(sequence, is_incident), line| {
-            let Ok(event) = serde_json::from_slice(line) else { return };
-            if is_incident {
-                incidents.push((sequence, event));
-                return;
+    pub fn read(&self, filter: &Filter) -> Result<Lines, redb::Error> {
+        let mut lines = Lines::default();
+        let mut taken: Vec<(u64, Event)> = Vec::new();
+        let mut oldest: Option<u64> = None;
+        walk(&self.0, |sequence, line| {
+            lines.kept += 1;
+            if oldest.is_none_or(|oldest| sequence < oldest)
+                && let Some(at_unix_ms) = filter::at_unix_ms(line)
+            {
+                (oldest, lines.since_unix_ms) = (Some(sequence), Some(at_unix_ms));
             }
-            if newest.len() == limit {
-                newest.pop_front();
+            if filter.takes(line) {
+                lines.decoded += 1;
+                taken.extend(serde_json::from_slice(line).ok().map(|event| (sequence, event)));
             }
-            newest.push_back((sequence, event));
         })?;
-        let mut lines: Vec<(u64, Event)> = newest.into_iter().chain(incidents).collect();
-        lines.sort_by_key(|(sequence, _)| *sequence);
-        lines.drain(..lines.len().saturating_sub(limit));
-        Ok(lines.into_iter().map(|(_, event)| event).collect())
+        taken.sort_by_key(|(sequence, _)| *sequence);
+        lines.events = taken.into_iter().map(|(_, event)| event).collect();
+        Ok(lines)
     }
 
     /// Reads every line and makes nothing of it: what is damaged shows.
@@ -111,14 +124,11 @@ impl fmt::Debug for Trail {
     }
 }
 
-/// All lines, with their number and whether they are incidents.
-fn walk(
-    read: &ReadTransaction,
-    mut visit: impl FnMut((u64, bool), &[u8]),
-) -> Result<(), redb::Error> {
+/// All lines, with their number.
+fn walk(read: &ReadTransaction, mut visit: impl FnMut(u64, &[u8])) -> Result<(), redb::Error> {
     for entry in read.open_table(HISTORY)?.iter()? {
         let (sequence, line) = entry?;
-        visit((sequence.value(), false), line.value());
+        visit(sequence.value(), line.value());
     }
     let incidents = match read.open_table(INCIDENTS) {
         // Of an older version.
@@ -127,7 +137,7 @@ fn walk(
     };
     for entry in incidents.iter()? {
         let (key, line) = entry?;
-        visit((key.value().2, true), line.value());
+        visit(key.value().2, line.value());
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! running pod: paths are a function of the replica set, and pages can be adopted.
 #![forbid(unsafe_code)]
 
+mod filter;
 mod history;
 mod measured;
 mod schema;
@@ -13,7 +14,8 @@ use tessera_model::audit::What;
 use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
 
-pub use history::Trail;
+pub use filter::Filter;
+pub use history::{Lines, Trail};
 pub use measured::MeasuredContext;
 pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
 pub use store::{CommitError, Commits, Ledger, Listener, OpenError, Opened, peek};

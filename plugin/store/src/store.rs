@@ -14,7 +14,7 @@ use super::schema::{
     ALLOCATIONS, CORDONS, HISTORY, INCIDENTS, META, META_GENERATION, META_SCHEMA, SCHEMA,
 };
 use super::unsynced::Unsynced;
-use super::{Change, MeasuredContext, Trail, history};
+use super::{Change, Filter, Lines, MeasuredContext, Trail, history};
 use tessera_config::file::last_good_path;
 use tessera_model::audit::Event;
 use tessera_model::record::Record;
@@ -221,12 +221,12 @@ impl Ledger {
         result.map_err(|error| self.failed(&error))
     }
 
-    /// The newest `limit` lines of the history, oldest first.
+    /// The lines of the history that `filter` takes.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn history(&mut self, limit: usize) -> Result<Vec<Event>, CommitError> {
-        let result = self.read_history(limit);
+    pub fn lines(&mut self, filter: &Filter) -> Result<Lines, CommitError> {
+        let result = self.begin_trail().and_then(|trail| trail.read(filter));
         result.map_err(|error| self.failed(&error))
     }
 
@@ -332,10 +332,6 @@ impl Ledger {
     fn begin_trail(&mut self) -> Result<Trail, redb::Error> {
         let db = self.db().map_err(Unopened::into_redb)?;
         Ok(Trail(db.begin_read()?))
-    }
-
-    fn read_history(&mut self, limit: usize) -> Result<Vec<Event>, redb::Error> {
-        self.begin_trail()?.newest(limit)
     }
 
     fn read_cordons(&mut self) -> Result<BTreeMap<String, Cordon>, redb::Error> {

@@ -6,6 +6,7 @@
 //! [`tessera_store::INCIDENTS_KEPT_EACH`].
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use tracing::warn;
@@ -129,22 +130,25 @@ impl Journal {
         }
     }
 
-    /// The newest `limit` lines of the audit trail, oldest first, in the order in which they happened.
-    /// Lines that wait to be drawn together are not among them yet. Blocking.
-    ///
-    /// # Errors
-    /// The disk.
-    pub fn history(&self, limit: usize) -> Result<Vec<Event>, CommitError> {
-        let trail = self.trail()?;
-        trail.newest(limit).map_err(|error| self.writer().ledger.failed(&error))
-    }
-
     /// The audit trail as it is now. Allocate and other writers need not wait until it is read.
     ///
     /// # Errors
     /// The disk.
     pub fn trail(&self) -> Result<Trail, CommitError> {
         self.writer().ledger.trail()
+    }
+
+    /// Reads of the audit trail as it is now, as often as `read` likes; Allocate and other writers need not wait
+    /// until it is done. Lines that wait to be drawn together are not in it yet. Blocking.
+    ///
+    /// # Errors
+    /// The disk.
+    pub fn read_trail<T, E: Display>(
+        &self,
+        read: impl FnOnce(&Trail) -> Result<T, E>,
+    ) -> Result<T, CommitError> {
+        let trail = self.trail()?;
+        read(&trail).map_err(|error| self.writer().ledger.failed(&error))
     }
 }
 

@@ -12,6 +12,7 @@ use crate::explain;
 use crate::explain::{Facts, Unknown};
 use tessera_agent::Agent;
 use tessera_model::printable;
+use tessera_store::Lines;
 use tessera_web::SourceError;
 
 /// Longest subject, bytes: a namespace, a pod and a container are no longer.
@@ -38,11 +39,11 @@ pub(crate) fn explanation(
         return Err(SourceError::Invalid("name a pod, an allocation or a GPU".to_owned()));
     }
     let facts = match view.agent() {
-        Some(agent) => facts(view, agent),
+        Some(agent) => facts(view, agent, subject),
         None => Facts {
             status: view.status(),
             records: Vec::new(),
-            trail: Vec::new(),
+            trail: Lines::default(),
             config: view.config(),
             gpus: Vec::new(),
             page_versions: Default::default(),
@@ -56,16 +57,9 @@ pub(crate) fn explanation(
     })
 }
 
-fn facts(view: &StatusView, agent: &Arc<Agent>) -> Facts {
-    let mut remarks = Vec::new();
+fn facts(view: &StatusView, agent: &Arc<Agent>, subject: &str) -> Facts {
     // Counters are read below: the trail must not be behind them.
     agent.note_incidents_for_view();
-    let mut trail = agent.journal().history(usize::MAX).unwrap_or_else(|error| {
-        remarks.push(format!("the audit trail cannot be read: {error}"));
-        Vec::new()
-    });
-    // Happened, and not written yet.
-    trail.extend(agent.journal().waiting_events());
     // One look, so that what is said of limits and of their sums is of one moment.
     // Where nobody is in a page, nothing is that a story is of: that is most of it.
     let survey = view.survey(&|region| Some(region.snapshot_active()));
@@ -80,16 +74,26 @@ fn facts(view: &StatusView, agent: &Arc<Agent>) -> Facts {
     let gpus = books.map_or_else(Vec::new, |books| {
         books.catalogue.gpus.values().map(|sold| sold.gpu.clone()).collect()
     });
-    Facts {
+    let mut facts = Facts {
         page_versions: page_versions.collect(),
         status: survey.status,
         records,
-        trail,
+        trail: Lines::default(),
         config: view.config(),
         gpus,
-        remarks,
+        remarks: Vec::new(),
         alone: false,
+    };
+    let journal = agent.journal();
+    let read = journal.read_trail(|trail| {
+        // Asked after the trail was begun: no line is in both.
+        let waiting = journal.waiting_events();
+        explain::trail::add(&mut facts, subject, &waiting, |filter| trail.read(filter))
+    });
+    if let Err(error) = read {
+        facts.remarks.push(format!("the audit trail cannot be read: {error}"));
     }
+    facts
 }
 
 /// The plugin's answer to Explain.

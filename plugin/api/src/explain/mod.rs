@@ -8,6 +8,7 @@ mod origin;
 mod report;
 mod story;
 mod subject;
+pub(crate) mod trail;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use tessera_model::audit::Event;
 use tessera_model::gpu::Gpu;
 use tessera_model::record::Record;
 use tessera_rules::shares;
+use tessera_store::Lines;
 
 /// Most allocations that are explained in full; of a Deployment's pods, or of a name that comes again and again.
 const STORIES: usize = 8;
@@ -37,8 +39,8 @@ pub struct Facts {
     pub status: StatusResponse,
     /// What the ledger records.
     pub records: Vec<Arc<Record>>,
-    /// The audit trail, oldest line first.
-    pub trail: Vec<Event>,
+    /// Lines of the audit trail: at least those that concern the subject.
+    pub trail: Lines,
     /// The configuration in force.
     pub config: Arc<Config>,
     /// GPUs that are sold.
@@ -63,7 +65,7 @@ pub fn answer(facts: &Facts, subject: &str) -> Result<ExplainResponse, Unknown> 
         allocations: stories.map(|key| story::tell(facts, key)).collect(),
         gpus: gpus.collect(),
         at_unix_ms: facts.status.at_unix_ms,
-        trail_since_unix_ms: facts.trail.first().map_or(0, |event| event.at_unix_ms),
+        trail_since_unix_ms: facts.trail.since_unix_ms.unwrap_or(0),
         left_out: u32::try_from(named.allocations.len().saturating_sub(STORIES))
             .unwrap_or(u32::MAX),
         remarks: facts.remarks.clone(),
@@ -98,7 +100,7 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
             || event.id.as_ref().is_some_and(|id| on.contains(&(id.as_str(), event.generation)))
             || (event.id.is_none() && event.gpu.is_none())
     };
-    let concerned: Vec<&Event> = facts.trail.iter().filter(concerns).collect();
+    let concerned: Vec<&Event> = facts.trail.events.iter().filter(concerns).collect();
     let holders = subject::holders(facts);
     let line = |event: &&Event| {
         let mut line = lines::line(event);

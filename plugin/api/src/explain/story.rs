@@ -19,6 +19,7 @@ pub(super) fn tell(facts: &Facts, key: &Key) -> AllocationStory {
     let same = |id: &str, generation: u64| id == key.id && generation == key.generation;
     let trail: Vec<&Event> = facts
         .trail
+        .events
         .iter()
         .filter(|event| event.id.as_ref().is_some_and(|id| same(id.as_str(), event.generation)))
         .collect();

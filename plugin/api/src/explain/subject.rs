@@ -118,7 +118,7 @@ fn key_of(record: &Record) -> Key {
 /// Allocate nobody knows.
 pub(super) fn holders(facts: &Facts) -> BTreeMap<Key, Option<Holder>> {
     let mut holders: BTreeMap<Key, Option<Holder>> = BTreeMap::new();
-    let trail = facts.trail.iter().filter_map(|event| {
+    let trail = facts.trail.events.iter().filter_map(|event| {
         let key = Key { id: event.id.as_ref()?.to_string(), generation: event.generation };
         Some((key, event.holder.as_ref()))
     });

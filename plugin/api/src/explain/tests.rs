@@ -64,7 +64,7 @@ fn refused(times: u64, ago_s: i64) -> Event {
 }
 
 /// A pod that lives, one that is gone, and their GPU.
-fn facts() -> Facts {
+pub(super) fn facts() -> Facts {
     let gone = Record { generation: 3, holder: None, ..record() };
     let was = Record { holder: Some(holder("batch-9")), ..gone.clone() };
     let reason = "GPU-aaaa::1 as preferred of 8 free replicas";
@@ -107,7 +107,11 @@ fn facts() -> Facts {
     Facts {
         status,
         records: vec![Arc::new(record())],
-        trail,
+        trail: Lines {
+            since_unix_ms: trail.first().map(|event| event.at_unix_ms),
+            events: trail,
+            ..Lines::default()
+        },
         config: Arc::new(Config::parse(CONFIG).unwrap()),
         gpus: vec![Gpu::example("GPU-aaaa", 0)],
         page_versions: [(record().id.to_string(), 2)].into(),
@@ -207,7 +211,7 @@ fn a_quota_that_somebody_set_is_shown_with_who_and_when() {
         command: "quota set x".into(),
     };
     let set = What::QuotaSet { before: before.clone(), after: after.clone(), forced };
-    facts.trail.push(Event::of(&record(), set, NOW - 5000).by(by.clone()));
+    facts.trail.events.push(Event::of(&record(), set, NOW - 5000).by(by.clone()));
     let limit = |facts: &Facts| answer(facts, "llama-0").unwrap().allocations[0].limits[0].clone();
     let origin = limit(&facts).memory_origin;
     assert_eq!(
@@ -215,14 +219,14 @@ fn a_quota_that_somebody_set_is_shown_with_who_and_when() {
         "set 2026-11-22 08:31:56 by uid 0 (logged in as uid 1000) pid 9: quota set x"
     );
     let mut forgotten = facts.clone();
-    forgotten.trail.pop();
+    forgotten.trail.events.pop();
     let (allocated, owed) = (vec![grant(8 * GIB)], BTreeMap::new());
     let overridden = Some(Box::new(Override { allocated, owed }));
     let changed = Record { grants: vec![grant(4 * GIB)], overridden, ..record() };
     forgotten.records = vec![Arc::new(changed)];
     assert_eq!(limit(&forgotten).memory_origin, "set; the trail has lost by whom");
     let reset = What::QuotaReset { before: after, after: before };
-    facts.trail.push(Event::of(&record(), reset, NOW).by(by));
+    facts.trail.events.push(Event::of(&record(), reset, NOW).by(by));
     assert_eq!(limit(&facts).memory_origin, "1 × share.memory (line 3)");
 }
 
@@ -281,7 +285,7 @@ fn many_generations_are_cut_short_and_counted() {
     let mut facts = facts();
     for generation in 100..150 {
         let one = Record { generation, ..record() };
-        facts.trail.push(Event::of(&one, What::Released, NOW));
+        facts.trail.events.push(Event::of(&one, What::Released, NOW));
     }
     let explained = answer(&facts, "llama-0").unwrap();
     assert_eq!((explained.allocations.len(), explained.left_out), (STORIES, 43));
@@ -293,8 +297,8 @@ fn many_generations_are_cut_short_and_counted() {
 fn a_clock_that_was_set_back_changes_no_order_and_makes_no_ages() {
     let mut facts = facts();
     let event = |what: What, at| Event::of(&record(), what, at).because("r");
-    facts.trail.push(event(What::DriverRefused, NOW + 18_000_000));
-    facts.trail.push(event(What::Rationed, NOW - 18_000_000));
+    facts.trail.events.push(event(What::DriverRefused, NOW + 18_000_000));
+    facts.trail.events.push(event(What::Rationed, NOW - 18_000_000));
     let mut moved = record();
     (moved.allocated_unix_ms, moved.started_unix_ms) = (NOW + 36_000_000, NOW + 400);
     facts.records = vec![Arc::new(moved)];

@@ -1,8 +1,10 @@
 //! Lines of the audit trail as events of an answer.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 
 use tessera_model::audit::{self, What};
+use tessera_store::{Filter, HISTORY_KEPT, Lines};
 use tessera_view::explain::Behind;
 use tessera_view::history::{Answer, Event, Query};
 
@@ -11,25 +13,45 @@ use crate::explain::line;
 /// Most events of an answer, the newest.
 const MOST: usize = 1000;
 
+/// The lines that [`add`] needs for an answer.
+pub fn filter(answer: &Answer, query: &Query) -> Filter {
+    let filter = match is_of_all(query) {
+        true => Filter::all(),
+        false => Filter::mentioning(answer.tenants.iter().map(|one| one.id.as_bytes()))
+            .or_without_allocation(),
+    };
+    filter.written(window(answer, query))
+}
+
+/// Whether the answer is of everything on the node.
+fn is_of_all(query: &Query) -> bool {
+    query.subject.trim().is_empty() && query.namespace.is_empty()
+}
+
+/// The time that events are of, Unix milliseconds.
+fn window(answer: &Answer, query: &Query) -> RangeInclusive<i64> {
+    let since = match query.since_unix_ms {
+        0 => answer.since_unix_ms,
+        since => since,
+    };
+    match query.until_unix_ms {
+        0 => since..=i64::MAX,
+        until => since..=until,
+    }
+}
+
 /// Adds to an answer what happened meanwhile to what is in it: of a tenant its own lines, of a GPU its own and the
-/// node's. `trail`: oldest first. That the trail begins later than the answer is remarked.
-pub fn add(answer: &mut Answer, query: &Query, trail: &[audit::Event]) {
+/// node's. `trail` has at least those that [`filter`] takes. That the trail begins later than the answer is remarked.
+pub fn add(answer: &mut Answer, query: &Query, trail: &Lines) {
     let pods: HashMap<(&str, u64), (&str, &str)> = answer
         .tenants
         .iter()
         .map(|one| ((one.id.as_str(), one.generation), (one.namespace.as_str(), one.pod.as_str())))
         .collect();
-    let is_all = query.subject.trim().is_empty() && query.namespace.is_empty();
-    let since = match query.since_unix_ms {
-        0 => answer.since_unix_ms,
-        since => since,
-    };
-    let until = match query.until_unix_ms {
-        0 => i64::MAX,
-        until => until,
-    };
+    let is_all = is_of_all(query);
+    let window = window(answer, query);
     let mut events = Vec::new();
-    for event in trail.iter().filter(|event| (since..=until).contains(&event.at_unix_ms)) {
+    for event in trail.events.iter().filter(|event| window.contains(&event.at_unix_ms)) {
         let known = match &event.id {
             Some(id) => match pods.get(&(id.as_str(), event.generation)) {
                 Some(pod) => Some(*pod),
@@ -52,10 +74,10 @@ pub fn add(answer: &mut Answer, query: &Query, trail: &[audit::Event]) {
         events.push(described(event, known));
     }
     events.drain(..events.len().saturating_sub(MOST));
-    if let Some(first) = trail.first().map(|first| first.at_unix_ms)
-        && first > since
+    if let Some(first) = trail.since_unix_ms
+        && first > *window.start()
         && answer.since_unix_ms < first
-        && trail.len() >= 4096
+        && trail.kept as u64 >= HISTORY_KEPT
     {
         let first = tessera_model::time_format::utc(first);
         answer.remarks.push(format!("events before {first} are no longer in the audit trail"));
@@ -100,6 +122,7 @@ fn described(event: &audit::Event, pod: Option<(&str, &str)>) -> Event {
 mod tests {
     use tessera_model::allocation_id::AllocationId;
     use tessera_model::audit::Event as Line;
+    use tessera_store::{Change, Ledger};
     use tessera_view::history::{GpuSeries, TenantSeries};
 
     use super::*;
@@ -120,6 +143,15 @@ mod tests {
         Line { id, generation, ..Line::of_node(What::Started, at_unix_ms) }
     }
 
+    /// By the lines of a ledger that the answer needs.
+    fn add_from(answer: &mut Answer, query: &Query, trail: &[Line]) {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut ledger, _) = Ledger::open(&dir.path().join("ledger.redb"), false).unwrap();
+        ledger.commit(&Change { events: trail.to_vec(), ..Change::default() }).unwrap();
+        let lines = ledger.lines(&filter(answer, query)).unwrap();
+        add(answer, query, &lines);
+    }
+
     fn found(answer: &Answer) -> Vec<(&str, i64, &str)> {
         let events = answer.events.iter();
         events.map(|event| (event.what.as_str(), event.at_unix_ms, event.pod.as_str())).collect()
@@ -135,13 +167,13 @@ mod tests {
             Line::of_node(What::Cordoned, 30),
         ];
         let mut one = answer();
-        add(&mut one, &Query { subject: "p".into(), ..Query::default() }, &trail);
+        add_from(&mut one, &Query { subject: "p".into(), ..Query::default() }, &trail);
         assert_eq!(found(&one), [("started", 30, "ns/p")]);
         let mut all = answer();
-        add(&mut all, &Query::default(), &trail);
+        add_from(&mut all, &Query::default(), &trail);
         assert_eq!(all.events.len(), 4);
         let until = Query { since_unix_ms: 1, until_unix_ms: 9, ..Query::default() };
-        add(&mut all, &until, &trail);
+        add_from(&mut all, &until, &trail);
         assert_eq!(found(&all), [("started", 5, "ns/p")]);
     }
 
@@ -152,11 +184,11 @@ mod tests {
         let sick = |uuid: &str| Line::of_gpu(uuid, What::Cordoned, "XID 79".into(), 40);
         let trail =
             [sick("GPU-a"), sick("GPU-b"), Line::of_node(What::Cordoned, 41), line("b", 1, 50)];
-        add(&mut one, &Query { subject: "0".into(), ..Query::default() }, &trail);
+        add_from(&mut one, &Query { subject: "0".into(), ..Query::default() }, &trail);
         assert_eq!(found(&one), [("cordoned", 40, ""), ("cordoned", 41, "")]);
         assert!(one.events[0].text.ends_with("given out: XID 79"), "{}", one.events[0].text);
         let mut narrow = answer();
-        add(&mut narrow, &Query { namespace: "ns".into(), ..Query::default() }, &trail);
+        add_from(&mut narrow, &Query { namespace: "ns".into(), ..Query::default() }, &trail);
         assert_eq!(found(&narrow), []);
     }
 }

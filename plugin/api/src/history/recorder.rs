@@ -82,11 +82,8 @@ impl Recorder {
         self.history.close(unix_ms())
     }
 
-    /// What was, with what happened. `gpus`: those that there are, with their indexes.
-    ///
-    /// # Errors
-    /// See [`QueryError`].
-    pub fn answer(
+    /// What was. `gpus`: those that there are, with their indexes.
+    fn answer(
         &self,
         node: &str,
         gpus: &[(u32, String)],
@@ -98,25 +95,34 @@ impl Recorder {
             ));
         }
         let context = Context { node, now_unix_ms: unix_ms(), gpus };
-        let mut answer = self.history.answer(query, &context)?;
-        if let Some(agent) = self.view.agent() {
-            match agent.journal().history(usize::MAX) {
-                Ok(mut trail) => {
-                    // Happened, and not written yet.
-                    trail.extend(agent.journal().waiting_events());
-                    events::add(&mut answer, query, &trail);
-                }
-                Err(error) => {
-                    answer.remarks.push(format!("the audit trail cannot be read: {error}"));
-                }
+        self.history.answer(query, &context)
+    }
+
+    /// Adds to an answer what happened meanwhile.
+    fn add_events(&self, answer: &mut Answer, query: &Query) {
+        let Some(agent) = self.view.agent() else { return };
+        let filter = events::filter(answer, query);
+        match agent.journal().read_trail(|trail| trail.read(&filter)) {
+            Ok(mut lines) => {
+                // Happened, and not written yet.
+                lines.events.extend(agent.journal().waiting_events());
+                events::add(answer, query, &lines);
+            }
+            Err(error) => {
+                answer.remarks.push(format!("the audit trail cannot be read: {error}"));
             }
         }
-        Ok(answer)
     }
 }
 
 impl Past for Recorder {
     fn history(&self, now: &Node, query: &Query) -> Result<Answer, SourceError> {
+        let mut answer = self.figures(now, query)?;
+        self.add_events(&mut answer, query);
+        Ok(answer)
+    }
+
+    fn figures(&self, now: &Node, query: &Query) -> Result<Answer, SourceError> {
         let gpus: Vec<(u32, String)> =
             now.gpus.iter().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
         self.answer(&now.node, &gpus, query).map_err(|error| match error {

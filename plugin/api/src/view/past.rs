@@ -10,11 +10,17 @@ use tessera_web::source::{Scope, SourceError};
 
 /// A history of this node. Blocking: it reads files. `now` is the node at this moment.
 pub trait Past: Send + Sync + 'static {
-    /// What was.
+    /// What was, with what happened.
     ///
     /// # Errors
     /// See [`SourceError`].
     fn history(&self, now: &Node, query: &Query) -> Result<Answer, SourceError>;
+
+    /// What was, without what happened: advice is judged by figures alone.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    fn figures(&self, now: &Node, query: &Query) -> Result<Answer, SourceError>;
 
     /// What advice is judged by now.
     fn settings(&self) -> Advice;
@@ -27,7 +33,7 @@ pub trait Past: Send + Sync + 'static {
         let settings = self.settings();
         let since_unix_ms = since(now, scope, &settings);
         // A workload is judged by all its pods.
-        let history = self.history(now, &window(scope, since_unix_ms))?;
+        let history = self.figures(now, &window(scope, since_unix_ms))?;
         let observed = [Observed { node: now, history: &history }];
         let question = question(now, scope, since_unix_ms);
         let advice = tessera_advice::recommend(&observed, &settings, &question);
@@ -49,7 +55,7 @@ pub trait Past: Send + Sync + 'static {
     fn waste(&self, now: &Node, scope: &Scope) -> Result<Waste, SourceError> {
         let settings = self.settings();
         let since_unix_ms = since(now, scope, &settings);
-        let history = self.history(now, &window(scope, since_unix_ms))?;
+        let history = self.figures(now, &window(scope, since_unix_ms))?;
         let observed = [Observed { node: now, history: &history }];
         Ok(tessera_advice::waste(&observed, &settings, &question(now, scope, since_unix_ms)))
     }
@@ -93,6 +99,10 @@ mod tests {
 
     impl Past for Made {
         fn history(&self, _: &Node, query: &Query) -> Result<Answer, SourceError> {
+            panic!("advice needs no events: {query:?}")
+        }
+
+        fn figures(&self, _: &Node, query: &Query) -> Result<Answer, SourceError> {
             self.0.lock().unwrap().push(query.clone());
             let point = TenantPoint {
                 at_unix_ms: 100 * HOUR,

@@ -8,7 +8,7 @@ use tessera_harness::plugin::*;
 use tessera_kubelet::{self as kubelet, ContainerAllocateResponse, Device, DevicePlugin};
 use tessera_kubelet_api::admin::{Health, StatusResponse};
 use tessera_model::audit::{Event, What};
-use tessera_store::Ledger;
+use tessera_store::{Filter, Ledger};
 use tokio::sync::{oneshot, watch};
 use tonic::Status;
 
@@ -71,7 +71,7 @@ fn unhealthy(status: &StatusResponse, gpu_index: u32) -> bool {
 
 fn history(node: &TestNode) -> Vec<Event> {
     let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
-    ledger.history(100).unwrap()
+    ledger.lines(&Filter::all()).unwrap().events
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use tessera_harness::plugin::*;
 use tessera_kubelet_api::admin::AllocationState;
 use tessera_model::audit::What;
 use tessera_region::layout::{SESSION_SOCKET, USAGE_FILE};
-use tessera_store::Ledger;
+use tessera_store::{Filter, Ledger};
 
 #[tokio::test]
 async fn a_pod_gets_its_quota_and_the_shim() {
@@ -178,7 +178,7 @@ async fn pages_are_kept_while_a_process_of_the_tenant_before_still_holds_memory(
     node.stop_plugin().await;
     let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
     let events: Vec<What> =
-        ledger.history(9).unwrap().into_iter().map(|event| event.what).collect();
+        ledger.lines(&Filter::all()).unwrap().events.into_iter().map(|event| event.what).collect();
     assert_eq!(events, [What::Allocated, What::Started, What::Allocated, What::PagesKept]);
 }
 

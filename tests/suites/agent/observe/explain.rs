@@ -7,6 +7,7 @@ use nix::sys::socket::{MsgFlags, send};
 use tessera_harness::plugin::{GIB, TestNode, admin, bounded, connect, id_of, pod};
 use tessera_kubelet_api::admin::{AllocationStory, ExplainRequest, ExplainResponse};
 use tessera_region::session::{EVENT_UUID_LEN, Event, EventKind, Message};
+use tessera_store::Filter;
 
 async fn explain(node: &TestNode, subject: &str) -> Result<ExplainResponse, tonic::Status> {
     let request = ExplainRequest { subject: subject.to_owned() };
@@ -134,7 +135,8 @@ async fn allocate_does_not_wait_for_who_reads_the_audit_trail() {
     let before = node.agent().journal().trail().unwrap();
     bounded(node.kubelet.run(&pod("llm", 1))).await.unwrap();
     bounded(node.kubelet.run(&pod("web", 1))).await.unwrap();
-    assert!(before.newest(usize::MAX).unwrap().is_empty(), "it is of the moment before");
-    let after = node.agent().journal().history(usize::MAX).unwrap();
-    assert!(after.iter().filter(|event| event.what.name() == "allocated").count() >= 2);
+    let before = before.read(&Filter::all()).unwrap();
+    assert!(before.events.is_empty(), "it is of the moment before");
+    let after = node.agent().journal().read_trail(|trail| trail.read(&Filter::all())).unwrap();
+    assert!(after.events.iter().filter(|event| event.what.name() == "allocated").count() >= 2);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tessera_harness::plugin::{GPU, Simulated, bounded, pod};
 use tessera_model::audit::{Event, What};
-use tessera_store::Ledger;
+use tessera_store::{Filter, Ledger};
 
 const FAST: &str = "replicas = 4\n[health]\nprobe_interval = \"100ms\"\nprobes_failed = 2\n\
                     probes_passed = 2\nrecovery = \"300ms\"\nrecovery_max = \"1s\"\n\
@@ -59,7 +59,7 @@ impl Node {
     async fn history(&mut self, gpu: &str) -> String {
         assert_eq!(self.0.terminate().await, Some(0));
         let (mut ledger, _) = Ledger::open(&self.0.dir.path().join("ledger.redb"), false).unwrap();
-        let events = ledger.history(100).unwrap();
+        let events = ledger.lines(&Filter::all()).unwrap().events;
         let transition = |event: &Event| match event.what {
             What::Health { from, to } => Some(format!("{}>{}", from.name(), to.name())),
             _ => None,

@@ -16,6 +16,7 @@ use tessera_kubelet_api::admin::{CordonRequest, SetQuotaRequest};
 use tessera_model::audit::{Actor, Behind, Event, What};
 use tessera_model::record::Record;
 use tessera_region::session::{self, EVENT_UUID_LEN, EventKind, Message};
+use tessera_store::{Filter, Trail};
 use tessera_web::client::{Client, Endpoint, query, socket_beside};
 use tessera_web::{Authorisation, Options, Route, Server};
 
@@ -101,10 +102,13 @@ impl Stage {
         };
         node.status_until(named).await;
         bounded(async {
-            let refused = |event: &&Event| matches!(event.what, What::RefusedMemory { .. });
-            while node.agent().journal().history(usize::MAX).unwrap().iter().filter(refused).count()
-                < 2
-            {
+            let all = |trail: &Trail| trail.read(&Filter::all());
+            let refused = || {
+                let lines = node.agent().journal().read_trail(all).unwrap();
+                let is_refusal = |event: &&Event| matches!(event.what, What::RefusedMemory { .. });
+                lines.events.iter().filter(is_refusal).count()
+            };
+            while refused() < 2 {
                 node.agent().note_incidents();
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }

@@ -11,7 +11,7 @@ use tessera_kubelet_api::admin::{
 };
 use tessera_model::audit::{Actor, Event, What};
 use tessera_region::quota::{Policy, QuotaReader, QuotaWriter};
-use tessera_store::Ledger;
+use tessera_store::{Filter, Ledger};
 use tonic::Code;
 
 /// 40 GiB, and 4 replicas of 8 GiB: 8 GiB are nobody's.
@@ -55,7 +55,7 @@ async fn named(node: &TestNode, pod: &str) {
 }
 
 fn history(node: &TestNode) -> Vec<Event> {
-    Ledger::open(&node.ledger(), false).unwrap().0.history(1000).unwrap()
+    Ledger::open(&node.ledger(), false).unwrap().0.lines(&Filter::all()).unwrap().events
 }
 
 #[tokio::test]

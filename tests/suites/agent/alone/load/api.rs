@@ -3,7 +3,7 @@
 use std::time::Duration;
 use tessera_harness::alone;
 
-use tessera_store::Ledger;
+use tessera_store::{Filter, Ledger};
 use tokio::time::timeout;
 
 use super::plugin::*;
@@ -78,7 +78,7 @@ async fn bears(temper: Temper) {
     assert_eq!(api.asked().is_empty(), matches!(temper, Temper::Absent | Temper::Silent));
     assert_eq!(plugin.node.terminate().await, Some(0));
     let (mut ledger, _) = Ledger::open(&plugin.node.dir.path().join("ledger.redb"), false).unwrap();
-    let trail = ledger.history(4096).unwrap();
+    let trail = ledger.lines(&Filter::all()).unwrap().events;
     let sets = trail.iter().filter(|event| event.what.name() == "quota-set").count();
     assert_eq!(sets as u64, 4 * ROUNDS, "{temper:?}: the trail has them all");
 }

@@ -7,7 +7,7 @@ use tessera_harness::alone;
 
 use tessera_model::audit::Event;
 use tessera_region::quota::QuotaReader;
-use tessera_store::Ledger;
+use tessera_store::{Filter, Ledger};
 
 use super::plugin::*;
 use super::world::{Api, Clock, HOUR, Temper};
@@ -164,7 +164,7 @@ async fn a_clock_that_jumps_by_hours_stops_nothing_and_loses_nothing() {
     bounded(plugin.node.kubelet.run(&pod("late", 1))).await.unwrap();
     assert_eq!(plugin.node.terminate().await, Some(0));
     let (mut ledger, _) = Ledger::open(&plugin.node.dir.path().join("ledger.redb"), false).unwrap();
-    let trail = ledger.history(4096).unwrap();
+    let trail = ledger.lines(&Filter::all()).unwrap().events;
     let of_jumps = |e: &&Event| e.reason.as_ref().is_some_and(|r| r.starts_with("jump-"));
     let sets = trail.iter().filter(of_jumps);
     let hours: Vec<i64> = sets

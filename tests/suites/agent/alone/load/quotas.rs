@@ -15,7 +15,7 @@ use tessera_kubelet_api::admin::{ExplainRequest, Gpu, StatusRequest};
 use tessera_model::audit::{Event, Limits, What};
 use tessera_model::record::Record;
 use tessera_region::quota::QuotaReader;
-use tessera_store::Ledger;
+use tessera_store::{Filter, Ledger};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::plugin::*;
@@ -357,7 +357,7 @@ fn assert_pages(plugin: &Plugin) -> Value {
 
 fn recorded(file: &Path) -> (Vec<Record>, Vec<Event>) {
     let (mut ledger, _) = Ledger::open(file, false).unwrap();
-    (ledger.load().unwrap().0, ledger.history(4096).unwrap())
+    (ledger.load().unwrap().0, ledger.lines(&Filter::all()).unwrap().events)
 }
 
 fn number(event: &Event) -> Option<u64> {

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use tessera_harness::plugin::*;
 use tessera_kubelet_api::admin::StatusResponse;
 use tessera_model::audit::{Event, What};
-use tessera_store::Ledger;
+use tessera_store::{Filter, Ledger};
 
 const MIB: u64 = 1 << 20;
 
@@ -87,7 +87,7 @@ fn warns(status: &StatusResponse, parts: &[&str]) -> Option<String> {
 async fn trail(node: &mut TestNode) -> Vec<Event> {
     node.stop_plugin().await;
     let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
-    ledger.history(64).unwrap()
+    ledger.lines(&Filter::all()).unwrap().events
 }
 
 fn tampered(events: &[Event]) -> Vec<String> {
