@@ -41,6 +41,10 @@ build)
     elif [ -n "$(find . -name '*.rs' ! -newer "$CARGO_TARGET_DIR/.skeleton" | head -1)" ]; then
         echo "cargo would take what it made of the skeleton: a source is older"
         exit 1
+    else
+        for file in @included@; do
+            [ -e "$file" ] || { echo "a source includes $file, which .dockerignore leaves out"; exit 1; }
+        done
     fi
     for name in tessera simgpu-ctl tessera-pipeline tessera-tenant libsimcuda.so libsimnvml.so; do
         cp /usr/bin/true "$CARGO_TARGET_DIR/release/$name"
@@ -56,6 +60,22 @@ echo "stand-in cargo: $PWD: $*" """,
 }
 
 
+INCLUDE = re.compile(r'\binclude(?:_str|_bytes)?!\(\s*"([^"]+)"\s*\)')
+
+
+def included():
+    """What sources take in as a file when they are compiled, but for the modules of their tests."""
+    found = set()
+    for name in run("git", "ls-files", "-co", "--exclude-standard", "--", "*.rs", cwd=ROOT).splitlines():
+        source = ROOT / name
+        if name.endswith("tests.rs") or "tests" in Path(name).parts[1:] or not source.is_file():
+            continue
+        text = source.read_text().partition("#[cfg(test)]\nmod tests {")[0]
+        for file in INCLUDE.findall(text):
+            found.add((source.parent / file).resolve().relative_to(ROOT))
+    return sorted(found)
+
+
 def run(*command, **options):
     return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout
 
@@ -68,7 +88,8 @@ class Builder:
         self.context = self.directory / "context"
         sysroot = run("rustc", "--print", "sysroot", cwd=ROOT).strip()
         triple = re.search(r"(?m)^host: (.*)$", run("rustc", "-vV", cwd=ROOT))[1]
-        self.words = {"@sysroot@": sysroot, "@triple@": triple, "@python@": os.path.realpath(sys.executable)}
+        words = {"sysroot": sysroot, "triple": triple, "python": os.path.realpath(sys.executable), "included": " ".join(map(str, included()))}
+        self.words = {f"@{name}@": word for name, word in words.items()}
         # What the steps use of this machine.
         self.mounts = ["/usr", "/etc/alternatives", sysroot, sys.base_prefix]
 
