@@ -23,7 +23,7 @@ mod tests;
 pub use confidence::Confidence;
 pub use percentile::percentile;
 pub use recommend::recommend;
-pub use waste::{merge_waste, waste};
+pub use waste::{largest_first, waste};
 
 use tessera_view::history::Answer;
 use tessera_view::node::Node;

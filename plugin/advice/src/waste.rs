@@ -77,53 +77,12 @@ pub fn waste(observed: &[Observed<'_>], settings: &Advice, question: &Question<'
         namespaces: namespaces.into_values().collect(),
         remarks: remarks(observed),
     };
-    sort(&mut waste);
+    largest_first(&mut waste);
     waste
 }
 
-/// Waste of several nodes, of which each has judged its own: a pod is on one node. Price and currency are those of
-/// the first that has a price; where others have another, a remark says so.
-#[must_use]
-pub fn merge_waste(parts: Vec<Waste>, question: &Question<'_>) -> Waste {
-    let mut merged = Waste {
-        api_version: tessera_view::API_VERSION.to_owned(),
-        at_unix_ms: question.now_unix_ms,
-        since_unix_ms: question.since_unix_ms,
-        ..Waste::default()
-    };
-    let mut namespaces: BTreeMap<String, NamespaceWaste> = BTreeMap::new();
-    let mut prices_differ = false;
-    for (i, part) in parts.into_iter().enumerate() {
-        if i == 0 || (merged.price_per_gpu_hour == 0.0 && part.price_per_gpu_hour > 0.0) {
-            merged.price_per_gpu_hour = part.price_per_gpu_hour;
-            merged.currency.clone_from(&part.currency);
-        } else {
-            prices_differ |= part.currency != merged.currency
-                || (part.price_per_gpu_hour - merged.price_per_gpu_hour).abs() > f64::EPSILON;
-        }
-        merged.remarks.extend(part.remarks);
-        for of in part.namespaces {
-            let sum = namespaces.entry(of.namespace.clone()).or_insert_with(|| NamespaceWaste {
-                namespace: of.namespace.clone(),
-                ..NamespaceWaste::default()
-            });
-            sum.asked_gpu_hours += of.asked_gpu_hours;
-            sum.used_gpu_hours += of.used_gpu_hours;
-            sum.cost += of.cost;
-            sum.tenants.extend(of.tenants);
-        }
-    }
-    if prices_differ {
-        let text = "nodes have different prices or currencies (advice.price_per_gpu_hour): costs are sums of \
-                    each node's own";
-        merged.remarks.push(text.to_owned());
-    }
-    merged.namespaces = namespaces.into_values().collect();
-    sort(&mut merged);
-    merged
-}
-
-fn sort(waste: &mut Waste) {
+/// Sorts namespaces, and each one's containers: the largest waste first.
+pub fn largest_first(waste: &mut Waste) {
     for namespace in &mut waste.namespaces {
         namespace.tenants.sort_by(|a, b| {
             b.wasted_gpu_hours

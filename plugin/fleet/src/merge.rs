@@ -106,6 +106,11 @@ pub fn waste(answers: Vec<(String, Result<Waste, AskError>)>, now_unix_ms: i64) 
         [(_, currency), rest @ ..] => {
             if rest.iter().all(|(_, other)| other == currency) {
                 all.currency.clone_from(currency);
+                remarks.push(
+                    "nodes have different prices (advice.price_per_gpu_hour): costs are sums of each \
+                     node's own"
+                        .to_owned(),
+                );
             } else {
                 remarks.push(
                     "nodes have prices in different currencies: costs are not to be added"
@@ -115,11 +120,7 @@ pub fn waste(answers: Vec<(String, Result<Waste, AskError>)>, now_unix_ms: i64) 
         }
     }
     all.namespaces = namespaces.into_values().collect();
-    for namespace in &mut all.namespaces {
-        namespace.tenants.sort_by(|a, b| b.wasted_gpu_hours.total_cmp(&a.wasted_gpu_hours));
-    }
-    let wasted = |one: &NamespaceWaste| one.asked_gpu_hours - one.used_gpu_hours;
-    all.namespaces.sort_by(|a, b| wasted(b).total_cmp(&wasted(a)));
+    tessera_advice::largest_first(&mut all);
     all.remarks = remarks;
     all
 }
@@ -157,6 +158,21 @@ mod tests {
             .collect();
         assert_eq!(names, [("y", 10.0), ("x", 15.0)]);
         assert_eq!((all.price_per_gpu_hour, all.currency.as_str()), (2.0, "EUR"));
+        assert_eq!(all.remarks, [""; 0]);
+    }
+
+    #[test]
+    fn prices_that_differ_are_remarked_and_currencies_that_do_leave_no_sum() {
+        let of = |price_per_gpu_hour, currency: &str| {
+            Ok(Waste { price_per_gpu_hour, currency: currency.into(), ..Waste::default() })
+        };
+        let all = |a, b| waste(vec![("a".to_owned(), a), ("b".to_owned(), b)], 1);
+        let prices = all(of(2.0, "EUR"), of(3.0, "EUR"));
+        assert_eq!((prices.price_per_gpu_hour, prices.currency.as_str()), (0.0, "EUR"));
+        assert!(prices.remarks[0].contains("different prices"), "{:?}", prices.remarks);
+        let currencies = all(of(2.0, "EUR"), of(2.0, "USD"));
+        assert_eq!(currencies.currency, "");
+        assert!(currencies.remarks[0].contains("different currencies"), "{:?}", currencies.remarks);
     }
 
     #[test]

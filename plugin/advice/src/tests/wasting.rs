@@ -3,8 +3,7 @@
 use tessera_config::Advice;
 
 use super::waste;
-use crate::fixtures::{EIGHTH, GIB, Hour, Limits, Made, busy};
-use crate::{Question, merge_waste};
+use crate::fixtures::{GIB, Hour, Limits, Made, busy};
 
 const HALF: Limits = Limits { memory_bytes: 40 * GIB, cores_millis: 500, policy: "burst" };
 
@@ -69,23 +68,6 @@ fn what_is_gone_is_counted_and_not_idle() {
     let tenant = &waste.namespaces[0].tenants[0];
     assert!(!tenant.live && !tenant.idle && tenant.idle_seconds.is_none());
     assert!(near(tenant.wasted_gpu_hours, 5.0), "{tenant:?}");
-}
-
-#[test]
-fn nodes_add_up_however_they_are_asked() {
-    let mut there = Made::new().pod("chat-1", EIGHTH, &[busy(1024, 36.0, 0.0); 9]);
-    there.node.node = "n2".into();
-    let here = Made::new().pod("chat-0", HALF, &[busy(20 << 10, 360.0, 360.0); 10]);
-    let settings = Advice { price_millis_per_gpu_hour: 1500, ..Advice::default() };
-    let parts = [&here, &there].map(|made| waste(std::slice::from_ref(made), &settings));
-    let merged = merge_waste(parts.to_vec(), &Question::default());
-    let together = waste(&[here, there], &settings);
-    assert_eq!(merged.namespaces[0].tenants, together.namespaces[0].tenants);
-    assert!(near(merged.namespaces[0].cost, together.namespaces[0].cost));
-    assert!(merged.remarks.is_empty(), "{:?}", merged.remarks);
-    let mut parts = parts.to_vec();
-    parts[1].currency = "EUR".into();
-    super::says(&merge_waste(parts, &Question::default()).remarks, "different prices");
 }
 
 #[test]
