@@ -126,7 +126,7 @@ fn what_people_did_is_bounded_by_itself() {
 }
 
 #[test]
-fn who_asks_for_some_lines_has_no_others_decoded() {
+fn lines_that_a_filter_leaves_out_are_not_decoded() {
     let (_dir, mut ledger) = ledger();
     let others = (0..3000).flat_map(|n| [of("b", n, What::Allocated), of("c", n, refused(n))]);
     write(&mut ledger, others.collect());

@@ -29,7 +29,7 @@ pub(crate) fn add<E>(
     let subject = subject.trim();
     let mut words = names(subject);
     take(facts, &Filter::mentioning(&words))?;
-    // A line names the holder of its time. Who holds an allocation now, all its lines say.
+    // A line names the holder at its time; the present holder follows from all lines of the allocation.
     let named = facts.trail.events.iter().filter_map(|event| event.id.as_ref());
     let mut ids: BTreeSet<String> = named.map(|id| quoted(id.as_str())).collect();
     let mut is_whole = ids.is_empty();

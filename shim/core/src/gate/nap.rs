@@ -18,7 +18,7 @@ const SHORT: u32 = 64;
 const LONG_US: u32 = 50;
 /// The same where nobody waits.
 const IDLE_US: u32 = 100;
-/// What is expected to end within so long ends soon, microseconds: it takes that for who is next to wake.
+/// What is expected to end within so long ends soon, microseconds: the next tenant's thread takes that to wake.
 const NEAR_US: u32 = 100;
 /// And within so long at once: then it is looked at without a sleep, so often at most, with so many pauses
 /// of the processor in between, some microseconds.
