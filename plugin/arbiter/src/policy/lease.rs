@@ -1,9 +1,9 @@
 //! The life of a lease: granted, charged, closed, late, ended.
 
-use super::Policy;
 use super::fair::cost;
 use super::tenant::{DrainNotice, Lease, Phase, Slot, Tenant};
 use super::types::{Command, MS, Used};
+use super::{Policy, moving_mean};
 
 /// How long after its closing a late and silent tenant is charged: what a stopped process had in flight is
 /// bounded, and the process cannot report its end.
@@ -18,8 +18,8 @@ const BELIEVED: u64 = 16;
 const DRAIN_WEIGHT: u64 = 8;
 /// The same of the newest hand-over.
 const HANDOVER_WEIGHT: u64 = 16;
-/// A hand-over counts for no more than this: a report of nothing used lengthens leases, which it does by
-/// more than a late thread only where it is repeated.
+/// A hand-over counts for no more than this: one thread that woke very late, or one report of no use, does
+/// not make leases as long as they may be.
 const HANDOVER_MOST: u64 = 4 * MS;
 
 impl Policy {
@@ -214,12 +214,11 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         let Some(used) = used.filter(|_| !tenant.pauses.is_idle()) else { return };
         let lost = now.saturating_sub(tenant.granted_at).saturating_sub(used.ns).min(HANDOVER_MOST);
-        let note =
-            |mean: &mut u64| *mean = *mean - *mean / HANDOVER_WEIGHT + lost / HANDOVER_WEIGHT;
-        note(&mut tenant.handover);
+        tenant.handover = moving_mean(tenant.handover, lost, HANDOVER_WEIGHT);
         // Alone it was given to nobody.
         for &gpu in tenant.gpus.iter().filter(|_| tenant.switched) {
-            note(&mut self.gpus[usize::from(gpu)].handover);
+            let mean = &mut self.gpus[usize::from(gpu)].handover;
+            *mean = moving_mean(*mean, lost, HANDOVER_WEIGHT);
         }
     }
 
@@ -242,7 +241,7 @@ impl Policy {
             if let Some(held_up) = held_up {
                 for &gpu in &tenant.gpus {
                     let mean = &mut self.gpus[usize::from(gpu)].drain;
-                    *mean = *mean - *mean / DRAIN_WEIGHT + held_up / DRAIN_WEIGHT;
+                    *mean = moving_mean(*mean, held_up, DRAIN_WEIGHT);
                 }
             }
         }

@@ -354,6 +354,11 @@ impl Policy {
     }
 }
 
+/// The mean with `newest` in it, which weighs one part of `weight`.
+fn moving_mean(mean: u64, newest: u64, weight: u64) -> u64 {
+    mean - mean / weight + newest / weight
+}
+
 /// A share with a valid divisor.
 fn sane(share: Share) -> Share {
     Share { millis: share.millis.clamp(1, 1000), ..share }

@@ -11,9 +11,9 @@
 //! **Narrow windows.** A tenant that wakes waits for what the holder has in flight. Where a tenant with as
 //! large a share has worked lately and may return at any time, holders keep less in flight.
 
-use super::Policy;
 use super::tenant::{Slot, Tenant};
 use super::types::{GateState, Pace, Settings};
+use super::{Policy, moving_mean};
 
 /// Recent short pauses in a row after which the next is expected to be short.
 const ENOUGH: u32 = 4;
@@ -51,7 +51,7 @@ impl PausePattern {
         self.idle = Some(since);
         self.leases = 0;
         if let Some(work) = begun.map(|begun| since.saturating_sub(begun)) {
-            self.work = if self.work == 0 { work } else { self.work - self.work / 4 + work / 4 };
+            self.work = if self.work == 0 { work } else { moving_mean(self.work, work, 4) };
         }
     }
 
