@@ -25,7 +25,9 @@ LABELS = {
 }
 LABELS["@"] = LABELS["NODE"] | {"job": "tessera"}
 LABELS["GPU"] = LABELS["@"] | {"gpu": "3", "uuid": "GPU-8f2c"}
-LABELS["POD"] = LABELS["GPU"] | {"namespace": "chat", "pod": "llm-0", "container": "main"}
+TENANT = {"namespace": "chat", "pod": "llm-0", "container": "main", "allocation": "a1"}
+LABELS["POD"] = LABELS["GPU"] | TENANT
+LABELS["SPREAD"] = LABELS["@"] | TENANT
 
 
 def groups():
@@ -39,7 +41,8 @@ def alerts():
 def promtool(*arguments, cwd=None):
     tool = os.environ.get("PROMTOOL", "promtool")
     run = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False, cwd=cwd)
-    assert run.returncode == 0, run.stdout + run.stderr
+    # A line for each alert that is as it should be is empty.
+    assert run.returncode == 0, re.sub(r"\n\s*\n", "\n", run.stdout + run.stderr)
     return run.stdout
 
 
@@ -92,6 +95,30 @@ def every_scrape_names_the_node():
         assert relabelled(endpoint["relabelings"], {"__meta_kubernetes_pod_node_name": "gpu-7"})["node"] == "gpu-7", kind
 
 
+@check
+def down_targets_are_found_by_their_job():
+    """Whatever the objects are named, and whichever of the operator's objects finds the plugin."""
+    (job,) = yaml.safe_load((ROOT / "deploy/prometheus/scrape.yaml").read_text())["scrape_configs"]
+    matcher = lambda expression: re.search(r'job=~"([^"]*)"', expression)[1]
+    assert re.fullmatch(matcher(alerts()["TesseraPluginDown"]["expr"]), job["job_name"])
+    for release, values in [("tessera", {}), ("gpu", {}), ("x", {"fullnameOverride": "shares"}), ("x", {"nameOverride": "shares"})]:
+        values = OPERATOR | values | {"metrics": {"grafanaDashboard": {"enabled": True}}}
+        items = objects(values, release=release)
+        # The operator names the job so.
+        (service,) = [item["metadata"]["name"] for item in items if item["kind"] == "Service"]
+        pods = objects(values | {"metrics": {"podMonitor": {"enabled": True}}}, release=release)
+        (monitor,) = [item["metadata"] for item in pods if item["kind"] == "PodMonitor"]
+        jobs = [service, f"{monitor['namespace']}/{monitor['name']}"]
+        (rule,) = [item for item in items if item["kind"] == "PrometheusRule"]
+        down = [r["expr"] for group in rule["spec"]["groups"] for r in group["rules"] if r.get("alert") == "TesseraPluginDown"]
+        (dashboard,) = [i["data"]["tessera.json"] for i in items if i["kind"] == "ConfigMap" and "tessera.json" in i["data"]]
+        shown = [expr for _, expr in expressions(json.loads(dashboard)) if "up{" in expr]
+        for expression in down + shown:
+            assert all(re.fullmatch(matcher(expression), job) for job in jobs), (expression, jobs)
+            assert not re.fullmatch(matcher(expression), "node-exporter"), expression
+        assert down and shown
+
+
 def series(written):
     """Series of alerts.yaml as promtool takes them."""
     out = []
@@ -118,29 +145,94 @@ def filled(text, values):
     return re.sub(r"{{ \$labels\.(\w+) }}", lambda m: values.get(m[1], ""), text)
 
 
+def firing_alert(name, case, given):
+    """The alert as promtool expects it; a set of series may have labels of its own."""
+    rule, its = alerts()[name], labels(given.get("labels", case["labels"]))
+    annotations = {key: filled(text, its) for key, text in rule["annotations"].items()}
+    return {"exp_labels": its | rule["labels"], "exp_annotations": annotations | {"summary": case["summary"]}}
+
+
 @check
 def alerts_fire_when_they_should():
     """Each at least once, with the sentence that alerts.yaml has; and not in the cases that it calls quiet."""
     cases = yaml.safe_load((manifests.HERE / "alerts.yaml").read_text())
-    rules = alerts()
-    assert set(cases) == set(rules), set(cases) ^ set(rules)
+    assert set(cases) == set(alerts()), set(cases) ^ set(alerts())
     tests = []
     for name, case in cases.items():
-        rule, its = rules[name], labels(case["labels"])
-        fired = {
-            "exp_labels": its | rule["labels"],
-            "exp_annotations": {key: filled(text, its) for key, text in rule["annotations"].items()} | {"summary": case["summary"]},
-        }
         assert case["quiet"], f"{name}: when does it not fire?"
-        for given, expected in [(case["series"], [fired])] + [(s, [fired]) for s in case.get("also", [])] + [(s, []) for s in case["quiet"]]:
+        firing = [(dict(given), [firing_alert(name, case, given)]) for given in [case["series"], *case.get("also", [])]]
+        for given, expected in firing + [(given, []) for given in case["quiet"]]:
+            given.pop("labels", None)
             at = {"eval_time": f"{case['at']}m", "alertname": name, "exp_alerts": expected}
             tests.append({"interval": "1m", "input_series": series(given), "alert_rule_test": [at]})
     # Where nothing names the node, the target's address does.
     bare = {"series": 'tessera_ready{instance="10.0.0.9:9464"}', "values": "0x10"}
-    rule = rules["TesseraNotReady"]
+    rule = alerts()["TesseraNotReady"]
     fired = {"exp_labels": {"instance": "10.0.0.9:9464"} | rule["labels"], "exp_annotations": rule["annotations"] | {"summary": "Node 10.0.0.9:9464 offers no GPU shares."}}
     at = {"eval_time": "8m", "alertname": "TesseraNotReady", "exp_alerts": [fired]}
     tests.append({"interval": "1m", "input_series": [bare], "alert_rule_test": [at]})
+    judge(tests)
+
+
+# Minutes of the cases below: what happens, happens at BEFORE; a gap of the scrapes is longer than any alert looks back by
+# an offset.
+BEFORE, GAP, AFTER = 30, 15, 30
+
+
+def counter_cases(name, counter):
+    """What must hold of an alert on a counter, whichever it is: series, and at which minute it fires or does not."""
+    other = {key: values for key, values in alert_case(name)["series"].items() if key != counter}
+    plugin, started = "tessera_build_info{@}", "process_start_time_seconds{@}"
+    target = lambda build, start: {plugin: build, started: start} | {key: "_x0" for key in other}
+    old = f"-86400x{BEFORE + GAP + AFTER}"
+    there = f"1x{BEFORE + GAP + AFTER}"
+    soon, later = BEFORE + 2, BEFORE + 13
+    yield "it rises", {counter: f"1x{BEFORE - 1} 2x{AFTER}"} | target(there, old), [(BEFORE - 2, False), (soon, True), (later, False)]
+    yield "its series begins above 0", {counter: f"_x{BEFORE} 1x{AFTER}"} | target(there, old), [(soon, True), (later, False)]
+    for hole in (f"_x{GAP}", f"stale _x{GAP - 1}"):
+        broken = lambda before, after: f"{before}x{BEFORE} {hole} {after}x{AFTER}"
+        ends = range(BEFORE + 1, BEFORE + GAP + AFTER)
+        yield f"nothing happens, and the scrapes have a gap: {hole}", {counter: broken(1, 1)} | target(broken(1, 1), broken(-86400, -86400)), [(at, False) for at in ends]
+        # The container's name is not known for a while, and the plugin is scraped all the time.
+        yield f"nothing happens, and the series has a gap: {hole}", {counter: broken(1, 1)} | target(there, old), [(at, False) for at in ends]
+        yield f"it rises in a gap: {hole}", {counter: broken(1, 2)} | target(broken(1, 1), broken(-86400, -86400)), [(BEFORE + GAP + 2, True)]
+    # A plugin that is restarted begins at 0, and comes to the same value before it is scraped.
+    again = 60 * (BEFORE + 2)
+    restarted = lambda value: f"{value}x{BEFORE} _x2 {value}x{AFTER}"
+    start = f"-86400x{BEFORE} _x2 {again}x{AFTER}"
+    yield "first after a restart", {counter: restarted(1)} | target(restarted(1), start), [(BEFORE + 4, True), (BEFORE + 16, False)]
+    quiet = f"1x{BEFORE} _x2 0x{AFTER}"
+    yield "restarted, and nothing happens", {counter: quiet} | target(restarted(1), start), [(BEFORE + 4, False), (BEFORE + 16, False)]
+    # In another pod the target is another one.
+    new = lambda value: f"_x{BEFORE} {value}x{AFTER}"
+    yield "first of a new plugin", {counter: new(1)} | target(new(1), new(60 * BEFORE)), [(soon, True), (later, False)]
+
+
+def alert_case(name):
+    return yaml.safe_load((manifests.HERE / "alerts.yaml").read_text())[name]
+
+
+@check
+def alerts_on_counters_miss_nothing_and_repeat_nothing():
+    """The first event of a series, of a plugin and after a restart fires; an old one stays quiet when scrapes have a gap."""
+    tests, found = [], []
+    for name, rule in alerts().items():
+        if not re.search(r"_(total|count)\b", rule["expr"]) or "rate(" in rule["expr"]:
+            continue
+        found.append(name)
+        case = alert_case(name)
+        (counter,) = [key for key in case["series"] if re.sub("{.*", "", key) in rule["expr"] and "'ok'" not in key]
+        fired = firing_alert(name, case, {})
+        for what, given, when in counter_cases(name, counter):
+            given = {key: values for key, values in given.items() if values != "_x0"}
+            checks = [{"eval_time": f"{at}m", "alertname": name, "exp_alerts": [fired] if fires else []} for at, fires in when]
+            tests.append({"name": f"{name}: {what}", "interval": "1m", "input_series": series(given), "alert_rule_test": checks})
+    assert len(found) >= 10, found
+    judge(tests)
+
+
+def judge(tests):
+    """Asks promtool."""
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "rules.yaml").symlink_to(RULES)
         whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}

@@ -54,6 +54,7 @@ checks! {
     alerts_and_dashboard_are_those_of_the_repository
     every_alert_has_its_runbook
     every_scrape_names_the_node
+    down_targets_are_found_by_their_job
     dashboard_is_readable
     workflows_are_pinned_and_whole
     release_versions_agree
@@ -91,4 +92,9 @@ fn dashboard_passes_promtool() {
 #[test]
 fn alerts_fire_when_they_should() {
     with_promtool("alerts-fire-when-they-should");
+}
+
+#[test]
+fn alerts_on_counters_miss_nothing_and_repeat_nothing() {
+    with_promtool("alerts-on-counters-miss-nothing-and-repeat-nothing");
 }
