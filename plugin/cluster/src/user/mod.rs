@@ -154,6 +154,22 @@ impl UserClient {
         self.resource(&call, &format!("deviceclasses/{}", escaped(name))).await
     }
 
+    /// All device classes; none where the API server has no such objects.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn device_classes(&self) -> Result<Vec<Value>, ApiError> {
+        let call = Call::new(Verb::List, Kind::Classes, "");
+        for version in Version::ALL {
+            let path = format!("/apis/resource.k8s.io/{}/deviceclasses", version.name());
+            match self.list(&call, &path, "").await {
+                Err(ApiError::NotServed { .. }) => {}
+                answer => return answer,
+            }
+        }
+        Ok(Vec::new())
+    }
+
     async fn resource(&self, call: &Call, rest: &str) -> Result<Option<Value>, ApiError> {
         let mut last = None;
         for version in Version::ALL {

@@ -1,7 +1,9 @@
 //! Pods, nodes and claims as far as a person's question needs them. Small types of our own: those of `k8s_openapi`
 //! would bring the whole of a pod's specification into the program.
 
-use std::collections::BTreeMap;
+mod unknown;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
@@ -91,6 +93,38 @@ pub struct PodSpec {
     pub resources: Option<Resources>,
     /// Which scheduler is to place it.
     pub scheduler_name: String,
+    /// The higher, the earlier it is placed.
+    pub priority: i32,
+    /// Its volumes.
+    pub volumes: Vec<Volume>,
+    /// It is in the node's network namespace.
+    pub host_network: bool,
+    /// `false` for a user namespace of its own.
+    pub host_users: Option<bool>,
+    /// Names of further fields that a filter of the scheduler may read.
+    #[serde(flatten, deserialize_with = "unknown::of_spec")]
+    pub unknown: BTreeSet<String>,
+}
+
+/// A volume of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Volume {
+    /// Within the pod.
+    pub name: String,
+    /// The claim that it is.
+    pub persistent_volume_claim: Option<VolumeClaim>,
+    /// Its kind, where that is another one that a filter of the scheduler may read.
+    #[serde(flatten, deserialize_with = "unknown::of_volume")]
+    pub kinds: BTreeSet<String>,
+}
+
+/// A claim of storage, as a volume names it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct VolumeClaim {
+    /// In the pod's namespace.
+    pub claim_name: String,
 }
 
 /// Something with a name.
@@ -113,6 +147,19 @@ pub struct Container {
     pub restart_policy: String,
     /// Ports.
     pub ports: Vec<Port>,
+    /// What its end brings about.
+    pub restart_policy_rules: Vec<RestartRule>,
+    /// Names of further fields that a filter of the scheduler may read.
+    #[serde(flatten, deserialize_with = "unknown::of_container")]
+    pub unknown: BTreeSet<String>,
+}
+
+/// What the end of a container brings about.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct RestartRule {
+    /// `Restart`, or `RestartAllContainers`.
+    pub action: String,
 }
 
 /// A container's port.
@@ -121,6 +168,11 @@ pub struct Container {
 pub struct Port {
     /// On the node; 0 for none.
     pub host_port: u32,
+    /// The node's address; empty for all.
+    #[serde(rename = "hostIP")]
+    pub host_ip: String,
+    /// `TCP` where it is empty.
+    pub protocol: String,
 }
 
 /// What is asked.
@@ -155,6 +207,9 @@ pub struct Affinity {
     pub pod_affinity: Option<PodAffinity>,
     /// On pods that must not.
     pub pod_anti_affinity: Option<PodAffinity>,
+    /// Names of further kinds.
+    #[serde(flatten, deserialize_with = "unknown::of_affinity")]
+    pub unknown: BTreeSet<String>,
 }
 
 /// Rules on other pods.
@@ -162,7 +217,37 @@ pub struct Affinity {
 #[serde(default, rename_all = "camelCase")]
 pub struct PodAffinity {
     /// Those that must hold.
-    pub required_during_scheduling_ignored_during_execution: Vec<serde_json::Value>,
+    pub required_during_scheduling_ignored_during_execution: Vec<PodTerm>,
+    /// Names of further kinds of rules.
+    #[serde(flatten, deserialize_with = "unknown::of_rules")]
+    pub unknown: BTreeSet<String>,
+}
+
+/// Other pods, and how near they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodTerm {
+    /// Which pods; absent for none.
+    pub label_selector: Option<LabelSelector>,
+    /// Of which namespaces.
+    pub namespaces: Vec<String>,
+    /// And of which others; without either, of the pod's own.
+    pub namespace_selector: Option<LabelSelector>,
+    /// The nodes' label whose values are compared.
+    pub topology_key: String,
+    /// Names of further conditions.
+    #[serde(flatten, deserialize_with = "unknown::of_term")]
+    pub unknown: BTreeSet<String>,
+}
+
+/// Labels that must all match; without any, everything does.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct LabelSelector {
+    /// Labels with their values.
+    pub match_labels: BTreeMap<String, String>,
+    /// Requirements on labels.
+    pub match_expressions: Vec<Requirement>,
 }
 
 /// Rules on nodes.
@@ -171,6 +256,9 @@ pub struct PodAffinity {
 pub struct NodeAffinity {
     /// Those that must hold.
     pub required_during_scheduling_ignored_during_execution: Option<NodeSelector>,
+    /// Names of further kinds of rules.
+    #[serde(flatten, deserialize_with = "unknown::of_rules")]
+    pub unknown: BTreeSet<String>,
 }
 
 /// Terms of which one must hold.
@@ -209,12 +297,15 @@ pub struct Requirement {
 pub struct Toleration {
     /// The taint's key; empty for every one.
     pub key: String,
-    /// `Exists`, or else `Equal`.
+    /// `Exists`, `Gt`, `Lt`, or else `Equal`.
     pub operator: String,
     /// The taint's value.
     pub value: String,
     /// The taint's effect; empty for every one.
     pub effect: String,
+    /// Names of further conditions.
+    #[serde(flatten, deserialize_with = "unknown::of_toleration")]
+    pub unknown: BTreeSet<String>,
 }
 
 /// What became of a pod.
@@ -231,6 +322,30 @@ pub struct PodStatus {
     pub conditions: Vec<Condition>,
     /// Names of claims that were made of templates.
     pub resource_claim_statuses: Vec<ClaimStatus>,
+    /// The node for which the scheduler keeps room for it, while pods there end.
+    pub nominated_node_name: String,
+    /// Its containers, once they run.
+    pub container_statuses: Vec<ContainerStatus>,
+    /// Those that run before.
+    pub init_container_statuses: Vec<ContainerStatus>,
+    /// What kubelet grants the pod as a whole.
+    pub allocated_resources: Quantities,
+    /// What the pod as a whole has.
+    pub resources: Option<Resources>,
+    /// What its claims take of the node's CPU and memory: Kubernetes 1.36.
+    pub node_allocatable_resource_claim_statuses: Vec<serde_json::Value>,
+}
+
+/// What a container that runs has: another amount than it asks, while it is resized.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ContainerStatus {
+    /// The container.
+    pub name: String,
+    /// What kubelet grants it.
+    pub allocated_resources: Quantities,
+    /// What it has.
+    pub resources: Option<Resources>,
 }
 
 /// A condition.
