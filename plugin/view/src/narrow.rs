@@ -7,7 +7,7 @@ pub use explain::explanations;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::explain::words;
-use crate::fleet::Fleet;
+use crate::fleet::{Entry, Fleet};
 use crate::node::{Node, Others};
 use crate::{advice, history};
 
@@ -83,15 +83,20 @@ pub fn node(mut node: Node, rights: &Rights) -> Node {
     node
 }
 
-/// As [`node`], of each node of a fleet.
+/// As [`node`], of an entry of a fleet.
+#[must_use]
+pub fn entry(mut entry: Entry, rights: &Rights) -> Entry {
+    entry.view = entry.view.map(|view| node(view, rights));
+    if *rights != Rights::All && !entry.error.is_empty() {
+        entry.error = "it does not answer".to_owned();
+    }
+    entry
+}
+
+/// As [`entry`], of each entry of a fleet.
 #[must_use]
 pub fn fleet(mut fleet: Fleet, rights: &Rights) -> Fleet {
-    for entry in &mut fleet.nodes {
-        entry.view = entry.view.take().map(|view| node(view, rights));
-        if *rights != Rights::All && !entry.error.is_empty() {
-            entry.error = "it does not answer".to_owned();
-        }
-    }
+    fleet.nodes = fleet.nodes.into_iter().map(|one| entry(one, rights)).collect();
     fleet
 }
 

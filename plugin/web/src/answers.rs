@@ -2,12 +2,14 @@
 //! caller may not see ends here.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::body::{Body, Bytes};
+use axum::http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
+use futures_util::stream;
 use serde::Serialize;
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::Fleet;
@@ -18,7 +20,7 @@ use crate::caller::Caller;
 use crate::fleet_cache::FleetCache;
 use crate::problem::Refusal;
 use crate::query::Parameters;
-use crate::routes::Route;
+use crate::routes::{App, Route};
 use crate::source::{Source, SourceError};
 
 /// For how long a look at everything serves all that ask.
@@ -32,15 +34,18 @@ const NOT_YOURS: &str = "nothing of yours is called so here; name a pod as NAMES
 /// Answers a request for data.
 pub(crate) async fn answer(
     route: Route,
-    source: &Arc<dyn Source>,
-    fleets: &FleetCache,
+    app: &App,
     caller: &Caller,
     headers: &HeaderMap,
     asked: &Parameters,
 ) -> Result<Response<Body>, Refusal> {
-    let (fleet, rights) = view(fleets, caller, asked, FRESH).await?;
+    let source: &dyn Source = &*app.source;
+    let (fleet, rights) = view(&app.fleets, caller, asked, FRESH).await?;
     match route {
-        Route::Fleet => json(&narrowed(&fleet, &rights, asked)),
+        Route::Fleet => {
+            let encoded = app.encodings.get(&fleet, &only(&rights, asked), &asked.node);
+            Ok(in_pieces(encoded.map_err(|error| broken(&error))?.whole()))
+        }
         Route::Gpus => json(&list::gpus(narrowed(&fleet, &rights, asked))),
         Route::Tenants => json(&list::tenants(narrowed(&fleet, &rights, asked))),
         Route::Node => node(narrowed(&fleet, &rights, asked)),
@@ -117,7 +122,7 @@ pub(crate) async fn view(
 }
 
 /// Rights on one namespace, where one is asked for: it is shown as to a reader of that namespace alone.
-fn only(rights: &Rights, asked: &Parameters) -> Rights {
+pub(crate) fn only(rights: &Rights, asked: &Parameters) -> Rights {
     match asked.namespace.as_str() {
         "" => rights.clone(),
         namespace if rights.may_see(namespace) => Rights::Namespaces([namespace.to_owned()].into()),
@@ -137,7 +142,7 @@ async fn more(
 }
 
 /// The part of a fleet that was asked for and may be seen.
-pub(crate) fn narrowed(fleet: &Fleet, rights: &Rights, asked: &Parameters) -> Fleet {
+fn narrowed(fleet: &Fleet, rights: &Rights, asked: &Parameters) -> Fleet {
     let is_asked = |node: &str| asked.node.is_empty() || asked.node == node;
     let nodes = fleet.nodes.iter().filter(|entry| is_asked(&entry.node)).cloned();
     let part = Fleet {
@@ -240,13 +245,22 @@ pub(crate) fn json(value: &impl Serialize) -> Result<Response<Body>, Refusal> {
     Ok(with_type("application/json", text))
 }
 
+/// JSON in pieces that answers share: however slowly it is read, there is one of each.
+fn in_pieces(pieces: Vec<Bytes>) -> Response<Body> {
+    let length = pieces.iter().map(Bytes::len).sum::<usize>();
+    let body = Body::from_stream(stream::iter(pieces.into_iter().map(Ok::<_, Infallible>)));
+    let mut response = with_type("application/json", body);
+    response.headers_mut().insert(CONTENT_LENGTH, length.into());
+    response
+}
+
 pub(crate) fn with_type(kind: &'static str, text: impl Into<Body>) -> Response<Body> {
     let mut response = Response::new(text.into());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
 }
 
-fn broken(error: &serde_json::Error) -> Refusal {
+pub(crate) fn broken(error: &serde_json::Error) -> Refusal {
     tracing::error!(%error, "an answer cannot be written");
     Refusal::new(
         StatusCode::INTERNAL_SERVER_ERROR,

@@ -16,6 +16,7 @@ pub mod authorise;
 mod caller;
 pub mod client;
 mod connections;
+mod encoded;
 #[cfg(feature = "fixtures")]
 pub mod fixtures;
 mod fleet_cache;

@@ -14,6 +14,7 @@ use crate::answers;
 use crate::authorise::Authorisation;
 use crate::caller::{Caller, Origin};
 use crate::connections::Connection;
+use crate::encoded::Encodings;
 use crate::fleet_cache::FleetCache;
 use crate::page;
 use crate::problem::Refusal;
@@ -89,6 +90,7 @@ impl Route {
 pub(crate) struct App {
     pub source: Arc<dyn Source>,
     pub fleets: FleetCache,
+    pub encodings: Encodings,
     pub authorisation: Authorisation,
     pub streams: Arc<Streams>,
     /// How often a stream looks for changes.
@@ -172,7 +174,7 @@ async fn ask(app: Arc<App>, route: Route, request: Request) -> Response<Body> {
             )
             .await;
         }
-        answers::answer(route, &app.source, &app.fleets, &caller, &head.headers, &asked).await
+        answers::answer(route, &app, &caller, &head.headers, &asked).await
     };
     let answer = tokio::time::timeout(ANSWER, answer).await.unwrap_or_else(|_| {
         let text = "the node, its driver or a file system does not answer in time; try again";

@@ -31,6 +31,7 @@ use tracing::{debug, info, warn};
 use crate::authorise::Authorisation;
 use crate::caller::Origin;
 use crate::connections::{Busy, Connections, Permit};
+use crate::encoded::Encodings;
 use crate::fleet_cache::FleetCache;
 use crate::headers;
 use crate::routes::{App, router};
@@ -155,6 +156,7 @@ async fn serve(options: Options, known: watch::Sender<Option<SocketAddr>>) {
         fleets: FleetCache::new(Arc::clone(&source)),
         source,
         authorisation,
+        encodings: Encodings::default(),
         streams: Arc::default(),
         interval,
     });

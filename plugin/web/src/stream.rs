@@ -7,19 +7,17 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
+use axum::http::header::CACHE_CONTROL;
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
-use axum::response::IntoResponse;
-use axum::response::sse::{Event, KeepAlive, Sse};
-use serde::Serialize;
-use tessera_view::fleet::{Entry, Fleet};
+use futures_util::{StreamExt, stream};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
-use tokio_stream::wrappers::ReceiverStream;
 
-use crate::answers::{narrowed, view};
+use crate::answers::{broken, only, view, with_type};
 use crate::caller::Caller;
 use crate::connections::Connection;
+use crate::encoded::{Digest, Encoded};
 use crate::problem::Refusal;
 use crate::query::Parameters;
 use crate::routes::App;
@@ -80,18 +78,29 @@ pub(crate) async fn begin(
     let turn = app.streams.take(caller.name())?;
     // What would be refused is refused before the stream begins.
     view(&app.fleets, &caller, &asked, app.interval).await?;
-    let (events, receiver) = mpsc::channel::<Result<Event, Infallible>>(1);
+    let (events, receiver) = mpsc::channel::<Event>(1);
     connection.streams();
     tokio::spawn(async move {
         let _turn = turn;
         follow(&app, &headers, caller, &asked, &connection, &events).await;
     });
-    let keep = KeepAlive::new().interval(KEEP_ALIVE).text("keep-alive");
-    let stream = Sse::new(ReceiverStream::new(receiver)).keep_alive(keep);
-    let mut response = stream.into_response();
+    let mut response = with_type("text/event-stream", body(receiver));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Proxies that would collect events are asked not to (nginx).
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     Ok(response)
+}
+
+/// Events as they come, and a comment where none comes for a while.
+fn body(receiver: mpsc::Receiver<Event>) -> Body {
+    let events = stream::unfold(receiver, |mut receiver| async {
+        let event = match timeout(KEEP_ALIVE, receiver.recv()).await {
+            Ok(event) => event?,
+            Err(_) => vec![Bytes::from_static(b": keep-alive\n\n")],
+        };
+        Some((stream::iter(event.into_iter().map(Ok::<_, Infallible>)), receiver))
+    });
+    Body::from_stream(events.flatten())
 }
 
 async fn follow(
@@ -100,11 +109,12 @@ async fn follow(
     mut caller: Caller,
     asked: &Parameters,
     connection: &Connection,
-    events: &mpsc::Sender<Result<Event, Infallible>>,
+    events: &mpsc::Sender<Event>,
 ) {
     let mut ticks = interval(app.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut last: Option<Fleet> = None;
+    // Of what was sent, this is all that stays: a stream may last for days.
+    let mut last: Option<Arc<Digest>> = None;
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
@@ -120,32 +130,27 @@ async fn follow(
             Ok(found) => found,
             Err(refusal) => return fail(events, connection, &refusal).await,
         };
-        let now = narrowed(&fleet, &rights, asked);
+        let now = match app.encodings.get(&fleet, &only(&rights, asked), &asked.node) {
+            Ok(now) => now,
+            Err(error) => return fail(events, connection, &broken(&error)).await,
+        };
         drop(fleet);
-        for event in change(last.as_ref(), &now).events() {
+        for event in changed(last.as_deref(), &now) {
             if !send(events, connection, event).await {
                 return;
             }
         }
-        last = Some(now);
+        last = Some(Arc::clone(&now.digest));
     }
 }
 
-async fn fail(
-    events: &mpsc::Sender<Result<Event, Infallible>>,
-    connection: &Connection,
-    refusal: &Refusal,
-) {
-    send(events, connection, Event::default().event("error").data(refusal.json())).await;
+async fn fail(events: &mpsc::Sender<Event>, connection: &Connection, refusal: &Refusal) {
+    send(events, connection, event("error", vec![refusal.json().into()])).await;
 }
 
 /// False where nobody reads any more.
-async fn send(
-    events: &mpsc::Sender<Result<Event, Infallible>>,
-    connection: &Connection,
-    event: Event,
-) -> bool {
-    match timeout(UNREAD, events.send(Ok(event))).await {
+async fn send(events: &mpsc::Sender<Event>, connection: &Connection, event: Event) -> bool {
+    match timeout(UNREAD, events.send(event)).await {
         Ok(sent) => sent.is_ok(),
         Err(_) => {
             // What is in the socket's buffer will not be read either.
@@ -155,65 +160,33 @@ async fn send(
     }
 }
 
-/// What to send.
-enum Change<'a> {
-    /// Nothing changed but clocks.
-    Nothing,
-    /// All of it.
-    Whole(&'a Fleet),
-    /// These nodes.
-    Nodes(Vec<&'a Entry>),
+/// One event, in pieces that streams share.
+type Event = Vec<Bytes>;
+
+/// JSON has no line breaks: an event's data is one line.
+fn event(name: &str, data: Vec<Bytes>) -> Event {
+    let mut pieces = vec![Bytes::from(format!("event: {name}\ndata: "))];
+    pieces.extend(data);
+    pieces.push(Bytes::from_static(b"\n\n"));
+    pieces
 }
 
-impl Change<'_> {
-    /// Events one by one, each made when the one before was taken: a fleet is large.
-    fn events(&self) -> Box<dyn Iterator<Item = Event> + Send + '_> {
-        match self {
-            Change::Nothing => Box::new(std::iter::empty()),
-            Change::Whole(fleet) => Box::new(event("fleet", fleet).into_iter()),
-            Change::Nodes(nodes) => {
-                Box::new(nodes.chunks(BATCH).filter_map(|some| event("nodes", &some)))
-            }
-        }
+/// What to send: nothing where only clocks have changed.
+fn changed(last: Option<&Digest>, now: &Encoded) -> Vec<Event> {
+    let whole = || vec![event("fleet", now.whole())];
+    let Some(last) = last else { return whole() };
+    let digest = &now.digest;
+    let pairs = || last.nodes.iter().zip(&digest.nodes);
+    let is_same_nodes = last.nodes.len() == digest.nodes.len()
+        && pairs().all(|(before, after)| before.0 == after.0);
+    if last.name != digest.name || !is_same_nodes {
+        return whole();
     }
-}
-
-fn change<'a>(last: Option<&Fleet>, now: &'a Fleet) -> Change<'a> {
-    let Some(last) = last else { return Change::Whole(now) };
-    let names =
-        |fleet: &Fleet| fleet.nodes.iter().map(|entry| entry.node.clone()).collect::<Vec<_>>();
-    if last.name != now.name || names(last) != names(now) {
-        return Change::Whole(now);
+    let differs = pairs().enumerate().filter(|(_, (before, after))| before != after);
+    let places: Vec<usize> = differs.map(|(place, _)| place).collect();
+    match places.is_empty() {
+        true => Vec::new(),
+        false if digest.nodes.len() <= WHOLE => whole(),
+        false => places.chunks(BATCH).map(|some| event("nodes", now.some(some))).collect(),
     }
-    let pairs = last.nodes.iter().zip(&now.nodes);
-    let changed: Vec<&Entry> =
-        pairs.filter(|(before, after)| !is_same(before, after)).map(|(_, after)| after).collect();
-    match changed.len() {
-        0 => Change::Nothing,
-        _ if now.nodes.len() <= WHOLE => Change::Whole(now),
-        _ => Change::Nodes(changed),
-    }
-}
-
-fn is_same(before: &Entry, after: &Entry) -> bool {
-    // A time that only says that it was looked again is no change; that of one that is silent stands still.
-    before.node == after.node
-        && before.answers == after.answers
-        && before.error == after.error
-        && match (&before.view, &after.view) {
-            (Some(before), Some(after)) => {
-                before.api_version == after.api_version
-                    && before.node == after.node
-                    && before.plugin == after.plugin
-                    && before.gpus == after.gpus
-                    && before.tenants == after.tenants
-                    && before.others == after.others
-                    && before.warnings == after.warnings
-            }
-            (before, after) => before.is_none() && after.is_none(),
-        }
-}
-
-fn event(name: &str, data: &impl Serialize) -> Option<Event> {
-    Event::default().event(name).json_data(data).ok()
 }
