@@ -50,7 +50,7 @@ pub(crate) async fn answer(
         Route::Tenants => json(&list::tenants(narrowed(&fleet, &rights, asked))),
         Route::Node => node(narrowed(&fleet, &rights, asked)),
         Route::History => {
-            let answer = source.history(&asked.node, asked.history()).await;
+            let answer = source.history(&asked.node, asked.history()?).await;
             let answer = answer.map_err(|error| said(error, &rights))?;
             let mut namespaces: BTreeSet<String> =
                 answer.tenants.iter().map(|tenant| tenant.namespace.clone()).collect();
@@ -85,7 +85,13 @@ pub(crate) async fn answer(
             let advice = advice.map_err(|error| said(error, &rights))?;
             let namespaces = advice.workloads.iter().map(|one| one.namespace.clone());
             let rights = more(caller, rights, namespaces).await?;
-            json(&narrow::recommendations(advice, &rights))
+            let advice = narrow::recommendations(advice, &rights);
+            // A source does not answer for a pod that it does not know: one that is another's must look like that.
+            let is_hidden = rights != Rights::All && advice.workloads.is_empty();
+            match is_hidden && !asked.pod.is_empty() {
+                true => Err(Refusal::new(StatusCode::NOT_FOUND, NOT_YOURS)),
+                false => json(&advice),
+            }
         }
         Route::Waste => {
             caller.must_see(&rights, &asked.namespace)?;

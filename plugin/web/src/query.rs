@@ -49,14 +49,28 @@ impl Parameters {
         Ok(found)
     }
 
-    pub fn history(&self) -> history::Query {
-        history::Query {
+    /// What is asked of a history.
+    ///
+    /// # Errors
+    /// It makes no sense. This is said before a source is asked, whose refusals are for readers of everything.
+    pub fn history(&self) -> Result<history::Query, Refusal> {
+        let bad = |text: String| Err(Refusal::new(StatusCode::BAD_REQUEST, text));
+        if ![0, 10, 300, 3600].contains(&self.step_seconds) {
+            return bad(format!(
+                "there are no buckets of {} s: ask for 10, 300 or 3600, or leave it out",
+                self.step_seconds
+            ));
+        }
+        if self.until_unix_ms != 0 && self.since_unix_ms > self.until_unix_ms {
+            return bad("the window ends before it begins: since is later than until".to_owned());
+        }
+        Ok(history::Query {
             subject: self.subject.clone(),
             namespace: self.namespace.clone(),
             since_unix_ms: self.since_unix_ms,
             until_unix_ms: self.until_unix_ms,
             step_seconds: self.step_seconds,
-        }
+        })
     }
 
     pub fn scope(&self) -> Scope {

@@ -67,8 +67,19 @@ impl Source for Scripted {
         Box::pin(std::future::ready(script.error.clone().map_or(said, Err)))
     }
 
-    fn recommend(&self, _: Scope) -> Answer<'_, Recommendations> {
-        self.say(|script| script.recommendations.clone())
+    /// As a node does it: a pod that it does not know has no advice.
+    fn recommend(&self, scope: Scope) -> Answer<'_, Recommendations> {
+        let mut script = self.0.lock().unwrap().clone();
+        let mut advice = std::mem::take(&mut script.recommendations);
+        if !scope.pod.is_empty() {
+            advice.workloads.retain(|one| one.pods.contains(&scope.pod));
+        }
+        let said = match (&script.error, advice.workloads.is_empty() && !scope.pod.is_empty()) {
+            (Some(error), _) => Err(error.clone()),
+            (None, true) => Err(SourceError::NotFound(format!("no pod {} is here", scope.pod))),
+            (None, false) => Ok(advice),
+        };
+        Box::pin(std::future::ready(said))
     }
 
     fn waste(&self, _: Scope) -> Answer<'_, Waste> {

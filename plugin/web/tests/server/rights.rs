@@ -192,9 +192,34 @@ async fn what_is_not_yours_and_what_is_not_there_look_alike() {
         assert_eq!(there.status, 404);
         world.source.0.lock().unwrap().error = None;
     }
+    // Of whom advice and waste are, and since when, says no more.
+    for (route, status) in [("/api/v1/recommend", 404), ("/api/v1/waste", 200)] {
+        for since in ["", "&since_unix_ms=1"] {
+            let of = |pod: &str| format!("{route}{}{since}", query(&[("pod", pod)]));
+            let there = ask(&alpha, &of("ns-beta pod"), "application/json").await;
+            let absent = ask(&alpha, &of("ns-beta none"), "application/json").await;
+            assert_eq!((there.status, &there.body), (absent.status, &absent.body), "{route}");
+            assert_eq!(there.status, status, "{route}");
+        }
+    }
+    let own = format!("/api/v1/recommend{}", query(&[("pod", "ns-alpha pod")]));
+    assert_eq!(ask(&alpha, &own, "application/json").await.status, 200);
     // A GPU's totals are everybody's.
     let gpu = ask(&alpha, "/api/v1/history?subject=GPU-0", "application/json").await;
     assert_eq!(gpu.status, 200, "{}", gpu.body);
+}
+
+#[tokio::test]
+async fn a_question_that_makes_no_sense_is_said_to_be_one_whoever_asks() {
+    let world = World::new(Times::default(), Tls::Plain).await;
+    let bad = ["step_seconds=7", "since_unix_ms=9&until_unix_ms=8", "step_seconds=7&subject=x"];
+    for parameters in bad {
+        let path = format!("/api/v1/history?{parameters}");
+        for token in ["token-1", "token-all"] {
+            let said = ask(&client(&world, token), &path, "application/json").await;
+            assert_eq!(said.status, 400, "{path} as {token}: {}", said.body);
+        }
+    }
 }
 
 #[tokio::test]
