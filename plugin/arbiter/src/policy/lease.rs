@@ -109,6 +109,7 @@ impl Policy {
     /// of the last one, and the drain at its end covers both.
     pub(super) fn grant(&mut self, now: u64, slot: Slot) {
         self.charge_around(now, slot);
+        self.note_overlaps(slot);
         let state = self.state_for(now, slot);
         let quantum = self.quantum_of(slot);
         let pace = self.pace(now, slot, state);
@@ -166,6 +167,7 @@ impl Policy {
         let deadline = now.saturating_add(tenant.patience(&self.settings));
         tenant.phase = Phase::Draining { since: now, deadline };
         tenant.word = DrainNotice::None;
+        tenant.overlap_noted = false;
         let id = tenant.id;
         self.say_closed(id);
     }
@@ -175,10 +177,26 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if let Phase::Draining { since, .. } = tenant.phase {
             tenant.phase = Phase::Late { since };
-            // No tenant runs beside one that waits for the host.
-            tenant.totals.overlaps += u64::from(tenant.word != DrainNotice::Waits);
             // A launch that has waited since the closing waits for the next lease since now.
             tenant.since = now;
+        }
+    }
+
+    /// Notes that `slot` gets a lease beside tenants that drain late. A late drain that holds up no tenant is
+    /// no overlap, and no tenant runs beside one that waits for the host.
+    fn note_overlaps(&mut self, slot: Slot) {
+        let Some(tenant) = &self.tenants[slot] else { return };
+        for i in 0..tenant.gpus.len() {
+            let Some(tenant) = &self.tenants[slot] else { return };
+            let gpu = usize::from(tenant.gpus[i]);
+            for &other in self.gpus[gpu].leases.iter().filter(|&&other| other != slot) {
+                let Some(late) = &mut self.tenants[other] else { continue };
+                let runs = matches!(late.phase, Phase::Late { .. });
+                if runs && late.word != DrainNotice::Waits && !late.overlap_noted {
+                    late.overlap_noted = true;
+                    late.totals.overlaps += 1;
+                }
+            }
         }
     }
 

@@ -124,6 +124,8 @@ impl Policy {
         let deadline = now.saturating_add(self.settings.drain_most);
         if let Some(tenant) = self.tenants[slot].as_mut().filter(|tenant| !tenant.has_lease()) {
             tenant.phase = Phase::Draining { since: now, deadline };
+            // Its processes have yet to connect: their report is late by no fault of theirs.
+            tenant.overlap_noted = true;
             tenant.charged_at = now;
             tenant.contends = false;
             for gpu in settle::each(self.mask_of(slot)) {

@@ -99,6 +99,9 @@ pub(super) struct Tenant {
     /// What can still be given back to the cap of leases that have ended, nanoseconds.
     pub(super) slack_ns: u64,
     pub(super) word: DrainNotice,
+    /// A late drain of this closing counts no more: it has been counted, or it is of a gate that an earlier
+    /// arbiter left open.
+    pub(super) overlap_noted: bool,
     /// The longest recent drain, nanoseconds.
     pub(super) longest_drain: u64,
     /// Up to when it has been charged, while it has a lease.
@@ -137,6 +140,7 @@ impl Tenant {
             handover: 0,
             slack_ns: 0,
             word: DrainNotice::None,
+            overlap_noted: false,
             longest_drain: 0,
             charged_at: now,
             totals: TenantTotals::default(),

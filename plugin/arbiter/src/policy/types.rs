@@ -63,7 +63,7 @@ pub struct TenantTotals {
     pub longest_wait_ns: u64,
     /// Leases granted.
     pub leases: u64,
-    /// Drains that passed the deadline.
+    /// Leases whose drain passed the deadline while another tenant got the GPU.
     pub overlaps: u64,
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use tessera_arbiter::policy::TenantView;
 
 use super::*;
 
@@ -70,6 +71,25 @@ impl Gates {
     }
 }
 
+/// An overlap is counted when another tenant gets one of the GPUs, and never otherwise.
+fn blames_none_without_a_neighbour(
+    before: &[TenantView],
+    after: &[TenantView],
+) -> Result<(), TestCaseError> {
+    for view in after {
+        let old = before.iter().find(|old| old.tenant == view.tenant);
+        // One that joined again counts from 0.
+        let Some(old) = old.filter(|old| old.totals.overlaps < view.totals.overlaps) else {
+            continue;
+        };
+        let beside = after.iter().filter(|other| other.tenant != view.tenant);
+        let mut open = beside.filter(|other| other.state != GateState::Closed);
+        let shares_gpu = open.any(|other| other.gpus.iter().any(|gpu| view.gpus.contains(gpu)));
+        prop_assert!(shares_gpu, "{:?} after {:?}", view, old);
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
@@ -83,6 +103,7 @@ proptest! {
         for (event, passed) in events {
             // Back, too: the caller's clock is not trusted.
             now = if passed % 7 == 0 { now / 2 } else { now + passed };
+            let before = policy.tenants(now);
             match event {
                 Event::Join(who, gpus, share) => policy.join(now, TenantId(who), &gpus, share),
                 Event::Adopt(who) => policy.adopt(now, TenantId(who)),
@@ -95,6 +116,7 @@ proptest! {
                 Event::Tick => policy.tick(now),
             }
             gates.carry_out(&mut policy, now)?;
+            blames_none_without_a_neighbour(&before, &policy.tenants(now))?;
         }
         // Everybody wants, and drains when closed: everybody is granted, gangs and late ones too.
         now += 5 * SECOND;
@@ -128,6 +150,36 @@ proptest! {
             prop_assert!(step < 19_999, "{views:?}");
         }
     }
+}
+
+#[test]
+fn a_silent_tenant_that_an_earlier_arbiter_left_is_not_blamed() {
+    let mut policy = Policy::new(Settings::default());
+    for who in 0..2 {
+        policy.join(0, TenantId(who), &[0], burst(400));
+    }
+    policy.adopt(0, TenantId(0));
+    policy.want(1, TenantId(1));
+    let deadline = policy.deadline().expect("a drain that is waited for");
+    policy.tick(deadline);
+    let view = |who| policy.tenant(deadline, TenantId(who)).expect("a tenant");
+    assert_eq!(view(1).state, GateState::Open, "it waits no longer than the deadline");
+    assert_eq!(view(0).totals.overlaps, 0);
+}
+
+#[test]
+fn a_late_drain_that_holds_up_nobody_is_no_overlap() {
+    let mut policy = Policy::new(Settings::default());
+    policy.join(0, TenantId(0), &[0], strict(100));
+    policy.want(0, TenantId(0));
+    let mut now = 0;
+    while let Some(at) = policy.deadline().filter(|at| *at < 10 * SECOND) {
+        now = at;
+        policy.tick(now);
+    }
+    let view = policy.tenant(now, TenantId(0)).expect("a tenant");
+    assert_eq!((view.state, view.totals.overlaps), (GateState::Closed, 0), "{view:?}");
+    assert!(view.totals.leases > 0);
 }
 
 #[test]
