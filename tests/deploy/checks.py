@@ -18,6 +18,7 @@ import monitoring  # noqa: F401: registers its checks
 import readme  # noqa: F401: registers its checks
 import release  # noqa: F401: registers its checks
 import schema
+import sense  # noqa: F401: registers its checks
 from engine import ROOT, ChartError, objects
 from registry import CHECKS, check
 
@@ -164,7 +165,7 @@ def configuration_is_carried_over_exactly():
     import tomllib
 
     config = {
-        "share": {"replicas": 3, "memory": "12Gi", "cores": 0.5},
+        "share": {"replicas": 3, "memory": "12Gi", "cores": 0.25},
         "ledger": {"fsync": False},
         "health": {"xid": {"94": "ignore"}},
         "gpus": {"include": ["NVIDIA <A100> & 'more'", "0"]},
@@ -616,9 +617,24 @@ def a_change_of_the_configuration_restarts_only_on_request():
         # DRA takes what the chart does for it, and is on then.
         more, values = (asked | {"dra": {"enabled": True}}, [False]) if name == "dra.enabled" else (asked, others(accepts, default))
         before = template(live, **more)
+        # The chart's own values make these.
+        if key == "listen":
+            assert template(live, **more, **{table: {"port": 1234}}) != before, name
+            continue
+        # Neither stands alone, and a token needs TLS of its own kind.
+        if key in ("tls_cert", "tls_key"):
+            changed = template(live | {table: {"tls_cert": "/a", "tls_key": "/b"}}, **more)
+            assert changed != template(live | {table: {"tls_cert": "/a", "tls_key": "/b"} | {key: "/c"}}, **more), name
+            continue
+        if name == "api.authorisation":
+            more = more | {"api": {"address": "127.0.0.1"}}
+            before = template(live, **more)
         # Of one of them the chart may have made its own default.
         changed = [template(live | {table: {key: value}}, **more) for value in values]
         assert any(one != before for one in changed), f"{name} takes a restart, and the checksum does not know it"
+    # Of a node's label, too.
+    labelled = lambda config: template(live, **asked, nodeConfigs={"enabled": True, "configurations": {"l4": config}})
+    assert labelled({"ledger": {"fsync": False}}) != labelled({}) == labelled({"ledger": {"release_after": "1m"}})
     # Beside those, in tables that have some.
     for table, key, value in [("ledger", "release_after", "1m"), ("log", "filter", "debug")]:
         assert template(live | {table: {key: value}}, **asked) == base, f"{table}.{key} is taken live"

@@ -14,6 +14,15 @@ FILE = CHART / "values.schema.json"
 
 STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
 NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+# A Service's name begins with a letter; some words are no strings in YAML.
+WORDS = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"]
+OBJECT = {"type": "string", "pattern": "^$|^[a-z]([-a-z0-9]*[a-z0-9])?$", "maxLength": 40, "not": {"enum": WORDS}}
+BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+# What the plugin takes before a port; of an address of IPv6 its letters alone.
+ADDRESS = {"type": "string", "pattern": rf"^$|^{BYTE}([.]{BYTE}){{3}}$|^\[[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]$"}
+PORT = {"type": "integer", "minimum": 1024, "maximum": 65535}
+# By which the chart finds its pods.
+SELECTED = ["app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/version", "tessera.dev/profile"]
 CLASS = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 RESOURCE = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 DIRECTORY = "^/[^ ]*[^/ ]$"
@@ -27,8 +36,8 @@ def kubernetes(kind):
 # Where values.yaml's default does not tell what is allowed: by path.
 ALLOWED = {
     "assumeApiVersions": {"type": "array", "items": {"type": "string"}},
-    "nameOverride": {"type": "string", "pattern": f"^$|{NAME}", "maxLength": 40},
-    "fullnameOverride": {"type": "string", "pattern": f"^$|{NAME}", "maxLength": 40},
+    "nameOverride": OBJECT,
+    "fullnameOverride": OBJECT,
     "image.repository": {"type": "string", "pattern": "^[^ :@]+(:[0-9]+/[^ :@]+)?$"},
     "image.tag": {"type": "string", "pattern": "^$|^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"},
     "image.digest": {"type": "string", "pattern": "^$|^sha256:[0-9a-f]{64}$"},
@@ -56,9 +65,9 @@ ALLOWED = {
     "affinity": kubernetes("object"),
     "tolerations": {"type": "array", "items": kubernetes("object")},
     "updateStrategy.type": {"enum": ["RollingUpdate", "OnDelete"]},
-    "updateStrategy.rollingUpdate.maxUnavailable": {"type": ["integer", "string"]},
+    "updateStrategy.rollingUpdate.maxUnavailable": {"type": ["integer", "string"], "minimum": 1, "pattern": "^(100|[1-9][0-9]?)%$"},
     "podAnnotations": STRINGS,
-    "podLabels": STRINGS,
+    "podLabels": STRINGS | {"propertyNames": {"not": {"enum": SELECTED}}},
     "extraEnv": {"type": "array", "items": kubernetes("object")},
     "extraVolumes": {"type": "array", "items": kubernetes("object")},
     "extraVolumeMounts": {"type": "array", "items": kubernetes("object")},
@@ -73,8 +82,10 @@ ALLOWED = {
             key: {"type": "string", "description": f"SELinux {key}."} for key in ["user", "role", "type", "level"]
         },
     },
+    "serviceAccount.name": {"type": "string", "pattern": f"^$|{CLASS}", "maxLength": 253},
     "serviceAccount.annotations": STRINGS,
-    "metrics.port": {"type": "integer", "minimum": 1024, "maximum": 65535},
+    "metrics.address": ADDRESS,
+    "metrics.port": PORT,
     "metrics.service.annotations": STRINGS,
     "metrics.serviceMonitor.labels": STRINGS,
     "metrics.serviceMonitor.interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
@@ -83,9 +94,11 @@ ALLOWED = {
     "metrics.prometheusRule.labels": STRINGS,
     "metrics.prometheusRule.runbook": {"type": "string", "pattern": "^https?://[^ \"#]+$"},
     "metrics.grafanaDashboard.labels": STRINGS,
-    "api.port": {"type": "integer", "minimum": 1024, "maximum": 65535},
+    "api.address": ADDRESS,
+    "api.port": PORT,
     "api.readers": {"type": "array", "items": kubernetes("object")},
-    "console.port": {"type": "integer", "minimum": 1024, "maximum": 65535},
+    "console.port": PORT,
+    "console.tlsSecret": {"type": "string", "pattern": f"^$|{CLASS}", "maxLength": 253},
     "console.resources.requests": {"type": "object", "additionalProperties": {"type": ["string", "number"]}},
     "console.resources.limits": {"type": "object", "additionalProperties": {"type": ["string", "number"]}},
     "dra.maxSurge": {"enum": [0, 1]},
@@ -107,6 +120,9 @@ ALLOWED = {
     },
     "networkPolicy.from": {"type": "array", "items": kubernetes("object")},
     "networkPolicy.apiFrom": {"type": "array", "items": kubernetes("object")},
+    "networkPolicy.apiServerPorts": {
+        "type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 1, "maximum": 65535},
+    },
     "admissionPolicy.runtimeClassNames": {"type": "array", "minItems": 1, "items": {"type": "string", "pattern": NAME}},
 }
 # What an entry of `profiles` may say of its own.

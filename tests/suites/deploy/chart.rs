@@ -65,6 +65,15 @@ checks! {
     node_configs_are_chosen_by_label
     a_config_map_of_ones_own_is_mounted
     security_contexts_are_laid_over_the_charts
+    values_that_cannot_work_are_refused
+    chart_and_plugin_agree_between_keys
+    events_that_are_off_are_off_for_the_plugin_too
+    readiness_is_asked_where_the_plugin_listens
+    cdi_specs_are_mounted_and_cleaned_where_the_configuration_has_them
+    the_api_server_is_reached_at_its_ports
+    names_that_look_like_numbers_stay_strings
+    values_of_an_older_chart_are_met_with_advice
+    releases_share_no_pods
     documented_commands_work
     named_commands_are_there
     documented_values_and_configurations_are_accepted

@@ -15,7 +15,7 @@
 
 {{- define "tessera.selector" -}}
 app.kubernetes.io/name: {{ include "tessera.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end -}}
 
 {{- define "tessera.labels" -}}
@@ -93,6 +93,9 @@ What a profile runs with: dict "root" $ "name" NAME "profile" ENTRY, as JSON. Wh
 {{- fail (printf "nodeConfigs.configurations.%s.%s: the DaemonSet's own, so it cannot differ by node; say it in `config`" $name .) -}}
 {{- end -}}
 {{- end -}}
+{{- if dig "cdi" "directory" "" $own -}}
+{{- fail (printf "nodeConfigs.configurations.%s.cdi.directory: the DaemonSet mounts it, so it cannot differ by node; say it in `config`" $name) -}}
+{{- end -}}
 {{- if dig "dra" "enabled" false $own -}}
 {{- fail (printf "nodeConfigs.configurations.%s.dra.enabled: read at the plugin's start alone; say it in `config`" $name) -}}
 {{- end -}}
@@ -131,6 +134,10 @@ api:
   listen: {{ ternary (printf "%s:%v" .Values.api.address .Values.api.port) "" .Values.api.enabled | quote }}
 {{- if .Values.api.enabled }}
   authorisation: kubernetes
+{{- end }}
+{{- if not .Values.events.enabled }}
+kubernetes:
+  events: "off"
 {{- end }}
 {{- if .Values.dra.enabled }}
 dra:

@@ -1,12 +1,12 @@
 {{/*
 A probe's action: list ROOT "live" or "ready". What restarts the plugin goes over the admin socket, in the container:
 no pod reaches that, however it floods the network. Readiness, by which nothing is restarted, is asked for where
-Prometheus asks.
+Prometheus asks; but kubelet asks at the pod's address, and where the plugin listens on another it is out of reach.
 */}}
 {{- define "tessera.probe" -}}
 {{- $root := index . 0 -}}
 {{- $what := index . 1 -}}
-{{- if and $root.Values.metrics.enabled (eq $what "ready") -}}
+{{- if and $root.Values.metrics.enabled (not $root.Values.metrics.address) (eq $what "ready") -}}
 httpGet: {path: /readyz, port: metrics}
 {{- else -}}
 exec: {command: [tessera, status, --{{ $what }}]}
@@ -40,6 +40,11 @@ seccompProfile: {type: RuntimeDefault}
 {{- with .Values.seLinuxOptions }}
 seLinuxOptions: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end -}}
+
+{{/* Host directory of the CDI specs that a configuration names. */}}
+{{- define "tessera.cdi" -}}
+{{- dig "cdi" "directory" "" . | default "/var/run/cdi" -}}
 {{- end -}}
 
 {{/* Host directories of the driver that the configuration names, as a JSON array. */}}

@@ -35,6 +35,18 @@
 {{- end -}}
 {{- end -}}
 
+{{/* That, of the configuration and those by node label: list ROOT CONFIGURATION. */}}
+{{- define "tessera.start" -}}
+{{- $root := index . 0 -}}
+{{- $config := index . 1 -}}
+{{- include "tessera.toml.start" $config -}}
+{{- if $root.Values.nodeConfigs.enabled -}}
+{{- range $name, $own := $root.Values.nodeConfigs.configurations -}}
+{{ $name }}{{ include "tessera.toml.start" (include "tessera.nodeConfig" (list $root $config $name $own) | fromJson) }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/*
 What the plugin takes from its configuration at its start alone, of a configuration, as JSON: "after a restart" in
 docs/configuration.md. All else it reloads live.

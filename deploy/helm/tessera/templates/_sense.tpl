@@ -1,0 +1,74 @@
+{{/*
+Refuses a configuration with which the plugin would not start, or for which the pod is not made: list ROOT WHERE
+CONFIGURATION, as it goes to the ConfigMap. The plugin has the same rules between keys; tests compare the two.
+*/}}
+{{- define "tessera.sense" -}}
+{{- $root := index . 0 -}}
+{{- $where := index . 1 -}}
+{{- $config := index . 2 -}}
+{{- range $table, $keys := dict "metrics" "metrics.enabled, metrics.address and metrics.port" "api" "api.enabled, api.address and api.port" -}}
+{{- if ne (dig $table "listen" "" $config) (get (get (include "tessera.derived" $root | fromYaml) $table) "listen") -}}
+{{- fail (printf "%s.%s.listen: probes, ports and policies follow the values %s; set these" $where $table $keys) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (not $root.Values.events.enabled) (ne (dig "kubernetes" "events" "" $config) "off") -}}
+{{- fail (printf "%s.kubernetes.events: the plugin has no right to write events; set events.enabled: true" $where) -}}
+{{- end -}}
+{{- $api := get $config "api" | default dict -}}
+{{- if and (eq (get $api "authorisation" | default "") "none") $root.Values.api.enabled (not (regexMatch "^(127[.][0-9.]+|\\[::1\\])$" $root.Values.api.address)) -}}
+{{- fail (printf "%s.api.authorisation: with none everybody in the network could read everything; leave it out, or set api.address: 127.0.0.1 (and hostNetwork: true, so that the node's processes reach it)" $where) -}}
+{{- end -}}
+{{- if ne (empty (get $api "tls_cert")) (empty (get $api "tls_key")) -}}
+{{- fail (printf "%s.api: tls_cert and tls_key go together; set both" $where) -}}
+{{- end -}}
+{{- $driver := get $config "driver" | default dict -}}
+{{- if and (get $driver "root") (get $driver "libraries") -}}
+{{- fail (printf "%s.driver: libraries are found below root or lie in libraries; set one" $where) -}}
+{{- end -}}
+{{- with dig "labels" "nfd_file" "" $config -}}
+{{- if not (and $root.Values.nodeLabels.nfd (hasPrefix (printf "%s/" $root.Values.nodeLabels.directory) .)) -}}
+{{- fail (printf "%s.labels.nfd_file: %s is not mounted; set nodeLabels.nfd: true and nodeLabels.directory" $where .) -}}
+{{- end -}}
+{{- end -}}
+{{- $share := get $config "share" | default dict -}}
+{{- $replicas := get $share "replicas" | default 4 | int64 -}}
+{{- $cores := include "tessera.thousandths" (get $share "cores" | default "auto") | int64 -}}
+{{- if gt (mul $cores $replicas) 1000 -}}
+{{- fail (printf "%s.share.cores: %d replicas of %v are more than one GPU; lower cores or replicas" $where $replicas (get $share "cores")) -}}
+{{- end -}}
+{{- range list
+      (list "compute" "quantum_min" "2ms" "quantum" "5ms")
+      (list "compute" "quantum" "5ms" "quantum_max" "20ms")
+      (list "compute" "drain_min" "20ms" "drain_max" "200ms")
+      (list "health" "recovery" "5m" "recovery_max" "1h")
+      (list "history" "keep_10s" "6h" "keep_5m" "168h")
+      (list "history" "keep_5m" "168h" "keep_1h" "840h") -}}
+{{- $table := get $config (index . 0) | default dict -}}
+{{- $short := get $table (index . 1) | default (index . 2) -}}
+{{- $long := get $table (index . 3) | default (index . 4) -}}
+{{- if gt (include "tessera.millis" $short | int64) (include "tessera.millis" $long | int64) -}}
+{{- fail (printf "%s.%s: %s (%s) is longer than %s (%s)" $where (index . 0) (index . 1) $short (index . 3) $long) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A length of time in milliseconds. */}}
+{{- define "tessera.millis" -}}
+{{- $unit := regexFind "[a-z]+$" . -}}
+{{- mul (regexFind "[0-9]+" . | trimPrefix "+" | float64 | int64) (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) $unit) -}}
+{{- end -}}
+
+{{/* Thousandths of a GPU; 0 where this does not read it. */}}
+{{- define "tessera.thousandths" -}}
+{{- $text := toString . | trimPrefix "+" -}}
+{{- $number := regexFind "^[0-9.]+" $text -}}
+{{- if regexMatch "^[0-9.]+ *%+$" $text -}}
+{{- mulf $number 10 | floor | int64 -}}
+{{- else if regexMatch "^[0-9.]+m$" $text -}}
+{{- float64 $number | ceil | int64 -}}
+{{- else if regexMatch "^[0-9.]+$" $text -}}
+{{- mulf $number 1000 | ceil | int64 -}}
+{{- else -}}
+0
+{{- end -}}
+{{- end -}}

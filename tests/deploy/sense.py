@@ -1,0 +1,197 @@
+"""Checks that the chart refuses values with which the plugin would not start, or could not work, and says what to do."""
+
+import itertools
+import json
+import re
+
+import yaml
+
+import commands
+from engine import CHART, ChartError, objects
+from registry import check
+
+
+def refused(values, **options):
+    """What the chart says of these values; nothing if it takes them."""
+    try:
+        objects(values, **options)
+    except ChartError as error:
+        return str(error)
+    return None
+
+
+def of_kind(items, kind):
+    return [item for item in items if item["kind"] == kind]
+
+
+def pod(values, **options):
+    """The plugin's pod, of one DaemonSet."""
+    (item,) = of_kind(objects(values, **options), "DaemonSet")
+    return item["spec"]["template"]["spec"]
+
+
+@check
+def values_that_cannot_work_are_refused():
+    """By the schema or by a sentence; what the message must have in it is beside."""
+    on_node = lambda config: {"nodeConfigs": {"enabled": True, "configurations": {"l4": config}}}
+    for values, said in [
+        ({"metrics": {"address": "::1"}}, "metrics/address"),
+        ({"metrics": {"address": "localhost"}}, "metrics/address"),
+        ({"metrics": {"address": "zz\""}}, "metrics/address"),
+        ({"api": {"address": "1.2.3.400"}}, "api/address"),
+        ({"metrics": {"port": 9481}}, "give one of them another"),
+        ({"config": {"metrics": {"listen": ":1234"}}}, "metrics.port"),
+        ({"profiles": {"l4": {"config": {"api": {"listen": ""}}}}}, "profiles.l4.config.api.listen"),
+        (on_node({"metrics": {"listen": ":1234"}}), "nodeConfigs.configurations.l4.metrics.listen"),
+        (on_node({"cdi": {"directory": "/etc/cdi"}}), "cdi.directory"),
+        ({"config": {"api": {"authorisation": "none"}}}, "set api.address: 127.0.0.1"),
+        ({"config": {"api": {"tls_cert": "/a"}}}, "set both"),
+        ({"config": {"driver": {"root": "/a", "libraries": "/b"}}}, "set one"),
+        ({"config": {"labels": {"nfd_file": "/etc/features.d/tessera"}}}, "nodeLabels.nfd"),
+        ({"nodeLabels": {"nfd": True}, "config": {"labels": {"nfd_file": "/elsewhere/tessera"}}}, "nodeLabels.directory"),
+        ({"events": {"enabled": False}, "config": {"kubernetes": {"events": "auto"}}}, "events.enabled: true"),
+        (on_node({"share": {"cores": "50%"}}), "nodeConfigs.configurations.l4.share.cores"),
+        ({"console": {"enabled": True}, "api": {"enabled": False}}, "api.enabled: true"),
+        ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
+        ({"podLabels": {"app.kubernetes.io/name": "other"}}, "invalid propertyName"),
+        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}, "maxUnavailable"),
+        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": "10x"}}}, "maxUnavailable"),
+        ({"fullnameOverride": "null"}, "fullnameOverride"),
+        ({"networkPolicy": {"apiServerPorts": []}}, "apiServerPorts"),
+    ]:
+        text = refused(values)
+        assert text and said in text, (values, text)
+    for values in [
+        {"metrics": {"address": "127.0.0.1"}, "hostNetwork": True}, {"metrics": {"address": "[::1]"}},
+        {"config": {"api": {"authorisation": "none"}}, "api": {"address": "127.0.0.1"}},
+        {"updateStrategy": {"rollingUpdate": {"maxUnavailable": "10%"}}}, on_node({"share": {"cores": "25%"}}),
+        {"nodeLabels": {"nfd": True, "directory": "/nfd"}, "config": {"labels": {"nfd_file": "/nfd/gpus"}}},
+        {"metrics": {"enabled": False, "port": 9481}}, {"podLabels": {"app": "gpu"}},
+    ]:
+        assert refused(values) is None, (values, refused(values))
+
+
+@check
+def chart_and_plugin_agree_between_keys():
+    """What `tessera config check` (TESSERA) says of pairs of keys, the chart says before anything is installed."""
+    cases = []
+    for table, short, long, lengths in [
+        ("compute", "quantum_min", "quantum", ["1ms", "+2ms", "5ms", "6ms", "1s"]),
+        ("compute", "quantum", "quantum_max", ["4ms", "5ms", "20ms", "21ms", "1s"]),
+        ("compute", "drain_min", "drain_max", ["1ms", "20ms", "200ms", "201ms", "1s"]),
+        ("health", "recovery", "recovery_max", ["100ms", "5m", "300s", "1h", "61m", "2h"]),
+        ("history", "keep_10s", "keep_5m", ["1h", "24h", "25h", "168h"]),
+        ("history", "keep_5m", "keep_1h", ["168h", "840h", "841h"]),
+    ]:
+        for a, b in itertools.product([None, *lengths], repeat=2):
+            cases.append({table: {key: value for key, value in ((short, a), (long, b)) if value}})
+    for cores, replicas in itertools.product(["auto", "25%", "25.1%", "250m", "251m", "100 %", 0.25, 0.3, 1], [None, 1, 4, 5]):
+        cases.append({"share": {"cores": cores} | ({"replicas": replicas} if replicas else {})})
+    for config in cases:
+        said, judged = refused({"config": config}), None
+        if said and "values don't meet" in said:
+            continue  # the schema's, about one key
+        try:
+            commands.accepted("".join(f"[{table}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()) for table, keys in config.items()))
+        except AssertionError as error:
+            judged = str(error)
+        assert (said is None) == (judged is None), (config, said, judged)
+    for address in ["", "127.0.0.1", "[::1]", "[::]", "0.0.0.0", "10.0.0.255"]:
+        (config,) = of_kind(objects({"metrics": {"address": address}, "api": {"address": address}}), "ConfigMap")
+        commands.accepted(config["data"]["config.toml"])
+
+
+@check
+def events_that_are_off_are_off_for_the_plugin_too():
+    """It would try and warn where the right is taken away alone."""
+    for more in ({}, {"dra": {"enabled": True}}, {"profiles": {"l4": {}}}):
+        maps = of_kind(objects({"events": {"enabled": False}} | more), "ConfigMap")
+        assert maps and all('events = "off"' in item["data"]["config.toml"] for item in maps), more
+    assert all("events" not in item["data"]["config.toml"] for item in of_kind(objects({}), "ConfigMap"))
+
+
+@check
+def readiness_is_asked_where_the_plugin_listens():
+    """Kubelet asks at the pod's address; an update needs the old pod's ports where they are the node's."""
+    probe = lambda values: pod(values)["containers"][0]["readinessProbe"]
+    assert probe({})["httpGet"]["path"] == "/readyz"
+    for address in ("127.0.0.1", "[::1]", "10.0.0.1"):
+        assert probe({"metrics": {"address": address}})["exec"]["command"] == ["tessera", "status", "--ready"], address
+    for values in ({"dra": {"enabled": True}}, {}):
+        (item,) = of_kind(objects(values | {"hostNetwork": True}), "DaemonSet")
+        assert "maxSurge" not in json.dumps(item["spec"]["updateStrategy"]), item["spec"]["updateStrategy"]
+
+
+@check
+def cdi_specs_are_mounted_and_cleaned_where_the_configuration_has_them():
+    at = {"config": {"cdi": {"directory": "/etc/cdi"}}}
+    spec = pod(at)
+    (mount,) = [m["mountPath"] for m in spec["containers"][0]["volumeMounts"] if m["name"] == "cdi"]
+    (volume,) = [v["hostPath"]["path"] for v in spec["volumes"] if v["name"] == "cdi"]
+    assert mount == volume == "/etc/cdi"
+    clean = pod(at | {"profiles": {"l4": {"config": {"cdi": {"directory": "/run/cdi"}}}}, "cleanup": {"enabled": True}})
+    (cleaner,) = clean["initContainers"]
+    for path in ("/etc/cdi", "/run/cdi"):
+        assert f"{path}/tessera.dev-share_*" in cleaner["command"][-1], cleaner["command"]
+        assert path in {m["mountPath"] for m in cleaner["volumeMounts"]}
+        assert path in {v["hostPath"]["path"] for v in clean["volumes"]}
+
+
+@check
+def the_api_server_is_reached_at_its_ports():
+    ports = lambda values: [p["port"] for p in of_kind(objects(values), "NetworkPolicy")[0]["spec"]["egress"][0]["ports"]]
+    assert ports({}) == [443, 6443, 53, 53]
+    assert ports({"networkPolicy": {"apiServerPorts": [16443]}}) == [16443, 53, 53]
+
+
+def leaves(node, path=""):
+    """Each value with its path; keys of the names that differ are left out."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from leaves(value, f"{path}.{key}")
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from leaves(value, f"{path}[{number}]")
+    else:
+        yield path, node
+
+
+@check
+def names_that_look_like_numbers_stay_strings():
+    """Wherever a name of the user's goes."""
+    def values(name):
+        return {
+            "serviceAccount": {"name": name}, "priorityClassName": name, "runtimeClassName": name, "api": {"readers": [{"kind": "Group", "name": name}]},
+            "profiles": {"default": {}, name: {"existingConfigMap": name}}, "nodeSelector": {"a": name}, "podLabels": {"a": name},
+            "imagePullSecrets": [{"name": name}], "console": {"enabled": True, "tlsSecret": name}, "image": {"tag": name},
+            "dra": {"enabled": True, "deviceClasses": {"shares": {"name": name}}},
+            "assumeApiVersions": ["monitoring.coreos.com/v1", "security.openshift.io/v1", "resource.k8s.io/v1"],
+            "metrics": {"prometheusRule": {"enabled": False}},
+        }
+
+    plain = [dict(leaves(item)) for item in objects(values("abc"), release="abc", namespace="abc")]
+    for name in ("123", "1e3", "true", "null", "0x1f", "1_000"):
+        if not re.fullmatch("[a-z0-9]+", name):
+            continue
+        odd = [dict(leaves(item)) for item in objects(values(name), release=name, namespace=name)]
+        kinds = lambda items: sorted((path, type(value).__name__) for item in items for path, value in item.items())
+        assert kinds(odd) == kinds(plain), (name, set(kinds(odd)) ^ set(kinds(plain)))
+
+
+@check
+def values_of_an_older_chart_are_met_with_advice():
+    """`helm upgrade --reuse-values` lacks what this chart has and the one before had not."""
+    for key in yaml.safe_load((CHART / "values.yaml").read_text()):
+        said = refused({key: None})
+        assert said and f"`{key}`" in said and "--reset-then-reuse-values" in said, (key, said)
+
+
+@check
+def releases_share_no_pods():
+    """Of what two releases make in one namespace, no selector takes the other's pods."""
+    for values in ({"console": {"enabled": True}}, {"cleanup": {"enabled": True}}):
+        for item in objects(values, release="one"):
+            if item["kind"] in ("DaemonSet", "Deployment"):
+                selector, labels = item["spec"]["selector"]["matchLabels"], item["spec"]["template"]["metadata"]["labels"]
+                assert selector["app.kubernetes.io/instance"] == "one", item["metadata"]["name"]
+                assert selector.items() <= labels.items()
