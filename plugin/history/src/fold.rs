@@ -10,6 +10,7 @@ use super::cell::{COUNTS, Filling, gpu, tenant};
 use super::level::Level;
 use super::look::{GpuLook, Look, TenantLook, UseLook};
 use super::series::{Key, Series};
+use super::store::Moment;
 
 /// Longest time between looks that is spread, milliseconds.
 const LONGEST_MS: u64 = 3_600_000;
@@ -26,7 +27,8 @@ pub(crate) type Pending = BTreeMap<u32, BTreeMap<u32, Filling>>;
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Folder {
-    looked_ms: Option<u64>,
+    /// When was looked last, by the wall clock and by the one that is never set.
+    looked_ms: Option<(u64, u64)>,
     accounts: HashMap<(String, u64), Account>,
     numbers: HashMap<Key, u32>,
     series: BTreeMap<u32, Series>,
@@ -60,11 +62,11 @@ impl Folder {
         if end_ms / 1000 > u64::from(u32::MAX) {
             return;
         }
-        let elapsed = self.looked_ms.map(|before| look.monotonic_ms.saturating_sub(before));
+        let elapsed = self.looked_ms.map(|(_, before)| look.monotonic_ms.saturating_sub(before));
         if elapsed == Some(0) {
             return;
         }
-        self.looked_ms = Some(look.monotonic_ms);
+        self.looked_ms = Some((end_ms, look.monotonic_ms));
         let span = elapsed.map(|ms| Span { end_ms, ms: ms.min(LONGEST_MS).min(end_ms) });
         let mut accounts = std::mem::take(&mut self.accounts);
         let mut leased: HashMap<&str, u64> = HashMap::new();
@@ -189,6 +191,15 @@ impl Folder {
             }
             gauges(cell, part, end == span.end_ms);
             at = end;
+        }
+    }
+
+    /// When was looked last.
+    pub(crate) fn looked(&self) -> Moment {
+        let (wall_ms, monotonic_ms) = self.looked_ms.unwrap_or_default();
+        Moment {
+            wall: u32::try_from(wall_ms / 1000).unwrap_or(u32::MAX),
+            monotonic: monotonic_ms / 1000,
         }
     }
 

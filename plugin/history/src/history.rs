@@ -94,20 +94,19 @@ impl History {
     ///
     /// # Errors
     /// There is no file, or it cannot be written.
-    pub fn flush(&self, all: bool, now_unix_ms: i64) -> Result<Option<Found>, FlushError> {
+    pub fn flush(&self, all: bool) -> Result<Option<Found>, FlushError> {
         let mut writer = held(&self.writer);
         if writer.closed {
             return Ok(None);
         }
         let found = self.opened(&mut writer)?;
         let Some(store) = &mut writer.store else { return Ok(found) };
-        let (pending, buckets) = {
+        let (pending, buckets, now) = {
             let mut folder = held(&self.folder);
             let pending = folder.take(all);
             let buckets = buckets(&folder, &pending);
-            (pending, buckets)
+            (pending, buckets, folder.looked())
         };
-        let now = u32::try_from(now_unix_ms / 1000).unwrap_or(0);
         let written =
             panics::caught(|| store.add(&buckets, now).map_err(|error| error.to_string()));
         match written.unwrap_or_else(Err) {
@@ -158,8 +157,8 @@ impl History {
     ///
     /// # Errors
     /// As [`History::flush`].
-    pub fn close(&self, now_unix_ms: i64) -> Result<(), FlushError> {
-        let stored = self.flush(true, now_unix_ms).map(|_| ());
+    pub fn close(&self) -> Result<(), FlushError> {
+        let stored = self.flush(true).map(|_| ());
         let mut writer = held(&self.writer);
         writer.closed = true;
         self.let_go(&mut writer);

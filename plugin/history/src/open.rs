@@ -13,7 +13,8 @@ use super::backend::{Bounded, Extent};
 use super::level::Level;
 use super::room;
 use super::store::{
-    META, META_BOUND, META_SCHEMA, NAMES, ROWS, Reader, SCHEMA, Store, keys, prepare,
+    META, META_AGED, META_BOUND, META_NEXT, META_SCHEMA, NAMES, ROWS, Reader, SCHEMA, Store, keys,
+    prepare,
 };
 use tessera_system::{files, panics};
 
@@ -267,9 +268,13 @@ fn copy(from: &Database, to: &Store) -> Result<(), redb::Error> {
             write.commit()?;
         }
     }
-    let next = reader.open_table(META)?.get("next")?.map_or(0, |next| next.value());
     let write = to_db.begin_write()?;
-    write.open_table(META)?.insert("next", next)?;
+    let meta = reader.open_table(META)?;
+    for name in [META_NEXT, META_AGED] {
+        if let Some(number) = meta.get(name)? {
+            write.open_table(META)?.insert(name, number.value())?;
+        }
+    }
     write.commit()?;
     Ok(())
 }

@@ -7,6 +7,7 @@ use redb::{
     Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction,
 };
 
+use super::aging::AgingClock;
 use super::backend::Extent;
 use super::cell::Cell;
 use super::chunk::{self, Chunk};
@@ -22,9 +23,11 @@ pub(crate) const META: TableDefinition<&str, u64> = TableDefinition::new("meta")
 /// In [`META`]: [`SCHEMA`].
 pub(crate) const META_SCHEMA: &str = "schema";
 /// In [`META`]: the number of the next series.
-const META_NEXT: &str = "next";
+pub(crate) const META_NEXT: &str = "next";
 /// In [`META`]: the bound that the file was made for.
 pub(crate) const META_BOUND: &str = "bound";
+/// In [`META`]: the second by which buckets were old when something was stored last.
+pub(crate) const META_AGED: &str = "aged";
 /// [`Named`] by the number of a series.
 pub(crate) const NAMES: TableDefinition<u32, &[u8]> = TableDefinition::new("names");
 /// Rows of [`chunk`] by level, beginning in Unix seconds, and place.
@@ -32,7 +35,7 @@ pub(crate) const ROWS: TableDefinition<(u8, u32, u16), &[u8]> = TableDefinition:
 
 /// How long a name is kept that the file has nothing of, seconds: its last second is noted once in half of that.
 const LATE: u32 = 7200;
-/// Chunks of a level that age takes in one transaction: a clock that is wrong for a minute takes little.
+/// Chunks of a level that age takes in one transaction.
 const AGED: usize = 2;
 /// Rows that are dropped in one transaction.
 const DROPPED: usize = 48;
@@ -52,6 +55,17 @@ pub(crate) struct Store {
     used: u64,
     /// Seconds that each level keeps.
     keep: [u32; 3],
+    /// What they are old by.
+    clock: AgingClock,
+}
+
+/// When something is stored.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moment {
+    /// By the wall clock, Unix seconds.
+    pub wall: u32,
+    /// By the clock that is never set, seconds.
+    pub monotonic: u64,
 }
 
 /// Cells by series and bucket.
@@ -93,7 +107,8 @@ impl Store {
                 known.insert(named.series.key.clone(), (number, named));
             }
         })?;
-        Ok(Store { db, extent, known, used: u64::MAX, keep })
+        let clock = AgingClock::new(reader.aged()?);
+        Ok(Store { db, extent, known, used: u64::MAX, keep, clock })
     }
 
     pub(crate) fn set_keep(&mut self, keep: [u32; 3]) {
@@ -110,11 +125,10 @@ impl Store {
     }
 
     /// Adds buckets of ten seconds, by their beginnings, to all levels; all of it, or on an error nothing.
-    /// `now`: Unix seconds.
     pub(crate) fn add(
         &mut self,
         buckets: &BTreeMap<u32, Bucket>,
-        now: u32,
+        now: Moment,
     ) -> Result<(), redb::Error> {
         let Some(newest) = buckets.keys().next_back().copied() else { return Ok(()) };
         let write = self.db.begin_write()?;
@@ -145,7 +159,7 @@ impl Store {
             self.used = write.stats()?.allocated_pages();
             if self.used + need > room::ceiling(&self.extent) {
                 write.abort()?;
-                self.make_room(need)?;
+                self.make_room(need, now.wall)?;
                 return self.add(buckets, now);
             }
         }
@@ -164,7 +178,8 @@ impl Store {
                 }
             }
         }
-        self.age(&write, now)?;
+        let aged = self.clock.read(now.wall, now.monotonic);
+        self.age(&write, aged)?;
         write.commit()?;
         self.used = self.used.saturating_add(need - SPARE);
         for (number, named) in named {
@@ -223,6 +238,7 @@ impl Store {
 
     /// Drops the oldest chunks that are older than what is kept.
     fn age(&self, write: &WriteTransaction, now: u32) -> Result<(), redb::Error> {
+        write.open_table(META)?.insert(META_AGED, u64::from(now))?;
         let mut table = write.open_table(ROWS)?;
         for (level, keep) in Level::ALL.into_iter().zip(self.keep) {
             let until = now.saturating_sub(keep).saturating_sub(level.chunk_seconds());
@@ -245,7 +261,7 @@ impl Store {
 
     /// Drops the oldest of the finest until so many pages are free, in small transactions: each needs pages itself
     /// before it frees some.
-    fn make_room(&mut self, need: u64) -> Result<(), redb::Error> {
+    fn make_room(&mut self, need: u64, now: u32) -> Result<(), redb::Error> {
         // A little more than is needed, so that not every transaction has to.
         let want = need + room::ceiling(&self.extent) / 32;
         let mut coarse_gone = false;
@@ -257,7 +273,7 @@ impl Store {
                 write.abort()?;
                 break;
             }
-            let dropped = drop_oldest(&write, &mut coarse_gone)?;
+            let dropped = drop_oldest(&write, now, &mut coarse_gone)?;
             write.commit()?;
             // Pages of a transaction are free after the next one.
             self.db.begin_write()?.commit()?;
@@ -303,13 +319,19 @@ impl Store {
 }
 
 /// Drops rows of the oldest chunk of the finest level that has more than its floor; where none has, of the coarsest.
-fn drop_oldest(write: &WriteTransaction, coarse_gone: &mut bool) -> Result<usize, redb::Error> {
+/// What a clock that was ahead left beyond `now` keeps nothing else from its floor.
+fn drop_oldest(
+    write: &WriteTransaction,
+    now: u32,
+    coarse_gone: &mut bool,
+) -> Result<usize, redb::Error> {
     let mut table = write.open_table(ROWS)?;
     let mut victim = None;
     for level in Level::ALL {
-        let mut range = table.range(keys(level, 0, u32::MAX))?;
-        let (first, last) = (range.next().transpose()?, range.next_back().transpose()?);
+        let first = table.range(keys(level, 0, u32::MAX))?.next().transpose()?;
         let Some(first) = first.map(|row| row.0.value().1) else { continue };
+        let until = if first <= now { now } else { u32::MAX };
+        let last = table.range(keys(level, first, until))?.next_back().transpose()?;
         let last = last.map_or(first, |row| row.0.value().1);
         if last - first >= level.floor_seconds() {
             victim = Some((level, first));
@@ -380,6 +402,15 @@ impl Reader {
         let table = self.0.open_table(ROWS)?;
         let last = table.range(keys(Level::Fine, 0, u32::MAX))?.next_back().transpose()?;
         Ok(last.map(|row| row.0.value().1.saturating_add(Level::Fine.chunk_seconds())))
+    }
+
+    /// The second by which buckets are old; of a file that notes none, where it ends.
+    fn aged(&self) -> Result<Option<u32>, redb::Error> {
+        let noted = self.0.open_table(META)?.get(META_AGED)?.map(|second| second.value());
+        match noted {
+            Some(second) => Ok(Some(u32::try_from(second).unwrap_or(u32::MAX))),
+            None => self.newest(),
+        }
     }
 
     /// Buckets that begin from one second to another, both included, of the series that are wanted; `None` where

@@ -55,7 +55,7 @@ fn record(history: &History, seconds: std::ops::RangeInclusive<i64>, pods: u64) 
     for second in seconds.step_by(10) {
         history.look(&look(second, pods));
         if second % 60 == 0 {
-            history.flush(false, (T0 + second) * 1000).unwrap();
+            history.flush(false).unwrap();
         }
     }
 }
@@ -93,10 +93,10 @@ fn what_is_stored_is_there_for_the_next_plugin() {
     let next = history(&path);
     next.look(&look(600, 3));
     next.look(&look(610, 3));
-    let busy = next.flush(false, 0).unwrap_err();
+    let busy = next.flush(false).unwrap_err();
     assert_eq!(busy, FlushError::Unopened(Trouble::InUse(path.clone())));
-    first.close((T0 + 600) * 1000).unwrap();
-    assert_eq!(next.flush(true, (T0 + 610) * 1000), Ok(Some(Found::Existing)));
+    first.close().unwrap();
+    assert_eq!(next.flush(true), Ok(Some(Found::Existing)));
     assert_eq!(known(&next, "ns/pod-1"), (6100, 610.0));
     assert_eq!(aside(dir.path()), Vec::<String>::new());
 }
@@ -122,18 +122,18 @@ fn damage_is_put_aside_and_another_file_goes_on() {
         let path = dir.path().join("history.redb");
         let one = history(&path);
         record(&one, 0..=600, 3);
-        one.close(0).unwrap();
+        one.close().unwrap();
         damage(&path);
         let next = history(&path);
-        let found = next.flush(false, T0 * 1000).unwrap();
+        let found = next.flush(false).unwrap();
         let Some(Found::Aside { kept_as, reason }) = found else { panic!("{what}: {found:?}") };
         assert!(kept_as.exists() && !reason.is_empty(), "{what}");
         record(&next, 600..=720, 3);
         assert_eq!(known(&next, "pod-0").0, 1200, "{what}");
         // A second time, one is kept.
-        next.close(0).unwrap();
+        next.close().unwrap();
         damage(&path);
-        history(&path).flush(false, T0 * 1000).unwrap();
+        history(&path).flush(false).unwrap();
         assert_eq!(aside(dir.path()), ["history.redb.unreadable"], "{what}");
     }
 }
@@ -145,7 +145,7 @@ fn an_empty_file_and_a_half_made_one_are_made_again() {
     fs::write(&path, "").unwrap();
     fs::write(dir.path().join("history.redb.new"), vec![1; 1_500_000]).unwrap();
     let one = history(&path);
-    assert_eq!(one.flush(false, 0), Ok(Some(Found::Created)));
+    assert_eq!(one.flush(false), Ok(Some(Found::Created)));
     record(&one, 0..=60, 1);
     assert_eq!(aside(dir.path()), Vec::<String>::new());
 }
@@ -165,12 +165,12 @@ fn a_newer_versions_file_is_kept_for_it_and_ours_comes_back() {
     let path = dir.path().join("history.redb");
     let ours = history(&path);
     record(&ours, 0..=600, 2);
-    ours.close(0).unwrap();
+    ours.close().unwrap();
     // The newer version keeps ours as we keep its own.
     fs::rename(&path, dir.path().join("history.redb.schema-1")).unwrap();
     of_schema(&path, 2);
     let back = history(&path);
-    let found = back.flush(false, 0).unwrap();
+    let found = back.flush(false).unwrap();
     let kept_as = dir.path().join("history.redb.schema-2");
     let Some(Found::Aside { kept_as: kept, reason }) = found else { panic!("{found:?}") };
     assert_eq!(kept, kept_as);
@@ -189,10 +189,10 @@ fn what_cannot_be_written_says_so_and_waits() {
     for second in (0..=120).step_by(10) {
         one.look(&look(second, 1));
     }
-    let error = one.flush(false, 0).unwrap_err().to_string();
+    let error = one.flush(false).unwrap_err().to_string();
     assert!(error.contains("history.enabled = false"), "{error}");
     fs::remove_dir(&path).unwrap();
-    assert_eq!(one.flush(true, 0), Ok(Some(Found::Created)));
+    assert_eq!(one.flush(true), Ok(Some(Found::Created)));
     assert_eq!(known(&one, "pod-0"), (1200, 120.0));
 }
 
@@ -205,7 +205,7 @@ fn what_waits_for_a_disk_is_bounded() {
     for second in (0..=7200).step_by(10) {
         one.look(&look(second, 1));
         if second % 60 == 0 {
-            one.flush(false, 0).unwrap_err();
+            one.flush(false).unwrap_err();
         }
     }
     let (len, lost) = one.extent();
@@ -217,12 +217,12 @@ fn another_bound_takes_over_what_fits() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("history.redb");
     let one = History::new(options(&path, 8 << 20));
-    one.flush(false, 0).unwrap();
+    one.flush(false).unwrap();
     record(&one, 0..=3600, 20);
     let before = fs::metadata(&path).unwrap().len();
     for bound in [4 << 20, 16 << 20] {
         one.set_options(options(&path, bound));
-        assert_eq!(one.flush(false, (T0 + 3600) * 1000), Ok(Some(Found::Resized)));
+        assert_eq!(one.flush(false), Ok(Some(Found::Resized)));
         let len = fs::metadata(&path).unwrap().len();
         assert!(len <= bound && len != before, "{len} of {bound}");
         assert_eq!(known(&one, "pod-7"), (36_000, 3600.0));
@@ -235,7 +235,7 @@ fn another_bound_takes_over_what_fits() {
 fn subjects_are_taken_as_explain_takes_them() {
     let dir = tempfile::tempdir().unwrap();
     let one = history(&dir.path().join("history.redb"));
-    one.flush(false, 0).unwrap();
+    one.flush(false).unwrap();
     record(&one, 0..=60, 12);
     let gpus = [(3, "GPU-a".to_owned())];
     let context = Context { now_unix_ms: (T0 + 60) * 1000, gpus: &gpus, node: "n" };
@@ -296,7 +296,7 @@ fn process() {
     let Ok(path) = std::env::var(ROLE) else { return };
     let path = PathBuf::from(path);
     let one = history(&path);
-    one.flush(false, 0).unwrap();
+    one.flush(false).unwrap();
     let since = fs::read_to_string(path.with_extension("stored")).ok();
     let since = since.and_then(|text| text.trim().parse::<i64>().ok()).unwrap_or(0);
     // What was stored and not said before a kill is not lived again.
@@ -309,7 +309,7 @@ fn process() {
             second += 10;
             one.look(&look(second, 30));
         }
-        one.flush(false, (T0 + second) * 1000).unwrap();
+        one.flush(false).unwrap();
         // The bucket that is being filled is not stored; looks are at full tens, so all are full.
         fs::write(&new, (second - 10).to_string()).unwrap();
         fs::rename(&new, &stored).unwrap();
@@ -352,7 +352,7 @@ fn a_kill_at_any_moment_loses_no_more_than_was_not_stored() {
         std::thread::sleep(wait);
         drop(child);
         let one = history(&path);
-        let found = one.flush(false, 0).unwrap();
+        let found = one.flush(false).unwrap();
         assert!(
             matches!(found, Some(Found::Existing | Found::Created)),
             "round {round}: {found:?}"
@@ -369,7 +369,7 @@ fn a_kill_at_any_moment_loses_no_more_than_was_not_stored() {
                 assert!((point.seconds, point.launches) == (10.0, 100), "round {round}: {point:?}");
             }
         }
-        one.close(0).unwrap();
+        one.close().unwrap();
         assert!(fs::metadata(&path).unwrap().len() <= 4 << 20);
     }
     assert!(read() > 0);

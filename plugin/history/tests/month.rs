@@ -133,7 +133,7 @@ impl Node {
         let mut random = Random(7);
         let tenants = (0..TENANTS).map(|slot| Tenant::new(slot, 1, T0, &mut random)).collect();
         let history = History::new(options.clone());
-        assert_eq!(history.flush(false, T0 * 1000), Ok(Some(Found::Created)));
+        assert_eq!(history.flush(false), Ok(Some(Found::Created)));
         Node {
             options,
             history,
@@ -191,7 +191,7 @@ impl Node {
     }
 
     fn flush(&mut self, now: i64, all: bool) {
-        self.history.flush(all, now * 1000).unwrap();
+        self.history.flush(all).unwrap();
         let newest = self.waits.keys().map(|(_, second)| *second).max().unwrap_or(0);
         let until = if all { newest + 1 } else { newest };
         let waits = std::mem::take(&mut self.waits);
@@ -215,10 +215,10 @@ impl Node {
             self.waits.clear();
         } else {
             self.flush(now, true);
-            self.history.close(now * 1000).unwrap();
+            self.history.close().unwrap();
         }
         self.history = History::new(self.options.clone());
-        assert_eq!(self.history.flush(false, now * 1000), Ok(Some(Found::Existing)));
+        assert_eq!(self.history.flush(false), Ok(Some(Found::Existing)));
         self.monotonic_ms = 0;
         self.first_look = true;
     }

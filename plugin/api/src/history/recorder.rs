@@ -71,7 +71,7 @@ impl Recorder {
             return Ok(None);
         }
         self.history.set_options(options(&self.view.config()));
-        self.history.flush(false, unix_ms())
+        self.history.flush(false)
     }
 
     /// Stores everything and lets go of the file.
@@ -79,7 +79,7 @@ impl Recorder {
     /// # Errors
     /// As [`Recorder::flush`].
     pub fn close(&self) -> Result<(), FlushError> {
-        self.history.close(unix_ms())
+        self.history.close()
     }
 
     /// What was. `gpus`: those that there are, with their indexes.

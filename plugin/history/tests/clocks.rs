@@ -1,0 +1,121 @@
+//! Clocks that are wrong for a while: what was recorded before stays, whatever is asked afterwards.
+
+use std::path::Path;
+
+use tessera_history::{Context, History, Look, Options, TenantLook, UseLook};
+use tessera_view::history::Query;
+
+const T0: i64 = 1_750_032_000;
+const HOUR: i64 = 3600;
+const DAY: i64 = 24 * HOUR;
+const KEEP: [u32; 3] = [6 * 3600, 7 * 86400, 35 * 86400];
+
+/// A node with one tenant. Its clock is what it is set to.
+struct Node {
+    options: Options,
+    history: History,
+    /// Seconds that have passed, and by how much its clock is wrong.
+    passed: i64,
+    wrong: i64,
+}
+
+impl Node {
+    fn new(dir: &Path) -> Self {
+        let path = dir.join("history.redb");
+        let options = Options { path, bound: 8 << 20, keep: KEEP, sync: false };
+        Node { history: History::new(options.clone()), options, passed: 0, wrong: 0 }
+    }
+
+    /// Looks for so long, and stores as the plugin does.
+    fn live(&mut self, seconds: i64, step: usize) {
+        for _ in (0..seconds).step_by(step) {
+            self.passed += i64::try_from(step).unwrap();
+            let used = UseLook {
+                gpu_uuid: "GPU-a".into(),
+                memory_used_bytes: 1 << 30,
+                memory_limit_bytes: 2 << 30,
+                cores_millis: 250,
+                ..UseLook::default()
+            };
+            let tenant = TenantLook {
+                id: format!("{:032x}", 1),
+                generation: 1,
+                namespace: "ns".into(),
+                pod: "pod".into(),
+                read: true,
+                uses: vec![used],
+                launches: self.passed.cast_unsigned(),
+                ..TenantLook::default()
+            };
+            self.history.look(&Look {
+                at_unix_ms: (T0 + self.passed + self.wrong) * 1000,
+                monotonic_ms: self.passed.cast_unsigned() * 1000,
+                gpus: Vec::new(),
+                tenants: vec![tenant],
+            });
+            if self.passed % 60 == 0 {
+                self.history.flush(false).unwrap();
+            }
+        }
+    }
+
+    fn restart(&mut self) {
+        self.history.close().unwrap();
+        self.history = History::new(self.options.clone());
+        self.history.flush(false).unwrap();
+    }
+
+    /// Seconds that each level knows of until `until`.
+    fn known(&self, until: i64) -> [f64; 3] {
+        [10, 300, 3600].map(|step_seconds| {
+            let until_unix_ms = (T0 + until) * 1000;
+            let query = Query { step_seconds, until_unix_ms, ..Query::default() };
+            let context = Context { now_unix_ms: until_unix_ms, ..Context::default() };
+            let answer = self.history.answer(&query, &context).unwrap();
+            let points = answer.tenants.iter().flat_map(|series| &series.points);
+            points.map(|point| point.seconds).sum()
+        })
+    }
+}
+
+#[test]
+fn a_clock_that_is_wrong_for_an_hour_takes_nothing() {
+    for (wrong, restarts) in [(365 * DAY, true), (60 * DAY, false), (-365 * DAY, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut node = Node::new(dir.path());
+        node.live(9 * DAY, 600);
+        node.live(6 * HOUR, 10);
+        let until = node.passed - 60;
+        let before = node.known(until);
+        let [fine, middle, coarse] = before.map(|seconds| seconds / 3600.0);
+        assert!(fine >= 5.9 && middle >= 168.0 && coarse >= 221.0, "{before:?}");
+        node.wrong = wrong;
+        for _ in 0..6 {
+            node.live(HOUR / 6, 10);
+            if restarts {
+                node.restart();
+            }
+        }
+        node.wrong = 0;
+        node.live(120, 10);
+        let after = node.known(until);
+        // Meanwhile an hour has passed, so as much has grown old.
+        for (level, (before, after)) in before.into_iter().zip(after).enumerate() {
+            assert!(after >= before - 5400.0, "{wrong} s, level {level}: {before}, {after}");
+        }
+    }
+}
+
+#[test]
+fn a_clock_that_stands_is_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut node = Node::new(dir.path());
+    node.live(2 * DAY, 300);
+    let until = node.passed;
+    // It was wrong until now, or the node was off for so long.
+    node.wrong = 100 * DAY;
+    node.live(5 * HOUR, 60);
+    assert!(node.known(until)[2] > 47.0 * 3600.0);
+    node.live(3 * HOUR, 60);
+    assert_eq!(node.known(until), [0.0; 3]);
+}
