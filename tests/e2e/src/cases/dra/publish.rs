@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 
 use crate::cases::delivery::check_fill;
+use crate::cases::health;
 use crate::deploy::SHARE_BYTES;
 use crate::dra::claims::{self, Claim, Request};
 use crate::dra::slices::{self, bytes};
@@ -130,6 +131,8 @@ pub fn dra_cordoned_and_sick_gpus_are_tainted_and_given_to_nobody(suite: &Suite<
     server.check_untouched()?;
     // The driver asks for the reset, and gets it.
     ctl(&["recovery", &all[0].uuid, "reset"])?;
+    // A reset shows by a request that ends, so the request must have been seen.
+    health::state_of(suite, &all[0].uuid, "unhealthy", "NVML to say otherwise")?;
     ctl(&["reset", &all[0].uuid])?;
     mode::published(suite)?;
     server.check_untouched()?;
