@@ -20,6 +20,8 @@ use crate::{Observed, Question};
 pub(crate) const MEMORY_STEP: u64 = 64 << 20;
 /// Advised shares are whole multiples of this, thousandths: what a claim can say.
 pub(crate) const CORES_STEP: u32 = 10;
+/// Buckets of this length hide what was used for minutes, seconds.
+const HOUR_S: u32 = 3600;
 /// A difference of less than such a part is not worth a change.
 const WORTH: u64 = 10;
 /// How much more than it has is advised at least where requests were refused, percent.
@@ -100,6 +102,14 @@ fn one(
     let mut confidence = Confidence::of(workload.seen);
     if cores.capped {
         confidence = confidence.lowered();
+    }
+    if cores.divided && workload.step_seconds >= HOUR_S {
+        evidence.push(
+            "GPU time is known as means of an hour here, and within an hour there may have been more: ask for one \
+             pod, or for a shorter time (--since)"
+                .to_owned(),
+        );
+        confidence = confidence.min(Confidence::Medium);
     }
     if !workload.seen.full_day() {
         evidence.push("less than a whole day was seen: a daily peak may be missing".to_owned());

@@ -56,6 +56,17 @@ impl Sample {
         })
     }
 
+    /// The part of it that is not before `since`, Unix milliseconds; `None` if nothing is. Its highest figures are of
+    /// the whole bucket: they are rather too high than too low.
+    pub fn since(self, since_unix_ms: i64) -> Option<Self> {
+        let before = since_unix_ms.saturating_sub(self.at_unix_ms);
+        let Some(before) = u64::try_from(before).ok().filter(|before| *before > 0) else {
+            return Some(self);
+        };
+        let observed_ms = self.observed_ms.checked_sub(before).filter(|left| *left > 0)?;
+        Some(Sample { at_unix_ms: since_unix_ms, observed_ms, ..self })
+    }
+
     /// The bucket's observed end.
     pub fn end_unix_ms(&self) -> i64 {
         self.at_unix_ms.saturating_add(i64::try_from(self.observed_ms).unwrap_or(i64::MAX))
@@ -93,6 +104,20 @@ mod tests {
         let sample = Sample::of(&liar).unwrap();
         assert_eq!((sample.got_millis, sample.wanted_millis, sample.capped), (1000, 1000, false));
         assert_eq!(sample.end_unix_ms(), i64::MAX);
+    }
+
+    #[test]
+    fn a_window_that_begins_within_a_bucket_has_the_rest_of_it() {
+        let point = TenantPoint { at_unix_ms: 10_000, seconds: 10.0, ..TenantPoint::default() };
+        let sample = Sample::of(&point).unwrap();
+        assert_eq!(sample.since(0), Some(sample));
+        assert_eq!(sample.since(10_000), Some(sample));
+        let rest = sample.since(17_000).unwrap();
+        assert_eq!((rest.at_unix_ms, rest.observed_ms), (17_000, 3000));
+        assert_eq!(rest.end_unix_ms(), sample.end_unix_ms());
+        assert_eq!(sample.since(20_000), None);
+        assert_eq!(sample.since(i64::MAX), None);
+        assert_eq!(sample.since(i64::MIN), Some(sample));
     }
 
     #[test]

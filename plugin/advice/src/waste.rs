@@ -49,8 +49,9 @@ struct Bucket {
 /// What is asked and not used in the window, the largest waste first.
 ///
 /// Asked is the larger part of memory and share, for as long as it was held. Used is the larger part of the
-/// highest memory in the window and of the GPU time wanted, and nothing while the container was idle: without
-/// work on a GPU for longer than `idle_after`. What it did on the CPU does not matter.
+/// highest memory in the window and of the GPU time wanted within the hour, and nothing while the container was
+/// idle: without work on a GPU for longer than `idle_after`. What it did on the CPU does not matter. Buckets of any
+/// length give the same, because an hour is compared with an hour.
 #[must_use]
 pub fn waste(observed: &[Observed<'_>], settings: &Advice, question: &Question<'_>) -> Waste {
     let mut holders = holders(observed, question);
@@ -110,7 +111,7 @@ fn holders<'a>(
             }
             let samples = series.points.iter().filter_map(Sample::of);
             let samples: Vec<Sample> =
-                samples.filter(|one| one.at_unix_ms >= question.since_unix_ms).collect();
+                samples.filter_map(|one| one.since(question.since_unix_ms)).collect();
             if samples.is_empty() {
                 continue;
             }
@@ -198,18 +199,23 @@ fn judge(
             total => (bytes as f64 / total as f64).min(1.0),
         };
         let of_time = |millis: u32| f64::from(millis.min(WHOLE)) / f64::from(WHOLE);
+        // By the hour: asked and, unless it was idle, held and wanted; GPU hours.
+        let mut hourly: BTreeMap<i64, (f64, f64, f64)> = BTreeMap::new();
         for sample in &on.samples {
             let hours = sample.observed_ms as f64 / HOUR_MS;
-            let asked = of_memory(sample.limit_bytes).max(of_time(sample.cores_millis));
-            let is_idle = holder.buckets.get(&sample.at_unix_ms).is_some_and(|bucket| bucket.idle);
-            let used = match is_idle {
-                true => 0.0,
-                false => of_memory(peak).max(of_time(sample.wanted_millis)).min(asked),
-            };
-            tenant.asked_gpu_hours += asked * hours;
-            tenant.wasted_gpu_hours += (asked - used) * hours;
+            let asked = of_memory(sample.limit_bytes).max(of_time(sample.cores_millis)) * hours;
+            let hour = hourly.entry(sample.at_unix_ms.div_euclid(HOUR_MS as i64)).or_default();
+            hour.0 += asked;
+            if !holder.buckets.get(&sample.at_unix_ms).is_some_and(|bucket| bucket.idle) {
+                hour.1 += (of_memory(peak) * hours).min(asked);
+                hour.2 += of_time(sample.wanted_millis) * hours;
+            }
             wanted += f64::from(sample.wanted_millis) * hours;
             observed += hours;
+        }
+        for (asked, held, wanted) in hourly.into_values() {
+            tenant.asked_gpu_hours += asked;
+            tenant.wasted_gpu_hours += asked - held.max(wanted).min(asked);
         }
     }
     // Sums of many small numbers.

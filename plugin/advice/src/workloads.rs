@@ -24,6 +24,8 @@ pub(crate) struct Workload<'a> {
     pub live: Vec<&'a Tenant>,
     /// GPUs that it had or has, as far as they are known.
     pub gpus: BTreeMap<&'a str, &'a Gpu>,
+    /// Length of the longest buckets, seconds.
+    pub step_seconds: u32,
     /// How much was seen.
     pub seen: Seen,
 }
@@ -56,12 +58,13 @@ pub(crate) fn workloads<'a>(
                 .points
                 .iter()
                 .filter_map(Sample::of)
-                .filter(|sample| sample.at_unix_ms >= question.since_unix_ms)
+                .filter_map(|sample| sample.since(question.since_unix_ms))
                 .collect();
             if samples.is_empty() {
                 continue;
             }
             let workload = found.entry(key).or_default();
+            workload.step_seconds = workload.step_seconds.max(history.step_seconds);
             workload.pods.insert(&series.pod);
             workload.gpus.extend(gpus.get_key_value(series.gpu_uuid.as_str()));
             for sample in &samples {

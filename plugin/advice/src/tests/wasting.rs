@@ -1,9 +1,13 @@
 //! What is held and not used.
 
+use proptest::prelude::*;
 use tessera_config::Advice;
+use tessera_view::advice::Waste;
+use tessera_view::history::TenantPoint;
 
 use super::waste;
-use crate::fixtures::{GIB, Hour, Limits, Made, busy};
+use crate::fixtures::{GIB, HOUR, Hour, Limits, MIDNIGHT, Made, busy};
+use crate::{Observed, Question};
 
 const HALF: Limits = Limits { memory_bytes: 40 * GIB, cores_millis: 500, policy: "burst" };
 
@@ -78,4 +82,66 @@ fn more_than_was_asked_at_one_time_makes_up_for_nothing_at_another() {
     let team = &waste.namespaces[0];
     // Ten hours of all that it asked for, and ten of a tenth of the GPU.
     assert!(near(team.asked_gpu_hours, 10.0) && near(team.used_gpu_hours, 6.0), "{team:?}");
+}
+
+/// One pod whose GPU time by ten seconds is `got`, told in buckets of `step` seconds.
+fn told_in(got: &[u8], step: usize) -> Made {
+    let mut made = Made::new().pod("chat-0", HALF, &[Hour::default()]);
+    made.history.step_seconds = u32::try_from(step).unwrap();
+    let points = got.chunks(step / 10).enumerate().map(|(nth, tens)| TenantPoint {
+        at_unix_ms: MIDNIGHT + i64::try_from(nth * step).unwrap() * 1000,
+        seconds: 10.0 * tens.len() as f64,
+        memory_peak_bytes: 4 * GIB,
+        memory_limit_bytes: HALF.memory_bytes,
+        cores_millis: HALF.cores_millis,
+        got_seconds: tens.iter().map(|got| f64::from(*got) / 10.0).sum(),
+        launches: 1,
+        ..TenantPoint::default()
+    });
+    made.history.tenants[0].points = points.collect();
+    made
+}
+
+fn wasted_since(made: &Made, since_unix_ms: i64) -> Waste {
+    let observed = [Observed { node: &made.node, history: &made.history }];
+    let settings = Advice { price_millis_per_gpu_hour: 2000, ..Advice::default() };
+    crate::waste(&observed, &settings, &Question { since_unix_ms, ..Question::default() })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn waste_is_the_same_in_buckets_of_any_length(
+        bursts in prop::collection::vec((0u8..=100, 1usize..90), 1..40), hours in 1usize..6,
+    ) {
+        let tens: Vec<u8> = bursts
+            .iter()
+            .flat_map(|(got, length)| std::iter::repeat_n(*got, *length))
+            .cycle()
+            .take(hours * 360)
+            .collect();
+        let mut costs = Vec::new();
+        for step in [10, 300, 3600] {
+            let waste = wasted_since(&told_in(&tens, step), 0);
+            let team = &waste.namespaces[0];
+            prop_assert!((team.asked_gpu_hours - 0.5 * hours as f64).abs() < 1e-6, "{team:?}");
+            costs.push(team.cost);
+        }
+        // Each bucket's share is rounded up to a thousandth.
+        let most = 0.0011 * 2.0 * hours as f64;
+        prop_assert!((costs[0] - costs[2]).abs() < most, "{costs:?}");
+        prop_assert!((costs[1] - costs[2]).abs() < most, "{costs:?}");
+    }
+
+    #[test]
+    fn a_window_has_its_whole_length_wherever_it_begins(since in 0i64..2 * HOUR) {
+        for step in [10, 300, 3600] {
+            let made = told_in(&[20; 3 * 360], step);
+            let waste = wasted_since(&made, MIDNIGHT + since);
+            let asked = 0.5 * (3 * HOUR - since) as f64 / HOUR as f64;
+            let team = &waste.namespaces[0];
+            prop_assert!((team.asked_gpu_hours - asked).abs() < 1e-6, "{asked} {team:?}");
+        }
+    }
 }

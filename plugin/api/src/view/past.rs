@@ -4,9 +4,13 @@ use tessera_advice::{Observed, Question};
 use tessera_config::Advice;
 use tessera_model::time_format;
 use tessera_view::advice::{Recommendations, Waste};
-use tessera_view::history::{Answer, Query};
+use tessera_view::history::{Answer, Query, TenantSeries};
 use tessera_view::node::Node;
 use tessera_web::source::{Scope, SourceError};
+
+/// Lengths of the history's longer buckets, seconds.
+const MINUTES_S: u32 = 300;
+const HOUR_S: u32 = 3600;
 
 /// A history of this node. Blocking: it reads files. `now` is the node at this moment.
 pub trait Past: Send + Sync + 'static {
@@ -33,7 +37,7 @@ pub trait Past: Send + Sync + 'static {
         let settings = self.settings();
         let since_unix_ms = since(now, scope, &settings);
         // A workload is judged by all its pods.
-        let history = self.figures(now, &window(scope, since_unix_ms))?;
+        let history = self.fine_figures(now, scope, since_unix_ms)?;
         let observed = [Observed { node: now, history: &history }];
         let question = question(now, scope, since_unix_ms);
         let advice = tessera_advice::recommend(&observed, &settings, &question);
@@ -46,6 +50,28 @@ pub trait Past: Send + Sync + 'static {
             )));
         }
         Ok(advice)
+    }
+
+    /// Figures for advice. Many neighbours make the history answer in hours, in whose means the minutes vanish in
+    /// which a pod used much. So those of one pod's namespace are asked for in minutes, too, and have these where
+    /// they are still kept.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    fn fine_figures(
+        &self,
+        now: &Node,
+        scope: &Scope,
+        since_unix_ms: i64,
+    ) -> Result<Answer, SourceError> {
+        let query = window(scope, since_unix_ms);
+        let all = self.figures(now, &query)?;
+        if scope.pod.is_empty() || all.step_seconds < HOUR_S {
+            return Ok(all);
+        }
+        // There may be too many for one answer.
+        let fine = self.figures(now, &Query { step_seconds: MINUTES_S, ..query });
+        Ok(fine.map_or(all.clone(), |fine| finest(all, fine)))
     }
 
     /// What is asked and not used.
@@ -69,6 +95,34 @@ fn since(now: &Node, scope: &Scope, settings: &Advice) -> i64 {
     }
 }
 
+/// Hours as far as there is nothing finer, and minutes from then on.
+fn finest(mut hours: Answer, minutes: Answer) -> Answer {
+    let hour_ms = i64::from(HOUR_S) * 1000;
+    let begins =
+        minutes.tenants.iter().filter_map(|series| Some(series.points.first()?.at_unix_ms));
+    let Some(first) = begins.min() else { return hours };
+    // The first whole hour.
+    let from = (first.saturating_add(hour_ms - 1)).div_euclid(hour_ms).saturating_mul(hour_ms);
+    for series in &mut hours.tenants {
+        series.points.retain(|point| point.at_unix_ms < from);
+    }
+    for mut series in minutes.tenants {
+        series.points.retain(|point| point.at_unix_ms >= from);
+        let is_same = |one: &&mut TenantSeries| {
+            (&one.id, one.generation, &one.gpu_uuid)
+                == (&series.id, series.generation, &series.gpu_uuid)
+        };
+        match hours.tenants.iter_mut().find(is_same) {
+            Some(same) => same.points.append(&mut series.points),
+            None => hours.tenants.push(series),
+        }
+    }
+    if hours.tenants.iter().all(|one| one.points.iter().all(|point| point.at_unix_ms >= from)) {
+        hours.step_seconds = MINUTES_S;
+    }
+    hours
+}
+
 fn window(scope: &Scope, since_unix_ms: i64) -> Query {
     Query { namespace: scope.namespace.clone(), since_unix_ms, ..Query::default() }
 }
@@ -87,7 +141,7 @@ mod tests {
     use std::sync::Mutex;
     use std::time::Duration;
 
-    use tessera_view::history::{TenantPoint, TenantSeries};
+    use tessera_view::history::TenantPoint;
 
     use super::*;
 
@@ -144,6 +198,36 @@ mod tests {
         assert_eq!(windows, [91 * HOUR, 7]);
         // Its neighbours of the same workload are looked at, too.
         assert!(asked.iter().all(|query| query.subject.is_empty() && query.namespace == "team"));
+    }
+
+    #[test]
+    fn hours_give_way_to_minutes_where_these_are_kept_and_no_hour_is_lost() {
+        let series = |id: &str, points: &[(i64, f64)]| {
+            let point = |(at, got): &(i64, f64)| TenantPoint {
+                at_unix_ms: *at,
+                got_seconds: *got,
+                ..TenantPoint::default()
+            };
+            let points = points.iter().map(point).collect();
+            TenantSeries { id: id.into(), points, ..TenantSeries::default() }
+        };
+        let answer = |step_seconds, tenants| Answer { step_seconds, tenants, ..Answer::default() };
+        let minute = HOUR / 60;
+        let hours = answer(3600, vec![series("a", &[(0, 1.0), (HOUR, 2.0), (2 * HOUR, 3.0)])]);
+        // The first hour of minutes is not whole.
+        let late = [(HOUR + 30 * minute, 9.0), (2 * HOUR, 250.0), (2 * HOUR + 5 * minute, 0.0)];
+        let minutes = answer(300, vec![series("a", &late), series("b", &[(2 * HOUR, 7.0)])]);
+        let both = finest(hours.clone(), minutes);
+        let of = |nth: usize| {
+            let points = both.tenants[nth].points.iter();
+            points.map(|point| (point.at_unix_ms, point.got_seconds)).collect::<Vec<_>>()
+        };
+        let told = [(0, 1.0), (HOUR, 2.0), (2 * HOUR, 250.0), (2 * HOUR + 5 * minute, 0.0)];
+        assert_eq!((of(0), of(1)), (told.to_vec(), vec![(2 * HOUR, 7.0)]));
+        assert_eq!(both.step_seconds, 3600);
+        assert_eq!(finest(hours.clone(), answer(300, Vec::new())), hours);
+        let whole = answer(300, vec![series("a", &[(0, 1.0), (5 * minute, 4.0)])]);
+        assert_eq!(finest(hours, whole.clone()), whole);
     }
 
     #[test]
