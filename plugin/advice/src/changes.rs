@@ -148,33 +148,40 @@ fn commands(target: Target, live: &[&Tenant]) -> Vec<String> {
     let mut lines: Vec<String> = live
         .iter()
         .take(COMMANDS)
-        .map(|tenant| {
-            let pod = quoted(&format!("{}/{}", tenant.namespace, tenant.pod));
-            let mut line = format!("tessera quota set {pod}");
-            if !tenant.container.is_empty() {
-                line += &format!(" --container {}", quoted(&tenant.container));
-            }
-            if target.memory_changes {
-                line += &format!(" --memory {}MiB", target.memory_bytes.div_ceil(1 << 20));
-            }
-            if target.cores_change {
-                let (whole, tenth) = (target.cores_millis / 10, target.cores_millis % 10);
-                line += &format!(" --cores {whole}");
-                if tenth > 0 {
-                    line += &format!(".{tenth}");
-                }
-            }
-            line
-        })
+        .map(|tenant| command(target, &tenant.namespace, &tenant.pod, &tenant.container))
         .collect();
-    if let Some(more) = live.len().checked_sub(COMMANDS).filter(|more| *more > 0) {
-        lines.push(format!("# and likewise for {more} more of its pods"));
+    if let Some(count) = live.len().checked_sub(COMMANDS).filter(|count| *count > 0) {
+        lines.push(more(count));
     }
     lines
 }
 
+/// What changes one pod.
+pub(crate) fn command(target: Target, namespace: &str, pod: &str, container: &str) -> String {
+    let mut line = format!("tessera quota set {}", quoted(&format!("{namespace}/{pod}")));
+    if !container.is_empty() {
+        line += &format!(" --container {}", quoted(container));
+    }
+    if target.memory_changes {
+        line += &format!(" --memory {}MiB", target.memory_bytes.div_ceil(1 << 20));
+    }
+    if target.cores_change {
+        let (whole, tenth) = (target.cores_millis / 10, target.cores_millis % 10);
+        line += &format!(" --cores {whole}");
+        if tenth > 0 {
+            line += &format!(".{tenth}");
+        }
+    }
+    line
+}
+
+/// Stands for the commands that are not written out.
+pub(crate) fn more(count: usize) -> String {
+    format!("# and likewise for {count} more of its pods")
+}
+
 /// As a shell takes it: names come from pods.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte);
     match !text.is_empty() && !text.starts_with('-') && text.bytes().all(plain) {
         true => text.to_owned(),
@@ -183,7 +190,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// Of the claim, or its template.
-fn capacity(target: Target, request: &str) -> String {
+pub(crate) fn capacity(target: Target, request: &str) -> String {
     let mut amounts = vec![format!("memory: {}Mi", target.memory_bytes.div_ceil(1 << 20))];
     if target.divided {
         amounts.push(format!("cores: \"{}\"", target.cores_millis.div_ceil(10)));
@@ -193,12 +200,19 @@ fn capacity(target: Target, request: &str) -> String {
 
 /// Of the pod template.
 fn limits(best: Choice<'_>, now: Option<Choice<'_>>, gpus: usize, container: &str) -> String {
-    let count = u64::from(best.count).saturating_mul(gpus as u64);
-    let now = now.map_or_else(String::new, |now| {
-        let count = u64::from(now.count).saturating_mul(gpus as u64);
-        format!(", now {}: {count}", now.offer.resource)
-    });
-    format!("limits: {{{}: {count}}}  # container {container}{now}", best.offer.resource)
+    let of = |choice: Choice<'_>| u64::from(choice.count).saturating_mul(gpus as u64);
+    let now = now.map(|now| (now.offer.resource, of(now)));
+    limits_line((best.offer.resource, of(best)), now, container)
+}
+
+/// A line of a container's resources: what to ask for, and what it asks for now.
+pub(crate) fn limits_line(
+    (resource, count): (&str, u64),
+    now: Option<(&str, u64)>,
+    container: &str,
+) -> String {
+    let now = now.map_or_else(String::new, |(name, count)| format!(", now {name}: {count}"));
+    format!("limits: {{{resource}: {count}}}  # container {container}{now}")
 }
 
 /// What GPUs are cut into, with the most replicas that one GPU has of it.

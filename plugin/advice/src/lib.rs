@@ -9,6 +9,7 @@
 
 mod changes;
 mod confidence;
+mod genuine;
 mod percentile;
 mod recommend;
 mod sample;
@@ -21,6 +22,7 @@ mod fixtures;
 mod tests;
 
 pub use confidence::Confidence;
+pub use genuine::keep_genuine;
 pub use percentile::percentile;
 pub use recommend::recommend;
 pub use waste::{largest_first, waste};

@@ -55,6 +55,14 @@ fn without_refusals(hours: &[Hour]) -> Vec<Hour> {
 
 proptest! {
     #[test]
+    fn what_is_advised_here_is_genuine(settings in settings(), limits in limits(), hours in hours()) {
+        let mut advice = advised(&settings, limits, &hours);
+        let before = advice.clone();
+        prop_assert_eq!(crate::keep_genuine(&mut advice), 0, "{:?}", before.changes);
+        prop_assert_eq!(advice, before);
+    }
+
+    #[test]
     fn no_less_is_advised_than_was_used(settings in settings(), limits in limits(), hours in hours()) {
         let advice = advised(&settings, limits, &hours);
         let peak = hours.iter().map(|hour| hour.peak_mib << 20).max().unwrap();
