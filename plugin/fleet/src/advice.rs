@@ -33,6 +33,13 @@ fn key(one: &Recommendation) -> Key {
     (one.namespace.clone(), one.workload.clone(), one.container.clone())
 }
 
+/// Turns a command for a node's shell into the one for where people sit.
+pub(crate) fn from_here(change: &mut String) {
+    if change.starts_with("tessera ") {
+        change.insert_str(0, "kubectl ");
+    }
+}
+
 /// Whether one of these pods is asked for, as `pod` or `namespace/pod`; empty for all.
 fn is_asked(asked: &str, namespace: &str, pods: &[String]) -> bool {
     let pod = match asked.split_once('/') {
@@ -110,6 +117,16 @@ impl ByNode {
         let wanted = judged.workloads.into_iter().map(|one| (key(&one), one));
         let wanted = wanted.filter(|(key, _)| self.spread.contains_key(key));
         self.single.extend(wanted);
+        for one in self.single.values_mut() {
+            let left_out = tessera_advice::keep_genuine(one);
+            if left_out > 0 {
+                self.remarks.push(format!(
+                    "{}/{}: {left_out} of the changes that its node writes do not follow from its figures, and are \
+                     left out",
+                    one.namespace, one.workload
+                ));
+            }
+        }
         Recommendations {
             api_version: API_VERSION.to_owned(),
             at_unix_ms: now_unix_ms,

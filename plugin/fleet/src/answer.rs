@@ -10,6 +10,7 @@ use tessera_view::fleet::Fleet;
 use tessera_view::node::Node;
 use tessera_web::SourceError;
 
+use crate::bounded;
 use crate::places::Place;
 
 /// Longest text of a node that is passed on, in characters.
@@ -134,7 +135,7 @@ pub(crate) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, AskError> {
             quoted(&version.api_version, 60)
         )));
     }
-    serde_json::from_slice(text).map_err(nonsense)
+    bounded::read(text).map_err(nonsense)
 }
 
 /// The view of the node of a place, and of no other.

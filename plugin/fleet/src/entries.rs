@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use tessera_model::duration;
+use tessera_model::time_format;
 use tessera_view::fleet::Entry;
 use tessera_view::node::{Node, Warning};
 
@@ -106,7 +106,8 @@ impl Entries {
     }
 }
 
-fn differs(ahead_ms: i64) -> bool {
+/// Whether clocks differ by more than the way of an answer explains.
+pub(crate) fn differs(ahead_ms: i64) -> bool {
     u128::from(ahead_ms.unsigned_abs()) > SKEW.as_millis()
 }
 
@@ -114,7 +115,7 @@ fn skew(ahead_ms: i64) -> Option<Warning> {
     if !differs(ahead_ms) {
         return None;
     }
-    let by = duration::format(Duration::from_secs(ahead_ms.unsigned_abs() / 1000));
+    let by = time_format::ago(0, i64::try_from(ahead_ms.unsigned_abs()).unwrap_or(i64::MAX));
     let way = if ahead_ms > 0 { "ahead of" } else { "behind" };
     let text = format!(
         "the node's clock is {by} {way} the asker's: instants of this node are by its own clock"
@@ -188,9 +189,18 @@ mod tests {
         // When it answered is by our clock.
         assert_eq!(now[0].answered_unix_ms, 1_000_000);
         let text = &now[0].view.as_ref().unwrap().warnings[0].text;
-        assert!(text.contains("5h ahead"), "{text}");
+        assert!(text.contains("clock is 5h 0m ahead of"), "{text}");
         assert!(now[1].view.as_ref().unwrap().warnings.is_empty());
         all.take("a", Ok(Node { at_unix_ms: i64::MIN, ..Node::default() }), 1_000_000, 0);
         assert!(all.ahead_ms("a") < 0);
+        // A second or a millisecond more makes no other words.
+        for (ahead, says) in [(hours - 1_001, "4h 59m"), (hours + 999, "5h 0m"), (90_000, "1m 30s")]
+        {
+            let view = Node { at_unix_ms: 1_000_000 + ahead, ..Node::default() };
+            all.take("a", Ok(view), 1_000_000, 0);
+            let now = all.all();
+            let text = &now[0].view.as_ref().unwrap().warnings[0].text;
+            assert!(text.contains(&format!("clock is {says} ahead of")), "{text}");
+        }
     }
 }

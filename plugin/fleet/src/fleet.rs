@@ -20,7 +20,7 @@ use crate::answer::{self, AskError};
 use crate::ask::{Asker, Question};
 use crate::entries::Entries;
 use crate::places::{self, Place};
-use crate::{advice, merge, subject};
+use crate::{advice, merge, subject, window};
 
 /// Where the cluster is, and where in it the plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -280,16 +280,16 @@ impl Fleet {
                 .with("until_unix_ms", shifted(query.until_unix_ms))
                 .with("step_seconds", query.step_seconds)
         };
-        let mut answers: Vec<(String, Result<history::Answer, AskError>)> =
+        let answers: Vec<(String, Result<history::Answer, AskError>)> =
             self.inner.asker.all(places, question).await;
-        for (node, answer) in &mut answers {
-            let ahead = self.entries().ahead_ms(node);
-            if let Ok(answer) = answer {
-                answer.node.clone_from(node);
-                merge::shift(answer, ahead.saturating_neg());
-            }
-        }
-        answers
+        let fit = |(node, answer): (String, Result<history::Answer, AskError>)| {
+            let answer = answer.and_then(|mut one| {
+                one.node.clone_from(&node);
+                window::fit(&mut one, query, unix_ms()).map(|()| one)
+            });
+            (node, answer)
+        };
+        answers.into_iter().map(fit).collect()
     }
 
     /// The node of each of these places with its history.
@@ -348,7 +348,9 @@ impl Fleet {
         let namespace = scope.namespace.clone();
         let query = history::Query { namespace, since_unix_ms, ..history::Query::default() };
         let seen = self.seen(&places, &query).await;
-        Ok(by_node.judged(seen, scope, unix_ms()))
+        let mut all = by_node.judged(seen, scope, unix_ms());
+        all.workloads.iter_mut().flat_map(|one| &mut one.changes).for_each(advice::from_here);
+        Ok(all)
     }
 
     /// What is asked and not used on all nodes together, and why some said nothing.

@@ -11,6 +11,7 @@
 pub mod advice;
 mod answer;
 mod ask;
+mod bounded;
 mod entries;
 mod fleet;
 mod live;
@@ -19,9 +20,10 @@ pub mod pending;
 mod places;
 mod source;
 mod subject;
+mod window;
 
 pub use answer::AskError;
 pub use fleet::{Fleet, FleetError, Options};
 pub use live::Live;
 pub use places::Place;
-pub use source::answered;
+pub use merge::answered;

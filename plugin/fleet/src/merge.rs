@@ -3,35 +3,67 @@
 use std::collections::BTreeMap;
 
 use tessera_view::advice::{NamespaceWaste, Waste};
+use tessera_view::explain::{Explanation, Explanations};
 use tessera_view::{API_VERSION, history};
 
 use crate::answer::AskError;
 
-/// Moves every instant of an answer.
-pub(crate) fn shift(answer: &mut history::Answer, by_ms: i64) {
-    if by_ms == 0 {
-        return;
+/// Answers by node, and a sentence for each node without one.
+pub type Answered<T> = (Vec<(String, T)>, Vec<String>);
+
+/// What those say that answered, and a sentence for each that did not; an error where none did: the one of a node
+/// that knows what was asked for, if there is such.
+///
+/// # Errors
+/// Nobody answered.
+pub fn answered<T>(answers: Vec<(String, Result<T, AskError>)>) -> Result<Answered<T>, AskError> {
+    if answers.iter().any(|(_, answer)| answer.is_ok()) {
+        return Ok(split(answers));
     }
-    let moved = |at: &mut i64| {
-        if *at != 0 {
-            *at = at.saturating_add(by_ms);
-        }
-    };
-    moved(&mut answer.at_unix_ms);
-    moved(&mut answer.since_unix_ms);
-    answer
-        .gpus
-        .iter_mut()
-        .flat_map(|gpu| &mut gpu.points)
-        .for_each(|point| moved(&mut point.at_unix_ms));
-    let points = answer.tenants.iter_mut().flat_map(|tenant| &mut tenant.points);
-    points.for_each(|point| moved(&mut point.at_unix_ms));
-    answer.events.iter_mut().for_each(|event| moved(&mut event.at_unix_ms));
+    let errors = answers.into_iter().filter_map(|(node, answer)| Some((node, answer.err()?)));
+    // The first of those that weigh most.
+    let worst = errors.min_by_key(|(_, error)| matches!(error, AskError::Unknown(_)));
+    let Some((node, error)) = worst else { return Ok((Vec::new(), Vec::new())) };
+    let named = |text: String| format!("node {node}: {text}");
+    Err(match error {
+        AskError::Unknown(text) => AskError::Unknown(text),
+        AskError::Invalid(text) => AskError::Invalid(text),
+        AskError::Forbidden(text) => AskError::Forbidden(named(text)),
+        AskError::NoRights(text) => AskError::NoRights(named(text)),
+        AskError::Unauthenticated(text) => AskError::Unauthenticated(named(text)),
+        AskError::Silent(text) => AskError::Silent(named(text)),
+    })
+}
+
+/// One history of all nodes, with a remark for each that did not answer.
+///
+/// # Errors
+/// See [`answered`].
+pub fn history(
+    answers: Vec<(String, Result<history::Answer, AskError>)>,
+) -> Result<history::Answer, AskError> {
+    let (answered, silent) = answered(answers)?;
+    let mut all = histories(answered);
+    all.remarks.extend(silent);
+    Ok(all)
+}
+
+/// The explanations of all nodes. The first has a remark for each node that did not answer.
+///
+/// # Errors
+/// See [`answered`].
+pub fn explanations(
+    answers: Vec<(String, Result<Explanation, AskError>)>,
+) -> Result<Explanations, AskError> {
+    let (mut answered, silent) = answered(answers)?;
+    if let Some((_, first)) = answered.first_mut() {
+        first.remarks.extend(silent);
+    }
+    Ok(Explanations::of(answered))
 }
 
 /// All series together. What belongs to one node alone is not said of several.
-#[must_use]
-pub fn histories(answers: Vec<(String, history::Answer)>) -> history::Answer {
+fn histories(answers: Vec<(String, history::Answer)>) -> history::Answer {
     let several = answers.len() > 1;
     let mut all =
         history::Answer { api_version: API_VERSION.to_owned(), ..history::Answer::default() };
@@ -55,9 +87,8 @@ pub fn histories(answers: Vec<(String, history::Answer)>) -> history::Answer {
     all
 }
 
-pub(crate) fn split<T>(
-    answers: Vec<(String, Result<T, AskError>)>,
-) -> (Vec<(String, T)>, Vec<String>) {
+/// Answers, and a sentence for each node without one.
+pub(crate) fn split<T>(answers: Vec<(String, Result<T, AskError>)>) -> Answered<T> {
     let (mut answered, mut remarks) = (Vec::new(), Vec::new());
     for (node, answer) in answers {
         match answer {
@@ -176,12 +207,21 @@ mod tests {
     }
 
     #[test]
-    fn instants_move_together_and_absent_ones_stay() {
-        let mut answer =
-            history::Answer { at_unix_ms: 100, since_unix_ms: 0, ..Default::default() };
-        answer.events.push(history::Event { at_unix_ms: i64::MAX, ..Default::default() });
-        shift(&mut answer, 50);
-        assert_eq!((answer.at_unix_ms, answer.since_unix_ms), (150, 0));
-        assert_eq!(answer.events[0].at_unix_ms, i64::MAX);
+    fn a_node_that_does_not_answer_has_a_line_beside_those_that_do() {
+        let silent = || AskError::Silent("it stalls".into());
+        let unknown = || AskError::Unknown("nothing is called so".into());
+        fn of<T>(node: &str, error: AskError) -> (String, Result<T, AskError>) {
+            (node.to_owned(), Err(error))
+        }
+        let good = ("a".to_owned(), Ok(history::Answer::default()));
+        let all = vec![good, of("b", silent()), of("c", unknown())];
+        assert_eq!(history(all).unwrap().remarks, ["node b is left out: it stalls"]);
+        let good = ("a".to_owned(), Ok(Explanation::default()));
+        let all = explanations(vec![of("b", silent()), good, of("c", unknown())]).unwrap();
+        assert_eq!(all.nodes[0].explanation.remarks, ["node b is left out: it stalls"]);
+        // Where nobody answers, the error is of a node that may know what was asked for.
+        let error = history(vec![of("c", unknown()), of("b", silent())]).unwrap_err();
+        assert_eq!(error, AskError::Silent("node b: it stalls".into()));
+        assert_eq!(history(vec![of("c", unknown())]).unwrap_err(), unknown());
     }
 }

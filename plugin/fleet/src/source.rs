@@ -6,7 +6,6 @@ use tessera_view::{fleet, history};
 use tessera_web::source::{Answer, Scope};
 use tessera_web::{Source, SourceError};
 
-use crate::answer::AskError;
 use crate::fleet::{Fleet, FleetError};
 use crate::live::Live;
 use crate::merge;
@@ -48,8 +47,7 @@ async fn one_history(
     query: history::Query,
 ) -> Result<history::Answer, SourceError> {
     let answers = fleet.histories(node, &query).await.map_err(unavailable)?;
-    let answers = answered(answers)?;
-    Ok(merge::histories(answers))
+    Ok(merge::history(answers)?)
 }
 
 async fn one_explanation(
@@ -58,39 +56,5 @@ async fn one_explanation(
     subject: &str,
 ) -> Result<Explanations, SourceError> {
     let answers = fleet.explanations(node, subject).await.map_err(unavailable)?;
-    Ok(Explanations::of(answered(answers)?))
-}
-
-/// Those that answered; an error where none did: the one of a node that knows what was asked for, if there is such.
-///
-/// # Errors
-/// Nobody answered.
-pub fn answered<T>(
-    answers: Vec<(String, Result<T, AskError>)>,
-) -> Result<Vec<(String, T)>, AskError> {
-    let (mut answered, mut worst) = (Vec::new(), None);
-    for (node, answer) in answers {
-        match answer {
-            Ok(answer) => answered.push((node, answer)),
-            Err(error) => {
-                let weighs = |error: &AskError| !matches!(error, AskError::Unknown(_));
-                if worst.as_ref().is_none_or(|(_, known)| !weighs(known) && weighs(&error)) {
-                    worst = Some((node, error));
-                }
-            }
-        }
-    }
-    match worst {
-        Some((node, error)) if answered.is_empty() => Err(match error {
-            AskError::Unknown(text) => AskError::Unknown(text),
-            AskError::Invalid(text) => AskError::Invalid(text),
-            AskError::Forbidden(text) => AskError::Forbidden(format!("node {node}: {text}")),
-            AskError::NoRights(text) => AskError::NoRights(format!("node {node}: {text}")),
-            AskError::Unauthenticated(text) => {
-                AskError::Unauthenticated(format!("node {node}: {text}"))
-            }
-            AskError::Silent(text) => AskError::Silent(format!("node {node}: {text}")),
-        }),
-        _ => Ok(answered),
-    }
+    Ok(merge::explanations(answers)?)
 }

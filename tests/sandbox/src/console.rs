@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use tessera_fleet::advice::ByNode;
-use tessera_fleet::{AskError, answered, merge};
+use tessera_fleet::{AskError, merge};
 use tessera_system::locks::lock;
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::Explanations;
@@ -156,14 +156,14 @@ impl Source for Nodes {
                     ("step_seconds", &step),
                 ])
             );
-            Ok(merge::histories(answered(self.each(node, &path).await)?))
+            Ok(merge::history(self.each(node, &path).await)?)
         })
     }
 
     fn explain<'a>(&'a self, node: &'a str, subject: &'a str) -> Answer<'a, Explanations> {
         Box::pin(async move {
             let path = format!("/api/v1/explain{}", query(&[("subject", subject)]));
-            Ok(Explanations::of(answered(self.each(node, &path).await)?))
+            Ok(merge::explanations(self.each(node, &path).await)?)
         })
     }
 

@@ -53,21 +53,13 @@ pub(super) async fn recommend(
         pod,
         since_unix_ms: args.since.map_or(0, |since| since.before(unix_ms())),
     };
-    let mut advice = fleet.recommendations(&scope).await?;
-    advice.workloads.iter_mut().flat_map(|one| &mut one.changes).for_each(from_here);
+    let advice = fleet.recommendations(&scope).await?;
     match args.output {
         Format::Json => super::print_json(&advice)?,
         _ => super::print(&recommendations_text(&advice))?,
     }
     let is_known = !advice.workloads.is_empty() || advice.remarks.is_empty();
     Ok(if is_known { ExitCode::SUCCESS } else { ExitCode::from(1) })
-}
-
-/// Turns a command for a node's shell into the one for where the advice is read.
-fn from_here(change: &mut String) {
-    if change.starts_with("tessera ") {
-        change.insert_str(0, "kubectl ");
-    }
 }
 
 pub(super) async fn waste(
@@ -92,25 +84,5 @@ pub(super) async fn waste(
 pub(super) fn remarks(out: &mut String, remarks: &[String]) {
     for remark in remarks {
         let _ = writeln!(out, "! {}", printable::line(&printable::brief(remark, 400)));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn commands_of_advice_run_where_it_is_read() {
-        for (says, becomes) in [
-            (
-                "tessera quota set team/chat --memory 1Gi",
-                "kubectl tessera quota set team/chat --memory 1Gi",
-            ),
-            ("limits: {tessera.dev/gpu: 4}", "limits: {tessera.dev/gpu: 4}"),
-        ] {
-            let mut change = says.to_owned();
-            from_here(&mut change);
-            assert_eq!(change, becomes);
-        }
     }
 }

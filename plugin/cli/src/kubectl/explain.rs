@@ -7,6 +7,7 @@ use tessera_fleet::{AskError, Fleet, FleetError, answered};
 use tessera_view::API_VERSION;
 use tessera_view::explain::Explanation;
 
+use super::advice::remarks;
 use super::failure::Failure;
 use super::options::{Common, Format};
 use super::scope;
@@ -40,19 +41,24 @@ pub(super) async fn main(fleet: &Fleet, common: &Common, args: &Args) -> Result<
             answers = others;
         }
     }
-    let answered = answered(answers)?;
+    let (answered, silent) = answered(answers)?;
     if args.output == Format::Json {
         let nodes: Vec<Value> = answered
             .iter()
             .map(|(node, explanation)| json!({ "node": node, "explanation": explanation }))
             .collect();
-        super::print_json(&json!({ "api_version": API_VERSION, "nodes": nodes }))?;
+        super::print_json(
+            &json!({ "api_version": API_VERSION, "nodes": nodes, "remarks": silent }),
+        )?;
     } else {
         for (at, (node, explanation)) in answered.iter().enumerate() {
             let gap = if at > 0 { "\n" } else { "" };
             let text = explanation.text();
             super::print(&format!("{gap}On node {node}:\n{text}"))?;
         }
+        let mut out = String::new();
+        remarks(&mut out, &silent);
+        super::print(&out)?;
     }
     Ok(ExitCode::SUCCESS)
 }

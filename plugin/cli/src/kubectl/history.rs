@@ -47,11 +47,11 @@ pub(super) async fn main(fleet: &Fleet, common: &Common, args: &Args) -> Result<
         since_unix_ms: args.since.before(unix_ms()),
         ..Query::default()
     };
-    let answered = tessera_fleet::answered(fleet.histories(node, &query).await?)?;
+    let (answered, silent) = tessera_fleet::answered(fleet.histories(node, &query).await?)?;
     if args.output == Format::Json {
         let answers: Vec<&Answer> = answered.iter().map(|(_, answer)| answer).collect();
         super::print_json(
-            &serde_json::json!({ "api_version": tessera_view::API_VERSION, "nodes": answers }),
+            &serde_json::json!({ "api_version": tessera_view::API_VERSION, "nodes": answers, "remarks": silent }),
         )?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -63,6 +63,7 @@ pub(super) async fn main(fleet: &Fleet, common: &Common, args: &Args) -> Result<
             false => format!("On node {node}:\n{}", crate::history::plain(answer, &query)),
         });
     }
+    remarks(&mut out, &silent);
     super::print(&out)?;
     Ok(ExitCode::SUCCESS)
 }
