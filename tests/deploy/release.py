@@ -105,7 +105,8 @@ def release_names_are_taken_by_registries():
 
 @check
 def chart_is_packaged_whole():
-    """By the script and Helm's packer: the archive renders as the tree does, and its alerts and dashboard are files."""
+    """By the script and Helm's packer: the archive renders as the tree does with the image of the release, and its alerts
+    and dashboard are files."""
     with tempfile.TemporaryDirectory() as directory:
         helm = Path(directory) / "helm"
         helm.write_text(
@@ -114,7 +115,11 @@ def chart_is_packaged_whole():
         )
         helm.chmod(0o755)
         version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
-        archive = run(RELEASE / "chart", version, directory, env=os.environ | {"HELM": str(helm)})
+        env = os.environ | {"HELM": str(helm)}
+        published = "ghcr.io/some-one/tessera"
+        for none in ("tessera", "ghcr.io/Some-One/tessera", f"{published}:{version}", "ghcr.io/some-one/tes#sera"):
+            assert "is no image" in run(RELEASE / "chart", version, none, directory, env=env, fails=True), none
+        archive = run(RELEASE / "chart", version, published, directory, env=env)
         assert archive == f"{directory}/tessera-{version}.tgz"
         with tarfile.open(archive) as packed:
             packed.extractall(directory, filter="data")
@@ -122,7 +127,36 @@ def chart_is_packaged_whole():
         for name in ("files/rules.yaml", "files/dashboard.json", "README.md", "values.schema.json"):
             assert (whole / name).is_file() and not (whole / name).is_symlink(), name
         values = {"assumeApiVersions": ["monitoring.coreos.com/v1"], "metrics": {"grafanaDashboard": {"enabled": True}}}
-        assert render(values, chart=whole) == render(values)
+        assert render(values, chart=whole) == render(values | {"image": {"repository": published}})
+        assert f'| `image.repository` | `"{published}"` |' in (whole / "README.md").read_text()
+        # A repository of one's own still wins.
+        own = values | {"image": {"repository": "registry.example.com/tessera"}}
+        assert render(own, chart=whole) == render(own)
+
+
+@check
+def a_release_that_failed_midway_can_be_run_again():
+    """The step that writes the release, with programs that only note their arguments: a release that is there is
+    completed, one that is not is made."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    (script,) = (s["run"] for s in workflow["jobs"]["publish"]["steps"] if "gh release create" in s.get("run", ""))
+    for there, verb in ((True, "upload"), (False, "create")):
+        with tempfile.TemporaryDirectory() as directory:
+            place = Path(directory)
+            for name in ("cosign", "git", "gh", "deploy/release/krew"):
+                program = place / ("bin" if "/" not in name else ".") / name
+                program.parent.mkdir(parents=True, exist_ok=True)
+                program.write_text(f'#!/bin/sh\necho "$0 $*" >>{place}/said\n[ "$2" != view ] || exit {int(not there)}\n')
+                program.chmod(0o755)
+            (place / "made").mkdir()
+            for file in ("digest-amd64", "digest-arm64", "tessera.yaml"):
+                (place / "made" / file).write_text("")
+            env = {"PATH": f"{place}/bin:{os.environ['PATH']}", "VERSION": "1.2.3", "GITHUB_REF_NAME": "v1.2.3"}
+            env |= {"GITHUB_SERVER_URL": "https://example.com", "GITHUB_REPOSITORY": "a/b"}
+            run("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script, cwd=place, env=os.environ | env)
+            calls = re.findall(r"/gh release (\w+) v1\.2\.3(.*)", (place / "said").read_text())
+            assert [call for call, _ in calls] == ["view", verb], calls
+            assert calls[1][1].endswith("SHA256SUMS tessera.yaml") and ("--clobber" in calls[1][1]) is there, calls
 
 
 @check
