@@ -482,8 +482,12 @@ AUTOSCALERS = {
         "spec": {
             "scaleTargetRef": {"name": str}, "minReplicaCount": int, "maxReplicaCount": int, "pollingInterval": int,
             "advanced": {"horizontalPodAutoscalerConfig": {"behavior": BEHAVIOURS}},
-            "triggers": [{"type": {"prometheus"}, "metricType": {"AverageValue", "Value"}, "metadata": {
+            # Without these, no answer counts as 0, which takes pods away.
+            "fallback": {"failureThreshold": int, "replicas": int, "behavior": {"currentReplicas"}},
+            # KEDA's fallback is for averages alone.
+            "triggers": [{"type": {"prometheus"}, "metricType": {"AverageValue"}, "metadata": {
                 "serverAddress": re.compile("https?://.+"), "query": str, "threshold": re.compile(r"[0-9]*\.?[0-9]+"),
+                "ignoreNullValues": {"false"},
             }}],
         },
     },
