@@ -220,6 +220,24 @@ def is_there(line):
 
 
 @check
+def documented_blocks_end():
+    """A block is pasted whole: only its last command may go on until somebody ends it, and what needs a container comes
+    after a wait for it."""
+    endless = re.compile(r"\blogs\b.*\s(-f|--follow)\b|\btail\b.*\s-f\b|\bget\b.*\s(-w|--watch)\b|\bport-forward\b|\btessera (top|serve)\b")
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/README.md")]
+    for page in pages:
+        for language, text in blocks(page.relative_to(ROOT)):
+            if language != "sh":
+                continue
+            lines = [line.partition(" #")[0].rstrip() for line, _ in commands(text, prompt=False)]
+            for number, line in enumerate(lines):
+                assert number == len(lines) - 1 or not endless.search(line) or line.endswith("&"), f"{page}: does not end: {line}"
+                if made := re.match(r"kubectl logs .*\b(\w+)$", line):
+                    before = "\n".join(lines[:number])
+                    assert f"pod/{made[1]}" in before or "kubectl apply" not in before, f"{page}: not waited for: {line}"
+
+
+@check
 def named_commands_are_there():
     """With their options, on every page."""
     count, wrong = 0, []

@@ -60,6 +60,7 @@ checks! {
     release_versions_agree
     release_names_are_taken_by_registries
     chart_is_packaged_whole
+    a_release_that_failed_midway_can_be_run_again
     krew_manifest_fits_its_archives
     readme_has_every_value
     node_configs_are_chosen_by_label
@@ -75,6 +76,7 @@ checks! {
     values_of_an_older_chart_are_met_with_advice
     releases_share_no_pods
     documented_commands_work
+    documented_blocks_end
     named_commands_are_there
     documented_values_and_configurations_are_accepted
     dockerfile
