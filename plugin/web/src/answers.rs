@@ -13,11 +13,12 @@ use futures_util::stream;
 use serde::Serialize;
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::Fleet;
-use tessera_view::list;
 use tessera_view::narrow::{self, Rights};
+use tessera_view::{history, list};
 
 use crate::caller::Caller;
 use crate::fleet_cache::FleetCache;
+use crate::own::{self, Meaning};
 use crate::problem::Refusal;
 use crate::query::Parameters;
 use crate::routes::{App, Route};
@@ -50,7 +51,8 @@ pub(crate) async fn answer(
         Route::Tenants => json(&list::tenants(narrowed(&fleet, &rights, asked))),
         Route::Node => node(narrowed(&fleet, &rights, asked)),
         Route::History => {
-            let answer = source.history(&asked.node, asked.history()?).await;
+            let means = own::meaning(&fleet, &only(&rights, asked), &asked.subject);
+            let answer = remembered(source, &asked.node, asked.history()?, means).await;
             let answer = answer.map_err(|error| said(error, &rights))?;
             let mut namespaces: BTreeSet<String> =
                 answer.tenants.iter().map(|tenant| tenant.namespace.clone()).collect();
@@ -62,7 +64,7 @@ pub(crate) async fn answer(
             let answer = narrow::history(answer, &rights);
             // One pod's history is there for those that may see it; a GPU's totals are everybody's.
             let is_hidden = rights != Rights::All && answer.tenants.is_empty();
-            match is_hidden && !asked.subject.is_empty() && !is_gpu(&fleet, &asked.subject) {
+            match is_hidden && !asked.subject.is_empty() && !own::is_gpu(&fleet, &asked.subject) {
                 true => Err(Refusal::new(StatusCode::NOT_FOUND, NOT_YOURS)),
                 false => json(&answer),
             }
@@ -73,8 +75,8 @@ pub(crate) async fn answer(
                     "say what to explain: ?subject=POD, NAMESPACE/POD, an allocation or a GPU";
                 return Err(Refusal::new(StatusCode::BAD_REQUEST, text));
             }
-            let subject = in_full(&fleet, &rights, asked);
-            let answer = source.explain(&asked.node, &subject).await;
+            let means = own::meaning(&fleet, &only(&rights, asked), &asked.subject);
+            let answer = explained(source, asked, means).await;
             let answer = answer.map_err(|error| said(error, &rights))?;
             let rights = more(caller, rights, answer.namespaces()).await?;
             explanation(answer, &rights, headers)
@@ -195,22 +197,69 @@ fn explanation(
     }
 }
 
-/// The subject with its namespace, where a bare pod name means one pod of those that are asked for and may be seen: a
-/// source knows a few of that name, which may all be another's.
-fn in_full(fleet: &Fleet, rights: &Rights, asked: &Parameters) -> String {
-    let rights = only(rights, asked);
-    let views = fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
-    let called_so = views.flat_map(|view| &view.tenants).filter(|one| one.pod == asked.subject);
-    let namespaces: BTreeSet<&str> = called_so
-        .map(|one| one.namespace.as_str())
-        .filter(|namespace| !namespace.is_empty() && rights.may_see(namespace))
-        .collect();
-    match (&rights, namespaces.first()) {
-        (Rights::Namespaces(_), Some(namespace)) if namespaces.len() == 1 => {
-            format!("{namespace}/{}", asked.subject)
+/// What the source explains of all that a subject means.
+async fn explained(
+    source: &dyn Source,
+    asked: &Parameters,
+    means: Meaning,
+) -> Result<Explanations, SourceError> {
+    let subjects: Vec<String> = match means {
+        Meaning::AsWritten => vec![asked.subject.clone()],
+        Meaning::In(namespaces) => {
+            namespaces.iter().map(|namespace| format!("{namespace}/{}", asked.subject)).collect()
         }
-        _ => asked.subject.clone(),
+        Meaning::Allocations(ids) => ids,
+    };
+    let mut all: Result<Explanations, SourceError> = Err(nothing(&asked.subject));
+    for subject in subjects {
+        let answer = source.explain(&asked.node, &subject).await;
+        all = both(all, answer, own::explained)?;
     }
+    all
+}
+
+/// What the source remembers of all that a subject means.
+async fn remembered(
+    source: &dyn Source,
+    node: &str,
+    query: history::Query,
+    means: Meaning,
+) -> Result<history::Answer, SourceError> {
+    let queries: Vec<history::Query> = match means {
+        Meaning::AsWritten => vec![query.clone()],
+        Meaning::In(namespaces) => {
+            let of = |namespace| history::Query { namespace, ..query.clone() };
+            namespaces.into_iter().map(of).collect()
+        }
+        Meaning::Allocations(ids) => {
+            let of = |subject| history::Query { subject, ..query.clone() };
+            ids.into_iter().map(of).collect()
+        }
+    };
+    let mut all: Result<history::Answer, SourceError> = Err(nothing(&query.subject));
+    for query in queries {
+        all = both(all, source.history(node, query).await, own::remembered)?;
+    }
+    all
+}
+
+/// The first of two answers with the second; what is not there in one place may be in another.
+fn both<T>(
+    all: Result<T, SourceError>,
+    one: Result<T, SourceError>,
+    join: impl FnOnce(T, T) -> T,
+) -> Result<Result<T, SourceError>, SourceError> {
+    match (all, one) {
+        (Ok(all), Ok(one)) => Ok(Ok(join(all, one))),
+        (Ok(all), Err(SourceError::NotFound(_))) => Ok(Ok(all)),
+        (Err(_), Err(error @ SourceError::NotFound(_))) => Ok(Err(error)),
+        (Err(_), Ok(one)) => Ok(Ok(one)),
+        (_, Err(error)) => Err(error),
+    }
+}
+
+fn nothing(subject: &str) -> SourceError {
+    SourceError::NotFound(format!("nothing is called {subject:?} here"))
 }
 
 fn wants_text(headers: &HeaderMap) -> bool {
@@ -219,14 +268,6 @@ fn wants_text(headers: &HeaderMap) -> bool {
     // The first that we have, as it was listed.
     accept.split(',').map(kind).find(|kind| kind == "text/plain" || kind == "application/json")
         == Some("text/plain".to_owned())
-}
-
-/// Whether a subject is a GPU by UUID, a beginning of it, or index.
-fn is_gpu(fleet: &Fleet, subject: &str) -> bool {
-    let views = fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
-    let begins = |uuid: &str| subject.len() >= 4 && uuid.starts_with(subject);
-    let mut gpus = views.flat_map(|view| &view.gpus);
-    gpus.any(|gpu| gpu.index.to_string() == subject || begins(&gpu.uuid))
 }
 
 /// A source's refusal, in words that name nobody to callers that may not see all.

@@ -21,6 +21,7 @@ mod encoded;
 pub mod fixtures;
 mod fleet_cache;
 mod headers;
+mod own;
 mod page;
 mod problem;
 mod query;

@@ -67,7 +67,14 @@ pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, Unknown> {
         found = claimed(facts, &parts);
     }
     if found.is_empty() {
-        found = held(&|holder| holder.container == subject);
+        found = match parts.as_slice() {
+            [container] => held(&|holder| holder.container == *container),
+            // As readers of one namespace mean it.
+            [namespace, container] => {
+                held(&|holder| holder.namespace == *namespace && holder.container == *container)
+            }
+            _ => Vec::new(),
+        };
     }
     if found.is_empty() {
         let ids = holders.keys().map(|key| key.id.as_str()).collect();

@@ -105,12 +105,12 @@ fn event(mark: &str, pod: String) -> Event {
     }
 }
 
-/// Subjects of explanations, and whose they are: a pod of each namespace, pods of one name in two, one that nobody
+/// Subjects of explanations, and whose they are: a pod of each namespace, the same by their common name, one that nobody
 /// named, a GPU.
 pub fn subjects() -> Vec<(String, Vec<&'static str>)> {
     let mut all: Vec<(String, Vec<&'static str>)> =
         NAMESPACES.iter().map(|name| (format!("{name}/pod"), vec![*name])).collect();
-    all.push(("pod".to_owned(), vec![NAMESPACES[0], NAMESPACES[1]]));
+    all.push(("pod".to_owned(), NAMESPACES.to_vec()));
     all.push(("unnamed".to_owned(), vec![""]));
     all.push(("GPU-0".to_owned(), Vec::new()));
     all
