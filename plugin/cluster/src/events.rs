@@ -15,6 +15,9 @@ use crate::error::{ApiError, Call, Kind, Verb};
 /// What reports.
 const COMPONENT: &str = "tessera";
 
+/// Longest name of an object (RFC 1123 subdomain).
+const LONGEST_NAME: usize = 253;
+
 /// One event on a pod.
 #[derive(Clone, Copy, Debug)]
 pub struct PodEvent<'a> {
@@ -99,13 +102,20 @@ fn events(namespace: &str) -> Request {
     Request::new(format!("/api/v1/namespaces/{namespace}/events"))
 }
 
-/// As client-go names them: the pod's name and a number that no other event has.
+/// As client-go names them: the pod's name and a number that no other event has. A pod may have the longest name that
+/// an event may have: then its end is left out, and the reference has it in full.
 fn name(event: &PodEvent<'_>) -> String {
     let mut hash = Sha256::new();
-    hash.update(event.container);
-    hash.update(event.reason);
+    for part in [event.container, event.reason, event.message] {
+        hash.update(part);
+    }
     let hash = hash.finalize();
-    format!("{}.{:x}{:02x}{:02x}", event.pod, event.first_unix_ms, hash[0], hash[1])
+    let number = format!(".{:x}{:02x}{:02x}", event.first_unix_ms, hash[0], hash[1]);
+    let room = LONGEST_NAME.saturating_sub(number.len());
+    let mut pod: String = event.pod.chars().take(room).collect();
+    // Each part of a subdomain ends with a letter or a digit.
+    pod.truncate(pod.trim_end_matches(['.', '-']).len());
+    pod + &number
 }
 
 fn count(event: &PodEvent<'_>) -> i32 {
@@ -153,6 +163,45 @@ fn object(event: &PodEvent<'_>, name: &str, node: &str) -> Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn event(pod: &'static str, message: &'static str) -> PodEvent<'static> {
+        PodEvent {
+            namespace: "team",
+            pod,
+            uid: None,
+            container: "",
+            reason: "GPUUnhealthy",
+            message,
+            warning: true,
+            count: 1,
+            first_unix_ms: 1_795_340_700_999,
+            last_unix_ms: 1_795_340_700_999,
+        }
+    }
+
+    #[test]
+    fn every_pod_has_events_with_names_that_kubernetes_takes() {
+        let is_alnum = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+        for length in 1..=LONGEST_NAME {
+            for filler in ["a", "a-", "a.a--"] {
+                let pod: String = filler.chars().cycle().take(length - 1).collect();
+                let pod: &'static str = Box::leak(format!("{pod}z").into_boxed_str());
+                let name = name(&event(pod, "m"));
+                assert!(name.len() <= LONGEST_NAME, "{length}: {name}");
+                for part in name.split('.') {
+                    let ends = [part.bytes().next(), part.bytes().last()];
+                    assert!(ends.iter().all(|b| b.is_some_and(is_alnum)), "{name}");
+                }
+            }
+        }
+        assert!(name(&event("chat", "m")).starts_with("chat.1a202a50d47"));
+    }
+
+    #[test]
+    fn two_gpus_that_fail_at_once_have_events_of_their_own() {
+        let of = |message| name(&event("chat", message));
+        assert_ne!(of("GPU-1 is unhealthy"), of("GPU-2 is unhealthy"));
+    }
 
     #[test]
     fn an_event_is_on_the_pod_and_says_when_in_seconds() {

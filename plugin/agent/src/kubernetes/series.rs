@@ -22,7 +22,7 @@ pub const POD: (u32, Duration) = (25, Duration::from_secs(300));
 /// The same for all pods of the node.
 pub const NODE: (u32, Duration) = (60, Duration::from_secs(1));
 
-/// On which pod's container.
+/// On which pod's container, and about which of its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Subject {
     /// The pod's namespace.
@@ -33,6 +33,8 @@ pub struct Subject {
     pub uid: Option<String>,
     /// The container's name; empty where it concerns the whole pod.
     pub container: String,
+    /// The GPU's UUID; empty where it concerns none. What befalls two GPUs of a pod is two events.
+    pub gpu: String,
 }
 
 /// One event on a pod.
@@ -205,7 +207,7 @@ mod tests {
 
     fn subject(pod: &str) -> Subject {
         let (namespace, container) = ("team".into(), "main".into());
-        Subject { namespace, pod: pod.into(), uid: None, container }
+        Subject { namespace, pod: pod.into(), uid: None, container, gpu: String::new() }
     }
 
     fn words(reason: &'static str) -> Words {
@@ -235,18 +237,21 @@ mod tests {
     }
 
     #[test]
-    fn pods_and_reasons_have_events_of_their_own() {
+    fn pods_reasons_and_gpus_have_events_of_their_own() {
         let mut events = Events::default();
         let now = Instant::now();
         events.add(subject("a"), words("R"), 1, 1, now);
         events.add(subject("a"), words("S"), 1, 1, now);
         events.add(subject("b"), words("R"), 1, 1, now);
-        assert_eq!(events.waiting(), 3);
+        for gpu in ["GPU-1", "GPU-2"] {
+            events.add(Subject { gpu: gpu.into(), ..subject("c") }, words("R"), 1, 1, now);
+        }
+        assert_eq!(events.waiting(), 5);
         events.sent(0, "x".into(), now);
         events.lost(0);
-        assert_eq!(events.waiting(), 3);
+        assert_eq!(events.waiting(), 5);
         events.give_up(0);
-        assert_eq!(events.waiting(), 2);
+        assert_eq!(events.waiting(), 4);
     }
 
     /// Sends all that may be sent for so many seconds, while every second something more happens to each pod.

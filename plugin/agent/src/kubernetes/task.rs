@@ -191,29 +191,34 @@ fn verdict(failure: &ApiError) -> Verdict {
 }
 
 /// Makes events of a line, for every pod that it concerns.
-async fn take(agent: &Arc<Agent>, events: &mut Events, line: Event, counts: &Counts) {
-    let Some(words) = words::words(&line) else { return };
+async fn take(agent: &Arc<Agent>, events: &mut Events, mut line: Event, counts: &Counts) {
+    if !words::concerns_pods(&line.what) {
+        return;
+    }
     let asked = Arc::clone(agent);
-    let (line, subjects) = match tokio::task::spawn_blocking(move || {
+    let looked = tokio::task::spawn_blocking(move || {
         let subjects = subjects(&asked, &line);
         (line, subjects)
-    })
-    .await
-    {
-        Ok(found) => found,
-        Err(_) => return,
-    };
+    });
+    let Ok((found, subjects)) = looked.await else { return };
+    line = found;
     if subjects.is_empty() && line.id.is_some() {
         counts.dropped.fetch_add(1, Ordering::Relaxed);
     }
     for subject in subjects {
-        let given_up =
-            events.add(subject, words.clone(), line.times, line.at_unix_ms, Instant::now());
+        // What is said to a pod is said of this pod.
+        line.holder = Some(Holder {
+            namespace: subject.namespace.clone(),
+            pod: subject.pod.clone(),
+            container: subject.container.clone(),
+        });
+        let Some(words) = words::words(&line) else { continue };
+        let given_up = events.add(subject, words, line.times, line.at_unix_ms, Instant::now());
         counts.dropped.fetch_add(given_up, Ordering::Relaxed);
     }
 }
 
-/// Whom a line concerns: the container that it names, or all pods on its GPU. Blocking.
+/// Whom a line concerns: the container that it names, or all pods on its GPU (on any where it names none). Blocking.
 fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
     let entries = checkpoint::entries(&agent.allocations().paths().kubelet).unwrap_or_default();
     let uid = |record: &Record, holder: &Holder| {
@@ -235,6 +240,7 @@ fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
         pod: holder.pod.clone(),
         uid,
         container: container.to_owned(),
+        gpu: line.gpu.clone().unwrap_or_default(),
     };
     match (&line.id, &line.holder) {
         (Some(id), named) => {
@@ -252,12 +258,12 @@ fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
             let uid = agent.trust().uid(&holder.namespace, &holder.pod);
             vec![subject(holder, uid, &holder.container)]
         }
-        (None, None) => {
-            let Some(gpu) = &line.gpu else { return Vec::new() };
+        (None, None) if words::concerns_neighbours(&line.what) => {
             // One of a pod, however many of its containers have shares.
             let mut seen = BTreeSet::new();
+            let is_it = |uuid: &String| line.gpu.as_ref().is_none_or(|gpu| gpu == uuid);
             let on = |record: &Record| {
-                record.is_live() && record.grants.iter().any(|grant| grant.uuid == *gpu)
+                record.is_live() && record.grants.iter().any(|grant| is_it(&grant.uuid))
             };
             let records = agent.allocations().with_regions().into_iter().map(|(record, _)| record);
             records
@@ -269,6 +275,7 @@ fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
                 })
                 .collect()
         }
+        (None, None) => Vec::new(),
     }
 }
 

@@ -1,7 +1,8 @@
 //! What a line of the audit trail is called as an event on a pod, and what its owner can do about it. Pure.
 //!
-//! An owner has rights in one namespace: no other tenant is named. What a line gives as its reason may name
-//! neighbours, so only reasons that are about the container itself are repeated.
+//! An owner has rights in one namespace: no other tenant is named. What a line gives as its reason may name neighbours
+//! or repeat what a process calls itself, so no reason is repeated but the driver's about a GPU. `tessera explain` has
+//! the others for their owners.
 //!
 //! Reasons are words in CamelCase that people filter by (`kubectl get events --field-selector reason=…`);
 //! they stay as they are.
@@ -31,6 +32,8 @@ pub fn concerns_pods(what: &What) -> bool {
     match what {
         What::Health { to, .. } => matches!(to, health::State::Unhealthy | health::State::Healthy),
         What::Unaccounted
+        | What::Cordoned
+        | What::Uncordoned
         | What::QuotaSet { .. }
         | What::QuotaReset { .. }
         | What::RefusedMemory { .. }
@@ -45,10 +48,16 @@ pub fn concerns_pods(what: &What) -> bool {
     }
 }
 
-/// Words for a line; `None` if pods get no event about it.
+/// Whether a line that names neither allocation nor holder concerns every pod on its GPU. What a stranger does is
+/// no news for the pods beside it.
+#[must_use]
+pub fn concerns_neighbours(what: &What) -> bool {
+    matches!(what, What::Health { .. } | What::Cordoned | What::Uncordoned)
+}
+
+/// Words for a line whose holder is the pod that gets them; `None` if pods get no event about it.
 #[must_use]
 pub fn words(line: &Event) -> Option<Words> {
-    let because = line.reason.as_deref();
     let gpu = line.gpu.as_deref().unwrap_or("its GPU");
     let (reason, warning, message) = match &line.what {
         _ if !concerns_pods(&line.what) => return None,
@@ -118,33 +127,53 @@ pub fn words(line: &Event) -> Option<Words> {
                           where it is strict";
             ("GPUTimeDelayed", false, advised(&text, advice, line))
         }
-        What::Bypassed { pid, bytes } => (
-            "GPUQuotaBypassed",
-            true,
-            because.map_or_else(
-                || format!("process {pid} uses {} of {gpu} past the quota", format_bytes(*bytes)),
-                str::to_owned,
-            ),
-        ),
+        What::Bypassed { pid, bytes } => {
+            ("GPUQuotaBypassed", true, bypassed(*pid, *bytes, gpu, line))
+        }
         What::Unaccounted => (
             "GPUMemoryUnaccounted",
             true,
-            because.unwrap_or("holds device memory outside its account").to_owned(),
+            advised(
+                "its processes hold far more device memory than calls obtained; it counts against the quota",
+                "Large modules and kernels' local memory look like that, and those who run the node can then raise \
+                 gpus.context_overhead; else something goes past Tessera's library: link programs dynamically, and \
+                 leave LD_PRELOAD as it is",
+                line,
+            ),
         ),
         What::Tampered { what } => (
             "GPUQuotaTampered",
             true,
-            because.map_or_else(|| format!("tampered with: {what}"), str::to_owned),
-        ),
-        What::Health { to: health::State::Unhealthy, .. } => (
-            "GPUUnhealthy",
-            true,
-            format!(
-                "{gpu} is unhealthy: {}. The pod runs on; new ones do not get this GPU",
-                because.unwrap_or("")
+            advised(
+                &format!(
+                    "Tessera's files in the container were tampered with: {}",
+                    cut(what.clone(), LONGEST / 2)
+                ),
+                "The pod's volumes or a process of it did that: mount nothing over these files, and write to none of \
+                 them",
+                line,
             ),
         ),
-        What::Health { .. } => ("GPUHealthy", false, format!("{gpu} is healthy again")),
+        What::Health { to: health::State::Unhealthy, .. } => {
+            let because = line.reason.as_deref();
+            let because = because.map(|reason| format!(": {reason}")).unwrap_or_default();
+            let advice = "New pods do not get this GPU. This one is left alone, but its work on the GPU may have \
+                          failed: if CUDA calls fail, delete the pod, so that its controller starts another";
+            ("GPUUnhealthy", true, advised(&format!("{gpu} is unhealthy{because}"), advice, line))
+        }
+        What::Health { .. } => {
+            let advice = "If CUDA calls still fail, restart the pod";
+            ("GPUHealthy", false, advised(&format!("{gpu} is healthy again"), advice, line))
+        }
+        What::Cordoned => {
+            let text = format!("{gpu} is cordoned{}: new pods do not get it", by(line));
+            let advice = "This one runs on, unless the operator or dra.no_execute evicts it: ask those who run the \
+                          node how long it may stay";
+            ("GPUCordoned", false, advised(&text, advice, line))
+        }
+        What::Uncordoned => {
+            ("GPUUncordoned", false, format!("{gpu} is no longer cordoned{}", by(line)))
+        }
         What::QuotaSet { after, forced, .. } => {
             let text = limits(after);
             let force = if *forced { ", below what was in use" } else { "" };
@@ -155,7 +184,30 @@ pub fn words(line: &Event) -> Option<Words> {
         }
         _ => return None,
     };
-    Some(Words { reason, warning, message: cut(message) })
+    Some(Words { reason, warning, message: cut(message, LONGEST) })
+}
+
+/// A process past the quota: of a container that has one, or of a pod without a share of this GPU.
+fn bypassed(pid: u32, bytes: u64, gpu: &str, line: &Event) -> String {
+    let uses = match bytes {
+        0 => gpu.to_owned(),
+        bytes => format!("{} of {gpu}", format_bytes(bytes)),
+    };
+    if line.id.is_some() {
+        let text = format!(
+            "process {pid} uses {uses} past Tessera's library; the memory counts against the quota, and no request \
+             of this process is refused"
+        );
+        let advice =
+            "Link programs dynamically, and leave LD_PRELOAD and /etc/ld.so.preload as they are";
+        return advised(&text, advice, line);
+    }
+    // No share, nothing to explain.
+    format!(
+        "process {pid} uses {uses}, which is shared, and the pod has no share of it. Request one, or keep the GPU \
+         from the pod: it must not be privileged, and NVIDIA_VISIBLE_DEVICES (which CUDA's images set to all) must \
+         be void"
+    )
 }
 
 /// What happened, what to do about it, and where there is more.
@@ -179,9 +231,9 @@ fn by(line: &Event) -> String {
     line.by.as_ref().map(|by| format!(", by {}", by.who())).unwrap_or_default()
 }
 
-fn cut(mut text: String) -> String {
-    if text.len() > LONGEST {
-        let mut end = LONGEST - '…'.len_utf8();
+fn cut(mut text: String, longest: usize) -> String {
+    if text.len() > longest {
+        let mut end = longest - '…'.len_utf8();
         while !text.is_char_boundary(end) {
             end -= 1;
         }
@@ -194,6 +246,7 @@ fn cut(mut text: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tessera_model::allocation_id::AllocationId;
     use tessera_model::audit::{Actor, Behind};
     use tessera_model::record::Holder;
 
@@ -222,36 +275,68 @@ mod tests {
         let delayed = words(&line(delayed(12_340, 60_000))).unwrap();
         let what = "waited 12.3 s in 60.0 s for its part of GPU time. ";
         assert!(delayed.message.starts_with(what), "{}", delayed.message);
-        let bypassed = line(What::Bypassed { pid: 7, bytes: 1 << 30 }).on_gpu("GPU-1");
-        assert!(words(&bypassed).unwrap().message.contains("process 7 uses 1 GiB of GPU-1"));
-        let sent = words(&bypassed.because("by dlmopen")).unwrap();
-        assert_eq!(sent.message, "by dlmopen");
-        assert_eq!(
-            words(&line(What::Tampered { what: "x".into() })).unwrap().reason,
-            "GPUQuotaTampered"
-        );
+    }
+
+    fn id() -> Option<AllocationId> {
+        AllocationId::parse("0123456789abcdef0123456789abcdef")
     }
 
     #[test]
-    fn every_refusal_says_what_to_do_and_names_no_neighbour() {
-        let refused = What::RefusedMemory { bytes: 1, charged_bytes: 2, limit_bytes: 3 };
-        let delayed = delayed(1, 2);
-        let all = [
-            refused,
-            delayed,
-            What::DriverRefused,
-            What::Overlapped,
-            What::Rationed,
-            What::Unlisted,
-        ];
-        for what in all {
-            let line = Event { holder: Some(holder("team", "chat")), ..line(what) }
-                .because("theirs/train had it");
-            let sent = words(&line).unwrap();
-            assert!(!sent.message.contains("theirs"), "{}", sent.message);
-            assert!(sent.message.ends_with("`kubectl tessera explain chat -n team` has more"));
+    fn a_process_past_the_quota_is_its_containers_or_that_of_a_pod_without_a_share() {
+        let what = What::Bypassed { pid: 7, bytes: 1 << 30 };
+        let stranger = Event { holder: Some(holder("team", "chat")), ..line(what).on_gpu("GPU-1") };
+        let sent = words(&stranger).unwrap();
+        let text =
+            "process 7 uses 1 GiB of GPU-1, which is shared, and the pod has no share of it. ";
+        assert!(sent.message.starts_with(text), "{}", sent.message);
+        let sent = words(&Event { id: id(), ..stranger }).unwrap();
+        let text = "process 7 uses 1 GiB of GPU-1 past Tessera's library; ";
+        assert!(sent.message.starts_with(text), "{}", sent.message);
+    }
+
+    /// Every line that may be, in all the ways in which it may name somebody.
+    fn lines_that_name_neighbours() -> Vec<Event> {
+        let theirs = || Some(holder("theirs", "train"));
+        let id_of = || "theirs".to_owned();
+        let mut lines = Vec::new();
+        for (what, id) in What::examples().into_iter().flat_map(|w| [(w.clone(), None), (w, id())])
+        {
+            let what = match what {
+                What::Delayed { waited_ms, within_ms, .. } => {
+                    let behind = Behind::Allocation { id: id_of(), holder: theirs() };
+                    What::Delayed { waited_ms, within_ms, behind }
+                }
+                what => what,
+            };
+            // What the driver says of a GPU names no pod.
+            let reason = match what {
+                What::Health { .. } => "XID 79",
+                _ => "process 1 (theirs) of pod theirs/train uses 1 GiB",
+            };
+            let command = "cordon 0 --reason \"for theirs/train\"".to_owned();
+            let (login_uid, login, user) = (None, None, Some("root".to_owned()));
+            let by = Actor::Admin { uid: 0, pid: 7, login_uid, user, login, command };
+            let line = Event { id, ..line(what).on_gpu("GPU-1").because(reason).by(by) };
+            lines.push(Event { holder: Some(holder("team", "chat")), ..line });
+        }
+        lines
+    }
+
+    #[test]
+    fn no_event_names_a_neighbour_and_every_warning_says_what_to_do() {
+        for line in lines_that_name_neighbours() {
+            let Some(sent) = words(&line) else { continue };
+            assert!(!sent.message.contains("theirs"), "{:?}: {}", line.what, sent.message);
             let sentences = sent.message.split(". ").count();
-            assert!(sentences >= 2, "what happened, and what to do: {}", sent.message);
+            assert!(!sent.warning || sentences >= 2, "{:?}: {}", line.what, sent.message);
+            let hint = "`kubectl tessera explain chat -n team` has more";
+            let is_stranger = matches!(line.what, What::Bypassed { .. }) && line.id.is_none();
+            assert!(
+                !sent.warning || is_stranger || sent.message.ends_with(hint),
+                "{}",
+                sent.message
+            );
+            assert!(sent.message.len() < LONGEST, "{}", sent.message);
         }
     }
 
@@ -278,11 +363,16 @@ mod tests {
         assert_eq!(health(Recovering, Healthy).unwrap().reason, "GPUHealthy");
         assert_eq!(health(Healthy, Suspect), None);
         assert_eq!(words(&line(What::Started)), None);
+        assert_eq!(words(&line(What::Cordoned).on_gpu("GPU-1")).unwrap().reason, "GPUCordoned");
     }
 
     #[test]
     fn what_is_too_long_for_an_event_is_cut() {
-        let sent = words(&line(What::Unaccounted).because("ä".repeat(LONGEST))).unwrap();
+        let line = Event { holder: Some(holder("team", "chat")), ..line(What::Cordoned) };
+        let what = What::Tampered { what: "ä".repeat(LONGEST) };
+        let sent = words(&Event { what, ..line.clone() }).unwrap();
+        assert!(sent.message.len() <= LONGEST && sent.message.ends_with("has more"), "with advice");
+        let sent = words(&line.on_gpu(&"ä".repeat(LONGEST))).unwrap();
         assert!(sent.message.len() <= LONGEST && sent.message.ends_with("ä…"));
     }
 }

@@ -273,31 +273,65 @@ impl What {
     }
 }
 
+#[cfg(any(test, feature = "fixtures"))]
+impl What {
+    /// One of each kind, for tests.
+    #[must_use]
+    pub fn examples() -> Vec<Self> {
+        let mut all = vec![What::Allocated];
+        while let Some(next) = all.last().and_then(What::next_example) {
+            all.push(next);
+        }
+        all
+    }
+
+    /// The kind that follows in the order of declaration: a new one does not compile before it has a place here.
+    fn next_example(&self) -> Option<Self> {
+        let (before, after, forced) = (Vec::new(), Vec::new(), true);
+        Some(match self {
+            What::Allocated => What::PagesKept,
+            What::PagesKept => What::Started,
+            What::Started => What::Parked,
+            What::Parked => What::Released,
+            What::Released => What::Adopted,
+            What::Adopted => What::Unaccounted,
+            What::Unaccounted => What::SoldByOthers,
+            What::SoldByOthers => What::SoldAlone,
+            What::SoldAlone => {
+                What::Health { from: health::State::Suspect, to: health::State::Unhealthy }
+            }
+            What::Health { .. } => What::QuotaSet { before, after, forced },
+            What::QuotaSet { .. } => What::QuotaReset { before, after },
+            What::QuotaReset { .. } => What::Cordoned,
+            What::Cordoned => What::Uncordoned,
+            What::Uncordoned => What::ConfigurationReloaded { changes: Vec::new() },
+            What::ConfigurationReloaded { .. } => {
+                What::ConfigurationRefused { problems: Vec::new() }
+            }
+            What::ConfigurationRefused { .. } => {
+                What::RefusedMemory { bytes: 1, charged_bytes: 2, limit_bytes: 3 }
+            }
+            What::RefusedMemory { .. } => {
+                What::Delayed { waited_ms: 1, within_ms: 2, behind: Behind::Nobody }
+            }
+            What::Delayed { .. } => What::DriverRefused,
+            What::DriverRefused => What::Overlapped,
+            What::Overlapped => What::Rationed,
+            What::Rationed => What::Unlisted,
+            What::Unlisted => What::Tampered { what: "usage page".to_owned() },
+            What::Tampered { .. } => What::Bypassed { pid: 7, bytes: 1 << 30 },
+            What::Bypassed { .. } => return None,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn each_kind_has_the_name_that_its_line_has() {
-        let limits = Vec::new;
-        let (before, after, forced) = (limits(), limits(), false);
-        for what in [
-            What::Allocated,
-            What::QuotaSet { before: limits(), after: limits(), forced },
-            What::QuotaReset { before, after },
-            What::Cordoned,
-            What::Uncordoned,
-            What::ConfigurationReloaded { changes: Vec::new() },
-            What::ConfigurationRefused { problems: Vec::new() },
-            What::RefusedMemory { bytes: 1, charged_bytes: 2, limit_bytes: 3 },
-            What::Delayed { waited_ms: 1, within_ms: 2, behind: Behind::Nobody },
-            What::DriverRefused,
-            What::Overlapped,
-            What::Rationed,
-            What::Unlisted,
-            What::Tampered { what: "usage page".into() },
-            What::Bypassed { pid: 1, bytes: 2 },
-        ] {
+        for what in What::examples() {
             let json = serde_json::to_value(&what).unwrap();
             let name = json.as_str().or_else(|| Some(json.as_object()?.keys().next()?));
             assert_eq!(name, Some(what.name()));

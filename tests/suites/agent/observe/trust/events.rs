@@ -175,10 +175,39 @@ async fn a_pods_event_has_its_uid_by_what_kubelet_wrote_down() {
     // Another kind is another event, over the same or another connection.
     happens(&node, &admitted.device_ids, What::Tampered { what: "x".into() }).await;
     let (_, event) = until(|| api.asked().get(1).cloned()).await;
-    assert_eq!(
-        (&event["reason"], &event["message"]),
-        (&json!("GPUQuotaTampered"), &json!("for a test"))
-    );
+    assert_eq!(event["reason"], "GPUQuotaTampered");
+    // Its reason in the trail is for `explain` alone.
+    assert!(!event["message"].as_str().unwrap().contains("for a test"), "{event}");
+}
+
+/// Whatever a line says of somebody that it cannot name, or of a stranger, is no news for the pods beside it.
+#[tokio::test]
+async fn what_a_stranger_does_is_no_event_on_its_neighbours() {
+    let api = Api::start(Mood::Takes);
+    let node = node_with(&api).await;
+    node.kubelet.run(&pod("a", 1)).await.unwrap();
+    node.status_until(|s| s.allocations.iter().all(|a| a.holder.is_some()).then_some(())).await;
+    let agent = node.agent();
+    tokio::task::spawn_blocking(move || {
+        let uuid = agent.inventory().catalogue().gpus.keys().next().unwrap().clone();
+        for what in What::examples() {
+            let because = "process 1 (theirs) of pod theirs/train".to_owned();
+            agent.journal().audit(Event::of_gpu(&uuid, what, because, 1_795_340_700_000));
+        }
+        // The last: what comes before it has been sent.
+        let of_node = Event::of_node(What::Uncordoned, 1_795_340_700_001);
+        agent.journal().audit(of_node);
+    })
+    .await
+    .unwrap();
+    let events = until(|| {
+        let sent: Vec<Value> = api.asked().into_iter().map(|(_, event)| event).collect();
+        let of_node = |event: &Value| event["message"].as_str().unwrap().starts_with("its GPU ");
+        sent.iter().any(of_node).then_some(sent)
+    })
+    .await;
+    let reasons: Vec<&str> = events.iter().map(|event| event["reason"].as_str().unwrap()).collect();
+    assert_eq!(reasons, ["GPUUnhealthy", "GPUCordoned", "GPUUncordoned", "GPUUncordoned"]);
 }
 
 #[tokio::test]
