@@ -48,6 +48,18 @@ def objects(values=None, **options):
     return [yaml.safe_load(document) for document in render(values, **options)]
 
 
+def notes(values=None, namespace="tessera", release="tessera"):
+    """What Helm says after an installation."""
+    if helm():
+        with _values_file(values) as file:
+            command = [helm(), "install", release, str(CHART), "--dry-run=client", "--namespace", namespace, "-f", file.name]
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode != 0:
+            raise ChartError(run.stderr)
+        return run.stdout.partition("\nNOTES:\n")[2]
+    return _parts(values, namespace, release, CHART)["tessera/templates/NOTES.txt"]
+
+
 def lint(values=None):
     """What `helm lint --strict` complains of."""
     if helm():
@@ -68,16 +80,21 @@ def _clean(document):
 
 
 def _by_library(values, namespace, release, path):
+    parts = _parts(values, namespace, release, path)
+    return "\n---\n".join(parts[path] for path in sorted(parts) if path.endswith(".yaml"))
+
+
+def _parts(values, namespace, release, path):
+    """Each template's text, by Helm's engine as a library."""
     import helm_python
     from helm_python import Chart
 
     try:
         with Chart.load(path) as chart:
             chart.validate_schema(chart.merge_values(values or {}))
-            parts = chart.render(values=values or {}, name=release, namespace=namespace)
+            return chart.render(values=values or {}, name=release, namespace=namespace)
     except helm_python.HelmError as error:
         raise ChartError(str(error)) from error
-    return "\n---\n".join(parts[path] for path in sorted(parts) if path.endswith(".yaml"))
 
 
 def _by_program(values, namespace, release, path):

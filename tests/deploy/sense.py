@@ -3,10 +3,13 @@
 import itertools
 import json
 import re
+import tomllib
 
 import yaml
 
 import commands
+import engine
+import manifests
 from engine import CHART, ChartError, objects
 from registry import check
 
@@ -195,3 +198,44 @@ def releases_share_no_pods():
                 selector, labels = item["spec"]["selector"]["matchLabels"], item["spec"]["template"]["metadata"]["labels"]
                 assert selector["app.kubernetes.io/instance"] == "one", item["metadata"]["name"]
                 assert selector.items() <= labels.items()
+
+
+@check
+def notes_name_what_there_is():
+    """What Helm says after an installation names each DaemonSet, each resource that is sold, and no other; claims where
+    there are some."""
+    profiles = {"default": None, "x": {}}
+    layout = [{"gpus": ["*"], "shares": [{"resource": "tessera.dev/gpu-small", "count": 2}]}]
+    cases = {path.stem: manifests.values(path) for path in manifests.cases().values()} | {
+        "defaults": {}, "no default": {"profiles": profiles}, "own map": {"existingConfigMap": "mine"},
+        "layout of all": {"config": {"layout": layout}}, "claims": {"dra": {"enabled": True}},
+        "some claims": {"dra": {"enabled": True}, "config": {"dra": {"gpus": ["0"]}}},
+        "own name": {"config": {"resource": {"name": "example.com/gpu"}}},
+    }
+    for name, values in cases.items():
+        said, items = engine.notes(values), objects(values)
+        assert not re.search(r"map\[|<nil>|%!|\n\n\n", said), (name, said)
+        sets = {item["metadata"]["name"] for item in of_kind(items, "DaemonSet")}
+        assert set(re.findall(r"daemonset/([\w-]+)", said)) == sets, (name, said)
+        sold, claims = set(), False
+        for item in of_kind(items, "DaemonSet"):
+            (own,) = [v["configMap"]["name"] for v in item["spec"]["template"]["spec"]["volumes"] if "configMap" in v] or [None]
+            texts = [text for i in of_kind(items, "ConfigMap") if i["metadata"]["name"] == own for text in i["data"].values()]
+            for config in map(tomllib.loads, texts):
+                layouts = config.get("layout", [])
+                dra = config.get("dra", {})
+                by_claims = dra.get("gpus", ["*"]) if dra.get("enabled") else []
+                claims = claims or bool(by_claims)
+                if "*" in by_claims:
+                    continue
+                sold |= {share["resource"] for each in layouts for share in each["shares"]}
+                if not any("*" in each["gpus"] for each in layouts):
+                    sold.add(config.get("resource", {}).get("name", "tessera.dev/gpu"))
+        columns = set(re.findall(r"[:,]([\w./-]+):\.status\.allocatable", said))
+        assert columns == sold, (name, columns, sold, said)
+        assert ("kubectl get resourceslices" in said) is claims, (name, said)
+        offered = re.findall(r"\d+ of ([\w./-]+)", said)
+        assert set(offered) == sold, (name, offered, sold)
+        assert (re.search(r"share with `resources: {limits: {([\w./-]+): 1}}`", said) is None) is (not sold), (name, said)
+    assert "all GPUs, by claims" in engine.notes({"dra": {"enabled": True}})
+    assert "what its ConfigMap mine says" in engine.notes({"existingConfigMap": "mine"})

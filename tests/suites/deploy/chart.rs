@@ -75,6 +75,7 @@ checks! {
     names_that_look_like_numbers_stay_strings
     values_of_an_older_chart_are_met_with_advice
     releases_share_no_pods
+    notes_name_what_there_is
     documented_commands_work
     documented_blocks_end
     named_commands_are_there
