@@ -30,6 +30,8 @@ pub struct StatusBoard {
     others_seen_by: Mutex<&'static str>,
     /// How the DRA driver stands, where there is one.
     dra: Mutex<Option<DraStatus>>,
+    /// Whether the history could last be stored; `None` where it is off, or before the first time.
+    history_writing: Mutex<Option<bool>>,
 }
 
 impl StatusBoard {
@@ -138,6 +140,17 @@ impl StatusBoard {
     #[must_use]
     pub fn dra(&self) -> Option<DraStatus> {
         lock(&self.dra).clone()
+    }
+
+    /// Says whether the history could be stored; `None`: it is off.
+    pub fn set_history_writing(&self, writing: Option<bool>) {
+        *lock(&self.history_writing) = writing;
+    }
+
+    /// Whether the history could last be stored; `None` where it is off, or before the first time.
+    #[must_use]
+    pub fn history_writing(&self) -> Option<bool> {
+        *lock(&self.history_writing)
     }
 
     /// How it is found out what other plugins sell; empty where nobody looks.

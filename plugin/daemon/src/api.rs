@@ -11,7 +11,8 @@ use tessera_cluster::reviews::ReviewClient;
 use tessera_cluster::{Client, Server};
 use tessera_config::{ApiAuthorisation, Config};
 use tessera_web::client::socket_beside;
-use tessera_web::{Authorisation, Options, Tls};
+use tessera_web::counts::CountedReviews;
+use tessera_web::{Authorisation, Counts, Options, Tls};
 use tracing::warn;
 
 /// How long one question to the API server may take.
@@ -45,7 +46,11 @@ pub(crate) fn start(
             warn!("{problem}");
         }
     });
-    match protection(config, cluster) {
+    if !config.api.listen.is_empty() {
+        options.counts.expect_listener();
+    }
+    view.set_api(Arc::clone(&options.counts));
+    match protection(config, cluster, &options.counts) {
         Ok((authorisation, tls)) => {
             options.listen.clone_from(&config.api.listen);
             (options.authorisation, options.tls) = (authorisation, tls);
@@ -63,13 +68,18 @@ pub(crate) fn start(
 }
 
 /// The readers' rights, and the protection of the transport.
-fn protection(config: &Config, cluster: Option<Server>) -> Result<(Authorisation, Tls), String> {
+fn protection(
+    config: &Config,
+    cluster: Option<Server>,
+    counts: &Arc<Counts>,
+) -> Result<(Authorisation, Tls), String> {
     let api = &config.api;
     let files = api.tls_cert.clone().zip(api.tls_key.clone());
     let files = files.map(|(certificate, key): (PathBuf, PathBuf)| Tls::Files { certificate, key });
     let is_open = api.listen.iter().any(|address| !address.ip().is_loopback());
     let reviews = |server| {
         let reviews = ReviewClient::new(Client::new(server, LIMIT));
+        let reviews = CountedReviews::new(reviews, Arc::clone(counts));
         let tls = files.clone().unwrap_or(Tls::SelfSigned);
         (Authorisation::kubernetes(reviews), tls)
     };

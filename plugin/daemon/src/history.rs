@@ -38,7 +38,14 @@ pub(crate) async fn record(
             _ = stores.tick() => {
                 if is_over(&storing) {
                     let (recorder, board) = (Arc::clone(recorder), Arc::clone(board));
-                    storing = Some(tokio::task::spawn_blocking(move || say(&board, recorder.flush())));
+                    storing = Some(tokio::task::spawn_blocking(move || {
+                        let stored = recorder.flush();
+                        board.set_history_writing(recorder.is_on().then_some(stored.is_ok()));
+                        say(&board, stored);
+                    }));
+                } else {
+                    // The disk does not answer.
+                    board.set_history_writing(recorder.is_on().then_some(false));
                 }
             }
         }

@@ -97,6 +97,11 @@ pub trait Discovery: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// Indexes of GPUs that the driver calls lost, as [`Discovery::gpus`] last found: it no longer tells their UUIDs.
+    fn lost(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
     /// Bytes in use on a GPU as the driver says.
     ///
     /// # Errors

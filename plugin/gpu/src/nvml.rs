@@ -29,13 +29,19 @@ pub struct NvmlDiscovery {
     library: Option<PathBuf>,
     loaded: Mutex<Option<Arc<Nvml>>>,
     unsold: Mutex<Vec<String>>,
+    lost: Mutex<Vec<u32>>,
 }
 
 impl NvmlDiscovery {
     /// `library` where the loader would not find it.
     #[must_use]
     pub fn new(library: Option<PathBuf>) -> Self {
-        NvmlDiscovery { library, loaded: Mutex::new(None), unsold: Mutex::default() }
+        NvmlDiscovery {
+            library,
+            loaded: Mutex::new(None),
+            unsold: Mutex::default(),
+            lost: Mutex::default(),
+        }
     }
 
     pub(super) fn nvml(&self) -> Result<Arc<Nvml>, DiscoveryError> {
@@ -74,6 +80,7 @@ impl NvmlDiscovery {
     fn selected<'n>(nvml: &'n Nvml, wanted: &config::Gpus) -> Result<Found<'n>, NvmlError> {
         let (include, exclude) = (&wanted.include, &wanted.exclude);
         let (mut all, mut unsold, mut cut) = (Vec::new(), Vec::new(), Vec::new());
+        let mut lost = Vec::new();
         for index in 0..nvml.device_count()? {
             let described = nvml.device_by_index(index).and_then(|device| {
                 let mut whole = describe(&device, None, index)?;
@@ -85,6 +92,7 @@ impl NvmlDiscovery {
             let (device, whole, capability) = match described {
                 // No reason to leave the others unsold.
                 Err(NvmlError::GpuLost) => {
+                    lost.push(index);
                     unsold.push(format!(
                         "GPU {index} is lost; when it is back, restart the plugin to sell it"
                     ));
@@ -121,7 +129,7 @@ impl NvmlDiscovery {
         for ((gpu, _), sharers) in all.iter_mut().zip(sharers) {
             gpu.memory_bytes /= sharers;
         }
-        Ok(Found { gpus: all, found, unsold, absent })
+        Ok(Found { gpus: all, found, unsold, absent, lost })
     }
 }
 
@@ -134,6 +142,8 @@ struct Found<'n> {
     /// What the configuration names and this machine does not have. One configuration often serves many
     /// nodes, so this is no error; but it may be a mistake.
     absent: Vec<String>,
+    /// See [`Discovery::lost`].
+    lost: Vec<u32>,
 }
 
 fn describe(device: &Device<'_>, parent: Option<&Gpu>, index: u32) -> Result<Gpu, NvmlError> {
@@ -161,9 +171,10 @@ fn describe(device: &Device<'_>, parent: Option<&Gpu>, index: u32) -> Result<Gpu
 impl Discovery for NvmlDiscovery {
     fn gpus(&self, wanted: &config::Gpus) -> Result<Vec<Gpu>, DiscoveryError> {
         let nvml = self.nvml()?;
-        let Found { gpus, found, unsold, absent } = Self::selected(&nvml, wanted)
+        let Found { gpus, found, unsold, absent, lost } = Self::selected(&nvml, wanted)
             .map_err(|error| DiscoveryError::Nvml(error.to_string()))?;
         *lock(&self.unsold) = unsold.iter().cloned().chain(absent).collect();
+        *lock(&self.lost) = lost;
         if gpus.is_empty() && !unsold.is_empty() {
             return Err(DiscoveryError::Unsellable(unsold.join("; ")));
         }
@@ -175,6 +186,10 @@ impl Discovery for NvmlDiscovery {
 
     fn unsold(&self) -> Vec<String> {
         lock(&self.unsold).clone()
+    }
+
+    fn lost(&self) -> Vec<u32> {
+        lock(&self.lost).clone()
     }
 
     fn memory_used(&self, uuid: &str) -> Result<u64, String> {

@@ -8,6 +8,7 @@
 //! - [`server`]: listeners, their thread; `connections`: how many there may be, and which one makes room
 //! - `routes`: which path is which question; `answers`: what it answers; `stream`: events; `page`: files
 //! - [`authorise`], `caller`: which tenants a caller may see
+//! - [`counts`]: what was asked and answered, for metrics
 //! - [`client`]: asks such a server
 #![forbid(unsafe_code)]
 
@@ -16,6 +17,7 @@ pub mod authorise;
 mod caller;
 pub mod client;
 mod connections;
+pub mod counts;
 mod encoded;
 #[cfg(feature = "fixtures")]
 pub mod fixtures;
@@ -32,6 +34,7 @@ mod stream;
 mod tls;
 
 pub use authorise::Authorisation;
+pub use counts::Counts;
 pub use routes::{Route, SCHEMA};
 pub use server::{Options, Server};
 pub use source::{Source, SourceError};

@@ -31,6 +31,7 @@ use tracing::{debug, info, warn};
 use crate::authorise::Authorisation;
 use crate::caller::Origin;
 use crate::connections::{Busy, Connections, Permit};
+use crate::counts::Counts;
 use crate::encoded::Encodings;
 use crate::fleet_cache::FleetCache;
 use crate::headers;
@@ -70,6 +71,8 @@ pub struct Options {
     pub interval: Duration,
     /// Hears what keeps it from being served, and nothing once it is.
     pub report: Arc<dyn Fn(Option<String>) + Send + Sync>,
+    /// Where what is asked over TCP is counted.
+    pub counts: Arc<Counts>,
 }
 
 impl fmt::Debug for Options {
@@ -95,6 +98,7 @@ impl Options {
             socket: None,
             interval: Duration::from_secs(1),
             report: Arc::new(|_| {}),
+            counts: Arc::default(),
         }
     }
 }
@@ -151,7 +155,7 @@ impl Drop for Server {
 }
 
 async fn serve(options: Options, known: watch::Sender<Option<SocketAddr>>) {
-    let Options { source, listen, tls, authorisation, socket, interval, report } = options;
+    let Options { source, listen, tls, authorisation, socket, interval, report, counts } = options;
     let app = Arc::new(App {
         fleets: FleetCache::new(Arc::clone(&source)),
         source,
@@ -166,7 +170,8 @@ async fn serve(options: Options, known: watch::Sender<Option<SocketAddr>>) {
         tokio::spawn(serve_root(path, router, report));
     }
     if !listen.is_empty() {
-        serve_network(&listen, &tls, router, &known, &*report).await;
+        counts.expect_listener();
+        serve_network(&listen, &tls, router, &known, &*report, &counts).await;
     }
     std::future::pending::<()>().await;
 }
@@ -197,6 +202,7 @@ async fn serve_network(
     router: Router,
     known: &watch::Sender<Option<SocketAddr>>,
     report: &(dyn Fn(Option<String>) + Send + Sync),
+    counts: &Arc<Counts>,
 ) {
     let (listener, acceptor) = loop {
         match bind(listen).and_then(|listener| Ok((listener, tls::config(tls)?))) {
@@ -208,6 +214,7 @@ async fn serve_network(
         }
     };
     report(None);
+    counts.listens();
     if let Ok(address) = listener.local_addr() {
         known.send_replace(Some(address));
         info!(%address, tls = acceptor.is_some(), "serving the JSON API and the page");
@@ -232,12 +239,13 @@ async fn serve_network(
         };
         let _ = stream.set_nodelay(true);
         let (router, acceptor) = (router.clone(), acceptor.clone());
+        let counts = Some(Arc::clone(counts));
         tokio::spawn(async move {
             match acceptor {
-                None => converse(stream, permit, router).await,
+                None => converse(stream, permit, router, counts).await,
                 Some(acceptor) => tokio::select! {
                     shaken = timeout(HEAD, acceptor.accept(stream)) => match shaken {
-                        Ok(Ok(stream)) => converse(stream, Arc::clone(&permit), router).await,
+                        Ok(Ok(stream)) => converse(stream, Arc::clone(&permit), router, counts).await,
                         Ok(Err(error)) => debug!(%error, "a handshake"),
                         Err(_) => debug!("a handshake takes too long"),
                     },
@@ -290,7 +298,7 @@ async fn serve_root(
                         let origin = origin_of(&stream);
                         let crowded = ListenerKind::Admin.is_reserved(&stream);
                         let Some(permit) = connections.admit(None, origin, crowded) else { continue };
-                        tokio::spawn(converse(stream, permit, router.clone()));
+                        tokio::spawn(converse(stream, permit, router.clone(), None));
                     }
                     Err(error) => {
                         debug!(%error, "accept");
@@ -311,7 +319,7 @@ fn origin_of(stream: &UnixStream) -> Origin {
     }
 }
 
-async fn converse<S>(stream: S, permit: Arc<Permit>, router: Router)
+async fn converse<S>(stream: S, permit: Arc<Permit>, router: Router, counts: Option<Arc<Counts>>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -319,8 +327,12 @@ where
         let (busy, router) = (permit.begin(), router.clone());
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(permit.connection().clone());
+        let counts = counts.clone();
         async move {
             let mut response = router.oneshot(request).await?;
+            if let Some(counts) = counts {
+                counts.answered(response.status().as_u16());
+            }
             headers::add(&mut response);
             Ok::<_, std::convert::Infallible>(response.map(|body| Answer { body, _busy: busy }))
         }

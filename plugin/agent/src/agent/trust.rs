@@ -75,7 +75,7 @@ impl Agent {
             ));
         }
         for uuid in self.inventory.catalogue().gpus.keys() {
-            let outside = self.trust.outside(uuid);
+            let Some(outside) = self.trust.outside(uuid) else { continue };
             let [first, rest @ ..] = outside.who.as_slice() else { continue };
             let more = match rest.len() {
                 0 => String::new(),

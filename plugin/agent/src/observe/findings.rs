@@ -90,17 +90,15 @@ impl Observer {
         let bytes = list.iter().filter_map(|s| s.bytes).fold(0, u64::saturating_add);
         // One that the driver lists with nothing is about to end, or to begin.
         list.retain(|stranger| stranger.bytes != Some(0));
-        let mut outside = Outside {
-            processes: u64::try_from(list.len()).unwrap_or(u64::MAX),
-            bytes,
-            who: Vec::new(),
-        };
+        let mut outside = Outside { strangers: None, bytes, who: Vec::new() };
         if hidden {
             self.agent.trust().set_outside(uuid, outside);
             return false;
         }
         let strangers = self.strangers.entry(uuid.to_owned()).or_default();
         let found = strangers.see(&list, now);
+        let known = list.iter().filter(|stranger| strangers.knows(stranger)).count();
+        outside.strangers = Some(u64::try_from(known).unwrap_or(u64::MAX));
         let agent = &self.agent;
         let kubelet = Kubelet::new(agent);
         list.truncate(NAMED.max(found.iter().map(|(at, _)| at + 1).max().unwrap_or(0)));

@@ -310,6 +310,7 @@ impl Observer {
                     false => self.silent.remove(uuid),
                 };
                 tenants.iter().for_each(|((_, r), gpu)| r.observed().set_used(*gpu, None));
+                self.agent.trust().forget_outside(uuid);
                 return Look::default();
             }
         };

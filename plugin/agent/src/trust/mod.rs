@@ -70,8 +70,8 @@ impl FindingKind {
 /// Processes on one GPU that hold no share of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outside {
-    /// How many.
-    pub processes: u64,
+    /// How many, as far as two looks agree; `None` where the host's pids are hidden and nobody can be told apart.
+    pub strangers: Option<u64>,
     /// What they use, bytes, as far as the driver says.
     pub bytes: u64,
     /// Descriptions of a few of them, as far as two looks agree.
@@ -101,15 +101,20 @@ impl Trust {
         FindingKind::ALL.map(|kind| (kind, self.counts[kind as usize].load(Ordering::Relaxed)))
     }
 
-    /// Processes that hold no share of a GPU that is shared, as of the last look at it.
+    /// Processes that hold no share of a GPU that is shared, as of the last look at it; `None` where nobody looks.
     #[must_use]
-    pub fn outside(&self, uuid: &str) -> Outside {
-        lock(&self.outside).get(uuid).cloned().unwrap_or_default()
+    pub fn outside(&self, uuid: &str) -> Option<Outside> {
+        lock(&self.outside).get(uuid).cloned()
     }
 
     /// See [`Trust::outside`].
     pub fn set_outside(&self, uuid: &str, outside: Outside) {
         lock(&self.outside).insert(uuid.to_owned(), outside);
+    }
+
+    /// Forgets a GPU of which the driver tells no processes.
+    pub fn forget_outside(&self, uuid: &str) {
+        lock(&self.outside).remove(uuid);
     }
 
     /// Forgets GPUs that nobody looks at.

@@ -42,6 +42,8 @@ pub struct StatusView {
     board: Arc<StatusBoard>,
     /// Where metrics are served.
     metrics: OnceLock<SocketAddr>,
+    /// What the JSON API was asked.
+    api: OnceLock<Arc<tessera_web::Counts>>,
     /// Another plugin serves the node, and this one takes over when it ends.
     stands_by: AtomicBool,
     /// When what is warned of was first and last seen.
@@ -85,6 +87,7 @@ impl StatusView {
             registration: OnceLock::new(),
             board,
             metrics: OnceLock::new(),
+            api: OnceLock::new(),
             ages: Mutex::default(),
         }
     }
@@ -114,6 +117,22 @@ impl StatusView {
     /// Kubelet is being served.
     pub fn set_registration(&self, registration: RegistrationStatus) {
         let _ = self.registration.set(registration);
+    }
+
+    /// The JSON API counts here.
+    pub fn set_api(&self, counts: Arc<tessera_web::Counts>) {
+        let _ = self.api.set(counts);
+    }
+
+    /// What the JSON API was asked, where there is one.
+    #[must_use]
+    pub fn api(&self) -> Option<&Arc<tessera_web::Counts>> {
+        self.api.get()
+    }
+
+    /// Indexes of GPUs that the driver calls lost.
+    pub(crate) fn lost(&self) -> Vec<u32> {
+        self.discovery.lost()
     }
 
     /// What the agent's jobs say.
@@ -364,7 +383,10 @@ impl StatusView {
                     memory_charged_bytes: sum(|u| u.memory_charged_bytes),
                     cores_millis: uses().map(|u| u.cores_millis).fold(0, u32::saturating_add),
                     replicas: replicas.remove(&sold.gpu.uuid).unwrap_or_default(),
-                    memory_outside_bytes: agent.trust().outside(&sold.gpu.uuid).bytes,
+                    memory_outside_bytes: agent
+                        .trust()
+                        .outside(&sold.gpu.uuid)
+                        .map_or(0, |outside| outside.bytes),
                     context_overhead_bytes: sold.context_overhead_bytes,
                     context_overhead_source: sold.context_source.as_str().to_owned(),
                     state: state(view.state).into(),

@@ -148,13 +148,15 @@ families! {
     GPU_MEMORY_CHARGED: "tessera_gpu_memory_charged" "bytes" Gauge GPU,
         "Sum of the charges of live allocations";
     GPU_MEMORY_OUTSIDE: "tessera_gpu_memory_outside" "bytes" Gauge GPU,
-        "Memory of processes outside Tessera's containers, by the driver's last account";
+        "Memory of processes outside Tessera's containers, by the driver's last account; no series where none was taken: a GPU without a share in use";
+    GPU_STRANGERS: "tessera_gpu_strangers" "" Gauge GPU,
+        "Processes without a share that use the GPU, as two looks agree; no series where nobody looks, or the host's pids are hidden";
     GPU_CONTEXT: "tessera_gpu_context_overhead" "bytes" Gauge &["gpu", "uuid", "source"],
         "Charge of new containers for each CUDA context, and its source: configured, measured, formula or default";
     GPU_CORES_SOLD: "tessera_gpu_cores_sold" "ratio" Gauge GPU,
         "Sum of the shares of the GPU's time of live allocations";
     GPU_HEALTH: "tessera_gpu_health" "" Gauge &["gpu", "uuid", "state"],
-        "1 for the state that the GPU is in, 0 for the others: healthy, suspect, unhealthy, recovering";
+        "1 for the state that the GPU is in, 0 for the others: healthy, suspect, unhealthy, recovering. A GPU that the plugin's start found lost is unhealthy, its uuid empty";
     GPU_SOLD_HERE: "tessera_gpu_available" "" Gauge GPU,
         "Whether more of the GPU may be allocated: it is healthy, not cordoned, and no other plugin advertises it";
     GPU_CORDONED: "tessera_gpu_cordoned" "" Gauge GPU,
@@ -210,6 +212,14 @@ families! {
         "Transactions of the durable record: ok or failed";
     EVENTS: "tessera_kubernetes_events" "" Counter &["outcome"],
         "Kubernetes events on pods: requests that the API server accepted (sent) or not (failed), and events given up (dropped)";
+    API_LISTENING: "tessera_api_listening" "" Gauge NONE,
+        "Whether the JSON API is served over TCP; no series where it is not to be";
+    API_REQUESTS: "tessera_api_requests" "" Counter &["code"],
+        "Answers of the JSON API over TCP, by HTTP status";
+    API_REVIEWS: "tessera_api_reviews" "" Counter &["review", "outcome"],
+        "Questions to the API server about a reader's token or access: ok, refused, or unreachable (no answer, or not allowed to ask); no series where it is not asked";
+    HISTORY_WRITING: "tessera_history_writing" "" Gauge NONE,
+        "Whether the history could last be stored; no series where it is off";
     RELOADS: "tessera_config_reloads" "" Counter &["outcome"],
         "Reloads of the configuration: ok, or refused, so that the last good one stayed";
     RELOAD_OK: "tessera_config_last_reload_successful" "" Gauge NONE,

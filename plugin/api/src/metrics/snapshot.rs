@@ -26,6 +26,7 @@ use crate::admin::{StatusView, Survey};
 use tessera_agent::histogram::Counts;
 use tessera_agent::meters::{Call, Outcome, Reloads};
 use tessera_agent::trust;
+use tessera_agent::trust::Outside;
 use tessera_tenant::regions::Region;
 
 /// A family, and what it shows of one container or GPU.
@@ -56,6 +57,12 @@ pub(super) struct Snapshot {
     /// Damaged mounts of each container, by allocation.
     damaged: HashMap<String, u64>,
     events: Option<[(&'static str, u64); 3]>,
+    /// What uses GPUs beside containers with shares, by UUID, as far as somebody has looked.
+    outside: HashMap<String, Outside>,
+    /// Indexes of GPUs that the driver calls lost.
+    lost: Vec<u32>,
+    api: Option<std::sync::Arc<tessera_web::Counts>>,
+    history_writing: Option<bool>,
     process: Process,
 }
 
@@ -94,6 +101,14 @@ impl Snapshot {
                 damages.map(|(id, list)| (id.to_string(), list.len() as u64)).collect()
             }),
             events: agent.map(|agent| agent.trust().events().all()),
+            outside: agent.map_or_else(HashMap::new, |agent| {
+                let uuids = survey.status.gpus.iter().map(|gpu| &gpu.uuid);
+                let of = |uuid: &String| Some((uuid.clone(), agent.trust().outside(uuid)?));
+                uuids.filter_map(of).collect()
+            }),
+            lost: view.lost(),
+            api: view.api().cloned(),
+            history_writing: view.board().history_writing(),
             process: Process::read(),
             survey,
         }
@@ -159,6 +174,12 @@ impl Snapshot {
             out.family(&f::EVENTS, |series| {
                 events.iter().try_for_each(|(outcome, count)| series.counter(&[outcome], *count))
             })?;
+        }
+        if let Some(api) = &self.api {
+            write_api(out, api)?;
+        }
+        if let Some(writing) = self.history_writing {
+            out.gauge(&f::HISTORY_WRITING, u64::from(writing))?;
         }
         if let Some(reloads) = self.reloads {
             out.family(&f::RELOADS, |series| {
@@ -231,7 +252,7 @@ impl Collector for Snapshot {
             })
             .collect();
         self.write_containers(&mut out, &known)?;
-        write_gpus(&mut out, gpus, &known)?;
+        write_gpus(&mut out, gpus, &known, self)?;
         write_replicas(&mut out, gpus, &known)?;
         write_leases(&mut out, gpus, &known, self)?;
         self.write_plugin(&mut out)?;
@@ -242,6 +263,24 @@ impl Collector for Snapshot {
 
 fn unix_seconds(unix_ms: i64) -> f64 {
     unix_ms as f64 / 1000.0
+}
+
+fn write_api(out: &mut Writer<'_>, api: &tessera_web::Counts) -> fmt::Result {
+    if let Some(listening) = api.listening() {
+        out.gauge(&f::API_LISTENING, u64::from(listening))?;
+        out.family(&f::API_REQUESTS, |series| {
+            let mut requests = api.requests().into_iter();
+            requests.try_for_each(|(code, count)| series.counter(&[&code.to_string()], count))
+        })?;
+    }
+    let reviews = api.reviews();
+    if reviews.is_empty() {
+        return Ok(());
+    }
+    out.family(&f::API_REVIEWS, |series| {
+        let mut reviews = reviews.iter();
+        reviews.try_for_each(|(review, outcome, count)| series.counter(&[review, outcome], *count))
+    })
 }
 
 fn write_dra(out: &mut Writer<'_>, dra: &Dra) -> fmt::Result {

@@ -18,6 +18,8 @@ pub struct FakeGpus {
     pub gpus: Mutex<Vec<Gpu>>,
     /// What the driver says of processes, by GPU.
     pub processes: Mutex<BTreeMap<String, Vec<GpuProcess>>>,
+    /// Indexes of those that it calls lost.
+    pub lost: Mutex<Vec<u32>>,
     /// Its version, if it tells.
     pub driver: Mutex<Option<String>>,
     /// How often it was asked.
@@ -51,6 +53,10 @@ impl Discovery for FakeGpus {
         let mut gpus = self.gpus.lock().unwrap().clone();
         gpus.retain(|gpu| device::selected(gpu, &wanted.include, &wanted.exclude));
         if gpus.is_empty() { Err(DiscoveryError::None { found: Vec::new() }) } else { Ok(gpus) }
+    }
+
+    fn lost(&self) -> Vec<u32> {
+        self.lost.lock().unwrap().clone()
     }
 
     fn memory_used(&self, _uuid: &str) -> Result<u64, String> {

@@ -170,13 +170,18 @@ fn assert_gpu(metrics: &Exposition, gpu: &Gpu, tenants: &[tenant::Tenant]) {
     let is_well = matches!(gpu.state.as_str(), "healthy" | "suspect");
     let is_available = is_well && !is_cordoned && gpu.withheld.is_empty();
     let lease = gpu.lease.as_ref();
+    // No series where nobody has looked; the others have no word for that but 0.
+    let outside = one(metrics, "tessera_gpu_memory_outside_bytes", &labels)
+        .is_some()
+        .then_some(gpu.memory_outside_bytes as f64);
+    assert!(outside.is_some() || gpu.memory_outside_bytes == 0, "{labels:?}");
     let figures = [
         ("tessera_gpu_memory_total_bytes", Some(gpu.memory_total_bytes as f64)),
         ("tessera_gpu_memory_used_bytes", Some(gpu.memory_used_bytes as f64)),
         ("tessera_gpu_memory_reserved_bytes", Some(gpu.memory_reserve_bytes as f64)),
         ("tessera_gpu_memory_sold_bytes", Some(gpu.memory_limits_bytes as f64)),
         ("tessera_gpu_memory_charged_bytes", Some(gpu.memory_charged_bytes as f64)),
-        ("tessera_gpu_memory_outside_bytes", Some(gpu.memory_outside_bytes as f64)),
+        ("tessera_gpu_memory_outside_bytes", outside),
         ("tessera_gpu_context_overhead_bytes", Some(gpu.context_overhead_bytes as f64)),
         ("tessera_gpu_cores_sold_ratio", Some(f64::from(gpu.cores_millis) / 1000.0)),
         ("tessera_gpu_cordoned", Some(f64::from(u8::from(is_cordoned)))),

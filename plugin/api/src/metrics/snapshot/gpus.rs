@@ -5,7 +5,7 @@ use std::fmt;
 use prometheus_client::encoding::EncodeGaugeValue;
 use tessera_kubelet_api::admin::{Gpu, GpuState, Health, Replica};
 
-use super::writer::Writer;
+use super::writer::{Series, Writer};
 use super::{Figure, Gpus, Snapshot};
 use crate::metrics::families as f;
 
@@ -14,7 +14,12 @@ fn labels<'s>(gpu: &'s Gpu, known: &'s Gpus<'_>) -> [&'s str; 2] {
     [&known[gpu.uuid.as_str()].index, &gpu.uuid]
 }
 
-pub(super) fn write_gpus(out: &mut Writer<'_>, gpus: &[Gpu], known: &Gpus<'_>) -> fmt::Result {
+pub(super) fn write_gpus(
+    out: &mut Writer<'_>,
+    gpus: &[Gpu],
+    known: &Gpus<'_>,
+    snapshot: &Snapshot,
+) -> fmt::Result {
     out.family(&f::GPU_INFO, |series| {
         gpus.iter().try_for_each(|gpu| {
             let [index, uuid] = labels(gpu, known);
@@ -22,15 +27,15 @@ pub(super) fn write_gpus(out: &mut Writer<'_>, gpus: &[Gpu], known: &Gpus<'_>) -
             series.info(&[index, uuid, &gpu.name, &gpu.pci_bus_id, &numa])
         })
     })?;
-    let bytes: [Figure<Gpu, u64>; 6] = [
+    let bytes: [Figure<Gpu, u64>; 5] = [
         (&f::GPU_MEMORY_TOTAL, |gpu| gpu.memory_total_bytes),
         (&f::GPU_MEMORY_USED, |gpu| gpu.memory_used_bytes),
         (&f::GPU_MEMORY_RESERVED, |gpu| gpu.memory_reserve_bytes),
         (&f::GPU_MEMORY_SOLD, |gpu| gpu.memory_limits_bytes),
         (&f::GPU_MEMORY_CHARGED, |gpu| gpu.memory_charged_bytes.min(gpu.memory_total_bytes)),
-        (&f::GPU_MEMORY_OUTSIDE, |gpu| gpu.memory_outside_bytes),
     ];
     write_figures(out, gpus.iter(), known, &bytes)?;
+    write_outside(out, gpus, known, snapshot)?;
     out.family(&f::GPU_CONTEXT, |series| {
         gpus.iter().try_for_each(|gpu| {
             let [index, uuid] = labels(gpu, known);
@@ -43,24 +48,53 @@ pub(super) fn write_gpus(out: &mut Writer<'_>, gpus: &[Gpu], known: &Gpus<'_>) -
     out.family(&f::GPU_HEALTH, |series| {
         gpus.iter().try_for_each(|gpu| {
             let [index, uuid] = labels(gpu, known);
-            let states = [
-                ("healthy", GpuState::Healthy),
-                ("suspect", GpuState::Suspect),
-                ("unhealthy", GpuState::Unhealthy),
-                ("recovering", GpuState::Recovering),
-            ];
-            states.into_iter().try_for_each(|(name, state)| {
-                series.gauge(&[index, uuid, name], u64::from(gpu.state() == state))
-            })
+            write_state(series, [index, uuid], gpu.state())
+        })?;
+        snapshot.lost.iter().try_for_each(|index| {
+            write_state(series, [&index.to_string(), ""], GpuState::Unhealthy)
         })
     })?;
-    let facts: [Figure<Gpu, u64>; 2] = [
-        (&f::GPU_SOLD_HERE, |gpu| {
-            u64::from(gpu.health() == Health::Healthy && gpu.cordon.is_empty())
-        }),
-        (&f::GPU_CORDONED, |gpu| u64::from(!gpu.cordon.is_empty())),
+    out.family(&f::GPU_SOLD_HERE, |series| {
+        gpus.iter().try_for_each(|gpu| {
+            let is_sold = gpu.health() == Health::Healthy && gpu.cordon.is_empty();
+            series.gauge(&labels(gpu, known), u64::from(is_sold))
+        })?;
+        let mut lost = snapshot.lost.iter();
+        lost.try_for_each(|index| series.gauge(&[&index.to_string(), ""], 0u64))
+    })?;
+    let cordoned: Figure<Gpu, u64> = (&f::GPU_CORDONED, |gpu| u64::from(!gpu.cordon.is_empty()));
+    write_figures(out, gpus.iter(), known, &[cordoned])
+}
+
+/// A series for each state.
+fn write_state(series: &mut Series<'_, '_>, of: [&str; 2], now: GpuState) -> fmt::Result {
+    let states = [
+        ("healthy", GpuState::Healthy),
+        ("suspect", GpuState::Suspect),
+        ("unhealthy", GpuState::Unhealthy),
+        ("recovering", GpuState::Recovering),
     ];
-    write_figures(out, gpus.iter(), known, &facts)
+    states
+        .into_iter()
+        .try_for_each(|(name, state)| series.gauge(&[of[0], of[1], name], u64::from(now == state)))
+}
+
+/// What uses GPUs beside containers with shares. Where nobody has looked there is no series: 0 would be a guess.
+fn write_outside(
+    out: &mut Writer<'_>,
+    gpus: &[Gpu],
+    known: &Gpus<'_>,
+    snapshot: &Snapshot,
+) -> fmt::Result {
+    let outside = |gpu: &Gpu| snapshot.outside.get(&gpu.uuid);
+    out.family(&f::GPU_MEMORY_OUTSIDE, |series| {
+        let mut seen = gpus.iter().filter_map(|gpu| Some((gpu, outside(gpu)?)));
+        seen.try_for_each(|(gpu, outside)| series.gauge(&labels(gpu, known), outside.bytes))
+    })?;
+    out.family(&f::GPU_STRANGERS, |series| {
+        let mut seen = gpus.iter().filter_map(|gpu| Some((gpu, outside(gpu)?.strangers?)));
+        seen.try_for_each(|(gpu, strangers)| series.gauge(&labels(gpu, known), strangers))
+    })
 }
 
 /// Gauges with one value for each GPU.

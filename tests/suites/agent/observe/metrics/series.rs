@@ -41,10 +41,16 @@ pub async fn everything() -> (TestNode, Exposition) {
         let driver = Arc::from("gpu.tessera.dev");
         agent.meters().observe(call, &driver, Outcome::Ok, Duration::from_millis(1));
     }
+    // As an API that is served in a cluster.
+    let view = node.sources();
+    let counts = view.api().unwrap();
+    counts.expect_listener();
+    counts.expect_reviews();
     let address = address(&node).await;
     let all = scrape_until(address, |metrics| {
         let seen = metrics.of("tessera_container_memory_nvml_bytes").any(|s| s.value > 0.0);
-        seen.then(|| metrics.clone())
+        let is_stored = metrics.of("tessera_history_writing").count() > 0;
+        (seen && is_stored).then(|| metrics.clone())
     })
     .await;
     drop((pod, tenant));
@@ -145,6 +151,59 @@ async fn figures_are_those_of_the_node_and_end_with_the_pod() {
         metrics.samples.iter().all(|sample| gone(sample.labels.get("pod"))).then_some(())
     })
     .await;
+}
+
+/// A figure that nobody took is no figure: 0 would say that all is well.
+#[tokio::test]
+async fn what_nobody_looked_at_has_no_series() {
+    let node = TestNode::start_with(&settings(SETTINGS)).await;
+    let address = address(&node).await;
+    let looked = |metrics: &Exposition, name: &str| -> BTreeSet<String> {
+        metrics.of(name).map(|sample| sample.labels["gpu"].clone()).collect()
+    };
+    let names = ["tessera_gpu_memory_outside_bytes", "tessera_gpu_strangers"];
+    let metrics = scrape_until(address, |metrics| {
+        (metrics.of("tessera_gpu_health").count() > 0).then(|| metrics.clone())
+    })
+    .await;
+    for name in names {
+        assert!(looked(&metrics, name).is_empty(), "{name}: no GPU has a tenant");
+    }
+    for name in ["tessera_api_listening", "tessera_api_reviews_total"] {
+        assert_eq!(metrics.of(name).count(), 0, "{name}: the API is off");
+    }
+    let (_pod, _tenant, ids) = running(&node, "first", GIB).await;
+    assert_eq!(ids[0].split("::").next(), Some(gpu(0).uuid.as_str()));
+    scrape_until(address, |metrics| {
+        let first = BTreeSet::from(["0".to_owned()]);
+        names.iter().all(|name| looked(metrics, name) == first).then_some(())
+    })
+    .await;
+    // The driver tells nothing more of it.
+    node.gpus.gpus.lock().unwrap().retain(|one| one.index != 0);
+    scrape_until(address, |metrics| {
+        names.iter().all(|name| looked(metrics, name).is_empty()).then_some(())
+    })
+    .await;
+}
+
+/// A start of the plugin must not end the alert about a GPU that it cannot sell.
+#[tokio::test]
+async fn a_gpu_that_is_lost_stays_unhealthy() {
+    let node = TestNode::without_plugin(&settings(SETTINGS)).await;
+    node.gpus.lost.lock().unwrap().push(1);
+    node.gpus.gpus.lock().unwrap().retain(|one| one.index != 1);
+    let mut node = node;
+    node.start_plugin().await;
+    let metrics = scrape_until(address(&node).await, |metrics| {
+        (metrics.of("tessera_gpu_health").count() > 0).then(|| metrics.clone())
+    })
+    .await;
+    let health = |state| metrics.sum("tessera_gpu_health", &[("gpu", "1"), ("state", state)]);
+    let all = ["healthy", "suspect", "unhealthy", "recovering"].map(health);
+    assert_eq!(all, [0.0, 0.0, 1.0, 0.0]);
+    let available = metrics.of("tessera_gpu_available").filter(|one| one.labels["gpu"] == "1");
+    assert_eq!(available.map(|one| one.value).collect::<Vec<_>>(), [0.0]);
 }
 
 #[tokio::test]

@@ -244,6 +244,7 @@ async fn each_finding_raises_its_metric() {
     assert_eq!(of("tessera_container_damaged_mounts", "beyond"), 0.0);
     let outside = metrics.sum("tessera_gpu_memory_outside_bytes", &[]);
     assert!(outside >= (300 * MIB) as f64, "{outside}");
+    assert!(metrics.sum("tessera_gpu_strangers", &[]) >= 1.0);
 }
 
 #[tokio::test]
