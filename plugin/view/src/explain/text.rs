@@ -117,7 +117,13 @@ fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
         lines(out, "", remarks.map(|remark| format!("- {remark}")));
     }
     if story.incidents.is_empty() {
-        line(out, "incidents", "none: nothing was refused or delayed, and no finding");
+        let is_warned = story.enforcement.as_ref().is_some_and(|how| !how.warnings.is_empty());
+        let none = match is_warned {
+            // What is warned of enters the trail with the next look.
+            true => "none in the audit trail yet; see the warnings above",
+            false => "none: nothing was refused or delayed, and no finding",
+        };
+        line(out, "incidents", none);
     } else {
         let incident = |i: &Incident| {
             let span = match (i.first_unix_ms, i.last_unix_ms) {
@@ -287,5 +293,22 @@ impl Explanations {
                 several.iter().map(on).collect::<Vec<_>>().join("\n")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Enforcement, Explanation, Story};
+
+    #[test]
+    fn no_story_says_that_nothing_was_found_beside_a_warning() {
+        let of = |warnings: Vec<String>| {
+            let enforcement = Some(Enforcement { warnings, ..Enforcement::default() });
+            let story = Story { enforcement, ..Story::default() };
+            Explanation { allocations: vec![story], ..Explanation::default() }.text()
+        };
+        assert!(of(Vec::new()).contains("and no finding"));
+        let warned = of(vec!["drained the GPU too late".to_owned()]);
+        assert!(!warned.contains("no finding") && warned.contains("warnings above"), "{warned}");
     }
 }
