@@ -41,8 +41,7 @@ use tessera_model::printable::LogLines;
 use tessera_system::{panics, terminal};
 use tessera_tenant::delivery::driver::nvml as nvml_library;
 
-/// `EX_USAGE`: the configuration or the command line is wrong; starting again will not help.
-pub const EXIT_USAGE: u8 = 64;
+pub use tessera_api::admin::EXIT_USAGE;
 
 /// Most threads for what blocks; they start when needed. One may wait for the ledger's disk while the
 /// others read pages, and a hostile tenant can hold up one that looks at its pages, for a moment.

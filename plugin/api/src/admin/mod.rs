@@ -21,7 +21,9 @@ pub(crate) use explain::{explain, explanation};
 pub(crate) use json::holder_json;
 pub use json::{allocation_json, configuration_json, gpu_json, json};
 pub use offers::offers;
-pub use reach::{CallError, Cause, EXIT_FORBIDDEN, EXIT_UNAVAILABLE, Unreachable, ask, call_now};
+pub use reach::{
+    CallError, Cause, EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, Unreachable, ask, call_now,
+};
 pub use server::{AdminError, Server};
 pub use status::StatusView;
 pub(crate) use status::{Survey, allocated, allocation};

@@ -22,6 +22,9 @@ pub const EXIT_UNAVAILABLE: u8 = 69;
 /// Exit status when the caller may not ask it: `EX_NOPERM`.
 pub const EXIT_FORBIDDEN: u8 = 77;
 
+/// Exit status when the command line is wrong, and trying again will not help: `EX_USAGE`.
+pub const EXIT_USAGE: u8 = 64;
+
 /// Most bytes of an answer: a node has thousands of allocations at most.
 const LARGEST: usize = 64 << 20;
 

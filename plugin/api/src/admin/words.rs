@@ -1,6 +1,8 @@
 //! Enumerations of the admin service, and counts, as the words that people and programs read.
 
-use tessera_kubelet_api::admin::{AllocationState, ComputePolicy, GpuState, Health, Registration};
+use tessera_kubelet_api::admin::{
+    AllocationState, ComputePolicy, ComputeUse, GpuState, Health, Registration,
+};
 
 pub use state_name as allocation;
 pub use state_of_gpu as gpu;
@@ -37,6 +39,15 @@ pub fn policy(policy: ComputePolicy) -> &'static str {
         ComputePolicy::Strict => "strict",
         ComputePolicy::None => "none",
         ComputePolicy::Unspecified => "unknown",
+    }
+}
+
+/// What a gate says, for people: one that is closed to a pod that does not wait is `idle`.
+#[must_use]
+pub fn gate(compute: &ComputeUse) -> &str {
+    match (compute.gate.as_str(), compute.waiting_us) {
+        ("closed", None) => "idle",
+        (gate, _) => gate,
     }
 }
 

@@ -6,7 +6,8 @@ use tessera_kubelet_api::admin::ExplainResponse;
 
 use super::{Unknown, answer, offline, report};
 use crate::admin;
-use crate::admin::{CallError, EXIT_FORBIDDEN, Format};
+use crate::admin::{CallError, EXIT_FORBIDDEN, EXIT_USAGE, StatusFormat};
+use crate::print::{Page, Paper};
 use tessera_config::Config;
 use tessera_model::printable;
 use tessera_system::terminal;
@@ -20,7 +21,18 @@ pub struct Args {
     subject: String,
     /// Output format
     #[arg(long, short, value_enum, default_value = "text")]
-    output: Format,
+    output: StatusFormat,
+}
+
+/// Where the text of an explanation's labelled lines begins.
+const TEXT: usize = 13;
+
+/// An explanation's text as standard output takes it: long lines are broken.
+#[must_use]
+pub fn on_paper(text: &str, paper: Paper) -> String {
+    let mut page = Page::new(paper);
+    page.lines(TEXT, text);
+    page.finish()
 }
 
 /// Prints the explanation.
@@ -28,6 +40,10 @@ pub struct Args {
 /// # Errors
 /// Nothing is called so, or standard output.
 pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
+    if args.subject.trim().is_empty() {
+        eprintln!("tessera: name a pod, an allocation or a GPU");
+        return Ok(ExitCode::from(EXIT_USAGE));
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (explained, code) = match runtime
         .block_on(admin::explain(&config.paths.admin, &args.subject))
@@ -63,11 +79,13 @@ pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-fn print(explained: &ExplainResponse, format: Format) -> anyhow::Result<()> {
+fn print(explained: &ExplainResponse, format: StatusFormat) -> anyhow::Result<()> {
     let shown = report::view(explained)?;
     let text = match format {
-        Format::Text => shown.text(),
-        Format::Json => format!("{:#}\n", serde_json::to_value(&shown)?),
+        StatusFormat::Text | StatusFormat::Wide => {
+            on_paper(&shown.text(), Paper::of_stdout(format == StatusFormat::Wide))
+        }
+        StatusFormat::Json => format!("{:#}\n", serde_json::to_value(&shown)?),
     };
     Ok(terminal::print(&printable::lines(&text))?)
 }

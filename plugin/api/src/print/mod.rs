@@ -18,7 +18,7 @@ use tessera_system::terminal;
 /// Most columns of a view for people: it fits half a screen, a chat and a terminal over a bad line.
 pub const WIDEST: usize = 120;
 /// A terminal that is narrower gets lines of this width, which it wraps.
-const NARROWEST: usize = 60;
+const NARROWEST: usize = 40;
 
 /// What standard output takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Paper;
-use super::width::wrap;
+use super::width::{broken, columns, wrap};
 use tessera_model::printable;
 
 /// How something looks where there is colour. The words say the same.
@@ -74,9 +74,73 @@ impl Page {
         }
     }
 
+    /// Lines that have their indentation already: what is too long goes on two columns right of where the text
+    /// of its line begins, or of `column` in a line that is indented less.
+    pub fn lines(&mut self, column: usize, text: &str) {
+        for line in text.lines() {
+            let line = printable::line(line);
+            let own = line.len() - line.trim_start_matches(' ').len();
+            let further = if own == 0 { 2 } else { own.max(column) + 2 };
+            let wrapped = match self.paper.width {
+                Some(width) if columns(&line) > width => {
+                    let (begin, rest) = broken(&line, width);
+                    let mut lines = vec![begin.to_owned()];
+                    let rest = wrap(rest, width.saturating_sub(further));
+                    lines.extend(rest.iter().map(|line| format!("{:further$}{line}", "")));
+                    lines
+                }
+                _ => vec![line.into_owned()],
+            };
+            for line in wrapped {
+                self.out.push_str(line.trim_end_matches(' '));
+                self.out.push('\n');
+            }
+        }
+    }
+
     /// All of it.
     #[must_use]
     pub fn finish(self) -> String {
         self.out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn laid(width: usize, text: &str) -> String {
+        let mut page = Page::new(Paper { width: Some(width), colour: false });
+        page.lines(9, text);
+        page.finish()
+    }
+
+    #[test]
+    fn a_long_line_goes_on_below_its_text() {
+        let text = "a heading of its own, long\n  title  one two three four\n           five six seven eight\n\n";
+        assert_eq!(
+            laid(22, text),
+            "a heading of its own,\n  long\n  title  one two three\n           four\n           five six\n             seven\n             eight\n\n"
+        );
+        assert_eq!(laid(60, text), text);
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_too_wide_and_no_word_is_lost(
+            lines in prop::collection::vec("[ ]{0,14}(\\PC| ){0,200}", 0..6),
+            width in 40usize..140,
+        ) {
+            let text = lines.join("\n");
+            let laid = laid(width, &text);
+            for line in laid.lines() {
+                prop_assert!(columns(line) <= width, "{line:?}");
+            }
+            let bare = |text: &str| text.split([' ', '\n']).collect::<String>();
+            let printed: Vec<_> = text.lines().map(printable::line).collect();
+            prop_assert_eq!(bare(&laid), bare(&printed.join("\n")));
+        }
     }
 }

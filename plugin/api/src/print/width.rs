@@ -44,6 +44,19 @@ pub fn shorten(text: &str, width: usize) -> String {
     format!("{}…{}", head(text, kept - end), tail(text, end))
 }
 
+/// The beginning of a longer text that fits into `width` columns, and the rest: broken between words, but not
+/// within the indentation; where that does not do, within a word.
+pub(super) fn broken(text: &str, width: usize) -> (&str, &str) {
+    let fits = head(text, width);
+    let indent = text.len() - text.trim_start_matches(' ').len();
+    let ends_there = text[fits.len()..].starts_with(' ');
+    let at = if ends_there { Some(fits.len()) } else { fits.rfind(' ') };
+    match at.filter(|at| *at > indent) {
+        Some(at) => (&text[..at], text[at..].trim_start_matches(' ')),
+        None => (fits, &text[fits.len()..]),
+    }
+}
+
 /// Lines of at most `width` columns, broken between words, and within those that are too long.
 #[must_use]
 pub fn wrap(text: &str, width: usize) -> Vec<String> {

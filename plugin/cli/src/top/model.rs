@@ -213,7 +213,7 @@ fn rows(allocation: &Allocation, gpus: &[Gpu], rates: Rates) -> Vec<Row> {
         got_1s_millis: compute.map(|c| c.got_1s_millis),
         got_10s_millis: compute.map(|c| c.got_10s_millis),
         waiting_us: compute.and_then(|c| c.waiting_us),
-        gate: compute.map(|c| c.gate.clone()).unwrap_or_default(),
+        gate: compute.map(|c| words::gate(c).to_owned()).unwrap_or_default(),
         state: words::allocation(allocation.state()),
         refusals: allocation.refusals,
         rates,

@@ -186,7 +186,7 @@ fn wide_terminals_show_policy_gate_and_state() {
     let look = Look { colour: true, unicode: true };
     let picture = picture(&model(Sort::Refusals), look, 130, 20);
     let row = picture.lines().find(|line| line.contains("llama-7d4b9c-x2/server")).unwrap();
-    for cell in ["██████", "24 12/s", "burst", "closed", "started"] {
+    for cell in ["██████", "24 12/s", "burst", "idle", "started"] {
         assert!(row.contains(cell), "{cell}: {picture}");
     }
     assert!(picture.contains("NVIDIA A100-SXM4-40GB"), "{picture}");

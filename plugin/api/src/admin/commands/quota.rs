@@ -75,7 +75,7 @@ pub struct SetArgs {
     #[command(flatten)]
     target: TargetArgs,
     /// Memory that all its processes may hold on each of its GPUs: 12GiB, 12Gi, 512Mi
-    #[arg(long, short, value_name = "QUANTITY", value_parser = parse_bytes)]
+    #[arg(long, short, value_name = "QUANTITY", value_parser = parse_bytes, required_unless_present_any = ["cores", "policy"])]
     memory: Option<u64>,
     /// GPU time, in percent of a GPU: 40
     #[arg(long, value_name = "PERCENT", value_parser = parse_cores)]

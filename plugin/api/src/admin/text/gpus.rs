@@ -13,16 +13,17 @@ use tessera_rules::front_end::FrontEnd;
 
 const COLUMNS: &[Column] = &[
     Column::text("GPU"),
-    Column::text("ID"),
-    Column::name("NAME"),
+    Column::text("ID").rank(3),
+    Column::name("NAME").rank(4),
     Column::text("HEALTH"),
-    Column::number("MEMORY"),
-    Column::number("USED"),
-    Column::number("SOLD"),
-    Column::number("CHARGED"),
-    Column::number("TIME SOLD"),
-    Column::name("FREE"),
-    Column::name("LEASE"),
+    Column::number("MEMORY").rank(1),
+    Column::number("USED").rank(1),
+    Column::number("SOLD").rank(1),
+    Column::number("CHARGED").rank(2),
+    Column::number("TIME SOLD").rank(1),
+    // What is left for claims, whole: `1023.9 GiB, 99.9%`.
+    Column::text("FREE").least(17),
+    Column::name("LEASE").rank(2),
 ];
 
 /// A line for each.
@@ -50,6 +51,10 @@ pub(super) fn lay(page: &mut Page, status: &StatusResponse, names: &Names) {
         ]);
     }
     sheet.lay(page);
+    if status.gpus.iter().any(|gpu| gpu.moving) {
+        let text = "FREE, moving: for claims, once the device plugin's pods there have ended";
+        page.say(2, Tone::Plain, text);
+    }
 }
 
 /// In a word; the sentence stands above.
@@ -65,11 +70,10 @@ fn health(gpu: &Gpu) -> Cell {
     }
 }
 
-/// `3 of 4`; with several resources, each by its name.
+/// `3 of 4`; with several resources, each by its name. Of a GPU that is for claims, what is left of it.
 fn free(gpu: &Gpu) -> String {
     if gpu.front_end == FrontEnd::Dra.as_str() {
-        let moving = if gpu.moving { "; the device plugin's pods have to end first" } else { "" };
-        return format!("for claims: {}{moving}", left(gpu));
+        return if gpu.moving { "moving".to_owned() } else { left_of(gpu).join(", ") };
     }
     let mut names: Vec<&str> = gpu.replicas.iter().map(|r| r.resource_name.as_str()).collect();
     names.dedup();
@@ -93,11 +97,18 @@ fn free(gpu: &Gpu) -> String {
     }
 }
 
-/// What claims may still get of a GPU.
+/// What claims may still get of a GPU, in a sentence.
 pub(crate) fn left(gpu: &Gpu) -> String {
+    left_of(gpu).join(" and ")
+}
+
+/// Memory and GPU time.
+fn left_of(gpu: &Gpu) -> [String; 2] {
     let sellable = gpu.memory_total_bytes.saturating_sub(gpu.memory_reserve_bytes);
-    let memory = format_bytes(sellable.saturating_sub(gpu.memory_limits_bytes));
-    format!("{memory} and {}", format_cores(1000u32.saturating_sub(gpu.cores_millis)))
+    [
+        format_bytes(sellable.saturating_sub(gpu.memory_limits_bytes)),
+        format_cores(1000u32.saturating_sub(gpu.cores_millis)),
+    ]
 }
 
 /// The holder of a GPU's lease, as a pod where that is known.

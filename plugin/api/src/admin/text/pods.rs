@@ -2,25 +2,25 @@
 
 use tessera_kubelet_api::admin::{Allocation, GpuUse, StatusResponse};
 
-use super::super::words::{policy, state_name};
+use super::super::words::{gate, policy, state_name};
 use super::names::Names;
 use crate::print::{Cell, Column, Page, Sheet, Tone};
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 
 const COLUMNS: &[Column] = &[
-    Column::name("POD/CONTAINER"),
-    Column::text(STATE),
-    Column::name(RESOURCE),
+    Column::name("POD/CONTAINER").least(16),
+    Column::text(STATE).rank(3),
+    Column::name(RESOURCE).rank(2),
     Column::text("GPU"),
     Column::number("USED"),
     Column::number("QUOTA"),
-    Column::text("TIME SHARE"),
-    Column::number("GOT 1s"),
-    Column::number("GOT 10s"),
-    Column::text("GATE"),
-    Column::number("REFUSED"),
-    Column::text("ID"),
+    Column::text("TIME SHARE").rank(1),
+    Column::number("GOT 1s").rank(4),
+    Column::number("GOT 10s").rank(2),
+    Column::text("GATE").rank(2),
+    Column::number("REFUSED").rank(1),
+    Column::text("ID").rank(3),
 ];
 
 const WIDE: &[Column] = &[
@@ -83,7 +83,7 @@ pub(super) fn lay(page: &mut Page, status: &StatusResponse, names: &Names) {
     if used().any(|used| used.allocated.is_some()) {
         page.say(2, Tone::Plain, "* changed while it runs; see `tessera quota show`");
     }
-    if status.allocations.iter().any(|a| a.compute.as_ref().is_some_and(|c| c.gate == "closed")) {
+    if status.allocations.iter().any(|a| a.compute.as_ref().is_some_and(|c| gate(c) == "closed")) {
         page.say(2, Tone::Plain, "GATE closed: it waits, because another has the GPU's time now");
     }
 }
@@ -181,7 +181,7 @@ fn compute(allocation: &Allocation) -> [String; 3] {
         Some(compute) => [
             format_cores(compute.got_1s_millis),
             format_cores(compute.got_10s_millis),
-            compute.gate.clone(),
+            gate(compute).to_owned(),
         ],
         None => ["-", "-", "-"].map(str::to_owned),
     }

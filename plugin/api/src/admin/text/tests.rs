@@ -257,6 +257,7 @@ fn the_lease_and_what_each_got_stand_in_columns_of_their_own() {
         gate: "closed".into(),
         got_1s_millis: 620,
         got_10s_millis: 505,
+        waiting_us: Some(900),
         ..ComputeUse::default()
     };
     status.allocations[0].compute = Some(got);
@@ -281,6 +282,38 @@ fn the_lease_and_what_each_got_stand_in_columns_of_their_own() {
     status.gpus[0].lease_late.clear();
     status.gpus[0].lease_waiting = 0;
     assert_eq!(cell(&plain(&status), "LEASE", "GPU-49aa"), "-");
+}
+
+#[test]
+fn a_pod_that_does_not_wait_is_not_said_to() {
+    let mut status = status();
+    let idle = ComputeUse { gate: "closed".into(), waiting_us: None, ..ComputeUse::default() };
+    status.allocations[0].compute = Some(idle);
+    let text = plain(&status);
+    let pods = &text[text.find("ALLOCATIONS").unwrap()..];
+    assert_eq!(cell(pods, "GATE", "llm-0"), "idle");
+    assert!(!text.contains("it waits"), "{text}");
+    assert_eq!(json(&status)["allocations"][0]["compute"]["gate"], "closed");
+}
+
+#[test]
+fn what_is_left_for_claims_is_whole_beside_the_longest_names() {
+    let mut status = status();
+    let gpu = &mut status.gpus[0];
+    gpu.front_end = "DRA".into();
+    gpu.name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb".into();
+    (gpu.memory_total_bytes, gpu.memory_limits_bytes) = (1024 << 30, 100 << 20);
+    (gpu.memory_used_bytes, gpu.memory_charged_bytes) = (1023 << 30, 1023 << 30);
+    gpu.cores_millis = 1;
+    gpu.lease_holder = "a-lease-holder".repeat(9);
+    for width in 40..=120 {
+        let text = text(&status, None, Paper { width: Some(width), colour: false });
+        let row = text.lines().skip_while(|line| *line != "GPUS").nth(2).unwrap();
+        assert!(row.contains("1023.9 GiB, 99.9%"), "{width}: {text}");
+    }
+    status.gpus[0].moving = true;
+    let text = plain(&status);
+    assert!(text.contains("FREE, moving: for claims, once"), "{text}");
 }
 
 #[test]
@@ -387,6 +420,7 @@ fn one_allocation() -> impl Strategy<Value = Allocation> {
             state,
             gpus: vec![used.clone(), used],
             compute: flags.2.then(|| ComputeUse {
+                waiting_us: flags.0.then_some(numbers.1),
                 gate: "closed".into(),
                 got_1s_millis: numbers.3,
                 got_10s_millis: numbers.2,
@@ -432,13 +466,25 @@ proptest! {
 
     /// Whatever is on a node, and however it is called: no line is wider than the paper, and none does anything.
     #[test]
-    fn no_line_is_wider_than_120_columns(status in any_status(), width in 60usize..=120, offline in any::<bool>(), reason in name()) {
+    fn no_line_is_wider_than_the_paper(status in any_status(), width in 40usize..=120, offline in any::<bool>(), reason in name()) {
         let silence = Silence { sentence: reason, wrote_unix_ms: Some(status.at_unix_ms) };
         let paper = Paper { width: Some(width), colour: false };
         let said = text(&status, offline.then_some(&silence), paper);
         for line in said.lines() {
             prop_assert!(line.width() <= width, "{} columns: {line:?}", line.width());
             prop_assert!(!line.chars().any(|c| c.is_control() || c == '\u{202e}'), "{line:?}");
+        }
+        // A title is whole, or left out.
+        let wide = text(&status, offline.then_some(&silence), Paper { width: None, colour: false });
+        let heads = |said: &str| -> Vec<String> {
+            let lines = said.lines().zip(said.lines().skip(1));
+            let heads = lines.filter(|(line, _)| matches!(*line, "GPUS" | "ALLOCATIONS" | "RESOURCES"));
+            heads.map(|(_, head)| head.to_owned()).collect()
+        };
+        for (narrow, wide) in heads(&said).iter().zip(heads(&wide)) {
+            for title in narrow.split("  ").map(str::trim).filter(|title| !title.is_empty()) {
+                prop_assert!(wide.contains(title), "{title}: {narrow}");
+            }
         }
     }
 }
