@@ -1,6 +1,7 @@
 //! The samples of `docs/advice.md` are what the commands print about this node.
 
 use tessera_advice::{Observed, Question};
+use tessera_api::print::Paper;
 use tessera_config::Advice;
 use tessera_view::gpu::{Gpu, Replicas};
 use tessera_view::history::{Answer, TenantPoint, TenantSeries};
@@ -135,7 +136,10 @@ fn what_a_workload_could_ask_for() {
     let pod = "chat-7c9d8f6b5-x2v4q";
     let question = made.question(pod, 7 * 24);
     let advice = tessera_advice::recommend(&made.observed(), &Advice::default(), &question);
-    assert_documented(&format!("tessera recommend {pod}"), &recommend::text(&advice));
+    assert_documented(
+        &format!("tessera recommend {pod}"),
+        &recommend::text(&advice, Paper::plain()),
+    );
 }
 
 #[test]
@@ -152,5 +156,5 @@ fn what_is_wasted() {
     let settings =
         Advice { price_millis_per_gpu_hour: 2000, currency: "EUR".into(), ..Advice::default() };
     let wasted = tessera_advice::waste(&made.observed(), &settings, &made.question("", 24));
-    assert_documented("tessera waste --since 24h", &waste::text(&wasted));
+    assert_documented("tessera waste --since 24h", &waste::text(&wasted, Paper::plain()));
 }

@@ -15,6 +15,7 @@ use clap::Args;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tessera_api::admin::Unreachable;
+use tessera_api::print::Paper;
 use tessera_config::Config;
 use tessera_model::clock::unix_ms;
 use tessera_model::printable;
@@ -22,9 +23,7 @@ use tessera_system::terminal;
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_web::client::{Client, query};
 
-pub(crate) use recommend::text as recommendations_text;
 pub use since::Since;
-pub(crate) use waste::text as waste_text;
 
 /// How far back waste looks where the question does not say, hours: a day and a night.
 const WASTE_HOURS: u64 = 24;
@@ -99,7 +98,7 @@ impl RecommendArgs {
     /// It cannot be written as JSON.
     pub fn print(&self, advice: &Recommendations) -> anyhow::Result<String> {
         match self.output {
-            RecommendFormat::Text => Ok(recommend::text(advice)),
+            RecommendFormat::Text => Ok(recommendations_text(advice)),
             RecommendFormat::Json => json(advice),
         }
     }
@@ -120,11 +119,21 @@ impl WasteArgs {
     /// It cannot be written as JSON.
     pub fn print(&self, waste: &Waste) -> anyhow::Result<String> {
         match self.output {
-            WasteFormat::Text => Ok(waste::text(waste)),
+            WasteFormat::Text => Ok(waste_text(waste)),
             WasteFormat::Json => json(waste),
             WasteFormat::Csv => Ok(waste::csv(waste)),
         }
     }
+}
+
+/// Advice for people, as wide as standard output takes.
+pub(crate) fn recommendations_text(advice: &Recommendations) -> String {
+    recommend::text(advice, Paper::of_stdout(false))
+}
+
+/// Waste, likewise.
+pub(crate) fn waste_text(waste: &Waste) -> String {
+    waste::text(waste, Paper::of_stdout(false))
 }
 
 fn json(answer: &impl Serialize) -> anyhow::Result<String> {

@@ -5,45 +5,53 @@ use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 use tessera_view::advice::{Recommendation, Recommendations};
 
-use super::text::{cell, name, paragraph, remarks, table};
+use super::text::{name, remarks};
+use tessera_api::print::{Cell, Column, Page, Paper, Sheet, Tone};
+use tessera_model::printable;
 
-const WORKLOAD: usize = 36;
-const CONTAINER: usize = 14;
+const COLUMNS: &[Column] = &[
+    Column::name("WORKLOAD").least(20),
+    Column::name("CONTAINER").rank(3),
+    Column::number("PODS").rank(4),
+    Column::number("MEMORY"),
+    Column::number("SHARE"),
+    Column::number("SAVES").rank(2),
+    Column::text("CONFIDENCE").rank(1),
+    Column::number("SEEN").rank(5),
+];
 
 /// A line for each workload, and for each that should change, why and how.
-pub(crate) fn text(advice: &Recommendations) -> String {
-    let mut out = String::new();
-    remarks(&mut out, &advice.remarks);
+pub(crate) fn text(advice: &Recommendations, paper: Paper) -> String {
+    let mut page = Page::new(paper);
+    remarks(&mut page, &advice.remarks);
     if advice.workloads.is_empty() {
-        out.push_str("Nothing was seen in that time, and nothing lives: no advice.\n");
-        return out;
+        page.say(0, Tone::Plain, "Nothing was seen in that time, and nothing lives: no advice.");
+        return page.finish();
     }
-    let header =
-        ["WORKLOAD", "CONTAINER", "PODS", "MEMORY", "SHARE", "SAVES", "CONFIDENCE", "SEEN"];
-    table(&mut out, &header, advice.workloads.iter().map(row).collect());
+    let mut sheet = Sheet::new(COLUMNS);
+    advice.workloads.iter().for_each(|one| sheet.row(row(one).map(Cell::from).into()));
+    sheet.lay(&mut page);
+    let mut out = page.finish();
     for one in &advice.workloads {
-        out.push('\n');
-        paragraph(
-            &mut out,
-            "",
-            &format!("{}/{}, container {}:", one.namespace, one.workload, one.container),
-        );
-        for text in &one.evidence {
-            paragraph(&mut out, "  - ", text);
-        }
+        let mut page = Page::new(paper);
+        page.gap();
+        let name = format!("{}/{}, container {}:", one.namespace, one.workload, one.container);
+        page.say(0, Tone::Plain, &name);
+        one.evidence.iter().for_each(|text| page.say(2, Tone::Plain, &format!("- {text}")));
+        out.push_str(&page.finish());
         for (i, line) in one.changes.iter().enumerate() {
             // A command is copied whole: it is not wrapped.
             let label = if i == 0 { "  do: " } else { "      " };
-            out.push_str(&format!("{label}{}\n", tessera_model::printable::line(line)));
+            out.push_str(&format!("{label}{}\n", printable::line(line)));
         }
     }
     out
 }
 
-fn row(one: &Recommendation) -> Vec<String> {
-    vec![
-        cell(&format!("{}/{}", one.namespace, one.workload), WORKLOAD),
-        name(&one.container, CONTAINER),
+fn row(one: &Recommendation) -> [String; 8] {
+    [
+        format!("{}/{}", one.namespace, one.workload),
+        name(&one.container),
         one.pods.len().to_string(),
         change(format_bytes(one.memory_limit_bytes), format_bytes(one.memory_bytes)),
         change(format_cores(one.cores_millis), format_cores(one.recommended_cores_millis)),

@@ -31,21 +31,25 @@ impl FromStr for Since {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let days = [("d", DAY), ("w", 7 * DAY)].into_iter().find_map(|(unit, seconds)| {
-            let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
-            Some(Duration::from_secs(number.checked_mul(seconds)?))
-        });
-        let length = match days {
-            Some(days) => days,
-            None => duration::parse(text).map_err(|_| {
-                format!("\"{text}\" is no length of time; write it like 90m, 12h or 7d")
-            })?,
-        };
+        let parts = text.split_inclusive(|c: char| c.is_ascii_alphabetic());
+        let length = parts.map(part).try_fold(Duration::ZERO, |sum, part| sum.checked_add(part?));
+        let length = length.filter(|_| !text.is_empty()).ok_or_else(|| {
+            format!("\"{text}\" is no length of time; write it like 90m, 12h, 1d12h or 7d")
+        })?;
         if length.is_zero() {
             return Err("nothing was seen in no time; write it like 90m, 12h or 7d".to_owned());
         }
         Ok(Since(length))
     }
+}
+
+/// A number with its unit.
+fn part(text: &str) -> Option<Duration> {
+    let days = [("d", DAY), ("w", 7 * DAY)].into_iter().find_map(|(unit, seconds)| {
+        let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
+        Some(Duration::from_secs(number.checked_mul(seconds)?))
+    });
+    days.or_else(|| duration::parse(text).ok())
 }
 
 #[cfg(test)]
@@ -54,12 +58,30 @@ mod tests {
 
     #[test]
     fn days_and_weeks_are_known() {
-        for (text, seconds) in
-            [("90m", 5400), ("12h", 12 * HOUR), ("7d", 7 * DAY), ("2w", 14 * DAY)]
-        {
+        for (text, seconds) in [
+            ("90m", 5400),
+            ("12h", 12 * HOUR),
+            ("7d", 7 * DAY),
+            ("2w", 14 * DAY),
+            ("1h30m", 5400),
+            ("1d12h", 36 * HOUR),
+        ] {
             assert_eq!(text.parse(), Ok(Since(Duration::from_secs(seconds))), "{text}");
         }
-        for text in ["", "0h", "0d", "d", "-1d", "1.5d", "7 d", "99999999999999999999d", "soon"] {
+        for text in [
+            "",
+            "0h",
+            "0d",
+            "d",
+            "-1d",
+            "1.5d",
+            "7 d",
+            "99999999999999999999d",
+            "soon",
+            "1h30",
+            "h1",
+            "1d-1h",
+        ] {
             assert!(text.parse::<Since>().unwrap_err().contains("7d"), "{text}");
         }
         assert_eq!(Since::hours(1).before(7_200_000), 3_600_000);

@@ -1,7 +1,7 @@
 use clap::Parser;
+use tessera_api::print::Paper;
 use tessera_view::advice::{NamespaceWaste, Recommendation, Recommendations, TenantWaste, Waste};
 
-use super::text::WIDTH;
 use super::{RecommendArgs, WasteArgs, recommend, waste};
 
 #[derive(Debug, Parser)]
@@ -74,63 +74,72 @@ fn wasted(pod: &str) -> Waste {
     }
 }
 
-fn widest(text: &str) -> usize {
-    text.lines().map(|line| line.chars().count()).max().unwrap()
+fn advised(advice: &Recommendations) -> String {
+    recommend::text(advice, Paper::plain())
+}
+
+fn wasting(waste: &Waste) -> String {
+    waste::text(waste, Paper::plain())
 }
 
 #[test]
 fn advice_says_what_why_and_how() {
-    let text = recommend::text(&Recommendations {
+    let text = advised(&Recommendations {
         workloads: vec![advice("chat")],
         remarks: vec!["the history cannot be read".into()],
         ..Recommendations::default()
     });
     for part in [
         "note: the history cannot be read\n",
-        "team/chat  main       2     40 GiB → 4.6 GiB  50% → 7%  -71 GiB, 86%  high        2d 2h\n",
+        "  team/chat  main          2  40 GiB → 4.6 GiB  50% → 7%  -71 GiB, 86%  high        2d 2h\n",
         "team/chat, container main:\n  - memory: at most 4 GiB of 40 GiB\n",
         "  do: tessera quota set team/chat-0 --memory 4736MiB\n",
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }
-    let none = recommend::text(&Recommendations::default());
+    let none = advised(&Recommendations::default());
     assert!(none.contains("no advice"), "{none}");
 }
 
 #[test]
-fn tables_fit_a_terminal_whatever_the_names() {
+fn every_line_fits_the_terminal_whatever_the_names() {
     let mut one = advice(&long("w"));
     one.container = long("c");
     one.changes.clear();
     one.namespace = "n".repeat(63);
     let many = Recommendations { workloads: vec![one], ..Recommendations::default() };
-    let text = recommend::text(&many);
-    // The heading of the details has the whole name, on a line of its own.
-    let table: String = text.lines().take(2).collect::<Vec<_>>().join("\n");
-    assert!(widest(&table) <= WIDTH, "{text}");
     let mut all = wasted(&long("p"));
     all.namespaces[0].tenants[0].container = long("c");
     all.namespaces[0].namespace = long("n");
-    let text = waste::text(&all);
-    assert!(widest(&text) <= WIDTH, "{text}");
+    for width in 40..=120 {
+        let paper = Paper { width: Some(width), colour: false };
+        let (advised, wasting) = (recommend::text(&many, paper), waste::text(&all, paper));
+        for line in advised.lines().chain(wasting.lines()) {
+            assert!(line.chars().count() <= width, "{width}: {line}");
+        }
+        assert!(advised.contains("40 GiB → 4.6 GiB"), "{advised}");
+        assert!(width < 50 || advised.contains("50% → 7%"), "{advised}");
+        assert!(wasting.contains(" 10.5"), "{wasting}");
+    }
     // A name is no sequence for the terminal.
-    let text = waste::text(&wasted("\u{1b}[2Jchat"));
-    assert!(!text.contains('\u{1b}'), "{text}");
+    for text in [wasting(&wasted("\u{1b}[2Jchat")), waste::csv(&wasted("\u{1b}[2Jchat\n"))] {
+        assert!(!text.contains('\u{1b}'), "{text}");
+    }
 }
 
 #[test]
 fn waste_has_its_price_and_says_what_is_idle() {
-    let text = waste::text(&wasted("chat-0"));
+    let text = wasting(&wasted("chat-0"));
     for part in [
         "Since 2026-11-22 00:00:00, in GPU-hours, at 2.00 EUR for a GPU and hour:",
-        "team       12.0   1.5   10.5    21.00 EUR\n",
-        "team/chat-0  main       4 GiB of 40 GiB  7.1% of 50%      2d 4h !  10.5    medium\n",
+        "  team        12.0   1.5    10.5      21.00 EUR\n",
+        "  team/chat-0  main       4 GiB of 40 GiB      7.1% of 50%  2d 4h !    10.5  medium\n",
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }
-    let free = waste::text(&Waste { price_per_gpu_hour: 0.0, ..wasted("chat-0") });
+    let free = wasting(&Waste { price_per_gpu_hour: 0.0, ..wasted("chat-0") });
     assert!(!free.contains("EUR") && !free.contains("COST"), "{free}");
-    assert!(waste::text(&Waste::default()).contains("nobody had a share"));
+    assert!(wasting(&Waste::default()).contains("nobody had a share"));
 }
 
 #[test]

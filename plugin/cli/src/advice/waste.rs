@@ -3,62 +3,81 @@
 use std::time::Duration;
 
 use tessera_model::percent::format_cores;
+use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 use tessera_view::advice::{NamespaceWaste, TenantWaste, Waste};
 
-use super::text::{name, remarks, table};
+use super::text::{name, remarks};
+use tessera_api::print::{Cell, Column, Page, Paper, Sheet, Tone};
 
-const NAMESPACE: usize = 30;
-const POD: usize = 34;
-const CONTAINER: usize = 12;
+const COST: &str = "COST OF WASTE";
+const NAMESPACES: &[Column] = &[
+    Column::name("NAMESPACE"),
+    Column::number("ASKED").rank(1),
+    Column::number("USED").rank(1),
+    Column::number("WASTED"),
+    Column::number(COST),
+];
+const TENANTS: &[Column] = &[
+    Column::name("POD").least(20),
+    Column::name("CONTAINER").rank(4),
+    Column::number("PEAK OF MEMORY").rank(1),
+    Column::number("WANTED OF SHARE").rank(2),
+    Column::number("IDLE").rank(1),
+    Column::number("WASTED"),
+    Column::text("CONFIDENCE").rank(3),
+];
 
 /// By namespace, then by container.
-pub(crate) fn text(waste: &Waste) -> String {
-    let mut out = String::new();
-    remarks(&mut out, &waste.remarks);
+pub(crate) fn text(waste: &Waste, paper: Paper) -> String {
+    let mut page = Page::new(paper);
+    remarks(&mut page, &waste.remarks);
     let since = time_format::utc(waste.since_unix_ms);
     if waste.namespaces.is_empty() {
-        out.push_str(&format!("Since {since} nobody had a share: nothing was wasted.\n"));
-        return out;
+        let text = format!("Since {since} nobody had a share: nothing was wasted.");
+        page.say(0, Tone::Plain, &text);
+        return page.finish();
     }
-    let price = match waste.price_per_gpu_hour > 0.0 {
+    let priced = waste.price_per_gpu_hour > 0.0;
+    let price = match priced {
         true => format!(", at {} for a GPU and hour", money(waste.price_per_gpu_hour, waste)),
         false => String::new(),
     };
-    out.push_str(&format!("Since {since}, in GPU-hours{price}:\n\n"));
-    let priced = waste.price_per_gpu_hour > 0.0;
-    let header = ["NAMESPACE", "ASKED", "USED", "WASTED", "COST OF WASTE"];
-    let shown = if priced { 5 } else { 4 };
-    let mut rows: Vec<Vec<String>> = waste.namespaces.iter().map(|one| row(one, waste)).collect();
+    page.say(0, Tone::Plain, &format!("Since {since}, in GPU-hours{price}:"));
+    page.gap();
+    let mut sheet = Sheet::new(NAMESPACES);
+    let mut add = |one: &NamespaceWaste| sheet.row(row(one, waste).map(Cell::from).into());
+    waste.namespaces.iter().for_each(&mut add);
     if waste.namespaces.len() > 1 {
         let sum = |of: fn(&NamespaceWaste) -> f64| waste.namespaces.iter().map(of).sum();
-        let all = NamespaceWaste {
+        add(&NamespaceWaste {
             namespace: "all".to_owned(),
             asked_gpu_hours: sum(|one| one.asked_gpu_hours),
             used_gpu_hours: sum(|one| one.used_gpu_hours),
             cost: sum(|one| one.cost),
             tenants: Vec::new(),
-        };
-        rows.push(row(&all, waste));
+        });
     }
-    rows.iter_mut().for_each(|row| row.truncate(shown));
-    table(&mut out, &header[..shown], rows);
-    out.push('\n');
-    let header =
-        ["POD", "CONTAINER", "PEAK OF MEMORY", "WANTED OF SHARE", "IDLE", "WASTED", "CONFIDENCE"];
-    let tenants = waste
-        .namespaces
-        .iter()
-        .flat_map(|of| of.tenants.iter().map(|tenant| tenant_row(&of.namespace, tenant)));
-    table(&mut out, &header, tenants.collect());
-    out
+    if !priced {
+        sheet = sheet.without(COST);
+    }
+    sheet.lay(&mut page);
+    page.gap();
+    let mut sheet = Sheet::new(TENANTS);
+    for of in &waste.namespaces {
+        for tenant in &of.tenants {
+            sheet.row(tenant_row(&of.namespace, tenant).map(Cell::from).into());
+        }
+    }
+    sheet.lay(&mut page);
+    page.finish()
 }
 
-fn row(one: &NamespaceWaste, waste: &Waste) -> Vec<String> {
+fn row(one: &NamespaceWaste, waste: &Waste) -> [String; 5] {
     let hours = |hours: f64| format!("{hours:.1}");
-    vec![
-        name(&one.namespace, NAMESPACE),
+    [
+        name(&one.namespace),
         hours(one.asked_gpu_hours),
         hours(one.used_gpu_hours),
         hours(one.asked_gpu_hours - one.used_gpu_hours),
@@ -70,7 +89,7 @@ fn money(amount: f64, waste: &Waste) -> String {
     format!("{amount:.2} {}", waste.currency)
 }
 
-fn tenant_row(namespace: &str, tenant: &TenantWaste) -> Vec<String> {
+fn tenant_row(namespace: &str, tenant: &TenantWaste) -> [String; 7] {
     let pod = match tenant.pod.is_empty() {
         true => "-".to_owned(),
         false => format!("{namespace}/{}", tenant.pod),
@@ -83,9 +102,9 @@ fn tenant_row(namespace: &str, tenant: &TenantWaste) -> Vec<String> {
             if tenant.idle { format!("{text} !") } else { text }
         }
     };
-    vec![
-        name(&pod, POD),
-        name(&tenant.container, CONTAINER),
+    [
+        pod,
+        name(&tenant.container),
         format!(
             "{} of {}",
             format_bytes(tenant.memory_peak_bytes),
@@ -136,11 +155,13 @@ pub(super) fn csv(waste: &Waste) -> String {
     out
 }
 
-/// A field of CSV that no spreadsheet takes for a formula.
+/// A field of CSV in one line, which no spreadsheet takes for a formula and in which no character acts.
 pub(crate) fn quoted(text: &str) -> String {
-    let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
-    let text = if formula { format!("'{text}") } else { text.to_owned() };
-    match text.contains([',', '"', '\n', '\r']) {
+    // A terminal may show it, too.
+    let text = printable::line(text);
+    let formula = text.starts_with(['=', '+', '-', '@']);
+    let text = if formula { format!("'{text}") } else { text.into_owned() };
+    match text.contains([',', '"']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
         false => text,
     }

@@ -1,5 +1,6 @@
 //! `tessera history` for people.
 
+use tessera_model::counted::times;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
@@ -148,8 +149,9 @@ impl Report<'_> {
 
     /// Marks where it was refused memory.
     fn refusals(&mut self, columns: &[Column]) {
-        let times: u64 = columns.iter().map(|column| column.refusals).fold(0, u64::saturating_add);
-        if times > 0 {
+        let refusals: u64 =
+            columns.iter().map(|column| column.refusals).fold(0, u64::saturating_add);
+        if refusals > 0 {
             let mark = |column: &Column| match column.refusals {
                 0 => ' ',
                 1..=9 => '!',
@@ -162,7 +164,7 @@ impl Report<'_> {
                 marks.trim_end(),
                 width = AXIS - 1
             ));
-            self.wrapped("  ", &format!("refused memory {times} times: ! up to 9, X more"));
+            self.wrapped("  ", &format!("refused memory {}: ! up to 9, X more", times(refusals)));
         }
     }
 
@@ -277,7 +279,7 @@ impl Report<'_> {
             let got = (column.got * 100.0).round();
             self.wrapped("  ", &format!("{} {} {got}%", &at[..5], format_bytes(column.peak)));
             if column.refusals > 0 {
-                self.wrapped("    ", &format!("refused {} times", column.refusals));
+                self.wrapped("    ", &format!("refused {}", times(column.refusals)));
             }
         }
     }
