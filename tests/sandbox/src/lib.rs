@@ -170,14 +170,19 @@ pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
         }
         return Ok(asked(args.dir.as_deref(), command));
     }
-    let script = match args.script.as_deref().map(script::read).transpose()? {
-        Some(Err(wrong)) => {
-            eprintln!("{wrong}");
-            return Ok(ExitCode::from(USAGE));
-        }
-        Some(Ok(lines)) => Some(lines),
-        None => None,
+    let wrong = |text: String| {
+        eprintln!("{text}");
+        Ok(ExitCode::from(USAGE))
     };
+    let script = match args.script.as_deref().map(script::read).transpose() {
+        Ok(script) => script,
+        Err(text) => return wrong(text),
+    };
+    if !args.made_up
+        && let Err(text) = args.layout.check()
+    {
+        return wrong(text);
+    }
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(async {

@@ -8,6 +8,7 @@ use tessera_system::terminal;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Mutex, mpsc};
 
+use super::USAGE;
 use super::command::{self, Command};
 use super::control;
 use super::greeting;
@@ -71,7 +72,7 @@ pub async fn live(
         let on = matches!(ended, Some(Played::Through)) && stay;
         match ended {
             None => code = ExitCode::from(INTERRUPTED),
-            Some(Played::Failed) => code = ExitCode::FAILURE,
+            Some(Played::Failed(failed)) => code = ExitCode::from(failed),
             Some(Played::Through | Played::Exit) => {}
         }
         if !on {
@@ -139,7 +140,8 @@ pub async fn live(
 enum Played {
     Through,
     Exit,
-    Failed,
+    /// With the script's exit status.
+    Failed(u8),
 }
 
 async fn play(sandbox: &mut Sandbox, lines: &[Line]) -> Played {
@@ -155,12 +157,13 @@ async fn play(sandbox: &mut Sandbox, lines: &[Line]) -> Played {
             (false, true) => say(&format!("{} (as it must)", reply.text)),
             (false, false) => {
                 eprintln!("{}: {}: {}", line.place, line.text, reply.text);
-                return Played::Failed;
+                // A line that is no command makes the script wrong, whatever ran before it.
+                return Played::Failed(if reply.code == USAGE { USAGE } else { 1 });
             }
             (true, true) => {
                 let said = &reply.text;
                 eprintln!("{}: {}: it was to fail, and did not: {said}", line.place, line.text);
-                return Played::Failed;
+                return Played::Failed(1);
             }
         }
     }

@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use anyhow::Context;
-
 use super::command::{self, Command};
 use super::words::words;
 
@@ -23,14 +21,15 @@ pub struct Line {
 /// Reads a script; all its errors at once where a line is no command. `-` is standard input.
 ///
 /// # Errors
-/// The file cannot be read.
-pub fn read(file: &Path) -> anyhow::Result<Result<Vec<Line>, String>> {
+/// What is wrong, or why the file cannot be read.
+pub fn read(file: &Path) -> Result<Vec<Line>, String> {
     let text = match file.to_str() {
         Some("-") => std::io::read_to_string(std::io::stdin()),
         _ => std::fs::read_to_string(file),
     };
-    let text = text.with_context(|| format!("cannot read the script {}", file.display()))?;
-    Ok(parse(&file.display().to_string(), &text))
+    let text =
+        text.map_err(|error| format!("cannot read the script {}: {error}", file.display()))?;
+    parse(&file.display().to_string(), &text)
 }
 
 fn parse(file: &str, text: &str) -> Result<Vec<Line>, String> {

@@ -44,6 +44,22 @@ impl FromStr for Layout {
     }
 }
 
+impl Layout {
+    /// What plugins of their own can be started for.
+    ///
+    /// # Errors
+    /// It is too large.
+    pub fn check(self) -> Result<(), String> {
+        if self.nodes <= MOST_NODES && self.gpus <= MOST_GPUS {
+            return Ok(());
+        }
+        Err(format!(
+            "a sandbox has at most {MOST_NODES} nodes of {MOST_GPUS} GPUs, not {self}; --made-up shows larger \
+             fleets on the page"
+        ))
+    }
+}
+
 impl std::fmt::Display for Layout {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}x{}", self.nodes, self.gpus)
@@ -56,12 +72,6 @@ impl std::fmt::Display for Layout {
 /// No artefacts, no directory, a plugin that does not register; [`BadConfiguration`].
 pub async fn start(args: &Args, file: Option<&Path>) -> anyhow::Result<Sandbox> {
     let Layout { nodes: count, gpus } = args.layout;
-    anyhow::ensure!(
-        count <= MOST_NODES && gpus <= MOST_GPUS,
-        "a sandbox has at most {MOST_NODES} nodes of {MOST_GPUS} GPUs, not {}; --made-up shows larger fleets on \
-         the page",
-        args.layout
-    );
     let machine =
         Machine { gpus, memory: args.memory, name: args.gpu_name.clone(), mig: args.mig.clone() };
     let user = match &args.values {
@@ -186,5 +196,8 @@ mod tests {
         for wrong in ["", "4", "x", "0x1", "1x0", "4x8x2", "-1x2"] {
             assert!(wrong.parse::<Layout>().is_err(), "{wrong}");
         }
+        assert!(Layout { nodes: MOST_NODES, gpus: MOST_GPUS }.check().is_ok());
+        let large = Layout { nodes: MOST_NODES + 1, gpus: 1 };
+        assert!(large.check().unwrap_err().contains("--made-up"));
     }
 }
