@@ -77,6 +77,12 @@ export function lines(text) {
   return String(text).replace(ACTS, (c) => (c === "\n" ? c : line(c)));
 }
 
+/** Text as one word of a shell's command: names come from addresses and pods. */
+export function quoted(text) {
+  const word = String(text);
+  return /^(?!-)[A-Za-z0-9._/-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+}
+
 const FRACTIONS = new Map([
   [750, "¾"], [666, "⅔"], [667, "⅔"], [500, "½"], [333, "⅓"], [334, "⅓"], [250, "¼"], [200, "⅕"], [125, "⅛"],
   [1000, "1 GPU"],

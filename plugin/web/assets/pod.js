@@ -130,7 +130,7 @@ export class PodView {
     return [
       error ? h("p", { class: "warning" }, `No explanation: ${format.line(error)}`) : null,
       reply ? h("pre", { tabindex: 0, role: "region", "aria-label": "explanation" }, format.lines(reply)) : error ? null : h("p", { class: "muted" }, "Asking."),
-      h("p", {}, "The same in a terminal: ", command(`kubectl tessera explain ${this.subject()}`)),
+      h("p", {}, "The same in a terminal: ", command(`kubectl tessera explain ${format.quoted(this.subject())}`)),
     ];
   }
 

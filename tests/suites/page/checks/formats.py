@@ -1,12 +1,14 @@
 """The page writes figures and foreign text as the command line does."""
 
+import subprocess
+
 from browser import page
 
 
 def formats():
     with page("--nodes", 1) as (one, server):
         table = server("formats")
-        assert set(table) == {"bytes", "cores", "percent", "utc", "clock", "ago", "line", "lines"}
+        assert set(table) == {"bytes", "cores", "percent", "utc", "clock", "ago", "line", "lines", "quoted"}
         for name, cases in table.items():
             wrong = one.evaluate(
                 """async ([name, cases]) => {
@@ -17,6 +19,11 @@ def formats():
                 [name, cases],
             )
             assert len(cases) > 5 and not wrong, (name, wrong[:5])
+        # A shell reads each as one word, and as that word.
+        whole = [(pod, word) for pod, word in table["quoted"] if "\0" not in pod]
+        script = "\n".join(f"printf '%s\\0' {word}" for _, word in whole)
+        read = subprocess.run(["sh"], input=script.encode(), capture_output=True, check=True).stdout.decode().split("\0")
+        assert read == [pod for pod, _ in whole] + [""]
         # What the command line has no words for.
         fits = one.evaluate(
             """async () => {

