@@ -25,5 +25,5 @@ mod window;
 pub use answer::AskError;
 pub use fleet::{Fleet, FleetError, Options};
 pub use live::Live;
-pub use places::Place;
 pub use merge::answered;
+pub use places::Place;
