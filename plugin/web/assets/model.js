@@ -2,6 +2,9 @@
 
 import * as format from "./format.js";
 
+/** Answers of nodes arrive in any order, some seconds apart: what is older than this comes from a clock that was set back. */
+const SET_BACK_MS = 60_000;
+
 const sum = (list, of) => list.reduce((total, one) => total + of(one), 0);
 
 /** The tenant's waiting since its last figures, in thousandths of the time; null where there is one look only. */
@@ -14,7 +17,7 @@ class Rates {
     const waited = tenant.compute?.waited_us;
     if (waited === undefined) return;
     const look = this.looks.get(tenant.id);
-    if (!look || look.generation !== tenant.generation || waited < look.waited) {
+    if (!look || look.generation !== tenant.generation || waited < look.waited || atUnixMs < look.at) {
       this.looks.set(tenant.id, { at: atUnixMs, waited, generation: tenant.generation, millis: null });
     } else if (atUnixMs - look.at >= 1900) {
       look.millis = Math.min(1000, Math.round((waited - look.waited) / (atUnixMs - look.at)));
@@ -70,7 +73,7 @@ export class Model {
   }
 
   clock(atUnixMs) {
-    if (!(atUnixMs > this.atUnixMs)) return;
+    if (!(atUnixMs > this.atUnixMs || atUnixMs < this.atUnixMs - SET_BACK_MS)) return;
     this.atUnixMs = atUnixMs;
     this.offsetMs = atUnixMs - Date.now();
   }

@@ -78,6 +78,32 @@ def clocks():
         seconds = (model["at_unix_ms"] - away["answered_unix_ms"]) // 1000
         text = one.text(".node.away")
         assert f"since {seconds // 60}m" in text or f"since {seconds // 60 + 1}m" in text, (text, seconds)
+        # Wherever that clock is set, ages follow it; only answers that arrive out of order leave it alone.
+        wrong = one.evaluate(
+            """async () => {
+                const { Model } = await import('/assets/model.js');
+                const [hour, day] = [3_600_000, 86_400_000];
+                const wrong = [];
+                for (const big of [true, false]) {
+                    const model = new Model();
+                    let at = Date.now();
+                    for (const step of [0, 5 * hour, -5 * hour, -1000, 1000, -300 * day, -61_000, 600 * day, -2 * hour]) {
+                        at += step;
+                        if (big) model.takeFleet({ at_unix_ms: at, nodes: [] });
+                        else model.takeNodes([{ node: 'a', answers: true, answered_unix_ms: at }, { node: 'b', answers: true, answered_unix_ms: at - 4000 }]);
+                        if (Math.abs(model.now() - at) > 30_000) wrong.push([big, step, model.now() - at]);
+                    }
+                }
+                const tenant = (waited_us) => ({ id: 'a', generation: 1, compute: { waited_us } });
+                const { rates } = new Model();
+                rates.take(tenant(0), 5 * hour);
+                rates.take(tenant(500_000), 1000);
+                rates.take(tenant(1_500_000), 3000);
+                if (rates.waits(tenant(0)) !== 500) wrong.push(rates.waits(tenant(0)));
+                return wrong;
+            }"""
+        )
+        assert not wrong, wrong
 
 
 def token():
