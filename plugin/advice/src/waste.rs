@@ -12,6 +12,7 @@ use crate::sample::{Sample, WHOLE, ceil};
 use crate::{Observed, Question};
 
 const HOUR_MS: f64 = 3_600_000.0;
+const HOUR: i64 = 3_600_000;
 
 /// A container of a pod; what nobody named is apart by its allocation.
 type Key<'a> = (&'a str, &'a str, &'a str, &'a str);
@@ -204,7 +205,7 @@ fn judge(
         for sample in &on.samples {
             let hours = sample.observed_ms as f64 / HOUR_MS;
             let asked = of_memory(sample.limit_bytes).max(of_time(sample.cores_millis)) * hours;
-            let hour = hourly.entry(sample.at_unix_ms.div_euclid(HOUR_MS as i64)).or_default();
+            let hour = hourly.entry(sample.at_unix_ms.div_euclid(HOUR)).or_default();
             hour.0 += asked;
             if !holder.buckets.get(&sample.at_unix_ms).is_some_and(|bucket| bucket.idle) {
                 hour.1 += (of_memory(peak) * hours).min(asked);
