@@ -1,6 +1,6 @@
 //! The pod's claims: which there are, where they lie, and where what they ask would fit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use tessera_cluster::user::objects::{Node, NodeSelector, Pod};
@@ -8,10 +8,13 @@ use tessera_model::printable;
 use tessera_model::quantity::Quantity;
 use tessera_view::node::Node as View;
 
+use super::holds::Holds;
 use super::{Block, BlockKind, Known, affinity, block, ours};
 
 /// The domain of our driver's classes.
 const DOMAIN: &str = "tessera.dev";
+/// What the name of a class follows in the resource that every class has.
+const IMPLICIT: &str = "deviceclass.resource.kubernetes.io/";
 
 /// A claim of the pod, as far as it could be read.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,6 +74,15 @@ pub(super) fn is_ours(class: &str, classes: &Classes) -> bool {
     }
 }
 
+/// Resources that the scheduler meets by claims where no device plugin offers them: of each class its own name for
+/// one, and the name that every class has.
+pub(super) fn extended(classes: &[Value]) -> BTreeSet<String> {
+    let named = classes.iter().filter_map(|class| class["spec"]["extendedResourceName"].as_str());
+    let implicit = classes.iter().filter_map(|class| class["metadata"]["name"].as_str());
+    let implicit = implicit.map(|name| format!("{IMPLICIT}{name}"));
+    named.filter(|name| !name.is_empty()).map(str::to_owned).chain(implicit).collect()
+}
+
 /// What keeps a claim from any node.
 pub(super) fn everywhere(pod: &Pod, claim: &Claim, classes: &Classes) -> Vec<Block> {
     let namespace = &pod.metadata.namespace;
@@ -128,12 +140,23 @@ pub(super) fn here(
     };
     if is_allocated(object) {
         let selector = &object["status"]["allocation"]["nodeSelector"];
-        let selector: Option<NodeSelector> = serde_json::from_value(selector.clone()).ok();
-        let elsewhere = selector.is_some_and(|selector| !affinity::selects(&selector, node));
-        let blocks = elsewhere.then(|| {
-            block(BlockKind::Claim, format!("the claim {name} is allocated on another node"))
-        });
-        return (blocks.into_iter().collect(), Vec::new());
+        let selector: Result<Option<NodeSelector>, _> = serde_json::from_value(selector.clone());
+        let here = match selector {
+            Ok(selector) => {
+                selector.map_or(Holds::Yes, |selector| affinity::selects(&selector, node))
+            }
+            Err(_) => Holds::Open,
+        };
+        return match here {
+            Holds::Yes => (Vec::new(), Vec::new()),
+            Holds::Open => {
+                (Vec::new(), vec![format!("where the claim {name} is allocated is not judged")])
+            }
+            Holds::No => {
+                let text = format!("the claim {name} is allocated on another node");
+                (vec![block(BlockKind::Claim, text)], Vec::new())
+            }
+        };
     }
     let (mut blocks, mut open) = (Vec::new(), Vec::new());
     for ways in requests(object) {
@@ -171,6 +194,11 @@ impl Wanted {
             count => format!("{count} × {size}"),
         }
     }
+}
+
+/// How many claims without a size fit on a node's GPUs.
+pub(super) fn shares(view: &View) -> u64 {
+    room(view, &Wanted { class: String::new(), memory_bytes: 0, cores_millis: 0, count: 1 })
 }
 
 /// How often something fits on a node's GPUs that are claimed.

@@ -1,7 +1,7 @@
 //! What a verdict is made of, read with the user's own rights. What may not be read is said, not guessed.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_cluster::ApiError;
 use tessera_cluster::user::objects::{Node, Pod};
@@ -16,6 +16,8 @@ use crate::fleet::{Fleet, FleetError};
 pub struct Facts {
     /// The pod.
     pub pod: Pod,
+    /// The nodes that are asked about; empty for all.
+    pub only: BTreeSet<String>,
     /// All nodes.
     pub nodes: Known<Vec<Node>>,
     /// All pods of the cluster.
@@ -24,6 +26,8 @@ pub struct Facts {
     pub claims: Vec<Claim>,
     /// The device classes that they name.
     pub classes: Classes,
+    /// Resources that claims serve where no device plugin offers them.
+    pub extended: Known<BTreeSet<String>>,
     /// What the plugins say.
     pub fleet: fleet::Fleet,
     /// Why no plugin could be asked at all.
@@ -44,7 +48,9 @@ pub async fn facts(
     let Some(pod) = pod? else {
         return Ok(None);
     };
-    let (gathered, nodes, pods) = tokio::join!(fleet.gather(), user.nodes(), user.pods("", ""));
+    let (gathered, nodes, pods, all_classes) =
+        tokio::join!(fleet.gather(), user.nodes(), user.pods("", ""), user.device_classes());
+    let only = fleet.options().nodes.clone();
     let (fleet, fleet_error) = match gathered {
         Ok(fleet) => (fleet, None),
         Err(error) => (fleet.known(), Some(error.to_string())),
@@ -71,6 +77,8 @@ pub async fn facts(
     }
     Ok(Some(Facts {
         pod,
+        only,
+        extended: all_classes.map(|all| claims::extended(&all)).map_err(words),
         nodes: nodes.map_err(words),
         pods: pods.map_err(words),
         claims,

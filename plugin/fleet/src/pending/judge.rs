@@ -1,18 +1,17 @@
 //! The verdict. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use tessera_cluster::user::asked;
 use tessera_cluster::user::objects::{Node, Pod};
 use tessera_model::printable;
-use tessera_model::quantity::Quantity;
 use tessera_view::API_VERSION;
 
+use super::holds::Holds;
+use super::neighbours::{self, Amounts, Neighbours, amount, has_host_ports, is_alive};
 use super::ours::{self, Absent};
-use super::{Block, BlockKind, Facts, Fit, NodeVerdict, Verdict, affinity, block, claims};
+use super::{BlockKind, Facts, Fit, NodeVerdict, Verdict, affinity, block, claims, unjudged};
 use crate::answer::quoted;
-
-type Amounts = BTreeMap<String, u128>;
 
 /// Why the pod waits, on each node. A node [`Fit::Fits`] only where nothing is left open: the scheduler's rules on
 /// resources, taints, labels and claims, with these facts, would place the pod there.
@@ -38,7 +37,10 @@ pub fn judge(facts: &Facts) -> Verdict {
     verdict.asks = mine.iter().map(|(name, amount)| format!("{amount} × {name}")).collect();
     verdict.asks.extend(facts.claims.iter().flat_map(claimed));
     verdict.state = state(pod, verdict.asks.is_empty());
-    verdict.waits = pod.spec.node_name.is_empty() && is_alive(pod) && !verdict.asks.is_empty();
+    verdict.waits = pod.spec.node_name.is_empty()
+        && is_alive(pod)
+        && !is_deleted(pod)
+        && !verdict.asks.is_empty();
     if !verdict.waits {
         return verdict;
     }
@@ -55,7 +57,7 @@ pub fn judge(facts: &Facts) -> Verdict {
             verdict.unread.push(format!("claim \"{}\": {error}", claim.name));
         }
     }
-    let mut open = not_judged(pod);
+    let mut open = unjudged::rules(pod);
     open.extend(unreadable.map(|error| format!("what it asks cannot be summed: {error}")));
     open.extend(
         facts
@@ -67,15 +69,11 @@ pub fn judge(facts: &Facts) -> Verdict {
     if let Some(error) = &facts.fleet_error {
         verdict.unread.push(format!("the plugins: {error}"));
     }
-    let used = match &facts.pods {
-        Ok(pods) => Ok(used(pods)),
-        Err(error) => {
-            verdict.unread.push(format!(
-                "pods of other namespaces ({error}): what they leave of CPU and memory is not known"
-            ));
-            Err(())
-        }
-    };
+    if let Err(error) = &facts.pods {
+        verdict.unread.push(format!(
+            "pods of other namespaces ({error}): what they leave of CPU and memory is not known"
+        ));
+    }
     let nodes = match &facts.nodes {
         Ok(nodes) => nodes.clone(),
         Err(error) => {
@@ -91,16 +89,18 @@ pub fn judge(facts: &Facts) -> Verdict {
             facts.fleet.nodes.iter().map(bare).collect()
         }
     };
+    let pods = facts.pods.as_ref().ok();
     let question = Question {
         facts,
         wanted: &wanted,
         mine: &mine,
-        used: used.as_ref().ok(),
+        neighbours: pods.map(|pods| Neighbours::new(pod, pods, &nodes)),
         reads_nodes: facts.nodes.is_ok(),
         open: &open,
         blocked: !verdict.blocks.is_empty(),
     };
-    verdict.nodes = nodes.iter().map(|node| question.judge(node)).collect();
+    let is_asked = |node: &&Node| facts.only.is_empty() || facts.only.contains(&node.metadata.name);
+    verdict.nodes = nodes.iter().filter(is_asked).map(|node| question.judge(node)).collect();
     verdict.nodes.sort_by(|a, b| {
         let key = |one: &NodeVerdict| {
             let far = one.blocks.iter().any(|one| one.kind == BlockKind::NoPlugin);
@@ -111,18 +111,8 @@ pub fn judge(facts: &Facts) -> Verdict {
     verdict
 }
 
-/// Amounts as the scheduler counts them: CPU in thousandths, all else in whole units, rounded up.
-fn amount(name: &str, text: &str) -> Result<u128, String> {
-    let quantity = Quantity::parse(text);
-    let amount = quantity.and_then(|quantity| match name {
-        "cpu" => quantity.millis(),
-        _ => quantity.units(),
-    });
-    amount.map(u128::from).map_err(|error| format!("{name}: {text}: {error}"))
-}
-
-fn is_alive(pod: &Pod) -> bool {
-    !matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
+fn is_deleted(pod: &Pod) -> bool {
+    pod.spec.node_name.is_empty() && pod.metadata.deletion_timestamp.is_some()
 }
 
 fn scheduled(pod: &Pod) -> String {
@@ -136,6 +126,9 @@ fn state(pod: &Pod, asks_nothing: bool) -> String {
         let why = [&status.reason, &status.message].into_iter().filter(|text| !text.is_empty());
         let why: String = why.map(|text| format!(", {text}")).collect();
         return format!("it has ended: {}{why}", status.phase);
+    }
+    if is_deleted(pod) {
+        return "it is being deleted: the scheduler does not place it".to_owned();
     }
     match pod.spec.node_name.as_str() {
         "" if asks_nothing => {
@@ -164,59 +157,14 @@ fn claimed(claim: &claims::Claim) -> Vec<String> {
     claims::requests(object).into_iter().map(words).collect()
 }
 
-/// Rules of the scheduler that are not judged here.
-fn not_judged(pod: &Pod) -> Vec<String> {
-    let affinity = pod.spec.affinity.clone().unwrap_or_default();
-    let required = |one: Option<tessera_cluster::user::objects::PodAffinity>| {
-        one.is_some_and(|one| !one.required_during_scheduling_ignored_during_execution.is_empty())
-    };
-    let ports =
-        pod.spec.containers.iter().flat_map(|one| &one.ports).any(|port| port.host_port > 0);
-    let rules = [
-        (required(affinity.pod_affinity), "pod affinity"),
-        (required(affinity.pod_anti_affinity), "pod anti-affinity"),
-        (!pod.spec.topology_spread_constraints.is_empty(), "topology spread"),
-        (ports, "host ports"),
-        (
-            !matches!(pod.spec.scheduler_name.as_str(), "" | "default-scheduler"),
-            "the rules of its own scheduler",
-        ),
-    ];
-    rules
-        .into_iter()
-        .filter(|(set, _)| *set)
-        .map(|(_, rule)| format!("{rule} not judged"))
-        .collect()
-}
-
-/// What the pods of each node ask, and how many they are. A pod whose request cannot be read makes the node's sum
-/// unknown.
-fn used(pods: &[Pod]) -> BTreeMap<String, Option<Amounts>> {
-    let mut nodes: BTreeMap<String, Option<Amounts>> = BTreeMap::new();
-    for pod in pods.iter().filter(|pod| is_alive(pod) && !pod.spec.node_name.is_empty()) {
-        let sum = nodes.entry(pod.spec.node_name.clone()).or_insert_with(|| Some(Amounts::new()));
-        let Some(amounts) = sum else { continue };
-        let Ok(mut asked) = asked(pod, amount) else {
-            *sum = None;
-            continue;
-        };
-        asked.insert("pods".to_owned(), 1);
-        for (name, amount) in asked {
-            let all = amounts.entry(name).or_default();
-            *all = all.saturating_add(amount);
-        }
-    }
-    nodes
-}
-
 struct Question<'a> {
     facts: &'a Facts,
     /// All that the pod asks.
     wanted: &'a Amounts,
     /// What of it is ours.
     mine: &'a Amounts,
-    /// What other pods ask; `None` where that cannot be read.
-    used: Option<&'a BTreeMap<String, Option<Amounts>>>,
+    /// Other pods; `None` where they cannot be read.
+    neighbours: Option<Neighbours<'a>>,
     reads_nodes: bool,
     /// What is open on every node.
     open: &'a [String],
@@ -237,18 +185,20 @@ impl Question<'_> {
             open: self.open.to_vec(),
         };
         if self.reads_nodes {
-            one.blocks.extend(node_itself(pod, node));
+            node_itself(&mut one, pod, node);
+            self.others(&mut one, node);
         }
         let view = ours::view(&self.facts.fleet, name);
         let offers = |resource: &str| self.allocatable(node, resource) > 0;
         match &view {
             Ok(view) => one.largest = ours::largest(view),
             Err(Absent::NoPlugin) if self.facts.fleet_error.is_none() => {
-                if !self.mine.keys().any(|resource| offers(resource)) {
-                    one.blocks.push(block(BlockKind::NoPlugin, "no plugin runs on it"));
+                match self.mine.keys().any(|resource| offers(resource)) {
+                    true => one.open.push("no pod of the plugin runs on it".to_owned()),
+                    false => one.blocks.push(block(BlockKind::NoPlugin, "no plugin runs on it")),
                 }
             }
-            Err(Absent::NoPlugin) => {}
+            Err(Absent::NoPlugin) => one.open.push("its plugin could not be asked".to_owned()),
             Err(Absent::Silent(error)) => {
                 one.open.push(format!("its plugin does not answer: {error}"));
             }
@@ -288,15 +238,60 @@ impl Question<'_> {
 
     /// What other pods ask on a node; `None` where that is not known.
     fn taken(&self, node: &Node, resource: &str) -> Option<u128> {
-        match self.used?.get(&node.metadata.name) {
-            None => Some(0),
-            Some(None) => None,
-            Some(Some(amounts)) => Some(amounts.get(resource).copied().unwrap_or(0)),
+        self.neighbours.as_ref()?.taken(&node.metadata.name, resource)
+    }
+
+    /// What leaves a resource open on this node because the scheduler may meet it by claims, as it does where no device
+    /// plugin offers any.
+    fn by_claims(&self, node: &Node, resource: &str) -> Option<String> {
+        let has = !resource.contains('/') || self.allocatable(node, resource) > 0;
+        match &self.facts.extended {
+            _ if has => None,
+            Ok(names) => names.contains(resource).then(|| {
+                format!(
+                    "{resource}: the node offers none; claims may serve it, which is not judged"
+                )
+            }),
+            Err(error) => Some(format!(
+                "{resource}: the node offers none; whether claims may serve it is not known: {error}"
+            )),
+        }
+    }
+
+    /// What other pods keep from it.
+    fn others(&self, one: &mut NodeVerdict, node: &Node) {
+        let Some(neighbours) = &self.neighbours else {
+            if has_host_ports(&self.facts.pod) {
+                one.open.push("which host ports other pods have is not known".to_owned());
+            }
+            return;
+        };
+        let ports = neighbours.ports(&node.metadata.name).into_iter();
+        one.blocks.extend(ports.map(|text| block(BlockKind::HostPort, text)));
+        for (by, holds) in neighbours.kept_away(node) {
+            match holds {
+                Holds::Yes => one.blocks.push(block(
+                    BlockKind::PodAffinity,
+                    format!("the anti-affinity of {by} keeps it away"),
+                )),
+                _ => one
+                    .open
+                    .push(format!("whether the anti-affinity of {by} keeps it away is not judged")),
+            }
         }
     }
 
     fn other_resource(&self, one: &mut NodeVerdict, node: &Node, resource: &str, amount: u128) {
         if !self.reads_nodes {
+            return;
+        }
+        let text = node.status.allocatable.get(resource);
+        if let Some(Err(error)) = text.map(|text| neighbours::amount(resource, text)) {
+            one.open.push(format!("what the node has cannot be read: {error}"));
+            return;
+        }
+        if let Some(open) = self.by_claims(node, resource) {
+            one.open.push(open);
             return;
         }
         let all = self.allocatable(node, resource);
@@ -326,6 +321,10 @@ impl Question<'_> {
         amount: u128,
         view: Option<&tessera_view::node::Node>,
     ) {
+        if let Some(open) = self.by_claims(node, resource).filter(|_| self.reads_nodes) {
+            claimed_resource(one, resource, amount, view, open);
+            return;
+        }
         let free = view.map(|view| u128::from(ours::free(view, resource)));
         let held = view.map(|view| u128::from(ours::held(view, resource)));
         let (all, is_known) = match self.reads_nodes {
@@ -364,36 +363,82 @@ impl Question<'_> {
     }
 }
 
-/// What of the node itself is in the way.
-fn node_itself(pod: &Pod, node: &Node) -> Vec<Block> {
-    let mut blocks = Vec::new();
+/// A resource of ours that claims may serve on this node: each is a claim on one share of the default size.
+fn claimed_resource(
+    one: &mut NodeVerdict,
+    resource: &str,
+    amount: u128,
+    view: Option<&tessera_view::node::Node>,
+    open: String,
+) {
+    let left = view.map(claims::shares);
+    if let (Some(view), Some(left)) = (view, left.filter(|left| u128::from(*left) < amount)) {
+        one.left.push(format!("{left} × {resource}"));
+        one.blocks.extend(view.gpus.iter().filter_map(ours::out_of_service));
+        let text = format!("{resource}: asks {amount}, {left} is left of what claims may have");
+        one.blocks.push(block(BlockKind::Capacity, text));
+        return;
+    }
+    one.open.push(open);
+}
+
+/// What of the node itself is in the way, and what leaves that open.
+fn node_itself(one: &mut NodeVerdict, pod: &Pod, node: &Node) {
+    let is_cordoned = node.spec.unschedulable;
+    let taints = affinity::untolerated(pod, node);
+    // The cordon says it.
+    let taints = taints.filter(|(taint, _)| !(is_cordoned && affinity::is_cordon(taint)));
+    let taints: Vec<_> = taints.collect();
     let ready = node.status.conditions.iter().find(|one| one.kind == "Ready");
     if let Some(ready) = ready.filter(|one| one.status != "True") {
         let why = if ready.message.is_empty() { &ready.reason } else { &ready.message };
-        let text = format!("kubelet is not ready: {}", quoted(why, 160));
-        blocks.push(block(BlockKind::NotReady, text));
+        let text = match why.as_str() {
+            "" => "kubelet is not ready".to_owned(),
+            why => format!("kubelet is not ready: {}", quoted(why, 160)),
+        };
+        // The scheduler goes by the taint.
+        match taints.iter().any(|(taint, holds)| *holds == Holds::No && affinity::is_away(taint)) {
+            true => one.blocks.push(block(BlockKind::NotReady, text)),
+            false => one
+                .open
+                .push(format!("{text}; no taint keeps the pod away, and it would wait there")),
+        }
     }
-    if affinity::cordoned(pod, node) {
-        blocks.push(block(
+    match affinity::tolerates_cordon(pod) {
+        _ if !is_cordoned => {}
+        Holds::Yes => {}
+        Holds::Open => {
+            one.open.push("whether it tolerates the node's cordon is not judged".to_owned())
+        }
+        Holds::No => one.blocks.push(block(
             BlockKind::NodeCordon,
             "the node is cordoned: `kubectl uncordon` lifts it",
-        ));
+        )),
     }
-    let taints = affinity::taints(pod, node).into_iter();
-    // The cordon has said it.
-    let taints = taints.filter(|taint| {
-        !(node.spec.unschedulable && taint.starts_with("node.kubernetes.io/unschedulable"))
-    });
-    blocks.extend(
-        taints.map(|taint| block(BlockKind::Taint, format!("it does not tolerate {taint}"))),
-    );
+    for (taint, holds) in taints {
+        let name = affinity::name(taint);
+        match holds {
+            Holds::No => {
+                one.blocks.push(block(BlockKind::Taint, format!("it does not tolerate {name}")));
+            }
+            _ => one.open.push(format!(
+                "whether it tolerates {name} hangs on the cluster's version and features"
+            )),
+        }
+    }
     let lacking = affinity::lacking(pod, node);
     if !lacking.is_empty() {
         let text = format!("the node has no label {}", lacking.join(", "));
-        blocks.push(block(BlockKind::Selector, text));
+        one.blocks.push(block(BlockKind::Selector, text));
     }
-    if !affinity::holds(pod, node) {
-        blocks.push(block(BlockKind::Affinity, "its required node affinity excludes the node"));
+    match affinity::holds(pod, node) {
+        Holds::Yes => {}
+        Holds::Open => one.open.push(
+            "its required node affinity is not judged: it has an operator that this program does not know".to_owned(),
+        ),
+        Holds::No => one.blocks.push(block(
+            BlockKind::Affinity,
+            "its required node affinity excludes the node",
+        )),
     }
-    blocks
 }

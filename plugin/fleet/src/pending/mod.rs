@@ -1,14 +1,18 @@
 //! Why a pod waits: what each node has left for it, and what is in the way. [`judge`] is pure and decides as the
-//! scheduler does, by its rules on resources, taints, labels and claims; [`facts`] reads what the user may.
+//! scheduler does, by its rules on resources, taints, labels, host ports, claims and what keeps other pods away. Its
+//! other rules leave the verdict open. [`facts`] reads what the user may.
 
 mod affinity;
 mod claims;
 mod facts;
+mod holds;
 mod judge;
+mod neighbours;
 mod ours;
 #[cfg(test)]
 mod tests;
 mod text;
+mod unjudged;
 
 pub use facts::{Facts, facts};
 pub use judge::judge;
@@ -100,6 +104,10 @@ pub enum BlockKind {
     Selector,
     /// The pod's node affinity.
     Affinity,
+    /// Another pod's anti-affinity.
+    PodAffinity,
+    /// Ports of the node that another pod has.
+    HostPort,
     /// A resource that is not ours.
     Resource,
     /// GPUs that are cordoned.
@@ -125,6 +133,8 @@ impl BlockKind {
             BlockKind::Taint => "taint",
             BlockKind::Selector => "node selector",
             BlockKind::Affinity => "node affinity",
+            BlockKind::PodAffinity => "anti-affinity",
+            BlockKind::HostPort => "host port",
             BlockKind::Resource => "other resource",
             BlockKind::Cordon => "GPU cordoned",
             BlockKind::Health => "GPU health",

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -9,6 +9,9 @@ use tessera_view::node::Node as View;
 
 use super::claims::Claim;
 use super::{BlockKind, Facts, Fit, Verdict, judge, text};
+
+mod fields;
+mod rules;
 
 const OURS: &str = "tessera.dev/gpu";
 
@@ -76,10 +79,12 @@ fn facts(pod: Pod, node: Node, gpus: Vec<Gpu>) -> Facts {
     let fleet = Fleet { nodes: vec![entry(&node.metadata.name, gpus)], ..Fleet::default() };
     Facts {
         pod,
+        only: BTreeSet::new(),
         nodes: Ok(vec![node]),
         pods: Ok(Vec::new()),
         claims: Vec::new(),
         classes: BTreeMap::new(),
+        extended: Ok(BTreeSet::new()),
         fleet,
         fleet_error: None,
     }
@@ -115,7 +120,10 @@ fn each_kind_of_obstacle_is_named() {
     let taint =
         json!({ "/spec": { "taints": [{ "key": "k", "value": "v", "effect": "NoSchedule" }] } });
     let soft = json!({ "/spec": { "taints": [{ "key": "k", "effect": "PreferNoSchedule" }] } });
-    let away = json!({ "/status/conditions": [{ "type": "Ready", "status": "Unknown", "message": "gone" }] });
+    let away = json!({
+        "/status/conditions": [{ "type": "Ready", "status": "Unknown", "message": "gone" }],
+        "/spec": { "taints": [{ "key": "node.kubernetes.io/unreachable", "effect": "NoSchedule" }] },
+    });
     let closed = json!({ "/spec": { "unschedulable": true } });
     let bare = json!({ "/status/allocatable": { "cpu": "4", "memory": "16Gi", "pods": "10" } });
     let affine = |operator: &str, key: &str| {
@@ -145,7 +153,7 @@ fn each_kind_of_obstacle_is_named() {
             vec![Taint],
         ),
         (json!({}), soft, healthy(), vec![]),
-        (json!({}), away, healthy(), vec![NotReady]),
+        (json!({}), away, healthy(), vec![NotReady, Taint]),
         (json!({}), closed.clone(), healthy(), vec![NodeCordon]),
         (json!({ "tolerations": [{ "operator": "Exists" }] }), closed, healthy(), vec![]),
         (json!({ "nodeSelector": { "disk": "ssd" } }), json!({}), healthy(), vec![Selector]),
@@ -178,6 +186,7 @@ fn each_kind_of_obstacle_is_named() {
 fn what_other_pods_hold_is_gone_and_what_has_ended_is_not() {
     let other = |phase: &str, node: &str| {
         let mut other = pod(json!({ "nodeName": node }));
+        other.metadata.name = "other".into();
         other.status.phase = phase.into();
         other
     };
@@ -382,6 +391,7 @@ impl Model {
         let mut known = facts(pod(spec), node("a", change), vec![gpu(0, self.free)]);
         let other = |(ours, cpu): &(u64, u64)| {
             let mut other = pod(json!({ "nodeName": "a", "containers": asks(*ours, *cpu) }));
+            other.metadata.name = "other".into();
             other.status.phase = "Running".into();
             other
         };
@@ -425,8 +435,14 @@ proptest! {
     #[test]
     fn it_says_room_exactly_where_the_scheduler_and_the_plugin_have_it(model in models()) {
         let verdict = judge(&model.facts());
-        let would = model.places() && model.ready && u64::from(model.free) >= model.asks;
-        prop_assert_eq!(verdict.nodes[0].fit == Fit::Fits, would, "{:#?}", verdict);
+        let would = model.places() && u64::from(model.free) >= model.asks;
+        // A node without a taint is open to the scheduler, ready or not; the pod would wait there.
+        let expected = match (would, model.ready) {
+            (true, true) => Fit::Fits,
+            (true, false) => Fit::May,
+            (false, _) => Fit::Not,
+        };
+        prop_assert_eq!(verdict.nodes[0].fit, expected, "{:#?}", verdict);
     }
 
     /// With less to read, it never becomes surer.
