@@ -28,9 +28,12 @@ export class Axis {
   ticks() {
     const most = Math.max(2, Math.floor((this.width - LEFT) / 90));
     const steps = [1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080].map((minutes) => minutes * 60_000);
-    const step = steps.find((one) => (this.until - this.since) / one <= most) ?? steps.at(-1);
-    const list = [];
-    for (let at = Math.ceil(this.since / step) * step; at <= this.until; at += step) list.push(at);
+    const length = this.until - this.since;
+    const step = steps.find((one) => length / one <= most) ?? 86_400_000 * Math.ceil(length / 86_400_000 / most);
+    const first = Math.ceil(this.since / step) * step;
+    // Counted, not compared: beyond 2^53 an instant and a step later may be the same number.
+    const count = Math.min(most, Math.floor((this.until - first) / step)) + 1;
+    const list = Array.from({ length: count > 0 ? count : 0 }, (_, i) => first + i * step);
     return list.map((at) => ({ at, text: step >= 86_400_000 ? format.utc(at).slice(5, 10) : format.clock(at).slice(0, 5) }));
   }
 }
@@ -39,13 +42,14 @@ const num = (value) => (Math.round(value * 10) / 10).toString();
 
 /** A round figure that is not below a value. */
 export function roundUp(value) {
-  if (!(value > 0)) return 1;
+  if (!(value > 0 && value < Infinity)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= value * 0.999);
 }
 
 /** A size whose quarters read well. */
 export function roundUpBytes(value) {
+  if (!(value < Infinity)) return 1;
   let unit = 1;
   while (unit * 1024 <= value) unit *= 1024;
   return Math.max(1, Math.ceil(value / unit)) * unit;

@@ -10,6 +10,10 @@ import { podLink, setQuery } from "./router.js";
 const WINDOWS = { "15m": [15, 10], "1h": [60, 10], "6h": [360, 300], "24h": [1440, 300], "7d": [10_080, 3600] };
 const TONES = [0, 1, 2, 3, 4, 5, 6, 7, 9];
 const EVENTS = 100;
+/** Tenants of a GPU that are drawn: each is a band of four charts. */
+const TENANTS = 64;
+/** No figure is larger: in bytes it is 8 EiB. */
+const MOST = 2 ** 63;
 
 /** The history of a GPU of a node. */
 export class History {
@@ -46,7 +50,7 @@ export class History {
     const since = Math.trunc(this.app.model.now()) - minutes * 60_000;
     json("history", { node, subject, since_unix_ms: since, step_seconds: step }, signal).then(
       (answer) => {
-        this.answer = answer;
+        this.answer = within(answer, since, since + minutes * 60_000, step);
         this.since = since;
         this.error = "";
         this.app.draw();
@@ -74,9 +78,9 @@ export class History {
     }
     const { answer } = this;
     const stepMs = answer.step_seconds * 1000;
-    const until = Math.max(this.since + stepMs, answer.at_unix_ms);
-    const axis = new Axis({ since: this.since, until, stepMs, width });
-    const tenants = busiest(answer.tenants.filter((one) => one.gpu_uuid === gpuUuid), pod, tones);
+    const axis = new Axis({ since: this.since, until: answer.at_unix_ms, stepMs, width });
+    const all = busiest(answer.tenants.filter((one) => one.gpu_uuid === gpuUuid), pod, tones);
+    const tenants = all.slice(0, TENANTS);
     const gpu = answer.gpus.find((one) => one.gpu_uuid === gpuUuid);
     const events = answer.events.filter((event) => event.gpu_uuid === gpuUuid || event.gpu_uuid === "").slice(-EVENTS);
     const cursor = this.cursor === null ? null : Math.min(Math.max(this.cursor, axis.since), axis.until);
@@ -91,6 +95,7 @@ export class History {
     const common = { axis, cursor, onCursor };
     parts.push(
       pod ? blame(tenants, pod) : null,
+      all.length > TENANTS ? h("p", { key: "left-out", class: "muted" }, `Left out: ${format.count(all.length - TENANTS, "tenant")} that got less than these.`) : null,
       key(tenants, node, strips(gpu)),
       chart({ ...common, ...timeline(tenants), strips: strips(gpu) }),
       chart({ ...common, ...waits(tenants) }),
@@ -136,6 +141,38 @@ export class History {
       h("output", {}, `${format.utc(at)} UTC: ${text}`),
     );
   }
+}
+
+/**
+ * An answer as one may draw it, whatever a node wrote: its step is one that histories have, its instants are in the
+ * window that was asked for, and each figure is a number.
+ */
+export function within(answer, since, until, step) {
+  const step_seconds = Object.values(WINDOWS).some(([, known]) => known === answer.step_seconds) ? answer.step_seconds : step;
+  const stepMs = step_seconds * 1000;
+  // The node's clock may be a bucket ahead.
+  const last = until + stepMs;
+  const now = answer.at_unix_ms;
+  const inWindow = (one) => one.at_unix_ms > since - stepMs && one.at_unix_ms <= last;
+  const series = (list) => (list ?? []).map((one) => ({ ...one, points: buckets((one.points ?? []).filter(inWindow), stepMs) }));
+  return {
+    ...answer,
+    step_seconds,
+    at_unix_ms: now >= since + stepMs && now <= last ? now : until,
+    gpus: series(answer.gpus),
+    tenants: series(answer.tenants),
+    events: (answer.events ?? []).filter(inWindow),
+    remarks: answer.remarks ?? [],
+  };
+}
+
+/** One point for each bucket, in order: a node may write a bucket a million times, or each instant of it. */
+function buckets(points, stepMs) {
+  const last = new Map(points.map((point) => [Math.floor(point.at_unix_ms / stepMs) * stepMs, point]));
+  const figure = (value) => (value > 0 && value < MOST ? Number(value) : 0);
+  return [...last]
+    .sort(([a], [b]) => a - b)
+    .map(([at, point]) => ({ ...Object.fromEntries(Object.entries(point).map(([name, value]) => [name, figure(value)])), at_unix_ms: at }));
 }
 
 function bucket(at, axis) {

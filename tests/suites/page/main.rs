@@ -47,6 +47,7 @@ checks! {
     token
     hostile
     hostile_narrow
+    hostile_history
     access_light
     access_dark
     access_narrow_light
