@@ -1,14 +1,23 @@
-// Requests to the server that this page came from. The token stays in this tab.
+// Requests to the server that this page came from. The token and the namespace stay in this tab.
 
 const KEY = "tessera-token";
+const NAMESPACE = "tessera-namespace";
 
 /** The token that the reader gave; empty for none. */
 export const token = () => sessionStorage.getItem(KEY) ?? "";
 
 /** Keeps a token for as long as this tab is open; an empty one drops it. */
-export function keepToken(text) {
-  if (text === "") sessionStorage.removeItem(KEY);
-  else sessionStorage.setItem(KEY, text);
+export const keepToken = (text) => keep(KEY, text);
+
+/** The one namespace that the reader asks for; empty for all. */
+export const namespace = () => sessionStorage.getItem(NAMESPACE) ?? "";
+
+/** Keeps the namespace for as long as this tab is open; an empty one drops it. */
+export const keepNamespace = (text) => keep(NAMESPACE, text);
+
+function keep(name, text) {
+  if (text === "") sessionStorage.removeItem(name);
+  else sessionStorage.setItem(name, text);
 }
 
 /** An answer that is no success: `message` says what is wrong, `status` is HTTP's. */
@@ -45,8 +54,9 @@ export async function ask(path, { accept = "application/json", signal } = {}) {
   throw new ApiError(response.status, message);
 }
 
-function path(name, query) {
-  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== undefined);
+/** A path of the API, with the namespace that the reader asks for. */
+export function path(name, query = {}) {
+  const given = Object.entries({ namespace: namespace(), ...query }).filter(([, value]) => value !== "" && value !== undefined);
   // Relative to the page, which may stand behind a proxy's path.
   return `api/v1/${name}?${new URLSearchParams(given)}`;
 }

@@ -1,6 +1,6 @@
 // Begins here: follows the server, chooses the view by the address, draws what changed once a frame.
 
-import { keepToken, token } from "./api.js";
+import { keepNamespace, keepToken, namespace, token } from "./api.js";
 import { Colours } from "./bars.js";
 import { Dialogs } from "./dialogs.js";
 import { h, render } from "./dom.js";
@@ -17,7 +17,7 @@ class App {
   constructor() {
     this.model = new Model();
     this.colours = new Colours();
-    this.live = { live: false, since: Date.now(), why: "" };
+    this.live = { live: false, since: Date.now(), why: "", status: 0 };
     this.main = document.querySelector("#main");
     this.top = document.querySelector("#top");
     this.banner = document.querySelector("#banner");
@@ -147,6 +147,7 @@ class App {
         h("span", { class: `health ${this.live.live ? "good" : "bad"}` }, h("span", { class: "dot", "aria-hidden": "true" }), this.live.live ? "live" : "not live"),
         this.model.atUnixMs ? h("span", { class: "muted" }, `${format.clock(this.model.atUnixMs)} UTC`) : null,
       ),
+      namespace() === "" ? null : h("button", { type: "button", key: "namespace", class: "quiet", onclick: () => this.narrow("") }, "namespace ", h("bdi", {}, format.line(namespace())), ": drop"),
       token() === "" ? null : h("button", { type: "button", class: "quiet", onclick: () => this.forget() }, "drop token"),
       h("button", { type: "button", class: "quiet", "aria-label": "help, keys", onclick: () => this.dialogs.help() }, "?"),
     ];
@@ -157,7 +158,28 @@ class App {
     if (this.live.live || (this.model.atUnixMs === 0 && this.live.why === "")) return null;
     const since = format.ago(this.live.since, Date.now());
     const what = this.model.atUnixMs === 0 ? "No answer yet" : `No live data since ${format.clock(this.live.since + this.model.offsetMs)} UTC (${since})`;
-    return h("p", { class: "note bad", role: "alert" }, what, this.live.why ? `: ${format.line(this.live.why)}` : "", ". Trying again.");
+    const why = this.live.why ? `: ${format.line(this.live.why)}` : "";
+    return [h("p", { key: "lost", class: "note bad", role: "alert" }, what, why, ". Trying again."), this.live.status === 403 ? this.askNamespace() : null];
+  }
+
+  /** Rights on a namespace without tenants are known to the server only once it is named. */
+  askNamespace() {
+    const submit = (event) => {
+      event.preventDefault();
+      this.narrow(event.target.elements.namespace.value.trim());
+    };
+    return h(
+      "form",
+      { key: "namespace", class: "filters", role: "form", "aria-label": "namespace", onsubmit: submit },
+      h("label", {}, "your namespace", h("input", { name: "namespace", id: "namespace", maxlength: 253, autocomplete: "off", spellcheck: "false" })),
+      h("button", {}, "Show it"),
+    );
+  }
+
+  /** Everything again, as the reader of one namespace sees it; of all, where it is empty. */
+  narrow(name) {
+    keepNamespace(name);
+    location.reload();
   }
 
   forget() {

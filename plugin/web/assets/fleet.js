@@ -67,6 +67,7 @@ export class FleetView {
 
   draw(query) {
     const { model } = this.app;
+    if (model.atUnixMs === 0) return [h("h1", { class: "hidden" }, "Fleet"), h("p", { class: "empty" }, emptyText(model, false))];
     this.list(query);
     const { items } = this.listed;
     const rows = items.filter((item) => item.kind === "gpu");

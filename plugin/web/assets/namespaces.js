@@ -25,6 +25,7 @@ export class NamespacesView {
 
   draw(query) {
     const since = WINDOWS[query.get("since")] ? query.get("since") : "24h";
+    if (this.app.model.atUnixMs === 0) return [h("h1", {}, "Namespaces"), h("p", { class: "empty" }, "Waiting for the first answer.")];
     this.need(since);
     return [
       h("h1", {}, "Namespaces"),
@@ -42,7 +43,6 @@ export class NamespacesView {
   }
 
   need(since) {
-    if (this.app.model.atUnixMs === 0) return;
     if (since === this.asked && performance.now() - this.at < AGAIN_MS) return;
     if (since !== this.asked) this.waste = null;
     this.asked = since;

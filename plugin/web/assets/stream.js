@@ -1,6 +1,6 @@
 // Server-sent events over fetch, because an EventSource sends no Authorization header.
 
-import { ask } from "./api.js";
+import { ask, path } from "./api.js";
 
 /** Cuts a stream of text into events. Pieces are kept apart until a line ends, because one line may be megabytes. */
 export class Events {
@@ -49,16 +49,16 @@ export class Events {
 const SILENCE_MS = 40_000;
 const RETRY_MS = [500, 1000, 2000, 5000];
 
-/** Follows the server for ever: `onEvent(name, data)`, and `onState({live, since, why})`. */
+/** Follows the server for ever: `onEvent(name, data)`, and `onState({live, since, why, status})`, `status` as HTTP has it. */
 export function follow(onEvent, onState) {
   let failures = 0;
   let controller = null;
   let timer = 0;
   let lostSince = 0;
 
-  const lost = (why) => {
+  const lost = (why, status = 0) => {
     lostSince ||= Date.now();
-    onState({ live: false, since: lostSince, why });
+    onState({ live: false, since: lostSince, why, status });
     const wait = RETRY_MS[Math.min(failures, RETRY_MS.length - 1)];
     failures += 1;
     timer = setTimeout(run, wait);
@@ -74,14 +74,14 @@ export function follow(onEvent, onState) {
     };
     try {
       heard();
-      const response = await ask("api/v1/stream", { accept: "text/event-stream", signal: controller.signal });
+      const response = await ask(path("stream"), { accept: "text/event-stream", signal: controller.signal });
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       const events = new Events((name, data) => {
         onEvent(name, data);
         if (name === "error") return;
         lostSince = 0;
         failures = 0;
-        onState({ live: true, since: 0, why: "" });
+        onState({ live: true, since: 0, why: "", status: 200 });
       });
       for (;;) {
         const { done, value } = await reader.read();
@@ -91,7 +91,7 @@ export function follow(onEvent, onState) {
       }
       lost("the server ended the connection");
     } catch (error) {
-      lost(error.status === undefined ? "the connection broke" : error.message);
+      lost(error.status === undefined ? "the connection broke" : error.message, error.status);
     } finally {
       clearTimeout(silence);
     }

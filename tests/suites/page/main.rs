@@ -45,6 +45,7 @@ checks! {
     stream_lost
     clocks
     token
+    namespace
     hostile
     hostile_narrow
     hostile_history

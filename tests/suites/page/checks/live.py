@@ -1,5 +1,9 @@
 """What changes is shown; what is silent says so."""
 
+import json
+import urllib.parse
+
+from access import judge
 from browser import gpu_address, gpus, page
 from views import written
 
@@ -137,3 +141,49 @@ def token():
         one.page.click("text=drop token")
         one.page.locator("dialog[open]").wait_for()
         assert one.evaluate("() => sessionStorage.length") == 0
+
+
+def namespace():
+    """A reader whose namespace has no tenants yet names it, and sees no fleet of zeros before."""
+    with page("--nodes", 2, "--gpus", 1, opened=False) as (one, server):
+        one.expected = ("403",)
+        asked = []
+        text = "ann may not get pods in any namespace with <b>tenants</b> here; name your own with ?namespace=NAME"
+
+        def guard(route):
+            given = urllib.parse.parse_qs(urllib.parse.urlsplit(route.request.url).query).get("namespace", [""])[0]
+            asked.append(given)
+            if given == "of & ann":
+                return route.continue_()
+            return route.fulfill(status=403, content_type="application/json", body=json.dumps({"error": text, "code": 403}))
+
+        one.page.route("**/api/**", guard)
+        for view in ("#/", "#/namespaces", "#/pod/a/b", "#/gpu/gpu-001/GPU-none"):
+            one.page.goto(server.url + view)
+            one.until_text(text, "#banner")
+            one.until_text("Waiting for the first answer")
+            assert one.page.locator(".totals, table, .filters select").count() == 0, view
+            # Nothing but the stream asks while everything would be refused.
+            assert all("/stream" in url for url in one.requests if "/api/" in url), one.requests
+        one.go("#/")
+        one.page.fill("#namespace", "not-mine")
+        one.page.keyboard.press("Enter")
+        one.until_text("namespace not-mine: drop", "#top")
+        one.until_text(text, "#banner")
+        one.page.fill("#namespace", " of & ann ")
+        judge(one, "namespace")
+        one.page.keyboard.press("Enter")
+        one.ready()
+        one.page.wait_for_selector("#rows .row")
+        one.until("() => document.querySelector('#banner').innerText === ''")
+        # Its own tenants are none; those of others are totals.
+        tenants = sum(len(entry["view"]["tenants"]) for entry in server("fleet")["nodes"])
+        assert f"tenants\n{tenants}\n" in one.text(".totals"), one.text(".totals")
+        asked.clear()
+        one.go("#/namespaces")
+        one.until_text("No tenants that you may see.")
+        one.until("() => !document.body.innerText.includes('Asking.')")
+        assert asked and set(asked) == {"of & ann"}, asked
+        one.page.click("text=of & ann: drop")
+        one.until_text(text, "#banner")
+        assert one.evaluate("() => [localStorage.length, sessionStorage.length]") == [0, 0]
