@@ -278,7 +278,9 @@ function lowerBound(list, value) {
 
 function emptyText(model, asks) {
   if (asks) return "No GPU is like that. Escape drops the filter.";
-  return model.atUnixMs === 0 ? "Waiting for the first answer." : "No node offers a GPU. On a node, `tessera status` says why.";
+  if (model.atUnixMs === 0) return "Waiting for the first answer.";
+  // A console has a name; what runs on a node alone is no use to its readers.
+  return model.name === "" ? "No node offers a GPU. On a node, `tessera status` says why." : "No node offers a GPU. `kubectl tessera status` says why.";
 }
 
 function totalsLine(model) {

@@ -46,6 +46,7 @@ checks! {
     clocks
     token
     namespace
+    empty
     hostile
     hostile_narrow
     hostile_history

@@ -187,3 +187,18 @@ def namespace():
         one.page.click("text=of & ann: drop")
         one.until_text(text, "#banner")
         assert one.evaluate("() => [localStorage.length, sessionStorage.length]") == [0, 0]
+
+
+def empty():
+    """A fleet without GPUs names the command that runs where the page is read: on the node, or anywhere."""
+    with page("--nodes", 1, opened=False) as (one, server):
+        name = ""
+
+        def stream(route):
+            fleet = json.dumps({"name": name, "at_unix_ms": 1, "nodes": []})
+            route.fulfill(content_type="text/event-stream", body=f"event: fleet\ndata: {fleet}\n\n")
+
+        one.page.route("**/api/v1/stream*", stream)
+        for name, command in (("", "On a node, `tessera status` says why."), ("production", "GPU. `kubectl tessera status` says why.")):
+            one.page.goto(server.url)
+            one.until_text(command, "main")
