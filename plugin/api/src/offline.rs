@@ -135,6 +135,14 @@ pub(crate) fn by_pages(config: &Config) -> Vec<Allocation> {
     allocations
 }
 
+/// The ledger's records, of a copy: a plugin that was killed leaves a ledger that must be repaired first.
+///
+/// # Errors
+/// Why not, in words that name the ledger.
+pub fn records(path: &Path) -> Result<Vec<Record>, String> {
+    books(path).map(|books| books.records)
+}
+
 /// Reads a copy of the ledger.
 ///
 /// # Errors

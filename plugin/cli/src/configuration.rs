@@ -185,13 +185,11 @@ fn by_the_disk(known: &Config, judged: &Judged, why: String) -> PlanResponse {
 }
 
 fn records(known: &Config, notes: &mut Vec<String>) -> Vec<Arc<Record>> {
-    match tessera_store::peek(&known.paths.ledger) {
+    match tessera_api::offline::records(&known.paths.ledger) {
         Ok(records) => records.into_iter().map(Arc::new).collect(),
         Err(error) => {
             notes.push(format!(
-                "the ledger {} cannot be read ({error}): allocations are those that have pages, and \
-                 which replicas and pods they are is not known",
-                known.paths.ledger.display()
+                "{error}: allocations are those that have pages, and which replicas and pods they are is not known"
             ));
             let root = &known.paths.pages;
             let ids = regions::existing(root).into_iter();

@@ -18,7 +18,7 @@ pub use filter::Filter;
 pub use history::{Lines, Trail};
 pub use measured::MeasuredContext;
 pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
-pub use store::{CommitError, Commits, Ledger, Listener, OpenError, Opened, peek};
+pub use store::{CommitError, Commits, Ledger, Listener, OpenError, Opened};
 
 use tessera_model::allocation_id::AllocationId;
 

@@ -406,24 +406,6 @@ impl Ledger {
     }
 }
 
-/// All records of a ledger that nobody has open, without changing anything of it: for a look from outside.
-///
-/// # Errors
-/// Why it cannot be read: a plugin has it open, for instance.
-pub fn peek(path: &Path) -> Result<Vec<Record>, String> {
-    let read = || -> Result<Vec<Record>, redb::Error> {
-        let db = redb::ReadOnlyDatabase::open(path)?;
-        let mut records = Vec::new();
-        for entry in db.begin_read()?.open_table(ALLOCATIONS)?.iter()? {
-            records.extend(serde_json::from_slice::<Record>(entry?.1.value()).ok());
-        }
-        Ok(records)
-    };
-    files::open(path).map_err(|error| error.to_string())?;
-    let read = panics::caught(|| read().map_err(|error| error.to_string()));
-    read.unwrap_or_else(|message| Err(Unopened::panicked(&message).to_string()))
-}
-
 fn builder() -> redb::Builder {
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);

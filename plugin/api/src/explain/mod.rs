@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use tessera_kubelet_api::admin::{ExplainResponse, GpuStory, StatusResponse};
 
-pub use client::{Args, main};
+pub use client::{Args, main, on_paper};
 pub(crate) use lines::line;
 pub(crate) use report::view;
 pub use subject::Unknown;

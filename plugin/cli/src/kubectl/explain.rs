@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
+use tessera_api::print::Paper;
 use tessera_fleet::{AskError, Fleet, FleetError, answered};
 use tessera_view::API_VERSION;
 use tessera_view::explain::Explanation;
@@ -53,7 +54,7 @@ pub(super) async fn main(fleet: &Fleet, common: &Common, args: &Args) -> Result<
     } else {
         for (at, (node, explanation)) in answered.iter().enumerate() {
             let gap = if at > 0 { "\n" } else { "" };
-            let text = explanation.text();
+            let text = tessera_api::explain::on_paper(&explanation.text(), Paper::of_stdout(false));
             super::print(&format!("{gap}On node {node}:\n{text}"))?;
         }
         let mut out = String::new();

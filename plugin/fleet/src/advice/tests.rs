@@ -21,7 +21,8 @@ fn seen(node: &str, hours: std::ops::Range<i64>, pods: &[(&str, u64)]) -> Seen {
         }],
         ..Node::default()
     };
-    let mut history = history::Answer { step_seconds: 3600, ..history::Answer::default() };
+    // In means of an hour it would be less sure.
+    let mut history = history::Answer { step_seconds: 300, ..history::Answer::default() };
     for (pod, peak) in pods {
         let point = |hour| TenantPoint {
             at_unix_ms: MIDNIGHT + hour * HOUR,

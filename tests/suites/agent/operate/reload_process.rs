@@ -148,15 +148,25 @@ async fn a_plan_tells_what_would_change_and_changes_nothing() {
     let shown = String::from_utf8_lossy(&refused.stdout).into_owned();
     assert!(shown.contains("(standard input):2: share.replicas: must be from 1"), "{shown}");
 
-    // Without the plugin the disk knows the same.
-    node.terminate().await;
-    let asked = node.run(&["config", "plan", &new, "-o", "json"]);
-    let offline: Value = serde_json::from_slice(&asked.stdout).unwrap();
-    assert_eq!(asked.status.code(), Some(0), "{}", stderr(&asked));
-    for part in ["changes", "shares", "allocations"] {
-        assert_eq!(offline[part], online[part], "{part}");
+    // Without the plugin the disk knows the same, also where the ledger was left as a killed plugin leaves it.
+    for killed in [true, false] {
+        match killed {
+            true => node.kill(),
+            false => {
+                node.serve().await;
+                node.terminate().await;
+            }
+        }
+        let asked = node.run(&["config", "plan", &new, "-o", "json"]);
+        let offline: Value = serde_json::from_slice(&asked.stdout).unwrap();
+        assert_eq!(asked.status.code(), Some(0), "{}", stderr(&asked));
+        for part in ["changes", "shares", "allocations"] {
+            assert_eq!(offline[part], online[part], "{part}, killed: {killed}");
+        }
+        let notes = offline["notes"].to_string();
+        assert!(!notes.contains("ledger"), "{notes}");
+        assert!(offline["notes"][0].as_str().unwrap().contains("does not answer"), "{offline}");
     }
-    assert!(offline["notes"][0].as_str().unwrap().contains("does not answer"), "{offline}");
 }
 
 #[tokio::test]
