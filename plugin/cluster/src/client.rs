@@ -25,6 +25,8 @@ use crate::error::{ApiError, Call, Kind, Verb};
 
 /// Most of an answer that is read. A slice of 128 devices has some 200 KiB.
 const LARGEST: usize = 8 << 20;
+/// Longest time for reading credentials: a plugin of a kubeconfig may wait for a person to log in.
+const LOGIN: Duration = Duration::from_secs(300);
 /// How long a connection waits for its next request.
 const IDLE: Duration = Duration::from_secs(10);
 /// Connections that wait.
@@ -110,6 +112,14 @@ impl Client {
         limit: Duration,
         largest: usize,
     ) -> Result<(http::response::Parts, Bytes), ApiError> {
+        // A credential plugin may wait for a person, who logs in with a browser.
+        let connected = timeout(LOGIN, self.connection(call)).await;
+        let connected =
+            connected.unwrap_or(Err(ApiError::Slow { call: call.clone(), limit: LOGIN }));
+        if let Err(error) = connected {
+            self.counts.count(call.verb, call.kind, false);
+            return Err(error);
+        }
         let exchange = async {
             let mut request = request.map_err(|error| unreachable(call, &error))?;
             self.complete(call, &mut request).await?;

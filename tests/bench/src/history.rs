@@ -146,7 +146,7 @@ fn month(cpu_percent: Pair) -> anyhow::Result<Figures> {
         history.look(&look);
         // As often as the plugin does.
         if second % 60 == 0 {
-            history.flush(false, look.at_unix_ms)?;
+            history.flush(false)?;
             bytes = bytes.max(std::fs::metadata(&path)?.len());
         }
         busy += clock::thread_cpu_ns() - begun;

@@ -44,7 +44,7 @@ impl Documented {
             ..Gpu::default()
         };
         let node = Node { gpus: (0..2).map(gpu).collect(), ..Node::default() };
-        Documented { node, history: Answer { step_seconds: 3600, ..Answer::default() } }
+        Documented { node, history: Answer { step_seconds: 300, ..Answer::default() } }
     }
 
     fn pod(&mut self, pod: &str, container: &str, gpu: u32, hours: impl Fn(i64) -> Hour) {

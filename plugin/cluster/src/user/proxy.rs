@@ -16,11 +16,20 @@ const LIFE: Duration = Duration::from_secs(600);
 /// How long it is used.
 const USE: Duration = Duration::from_secs(480);
 
-/// A token of the viewer's service account.
+/// For how long a refused or missing token is not asked for again: all nodes that are asked at a time need the same.
+const REFUSED: Duration = Duration::from_secs(5);
+
+/// A token of the viewer's service account, or why there is none.
 #[derive(Clone)]
 pub(super) struct Viewer {
-    token: HeaderValue,
+    token: Result<HeaderValue, ApiError>,
     since: Instant,
+}
+
+impl Viewer {
+    fn is_of_use(&self) -> bool {
+        self.since.elapsed() < if self.token.is_ok() { USE } else { REFUSED }
+    }
 }
 
 impl std::fmt::Debug for Viewer {
@@ -93,9 +102,22 @@ impl UserClient {
 
     async fn viewers_token(&self, namespace: &str, account: &str) -> Result<HeaderValue, ApiError> {
         let mut viewer = self.viewer.lock().await;
-        if let Some(viewer) = viewer.as_ref().filter(|viewer| viewer.since.elapsed() < USE) {
-            return Ok(viewer.token.clone());
+        if let Some(viewer) = viewer.as_ref().filter(|viewer| viewer.is_of_use()) {
+            return viewer.token.clone();
         }
+        let since = Instant::now();
+        let token = self.new_viewers_token(namespace, account).await;
+        // An answer that came late is no older for that.
+        let since = if token.is_ok() { since } else { Instant::now() };
+        *viewer = Some(Viewer { token: token.clone(), since });
+        token
+    }
+
+    async fn new_viewers_token(
+        &self,
+        namespace: &str,
+        account: &str,
+    ) -> Result<HeaderValue, ApiError> {
         let call = Call::of(Verb::Create, Kind::ServiceAccountToken, namespace, account);
         let body = json!({
             "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
@@ -109,7 +131,6 @@ impl UserClient {
         let request = Request::post(path).header("content-type", "application/json");
         let request = request.body(body.to_string().into_bytes());
         let request = request.map_err(kube::core::request::Error::BuildRequest);
-        let since = Instant::now();
         let (head, body) = self.client.exchange(&call, request, self.limit, 1 << 20).await?;
         if !head.status.is_success() {
             return Err(answer::refused(&call, head.status.as_u16(), &head.headers, &body));
@@ -120,7 +141,6 @@ impl UserClient {
         let token = HeaderValue::try_from(format!("Bearer {}", made.status.token));
         let mut token = token.map_err(|_| unreadable("the token is no word".to_owned()))?;
         token.set_sensitive(true);
-        *viewer = Some(Viewer { token: token.clone(), since });
         Ok(token)
     }
 }

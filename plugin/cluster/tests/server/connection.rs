@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tessera_cluster::events::{EventClient, PodEvent};
 use tessera_cluster::fixtures::Temper;
 use tessera_cluster::resource::{ResourceApi, ResourceClient};
+use tessera_cluster::user::{Proxied, UserClient};
 use tessera_cluster::{Access, ApiError, Client, Kind, Retry, Server, Verb};
 
 use super::{DRIVER, World, timing, until};
@@ -169,4 +170,44 @@ async fn a_certificate_of_no_use_leaves_the_others_and_no_certificate_is_an_erro
     let error = ResourceClient::new(server, DRIVER, "n1", timing()).node_uid().await.unwrap_err();
     assert!(matches!(error, ApiError::Unreachable { .. }), "{error}");
     assert!(world.server.asked().is_empty());
+}
+
+/// A user of this kubeconfig, whose requests may take a second.
+fn user(world: &World, kubeconfig: &str) -> UserClient {
+    let file = world.dir.path().join("user");
+    std::fs::write(&file, kubeconfig).unwrap();
+    UserClient::new(Access::Kubeconfig(vec![file]), Duration::from_secs(1), 4)
+}
+
+#[tokio::test]
+async fn a_credential_plugin_may_wait_for_a_person() {
+    let world = World::new();
+    let slow = r#"{exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: sh, args: ["-c",
+        "sleep 2; echo '{\"apiVersion\":\"client.authentication.k8s.io/v1\",\"kind\":\"ExecCredential\",\"status\":{\"token\":\"secret\"}}'"]}}"#;
+    let user = user(&world, &world.server.kubeconfig().replace("{token: secret}", slow));
+    let call = user.through_pod(&place(0), "tessera-viewer", Duration::from_secs(1), 1 << 20);
+    // The server that answers has no pods, which is an answer.
+    call.await.unwrap();
+}
+
+fn place(pod: usize) -> Proxied {
+    Proxied {
+        namespace: "tessera".into(),
+        pod: format!("tessera-{pod}"),
+        port: 9481,
+        target: "/api/v1/fleet".into(),
+        accept: "application/json",
+    }
+}
+
+#[tokio::test]
+async fn a_refused_viewers_token_is_asked_for_once_for_all_nodes() {
+    let world = World::new();
+    let user = user(&world, &world.server.kubeconfig().replace("{token: secret}", "{}"));
+    world.server.forbid("POST", "serviceaccounts", true);
+    for pod in 0..20 {
+        let limit = Duration::from_secs(1);
+        user.through_pod(&place(pod), "tessera-viewer", limit, 1 << 20).await.unwrap_err();
+    }
+    assert_eq!(world.count("POST /api/v1/namespaces/tessera/serviceaccounts"), 1);
 }

@@ -57,10 +57,10 @@ fn write_past(node: &Simulated, gpu_uuid: &str, limit_bytes: u64, cores_millis: 
             tenants: vec![tenant],
         });
         if second % 600 == 0 {
-            history.flush(false, i64::try_from((begin + second) * 1000).unwrap()).unwrap();
+            history.flush(false).unwrap();
         }
     }
-    history.close(i64::try_from(now * 1000).unwrap()).unwrap();
+    history.close().unwrap();
 }
 
 /// The advice for the workload, once the plugin knows of whom it is.
