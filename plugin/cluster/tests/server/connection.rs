@@ -185,9 +185,9 @@ async fn a_credential_plugin_may_wait_for_a_person() {
     let slow = r#"{exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: sh, args: ["-c",
         "sleep 2; echo '{\"apiVersion\":\"client.authentication.k8s.io/v1\",\"kind\":\"ExecCredential\",\"status\":{\"token\":\"secret\"}}'"]}}"#;
     let user = user(&world, &world.server.kubeconfig().replace("{token: secret}", slow));
-    let call = user.through_pod(&place(0), "tessera-viewer", Duration::from_secs(1), 1 << 20);
-    // The server that answers has no pods, which is an answer.
-    call.await.unwrap();
+    let (place, limit) = (place(0), Duration::from_secs(1));
+    // The server has no pods, and says so: that is an answer.
+    user.through_pod(&place, "tessera-viewer", limit, 1 << 20).await.unwrap();
 }
 
 fn place(pod: usize) -> Proxied {
