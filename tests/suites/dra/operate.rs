@@ -68,7 +68,7 @@ async fn status_and_explain_know_the_claim() {
     assert_eq!(allocation["gpus"][0]["cores_millis"], 300);
     let text = node.must(&["status"]);
     assert!(text.contains("claim team/chat") && text.contains("1 claim prepared"), "{text}");
-    let why = node.must(&["explain", "team/chat"]);
+    let why = node.must(&["explain", "team/chat", "-o", "wide"]);
     for part in [
         "claim team/chat",
         "asked for 2Gi of memory and 30 %",

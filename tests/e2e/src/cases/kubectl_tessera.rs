@@ -22,9 +22,12 @@ const TEAM: &str = "tessera-e2e-team";
 const FORBIDDEN: i32 = 77;
 const UNAVAILABLE: i32 = 69;
 
+/// The text has all of these, wherever its lines are broken.
 fn contains(text: &str, parts: &[&str]) -> Result<()> {
+    let whole = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in parts {
-        ensure!(text.contains(part), "without \"{part}\":\n{text}");
+        let words = part.split_whitespace().collect::<Vec<_>>().join(" ");
+        ensure!(whole.contains(&words), "without \"{part}\":\n{text}");
     }
     Ok(())
 }

@@ -80,7 +80,8 @@ fn explain_says_why(suite: &Suite<'_>, allocation: &Value) -> Result<()> {
         whats.contains(&&"allocated".into()) && whats.contains(&&"started".into()),
         "{trail:?}"
     );
-    let text = suite.plugin.exec(&["tessera", "explain", &format!("{NAMESPACE}/holder")])?;
+    let text =
+        suite.plugin.exec(&["tessera", "explain", &format!("{NAMESPACE}/holder"), "-o", "wide"])?;
     ensure!(text.contains("as preferred of") && text.contains("kubelet allocated it"), "{text}");
     Ok(())
 }

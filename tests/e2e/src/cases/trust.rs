@@ -132,7 +132,13 @@ pub fn volumes_over_what_a_container_is_given_are_flagged(suite: &Suite<'_>) -> 
     }
     let findings = metric(suite, "tessera_findings_total", &[r#"finding="mount""#])?;
     ensure!(findings >= 4.0, "{findings} findings");
-    let reported = suite.plugin.exec(&["tessera", "explain", &format!("{NAMESPACE}/shadowed")])?;
+    let reported = suite.plugin.exec(&[
+        "tessera",
+        "explain",
+        &format!("{NAMESPACE}/shadowed"),
+        "-o",
+        "wide",
+    ])?;
     for (_, what) in flagged {
         let line = format!("tampered with: {what}");
         ensure!(reported.contains(&line), "no {line:?} in {reported}");

@@ -285,7 +285,7 @@ async fn a_simulated_gpus_context_is_measured_by_a_program_that_makes_one() {
     let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
     let program = Program::start(&node, &admitted.device_ids);
     until(|| (context(&node) == (200, "measured".to_owned())).then_some(())).await;
-    let explained = String::from_utf8(node.run(&["explain", "0"]).stdout).unwrap();
+    let explained = String::from_utf8(node.run(&["explain", "0", "-o", "wide"]).stdout).unwrap();
     assert!(explained.contains("200 MiB each for new pods"), "{explained}");
     let next = node.kubelet.run(&pod("b", 1)).await.unwrap().remove(0);
     let charged = |node: &Simulated, ids: &[String]| {

@@ -150,7 +150,8 @@ async fn a_clock_that_jumps_by_hours_stops_nothing_and_loses_nothing() {
     let wanted: Vec<String> = (0..JUMPS.len()).map(|n| format!("jump-{n}")).collect();
     let sets: Vec<&str> = reasons.into_iter().filter(|r| r.starts_with("jump-")).collect();
     assert_eq!(sets, wanted);
-    let text = String::from_utf8(plugin.node.run(&["explain", "stay-0"]).stdout).unwrap();
+    let text =
+        String::from_utf8(plugin.node.run(&["explain", "stay-0", "-o", "wide"]).stdout).unwrap();
     assert!(text.contains("(the node's clock was set back since)"), "{text}");
     let shown = plugin.node.run(&["status"]);
     assert!(shown.status.success(), "{}", stderr(&shown));
