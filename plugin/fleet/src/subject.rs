@@ -2,10 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use tessera_model::written_name::BEGINNING;
 use tessera_view::fleet::Fleet;
-
-/// Fewest characters of the beginning of an id.
-const BEGINNING: usize = 4;
 
 /// Nodes where something that lives is called so: a pod (`NAME`, `NAMESPACE/NAME`, also with a container), an
 /// allocation, a claim or a GPU by its UUID. Empty where there is none: of what is gone, nodes themselves know.

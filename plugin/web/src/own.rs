@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::written_name::BEGINNING;
 use tessera_view::explain::{Explanation, Explanations};
 use tessera_view::fleet::Fleet;
 use tessera_view::history;
@@ -11,9 +13,6 @@ use tessera_view::tenant::Tenant;
 
 /// Namespaces that are looked through for what is not held now, at most.
 const NAMESPACES: usize = 8;
-/// Characters of an allocation's id, and the fewest that stand for one.
-const ID: usize = 32;
-const BEGINNING: usize = 4;
 
 /// How a source is asked for a subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +29,7 @@ pub(crate) enum Meaning {
 pub(crate) fn meaning(fleet: &Fleet, rights: &Rights, subject: &str) -> Meaning {
     let Rights::Namespaces(namespaces) = rights else { return Meaning::AsWritten };
     // A whole id or name is not mistaken for another.
-    if subject.is_empty() || subject.contains('/') || is_id(subject) {
+    if subject.is_empty() || subject.contains('/') || AllocationId::parse(subject).is_some() {
         return Meaning::AsWritten;
     }
     let views = || fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
@@ -65,10 +64,6 @@ pub(crate) fn meaning(fleet: &Fleet, rights: &Rights, subject: &str) -> Meaning 
         ..=NAMESPACES => Meaning::In(named),
         _ => Meaning::In(Vec::new()),
     }
-}
-
-fn is_id(subject: &str) -> bool {
-    subject.len() == ID && subject.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Whether a subject is a GPU by UUID, a beginning of it, or index.

@@ -70,8 +70,10 @@ pub trait Past: Send + Sync + 'static {
             return Ok(all);
         }
         // There may be too many for one answer.
-        let fine = self.figures(now, &Query { step_seconds: MINUTES_S, ..query });
-        Ok(fine.map_or(all.clone(), |fine| finest(all, fine)))
+        Ok(match self.figures(now, &Query { step_seconds: MINUTES_S, ..query }) {
+            Ok(fine) => finest(all, fine),
+            Err(_) => all,
+        })
     }
 
     /// What is asked and not used.
