@@ -10,7 +10,9 @@
 //!   larger of the two.
 //! - **Down** otherwise only when all looks of [`PERSISTENT`], at least [`LOOKS`], showed less: to
 //!   the most they showed. So overhead that is gone is gone within a second, with [`WATCH`] between two
-//!   looks. Looks that are not quiet count here, too: what they show is an upper bound of overhead.
+//!   looks. Looks during which the ledger grew count here, too: what they show is an upper bound of overhead.
+//!   Looks during which something was given back are no bound: the driver may have been asked between a free and
+//!   the next allocation. They count only when [`FREEING`] in a row show less.
 
 use std::time::{Duration, Instant};
 
@@ -28,6 +30,9 @@ pub const WATCH: Duration = Duration::from_millis(350);
 pub const WATCH_FALL: Duration = Duration::from_millis(90);
 /// How many looks that takes at least.
 pub const LOOKS: u32 = 3;
+/// How many looks in a row must show less where something was given back during each of them. Of one such look in
+/// seven at most the ledger was fuller before and after than while the driver was asked.
+pub const FREEING: u32 = 32;
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]
@@ -45,6 +50,8 @@ struct Falling {
     since: Instant,
     most: u64,
     looks: u32,
+    /// Looks in a row that show less and are no bound.
+    freeing: u32,
     /// A process or context has gone.
     gone: bool,
 }
@@ -86,7 +93,7 @@ impl OverheadEstimator {
             self.rise(now, overhead)
         } else if target < self.published {
             self.rising = None;
-            self.fall(now, target, gone)
+            self.fall(now, target, gone, false)
         } else {
             (self.rising, self.falling) = (None, None);
             Verdict::Steady
@@ -98,13 +105,17 @@ impl OverheadEstimator {
     /// A look during which the ledger moved: it can show less, and not more.
     fn see_moving(&mut self, now: Instant, sample: &Sample) -> Verdict {
         let target = sample.most().and_then(|most| most.checked_next_multiple_of(STEP));
-        match target.filter(|target| *target < self.published) {
-            // What may have moved is whose members are whose, too.
-            Some(target) => match self.fall(now, target, false) {
-                Verdict::Publish(bytes) => Verdict::Publish(bytes),
-                _ => Verdict::Unclear,
-            },
-            None => Verdict::Unclear,
+        let Some(target) = target.filter(|target| *target < self.published) else {
+            if let Some(falling) = &mut self.falling {
+                falling.freeing = 0;
+            }
+            return Verdict::Unclear;
+        };
+        // What may have moved is whose members are whose, too.
+        let gone = false;
+        match self.fall(now, target, gone, sample.freed) {
+            Verdict::Publish(bytes) => Verdict::Publish(bytes),
+            _ => Verdict::Unclear,
         }
     }
 
@@ -134,20 +145,25 @@ impl OverheadEstimator {
         Verdict::Publish(self.published)
     }
 
-    fn fall(&mut self, now: Instant, target: u64, gone: bool) -> Verdict {
-        let falling =
-            self.falling.get_or_insert(Falling { since: now, most: target, looks: 0, gone: false });
+    /// `freed`: see [`Sample::freed`].
+    fn fall(&mut self, now: Instant, target: u64, gone: bool, freed: bool) -> Verdict {
+        let new = Falling { since: now, most: target, looks: 0, freeing: 0, gone };
+        let falling = self.falling.get_or_insert(new);
         if gone && !falling.gone {
             // What showed before may have been theirs.
-            *falling = Falling { since: now, most: target, looks: 0, gone: true };
+            *falling = new;
         }
-        falling.looks += 1;
+        if freed {
+            falling.freeing += 1;
+        } else {
+            falling.looks += 1;
+        }
         falling.most = falling.most.max(target);
         let lasted = now.saturating_duration_since(falling.since);
         let sure = if falling.gone {
             lasted >= CONFIRM && falling.looks >= 2
         } else {
-            lasted >= PERSISTENT && falling.looks >= LOOKS
+            lasted >= PERSISTENT && (falling.looks >= LOOKS || falling.freeing >= FREEING)
         };
         match (sure, falling.gone) {
             (true, _) => {

@@ -49,6 +49,9 @@ pub fn divide(used: Option<u64>, shares: &[(u64, u64)]) -> Vec<Option<u64>> {
 pub struct Sample {
     /// Nothing of the ledger moved during the look, so the figures are of one moment.
     pub quiet: bool,
+    /// Something was given back during the look: while the driver was asked, less may have been granted than
+    /// before and after.
+    pub freed: bool,
     /// Bytes granted to the processes that the driver lists, contexts' constants included: before the
     /// driver was asked or after, where there were less. A slot
     /// whose process it does not list says nothing of those it does, unless one of these has no slot
@@ -69,8 +72,8 @@ impl Sample {
         self.most().filter(|_| self.quiet)
     }
 
-    /// About the most that the driver shows beyond everything charged, also where the ledger moved
-    /// meanwhile.
+    /// The most that the driver shows beyond everything charged, also where the ledger grew meanwhile. Where it
+    /// also shrank ([`Sample::freed`]), this is a guess.
     #[must_use]
     pub fn most(&self) -> Option<u64> {
         // Pools are settled late, pages freed lazily: less than the ledger is no overhead.
@@ -121,6 +124,7 @@ pub fn compose(
     Sample {
         quiet: owned_before.len() == owned_after.len()
             && owned_before.iter().zip(&owned_after).all(|(a, b)| unmoved(a, b, gpu)),
+        freed: !owned_before.iter().all(|slot| owned_after.iter().any(|after| kept(slot, after))),
         granted: granted(before).min(granted(after)),
         used,
         own: members.iter().map(own).collect(),
@@ -136,6 +140,12 @@ fn unmoved(before: &SlotView, after: &SlotView, gpu: usize) -> bool {
     epoch(before) == epoch(after)
         && bytes(before) == bytes(after)
         && before.charged[gpu] == before.granted[gpu]
+}
+
+/// Whether it is the same owner's slot, which gave nothing back between two reads.
+fn kept(before: &SlotView, after: &SlotView) -> bool {
+    let epoch = |s: &SlotView| (s.index, s.claimed_ns, s.frees);
+    epoch(before) == epoch(after)
 }
 
 /// The slot of a process: the one its session named, else the one that carries its pid in its own
@@ -244,6 +254,13 @@ mod tests {
             change(&mut after[0]);
             assert!(!compose(&before, &after, 0, vec![]).quiet, "{after:?}");
         }
+        let freed = changed.map(|change| {
+            let mut after = before.clone();
+            change(&mut after[0]);
+            compose(&before, &after, 0, vec![]).freed
+        });
+        assert_eq!(freed, [true, true, true, false, false, false, false]);
+        assert!(compose(&before, &[], 0, vec![]).freed);
         assert!(!compose(&before, &[], 0, vec![]).quiet);
         // A driver call under way all the time.
         let mut reserved = before.clone();
