@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use redb::backends::FileBackend;
-use redb::{Database, ReadableDatabase, ReadableTable, StorageBackend, TableError};
+use redb::{Database, ReadableDatabase, ReadableTable, TableError};
 
 use super::backend::{Bounded, Extent};
 use super::level::Level;
@@ -139,11 +139,13 @@ fn create(options: &Options) -> Result<Store, Trouble> {
 
 fn begin(new: &Path, options: &Options) -> Result<Store, Unopened> {
     files::file_or_nothing(new).map_err(|error| Unopened::Disk(error.to_string()))?;
+    // What a kill left of an earlier one holds pages of the disk.
+    let _ = std::fs::remove_file(new);
+    let dir = new.parent().unwrap_or(Path::new("."));
+    room::on_disk(dir, options.bound).map_err(Unopened::Disk)?;
     let extent = Extent::new(options.bound);
     let made = || -> Result<Store, Unopened> {
         let file = FileBackend::new(open_file(new)?)?;
-        // What a kill left of an earlier one.
-        file.set_len(0).map_err(|error| Unopened::Disk(error.to_string()))?;
         let db = database(file, &extent, options)?;
         prepare(&db, &extent).map_err(|error| Unopened::of(&error))?;
         Store::new(Arc::new(db), Arc::clone(&extent), options.keep)

@@ -2,13 +2,19 @@
 //! A new file is therefore made as large as its bound allows, and stays so: nothing grows later, a full disk is
 //! noticed at once, and no compaction is ever needed.
 
+use std::path::Path;
+
 use redb::{Database, ReadableDatabase, TableDefinition};
 
 use super::backend::Extent;
+use tessera_system::files;
 
 const PAGE: u64 = 4096;
 /// Files with a larger bound grow as redb does it: making them large at once would take too much memory.
 const LARGEST: u64 = 64 << 20;
+
+/// Bytes that stay free on the disk for the ledger, which lies beside the file and without which no pod starts.
+const LEDGERS: u64 = 16 << 20;
 
 const FILL: TableDefinition<u64, &[u8]> = TableDefinition::new("fill");
 /// Each has one row, which is never touched: as long as there is one in a file's upper half, redb does not
@@ -44,6 +50,26 @@ fn next(pages: u64, limit: u64) -> Option<u64> {
         fits.map(|by| (reach(pages + 2 * by, limit).0, Some(by))).max().unwrap_or((pages, None))
     }
     reach(pages, limit).1
+}
+
+/// Sees to it that the disk has room for a new file in `dir` and still for the ledger.
+///
+/// # Errors
+/// It has not, in words; or it does not tell.
+pub(crate) fn on_disk(dir: &Path, bound: u64) -> Result<(), String> {
+    let available = files::available_bytes(dir).map_err(|error| error.to_string())?;
+    // A larger one begins as small as redb makes it.
+    let bytes = if bound > LARGEST { 0 } else { bound };
+    if available >= bytes.saturating_add(LEDGERS) {
+        return Ok(());
+    }
+    let mib = |bytes: u64| bytes >> 20;
+    Err(format!(
+        "the disk has {} MiB free; the file takes {} MiB, and {} MiB stay for the ledger",
+        mib(available),
+        mib(bytes),
+        mib(LEDGERS),
+    ))
 }
 
 /// Makes a new database, whose tables are there, as large as it may be.
@@ -100,6 +126,18 @@ mod tests {
 
     use super::*;
     use crate::backend::Bounded;
+
+    #[test]
+    fn a_disk_must_have_room_for_the_file_and_the_ledger() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(on_disk(dir.path(), 1 << 20), Ok(()));
+        let available = files::available_bytes(dir.path()).unwrap();
+        // Nobody else's files make it less than this.
+        if available < LARGEST {
+            let error = on_disk(dir.path(), LARGEST).unwrap_err();
+            assert!(error.contains("stay for the ledger"), "{error}");
+        }
+    }
 
     #[test]
     fn a_new_file_is_near_its_bound_and_keeps_its_length() {

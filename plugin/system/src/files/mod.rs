@@ -10,6 +10,7 @@ mod patience;
 mod private;
 mod read;
 mod socket;
+mod space;
 
 pub use copy::{Copied, CopyError};
 pub use dir::{Dir, is_directory};
@@ -17,6 +18,7 @@ pub use patience::{Unresponsive, in_time};
 pub use private::open_private;
 pub use read::{FileError, file_or_nothing, open, read, read_from, text, utf8};
 pub use socket::{SocketFile, remove_stale};
+pub use space::available_bytes;
 
 /// Most bytes of a configuration: what a ConfigMap can hold.
 pub const CONFIGURATION: u64 = 1 << 20;

@@ -170,15 +170,22 @@ async fn a_full_disk_refuses_new_pods_and_no_running_one() {
     let Some(_mounted) = Mounted::tmpfs(&state, none, "size=3m") else { return };
     node.start_plugin().await;
     let running = node.kubelet.run(&pod("running", 1)).await.unwrap().remove(0);
+    // The history takes nothing of a disk that has little.
+    let history = |status: &StatusResponse| {
+        let of_history = |warning: &&String| warning.starts_with("history ");
+        status.warnings.iter().find(of_history).cloned()
+    };
+    let warning = node.status_until(history).await;
+    assert!(warning.contains("stay for the ledger"), "{warning}");
     let filler = std::fs::File::create(state.join("filler")).unwrap();
     let chunk = vec![1; 4096];
     let mut at = 0;
-    while filler.write_all_at(&chunk, at).is_ok() {
-        at += 4096;
-    }
-    // The ledger may have room of its own left; it runs out soon.
+    // The ledger may have room of its own left, and gives some of it back; it runs out soon.
     let mut refused = None;
     for attempt in 0..5000 {
+        while filler.write_all_at(&chunk, at).is_ok() {
+            at += 4096;
+        }
         let ids = [replica(1, attempt % 4)];
         if let Err(status) = node.allocate(&ids).await {
             refused = Some(status);
