@@ -11,7 +11,7 @@ ISOLATED := --config "target.'cfg(unix)'.runner = '$(CURDIR)/tests/isolated'"
 # Everything that users or tests run as a file, but for the shim, which has its own link step.
 ARTEFACTS := -p tessera-cli -p simgpu -p simcuda -p simnvml -p tessera-tenant-program -p tessera-pipeline
 
-.PHONY: help build demo test test-loom python lint e2e bench figures clean
+.PHONY: help build demo test test-loom python programs lint e2e bench figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,10 +31,13 @@ demo: build ## share a simulated GPU among tenants and watch the quotas hold
 python: ## make the Python environment that the client tests use
 	tests/python/setup.sh
 
+programs: ## install what tests start and cannot bring along (root on Debian): Chromium, buildah
+	tests/install-programs.sh
+
 test-loom: ## check the lock-free accounting with loom
 	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release -p tessera-region --test loom
 
-test: build python test-loom ## all tests that need neither root nor a GPU
+test: build python programs test-loom ## all tests that need neither root nor a GPU
 	TESSERA_ARTEFACTS=$(RELEASE) $(CARGO) test --locked --workspace --no-fail-fast $(ISOLATED)
 
 lint: ## formatting, clippy, dependency rules, links and figures of the documentation, the shim for aarch64
@@ -49,7 +52,7 @@ lint: ## formatting, clippy, dependency rules, links and figures of the document
 e2e: build ## the whole on a real Kubernetes (root; see tests/e2e/README.md)
 	TESSERA_ARTEFACTS=$(RELEASE) tests/e2e/run
 
-bench: build ## measure; prints a table and writes target/bench/summary.json
+bench: build programs ## measure; prints a table and writes target/bench/summary.json
 	$(CARGO) build --release --locked -p tessera-bench -p tessera-suite-page --bins
 	TESSERA_ARTEFACTS=$(RELEASE) $(RELEASE)/tessera-bench --out $(TARGET)/bench/summary.json
 

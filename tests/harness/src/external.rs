@@ -60,8 +60,8 @@ pub fn deploy_tools() -> Result<PathBuf, String> {
     Ok(dir.join("bin/python"))
 }
 
-/// The Python with what the page's tests need, and the path of a Chromium. Fetched once; root installs Debian's
-/// Chromium. The error says why they can't be had.
+/// The Python with what the page's tests need, fetched once, and the path of the installed Chromium. The error says why
+/// they can't be had.
 pub fn page_tools() -> Result<(PathBuf, String), String> {
     let dir = target_dir().join("page-tools");
     let chromium = fetch("suites/page/setup.sh", &[dir.as_os_str()])?;

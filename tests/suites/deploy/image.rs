@@ -1,31 +1,19 @@
 //! The image: buildah builds `deploy/Dockerfile` from a stand-in of its base image (`tests/deploy/image.py`).
 
 use std::path::PathBuf;
-use std::process::Command;
 
 use nix::unistd::geteuid;
 use tessera_harness::external;
 
 use crate::chart::check;
 
-/// The installed buildah. It must be able to mount, so it needs root. A machine of CI installs it.
+/// The installed buildah. It must be able to mount, so it needs root.
 fn buildah() -> Result<PathBuf, String> {
     if !geteuid().is_root() {
         return Err("buildah makes images as root only in this test".to_owned());
     }
-    if let Some(found) = external::on_path("buildah") {
-        return Ok(found);
-    }
-    if external::may_skip() {
-        return Err("no buildah on the PATH: apt-get install buildah".to_owned());
-    }
-    let install = Command::new("apt-get")
-        .args(["install", "-y", "--no-install-recommends", "buildah"])
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .output()
-        .map_err(|error| format!("apt-get: {error}"))?;
-    let said = String::from_utf8_lossy(&install.stderr).into_owned();
-    external::on_path("buildah").ok_or_else(|| format!("apt-get install buildah: {said}"))
+    let missing = "no buildah: run tests/install-programs.sh as root (make test does)";
+    external::on_path("buildah").ok_or_else(|| missing.to_owned())
 }
 
 #[test]
