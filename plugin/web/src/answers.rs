@@ -203,19 +203,18 @@ async fn explained(
     asked: &Parameters,
     means: Meaning,
 ) -> Result<Explanations, SourceError> {
-    let subjects: Vec<String> = match means {
+    let subjects = match means {
         Meaning::AsWritten => vec![asked.subject.clone()],
         Meaning::In(namespaces) => {
             namespaces.iter().map(|namespace| format!("{namespace}/{}", asked.subject)).collect()
         }
         Meaning::Allocations(ids) => ids,
     };
-    let mut all: Result<Explanations, SourceError> = Err(nothing(&asked.subject));
+    let mut all = Joined::new(&asked.subject, own::explained);
     for subject in subjects {
-        let answer = source.explain(&asked.node, &subject).await;
-        all = both(all, answer, own::explained)?;
+        all.add(source.explain(&asked.node, &subject).await)?;
     }
-    all
+    all.whole()
 }
 
 /// What the source remembers of all that a subject means.
@@ -225,7 +224,7 @@ async fn remembered(
     query: history::Query,
     means: Meaning,
 ) -> Result<history::Answer, SourceError> {
-    let queries: Vec<history::Query> = match means {
+    let queries = match means {
         Meaning::AsWritten => vec![query.clone()],
         Meaning::In(namespaces) => {
             let of = |namespace| history::Query { namespace, ..query.clone() };
@@ -236,30 +235,51 @@ async fn remembered(
             ids.into_iter().map(of).collect()
         }
     };
-    let mut all: Result<history::Answer, SourceError> = Err(nothing(&query.subject));
+    let mut all = Joined::new(&query.subject, own::remembered);
     for query in queries {
-        all = both(all, source.history(node, query).await, own::remembered)?;
+        all.add(source.history(node, query).await)?;
     }
-    all
+    all.whole()
 }
 
-/// The first of two answers with the second; what is not there in one place may be in another.
-fn both<T>(
-    all: Result<T, SourceError>,
-    one: Result<T, SourceError>,
-    join: impl FnOnce(T, T) -> T,
-) -> Result<Result<T, SourceError>, SourceError> {
-    match (all, one) {
-        (Ok(all), Ok(one)) => Ok(Ok(join(all, one))),
-        (Ok(all), Err(SourceError::NotFound(_))) => Ok(Ok(all)),
-        (Err(_), Err(error @ SourceError::NotFound(_))) => Ok(Err(error)),
-        (Err(_), Ok(one)) => Ok(Ok(one)),
-        (_, Err(error)) => Err(error),
-    }
+/// The answers to several questions as one: what is not there for one of them may be there for another.
+struct Joined<A> {
+    found: Option<A>,
+    /// The answer where nothing is there for any.
+    missing: SourceError,
+    join: fn(A, A) -> A,
 }
 
-fn nothing(subject: &str) -> SourceError {
-    SourceError::NotFound(format!("nothing is called {subject:?} here"))
+impl<A> Joined<A> {
+    fn new(subject: &str, join: fn(A, A) -> A) -> Self {
+        let text = format!("nothing is called {subject:?} here");
+        Joined { found: None, missing: SourceError::NotFound(text), join }
+    }
+
+    /// # Errors
+    /// The source could not say.
+    fn add(&mut self, answer: Result<A, SourceError>) -> Result<(), SourceError> {
+        match answer {
+            Ok(answer) => {
+                self.found = Some(match self.found.take() {
+                    Some(before) => (self.join)(before, answer),
+                    None => answer,
+                });
+                Ok(())
+            }
+            Err(error @ SourceError::NotFound(_)) => {
+                self.missing = error;
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// # Errors
+    /// Nothing is there for any question.
+    fn whole(self) -> Result<A, SourceError> {
+        self.found.ok_or(self.missing)
+    }
 }
 
 fn wants_text(headers: &HeaderMap) -> bool {
