@@ -10,7 +10,7 @@ use tessera_view::history;
 use tessera_view::node::Node;
 use tessera_view::tenant::Tenant;
 use tessera_web::source::{Answer, Scope};
-use tessera_web::{Authorisation, Options, Server, Source, SourceError, Tls};
+use tessera_web::{Authorisation, Counts, Options, Server, Source, SourceError, Tls};
 
 /// What a source says.
 #[derive(Clone, Default)]
@@ -111,7 +111,18 @@ pub async fn serve(
     authorisation: Authorisation,
     tls: Tls,
 ) -> (Server, SocketAddr) {
+    serve_counted(source, authorisation, tls, Arc::default()).await
+}
+
+/// As [`serve`], with these counters.
+pub async fn serve_counted(
+    source: Scripted,
+    authorisation: Authorisation,
+    tls: Tls,
+    counts: Arc<Counts>,
+) -> (Server, SocketAddr) {
     let mut options = Options::new(Arc::new(source));
+    options.counts = counts;
     options.listen = vec!["127.0.0.1:0".parse().unwrap()];
     (options.authorisation, options.tls) = (authorisation, tls);
     options.interval = std::time::Duration::from_millis(20);

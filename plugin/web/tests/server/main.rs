@@ -2,6 +2,7 @@
 //! server beside it.
 
 mod common;
+mod counted;
 mod explained;
 mod hostile;
 mod plain;

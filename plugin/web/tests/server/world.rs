@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tessera_cluster::Client as ClusterClient;
@@ -16,9 +17,10 @@ use tessera_view::history::{self, Event, GpuSeries, TenantSeries};
 use tessera_view::node::{Node, Plugin, Warning};
 use tessera_view::tenant::{Compute, Tenant, Use};
 use tessera_web::authorise::Times;
-use tessera_web::{Authorisation, Server, Tls};
+use tessera_web::counts::CountedReviews;
+use tessera_web::{Authorisation, Counts, Server, Tls};
 
-use crate::common::{Script, Scripted, serve};
+use crate::common::{Script, Scripted, serve_counted};
 use crate::explained;
 
 /// Namespaces with tenants.
@@ -209,6 +211,7 @@ pub struct World {
     pub source: Scripted,
     pub cluster: ApiServer,
     pub address: SocketAddr,
+    pub counts: Arc<Counts>,
     _server: Server,
     _dir: tempfile::TempDir,
 }
@@ -243,9 +246,12 @@ impl World {
         });
         let reviews =
             ReviewClient::new(ClusterClient::new(cluster.access(), Duration::from_millis(500)));
+        let counts = Arc::<Counts>::default();
+        let reviews = CountedReviews::new(reviews, Arc::clone(&counts));
         let source = Scripted::new(script());
         let authorisation = Authorisation::kubernetes_for(reviews, times);
-        let (server, address) = serve(source.clone(), authorisation, tls).await;
-        World { source, cluster, address, _server: server, _dir: dir }
+        let (server, address) =
+            serve_counted(source.clone(), authorisation, tls, Arc::clone(&counts)).await;
+        World { source, cluster, address, counts, _server: server, _dir: dir }
     }
 }
