@@ -1,0 +1,209 @@
+//! The parts of the answer to `status`, each made of what one of the plugin's own books says.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tessera_kubelet_api::admin::{
+    Allocation, AllocationState, Dra, GpuState, GpuUse, Health, Process, Registration, Replica,
+    Resource,
+};
+
+use crate::admin::steer;
+use tessera_agent::advertised::NodeSnapshot;
+use tessera_agent::front_end::dra::DraStatus;
+use tessera_kubelet::{Device, Phase, Report};
+use tessera_model::record::{Record, State};
+use tessera_rules::allocate::Catalogue;
+use tessera_tenant::regions::{Region, Use};
+
+/// How the DRA driver stands.
+pub(super) fn dra(status: DraStatus, books: Option<&NodeSnapshot>) -> Dra {
+    let registration = if status.registered { Registration::Live } else { Registration::Waiting };
+    let claims = books.map_or(0, |books| {
+        let claimed = books.allocations.iter().filter_map(|(record, _)| record.origin.claim());
+        claimed.map(|claim| &claim.uid).collect::<std::collections::BTreeSet<_>>().len()
+    });
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Dra {
+        driver: status.driver,
+        registration: registration.into(),
+        registration_error: status.registration_error,
+        pool: status.pool,
+        publication: status.publication.to_owned(),
+        mode: status.mode.to_owned(),
+        devices: count(status.devices),
+        slices: count(status.slices),
+        generation: status.generation,
+        writes: status.writes,
+        wipes: status.wipes,
+        claims: count(claims),
+    }
+}
+
+/// How one resource stands with kubelet.
+pub(super) fn resource(name: &str, retired: bool, report: &Report, devices: &[Device]) -> Resource {
+    let registration = match report.phase {
+        Phase::Live => Registration::Live,
+        Phase::Accepted => Registration::Accepted,
+        Phase::Waiting | Phase::Stopped => Registration::Waiting,
+    };
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Resource {
+        name: name.to_owned(),
+        retired,
+        registration: registration.into(),
+        registered_unix_ms: report.registered_at.map_or(0, to_unix_ms),
+        registrations: report.registrations,
+        registration_error: report.last_error.clone().unwrap_or_default(),
+        replicas: count(devices.len()),
+        healthy: count(devices.iter().filter(|device| device.healthy).count()),
+    }
+}
+
+/// What each GPU is cut into, as advertised: in the configuration's order, retired ones last.
+pub(super) fn replicas(
+    catalogue: &Catalogue,
+    advertised: &BTreeMap<String, Vec<Device>>,
+    allocations: &[Allocation],
+    withheld: &dyn Fn(&str) -> Option<String>,
+) -> HashMap<String, Vec<Replica>> {
+    let mut holders: HashMap<(&str, &str), &str> = HashMap::new();
+    for allocation in allocations.iter().filter(|a| a.state() != AllocationState::Parked) {
+        for id in &allocation.replica_ids {
+            holders.insert((&allocation.resource_name, id), &allocation.id);
+        }
+    }
+    let mut gpus: HashMap<String, Vec<(usize, Replica)>> = HashMap::new();
+    for (resource, devices) in advertised {
+        for device in devices {
+            let Some((uuid, index)) = tessera_model::replica::Replica::split(&device.id) else {
+                continue;
+            };
+            let Some(sold) = catalogue.gpus.get(uuid) else { continue };
+            let place = sold.shares.iter().position(|share| share.resource == *resource);
+            let share = place.map(|place| &sold.shares[place]);
+            let share = share.filter(|share| index < share.count);
+            let amiss = || sold.sick.clone().or_else(|| withheld(uuid));
+            let reason = match (device.healthy, share) {
+                (true, _) => String::new(),
+                (false, None) => amiss().unwrap_or_else(|| "retired".to_owned()),
+                (false, Some(_)) => {
+                    amiss().unwrap_or_else(|| "no room beside the live limits".to_owned())
+                }
+            };
+            let replica = Replica {
+                id: device.id.clone(),
+                index,
+                health: health(device.healthy).into(),
+                health_reason: reason,
+                memory_limit_bytes: share.map_or(0, |share| share.limit.memory_bytes),
+                cores_millis: share.map_or(0, |share| share.limit.cores_millis),
+                allocation_id: holders
+                    .get(&(resource.as_str(), device.id.as_str()))
+                    .map(|id| (*id).to_owned())
+                    .unwrap_or_default(),
+                resource_name: resource.clone(),
+            };
+            let place = place.unwrap_or(usize::MAX);
+            gpus.entry(uuid.to_owned()).or_default().push((place, replica));
+        }
+    }
+    gpus.into_iter()
+        .map(|(uuid, mut replicas)| {
+            replicas.sort_by_key(|(place, replica)| (*place, replica.index));
+            (uuid, replicas.into_iter().map(|(_, replica)| replica).collect())
+        })
+        .collect()
+}
+
+pub(super) fn health(healthy: bool) -> Health {
+    if healthy { Health::Healthy } else { Health::Unhealthy }
+}
+
+pub(super) fn state(state: tessera_model::health::State) -> GpuState {
+    use tessera_model::health::State;
+    match state {
+        State::Healthy => GpuState::Healthy,
+        State::Suspect => GpuState::Suspect,
+        State::Unhealthy => GpuState::Unhealthy,
+        State::Recovering => GpuState::Recovering,
+    }
+}
+
+fn to_unix_ms(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// The limits at Allocate, where others are in force by now.
+pub(crate) fn allocated(record: &Record, gpu: usize) -> Option<tessera_kubelet_api::admin::Limits> {
+    let before = record.overridden.as_ref()?.allocated.get(gpu)?;
+    let is_changed = record.grants.get(gpu) != Some(before);
+    is_changed.then(|| steer::limits(&tessera_model::audit::Limits::from(before)))
+}
+
+pub(crate) fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocation {
+    let state = match record.state {
+        State::Allocated => AllocationState::Allocated,
+        State::Started => AllocationState::Started,
+        State::Parked => AllocationState::Parked,
+    };
+    let snapshot = &used.snapshot;
+    let gpus = record.grants.iter().enumerate().map(|(gpu, grant)| GpuUse {
+        gpu_uuid: grant.uuid.clone(),
+        // Not as its page has it, which follows: see `NodeSnapshot`.
+        memory_limit_bytes: grant.memory_limit_bytes,
+        memory_charged_bytes: snapshot.charged(gpu),
+        memory_granted_bytes: snapshot.granted(gpu),
+        memory_peak_bytes: used.tally.peak.get(gpu).copied().unwrap_or(0),
+        context_overhead_bytes: grant.context_overhead_bytes,
+        cores_millis: grant.cores_millis,
+        policy: tessera_agent::messages::compute_policy(grant.compute).into(),
+        memory_overhead_bytes: region.map_or(0, |region| region.overhead(gpu)),
+        memory_nvml_bytes: region.and_then(|region| region.observed().used(gpu)),
+        allocated: allocated(record, gpu),
+        memory_owed_bytes: record.owed_bytes(&grant.uuid),
+    });
+    let peers = region.map(|region| region.tenant().peers()).unwrap_or_default();
+    let processes = snapshot.slots.iter().map(|slot| {
+        let index = u32::try_from(slot.index).unwrap_or(u32::MAX);
+        // A slot is matched to the session that named it. The name is the tenant's word; the pid is
+        // the kernel's, and of one of the tenant's own processes in any case.
+        let host_pid = peers
+            .iter()
+            .find(|peer| peer.hello.is_some_and(|(_, slot)| slot == index))
+            .and_then(|peer| peer.host_pid);
+        Process {
+            host_pid: host_pid.unwrap_or(0),
+            container_pid: slot.pid_hint,
+            slot: index,
+            memory_charged_bytes: slot.charged.iter().fold(0, |sum, b| sum.saturating_add(*b)),
+        }
+    });
+    Allocation {
+        id: record.id.to_string(),
+        state: state.into(),
+        generation: record.generation,
+        replica_ids: record.replicas.clone(),
+        holder: record.holder.as_ref().map(tessera_agent::messages::holder),
+        allocated_unix_ms: record.allocated_unix_ms,
+        started_unix_ms: record.started_unix_ms,
+        gpus: gpus.collect(),
+        processes: processes.collect(),
+        refusals: used.tally.refusals,
+        driver_refusals: used.tally.driver_refusals,
+        launches: used.tally.launches,
+        gpu_time_us: used.tally.gpu_time_ns / 1000,
+        gate_wait_us: used.tally.gate_wait_ns / 1000,
+        gate_waits: used.tally.gate_waits,
+        gate_timeouts: used.tally.gate_timeouts,
+        window_waits: used.tally.window_waits,
+        compute: None,
+        tamperings: region.map_or(0, Region::tamperings),
+        unaccounted: region.map_or(0, |region| region.observed().findings()),
+        pages_dir: region.map(|region| region.dir().display().to_string()).unwrap_or_default(),
+        resource_name: record.resource.clone(),
+        claim: record.origin.claim().map(tessera_agent::messages::claim),
+        other_holders: record.others.iter().map(tessera_agent::messages::holder).collect(),
+    }
+}
