@@ -27,6 +27,7 @@ ALL = "All"
 FREE, HELD, PARKED = ('state="%s"' % state for state in ("free", "held", "parked"))
 JOB = 'job=~".*tessera.*"'
 ILL, STRANGER = 'state!="healthy"', 'finding="stranger"'
+REFUSED, UNREACHABLE, LOST = 'code=~"401|403"', 'outcome="unreachable"', 'outcome=~"failed|dropped"'
 
 
 def node(metric, *more):
@@ -161,6 +162,23 @@ ROWS = [
         ("Warnings and refused configurations", "Warnings as `tessera status` shows them; 1 where the newest configuration was refused.", "short", "node",
          [(node("tessera_warnings"), "{{node}} warnings"),
           (f"1 - {node('tessera_config_last_reload_successful')} > 0", "{{node}} configuration refused")], {"alert": "TesseraReloadRefused"}),
+    ]),
+    ("API, history and events", [
+        ("Requests to the API, by status", "Answers of the JSON API over TCP a second, by their HTTP status.", "reqps", "sum",
+         [(f"sum by (code) ({per_second(node('tessera_api_requests_total'))})", "{{code}}")],
+         {"behind": per_second(node("tessera_api_requests_total")), "alert": "TesseraApiUnavailable"}),
+        ("Callers that the API refused", "Requests without a valid token (401) or without the right to see what they ask for (403).", "reqps", "node",
+         [(f"sum by (cluster, node, code) ({per_second(node('tessera_api_requests_total', REFUSED))}) > 0", "{{node}} {{code}}")], {}),
+        ("API server reviews that failed", "Questions about a reader's token or access that the API server did not answer or does not allow.", "reqps", "node",
+         [(f"sum by (cluster, node, review) ({per_second(node('tessera_api_reviews_total', UNREACHABLE))}) > 0", "{{node}} {{review}}")],
+         {"alert": "TesseraApiUnavailable"}),
+        ("Nodes whose API does not listen", "1 while the JSON API should be served over TCP and is not.", "short", "node",
+         [(f"1 - {node('tessera_api_listening')} > 0", "{{node}}")], {"alert": "TesseraApiDown"}),
+        ("Nodes that write no history", "1 while the last write of the history failed.", "short", "node",
+         [(f"1 - {node('tessera_history_writing')} > 0", "{{node}}")], {"alert": "TesseraHistoryNotWritten"}),
+        ("Kubernetes events that were lost", "Events given up, and requests that the API server did not accept, a second.", "ops", "node",
+         [(f"sum by (cluster, node, outcome) ({per_second(node('tessera_kubernetes_events_total', LOST))}) > 0", "{{node}} {{outcome}}")],
+         {"alert": "TesseraEventsFail"}),
     ]),
 ]
 
