@@ -261,6 +261,54 @@ def every_alert_has_its_runbook():
             assert "{{ or $labels.node $labels.instance }}" in summary, f"{name} does not name the node"
 
 
+# What the scrape adds to every series.
+OF_TARGETS = {"cluster", "node", "instance", "job"}
+
+
+def documented():
+    """The labels of each metric of docs/metrics.md's table, with those of a histogram's series."""
+    table = (ROOT / "docs/metrics.md").read_text().partition("<!-- table -->")[2]
+    # Prometheus' own.
+    known = {"up": OF_TARGETS}
+    for name, kind, names in re.findall(r"(?m)^\| `(\w+)` \| (\w+) \| ([^|]*) \|", table):
+        own = set(re.findall(r"`(\w+)`", names)) | OF_TARGETS
+        known |= {name: own} if kind != "histogram" else {f"{name}_sum": own, f"{name}_count": own, f"{name}_bucket": own | {"le"}}
+    return known
+
+
+def queries():
+    """Each query of rules and dashboard, by where it stands, with the labels that are shown of it. A recorded series is what
+    it is recorded from."""
+    recorded = {rule["record"]: rule["expr"] for group in groups() for rule in group["rules"] if "record" in rule}
+    for group in groups():
+        for rule in group["rules"]:
+            texts = " ".join([*rule.get("annotations", {}).values(), *rule.get("labels", {}).values()])
+            yield rule.get("alert") or rule["record"], rule["expr"], re.findall(r"\$labels\.(\w+)", texts), recorded
+    for panel in shown(json.loads(DASHBOARD.read_text())):
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"], re.findall(r"{{(\w+)}}", target["legendFormat"]), recorded
+
+
+@check
+def metrics_of_alerts_and_dashboard_are_documented():
+    """docs/metrics.md has each metric under its name, with each label by which it is selected, grouped, matched or shown."""
+    known = documented()
+    for where, expression, visible, recorded in queries():
+        for name, source in recorded.items():
+            expression = re.sub(rf"{name}\b", lambda _: f"({source})", expression)
+        plain = re.sub(r'"[^"]*"', '""', expression)
+        named = re.findall(r"\b((?:tessera|process)_\w+|up\b)(?:\{([^}]*)\})?", plain)
+        assert named, f"{where} asks for no metric: {expression}"
+        for name, selector in named:
+            assert name in known, f"{where}: docs/metrics.md has no {name}"
+            for label in re.findall(r"(\w+) *(?:=~|!~|!=|=)", selector):
+                assert label in known[name], f"{where}: by docs/metrics.md, {name} has no label {label}"
+        some = set().union(*(known[name] for name, _ in named))
+        grouped = re.findall(r"\b(?:by|without|on|ignoring|group_left|group_right) *\(([^)]*)\)", plain)
+        for label in [*re.findall(r"\w+", " ".join(grouped)), *visible]:
+            assert label in some, f"{where}: by docs/metrics.md, none of its metrics has the label {label}"
+
+
 def runbook_base():
     """Where the rules say that the runbook is."""
     (base,) = {rule["annotations"]["runbook_url"].partition("#")[0] for rule in alerts().values()}
@@ -312,11 +360,9 @@ def expressions(made):
 
 @check
 def dashboard_is_readable():
-    """Each panel says what it shows, in which unit, and leads on; its metrics are in docs/metrics.md's table."""
+    """Each panel says what it shows, in which unit, and leads on; the variables narrow it."""
     made = json.loads(DASHBOARD.read_text())
     assert DASHBOARD.read_text() == dashboard(), "tessera.json is not what dashboard.py makes: run tests/deploy/update"
-    table = (ROOT / "docs/metrics.md").read_text().partition("<!-- table -->")[2]
-    known = {name: labels for name, labels in re.findall(r"(?m)^\| `(\w+)` \| \w+ \| ([^|]*) \|", table)}
     variables = {v["name"]: v for v in made["templating"]["list"]}
     assert list(variables) == ["datasource", "cluster", "node", "namespace", "pod"], list(variables)
     titles = [panel["title"] for panel in shown(made)]
@@ -337,10 +383,6 @@ def dashboard_is_readable():
                     grouped = re.match(r"\w+ by \(([^)]*)\)", target["expr"])
                     assert not grouped or label in grouped[1], f"{title} has no label {label} to follow"
     for title, expression in expressions(made):
-        names = set(re.findall(r"\b(?:tessera|process)_\w+", expression))
-        assert names, title
-        for name in names:
-            assert name in known or re.sub("_(bucket|sum|count)$", "", name) in known, f"{title}: docs/metrics.md has no {name}"
         # The variables narrow everything; the pod's where there is a pod.
         for name, selector in re.findall(r"\b((?:tessera|process)_\w+)\{([^}]*)\}", expression):
             wanted = ["cluster", "node"] + ["namespace", "pod"] * (name.startswith("tessera_container") and "namespace" in selector)

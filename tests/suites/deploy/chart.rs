@@ -53,6 +53,7 @@ checks! {
     volumes_over_what_a_container_is_given_are_refused_by_the_policy
     alerts_and_dashboard_are_those_of_the_repository
     every_alert_has_its_runbook
+    metrics_of_alerts_and_dashboard_are_documented
     every_scrape_names_the_node
     down_targets_are_found_by_their_job
     dashboard_is_readable
