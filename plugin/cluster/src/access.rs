@@ -1,14 +1,16 @@
 //! Where the API server is, and the credentials for it.
 
+mod kubeconfig;
+
 use std::path::{Path, PathBuf};
 
 use kube::Config;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use tessera_system::files;
-use tokio::runtime::Handle;
+
+pub(crate) use kubeconfig::{Origin, in_use, merged, names};
 
 /// Where Kubernetes puts a pod's credentials ("Accessing the Kubernetes API from a Pod").
 pub(crate) const CREDENTIALS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -64,6 +66,15 @@ impl From<Server> for Access {
     }
 }
 
+/// Why there is nothing to connect with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoConnection {
+    /// The kubeconfig is wrong: its file, the field, and what to do.
+    Kubeconfig(String),
+    /// Anything else, which may pass.
+    Unreachable(String),
+}
+
 impl Access {
     /// What the environment offers: a pod's service account, or else the files that `KUBECONFIG` names. `None`
     /// where there is neither.
@@ -113,15 +124,18 @@ impl Access {
         }
     }
 
-    /// What `kube` needs to connect. Blocking, on a thread of a runtime: reads files.
+    /// What `kube` needs to connect, and where it is written. Blocking, on a thread of a runtime: reads files.
     ///
     /// # Errors
     /// The file that cannot be read, and why.
-    pub(crate) fn config(&self) -> Result<Config, String> {
+    pub(crate) fn config(&self) -> Result<(Config, Origin), NoConnection> {
         match self {
-            Access::Server(server) => of_server(server),
-            Access::Kubeconfig(files) => of_kubeconfig(files, None),
-            Access::Context(files, context) => of_kubeconfig(files, Some(context.clone())),
+            Access::Server(server) => {
+                let config = of_server(server).map_err(NoConnection::Unreachable)?;
+                Ok((config, Origin::default()))
+            }
+            Access::Kubeconfig(files) => kubeconfig::read(files, None),
+            Access::Context(files, context) => kubeconfig::read(files, Some(context)),
         }
     }
 
@@ -144,80 +158,18 @@ fn of_server(server: &Server) -> Result<Config, String> {
     Ok(config)
 }
 
-/// Those that are of use; one that is not leaves the others.
 fn certificates(file: &Path) -> Result<Vec<Vec<u8>>, String> {
     let pem = read(file)?;
-    let mut useful = RootCertStore::empty();
-    let mut certificates = Vec::new();
-    for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-        let certificate = certificate.map_err(|error| format!("{}: {error}", file.display()))?;
-        if useful.add(certificate.clone()).is_ok() {
-            certificates.push(certificate.to_vec());
-        }
-    }
-    Ok(certificates)
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+    let all = all.map_err(|error| format!("{}: {error}", file.display()))?;
+    Ok(useful(all.iter().map(|certificate| certificate.to_vec())))
 }
 
-/// What the files say together, as kubectl merges them.
-pub(crate) fn merged(files: &[PathBuf]) -> Result<Kubeconfig, String> {
-    let mut whole = Kubeconfig::default();
-    for file in files {
-        // Refuses what is no file before another reader would wait for it.
-        read(file)?;
-        let at = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
-        let one = Kubeconfig::read_from(file).map_err(|error| at(&error))?;
-        whole = whole.merge(one).map_err(|error| at(&error))?;
-    }
-    Ok(whole)
-}
-
-fn of_kubeconfig(files: &[PathBuf], context: Option<String>) -> Result<Config, String> {
-    let mut whole = merged(files)?;
-    let names =
-        || files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(":");
-    complete(&mut whole, context.as_deref()).map_err(|error| format!("{}: {error}", names()))?;
-    let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
-    let config = Handle::current().block_on(Config::from_custom_kubeconfig(whole, &options));
-    let config = config.map_err(|error| format!("{}: {error}", names()))?;
-    let url = &config.cluster_url;
-    match (url.scheme_str(), url.host()) {
-        // `kube` ends the process by a panic on others.
-        (Some("http" | "https"), Some(host)) if !host.is_empty() => Ok(config),
-        _ => Err(format!(
-            "{}: {url} is no address of an API server: write https://HOST:PORT",
-            names()
-        )),
-    }
-}
-
-/// Takes a server without a scheme as kubectl takes it: with TLS where something of TLS is set, else without.
-///
-/// # Errors
-/// The context names a user that is not there: kubectl refuses that, and `kube` would go on as nobody.
-fn complete(whole: &mut Kubeconfig, context: Option<&str>) -> Result<(), String> {
-    let name = context.or(whole.current_context.as_deref()).unwrap_or_default();
-    let named = whole.contexts.iter().find(|one| one.name == name);
-    let Some(context) = named.and_then(|named| named.context.clone()) else { return Ok(()) };
-    let user = context.user.as_deref().filter(|user| !user.is_empty());
-    let known = user.and_then(|user| whole.auth_infos.iter().find(|one| one.name == user));
-    if let (Some(user), None) = (user, known) {
-        return Err(format!("context {name:?} names the user {user:?}, which is not there"));
-    }
-    let login = known.and_then(|one| one.auth_info.as_ref());
-    let has_certificate = login.is_some_and(|login| {
-        login.client_certificate.is_some() || login.client_certificate_data.is_some()
-    });
-    let cluster = whole.clusters.iter_mut().find(|one| one.name == context.cluster);
-    let Some(cluster) = cluster.and_then(|one| one.cluster.as_mut()) else { return Ok(()) };
-    let Some(server) = cluster.server.as_mut().filter(|server| !server.contains("://")) else {
-        return Ok(());
-    };
-    let is_tls = has_certificate
-        || cluster.certificate_authority.is_some()
-        || cluster.certificate_authority_data.is_some()
-        || cluster.insecure_skip_tls_verify == Some(true);
-    server.insert_str(0, if is_tls { "https://" } else { "http://" });
-    Ok(())
+/// The certificates that are of use; one that is not leaves the others.
+fn useful(all: impl IntoIterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
+    let mut store = RootCertStore::empty();
+    let is_useful = |one: &Vec<u8>| store.add(CertificateDer::from(one.clone())).is_ok();
+    all.into_iter().filter(is_useful).collect()
 }
 
 pub(crate) fn read(file: &Path) -> Result<String, String> {
@@ -227,48 +179,6 @@ pub(crate) fn read(file: &Path) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_kubeconfig_is_completed_as_kubectl_does_and_a_user_that_is_not_there_is_named() {
-        let of = |server: &str, tls: &str, user: &str| {
-            let text = format!(
-                "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
-                 clusters: [{{name: k, cluster: {{server: '{server}'{tls}}}}}]\n\
-                 users: [{{name: me, user: {{token: t}}}}]\n\
-                 contexts: [{{name: c, context: {{cluster: k, user: {user}}}}}]\n"
-            );
-            let mut whole = Kubeconfig::from_yaml(&text).unwrap();
-            complete(&mut whole, None)?;
-            Ok::<_, String>(whole.clusters[0].cluster.clone().unwrap().server.unwrap())
-        };
-        let insecure = ", insecure-skip-tls-verify: true";
-        assert_eq!(of("10.0.0.1:6443", "", "me").unwrap(), "http://10.0.0.1:6443");
-        assert_eq!(of("10.0.0.1:6443", insecure, "me").unwrap(), "https://10.0.0.1:6443");
-        assert_eq!(of("https://k:1", "", "me").unwrap(), "https://k:1");
-        let error = of("https://k:1", "", "you").unwrap_err();
-        assert!(error.contains("\"c\" names the user \"you\""), "{error}");
-    }
-
-    #[tokio::test]
-    async fn a_server_that_is_no_url_is_an_error() {
-        for server in ["10.0.0.1:6443", "a b", "", "http://", "://", "ftp://k", "k:port"] {
-            let dir = tempfile::tempdir().unwrap();
-            let file = dir.path().join("config");
-            let text = format!(
-                "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
-                 clusters: [{{name: k, cluster: {{server: '{server}'}}}}]\n\
-                 contexts: [{{name: c, context: {{cluster: k, user: ''}}}}]\n"
-            );
-            std::fs::write(&file, text).unwrap();
-            let access = Access::Kubeconfig(vec![file]);
-            let read = tokio::task::spawn_blocking(move || access.config());
-            let config = read.await.unwrap();
-            if let Ok(config) = config {
-                let url = config.cluster_url;
-                assert!(url.host().is_some() && url.scheme().is_some(), "{server}: {url}");
-            }
-        }
-    }
 
     #[test]
     fn an_address_of_ipv6_has_brackets_in_a_url() {

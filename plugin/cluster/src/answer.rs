@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::HeaderMap;
-use http::header::RETRY_AFTER;
+use http::header::{CONTENT_TYPE, LOCATION, RETRY_AFTER};
 use serde::Deserialize;
 
 use crate::error::{ApiError, Call};
@@ -36,6 +36,20 @@ struct Cause {
     field: String,
 }
 
+/// What redirects, or answers with a page, is no API server.
+const IN_ITS_PLACE: &str = "a proxy or a login page answers in the API server's place; log in there, or correct the \
+                            address of the server";
+
+/// A success that cannot be read.
+pub(crate) fn unreadable(call: &Call, headers: &HeaderMap, error: &serde_json::Error) -> ApiError {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let reason = match kind.starts_with("text/html") {
+        true => format!("it is a page in HTML: {IN_ITS_PLACE}"),
+        false => error.to_string(),
+    };
+    ApiError::Unreadable { call: call.clone(), reason }
+}
+
 /// The error that an answer is.
 pub(crate) fn refused(call: &Call, status: u16, headers: &HeaderMap, body: &[u8]) -> ApiError {
     let said: Option<Status> = serde_json::from_slice(body).ok();
@@ -48,6 +62,12 @@ pub(crate) fn refused(call: &Call, status: u16, headers: &HeaderMap, body: &[u8]
     let message: String = said.message.chars().take(LONGEST).collect();
     let call = call.clone();
     match status {
+        300..=399 => {
+            let to = headers.get(LOCATION).map(|to| String::from_utf8_lossy(to.as_bytes()));
+            let to: String = to.unwrap_or_default().chars().take(LONGEST).collect();
+            let to = if to.is_empty() { to } else { format!(" to {to}") };
+            ApiError::Unreadable { call, reason: format!("HTTP {status}{to}: {IN_ITS_PLACE}") }
+        }
         401 => ApiError::Unauthorized { call, message },
         403 => ApiError::Forbidden { call, message },
         // An API server without the group or version knows no objects of it either.
@@ -57,7 +77,8 @@ pub(crate) fn refused(call: &Call, status: u16, headers: &HeaderMap, body: &[u8]
         404 => ApiError::NotFound { call, message },
         409 if said.reason == "AlreadyExists" => ApiError::Exists { call, message },
         409 => ApiError::Conflict { call, message },
-        408 | 410 | 429 | 500.. => ApiError::Busy { call, status, after, message },
+        410 => ApiError::Expired { call, message },
+        408 | 429 | 500.. => ApiError::Busy { call, status, after, message },
         _ => {
             let field = said.details.causes.into_iter().map(|cause| cause.field);
             let field = field.into_iter().find(|field| !field.is_empty());
@@ -104,6 +125,28 @@ mod tests {
         let ApiError::Invalid { field, message, .. } = invalid else { panic!("{invalid}") };
         assert_eq!(field.as_deref(), Some("spec.devices[0].name"));
         assert_eq!(message.chars().count(), LONGEST);
+    }
+
+    #[test]
+    fn a_redirection_or_a_page_is_no_api_servers_answer_and_says_where_it_leads() {
+        let call = Call::new(Verb::List, Kind::Pods, "");
+        let mut headers = HeaderMap::new();
+        for status in [301, 302, 303, 307, 308] {
+            let text = refused(&call, status, &headers, b"").to_string();
+            assert!(text.contains(&format!("HTTP {status}: a proxy or a login page")), "{text}");
+        }
+        headers.insert(LOCATION, http::HeaderValue::from_static("https://sso.example/login"));
+        let error = refused(&call, 302, &headers, b"<html>");
+        let text = error.to_string();
+        assert!(text.contains("HTTP 302 to https://sso.example/login: a proxy"), "{text}");
+        assert_eq!(error.retry(), Retry::Later);
+        headers.insert(CONTENT_TYPE, http::HeaderValue::from_static("text/html; charset=utf-8"));
+        let broken = serde_json::from_str::<Value>("<html>").unwrap_err();
+        let text = unreadable(&call, &headers, &broken).to_string();
+        assert!(text.contains("a page in HTML: a proxy or a login page"), "{text}");
+        let gone = answer(410, &json!({ "reason": "Expired", "message": "too old" }));
+        assert!(matches!(gone, ApiError::Expired { .. }) && gone.retry() == Retry::Soon);
+        assert!(gone.to_string().contains("ask again"), "{gone}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tower::{BoxError, ServiceBuilder};
 use tracing::debug;
 
-use crate::access::Access;
+use crate::access::{Access, NoConnection};
 use crate::answer::{self, Bytes};
 use crate::counts::{Counts, Outcomes};
 use crate::error::{ApiError, Call, Kind, Verb};
@@ -239,7 +239,8 @@ impl Client {
         headers.insert(USER_AGENT, agent);
         headers.entry(ACCEPT).or_insert(HeaderValue::from_static("application/json"));
         let access = Arc::clone(&self.access);
-        if let Some(token) = blocking(call, move || access.token()).await? {
+        let token = move || access.token().map_err(NoConnection::Unreachable);
+        if let Some(token) = blocking(call, token).await? {
             let value = HeaderValue::try_from(format!("Bearer {token}"));
             let mut value = value.map_err(|_| ApiError::Unreachable {
                 call: call.clone(),
@@ -271,8 +272,8 @@ fn connect(
     limit: Duration,
     idle: usize,
     complete: bool,
-) -> Result<Connection, String> {
-    let mut config = access.config()?;
+) -> Result<Connection, NoConnection> {
+    let (mut config, origin) = access.config()?;
     if let (true, Access::Server(server)) = (complete, access) {
         config.auth_info.token_file = Some(server.token.display().to_string());
     }
@@ -280,18 +281,20 @@ fn connect(
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(limit));
-    let tls = config.rustls_https_connector_with_connector(tcp).map_err(|error| chain(&error))?;
+    let tls = config.rustls_https_connector_with_connector(tcp);
+    let tls = tls.map_err(|error| origin.no_identity(&chain(&error)))?;
     let mut builder = Builder::new(TokioExecutor::new());
     builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).pool_max_idle_per_host(idle);
-    let auth = config.auth_layer().map_err(|error| chain(&error))?;
+    let auth = config.auth_layer().map_err(|error| origin.no_login(&error))?;
     let of_user = &config.auth_info;
     let has_token = matches!(access, Access::Server(_))
         || auth.is_some() && of_user.username.is_none() && of_user.impersonate.is_none();
+    let headers = config.extra_headers_layer();
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(auth)
         .map_request(pass_on)
-        .layer(config.extra_headers_layer().map_err(|error| chain(&error))?)
+        .layer(headers.map_err(|error| origin.no_impersonation(&chain(&error)))?)
         .map_err(BoxError::from)
         .service(builder.build(tls));
     Ok(Connection { client: kube::Client::new(service, config.default_namespace), has_token })
@@ -312,11 +315,15 @@ fn pass_on<B>(mut request: http::Request<B>) -> http::Request<B> {
 
 async fn blocking<T: Send + 'static>(
     call: &Call,
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+    work: impl FnOnce() -> Result<T, NoConnection> + Send + 'static,
 ) -> Result<T, ApiError> {
     let done = tokio::task::spawn_blocking(work).await;
-    let done = done.unwrap_or_else(|error| Err(error.to_string()));
-    done.map_err(|reason| ApiError::Unreachable { call: call.clone(), reason })
+    let done = done.unwrap_or_else(|error| Err(NoConnection::Unreachable(error.to_string())));
+    let call = || call.clone();
+    done.map_err(|error| match error {
+        NoConnection::Kubeconfig(reason) => ApiError::Kubeconfig { call: call(), reason },
+        NoConnection::Unreachable(reason) => ApiError::Unreachable { call: call(), reason },
+    })
 }
 
 fn unreachable(call: &Call, error: &(dyn Error + 'static)) -> ApiError {

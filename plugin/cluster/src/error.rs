@@ -173,6 +173,14 @@ pub enum ApiError {
         /// The network's or the file's words.
         reason: String,
     },
+    /// The kubeconfig is wrong, and nothing was asked.
+    #[error("{call}: the kubeconfig is wrong: {reason}")]
+    Kubeconfig {
+        /// The request.
+        call: Call,
+        /// The file, the field, and what to do.
+        reason: String,
+    },
     /// No answer in time. The request may have been served nevertheless.
     #[error("{call}: the API server did not answer within {limit:?}")]
     Slow {
@@ -192,6 +200,31 @@ pub enum ApiError {
         after: Option<Duration>,
         /// The server's words.
         message: String,
+    },
+    /// 410: the server has forgotten the state from which the request goes on.
+    #[error(
+        "{call}: the API server has forgotten the state from which the request goes on (HTTP 410): {message}; ask again"
+    )]
+    Expired {
+        /// The request.
+        call: Call,
+        /// The server's words.
+        message: String,
+    },
+    /// A list in parts that took too long as a whole.
+    #[error(
+        "{call}: the list did not end within {limit:?}: {objects} objects in {parts} parts came, and there are more; the \
+         API server is slow, or what answers in its place goes on for ever"
+    )]
+    Endless {
+        /// The request.
+        call: Call,
+        /// The limit for all parts.
+        limit: Duration,
+        /// Parts that came.
+        parts: usize,
+        /// Objects in them.
+        objects: usize,
     },
     /// 401: it does not know us.
     #[error(
@@ -284,6 +317,9 @@ impl ApiError {
     pub fn call(&self) -> &Call {
         match self {
             ApiError::Unreachable { call, .. }
+            | ApiError::Kubeconfig { call, .. }
+            | ApiError::Expired { call, .. }
+            | ApiError::Endless { call, .. }
             | ApiError::Slow { call, .. }
             | ApiError::Busy { call, .. }
             | ApiError::Unauthorized { call, .. }
@@ -301,10 +337,13 @@ impl ApiError {
     #[must_use]
     pub fn retry(&self) -> Retry {
         match self {
-            ApiError::Unreachable { .. } | ApiError::Slow { .. } | ApiError::Busy { .. } => {
-                Retry::Soon
-            }
-            ApiError::Unauthorized { .. }
+            ApiError::Unreachable { .. }
+            | ApiError::Slow { .. }
+            | ApiError::Busy { .. }
+            | ApiError::Expired { .. }
+            | ApiError::Endless { .. } => Retry::Soon,
+            ApiError::Kubeconfig { .. }
+            | ApiError::Unauthorized { .. }
             | ApiError::Forbidden { .. }
             | ApiError::NotServed { .. }
             | ApiError::Unreadable { .. } => Retry::Later,

@@ -83,7 +83,7 @@ impl NodeLabels {
         let mut body = match self.client.stream(call, request).await {
             Ok(body) => body,
             // The server remembers no more as far back.
-            Err(ApiError::Busy { status: 410, .. }) => return Ok(()),
+            Err(ApiError::Expired { .. }) => return Ok(()),
             Err(error) => return Err(error),
         };
         // What is said does not matter: the labels are read again. A server that is gone ends no watch.

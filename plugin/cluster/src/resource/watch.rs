@@ -101,7 +101,7 @@ impl Watch {
         let body = match client.asked(begin).await {
             Ok(body) => body,
             // 410: it remembers no more as far back.
-            Err(ApiError::Busy { status: 410, .. }) => return Ok(End::Expired),
+            Err(ApiError::Expired { .. }) => return Ok(End::Expired),
             Err(error) => return Ok(End::Failed(error)),
         };
         if self.at.is_none() || self.failing {

@@ -30,6 +30,8 @@ pub use proxy::{Passed, Proxied};
 const PAGE: usize = 500;
 /// Most parts of a list: a list of more pods than any cluster has.
 const PAGES: usize = 400;
+/// The limit for a whole list, in limits of one request: 200,000 pods in parts of 0.1 s need less.
+const WHOLE: u32 = 6;
 /// Most of a page: 500 pods of some 40 KiB.
 const LARGEST: usize = 24 << 20;
 
@@ -73,18 +75,10 @@ impl UserClient {
             Access::Context(files, context) => (files, Some(context.clone())),
         };
         let whole = access::merged(files)?;
-        let Some(name) = asked.or(whole.current_context) else {
-            return Err("the kubeconfig has no current context: name one with --context".to_owned());
-        };
-        let Some(context) = whole.contexts.iter().find(|context| context.name == name) else {
-            let names: Vec<&str> = whole.contexts.iter().map(|one| one.name.as_str()).collect();
-            return Err(format!(
-                "the kubeconfig has no context \"{name}\"; it has {}",
-                if names.is_empty() { "none".to_owned() } else { names.join(", ") }
-            ));
-        };
-        let namespace = context.context.as_ref().and_then(|context| context.namespace.clone());
-        Ok(Context { name, namespace: namespace.unwrap_or_else(|| "default".to_owned()) })
+        let (name, context) = access::in_use(&whole, asked.as_deref())
+            .map_err(|error| format!("{}: {error}", access::names(files)))?;
+        let namespace = context.namespace.clone();
+        Ok(Context { name: name.to_owned(), namespace: namespace.unwrap_or_else(|| "default".to_owned()) })
     }
 
     /// Names of the contexts, for completion. Reads files.
@@ -190,10 +184,8 @@ impl UserClient {
         if !head.status.is_success() {
             return Err(answer::refused(call, head.status.as_u16(), &head.headers, &body));
         }
-        serde_json::from_slice(&body).map_err(|error| {
-            let reason = error.to_string();
-            ApiError::Unreadable { call: call.clone(), reason }
-        })
+        serde_json::from_slice(&body)
+            .map_err(|error| answer::unreadable(call, &head.headers, &error))
     }
 
     async fn list<T: DeserializeOwned>(
@@ -202,10 +194,36 @@ impl UserClient {
         path: &str,
         selector: &str,
     ) -> Result<Vec<T>, ApiError> {
-        let (mut all, mut next) = (Vec::new(), String::new());
+        let (mut all, mut next, mut parts) = (Vec::new(), String::new(), 0);
+        // The first part has a limit of its own: a person may have to log in for it.
+        let mut ends = None;
+        let mut restarted = false;
         for _ in 0..PAGES {
             let target = format!("{path}?limit={PAGE}{selector}{next}");
-            let page: List<T> = self.get(call, &target).await?;
+            let page = self.get(call, &target);
+            let page: Result<List<T>, ApiError> = match ends {
+                None => page.await,
+                Some(ends) => match tokio::time::timeout_at(ends, page).await {
+                    Ok(page) => page,
+                    Err(_) => {
+                        let (call, limit, objects) = (call.clone(), self.whole(), all.len());
+                        return Err(ApiError::Endless { call, limit, parts, objects });
+                    }
+                },
+            };
+            ends = ends.or_else(|| Some(tokio::time::Instant::now() + self.whole()));
+            let page = match page {
+                // The server keeps the state of a list for minutes; one that was compacted away begins anew.
+                Err(ApiError::Expired { .. }) if !restarted && !next.is_empty() => {
+                    restarted = true;
+                    all.clear();
+                    next.clear();
+                    parts = 0;
+                    continue;
+                }
+                page => page?,
+            };
+            parts += 1;
             all.extend(page.items.into_iter().flatten());
             match page.metadata.next.filter(|next| !next.is_empty()) {
                 Some(more) => next = format!("&continue={}", escaped(&more)),
@@ -214,6 +232,11 @@ impl UserClient {
         }
         let reason = format!("the list does not end within {PAGES} parts");
         Err(ApiError::Unreadable { call: call.clone(), reason })
+    }
+
+    /// The limit for all parts of a list after the first.
+    fn whole(&self) -> Duration {
+        self.limit * WHOLE
     }
 }
 

@@ -2,6 +2,8 @@
 //! silent, slow, forbidding or of another version.
 
 mod connection;
+mod kubeconfig;
+mod lists;
 mod node;
 mod objects;
 mod reviews;
