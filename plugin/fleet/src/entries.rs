@@ -7,6 +7,7 @@ use tessera_model::time_format;
 use tessera_view::fleet::Entry;
 use tessera_view::node::{Node, Warning};
 
+use crate::answer::AskError;
 use crate::places::Place;
 
 /// Clocks that differ by more than this are spoken of, and taken into account where instants are asked for.
@@ -29,6 +30,8 @@ struct Known {
     ahead_ms: i64,
     /// Failures since the last answer.
     failures: u32,
+    /// The last failure was that nothing came.
+    is_silent: bool,
     /// Not asked before, in milliseconds of the asker's steady clock.
     not_before_ms: u64,
 }
@@ -55,7 +58,7 @@ impl Entries {
     pub fn take(
         &mut self,
         node: &str,
-        answer: Result<Node, String>,
+        answer: Result<Node, AskError>,
         now_unix_ms: i64,
         steady_ms: u64,
     ) {
@@ -73,11 +76,12 @@ impl Entries {
                 known.entry.answered_unix_ms = now_unix_ms;
                 known.entry.error.clear();
                 known.entry.view = Some(view);
-                (known.failures, known.not_before_ms) = (0, 0);
+                (known.failures, known.is_silent, known.not_before_ms) = (0, false, 0);
             }
             Err(error) => {
                 known.entry.answers = false;
-                known.entry.error = error;
+                known.is_silent = matches!(error, AskError::Silent(_));
+                known.entry.error = error.to_string();
                 known.failures = known.failures.saturating_add(1);
                 let pause = Duration::from_secs(1 << known.failures.min(5)).min(LONGEST_PAUSE);
                 let pause = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
@@ -92,6 +96,14 @@ impl Entries {
             known.entry.answers = false;
             error.clone_into(&mut known.entry.error);
         }
+    }
+
+    /// Nodes that were asked and did not answer a moment ago, with the reason. Later than that, one may answer again.
+    pub fn silent(&self, steady_ms: u64) -> BTreeMap<String, String> {
+        let moment = u64::try_from(LONGEST_PAUSE.as_millis()).unwrap_or(u64::MAX);
+        let is_recent = |known: &Known| steady_ms < known.not_before_ms.saturating_add(moment);
+        let silent = self.nodes.iter().filter(|(_, known)| known.is_silent && is_recent(known));
+        silent.map(|(node, known)| (node.clone(), known.entry.error.clone())).collect()
     }
 
     /// By name.
@@ -145,7 +157,7 @@ mod tests {
         let view = Node { node: "a".into(), at_unix_ms: 1000, ..Node::default() };
         all.take("a", Ok(view.clone()), 1000, 0);
         all.take("b", Ok(Node::default()), 1000, 0);
-        all.take("a", Err("gone".into()), 3000, 2000);
+        all.take("a", Err(AskError::Silent("gone".into())), 3000, 2000);
         let now = all.all();
         assert_eq!(
             (now[0].answers, now[0].answered_unix_ms, now[0].error.as_str()),
@@ -165,17 +177,33 @@ mod tests {
         for _ in 0..7 {
             assert!(all.begin("a", at, false));
             assert!(!all.begin("a", at, false), "it is being asked");
-            all.take("a", Err("stalls".into()), 0, at);
+            all.take("a", Err(AskError::Silent("stalls".into())), 0, at);
             let begun = at;
             while !all.begin("a", at, true) {
                 at += 1000;
             }
             waits.push((at - begun) / 1000);
-            all.take("a", Err("stalls".into()), 0, begun);
+            all.take("a", Err(AskError::Silent("stalls".into())), 0, begun);
             at = begun;
         }
         assert!(waits.windows(2).all(|pair| pair[0] <= pair[1]), "{waits:?}");
         assert_eq!(waits.last(), Some(&30));
+    }
+
+    #[test]
+    fn only_what_did_not_answer_a_moment_ago_is_silent() {
+        let mut all = entries();
+        assert!(all.silent(0).is_empty(), "not asked yet");
+        all.take("a", Err(AskError::Silent("stalls".into())), 0, 1000);
+        all.take("b", Err(AskError::NoRights("no".into())), 0, 1000);
+        assert_eq!(
+            all.silent(1000).into_iter().collect::<Vec<_>>(),
+            [("a".into(), "stalls".into())]
+        );
+        assert!(!all.silent(30_000).is_empty());
+        assert!(all.silent(60_000).is_empty(), "long ago");
+        all.take("a", Ok(Node::default()), 0, 2000);
+        assert!(all.silent(2000).is_empty(), "it answers again");
     }
 
     #[test]

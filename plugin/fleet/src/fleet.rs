@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde::de::DeserializeOwned;
 use tessera_cluster::user::{Context, ExecError, Finished, UserClient};
 use tessera_cluster::{Access, ApiError};
 use tessera_model::clock::unix_ms;
@@ -88,6 +89,7 @@ impl From<ApiError> for FleetError {
                 "you may not {call}: {message}; ask for {}",
                 call.rule()
             )),
+            ApiError::Kubeconfig { reason, .. } => FleetError::Kubeconfig(reason),
             error => FleetError::Cluster(error.to_string()),
         }
     }
@@ -243,7 +245,6 @@ impl Fleet {
                     // A token that is renewed outside of this process is read again.
                     asker.user.renew().await;
                 }
-                let view = view.map_err(|error| error.to_string());
                 fleet.entries().take(&place.node, view, unix_ms(), fleet.steady_ms());
             });
         }
@@ -281,7 +282,7 @@ impl Fleet {
                 .with("step_seconds", query.step_seconds)
         };
         let answers: Vec<(String, Result<history::Answer, AskError>)> =
-            self.inner.asker.all(places, question).await;
+            self.all(places, question).await;
         let fit = |(node, answer): (String, Result<history::Answer, AskError>)| {
             let answer = answer.and_then(|mut one| {
                 one.node.clone_from(&node);
@@ -327,7 +328,7 @@ impl Fleet {
         let question = |_: &Place| {
             Question::new("explain").with("subject", asked).with("namespace", namespace)
         };
-        Ok(self.inner.asker.all(&places, question).await)
+        Ok(self.all(&places, question).await)
     }
 
     /// Advice of all nodes together, and why some gave none.
@@ -338,8 +339,7 @@ impl Fleet {
         let mut places = self.places().await?;
         // The workload of a pod may have others on nodes that do not know this one.
         let all = Scope { pod: String::new(), ..scope.clone() };
-        let answers =
-            self.inner.asker.all(&places, |place| self.scoped("recommend", place, &all)).await;
+        let answers = self.all(&places, |place| self.scoped("recommend", place, &all)).await;
         forbidden(&answers)?;
         self.entries().set_places(&places);
         let by_node = advice::ByNode::of(answers, &scope.pod);
@@ -359,8 +359,7 @@ impl Fleet {
     /// See [`FleetError`].
     pub async fn waste(&self, scope: &Scope) -> Result<Waste, FleetError> {
         let places = self.places().await?;
-        let answers =
-            self.inner.asker.all(&places, |place| self.scoped("waste", place, scope)).await;
+        let answers = self.all(&places, |place| self.scoped("waste", place, scope)).await;
         forbidden(&answers)?;
         Ok(merge::waste(answers, unix_ms()))
     }
@@ -394,6 +393,41 @@ impl Fleet {
         })
     }
 
+    /// The answers of all of these nodes, in their order. One that did not answer a moment ago is not waited for
+    /// again, unless it is the only one that is asked.
+    async fn all<T: DeserializeOwned + Send + 'static>(
+        &self,
+        places: &[Place],
+        question: impl Fn(&Place) -> Question,
+    ) -> Vec<(String, Result<T, AskError>)> {
+        let silent = if places.len() > 1 { self.silent() } else { BTreeMap::new() };
+        let asked: Vec<Place> =
+            places.iter().filter(|place| !silent.contains_key(&place.node)).cloned().collect();
+        let mut answers = self.inner.asker.all(&asked, question).await.into_iter();
+        let answer = |place: &Place| match silent.get(&place.node) {
+            Some(why) => Some((place.node.clone(), Err(AskError::Silent(why.clone())))),
+            None => answers.next(),
+        };
+        places.iter().filter_map(answer).collect()
+    }
+
+    /// Nodes that did not answer a moment ago, and why.
+    fn silent(&self) -> BTreeMap<String, String> {
+        self.entries().silent(self.steady_ms())
+    }
+
+    /// What is known of these nodes; those that did not answer a moment ago are not waited for.
+    async fn located(&self, places: &[Place]) -> fleet::Fleet {
+        self.entries().set_places(places);
+        let silent = self.silent();
+        let (silent, others): (Vec<Place>, Vec<Place>) =
+            places.iter().cloned().partition(|place| silent.contains_key(&place.node));
+        self.round(&silent, true).detach_all();
+        let mut tasks = self.round(&others, false);
+        while tasks.join_next().await.is_some() {}
+        self.known()
+    }
+
     /// The nodes that a question is for.
     async fn places_of(
         &self,
@@ -412,7 +446,7 @@ impl Fleet {
         if asked.is_empty() {
             return Ok(places);
         }
-        let nodes = subject::nodes(&self.gather().await?, namespace, asked);
+        let nodes = subject::nodes(&self.located(&places).await, namespace, asked);
         // Of what is gone, only the nodes themselves know.
         if !nodes.is_empty() {
             places.retain(|place| nodes.contains(&place.node));
@@ -443,6 +477,6 @@ fn explained(error: ApiError, namespace: &str) -> FleetError {
             "you may not see the plugin's pods: {message}; ask for `list` on pods and `get` on pods/proxy in namespace \
              {namespace} (docs/kubectl.md, \"Readers\"), or name another with --plugin-namespace"
         )),
-        error => FleetError::Cluster(error.to_string()),
+        error => error.into(),
     }
 }

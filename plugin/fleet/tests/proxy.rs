@@ -148,6 +148,36 @@ async fn the_console_shows_the_others_while_one_stalls() {
 }
 
 #[tokio::test]
+async fn a_node_that_is_known_not_to_answer_delays_no_answer_and_is_named_in_it() {
+    let world = World::new(&[("a", Some(with_history("a", 2))), ("b", Some(Behind::Stalls))]);
+    let fleet = world.fleet();
+    // Found out here, as by the console's rounds.
+    fleet.gather().await.unwrap();
+    let live = Live::start(fleet, Duration::from_millis(50));
+    let query = |subject: &str| tessera_view::history::Query {
+        subject: subject.into(),
+        ..tessera_view::history::Query::default()
+    };
+    let began = Instant::now();
+    let names = |remarks: &[String]| {
+        let is = |one: &String| one.starts_with("node b is left out") && one.contains("within 3 s");
+        assert!(remarks.iter().any(is), "{remarks:?}");
+    };
+    names(&live.waste(Scope::default()).await.unwrap().remarks);
+    names(&live.recommend(Scope::default()).await.unwrap().remarks);
+    // Of a pod that is gone every node is asked; of one that is there, its node.
+    names(&live.history("", query("team/gone-0")).await.unwrap().remarks);
+    assert_eq!(live.history("", query("team/chat-a")).await.unwrap().remarks, [""; 0]);
+    assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
+    // A node that is asked for by its name is asked.
+    let before = world.server.asked().len();
+    live.history("b", query("")).await.unwrap_err();
+    let asked = world.server.asked();
+    let is_it = |one: &tessera_cluster::fixtures::Asked| one.target.contains("tessera-b");
+    assert!(asked[before..].iter().any(is_it), "{asked:?}");
+}
+
+#[tokio::test]
 async fn a_waiting_pod_is_judged_by_what_the_user_may_read() {
     let world = World::new(&[("a", Some(Behind::Answers(200, view("a"))))]);
     world.server.with(|store| {
@@ -186,6 +216,7 @@ fn with_history(node: &str, peak_gib: u64) -> Behind {
         ("fleet", view(node)),
         ("recommend", of("workloads", advice)),
         ("history", of("tenants", series)),
+        ("waste", json!({ "api_version": "tessera.dev/v1" }).to_string()),
     ];
     Behind::Serves(answers.into())
 }
@@ -278,4 +309,13 @@ async fn without_a_plugin_or_a_node_of_that_name_the_error_says_what_to_give() {
     };
     let error = Fleet::new(missing).unwrap_err().to_string();
     assert!(error.contains("no context \"other\"; it has c"), "{error}");
+    assert!(error.contains("/config: "), "{error}");
+    let file = world.dir.path().join("config");
+    let config = world.server.kubeconfig();
+    std::fs::write(&file, config.replace("token: secret", "tokenFile: absent")).unwrap();
+    let error = world.fleet().places().await.unwrap_err();
+    assert!(
+        matches!(&error, FleetError::Kubeconfig(why) if why.contains("user \"u\": tokenFile")),
+        "{error:?}"
+    );
 }
