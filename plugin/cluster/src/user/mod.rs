@@ -78,7 +78,10 @@ impl UserClient {
         let (name, context) = access::in_use(&whole, asked.as_deref())
             .map_err(|error| format!("{}: {error}", access::names(files)))?;
         let namespace = context.namespace.clone();
-        Ok(Context { name: name.to_owned(), namespace: namespace.unwrap_or_else(|| "default".to_owned()) })
+        Ok(Context {
+            name: name.to_owned(),
+            namespace: namespace.unwrap_or_else(|| "default".to_owned()),
+        })
     }
 
     /// Names of the contexts, for completion. Reads files.
