@@ -78,6 +78,7 @@ mod tests {
         assert_eq!(status(FleetError::Forbidden("no".into()).into()), 77);
         assert_eq!(status(AskError::Forbidden("no".into()).into()), 77);
         assert_eq!(status(AskError::NoRights("no".into()).into()), 77);
+        assert_eq!(status(FleetError::Kubeconfig("tokenFile".into()).into()), 64);
         assert_eq!(status(FleetError::Cluster("slow".into()).into()), 69);
         assert_eq!(status(AskError::Silent("slow".into()).into()), 69);
         assert_eq!(status(AskError::Unknown("what".into()).into()), 1);
