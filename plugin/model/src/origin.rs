@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::allocation_id::AllocationId;
+use crate::quantity::{format_bytes, parse_bytes};
 
 /// The front end that asked for an allocation, and what it calls it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,10 +93,12 @@ impl ClaimShare {
         AllocationId::of(&scope, results.iter().map(String::as_str))
     }
 
-    /// What the request asked for, as a sentence has it: `6Gi and 30`, or that it stated no size.
+    /// What the request asked for, as a sentence has it: `6 GiB of memory and 30 % of the time`, or that it stated
+    /// no size. What is no quantity stays as it is.
     #[must_use]
     pub fn asked_text(&self) -> String {
-        match (self.asked.get("memory"), self.asked.get("cores")) {
+        let bytes = |text: &String| parse_bytes(text).map_or_else(|_| text.clone(), format_bytes);
+        match (self.asked.get("memory").map(bytes), self.asked.get("cores")) {
             (None, None) => "no particular size".to_owned(),
             (Some(memory), None) => format!("{memory} of memory"),
             (None, Some(cores)) => format!("{cores} % of the time"),
@@ -151,6 +154,19 @@ mod tests {
             share("u", "gpu", &[("a", Some("1")), ("a", Some("2"))]),
         ] {
             assert_ne!(one.allocation_id(), other.allocation_id(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_asked_for_reads_as_amounts_do_elsewhere() {
+        for (memory, text) in [
+            ("4294967296", "4 GiB of memory"),
+            ("6Gi", "6 GiB of memory"),
+            ("1500Mi", "1.4 GiB of memory"),
+            ("?", "? of memory"),
+        ] {
+            let asked = [("memory".to_owned(), memory.to_owned())].into();
+            assert_eq!(ClaimShare { asked, ..share("u", "gpu", &[]) }.asked_text(), text);
         }
     }
 

@@ -192,6 +192,29 @@ pub fn format_bytes(bytes: u64) -> String {
     tessera_region::Size(bytes).to_string()
 }
 
+/// Two amounts that a sentence compares: as [`format_bytes`], with as many decimals as tell them apart.
+#[must_use]
+pub fn format_compared(one: u64, other: u64) -> [String; 2] {
+    let texts = |digits: usize| {
+        [one, other].map(|bytes| format!("{:.digits$}", tessera_region::Size(bytes)))
+    };
+    // 2.0 GiB reads as 2 GiB does.
+    let reads = |text: &str| match text.split_once(' ') {
+        Some((number, unit)) if number.contains('.') => {
+            format!("{} {unit}", number.trim_end_matches('0').trim_end_matches('.'))
+        }
+        _ => text.to_owned(),
+    };
+    let differ = |[one, other]: &[String; 2]| reads(one) != reads(other);
+    match one == other {
+        true => texts(1),
+        false => (1..=6)
+            .map(texts)
+            .find(differ)
+            .unwrap_or_else(|| [one, other].map(|bytes| format!("{bytes} bytes"))),
+    }
+}
+
 /// A Kubernetes quantity of bytes, or one spelled with a final `B` (`4GiB`, `2GB`).
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
@@ -207,6 +230,32 @@ mod tests {
 
     fn units(text: &str) -> u64 {
         Quantity::parse(text).unwrap().units().unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn amounts_that_differ_read_differently(one in 0_u64..1 << 44, more in 0_u32..44) {
+            let number = |text: &str| {
+                let (number, unit) = text.split_once(' ').unwrap();
+                (number.parse::<f64>().unwrap().to_bits(), unit.to_owned())
+            };
+            let [a, b] = format_compared(one, one + (1 << more));
+            prop_assert_ne!(number(&a), number(&b));
+            let [a, b] = format_compared(one, one);
+            prop_assert_eq!((&a, &b), (&format_bytes(one), &format_bytes(one)));
+        }
+    }
+
+    #[test]
+    fn amounts_are_compared_with_as_many_digits_as_it_takes() {
+        for (one, other, texts) in [
+            (3 << 30, 2 << 30, ["3 GiB", "2 GiB"]),
+            ((2 << 30) + (1 << 20), 2 << 30, ["2.0009 GiB", "2 GiB"]),
+            ((2 << 30) + 1, 2 << 30, ["2147483649 bytes", "2147483648 bytes"]),
+            ((1 << 30) - 1, 1 << 30, ["1023.9 MiB", "1 GiB"]),
+        ] {
+            assert_eq!(format_compared(one, other), texts);
+        }
     }
 
     #[test]

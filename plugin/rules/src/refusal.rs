@@ -1,7 +1,7 @@
 //! Why a front end is refused. The message reaches a pod's events, so it says what to do.
 
 use tessera_model::allocation_id::AllocationId;
-use tessera_model::quantity::format_bytes;
+use tessera_model::quantity::{format_bytes, format_compared};
 use tessera_region::layout;
 
 /// Why an allocation is refused. Kubelet shows the message in the pod's events.
@@ -84,8 +84,8 @@ pub enum Refusal {
     #[error(
         "{} of GPU {uuid} is not more than one CUDA context takes there ({}): nothing could run; ask for \
          more memory",
-        format_bytes(*.asked_bytes),
-        format_bytes(*.context_bytes)
+        format_compared(*.asked_bytes, *.context_bytes)[0],
+        format_compared(*.asked_bytes, *.context_bytes)[1]
     )]
     TooSmall {
         /// The GPU.

@@ -71,7 +71,7 @@ async fn status_and_explain_know_the_claim() {
     let why = node.must(&["explain", "team/chat", "-o", "wide"]);
     for part in [
         "claim team/chat",
-        "asked for 2Gi of memory and 30 %",
+        "asked for 2 GiB of memory and 30 %",
         "allocated 2 GiB and 30%",
         node.sim.uuid(0),
     ] {

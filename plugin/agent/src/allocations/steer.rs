@@ -23,7 +23,7 @@ pub use crate::steer_error::SteerError;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Actor, Event, Limits, What};
 use tessera_model::clock::unix_ms;
-use tessera_model::quantity::format_bytes;
+use tessera_model::quantity::{format_bytes, format_compared};
 use tessera_model::record::{Grant, Record, State};
 use tessera_model::sharing::Compute;
 use tessera_rules::ask::Plan;
@@ -218,11 +218,10 @@ impl Allocations {
         for grant in grants.iter_mut().filter(|grant| meant(&grant.uuid)) {
             if let Some(bytes) = *memory {
                 if bytes <= grant.context_overhead_bytes {
+                    let [memory, context] = format_compared(bytes, grant.context_overhead_bytes);
                     return invalid(format!(
-                        "{} is not more than one CUDA context takes ({}, gpus.context_overhead): \
-                         nothing could run",
-                        format_bytes(bytes),
-                        format_bytes(grant.context_overhead_bytes)
+                        "{memory} is not more than one CUDA context takes ({context}, \
+                         gpus.context_overhead): nothing could run"
                     ));
                 }
                 grant.memory_limit_bytes = bytes;

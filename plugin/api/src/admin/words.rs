@@ -7,6 +7,7 @@ use tessera_kubelet_api::admin::{
 pub use state_name as allocation;
 pub use state_of_gpu as gpu;
 pub use tessera_model::counted::{plural, times};
+use tessera_view::tenant::gate_text;
 
 /// A GPU's state, in lower case.
 #[must_use]
@@ -42,13 +43,10 @@ pub fn policy(policy: ComputePolicy) -> &'static str {
     }
 }
 
-/// What a gate says, for people: one that is closed to a pod that does not wait is `idle`.
+/// See [`gate_text`].
 #[must_use]
 pub fn gate(compute: &ComputeUse) -> &str {
-    match (compute.gate.as_str(), compute.waiting_us) {
-        ("closed", None) => "idle",
-        (gate, _) => gate,
-    }
+    gate_text(&compute.gate, compute.waiting_us)
 }
 
 pub(crate) fn health_name(health: Health) -> &'static str {

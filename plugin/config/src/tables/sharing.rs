@@ -6,7 +6,7 @@ use crate::report::Checks;
 use crate::table::table;
 use crate::{MIB, SoldByOthers};
 use tessera_model::percent::format_cores;
-use tessera_model::quantity::format_bytes;
+use tessera_model::quantity::format_compared;
 use tessera_model::replica::MAX_PER_GPU;
 use tessera_model::sharing::{Compute, Placement, Split};
 
@@ -92,10 +92,9 @@ fn check_share(share: &Share, checks: &mut Checks<'_, '_>) {
 /// Why no replica can have so little `memory`, whatever GPUs there are.
 pub(super) fn too_little(memory: u64, gpus: &Gpus) -> Option<String> {
     let overhead = gpus.context_overhead_bytes.filter(|overhead| memory <= *overhead)?;
+    let [memory, overhead] = format_compared(memory, overhead);
     Some(format!(
-        "{} is not more than gpus.context_overhead ({}): not one CUDA context would fit; raise the \
-         memory, or lower context_overhead if your GPUs need less",
-        format_bytes(memory),
-        format_bytes(overhead),
+        "{memory} is not more than gpus.context_overhead ({overhead}): not one CUDA context would fit; \
+         raise the memory, or lower context_overhead if your GPUs need less"
     ))
 }

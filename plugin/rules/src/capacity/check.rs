@@ -8,7 +8,7 @@ use crate::shares;
 use crate::shares::Share;
 use tessera_config::{Config, Judged, MOST_PROBLEMS, Problem, TmpfsPolicy, first, together};
 use tessera_model::gpu::Gpu;
-use tessera_model::quantity::format_bytes;
+use tessera_model::quantity::{format_bytes, format_compared};
 use tessera_region::layout;
 
 const MIB: u64 = 1 << 20;
@@ -187,11 +187,10 @@ fn check_share(
     let (overhead, sellable) =
         (gpu.context_overhead(config.gpus.context_overhead_bytes), capacity.sellable());
     if each <= overhead {
+        let [each, takes] = format_compared(each, overhead);
         let message = format!(
-            "{count} replicas of {name} get {} each, which is not more than gpus.context_overhead \
-             ({}): not one CUDA context would fit; use at most {} replicas",
-            format_bytes(each),
-            format_bytes(overhead),
+            "{count} replicas of {name} get {each} each, which is not more than gpus.context_overhead \
+             ({takes}): not one CUDA context would fit; use at most {} replicas",
             sellable / (overhead + MIB),
         );
         return Some(config.source.problem("share.replicas", message));
@@ -236,10 +235,9 @@ fn check_dra(
     if problem.is_some() || step <= each {
         return problem;
     }
+    let [step, each] = format_compared(step, each);
     let message = format!(
-        "{} is more than one share of {name} ({}); lower the step, or share.replicas",
-        format_bytes(step),
-        format_bytes(each),
+        "{step} is more than one share of {name} ({each}); lower the step, or share.replicas"
     );
     Some(config.source.problem("dra.memory_step", message))
 }
@@ -257,12 +255,11 @@ fn check_layout(
     for (i, share) in cut.iter().enumerate() {
         let each = share.limit.memory_bytes;
         if each <= overhead {
+            let [each, takes] = format_compared(each, overhead);
             let message = format!(
-                "each {} of {name} gets {}, which is not more than gpus.context_overhead ({}): not \
-                 one CUDA context would fit; give it more, or lower the count",
+                "each {} of {name} gets {each}, which is not more than gpus.context_overhead \
+                 ({takes}): not one CUDA context would fit; give it more, or lower the count",
                 share.resource,
-                format_bytes(each),
-                format_bytes(overhead),
             );
             let key = format!("layout[{layout}].shares[{i}].memory");
             problems.push(config.source.problem(&key, message));

@@ -8,6 +8,8 @@ use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 
+use crate::tenant::gate_text;
+
 use super::{
     Explanation, Explanations, GpuStory, Holder, Incident, Limit, OnNode, Story, TrailLine,
 };
@@ -185,7 +187,7 @@ fn limit_lines(story: &Story, limit: &Limit) -> Vec<String> {
             format_cores(compute.got_1s_millis),
             format_cores(compute.got_10s_millis),
             compute.waited_us / 1_000_000,
-            compute.gate
+            gate_text(&compute.gate, compute.waiting_us)
         ));
     }
     lines
@@ -298,7 +300,20 @@ impl Explanations {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Enforcement, Explanation, Story};
+    use super::super::{Allocation, Compute, Enforcement, Explanation, Limit, Story};
+
+    #[test]
+    fn a_gate_that_is_closed_to_a_pod_that_does_not_wait_is_idle() {
+        let of = |gate: &str, waiting_us| {
+            let compute = Some(Compute { gate: gate.to_owned(), waiting_us, ..Compute::default() });
+            let now = Some(Allocation { compute, ..Allocation::default() });
+            let story = Story { now, limits: vec![Limit::default()], ..Story::default() };
+            Explanation { allocations: vec![story], ..Explanation::default() }.text()
+        };
+        assert!(of("closed", None).contains("; gate idle"));
+        assert!(of("closed", Some(9)).contains("; gate closed"));
+        assert!(of("open", None).contains("; gate open"));
+    }
 
     #[test]
     fn no_story_says_that_nothing_was_found_beside_a_warning() {

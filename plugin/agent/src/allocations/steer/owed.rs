@@ -9,7 +9,7 @@ use tracing::warn;
 use super::{ChangeOptions, SteerError};
 use crate::allocations::Allocations;
 use crate::allocations::select::describe;
-use tessera_model::quantity::format_bytes;
+use tessera_model::quantity::{format_bytes, format_compared};
 use tessera_model::record::{Grant, Record};
 use tessera_store::Change;
 use tessera_tenant::regions::Region;
@@ -110,18 +110,18 @@ pub(super) fn shrink(
         }
         if limit < old.memory_limit_bytes && !options.force {
             restore();
+            let [used, limit] = format_compared(used, limit);
             let uses = match region {
-                Some(_) => format!("uses {} of GPU {uuid}", format_bytes(used)),
+                Some(_) => format!("uses {used} of GPU {uuid}"),
                 None => {
                     format!("has pages that cannot be read now, so its use of {uuid} is unknown")
                 }
             };
             return Err(SteerError::Refused(format!(
-                "{} {uses}, more than {}; lower its limit to no less than that, have it let go of \
+                "{} {uses}, more than {limit}; lower its limit to no less than that, have it let go of \
                  memory, or add --force: then it keeps what it has, and everything new is refused \
                  until it fits",
                 describe(record),
-                format_bytes(limit),
             )));
         }
         notes.push(format!(
