@@ -124,7 +124,7 @@ def chart_is_packaged_whole():
         with tarfile.open(archive) as packed:
             packed.extractall(directory, filter="data")
         whole = Path(directory) / "tessera"
-        for name in ("files/rules.yaml", "files/dashboard.json", "README.md", "values.schema.json"):
+        for name in ("files/rules.yaml", "files/dashboard.json", "files/schema.json", "README.md", "values.schema.json"):
             assert (whole / name).is_file() and not (whole / name).is_symlink(), name
         values = {"assumeApiVersions": ["monitoring.coreos.com/v1"], "metrics": {"grafanaDashboard": {"enabled": True}}}
         assert render(values, chart=whole) == render(values | {"image": {"repository": published}})

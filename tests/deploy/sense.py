@@ -74,6 +74,22 @@ def values_that_cannot_work_are_refused():
         assert refused(values) is None, (values, refused(values))
 
 
+def quantities():
+    """Keys of amounts that the plugin bounds, by its own schema, each with amounts near the bound in all notations."""
+    tables = json.loads((CHART / "values.schema.json").read_text())["definitions"]["config"]["properties"]
+    for table, keys in tables.items():
+        for key, known in keys.get("properties", {}).items():
+            least = known.get("exclusiveMinimum", 0) + 1
+            if least == 1:
+                continue
+            amounts = [1, 5, least - 1, least, least + 1, 2 * least, 10**8, 10**9, 2**30]
+            values = [*amounts, *([] if "multipleOf" in known else [least - 0.5]), *map(str, amounts), f"{least - 1}.5", f"+{least}", f"{least}000m", f"{least}000m1"]
+            kib, mib = least // 2**10, least / 2**20
+            values += [f"{kib - 1}Ki", f"{kib - 1}.9999Ki", f"{kib}Ki", f"{kib + 1}Ki", f"{mib - 0.5}Mi", f"{mib:g}Mi", f"{mib + 1:g}Mi"]
+            values += ["5k", "0.5M", "1M", "5M", "100M", "1G", "0.001Gi", "0.5Gi", "1.5Gi", "1Ti", "1e3", "1e9", "4194304e0", "1E7", "3e-2", "1536Ki", "9999999n", "7u"]
+            yield table, key, values
+
+
 @check
 def chart_and_plugin_agree_between_keys():
     """What `tessera config check` (TESSERA) says of pairs of keys, the chart says before anything is installed."""
@@ -90,8 +106,21 @@ def chart_and_plugin_agree_between_keys():
             cases.append({table: {key: value for key, value in ((short, a), (long, b)) if value}})
     for cores, replicas in itertools.product(["auto", "25%", "25.1%", "250m", "251m", "100 %", 0.25, 0.3, 1], [None, 1, 4, 5]):
         cases.append({"share": {"cores": cores} | ({"replicas": replicas} if replicas else {})})
+    for table, key, bounds in quantities():
+        for value in bounds:
+            cases.append({table: {key: value}})
+    for step, share, enabled in itertools.product([None, "64Mi", "4Gi", "8Gi"], [None, "auto", "1Gi", "4Gi", "63999999"], [False, True]):
+        cases.append({
+            "dra": {"gpus": ["none"]} | ({"memory_step": step} if step else {}) | {"enabled": enabled},
+            "share": {"memory": share} if share else {},
+        })
+    for memory, overhead in itertools.product([None, "auto", "1Gi", "1.5Gi", 2**30], [None, "auto", 0, "1Gi", "1025Mi", "2G"]):
+        cases.append({
+            "share": {"memory": memory} if memory else {}, "gpus": {} if overhead is None else {"context_overhead": overhead},
+        })
     for config in cases:
-        said, judged = refused({"config": config}), None
+        values = {"config": {table: {key: value for key, value in keys.items() if (table, key) != ("dra", "enabled")} for table, keys in config.items()}}
+        said, judged = refused(values | {"dra": {"enabled": config.get("dra", {}).get("enabled", False)}}), None
         if said and "values don't meet" in said:
             continue  # the schema's, about one key
         try:

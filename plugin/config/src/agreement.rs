@@ -46,6 +46,7 @@ fn accepts(schema: &Value, value: &Value) -> bool {
         "not" => !accepts(argument, value),
         "minimum" => bound(argument, |number, least| number >= least),
         "maximum" => bound(argument, |number, most| number <= most),
+        "multipleOf" => bound(argument, |number, unit| number % unit == 0.0),
         "exclusiveMinimum" => bound(argument, |number, least| number > least),
         "minLength" | "maxLength" => value.as_str().is_none_or(|text| {
             let (length, limit) =
@@ -279,8 +280,10 @@ fn what_the_schema_describes_is_what_the_reader_takes() {
             values = samples(pattern, &mut runner);
             patterns += 1;
         }
-        for bound in
-            ["minimum", "maximum"].map(|bound| &schema[bound]).into_iter().filter_map(Value::as_i64)
+        for bound in ["minimum", "maximum", "exclusiveMinimum", "multipleOf"]
+            .map(|bound| &schema[bound])
+            .into_iter()
+            .filter_map(Value::as_i64)
         {
             values.extend([bound.into(), bound.saturating_add(1).into(), (bound - 1).into()]);
         }

@@ -21,7 +21,9 @@
 //!
 //! **The schema and the reader agree.** The schema accepts every value that the reader accepts. It refuses
 //! what the reader refuses, but for what takes arithmetic on a quantity (more than 2⁶³ − 1, less than
-//! `1Mi` or `4Mi`, parts of a MiB, a sum of shares) and what is between keys. A test asks both about values of every key.
+//! `1Mi` or `4Mi` in a string, parts of a MiB, a sum of shares) and what is between keys. A test asks both about values
+//! of every key. The chart's templates do that arithmetic, with the schema's `exclusiveMinimum` and `multipleOf`; they
+//! refuse a fraction of a byte where whole MiB are wanted, which the reader rounds up.
 //!
 //! Serde does not serve here: it stops at the first fault, and knows no lines, units or ranges.
 

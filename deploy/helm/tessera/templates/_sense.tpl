@@ -36,6 +36,37 @@ CONFIGURATION, as it goes to the ConfigMap. The plugin has the same rules betwee
 {{- if gt (mul $cores $replicas) 1000 -}}
 {{- fail (printf "%s.share.cores: %d replicas of %v are more than one GPU; lower cores or replicas" $where $replicas (get $share "cores")) -}}
 {{- end -}}
+{{- $memory := get $share "memory" -}}
+{{- $overhead := dig "gpus" "context_overhead" "auto" $config | toString -}}
+{{- if and (has $memory (list nil "" "auto") | not) (ne $overhead "auto") -}}
+{{- if le (include "tessera.bytes" $memory | int64) (include "tessera.bytes" $overhead | int64) -}}
+{{- fail (printf "%s.share.memory: %v is not more than gpus.context_overhead (%v); raise the memory, or lower context_overhead" $where $memory $overhead) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (dig "dra" "enabled" false $config) (has $memory (list nil "" "auto") | not) -}}
+{{- $step := dig "dra" "memory_step" "64Mi" $config -}}
+{{- if gt (include "tessera.bytes" $step | int64) (include "tessera.bytes" $memory | int64) -}}
+{{- fail (printf "%s.dra.memory_step: %v is more than share.memory (%v); lower the step, or raise the share" $where $step $memory) -}}
+{{- end -}}
+{{- end -}}
+{{- $schema := $root.Files.Get "files/schema.json" | fromJson -}}
+{{- range $table, $known := $schema.definitions.config.properties -}}
+{{- range $key, $may := get $known "properties" | default dict -}}
+{{- $value := get (get $config $table | default dict) $key -}}
+{{- if and (hasKey $may "exclusiveMinimum") (has $value (list nil "" "auto") | not) -}}
+{{- $least := int64 $may.exclusiveMinimum | add 1 -}}
+{{- $bytes := include "tessera.bytes" $value | int64 -}}
+{{- if and (lt $bytes $least) (gt $least 1) -}}
+{{- fail (printf "%s.%s.%s: %v is too little; it must be at least %s" $where $table $key $value (include "tessera.mebibytes" $least)) -}}
+{{- end -}}
+{{- with get $may "multipleOf" | int64 -}}
+{{- if mod $bytes . -}}
+{{- fail (printf "%s.%s.%s: %v is not a multiple of %s; write a whole number of these" $where $table $key $value (include "tessera.mebibytes" .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- range list
       (list "compute" "quantum_min" "2ms" "quantum" "5ms")
       (list "compute" "quantum" "5ms" "quantum_max" "20ms")
@@ -56,6 +87,24 @@ CONFIGURATION, as it goes to the ConfigMap. The plugin has the same rules betwee
 {{- define "tessera.millis" -}}
 {{- $unit := regexFind "[a-z]+$" . -}}
 {{- mul (regexFind "[0-9]+" . | trimPrefix "+" | float64 | int64) (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) $unit) -}}
+{{- end -}}
+
+{{/* A quantity in whole units, rounded up; Helm has numbers as they come, also 1e+09. */}}
+{{- define "tessera.bytes" -}}
+{{- $text := toString . | trimPrefix "+" -}}
+{{- $number := regexFind "^[0-9.]+" $text -}}
+{{- $suffix := trimPrefix $number $text -}}
+{{- $units := dict "" 1 "n" 0.000000001 "u" 0.000001 "m" 0.001 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "P" 1000000000000000 "E" 1000000000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "Ei" 1152921504606846976 -}}
+{{- if regexMatch "^[eE][+-]?[0-9]+$" $suffix -}}
+{{- float64 $text | ceil | int64 -}}
+{{- else -}}
+{{- mulf $number (get $units $suffix) | ceil | int64 -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Bytes as one writes them. */}}
+{{- define "tessera.mebibytes" -}}
+{{- if mod . 1048576 -}}{{- . -}}{{- else -}}{{- div . 1048576 -}}Mi{{- end -}}
 {{- end -}}
 
 {{/* Thousandths of a GPU; 0 where this does not read it. */}}

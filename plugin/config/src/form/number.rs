@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use toml::de::DeValue;
 
 use super::{Leaf, string, wrong_type};
+use crate::MIB;
 use crate::amount::{Amount, WHOLE_PERCENT};
 use crate::keys::toml as write;
 use crate::pattern;
@@ -27,6 +28,15 @@ pub struct Bytes {
     least: u64,
     /// What is wrong with less.
     less: &'static str,
+    /// In whole MiB.
+    whole_mib: bool,
+}
+
+impl Bytes {
+    /// Only multiples of a MiB.
+    pub(crate) const fn in_whole_mib(self) -> Self {
+        Bytes { whole_mib: true, ..self }
+    }
 }
 
 /// A share of a GPU's time, thousandths.
@@ -54,7 +64,7 @@ pub(crate) const fn time(least: Duration, most: Duration) -> Time {
 }
 
 pub(crate) const fn bytes(least: u64, less: &'static str) -> Bytes {
-    Bytes { least, less }
+    Bytes { least, less, whole_mib: false }
 }
 
 pub(crate) const fn cores() -> Cores {
@@ -168,7 +178,14 @@ impl Leaf for Bytes {
 
     fn parse(&self, value: &DeValue<'_>) -> Result<u64, String> {
         let bytes = quantity(value, Quantity::units)?;
-        if bytes < self.least { Err(self.less.to_owned()) } else { Ok(bytes) }
+        if bytes < self.least {
+            return Err(self.less.to_owned());
+        }
+        if self.whole_mib && !bytes.is_multiple_of(MIB) {
+            let more = bytes.div_ceil(MIB);
+            return Err(format!("{bytes} bytes is not a whole number of MiB; use {more}Mi"));
+        }
+        Ok(bytes)
     }
 
     fn show(&self, value: &u64) -> Option<String> {
@@ -176,11 +193,13 @@ impl Leaf for Bytes {
     }
 
     fn accepts(&self) -> String {
+        let unit = if self.whole_mib { "whole MiB" } else { "bytes" };
         match self.least {
-            0 => "quantity, bytes".to_owned(),
-            1 => "quantity, bytes, more than 0".to_owned(),
+            0 => format!("quantity, {unit}"),
+            1 => format!("quantity, {unit}, more than 0"),
             least => {
-                format!("quantity, bytes, at least `{}`", write::bytes(least).trim_matches('"'))
+                let least = write::bytes(least);
+                format!("quantity, {unit}, at least `{}`", least.trim_matches('"'))
             }
         }
     }
@@ -195,12 +214,15 @@ impl Leaf for Bytes {
 
 impl Units for Bytes {
     fn pattern(&self) -> (String, Value) {
-        let (number, bound) = match self.least.checked_sub(1) {
+        let (number, mut bound) = match self.least.checked_sub(1) {
             None => (format!(r"(\+?{}|-(0+\.?0*|\.0+))", pattern::NUMBER), json!({ "minimum": 0 })),
             Some(less) => {
                 (format!(r"\+?{}", pattern::POSITIVE), json!({ "exclusiveMinimum": less }))
             }
         };
+        if self.whole_mib {
+            bound["multipleOf"] = MIB.into();
+        }
         (number + pattern::SUFFIX, bound)
     }
 

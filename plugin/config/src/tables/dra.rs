@@ -5,37 +5,26 @@ use crate::name;
 use crate::report::Checks;
 use crate::table::table;
 use crate::{Config, MIB, NoExecute};
-use tessera_model::quantity::format_bytes;
+use tessera_model::quantity::format_compared;
 
 /// What is wrong with a step of 0.
 const NO_STEP: &str = "must be at least 1Mi; 64Mi is the default";
 
 table! {
     /// Dynamic Resource Allocation: pods claim a part of a GPU of any size. See [dra.md](dra.md).
-    pub struct Dra: check {
+    pub struct Dra {
         /// Whether this node has a DRA driver, `gpu.tessera.dev`, beside the device plugin.
         enabled: bool = false, boolean(), Restart;
         /// GPUs that the DRA driver sells and the device plugin does not: UUIDs, NVML indexes, or product names,
         /// as in `gpus.include`. No layout may name one of them. A GPU that moves from one to the other is
         /// withdrawn at once, and sold by the other when its last container has ended.
         gpus: Vec<String> = vec!["*".into()], list(name::gpu(), "list, as `gpus.include`");
-        /// Memory is claimed in multiples of this; what a claim says is rounded up. Whole MiB, and not more than
-        /// one replica's share of a GPU.
-        memory_step_bytes as "memory_step": u64 = 64 * MIB, bytes(MIB, NO_STEP);
+        /// Memory is claimed in multiples of this; what a claim says is rounded up. Not more than one replica's
+        /// share of a GPU.
+        memory_step_bytes as "memory_step": u64 = 64 * MIB, bytes(MIB, NO_STEP).in_whole_mib();
         /// What makes Kubernetes evict pods from a GPU, by a NoExecute taint. By default, a GPU that is not
         /// sold gets no new pods, and those that it has go on.
         no_execute: Vec<NoExecute> = Vec::new(), list(word(), "list of `unhealthy`, `cordoned`");
-    }
-}
-
-fn check(dra: &Dra, checks: &mut Checks<'_, '_>) {
-    if !dra.memory_step_bytes.is_multiple_of(MIB) && checks.are_sound(&["memory_step"]) {
-        let message = format!(
-            "{} bytes is not a whole number of MiB; use {}Mi",
-            dra.memory_step_bytes,
-            dra.memory_step_bytes.div_ceil(MIB)
-        );
-        checks.problem("memory_step", &message);
     }
 }
 
@@ -44,10 +33,9 @@ pub(crate) fn check_step(config: &Config, checks: &mut Checks<'_, '_>) {
     let step = config.dra.memory_step_bytes;
     let Some(share) = config.share.memory_bytes.filter(|share| *share < step) else { return };
     if config.dra.enabled && checks.are_sound(&["dra.memory_step", "share.memory"]) {
+        let [step, share] = format_compared(step, share);
         let message = format!(
-            "{} is more than share.memory ({}); lower the step, or raise the share",
-            format_bytes(step),
-            format_bytes(share)
+            "{step} is more than share.memory ({share}); lower the step, or raise the share"
         );
         checks.problem("dra.memory_step", &message);
     }
