@@ -15,6 +15,9 @@ use crate::error::{ApiError, Call, Kind, Verb};
 /// What reports.
 const COMPONENT: &str = "tessera";
 
+/// Longest message: core/v1 allows 1024 bytes.
+const LONGEST_MESSAGE: usize = 1024;
+
 /// Longest name of an object (RFC 1123 subdomain).
 const LONGEST_NAME: usize = 253;
 
@@ -86,7 +89,7 @@ impl EventClient {
         let patch = Patch::Merge(json!({
             "count": count(event),
             "lastTimestamp": rfc3339(event.last_unix_ms),
-            "message": event.message,
+            "message": message(event),
         }));
         let request = events(event.namespace).patch(name, &PatchParams::default(), &patch);
         self.client.send(&call, request).await.map(drop)
@@ -127,8 +130,26 @@ fn time(unix_ms: i64) -> Option<Time> {
     Timestamp::from_second(unix_ms.div_euclid(1000)).ok().map(Time)
 }
 
+/// With the container in front. The reference names none (`fieldPath`): that takes `spec.containers` or
+/// `spec.initContainers`, and kubelet's list of pod resources has containers and sidecars without their kind. Only
+/// the pod's object would say it, which the plugin may not read.
+fn message(event: &PodEvent<'_>) -> String {
+    if event.container.is_empty() {
+        return event.message.to_owned();
+    }
+    let mut text = format!("container {}: {}", event.container, event.message);
+    if text.len() > LONGEST_MESSAGE {
+        let mut end = LONGEST_MESSAGE - '…'.len_utf8();
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
 fn object(event: &PodEvent<'_>, name: &str, node: &str) -> Event {
-    let field = format!("spec.containers{{{}}}", event.container);
     Event {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
@@ -141,11 +162,10 @@ fn object(event: &PodEvent<'_>, name: &str, node: &str) -> Event {
             namespace: Some(event.namespace.to_owned()),
             name: Some(event.pod.to_owned()),
             uid: event.uid.map(str::to_owned),
-            field_path: (!event.container.is_empty()).then_some(field),
             ..ObjectReference::default()
         },
         reason: Some(event.reason.to_owned()),
-        message: Some(event.message.to_owned()),
+        message: Some(message(event)),
         type_: Some(if event.warning { "Warning" } else { "Normal" }.to_owned()),
         count: Some(count(event)),
         first_timestamp: time(event.first_unix_ms),
@@ -226,8 +246,8 @@ mod tests {
                 "apiVersion": "v1", "kind": "Event",
                 "metadata": { "name": name, "namespace": "team" },
                 "involvedObject": { "apiVersion": "v1", "kind": "Pod", "namespace": "team", "name": "chat",
-                                    "uid": "u", "fieldPath": "spec.containers{main}" },
-                "reason": "GPUMemoryRefused", "message": "m", "type": "Warning", "count": i32::MAX,
+                                    "uid": "u" },
+                "reason": "GPUMemoryRefused", "message": "container main: m", "type": "Warning", "count": i32::MAX,
                 "firstTimestamp": "2026-11-22T09:45:00Z", "lastTimestamp": "2026-11-22T09:45:01Z",
                 "source": { "component": "tessera", "host": "n1" },
                 "reportingComponent": "tessera", "reportingInstance": "n1",
@@ -235,6 +255,13 @@ mod tests {
         );
         let whole = PodEvent { container: "", uid: None, ..event };
         let object = serde_json::to_value(super::object(&whole, &name, "n1")).unwrap();
-        assert_eq!(object["involvedObject"].as_object().unwrap().len(), 4);
+        assert_eq!(
+            (&object["message"], object["involvedObject"].as_object().unwrap().len()),
+            (&json!("m"), 4)
+        );
+        // The longest that may be, with the longest name of a container.
+        let (container, text) = ("c".repeat(63), "ä".repeat(512));
+        let long = message(&PodEvent { container: &container, message: &text, ..event });
+        assert!(long.len() <= 1024 && long.len() > 1020 && long.ends_with("ä…"), "{long}");
     }
 }
