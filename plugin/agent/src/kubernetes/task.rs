@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
 use super::Counts;
+use super::given_up::GivenUp;
 use super::series::{Events, Series, Subject};
 use super::words;
 use crate::Agent;
@@ -64,6 +65,7 @@ pub(super) async fn run(
     let mut events = Events::default();
     let mut rest = Instant::now();
     let mut pause = timing.pause[0];
+    let mut given_up = GivenUp::default();
     loop {
         let wake = events.next().map(|next| next.max(rest));
         let sleep = async {
@@ -75,7 +77,9 @@ pub(super) async fn run(
         tokio::select! {
             line = lines.recv() => {
                 let Some(line) = line else { return };
-                take(&agent, &mut events, line, &counts).await;
+                let lost = take(&agent, &mut events, line, &counts).await;
+                let why = "too many wait, or their pods are not known";
+                say_given_up(&mut given_up, lost, &why);
                 continue;
             }
             () = sleep => {}
@@ -105,6 +109,7 @@ pub(super) async fn run(
                         pause = timing.pause[0];
                         board.set_condition(TOPIC, None);
                         counts.dropped.fetch_add(1, Ordering::Relaxed);
+                        say_given_up(&mut given_up, 1, &failure);
                     }
                     Verdict::Later => {
                         rest = Instant::now() + pause;
@@ -129,6 +134,13 @@ fn say(board: &StatusBoard, failure: &ApiError, hint: &str) {
     let text = format!("pods get no Kubernetes events: {failure}{hint}");
     if board.set_condition(TOPIC, Some(text.clone())) {
         warn!("{text}");
+    }
+}
+
+/// Says at intervals how many events were given up, and why the last one was.
+fn say_given_up(given_up: &mut GivenUp, events: u64, why: &dyn std::fmt::Display) {
+    if let Some(count) = given_up.add(events, Instant::now()) {
+        warn!("{count} Kubernetes events on pods were given up, the last one because: {why}");
     }
 }
 
@@ -172,9 +184,11 @@ enum Verdict {
 
 fn verdict(failure: &ApiError) -> Verdict {
     match failure {
-        ApiError::Unreachable { .. } | ApiError::Slow { .. } | ApiError::Busy { .. } => {
-            Verdict::Later
-        }
+        ApiError::Unreachable { .. }
+        | ApiError::Slow { .. }
+        | ApiError::Busy { .. }
+        | ApiError::Expired { .. }
+        | ApiError::Endless { .. } => Verdict::Later,
         // A namespace that is being deleted takes nothing new.
         ApiError::Forbidden { message, .. } if message.contains("being terminated") => {
             Verdict::Never
@@ -185,25 +199,27 @@ fn verdict(failure: &ApiError) -> Verdict {
         ApiError::NotServed { .. }
         | ApiError::Conflict { .. }
         | ApiError::Exists { .. }
-        | ApiError::Invalid { .. }
-        | ApiError::Unreadable { .. } => Verdict::Never,
+        | ApiError::Invalid { .. } => Verdict::Never,
+        // What a proxy or a login page answers in the API server's place says nothing of the event.
+        ApiError::Unreadable { .. } | ApiError::Kubeconfig { .. } => Verdict::Later,
     }
 }
 
-/// Makes events of a line, for every pod that it concerns.
-async fn take(agent: &Arc<Agent>, events: &mut Events, mut line: Event, counts: &Counts) {
+/// Makes events of a line, for every pod that it concerns; how many had to be given up.
+async fn take(agent: &Arc<Agent>, events: &mut Events, mut line: Event, counts: &Counts) -> u64 {
     if !words::concerns_pods(&line.what) {
-        return;
+        return 0;
     }
+    let mut lost = 0;
     let asked = Arc::clone(agent);
     let looked = tokio::task::spawn_blocking(move || {
         let subjects = subjects(&asked, &line);
         (line, subjects)
     });
-    let Ok((found, subjects)) = looked.await else { return };
+    let Ok((found, subjects)) = looked.await else { return 0 };
     line = found;
     if subjects.is_empty() && line.id.is_some() {
-        counts.dropped.fetch_add(1, Ordering::Relaxed);
+        lost += 1;
     }
     for subject in subjects {
         // What is said to a pod is said of this pod.
@@ -213,9 +229,10 @@ async fn take(agent: &Arc<Agent>, events: &mut Events, mut line: Event, counts: 
             container: subject.container.clone(),
         });
         let Some(words) = words::words(&line) else { continue };
-        let given_up = events.add(subject, words, line.times, line.at_unix_ms, Instant::now());
-        counts.dropped.fetch_add(given_up, Ordering::Relaxed);
+        lost += events.add(subject, words, line.times, line.at_unix_ms, Instant::now());
     }
+    counts.dropped.fetch_add(lost, Ordering::Relaxed);
+    lost
 }
 
 /// Whom a line concerns: the container that it names, or all pods on its GPU (on any where it names none). Blocking.
@@ -309,5 +326,8 @@ mod tests {
         assert_eq!(verdict(&slow), Verdict::Later);
         let invalid = ApiError::Invalid { call: call(), field: None, message: String::new() };
         assert_eq!(verdict(&invalid), Verdict::Never);
+        // A login page in the API server's place says nothing of the event.
+        let page = ApiError::Unreadable { call: call(), reason: "HTTP 302".to_owned() };
+        assert_eq!(verdict(&page), Verdict::Later);
     }
 }
