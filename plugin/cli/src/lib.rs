@@ -31,7 +31,7 @@ use tessera_agent::reload::SetFilter;
 use tessera_api::admin::StatusFormat;
 use tessera_api::{admin, explain};
 use tessera_config::{
-    Config, ConfigError, ConfigFile, LoadedConfig, Log, LogFormat, log_filter, state_dir,
+    Config, ConfigError, ConfigFile, Forbidden, LoadedConfig, Log, LogFormat, log_filter, state_dir,
 };
 use tessera_daemon::node_config::NodeConfig;
 use tessera_gpu::Discovery;
@@ -41,6 +41,7 @@ use tessera_model::printable::LogLines;
 use tessera_system::{panics, terminal};
 use tessera_tenant::delivery::driver::nvml as nvml_library;
 
+use tessera_api::admin::EXIT_FORBIDDEN;
 pub use tessera_api::admin::EXIT_USAGE;
 
 /// Most threads for what blocks; they start when needed. One may wait for the ledger's disk while the
@@ -51,7 +52,7 @@ const LAST_WORK: Duration = Duration::from_secs(1);
 
 const EXIT_STATUSES: &str = "\
 Exit statuses: 0 done; 1 failed; 64 the configuration or the command line is wrong, and trying again \
-will not help; 69 the plugin does not answer, or has no GPUs; 77 the caller may not ask it. `tessera run` exits as its command does, and with 125 if it \
+will not help; 69 the plugin does not answer, or has no GPUs; 77 the caller may not ask it, or not read the file of --config. `tessera run` exits as its command does, and with 125 if it \
 fails itself.
 
 Memory is written 12Gi, 12GiB or 12G, times 500ms, 10s, 5m or 1h. `tessera config reference` is the \
@@ -175,15 +176,16 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     panics::end_the_process();
     let outcome = execute(cli.command, ConfigFile { asked: cli.config });
-    outcome.unwrap_or_else(|error| match error.downcast_ref::<ConfigError>() {
-        Some(error) => {
+    outcome.unwrap_or_else(|error| {
+        if let Some(error) = error.downcast_ref::<ConfigError>() {
             // One problem per line, each with file, line and key.
             eprintln!("{}", printable::lines(&error.to_string()));
-            ExitCode::from(EXIT_USAGE)
+            return ExitCode::from(EXIT_USAGE);
         }
-        None => {
-            eprintln!("tessera: {}", printable::line(&format!("{error:#}")));
-            ExitCode::FAILURE
+        eprintln!("tessera: {}", printable::line(&format!("{error:#}")));
+        match error.is::<Forbidden>() {
+            true => ExitCode::from(EXIT_FORBIDDEN),
+            false => ExitCode::FAILURE,
         }
     })
 }
@@ -192,16 +194,16 @@ fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
     let strict = |file: &ConfigFile| Config::find(file.asked.as_deref());
     match command {
         Command::Serve { config_label } => serve(file, config_label.as_deref()),
-        Command::Status { live: true, .. } => admin::live(&file.for_asking()),
-        Command::Status { output, ready, .. } => admin::main(&file.for_asking(), output, ready),
-        Command::Explain(args) => explain::main(&args, &file.for_asking()),
-        Command::Top(args) => top::main(&args, &file.for_asking()),
-        Command::Quota { command } => admin::quota(command, &file.for_asking()),
-        Command::Cordon(args) => admin::cordon(args, &file.for_asking()),
-        Command::Uncordon(args) => admin::uncordon(args, &file.for_asking()),
-        Command::History(args) => history::main(&args, &file.for_asking()),
-        Command::Recommend(args) => advice::recommend(&args, &file.for_asking()),
-        Command::Waste(args) => advice::waste(&args, &file.for_asking()),
+        Command::Status { live: true, .. } => admin::live(&file.for_asking()?),
+        Command::Status { output, ready, .. } => admin::main(&file.for_asking()?, output, ready),
+        Command::Explain(args) => explain::main(&args, &file.for_asking()?),
+        Command::Top(args) => top::main(&args, &file.for_asking()?),
+        Command::Quota { command } => admin::quota(command, &file.for_asking()?),
+        Command::Cordon(args) => admin::cordon(args, &file.for_asking()?),
+        Command::Uncordon(args) => admin::uncordon(args, &file.for_asking()?),
+        Command::History(args) => history::main(&args, &file.for_asking()?),
+        Command::Recommend(args) => advice::recommend(&args, &file.for_asking()?),
+        Command::Waste(args) => advice::waste(&args, &file.for_asking()?),
         Command::Run(args) => tessera_run::main(args, &strict(&file)?),
         Command::Sandbox(args) => tessera_sandbox::main(args, file.asked.as_deref()),
         Command::InSandbox { again } => tessera_sandbox::again(again),

@@ -20,6 +20,15 @@ pub struct ConfigFile {
     pub asked: Option<PathBuf>,
 }
 
+/// The user named a file and may not read it. Commands that meet it exit 77 (`EX_NOPERM`).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{}: permission denied: this user may not read the file; try again with sudo, or name with --config a copy that \
+     this user may read",
+    .0.display()
+)]
+pub struct Forbidden(PathBuf);
+
 /// A configuration, and where it is not what the file says, why.
 #[derive(Clone, Debug)]
 pub struct LoadedConfig {
@@ -78,11 +87,19 @@ impl ConfigFile {
 
     /// What a program that only asks the plugin needs to find it. Says so on standard error where the file is
     /// bad.
-    #[must_use]
-    pub fn for_asking(&self) -> Config {
+    ///
+    /// # Errors
+    /// The user may not read the file that the user named: another plugin than the one meant would be asked.
+    pub fn for_asking(&self) -> Result<Config, Forbidden> {
+        if let Some(path) = &self.asked
+            && let Err(error) = files::text(path, CONFIGURATION)
+            && error.kind() == io::ErrorKind::PermissionDenied
+        {
+            return Err(Forbidden(path.clone()));
+        }
         let judged = self.judge();
         if judged.problems.is_empty() {
-            return judged.config;
+            return Ok(judged.config);
         }
         let file = Some(self.path().to_owned());
         let known = self.last_good(&judged.config);
@@ -92,7 +109,7 @@ impl ConfigFile {
         };
         let error = ConfigError { file, ..judged.error() }.to_string();
         eprintln!("{}\nthe configuration is bad; {which}", printable::lines(&error));
-        known.map_or(judged.config, |(config, _)| config)
+        Ok(known.map_or(judged.config, |(config, _)| config))
     }
 }
 
@@ -198,4 +215,34 @@ fn keep_last_good(ledger: &Path, text: &str) -> io::Result<()> {
         dir.clear(name)?;
         dir.replace(name, text.as_bytes(), 0o644, true)
     })?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a thread that has no right to anything of root's.
+    fn as_nobody<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
+        let thread = std::thread::spawn(|| {
+            nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
+            run()
+        });
+        thread.join().unwrap()
+    }
+
+    #[test]
+    fn a_named_file_that_the_user_may_not_read_is_no_reason_to_ask_another_plugin() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.toml");
+        std::fs::write(&path, "").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
+        let file = ConfigFile { asked: Some(path.clone()) };
+        let error = as_nobody(move || file.for_asking()).unwrap_err();
+        assert_eq!(error, Forbidden(path));
+        assert!(error.to_string().contains("sudo"), "{error}");
+        // One that is not there says so and is looked past.
+        let file = ConfigFile { asked: Some(dir.path().join("none.toml")) };
+        assert!(file.for_asking().is_ok());
+    }
 }

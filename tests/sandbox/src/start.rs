@@ -115,7 +115,7 @@ pub async fn start(args: &Args, file: Option<&Path>) -> anyhow::Result<Sandbox> 
         let dir = scratch.dir(&name)?;
         let simulation = Simulation::of(&dir)?;
         std::fs::write(&simulation.config, machine.toml(index))?;
-        simulation.control(&["config"]).context("the simulator has no such GPUs")?;
+        simulation.control(&["config"]).map_err(no_such_gpus)?;
         let spec = NodeSpec {
             name,
             dir,
@@ -139,6 +139,18 @@ pub async fn start(args: &Args, file: Option<&Path>) -> anyhow::Result<Sandbox> 
         _ => Some(Console::over(&nodes).await?),
     };
     Ok(Sandbox::new(nodes, means, program, described, (console, scratch)))
+}
+
+/// What the simulator refuses comes from the command line; that it cannot be run does not.
+fn no_such_gpus(error: anyhow::Error) -> anyhow::Error {
+    if error.root_cause().is::<std::io::Error>() {
+        return error;
+    }
+    let text = format!(
+        "the simulator has no such GPUs: {error:#}; change --memory (16Gi is the default), --gpu-name, --mig or \
+         --layout"
+    );
+    BadConfiguration(text).into()
 }
 
 /// The same with `dra.enabled`.

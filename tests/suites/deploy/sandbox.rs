@@ -262,6 +262,17 @@ fn a_script_says_how_it_went() {
 }
 
 #[test]
+fn gpus_that_cannot_be_are_an_error_of_the_command_line() {
+    let tmp = temporary();
+    for memory in ["1", "256Mi"] {
+        let args = ["sandbox", "--memory", memory, "--script", "/dev/null"];
+        let output = command(&tmp, &args).output().unwrap();
+        assert_eq!(output.status.code(), Some(64), "{memory}: {}", said(&output));
+        assert!(said(&output).contains("change --memory"), "{memory}: {}", said(&output));
+    }
+}
+
+#[test]
 fn a_bad_configuration_says_what_is_wrong_with_it() {
     let tmp = temporary();
     let try_with = |text: &str| {
