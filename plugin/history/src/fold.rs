@@ -4,7 +4,7 @@
 //! that time ends where the wall clock of the later look says. So a clock that is set moves what comes, and neither
 //! counts anything twice nor takes anything away. The first look is where counting begins.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::cell::{COUNTS, Filling, gpu, tenant};
 use super::level::Level;
@@ -216,6 +216,27 @@ impl Folder {
     /// All series of the last look and of what waits.
     pub(crate) fn all_series(&self) -> impl Iterator<Item = (u32, &Series)> {
         self.series.iter().map(|(number, series)| (*number, series))
+    }
+
+    /// Tenants that are gone and were never named.
+    pub(crate) fn nameless(&self) -> BTreeSet<(String, u64)> {
+        let nameless = self.series.values().filter(|series| {
+            let key = &series.key;
+            !series.is_gpu() && series.pod.is_empty() && !self.is_live(&key.id, key.generation)
+        });
+        nameless.map(|series| (series.key.id.clone(), series.key.generation)).collect()
+    }
+
+    /// Names a tenant that has no name, as far as it is not stored.
+    pub(crate) fn name(&mut self, named: &Series) {
+        let is_its = |series: &&mut Series| {
+            series.pod.is_empty()
+                && (&series.key.id, series.key.generation) == (&named.key.id, named.key.generation)
+        };
+        for series in self.series.values_mut().filter(is_its) {
+            let key = std::mem::take(&mut series.key);
+            *series = Series { key, ..named.clone() };
+        }
     }
 
     /// Whether a tenant was there at the last look.

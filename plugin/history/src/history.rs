@@ -1,6 +1,6 @@
 //! The history of a node: what is recorded, stored and asked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -14,6 +14,7 @@ use super::fold::{Folder, Pending};
 use super::look::Look;
 use super::open::{self, Found, Options, Trouble};
 use super::query::{self, Context, Known, QueryError};
+use super::series::Series;
 use super::store::{Bucket, Store};
 
 /// The history's file, beside the ledger.
@@ -87,6 +88,19 @@ impl History {
     /// Adds what happened since the look before. It does not wait for the disk.
     pub fn look(&self, look: &Look) {
         held(&self.folder).look(look);
+    }
+
+    /// Tenants by id and generation that are gone, wait to be stored, and were never named: a pod that lives for a few
+    /// seconds is named after the last look at it, if at all.
+    #[must_use]
+    pub fn nameless(&self) -> BTreeSet<(String, u64)> {
+        held(&self.folder).nameless()
+    }
+
+    /// Names such tenants. GPUs of the keys do not matter.
+    pub fn name(&self, named: &[Series]) {
+        let mut folder = held(&self.folder);
+        named.iter().for_each(|series| folder.name(series));
     }
 
     /// Stores every bucket that is full; with `all`, also the one that is being filled. How the file was found is

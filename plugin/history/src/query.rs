@@ -27,6 +27,9 @@ pub struct Context<'a> {
     pub now_unix_ms: i64,
     /// GPUs that there are, with their indexes.
     pub gpus: &'a [(u32, String)],
+    /// Tenants that there are now, on each of their GPUs. They are found by name before the first look at them, and
+    /// what has no name in the history has its name from here.
+    pub tenants: &'a [Series],
 }
 
 /// Why there is no answer.
@@ -79,7 +82,11 @@ pub(crate) fn answer(
             "the window ends before it begins: since is later than until".to_owned(),
         ));
     }
-    let (names, numbers) = names(known)?;
+    let (mut names, numbers) = names(known)?;
+    let is_new = |series: &&Series| !names.contains_key(&series.key);
+    let new: BTreeSet<Key> =
+        context.tenants.iter().filter(is_new).map(|series| series.key.clone()).collect();
+    context.tenants.iter().for_each(|series| name(&mut names, series.clone()));
     let subject = subject::find(&query.subject, &query.namespace, &names, context.gpus)?;
     let wanted: BTreeSet<&Key> =
         names.keys().filter(|key| subject.wants(key, &names[*key], &query.namespace)).collect();
@@ -118,6 +125,16 @@ pub(crate) fn answer(
             level.step_seconds()
         ));
     }
+    // A pod that was asked for is there, whether it was looked at yet or not.
+    if matches!(subject, Subject::Tenants(_)) {
+        for key in new.iter().filter(|key| wanted.contains(key)) {
+            found.entry(key).or_default();
+            let remark = not_looked_at(&names[key]);
+            if !remarks.contains(&remark) {
+                remarks.push(remark);
+            }
+        }
+    }
     let (mut gpus, mut tenants) = (Vec::new(), Vec::new());
     for (key, cells) in found {
         let series = &names[key];
@@ -138,7 +155,7 @@ pub(crate) fn answer(
                 container: series.container.clone(),
                 workload: workload::of(&series.pod).to_owned(),
                 gpu_uuid: key.gpu_uuid.clone(),
-                live: known.folder.is_some_and(is_live),
+                live: new.contains(key) || known.folder.is_some_and(is_live),
                 points: cells.iter().map(|(second, cell)| tenant_point(*second, cell)).collect(),
             });
         }
@@ -158,6 +175,14 @@ pub(crate) fn answer(
         events: Vec::new(),
         remarks,
     })
+}
+
+/// What is said of a tenant before the first look at it.
+fn not_looked_at(series: &Series) -> String {
+    let Series { key, namespace, pod, .. } = series;
+    let of = if pod.is_empty() { key.id.clone() } else { format!("{namespace}/{pod}") };
+    let seconds = Level::Fine.step_seconds();
+    format!("{of}: nothing was looked at yet; the plugin looks every {seconds} s")
 }
 
 fn second(unix_ms: i64) -> u32 {

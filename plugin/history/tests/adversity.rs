@@ -238,7 +238,8 @@ fn subjects_are_taken_as_explain_takes_them() {
     one.flush(false).unwrap();
     record(&one, 0..=60, 12);
     let gpus = [(3, "GPU-a".to_owned())];
-    let context = Context { now_unix_ms: (T0 + 60) * 1000, gpus: &gpus, node: "n" };
+    let context =
+        Context { now_unix_ms: (T0 + 60) * 1000, gpus: &gpus, node: "n", ..Context::default() };
     let ask = |subject: &str| {
         let answer = one.answer(&Query { subject: subject.into(), ..Query::default() }, &context);
         answer.map(|answer| answer.tenants.len())

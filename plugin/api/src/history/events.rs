@@ -1,9 +1,11 @@
 //! Lines of the audit trail as events of an answer.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::RangeInclusive;
 
+use tessera_history::{Key, Series};
 use tessera_model::audit::{self, What};
+use tessera_model::record::Holder;
 use tessera_store::{Filter, HISTORY_KEPT, Lines};
 use tessera_view::explain::Behind;
 use tessera_view::history::{Answer, Event, Query};
@@ -21,6 +23,18 @@ pub fn filter(answer: &Answer, query: &Query) -> Filter {
             .or_without_allocation(),
     };
     filter.written(window(answer, query))
+}
+
+/// What the lines call these tenants, by id and generation. A later line counts.
+pub(super) fn names(trail: &Lines, of: &BTreeSet<(String, u64)>) -> Vec<Series> {
+    let named = trail.events.iter().filter_map(|event| {
+        let (id, holder) = (event.id.as_ref()?.to_string(), event.holder.clone()?);
+        let key = Key { id, generation: event.generation, gpu_uuid: String::new() };
+        let is_asked = of.contains(&(key.id.clone(), key.generation));
+        let Holder { namespace, pod, container } = holder;
+        is_asked.then(|| (key.clone(), Series { key, namespace, pod, container }))
+    });
+    named.collect::<BTreeMap<Key, Series>>().into_values().collect()
 }
 
 /// Whether the answer is of everything on the node.
@@ -175,6 +189,26 @@ mod tests {
         let until = Query { since_unix_ms: 1, until_unix_ms: 9, ..Query::default() };
         add_from(&mut all, &until, &trail);
         assert_eq!(found(&all), [("started", 5, "ns/p")]);
+    }
+
+    #[test]
+    fn the_last_line_that_names_a_tenant_names_it() {
+        let named = |id: &str, generation, pod: &str| {
+            let holder =
+                Holder { namespace: "ns".into(), pod: pod.into(), container: "main".into() };
+            Line { holder: Some(holder), ..line(id, generation, 1) }
+        };
+        let events = vec![
+            named("a", 1, "first"),
+            named("a", 2, "other"),
+            line("a", 2, 1),
+            named("a", 2, "job-0"),
+            named("b", 2, "job-1"),
+        ];
+        let trail = Lines { events, ..Lines::default() };
+        let found = names(&trail, &[("a".repeat(32), 2), ("c".repeat(32), 1)].into());
+        let found: Vec<_> = found.iter().map(|one| (&*one.namespace, &*one.pod)).collect();
+        assert_eq!(found, [("ns", "job-0")]);
     }
 
     #[test]

@@ -4,11 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use tessera_config::{Advice, Config};
-use tessera_history::{Context, FlushError, Found, History, Options, QueryError};
+use tessera_history::{Context, FlushError, Found, History, Key, Options, QueryError, Series};
 use tessera_model::clock::{monotonic_ns, unix_ms};
+use tessera_store::Filter;
 use tessera_tenant::regions::Region;
 use tessera_view::history::{Answer, Query};
 use tessera_view::node::Node;
+use tessera_view::tenant::Tenant;
 use tessera_web::source::SourceError;
 
 use super::{events, look};
@@ -36,6 +38,20 @@ pub fn options(config: &Config) -> Options {
         keep: config.history.keep_seconds(),
         sync: config.ledger.fsync,
     }
+}
+
+/// A tenant's series, on each of its GPUs.
+fn series(tenant: &Tenant) -> impl Iterator<Item = Series> {
+    tenant.gpus.iter().map(|used| Series {
+        key: Key {
+            id: tenant.id.clone(),
+            generation: tenant.generation,
+            gpu_uuid: used.gpu_uuid.clone(),
+        },
+        namespace: tenant.namespace.clone(),
+        pod: tenant.pod.clone(),
+        container: tenant.container.clone(),
+    })
 }
 
 impl Recorder {
@@ -71,6 +87,7 @@ impl Recorder {
             return Ok(None);
         }
         self.history.set_options(options(&self.view.config()));
+        self.name_gone();
         self.history.flush(false)
     }
 
@@ -79,22 +96,35 @@ impl Recorder {
     /// # Errors
     /// As [`Recorder::flush`].
     pub fn close(&self) -> Result<(), FlushError> {
+        self.name_gone();
         self.history.close()
     }
 
-    /// What was. `gpus`: those that there are, with their indexes.
-    fn answer(
-        &self,
-        node: &str,
-        gpus: &[(u32, String)],
-        query: &Query,
-    ) -> Result<Answer, QueryError> {
+    /// Names tenants that ended before a look could see their names, by the audit trail.
+    fn name_gone(&self) {
+        let nameless = self.history.nameless();
+        let Some(agent) = self.view.agent().filter(|_| !nameless.is_empty()) else { return };
+        let filter = Filter::mentioning(nameless.iter().map(|(id, _)| id.as_bytes()));
+        match agent.journal().read_trail(|trail| trail.read(&filter)) {
+            Ok(lines) => self.history.name(&events::names(&lines, &nameless)),
+            // They stay without names.
+            Err(error) => tracing::debug!(%error, "the audit trail names nobody"),
+        }
+    }
+
+    /// What was, with what is known of the node as it is now.
+    fn answer(&self, now: &Node, query: &Query) -> Result<Answer, QueryError> {
         if !self.is_on() {
             return Err(QueryError::Unavailable(
                 "nothing is recorded: history.enabled is false".to_owned(),
             ));
         }
-        let context = Context { node, now_unix_ms: unix_ms(), gpus };
+        let gpus: Vec<(u32, String)> =
+            now.gpus.iter().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
+        let tenants: Vec<Series> = now.tenants.iter().flat_map(series).collect();
+        self.name_gone();
+        let context =
+            Context { node: &now.node, now_unix_ms: unix_ms(), gpus: &gpus, tenants: &tenants };
         self.history.answer(query, &context)
     }
 
@@ -123,9 +153,7 @@ impl Past for Recorder {
     }
 
     fn figures(&self, now: &Node, query: &Query) -> Result<Answer, SourceError> {
-        let gpus: Vec<(u32, String)> =
-            now.gpus.iter().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
-        self.answer(&now.node, &gpus, query).map_err(|error| match error {
+        self.answer(now, query).map_err(|error| match error {
             QueryError::NotFound(text) => SourceError::NotFound(text),
             QueryError::Invalid(text) => SourceError::Invalid(text),
             QueryError::Unavailable(text) => SourceError::Unavailable(text),
