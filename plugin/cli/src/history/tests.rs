@@ -90,6 +90,51 @@ fn a_pods_chart_has_use_against_quota_and_what_it_got_against_its_share() {
     assert!(row.matches('─').count() > 60, "{text}");
 }
 
+/// A pod and its GPU that were looked at until now, in buckets of ten seconds.
+fn in_tens(gpu: bool) -> Answer {
+    let mut answer = if gpu { of_gpu("chat-0") } else { answer("chat-0") };
+    answer.step_seconds = 10;
+    answer.tenants[0].points = (0..72).map(|n| tens(n, &answer.tenants[0].points[0])).collect();
+    for one in &mut answer.gpus {
+        let first = one.points[0].clone();
+        let point =
+            |n: i64| GpuPoint { at_unix_ms: T0 + n * 10_000, seconds: 10.0, ..first.clone() };
+        one.points = (0..72).map(point).collect();
+    }
+    answer
+}
+
+fn tens(n: i64, like: &TenantPoint) -> TenantPoint {
+    TenantPoint {
+        at_unix_ms: T0 + n * 10_000,
+        seconds: 10.0,
+        got_seconds: 2.5,
+        waited_seconds: 5.0,
+        ..like.clone()
+    }
+}
+
+#[test]
+fn a_pod_before_its_first_bucket_has_no_chart() {
+    let mut new = answer("chat-0");
+    new.tenants[0].points.clear();
+    new.remarks.clear();
+    for width in [20, 80] {
+        let text = drawn(&new, width, true);
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let text = words.join(" ");
+        assert!(text.contains("nothing was looked at yet"), "{text}");
+        assert!(!text.contains("nothing was seen") && !text.contains("buckets of"), "{text}");
+    }
+}
+
+#[test]
+fn a_plugin_that_does_not_look_leaves_a_gap() {
+    let mut answer = in_tens(false);
+    answer.at_unix_ms = T0 + 72 * 10_000 + 60_000;
+    assert!(drawn(&answer, 80, true).contains("nothing was seen then"));
+}
+
 #[test]
 fn a_bucket_is_as_wide_as_its_time() {
     let part = |n: i64| columns::Part {
@@ -139,6 +184,17 @@ fn what_is_asked_is_a_path() {
 }
 
 proptest! {
+    /// Buckets end where they end, and looks come when they come.
+    #[test]
+    fn what_has_not_ended_yet_is_no_gap(
+        since_the_last_ms in -10_000..20_000i64, width in 40..200usize, gpu: bool,
+    ) {
+        let mut answer = in_tens(gpu);
+        answer.at_unix_ms = T0 + 72 * 10_000 + since_the_last_ms;
+        let text = drawn(&answer, width, true);
+        prop_assert!(!text.contains("nothing was seen then"), "{text}");
+    }
+
     #[test]
     fn no_line_is_wider_than_the_terminal_whatever_pods_are_called(
         pod in "\\PC{0,300}|[\\x00-\\x7f]{0,60}",

@@ -19,16 +19,31 @@ const CHARTS: usize = 4;
 const EVENTS: usize = 20;
 /// Lines for a series on a narrow terminal.
 const LINES: usize = 12;
+/// Longest time after the last finished bucket in which the next one may still be without a look, milliseconds: it
+/// lasts 10 s, and the look is late on a busy node.
+const UNFINISHED_MS: i64 = 20_000;
 /// Characters of a tenant's name on a GPU.
 const NAME: usize = 34;
 
 /// All of it, in lines of at most the style's width, but for single words that are longer.
 pub(super) fn text(answer: &Answer, asked: &Query, style: Style) -> String {
-    let until = if asked.until_unix_ms == 0 { answer.at_unix_ms } else { asked.until_unix_ms };
+    let until = if asked.until_unix_ms == 0 { seen_until(answer) } else { asked.until_unix_ms };
     let since = asked.since_unix_ms.max(first(answer).unwrap_or(until));
     let mut report = Report { out: String::new(), style, window: (since, until), answer };
     report.all();
     report.out
+}
+
+/// Now, without the time since the last look: what happens in it is in no bucket yet.
+fn seen_until(answer: &Answer) -> i64 {
+    let tenants = answer.tenants.iter().filter_map(|one| Some(one.points.last()?.at_unix_ms));
+    let gpus = answer.gpus.iter().filter_map(|one| Some(one.points.last()?.at_unix_ms));
+    let step_ms = i64::from(answer.step_seconds) * 1000;
+    let end = tenants.chain(gpus).max().map(|at| at.saturating_add(step_ms));
+    // A plugin that has not looked for longer does not look.
+    let is_unfinished =
+        |end: &i64| (0..UNFINISHED_MS).contains(&answer.at_unix_ms.saturating_sub(*end));
+    end.filter(is_unfinished).unwrap_or(answer.at_unix_ms)
 }
 
 /// The oldest bucket of the answer.
@@ -53,7 +68,7 @@ impl Report<'_> {
         let (since, until) = self.window;
         if self.answer.tenants.is_empty() && self.answer.gpus.is_empty() {
             self.wrapped("", "nothing was seen in that time");
-        } else {
+        } else if first(self.answer).is_some() {
             let (from, to) = (time_format::utc(since), time_format::utc(until));
             let length = match self.answer.step_seconds {
                 3600 => "1h",
@@ -94,6 +109,9 @@ impl Report<'_> {
         };
         let lives = if one.live { "lives" } else { "gone" };
         self.wrapped("", &format!("{name}, on {}: {lives}", one.gpu_uuid));
+        if one.points.is_empty() {
+            return self.wrapped("  ", "nothing was looked at yet: ask again in ten seconds");
+        }
         let Some(width) = self.width() else { return self.lines(one) };
         let columns =
             columns(one.points.iter().map(part), self.window, self.answer.step_seconds, width);
