@@ -7,6 +7,8 @@ use tessera_view::gpu::Gpu;
 use tessera_view::tenant::Tenant;
 
 use crate::Observed;
+use crate::naming::{Named, named};
+use crate::parts::Part;
 use crate::workloads::Workload;
 
 /// Most commands that are written out.
@@ -66,18 +68,25 @@ impl Choice<'_> {
     }
 }
 
-/// For one container of a workload.
+/// For one container of a workload, or the part of it that is labelled so.
 pub(crate) fn changes(
     target: Target,
     workload: &Workload<'_>,
-    container: &str,
+    (container, part): (&str, Part<'_>),
     observed: &[Observed<'_>],
 ) -> Changes {
     let mut changes = Changes::default();
     if !target.memory_changes && !target.cores_change {
         return changes;
     }
-    changes.lines = commands(target, &workload.live);
+    let (lines, nameless) = commands(target, &workload.live, part, observed);
+    changes.lines = lines;
+    if nameless > 0 {
+        changes.evidence.push(format!(
+            "{nameless} of its pods have no name that is theirs alone: tessera status has the ids of their \
+             allocations, and tessera quota set takes one"
+        ));
+    }
     let claims: BTreeSet<(&str, &str)> = workload
         .live
         .iter()
@@ -136,8 +145,13 @@ fn what(target: Target) -> String {
     }
 }
 
-/// `tessera quota set` for each pod: it takes effect at once, and ends with the pod.
-fn commands(target: Target, live: &[&Tenant]) -> Vec<String> {
+/// `tessera quota set` for each pod: it takes effect at once, and ends with the pod. And how many have no name for it.
+fn commands(
+    target: Target,
+    live: &[&Tenant],
+    part: Part<'_>,
+    observed: &[Observed<'_>],
+) -> (Vec<String>, usize) {
     let differs = |tenant: &&&Tenant| {
         tenant.gpus.iter().any(|used| {
             target.memory_changes && used.memory_limit_bytes != target.memory_bytes
@@ -145,23 +159,29 @@ fn commands(target: Target, live: &[&Tenant]) -> Vec<String> {
         })
     };
     let live: Vec<&&Tenant> = live.iter().filter(differs).collect();
-    let mut lines: Vec<String> = live
-        .iter()
-        .take(COMMANDS)
-        .map(|tenant| command(target, &tenant.namespace, &tenant.pod, &tenant.container))
-        .collect();
+    let first = live.iter().take(COMMANDS);
+    let names: Vec<Option<Named<'_>>> = first.map(|tenant| named(tenant, part, observed)).collect();
+    let mut lines: Vec<String> =
+        names.iter().flatten().map(|name| command(target, *name)).collect();
+    let nameless = names.len() - lines.len();
     if let Some(count) = live.len().checked_sub(COMMANDS).filter(|count| *count > 0) {
         lines.push(more(count));
     }
-    lines
+    (lines, nameless)
 }
 
-/// What changes one pod.
-pub(crate) fn command(target: Target, namespace: &str, pod: &str, container: &str) -> String {
-    let mut line = format!("tessera quota set {}", quoted(&format!("{namespace}/{pod}")));
-    if !container.is_empty() {
-        line += &format!(" --container {}", quoted(container));
-    }
+/// What changes one allocation.
+pub(crate) fn command(target: Target, name: Named<'_>) -> String {
+    let mut line = match name {
+        Named::Container(namespace, pod, container) => {
+            let mut line = format!("tessera quota set {}", quoted(&format!("{namespace}/{pod}")));
+            if !container.is_empty() {
+                line += &format!(" --container {}", quoted(container));
+            }
+            line
+        }
+        Named::Allocation(id) => format!("tessera quota set {}", quoted(id)),
+    };
     if target.memory_changes {
         line += &format!(" --memory {}MiB", target.memory_bytes.div_ceil(1 << 20));
     }

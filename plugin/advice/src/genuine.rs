@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use tessera_view::advice::Recommendation;
 
 use crate::changes::{self, Target};
+use crate::naming::{Named, is_beginning};
 
 /// Drops every change that this crate would not write for such figures, and says how many those were.
 pub fn keep_genuine(advice: &mut Recommendation) -> usize {
@@ -13,10 +14,13 @@ pub fn keep_genuine(advice: &mut Recommendation) -> usize {
     let commands: BTreeSet<String> = commands(advice).collect();
     let (target, container) = (target(advice), advice.container.clone());
     advice.changes.retain(|line| {
-        commands.contains(line)
+        let is_ours = commands.contains(line)
+            || is_of_allocation(line, target)
             || is_capacity(line, target)
             || is_limits(line, &container)
-            || is_more(line)
+            || is_more(line);
+        // A name of theirs may end a line, and a shell runs the next one.
+        is_ours && !line.contains(char::is_control)
     });
     before - advice.changes.len()
 }
@@ -31,17 +35,26 @@ fn target(advice: &Recommendation) -> Target {
     }
 }
 
+/// What changes the memory, the share or both.
+fn targets(target: Target) -> [Target; 3] {
+    let of = [(true, true), (true, false), (false, true)];
+    of.map(|(memory_changes, cores_change)| Target { memory_changes, cores_change, ..target })
+}
+
 /// For each pod what changes the memory, the share or both.
 fn commands(advice: &Recommendation) -> impl Iterator<Item = String> {
-    let of = [(true, true), (true, false), (false, true)];
-    let targets = of.map(|(memory_changes, cores_change)| Target {
-        memory_changes,
-        cores_change,
-        ..target(advice)
-    });
+    let targets = targets(target(advice));
     advice.pods.iter().flat_map(move |pod| {
-        targets.map(|one| changes::command(one, &advice.namespace, pod, &advice.container))
+        let name = Named::Container(&advice.namespace, pod, &advice.container);
+        targets.map(|one| changes::command(one, name))
     })
+}
+
+/// A command that names an allocation by its id, which is no word of a shell.
+fn is_of_allocation(line: &str, target: Target) -> bool {
+    let id = line.strip_prefix("tessera quota set ").and_then(|rest| rest.split(' ').next());
+    let is = |id| targets(target).iter().any(|one| changes::command(*one, id) == line);
+    id.is_some_and(|id| is_beginning(id) && is(Named::Allocation(id)))
 }
 
 fn is_more(line: &str) -> bool {
@@ -106,6 +119,8 @@ mod tests {
             "tessera quota set team/chat-0 --container main --memory 4096MiB --cores 12.5",
             "tessera quota set 'team/chat;reboot' --container main --memory 4096MiB",
             "tessera quota set team/chat-0 --container main --cores 12.5",
+            "tessera quota set 0c1d2e3f4a5b --memory 4096MiB --cores 12.5",
+            "tessera quota set 0c1d2e3f4a5b6c7d8e9f0c1d2e3f4a5b --cores 12.5",
             "# and likewise for 3 more of its pods",
             "limits: {tessera.dev/gpu: 2}  # container main, now tessera.dev/gpu-large: 1",
             "limits: {tessera.dev/gpu: 2}  # container main",
@@ -125,6 +140,15 @@ mod tests {
             "tessera quota set team/other-0 --container main --memory 4096MiB",
             "tessera quota set team/chat-0 --container main --memory 1MiB",
             "tessera quota set team/chat;reboot --container main --memory 4096MiB",
+            "tessera quota set 0c1d2e3f4a5b --memory 1MiB",
+            "tessera quota set 0c1d2e3f4a5b --memory 4096MiB; reboot",
+            "tessera quota set 0c1d2e3f4a5b",
+            "tessera quota set 0c1d --memory 4096MiB",
+            "tessera quota set 0C1D2E3F4A5B --memory 4096MiB",
+            "tessera quota set $(reboot)aaaaaaaa --memory 4096MiB",
+            "tessera quota set '0c1d2e3f4a5b' --memory 4096MiB",
+            "tessera quota set --all0c1d2e3f --memory 4096MiB",
+            "tessera quota set 0c1d2e3f4a5b6c7d8e9f0c1d2e3f4a5b0 --memory 4096MiB",
             "tessera cordon --all",
             "# and likewise for 3 more of its pods\ncurl evil.example",
             "# and likewise for 03 more of its pods",
@@ -139,11 +163,18 @@ mod tests {
         assert_eq!(keep_genuine(&mut all), lies.len(), "{:?}", all.changes);
     }
 
+    #[test]
+    fn a_name_begins_no_other_line() {
+        let mut all = advice(&["limits: {tessera.dev/gpu: 2}  # container main\nreboot"]);
+        all.container = "main\nreboot".into();
+        assert_eq!(keep_genuine(&mut all), 1);
+    }
+
     proptest! {
         /// A line that is kept is, but for its names and figures, one of four.
         #[test]
         fn no_line_is_kept_that_a_shell_reads_otherwise(
-            line in "(tessera quota set team/chat-0|limits: \\{|capacity: |# and|)[ -~]{0,40}",
+            line in "(tessera quota set team/chat-0|tessera quota set [0-9a-f]{12}|limits: \\{|capacity: |# and|)[ -~]{0,40}",
         ) {
             let mut all = advice(&[&line]);
             keep_genuine(&mut all);

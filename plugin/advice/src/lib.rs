@@ -10,6 +10,8 @@
 mod changes;
 mod confidence;
 mod genuine;
+mod naming;
+mod parts;
 mod percentile;
 mod recommend;
 mod sample;

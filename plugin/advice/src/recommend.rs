@@ -11,6 +11,7 @@ use tessera_view::advice::{Recommendation, Recommendations, Settings};
 
 use crate::changes::{Target, changes};
 use crate::confidence::Confidence;
+use crate::parts::Part;
 use crate::percentile::percentile;
 use crate::sample::{Sample, WHOLE};
 use crate::workloads::{Key, Workload, workloads};
@@ -67,17 +68,18 @@ pub(crate) fn remarks(observed: &[Observed<'_>]) -> Vec<String> {
 }
 
 fn one(
-    (namespace, name, container): Key<'_>,
+    (namespace, name, container, part): Key<'_>,
     workload: &Workload<'_>,
     observed: &[Observed<'_>],
     settings: &Advice,
     question: &Question<'_>,
 ) -> Recommendation {
     let now = Now::of(workload);
+    let container = part.label(container);
     let mut advice = Recommendation {
         namespace: namespace.to_owned(),
         workload: name.to_owned(),
-        container: container.to_owned(),
+        container: container.clone(),
         pods: workload.pods.iter().map(ToString::to_string).collect(),
         memory_limit_bytes: now.memory_bytes,
         memory_bytes: now.memory_bytes,
@@ -94,6 +96,7 @@ fn one(
     }
     let evidence = &mut advice.evidence;
     evidence.push(seen(workload));
+    evidence.extend(apart(workload, part));
     let memory = memory(workload, &now, settings, evidence);
     let cores = cores(workload, &now, settings, evidence);
     advice.memory_bytes = memory;
@@ -136,7 +139,7 @@ fn one(
                 || cores.millis != now.cores_millis),
         divided: cores.divided,
     };
-    let changes = changes(target, workload, container, observed);
+    let changes = changes(target, workload, (&container, part), observed);
     evidence.extend(changes.evidence);
     advice.changes = changes.lines;
     if !target.memory_changes && !target.cores_change {
@@ -188,6 +191,25 @@ fn seen(workload: &Workload<'_>) -> String {
         if pods == 1 { "" } else { "s" },
         time_format::utc(first)
     )
+}
+
+/// What is said of one of several allocations of a container.
+fn apart(workload: &Workload<'_>, part: Part<'_>) -> Vec<String> {
+    let mut all = Vec::new();
+    if part != Part::Whole {
+        all.push(
+            "the container holds several allocations, and this is one of them: commands name it by its id, and are \
+             for tessera quota on the pod's node"
+                .to_owned(),
+        );
+    }
+    if workload.has_unattributed {
+        all.push(
+            "pods that have ended are left out: the history does not say which of the allocations theirs were"
+                .to_owned(),
+        );
+    }
+    all
 }
 
 /// A length of time in its two largest units.

@@ -1,5 +1,6 @@
 //! What is advised, and the laws that advice keeps.
 
+mod apart;
 mod laws;
 mod recommending;
 mod wasting;

@@ -7,11 +7,12 @@ use tessera_view::tenant::Tenant;
 use tessera_view::workload;
 
 use crate::confidence::Seen;
+use crate::parts::{Part, Parts};
 use crate::sample::Sample;
 use crate::{Observed, Question};
 
-/// Namespace, workload, container.
-pub(crate) type Key<'a> = (&'a str, &'a str, &'a str);
+/// Namespace, workload, container, and which of the container's allocations.
+pub(crate) type Key<'a> = (&'a str, &'a str, &'a str, Part<'a>);
 
 /// What is known of one container of a workload.
 #[derive(Debug, Default)]
@@ -28,6 +29,8 @@ pub(crate) struct Workload<'a> {
     pub step_seconds: u32,
     /// How much was seen.
     pub seen: Seen,
+    /// Of others of its allocations that are gone, the history does not say what they were asked for.
+    pub has_unattributed: bool,
 }
 
 /// By workload and container, in order of names. Tenants that nobody named are in no workload.
@@ -36,13 +39,17 @@ pub(crate) fn workloads<'a>(
     question: &Question<'_>,
 ) -> BTreeMap<Key<'a>, Workload<'a>> {
     let mut found: BTreeMap<Key<'a>, Workload<'a>> = BTreeMap::new();
-    for Observed { node, history } in observed {
+    let parts = Parts::of(observed);
+    let mut unattributed: BTreeSet<(&str, &str, &str)> = BTreeSet::new();
+    for (at, Observed { node, history }) in observed.iter().enumerate() {
         let gpus: BTreeMap<&str, &'a Gpu> =
             node.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu)).collect();
         for tenant in node.tenants.iter().filter(|one| one.state != "parked") {
-            let named = name(&tenant.namespace, &tenant.workload, &tenant.pod, &tenant.container);
-            let Some(key) = named.filter(|key| question.wants_namespace(key.0)) else { continue };
-            let workload = found.entry(key).or_default();
+            let Some(of) = container(tenant).filter(|of| question.wants_namespace(of.0)) else {
+                continue;
+            };
+            let part = parts.get(of, (at, &tenant.id, &tenant.pod)).unwrap_or(Part::Whole);
+            let workload = found.entry((of.0, of.1, of.2, part)).or_default();
             workload.pods.insert(&tenant.pod);
             workload.live.push(tenant);
             for used in &tenant.gpus {
@@ -53,7 +60,7 @@ pub(crate) fn workloads<'a>(
         let mut observed_ms: BTreeMap<(&str, u64, i64), (Key<'a>, u64)> = BTreeMap::new();
         for series in &history.tenants {
             let named = name(&series.namespace, &series.workload, &series.pod, &series.container);
-            let Some(key) = named.filter(|key| question.wants_namespace(key.0)) else { continue };
+            let Some(of) = named.filter(|of| question.wants_namespace(of.0)) else { continue };
             let samples: Vec<Sample> = series
                 .points
                 .iter()
@@ -63,6 +70,11 @@ pub(crate) fn workloads<'a>(
             if samples.is_empty() {
                 continue;
             }
+            let Some(part) = parts.get(of, (at, &series.id, &series.pod)) else {
+                unattributed.insert(of);
+                continue;
+            };
+            let key = (of.0, of.1, of.2, part);
             let workload = found.entry(key).or_default();
             workload.step_seconds = workload.step_seconds.max(history.step_seconds);
             workload.pods.insert(&series.pod);
@@ -80,11 +92,17 @@ pub(crate) fn workloads<'a>(
             seen.observed_ms = seen.observed_ms.saturating_add(ms);
         }
     }
-    for workload in found.values_mut() {
+    for (key, workload) in &mut found {
         workload.seen.pods = workload.pods.len();
+        workload.has_unattributed = unattributed.contains(&(key.0, key.1, key.2));
     }
     found.retain(|key, workload| workload.pods.iter().any(|pod| question.wants_pod(key.0, pod)));
     found
+}
+
+/// Namespace, workload and container of a tenant; `None` while nobody named it.
+pub(crate) fn container(tenant: &Tenant) -> Option<(&str, &str, &str)> {
+    name(&tenant.namespace, &tenant.workload, &tenant.pod, &tenant.container)
 }
 
 fn name<'a>(
@@ -92,7 +110,7 @@ fn name<'a>(
     workload: &'a str,
     pod: &'a str,
     container: &'a str,
-) -> Option<Key<'a>> {
+) -> Option<(&'a str, &'a str, &'a str)> {
     let workload = if workload.is_empty() { workload::of(pod) } else { workload };
     (!pod.is_empty()).then_some((namespace, workload, container))
 }

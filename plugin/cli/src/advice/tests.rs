@@ -1,6 +1,11 @@
 use clap::Parser;
+use proptest::prelude::*;
+use tessera_api::admin::QuotaCommand;
 use tessera_api::print::Paper;
 use tessera_view::advice::{NamespaceWaste, Recommendation, Recommendations, TenantWaste, Waste};
+use tessera_view::history::{Answer, TenantPoint, TenantSeries};
+use tessera_view::node::Node;
+use tessera_view::tenant::{Tenant, Use};
 
 use super::{RecommendArgs, WasteArgs, recommend, waste};
 
@@ -166,4 +171,93 @@ fn questions_become_paths() {
     assert!(path(&["--all", "-n", "team"]).is_err());
     let command = WasteCommand::try_parse_from(["waste", "-o", "csv"]).unwrap();
     assert_eq!(command.args.path(86_400_001), "/api/v1/waste?since_unix_ms=1");
+}
+
+/// `tessera quota`.
+#[derive(Debug, Parser)]
+struct Quota {
+    #[command(subcommand)]
+    command: QuotaCommand,
+}
+
+/// Words of a line as a shell has them.
+fn words(line: &str) -> Vec<String> {
+    let (mut words, mut is_quoted) = (vec![String::new()], false);
+    let mut rest = line.chars();
+    while let Some(next) = rest.next() {
+        match next {
+            '\'' => is_quoted = !is_quoted,
+            '\\' if !is_quoted => words.last_mut().unwrap().extend(rest.next()),
+            ' ' if !is_quoted => words.push(String::new()),
+            other => words.last_mut().unwrap().push(other),
+        }
+    }
+    words
+}
+
+/// An hour of a container's allocation on a GPU of its own.
+fn seen(id: &str, pod: &str, container: &str, request: &str, peak: u64) -> (Tenant, TenantSeries) {
+    let (namespace, gpu_uuid) = ("team".to_owned(), "GPU-a".to_owned());
+    let used = Use {
+        gpu_uuid: gpu_uuid.clone(),
+        memory_limit_bytes: 8 << 30,
+        cores_millis: 125,
+        policy: "burst".into(),
+        ..Use::default()
+    };
+    let tenant = Tenant {
+        id: id.into(),
+        namespace: namespace.clone(),
+        pod: pod.into(),
+        container: container.into(),
+        claim: if request.is_empty() { String::new() } else { format!("team/{request}") },
+        request: request.into(),
+        state: "started".into(),
+        gpus: vec![used],
+        ..Tenant::default()
+    };
+    let point = TenantPoint {
+        seconds: 3600.0,
+        memory_peak_bytes: peak,
+        memory_limit_bytes: 8 << 30,
+        cores_millis: 125,
+        got_seconds: 36.0,
+        launches: 1,
+        ..TenantPoint::default()
+    };
+    let (pod, container) = (pod.to_owned(), container.to_owned());
+    let series = TenantSeries {
+        id: id.into(),
+        namespace,
+        pod,
+        container,
+        gpu_uuid,
+        points: vec![point],
+        live: true,
+        ..TenantSeries::default()
+    };
+    (tenant, series)
+}
+
+proptest! {
+    #[test]
+    fn the_quota_command_takes_every_command_that_is_advised(
+        tenants in prop::collection::vec(
+            ("[0-9a-f]{32}", "[a-z0-9]{1,3}|[ -~]{1,12}", "main|side|[ -~]{1,12}", "|a|b", 0u64..9 << 30), 1..6,
+        ),
+    ) {
+        let all = tenants.iter().map(|(id, pod, container, request, peak)| seen(id, pod, container, request, *peak));
+        let (tenants, series) = all.unzip();
+        let node = Node { tenants, ..Node::default() };
+        let history = Answer { tenants: series, step_seconds: 3600, ..Answer::default() };
+        let observed = [tessera_advice::Observed { node: &node, history: &history }];
+        let advice = tessera_advice::recommend(&observed, &tessera_config::Advice::default(), &tessera_advice::Question::default());
+        let changes = advice.workloads.iter().flat_map(|one| &one.changes);
+        for line in changes.filter(|line| line.starts_with("tessera ")) {
+            let words = words(line);
+            prop_assert_eq!(&words[..3], ["tessera", "quota", "set"], "{}", line);
+            let parsed = Quota::try_parse_from(&words[1..]);
+            prop_assert!(matches!(parsed, Ok(Quota { command: QuotaCommand::Set(_) })), "{line}: {parsed:?}");
+        }
+    }
 }
