@@ -42,7 +42,10 @@ struct OnGpu {
 struct Bucket {
     worked: bool,
     observed_ms: u64,
+    /// As if it was observed from its beginning on.
     end_unix_ms: i64,
+    /// Its end, whether it was observed until then or not.
+    closes_unix_ms: i64,
     /// It is part of a stretch without work that is longer than the setting.
     idle: bool,
 }
@@ -134,6 +137,8 @@ fn holders<'a>(
                 bucket.worked |= sample.worked;
                 bucket.observed_ms = bucket.observed_ms.max(sample.observed_ms);
                 bucket.end_unix_ms = bucket.end_unix_ms.max(sample.end_unix_ms());
+                let closes = closes(sample, history.step_seconds);
+                bucket.closes_unix_ms = bucket.closes_unix_ms.max(closes);
             }
             let gpu = node.gpus.iter().find(|gpu| gpu.uuid == series.gpu_uuid);
             let on = holder.gpus.entry((&*node.node, &*series.gpu_uuid)).or_default();
@@ -142,6 +147,13 @@ fn holders<'a>(
         }
     }
     holders
+}
+
+/// The end of a sample's bucket. A clock that was set back lets more be observed than the bucket is long.
+fn closes(sample: &Sample, step_seconds: u32) -> i64 {
+    let step_ms = i64::from(step_seconds).max(1) * 1000;
+    let begin = sample.at_unix_ms.saturating_sub(sample.at_unix_ms.rem_euclid(step_ms));
+    begin.saturating_add(step_ms).max(sample.end_unix_ms())
 }
 
 /// Marks stretches without work; answers the length of the last one, observed milliseconds, and whether it is
@@ -240,17 +252,22 @@ fn judge(
 }
 
 /// Since it last had work, or since it was first seen where it had none; absent where its last bucket has some,
-/// and for one that is gone.
+/// and for one that is gone. A bucket does not say when in it that was: it may have been until its end, so no time of
+/// work is ever counted.
 fn idle_seconds(holder: &Holder<'_>) -> Option<f64> {
     let (_, last) = holder.buckets.last_key_value()?;
     if last.worked || !holder.live {
         return None;
     }
+    let now = holder.now_unix_ms.max(last.end_unix_ms);
     let worked = holder.buckets.values().rfind(|bucket| bucket.worked);
     let since = match worked {
-        Some(bucket) => bucket.end_unix_ms,
-        None => *holder.buckets.first_key_value()?.0,
+        Some(bucket) => bucket.closes_unix_ms.min(now),
+        None => {
+            let (_, first) = holder.buckets.first_key_value()?;
+            let observed_ms = i64::try_from(first.observed_ms).unwrap_or(i64::MAX);
+            first.closes_unix_ms.min(now).saturating_sub(observed_ms)
+        }
     };
-    let now = holder.now_unix_ms.max(last.end_unix_ms);
     Some(now.saturating_sub(since).max(0) as f64 / 1000.0)
 }

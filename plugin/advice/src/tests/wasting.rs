@@ -108,6 +108,61 @@ fn wasted_since(made: &Made, since_unix_ms: i64) -> Waste {
     crate::waste(&observed, &settings, &Question { since_unix_ms, ..Question::default() })
 }
 
+/// A pod that is seen from the `from`-th ten seconds on, and works in those that say so; in buckets of `step` seconds.
+fn worked_in(worked: &[bool], from: usize, step: usize) -> Made {
+    let mut made = told_in(&[], step);
+    let end = MIDNIGHT + i64::try_from(worked.len() * 10_000).unwrap();
+    (made.history.at_unix_ms, made.node.at_unix_ms) = (end, end);
+    let bucket = |nth: &usize| nth / (step / 10);
+    let mut points: Vec<TenantPoint> = Vec::new();
+    for (nth, worked) in worked.iter().enumerate().skip(from) {
+        let at_unix_ms = MIDNIGHT + i64::try_from(bucket(&nth) * step).unwrap() * 1000;
+        if points.last().is_none_or(|last| last.at_unix_ms != at_unix_ms) {
+            points.push(TenantPoint {
+                at_unix_ms,
+                memory_peak_bytes: 4 * GIB,
+                memory_limit_bytes: HALF.memory_bytes,
+                cores_millis: HALF.cores_millis,
+                ..TenantPoint::default()
+            });
+        }
+        let last = points.last_mut().unwrap();
+        last.seconds += 10.0;
+        last.launches += u64::from(*worked);
+    }
+    made.history.tenants[0].points = points;
+    made
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn idle_time_is_never_longer_than_it_was_and_shorter_by_less_than_a_bucket(
+        stretches in prop::collection::vec((any::<bool>(), 1usize..900), 1..6), part in 0usize..100,
+    ) {
+        let worked: Vec<bool> = stretches
+            .iter()
+            .flat_map(|(worked, length)| std::iter::repeat_n(*worked, *length))
+            .collect();
+        let from = worked.len() * part / 100;
+        let rest = worked[from..].iter().rev().take_while(|worked| !**worked).count();
+        let was = 10.0 * rest as f64;
+        let mut was_idle = true;
+        for step in [10usize, 300, 3600] {
+            let made = worked_in(&worked, from, step);
+            let waste = wasted_since(&made, 0);
+            let tenant = &waste.namespaces[0].tenants[0];
+            let idle = tenant.idle_seconds.unwrap_or(0.0);
+            prop_assert!(idle <= was, "{step}: {idle} of {was}");
+            prop_assert!(was - idle < step as f64, "{step}: {idle} of {was}");
+            // Longer buckets never call idle what shorter ones do not.
+            prop_assert!(was_idle || !tenant.idle, "{step}: {tenant:?}");
+            was_idle = tenant.idle;
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
