@@ -18,7 +18,8 @@ pub(crate) enum Named<'a> {
     Allocation(&'a str),
 }
 
-/// The name of a tenant on its node, by its container where `part` is all that the container has; `None` where every name that it has is another's, too.
+/// The name of a tenant on its node, by its container where `part` is all that the container has; `None` where every
+/// name that it has is another's, too.
 pub(crate) fn named<'a>(
     tenant: &'a Tenant,
     part: Part<'_>,
