@@ -33,9 +33,12 @@ fn key(one: &Recommendation) -> Key {
     (one.namespace.clone(), one.workload.clone(), one.container.clone())
 }
 
-/// Turns a command for a node's shell into the one for where people sit.
+/// Turns a command for a node's shell into the one for where people sit. One that names an allocation stays: only its
+/// node knows ids, and the evidence says where to run it.
 pub(crate) fn from_here(change: &mut String) {
-    if change.starts_with("tessera ") {
+    let named = change.strip_prefix("tessera quota set ").map(|rest| rest.split(" --").next());
+    let is_of_a_pod = named.flatten().is_some_and(|name| name.contains('/'));
+    if is_of_a_pod {
         change.insert_str(0, "kubectl ");
     }
 }
