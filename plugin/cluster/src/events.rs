@@ -7,6 +7,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::Request;
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use tessera_model::printable;
 use tessera_model::time_format::rfc3339;
 
 use crate::client::Client;
@@ -15,8 +16,8 @@ use crate::error::{ApiError, Call, Kind, Verb};
 /// What reports.
 const COMPONENT: &str = "tessera";
 
-/// Longest message: core/v1 allows 1024 bytes.
-const LONGEST_MESSAGE: usize = 1024;
+/// Longest message: core/v1 allows 1024 bytes (`pkg/apis/core/validation/events.go`, NoteLengthLimit).
+pub const LONGEST_MESSAGE: usize = 1024;
 
 /// Longest name of an object (RFC 1123 subdomain).
 const LONGEST_NAME: usize = 253;
@@ -138,14 +139,7 @@ fn message(event: &PodEvent<'_>) -> String {
         return event.message.to_owned();
     }
     let mut text = format!("container {}: {}", event.container, event.message);
-    if text.len() > LONGEST_MESSAGE {
-        let mut end = LONGEST_MESSAGE - '…'.len_utf8();
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        text.truncate(end);
-        text.push('…');
-    }
+    printable::cut(&mut text, LONGEST_MESSAGE);
     text
 }
 

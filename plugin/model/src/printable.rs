@@ -95,6 +95,14 @@ fn ends(text: &str, most: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{}…{}", &text[..head], &text[tail..]))
 }
 
+/// Leaves no more than so many bytes, at least three; `…` stands for what is gone.
+pub fn cut(text: &mut String, longest: usize) {
+    if text.len() > longest {
+        text.truncate(boundary_to(text, longest - '…'.len_utf8()));
+        text.push('…');
+    }
+}
+
 /// The last end of a character up to here, and the first from here on.
 fn boundary_to(text: &str, at: usize) -> usize {
     (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)

@@ -7,13 +7,11 @@
 //! Reasons are words in CamelCase that people filter by (`kubectl get events --field-selector reason=…`);
 //! they stay as they are.
 
+use tessera_cluster::events::LONGEST_MESSAGE as LONGEST;
 use tessera_model::audit::{Event, What};
-use tessera_model::health;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
-
-/// Longest message: core/v1 allows 1024 bytes (`pkg/apis/core/validation/events.go`, NoteLengthLimit).
-pub const LONGEST: usize = 1024;
+use tessera_model::{health, printable};
 
 /// Reason, type and message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -232,14 +230,7 @@ fn by(line: &Event) -> String {
 }
 
 fn cut(mut text: String, longest: usize) -> String {
-    if text.len() > longest {
-        let mut end = longest - '…'.len_utf8();
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        text.truncate(end);
-        text.push('…');
-    }
+    printable::cut(&mut text, longest);
     text
 }
 

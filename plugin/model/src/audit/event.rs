@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Actor, What};
 use crate::allocation_id::AllocationId;
+use crate::printable;
 use crate::record::{Holder, Record};
 
 /// Longest text in a line, bytes. What is longer is cut.
@@ -146,11 +147,7 @@ impl Event {
 }
 
 fn cut(text: &mut String) {
-    if text.len() > TEXT_KEPT {
-        let end = (0..=TEXT_KEPT - '…'.len_utf8()).rev().find(|at| text.is_char_boundary(*at));
-        text.truncate(end.unwrap_or(0));
-        text.push('…');
-    }
+    printable::cut(text, TEXT_KEPT);
 }
 
 #[cfg(test)]
