@@ -51,7 +51,7 @@ fn a_pod_that_was_not_looked_at_yet_is_known_and_an_unknown_one_is_not() {
             "{answer:?}"
         );
     }
-    // Nothing of it is told to a reader of another namespace.
+    // A reader of another namespace learns nothing of it.
     for (subject, namespace) in [("chat-1", ""), ("chat-0", "other"), ("bbbb", "other")] {
         let Err(QueryError::NotFound(text)) = ask(subject, namespace) else { panic!("{subject}") };
         assert!(namespace.is_empty() || !text.contains("chat-0, "), "{text}");

@@ -216,7 +216,7 @@ impl UserClient {
             };
             ends = ends.or_else(|| Some(tokio::time::Instant::now() + self.whole()));
             let page = match page {
-                // The server keeps the state of a list for minutes; one that was compacted away begins anew.
+                // The API server keeps the state of a list for minutes. Without it, the list begins anew.
                 Err(ApiError::Expired { .. }) if !restarted && !next.is_empty() => {
                     restarted = true;
                     all.clear();
