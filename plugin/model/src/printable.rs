@@ -137,6 +137,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_too_long_ends_with_a_sign_of_it_between_two_characters() {
+        for (text, longest, left) in
+            [("ää", 4, "ää"), ("äää", 5, "ä…"), ("abcdef", 5, "ab…"), ("abcd", 3, "…")]
+        {
+            let mut text = text.to_owned();
+            cut(&mut text, longest);
+            assert_eq!(text, left);
+        }
+    }
+
+    #[test]
     fn what_acts_is_seen_and_what_is_seen_stays() {
         for (text, printed) in [
             ("GPU 0, Zoë's „pod“ 🂡", "GPU 0, Zoë's „pod“ 🂡"),
