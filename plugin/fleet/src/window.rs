@@ -16,6 +16,8 @@ const STEPS: [u32; 3] = [10, 300, 3600];
 const LONGEST: Duration = Duration::from_secs(801 * 86_400);
 /// A figure in seconds of a bucket is no more than so many times its length: many processes may wait at once.
 const MANY: f64 = 1e6;
+/// All of a GPU's time, thousandths.
+const WHOLE_MILLIS: u32 = 1000;
 
 /// Moves all instants to our clock, drops what is outside the window, and puts the rest in order.
 ///
@@ -79,8 +81,14 @@ pub(crate) fn fit(answer: &mut Answer, query: &Query, now_unix_ms: i64) -> Resul
             .iter()
             .any(|part| long(point.seconds, *part))
     });
-    match of_gpus || of_tenants {
-        true => Err(nonsense("a bucket has more seconds than its length".to_owned())),
+    if of_gpus || of_tenants {
+        return Err(nonsense("a bucket has more seconds than its length".to_owned()));
+    }
+    let peaks =
+        answer.gpus.iter().flat_map(|gpu| &gpu.points).map(|point| point.leased_peak_millis);
+    let tenants = answer.tenants.iter().flat_map(|tenant| &tenant.points);
+    match peaks.chain(tenants.map(|point| point.got_peak_millis)).any(|peak| peak > WHOLE_MILLIS) {
+        true => Err(nonsense("a share of GPU time is more than a GPU".to_owned())),
         false => Ok(()),
     }
 }
@@ -150,6 +158,10 @@ mod tests {
         long.gpus[0].points[0].seconds = 1e9;
         let error = fit(&mut long, &Query::default(), NOW).unwrap_err().to_string();
         assert!(error.contains("more seconds"), "{error}");
+        let mut busy = answer(NOW, 10, &[NOW - HOUR]);
+        busy.tenants[0].points[0].got_peak_millis = 1001;
+        let error = fit(&mut busy, &Query::default(), NOW).unwrap_err().to_string();
+        assert!(error.contains("more than a GPU"), "{error}");
     }
 
     proptest! {

@@ -1,5 +1,7 @@
 //! The figures of one series in one bucket.
 
+use super::level::Level;
+
 /// What is counted of a tenant; of a GPU see [`gpu`].
 pub(crate) mod tenant {
     pub(crate) const GOT: usize = 0;
@@ -23,6 +25,11 @@ pub(crate) const COUNTS: usize = 6;
 pub(crate) const TIMES: usize = 4;
 /// Times are stored in so many microseconds.
 pub(crate) const TICK_US: u64 = 100;
+/// Of the counts, the GPU time: what [`Cell::busiest_millis`] is of.
+const BUSY: usize = tenant::GOT;
+const _: () = assert!(BUSY == gpu::LEASED);
+/// A share of less time than this says nothing, milliseconds: two clocks are read for it.
+const LEAST_MS: u64 = 1000;
 
 /// One series in one bucket, as it is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,13 +46,28 @@ pub(crate) struct Cell {
     pub overhead_kib: u64,
     /// The share at the end, thousandths.
     pub cores_millis: u32,
+    /// The highest share of GPU time in any ten seconds of the bucket, thousandths, rounded up. 0 where it had none, and
+    /// where it had some before this was recorded.
+    pub busiest_millis: u32,
     /// Times in ticks, then numbers.
     pub counts: [u64; COUNTS],
 }
 
 impl Cell {
-    /// Adds what was seen later of the same bucket.
-    pub(crate) fn add(&mut self, later: &Cell) {
+    /// The share of GPU time over the whole of what was observed, thousandths, rounded up.
+    pub(crate) fn share_millis(&self) -> u32 {
+        let ticks = u128::from(self.counts[BUSY]) * u128::from(TICK_US);
+        let millis = ticks.div_ceil(u128::from(self.ms.max(LEAST_MS)));
+        u32::try_from(millis).unwrap_or(u32::MAX).min(1000)
+    }
+
+    /// It had GPU time, and of which ten seconds is not known.
+    fn is_unknown(&self) -> bool {
+        self.busiest_millis == 0 && self.counts[BUSY] > 0
+    }
+
+    /// Adds what was seen later of the same bucket of this level.
+    pub(crate) fn add(&mut self, level: Level, later: &Cell) {
         let ms = self.ms + later.ms;
         let mean = |before: u64, after: u64| {
             let sum =
@@ -55,6 +77,10 @@ impl Cell {
         };
         let mut counts = self.counts;
         counts.iter_mut().zip(later.counts).for_each(|(sum, more)| *sum = sum.saturating_add(more));
+        let busiest_millis = match self.is_unknown() || later.is_unknown() {
+            true => 0,
+            false => self.busiest_millis.max(later.busiest_millis),
+        };
         *self = Cell {
             ms,
             mean_kib: mean(self.mean_kib, later.mean_kib),
@@ -62,8 +88,12 @@ impl Cell {
             limit_kib: later.limit_kib,
             overhead_kib: mean(self.overhead_kib, later.overhead_kib),
             cores_millis: later.cores_millis,
+            busiest_millis,
             counts,
         };
+        if level == Level::Fine {
+            self.busiest_millis = self.share_millis();
+        }
     }
 }
 
@@ -82,20 +112,66 @@ pub(crate) struct Filling {
 }
 
 impl Filling {
-    /// As it is stored.
+    /// As it is stored in a bucket of ten seconds.
     pub(crate) fn cell(&self) -> Cell {
         let mean = |sum: u64| (sum + self.ms / 2).checked_div(self.ms).unwrap_or(0);
         let mut counts = self.counts;
         counts[..TIMES].iter_mut().for_each(|us| *us = (*us + TICK_US / 2) / TICK_US);
         let mean_kib = mean(self.used);
-        Cell {
+        let mut cell = Cell {
             ms: self.ms,
             mean_kib,
             peak_kib: self.peak_kib.max(mean_kib),
             limit_kib: self.limit_kib,
             overhead_kib: mean(self.overhead),
             cores_millis: self.cores_millis,
+            busiest_millis: 0,
             counts,
-        }
+        };
+        cell.busiest_millis = cell.share_millis();
+        cell
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn got(seconds: u64, ticks: u64, busiest_millis: u32) -> Cell {
+        let mut cell = Cell { ms: seconds * 1000, busiest_millis, ..Cell::default() };
+        cell.counts[tenant::GOT] = ticks;
+        cell
+    }
+
+    fn sum(level: Level, a: Cell, b: Cell) -> u32 {
+        let mut sum = a;
+        sum.add(level, &b);
+        sum.busiest_millis
+    }
+
+    #[test]
+    fn the_busiest_ten_seconds_of_an_hour_are_kept() {
+        let (busy, calm) = (got(10, 90_000, 900), got(10, 1000, 10));
+        assert_eq!((busy.share_millis(), calm.share_millis()), (900, 10));
+        assert_eq!(sum(Level::Coarse, busy, calm), 900);
+        assert_eq!(sum(Level::Coarse, calm, busy), 900);
+        assert_eq!(sum(Level::Coarse, busy, got(10, 0, 0)), 900);
+        // Two parts of the same ten seconds, as a restart leaves them.
+        assert_eq!(sum(Level::Fine, got(5, 50_000, 1000), got(5, 0, 0)), 500);
+    }
+
+    #[test]
+    fn what_an_older_version_did_not_note_stays_unknown() {
+        let (old, new) = (got(3000, 5_000_000, 0), got(10, 1000, 10));
+        assert_eq!(sum(Level::Coarse, old, new), 0);
+        assert_eq!(sum(Level::Coarse, new, old), 0);
+    }
+
+    #[test]
+    fn a_moment_says_nothing_of_a_share() {
+        // A tenth of a second, all of it: of a second it is a tenth.
+        let mut moment = got(0, 1000, 0);
+        moment.ms = 100;
+        assert_eq!(moment.share_millis(), 100);
     }
 }

@@ -26,6 +26,8 @@ const OVERHEAD: u64 = 1 << 4;
 const CORES: u64 = 1 << 5;
 /// The first of the counts.
 const COUNT: u32 = 6;
+/// The highest share, in buckets of more than ten seconds. Rows of schema 1 have none.
+const BUSIEST: u64 = 1 << (COUNT as usize + COUNTS);
 
 /// As rows.
 pub(crate) fn encode(level: Level, chunk: &Chunk) -> Vec<Vec<u8>> {
@@ -64,6 +66,7 @@ fn encode_series(level: Level, buckets: &Buckets, out: &mut Vec<u8>) {
         mark(OVERHEAD, cell.overhead_kib != before.overhead_kib);
         mark(CORES, cell.cores_millis != before.cores_millis);
         cell.counts.iter().zip(COUNT..).for_each(|(count, bit)| mark(1 << bit, *count != 0));
+        mark(BUSIEST, level != Level::Fine && cell.busiest_millis != 0);
         put(out, flags);
         if flags & NOT_ALL != 0 {
             put(out, cell.ms);
@@ -84,6 +87,9 @@ fn encode_series(level: Level, buckets: &Buckets, out: &mut Vec<u8>) {
             put(out, u64::from(cell.cores_millis));
         }
         cell.counts.iter().filter(|count| **count != 0).for_each(|count| put(out, *count));
+        if flags & BUSIEST != 0 {
+            put(out, u64::from(cell.busiest_millis));
+        }
         before = *cell;
     }
 }
@@ -118,11 +124,11 @@ pub(crate) fn decode(
 
 fn decode_cell(level: Level, reader: &mut Reader<'_>, before: &Cell) -> Option<Cell> {
     let flags = reader.number()?;
-    if flags >> (COUNT as usize + COUNTS) != 0 {
+    if flags >= BUSIEST << 1 {
         return None;
     }
     let has = |flag: u64| flags & flag != 0;
-    let mut cell = Cell { counts: [0; COUNTS], ..*before };
+    let mut cell = Cell { counts: [0; COUNTS], busiest_millis: 0, ..*before };
     cell.ms = if has(NOT_ALL) { reader.number()? } else { u64::from(level.step_seconds()) * 1000 };
     if has(PEAK) {
         cell.peak_kib = reader.step(before.peak_kib)?;
@@ -145,6 +151,11 @@ fn decode_cell(level: Level, reader: &mut Reader<'_>, before: &Cell) -> Option<C
             *count = reader.number()?;
         }
     }
+    if has(BUSIEST) {
+        cell.busiest_millis = u32::try_from(reader.number()?).ok()?;
+    } else if level == Level::Fine {
+        cell.busiest_millis = cell.share_millis();
+    }
     Some(cell)
 }
 
@@ -155,8 +166,10 @@ mod tests {
     use super::*;
 
     fn cell() -> impl Strategy<Value = Cell> {
-        (prop::array::uniform6(any::<u64>()), any::<[u64; COUNTS]>(), 0..3u32).prop_map(
-            |([ms, a, b, limit_kib, overhead_kib, cores], mut counts, quiet)| {
+        let parts =
+            (prop::array::uniform6(any::<u64>()), any::<[u64; COUNTS]>(), 0..3u32, 0..1001u32);
+        parts.prop_map(
+            |([ms, a, b, limit_kib, overhead_kib, cores], mut counts, quiet, busiest_millis)| {
                 if quiet > 0 {
                     counts = [0; COUNTS];
                 }
@@ -167,6 +180,7 @@ mod tests {
                     limit_kib,
                     overhead_kib,
                     cores_millis: u32::try_from(cores >> 32).unwrap_or(0),
+                    busiest_millis,
                     counts,
                 }
             },
@@ -181,8 +195,14 @@ mod tests {
         #[test]
         fn what_is_stored_is_what_is_read(
             level in level(),
-            series in prop::collection::btree_map(any::<u32>(), prop::collection::btree_map(0..12u32, cell(), 1..12), 0..40),
+            mut series in prop::collection::btree_map(any::<u32>(), prop::collection::btree_map(0..12u32, cell(), 1..12), 0..40),
         ) {
+            // Ten seconds are their own busiest.
+            for cell in series.values_mut().flat_map(BTreeMap::values_mut) {
+                if level == Level::Fine {
+                    cell.busiest_millis = cell.share_millis();
+                }
+            }
             let mut read = Chunk::new();
             for row in encode(level, &series) {
                 prop_assert!(row.len() <= ROW || row.len() < 12 * 140);

@@ -13,8 +13,8 @@ use super::backend::{Bounded, Extent};
 use super::level::Level;
 use super::room;
 use super::store::{
-    META, META_AGED, META_BOUND, META_NEXT, META_SCHEMA, NAMES, ROWS, Reader, SCHEMA, Store, keys,
-    prepare,
+    META, META_AGED, META_BOUND, META_NEXT, META_SCHEMA, NAMES, ROWS, Reader, SCHEMA, Store,
+    UPGRADED, keys, prepare,
 };
 use tessera_system::{files, panics};
 
@@ -106,7 +106,7 @@ pub(crate) fn open(options: &Options) -> Result<(Store, Found), Trouble> {
     })?;
     let found = Found::Aside { kept_as, reason };
     // What this version left when another took over.
-    let ours = beside(path, &format!("schema-{SCHEMA}"));
+    let ours = left_aside(path);
     if ours.is_file() && std::fs::rename(&ours, path).is_ok() {
         match look(options) {
             Ok(store) => return fit(store, options).map(|(store, _)| (store, found)),
@@ -119,6 +119,11 @@ pub(crate) fn open(options: &Options) -> Result<(Store, Found), Trouble> {
         }
     }
     create(options).map(|store| (store, found))
+}
+
+/// Where another version leaves what this one wrote.
+fn left_aside(path: &Path) -> PathBuf {
+    beside(path, &format!("schema-{SCHEMA}"))
 }
 
 fn beside(path: &Path, what: &str) -> PathBuf {
@@ -182,20 +187,30 @@ fn look(options: &Options) -> Result<Store, Unopened> {
         let extent = Extent::new(options.bound);
         let mut db = database(file, &extent, options)?;
         db.check_integrity()?;
-        match db.begin_read().map_err(redb::Error::from)?.open_table(META) {
-            Ok(meta) => {
-                let found = meta.get(META_SCHEMA)?.map_or(0, |found| found.value());
-                if found != SCHEMA {
-                    return Err(Unopened::Schema(found));
-                }
-            }
+        let found = match db.begin_read().map_err(redb::Error::from)?.open_table(META) {
+            Ok(meta) => meta.get(META_SCHEMA)?.map_or(0, |found| found.value()),
             Err(TableError::TableDoesNotExist(_)) => {
                 return Err(Unopened::Unreadable("it is another program's".to_owned()));
             }
             Err(error) => return Err(Unopened::of(&error.into())),
+        };
+        // What this version left when an older one took over goes before what that one has recorded since.
+        let may_upgrade = UPGRADED.contains(&found) && !left_aside(&options.path).is_file();
+        match found {
+            SCHEMA => {}
+            _ if may_upgrade => upgrade(&db)?,
+            other => return Err(Unopened::Schema(other)),
         }
         Ok(Store::new(Arc::new(db), extent, options.keep)?)
     })
+}
+
+/// Goes on in an older version's tables. Its rows are read as they are.
+fn upgrade(db: &Database) -> Result<(), Unopened> {
+    let write = db.begin_write()?;
+    write.open_table(META)?.insert(META_SCHEMA, SCHEMA)?;
+    write.commit()?;
+    Ok(())
 }
 
 /// redb is meant to report damage, and sometimes panics instead.
@@ -284,6 +299,9 @@ fn copy(from: &Database, to: &Store) -> Result<(), redb::Error> {
 /// A copy of a file, for a look without the plugin. It is never written to by anybody else.
 pub(crate) fn open_copy(path: &Path) -> Result<Arc<Database>, String> {
     let len = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
+    if len == 0 {
+        return Err("it is empty: no plugin has stored anything in it yet".to_owned());
+    }
     let bound = len.saturating_mul(4);
     let options = Options { path: path.to_owned(), bound, keep: [u32::MAX; 3], sync: false };
     match look(&options) {

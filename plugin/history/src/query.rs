@@ -100,7 +100,7 @@ pub(crate) fn answer(
     let mut found: BTreeMap<&Key, Cells> = BTreeMap::new();
     for (number, cells) in cells {
         let Some(key) = wants.get(&number) else { continue };
-        cells.iter().for_each(|(second, cell)| add(&mut found, key, *second, cell));
+        cells.iter().for_each(|(second, cell)| add(&mut found, level, (key, *second), cell));
     }
     for (second, cells) in known.folder.map(Folder::pending).into_iter().flatten() {
         let start = second - second % level.step_seconds();
@@ -108,7 +108,7 @@ pub(crate) fn answer(
             let series = known.folder.and_then(|folder| folder.series(*number));
             let key = series.and_then(|series| wanted.get(&series.key));
             if let Some(key) = key {
-                add(&mut found, key, start, &cell.cell());
+                add(&mut found, level, (key, start), &cell.cell());
             }
         }
     }
@@ -189,9 +189,14 @@ fn second(unix_ms: i64) -> u32 {
     u32::try_from((unix_ms / 1000).clamp(0, i64::from(u32::MAX))).unwrap_or(0)
 }
 
-fn add<'k>(found: &mut BTreeMap<&'k Key, Cells>, key: &'k Key, second: u32, cell: &Cell) {
+fn add<'k>(
+    found: &mut BTreeMap<&'k Key, Cells>,
+    level: Level,
+    (key, second): (&'k Key, u32),
+    cell: &Cell,
+) {
     let cells = found.entry(key).or_default();
-    cells.entry(second).and_modify(|before| before.add(cell)).or_insert(*cell);
+    cells.entry(second).and_modify(|before| before.add(level, cell)).or_insert(*cell);
 }
 
 /// Series by what they are of, and what the file's numbers mean.
@@ -285,6 +290,7 @@ fn tenant_point(second: u32, cell: &Cell) -> TenantPoint {
         memory_overhead_bytes: cell.overhead_kib << 10,
         cores_millis: cell.cores_millis,
         got_seconds: seconds(cell.counts[tenant::GOT]),
+        got_peak_millis: cell.busiest_millis,
         waited_seconds: seconds(cell.counts[tenant::WAITED]),
         capped_seconds: seconds(cell.counts[tenant::CAPPED]),
         rationed_seconds: seconds(cell.counts[tenant::RATIONED]),
@@ -301,6 +307,7 @@ fn gpu_point(second: u32, cell: &Cell) -> GpuPoint {
         memory_peak_bytes: cell.peak_kib << 10,
         memory_limits_bytes: cell.overhead_kib << 10,
         leased_seconds: seconds(cell.counts[gpu::LEASED]),
+        leased_peak_millis: cell.busiest_millis,
         unhealthy_seconds: seconds(cell.counts[gpu::UNHEALTHY]),
         cordoned_seconds: seconds(cell.counts[gpu::CORDONED]),
     }

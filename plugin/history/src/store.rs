@@ -16,8 +16,10 @@ use super::names::Named;
 use super::room;
 use super::series::{Key, Series};
 
-/// Version of what the tables hold.
-pub(crate) const SCHEMA: u64 = 1;
+/// Version of what the tables hold. Version 1 had no highest shares.
+pub(crate) const SCHEMA: u64 = 2;
+/// Versions whose tables this one reads, and writes on in.
+pub(crate) const UPGRADED: std::ops::Range<u64> = 1..SCHEMA;
 /// Numbers by name.
 pub(crate) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 /// In [`META`]: [`SCHEMA`].
@@ -148,7 +150,7 @@ impl Store {
             for (number, buckets) in added {
                 let series = all.entry(number).or_default();
                 for (at, cell) in buckets {
-                    series.entry(at).and_modify(|before| before.add(&cell)).or_insert(cell);
+                    series.entry(at).and_modify(|before| before.add(level, &cell)).or_insert(cell);
                 }
             }
             rows.push((level, start, was, chunk::encode(level, &all)));
@@ -226,7 +228,7 @@ impl Store {
                     let at = (second - start) / level.step_seconds();
                     let series =
                         chunks.entry((level, start)).or_default().entry(number).or_default();
-                    series.entry(at).and_modify(|before| before.add(cell)).or_insert(*cell);
+                    series.entry(at).and_modify(|before| before.add(level, cell)).or_insert(*cell);
                 }
             }
         }

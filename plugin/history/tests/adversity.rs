@@ -159,24 +159,56 @@ fn of_schema(path: &Path, schema: u64) {
     write.commit().unwrap();
 }
 
+fn schema_of(path: &Path) -> u64 {
+    let db = redb::Database::create(path).unwrap();
+    let read = redb::ReadableDatabase::begin_read(&db).unwrap();
+    let meta: redb::TableDefinition<&str, u64> = redb::TableDefinition::new("meta");
+    read.open_table(meta).unwrap().get("schema").unwrap().unwrap().value()
+}
+
 #[test]
-fn a_newer_versions_file_is_kept_for_it_and_ours_comes_back() {
+fn another_versions_file_is_kept_for_it_and_ours_comes_back() {
+    // A newer one's, and one that an older version has written since.
+    for schema in [3, 1] {
+        ours_comes_back_from(schema);
+    }
+}
+
+fn ours_comes_back_from(schema: u64) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("history.redb");
     let ours = history(&path);
     record(&ours, 0..=600, 2);
     ours.close().unwrap();
-    // The newer version keeps ours as we keep its own.
-    fs::rename(&path, dir.path().join("history.redb.schema-1")).unwrap();
-    of_schema(&path, 2);
+    // The other version keeps ours as we keep its own.
+    fs::rename(&path, dir.path().join("history.redb.schema-2")).unwrap();
+    of_schema(&path, schema);
     let back = history(&path);
     let found = back.flush(false).unwrap();
-    let kept_as = dir.path().join("history.redb.schema-2");
+    let aside_as = format!("history.redb.schema-{schema}");
+    let kept_as = dir.path().join(&aside_as);
     let Some(Found::Aside { kept_as: kept, reason }) = found else { panic!("{found:?}") };
     assert_eq!(kept, kept_as);
-    assert!(reason.contains("version 2"), "{reason}");
+    assert!(reason.contains(&format!("version {schema}")), "{reason}");
     assert_eq!(known(&back, "pod-1").0, 6000);
-    assert_eq!(aside(dir.path()), ["history.redb.schema-2"]);
+    assert_eq!(aside(dir.path()), [aside_as]);
+}
+
+#[test]
+fn an_older_versions_file_is_gone_on_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.redb");
+    let before = history(&path);
+    record(&before, 0..=600, 2);
+    before.close().unwrap();
+    // Rows of schema 1 are those without highest shares.
+    of_schema(&path, 1);
+    let after = history(&path);
+    assert_eq!(after.flush(false), Ok(Some(Found::Existing)));
+    assert_eq!(known(&after, "pod-1").0, 6000);
+    after.close().unwrap();
+    assert_eq!(schema_of(&path), 2);
+    assert_eq!(aside(dir.path()), Vec::<String>::new());
 }
 
 #[test]

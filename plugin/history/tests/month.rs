@@ -45,6 +45,8 @@ struct Sum {
     refusals: u64,
     ms: u64,
     peak: u64,
+    /// Highest share of ten seconds, thousandths.
+    busiest: u32,
 }
 
 impl Sum {
@@ -55,6 +57,7 @@ impl Sum {
         self.refusals += more.refusals;
         self.ms += more.ms;
         self.peak = self.peak.max(more.peak);
+        self.busiest = self.busiest.max(more.busiest);
     }
 }
 
@@ -163,8 +166,10 @@ impl Node {
                             - all * n / (seconds.cast_unsigned() / 10)
                     };
                     let n = ((second - (now - seconds)) / 10).cast_unsigned();
+                    let got_us = part(did.got_us, n);
                     let sum = Sum {
-                        got_us: part(did.got_us, n),
+                        got_us,
+                        busiest: got_us.div_ceil(10_000) as u32,
                         waited_us: part(did.waited_us, n),
                         launches: part(did.launches, n),
                         refusals: part(did.refusals, n),
@@ -253,6 +258,7 @@ fn sums(answer: &Answer) -> Sums {
                 refusals: point.refusals,
                 ms: us(point.seconds) / 1000,
                 peak: point.memory_peak_bytes,
+                busiest: point.got_peak_millis,
             };
             let slot = u64::from_str_radix(&series.id, 16).unwrap();
             sums.entry((name(slot, series.generation), hour(second))).or_default().add(&sum);
@@ -275,6 +281,7 @@ fn assert_agree(found: &Sum, happened: &Sum, what: &str) {
         "{what}"
     );
     assert!(found.peak.abs_diff(happened.peak) <= 1024, "{what}");
+    assert!(found.busiest.abs_diff(happened.busiest) <= 1, "{what}: {found:?}, {happened:?}");
 }
 
 #[test]

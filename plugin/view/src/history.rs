@@ -75,6 +75,9 @@ pub struct GpuPoint {
     pub memory_limits_bytes: u64,
     /// Seconds that it was leased.
     pub leased_seconds: f64,
+    /// The highest part of any ten seconds of the bucket that it was leased, thousandths. 0 beside a time above 0: not
+    /// recorded.
+    pub leased_peak_millis: u32,
     /// Seconds that it was not healthy.
     pub unhealthy_seconds: f64,
     /// Seconds that it was cordoned.
@@ -127,6 +130,9 @@ pub struct TenantPoint {
     pub cores_millis: u32,
     /// Seconds of GPU time that it got.
     pub got_seconds: f64,
+    /// The highest share of the GPU that it got in any ten seconds of the bucket, thousandths. 0 beside a time above 0:
+    /// not recorded.
+    pub got_peak_millis: u32,
     /// Seconds that it waited for GPU time: what it wanted is got and waited together.
     pub waited_seconds: f64,
     /// Of those, seconds that it waited because its own cap or share was spent.

@@ -10,7 +10,8 @@ pub(super) fn csv(answer: &Answer) -> String {
     let mut out = String::from(
         "of,node,gpu_uuid,namespace,pod,container,workload,id,generation,live,at,step_seconds,seconds,\
          memory_used_bytes,memory_peak_bytes,memory_limit_bytes,memory_overhead_bytes,cores_millis,got_seconds,\
-         waited_seconds,capped_seconds,rationed_seconds,refusals,launches,unhealthy_seconds,cordoned_seconds\r\n",
+         waited_seconds,capped_seconds,rationed_seconds,refusals,launches,unhealthy_seconds,cordoned_seconds,\
+         got_peak_millis\r\n",
     );
     let step = answer.step_seconds;
     for one in &answer.tenants {
@@ -20,7 +21,7 @@ pub(super) fn csv(answer: &Answer) -> String {
                 .join(",");
         for point in &one.points {
             out.push_str(&format!(
-                "tenant,{},{names},{},{},{},{step},{:.3},{},{},{},{},{},{:.4},{:.4},{:.4},{:.4},{},{},,\r\n",
+                "tenant,{},{names},{},{},{},{step},{:.3},{},{},{},{},{},{:.4},{:.4},{:.4},{:.4},{},{},,,{}\r\n",
                 quoted(&answer.node),
                 one.generation,
                 one.live,
@@ -37,13 +38,14 @@ pub(super) fn csv(answer: &Answer) -> String {
                 point.rationed_seconds,
                 point.refusals,
                 point.launches,
+                point.got_peak_millis,
             ));
         }
     }
     for one in &answer.gpus {
         for point in &one.points {
             out.push_str(&format!(
-                "gpu,{},{},,,,,,,,{},{step},{:.3},{},{},{},,,{:.4},,,,,,{:.3},{:.3}\r\n",
+                "gpu,{},{},,,,,,,,{},{step},{:.3},{},{},{},,,{:.4},,,,,,{:.3},{:.3},{}\r\n",
                 quoted(&answer.node),
                 quoted(&one.gpu_uuid),
                 time_format::rfc3339(point.at_unix_ms),
@@ -54,6 +56,7 @@ pub(super) fn csv(answer: &Answer) -> String {
                 point.leased_seconds,
                 point.unhealthy_seconds,
                 point.cordoned_seconds,
+                point.leased_peak_millis,
             ));
         }
     }
