@@ -12,7 +12,7 @@ use crate::naming::{Named, is_beginning};
 pub fn keep_genuine(advice: &mut Recommendation) -> usize {
     let before = advice.changes.len();
     let commands: BTreeSet<String> = commands(advice).collect();
-    let (target, container) = (target(advice), advice.container.clone());
+    let (target, container) = (target(advice), advice.container_and_part());
     advice.changes.retain(|line| {
         let is_ours = commands.contains(line)
             || is_of_allocation(line, target)

@@ -32,13 +32,13 @@ impl<'a> Part<'a> {
         !matches!(self, Part::Request("") | Part::Resource(""))
     }
 
-    /// The container, with what tells this allocation of its from the others.
-    pub fn label(&self, container: &str) -> String {
+    /// What tells this allocation of a container from the others; empty where it has one.
+    pub fn words(&self) -> String {
         match self {
-            Part::Whole => container.to_owned(),
-            Part::Request(name) => format!("{container}, request {name}"),
-            Part::Resource(name) => format!("{container}, resource {name}"),
-            Part::Allocation(id) => format!("{container}, allocation {id}"),
+            Part::Whole => String::new(),
+            Part::Request(name) => format!("request {name}"),
+            Part::Resource(name) => format!("resource {name}"),
+            Part::Allocation(id) => format!("allocation {id}"),
         }
     }
 }

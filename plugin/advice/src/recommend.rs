@@ -21,8 +21,6 @@ use crate::{Observed, Question};
 pub(crate) const MEMORY_STEP: u64 = 64 << 20;
 /// Advised shares are whole multiples of this, thousandths: what a claim can say.
 pub(crate) const CORES_STEP: u32 = 10;
-/// Buckets of this length hide what was used for minutes, seconds.
-const HOUR_S: u32 = 3600;
 /// A difference of less than such a part is not worth a change.
 const WORTH: u64 = 10;
 /// How much more than it has is advised at least where requests were refused, percent.
@@ -75,11 +73,11 @@ fn one(
     question: &Question<'_>,
 ) -> Recommendation {
     let now = Now::of(workload);
-    let container = part.label(container);
     let mut advice = Recommendation {
         namespace: namespace.to_owned(),
         workload: name.to_owned(),
-        container: container.clone(),
+        container: container.to_owned(),
+        part: part.words(),
         pods: workload.pods.iter().map(ToString::to_string).collect(),
         memory_limit_bytes: now.memory_bytes,
         memory_bytes: now.memory_bytes,
@@ -106,10 +104,10 @@ fn one(
     if cores.capped {
         confidence = confidence.lowered();
     }
-    if cores.divided && workload.step_seconds >= HOUR_S {
+    if cores.divided && workload.hides_peaks {
         evidence.push(
-            "GPU time is known as means of an hour here, and within an hour there may have been more: ask for one \
-             pod, or for a shorter time (--since)"
+            "of some hours only the mean of its GPU time is known, and within an hour there may have been more: ask \
+             for one pod, or for a shorter time (--since)"
                 .to_owned(),
         );
         confidence = confidence.min(Confidence::Medium);
@@ -139,11 +137,12 @@ fn one(
                 || cores.millis != now.cores_millis),
         divided: cores.divided,
     };
-    let changes = changes(target, workload, (&container, part), observed);
-    evidence.extend(changes.evidence);
+    let label = advice.container_and_part();
+    let changes = changes(target, workload, (&label, part), observed);
+    advice.evidence.extend(changes.evidence);
     advice.changes = changes.lines;
     if !target.memory_changes && !target.cores_change {
-        evidence.push("what it has fits: nothing to change".to_owned());
+        advice.evidence.push("what it has fits: nothing to change".to_owned());
     }
     advice
 }
@@ -198,8 +197,7 @@ fn apart(workload: &Workload<'_>, part: Part<'_>) -> Vec<String> {
     let mut all = Vec::new();
     if part != Part::Whole {
         all.push(
-            "the container holds several allocations, and this is one of them: commands name it by its id, and are \
-             for tessera quota on the pod's node"
+            "the container holds several allocations, and this is one of them: commands name it by its id"
                 .to_owned(),
         );
     }
@@ -318,14 +316,14 @@ fn cores(
         );
     }
     let of = |figure: fn(&Sample) -> u32| samples.iter().map(figure);
-    let highest = of(|sample| sample.got_millis).max().unwrap_or(0);
+    let highest = of(|sample| sample.highest_millis).max().unwrap_or(0);
     let weighed = samples.iter().map(|sample| (sample.wanted_millis, sample.observed_ms));
     let usual = percentile(weighed, settings.cores_percentile).unwrap_or(0);
     let with_margin = up(usual.into(), settings.cores_margin.into());
     let with_margin = u32::try_from(with_margin).unwrap_or(WHOLE).min(WHOLE);
     if wanted_any {
         evidence.push(format!(
-            "GPU time: got {} on average, {} at most; got and waited for, {}% of the time no more than {}, with \
+            "GPU time: got {} on average, {} at most in ten seconds; got and waited for, {}% of the time no more than {}, with \
              {}% on top {}",
             format_cores(mean(samples, |sample| sample.got_millis)),
             format_cores(highest),

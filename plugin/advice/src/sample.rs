@@ -22,6 +22,10 @@ pub(crate) struct Sample {
     pub cores_millis: u32,
     /// GPU time that it got.
     pub got_millis: u32,
+    /// The most that it got in any ten seconds, as far as that is known.
+    pub highest_millis: u32,
+    /// Only the mean of what it got is known.
+    pub hides_peaks: bool,
     /// What it got and waited for.
     pub wanted_millis: u32,
     /// It waited because its own share was spent.
@@ -41,13 +45,16 @@ impl Sample {
         let within = |value: f64| if value.is_finite() { value.clamp(0.0, seconds) } else { 0.0 };
         let got = within(point.got_seconds);
         let wanted = within(got + within(point.waited_seconds));
+        let got_millis = millis(got / seconds);
         Some(Sample {
             at_unix_ms: point.at_unix_ms,
             observed_ms: u64::from(ceil(seconds * 1000.0).max(1)),
             peak_bytes: point.memory_peak_bytes.max(point.memory_used_bytes),
             limit_bytes: point.memory_limit_bytes,
             cores_millis: point.cores_millis.min(WHOLE),
-            got_millis: millis(got / seconds),
+            got_millis,
+            highest_millis: got_millis.max(point.got_peak_millis.min(WHOLE)),
+            hides_peaks: got > 0.0 && point.got_peak_millis == 0,
             wanted_millis: millis(wanted / seconds),
             capped: within(point.capped_seconds) > 0.0,
             refusals: point.refusals,

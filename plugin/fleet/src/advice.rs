@@ -12,8 +12,8 @@ use tessera_web::source::Scope;
 use crate::answer::AskError;
 use crate::merge::split;
 
-/// Namespace, workload, container.
-type Key = (String, String, String);
+/// Namespace, workload, container, and which of the container's allocations.
+type Key = (String, String, String, String);
 
 /// What nodes advise, each by its own pods.
 #[derive(Debug, Default)]
@@ -30,15 +30,12 @@ pub struct ByNode {
 pub type Seen = (Node, history::Answer);
 
 fn key(one: &Recommendation) -> Key {
-    (one.namespace.clone(), one.workload.clone(), one.container.clone())
+    (one.namespace.clone(), one.workload.clone(), one.container.clone(), one.part.clone())
 }
 
-/// Turns a command for a node's shell into the one for where people sit. One that names an allocation stays: only its
-/// node knows ids, and the evidence says where to run it.
+/// Turns a command for a node's shell into the one for where people sit.
 pub(crate) fn from_here(change: &mut String) {
-    let named = change.strip_prefix("tessera quota set ").map(|rest| rest.split(" --").next());
-    let is_of_a_pod = named.flatten().is_some_and(|name| name.contains('/'));
-    if is_of_a_pod {
+    if change.starts_with("tessera quota set ") {
         change.insert_str(0, "kubectl ");
     }
 }

@@ -45,6 +45,9 @@ pub struct Recommendation {
     pub workload: String,
     /// The container.
     pub container: String,
+    /// Which of the container's allocations: `request NAME` of a claim, `resource NAME`, or `allocation ID`. Empty where
+    /// it has one.
+    pub part: String,
     /// Pods that were looked at, as `pod` names.
     pub pods: Vec<String>,
     /// Memory that each has now.
@@ -69,6 +72,17 @@ pub struct Recommendation {
     pub saves_cores_millis: i64,
     /// The exact change: commands or lines of a manifest, the least effort first. Empty where nothing should change.
     pub changes: Vec<String>,
+}
+
+impl Recommendation {
+    /// The container, with which of its allocations is meant.
+    #[must_use]
+    pub fn container_and_part(&self) -> String {
+        match self.part.as_str() {
+            "" => self.container.clone(),
+            part => format!("{}, {part}", self.container),
+        }
+    }
 }
 
 /// What is asked and not used.

@@ -142,8 +142,9 @@ export class PodView {
     return workloads.map((one) =>
       h(
         "div",
-        { class: "advice", key: `${one.workload} ${one.container}` },
+        { class: "advice", key: `${one.workload} ${one.container} ${one.part}` },
         facts([
+          ["container", format.line(one.part ? `${one.container}, ${one.part}` : one.container)],
           ["memory", `${format.bytes(one.memory_limit_bytes)} now, ${format.bytes(one.memory_bytes)} would do`],
           ["share", `${format.cores(one.cores_millis)} now, ${format.cores(one.recommended_cores_millis)} would do`],
           ["confidence", format.line(one.confidence)],

@@ -49,8 +49,8 @@ fn two_requests_of_a_container_are_judged_apart() {
     let made = add(made, &claim("abcd2e3f", "large", "x"), &[busy(6500, 1800.0, 0.0); 30]);
     let all = recommend(&[made]).workloads;
     let [large, small] = all.as_slice() else { panic!("{all:#?}") };
-    assert_eq!(large.container, "main, request large");
-    assert_eq!(small.container, "main, request small");
+    assert_eq!((&*large.container, &*large.part), ("main", "request large"));
+    assert_eq!(small.container_and_part(), "main, request small");
     assert!(small.memory_bytes < 2 << 30 && large.memory_bytes >= 6500 << 20, "{all:#?}");
     says(&small.changes, "tessera quota set 0c1d2e3f0c1d --memory 1216MiB --cores 2");
     says(&large.changes, "tessera quota set abcd2e3fabcd --cores ");
@@ -59,12 +59,12 @@ fn two_requests_of_a_container_are_judged_apart() {
 }
 
 #[test]
-fn requests_of_one_name_are_told_apart_by_their_ids() {
+fn requests_of_one_name_are_distinguished_by_their_ids() {
     let made = Made::new();
     let made = add(made, &claim("0c1d2e3f", "gpu", "x"), &[busy(1024, 36.0, 0.0); 30]);
     let made = add(made, &claim("0c1d2e3e", "gpu", "y"), &[busy(2048, 36.0, 0.0); 30]);
     let all = recommend(&[made]).workloads;
-    let containers: Vec<_> = all.iter().map(|one| one.container.clone()).collect();
+    let containers: Vec<_> = all.iter().map(|one| one.container_and_part()).collect();
     let ids = ["0c1d2e3e", "0c1d2e3f"].map(|id| format!("main, allocation {}", id.repeat(4)));
     assert_eq!(containers, ids);
     says(&all[1].changes, "tessera quota set 0c1d2e3f0c1d --memory");
@@ -82,7 +82,7 @@ fn pods_of_a_workload_are_judged_together_and_those_that_are_gone_are_left_out()
     made.gone("chat-2", EIGHTH, &[busy(7000, 36.0, 0.0); 30]);
     let all = recommend(&[made]).workloads;
     let [a, b] = all.as_slice() else { panic!("{all:#?}") };
-    assert_eq!((a.pods.len(), b.pods.len(), &*a.container), (2, 2, "main, request a"));
+    assert_eq!((a.pods.len(), b.pods.len(), &*a.part), (2, 2, "request a"));
     assert!(b.memory_bytes < 4 << 30, "{b:?}");
     says(&b.evidence, "pods that have ended are left out");
 }
@@ -161,7 +161,7 @@ proptest! {
         let advice = recommend(&[made]).workloads;
         let mut labels = std::collections::BTreeSet::new();
         for one in &advice {
-            prop_assert!(labels.insert((&one.workload, &one.container)), "{advice:#?}");
+            prop_assert!(labels.insert((&one.workload, &one.container, &one.part)), "{advice:#?}");
             let mut kept = one.clone();
             prop_assert_eq!(crate::keep_genuine(&mut kept), 0, "{:?}", one.changes);
             let commands = one.changes.iter().filter(|line| line.starts_with("tessera"));

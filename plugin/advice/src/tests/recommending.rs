@@ -28,7 +28,7 @@ fn a_large_share_that_is_hardly_used_becomes_a_small_one() {
         ]
     );
     says(&advice.evidence, "at most 4 GiB of 40 GiB");
-    says(&advice.evidence, "got 5% on average, 5% at most");
+    says(&advice.evidence, "got 5% on average, 5% at most in ten seconds");
     says(&advice.evidence, "99% of the time no more than 4 GiB, with 15% on top 4.6 GiB");
 }
 
@@ -89,12 +89,32 @@ fn a_capped_tenant_is_said_to_be_capped() {
     let hours = [busy(7000, 450.0, 900.0); 80];
     let capped = only(&[Made::new().pod("chat-0", strict, &hours)]);
     let free = only(&[Made::new().pod("chat-0", EIGHTH, &hours)]);
-    // Means of an hour hide what a minute had.
-    assert_eq!((&*capped.confidence, &*free.confidence), ("medium", "medium"));
-    says(&free.evidence, "means of an hour");
+    assert_eq!((&*capped.confidence, &*free.confidence), ("medium", "high"));
     says(&capped.evidence, "its share of 12.5% is also a cap");
     // 37.5 % wanted and 15 % of that.
     assert_eq!(capped.recommended_cores_millis, 440);
+}
+
+#[test]
+fn ten_busy_seconds_of_an_hour_count() {
+    let mut hours = [busy(7000, 36.0, 0.0); 80];
+    hours[50].busiest = 420;
+    let advice = only(&[Made::new().pod("chat-0", HALF, &hours)]);
+    assert_eq!((advice.recommended_cores_millis, &*advice.confidence), (420, "high"));
+    says(&advice.evidence, "got 1% on average, 42% at most in ten seconds");
+}
+
+#[test]
+fn hours_of_which_only_the_mean_is_known_say_so() {
+    let mut made = Made::new().pod("chat-0", EIGHTH, &[busy(7000, 450.0, 900.0); 80]);
+    // As an older plugin recorded it.
+    made.history.tenants[0].points[7].got_peak_millis = 0;
+    let advice = only(&[made.clone()]);
+    assert_eq!(advice.confidence, "medium");
+    says(&advice.evidence, "of some hours only the mean of its GPU time is known");
+    // Minutes hide little.
+    made.history.step_seconds = 300;
+    assert_eq!(only(&[made]).confidence, "high");
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn more_than_was_asked_at_one_time_makes_up_for_nothing_at_another() {
     assert!(near(team.asked_gpu_hours, 10.0) && near(team.used_gpu_hours, 6.0), "{team:?}");
 }
 
-/// One pod whose GPU time by ten seconds is `got`, told in buckets of `step` seconds.
+/// One pod whose GPU time by ten seconds is `got`, in buckets of `step` seconds.
 fn told_in(got: &[u8], step: usize) -> Made {
     let mut made = Made::new().pod("chat-0", HALF, &[Hour::default()]);
     made.history.step_seconds = u32::try_from(step).unwrap();

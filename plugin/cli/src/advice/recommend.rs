@@ -35,7 +35,8 @@ pub(crate) fn text(advice: &Recommendations, paper: Paper) -> String {
     for one in &advice.workloads {
         let mut page = Page::new(paper);
         page.gap();
-        let name = format!("{}/{}, container {}:", one.namespace, one.workload, one.container);
+        let container = one.container_and_part();
+        let name = format!("{}/{}, container {container}:", one.namespace, one.workload);
         page.say(0, Tone::Plain, &name);
         one.evidence.iter().for_each(|text| page.say(2, Tone::Plain, &format!("- {text}")));
         out.push_str(&page.finish());
@@ -51,7 +52,7 @@ pub(crate) fn text(advice: &Recommendations, paper: Paper) -> String {
 fn row(one: &Recommendation) -> [String; 8] {
     [
         format!("{}/{}", one.namespace, one.workload),
-        name(&one.container),
+        name(&one.container_and_part()),
         one.pods.len().to_string(),
         change(format_bytes(one.memory_limit_bytes), format_bytes(one.memory_bytes)),
         change(format_cores(one.cores_millis), format_cores(one.recommended_cores_millis)),

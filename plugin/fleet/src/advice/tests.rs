@@ -198,7 +198,10 @@ fn commands_of_advice_run_where_it_is_read() {
             "tessera quota set 'a b/chat' --cores 5 --container main",
             "kubectl tessera quota set 'a b/chat' --cores 5 --container main",
         ),
-        ("tessera quota set 1234567890ab --cores 5", "tessera quota set 1234567890ab --cores 5"),
+        (
+            "tessera quota set 1234567890ab --cores 5",
+            "kubectl tessera quota set 1234567890ab --cores 5",
+        ),
     ] {
         let mut change = says.to_owned();
         from_here(&mut change);
