@@ -428,6 +428,18 @@ impl Fleet {
         self.known()
     }
 
+    /// Allocations that live and whose id is written so, in full or by its beginning, as far as the user's rights show
+    /// them: their nodes' places and their ids.
+    ///
+    /// # Errors
+    /// See [`FleetError`].
+    pub async fn allocations(&self, written: &str) -> Result<Vec<(Place, String)>, FleetError> {
+        let places = self.places().await?;
+        let found = subject::allocations(&self.located(&places).await, written).into_iter();
+        let place = |node: &str| places.iter().find(|place| place.node == node).cloned();
+        Ok(found.filter_map(|(node, id)| Some((place(&node)?, id))).collect())
+    }
+
     /// The nodes that a question is for.
     async fn places_of(
         &self,

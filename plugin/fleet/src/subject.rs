@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use tessera_model::written_name::BEGINNING;
-use tessera_view::fleet::Fleet;
+use tessera_view::fleet::{Entry, Fleet};
 
 /// Nodes where something that lives is called so: a pod (`NAME`, `NAMESPACE/NAME`, also with a container), an
 /// allocation, a claim or a GPU by its UUID. Empty where there is none: of what is gone, nodes themselves know.
@@ -40,10 +40,25 @@ pub(crate) fn nodes(fleet: &Fleet, namespace: &str, subject: &str) -> BTreeSet<S
     nodes
 }
 
+/// Allocations that live and whose id is written so, in full or by its beginning: their nodes and ids.
+#[must_use]
+pub(crate) fn allocations(fleet: &Fleet, written: &str) -> BTreeSet<(String, String)> {
+    let of = |entry: &Entry| {
+        let tenants = entry.view.iter().flat_map(|view| &view.tenants);
+        let ids = tenants.map(|tenant| tenant.id.clone());
+        ids.map(|id| (entry.node.clone(), id)).collect::<Vec<_>>()
+    };
+    let all: BTreeSet<(String, String)> = fleet.nodes.iter().flat_map(of).collect();
+    let full = all.iter().filter(|(_, id)| id == written).cloned().collect::<BTreeSet<_>>();
+    if !full.is_empty() || written.len() < BEGINNING {
+        return full;
+    }
+    all.into_iter().filter(|(_, id)| id.starts_with(written)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tessera_view::fleet::Entry;
     use tessera_view::gpu::Gpu;
     use tessera_view::node::Node;
     use tessera_view::tenant::Tenant;
@@ -73,5 +88,20 @@ mod tests {
         assert_eq!(at("", "id-c"), "c");
         assert_eq!(at("", "GPU-aa"), "a");
         assert_eq!(at("", "gone"), "");
+    }
+
+    #[test]
+    fn an_id_is_found_by_its_beginning_on_every_node() {
+        let nodes_of = [entry("a", "x", "chat"), entry("ab", "y", "chat")];
+        let fleet = Fleet { nodes: nodes_of.into(), ..Fleet::default() };
+        let found = |written: &str| {
+            let found = allocations(&fleet, written).into_iter();
+            found.map(|(node, id)| format!("{node}:{id}")).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(found("id-ab"), "ab:id-ab");
+        // In full goes before the beginning of another.
+        assert_eq!(found("id-a"), "a:id-a");
+        assert_eq!(found("id-"), "");
+        assert_eq!(found("chat"), "");
     }
 }

@@ -128,6 +128,17 @@ fn shows(owner: &Person, words: &[&str]) -> Result<()> {
     })
 }
 
+/// The id of a pod's allocation.
+fn allocation_of(owner: &Person, pod: &str) -> Result<String> {
+    let fleet: Value = serde_json::from_str(&owner.says(&["status", "-o", "json"])?)?;
+    let nodes = fleet["nodes"].as_array().into_iter().flatten();
+    let mut tenants =
+        nodes.flat_map(|node| node["view"]["tenants"].as_array().into_iter().flatten());
+    let tenant = tenants.find(|tenant| tenant["pod"] == pod);
+    let id = tenant.and_then(|tenant| tenant["id"].as_str());
+    Ok(id.with_context(|| format!("no allocation of {pod}: {fleet}"))?.to_owned())
+}
+
 /// `quota` and `cordon` are the plugin's own commands in its pod, and end as these do.
 fn steers(suite: &Suite<'_>, owner: &Person, chat: &Pod<'_>) -> Result<()> {
     contains(&owner.says(&["quota", "show", "chat"])?, &["900 MiB"])?;
@@ -141,6 +152,9 @@ fn steers(suite: &Suite<'_>, owner: &Person, chat: &Pod<'_>) -> Result<()> {
     contains(&beyond.stderr, &["are possible"])?;
     owner.says(&["quota", "reset", "chat"])?;
     suite.plugin.wait_for_replicas(REPLICAS)?;
+    // By the id, from any namespace.
+    let id = allocation_of(owner, "chat")?;
+    contains(&owner.says(&["-A", "quota", "show", &id[..12]])?, &["900 MiB"])?;
     let absent = owner.tries(&["quota", "show", "nobody"])?;
     ensure!(
         absent.code == Some(1) && absent.stderr.contains("there is no pod nobody"),
