@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use tessera_cluster::reviews::ReviewClient;
-use tessera_cluster::{Access, Client};
+use tessera_cluster::{Access, ApiError, Client};
 use tessera_fleet::Live;
 use tessera_web::{Authorisation, Options, Server, Tls};
 
@@ -90,6 +90,10 @@ pub(crate) fn main(args: &Args, common: &Common) -> Result<ExitCode, Failure> {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed(error.to_string()))?;
     let done = runtime.block_on(async {
+        // What is wrong in the kubeconfig stays wrong; a server that does not answer may answer later.
+        if let Err(ApiError::Kubeconfig { reason, .. }) = fleet.user().prepare().await {
+            return Err(Failure::usage(reason));
+        }
         use tokio::signal::unix::{SignalKind, signal};
         let listen = |kind| signal(kind).map_err(|error| Failure::failed(error.to_string()));
         let (mut end, mut stop) =

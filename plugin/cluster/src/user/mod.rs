@@ -97,6 +97,16 @@ impl UserClient {
         }
     }
 
+    /// Reads the kubeconfig and what it names, as the first request does, and may run its credential plugin. Sends
+    /// nothing.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn prepare(&self) -> Result<(), ApiError> {
+        let call = Call::new(Verb::List, Kind::Pods, "");
+        self.client.has_token(&call).await.map(|_| ())
+    }
+
     /// Pods of a namespace (empty: all) with these labels (empty: any).
     ///
     /// # Errors

@@ -181,6 +181,27 @@ async fn a_node_whose_gpus_are_all_left_out_says_so_with_those_that_there_are() 
 }
 
 #[test]
+fn a_console_with_a_wrong_kubeconfig_ends_and_names_the_field() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("kubeconfig");
+    let text = "\
+        apiVersion: v1\n\
+        kind: Config\n\
+        current-context: c\n\
+        contexts: [{name: c, context: {cluster: c, user: u}}]\n\
+        clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\n\
+        users: [{name: u, user: {tokenFile: /nowhere/token}}]\n";
+    std::fs::write(&file, text).unwrap();
+    let output = tessera()
+        .args(["console", "--listen", "127.0.0.1:0", "--kubeconfig"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
+    assert!(stderr(&output).contains("tokenFile"), "{}", stderr(&output));
+}
+
+#[test]
 fn a_file_that_is_not_there_is_named_and_no_other() {
     for args in [&["config", "check", "/nope.toml"][..], &["-c", "/nope.toml", "config", "check"]] {
         let output = tessera().args(args).output().unwrap();
