@@ -105,6 +105,9 @@ fn config_file(args: &[OsString]) -> Option<PathBuf> {
 
 /// The command line, whose arguments know the names that they take.
 fn with_names(command: Command, config: Option<&Path>) -> Command {
+    if command.get_name() == "sandbox" {
+        return tessera_sandbox::completions::with_names(command);
+    }
     let config = config.map(Path::to_owned);
     let name = |arg: Arg| {
         let kinds = Kind::of(&arg);

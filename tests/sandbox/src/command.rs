@@ -42,6 +42,9 @@ pub enum Command {
     /// List nodes and pods
     #[command(visible_alias = "ls")]
     List,
+    /// Print the names of all pods, for a shell that completes them
+    #[command(hide = true)]
+    Names,
     /// Print what a pod's container wrote last, or the plugin
     Logs {
         /// The pod, or `plugin`

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream as Stream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
@@ -18,6 +19,9 @@ use super::scratch::PREFIX;
 pub const SOCKET: &str = "control.sock";
 /// Longest request, bytes.
 const LONGEST: u64 = 64 << 10;
+
+/// How long a shell that completes a word waits for names.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A command, and where the reply goes.
 pub type Request = (Command, oneshot::Sender<Reply>);
@@ -68,12 +72,27 @@ async fn answer(stream: UnixStream, send: &mpsc::Sender<Request>) -> anyhow::Res
 /// # Errors
 /// None runs, several do, or it does not answer.
 pub fn ask(dir: Option<&Path>, command: &Command) -> anyhow::Result<Reply> {
-    let mut stream = match dir {
+    let stream = match dir {
         Some(dir) => Stream::connect(dir.join(SOCKET)).with_context(|| {
             format!("no sandbox answers in {}; `tessera sandbox` starts one", dir.display())
         })?,
         None => only()?,
     };
+    exchange(stream, command)
+}
+
+/// Names of the pods of the only sandbox that runs, for a shell that completes a word. Nothing where there is none, or
+/// where it is busy: a key was pressed.
+#[must_use]
+pub fn pods() -> Vec<String> {
+    let asked = only().and_then(|stream| {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        exchange(stream, &Command::Names)
+    });
+    asked.map(|reply| reply.text.lines().map(str::to_owned).collect()).unwrap_or_default()
+}
+
+fn exchange(mut stream: Stream, command: &Command) -> anyhow::Result<Reply> {
     stream.write_all(format!("{}\n", serde_json::to_string(command)?).as_bytes())?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;

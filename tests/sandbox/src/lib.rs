@@ -15,6 +15,7 @@
 
 pub mod claim;
 pub mod command;
+pub mod completions;
 mod console;
 pub mod container;
 mod control;

@@ -1,4 +1,4 @@
-//! What `list` and `run` print.
+//! What `list` and `run` print, and the names that a shell completes.
 
 use tessera_api::print::table;
 use tessera_model::quantity::format_bytes;
@@ -46,6 +46,12 @@ pub fn text(sandbox: &mut Sandbox) -> String {
     });
     table(&mut out, &["POD", "NODE", "ASKED", "QUOTA", "LOAD", "STATE", "SAYS"], pods.collect());
     out.trim_end().to_owned()
+}
+
+/// Names of the pods, a line each.
+pub fn names(sandbox: &Sandbox) -> String {
+    let names: Vec<&str> = sandbox.pods.iter().map(|pod| pod.name.as_str()).collect();
+    names.join("\n")
 }
 
 /// What a pod got, in a line.

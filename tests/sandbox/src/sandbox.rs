@@ -101,6 +101,7 @@ impl Sandbox {
                 Ok(Reply::done(format!("{full}: removed")))
             }
             Command::List => Ok(Reply::done(list::text(self))),
+            Command::Names => Ok(Reply::done(list::names(self))),
             Command::Logs { what, namespace, node, lines } => {
                 let file = match what.as_str() {
                     "plugin" => self.node(node.as_deref())?.log(),
