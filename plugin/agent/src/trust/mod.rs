@@ -70,7 +70,7 @@ impl FindingKind {
 /// Processes on one GPU that hold no share of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outside {
-    /// How many, as far as two looks agree; `None` where the host's pids are hidden and nobody can be told apart.
+    /// How many, as far as two looks agree; `None` where the host's pids are hidden and no process can be matched.
     pub strangers: Option<u64>,
     /// What they use, bytes, as far as the driver says.
     pub bytes: u64,

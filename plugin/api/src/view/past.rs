@@ -224,8 +224,8 @@ mod tests {
             let points = both.tenants[nth].points.iter();
             points.map(|point| (point.at_unix_ms, point.got_seconds)).collect::<Vec<_>>()
         };
-        let told = [(0, 1.0), (HOUR, 2.0), (2 * HOUR, 250.0), (2 * HOUR + 5 * minute, 0.0)];
-        assert_eq!((of(0), of(1)), (told.to_vec(), vec![(2 * HOUR, 7.0)]));
+        let answered = [(0, 1.0), (HOUR, 2.0), (2 * HOUR, 250.0), (2 * HOUR + 5 * minute, 0.0)];
+        assert_eq!((of(0), of(1)), (answered.to_vec(), vec![(2 * HOUR, 7.0)]));
         assert_eq!(both.step_seconds, 3600);
         assert_eq!(finest(hours.clone(), answer(300, Vec::new())), hours);
         let whole = answer(300, vec![series("a", &[(0, 1.0), (5 * minute, 4.0)])]);
