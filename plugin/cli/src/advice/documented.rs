@@ -59,6 +59,8 @@ impl Documented {
                 memory_limit_bytes,
                 cores_millis,
                 got_seconds,
+                // Noted, and no more than the mean.
+                got_peak_millis: u32::from(got_seconds > 0.0),
                 launches: if got_seconds > 0.0 { 1000 } else { 0 },
                 ..TenantPoint::default()
             }

@@ -128,7 +128,8 @@ fn option(root: &clap::Command, command: &clap::Command, word: &str) -> Option<S
 
 fn of_value(kind: &str) -> Wanted {
     match kind {
-        "POD" => Wanted::Pods,
+        // Ids are copied, not typed.
+        "POD" | "POD|ALLOCATION" => Wanted::Pods,
         "PENDING" => Wanted::Pending,
         "POD|ALLOCATION|GPU" => Wanted::Subjects,
         "NODE" => Wanted::Nodes,
@@ -221,6 +222,25 @@ mod tests {
         wanted(before, last)
     }
 
+    /// A value that is called after something of the cluster completes to its names.
+    #[test]
+    fn every_value_that_names_something_of_the_cluster_completes() {
+        fn values(command: &clap::Command, all: &mut BTreeSet<String>) {
+            let names = command.get_arguments().filter_map(|arg| arg.get_value_names()?.first());
+            all.extend(names.map(ToString::to_string));
+            command.get_subcommands().for_each(|below| values(below, all));
+        }
+        let mut all = BTreeSet::new();
+        values(&Cli::command(), &mut all);
+        for name in all {
+            let parts: Vec<&str> = name.split(['|', '/']).collect();
+            let of_the_cluster = ["POD", "PENDING", "ALLOCATION", "NODE", "NAMESPACE", "CONTEXT"];
+            if parts.iter().any(|part| of_the_cluster.contains(part)) {
+                assert_ne!(of_value(&name), Wanted::Nothing, "{name}");
+            }
+        }
+    }
+
     #[test]
     fn each_place_is_known_by_what_may_stand_there() {
         let Wanted::Words(commands) = at("") else { panic!() };
@@ -241,6 +261,7 @@ mod tests {
             Wanted::Words(vec!["text".into(), "wide".into(), "json".into()])
         );
         assert_eq!(at("quota set --reason "), Wanted::Nothing);
+        assert_eq!((at("quota reset "), at("quota show ")), (Wanted::Pods, Wanted::Pods));
         let Wanted::Words(options) = at("top --o") else { panic!() };
         assert!(options.contains(&"--once".to_owned()) && options.contains(&"--node".to_owned()));
     }
