@@ -12,7 +12,7 @@ use tessera_cluster::{Client, Server};
 use tessera_config::{ApiAuthorisation, Config};
 use tessera_web::client::socket_beside;
 use tessera_web::counts::CountedReviews;
-use tessera_web::{Authorisation, Counts, Options, Tls};
+use tessera_web::{Authorisation, Counts, Listener, Options, Tls};
 use tracing::warn;
 
 /// How long one question to the API server may take.
@@ -39,8 +39,12 @@ pub(crate) fn start(
     let mut options = Options::new(Arc::new(source.clone()));
     options.socket = Some(socket_beside(&config.paths.admin));
     let published = Arc::clone(board);
-    options.report = Arc::new(move |problem| {
-        if published.set_condition("api", problem.clone())
+    options.report = Arc::new(move |listener, problem| {
+        let topic = match listener {
+            Listener::Network => "api",
+            Listener::Socket => "api socket",
+        };
+        if published.set_condition(topic, problem.clone())
             && let Some(problem) = problem
         {
             warn!("{problem}");

@@ -62,29 +62,17 @@ pub fn explanations(
     Ok(Explanations::of(answered))
 }
 
-/// All series together. What belongs to one node alone is not said of several.
+/// All series together, and remarks with their nodes where there are several.
 fn histories(answers: Vec<(String, history::Answer)>) -> history::Answer {
     let several = answers.len() > 1;
-    let mut all =
-        history::Answer { api_version: API_VERSION.to_owned(), ..history::Answer::default() };
-    for (node, one) in answers {
-        all.node = if several { String::new() } else { node.clone() };
-        all.at_unix_ms = all.at_unix_ms.max(one.at_unix_ms);
-        all.step_seconds = all.step_seconds.max(one.step_seconds);
-        all.since_unix_ms = match (all.since_unix_ms, one.since_unix_ms) {
-            (0, since) | (since, 0) => since,
-            (a, b) => a.min(b),
-        };
-        all.gpus.extend(one.gpus);
-        all.tenants.extend(one.tenants);
-        all.events.extend(one.events);
-        let said = one.remarks.into_iter();
-        all.remarks.extend(
-            said.map(|remark| if several { format!("node {node}: {remark}") } else { remark }),
-        );
-    }
-    all.events.sort_by_key(|event| event.at_unix_ms);
-    all
+    let named = |(node, mut one): (String, history::Answer)| {
+        if several {
+            let of_node = |remark: &mut String| remark.insert_str(0, &format!("node {node}: "));
+            one.remarks.iter_mut().for_each(of_node);
+        }
+        history::Answer { node, ..one }
+    };
+    history::Answer::joined(answers.into_iter().map(named))
 }
 
 /// Answers, and a sentence for each node without one.

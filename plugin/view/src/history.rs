@@ -1,5 +1,7 @@
 //! What was: figures in buckets of time.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::explain::{Behind, words};
@@ -43,6 +45,45 @@ pub struct Answer {
     pub events: Vec<Event>,
     /// What could not be read.
     pub remarks: Vec<String>,
+}
+
+impl Answer {
+    /// Several answers as one: of several nodes, or of one node to several questions. What two of them know of a GPU or
+    /// an event is there once. The node is named where it is the same.
+    #[must_use]
+    pub fn joined(answers: impl IntoIterator<Item = Answer>) -> Answer {
+        let mut all = Answer { api_version: crate::API_VERSION.to_owned(), ..Answer::default() };
+        let (mut first, mut gpus) = (true, HashSet::new());
+        for one in answers {
+            all.node = if first || all.node == one.node { one.node } else { String::new() };
+            first = false;
+            all.at_unix_ms = all.at_unix_ms.max(one.at_unix_ms);
+            all.step_seconds = all.step_seconds.max(one.step_seconds);
+            all.since_unix_ms = match (all.since_unix_ms, one.since_unix_ms) {
+                (0, since) | (since, 0) => since,
+                (a, b) => a.min(b),
+            };
+            let new = one.gpus.into_iter().filter(|gpu| gpus.insert(gpu.gpu_uuid.clone()));
+            all.gpus.extend(new);
+            all.tenants.extend(one.tenants);
+            all.events.extend(one.events);
+            for remark in one.remarks {
+                if !all.remarks.contains(&remark) {
+                    all.remarks.push(remark);
+                }
+            }
+        }
+        all.events.sort_by_key(|event| event.at_unix_ms);
+        let mut kept: Vec<Event> = Vec::with_capacity(all.events.len());
+        for event in all.events {
+            let mut same = kept.iter().rev().take_while(|one| one.at_unix_ms == event.at_unix_ms);
+            if !same.any(|one| *one == event) {
+                kept.push(event);
+            }
+        }
+        all.events = kept;
+        all
+    }
 }
 
 /// A GPU over time.
@@ -191,5 +232,47 @@ impl Event {
             text = format!("{text} (by {})", self.by);
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(node: &str, since_unix_ms: i64, events: &[(i64, &str)]) -> Answer {
+        let event = |(at_unix_ms, what): &(i64, &str)| Event {
+            at_unix_ms: *at_unix_ms,
+            what: (*what).to_owned(),
+            ..Event::default()
+        };
+        Answer {
+            node: node.into(),
+            since_unix_ms,
+            step_seconds: 10,
+            gpus: vec![GpuSeries { gpu_uuid: "GPU-a".into(), ..GpuSeries::default() }],
+            events: events.iter().map(event).collect(),
+            remarks: vec!["a file is gone".into()],
+            ..Answer::default()
+        }
+    }
+
+    #[test]
+    fn what_two_answers_know_is_there_once() {
+        let one = answer("n1", 500, &[(1, "a"), (2, "b"), (2, "c")]);
+        let other = answer("n1", 300, &[(2, "c"), (2, "d"), (3, "b")]);
+        let all = Answer::joined([one, other]);
+        let events: Vec<_> = all.events.iter().map(|one| (one.at_unix_ms, &*one.what)).collect();
+        assert_eq!(events, [(1, "a"), (2, "b"), (2, "c"), (2, "d"), (3, "b")]);
+        assert_eq!((all.gpus.len(), all.remarks.len()), (1, 1));
+        assert_eq!((&*all.node, all.since_unix_ms, all.step_seconds), ("n1", 300, 10));
+    }
+
+    #[test]
+    fn several_nodes_have_no_one_name_and_nothing_joined_is_empty() {
+        let of =
+            |nodes: &[&str]| Answer::joined(nodes.iter().map(|node| answer(node, 0, &[]))).node;
+        assert_eq!(of(&["n1", "n2", "n2"]), "");
+        assert_eq!(of(&["n1"]), "n1");
+        assert_eq!(Answer::joined([]).gpus, []);
     }
 }

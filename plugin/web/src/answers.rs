@@ -235,7 +235,7 @@ async fn remembered(
             ids.into_iter().map(of).collect()
         }
     };
-    let mut all = Joined::new(&query.subject, own::remembered);
+    let mut all = Joined::new(&query.subject, |one, other| history::Answer::joined([one, other]));
     for query in queries {
         all.add(source.history(node, query).await)?;
     }

@@ -36,6 +36,6 @@ mod tls;
 pub use authorise::Authorisation;
 pub use counts::Counts;
 pub use routes::{Route, SCHEMA};
-pub use server::{Options, Server};
+pub use server::{Listener, Options, Report, Server};
 pub use source::{Source, SourceError};
 pub use tls::Tls;

@@ -7,7 +7,6 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::written_name::BEGINNING;
 use tessera_view::explain::{Explanation, Explanations};
 use tessera_view::fleet::Fleet;
-use tessera_view::history;
 use tessera_view::narrow::Rights;
 use tessera_view::tenant::Tenant;
 
@@ -90,26 +89,6 @@ pub(crate) fn explained(mut all: Explanations, more: Explanations) -> Explanatio
         let new: Vec<String> = new.collect();
         into.remarks.extend(new);
     }
-    all
-}
-
-/// Two histories of one node, or of all, as one.
-pub(crate) fn remembered(mut all: history::Answer, more: history::Answer) -> history::Answer {
-    all.tenants.extend(more.tenants);
-    for series in more.gpus {
-        if !all.gpus.iter().any(|known| known.gpu_uuid == series.gpu_uuid) {
-            all.gpus.push(series);
-        }
-    }
-    for event in more.events {
-        if !all.events.contains(&event) {
-            all.events.push(event);
-        }
-    }
-    all.events.sort_by_key(|event| event.at_unix_ms);
-    all.remarks.extend(more.remarks);
-    all.remarks.dedup();
-    all.step_seconds = all.step_seconds.max(more.step_seconds);
     all
 }
 

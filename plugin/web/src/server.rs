@@ -54,6 +54,18 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How long nobody is accepted while there is no room.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// What is listened at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listener {
+    /// The addresses of [`Options::listen`].
+    Network,
+    /// [`Options::socket`].
+    Socket,
+}
+
+/// Hears what keeps a listener from being served, and `None` once it is.
+pub type Report = Arc<dyn Fn(Listener, Option<String>) + Send + Sync>;
+
 /// What is served, where, and to whom.
 #[derive(Clone)]
 pub struct Options {
@@ -69,8 +81,8 @@ pub struct Options {
     pub socket: Option<PathBuf>,
     /// How often a stream looks for changes.
     pub interval: Duration,
-    /// Hears what keeps it from being served, and nothing once it is.
-    pub report: Arc<dyn Fn(Option<String>) + Send + Sync>,
+    /// Each listener is reported for itself: that one is served says nothing of the other.
+    pub report: Report,
     /// Where what is asked over TCP is counted.
     pub counts: Arc<Counts>,
 }
@@ -97,7 +109,7 @@ impl Options {
             authorisation: Authorisation::None,
             socket: None,
             interval: Duration::from_secs(1),
-            report: Arc::new(|_| {}),
+            report: Arc::new(|_, _| {}),
             counts: Arc::default(),
         }
     }
@@ -171,7 +183,7 @@ async fn serve(options: Options, known: watch::Sender<Option<SocketAddr>>) {
     }
     if !listen.is_empty() {
         counts.expect_listener();
-        serve_network(&listen, &tls, router, &known, &*report, &counts).await;
+        serve_network(&listen, &tls, router, &known, &report, &counts).await;
     }
     std::future::pending::<()>().await;
 }
@@ -201,19 +213,20 @@ async fn serve_network(
     tls: &Tls,
     router: Router,
     known: &watch::Sender<Option<SocketAddr>>,
-    report: &(dyn Fn(Option<String>) + Send + Sync),
+    report: &Report,
     counts: &Arc<Counts>,
 ) {
     let (listener, acceptor) = loop {
         match bind(listen).and_then(|listener| Ok((listener, tls::config(tls)?))) {
             Ok((listener, config)) => break (listener, config.map(TlsAcceptor::from)),
             Err(error) => {
-                report(Some(format!("the JSON API and the page are not served: {error}")));
+                let text = format!("the JSON API and the page are not served: {error}");
+                report(Listener::Network, Some(text));
                 tokio::time::sleep(AGAIN).await;
             }
         }
     };
-    report(None);
+    report(Listener::Network, None);
     counts.listens();
     if let Ok(address) = listener.local_addr() {
         known.send_replace(Some(address));
@@ -257,11 +270,7 @@ async fn serve_network(
 }
 
 /// A removed socket is made again, as the admin socket is.
-async fn serve_root(
-    path: PathBuf,
-    router: Router,
-    report: Arc<dyn Fn(Option<String>) + Send + Sync>,
-) {
+async fn serve_root(path: PathBuf, router: Router, report: Report) {
     let connections = Connections::new(ROOTS);
     let mut warned = false;
     loop {
@@ -279,7 +288,7 @@ async fn serve_root(
                         path.display()
                     );
                     warn!("{text}");
-                    report(Some(text));
+                    report(Listener::Socket, Some(text));
                 }
                 tokio::time::sleep(LOOK).await;
                 continue;
@@ -287,7 +296,7 @@ async fn serve_root(
         };
         if warned {
             warned = false;
-            report(None);
+            report(Listener::Socket, None);
         }
         let mut looks = tokio::time::interval(LOOK);
         while !file.is_gone() {

@@ -90,7 +90,7 @@ fn serve(asked: Asked) -> Result<(), String> {
         let mut options = Options::new(Arc::new(fixture.clone()));
         options.listen = vec![listen];
         options.interval = asked.interval;
-        options.report = Arc::new(|amiss| {
+        options.report = Arc::new(|_, amiss| {
             if let Some(amiss) = amiss {
                 eprintln!("{amiss}");
             }

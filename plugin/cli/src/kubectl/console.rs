@@ -102,7 +102,7 @@ pub(crate) fn main(args: &Args, common: &Common) -> Result<ExitCode, Failure> {
         options.listen = vec![args.listen];
         let scheme = if tls == Tls::Plain { "http" } else { "https" };
         (options.tls, options.authorisation, options.interval) = (tls, authorisation, EVERY);
-        options.report = Arc::new(|problem| {
+        options.report = Arc::new(|_, problem| {
             if let Some(problem) = problem {
                 eprintln!("{}", tessera_model::printable::line(&problem));
             }

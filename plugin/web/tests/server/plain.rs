@@ -6,7 +6,7 @@ use serde_json::Value;
 use tessera_view::explain::{Explanation, Explanations, Story};
 use tessera_view::fleet::Fleet;
 use tessera_web::client::{Client, ClientError, Endpoint, query, socket_beside};
-use tessera_web::{Authorisation, Options, Route, Server, Tls};
+use tessera_web::{Authorisation, Listener, Options, Route, Server, Tls};
 
 use crate::common::{Scripted, serve, small};
 
@@ -42,6 +42,38 @@ async fn every_route_answers_json_with_its_version_on_both_listeners() {
         let missing = client.get::<Value>("/api/v1/explain?subject=nope").await.unwrap_err();
         assert_eq!((missing.exit(), missing.to_string().contains("there is chat-0")), (1, true));
     }
+}
+
+#[tokio::test]
+async fn each_listener_is_reported_for_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    // A file where the socket's directory is to be.
+    let later = dir.path().join("later");
+    std::fs::write(&later, "").unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (send, mut reports) = tokio::sync::mpsc::unbounded_channel();
+    let mut options = Options::new(Arc::new(Scripted::new(small())));
+    options.listen = vec![taken.local_addr().unwrap()];
+    options.socket = Some(later.join("api.sock"));
+    options.report = Arc::new(move |listener, problem| {
+        let _ = send.send((listener, problem.is_some()));
+    });
+    let _server = Server::start(options).unwrap();
+    // The port is tried again and again.
+    while reports.recv().await.unwrap() != (Listener::Socket, true) {}
+    // One is mended, and that says nothing of the other.
+    std::fs::remove_file(&later).unwrap();
+    loop {
+        match reports.recv().await.unwrap() {
+            (Listener::Network, is_amiss) => assert!(is_amiss, "the port is taken"),
+            (Listener::Socket, is_amiss) => {
+                assert!(!is_amiss);
+                break;
+            }
+        }
+    }
+    drop(taken);
+    while reports.recv().await.unwrap() != (Listener::Network, false) {}
 }
 
 #[tokio::test]
