@@ -23,6 +23,25 @@ fn inputs(target: &str) -> impl Iterator<Item = (String, Vec<u8>)> {
     named.into_iter()
 }
 
+/// The crate is compiled by no other check, and this suite has more crates than it.
+#[test]
+fn the_fuzz_crate_depends_on_all_that_its_source_uses() {
+    let dir = workspace().join("fuzz");
+    let manifest = std::fs::read_to_string(dir.join("Cargo.toml")).unwrap();
+    for part in ["src", "targets"] {
+        for file in std::fs::read_dir(dir.join(part)).unwrap() {
+            let path = file.unwrap().path();
+            let source = std::fs::read_to_string(&path).unwrap();
+            let words = source.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+            for used in words.filter(|word| word.starts_with("tessera_") && *word != "tessera_fuzz")
+            {
+                let dependency = format!("\n{} = ", used.replace('_', "-"));
+                assert!(manifest.contains(&dependency), "{}: {used}", path.display());
+            }
+        }
+    }
+}
+
 /// The bytes of a line, which is in the escapes of a byte string; `fuzz/corpus.py` writes it.
 fn unescaped(line: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
