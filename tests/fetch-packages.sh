@@ -7,7 +7,7 @@
 set -euo pipefail
 
 [ $# -ge 4 ] || { sed -n '2,6p' "${BASH_SOURCE[0]}" >&2; exit 64; }
-out=$1 suite=$2 component=$3
+out="$(realpath -m "$1")" suite=$2 component=$3
 shift 3
 unavailable() {
     echo "fetch-packages.sh: $*" >&2
