@@ -94,13 +94,25 @@ fn encode_series(level: Level, buckets: &Buckets, out: &mut Vec<u8>) {
     }
 }
 
-/// Adds what a row has to `chunk`, of the series that are wanted. `None`: the row is damaged; what it had before the
-/// damage is there.
-pub(crate) fn decode(
+/// Adds what a row has to `chunk`. `None`: the row is damaged; what it had before the damage is there.
+pub(crate) fn decode(level: Level, row: &[u8], chunk: &mut Chunk) -> Option<()> {
+    visit(
+        level,
+        row,
+        |_| true,
+        |number, at, cell| {
+            chunk.entry(number).or_default().insert(at, cell);
+        },
+    )
+}
+
+/// Hands over what a row has of the series that are wanted: a series' number, a bucket's place, and what is in it.
+/// `None`: the row is damaged; what it had before the damage was handed over.
+pub(crate) fn visit(
     level: Level,
     row: &[u8],
-    chunk: &mut Chunk,
     wanted: impl Fn(u32) -> bool,
+    mut take: impl FnMut(u32, u32, Cell),
 ) -> Option<()> {
     let mut reader = Reader(row);
     let mut number = 0u32;
@@ -115,7 +127,7 @@ pub(crate) fn decode(
         for at in (0..level.buckets()).filter(|at| present >> at & 1 != 0) {
             before = decode_cell(level, &mut reader, &before)?;
             if is_wanted {
-                chunk.entry(number).or_default().insert(at, before);
+                take(number, at, before);
             }
         }
     }
@@ -206,7 +218,7 @@ mod tests {
             let mut read = Chunk::new();
             for row in encode(level, &series) {
                 prop_assert!(row.len() <= ROW || row.len() < 12 * 140);
-                prop_assert_eq!(decode(level, &row, &mut read, |_| true), Some(()));
+                prop_assert_eq!(decode(level, &row, &mut read), Some(()));
             }
             prop_assert_eq!(read, series);
         }
@@ -214,7 +226,7 @@ mod tests {
         #[test]
         fn garbage_is_never_a_panic(level in level(), row in prop::collection::vec(any::<u8>(), 0..300)) {
             let mut read = Chunk::new();
-            let _ = decode(level, &row, &mut read, |_| true);
+            let _ = decode(level, &row, &mut read);
         }
     }
 

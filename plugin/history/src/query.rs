@@ -1,5 +1,6 @@
 //! What is asked of the history, from what is stored and what waits.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_view::API_VERSION;
@@ -100,7 +101,16 @@ pub(crate) fn answer(
     let mut found: BTreeMap<&Key, Cells> = BTreeMap::new();
     for (number, cells) in cells {
         let Some(key) = wants.get(&number) else { continue };
-        cells.iter().for_each(|(second, cell)| add(&mut found, level, (key, *second), cell));
+        match found.entry(key) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(cells);
+            }
+            // A series whose number was forgotten has a second one.
+            Entry::Occupied(_) => {
+                let mut add = |(second, cell)| add(&mut found, level, (key, second), &cell);
+                cells.into_iter().for_each(&mut add);
+            }
+        }
     }
     for (second, cells) in known.folder.map(Folder::pending).into_iter().flatten() {
         let start = second - second % level.step_seconds();

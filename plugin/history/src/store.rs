@@ -144,7 +144,7 @@ impl Store {
             for row in table.range(keys(level, start, start))? {
                 let (key, bytes) = row?;
                 // What is damaged is left out; redb's checksums make that another version's doing.
-                let _ = chunk::decode(level, bytes.value(), &mut all, |_| true);
+                let _ = chunk::decode(level, bytes.value(), &mut all);
                 was.push(key.value());
             }
             for (number, buckets) in added {
@@ -394,9 +394,16 @@ impl Reader {
     /// A level's oldest bucket.
     pub(crate) fn oldest_bucket(&self, level: Level) -> Result<Option<u32>, redb::Error> {
         let Some(start) = self.oldest(level)? else { return Ok(None) };
-        let until = start.saturating_add(level.chunk_seconds() - 1);
-        let cells = self.cells(level, (start, until), usize::MAX, |_| true)?.unwrap_or_default();
-        Ok(cells.values().filter_map(|cells| cells.keys().next()).min().copied())
+        let table = self.0.open_table(ROWS)?;
+        let mut first = None;
+        for row in table.range(keys(level, start, start))? {
+            let note = |_, at, _| first = Some(first.map_or(at, |first: u32| first.min(at)));
+            let _ = chunk::visit(level, row?.1.value(), |_| true, note);
+            if first == Some(0) {
+                break;
+            }
+        }
+        Ok(first.map(|at| start + at * level.step_seconds()))
     }
 
     /// The second at which the newest chunk ends.
@@ -430,18 +437,13 @@ impl Reader {
         for row in table.range(keys(level, level.chunk(from), until))? {
             let (key, bytes) = row?;
             let start = key.value().1;
-            let mut chunk = Chunk::new();
-            let _ = chunk::decode(level, bytes.value(), &mut chunk, &wanted);
-            for (number, buckets) in chunk {
-                let series = found.entry(number).or_default();
-                for (at, cell) in buckets {
-                    let second = start + at * level.step_seconds();
-                    if (from..=until).contains(&second) {
-                        series.insert(second, cell);
-                        count += 1;
-                    }
+            let _ = chunk::visit(level, bytes.value(), &wanted, |number, at, cell| {
+                let second = start + at * level.step_seconds();
+                if (from..=until).contains(&second) {
+                    found.entry(number).or_default().insert(second, cell);
+                    count += 1;
                 }
-            }
+            });
             if count > most {
                 return Ok(None);
             }
