@@ -107,14 +107,16 @@ fn sees(suite: &Suite<'_>, owner: &Person) -> Result<()> {
     let unknown = owner.tries(&["explain", "nobody"])?;
     ensure!(unknown.code == Some(1) && unknown.stderr.contains("nobody"), "{unknown:?}");
 
-    let history = wait::until("there is a history", wait::LIMIT, || {
+    // The plugin looks every ten seconds, and knows the pod's name before.
+    wait::until("there is a history", wait::LIMIT, || {
         let said = owner.tries(&["history", "chat", "--since", "10m"])?;
         Ok(match said.code {
-            Some(0) if said.stdout.contains("chat") => Look::Done(said.stdout),
+            Some(0) if ["chat", "memory"].iter().all(|word| said.stdout.contains(word)) => {
+                Look::Done(())
+            }
             _ => Look::NotYet(format!("{said:?}")),
         })
     })?;
-    contains(&history, &["memory"])?;
     contains(&owner.says(&["recommend", "chat"])?, &["chat"])?;
     owner.says(&["waste"]).map(drop)
 }
