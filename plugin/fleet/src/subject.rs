@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tessera_model::written_name::BEGINNING;
+use tessera_model::written_name::{is_written, written_so};
 use tessera_view::fleet::{Entry, Fleet};
 
 /// Nodes where something that lives is called so: a pod (`NAME`, `NAMESPACE/NAME`, also with a container), an
@@ -10,7 +10,6 @@ use tessera_view::fleet::{Entry, Fleet};
 #[must_use]
 pub(crate) fn nodes(fleet: &Fleet, namespace: &str, subject: &str) -> BTreeSet<String> {
     let parts: Vec<&str> = subject.split('/').collect();
-    let begins = |id: &str| id == subject || subject.len() >= BEGINNING && id.starts_with(subject);
     let mut nodes = BTreeSet::new();
     for entry in &fleet.nodes {
         let Some(view) = &entry.view else { continue };
@@ -27,13 +26,13 @@ pub(crate) fn nodes(fleet: &Fleet, namespace: &str, subject: &str) -> BTreeSet<S
             };
             named
                 || tenant.claim == subject
-                || begins(&tenant.id)
+                || is_written(&tenant.id, subject)
                 || tenant
                     .other_holders
                     .iter()
                     .any(|holder| holder == subject || holder.starts_with(&format!("{subject}/")))
         });
-        if tenant || view.gpus.iter().any(|gpu| begins(&gpu.uuid)) {
+        if tenant || view.gpus.iter().any(|gpu| is_written(&gpu.uuid, subject)) {
             nodes.insert(entry.node.clone());
         }
     }
@@ -42,18 +41,14 @@ pub(crate) fn nodes(fleet: &Fleet, namespace: &str, subject: &str) -> BTreeSet<S
 
 /// Allocations that live and whose id is written so, in full or by its beginning: their nodes and ids.
 #[must_use]
-pub(crate) fn allocations(fleet: &Fleet, written: &str) -> BTreeSet<(String, String)> {
+pub(crate) fn allocations(fleet: &Fleet, written: &str) -> Vec<(String, String)> {
     let of = |entry: &Entry| {
         let tenants = entry.view.iter().flat_map(|view| &view.tenants);
         let ids = tenants.map(|tenant| tenant.id.clone());
         ids.map(|id| (entry.node.clone(), id)).collect::<Vec<_>>()
     };
     let all: BTreeSet<(String, String)> = fleet.nodes.iter().flat_map(of).collect();
-    let full = all.iter().filter(|(_, id)| id == written).cloned().collect::<BTreeSet<_>>();
-    if !full.is_empty() || written.len() < BEGINNING {
-        return full;
-    }
-    all.into_iter().filter(|(_, id)| id.starts_with(written)).collect()
+    written_so(all, |(_, id)| id, written)
 }
 
 #[cfg(test)]

@@ -17,6 +17,34 @@ pub struct Several {
     pub ids: Vec<String>,
 }
 
+impl Several {
+    /// What is written begins these, which may say where each of them is.
+    #[must_use]
+    pub fn new(written: &str, ids: impl IntoIterator<Item = String>) -> Several {
+        let ids = ids.into_iter().take(PROPOSED).collect();
+        Several { written: written.to_owned(), ids }
+    }
+}
+
+/// Whether an id is written so, in full or by its beginning of at least four characters.
+#[must_use]
+pub fn is_written(id: &str, written: &str) -> bool {
+    id == written || written.len() >= BEGINNING && id.starts_with(written)
+}
+
+/// Of all things those whose id is written so. One in full goes before what begins so.
+pub fn written_so<T>(
+    all: impl IntoIterator<Item = T>,
+    id: impl Fn(&T) -> &str,
+    written: &str,
+) -> Vec<T> {
+    let mut found: Vec<T> = all.into_iter().filter(|one| is_written(id(one), written)).collect();
+    if found.iter().any(|one| id(one) == written) {
+        found.retain(|one| id(one) == written);
+    }
+    found
+}
+
 /// The id that is written in full or by its beginning, of at least four characters. `None` if there is none.
 ///
 /// # Errors
@@ -25,20 +53,10 @@ pub fn by_beginning<'a>(
     ids: &BTreeSet<&'a str>,
     written: &str,
 ) -> Result<Option<&'a str>, Several> {
-    if let Some(id) = ids.get(written) {
-        return Ok(Some(id));
-    }
-    if written.len() < BEGINNING {
-        return Ok(None);
-    }
-    let begun: Vec<&str> = ids.iter().filter(|id| id.starts_with(written)).copied().collect();
-    match begun.as_slice() {
+    match written_so(ids.iter().copied(), |id| id, written).as_slice() {
         [] => Ok(None),
         [id] => Ok(Some(id)),
-        several => {
-            let ids = several.iter().take(PROPOSED).map(ToString::to_string).collect();
-            Err(Several { written: written.to_owned(), ids })
-        }
+        several => Err(Several::new(written, several.iter().map(ToString::to_string))),
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueEnum};
 use tessera_fleet::{Fleet, FleetError, Place};
 use tessera_model::printable;
-use tessera_model::written_name::BEGINNING;
+use tessera_model::written_name::{BEGINNING, Several};
 
 use super::failure::Failure;
 use super::options::Common;
@@ -265,12 +265,8 @@ fn chosen(
             Ok(Chosen::Allocation(place, id))
         }
         (None, _) => {
-            let ids =
-                allocations.iter().take(8).map(|(place, id)| format!("{id} on {}", place.node));
-            let ids = ids.collect::<Vec<_>>().join(", ");
-            Err(Failure::usage(format!(
-                "\"{written}\" begins several ids; write more of it: {ids}"
-            )))
+            let ids = allocations.iter().map(|(place, id)| format!("{id} on {}", place.node));
+            Err(Failure::usage(Several::new(written, ids).to_string()))
         }
     }
 }
