@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
-use crate::dra::mode;
+use crate::dra::mode::{self, NVIDIA_ON_NODE, SIMULATED};
 use crate::host::CONFIG;
 use crate::images;
 use crate::kubectl::Kubectl;
@@ -480,11 +480,17 @@ pub fn remove(kubectl: &Kubectl, repo: &Path, node: &str) -> Result<()> {
         } else {
             let pod = pod_spec(&mut object);
             on_node(pod, node);
-            // The manifest's own cleaning, then that of the simulated GPU.
+            // The manifest's own cleaning, then that of the simulated GPU and of its CDI devices.
             let mut simgpu = pod["initContainers"][0].clone();
             simgpu["name"] = json!("clean-simgpu");
-            simgpu["command"] =
-                json!(["sh", "-c", format!("rm -rf {SIM_ON_NODE}/* {SIM_ON_NODE}/.[!.]*")]);
+            simgpu["command"] = json!([
+                "sh",
+                "-c",
+                format!(
+                    "rm -rf {SIM_ON_NODE}/* {SIM_ON_NODE}/.[!.]*; \
+                     if grep -qs {SIMULATED} {NVIDIA_ON_NODE}; then rm {NVIDIA_ON_NODE}; fi"
+                ),
+            ]);
             push(&mut simgpu["volumeMounts"], json!({"name": "sim", "mountPath": SIM_ON_NODE}));
             push(&mut pod["volumes"], sim_volume());
             push(&mut pod["initContainers"], simgpu);

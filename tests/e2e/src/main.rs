@@ -13,6 +13,7 @@ mod kubectl;
 mod person;
 mod pods;
 mod process;
+mod random;
 mod suite;
 mod wait;
 
@@ -23,18 +24,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::cases::{CASES, Need};
+use crate::cases::{CASES, Case};
 use crate::cluster::Cluster;
 use crate::deploy::Plugin;
 use crate::dra::mode::{self, Claims};
+use crate::random::Random;
 use crate::suite::Suite;
 
 const USAGE: &str = "\
-run [--list] [--keep] [NAME...]
+run [--list] [--keep] [--shuffle] [NAME...]
 
-  NAME     run only cases whose name contains one of these
-  --list   name the cases and run none
-  --keep   leave plugin, tenants and cluster as they are at the end
+  NAME       run only cases whose name contains one of these
+  --list     name the cases and run none
+  --keep     leave plugin, tenants and cluster as they are at the end
+  --shuffle  run the cases in another order each time; TESSERA_E2E_SEED repeats one
 
 KUBECONFIG          the cluster; unset: one is started with ../shared/cluster
 TESSERA_ARTEFACTS   what `make build` made [target/release]";
@@ -43,6 +46,7 @@ struct Options {
     names: Vec<String>,
     list: bool,
     keep: bool,
+    shuffle: bool,
 }
 
 fn main() -> ExitCode {
@@ -68,11 +72,12 @@ fn main() -> ExitCode {
 }
 
 fn parse(args: impl Iterator<Item = String>) -> Result<Options> {
-    let mut options = Options { names: Vec::new(), list: false, keep: false };
+    let mut options = Options { names: Vec::new(), list: false, keep: false, shuffle: false };
     for arg in args {
         match arg.as_str() {
             "--list" => options.list = true,
             "--keep" => options.keep = true,
+            "--shuffle" => options.shuffle = true,
             flag if flag.starts_with('-') => bail!("unknown option {flag}"),
             _ => options.names.push(arg),
         }
@@ -117,7 +122,7 @@ fn on(cluster: &Cluster, repo: &Path, artefacts: &Path, options: &Options) -> Re
         println!("plugin ready after {:.1?}", started.elapsed());
         let suite = Suite::new(cluster, repo, artefacts, node.clone(), plugin)?;
         let claims = Claims::of(kubectl)?;
-        Ok(cases(&suite, claims, options, started))
+        cases(&suite, claims, options, started)
     });
     if options.keep {
         return outcome;
@@ -129,13 +134,27 @@ fn on(cluster: &Cluster, repo: &Path, artefacts: &Path, options: &Options) -> Re
     Ok(passed)
 }
 
-fn cases(suite: &Suite<'_>, claims: Claims, options: &Options, started: Instant) -> bool {
+/// The cases that are asked for, in their order. Those of one front end stay together: a change is two roll-outs.
+fn chosen(options: &Options) -> Result<Vec<&'static Case>> {
+    let is_asked = |case: &&Case| {
+        options.names.is_empty() || options.names.iter().any(|name| case.name.contains(name))
+    };
+    let mut chosen: Vec<&Case> = CASES.iter().filter(is_asked).collect();
+    if options.shuffle {
+        let seed = random::seed()?;
+        println!("shuffled: TESSERA_E2E_SEED={seed}");
+        Random::new(seed).shuffle(&mut chosen);
+        let first = chosen.first().map(|case| case.takes_claims());
+        chosen.sort_by_key(|case| Some(case.takes_claims()) != first);
+    }
+    Ok(chosen)
+}
+
+/// Whether every case passed.
+fn cases(suite: &Suite<'_>, claims: Claims, options: &Options, started: Instant) -> Result<bool> {
     let kubelet = suite.cluster.controls_kubelet();
     let (mut passed, mut failed, mut ignored) = (0, Vec::new(), 0);
-    for case in CASES {
-        if !options.names.is_empty() && !options.names.iter().any(|n| case.name.contains(n)) {
-            continue;
-        }
+    for case in chosen(options)? {
         if wait::interrupted() {
             failed.push(case.name);
             continue;
@@ -147,8 +166,7 @@ fn cases(suite: &Suite<'_>, claims: Claims, options: &Options, started: Instant)
             continue;
         }
         let begun = Instant::now();
-        let change =
-            if case.needs.contains(&Need::SharedDevices) { mode::enter } else { mode::leave };
+        let change = if case.takes_claims() { mode::enter } else { mode::leave };
         let result = change(suite).and_then(|()| (case.run)(suite));
         let seconds = begun.elapsed().as_secs_f64();
         match result {
@@ -176,7 +194,7 @@ fn cases(suite: &Suite<'_>, claims: Claims, options: &Options, started: Instant)
         failed.len(),
         Duration::from_secs(started.elapsed().as_secs()),
     );
-    failed.is_empty()
+    Ok(failed.is_empty())
 }
 
 /// A ready node that takes ordinary pods.

@@ -1,10 +1,9 @@
 //! The plugin killed at any moment while pods come and go, and what is left in the end.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
@@ -14,6 +13,7 @@ use super::rollout::{filled, is_over, of};
 use crate::deploy::{NAMESPACE, SHARE_BYTES};
 use crate::invariants::{self, Invariants, Refusals};
 use crate::pods::{self, Container, Restart};
+use crate::random::{self, Random, number_of};
 use crate::suite::Suite;
 use crate::wait;
 
@@ -69,31 +69,11 @@ impl Moment {
     }
 }
 
-/// xorshift64*: the same seed, the same moments.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
-    }
-}
-
-fn from_env(name: &str, default: u64) -> Result<u64> {
-    match env::var(name) {
-        Ok(text) => Ok(text.parse()?),
-        Err(_) => Ok(default),
-    }
-}
-
 /// Every pod that is admitted has exactly its quota; those that are not were asked for while there was
 /// no plugin. `TESSERA_E2E_SEED` repeats a run, as far as a machine can be repeated.
 pub fn plugin_is_killed_at_random_moments_of_pod_churn(suite: &Suite<'_>) -> Result<()> {
-    let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
-    let seed = from_env("TESSERA_E2E_SEED", clock)?;
-    let pods = usize::try_from(from_env("TESSERA_E2E_PODS", PODS as u64)?)?;
+    let seed = random::seed()?;
+    let pods = usize::try_from(number_of("TESSERA_E2E_PODS", PODS as u64)?)?;
     println!("     TESSERA_E2E_SEED={seed}");
     suite.plugin.supervise()?;
     let watched = Invariants::watch(suite)?;
@@ -126,7 +106,7 @@ pub fn plugin_is_killed_at_random_moments_of_pod_churn(suite: &Suite<'_>) -> Res
 
 /// Kills until `done`; how often at which moment.
 fn kill(suite: &Suite<'_>, seed: u64, done: &AtomicBool) -> Result<BTreeMap<&'static str, usize>> {
-    let mut random = Random(seed | 1);
+    let mut random = Random::new(seed);
     let mut kills = BTreeMap::new();
     while !done.load(Ordering::Relaxed) {
         let moment = Moment::choose(&mut random);

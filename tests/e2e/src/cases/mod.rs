@@ -41,6 +41,13 @@ pub struct Case {
     pub run: fn(&Suite<'_>) -> Result<()>,
 }
 
+impl Case {
+    /// Whether the node's GPUs are all for claims in it.
+    pub fn takes_claims(&self) -> bool {
+        self.needs.contains(&Need::SharedDevices)
+    }
+}
+
 /// What not every cluster has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {

@@ -58,7 +58,9 @@ impl Claims {
 
 /// CDI devices of the simulated GPUs, as NVIDIA's toolkit makes them of real ones.
 const NVIDIA: &str = include_str!("../../overlay/nvidia-cdi.json");
-const NVIDIA_ON_NODE: &str = "/var/run/cdi/nvidia.json";
+pub const NVIDIA_ON_NODE: &str = "/var/run/cdi/nvidia.json";
+/// The beginning of the simulated GPUs' UUIDs, by which that file is told from a real toolkit's.
+pub const SIMULATED: &str = "GPU-e2e00000";
 
 /// What is deployed for claims, and what before and after.
 const MANIFEST: &str = "deploy/tessera-dra.yaml";
@@ -97,8 +99,12 @@ pub fn deploy(suite: &Suite<'_>) -> Result<()> {
     })?;
     suite.plugin.wait_for_roll_out()?;
     suite.plugin.wait_until_offered()?;
-    // What the toolkit writes when a node starts.
-    let write = format!("cat >{NVIDIA_ON_NODE} <<'END'\n{NVIDIA}\nEND\n");
+    // What the toolkit writes when a node starts. Another's stays as it is.
+    let write = format!(
+        "if [ -e {NVIDIA_ON_NODE} ] && ! grep -q {SIMULATED} {NVIDIA_ON_NODE}; then \
+         echo '{NVIDIA_ON_NODE} is of a real toolkit: these cases need a node without one' >&2; exit 1; fi\n\
+         cat >{NVIDIA_ON_NODE} <<'END'\n{NVIDIA}\nEND\n"
+    );
     suite.plugin.exec(&["sh", "-c", &write]).map(drop)
 }
 
