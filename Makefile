@@ -11,7 +11,7 @@ ISOLATED := --config "target.'cfg(unix)'.runner = '$(CURDIR)/tests/isolated'"
 # Everything that users or tests run as a file, but for the shim, which has its own link step.
 ARTEFACTS := -p tessera-cli -p simgpu -p simcuda -p simnvml -p tessera-tenant-program -p tessera-pipeline
 
-.PHONY: help build demo test test-loom python programs lint e2e bench figures clean
+.PHONY: help build demo test soak test-loom python programs lint e2e bench figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,8 +37,14 @@ programs: ## install what tests start and cannot bring along (root on Debian): C
 test-loom: ## check the lock-free accounting with loom
 	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release -p tessera-region --test loom
 
+# The same inputs each time: a property that fails one input of many thousands would fail a change that has nothing to do
+# with it. `make soak` draws others, and far more.
+test: export PROPTEST_RNG_SEED ?= 1
 test: build python programs test-loom ## all tests that need neither root nor a GPU
 	TESSERA_ARTEFACTS=$(RELEASE) $(CARGO) test --locked --workspace --no-fail-fast $(ISOLATED)
+
+soak: ## draw far more inputs for every property, other ones each time (ROUNDS, CASES: see tests/soak)
+	tests/soak $(ROUNDS) $(CASES)
 
 lint: ## formatting, clippy, dependency rules, links and figures of the documentation, the shim for aarch64
 	$(CARGO) fmt --all --check
