@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -285,7 +286,9 @@ fn connect(
     let tls = tls.map_err(|error| origin.no_identity(&chain(&error)))?;
     let mut builder = Builder::new(TokioExecutor::new());
     builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).pool_max_idle_per_host(idle);
-    let auth = config.auth_layer().map_err(|error| origin.no_login(&error))?;
+    // `kube` ends the thread by a panic on a token that is no word, which a credential plugin may give.
+    let auth = catch_unwind(AssertUnwindSafe(|| config.auth_layer()));
+    let auth = auth.map_err(|_| origin.no_word())?.map_err(|error| origin.no_login(&error))?;
     let of_user = &config.auth_info;
     let has_token = matches!(access, Access::Server(_))
         || auth.is_some() && of_user.username.is_none() && of_user.impersonate.is_none();

@@ -47,7 +47,13 @@ impl Origin {
         self.of_user("client-certificate, client-key", &what)
     }
 
-    /// There is no token.
+    /// A credential plugin gave what no request can carry.
+    pub fn no_word(&self) -> NoConnection {
+        let what = "what the credential plugin gives is no token, which is one word: run the command to see";
+        self.of_user("exec, auth-provider", what)
+    }
+
+    /// A login that `kube` does not take.
     pub fn no_login(&self, error: &kube::Error) -> NoConnection {
         let said = chain(error);
         let kube::Error::Auth(auth) = error else { return self.of_user("token", &said) };

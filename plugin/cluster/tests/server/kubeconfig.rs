@@ -45,6 +45,9 @@ async fn every_broken_kubeconfig_is_one_and_names_its_file_and_field() {
         ("cluster: s, user: v", "names the user \"v\""),
     ];
     let exec = "apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never";
+    let words = dir.join("words.json").display().to_string();
+    let credential = r#"{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "two\nwords"}}"#;
+    std::fs::write(&words, credential).unwrap();
     let of_cluster = [
         ("", "server"),
         ("server: ''", "server"),
@@ -81,6 +84,7 @@ async fn every_broken_kubeconfig_is_one_and_names_its_file_and_field() {
         (&format!("exec: {{{exec}, command: tessera-no-such-login}}"), "exec.command"),
         (&format!("exec: {{{exec}}}"), "exec"),
         (&format!("exec: {{{exec}, command: echo}}"), "exec"),
+        (&format!("exec: {{{exec}, command: cat, args: ['{words}']}}"), "one word"),
     ];
     let contexts =
         of_context.map(|(context, says)| (context, server.as_str(), "token: secret", says));
