@@ -332,7 +332,7 @@ impl Account {
         let mut counts = [0; COUNTS];
         let before = [self.leased_us, self.waited_us];
         let now = [one.leased_us, one.waited_us];
-        if self.based {
+        if self.based && !one.unheard {
             for (i, at) in [tenant::GOT, tenant::WAITED].into_iter().enumerate() {
                 // The arbiter's count restarts with the allocation's page.
                 let added = now[i].checked_sub(before[i]).unwrap_or(now[i]);
@@ -342,8 +342,11 @@ impl Account {
                 self.owed[i] = (owed - counts[at]).min(1_000_000);
             }
         }
-        self.based = true;
-        [self.leased_us, self.waited_us] = now;
+        // What was not said is no restart.
+        if !one.unheard {
+            self.based = true;
+            [self.leased_us, self.waited_us] = now;
+        }
         self.memory.resize(one.uses.len(), [0; 2]);
         self.peaks.resize(one.uses.len(), u64::MAX);
         let mut peaks = vec![0; one.uses.len()];

@@ -115,6 +115,26 @@ fn a_clock_that_is_set_moves_what_comes_and_doubles_nothing() {
 }
 
 #[test]
+fn what_the_arbiter_did_not_say_is_no_restart() {
+    let mut folder = Folder::default();
+    let heard = |second: i64, leased_us| {
+        look(second, second.cast_unsigned(), vec![tenant_look(leased_us, 0)])
+    };
+    let unheard = |second: i64| {
+        let one = TenantLook { unheard: true, ..tenant_look(0, 0) };
+        look(second, second.cast_unsigned(), vec![one])
+    };
+    // Unheard at first: counting begins with what is heard.
+    folder.look(&unheard(0));
+    folder.look(&unheard(10));
+    folder.look(&heard(20, 50_000_000));
+    folder.look(&heard(30, 52_000_000));
+    folder.look(&unheard(40));
+    folder.look(&heard(50, 54_000_000));
+    assert_eq!(sums(&folder).1[tenant::GOT], 4_000_000);
+}
+
+#[test]
 fn a_gap_is_spread_and_a_clock_before_1970_is_left_out() {
     let mut folder = Folder::default();
     folder.look(&look(0, 0, vec![tenant_look(0, 0)]));

@@ -45,6 +45,8 @@ pub struct TenantLook {
     pub read: bool,
     /// Each of its GPUs.
     pub uses: Vec<UseLook>,
+    /// The arbiter did not say how much GPU time it had: the two figures below are none.
+    pub unheard: bool,
     /// GPU time since the arbiter took it on, microseconds; each of its GPUs had as much.
     pub leased_us: u64,
     /// Time that it waited, microseconds.

@@ -65,6 +65,7 @@ fn tenant(one: &Allocation, read: bool, memory: &HashMap<&str, u64>) -> TenantLo
         container: holder.container,
         read,
         uses: uses.collect(),
+        unheard: one.compute.is_none(),
         leased_us: compute.leased_us,
         waited_us: compute.waited_us,
         rations: one.gate_timeouts,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tessera_config::{Advice, Config};
 use tessera_history::{Context, FlushError, Found, History, Key, Options, QueryError, Series};
@@ -17,10 +18,15 @@ use super::{events, look};
 use crate::admin::StatusView;
 use crate::view::Past;
 
+/// Looks in a row that are left to the next one where the arbiter does not answer.
+const UNHEARD: u32 = 5;
+
 /// Records what the node does. All of it is blocking.
 pub struct Recorder {
     view: Arc<StatusView>,
     history: History,
+    /// Looks in a row that the arbiter did not answer.
+    unheard: AtomicU32,
 }
 
 impl fmt::Debug for Recorder {
@@ -59,7 +65,7 @@ impl Recorder {
     #[must_use]
     pub fn new(view: Arc<StatusView>) -> Self {
         let history = History::new(options(&view.config()));
-        Recorder { view, history }
+        Recorder { view, history, unheard: AtomicU32::new(0) }
     }
 
     /// Whether the configuration in force has it.
@@ -69,12 +75,18 @@ impl Recorder {
     }
 
     /// Looks at everything once, changes nothing and waits for no tenant. The driver is asked for each GPU's memory in
-    /// use.
+    /// use. Where the arbiter does not answer, the next look is of this one's time as well: GPU time is spread over the
+    /// time that it is of. One that stays silent is not waited for: memory goes on without it.
     pub fn look(&self) {
-        if self.is_on() && self.view.agent().is_some() {
-            let survey = self.view.survey(&Region::try_snapshot);
-            self.history.look(&look::of(&survey, monotonic_ns() / 1_000_000));
+        let Some(agent) = self.view.agent().filter(|_| self.is_on()) else { return };
+        let survey = self.view.survey(&Region::try_snapshot);
+        let is_silent = survey.arbiter.is_none() && agent.allocations().arbiter().is_some();
+        let unheard = if is_silent { self.unheard.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
+        if (1..=UNHEARD).contains(&unheard) {
+            return;
         }
+        self.unheard.store(0, Ordering::Relaxed);
+        self.history.look(&look::of(&survey, monotonic_ns() / 1_000_000));
     }
 
     /// Stores what was seen, by the configuration in force; where it is off now, lets go of the file.

@@ -121,14 +121,15 @@ impl RunningTotals {
             allocation.gate_waits,
             allocation.gate_timeouts,
         ];
-        let compute = allocation.compute.clone().unwrap_or_default();
+        // An arbiter that did not answer has counted nothing anew.
+        let compute = allocation.compute.as_ref();
         let counts = [
-            compute.leased_us,
-            compute.waited_us,
-            compute.leases,
-            compute.overlaps,
-            allocation.tamperings,
-            allocation.unaccounted,
+            compute.map(|compute| compute.leased_us),
+            compute.map(|compute| compute.waited_us),
+            compute.map(|compute| compute.leases),
+            compute.map(|compute| compute.overlaps),
+            Some(allocation.tamperings),
+            Some(allocation.unaccounted),
         ];
         let known = self.accounts.get_mut(&allocation.id);
         let known = known.filter(|account| account.generation == allocation.generation);
@@ -163,7 +164,11 @@ impl RunningTotals {
                 .for_each(|(counter, now)| counter.add_reported(now, most));
             account.looked = now;
         }
-        account.counted.iter_mut().zip(counts).for_each(|(counter, now)| counter.add_counted(now));
+        for (counter, now) in account.counted.iter_mut().zip(counts) {
+            if let Some(now) = now {
+                counter.add_counted(now);
+            }
+        }
         if account.work() != before {
             account.worked = now;
         }
@@ -249,6 +254,22 @@ mod tests {
         assert_eq!(see(true, 1003), 3);
         assert_eq!(see(false, 0), 3);
         assert_eq!(see(true, 1004), 4);
+    }
+
+    #[test]
+    fn an_arbiter_that_did_not_answer_has_not_restarted() {
+        let start = Instant::now();
+        let mut running_totals = RunningTotals::new(start);
+        let mut see = |n: u32, compute: Option<u64>| {
+            let compute = compute.map(|leased_us| ComputeUse { leased_us, ..Default::default() });
+            let one = Allocation { compute, ..allocation("a", 1, 0, 0) };
+            let totals = running_totals.update(&one, true, false, start + n * SECOND);
+            (totals.leased_us, totals.idle)
+        };
+        assert_eq!(see(1, Some(50)), (50, Duration::ZERO));
+        assert_eq!(see(2, None), (50, SECOND));
+        assert_eq!(see(3, Some(50)), (50, 2 * SECOND));
+        assert_eq!(see(4, Some(51)), (51, Duration::ZERO));
     }
 
     #[test]
