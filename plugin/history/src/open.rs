@@ -11,6 +11,7 @@ use redb::{Database, ReadableDatabase, ReadableTable, TableError};
 
 use super::backend::{Bounded, Extent};
 use super::level::Level;
+use super::names::Named;
 use super::room;
 use super::store::{
     META, META_AGED, META_BOUND, META_NEXT, META_SCHEMA, NAMES, ROWS, Reader, SCHEMA, Store,
@@ -244,7 +245,7 @@ fn fit(store: Store, options: &Options) -> Result<(Store, Found), Trouble> {
     guarded(work).map_err(|unopened| trouble(unopened, path))
 }
 
-/// As much as fits: all names, then the coarsest level's newest, and so on.
+/// As much as fits: the newest names in a half of it, then the coarsest level's newest, and so on.
 fn copy(from: &Database, to: &Store) -> Result<(), redb::Error> {
     const TOGETHER: usize = 128;
     let reader = from.begin_read()?;
@@ -253,11 +254,20 @@ fn copy(from: &Database, to: &Store) -> Result<(), redb::Error> {
     let mut names = Vec::new();
     for entry in reader.open_table(NAMES)?.iter()? {
         let (number, bytes) = entry?;
-        names.push((number.value(), bytes.value().to_vec()));
+        let bytes = bytes.value().to_vec();
+        let last = Named::decode(&bytes).map_or(0, |named| named.last);
+        names.push((last, number.value(), bytes));
     }
+    names.sort_by_key(|(last, number, _)| std::cmp::Reverse((*last, *number)));
+    let mut for_names = left / 2;
+    names.retain(|(_, _, bytes)| {
+        let fits = bytes.len() as u64 * 2 <= for_names;
+        for_names = if fits { for_names - bytes.len() as u64 * 2 } else { 0 };
+        fits
+    });
     for some in names.chunks(TOGETHER) {
         let write = to_db.begin_write()?;
-        for (number, bytes) in some {
+        for (_, number, bytes) in some {
             left = left.saturating_sub(bytes.len() as u64 * 2);
             write.open_table(NAMES)?.insert(number, bytes.as_slice())?;
         }

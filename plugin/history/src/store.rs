@@ -181,13 +181,17 @@ impl Store {
             }
         }
         let aged = self.clock.read(now.wall, now.monotonic);
-        self.age(&write, aged)?;
+        let is_coarse_gone = self.age(&write, aged)?;
         write.commit()?;
         self.used = self.used.saturating_add(need - SPARE);
         for (number, named) in named {
             self.known.insert(named.series.key.clone(), (number, named));
         }
         self.known.retain(|_, (_, named)| newest.saturating_sub(named.last) <= LATE);
+        // A name goes with its last bucket: dead ones would take the place of what is kept.
+        if is_coarse_gone {
+            self.drop_names()?;
+        }
         Ok(())
     }
 
@@ -238,10 +242,11 @@ impl Store {
         Ok(chunks)
     }
 
-    /// Drops the oldest chunks that are older than what is kept.
-    fn age(&self, write: &WriteTransaction, now: u32) -> Result<(), redb::Error> {
+    /// Drops the oldest chunks that are older than what is kept. Whether one of the coarsest is among them.
+    fn age(&self, write: &WriteTransaction, now: u32) -> Result<bool, redb::Error> {
         write.open_table(META)?.insert(META_AGED, u64::from(now))?;
         let mut table = write.open_table(ROWS)?;
+        let mut is_coarse_gone = false;
         for (level, keep) in Level::ALL.into_iter().zip(self.keep) {
             let until = now.saturating_sub(keep).saturating_sub(level.chunk_seconds());
             let mut old = Vec::new();
@@ -254,11 +259,12 @@ impl Store {
                 }
                 old.push(key);
             }
+            is_coarse_gone |= level == Level::Coarse && !old.is_empty();
             for key in old {
                 table.remove(key)?;
             }
         }
-        Ok(())
+        Ok(is_coarse_gone)
     }
 
     /// Drops the oldest of the finest until so many pages are free, in small transactions: each needs pages itself

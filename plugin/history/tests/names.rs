@@ -94,3 +94,35 @@ fn a_pod_that_lived_for_seconds_is_stored_by_the_name_that_came_later() {
     let answer = one.answer(&query, &context).unwrap();
     assert_eq!((answer.tenants.len(), &*answer.tenants[0].gpu_uuid), (1, "GPU-a"), "{answer:?}");
 }
+
+/// Dead names would take the place of what is kept, and be found with nothing behind them.
+#[test]
+fn a_name_goes_with_its_last_bucket() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.redb");
+    let keep = [3600, 86400, 8 * 86400];
+    let one = History::new(Options { path, bound: 4 << 20, keep, sync: false });
+    let named = |id, name: &str| {
+        let (look, Series { namespace, pod, .. }) = pod(id, name);
+        TenantLook { namespace, pod, ..look }
+    };
+    let look = |hour: i64| Look {
+        at_unix_ms: (T0 + hour * 3600) * 1000,
+        monotonic_ms: hour.cast_unsigned() * 3_600_000,
+        gpus: Vec::new(),
+        tenants: if hour < 3 { vec![named('a', "old")] } else { vec![named('b', "new")] },
+    };
+    let knows = |hour: i64, subject: &str| {
+        let context = Context { now_unix_ms: (T0 + hour * 3600) * 1000, ..Context::default() };
+        one.answer(&Query { subject: subject.into(), ..Query::default() }, &context).is_ok()
+    };
+    for hour in 1..60 * 24 {
+        one.look(&look(hour));
+        one.flush(false).unwrap();
+        if hour == 24 {
+            assert!(knows(hour, "old") && knows(hour, "new"));
+        }
+    }
+    assert!(knows(60 * 24, "new"));
+    assert!(!knows(60 * 24, "old"), "its buckets are gone");
+}
