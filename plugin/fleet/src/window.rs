@@ -5,10 +5,10 @@
 
 use std::time::Duration;
 
-use tessera_view::history::{Answer, Query};
+use tessera_view::history::{Answer, GpuPoint, Query, TenantPoint};
 
 use crate::answer::AskError;
-use crate::entries::differs;
+use crate::entries::ahead;
 
 /// The lengths that a bucket has.
 const STEPS: [u32; 3] = [10, 300, 3600];
@@ -19,10 +19,11 @@ const MANY: f64 = 1e6;
 /// All of a GPU's time, thousandths.
 const WHOLE_MILLIS: u32 = 1000;
 
-/// Moves all instants to our clock, drops what is outside the window, and puts the rest in order.
+/// Moves all instants to our clock, drops what is outside the window, and puts the rest in order. A bucket with more
+/// seconds than its length, as a clock that was set back leaves it, is brought to its length, and all shares stay.
 ///
 /// # Errors
-/// Its buckets have no length that there is, or hold more time than there is.
+/// Its buckets have no length that there is, or hold what no second can.
 pub(crate) fn fit(answer: &mut Answer, query: &Query, now_unix_ms: i64) -> Result<(), AskError> {
     let nonsense = |what: String| AskError::Silent(format!("its answer makes no sense: {what}"));
     // Of a node that keeps no history, or that looked at nothing yet.
@@ -31,12 +32,7 @@ pub(crate) fn fit(answer: &mut Answer, query: &Query, now_unix_ms: i64) -> Resul
         return Err(nonsense(format!("its buckets have {} s", answer.step_seconds)));
     }
     let step_ms = i64::from(answer.step_seconds) * 1000;
-    // A node without a time of its own is taken at its word.
-    let ahead = match answer.at_unix_ms {
-        0 => 0,
-        at => at.saturating_sub(now_unix_ms),
-    };
-    let ahead = if differs(ahead) { ahead } else { 0 };
+    let ahead = ahead(answer.at_unix_ms, now_unix_ms);
     let latest = match query.until_unix_ms {
         0 => now_unix_ms,
         until => until.min(now_unix_ms),
@@ -68,21 +64,26 @@ pub(crate) fn fit(answer: &mut Answer, query: &Query, now_unix_ms: i64) -> Resul
     }
     answer.at_unix_ms = now_unix_ms;
 
-    let most = f64::from(answer.step_seconds) * MANY;
-    let length = f64::from(answer.step_seconds) + 1.0;
-    let long = |seconds: f64, part: f64| seconds > length || part > most;
-    let of_gpus = answer.gpus.iter().flat_map(|gpu| &gpu.points).any(|point| {
-        [point.leased_seconds, point.unhealthy_seconds, point.cordoned_seconds]
-            .iter()
-            .any(|part| long(point.seconds, *part))
-    });
-    let of_tenants = answer.tenants.iter().flat_map(|tenant| &tenant.points).any(|point| {
-        [point.got_seconds, point.waited_seconds, point.capped_seconds, point.rationed_seconds]
-            .iter()
-            .any(|part| long(point.seconds, *part))
-    });
-    if of_gpus || of_tenants {
-        return Err(nonsense("a bucket has more seconds than its length".to_owned()));
+    let length = f64::from(answer.step_seconds);
+    let most = length * MANY;
+    let mut is_absurd = false;
+    let mut fit = |seconds: &mut f64, parts: &mut [&mut f64]| {
+        let by = if *seconds > length { length / *seconds } else { 1.0 };
+        *seconds *= by;
+        parts.iter_mut().for_each(|part| **part *= by);
+        is_absurd |= parts.iter().any(|part| **part > most);
+    };
+    for point in answer.gpus.iter_mut().flat_map(|gpu| &mut gpu.points) {
+        let GpuPoint { seconds, leased_seconds, unhealthy_seconds, cordoned_seconds, .. } = point;
+        fit(seconds, &mut [leased_seconds, unhealthy_seconds, cordoned_seconds]);
+    }
+    for point in answer.tenants.iter_mut().flat_map(|tenant| &mut tenant.points) {
+        let TenantPoint { seconds, got_seconds: got, waited_seconds: waited, .. } = point;
+        let (capped, rationed) = (&mut point.capped_seconds, &mut point.rationed_seconds);
+        fit(seconds, &mut [got, waited, capped, rationed]);
+    }
+    if is_absurd {
+        return Err(nonsense("a bucket has more seconds than can be".to_owned()));
     }
     let peaks =
         answer.gpus.iter().flat_map(|gpu| &gpu.points).map(|point| point.leased_peak_millis);
@@ -97,7 +98,7 @@ pub(crate) fn fit(answer: &mut Answer, query: &Query, now_unix_ms: i64) -> Resul
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tessera_view::history::{Event, GpuPoint, GpuSeries, TenantPoint, TenantSeries};
+    use tessera_view::history::{Event, GpuSeries, TenantSeries};
 
     const NOW: i64 = 1_800_000_000_000;
     const HOUR: i64 = 3_600_000;
@@ -155,13 +156,31 @@ mod tests {
         }
         assert!(fit(&mut Answer::default(), &Query::default(), NOW).is_ok());
         let mut long = answer(NOW, 10, &[NOW - HOUR]);
-        long.gpus[0].points[0].seconds = 1e9;
+        long.gpus[0].points[0].leased_seconds = 1e9;
         let error = fit(&mut long, &Query::default(), NOW).unwrap_err().to_string();
         assert!(error.contains("more seconds"), "{error}");
         let mut busy = answer(NOW, 10, &[NOW - HOUR]);
         busy.tenants[0].points[0].got_peak_millis = 1001;
         let error = fit(&mut busy, &Query::default(), NOW).unwrap_err().to_string();
         assert!(error.contains("more than a GPU"), "{error}");
+    }
+
+    #[test]
+    fn a_bucket_that_a_clock_filled_twice_has_its_shares_and_spoils_nothing() {
+        for step in STEPS {
+            let length = f64::from(step);
+            let mut one = answer(NOW, step, &[NOW - HOUR, NOW - 2 * HOUR]);
+            one.gpus[0].points[0].seconds = length * 2.0;
+            one.gpus[0].points[0].leased_seconds = length;
+            one.tenants[0].points[0].seconds = length * 4.0;
+            one.tenants[0].points[0].got_seconds = length;
+            fit(&mut one, &Query::default(), NOW).unwrap();
+            let gpu = &one.gpus[0].points[1];
+            assert_eq!((gpu.seconds, gpu.leased_seconds), (length, length / 2.0));
+            let tenant = &one.tenants[0].points[1];
+            assert_eq!((tenant.seconds, tenant.got_seconds), (length, length / 4.0));
+            assert_eq!(one.gpus[0].points[0].seconds, 10.0);
+        }
     }
 
     proptest! {
