@@ -28,6 +28,8 @@ struct Known {
     entry: Entry,
     /// How far the node's clock is ahead of ours.
     ahead_ms: i64,
+    /// Why it did not answer the last time.
+    error: Option<AskError>,
     /// Failures since the last answer.
     failures: u32,
     /// The last failure was that nothing came.
@@ -75,6 +77,7 @@ impl Entries {
                 known.entry.answers = true;
                 known.entry.answered_unix_ms = now_unix_ms;
                 known.entry.error.clear();
+                known.error = None;
                 known.entry.view = Some(view);
                 (known.failures, known.is_silent, known.not_before_ms) = (0, false, 0);
             }
@@ -82,6 +85,7 @@ impl Entries {
                 known.entry.answers = false;
                 known.is_silent = matches!(error, AskError::Silent(_));
                 known.entry.error = error.to_string();
+                known.error = Some(error);
                 known.failures = known.failures.saturating_add(1);
                 let pause = Duration::from_secs(1 << known.failures.min(5)).min(LONGEST_PAUSE);
                 let pause = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
@@ -106,6 +110,29 @@ impl Entries {
         silent.map(|(node, known)| (node.clone(), known.entry.error.clone())).collect()
     }
 
+    /// These are nodes as well.
+    pub fn add_places(&mut self, places: &[Place]) {
+        for place in places {
+            let known = self.nodes.entry(place.node.clone()).or_default();
+            known.entry.node.clone_from(&place.node);
+        }
+    }
+
+    /// Whether it is known how far a node's clock is ahead of ours.
+    pub fn has_clock(&self, node: &str) -> bool {
+        self.nodes.get(node).is_some_and(|known| known.entry.view.is_some())
+    }
+
+    /// Whether each node answered the last time, and why not.
+    pub fn answers(&self) -> Vec<(String, Result<(), AskError>)> {
+        let asked = self.nodes.iter().filter(|(_, one)| one.entry.answers || one.error.is_some());
+        let answer = |known: &Known| match &known.error {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        };
+        asked.map(|(node, known)| (node.clone(), answer(known))).collect()
+    }
+
     /// By name.
     pub fn all(&self) -> Vec<Entry> {
         self.nodes.values().map(|known| known.entry.clone()).collect()
@@ -116,6 +143,16 @@ impl Entries {
         let ahead = self.nodes.get(node).map_or(0, |known| known.ahead_ms);
         if differs(ahead) { ahead } else { 0 }
     }
+}
+
+/// How far a clock that says `at` is ahead of ours, where that is more than the way of an answer explains. One without a
+/// time of its own is taken at its word.
+pub(crate) fn ahead(at_unix_ms: i64, now_unix_ms: i64) -> i64 {
+    let ahead = match at_unix_ms {
+        0 => 0,
+        at => at.saturating_sub(now_unix_ms),
+    };
+    if differs(ahead) { ahead } else { 0 }
 }
 
 /// Whether clocks differ by more than the way of an answer explains.

@@ -82,6 +82,19 @@ pub enum FleetError {
     NoPlugin(String),
 }
 
+/// Why no node said anything: what one of them says counts for all.
+impl From<AskError> for FleetError {
+    fn from(error: AskError) -> Self {
+        match error {
+            AskError::Forbidden(text) | AskError::NoRights(text) => FleetError::Forbidden(text),
+            AskError::Unknown(text)
+            | AskError::Invalid(text)
+            | AskError::Unauthenticated(text)
+            | AskError::Silent(text) => FleetError::Cluster(text),
+        }
+    }
+}
+
 impl From<ApiError> for FleetError {
     fn from(error: ApiError) -> Self {
         match error {
@@ -90,6 +103,9 @@ impl From<ApiError> for FleetError {
                 call.rule()
             )),
             ApiError::Kubeconfig { reason, .. } => FleetError::Kubeconfig(reason),
+            ApiError::Unauthorized { message, .. } => FleetError::Cluster(format!(
+                "the API server does not accept your credentials: {message}; log in again"
+            )),
             error => FleetError::Cluster(error.to_string()),
         }
     }
@@ -207,6 +223,13 @@ impl Fleet {
         Ok(self.known())
     }
 
+    /// Why no node gives its view, by the last look; `None` where one does, or none was looked at.
+    #[must_use]
+    pub fn refusal(&self) -> Option<FleetError> {
+        let answers = self.entries().answers();
+        merge::worst(&answers).map(FleetError::from)
+    }
+
     /// What is known now.
     #[must_use]
     pub fn known(&self) -> fleet::Fleet {
@@ -262,7 +285,23 @@ impl Fleet {
         query: &history::Query,
     ) -> Result<Vec<(String, Result<history::Answer, AskError>)>, FleetError> {
         let places = self.places_of(node, &query.namespace, &query.subject).await?;
+        self.set_clocks(&places, query.since_unix_ms.max(query.until_unix_ms)).await;
         Ok(self.histories_at(&places, query).await)
+    }
+
+    /// Before instants are asked for: how far each node's clock is from ours comes with its view. `at` is such an
+    /// instant; 0 where none is asked for.
+    async fn set_clocks(&self, places: &[Place], at: i64) {
+        if at == 0 {
+            return;
+        }
+        let is_new = |place: &&Place| !self.entries().has_clock(&place.node);
+        let new: Vec<Place> = places.iter().filter(is_new).cloned().collect();
+        if !new.is_empty() {
+            self.entries().add_places(&new);
+            let mut tasks = self.round(&new, true);
+            while tasks.join_next().await.is_some() {}
+        }
     }
 
     /// Histories of these nodes, by our clock.
@@ -339,8 +378,9 @@ impl Fleet {
         let mut places = self.places().await?;
         // The workload of a pod may have others on nodes that do not know this one.
         let all = Scope { pod: String::new(), ..scope.clone() };
+        self.set_clocks(&places, all.since_unix_ms).await;
         let answers = self.all(&places, |place| self.scoped("recommend", place, &all)).await;
-        forbidden(&answers)?;
+        somebody(&answers)?;
         self.entries().set_places(&places);
         let by_node = advice::ByNode::of(answers, &scope.pod);
         let (nodes, since_unix_ms) = by_node.needed();
@@ -359,9 +399,10 @@ impl Fleet {
     /// See [`FleetError`].
     pub async fn waste(&self, scope: &Scope) -> Result<Waste, FleetError> {
         let places = self.places().await?;
+        self.set_clocks(&places, scope.since_unix_ms).await;
         let answers = self.all(&places, |place| self.scoped("waste", place, scope)).await;
-        forbidden(&answers)?;
-        Ok(merge::waste(answers, unix_ms()))
+        somebody(&answers)?;
+        Ok(merge::waste(answers, scope.since_unix_ms, unix_ms()))
     }
 
     fn scoped(&self, what: &'static str, place: &Place, scope: &Scope) -> Question {
@@ -467,24 +508,20 @@ impl Fleet {
     }
 }
 
-/// What all nodes refuse for want of rights is refused: the nodes judge alike, and nothing can be said of the rest.
-fn forbidden<T>(answers: &[(String, Result<T, AskError>)]) -> Result<(), FleetError> {
-    let refused = answers.iter().map(|(_, answer)| match answer {
-        Err(AskError::NoRights(why)) => Some(why),
-        _ => None,
-    });
-    match refused.collect::<Option<Vec<_>>>().unwrap_or_default().first() {
-        Some(why) => Err(FleetError::Forbidden((*why).clone())),
-        None => Ok(()),
+/// What no node says anything of: where all refuse, or do not answer, an empty answer would say that nothing is there.
+/// Where a node knows of no such thing, others have nothing to add.
+fn somebody<T>(answers: &[(String, Result<T, AskError>)]) -> Result<(), FleetError> {
+    let is_said =
+        |answer: &Result<T, AskError>| matches!(answer, Ok(_) | Err(AskError::Unknown(_)));
+    match answers.iter().any(|(_, answer)| is_said(answer)) {
+        true => Ok(()),
+        false => merge::worst(answers).map_or(Ok(()), |error| Err(error.into())),
     }
 }
 
 /// Why the plugin's pods cannot be listed.
 fn explained(error: ApiError, namespace: &str) -> FleetError {
     match error {
-        ApiError::Unauthorized { message, .. } => FleetError::Cluster(format!(
-            "the API server does not accept your credentials: {message}; log in again"
-        )),
         ApiError::Forbidden { message, .. } => FleetError::Forbidden(format!(
             "you may not see the plugin's pods: {message}; ask for `list` on pods and `get` on pods/proxy in namespace \
              {namespace} (docs/kubectl.md, \"Readers\"), or name another with --plugin-namespace"

@@ -7,6 +7,7 @@ use tessera_view::explain::{Explanation, Explanations};
 use tessera_view::{API_VERSION, history};
 
 use crate::answer::AskError;
+use crate::entries::ahead;
 
 /// Answers by node, and a sentence for each node without one.
 pub type Answered<T> = (Vec<(String, T)>, Vec<String>);
@@ -20,14 +21,20 @@ pub fn answered<T>(answers: Vec<(String, Result<T, AskError>)>) -> Result<Answer
     if answers.iter().any(|(_, answer)| answer.is_ok()) {
         return Ok(split(answers));
     }
-    let errors = answers.into_iter().filter_map(|(node, answer)| Some((node, answer.err()?)));
+    worst(&answers).map_or_else(|| Ok((Vec::new(), Vec::new())), Err)
+}
+
+/// Of answers that are all none, the error that counts: the first of a node that may know what was asked for.
+pub(crate) fn worst<T>(answers: &[(String, Result<T, AskError>)]) -> Option<AskError> {
+    let errors = answers.iter().map(|(node, answer)| Some((node, answer.as_ref().err()?)));
+    let errors = errors.collect::<Option<Vec<_>>>()?;
     // The first of those that weigh most.
-    let worst = errors.min_by_key(|(_, error)| matches!(error, AskError::Unknown(_)));
-    let Some((node, error)) = worst else { return Ok((Vec::new(), Vec::new())) };
-    let named = |text: String| format!("node {node}: {text}");
-    Err(match error {
-        AskError::Unknown(text) => AskError::Unknown(text),
-        AskError::Invalid(text) => AskError::Invalid(text),
+    let worst = errors.into_iter().min_by_key(|(_, error)| matches!(error, AskError::Unknown(_)));
+    let (node, error) = worst?;
+    let named = |text: &str| format!("node {node}: {text}");
+    Some(match error {
+        AskError::Unknown(text) => AskError::Unknown(text.clone()),
+        AskError::Invalid(text) => AskError::Invalid(text.clone()),
         AskError::Forbidden(text) => AskError::Forbidden(named(text)),
         AskError::NoRights(text) => AskError::NoRights(named(text)),
         AskError::Unauthenticated(text) => AskError::Unauthenticated(named(text)),
@@ -89,20 +96,31 @@ pub(crate) fn split<T>(answers: Vec<(String, Result<T, AskError>)>) -> Answered<
     (answered, remarks)
 }
 
-/// The waste of all nodes by namespace, the largest first.
+/// The waste of all nodes by namespace, the largest first. `since` is what was asked for. A node without figures says
+/// nothing of the window, and nothing of prices.
 #[must_use]
-pub fn waste(answers: Vec<(String, Result<Waste, AskError>)>, now_unix_ms: i64) -> Waste {
+pub fn waste(
+    answers: Vec<(String, Result<Waste, AskError>)>,
+    since: i64,
+    now_unix_ms: i64,
+) -> Waste {
     let (answered, mut remarks) = split(answers);
     let mut all =
         Waste { api_version: API_VERSION.to_owned(), at_unix_ms: now_unix_ms, ..Waste::default() };
     let mut namespaces: BTreeMap<String, NamespaceWaste> = BTreeMap::new();
     let mut prices: Vec<(f64, String)> = Vec::new();
+    let mut begins: Vec<i64> = Vec::new();
     for (node, one) in answered {
         remarks.extend(one.remarks.into_iter().map(|remark| format!("node {node}: {remark}")));
-        all.since_unix_ms = match (all.since_unix_ms, one.since_unix_ms) {
-            (0, since) | (since, 0) => since,
-            (a, b) => a.min(b),
-        };
+        if one.namespaces.is_empty() {
+            continue;
+        }
+        // By our clock, and not before what was asked for: a node that lies moves no other's figures.
+        let ahead = ahead(one.at_unix_ms, now_unix_ms);
+        if one.since_unix_ms != 0 {
+            let begin = one.since_unix_ms.saturating_sub(ahead);
+            begins.push(begin.clamp(since.min(now_unix_ms), now_unix_ms));
+        }
         let price = (one.price_per_gpu_hour, one.currency);
         if !prices.contains(&price) {
             prices.push(price);
@@ -116,6 +134,7 @@ pub fn waste(answers: Vec<(String, Result<Waste, AskError>)>, now_unix_ms: i64) 
             to.tenants.extend(from.tenants);
         }
     }
+    all.since_unix_ms = begins.into_iter().min().unwrap_or(since);
     match prices.as_slice() {
         [] => {}
         [(price, currency)] => {
@@ -169,7 +188,7 @@ mod tests {
             ("b".to_owned(), Ok(of("y", 10.0, 2.0))),
             ("c".to_owned(), Ok(of("x", 5.0, 4.0))),
         ];
-        let all = waste(answers, 1);
+        let all = waste(answers, 0, 1);
         let names: Vec<_> = all
             .namespaces
             .iter()
@@ -183,15 +202,42 @@ mod tests {
     #[test]
     fn prices_that_differ_are_remarked_and_currencies_that_do_leave_no_sum() {
         let of = |price_per_gpu_hour, currency: &str| {
-            Ok(Waste { price_per_gpu_hour, currency: currency.into(), ..Waste::default() })
+            let currency = currency.into();
+            let namespaces = vec![NamespaceWaste::default()];
+            Ok(Waste { price_per_gpu_hour, currency, namespaces, ..Waste::default() })
         };
-        let all = |a, b| waste(vec![("a".to_owned(), a), ("b".to_owned(), b)], 1);
+        let all = |a, b| waste(vec![("a".to_owned(), a), ("b".to_owned(), b)], 0, 1);
         let prices = all(of(2.0, "EUR"), of(3.0, "EUR"));
         assert_eq!((prices.price_per_gpu_hour, prices.currency.as_str()), (0.0, "EUR"));
         assert!(prices.remarks[0].contains("different prices"), "{:?}", prices.remarks);
         let currencies = all(of(2.0, "EUR"), of(2.0, "USD"));
         assert_eq!(currencies.currency, "");
         assert!(currencies.remarks[0].contains("different currencies"), "{:?}", currencies.remarks);
+    }
+
+    #[test]
+    fn a_node_that_lies_moves_no_others_window_and_one_without_figures_says_nothing() {
+        const NOW: i64 = 1_800_000_000_000;
+        const HOUR: i64 = 3_600_000;
+        let of = |since_unix_ms, at_unix_ms, namespaces: usize| {
+            let namespaces = vec![NamespaceWaste::default(); namespaces];
+            let one = Waste { since_unix_ms, at_unix_ms, namespaces, ..Waste::default() };
+            Ok(Waste { currency: if at_unix_ms == NOW { "EUR".into() } else { "".into() }, ..one })
+        };
+        let honest = || ("a".to_owned(), of(NOW - HOUR, NOW, 1));
+        for lie in [1, -1, i64::MIN, i64::MAX] {
+            let empty = waste(vec![honest(), ("b".to_owned(), of(lie, 0, 0))], NOW - 2 * HOUR, NOW);
+            assert_eq!((empty.since_unix_ms, empty.currency.as_str()), (NOW - HOUR, "EUR"));
+            assert_eq!(empty.remarks, [""; 0]);
+            for at in [0, NOW, i64::MIN, i64::MAX] {
+                let all = vec![honest(), ("b".to_owned(), of(lie, at, 1))];
+                let since = waste(all, NOW - 2 * HOUR, NOW).since_unix_ms;
+                assert!((NOW - 2 * HOUR..=NOW - HOUR).contains(&since), "{lie} {at}: {since}");
+            }
+        }
+        // A clock that is hours behind.
+        let behind = ("b".to_owned(), of(NOW - 27 * HOUR, NOW - 25 * HOUR, 1));
+        assert_eq!(waste(vec![behind], NOW - 4 * HOUR, NOW).since_unix_ms, NOW - 2 * HOUR);
     }
 
     #[test]

@@ -319,3 +319,76 @@ async fn without_a_plugin_or_a_node_of_that_name_the_error_says_what_to_give() {
         "{error:?}"
     );
 }
+
+/// An empty answer would say that nothing is there.
+#[tokio::test]
+async fn where_no_node_says_anything_nothing_is_said_to_be_empty() {
+    let scope = Scope::default();
+    for (behind, is_forbidden) in [
+        (Some(refusal(401, "token expired")), false),
+        (Some(refusal(403, "jane may not")), true),
+        (Some(Behind::Answers(403, r#"{"kind":"Status","message":"no proxy"}"#.into())), true),
+        (Some(Behind::Answers(429, "slowly".into())), false),
+        (Some(Behind::Answers(302, String::new())), false),
+        (Some(refusal(503, "starting")), false),
+        (None, false),
+    ] {
+        let world = World::new(&[("a", behind.clone()), ("b", behind.clone())]);
+        let fleet = world.fleet();
+        let view = fleet.gather().await.unwrap();
+        assert!(view.nodes.iter().all(|entry| !entry.answers));
+        let errors = [
+            fleet.refusal().unwrap(),
+            world.fleet().recommendations(&scope).await.unwrap_err(),
+            world.fleet().waste(&scope).await.unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(
+                matches!(error, FleetError::Forbidden(_)),
+                is_forbidden,
+                "{behind:?}: {error:?}"
+            );
+        }
+        // With one that answers, it is a remark.
+        let world = World::new(&[("a", behind), ("b", Some(with_history("b", 1)))]);
+        let fleet = world.fleet();
+        fleet.gather().await.unwrap();
+        assert_eq!(fleet.refusal(), None);
+        assert_eq!(fleet.waste(&scope).await.unwrap().remarks.len(), 1);
+    }
+}
+
+/// Whatever is asked first, and of whom: a window is of the node's clock.
+#[tokio::test]
+async fn instants_are_asked_for_by_each_nodes_clock() {
+    const HOUR: i64 = 3_600_000;
+    let now = tessera_model::clock::unix_ms();
+    let behind = 25 * HOUR;
+    let mut view: Value = serde_json::from_str(&view("a")).unwrap();
+    view["nodes"][0]["view"]["at_unix_ms"] = (now - behind).into();
+    let version = json!({ "api_version": "tessera.dev/v1" });
+    let answers =
+        [("fleet", &view), ("recommend", &version), ("history", &version), ("waste", &version)];
+    let answers = answers.map(|(of, value)| (of, value.to_string()));
+    let node = || Some(Behind::Serves(answers.clone().into()));
+    let since_unix_ms = now - 6 * HOUR;
+    let scope = Scope { since_unix_ms, ..Scope::default() };
+    let query = tessera_view::history::Query { since_unix_ms, ..Default::default() };
+    for what in ["waste", "recommend", "history", "history of a node"] {
+        let world = World::new(&[("a", node())]);
+        let fleet = world.fleet();
+        match what {
+            "waste" => fleet.waste(&scope).await.map(drop),
+            "recommend" => fleet.recommendations(&scope).await.map(drop),
+            "history" => fleet.histories("", &query).await.map(drop),
+            _ => fleet.histories("a", &query).await.map(drop),
+        }
+        .unwrap();
+        let path = what.split(' ').next().unwrap();
+        let asked = world.server.asked();
+        let asked = asked.iter().find(|one| one.target.contains(&format!("/{path}"))).unwrap();
+        let since = asked.target.split("since_unix_ms=").nth(1).unwrap();
+        let since: i64 = since.split('&').next().unwrap().parse().unwrap();
+        assert!((since - (since_unix_ms - behind)).abs() < 60_000, "{what}: {}", asked.target);
+    }
+}

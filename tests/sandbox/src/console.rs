@@ -190,7 +190,7 @@ impl Source for Nodes {
     fn waste(&self, scope: Scope) -> Answer<'_, Waste> {
         Box::pin(async move {
             let path = format!("/api/v1/waste{}", asked(&scope));
-            Ok(merge::waste(self.each("", &path).await, unix_ms()))
+            Ok(merge::waste(self.each("", &path).await, scope.since_unix_ms, unix_ms()))
         })
     }
 }

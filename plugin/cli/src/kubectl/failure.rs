@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use tessera_api::admin::EXIT_UNAVAILABLE;
-use tessera_fleet::{AskError, FleetError};
+use tessera_fleet::{AskError, Fleet, FleetError};
 use tessera_model::printable;
 
 use crate::EXIT_USAGE;
@@ -53,11 +53,17 @@ impl From<FleetError> for Failure {
 impl From<AskError> for Failure {
     fn from(error: AskError) -> Self {
         match error {
-            AskError::Silent(text) => Failure::unavailable(text),
+            AskError::Silent(text) | AskError::Unauthenticated(text) => Failure::unavailable(text),
             AskError::Forbidden(text) | AskError::NoRights(text) => Failure::forbidden(text),
             error => Failure::failed(error.to_string()),
         }
     }
+}
+
+/// The status of a command that no node gave its view: that of the reason.
+pub(crate) fn unanswered(fleet: &Fleet) -> ExitCode {
+    let status = |error: FleetError| Failure::from(error).status;
+    fleet.refusal().map_or(EXIT_UNAVAILABLE, status).into()
 }
 
 /// The process's status; a failure is said on standard error.
@@ -81,6 +87,8 @@ mod tests {
         assert_eq!(status(FleetError::Kubeconfig("tokenFile".into()).into()), 64);
         assert_eq!(status(FleetError::Cluster("slow".into()).into()), 69);
         assert_eq!(status(AskError::Silent("slow".into()).into()), 69);
+        // As where the API server says so of the list of pods.
+        assert_eq!(status(AskError::Unauthenticated("expired".into()).into()), 69);
         assert_eq!(status(AskError::Unknown("what".into()).into()), 1);
     }
 }

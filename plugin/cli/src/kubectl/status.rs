@@ -3,7 +3,6 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use tessera_api::admin::EXIT_UNAVAILABLE;
 use tessera_fleet::Fleet as Cluster;
 use tessera_model::counted::plural;
 use tessera_model::percent::format_cores;
@@ -13,7 +12,7 @@ use tessera_view::fleet::{Entry, Fleet};
 use tessera_view::gpu::Gpu;
 
 use super::columns::{self, WIDTH, gives, left, right};
-use super::failure::Failure;
+use super::failure::{self, Failure};
 use super::options::Format;
 use super::scope;
 
@@ -27,7 +26,7 @@ pub(super) async fn main(cluster: &Cluster, format: Format) -> Result<ExitCode, 
         Format::Json => super::print_json(&fleet)?,
         format => super::print(&text(&fleet, format == Format::Wide))?,
     }
-    Ok(if any { ExitCode::SUCCESS } else { EXIT_UNAVAILABLE.into() })
+    Ok(if any { ExitCode::SUCCESS } else { failure::unanswered(cluster) })
 }
 
 /// What is amiss, a sentence each with the node in front; then a line for each GPU.

@@ -4,7 +4,6 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tessera_api::admin::EXIT_UNAVAILABLE;
 use tessera_fleet::Fleet as Cluster;
 use tessera_model::counted::plural;
 use tessera_model::percent::format_cores;
@@ -15,7 +14,7 @@ use tessera_view::fleet::Fleet;
 use tessera_view::tenant::Tenant;
 
 use super::columns::{self, WIDTH, gives, left, right};
-use super::failure::Failure;
+use super::failure::{self, Failure};
 use super::options::{Common, Format};
 use super::scope;
 
@@ -80,7 +79,7 @@ pub(super) async fn main(
             silent.iter().for_each(|text| eprintln!("! {}", printable::line(text)));
         }
     }
-    Ok(if any { ExitCode::SUCCESS } else { EXIT_UNAVAILABLE.into() })
+    Ok(if any { ExitCode::SUCCESS } else { failure::unanswered(cluster) })
 }
 
 /// Frame after frame on the terminal's other screen, until Ctrl-C.
