@@ -32,6 +32,10 @@ const FRESH: Duration = Duration::from_millis(250);
 const NOT_YOURS: &str = "nothing of yours is called so here; name a pod as NAMESPACE/POD, and see /api/v1/tenants \
                          for what you may see";
 
+/// As [`NOT_YOURS`], of a history that nothing was named for: a source refuses its window alone.
+const TOO_LONG: &str =
+    "that is more than an answer has: ask for a shorter window, or for longer buckets";
+
 /// Answers a request for data.
 pub(crate) async fn answer(
     route: Route,
@@ -51,9 +55,15 @@ pub(crate) async fn answer(
         Route::Tenants => json(&list::tenants(narrowed(&fleet, &rights, asked))),
         Route::Node => node(narrowed(&fleet, &rights, asked)),
         Route::History => {
-            let means = own::meaning(&fleet, &only(&rights, asked), &asked.subject);
+            caller.must_see(&rights, &asked.namespace)?;
+            let means = own::remembered(&fleet, &only(&rights, asked), &asked.subject);
             let answer = remembered(source, &asked.node, asked.history()?, means).await;
-            let answer = answer.map_err(|error| said(error, &rights))?;
+            let answer = answer.map_err(|error| match error {
+                SourceError::Invalid(_) if rights != Rights::All && asked.subject.is_empty() => {
+                    Refusal::new(StatusCode::BAD_REQUEST, TOO_LONG)
+                }
+                error => said(error, &rights),
+            })?;
             let mut namespaces: BTreeSet<String> =
                 answer.tenants.iter().map(|tenant| tenant.namespace.clone()).collect();
             let of_events = answer.events.iter().filter_map(|event| event.pod.split_once('/'));
@@ -235,11 +245,23 @@ async fn remembered(
             ids.into_iter().map(of).collect()
         }
     };
-    let mut all = Joined::new(&query.subject, |one, other| history::Answer::joined([one, other]));
-    for query in queries {
-        all.add(source.history(node, query).await)?;
+    let mut step_seconds = query.step_seconds;
+    loop {
+        let mut steps = BTreeSet::new();
+        let mut all =
+            Joined::new(&query.subject, |one, other| history::Answer::joined([one, other]));
+        for query in &queries {
+            let query = history::Query { step_seconds, ..query.clone() };
+            let answer = source.history(node, query).await;
+            steps.extend(answer.iter().map(|answer| answer.step_seconds));
+            all.add(answer)?;
+        }
+        // Each has as many buckets as its own series allow; those of one answer have one length.
+        match steps.last() {
+            Some(longest) if steps.len() > 1 && step_seconds == 0 => step_seconds = *longest,
+            _ => return all.whole(),
+        }
     }
-    all.whole()
 }
 
 /// The answers to several questions as one: what is not there for one of them may be there for another.

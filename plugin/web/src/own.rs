@@ -65,6 +65,21 @@ pub(crate) fn meaning(fleet: &Fleet, rights: &Rights, subject: &str) -> Meaning 
     }
 }
 
+/// As [`meaning`], of a history. Everything, and a GPU's history, are asked for by the reader's namespaces: the length of
+/// buckets and what of the events is kept would tell how much others have there. A reader of many namespaces is not asked
+/// for one by one.
+pub(crate) fn remembered(fleet: &Fleet, rights: &Rights, subject: &str) -> Meaning {
+    let means = meaning(fleet, rights, subject);
+    let Rights::Namespaces(namespaces) = rights else { return means };
+    let is_of_all = subject.is_empty() || is_gpu(fleet, subject);
+    let named = namespaces.iter().filter(|namespace| !namespace.is_empty());
+    let named: Vec<String> = named.cloned().collect();
+    match means {
+        Meaning::AsWritten if is_of_all && named.len() <= NAMESPACES => Meaning::In(named),
+        means => means,
+    }
+}
+
 /// Whether a subject is a GPU by UUID, a beginning of it, or index.
 pub(crate) fn is_gpu(fleet: &Fleet, subject: &str) -> bool {
     let views = fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());

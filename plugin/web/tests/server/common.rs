@@ -23,6 +23,8 @@ pub struct Script {
     pub explanations: Vec<(String, Explanations)>,
     /// What every question but the fleet's comes to, where that is set.
     pub error: Option<SourceError>,
+    /// What histories were asked for.
+    pub queries: Vec<history::Query>,
 }
 
 #[derive(Clone, Default)]
@@ -49,8 +51,21 @@ impl Source for Scripted {
         Box::pin(std::future::ready(Ok(fleet)))
     }
 
-    fn history<'a>(&'a self, _: &'a str, _: history::Query) -> Answer<'a, history::Answer> {
-        self.say(|script| script.history.clone())
+    /// As a node does it: the more series, the longer the buckets.
+    fn history<'a>(&'a self, _: &'a str, query: history::Query) -> Answer<'a, history::Answer> {
+        self.0.lock().unwrap().queries.push(query.clone());
+        self.say(|script| {
+            let mut answer = script.history.clone();
+            let is_asked =
+                |namespace: &str| query.namespace.is_empty() || query.namespace == namespace;
+            answer.tenants.retain(|tenant| is_asked(&tenant.namespace));
+            answer.step_seconds = match (query.step_seconds, answer.tenants.len()) {
+                (0, ..=1) => 10,
+                (0, _) => 300,
+                (step, _) => step,
+            };
+            answer
+        })
     }
 
     fn explain<'a>(&'a self, _: &'a str, subject: &'a str) -> Answer<'a, Explanations> {

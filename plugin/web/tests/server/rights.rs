@@ -209,6 +209,46 @@ async fn what_is_not_yours_and_what_is_not_there_look_alike() {
     assert_eq!(gpu.status, 200, "{}", gpu.body);
 }
 
+/// How many others have a history shows by nothing: neither by the length of buckets nor by what is left out.
+#[tokio::test]
+async fn a_history_is_the_same_whatever_others_did() {
+    let world = World::new(Times::default(), Tls::Plain).await;
+    let alpha = client(&world, "token-1");
+    for parameters in ["", "?subject=GPU-0", "?namespace=ns-alpha"] {
+        let path = format!("/api/v1/history{parameters}");
+        let before = ask(&alpha, &path, "application/json").await;
+        assert_eq!(before.status, 200, "{path}: {}", before.body);
+        let history = world.source.0.lock().unwrap().history.clone();
+        let others = history.tenants.iter().filter(|one| one.namespace == "ns-beta");
+        let others: Vec<_> = others.cloned().cycle().take(50).collect();
+        assert!(!others.is_empty());
+        world.source.0.lock().unwrap().history.tenants.extend(others);
+        let after = ask(&alpha, &path, "application/json").await;
+        assert_eq!(before.body, after.body, "{path}");
+        world.source.0.lock().unwrap().history = history;
+    }
+    let queries = std::mem::take(&mut world.source.0.lock().unwrap().queries);
+    assert!(queries.iter().all(|query| query.namespace == "ns-alpha"), "{queries:?}");
+    // A namespace that may not be seen is refused, as advice and waste of it are.
+    let refused = ask(&alpha, "/api/v1/history?namespace=ns-beta", "application/json").await;
+    let waste = ask(&alpha, "/api/v1/waste?namespace=ns-beta", "application/json").await;
+    assert_eq!((refused.status, &refused.body), (403, &waste.body));
+    // Several namespaces of a reader have buckets of one length.
+    let some = client(&world, "token-3");
+    let of = |namespace: &str| {
+        let script = world.source.0.lock().unwrap();
+        script.history.tenants.iter().find(|one| one.namespace == namespace).cloned().unwrap()
+    };
+    let tenants = vec![of("ns-alpha"), of("ns-alpha"), of("ns-beta")];
+    world.source.0.lock().unwrap().history.tenants = tenants;
+    let answer = ask(&some, "/api/v1/history", "application/json").await;
+    let answer: Value = serde_json::from_str(&answer.body).unwrap();
+    let queries = std::mem::take(&mut world.source.0.lock().unwrap().queries);
+    assert_eq!(answer["step_seconds"], 300);
+    let steps: Vec<u32> = queries.iter().map(|query| query.step_seconds).collect();
+    assert_eq!(steps, [0, 0, 300, 300]);
+}
+
 #[tokio::test]
 async fn a_question_that_makes_no_sense_is_said_to_be_one_whoever_asks() {
     let world = World::new(Times::default(), Tls::Plain).await;

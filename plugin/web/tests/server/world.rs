@@ -165,6 +165,7 @@ pub fn script() -> Script {
         )
     });
     Script {
+        queries: Vec::new(),
         fleet: Fleet { nodes: vec![entry, silent], ..Fleet::default() },
         history: history::Answer {
             gpus: vec![GpuSeries { gpu_uuid: "GPU-0".into(), ..GpuSeries::default() }],
