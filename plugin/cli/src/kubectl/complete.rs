@@ -203,8 +203,15 @@ async fn ask(fleet: &Fleet, namespace: &str, wanted: &Wanted) -> Vec<String> {
             _ => {}
         }
     }
-    names.retain(|name| !name.is_empty());
+    names.retain(|name| is_name(name));
     names
+}
+
+/// Whether a node's word can be the name of something: the shell puts what is proposed into the command line, and a node
+/// may say anything.
+fn is_name(word: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte);
+    !word.is_empty() && !word.starts_with('-') && word.bytes().all(is_plain)
 }
 
 /// A pod as it is written where `namespace` is meant.
@@ -220,6 +227,17 @@ mod tests {
         let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
         let (last, before) = words.split_last().unwrap();
         wanted(before, last)
+    }
+
+    #[test]
+    fn only_what_can_be_a_name_is_proposed() {
+        for name in ["chat", "ann/chat-0", "GPU-5e55e4a0-0000", "MIG-a/1/0", "n1.example/0"] {
+            assert!(is_name(name), "{name}");
+        }
+        for word in ["", "$(id)", "a;b", "a b", "`a`", "-n", "a\nb", "a'b", "ä", "a>b", "~", "a*"]
+        {
+            assert!(!is_name(word), "{word}");
+        }
     }
 
     /// A value that is called after something of the cluster completes to its names.

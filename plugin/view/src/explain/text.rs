@@ -45,6 +45,11 @@ fn gap(out: &mut String, i: usize) {
     }
 }
 
+/// What a node says is one line wherever it stands: two would be another node's words.
+fn heading(out: &mut String, text: &str) {
+    let _ = writeln!(out, "{}", printable::line(text));
+}
+
 fn line(out: &mut String, title: &str, text: &str) {
     // Writing to a string does not fail.
     let _ = writeln!(out, "  {title:<10} {}", printable::line(text));
@@ -69,7 +74,7 @@ fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
         (None, 0) => "gone".to_owned(),
         (None, at) => format!("released {}", ago(at)),
     };
-    let _ = writeln!(out, "{}: {state}", printable::line(&name));
+    heading(out, &format!("{name}: {state}"));
     line(out, "id", &format!("{}, generation {}", story.id, story.generation));
     if story.allocated_unix_ms > 0 {
         line(out, "allocated", &ago(story.allocated_unix_ms));
@@ -195,8 +200,7 @@ fn limit_lines(story: &Story, limit: &Limit) -> Vec<String> {
 
 fn gpu(out: &mut String, story: &GpuStory, now_unix_ms: i64) {
     let gpu = story.gpu.clone().unwrap_or_default();
-    let name = printable::line(&gpu.name);
-    let _ = writeln!(out, "GPU {}, {}, {name}: {}", gpu.index, gpu.uuid, gpu.state);
+    heading(out, &format!("GPU {}, {}, {}: {}", gpu.index, gpu.uuid, gpu.name, gpu.state));
     if !gpu.state_reason.is_empty() {
         let ago = time_format::ago(gpu.state_since_unix_ms, now_unix_ms);
         line(out, "health", &format!("{} since {ago}", gpu.state_reason));
