@@ -63,15 +63,24 @@ impl Sample {
         })
     }
 
-    /// The part of it that is not before `since`, Unix milliseconds; `None` if nothing is. Its highest figures are of
-    /// the whole bucket: they are rather too high than too low.
-    pub fn since(self, since_unix_ms: i64) -> Option<Self> {
-        let before = since_unix_ms.saturating_sub(self.at_unix_ms);
-        let Some(before) = u64::try_from(before).ok().filter(|before| *before > 0) else {
+    /// The part of it that is not before `since`, Unix milliseconds, in buckets of so many seconds; `None` if nothing
+    /// is. When in a bucket it was observed is not known: what may have been after `since` counts, and its highest
+    /// figures are of the whole bucket. They are rather too high than too low.
+    pub fn since(self, since_unix_ms: i64, step_seconds: u32) -> Option<Self> {
+        if since_unix_ms <= self.at_unix_ms {
             return Some(self);
-        };
-        let observed_ms = self.observed_ms.checked_sub(before).filter(|left| *left > 0)?;
+        }
+        let left = self.closes_unix_ms(step_seconds).saturating_sub(since_unix_ms);
+        let left = u64::try_from(left).ok().filter(|left| *left > 0)?;
+        let observed_ms = self.observed_ms.min(left);
         Some(Sample { at_unix_ms: since_unix_ms, observed_ms, ..self })
+    }
+
+    /// The end of its bucket. A clock that was set back lets more be observed than the bucket is long.
+    pub fn closes_unix_ms(&self, step_seconds: u32) -> i64 {
+        let step_ms = i64::from(step_seconds).max(1) * 1000;
+        let begin = self.at_unix_ms.saturating_sub(self.at_unix_ms.rem_euclid(step_ms));
+        begin.saturating_add(step_ms).max(self.end_unix_ms())
     }
 
     /// The bucket's observed end.
@@ -117,14 +126,18 @@ mod tests {
     fn a_window_that_begins_within_a_bucket_has_the_rest_of_it() {
         let point = TenantPoint { at_unix_ms: 10_000, seconds: 10.0, ..TenantPoint::default() };
         let sample = Sample::of(&point).unwrap();
-        assert_eq!(sample.since(0), Some(sample));
-        assert_eq!(sample.since(10_000), Some(sample));
-        let rest = sample.since(17_000).unwrap();
+        assert_eq!(sample.since(0, 10), Some(sample));
+        assert_eq!(sample.since(10_000, 10), Some(sample));
+        let rest = sample.since(17_000, 10).unwrap();
         assert_eq!((rest.at_unix_ms, rest.observed_ms), (17_000, 3000));
         assert_eq!(rest.end_unix_ms(), sample.end_unix_ms());
-        assert_eq!(sample.since(20_000), None);
-        assert_eq!(sample.since(i64::MAX), None);
-        assert_eq!(sample.since(i64::MIN), Some(sample));
+        assert_eq!(sample.since(20_000, 10), None);
+        assert_eq!(sample.since(i64::MAX, 10), None);
+        assert_eq!(sample.since(i64::MIN, 10), Some(sample));
+        // A pod that began late in its hour: all of it may be within the window.
+        let late = TenantPoint { at_unix_ms: 3_600_000, seconds: 600.0, ..point };
+        let late = Sample::of(&late).unwrap().since(5_400_000, 3600).unwrap();
+        assert_eq!((late.at_unix_ms, late.observed_ms), (5_400_000, 600_000));
     }
 
     #[test]

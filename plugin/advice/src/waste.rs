@@ -35,6 +35,8 @@ struct Holder<'a> {
 struct OnGpu {
     /// Memory of the device; 0 where the GPU is gone.
     total_bytes: u64,
+    /// It holds something there now.
+    live: bool,
     samples: Vec<Sample>,
 }
 
@@ -114,8 +116,9 @@ fn holders<'a>(
                 continue;
             }
             let samples = series.points.iter().filter_map(Sample::of);
-            let samples: Vec<Sample> =
-                samples.filter_map(|one| one.since(question.since_unix_ms)).collect();
+            let samples: Vec<Sample> = samples
+                .filter_map(|one| one.since(question.since_unix_ms, history.step_seconds))
+                .collect();
             if samples.is_empty() {
                 continue;
             }
@@ -137,23 +140,17 @@ fn holders<'a>(
                 bucket.worked |= sample.worked;
                 bucket.observed_ms = bucket.observed_ms.max(sample.observed_ms);
                 bucket.end_unix_ms = bucket.end_unix_ms.max(sample.end_unix_ms());
-                let closes = closes(sample, history.step_seconds);
+                let closes = sample.closes_unix_ms(history.step_seconds);
                 bucket.closes_unix_ms = bucket.closes_unix_ms.max(closes);
             }
             let gpu = node.gpus.iter().find(|gpu| gpu.uuid == series.gpu_uuid);
             let on = holder.gpus.entry((&*node.node, &*series.gpu_uuid)).or_default();
             on.total_bytes = gpu.map_or(0, |gpu| gpu.memory_total_bytes);
+            on.live |= series.live;
             on.samples.extend(samples);
         }
     }
     holders
-}
-
-/// The end of a sample's bucket. A clock that was set back lets more be observed than the bucket is long.
-fn closes(sample: &Sample, step_seconds: u32) -> i64 {
-    let step_ms = i64::from(step_seconds).max(1) * 1000;
-    let begin = sample.at_unix_ms.saturating_sub(sample.at_unix_ms.rem_euclid(step_ms));
-    begin.saturating_add(step_ms).max(sample.end_unix_ms())
 }
 
 /// Marks stretches without work; answers the length of the last one, observed milliseconds, and whether it is
@@ -200,13 +197,19 @@ fn judge(
         ..TenantWaste::default()
     };
     let (mut wanted, mut observed) = (0.0, 0.0);
+    let last_of = |on: &OnGpu| on.samples.iter().map(|sample| sample.at_unix_ms).max();
+    let last = holder.gpus.values().filter_map(last_of).max();
+    // A pod that was placed elsewhere has no quota where it was.
+    let is_current = |on: &OnGpu| if holder.live { on.live } else { last_of(on) == last };
     for on in holder.gpus.values() {
         let peak = on.samples.iter().map(|sample| sample.peak_bytes).max().unwrap_or(0);
         let last = on.samples.iter().max_by_key(|sample| sample.at_unix_ms);
         let (limit, cores) = last.map_or((0, 0), |last| (last.limit_bytes, last.cores_millis));
-        tenant.memory_peak_bytes = tenant.memory_peak_bytes.saturating_add(peak);
-        tenant.memory_limit_bytes = tenant.memory_limit_bytes.saturating_add(limit);
-        tenant.cores_millis = tenant.cores_millis.saturating_add(cores);
+        if is_current(on) {
+            tenant.memory_peak_bytes = tenant.memory_peak_bytes.saturating_add(peak);
+            tenant.memory_limit_bytes = tenant.memory_limit_bytes.saturating_add(limit);
+            tenant.cores_millis = tenant.cores_millis.saturating_add(cores);
+        }
         let of_memory = |bytes: u64| match on.total_bytes {
             0 => 0.0,
             total => (bytes as f64 / total as f64).min(1.0),

@@ -68,7 +68,7 @@ pub(crate) fn workloads<'a>(
                 .points
                 .iter()
                 .filter_map(Sample::of)
-                .filter_map(|sample| sample.since(question.since_unix_ms))
+                .filter_map(|sample| sample.since(question.since_unix_ms, history.step_seconds))
                 .collect();
             if samples.is_empty() {
                 continue;
