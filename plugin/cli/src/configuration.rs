@@ -75,7 +75,7 @@ pub(super) fn main(command: ConfigCommand, file: ConfigFile) -> anyhow::Result<E
             None => file.judge(),
         }),
         ConfigCommand::Plan { file: path, output } => plan(&read(&path)?, &path, &file, output),
-        ConfigCommand::Reload { output } => reload(&file.for_asking()?, output),
+        ConfigCommand::Reload { output } => reload(&crate::asking(&file)?, output),
         ConfigCommand::Default => print(&keys::commented()),
         ConfigCommand::Reference => print(&keys::reference()),
         ConfigCommand::Schema => print(&format!("{:#}\n", keys::schema())),
@@ -139,7 +139,7 @@ fn plan(
     running: &ConfigFile,
     output: Format,
 ) -> anyhow::Result<ExitCode> {
-    let known = running.for_asking()?;
+    let known = crate::asking(running)?;
     let name = judged.config.source.file.as_deref().unwrap_or(path).display().to_string();
     let unreadable = judged.text.is_empty() && !judged.problems.is_empty();
     let request = PlanRequest { text: judged.text.clone(), file: name.clone() };

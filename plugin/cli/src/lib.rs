@@ -31,7 +31,8 @@ use tessera_agent::reload::SetFilter;
 use tessera_api::admin::StatusFormat;
 use tessera_api::{admin, explain};
 use tessera_config::{
-    Config, ConfigError, ConfigFile, Forbidden, LoadedConfig, Log, LogFormat, log_filter, state_dir,
+    CannotAsk, Config, ConfigError, ConfigFile, Forbidden, LoadedConfig, Log, LogFormat,
+    log_filter, state_dir,
 };
 use tessera_daemon::node_config::NodeConfig;
 use tessera_gpu::Discovery;
@@ -190,20 +191,28 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
+/// By what the plugin is found.
+fn asking(file: &ConfigFile) -> anyhow::Result<Config> {
+    file.for_asking().map_err(|error| match error {
+        CannotAsk::Forbidden(error) => error.into(),
+        CannotAsk::Unread(error) => error.into(),
+    })
+}
+
 fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
     let strict = |file: &ConfigFile| Config::find(file.asked.as_deref());
     match command {
         Command::Serve { config_label } => serve(file, config_label.as_deref()),
-        Command::Status { live: true, .. } => admin::live(&file.for_asking()?),
-        Command::Status { output, ready, .. } => admin::main(&file.for_asking()?, output, ready),
-        Command::Explain(args) => explain::main(&args, &file.for_asking()?),
-        Command::Top(args) => top::main(&args, &file.for_asking()?),
-        Command::Quota { command } => admin::quota(command, &file.for_asking()?),
-        Command::Cordon(args) => admin::cordon(args, &file.for_asking()?),
-        Command::Uncordon(args) => admin::uncordon(args, &file.for_asking()?),
-        Command::History(args) => history::main(&args, &file.for_asking()?),
-        Command::Recommend(args) => advice::recommend(&args, &file.for_asking()?),
-        Command::Waste(args) => advice::waste(&args, &file.for_asking()?),
+        Command::Status { live: true, .. } => admin::live(&asking(&file)?),
+        Command::Status { output, ready, .. } => admin::main(&asking(&file)?, output, ready),
+        Command::Explain(args) => explain::main(&args, &asking(&file)?),
+        Command::Top(args) => top::main(&args, &asking(&file)?),
+        Command::Quota { command } => admin::quota(command, &asking(&file)?),
+        Command::Cordon(args) => admin::cordon(args, &asking(&file)?),
+        Command::Uncordon(args) => admin::uncordon(args, &asking(&file)?),
+        Command::History(args) => history::main(&args, &asking(&file)?),
+        Command::Recommend(args) => advice::recommend(&args, &asking(&file)?),
+        Command::Waste(args) => advice::waste(&args, &asking(&file)?),
         Command::Run(args) => tessera_run::main(args, &strict(&file)?),
         Command::Sandbox(args) => tessera_sandbox::main(args, file.asked.as_deref()),
         Command::InSandbox { again } => tessera_sandbox::again(again),

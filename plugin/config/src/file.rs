@@ -29,6 +29,17 @@ pub struct ConfigFile {
 )]
 pub struct Forbidden(PathBuf);
 
+/// Why no plugin is asked.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CannotAsk {
+    /// See [`Forbidden`].
+    #[error(transparent)]
+    Forbidden(#[from] Forbidden),
+    /// The file cannot be read.
+    #[error(transparent)]
+    Unread(ConfigError),
+}
+
 /// A configuration, and where it is not what the file says, why.
 #[derive(Clone, Debug)]
 pub struct LoadedConfig {
@@ -89,15 +100,23 @@ impl ConfigFile {
     /// bad.
     ///
     /// # Errors
-    /// The user may not read the file that the user named: another plugin than the one meant would be asked.
-    pub fn for_asking(&self) -> Result<Config, Forbidden> {
+    /// The file that the user named cannot be read, and no plugin ever ran with it: another than the one meant would be
+    /// asked.
+    pub fn for_asking(&self) -> Result<Config, CannotAsk> {
+        let judged = self.judge();
         if let Some(path) = &self.asked
             && let Err(error) = files::text(path, CONFIGURATION)
-            && error.kind() == io::ErrorKind::PermissionDenied
         {
-            return Err(Forbidden(path.clone()));
+            if error.kind() == io::ErrorKind::PermissionDenied {
+                return Err(Forbidden(path.clone()).into());
+            }
+            if trace::find(path).is_none() {
+                return Err(CannotAsk::Unread(ConfigError {
+                    file: Some(path.clone()),
+                    problems: judged.problems,
+                }));
+            }
         }
-        let judged = self.judge();
         if judged.problems.is_empty() {
             return Ok(judged.config);
         }
@@ -239,10 +258,27 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
         let file = ConfigFile { asked: Some(path.clone()) };
         let error = as_nobody(move || file.for_asking()).unwrap_err();
-        assert_eq!(error, Forbidden(path));
+        assert!(matches!(&error, CannotAsk::Forbidden(Forbidden(of)) if *of == path), "{error}");
         assert!(error.to_string().contains("sudo"), "{error}");
-        // One that is not there says so and is looked past.
-        let file = ConfigFile { asked: Some(dir.path().join("none.toml")) };
-        assert!(file.for_asking().is_ok());
+    }
+
+    #[test]
+    fn a_named_file_that_is_none_is_looked_past_only_where_a_plugin_ran_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, ledger) = (dir.path().join("config.toml"), dir.path().join("ledger.redb"));
+        let file = ConfigFile { asked: Some(path.clone()) };
+        let ask = |what: &str| match file.for_asking() {
+            Err(CannotAsk::Unread(error)) => error.to_string(),
+            other => panic!("{what}: {other:?}"),
+        };
+        assert!(ask("it is not there").contains("there is no such file"));
+        std::fs::create_dir(&path).unwrap();
+        ask("it is a directory");
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::write(&path, b"\xff").unwrap();
+        ask("it is no text");
+        file.keep_last_good(&ledger, &format!("[paths]\nledger = {ledger:?}\n")).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(file.for_asking().unwrap().paths.ledger, ledger);
     }
 }

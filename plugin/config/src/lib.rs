@@ -37,7 +37,8 @@ use table::table;
 
 pub use amount::Amount;
 pub use current::Current;
-pub use file::{ConfigFile, Forbidden, Judged, LoadedConfig};
+pub use file::{CannotAsk, ConfigFile, Forbidden, Judged, LoadedConfig};
+pub use listen::parse as addresses;
 pub use problem::{ConfigError, MOST_PROBLEMS, Problem, first, together};
 pub use tables::{
     Advice, Api, CONTAINER_DRIVER_DIR, Cdi, Container, Dra, Driver, Gpus, Health, History,
