@@ -57,14 +57,19 @@ impl StatusBoard {
     /// no older than [`GRAVE`].
     #[must_use]
     pub fn warnings(&self, now_unix_ms: i64) -> Vec<Warning> {
+        // A clock that was set back makes nothing younger than it is, and nothing stay.
         let standing = |(text, since): &(String, i64)| Warning {
             text: text.clone(),
-            since_unix_ms: *since,
+            since_unix_ms: (*since).min(now_unix_ms),
             ..Warning::default()
         };
         let mut warnings: Vec<Warning> = lock(&self.conditions).values().map(standing).collect();
         warnings.extend(lock(&self.standing).values().map(standing));
         let mut notes = lock(&self.notes);
+        for note in notes.iter_mut() {
+            note.since_unix_ms = note.since_unix_ms.min(now_unix_ms);
+            note.last_unix_ms = note.last_unix_ms.min(now_unix_ms);
+        }
         notes.retain(|note| now_unix_ms.saturating_sub(note.last_unix_ms) < GRAVE);
         warnings.extend(notes.iter().cloned());
         warnings
