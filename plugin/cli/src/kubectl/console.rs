@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,9 +24,9 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Arguments of `tessera console`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where to serve it
+    /// Where to serve it; :PORT is every address, of IPv6 and of IPv4
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9482")]
-    listen: SocketAddr,
+    listen: Listen,
     /// Readers' rights: all that reach a loopback address see what you do; elsewhere a token's rights on pods decide
     #[arg(long, value_enum, default_value = "auto")]
     authorisation: Who,
@@ -40,6 +41,23 @@ pub(crate) struct Args {
     plain: bool,
 }
 
+/// Addresses, of which the first that the kernel takes is served.
+#[derive(Clone, Debug)]
+struct Listen(Vec<SocketAddr>);
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match tessera_config::addresses(text) {
+            Ok(all) if !all.is_empty() => Ok(Listen(all)),
+            _ => Err("no address and port; write 127.0.0.1:9482, [::1]:9482, or :9482 for every \
+                      address"
+                .to_owned()),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Who {
     /// `none` on a loopback address, else `kubernetes`
@@ -52,15 +70,16 @@ enum Who {
 
 /// What protects the console; an error where nothing would.
 fn protection(args: &Args) -> Result<(bool, Tls), Failure> {
-    let local = args.listen.ip().is_loopback();
+    let local = args.listen.0.iter().all(|address| address.ip().is_loopback());
     let reviews = match args.authorisation {
         Who::Kubernetes => true,
         Who::Auto => !local,
         Who::None if local => false,
         Who::None => {
             return Err(Failure::usage(format!(
-                "everybody that reaches {} could see everything: listen on 127.0.0.1, or use --authorisation kubernetes",
-                args.listen
+                "everybody that reaches port {} could see everything: listen on 127.0.0.1, or use --authorisation \
+                 kubernetes",
+                args.listen.0[0].port()
             )));
         }
     };
@@ -99,7 +118,7 @@ pub(crate) fn main(args: &Args, common: &Common) -> Result<ExitCode, Failure> {
         let (mut end, mut stop) =
             (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
         let mut options = Options::new(Arc::new(Live::start(fleet, EVERY)));
-        options.listen = vec![args.listen];
+        options.listen.clone_from(&args.listen.0);
         let scheme = if tls == Tls::Plain { "http" } else { "https" };
         (options.tls, options.authorisation, options.interval) = (tls, authorisation, EVERY);
         options.report = Arc::new(|_, problem| {
@@ -146,7 +165,9 @@ mod tests {
         assert_eq!(of(""), Ok((false, Tls::Plain)));
         assert_eq!(of("--listen 0.0.0.0:9482"), Ok((true, Tls::SelfSigned)));
         assert_eq!(of("--listen [::]:9482 --plain"), Ok((true, Tls::Plain)));
+        assert_eq!(of("--listen :9482"), Ok((true, Tls::SelfSigned)));
         assert_eq!(of("--listen 0.0.0.0:9482 --authorisation none"), Err(64));
+        assert_eq!(of("--listen :9482 --authorisation none"), Err(64));
         assert_eq!(of("--authorisation kubernetes"), Ok((true, Tls::Plain)));
         let files = Tls::Files { certificate: "/c".into(), key: "/k".into() };
         assert_eq!(of("--listen 0.0.0.0:1 --tls-cert /c --tls-key /k"), Ok((true, files)));
