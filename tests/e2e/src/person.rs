@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::images::Workspace;
 use crate::process::{self, Output};
 use crate::suite::Suite;
+use crate::wait::{self, Look};
 
 /// A command asks a node for 5 s at most.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -104,6 +105,26 @@ impl Person {
     /// Also when it fails.
     pub fn says(&self, args: &[&str]) -> Result<String> {
         self.tries(args)?.success(&format!("kubectl tessera {}", args.join(" ")))
+    }
+
+    /// Waits until `kubectl tessera` succeeds and says something of which `is_there` holds. Rights that were given a
+    /// moment ago may not hold yet, and a node on a busy machine may not answer in time.
+    ///
+    /// # Errors
+    /// It never does.
+    pub fn says_at_last(
+        &self,
+        what: &str,
+        args: &[&str],
+        is_there: impl Fn(&str) -> bool,
+    ) -> Result<String> {
+        wait::until(what, wait::LIMIT, || {
+            let said = self.tries(args)?;
+            Ok(match said.code {
+                Some(0) if is_there(&said.stdout) => Look::Done(said.stdout),
+                _ => Look::NotYet(format!("{:?}: {}\n{}", said.code, said.stderr, said.stdout)),
+            })
+        })
     }
 
     /// The same as JSON.

@@ -26,7 +26,10 @@ impl Output {
     pub fn success(self, what: &str) -> Result<String> {
         match self.code {
             Some(0) => Ok(self.stdout),
-            code => bail!("{what} ended with {code:?}: {}", self.stderr.trim()),
+            // Some say on their output what is amiss, and only end with a status of their own.
+            code => {
+                bail!("{what} ended with {code:?}: {}\n{}", self.stderr.trim(), self.stdout.trim())
+            }
         }
     }
 }

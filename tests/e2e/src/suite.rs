@@ -57,10 +57,25 @@ impl<'a> Suite<'a> {
     /// A pod stays, or the plugin is not there.
     pub fn clear(&self) -> Result<()> {
         if self.plugin.offers() == 0 {
-            return mode::clear(self);
+            mode::clear(self)?;
+        } else {
+            self.remove_tenants()?;
+            self.plugin.wait_until_offered()?;
         }
-        self.remove_tenants()?;
-        self.plugin.wait_until_offered()
+        self.forget_warnings()
+    }
+
+    /// The plugin warns for hours of what happened in a case, and the next may look for warnings: another instance
+    /// knows none of them.
+    fn forget_warnings(&self) -> Result<()> {
+        if self.plugin.status()?["warnings"] == json!([]) {
+            return Ok(());
+        }
+        self.plugin.replace_pod()?;
+        match self.plugin.offers() {
+            0 => mode::clear(self),
+            _ => self.plugin.wait_until_offered(),
+        }
     }
 
     /// Removes every tenant. Where the node is in reach, not by kubelet's leave, which takes some

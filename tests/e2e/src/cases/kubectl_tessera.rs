@@ -18,9 +18,8 @@ use crate::wait::{self, Look};
 
 /// The readers' namespace.
 const TEAM: &str = "tessera-e2e-team";
-/// `kubectl tessera` exits so where rights are missing, and where no node gives an answer.
+/// `kubectl tessera` exits so where rights are missing.
 const FORBIDDEN: i32 = 77;
-const UNAVAILABLE: i32 = 69;
 
 /// The text has all of these, wherever its lines are broken.
 fn contains(text: &str, parts: &[&str]) -> Result<()> {
@@ -57,10 +56,8 @@ pub fn kubectl_tessera_shows_and_steers_for_an_administrator(suite: &Suite<'_>) 
     sees(suite, &owner)?;
     let wide = [Container::idle("main", REPLICAS)];
     Pod::create(suite.kubectl, "wide", Restart::Always, &[], &wide)?;
-    let why = wait::until("the scheduler has judged the pod", wait::LIMIT, || {
-        let said = owner.says(&["why-pending", "wide"])?;
-        Ok(if said.contains("scheduler ") { Look::Done(said) } else { Look::NotYet(said) })
-    })?;
+    let is_judged = |said: &str| said.contains("scheduler ");
+    let why = owner.says_at_last("the scheduler judges", &["why-pending", "wide"], is_judged)?;
     contains(&why, &[&suite.node, "has no room", "largest that fits", "tessera.dev/gpu"])?;
     let running = owner.says(&["why-pending", "chat"])?;
     contains(&running, &[&format!("{NAMESPACE}/chat"), &suite.node])?;
@@ -72,11 +69,8 @@ pub fn kubectl_tessera_shows_and_steers_for_an_administrator(suite: &Suite<'_>) 
 fn sees(suite: &Suite<'_>, owner: &Person) -> Result<()> {
     // Kubelets of old say what other plugins sell only once a pod holds something; and a pod of the case before may
     // not be released yet.
-    let status = wait::until("nothing is amiss", wait::LIMIT, || {
-        let status = owner.says(&["status"])?;
-        let is_alone = status.contains("1 of 1 nodes answer, 2 GPUs, 1 tenant\n");
-        let is_fine = is_alone && !status.contains('!');
-        Ok(if is_fine { Look::Done(status) } else { Look::NotYet(status) })
+    let status = owner.says_at_last("nothing is amiss", &["status"], |status| {
+        status.contains("1 of 1 nodes answer, 2 GPUs, 1 tenant\n") && !status.contains('!')
     })?;
     contains(&status, &[&suite.node, "healthy"])?;
     let fleet = owner.json(&["status"])?;
@@ -123,11 +117,8 @@ fn sees(suite: &Suite<'_>, owner: &Person) -> Result<()> {
 
 /// A node's view may be a moment old: one look serves all that ask within it.
 fn shows(owner: &Person, words: &[&str]) -> Result<()> {
-    wait::until("status shows it", wait::LIMIT, || {
-        let status = owner.says(&["status"])?;
-        let is_there = words.iter().all(|word| status.contains(word));
-        Ok(if is_there { Look::Done(()) } else { Look::NotYet(status) })
-    })
+    let is_there = |status: &str| words.iter().all(|word| status.contains(word));
+    owner.says_at_last("status shows it", &["status"], is_there).map(drop)
 }
 
 /// The id of a pod's allocation.
@@ -271,11 +262,8 @@ pub fn kubectl_tessera_shows_readers_what_is_theirs(suite: &Suite<'_>) -> Result
 /// A reader sees its own pods, and of others no name.
 fn narrowed(suite: &Suite<'_>, reader: &Person) -> Result<()> {
     // A pod of the case before may not be released yet.
-    let status = wait::until("there are these two pods alone", wait::LIMIT, || {
-        let status = reader.says(&["status"])?;
-        let is_alone = status.contains("1 of 1 nodes answer, 2 GPUs, 2 tenants\n");
-        Ok(if is_alone { Look::Done(status) } else { Look::NotYet(status) })
-    })?;
+    let is_alone = |status: &str| status.contains("1 of 1 nodes answer, 2 GPUs, 2 tenants\n");
+    let status = reader.says_at_last("these two pods are alone", &["status"], is_alone)?;
     let json = reader.json(&["status"])?.to_string();
     contains(&json, &["mine", TEAM])?;
     let all = reader.says(&["top", "--once", "-A"])?;
@@ -392,18 +380,21 @@ pub fn kubectl_tessera_serves_client_certificates(suite: &Suite<'_>) -> Result<(
         objects.into_iter().map(|object| Applied::new(suite.kubectl, object)).collect()
     };
     let _reading = apply("e2e-certified", reading())?;
-    let said = user.tries(&["status"])?;
-    ensure!(said.code == Some(UNAVAILABLE), "{said:?}");
-    // Sentences are wrapped.
-    let words = said.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-    contains(&words, &["client certificate", "tessera/tessera-viewer", "serviceaccounts/token"])?;
+    wait::until("what the rights still lack is said", wait::LIMIT, || {
+        let said = user.tries(&["status"])?;
+        // Sentences are wrapped.
+        let words = said.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        let all = ["client certificate", "tessera/tessera-viewer", "serviceaccounts/token"];
+        let is_said = said.code == Some(FORBIDDEN) && all.iter().all(|word| words.contains(word));
+        Ok(if is_said { Look::Done(()) } else { Look::NotYet(format!("{said:?}")) })
+    })?;
 
     let token = json!([{
         "apiGroups": [""], "resources": ["serviceaccounts/token"],
         "resourceNames": ["tessera-viewer"], "verbs": ["create"],
     }]);
     let _token = apply("e2e-certified-token", token)?;
-    contains(&user.says(&["status"])?, &["1 of 1 nodes answer"])?;
+    shows(&user, &["1 of 1 nodes answer"])?;
     contains(&user.says(&["top", "--once", "-A"])?, &["chat"])?;
     contains(&user.says(&["explain", "chat"])?, &["kubelet allocated it"])
 }
