@@ -55,6 +55,24 @@ fn a_container_without_gpu_work_is_idle_whatever_it_holds() {
 }
 
 #[test]
+fn a_pod_that_was_placed_elsewhere_holds_what_it_holds_now() {
+    for live in [true, false] {
+        let mut made = Made::new().pod("chat-0", HALF, &[busy(20 << 10, 360.0, 360.0); 10]);
+        let now = &mut made.history.tenants[0];
+        now.live = live;
+        let mut before = now.clone();
+        (before.gpu_uuid, before.id, before.live) = ("GPU-before".into(), "b".repeat(32), false);
+        before.points.truncate(5);
+        now.points.drain(..5);
+        made.history.tenants.push(before);
+        let waste = waste(&[made], &Advice::default());
+        let tenant = &waste.namespaces[0].tenants[0];
+        assert_eq!((tenant.memory_limit_bytes, tenant.memory_peak_bytes), (40 * GIB, 20 * GIB));
+        assert_eq!((tenant.cores_millis, tenant.live), (500, live));
+    }
+}
+
+#[test]
 fn a_short_pause_is_not_idle() {
     let mut hours = vec![busy(40 << 10, 1800.0, 0.0); 5];
     hours.extend([Hour { peak_mib: 40 << 10, ..Hour::default() }; 3]);

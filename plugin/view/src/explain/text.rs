@@ -304,7 +304,66 @@ impl Explanations {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Allocation, Compute, Enforcement, Explanation, Limit, Story};
+    use super::super::{
+        Allocation, Compute, Enforcement, Explanation, GpuStory, Holder, Incident, Limit,
+        Placement, Story, TrailLine,
+    };
+    use serde_json::Value;
+
+    /// Every text in it, whatever it is of.
+    fn with_every_text(value: &mut Value, text: &str) {
+        match value {
+            Value::String(old) => text.clone_into(old),
+            Value::Array(all) => all.iter_mut().for_each(|one| with_every_text(one, text)),
+            Value::Object(all) => all.values_mut().for_each(|one| with_every_text(one, text)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn nothing_that_a_node_says_is_another_line() {
+        let one = || vec![String::new()];
+        let story = Story {
+            holder: Some(Holder::default()),
+            now: Some(Allocation {
+                other_holders: vec![Holder::default()],
+                compute: Some(Compute::default()),
+                ..Allocation::default()
+            }),
+            replica_ids: one(),
+            placement: Some(Placement { gpus: one(), ..Placement::default() }),
+            limits: vec![Limit::default()],
+            enforcement: Some(Enforcement {
+                injected_by: one(),
+                remarks: one(),
+                warnings: one(),
+                ..Enforcement::default()
+            }),
+            incidents: vec![Incident { times: 1, ..Incident::default() }],
+            trail: vec![TrailLine::default()],
+            ..Story::default()
+        };
+        let gpu = GpuStory {
+            gpu: Some(crate::explain::Gpu::default()),
+            cut: one(),
+            trail: vec![TrailLine::default()],
+            ..GpuStory::default()
+        };
+        let whole = Explanation {
+            allocations: vec![story],
+            gpus: vec![gpu],
+            remarks: one(),
+            ..Explanation::default()
+        };
+        let mut hostile = serde_json::to_value(whole).unwrap();
+        with_every_text(&mut hostile, "a\n\nOn node n0:\nann/chat\r\u{85}\u{2028}forged");
+        let hostile: Explanation = serde_json::from_value(hostile).unwrap();
+        for line in hostile.text().lines() {
+            let is_own =
+                !["On node", "ann/chat", "forged"].iter().any(|text| line.starts_with(text));
+            assert!(is_own && !line.contains(['\r', '\u{85}', '\u{2028}']), "{line:?}");
+        }
+    }
 
     #[test]
     fn a_gate_that_is_closed_to_a_pod_that_does_not_wait_is_idle() {
