@@ -41,6 +41,8 @@ pub fn node(mut node: Node, rights: &Rights) -> Node {
     let (seen, hidden) =
         node.tenants.into_iter().partition(|tenant| rights.may_see(&tenant.namespace));
     node.tenants = seen;
+    let count = u32::try_from(hidden.len()).unwrap_or(u32::MAX);
+    node.hidden_tenants = node.hidden_tenants.saturating_add(count);
     let mut others: BTreeMap<String, Others> = BTreeMap::new();
     // What was left out before stays left out.
     for other in node.others {
@@ -158,6 +160,18 @@ mod tests {
             gpus: vec![used],
             ..Tenant::default()
         }
+    }
+
+    #[test]
+    fn a_tenant_on_two_gpus_is_one() {
+        let mut spread = tenant("theirs", "1");
+        spread.gpus.push(Use { gpu_uuid: "GPU-b".into(), ..Use::default() });
+        let node = Node { tenants: vec![spread, tenant("theirs", "2")], ..Node::default() };
+        let narrowed = super::node(node, &Rights::Namespaces(["mine".to_owned()].into()));
+        let by_gpu: Vec<u32> = narrowed.others.iter().map(|other| other.tenants).collect();
+        assert_eq!((by_gpu, narrowed.hidden()), (vec![2, 1], 2));
+        // Of a plugin that does not count them, there are at most so many.
+        assert_eq!(Node { hidden_tenants: 0, ..narrowed }.hidden(), 3);
     }
 
     #[test]

@@ -24,8 +24,21 @@ pub struct Node {
     pub tenants: Vec<Tenant>,
     /// Totals of the tenants that the reader may not see, one for each GPU that has such.
     pub others: Vec<Others>,
+    /// Tenants of which `others` has the totals; one on several GPUs is one. 0 also where an older plugin does not say it.
+    pub hidden_tenants: u32,
     /// What needs somebody's attention. Empty for a reader without rights on the whole cluster.
     pub warnings: Vec<Warning>,
+}
+
+impl Node {
+    /// Tenants that the reader may not see. Where the node does not count them, each is counted on each of its GPUs.
+    #[must_use]
+    pub fn hidden(&self) -> u64 {
+        match self.hidden_tenants {
+            0 => self.others.iter().map(|others| u64::from(others.tenants)).sum(),
+            count => u64::from(count),
+        }
+    }
 }
 
 /// The plugin on a node.

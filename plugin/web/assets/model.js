@@ -172,7 +172,8 @@ const EMPTY = {
 };
 
 function totals(entry, gpus) {
-  const others = sum(entry.view?.others ?? [], (other) => other.tenants);
+  // One on several GPUs is one; an older plugin has them by GPU alone.
+  const others = entry.view?.hidden_tenants || sum(entry.view?.others ?? [], (other) => other.tenants);
   return {
     nodes: 1,
     away: entry.answers ? 0 : 1,

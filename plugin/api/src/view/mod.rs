@@ -29,6 +29,7 @@ pub fn node(name: &str, status: &StatusResponse, amiss: Vec<String>) -> Node {
         gpus: status.gpus.iter().map(gpu::view).collect(),
         tenants: status.allocations.iter().map(tenant::view).collect(),
         others: Vec::new(),
+        hidden_tenants: 0,
         warnings: status.warning_details.iter().map(warning).collect(),
     }
 }

@@ -36,11 +36,7 @@ fn text(fleet: &Fleet, wide: bool) -> String {
     let views = || fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
     let gpus: usize = views().map(|view| view.gpus.len()).sum();
     let tenants: usize = views()
-        .map(|view| {
-            let others: usize =
-                view.others.iter().map(|others| usize::try_from(others.tenants).unwrap_or(0)).sum();
-            view.tenants.len().saturating_add(others)
-        })
+        .map(|view| view.tenants.len().saturating_add(usize::try_from(view.hidden()).unwrap_or(0)))
         .fold(0, usize::saturating_add);
     let _ = writeln!(
         out,

@@ -11,6 +11,7 @@ use tessera_model::quantity::format_bytes;
 use tessera_model::{duration, printable};
 use tessera_system::terminal;
 use tessera_view::fleet::Fleet;
+use tessera_view::node::Node;
 use tessera_view::tenant::Tenant;
 
 use super::columns::{self, WIDTH, gives, left, right};
@@ -226,7 +227,7 @@ fn frame(fleet: &Fleet, namespace: &str, sort: Sort, wide: bool, width: usize) -
 /// Tenants of which the reader sees totals alone.
 fn hidden(fleet: &Fleet) -> u64 {
     let views = fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
-    views.flat_map(|view| &view.others).map(|others| u64::from(others.tenants)).sum()
+    views.map(Node::hidden).sum()
 }
 
 fn used(tenant: &Tenant) -> u64 {

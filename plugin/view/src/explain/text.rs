@@ -347,7 +347,6 @@ mod tests {
             gpu: Some(crate::explain::Gpu::default()),
             cut: one(),
             trail: vec![TrailLine::default()],
-            ..GpuStory::default()
         };
         let whole = Explanation {
             allocations: vec![story],
