@@ -72,7 +72,10 @@ pub(super) fn main(command: ConfigCommand, file: ConfigFile) -> anyhow::Result<E
     match command {
         ConfigCommand::Check { file: other } => check(&match other {
             Some(path) => read(&path)?,
-            None => file.judge(),
+            None => {
+                file.may_be_read()?;
+                file.judge()
+            }
         }),
         ConfigCommand::Plan { file: path, output } => plan(&read(&path)?, &path, &file, output),
         ConfigCommand::Reload { output } => reload(&crate::asking(&file)?, output),
@@ -98,7 +101,9 @@ fn read(path: &Path) -> anyhow::Result<Judged> {
             Err(error) => Judged::unread(name, &error),
         });
     }
-    Ok(ConfigFile { asked: Some(path.to_owned()) }.judge())
+    let file = ConfigFile { asked: Some(path.to_owned()) };
+    file.may_be_read()?;
+    Ok(file.judge())
 }
 
 fn check(judged: &Judged) -> anyhow::Result<ExitCode> {

@@ -100,6 +100,10 @@ impl Access {
             None => Access::Kubeconfig(files),
         };
         if let Some(file) = kubeconfig {
+            if !file.exists() {
+                let what = "there is no such file; correct --kubeconfig, or leave it out for KUBECONFIG or ~/.kube/config";
+                return Err(format!("{}: {what}", file.display()));
+            }
             return Ok(with(vec![file.to_owned()]));
         }
         let named = std::env::var_os("KUBECONFIG").filter(|names| !names.is_empty());

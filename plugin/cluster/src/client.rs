@@ -57,6 +57,16 @@ struct Connection {
     client: kube::Client,
     /// Requests carry a bearer token.
     has_token: bool,
+    /// Where the API server is, as configured.
+    server: String,
+}
+
+impl Connection {
+    /// A request that came to nothing on its way. The address is what a person has to look at.
+    fn unreachable(&self, call: &Call, error: &(dyn Error + 'static)) -> ApiError {
+        let reason = format!("{}: {}", self.server, chain(error));
+        ApiError::Unreachable { call: call.clone(), reason }
+    }
 }
 
 impl fmt::Debug for Client {
@@ -126,7 +136,8 @@ impl Client {
             self.complete(call, &mut request).await?;
             let connection = self.connection(call).await?;
             let sent = connection.client.send(request.map(Body::from)).await;
-            let (head, body) = sent.map_err(|error| unreachable(call, &error))?.into_parts();
+            let sent = sent.map_err(|error| connection.unreachable(call, &error));
+            let (head, body) = sent?.into_parts();
             let whole = Limited::new(body, largest).collect().await;
             let whole = whole.map_err(|error| match error.is::<LengthLimitError>() {
                 true => {
@@ -214,7 +225,7 @@ impl Client {
         self.complete(call, &mut request).await?;
         let connection = self.connection(call).await?;
         let sent = connection.client.send(request.map(Body::from)).await;
-        let response = sent.map_err(|error| unreachable(call, &error))?;
+        let response = sent.map_err(|error| connection.unreachable(call, &error))?;
         let (head, body) = response.into_parts();
         if head.status.is_success() {
             return Ok(body);
@@ -300,7 +311,9 @@ fn connect(
         .layer(headers.map_err(|error| origin.no_impersonation(&chain(&error)))?)
         .map_err(BoxError::from)
         .service(builder.build(tls));
-    Ok(Connection { client: kube::Client::new(service, config.default_namespace), has_token })
+    let server = config.cluster_url.to_string();
+    let client = kube::Client::new(service, config.default_namespace);
+    Ok(Connection { client, has_token, server })
 }
 
 /// Carries the token in a header of ours as well, where the request says [`PASS_ON`]: the API server passes no

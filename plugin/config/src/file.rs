@@ -82,6 +82,22 @@ impl ConfigFile {
         }
     }
 
+    /// Whether the user may read the file that the user named.
+    ///
+    /// # Errors
+    /// No.
+    pub fn may_be_read(&self) -> Result<(), Forbidden> {
+        match &self.asked {
+            Some(path) => match files::text(path, CONFIGURATION) {
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    Err(Forbidden(path.clone()))
+                }
+                _ => Ok(()),
+            },
+            None => Ok(()),
+        }
+    }
+
     /// What `serve` and its like begin with: the file; where that is bad, the last good one.
     ///
     /// # Errors
@@ -103,19 +119,14 @@ impl ConfigFile {
     /// The file that the user named cannot be read, and no plugin ever ran with it: another than the one meant would be
     /// asked.
     pub fn for_asking(&self) -> Result<Config, CannotAsk> {
+        self.may_be_read()?;
         let judged = self.judge();
         if let Some(path) = &self.asked
-            && let Err(error) = files::text(path, CONFIGURATION)
+            && files::text(path, CONFIGURATION).is_err()
+            && trace::find(path).is_none()
         {
-            if error.kind() == io::ErrorKind::PermissionDenied {
-                return Err(Forbidden(path.clone()).into());
-            }
-            if trace::find(path).is_none() {
-                return Err(CannotAsk::Unread(ConfigError {
-                    file: Some(path.clone()),
-                    problems: judged.problems,
-                }));
-            }
+            let file = Some(path.clone());
+            return Err(CannotAsk::Unread(ConfigError { file, problems: judged.problems }));
         }
         if judged.problems.is_empty() {
             return Ok(judged.config);
