@@ -279,6 +279,16 @@ impl Sandbox {
             !candidates.iter().all(by_claims),
             "all GPUs are sold by claims here: run NAME --claim memory=4Gi,cores=30"
         );
+        let has = |resource: &str| {
+            candidates.iter().any(|at| !self.nodes[*at].kubelet.devices(resource).is_empty())
+        };
+        let others: Vec<&str> =
+            sold.iter().map(String::as_str).filter(|one| **one != *resource && has(one)).collect();
+        anyhow::ensure!(
+            has(&resource) || others.is_empty(),
+            "no GPU is sold as {resource} here: ask for --share with one of {}",
+            others.join(", ")
+        );
         let free = |at: &usize| {
             let node = &self.nodes[*at];
             format!("{} has {} free", node.spec.name, node.free(&resource))
