@@ -110,6 +110,7 @@ fn look(second: u64) -> Look {
                 memory_overhead_bytes: 300 << 20,
                 cores_millis: 125,
             }],
+            unheard: false,
             // A tenth of the time on average, and twice that waited.
             leased_us: second * 100_000 + noise % 400_000,
             waited_us: second * 200_000 + noise % 700_000,

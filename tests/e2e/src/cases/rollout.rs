@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::delivery::check_fill;
 use crate::deploy::{NAMESPACE, REPLICAS, SHARE_BYTES};
-use crate::host::CONFIG;
+use crate::host::{CONFIG, CONFIGURED};
 use crate::invariants::{Invariants, Refusals};
 use crate::pods::{self, Container, Pod, Restart};
 use crate::suite::Suite;
@@ -96,7 +96,11 @@ pub fn replica_count_changes_under_running_pods(suite: &Suite<'_>) -> Result<()>
     let outcome = (|| {
         // Down: three of 1200 MiB each. Of the one GPU all are held, with their limits of before; of the
         // other the third is free, and fits.
-        // Changed as users do it: configuration, then a roll-out.
+        // Changed as users do it: configuration, then a roll-out. A case before may have left another file, which the
+        // plugin's loop would take.
+        if suite.cluster.controls_kubelet() {
+            suite.host(&format!("rm -f {CONFIGURED}"))?;
+        }
         suite.plugin.configure(&cut(3, "1200Mi"))?;
         suite.plugin.roll_out(&json!({}))?;
         suite.plugin.wait_for_free(1)?;
