@@ -37,6 +37,11 @@ pub const CONTEXT_BYTES: u64 = 64 << 20;
 /// API server's proxy, as in the manifest.
 const SERVED: &str = "\n[api]\nlisten = \":9481\"\nauthorisation = \"kubernetes\"\n";
 
+/// The configuration of the plugin as it was deployed.
+pub fn as_deployed() -> String {
+    format!("{CONFIG}{SERVED}")
+}
+
 const SELECTOR: &str = "app.kubernetes.io/name=tessera";
 const READY: Duration = wait::LIMIT;
 
@@ -95,7 +100,7 @@ impl<'a> Plugin<'a> {
     /// # Errors
     /// The API server's refusal.
     pub fn apply_as_deployed(&self, repo: &Path) -> Result<()> {
-        self.apply(&repo.join("deploy/tessera.yaml"), &format!("{CONFIG}{SERVED}"), |_| {})
+        self.apply(&repo.join("deploy/tessera.yaml"), &as_deployed(), |_| {})
     }
 
     /// What of the plugin's own namespaces is on the cluster and not from these tests.
@@ -320,7 +325,7 @@ impl<'a> Plugin<'a> {
     /// # Errors
     /// The new pod does not come up.
     pub fn supervise(&self) -> Result<()> {
-        if self.template()?["containers"][0]["command"][0] == "sh" {
+        if self.is_supervised()? {
             return Ok(());
         }
         self.begin_supervision()?;
@@ -328,12 +333,20 @@ impl<'a> Plugin<'a> {
         self.wait_until_offered()
     }
 
+    /// Whether it is in that loop, and may have another configuration than its pod.
+    ///
+    /// # Errors
+    /// There is no DaemonSet.
+    pub fn is_supervised(&self) -> Result<bool> {
+        Ok(self.template()?["containers"][0]["command"][0] == "sh")
+    }
+
     /// Without that loop, as it is deployed: an earlier case may have put it there.
     ///
     /// # Errors
     /// The new pod does not come up.
     pub fn unsupervise(&self) -> Result<()> {
-        if self.template()?["containers"][0]["command"][0] != "sh" {
+        if !self.is_supervised()? {
             return Ok(());
         }
         let command = json!(["tessera", "serve"]);

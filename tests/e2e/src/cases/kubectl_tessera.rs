@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::applied::Applied;
-use crate::deploy::{NAMESPACE, PLUGIN_NAMESPACE, REPLICAS, SHARE_BYTES};
+use crate::deploy::{NAMESPACE, PLUGIN_NAMESPACE, REPLICAS, SHARE_BYTES, as_deployed};
 use crate::person::{Desk, Person};
 use crate::pods::{self, Container, Pod, Restart};
 use crate::process;
@@ -31,6 +31,14 @@ fn contains(text: &str, parts: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// The JSON API is served as it was deployed, whatever configuration an earlier case left.
+fn served(suite: &Suite<'_>) -> Result<()> {
+    match suite.plugin.is_supervised()? {
+        true => suite.reconfigure(Some(&as_deployed())),
+        false => Ok(()),
+    }
+}
+
 /// A pod of one share that holds 300 MiB.
 fn holder<'a>(suite: &Suite<'a>, name: &str) -> Result<Pod<'a>> {
     let hold = ["tessera-tenant", "hold", "--bytes", "300Mi"];
@@ -49,6 +57,7 @@ fn wait_until_named(suite: &Suite<'_>, pods: &[&str]) -> Result<()> {
 }
 
 pub fn kubectl_tessera_shows_and_steers_for_an_administrator(suite: &Suite<'_>) -> Result<()> {
+    served(suite)?;
     let desk = Desk::new(suite)?;
     let owner = desk.owner(NAMESPACE)?;
     let chat = holder(suite, "chat")?;
@@ -221,6 +230,7 @@ fn reading() -> Value {
 }
 
 pub fn kubectl_tessera_shows_readers_what_is_theirs(suite: &Suite<'_>) -> Result<()> {
+    served(suite)?;
     let kubectl = suite.kubectl;
     let namespace = json!({
         "apiVersion": "v1", "kind": "Namespace",
@@ -363,6 +373,7 @@ fn openssl(command: &mut Command) -> Result<String> {
 }
 
 pub fn kubectl_tessera_serves_client_certificates(suite: &Suite<'_>) -> Result<()> {
+    served(suite)?;
     let desk = Desk::new(suite)?;
     let Some(user) = certified(suite, &desk, "tessera-e2e-certified")? else {
         println!("     not run: the API server knows no client certificates (--client-ca-file)");

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::delivery::check_fill;
-use crate::deploy::{NAMESPACE, REPLICAS, SHARE_BYTES};
+use crate::deploy::{NAMESPACE, REPLICAS, SHARE_BYTES, as_deployed};
 use crate::host::{CONFIG, CONFIGURED};
 use crate::invariants::{Invariants, Refusals};
 use crate::pods::{self, Container, Pod, Restart};
@@ -118,9 +118,9 @@ pub fn replica_count_changes_under_running_pods(suite: &Suite<'_>) -> Result<()>
         small.delete()?;
         rest.delete()
     })();
-    suite.plugin.configure(CONFIG)?;
+    suite.plugin.configure(&as_deployed())?;
     // Kubelet takes a minute to bring the one of the line above to the pod.
-    suite.reconfigure(Some(CONFIG))?;
+    suite.reconfigure(Some(&as_deployed()))?;
     outcome?;
     watched.finish(false, Refusals::None).map(drop)
 }

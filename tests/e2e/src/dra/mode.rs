@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 
 use super::{DRIVER, claims, slices};
-use crate::deploy::{Plugin, REPLICAS};
+use crate::deploy::{Plugin, REPLICAS, as_deployed};
 use crate::host::{CONFIG, CONFIGURED};
 use crate::kubectl::Kubectl;
 use crate::suite::Suite;
@@ -118,7 +118,7 @@ pub fn leave(suite: &Suite<'_>) -> Result<()> {
     }
     suite.plugin.set_offers(REPLICAS);
     suite.plugin.exec(&["rm", "-f", NVIDIA_ON_NODE])?;
-    suite.plugin.apply(&suite.repo.join(WITHOUT), CONFIG, |pod| {
+    suite.plugin.apply(&suite.repo.join(WITHOUT), &as_deployed(), |pod| {
         pod["containers"][0]["command"] = Plugin::supervised();
     })?;
     suite.plugin.wait_for_roll_out()?;
