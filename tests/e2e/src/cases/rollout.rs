@@ -97,8 +97,9 @@ pub fn replica_count_changes_under_running_pods(suite: &Suite<'_>) -> Result<()>
         // Down: three of 1200 MiB each. Of the one GPU all are held, with their limits of before; of the
         // other the third is free, and fits.
         // Changed as users do it: configuration, then a roll-out. A case before may have left another file, which the
-        // plugin's loop would take.
+        // plugin's loop would take; the loop is begun while all replicas are offered, which it waits for.
         if suite.cluster.controls_kubelet() {
+            suite.plugin.supervise()?;
             suite.host(&format!("rm -f {CONFIGURED}"))?;
         }
         suite.plugin.configure(&cut(3, "1200Mi"))?;
