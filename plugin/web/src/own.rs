@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use tessera_model::allocation_id::AllocationId;
-use tessera_model::written_name::BEGINNING;
+use tessera_model::written_name::is_written;
 use tessera_view::explain::{Explanation, Explanations};
 use tessera_view::fleet::Fleet;
 use tessera_view::narrow::Rights;
@@ -49,16 +49,15 @@ pub(crate) fn meaning(fleet: &Fleet, rights: &Rights, subject: &str) -> Meaning 
             return Meaning::In(found.into_iter().collect());
         }
     }
-    let begins = |tenant: &&&Tenant| subject.len() >= BEGINNING && tenant.id.starts_with(subject);
-    let ids: BTreeSet<String> = own.iter().filter(begins).map(|tenant| tenant.id.clone()).collect();
+    let begun = own.iter().filter(|tenant| is_written(&tenant.id, subject));
+    let ids: BTreeSet<String> = begun.map(|tenant| tenant.id.clone()).collect();
     if !ids.is_empty() {
         return Meaning::Allocations(ids.into_iter().collect());
     }
     if is_gpu(fleet, subject) {
         return Meaning::AsWritten;
     }
-    let named = namespaces.iter().filter(|namespace| !namespace.is_empty());
-    let named: Vec<String> = named.cloned().collect();
+    let named = named(namespaces);
     match named.len() {
         ..=NAMESPACES => Meaning::In(named),
         _ => Meaning::In(Vec::new()),
@@ -72,20 +71,23 @@ pub(crate) fn remembered(fleet: &Fleet, rights: &Rights, subject: &str) -> Meani
     let means = meaning(fleet, rights, subject);
     let Rights::Namespaces(namespaces) = rights else { return means };
     let is_of_all = subject.is_empty() || is_gpu(fleet, subject);
-    let named = namespaces.iter().filter(|namespace| !namespace.is_empty());
-    let named: Vec<String> = named.cloned().collect();
+    let named = named(namespaces);
     match means {
         Meaning::AsWritten if is_of_all && named.len() <= NAMESPACES => Meaning::In(named),
         means => means,
     }
 }
 
+/// Tenants that nobody named are in none.
+fn named(namespaces: &BTreeSet<String>) -> Vec<String> {
+    namespaces.iter().filter(|namespace| !namespace.is_empty()).cloned().collect()
+}
+
 /// Whether a subject is a GPU by UUID, a beginning of it, or index.
 pub(crate) fn is_gpu(fleet: &Fleet, subject: &str) -> bool {
     let views = fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
-    let begins = |uuid: &str| subject.len() >= BEGINNING && uuid.starts_with(subject);
     let mut gpus = views.flat_map(|view| &view.gpus);
-    gpus.any(|gpu| gpu.index.to_string() == subject || begins(&gpu.uuid))
+    gpus.any(|gpu| gpu.index.to_string() == subject || is_written(&gpu.uuid, subject))
 }
 
 /// Two explanations as one.

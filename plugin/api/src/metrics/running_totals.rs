@@ -121,7 +121,7 @@ impl RunningTotals {
             allocation.gate_waits,
             allocation.gate_timeouts,
         ];
-        // An arbiter that did not answer has counted nothing anew.
+        // Where the arbiter did not answer, its counts are not known, and the totals stay.
         let compute = allocation.compute.as_ref();
         let counts = [
             compute.map(|compute| compute.leased_us),

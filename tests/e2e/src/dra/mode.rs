@@ -59,7 +59,7 @@ impl Claims {
 /// CDI devices of the simulated GPUs, as NVIDIA's toolkit makes them of real ones.
 const NVIDIA: &str = include_str!("../../overlay/nvidia-cdi.json");
 pub const NVIDIA_ON_NODE: &str = "/var/run/cdi/nvidia.json";
-/// The beginning of the simulated GPUs' UUIDs, by which that file is told from a real toolkit's.
+/// UUIDs of the simulated GPUs begin so. A real toolkit's file has no such UUID.
 pub const SIMULATED: &str = "GPU-e2e00000";
 
 /// What is deployed for claims, and what before and after.
