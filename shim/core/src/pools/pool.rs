@@ -202,11 +202,8 @@ impl Pool {
     pub(crate) fn alone(&self) -> Alone<'_> {
         let alone = Alone { _one_at_a_time: self.tight.lock(), pool: self };
         self.books.lock().close();
-        let (mut turn, mut since) = (0, None);
-        while self.books.lock().is_busy() {
-            if now_ns() - *since.get_or_insert_with(now_ns) > LONGEST_CALL_NS {
-                break;
-            }
+        let (mut turn, begun_ns) = (0, now_ns());
+        while self.books.lock().is_busy() && now_ns().saturating_sub(begun_ns) <= LONGEST_CALL_NS {
             pause(turn);
             turn = turn.saturating_add(1);
         }
@@ -417,5 +414,24 @@ impl Pool {
         if let (Home::Gpu(gpu), 1..) = (self.home(), charged) {
             quota::release(process, gpu, charged, self.kind());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_call_is_alone_only_when_those_under_way_have_ended() {
+        let pool = Pool::new();
+        pool.begin(1);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| drop(pool.alone()));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!waits.is_finished());
+            pool.books.lock().settle(1, 0);
+            waits.join().unwrap();
+        });
     }
 }
