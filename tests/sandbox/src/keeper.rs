@@ -5,11 +5,12 @@
 //! every process of a sandbox carries the sandbox's directory in its environment, and the keeper, which reads from
 //! a pipe that nobody writes to, ends those when the pipe closes.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -57,19 +58,21 @@ impl Drop for Keeper {
 
 /// Waits for the sandbox's end and cleans up after it.
 pub fn main(dir: &Path, temporary: bool) {
+    let others = blank();
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
-    end_all(dir);
+    end_all(dir, &others);
     if temporary {
         let _ = fs::remove_dir_all(dir);
     }
 }
 
-/// Kills every process of the sandbox in `dir`, and waits until they are gone.
-pub fn end_all(dir: &Path) {
+/// Kills every process of the sandbox in `dir`, and waits until they are gone. `others` had no environment before there was
+/// a sandbox; any other such process is in the middle of execve(2), and may be one of the sandbox's.
+fn end_all(dir: &Path, others: &BTreeSet<Pid>) {
     let end = Instant::now() + PATIENCE;
     loop {
         let marked = marked(dir);
-        if marked.is_empty() || Instant::now() > end {
+        if (marked.is_empty() && blank().is_subset(others)) || Instant::now() > end {
             return;
         }
         for pid in marked {
@@ -79,18 +82,27 @@ pub fn end_all(dir: &Path) {
     }
 }
 
-/// Processes of the sandbox in `dir`, but for this one. Those of other users cannot be looked at.
-pub fn marked(dir: &Path) -> Vec<Pid> {
+/// Processes of the sandbox in `dir`, but for this one.
+fn marked(dir: &Path) -> Vec<Pid> {
     let mark = [MARK.as_bytes(), b"=", dir.as_os_str().as_bytes()].concat();
-    let own = Pid::this();
+    let is_one = |all: &[u8]| all.split(|byte| *byte == 0).any(|one| one == mark);
+    let found = environments().filter(|(pid, all)| *pid != Pid::this() && is_one(all));
+    found.map(|(pid, _)| pid).collect()
+}
+
+/// Processes that run a program and have no environment.
+fn blank() -> BTreeSet<Pid> {
+    let runs = |pid: &Pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok();
+    environments().filter(|(pid, all)| all.is_empty() && runs(pid)).map(|(pid, _)| pid).collect()
+}
+
+/// Every process with its environment, but those of other users. That of one that is dead and not waited for is empty.
+fn environments() -> impl Iterator<Item = (Pid, Vec<u8>)> {
     let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let is_one = |pid: &Pid| {
-        let environment = fs::read(PathBuf::from(format!("/proc/{pid}/environ")));
-        // Empty for one that is dead and not waited for.
-        environment.is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == mark))
-    };
-    pids.map(Pid::from_raw).filter(|pid| *pid != own).filter(is_one).collect()
+    pids.filter_map(|pid| {
+        Some((Pid::from_raw(pid), fs::read(format!("/proc/{pid}/environ")).ok()?))
+    })
 }
 
 #[cfg(test)]
@@ -108,10 +120,28 @@ mod tests {
         let other = dir.path().join("one-more").display().to_string();
         let (mut a, mut b) = (sleeper(&own), sleeper(&other));
         // exec(2) has put the environment in place by the time that spawn returns.
-        end_all(Path::new(&own));
+        end_all(Path::new(&own), &blank());
         assert!(!a.wait().unwrap().success());
         assert!(b.try_wait().unwrap().is_none(), "a neighbour's process was ended");
-        end_all(Path::new(&other));
+        end_all(Path::new(&other), &blank());
         assert!(!b.wait().unwrap().success());
+    }
+
+    #[test]
+    fn one_that_has_no_environment_yet_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut bare = Command::new("sleep");
+        let mut bare = bare.arg("1000").env_clear().stdin(Stdio::null()).spawn().unwrap();
+        let own = Pid::from_raw(bare.id().cast_signed());
+        let before: BTreeSet<Pid> = blank().into_iter().filter(|pid| *pid != own).collect();
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| end_all(dir.path(), &before));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!waits.is_finished() || begun.elapsed() > PATIENCE);
+            bare.kill().unwrap();
+            bare.wait().unwrap();
+        });
+        end_all(dir.path(), &blank());
     }
 }
