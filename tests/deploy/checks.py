@@ -8,8 +8,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import yaml
-
 import commands
 import engine
 import image  # noqa: F401: registers its checks
@@ -431,7 +429,7 @@ def examples_of_dra_name_what_there_is():
     known = re.findall(r'put\("([A-Za-z]+)"', (ROOT / "plugin/dra/src/publish/attributes.rs").read_text())
     assert {"productName", "profile", "cudaComputeCapability"} <= set(known), known
     for file in files:
-        documents = [d for d in yaml.safe_load_all(file.read_text()) if d]
+        documents = [d for d in engine.load_all(file.read_text()) if d]
         own = {d["metadata"]["name"] for d in documents if d["kind"] == "DeviceClass"}
         templates = {d["metadata"]["name"]: d for d in documents if d["kind"] == "ResourceClaimTemplate"}
         claims = {d["metadata"]["name"]: d for d in documents if d["kind"] == "ResourceClaim"}
@@ -516,14 +514,14 @@ def has_kind(value, kind, place=""):
 def autoscalers_use_metrics_that_there_are():
     """HPA and ScaledObject are as their APIs have them, for a Deployment of the examples, with the adapter's metrics."""
     examples = ROOT / "deploy/examples"
-    load = lambda name: yaml.safe_load((examples / name).read_text())
+    load = lambda name: engine.load((examples / name).read_text())
     rules = load("autoscale/prometheus-adapter.yaml")["rules"]["custom"]
     for rule in rules:
         assert set(rule) == {"seriesQuery", "resources", "name", "metricsQuery"}, rule
         assert rule["resources"] == {"overrides": {name: {"resource": name} for name in ("namespace", "pod")}}, rule
         assert "<<.LabelMatchers>>" in rule["metricsQuery"] and "<<.GroupBy>>" in rule["metricsQuery"], rule
     made = {rule["name"]["as"] for rule in rules}
-    target = next(d for d in yaml.safe_load_all((examples / "inference.yaml").read_text()) if d)
+    target = next(d for d in engine.load_all((examples / "inference.yaml").read_text()) if d)
     hpa, keda = load("autoscale/hpa.yaml"), load("autoscale/keda.yaml")
     for item in (hpa, keda):
         has_kind(item, AUTOSCALERS[item["kind"]], item["kind"])
@@ -663,7 +661,7 @@ def refusal(name, pod, documents=None):
     CEL; nothing if it is admitted."""
     import celpy
 
-    documents = documents or yaml.safe_load_all((ROOT / f"deploy/policies/{name}.yaml").read_text())
+    documents = documents or engine.load_all((ROOT / f"deploy/policies/{name}.yaml").read_text())
     spec = next(d for d in documents if d["kind"] == "ValidatingAdmissionPolicy")["spec"]
     environment = celpy.Environment()
 

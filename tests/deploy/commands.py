@@ -49,8 +49,8 @@ def commands(text, prompt):
 
 def values_of(text):
     """A block of YAML, if it is values of the chart: their keys are known."""
-    read = yaml.safe_load(text)
-    known = yaml.safe_load((CHART / "values.yaml").read_text())
+    read = engine.load(text)
+    known = engine.load((CHART / "values.yaml").read_text())
     if not isinstance(read, dict) or not set(read) & set(known):
         return None
     return read if all(isinstance(value, type(known[key])) for key, value in read.items() if key in known) else None
@@ -62,7 +62,7 @@ def put(values, assignment):
     *above, last = path.split(".")
     for key in above:
         values = values.setdefault(key, {})
-    values[last] = yaml.safe_load(value)
+    values[last] = engine.load(value)
 
 
 def helm(words, files):
@@ -127,7 +127,7 @@ def kubectl(words, stdin):
     if "edit" in words:
         assert tuple(words[words.index("edit") + 1 :]) in made(), words
     if stdin:
-        for document in yaml.safe_load_all(stdin):
+        for document in engine.load_all(stdin):
             assert document["apiVersion"] and document["kind"] and document["metadata"]["name"]
 
 
@@ -200,7 +200,7 @@ def named(page):
 
 def is_there(line):
     """Whether `tessera`, or kubectl's plugin, knows the command of a line and its options; None: the line is another's."""
-    if not (found := re.match(r"(?:target/release/|.* -- )?(kubectl tessera|tessera) ([a-z-].*)", line)):
+    if not (found := re.match(r"(?:target/(?:debug|release)/|.* -- )?(kubectl tessera|tessera) ([a-z-].*)", line)):
         return None
     program, words = found[1], re.split(r" (?:[|#&]|--(?= )|…| )|\)$", found[2])[0].split()
     names = []

@@ -75,7 +75,7 @@ def named(item, name, kind):
 
 def values(path):
     """A values file."""
-    return yaml.safe_load(path.read_text()) or {}
+    return engine.load(path.read_text()) or {}
 
 
 def cases():
@@ -90,7 +90,7 @@ def rendered():
         documents = engine.render(values(HERE / f"plain/{case}.values.yaml"), namespace=namespace)
         if only:
             name_of, _, kind = only.partition("/")
-            documents = [d for d in documents if named(yaml.safe_load(d), name_of, kind)]
+            documents = [d for d in documents if named(engine.load(d), name_of, kind)]
         files[ROOT / name] = head + "---\n".join(documents)
     for name, path in cases().items():
         files[HERE / f"cases/{name}.yaml"] = "---\n".join(engine.render(values(path)))

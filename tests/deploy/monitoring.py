@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 import manifests
+import engine
 from engine import CHART, ROOT, objects
 from registry import check
 
@@ -31,7 +32,7 @@ LABELS["SPREAD"] = LABELS["@"] | TENANT
 
 
 def groups():
-    return yaml.safe_load(RULES.read_text())["groups"]
+    return engine.load(RULES.read_text())["groups"]
 
 
 def alerts():
@@ -51,7 +52,7 @@ def rules_pass_promtool():
     """As shipped, and the scrape configuration beside them. Debian's promtool knows no kubernetes_sd_configs."""
     out = promtool("check", "rules", str(RULES))
     assert f"{sum(len(group['rules']) for group in groups())} rules found" in out, out
-    config = yaml.safe_load((ROOT / "deploy/prometheus/scrape.yaml").read_text())
+    config = engine.load((ROOT / "deploy/prometheus/scrape.yaml").read_text())
     (job,) = config["scrape_configs"]
     job["static_configs"] = [{"targets": ["localhost:1"]}]
     assert job.pop("kubernetes_sd_configs") == [{"role": "pod", "namespaces": {"names": ["tessera"]}}]
@@ -79,7 +80,7 @@ def every_scrape_names_the_node():
     """The plain Prometheus' and both of the operator's; the plain one picks the plugin's port and nothing else."""
     (spec,) = [item["spec"]["template"] for item in objects({}) if item["kind"] == "DaemonSet"]
     (plugin,) = spec["spec"]["containers"]
-    (job,) = yaml.safe_load((ROOT / "deploy/prometheus/scrape.yaml").read_text())["scrape_configs"]
+    (job,) = engine.load((ROOT / "deploy/prometheus/scrape.yaml").read_text())["scrape_configs"]
     assert job["honor_labels"] is True
     found = {}
     for port in [*plugin["ports"], {"name": "other"}]:
@@ -98,7 +99,7 @@ def every_scrape_names_the_node():
 @check
 def down_targets_are_found_by_their_job():
     """Whatever the objects are named, and whichever of the operator's objects finds the plugin."""
-    (job,) = yaml.safe_load((ROOT / "deploy/prometheus/scrape.yaml").read_text())["scrape_configs"]
+    (job,) = engine.load((ROOT / "deploy/prometheus/scrape.yaml").read_text())["scrape_configs"]
     matcher = lambda expression: re.search(r'job=~"([^"]*)"', expression)[1]
     assert re.fullmatch(matcher(alerts()["TesseraPluginDown"]["expr"]), job["job_name"])
     for release, values in [("tessera", {}), ("gpu", {}), ("x", {"fullnameOverride": "shares"}), ("x", {"nameOverride": "shares"})]:
@@ -155,7 +156,7 @@ def firing_alert(name, case, given):
 @check
 def alerts_fire_when_they_should():
     """Each at least once, with the sentence that alerts.yaml has; and not in the cases that it calls quiet."""
-    cases = yaml.safe_load((manifests.HERE / "alerts.yaml").read_text())
+    cases = engine.load((manifests.HERE / "alerts.yaml").read_text())
     assert set(cases) == set(alerts()), set(cases) ^ set(alerts())
     tests = []
     for name, case in cases.items():
@@ -209,7 +210,7 @@ def counter_cases(name, counter):
 
 
 def alert_case(name):
-    return yaml.safe_load((manifests.HERE / "alerts.yaml").read_text())[name]
+    return engine.load((manifests.HERE / "alerts.yaml").read_text())[name]
 
 
 @check
@@ -236,7 +237,7 @@ def judge(tests):
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "rules.yaml").symlink_to(RULES)
         whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
-        (Path(directory) / "tests.yaml").write_text(yaml.safe_dump(whole, width=1000))
+        (Path(directory) / "tests.yaml").write_text(yaml.dump(whole, Dumper=yaml.CSafeDumper, width=1000))
         promtool("test", "rules", "tests.yaml", cwd=directory)
 
 
@@ -324,7 +325,7 @@ def alerts_and_dashboard_are_those_of_the_repository():
     items = objects(OPERATOR | {"metrics": {"grafanaDashboard": {"enabled": True}}})
     (rule,) = [item for item in items if item["kind"] == "PrometheusRule"]
     assert rule["spec"]["groups"] == groups()
-    (alone,) = yaml.safe_load_all((ROOT / "deploy/prometheus/prometheus-rule.yaml").read_text())
+    (alone,) = engine.load_all((ROOT / "deploy/prometheus/prometheus-rule.yaml").read_text())
     assert alone["kind"] == "PrometheusRule" and alone["spec"]["groups"] == groups()
     (dashboard,) = [i for i in items if i["kind"] == "ConfigMap" and "tessera.json" in i["data"]]
     assert json.loads(dashboard["data"]["tessera.json"]) == json.loads((ROOT / "deploy/grafana/tessera.json").read_text())

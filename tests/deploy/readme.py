@@ -4,9 +4,8 @@ import base64
 import json
 import re
 
-import yaml
-
 import schema
+import engine
 from engine import CHART, ChartError, objects
 from registry import check
 
@@ -28,7 +27,7 @@ def rows(values, described, path=""):
 
 def make():
     """The text of the README with today's table."""
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values = engine.load((CHART / "values.yaml").read_text())
     table = "\n".join(["| Value | Default | What |", "|---|---|---|", *rows(values, schema.comments())]) + "\n"
     text = FILE.read_text()
     before, rest = text.split(BEGIN)
@@ -39,7 +38,7 @@ def make():
 def readme_has_every_value():
     """And the icon is the file's."""
     assert FILE.read_text() == make(), "the chart's README does not fit values.yaml: run tests/deploy/update"
-    icon = yaml.safe_load((CHART / "Chart.yaml").read_text())["icon"]
+    icon = engine.load((CHART / "Chart.yaml").read_text())["icon"]
     assert icon == "data:image/svg+xml;base64," + base64.b64encode((CHART / "icon.svg").read_bytes()).decode()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+import engine
 from engine import CHART, ROOT, render
 from registry import check
 
@@ -30,7 +31,7 @@ def workflows_are_pinned_and_whole():
     assert [path.name for path in WORKFLOWS] == ["ci.yml", "release.yml", "soak.yml"]
     for path in WORKFLOWS:
         text = path.read_text()
-        workflow = yaml.safe_load(text)
+        workflow = engine.load(text)
         assert workflow["permissions"] == {"contents": "read"}, f"{path.name}: rights are given by job"
         assert workflow["defaults"]["run"] == {"shell": "bash"}, f"{path.name}: another shell overlooks what fails in a pipe"
         for use in re.findall(r"(?m)uses: (.*)$", text):
@@ -87,7 +88,7 @@ def release_versions_agree():
 @check
 def release_names_are_taken_by_registries():
     """The step that names version, image and charts, run as GitHub runs it, for an owner with capitals."""
-    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    workflow = engine.load((ROOT / ".github/workflows/release.yml").read_text())
     (step,) = (step for step in workflow["jobs"]["version"]["steps"] if step.get("id") == "version")
     version = re.search(r'(?m)^version = "(.*)"$', (ROOT / "Cargo.toml").read_text())[1]
     with tempfile.TemporaryDirectory() as directory:
@@ -114,7 +115,7 @@ def chart_is_packaged_whole():
             "assert verb == 'package'\nhelm_python.package(chart, destination=out, version=version, app_version=app)\n"
         )
         helm.chmod(0o755)
-        version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+        version = engine.load((CHART / "Chart.yaml").read_text())["version"]
         env = os.environ | {"HELM": str(helm)}
         published = "ghcr.io/some-one/tessera"
         for none in ("tessera", "ghcr.io/Some-One/tessera", f"{published}:{version}", "ghcr.io/some-one/tes#sera"):
@@ -138,7 +139,7 @@ def chart_is_packaged_whole():
 def a_release_that_failed_midway_can_be_run_again():
     """The step that writes the release, with programs that only note their arguments: a release that is there is
     completed, one that is not is made."""
-    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    workflow = engine.load((ROOT / ".github/workflows/release.yml").read_text())
     (script,) = (s["run"] for s in workflow["jobs"]["publish"]["steps"] if "gh release create" in s.get("run", ""))
     for there, verb in ((True, "upload"), (False, "create")):
         with tempfile.TemporaryDirectory() as directory:
@@ -171,7 +172,7 @@ def krew_manifest_fits_its_archives():
                 assert "arm64" in said, said
             run(RELEASE / "archive", made / "tessera", made / f"kubectl-tessera-linux-{arch}.tar.gz")
         run(RELEASE / "krew", "1.2.3", "https://example.com/v1.2.3/", made, made / "out.yaml")
-        manifest = yaml.safe_load((made / "out.yaml").read_text())
+        manifest = engine.load((made / "out.yaml").read_text())
         assert manifest["apiVersion"] == "krew.googlecontainertools.github.com/v1alpha2" and manifest["kind"] == "Plugin"
         spec = manifest["spec"]
         assert manifest["metadata"]["name"] == "tessera" and spec["version"] == "v1.2.3" and len(spec["shortDescription"]) <= 50

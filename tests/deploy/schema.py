@@ -6,8 +6,7 @@ import os
 import re
 import subprocess
 
-import yaml
-
+import engine
 from engine import CHART, ROOT
 
 FILE = CHART / "values.schema.json"
@@ -197,7 +196,7 @@ def orphan(schema):
 
 def make():
     """The text of values.schema.json."""
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values = engine.load((CHART / "values.yaml").read_text())
     profiles = values.pop("profiles")
     described = comments()
     schema = of(values, "", described)

@@ -5,8 +5,6 @@ import json
 import re
 import tomllib
 
-import yaml
-
 import commands
 import engine
 import manifests
@@ -17,7 +15,7 @@ from registry import check
 def refused(values, **options):
     """What the chart says of these values; nothing if it takes them."""
     try:
-        objects(values, **options)
+        engine.template(values, **options)
     except ChartError as error:
         return str(error)
     return None
@@ -213,7 +211,7 @@ def names_that_look_like_numbers_stay_strings():
 @check
 def values_of_an_older_chart_are_met_with_advice():
     """`helm upgrade --reuse-values` lacks what this chart has and the one before had not."""
-    for key in yaml.safe_load((CHART / "values.yaml").read_text()):
+    for key in engine.load((CHART / "values.yaml").read_text()):
         said = refused({key: None})
         assert said and f"`{key}`" in said and "--reset-then-reuse-values" in said, (key, said)
 
