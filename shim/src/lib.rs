@@ -1,7 +1,7 @@
 //! `libtessera.so`: the table of hooked functions, expanded into exports. Nothing else is here;
 //! what a hook does is in `tessera-shim-core`.
 //!
-//! Exported are the table's names and `dlsym`, no more (`tests/suites/shim/host/artefact.rs`). `dlvsym` is not
+//! Exported are the table's names and `dlsym`, no more (`tests/suites/shipped/shim.rs`). `dlvsym` is not
 //! hooked: driver symbols carry no versions, and it is how the shim, like every other preloaded
 //! library, finds the real `dlsym`.
 #![allow(non_snake_case, missing_docs, reason = "exports carry the driver's own names")]

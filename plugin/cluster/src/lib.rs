@@ -12,7 +12,6 @@ mod client;
 mod counts;
 pub mod error;
 pub mod events;
-#[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 pub mod node;
 pub mod resource;

@@ -20,8 +20,8 @@ mod agent_gpus;
 pub mod claim_status;
 pub mod claims;
 pub mod door;
-#[cfg(any(test, feature = "fixtures"))]
-pub mod fixtures;
+#[cfg(test)]
+mod fixtures;
 pub mod health;
 pub mod names;
 pub mod prepare;

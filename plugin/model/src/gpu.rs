@@ -64,7 +64,6 @@ fn fits(pattern: &str, text: &str) -> bool {
     rest.ends_with(last)
 }
 
-#[cfg(any(test, feature = "fixtures"))]
 impl Gpu {
     /// A GPU for tests.
     #[must_use]

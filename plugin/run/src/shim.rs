@@ -72,7 +72,7 @@ fn find_in(artefact: Artefact, bases: &[PathBuf]) -> anyhow::Result<PathBuf> {
     let looked: Vec<String> =
         bases.iter().map(|b| b.join(artefact.marker()).display().to_string()).collect();
     anyhow::bail!(
-        "{} was not found; looked at {}. `make build` puts it there",
+        "{} was not found; looked at {}. `make debug` and `make build` put it there",
         artefact.what(),
         looked.join(" and ")
     )

@@ -1,10 +1,10 @@
 //! What could be asked instead, and what is paid for and not used.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Advice for workloads.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Recommendations {
     /// [`crate::API_VERSION`].
@@ -20,8 +20,7 @@ pub struct Recommendations {
 }
 
 /// What advice is judged by: percentiles and margins of the table `[advice]`, percent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// Which part of the observed time the advised memory covers.
@@ -35,8 +34,7 @@ pub struct Settings {
 }
 
 /// Advice for one container of a workload.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Recommendation {
     /// Its namespace.
@@ -86,8 +84,7 @@ impl Recommendation {
 }
 
 /// What is asked and not used.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Waste {
     /// [`crate::API_VERSION`].
@@ -107,8 +104,7 @@ pub struct Waste {
 }
 
 /// Waste of a namespace.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct NamespaceWaste {
     /// The namespace; empty for tenants that nobody named.
@@ -124,8 +120,7 @@ pub struct NamespaceWaste {
 }
 
 /// Waste of a tenant.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TenantWaste {
     /// The pod.

@@ -1,12 +1,12 @@
 //! Many nodes at one moment, or one as a fleet of one.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::node::Node;
 
 /// Nodes, by name.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Fleet {
     /// [`crate::API_VERSION`].
@@ -20,8 +20,7 @@ pub struct Fleet {
 }
 
 /// A node of a fleet.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Entry {
     /// The node's name, as the API server has it.

@@ -1,10 +1,10 @@
 //! A GPU at one moment.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A GPU or MIG instance.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Gpu {
     /// As NVML prints it.
@@ -58,8 +58,7 @@ pub struct Gpu {
 }
 
 /// The tenants that may use a GPU now.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Lease {
     /// The tenant's id; empty for none, or one that the reader may not see.
@@ -71,8 +70,7 @@ pub struct Lease {
 }
 
 /// Replicas of one resource on a GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Replicas {
     /// The resource.
@@ -90,8 +88,7 @@ pub struct Replicas {
 }
 
 /// Something that still fits.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Fit {
     /// The resource; empty for a claim.

@@ -12,7 +12,6 @@
 
 pub mod advice;
 pub mod explain;
-#[cfg(feature = "fixtures")]
 pub mod fixtures;
 pub mod fleet;
 pub mod gpu;

@@ -1,5 +1,6 @@
 //! GPUs or tenants of all nodes in one list.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::API_VERSION;
@@ -8,8 +9,7 @@ use crate::gpu::Gpu;
 use crate::tenant::Tenant;
 
 /// GPUs, by node and index.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Gpus {
     /// [`crate::API_VERSION`].
@@ -21,8 +21,7 @@ pub struct Gpus {
 }
 
 /// A GPU, and where it is.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct NodeGpu {
     /// The node's name.
@@ -33,8 +32,7 @@ pub struct NodeGpu {
 }
 
 /// Tenants, by node.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Tenants {
     /// [`crate::API_VERSION`].
@@ -46,8 +44,7 @@ pub struct Tenants {
 }
 
 /// A tenant, and where it is.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct NodeTenant {
     /// The node's name.

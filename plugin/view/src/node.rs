@@ -1,13 +1,13 @@
 //! One node at one moment.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::Gpu;
 use crate::tenant::Tenant;
 
 /// A node.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Node {
     /// [`crate::API_VERSION`].
@@ -42,8 +42,7 @@ impl Node {
 }
 
 /// The plugin on a node.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Plugin {
     /// Its version.
@@ -65,8 +64,7 @@ pub struct Plugin {
 }
 
 /// What the reader may know of tenants whose names the reader may not.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Others {
     /// The GPU.
@@ -84,8 +82,7 @@ pub struct Others {
 }
 
 /// Something that needs attention.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Warning {
     /// A sentence: what, and what to do.

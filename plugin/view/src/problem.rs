@@ -1,10 +1,10 @@
 //! An answer that is no success.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What is wrong, and what to do.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Problem {
     /// [`crate::API_VERSION`].

@@ -1,10 +1,10 @@
 //! A tenant at one moment: an allocation, and what its container does with it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A tenant.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Tenant {
     /// The allocation's id.
@@ -54,8 +54,7 @@ pub struct Tenant {
 }
 
 /// A tenant's quota and use on one GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Use {
     /// The GPU.
@@ -83,8 +82,7 @@ pub struct Use {
 }
 
 /// What a tenant got of GPU time, by the arbiter's clock.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Compute {
     /// `solo`, `open`, `yield` or `closed`.

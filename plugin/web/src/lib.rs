@@ -19,7 +19,6 @@ pub mod client;
 mod connections;
 pub mod counts;
 mod encoded;
-#[cfg(feature = "fixtures")]
 pub mod fixtures;
 mod fleet_cache;
 mod headers;

@@ -2,8 +2,8 @@
 //! APIs, and Tessera's own admin service.
 //!
 //! The `.proto` files are in `proto/`; the code under `src/gen` is generated from them and committed,
-//! so that building needs no protobuf compiler. `tests/generated.rs` regenerates it and compares;
-//! `TESSERA_REGENERATE=1 cargo test -p tessera-kubelet-api --test generated` writes it again.
+//! so that building needs no protobuf compiler. `proto/generate` writes it again, and `make lint` says when it
+//! must.
 
 /// Device plugin API v1beta1: served by the plugin, `Registration` by kubelet.
 pub mod deviceplugin {

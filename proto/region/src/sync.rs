@@ -44,5 +44,5 @@ macro_rules! impl_word {
 }
 
 impl_word!(core::sync::atomic);
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 impl_word!(loom::sync::atomic);

@@ -1,14 +1,12 @@
 //! The accounting under every interleaving and every value the memory model allows:
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p tessera-region --release --test loom
+//! cargo test -p tessera-region --features loom --test loom
 //! ```
 //!
 //! Bounded by [`PREEMPTIONS`] where the whole space is too large; well under a minute altogether.
 //! What each model leaves out is said there. Two models take something away (the fence, the
 //! epochs) and must fail: they show that the others can.
-
-#![cfg(loom)]
 
 use loom::sync::atomic::{AtomicU64, fence};
 use loom::sync::{Arc, Mutex, MutexGuard};

@@ -325,7 +325,7 @@ fn last_words(log: &str, exit: Option<i32>) -> String {
     let said = own.or_else(|| log.lines().last()).unwrap_or("it said nothing");
     match exit {
         Some(USAGE) => format!(
-            "{said}; the tessera-tenant beside this tessera is of another build: `make build` makes both"
+            "{said}; the tessera-tenant beside this tessera is of another build: `make debug` makes both"
         ),
         _ => said.to_owned(),
     }

@@ -2,7 +2,7 @@
 //! with the plugin, in the order and manner of the real one (Kubernetes `pkg/kubelet/cm/devicemanager`),
 //! and runs no containers.
 //!
-//! ```no_run
+//! ```ignore
 //! # async fn example(root: &std::path::Path) -> Result<(), Box<dyn std::error::Error>> {
 //! use tessera_fake_kubelet::{Container, Kubelet, Pod};
 //!

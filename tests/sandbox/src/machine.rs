@@ -131,7 +131,7 @@ impl Simulation {
         let mut command = Command::new(&program);
         command.args(args).envs(self.envs()).stdin(Stdio::null());
         let output = command.output().with_context(|| {
-            format!("{} cannot be run; `make build` makes it", program.display())
+            format!("{} cannot be run; `make debug` makes it", program.display())
         })?;
         let said = String::from_utf8_lossy(&output.stderr);
         anyhow::ensure!(output.status.success(), "{}", said.trim_end());

@@ -1,7 +1,7 @@
 //! A [`Model`] as plain text and as JSON. Pure.
 
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
 use serde_json::{Value, json};
 
 use super::model::Model;

@@ -1,6 +1,6 @@
-use ratatui::Terminal;
-use ratatui::backend::TestBackend;
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui_core::backend::TestBackend;
+use ratatui_core::terminal::Terminal;
+use ratatui_crossterm::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tessera_kubelet_api::admin::{
     AllocationState, ComputePolicy, ComputeUse, GpuState, Health, Holder, Plugin, Registration,
 };

@@ -273,7 +273,6 @@ impl What {
     }
 }
 
-#[cfg(any(test, feature = "fixtures"))]
 impl What {
     /// One of each kind, for tests.
     #[must_use]

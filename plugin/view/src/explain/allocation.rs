@@ -1,10 +1,10 @@
 //! An allocation as `tessera status -o json` has it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// An allocation.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Allocation {
     /// Its id.
@@ -58,8 +58,7 @@ pub struct Allocation {
 }
 
 /// A container.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Holder {
     /// The pod's namespace.
@@ -71,8 +70,7 @@ pub struct Holder {
 }
 
 /// One request of a resource claim.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Claim {
     /// Its namespace.
@@ -92,9 +90,8 @@ pub struct Claim {
 }
 
 /// Quota and use on one GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "schema", schemars(rename = "AllocationUse"))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "AllocationUse")]
 #[serde(default)]
 pub struct Use {
     /// The GPU.
@@ -124,8 +121,7 @@ pub struct Use {
 }
 
 /// Limits on one GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Quota {
     /// What it may hold.
@@ -137,8 +133,7 @@ pub struct Quota {
 }
 
 /// A process that uses CUDA.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Process {
     /// Its pid on the host; 0 where unknown.
@@ -152,9 +147,8 @@ pub struct Process {
 }
 
 /// What it got of GPU time, by the arbiter's clock.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "schema", schemars(rename = "AllocationCompute"))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "AllocationCompute")]
 #[serde(default)]
 pub struct Compute {
     /// `solo`, `open`, `yield` or `closed`.

@@ -1,11 +1,11 @@
 //! A GPU as `tessera status -o json` has it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A GPU or MIG instance.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "schema", schemars(rename = "StatusGpu"))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "StatusGpu")]
 #[serde(default)]
 pub struct Gpu {
     /// As NVML prints it.
@@ -69,8 +69,7 @@ pub struct Gpu {
 }
 
 /// The unit that kubelet hands out.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Replica {
     /// `<UUID>::<n>`.

@@ -11,11 +11,11 @@ pub use allocation::{Allocation, Claim, Compute, Holder, Process, Quota, Use};
 pub use gpu::{Gpu, Replica};
 pub use words::Behind;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// An explanation by one node.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Explanation {
     /// [`crate::API_VERSION`].
@@ -37,8 +37,7 @@ pub struct Explanation {
 }
 
 /// One generation of an allocation.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Story {
     /// The allocation's id.
@@ -72,8 +71,7 @@ pub struct Story {
 }
 
 /// Why an allocation lies where it does.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Placement {
     /// Replicas that were preferred; empty where kubelet did not ask.
@@ -89,8 +87,7 @@ pub struct Placement {
 }
 
 /// How one of its GPUs stands now.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Stand {
     /// The GPU.
@@ -118,8 +115,7 @@ pub struct Stand {
 }
 
 /// What an allocation is held to on one GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Limit {
     /// The GPU.
@@ -145,8 +141,7 @@ pub struct Limit {
 }
 
 /// How an allocation is held to its limits.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Enforcement {
     /// `container.device_list_strategy`.
@@ -166,8 +161,7 @@ pub struct Enforcement {
 }
 
 /// What was refused, delayed or wrong: lines of one kind together.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Incident {
     /// The kind, as in the audit trail.
@@ -187,8 +181,7 @@ pub struct Incident {
 }
 
 /// A line of the audit trail.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TrailLine {
     /// When.
@@ -218,8 +211,7 @@ pub struct TrailLine {
 }
 
 /// A GPU, and what happened on it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct GpuStory {
     /// As `status -o json` has it.
@@ -231,8 +223,7 @@ pub struct GpuStory {
 }
 
 /// Explanations by the nodes that know the subject.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Explanations {
     /// [`crate::API_VERSION`].
@@ -242,8 +233,7 @@ pub struct Explanations {
 }
 
 /// What one of several nodes says.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct OnNode {
     /// The node.

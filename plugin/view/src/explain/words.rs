@@ -1,5 +1,6 @@
 //! Sentences of an explanation that name others, made of the fields that stand apart.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tessera_model::time_format;
 
@@ -12,8 +13,7 @@ pub(crate) const OPERATOR: &str = "an operator";
 const PARTS: [&str; 5] = ["kubelet", "configuration", "plugin", "driver", "container"];
 
 /// An allocation that had what another waited for.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Behind {
     /// Its id; empty where the reader may not see it.

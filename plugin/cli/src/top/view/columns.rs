@@ -1,7 +1,7 @@
 //! A line for each allocation and GPU, in as many columns as there is width for.
 
-use ratatui::style::Style;
-use ratatui::text::{Line, Span};
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span};
 
 use super::{Page, Paint};
 use crate::top::model::{Model, Row};

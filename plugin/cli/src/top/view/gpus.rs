@@ -1,6 +1,6 @@
 //! A line for each GPU.
 
-use ratatui::text::{Line, Span};
+use ratatui_core::text::{Line, Span};
 use tessera_kubelet_api::admin::{Gpu, GpuState, Health};
 
 use super::{Page, Paint};
@@ -52,7 +52,7 @@ pub(super) fn draw(model: &Model, paint: Paint, page: &mut Page<'_>) {
     }
 }
 
-fn health(gpu: &Gpu, paint: Paint) -> (&'static str, ratatui::style::Style) {
+fn health(gpu: &Gpu, paint: Paint) -> (&'static str, ratatui_core::style::Style) {
     match (gpu.state(), gpu.health()) {
         _ if !gpu.cordon.is_empty() => ("cordoned", paint.warn()),
         // Held back for another reason than its health.
