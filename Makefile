@@ -5,43 +5,54 @@ SHELL := /bin/bash
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
 RELEASE := $(TARGET)/release
+DEBUG := $(TARGET)/debug
+SHIPPED := $(TARGET)/shipped
 CARGO := cargo
-# No test may touch the machine's own state: see tests/isolated.
-ISOLATED := --config "target.'cfg(unix)'.runner = '$(CURDIR)/tests/isolated'"
-# Everything that users or tests run as a file, but for the shim, which has its own link step.
-ARTEFACTS := -p tessera-cli -p simgpu -p simcuda -p simnvml -p tessera-tenant-program -p tessera-pipeline
+# Everything that users or tests run as a file.
+ARTEFACTS := -p tessera-cli -p simgpu -p simcuda -p simnvml -p tessera-tenant-program
 
-.PHONY: help build demo test soak test-loom python programs lint e2e bench figures clean
+.PHONY: help build plugin debug demo test soak shipped lint e2e bench figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-build: ## build the plugin, the shim and the simulated GPU into target/release
-	$(CARGO) build --release --locked $(ARTEFACTS)
-	@mkdir -p $(RELEASE)/sim
-	@# rename(2), so that a process that has the old file mapped keeps it
+# rename(2), so that a process that has the old file mapped keeps it
+define simulator
+	@mkdir -p $(1)/sim
 	@for file in libsimcuda.so:libcuda.so.1 libsimnvml.so:libnvidia-ml.so.1 simgpu-ctl:simgpu-ctl; do \
-	    cp $(RELEASE)/$${file%%:*} $(RELEASE)/sim/.new && mv $(RELEASE)/sim/.new $(RELEASE)/sim/$${file##*:}; \
+	    cp $(1)/$${file%%:*} $(1)/sim/.new && mv $(1)/sim/.new $(1)/sim/$${file##*:}; \
 	done
+endef
+
+build: ## build for users: the plugin, the shim and the simulated GPU into target/release
+	$(CARGO) build --release --locked $(ARTEFACTS) -p tessera-pipeline
+	$(call simulator,$(RELEASE))
 	shim/release $(RELEASE)
 
-demo: build ## share a simulated GPU among tenants and watch the quotas hold
-	$(RELEASE)/tessera demo
+plugin: debug ## build of these the plugin and the shim alone; target/shipped has them beside what tests need
+	$(CARGO) build --release --locked -p tessera-cli
+	shim/release $(RELEASE)
+	@mkdir -p $(SHIPPED)/sim
+	@ln -f $(RELEASE)/{tessera,libtessera.so} $(DEBUG)/tessera-tenant $(SHIPPED)
+	@ln -f $(DEBUG)/sim/* $(SHIPPED)/sim
 
-python: ## make the Python environment that the client tests use
-	tests/python/setup.sh
+debug: ## build the same, mostly unoptimised, into target/debug, for demo and tests; its shim is for this machine's glibc
+	@[ -e $(DEBUG)/tessera ] || echo "The first build compiles 360 crates: about three minutes on two cores."
+	$(CARGO) build --locked $(ARTEFACTS) -p tessera-shim
+	$(call simulator,$(DEBUG))
+	@cp $(DEBUG)/libtessera_shim.so $(DEBUG)/.libtessera.so && mv $(DEBUG)/.libtessera.so $(DEBUG)/libtessera.so
 
-programs: ## install what tests start and cannot bring along (root on Debian): Chromium, buildah
-	tests/install-programs.sh
-
-test-loom: ## check the lock-free accounting with loom
-	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release -p tessera-region --test loom
+demo: debug ## share a simulated GPU among tenants and watch the quotas hold
+	$(DEBUG)/tessera demo
 
 # The same inputs each time: a property that fails one input of many thousands would fail a change that has nothing to do
 # with it. `make soak` draws others, and far more.
 test: export PROPTEST_RNG_SEED ?= 1
-test: build python programs test-loom ## all tests that need neither root nor a GPU
-	TESSERA_ARTEFACTS=$(RELEASE) $(CARGO) test --locked --workspace --no-fail-fast $(ISOLATED)
+test: ## all tests that need neither root nor a GPU
+	tests/run
+
+shipped: plugin ## test what only the build for users has
+	TESSERA_ARTEFACTS=$(SHIPPED) tests/run -p tessera-suite-shipped
 
 soak: ## draw far more inputs for every property, other ones each time (ROUNDS, CASES: see tests/soak)
 	tests/soak $(ROUNDS) $(CASES)
@@ -53,12 +64,16 @@ lint: ## formatting, clippy, dependency rules, links and figures of the document
 	@# Assembly is checked by assembling, and its names by linking.
 	shim/release $(TARGET)/aarch64 aarch64-unknown-linux-gnu
 	tests/lint/links
+	tests/lint/budget
+	@# What `proto/generate` made is what the .proto files say.
+	sha256sum --check --quiet proto/generate/sha256
 	tests/bench/figures check
 
-e2e: build ## the whole on a real Kubernetes (root; see tests/e2e/README.md)
-	TESSERA_ARTEFACTS=$(RELEASE) tests/e2e/run
+e2e: plugin ## the whole on a real Kubernetes (root; see tests/e2e/README.md)
+	tests/e2e/run
 
-bench: build programs ## measure; prints a table and writes target/bench/summary.json
+bench: build ## measure; prints a table and writes target/bench/summary.json
+	tests/setup
 	$(CARGO) build --release --locked -p tessera-bench -p tessera-suite-page --bins
 	TESSERA_ARTEFACTS=$(RELEASE) $(RELEASE)/tessera-bench --out $(TARGET)/bench/summary.json
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use crate::stats::Sample;
@@ -11,8 +11,6 @@ use crate::world::World;
 
 /// Nodes, GPUs of each, tenants of each GPU.
 pub const FLEET: [u32; 3] = [200, 8, 10];
-/// EX_TEMPFAIL: something can't be had here.
-const NOT_HERE: i32 = 75;
 
 /// What was measured.
 #[derive(Debug)]
@@ -39,23 +37,21 @@ pub fn run(world: &World) -> anyhow::Result<Option<Figures>> {
         "no {}: cargo build --release -p tessera-suite-page --bins (make bench does)",
         server.display()
     );
-    let tools = server.with_file_name("page-tools");
-    let setup = Command::new(suite.join("setup.sh")).arg(&tools).output()?;
-    let said = String::from_utf8_lossy(&setup.stderr);
-    match setup.status.code() {
-        Some(0) => {}
-        Some(NOT_HERE) => {
-            eprintln!("not measured: the console; {}", said.trim());
+    let mut things = Vec::new();
+    for thing in ["page-tools", "chromium"] {
+        let setup = Command::new(suite.join("../../setup")).arg(thing).output()?;
+        if !setup.status.success() {
+            eprint!("not measured: the console; {}", String::from_utf8_lossy(&setup.stderr));
             return Ok(None);
         }
-        _ => bail!("{}: {said}", suite.join("setup.sh").display()),
+        things.push(String::from_utf8(setup.stdout)?.trim().to_owned());
     }
-    let out = Command::new(tools.join("bin/python"))
+    let out = Command::new(Path::new(&things[0]).join("bin/python"))
         .arg("-B")
         .arg(suite.join("checks/bench.py"))
         .args(FLEET.map(|n| n.to_string()))
         .env("PAGE_SERVER", &server)
-        .env("CHROMIUM", String::from_utf8_lossy(&setup.stdout).trim())
+        .env("CHROMIUM", &things[1])
         .output()?;
     ensure!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let said: Value = serde_json::from_slice(&out.stdout).context("what bench.py printed")?;

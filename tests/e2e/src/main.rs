@@ -40,7 +40,7 @@ run [--list] [--keep] [--shuffle] [NAME...]
   --shuffle  run the cases in another order each time; TESSERA_E2E_SEED repeats one
 
 KUBECONFIG          the cluster; unset: one is started with ../shared/cluster
-TESSERA_ARTEFACTS   what `make build` made [target/release]";
+TESSERA_ARTEFACTS   the programs under test [target/shipped, by `make plugin`]";
 
 struct Options {
     names: Vec<String>,
@@ -91,10 +91,9 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Options> {
 /// Whether every case passed.
 fn run(options: &Options) -> Result<bool> {
     let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
-    let artefacts = env::var_os("TESSERA_ARTEFACTS")
-        .map_or_else(|| repo.join("target/release"), PathBuf::from)
-        .canonicalize()
-        .context("TESSERA_ARTEFACTS: run `make build` first")?;
+    let artefacts = env::var_os("TESSERA_ARTEFACTS").context("start tests/e2e/run")?;
+    let artefacts =
+        PathBuf::from(artefacts).canonicalize().context("TESSERA_ARTEFACTS: run `make e2e`")?;
     wait::catch_interrupts()?;
     let cluster = Cluster::find_or_start(&repo)?;
     let outcome = on(&cluster, &repo, &artefacts, options);

@@ -16,10 +16,7 @@ use tessera_region::layout::{
 use tessera_region::quota::{Policy, QuotaWriter};
 use tessera_region::session::{MESSAGE_BYTES, Message};
 
-use crate::Pages;
-
-/// For what happens at once; a hang is what it is there for.
-const PATIENCE: Duration = Duration::from_secs(10);
+use crate::{PATIENCE, Pages};
 
 /// Something that a tenant's process did on `gate.sock`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// The files that `make build` leaves behind, checked to exist.
+/// The files that `make debug` leaves behind, checked to exist.
 #[derive(Clone, Debug)]
 pub struct Artefacts {
     dir: PathBuf,
@@ -55,23 +55,23 @@ impl Artefacts {
         let path = self.dir.join(name);
         assert!(
             path.exists(),
-            "{} does not exist: run `make build`, or set TESSERA_ARTEFACTS to where it was built",
+            "{} does not exist: run `make debug`, or set TESSERA_ARTEFACTS to where it was built",
             path.display()
         );
         path
     }
 }
 
-/// The artefacts that the environment names (`TESSERA_ARTEFACTS`), else `target/release`.
+/// The artefacts that the environment names (`TESSERA_ARTEFACTS`), else `target/debug`.
 pub fn artefacts() -> Artefacts {
     let dir = match std::env::var_os("TESSERA_ARTEFACTS") {
         Some(dir) => PathBuf::from(dir),
-        None => workspace().join("target/release"),
+        None => workspace().join("target/debug"),
     };
     // A relative path would change its meaning in children that run elsewhere.
     let dir = dir.canonicalize().unwrap_or_else(|e| {
         panic!(
-            "no artefacts at {} ({e}): run `make build`, or set TESSERA_ARTEFACTS",
+            "no artefacts at {} ({e}): run `make debug`, or set TESSERA_ARTEFACTS",
             dir.display()
         )
     });

@@ -13,10 +13,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::{Pages, SimGpu, artefacts, workspace};
-
-/// Generous, because a loaded two-core machine is slow; a hang is what it is there for.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(180);
+use crate::{PATIENCE, Pages, SimGpu, artefacts, workspace};
 
 /// A program to run with the shim preloaded, in an environment that holds nothing else.
 ///
@@ -45,7 +42,7 @@ impl Preloaded {
             args: Vec::new(),
             envs: Vec::new(),
             shim: None,
-            timeout: DEFAULT_TIMEOUT,
+            timeout: PATIENCE,
             dir: None,
             container: None,
         }

@@ -20,29 +20,38 @@ pub fn may_skip() -> bool {
     std::env::var_os("CI").is_none_or(|ci| ci.is_empty() || ci == "false")
 }
 
-/// A directory with NVIDIA's own `libcuda.so.1` and `libnvidia-ml.so.1` from Debian's non-free
-/// archive, fetched once. The error says why it can't be had.
+/// Where `tests/setup` has put a thing. The error says that it isn't there.
+///
+/// # Panics
+/// `tests/setup` knows nothing of this name, or failed otherwise.
+pub fn fetched(thing: &str) -> Result<PathBuf, String> {
+    let setup = Command::new(workspace().join("tests/setup"))
+        .arg(thing)
+        .env("CARGO_TARGET_DIR", target_dir())
+        .output()
+        .map_err(|e| format!("tests/setup: {e}"))?;
+    let said = String::from_utf8_lossy(&setup.stderr).trim().to_owned();
+    match setup.status.code() {
+        Some(0) => Ok(PathBuf::from(String::from_utf8_lossy(&setup.stdout).trim())),
+        Some(75) => Err(said),
+        _ => panic!("tests/setup {thing} failed ({}): {said}", setup.status),
+    }
+}
+
+/// A directory with NVIDIA's own `libcuda.so.1` and `libnvidia-ml.so.1`, from Debian's non-free archive. The error says
+/// why it can't be had.
 pub fn real_driver() -> Result<PathBuf, String> {
-    let dir = target_dir().join("real-libcuda");
-    fetch("fetch-libcuda.sh", &[dir.as_os_str()])?;
-    Ok(dir.join("lib"))
+    fetched("libcuda").map(|root| root.join("usr/lib/x86_64-linux-gnu/nvidia/current"))
 }
 
-/// A directory into which these packages of a Debian suite are unpacked, fetched once and not
-/// installed. The error says why it can't be had.
-pub fn packages(suite: &str, packages: &[&str]) -> Result<PathBuf, String> {
-    let dir = target_dir().join("debian").join(format!("{suite}-{}", packages.join("-")));
-    let mut arguments = vec![dir.as_os_str(), OsStr::new(suite), OsStr::new("main")];
-    arguments.extend(packages.iter().map(OsStr::new));
-    fetch("fetch-packages.sh", &arguments)?;
-    Ok(dir)
+/// A program: the installed one, else that of the thing of its name. The error says why it can't be had.
+pub fn program(name: &str, thing: &str) -> Result<PathBuf, String> {
+    on_path(name).map_or_else(|| fetched(thing).map(|root| root.join("usr/bin").join(name)), Ok)
 }
 
-/// A program: the installed one, else that of these Debian packages, which are unpacked and not installed. The
-/// error says why it can't be had.
-pub fn program(name: &str, suite: &str, names: &[&str]) -> Result<PathBuf, String> {
-    let unpacked = || packages(suite, names).map(|dir| dir.join("usr/bin").join(name));
-    on_path(name).map_or_else(unpacked, Ok)
+/// The Python of an environment that `tests/setup` makes. The error says why it can't be had.
+pub fn python_of(thing: &str) -> Result<PathBuf, String> {
+    fetched(thing).map(|root| root.join("bin/python"))
 }
 
 /// An installed program.
@@ -50,22 +59,6 @@ pub fn program(name: &str, suite: &str, names: &[&str]) -> Result<PathBuf, Strin
 pub fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file())
-}
-
-/// The Python with what the checks of `deploy/` need: Helm's engine, hadolint, an evaluator of CEL. Fetched
-/// once. The error says why it can't be had.
-pub fn deploy_tools() -> Result<PathBuf, String> {
-    let dir = target_dir().join("deploy-tools");
-    fetch("deploy/setup.sh", &[dir.as_os_str()])?;
-    Ok(dir.join("bin/python"))
-}
-
-/// The Python with what the page's tests need, fetched once, and the path of the installed Chromium. The error says why
-/// they can't be had.
-pub fn page_tools() -> Result<(PathBuf, String), String> {
-    let dir = target_dir().join("page-tools");
-    let chromium = fetch("suites/page/setup.sh", &[dir.as_os_str()])?;
-    Ok((dir.join("bin/python"), chromium))
 }
 
 /// Runs one of the checks of a Python script, which prints "done" at its end.
@@ -84,36 +77,9 @@ pub fn check(python: &Path, script: &str, name: &str, environment: &[(&str, &OsS
     assert!(out.status.success() && said.contains("done"), "{said}");
 }
 
-/// Runs a script of this directory that exits with 75 (EX_TEMPFAIL) where something can't be had; what it
-/// prints.
-fn fetch(script: &str, arguments: &[&OsStr]) -> Result<String, String> {
-    let name = format!("tests/{script}");
-    let fetch = Command::new(workspace().join(&name))
-        .args(arguments)
-        .output()
-        .map_err(|e| format!("{name}: {e}"))?;
-    let said = String::from_utf8_lossy(&fetch.stderr).trim().to_owned();
-    match fetch.status.code() {
-        Some(0) => Ok(String::from_utf8_lossy(&fetch.stdout).trim().to_owned()),
-        Some(75) => Err(said),
-        _ => panic!("{name} failed ({}): {said}", fetch.status),
-    }
-}
-
-/// The Python of the environment that `tests/python/setup.sh` makes.
-pub fn python() -> Result<PathBuf, String> {
-    let python = workspace().join(".venv/bin/python");
-    if python.exists() && workspace().join(".venv/.requirements").exists() {
-        Ok(python)
-    } else {
-        Err("no .venv: run tests/python/setup.sh (make test does)".to_owned())
-    }
-}
-
 /// The include directories of the CUDA and NVML headers in that environment.
 pub fn headers() -> Result<Vec<PathBuf>, String> {
-    python()?;
-    let lib = workspace().join(".venv/lib");
+    let lib = fetched("clients")?.join("lib");
     let mut found = Vec::new();
     for python in std::fs::read_dir(&lib).map_err(|e| format!("{}: {e}", lib.display()))? {
         let nvidia = python.map_err(|e| e.to_string())?.path().join("site-packages/nvidia");
@@ -126,9 +92,5 @@ pub fn headers() -> Result<Vec<PathBuf>, String> {
         }
     }
     found.sort();
-    if found.is_empty() {
-        Err("no headers in .venv: run tests/python/setup.sh".into())
-    } else {
-        Ok(found)
-    }
+    if found.is_empty() { Err("no headers among the clients".into()) } else { Ok(found) }
 }

@@ -12,11 +12,11 @@ pub struct ForeignLibc {
 }
 
 impl ForeignLibc {
-    /// musl as a Debian suite has it. The error says why it can't be had.
-    pub fn musl(suite: &str) -> Result<Self, String> {
+    /// musl, as the thing of this name (`tests/setup`) has it. The error says why it can't be had.
+    pub fn musl(thing: &str) -> Result<Self, String> {
         // Headers and start files of another version serve; what counts is what runs.
-        let development = external::packages("bookworm", &["musl-dev"])?;
-        let root = external::packages(suite, &["musl"])?;
+        let development = external::fetched("musl-dev")?;
+        let root = external::fetched(thing)?;
         let library = ["lib", "usr/lib"]
             .map(|lib| root.join(lib).join("x86_64-linux-musl/libc.so"))
             .into_iter()
@@ -45,9 +45,9 @@ impl ForeignLibc {
         Ok(Self { flags: vec![format!("-specs={}", path.display())] })
     }
 
-    /// glibc as a Debian suite has it. The error says why it can't be had.
-    pub fn glibc(suite: &str) -> Result<Self, String> {
-        let root = external::packages(suite, &["libc6", "libc6-dev", "linux-libc-dev"])?;
+    /// A glibc from before 2.34. The error says why it can't be had.
+    pub fn old_glibc() -> Result<Self, String> {
+        let root = external::fetched("old-glibc")?;
         let lib = root.join("lib/x86_64-linux-gnu");
         let loader = root.join("lib64/ld-linux-x86-64.so.2");
         if !loader.is_file() {

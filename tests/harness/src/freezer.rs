@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The kernel freezes within milliseconds.
-const PATIENCE: Duration = Duration::from_secs(180);
+use crate::PATIENCE;
 
 /// A control group with one process in it. Dropping it thaws the process and puts it back.
 #[derive(Debug)]

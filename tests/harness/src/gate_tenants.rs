@@ -20,8 +20,7 @@ use tessera_region::quota::{GpuQuota, Policy, QuotaReader, QuotaSpec, QuotaWrite
 use tessera_region::session::Message;
 use tessera_region::{quota, usage};
 
-/// Bound of every wait; nothing here takes that long.
-const LIMIT: Duration = Duration::from_secs(180);
+use crate::PATIENCE;
 
 /// States in which a gate lets work through.
 pub const OPEN: [u32; 3] = [GATE_SOLO, GATE_OPEN, GATE_YIELD];
@@ -39,7 +38,7 @@ pub fn arbiter() -> Arbiter {
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
-        assert!(begin.elapsed() < LIMIT, "{what}");
+        assert!(begin.elapsed() < PATIENCE, "{what}");
         std::thread::sleep(Duration::from_micros(200));
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! A test reads like this:
 //!
-//! ```no_run
+//! ```ignore
 //! use tessera_harness::{Pages, Preloaded, SimGpu, compile_c};
 //!
 //! let sim = SimGpu::start_default();
@@ -29,6 +29,7 @@ mod artefacts;
 mod child;
 mod compile;
 mod conversation;
+pub mod corpus;
 pub mod external;
 pub mod foreign;
 pub mod freezer;
@@ -66,6 +67,8 @@ pub use random::Random;
 pub use settles::settles;
 pub use simgpu::{SimGpu, Worked};
 
+/// How long a test waits for what must come, also on a machine that is busy with others; what never comes fails then.
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(180);
 /// Bytes of a mebibyte, the unit that most suites count in.
 pub const MIB: u64 = 1 << 20;
 /// Bytes of a gibibyte.

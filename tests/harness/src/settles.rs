@@ -3,11 +3,10 @@
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use crate::PATIENCE;
+
 /// Looks per judgement.
 const LOOKS: usize = 8;
-/// How long a machine may be busy before that is all that can be said of it.
-const BUSY: Duration = Duration::from_secs(180);
-
 /// Asserts that one of several looks lies within `expected`. A second in which this machine's CPUs were
 /// elsewhere says nothing of what is tested, and does not count as one of them; what is wrong stays wrong.
 /// How exact shares are, the benches measure.
@@ -19,7 +18,7 @@ const BUSY: Duration = Duration::from_secs(180);
 pub fn settles(what: &str, expected: &RangeInclusive<u64>, mut look: impl FnMut() -> u64) -> u64 {
     let mut seen = Vec::with_capacity(LOOKS);
     let (begin, mut judged) = (Instant::now(), 0);
-    while judged < LOOKS && begin.elapsed() < BUSY {
+    while judged < LOOKS && begin.elapsed() < PATIENCE {
         let (began, waited) = (Instant::now(), waited_for_cpus());
         let found = look();
         if expected.contains(&found) {

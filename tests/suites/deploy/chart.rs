@@ -10,7 +10,7 @@ use tessera_harness::{artefacts, external};
 pub(crate) fn check(name: &str, tools: &[(&str, PathBuf)]) {
     // Tests of one process would wait for each other's installation one by one.
     static PYTHON: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let python = match PYTHON.get_or_init(external::deploy_tools) {
+    let python = match PYTHON.get_or_init(|| external::python_of("deploy-tools")) {
         Ok(python) => python,
         Err(reason) => return external::skip(name, reason),
     };
@@ -86,7 +86,7 @@ checks! {
 
 /// Prometheus' judge of rules: the installed one, else Debian's.
 fn with_promtool(name: &str) {
-    match external::program("promtool", "bookworm", &["prometheus"]) {
+    match external::program("promtool", "prometheus") {
         Ok(promtool) => check(name, &[("PROMTOOL", promtool)]),
         Err(reason) => external::skip(name, &reason),
     }

@@ -12,8 +12,7 @@ fn buildah() -> Result<PathBuf, String> {
     if !geteuid().is_root() {
         return Err("buildah makes images as root only in this test".to_owned());
     }
-    let missing = "no buildah: run tests/install-programs.sh as root (make test does)";
-    external::on_path("buildah").ok_or_else(|| missing.to_owned())
+    external::fetched("buildah")
 }
 
 #[test]

@@ -9,10 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tessera_harness::{GIB, artefacts, external, workspace};
-
-/// For what happens soon; a hang is what it is there for.
-const PATIENCE: Duration = Duration::from_secs(60);
+use tessera_harness::{GIB, PATIENCE, artefacts, external, workspace};
 
 fn temporary() -> TempDir {
     tempfile::tempdir().expect("a writable temporary directory")
@@ -411,7 +408,7 @@ fn recipes(host: &str) -> Vec<String> {
 #[test]
 fn recipes_of_the_api_run_as_they_are_written() {
     let name = "recipes_of_the_api_run_as_they_are_written";
-    let jq = match external::program("jq", "bookworm", &["jq", "libjq1", "libonig5"]) {
+    let jq = match external::program("jq", "jq") {
         Ok(jq) => jq,
         Err(reason) => return external::skip(name, &reason),
     };

@@ -147,7 +147,7 @@ fn a_python_client_steers_as_the_documentation_says() {
     let body = text.split_once("\"\"\"\n\n").map(|(_, body)| body);
     assert_eq!(shown, body, "the documentation shows tests/python/admin_client.py");
 
-    let python = match external::python() {
+    let python = match external::python_of("clients") {
         Ok(python) => python,
         Err(reason) => return external::skip("admin_client.py", &reason),
     };

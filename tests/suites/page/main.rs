@@ -8,14 +8,15 @@ use tessera_harness::external;
 
 fn check(name: &str) {
     // Tests of one process would wait for each other's installation one by one.
-    static TOOLS: OnceLock<Result<(PathBuf, String), String>> = OnceLock::new();
-    let (python, chromium) = match TOOLS.get_or_init(external::page_tools) {
+    static TOOLS: OnceLock<Result<(PathBuf, PathBuf), String>> = OnceLock::new();
+    let tools = || Ok((external::python_of("page-tools")?, external::fetched("chromium")?));
+    let (python, chromium) = match TOOLS.get_or_init(tools) {
         Ok(tools) => tools,
         Err(reason) => return external::skip(name, reason),
     };
     let environment = [
         ("PAGE_SERVER", OsStr::new(env!("CARGO_BIN_EXE_tessera-page-server"))),
-        ("CHROMIUM", OsStr::new(chromium)),
+        ("CHROMIUM", chromium.as_os_str()),
     ];
     external::check(python, "tests/suites/page/checks/run.py", name, &environment);
 }

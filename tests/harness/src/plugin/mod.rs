@@ -13,9 +13,9 @@ pub use admin::{admin, target};
 pub use gpus::{FakeGpus, gpu, replica, uses};
 pub use mount::Mounted;
 pub use node::{SETTINGS, TestNode, id_of, pod};
-pub use process::{Simulated, program, stderr, tessera};
+pub use process::{Simulated, stderr, tessera};
 pub use tenant::{Tenant, connect, generation, limit, tenant_process};
-pub use wait::{HANGS, bounded, until};
+pub use wait::{bounded, until};
 
 /// The resource of the tests.
 pub const GPU: &str = "tessera.dev/gpu";

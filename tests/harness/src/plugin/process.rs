@@ -9,19 +9,9 @@ use tessera_fake_kubelet::Kubelet;
 use super::{GPU, bounded, until};
 use crate::{artefacts, own_paths};
 
-/// The program under test, built from the sources of this run with their debug assertions: the suite has it
-/// as a binary of its own.
-pub fn program() -> PathBuf {
-    // A test program is <target>/<profile>/deps/<name>-<hash>.
-    let exe = std::env::current_exe().expect("/proc is mounted");
-    let program = exe.ancestors().nth(2).expect("cargo built this test").join("tessera-under-test");
-    assert!(program.exists(), "{} is built with the suite that uses it", program.display());
-    program
-}
-
 /// A command of the program under test. What a plugin of this machine has left is not this test's.
 pub fn tessera() -> Command {
-    let mut command = Command::new(program());
+    let mut command = Command::new(artefacts().tessera());
     command.env("TESSERA_STATE_DIR", std::env::temp_dir().join("tessera-without-state"));
     command
 }
@@ -98,7 +88,7 @@ impl Simulated {
         };
         let config = format!("[share]\n{share}\n[gpus]\n{context}{gpus}\n{paths}{metrics}{api}");
         std::fs::write(dir.path().join("config.toml"), config).unwrap();
-        let program = program();
+        let program = artefacts().tessera();
         Self { dir, kubelet, plugin: None, program, envs: Vec::new(), machine }
     }
 

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-/// What takes longer hangs, however busy the machine is.
-pub const HANGS: Duration = Duration::from_secs(180);
+use crate::PATIENCE;
 
 /// Fails the test if `future` hangs.
 pub async fn bounded<F: Future>(future: F) -> F::Output {
-    tokio::time::timeout(HANGS, future).await.expect("it hangs")
+    tokio::time::timeout(PATIENCE, future).await.expect("it hangs")
 }
 
 /// Looks again and again until `look` finds something.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tessera_harness::artefacts;
 use tessera_harness::plugin::*;
 use tessera_region::abi;
 use tessera_region::quota::abi_in;
@@ -155,7 +156,7 @@ async fn an_upgrade_to_another_page_version_leaves_running_and_restarting_contai
 
     // Yesterday's plugin does not speak today's version: it leaves those pages as they are.
     node.terminate().await;
-    node.program = program();
+    node.program = artefacts().tessera();
     node.serve().await;
     assert_eq!(abi_in(&pages(&new.device_ids)), Some(own + 1));
     let status = node.json();

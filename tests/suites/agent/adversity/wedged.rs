@@ -11,7 +11,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
-use tessera_harness::plugin::{GPU, Simulated, bounded, program, stderr, tessera, until};
+use tessera_harness::artefacts;
+use tessera_harness::plugin::{GPU, Simulated, bounded, stderr, tessera, until};
 
 /// What a process may take of memory, in all: a few times what the largest file needs.
 const MEMORY: &str = "1500000";
@@ -60,7 +61,7 @@ async fn ended(command: &Command) -> Output {
     }
     let child = limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = child.spawn().unwrap();
-    let outcome = tokio::time::timeout(tessera_harness::plugin::HANGS, async {
+    let outcome = tokio::time::timeout(tessera_harness::PATIENCE, async {
         while child.try_wait().unwrap().is_none() {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
@@ -130,7 +131,7 @@ async fn a_file_given_to_check_or_plan_is_bounded_wherever_it_comes_from() {
     // Standard input may be without end.
     let script = format!("ulimit -v {MEMORY}; exec \"$0\" config check - < /dev/zero");
     let mut command = Command::new("sh");
-    command.args(["-c", &script]).arg(program());
+    command.args(["-c", &script]).arg(artefacts().tessera());
     let output = ended(&command).await;
     assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
     assert!(stderr(&output).contains("larger than"), "{}", stderr(&output));

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tessera_harness::PATIENCE;
 use tessera_harness::plugin::*;
 use tessera_kubelet_api::admin::{
     AllocationState, ComputePolicy, CordonRequest, Health, QuotaResponse, ResetQuotaRequest,
@@ -343,7 +344,7 @@ async fn quotas_that_race_with_allocate_never_oversell() {
         assert!(sold + free <= 40 * GIB, "{} and {} free of 40 GiB", sold / GIB, free / GIB);
     };
     while !is_enough() {
-        assert!(begun.elapsed() < HANGS, "{:?}", counts());
+        assert!(begun.elapsed() < PATIENCE, "{:?}", counts());
         assert_fits(&node.status().await);
         looks += 1;
     }

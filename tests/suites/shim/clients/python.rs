@@ -20,7 +20,7 @@ fn client_on(
     limit: Option<u64>,
     envs: &[(&str, &str)],
 ) {
-    let python = match external::python() {
+    let python = match external::python_of("clients") {
         Ok(python) => python,
         Err(reason) => return external::skip(script, &reason),
     };
@@ -66,7 +66,7 @@ fn cuda_bindings_is_held_to_its_quota() {
 
 /// A client under a gate that opens and closes, as beside a busy neighbour.
 fn gated_client(script: &str) {
-    let python = match external::python() {
+    let python = match external::python_of("clients") {
         Ok(python) => python,
         Err(reason) => return external::skip(script, &reason),
     };

@@ -86,6 +86,7 @@ fn processes_killed_at_any_time_leave_no_gate_behind_them() {
         let mut victim = stage.tenant();
         arbiter.open();
         victim.send("churn 8 1000");
+        arbiter.await_hello(victim.pid());
         std::thread::sleep(Duration::from_millis(3 + 5 * round));
         arbiter.shut();
         std::thread::sleep(Duration::from_micros(300 * round));

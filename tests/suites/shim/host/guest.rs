@@ -50,7 +50,7 @@ fn a_process_that_never_uses_cuda_notices_nothing() {
 
 #[test]
 fn python_runs_unharmed() {
-    let python = match external::python() {
+    let python = match external::python_of("clients") {
         Ok(python) => python,
         Err(reason) => return external::skip("Python under the shim", &reason),
     };

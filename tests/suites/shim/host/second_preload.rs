@@ -1,6 +1,6 @@
 //! Other libraries preloaded beside the shim, before and after it: allocators, and hooks of `dlsym`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use tessera_harness::{
@@ -48,24 +48,14 @@ fn serves_with(other: &Path) {
     }
 }
 
-fn allocator(package: &str, library: &str) -> Result<PathBuf, String> {
-    let root = external::packages("bookworm", &[package])?;
-    let lib = root.join("usr/lib/x86_64-linux-gnu");
-    let found = lib.join(library);
-    if found.exists() { Ok(found) } else { Err(format!("no {library} in {package}")) }
-}
-
 #[test]
 fn allocators_of_others_serve_before_and_behind_the_shim() {
-    for (package, library) in [
-        ("libjemalloc2", "libjemalloc.so.2"),
-        ("libmimalloc2.0", "libmimalloc.so.2.0"),
-        ("libtcmalloc-minimal4", "libtcmalloc_minimal.so.4"),
-    ] {
-        match allocator(package, library) {
-            Ok(library) => serves_with(&library),
-            Err(reason) => return external::skip("preloaded allocators", &reason),
-        }
+    let root = match external::fetched("allocators") {
+        Ok(root) => root.join("usr/lib/x86_64-linux-gnu"),
+        Err(reason) => return external::skip("preloaded allocators", &reason),
+    };
+    for library in ["libjemalloc.so.2", "libmimalloc.so.2.0", "libtcmalloc_minimal.so.4"] {
+        serves_with(&root.join(library));
     }
 }
 

@@ -19,9 +19,10 @@ use tessera_store::{Filter, Ledger};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::plugin::*;
+use tessera_harness::PATIENCE;
 use tessera_harness::exposition::{Exposition, Format};
 use tessera_harness::metrics::OPEN;
-use tessera_harness::plugin::{GPU, HANGS, bounded, pod};
+use tessera_harness::plugin::{GPU, bounded, pod};
 
 /// How long they race each time, and lines of the trail at which they stop: it keeps 4096.
 const RACE: Duration = Duration::from_secs(2);
@@ -139,7 +140,7 @@ async fn rest(race: &Race, times: u64) {
         if lines > LINES * times || begin.elapsed() > RACE && done > 20 * times {
             return;
         }
-        assert!(begin.elapsed() < HANGS, "{done} changes, {lines} lines");
+        assert!(begin.elapsed() < PATIENCE, "{done} changes, {lines} lines");
     }
 }
 
@@ -336,7 +337,7 @@ fn assert_pages(plugin: &Plugin) -> Value {
         if ids(&status) == ids(&plugin.node.json()) {
             break (status, pages);
         }
-        assert!(begin.elapsed() < HANGS);
+        assert!(begin.elapsed() < PATIENCE);
     };
     let mut sold: BTreeMap<&str, u64> = BTreeMap::new();
     for one in status["allocations"].as_array().unwrap() {

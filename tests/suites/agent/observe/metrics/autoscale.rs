@@ -178,8 +178,8 @@ fn is_rate_of(rate: f64, samples: &[(f64, f64)]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn autoscalers_see_what_the_plugin_did() {
-    let program = match external::packages("bookworm", &["prometheus"]) {
-        Ok(root) => root.join("usr/bin/prometheus"),
+    let program = match external::program("prometheus", "prometheus") {
+        Ok(program) => program,
         Err(reason) => return external::skip("autoscalers_see_what_the_plugin_did", &reason),
     };
     // Three pods on one GPU: two that contend for it, and one that does nothing.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tessera_agent::kubernetes::{Server, Timing};
 use tessera_model::audit::{Event, What};
 
+use tessera_harness::PATIENCE;
 use tessera_harness::plugin::*;
 
 /// What the server does with a request.
@@ -55,7 +56,7 @@ impl Api {
     fn timing(&self) -> Timing {
         Timing {
             // Of a server that answers, however long that takes here; see [`Api::hurried`].
-            limit: HANGS,
+            limit: PATIENCE,
             pace: Duration::from_millis(1),
             pause: [Duration::from_millis(20), Duration::from_millis(200)],
             forbidden: Duration::from_millis(500),
@@ -63,9 +64,9 @@ impl Api {
         }
     }
 
-    /// With little patience, for a server that does not answer.
+    /// With little patience, for a server that does not answer; enough for one that does, on a busy machine.
     fn hurried(&self) -> Timing {
-        Timing { limit: Duration::from_millis(200), ..self.timing() }
+        Timing { limit: Duration::from_secs(2), ..self.timing() }
     }
 
     fn asked(&self) -> Vec<(String, Value)> {

@@ -262,5 +262,8 @@ async fn a_ruined_usage_page_is_in_the_audit_trail() {
     node.status_until(tamperings).await;
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
     let events = trail(&mut node).await;
-    assert_eq!(tampered(&events), ["usage page"], "once, however often");
+    // The first at once; what a later look found, counted, when the plugin ends.
+    let tampered = tampered(&events);
+    assert!(matches!(tampered.len(), 1 | 2), "{tampered:?}, however often");
+    assert!(tampered.iter().all(|what| what == "usage page"), "{tampered:?}");
 }
