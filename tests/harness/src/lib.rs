@@ -40,6 +40,7 @@ mod random;
 pub mod routing;
 mod settles;
 mod simgpu;
+mod stop;
 
 #[cfg(feature = "plugin")]
 pub mod exposition;
@@ -66,6 +67,7 @@ pub use pages::Pages;
 pub use random::Random;
 pub use settles::settles;
 pub use simgpu::{SimGpu, Worked};
+pub use stop::stop;
 
 /// How long a test waits for what must come, also on a machine that is busy with others; what never comes fails then.
 pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(180);

@@ -15,7 +15,7 @@ use tessera_region::layout::{GATE_CLOSED, gate_epoch, gate_state};
 use tessera_region::quota::QuotaWriter;
 use tessera_region::session::Message;
 
-use tessera_harness::gate_tenants::{Peer, until, work};
+use tessera_harness::gate_tenants::{Peer, work};
 
 const DIRS: &str = "ARBITER_TEST_DIRS";
 const ROLE: &str = "ARBITER_TEST_ROLE";
@@ -44,16 +44,8 @@ impl Process {
         kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), signal).unwrap();
     }
 
-    /// Stops it, and waits until it has: on another CPU it goes on for a moment, in which it may still
-    /// drain and want.
     pub fn stop(&self) {
-        self.signal(Signal::SIGSTOP);
-        let stat = format!("/proc/{}/stat", self.0.id());
-        until("it has stopped", || {
-            let stat = std::fs::read_to_string(&stat).unwrap();
-            // The state follows the name, which is in parentheses.
-            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
-        });
+        tessera_harness::stop(self.0.id());
     }
 
     pub fn kill(mut self) {

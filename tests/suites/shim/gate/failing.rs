@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tessera_harness::freezer::Freezer;
 use tessera_harness::gate::{Stage, is_over};
-use tessera_harness::{Arbiter, Conversation, external};
+use tessera_harness::{Arbiter, Conversation, external, stop};
 
 /// Time for what must not happen to happen.
 const A_WHILE: Duration = Duration::from_millis(60);
@@ -108,7 +108,7 @@ fn a_stopped_process_drains_once_it_goes_on() {
     let mut tenant = stage.tenant();
     arbiter.open();
     tenant.must("do kernel 1 1000");
-    signal(&tenant, libc::SIGSTOP);
+    stop(tenant.pid());
     let epoch = arbiter.shut();
     std::thread::sleep(A_WHILE);
     assert!(!arbiter.has_drained(tenant.pid(), epoch));
