@@ -52,7 +52,7 @@ test: ## all tests that need neither root nor a GPU
 	tests/run
 
 shipped: plugin ## test what only the build for users has
-	TESSERA_ARTEFACTS=$(SHIPPED) tests/run -p tessera-suite-shipped
+	TESSERA_ARTEFACTS=$(SHIPPED) tests/run --shipped
 
 soak: ## draw far more inputs for every property, other ones each time (ROUNDS, CASES: see tests/soak)
 	tests/soak $(ROUNDS) $(CASES)
